@@ -1,0 +1,76 @@
+"""A packed batch of sequences: what the readers make and everything else consumes.
+
+No padding and no mask exist here: the readers drop what the mask excludes. Shapes: T tokens, S sequences, R runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields, replace
+
+import torch
+from torch import Tensor
+
+from offpol_diag import segments
+
+POLICIES = ("rollout", "old", "current")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Unmasked response tokens of S sequences, packed.
+
+    Attributes:
+        rollout: log π_rollout of the sampled token, [T] float64, nats.
+        old: log π_old, [T] float64, or None when the dump has no such column.
+        current: log π_θ, [T] float64, or None.
+        cu_seqlens: where each sequence starts, [S+1] int64. A sequence may be empty (all of it was masked).
+        cu_runs: where each contiguous run of unmasked tokens (a turn) starts, [R+1] int64; runs nest in sequences.
+        position: index of each token in its response as it was sampled, masked tokens counted, [T] int64.
+        key: a hash of the group (prompt) each sequence belongs to, [S] int64: the unit of the bootstrap.
+        advantages: [T] float64, or None.
+        rewards: [S] float64, or None.
+        token_ids: [T] int64, or None.
+        entropy: entropy of the sampled distribution at each token, [T] float64, nats, or None.
+        scalars: other per-sequence columns by name (sequence_id, group_id, step, policy_lag, host, …), host lists of
+            length S, None where null.
+        masked: tokens that the mask excluded, per sequence, [S] int64.
+    """
+
+    rollout: Tensor
+    cu_seqlens: Tensor
+    cu_runs: Tensor
+    position: Tensor
+    key: Tensor
+    masked: Tensor
+    old: Tensor | None = None
+    current: Tensor | None = None
+    advantages: Tensor | None = None
+    rewards: Tensor | None = None
+    token_ids: Tensor | None = None
+    entropy: Tensor | None = None
+    scalars: dict[str, list[object]] = field(default_factory=dict)
+
+    @property
+    def tokens(self) -> int:
+        """T."""
+        return self.rollout.numel()
+
+    @property
+    def sequences(self) -> int:
+        """S, empty ones included."""
+        return self.cu_seqlens.numel() - 1
+
+    @property
+    def lengths(self) -> Tensor:
+        """Unmasked tokens per sequence, [S] int64."""
+        return segments.lengths(self.cu_seqlens)
+
+    def policy(self, name: str) -> Tensor | None:
+        """The log-probs of one of `POLICIES`, [T] float64, or None when the dump lacks them."""
+        found: Tensor | None = getattr(self, name)
+        return found
+
+    def to(self, device: torch.device) -> Batch:
+        """The same batch on another device."""
+        moved = {f.name: value.to(device) for f in fields(self) if isinstance(value := getattr(self, f.name), Tensor)}
+        return replace(self, **moved)

@@ -1,0 +1,50 @@
+"""What can go wrong, as a tree.
+
+    OffpolError            one clear sentence, and a hint; the CLI prints both and exits with 2
+    ├── UsageError         arguments that cannot be meant (an unknown preset, a bound that is no number)
+    ├── DumpError          a dump that cannot be read, or whose values cannot be log-probs
+    ├── PresetError        a preset file with a slip in it
+    └── ResultError        a result file that is not ours, or of another format
+
+Anything else that is raised is a bug of ours and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+
+class OffpolError(Exception):
+    """An error the user can act on.
+
+    Args:
+        message: what is wrong and where (file, row group, row, column), one sentence.
+        hint: what to do about it.
+    """
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class UsageError(OffpolError):
+    """The arguments cannot be meant."""
+
+
+class DumpError(OffpolError):
+    """The dump cannot be read, or its values cannot be what they claim to be."""
+
+
+class PresetError(OffpolError):
+    """A preset file has a slip in it."""
+
+
+class ResultError(OffpolError):
+    """A result file cannot be read back."""
+
+
+def did_you_mean(word: str, known: list[str]) -> str:
+    """The known words nearest to `word`, as the end of a hint; empty when none is near."""
+    import difflib
+
+    near = difflib.get_close_matches(word, known, n=3, cutoff=0.6)
+    return f"did you mean {', '.join(near)}?" if near else ""

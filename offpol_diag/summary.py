@@ -1,0 +1,278 @@
+"""Every number of every report: plain floats with units, and the JSON of them (`format = 1`).
+
+A `Summary` is what all renderers, the recommendation and the gate read. Nothing below it is needed to draw a report
+again, and nothing above it computes a number.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from offpol_diag.errors import ResultError
+
+FORMAT = 1
+
+
+class Model(BaseModel):
+    """A part of the result; unknown keys are refused so that a typo cannot pass for a value."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+class Number(Model):
+    """One number with its uncertainty and its meaning; `value` is null when it cannot be known, and `unknown` says why."""
+
+    value: float | None = None
+    interval: tuple[float, float] | None = Field(None, description="95 % interval, bootstrap over groups of sequences")
+    unit: str = ""
+    over: str = Field("", description="what it is averaged over")
+    formula: str = ""
+    unknown: str | None = Field(None, description="why there is no value, e.g. 'missing column current_log_probs'")
+    note: str | None = Field(None, description="a caution that belongs to this number, e.g. an unreliable heavy tail")
+    log10: float | None = Field(None, description="log10 of the value, where the value itself overflows")
+    clamped: float | None = Field(None, description="share of terms on which the safety bound acted")
+
+
+Numbers = dict[str, Number]
+
+
+class Skipped(Model):
+    """Rows left out because of --on-bad-row skip."""
+
+    count: int = 0
+    examples: list[str] = []
+
+
+class DumpFacts(Model):
+    """What was read."""
+
+    files: list[str]
+    rows: int
+    sequences: int = Field(description="rows with at least one unmasked token")
+    tokens: int = Field(description="unmasked tokens")
+    masked_tokens: int
+    groups: int = Field(description="distinct groups (prompts): the units of the bootstrap")
+    groups_exact: bool = True
+    mean_length: float
+    max_length: int
+    columns: dict[str, str] = Field(description="our name → the column it was read from")
+    provenance: dict[str, object] = {}
+    skipped: Skipped = Skipped()
+    notes: list[str] = Field([], description="loud warnings about the data")
+
+
+class Rule(Model):
+    """One rejection rule of a preset, as declared."""
+
+    statistic: str
+    over: str
+    lower: float | None = None
+    upper: float | None = None
+    advantage: str = "any"
+
+
+class PresetResult(Model):
+    """One preset on this dump."""
+
+    summary: str
+    policy: str
+    method: str = Field(description="weight, rejection and veto in one line")
+    loss: str
+    applied: bool = Field(True, description="false: the trainer only logs the numbers")
+    aliases: list[str] = []
+    trainers: list[str] = []
+    source: str = ""
+    note: str = ""
+    logs: str | None = None
+    needs: list[str] = Field([], description="columns the dump lacks; when not empty there are no metrics")
+    metrics: Numbers = {}
+    as_logged: dict[str, float | None] = Field({}, description="the trainer's own names and definitions")
+
+
+class Place(Model):
+    """One row of a location table: one step, one position bucket, one group-by value."""
+
+    key: str
+    order: float = Field(description="where it stands on the axis")
+    tokens: int
+    sequences: int
+    metrics: Numbers
+
+
+class Location(Model):
+    """Where the mismatch is, along one axis."""
+
+    axis: str
+    title: str
+    numeric: bool = Field(description="whether the axis is a number line")
+    places: list[Place]
+    left_out: int = Field(0, description="places beyond the cap on their number, not listed")
+
+
+class Histogram(Model):
+    """Counts over bins; `edges` has one entry more than `counts`."""
+
+    title: str
+    unit: str
+    edges: list[float]
+    counts: list[float]
+
+
+class WorstSequence(Model):
+    """A sequence with a large mismatch."""
+
+    sequence_id: str
+    step: int | None = None
+    length: int
+    log_ratio_sum: float
+    k3_mean: float
+    max_abs_log_ratio: float
+
+
+class WorstToken(Model):
+    """A token with a large mismatch, in context."""
+
+    sequence_id: str
+    step: int | None = None
+    position: int
+    length: int
+    token_id: int | None = None
+    rollout_log_prob: float
+    train_log_prob: float
+    log_ratio: float
+    before: list[float] = Field([], description="log-ratios of up to 3 unmasked tokens before it")
+    after: list[float] = Field([], description="log-ratios of up to 3 unmasked tokens after it")
+
+
+class Worst(Model):
+    """The worst sequences (by mean k3) and tokens (by |log-ratio|)."""
+
+    sequences: list[WorstSequence] = []
+    tokens: list[WorstToken] = []
+
+
+class Cause(Model):
+    """One hypothesis of the diagnosis, with its evidence."""
+
+    id: str
+    statement: str
+    statistic: str
+    confirm: str = ""
+    fix: str = ""
+
+
+class Diagnosis(Model):
+    """Is it a bug, or honest mismatch?"""
+
+    verdict: Literal["healthy", "honest_mismatch", "bug", "cannot_tell"]
+    headline: str
+    causes: list[Cause] = []
+    ruled_out: list[str] = []
+    undecidable: list[str] = []
+
+
+class Fired(Model):
+    """A rule whose condition held, with the numbers it saw."""
+
+    rule: str
+    level: Literal["decision", "alert", "info"]
+    sentence: str
+    saw: dict[str, float | None]
+    source: str
+
+
+class Recommendation(Model):
+    """Which correction, at which threshold, and why."""
+
+    decision: Literal["fix the bug first", "no correction needed", "METHOD at THRESHOLD", "no method helps", "not enough data"]
+    method: str | None = Field(None, description="preset name when the decision is a method")
+    threshold: str | None = None
+    sentence: str
+    rule: str
+    runner_up: str | None = None
+    fired: list[Fired] = []
+
+
+class GateVerdict(Model):
+    """One bound, judged."""
+
+    name: str
+    bound: Literal["max", "min"]
+    limit: float
+    value: float | None
+    interval: tuple[float, float] | None = None
+    passed: bool | None = Field(description="null: could not say")
+    reason: str = ""
+
+
+class Run(Model):
+    """How the numbers were made."""
+
+    command: str = "analyze"
+    version: str
+    device: str
+    engine: str = "local"
+    seed: int
+    replicates: int
+    tokens: int
+    sequences: int
+    peak_rss_bytes: int
+    seconds: dict[str, float]
+
+
+class Summary(Model):
+    """One dump, analysed."""
+
+    format: Literal[1] = FORMAT
+    dump: DumpFacts
+    metrics: Numbers
+    presets: dict[str, PresetResult]
+    by: dict[str, Location] = {}
+    histograms: dict[str, Histogram] = {}
+    worst: Worst = Worst()
+    diagnosis: Diagnosis | None = None
+    recommendation: Recommendation | None = None
+    gates: list[GateVerdict] = []
+    run: Run
+
+    def to_json(self) -> str:
+        """The published JSON, one object, indented, ending in a newline."""
+        return json.dumps(self.model_dump(mode="json"), indent=1, ensure_ascii=False) + "\n"
+
+
+class _Stamp(BaseModel):
+    format: Annotated[int, Field()]
+
+
+def load(path: Path) -> Summary:
+    """Read a result written by `to_json`.
+
+    Raises:
+        ResultError: not readable, not JSON, not ours, or of another format.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ResultError(f"{path}: cannot be read as a result ({error})", "give the file that --json wrote") from error
+    return loads(text, str(path))
+
+
+def loads(text: str, name: str) -> Summary:
+    """Parse the JSON of a result; `name` is what errors call it."""
+    hint = "give the file that `offpol-diag analyze --json` wrote"
+    try:
+        stamp = _Stamp.model_validate_json(text)
+    except ValidationError as error:
+        raise ResultError(f"{name}: this is not a result of offpol-diag", hint) from error
+    if stamp.format != FORMAT:
+        raise ResultError(f"{name}: result format {stamp.format}, this version reads format {FORMAT}", "analyze the dump again")
+    try:
+        return Summary.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise ResultError(f"{name}: {where}: {first['msg']}", hint) from error
