@@ -6,15 +6,18 @@ r = π_train/π_rollout, or on a divergence of it; `over` says over what it is t
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 Policy = Literal["old", "current", "rollout"]
 Over = Literal["token", "sum", "mean", "max", "min", "segment"]
+WeightOver = Literal["token", "sum", "mean", "segment"]
 Action = Literal["truncate", "mask", "none"]
 Statistic = Literal["ratio", "k1", "k2", "k3", "prob_diff", "tv"]
 Sign = Literal["any", "negative", "positive", "against"]
 Loss = Literal["ppo_clip", "reinforce"]
+Slip = tuple[str, str]  # the key, or "" for the whole table; and the rule its value breaks
 
 
 @dataclass(frozen=True)
@@ -22,9 +25,10 @@ class Weight:
     """The importance weight that multiplies the loss.
 
     Attributes:
-        over: token, sum (product ratio of the sequence), mean (geometric mean), segment (geometric mean of a turn).
-        action: truncate (clamp to the bounds), mask (0 outside the bounds, the token stays in the mask: IcePop),
-            none (the raw ratio).
+        over: token, sum (product ratio of the sequence), mean (geometric mean), segment (geometric mean of a
+            turn).
+        action: truncate (clamp to the bounds), mask (0 outside the bounds, the token stays in the mask:
+            IcePop), none (the raw ratio).
         upper: largest weight, or None.
         lower: smallest weight, or None.
         normalize: divide by the batch mean of the weights.
@@ -32,13 +36,24 @@ class Weight:
         safety_at: whether that bound acts on the aggregated log-ratio or on each token before aggregation.
     """
 
-    over: Over = "token"
+    over: WeightOver = "token"
     action: Action = "truncate"
     upper: float | None = None
     lower: float | None = None
     normalize: bool = False
     safety: float | None = 20.0
     safety_at: Literal["aggregate", "token"] = "aggregate"
+
+    def slips(self) -> Iterator[Slip]:
+        """What the types let through and no trainer could mean."""
+        yield from _above_zero(upper=self.upper, safety=self.safety)
+        yield from _not_negative(lower=self.lower)
+        yield from _ordered(self.lower, self.upper)
+        bounded = self.lower is not None or self.upper is not None
+        if bounded and self.action == "none":
+            yield "action", "it must be truncate or mask where there is a bound"
+        if not bounded and self.action != "none":
+            yield "", f"action {self.action} needs upper, lower or both"
 
 
 @dataclass(frozen=True)
@@ -50,8 +65,8 @@ class Reject:
             (π_train − π_rollout, signed), tv (|r−1|/2).
         over: token, or how the sequence (sum, mean, max, min) or the turn (segment) aggregates it.
             For `ratio`: sum is the product ratio, mean the geometric mean.
-        advantage: where the rule acts: any; negative/positive advantages only; against = a bound acts only where
-            the update pushes further past it (upper where A > 0, lower where A < 0).
+        advantage: where the rule acts: any; negative/positive advantages only; against = a bound acts only
+            where the update pushes further past it (upper where A > 0, lower where A < 0).
         safety: bound on |Δ| before the statistic, nats; None = no bound.
         safety_at: whether that bound acts on the aggregated log-ratio or on each token.
     """
@@ -64,6 +79,16 @@ class Reject:
     safety: float | None = None
     safety_at: Literal["aggregate", "token"] = "aggregate"
 
+    def slips(self) -> Iterator[Slip]:
+        """What the types let through and no trainer could mean."""
+        yield from _above_zero(safety=self.safety)
+        if self.statistic == "ratio":
+            yield from _above_zero(lower=self.lower, upper=self.upper)
+        if self.statistic in ("k2", "k3", "tv"):
+            yield from _not_negative(lower=self.lower, upper=self.upper)
+        yield from _ordered(self.lower, self.upper)
+        yield from _some_bound(self.lower, self.upper)
+
 
 @dataclass(frozen=True)
 class Veto:
@@ -71,6 +96,12 @@ class Veto:
 
     lower: float | None = None
     upper: float | None = None
+
+    def slips(self) -> Iterator[Slip]:
+        """What the types let through and no trainer could mean."""
+        yield from _above_zero(lower=self.lower, upper=self.upper)
+        yield from _ordered(self.lower, self.upper)
+        yield from _some_bound(self.lower, self.upper)
 
 
 @dataclass(frozen=True)
@@ -107,3 +138,25 @@ class Preset:
     logs: str | None = None
     source: str = ""
     note: str = ""
+
+
+def _above_zero(**bounds: float | None) -> Iterator[Slip]:
+    for key, bound in bounds.items():
+        if bound is not None and bound <= 0:
+            yield key, "it must be above 0"
+
+
+def _not_negative(**bounds: float | None) -> Iterator[Slip]:
+    for key, bound in bounds.items():
+        if bound is not None and bound < 0:
+            yield key, "it must not be negative"
+
+
+def _ordered(lower: float | None, upper: float | None) -> Iterator[Slip]:
+    if lower is not None and upper is not None and lower > upper:
+        yield "lower", f"it must not exceed upper = {upper}"
+
+
+def _some_bound(lower: float | None, upper: float | None) -> Iterator[Slip]:
+    if lower is None and upper is None:
+        yield "", "it needs upper, lower or both"

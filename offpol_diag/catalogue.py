@@ -1,0 +1,297 @@
+"""The catalogue: the presets that ship, and a user's own file of the same form.
+
+A file is TOML, one table per preset. The grammar is read off the dataclasses of `presets.py`: a field is a
+key, and its type says what may stand there. What a type cannot say is the dataclass's own `slips`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from functools import cache, partial
+from importlib import resources
+from pathlib import Path
+from typing import Any, NoReturn, get_args, get_type_hints
+
+from offpol_diag.errors import PresetError, UsageError, did_you_mean
+from offpol_diag.presets import Preset, Reject, Veto, Weight
+
+LOGS = ("verl-2025-10", "verl-2025-11", "verl-2026-01")
+"""Whose names and definitions the crosswalk knows."""
+
+ALL = "all"
+BUILT_IN = "presets.toml"
+NAME = re.compile(r"[A-Za-z0-9_.+-]+")
+BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+UNBOUNDED = frozenset({"safety"})
+"""Keys where `inf` means "no bound": TOML has no null, and leaving the key out means its default."""
+
+
+# ---------------------------------------------------------------- the catalogue
+
+
+class Catalogue(Mapping[str, Preset]):
+    """Presets by name, in the order of their files.
+
+    A preset is also found by an alias, in any case, and with `-` for `_`.
+
+    Args:
+        presets: the rows, names and aliases unique.
+        replaced: names of built-in rows, or aliases of them, that a user's file took over.
+    """
+
+    def __init__(self, presets: tuple[Preset, ...], replaced: tuple[str, ...] = ()) -> None:
+        self._rows = {preset.name: preset for preset in presets}
+        self._found = {plain(word): preset for preset in presets for word in words(preset)}
+        self._replaced = replaced
+
+    def __getitem__(self, name: str) -> Preset:
+        return self._found[plain(name)]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def replaced(self) -> tuple[str, ...]:
+        """The built-in names and aliases that mean something else because the user's file says so."""
+        return self._replaced
+
+    def resolve(self, spec: str) -> tuple[Preset, ...]:
+        """The presets of a comma-separated list, each once, in the order asked for; `all` is every one.
+
+        Raises:
+            UsageError: a name is unknown, or the list is empty.
+        """
+        asked = [word.strip() for word in spec.split(",") if word.strip()]
+        if not asked:
+            raise UsageError("no preset is named", "name some, separated by commas, or say all")
+        found = (preset for word in asked for preset in self._expand(word))
+        return tuple({preset.name: preset for preset in found}.values())
+
+    def _expand(self, word: str) -> tuple[Preset, ...]:
+        if plain(word) == ALL:
+            return tuple(self.values())
+        if word not in self:
+            hint = did_you_mean(plain(word), sorted(self._found))
+            raise UsageError(f'unknown preset "{word}"', hint or "`offpol-diag presets` lists them")
+        return (self[word],)
+
+
+def plain(name: str) -> str:
+    """A name as it is compared: without case, `-` and `_` the same."""
+    return name.casefold().replace("-", "_")
+
+
+def words(preset: Preset) -> tuple[str, ...]:
+    """Every word that finds the preset."""
+    return (preset.name, *preset.aliases)
+
+
+def load(path: Path | None = None) -> Catalogue:
+    """The built-in presets, and a user's over them.
+
+    A user's row replaces the built-in row of the same name, whole; a name or alias of the user's that is only
+    an alias of a built-in row is taken from that row.
+
+    Raises:
+        PresetError: the file cannot be read or has a slip in it.
+    """
+    shipped = _presets(BUILT_IN, resources.files("offpol_diag").joinpath(BUILT_IN).read_bytes())
+    return _overlay(shipped, _presets(str(path), _bytes(path)), str(path)) if path else Catalogue(shipped)
+
+
+def _overlay(shipped: tuple[Preset, ...], own: tuple[Preset, ...], file: str) -> Catalogue:
+    mine = {plain(preset.name): preset for preset in own}
+    stay = [preset for preset in shipped if plain(preset.name) not in mine]
+    _refuse_hidden(stay, own, file)
+    taken = {plain(word) for preset in own for word in words(preset)}
+    merged = {plain(row.name): mine.get(plain(row.name)) or _without(row, taken) for row in shipped} | mine
+    gone = tuple(word for row in shipped for word in words(row) if plain(word) in taken)
+    return Catalogue(tuple(merged.values()), gone)
+
+
+def _refuse_hidden(shipped: list[Preset], own: tuple[Preset, ...], file: str) -> None:
+    names = {plain(preset.name) for preset in shipped}
+    for preset in own:
+        for alias in preset.aliases:
+            if plain(alias) in names:
+                Spot(file, preset.name, "aliases").fail(f'"{alias}" is the name of a built-in preset')
+
+
+def _without(preset: Preset, taken: set[str]) -> Preset:
+    return replace(preset, aliases=tuple(alias for alias in preset.aliases if plain(alias) not in taken))
+
+
+# ---------------------------------------------------------------- one file
+
+
+@dataclass(frozen=True)
+class Spot:
+    """Where in a preset file something stands: what every complaint begins with."""
+
+    file: str
+    table: str = ""
+    key: str = ""
+
+    def __str__(self) -> str:
+        header = self.table if BARE_KEY.fullmatch(self.table) else json.dumps(self.table, ensure_ascii=False)
+        return f"{self.file}: [{header}] {self.key}".rstrip() if self.table else self.file
+
+    def at(self, key: str) -> Spot:
+        """The same table, a key further in."""
+        return replace(self, key=f"{self.key}.{key}" if self.key else key)
+
+    def fail(self, problem: str, hint: str = "") -> NoReturn:
+        """Say what is wrong here."""
+        raise PresetError(f"{self}: {problem}", hint)
+
+    def refuse(self, value: object, rule: str, hint: str = "") -> NoReturn:
+        """Say which value stands here, and the rule it breaks."""
+        raise PresetError(f"{self} = {_shown(value)}; {rule}", hint)
+
+
+def _shown(value: object) -> str:
+    text = repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        Spot(str(path)).fail("no such file")
+    except OSError as error:
+        Spot(str(path)).fail(f"cannot be read ({error.strerror})")
+
+
+def _presets(file: str, data: bytes) -> tuple[Preset, ...]:
+    tables = _tables(Spot(file), data)
+    presets = tuple(_preset(Spot(file, name), table) for name, table in tables.items())
+    _refuse_clash(presets, file)
+    return presets
+
+
+def _tables(at: Spot, data: bytes) -> dict[str, Any]:
+    try:
+        tables = tomllib.loads(data.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        at.fail(f"not UTF-8 (byte {error.start})")
+    except ValueError as error:  # also an integer of more digits than Python will read
+        at.fail(f"not TOML: {error}")
+    return tables or at.fail("holds no preset", "a preset is a table: [name]")
+
+
+def _preset(at: Spot, table: object) -> Preset:
+    if not NAME.fullmatch(at.table):
+        at.fail(f"a preset's name is made of letters, digits and _ . + -, not {_shown(at.table)}")
+    if plain(at.table) == ALL:
+        at.fail(f'"{ALL}" means every preset and cannot name one')
+    if not isinstance(table, dict):
+        at.refuse(table, "a preset is a table", f"is a header missing? {at.table} stands under none")
+    return Preset(name=at.table, **{"summary": f"from {at.file}", **_values(Preset, table, at)})
+
+
+def _refuse_clash(presets: tuple[Preset, ...], file: str) -> None:
+    owner: dict[str, str] = {}
+    for preset in presets:
+        for word in words(preset):
+            first = owner.setdefault(plain(word), preset.name)
+            if first != preset.name or preset.aliases.count(word) > 1:
+                Spot(file, preset.name).fail(f'"{word}" is already a name or an alias of [{first}]')
+
+
+# ---------------------------------------------------------------- values, by type
+
+Reader = Callable[[Any, Spot], object]
+Part = Weight | Reject | Veto
+
+
+def _values(kind: type, table: object, at: Spot) -> dict[str, Any]:
+    """A table's values as arguments for `kind`."""
+    if not isinstance(table, dict):
+        at.refuse(table, f"it must be a table of {', '.join(_readers(kind))}")
+    return {key: _reader(kind, key, value, at)(value, at.at(key)) for key, value in table.items()}
+
+
+def _reader(kind: type, key: str, value: object, at: Spot) -> Reader:
+    known = _readers(kind)
+    if key not in known:
+        quoted = f'a name with a dot in it is quoted: ["{at.table}.{key}"]' if isinstance(value, dict) else ""
+        hint = did_you_mean(key, list(known)) or quoted
+        at.at(key).fail(f"no such key; the keys are {', '.join(known)}", hint)
+    return known[key]
+
+
+@cache
+def _readers(kind: type) -> dict[str, Reader]:
+    hints = get_type_hints(kind)
+    return {
+        field.name: READERS.get(hints[field.name]) or partial(_word, get_args(hints[field.name]))
+        for field in fields(kind)
+        if field.name != "name"  # the table's header is the name
+    }
+
+
+def _word(allowed: tuple[str, ...], value: object, at: Spot) -> object:
+    if value not in allowed:
+        hint = did_you_mean(value, list(allowed)) if isinstance(value, str) else ""
+        at.refuse(value, f"it must be one of {', '.join(allowed)}", hint)
+    return value
+
+
+def _flag(value: object, at: Spot) -> object:
+    return value if isinstance(value, bool) else at.refuse(value, "it must be true or false")
+
+
+def _text(value: object, at: Spot) -> object:
+    return value if isinstance(value, str) else at.refuse(value, "it must be a string")
+
+
+def _number(value: object, at: Spot) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        at.refuse(value, "it must be a number")
+    if value == math.inf and at.key.rpartition(".")[2] in UNBOUNDED:
+        return None
+    if not abs(value) <= sys.float_info.max:  # also false for nan
+        at.refuse(value, "it must be finite")
+    return float(value)
+
+
+def _texts(value: object, at: Spot) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        at.refuse(value, "it must be an array of strings")
+    return tuple(value)
+
+
+def _part(kind: type[Part], value: Any, at: Spot) -> Part:
+    part = kind(**_values(kind, value, at))
+    for key, rule in part.slips():
+        at.at(key).refuse(value[key], rule) if key else at.fail(rule)
+    return part
+
+
+def _rules(value: object, at: Spot) -> tuple[Part, ...]:
+    if isinstance(value, list):
+        return tuple(_part(Reject, item, replace(at, key=f"{at.key}[{i}]")) for i, item in enumerate(value))
+    return (_part(Reject, value, at),)
+
+
+READERS: dict[object, Reader] = {
+    bool: _flag,
+    str: _text,
+    str | None: partial(_word, LOGS),  # `logs`, the only one
+    float | None: _number,
+    tuple[str, ...]: _texts,
+    Weight | None: partial(_part, Weight),
+    Veto | None: partial(_part, Veto),
+    tuple[Reject, ...]: _rules,
+}
+"""A field's type → how its value is read; a Literal's words are the ones allowed."""
