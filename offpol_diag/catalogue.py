@@ -25,6 +25,7 @@ LOGS = ("verl-2025-10", "verl-2025-11", "verl-2026-01")
 """Whose names and definitions the crosswalk knows."""
 
 ALL = "all"
+FORM = "a preset begins with its name alone in brackets: [name]"
 BUILT_IN = "presets.toml"
 NAME = re.compile(r"[A-Za-z0-9_.+-]+")
 BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
@@ -110,16 +111,14 @@ def load(path: Path | None = None) -> Catalogue:
 
 def _overlay(shipped: tuple[Preset, ...], own: tuple[Preset, ...], file: str) -> Catalogue:
     mine = {plain(preset.name): preset for preset in own}
-    stay = [preset for preset in shipped if plain(preset.name) not in mine]
-    _refuse_hidden(stay, own, file)
+    _refuse_hidden({plain(row.name) for row in shipped} - set(mine), own, file)
     taken = {plain(word) for preset in own for word in words(preset)}
     merged = {plain(row.name): mine.get(plain(row.name)) or _without(row, taken) for row in shipped} | mine
     gone = tuple(word for row in shipped for word in words(row) if plain(word) in taken)
     return Catalogue(tuple(merged.values()), gone)
 
 
-def _refuse_hidden(shipped: list[Preset], own: tuple[Preset, ...], file: str) -> None:
-    names = {plain(preset.name) for preset in shipped}
+def _refuse_hidden(names: set[str], own: tuple[Preset, ...], file: str) -> None:
     for preset in own:
         for alias in preset.aliases:
             if plain(alias) in names:
@@ -138,12 +137,14 @@ class Spot:
     """Where in a preset file something stands: what every complaint begins with."""
 
     file: str
-    table: str = ""
+    table: str | None = None
     key: str = ""
 
     def __str__(self) -> str:
-        header = self.table if BARE_KEY.fullmatch(self.table) else json.dumps(self.table, ensure_ascii=False)
-        return f"{self.file}: [{header}] {self.key}".rstrip() if self.table else self.file
+        if self.table is None:
+            return self.file
+        header = self.table if BARE_KEY.fullmatch(self.table) else _shown(self.table)
+        return f"{self.file}: [{header}] {self.key}".rstrip()
 
     def at(self, key: str) -> Spot:
         """The same table, a key further in."""
@@ -173,8 +174,7 @@ def _bytes(path: Path) -> bytes:
 
 
 def _presets(file: str, data: bytes) -> tuple[Preset, ...]:
-    tables = _tables(Spot(file), data)
-    presets = tuple(_preset(Spot(file, name), table) for name, table in tables.items())
+    presets = tuple(_preset(file, name, table) for name, table in _tables(Spot(file), data).items())
     _refuse_clash(presets, file)
     return presets
 
@@ -184,28 +184,29 @@ def _tables(at: Spot, data: bytes) -> dict[str, Any]:
         tables = tomllib.loads(data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         at.fail(f"not UTF-8 (byte {error.start})")
-    except ValueError as error:  # also an integer of more digits than Python will read
+    except (ValueError, RecursionError) as error:  # an integer too long, arrays too deep: no TOMLDecodeError
         at.fail(f"not TOML: {error}")
-    return tables or at.fail("holds no preset", "a preset is a table: [name]")
+    return tables or at.fail("holds no preset", FORM)
 
 
-def _preset(at: Spot, table: object) -> Preset:
-    if not NAME.fullmatch(at.table):
-        at.fail(f"a preset's name is made of letters, digits and _ . + -, not {_shown(at.table)}")
-    if plain(at.table) == ALL:
-        at.fail(f'"{ALL}" means every preset and cannot name one')
+def _preset(file: str, name: str, table: object) -> Preset:
+    at = Spot(file, name)
     if not isinstance(table, dict):
-        at.refuse(table, "a preset is a table", f"is a header missing? {at.table} stands under none")
-    return Preset(name=at.table, **{"summary": f"from {at.file}", **_values(Preset, table, at)})
+        at.refuse(table, "a preset is a table", FORM)
+    preset = Preset(name, **{"summary": f"from {file}", **_values(Preset, table, at)})
+    for word in words(preset):
+        if plain(word) == ALL or not NAME.fullmatch(word):
+            at.fail(f'"{word}" cannot be a name: letters, digits and _ . + - make one, and {ALL} is taken')
+    return preset
 
 
 def _refuse_clash(presets: tuple[Preset, ...], file: str) -> None:
     owner: dict[str, str] = {}
     for preset in presets:
         for word in words(preset):
-            first = owner.setdefault(plain(word), preset.name)
-            if first != preset.name or preset.aliases.count(word) > 1:
-                Spot(file, preset.name).fail(f'"{word}" is already a name or an alias of [{first}]')
+            if plain(word) in owner:
+                Spot(file, preset.name).fail(f'"{word}" already finds [{owner[plain(word)]}]')
+            owner[plain(word)] = preset.name
 
 
 # ---------------------------------------------------------------- values, by type

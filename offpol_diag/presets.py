@@ -31,7 +31,8 @@ class Weight:
             IcePop), none (the raw ratio).
         upper: largest weight, or None.
         lower: smallest weight, or None.
-        normalize: divide by the batch mean of the weights.
+        normalize: divide by the batch mean of the weights as processed but before any rejection: over tokens
+            for `token`, over sequences (each one's mean weight) for the rest.
         safety: bound on |log weight| before exp, nats; None = no bound.
         safety_at: whether that bound acts on the aggregated log-ratio or on each token before aggregation.
     """

@@ -1,0 +1,445 @@
+"""The preset files: the rows that ship, a user's own, and what is said about a slip."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from offpol_diag.catalogue import LOGS, Catalogue, load, plain, words
+from offpol_diag.errors import PresetError, UsageError
+from offpol_diag.presets import Preset, Reject, Veto, Weight, WeightOver
+
+SHIPPED = load()
+GOLDEN = Path(__file__).with_name("golden_presets.toml")
+
+Write = Callable[[str], Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
+    monkeypatch.chdir(tmp_path)  # so that messages begin with the bare file name
+
+    def _write(text: str) -> Path:
+        path = Path("mine.toml")
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return _write
+
+
+def only_rule(name: str) -> Reject:
+    (rule,) = SHIPPED[name].reject
+    return rule
+
+
+# ---------------------------------------------------------------- the rows that ship
+
+
+@pytest.mark.parametrize("preset", SHIPPED.values(), ids=list(SHIPPED))
+def test_every_row_says_what_it_is_and_where_it_comes_from(preset: Preset) -> None:
+    assert preset.summary
+    assert "\n" not in preset.summary
+    assert re.search(r"\b(?=\w*\d)[0-9a-f]{7,}\b", preset.source), "a commit stands in the source"
+    assert preset.trainers
+
+
+def test_every_name_and_alias_finds_one_row() -> None:
+    found = [plain(word) for preset in SHIPPED.values() for word in words(preset)]
+    assert len(found) == len(set(found))
+
+
+def test_every_generation_of_logs_has_rows() -> None:
+    assert {preset.logs for preset in SHIPPED.values()} == {None, *LOGS}
+
+
+def test_verl_2025_10_is_level_by_mode_by_veto_by_applied() -> None:
+    levels: dict[str, WeightOver] = {"token": "token", "sequence": "sum", "geometric": "mean"}
+    for level, over in levels.items():
+        for veto in ("", "_veto"):
+            for metrics in ("", "_metrics"):
+                truncate = SHIPPED[f"verl_2025_10_{level}_truncate{veto}{metrics}"]
+                mask = SHIPPED[f"verl_2025_10_{level}_mask{veto}{metrics}"]
+                upper = 1.0002 if level == "geometric" else 2.0
+                assert truncate.weight == Weight(over, "truncate", upper)
+                assert truncate.reject == ()
+                assert mask.weight == Weight(over, "none")
+                assert mask.reject == (Reject("ratio", over, 1 / upper, upper, safety=20.0),)
+                for row in (truncate, mask):
+                    assert row.veto == (Veto(1e-4) if veto else None)
+                    assert row.apply is not bool(metrics)
+    assert sum(preset.logs == "verl-2025-10" for preset in SHIPPED.values()) == 24
+
+
+def test_verl_2025_11_bounds_are_on_r_itself() -> None:
+    assert SHIPPED["token_tis"].weight == Weight("token", "truncate", 2.0)
+    assert SHIPPED["seq_is"].weight == Weight("sum", "truncate", 2.0)
+    assert only_rule("seq_is_rs") == Reject("ratio", "sum", 0.5, 2.0, safety=20.0)
+    assert only_rule("geo_mis") == Reject("ratio", "mean", 1 / 1.001, 1.001, safety=20.0)
+    assert SHIPPED["geo_mis"].veto == Veto(lower=1e-4)
+    assert SHIPPED["geo_mis"].weight is None
+    assert SHIPPED["ppo_is_bypass"].policy == "rollout"
+    assert (SHIPPED["pure_is"].policy, SHIPPED["pure_is"].loss) == ("current", "reinforce")
+    assert SHIPPED["disabled"].weight is None
+    assert sum(preset.logs == "verl-2025-11" for preset in SHIPPED.values()) == 9
+
+
+VERL_2026 = [
+    *(f"decoupled_{rest}" for rest in ("token_is", "seq_is", "seq_is_rs", "geo_rs", "k3_rs")),
+    *(f"decoupled_{rs}_rs_{level}_tis" for rs in ("geo", "k3") for level in ("seq", "token")),
+    *(f"bypass_ppo_clip{rest}" for rest in ("", "_geo_rs", "_k3_rs")),
+    *(f"bypass_pg_{rest}" for rest in ("is", "geo_rs", "geo_rs_seq_tis", "geo_rs_token_tis")),
+    "verl_2026_01_disabled",
+]
+
+
+@pytest.mark.parametrize("name", VERL_2026)
+def test_verl_2026_preset(name: str) -> None:
+    preset = SHIPPED[name]
+    assert preset.logs == "verl-2026-01"
+    assert preset.policy == ("current" if name.startswith("bypass") else "old")
+    assert preset.loss == ("reinforce" if name.startswith("bypass_pg") else "ppo_clip")
+    assert (preset.weight is None) == (not re.search(r"_(is|tis|is_rs)$", name))
+    assert preset.veto is None
+    assert all((rule.safety, rule.safety_at) == (20.0, "token") for rule in preset.reject)
+
+
+def test_verl_2026_has_seventeen_presets() -> None:
+    assert len(set(VERL_2026)) == 17
+
+
+@pytest.mark.parametrize("name", [name for name in VERL_2026 if "geo_rs" in name])
+def test_verl_2026_geometric_band_is_turned_round(name: str) -> None:
+    assert (only_rule(name).lower, only_rule(name).upper) == (1 / 1.001, 1 / 0.999)
+
+
+@pytest.mark.parametrize(
+    ("option", "rule"),
+    [
+        ("token_k1", ("ratio", "token", 1 / 1.4, 1 / 0.6)),
+        ("token_k2", ("k2", "token", None, 2.0)),
+        ("token_k3", ("k3", "token", None, 2.0)),
+        ("seq_sum_k1", ("ratio", "sum", 0.5, 2.0)),
+        ("seq_sum_k2", ("k2", "sum", None, 3.0)),
+        ("seq_sum_k3", ("k3", "sum", None, 2.5)),
+        ("seq_mean_k1", ("ratio", "mean", 1 / 1.001, 1 / 0.999)),
+        ("seq_mean_k2", ("k2", "mean", None, 2.0)),
+        ("seq_mean_k3", ("k3", "mean", None, 0.01)),
+        ("seq_max_k2", ("k2", "max", None, 2.5)),
+        ("seq_max_k3", ("k3", "max", None, 2.0)),
+    ],
+)
+def test_verl_2026_rejection_option(option: str, rule: tuple[str, str, float | None, float]) -> None:
+    expected = Reject(*rule, safety=20.0, safety_at="token")  # type: ignore[arg-type]
+    assert only_rule(f"verl_2026_01_rs_{option}") == expected
+
+
+def test_batch_normalised_rows() -> None:
+    assert SHIPPED["verl_2026_01_token_is_norm"].weight == Weight("token", "truncate", 2.0, normalize=True)
+    assert SHIPPED["verl_2026_01_seq_is_norm"].weight == Weight("sum", "truncate", 2.0, normalize=True)
+
+
+def test_the_systems_the_field_compares() -> None:
+    assert SHIPPED["tis"].weight == Weight("token", "truncate", 2.0, safety=None)
+    assert SHIPPED["vanilla_is"].weight == Weight("token", "none", safety=None)
+    assert (SHIPPED["ppo_is"].policy, SHIPPED["ppo_is"].weight) == ("current", None)
+    assert SHIPPED["areal_decoupled"].weight == Weight("token", "none", safety=None)
+    assert only_rule("areal_decoupled") == Reject("ratio", "token", upper=5.0)
+    assert SHIPPED["no_correction"].weight is None
+    assert SHIPPED["decoupled_token_icepop"].weight == Weight("token", "mask", 5.0, 0.5)
+
+
+def test_the_golden_cases_are_all_expressed() -> None:
+    own = [name for name in load(GOLDEN) if name not in SHIPPED]
+    assert [sum(name.startswith(gen) for name in own) for gen in ("g2510_", "g2511_", "g2601_")] == [
+        14,
+        9,
+        25,
+    ]
+    assert len(load(GOLDEN)["g2601_all_k2"].reject) == 4
+    assert load(GOLDEN)["g2601_token_is_1.5"].weight == Weight(upper=1.5)
+
+
+# ---------------------------------------------------------------- finding presets
+
+
+@pytest.mark.parametrize("word", ["seq_mis", "seq_is_rs", "SEQ-MIS", "Seq_Is-rs"])
+def test_a_name_is_found_by_alias_in_any_case_and_with_hyphens(word: str) -> None:
+    assert SHIPPED[word].name == "seq_mis"
+    assert word in SHIPPED
+
+
+def test_resolve_keeps_the_order_asked_for_and_drops_repeats() -> None:
+    found = SHIPPED.resolve(" seq_mis, token-is,,seq_is_rs,TOKEN_TIS ")
+    assert [preset.name for preset in found] == ["seq_mis", "token_is"]
+
+
+def test_all_is_every_row() -> None:
+    assert SHIPPED.resolve("all") == tuple(SHIPPED.values())
+    assert SHIPPED.resolve("geo_rs,ALL")[0].name == "geo_rs"
+    assert len(SHIPPED.resolve("geo_rs,all")) == len(SHIPPED)
+
+
+def test_an_unknown_preset_is_a_usage_error_with_the_nearest_names() -> None:
+    with pytest.raises(UsageError) as caught:
+        SHIPPED.resolve("token_is,Seq-Miss")
+    assert caught.value.message == 'unknown preset "Seq-Miss"'
+    assert caught.value.hint.startswith("did you mean seq_mis")
+
+
+def test_an_unknown_preset_near_nothing_points_at_the_list() -> None:
+    with pytest.raises(UsageError) as caught:
+        SHIPPED.resolve("zzzzzzzz")
+    assert "offpol-diag presets" in caught.value.hint
+
+
+@pytest.mark.parametrize("spec", ["", " , "])
+def test_an_empty_list_is_a_usage_error(spec: str) -> None:
+    with pytest.raises(UsageError, match="no preset is named"):
+        SHIPPED.resolve(spec)
+
+
+# ---------------------------------------------------------------- a user's file
+
+EVERY_KEY = """
+[mine]
+summary = "all of it"
+aliases = ["my_own"]
+policy = "current"
+veto = { lower = 1e-4, upper = 100 }
+loss = "reinforce"
+apply = false
+trainers = ["verl"]
+logs = "verl-2026-01"
+source = "here"
+note = "mind this"
+
+[mine.weight]
+over = "segment"
+action = "mask"
+upper = 5
+lower = 0
+normalize = true
+safety = 10
+safety_at = "token"
+
+[mine.reject]
+statistic = "prob_diff"
+over = "min"
+lower = -0.2
+upper = 0.2
+advantage = "against"
+safety = inf
+"""
+
+
+def test_every_key_arrives(write: Write) -> None:
+    assert load(write(EVERY_KEY))["my_own"] == Preset(
+        name="mine",
+        summary="all of it",
+        aliases=("my_own",),
+        policy="current",
+        weight=Weight("segment", "mask", 5.0, 0.0, True, 10.0, "token"),
+        reject=(Reject("prob_diff", "min", -0.2, 0.2, "against"),),
+        veto=Veto(1e-4, 100.0),
+        loss="reinforce",
+        apply=False,
+        trainers=("verl",),
+        logs="verl-2026-01",
+        source="here",
+        note="mind this",
+    )
+
+
+def test_an_integer_becomes_a_float(write: Write) -> None:
+    weight = load(write("[mine]\nweight = { upper = 2 }"))["mine"].weight
+    assert weight is not None
+    assert type(weight.upper) is float
+
+
+def test_reject_may_be_one_table_or_several(write: Write) -> None:
+    one = load(write("[mine]\nreject = { upper = 2 }"))["mine"].reject
+    several = load(write('[mine]\n[[mine.reject]]\nupper = 2\n[[mine.reject]]\nstatistic = "k3"\nupper = 1'))
+    assert one == (Reject(upper=2.0),)
+    assert several["mine"].reject == (Reject(upper=2.0), Reject("k3", upper=1.0))
+
+
+def test_own_rows_come_after_the_built_in_ones_and_belong_to_all(write: Write) -> None:
+    catalogue = load(write("[mine]\n['mine_1.5']"))
+    assert list(catalogue) == [*SHIPPED, "mine", "mine_1.5"]
+    assert catalogue.resolve("all")[-1].name == "mine_1.5"
+    assert catalogue["mine"].summary == "from mine.toml"
+    assert catalogue.replaced == SHIPPED.replaced == ()
+
+
+def test_an_own_row_of_a_built_in_name_replaces_it_and_says_so(write: Write) -> None:
+    catalogue = load(write("[Seq-MIS]\nweight = { over = 'sum', upper = 7 }"))
+    assert catalogue["seq_mis"].weight == Weight("sum", upper=7.0)
+    assert catalogue["seq_mis"].reject == ()
+    assert len(catalogue) == len(SHIPPED)
+    assert list(catalogue).index("Seq-MIS") == list(SHIPPED).index("seq_mis")
+    assert catalogue.replaced == ("seq_mis",)
+
+
+def test_an_own_name_takes_a_built_in_alias(write: Write) -> None:
+    catalogue = load(write("[geo_mis]\nveto = { lower = 0.1 }"))
+    assert catalogue["geo_mis"].veto == Veto(0.1)
+    assert catalogue["geo_rs"].aliases == ()
+    assert catalogue.replaced == ("geo_mis",)
+
+
+def test_windows_line_ends_and_a_byte_order_mark_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_bytes(b"\xef\xbb\xbf[mine]\r\nveto = { lower = 0.1 }\r\n")
+    assert load(path)["mine"].veto == Veto(0.1)
+
+
+# ---------------------------------------------------------------- slips
+
+WEIGHT_OVER = ", ".join(get_args(WeightOver))
+WEIGHT_KEYS = "over, action, upper, lower, normalize, safety, safety_at"
+
+SLIPS = [
+    ('weight = { over = "tokens", upper = 2 }', f'weight.over = "tokens"; it must be one of {WEIGHT_OVER}'),
+    ('weight = { over = "max", upper = 2 }', f'weight.over = "max"; it must be one of {WEIGHT_OVER}'),
+    ("weight = { over = 3 }", f"weight.over = 3; it must be one of {WEIGHT_OVER}"),
+    ("weight = { over = [] }", f"weight.over = []; it must be one of {WEIGHT_OVER}"),
+    ('weight = { action = "clip" }', 'weight.action = "clip"; it must be one of truncate, mask, none'),
+    (
+        'weight = { upper = 2, safety_at = "all" }',
+        'weight.safety_at = "all"; it must be one of aggregate, token',
+    ),
+    ("weight = { uper = 2 }", f"weight.uper: no such key; the keys are {WEIGHT_KEYS}"),
+    ("weight = 2.0", f"weight = 2.0; it must be a table of {WEIGHT_KEYS}"),
+    ("weight = {}", "weight: action truncate needs upper, lower or both"),
+    ('weight = { action = "mask" }', "weight: action mask needs upper, lower or both"),
+    (
+        'weight = { action = "none", upper = 2 }',
+        'weight.action = "none"; it must be truncate or mask where there is a bound',
+    ),
+    ("weight = { upper = true }", "weight.upper = true; it must be a number"),
+    ('weight = { upper = "2" }', 'weight.upper = "2"; it must be a number'),
+    ("weight = { upper = nan }", "weight.upper = nan; it must be finite"),
+    ("weight = { upper = inf }", "weight.upper = inf; it must be finite"),
+    ("weight = { lower = -inf }", "weight.lower = -inf; it must be finite"),
+    ("weight = { upper = 2, safety = -inf }", "weight.safety = -inf; it must be finite"),
+    (f"weight = {{ upper = 1{'0' * 400} }}", f"weight.upper = 1{'0' * 56}...; it must be finite"),
+    ("weight = { upper = 0 }", "weight.upper = 0; it must be above 0"),
+    ("weight = { lower = -0.1 }", "weight.lower = -0.1; it must not be negative"),
+    ("weight = { lower = 3, upper = 2 }", "weight.lower = 3; it must not exceed upper = 2.0"),
+    ("weight = { upper = 2, safety = 0 }", "weight.safety = 0; it must be above 0"),
+    ("weight = { upper = 2, normalize = 1 }", "weight.normalize = 1; it must be true or false"),
+    (
+        'reject = { over = "seq", upper = 2 }',
+        'reject.over = "seq"; it must be one of token, sum, mean, max, min, segment',
+    ),
+    (
+        'reject = { statistic = "kl", upper = 2 }',
+        'reject.statistic = "kl"; it must be one of ratio, k1, k2, k3, prob_diff, tv',
+    ),
+    (
+        'reject = { upper = 2, advantage = "neg" }',
+        'reject.advantage = "neg"; it must be one of any, negative, positive, against',
+    ),
+    ("reject = {}", "reject: it needs upper, lower or both"),
+    ("reject = [{ upper = 2 }, {}]", "reject[1]: it needs upper, lower or both"),
+    ("reject = [{ upper = 2 }, { lower = 0 }]", "reject[1].lower = 0; it must be above 0"),
+    (
+        "reject = [2]",
+        "reject[0] = 2; it must be a table of statistic, over, lower, upper, advantage, safety, safety_at",
+    ),
+    ("reject = { upper = -1 }", "reject.upper = -1; it must be above 0"),
+    ('reject = { statistic = "k3", upper = -1 }', "reject.upper = -1; it must not be negative"),
+    (
+        'reject = { statistic = "k1", lower = 1, upper = -1 }',
+        "reject.lower = 1; it must not exceed upper = -1.0",
+    ),
+    ("reject = { upper = 2, safety = -1 }", "reject.safety = -1; it must be above 0"),
+    ("veto = { lower = 0 }", "veto.lower = 0; it must be above 0"),
+    ("veto = { upper = -1 }", "veto.upper = -1; it must be above 0"),
+    ("veto = { lower = 2, upper = 1 }", "veto.lower = 2; it must not exceed upper = 1.0"),
+    ("veto = {}", "veto: it needs upper, lower or both"),
+    ("veto = 1e-4", "veto = 0.0001; it must be a table of lower, upper"),
+    ('policy = "new"', 'policy = "new"; it must be one of old, current, rollout'),
+    ('loss = "ppo"', 'loss = "ppo"; it must be one of ppo_clip, reinforce'),
+    ('apply = "yes"', 'apply = "yes"; it must be true or false'),
+    ("summary = 1", "summary = 1; it must be a string"),
+    ('aliases = "x"', 'aliases = "x"; it must be an array of strings'),
+    ("trainers = [1]", "trainers = [1]; it must be an array of strings"),
+    ('logs = "verl"', f'logs = "verl"; it must be one of {", ".join(LOGS)}'),
+    ("note = 2026-01-14", 'note = "2026-01-14"; it must be a string'),
+]
+
+
+@pytest.mark.parametrize(("line", "said"), SLIPS, ids=[line[:40] for line, _ in SLIPS])
+def test_a_slip_names_file_table_key_and_what_is_allowed(write: Write, line: str, said: str) -> None:
+    with pytest.raises(PresetError) as caught:
+        load(write(f"[mine]\n{line}\n"))
+    assert caught.value.message == f"mine.toml: [mine] {said}"
+
+
+FILES = [
+    ("", "mine.toml: holds no preset", "[name]"),
+    ("# only a remark\n", "mine.toml: holds no preset", "[name]"),
+    ("weight = 2\n", "mine.toml: [weight] = 2; a preset is a table", "[name]"),
+    ("[[mine]]\n", "mine.toml: [mine] = [{}]; a preset is a table", ""),
+    (
+        "[a]\nweight = {upper = 2\n",
+        "mine.toml: not TOML: Unclosed inline table (at line 2, column 20)",
+        "",
+    ),
+    ("[a]\n[a]\n", "mine.toml: not TOML: Cannot declare ('a',) twice (at line 2, column 3)", ""),
+    ("[all]\n", 'mine.toml: [all]: "all" cannot be a name: letters, digits and _ . + - make one', ""),
+    ("['a b']\n", 'mine.toml: ["a b"]: "a b" cannot be a name: letters, digits and _ . + - make one', ""),
+    ("['']\n", 'mine.toml: [""]: "" cannot be a name: letters', ""),
+    ("[a]\naliases = ['b,c']\n", 'mine.toml: [a]: "b,c" cannot be a name', ""),
+    ("[a_b]\n[A-B]\n", 'mine.toml: [A-B]: "A-B" already finds [a_b]', ""),
+    ("[a]\n[b]\naliases = ['A']\n", 'mine.toml: [b]: "A" already finds [a]', ""),
+    ("[a]\naliases = ['c']\n[b]\naliases = ['c']\n", 'mine.toml: [b]: "c" already finds [a]', ""),
+    ("[a]\naliases = ['c', 'c']\n", 'mine.toml: [a]: "c" already finds [a]', ""),
+    (
+        "[a]\naliases = ['geo-rs']\n",
+        'mine.toml: [a] aliases: "geo-rs" is the name of a built-in preset',
+        "",
+    ),
+    ("[a_1.5]\n", "mine.toml: [a_1] 5: no such key", 'quoted: ["a_1.5"]'),
+    ("[a]\nwieght = {}\n", "mine.toml: [a] wieght: no such key; the keys are summary, policy", "mean weight"),
+    ("[a]\nname = 'b'\n", "mine.toml: [a] name: no such key; the keys are summary, policy", ""),
+    ("[a]\nloss = 'ppo-clip'\n", 'mine.toml: [a] loss = "ppo-clip"', "did you mean ppo_clip?"),
+    ("a = " + "[" * 5000, "mine.toml: not TOML: ", ""),
+    ("a = 1" + "0" * 5000, "mine.toml: not TOML: ", ""),
+]
+
+
+@pytest.mark.parametrize(("text", "said", "hint"), FILES, ids=[text[:30] for text, *_ in FILES])
+def test_a_file_that_holds_no_catalogue(write: Write, text: str, said: str, hint: str) -> None:
+    with pytest.raises(PresetError) as caught:
+        load(write(text))
+    assert caught.value.message.startswith(said)
+    assert hint in caught.value.hint
+
+
+def test_a_file_that_is_not_there() -> None:
+    with pytest.raises(PresetError, match=r"^nowhere\.toml: no such file$"):
+        load(Path("nowhere.toml"))
+
+
+def test_a_directory_in_place_of_a_file(tmp_path: Path) -> None:
+    with pytest.raises(PresetError, match=r"cannot be read \(Is a directory\)$"):
+        load(tmp_path)
+
+
+def test_a_file_that_is_not_utf_8(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_bytes(b"[mine]\nnote = '\xff'\n")
+    with pytest.raises(PresetError, match=r"mine.toml: not UTF-8 \(byte 15\)$"):
+        load(path)
+
+
+def test_a_catalogue_is_a_mapping() -> None:
+    catalogue = Catalogue((Preset("a", "s", aliases=("b",)),))
+    assert dict(catalogue) == {"a": catalogue["B"]}
+    assert catalogue.get("c") is None
