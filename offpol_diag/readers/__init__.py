@@ -1,0 +1,21 @@
+"""From Parquet files to packed batches: `open_dump(sources).batches()`.
+
+sources   what the user named → files
+files     a file's metadata; why a file cannot be read
+columns   whose column is whose: roles, aliases, overrides
+schemas   types, in one file and across files
+slices    files → slices of rows, with their place for messages
+ragged    Arrow lists → values and lengths
+checks    which rows are bad, and why
+signs     positive log-probs on the train side
+keys      what the bootstrap draws
+pack      rows → Batch
+join      small batches → larger ones
+dump      all of it, one after the other
+"""
+
+from offpol_diag.readers.dump import Dump, open_dump
+from offpol_diag.readers.files import DumpInfo
+from offpol_diag.readers.skipping import BadRow, Skipped
+
+__all__ = ["BadRow", "Dump", "DumpInfo", "Skipped", "open_dump"]

@@ -1,0 +1,187 @@
+"""Whose column is whose: the parts a column can play, the names it goes by, and the user's own word.
+
+A new alias is a word in `ROLES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from offpol_diag.errors import DumpError, did_you_mean
+from offpol_diag.readers import kinds
+from offpol_diag.readers.kinds import Kind
+
+ROLLOUT, OLD, CURRENT = "rollout_log_probs", "old_log_probs", "current_log_probs"
+MASK, ADVANTAGES, REWARDS = "response_mask", "advantages", "rewards"
+TOKEN_IDS, ENTROPY = "token_ids", "entropy"
+SEQUENCE, GROUP = "sequence_id", "group_id"
+STEP, LAG = "step", "policy_lag"
+ROLLOUT_VERSION, TRAIN_VERSION = "rollout_version", "train_version"
+# What reaches a batch as `scalars`.
+SCALARS = (SEQUENCE, GROUP, STEP, LAG, ROLLOUT_VERSION, TRAIN_VERSION)
+
+
+@dataclass(frozen=True)
+class Role:
+    """A part a column can play.
+
+    Attributes:
+        name: our name, and the column's name in a canonical dump.
+        kind: what the column must hold.
+        aliases: what trainers call it.
+        short: what `--columns` may call it.
+    """
+
+    name: str
+    kind: Kind
+    aliases: tuple[str, ...] = ()
+    short: str = ""
+
+
+ROLES = (
+    Role(
+        ROLLOUT,
+        kinds.FLOATS,
+        (
+            "rollout_logprobs",
+            "rollout_logps",
+            "inference_logprobs",
+            "inference_log_probs",
+            "generation_logprobs",
+            "sampling_per_token_logps",
+            "rollout_per_token_logps",
+            "logprobs",
+        ),
+        short="rollout",
+    ),
+    Role(
+        OLD,
+        kinds.FLOATS,
+        (
+            "old_logprobs",
+            "old_logps",
+            "prev_logprobs",
+            "trainer_logprobs",
+            "old_per_token_logps",
+            "old_action_log_probs",
+            "action_log_probs",
+            "prox_logp",
+            "log_probs",
+        ),
+        short="old",
+    ),
+    Role(
+        CURRENT,
+        kinds.FLOATS,
+        ("current_logprobs", "current_logps", "log_prob", "per_token_logps"),
+        short="current",
+    ),
+    Role(
+        MASK,
+        kinds.FLAGS,
+        ("loss_mask", "loss_masks", "completion_mask", "token_loss_mask", "action_mask"),
+        short="mask",
+    ),
+    Role(ADVANTAGES, kinds.NUMBER_OR_LIST, ("advantage",)),
+    Role(REWARDS, kinds.NUMBER, ("reward",)),
+    Role(TOKEN_IDS, kinds.INTEGERS, ("response_token_ids", "response_ids", "completion_ids")),
+    Role(ENTROPY, kinds.FLOATS, ("entropies", "rollout_entropy", "old_entropy")),
+    Role(SEQUENCE, kinds.LABEL, ("sample_id", "sample_index")),
+    Role(GROUP, kinds.LABEL, ("prompt_id", "group_index", "uid")),
+    Role(STEP, kinds.NUMBER, ("global_step",)),
+    Role(LAG, kinds.NUMBER, ("staleness",)),
+    Role(ROLLOUT_VERSION, kinds.NUMBER),
+    Role(TRAIN_VERSION, kinds.NUMBER),
+)
+
+BY_NAME = {role.name: role for role in ROLES}
+_BY_WORD = BY_NAME | {role.short: role for role in ROLES if role.short}
+
+
+def resolve(names: Sequence[str], overrides: Mapping[str, str], file: str) -> dict[str, str]:
+    """Which column plays which part: our name → the column's name, for the parts that are played.
+
+    The user's word goes first, then the canonical name, then the aliases. A column that the user gave a part
+    plays no other.
+
+    Args:
+        names: the columns of the file.
+        overrides: a part (canonical or short name) → the column that plays it.
+        file: the file's name, for messages.
+
+    Raises:
+        DumpError: an override that cannot be meant, two candidates for one part, or a required column missing.
+    """
+    given = _given(names, overrides, file)
+    free = [name for name in names if name not in given.values()]
+    found = {role.name: given.get(role.name) or _candidate(role, free, file) for role in ROLES}
+    mapping = {name: column for name, column in found.items() if column is not None}
+    _require(mapping, names, file)
+    _once(mapping, names, file)
+    return mapping
+
+
+def _given(names: Sequence[str], overrides: Mapping[str, str], file: str) -> dict[str, str]:
+    given: dict[str, str] = {}
+    for word, column in overrides.items():
+        role = _BY_WORD.get(word)
+        if role is None:
+            known = ", ".join(_BY_WORD)
+            raise DumpError(
+                f"--columns {word}={column}: no part is called {word!r}",
+                did_you_mean(word, list(_BY_WORD)) or f"the parts are {known}",
+            )
+        if column in given.values():
+            raise DumpError(
+                f"--columns: {column!r} is given two parts", "each part needs a column of its own"
+            )
+        given[role.name] = existing(column, names, file)
+    return given
+
+
+def existing(column: str, names: Sequence[str], file: str) -> str:
+    """The column, which must be among `names`.
+
+    Raises:
+        DumpError: it is not.
+    """
+    if column not in names:
+        near = did_you_mean(column, list(names))
+        raise DumpError(f"{file}: there is no column {column!r}", near or _there_are(names))
+    return column
+
+
+def _candidate(role: Role, names: Sequence[str], file: str) -> str | None:
+    if role.name in names:
+        return role.name
+    candidates = [alias for alias in role.aliases if alias in names]
+    if len(candidates) > 1:
+        word = role.short or role.name
+        ways = " or ".join(f"--columns {word}={column}" for column in candidates)
+        raise DumpError(f"{file}: {' and '.join(candidates)} can each be {role.name}", f"say which: {ways}")
+    return candidates[0] if candidates else None
+
+
+def _require(mapping: Mapping[str, str], names: Sequence[str], file: str) -> None:
+    if ROLLOUT not in mapping:
+        raise DumpError(
+            f"{file}: no column holds {ROLLOUT}", f"name it with --columns rollout=…; {_there_are(names)}"
+        )
+    if OLD not in mapping and CURRENT not in mapping:
+        raise DumpError(
+            f"{file}: no column holds {OLD} or {CURRENT}, and one of them is needed",
+            f"name it with --columns old=…; {_there_are(names)}",
+        )
+
+
+def _once(mapping: Mapping[str, str], names: Sequence[str], file: str) -> None:
+    twice = next((column for column in mapping.values() if names.count(column) > 1), None)
+    if twice is not None:
+        raise DumpError(
+            f"{file}: two columns are called {twice!r}", "write the file again with one of them renamed"
+        )
+
+
+def _there_are(names: Sequence[str]) -> str:
+    return f"the columns are {', '.join(names)}"

@@ -1,0 +1,155 @@
+"""A dump, opened: what it is, and its sequences as batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from offpol_diag.batch import Batch
+from offpol_diag.errors import DumpError
+from offpol_diag.readers import files, kinds
+from offpol_diag.readers.columns import MASK, ROLLOUT
+from offpol_diag.readers.files import DumpInfo, Part
+from offpol_diag.readers.join import join
+from offpol_diag.readers.pack import pack
+from offpol_diag.readers.schemas import Plan, agree
+from offpol_diag.readers.signs import Signs
+from offpol_diag.readers.skipping import Sieve, Skipped
+from offpol_diag.readers.slices import slices
+from offpol_diag.readers.sources import find
+
+Progress = Callable[[int], None]
+
+
+@dataclass
+class Dump:
+    """A dump whose files, columns and types were found right; its values are judged as they are read.
+
+    Attributes:
+        info: what a report says of it.
+        skipped: rows left out by the last reading so far.
+    """
+
+    info: DumpInfo
+    _parts: list[Part]
+    _plan: Plan
+    _skip: bool
+    _tokens: int
+    skipped: Skipped = field(default_factory=Skipped)
+    _signs: Signs | None = None
+
+    @property
+    def rows(self) -> int:
+        """Sequences of the dump, bad ones included."""
+        return self.info.rows
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Warnings from opening and from the last reading; complete once the reading ended."""
+        return (*_padding(self._parts[0], self._plan), *(self._signs.notes() if self._signs else ()))
+
+    def batches(self, progress: Progress | None = None) -> Iterator[Batch]:
+        """The sequences as CPU float64 batches, in the order of the files; it can be called again.
+
+        Args:
+            progress: Called with the number of rows just read, bad ones included; they add up to `rows`.
+
+        Yields:
+            Batches of at most about `batch_tokens` tokens, or of one sequence.
+
+        Raises:
+            DumpError: A bad row (unless skipped), corrupt data, a column of the wrong sign, or nothing left:
+                every row skipped or every token masked.
+        """
+        self.skipped, self._signs = Skipped(), Signs(self._plan)
+        tokens = 0
+        for batch in join(self._packed(self._signs, progress), self._tokens):
+            tokens += batch.tokens
+            yield batch
+        if not tokens:
+            raise self._nothing()
+
+    def _packed(self, signs: Signs, progress: Progress | None) -> Iterator[Batch]:
+        sieve = Sieve(self._plan, self._skip, self.skipped)
+        before = 0
+        for part in self._parts:
+            for piece in slices(part, self._plan, before, self._tokens):
+                good, rows = sieve.sift(piece)
+                signs.see(good, rows)
+                yield pack(good, rows, self._plan)
+                if progress:
+                    progress(len(piece.rows))
+            before += part.rows
+
+    def _nothing(self) -> DumpError:
+        name = _named(self._parts)
+        if self.skipped.count == self.rows:
+            return DumpError(
+                f"{name}: every row was skipped, all {self.rows}; the first: {self.skipped.examples[0]}",
+                "mend what is wrong with the first, then read again",
+            )
+        return DumpError(f"{name}: no token is left in {self.rows} rows", _masked_hint(self._plan))
+
+
+def _masked_hint(plan: Plan) -> str:
+    mask = plan.columns.get(MASK)
+    if mask is None:
+        return "every list is empty; check the writer"
+    return f"column {mask!r} excludes every token; 1 is a token that counts, 0 one that does not"
+
+
+def open_dump(
+    sources: Sequence[str],
+    *,
+    columns: Mapping[str, str] | None = None,
+    group_by: Sequence[str] = (),
+    on_bad_row: Literal["error", "skip"] = "error",
+    batch_tokens: int = 1_000_000,
+) -> Dump:
+    """Open a dump and check its files, columns and types; values are read by `Dump.batches`.
+
+    Args:
+        sources: Parquet files, directories (searched recursively for *.parquet) and globs.
+        columns: Which column plays a part, where its name does not say: `{"rollout": "my_logps"}`. A part is
+            one of rollout, old, current, mask, or a canonical column name.
+        group_by: Columns with one value per row that should reach `Batch.scalars`.
+        on_bad_row: Whether a bad row is an error or is left out and counted.
+        batch_tokens: How many tokens, masked ones included, are held at once.
+
+    Raises:
+        DumpError: A source that cannot be found or read, a column that is missing, ambiguous or of the wrong
+            type, files that differ, or no row at all.
+    """
+    parts = files.describe(find(sources))
+    filled = [part for part in parts if part.rows]
+    if not filled:
+        raise DumpError(
+            f"{_named(parts)}: the dump is empty: it has no row", "check that its writer was closed"
+        )
+    plan = agree(filled, columns or {}, group_by)
+    return Dump(_info(parts, plan), filled, plan, on_bad_row == "skip", max(1, batch_tokens))
+
+
+def _info(parts: Sequence[Part], plan: Plan) -> DumpInfo:
+    return DumpInfo(
+        files=tuple(str(part.path) for part in parts),
+        rows=sum(part.rows for part in parts),
+        row_groups=sum(len(part.group_rows) for part in parts),
+        bytes=sum(part.bytes for part in parts),
+        columns=dict(plan.columns),
+        provenance=files.merged(part.provenance for part in parts),
+    )
+
+
+def _named(parts: Sequence[Part]) -> str:
+    rest = f" and {len(parts) - 3} more" if len(parts) > 3 else ""
+    return ", ".join(str(part.path) for part in parts[:3]) + rest
+
+
+def _padding(part: Part, plan: Plan) -> tuple[str, ...]:
+    """A warning where padding may be taken for tokens."""
+    column = plan.columns[ROLLOUT]
+    if MASK in plan.columns or not kinds.is_padded(part.schema.field(column).type):
+        return ()
+    return (f"{column!r} is padded to one length and there is no {MASK}: padding, if any, counts as tokens",)

@@ -1,0 +1,165 @@
+"""What a Parquet file says of itself, and why one cannot be read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from offpol_diag.errors import DumpError
+from offpol_diag.readers.sources import File
+
+PROVENANCE = b"offpol_diag"
+MAGIC = b"PAR1"
+# What pyarrow raises on a damaged file: its own errors, OSError (codecs), ValueError (text in the footer).
+READ_ERRORS = (pa.ArrowException, OSError, ValueError)
+
+
+@dataclass(frozen=True)
+class DumpInfo:
+    """What a report says of the dump.
+
+    Attributes:
+        files: paths, as read.
+        rows: sequences, bad ones included.
+        row_groups: of all files.
+        bytes: size on disk.
+        columns: our name → the column it is read from.
+        provenance: what the files' metadata says of how the numbers were made; where files disagree, the list
+            of what they say.
+    """
+
+    files: tuple[str, ...]
+    rows: int
+    row_groups: int
+    bytes: int
+    columns: dict[str, str]
+    provenance: dict[str, object]
+
+
+@dataclass(frozen=True)
+class Part:
+    """One file of a dump, as its footer describes it.
+
+    Attributes:
+        path: the file.
+        schema: its columns, those from hive partitions included.
+        partitions: partition column → value.
+        group_rows: rows of each row group.
+        bytes: size on disk.
+        provenance: the JSON object under `PROVENANCE` in its metadata.
+    """
+
+    path: Path
+    schema: pa.Schema
+    partitions: dict[str, pa.Scalar]
+    group_rows: tuple[int, ...]
+    bytes: int
+    provenance: dict[str, object]
+
+    @property
+    def rows(self) -> int:
+        """Rows of the file."""
+        return sum(self.group_rows)
+
+
+def open_parquet(path: Path) -> pq.ParquetFile:
+    """The file, opened; page checksums are verified where the writer stored them."""
+    return pq.ParquetFile(path, page_checksum_verification=True)
+
+
+def describe(files: Sequence[File]) -> list[Part]:
+    """The footers of all files.
+
+    Raises:
+        DumpError: a file that is not Parquet, is damaged, or cannot be opened.
+    """
+    numeric = _integer_keys(files)
+    return [_describe(file, numeric) for file in files]
+
+
+def _describe(file: File, numeric: frozenset[str]) -> Part:
+    partitions = {key: _value(text, key in numeric) for key, text in file.partitions.items()}
+    try:
+        with open_parquet(file.path) as parquet:
+            schema, metadata = parquet.schema_arrow, parquet.metadata
+            group_rows = tuple(metadata.row_group(g).num_rows for g in range(metadata.num_row_groups))
+            provenance = _provenance((metadata.metadata or {}).get(PROVENANCE, b"{}"))
+            size = file.path.stat().st_size
+    except READ_ERRORS as error:
+        raise _unreadable(file.path, error) from error
+    partitions = {key: value for key, value in partitions.items() if key not in schema.names}
+    return Part(file.path, _with_partitions(schema, partitions), partitions, group_rows, size, provenance)
+
+
+def _with_partitions(schema: pa.Schema, partitions: dict[str, pa.Scalar]) -> pa.Schema:
+    for key, value in partitions.items():
+        schema = schema.append(pa.field(key, value.type))
+    return schema
+
+
+def _integer_keys(files: Iterable[File]) -> frozenset[str]:
+    """Partition keys whose every value reads as an integer."""
+    pairs = [(key, text) for file in files for key, text in file.partitions.items()]
+    words = {key for key, text in pairs if text is not None and not text.removeprefix("-").isdecimal()}
+    return frozenset(key for key, _ in pairs) - words
+
+
+def _value(text: str | None, numeric: bool) -> pa.Scalar:
+    if numeric:
+        return pa.scalar(None if text is None else int(text), pa.int64())
+    return pa.scalar(text, pa.string())
+
+
+def _provenance(text: bytes) -> dict[str, object]:
+    """The metadata as an object; empty when it is none of ours (another tool may have rewritten the file)."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def merged(provenances: Iterable[dict[str, object]]) -> dict[str, object]:
+    """One provenance for several files: a value where they agree, the list of different values where not."""
+    seen: dict[str, list[object]] = {}
+    for provenance in provenances:
+        for key, value in provenance.items():
+            values = seen.setdefault(key, [])
+            if value not in values:
+                values.append(value)
+    return {key: values[0] if len(values) == 1 else values for key, values in seen.items()}
+
+
+def _unreadable(path: Path, error: Exception) -> DumpError:
+    """Why a file does not open, from its first and last bytes."""
+    try:
+        with path.open("rb") as stream:
+            head = stream.read(4)
+            stream.seek(0, 2)
+            stream.seek(max(stream.tell() - 4, 0))
+            tail = stream.read(4)
+    except OSError as failure:
+        return DumpError(
+            f"{path}: cannot be opened ({failure.strerror})", "check that it exists and may be read"
+        )
+    causes = (
+        (not head, "the file is empty (0 bytes)", "its writer did not finish; dump again"),
+        (head != MAGIC, "not a Parquet file", "dumps are Parquet; other forms need converting first"),
+        (
+            tail != MAGIC,
+            "the file is truncated: its Parquet footer is missing",
+            "copy it again; or its writer died",
+        ),
+        (True, f"the Parquet footer is corrupt ({first_line(error)})", "copy or dump the file again"),
+    )
+    return next(DumpError(f"{path}: {what}", hint) for applies, what, hint in causes if applies)
+
+
+def first_line(error: Exception) -> str:
+    """What a library says, kept to one line."""
+    return (str(error).splitlines() or [type(error).__name__])[0]

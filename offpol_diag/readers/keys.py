@@ -1,0 +1,56 @@
+"""A 64-bit key per sequence: the unit that the bootstrap draws.
+
+The key depends on what a sequence is, never on where it stands, so that cutting a dump into files, merging or
+reordering changes no key.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.types as pt
+
+from offpol_diag.readers.ragged import Floats, Ints, starts
+
+Words = npt.NDArray[np.uint64]
+
+
+def mix(x: Words) -> Words:
+    """A bijection of 64-bit words that spreads every bit, [N] → [N] (splitmix64, Steele et al. 2014)."""
+    with np.errstate(over="ignore"):
+        x = x + np.uint64(0x9E3779B97F4A7C15)
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def of_groups(ids: pa.Array, contents: Ints) -> Ints:
+    """Keys from group ids, [S] → [S] int64; where an id is null, the key is that of `contents` [S]."""
+    encoded = ids if pt.is_dictionary(ids.type) else ids.dictionary_encode()
+    uniques = np.array([_of_label(value) for value in encoded.dictionary.to_pylist()] or [0], dtype=np.uint64)
+    codes = encoded.indices.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+    null = encoded.is_null().to_numpy(zero_copy_only=False)
+    return np.where(null, contents, mix(uniques)[codes].view(np.int64))
+
+
+def _of_label(value: Any) -> int:
+    """A 64-bit word for a group id; a number is itself, so that files which store 3 and 3.0 agree."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, int):
+        return value % 2**64
+    text = value if isinstance(value, bytes) else str(value).encode()
+    return int.from_bytes(blake2b(text, digest_size=8).digest(), "little")
+
+
+def of_contents(rollout: Floats, position: Ints, lengths: Ints) -> Ints:
+    """Keys from what sequences hold: kept log-probs [T] at positions [T], lengths [S] → [S] int64."""
+    bits = (rollout + 0.0).view(np.uint64)  # + 0.0: -0.0 and 0.0 are one number
+    words = mix(bits ^ mix(position.astype(np.uint64)))
+    sums = np.concatenate((np.zeros(1, np.uint64), np.cumsum(words, dtype=np.uint64)))  # modulo 2⁶⁴
+    ends = starts(lengths)
+    return mix(sums[ends[1:]] - sums[ends[:-1]]).view(np.int64)

@@ -1,0 +1,87 @@
+"""Kinds of column: which Arrow types can play a part.
+
+A width never matters (float16 or float64, list or large_list); what an element is does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.types as pt
+
+Test = Callable[[pa.DataType], bool]
+
+LISTS: tuple[Test, ...] = (
+    pt.is_list,
+    pt.is_large_list,
+    pt.is_fixed_size_list,
+    pt.is_list_view,
+    pt.is_large_list_view,
+)
+TEXTS: tuple[Test, ...] = (
+    pt.is_string,
+    pt.is_large_string,
+    pt.is_string_view,
+    pt.is_binary,
+    pt.is_large_binary,
+)
+NUMBERS: tuple[Test, ...] = (pt.is_integer, pt.is_floating, pt.is_boolean)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a column must hold.
+
+    Attributes:
+        needs: in words, for messages.
+        accepts: whether an Arrow type will do.
+    """
+
+    needs: str
+    accepts: Test
+
+
+def is_list(dtype: pa.DataType) -> bool:
+    """Whether a column holds a list per row."""
+    return _is_any(dtype, LISTS)
+
+
+def is_padded(dtype: pa.DataType) -> bool:
+    """Whether every list of a column has the same length."""
+    return bool(pt.is_fixed_size_list(dtype))
+
+
+def plain(dtype: pa.DataType) -> pa.DataType:
+    """The type without its dictionary."""
+    return dtype.value_type if pt.is_dictionary(dtype) else dtype
+
+
+def family(dtype: pa.DataType) -> str:
+    """What two files must agree on for a column: the nature of its elements, not their width."""
+    inner = plain(dtype.value_type if is_list(dtype) else dtype)
+    named = (("number", NUMBERS), ("text", TEXTS))
+    return next((name for name, tests in named if _is_any(inner, tests)), str(inner))
+
+
+def _is_any(dtype: pa.DataType, tests: tuple[Test, ...]) -> bool:
+    return any(test(dtype) for test in tests)
+
+
+def _list_of(*tests: Test) -> Test:
+    return lambda dtype: is_list(dtype) and _is_any(dtype.value_type, tests)
+
+
+def _is_number(dtype: pa.DataType) -> bool:
+    return _is_any(plain(dtype), NUMBERS)
+
+
+FLOATS = Kind("a list of floats per row", _list_of(pt.is_floating))
+INTEGERS = Kind("a list of integers per row", _list_of(pt.is_integer))
+FLAGS = Kind("a list of 0 and 1 per row", _list_of(*NUMBERS))
+NUMBER = Kind("one number per row", _is_number)
+NUMBER_OR_LIST = Kind(
+    "one number or a list of numbers per row", lambda dtype: _is_number(dtype) or _list_of(*NUMBERS)(dtype)
+)
+LABEL = Kind("one value per row", lambda dtype: not pt.is_nested(dtype))

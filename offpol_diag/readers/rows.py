@@ -1,0 +1,58 @@
+"""A slice's columns as arrays, under our names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from offpol_diag.readers import columns, kinds
+from offpol_diag.readers.ragged import Flags, Floats, Ints, Ragged, numbers, ragged, starts
+from offpol_diag.readers.schemas import Plan
+
+PER_SEQUENCE = (columns.REWARDS, columns.ADVANTAGES)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """S rows, masked tokens still there.
+
+    Attributes:
+        lists: columns with a list per row.
+        numbers: columns with a number per row, [S] float64, NaN where null.
+    """
+
+    lists: dict[str, Ragged]
+    numbers: dict[str, Floats]
+
+    @property
+    def lengths(self) -> Ints:
+        """Tokens per row, masked ones counted, [S]."""
+        return self.lists[columns.ROLLOUT].lengths
+
+    @property
+    def offsets(self) -> Ints:
+        """Where each row starts, [S+1]."""
+        return starts(self.lengths)
+
+    @property
+    def live(self) -> Flags:
+        """Tokens that the mask lets through, [T] bool; all where there is no mask."""
+        mask = self.lists.get(columns.MASK)
+        if mask is None:
+            return np.ones(int(self.lengths.sum()), np.bool_)
+        return np.equal(mask.values, 1)
+
+
+def decode(table: pa.RecordBatch, plan: Plan) -> Rows:
+    """The columns of a slice that become tensors."""
+    found = {role: table.column(name) for role, name in plan.columns.items()}
+    lists = {role: ragged(column) for role, column in found.items() if kinds.is_list(column.type)}
+    single = {role: numbers(found[role]) for role in PER_SEQUENCE if role in found and role not in lists}
+    return Rows(lists, {role: _with_nan(values, null) for role, (values, null) in single.items()})
+
+
+def _with_nan(values: Floats | Ints, null: Flags | None) -> Floats:
+    floats = values.astype(np.float64)
+    return floats if null is None else np.where(null, np.nan, floats)

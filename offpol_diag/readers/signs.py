@@ -1,0 +1,100 @@
+"""Positive log-probs on the train side.
+
+A value above 0 is no log-probability. In the train columns it is told, not refused: perturbed or
+quantised dumps hold some, and every number stays defined. A column that is positive more often than not has the wrong sign.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from offpol_diag.errors import DumpError
+from offpol_diag.readers import columns
+from offpol_diag.readers.checks import TOLERANCE, row_of
+from offpol_diag.readers.ragged import Floats
+from offpol_diag.readers.rows import Rows
+from offpol_diag.readers.schemas import Plan
+from offpol_diag.readers.slices import Slice
+
+TRAIN = (columns.OLD, columns.CURRENT)
+# Enough tokens that more than half of them positive is no accident.
+JUDGED_AT = 32
+
+
+@dataclass
+class Count:
+    """What was seen of one column.
+
+    Attributes:
+        tokens: that count.
+        positive: beyond the tolerance.
+        sizeable: beyond the tolerance on either side of 0.
+        first: place and value of the first positive one.
+        judged: whether the sign was found right.
+    """
+
+    tokens: int = 0
+    positive: int = 0
+    sizeable: int = 0
+    first: str = ""
+    judged: bool = False
+
+
+@dataclass(frozen=True)
+class Signs:
+    """Watches the signs of the train columns.
+
+    Attributes:
+        plan: the columns.
+        counts: by our name of the column.
+    """
+
+    plan: Plan
+    counts: dict[str, Count] = field(default_factory=dict)
+
+    def see(self, piece: Slice, rows: Rows) -> None:
+        """Count the next rows.
+
+        Raises:
+            DumpError: a column with the wrong sign.
+        """
+        live = rows.live
+        for role in TRAIN:
+            if role in rows.lists:
+                count = self.counts.setdefault(role, Count())
+                self._add(count, role, piece, rows, np.where(live, rows.lists[role].values, 0.0))
+                count.tokens += int(live.sum())
+                self._judge(count, role)
+
+    def _add(self, count: Count, role: str, piece: Slice, rows: Rows, values: Floats) -> None:
+        positive = np.flatnonzero(values > TOLERANCE)
+        count.positive += positive.size
+        count.sizeable += int((np.abs(values) > TOLERANCE).sum())
+        if positive.size and not count.first:
+            token = positive[0]
+            row = int(row_of(positive[:1], rows.offsets)[0])
+            at = f"{piece.place(row)}, column {self.plan.columns[role]!r}"
+            count.first = f"{at}: token {token - rows.offsets[row]} is {values[token]:.6g}"
+
+    def _judge(self, count: Count, role: str) -> None:
+        if count.judged or count.tokens < JUDGED_AT:
+            return
+        if 2 * count.positive > count.sizeable:
+            raise DumpError(
+                f"{count.first}, and {count.positive} of {count.tokens} tokens are above 0 like it: "
+                "the column has the wrong sign",
+                "a log-probability is at most 0; if the column holds negative log-likelihoods, negate it",
+            )
+        count.judged = True
+
+    def notes(self) -> tuple[str, ...]:
+        """A warning for each column with positive values."""
+        return tuple(
+            f"{count.positive} of {count.tokens} tokens ({count.positive / count.tokens:.2%}) of "
+            f"{self.plan.columns[role]!r} are above 0 by more than {TOLERANCE:g} nats "
+            f"(first: {count.first}); such values are no log-probabilities"
+            for role, count in self.counts.items()
+            if count.positive
+        )

@@ -1,0 +1,132 @@
+"""Files → slices: rows that fit in memory, with their place in the file for messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from offpol_diag.errors import DumpError
+from offpol_diag.readers import columns
+from offpol_diag.readers.files import READ_ERRORS, Part, first_line, open_parquet
+from offpol_diag.readers.ragged import Flags, Ints, starts
+from offpol_diag.readers.schemas import Plan
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Rows of one row group.
+
+    Attributes:
+        file: path.
+        row_group: number in the file, from 0.
+        rows: number of each row in the file, from 0, [S].
+        before: rows in the files before this one.
+        table: the columns of the plan, S rows.
+    """
+
+    file: str
+    row_group: int
+    rows: Ints
+    before: int
+    table: pa.RecordBatch
+
+    def place(self, index: int) -> str:
+        """Where a row of the slice stands."""
+        return f"{self.file}, row group {self.row_group}, row {self.rows[index]}"
+
+    def keep(self, good: Flags) -> Slice:
+        """The rows that are good, [S] bool."""
+        return replace(self, rows=self.rows[good], table=self.table.filter(pa.array(good)))
+
+
+def slices(part: Part, plan: Plan, before: int, tokens: int) -> Iterator[Slice]:
+    """The rows of a file, at most about `tokens` tokens at a time and at least one row.
+
+    Args:
+        part: the file.
+        plan: the columns to read.
+        before: rows in the files before this one.
+        tokens: masked ones count.
+
+    Raises:
+        DumpError: data that cannot be read.
+    """
+    rollout = plan.columns[columns.ROLLOUT]
+    for group, first, table in _tables(part, plan, tokens):
+        lengths = pc.list_value_length(table.column(rollout)).fill_null(0).to_numpy(zero_copy_only=False)
+        for begin, end in _cuts(starts(lengths), tokens):
+            rows = np.arange(first + begin, first + end)
+            yield Slice(str(part.path), group, rows, before, table.slice(begin, end - begin))
+
+
+def _cuts(offsets: Ints, tokens: int) -> Iterator[tuple[int, int]]:
+    """Spans of rows that hold at most `tokens` tokens, or one row; rows start at `offsets` [S+1]."""
+    begin, rows = 0, len(offsets) - 1
+    while begin < rows:
+        fit = int(np.searchsorted(offsets, offsets[begin] + tokens, side="right")) - 1
+        end = max(fit, begin + 1)
+        yield begin, end
+        begin = end
+
+
+def _tables(part: Part, plan: Plan, tokens: int) -> Iterator[tuple[int, int, pa.RecordBatch]]:
+    """Row group, number of the first row in the file, and the rows."""
+    first = 0
+    for group, rows in enumerate(part.group_rows):
+        for done, table in _read(part, group, plan, tokens):
+            for key, value in part.partitions.items():
+                table = table.append_column(key, pa.repeat(value, table.num_rows))
+            yield group, first + done, table
+        first += rows
+
+
+def _read(part: Part, group: int, plan: Plan, tokens: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """One row group in pieces, each with the number of rows before it."""
+    names = [name for name in plan.names if name not in part.partitions]
+    done = 0
+    try:
+        with open_parquet(part.path) as parquet:
+            rows = _rows_at_once(parquet, group, plan.columns[columns.ROLLOUT], tokens)
+            for table in parquet.iter_batches(rows, row_groups=[group], columns=names):
+                yield done, table
+                done += table.num_rows
+    except READ_ERRORS as error:
+        raise _corrupt(part, group, done, names, error) from error
+    if done != part.group_rows[group]:
+        raise _corrupt(part, group, done, names, EOFError("fewer rows than the footer says"))
+
+
+def _rows_at_once(parquet: pq.ParquetFile, group: int, name: str, tokens: int) -> int:
+    """Rows of a row group that hold about `tokens` tokens, by the footer's count of values."""
+    metadata = parquet.metadata.row_group(group)
+    chunks = (metadata.column(i) for i in range(metadata.num_columns))
+    values = next(
+        (c.num_values for c in chunks if c.path_in_schema.startswith(f"{name}.")), metadata.num_rows
+    )
+    return max(1, tokens * int(metadata.num_rows) // max(int(values), 1))
+
+
+def _corrupt(part: Part, group: int, done: int, names: list[str], error: Exception) -> DumpError:
+    first = sum(part.group_rows[:group]) + done
+    where = f"{part.path}, row group {group}, from row {first} on"
+    culprits = ", ".join(repr(name) for name in names if not _reads(part, group, name)) or "unknown"
+    return DumpError(
+        f"{where}, column {culprits}: the data are corrupt ({first_line(error)})",
+        "copy the file again and compare sizes; if it stays, dump again",
+    )
+
+
+def _reads(part: Part, group: int, name: str) -> bool:
+    """Whether a column of a row group can be read on its own."""
+    try:
+        with open_parquet(part.path) as parquet:
+            for _ in parquet.iter_batches(1024, row_groups=[group], columns=[name]):
+                pass
+    except READ_ERRORS:
+        return False
+    return True
