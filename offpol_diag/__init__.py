@@ -1,0 +1,52 @@
+"""Off-policy mismatch in LLM reinforcement learning: from per-token log-probs to numbers and a verdict.
+
+    import offpol_diag
+
+    summary = offpol_diag.analyze(["step_100.parquet"], presets=())
+    summary.metrics["k3"].value
+
+Importing the package imports nothing heavy; what it exports is imported when it is first asked for (PEP 562).
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from offpol_diag.analyze import analyze
+    from offpol_diag.summary import Summary
+    from offpol_diag.writer import DumpWriter
+
+    __version__: str
+
+__all__ = ["DumpWriter", "Summary", "__version__", "analyze"]
+
+_HOMES = {
+    "DumpWriter": "offpol_diag.writer",
+    "Summary": "offpol_diag.summary",
+    "analyze": "offpol_diag.analyze",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name == "__version__":
+        return _version()
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found: object = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = found  # over the submodule of the same name, which the import has just bound here
+    return found
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("offpol-diag")
+    except PackageNotFoundError:  # a source tree on the path, not installed
+        return "0+source"
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,16 @@
+"""`python -m offpol_diag`, and the `offpol-diag` script."""
+
+from __future__ import annotations
+
+from offpol_diag.cli import app
+from offpol_diag.cli.exits import exit_codes
+
+
+def main() -> None:
+    """Run the command line; the exit code says how it went."""
+    with exit_codes():
+        app(prog_name="offpol-diag")
+
+
+if __name__ == "__main__":
+    main()

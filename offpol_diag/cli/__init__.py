@@ -1,0 +1,62 @@
+"""The command line: arguments → call → files and an exit code. One file per command, one line in `COMMANDS`.
+
+Commands import what they need inside their functions, so that `offpol-diag --help` stays instant.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from offpol_diag.cli import defaults
+from offpol_diag.cli.analyze import analyze
+from offpol_diag.cli.compare import compare
+from offpol_diag.cli.exits import exit_codes
+from offpol_diag.cli.gate import gate
+from offpol_diag.cli.presets import presets
+from offpol_diag.cli.report import report
+
+COMMANDS = (
+    analyze,
+    compare,
+    gate,
+    presets,
+    report,
+)
+
+app = typer.Typer(
+    name="offpol-diag",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+for command in COMMANDS:
+    app.command()(exit_codes()(command))
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from offpol_diag import __version__
+
+        typer.echo(f"offpol-diag {__version__}")
+        raise typer.Exit
+
+
+Version = Annotated[
+    bool,
+    typer.Option(
+        "--version", "-V", callback=_show_version, is_eager=True, help="Print the version and exit."
+    ),
+]
+
+
+@app.callback(
+    epilog="Exit codes: 0 passed · 1 a gate failed · 2 could not say (bad arguments, bad dump, no data)."
+)
+def _root(context: typer.Context, version: Version = False) -> None:
+    """Off-policy mismatch in LLM reinforcement learning, from a dump of per-token log-probs."""
+    options = defaults.settings().options
+    context.default_map = {command.__name__: options for command in COMMANDS}

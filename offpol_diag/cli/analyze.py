@@ -1,0 +1,59 @@
+"""`offpol-diag analyze`: one dump, everything about it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from offpol_diag.cli import defaults, options
+from offpol_diag.cli.output import Outputs, check, default_html
+from offpol_diag.cli.show import show_report
+from offpol_diag.cli.study import Study
+
+NoHtml = Annotated[
+    bool, typer.Option("--no-html", rich_help_panel=options.OUTPUT, help="Write no HTML report.")
+]
+Sequences = Annotated[
+    Path | None,
+    typer.Option(
+        "--sequences",
+        metavar="FILE.parquet",
+        rich_help_panel=options.OUTPUT,
+        help="Write one row per sequence: its length, ΣΔ, and what each preset keeps of it.",
+    ),
+]
+
+
+def analyze(
+    dump: options.Dumps = None,
+    presets: options.Presets = "all",
+    preset_file: options.PresetFile = None,
+    columns: options.Columns = None,
+    group_by: options.GroupBy = None,
+    on_bad_row: options.OnBadRow = "error",
+    out: options.Html = None,
+    no_html: NoHtml = False,
+    json: options.Json = None,
+    md: options.Markdown = None,
+    sequences: Sequences = None,
+    device: options.Device = "auto",
+    seed: options.Seed = 0,
+    quiet: options.Quiet = False,
+) -> None:
+    """How bad is the mismatch, how sure is that, and where is it: terminal summary and one HTML file.
+
+    The HTML goes to offpol-diag-<name>.html in the working directory unless -o says otherwise. With --json -
+    or --md - stdout holds that and nothing else.
+    """
+    dumps = defaults.dumps(dump, quiet)
+    files = Outputs(None if no_html else out or default_html(dumps), json, md, quiet)
+    files.check()
+    check(sequences)
+    study = Study(preset_file, columns, group_by, device, seed, on_bad_row, quiet, sequences)
+    summary = study.run("analyze", dumps, study.catalogue().resolve(presets))
+    files.write(summary)
+    if not files.takes_stdout():
+        show_report(summary)
+    files.say_where()

@@ -1,0 +1,126 @@
+"""What is used when nothing was said: a file in the working directory, else the sample dump.
+
+Flags beat the environment (`OFFPOL_DIAG_*`), which beats the file. The file is `offpol-diag.toml`, or else
+the table `[tool.offpol-diag]` of `pyproject.toml`; the two are not merged.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from offpol_diag.cli.output import note
+from offpol_diag.errors import UsageError, did_you_mean
+
+
+class Home(NamedTuple):
+    """A file that may hold settings, and the tables to go through inside it."""
+
+    file: str
+    tables: tuple[str, ...]
+
+
+HOMES = (Home("offpol-diag.toml", ()), Home("pyproject.toml", ("tool", "offpol-diag")))
+
+
+def _listed(value: object) -> str:
+    return ",".join(str(item) for item in value) if isinstance(value, list) else str(value)
+
+
+def _paired(value: object) -> str:
+    return (
+        ",".join(f"{ours}={theirs}" for ours, theirs in value.items())
+        if isinstance(value, dict)
+        else str(value)
+    )
+
+
+KEYS: Mapping[str, Callable[[object], str]] = {
+    "dump": _listed,
+    "presets": _listed,
+    "preset_file": str,
+    "columns": _paired,
+    "group_by": _listed,
+    "device": str,
+    "seed": str,
+    "on_bad_row": str,
+    "quiet": str,
+}
+"""What a file may set → how it is said on the command line. Keys may be written with `-` or `_`."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a file says.
+
+    Attributes:
+        file: the file it was read from, or empty.
+        dump: the dump it names, as patterns and paths.
+        options: option → value as the command line would have it.
+    """
+
+    file: str = ""
+    dump: tuple[str, ...] = ()
+    options: dict[str, str] = field(default_factory=dict)
+
+
+def settings(folder: Path = Path()) -> Settings:
+    """The settings of a folder; empty when no file there holds any.
+
+    Raises:
+        UsageError: the file is not TOML, or holds a key that is none of ours.
+    """
+    for home in HOMES:
+        table = _table(folder / home.file, home.tables)
+        if table:
+            return _settings(home.file, table)
+    return Settings()
+
+
+def dumps(given: Sequence[str] | None, quiet: bool = False) -> list[str]:
+    """The dumps to read: those given, else the one a file names, else the sample; says so on stderr."""
+    if given:
+        return list(given)
+    found = settings()
+    if found.dump:
+        note(f"no DUMP given: reading {', '.join(found.dump)}, named in {found.file}", quiet)
+        return list(found.dump)
+    note("no DUMP given: reading the sample dump that ships with offpol-diag", quiet)
+    return [str(sample())]
+
+
+def sample() -> Path:
+    """The sample dump inside the package."""
+    return Path(__file__).parents[1] / "data" / "sample.parquet"
+
+
+def _table(path: Path, inside: Sequence[str]) -> dict[str, object]:
+    try:
+        table: object = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return {}
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"{path}: cannot be read as TOML ({error})", "mend it, or run in another folder"
+        ) from error
+    for name in inside:
+        table = table.get(name, {}) if isinstance(table, dict) else {}
+    return table if isinstance(table, dict) else {}
+
+
+def _settings(file: str, table: dict[str, object]) -> Settings:
+    values = {_key(file, key): value for key, value in table.items()}
+    dump = values.pop("dump", [])
+    named = tuple(str(item) for item in dump) if isinstance(dump, list) else (str(dump),)
+    return Settings(file, named, {key: KEYS[key](value) for key, value in values.items()})
+
+
+def _key(file: str, key: str) -> str:
+    name = key.replace("-", "_")
+    if name not in KEYS:
+        known = f"the keys are {', '.join(KEYS)}"
+        raise UsageError(f"{file}: there is no setting {key!r}", did_you_mean(name, list(KEYS)) or known)
+    return name

@@ -1,0 +1,122 @@
+"""Every option that more than one command has, declared once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+INPUT, OUTPUT = "What is read", "What is written"
+
+Dumps = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[DUMP]...",
+        show_default=False,
+        help="Paths, globs, directories or URIs of Parquet files; - is stdin. "
+        "Left out: the dump that pyproject.toml or offpol-diag.toml names, else the sample.",
+    ),
+]
+Presets = Annotated[
+    str,
+    typer.Option(
+        "--presets",
+        envvar="OFFPOL_DIAG_PRESETS",
+        metavar="all|NAME,NAME",
+        rich_help_panel=INPUT,
+        help="Corrections to evaluate; `offpol-diag presets` lists them.",
+    ),
+]
+PresetFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--preset-file",
+        envvar="OFFPOL_DIAG_PRESET_FILE",
+        metavar="FILE",
+        rich_help_panel=INPUT,
+        help="Presets of your own (TOML, the grammar of the catalogue).",
+    ),
+]
+Columns = Annotated[
+    str | None,
+    typer.Option(
+        "--columns",
+        envvar="OFFPOL_DIAG_COLUMNS",
+        metavar="rollout=NAME,old=NAME",
+        rich_help_panel=INPUT,
+        help="Which column is which, where the names do not say it.",
+    ),
+]
+GroupBy = Annotated[
+    str | None,
+    typer.Option(
+        "--group-by",
+        envvar="OFFPOL_DIAG_GROUP_BY",
+        metavar="COLUMN,COLUMN",
+        rich_help_panel=INPUT,
+        help="Break the numbers down by these columns (host, engine, env).",
+    ),
+]
+OnBadRow = Annotated[
+    Literal["error", "skip"],
+    typer.Option(
+        "--on-bad-row",
+        envvar="OFFPOL_DIAG_ON_BAD_ROW",
+        rich_help_panel=INPUT,
+        help="Stop at a row that cannot be read, or leave it out and say so at the top of every report.",
+    ),
+]
+Device = Annotated[
+    str,
+    typer.Option(
+        "--device",
+        envvar="OFFPOL_DIAG_DEVICE",
+        metavar="auto|cpu|cuda[:N]",
+        help="Where to compute.",
+    ),
+]
+Seed = Annotated[
+    int,
+    typer.Option("--seed", envvar="OFFPOL_DIAG_SEED", min=0, help="Seed of the bootstrap intervals."),
+]
+Quiet = Annotated[
+    bool,
+    typer.Option("--quiet", "-q", envvar="OFFPOL_DIAG_QUIET", help="No progress and no remarks on stderr."),
+]
+Html = Annotated[
+    Path | None,
+    typer.Option(
+        "--out", "-o", "--html", metavar="FILE", rich_help_panel=OUTPUT, help="Where the HTML report goes."
+    ),
+]
+Json = Annotated[
+    Path | None,
+    typer.Option(
+        "--json", metavar="FILE|-", rich_help_panel=OUTPUT, help="Write the result as JSON; - is stdout."
+    ),
+]
+Markdown = Annotated[
+    Path | None,
+    typer.Option("--md", metavar="FILE|-", rich_help_panel=OUTPUT, help="Write Markdown; - is stdout."),
+]
+
+
+def pairs(text: str | None) -> dict[str, str]:
+    """`a=b,c=d` as a mapping.
+
+    Raises:
+        UsageError: a part has no `=`, or nothing on one side of it.
+    """
+    from offpol_diag.errors import UsageError
+
+    split = [part.partition("=") for part in names(text)]
+    for ours, _, theirs in split:
+        if not ours.strip() or not theirs.strip():
+            raise UsageError(f'--columns: "{ours}" names no column', "write --columns rollout=NAME,old=NAME")
+    return {ours.strip(): theirs.strip() for ours, _, theirs in split}
+
+
+def names(text: str | None) -> tuple[str, ...]:
+    """`a,b` as a tuple of words."""
+    return tuple(word.strip() for word in (text or "").split(",") if word.strip())

@@ -1,0 +1,36 @@
+"""`offpol-diag report`: draw a result again, without the dump."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from offpol_diag.cli import options
+from offpol_diag.cli.output import STDOUT, Outputs, default_html
+from offpol_diag.cli.show import show_report
+
+Result = Annotated[Path, typer.Argument(metavar="RESULT.json", help="What --json wrote; - is stdin.")]
+
+
+def report(
+    result: Result,
+    out: options.Html = None,
+    md: options.Markdown = None,
+    quiet: options.Quiet = False,
+) -> None:
+    """Draw a report again from the JSON of a result; equal to the one first drawn."""
+    import sys
+
+    from offpol_diag.summary import load, loads
+
+    files = Outputs(html=out or default_html([str(result)]), markdown=md, quiet=quiet)
+    files.check()
+    summary = (
+        loads(sys.stdin.buffer.read().decode(errors="replace"), "stdin") if result == STDOUT else load(result)
+    )
+    files.write(summary)
+    if not files.takes_stdout():
+        show_report(summary)
+    files.say_where()

@@ -1,0 +1,24 @@
+"""The terminal: what every command prints for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from offpol_diag.blocks import Section
+    from offpol_diag.summary import Summary
+
+
+def show(sections: Sequence[Section]) -> None:
+    """Draw sections on stdout."""
+    from offpol_diag.render.terminal import make_console, render_terminal
+
+    render_terminal(sections, make_console())
+
+
+def show_report(summary: Summary) -> None:
+    """Draw the whole report on stdout."""
+    from offpol_diag.sections import sections
+
+    show(sections(summary))

@@ -1,0 +1,115 @@
+"""From options to a finished summary: what `analyze`, `compare` and `gate` share."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from offpol_diag.cli.options import names, pairs
+from offpol_diag.errors import UsageError
+
+if TYPE_CHECKING:
+    from offpol_diag.catalogue import Catalogue
+    from offpol_diag.presets import Preset
+    from offpol_diag.summary import Summary
+
+DEVICES = re.compile(r"auto|cpu|cuda(:\d+)?")
+
+
+@dataclass(frozen=True)
+class Study:
+    """What to read and how, as the command line says it; the fields are the options of `options.py`."""
+
+    preset_file: Path | None
+    columns: str | None
+    group_by: str | None
+    device: str
+    seed: int
+    on_bad_row: Literal["error", "skip"]
+    quiet: bool
+    sequences: Path | None = None
+
+    def catalogue(self) -> Catalogue:
+        """The presets that ship, and the user's."""
+        from offpol_diag.catalogue import load
+
+        return load(self.preset_file)
+
+    def run(self, command: str, dumps: Sequence[str], presets: Sequence[Preset]) -> Summary:
+        """Analyse, diagnose, recommend.
+
+        Raises:
+            OffpolError: the options, the dump or a preset file cannot be used.
+        """
+        columns, group_by = pairs(self.columns), names(self.group_by)
+        _check_device(self.device)
+        from offpol_diag.analyze import analyze
+
+        with progress(self.quiet) as report:
+            summary = analyze(
+                dumps,
+                presets=presets,
+                columns=columns or None,
+                group_by=group_by,
+                on_bad_row=self.on_bad_row,
+                device=self.device,
+                seed=self.seed,
+                sequences=self.sequences,
+                progress=report,
+            )
+        ran = summary.run.model_copy(update={"command": command})
+        return decided(summary.model_copy(update={"run": ran}))
+
+
+def decided(summary: Summary) -> Summary:
+    """The summary with its diagnosis and its recommendation."""
+    from offpol_diag.diagnose import diagnose
+    from offpol_diag.recommend import recommend
+
+    diagnosed = summary.model_copy(update={"diagnosis": diagnose(summary)})
+    return diagnosed.model_copy(update={"recommendation": recommend(diagnosed)})
+
+
+@contextmanager
+def progress(quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
+    """A progress bar with rate and time left on stderr, where that is a terminal; else None."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if quiet or not console.is_terminal:
+        yield None
+        return
+    with _bar(console) as report:
+        yield report
+
+
+@contextmanager
+def _bar(console: object) -> Iterator[Callable[[int, int], None]]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    assert isinstance(console, Console)
+    columns = (
+        TextColumn("reading"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("rows, {task.fields[rate]} rows/s,"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("reading", total=None, rate="–")
+
+        def report(done: int, total: int) -> None:
+            speed = bar.tasks[0].finished_speed or bar.tasks[0].speed
+            bar.update(task, completed=done, total=total, rate="–" if speed is None else f"{speed:,.0f}")
+
+        yield report
+
+
+def _check_device(device: str) -> None:
+    if not DEVICES.fullmatch(device):
+        raise UsageError(f'unknown device "{device}"', "say auto, cpu, cuda or cuda:N")

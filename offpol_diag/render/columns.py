@@ -1,0 +1,118 @@
+"""A table made to fit a width: which columns stay, how wide each may be, and what is said below."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich import box
+from rich.cells import cell_len
+from rich.table import Table as Grid
+
+from offpol_diag.blocks import Cell, Table
+from offpol_diag.render.numbers import Shown, shown
+from offpol_diag.summary import Number
+
+GAP = 2
+TEXT_WIDTH = 28
+"""What a column of words may be squeezed to; a column of numbers is never squeezed."""
+FEW_NUMBERS = 3
+"""Up to this many columns of numbers keep their intervals, whatever the width."""
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A table that fits.
+
+    Attributes:
+        grid: to be printed.
+        dropped: headers of the columns left out.
+        without_intervals: whether the intervals were left out.
+        notes: cautions that belong to single numbers, numbered as in the cells.
+    """
+
+    grid: Grid
+    dropped: tuple[str, ...]
+    without_intervals: bool
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column, written out."""
+
+    header: str
+    cells: tuple[str, ...]
+    numeric: bool
+
+    @property
+    def natural(self) -> int:
+        """The width it would like."""
+        return max(cell_len(text) for text in (self.header, *self.cells))
+
+    @property
+    def least(self) -> int:
+        """The width it cannot do without."""
+        return self.natural if self.numeric else min(self.natural, TEXT_WIDTH)
+
+
+def fit(table: Table, width: int) -> Fitted:
+    """Choose intervals and columns so that the table is no wider than `width`."""
+    notes = _notes(table)
+    full = _columns(table, notes, intervals=True)
+    few = sum(column.numeric for column in full) <= FEW_NUMBERS
+    columns = full if few or _fits(full, width) else _columns(table, notes, intervals=False)
+    kept = _kept(columns, width)
+    dropped = tuple(column.header for column in columns[len(kept) :])
+    return Fitted(
+        _grid(kept), dropped, columns is not full, tuple(f"({i}) {note}" for i, note in enumerate(notes, 1))
+    )
+
+
+def clean(text: str) -> str:
+    """Text without control characters: a dump's strings must not drive the terminal."""
+    return "".join("\ufffd" if unicodedata.category(char) == "Cc" and char != "\n" else char for char in text)
+
+
+def _fits(columns: Sequence[Column], width: int) -> bool:
+    return sum(column.least + GAP for column in columns) <= width
+
+
+def _kept(columns: Sequence[Column], width: int) -> Sequence[Column]:
+    """The first columns that fit; never fewer than the first and its neighbour."""
+    counts = range(len(columns), 2, -1)
+    return next((columns[:count] for count in counts if _fits(columns[:count], width)), columns[:2])
+
+
+def _columns(table: Table, notes: Sequence[str], intervals: bool) -> list[Column]:
+    return [
+        _column(header, [row[place] for row in table.rows], notes, intervals)
+        for place, header in enumerate(table.header)
+    ]
+
+
+def _column(header: str, cells: Sequence[Cell], notes: Sequence[str], intervals: bool) -> Column:
+    texts = tuple(_written(shown(cell, terse=True), notes, intervals) for cell in cells)
+    return Column(clean(header), texts, any(isinstance(cell, int | Number) for cell in cells))
+
+
+def _written(cell: Shown, notes: Sequence[str], intervals: bool) -> str:
+    mark = f"({notes.index(cell.note) + 1})" if cell.note else ""
+    parts = (cell.text, cell.interval if intervals else "", mark)
+    return clean(" ".join(part for part in parts if part)).replace("\n", " ")
+
+
+def _notes(table: Table) -> list[str]:
+    """Every distinct caution, in reading order."""
+    found = (shown(cell, terse=True).note for row in table.rows for cell in row)
+    return [note for note in dict.fromkeys(found) if note]
+
+
+def _grid(columns: Sequence[Column]) -> Grid:
+    grid = Grid(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, GAP, 0, 0), show_edge=False)
+    for column in columns:
+        grid.add_column(column.header, no_wrap=column.numeric, min_width=column.least, overflow="fold")
+    for row in zip(*(column.cells for column in columns), strict=True):
+        grid.add_row(*row)
+    return grid
