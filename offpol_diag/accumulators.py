@@ -1,0 +1,232 @@
+"""Mergeable state: what is kept of a dump while it streams by.
+
+Every state has `merge`, which is associative and commutative up to rounding (sums are compensated), so how a dump is
+cut changes no number. Numbers are read out once, at the end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, Protocol, Self, TypeVar
+
+import torch
+from torch import Tensor
+
+from offpol_diag import loglattice
+
+TAIL = 1 << 15
+"""Largest values kept for a tail fit: enough for M = 3√n up to n = 1.2e8; beyond that a smaller tail is fitted."""
+SAMPLE = 4096
+"""Groups kept for counts that are not sums; exact up to that many."""
+
+
+class State(Protocol):
+    """What a tally is made of."""
+
+    def merge(self, other: Self) -> Self:
+        """The state of both parts together."""
+        ...
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Sums of per-sequence columns, and the same sums in every bootstrap replicate.
+
+    Attributes:
+        names: K column names.
+        point: [K] the sums; `rest` [K] what rounding lost of them (compensated summation).
+        drawn: [K, B] the sums with each sequence counted as often as its group was drawn.
+    """
+
+    names: tuple[str, ...]
+    point: Tensor
+    rest: Tensor
+    drawn: Tensor
+
+    @classmethod
+    def of(cls, columns: dict[str, Tensor], draws: Tensor) -> Sums:
+        """Sum columns of shape [S] under draws [S, B]."""
+        stacked = torch.stack(tuple(columns.values()))
+        point = stacked.sum(dim=1)
+        return cls(tuple(columns), point, torch.zeros_like(point), stacked @ draws)
+
+    def merge(self, other: Sums) -> Sums:
+        """Two-sum of the points; columns that only one side has are kept."""
+        if self.names != other.names:
+            return self._widen(other).merge(other._widen(self))
+        point = self.point + other.point
+        moved = point - self.point
+        lost = (self.point - (point - moved)) + (other.point - moved)
+        return Sums(self.names, point, self.rest + other.rest + lost, self.drawn + other.drawn)
+
+    def _widen(self, other: Sums) -> Sums:
+        """The same sums over the union of both sets of columns, in sorted order."""
+        names = tuple(sorted({*self.names, *other.names}))
+        at = {name: i for i, name in enumerate(self.names)}
+        mine = torch.tensor([at.get(name, len(self.names)) for name in names], device=self.point.device)
+        wide = [torch.cat((x, torch.zeros_like(x[:1])))[mine] for x in (self.point, self.rest, self.drawn)]
+        return Sums(names, *wide)
+
+    def read(self) -> dict[str, Tensor]:
+        """Name → [1+B] on the CPU: the sum, then its replicates."""
+        both = torch.cat(((self.point + self.rest)[:, None], self.drawn), dim=1).cpu()
+        return dict(zip(self.names, both, strict=True))
+
+
+@dataclass(frozen=True)
+class Extremes:
+    """Smallest and largest value seen, per name: [K] each."""
+
+    names: tuple[str, ...]
+    low: Tensor
+    high: Tensor
+
+    @classmethod
+    def of(cls, values: dict[str, tuple[Tensor, Tensor]]) -> Extremes:
+        """From pairs of scalars (smallest, largest); ±inf where there was nothing to see."""
+        low, high = zip(*values.values(), strict=True)
+        return cls(tuple(values), torch.stack(low), torch.stack(high))
+
+    def merge(self, other: Extremes) -> Extremes:
+        """Element-wise minimum and maximum."""
+        if self.names != other.names:
+            raise ValueError("extremes of different quantities do not merge")
+        return Extremes(self.names, torch.minimum(self.low, other.low), torch.maximum(self.high, other.high))
+
+    def read(self) -> dict[str, tuple[float, float]]:
+        """Name → (smallest, largest)."""
+        return dict(zip(self.names, zip(self.low.tolist(), self.high.tolist(), strict=True), strict=True))
+
+
+def extremes(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Smallest and largest of a tensor; (+inf, -inf) when it is empty."""
+    if x.numel() == 0:
+        return x.new_tensor(torch.inf), x.new_tensor(-torch.inf)
+    low, high = torch.aminmax(x)
+    return low, high
+
+
+@dataclass(frozen=True)
+class Bins:
+    """Counts on the logarithmic lattice of `loglattice` (relative width 1/32), and the sum within each bin."""
+
+    counts: Tensor
+    sums: Tensor
+
+    @classmethod
+    def of(cls, x: Tensor) -> Bins:
+        """Bin the values of a tensor."""
+        at = loglattice.index(x)
+        counts = torch.bincount(at, minlength=loglattice.SIZE).to(torch.float64)
+        return cls(counts, torch.bincount(at, weights=x, minlength=loglattice.SIZE))
+
+    def merge(self, other: Bins) -> Bins:
+        """Add."""
+        return Bins(self.counts + other.counts, self.sums + other.sums)
+
+
+@dataclass(frozen=True)
+class Tail:
+    """The largest values of a sample of n."""
+
+    n: int
+    top: Tensor
+
+    @classmethod
+    def of(cls, x: Tensor) -> Tail:
+        """The `TAIL` largest, in falling order."""
+        return cls(x.numel(), torch.topk(x, min(TAIL, x.numel())).values)
+
+    def merge(self, other: Tail) -> Tail:
+        """The largest of both."""
+        return Tail(self.n + other.n, Tail.of(torch.cat((self.top, other.top))).top)
+
+
+@dataclass(frozen=True)
+class LogSums:
+    """Σ e^x and Σ e^{2x} for x too large for exp: held as e^{x - shift}, [1+B] with the replicates."""
+
+    shift: Tensor
+    once: Tensor
+    twice: Tensor
+
+    @classmethod
+    def of(cls, x: Tensor, draws: Tensor) -> LogSums:
+        """From log-weights x [S] and draws [S, B]."""
+        shift = torch.clamp(x.max(), min=-1e300) if x.numel() else x.new_tensor(-1e300)
+        scaled = torch.stack((torch.exp(x - shift), torch.exp(2 * (x - shift))))
+        both = torch.cat((scaled.sum(dim=1, keepdim=True), scaled @ draws), dim=1)
+        return cls(shift, both[0], both[1])
+
+    def merge(self, other: LogSums) -> LogSums:
+        """Bring both to the larger shift and add."""
+        shift = torch.maximum(self.shift, other.shift)
+        mine, theirs = torch.exp(self.shift - shift), torch.exp(other.shift - shift)
+        once = self.once * mine + other.once * theirs
+        return LogSums(shift, once, self.twice * mine**2 + other.twice * theirs**2)
+
+
+@dataclass(frozen=True)
+class GroupSample:
+    """A sample of groups, chosen by hash: the `SAMPLE` smallest keys. Exact while there are no more groups than that.
+
+    Attributes:
+        keys: [G] int64, sorted, distinct.
+        values: [G, C] float64, per-group sums of C columns.
+        full: whether groups had to be left out.
+    """
+
+    keys: Tensor
+    values: Tensor
+    full: bool = False
+
+    @classmethod
+    def of(cls, keys: Tensor, columns: Tensor) -> GroupSample:
+        """Sum columns [S, C] by key [S] (mixed, so that its order is random)."""
+        distinct, inverse = torch.unique(keys, return_inverse=True)
+        values = torch.zeros(len(distinct), columns.shape[1], dtype=columns.dtype, device=columns.device)
+        values.index_add_(0, inverse, columns)
+        return cls(distinct[:SAMPLE], values[:SAMPLE], len(distinct) > SAMPLE)
+
+    def merge(self, other: GroupSample) -> GroupSample:
+        """Sum where both know a group; keep the smallest keys."""
+        both = GroupSample.of(torch.cat((self.keys, other.keys)), torch.cat((self.values, other.values)))
+        return GroupSample(both.keys, both.values, self.full or other.full or both.full)
+
+    @property
+    def groups(self) -> int:
+        """How many groups there are: exact unless `full`, else estimated from the spread of the smallest keys."""
+        if not self.full:
+            return len(self.keys)
+        share = (float(self.keys[-1]) + 2.0**63) / 2.0**64
+        return round((len(self.keys) - 1) / share)
+
+
+@dataclass(frozen=True)
+class Places:
+    """Sums by place: one step, one position bucket, one host."""
+
+    sums: dict[str, Sums]
+
+    def merge(self, other: Places) -> Places:
+        """Merge place by place."""
+        merged = dict(self.sums)
+        for key, sums in other.sums.items():
+            merged[key] = merged[key].merge(sums) if key in merged else sums
+        return Places(merged)
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Best(Generic[T]):
+    """The k records with the highest score."""
+
+    k: int
+    records: tuple[tuple[float, T], ...]
+
+    def merge(self, other: Best[T]) -> Best[T]:
+        """The best of both; the order of equals is that of their text, so that it does not depend on the cut."""
+        both = sorted((*self.records, *other.records), key=lambda record: (-record[0], str(record[1])))
+        return Best(self.k, tuple(both[: self.k]))

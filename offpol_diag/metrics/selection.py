@@ -1,0 +1,79 @@
+"""Whom a preset drops: kept tokens by length quartile, and groups that lose every sample."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from offpol_diag import resample
+from offpol_diag.accumulators import GroupSample
+from offpol_diag.metrics import method
+from offpol_diag.metrics.formula import plain
+from offpol_diag.metrics.scene import Scene
+from offpol_diag.presets import Preset
+from offpol_diag.summary import Numbers
+
+LENGTH_BINS = 256
+"""Eight to an octave: lengths below 12 are told apart exactly, longer ones to 9 %."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Sequences, tokens and each preset's kept tokens by length: [LENGTH_BINS, 2 + P]."""
+
+    values: Tensor
+
+    def merge(self, other: Grid) -> Grid:
+        """Add."""
+        return Grid(self.values + other.values)
+
+
+def length_bin(lengths: Tensor) -> Tensor:
+    """The bin of each length (in tokens, at least 1)."""
+    return (torch.log2(lengths.clamp(min=1).to(torch.float64)) * 8).floor().to(torch.int64).clamp(max=LENGTH_BINS - 1)
+
+
+def by_length(scene: Scene, presets: tuple[Preset, ...]) -> Grid:
+    """Bin the batch by length."""
+    n = scene.batch.lengths
+    there = (n > 0).to(torch.float64)
+    kept = [method.outcome(scene, preset).kept_tokens for preset in presets]
+    stacked = torch.stack((there, n.to(torch.float64), *kept), dim=1)
+    return Grid(stacked.new_zeros(LENGTH_BINS, stacked.shape[1]).index_add_(0, length_bin(n), stacked))
+
+
+def by_group(scene: Scene, presets: tuple[Preset, ...]) -> GroupSample:
+    """Sequences, and each preset's sequences with a token left, by group."""
+    there = (scene.batch.lengths > 0).to(torch.float64)
+    left = [(method.outcome(scene, preset).kept_tokens > 0).to(torch.float64) for preset in presets]
+    return GroupSample.of(resample.mix(scene.batch.key), torch.stack((there, *left), dim=1))
+
+
+def numbers(grid: Grid, groups: GroupSample, at: int) -> Numbers:
+    """The numbers of the preset in column `at`."""
+    values = grid.values.cpu()
+    shares = _quartile_shares(values[:, 0], values[:, 1], values[:, 2 + at])
+    text = "kept share of the tokens in this quartile of sequence length (binned, 8 bins to an octave)"
+    found = {f"kept_length_q{i}": plain(x, "fraction", "tokens", text) for i, x in enumerate(shares, 1)}
+    table = groups.values.cpu()
+    there = table[:, 0] > 0
+    lost = float(((table[:, 1 + at] == 0) & there).sum()) / max(int(there.sum()), 1)
+    found["groups_lost"] = plain(lost, "fraction", "groups", "share of groups (prompts) with no sequence left")
+    return found
+
+
+def _quartile_shares(sequences: Tensor, tokens: Tensor, kept: Tensor) -> list[float]:
+    """Kept share in each quarter of the sequences by length; a bin on a border is split in proportion."""
+    total = float(sequences.sum())
+    before = torch.cumsum(sequences, 0) - sequences
+    shares = []
+    for quarter in range(4):
+        low, high = total * quarter / 4, total * (quarter + 1) / 4
+        inside = ((before + sequences).clamp(max=high) - before.clamp(min=low)).clamp(min=0)
+        part = inside / sequences.clamp(min=1e-300)
+        part = torch.where(sequences > 0, part, 0.0)
+        weight = float((tokens * part).sum())
+        shares.append(float((kept * part).sum()) / weight if weight > 0 else float("nan"))
+    return shares

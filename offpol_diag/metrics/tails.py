@@ -1,0 +1,132 @@
+"""The raw importance weights: effective sample size, Pareto k̂, the share of the largest, and the shape of Δ."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from offpol_diag import loglattice, pareto, segments
+from offpol_diag.accumulators import Bins, LogSums, State, Tail
+from offpol_diag.batch import Batch
+from offpol_diag.metrics.formula import Formula, Lookup, Reader, describe, plain
+from offpol_diag.metrics.gap import CHI2_SEQUENCE, Drift
+from offpol_diag.ratios import OVERFLOW
+from offpol_diag.summary import Number, Numbers
+
+QUANTILES = (0.001, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 0.999)
+_LN10 = math.log(10)
+
+
+def states(batch: Batch, drift: Drift, draws: Tensor) -> dict[str, State]:
+    """Histogram of Δ and of k3, tails of r over tokens and sequences, Σ and Σ² of the sequence weights."""
+    q, p = batch.policy(drift.denominator), batch.policy(drift.numerator)
+    if p is None or q is None:
+        return {}
+    d, there = p - q, batch.lengths > 0
+    s = segments.total(d, batch.cu_seqlens)
+    return {
+        f"{drift.prefix}bins.d": Bins.of(d),
+        f"{drift.prefix}bins.k3": Bins.of(torch.expm1(d.clamp(-OVERFLOW, OVERFLOW)) - d),
+        f"{drift.prefix}tail.tokens": Tail.of(d),
+        f"{drift.prefix}tail.sequences": Tail.of(s[there]),
+        f"{drift.prefix}log.sequences": LogSums.of(torch.where(there, s, -torch.inf), draws),
+    }
+
+
+def _ess_tokens(get: Lookup) -> Tensor:
+    n = get("tokens")
+    return (n + get("r1")) ** 2 / (n * (n + get("r2")))
+
+
+ESS_TOKENS = Formula("ess_tokens", "fraction", "tokens", "(Σr)² / (n Σr²), raw token ratios", _ess_tokens)
+ESS_SEQUENCES = Formula(
+    "ess_sequences", "fraction", "sequences", "(Σw)² / (n Σw²), w = e^{ΣΔ}, raw product ratios", lambda get: get("ess")
+)
+
+
+def numbers(reader: Reader, state: dict[str, State], drift: Drift, high: dict[str, float]) -> Numbers:
+    """The raw-weight metrics of one drift, with a note where the tail makes them unreliable."""
+    khat_t = _khat(state, f"{drift.prefix}tail.tokens", "tokens", "r")
+    khat_s = _khat(state, f"{drift.prefix}tail.sequences", "sequences", "e^{ΣΔ}")
+    logs = state[f"{drift.prefix}log.sequences"]
+    assert isinstance(logs, LogSums)
+    found = {
+        "ess_tokens": _warn(reader.number(ESS_TOKENS, drift.prefix), khat_t),
+        "ess_sequences": _warn(_ess_sequences(reader, logs), khat_s),
+        "chi2_sequence": _warn(chi2_sequence(reader, logs, drift), khat_s),
+        "khat_tokens": khat_t,
+        "khat_sequences": khat_s,
+        "max_weight_share": _share(reader, drift, high),
+        "max_weight_share_sequences": _share_sequences(logs, high[f"{drift.prefix}s"]),
+        "k3_top1_share": _top_share(state[f"{drift.prefix}bins.k3"]),
+    }
+    return {drift.prefix + name: number for name, number in (found | _quantiles(state, drift)).items()}
+
+
+def _khat(state: dict[str, State], key: str, over: str, weight: str) -> Number:
+    tail = state[key]
+    assert isinstance(tail, Tail)
+    text = f"generalised Pareto shape of the largest weights {weight}; unreliable above min(1 − 1/log10 n, 0.7)"
+    k = pareto.khat(tail)
+    if k is None:
+        unknown = "the tail is constant or too short to fit"
+        return describe("", over, text).model_copy(update={"unknown": unknown})
+    number = plain(k, "", over, text)
+    good = pareto.limit(tail.n)
+    if k > good:
+        return number.model_copy(update={"note": f"unreliable: k̂ = {k:.2f} is above {good:.2f}"})
+    return number
+
+
+def _warn(number: Number, khat: Number) -> Number:
+    """Carry the tail's warning over to a number that depends on it."""
+    return number.model_copy(update={"note": khat.note}) if khat.note else number
+
+
+def _ess_sequences(reader: Reader, logs: LogSums) -> Number:
+    values = logs.once**2 / (reader.sums["sequences"].to(logs.once.device) * logs.twice)
+    return reader.wrap(values.cpu(), ESS_SEQUENCES)
+
+
+def chi2_sequence(reader: Reader, logs: LogSums, drift: Drift) -> Number:
+    """E[e^{2ΣΔ}] − 1: from expm1 while that fits, else in the log domain with its log10."""
+    if float(logs.shift) <= OVERFLOW:
+        return reader.number(CHI2_SEQUENCE, drift.prefix)
+    log = torch.log(logs.twice.cpu()) + 2 * logs.shift.cpu() - torch.log(reader.sums["sequences"])
+    number = describe(CHI2_SEQUENCE.unit, CHI2_SEQUENCE.over, CHI2_SEQUENCE.text)
+    return number.model_copy(update={"log10": float(log[0]) / _LN10, "unknown": "overflows float64; see its log10"})
+
+
+def _share(reader: Reader, drift: Drift, high: dict[str, float]) -> Number:
+    total = float((reader.column("tokens") + reader.column("r1", drift.prefix))[0])
+    share = math.exp(min(high[f"{drift.prefix}d"], OVERFLOW)) / total if total > 0 else math.nan
+    return plain(share, "fraction", "tokens", "max r / Σr")
+
+
+def _share_sequences(logs: LogSums, largest: float) -> Number:
+    share = math.exp(largest - float(logs.shift)) / float(logs.once[0])
+    return plain(share, "fraction", "sequences", "max w / Σw, w = e^{ΣΔ}")
+
+
+def _top_share(bins: State) -> Number:
+    """Share of Σk3 that sits in the 1 % of tokens with the largest k3; linear within the bin the cut falls into."""
+    assert isinstance(bins, Bins)
+    counts, sums = bins.counts.cpu().flip(0), bins.sums.cpu().flip(0)
+    want = math.ceil(0.01 * float(counts.sum()))
+    before = torch.cumsum(counts, 0) - counts
+    taken = ((want - before) / counts.clamp(min=1)).clamp(0, 1)
+    total = float(sums.sum())
+    share = float((sums * taken).sum()) / total if total > 0 else math.nan
+    return plain(share, "fraction", "tokens", "Σk3 of the 1 % of tokens with the largest k3, over Σk3")
+
+
+def _quantiles(state: dict[str, State], drift: Drift) -> Numbers:
+    bins = state[f"{drift.prefix}bins.d"]
+    assert isinstance(bins, Bins)
+    text = "quantile of Δ, from a histogram of relative bin width 1/32"
+    return {
+        f"log_ratio_p{q * 100:g}".replace(".", "_"): plain(loglattice.quantile(bins.counts.cpu(), q), "nats", "tokens", text)
+        for q in QUANTILES
+    }

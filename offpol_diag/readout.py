@@ -1,0 +1,252 @@
+"""From a finished tally to the Summary: every state is read once, here."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeVar
+
+import torch
+
+from offpol_diag import correction, loglattice
+from offpol_diag.accumulators import Best, Bins, Extremes, GroupSample, State, Sums
+from offpol_diag.crosswalk import verl
+from offpol_diag.crosswalk.spread import Read
+from offpol_diag.metrics import gap, method, selection, tails, where
+from offpol_diag.metrics.formula import Formula, Reader, missing, plain
+from offpol_diag.metrics.gap import DRIFTS, Drift
+from offpol_diag.metrics.selection import Grid
+from offpol_diag.metrics.where import Places
+from offpol_diag.presets import Preset
+from offpol_diag.readers import Dump
+from offpol_diag.summary import DumpFacts, Histogram, Number, Numbers, PresetResult, Run, Skipped, Summary, Worst
+from offpol_diag.tally import Study, Tally
+from offpol_diag.formulas import method as in_words
+
+
+@dataclass(frozen=True)
+class Readout:
+    """A tally, its states under their types."""
+
+    study: Study
+    tally: Tally
+
+    @cached_property
+    def reader(self) -> Reader:
+        """Sums and replicates."""
+        sums = _typed(self.tally.states["sums"], Sums).read()
+        longest = torch.tensor([self.ranges["response"][1]], dtype=torch.float64)
+        return Reader(sums | {"longest": longest}, self.groups.groups)
+
+    @cached_property
+    def ranges(self) -> dict[str, tuple[float, float]]:
+        """Extremes by name."""
+        return _typed(self.tally.states["ranges"], Extremes).read()
+
+    @cached_property
+    def groups(self) -> GroupSample:
+        """The sample of groups."""
+        return _typed(self.tally.states["group"], GroupSample)
+
+    @cached_property
+    def logged(self) -> Read:
+        """What the crosswalk reads."""
+        both = _typed(self.tally.states["logged"], Sums).read() | self.reader.sums
+        return Read({name: float(values[0]) for name, values in both.items()}, self.ranges)
+
+
+S = TypeVar("S")
+
+
+def _typed(state: State, kind: type[S]) -> S:
+    assert isinstance(state, kind)
+    return state
+
+
+def summary(study: Study, tally: Tally, presets: Sequence[Preset], facts: DumpFacts, run: Run) -> Summary:
+    """Every number of the report."""
+    out = Readout(study, tally)
+    return Summary(
+        dump=facts,
+        metrics=metrics(out),
+        presets={preset.name: preset_result(out, preset) for preset in presets},
+        by=where.locations(_places(tally), out.reader.groups, study.group_by),
+        histograms={f"{drift.prefix}log_ratio": histogram(out, drift) for drift in study.drifts},
+        worst=Worst(
+            sequences=[row for _, row in _typed(tally.states["worst.sequences"], Best).records],
+            tokens=[row for _, row in _typed(tally.states["worst.tokens"], Best).records],
+        ),
+        run=run,
+    )
+
+
+def facts(dump: Dump, tally: Tally) -> DumpFacts:
+    """What was read, and what was left out."""
+    sums = _typed(tally.states["sums"], Sums).read()
+    groups = _typed(tally.states["group"], GroupSample)
+    tokens, sequences = (round(float(sums[name][0])) for name in ("tokens", "sequences"))
+    masked = round(float(_typed(tally.states["logged"], Sums).read()["masked"][0]))
+    longest = _typed(tally.states["ranges"], Extremes).read()["length"][1]
+    skipped = dump.skipped
+    return DumpFacts(
+        files=list(dump.info.files),
+        rows=dump.info.rows,
+        sequences=sequences,
+        tokens=tokens,
+        masked_tokens=masked,
+        groups=groups.groups,
+        groups_exact=not groups.full,
+        mean_length=tokens / sequences,
+        max_length=int(longest),
+        columns=dict(dump.info.columns),
+        provenance=dict(dump.info.provenance),
+        skipped=Skipped(count=skipped.count, examples=[str(example) for example in skipped.examples]),
+        notes=list(dump.notes),
+    )
+
+
+def metrics(out: Readout) -> Numbers:
+    """The policy gap and the raw weights, for drift 1, drift 2 and the total."""
+    found: Numbers = {}
+    for drift in DRIFTS:
+        known = drift in out.study.drifts
+        found |= _gap(out, drift) if known else _unknown(drift, out.study.columns)
+    return found
+
+
+def _gap(out: Readout, drift: Drift) -> Numbers:
+    found = {drift.prefix + row.name: out.reader.number(row, drift.prefix) for row in gap.ROWS}
+    for name, source, pick, unit, over, text in gap.EXTREMES:
+        found[drift.prefix + name] = plain(pick(*out.ranges[drift.prefix + source]), unit, over, text)
+    high = {name: pair[1] for name, pair in out.ranges.items()}
+    found |= tails.numbers(out.reader, out.tally.states, drift, high)
+    return _cautioned(found, out, drift)
+
+
+def _cautioned(found: Numbers, out: Readout, drift: Drift) -> Numbers:
+    """Say beside E[r] and χ² that their tail cannot be trusted, and how often the overflow guard acted."""
+    note = found[f"{drift.prefix}khat_tokens"].note
+    overflow = float(out.reader.column("overflow", drift.prefix)[0]) / float(out.reader.sums["tokens"][0])
+    for name in ("mean_ratio", "chi2_token", "k3", "mult_prob_error"):
+        number = found[drift.prefix + name]
+        changes: dict[str, object] = {"note": note} if name in ("mean_ratio", "chi2_token") and note else {}
+        found[drift.prefix + name] = number.model_copy(update=changes | {"clamped": overflow})
+    return found
+
+
+def _unknown(drift: Drift, columns: frozenset[str]) -> Numbers:
+    lacking = [column for column in drift.columns if column not in columns]
+    rows: list[Formula] = [*gap.ROWS, gap.CHI2_SEQUENCE, tails.ESS_TOKENS, tails.ESS_SEQUENCES]
+    return {drift.prefix + row.name: missing(row, lacking) for row in rows}
+
+
+def preset_result(out: Readout, preset: Preset) -> PresetResult:
+    """One preset's part of the Summary."""
+    needs = correction.needs(preset, set(out.study.columns))
+    result = PresetResult(
+        summary=preset.summary,
+        policy=preset.policy,
+        method=in_words(preset),
+        loss=preset.loss,
+        applied=preset.apply,
+        aliases=list(preset.aliases),
+        trainers=list(preset.trainers),
+        source=preset.source,
+        note=preset.note,
+        logs=preset.logs,
+        needs=needs,
+    )
+    if needs:
+        return result
+    logged = verl.logged(preset, out.logged) if preset.logs else {}
+    return result.model_copy(update={"metrics": preset_metrics(out, preset), "as_logged": _finite(logged)})
+
+
+def _finite(logged: dict[str, float]) -> dict[str, float | None]:
+    return {name: value if abs(value) < float("inf") else None for name, value in logged.items()}
+
+
+def preset_metrics(out: Readout, preset: Preset) -> Numbers:
+    """Everything of §5 for one preset."""
+    prefix = f"{preset.name}|"
+    found = {row.name: out.reader.number(row, prefix) for row in method.ROWS}
+    found |= _weight_range(out, preset)
+    found |= _conditional(out, prefix)
+    at = out.study.presets.index(preset)
+    grid = _typed(out.tally.states["length"], Grid)
+    return found | selection.numbers(grid, out.groups, at)
+
+
+def _weight_range(out: Readout, preset: Preset) -> Numbers:
+    low, high = out.ranges[f"{preset.name}|weight"]
+    factor = norm_factors(out.study, out.tally).get(preset.name, 1.0)
+    return {
+        "weight_min": plain(low / factor, "", "kept tokens", "smallest final weight"),
+        "weight_max": plain(high / factor, "", "kept tokens", "largest final weight"),
+    }
+
+
+def _conditional(out: Readout, prefix: str) -> Numbers:
+    """Rows that need advantages, and rows that need the current policy as well."""
+    found: Numbers = {}
+    for rows, column, needed in (
+        (method.SIGN_ROWS, "positive", ["advantages"]),
+        (method.LOSS_ROWS, "loss", ["current_log_probs", "advantages"]),
+    ):
+        lacking = [name for name in needed if name not in out.study.columns]
+        have = prefix + column in out.reader.sums
+        found |= {row.name: out.reader.number(row, prefix) if have else _absent(row, lacking) for row in rows}
+    return found
+
+
+def _absent(row: Formula, lacking: list[str]) -> Number:
+    return missing(row, lacking or ["old_log_probs"])
+
+
+def norm_factors(study: Study, tally: Tally) -> dict[str, float]:
+    """What batch normalisation divides each preset's weights by; 1 for those that do not normalise."""
+    sums = _typed(tally.states["sums"], Sums)
+    at = {name: i for i, name in enumerate(sums.names)}
+    point = sums.point + sums.rest
+    return {
+        preset.name: float(point[at[f"{preset.name}|norm"]] / point[at[f"{preset.name}|norm_units"]])
+        for preset in study.presets
+        if f"{preset.name}|norm" in at
+    }
+
+
+def _places(tally: Tally) -> dict[str, Places]:
+    return {
+        name.removeprefix("where."): _typed(state, Places)
+        for name, state in tally.states.items()
+        if name.startswith("where.")
+    }
+
+
+def histogram(out: Readout, drift: Drift, bins: int = 81) -> Histogram:
+    """Δ over equal bins that span its 0.01 % to 99.99 % quantiles; the outermost take what lies beyond."""
+    counts = _typed(out.tally.states[f"{drift.prefix}bins.d"], Bins).counts.cpu()
+    reach = max(abs(loglattice.quantile(counts, q)) for q in (1e-4, 1 - 1e-4)) or 1e-6
+    edges = torch.linspace(-reach, reach, bins + 1, dtype=torch.float64)
+    fine = loglattice.edges()
+    below = torch.cat((torch.zeros(1, dtype=torch.float64), torch.cumsum(counts, 0)))
+    at = torch.searchsorted(fine, edges).clamp(1, len(fine) - 1)
+    share = ((edges - fine[at - 1]) / (fine[at] - fine[at - 1])).clamp(0, 1)
+    cumulative = below[at - 1] + share * (below[at] - below[at - 1])
+    cumulative[0], cumulative[-1] = 0.0, below[-1]
+    return Histogram(
+        title=f"log-ratio, {drift.title}",
+        unit="nats",
+        edges=edges.tolist(),
+        counts=cumulative.diff().clamp(min=0).tolist(),
+    )
+
+
+def peak_rss() -> int:
+    """The most memory this process has held, in bytes."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+

@@ -1,0 +1,51 @@
+"""Random weights of a Poisson bootstrap that do not depend on how a dump is cut.
+
+Each group of sequences (a prompt) is drawn Poisson(1) times in each replicate. The draw is a pure function of the
+group's key, the replicate's number and the seed (a counter-based hash), so cutting a dump into files, merging shards
+and reordering rows change nothing, and all sequences of a group are drawn together: tokens within a sequence, and
+samples of one prompt, are dependent.
+
+References: Hanley & MacGibbon 2006 (Poisson bootstrap); Steele et al. 2014, SplittableRandom (the mixer).
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+REPLICATES = 256
+
+
+def mix(x: Tensor) -> Tensor:
+    """SplitMix64's finaliser on int64 (wrapping arithmetic): a bijection that scatters its input."""
+    x = (x ^ _shift(x, 30)) * -0x40A7B892E31B1A47
+    x = (x ^ _shift(x, 27)) * -0x6B2FB644ECCEEE15
+    return x ^ _shift(x, 31)
+
+
+def draws(key: Tensor, seed: int, replicates: int = REPLICATES) -> Tensor:
+    """How often each sequence's group is drawn: key [S] int64 → [S, replicates] float64, Poisson(1)."""
+    counters = torch.arange((replicates + 1) // 2, device=key.device, dtype=torch.int64)
+    lanes = mix((counters + 1) * -0x61C8864680B583EB + mix(torch.tensor(seed, device=key.device)))
+    bits = mix(mix(key)[:, None] ^ lanes[None, :])
+    halves = torch.stack((bits & 0xFFFFFFFF, _shift(bits, 32)), dim=2).reshape(len(key), -1)[:, :replicates]
+    steps = torch.tensor(_poisson_steps(), device=key.device)
+    return torch.bucketize(halves, steps, right=True).to(torch.float64)
+
+
+def _shift(x: Tensor, by: int) -> Tensor:
+    """Logical right shift of int64 (torch's own is arithmetic)."""
+    return (x >> by) & ((1 << (64 - by)) - 1)
+
+
+@lru_cache(maxsize=1)
+def _poisson_steps() -> list[int]:
+    """The 32-bit thresholds at which a uniform number becomes 1, 2, 3 … draws."""
+    total, steps = 0.0, []
+    for k in range(14):
+        total += math.exp(-1.0) / math.factorial(k)
+        steps.append(round(total * 2**32))
+    return [step for step in steps if step < 2**32]

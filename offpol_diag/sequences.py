@@ -1,0 +1,129 @@
+"""One row per sequence, as Parquet: what each preset keeps of it and weighs it with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+from offpol_diag import segments
+from offpol_diag.batch import Batch
+from offpol_diag.errors import UsageError
+from offpol_diag.metrics import method
+from offpol_diag.metrics.scene import Scene
+from offpol_diag.presets import Preset
+from offpol_diag.tally import Study
+
+
+class SequenceWriter:
+    """Streams rows to a file beside the target and renames it at the end.
+
+    Columns: sequence_id, step, length, log_ratio_sum (ΣΔ of the main drift), and per preset NAME.kept_tokens,
+    NAME.weight_sum (Σ of the final weights over all unmasked tokens; null where the preset has no weight), NAME.vetoed.
+    """
+
+    def __init__(self, path: Path, study: Study) -> None:
+        self._path, self._study = path, study
+        self._temp = path.with_name(f".{path.name}.part")
+        self._writer: pq.ParquetWriter | None = None
+
+    @classmethod
+    @contextmanager
+    def open(cls, path: Path | None, study: Study) -> Iterator[SequenceWriter | _Nowhere]:
+        """A writer, or one that does nothing when there is no path; nothing is left behind when the block fails."""
+        if path is None:
+            yield _Nowhere()
+            return
+        if not path.parent.is_dir():
+            raise UsageError(f"{path}: its folder does not exist", f"make it first: mkdir -p {path.parent}")
+        writer = cls(path, study)
+        try:
+            yield writer
+        finally:
+            writer._discard()
+
+    def write(self, scene: Scene) -> None:
+        """Append a batch's sequences."""
+        table = pa.table(_columns(scene, self._study))
+        if self._writer is None:
+            self._writer = pq.ParquetWriter(self._temp, table.schema, compression="zstd")
+        self._writer.write_table(table.cast(self._writer.schema))
+
+    def finish(self, factors: dict[str, float]) -> None:
+        """Divide the weights of normalised presets by their batch mean, close, and put the file in its place."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+        scaled = {name: factor for name, factor in factors.items() if factor != 1.0}
+        if scaled:
+            _rescale(self._temp, scaled)
+        self._temp.replace(self._path)
+
+    def _discard(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+        self._temp.unlink(missing_ok=True)
+
+
+class _Nowhere:
+    """Where rows go that nobody asked for."""
+
+    def write(self, scene: Scene) -> None:
+        """Nothing."""
+
+    def finish(self, factors: dict[str, float]) -> None:
+        """Nothing."""
+
+
+def _columns(scene: Scene, study: Study) -> dict[str, pa.Array]:
+    batch = scene.batch
+    q, p = batch.policy(study.main.denominator), batch.policy(study.main.numerator)
+    assert p is not None
+    assert q is not None
+    found = {
+        "sequence_id": _scalar(batch, "sequence_id", pa.string(), str),
+        "step": _scalar(batch, "step", pa.int64(), int),
+        "length": pa.array(batch.lengths.cpu().numpy()),
+        "log_ratio_sum": pa.array(segments.total(p - q, batch.cu_seqlens).cpu().numpy()),
+    }
+    for preset in study.presets:
+        found |= _preset_columns(scene, preset)
+    return found
+
+
+def _scalar(batch: Batch, name: str, kind: pa.DataType, cast: type[str] | type[int]) -> pa.Array:
+    values = batch.scalars.get(name)
+    if values is None:
+        return pa.nulls(batch.sequences, kind)
+    return pa.array([None if value is None else cast(value) for value in values], kind)  # type: ignore[call-overload]
+
+
+def _preset_columns(scene: Scene, preset: Preset) -> dict[str, pa.Array]:
+    done = method.outcome(scene, preset)
+    weights = done.weight_sum.cpu().numpy()
+    return {
+        f"{preset.name}.kept_tokens": pa.array(done.kept_tokens.to(torch.int64).cpu().numpy()),
+        f"{preset.name}.weight_sum": pa.nulls(len(weights), pa.float64()) if done.weighed is None else pa.array(weights),
+        f"{preset.name}.vetoed": pa.array(done.kept.vetoed.cpu().numpy()),
+    }
+
+
+def _rescale(path: Path, factors: dict[str, float]) -> None:
+    """Rewrite the file row group by row group with some weights divided by their factor."""
+    source = pq.ParquetFile(path)
+    temp = path.with_name(path.name + "2")
+    with pq.ParquetWriter(temp, source.schema_arrow, compression="zstd") as out:
+        for group in range(source.num_row_groups):
+            table = source.read_row_group(group)
+            for name, factor in factors.items():
+                at = table.schema.get_field_index(f"{name}.weight_sum")
+                values = np.asarray(table.column(at).to_numpy()) / factor
+                table = table.set_column(at, table.schema.field(at), pa.array(values))
+            out.write_table(table)
+    source.close()
+    temp.replace(path)

@@ -1,0 +1,117 @@
+"""Everything a dump leaves behind while it streams by: named mergeable states, and how a batch becomes them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from offpol_diag.accumulators import Extremes, State, Sums
+from offpol_diag.batch import Batch
+from offpol_diag.crosswalk import verl
+from offpol_diag.metrics import gap, method, selection, tails, where, worst
+from offpol_diag.metrics.gap import DRIFTS, Drift
+from offpol_diag.metrics.scene import Scene
+from offpol_diag.presets import Preset
+
+
+@dataclass(frozen=True)
+class Study:
+    """What is to be measured: fixed before the first batch.
+
+    Attributes:
+        presets: those whose columns the dump has, in order.
+        columns: canonical columns of the dump.
+        group_by: extra location axes.
+        seed: of the bootstrap.
+        replicates: of the bootstrap.
+    """
+
+    presets: tuple[Preset, ...]
+    columns: frozenset[str]
+    group_by: tuple[str, ...]
+    seed: int
+    replicates: int
+
+    @property
+    def drifts(self) -> tuple[Drift, ...]:
+        """The pairs of policies this dump has."""
+        return tuple(drift for drift in DRIFTS if set(drift.columns) <= self.columns)
+
+    @property
+    def main(self) -> Drift:
+        """The drift that places and worst tokens are about: drift 1, or the total of a two-policy dump."""
+        return self.drifts[0]
+
+    @property
+    def logging(self) -> tuple[Preset, ...]:
+        """Presets whose trainer's numbers the crosswalk knows."""
+        return tuple(preset for preset in self.presets if preset.logs)
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Named states; merging two tallies merges each name."""
+
+    states: dict[str, State]
+
+    def merge(self, other: Tally) -> Tally:
+        """The tally of both parts together."""
+        merged = dict(self.states)
+        for name, state in other.states.items():
+            merged[name] = merged[name].merge(state) if name in merged else state
+        return Tally(merged)
+
+
+def observe(study: Study, scene: Scene) -> Tally:
+    """One batch's states."""
+    states: dict[str, State] = {
+        "sums": Sums.of(_resampled(study, scene), scene.draws),
+        "logged": Sums.of(_logged(study, scene), scene.draws[:, :0]),
+        "ranges": Extremes.of(_ranges(study, scene)),
+        "length": selection.by_length(scene, study.presets),
+        "group": selection.by_group(scene, study.presets),
+        "worst.sequences": worst.sequences(scene.batch, study.main),
+        "worst.tokens": worst.tokens(scene.batch, study.main),
+    }
+    for drift in study.drifts:
+        states |= tails.states(scene.batch, drift, scene.draws)
+    states |= {f"where.{axis}": found for axis, found in where.places(scene, study.main, study.group_by).items()}
+    return Tally(states)
+
+
+def _resampled(study: Study, scene: Scene) -> dict[str, Tensor]:
+    """Columns whose numbers carry an interval."""
+    found = dict(scene.counts)
+    for drift in study.drifts:
+        found |= gap.columns(scene.batch, drift)
+    for preset in study.presets:
+        found |= method.columns(scene, preset)
+    return found
+
+
+def _logged(study: Study, scene: Scene) -> dict[str, Tensor]:
+    """Columns that only the crosswalk reads."""
+    found = {"masked": scene.batch.masked.to(torch.float64)}
+    for preset in study.logging:
+        found |= verl.columns(scene, preset)
+    return found
+
+
+def _ranges(study: Study, scene: Scene) -> dict[str, tuple[Tensor, Tensor]]:
+    n = scene.batch.lengths.to(torch.float64)
+    longest = n + scene.batch.masked
+    found = {"length": (n.min(), n.max()), "response": (longest.min(), longest.max())}
+    for drift in study.drifts:
+        found |= gap.ranges(scene.batch, drift)
+    for preset in study.presets:
+        found |= method.ranges(scene, preset)
+    for preset in study.logging:
+        found |= verl.ranges(scene, preset)
+    return found
+
+
+def tally(study: Study, batch: Batch) -> Tally:
+    """Observe one batch."""
+    return observe(study, Scene.of(batch, study.seed, study.replicates))
