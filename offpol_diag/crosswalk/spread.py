@@ -67,7 +67,7 @@ class Spread:
 
     def ranges(self, x: Level, batch: Batch) -> Ranges:
         """Extremes of x, of its row means, of their deviation from the center."""
-        per_row = _total(x, batch) / (batch.lengths + EPS)
+        per_row = _total(x, batch) / (batch.lengths.to(torch.float64) + EPS)
         there = x.values if x.per == "token" else x.values[batch.lengths > 0]
         found = {"x": extremes(there), "m": extremes(per_row), "dev": extremes((per_row - self.center).abs())}
         return {f"{self.key}/{name}": pair for name, pair in found.items()}

@@ -33,7 +33,8 @@ class Generation:
         chi2: whether it logs χ².
         veto: whether it logs the veto's fractions.
         divergences: whether rejection is logged per k1/k2/k3 option (2026-01) or as one ratio band.
-        masked: names of the fractions of the mask mode, 2025-10 only.
+        weight_band: 2025-10: rejection is a mode of the weights and has no numbers of its own, and fractions beyond
+            a threshold are taken over rows for product ratios only, over tokens for geometric means.
     """
 
     prefix: str
@@ -168,7 +169,7 @@ def gap_columns(scene: Scene, preset: Preset) -> Columns:
 
 
 def _gap_columns(ratios: Ratios) -> Columns:
-    batch, n = ratios.batch, ratios.batch.lengths + EPS
+    batch, n = ratios.batch, ratios.batch.lengths.to(torch.float64) + EPS
     train = batch.rollout if ratios.policy == "rollout" else ratios.train
     log_train = segments.total(train, batch.cu_seqlens) / n
     log_rollout = segments.total(batch.rollout, batch.cu_seqlens) / n
@@ -218,7 +219,7 @@ def logged(preset: Preset, read: Read) -> Logged:
     found = _gap(preset, generation, read)
     weight = weight_part(preset, generation)
     if weight and preset.weight:
-        found |= _weight(weight, preset, read)
+        found |= _weight(weight, preset, generation, read)
     if generation.veto:
         found |= _veto(preset, read)
     found |= _rejections(preset, generation, read)
@@ -246,20 +247,20 @@ def _gap(preset: Preset, generation: Generation, read: Read) -> Logged:
     return {generation.gap + name: value for name, value in found.items()}
 
 
-def _weight(part: Part, preset: Preset, read: Read) -> Logged:
+def _weight(part: Part, preset: Preset, generation: Generation, read: Read) -> Logged:
     assert preset.weight is not None
-    found = _ratio_spread(part, read)
+    found = _ratio_spread(part, generation, read)
     if preset.weight.normalize:
         norm = f"{preset.name}|norm"
         found["rollout_is_batch_norm_factor"] = read.sums[norm] / read.sums[f"{norm}_units"]
     return found
 
 
-def _ratio_spread(part: Part, read: Read) -> Logged:
+def _ratio_spread(part: Part, generation: Generation, read: Read) -> Logged:
     """verl's `compute_is_metrics`, for weights and (2025) for rejection ratios."""
     key, rows = part.spread.key, read.sums["rows"]
     low, high = read.ranges[f"{key}/x"]
-    sequence = f"{key}/log" in read.ranges
+    sequence = part.rule.over in (("sum",) if generation.weight_band else ("sum", "mean"))
     if sequence:
         smallest, largest = read.ranges[f"{key}/log"]
         low, high = math.exp(smallest), math.exp(min(largest, SAFETY))
@@ -294,7 +295,7 @@ def _rejections(preset: Preset, generation: Generation, read: Read) -> Logged:
         return {}
     found: Logged = {}
     for i, part in enumerate(reject_parts(preset, generation)):
-        found |= _divergence(preset, part, i, read) if generation.divergences else _ratio_spread(part, read)
+        found |= _divergence(preset, part, i, read) if generation.divergences else _ratio_spread(part, generation, read)
     stem = "rollout_is" if generation.weight_band else "rollout_rs"
     found[f"{stem}_masked_fraction"] = read.mean(f"{preset.name}!lost")
     found[f"{stem}_seq_masked_fraction"] = read.sums[f"{preset.name}!lost_rows"] / read.sums["rows"]
