@@ -33,14 +33,16 @@ ROWS: Mapping[str, Better] = {
 }
 """Which way is better: more effective samples, less data lost, lighter weights. Others follow, unmarked."""
 
-NO_DIRECTION, EQUAL, CLOSE, UNKNOWN = "–", "equal", "intervals overlap", "cannot be told"
+NO_DIRECTION, EQUAL, CLOSE, UNKNOWN = "–", "equal", "overlap", "unknown"
 
 
 def side_by_side(summary: Summary) -> Section:
     """The table, after a sentence that says what its last column means."""
     judged = {name: result for name, result in summary.presets.items() if not result.needs}
     return Section(
-        "comparison", "Presets side by side", (*_needing(summary.presets), *_table(summary, judged))
+        "comparison",
+        "Presets side by side",
+        (*_needing(summary.presets), *_methods(judged), *_table(summary, judged)),
     )
 
 
@@ -70,16 +72,19 @@ def _needing(presets: Mapping[str, PresetResult]) -> tuple[Block, ...]:
     return (Text(f"Not computed, for want of columns: {'; '.join(lacking)}.", "warn"),) if lacking else ()
 
 
+def _methods(judged: Mapping[str, PresetResult]) -> tuple[Block, ...]:
+    return tuple(Text(f"{name}: {result.method}") for name, result in judged.items())
+
+
 def _table(summary: Summary, judged: Mapping[str, PresetResult]) -> tuple[Block, ...]:
     if not judged:
         return (Text("None of these presets can be computed from this dump.", "warn"),)
-    rows = (("method", *(result.method for result in judged.values()), NO_DIRECTION),)
-    numbers = tuple(_row(metric, judged) for metric in _metrics(judged))
+    rows = tuple(_row(metric, judged) for metric in _metrics(judged))
     caption = (
         f"{summary.dump.tokens:,} tokens, {summary.dump.sequences:,} sequences; 95 % intervals in brackets"
     )
-    notes = ("better: a preset is named only where the two best intervals do not overlap.",)
-    return (Table("comparison", caption, ("metric", *judged, "better"), rows + numbers, notes),)
+    notes = (f"better: a preset is named where its interval lies apart from the next; {CLOSE}: it does not.",)
+    return (Table("comparison", caption, ("metric", *judged, "better"), rows, notes),)
 
 
 def _metrics(judged: Mapping[str, PresetResult]) -> list[str]:

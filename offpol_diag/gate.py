@@ -116,8 +116,8 @@ def _holds_beyond(bound: Bound, log10: float | None) -> bool | None:
     """The same for a value too large for a float, known by its log10."""
     if log10 is None:
         return None
-    above = bound.limit <= 0 or log10 > math.log10(bound.limit)
-    return above == (bound.kind == "min")
+    limit = math.log10(bound.limit) if bound.limit > 0 else -math.inf
+    return log10 <= limit if bound.kind == "max" else log10 >= limit
 
 
 def _reason(bound: Bound, number: Number) -> str:
@@ -126,15 +126,18 @@ def _reason(bound: Bound, number: Number) -> str:
 
 
 def _judged(bound: Bound, number: Number) -> str:
-    if number.value is None:
-        return (
-            f"10^{number.log10:.4g}" if number.log10 is not None else number.unknown or "the value is unknown"
-        )
-    if math.isnan(number.value):
-        return "the value is not a number"
-    value, limit = apart(number.value, bound.limit)
+    held = _holds(bound, number)
+    if held is None:
+        return number.unknown or "there is no value"
+    value, limit = _written(number, bound.limit)
     sign = "≤" if bound.kind == "max" else "≥"
-    return f"{value} {sign} {limit}" if _holds(bound, number) else f"{value} is not {sign} {limit}"
+    return f"{value} {sign} {limit}" if held else f"{value} is not {sign} {limit}"
+
+
+def _written(number: Number, limit: float) -> tuple[str, str]:
+    if number.value is None:
+        return f"10^{number.log10:.4g}", f"{limit:.4g}"
+    return apart(number.value, limit)
 
 
 def _straddle(bound: Bound, number: Number) -> str:

@@ -10,15 +10,16 @@ if TYPE_CHECKING:
     from offpol_diag.summary import Summary
 
 
-def show(sections: Sequence[Section]) -> None:
+def show(sections: Sequence[Section], stack: bool = True) -> None:
     """Draw sections on stdout."""
     from offpol_diag.render.terminal import make_console, render_terminal
 
-    render_terminal(sections, make_console())
+    render_terminal(sections, make_console(), stack)
 
 
 def show_report(summary: Summary) -> None:
-    """Draw the whole report on stdout."""
+    """Draw the summary of the report on stdout."""
+    from offpol_diag.render.terminal import brief
     from offpol_diag.sections import sections
 
-    show(sections(summary))
+    show(brief(sections(summary)), stack=False)

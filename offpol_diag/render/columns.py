@@ -14,7 +14,9 @@ from offpol_diag.blocks import Cell, Table
 from offpol_diag.render.numbers import Shown, shown
 from offpol_diag.summary import Number
 
-GAP = 2
+PADDING = 2
+GAP = PADDING + 1
+"""Between two columns: the padding and the divider."""
 TEXT_WIDTH = 28
 """What a column of words may be squeezed to; a column of numbers is never squeezed."""
 FEW_NUMBERS = 3
@@ -26,13 +28,13 @@ class Fitted:
     """A table that fits.
 
     Attributes:
-        grid: to be printed.
+        grids: to be printed, one under the other; the first column stands in each.
         dropped: headers of the columns left out.
         without_intervals: whether the intervals were left out.
         notes: cautions that belong to single numbers, numbered as in the cells.
     """
 
-    grid: Grid
+    grids: tuple[Grid, ...]
     dropped: tuple[str, ...]
     without_intervals: bool
     notes: tuple[str, ...]
@@ -57,17 +59,20 @@ class Column:
         return self.natural if self.numeric else min(self.natural, TEXT_WIDTH)
 
 
-def fit(table: Table, width: int) -> Fitted:
-    """Choose intervals and columns so that the table is no wider than `width`."""
+def fit(table: Table, width: int, stack: bool = False) -> Fitted:
+    """Choose intervals and columns so that the table is no wider than `width`.
+
+    Columns for which there is no room are left out, or with `stack` set in a further grid below.
+    """
     notes = _notes(table)
     full = _columns(table, notes, intervals=True)
     few = sum(column.numeric for column in full) <= FEW_NUMBERS
     columns = full if few or _fits(full, width) else _columns(table, notes, intervals=False)
-    kept = _kept(columns, width)
-    dropped = tuple(column.header for column in columns[len(kept) :])
-    return Fitted(
-        _grid(kept), dropped, columns is not full, tuple(f"({i}) {note}" for i, note in enumerate(notes, 1))
-    )
+    pages = _pages(columns, width)
+    shown_pages = pages if stack else pages[:1]
+    dropped = () if stack else tuple(column.header for page in pages[1:] for column in page[1:])
+    numbered = tuple(f"({place}) {note}" for place, note in enumerate(notes, 1))
+    return Fitted(tuple(_grid(page) for page in shown_pages), dropped, columns is not full, numbered)
 
 
 def clean(text: str) -> str:
@@ -76,13 +81,19 @@ def clean(text: str) -> str:
 
 
 def _fits(columns: Sequence[Column], width: int) -> bool:
-    return sum(column.least + GAP for column in columns) <= width
+    return sum(column.least + GAP for column in columns) - GAP <= width
 
 
-def _kept(columns: Sequence[Column], width: int) -> Sequence[Column]:
-    """The first columns that fit; never fewer than the first and its neighbour."""
-    counts = range(len(columns), 2, -1)
-    return next((columns[:count] for count in counts if _fits(columns[:count], width)), columns[:2])
+def _pages(columns: Sequence[Column], width: int) -> list[Sequence[Column]]:
+    """The columns in groups that fit, the first column in each; no group without a second."""
+    label, rest = columns[:1], list(columns[1:])
+    pages: list[Sequence[Column]] = []
+    while rest or not pages:
+        counts = range(len(rest), 1, -1)
+        count = next((count for count in counts if _fits([*label, *rest[:count]], width)), 1)
+        pages.append([*label, *rest[:count]])
+        rest = rest[count:]
+    return pages
 
 
 def _columns(table: Table, notes: Sequence[str], intervals: bool) -> list[Column]:
@@ -110,7 +121,7 @@ def _notes(table: Table) -> list[str]:
 
 
 def _grid(columns: Sequence[Column]) -> Grid:
-    grid = Grid(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, GAP, 0, 0), show_edge=False)
+    grid = Grid(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, PADDING, 0, 0), show_edge=False)
     for column in columns:
         grid.add_column(column.header, no_wrap=column.numeric, min_width=column.least, overflow="fold")
     for row in zip(*(column.cells for column in columns), strict=True):

@@ -1,8 +1,8 @@
 """Blocks in a terminal: the verdict's sentence first, tables fitted to the width, a sparkline for a chart.
 
 What cannot fit is left out by rules, and named: tables meant for reference; `wide` tables that do not fit;
-the intervals of a table of many numbers; then columns from the right, since a table puts the more important
-first. A pipe is as wide as its content. Nothing depends on colour.
+the intervals of a table of many numbers; then, in a summary, columns from the right, since a table puts the
+more important first (elsewhere they go below). A pipe is as wide as its content. Nothing depends on colour.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from rich.console import Console
@@ -51,52 +52,92 @@ def make_console() -> Console:
     return console
 
 
-def render_terminal(sections: Sequence[Section], console: Console) -> None:
-    """Draw sections, in their order, without trailing blanks."""
+BRIEF: Mapping[str, tuple[type[Block], ...]] = {
+    "verdict": (Text, Verdict, Table),
+    "numbers": (Text, Table),
+    "dump": (Text, Verdict),
+    "presets": (Text, Table),
+    "where": (Figure,),
+}
+"""What a person at a terminal is told of the report, section by section; the HTML has the rest."""
+
+BRIEF_ROWS = 24
+
+
+def brief(sections: Sequence[Section]) -> tuple[Section, ...]:
+    """The sections of a report, cut down to a summary."""
+    chosen = (section for section in sections if section.id in BRIEF)
+    short = (replace(section, blocks=_brief_blocks(section)) for section in chosen)
+    return tuple(section for section in short if section.blocks)
+
+
+def _brief_blocks(section: Section) -> tuple[Block, ...]:
+    kept = [block for block in section.blocks if isinstance(block, BRIEF[section.id])]
+    return tuple(_cut(block) for block in kept if not (isinstance(block, Table) and block.wide))
+
+
+def _cut(block: Block) -> Block:
+    """A table without its many rows, a chart without its sentence."""
+    if isinstance(block, Figure):
+        return replace(block, caption="")
+    if not isinstance(block, Table) or len(block.rows) <= BRIEF_ROWS:
+        return block
+    note = f"{len(block.rows) - BRIEF_ROWS} more rows are in the HTML."
+    return replace(block, rows=block.rows[:BRIEF_ROWS], notes=(note, *block.notes))
+
+
+@dataclass(frozen=True)
+class Canvas:
+    """Where to draw, and whether what is too wide for it goes below (`stack`) or is left out."""
+
+    console: Console
+    stack: bool
+
+    def print(self, line: Line, indent: int = 0) -> None:
+        """A paragraph: wrapped for a reader, one line for a pipe."""
+        width = (
+            self.console.width if self.console.width >= PIPE_WIDTH else min(self.console.width, PROSE_WIDTH)
+        )
+        for part in line.wrap(self.console, width - indent):
+            self.console.print(Line(" " * indent) + part)
+
+
+def render_terminal(sections: Sequence[Section], console: Console, stack: bool = True) -> None:
+    """Draw sections, in their order, without blanks at the ends of lines."""
+    canvas = Canvas(console, stack)
     with console.capture() as drawn:
         for section in sections:
-            _heading(section.title, console)
+            canvas.print(Line("\n") + Line(clean(section.title), style="bold underline"))
             for block in section.blocks:
-                DRAW[type(block)](block, console)
+                DRAW[type(block)](block, canvas)
     console.file.writelines(f"{line.rstrip()}\n" for line in drawn.get().splitlines())
 
 
-def _heading(title: str, console: Console) -> None:
-    console.print()
-    console.print(Line(clean(title), style="bold underline"))
-
-
-def _prose(line: Line, console: Console, indent: int = 0) -> None:
-    """A paragraph: wrapped for a reader, one line for a pipe."""
-    width = min(console.width, PROSE_WIDTH) if console.width < PIPE_WIDTH else PIPE_WIDTH
-    for part in line.wrap(console, width - indent):
-        console.print(Line(" " * indent) + part)
-
-
-def _text(block: Text, console: Console) -> None:
+def _text(block: Text, canvas: Canvas) -> None:
     mark, style = MARKS[block.tone]
     lead = Line() if block.tone == "info" else Line(f"{mark} ", style=style)
-    _prose(lead + Line(clean(block.text)), console)
+    canvas.print(lead + Line(clean(block.text)))
 
 
-def _verdict(block: Verdict, console: Console) -> None:
+def _verdict(block: Verdict, canvas: Canvas) -> None:
     mark, style = MARKS[block.tone]
-    _prose(Line(f"{mark} {clean(block.label)}: ", style=style) + Line(clean(block.text)), console)
+    canvas.print(Line(f"{mark} {clean(block.label)}: ", style=style) + Line(clean(block.text)))
     for detail in block.detail:
-        _prose(Line(clean(detail), style="dim"), console, indent=4)
+        canvas.print(Line(clean(detail), style="dim"), indent=4)
 
 
-def _table(block: Table, console: Console) -> None:
+def _table(block: Table, canvas: Canvas) -> None:
     if block.collapsed:
         return
-    fitted = fit(block, console.width)
-    _prose(Line(f"\n{clean(block.caption)}"), console)
+    fitted = fit(block, canvas.console.width, canvas.stack and not block.wide)
+    canvas.print(Line(f"\n{clean(block.caption)}"))
     if block.wide and fitted.dropped:
-        _prose(Line("(too wide for this terminal: see the HTML)", style="dim"), console)
+        canvas.print(Line("(too wide for this terminal: see the HTML)", style="dim"))
         return
-    console.print(fitted.grid)
+    for grid in fitted.grids:
+        canvas.console.print(grid)
     for remark in _remarks(block, fitted):
-        _prose(Line(clean(remark), style="dim"), console)
+        canvas.print(Line(clean(remark), style="dim"))
 
 
 def _remarks(block: Table, fitted: Fitted) -> list[str]:
@@ -106,13 +147,14 @@ def _remarks(block: Table, fitted: Fitted) -> list[str]:
     return [*fitted.notes, *block.notes, *left_out]
 
 
-def _figure(block: Figure, console: Console) -> None:
+def _figure(block: Figure, canvas: Canvas) -> None:
     spark = sparkline(block.series[0].y, block.y_log) if block.series else ""
     if spark:
         known = [value for value in block.series[0].y if value is not None]
         ends = f"{min(known):.4g} to {max(known):.4g} {block.y_label}"
-        _prose(Line(f"\n{clean(block.title)}  {spark}  {clean(ends)}"), console)
-    _prose(Line(clean(block.caption), style="dim"), console)
+        canvas.print(Line(f"{clean(block.title)}  {spark}  {clean(ends)}"))
+    if block.caption:
+        canvas.print(Line(f"{clean(block.caption)}\n", style="dim"))
 
 
 def sparkline(values: Sequence[float | None], log: bool = False) -> str:
@@ -133,7 +175,7 @@ def _height(value: float | None, log: bool) -> float | None:
     return math.log10(value) if log else value
 
 
-DRAW: Mapping[type[Block], Callable[[Any, Console], None]] = {
+DRAW: Mapping[type[Block], Callable[[Any, Canvas], None]] = {
     Text: _text,
     Verdict: _verdict,
     Table: _table,

@@ -1,0 +1,193 @@
+"""The terminal renderer: what is drawn at which width, and what never reaches the terminal."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+from offpol_diag.blocks import Block, Figure, Section, Series, Table, Text, Verdict
+from offpol_diag.comparison import better, side_by_side
+from offpol_diag.render.terminal import PIPE_WIDTH, brief, make_console, render_terminal, sparkline
+from offpol_diag.sections import sections
+from offpol_diag.summary import Number
+from tests.factory import make_summary
+
+
+def draw(*blocks: Block, width: int = 80, stack: bool = True, **console: object) -> str:
+    return draw_sections(Section("s", "A section", blocks), width=width, stack=stack, **console)
+
+
+def draw_sections(*given: Section, width: int = 80, stack: bool = True, **console: object) -> str:
+    file = io.StringIO()
+    settings = {"highlight": False, "emoji": False, "markup": False, "color_system": None, **console}
+    render_terminal(given, Console(file=file, width=width, **settings), stack)
+    return file.getvalue()
+
+
+def wide_table(columns: int, rows: int = 3, **more: object) -> Table:
+    header = ("preset", *(f"number_{i}" for i in range(columns)))
+    cells = tuple(Number(value=0.5, interval=(0.4, 0.6)) for _ in range(columns))
+    return Table("t", "A caption", header, tuple((f"row {i}", *cells) for i in range(rows)), **more)
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 200])
+def test_no_line_is_wider_than_the_terminal(width: int) -> None:
+    summary = make_summary()
+    drawn = draw_sections(*brief(sections(summary)), side_by_side(summary), width=width)
+
+    long = [line for line in drawn.splitlines() if cell_len(line) > width]
+    assert long == []
+
+
+def test_the_verdict_comes_first() -> None:
+    drawn = draw_sections(*brief(sections(make_summary())))
+
+    assert drawn.splitlines()[2].startswith("• token_is at upper 2: Use truncated token weights")
+
+
+def test_a_summary_leaves_out_columns_from_the_right_and_names_them() -> None:
+    drawn = draw(wide_table(12), width=80, stack=False)
+
+    assert "number_0" in drawn.splitlines()[4]
+    assert "Left out for want of width (see the HTML):" in drawn
+    assert "number_11" in drawn.split("Left out")[1]
+
+
+def test_elsewhere_columns_that_do_not_fit_go_below() -> None:
+    drawn = draw(wide_table(12), width=80)
+
+    headers = [line for line in drawn.splitlines() if line.startswith("preset")]
+    assert len(headers) > 1
+    assert all(f"number_{i} " in f"{' '.join(headers)} " for i in range(12))
+
+
+def test_many_numbers_lose_their_intervals_before_a_column_is_lost() -> None:
+    narrow, wide = draw(wide_table(6), width=90), draw(wide_table(6), width=300)
+
+    assert "[0.4, 0.6]" in wide
+    assert "[0.4, 0.6]" not in narrow
+    assert "the intervals" in narrow
+    assert "number_5" in narrow
+
+
+def test_few_numbers_keep_their_intervals() -> None:
+    assert "[0.4, 0.6]" in draw(wide_table(2), width=40)
+
+
+def test_a_wide_table_is_left_out_where_it_does_not_fit() -> None:
+    table = wide_table(12, wide=True)
+
+    assert "see the HTML" in draw(table, width=80)
+    assert "number_11" in draw(table, width=400)
+
+
+def test_a_collapsed_table_is_left_out() -> None:
+    assert "number_0" not in draw(wide_table(1, collapsed=True))
+
+
+def test_a_summary_cuts_long_tables_and_says_so() -> None:
+    table = wide_table(1, rows=100)
+    (section,) = brief([Section("presets", "Presets", (table,))])
+
+    drawn = draw_sections(section)
+    assert "row 23" in drawn
+    assert "row 24" not in drawn
+    assert "76 more rows are in the HTML." in drawn
+
+
+def test_a_caution_is_a_numbered_note_below() -> None:
+    table = Table("t", "A caption", ("n", "v"), (("khat", Number(value=1.0, note="unreliable")),))
+    drawn = draw(table)
+
+    assert "1 (1)" in drawn
+    assert "(1) unreliable" in drawn
+
+
+def test_every_tone_can_be_told_without_colour() -> None:
+    leads = {
+        tone: draw(Verdict("Label", "words", tone)).splitlines()[2][0]
+        for tone in ("good", "warn", "bad", "info")
+    }
+
+    assert len(set(leads.values())) == 4
+
+
+def test_strings_from_a_dump_cannot_drive_the_terminal() -> None:
+    evil = "\x1b[31mred\x1b]0;title\x07\x9b2J[bold]x[/bold] :smile:"
+    table = Table("t", evil, (evil, "b"), ((evil, evil),), (evil,))
+    figure = Figure("f", evil, evil, evil, evil, (Series(evil, (0.0, 1.0), (1.0, 2.0)),))
+    drawn = draw(Text(evil), Verdict(evil, evil, "bad", (evil,)), table, figure, width=400)
+
+    assert not set("\x1b\x07\x9b") & set(drawn)
+    assert "[bold]x[/bold] :smile:" in drawn
+
+
+def test_a_sparkline_shows_the_shape() -> None:
+    assert sparkline((0.0, 1.0, 2.0, None, 7.0)) == "▁▂▃ █"
+    assert sparkline((1.0, 10.0, 100.0), log=True) == sparkline((0.0, 1.0, 2.0))
+    assert sparkline((3.0, 3.0)) == "▁▁"
+
+
+@pytest.mark.parametrize("values", [(), (1.0,), (None, None), (float("nan"), float("inf"), 1.0)])
+def test_a_sparkline_of_nothing_is_nothing(values: tuple[float | None, ...]) -> None:
+    assert sparkline(values) == ""
+
+
+def test_a_pipe_is_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setattr("sys.stdout", io.StringIO())
+
+    assert make_console().width == PIPE_WIDTH
+
+
+def test_columns_in_the_environment_set_the_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "70")
+    monkeypatch.setattr("sys.stdout", io.StringIO())
+
+    assert make_console().width == 70
+
+
+def test_a_pipe_gets_one_line_per_paragraph_and_no_blanks_at_the_ends() -> None:
+    drawn = draw(Text("word " * 300), wide_table(3), width=PIPE_WIDTH)
+
+    assert max(map(len, drawn.splitlines())) > 1000
+    assert all(line == line.rstrip() for line in drawn.splitlines())
+
+
+# ---------------------------------------------------------------- presets side by side
+
+
+def number(value: float | None, half: float | None = None) -> Number:
+    known = value is not None and half is not None
+    return Number(value=value, interval=(value - half, value + half) if known else None)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "direction", "said"),
+    [
+        (number(0.9, 0.01), number(0.5, 0.01), "higher", "one"),
+        (number(0.9, 0.01), number(0.5, 0.01), "lower", "other"),
+        (number(0.9, 0.3), number(0.5, 0.3), "higher", "overlap"),
+        (number(0.9), number(0.5), "higher", "one"),
+        (number(0.5), number(0.5), "higher", "equal"),
+        (number(0.5), number(None), "higher", "unknown"),
+        (number(0.9, 0.01), number(0.5, 0.01), "neither", "–"),
+    ],
+)
+def test_a_preset_is_better_only_where_the_intervals_leave_no_doubt(
+    one: Number, other: Number, direction: str, said: str
+) -> None:
+    assert better({"one": one, "other": other}, direction) == said
+
+
+def test_one_preset_alone_is_not_better() -> None:
+    assert better({"one": number(1.0)}, "higher") == "–"
+
+
+def test_presets_that_cannot_be_computed_are_named() -> None:
+    drawn = draw_sections(side_by_side(make_summary()), width=200)
+
+    assert "ppo_is_bypass needs current_log_probs" in drawn
