@@ -1,7 +1,8 @@
 """Which rows are bad, and why.
 
 A check takes rows and says what is wrong with some of them. The checks run in the order of `CHECKS`,
-each on the rows that passed those before it: values cannot be compared before the lists are known to be equally long.
+each on the rows that passed those before it: values cannot be compared before the lists are known to be
+equally long.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ def resolve(names: Sequence[str], overrides: Mapping[str, str], file: str) -> di
         file: the file's name, for messages.
 
     Raises:
-        DumpError: an override that cannot be meant, two candidates for one part, or a required column missing.
+        DumpError: a senseless override, two candidates for one part, or a required column missing.
     """
     given = _given(names, overrides, file)
     free = [name for name in names if name not in given.values()]

@@ -66,7 +66,8 @@ class Dump:
         tokens = 0
         for batch in join(self._packed(self._signs, progress), self._tokens):
             tokens += batch.tokens
-            yield batch
+            if tokens:
+                yield batch
         if not tokens:
             raise self._nothing()
 
@@ -77,7 +78,8 @@ class Dump:
             for piece in slices(part, self._plan, before, self._tokens):
                 good, rows = sieve.sift(piece)
                 signs.see(good, rows)
-                yield pack(good, rows, self._plan)
+                if len(good.rows):
+                    yield pack(good, rows, self._plan)
                 if progress:
                     progress(len(piece.rows))
             before += part.rows

@@ -15,6 +15,8 @@ from offpol_diag.readers.sources import File
 
 PROVENANCE = b"offpol_diag"
 MAGIC = b"PAR1"
+# Bytes of a column read at a time; pyarrow's default takes in a row group's whole columns, compressed.
+BUFFER = 1 << 20
 # What pyarrow raises on a damaged file: its own errors, OSError (codecs), ValueError (text in the footer).
 READ_ERRORS = (pa.ArrowException, OSError, ValueError)
 
@@ -69,7 +71,19 @@ class Part:
 
 def open_parquet(path: Path) -> pq.ParquetFile:
     """The file, opened; page checksums are verified where the writer stored them."""
-    return pq.ParquetFile(path, page_checksum_verification=True)
+    return pq.ParquetFile(path, page_checksum_verification=True, pre_buffer=False, buffer_size=BUFFER)
+
+
+def open_again(path: Path) -> pq.ParquetFile:
+    """A file that opened before.
+
+    Raises:
+        DumpError: it does not any more.
+    """
+    try:
+        return open_parquet(path)
+    except READ_ERRORS as error:
+        raise _unreadable(path, error) from error
 
 
 def describe(files: Sequence[File]) -> list[Part]:

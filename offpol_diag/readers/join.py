@@ -26,7 +26,7 @@ def join(batches: Iterable[Batch], tokens: int) -> Iterator[Batch]:
             held, size = [], 0
         held.append(batch)
         size += batch.tokens
-    if size:
+    if held:
         yield _concatenated(held)
 
 

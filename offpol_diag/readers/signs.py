@@ -1,7 +1,8 @@
 """Positive log-probs on the train side.
 
 A value above 0 is no log-probability. In the train columns it is told, not refused: perturbed or
-quantised dumps hold some, and every number stays defined. A column that is positive more often than not has the wrong sign.
+quantised dumps hold some, and every number stays defined. A column that is
+positive more often than not has the wrong sign.
 """
 
 from __future__ import annotations

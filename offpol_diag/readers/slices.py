@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from offpol_diag.errors import DumpError
 from offpol_diag.readers import columns
-from offpol_diag.readers.files import READ_ERRORS, Part, first_line, open_parquet
+from offpol_diag.readers.files import READ_ERRORS, Part, first_line, open_again, open_parquet
 from offpol_diag.readers.ragged import Flags, Ints, starts
 from offpol_diag.readers.schemas import Plan
 
@@ -77,24 +77,26 @@ def _cuts(offsets: Ints, tokens: int) -> Iterator[tuple[int, int]]:
 def _tables(part: Part, plan: Plan, tokens: int) -> Iterator[tuple[int, int, pa.RecordBatch]]:
     """Row group, number of the first row in the file, and the rows."""
     first = 0
-    for group, rows in enumerate(part.group_rows):
-        for done, table in _read(part, group, plan, tokens):
-            for key, value in part.partitions.items():
-                table = table.append_column(key, pa.repeat(value, table.num_rows))
-            yield group, first + done, table
-        first += rows
+    with open_again(part.path) as parquet:
+        for group, rows in enumerate(part.group_rows):
+            for done, table in _read(parquet, part, group, plan, tokens):
+                for key, value in part.partitions.items():
+                    table = table.append_column(key, pa.repeat(value, table.num_rows))
+                yield group, first + done, table
+            first += rows
 
 
-def _read(part: Part, group: int, plan: Plan, tokens: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+def _read(
+    parquet: pq.ParquetFile, part: Part, group: int, plan: Plan, tokens: int
+) -> Iterator[tuple[int, pa.RecordBatch]]:
     """One row group in pieces, each with the number of rows before it."""
     names = [name for name in plan.names if name not in part.partitions]
     done = 0
     try:
-        with open_parquet(part.path) as parquet:
-            rows = _rows_at_once(parquet, group, plan.columns[columns.ROLLOUT], tokens)
-            for table in parquet.iter_batches(rows, row_groups=[group], columns=names):
-                yield done, table
-                done += table.num_rows
+        rows = _rows_at_once(parquet, group, plan.columns[columns.ROLLOUT], tokens)
+        for table in parquet.iter_batches(rows, row_groups=[group], columns=names):
+            yield done, table
+            done += table.num_rows
     except READ_ERRORS as error:
         raise _corrupt(part, group, done, names, error) from error
     if done != part.group_rows[group]:
@@ -116,8 +118,8 @@ def _corrupt(part: Part, group: int, done: int, names: list[str], error: Excepti
     where = f"{part.path}, row group {group}, from row {first} on"
     culprits = ", ".join(repr(name) for name in names if not _reads(part, group, name)) or "unknown"
     return DumpError(
-        f"{where}, column {culprits}: the data are corrupt ({first_line(error)})",
-        "copy the file again and compare sizes; if it stays, dump again",
+        f"{where}, column {culprits}: the data cannot be read ({first_line(error)})",
+        "the file is damaged: copy it again and compare sizes; if the error stays, dump again",
     )
 
 

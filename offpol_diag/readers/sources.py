@@ -72,19 +72,26 @@ def _nearby(path: Path) -> str:
 
 
 def _in_directory(source: str) -> Iterator[Path]:
-    """Every *.parquet below, except what writers hide: `.name` and `_name`, files and directories alike."""
+    """Every *.parquet below, except what writers hide."""
     root = Path(source)
     for path in root.rglob("*.parquet"):
-        if path.is_file() and not any(part[0] in "._" for part in path.relative_to(root).parts):
+        if path.is_file() and not _hides(path.relative_to(root).parts):
             yield path
+
+
+def _hides(parts: Iterable[str]) -> bool:
+    """Whether a file or directory on the way is named `.name` or `_name`."""
+    return any(part[0] in "._" for part in parts)
 
 
 def _in_glob(source: str) -> Iterator[Path]:
     pattern = Path(source)
     for match in Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor))):
+        if _hides(part for part in match.parts if part not in pattern.parts):
+            continue
         if match.is_dir():
             yield from _in_directory(str(match))
-        elif match.name[0] not in "._":
+        else:
             yield match
 
 

@@ -1,0 +1,449 @@
+"""Bad input: what is wrong, where, and what to do about it."""
+
+import math
+import struct
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from offpol_diag.errors import DumpError
+from offpol_diag.readers import open_dump
+
+NAN, INF = math.nan, math.inf
+FLOATS = pa.list_(pa.float64())
+GOOD = [[-0.5, -1.0], [-2.0], [-0.25], [-0.125, -4.0]]
+
+
+def write(path, row_group_size=2, **columns):
+    """A dump of `columns` on top of good rollout and old log-probs, two rows in a row group."""
+    columns = {"rollout_log_probs": GOOD, "old_log_probs": GOOD} | columns
+    path.parent.mkdir(parents=True, exist_ok=True)
+    table = pa.table({name: column for name, column in columns.items() if column is not None})
+    pq.write_table(table, path, row_group_size=row_group_size)
+    return str(path)
+
+
+def refusal(*sources, **options):
+    """The error that reading a dump ends in; its hint is never empty."""
+    with pytest.raises(DumpError) as caught:
+        list(open_dump(sources, **options).batches())
+    assert caught.value.hint
+    return caught.value
+
+
+# --- bad rows: each case is a change to row 2 (row group 1) of good columns
+
+BAD_ROWS = {
+    "lists of different length": (
+        {"old_log_probs": [-1.0, -1.0]},
+        "column 'old_log_probs': it holds 2 values and rollout_log_probs holds 1",
+    ),
+    "a mask of another length": ({"response_mask": []}, "column 'response_mask': it holds 0 values"),
+    "advantages of another length": ({"advantages": [1.0, 2.0]}, "column 'advantages': it holds 2 values"),
+    "token ids of another length": ({"token_ids": [1, 2]}, "column 'token_ids': it holds 2 values"),
+    "a null list": ({"old_log_probs": None}, "column 'old_log_probs': there is null where a list belongs"),
+    "a null rollout list": ({"rollout_log_probs": None}, "'rollout_log_probs': there is null where a list"),
+    "a null mask": ({"response_mask": None}, "'response_mask': there is null where a list belongs"),
+    "a null log-prob": ({"old_log_probs": [None]}, "'old_log_probs': token 0 is null"),
+    "a null token id": ({"token_ids": [None]}, "'token_ids': token 0 is null"),
+    "a null in the mask": (
+        {"response_mask": [None]},
+        "'response_mask': token 0 is null, and a mask is 0 or 1",
+    ),
+    "a NaN in rollout": ({"rollout_log_probs": [NAN]}, "column 'rollout_log_probs': token 0 is nan"),
+    "a NaN in old": ({"old_log_probs": [NAN]}, "column 'old_log_probs': token 0 is nan"),
+    "a NaN in current": ({"current_log_probs": [NAN]}, "column 'current_log_probs': token 0 is nan"),
+    "an infinity": ({"rollout_log_probs": [-INF]}, "column 'rollout_log_probs': token 0 is -inf"),
+    "a positive infinity": ({"old_log_probs": [INF]}, "column 'old_log_probs': token 0 is inf"),
+    "a NaN advantage": ({"advantages": [NAN]}, "column 'advantages': token 0 is nan"),
+    "a NaN entropy": ({"entropy": [NAN]}, "column 'entropy': token 0 is nan"),
+    "a mask of 2": ({"response_mask": [2]}, "column 'response_mask': token 0 is 2, and a mask is 0 or 1"),
+    "a mask of -1": ({"response_mask": [-1]}, "column 'response_mask': token 0 is -1"),
+    "a positive rollout": (
+        {"rollout_log_probs": [0.5]},
+        "token 0 is 0.5, and a log-probability is at most 0",
+    ),
+    "a null reward": ({"rewards": None}, "column 'rewards': it is null, NaN or infinite"),
+    "a NaN reward": ({"rewards": NAN}, "column 'rewards': it is null, NaN or infinite"),
+}
+FILLED = {
+    "response_mask": [[1] * len(row) for row in GOOD],
+    "token_ids": [[7] * len(row) for row in GOOD],
+    "advantages": GOOD,
+    "entropy": [[1.0] * len(row) for row in GOOD],
+    "current_log_probs": GOOD,
+    "rewards": [1.0] * 4,
+}
+TYPES = {"response_mask": pa.list_(pa.int8()), "token_ids": pa.list_(pa.int64()), "rewards": pa.float64()}
+
+
+def spoilt(change, row=2):
+    """Good columns with one value of one row changed."""
+    columns = {"rollout_log_probs": GOOD, "old_log_probs": GOOD} | FILLED
+    for name, value in change.items():
+        columns[name] = [value if i == row else good for i, good in enumerate(columns[name])]
+    return {name: pa.array(values, TYPES.get(name, FLOATS)) for name, values in columns.items()}
+
+
+@pytest.mark.parametrize("tokens", [1, 1_000_000])
+@pytest.mark.parametrize(("change", "says"), BAD_ROWS.values(), ids=BAD_ROWS.keys())
+def test_a_bad_row_is_named_by_file_row_group_row_and_column(tmp_path, change, says, tokens):
+    path = write(tmp_path / "dump.parquet", **spoilt(change))
+    error = refusal(path, batch_tokens=tokens)
+    assert error.message.startswith(f"{path}, row group 1, row 2, column ")
+    assert says in error.message
+
+
+@pytest.mark.parametrize("tokens", [1, 1_000_000])
+@pytest.mark.parametrize(("change", "says"), BAD_ROWS.values(), ids=BAD_ROWS.keys())
+def test_a_bad_row_is_left_out_and_counted_when_skipped(tmp_path, change, says, tokens):
+    path = write(tmp_path / "dump.parquet", **spoilt(change))
+    dump = open_dump([path], on_bad_row="skip", batch_tokens=tokens)
+    batches = list(dump.batches())
+    assert [name for batch in batches for name in batch.scalars["sequence_id"]] == [0, 1, 3]
+    assert [x for batch in batches for x in batch.rollout.tolist()] == [-0.5, -1.0, -2.0, -0.125, -4.0]
+    assert dump.skipped.count == 1
+    (example,) = dump.skipped.examples
+    assert (example.file, example.row_group, example.row) == (path, 1, 2)
+    assert says in str(example)
+
+
+def test_a_row_with_two_faults_is_skipped_once(tmp_path):
+    change = {"rollout_log_probs": [0.5], "old_log_probs": [NAN], "rewards": NAN}
+    dump = open_dump([write(tmp_path / "a.parquet", **spoilt(change))], on_bad_row="skip")
+    list(dump.batches())
+    assert (dump.skipped.count, len(dump.skipped.examples)) == (1, 1)
+
+
+def test_the_error_names_the_first_bad_row_and_its_first_bad_token(tmp_path):
+    bad = [[-0.5, NAN], [-2.0], [NAN], [NAN, NAN]]
+    path = write(tmp_path / "a.parquet", old_log_probs=bad)
+    assert "row group 0, row 0, column 'old_log_probs': token 1 is nan" in refusal(path).message
+
+
+def test_five_examples_are_kept_however_many_rows_are_skipped(tmp_path):
+    rollout = [[-1.0]] * 20
+    path = write(tmp_path / "a.parquet", rollout_log_probs=rollout, old_log_probs=[[NAN]] * 19 + [[-1.0]])
+    dump = open_dump([path], on_bad_row="skip")
+    (batch,) = dump.batches()
+    assert batch.sequences == 1
+    assert dump.skipped.count == 19
+    assert [example.row for example in dump.skipped.examples] == [0, 1, 2, 3, 4]
+
+
+def test_when_every_row_is_skipped_the_first_reason_is_told(tmp_path):
+    path = write(tmp_path / "a.parquet", old_log_probs=[[NAN] * len(row) for row in GOOD])
+    message = refusal(path, on_bad_row="skip").message
+    assert "every row was skipped, all 4" in message
+    assert "row 0, column 'old_log_probs': token 0 is nan" in message
+
+
+def test_the_file_with_the_bad_row_is_named_among_several(tmp_path):
+    paths = [
+        write(tmp_path / "a.parquet", **spoilt({})),
+        write(tmp_path / "b.parquet", **spoilt({"rewards": NAN})),
+    ]
+    assert refusal(*paths).message.startswith(f"{paths[1]}, row group 1, row 2,")
+
+
+def test_the_column_is_named_as_the_file_names_it(tmp_path):
+    path = write(tmp_path / "a.parquet", rollout_log_probs=None, logprobs=[[-1.0, INF], *GOOD[1:]])
+    assert "column 'logprobs': token 1 is inf" in refusal(path).message
+
+
+def test_a_rollout_column_of_the_wrong_sign_is_guessed_at(tmp_path):
+    path = write(tmp_path / "a.parquet", rollout_log_probs=[[-x for x in row] for row in GOOD])
+    assert "negate" in refusal(path).hint
+
+
+def test_a_fully_masked_dump_is_refused(tmp_path):
+    path = write(tmp_path / "a.parquet", response_mask=[[0] * len(row) for row in GOOD])
+    error = refusal(path)
+    assert "no token is left in 4 rows" in error.message
+    assert "'response_mask' excludes every token" in error.hint
+
+
+def test_a_dump_of_empty_lists_is_refused(tmp_path):
+    empty = pa.array([[], []], FLOATS)
+    error = refusal(write(tmp_path / "a.parquet", rollout_log_probs=empty, old_log_probs=empty))
+    assert "no token is left in 2 rows" in error.message
+
+
+# --- files
+
+
+def test_a_missing_file_is_named_with_its_neighbours(tmp_path):
+    write(tmp_path / "step_100.parquet")
+    error = refusal(str(tmp_path / "step_10.parquet"))
+    assert "step_10.parquet: no such file or directory" in error.message
+    assert "did you mean step_100.parquet?" in error.hint
+
+
+def test_no_source_at_all_is_refused():
+    assert "no dump was named" in refusal().message
+
+
+@pytest.mark.parametrize("source", ["", "*.parquet", "none*/**"])
+def test_a_place_without_parquet_files_is_refused(tmp_path, source):
+    assert "no Parquet file is there" in refusal(f"{tmp_path}/{source}").message
+
+
+def good_bytes(tmp_path, **options):
+    rng = np.random.default_rng(0)  # rounded: a codec stores noise as it is and would not notice
+    columns = {
+        name: list(-rng.exponential(size=(400, 20)).round(1))
+        for name in ("rollout_log_probs", "old_log_probs")
+    }
+    path = tmp_path / "good" / "a.parquet"
+    path.parent.mkdir(exist_ok=True)
+    pq.write_table(pa.table(columns), path, row_group_size=200, use_dictionary=False, **options)
+    return path.read_bytes(), pq.read_metadata(path)
+
+
+def with_broken_footer(data):
+    """A Parquet file whose footer is noise of the right length."""
+    (length,) = struct.unpack("<I", data[-8:-4])
+    return data[: -8 - length] + b"\xff" * length + data[-8:]
+
+
+BAD_FILES = {
+    "empty": (lambda data: b"", "the file is empty (0 bytes)"),
+    "text": (lambda data: b'{"rollout_log_probs": [-1.0]}\n', "not a Parquet file"),
+    "truncated": (lambda data: data[: len(data) // 2], "the file is truncated"),
+    "a footer of noise": (with_broken_footer, "the Parquet footer is corrupt"),
+}
+
+
+@pytest.mark.parametrize(("spoil", "says"), BAD_FILES.values(), ids=BAD_FILES.keys())
+def test_a_file_that_does_not_open_is_refused(tmp_path, spoil, says):
+    data, _ = good_bytes(tmp_path)
+    path = tmp_path / "bad.parquet"
+    path.write_bytes(spoil(data))
+    assert refusal(str(path)).message.startswith(f"{path}: {says}")
+
+
+@pytest.mark.parametrize(
+    "options", [{"compression": "zstd"}, {"compression": "none", "write_page_checksum": True}]
+)
+@pytest.mark.parametrize("on_bad_row", ["error", "skip"])
+def test_corruption_inside_a_page_is_found_and_placed(tmp_path, options, on_bad_row):
+    data, metadata = good_bytes(tmp_path, **options)
+    chunk = metadata.row_group(1).column(1)
+    middle = chunk.data_page_offset + chunk.total_compressed_size // 2
+    path = tmp_path / "bad.parquet"
+    path.write_bytes(
+        data[:middle] + bytes(b ^ 0xFF for b in data[middle : middle + 64]) + data[middle + 64 :]
+    )
+    error = refusal(str(path), on_bad_row=on_bad_row)
+    assert error.message.startswith(
+        f"{path}, row group 1, from row 200 on, column 'old_log_probs': the data cannot be read"
+    )
+
+
+def test_a_file_that_cannot_be_opened_is_refused(tmp_path, monkeypatch):
+    path = write(tmp_path / "a.parquet")
+
+    def denied(*_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("pathlib.Path.open", denied)
+    monkeypatch.setattr("pyarrow.parquet.ParquetFile", denied)
+    assert refusal(path).message == f"{path}: cannot be opened (Permission denied)"
+
+
+def test_a_file_that_vanishes_between_opening_and_reading_is_an_error_of_ours(tmp_path):
+    path = write(tmp_path / "a.parquet")
+    dump = open_dump([path])
+    (tmp_path / "a.parquet").unlink()
+    with pytest.raises(DumpError, match="cannot be opened"):
+        list(dump.batches())
+
+
+def test_a_dump_without_rows_is_refused(tmp_path):
+    path = write(tmp_path / "a.parquet", rollout_log_probs=[], old_log_probs=[])
+    assert refusal(path).message == f"{path}: the dump is empty: it has no row"
+
+
+# --- columns and types
+
+
+def test_a_missing_rollout_column_is_told_with_the_columns_there_are(tmp_path):
+    error = refusal(write(tmp_path / "a.parquet", rollout_log_probs=None, prompt=["p"] * 4))
+    assert "no column holds rollout_log_probs" in error.message
+    assert "--columns rollout=…" in error.hint
+    assert "old_log_probs, prompt" in error.hint
+
+
+def test_a_dump_without_any_train_column_is_refused(tmp_path):
+    error = refusal(write(tmp_path / "a.parquet", old_log_probs=None))
+    assert "no column holds old_log_probs or current_log_probs" in error.message
+    assert "the columns are rollout_log_probs" in error.hint
+
+
+def test_two_candidates_are_settled_by_the_line_in_the_hint(tmp_path):
+    path = write(tmp_path / "a.parquet", rollout_log_probs=None, logprobs=GOOD, inference_logprobs=GOOD)
+    error = refusal(path)
+    assert "inference_logprobs and logprobs can each be rollout_log_probs" in error.message
+    assert "--columns rollout=inference_logprobs or --columns rollout=logprobs" in error.hint
+    assert open_dump([path], columns={"rollout": "logprobs"}).info.columns["rollout_log_probs"] == "logprobs"
+
+
+OVERRIDES = {
+    "an unknown part": ({"rolout": "x"}, "no part is called 'rolout'", "did you mean rollout"),
+    "a part unlike any": ({"zzz": "x"}, "no part is called 'zzz'", "the parts are rollout_log_probs,"),
+    "a missing column": (
+        {"old": "old_logprob"},
+        "there is no column 'old_logprob'",
+        "did you mean old_log_probs",
+    ),
+    "a column unlike any": ({"old": "zzz"}, "there is no column 'zzz'", "the columns are rollout_log_probs,"),
+    "one column twice": (
+        {"old": "old_log_probs", "current": "old_log_probs"},
+        "'old_log_probs' is given two parts",
+        "a column of its own",
+    ),
+}
+
+
+@pytest.mark.parametrize(("columns", "says", "hint"), OVERRIDES.values(), ids=OVERRIDES.keys())
+def test_an_override_that_cannot_be_meant_is_refused(tmp_path, columns, says, hint):
+    error = refusal(write(tmp_path / "a.parquet"), columns=columns)
+    assert says in error.message
+    assert hint in error.hint
+
+
+@pytest.mark.parametrize(
+    ("extra", "says"),
+    [
+        ("hots", "--group-by: there is no column 'hots'"),
+        ("pairs", "column 'pairs' holds list<element: int64>"),
+    ],
+)
+def test_a_group_by_column_must_be_there_and_hold_one_value_per_row(tmp_path, extra, says):
+    path = write(tmp_path / "a.parquet", host=["x"] * 4, pairs=[[1, 2]] * 4)
+    error = refusal(path, group_by=[extra])
+    assert says in error.message
+
+
+def test_a_group_by_column_is_guessed_at(tmp_path):
+    path = write(tmp_path / "a.parquet", host=["x"] * 4)
+    assert "did you mean host?" in refusal(path, group_by=["hots"]).hint
+
+
+STRUCTS = pa.list_(pa.struct([("logprob", pa.float32())]))
+WRONG_TYPES = {
+    "strings for log-probs": ("rollout_log_probs", pa.array([["-1"]] * 4), "a list of floats"),
+    "one number for log-probs": ("rollout_log_probs", pa.array([-1.0] * 4), "a list of floats"),
+    "integers for log-probs": ("old_log_probs", pa.array([[1]] * 4), "a list of floats"),
+    "structs for log-probs": (
+        "old_log_probs",
+        pa.array([[{"logprob": -1.0}]] * 4, STRUCTS),
+        "a list of floats",
+    ),
+    "lists of lists": ("old_log_probs", pa.array([[[-1.0]]] * 4), "a list of floats"),
+    "text for log-probs": ("current_log_probs", pa.array(["[-1.0]"] * 4), "a list of floats"),
+    "strings for a mask": ("response_mask", pa.array([["1"]] * 4), "a list of 0 and 1"),
+    "one number for a mask": ("response_mask", pa.array([1] * 4), "a list of 0 and 1"),
+    "floats for token ids": ("token_ids", pa.array([[1.0]] * 4), "a list of integers"),
+    "a list for a reward": ("rewards", pa.array([[1.0]] * 4), "one number per row"),
+    "text for a step": ("step", pa.array(["one"] * 4), "one number per row"),
+    "text for advantages": ("advantages", pa.array(["1"] * 4), "one number or a list of numbers"),
+    "a struct for a group": ("group_id", pa.array([{"a": 1}] * 4), "one value per row"),
+}
+
+
+@pytest.mark.parametrize(("name", "column", "needs"), WRONG_TYPES.values(), ids=WRONG_TYPES.keys())
+def test_a_column_of_the_wrong_type_is_refused(tmp_path, name, column, needs):
+    path = write(tmp_path / "a.parquet", **{name: column})
+    error = refusal(path, on_bad_row="skip")
+    assert error.message.startswith(f"{path}: column {name!r} holds ")
+    assert needs in error.message
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path):
+    path = tmp_path / "a.parquet"
+    names = ["rollout_log_probs", "old_log_probs", "old_log_probs"]
+    pq.write_table(pa.Table.from_arrays([pa.array(GOOD)] * 3, names=names), path)
+    assert "two columns are called 'old_log_probs'" in refusal(str(path)).message
+
+
+MIXED = {
+    "missing in the second": (
+        {"token_ids": [[1]] * 4},
+        {},
+        "'token_ids' is in the first and missing in the second",
+    ),
+    "missing in the first": (
+        {},
+        {"rewards": [1.0] * 4},
+        "'rewards' is in the second and missing in the first",
+    ),
+    "float and string": (
+        {},
+        {"old_log_probs": [["-1"]] * 4},
+        "'old_log_probs' holds list<element: double> in the first and list<element: string> in the second",
+    ),
+    "number and string": (
+        {"group_id": [1] * 4},
+        {"group_id": ["1"] * 4},
+        "'group_id' holds int64 in the first and string in the second",
+    ),
+    "another alias": (
+        {"current_log_probs": None, "log_prob": GOOD},
+        {"current_log_probs": GOOD},
+        "'log_prob' is in the first and missing in the second",
+    ),
+}
+
+
+@pytest.mark.parametrize(("one", "two", "says"), MIXED.values(), ids=MIXED.keys())
+def test_files_that_differ_are_both_named(tmp_path, one, two, says):
+    paths = [write(tmp_path / "a.parquet", **one), write(tmp_path / "b.parquet", **two)]
+    error = refusal(str(tmp_path), on_bad_row="skip")
+    assert error.message.startswith(f"{paths[0]} and {paths[1]} differ: column {says}")
+
+
+def test_a_partition_that_only_some_files_have_is_refused(tmp_path):
+    write(tmp_path / "step=1" / "a.parquet")
+    write(tmp_path / "z.parquet")
+    assert "'step' is in the first and missing in the second" in refusal(str(tmp_path)).message
+
+
+@pytest.mark.parametrize("name", ["group_id", "sequence_id", "host"])
+@pytest.mark.parametrize("encoded", ["plain", "bytes"])
+def test_text_that_is_not_utf8_is_refused(tmp_path, name, encoded):
+    raw = pa.array([b"a", b"b", b"a", b"\xff\xfe"])
+    text = pa.Array.from_buffers(pa.string(), 4, raw.buffers())
+    forms = {"plain": text, "bytes": raw}
+    path = write(tmp_path / "a.parquet", **{name: forms[encoded]})
+    error = refusal(path, group_by=["host"] if name == "host" else [])
+    assert error.message == f"{path}, row group 1, row 3, column {name!r}: the text is not UTF-8"
+
+
+def test_dictionary_text_that_is_not_utf8_is_refused(tmp_path):
+    raw = pa.array([b"a", b"\xff\xfe"])
+    text = pa.Array.from_buffers(pa.string(), 2, raw.buffers())
+    path = write(
+        tmp_path / "a.parquet", group_id=pa.DictionaryArray.from_arrays(pa.array([0, 0, 1, 1]), text)
+    )
+    message = refusal(path).message  # pyarrow refuses the whole dictionary, so the row is not known
+    assert message.startswith(
+        f"{path}, row group 0, from row 0 on, column 'group_id': the data cannot be read"
+    )
+    assert "UTF8" in message
+
+
+# --- dumps that only look bad
+
+
+@pytest.mark.parametrize("row", [0, 3])
+def test_values_under_a_zero_of_the_mask_are_not_judged(tmp_path, row):
+    bad = [list(values) for values in GOOD]
+    mask = [[1] * len(values) for values in GOOD]
+    bad[row][1], mask[row][1] = NAN, 0
+    path = write(tmp_path / "a.parquet", rollout_log_probs=bad, old_log_probs=bad, response_mask=mask)
+    dump = open_dump([path], on_bad_row="skip")
+    list(dump.batches())
+    assert dump.skipped.count == 0
