@@ -79,17 +79,29 @@ def _methods(judged: Mapping[str, PresetResult]) -> tuple[Block, ...]:
 def _table(summary: Summary, judged: Mapping[str, PresetResult]) -> tuple[Block, ...]:
     if not judged:
         return (Text("None of these presets can be computed from this dump.", "warn"),)
-    rows = tuple(_row(metric, judged) for metric in _metrics(judged))
+    known, unknown = _metrics(judged)
+    rows = tuple(_row(metric, judged) for metric in known)
     caption = (
         f"{summary.dump.tokens:,} tokens, {summary.dump.sequences:,} sequences; 95 % intervals in brackets"
     )
-    notes = (f"better: a preset is named where its interval lies apart from the next; {CLOSE}: it does not.",)
+    notes = (
+        f"better: a preset is named where its interval lies apart from the next; {CLOSE}: it does not.",
+        *([f"Cannot be known from this dump: {', '.join(unknown)}."] if unknown else []),
+    )
     return (Table("comparison", caption, ("metric", *judged, "better"), rows, notes),)
 
 
-def _metrics(judged: Mapping[str, PresetResult]) -> list[str]:
+def _metrics(judged: Mapping[str, PresetResult]) -> tuple[list[str], list[str]]:
+    """The metrics that some preset has a value for, and those that none has; in the order of `ROWS`."""
     found = dict.fromkeys(name for result in judged.values() for name in result.metrics)
-    return [name for name in ROWS if name in found] + [name for name in found if name not in ROWS]
+    ordered = [name for name in ROWS if name in found] + [name for name in found if name not in ROWS]
+    known = [name for name in ordered if any(_has_value(result, name) for result in judged.values())]
+    return known, [name for name in ordered if name not in known]
+
+
+def _has_value(result: PresetResult, metric: str) -> bool:
+    number = result.metrics.get(metric)
+    return number is not None and (number.value is not None or number.log10 is not None)
 
 
 def _row(metric: str, judged: Mapping[str, PresetResult]) -> tuple[Cell, ...]:

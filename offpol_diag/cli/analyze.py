@@ -9,8 +9,8 @@ import typer
 
 from offpol_diag.cli import defaults, options
 from offpol_diag.cli.output import Outputs, check, default_html
+from offpol_diag.cli.request import Request
 from offpol_diag.cli.show import show_report
-from offpol_diag.cli.study import Study
 
 NoHtml = Annotated[
     bool, typer.Option("--no-html", rich_help_panel=options.OUTPUT, help="Write no HTML report.")
@@ -51,8 +51,8 @@ def analyze(
     files = Outputs(None if no_html else out or default_html(dumps), json, md, quiet)
     files.check()
     check(sequences)
-    study = Study(preset_file, columns, group_by, device, seed, on_bad_row, quiet, sequences)
-    summary = study.run("analyze", dumps, study.catalogue().resolve(presets))
+    request = Request(preset_file, columns, group_by, device, seed, on_bad_row, quiet, sequences)
+    summary = request.run("analyze", dumps, request.catalogue().resolve(presets))
     files.write(summary)
     if not files.takes_stdout():
         show_report(summary)

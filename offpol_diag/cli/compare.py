@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from offpol_diag.cli import defaults, options
 from offpol_diag.cli.output import Outputs
+from offpol_diag.cli.request import Request
 from offpol_diag.cli.show import show
-from offpol_diag.cli.study import Study
 
 
 def compare(
@@ -29,8 +29,8 @@ def compare(
     dumps = defaults.dumps(dump, quiet)
     files = Outputs(out, json, md, quiet)
     files.check()
-    study = Study(preset_file, columns, group_by, device, seed, on_bad_row, quiet)
-    summary = study.run("compare", dumps, study.catalogue().resolve(presets))
+    request = Request(preset_file, columns, group_by, device, seed, on_bad_row, quiet)
+    summary = request.run("compare", dumps, request.catalogue().resolve(presets))
     files.write(summary)
     if not files.takes_stdout():
         from offpol_diag.comparison import side_by_side

@@ -29,6 +29,10 @@ def exit_codes() -> Iterator[None]:
     except OffpolError as error:
         complain(error)
         raise SystemExit(COULD_NOT_SAY) from error
+    except SystemExit as stop:
+        if isinstance(stop.__context__, BrokenPipeError):  # typer's own answer to it is 1
+            raise SystemExit(BROKEN_PIPE) from stop
+        raise
     except KeyboardInterrupt as error:
         raise SystemExit(INTERRUPTED) from error
     except BrokenPipeError as error:

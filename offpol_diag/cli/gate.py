@@ -11,8 +11,8 @@ import typer
 from offpol_diag.cli import options
 from offpol_diag.cli.exits import COULD_NOT_SAY, FAILED
 from offpol_diag.cli.output import Outputs
+from offpol_diag.cli.request import Request
 from offpol_diag.cli.show import show
-from offpol_diag.cli.study import Study
 from offpol_diag.errors import UsageError
 
 if TYPE_CHECKING:
@@ -76,8 +76,8 @@ def gate(
         raise UsageError("no bound is given", "say what must hold: --max k3=0.002 --min ess_tokens=0.5")
     files = Outputs(json=json, markdown=md, quiet=quiet)
     files.check()
-    study = Study(preset_file, columns, None, device, seed, on_bad_row, quiet)
-    summary = _summary(study, source, bounds)
+    request = Request(preset_file, columns, None, device, seed, on_bad_row, quiet)
+    summary = _summary(request, source, bounds)
     verdicts = judge(summary, bounds)
     judged = summary.model_copy(update={"gates": list(verdicts)})
     files.write(judged)
@@ -100,15 +100,15 @@ def _section(verdicts: Sequence[GateVerdict]) -> Section:
     )
 
 
-def _summary(study: Study, source: Sequence[str], bounds: Sequence[Bound]) -> Summary:
+def _summary(request: Request, source: Sequence[str], bounds: Sequence[Bound]) -> Summary:
     """A result is judged as it is; a dump is analysed first, with the presets that the bounds name."""
     results = [name for name in source if name.lower().endswith(".json")]
     if not results:
         from offpol_diag.gate import presets_named
 
-        catalogue = study.catalogue()
+        catalogue = request.catalogue()
         wanted = presets_named(bounds, catalogue)
-        return study.run("gate", source, catalogue.resolve(",".join(wanted)) if wanted else ())
+        return request.run("gate", source, catalogue.resolve(",".join(wanted)) if wanted else ())
     if len(source) > 1:
         raise UsageError("a result is judged alone", f"give {results[0]} and nothing else, or only dumps")
     from offpol_diag.summary import load

@@ -14,7 +14,7 @@ Dumps = Annotated[
     typer.Argument(
         metavar="[DUMP]...",
         show_default=False,
-        help="Paths, globs, directories or URIs of Parquet files; - is stdin. "
+        help="Parquet files, directories of them, or globs. "
         "Left out: the dump that pyproject.toml or offpol-diag.toml names, else the sample.",
     ),
 ]

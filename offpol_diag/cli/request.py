@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from offpol_diag.cli.options import names, pairs
+from offpol_diag.cli.progress import progress
 from offpol_diag.errors import UsageError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ DEVICES = re.compile(r"auto|cpu|cuda(:\d+)?")
 
 
 @dataclass(frozen=True)
-class Study:
+class Request:
     """What to read and how, as the command line says it; the fields are the options of `options.py`."""
 
     preset_file: Path | None
@@ -72,42 +72,6 @@ def decided(summary: Summary) -> Summary:
 
     diagnosed = summary.model_copy(update={"diagnosis": diagnose(summary)})
     return diagnosed.model_copy(update={"recommendation": recommend(diagnosed)})
-
-
-@contextmanager
-def progress(quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
-    """A progress bar with rate and time left on stderr, where that is a terminal; else None."""
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    if quiet or not console.is_terminal:
-        yield None
-        return
-    with _bar(console) as report:
-        yield report
-
-
-@contextmanager
-def _bar(console: object) -> Iterator[Callable[[int, int], None]]:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    assert isinstance(console, Console)
-    columns = (
-        TextColumn("reading"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("rows, {task.fields[rate]} rows/s,"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("reading", total=None, rate="–")
-
-        def report(done: int, total: int) -> None:
-            speed = bar.tasks[0].finished_speed or bar.tasks[0].speed
-            bar.update(task, completed=done, total=total, rate="–" if speed is None else f"{speed:,.0f}")
-
-        yield report
 
 
 def _check_device(device: str) -> None:

@@ -1,0 +1,40 @@
+"""How far a run is: a bar with its rate and the time left, on stderr, where that is a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+Report = Callable[[int, int], None]
+"""Called with (rows done, rows in all)."""
+
+
+@contextmanager
+def progress(quiet: bool) -> Iterator[Report | None]:
+    """A function to report progress to, or None where nobody would see it."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if quiet or not console.is_terminal:
+        yield None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    rate = TextColumn("rows, {task.fields[rate]} rows/s,")
+    columns = (TextColumn("reading"), BarColumn(), MofNCompleteColumn(), rate, TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        yield _reporter(bar)
+
+
+def _reporter(bar: Progress) -> Report:
+    task = bar.add_task("reading", total=None, rate="–")
+
+    def report(done: int, total: int) -> None:
+        speed = bar.tasks[0].speed
+        bar.update(task, completed=done, total=total, rate="–" if speed is None else f"{speed:,.0f}")
+
+    return report
