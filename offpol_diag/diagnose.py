@@ -1,0 +1,262 @@
+"""Is it a bug, or honest mismatch? What two exact identities and the data's own marks can decide.
+
+If tokens were drawn from the π_rollout that was logged and π_train covers it, then E[r] = 1, at every position, and
+k1 ≥ 0, whatever the cause of the mismatch (precision, quantisation, stale weights). An identity that fails beyond its
+clustered error is proof that the logged numbers are not what they are called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from offpol_diag.summary import Cause, Diagnosis, Number, Summary
+
+SURE = 4.0
+"""Standard errors beyond which an identity counts as broken (two-sided p = 6e-5, so that many looks do no harm)."""
+VISIBLE = 2e-3
+"""Smallest |E[r] − 1| worth calling a bug: kernels that round their own log-probs stay below it."""
+FEWEST_GROUPS, FEWEST_TOKENS = 20, 1000
+HEALTHY_K3 = 1e-3
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The main drift's numbers: drift 1, or the total of a two-policy dump."""
+
+    summary: Summary
+
+    @property
+    def prefix(self) -> str:
+        """'' for drift 1, 'total.' when the dump has no old log-probs."""
+        return "" if self.number("k3", "").value is not None else "total."
+
+    def number(self, name: str, prefix: str | None = None) -> Number:
+        """A metric, or an empty one."""
+        return self.summary.metrics.get((self.prefix if prefix is None else prefix) + name, Number())
+
+    def value(self, name: str) -> float:
+        """Its value; NaN when unknown, so that every comparison with it is false."""
+        found = self.number(name).value
+        return float("nan") if found is None else found
+
+    def trusted(self, name: str) -> bool:
+        """Whether the tail of the weights lets the number be believed."""
+        return self.number(name).note is None
+
+
+def standard_errors(number: Number, target: float) -> float:
+    """How many standard errors a number lies above `target`; 0 when it has no interval."""
+    if number.value is None or number.interval is None:
+        return 0.0
+    low, high = number.interval
+    error = (high - low) / 3.92
+    return (number.value - target) / error if error > 0 else 0.0
+
+
+def _bounds(number: Number) -> str:
+    interval = "" if number.interval is None else f" [{number.interval[0]:.6g}, {number.interval[1]:.6g}]"
+    return f"{number.value:.6g}{interval}"
+
+
+@dataclass(frozen=True)
+class Test:
+    """One hypothesis: when it holds, and what to say then.
+
+    Attributes:
+        id: of the cause.
+        holds: the condition.
+        statement: what is wrong.
+        statistic: the numbers it saw, in words.
+        confirm: what would settle it.
+        fix: what to do.
+        ruled_out: what may be said when it does not hold.
+    """
+
+    id: str
+    holds: Callable[[Evidence], bool]
+    statement: str
+    statistic: Callable[[Evidence], str]
+    confirm: str
+    fix: str
+    ruled_out: str = ""
+
+
+def _no_log_probs(seen: Evidence) -> bool:
+    return any("no log-probabilities" in note for note in seen.summary.dump.notes)
+
+
+def _unit_mean(seen: Evidence) -> float:
+    return standard_errors(seen.number("mean_ratio"), 1.0)
+
+
+def _mean_broken(seen: Evidence, sign: int) -> bool:
+    off = sign * (seen.value("mean_ratio") - 1)
+    return seen.trusted("mean_ratio") and off > VISIBLE and sign * _unit_mean(seen) > SURE
+
+
+def _k1_negative(seen: Evidence) -> bool:
+    return standard_errors(seen.number("k1"), 0.0) < -SURE and seen.value("k1") < -1e-5
+
+
+def _uncorrelated(seen: Evidence) -> bool:
+    return seen.value("pearson") < 0.3 and seen.value("f_2") > 0.3
+
+
+def _one_sided(seen: Evidence) -> bool:
+    return _mean_broken(seen, -1) and seen.value("log_ratio_p99") < 1e-3 + seen.value("log_ratio_std") / 50
+
+
+def _ratio_text(seen: Evidence) -> str:
+    return f"E[r] = {_bounds(seen.number('mean_ratio'))}, {_unit_mean(seen):+.1f} standard errors from 1"
+
+
+def _k1_text(seen: Evidence) -> str:
+    errors = standard_errors(seen.number("k1"), 0.0)
+    return (
+        f"k1 = {_bounds(seen.number('k1'))} nats, {errors:+.1f} standard errors from 0; {_ratio_text(seen)}"
+    )
+
+
+def _pearson_text(seen: Evidence) -> str:
+    share = seen.value("f_2")
+    return f"pearson = {_bounds(seen.number('pearson'))}; {share:.1%} of tokens differ by more than a factor of 2"
+
+
+def _notes_text(seen: Evidence) -> str:
+    return " ".join(seen.summary.dump.notes)
+
+
+def _place_text(seen: Evidence) -> str:
+    return "; ".join(f"position {key}: E[r] = {value}" for key, value in _broken_places(seen))
+
+
+def _broken_places(seen: Evidence) -> Iterator[tuple[str, str]]:
+    """Positions where E[r] = 1 fails although it is trusted as a whole."""
+    where = seen.summary.by.get("position")
+    for place in where.places if where and seen.trusted("mean_ratio") else ():
+        number = place.metrics.get("mean_ratio", Number())
+        visible = number.value is not None and abs(number.value - 1) > 5 * VISIBLE
+        if (
+            visible
+            and place.sequences >= FEWEST_TOKENS // 10
+            and abs(standard_errors(number, 1.0)) > SURE + 1
+        ):
+            yield place.key, _bounds(number)
+
+
+TESTS = (
+    Test(
+        "sentinel",
+        _no_log_probs,
+        "a log-prob column holds positive values, which no log-probability can be",
+        _notes_text,
+        "look at the rows named above in the trainer's tensors",
+        "log log-softmax values of the sampled token, in float32",
+        "positive log-probs",
+    ),
+    Test(
+        "off_by_one",
+        _uncorrelated,
+        "the two log-prob columns do not belong to the same tokens: off by one, or rows permuted",
+        _pearson_text,
+        "shift one column by one token, or match rows by content, and look whether k3 falls",
+        "align both columns on the sampled token and keep the rows in one order",
+        "columns that belong to different tokens",
+    ),
+    Test(
+        "truncated_sampling",
+        _one_sided,
+        "π_rollout is renormalised over a truncated vocabulary (top-p or top-k) and π_train is not",
+        _ratio_text,
+        "Δ is never above 0; E[r] is the mean kept probability mass",
+        "sample with top_p = 1 and no top_k, or apply the same filter in the trainer",
+    ),
+    Test(
+        "rollout_raw_logprobs",
+        _k1_negative,
+        "the tokens were not drawn from the π_rollout that was logged (raw log-probs beside a temperature, say)",
+        _k1_text,
+        "compare the logged value with log-softmax(logits / temperature) of one sampled token",
+        "log processed log-probs in the engine (vLLM: logprobs_mode = processed_logprobs)",
+        "k1 < 0 (tokens drawn from another distribution than the logged one)",
+    ),
+    Test(
+        "rollout_raw_logprobs",
+        lambda seen: _mean_broken(seen, 1) or (_mean_broken(seen, -1) and not _one_sided(seen)),
+        "E[r] is not 1: the logged π_rollout is not what the tokens were drawn from",
+        _ratio_text,
+        "check temperature, top-p and the mask; look whether one position or one column value carries it",
+        "log processed log-probs of the sampled token on unmasked positions only",
+        "E[r] ≠ 1 over all tokens",
+    ),
+    Test(
+        "boundary",
+        lambda seen: next(_broken_places(seen), None) is not None,
+        "E[r] is not 1 at some positions although it may be overall",
+        _place_text,
+        "look at the tokens at these positions: first token, end of turn, inserted tokens",
+        "mend the alignment or the mask there",
+        "E[r] ≠ 1 at single positions",
+    ),
+)
+
+
+def diagnose(summary: Summary) -> Diagnosis:
+    """The verdict, its causes with their evidence, what is ruled out, and what this dump cannot decide."""
+    seen = Evidence(summary)
+    causes = [_cause(test, seen) for test in TESTS if test.holds(seen)]
+    if causes:
+        headline = f"The logged numbers contradict each other: {causes[0].statement}."
+        return Diagnosis(
+            verdict="bug", headline=headline, causes=_distinct(causes), undecidable=_undecidable(seen)
+        )
+    if summary.dump.groups < FEWEST_GROUPS or summary.dump.tokens < FEWEST_TOKENS:
+        headline = f"{summary.dump.groups} groups and {summary.dump.tokens} tokens are too few to tell."
+        return Diagnosis(verdict="cannot_tell", headline=headline, undecidable=_undecidable(seen))
+    return _no_bug(seen)
+
+
+def _no_bug(seen: Evidence) -> Diagnosis:
+    ruled_out = [test.ruled_out for test in TESTS if test.ruled_out and _decided(test, seen)]
+    if not seen.trusted("mean_ratio"):
+        headline = f"E[r] = 1 cannot be tested: {seen.number('mean_ratio').note}."
+        return Diagnosis(
+            verdict="cannot_tell", headline=headline, ruled_out=ruled_out, undecidable=_undecidable(seen)
+        )
+    healthy = seen.value("k3") <= HEALTHY_K3 and seen.value("f_2") <= HEALTHY_K3
+    size = "as small as rounding" if healthy else "larger than rounding, and real"
+    headline = f"The logging is consistent ({_ratio_text(seen)}); the mismatch is {size}."
+    verdict = "healthy" if healthy else "honest_mismatch"
+    return Diagnosis(verdict=verdict, headline=headline, ruled_out=ruled_out, undecidable=_undecidable(seen))
+
+
+def _decided(test: Test, seen: Evidence) -> bool:
+    """Whether the test had what it needs."""
+    return "E[r]" not in test.ruled_out or seen.trusted("mean_ratio")
+
+
+def _cause(test: Test, seen: Evidence) -> Cause:
+    return Cause(
+        id=test.id,
+        statement=test.statement,
+        statistic=test.statistic(seen),
+        confirm=test.confirm,
+        fix=test.fix,
+    )
+
+
+def _distinct(causes: list[Cause]) -> list[Cause]:
+    """The first of each id."""
+    return list({cause.id: cause for cause in reversed(causes)}.values())[::-1]
+
+
+def _undecidable(seen: Evidence) -> list[str]:
+    columns = seen.summary.dump.columns
+    wants = (
+        ("entropy", "top-p hidden on both sides (surprisal against entropy)"),
+        ("policy_lag", "stale weights (k1 against policy lag)"),
+        ("step", "a trend over steps"),
+        ("token_ids", "single special tokens"),
+    )
+    return [f"{what}: missing column {column}" for column, what in wants if column not in columns]
