@@ -38,7 +38,8 @@ Cell = str | int | Number | None
 class Table:
     """Rows of cells; a `Number` is drawn with its interval, its formula as a tooltip.
 
-    `wide` tables may be left out where there is no room (the terminal); `caption` says the finding in words.
+    `wide` tables may be left out where there is no room (the terminal); `collapsed` ones are reference
+    material, folded where that is possible and left out elsewhere; `caption` says the finding in words.
     """
 
     id: str
@@ -47,6 +48,7 @@ class Table:
     rows: tuple[tuple[Cell, ...], ...]
     notes: tuple[str, ...] = ()
     wide: bool = False
+    collapsed: bool = False
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,7 @@ class Figure:
     y_log: bool = False
     reference: tuple[tuple[float, str], ...] = ()
     """Horizontal lines: (y, label)."""
+    y_unit: str = ""
 
 
 Block = Text | Verdict | Table | Figure

@@ -1,0 +1,101 @@
+"""How a number is written, in sentences and in tables: with as many digits as its interval supports."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from offpol_diag.summary import Number
+
+FRACTIONS = frozenset({"fraction", "share", "probability"})
+"""Units written as a percentage."""
+
+_PLAIN = (1e-2, 1e5)
+_DIGITS = 4
+_DECIMALS_MAX = 9
+_ROUND_OFF = 1e-9
+"""Decades: a half width of 9.999…e-5 counts as 1e-4."""
+
+
+class Written(NamedTuple):
+    """A number in two pieces, so that a table can set the interval smaller; `interval` may be empty."""
+
+    value: str
+    interval: str
+
+
+def written(number: Number) -> Written:
+    """The value and its interval: `2.03e-3` and `[1.9, 2.2]e-3`.
+
+    The interval is rounded to the leading digit of its half width, the value to one digit more.
+    """
+    if number.value is None:
+        return Written(_absent(number), "")
+    scale, sign = (100.0, "%") if number.unit in FRACTIONS else (1.0, "")
+    value = number.value * scale
+    if number.interval is None:
+        return Written(_alone(value) + sign, "")
+    low, high = (end * scale for end in number.interval)
+    return _between(value, low, high, sign)
+
+
+def say(number: Number) -> str:
+    """The number as it stands in a sentence."""
+    return " ".join(part for part in written(number) if part)
+
+
+def say_value(value: float | None, unit: str = "") -> str:
+    """A bare value as it stands in a sentence."""
+    return say(Number(value=value, unit=unit))
+
+
+def count(value: int) -> str:
+    """A whole number with its thousands set apart: 1,234,567."""
+    return f"{value:,}"
+
+
+def size(number_of_bytes: int) -> str:
+    """Bytes in the largest unit that keeps them above 1: 512 MiB."""
+    power = min(int(math.log2(max(number_of_bytes, 1)) // 10), 4)
+    return f"{number_of_bytes / 1024**power:.4g} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
+
+
+def _absent(number: Number) -> str:
+    if number.log10 is not None:
+        return f"10^{number.log10:.4g}"
+    return f"cannot be known: {number.unknown}" if number.unknown else "cannot be known"
+
+
+def _alone(value: float) -> str:
+    if value.is_integer() and abs(value) < 1e15:
+        return f"{value:,.0f}"
+    power = _power(value)
+    return f"{value / 10.0**power:.{_DIGITS}g}{_exponent(power)}"
+
+
+def _between(value: float, low: float, high: float, sign: str) -> Written:
+    power = _power(value or max(abs(low), abs(high)))
+    unit = 10.0**power
+    width = (high - low) / 2 / unit
+    if width == 0:
+        return Written(_alone(value) + sign, f"[{_alone(low)}, {_alone(high)}]{sign}")
+    places = min(max(0, -math.floor(math.log10(width) + _ROUND_OFF)), _DECIMALS_MAX)
+    ends = ", ".join(_fixed(end / unit, places) for end in (low, high))
+    more = min(places + (width < 10), _DECIMALS_MAX)
+    tail = _exponent(power) + sign
+    return Written(f"{_fixed(value / unit, more)}{tail}", f"[{ends}]{tail}")
+
+
+def _fixed(value: float, places: int) -> str:
+    return f"{round(value, places) + 0.0:,.{places}f}"
+
+
+def _power(value: float) -> int:
+    """The power of ten set apart; 0 where a plain decimal reads better."""
+    if value == 0 or _PLAIN[0] <= abs(value) < _PLAIN[1]:
+        return 0
+    return math.floor(math.log10(abs(value)))
+
+
+def _exponent(power: int) -> str:
+    return f"e{power}" if power else ""

@@ -1,0 +1,1 @@
+"""Drawing a report; no module here computes a number."""

@@ -1,0 +1,211 @@
+"""The report as one self-contained HTML file that needs no network and reads with JavaScript off."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+from functools import cache
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from offpol_diag.blocks import Block, Figure, Series, Table
+from offpol_diag.errors import ResultError
+from offpol_diag.numerals import count
+from offpol_diag.render.figures import SHARED, plotly_figure
+from offpol_diag.render.numbers import Shown, shown
+from offpol_diag.sections import sections
+from offpol_diag.summary import Number, Summary
+
+DATA_ID = "offpol-diag-data"
+
+DENSE = 4
+"""A table with more numbers in a row than this is dense."""
+
+
+@dataclass(frozen=True)
+class CellView:
+    """A cell, and the number of its footnote where it has one."""
+
+    shown: Shown
+    mark: int | None
+
+
+@dataclass(frozen=True)
+class TableView:
+    """A table ready to be laid out; `dense` ones set each interval under its value, to save width."""
+
+    table: Table
+    rows: tuple[tuple[CellView, ...], ...]
+    footnotes: tuple[str, ...]
+    dense: bool
+
+
+@dataclass(frozen=True)
+class FigureView:
+    """A figure, its plotly JSON, and its numbers as a table."""
+
+    figure: Figure
+    json: str
+    data: TableView
+
+
+def render_html(summary: Summary) -> str:
+    """The whole page; equal summaries give equal pages."""
+    script, early = _asset("report.js"), _asset("theme.js")
+    page: str = (
+        _environment()
+        .get_template("report.html.j2")
+        .render(
+            title=_title(summary),
+            facts=_facts(summary),
+            sections=[(section, _grouped(section.blocks)) for section in sections(summary)],
+            policy=_policy(early, script, _plotly()[0]),
+            style=_asset("report.css"),
+            early=early,
+            script=script,
+            plotly=_plotly()[1],
+            shared=script_json(json.dumps(SHARED)),
+            data_id=DATA_ID,
+            data=script_json(summary.model_dump_json()),
+            version=summary.run.version,
+        )
+    )
+    return page
+
+
+def read_back(html: str) -> str:
+    """The JSON of the summary that `render_html` put into a page.
+
+    Raises:
+        ResultError: the page is not a report of ours.
+    """
+    found = re.search(rf'<script type="application/json" id="{DATA_ID}">(.*?)</script>', html, re.DOTALL)
+    if found is None:
+        raise ResultError("this HTML holds no data of offpol-diag", "give the report that `analyze` wrote")
+    return found[1]
+
+
+def script_json(text: str) -> str:
+    """JSON that can stand inside a script element: nothing in it can close or open one."""
+    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+
+
+def templates_dir() -> Path:
+    """Inside the package when installed from a wheel, at the top of the repository otherwise."""
+    package = Path(__file__).parents[1]
+    inside = package / "templates"
+    return inside if inside.is_dir() else package.parent / "templates"
+
+
+def _environment() -> Any:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(templates_dir()),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["breakable"] = _breakable
+    return environment
+
+
+def _breakable(name: str) -> Any:
+    """A long_name_with_underscores that a narrow column may break after each of them."""
+    from markupsafe import Markup, escape
+
+    return Markup("_<wbr>").join(escape(part) for part in name.split("_"))
+
+
+def _asset(name: str) -> str:
+    return (templates_dir() / name).read_text(encoding="utf-8").strip()
+
+
+@cache
+def _plotly() -> tuple[str, str]:
+    """The plotly.js that ships with plotly: its source, and the same gzipped in base64."""
+    from plotly.offline import get_plotlyjs
+
+    source: str = get_plotlyjs()
+    return source, base64.b64encode(gzip.compress(source.encode(), 9, mtime=0)).decode()
+
+
+def _policy(*scripts: str) -> str:
+    """A content security policy: these scripts and no others, inline style, and no network at all."""
+    hashes = " ".join(f"'sha256-{_sha256(script)}'" for script in scripts)
+    return (
+        f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def _sha256(text: str) -> str:
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _title(summary: Summary) -> str:
+    files = summary.dump.files
+    first = Path(files[0]).name if files else "a dump"
+    more = f" and {count(len(files) - 1)} more" if len(files) > 1 else ""
+    return f"Off-policy mismatch in {first}{more}"
+
+
+def _facts(summary: Summary) -> str:
+    dump = summary.dump
+    return (
+        f"{count(dump.sequences)} sequences · {count(dump.tokens)} tokens · {count(dump.groups)} groups · "
+        f"{summary.run.device}"
+    )
+
+
+def _grouped(blocks: tuple[Block, ...]) -> list[tuple[str, list[Any]]]:
+    """Runs of blocks of one kind: figures that follow each other share a row."""
+    return [
+        (kind, [_view(block) for block in run])
+        for kind, run in groupby(blocks, lambda block: type(block).__name__)
+    ]
+
+
+def _view(block: Block) -> Block | TableView | FigureView:
+    if isinstance(block, Table):
+        return _table(block)
+    if isinstance(block, Figure):
+        return FigureView(block, script_json(json.dumps(plotly_figure(block))), _table(_data(block)))
+    return block
+
+
+def _table(table: Table) -> TableView:
+    numbers = max((sum(isinstance(cell, Number) for cell in row) for row in table.rows), default=0)
+    cells = [[shown(cell, terse=numbers > 1) for cell in row] for row in table.rows]
+    notes = list(dict.fromkeys(cell.note for row in cells for cell in row if cell.note))
+    mark = {note: number for number, note in enumerate(notes, 1)}
+    rows = tuple(tuple(CellView(cell, mark.get(cell.note)) for cell in row) for row in cells)
+    return TableView(table, rows, tuple(notes), numbers > DENSE)
+
+
+def _data(figure: Figure) -> Table:
+    """The numbers of a figure, one row per point."""
+    rows = tuple(
+        (series.name, _x(x), Number(value=y, interval=_interval(series, place), unit=figure.y_unit))
+        for series in figure.series
+        for place, (x, y) in enumerate(zip(series.x, series.y, strict=True))
+        if y is not None
+    )
+    header = ("series", figure.x_label, figure.y_label)
+    return Table(f"{figure.id}-data", f"Data of “{figure.title}”", header, rows)
+
+
+def _x(x: float | str) -> str | Number:
+    return x if isinstance(x, str) else Number(value=x)
+
+
+def _interval(series: Series, place: int) -> tuple[float, float] | None:
+    low = series.low[place] if series.low else None
+    high = series.high[place] if series.high else None
+    return None if low is None or high is None else (low, high)

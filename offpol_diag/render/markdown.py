@@ -1,0 +1,74 @@
+"""The short report, for a pull request or a job summary: GitHub flavoured Markdown."""
+
+from __future__ import annotations
+
+import re
+
+from offpol_diag.blocks import Block, Section, Table, Text, Tone, Verdict
+from offpol_diag.render.numbers import plain
+from offpol_diag.sections import sections
+from offpol_diag.summary import Summary
+
+PARTS = ("verdict", "numbers", "presets")
+"""Sections that a pull request has room for."""
+
+ICONS: dict[Tone, str] = {"good": "✅", "warn": "⚠️", "bad": "❌", "info": "ℹ️"}
+
+LIMIT = 60_000
+"""Bytes; GitHub refuses comments of 65 536 characters."""
+
+
+def render_markdown(summary: Summary) -> str:
+    """Recommendation, gates, headline numbers and presets; shorter than `LIMIT`."""
+    chosen = [section for section in sections(summary) if section.id in PARTS]
+    pieces = ["# offpol-diag", *(piece for section in chosen for piece in _section(section))]
+    return "\n\n".join(_within(pieces)) + "\n"
+
+
+def _within(pieces: list[str]) -> list[str]:
+    """As many pieces, from the first, as the limit allows; a cut is said."""
+    kept: list[str] = []
+    room = LIMIT - 200
+    for piece in pieces:
+        room -= len(piece.encode()) + 2
+        if room < 0:
+            return [*kept, "_The rest does not fit here; the HTML report has it._"]
+        kept.append(piece)
+    return kept
+
+
+def _section(section: Section) -> list[str]:
+    return [f"## {section.title}", *(text for block in section.blocks if (text := _block(block)))]
+
+
+def _block(block: Block) -> str:
+    if isinstance(block, Text):
+        return escaped(block.text)
+    if isinstance(block, Verdict):
+        return _verdict(block)
+    if isinstance(block, Table) and not block.collapsed and not block.wide:
+        return _table(block)
+    return ""
+
+
+def _verdict(verdict: Verdict) -> str:
+    head = f"{ICONS[verdict.tone]} **{escaped(verdict.label)}**: {escaped(verdict.text)}"
+    return "\n".join((head, *(f"- {escaped(line)}" for line in verdict.detail)))
+
+
+def _table(table: Table) -> str:
+    lines = (table.header, tuple("---" for _ in table.header))
+    head = "\n".join(_row(line) for line in lines)
+    body = "\n".join(_row(tuple(escaped(plain(cell)) for cell in row)) for row in table.rows)
+    notes = "".join(f"\n\n{escaped(note)}" for note in table.notes)
+    return f"**{escaped(table.caption)}**\n\n{head}\n{body}{notes}"
+
+
+def _row(cells: tuple[str, ...]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def escaped(text: str) -> str:
+    """Text that Markdown and the HTML in it leave alone, on one line."""
+    one_line = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;")
+    return re.sub(r"([\\`*|~]|(?<=\])\()", r"\\\1", one_line)

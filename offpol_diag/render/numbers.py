@@ -1,0 +1,77 @@
+"""Cells as every renderer shows them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from offpol_diag.blocks import Cell
+from offpol_diag.numerals import count, say_value, written
+from offpol_diag.summary import Number
+
+Kind = Literal["number", "text", "unknown"]
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A cell in pieces.
+
+    Attributes:
+        text: the value.
+        interval: the interval, or empty.
+        note: a caution that belongs to the cell; a renderer sets it as a footnote.
+        meaning: formula, averaging and unit, for a tooltip.
+        order: what the cell sorts by.
+        kind: number, text, or unknown (the text then says why, unless `note` does).
+    """
+
+    text: str
+    interval: str = ""
+    note: str = ""
+    meaning: str = ""
+    order: float | str = ""
+    kind: Kind = "text"
+
+
+def shown(cell: Cell, terse: bool = False) -> Shown:
+    """The pieces of a cell; `terse` moves the reason of an unknown number into its note."""
+    if cell is None:
+        return Shown("–", kind="unknown")
+    if isinstance(cell, str):
+        return Shown(cell, order=cell)
+    if isinstance(cell, int):
+        return Shown(count(cell), order=cell, kind="number")
+    return _unknown(cell, terse) if cell.value is None and cell.log10 is None else _known(cell)
+
+
+def plain(cell: Cell) -> str:
+    """The cell on one line, without its note."""
+    piece = shown(cell)
+    return f"{piece.text} {piece.interval}".rstrip()
+
+
+def meaning(number: Number) -> str:
+    """Formula, averaging, unit and clamp of a number, in one line."""
+    parts = (
+        number.formula,
+        number.over and f"over {number.over}",
+        number.unit and f"unit: {number.unit}",
+        ""
+        if number.clamped is None
+        else f"safety bound acted on {say_value(number.clamped, 'fraction')} of terms",
+    )
+    return " · ".join(part for part in parts if part)
+
+
+def _known(number: Number) -> Shown:
+    text, interval = written(number)
+    order = number.log10 if number.value is None else number.value
+    note = number.note or ""
+    return Shown(text, interval, note, meaning(number), "" if order is None else order, "number")
+
+
+def _unknown(number: Number, terse: bool) -> Shown:
+    reason = written(number).value
+    text = "unknown" if terse and number.unknown else reason
+    note = ". ".join(part for part in (reason if text != reason else "", number.note) if part)
+    return Shown(text, "", note, meaning(number), kind="unknown")

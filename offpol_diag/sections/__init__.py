@@ -1,0 +1,35 @@
+"""What a report says: one function per section, from a Summary to blocks. No number is computed here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from offpol_diag.blocks import Section
+from offpol_diag.sections.crosswalk import crosswalk
+from offpol_diag.sections.dump import dump
+from offpol_diag.sections.headline import headline
+from offpol_diag.sections.made import made
+from offpol_diag.sections.policies import policies
+from offpol_diag.sections.presets import presets
+from offpol_diag.sections.verdict import verdict
+from offpol_diag.sections.where import where
+from offpol_diag.sections.worst import worst
+from offpol_diag.summary import Summary
+
+SECTIONS: tuple[Callable[[Summary], Section | None], ...] = (
+    verdict,
+    headline,
+    dump,
+    presets,
+    policies,
+    where,
+    worst,
+    crosswalk,
+    made,
+)
+"""In reading order; None where the Summary holds nothing to say."""
+
+
+def sections(summary: Summary) -> tuple[Section, ...]:
+    """The report, section by section."""
+    return tuple(section for make in SECTIONS if (section := make(summary)) is not None)

@@ -1,0 +1,81 @@
+"""What was read."""
+
+from __future__ import annotations
+
+from offpol_diag.blocks import Block, Cell, Section, Table, Text, Verdict
+from offpol_diag.numerals import count, say_value
+from offpol_diag.summary import DumpFacts, Summary
+
+EXPECTED = (
+    "rollout_log_probs",
+    "old_log_probs",
+    "current_log_probs",
+    "response_mask",
+    "advantages",
+    "rewards",
+    "token_ids",
+    "entropy",
+    "sequence_id",
+    "group_id",
+    "step",
+    "policy_lag",
+)
+
+
+def dump(summary: Summary) -> Section:
+    """Files, counts, columns, provenance, notes and skipped rows."""
+    facts = summary.dump
+    blocks: tuple[Block, ...] = (
+        Text(_sentence(facts)),
+        *(Verdict("Note", note, "warn") for note in facts.notes),
+        Table("counts", "Counts", ("what", "value"), _counts(facts)),
+        Table(
+            "columns",
+            "Columns: what was found, and under which name",
+            ("our name", "read from"),
+            _columns(facts),
+        ),
+        *_provenance(facts),
+        *_files(facts),
+    )
+    return Section("dump", "What is in the dump", blocks)
+
+
+def _sentence(facts: DumpFacts) -> str:
+    files = "1 file" if len(facts.files) == 1 else f"{count(len(facts.files))} files"
+    return (
+        f"{files} with {count(facts.rows)} rows held {count(facts.sequences)} sequences with "
+        f"{count(facts.tokens)} unmasked response tokens, in {count(facts.groups)} groups (prompts)."
+    )
+
+
+def _counts(facts: DumpFacts) -> tuple[tuple[Cell, ...], ...]:
+    exact = "" if facts.groups_exact else " (estimated)"
+    return (
+        ("rows", facts.rows),
+        ("rows skipped as bad", facts.skipped.count),
+        ("sequences with an unmasked token", facts.sequences),
+        ("unmasked tokens", facts.tokens),
+        ("masked tokens, left out", facts.masked_tokens),
+        (f"groups{exact}", facts.groups),
+        ("mean length, unmasked tokens", say_value(facts.mean_length)),
+        ("longest sequence", facts.max_length),
+    )
+
+
+def _columns(facts: DumpFacts) -> tuple[tuple[Cell, ...], ...]:
+    found = tuple(facts.columns.items())
+    missing = tuple((name, "not in this dump") for name in EXPECTED if name not in facts.columns)
+    return found + missing
+
+
+def _provenance(facts: DumpFacts) -> tuple[Block, ...]:
+    if not facts.provenance:
+        return (Text("The files say nothing of their provenance (trainer, engine, temperature, top-p)."),)
+    rows = tuple((key, str(value)) for key, value in facts.provenance.items())
+    return (Table("provenance", "Provenance, as the files state it", ("what", "value"), rows),)
+
+
+def _files(facts: DumpFacts) -> tuple[Block, ...]:
+    rows = tuple((number, file) for number, file in enumerate(facts.files, 1))
+    return (Table("files", f"Files ({count(len(rows))})", ("no.", "file"), rows, collapsed=True),)

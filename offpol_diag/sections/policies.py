@@ -1,0 +1,48 @@
+"""Three policies, two drifts, and their total."""
+
+from __future__ import annotations
+
+from offpol_diag.blocks import Cell, Section, Table, Text
+from offpol_diag.numerals import say
+from offpol_diag.summary import Number, Summary
+
+DRIFTS = (
+    ("", "drift 1: rollout → old"),
+    ("drift2.", "drift 2: old → current"),
+    ("total.", "total: rollout → current"),
+)
+
+
+def policies(summary: Summary) -> Section | None:
+    """Every gap metric under each drift, side by side."""
+    names = _names(summary)
+    if not names:
+        return None
+    rows = tuple((name, *(_cell(summary, prefix + name) for prefix, _ in DRIFTS)) for name in names)
+    header = ("number", *(title for _, title in DRIFTS))
+    table = Table("policies", "The gap between each pair of policies", header, rows)
+    return Section("policies", "Three policies", (Text(_finding(summary)), table))
+
+
+def _names(summary: Summary) -> tuple[str, ...]:
+    """Names that some drift besides drift 1 also has."""
+    others = [prefix for prefix, _ in DRIFTS if prefix]
+    shared = (
+        key.removeprefix(prefix) for key in summary.metrics for prefix in others if key.startswith(prefix)
+    )
+    return tuple(dict.fromkeys(shared))
+
+
+def _cell(summary: Summary, key: str) -> Cell:
+    return summary.metrics.get(key, Number(unknown="not computed for this pair"))
+
+
+def _finding(summary: Summary) -> str:
+    """One clause per drift, in words."""
+    clauses = "; ".join(
+        f"{title}: {say(summary.metrics[prefix + 'k3'])}"
+        for prefix, title in DRIFTS
+        if prefix + "k3" in summary.metrics
+    )
+    opening = "Drift 1 comes from engine and staleness, drift 2 from the updates within the step."
+    return f"{opening} As k3, {clauses}." if clauses else opening

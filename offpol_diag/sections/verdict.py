@@ -1,0 +1,150 @@
+"""First of all: what to do, why, and whether the numbers can be trusted."""
+
+from __future__ import annotations
+
+from offpol_diag.blocks import Block, Section, Table, Text, Tone, Verdict
+from offpol_diag.numerals import count, say, say_value
+from offpol_diag.summary import (
+    Cause,
+    Diagnosis,
+    Fired,
+    GateVerdict,
+    Number,
+    Numbers,
+    Recommendation,
+    Summary,
+)
+
+DECISION_TONES: dict[str, Tone] = {
+    "fix the bug first": "bad",
+    "no correction needed": "good",
+    "METHOD at THRESHOLD": "info",
+    "no method helps": "bad",
+    "not enough data": "warn",
+}
+
+DIAGNOSES: dict[str, tuple[str, Tone]] = {
+    "healthy": ("Healthy", "good"),
+    "honest_mismatch": ("Honest mismatch", "info"),
+    "bug": ("Bug", "bad"),
+    "cannot_tell": ("Cannot tell", "warn"),
+}
+
+GATES: dict[bool | None, str] = {True: "✓ passed", False: "✗ failed", None: "? could not say"}
+
+
+def verdict(summary: Summary) -> Section:
+    """The decision, its evidence, the diagnosis and the gates."""
+    blocks = (
+        *_skipped(summary),
+        *(_recommendation(summary.recommendation, summary.metrics) if summary.recommendation else _silent()),
+        *(_diagnosis(summary.diagnosis) if summary.diagnosis else ()),
+        *_gates(summary.gates),
+    )
+    return Section("verdict", "Verdict", blocks)
+
+
+def _skipped(summary: Summary) -> tuple[Block, ...]:
+    skipped = summary.dump.skipped
+    if not skipped.count:
+        return ()
+    rows = "1 row was" if skipped.count == 1 else f"{count(skipped.count)} rows were"
+    text = f"{rows} skipped as bad; no number below covers them."
+    return (Verdict("Skipped rows", text, "warn", tuple(skipped.examples)),)
+
+
+def _silent() -> tuple[Block, ...]:
+    return (Text("No recommendation was made for this dump; the numbers below stand on their own."),)
+
+
+def _recommendation(given: Recommendation, metrics: Numbers) -> tuple[Block, ...]:
+    deciding = [fired for fired in given.fired if fired.rule == given.rule]
+    why = (
+        f"Rule that fired: {given.rule}",
+        *(line for fired in deciding for line in _evidence(fired, metrics)),
+        f"Runner-up: {given.runner_up or 'none'}",
+    )
+    head = Verdict(_decision(given), given.sentence, DECISION_TONES[given.decision], why)
+    others = [fired for fired in given.fired if fired not in deciding]
+    alerts = tuple(
+        Verdict("Alert", fired.sentence, "warn", _evidence(fired, metrics))
+        for fired in others
+        if fired.level == "alert"
+    )
+    return (head, *alerts, *_also([fired for fired in others if fired.level != "alert"], metrics))
+
+
+def _decision(given: Recommendation) -> str:
+    if given.method is None:
+        return given.decision[0].upper() + given.decision[1:]
+    return f"{given.method} at {given.threshold}" if given.threshold else given.method
+
+
+def _evidence(fired: Fired, metrics: Numbers) -> tuple[str, ...]:
+    saw = _saw(fired, metrics)
+    return (*((f"It saw: {saw}",) if saw else ()), *((f"Source: {fired.source}",) if fired.source else ()))
+
+
+def _saw(fired: Fired, metrics: Numbers) -> str:
+    return "; ".join(f"{name} = {say(_number(name, value, metrics))}" for name, value in fired.saw.items())
+
+
+def _also(fired: list[Fired], metrics: Numbers) -> tuple[Block, ...]:
+    rows = tuple((one.rule, one.sentence, _saw(one, metrics) or "–", one.source or "–") for one in fired)
+    header = ("rule", "what it says", "what it saw", "source")
+    return (Table("rules", "Other rules whose condition held", header, rows, wide=True),) if rows else ()
+
+
+def _number(name: str, value: float | None, metrics: Numbers) -> Number:
+    """The number as the rule saw it, with the interval where it is the metric itself."""
+    metric = metrics.get(name)
+    return (
+        metric
+        if metric and metric.value == value
+        else Number(value=value, unit=metric.unit if metric else "")
+    )
+
+
+def _diagnosis(given: Diagnosis) -> tuple[Block, ...]:
+    label, tone = DIAGNOSES[given.verdict]
+    return (
+        Verdict(f"Diagnosis: {label}", given.headline, tone),
+        *(_cause(place, cause) for place, cause in enumerate(given.causes, 1)),
+        *_listed("Ruled out", given.ruled_out),
+        *_listed("Cannot be decided from this dump", given.undecidable),
+    )
+
+
+def _cause(place: int, cause: Cause) -> Verdict:
+    detail = (
+        f"Evidence: {cause.statistic}",
+        cause.confirm and f"To confirm: {cause.confirm}",
+        cause.fix and f"Fix: {cause.fix}",
+    )
+    return Verdict(f"Cause {place}: {cause.id}", cause.statement, "info", tuple(filter(None, detail)))
+
+
+def _listed(title: str, lines: list[str]) -> tuple[Block, ...]:
+    return (Text(f"{title}: {'; '.join(line.rstrip('.') for line in lines)}."),) if lines else ()
+
+
+def _gates(gates: list[GateVerdict]) -> tuple[Block, ...]:
+    rows = tuple(
+        (
+            GATES[gate.passed],
+            gate.name,
+            f"{gate.bound} {say_value(gate.limit)}",
+            _gated(gate),
+            gate.reason or "–",
+        )
+        for gate in gates
+    )
+    header = ("gate", "number", "bound", "value", "why")
+    failed = sum(gate.passed is not True for gate in gates)
+    caption = f"{len(gates) - failed} of {len(gates)} gates passed"
+    return (Table("gates", caption, header, rows),) if gates else ()
+
+
+def _gated(gate: GateVerdict) -> Number:
+    unknown = gate.reason or "no value" if gate.value is None else None
+    return Number(value=gate.value, interval=gate.interval, unknown=unknown)

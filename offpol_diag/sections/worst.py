@@ -1,0 +1,73 @@
+"""The worst sequences, and the worst tokens with their neighbours."""
+
+from __future__ import annotations
+
+from offpol_diag.blocks import Block, Cell, Section, Table
+from offpol_diag.summary import Number, Summary, WorstSequence, WorstToken
+
+SEQUENCES = ("sequence", "step", "length", "k3, mean", "ΣΔ, nats", "max |Δ|, nats")
+TOKENS = (
+    "sequence",
+    "step",
+    "position",
+    "length",
+    "token id",
+    "log π rollout",
+    "log π train",
+    "Δ, nats",
+    "Δ of the 3 before",
+    "Δ of the 3 after",
+)
+NOTE = "Positions count from 0. Δ = log π_train − log π_rollout."
+
+
+def worst(summary: Summary) -> Section | None:
+    """None where the dump has no mismatch to show."""
+    sequences = tuple(_sequence(one) for one in summary.worst.sequences)
+    tokens = tuple(_token(one) for one in summary.worst.tokens)
+    blocks = (
+        *_table(
+            "worst-sequences", f"{len(sequences)} sequences with the largest mean k3", SEQUENCES, sequences
+        ),
+        *_table("worst-tokens", f"{len(tokens)} tokens with the largest |Δ|, in context", TOKENS, tokens),
+    )
+    return Section("worst", "Worst sequences and tokens", blocks) if blocks else None
+
+
+def _sequence(one: WorstSequence) -> tuple[Cell, ...]:
+    numbers = (one.k3_mean, one.log_ratio_sum, one.max_abs_log_ratio)
+    return (one.sequence_id, one.step, one.length, *(Number(value=value) for value in numbers))
+
+
+def _token(one: WorstToken) -> tuple[Cell, ...]:
+    token = None if one.token_id is None else str(one.token_id)
+    numbers = (one.rollout_log_prob, one.train_log_prob, one.log_ratio)
+    return (
+        one.sequence_id,
+        one.step,
+        one.position,
+        one.length,
+        token,
+        *(Number(value=value) for value in numbers),
+        _row(one.before),
+        _row(one.after),
+    )
+
+
+def _row(values: list[float]) -> str:
+    return ", ".join(f"{value:.3f}" for value in values) or "none"
+
+
+def _table(
+    name: str, caption: str, header: tuple[str, ...], rows: tuple[tuple[Cell, ...], ...]
+) -> tuple[Block, ...]:
+    """Without the columns that the dump does not have, which the notes name."""
+    absent = [i for i in range(len(header)) if all(row[i] is None for row in rows)]
+    kept = tuple(tuple(_said(cell) for i, cell in enumerate(row) if i not in absent) for row in rows)
+    heads = tuple(head for i, head in enumerate(header) if i not in absent)
+    notes = (NOTE, *(f"The dump does not say: {header[i]}." for i in absent))
+    return (Table(name, caption, heads, kept, notes),) if rows else ()
+
+
+def _said(cell: Cell) -> Cell:
+    return "not in the dump" if cell is None else cell

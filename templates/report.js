@@ -1,0 +1,109 @@
+"use strict"
+// Everything here is an extra: the page reads without it.
+{
+const root = document.documentElement
+const all = (selector, within = document) => [...within.querySelectorAll(selector)]
+const json = element => JSON.parse(element.textContent)
+
+// --- Theme: the system's, unless the reader chose one for this page.
+const toggle = document.querySelector("button.theme")
+const system = matchMedia("(prefers-color-scheme: dark)")
+const dark = () => (root.dataset.theme ?? (system.matches ? "dark" : "light")) === "dark"
+const label = () => { toggle.textContent = dark() ? "Light" : "Dark" }
+toggle.hidden = false
+label()
+toggle.addEventListener("click", () => {
+  root.dataset.theme = dark() ? "light" : "dark"
+  try { localStorage.setItem("offpol-diag:" + location.pathname, root.dataset.theme) } catch { /* no storage */ }
+  label()
+  redraw()
+})
+system.addEventListener("change", () => { label(); redraw() })
+
+// --- Charts: unpacked once, drawn when they come into view, and all of them for print.
+const shared = json(document.getElementById("plot-shared"))
+const drawn = new Set()
+const plots = all(".plot")
+
+const coloured = (value, colours) => {
+  if (typeof value === "string") return value.startsWith("--") ? colours.getPropertyValue(value).trim() : value
+  if (Array.isArray(value)) return value.map(one => coloured(one, colours))
+  if (value === null || typeof value !== "object") return value
+  return Object.fromEntries(Object.entries(value).map(([key, one]) => [key, coloured(one, colours)]))
+}
+const laid = (under, over) => {
+  const both = { ...under }
+  for (const [key, value] of Object.entries(over))
+    both[key] = value && under[key] && value.constructor === Object ? laid(under[key], value) : value
+  return both
+}
+const draw = plot => {
+  const { data, layout } = json(plot.parentElement.querySelector(".plot-data"))
+  const colours = getComputedStyle(root)
+  Plotly.react(plot, coloured(data, colours), coloured(laid(shared.layout, layout), colours), shared.config)
+  drawn.add(plot)
+}
+const redraw = () => drawn.forEach(draw)
+
+let unpacking
+const unpack = () => unpacking ??= (async () => {
+  const packed = Uint8Array.from(atob(document.getElementById("plotly-gz").textContent), c => c.charCodeAt(0))
+  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"))
+  const script = document.createElement("script")
+  script.textContent = await new Response(stream).text()
+  document.head.append(script)
+})()
+const watcher = new IntersectionObserver(entries => entries.filter(entry => entry.isIntersecting).forEach(({ target }) => {
+  watcher.unobserve(target)
+  unpack().then(() => draw(target))
+}), { rootMargin: "300px" })
+plots.forEach(plot => watcher.observe(plot))
+if (plots.length) addEventListener("load", () => (window.requestIdleCallback ?? setTimeout)(unpack))  // ready for print
+
+addEventListener("beforeprint", () => {
+  root.dataset.print = root.dataset.theme ?? ""
+  root.dataset.theme = "light"
+  if (window.Plotly) plots.forEach(draw)
+  all("details.table:not([open])").forEach(details => { details.open = details.dataset.opened = true })
+})
+addEventListener("afterprint", () => {
+  if (root.dataset.print) root.dataset.theme = root.dataset.print
+  else delete root.dataset.theme
+  all("details[data-opened]").forEach(details => { details.open = false; delete details.dataset.opened })
+  redraw()
+})
+
+// --- Tables: a click on a column head sorts by it, a second click the other way round.
+const order = cell => cell.dataset.order === undefined ? NaN : Number(cell.dataset.order)
+const compare = (a, b) => {
+  const [x, y] = [order(a), order(b)]
+  if (isNaN(x) || isNaN(y)) return isNaN(x) && isNaN(y) ? a.textContent.localeCompare(b.textContent, "en", { numeric: true }) : isNaN(x) - isNaN(y)
+  return x - y
+}
+const sort = (table, column, head) => {
+  const down = head.ariaSort === "ascending"
+  all("th[aria-sort]", table).forEach(other => other.removeAttribute("aria-sort"))
+  head.ariaSort = down ? "descending" : "ascending"
+  const rows = all("tbody tr", table).sort((a, b) => compare(a.cells[column], b.cells[column]) * (down ? -1 : 1))
+  table.tBodies[0].append(...rows)
+}
+for (const table of all("table")) {
+  if (table.tBodies[0].rows.length < 3) continue
+  all("thead th", table).forEach((head, column) => {
+    const button = document.createElement("button")
+    button.type = "button"
+    button.append(...head.childNodes)
+    button.addEventListener("click", () => sort(table, column, head))
+    head.append(button)
+  })
+}
+
+// --- Contents: the section in view is marked.
+const links = new Map(all("nav a").map(link => [link.hash.slice(1), link]))
+const reading = new IntersectionObserver(entries => entries.forEach(({ target, isIntersecting }) => {
+  if (!isIntersecting) return
+  links.forEach(link => link.removeAttribute("aria-current"))
+  links.get(target.id)?.setAttribute("aria-current", "true")
+}), { rootMargin: "-10% 0px -80% 0px" })
+all("main > section").forEach(section => reading.observe(section))
+}

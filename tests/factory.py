@@ -1,0 +1,296 @@
+"""A full and plausible Summary, by hand: a healthy-looking mixture-of-experts run with a long tail."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from offpol_diag.summary import (
+    Cause,
+    Diagnosis,
+    DumpFacts,
+    Fired,
+    GateVerdict,
+    Histogram,
+    Location,
+    Number,
+    Numbers,
+    Place,
+    PresetResult,
+    Recommendation,
+    Run,
+    Summary,
+    Worst,
+    WorstSequence,
+    WorstToken,
+)
+
+NO_CURRENT = "missing column current_log_probs"
+
+
+def number(value: float, spread: float | None = None, unit: str = "", **more: Any) -> Number:
+    """A number whose interval is `spread` to either side."""
+    interval = None if spread is None else (value - spread, value + spread)
+    return Number(value=value, interval=interval, unit=unit, **more)
+
+
+def unknown(why: str = NO_CURRENT) -> Number:
+    return Number(unknown=why)
+
+
+def policy_gap(scale: float = 1.0) -> Numbers:
+    """The gap metrics of one drift."""
+    return {
+        "k3": number(2.03e-3 * scale, 1.5e-4 * scale, "nats", over="tokens", formula="mean of e^Δ − 1 − Δ"),
+        "k1": number(2.05e-3 * scale, 1.6e-4 * scale, "nats", over="tokens", formula="mean of −Δ"),
+        "mean_ratio": number(0.99998, 3e-4, over="tokens", formula="mean of e^Δ"),
+        "chi2_token": number(4.6e-3 * scale, 5e-4 * scale, over="tokens", formula="mean of e^2Δ, minus 1"),
+        "chi2_sequence": Number(log10=45.2, over="sequences", formula="mean of e^(2ΣΔ), minus 1"),
+        "ppl_ratio": number(1.00205, 1.6e-4, over="sequences", formula="mean of e^(−mean Δ)"),
+        "prob_diff_mean": number(0.0052, 2e-4, "fraction", over="tokens", formula="mean of |p − q|"),
+        "pearson": number(0.9992, 1e-4, over="tokens", formula="Pearson correlation of p and q"),
+        "f_2": number(8.3e-4, 1.1e-4, "fraction", over="tokens", formula="share of tokens with |Δ| > ln 2"),
+    }
+
+
+def metrics() -> Numbers:
+    """Drift 1 known, drift 2 and total not."""
+    gap = policy_gap()
+    absent = {f"{prefix}{name}": unknown() for prefix in ("drift2.", "total.") for name in gap}
+    weights = {
+        "ess_tokens": number(0.9954, 4e-4, "fraction", over="tokens", formula="(Σw)² / (n Σw²)"),
+        "ess_sequences": number(0.031, 0.012, "fraction", over="sequences", formula="(Σw)² / (n Σw²)"),
+        "khat_tokens": number(0.41, 0.03, over="tokens", formula="shape of the generalised Pareto tail"),
+        "khat_sequences": number(1.2, 0.2, note="unreliable: k̂ exceeds 0.67", over="sequences"),
+        "max_weight_share": number(0.12, unit="fraction"),
+        "k3_top1_share": number(0.83, 0.02, "fraction", over="tokens"),
+    }
+    return {**gap, **weights, **absent}
+
+
+def preset(summary: str, method: str, ess: float, rejected: float = 0.0, **more: Any) -> PresetResult:
+    """A preset with plausible numbers."""
+    numbers = {
+        "weight_mean": number(0.998, 0.001),
+        "weight_max": number(2.0),
+        "ess_tokens": number(0.9971, 2e-4, "fraction"),
+        "ess_sequences": number(ess, 0.02, "fraction"),
+        "chi2_token": number(2.9e-3, 2e-4),
+        "k3": number(1.9e-3, 1e-4, "nats"),
+        "ppl_ratio": number(1.002, 2e-4),
+        "tokens_rejected": number(rejected, rejected / 10 or None, "fraction"),
+        "sequences_dropped": number(rejected * 0.8, rejected / 10 or None, "fraction"),
+        "vetoed": number(0.0, unit="fraction"),
+        "loss_scale_removed": number(0.998, 0.001),
+        "loss_scale_kept": number(0.998 - rejected, 0.001),
+        "pg_loss": number(-0.0123, 0.002),
+        "pg_clipfrac": number(0.0031, 4e-4, "fraction"),
+        "ppo_kl": unknown(),
+    }
+    given = {"policy": "old", "loss": "ppo_clip", "source": "verl 2025-11", "metrics": numbers, **more}
+    return PresetResult(summary=summary, method=method, **given)
+
+
+def presets() -> dict[str, PresetResult]:
+    logged = {"rollout_corr/kl": 0.00205, "rollout_corr/k3_kl": 0.00203, "rollout_corr/chi2_seq": None}
+    verl = {"logs": "verl-2025-11", "as_logged": logged, "trainers": ["verl"]}
+    return {
+        "disabled": preset("No correction", "weight none", 1.0, policy="rollout", source="ours"),
+        "token_is": preset("Token TIS", "weight token truncate ≤ 2", 0.97, aliases=["token_tis"], **verl),
+        "seq_is": preset("Sequence TIS", "weight sum truncate ≤ 2", 0.61, **verl),
+        "seq_mis": preset(
+            "Sequence MIS", "weight sum truncate ≤ 2; reject ratio sum [0.5, 2]", 0.83, 0.31, **verl
+        ),
+        "geo_rs": preset(
+            "Geometric rejection", "reject ratio mean [0.999, 1.001]; veto < 1e-4", 0.99, 0.92, **verl
+        ),
+        "seq_is_metrics": preset("Logged only", "weight sum truncate ≤ 2", 0.61, applied=False, **verl),
+        "ppo_is_bypass": preset(
+            "PPO-IS", "none", 1.0, policy="current", needs=["current_log_probs"], metrics={}
+        ),
+    }
+
+
+def place(key: str, order: float, k3: float) -> Place:
+    numbers = {
+        "k3": number(k3, k3 * 0.08, "nats"),
+        "mean_ratio": number(1 + 1e-4 * math.sin(order), 4e-4),
+        "ess_tokens": number(1 - 2.3 * k3, k3 / 5, "fraction"),
+        "f_2": number(k3 * 0.4, k3 * 0.05, "fraction"),
+    }
+    return Place(key=key, order=order, tokens=120_000, sequences=256, metrics=numbers)
+
+
+def by() -> dict[str, Location]:
+    steps = [place(str(step), step, 1.6e-3 * (1 + 0.03 * step + 0.05 * math.sin(step))) for step in range(20)]
+    starts = [0, 16, 64, 256, 1024, 4096]
+    positions = [place(f"{start}+", start, 1.8e-3 * (1 + 0.1 * i)) for i, start in enumerate(starts)]
+    chances = ["p < 0.01", "0.01–0.1", "0.1–0.5", "0.5–0.9", "0.9–1"]
+    probabilities = [place(key, i, 0.05 / 8**i) for i, key in enumerate(chances)]
+    engines = [place(key, i, 2e-3 * (1 + i)) for i, key in enumerate(("vllm-0", "vllm-1", "sglang-0"))]
+    return {
+        "step": Location(axis="step", title="step", numeric=True, places=steps),
+        "position": Location(
+            axis="position", title="position in the response", numeric=True, places=positions
+        ),
+        "probability": Location(
+            axis="probability", title="rollout probability", numeric=False, places=probabilities
+        ),
+        "engine": Location(axis="engine", title="engine", numeric=False, places=engines, left_out=2),
+    }
+
+
+def histograms() -> dict[str, Histogram]:
+    edges = [round(-3 + 0.1 * i, 1) for i in range(61)]
+    counts = [math.floor(2e6 * math.exp(-12 * abs(-2.95 + 0.1 * i) ** 0.6)) for i in range(60)]
+    return {
+        "log_ratio": Histogram(
+            title="Log-ratio Δ of drift 1", unit="nats", edges=edges, counts=[float(c) for c in counts]
+        )
+    }
+
+
+def worst() -> Worst:
+    sequences = [
+        WorstSequence(
+            sequence_id=f"prompt-{17 * i}/sample-{i}",
+            step=i,
+            length=4096 - 31 * i,
+            log_ratio_sum=-9.1 + i,
+            k3_mean=0.031 / (i + 1),
+            max_abs_log_ratio=7.2 - 0.3 * i,
+        )
+        for i in range(8)
+    ]
+    tokens = [
+        WorstToken(
+            sequence_id=f"prompt-{17 * i}/sample-{i}",
+            step=i,
+            position=812 + i,
+            length=4096,
+            token_id=1337 + i if i else None,
+            rollout_log_prob=-0.113 - i,
+            train_log_prob=-7.4,
+            log_ratio=-7.287 + i,
+            before=[0.012, -0.003, 0.0],
+            after=[-0.4, 0.02],
+        )
+        for i in range(8)
+    ]
+    return Worst(sequences=sequences, tokens=tokens)
+
+
+def recommendation() -> Recommendation:
+    fired = [
+        Fired(
+            rule="heavy_sequence_tail",
+            level="decision",
+            sentence="Product weights of whole sequences cannot be averaged; token weights can.",
+            saw={"ess_sequences": 0.031, "khat_sequences": 1.2, "ess_tokens": 0.9954},
+            source="Vehtari et al. 2024, Pareto smoothed importance sampling",
+        ),
+        Fired(
+            rule="geometric_window",
+            level="alert",
+            sentence="A geometric window of [0.999, 1.001] would reject 92% of the tokens of this batch.",
+            saw={"k1": 2.05e-3},
+            source="verl issue 3984",
+        ),
+    ]
+    return Recommendation(
+        decision="METHOD at THRESHOLD",
+        method="token_is",
+        threshold="upper 2",
+        sentence="Use truncated token weights: they lose 0.5% of the sample and bound every weight at 2.",
+        rule="heavy_sequence_tail",
+        runner_up="seq_mis at [0.5, 2]: it drops 25% of the sequences, the long ones first.",
+        fired=fired,
+    )
+
+
+def diagnosis() -> Diagnosis:
+    cause = Cause(
+        id="moe_outliers",
+        statement="A few tokens carry most of the mismatch, as when routers pick other experts.",
+        statistic="83% [81, 85]% of k3 lies in 1% of the tokens",
+        confirm="replay the rollout's routing in the trainer (R3) and compare f_2",
+        fix="routing replay, or a token-level cap",
+    )
+    return Diagnosis(
+        verdict="honest_mismatch",
+        headline="The two engines disagree, but the log-probs are those of the policy that sampled.",
+        causes=[cause],
+        ruled_out=["off by one: E[r] is 1 at every position", "sentinel values: none under the mask"],
+        undecidable=["temperature mismatch: the dump has no entropy column"],
+    )
+
+
+def gates() -> list[GateVerdict]:
+    return [
+        GateVerdict(
+            name="k3",
+            bound="max",
+            limit=0.002,
+            value=2.03e-3,
+            interval=(1.88e-3, 2.18e-3),
+            passed=True,
+            reason="the interval reaches below the limit",
+        ),
+        GateVerdict(
+            name="ess_sequences", bound="min", limit=0.5, value=0.031, interval=(0.019, 0.043), passed=False
+        ),
+        GateVerdict(name="drift2.k3", bound="max", limit=0.01, value=None, passed=None, reason=NO_CURRENT),
+    ]
+
+
+def dump_facts(**changes: Any) -> DumpFacts:
+    given: dict[str, Any] = {
+        "files": ["runs/moe-30b/step-000.parquet", "runs/moe-30b/step-001.parquet"],
+        "rows": 5130,
+        "sequences": 5120,
+        "tokens": 2_412_345,
+        "masked_tokens": 81_234,
+        "groups": 640,
+        "mean_length": 471.2,
+        "max_length": 4096,
+        "columns": {
+            "rollout_log_probs": "rollout_logprobs",
+            "old_log_probs": "prev_logprobs",
+            "step": "step",
+        },
+        "provenance": {"trainer": "verl 0.6", "engine": "vLLM 0.11", "temperature": 1.0},
+        "notes": [
+            "old_log_probs look as if they had been stored in bfloat16: 16 low bits are zero throughout."
+        ],
+    }
+    return DumpFacts(**{**given, **changes})
+
+
+def run() -> Run:
+    return Run(
+        version="0.1.0",
+        device="cpu",
+        seed=0,
+        replicates=1000,
+        tokens=2_412_345,
+        sequences=5120,
+        peak_rss_bytes=412_000_000,
+        seconds={"total": 4.2, "read": 1.1, "compute": 2.6},
+    )
+
+
+def make_summary(**changes: Any) -> Summary:
+    """The Summary with some of its fields replaced."""
+    given: dict[str, Any] = {
+        "dump": dump_facts(),
+        "metrics": metrics(),
+        "presets": presets(),
+        "by": by(),
+        "histograms": histograms(),
+        "worst": worst(),
+        "diagnosis": diagnosis(),
+        "recommendation": recommendation(),
+        "gates": gates(),
+        "run": run(),
+    }
+    return Summary(**{**given, **changes})

@@ -1,0 +1,191 @@
+import html
+import html.parser
+import json
+import re
+
+import pytest
+from factory import by, dump_facts, make_summary
+
+from offpol_diag.blocks import Figure, Series
+from offpol_diag.errors import ResultError
+from offpol_diag.render.figures import plotly_figure
+from offpol_diag.render.html import read_back, render_html, templates_dir
+from offpol_diag.summary import loads
+
+BUDGET = 3_000_000
+VOID = {"meta", "link", "br", "wbr", "hr", "img", "input", "path", "circle"}
+EVIL = "runs/</script><script>alert(1)</script><b>bold</b>.parquet"
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    return render_html(make_summary())
+
+
+class Outline(html.parser.HTMLParser):
+    """Tags in the order they open, ids, texts outside scripts; fails on a tag that closes out of turn."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(page)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] not in ("script", "style"):
+            self.text += data
+
+    def count(self, tag: str) -> int:
+        return sum(one == tag for one, _ in self.tags)
+
+
+def test_the_page_is_well_formed_with_one_h1_a_language_and_unique_ids(page):
+    outline = Outline(page)
+    ids = [attributes["id"] for _, attributes in outline.tags if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    assert outline.count("h1") == 1
+    assert outline.tags[0] == ("html", {"lang": "en"})
+
+
+def test_what_a_label_points_to_exists(page):
+    outline = Outline(page)
+    ids = {attributes.get("id") for _, attributes in outline.tags}
+    targets = {
+        attributes["aria-labelledby"] for _, attributes in outline.tags if "aria-labelledby" in attributes
+    }
+    links = {attributes["href"][1:] for tag, attributes in outline.tags if tag == "a"}
+    assert targets | links <= ids
+
+
+def test_the_page_is_smaller_than_three_megabytes(page):
+    assert len(page.encode()) < BUDGET
+
+
+def test_equal_summaries_give_equal_pages(page):
+    assert render_html(make_summary()) == page
+
+
+def test_the_numbers_can_be_read_back_from_the_page(page):
+    assert loads(read_back(page), "page") == make_summary()
+
+
+def test_a_page_that_is_not_ours_cannot_be_read_back():
+    with pytest.raises(ResultError, match="holds no data"):
+        read_back("<html></html>")
+
+
+def test_the_page_names_no_address_outside_itself(page):
+    head, _, _ = html.unescape(page).partition('<script type="text/plain" id="plotly-gz">')
+    assert re.findall(r"(?:src|href)=\"(?!#|data:,)[^\"]*", head) == []
+    assert "default-src 'none'" in head
+    assert "unsafe-inline" not in re.search(r"script-src ([^;]*);", head)[1]
+
+
+def test_verdict_tables_and_captions_are_in_the_page_without_any_script(page):
+    text = Outline(page).text
+    for expected in (
+        "token_is at upper 2",
+        "2.03e-3",
+        "[1.9, 2.2]e-3",
+        "k3 by step",
+        "rises with step",
+        "prompt-17/sample-1",
+    ):
+        assert expected in text
+
+
+def test_names_with_markup_in_them_come_out_escaped():
+    summary = make_summary(
+        dump=dump_facts(files=[EVIL], provenance={"model": EVIL}, notes=[EVIL]),
+        by={EVIL: by()["engine"].model_copy(update={"axis": EVIL, "title": EVIL})},
+    )
+    page = render_html(summary)
+    assert "<b>bold" not in page
+    assert "<script>alert" not in page
+    assert EVIL in Outline(page).text
+    assert loads(read_back(page), "page") == summary
+
+
+def test_tooltips_say_formula_averaging_and_unit(page):
+    titles = {attributes.get("title") for _, attributes in Outline(page).tags}
+    assert "mean of e^Δ − 1 − Δ · over tokens · unit: nats" in titles
+
+
+def test_the_data_under_a_figure_is_the_figures_data(page):
+    table = re.search(r'id="figure-where-step-k3".*?<table.*?</table>', page, re.DOTALL)[0]
+    assert table.count("<tr>") == 1 + len(make_summary().by["step"].places)
+
+
+def test_the_templates_are_found_in_the_repository_or_in_the_package():
+    assert {path.name for path in templates_dir().iterdir()} >= {
+        "report.html.j2",
+        "block.html.j2",
+        "report.css",
+        "report.js",
+    }
+
+
+def figure(**changes) -> Figure:
+    series = Series(
+        "k3", (0.0, 1.0, 2.0, 3.0), (1.0, 2.0, None, 4.0), (0.5, 1.5, None, 3.0), (1.5, 2.5, None, 5.0)
+    )
+    given = {"id": "f", "title": "t", "caption": "c", "x_label": "x", "y_label": "y", "series": (series,)}
+    return Figure(**{**given, **changes})
+
+
+def test_a_curve_is_a_band_under_a_line_and_breaks_where_a_value_is_unknown():
+    band, line = plotly_figure(figure())["data"]
+    assert band["x"] == [0.0, 1.0, 1.0, 0.0]
+    assert band["y"] == [1.5, 2.5, 1.5, 0.5]
+    assert line["y"] == [1.0, 2.0, None, 4.0]
+
+
+def test_points_carry_their_intervals_as_bars():
+    series = Series("k3", ("a", "b"), (1.0, 2.0), (0.5, None), (2.5, None), kind="points")
+    (points,) = plotly_figure(figure(series=(series,)))["data"]
+    assert points["error_y"]["array"] == [1.5, None]
+    assert points["error_y"]["arrayminus"] == [0.5, None]
+
+
+def test_a_reference_on_a_log_axis_is_labelled_at_its_logarithm():
+    layout = plotly_figure(figure(reference=((100.0, "limit"),), y_log=True))["layout"]
+    assert layout["shapes"][0]["y0"] == 100.0
+    assert layout["annotations"][0]["y"] == 2.0
+
+
+def test_every_series_of_a_figure_has_its_own_colour_and_a_legend_names_them():
+    series = tuple(Series(f"s{i}", (0.0, 1.0), (1.0, 2.0)) for i in range(3))
+    drawn = plotly_figure(figure(series=series))
+    assert len({trace["line"]["color"] for trace in drawn["data"]}) == 3
+    assert drawn["layout"]["showlegend"]
+
+
+def test_plotly_accepts_every_figure_of_the_report(page):
+    import plotly.graph_objects as go
+
+    found = re.findall(r'class="plot-data">(.*?)</script>', page, re.DOTALL)
+    assert found
+    for one in found:
+        go.Figure(resolved(json.loads(one)))  # raises on a property or value that plotly does not know
+
+
+def resolved(value):
+    """The figure with a real colour in place of each CSS variable, as the page does it."""
+    if isinstance(value, dict):
+        return {key: resolved(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [resolved(one) for one in value]
+    return "#000000" if isinstance(value, str) and value.startswith("--") else value

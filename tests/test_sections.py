@@ -1,0 +1,234 @@
+import pytest
+from factory import dump_facts, make_summary, metrics, number, place, preset, recommendation, unknown
+
+from offpol_diag.blocks import Figure, Section, Table, Text, Verdict
+from offpol_diag.numerals import say, size
+from offpol_diag.render.markdown import LIMIT, render_markdown
+from offpol_diag.render.numbers import plain
+from offpol_diag.sections import SECTIONS, sections
+from offpol_diag.sections.where import finding
+from offpol_diag.summary import Location, Number, Skipped, Worst
+
+
+def section(name: str, **changes) -> Section:
+    return next(one for one in sections(make_summary(**changes)) if one.id == name)
+
+
+def table(name: str, of: Section) -> Table:
+    return next(block for block in of.blocks if isinstance(block, Table) and block.id == name)
+
+
+def words(of: Section) -> str:
+    """Everything a reader of the section sees."""
+    lines = []
+    for block in of.blocks:
+        match block:
+            case Text():
+                lines.append(block.text)
+            case Verdict():
+                lines += [block.label, block.text, *block.detail]
+            case Table():
+                lines += [block.caption, *block.header, *block.notes]
+                lines += [plain(cell) for row in block.rows for cell in row]
+            case Figure():
+                lines += [block.title, block.caption]
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (number(2.03e-3, 1.5e-4), "2.03e-3 [1.9, 2.2]e-3"),
+        (number(0.9954, 4e-4, "fraction"), "99.540% [99.50, 99.58]%"),
+        (number(0.53, 0.02, "fraction"), "53.0% [51, 55]%"),
+        (number(1.0, 1e-4), "1.00000 [0.9999, 1.0001]"),
+        (number(0.0, unit="fraction"), "0%"),
+        (number(0.0, 2e-6), "0.0e-6 [-2, 2]e-6"),
+        (number(-1.5e-3, 2.1e-3), "-1.5e-3 [-4, 1]e-3"),
+        (number(1234567.0), "1,234,567"),
+        (number(1 / 3), "0.3333"),
+        (Number(log10=45.2), "10^45.2"),
+        (unknown("missing column entropy"), "cannot be known: missing column entropy"),
+        (Number(), "cannot be known"),
+    ],
+)
+def test_a_number_is_written_with_the_digits_its_interval_supports(given, text):
+    assert say(given) == text
+
+
+def test_bytes_are_written_in_the_largest_unit_that_keeps_them_above_one():
+    assert [size(0), size(1023), size(1024), size(3 * 1024**3)] == ["0 B", "1023 B", "1 KiB", "3 GiB"]
+
+
+def test_the_report_opens_with_the_verdict_and_every_section_has_its_own_id():
+    ids = [one.id for one in sections(make_summary())]
+    assert ids[0] == "verdict"
+    assert len(ids) == len(set(ids)) == len(SECTIONS)
+
+
+def test_ids_of_tables_and_figures_are_unique():
+    blocks = [block for one in sections(make_summary()) for block in one.blocks]
+    ids = [block.id for block in blocks if isinstance(block, Table | Figure)]
+    assert len(ids) == len(set(ids))
+
+
+def test_every_row_of_every_table_has_as_many_cells_as_the_header():
+    blocks = [block for one in sections(make_summary()) for block in one.blocks if isinstance(block, Table)]
+    assert [block.id for block in blocks for row in block.rows if len(row) != len(block.header)] == []
+
+
+def test_the_decision_comes_with_its_rule_its_numbers_and_the_runner_up():
+    head = section("verdict").blocks[0]
+    assert head.label == "token_is at upper 2"
+    said = "\n".join(head.detail)
+    assert "heavy_sequence_tail" in said
+    assert "ess_sequences = 3.1% [2, 4]%" in said
+    assert "Runner-up: seq_mis" in said
+
+
+def test_an_alert_names_its_source():
+    alert = next(block for block in section("verdict").blocks if getattr(block, "label", "") == "Alert")
+    assert "Source: verl issue 3984" in alert.detail
+
+
+@pytest.mark.parametrize(
+    "decision", ["fix the bug first", "no correction needed", "no method helps", "not enough data"]
+)
+def test_a_decision_without_a_method_is_said_in_its_own_words(decision):
+    given = recommendation().model_copy(update={"decision": decision, "method": None, "threshold": None})
+    assert section("verdict", recommendation=given).blocks[0].label.lower() == decision
+
+
+def test_a_report_with_a_skipped_row_says_so_at_the_very_top():
+    skipped = Skipped(count=10, examples=["a.parquet, row 7: NaN in old_log_probs"])
+    first = section("verdict", dump=dump_facts(skipped=skipped)).blocks[0]
+    assert first.text.startswith("10 rows were skipped")
+    assert first.detail == ("a.parquet, row 7: NaN in old_log_probs",)
+
+
+def test_a_summary_with_the_bare_minimum_still_makes_a_report():
+    bare = {"metrics": {}, "presets": {}, "by": {}, "histograms": {}, "worst": Worst(), "gates": []}
+    made = sections(make_summary(**bare, diagnosis=None, recommendation=None))
+    assert [one.id for one in made] == ["verdict", "numbers", "dump", "made"]
+
+
+def test_the_total_drift_stands_in_where_the_dump_has_two_policies_only():
+    two = {**metrics(), "k3": unknown("missing column old_log_probs"), "total.k3": number(4e-3, 1e-4)}
+    assert ("total.k3", number(4e-3, 1e-4)) in [
+        row[:2] for row in table("headline", section("numbers", metrics=two)).rows
+    ]
+
+
+def test_an_unknown_number_names_the_missing_column():
+    assert "cannot be known: missing column current_log_probs" in words(section("policies"))
+
+
+@pytest.mark.parametrize("forbidden", ["nan", "None", "null"])
+def test_no_cell_is_blank_or_a_leftover_of_the_program(forbidden):
+    for one in sections(make_summary()):
+        assert forbidden not in words(one).split()
+        assert all(line for line in words(one).split("\n"))
+
+
+def test_a_ratio_whose_interval_misses_one_is_called_out():
+    off = {**metrics(), "mean_ratio": number(1.3, 0.1)}
+    assert "does not cover 1" in words(section("numbers", metrics=off))
+    assert "covers 1" in words(section("numbers"))
+
+
+def test_presets_that_need_a_column_are_listed_with_what_they_need():
+    assert ("ppo_is_bypass", "needs current_log_probs", "PPO-IS") in table("needs", section("presets")).rows
+
+
+def test_the_recommended_and_the_metrics_only_preset_are_marked():
+    titles = [row[0] for row in table("presets", section("presets")).rows]
+    assert "token_is (recommended)" in titles
+    assert "seq_is_metrics (metrics only)" in titles
+
+
+def test_the_preset_table_starts_from_the_raw_weights():
+    shape = table("presets", section("presets"))
+    raw = dict(zip(shape.header, shape.rows[0], strict=True))
+    assert raw["preset"] == "raw weights, drift 1"
+    assert raw["ess_sequences"] == metrics()["ess_sequences"]
+    assert raw["weight_mean"] == metrics()["mean_ratio"]
+
+
+def test_losses_are_left_out_where_none_is_known():
+    without = preset("x", "y", 0.9)
+    numbers = {name: one for name, one in without.metrics.items() if not name.startswith(("pg_", "ppo_"))}
+    given = {"x": without.model_copy(update={"metrics": numbers})}
+    assert "losses" not in [getattr(block, "id", "") for block in section("presets", presets=given).blocks]
+
+
+def location(*k3: float, numeric: bool = True) -> Location:
+    places = [place(str(i), i, value) for i, value in enumerate(k3)]
+    return Location(axis="step", title="step", numeric=numeric, places=places)
+
+
+def test_a_trend_is_only_claimed_when_the_intervals_at_the_ends_are_apart():
+    assert "k3 rises with step" in finding(location(1e-3, 2e-3), "k3")
+    assert "k3 falls with step" in finding(location(2e-3, 1e-3), "k3")
+    assert finding(location(1e-3, 1.05e-3), "k3").startswith("No difference")
+
+
+def test_a_difference_between_names_is_only_claimed_when_their_intervals_are_apart():
+    assert "k3 differs by step" in finding(location(1e-3, 3e-3, 2e-3, numeric=False), "k3")
+    assert finding(location(1e-3, 1.05e-3, numeric=False), "k3").startswith("No difference")
+
+
+def test_one_place_is_too_few_for_a_curve():
+    made = section("where", by={"step": location(1e-3)}, histograms={})
+    assert [type(block) for block in made.blocks] == [Table]
+
+
+def test_buckets_stand_on_the_axis_under_their_own_names():
+    places = [place(key, i, 1e-3) for i, key in enumerate(("0", "1–2", "3+"))]
+    made = section(
+        "where", by={"position": Location(axis="position", title="position", numeric=True, places=places)}
+    )
+    series = made.blocks[0].series[0]
+    assert series.x == ("0", "1–2", "3+")
+    assert series.kind == "line"
+
+
+def test_a_trainers_names_are_listed_per_preset():
+    rows = table("logged-token_is", section("crosswalk")).rows
+    assert ("rollout_corr/kl", Number(value=0.00205)) in rows
+    assert ("rollout_corr/chi2_seq", Number()) in rows
+
+
+def test_every_number_of_the_summary_is_defined():
+    summary = make_summary()
+    defined = {row[0] for row in table("definitions", section("made")).rows}
+    assert set(summary.metrics) <= defined
+    assert {f"PRESET.{name}" for name in summary.presets["token_is"].metrics} <= defined
+
+
+def test_markdown_holds_verdict_gates_headline_and_presets():
+    text = render_markdown(make_summary())
+    for expected in (
+        "**token_is at upper 2**",
+        "✗ failed",
+        "| k3 | 2.03e-3 [1.9, 2.2]e-3",
+        "| seq_mis |",
+        "geometric",
+    ):
+        assert expected in text
+
+
+def test_markdown_escapes_what_would_break_a_table_or_open_a_tag():
+    evil = recommendation().model_copy(update={"sentence": "a|b <b>bold</b> *x* `y`\nz [l](http://x)"})
+    text = render_markdown(make_summary(recommendation=evil))
+    assert r"a\|b &lt;b>bold&lt;/b> \*x\* \`y\` z [l]\(http://x)" in text
+
+
+def test_markdown_stays_within_what_github_accepts_and_says_what_it_cut():
+    many = {f"preset_{i}": preset("x" * 50, "y", 0.9) for i in range(2000)}
+    text = render_markdown(make_summary(presets=many))
+    assert len(text.encode()) < LIMIT
+    assert "does not fit here" in text
+
+
+def test_equal_summaries_give_equal_markdown():
+    assert render_markdown(make_summary()) == render_markdown(make_summary())
