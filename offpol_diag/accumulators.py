@@ -1,7 +1,7 @@
 """Mergeable state: what is kept of a dump while it streams by.
 
-Every state has `merge`, which is associative and commutative up to rounding (sums are compensated), so how a dump is
-cut changes no number. Numbers are read out once, at the end.
+Every state has `merge`, which is associative and commutative up to rounding (sums are compensated), so how
+a dump is cut changes no number. Numbers are read out once, at the end.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from torch import Tensor
 from offpol_diag import loglattice
 
 TAIL = 1 << 15
-"""Largest values kept for a tail fit: enough for M = 3√n up to n = 1.2e8; beyond that a smaller tail is fitted."""
+"""Largest values kept for a tail fit: enough for M = 3√n up to n = 1.2e8; beyond that a smaller tail is
+fitted.
+"""
 SAMPLE = 4096
 """Groups kept for counts that are not sums; exact up to that many."""
 
@@ -108,7 +110,7 @@ def extremes(x: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class Bins:
-    """Counts on the logarithmic lattice of `loglattice` (relative width 1/32), and the sum within each bin."""
+    """Counts on the lattice of `loglattice` (relative width 1/32), and the sum within each bin."""
 
     counts: Tensor
     sums: Tensor
@@ -168,7 +170,9 @@ class LogSums:
 
 @dataclass(frozen=True)
 class GroupSample:
-    """A sample of groups, chosen by hash: the `SAMPLE` smallest keys. Exact while there are no more groups than that.
+    """A sample of groups, chosen by hash: the `SAMPLE` smallest keys.
+
+    Exact while there are no more groups than that.
 
     Attributes:
         keys: [G] int64, sorted, distinct.
@@ -195,7 +199,7 @@ class GroupSample:
 
     @property
     def groups(self) -> int:
-        """How many groups there are: exact unless `full`, else estimated from the spread of the smallest keys."""
+        """How many groups there are: exact unless `full`, else estimated from how dense the keys are."""
         if not self.full:
             return len(self.keys)
         share = (float(self.keys[-1]) + 2.0**63) / 2.0**64
@@ -227,6 +231,6 @@ class Best(Generic[T]):
     records: tuple[tuple[float, T], ...]
 
     def merge(self, other: Best[T]) -> Best[T]:
-        """The best of both; the order of equals is that of their text, so that it does not depend on the cut."""
+        """The best of both; equals are ordered by their text, so that the cut does not matter."""
         both = sorted((*self.records, *other.records), key=lambda record: (-record[0], str(record[1])))
         return Best(self.k, tuple(both[: self.k]))

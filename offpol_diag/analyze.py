@@ -125,14 +125,21 @@ def resolve(device: str) -> torch.device:
     except RuntimeError as error:
         raise UsageError(f"device {device!r} is not known", "give auto, cpu, cuda or cuda:N") from error
     if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
-        raise UsageError(f"device {device!r}: there are {torch.cuda.device_count()} CUDA devices here", "use --device cpu")
+        raise UsageError(
+            f"device {device!r}: there are {torch.cuda.device_count()} CUDA devices here", "use --device cpu"
+        )
     if found.type not in ("cpu", "cuda"):
         raise UsageError(f"device {device!r} is not supported", "give auto, cpu, cuda or cuda:N")
     return found
 
 
 def _run(
-    dump: Dump, study: Study, device: torch.device, clock: Clock, sequences: Path | None, progress: Progress | None
+    dump: Dump,
+    study: Study,
+    device: torch.device,
+    clock: Clock,
+    sequences: Path | None,
+    progress: Progress | None,
 ) -> Tally:
     """Read, observe, merge."""
     tally: Tally | None = None

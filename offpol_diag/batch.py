@@ -1,11 +1,13 @@
 """A packed batch of sequences: what the readers make and everything else consumes.
 
-No padding and no mask exist here: the readers drop what the mask excludes. Shapes: T tokens, S sequences, R runs.
+No padding and no mask exist here: the readers drop what the mask excludes. Shapes: T tokens, S sequences, R
+runs.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,15 +26,16 @@ class Batch:
         old: log π_old, [T] float64, or None when the dump has no such column.
         current: log π_θ, [T] float64, or None.
         cu_seqlens: where each sequence starts, [S+1] int64. A sequence may be empty (all of it was masked).
-        cu_runs: where each contiguous run of unmasked tokens (a turn) starts, [R+1] int64; runs nest in sequences.
+        cu_runs: where each contiguous run of unmasked tokens (a turn) starts, [R+1] int64; runs nest in
+            sequences.
         position: index of each token in its response as it was sampled, masked tokens counted, [T] int64.
         key: a hash of the group (prompt) each sequence belongs to, [S] int64: the unit of the bootstrap.
         advantages: [T] float64, or None.
         rewards: [S] float64, or None.
         token_ids: [T] int64, or None.
         entropy: entropy of the sampled distribution at each token, [T] float64, nats, or None.
-        scalars: other per-sequence columns by name (sequence_id, group_id, step, policy_lag, host, …), host lists of
-            length S, None where null.
+        scalars: other per-sequence columns by name (sequence_id, group_id, step, policy_lag, host, …), host
+            lists of length S, None where null.
         masked: tokens that the mask excluded, per sequence, [S] int64.
     """
 
@@ -72,5 +75,8 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         """The same batch on another device."""
-        moved = {f.name: value.to(device) for f in fields(self) if isinstance(value := getattr(self, f.name), Tensor)}
-        return replace(self, **moved)
+        values: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
+        moved = {
+            name: value.to(device) if isinstance(value, Tensor) else value for name, value in values.items()
+        }
+        return Batch(**moved)

@@ -1,7 +1,9 @@
-"""The correction pipeline of one preset on one batch: weights, rejection, veto. Pure; bounds are on r = π_train/π_rollout.
+"""The correction pipeline of one preset on one batch: weights, rejection, veto.
 
-What acts on whole sequences is kept per sequence [S], what acts on tokens per token [T]; nothing is broadcast that need
-not be.
+Pure; every bound is on r = π_train/π_rollout.
+
+What acts on whole sequences is kept per sequence [S], what acts on tokens per token [T]; nothing is
+broadcast that need not be.
 """
 
 from __future__ import annotations
@@ -138,8 +140,16 @@ def statistic(ratios: Ratios, rule: Reject) -> Level:
 def _passes(ratios: Ratios, rule: Reject) -> Level:
     x = statistic(ratios, rule)
     in_log = rule.statistic == "ratio"
-    upper = torch.zeros_like(x.values, dtype=torch.bool) if rule.upper is None else x.values > _bound(rule.upper, in_log)
-    lower = torch.zeros_like(x.values, dtype=torch.bool) if rule.lower is None else x.values < _bound(rule.lower, in_log)
+    upper = (
+        torch.zeros_like(x.values, dtype=torch.bool)
+        if rule.upper is None
+        else x.values > _bound(rule.upper, in_log)
+    )
+    lower = (
+        torch.zeros_like(x.values, dtype=torch.bool)
+        if rule.lower is None
+        else x.values < _bound(rule.lower, in_log)
+    )
     return Level(~_signed(upper, lower, rule, x, ratios.batch), x.per)
 
 

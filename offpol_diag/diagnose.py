@@ -1,8 +1,8 @@
 """Is it a bug, or honest mismatch? What two exact identities and the data's own marks can decide.
 
-If tokens were drawn from the π_rollout that was logged and π_train covers it, then E[r] = 1, at every position, and
-k1 ≥ 0, whatever the cause of the mismatch (precision, quantisation, stale weights). An identity that fails beyond its
-clustered error is proof that the logged numbers are not what they are called.
+If tokens were drawn from the π_rollout that was logged and π_train covers it, then E[r] = 1, at every
+position, and k1 ≥ 0, whatever the cause of the mismatch (precision, quantisation, stale weights). An
+identity that fails beyond its clustered error is proof that the logged numbers are not what they are called.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from offpol_diag.summary import Cause, Diagnosis, Number, Summary
 
 SURE = 4.0
-"""Standard errors beyond which an identity counts as broken (two-sided p = 6e-5, so that many looks do no harm)."""
+"""Standard errors beyond which an identity counts as broken (two-sided p = 6e-5, so that many looks do no
+harm).
+"""
 VISIBLE = 2e-3
 """Smallest |E[r] − 1| worth calling a bug: kernels that round their own log-probs stay below it."""
 FEWEST_GROUPS, FEWEST_TOKENS = 20, 1000
@@ -120,7 +122,7 @@ def _k1_text(seen: Evidence) -> str:
 
 def _pearson_text(seen: Evidence) -> str:
     share = seen.value("f_2")
-    return f"pearson = {_bounds(seen.number('pearson'))}; {share:.1%} of tokens differ by more than a factor of 2"
+    return f"pearson = {_bounds(seen.number('pearson'))}; {share:.1%} of tokens differ by more than 2×"
 
 
 def _notes_text(seen: Evidence) -> str:
@@ -175,7 +177,7 @@ TESTS = (
     Test(
         "rollout_raw_logprobs",
         _k1_negative,
-        "the tokens were not drawn from the π_rollout that was logged (raw log-probs beside a temperature, say)",
+        "the tokens were not drawn from the logged π_rollout (raw log-probs beside a temperature, say)",
         _k1_text,
         "compare the logged value with log-softmax(logits / temperature) of one sampled token",
         "log processed log-probs in the engine (vLLM: logprobs_mode = processed_logprobs)",

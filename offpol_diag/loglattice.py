@@ -1,7 +1,7 @@
 """A fixed lattice of bins, fine everywhere: 32 bins to each power of two, both signs.
 
-Log-ratios span 1e-8 to 1e3; bins of equal width would lose one end. The bin of a float64 is read off its bits, so
-binning is a shift, and histograms of two dumps merge by adding.
+Log-ratios span 1e-8 to 1e3; bins of equal width would lose one end. The bin of a float64 is read off its
+bits, so binning is a shift, and histograms of two dumps merge by adding.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ _LOW, _HIGH, _PER_OCTAVE_BITS = -40, 11, 5
 _PER_OCTAVE = 1 << _PER_OCTAVE_BITS
 HALF = (_HIGH - _LOW) * _PER_OCTAVE
 SIZE = 2 * HALF + 1
-"""Bins: HALF negative ones, one around zero (|x| < 2^-40), HALF positive ones; the outermost take what lies beyond."""
+"""Bins: HALF negative ones, one around zero (|x| < 2^-40), HALF positive ones; the outermost take what lies
+beyond.
+"""
 
 
 def index(x: Tensor) -> Tensor:
@@ -32,7 +34,7 @@ def edges() -> Tensor:
 
 
 def quantile(counts: Tensor, q: float) -> float:
-    """The q-quantile of what was binned, linear within a bin (relative error at most 1/32); NaN when empty."""
+    """The q-quantile, linear within a bin (relative error at most 1/32); NaN when nothing was binned."""
     total = float(counts.sum())
     if total == 0:
         return float("nan")

@@ -1,7 +1,7 @@
 """Per-token policy losses that the weights enter; the weight is a constant in the gradient.
 
-A is the advantage, π_θ the current policy. Sources: Schulman et al. 2017 (PPO clip), Ye et al. 2020 (dual clip),
-Williams 1992 (REINFORCE); defaults of verl's `compute_policy_loss_vanilla`.
+A is the advantage, π_θ the current policy. Sources: Schulman et al. 2017 (PPO clip), Ye et al. 2020 (dual
+clip), Williams 1992 (REINFORCE); defaults of verl's `compute_policy_loss_vanilla`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ def ppo_clip(batch: Batch, anchor: Tensor, advantages: Tensor, current: Tensor, 
     loss, ceiling = torch.maximum(plain, clip), -advantages * DUAL_CLIP
     negative = advantages < 0
     lower = (loss > ceiling) & negative
-    return TokenLoss(torch.where(negative, torch.minimum(loss, ceiling), loss), clip > plain, lower, -log, weighted)
+    return TokenLoss(
+        torch.where(negative, torch.minimum(loss, ceiling), loss), clip > plain, lower, -log, weighted
+    )
 
 
 def reinforce(batch: Batch, anchor: Tensor, advantages: Tensor, current: Tensor, weighted: bool) -> TokenLoss:
@@ -70,8 +72,8 @@ _LOSSES: dict[str, Callable[[Batch, Tensor, Tensor, Tensor, bool], TokenLoss]] =
 def token_loss(batch: Batch, preset: Preset) -> TokenLoss | None:
     """The preset's loss per token, or None when the batch lacks what it needs.
 
-    Decoupled presets clip around π_old and weight the result. Bypass presets with PPO clip around π_rollout: the
-    clipped ratio is the correction already, so no weight multiplies it.
+    Decoupled presets clip around π_old and weight the result. Bypass presets with PPO clip around
+    π_rollout: the clipped ratio is the correction already, so no weight multiplies it.
     """
     decoupled = preset.policy == "old"
     anchor = batch.old if decoupled else batch.rollout

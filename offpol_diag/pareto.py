@@ -2,7 +2,8 @@
 
 Above min(1 − 1/log10 n, 0.7) means of the weights (ESS, χ², E[r]) cannot be trusted at this sample size.
 
-Reference: Vehtari, Simpson, Gelman, Yao, Gabry 2024, "Pareto smoothed importance sampling"; Zhang & Stephens 2009.
+Reference: Vehtari, Simpson, Gelman, Yao, Gabry 2024, "Pareto smoothed importance sampling"; Zhang &
+    Stephens 2009.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ def limit(n: int) -> float:
 
 
 def khat(tail: Tail) -> float | None:
-    """k̂ of the largest M = min(n/5, 3√n) weights, from their logarithms; None when the tail is constant or too short.
+    """k̂ of the largest M = min(n/5, 3√n) weights; None when the tail is constant or too short.
 
     Beyond 1.2e8 weights M is capped by the tail that was kept.
     """

@@ -29,7 +29,8 @@ class Weight:
             turn).
         action: truncate (clamp to the bounds), mask (0 outside the bounds, the token stays in the mask:
             IcePop), none (the raw ratio).
-        upper: largest weight, or None.
+        upper: largest weight, or None. With `none` it bounds nothing: it is what weights are counted
+            against as truncated, and the threshold of what the trainer logs.
         lower: smallest weight, or None.
         normalize: divide by the batch mean of the weights as processed but before any rejection: over tokens
             for `token`, over sequences (each one's mean weight) for the rest.
@@ -51,8 +52,6 @@ class Weight:
         yield from _not_negative(lower=self.lower)
         yield from _ordered(self.lower, self.upper)
         bounded = self.lower is not None or self.upper is not None
-        if bounded and self.action == "none":
-            yield "action", "it must be truncate or mask where there is a bound"
         if not bounded and self.action != "none":
             yield "", f"action {self.action} needs upper, lower or both"
 

@@ -1,7 +1,7 @@
 """Log-ratios of one numerator policy over one batch, aggregated over tokens, sequences and turns.
 
-Δ = log π_train − log π_rollout of the sampled token; r = e^Δ. Aggregates are computed when first asked for and kept,
-so that presets share them.
+Δ = log π_train − log π_rollout of the sampled token; r = e^Δ. Aggregates are computed when first asked for
+and kept, so that presets share them.
 """
 
 from __future__ import annotations
@@ -102,7 +102,8 @@ class Ratios:
     def aggregate(self, statistic: Statistic, over: Over, safety: float | None = None) -> Level:
         """The statistic over tokens, sequences or turns, each token's Δ clamped to ±safety first.
 
-        Per sequence: sum, mean, max, min of its tokens (an empty sequence has 0). A turn's mean is given to its tokens.
+        Per sequence: sum, mean, max, min of its tokens (an empty sequence has 0). A turn's mean is given to
+        its tokens.
         """
         return self.once((statistic, over, safety), lambda: self._aggregate(statistic, over, safety))
 
@@ -123,5 +124,6 @@ class Ratios:
             return self.aggregate("ratio", over, safety)
         bound = safety
         return self.once(
-            ("log_ratio", over, safety), lambda: self.aggregate("ratio", over).map(lambda x: x.clamp(-bound, bound))
+            ("log_ratio", over, safety),
+            lambda: self.aggregate("ratio", over).map(lambda x: x.clamp(-bound, bound)),
         )

@@ -12,19 +12,28 @@ from typing import TypeVar
 import torch
 
 from offpol_diag import correction, loglattice
-from offpol_diag.accumulators import Best, Bins, Extremes, GroupSample, State, Sums
+from offpol_diag.accumulators import Best, Bins, Extremes, GroupSample, Places, State, Sums
 from offpol_diag.crosswalk import verl
 from offpol_diag.crosswalk.spread import Read
+from offpol_diag.formulas import method as in_words
 from offpol_diag.metrics import gap, method, selection, tails, where
 from offpol_diag.metrics.formula import Formula, Reader, missing, plain
 from offpol_diag.metrics.gap import DRIFTS, Drift
 from offpol_diag.metrics.selection import Grid
-from offpol_diag.metrics.where import Places
 from offpol_diag.presets import Preset
 from offpol_diag.readers import Dump
-from offpol_diag.summary import DumpFacts, Histogram, Number, Numbers, PresetResult, Run, Skipped, Summary, Worst
+from offpol_diag.summary import (
+    DumpFacts,
+    Histogram,
+    Number,
+    Numbers,
+    PresetResult,
+    Run,
+    Skipped,
+    Summary,
+    Worst,
+)
 from offpol_diag.tally import Study, Tally
-from offpol_diag.formulas import method as in_words
 
 
 @dataclass(frozen=True)
@@ -54,7 +63,7 @@ class Readout:
     @cached_property
     def logged(self) -> Read:
         """What the crosswalk reads."""
-        both = _typed(self.tally.states["logged"], Sums).read() | self.reader.sums
+        both = {**_typed(self.tally.states["logged"], Sums).read(), **self.reader.sums}
         return Read({name: float(values[0]) for name, values in both.items()}, self.ranges)
 
 
@@ -249,4 +258,3 @@ def peak_rss() -> int:
     """The most memory this process has held, in bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
-

@@ -1,7 +1,7 @@
 """Which correction, if any: an ordered table of rules; the first whose condition holds decides.
 
-Thresholds and bands are those the field has published; each rule names its source and its regime. What a rule saw is
-printed with it, so that a reader can disagree.
+Thresholds and bands are those the field has published; each rule names its source and its regime. What a
+rule saw is printed with it, so that a reader can disagree.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ RULES = (
         "hopeless",
         _hopeless,
         ("k3", "ess_tokens", "f_2"),
-        "The drift is too large for any reweighting; change its source (sync weights, precision, less replay).",
+        "The drift is too large for any reweighting; change its source (weight sync, precision, replay).",
         "slime and miles debugging notes: k3 above 1 at step 1 is a configuration error",
         "no method helps",
     ),
@@ -155,7 +155,7 @@ RULES = (
         _always,
         ("k3", "ess_tokens", "ess_sequences"),
         "The mismatch is real and moderate; token-level truncation costs almost no sample size.",
-        "verl rollout correction guide: moderate drift → token TIS, 1.5–5; FP8 recipes of verl and NeMo-RL use 2",
+        "verl correction guide: moderate drift → token TIS, 1.5–5; FP8 recipes of verl and NeMo-RL use 2",
         "METHOD at THRESHOLD",
         TOKEN_TIS,
         ICEPOP,
@@ -183,7 +183,7 @@ ALERTS = (
         lambda seen: seen.value("ess_tokens") < 0.3,
         ("ess_tokens",),
         "Less than 30 % of the tokens count effectively.",
-        "verl guide: ESS < 0.3 is bad (there on clamped weights, which cannot fall below E[w]/C; here on raw ones)",
+        "verl guide: ESS < 0.3 is bad (there of clamped weights, which stay above E[w]/C; here of raw ones)",
     ),
     Rule(
         "large KL",

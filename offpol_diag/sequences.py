@@ -24,7 +24,8 @@ class SequenceWriter:
     """Streams rows to a file beside the target and renames it at the end.
 
     Columns: sequence_id, step, length, log_ratio_sum (ΣΔ of the main drift), and per preset NAME.kept_tokens,
-    NAME.weight_sum (Σ of the final weights over all unmasked tokens; null where the preset has no weight), NAME.vetoed.
+    NAME.weight_sum (Σ of the final weights over all unmasked tokens; null where the preset has no weight),
+    NAME.vetoed.
     """
 
     def __init__(self, path: Path, study: Study) -> None:
@@ -35,7 +36,7 @@ class SequenceWriter:
     @classmethod
     @contextmanager
     def open(cls, path: Path | None, study: Study) -> Iterator[SequenceWriter | _Nowhere]:
-        """A writer, or one that does nothing when there is no path; nothing is left behind when the block fails."""
+        """A writer, or one that does nothing without a path; a block that fails leaves nothing behind."""
         if path is None:
             yield _Nowhere()
             return
@@ -55,7 +56,7 @@ class SequenceWriter:
         self._writer.write_table(table.cast(self._writer.schema))
 
     def finish(self, factors: dict[str, float]) -> None:
-        """Divide the weights of normalised presets by their batch mean, close, and put the file in its place."""
+        """Divide normalised weights by their batch mean, close, and put the file in its place."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None
@@ -108,7 +109,9 @@ def _preset_columns(scene: Scene, preset: Preset) -> dict[str, pa.Array]:
     weights = done.weight_sum.cpu().numpy()
     return {
         f"{preset.name}.kept_tokens": pa.array(done.kept_tokens.to(torch.int64).cpu().numpy()),
-        f"{preset.name}.weight_sum": pa.nulls(len(weights), pa.float64()) if done.weighed is None else pa.array(weights),
+        f"{preset.name}.weight_sum": pa.nulls(len(weights), pa.float64())
+        if done.weighed is None
+        else pa.array(weights),
         f"{preset.name}.vetoed": pa.array(done.kept.vetoed.cpu().numpy()),
     }
 

@@ -1,7 +1,7 @@
 """Every number of every report: plain floats with units, and the JSON of them (`format = 1`).
 
-A `Summary` is what all renderers, the recommendation and the gate read. Nothing below it is needed to draw a report
-again, and nothing above it computes a number.
+A `Summary` is what all renderers, the recommendation and the gate read. Nothing below it is needed to draw
+a report again, and nothing above it computes a number.
 """
 
 from __future__ import annotations
@@ -24,15 +24,24 @@ class Model(BaseModel):
 
 
 class Number(Model):
-    """One number with its uncertainty and its meaning; `value` is null when it cannot be known, and `unknown` says why."""
+    """One number with its uncertainty and its meaning.
+
+    `value` is null when it cannot be known, and `unknown` says why.
+    """
 
     value: float | None = None
-    interval: tuple[float, float] | None = Field(None, description="95 % interval, bootstrap over groups of sequences")
+    interval: tuple[float, float] | None = Field(
+        None, description="95 % interval, bootstrap over groups of sequences"
+    )
     unit: str = ""
     over: str = Field("", description="what it is averaged over")
     formula: str = ""
-    unknown: str | None = Field(None, description="why there is no value, e.g. 'missing column current_log_probs'")
-    note: str | None = Field(None, description="a caution that belongs to this number, e.g. an unreliable heavy tail")
+    unknown: str | None = Field(
+        None, description="why there is no value, e.g. 'missing column current_log_probs'"
+    )
+    note: str | None = Field(
+        None, description="a caution that belongs to this number, e.g. an unreliable heavy tail"
+    )
     log10: float | None = Field(None, description="log10 of the value, where the value itself overflows")
     clamped: float | None = Field(None, description="share of terms on which the safety bound acted")
 
@@ -175,6 +184,11 @@ class Diagnosis(Model):
     undecidable: list[str] = []
 
 
+Decision = Literal[
+    "fix the bug first", "no correction needed", "METHOD at THRESHOLD", "no method helps", "not enough data"
+]
+
+
 class Fired(Model):
     """A rule whose condition held, with the numbers it saw."""
 
@@ -188,7 +202,7 @@ class Fired(Model):
 class Recommendation(Model):
     """Which correction, at which threshold, and why."""
 
-    decision: Literal["fix the bug first", "no correction needed", "METHOD at THRESHOLD", "no method helps", "not enough data"]
+    decision: Decision
     method: str | None = Field(None, description="preset name when the decision is a method")
     threshold: str | None = None
     sentence: str
@@ -227,7 +241,7 @@ class Run(Model):
 class Summary(Model):
     """One dump, analysed."""
 
-    format: Literal[1] = FORMAT
+    format: Literal[1] = 1
     dump: DumpFacts
     metrics: Numbers
     presets: dict[str, PresetResult]
@@ -257,7 +271,9 @@ def load(path: Path) -> Summary:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ResultError(f"{path}: cannot be read as a result ({error})", "give the file that --json wrote") from error
+        raise ResultError(
+            f"{path}: cannot be read as a result ({error})", "give the file that --json wrote"
+        ) from error
     return loads(text, str(path))
 
 
@@ -269,7 +285,8 @@ def loads(text: str, name: str) -> Summary:
     except ValidationError as error:
         raise ResultError(f"{name}: this is not a result of offpol-diag", hint) from error
     if stamp.format != FORMAT:
-        raise ResultError(f"{name}: result format {stamp.format}, this version reads format {FORMAT}", "analyze the dump again")
+        message = f"{name}: result format {stamp.format}, this version reads format {FORMAT}"
+        raise ResultError(message, "analyze the dump again")
     try:
         return Summary.model_validate_json(text)
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""Everything a dump leaves behind while it streams by: named mergeable states, and how a batch becomes them."""
+"""What a dump leaves behind while it streams by: named mergeable states, and how a batch becomes them."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ def observe(study: Study, scene: Scene) -> Tally:
     }
     for drift in study.drifts:
         states |= tails.states(scene.batch, drift, scene.draws)
-    states |= {f"where.{axis}": found for axis, found in where.places(scene, study.main, study.group_by).items()}
-    return Tally(states)
+    axes = where.places(scene, study.main, study.group_by)
+    return Tally(states | {f"where.{axis}": found for axis, found in axes.items()})
 
 
 def _resampled(study: Study, scene: Scene) -> dict[str, Tensor]:

@@ -316,10 +316,6 @@ SLIPS = [
     ("weight = 2.0", f"weight = 2.0; it must be a table of {WEIGHT_KEYS}"),
     ("weight = {}", "weight: action truncate needs upper, lower or both"),
     ('weight = { action = "mask" }', "weight: action mask needs upper, lower or both"),
-    (
-        'weight = { action = "none", upper = 2 }',
-        'weight.action = "none"; it must be truncate or mask where there is a bound',
-    ),
     ("weight = { upper = true }", "weight.upper = true; it must be a number"),
     ('weight = { upper = "2" }', 'weight.upper = "2"; it must be a number'),
     ("weight = { upper = nan }", "weight.upper = nan; it must be finite"),

@@ -1,7 +1,7 @@
-"""One logged statistic as verl spreads it: mean, std, min, max, fractions beyond a threshold, and the same per sequence.
+"""One statistic as verl logs it: mean, std, extremes, fractions beyond a threshold, and per sequence.
 
-verl's masked mean divides by (Σmask + 1e-8) and its sequence means run over all rows, empty ones included (as 0);
-both are reproduced, so that a curve can be laid over the user's own.
+verl's masked mean divides by (Σmask + 1e-8) and its sequence means run over all rows, empty ones included
+(as 0); both are reproduced, so that a curve can be laid over the user's own.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _count(x: Level, flags: Tensor, batch: Batch) -> Tensor:
 
 
 def _rows(x: Level, flags: Tensor) -> Tensor:
-    """For a statistic of sequences: which rows are beyond the threshold (nothing for a statistic of tokens)."""
+    """Which rows are beyond the threshold, for a statistic of sequences; nothing for one of tokens."""
     return flags.to(torch.float64) if x.per == "sequence" else flags.new_zeros(1, dtype=torch.float64)
 
 

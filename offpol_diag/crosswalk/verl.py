@@ -1,7 +1,9 @@
 """What verl logs, of three generations: 2025-10 (`mismatch/`), 2025-11 and 2026-01 (`rollout_corr/`).
 
-Read off verl 4424616d, 418f964a and b178a3cd. The whole dump is one trainer batch. Two things to know before laying
-these beside our own numbers: verl clamps log-ratios to ±20, and its std and ESS are of weights clamped to [1/C, C].
+Read off verl 4424616d, 418f964a and b178a3cd. The whole dump is one trainer batch. Two things to know
+before laying
+these beside our own numbers: verl clamps log-ratios to ±20, and its std and ESS are of weights clamped to
+[1/C, C].
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from offpol_diag import correction, segments
 from offpol_diag.accumulators import extremes
 from offpol_diag.crosswalk.spread import EPS, Columns, Ranges, Read, Spread, Thresholds
 from offpol_diag.metrics.scene import Scene
-from offpol_diag.presets import Preset, Reject, Weight
+from offpol_diag.presets import Over, Preset, Reject, Statistic, Weight
 from offpol_diag.ratios import OVERFLOW, Level, Ratios
 
 SAFETY = 20.0
@@ -33,8 +35,9 @@ class Generation:
         chi2: whether it logs χ².
         veto: whether it logs the veto's fractions.
         divergences: whether rejection is logged per k1/k2/k3 option (2026-01) or as one ratio band.
-        weight_band: 2025-10: rejection is a mode of the weights and has no numbers of its own, and fractions beyond
-            a threshold are taken over rows for product ratios only, over tokens for geometric means.
+        weight_band: 2025-10: rejection is a mode of the weights and has no numbers of its own, and
+            fractions beyond a threshold are taken over rows for product ratios only, over tokens for
+            geometric means.
     """
 
     prefix: str
@@ -65,9 +68,9 @@ def weight_part(preset: Preset, generation: Generation) -> Part | None:
     """The spread of the importance weights, thresholds [1/C, C] unless a lower bound is given."""
     if preset.weight is None:
         return None
-    band = preset.weight if preset.weight.upper or not generation.weight_band else _ratio_rule(preset)
-    high = band.upper if band and band.upper else math.inf
-    low = band.lower if band and band.lower else 1 / high
+    band = (_ratio_rule(preset) if generation.weight_band else None) or preset.weight
+    high = band.upper or math.inf
+    low = band.lower or 1 / high
     key = f"is/{preset.policy}/{preset.weight.over}/{low:.17g}/{high:.17g}"
     return Part("rollout_is", Spread(key, Thresholds(low, high), 1.0), preset.weight)
 
@@ -105,7 +108,9 @@ def _divergence_part(preset: Preset, rule: Reject) -> Part:
 
 def _divergence_limits(rule: Reject) -> Thresholds:
     if rule.statistic == "ratio":
-        return Thresholds(-math.log(rule.upper or math.inf), -math.log(rule.lower) if rule.lower else math.inf)
+        return Thresholds(
+            -math.log(rule.upper or math.inf), -math.log(rule.lower) if rule.lower else math.inf
+        )
     if rule.statistic == "k1":
         return Thresholds(-math.inf if rule.lower is None else rule.lower, _or_inf(rule.upper))
     return Thresholds(rule.lower or 0.0, _or_inf(rule.upper))
@@ -115,15 +120,16 @@ def _or_inf(bound: float | None) -> float:
     return math.inf if bound is None else bound
 
 
-def _weights(ratios: Ratios, over: str) -> Level:
+def _weights(ratios: Ratios, over: Over) -> Level:
     """verl's weights before truncation: exp of the log-ratio clamped to ±20 after aggregation."""
-    return ratios.once(("verl weights", over), lambda: ratios.log_ratio(over, SAFETY, "aggregate").map(torch.exp))  # type: ignore[arg-type]
+    make = ratios.log_ratio(over, SAFETY, "aggregate").map
+    return ratios.once(("verl weights", over), lambda: make(torch.exp))
 
 
 def _level(ratios: Ratios, part: Part, generation: Generation) -> Level:
     if isinstance(part.rule, Reject) and generation.divergences:
-        name = "k1" if part.rule.statistic == "ratio" else part.rule.statistic
-        return ratios.aggregate(name, part.rule.over, SAFETY)  # type: ignore[arg-type]
+        name: Statistic = "k1" if part.rule.statistic == "ratio" else part.rule.statistic
+        return ratios.aggregate(name, part.rule.over, SAFETY)
     return _weights(ratios, part.rule.over)
 
 
@@ -201,7 +207,12 @@ def _mask_columns(scene: Scene, preset: Preset, ratios: Ratios) -> Columns:
     left = segments.count(together.tokens, batch.cu_seqlens) if together.tokens is not None else n
     lost = n - left * together.sequences
     hits = correction.veto_hits(ratios, preset.veto)
-    found = {"lost": lost, "lost_rows": (lost > 0).to(torch.float64), "hits": hits, "vetoed": (hits > 0).to(torch.float64)}
+    found = {
+        "lost": lost,
+        "lost_rows": (lost > 0).to(torch.float64),
+        "hits": hits,
+        "vetoed": (hits > 0).to(torch.float64),
+    }
     for i, part in enumerate(gone):
         found |= {f"rule{i}": part, f"rule{i}_rows": (part > 0).to(torch.float64)}
     return {f"{preset.name}!{name}": values for name, values in found.items()}
@@ -295,7 +306,11 @@ def _rejections(preset: Preset, generation: Generation, read: Read) -> Logged:
         return {}
     found: Logged = {}
     for i, part in enumerate(reject_parts(preset, generation)):
-        found |= _divergence(preset, part, i, read) if generation.divergences else _ratio_spread(part, generation, read)
+        found |= (
+            _divergence(preset, part, i, read)
+            if generation.divergences
+            else _ratio_spread(part, generation, read)
+        )
     stem = "rollout_is" if generation.weight_band else "rollout_rs"
     found[f"{stem}_masked_fraction"] = read.mean(f"{preset.name}!lost")
     found[f"{stem}_seq_masked_fraction"] = read.sums[f"{preset.name}!lost_rows"] / read.sums["rows"]

@@ -1,1 +1,1 @@
-"""What is measured: observers that turn a batch into mergeable states, and rows that turn states into numbers."""
+"""What is measured: observers turn a batch into mergeable states, rows turn states into numbers."""

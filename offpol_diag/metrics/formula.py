@@ -1,7 +1,7 @@
 """From sums to numbers: a metric is a row that names its columns, its unit and its formula.
 
-The same function is evaluated on the sums of the dump and on those of every bootstrap replicate, so each number comes
-with its interval.
+The same function is evaluated on the sums of the dump and on those of every bootstrap replicate, so each
+number comes with its interval.
 """
 
 from __future__ import annotations
@@ -69,12 +69,16 @@ class Reader:
         number = describe(row.unit, row.over, row.text)
         value = float(values[0])
         if not math.isfinite(value):
-            why = "undefined for this dump (nothing to average over)" if math.isnan(value) else "overflows float64"
+            why = (
+                "undefined for this dump (nothing to average over)"
+                if math.isnan(value)
+                else "overflows float64"
+            )
             return number.model_copy(update={"unknown": why})
         return number.model_copy(update={"value": value, "interval": self.interval(values[1:])})
 
     def interval(self, replicates: Tensor) -> tuple[float, float] | None:
-        """The central 95 % of the replicates; None when there are too few groups or too many undefined replicates."""
+        """The central 95 % of the replicates; None with too few groups or defined replicates."""
         finite = replicates[torch.isfinite(replicates)]
         if self.groups < FEWEST_GROUPS or len(finite) < 0.9 * max(len(replicates), 1):
             return None

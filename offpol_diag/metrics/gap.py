@@ -1,7 +1,7 @@
 """The gap between two policies on the sampled tokens: k1, k2, k3, χ², perplexities, probability differences.
 
-Sums are taken of quantities that vanish on-policy (expm1, not exp), so that nothing is lost to cancellation when the
-drift is tiny.
+Sums are taken of quantities that vanish on-policy (expm1, not exp), so that nothing is lost to cancellation
+when the drift is tiny.
 """
 
 from __future__ import annotations
@@ -135,16 +135,34 @@ def _pearson(get: Lookup) -> Tensor:
 _T, _S = "tokens", "sequences"
 
 ROWS = (
-    Formula("k1", "nats", _T, "mean(−Δ); estimates KL(π_rollout‖π_train)", lambda get: -get("d") / get("tokens")),
+    Formula(
+        "k1", "nats", _T, "mean(−Δ); estimates KL(π_rollout‖π_train)", lambda get: -get("d") / get("tokens")
+    ),
     Formula("k2", "nats", _T, "mean(Δ²/2)", lambda get: get("dd") / get("tokens") / 2),
-    Formula("k3", "nats", _T, "mean(e^Δ − 1 − Δ); estimates KL(π_rollout‖π_train), never negative", mean("k3")),
-    Formula("mean_ratio", "", _T, "mean(r); 1 when tokens were drawn from the logged π_rollout", mean("r1", plus=1.0)),
+    Formula(
+        "k3", "nats", _T, "mean(e^Δ − 1 − Δ); estimates KL(π_rollout‖π_train), never negative", mean("k3")
+    ),
+    Formula(
+        "mean_ratio",
+        "",
+        _T,
+        "mean(r); 1 when tokens were drawn from the logged π_rollout",
+        mean("r1", plus=1.0),
+    ),
     Formula("chi2_token", "", _T, "mean(r²) − 1", mean("r2")),
     Formula("ppl_train", "", _S, "mean over sequences of exp(−mean log π_train)", mean("ppl_p", _S)),
     Formula("ppl_rollout", "", _S, "mean over sequences of exp(−mean log π_rollout)", mean("ppl_q", _S)),
     Formula("ppl_ratio", "", _S, "mean over sequences of exp(−mean Δ)", mean("ppl_ratio", _S, plus=1.0)),
-    Formula("ppl_ratio_pooled", "", _T, "exp(−mean Δ) over all tokens", lambda get: torch.exp(-get("d") / get("tokens"))),
-    Formula("log_ppl_diff", "nats", _S, "mean over sequences of −mean Δ", lambda get: -get("g") / get("sequences")),
+    Formula(
+        "ppl_ratio_pooled",
+        "",
+        _T,
+        "exp(−mean Δ) over all tokens",
+        lambda get: torch.exp(-get("d") / get("tokens")),
+    ),
+    Formula(
+        "log_ppl_diff", "nats", _S, "mean over sequences of −mean Δ", lambda get: -get("g") / get("sequences")
+    ),
     Formula("log_ppl_abs_diff", "nats", _S, "mean over sequences of |mean Δ|", mean("g_abs", _S)),
     Formula("prob_diff_mean", "", _T, "mean |π_train − π_rollout| of the sampled token", mean("pd")),
     Formula("prob_diff_std", "", _T, "standard deviation of |π_train − π_rollout|", spread("pd", "pdd", _T)),
@@ -153,7 +171,10 @@ ROWS = (
     Formula("abs_log_ratio", "nats", _T, "mean |Δ|", mean("abs")),
     Formula("log_ratio_std", "nats", _T, "standard deviation of Δ", spread("d", "dd", _T)),
     Formula("tv", "", _T, "mean |r − 1| / 2; estimates the total variation distance", mean("tv")),
-    *(Formula(factor_name(tau), "fraction", _T, f"P(|Δ| > ln {tau:g})", mean(factor_name(tau))) for tau in FACTORS),
+    *(
+        Formula(factor_name(tau), "fraction", _T, f"P(|Δ| > ln {tau:g})", mean(factor_name(tau)))
+        for tau in FACTORS
+    ),
 )
 
 CHI2_SEQUENCE = Formula("chi2_sequence", "", _S, "mean over sequences of e^{2ΣΔ}, minus 1", mean("s2", _S))

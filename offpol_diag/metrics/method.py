@@ -76,10 +76,14 @@ def _left(ratios: Ratios, kept: Kept, preset: Preset, n: Tensor) -> Tensor:
 def _total(ratios: Ratios, weights: Level, preset: Preset) -> Tensor:
     if weights.per == "sequence":
         return weights.values * ratios.batch.lengths
-    return ratios.once(("total", preset.weight), lambda: segments.total(weights.values, ratios.batch.cu_seqlens))
+    return ratios.once(
+        ("total", preset.weight), lambda: segments.total(weights.values, ratios.batch.cu_seqlens)
+    )
 
 
-def _excess(ratios: Ratios, preset: Preset, weights: Level, kept: Kept, tokens: Tensor) -> tuple[Tensor, Tensor]:
+def _excess(
+    ratios: Ratios, preset: Preset, weights: Level, kept: Kept, tokens: Tensor
+) -> tuple[Tensor, Tensor]:
     """Σ(w − 1) and Σ(w − 1)² over kept tokens: small numbers stay exact when every weight is near 1."""
     x = weights.values - 1
     if weights.per == "sequence":
@@ -124,7 +128,7 @@ def _sequence_weights(done: Outcome, n: Tensor) -> dict[str, Tensor]:
 
 
 def _norm(done: Outcome, preset: Preset, n: Tensor) -> dict[str, Tensor]:
-    """What batch normalisation divides by: the mean of the weights before rejection, over tokens or sequences."""
+    """What batch normalisation divides by: the mean weight before rejection, over tokens or sequences."""
     if preset.weight is None or not preset.weight.normalize:
         return {}
     if preset.weight.over in ("token", "segment"):
@@ -145,7 +149,7 @@ def _by_sign(scene: Scene, done: Outcome, preset: Preset) -> dict[str, Tensor]:
     advantages = scene.batch.advantages
     if advantages is None:
         return {}
-    found = {}
+    found: dict[str, Tensor] = {}
     offsets = scene.batch.cu_seqlens
     for name, flags in (("positive", advantages > 0), ("negative", advantages < 0)):
         every = done.ratios.once(("sign", name), lambda f=flags: segments.count(f, offsets))  # type: ignore[misc]
@@ -155,7 +159,7 @@ def _by_sign(scene: Scene, done: Outcome, preset: Preset) -> dict[str, Tensor]:
 
 
 def loss_columns(scene: Scene, preset: Preset, done: Outcome) -> dict[str, Tensor]:
-    """Weighted loss summed over kept tokens, its mean over the sequence's kept tokens, clip counts, ppo_kl."""
+    """Weighted loss over kept tokens, its mean over the sequence's kept tokens, clip counts, ppo_kl."""
     key = ("loss", preset.loss, preset.policy)
     loss = done.ratios.once(key, lambda: losses.token_loss(scene.batch, preset))
     # Normalised presets scale their loss when it is read, like their weights.
@@ -208,7 +212,7 @@ def ranges(scene: Scene, preset: Preset) -> dict[str, tuple[Tensor, Tensor]]:
 
 
 def _per_sequence_range(done: Outcome, left: Tensor) -> tuple[Tensor, Tensor]:
-    """Of token weights when whole sequences are kept or dropped: shared by all presets with the same weights."""
+    """Of token weights when whole sequences are kept or dropped; presets with equal weights share it."""
     assert done.weighed is not None
     weights, offsets = done.weighed.final.values, done.ratios.batch.cu_seqlens
     low = done.ratios.once(("low", id(weights)), lambda: segments.smallest(weights, offsets))
@@ -241,7 +245,9 @@ def _loss(column: str, per: str) -> Callable[[Lookup], Tensor]:
 _T, _S = "tokens", "sequences"
 
 ROWS = (
-    Formula("weight_mean", "", "kept tokens", "mean of the final weights", lambda get: _weights(get) / get("kept")),
+    Formula(
+        "weight_mean", "", "kept tokens", "mean of the final weights", lambda get: _weights(get) / get("kept")
+    ),
     Formula("weight_std", "", "kept tokens", "standard deviation of the final weights", _std),
     Formula("ess_tokens", "fraction", _T, "(Σw)² / (n Σw²), a rejected token weighs 0", _ess_tokens),
     Formula(
@@ -251,8 +257,16 @@ ROWS = (
         "(Σv)² / (n Σv²), v = mean over the sequence's tokens of the final weight, 0 where rejected",
         lambda get: get("v") ** 2 / (get("sequences") * get("vv")),
     ),
-    Formula("truncated_high", "fraction", "weights", "share of weights above the upper bound", mean("high", "units")),
-    Formula("truncated_low", "fraction", "weights", "share of weights below the lower bound", mean("low", "units")),
+    Formula(
+        "truncated_high",
+        "fraction",
+        "weights",
+        "share of weights above the upper bound",
+        mean("high", "units"),
+    ),
+    Formula(
+        "truncated_low", "fraction", "weights", "share of weights below the lower bound", mean("low", "units")
+    ),
     Formula(
         "tokens_rejected",
         "fraction",
@@ -260,10 +274,20 @@ ROWS = (
         "share of tokens that rejection and veto remove",
         lambda get: 1 - get("kept") / get("tokens"),
     ),
-    Formula("sequences_dropped", "fraction", _S, "share of sequences with no token left", mean("dropped", _S)),
-    Formula("sequences_touched", "fraction", _S, "share of sequences with at least one token rejected", mean("touched", _S)),
+    Formula(
+        "sequences_dropped", "fraction", _S, "share of sequences with no token left", mean("dropped", _S)
+    ),
+    Formula(
+        "sequences_touched",
+        "fraction",
+        _S,
+        "share of sequences with at least one token rejected",
+        mean("touched", _S),
+    ),
     Formula("vetoed", "fraction", _S, "share of sequences dropped by the veto", mean("vetoed", _S)),
-    Formula("catastrophic_tokens", "fraction", _T, "share of tokens beyond the veto's bound", mean("catastrophic")),
+    Formula(
+        "catastrophic_tokens", "fraction", _T, "share of tokens beyond the veto's bound", mean("catastrophic")
+    ),
     Formula(
         "loss_scale_removed",
         "",
@@ -281,14 +305,26 @@ ROWS = (
 )
 
 SIGN_ROWS = (
-    Formula("kept_positive", "fraction", "tokens with A > 0", "share kept", mean("positive_kept", "positive")),
-    Formula("kept_negative", "fraction", "tokens with A < 0", "share kept", mean("negative_kept", "negative")),
+    Formula(
+        "kept_positive", "fraction", "tokens with A > 0", "share kept", mean("positive_kept", "positive")
+    ),
+    Formula(
+        "kept_negative", "fraction", "tokens with A < 0", "share kept", mean("negative_kept", "negative")
+    ),
 )
 
 LOSS_ROWS = (
     Formula("pg_loss", "", "kept tokens", "Σ w L / kept tokens (token-mean)", _loss("loss", "kept")),
-    Formula("pg_loss_kept", "", _T, "Σ w L / all tokens (token-mean, rejected tokens stay)", _loss("loss", "tokens")),
-    Formula("pg_loss_seq_sum", "", _S, "Σ w L / sequences left (seq-mean-token-sum)", _loss("loss", "loss_rows")),
+    Formula(
+        "pg_loss_kept",
+        "",
+        _T,
+        "Σ w L / all tokens (token-mean, rejected tokens stay)",
+        _loss("loss", "tokens"),
+    ),
+    Formula(
+        "pg_loss_seq_sum", "", _S, "Σ w L / sequences left (seq-mean-token-sum)", _loss("loss", "loss_rows")
+    ),
     Formula(
         "pg_loss_seq_mean",
         "",
@@ -303,9 +339,15 @@ LOSS_ROWS = (
         "Σ w L / sequences left / longest response (seq-mean-token-sum-norm)",
         lambda get: _loss("loss", "loss_rows")(get) / get("longest"),
     ),
-    Formula("pg_clipfrac", "fraction", "kept tokens", "share where the PPO clip decides", mean("clipped", "kept")),
     Formula(
-        "pg_clipfrac_lower", "fraction", "kept tokens", "share where the dual clip decides", mean("clipped_lower", "kept")
+        "pg_clipfrac", "fraction", "kept tokens", "share where the PPO clip decides", mean("clipped", "kept")
+    ),
+    Formula(
+        "pg_clipfrac_lower",
+        "fraction",
+        "kept tokens",
+        "share where the dual clip decides",
+        mean("clipped_lower", "kept"),
     ),
     Formula("ppo_kl", "nats", "kept tokens", "mean(log π_anchor − log π_θ)", mean("kl", "kept")),
 )

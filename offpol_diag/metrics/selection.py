@@ -32,7 +32,12 @@ class Grid:
 
 def length_bin(lengths: Tensor) -> Tensor:
     """The bin of each length (in tokens, at least 1)."""
-    return (torch.log2(lengths.clamp(min=1).to(torch.float64)) * 8).floor().to(torch.int64).clamp(max=LENGTH_BINS - 1)
+    return (
+        (torch.log2(lengths.clamp(min=1).to(torch.float64)) * 8)
+        .floor()
+        .to(torch.int64)
+        .clamp(max=LENGTH_BINS - 1)
+    )
 
 
 def by_length(scene: Scene, presets: tuple[Preset, ...]) -> Grid:
@@ -60,7 +65,9 @@ def numbers(grid: Grid, groups: GroupSample, at: int) -> Numbers:
     table = groups.values.cpu()
     there = table[:, 0] > 0
     lost = float(((table[:, 1 + at] == 0) & there).sum()) / max(int(there.sum()), 1)
-    found["groups_lost"] = plain(lost, "fraction", "groups", "share of groups (prompts) with no sequence left")
+    found["groups_lost"] = plain(
+        lost, "fraction", "groups", "share of groups (prompts) with no sequence left"
+    )
     return found
 
 

@@ -1,4 +1,4 @@
-"""The raw importance weights: effective sample size, Pareto k̂, the share of the largest, and the shape of Δ."""
+"""The raw importance weights: effective sample size, Pareto k̂, the largest share, the shape of Δ."""
 
 from __future__ import annotations
 
@@ -42,7 +42,11 @@ def _ess_tokens(get: Lookup) -> Tensor:
 
 ESS_TOKENS = Formula("ess_tokens", "fraction", "tokens", "(Σr)² / (n Σr²), raw token ratios", _ess_tokens)
 ESS_SEQUENCES = Formula(
-    "ess_sequences", "fraction", "sequences", "(Σw)² / (n Σw²), w = e^{ΣΔ}, raw product ratios", lambda get: get("ess")
+    "ess_sequences",
+    "fraction",
+    "sequences",
+    "(Σw)² / (n Σw²), w = e^{ΣΔ}, raw product ratios",
+    lambda get: get("ess"),
 )
 
 
@@ -68,7 +72,9 @@ def numbers(reader: Reader, state: dict[str, State], drift: Drift, high: dict[st
 def _khat(state: dict[str, State], key: str, over: str, weight: str) -> Number:
     tail = state[key]
     assert isinstance(tail, Tail)
-    text = f"generalised Pareto shape of the largest weights {weight}; unreliable above min(1 − 1/log10 n, 0.7)"
+    text = (
+        f"generalised Pareto shape of the largest weights {weight}; unreliable above min(1 − 1/log10 n, 0.7)"
+    )
     k = pareto.khat(tail)
     if k is None:
         unknown = "the tail is constant or too short to fit"
@@ -96,7 +102,9 @@ def chi2_sequence(reader: Reader, logs: LogSums, drift: Drift) -> Number:
         return reader.number(CHI2_SEQUENCE, drift.prefix)
     log = torch.log(logs.twice.cpu()) + 2 * logs.shift.cpu() - torch.log(reader.sums["sequences"])
     number = describe(CHI2_SEQUENCE.unit, CHI2_SEQUENCE.over, CHI2_SEQUENCE.text)
-    return number.model_copy(update={"log10": float(log[0]) / _LN10, "unknown": "overflows float64; see its log10"})
+    return number.model_copy(
+        update={"log10": float(log[0]) / _LN10, "unknown": "overflows float64; see its log10"}
+    )
 
 
 def _share(reader: Reader, drift: Drift, high: dict[str, float]) -> Number:
@@ -111,7 +119,7 @@ def _share_sequences(logs: LogSums, largest: float) -> Number:
 
 
 def _top_share(bins: State) -> Number:
-    """Share of Σk3 that sits in the 1 % of tokens with the largest k3; linear within the bin the cut falls into."""
+    """Share of Σk3 in the 1 % of tokens with the largest k3; linear within the bin of the cut."""
     assert isinstance(bins, Bins)
     counts, sums = bins.counts.cpu().flip(0), bins.sums.cpu().flip(0)
     want = math.ceil(0.01 * float(counts.sum()))
@@ -127,6 +135,8 @@ def _quantiles(state: dict[str, State], drift: Drift) -> Numbers:
     assert isinstance(bins, Bins)
     text = "quantile of Δ, from a histogram of relative bin width 1/32"
     return {
-        f"log_ratio_p{q * 100:g}".replace(".", "_"): plain(loglattice.quantile(bins.counts.cpu(), q), "nats", "tokens", text)
+        f"log_ratio_p{q * 100:g}".replace(".", "_"): plain(
+            loglattice.quantile(bins.counts.cpu(), q), "nats", "tokens", text
+        )
         for q in QUANTILES
     }

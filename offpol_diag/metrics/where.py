@@ -1,4 +1,4 @@
-"""Where the mismatch is: by step, lag, length, position, rollout probability, sign of the advantage, any column.
+"""Where the mismatch is: by step, lag, length, position, probability, advantage sign, any column.
 
 An axis is a row: it gives every sequence, or every token, its place.
 """
@@ -67,7 +67,12 @@ def _sign(batch: Batch) -> Tensor | None:
 POSITIONS = 18
 
 TOKEN_AXES = (
-    TokenAxis("position", "position in the response", _octave_labels(POSITIONS), lambda b: _octave(b.position, POSITIONS)),
+    TokenAxis(
+        "position",
+        "position in the response",
+        _octave_labels(POSITIONS),
+        lambda b: _octave(b.position, POSITIONS),
+    ),
     TokenAxis(
         "rollout_probability",
         "probability of the token under π_rollout",
@@ -88,7 +93,11 @@ def _length_keys(batch: Batch) -> list[object]:
 
 
 LENGTH = SequenceAxis("length", "response length (unmasked tokens)", _length_keys)
-SEQUENCE_AXES = (column_axis("step", "training step"), column_axis("policy_lag", "policy lag (updates)"), LENGTH)
+SEQUENCE_AXES = (
+    column_axis("step", "training step"),
+    column_axis("policy_lag", "policy lag (updates)"),
+    LENGTH,
+)
 
 
 def token_columns(batch: Batch, drift: Drift) -> dict[str, Tensor] | None:
@@ -120,7 +129,10 @@ def places(scene: Scene, drift: Drift, group_by: Sequence[str]) -> dict[str, Pla
     if terms is None:
         return {}
     per_sequence = {name: segments.total(x, scene.batch.cu_seqlens) for name, x in terms.items()}
-    found = {axis.name: _sequence_places(scene, per_sequence, axis) for axis in (*SEQUENCE_AXES, *map(column_axis, group_by))}
+    found = {
+        axis.name: _sequence_places(scene, per_sequence, axis)
+        for axis in (*SEQUENCE_AXES, *map(column_axis, group_by))
+    }
     found |= {axis.name: _token_places(scene, terms, axis) for axis in TOKEN_AXES}
     return {name: where for name, where in found.items() if where is not None}
 
@@ -146,7 +158,10 @@ def _token_places(scene: Scene, terms: dict[str, Tensor], axis: TokenAxis) -> Pl
         return None
     size, many = len(axis.labels), scene.batch.sequences
     flat = segments.spread(torch.arange(many, device=at.device), scene.batch.cu_seqlens) * size + at
-    tables = {name: torch.bincount(flat, weights=x, minlength=many * size).view(many, size) for name, x in terms.items()}
+    tables = {
+        name: torch.bincount(flat, weights=x, minlength=many * size).view(many, size)
+        for name, x in terms.items()
+    }
     tables["tokens"] = torch.bincount(flat, minlength=many * size).view(many, size).to(torch.float64)
     tables["sequences"] = (tables["tokens"] > 0).to(torch.float64)
     used = tables["tokens"].sum(dim=0) > 0
@@ -162,7 +177,9 @@ def _token_places(scene: Scene, terms: dict[str, Tensor], axis: TokenAxis) -> Pl
 def locations(found: dict[str, Places], groups: int, group_by: Sequence[str]) -> dict[str, Location]:
     """Read every axis out, in the order of its places."""
     tokens = {axis.name: (axis.title, _label_order(axis.labels)) for axis in TOKEN_AXES}
-    sequences = {axis.name: (axis.title, _key_order) for axis in (*SEQUENCE_AXES, *map(column_axis, group_by))}
+    sequences = {
+        axis.name: (axis.title, _key_order) for axis in (*SEQUENCE_AXES, *map(column_axis, group_by))
+    }
     return {
         name: _location(name, title, where, order, groups)
         for name, (title, order) in (sequences | tokens).items()
@@ -187,7 +204,10 @@ def _location(
     keys = sorted(where.sums, key=order)
     numeric = all(order(key)[0] != float("inf") for key in keys)
     kept = _thin(keys)
-    listed = [_place(key, _label(name, key), order(key)[0], i, where.sums[key], groups) for i, key in enumerate(kept)]
+    listed = [
+        _place(key, _label(name, key), order(key)[0], i, where.sums[key], groups)
+        for i, key in enumerate(kept)
+    ]
     return Location(axis=name, title=title, numeric=numeric, places=listed, left_out=len(keys) - len(kept))
 
 
