@@ -190,6 +190,10 @@ def test_a_place_without_parquet_files_is_refused(tmp_path, source):
     assert "no Parquet file is there" in refusal(f"{tmp_path}/{source}").message
 
 
+def test_a_glob_that_is_none_is_refused(tmp_path):
+    assert "not a glob" in refusal(f"{tmp_path}/**.parquet").message
+
+
 def good_bytes(tmp_path, **options):
     rng = np.random.default_rng(0)  # rounded: a codec stores noise as it is and would not notice
     columns = {
@@ -325,6 +329,7 @@ def test_a_group_by_column_must_be_there_and_hold_one_value_per_row(tmp_path, ex
     path = write(tmp_path / "a.parquet", host=["x"] * 4, pairs=[[1, 2]] * 4)
     error = refusal(path, group_by=[extra])
     assert says in error.message
+    assert "--columns" not in error.hint
 
 
 def test_a_group_by_column_is_guessed_at(tmp_path):

@@ -396,6 +396,18 @@ def test_directories_and_globs_are_searched_and_hidden_files_left_out(tmp_path, 
     assert names("d/b.parquet", "d") == ["d/b.parquet", "d/a.parquet", "d/sub/c.parquet"]
 
 
+def test_a_glob_may_climb(tmp_path, monkeypatch):
+    write(tmp_path / "d" / "a.parquet")
+    (tmp_path / "e").mkdir()
+    monkeypatch.chdir(tmp_path / "e")
+    assert names("../d/*.parquet") == ["../d/a.parquet"]
+
+
+def test_one_source_need_not_be_in_a_list(tmp_path):
+    path = write(tmp_path / "a.parquet")
+    assert names(path) == [path] == [str(file.path) for file in find([tmp_path / "a.parquet"])]
+
+
 def test_a_file_may_be_named_like_a_glob(tmp_path):
     path = write(tmp_path / "a[1].parquet")
     assert names(path) == [path]
@@ -428,6 +440,17 @@ def test_files_may_differ_in_widths_and_list_types_and_in_columns_nobody_reads(t
     write(tmp_path / "b.parquet", **{k: pa.array(v, pa.large_list(pa.float32())) for k, v in narrow.items()})
     batch = read(str(tmp_path))
     assert batch.rollout[:6].tolist() == batch.rollout[6:].tolist()
+
+
+def test_a_file_whose_column_is_null_or_empty_throughout_goes_with_the_others(tmp_path):
+    write(tmp_path / "a.parquet", step=[1, 2, 3, 4], group_id=["p"] * 4)
+    nulls = pa.nulls(2)
+    nothing = pa.array([[], []], pa.list_(pa.null()))
+    both = {"rollout_log_probs": nothing, "old_log_probs": nothing}
+    write(tmp_path / "b.parquet", step=nulls, group_id=nulls, **both)
+    scalars = read(str(tmp_path)).scalars
+    assert scalars["step"] == [1, 2, 3, 4, None, None]
+    assert scalars["group_id"] == ["p"] * 4 + [None] * 2
 
 
 def test_an_empty_file_among_others_is_no_harm(tmp_path):
@@ -470,6 +493,15 @@ def test_an_override_goes_before_the_canonical_name(tmp_path, word):
 def test_a_column_that_an_override_claims_plays_no_other_part(tmp_path):
     path = write(tmp_path / "a.parquet", old_log_probs=None, current_log_probs=OLD)
     assert read(path, columns={"old": "current_log_probs"}).current is None
+
+
+def test_a_column_name_may_hold_a_dot(tmp_path):
+    path = write(
+        tmp_path / "a.parquet", **{"rollout_log_probs": None, "pi.rollout": ROLLOUT, "pi": [1, 2, 3, 4]}
+    )
+    batch = read(path, columns={"rollout": "pi.rollout"}, group_by=["pi"])
+    assert batch.rollout[0] == -0.5
+    assert batch.scalars["pi"] == [1, 2, 3, 4]
 
 
 def test_a_group_by_column_may_be_one_that_plays_a_part(tmp_path):

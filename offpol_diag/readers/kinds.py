@@ -1,6 +1,7 @@
 """Kinds of column: which Arrow types can play a part.
 
-A width never matters (float16 or float64, list or large_list); what an element is does.
+A width never matters (float16 or float64, list or large_list); what an element is does. The null type will do
+for anything: it is what some writers make of a column that is empty or null throughout.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ TEXTS: tuple[Test, ...] = (
     pt.is_binary,
     pt.is_large_binary,
 )
+# The family of the null type, which agrees with all others.
+ANY = "anything"
 NUMBERS: tuple[Test, ...] = (pt.is_integer, pt.is_floating, pt.is_boolean)
 
 
@@ -61,7 +64,7 @@ def plain(dtype: pa.DataType) -> pa.DataType:
 def family(dtype: pa.DataType) -> str:
     """What two files must agree on for a column: the nature of its elements, not their width."""
     inner = plain(dtype.value_type if is_list(dtype) else dtype)
-    named = (("number", NUMBERS), ("text", TEXTS))
+    named = ((ANY, (pt.is_null,)), ("number", NUMBERS), ("text", TEXTS))
     return next((name for name, tests in named if _is_any(inner, tests)), str(inner))
 
 
@@ -70,11 +73,11 @@ def _is_any(dtype: pa.DataType, tests: tuple[Test, ...]) -> bool:
 
 
 def _list_of(*tests: Test) -> Test:
-    return lambda dtype: is_list(dtype) and _is_any(dtype.value_type, tests)
+    return lambda dtype: is_list(dtype) and _is_any(dtype.value_type, (*tests, pt.is_null))
 
 
 def _is_number(dtype: pa.DataType) -> bool:
-    return _is_any(plain(dtype), NUMBERS)
+    return _is_any(plain(dtype), (*NUMBERS, pt.is_null))
 
 
 FLOATS = Kind("a list of floats per row", _list_of(pt.is_floating))

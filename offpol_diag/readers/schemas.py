@@ -11,6 +11,9 @@ from offpol_diag.errors import DumpError
 from offpol_diag.readers import columns, kinds
 from offpol_diag.readers.files import Part
 
+OTHER_COLUMN = "write the column again in that type, or give the part to another column with --columns"
+OTHER_GROUPS = "group by a column with one value per row"
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -69,20 +72,17 @@ def _check_columns(first: Part, other: Part, plan: Plan, overrides: Mapping[str,
 def _check_families(first: Part, other: Part, plan: Plan) -> None:
     for name in plan.names:
         one, two = _type(first, name), _type(other, name)
-        if kinds.family(one) != kinds.family(two):
+        if len({kinds.family(one), kinds.family(two)} - {kinds.ANY}) > 1:
             raise _mixed(first, other, f"column {name!r} holds {one} in the first and {two} in the second")
 
 
 def _check_types(part: Part, plan: Plan) -> None:
-    needs = [(name, columns.BY_NAME[role].kind) for role, name in plan.columns.items()]
-    needs += [(name, kinds.LABEL) for name in plan.extra]
-    for name, kind in needs:
+    needs = [(name, columns.BY_NAME[role].kind, OTHER_COLUMN) for role, name in plan.columns.items()]
+    needs += [(name, kinds.LABEL, OTHER_GROUPS) for name in plan.extra]
+    for name, kind, hint in needs:
         dtype = _type(part, name)
         if not kind.accepts(dtype):
-            raise DumpError(
-                f"{part.path}: column {name!r} holds {dtype}, and {kind.needs} is needed",
-                "write the column again in that type, or give the part to another column with --columns",
-            )
+            raise DumpError(f"{part.path}: column {name!r} holds {dtype}, and {kind.needs} is needed", hint)
 
 
 def _type(part: Part, name: str) -> pa.DataType:

@@ -105,12 +105,12 @@ def _read(
 
 def _rows_at_once(parquet: pq.ParquetFile, group: int, name: str, tokens: int) -> int:
     """Rows of a row group that hold about `tokens` tokens, by the footer's count of values."""
+    # On a damaged footer, asking for a column's metadata ends the process; reading it raises. So read first.
+    next(parquet.iter_batches(1, row_groups=[group], columns=[name]), None)
+    paths = [parquet.schema.column(i).path for i in range(len(parquet.schema))]
+    leaf = next(i for i, path in enumerate(paths) if path.startswith(f"{name}."))
     metadata = parquet.metadata.row_group(group)
-    chunks = (metadata.column(i) for i in range(metadata.num_columns))
-    values = next(
-        (c.num_values for c in chunks if c.path_in_schema.startswith(f"{name}.")), metadata.num_rows
-    )
-    return max(1, tokens * int(metadata.num_rows) // max(int(values), 1))
+    return max(1, tokens * int(metadata.num_rows) // max(int(metadata.column(leaf).num_values), 1))
 
 
 def _corrupt(part: Part, group: int, done: int, names: list[str], error: Exception) -> DumpError:

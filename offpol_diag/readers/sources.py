@@ -48,7 +48,8 @@ def find(sources: Sequence[str]) -> list[File]:
     """
     if not sources:
         raise DumpError("no dump was named", "name a Parquet file, a directory or a glob")
-    paths = dict.fromkeys(path for source in sources for path in _expand(source))
+    named = [sources] if isinstance(sources, str) else sources
+    paths = dict.fromkeys(path for source in named for path in _expand(str(source)))
     return [File(path, _partitions(path)) for path in paths]
 
 
@@ -86,13 +87,22 @@ def _hides(parts: Iterable[str]) -> bool:
 
 def _in_glob(source: str) -> Iterator[Path]:
     pattern = Path(source)
-    for match in Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor))):
+    for match in _matches(pattern):
         if _hides(part for part in match.parts if part not in pattern.parts):
             continue
         if match.is_dir():
             yield from _in_directory(str(match))
         else:
             yield match
+
+
+def _matches(pattern: Path) -> list[Path]:
+    try:
+        return list(Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor))))
+    except ValueError as error:
+        raise DumpError(
+            f"{pattern}: not a glob ({error})", "** stands alone between slashes: dir/**/*.parquet"
+        ) from error
 
 
 KINDS = (
