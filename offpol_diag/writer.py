@@ -1,0 +1,300 @@
+"""DumpWriter: from a trainer's tensors to a dump, batch by batch. Needs pyarrow and numpy, never torch."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+Array = npt.NDArray[Any]
+
+METADATA_KEY = b"offpol_diag"
+FLOATS = {"float16": pa.float16(), "float32": pa.float32(), "float64": pa.float64()}
+FLOAT_TOKENS = ("rollout_log_probs", "old_log_probs", "current_log_probs", "entropy")
+INT_TOKENS = {"response_mask": pa.int8(), "token_ids": pa.int32()}
+# Fixed, so that a first batch of whole rewards does not make every later batch integers.
+SCALARS = {"rewards": pa.float64(), "step": pa.int64(), "policy_lag": pa.int64()}
+
+
+class Ragged(NamedTuple):
+    """A token column: `values` [T], cut into rows of `lengths` [S]."""
+
+    values: Array
+    lengths: Array
+
+
+class DumpWriter:
+    """Writes a dump: one row per sequence, ragged lists over response tokens.
+
+    A context manager. The file appears under its name only when the block ends well; an exception leaves
+    nothing behind. Values are stored as given: a NaN or a positive log-prob is for the reader to judge.
+
+    Args:
+        path: The Parquet file to make.
+        provenance: What a reader of the numbers should know (trainer, engine, model, temperature, top_p,
+            logprobs "raw" or "processed", ...); anything JSON can hold.
+        row_group_tokens: Tokens per row group: what a reader holds in memory at once.
+        dtype: How float token columns are stored: "float16", "float32" or "float64". The default rounds a
+            float64 input to float32; only "float16" rounds further.
+
+    Raises:
+        ValueError: Bad input; the message says what, where, and what to do.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        provenance: Mapping[str, Any] | None = None,
+        row_group_tokens: int = 1_000_000,
+        dtype: str = "float32",
+    ) -> None:
+        if dtype not in FLOATS:
+            raise ValueError(f"dtype={dtype!r}: choose one of {', '.join(FLOATS)}")
+        self._path = Path(path)
+        if not self._path.parent.is_dir():
+            raise ValueError(f"{self._path}: its directory does not exist; make it first")
+        self._temporary = self._path.with_name(self._path.name + ".tmp")
+        self._metadata = {METADATA_KEY: json.dumps({**(provenance or {}), "format": 1})}
+        self._row_group_tokens = row_group_tokens
+        self._dtype = dtype
+        self._batches = 0
+        self._schema: pa.Schema | None = None
+        self._pending: pa.Table | None = None
+        self._file: pq.ParquetWriter | None = None
+        self._closed = False
+
+    def write(
+        self,
+        *,
+        rollout_log_probs: Any = None,
+        old_log_probs: Any = None,
+        current_log_probs: Any = None,
+        response_mask: Any = None,
+        advantages: Any = None,
+        rewards: Any = None,
+        token_ids: Any = None,
+        entropy: Any = None,
+        sequence_id: Any = None,
+        group_id: Any = None,
+        step: Any = None,
+        policy_lag: Any = None,
+        **scalar_columns: Any,
+    ) -> None:
+        """Append one batch of S sequences.
+
+        A token column is a padded tensor or array [S, L], or a list of S one-dimensional arrays (ragged).
+        Padded columns need a padded `response_mask`: in each row the zeros after its last 1 are padding and
+        are trimmed; zeros before it stay. Every other column is one value per sequence, or one for all.
+
+        Args:
+            rollout_log_probs: log π of each sampled token under the policy that sampled it, nats.
+            old_log_probs: The same under the trainer's policy at the start of the step.
+            current_log_probs: The same under the trainer's policy during the step.
+            response_mask: 1 for a token that counts; 0 for tool output, observations and padding.
+            advantages: One per sequence, or one per token.
+            rewards: One per sequence.
+            token_ids: The sampled tokens.
+            entropy: Of the distribution each token was drawn from, nats.
+            sequence_id: A name per sequence, string or integer.
+            group_id: A name per prompt, shared by its samples.
+            step: Training step.
+            policy_lag: Trainer updates between the weights that sampled and the weights that train.
+            **scalar_columns: Anything else with one value per sequence, for reports to group by.
+
+        Raises:
+            ValueError: A required column is missing, or columns disagree with each other or with those of
+                the first batch. The batch is then not written.
+        """
+        columns = {**locals(), **scalar_columns}  # the parameters bear the columns' names
+        if self._closed:
+            raise ValueError(f"{self._path} is closed; open a new DumpWriter")
+        del columns["self"], columns["scalar_columns"]
+        try:
+            table = _table({k: v for k, v in columns.items() if v is not None}, self._dtype, self._schema)
+        except (TypeError, ValueError) as slip:
+            raise ValueError(f"batch {self._batches}: {slip}") from slip
+        self._batches += 1
+        if table.num_rows:
+            self._schema = table.schema
+            self._pending = table if self._pending is None else pa.concat_tables([self._pending, table])
+            self._flush(self._row_group_tokens)
+
+    def close(self) -> None:
+        """Write what is pending and give the file its name. Closing twice does nothing."""
+        if self._closed:
+            return
+        if self._pending is None:
+            raise ValueError(f"{self._path}: no sequence was written; call write() before closing")
+        try:
+            self._flush(0)
+            self._output().close()
+            self._temporary.replace(self._path)
+        finally:
+            self.discard()
+
+    def discard(self) -> None:
+        """Close, and remove what is unfinished."""
+        self._closed = True
+        if self._file is not None:
+            self._file.close()  # a second time does nothing
+            self._temporary.unlink(missing_ok=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close() if kind is None else self.discard()
+
+    def _flush(self, at_least: int) -> None:
+        """Write row groups while the pending rows hold at least that many tokens; 0 writes all."""
+        while self._pending is not None and self._pending.num_rows:
+            ends = np.cumsum(pc.list_value_length(self._pending["rollout_log_probs"]).to_numpy())
+            if ends[-1] < at_least:
+                return
+            rows = int(np.searchsorted(ends, self._row_group_tokens)) + 1
+            self._output().write_table(self._pending.slice(0, rows), row_group_size=rows)
+            self._pending = self._pending.slice(rows)
+
+    def _output(self) -> pq.ParquetWriter:
+        if self._file is None and self._schema is not None:
+            schema = self._schema.with_metadata(self._metadata)
+            self._file = pq.ParquetWriter(self._temporary, schema, compression="zstd", **_encodings(schema))
+        return self._file
+
+
+def _encodings(schema: pa.Schema) -> dict[str, Any]:
+    """Float lists byte-split, for dictionaries make them larger; a dictionary for all else."""
+    lists = {f.name: f.type.value_type for f in schema if pa.types.is_list(f.type)}
+    paths = {name: f"{name}.list.element" if name in lists else name for name in schema.names}
+    split = [paths[name] for name, kind in lists.items() if pa.types.is_floating(kind)]
+    rest = [path for path in paths.values() if path not in split]
+    return {"use_dictionary": rest, "column_encoding": dict.fromkeys(split, "BYTE_STREAM_SPLIT")}
+
+
+def _table(columns: Mapping[str, Any], dtype: str, schema: pa.Schema | None) -> pa.Table:
+    """One batch as a table [S rows], in the types of `schema` where there is one."""
+    _require(columns, schema)
+    mask = columns.get("response_mask")
+    keep = _keep(mask) if _is_padded(mask) else None
+    tokens = {k: _ragged(k, v, keep) for k, v in columns.items() if _is_per_token(k, v)}
+    _agree(tokens)
+    rows = len(tokens["rollout_log_probs"].lengths)
+    arrays = {k: _token_array(k, v, dtype) for k, v in tokens.items()}
+    arrays |= {k: _scalar_array(k, v, rows) for k, v in columns.items() if k not in tokens}
+    table = pa.table(arrays)
+    return table if schema is None else _cast(table, schema)
+
+
+def _require(columns: Mapping[str, Any], schema: pa.Schema | None) -> None:
+    if "rollout_log_probs" not in columns:
+        raise ValueError("rollout_log_probs is missing; pass the log-probs of the engine that sampled")
+    if not columns.keys() & {"old_log_probs", "current_log_probs"}:
+        raise ValueError("old_log_probs and current_log_probs are both missing; pass at least one of them")
+    if schema is not None and columns.keys() != set(schema.names):
+        odd = ", ".join(sorted(columns.keys() ^ set(schema.names)))
+        raise ValueError(f"{odd}: not in every batch; pass the columns of the first batch every time")
+
+
+def _is_padded(value: Any) -> bool:
+    return getattr(value, "ndim", None) == 2
+
+
+def _is_per_token(name: str, value: Any) -> bool:
+    """Advantages alone come in both forms: one per sequence or one per token."""
+    if name != "advantages":
+        return name in FLOAT_TOKENS or name in INT_TOKENS
+    first = value[0] if isinstance(value, Sequence) and value else 0.0
+    return _is_padded(value) or _numpy(first).ndim == 1
+
+
+def _numpy(value: Any) -> Array:
+    """A tensor on any device, or an array-like, as a NumPy array."""
+    if not hasattr(value, "detach"):
+        return np.asarray(value)
+    value = value.detach().to("cpu")
+    try:
+        return np.asarray(value.numpy())
+    except TypeError:  # bfloat16 and float8 are unknown to NumPy, and exact in float32
+        return np.asarray(value.float().numpy())
+
+
+def _keep(mask: Any) -> Array:
+    """[S, L] bool: true up to the last 1 of each row."""
+    return np.logical_or.accumulate((_numpy(mask) != 0)[:, ::-1], axis=1)[:, ::-1]
+
+
+def _ragged(name: str, value: Any, keep: Array | None) -> Ragged:
+    if _is_padded(value):
+        return _trimmed(name, _numpy(value), keep)
+    rows = [_numpy(row) for row in value]
+    for i, row in enumerate(rows):
+        if row.ndim != 1:
+            raise ValueError(f"{name}, sequence {i}: shape {row.shape}; pass [S, L] or S arrays [length]")
+    return Ragged(np.concatenate(rows or [np.empty(0)]), np.array([len(row) for row in rows], np.int64))
+
+
+def _trimmed(name: str, values: Array, keep: Array | None) -> Ragged:
+    if keep is None:
+        raise ValueError(f"{name} is padded; pass response_mask {values.shape} as well, or ragged lists")
+    if values.shape != keep.shape:
+        raise ValueError(f"{name} is {values.shape} but response_mask is {keep.shape}; make them equal")
+    return Ragged(values[keep], keep.sum(axis=1))
+
+
+def _agree(tokens: Mapping[str, Ragged]) -> None:
+    wanted = tokens["rollout_log_probs"].lengths
+    for name, (_, lengths) in tokens.items():
+        if len(lengths) != len(wanted):
+            raise ValueError(f"{name} has {len(lengths)} sequences but rollout_log_probs has {len(wanted)}")
+        if (lengths != wanted).any():
+            i = int(np.argmax(lengths != wanted))
+            lengths_differ = f"{lengths[i]} tokens but rollout_log_probs has {wanted[i]}"
+            raise ValueError(f"{name}, sequence {i}: {lengths_differ}; cover the same response tokens")
+
+
+def _token_array(name: str, ragged: Ragged, dtype: str) -> pa.ListArray:
+    kind = INT_TOKENS.get(name, FLOATS[dtype])
+    values = _narrowed(name, ragged.values, kind.to_pandas_dtype())
+    if name == "response_mask" and not np.isin(values, (0, 1)).all():
+        raise ValueError("response_mask holds values besides 0 and 1; pass 1 for a token that counts")
+    offsets = np.concatenate([[0], np.cumsum(ragged.lengths)]).astype(np.int32)
+    return pa.ListArray.from_arrays(offsets, pa.array(values, kind))
+
+
+def _narrowed(name: str, values: Array, kind: type[np.generic]) -> Array:
+    try:
+        with np.errstate(over="raise"):
+            narrow = values.astype(kind)
+    except (FloatingPointError, TypeError, ValueError) as slip:
+        raise ValueError(f"{name} cannot be stored as {np.dtype(kind)}: {slip}") from slip
+    if np.issubdtype(kind, np.integer) and (narrow != values).any():
+        raise ValueError(f"{name} does not fit {np.dtype(kind)}; pass whole numbers in its range")
+    return narrow
+
+
+def _scalar_array(name: str, value: Any, rows: int) -> pa.Array:
+    plain = value.tolist() if hasattr(value, "tolist") else value
+    if isinstance(plain, str) or not isinstance(plain, Sequence):
+        plain = [plain] * rows
+    if len(plain) != rows:
+        raise ValueError(f"{name}: {len(plain)} values for {rows} sequences; pass one each, or one for all")
+    try:
+        return pa.array([v.item() if hasattr(v, "item") else v for v in plain], SCALARS.get(name))
+    except (pa.ArrowException, ValueError) as slip:
+        raise ValueError(f"{name} is not one plain value per sequence: {slip}") from slip
+
+
+def _cast(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """The table in the first batch's types; a later batch must not lose anything by it."""
+    try:
+        return table.select(schema.names).cast(schema)
+    except pa.ArrowInvalid as slip:
+        raise ValueError(f"its types differ from those of the first batch: {slip}") from slip

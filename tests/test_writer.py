@@ -1,0 +1,276 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from offpol_diag.writer import DumpWriter
+
+LENGTHS = (3, 1, 4)
+MASK = np.array([[1, 0, 1, 0, 0], [1, 0, 0, 0, 0], [0, 0, 1, 1, 0]])
+
+
+def padded(seed: int) -> np.ndarray[Any, Any]:
+    return -np.random.default_rng(seed).random((3, 5)).astype(np.float32)
+
+
+def ragged(values: Any) -> list[Any]:
+    return [row[:n] for row, n in zip(values, LENGTHS, strict=True)]
+
+
+def dump(path: Path, *batches: dict[str, Any], **options: Any) -> pa.Table:
+    with DumpWriter(path, **options) as writer:
+        for batch in batches:
+            writer.write(**batch)
+    return pq.read_table(path)
+
+
+def test_padding_is_trimmed_and_inner_zeros_stay(tmp_path: Path) -> None:
+    table = dump(
+        tmp_path / "d.parquet",
+        {"rollout_log_probs": padded(0), "old_log_probs": padded(1), "response_mask": MASK},
+    )
+    assert table["response_mask"].to_pylist() == [[1, 0, 1], [1], [0, 0, 1, 1]]
+    assert table["rollout_log_probs"].to_pylist() == [row.tolist() for row in ragged(padded(0))]
+
+
+def test_padded_and_ragged_make_the_same_file(tmp_path: Path) -> None:
+    columns = {"rollout_log_probs": padded(0), "old_log_probs": padded(1), "entropy": -padded(2)}
+    dump(tmp_path / "padded", {**columns, "response_mask": MASK, "advantages": padded(3)})
+    dump(
+        tmp_path / "ragged",
+        {
+            **{k: ragged(v) for k, v in columns.items()},
+            "response_mask": ragged(MASK),
+            "advantages": ragged(padded(3)),
+        },
+    )
+    assert (tmp_path / "padded").read_bytes() == (tmp_path / "ragged").read_bytes()
+
+
+def test_a_sequence_masked_throughout_keeps_its_row(tmp_path: Path) -> None:
+    mask = MASK * np.array([[1], [0], [1]])
+    table = dump(
+        tmp_path / "d", {"rollout_log_probs": padded(0), "old_log_probs": padded(1), "response_mask": mask}
+    )
+    assert table["old_log_probs"].to_pylist()[1] == []
+
+
+def every_column() -> dict[str, Any]:
+    return {
+        "rollout_log_probs": padded(0),
+        "old_log_probs": padded(1),
+        "current_log_probs": padded(2),
+        "response_mask": MASK.astype(bool),
+        "advantages": [0.5, -1.0, 2.0],
+        "rewards": [1, 0, 1],
+        "token_ids": np.arange(15).reshape(3, 5),
+        "entropy": -padded(3),
+        "sequence_id": ["a", "b", "c"],
+        "group_id": np.array([7, 7, 8]),
+        "step": 4,
+        "policy_lag": torch.tensor([0, 1, 2]),
+        "engine": "vllm",
+        "turns": (1, 2, 3),
+    }
+
+
+def test_every_column_comes_back(tmp_path: Path) -> None:
+    given = every_column()
+    table = dump(tmp_path / "d", given)
+    assert set(table.schema.names) == set(given)
+    for name in ("rollout_log_probs", "old_log_probs", "current_log_probs", "token_ids", "entropy"):
+        assert table[name].to_pylist() == [row.tolist() for row in ragged(given[name])]
+    scalars = {name: table[name].to_pylist() for name in [*list(given)[8:], "advantages", "rewards"]}
+    assert scalars == {
+        "sequence_id": ["a", "b", "c"],
+        "group_id": [7, 7, 8],
+        "step": [4, 4, 4],
+        "policy_lag": [0, 1, 2],
+        "engine": ["vllm"] * 3,
+        "turns": [1, 2, 3],
+        "advantages": [0.5, -1.0, 2.0],
+        "rewards": [1.0, 0.0, 1.0],
+    }
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kind"), [("float16", "halffloat"), ("float32", "float"), ("float64", "double")]
+)
+def test_floats_are_stored_as_asked(tmp_path: Path, dtype: str, kind: str) -> None:
+    values = padded(0).astype(np.float64) / 3
+    table = dump(
+        tmp_path / "d",
+        {"rollout_log_probs": ragged(values), "current_log_probs": ragged(values)},
+        dtype=dtype,
+    )
+    assert str(table.schema.field("rollout_log_probs").type.value_type) == kind
+    assert table["rollout_log_probs"].to_pylist() == [r.astype(dtype).tolist() for r in ragged(values)]
+
+
+def test_float64_is_float32_unless_asked(tmp_path: Path) -> None:
+    values = [np.array([-1 / 3, -2 / 3])]
+    table = dump(tmp_path / "d", {"rollout_log_probs": values, "old_log_probs": values})
+    assert table["old_log_probs"].to_pylist() == [values[0].astype(np.float32).tolist()]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_tensors_of_every_float_type_are_taken(tmp_path: Path, dtype: torch.dtype) -> None:
+    values = torch.tensor(padded(0)).to(dtype).requires_grad_()
+    table = dump(
+        tmp_path / "d",
+        {"rollout_log_probs": values, "old_log_probs": values, "response_mask": torch.tensor(MASK)},
+        dtype="float64",
+    )
+    assert table["old_log_probs"].to_pylist() == [row.tolist() for row in ragged(values.detach().double())]
+
+
+def test_large_token_ids_are_exact(tmp_path: Path) -> None:
+    ids = [torch.tensor([2**24 + 1, 151_643])]
+    table = dump(
+        tmp_path / "d", {"rollout_log_probs": [[-1, -2]], "old_log_probs": [[-1, -2]], "token_ids": ids}
+    )
+    assert table["token_ids"].to_pylist() == [[2**24 + 1, 151_643]]
+
+
+def test_float_lists_are_byte_split_without_a_dictionary(tmp_path: Path) -> None:
+    dump(tmp_path / "d", every_column())
+    group = pq.ParquetFile(tmp_path / "d").metadata.row_group(0)
+    encodings = {group.column(i).path_in_schema: group.column(i).encodings for i in range(group.num_columns)}
+    assert "BYTE_STREAM_SPLIT" in encodings["old_log_probs.list.element"]
+    assert "RLE_DICTIONARY" not in encodings["old_log_probs.list.element"]
+    assert "RLE_DICTIONARY" in encodings["token_ids.list.element"]
+
+
+def test_row_groups_hold_the_tokens_asked_for_however_batches_are_cut(tmp_path: Path) -> None:
+    rows = [np.full(n, -float(n)) for n in (5, 5, 1, 1, 1, 20, 2)]
+    whole = [{"rollout_log_probs": rows, "old_log_probs": rows}]
+    single = [{"rollout_log_probs": [r], "old_log_probs": [r]} for r in rows]
+    for name, batches in (("whole", whole), ("single", single)):
+        dump(tmp_path / name, *batches, row_group_tokens=10)
+    read = [pq.ParquetFile(tmp_path / name) for name in ("whole", "single")]
+    sizes = [[f.metadata.row_group(i).num_rows for i in range(f.num_row_groups)] for f in read]
+    assert sizes == [[2, 4, 1]] * 2
+    assert read[0].read().equals(read[1].read())
+
+
+def test_provenance_comes_back_with_the_format(tmp_path: Path) -> None:
+    provenance = {"trainer": "verl", "temperature": 0.7, "stop": ["\n"]}
+    table = dump(tmp_path / "d", every_column(), provenance=provenance)
+    assert json.loads(table.schema.metadata[b"offpol_diag"]) == {**provenance, "format": 1}
+
+
+def test_the_name_appears_only_when_the_file_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "d.parquet"
+    with DumpWriter(path, row_group_tokens=1) as writer:
+        writer.write(**every_column())
+        assert not path.exists()
+    assert [p.name for p in tmp_path.iterdir()] == ["d.parquet"]
+
+
+def interrupted(path: Path) -> None:
+    with DumpWriter(path, row_group_tokens=1) as writer:
+        writer.write(**every_column())
+        assert list(path.parent.iterdir())
+        raise KeyboardInterrupt
+
+
+def test_an_exception_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        interrupted(tmp_path / "d")
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_exception_leaves_an_earlier_dump_alone(tmp_path: Path) -> None:
+    (tmp_path / "d").write_text("before")
+    with pytest.raises(KeyboardInterrupt):
+        interrupted(tmp_path / "d")
+    assert (tmp_path / "d").read_text() == "before"
+
+
+def test_a_bad_batch_is_refused_and_the_good_ones_stay(tmp_path: Path) -> None:
+    with DumpWriter(tmp_path / "d") as writer:
+        writer.write(**every_column())
+        with pytest.raises(ValueError, match="batch 1"):
+            writer.write(**{**every_column(), "rewards": [1.0]})
+        writer.write(**every_column())
+    assert pq.read_table(tmp_path / "d").num_rows == 6
+
+
+def test_an_empty_batch_is_passed_over(tmp_path: Path) -> None:
+    empty = {"rollout_log_probs": [], "old_log_probs": []}
+    rows = {"rollout_log_probs": [[-1.0]], "old_log_probs": [[-1.0]]}
+    assert dump(tmp_path / "d", empty, rows, empty).num_rows == 1
+
+
+def test_closing_twice_does_nothing(tmp_path: Path) -> None:
+    writer = DumpWriter(tmp_path / "d")
+    writer.write(**every_column())
+    writer.close()
+    writer.close()
+    with pytest.raises(ValueError, match="is closed"):
+        writer.write(**every_column())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rollout_log_probs": None}, "rollout_log_probs is missing"),
+        ({"old_log_probs": None, "current_log_probs": None}, "both missing"),
+        ({"response_mask": None}, "pass response_mask"),
+        ({"old_log_probs": padded(0)[:, :4]}, r"old_log_probs is \(3, 4\) but response_mask is \(3, 5\)"),
+        ({"old_log_probs": [[-1.0] * 3, [-1.0] * 2, [-1.0] * 4]}, "old_log_probs, sequence 1: 2 tokens"),
+        ({"old_log_probs": [[-1.0] * 3]}, "old_log_probs has 1 sequences"),
+        ({"old_log_probs": padded(0)[0]}, "pass .S, L. or S arrays"),
+        ({"old_log_probs": -1.0}, "not iterable"),
+        ({"old_log_probs": np.full((3, 5), "x")}, "old_log_probs cannot be stored as float32"),
+        ({"response_mask": MASK * 2}, "besides 0 and 1"),
+        ({"token_ids": np.full((3, 5), 2**40)}, "token_ids does not fit int32"),
+        ({"token_ids": np.full((3, 5), 0.5)}, "token_ids does not fit int32"),
+        ({"group_id": [1, 2]}, "group_id: 2 values for 3 sequences"),
+        ({"engine": [1, "a", 2]}, "engine is not one plain value per sequence"),
+        ({"policy_lag": ["a", "b", "c"]}, "policy_lag is not one plain value"),
+    ],
+)
+def test_bad_input_says_what_is_wrong(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        dump(tmp_path / "d", {**every_column(), **change})
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_float16_cannot_hold_is_refused(tmp_path: Path) -> None:
+    batch = {"rollout_log_probs": [[-1.0]], "old_log_probs": [[-1e6]]}
+    with pytest.raises(ValueError, match="old_log_probs cannot be stored as float16"):
+        dump(tmp_path / "d", batch, dtype="float16")
+
+
+def test_a_later_batch_has_the_columns_and_types_of_the_first(tmp_path: Path) -> None:
+    batch = {"rollout_log_probs": [[-1.0]], "old_log_probs": [[-1.0]], "turns": 1}
+    for change, message in (({"step": 1}, "step: not in every batch"), ({"turns": 1.5}, "types differ")):
+        with pytest.raises(ValueError, match=message):
+            dump(tmp_path / "d", batch, {**batch, **change})
+
+
+def test_writing_nothing_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no sequence was written"), DumpWriter(tmp_path / "d"):
+        pass
+
+
+def test_a_bad_setting_is_an_error_before_anything_is_sampled(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="choose one of float16, float32, float64"):
+        DumpWriter(tmp_path / "d", dtype="bfloat16")
+    with pytest.raises(ValueError, match="directory does not exist"):
+        DumpWriter(tmp_path / "missing" / "d")
+
+
+def test_importing_the_writer_does_not_import_torch() -> None:
+    code = "import sys; from offpol_diag import DumpWriter; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
