@@ -73,8 +73,9 @@ def test_many_numbers_lose_their_intervals_before_a_column_is_lost() -> None:
     assert "number_5" in narrow
 
 
-def test_few_numbers_keep_their_intervals() -> None:
-    assert "[0.4, 0.6]" in draw(wide_table(2), width=40)
+def test_few_numbers_keep_their_intervals_where_leaving_them_out_would_not_help() -> None:
+    assert "[0.4, 0.6]" in draw(wide_table(2), width=25)
+    assert "[0.4, 0.6]" not in draw(wide_table(2), width=40)
 
 
 def test_a_wide_table_is_left_out_where_it_does_not_fit() -> None:

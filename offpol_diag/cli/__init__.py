@@ -56,6 +56,7 @@ Version = Annotated[
 @app.callback(
     epilog="Exit codes: 0 passed · 1 a gate failed · 2 could not say (bad arguments, bad dump, no data)."
 )
+@exit_codes()
 def _root(context: typer.Context, version: Version = False) -> None:
     """Off-policy mismatch in LLM reinforcement learning, from a dump of per-token log-probs."""
     options = defaults.settings().options

@@ -140,11 +140,11 @@ class Outputs:
                 write(target, render(summary))
 
     def say_where(self) -> None:
-        """Print the path of every file."""
-        say = note if self.takes_stdout() or self.quiet else print_line
+        """Print the path of every file, on stdout unless that holds a result."""
+        say = note if self.takes_stdout() else print_line
         for form in FORMATS:
             target = getattr(self, form)
-            if target not in (None, STDOUT):
+            if target not in (None, STDOUT) and not self.quiet:
                 say(f"{form} written to {target}")
 
     def takes_stdout(self) -> bool:

@@ -20,7 +20,7 @@ GAP = PADDING + 1
 TEXT_WIDTH = 28
 """What a column of words may be squeezed to; a column of numbers is never squeezed."""
 FEW_NUMBERS = 3
-"""Up to this many columns of numbers keep their intervals, whatever the width."""
+"""Up to this many columns of numbers keep their intervals where leaving them out would not help."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,9 @@ def fit(table: Table, width: int, stack: bool = False) -> Fitted:
     """
     notes = _notes(table)
     full = _columns(table, notes, intervals=True)
-    few = sum(column.numeric for column in full) <= FEW_NUMBERS
-    columns = full if few or _fits(full, width) else _columns(table, notes, intervals=False)
+    bare = _columns(table, notes, intervals=False)
+    few = sum(column.numeric for column in full) <= FEW_NUMBERS and not _fits(bare, width)
+    columns = full if few or _fits(full, width) else bare
     pages = _pages(columns, width)
     shown_pages = pages if stack else pages[:1]
     dropped = () if stack else tuple(column.header for page in pages[1:] for column in page[1:])

@@ -1,7 +1,7 @@
 """Blocks in a terminal: the verdict's sentence first, tables fitted to the width, a sparkline for a chart.
 
 What cannot fit is left out by rules, and named: tables meant for reference; `wide` tables that do not fit;
-the intervals of a table of many numbers; then, in a summary, columns from the right, since a table puts the
+the intervals, unless the numbers are few; then, in a summary, columns from the right, since a table puts the
 more important first (elsewhere they go below). A pipe is as wide as its content. Nothing depends on colour.
 """
 

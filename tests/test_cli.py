@@ -1,0 +1,491 @@
+"""The command line from outside: exit codes, streams, files; no traceback, nothing half-written."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner, Result
+
+from offpol_diag import summary as results
+from offpol_diag.cli import COMMANDS, app, defaults, output
+from offpol_diag.cli.exits import exit_codes
+from offpol_diag.errors import DumpError, UsageError
+from offpol_diag.summary import Summary
+from offpol_diag.writer import DumpWriter
+
+Run = Callable[..., Result]
+SCRIPT = (sys.executable, "-m", "offpol_diag")
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Every test runs in a folder of its own, with none of our variables set."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    for name in [name for name in os.environ if name.startswith("OFFPOL_DIAG_")] + ["COLUMNS"]:
+        monkeypatch.delenv(name, raising=False)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def dump(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A small dump of two policies: 24 groups of 4 sequences, an honest mismatch."""
+    path = tmp_path_factory.mktemp("dump") / "run.parquet"
+    draw = np.random.default_rng(0)
+    lengths = draw.integers(5, 60, 96)
+    old = [-draw.exponential(0.5, n) - 0.2 for n in lengths]
+    rollout = [np.minimum(one + draw.normal(0, 0.03, len(one)), 0) for one in old]
+    with DumpWriter(path) as writer:
+        writer.write(rollout_log_probs=rollout, old_log_probs=old, group_id=np.arange(96) // 4, step=1)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def result(dump: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """What `analyze` made of the dump: the JSON's path and the HTML's."""
+    folder = tmp_path_factory.mktemp("result")
+    made = folder / "run.json", folder / "run.html"
+    ran = run("analyze", dump, "--presets", "token_is,seq_mis,pure_is", "--json", made[0], "-o", made[1])
+    assert ran.exit_code == 0, ran.output
+    return str(made[0]), str(made[1])
+
+
+def run(*args: object, **env: str) -> Result:
+    """One command, in this process."""
+    return CliRunner().invoke(app, [str(arg) for arg in args], env=env)
+
+
+def script(*args: object, **env: str) -> subprocess.CompletedProcess[str]:
+    """One command, in a process of its own."""
+    return subprocess.run(
+        [*SCRIPT, *map(str, args)], capture_output=True, text=True, env={**os.environ, **env}
+    )
+
+
+def files() -> list[str]:
+    return sorted(path.name for path in Path().iterdir())
+
+
+# ---------------------------------------------------------------- the literal commands
+
+
+def test_compare_works_in_an_empty_folder_and_leaves_it_empty() -> None:
+    ran = script("compare", "--presets", "token_is,seq_mis")
+
+    assert ran.returncode == 0, ran.stderr
+    assert re.search(r"^metric +token_is +seq_mis +better", ran.stdout, re.MULTILINE)
+    assert "sample" in ran.stderr
+    assert files() == []
+
+
+def test_analyze_works_in_an_empty_folder_and_prints_where_the_report_is() -> None:
+    ran = script("analyze")
+
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.endswith("html written to offpol-diag-sample.html\n")
+    assert "Headline numbers" in ran.stdout
+    assert files() == ["offpol-diag-sample.html"]
+
+
+def test_every_command_has_help() -> None:
+    for command in COMMANDS:
+        ran = run(command.__name__, "-h")
+        assert ran.exit_code == 0
+        assert command.__doc__.splitlines()[0].split(":")[0] in " ".join(ran.output.split())
+
+
+def test_the_version_is_printed() -> None:
+    assert re.fullmatch(r"offpol-diag \S+\n", run("--version").output)
+
+
+# ---------------------------------------------------------------- streams
+
+
+@pytest.mark.parametrize("command", ["analyze", "compare"])
+def test_json_on_stdout_is_a_result_and_nothing_else(dump: str, command: str) -> None:
+    ran = script(command, dump, "--presets", "token_is", "--json", "-", "-q")
+
+    summary = results.loads(ran.stdout, "stdout")
+    assert summary.run.command == command
+    assert list(summary.presets) == ["token_is"]
+    assert summary.diagnosis is not None
+    assert summary.recommendation is not None
+    assert ran.stderr == ""
+
+
+def test_markdown_on_stdout_is_alone_too(dump: str) -> None:
+    ran = run("analyze", dump, "--presets", "token_is", "--md", "-", "--no-html")
+
+    assert ran.stdout.startswith("# ")
+    assert "written to" not in ran.stdout
+
+
+def test_two_results_cannot_share_stdout(dump: str) -> None:
+    assert_refused(run("analyze", dump, "--json", "-", "--md", "-"), "stdout")
+
+
+def test_json_on_stdout_is_utf8_whatever_the_locale(dump: str) -> None:
+    ran = subprocess.run(
+        [*SCRIPT, "analyze", dump, "--presets", "tis", "--json", "-", "--no-html"],
+        capture_output=True,
+        env={**os.environ, "PYTHONIOENCODING": "ascii", "LC_ALL": "C"},
+    )
+
+    assert "π" in ran.stdout.decode("utf-8")
+    assert ran.returncode == 0
+
+
+def test_an_ascii_terminal_is_no_reason_to_fail() -> None:
+    ran = script("presets", PYTHONIOENCODING="ascii")
+
+    assert ran.returncode == 0
+    assert "seq_mis" in ran.stdout
+
+
+def test_a_broken_pipe_is_quiet_and_has_its_own_code() -> None:
+    for args in (["presets"], ["presets", "--json", "-"], ["--help"]):
+        reader, writer = os.pipe()
+        os.close(reader)
+        ran = subprocess.run([*SCRIPT, *args], stdout=writer, stderr=subprocess.PIPE, text=True)
+        os.close(writer)
+        assert (ran.returncode, ran.stderr) == (141, "")
+
+
+def on_a_terminal(*args: str, **env: str) -> str:
+    """What a terminal would be sent, stdout and stderr together."""
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "100", **env}
+    running = subprocess.Popen([*SCRIPT, *args], stdout=theirs, stderr=theirs, env=environment)
+    os.close(theirs)
+    sent = b""
+    try:
+        while chunk := os.read(ours, 65536):
+            sent += chunk
+    except OSError:  # the other side is closed
+        pass
+    os.close(ours)
+    assert running.wait() == 0
+    return sent.decode()
+
+
+COLOUR = re.compile(r"\x1b\[[0-9;]*3[0-7]m")
+
+
+def test_a_terminal_gets_colour_and_no_color_and_dumb_terminals_do_not(result: tuple[str, str]) -> None:
+    report = ("report", result[0], "-q")
+
+    assert COLOUR.search(on_a_terminal(*report))
+    assert not COLOUR.search(on_a_terminal(*report, NO_COLOR="1"))
+    assert "\x1b" not in on_a_terminal(*report, TERM="dumb")
+
+
+def test_progress_is_for_terminals_and_can_be_silenced(dump: str) -> None:
+    command = ("compare", dump, "--presets", "tis")
+
+    assert "rows/s" in on_a_terminal(*command)
+    assert "rows/s" not in on_a_terminal(*command, "--quiet")
+    assert script(*command).stderr == ""
+
+
+# ---------------------------------------------------------------- refusals
+
+
+def assert_refused(ran: Result | subprocess.CompletedProcess[str], *words: str) -> None:
+    """Exit code 2, `error:` and perhaps `hint:` on stderr, nothing on stdout, no traceback, no file."""
+    code = ran.exit_code if isinstance(ran, Result) else ran.returncode
+    assert code == 2, ran.stdout
+    assert re.match(r"error: .+\n(\nhint: .+\n)?\Z", ran.stderr), ran.stderr
+    assert ran.stdout == ""
+    assert "Traceback" not in ran.stderr
+    assert [word for word in words if word not in ran.stderr] == []
+    assert [name for name in files() if name not in GIVEN] == []
+
+
+GIVEN = ("bad.parquet", "bad.json", "mine.toml", "pyproject.toml", "offpol-diag.toml", "folder")
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--presets", "seq_miss"], ["seq_miss", "did you mean seq_mis"]),
+        (["--presets", ","], ["no preset"]),
+        (["--preset-file", "nowhere.toml"], ["nowhere.toml"]),
+        (["--columns", "rollout"], ["--columns"]),
+        (["--columns", "rollout="], ["--columns"]),
+        (["--columns", "rollout=nope"], ["nope"]),
+        (["--group-by", "nope"], ["nope"]),
+        (["--device", "tpu"], ["tpu"]),
+        (["-o", "."], ["is a directory"]),
+        (["-o", "missing/r.html"], ["missing/r.html", "mkdir"]),
+        (["--json", "missing/r.json"], ["missing/r.json"]),
+        (["--md", "missing/r.md"], ["missing/r.md"]),
+        (["--sequences", "missing/s.parquet"], ["missing/s.parquet"]),
+    ],
+)
+def test_an_argument_that_cannot_be_meant_is_refused(dump: str, args: list[str], words: list[str]) -> None:
+    assert_refused(run("analyze", dump, *args), *words)
+
+
+def test_a_preset_file_with_a_slip_is_refused() -> None:
+    Path("mine.toml").write_text("[mine]\nwieght = 1\n")
+
+    assert_refused(run("presets", "--preset-file", "mine.toml"), "mine.toml", "wieght", "did you mean weight")
+
+
+def test_a_dump_that_is_no_dump_is_refused_and_leaves_nothing() -> None:
+    Path("bad.parquet").write_text("not Parquet at all")
+
+    assert_refused(script("analyze", "bad.parquet"), "bad.parquet")
+    assert_refused(script("gate", "bad.parquet", "--max", "k3=1"), "bad.parquet")
+    assert_refused(script("analyze", "missing.parquet"), "missing.parquet")
+
+
+@pytest.mark.parametrize("text", ["", "not JSON", "[]", "{}", '{"format": 2}', '{"format": 1}', "\udcff"])
+def test_a_result_that_is_no_result_is_refused(text: str) -> None:
+    Path("bad.json").write_bytes(text.encode("utf-8", "surrogateescape"))
+
+    assert_refused(run("report", "bad.json"), "bad.json")
+    assert_refused(run("gate", "bad.json", "--max", "k3=1"), "bad.json")
+
+
+@pytest.mark.parametrize("args", [["--nope"], ["analyse"], ["gate"], ["report"], ["analyze", "--seed", "x"]])
+def test_what_typer_refuses_is_2_as_well(args: list[str]) -> None:
+    ran = script(*args)
+
+    assert ran.returncode == 2
+    assert "Traceback" not in ran.stderr
+    assert ran.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "said"),
+    [
+        (UsageError("what", "how"), 2, "error: what\n\nhint: how\n"),
+        (DumpError("what"), 2, "error: what\n"),
+        (KeyboardInterrupt(), 130, ""),
+        (SystemExit(1), 1, ""),
+    ],
+)
+def test_what_is_raised_becomes_a_message_and_a_code(
+    raised: BaseException, code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped, exit_codes():
+        raise raised
+
+    assert stopped.value.code == code
+    assert capsys.readouterr().err == said
+
+
+def test_a_bug_shows_its_traceback_and_is_never_1(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped, exit_codes():
+        raise ZeroDivisionError
+
+    said = capsys.readouterr().err
+    assert stopped.value.code == 2
+    assert said.startswith("Traceback")
+    assert "error: this is a bug" in said
+
+
+# ---------------------------------------------------------------- files
+
+
+def test_a_report_drawn_again_is_equal_to_the_first(result: tuple[str, str]) -> None:
+    ran = run("report", result[0], "-o", "again.html", "--md", "again.md")
+
+    assert ran.exit_code == 0, ran.output
+    assert Path("again.html").read_bytes() == Path(result[1]).read_bytes()
+    assert Path("again.md").read_text().startswith("# ")
+
+
+def test_a_report_can_be_drawn_from_stdin(result: tuple[str, str]) -> None:
+    ran = CliRunner().invoke(app, ["report", "-"], input=Path(result[0]).read_text())
+
+    assert ran.exit_code == 0, ran.output
+    assert files() == ["offpol-diag-stdin.html"]
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = Path("r.html")
+    target.write_text("old")
+
+    def fail(self: Path, target: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", fail)
+    with pytest.raises(UsageError, match="No space left"):
+        output.write(target, "new")
+
+    assert target.read_text() == "old"
+    assert files() == ["r.html"]
+
+
+def test_a_link_is_followed_and_a_device_is_written_to() -> None:
+    Path("real.html").write_text("old")
+    Path("link.html").symlink_to("real.html")
+    output.write(Path("link.html"), "new")
+    output.write(Path("/dev/null"), "new")
+
+    assert Path("link.html").is_symlink()
+    assert Path("real.html").read_text() == "new"
+    assert not Path("/dev/null").is_file()
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("runs/step_10.parquet", "offpol-diag-step_10.html"),
+        ("runs/", "offpol-diag-runs.html"),
+        ("runs/*.parquet", "offpol-diag-runs.html"),
+        ("s3://bucket/run 1/*.parquet", "offpol-diag-run-1.html"),
+        ("dumps/step=3", "offpol-diag-step=3.html"),
+        ("../../..", "offpol-diag-stdin.html"),
+        ("-", "offpol-diag-stdin.html"),
+    ],
+)
+def test_the_report_is_named_after_the_dump(source: str, name: str) -> None:
+    assert str(output.default_html([source])) == name
+
+
+# ---------------------------------------------------------------- the gate
+
+
+GATES = [
+    (["--max", "k3=1"], 0),
+    (["--min", "ess_tokens=0.5", "--max", "token_is.weight_max=2"], 0),
+    (["--max", "k3=1e-12"], 1),
+    (["--max", "k3=1", "--min", "ess_tokens=0.9999999"], 1),
+    (["--max", "k33=1"], 2),
+    (["--max", "k3=1", "--max", "drift2.k3=1"], 2),  # cannot be known from this dump
+    (["--max", "pure_is.k3=1"], 2),  # needs a column the dump lacks
+    (["--max", "geo_rs.vetoed=1"], 2),  # not in this result
+    (["--max", "k3=1e-12", "--max", "k33=1"], 1),  # a failure is certain
+]
+
+
+@pytest.mark.parametrize(("bounds", "code"), GATES)
+def test_the_gate_answers_with_its_exit_code(result: tuple[str, str], bounds: list[str], code: int) -> None:
+    ran = run("gate", result[0], *bounds)
+
+    assert ran.exit_code == code
+    assert "Gate" in ran.stdout
+
+
+@pytest.mark.parametrize("bounds", [[], ["--max", "k3"], ["--max", "k3=x"], ["--min", "k3=nan"]])
+def test_a_bound_that_is_no_bound_is_refused(result: tuple[str, str], bounds: list[str]) -> None:
+    assert_refused(run("gate", result[0], *bounds))
+
+
+def test_a_preset_that_does_not_exist_is_refused_before_the_dump_is_read() -> None:
+    assert_refused(run("gate", "missing.parquet", "--max", "token_iss.k3=1"), "did you mean token_is")
+
+
+def test_the_gate_computes_only_the_presets_its_bounds_name(dump: str) -> None:
+    ran = run("gate", dump, "--min", "token_tis.ess_tokens=0.5", "--max", "k3=1", "--json", "-")
+
+    summary = results.loads(ran.stdout, "stdout")
+    assert ran.exit_code == 0
+    assert list(summary.presets) == ["token_is"]
+    assert [verdict.passed for verdict in summary.gates] == [True, True]
+
+
+def test_the_gate_writes_markdown_for_a_job_summary(result: tuple[str, str]) -> None:
+    ran = run("gate", result[0], "--max", "k3=1e-12", "--md", "summary.md")
+
+    assert ran.exit_code == 1
+    assert "k3" in Path("summary.md").read_text()
+
+
+def test_a_result_is_judged_alone(result: tuple[str, str], dump: str) -> None:
+    assert_refused(run("gate", result[0], dump, "--max", "k3=1"), "alone")
+
+
+# ---------------------------------------------------------------- defaults
+
+
+def summary_of(*args: object, **env: str) -> Summary:
+    ran = run("analyze", *args, "--json", "-", "--no-html", **env)
+    assert ran.exit_code == 0, ran.output
+    return results.loads(ran.stdout, "stdout")
+
+
+def test_flags_beat_the_environment_and_that_beats_the_file(dump: str) -> None:
+    Path("pyproject.toml").write_text('[tool.offpol-diag]\nseed = 1\npresets = ["tis"]\n')
+
+    assert summary_of(dump).run.seed == 1
+    assert summary_of(dump, OFFPOL_DIAG_SEED="2").run.seed == 2
+    assert summary_of(dump, "--seed", 3, OFFPOL_DIAG_SEED="2").run.seed == 3
+    assert list(summary_of(dump).presets) == ["tis"]
+    assert list(summary_of(dump, OFFPOL_DIAG_PRESETS="token_is").presets) == ["token_is"]
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [("pyproject.toml", "[tool.offpol-diag]\ndump = {!r}\n"), ("offpol-diag.toml", "dump = [{!r}]\n")],
+)
+def test_without_a_dump_the_one_a_file_names_is_read(dump: str, file: str, text: str) -> None:
+    Path(file).write_text(text.format(dump))
+    ran = run("analyze", "--presets", "tis", "--json", "-", "--no-html")
+
+    assert results.loads(ran.stdout, "stdout").dump.files == [dump]
+    assert f"{dump}, named in {file}" in ran.stderr
+
+
+def test_the_file_of_its_own_wins_over_pyproject() -> None:
+    Path("pyproject.toml").write_text('[tool.offpol-diag]\ndump = "one"\n')
+    Path("offpol-diag.toml").write_text('dump = "other"\non-bad-row = "skip"\ncolumns = {rollout = "r"}\n')
+
+    found = defaults.settings()
+    assert (found.file, found.dump) == ("offpol-diag.toml", ("other",))
+    assert found.options == {"on_bad_row": "skip", "columns": "rollout=r"}
+
+
+def test_another_projects_pyproject_is_left_alone() -> None:
+    Path("pyproject.toml").write_text("[project]\nname = 'x'\n[tool.other]\npresets = 1\n")
+
+    assert defaults.settings() == defaults.Settings()
+
+
+@pytest.mark.parametrize("text", ["[tool.offpol-diag]\npresests = 'tis'\n", "[tool.offpol-diag\n"])
+def test_a_slip_in_the_file_is_refused(text: str, dump: str) -> None:
+    Path("pyproject.toml").write_text(text)
+
+    assert_refused(run("analyze", dump), "pyproject.toml")
+
+
+# ---------------------------------------------------------------- the catalogue
+
+
+def test_the_catalogue_lists_every_preset() -> None:
+    from offpol_diag.catalogue import load
+
+    said = script("presets").stdout
+    assert [name for name in load() if not re.search(rf"^{re.escape(name)} ", said, re.MULTILINE)] == []
+
+
+def test_a_preset_is_shown_with_formulas_direction_and_source() -> None:
+    said = run("presets", "seq_mis").output
+
+    for words in (
+        "π_old/π_rollout",
+        "min(∏r, 2)",
+        "0.5 ≤ ∏r ≤ 2",
+        "decoupled_seq_is_rs",
+        "RolloutCorrectionConfig",
+    ):
+        assert words in said
+
+
+def test_the_catalogue_as_json_is_json() -> None:
+    rows = json.loads(run("presets", "--json", "-").stdout)["presets"]
+
+    assert rows["seq_mis"]["weight"]["upper"] == 2.0

@@ -1,0 +1,84 @@
+"""`--help` is instant: it imports nothing that a command needs, and neither does the package."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+HEAVY = frozenset(
+    {"torch", "polars", "pyarrow", "plotly", "numpy", "pydantic", "jinja2", "pyro", "scipy", "ray"}
+)
+
+
+def imported(*command: str) -> set[str]:
+    """The top-level modules that a Python command imports."""
+    ran = subprocess.run(
+        [sys.executable, "-X", "importtime", *command], capture_output=True, text=True, check=True
+    )
+    names = (
+        line.rpartition("|")[2].strip() for line in ran.stderr.splitlines() if line.startswith("import time:")
+    )
+    return {name.partition(".")[0] for name in names}
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("-m", "offpol_diag", "--help"),
+        ("-m", "offpol_diag", "analyze", "--help"),
+        ("-m", "offpol_diag", "gate", "--help"),
+        ("-m", "offpol_diag", "--version"),
+        ("-c", "import offpol_diag"),
+    ],
+)
+def test_nothing_heavy_is_imported(command: tuple[str, ...]) -> None:
+    names = imported(*command)
+
+    assert "offpol_diag" in names
+    assert names & HEAVY == set()
+
+
+def test_the_writer_needs_pyarrow_and_numpy_only() -> None:
+    names = imported("-c", "from offpol_diag import DumpWriter")
+
+    assert names & HEAVY == {"pyarrow", "numpy"}
+
+
+@pytest.mark.parametrize("command", [("presets",), ("presets", "seq_mis")])
+def test_the_catalogue_comes_without_torch(command: tuple[str, ...]) -> None:
+    assert imported("-m", "offpol_diag", *command) & {"torch", "polars", "pyarrow", "plotly"} == set()
+
+
+def test_help_is_there_within_a_third_of_a_second() -> None:
+    """The best of ten, so that a busy machine does not decide; the floor is the interpreter's own start."""
+
+    def seconds(*command: str) -> float:
+        before = time.perf_counter()
+        subprocess.run([sys.executable, *command], capture_output=True, check=True)
+        return time.perf_counter() - before
+
+    bare = min(seconds("-c", "") for _ in range(10))
+    helped = min(seconds("-m", "offpol_diag", "--help") for _ in range(10))
+    assert helped < max(0.3, 15 * bare)
+
+
+def test_what_the_package_exports_is_what_it_says() -> None:
+    code = """
+import offpol_diag
+assert offpol_diag.__all__ == sorted(offpol_diag.__all__)
+from offpol_diag import *
+assert callable(analyze) and callable(offpol_diag.analyze), analyze
+assert DumpWriter.__module__ == "offpol_diag.writer"
+assert Summary.__module__ == "offpol_diag.summary"
+assert __version__
+try:
+    offpol_diag.nothing
+except AttributeError as error:
+    assert "nothing" in str(error)
+else:
+    raise SystemExit("no AttributeError")
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
