@@ -3,12 +3,29 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from offpol_diag.summary import Summary
+from offpol_diag.analyze import analyze
+from offpol_diag.catalogue import load
+from offpol_diag.formulas import rejection, veto, weight
+from offpol_diag.presets import Preset
+from offpol_diag.summary import Numbers, Summary
+from offpol_diag.writer import DumpWriter
 
 HERE = Path(__file__).parent
+PRESET_HEADER = (
+    "preset",
+    "aliases",
+    "numerator",
+    "weight",
+    "keeps",
+    "drops a sequence with",
+    "loss",
+    "source",
+)
+MADE = "<!-- Made by `python docs/make.py`; do not edit. -->\n\n"
 
 
 def result_schema() -> str:
@@ -18,8 +35,76 @@ def result_schema() -> str:
     return json.dumps(stamped, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
 
 
+def presets() -> str:
+    """The catalogue: every preset, its formulas and its source."""
+    rows = [_preset(preset) for preset in load().values()]
+    return f"""{MADE}# Presets
+
+r = π_train/π_rollout of a token, Δ = log r, ∏r the product over a response of n tokens. The numerator is
+π_old (decoupled: the trainer recomputes it) or π_θ (bypass: the rollout's log-probs are the anchor).
+`offpol-diag presets NAME` prints one preset in full. The file is
+[`presets.toml`](../offpol_diag/presets.toml); a file of your own has the same form (`--preset-file`).
+
+{_table(PRESET_HEADER, rows)}"""
+
+
+def _preset(preset: Preset) -> Sequence[str]:
+    what = (weight(preset.weight), rejection(preset.reject), veto(preset.veto))
+    numerator = {"old": "π_old", "current": "π_θ", "rollout": "r = 1"}[preset.policy]
+    return (f"`{preset.name}`", ", ".join(preset.aliases), numerator, *what, preset.loss, preset.source)
+
+
+def metrics() -> str:
+    """Every metric with its formula, as it stands in a result."""
+    summary = _specimen()
+    gap = {name: number for name, number in summary.metrics.items() if "." not in name}
+    per_preset = summary.presets["token_is"].metrics
+    return f"""{MADE}# Metrics
+
+The names are the same in JSON, in the gate and in every table. Δ = log π_train − log π_rollout of the sampled
+token, r = e^Δ. Every value is computed in float64 from what stands in the file.
+
+## The gap between two policies
+
+Bare names are drift 1 (rollout → old). `drift2.NAME` is old → current, `total.NAME` rollout → current.
+
+{_numbers(gap)}
+## One preset
+
+In the gate `PRESET.NAME`, after the preset's weights, rejection and veto.
+
+{_numbers(per_preset)}"""
+
+
+def _numbers(numbers: Numbers) -> str:
+    rows = [(f"`{name}`", one.formula, one.over, one.unit) for name, one in numbers.items()]
+    return _table(("name", "formula", "over", "unit"), rows)
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
+
+
+def _specimen() -> Summary:
+    """A result with every metric in it; the values do not matter."""
+    tokens = [[-1.0, -0.5], [-0.25]]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "specimen.parquet"
+        with DumpWriter(path) as writer:
+            writer.write(
+                rollout_log_probs=tokens,
+                old_log_probs=tokens,
+                current_log_probs=tokens,
+                advantages=[1.0, -1.0],
+            )
+        return analyze([str(path)], presets=load().resolve("token_is"), device="cpu")
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "result.schema.json": result_schema,
+    "presets.md": presets,
+    "metrics.md": metrics,
 }
 """File → what makes its text."""
 
