@@ -123,6 +123,11 @@ def test_the_error_names_the_first_bad_row_and_its_first_bad_token(tmp_path):
     assert "row group 0, row 0, column 'old_log_probs': token 1 is nan" in refusal(path).message
 
 
+def test_the_error_names_the_first_bad_row_whatever_its_column(tmp_path):
+    bad = {"rollout_log_probs": [GOOD[0], [NAN], *GOOD[2:]], "old_log_probs": [[NAN, NAN], *GOOD[1:]]}
+    assert "row 0, column 'old_log_probs'" in refusal(write(tmp_path / "a.parquet", **bad)).message
+
+
 def test_five_examples_are_kept_however_many_rows_are_skipped(tmp_path):
     rollout = [[-1.0]] * 20
     path = write(tmp_path / "a.parquet", rollout_log_probs=rollout, old_log_probs=[[NAN]] * 19 + [[-1.0]])
@@ -162,6 +167,8 @@ def test_a_fully_masked_dump_is_refused(tmp_path):
     path = write(tmp_path / "a.parquet", response_mask=[[0] * len(row) for row in GOOD])
     error = refusal(path)
     assert "no token is left in 4 rows" in error.message
+    with pytest.raises(DumpError):  # at once: no batch without tokens comes first
+        next(open_dump([path], batch_tokens=1).batches())
     assert "'response_mask' excludes every token" in error.hint
 
 
@@ -262,6 +269,14 @@ def test_a_file_that_vanishes_between_opening_and_reading_is_an_error_of_ours(tm
     dump = open_dump([path])
     (tmp_path / "a.parquet").unlink()
     with pytest.raises(DumpError, match="cannot be opened"):
+        list(dump.batches())
+
+
+def test_a_file_that_is_replaced_between_opening_and_reading_is_an_error(tmp_path):
+    path = write(tmp_path / "a.parquet")
+    dump = open_dump([path])
+    write(tmp_path / "a.parquet", rollout_log_probs=GOOD[:1], old_log_probs=GOOD[:1])
+    with pytest.raises(DumpError, match="not the rows its footer had"):
         list(dump.batches())
 
 
@@ -395,6 +410,11 @@ MIXED = {
         {"group_id": ["1"] * 4},
         "'group_id' holds int64 in the first and string in the second",
     ),
+    "list and number": (
+        {},
+        {"old_log_probs": [-1.0] * 4},
+        "'old_log_probs' holds list<element: double> in the first and double in the second",
+    ),
     "another alias": (
         {"current_log_probs": None, "log_prob": GOOD},
         {"current_log_probs": GOOD},
@@ -408,6 +428,14 @@ def test_files_that_differ_are_both_named(tmp_path, one, two, says):
     paths = [write(tmp_path / "a.parquet", **one), write(tmp_path / "b.parquet", **two)]
     error = refusal(str(tmp_path), on_bad_row="skip")
     assert error.message.startswith(f"{paths[0]} and {paths[1]} differ: column {says}")
+
+
+def test_a_wrong_type_is_found_in_the_second_file_too(tmp_path):
+    write(tmp_path / "a.parquet")
+    second = write(tmp_path / "b.parquet", old_log_probs=[[-1]] * 4)
+    assert refusal(str(tmp_path)).message.startswith(
+        f"{second}: column 'old_log_probs' holds list<element: int64>"
+    )
 
 
 def test_a_partition_that_only_some_files_have_is_refused(tmp_path):

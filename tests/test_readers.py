@@ -289,6 +289,12 @@ def test_without_groups_every_sequence_has_a_key_of_its_own(tmp_path):
     assert len(set(key)) == 3
 
 
+def test_the_two_zeros_are_one_number_to_a_key(tmp_path):
+    rollout = [[-0.0], [0.0], [-1.0], [-2.0]]
+    key = read(write(tmp_path / "a.parquet", rollout_log_probs=rollout, old_log_probs=rollout)).key.tolist()
+    assert key[0] == key[1]
+
+
 def test_mix_is_splitmix64():
     # First outputs of the reference generator seeded with 0 and with 1234567 (Vigna's splitmix64.c).
     found = keys.mix(np.array([0, 1234567], dtype=np.uint64)).tolist()
@@ -332,6 +338,27 @@ def test_batches_hold_no_more_tokens_than_asked_for_or_one_sequence(tmp_path, to
     batches = list(open_dump([path], batch_tokens=tokens).batches())
     assert all(batch.tokens <= tokens or (batch.lengths > 0).sum() == 1 for batch in batches)
     assert len(batches) > 1
+
+
+def test_batches_keep_to_their_size_where_lengths_are_uneven(tmp_path):
+    rollout = [[-1.0]] * 50 + [[-1.0] * 40] * 50
+    path = write(tmp_path / "a.parquet", rollout_log_probs=rollout, old_log_probs=rollout)
+    assert max(batch.tokens for batch in open_dump([path], batch_tokens=100).batches()) <= 100
+
+
+def test_a_large_row_group_is_read_in_pieces(tmp_path, monkeypatch):
+    asked = []
+    whole = pq.ParquetFile.iter_batches
+
+    def spy(self, rows, **options):
+        asked.append(rows)
+        return whole(self, rows, **options)
+
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", spy)
+    rollout = [[-1.0] * 10] * 100
+    path = write(tmp_path / "a.parquet", rollout_log_probs=rollout, old_log_probs=rollout)
+    list(open_dump([path], batch_tokens=50).batches())
+    assert max(asked) == 5
 
 
 def test_small_row_groups_make_one_batch(tmp_path):
@@ -564,6 +591,13 @@ def test_a_train_log_prob_above_zero_by_rounding_is_not_worth_a_word(tmp_path):
     (batch,) = dump.batches()
     assert batch.rollout.tolist() == [9e-4] * 6
     assert dump.notes == ()
+
+
+def test_a_few_tokens_are_no_proof_of_a_wrong_sign(tmp_path):
+    old = [[1.0] * len(row) for row in ROLLOUT]
+    dump = open_dump([write(tmp_path / "a.parquet", old_log_probs=old)])
+    list(dump.batches())
+    assert "6 of 6 tokens" in dump.notes[0]
 
 
 @pytest.mark.parametrize("tokens", [1, ALL])

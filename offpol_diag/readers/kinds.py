@@ -61,8 +61,12 @@ def plain(dtype: pa.DataType) -> pa.DataType:
     return dtype.value_type if pt.is_dictionary(dtype) else dtype
 
 
-def family(dtype: pa.DataType) -> str:
-    """What two files must agree on for a column: the nature of its elements, not their width."""
+def alike(one: pa.DataType, two: pa.DataType) -> bool:
+    """Whether two files agree on a column: in having lists, and in the family of the elements."""
+    return is_list(one) == is_list(two) and len({_family(one), _family(two)} - {ANY}) < 2
+
+
+def _family(dtype: pa.DataType) -> str:
     inner = plain(dtype.value_type if is_list(dtype) else dtype)
     named = ((ANY, (pt.is_null,)), ("number", NUMBERS), ("text", TEXTS))
     return next((name for name, tests in named if _is_any(inner, tests)), str(inner))

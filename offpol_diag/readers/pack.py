@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from offpol_diag.batch import Batch
 from offpol_diag.readers import columns, keys
@@ -57,7 +56,7 @@ def pack(piece: Slice, rows: Rows, plan: Plan) -> Batch:
     arrays["cu_runs"] = _runs(layout)
     arrays["position"] = layout.position
     arrays["masked"] = rows.lengths - layout.lengths
-    tensors: dict[str, Any] = {name: _tensor(array) for name, array in arrays.items()}
+    tensors: dict[str, Any] = {name: torch.from_numpy(array) for name, array in arrays.items()}
     return Batch(**tensors, scalars=scalars)
 
 
@@ -97,8 +96,3 @@ def _runs(layout: Layout) -> Ints:
     first = starts(layout.lengths)[:-1]
     begins[first[layout.lengths > 0]] = True
     return np.append(np.flatnonzero(begins), tokens)
-
-
-def _tensor(array: Array) -> Tensor:
-    """The array as a tensor that may be written to; Arrow's memory may not."""
-    return torch.from_numpy(np.require(array, requirements=["C", "W"]))

@@ -72,7 +72,7 @@ def _check_columns(first: Part, other: Part, plan: Plan, overrides: Mapping[str,
 def _check_families(first: Part, other: Part, plan: Plan) -> None:
     for name in plan.names:
         one, two = _type(first, name), _type(other, name)
-        if len({kinds.family(one), kinds.family(two)} - {kinds.ANY}) > 1:
+        if not kinds.alike(one, two):
             raise _mixed(first, other, f"column {name!r} holds {one} in the first and {two} in the second")
 
 

@@ -100,7 +100,7 @@ def _read(
     except READ_ERRORS as error:
         raise _corrupt(part, group, done, names, error) from error
     if done != part.group_rows[group]:
-        raise _corrupt(part, group, done, names, EOFError("fewer rows than the footer says"))
+        raise _corrupt(part, group, done, names, EOFError("not the rows its footer had"))
 
 
 def _rows_at_once(parquet: pq.ParquetFile, group: int, name: str, tokens: int) -> int:
