@@ -10,7 +10,9 @@ Importing the package imports nothing heavy; what it exports is imported when it
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -35,8 +37,19 @@ def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     found: object = getattr(import_module(_HOMES[name]), name)
-    globals()[name] = found  # over the submodule of the same name, which the import has just bound here
+    globals()[name] = found
     return found
+
+
+class _Package(ModuleType):
+    """This package: the import of `offpol_diag.analyze` must not put the submodule where the function is."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (name in _HOMES and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
 
 
 def _version() -> str:

@@ -64,11 +64,18 @@ def test_help_is_there_within_a_third_of_a_second() -> None:
     assert min(seconds() for _ in range(5)) < 0.3
 
 
+def test_the_function_is_exported_whatever_was_imported_before() -> None:
+    code = "import offpol_diag.analyze; from offpol_diag import analyze; assert callable(analyze), analyze"
+
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_what_the_package_exports_is_what_it_says() -> None:
     code = """
 import offpol_diag
 assert offpol_diag.__all__ == sorted(offpol_diag.__all__)
 from offpol_diag import *
+import offpol_diag.analyze
 assert callable(analyze) and callable(offpol_diag.analyze), analyze
 assert DumpWriter.__module__ == "offpol_diag.writer"
 assert Summary.__module__ == "offpol_diag.summary"

@@ -31,7 +31,7 @@ WORDS = {True: "passed", False: "FAILED", None: "could not say"}
 Source = Annotated[
     list[str],
     typer.Argument(
-        metavar="DUMP...|RESULT.json", help="A dump, or a result that --json wrote, to be judged as it is."
+        metavar="DUMP|RESULT.json", help="A dump, or a result that --json wrote, to be judged as it is."
     ),
 ]
 AtMost = Annotated[

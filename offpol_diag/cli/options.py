@@ -12,7 +12,7 @@ INPUT, OUTPUT = "What is read", "What is written"
 Dumps = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[DUMP]...",
+        metavar="DUMP",
         show_default=False,
         help="Parquet files, directories of them, or globs. "
         "Left out: the dump that pyproject.toml or offpol-diag.toml names, else the sample.",

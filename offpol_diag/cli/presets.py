@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from offpol_diag.presets import Preset
 
 Name = Annotated[
-    str | None, typer.Argument(metavar="[NAME]", help="One preset, or several: its exact formulas.")
+    str | None, typer.Argument(metavar="NAME", help="One preset, or several: its exact formulas.")
 ]
 
 

@@ -47,9 +47,9 @@ class Request:
         """
         columns, group_by = pairs(self.columns), names(self.group_by)
         _check_device(self.device)
-        from offpol_diag.analyze import analyze
-
         with progress(self.quiet) as report:
+            from offpol_diag.analyze import analyze
+
             summary = analyze(
                 dumps,
                 presets=presets,
