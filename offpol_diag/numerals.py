@@ -11,6 +11,7 @@ FRACTIONS = frozenset({"fraction", "share", "probability"})
 """Units written as a percentage."""
 
 _PLAIN = (1e-2, 1e5)
+_PLAIN_PERCENT = 1e-4
 _DIGITS = 4
 _DECIMALS_MAX = 9
 _ROUND_OFF = 1e-9
@@ -27,14 +28,15 @@ class Written(NamedTuple):
 def written(number: Number) -> Written:
     """The value and its interval: `2.03e-3` and `[1.9, 2.2]e-3`.
 
-    The interval is rounded to the leading digit of its half width, the value to one digit more.
+    The interval is rounded to the leading digit of its half width, the value to one digit more. An interval
+    without width is not written.
     """
     if number.value is None:
         return Written(_absent(number), "")
     scale, sign = (100.0, "%") if number.unit in FRACTIONS else (1.0, "")
     value = number.value * scale
     if number.interval is None:
-        return Written(_alone(value) + sign, "")
+        return Written(_alone(value, sign), "")
     low, high = (end * scale for end in number.interval)
     return _between(value, low, high, sign)
 
@@ -66,33 +68,39 @@ def _absent(number: Number) -> str:
     return f"cannot be known: {number.unknown}" if number.unknown else "cannot be known"
 
 
-def _alone(value: float) -> str:
+def _alone(value: float, sign: str = "") -> str:
     if value.is_integer() and abs(value) < 1e15:
-        return f"{value:,.0f}"
-    power = _power(value)
-    return f"{value / 10.0**power:.{_DIGITS}g}{_exponent(power)}"
+        return f"{value:,.0f}{sign}"
+    power = _power(value, sign)
+    return f"{value / 10.0**power:.{_DIGITS}g}{_exponent(power)}{sign}"
 
 
 def _between(value: float, low: float, high: float, sign: str) -> Written:
-    power = _power(value or max(abs(low), abs(high)))
+    if low == high:
+        return Written(_alone(value, sign), "")
+    power = _power(max(abs(value), (high - low) / 2), sign)
     unit = 10.0**power
     width = (high - low) / 2 / unit
-    if width == 0:
-        return Written(_alone(value) + sign, f"[{_alone(low)}, {_alone(high)}]{sign}")
-    places = min(max(0, -math.floor(math.log10(width) + _ROUND_OFF)), _DECIMALS_MAX)
+    most = _most_places(value / unit) if sign else _DECIMALS_MAX
+    places = min(max(0, -math.floor(math.log10(width) + _ROUND_OFF)), most)
     ends = ", ".join(_fixed(end / unit, places) for end in (low, high))
-    more = min(places + (width < 10), _DECIMALS_MAX)
+    more = min(places + (width < 10), most)
     tail = _exponent(power) + sign
     return Written(f"{_fixed(value / unit, more)}{tail}", f"[{ends}]{tail}")
+
+
+def _most_places(value: float) -> int:
+    """Decimals of a percentage: four digits decide everything that is decided on a share."""
+    return max(0, _DIGITS - 1 - math.floor(math.log10(abs(value)))) if value else _DECIMALS_MAX
 
 
 def _fixed(value: float, places: int) -> str:
     return f"{round(value, places) + 0.0:,.{places}f}"
 
 
-def _power(value: float) -> int:
-    """The power of ten set apart; 0 where a plain decimal reads better."""
-    if value == 0 or _PLAIN[0] <= abs(value) < _PLAIN[1]:
+def _power(value: float, sign: str = "") -> int:
+    """The power of ten set apart; 0 where a plain decimal reads better: a percentage to 0.0001%."""
+    if value == 0 or (_PLAIN_PERCENT if sign else _PLAIN[0]) <= abs(value) < _PLAIN[1]:
         return 0
     return math.floor(math.log10(abs(value)))
 

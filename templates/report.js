@@ -74,7 +74,10 @@ addEventListener("afterprint", () => {
 })
 
 // --- Tables: a click on a column head sorts by it, a second click the other way round.
-const order = cell => cell.dataset.order === undefined ? NaN : Number(cell.dataset.order)
+const order = cell => {
+  const text = cell.firstChild?.textContent.trim().replaceAll(",", "") ?? ""
+  return text.startsWith("10^") ? 10 ** text.slice(3) : cell.className === "number" ? parseFloat(text) : NaN
+}
 const compare = (a, b) => {
   const [x, y] = [order(a), order(b)]
   if (isNaN(x) || isNaN(y)) return isNaN(x) && isNaN(y) ? a.textContent.localeCompare(b.textContent, "en", { numeric: true }) : isNaN(x) - isNaN(y)

@@ -1,7 +1,7 @@
 """A figure block as a plotly figure.
 
 Colours are the names of the page's CSS variables (`--c0`, `--muted`); the page resolves them when it draws,
-so that light, dark and print share one definition. What figures have in common is `SHARED`, sent once per page.
+so that light, dark and print share one definition. What figures have in common is `SHARED`, once per page.
 """
 
 from __future__ import annotations

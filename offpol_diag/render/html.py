@@ -14,25 +14,29 @@ from pathlib import Path
 from typing import Any
 
 from offpol_diag.blocks import Block, Figure, Series, Table
-from offpol_diag.errors import ResultError
 from offpol_diag.numerals import count
+from offpol_diag.render.embedded import DATA_ID, embedded, read_back, script_json
 from offpol_diag.render.figures import SHARED, plotly_figure
 from offpol_diag.render.numbers import Shown, shown
 from offpol_diag.sections import sections
 from offpol_diag.summary import Number, Summary
 
-DATA_ID = "offpol-diag-data"
+_NUMBER = re.compile(r"\[[-\d.,]+, [-\d.,]+\][\de%-]*|\d[\d.,]*e-\d+%?")
 
 DENSE = 4
 """A table with more numbers in a row than this is dense."""
 
 
+__all__ = ["read_back", "render_html", "templates_dir"]
+
+
 @dataclass(frozen=True)
 class CellView:
-    """A cell, and the number of its footnote where it has one."""
+    """A cell, the number of its footnote where it has one, and its tooltip where the column has none."""
 
     shown: Shown
     mark: int | None
+    tooltip: str
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,8 @@ class TableView:
     """A table ready to be laid out; `dense` ones set each interval under its value, to save width."""
 
     table: Table
+    numeric: tuple[bool, ...]
+    tooltips: tuple[str, ...]
     rows: tuple[tuple[CellView, ...], ...]
     footnotes: tuple[str, ...]
     dense: bool
@@ -71,28 +77,11 @@ def render_html(summary: Summary) -> str:
             plotly=_plotly()[1],
             shared=script_json(json.dumps(SHARED)),
             data_id=DATA_ID,
-            data=script_json(summary.model_dump_json()),
+            data=embedded(summary),
             version=summary.run.version,
         )
     )
     return page
-
-
-def read_back(html: str) -> str:
-    """The JSON of the summary that `render_html` put into a page.
-
-    Raises:
-        ResultError: the page is not a report of ours.
-    """
-    found = re.search(rf'<script type="application/json" id="{DATA_ID}">(.*?)</script>', html, re.DOTALL)
-    if found is None:
-        raise ResultError("this HTML holds no data of offpol-diag", "give the report that `analyze` wrote")
-    return found[1]
-
-
-def script_json(text: str) -> str:
-    """JSON that can stand inside a script element: nothing in it can close or open one."""
-    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
 def templates_dir() -> Path:
@@ -112,7 +101,7 @@ def _environment() -> Any:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["breakable"] = _breakable
+    environment.filters |= {"breakable": _breakable, "unbroken": _unbroken}
     return environment
 
 
@@ -121,6 +110,13 @@ def _breakable(name: str) -> Any:
     from markupsafe import Markup, escape
 
     return Markup("_<wbr>").join(escape(part) for part in name.split("_"))
+
+
+def _unbroken(text: str) -> Any:
+    """A sentence in which no number or interval is broken over two lines."""
+    from markupsafe import Markup, escape
+
+    return Markup(_NUMBER.sub(r'<span class="n">\g<0></span>', str(escape(text))))
 
 
 def _asset(name: str) -> str:
@@ -185,8 +181,22 @@ def _table(table: Table) -> TableView:
     cells = [[shown(cell, terse=numbers > 1) for cell in row] for row in table.rows]
     notes = list(dict.fromkeys(cell.note for row in cells for cell in row if cell.note))
     mark = {note: number for number, note in enumerate(notes, 1)}
-    rows = tuple(tuple(CellView(cell, mark.get(cell.note)) for cell in row) for row in cells)
-    return TableView(table, rows, tuple(notes), numbers > DENSE)
+    heads = _tooltips(cells, len(table.header))
+    rows = tuple(
+        tuple(
+            CellView(cell, mark.get(cell.note), "" if head else cell.meaning)
+            for cell, head in zip(row, heads, strict=True)
+        )
+        for row in cells
+    )
+    numeric = tuple(any(row[i].kind == "number" for row in cells) for i in range(len(table.header)))
+    return TableView(table, numeric, heads, rows, tuple(notes), numbers > DENSE)
+
+
+def _tooltips(cells: list[list[Shown]], columns: int) -> tuple[str, ...]:
+    """What all cells of a column mean, where they mean the same; the column's head says it once for all."""
+    meanings = [{row[i].meaning for row in cells if row[i].meaning} for i in range(columns)]
+    return tuple(next(iter(said)) if len(cells) > 1 and len(said) == 1 else "" for said in meanings)
 
 
 def _data(figure: Figure) -> Table:

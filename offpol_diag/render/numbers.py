@@ -9,7 +9,7 @@ from offpol_diag.blocks import Cell
 from offpol_diag.numerals import count, say_value, written
 from offpol_diag.summary import Number
 
-Kind = Literal["number", "text", "unknown"]
+Kind = Literal["number", "text", "unknown", "none"]
 
 
 @dataclass(frozen=True)
@@ -21,26 +21,24 @@ class Shown:
         interval: the interval, or empty.
         note: a caution that belongs to the cell; a renderer sets it as a footnote.
         meaning: formula, averaging and unit, for a tooltip.
-        order: what the cell sorts by.
-        kind: number, text, or unknown (the text then says why, unless `note` does).
+        kind: number, text, unknown (the text then says why, unless `note` does), or none: it does not apply.
     """
 
     text: str
     interval: str = ""
     note: str = ""
     meaning: str = ""
-    order: float | str = ""
     kind: Kind = "text"
 
 
 def shown(cell: Cell, terse: bool = False) -> Shown:
     """The pieces of a cell; `terse` moves the reason of an unknown number into its note."""
     if cell is None:
-        return Shown("–", kind="unknown")
+        return Shown("–", kind="none")
     if isinstance(cell, str):
-        return Shown(cell, order=cell)
+        return Shown(cell)
     if isinstance(cell, int):
-        return Shown(count(cell), order=cell, kind="number")
+        return Shown(count(cell), kind="number")
     return _unknown(cell, terse) if cell.value is None and cell.log10 is None else _known(cell)
 
 
@@ -65,9 +63,7 @@ def meaning(number: Number) -> str:
 
 def _known(number: Number) -> Shown:
     text, interval = written(number)
-    order = number.log10 if number.value is None else number.value
-    note = number.note or ""
-    return Shown(text, interval, note, meaning(number), "" if order is None else order, "number")
+    return Shown(text, interval, number.note or "", meaning(number), "number")
 
 
 def _unknown(number: Number, terse: bool) -> Shown:

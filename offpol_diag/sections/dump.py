@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from offpol_diag.blocks import Block, Cell, Section, Table, Text, Verdict
-from offpol_diag.numerals import count, say_value
-from offpol_diag.summary import DumpFacts, Summary
+from offpol_diag.numerals import count
+from offpol_diag.summary import DumpFacts, Number, Summary
 
 EXPECTED = (
     "rollout_log_probs",
@@ -58,7 +58,7 @@ def _counts(facts: DumpFacts) -> tuple[tuple[Cell, ...], ...]:
         ("unmasked tokens", facts.tokens),
         ("masked tokens, left out", facts.masked_tokens),
         (f"groups{exact}", facts.groups),
-        ("mean length, unmasked tokens", say_value(facts.mean_length)),
+        ("mean length, unmasked tokens", Number(value=facts.mean_length)),
         ("longest sequence", facts.max_length),
     )
 

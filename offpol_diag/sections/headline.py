@@ -10,8 +10,8 @@ HEADLINE: tuple[tuple[str, str], ...] = (
     ("k3", "KL(π_rollout‖π_train) per token; never negative"),
     ("k1", "the same KL, plain estimator; significantly below 0, the logged log-probs cannot be right"),
     ("mean_ratio", "E[r]; 1 when the tokens were drawn from the logged distribution"),
-    ("ess_tokens", "tokens' worth of data left under raw token weights"),
-    ("ess_sequences", "sequences' worth of data left under raw product weights"),
+    ("ess_tokens", "effective sample size of the raw token weights, as a share of the tokens"),
+    ("ess_sequences", "the same of the raw product weights of whole sequences"),
     ("khat_tokens", "tail of the token weights; above 0.7 their mean cannot be estimated"),
     ("khat_sequences", "tail of the sequence weights; above 0.7 their mean cannot be estimated"),
     ("chi2_token", "variance of the token weights, E[r²] − 1"),
@@ -70,9 +70,7 @@ def _centred(ratio: Number) -> str:
     low, high = ratio.interval
     if low <= 1 <= high:
         return "Its interval covers 1, as it must when the log-probs are those of the policy that sampled."
-    return (
-        "Its interval does not cover 1, so the logged log-probs may not be those of the policy that sampled."
-    )
+    return "Its interval does not cover 1; the diagnosis weighs whether that difference matters."
 
 
 def _caption(summary: Summary) -> str:

@@ -41,7 +41,7 @@ def _run(run: Run) -> tuple[tuple[Cell, ...], ...]:
         ("device", run.device),
         ("engine", run.engine),
         ("seed", str(run.seed)),
-        ("bootstrap replicates", run.replicates),
+        ("bootstrap replicates", count(run.replicates)),
         ("peak memory", size(run.peak_rss_bytes)),
         *((f"seconds, {name}", say_value(round(value, 3))) for name, value in run.seconds.items()),
     )

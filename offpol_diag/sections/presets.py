@@ -14,13 +14,23 @@ MAIN = (
     "chi2_token",
     "k3",
     "ppl_ratio",
+    "truncated_high",
     "tokens_rejected",
     "sequences_dropped",
     "vetoed",
     "loss_scale_removed",
     "loss_scale_kept",
 )
-LOSSES = ("pg_loss", "pg_clipfrac", "pg_clipfrac_lower", "ppo_kl")
+LOSSES = (
+    "pg_loss",
+    "pg_loss_kept",
+    "pg_loss_seq_sum",
+    "pg_loss_seq_mean",
+    "pg_loss_seq_norm",
+    "pg_clipfrac",
+    "pg_clipfrac_lower",
+    "ppo_kl",
+)
 RAW = (("old", "", "raw weights, drift 1"), ("current", "total.", "raw weights, total drift"))
 """Numerator of a preset, prefix of the metrics its raw weights are found under, title of their row."""
 
@@ -29,8 +39,10 @@ RAW_NAMES = {"weight_mean": "mean_ratio"}
 
 
 def presets(summary: Summary) -> Section | None:
-    """The main table, the losses, what cannot be judged, and every number folded away."""
-    judged = {name: preset for name, preset in summary.presets.items() if not preset.needs}
+    """The recommended preset first: main table, losses, what cannot be judged, and all else folded away."""
+    chosen = summary.recommendation and summary.recommendation.method
+    order = sorted(summary.presets, key=lambda name: name != chosen)
+    judged = {name: summary.presets[name] for name in order if not summary.presets[name].needs}
     if not summary.presets:
         return None
     blocks = (
@@ -154,7 +166,8 @@ def _methods(all_presets: dict[str, PresetResult]) -> tuple[Block, ...]:
 
 
 def _everything(judged: dict[str, PresetResult]) -> tuple[Block, ...]:
-    names = tuple(dict.fromkeys(name for preset in judged.values() for name in preset.metrics))
+    every = dict.fromkeys(name for preset in judged.values() for name in preset.metrics)
+    names = tuple(name for name in every if name not in (*MAIN, *LOSSES))
     rows = tuple((name, *_cells(preset, names)) for name, preset in judged.items())
-    caption = "Every number of every preset"
+    caption = "All other numbers of every preset"
     return (Table("all", caption, ("preset", *names), rows, wide=True, collapsed=True),) if rows else ()

@@ -94,7 +94,7 @@ def _ends(location: Location, name: str, sure: list[tuple[str, Number]]) -> str:
     if _apart(first, last):
         verb = "rises" if _middle(last) > _middle(first) else "falls"
         return f"{name} {verb} with {location.title}: {at}; the intervals do not overlap."
-    return f"No difference in {name} between the ends: {at}; the intervals overlap."
+    return f"{name} at the two ends cannot be told apart: {at}; the intervals overlap."
 
 
 def _extremes(location: Location, name: str, sure: list[tuple[str, Number]]) -> str:
@@ -103,7 +103,7 @@ def _extremes(location: Location, name: str, sure: list[tuple[str, Number]]) -> 
     at = f"{say(high)} for {high_key}, {say(low)} for {low_key}"
     if _apart(low, high):
         return f"{name} differs by {location.title}: {at}; these intervals do not overlap."
-    return f"No difference in {name} by {location.title} stands out: {at}; the intervals overlap."
+    return f"{name} cannot be told apart by {location.title}: {at}; the intervals overlap."
 
 
 def _middle(number: Number) -> float:
@@ -133,8 +133,9 @@ def _histogram(name: str, histogram: Histogram) -> Figure:
     centres = tuple((low + high) / 2 for low, high in pairwise(edges))
     counts = tuple(value or None for value in histogram.counts)
     caption = (
-        f"{count(round(sum(histogram.counts)))} values between {edges[0]:.4g} and {edges[-1]:.4g} "
-        f"{histogram.unit}; the scale of the counts is logarithmic, so that the tails show."
+        f"{count(round(sum(histogram.counts)))} values; the outermost bars hold all that lies beyond "
+        f"{edges[0]:.3g} and {edges[-1]:.3g} {histogram.unit}. "
+        "Counts are on a logarithmic scale, so that the tails show."
     )
     bars = Series("count", centres, counts, kind="bar")
     return Figure(f"histogram-{name}", histogram.title, caption, histogram.unit, "count", (bars,), y_log=True)
