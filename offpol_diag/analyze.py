@@ -23,6 +23,8 @@ from offpol_diag.tally import Study, Tally, observe
 
 Progress = Callable[[int, int], None]
 """Called with (rows done, rows in all)."""
+BATCH_TOKENS = 1 << 17
+"""Tokens held at once: the arrays of a batch stay in the caches, and memory stays flat."""
 
 
 @dataclass
@@ -62,7 +64,7 @@ def analyze(
     seed: int = 0,
     sequences: Path | None = None,
     progress: Progress | None = None,
-    batch_tokens: int = 1_000_000,
+    batch_tokens: int = BATCH_TOKENS,
 ) -> Summary:
     """Analyse a dump under some presets.
 

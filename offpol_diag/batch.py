@@ -76,7 +76,7 @@ class Batch:
     def to(self, device: torch.device) -> Batch:
         """The same batch on another device."""
         values: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
-        moved = {
+        moved: dict[str, Any] = {
             name: value.to(device) if isinstance(value, Tensor) else value for name, value in values.items()
         }
         return Batch(**moved)

@@ -93,7 +93,7 @@ RULES = (
         "bug",
         lambda seen: seen.summary.diagnosis is not None and seen.summary.diagnosis.verdict == "bug",
         ("mean_ratio", "k1", "k3"),
-        "The logged numbers break an exact identity; no correction can mend that, and one may make it worse.",
+        "No correction can mend what is wrong with the logged numbers, and one may make it worse; see the diagnosis.",
         "E_rollout[r] = 1 and k1 ≥ 0 hold for any honest mismatch",
         "fix the bug first",
     ),
