@@ -296,6 +296,26 @@ def test_a_bug_shows_its_traceback_and_is_never_1(capsys: pytest.CaptureFixture[
     assert "error: this is a bug" in said
 
 
+def test_a_full_disk_is_no_bug() -> None:
+    with Path("/dev/full").open("w") as full:
+        ran = subprocess.run(
+            [*SCRIPT, "presets", "--json", "-"], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+
+    assert ran.returncode == 2
+    assert ran.stderr.startswith("error: output: cannot be written (No space left on device)")
+    assert "Traceback" not in ran.stderr
+
+
+def test_an_interrupt_within_a_command_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(path: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("offpol_diag.catalogue.load", interrupt)
+
+    assert run("presets").exit_code == 130
+
+
 # ---------------------------------------------------------------- files
 
 

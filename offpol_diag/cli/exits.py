@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import traceback
@@ -12,6 +13,7 @@ from offpol_diag.errors import OffpolError
 
 FAILED, COULD_NOT_SAY, INTERRUPTED, BROKEN_PIPE = 1, 2, 130, 141
 
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 BUG = OffpolError(
     "this is a bug in offpol-diag", "please report it with the traceback above and what was run"
 )
@@ -39,8 +41,7 @@ def exit_codes() -> Iterator[None]:
         _silence_stdout()
         raise SystemExit(BROKEN_PIPE) from error
     except Exception as error:
-        traceback.print_exc()
-        complain(BUG)
+        _unforeseen(error)
         raise SystemExit(COULD_NOT_SAY) from error
 
 
@@ -48,6 +49,17 @@ def complain(error: OffpolError) -> None:
     """`error: …`, a blank line, `hint: …`, on stderr."""
     parts = [f"error: {error.message}", *([f"hint: {error.hint}"] if error.hint else [])]
     sys.stderr.write("\n\n".join(parts) + "\n")
+
+
+def _unforeseen(error: Exception) -> None:
+    """A full disk is the machine's; anything else is a bug of ours and shows its traceback."""
+    if isinstance(error, OSError) and error.errno in NO_ROOM:
+        complain(
+            OffpolError(f"{error.filename or 'output'}: cannot be written ({error.strerror})", "make room")
+        )
+        return
+    traceback.print_exception(error)
+    complain(BUG)
 
 
 def _silence_stdout() -> None:
