@@ -206,7 +206,7 @@ def test_a_bad_batch_is_refused_and_the_good_ones_stay(tmp_path: Path) -> None:
 
 
 def test_an_empty_batch_is_passed_over(tmp_path: Path) -> None:
-    empty = {"rollout_log_probs": [], "old_log_probs": []}
+    empty: dict[str, Any] = {"rollout_log_probs": [], "old_log_probs": []}
     rows = {"rollout_log_probs": [[-1.0]], "old_log_probs": [[-1.0]]}
     assert dump(tmp_path / "d", empty, rows, empty).num_rows == 1
 
