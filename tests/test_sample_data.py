@@ -176,11 +176,12 @@ def line(name: str) -> str:
     data = sampled(name)
     ratio = np.exp(data["delta"])
     mean, error = mean_and_error(ratio, data["group_id"])
+    k1, k1_error = mean_and_error(-data["delta"], data["group_id"])
     ess = ratio.sum() ** 2 / (len(ratio) * (ratio**2).sum())
-    sequences = len(np.unique(columns(name)["row"]))
+    _, first = np.unique(columns(name)["row"], return_index=True)
     return (
-        f"| `{name}` | {sequences} | {len(ratio)} | {k3(data['delta']):.1e} "
-        f"| {mean:.4f} ± {error:.4f} | {ess:.4f} | {data['rewards'].mean():.2f} |"
+        f"| `{name}` | {len(first)} | {len(ratio)} | {k1:.1e} ± {k1_error:.0e} | {k3(data['delta']):.1e} "
+        f"| {mean:.5f} ± {error:.5f} | {ess:.4f} | {columns(name)['rewards'][first].mean():.2f} |"
     )
 
 
