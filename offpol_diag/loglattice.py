@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-_LOW, _HIGH, _PER_OCTAVE_BITS = -40, 11, 5
+_LOW, _HIGH, _PER_OCTAVE_BITS = -40, 96, 5  # k3 of a log-ratio of 66 nats is 2^96
 _PER_OCTAVE = 1 << _PER_OCTAVE_BITS
 HALF = (_HIGH - _LOW) * _PER_OCTAVE
 SIZE = 2 * HALF + 1
