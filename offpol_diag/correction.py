@@ -130,8 +130,12 @@ def passes(ratios: Ratios, rule: Reject) -> Level:
 
 
 def statistic(ratios: Ratios, rule: Reject) -> Level:
-    """The number a rule judges; for `ratio` its logarithm."""
-    if rule.safety is None or rule.safety_at == "token":
+    """The number a rule judges; for `ratio` its logarithm.
+
+    The safety bounds log-ratios: the aggregated one, which only ratio and k1 have, or each token's.
+    """
+    late = rule.safety_at == "aggregate" and rule.statistic in ("ratio", "k1")
+    if rule.safety is None or not late:
         return ratios.aggregate(rule.statistic, rule.over, rule.safety)
     bound = rule.safety
     return ratios.aggregate(rule.statistic, rule.over).map(lambda x: x.clamp(-bound, bound))
