@@ -216,12 +216,14 @@ def _absent(row: Formula, lacking: list[str]) -> Number:
 
 
 def norm_factors(study: Study, tally: Tally) -> dict[str, float]:
-    """What batch normalisation divides each preset's weights by; 1 for those that do not normalise."""
+    """What batch normalisation divides the weights by, for presets that normalise."""
     sums = _typed(tally.states["sums"], Sums)
     at = {name: i for i, name in enumerate(sums.names)}
     point = sums.point + sums.rest
     return {
-        preset.name: float(point[at[f"{preset.name}|norm"]] / point[at[f"{preset.name}|norm_units"]])
+        preset.name: float(
+            method.norm_factor(point[at[f"{preset.name}|norm"]], point[at[f"{preset.name}|norm_units"]])
+        )
         for preset in study.presets
         if f"{preset.name}|norm" in at
     }

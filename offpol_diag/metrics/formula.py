@@ -89,7 +89,7 @@ class Reader:
 SHARED = frozenset({"tokens", "sequences", "rows", "longest"})
 """Columns that belong to the dump, not to a drift or a preset."""
 
-OPTIONAL = frozenset({"norm", "norm_units"})
+OPTIONAL = frozenset({"norm", "norm_units", "loss_norm", "loss_norm_units"})
 """Columns that only normalised presets have."""
 
 

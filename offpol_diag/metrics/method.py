@@ -17,6 +17,31 @@ from offpol_diag.presets import Preset
 from offpol_diag.ratios import Level, Ratios
 
 
+SMALLEST_NORM = 1e-8
+"""A mean weight that batch normalisation still divides by."""
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Sums per sequence, [S] float64 each.
+
+    Σw and Σw² stay exact when every weight is tiny, Σ(w − 1)² when every weight is near 1.
+
+    Attributes:
+        first: Σw.
+        second: Σw².
+        about_one: Σ(w − 1)².
+    """
+
+    first: Tensor
+    second: Tensor
+    about_one: Tensor
+
+    def times(self, x: Tensor) -> Moments:
+        """Every sum times x [S]."""
+        return Moments(self.first * x, self.second * x, self.about_one * x)
+
+
 @dataclass(frozen=True)
 class Outcome:
     """One preset applied to one batch, per sequence [S] float64.
@@ -27,7 +52,7 @@ class Outcome:
         kept: what is left.
         kept_tokens: tokens left.
         weight_sum: Σ of the final weights over all unmasked tokens, rejected or not.
-        excess: Σ over kept tokens of (w − 1); `excess2` of (w − 1)².
+        sums: over kept tokens, of the final weights.
     """
 
     ratios: Ratios
@@ -35,8 +60,7 @@ class Outcome:
     kept: Kept
     kept_tokens: Tensor
     weight_sum: Tensor
-    excess: Tensor
-    excess2: Tensor
+    sums: Moments
 
 
 def applied(preset: Preset) -> Preset:
@@ -57,11 +81,10 @@ def _outcome(ratios: Ratios, preset: Preset) -> Outcome:
     kept = correction.keep(ratios, preset)
     tokens = _left(ratios, kept, preset, n)
     if preset.weight is None:
-        zero = torch.zeros_like(n)
-        return Outcome(ratios, None, kept, tokens, n, zero, zero)
+        return Outcome(ratios, None, kept, tokens, n, Moments(tokens, tokens, torch.zeros_like(n)))
     weighed = correction.weigh(ratios, preset.weight)
-    first, second = _excess(ratios, preset, weighed.final, kept, tokens)
-    return Outcome(ratios, weighed, kept, tokens, _total(ratios, weighed.final, preset), first, second)
+    sums = _moments(ratios, preset, weighed.final, kept, tokens)
+    return Outcome(ratios, weighed, kept, tokens, _total(ratios, weighed.final, preset), sums)
 
 
 def _left(ratios: Ratios, kept: Kept, preset: Preset, n: Tensor) -> Tensor:
@@ -81,22 +104,28 @@ def _total(ratios: Ratios, weights: Level, preset: Preset) -> Tensor:
     )
 
 
-def _excess(
-    ratios: Ratios, preset: Preset, weights: Level, kept: Kept, tokens: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Σ(w − 1) and Σ(w − 1)² over kept tokens: small numbers stay exact when every weight is near 1."""
-    x = weights.values - 1
+def _moments(ratios: Ratios, preset: Preset, weights: Level, kept: Kept, tokens: Tensor) -> Moments:
+    """Sums over kept tokens; shared by presets with the same weights and the same rules on tokens."""
     if weights.per == "sequence":
-        return x * tokens, x.square() * tokens
+        return _powers(weights.values).times(tokens)
     rules = preset.reject if kept.tokens is not None else ()
-    sums = ratios.once(("excess", preset.weight, rules), lambda: _token_excess(ratios, x, kept))
-    return sums[0] * kept.sequences, sums[1] * kept.sequences
+    sums = ratios.once(
+        ("moments", preset.weight, rules), lambda: _token_moments(ratios, weights.values, kept)
+    )
+    return sums.times(kept.sequences)
 
 
-def _token_excess(ratios: Ratios, x: Tensor, kept: Kept) -> tuple[Tensor, Tensor]:
-    x = x if kept.tokens is None else torch.where(kept.tokens, x, 0.0)
-    offsets = ratios.batch.cu_seqlens
-    return segments.total(x, offsets), segments.total(x.square(), offsets)
+def _powers(w: Tensor) -> Moments:
+    return Moments(w, w.square(), (w - 1).square())
+
+
+def _token_moments(ratios: Ratios, w: Tensor, kept: Kept) -> Moments:
+    each, offsets = _powers(w), ratios.batch.cu_seqlens
+
+    def total(x: Tensor) -> Tensor:
+        return segments.total(x if kept.tokens is None else torch.where(kept.tokens, x, 0.0), offsets)
+
+    return Moments(total(each.first), total(each.second), total(each.about_one))
 
 
 def columns(scene: Scene, preset: Preset) -> dict[str, Tensor]:
@@ -106,8 +135,9 @@ def columns(scene: Scene, preset: Preset) -> dict[str, Tensor]:
     there = n > 0
     found = {
         "kept": done.kept_tokens,
-        "w1": done.excess,
-        "w2": done.excess2,
+        "w": done.sums.first,
+        "ww": done.sums.second,
+        "w11": done.sums.about_one,
         "dropped": ((done.kept_tokens == 0) & there).to(torch.float64),
         "touched": ((done.kept_tokens < n) & there).to(torch.float64),
         "vetoed": done.kept.vetoed.to(torch.float64),
@@ -123,7 +153,7 @@ def columns(scene: Scene, preset: Preset) -> dict[str, Tensor]:
 
 def _sequence_weights(done: Outcome, n: Tensor) -> dict[str, Tensor]:
     """A sequence's weight: the mean over its tokens of what each contributes (0 when rejected)."""
-    weight = (done.kept_tokens + done.excess) / n.clamp(min=1)
+    weight = done.sums.first / n.clamp(min=1)
     return {"v": weight, "vv": weight.square()}
 
 
@@ -131,7 +161,7 @@ def _norm(done: Outcome, preset: Preset, n: Tensor) -> dict[str, Tensor]:
     """What batch normalisation divides by: the mean weight before rejection, over tokens or sequences."""
     if preset.weight is None or not preset.weight.normalize:
         return {}
-    if preset.weight.over in ("token", "segment"):
+    if preset.weight.over == "token":
         return {"norm": done.weight_sum, "norm_units": n}
     return {"norm": done.weight_sum / n.clamp(min=1), "norm_units": (n > 0).to(torch.float64)}
 
@@ -159,17 +189,21 @@ def _by_sign(scene: Scene, done: Outcome, preset: Preset) -> dict[str, Tensor]:
 
 
 def loss_columns(scene: Scene, preset: Preset, done: Outcome) -> dict[str, Tensor]:
-    """Weighted loss over kept tokens, its mean over the sequence's kept tokens, clip counts, ppo_kl."""
+    """Weighted loss over kept tokens, its mean over the sequence's kept tokens, clip counts, ppo_kl.
+
+    Normalised presets scale their loss when it is read, like their weights, by `loss_norm` over `loss_norm_units`.
+    """
     key = ("loss", preset.loss, preset.policy)
     loss = done.ratios.once(key, lambda: losses.token_loss(scene.batch, preset))
-    # Normalised presets scale their loss when it is read, like their weights.
     if loss is None:
         return {}
+    scale = _norm(done, preset, scene.batch.lengths.to(torch.float64)) if loss.weighted else {}
     weights = _token_weights(scene, done) if loss.weighted else None
     mask = _token_mask(scene, done)
     offsets = scene.batch.cu_seqlens
     summed = segments.total((loss.loss if weights is None else loss.loss * weights) * mask, offsets)
     return {
+        **{f"loss_{name}": values for name, values in scale.items()},
         "loss": summed,
         "loss_mean": summed / done.kept_tokens.clamp(min=1),
         "loss_rows": (done.kept_tokens > 0).to(torch.float64),
@@ -220,26 +254,32 @@ def _per_sequence_range(done: Outcome, left: Tensor) -> tuple[Tensor, Tensor]:
     return extremes(low[left])[0], extremes(high[left])[1]
 
 
-def _scale(get: Lookup) -> Tensor:
+def _scale(get: Lookup, of: str = "norm") -> Tensor:
     """1, or what batch normalisation multiplies every weight by."""
-    return get("norm_units") / get("norm")
+    return 1 / norm_factor(get(of), get(f"{of}_units"))
+
+
+def norm_factor(total: Tensor, units: Tensor) -> Tensor:
+    """What batch normalisation divides by; 1 where the mean weight is at most 1e-8, as in verl."""
+    mean_weight = total / units
+    return torch.where(mean_weight > SMALLEST_NORM, mean_weight, 1.0)
 
 
 def _weights(get: Lookup) -> Tensor:
-    return (get("kept") + get("w1")) * _scale(get)
+    return get("w") * _scale(get)
 
 
 def _std(get: Lookup) -> Tensor:
-    first = get("w1") / get("kept")
-    return torch.sqrt((get("w2") / get("kept") - first**2).clamp(min=0)) * _scale(get)
+    away = get("w") / get("kept") - 1
+    return torch.sqrt((get("w11") / get("kept") - away**2).clamp(min=0)) * _scale(get)
 
 
 def _ess_tokens(get: Lookup) -> Tensor:
-    return (get("kept") + get("w1")) ** 2 / (get("tokens") * (get("kept") + 2 * get("w1") + get("w2")))
+    return get("w") ** 2 / (get("tokens") * get("ww"))
 
 
 def _loss(column: str, per: str) -> Callable[[Lookup], Tensor]:
-    return lambda get: get(column) / get(per) * _scale(get)
+    return lambda get: get(column) / get(per) * _scale(get, "loss_norm")
 
 
 _T, _S = "tokens", "sequences"

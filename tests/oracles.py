@@ -1,0 +1,582 @@
+"""The textbook, slow and obvious: what every number means, in lists, `math.fsum` and, where needed, `mpmath`.
+
+Written from DESIGN §3-§6, the docstrings of `presets.py` and the formula texts; nothing is shared with the
+package.
+A dump is a list of rows, as they would be in the file: dicts of plain lists, with a mask and all.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import mpmath
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+mpmath.mp.dps = 40
+
+DRIFTS = {"": ("rollout", "old"), "drift2.": ("old", "current"), "total.": ("rollout", "current")}
+OVERFLOW = 345.0  # ratios.py: "Largest |log weight| that is exponentiated"
+CLIP, DUAL_CLIP, LOSS_SAFETY = 0.2, 3.0, 20.0
+
+
+@dataclass
+class Sequence:
+    """What the mask leaves of one row; `turn` numbers the contiguous runs of unmasked tokens."""
+
+    rollout: list[float]
+    old: list[float]
+    current: list[float]
+    advantages: list[float]
+    turn: list[int]
+    group: Any
+    response: int
+    ident: str = ""
+
+    @property
+    def n(self) -> int:
+        return len(self.rollout)
+
+    def log_probs(self, policy: str) -> list[float]:
+        return {"rollout": self.rollout, "old": self.old, "current": self.current}[policy]
+
+    def delta(self, numerator: str, denominator: str = "rollout") -> list[float]:
+        return [p - q for p, q in zip(self.log_probs(numerator), self.log_probs(denominator), strict=True)]
+
+
+def sequences(rows: list[dict[str, Any]]) -> list[Sequence]:
+    """The rows with everything masked taken out."""
+    return [_sequence(row) for row in rows]
+
+
+def _sequence(row: dict[str, Any]) -> Sequence:
+    length = len(row["rollout_log_probs"])
+    mask = row.get("response_mask", [1] * length)
+    live = [t for t in range(length) if mask[t] == 1]
+    turn, number = [], -1
+    for t in live:
+        if t == 0 or mask[t - 1] != 1:
+            number += 1
+        turn.append(number)
+    advantages = row.get("advantages", 0.0)
+    advantages = advantages if isinstance(advantages, list) else [advantages] * length
+
+    def pick(values: list[float] | None) -> list[float]:
+        return [] if values is None else [values[t] for t in live]
+
+    return Sequence(
+        rollout=pick(row["rollout_log_probs"]),
+        old=pick(row.get("old_log_probs")),
+        current=pick(row.get("current_log_probs")),
+        advantages=pick(advantages),
+        turn=turn,
+        group=row.get("group_id"),
+        response=length,
+        ident=row.get("sequence_id", ""),
+    )
+
+
+def mean(values: list[float]) -> float:
+    return math.fsum(values) / len(values) if values else math.nan
+
+
+def std(values: list[float]) -> float:
+    """The population's standard deviation, by two passes."""
+    middle = mean(values)
+    return math.sqrt(math.fsum((x - middle) ** 2 for x in values) / len(values)) if values else math.nan
+
+
+def exact_mean(values: list[Any]) -> float:
+    """Of mpmath numbers."""
+    return float(mpmath.fsum(values) / len(values)) if values else math.nan
+
+
+def ratio(log: float) -> float:
+    """e^log, or infinity."""
+    return math.exp(log) if log < 709 else math.inf
+
+
+# ---------------------------------------------------------------- the policy gap (§5)
+
+
+def policy_gap(data: list[Sequence], prefix: str) -> dict[str, float]:
+    """Every policy-gap metric of one drift, under its name."""
+    below, above = DRIFTS[prefix]
+    there = [s for s in data if s.n]
+    per_sequence = [s.delta(above, below) for s in there]
+    deltas = [d for one in per_sequence for d in one]
+    q = [x for s in there for x in s.log_probs(below)]
+    p = [x for s in there for x in s.log_probs(above)]
+    probs_q, probs_p = [math.exp(x) for x in q], [math.exp(x) for x in p]
+    gaps = [abs(exact_prob_diff(a, b)) for a, b in zip(p, q, strict=True)]
+    mean_delta = [mean(one) for one in per_sequence]
+    found = {
+        "k1": mean([-d for d in deltas]),
+        "k2": mean([d * d / 2 for d in deltas]),
+        "k3": exact_mean([mpmath.expm1(d) - mpmath.mpf(d) for d in deltas]),
+        "mean_ratio": exact_mean([mpmath.exp(d) for d in deltas]),
+        "chi2_token": exact_mean([mpmath.expm1(2 * mpmath.mpf(d)) for d in deltas]),
+        "ppl_train": mean([math.exp(-mean(s.log_probs(above))) for s in there]),
+        "ppl_rollout": mean([math.exp(-mean(s.log_probs(below))) for s in there]),
+        "ppl_ratio": exact_mean([mpmath.exp(-d) for d in mean_delta]),
+        "ppl_ratio_pooled": math.exp(-mean(deltas)),
+        "log_ppl_diff": mean([-d for d in mean_delta]),
+        "log_ppl_abs_diff": mean([abs(d) for d in mean_delta]),
+        "log_ppl_diff_max": max(-d for d in mean_delta),
+        "log_ppl_diff_min": min(-d for d in mean_delta),
+        "prob_diff_mean": mean(gaps),
+        "prob_diff_std": std(gaps),
+        "prob_diff_max": max(gaps),
+        "pearson": pearson(probs_p, probs_q),
+        "mult_prob_error": exact_mean([mpmath.exp(abs(d)) for d in deltas]),
+        "abs_log_ratio": mean([abs(d) for d in deltas]),
+        "log_ratio_std": std(deltas),
+        "log_ratio_min": min(deltas),
+        "log_ratio_max": max(deltas),
+        "tv": exact_mean([abs(mpmath.expm1(d)) / 2 for d in deltas]),
+    }
+    for tau in (1.1, 2.0, 5.0, 10.0):
+        name = "f_" + f"{tau:g}".replace(".", "_")
+        found[name] = sum(abs(d) > math.log(tau) for d in deltas) / len(deltas)
+    return found
+
+
+def exact_prob_diff(p: float, q: float) -> float:
+    return float(mpmath.exp(p) - mpmath.exp(q))
+
+
+def pearson(x: list[float], y: list[float]) -> float:
+    mx, my = mean(x), mean(y)
+    cov = math.fsum((a - mx) * (b - my) for a, b in zip(x, y, strict=True))
+    return cov / math.sqrt(math.fsum((a - mx) ** 2 for a in x) * math.fsum((b - my) ** 2 for b in y))
+
+
+def ess(weights: list[Any], n: int) -> float:
+    """Kish: (Σw)² / (n Σw²)."""
+    return float(mpmath.fsum(weights) ** 2 / (n * mpmath.fsum(w * w for w in weights)))
+
+
+def raw_weights(data: list[Sequence], prefix: str) -> dict[str, float]:
+    """What §5 calls weights, raw: r of tokens and e^{ΣΔ} of sequences."""
+    below, above = DRIFTS[prefix]
+    per_sequence = [s.delta(above, below) for s in data if s.n]
+    deltas = [d for one in per_sequence for d in one]
+    tokens = [mpmath.exp(d) for d in deltas]
+    products = [mpmath.exp(mpmath.fsum(one)) for one in per_sequence]
+    k3 = sorted((mpmath.expm1(d) - mpmath.mpf(d) for d in deltas), reverse=True)
+    top = math.ceil(len(k3) / 100)
+    total = mpmath.fsum(k3)
+    return {
+        "ess_tokens": ess(tokens, len(tokens)),
+        "ess_sequences": ess(products, len(products)),
+        "max_weight_share": float(max(tokens) / mpmath.fsum(tokens)),
+        "max_weight_share_sequences": float(max(products) / mpmath.fsum(products)),
+        "k3_top1_share": float(mpmath.fsum(k3[:top]) / total) if total else math.nan,
+    }
+
+
+def chi2_sequence(data: list[Sequence], prefix: str) -> Any:
+    """E[e^{2ΣΔ}] − 1 over sequences, an mpmath number: it need not fit a double."""
+    below, above = DRIFTS[prefix]
+    sums = [mpmath.fsum(s.delta(above, below)) for s in data if s.n]
+    return mpmath.fsum(mpmath.expm1(2 * x) for x in sums) / len(sums)
+
+
+def scales(data: list[Sequence], prefix: str) -> dict[str, float]:
+    """For means whose terms have both signs: the mean of the terms' sizes, what rounding is relative to."""
+    below, above = DRIFTS[prefix]
+    there = [s for s in data if s.n]
+    deltas = [d for s in there for d in s.delta(above, below)]
+    return {
+        "k1": mean([abs(d) for d in deltas]),
+        "chi2_token": mean([abs(math.expm1(min(2 * d, 700))) for d in deltas]),
+        "log_ppl_diff": mean([abs(mean(s.delta(above, below))) for s in there]),
+        "chi2_sequence": float(
+            mpmath.fsum(abs(mpmath.expm1(2 * mpmath.fsum(s.delta(above, below)))) for s in there) / len(there)
+        ),
+    }
+
+
+# ---------------------------------------------------------------- presets (§6)
+
+
+@dataclass
+class Applied:
+    """One preset on one sequence: per token the final weight before normalisation, and whether it is kept."""
+
+    weights: list[float]
+    kept: list[bool]
+    vetoed: bool
+    high: list[bool]  # one per weight: per token, or one for the sequence
+    low: list[bool]
+    catastrophic: int
+    losses: list[float] = field(default_factory=list)
+    clipped: list[bool] = field(default_factory=list)
+    clipped_lower: list[bool] = field(default_factory=list)
+    kl: list[float] = field(default_factory=list)
+
+    @property
+    def kept_tokens(self) -> int:
+        return sum(self.kept)
+
+
+def clamp(x: float, bound: float | None) -> float:
+    return x if bound is None else min(max(x, -bound), bound)
+
+
+def turns(s: Sequence) -> list[list[int]]:
+    """The indices of each contiguous run of tokens."""
+    return [[t for t in range(s.n) if s.turn[t] == number] for number in sorted(set(s.turn))]
+
+
+def log_weights(s: Sequence, delta: list[float], over: str, safety: float | None, at: str) -> list[float]:
+    """log of the importance ratio that each token carries, with the safety bound where it acts."""
+    each, whole = (safety, None) if at == "token" else (None, safety)
+    d = [clamp(x, each) for x in delta]
+    if over == "token":
+        logs = d
+    elif over == "sum":
+        logs = [math.fsum(d)] * s.n
+    elif over == "mean":
+        logs = [mean(d)] * s.n
+    else:
+        logs = [0.0] * s.n
+        for turn in turns(s):
+            for t in turn:
+                logs[t] = mean([d[u] for u in turn])
+    return [clamp(x, whole) for x in logs]
+
+
+def weigh(s: Sequence, delta: list[float], weight: Any) -> tuple[list[float], list[bool], list[bool]]:
+    """Final weight per token; above upper; below lower."""
+    logs = log_weights(s, delta, weight.over, weight.safety, weight.safety_at)
+    raw = [math.exp(clamp(x, OVERFLOW)) for x in logs]
+    high = [weight.upper is not None and x > math.log(weight.upper) for x in logs]
+    low = [bool(weight.lower) and x < math.log(weight.lower) for x in logs]
+    final = []
+    for w, above, below in zip(raw, high, low, strict=True):
+        if weight.action == "mask" and (above or below):
+            w = 0.0
+        if weight.action == "truncate":
+            w = weight.upper if above else weight.lower if below else w
+        final.append(w)
+    return final, high, low
+
+
+def value(statistic: str, d: float, q: float) -> float:
+    """A statistic of one token."""
+    return {
+        "ratio": lambda: d,  # in logs, like its bounds
+        "k1": lambda: -d,
+        "k2": lambda: d * d / 2,
+        "k3": lambda: math.expm1(d) - d,
+        "tv": lambda: abs(math.expm1(d)) / 2,
+        "prob_diff": lambda: math.exp(q) * math.expm1(d),
+    }[statistic]()
+
+
+def judged(s: Sequence, delta: list[float], rule: Any) -> list[float]:
+    """The number that a rejection rule judges at each token.
+
+    The safety is a bound on a log-ratio: on the aggregated one where there is such a thing (ratio, k1 = −log r),
+    on each token's for a statistic that is aggregated after it was taken.
+    """
+    is_log = rule.statistic in ("ratio", "k1")
+    late = is_log and rule.safety_at == "aggregate"
+    each, whole = (None, rule.safety) if late else (rule.safety, None)
+    x = [value(rule.statistic, clamp(d, each), q) for d, q in zip(delta, s.rollout, strict=True)]
+    return [clamp(y, whole) for y in _aggregated(s, x, rule.over)]
+
+
+def _aggregated(s: Sequence, x: list[float], over: str) -> list[float]:
+    if not x or over == "token":
+        return x
+    if over == "segment":
+        out = list(x)
+        for turn in turns(s):
+            for t in turn:
+                out[t] = mean([x[u] for u in turn])
+        return out
+    return [{"sum": math.fsum, "mean": mean, "max": max, "min": min}[over](x)] * len(x)
+
+
+def passes(s: Sequence, delta: list[float], rule: Any) -> list[bool]:
+    """Inclusive bounds, and whose advantage they are for."""
+    in_log = rule.statistic == "ratio"
+    upper = rule.upper if rule.upper is None or not in_log else math.log(rule.upper)
+    lower = rule.lower if rule.lower is None or not in_log else math.log(rule.lower)
+    per_token = rule.over in ("token", "segment")
+    out = []
+    for t, x in enumerate(judged(s, delta, rule)):
+        advantage = s.advantages[t] if per_token else mean(s.advantages)
+        above, below = upper is not None and x > upper, lower is not None and x < lower
+        gone = {
+            "any": above or below,
+            "positive": (above or below) and advantage > 0,
+            "negative": (above or below) and advantage < 0,
+            "against": (above and advantage > 0) or (below and advantage < 0),
+        }[rule.advantage]
+        out.append(not gone)
+    return out
+
+
+def apply(s: Sequence, preset: Any) -> Applied:
+    """One preset on one sequence."""
+    delta = [0.0] * s.n if preset.policy == "rollout" else s.delta(preset.policy)
+    weight, reject, veto = (preset.weight, preset.reject, preset.veto) if preset.apply else (None, (), None)
+    weights, high, low = weigh(s, delta, weight) if weight else ([1.0] * s.n, [False] * s.n, [False] * s.n)
+    if weight and weight.over in ("sum", "mean"):
+        high, low = high[:1], low[:1]
+    kept = [True] * s.n
+    for rule in reject:
+        kept = [k and ok for k, ok in zip(kept, passes(s, delta, rule), strict=True)]
+    catastrophic = 0
+    if veto:
+        under, over = veto.lower and math.log(veto.lower), veto.upper and math.log(veto.upper)
+        catastrophic = sum(
+            (under is not None and d < under) or (over is not None and d > over) for d in delta
+        )
+    if catastrophic:
+        kept = [False] * s.n
+    done = Applied(weights, kept, catastrophic > 0, high, low, catastrophic)
+    if s.current:
+        _losses(done, s, preset)
+    return done
+
+
+def weighted_loss(preset: Any) -> bool:
+    """PPO around the rollout is corrected by its clipped ratio; everything else is weighted."""
+    return preset.policy == "old" or preset.loss == "reinforce"
+
+
+def _losses(done: Applied, s: Sequence, preset: Any) -> None:
+    anchor = s.old if preset.policy == "old" else s.rollout
+    for a, now, then in zip(s.advantages, s.current, anchor, strict=True):
+        loss, clipped, lower = reinforce(a, now) if preset.loss == "reinforce" else ppo(a, now, then)
+        done.losses.append(loss)
+        done.clipped.append(clipped)
+        done.clipped_lower.append(lower)
+        done.kl.append(then - now)
+
+
+def reinforce(a: float, now: float) -> tuple[float, bool, bool]:
+    return -a * now, False, False
+
+
+def ppo(a: float, now: float, then: float) -> tuple[float, bool, bool]:
+    """Schulman's clip and Ye's dual clip."""
+    r = math.exp(clamp(now - then, LOSS_SAFETY))
+    plain, clip = -a * r, -a * min(max(r, 1 - CLIP), 1 + CLIP)
+    worse = max(plain, clip)
+    if a < 0:
+        return min(worse, -a * DUAL_CLIP), clip > plain, worse > -a * DUAL_CLIP
+    return worse, clip > plain, False
+
+
+def preset_metrics(data: list[Sequence], preset: Any) -> tuple[dict[str, float], list[dict[str, Any]], float]:
+    """Every preset metric of §5; per row kept tokens, weight sum, vetoed; the mean size of the loss's terms.
+
+    That size is what the rounding of the losses is relative to.
+    """
+    done = [apply(s, preset) for s in data]
+    norm = _norm(data, done, preset)
+    for one in done:
+        one.weights = [w / norm for w in one.weights]
+    pairs = [(s, one) for s, one in zip(data, done, strict=True) if s.n]
+    tokens = sum(s.n for s, _ in pairs)
+    kept = [w for _, one in pairs for w, k in zip(one.weights, one.kept, strict=True) if k]
+    high = [x for _, one in pairs for x in one.high]
+    low = [x for _, one in pairs for x in one.low]
+    per_sequence = [
+        math.fsum(w for w, k in zip(one.weights, one.kept, strict=True) if k) / s.n for s, one in pairs
+    ]
+    found = {
+        "weight_mean": mean(kept),
+        "weight_std": std(kept),
+        "weight_min": min(kept, default=math.nan),
+        "weight_max": max(kept, default=math.nan),
+        "ess_tokens": _ess(kept, tokens),
+        "ess_sequences": _ess(per_sequence, len(pairs)),
+        "truncated_high": sum(high) / len(high),
+        "truncated_low": sum(low) / len(low),
+        "tokens_rejected": (tokens - len(kept)) / tokens,
+        "sequences_dropped": sum(one.kept_tokens == 0 for _, one in pairs) / len(pairs),
+        "sequences_touched": sum(one.kept_tokens < s.n for s, one in pairs) / len(pairs),
+        "vetoed": sum(one.vetoed for _, one in pairs) / len(pairs),
+        "catastrophic_tokens": sum(one.catastrophic for _, one in pairs) / tokens,
+        "loss_scale_removed": mean(kept),
+        "loss_scale_kept": math.fsum(kept) / tokens,
+        "groups_lost": _groups_lost(pairs),
+        **{f"kept_{name}": share for name, share in _kept_by_sign(pairs).items()},
+        **_kept_by_length(pairs),
+    }
+    if any(s.current for s, _ in pairs):
+        found |= _loss_metrics(pairs, preset, tokens, len(kept), norm, max(s.response for s in data))
+    table = [
+        {
+            "kept_tokens": one.kept_tokens,
+            "weight_sum": math.fsum(one.weights) if preset.weight and preset.apply else None,
+            "vetoed": one.vetoed,
+        }
+        for one in done
+    ]
+    sizes = [
+        abs(x) * (w if weighted_loss(preset) else 1.0)
+        for one in done
+        for x, w, k in zip(one.losses, one.weights, one.kept, strict=True)
+        if k
+    ]
+    return found, table, math.fsum(sizes) / max(len(sizes), 1)
+
+
+def _ess(weights: list[float], n: int) -> float:
+    return math.fsum(weights) ** 2 / (n * math.fsum(w * w for w in weights)) if any(weights) else math.nan
+
+
+def _norm(data: list[Sequence], done: list[Applied], preset: Any) -> float:
+    """The batch mean of the weights before rejection: over tokens for `token`, over sequences for the rest.
+
+    A mean of at most 1e-8 is not divided by (verl's guard).
+    """
+    if preset.weight is None or not preset.weight.normalize or not preset.apply:
+        return 1.0
+    if preset.weight.over == "token":
+        found = mean([w for one in done for w in one.weights])
+    else:
+        found = mean([mean(one.weights) for s, one in zip(data, done, strict=True) if s.n])
+    return found if found > 1e-8 else 1.0
+
+
+def _groups_lost(pairs: list[tuple[Sequence, Applied]]) -> float:
+    left: dict[Any, bool] = {}
+    for s, one in pairs:
+        left[s.group] = left.get(s.group, False) or one.kept_tokens > 0
+    return sum(not x for x in left.values()) / len(left)
+
+
+def _kept_by_sign(pairs: list[tuple[Sequence, Applied]]) -> dict[str, float]:
+    flags = [(a, k) for s, one in pairs for a, k in zip(s.advantages, one.kept, strict=True)]
+    positive, negative = [k for a, k in flags if a > 0], [k for a, k in flags if a < 0]
+    return {"positive": mean([float(k) for k in positive]), "negative": mean([float(k) for k in negative])}
+
+
+def _kept_by_length(pairs: list[tuple[Sequence, Applied]]) -> dict[str, float]:
+    """Quarters of the sequences by length; lengths of one bin (8 to an octave) count as one length."""
+    bins: dict[int, list[tuple[int, int]]] = {}
+    for s, one in pairs:
+        bins.setdefault(math.floor(8 * math.log2(s.n)), []).append((s.n, one.kept_tokens))
+    found = {}
+    for quarter in range(4):
+        low, high = len(pairs) * quarter / 4, len(pairs) * (quarter + 1) / 4
+        tokens = kept = 0.0
+        before = 0
+        for key in sorted(bins):
+            many = len(bins[key])
+            share = max(0.0, min(before + many, high) - max(before, low)) / many
+            tokens += share * sum(n for n, _ in bins[key])
+            kept += share * sum(k for _, k in bins[key])
+            before += many
+        found[f"kept_length_q{quarter + 1}"] = kept / tokens if tokens else math.nan
+    return found
+
+
+def _loss_metrics(
+    pairs: list[tuple[Sequence, Applied]], preset: Any, tokens: int, kept: int, norm: float, longest: int
+) -> dict[str, float]:
+    sums, means, clipped, lower, kl = [], [], 0, 0, []
+    for _, one in pairs:
+        weights = one.weights if weighted_loss(preset) else [1.0] * len(one.losses)
+        terms = [w * x for w, x, k in zip(weights, one.losses, one.kept, strict=True) if k]
+        sums.append(math.fsum(terms))
+        if terms:
+            means.append(mean(terms))
+        clipped += sum(c and k for c, k in zip(one.clipped, one.kept, strict=True))
+        lower += sum(c and k for c, k in zip(one.clipped_lower, one.kept, strict=True))
+        kl += [x for x, k in zip(one.kl, one.kept, strict=True) if k]
+    total, left = math.fsum(sums), len(means)
+
+    def over(x: float, n: float) -> float:
+        return x / n if n else math.nan
+
+    return {
+        "pg_loss": over(total, kept),
+        "pg_loss_kept": total / tokens,
+        "pg_loss_seq_sum": over(total, left),
+        "pg_loss_seq_mean": mean(means),
+        "pg_loss_seq_norm": over(over(total, left), longest),
+        "pg_clipfrac": over(clipped, kept),
+        "pg_clipfrac_lower": over(lower, kept),
+        "ppo_kl": mean(kl),
+    }
+
+
+# ---------------------------------------------------------------- dumps to try it on
+
+
+def make_rows(sigma: float, seed: int = 0, many: int = 30, outliers: float = 0.0) -> list[dict[str, Any]]:
+    """Ragged rows: holes in the mask, rows all masked, an empty row, groups, both signs of advantage.
+
+    `sigma` is the spread of Δ; `outliers` the share of tokens with 20 < |Δ| < 40, at most three to a row.
+    """
+    rng = np.random.default_rng(seed)
+    rows = []
+    for i in range(many):
+        n = 0 if i == 3 else int(rng.integers(1, 60))
+        rollout = -rng.exponential(0.7, n)
+        old = np.minimum(rollout + sigma * rng.standard_normal(n), 0.0)
+        current = np.minimum(old + sigma / 2 * rng.standard_normal(n), 0.0)
+        for t in np.flatnonzero(rng.random(n) < outliers)[:3]:
+            jump = rng.uniform(20, 40) * rng.choice((-1, 1))
+            rollout[t], old[t] = (-45.0, -45.0 + jump) if jump > 0 else (rollout[t], rollout[t] + jump)
+            current[t] = min(old[t] + 0.1, 0.0)
+        mask = (rng.random(n) > 0.15).astype(int) if i % 3 else np.ones(n, int)
+        if i in (5, 11):
+            mask[:] = 0
+        sign = (-1.0, 1.0, 0.0, 1.0)[i % 4]
+        rows.append(
+            {
+                "sequence_id": f"s{i:03d}",
+                "group_id": f"g{i // 3}" if i % 7 else f"lone{i}",
+                "step": i % 4,
+                "policy_lag": i % 3,
+                "host": f"h{i % 2}",
+                "rollout_log_probs": rollout.tolist(),
+                "old_log_probs": old.tolist(),
+                "current_log_probs": current.tolist(),
+                "response_mask": mask.tolist(),
+                "advantages": (sign * rng.uniform(0.5, 2.0, n) + (0.7 if i % 5 == 0 else 0.0)).tolist(),
+                "token_ids": rng.integers(0, 1000, n).tolist(),
+            }
+        )
+    return rows
+
+
+KINDS = {
+    "rollout_log_probs": pa.list_(pa.float64()),
+    "old_log_probs": pa.list_(pa.float64()),
+    "current_log_probs": pa.list_(pa.float64()),
+    "response_mask": pa.list_(pa.int8()),
+    "advantages": pa.list_(pa.float64()),
+    "token_ids": pa.list_(pa.int32()),
+    "sequence_id": pa.string(),
+    "group_id": pa.string(),
+    "step": pa.int64(),
+    "policy_lag": pa.int64(),
+    "host": pa.string(),
+}
+
+
+def write(rows: list[dict[str, Any]], path: Path, row_group: int | None = None, floats: Any = None) -> str:
+    """The rows as a Parquet file; `floats` replaces float64 as the type of the lists."""
+    kinds = {
+        name: pa.list_(floats) if floats and kind == pa.list_(pa.float64()) else kind
+        for name, kind in KINDS.items()
+    }
+    schema = pa.schema([(name, kind) for name, kind in kinds.items() if name in rows[0]])
+    columns = {name: pa.array([row[name] for row in rows], schema.field(name).type) for name in schema.names}
+    pq.write_table(pa.table(columns, schema=schema), path, row_group_size=row_group or max(len(rows), 1))
+    return str(path)

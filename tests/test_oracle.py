@@ -1,0 +1,485 @@
+"""Every number of a Summary against the textbook in `oracles.py`, through real Parquet files.
+
+Tolerances. Means are held to 1e-9 relative (DESIGN §5). Where the terms of a mean have both signs (k1, χ², the
+losses) 1e-12 of the mean *size* of the terms is allowed besides: that much is lost by rounding alone. A standard
+deviation is the root of a difference of squares, so its square is held to 2e-9 of itself plus 1e-13 of the squared
+distance between the mean and what the package takes off first (1 for weights, 0 for Δ and |p − q|).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from offpol_diag import catalogue
+from offpol_diag.analyze import analyze
+from offpol_diag.presets import Preset, Reject, Veto, Weight
+from tests import oracles
+
+SIGMAS = ("1e-4", "1e-3", "1e-2", "0.1", "1", "outliers", "float32")
+BUILT_IN = catalogue.load().resolve("all")
+BINNED = {"k3_top1_share": 1 / 32}
+"""Read off a histogram whose bins are 1/32 wide: at worst the share within the cut's bin is off by that."""
+NOT_MEANS = ("khat_tokens", "khat_sequences", "chi2_sequence")
+"""Compared elsewhere: k̂ in test_pareto, χ² of sequences below, in mpmath."""
+
+
+def rows_of(case: str) -> list[dict[str, Any]]:
+    if case == "outliers":
+        return oracles.make_rows(0.05, seed=7, outliers=0.04)
+    rows = oracles.make_rows(0.02 if case == "float32" else float(case), seed=len(case))
+    if case == "float32":
+        for row in rows:
+            for name in ("rollout_log_probs", "old_log_probs", "current_log_probs", "advantages"):
+                row[name] = np.array(row[name], np.float32).astype(np.float64).tolist()
+    return rows
+
+
+@pytest.fixture(scope="module", params=SIGMAS)
+def case(request, tmp_path_factory):
+    """Rows, the Summary of their file under every built-in preset, and its table of sequences."""
+    rows = rows_of(request.param)
+    folder = tmp_path_factory.mktemp("oracle")
+    floats = pa.float32() if request.param == "float32" else None
+    path = oracles.write(rows, folder / "dump.parquet", row_group=13, floats=floats)
+    summary = analyze([path], presets=BUILT_IN, sequences=folder / "sequences.parquet", batch_tokens=500)
+    return oracles.sequences(rows), summary, pq.read_table(folder / "sequences.parquet").to_pydict()
+
+
+def differs(got: float | None, want: float, scale: float = 0.0) -> bool:
+    """Beyond 1e-9 of the value and 1e-12 of the scale; unknown must be undefined, and the reverse."""
+    if got is None or math.isnan(want):
+        return not (got is None and math.isnan(want))
+    return abs(got - want) > 1e-9 * abs(want) + 1e-12 * scale
+
+
+def std_differs(got: float | None, want: float, about: float) -> bool:
+    """`about`: how far the mean is from what was taken off before squaring."""
+    if got is None or math.isnan(want):
+        return not (got is None and math.isnan(want))
+    return abs(got**2 - want**2) > 2e-9 * want**2 + 1e-13 * about**2 + 1e-30
+
+
+def preset_slips(
+    preset: Preset, metrics: Any, wanted: dict[str, float], loss: float
+) -> dict[str, tuple[Any, Any]]:
+    """The numbers that are not the textbook's; `loss` is the mean size of the loss's terms."""
+    return {
+        name: (metrics[name].value, want)
+        for name, want in wanted.items()
+        if slips(preset, name, metrics[name].value, wanted, loss)
+    }
+
+
+def slips(preset: Preset, name: str, got: float | None, wanted: dict[str, float], loss: float) -> bool:
+    want = wanted[name]
+    if name == "weight_std":
+        normalised = preset.weight is not None and preset.weight.normalize
+        return std_differs(got, want, wanted["weight_mean"] if normalised else wanted["weight_mean"] - 1)
+    scale = {"pg_loss_seq_sum": 60 * loss, "ppo_kl": 1e-3}.get(
+        name, loss if name.startswith("pg_loss") else 0.0
+    )
+    return differs(got, want, scale)
+
+
+def table_slips(
+    name: str, table: dict[str, list[Any]], data: list[oracles.Sequence], wanted: list[Any]
+) -> list[Any]:
+    """The rows of the table of sequences that are not the textbook's."""
+    at = {ident: i for i, ident in enumerate(table["sequence_id"])}
+    found = []
+    for s, want in zip(data, wanted, strict=True):
+        got = {column: table[f"{name}.{column}"][at[s.ident]] for column in want}
+        first, second = got["weight_sum"], want["weight_sum"]
+        same = first is second is None or first == pytest.approx(second, rel=1e-9)
+        if not same or any(got[column] != want[column] for column in ("kept_tokens", "vetoed")):
+            found.append((s.ident, got, want))
+    return found
+
+
+# ---------------------------------------------------------------- the gap and the raw weights
+
+
+@pytest.mark.parametrize("prefix", oracles.DRIFTS)
+def test_every_policy_gap_metric_is_the_textbooks(case, prefix):
+    data, summary, _ = case
+    wanted = oracles.policy_gap(data, prefix) | oracles.raw_weights(data, prefix)
+    scales = oracles.scales(data, prefix)
+    found = {}
+    for name, want in wanted.items():
+        got = summary.metrics[prefix + name].value
+        if name in ("log_ratio_std", "prob_diff_std"):
+            middle = wanted["k1" if name == "log_ratio_std" else "prob_diff_mean"]
+            bad = std_differs(got, want, middle)
+        elif name in BINNED:
+            bad = got != pytest.approx(want, rel=BINNED[name])
+        else:
+            bad = differs(got, want, scales.get(name, 0.0))
+        if bad:
+            found[name] = (got, want)
+    assert found == {}
+
+
+@pytest.mark.parametrize("prefix", oracles.DRIFTS)
+def test_chi2_of_sequences_is_exact_or_has_its_log10(case, prefix):
+    data, summary, _ = case
+    want = oracles.chi2_sequence(data, prefix)
+    got = summary.metrics[prefix + "chi2_sequence"]
+
+    assert not differs(got.value, float(want), oracles.scales(data, prefix)["chi2_sequence"])
+
+
+def test_no_exact_metric_is_left_without_its_textbook(case):
+    _, summary, _ = case
+    known = set(oracles.policy_gap(case[0], "")) | set(oracles.raw_weights(case[0], "")) | set(NOT_MEANS)
+    named = {name for name in summary.metrics if "." not in name and not name.startswith("log_ratio_p")}
+
+    assert named == known
+
+
+def test_quantiles_of_the_log_ratio_are_within_a_bin(case):
+    data, summary, _ = case
+    deltas = np.sort([d for s in data for d in s.delta("old")])
+    for q in (0.001, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 0.999):
+        got = summary.metrics[f"log_ratio_p{q * 100:g}".replace(".", "_")].value
+        ends = np.quantile(deltas, q, method="lower"), np.quantile(deltas, q, method="higher")
+        slack = max(map(abs, ends)) / 32 + 2.0**-40
+        assert min(ends) - slack <= got <= max(ends) + slack
+
+
+# ---------------------------------------------------------------- presets
+
+
+@pytest.mark.parametrize("preset", BUILT_IN, ids=lambda preset: preset.name)
+def test_every_number_of_every_built_in_preset_is_the_textbooks(case, preset):
+    data, summary, table = case
+    wanted, rows, loss = oracles.preset_metrics(data, preset)
+
+    assert preset_slips(preset, summary.presets[preset.name].metrics, wanted, loss) == {}
+    assert set(summary.presets[preset.name].metrics) == set(wanted)
+    assert table_slips(preset.name, table, data, rows) == []
+
+
+def test_the_table_of_sequences_knows_their_length_and_sum(case):
+    data, _, table = case
+    at = {ident: i for i, ident in enumerate(table["sequence_id"])}
+    for s in data:
+        assert table["length"][at[s.ident]] == s.n
+        assert table["log_ratio_sum"][at[s.ident]] == pytest.approx(
+            math.fsum(s.delta("old")), rel=1e-9, abs=1e-15
+        )
+
+
+# ---------------------------------------------------------------- the whole grammar
+
+BOUND = st.sampled_from((0.5, 0.9, 0.99, 1.003, 1.05, 1.7, 4.0))
+SAFETY = st.sampled_from((None, 20.0, 3.0, 0.02))
+AT = st.sampled_from(("aggregate", "token"))
+
+
+@st.composite
+def bands(draw: Any, bound: Any = BOUND) -> dict[str, float | None]:
+    """lower, upper or both, in order."""
+    ends = sorted((draw(bound), draw(bound)))
+    keep = draw(st.sampled_from(("both", "lower", "upper")))
+    return {
+        "lower": ends[0] if keep != "upper" else None,
+        "upper": ends[1] if keep != "lower" else None,
+    }
+
+
+@st.composite
+def weights(draw: Any) -> Weight:
+    action = draw(st.sampled_from(("truncate", "mask", "none")))
+    band = {} if action == "none" else draw(bands())
+    return Weight(
+        over=draw(st.sampled_from(("token", "sum", "mean", "segment"))),
+        action=action,
+        normalize=draw(st.booleans()),
+        safety=draw(SAFETY),
+        safety_at=draw(AT),
+        **band,
+    )
+
+
+@st.composite
+def rejections(draw: Any) -> Reject:
+    statistic = draw(st.sampled_from(("ratio", "k1", "k2", "k3", "prob_diff", "tv")))
+    sizes = st.sampled_from((1e-5, 1e-3, 0.0104, 0.11, 0.9))
+    signed = st.sampled_from((-0.3, -0.021, -1e-3, 1e-3, 0.015, 0.25))
+    bound = BOUND if statistic == "ratio" else signed if statistic in ("k1", "prob_diff") else sizes
+    return Reject(
+        statistic=statistic,
+        over=draw(st.sampled_from(("token", "sum", "mean", "max", "min", "segment"))),
+        advantage=draw(st.sampled_from(("any", "negative", "positive", "against"))),
+        safety=draw(SAFETY),
+        safety_at=draw(AT),
+        **draw(bands(bound)),
+    )
+
+
+def vetoes() -> Any:
+    return bands(st.sampled_from((1e-4, 0.2, 0.8, 1.4, 30.0))).map(lambda band: Veto(**band))
+
+
+def presets() -> Any:
+    return st.builds(
+        Preset,
+        name=st.just("any"),
+        summary=st.just(""),
+        policy=st.sampled_from(("old", "current", "rollout")),
+        weight=st.none() | weights(),
+        reject=st.lists(rejections(), max_size=3).map(tuple),
+        veto=st.none() | vetoes(),
+        loss=st.sampled_from(("ppo_clip", "reinforce")),
+        apply=st.sampled_from((True, True, True, False)),
+    )
+
+
+@pytest.fixture(scope="module")
+def grammar(tmp_path_factory):
+    """A dump whose log-ratios reach from 1e-3 to 40, to try any preset on."""
+    rows = oracles.make_rows(0.02, seed=3, many=14) + oracles.make_rows(0.5, seed=4, many=14, outliers=0.03)
+    for i, row in enumerate(rows):
+        row["sequence_id"] = f"s{i:03d}"
+    folder = tmp_path_factory.mktemp("grammar")
+    return oracles.sequences(rows), oracles.write(rows, folder / "dump.parquet", row_group=10), folder
+
+
+@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
+@given(many=st.lists(presets(), min_size=8, max_size=8))
+def test_any_preset_of_the_grammar_does_what_the_textbook_does(grammar, many):
+    data, path, folder = grammar
+    named = [Preset(**{**vars(preset), "name": f"p{i}"}) for i, preset in enumerate(many)]
+    summary = analyze([path], presets=named, sequences=folder / "sequences.parquet", batch_tokens=400)
+    table = pq.read_table(folder / "sequences.parquet").to_pydict()
+
+    for preset in named:
+        wanted, rows, loss = oracles.preset_metrics(data, preset)
+        assert preset_slips(preset, summary.presets[preset.name].metrics, wanted, loss) == {}, preset
+        assert table_slips(preset.name, table, data, rows) == [], preset
+
+
+# ---------------------------------------------------------------- by hand
+
+
+def tried(tmp_path: Any, rows: list[list[float]], preset: Preset, masks: Any = None, **more: Any) -> Any:
+    """The preset's metrics and table on sequences of given log-ratios: rollout 0 and old Δ, so nothing rounds."""
+    made = [
+        {
+            "rollout_log_probs": [0.0] * len(deltas),
+            "old_log_probs": deltas,
+            "sequence_id": f"s{i}",
+            **({"response_mask": masks[i]} if masks else {}),
+            **{name: values[i] for name, values in more.items()},
+        }
+        for i, deltas in enumerate(rows)
+    ]
+    path = oracles.write(made, tmp_path / "dump.parquet")
+    summary = analyze([path], presets=[preset], sequences=tmp_path / "sequences.parquet")
+    table = pq.read_table(tmp_path / "sequences.parquet").to_pydict()
+    return (
+        {name: number.value for name, number in summary.presets[preset.name].metrics.items()},
+        {name.removeprefix(f"{preset.name}."): values for name, values in table.items()},
+    )
+
+
+def ruled(*rules: Reject, **more: Any) -> Preset:
+    return Preset("rule", "", reject=rules, **more)
+
+
+@pytest.mark.parametrize("over", ["token", "sum", "mean", "max", "min", "segment"])
+@pytest.mark.parametrize("bound", [0.5, 2.0, 1e-4, 1.001, 5.0])
+def test_a_ratio_exactly_at_a_bound_is_kept_and_one_step_beyond_is_not(tmp_path, over, bound):
+    at = math.log(bound)
+    rows = [[at], [math.nextafter(at, math.inf)], [math.nextafter(at, -math.inf)]]
+    _, upper = tried(tmp_path, rows, ruled(Reject("ratio", over, upper=bound)))
+    _, lower = tried(tmp_path, rows, ruled(Reject("ratio", over, lower=bound)))
+
+    assert upper["kept_tokens"] == [1, 0, 1]
+    assert lower["kept_tokens"] == [1, 1, 0]
+
+
+def test_the_bounds_of_divergences_are_inclusive_and_mean_what_they_say(tmp_path):
+    rows = [[-0.5], [0.25], [-0.25], [0.5]]
+    kept = {
+        "k1": tried(tmp_path, rows, ruled(Reject("k1", lower=-0.25, upper=0.25)))[1]["kept_tokens"],
+        "k2": tried(tmp_path, rows, ruled(Reject("k2", upper=0.03125)))[1]["kept_tokens"],
+        "k3": tried(tmp_path, rows, ruled(Reject("k3", upper=math.expm1(0.25) - 0.25)))[1]["kept_tokens"],
+        "tv": tried(tmp_path, rows, ruled(Reject("tv", lower=math.expm1(0.25) / 2)))[1]["kept_tokens"],
+        "prob_diff": tried(tmp_path, rows, ruled(Reject("prob_diff", upper=0.0)))[1]["kept_tokens"],
+    }
+    assert kept == {
+        "k1": [0, 1, 1, 0],
+        "k2": [0, 1, 1, 0],
+        "k3": [0, 1, 1, 0],  # k3(−1/2) = 0.107 is above k3(1/4) = 0.034
+        "tv": [1, 1, 0, 1],  # tv(−1/4) = 0.111 is below tv(1/4) = 0.142
+        "prob_diff": [1, 0, 1, 0],  # signed: π_train − π_rollout
+    }
+
+
+def test_a_token_at_the_vetos_bound_is_no_catastrophe(tmp_path):
+    at = math.log(1e-4)
+    rows = [[0.0, at], [0.0, math.nextafter(at, -math.inf)], [0.0, math.nextafter(at, 0.0)]]
+    metrics, table = tried(tmp_path, rows, Preset("veto", "", veto=Veto(lower=1e-4)))
+
+    assert table["vetoed"] == [False, True, False]
+    assert table["kept_tokens"] == [2, 0, 2]
+    assert metrics["vetoed"] == pytest.approx(1 / 3)
+    assert metrics["catastrophic_tokens"] == pytest.approx(1 / 6)
+
+
+def test_the_veto_reads_the_unclamped_ratio(tmp_path):
+    rule = Reject("ratio", "sum", lower=1e-9, upper=1e9, safety=20.0)
+    _, table = tried(tmp_path, [[-30.0], [-10.0]], ruled(rule, veto=Veto(lower=1e-12)))
+
+    assert table["vetoed"] == [True, False]
+    assert table["kept_tokens"] == [0, 1]
+
+
+def test_icepop_zeroes_the_weight_and_keeps_the_token(tmp_path):
+    weight = Weight("token", "mask", upper=2.0, lower=0.5)
+    rows = [[math.log(2.0), math.log(0.5), 1.0, -1.0, 0.0]]
+    metrics, table = tried(tmp_path, rows, Preset("icepop", "", weight=weight))
+
+    assert table["kept_tokens"] == [5]
+    assert table["weight_sum"] == [pytest.approx(2 + 0.5 + 0 + 0 + 1)]
+    assert metrics["tokens_rejected"] == 0
+    assert metrics["weight_mean"] == pytest.approx(3.5 / 5)
+    assert metrics["weight_min"] == 0
+    assert (metrics["truncated_high"], metrics["truncated_low"]) == (0.2, 0.2)
+
+
+def test_the_geometric_mean_is_the_root_of_the_product(tmp_path):
+    weight = Weight("mean", "none")
+    metrics, table = tried(
+        tmp_path, [[math.log(8.0), 0.0, 0.0], [math.log(0.25), 0.0]], Preset("geo", "", weight=weight)
+    )
+
+    assert table["weight_sum"] == pytest.approx([3 * 2.0, 2 * 0.5])
+    assert metrics["weight_mean"] == pytest.approx((3 * 2.0 + 2 * 0.5) / 5)
+
+
+def test_the_safety_bound_acts_on_the_product_or_on_each_of_its_factors(tmp_path):
+    rows = [[15.0, 15.0, -12.0], [-25.0, 10.0]]
+    late = tried(tmp_path, rows, Preset("late", "", weight=Weight("sum", "none")))[1]["weight_sum"]
+    early = tried(tmp_path, rows, Preset("early", "", weight=Weight("sum", "none", safety_at="token")))[1][
+        "weight_sum"
+    ]
+    never = tried(tmp_path, rows, Preset("never", "", weight=Weight("sum", "none", safety=None)))[1][
+        "weight_sum"
+    ]
+
+    assert late == pytest.approx([3 * math.exp(18), 2 * math.exp(-15)])
+    assert early == pytest.approx([3 * math.exp(18), 2 * math.exp(-10)])
+    assert never == pytest.approx([3 * math.exp(18), 2 * math.exp(-15)])
+    assert tried(tmp_path, [[15.0, 15.0]], Preset("late", "", weight=Weight("sum", "none")))[1][
+        "weight_sum"
+    ] == [pytest.approx(2 * math.exp(20))]
+
+
+@pytest.mark.parametrize("at", ["aggregate", "token"])
+@pytest.mark.parametrize("statistic", ["k2", "k3", "tv"])
+def test_a_safety_never_hides_a_divergence_beyond_its_bound(tmp_path, statistic, at):
+    """Δ = 10 has k3 = 22015: bounding the *statistic* by 20 nats would let it pass a bound of 25."""
+    rule = Reject(statistic, "token", upper=25.0, safety=20.0, safety_at=at)
+    _, table = tried(tmp_path, [[10.0, 0.0]], ruled(rule))
+
+    assert table["kept_tokens"] == [1]
+
+
+def test_a_segment_is_a_turn_between_holes_of_the_mask(tmp_path):
+    deltas, mask = [1.0, 3.0, 99.0, -2.0, 99.0, 0.5], [1, 1, 0, 1, 0, 1]
+    weight = Weight("segment", "none")
+    metrics, table = tried(tmp_path, [deltas], Preset("turn", "", weight=weight), [mask])
+
+    assert table["weight_sum"] == pytest.approx([2 * math.exp(2.0) + math.exp(-2.0) + math.exp(0.5)])
+    assert metrics["weight_max"] == pytest.approx(math.exp(2.0))
+    _, kept = tried(tmp_path, [deltas], ruled(Reject("ratio", "segment", upper=5.0)), [mask])
+    assert kept["kept_tokens"] == [2]
+
+
+def test_a_turn_ends_with_its_sequence(tmp_path):
+    _, table = tried(tmp_path, [[2.0], [-2.0]], Preset("turn", "", weight=Weight("segment", "none")))
+
+    assert table["weight_sum"] == pytest.approx([math.exp(2.0), math.exp(-2.0)])
+
+
+def test_sequences_that_are_all_masked_count_nowhere(tmp_path):
+    rows, masks = [[0.1, 0.2], [9.0, 9.0], []], [[1, 1], [0, 0], []]
+    rule = Reject("k2", "mean", lower=1e-6, upper=0.1)
+    metrics, table = tried(tmp_path, rows, ruled(rule, weight=Weight("sum", upper=2.0)), masks)
+
+    assert table["kept_tokens"] == [2, 0, 0]
+    assert table["weight_sum"] == pytest.approx([2 * math.exp(0.3), 0.0, 0.0])
+    assert metrics["sequences_dropped"] == metrics["sequences_touched"] == metrics["tokens_rejected"] == 0
+    assert metrics["ess_sequences"] == pytest.approx(1.0)
+    assert metrics["groups_lost"] == 0
+
+
+def test_weights_that_are_all_tiny_have_their_mean_and_ess(tmp_path):
+    """An off-by-one puts every product ratio at e^-20, and 1 − 1 + 4e-18 is no way to reach Σw² of those."""
+    metrics, _ = tried(
+        tmp_path, [[-50.0, -7.0], [-80.0], [-70.0]] * 3, Preset("seq", "", weight=Weight("sum", upper=2.0))
+    )
+
+    assert metrics["weight_mean"] == pytest.approx(math.exp(-20), rel=1e-12)
+    assert metrics["ess_tokens"] == pytest.approx(1.0, rel=1e-12)
+    assert metrics["ess_sequences"] == pytest.approx(1.0, rel=1e-12)
+
+
+def test_normalising_weights_that_are_all_zero_divides_by_nothing(tmp_path):
+    weight = Weight("token", "mask", lower=0.5, upper=2.0, normalize=True)
+    metrics, table = tried(tmp_path, [[3.0, -3.0]], Preset("zero", "", weight=weight))
+
+    assert (metrics["weight_mean"], metrics["weight_max"]) == (0.0, 0.0)
+    assert metrics["ess_tokens"] is None
+    assert table["weight_sum"] == [0.0]
+
+
+def test_normalisation_scales_no_loss_that_has_no_weight(tmp_path):
+    """PPO clip around the rollout is not weighted, so there is nothing that a batch mean could scale."""
+    given = {"policy": "current", "loss": "ppo_clip"}
+    more = {"current_log_probs": [[-0.1, -0.3]], "advantages": [[1.0, -2.0]]}
+    plain = tried(
+        tmp_path, [[-0.2, -0.1]], Preset("plain", "", weight=Weight("token", upper=2.0), **given), **more
+    )
+    scaled = Weight("token", upper=2.0, normalize=True)
+
+    assert tried(tmp_path, [[-0.2, -0.1]], Preset("norm", "", weight=scaled, **given), **more)[0][
+        "pg_loss"
+    ] == (pytest.approx(plain[0]["pg_loss"], rel=1e-12))
+
+
+def test_chi2_of_sequences_that_overflows_is_told_by_its_log10(tmp_path):
+    rows = [[300.0, 250.0], [1.0]]
+    made = [{"rollout_log_probs": [0.0] * len(r), "old_log_probs": r} for r in rows]
+    summary = analyze([oracles.write(made, tmp_path / "dump.parquet")])
+    number = summary.metrics["chi2_sequence"]
+
+    assert number.value is None
+    assert number.log10 == pytest.approx((2 * 550 - math.log(2)) / math.log(10), rel=1e-12)
+
+
+def test_a_two_policy_dump_has_the_total_drift_and_nothing_else(tmp_path):
+    rows = oracles.make_rows(0.05, seed=2, many=12)
+    data = oracles.sequences(rows)
+    for row in rows:
+        del row["old_log_probs"]
+    named = catalogue.load().resolve("bypass_pg_is,token_is")
+    summary = analyze([oracles.write(rows, tmp_path / "dump.parquet")], presets=named)
+    wanted, _, loss = oracles.preset_metrics(data, named[0])
+
+    assert summary.metrics["k3"].unknown == "missing column old_log_probs"
+    assert summary.metrics["total.k3"].value == pytest.approx(
+        oracles.policy_gap(data, "total.")["k3"], rel=1e-9
+    )
+    assert preset_slips(named[0], summary.presets["bypass_pg_is"].metrics, wanted, loss) == {}
+    assert summary.presets["token_is"].needs == ["old_log_probs"]
