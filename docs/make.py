@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import json
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from rich.console import Console
+
 from offpol_diag.analyze import analyze
+from offpol_diag.blocks import Section
 from offpol_diag.catalogue import load
+from offpol_diag.cli.defaults import sample
+from offpol_diag.cli.request import decided
+from offpol_diag.comparison import side_by_side
 from offpol_diag.formulas import rejection, veto, weight
 from offpol_diag.presets import Preset
+from offpol_diag.render.terminal import brief, render_terminal
+from offpol_diag.sections import sections
 from offpol_diag.summary import Numbers, Summary
 from offpol_diag.writer import DumpWriter
 
@@ -25,6 +34,7 @@ PRESET_HEADER = (
     "loss",
     "source",
 )
+COMPARED_LINES = 14
 MADE = "<!-- Made by `python docs/make.py`; do not edit. -->\n\n"
 
 
@@ -86,6 +96,42 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
 
 
+def readme() -> str:
+    """The README, with what the first command really prints."""
+    readme = (HERE.parent / "README.md").read_text(encoding="utf-8")
+    before, start, rest = readme.partition("<!-- excerpt: made by `python docs/make.py` -->\n")
+    _, end, after = rest.partition("<!-- end of excerpt -->\n")
+    return f"{before}{start}{_excerpt()}{end}{after}"
+
+
+def _excerpt() -> str:
+    summary = decided(analyze([str(sample())], presets=load().resolve("all"), device="cpu"))
+    two = summary.model_copy(
+        update={"presets": {name: summary.presets[name] for name in ("token_is", "seq_mis")}}
+    )
+    analyzed = _drawn(brief(sections(summary))[:2])
+    compared = _drawn([side_by_side(two)])[:COMPARED_LINES]
+    lines = [
+        "```text",
+        "$ offpol-diag analyze",
+        *analyzed,
+        "…",
+        "$ offpol-diag compare --presets token_is,seq_mis",
+        *compared,
+        "…",
+        "```",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _drawn(parts: Sequence[Section]) -> list[str]:
+    """The lines a terminal of 100 columns would show."""
+    console = Console(file=io.StringIO(), width=100, highlight=False, markup=False, emoji=False)
+    render_terminal(parts, console, stack=False)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue().splitlines()
+
+
 def _specimen() -> Summary:
     """A result with every metric in it; the values do not matter."""
     tokens = [[-1.0, -0.5], [-0.25]]
@@ -105,6 +151,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "result.schema.json": result_schema,
     "presets.md": presets,
     "metrics.md": metrics,
+    "../README.md": readme,
 }
 """File → what makes its text."""
 

@@ -22,7 +22,7 @@ from offpol_diag.render.columns import Fitted, clean, fit
 
 PIPE_WIDTH = 100_000
 PROSE_WIDTH = 100
-SPARK_WIDTH = 48
+SPARK_LEAST, SPARK_WIDTH = 12, 32
 TICKS = "▁▂▃▄▅▆▇█"
 
 MARKS: Mapping[Tone, tuple[str, str]] = {
@@ -152,7 +152,7 @@ def _figure(block: Figure, canvas: Canvas) -> None:
     if spark:
         known = [value for value in block.series[0].y if value is not None]
         ends = f"{min(known):.4g} to {max(known):.4g} {block.y_label}"
-        canvas.print(Line(f"{clean(block.title)}  {spark}  {clean(ends)}"))
+        canvas.print(Line(f"{spark:<{SPARK_LEAST}}  {clean(block.title)}: {clean(ends)}"))
     if block.caption:
         canvas.print(Line(f"{clean(block.caption)}\n", style="dim"))
 
