@@ -134,6 +134,19 @@ def test_two_results_cannot_share_stdout(dump: str) -> None:
     assert_refused(run("analyze", dump, "--json", "-", "--md", "-"), "stdout")
 
 
+def test_two_results_cannot_share_a_file(dump: str) -> None:
+    assert_refused(run("analyze", dump, "--json", "r", "--md", "r"), "one file")
+
+
+def test_what_is_read_is_never_written_over(dump: str, result: tuple[str, str]) -> None:
+    link = Path("folder")
+    link.symlink_to(dump)
+
+    assert_refused(run("analyze", dump, "--sequences", dump), "is what is read")
+    assert_refused(run("analyze", dump, "-o", link), "is what is read")
+    assert_refused(run("report", result[0], "-o", result[0]), "is what is read")
+
+
 def test_json_on_stdout_is_utf8_whatever_the_locale(dump: str) -> None:
     ran = subprocess.run(
         [*SCRIPT, "analyze", dump, "--presets", "tis", "--json", "-", "--no-html"],

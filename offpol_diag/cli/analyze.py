@@ -49,8 +49,8 @@ def analyze(
     """
     dumps = defaults.dumps(dump, quiet)
     files = Outputs(None if no_html else out or default_html(dumps), json, md, quiet)
-    files.check()
-    check(sequences)
+    files.check(*dumps)
+    check(sequences, *dumps)
     request = Request(preset_file, columns, group_by, device, seed, on_bad_row, quiet, sequences)
     summary = request.run("analyze", dumps, request.catalogue().resolve(presets))
     files.write(summary)

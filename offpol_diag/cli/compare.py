@@ -28,7 +28,7 @@ def compare(
     """
     dumps = defaults.dumps(dump, quiet)
     files = Outputs(out, json, md, quiet)
-    files.check()
+    files.check(*dumps)
     request = Request(preset_file, columns, group_by, device, seed, on_bad_row, quiet)
     summary = request.run("compare", dumps, request.catalogue().resolve(presets))
     files.write(summary)

@@ -75,7 +75,7 @@ def gate(
     if not bounds:
         raise UsageError("no bound is given", "say what must hold: --max k3=0.002 --min ess_tokens=0.5")
     files = Outputs(json=json, markdown=md, quiet=quiet)
-    files.check()
+    files.check(*source)
     request = Request(preset_file, columns, None, device, seed, on_bad_row, quiet)
     summary = _summary(request, source, bounds)
     verdicts = judge(summary, bounds)

@@ -29,11 +29,11 @@ def print_line(text: str) -> None:
     sys.stdout.write(f"{text}\n")
 
 
-def check(target: Path | None) -> None:
-    """Refuse, before any work is done, a place that cannot be written.
+def check(target: Path | None, *sources: object) -> None:
+    """Refuse, before any work is done, a place that cannot be written or that is one of the sources.
 
     Raises:
-        UsageError: a directory, or a file in a directory that does not exist.
+        UsageError: a directory, a file in a directory that does not exist, a file that is read.
     """
     if target is None or target == STDOUT:
         return
@@ -43,6 +43,8 @@ def check(target: Path | None) -> None:
         raise UsageError(
             f"{target}: its directory does not exist", f"make it first: mkdir -p {target.parent}"
         )
+    if target.resolve() in {Path(str(source)).resolve() for source in sources}:
+        raise UsageError(f"{target}: is what is read", "write to another file")
 
 
 def write(target: Path, text: str) -> None:
@@ -125,12 +127,14 @@ class Outputs:
     markdown: Path | None = None
     quiet: bool = False
 
-    def check(self) -> None:
-        """Refuse places that cannot be written, and two results on one stdout."""
-        for target in self._targets():
-            check(target)
-        if self._targets().count(STDOUT) > 1:
-            raise UsageError("two results cannot both go to stdout", "write one of them to a file")
+    def check(self, *sources: object) -> None:
+        """Refuse places that cannot be written, two results in one place, and writing over what is read."""
+        targets = self._targets()
+        for target in targets:
+            check(target, *sources)
+        if len(set(targets)) < len(targets):
+            place = "stdout" if STDOUT in targets else "one file"
+            raise UsageError(f"two results cannot both go to {place}", "give each a file of its own")
 
     def write(self, summary: Summary) -> None:
         """Write every form that was asked for."""

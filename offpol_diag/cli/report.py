@@ -26,7 +26,7 @@ def report(
     from offpol_diag.summary import load, loads
 
     files = Outputs(html=out or default_html([str(result)]), markdown=md, quiet=quiet)
-    files.check()
+    files.check(result)
     summary = (
         loads(sys.stdin.buffer.read().decode(errors="replace"), "stdin") if result == STDOUT else load(result)
     )
