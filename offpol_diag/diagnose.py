@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from offpol_diag.summary import Cause, Diagnosis, Number, Summary
 
@@ -20,6 +21,8 @@ VISIBLE = 2e-3
 """Smallest |E[r] − 1| worth calling a bug: kernels that round their own log-probs stay below it."""
 FEWEST_GROUPS, FEWEST_TOKENS = 20, 1000
 HEALTHY_K3 = 1e-3
+NO_MEAN = 1.0
+"""k̂ from which on the weights have no mean at all."""
 
 
 @dataclass(frozen=True)
@@ -130,21 +133,22 @@ def _notes_text(seen: Evidence) -> str:
 
 
 def _place_text(seen: Evidence) -> str:
-    return "; ".join(f"position {key}: E[r] = {value}" for key, value in _broken_places(seen))
+    return "; ".join(f"position {key}: k3 = {value}" for key, value in _broken_places(seen))
 
 
 def _broken_places(seen: Evidence) -> Iterator[tuple[str, str]]:
-    """Positions where E[r] = 1 fails although it is trusted as a whole."""
+    """Positions whose k3 lies, by its interval, an order of magnitude above that of every other position."""
     where = seen.summary.by.get("position")
-    for place in where.places if where and seen.trusted("mean_ratio") else ():
-        number = place.metrics.get("mean_ratio", Number())
-        visible = number.value is not None and abs(number.value - 1) > 5 * VISIBLE
+    found = [(place.key, place.metrics["k3"]) for place in (where.places if where else [])]
+    for key, number in found:
+        others = [other.interval[1] for name, other in found if name != key and other.interval]
         if (
-            visible
-            and place.sequences >= FEWEST_TOKENS // 10
-            and abs(standard_errors(number, 1.0)) > SURE + 1
+            number.interval
+            and others
+            and number.interval[0] > 10 * max(others)
+            and number.interval[0] > VISIBLE
         ):
-            yield place.key, _bounds(number)
+            yield key, _bounds(number)
 
 
 TESTS = (
@@ -195,11 +199,11 @@ TESTS = (
     Test(
         "boundary",
         lambda seen: next(_broken_places(seen), None) is not None,
-        "E[r] is not 1 at some positions although it may be overall",
+        "the mismatch sits at one position of the response: tokens there are misaligned or wrongly unmasked",
         _place_text,
         "look at the tokens at these positions: first token, end of turn, inserted tokens",
         "mend the alignment or the mask there",
-        "E[r] ≠ 1 at single positions",
+        "a single position that carries the mismatch",
     ),
 )
 
@@ -221,16 +225,25 @@ def diagnose(summary: Summary) -> Diagnosis:
 
 def _no_bug(seen: Evidence) -> Diagnosis:
     ruled_out = [test.ruled_out for test in TESTS if test.ruled_out and _decided(test, seen)]
-    if not seen.trusted("mean_ratio"):
-        headline = f"E[r] = 1 cannot be tested: {seen.number('mean_ratio').note}."
-        return Diagnosis(
-            verdict="cannot_tell", headline=headline, ruled_out=ruled_out, undecidable=_undecidable(seen)
-        )
+    if seen.value("khat_tokens") > NO_MEAN:
+        headline = f"Neither identity can be tested: the token ratios have no mean ({_tail_text(seen)})."
+        return Diagnosis(verdict="cannot_tell", headline=headline, undecidable=_undecidable(seen))
     healthy = seen.value("k3") <= HEALTHY_K3 and seen.value("f_2") <= HEALTHY_K3
     size = "as small as rounding" if healthy else "larger than rounding, and real"
-    headline = f"The logging is consistent ({_ratio_text(seen)}); the mismatch is {size}."
-    verdict = "healthy" if healthy else "honest_mismatch"
+    headline = f"Nothing contradicts the logging ({_consistent(seen)}); the mismatch is {size}."
+    verdict: Literal["healthy", "honest_mismatch"] = "healthy" if healthy else "honest_mismatch"
     return Diagnosis(verdict=verdict, headline=headline, ruled_out=ruled_out, undecidable=_undecidable(seen))
+
+
+def _consistent(seen: Evidence) -> str:
+    """The identity that holds: E[r] = 1 where its tail allows the test, else k1 ≥ 0."""
+    if seen.trusted("mean_ratio"):
+        return _ratio_text(seen)
+    return f"k1 = {_bounds(seen.number('k1'))} nats, not below 0; E[r] is not tested, {_tail_text(seen)}"
+
+
+def _tail_text(seen: Evidence) -> str:
+    return f"k̂ = {seen.value('khat_tokens'):.2f}"
 
 
 def _decided(test: Test, seen: Evidence) -> bool:
@@ -261,4 +274,6 @@ def _undecidable(seen: Evidence) -> list[str]:
         ("step", "a trend over steps"),
         ("token_ids", "single special tokens"),
     )
-    return [f"{what}: missing column {column}" for column, what in wants if column not in columns]
+    missing = [f"{what}: missing column {column}" for column, what in wants if column not in columns]
+    heavy = [] if seen.trusted("mean_ratio") else [f"E[r] = 1: the tail is too heavy, {_tail_text(seen)}"]
+    return heavy + missing

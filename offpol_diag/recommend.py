@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from statistics import median
 from typing import Literal
 
 from offpol_diag.diagnose import Evidence
@@ -76,12 +77,25 @@ def _small(seen: Evidence) -> bool:
 
 
 def _outliers(seen: Evidence) -> bool:
-    return seen.value("k3_top1_share") > 0.9 and seen.value("f_10") > 1e-4
+    return seen.value("k3_top1_share") > 0.97 and seen.value("f_10") > 1e-4
 
 
 def _severe_and_short(seen: Evidence) -> bool:
     usable = seen.value("ess_sequences") >= 0.5 and seen.trusted("ess_sequences")
     return seen.value("k3") > 0.02 and usable
+
+
+def _growing(seen: Evidence) -> bool:
+    """k3 of the last third of the steps (median) at least five times that of the first third."""
+    by_step = _k3_by_step(seen)
+    third = len(by_step) // 3
+    return third > 0 and median(by_step[-third:]) > 5 * median(by_step[:third]) and max(by_step) > 1e-4
+
+
+def _k3_by_step(seen: Evidence) -> list[float]:
+    where = seen.summary.by.get("step")
+    found = [place.metrics["k3"].value for place in (where.places if where else [])]
+    return [value for value in found if value is not None]
 
 
 def _always(seen: Evidence) -> bool:
@@ -93,7 +107,7 @@ RULES = (
         "bug",
         lambda seen: seen.summary.diagnosis is not None and seen.summary.diagnosis.verdict == "bug",
         ("mean_ratio", "k1", "k3"),
-        "No correction can mend what is wrong with the logged numbers, and one may make it worse; see the diagnosis.",
+        "No correction can mend what is wrong with the logged numbers; one may make it worse. See the diagnosis.",
         "E_rollout[r] = 1 and k1 ≥ 0 hold for any honest mismatch",
         "fix the bug first",
     ),
@@ -219,6 +233,13 @@ ALERTS = (
         ("mult_prob_error",),
         "Tokens differ by more than 5 % on average.",
         "NeMo-RL: token_mult_prob_error above 1.05 is to be investigated",
+    ),
+    Rule(
+        "growing",
+        _growing,
+        ("k3",),
+        "The mismatch grows over the steps: k3 of the last third is more than five times that of the first.",
+        "Ring and LR-decay reports: growth is an optimisation symptom; corrections alone fail in long runs",
     ),
     Rule(
         "heavy tail",
