@@ -107,7 +107,7 @@ RULES = (
         "bug",
         lambda seen: seen.summary.diagnosis is not None and seen.summary.diagnosis.verdict == "bug",
         ("mean_ratio", "k1", "k3"),
-        "No correction can mend what is wrong with the logged numbers; one may make it worse. See the diagnosis.",
+        "No correction mends numbers that are logged wrongly, and one may make things worse.",
         "E_rollout[r] = 1 and k1 ≥ 0 hold for any honest mismatch",
         "fix the bug first",
     ),

@@ -171,12 +171,13 @@ class DumpWriter:
 
 
 def _encodings(schema: pa.Schema) -> dict[str, Any]:
-    """Float lists byte-split, for dictionaries make them larger; a dictionary for all else."""
+    """Float lists byte-split, a dictionary for all else; checksums, so that a flipped bit is found."""
     lists = {f.name: f.type.value_type for f in schema if pa.types.is_list(f.type)}
     paths = {name: f"{name}.list.element" if name in lists else name for name in schema.names}
     split = [paths[name] for name, kind in lists.items() if pa.types.is_floating(kind)]
     rest = [path for path in paths.values() if path not in split]
-    return {"use_dictionary": rest, "column_encoding": dict.fromkeys(split, "BYTE_STREAM_SPLIT")}
+    split_bytes = dict.fromkeys(split, "BYTE_STREAM_SPLIT")
+    return {"use_dictionary": rest, "column_encoding": split_bytes, "write_page_checksum": True}
 
 
 def _table(columns: Mapping[str, Any], dtype: str, schema: pa.Schema | None) -> pa.Table:

@@ -34,9 +34,11 @@ def pick(log_probs, tokens):
 def dump(path, fault="none", noise=0.1, seed=0):
     """Write a dump with `fault` and return its path as text.
 
-    none: rollout logits differ from the trainer's by Gaussian noise. raw: sampled at temperature 0.7, logged
-    at 1. nucleus: top-p 0.9 on the rollout side only. shift: old is off by one token. first: the first token's
-    old is wrong.
+    none: rollout logits differ from the trainer's by Gaussian noise.
+    raw: sampled at temperature 0.7, logged at 1.
+    nucleus: top-p 0.9 on the rollout side only.
+    shift: old is off by one token.
+    first: the first token's old is wrong.
     """
     rng = np.random.default_rng(seed)
     shape = (SEQUENCES, LENGTH, WORDS)

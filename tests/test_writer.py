@@ -274,3 +274,19 @@ def test_a_bad_setting_is_an_error_before_anything_is_sampled(tmp_path: Path) ->
 def test_importing_the_writer_does_not_import_torch() -> None:
     code = "import sys; from offpol_diag import DumpWriter; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_flipped_bit_in_the_values_is_found_when_the_dump_is_read(tmp_path):
+    from offpol_diag.errors import DumpError
+    from offpol_diag.readers import open_dump
+
+    path = tmp_path / "dump.parquet"
+    values = [np.linspace(-3.0, -0.01, 500) + row for row in np.zeros(8)]
+    with DumpWriter(path) as writer:
+        writer.write(rollout_log_probs=values, old_log_probs=values)
+    whole = bytearray(path.read_bytes())
+    whole[200] ^= 0x10
+    path.write_bytes(whole)
+
+    with pytest.raises(DumpError, match="cannot be read"):
+        list(open_dump([str(path)]).batches())
