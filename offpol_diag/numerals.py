@@ -70,7 +70,7 @@ def _absent(number: Number) -> str:
 
 def _alone(value: float, sign: str = "") -> str:
     if value.is_integer() and abs(value) < 1e15:
-        return f"{value:,.0f}{sign}"
+        return f"{int(value):,}{sign}"
     power = _power(value, sign)
     return f"{value / 10.0**power:.{_DIGITS}g}{_exponent(power)}{sign}"
 

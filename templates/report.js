@@ -60,11 +60,12 @@ const watcher = new IntersectionObserver(entries => entries.filter(entry => entr
 plots.forEach(plot => watcher.observe(plot))
 if (plots.length) addEventListener("load", () => (window.requestIdleCallback ?? setTimeout)(unpack))  // ready for print
 
+const fitsPaper = details => all("thead th", details).length <= 14
 addEventListener("beforeprint", () => {
   root.dataset.print = root.dataset.theme ?? ""
   root.dataset.theme = "light"
   if (window.Plotly) plots.forEach(draw)
-  all("details.table:not([open])").forEach(details => { details.open = details.dataset.opened = true })
+  all("details.table:not([open])").filter(fitsPaper).forEach(details => { details.open = details.dataset.opened = true })
 })
 addEventListener("afterprint", () => {
   if (root.dataset.print) root.dataset.theme = root.dataset.print

@@ -160,6 +160,19 @@ def test_points_carry_their_intervals_as_bars():
     assert points["error_y"]["arrayminus"] == [0.5, None]
 
 
+def test_names_on_the_axis_keep_their_order_when_the_first_has_no_interval():
+    series = Series("k3", ("a", "b", "c"), (1.0, 2.0, 3.0), (None, 1.0, 2.0), (None, 3.0, 4.0))
+    drawn = plotly_figure(figure(series=(series,)))
+    assert drawn["data"][0]["x"][0] == "b"
+    assert drawn["layout"]["xaxis"]["categoryarray"] == ["a", "b", "c"]
+
+
+def test_an_interval_that_reaches_towards_zero_does_not_stretch_a_log_axis():
+    series = Series("k3", (0.0, 1.0), (1.0, 20.0), (1e-9, 10.0), (2.0, 30.0))
+    layout = plotly_figure(figure(series=(series,), y_log=True))["layout"]
+    assert layout["yaxis"]["autorangeoptions"]["clipmin"] == 0.2
+
+
 def test_a_reference_on_a_log_axis_is_labelled_at_its_logarithm():
     layout = plotly_figure(figure(reference=((100.0, "limit"),), y_log=True))["layout"]
     assert layout["shapes"][0]["y0"] == 100.0

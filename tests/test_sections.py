@@ -50,6 +50,7 @@ def words(of: Section) -> str:
         (number(-1.5e-3, 2.1e-3), "-1.5e-3 [-4, 1]e-3"),
         (number(1234567.0), "1,234,567"),
         (number(1 / 3), "0.3333"),
+        (number(-0.0), "0"),
         (Number(log10=45.2), "10^45.2"),
         (unknown("missing column entropy"), "cannot be known: missing column entropy"),
         (Number(), "cannot be known"),
@@ -89,9 +90,10 @@ def test_the_decision_comes_with_its_rule_its_numbers_and_the_runner_up():
     assert "Runner-up: seq_mis" in said
 
 
-def test_an_alert_names_its_source():
-    alert = next(block for block in section("verdict").blocks if getattr(block, "label", "") == "Alert")
-    assert "Source: verl issue 3984" in alert.detail
+def test_an_alert_names_what_it_saw_and_its_source():
+    given = section("verdict")
+    assert table("alerts", given).rows[0][1:] == ("k1 = 2.05e-3 [1.9, 2.2]e-3", "verl issue 3984")
+    assert "1 alert" in [block.label for block in given.blocks if isinstance(block, Verdict)]
 
 
 @pytest.mark.parametrize(
@@ -135,7 +137,7 @@ def test_no_cell_is_blank_or_a_leftover_of_the_program(forbidden):
 
 def test_a_ratio_whose_interval_misses_one_is_called_out():
     off = {**metrics(), "mean_ratio": number(1.3, 0.1)}
-    assert "does not cover 1" in words(section("numbers", metrics=off))
+    assert "begins at 1.2 and does not cover 1" in words(section("numbers", metrics=off))
     assert "covers 1" in words(section("numbers"))
 
 

@@ -15,6 +15,8 @@ Json = dict[str, Any]
 
 COLOURS = 6
 _MARKERS_UP_TO = 40
+_FEW = 8
+_ROOM_BELOW = 5.0
 
 _AXIS: Json = {
     "gridcolor": "--rule",
@@ -64,10 +66,18 @@ def _layout(figure: Figure) -> Json:
     }
     if len(figure.series) > 1:
         layout["showlegend"] = True
+    if figure.y_log:
+        layout["yaxis"]["autorangeoptions"] = {"clipmin": _floor(figure)}
     if figure.reference:
         layout["shapes"] = [_line(y) for y, _ in figure.reference]
         layout["annotations"] = [_label(y, label, figure.y_log) for y, label in figure.reference]
     return layout
+
+
+def _floor(figure: Figure) -> float | None:
+    """Where a log axis ends below: an interval that reaches towards 0 must not flatten the curve."""
+    known = [y for series in figure.series for y in series.y if y is not None and y > 0]
+    return min(known) / _ROOM_BELOW if known else None
 
 
 def _scale(log: bool) -> Json:
@@ -75,8 +85,17 @@ def _scale(log: bool) -> Json:
 
 
 def _categories(figure: Figure) -> Json:
-    names = [x for series in figure.series for x in series.x if isinstance(x, str)]
-    return {"type": "category", "autotickangles": [0, -40, -90]} if names else {}
+    """The names in the order of the series: plotly's is that of the traces, and a band may lack one."""
+    names = list(dict.fromkeys(x for series in figure.series for x in series.x if isinstance(x, str)))
+    order = {"categoryorder": "array", "categoryarray": names}
+    return {"type": "category", "autotickangles": [0, -40, -90], **order} if names else _whole(figure)
+
+
+def _whole(figure: Figure) -> Json:
+    """A tick at every whole number where there are few of them, and never between two."""
+    points = [x for series in figure.series for x in series.x if isinstance(x, float)]
+    few = points and all(x.is_integer() for x in points) and max(points) - min(points) <= _FEW
+    return {"dtick": 1} if few else {}
 
 
 def _ticks(unit: str) -> Json:

@@ -26,6 +26,9 @@ _NUMBER = re.compile(r"\[[-\d.,]+, [-\d.,]+\][\de%-]*|\d[\d.,]*e-\d+%?")
 DENSE = 4
 """A table with more numbers in a row than this is dense."""
 
+TALL = 50
+"""A table with more rows than this is tall."""
+
 
 __all__ = ["read_back", "render_html", "templates_dir"]
 
@@ -41,7 +44,7 @@ class CellView:
 
 @dataclass(frozen=True)
 class TableView:
-    """A table ready to be laid out; `dense` ones set each interval under its value, to save width."""
+    """A table to be laid out; `dense` ones set intervals under values, `tall` ones scroll in a box."""
 
     table: Table
     numeric: tuple[bool, ...]
@@ -49,6 +52,7 @@ class TableView:
     rows: tuple[tuple[CellView, ...], ...]
     footnotes: tuple[str, ...]
     dense: bool
+    tall: bool
 
 
 @dataclass(frozen=True)
@@ -106,10 +110,10 @@ def _environment() -> Any:
 
 
 def _breakable(name: str) -> Any:
-    """A long_name_with_underscores that a narrow column may break after each of them."""
+    """A long name/with_underscores that a narrow column may break after each slash and underscore."""
     from markupsafe import Markup, escape
 
-    return Markup("_<wbr>").join(escape(part) for part in name.split("_"))
+    return Markup(re.sub(r"[_/]", r"\g<0><wbr>", str(escape(name))))
 
 
 def _unbroken(text: str) -> Any:
@@ -190,7 +194,7 @@ def _table(table: Table) -> TableView:
         for row in cells
     )
     numeric = tuple(any(row[i].kind == "number" for row in cells) for i in range(len(table.header)))
-    return TableView(table, numeric, heads, rows, tuple(notes), numbers > DENSE)
+    return TableView(table, numeric, heads, rows, tuple(notes), numbers > DENSE, len(rows) > TALL)
 
 
 def _tooltips(cells: list[list[Shown]], columns: int) -> tuple[str, ...]:

@@ -70,7 +70,8 @@ def _centred(ratio: Number) -> str:
     low, high = ratio.interval
     if low <= 1 <= high:
         return "Its interval covers 1, as it must when the log-probs are those of the policy that sampled."
-    return "Its interval does not cover 1; the diagnosis weighs whether that difference matters."
+    end = f"ends at {high:.7g}" if high < 1 else f"begins at {low:.7g}"
+    return f"Its interval {end} and does not cover 1; the diagnosis weighs whether that difference matters."
 
 
 def _caption(summary: Summary) -> str:

@@ -30,6 +30,8 @@ DIAGNOSES: dict[str, tuple[str, Tone]] = {
     "cannot_tell": ("Cannot tell", "warn"),
 }
 
+ALERTS = "Numbers stand where a source, named below, warns of them."
+
 GATES: dict[bool | None, str] = {True: "✓ passed", False: "✗ failed", None: "? could not say"}
 
 
@@ -66,12 +68,12 @@ def _recommendation(given: Recommendation, metrics: Numbers) -> tuple[Block, ...
     )
     head = Verdict(_decision(given), given.sentence, DECISION_TONES[given.decision], why)
     others = [fired for fired in given.fired if fired not in deciding]
-    alerts = tuple(
-        Verdict("Alert", fired.sentence, "warn", _evidence(fired, metrics))
-        for fired in others
-        if fired.level == "alert"
+    alerts = [fired for fired in others if fired.level == "alert"]
+    return (
+        head,
+        *_alerts(alerts, metrics),
+        *_also([fired for fired in others if fired.level != "alert"], metrics),
     )
-    return (head, *alerts, *_also([fired for fired in others if fired.level != "alert"], metrics))
 
 
 def _decision(given: Recommendation) -> str:
@@ -87,6 +89,14 @@ def _evidence(fired: Fired, metrics: Numbers) -> tuple[str, ...]:
 
 def _saw(fired: Fired, metrics: Numbers) -> str:
     return "; ".join(f"{name} = {say(_number(name, value, metrics))}" for name, value in fired.saw.items())
+
+
+def _alerts(fired: list[Fired], metrics: Numbers) -> tuple[Block, ...]:
+    """One row each: there may be many, and the diagnosis comes after them."""
+    label = "1 alert" if len(fired) == 1 else f"{len(fired)} alerts"
+    rows = tuple((one.sentence, _saw(one, metrics) or "–", one.source or "–") for one in fired)
+    table = Table("alerts", "What each alert saw, and who warns of it", ("alert", "it saw", "source"), rows)
+    return (Verdict(label, ALERTS, "warn"), table) if fired else ()
 
 
 def _also(fired: list[Fired], metrics: Numbers) -> tuple[Block, ...]:
