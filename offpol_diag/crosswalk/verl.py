@@ -276,7 +276,7 @@ def _ratio_spread(part: Part, generation: Generation, read: Read) -> Logged:
     sequence = part.rule.over in (("sum",) if generation.weight_band else ("sum", "mean"))
     if sequence:
         smallest, largest = read.ranges[f"{key}/log"]
-        low, high = math.exp(smallest), math.exp(min(largest, SAFETY))
+        low, high = _exp(smallest), _exp(min(largest, SAFETY))
     found = {
         "mean": read.mean(f"{key}/x"),
         "max": high,
@@ -294,6 +294,11 @@ def _ratio_spread(part: Part, generation: Generation, read: Read) -> Logged:
         "seq_fraction_low": read.sums[f"{key}/m_low"] / rows,
     }
     return {f"{part.stem}_{name}": value for name, value in found.items()}
+
+
+def _exp(x: float) -> float:
+    """e^x, infinite where that overflows, as torch has it."""
+    return math.exp(x) if x < 709 else math.inf
 
 
 def _veto(preset: Preset, read: Read) -> Logged:

@@ -1,0 +1,96 @@
+"""Dumps at the edge of what floats and counts allow: every number is there, or says why not."""
+
+import math
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from offpol_diag import catalogue
+from offpol_diag.analyze import analyze
+from offpol_diag.summary import loads
+
+DUMPS = {
+    "one token": {"rollout_log_probs": [[-1.0]], "old_log_probs": [[-1.2]]},
+    "two policies": {
+        "rollout_log_probs": [[-1.0, -2.0], [-0.5]],
+        "current_log_probs": [[-1.1, -2.0], [-0.6]],
+    },
+    "nothing differs": {"rollout_log_probs": [[-1.0]] * 9, "old_log_probs": [[-1.0]] * 9},
+    "a sentinel of the engine": {
+        "rollout_log_probs": [[-9999.0, -1.0]] * 9,
+        "old_log_probs": [[-0.1, -1.0]] * 9,
+    },
+    "a sentinel of the trainer": {
+        "rollout_log_probs": [[-0.1, -1.0]] * 9,
+        "old_log_probs": [[-9999.0, -1.0]] * 9,
+    },
+    "products beyond float64": {"rollout_log_probs": [[-9.0] * 200] * 9, "old_log_probs": [[-0.1] * 200] * 9},
+    "certain tokens": {"rollout_log_probs": [[0.0] * 5] * 9, "old_log_probs": [[0.0] * 5] * 9},
+    "rows masked whole": {
+        "rollout_log_probs": [[-1.0, -2.0]] * 9,
+        "old_log_probs": [[-1.1, -2.0]] * 9,
+        "current_log_probs": [[-1.2, -2.0]] * 9,
+        "advantages": [1.0] * 9,
+        "response_mask": [[0, 0]] * 4 + [[1, 1]] * 5,
+    },
+    "empty rows": {"rollout_log_probs": [[], [-1.0]], "old_log_probs": [[], [-1.1]]},
+    "advantages of zero": {
+        "rollout_log_probs": [[-1.0]] * 9,
+        "old_log_probs": [[-1.1]] * 9,
+        "advantages": [0.0] * 9,
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def presets():
+    return catalogue.load().resolve("all")
+
+
+@pytest.mark.parametrize("name", DUMPS)
+def test_every_number_is_finite_or_says_why_it_is_not(tmp_path, presets, name):
+    pq.write_table(pa.table(DUMPS[name]), tmp_path / "dump.parquet")
+    summary = analyze([str(tmp_path / "dump.parquet")], presets=presets, sequences=tmp_path / "s.parquet")
+
+    numbers = dict(summary.metrics)
+    for preset, result in summary.presets.items():
+        numbers |= {f"{preset}.{metric}": number for metric, number in result.metrics.items()}
+    for metric, number in numbers.items():
+        assert (number.value is None) == (number.unknown is not None), metric
+        assert number.value is None or math.isfinite(number.value), metric
+    assert loads(summary.to_json(), "result") == summary
+    assert pq.read_table(tmp_path / "s.parquet").num_rows == len(DUMPS[name]["rollout_log_probs"])
+
+
+def test_a_two_policy_dump_knows_the_total_and_says_what_the_rest_needs(tmp_path, presets):
+    pq.write_table(pa.table(DUMPS["two policies"]), tmp_path / "dump.parquet")
+    summary = analyze([str(tmp_path / "dump.parquet")], presets=presets)
+
+    assert summary.metrics["k3"].unknown == "missing column old_log_probs"
+    assert summary.metrics["drift2.k3"].unknown == "missing column old_log_probs"
+    assert summary.metrics["total.k3"].value == pytest.approx((2 * (math.exp(-0.1) - 0.9)) / 3, rel=1e-12)
+    assert summary.presets["token_is"].needs == ["old_log_probs"]
+    assert summary.presets["token_is"].metrics == {}
+    assert summary.presets["pure_is"].needs == []
+
+
+def test_a_product_beyond_float64_is_given_as_its_logarithm(tmp_path):
+    pq.write_table(pa.table(DUMPS["products beyond float64"]), tmp_path / "dump.parquet")
+    number = analyze([str(tmp_path / "dump.parquet")]).metrics["chi2_sequence"]
+
+    assert number.value is None
+    assert number.log10 == pytest.approx(2 * 200 * 8.9 / math.log(10), rel=1e-12)
+
+
+def test_tokens_on_which_the_overflow_guard_acts_are_counted(tmp_path):
+    pq.write_table(pa.table(DUMPS["a sentinel of the engine"]), tmp_path / "dump.parquet")
+
+    assert analyze([str(tmp_path / "dump.parquet")]).metrics["mean_ratio"].clamped == 0.5
+
+
+def test_a_sequence_that_is_masked_whole_is_no_sequence_but_a_row(tmp_path):
+    pq.write_table(pa.table(DUMPS["rows masked whole"]), tmp_path / "dump.parquet")
+    facts = analyze([str(tmp_path / "dump.parquet")]).dump
+
+    assert (facts.rows, facts.sequences, facts.tokens, facts.masked_tokens) == (9, 5, 10, 8)
