@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from factory import by, dump_facts, make_summary
+from factory import by, dump_facts, make_summary, metrics, number
 
 from offpol_diag.blocks import Figure, Series
 from offpol_diag.errors import ResultError
@@ -122,6 +122,14 @@ def test_names_with_markup_in_them_come_out_escaped():
 def test_tooltips_say_formula_averaging_and_unit(page):
     titles = {attributes.get("title") for _, attributes in Outline(page).tags}
     assert "mean of e^Δ − 1 − Δ · over tokens · unit: nats" in titles
+
+
+def test_a_caution_stands_in_the_cell_where_a_row_has_one_number_and_under_the_table_where_it_has_many(page):
+    headline = re.search(r'id="table-headline".*?</figure>', page, re.DOTALL)[0]
+    assert '<span class="caution">unreliable: k̂ exceeds 0.67</span>' in headline
+    many = make_summary(metrics={**metrics(), "ess_sequences": number(0.1, 0.01, note="unreliable")})
+    presets = re.search(r'id="table-presets".*?</figure>', render_html(many), re.DOTALL)[0]
+    assert '<p class="note"><sup>1</sup> unreliable</p>' in presets
 
 
 def test_the_data_under_a_figure_is_the_figures_data(page):

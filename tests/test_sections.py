@@ -4,7 +4,7 @@ from factory import dump_facts, make_summary, metrics, number, place, preset, re
 from offpol_diag.blocks import Figure, Section, Table, Text, Verdict
 from offpol_diag.numerals import say, size
 from offpol_diag.render.markdown import LIMIT, render_markdown
-from offpol_diag.render.numbers import plain
+from offpol_diag.render.numbers import shown
 from offpol_diag.sections import SECTIONS, sections
 from offpol_diag.sections.where import finding
 from offpol_diag.summary import Location, Number, Skipped, Worst
@@ -29,7 +29,7 @@ def words(of: Section) -> str:
                 lines += [block.label, block.text, *block.detail]
             case Table():
                 lines += [block.caption, *block.header, *block.notes]
-                lines += [plain(cell) for row in block.rows for cell in row]
+                lines += [shown(cell).text for row in block.rows for cell in row]
             case Figure():
                 lines += [block.title, block.caption]
     return "\n".join(lines)
@@ -222,6 +222,12 @@ def test_markdown_holds_verdict_gates_headline_and_presets():
         "geometric",
     ):
         assert expected in text
+
+
+def test_markdown_prints_the_cautions_of_its_numbers():
+    text = render_markdown(make_summary())
+    assert "| khat_sequences | 1.20 [1.0, 1.4] (1) |" in text
+    assert "(1) unreliable: k̂ exceeds 0.67" in text
 
 
 def test_markdown_escapes_what_would_break_a_table_or_open_a_tag():

@@ -17,7 +17,7 @@ from offpol_diag.blocks import Block, Figure, Series, Table
 from offpol_diag.numerals import count
 from offpol_diag.render.embedded import DATA_ID, embedded, read_back, script_json
 from offpol_diag.render.figures import SHARED, plotly_figure
-from offpol_diag.render.numbers import Shown, shown
+from offpol_diag.render.numbers import Shown, footnotes, shown
 from offpol_diag.sections import sections
 from offpol_diag.summary import Number, Summary
 
@@ -35,7 +35,7 @@ __all__ = ["read_back", "render_html", "templates_dir"]
 
 @dataclass(frozen=True)
 class CellView:
-    """A cell, the number of its footnote where it has one, and its tooltip where the column has none."""
+    """A cell, its footnote (a note without one stands in the cell), its tooltip where the column has none."""
 
     shown: Shown
     mark: int | None
@@ -183,8 +183,7 @@ def _view(block: Block) -> Block | TableView | FigureView:
 def _table(table: Table) -> TableView:
     numbers = max((sum(isinstance(cell, Number) for cell in row) for row in table.rows), default=0)
     cells = [[shown(cell, terse=numbers > 1) for cell in row] for row in table.rows]
-    notes = list(dict.fromkeys(cell.note for row in cells for cell in row if cell.note))
-    mark = {note: number for number, note in enumerate(notes, 1)}
+    mark = footnotes(cells) if numbers > 1 else {}
     heads = _tooltips(cells, len(table.header))
     rows = tuple(
         tuple(
@@ -194,7 +193,7 @@ def _table(table: Table) -> TableView:
         for row in cells
     )
     numeric = tuple(any(row[i].kind == "number" for row in cells) for i in range(len(table.header)))
-    return TableView(table, numeric, heads, rows, tuple(notes), numbers > DENSE, len(rows) > TALL)
+    return TableView(table, numeric, heads, rows, tuple(mark), numbers > DENSE, len(rows) > TALL)
 
 
 def _tooltips(cells: list[list[Shown]], columns: int) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from offpol_diag.blocks import Block, Section, Table, Text, Tone, Verdict
-from offpol_diag.render.numbers import plain
+from offpol_diag.render.numbers import Shown, footnotes, shown
 from offpol_diag.sections import sections
 from offpol_diag.summary import Summary
 
@@ -59,9 +59,17 @@ def _verdict(verdict: Verdict) -> str:
 def _table(table: Table) -> str:
     lines = (table.header, tuple("---" for _ in table.header))
     head = "\n".join(_row(line) for line in lines)
-    body = "\n".join(_row(tuple(escaped(plain(cell)) for cell in row)) for row in table.rows)
-    notes = "".join(f"\n\n{escaped(note)}" for note in table.notes)
+    cells = [[shown(cell) for cell in row] for row in table.rows]
+    marks = footnotes(cells)
+    body = "\n".join(_row(tuple(_cell(cell, marks) for cell in row)) for row in cells)
+    footed = (*(f"({number}) {note}" for note, number in marks.items()), *table.notes)
+    notes = "".join(f"\n\n{escaped(note)}" for note in footed)
     return f"**{escaped(table.caption)}**\n\n{head}\n{body}{notes}"
+
+
+def _cell(cell: Shown, marks: dict[str, int]) -> str:
+    mark = f"({marks[cell.note]})" if cell.note else ""
+    return escaped(" ".join(part for part in (cell.text, cell.interval, mark) if part))
 
 
 def _row(cells: tuple[str, ...]) -> str:

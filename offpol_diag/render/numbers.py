@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -42,10 +43,10 @@ def shown(cell: Cell, terse: bool = False) -> Shown:
     return _unknown(cell, terse) if cell.value is None and cell.log10 is None else _known(cell)
 
 
-def plain(cell: Cell) -> str:
-    """The cell on one line, without its note."""
-    piece = shown(cell)
-    return f"{piece.text} {piece.interval}".rstrip()
+def footnotes(rows: Iterable[Iterable[Shown]]) -> dict[str, int]:
+    """The notes of a table's cells, numbered in reading order; equal notes share a number."""
+    notes = dict.fromkeys(cell.note for row in rows for cell in row if cell.note)
+    return {note: number for number, note in enumerate(notes, 1)}
 
 
 def meaning(number: Number) -> str:
