@@ -141,6 +141,12 @@ def test_a_ratio_whose_interval_misses_one_is_called_out():
     assert "covers 1" in words(section("numbers"))
 
 
+def test_provenance_is_told_as_json_where_it_is_more_than_a_text():
+    facts = dump_facts(provenance={"model": "q3", "regime": {"lags": [2], "quantize": True}})
+    rows = table("provenance", section("dump", dump=facts)).rows
+    assert rows == (("model", "q3"), ("regime", '{"lags": [2], "quantize": true}'))
+
+
 def test_presets_that_need_a_column_are_listed_with_what_they_need():
     assert ("ppo_is_bypass", "needs current_log_probs", "PPO-IS") in table("needs", section("presets")).rows
 

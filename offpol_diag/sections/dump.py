@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from offpol_diag.blocks import Block, Cell, Section, Table, Text, Verdict
 from offpol_diag.numerals import count
 from offpol_diag.summary import DumpFacts, Number, Summary
@@ -72,8 +74,13 @@ def _columns(facts: DumpFacts) -> tuple[tuple[Cell, ...], ...]:
 def _provenance(facts: DumpFacts) -> tuple[Block, ...]:
     if not facts.provenance:
         return (Text("The files say nothing of their provenance (trainer, engine, temperature, top-p)."),)
-    rows = tuple((key, str(value)) for key, value in facts.provenance.items())
+    rows = tuple((key, _stated(value)) for key, value in facts.provenance.items())
     return (Table("provenance", "Provenance, as the files state it", ("what", "value"), rows),)
+
+
+def _stated(value: object) -> str:
+    """A text as it is, anything else as JSON."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _files(facts: DumpFacts) -> tuple[Block, ...]:
