@@ -39,8 +39,8 @@ def quantile(counts: Tensor, q: float) -> float:
     if total == 0:
         return float("nan")
     below = torch.cumsum(counts, 0)
-    at = int(torch.searchsorted(below, torch.tensor(q * total, dtype=torch.float64)))
-    at = min(at, SIZE - 1)
+    wanted = max(q, 1e-12) * total  # q = 0: the first bin that holds anything
+    at = min(int(torch.searchsorted(below, torch.tensor(wanted, dtype=torch.float64))), SIZE - 1)
     low, high = edges()[at : at + 2].tolist()
     inside = float(counts[at])
     share = (q * total - (float(below[at]) - inside)) / inside if inside else 0.5

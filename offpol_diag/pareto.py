@@ -34,8 +34,11 @@ def khat(tail: Tail) -> float | None:
         return None
     top = tail.top.cpu()
     weights = torch.exp(top[: size + 1] - top[0])
-    exceedances = (weights[:size] - weights[size]).flip(0)
-    if float(exceedances[-1]) <= 1e-12 or float(exceedances[0]) < 0:
+    beyond = (weights[:size] - weights[size]).flip(0)
+    exceedances = beyond[
+        beyond > 0
+    ]  # a weight equal to the border is not beyond it, and the fit has no place for it
+    if len(exceedances) < SMALLEST_TAIL or float(exceedances[-1]) <= 1e-12:
         return None
     k, _ = fit_generalized_pareto(exceedances)
     return float(k) if math.isfinite(float(k)) else None

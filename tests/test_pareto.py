@@ -1,0 +1,127 @@
+"""k̂ against arviz-stats, against frozen values, and where there is nothing to fit.
+
+arviz-stats' `psislw` takes log-*likelihoods* and negates them: it is given −lr for log-weights lr. Its tail holds
+⌊n/5⌋ or ⌊3√n⌋ values, ours (like R's loo and the paper) ⌈min(n/5, 3√n)⌉; sizes here make both the same number.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from arviz_stats.base import array_stats
+
+from offpol_diag import pareto
+from offpol_diag.accumulators import TAIL, Tail
+from offpol_diag.analyze import analyze
+from tests import oracles
+
+
+def log_weights(k: float, n: int, seed: int = 0) -> np.ndarray:
+    """Logs of n weights whose tail is a generalised Pareto of shape k."""
+    u = np.random.default_rng(seed).random(n)
+    return np.log(np.expm1(-k * np.log(u)) / k)
+
+
+def khat(log: np.ndarray) -> float | None:
+    return pareto.khat(Tail.of(torch.from_numpy(log)))
+
+
+def arviz(log: np.ndarray) -> float:
+    return float(array_stats.psislw(-log)[1])
+
+
+@pytest.mark.parametrize("n", [100, 225, 400, 2500, 10_000, 250_000])
+@pytest.mark.parametrize("k", [0.1, 0.3, 0.7, 1.2])
+def test_khat_is_that_of_arviz(n, k):
+    log = log_weights(k, n, seed=n)
+    assert khat(log) == pytest.approx(arviz(log), rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize("sigma", [1e-4, 0.02, 1.0, 8.0])
+def test_khat_of_log_normal_weights_is_that_of_arviz(sigma):
+    """Small σ: the exceedances are differences of weights near 1; 1e-16/σ of them is lost, in both programs."""
+    log = sigma * np.random.default_rng(5).standard_normal(10_000)
+    assert khat(log) == pytest.approx(arviz(log), rel=max(1e-9, 1e-13 / sigma), abs=max(1e-9, 1e-13 / sigma))
+
+
+def test_khat_does_not_depend_on_the_scale_of_the_weights():
+    log = log_weights(0.5, 2500)
+    assert khat(log + 600.0) == pytest.approx(khat(log), rel=1e-9)
+    assert khat(log - 600.0) == pytest.approx(khat(log), rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("k", "frozen"), [(0.3, 0.315372684866), (0.7, 0.6804152016359), (1.2, 1.1367223634731)]
+)
+def test_khat_has_not_moved(k, frozen):
+    """Frozen 2026-11-21 from arviz-stats 0.8.0; quantiles instead of random numbers, so that no generator matters."""
+    u = (np.arange(2500) + 0.5) / 2500
+    assert khat(np.log(np.expm1(-k * np.log(u)) / k)) == pytest.approx(frozen, abs=1e-9)
+
+
+def test_the_tail_of_a_whole_is_that_of_its_parts():
+    log = torch.from_numpy(log_weights(0.6, 90_000))
+    whole = Tail.of(log)
+    merged = Tail.of(log[:0])
+    for part in log.split(7001):
+        merged = merged.merge(Tail.of(part))
+
+    assert merged.n == whole.n == 90_000
+    assert torch.equal(merged.top, whole.top)
+    assert len(merged.top) == TAIL
+    assert pareto.khat(merged) == pareto.khat(whole)
+
+
+def test_a_constant_or_short_tail_has_no_khat():
+    assert khat(np.zeros(1000)) is None
+    assert khat(np.concatenate((np.full(500, 2.0), np.linspace(-3, 1, 500)))) is None
+    assert khat(np.array([0.1, 0.2, 0.3])) is None
+    assert khat(np.array([])) is None
+
+
+def test_weights_that_equal_the_border_of_the_tail_are_not_in_it():
+    """Most log-ratios of a real dump may be 0: the fit divides by the first quartile of the exceedances."""
+    log = np.concatenate((np.zeros(9600), np.linspace(0.1, 2, 200) ** 2))
+    tail = log[9600:]
+    ties = khat(log)
+
+    assert ties is not None
+    # 297 = 3√9800 values are looked at, 97 of them at the border: the fit is that of the 200 beyond it
+    assert ties == pytest.approx(khat(np.concatenate((np.full(4223, -9.0), [0.0], tail))), rel=1e-9)
+    assert khat(np.concatenate((np.zeros(9996), np.linspace(0.1, 2, 4)))) is None
+
+
+@pytest.mark.parametrize("sigma", [30.0, 300.0])
+def test_sequence_weights_hundreds_of_nats_apart_have_a_large_khat(sigma):
+    log = sigma * np.random.default_rng(5).standard_normal(10_000)
+    assert khat(log) == pytest.approx(arviz(log), rel=1e-6)
+
+
+def test_the_limit_is_the_published_one():
+    """Vehtari et al. 2024: min(1 − 1/log10 S, 0.7)."""
+    assert pareto.limit(100) == pytest.approx(0.5)
+    assert pareto.limit(1000) == pytest.approx(2 / 3)
+    assert pareto.limit(2200) == pytest.approx(0.7, abs=1e-3)
+    assert pareto.limit(10**7) == 0.7
+
+
+@pytest.mark.parametrize(("k", "unreliable"), [(0.15, False), (1.3, True)])
+def test_a_number_that_leans_on_a_heavy_tail_says_so(tmp_path, k, unreliable):
+    rng = np.random.default_rng(3)
+    log = log_weights(k, 4000, seed=8)
+    log = (log - log.max()).clip(min=-30)
+    rows = [
+        {"rollout_log_probs": (-40.0 - 0 * part).tolist(), "old_log_probs": (-40.0 + part).tolist()}
+        for part in np.split(rng.permutation(log), 400)
+    ]
+    found = analyze([oracles.write(rows, tmp_path / "dump.parquet")]).metrics
+    note = found["khat_tokens"].note
+
+    assert (found["khat_tokens"].value > pareto.limit(4000)) is unreliable
+    assert (note is not None and "unreliable" in note) is unreliable
+    assert found["ess_tokens"].note == found["mean_ratio"].note == found["chi2_token"].note == note
+    assert found["k3"].note is None
+    assert math.isclose(found["khat_tokens"].value, khat(log), rel_tol=1e-6)
