@@ -32,7 +32,7 @@ def draws(key: Tensor, seed: int, replicates: int = REPLICATES) -> Tensor:
     counters = torch.arange((replicates + 1) // 2, device=key.device, dtype=torch.int64)
     lanes = mix((counters + 1) * -0x61C8864680B583EB + mix(torch.tensor(seed, device=key.device)))
     bits = mix(mix(key)[:, None] ^ lanes[None, :])
-    halves = torch.stack((bits & 0xFFFFFFFF, _shift(bits, 32)), dim=2).reshape(len(key), -1)[:, :replicates]
+    halves = torch.stack((bits & 0xFFFFFFFF, _shift(bits, 32)), dim=2).flatten(1)[:, :replicates].contiguous()
     steps = torch.tensor(_poisson_steps(), device=key.device)
     return torch.bucketize(halves, steps, right=True).to(torch.float64)
 
