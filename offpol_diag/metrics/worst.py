@@ -12,17 +12,25 @@ from offpol_diag.metrics.gap import Drift
 from offpol_diag.ratios import OVERFLOW
 from offpol_diag.summary import WorstSequence, WorstToken
 
-SEQUENCES, TOKENS, CONTEXT = 10, 20, 3
+SEQUENCES, TOKENS, CONTEXT, TIES = 10, 20, 3, 1000
 
 
 def sequences(batch: Batch, drift: Drift) -> Best[WorstSequence]:
-    """The sequences with the largest mean k3."""
+    """The sequences with the largest mean k3 above 0."""
     d = _delta(batch, drift)
     k3 = segments.mean(torch.expm1(d.clamp(-OVERFLOW, OVERFLOW)) - d, batch.cu_seqlens)
-    worst = torch.topk(k3, min(SEQUENCES, len(k3)))
     total, most = segments.total(d, batch.cu_seqlens), segments.largest(d.abs(), batch.cu_seqlens)
-    rows = [(float(k3[i]), int(i)) for i in worst.indices if batch.lengths[i] > 0]
-    return Best(SEQUENCES, tuple((score, _sequence(batch, i, score, total, most)) for score, i in rows))
+    found = ((float(k3[i]), _sequence(batch, i, float(k3[i]), total, most)) for i in _largest(k3, SEQUENCES))
+    return Best(SEQUENCES, ()).merge(Best(SEQUENCES, tuple(found)))
+
+
+def _largest(scores: Tensor, many: int) -> list[int]:
+    """Where the largest scores above 0 are, and up to `TIES` that equal the last of them: `Best` chooses by text."""
+    last = torch.topk(scores, min(many, len(scores))).values.min() if len(scores) else scores.sum()
+    candidates = torch.nonzero((scores >= last) & (scores > 0)).flatten()
+    worth = torch.sort(scores[candidates], descending=True, stable=True).indices[: many + TIES]
+    found: list[int] = candidates[worth].tolist()
+    return found
 
 
 def _delta(batch: Batch, drift: Drift) -> Tensor:
@@ -46,10 +54,11 @@ def _sequence(batch: Batch, at: int, k3: float, total: Tensor, most: Tensor) -> 
 def tokens(batch: Batch, drift: Drift) -> Best[WorstToken]:
     """The tokens with the largest |Δ|, with the log-ratios around them."""
     d = _delta(batch, drift)
-    worst = torch.topk(d.abs(), min(TOKENS, len(d))).indices
+    worst = torch.tensor(_largest(d.abs(), TOKENS), dtype=torch.int64, device=d.device)
     owner = torch.searchsorted(batch.cu_seqlens, worst, right=True) - 1
     rows = zip(worst.tolist(), owner.tolist(), strict=True)
-    return Best(TOKENS, tuple((abs(float(d[t])), _token(batch, drift, d, t, s)) for t, s in rows))
+    found = ((abs(float(d[t])), _token(batch, drift, d, t, s)) for t, s in rows)
+    return Best(TOKENS, ()).merge(Best(TOKENS, tuple(found)))
 
 
 def _token(batch: Batch, drift: Drift, d: Tensor, at: int, sequence: int) -> WorstToken:

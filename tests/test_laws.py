@@ -1,0 +1,469 @@
+"""Laws that hold whatever the numbers are: how a dump is cut, packed, masked, ordered or merged changes nothing.
+
+Two Summaries are equal here when every number (values, interval ends, as_logged, places) agrees to 1e-12 relative.
+Where terms of both signs cancel (k1, kl, log-PPL differences, χ², losses) and for standard deviations, which are
+roots of differences, 1e-12 is taken of what the terms measure instead (`SCALES`): their sum cannot be rounded better.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import importlib
+import inspect
+import math
+import pkgutil
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from offpol_diag import accumulators, catalogue, metrics, readout, resample
+from offpol_diag.analyze import analyze, plan
+from offpol_diag.presets import Preset, Reject, Weight
+from offpol_diag.readers import open_dump
+from offpol_diag.summary import Number, Run, Summary
+from offpol_diag.tally import Tally, tally
+from tests import oracles
+
+BUILT_IN = catalogue.load().resolve("all")
+MORE = (
+    Preset("turns", "", weight=Weight("segment", upper=1.3), reject=(Reject("ratio", "segment", upper=1.2),)),
+    Preset(
+        "normed",
+        "",
+        weight=Weight("token", upper=2.0, normalize=True),
+        reject=(Reject("k2", "max", upper=0.4),),
+    ),
+    Preset("signed", "", reject=(Reject("ratio", "token", 0.7, 1.4, advantage="against"),), loss="reinforce"),
+)
+SCALES = (
+    (r"(^|\.|/|_)(k1|kl)$|log_ppl_diff|ppo_kl|seq_sum_k1|mean_k1|token_k1", 1.0),  # mean |Δ| is 0.2 here
+    (r"chi2", 30.0),  # mean |e^{2Δ} − 1|, and of products
+    (r"std", 1.0),
+    (r"pg_loss", 60.0),  # a sequence's sum of |A| up to 2
+    (r"tokens_rejected", 1.0),  # 1 − kept
+)
+RUN = Run(
+    version="0",
+    device="cpu",
+    seed=0,
+    replicates=256,
+    tokens=0,
+    sequences=0,
+    peak_rss_bytes=0,
+    seconds={"total": 0.0},
+)
+
+
+def numbers(summary: Summary) -> Iterator[tuple[str, float | None]]:
+    """Every number of a Summary under a name that says where it stands."""
+    for name, number in summary.metrics.items():
+        yield from _ends(name, number)
+    for preset, result in summary.presets.items():
+        for name, number in result.metrics.items():
+            yield from _ends(f"{preset}: {name}", number)
+        for name, value in result.as_logged.items():
+            yield f"{preset}: logged {name}", value
+    for axis, location in summary.by.items():
+        for place in location.places:
+            yield f"{axis} {place.key}: tokens", place.tokens
+            for name, number in place.metrics.items():
+                yield from _ends(f"{axis} {place.key}: {name}", number)
+    for name, histogram in summary.histograms.items():
+        for i, count in enumerate(histogram.counts):
+            yield f"{name} bin {i}", count
+
+
+def _ends(name: str, number: Number) -> Iterator[tuple[str, float | None]]:
+    low, high = number.interval or (None, None)
+    yield from (
+        (name, number.value),
+        (f"low {name}", low),
+        (f"high {name}", high),
+        (f"log10 {name}", number.log10),
+    )
+
+
+def different(one: Summary, two: Summary, but: str = "$^") -> dict[str, tuple[Any, Any]]:
+    """Numbers that are not equal, by name; `but` names those that may differ."""
+    first, second = dict(numbers(one)), dict(numbers(two))
+    assert set(first) == set(second)
+    return {
+        name: (x, second[name])
+        for name, x in first.items()
+        if not re.search(but, name) and not _equal(x, second[name], name)
+    }
+
+
+def _equal(x: float | None, y: float | None, name: str) -> bool:
+    if x is None or y is None:
+        return x is y
+    scale = max((size for pattern, size in SCALES if re.search(pattern, name)), default=0.0)
+    return abs(x - y) <= 1e-12 * max(abs(x), abs(y), scale)
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return oracles.make_rows(0.3, seed=1, many=24)
+
+
+@pytest.fixture(scope="module")
+def whole(rows, tmp_path_factory):
+    """The Summary of the rows in one file, one row group, one batch."""
+    return analyzed([rows], tmp_path_factory.mktemp("whole"))
+
+
+def analyzed(
+    files: list[list[dict[str, Any]]], folder: Path, row_group: int | None = None, **more: Any
+) -> Summary:
+    paths = [oracles.write(part, folder / f"part{i}.parquet", row_group) for i, part in enumerate(files)]
+    return analyze(paths, presets=(*BUILT_IN, *MORE), group_by=["host"], **more)
+
+
+# ---------------------------------------------------------------- on policy
+
+
+def test_an_on_policy_dump_is_left_alone_by_every_preset(rows, tmp_path):
+    same = copy.deepcopy(rows)
+    for row in same:
+        row["old_log_probs"] = row["current_log_probs"] = row["rollout_log_probs"]
+    summary = analyzed([same], tmp_path)
+
+    identity = {"weight_mean": 1, "weight_min": 1, "weight_max": 1, "ess_tokens": 1, "ess_sequences": 1}
+    identity |= {
+        "loss_scale_removed": 1,
+        "loss_scale_kept": 1,
+        "weight_std": 0,
+        "ppo_kl": 0,
+        "groups_lost": 0,
+    }
+    identity |= dict.fromkeys(("truncated_high", "truncated_low", "tokens_rejected", "vetoed"), 0)
+    identity |= dict.fromkeys(("sequences_dropped", "sequences_touched", "catastrophic_tokens"), 0)
+    identity |= dict.fromkeys((f"kept_length_q{i}" for i in (1, 2, 3, 4)), 1)
+    for name, result in summary.presets.items():
+        assert {key: result.metrics[key].value for key in identity} == identity, name
+    for prefix in oracles.DRIFTS:
+        zero = (
+            "k1",
+            "k2",
+            "k3",
+            "chi2_token",
+            "chi2_sequence",
+            "tv",
+            "f_1_1",
+            "prob_diff_max",
+            "log_ratio_std",
+        )
+        one = ("mean_ratio", "ess_tokens", "ess_sequences", "ppl_ratio", "mult_prob_error")
+        assert {summary.metrics[prefix + name].value for name in zero} == {0.0}
+        assert {summary.metrics[prefix + name].value for name in one} == {1.0}
+        assert summary.metrics[prefix + "khat_tokens"].value is None
+        assert summary.metrics[prefix + "pearson"].value == pytest.approx(1.0, rel=1e-12)
+
+
+def test_what_trainers_log_on_policy_is_the_identity_too(rows, tmp_path):
+    same = copy.deepcopy(rows)
+    for row in same:
+        row["old_log_probs"] = row["current_log_probs"] = row["rollout_log_probs"]
+    logged = {n: r.as_logged for n, r in analyzed([same], tmp_path).presets.items() if r.as_logged}
+
+    assert len(logged) > 50
+    for name, values in logged.items():
+        by_end = {key.rsplit("/", 1)[1]: value for key, value in values.items()}
+        for key, value in by_end.items():
+            if re.search(
+                r"(^|_)(kl|k3_kl|chi2_token|chi2_seq|masked_fraction|veto_fraction|log_ppl_diff)$", key
+            ):
+                assert value == pytest.approx(0.0, abs=1e-8), (name, key)  # verl's 1e-8 in the denominator
+
+
+# ---------------------------------------------------------------- cutting, order
+
+
+@pytest.mark.parametrize(
+    "cut", ["a token a batch", "row groups of 1", "row groups of 7", "files", "shuffled files"]
+)
+def test_how_the_dump_is_cut_changes_no_number(rows, whole, tmp_path, cut):
+    shuffled = [rows[(7 * i + 1) % 24] for i in range(24)]
+    summary = {
+        "a token a batch": lambda: analyzed([rows], tmp_path, batch_tokens=1),
+        "row groups of 1": lambda: analyzed([rows], tmp_path, row_group=1, batch_tokens=90),
+        "row groups of 7": lambda: analyzed([rows], tmp_path, row_group=7),
+        "files": lambda: analyzed([rows[:5], rows[5:6], rows[6:]], tmp_path, batch_tokens=200),
+        "shuffled files": lambda: analyzed([shuffled[:9], shuffled[9:]], tmp_path, batch_tokens=300),
+    }[cut]()
+
+    assert different(whole, summary) == {}
+    assert summary.worst == whole.worst
+
+
+def test_the_seed_moves_intervals_and_nothing_else(rows, whole, tmp_path):
+    other = analyzed([rows], tmp_path, seed=1)
+
+    assert different(whole, other, but="^(low|high) ") == {}
+    assert len(different(whole, other)) > 100
+
+
+def test_equal_tokens_and_sequences_make_no_worst_list_depend_on_the_cut(tmp_path):
+    """Scores tie when log-probs are stored in few bits; which of the equals are shown must not depend on the batch."""
+    rows = [
+        {
+            "sequence_id": f"s{(i * 17) % 30:02d}",
+            "rollout_log_probs": [-1.0] * 6,
+            "old_log_probs": [-1.0, -1.25, -0.75, -1.0, -1.25, -1.0],
+        }
+        for i in range(30)
+    ]
+    one = analyze([oracles.write(rows, tmp_path / "a.parquet")])
+    two = analyze([oracles.write(rows[::-1], tmp_path / "b.parquet")], batch_tokens=13)
+
+    assert one.worst == two.worst
+    assert len(one.worst.sequences) == 10
+    assert [row.sequence_id for row in one.worst.sequences] == [f"s{i:02d}" for i in range(10)]
+
+
+# ---------------------------------------------------------------- packing, masks
+
+
+def tallies(
+    rows: list[dict[str, Any]], folder: Path, presets: Any = (*BUILT_IN, *MORE)
+) -> tuple[Any, list[Tally]]:
+    """A tally per row, each read from a file of its own; rows without a token go with the row before."""
+    files: list[list[dict[str, Any]]] = []
+    for row in rows:
+        if any(row["response_mask"]):
+            files.append([row])
+        else:
+            files[-1].append(row)
+    study, found = None, []
+    for i, part in enumerate(files):
+        dump = open_dump([oracles.write(part, folder / f"row{i}.parquet")], group_by=["host"])
+        study = study or plan(dump, presets, ["host"], 0)
+        found += [tally(study, batch) for batch in dump.batches()]
+    return study, found
+
+
+def read(study: Any, whole: Tally, like: Summary) -> Summary:
+    return readout.summary(study, whole, study.presets, like.dump, RUN)
+
+
+def test_packed_sequences_count_as_they_do_alone(rows, whole, tmp_path):
+    study, alone = tallies(rows, tmp_path)
+    merged = alone[0]
+    for one in alone[1:]:
+        merged = merged.merge(one)
+
+    assert different(whole, read(study, merged, whole)) == {}
+
+
+def test_tallies_merge_in_any_order_and_nesting(rows, whole, tmp_path):
+    study, alone = tallies(rows, tmp_path, BUILT_IN[:8])
+    backwards = alone[-1]
+    for one in alone[-2::-1]:
+        backwards = one.merge(backwards)
+    level = alone
+    while len(level) > 1:  # a tree, the right operand first
+        level = [b.merge(a) for a, b in zip(level[::2], level[1::2], strict=False)] + level[
+            len(level) // 2 * 2 :
+        ]
+
+    assert different(read(study, backwards, whole), read(study, level[0], whole)) == {}
+
+
+def test_a_name_that_only_one_tally_has_is_kept_as_it_is(rows, tmp_path):
+    _, (one, two) = tallies(rows[:2], tmp_path, BUILT_IN[:2])
+    empty = Tally({})
+    less = Tally({name: state for name, state in two.states.items() if name != "length"})
+
+    assert one.merge(empty).states == one.states
+    assert empty.merge(one).states == one.states
+    assert one.merge(less).states["length"] is one.states["length"]
+    assert less.merge(one).states["length"] is one.states["length"]
+
+
+def test_a_masked_token_counts_like_one_that_is_not_there(rows, whole, tmp_path):
+    """Except for what is about the response as sampled: positions, turns, its length with the masked tokens."""
+    dropped = []
+    for row in rows:
+        live = [t for t, m in enumerate(row["response_mask"]) if m]
+        short = {n: [v[t] for t in live] if isinstance(v, list) else v for n, v in row.items()}
+        dropped.append({name: value for name, value in short.items() if name != "response_mask"})
+    summary = analyzed([dropped], tmp_path)
+    positions = {"position"}
+    first = whole.model_copy(update={"by": {k: v for k, v in whole.by.items() if k not in positions}})
+    second = summary.model_copy(update={"by": {k: v for k, v in summary.by.items() if k not in positions}})
+
+    assert different(first, second, but="^(low |high )?turns: |pg_loss_seq_norm") == {}
+
+
+def test_what_stands_under_the_mask_is_never_read(rows, whole, tmp_path):
+    odd = copy.deepcopy(rows)
+    for row in odd:
+        for t, m in enumerate(row["response_mask"]):
+            if not m:
+                row["rollout_log_probs"][t], row["old_log_probs"][t] = 0.0, -9999.0
+                row["current_log_probs"][t] = row["advantages"][t] = float("nan")
+
+    assert different(whole, analyzed([odd], tmp_path)) == {}
+
+
+# ---------------------------------------------------------------- order
+
+
+def test_a_wider_truncation_never_lowers_the_mean_weight(rows, tmp_path):
+    bounds = (0.3, 0.8, 1.0, 1.01, 1.2, 2.0, 8.0)
+    named = [
+        Preset(f"{side}{over}{bound}", "", weight=Weight(over, **{side: bound}))
+        for over in ("token", "sum", "mean", "segment")
+        for side in ("upper", "lower")
+        for bound in bounds
+    ]
+    summary = analyze([oracles.write(rows, tmp_path / "dump.parquet")], presets=named)
+    for over in ("token", "sum", "mean", "segment"):
+        for side in ("upper", "lower"):
+            means = [summary.presets[f"{side}{over}{bound}"].metrics["weight_mean"].value for bound in bounds]
+            assert means == sorted(means)
+            assert len(set(means)) > 3
+
+
+def test_a_tighter_band_never_rejects_fewer_tokens(rows, tmp_path):
+    bands = {
+        "ratio": [(0.2, 6.0), (0.6, 1.7), (0.9, 1.1), (0.98, 1.03)],
+        "k1": [(-2.0, 2.0), (-0.6, 0.5), (-0.1, 0.1), (-0.01, 0.02)],
+        "k2": [(0.0, 2.0), (0.0, 0.1), (1e-5, 0.01), (1e-4, 1e-3)],
+        "k3": [(0.0, 2.0), (0.0, 0.1), (1e-5, 0.01), (1e-4, 1e-3)],
+        "tv": [(0.0, 2.0), (0.0, 0.2), (1e-5, 0.1), (1e-4, 1e-2)],
+        "prob_diff": [(-0.9, 0.9), (-0.3, 0.2), (-0.1, 0.1), (-0.01, 0.005)],
+    }
+    kinds = [
+        (s, o, a) for s in bands for o in ("token", "sum", "mean", "segment") for a in ("any", "against")
+    ]
+    named = [
+        Preset(f"{s}.{o}.{a}.{i}", "", reject=(Reject(s, o, *band, advantage=a),))
+        for s, o, a in kinds
+        for i, band in enumerate(bands[s])
+    ]
+    summary = analyze([oracles.write(rows, tmp_path / "dump.parquet")], presets=named)
+    for s, o, a in kinds:
+        gone = [summary.presets[f"{s}.{o}.{a}.{i}"].metrics["tokens_rejected"].value for i in range(4)]
+        assert gone == sorted(gone)
+        assert gone[-1] > 0
+
+
+# ---------------------------------------------------------------- every state
+
+
+def state_classes() -> dict[str, type]:
+    """Every class of the package that merges, found by listing."""
+    modules = [accumulators] + [
+        importlib.import_module(f"offpol_diag.metrics.{module.name}")
+        for module in pkgutil.iter_modules(metrics.__path__)
+    ]
+    return {
+        f"{name}": kind
+        for module in modules
+        for name, kind in inspect.getmembers(module, inspect.isclass)
+        if kind.__module__ == module.__name__ and "merge" in vars(kind) and name != "State"
+    }
+
+
+def parts() -> dict[str, list[Any]]:
+    """Three states of every class, of three unlike parts (one of them empty where that can be)."""
+    generator = torch.Generator().manual_seed(0)
+
+    def x(n: int) -> torch.Tensor:
+        return torch.randn(n, generator=generator, dtype=torch.float64)
+
+    def draws(n: int) -> torch.Tensor:
+        return resample.draws(torch.arange(n) * 977, 0, 5)
+
+    def sums(n: int, *names: str) -> accumulators.Sums:
+        return accumulators.Sums.of({name: 1e3 * x(n) for name in names}, draws(n))
+
+    from offpol_diag.metrics.selection import LENGTH_BINS, Grid
+
+    def keys(n: int) -> torch.Tensor:
+        return torch.randint(-(2**62), 2**62, (n,), generator=generator)
+
+    shared = keys(3000)
+    return {
+        "Sums": [sums(4, "a", "b"), sums(7, "b", "c"), sums(0, "a")],
+        "Extremes": [accumulators.Extremes.of({"a": accumulators.extremes(x(n))}) for n in (3, 0, 5)],
+        "Bins": [accumulators.Bins.of(x(n) * 10.0**n) for n in (4, 0, 9)],
+        "Tail": [accumulators.Tail.of(x(n)) for n in (accumulators.TAIL, 0, 500)],
+        "LogSums": [accumulators.LogSums.of(v, draws(len(v))) for v in (x(3) * 800, x(1) - torch.inf, x(4))],
+        "GroupSample": [
+            accumulators.GroupSample.of(k, torch.ones(len(k), 2, dtype=torch.float64))
+            for k in (shared, torch.cat((shared[1500:], keys(3000))), keys(10))
+        ],
+        "Places": [
+            accumulators.Places({"0": sums(3, "a"), "1": sums(2, "a")}),
+            accumulators.Places({"1": sums(5, "a")}),
+            accumulators.Places({}),
+        ],
+        "Best": [
+            accumulators.Best(3, tuple((float(s), f"{s}{t}") for s in (2, 1, 0))) for t in ("b", "a", "c")
+        ],
+        "Grid": [Grid(x(LENGTH_BINS * 3).view(LENGTH_BINS, 3)) for _ in range(3)],
+    }
+
+
+def equal(one: Any, two: Any) -> bool:
+    """Equal to 1e-12 of the largest entry, through dataclasses, dicts and tuples."""
+    if isinstance(one, torch.Tensor):
+        top = float(one.abs().nan_to_num(posinf=0.0).max()) if one.numel() else 0.0
+        return one.shape == two.shape and torch.allclose(one, two, rtol=1e-12, atol=1e-12 * top)
+    if isinstance(one, accumulators.Sums):
+        return one.names == two.names and equal(one.read(), two.read())
+    if dataclasses.is_dataclass(one):
+        return all(equal(getattr(one, f.name), getattr(two, f.name)) for f in dataclasses.fields(one))
+    if isinstance(one, dict):
+        return set(one) == set(two) and all(equal(one[key], two[key]) for key in one)
+    return one == two
+
+
+def test_every_state_class_is_put_to_the_laws():
+    assert set(state_classes()) - {"Tally"} == set(parts())
+
+
+@pytest.mark.parametrize("name", sorted(parts()))
+def test_merging_states_is_associative_and_commutative_and_changes_neither(name):
+    a, b, c = parts()[name]
+    before = copy.deepcopy((a, b, c))
+
+    assert equal(a.merge(b).merge(c), a.merge(b.merge(c)))
+    assert equal(a.merge(b), b.merge(a))
+    assert equal(a.merge(c).merge(b), c.merge(b).merge(a))
+    assert all(equal(x, y) for x, y in zip((a, b, c), before, strict=True))
+
+
+def test_sums_that_cancel_over_many_merges_stay_exact():
+    """Σ of +1e8, 1, −1e8 … over 3000 parts: plain addition would leave the rounding of the large ones."""
+    values = [v for i in range(1000) for v in (1e8 / 3 + i, 1e-3, -1e8 / 3 - i)]
+    states = [
+        accumulators.Sums.of(
+            {"a": torch.tensor([v], dtype=torch.float64)}, torch.zeros(1, 0, dtype=torch.float64)
+        )
+        for v in values
+    ]
+    merged = states[0]
+    for state in states[1:]:
+        merged = merged.merge(state)
+
+    assert float(merged.read()["a"][0]) == pytest.approx(math.fsum(values), rel=1e-12)
+
+
+def test_a_sample_of_groups_counts_all_of_them_to_a_few_percent():
+    generator = torch.Generator().manual_seed(3)
+    keys = torch.randint(-(2**63), 2**63 - 1, (200_000,), generator=generator)
+    one = torch.ones(50_000, 1, dtype=torch.float64)
+    merged = accumulators.GroupSample.of(keys[:50_000], one)
+    for start in (50_000, 100_000, 150_000):
+        merged = merged.merge(accumulators.GroupSample.of(keys[start : start + 50_000], one))
+
+    assert merged.full
+    assert merged.groups == pytest.approx(200_000, rel=0.05)  # 1/√4096 is 1.6 %
