@@ -282,8 +282,8 @@ def value(statistic: str, d: float, q: float) -> float:
 def judged(s: Sequence, delta: list[float], rule: Any) -> list[float]:
     """The number that a rejection rule judges at each token.
 
-    The safety is a bound on a log-ratio: on the aggregated one where there is such a thing (ratio, k1 = −log r),
-    on each token's for a statistic that is aggregated after it was taken.
+    The safety is a bound on a log-ratio: on the aggregated one where there is such a thing (ratio, k1 =
+    −log r), on each token's for a statistic that is aggregated after it was taken.
     """
     is_log = rule.statistic in ("ratio", "k1")
     late = is_log and rule.safety_at == "aggregate"

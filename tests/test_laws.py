@@ -1,8 +1,9 @@
-"""Laws that hold whatever the numbers are: how a dump is cut, packed, masked, ordered or merged changes nothing.
+"""Laws whatever the numbers are: how a dump is cut, packed, masked, ordered or merged changes nothing.
 
-Two Summaries are equal here when every number (values, interval ends, as_logged, places) agrees to 1e-12 relative.
-Where terms of both signs cancel (k1, kl, log-PPL differences, χ², losses) and for standard deviations, which are
-roots of differences, 1e-12 is taken of what the terms measure instead (`SCALES`): their sum cannot be rounded better.
+Two Summaries are equal here when every number (values, interval ends, as_logged, places) agrees to 1e-12
+relative. Where terms of both signs cancel (k1, kl, log-PPL differences, χ², losses) and for standard
+deviations, which are roots of differences, 1e-12 is taken of what the terms measure instead (`SCALES`):
+their sum cannot be rounded better.
 """
 
 from __future__ import annotations
@@ -209,7 +210,7 @@ def test_the_seed_moves_intervals_and_nothing_else(rows, whole, tmp_path):
 
 
 def test_equal_tokens_and_sequences_make_no_worst_list_depend_on_the_cut(tmp_path):
-    """Scores tie when log-probs are stored in few bits; which of the equals are shown must not depend on the batch."""
+    """Scores tie when log-probs are stored in few bits; which equals are shown is no matter of the batch."""
     rows = [
         {
             "sequence_id": f"s{(i * 17) % 30:02d}",
@@ -286,7 +287,7 @@ def test_a_name_that_only_one_tally_has_is_kept_as_it_is(rows, tmp_path):
 
 
 def test_a_masked_token_counts_like_one_that_is_not_there(rows, whole, tmp_path):
-    """Except for what is about the response as sampled: positions, turns, its length with the masked tokens."""
+    """Except for what is about the response as sampled: positions, turns, its length."""
     dropped = []
     for row in rows:
         live = [t for t, m in enumerate(row["response_mask"]) if m]

@@ -1,9 +1,10 @@
 """Every number of a Summary against the textbook in `oracles.py`, through real Parquet files.
 
-Tolerances. Means are held to 1e-9 relative (DESIGN §5). Where the terms of a mean have both signs (k1, χ², the
-losses) 1e-12 of the mean *size* of the terms is allowed besides: that much is lost by rounding alone. A standard
-deviation is the root of a difference of squares, so its square is held to 2e-9 of itself plus 1e-13 of the squared
-distance between the mean and what the package takes off first (1 for weights, 0 for Δ and |p − q|).
+Tolerances. Means are held to 1e-9 relative (DESIGN §5). Where the terms of a mean have both signs (k1, χ²,
+the losses) 1e-12 of the mean *size* of the terms is allowed besides: that much is lost by rounding alone. A
+standard deviation is the root of a difference of squares, so its square is held to 2e-9 of itself plus
+1e-13 of the squared distance between the mean and what the package takes off first (1 for weights, 0 for Δ
+and |p − q|).
 """
 
 from __future__ import annotations
@@ -271,7 +272,7 @@ def test_any_preset_of_the_grammar_does_what_the_textbook_does(grammar, many):
 
 
 def tried(tmp_path: Any, rows: list[list[float]], preset: Preset, masks: Any = None, **more: Any) -> Any:
-    """The preset's metrics and table on sequences of given log-ratios: rollout 0 and old Δ, so nothing rounds."""
+    """The preset's metrics and table on sequences of given log-ratios (rollout 0, old Δ: exact)."""
     made = [
         {
             "rollout_log_probs": [0.0] * len(deltas),

@@ -1,7 +1,8 @@
 """k̂ against arviz-stats, against frozen values, and where there is nothing to fit.
 
-arviz-stats' `psislw` takes log-*likelihoods* and negates them: it is given −lr for log-weights lr. Its tail holds
-⌊n/5⌋ or ⌊3√n⌋ values, ours (like R's loo and the paper) ⌈min(n/5, 3√n)⌉; sizes here make both the same number.
+arviz-stats' `psislw` takes log-*likelihoods* and negates them: it is given −lr for log-weights lr. Its
+tail holds ⌊n/5⌋ or ⌊3√n⌋ values, ours (like R's loo and the paper) ⌈min(n/5, 3√n)⌉; sizes here make both
+the same number.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def test_khat_is_that_of_arviz(n, k):
 
 @pytest.mark.parametrize("sigma", [1e-4, 0.02, 1.0, 8.0])
 def test_khat_of_log_normal_weights_is_that_of_arviz(sigma):
-    """Small σ: the exceedances are differences of weights near 1; 1e-16/σ of them is lost, in both programs."""
+    """Small σ: exceedances are differences of weights near 1, of which both programs lose 1e-16/σ."""
     log = sigma * np.random.default_rng(5).standard_normal(10_000)
     assert khat(log) == pytest.approx(arviz(log), rel=max(1e-9, 1e-13 / sigma), abs=max(1e-9, 1e-13 / sigma))
 
@@ -57,7 +58,7 @@ def test_khat_does_not_depend_on_the_scale_of_the_weights():
     ("k", "frozen"), [(0.3, 0.315372684866), (0.7, 0.6804152016359), (1.2, 1.1367223634731)]
 )
 def test_khat_has_not_moved(k, frozen):
-    """Frozen 2026-11-21 from arviz-stats 0.8.0; quantiles instead of random numbers, so that no generator matters."""
+    """Frozen 2026-11-21 from arviz-stats 0.8.0; of quantiles, so that no random generator matters."""
     u = (np.arange(2500) + 0.5) / 2500
     assert khat(np.log(np.expm1(-k * np.log(u)) / k)) == pytest.approx(frozen, abs=1e-9)
 

@@ -1,8 +1,9 @@
-"""The bootstrap: Poisson(1) draws that depend on the group alone, and intervals that cover what they promise."""
+"""The bootstrap: Poisson(1) draws that depend on the group alone; intervals that cover what they promise."""
 
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -63,7 +64,8 @@ def test_replicates_keys_and_seeds_are_uncorrelated():
     other = resample.draws(KEYS, 1, 128).numpy()
     across_seeds = [np.corrcoef(draws[:, b], other[:, b])[0, 1] for b in range(128)]
 
-    # 8128 correlations of 3000 pairs: each has a standard error of 1/√3000, the largest of them stays below 5 of it.
+    # 8128 correlations of 3000 pairs: each has a standard error of 1/√3000, the largest of them stays
+    # below 5 of it.
     for correlations in (across_replicates, across_keys, np.array(across_seeds)):
         assert abs(correlations).max() < 5 / math.sqrt(3000)
 
@@ -84,9 +86,7 @@ def test_the_mixer_is_a_bijection_that_moves_half_the_bits():
     x = torch.arange(-5000, 5000, dtype=torch.int64)
     mixed = resample.mix(x)
     assert len(torch.unique(mixed)) == len(x)
-    moved = [
-        bin((int(a) ^ int(b)) & (2**64 - 1)).count("1") for a, b in zip(mixed[:-1], mixed[1:], strict=True)
-    ]
+    moved = [bin((int(a) ^ int(b)) & (2**64 - 1)).count("1") for a, b in pairwise(mixed.tolist())]
     assert np.mean(moved) == pytest.approx(32, abs=0.3)
 
 
@@ -94,7 +94,7 @@ def test_the_mixer_is_a_bijection_that_moves_half_the_bits():
 
 
 def dumps(seed: int, groups: int = 60, per_group: int = 4, tokens: int = 20) -> tuple[np.ndarray, np.ndarray]:
-    """Token values with an effect of the prompt and one of the sequence; lengths differ. Their true mean is 0.
+    """Token values with an effect of the prompt and one of the sequence; their true mean is 0.
 
     Returns the per-sequence sums and lengths, [groups, per_group].
     """
@@ -115,7 +115,7 @@ def covers(sums: np.ndarray, lengths: np.ndarray, keys: np.ndarray) -> bool:
 
 
 def test_an_interval_covers_the_truth_about_95_times_in_100():
-    """At 60 groups a percentile interval is a little short; 91 to 98 % leaves room for that and for 400 tries."""
+    """At 60 groups a percentile interval is a little short: 91 to 98 % has room for that and for 400 tries."""
     rng = np.random.default_rng(1)
     hits = [covers(*dumps(i), np.repeat(rng.integers(0, 2**62, (60, 1)), 4, axis=1)) for i in range(400)]
     assert 0.91 <= np.mean(hits) <= 0.98
@@ -124,7 +124,8 @@ def test_an_interval_covers_the_truth_about_95_times_in_100():
 def test_drawing_sequences_or_tokens_apart_would_cover_far_too_seldom():
     """Why groups are drawn: samples of a prompt, and tokens of a sample, share an effect.
 
-    Drawn one by one they look like many more observations than they are, and the interval is several times too short.
+    Drawn one by one they look like many more observations than they are, and the interval is several times
+    too short.
     """
     rng = np.random.default_rng(2)
     apart = [covers(*dumps(i), rng.integers(0, 2**62, (60, 4))) for i in range(200)]

@@ -21,11 +21,12 @@ def sequences(batch: Batch, drift: Drift) -> Best[WorstSequence]:
     k3 = segments.mean(torch.expm1(d.clamp(-OVERFLOW, OVERFLOW)) - d, batch.cu_seqlens)
     total, most = segments.total(d, batch.cu_seqlens), segments.largest(d.abs(), batch.cu_seqlens)
     found = ((float(k3[i]), _sequence(batch, i, float(k3[i]), total, most)) for i in _largest(k3, SEQUENCES))
-    return Best(SEQUENCES, ()).merge(Best(SEQUENCES, tuple(found)))
+    none: Best[WorstSequence] = Best(SEQUENCES, ())
+    return none.merge(Best(SEQUENCES, tuple(found)))
 
 
 def _largest(scores: Tensor, many: int) -> list[int]:
-    """Where the largest scores above 0 are, and up to `TIES` that equal the last of them: `Best` chooses by text."""
+    """Where the largest scores above 0 are, and up to `TIES` that equal the last; `Best` chooses by text."""
     last = torch.topk(scores, min(many, len(scores))).values.min() if len(scores) else scores.sum()
     candidates = torch.nonzero((scores >= last) & (scores > 0)).flatten()
     worth = torch.sort(scores[candidates], descending=True, stable=True).indices[: many + TIES]
@@ -58,7 +59,8 @@ def tokens(batch: Batch, drift: Drift) -> Best[WorstToken]:
     owner = torch.searchsorted(batch.cu_seqlens, worst, right=True) - 1
     rows = zip(worst.tolist(), owner.tolist(), strict=True)
     found = ((abs(float(d[t])), _token(batch, drift, d, t, s)) for t, s in rows)
-    return Best(TOKENS, ()).merge(Best(TOKENS, tuple(found)))
+    none: Best[WorstToken] = Best(TOKENS, ())
+    return none.merge(Best(TOKENS, tuple(found)))
 
 
 def _token(batch: Batch, drift: Drift, d: Tensor, at: int, sequence: int) -> WorstToken:
