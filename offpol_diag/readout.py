@@ -16,7 +16,7 @@ from offpol_diag.accumulators import Best, Bins, Extremes, GroupSample, Places, 
 from offpol_diag.crosswalk import verl
 from offpol_diag.crosswalk.spread import Read
 from offpol_diag.formulas import method as in_words
-from offpol_diag.metrics import gap, method, selection, tails, where
+from offpol_diag.metrics import gap, method, outcome, policyloss, residual, selection, tails, where
 from offpol_diag.metrics.formula import Formula, Reader, missing, plain
 from offpol_diag.metrics.gap import DRIFTS, Drift
 from offpol_diag.metrics.selection import Grid
@@ -181,7 +181,7 @@ def _finite(logged: dict[str, float]) -> dict[str, float | None]:
 def preset_metrics(out: Readout, preset: Preset) -> Numbers:
     """Everything of §5 for one preset."""
     prefix = f"{preset.name}|"
-    found = {row.name: out.reader.number(row, prefix) for row in method.ROWS}
+    found = {row.name: out.reader.number(row, prefix) for row in (*method.ROWS, *residual.ROWS)}
     found |= _weight_range(out, preset)
     found |= _conditional(out, prefix)
     at = out.study.presets.index(preset)
@@ -203,7 +203,7 @@ def _conditional(out: Readout, prefix: str) -> Numbers:
     found: Numbers = {}
     for rows, column, needed in (
         (method.SIGN_ROWS, "positive", ["advantages"]),
-        (method.LOSS_ROWS, "loss", ["current_log_probs", "advantages"]),
+        (policyloss.ROWS, "loss", ["current_log_probs", "advantages"]),
     ):
         lacking = [name for name in needed if name not in out.study.columns]
         have = prefix + column in out.reader.sums
@@ -222,7 +222,7 @@ def norm_factors(study: Study, tally: Tally) -> dict[str, float]:
     point = sums.point + sums.rest
     return {
         preset.name: float(
-            method.norm_factor(point[at[f"{preset.name}|norm"]], point[at[f"{preset.name}|norm_units"]])
+            outcome.norm_factor(point[at[f"{preset.name}|norm"]], point[at[f"{preset.name}|norm_units"]])
         )
         for preset in study.presets
         if f"{preset.name}|norm" in at

@@ -14,7 +14,7 @@ import torch
 from offpol_diag import segments
 from offpol_diag.batch import Batch
 from offpol_diag.errors import UsageError
-from offpol_diag.metrics import method
+from offpol_diag.metrics.outcome import outcome
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.presets import Preset
 from offpol_diag.tally import Study
@@ -105,7 +105,7 @@ def _scalar(batch: Batch, name: str, kind: pa.DataType, cast: type[str] | type[i
 
 
 def _preset_columns(scene: Scene, preset: Preset) -> dict[str, pa.Array]:
-    done = method.outcome(scene, preset)
+    done = outcome(scene, preset)
     weights = done.weight_sum.cpu().numpy()
     return {
         f"{preset.name}.kept_tokens": pa.array(done.kept_tokens.to(torch.int64).cpu().numpy()),

@@ -10,7 +10,7 @@ from torch import Tensor
 from offpol_diag.accumulators import Extremes, State, Sums
 from offpol_diag.batch import Batch
 from offpol_diag.crosswalk import verl
-from offpol_diag.metrics import gap, method, selection, tails, where, worst
+from offpol_diag.metrics import gap, method, policyloss, residual, selection, tails, where, worst
 from offpol_diag.metrics.gap import DRIFTS, Drift
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.presets import Preset
@@ -87,7 +87,8 @@ def _resampled(study: Study, scene: Scene) -> dict[str, Tensor]:
     for drift in study.drifts:
         found |= gap.columns(scene.batch, drift)
     for preset in study.presets:
-        found |= method.columns(scene, preset)
+        for part in (method, residual, policyloss):
+            found |= part.columns(scene, preset)
     return found
 
 

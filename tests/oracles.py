@@ -411,6 +411,7 @@ def preset_metrics(data: list[Sequence], preset: Any) -> tuple[dict[str, float],
         "loss_scale_removed": mean(kept),
         "loss_scale_kept": math.fsum(kept) / tokens,
         "groups_lost": _groups_lost(pairs),
+        **_residual(pairs, preset, kept, per_sequence),
         **{f"kept_{name}": share for name, share in _kept_by_sign(pairs).items()},
         **_kept_by_length(pairs),
     }
@@ -431,6 +432,24 @@ def preset_metrics(data: list[Sequence], preset: Any) -> tuple[dict[str, float],
         if k
     ]
     return found, table, math.fsum(sizes) / max(len(sizes), 1)
+
+
+def _residual(
+    pairs: list[tuple[Sequence, Applied]], preset: Any, kept: list[float], per_sequence: list[float]
+) -> dict[str, float]:
+    """The gap among the tokens that are kept; w² − 1 in 50 digits, for weights near 1."""
+    left = []
+    for s, one in pairs:
+        delta = [0.0] * s.n if preset.policy == "rollout" else s.delta(preset.policy)
+        left.append([d for d, k in zip(delta, one.kept, strict=True) if k])
+    every = [d for deltas in left for d in deltas]
+    some = [v for v, deltas in zip(per_sequence, left, strict=True) if deltas]
+    return {
+        "k3": exact_mean([mpmath.expm1(mpmath.mpf(d)) - mpmath.mpf(d) for d in every]),
+        "ppl_ratio": mean([math.exp(-mean(deltas)) for deltas in left if deltas]),
+        "chi2_token": exact_mean([mpmath.mpf(w) ** 2 - 1 for w in kept]),
+        "chi2_sequence": exact_mean([mpmath.mpf(v) ** 2 - 1 for v in some]),
+    }
 
 
 def _ess(weights: list[float], n: int) -> float:

@@ -18,7 +18,7 @@ from torch import Tensor
 from offpol_diag import correction, segments
 from offpol_diag.accumulators import extremes
 from offpol_diag.crosswalk.spread import EPS, Columns, Ranges, Read, Spread, Thresholds
-from offpol_diag.metrics import method
+from offpol_diag.metrics.outcome import SMALLEST_NORM
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.presets import Over, Preset, Reject, Statistic, Weight
 from offpol_diag.ratios import OVERFLOW, Level, Ratios
@@ -265,7 +265,7 @@ def _weight(part: Part, preset: Preset, generation: Generation, read: Read) -> L
     if preset.weight.normalize:
         norm = f"{preset.name}|norm"
         mean = read.sums[norm] / read.sums[f"{norm}_units"]
-        found["rollout_is_batch_norm_factor"] = mean if mean > method.SMALLEST_NORM else 1.0
+        found["rollout_is_batch_norm_factor"] = mean if mean > SMALLEST_NORM else 1.0
     return found
 
 

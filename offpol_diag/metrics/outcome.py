@@ -1,0 +1,170 @@
+"""One preset applied to one batch: what is kept, with which weights.
+
+Presets that share a weight rule, or rules on tokens, share the work.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from offpol_diag import correction, segments
+from offpol_diag.correction import Kept, Weighed
+from offpol_diag.metrics.formula import Lookup
+from offpol_diag.metrics.scene import Scene
+from offpol_diag.presets import Preset
+from offpol_diag.ratios import Level, Ratios
+
+SMALLEST_NORM = 1e-8
+"""A mean weight that batch normalisation still divides by."""
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Sums per sequence, [S] float64 each.
+
+    Σw and Σw² stay exact when every weight is tiny, Σ(w − 1) and Σ(w − 1)² when every weight is near 1.
+
+    Attributes:
+        first: Σw.
+        second: Σw².
+        excess: Σ(w − 1).
+        about_one: Σ(w − 1)².
+    """
+
+    first: Tensor
+    second: Tensor
+    excess: Tensor
+    about_one: Tensor
+
+    def times(self, x: Tensor) -> Moments:
+        """Every sum times x [S]."""
+        return Moments(self.first * x, self.second * x, self.excess * x, self.about_one * x)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One preset applied to one batch, per sequence [S] float64.
+
+    Attributes:
+        ratios: of the preset's numerator policy.
+        weighed: weights before rejection; None when the preset has none (then every weight is 1).
+        kept: what is left.
+        kept_tokens: tokens left.
+        weight_sum: Σ of the final weights over all unmasked tokens, rejected or not.
+        sums: over kept tokens, of the final weights.
+    """
+
+    ratios: Ratios
+    weighed: Weighed | None
+    kept: Kept
+    kept_tokens: Tensor
+    weight_sum: Tensor
+    sums: Moments
+
+
+def applied(preset: Preset) -> Preset:
+    """What the trainer really does: a preset that is only logged changes nothing."""
+    return preset if preset.apply else replace(preset, weight=None, reject=(), veto=None)
+
+
+def outcome(scene: Scene, preset: Preset) -> Outcome:
+    """Apply a preset to the batch; presets that share rules share the work."""
+    preset = applied(preset)
+    ratios = scene.ratios(preset.policy)
+    key = ("outcome", preset.weight, preset.reject, preset.veto)
+    return ratios.once(key, lambda: _outcome(ratios, preset))
+
+
+def _outcome(ratios: Ratios, preset: Preset) -> Outcome:
+    n = ratios.batch.lengths.to(torch.float64)
+    kept = correction.keep(ratios, preset)
+    tokens = _left(ratios, kept, preset, n)
+    if preset.weight is None:
+        return Outcome(
+            ratios, None, kept, tokens, n, Moments(tokens, tokens, torch.zeros_like(n), torch.zeros_like(n))
+        )
+    weighed = correction.weigh(ratios, preset.weight)
+    sums = _moments(ratios, preset, weighed.final, kept, tokens)
+    return Outcome(ratios, weighed, kept, tokens, _total(ratios, weighed.final, preset), sums)
+
+
+def _left(ratios: Ratios, kept: Kept, preset: Preset, n: Tensor) -> Tensor:
+    """Kept tokens per sequence."""
+    if kept.tokens is None:
+        return n * kept.sequences
+    flags = kept.tokens
+    counted = ratios.once(("left", preset.reject), lambda: segments.count(flags, ratios.batch.cu_seqlens))
+    return counted * kept.sequences
+
+
+def _total(ratios: Ratios, weights: Level, preset: Preset) -> Tensor:
+    if weights.per == "sequence":
+        return weights.values * ratios.batch.lengths
+    return ratios.once(
+        ("total", preset.weight), lambda: segments.total(weights.values, ratios.batch.cu_seqlens)
+    )
+
+
+def _moments(ratios: Ratios, preset: Preset, weights: Level, kept: Kept, tokens: Tensor) -> Moments:
+    """Sums over kept tokens; shared by presets with the same weights and the same rules on tokens."""
+    if weights.per == "sequence":
+        return _powers(weights.values).times(tokens)
+    rules = preset.reject if kept.tokens is not None else ()
+    sums = ratios.once(
+        ("moments", preset.weight, rules), lambda: _token_moments(ratios, weights.values, kept)
+    )
+    return sums.times(kept.sequences)
+
+
+def _powers(w: Tensor) -> Moments:
+    return Moments(w, w.square(), w - 1, (w - 1).square())
+
+
+def _token_moments(ratios: Ratios, w: Tensor, kept: Kept) -> Moments:
+    each, offsets = _powers(w), ratios.batch.cu_seqlens
+
+    def total(x: Tensor) -> Tensor:
+        return segments.total(x if kept.tokens is None else torch.where(kept.tokens, x, 0.0), offsets)
+
+    return Moments(*(total(x) for x in (each.first, each.second, each.excess, each.about_one)))
+
+
+def token_weights(done: Outcome) -> Tensor | None:
+    """Final weights of tokens, [T], or None when every one is 1."""
+    if done.weighed is None:
+        return None
+    final = done.weighed.final
+    if final.per == "token":
+        return final.values
+    return segments.spread(final.values, done.ratios.batch.cu_seqlens)
+
+
+def token_mask(done: Outcome) -> Tensor:
+    """1 where a token is kept, [T] float64."""
+    mask = segments.spread(done.kept.sequences, done.ratios.batch.cu_seqlens)
+    mask = mask if done.kept.tokens is None else mask & done.kept.tokens
+    return mask.to(torch.float64)
+
+
+def norm(done: Outcome, preset: Preset) -> dict[str, Tensor]:
+    """What batch normalisation divides by: the mean weight before rejection, over tokens or sequences."""
+    if preset.weight is None or not preset.weight.normalize:
+        return {}
+    n = done.ratios.batch.lengths.to(torch.float64)
+    if preset.weight.over == "token":
+        return {"norm": done.weight_sum, "norm_units": n}
+    return {"norm": done.weight_sum / n.clamp(min=1), "norm_units": (n > 0).to(torch.float64)}
+
+
+def scale(get: Lookup, of: str = "norm") -> Tensor:
+    """1, or what batch normalisation multiplies every weight by."""
+    return 1 / norm_factor(get(of), get(f"{of}_units"))
+
+
+def norm_factor(total: Tensor, units: Tensor) -> Tensor:
+    """What batch normalisation divides by; 1 where the mean weight is at most 1e-8, as in verl."""
+    mean_weight = total / units
+    return torch.where(mean_weight > SMALLEST_NORM, mean_weight, 1.0)

@@ -1,0 +1,85 @@
+"""The gap that is left among the tokens a preset keeps: a falling rejection rate must not be read as health.
+
+Numerator and denominator are the preset's own: π_old or π_θ over π_rollout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from offpol_diag import segments
+from offpol_diag.metrics.formula import Formula, Lookup
+from offpol_diag.metrics.outcome import Outcome, applied, outcome, scale
+from offpol_diag.metrics.scene import Scene
+from offpol_diag.presets import Preset
+from offpol_diag.ratios import OVERFLOW, Ratios
+
+
+def columns(scene: Scene, preset: Preset) -> dict[str, Tensor]:
+    """Per-sequence columns [S]: Σ k3 over kept tokens, the perplexity ratio and w² − 1 of what is left."""
+    done = outcome(scene, preset)
+    rules = applied(preset).reject if done.kept.tokens is not None else ()
+    k3, delta = done.ratios.once(("residual", rules), lambda: _sums(done.ratios, done))
+    left = (done.kept_tokens > 0).to(torch.float64)
+    gap = delta / done.kept_tokens.clamp(min=1)
+    n = scene.batch.lengths.clamp(min=1).to(torch.float64)
+    away = (done.sums.excess + done.kept_tokens - n) / n
+    found = {
+        "k3": k3 * done.kept.sequences,
+        "ppl": torch.expm1((-gap).clamp(max=2 * OVERFLOW)) * left,
+        "left": left,
+        "ww": done.sums.about_one + 2 * done.sums.excess,
+        "vv": away * (away + 2) * left,
+    }
+    return {f"{preset.name}|residual_{name}": values for name, values in found.items()}
+
+
+def _sums(ratios: Ratios, done: Outcome) -> tuple[Tensor, Tensor]:
+    """Σ k3 and ΣΔ of the tokens that pass every rule on tokens."""
+    delta = ratios.delta
+    k3 = torch.expm1(delta.clamp(-OVERFLOW, OVERFLOW)) - delta
+    offsets, keep = ratios.batch.cu_seqlens, done.kept.tokens
+    if keep is not None:
+        delta, k3 = torch.where(keep, delta, 0.0), torch.where(keep, k3, 0.0)
+    return segments.total(k3, offsets), segments.total(delta, offsets)
+
+
+def _chi2(squares: str, per: str) -> Callable[[Lookup], Tensor]:
+    """From Σ(w² − 1): the mean of w² minus 1, nothing lost when every weight is near 1."""
+
+    def of(get: Lookup) -> Tensor:
+        by = scale(get) ** 2
+        return get(squares) / get(per) * by + (by - 1)
+
+    return of
+
+
+ROWS = (
+    Formula(
+        "k3",
+        "nats",
+        "kept tokens",
+        "mean(e^Δ − 1 − Δ) of the tokens that are kept",
+        lambda get: get("residual_k3") / get("kept"),
+    ),
+    Formula(
+        "ppl_ratio",
+        "",
+        "sequences left",
+        "mean over sequences left of exp(−mean Δ of their kept tokens)",
+        lambda get: get("residual_ppl") / get("residual_left") + 1,
+    ),
+    Formula(
+        "chi2_token", "", "kept tokens", "mean(w²) − 1 of the final weights", _chi2("residual_ww", "kept")
+    ),
+    Formula(
+        "chi2_sequence",
+        "",
+        "sequences left",
+        "mean(v²) − 1, v = mean final weight over the sequence's tokens, 0 where rejected",
+        _chi2("residual_vv", "residual_left"),
+    ),
+)
