@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from offpol_diag import catalogue
@@ -257,7 +257,12 @@ def grammar(tmp_path_factory):
     return oracles.sequences(rows), oracles.write(rows, folder / "dump.parquet", row_group=10), folder
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(
+    max_examples=6,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    phases=(Phase.explicit, Phase.reuse, Phase.generate),  # shrinking would analyse for minutes
+)
 @given(many=st.lists(presets(), min_size=8, max_size=8))
 def test_any_preset_of_the_grammar_does_what_the_textbook_does(grammar, many):
     data, path, folder = grammar
@@ -335,6 +340,17 @@ def test_k3_is_judged_exactly_where_exp_would_have_lost_it(tmp_path):
     _, table = tried(tmp_path, [[1e-7] * 3, [-1e-7] * 3, [1.01e-7]], ruled(rule))
 
     assert table["kept_tokens"] == [3, 3, 0]
+
+
+def test_a_drift_of_a_billionth_is_measured_to_nine_digits(tmp_path):
+    rows = [{"rollout_log_probs": [0.0] * 5, "old_log_probs": [-1e-9] * 5} for _ in range(3)]
+    found = analyze([oracles.write(rows, tmp_path / "dump.parquet")]).metrics
+
+    assert found["k1"].value == pytest.approx(1e-9, rel=1e-12)
+    assert found["chi2_token"].value == pytest.approx(math.expm1(-2e-9), rel=1e-9)
+    assert found["chi2_sequence"].value == pytest.approx(math.expm1(-1e-8), rel=1e-9)
+    assert found["tv"].value == pytest.approx(-math.expm1(-1e-9) / 2, rel=1e-9)
+    assert found["prob_diff_mean"].value == pytest.approx(-math.expm1(-1e-9), rel=1e-9)
 
 
 def test_a_token_at_the_vetos_bound_is_no_catastrophe(tmp_path):

@@ -126,3 +126,21 @@ def test_a_number_that_leans_on_a_heavy_tail_says_so(tmp_path, k, unreliable):
     assert found["ess_tokens"].note == found["mean_ratio"].note == found["chi2_token"].note == note
     assert found["k3"].note is None
     assert math.isclose(found["khat_tokens"].value, khat(log), rel_tol=1e-6)
+
+
+def test_rows_without_a_token_are_no_part_of_the_sequences_tail(tmp_path):
+    rng = np.random.default_rng(4)
+    rows = [
+        {"rollout_log_probs": [-9.0, -9.0], "old_log_probs": (-9.0 - rng.exponential(1.0, 2)).tolist()}
+        for _ in range(100)
+    ]
+    masked = [{**row, "response_mask": [1, 1]} for row in rows] + [
+        {**row, "response_mask": [0, 0]} for row in rows
+    ]
+    plain = analyze([oracles.write(rows, tmp_path / "a.parquet")]).metrics
+    more = analyze([oracles.write(masked, tmp_path / "b.parquet")]).metrics
+
+    assert more["khat_sequences"].value == plain["khat_sequences"].value
+    assert more["khat_sequences"].value == pytest.approx(
+        arviz(np.array([math.fsum(row["old_log_probs"]) + 18.0 for row in rows])), rel=1e-6
+    )

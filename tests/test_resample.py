@@ -115,7 +115,7 @@ def covers(sums: np.ndarray, lengths: np.ndarray, keys: np.ndarray) -> bool:
 
 
 def test_an_interval_covers_the_truth_about_95_times_in_100():
-    """At 60 groups a percentile interval is a little short: 91 to 98 % has room for that and for 400 tries."""
+    """At 60 groups a percentile interval is a bit short: 91 to 98 % has room for that and for 400 tries."""
     rng = np.random.default_rng(1)
     hits = [covers(*dumps(i), np.repeat(rng.integers(0, 2**62, (60, 1)), 4, axis=1)) for i in range(400)]
     assert 0.91 <= np.mean(hits) <= 0.98
