@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from offpol_diag.numerals import say
 from offpol_diag.summary import Cause, Diagnosis, Number, Summary
 
 SURE = 4.0
@@ -57,11 +58,6 @@ def standard_errors(number: Number, target: float) -> float:
     low, high = number.interval
     error = (high - low) / 3.92
     return (number.value - target) / error if error > 0 else 0.0
-
-
-def _bounds(number: Number) -> str:
-    interval = "" if number.interval is None else f" [{number.interval[0]:.6g}, {number.interval[1]:.6g}]"
-    return f"{number.value:.6g}{interval}"
 
 
 @dataclass(frozen=True)
@@ -113,19 +109,17 @@ def _one_sided(seen: Evidence) -> bool:
 
 
 def _ratio_text(seen: Evidence) -> str:
-    return f"E[r] = {_bounds(seen.number('mean_ratio'))}, {_unit_mean(seen):+.1f} standard errors from 1"
+    return f"E[r] = {say(seen.number('mean_ratio'))}, {_unit_mean(seen):+.1f} standard errors from 1"
 
 
 def _k1_text(seen: Evidence) -> str:
     errors = standard_errors(seen.number("k1"), 0.0)
-    return (
-        f"k1 = {_bounds(seen.number('k1'))} nats, {errors:+.1f} standard errors from 0; {_ratio_text(seen)}"
-    )
+    return f"k1 = {say(seen.number('k1'))} nats, {errors:+.1f} standard errors from 0; {_ratio_text(seen)}"
 
 
 def _pearson_text(seen: Evidence) -> str:
     share = seen.value("f_2")
-    return f"pearson = {_bounds(seen.number('pearson'))}; {share:.1%} of tokens differ by more than 2×"
+    return f"pearson = {say(seen.number('pearson'))}; {share:.1%} of tokens differ by more than 2×"
 
 
 def _notes_text(seen: Evidence) -> str:
@@ -148,7 +142,7 @@ def _broken_places(seen: Evidence) -> Iterator[tuple[str, str]]:
             and number.interval[0] > 10 * max(others)
             and number.interval[0] > VISIBLE
         ):
-            yield key, _bounds(number)
+            yield key, say(number)
 
 
 TESTS = (
@@ -239,7 +233,7 @@ def _consistent(seen: Evidence) -> str:
     """The identity that holds: E[r] = 1 where its tail allows the test, else k1 ≥ 0."""
     if seen.trusted("mean_ratio"):
         return _ratio_text(seen)
-    return f"k1 = {_bounds(seen.number('k1'))} nats, not below 0; E[r] is not tested, {_tail_text(seen)}"
+    return f"k1 = {say(seen.number('k1'))} nats, not below 0; E[r] is not tested, {_tail_text(seen)}"
 
 
 def _tail_text(seen: Evidence) -> str:

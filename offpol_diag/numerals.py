@@ -29,12 +29,23 @@ def written(number: Number) -> Written:
     """The value and its interval: `2.03e-3` and `[1.9, 2.2]e-3`.
 
     The interval is rounded to the leading digit of its half width, the value to one digit more. An interval
-    without width is not written.
+    without width is not written. A number that its note calls unreliable stands behind that word, without
+    the interval, which would promise too much.
     """
     if number.value is None:
         return Written(_absent(number), "")
+    plain = _written(number, number.value)
+    return Written(f"unreliable: {plain.value}", "") if doubted(number) else plain
+
+
+def doubted(number: Number) -> bool:
+    """Whether the tail of the weights makes the number unreliable."""
+    return number.note is not None and number.note.startswith("unreliable")
+
+
+def _written(number: Number, found: float) -> Written:
     scale, sign = (100.0, "%") if number.unit in FRACTIONS else (1.0, "")
-    value = number.value * scale
+    value = found * scale
     if number.interval is None:
         return Written(_alone(value, sign), "")
     low, high = (end * scale for end in number.interval)

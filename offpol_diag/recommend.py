@@ -165,10 +165,21 @@ RULES = (
         TOKEN_TIS,
     ),
     Rule(
+        "severe",
+        lambda seen: seen.value("k3") > 0.1,
+        ("k3", "ess_tokens", "ess_sequences"),
+        "The drift is severe: token-level truncation bounds the weights, but mend the source as well "
+        "(sync weights more often, sample at higher precision, replay less).",
+        "verl correction guide: severe drift is past what truncation leaves unbiased; k3 above 0.1 nats",
+        "METHOD at THRESHOLD",
+        TOKEN_TIS,
+        ICEPOP,
+    ),
+    Rule(
         "moderate",
         _always,
         ("k3", "ess_tokens", "ess_sequences"),
-        "The mismatch is real and moderate; token-level truncation costs almost no sample size.",
+        "The mismatch is real and moderate; token-level truncation bounds the few large weights.",
         "verl correction guide: moderate drift → token TIS, 1.5–5; FP8 recipes of verl and NeMo-RL use 2",
         "METHOD at THRESHOLD",
         TOKEN_TIS,

@@ -58,6 +58,7 @@ def changed(summary, diagnosis=FINE, groups=64, prefix="", note=None, **values):
         ({"k3": 0.05, "ess_sequences": 0.6}, "METHOD at THRESHOLD", "seq_is"),
         ({"k3": 0.05, "ess_sequences": 0.6, "note": "unreliable"}, "METHOD at THRESHOLD", "token_is"),
         ({"k3": 0.05, "ess_sequences": 0.1}, "METHOD at THRESHOLD", "token_is"),
+        ({"k3": 0.2, "ess_sequences": 0.1}, "METHOD at THRESHOLD", "token_is"),
         ({"k3": 1.5}, "no method helps", None),
         ({"ess_tokens": 0.01}, "no method helps", None),
         ({"prefix": "total.", "k3": 5e-3}, "METHOD at THRESHOLD", "bypass_ppo_clip"),

@@ -103,7 +103,7 @@ def test_a_caution_is_a_numbered_note_below() -> None:
     table = Table("t", "A caption", ("n", "v"), (("khat", Number(value=1.0, note="unreliable")),))
     drawn = draw(table)
 
-    assert "1 (1)" in drawn
+    assert "unreliable: 1 (1)" in drawn
     assert "(1) unreliable" in drawn
 
 
