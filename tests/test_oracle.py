@@ -346,11 +346,24 @@ def test_a_drift_of_a_billionth_is_measured_to_nine_digits(tmp_path):
     rows = [{"rollout_log_probs": [0.0] * 5, "old_log_probs": [-1e-9] * 5} for _ in range(3)]
     found = analyze([oracles.write(rows, tmp_path / "dump.parquet")]).metrics
 
-    assert found["k1"].value == pytest.approx(1e-9, rel=1e-12)
-    assert found["chi2_token"].value == pytest.approx(math.expm1(-2e-9), rel=1e-9)
-    assert found["chi2_sequence"].value == pytest.approx(math.expm1(-1e-8), rel=1e-9)
-    assert found["tv"].value == pytest.approx(-math.expm1(-1e-9) / 2, rel=1e-9)
-    assert found["prob_diff_mean"].value == pytest.approx(-math.expm1(-1e-9), rel=1e-9)
+    assert found["k1"].value == pytest.approx(1e-9, rel=1e-9, abs=0)
+    assert found["chi2_token"].value == pytest.approx(math.expm1(-2e-9), rel=1e-9, abs=0)
+    assert found["chi2_sequence"].value == pytest.approx(math.expm1(-1e-8), rel=1e-9, abs=0)
+    assert found["tv"].value == pytest.approx(-math.expm1(-1e-9) / 2, rel=1e-9, abs=0)
+    assert found["prob_diff_mean"].value == pytest.approx(-math.expm1(-1e-9), rel=1e-9, abs=0)
+
+
+def test_presets_that_share_weights_do_not_share_their_rejections(tmp_path):
+    rows = [[0.5, -0.5, 0.1], [0.9, 0.0, -0.2]]
+    weight = Weight("token", upper=2.0)
+    one = ruled(Reject("ratio", upper=1.2), weight=weight)
+    two = Preset("two", "", weight=weight, reject=(Reject("ratio", lower=0.9),))
+    made = [{"rollout_log_probs": [0.0] * 3, "old_log_probs": row} for row in rows]
+    together = analyze([oracles.write(made, tmp_path / "dump.parquet")], presets=[one, two]).presets
+
+    for preset in (one, two):
+        alone, _ = tried(tmp_path, rows, preset)
+        assert {n: number.value for n, number in together[preset.name].metrics.items()} == alone
 
 
 def test_a_token_at_the_vetos_bound_is_no_catastrophe(tmp_path):
@@ -458,7 +471,7 @@ def test_weights_that_are_all_tiny_have_their_mean_and_ess(tmp_path):
         tmp_path, [[-50.0, -7.0], [-80.0], [-70.0]] * 3, Preset("seq", "", weight=Weight("sum", upper=2.0))
     )
 
-    assert metrics["weight_mean"] == pytest.approx(math.exp(-20), rel=1e-12)
+    assert metrics["weight_mean"] == pytest.approx(math.exp(-20), rel=1e-12, abs=0)
     assert metrics["ess_tokens"] == pytest.approx(1.0, rel=1e-12)
     assert metrics["ess_sequences"] == pytest.approx(1.0, rel=1e-12)
 
