@@ -126,7 +126,7 @@ def test_tooltips_say_formula_averaging_and_unit(page):
 
 def test_a_caution_stands_in_the_cell_where_a_row_has_one_number_and_under_the_table_where_it_has_many(page):
     headline = re.search(r'id="table-headline".*?</figure>', page, re.DOTALL)[0]
-    assert '<span class="caution">unreliable: k̂ exceeds 0.67</span>' in headline
+    assert '<span class="caution">k̂ exceeds 0.67</span>' in headline
     many = make_summary(metrics={**metrics(), "ess_sequences": number(0.1, 0.01, note="unreliable")})
     presets = re.search(r'id="table-presets".*?</figure>', render_html(many), re.DOTALL)[0]
     assert '<p class="note"><sup>1</sup> unreliable</p>' in presets

@@ -233,7 +233,7 @@ def test_markdown_holds_verdict_gates_headline_and_presets():
 def test_markdown_prints_the_cautions_of_its_numbers():
     text = render_markdown(make_summary())
     assert "| khat_sequences | unreliable: 1.20 (1) |" in text
-    assert "(1) unreliable: k̂ exceeds 0.67" in text
+    assert "(1) k̂ exceeds 0.67" in text
 
 
 def test_markdown_escapes_what_would_break_a_table_or_open_a_tag():

@@ -64,7 +64,7 @@ def meaning(number: Number) -> str:
 
 def _known(number: Number) -> Shown:
     text, interval = written(number)
-    return Shown(text, interval, number.note or "", meaning(number), "number")
+    return Shown(text, interval, (number.note or "").removeprefix("unreliable: "), meaning(number), "number")
 
 
 def _unknown(number: Number, terse: bool) -> Shown:
