@@ -468,3 +468,9 @@ def test_a_sample_of_groups_counts_all_of_them_to_a_few_percent():
 
     assert merged.full
     assert merged.groups == pytest.approx(200_000, rel=0.05)  # 1/√4096 is 1.6 %
+
+
+def test_a_row_without_tokens_makes_no_logged_number_undefined(whole):
+    logged = whole.presets["verl_2026_01_rs_seq_max_k2"].as_logged
+
+    assert None not in logged.values()
