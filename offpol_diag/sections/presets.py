@@ -7,20 +7,23 @@ from offpol_diag.numerals import say
 from offpol_diag.summary import Number, PresetResult, Summary
 
 MAIN = (
-    "weight_mean",
-    "weight_max",
     "ess_tokens",
     "ess_sequences",
-    "chi2_token",
-    "k3",
-    "ppl_ratio",
-    "truncated_high",
     "tokens_rejected",
     "sequences_dropped",
     "vetoed",
+    "weight_mean",
+    "weight_max",
+    "truncated_high",
+    "k3",
+    "chi2_token",
+    "chi2_sequence",
+    "ppl_ratio",
     "loss_scale_removed",
     "loss_scale_kept",
 )
+"""The main table, most decisive first: where there is no room, columns are left out from the right."""
+
 LOSSES = (
     "pg_loss",
     "pg_loss_kept",
