@@ -159,6 +159,7 @@ def _run(
             seen = observe(study, scene)
             tally = seen if tally is None else tally.merge(seen)
             writer.write(scene)
+            scene.forget()
         if tally is None:
             raise DumpError("the dump has no sequence", "check that its writer was closed")
         writer.finish(readout.norm_factors(study, tally))

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from offpol_diag import segments
 from offpol_diag.batch import Batch
-from offpol_diag.presets import Preset, Reject, Veto, Weight
+from offpol_diag.presets import AGGREGATES, Over, Preset, Reject, Veto, Weight
 from offpol_diag.ratios import OVERFLOW, Level, Ratios
 
 
@@ -29,12 +29,16 @@ class Weighed:
         final: after truncation or masking; not normalised (ESS does not depend on scale).
         high: how many tokens (or 1 for the sequence) lie above `upper`, [S].
         low: how many lie below `lower`, [S].
+        bounded: on how many the safety bound acted, [S].
+        tries: of how many weights, or of how many tokens where it acts on tokens, [S].
     """
 
     raw: Level
     final: Level
     high: Tensor
     low: Tensor
+    bounded: Tensor
+    tries: Tensor
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,18 @@ def _weigh(ratios: Ratios, weight: Weight) -> Weighed:
     above = _beyond(log.values, weight.upper, 1)
     below = _beyond(log.values, weight.lower, -1)
     final = raw.map(lambda x: _ACTIONS[weight.action](x, weight, above | below))
-    return Weighed(raw, final, per_sequence(above, log, ratios.batch), per_sequence(below, log, ratios.batch))
+    high, low = (per_sequence(flags, log, ratios.batch) for flags in (above, below))
+    bounded, tries = _bounded(ratios, weight)
+    return Weighed(raw, final, high, low, bounded, tries)
+
+
+def _bounded(ratios: Ratios, weight: Weight) -> tuple[Tensor, Tensor]:
+    """How often |log r| exceeds the safety bound, and of how many: [S] each."""
+    over: Over = "token" if weight.safety_at == "token" else weight.over
+    log = ratios.aggregate("ratio", over)
+    every = torch.ones_like(log.values, dtype=torch.bool)
+    beyond = log.values.abs() > (math.inf if weight.safety is None else weight.safety)
+    return per_sequence(beyond, log, ratios.batch), per_sequence(every, log, ratios.batch)
 
 
 def _truncate(x: Tensor, weight: Weight, outside: Tensor) -> Tensor:
@@ -134,7 +149,7 @@ def statistic(ratios: Ratios, rule: Reject) -> Level:
 
     The safety bounds log-ratios: the aggregated one, which only ratio and k1 have, or each token's.
     """
-    late = rule.safety_at == "aggregate" and rule.statistic in ("ratio", "k1")
+    late = rule.safety_at == "aggregate" and rule.statistic in AGGREGATES
     if rule.safety is None or not late:
         return ratios.aggregate(rule.statistic, rule.over, rule.safety)
     bound = rule.safety

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from offpol_diag.blocks import Section, Table, Text
-from offpol_diag.presets import Preset, Reject, Veto, Weight
+from offpol_diag.presets import AGGREGATES, Preset, Reject, Veto, Weight
 
 NUMERATORS = {
     "old": "r = π_old/π_rollout (decoupled: the trainer recomputes log π_old)",
@@ -151,5 +151,6 @@ def _lines(preset: Preset) -> tuple[tuple[str, str], ...]:
 def _clamp(rule: Weight | Reject) -> str:
     if rule.safety is None:
         return ""
-    each = rule.over == "token" or rule.safety_at == "token"
+    late = isinstance(rule, Weight) or rule.statistic in AGGREGATES
+    each = rule.over == "token" or rule.safety_at == "token" or not late
     return f"{'Δ of each token' if each else 'the aggregated log-ratio'} is clamped to ±{rule.safety:g}"

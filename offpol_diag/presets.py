@@ -17,6 +17,8 @@ Action = Literal["truncate", "mask", "none"]
 Statistic = Literal["ratio", "k1", "k2", "k3", "prob_diff", "tv"]
 Sign = Literal["any", "negative", "positive", "against"]
 Loss = Literal["ppo_clip", "reinforce"]
+AGGREGATES = frozenset({"ratio", "k1"})
+"""Statistics whose sequence form is an aggregated log-ratio, which a safety bound can act on."""
 Slip = tuple[str, str]  # the key, or "" for the whole table; and the rule its value breaks
 
 
@@ -68,7 +70,8 @@ class Reject:
         advantage: where the rule acts: any; negative/positive advantages only; against = a bound acts only
             where the update pushes further past it (upper where A > 0, lower where A < 0).
         safety: bound on |Δ| before the statistic, nats; None = no bound.
-        safety_at: whether that bound acts on the aggregated log-ratio or on each token.
+        safety_at: whether that bound acts on the aggregated log-ratio or on each token. The aggregate can be
+            bounded for ratio and k1 only; every other statistic bounds each token's Δ.
     """
 
     statistic: Statistic = "ratio"

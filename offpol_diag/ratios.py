@@ -71,6 +71,10 @@ class Ratios:
             self._memo[key] = make()
         return self._memo[key]  # type: ignore[return-value]
 
+    def forget(self) -> None:
+        """Drop everything computed so far."""
+        self._memo.clear()
+
     @property
     def train(self) -> Tensor:
         """log π_train, [T]."""

@@ -184,9 +184,20 @@ def preset_metrics(out: Readout, preset: Preset) -> Numbers:
     found = {row.name: out.reader.number(row, prefix) for row in (*method.ROWS, *residual.ROWS)}
     found |= _weight_range(out, preset)
     found |= _conditional(out, prefix)
+    found |= {name: _bounded(found[name], out, prefix) for name in BOUNDED}
     at = out.study.presets.index(preset)
     grid = _typed(out.tally.states["length"], Grid)
     return found | selection.numbers(grid, out.groups, at)
+
+
+BOUNDED = ("weight_mean", "weight_std", "ess_tokens", "ess_sequences", "chi2_token", "chi2_sequence")
+"""Numbers of the weights, on which a preset's safety bound may have acted."""
+
+
+def _bounded(number: Number, out: Readout, prefix: str) -> Number:
+    """The number with the share of weights on which the safety bound acted."""
+    hits, tries = (float(out.reader.column(name, prefix)[0]) for name in ("bounded", "tries"))
+    return number.model_copy(update={"clamped": hits / tries if tries else None})
 
 
 def _weight_range(out: Readout, preset: Preset) -> Numbers:

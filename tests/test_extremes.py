@@ -94,3 +94,12 @@ def test_a_sequence_that_is_masked_whole_is_no_sequence_but_a_row(tmp_path):
     facts = analyze([str(tmp_path / "dump.parquet")]).dump
 
     assert (facts.rows, facts.sequences, facts.tokens, facts.masked_tokens) == (9, 5, 10, 8)
+
+
+def test_the_share_of_weights_that_the_safety_bound_touches_is_told(tmp_path, presets):
+    pq.write_table(pa.table(DUMPS["products beyond float64"]), tmp_path / "dump.parquet")
+    result = analyze([str(tmp_path / "dump.parquet")], presets=presets).presets
+
+    assert result["seq_is"].metrics["ess_tokens"].clamped == 1.0
+    assert result["token_is"].metrics["ess_tokens"].clamped == 0.0
+    assert result["geo_rs"].metrics["ess_tokens"].clamped == 0.0

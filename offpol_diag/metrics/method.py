@@ -44,9 +44,11 @@ def _sequence_weights(done: Outcome, n: Tensor) -> dict[str, Tensor]:
 def _truncated(done: Outcome, n: Tensor) -> dict[str, Tensor]:
     if done.weighed is None:
         zero = torch.zeros_like(n)
-        return {"high": zero, "low": zero, "units": n}
+        return {"high": zero, "low": zero, "units": n, "bounded": zero, "tries": n}
     units = n if done.weighed.final.per == "token" else (n > 0).to(torch.float64)
-    return {"high": done.weighed.high, "low": done.weighed.low, "units": units}
+    weighed = done.weighed
+    counts = {"high": weighed.high, "low": weighed.low, "units": units}
+    return counts | {"bounded": weighed.bounded, "tries": weighed.tries}
 
 
 def _by_sign(scene: Scene, done: Outcome, preset: Preset) -> dict[str, Tensor]:

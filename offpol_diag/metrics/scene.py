@@ -35,6 +35,11 @@ class Scene:
             self._ratios[policy] = source
         return self._ratios[policy]
 
+    def forget(self) -> None:
+        """Let go of all that was computed; outcomes and ratios know each other, so no one else would soon."""
+        for ratios in self._ratios.values():
+            ratios.forget()
+
     @property
     def counts(self) -> dict[str, Tensor]:
         """Columns that every mean divides by: tokens, sequences with a token, rows."""
