@@ -132,16 +132,6 @@ def _token_moments(ratios: Ratios, w: Tensor, kept: Kept) -> Moments:
     return Moments(*(total(x) for x in (each.first, each.second, each.excess, each.about_one)))
 
 
-def token_weights(done: Outcome) -> Tensor | None:
-    """Final weights of tokens, [T], or None when every one is 1."""
-    if done.weighed is None:
-        return None
-    final = done.weighed.final
-    if final.per == "token":
-        return final.values
-    return segments.spread(final.values, done.ratios.batch.cu_seqlens)
-
-
 def token_mask(done: Outcome) -> Tensor:
     """1 where a token is kept, [T] float64."""
     mask = segments.spread(done.kept.sequences, done.ratios.batch.cu_seqlens)

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from offpol_diag import losses, segments
+from offpol_diag.losses import TokenLoss
 from offpol_diag.metrics.formula import Formula, Lookup, mean
-from offpol_diag.metrics.outcome import norm, outcome, scale, token_mask, token_weights
+from offpol_diag.metrics.outcome import Outcome, applied, norm, outcome, scale
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.presets import Preset
 
@@ -20,26 +21,47 @@ def columns(scene: Scene, preset: Preset) -> dict[str, Tensor]:
     Normalised presets scale their loss when it is read, like their weights: by `loss_norm_units` over
     `loss_norm`.
     """
-    done = outcome(scene, preset)
-    key = ("loss", preset.loss, preset.policy)
-    loss = done.ratios.once(key, lambda: losses.token_loss(scene.batch, preset))
+    done, kind = outcome(scene, preset), (preset.loss, preset.policy)
+    loss = done.ratios.once(("loss", kind), lambda: losses.token_loss(scene.batch, preset))
     if loss is None:
         return {}
+    per_token, per_sequence = _weights(done, loss.weighted)
+    rules = applied(preset).reject if done.kept.tokens is not None else ()
+    key = ("loss sums", kind, preset.weight if per_token is not None else None, rules)
+    sums = done.ratios.once(key, lambda: _sums(done, loss, per_token))
+    summed = sums["loss"] * per_sequence * done.kept.sequences
     by = norm(done, preset) if loss.weighted else {}
-    weights = token_weights(done) if loss.weighted else None
-    mask = token_mask(done)
-    offsets = scene.batch.cu_seqlens
-    summed = segments.total((loss.loss if weights is None else loss.loss * weights) * mask, offsets)
     found = {
         **{f"loss_{name}": values for name, values in by.items()},
         "loss": summed,
         "loss_mean": summed / done.kept_tokens.clamp(min=1),
         "loss_rows": (done.kept_tokens > 0).to(torch.float64),
-        "clipped": segments.total(loss.clipped * mask, offsets),
-        "clipped_lower": segments.total(loss.clipped_lower * mask, offsets),
-        "kl": segments.total(loss.kl * mask, offsets),
+        **{name: sums[name] * done.kept.sequences for name in ("clipped", "clipped_lower", "kl")},
     }
     return {f"{preset.name}|{name}": values for name, values in found.items()}
+
+
+def _weights(done: Outcome, weighted: bool) -> tuple[Tensor | None, Tensor]:
+    """The weights that multiply the loss: of tokens [T] or none, and of sequences [S]."""
+    ones = torch.ones_like(done.kept_tokens)
+    if not weighted or done.weighed is None:
+        return None, ones
+    final = done.weighed.final
+    return (final.values, ones) if final.per == "token" else (None, final.values)
+
+
+def _sums(done: Outcome, loss: TokenLoss, weights: Tensor | None) -> dict[str, Tensor]:
+    """Sums per sequence [S] over tokens that pass the rules on tokens; many presets share them."""
+    keep, offsets = done.kept.tokens, done.ratios.batch.cu_seqlens
+    terms = {
+        "loss": loss.loss if weights is None else loss.loss * weights,
+        "clipped": loss.clipped.to(torch.float64),
+        "clipped_lower": loss.clipped_lower.to(torch.float64),
+        "kl": loss.kl,
+    }
+    if keep is not None:
+        terms = {name: torch.where(keep, x, 0.0) for name, x in terms.items()}
+    return {name: segments.total(x, offsets) for name, x in terms.items()}
 
 
 def _loss(column: str, per: str) -> Callable[[Lookup], Tensor]:
