@@ -138,6 +138,13 @@ def test_two_results_cannot_share_a_file(dump: str) -> None:
     assert_refused(run("analyze", dump, "--json", "r", "--md", "r"), "one file")
 
 
+def test_a_pipe_or_device_is_not_replaced_by_the_sequences(dump: str) -> None:
+    os.mkfifo("folder")
+
+    assert_refused(run("analyze", dump, "--sequences", "folder"), "needs a file")
+    assert Path("folder").is_fifo()
+
+
 def test_what_is_read_is_never_written_over(dump: str, result: tuple[str, str]) -> None:
     link = Path("folder")
     link.symlink_to(dump)
@@ -243,6 +250,8 @@ GIVEN = ("bad.parquet", "bad.json", "mine.toml", "pyproject.toml", "offpol-diag.
         (["--json", "missing/r.json"], ["missing/r.json"]),
         (["--md", "missing/r.md"], ["missing/r.md"]),
         (["--sequences", "missing/s.parquet"], ["missing/s.parquet"]),
+        (["--sequences", "-"], ["--sequences -", "needs a file"]),
+        (["--sequences", "rows", "-o", "./rows"], ["one file"]),
     ],
 )
 def test_an_argument_that_cannot_be_meant_is_refused(dump: str, args: list[str], words: list[str]) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from offpol_diag.cli import defaults, options
-from offpol_diag.cli.output import Outputs, check, default_html
+from offpol_diag.cli.output import Outputs, default_html
 from offpol_diag.cli.request import Request
 from offpol_diag.cli.show import show_report
 
@@ -48,9 +48,8 @@ def analyze(
     or --md - stdout holds that and nothing else.
     """
     dumps = defaults.dumps(dump, quiet)
-    files = Outputs(None if no_html else out or default_html(dumps), json, md, quiet)
+    files = Outputs(None if no_html else out or default_html(dumps), json, md, quiet, sequences)
     files.check(*dumps)
-    check(sequences, *dumps)
     request = Request(preset_file, columns, group_by, device, seed, on_bad_row, quiet, sequences)
     summary = request.run("analyze", dumps, request.catalogue().resolve(presets))
     files.write(summary)

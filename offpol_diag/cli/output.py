@@ -47,6 +47,12 @@ def check(target: Path | None, *sources: object) -> None:
         raise UsageError(f"{target}: is what is read", "write to another file")
 
 
+def _check_rows(target: Path | None) -> None:
+    """Parquet is put in place as a whole: it cannot be piped, and a device is nothing to be replaced."""
+    if target is not None and (target == STDOUT or (target.exists() and not target.is_file())):
+        raise UsageError(f"--sequences {target}: Parquet needs a file", "name one: --sequences rows.parquet")
+
+
 def write(target: Path, text: str) -> None:
     """Write a text to a file, whole or not at all; `-` is stdout.
 
@@ -120,20 +126,23 @@ class Outputs:
         json: a file, `-` for stdout, or None.
         markdown: a file, `-` for stdout, or None.
         quiet: whether remarks are left out.
+        sequences: a Parquet file that the analysis itself writes, row by row, or None.
     """
 
     html: Path | None = None
     json: Path | None = None
     markdown: Path | None = None
     quiet: bool = False
+    sequences: Path | None = None
 
     def check(self, *sources: object) -> None:
         """Refuse places that cannot be written, two results in one place, and writing over what is read."""
-        targets = self._targets()
+        _check_rows(self.sequences)
+        targets = [*self._targets(), *([self.sequences] if self.sequences else [])]
         for target in targets:
             check(target, *sources)
-        if len(set(targets)) < len(targets):
-            place = "stdout" if STDOUT in targets else "one file"
+        if len({target.resolve() for target in targets}) < len(targets):
+            place = "stdout" if targets.count(STDOUT) > 1 else "one file"
             raise UsageError(f"two results cannot both go to {place}", "give each a file of its own")
 
     def write(self, summary: Summary) -> None:
@@ -146,7 +155,7 @@ class Outputs:
     def say_where(self) -> None:
         """Print the path of every file, on stdout unless that holds a result."""
         say = note if self.takes_stdout() else print_line
-        for form in FORMATS:
+        for form in (*FORMATS, "sequences"):
             target = getattr(self, form)
             if target not in (None, STDOUT) and not self.quiet:
                 say(f"{form} written to {target}")
