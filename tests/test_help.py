@@ -64,6 +64,15 @@ def test_help_is_there_within_a_third_of_a_second() -> None:
     assert min(seconds() for _ in range(5)) < 0.3
 
 
+def test_a_paragraph_of_a_commands_help_fills_its_lines() -> None:
+    shown = subprocess.run(
+        [sys.executable, "-m", "offpol_diag", "analyze", "-h"], capture_output=True, text=True, check=True
+    )
+
+    assert "With --json - or --md -" in " ".join(shown.stdout.split())
+    assert "With --json -\n" not in "\n".join(line.strip() for line in shown.stdout.splitlines())
+
+
 def test_the_function_is_exported_whatever_was_imported_before() -> None:
     code = "import offpol_diag.analyze; from offpol_diag import analyze; assert callable(analyze), analyze"
 

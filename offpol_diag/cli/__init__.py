@@ -5,6 +5,8 @@ Commands import what they need inside their functions, so that `offpol-diag --he
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -33,8 +35,15 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+
+def _help(command: Callable[..., None]) -> str:
+    """The docstring with its paragraphs on one line each: typer keeps line ends where the source has them."""
+    paragraphs = (inspect.getdoc(command) or "").split("\n\n")
+    return "\n\n".join(paragraph.replace("\n", " ") for paragraph in paragraphs)
+
+
 for command in COMMANDS:
-    app.command()(exit_codes()(command))
+    app.command(help=_help(command))(exit_codes()(command))
 
 
 def _show_version(wanted: bool) -> None:
