@@ -132,6 +132,11 @@ def _without(preset: Preset, taken: set[str]) -> Preset:
 # ---------------------------------------------------------------- one file
 
 
+GRAMMAR = (
+    "a preset file has the form of offpol_diag/presets.toml; see also: offpol-diag presets NAME --json -"
+)
+
+
 @dataclass(frozen=True)
 class Spot:
     """Where in a preset file something stands: what every complaint begins with."""
@@ -152,11 +157,11 @@ class Spot:
 
     def fail(self, problem: str, hint: str = "") -> NoReturn:
         """Say what is wrong here."""
-        raise PresetError(f"{self}: {problem}", hint)
+        raise PresetError(f"{self}: {problem}", hint or GRAMMAR)
 
     def refuse(self, value: object, rule: str, hint: str = "") -> NoReturn:
         """Say which value stands here, and the rule it breaks."""
-        raise PresetError(f"{self} = {_shown(value)}; {rule}", hint)
+        raise PresetError(f"{self} = {_shown(value)}; {rule}", hint or GRAMMAR)
 
 
 def _shown(value: object) -> str:

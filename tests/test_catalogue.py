@@ -416,6 +416,7 @@ def test_a_file_that_holds_no_catalogue(write: Write, text: str, said: str, hint
         load(write(text))
     assert caught.value.message.startswith(said)
     assert hint in caught.value.hint
+    assert caught.value.hint
 
 
 def test_a_file_that_is_not_there() -> None:
