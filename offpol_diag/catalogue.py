@@ -29,6 +29,7 @@ FORM = "a preset begins with its name alone in brackets: [name]"
 BUILT_IN = "presets.toml"
 NAME = re.compile(r"[A-Za-z0-9_.+-]+")
 BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+GRAMMAR = "its form is that of offpol_diag/presets.toml; or see: offpol-diag presets NAME --json -"
 UNBOUNDED = frozenset({"safety"})
 """Keys where `inf` means "no bound": TOML has no null, and leaving the key out means its default."""
 
@@ -130,11 +131,6 @@ def _without(preset: Preset, taken: set[str]) -> Preset:
 
 
 # ---------------------------------------------------------------- one file
-
-
-GRAMMAR = (
-    "a preset file has the form of offpol_diag/presets.toml; see also: offpol-diag presets NAME --json -"
-)
 
 
 @dataclass(frozen=True)
