@@ -18,20 +18,19 @@ from offpol_diag.summary import Decision, Fired, Recommendation, Summary
 
 @dataclass(frozen=True)
 class Method:
-    """A preset to name, per kind of dump: three policies (decoupled) or two (bypass)."""
+    """A preset and its bound, per kind of dump: three policies (decoupled) or two (bypass)."""
 
-    decoupled: str
-    bypass: str
-    threshold: str
+    decoupled: tuple[str, str]
+    bypass: tuple[str, str]
 
-    def name(self, seen: Evidence) -> str:
-        """The preset for this dump."""
+    def here(self, seen: Evidence) -> tuple[str, str]:
+        """The preset for this dump, and its bound."""
         return self.bypass if seen.prefix else self.decoupled
 
 
-TOKEN_TIS = Method("token_is", "bypass_ppo_clip", "2.0")
-ICEPOP = Method("decoupled_token_icepop", "bypass_pg_token_icepop", "0.5–5.0")
-SEQUENCE_TIS = Method("seq_is", "pure_is", "2.0")
+TOKEN_TIS = Method(("token_is", "2.0"), ("bypass_ppo_clip", "0.8–1.2"))
+ICEPOP = Method(("decoupled_token_icepop", "0.5–5.0"), ("bypass_pg_token_icepop", "0.5–5.0"))
+SEQUENCE_TIS = Method(("seq_is", "2.0"), ("pure_is", "2.0"))
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class Rule:
     Attributes:
         name: short, stable.
         holds: its condition.
-        saw: the metrics it looks at.
+        saw: the metrics it looks at, or a function that names what it saw.
         sentence: what it says.
         source: where the threshold comes from, and its regime.
         decision: what it decides; None for an alert.
@@ -51,7 +50,7 @@ class Rule:
 
     name: str
     holds: Callable[[Evidence], bool]
-    saw: tuple[str, ...]
+    saw: tuple[str, ...] | Callable[[Evidence], dict[str, float | None]]
     sentence: str
     source: str
     decision: Decision | None = None
@@ -86,16 +85,18 @@ def _severe_and_short(seen: Evidence) -> bool:
 
 
 def _growing(seen: Evidence) -> bool:
-    """k3 of the last third of the steps (median) at least five times that of the first third."""
-    by_step = _k3_by_step(seen)
-    third = len(by_step) // 3
-    return third > 0 and median(by_step[-third:]) > 5 * median(by_step[:third]) and max(by_step) > 1e-4
+    first, last = _thirds(seen).values()
+    return (last or 0.0) > max(5 * (first or 0.0), 1e-4)
 
 
-def _k3_by_step(seen: Evidence) -> list[float]:
+def _thirds(seen: Evidence) -> dict[str, float | None]:
+    """The median k3 of the first third of the steps, and of the last."""
     where = seen.summary.by.get("step")
     found = [place.metrics["k3"].value for place in (where.places if where else [])]
-    return [value for value in found if value is not None]
+    known = [value for value in found if value is not None]
+    ends = (known[: len(known) // 3], known[len(known) - len(known) // 3 :])
+    words = ("first third, median k3", "last third, median k3")
+    return {word: median(end) if end else None for word, end in zip(words, ends, strict=True)}
 
 
 def _always(seen: Evidence) -> bool:
@@ -168,7 +169,7 @@ RULES = (
         "severe",
         lambda seen: seen.value("k3") > 0.1,
         ("k3", "ess_tokens", "ess_sequences"),
-        "The drift is severe: token-level truncation bounds the weights, but mend the source as well "
+        "The drift is severe: a bound on each token's ratio limits the damage, but mend the source as well "
         "(sync weights more often, sample at higher precision, replay less).",
         "verl correction guide: severe drift is past what truncation leaves unbiased; k3 above 0.1 nats",
         "METHOD at THRESHOLD",
@@ -179,7 +180,7 @@ RULES = (
         "moderate",
         _always,
         ("k3", "ess_tokens", "ess_sequences"),
-        "The mismatch is real and moderate; token-level truncation bounds the few large weights.",
+        "The mismatch is real and moderate; a bound on each token's ratio holds the few large ones.",
         "verl correction guide: moderate drift → token TIS, 1.5–5; FP8 recipes of verl and NeMo-RL use 2",
         "METHOD at THRESHOLD",
         TOKEN_TIS,
@@ -248,7 +249,7 @@ ALERTS = (
     Rule(
         "growing",
         _growing,
-        ("k3",),
+        _thirds,
         "The mismatch grows over the steps: k3 of the last third is more than five times that of the first.",
         "Ring and LR-decay reports: growth is an optimisation symptom; corrections alone fail in long runs",
     ),
@@ -274,17 +275,22 @@ def recommend(summary: Summary) -> Recommendation:
     seen = Evidence(summary)
     rule = next(rule for rule in RULES if rule.holds(seen))
     alerts = [_fired(alert, seen, "alert") for alert in ALERTS if alert.holds(seen)]
+    method, threshold = rule.method.here(seen) if rule.method else (None, None)
     return Recommendation(
         decision=rule.decision or "not enough data",
-        method=rule.method.name(seen) if rule.method else None,
-        threshold=rule.method.threshold if rule.method else None,
+        method=method,
+        threshold=threshold,
         sentence=rule.sentence,
         rule=rule.name,
-        runner_up=rule.runner_up.name(seen) if rule.runner_up else None,
+        runner_up=rule.runner_up.here(seen)[0] if rule.runner_up else None,
         fired=[_fired(rule, seen, "decision"), *alerts],
     )
 
 
 def _fired(rule: Rule, seen: Evidence, level: Literal["decision", "alert"]) -> Fired:
-    saw = {seen.prefix + name: seen.number(name).value for name in rule.saw}
+    saw = (
+        rule.saw(seen)
+        if callable(rule.saw)
+        else {seen.prefix + name: seen.number(name).value for name in rule.saw}
+    )
     return Fired(rule=rule.name, level=level, sentence=rule.sentence, saw=saw, source=rule.source)

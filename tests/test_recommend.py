@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from offpol_diag import catalogue
+from offpol_diag import catalogue, losses
 from offpol_diag.analyze import analyze
 from offpol_diag.diagnose import diagnose
 from offpol_diag.recommend import ALERTS, RULES, recommend
@@ -101,7 +101,9 @@ def test_a_run_whose_mismatch_grows_is_told_so():
     summary = analyze(["sample_data/collapse.parquet"])
     steady = analyze(["sample_data/healthy.parquet"])
 
-    assert "growing" in [one.rule for one in recommend(summary).fired]
+    saw = next(one.saw for one in recommend(summary).fired if one.rule == "growing")
+    first, last = saw["first third, median k3"], saw["last third, median k3"]
+    assert last > 5 * first > 0
     assert "growing" not in [one.rule for one in recommend(steady).fired]
 
 
@@ -117,9 +119,21 @@ def test_every_recommended_method_is_a_preset_and_every_rule_has_a_source():
     known = catalogue.load()
     methods = [method for rule in RULES for method in (rule.method, rule.runner_up) if method]
 
-    assert all(name in known for method in methods for name in (method.decoupled, method.bypass))
+    assert all(name in known for method in methods for name, _ in (method.decoupled, method.bypass))
     assert all(rule.source for rule in (*RULES, *ALERTS) if rule.name != "unknown")
     assert all(rule.method for rule in RULES if rule.decision == "METHOD at THRESHOLD")
+
+
+def test_the_bound_that_is_named_is_the_one_that_the_preset_applies():
+    """Where a preset has no weight, the PPO clip of its loss is what bounds the ratio."""
+    known = catalogue.load()
+    clip = f"{1 - losses.CLIP_LOW:g}–{1 + losses.CLIP_HIGH:g}"
+    methods = [method for rule in RULES for method in (rule.method, rule.runner_up) if method]
+    for name, bound in {pair for method in methods for pair in (method.decoupled, method.bypass)}:
+        weight = known[name].weight
+        lower, upper = (weight.lower, weight.upper) if weight else (None, None)
+        applied = f"{lower}–{upper}" if lower is not None else str(upper)
+        assert bound == (applied if weight else clip), name
 
 
 def test_no_rule_holds_because_a_number_is_unknown(real):

@@ -141,6 +141,25 @@ def test_a_ratio_whose_interval_misses_one_is_called_out():
     assert "covers 1" in words(section("numbers"))
 
 
+def test_a_ratio_that_is_unreliable_is_not_said_to_cover_one_or_to_miss_it():
+    doubted = number(0.98, 0.01).model_copy(update={"note": "unreliable: k̂ = 0.97 is above 0.70"})
+    said = words(section("numbers", metrics={**metrics(), "mean_ratio": doubted}))
+
+    assert "nothing can be said about whether it is 1" in said
+    assert "cover" not in said
+
+
+def test_groups_are_prompts_only_where_the_dump_names_them():
+    columns = {"rollout_log_probs": "rollout_log_probs", "old_log_probs": "old_log_probs"}
+
+    named = words(section("dump", dump=dump_facts(columns={**columns, "group_id": "uid"})))
+    unnamed = words(section("dump", dump=dump_facts(columns=columns)))
+
+    assert "groups (prompts)" in named
+    assert "groups (prompts)" not in unnamed
+    assert "without a group_id" in unnamed
+
+
 def test_provenance_is_told_as_json_where_it_is_more_than_a_text():
     facts = dump_facts(provenance={"model": "q3", "regime": {"lags": [2], "quantize": True}})
     rows = table("provenance", section("dump", dump=facts)).rows
@@ -181,6 +200,10 @@ def test_a_trend_is_only_claimed_when_the_intervals_at_the_ends_are_apart():
     assert "k3 rises with step" in finding(location(1e-3, 2e-3), "k3")
     assert "k3 falls with step" in finding(location(2e-3, 1e-3), "k3")
     assert finding(location(1e-3, 1.05e-3), "k3").count("cannot be told apart")
+
+
+def test_a_hill_between_two_equal_ends_is_not_passed_over():
+    assert "k3 differs by step: 5.00e-3" in finding(location(1e-3, 5e-3, 1.05e-3), "k3")
 
 
 def test_a_difference_between_names_is_only_claimed_when_their_intervals_are_apart():

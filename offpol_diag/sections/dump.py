@@ -47,7 +47,17 @@ def _sentence(facts: DumpFacts) -> str:
     files = "1 file" if len(facts.files) == 1 else f"{count(len(facts.files))} files"
     return (
         f"{files} with {count(facts.rows)} rows held {count(facts.sequences)} sequences with "
-        f"{count(facts.tokens)} unmasked response tokens, in {count(facts.groups)} groups (prompts)."
+        f"{count(facts.tokens)} unmasked response tokens, in {_groups(facts)}."
+    )
+
+
+def _groups(facts: DumpFacts) -> str:
+    about = "" if facts.groups_exact else "about "
+    if "group_id" in facts.columns:
+        return f"{about}{count(facts.groups)} groups (prompts)"
+    return (
+        f"{about}{count(facts.groups)} groups: without a group_id each sequence is its own, equal ones "
+        "together, and the intervals are too narrow if a prompt was sampled more than once"
     )
 
 

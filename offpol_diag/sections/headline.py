@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from offpol_diag.blocks import Section, Table, Text
-from offpol_diag.numerals import count, say
+from offpol_diag.numerals import count, doubted, say
 from offpol_diag.summary import Number, Summary
 
 HEADLINE: tuple[tuple[str, str], ...] = (
@@ -65,6 +65,8 @@ def _finding(summary: Summary) -> str:
 
 
 def _centred(ratio: Number) -> str:
+    if doubted(ratio):
+        return "With a tail this heavy nothing can be said about whether it is 1."
     if ratio.interval is None:
         return "Without an interval it is not known whether that is compatible with 1."
     low, high = ratio.interval

@@ -85,7 +85,13 @@ def finding(location: Location, name: str) -> str:
     ]
     if len(sure) < 2:
         return f"There are too few intervals to say how {name} changes with {location.title}."
-    return _ends(location, name, sure) if location.numeric else _extremes(location, name, sure)
+    trend = location.numeric and (_apart(sure[0][1], sure[-1][1]) or not _apart(*_low_and_high(sure)))
+    return _ends(location, name, sure) if trend else _extremes(location, name, sure)
+
+
+def _low_and_high(sure: list[tuple[str, Number]]) -> tuple[Number, Number]:
+    ordered = sorted((number for _, number in sure), key=_middle)
+    return ordered[0], ordered[-1]
 
 
 def _ends(location: Location, name: str, sure: list[tuple[str, Number]]) -> str:

@@ -55,7 +55,7 @@ def _token(one: WorstToken) -> tuple[Cell, ...]:
 
 
 def _row(values: list[float]) -> str:
-    return ", ".join(f"{value:.3f}" for value in values) or "none"
+    return ", ".join(f"{round(value, 3) + 0.0:.3f}" for value in values) or "none"
 
 
 def _table(
