@@ -1,7 +1,7 @@
 """One statistic as verl logs it: mean, std, extremes, fractions beyond a threshold, and per sequence.
 
-verl's masked mean divides by (Σmask + 1e-8) and its sequence means run over all rows, empty ones included
-(as 0); both are reproduced, so that a curve can be laid over the user's own.
+verl's masked mean divides by (Σmask + 1e-8), and what it takes over rows runs over empty ones too (as 0), but
+for the rejection statistics of 2026; both are reproduced, so that a curve can be laid over the user's own.
 """
 
 from __future__ import annotations
@@ -38,11 +38,13 @@ class Spread:
     Attributes:
         key: prefix of its columns; equal keys mean equal numbers.
         center: taken off before squaring per-sequence means (1 for weights), so that nothing cancels.
+        empty: whether rows without a token count.
     """
 
     key: str
     limits: Thresholds
     center: float
+    empty: bool = True
 
     def columns(self, x: Level, batch: Batch) -> Columns:
         """Per-sequence columns [S]."""
@@ -55,22 +57,31 @@ class Spread:
             "cc": _total(clamped.map(torch.square), batch),
             "high": _count(x, x.values > self.limits.high, batch),
             "low": _count(x, x.values < self.limits.low, batch),
-            "high_rows": _rows(x, x.values > self.limits.high),
-            "low_rows": _rows(x, x.values < self.limits.low),
+            "high_rows": self._rows(x, x.values > self.limits.high, batch),
+            "low_rows": self._rows(x, x.values < self.limits.low, batch),
             "m": per_row,
             "m1": per_row - self.center,
             "m2": (per_row - self.center).square(),
-            "m_high": (per_row > self.limits.high).to(torch.float64),
-            "m_low": (per_row < self.limits.low).to(torch.float64),
+            "m_high": self._counted(per_row > self.limits.high, batch),
+            "m_low": self._counted(per_row < self.limits.low, batch),
         }
         return {f"{self.key}/{name}": values for name, values in found.items()}
 
     def ranges(self, x: Level, batch: Batch) -> Ranges:
         """Extremes of x, of its row means, of their deviation from the center."""
+        full = batch.lengths > 0
         per_row = _total(x, batch) / (batch.lengths.to(torch.float64) + EPS)
-        there = x.values if x.per == "token" else x.values[batch.lengths > 0]
-        found = {"x": extremes(there), "m": extremes(per_row), "dev": extremes((per_row - self.center).abs())}
+        rows = per_row if self.empty else per_row[full]
+        there = x.values if x.per == "token" else x.values[full]
+        found = {"x": extremes(there), "m": extremes(rows), "dev": extremes((rows - self.center).abs())}
         return {f"{self.key}/{name}": pair for name, pair in found.items()}
+
+    def _rows(self, x: Level, flags: Tensor, batch: Batch) -> Tensor:
+        """Which rows are beyond the threshold, for a statistic of sequences; nothing for one of tokens."""
+        return self._counted(flags, batch) if x.per == "sequence" else batch.rollout.new_zeros(1)
+
+    def _counted(self, flags: Tensor, batch: Batch) -> Tensor:
+        return (flags if self.empty else flags & (batch.lengths > 0)).to(torch.float64)
 
 
 def _total(x: Level, batch: Batch) -> Tensor:
@@ -81,11 +92,6 @@ def _count(x: Level, flags: Tensor, batch: Batch) -> Tensor:
     if x.per == "token":
         return segments.count(flags, batch.cu_seqlens)
     return flags.to(torch.float64) * batch.lengths
-
-
-def _rows(x: Level, flags: Tensor) -> Tensor:
-    """Which rows are beyond the threshold, for a statistic of sequences; nothing for one of tokens."""
-    return flags.to(torch.float64) if x.per == "sequence" else flags.new_zeros(1, dtype=torch.float64)
 
 
 @dataclass(frozen=True)
@@ -105,8 +111,11 @@ class Read:
         return self.sums[column] / (self.sums["tokens"] + EPS)
 
     def std(self, key: str) -> float:
-        """Of the clamped statistic, over tokens."""
-        return math.sqrt(max(self.mean(f"{key}/cc") - self.mean(f"{key}/c") ** 2, 0.0))
+        """Of the clamped statistic, over tokens; 0 for one token."""
+        if self.sums["tokens"] < 2:
+            return 0.0
+        mean = self.mean(f"{key}/c")
+        return math.sqrt(max(self.mean(f"{key}/cc") - mean * mean, 0.0))
 
     def ess(self, key: str) -> float:
         """1 / E[(w/E w)²] of the clamped weights, over tokens."""

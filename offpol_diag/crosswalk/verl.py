@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -77,7 +77,16 @@ def weight_part(preset: Preset, generation: Generation) -> Part | None:
 
 
 def _ratio_rule(preset: Preset) -> Reject | None:
-    return next((rule for rule in preset.reject if rule.statistic == "ratio"), None)
+    return next((_in_ratio(rule) for rule in preset.reject if rule.statistic in ("ratio", "k1")), None)
+
+
+def _in_ratio(rule: Reject) -> Reject:
+    """A band of k1 = −Δ in nats as the same band of r."""
+    if rule.statistic != "k1":
+        return rule
+    lower = None if rule.upper is None else math.exp(-rule.upper)
+    upper = None if rule.lower is None else math.exp(-rule.lower)
+    return replace(rule, statistic="ratio", lower=lower, upper=upper)
 
 
 def reject_parts(preset: Preset, generation: Generation) -> Iterator[Part]:
@@ -89,6 +98,7 @@ def reject_parts(preset: Preset, generation: Generation) -> Iterator[Part]:
 
 
 def _ratio_part(preset: Preset, rule: Reject) -> Part:
+    rule = _in_ratio(rule)
     high = rule.upper or math.inf
     low = rule.lower if rule.lower is not None else 1 / high
     key = f"is/{preset.policy}/{rule.over}/{low:.17g}/{high:.17g}"
@@ -104,7 +114,7 @@ def _divergence_part(preset: Preset, rule: Reject) -> Part:
     limits = _divergence_limits(rule)
     option = f"token_{name}" if rule.over == "token" else f"seq_{rule.over}_{name}"
     key = f"rs/{preset.policy}/{name}/{rule.over}/{limits.low:.17g}/{limits.high:.17g}"
-    return Part(f"rollout_rs_{option}", Spread(key, limits, 0.0), rule)
+    return Part(f"rollout_rs_{option}", Spread(key, limits, 0.0, empty=False), rule)
 
 
 def _divergence_limits(rule: Reject) -> Thresholds:
@@ -130,8 +140,23 @@ def _weights(ratios: Ratios, over: Over) -> Level:
 def _level(ratios: Ratios, part: Part, generation: Generation) -> Level:
     if isinstance(part.rule, Reject) and generation.divergences:
         name: Statistic = "k1" if part.rule.statistic == "ratio" else part.rule.statistic
+        if name == "k3" and part.rule.over in _K3_OVER:
+            return _k3(ratios, part.rule.over)
         return ratios.aggregate(name, part.rule.over, SAFETY)
     return _weights(ratios, part.rule.over)
+
+
+_K3_OVER = {"token": None, "sum": segments.total, "mean": segments.mean, "max": segments.largest}
+
+
+def _k3(ratios: Ratios, over: Over) -> Level:
+    """K3 with verl's rounding, e^Δ − 1 − Δ, which is all that its smallest values are."""
+    d, reduce = ratios.clamped(SAFETY), _K3_OVER[over]
+    x = ratios.once("verl k3", lambda: torch.exp(d) - 1.0 - d)
+    if reduce is None:
+        return Level(x, "token")
+    values = reduce(x, ratios.batch.cu_seqlens)
+    return Level(torch.where(ratios.batch.lengths > 0, values, 0.0), "sequence")
 
 
 def _parts(preset: Preset, generation: Generation) -> list[Part]:
@@ -189,7 +214,7 @@ def _gap_columns(ratios: Ratios) -> Columns:
         "rollout_ppl": torch.exp(-log_rollout),
         "rollout_log_ppl": -log_rollout,
         "kl": -total,
-        "k3": segments.total(torch.expm1(d.clamp(max=2 * OVERFLOW)) - d, batch.cu_seqlens),
+        "k3": segments.total(torch.exp(d.clamp(max=2 * OVERFLOW)) - d - 1, batch.cu_seqlens),
         "diff": log_rollout - log_train,
         "abs": (log_rollout - log_train).abs(),
         "ratio": torch.exp(log_rollout - log_train),
@@ -274,7 +299,7 @@ def _ratio_spread(part: Part, generation: Generation, read: Read) -> Logged:
     key, rows = part.spread.key, read.sums["rows"]
     low, high = read.ranges[f"{key}/x"]
     sequence = part.rule.over in (("sum",) if generation.weight_band else ("sum", "mean"))
-    if sequence:
+    if part.rule.over != "token":
         smallest, largest = read.ranges[f"{key}/log"]
         low, high = _exp(smallest), _exp(min(largest, SAFETY))
     found = {
@@ -328,7 +353,7 @@ def _divergence(preset: Preset, part: Part, at: int, read: Read) -> Logged:
     """verl 2026-01's `compute_rs_metrics`; sequence fractions are over rows with a token."""
     key, rows = part.spread.key, read.sums["sequences"]
     sequence = isinstance(part.rule, Reject) and part.rule.over != "token"
-    two_sided = part.spread.limits.low != 0.0
+    two_sided = isinstance(part.rule, Reject) and part.rule.statistic in ("ratio", "k1")
     found = {
         "mean": read.mean(f"{key}/x"),
         "max": read.ranges[f"{key}/x"][1],
@@ -347,5 +372,6 @@ def _divergence(preset: Preset, part: Part, at: int, read: Read) -> Logged:
         "seq_masked_fraction": read.sums[f"{preset.name}!rule{at}_rows"] / rows,
     }
     if not two_sided:
+        found["fraction_low"] = 0.0
         del found["seq_fraction_low"]
     return {f"{part.stem}_{name}": value for name, value in found.items()}
