@@ -197,6 +197,7 @@ def configs_2025_10():
                 yield {**base, "rollout_is_mode": "mask"}
         asymmetric = {"rollout_is_level": level, "rollout_is_mode": "mask", "rollout_is_threshold": 1.3}
         yield {**asymmetric, "rollout_is_threshold_lower": 0.2}
+        yield {**asymmetric, "rollout_is_threshold_lower": 1.1}  # rejects a ratio of 1
         yield {**asymmetric, "rollout_is_threshold_lower": 0.99, "rollout_is_veto_threshold": 1e-4}
 
 
@@ -210,6 +211,7 @@ def configs_2025_11():
         ("sequence", 1.5, 0.1),
         ("geometric", 1.0005, None),
         ("geometric", 1.2, 0.99),
+        ("geometric", 3.0, 1.1),  # rejects a ratio of 1
     ):
         bounds = {"rollout_rs": level, "rollout_rs_threshold": high}
         bounds |= {} if low is None else {"rollout_rs_threshold_lower": low}

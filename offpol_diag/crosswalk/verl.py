@@ -173,7 +173,7 @@ def columns(scene: Scene, preset: Preset) -> Columns:
         level = _level(ratios, part, generation)
         made = ratios.once(part.spread, lambda p=part, x=level: p.spread.columns(x, scene.batch))  # type: ignore[misc]
         found |= {name: _fit(values, scene) for name, values in made.items()}
-    return found | _mask_columns(scene, preset, ratios)
+    return found | _mask_columns(scene, preset, ratios, generation)
 
 
 def _fit(values: Tensor, scene: Scene) -> Tensor:
@@ -224,18 +224,22 @@ def _gap_columns(ratios: Ratios) -> Columns:
     return {f"verl/{ratios.policy}/{name}": values for name, values in found.items()}
 
 
-def _mask_columns(scene: Scene, preset: Preset, ratios: Ratios) -> Columns:
-    """Tokens that rejection (not the veto) removes, rule by rule and together; the veto's counts."""
+def _mask_columns(scene: Scene, preset: Preset, ratios: Ratios, generation: Generation) -> Columns:
+    """Tokens that rejection (not the veto) removes, rule by rule and together; the veto's counts.
+
+    In 2025 a row without a token has a ratio of 1, and is rejected where the band leaves that out.
+    """
     batch = scene.batch
     n = batch.lengths.to(torch.float64)
     gone = [_gone(correction.passes(ratios, rule), batch.cu_seqlens, n) for rule in preset.reject]
     together = correction.keep(ratios, Preset("", "", preset.policy, reject=preset.reject))
     left = segments.count(together.tokens, batch.cu_seqlens) if together.tokens is not None else n
     lost = n - left * together.sequences
+    lost_rows = lost > 0 if generation.divergences else (lost > 0) | ~together.sequences
     hits = correction.veto_hits(ratios, preset.veto)
     found = {
         "lost": lost,
-        "lost_rows": (lost > 0).to(torch.float64),
+        "lost_rows": lost_rows.to(torch.float64),
         "hits": hits,
         "vetoed": (hits > 0).to(torch.float64),
     }
