@@ -43,8 +43,9 @@ class ResultError(OffpolError):
 
 
 def did_you_mean(word: str, known: list[str]) -> str:
-    """The known words nearest to `word`, as the end of a hint; empty when none is near."""
+    """The known words nearest to `word`, in any case, as the end of a hint; empty when none is near."""
     import difflib
 
-    near = difflib.get_close_matches(word, known, n=3, cutoff=0.6)
-    return f"did you mean {', '.join(near)}?" if near else ""
+    lower = {one.lower(): one for one in known}
+    near = difflib.get_close_matches(word.lower(), list(lower), n=3, cutoff=0.6)
+    return f"did you mean {', '.join(lower[one] for one in near)}?" if near else ""

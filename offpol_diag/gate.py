@@ -173,7 +173,16 @@ def _find(summary: Summary, name: str) -> Number | str:
         result = _preset(summary, prefix)
         if result is not None:
             return _find_in_preset(result, prefix, metric)
-    return _no_such("metric", name, _names(summary), "in this result")
+    return _absent(summary, name) or _no_such("metric", name, _names(summary), "in this result")
+
+
+def _absent(summary: Summary, name: str) -> str:
+    """What to say of a preset that this result lacks; empty where the name is more like a slip."""
+    metrics = {metric for result in summary.presets.values() for metric in result.metrics}
+    preset = next((prefix for prefix, metric in _splits(name) if metric in metrics), "")
+    if not preset or did_you_mean(preset, [*summary.presets, *GAPS]):
+        return ""
+    return f"{preset} is not among the presets of this result; analyze the dump with --presets {preset}"
 
 
 def _find_in_preset(result: PresetResult, preset: str, metric: str) -> Number | str:

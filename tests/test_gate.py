@@ -105,6 +105,8 @@ def test_an_interval_across_the_bound_is_mentioned_but_does_not_decide() -> None
     ("name", "said"),
     [
         ("k33", "did you mean k3"),
+        ("K3", "did you mean k3"),
+        ("icepop.ess_tokens", "analyze the dump with --presets icepop"),
         ("drift2.k33", "drift2.k3"),
         ("tokenis.k3", "did you mean token_is.k3"),
         ("token_is.ess_token", "did you mean ess_tokens"),
