@@ -271,9 +271,9 @@ def load(path: Path) -> Summary:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ResultError(
-            f"{path}: cannot be read as a result ({error})", "give the file that --json wrote"
-        ) from error
+        why = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        message = f"{path}: cannot be read as a result ({why})"
+        raise ResultError(message, "give the file that --json wrote") from error
     return loads(text, str(path))
 
 

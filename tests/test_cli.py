@@ -138,6 +138,13 @@ def test_two_results_cannot_share_a_file(dump: str) -> None:
     assert_refused(run("analyze", dump, "--json", "r", "--md", "r"), "one file")
 
 
+def test_a_result_that_is_not_there_is_named_once() -> None:
+    refused = run("report", "nowhere.json")
+
+    assert_refused(refused, "nowhere.json", "No such file")
+    assert refused.stderr.count("nowhere.json") == 1
+
+
 def test_a_pipe_or_device_is_not_replaced_by_the_sequences(dump: str) -> None:
     os.mkfifo("folder")
 

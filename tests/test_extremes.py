@@ -26,6 +26,10 @@ DUMPS = {
         "old_log_probs": [[-9999.0, -1.0]] * 9,
     },
     "products beyond float64": {"rollout_log_probs": [[-9.0] * 200] * 9, "old_log_probs": [[-0.1] * 200] * 9},
+    "logarithms beyond float64": {
+        "rollout_log_probs": [[-1.7e308] * 3] * 9,
+        "old_log_probs": [[-0.1] * 3] * 9,
+    },
     "certain tokens": {"rollout_log_probs": [[0.0] * 5] * 9, "old_log_probs": [[0.0] * 5] * 9},
     "rows masked whole": {
         "rollout_log_probs": [[-1.0, -2.0]] * 9,

@@ -101,9 +101,12 @@ def chi2_sequence(reader: Reader, logs: LogSums, drift: Drift) -> Number:
     if float(logs.shift) <= OVERFLOW:
         return reader.number(CHI2_SEQUENCE, drift.prefix)
     log = torch.log(logs.twice.cpu()) + 2 * logs.shift.cpu() - torch.log(reader.sums["sequences"])
+    log10 = float(log[0]) / _LN10
     number = describe(CHI2_SEQUENCE.unit, CHI2_SEQUENCE.over, CHI2_SEQUENCE.text)
     return number.model_copy(
-        update={"log10": float(log[0]) / _LN10, "unknown": "overflows float64; see its log10"}
+        update={"log10": log10, "unknown": "overflows float64; see its log10"}
+        if math.isfinite(log10)
+        else {"unknown": "overflows float64, and so does its log10"}
     )
 
 
