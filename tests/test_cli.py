@@ -271,6 +271,15 @@ def test_a_preset_file_with_a_slip_is_refused() -> None:
     assert_refused(run("presets", "--preset-file", "mine.toml"), "mine.toml", "wieght", "did you mean weight")
 
 
+def test_a_preset_file_that_changes_a_built_in_name_is_told_so(dump: str) -> None:
+    Path("mine.toml").write_text("[token_is]\nweight = { over = 'token', upper = 3 }\n")
+
+    told = run("compare", dump, "--presets", "token_is", "--preset-file", "mine.toml")
+
+    assert told.exit_code == 0
+    assert "mine.toml gives its own meaning to token_is" in told.stderr
+
+
 def test_a_dump_that_is_no_dump_is_refused_and_leaves_nothing() -> None:
     Path("bad.parquet").write_text("not Parquet at all")
 

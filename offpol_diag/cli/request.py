@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from offpol_diag.cli.options import names, pairs
+from offpol_diag.cli.output import note
 from offpol_diag.cli.progress import progress
 from offpol_diag.errors import UsageError
 
@@ -34,10 +35,13 @@ class Request:
     sequences: Path | None = None
 
     def catalogue(self) -> Catalogue:
-        """The presets that ship, and the user's."""
+        """The presets that ship, and the user's; names that changed their meaning are told on stderr."""
         from offpol_diag.catalogue import load
 
-        return load(self.preset_file)
+        found = load(self.preset_file)
+        if found.replaced:
+            note(f"{self.preset_file} gives its own meaning to {', '.join(found.replaced)}", self.quiet)
+        return found
 
     def run(self, command: str, dumps: Sequence[str], presets: Sequence[Preset]) -> Summary:
         """Analyse, diagnose, recommend.
