@@ -53,7 +53,8 @@ def presets() -> str:
 r = π_train/π_rollout of a token, Δ = log r, ∏r the product over a response of n tokens. The numerator is
 π_old (decoupled: the trainer recomputes it) or π_θ (bypass: the rollout's log-probs are the anchor).
 `offpol-diag presets NAME` prints one preset in full. The file is
-[`presets.toml`](../offpol_diag/presets.toml); a file of your own has the same form (`--preset-file`).
+[`presets.toml`](../offpol_diag/presets.toml); a file of your own has the same form
+(`--preset-file`, [grammar](preset-files.md)).
 
 {_table(PRESET_HEADER, rows)}"""
 

@@ -135,14 +135,23 @@ def _gap(out: Readout, drift: Drift) -> Numbers:
     return _cautioned(found, out, drift)
 
 
+MEANS_OF_RATIOS = {
+    "mean_ratio": tails.doubt,
+    "chi2_token": tails.doubt,
+    "k3": tails.caution,
+    "tv": tails.caution,
+    "mult_prob_error": tails.caution,
+}
+"""Means over tokens of something that grows like r, and what a heavy tail makes of them."""
+
+
 def _cautioned(found: Numbers, out: Readout, drift: Drift) -> Numbers:
-    """Say beside E[r] and χ² that their tail cannot be trusted, and how often the overflow guard acted."""
-    note = found[f"{drift.prefix}khat_tokens"].note
+    """Say where the tail of r cannot be trusted, and how often the overflow guard acted."""
+    khat = found[f"{drift.prefix}khat_tokens"]
     overflow = float(out.reader.column("overflow", drift.prefix)[0]) / float(out.reader.sums["tokens"][0])
-    for name in ("mean_ratio", "chi2_token", "k3", "mult_prob_error"):
-        number = found[drift.prefix + name]
-        changes: dict[str, object] = {"note": note} if name in ("mean_ratio", "chi2_token") and note else {}
-        found[drift.prefix + name] = number.model_copy(update=changes | {"clamped": overflow})
+    for name, judge in MEANS_OF_RATIOS.items():
+        number = judge(found[drift.prefix + name], khat)
+        found[drift.prefix + name] = number.model_copy(update={"clamped": overflow})
     return found
 
 

@@ -62,7 +62,7 @@ class DumpWriter:
         if not self._path.parent.is_dir():
             raise ValueError(f"{self._path}: its directory does not exist; make it first")
         self._temporary = self._path.with_name(self._path.name + ".tmp")
-        self._metadata = {METADATA_KEY: json.dumps({**(provenance or {}), "format": 1})}
+        self._metadata = {METADATA_KEY: _stamped(provenance or {})}
         self._row_group_tokens = row_group_tokens
         self._dtype = dtype
         self._batches = 0
@@ -168,6 +168,13 @@ class DumpWriter:
             schema = self._schema.with_metadata(self._metadata)
             self._file = pq.ParquetWriter(self._temporary, schema, compression="zstd", **_encodings(schema))
         return self._file
+
+
+def _stamped(provenance: Mapping[str, Any]) -> str:
+    try:
+        return json.dumps({**provenance, "format": 1})
+    except TypeError as error:
+        raise ValueError(f"provenance: {error}; give strings, numbers, lists and dictionaries") from error
 
 
 def _encodings(schema: pa.Schema) -> dict[str, Any]:

@@ -92,3 +92,42 @@ def test_every_module_is_in_the_architecture() -> None:
     modules -= {"py", "data", "templates"}
 
     assert sorted(name for name in modules if f"`{name}`" not in text) == []
+
+
+def test_every_word_of_the_preset_grammar_stands_in_its_page():
+    from dataclasses import fields
+    from typing import get_args
+
+    from offpol_diag import presets
+
+    page = (ROOT / "docs" / "preset-files.md").read_text()
+    keys = {
+        field.name
+        for kind in (presets.Weight, presets.Reject, presets.Veto, presets.Preset)
+        for field in fields(kind)
+    }
+    words = {
+        word
+        for kind in (
+            presets.Policy,
+            presets.Over,
+            presets.Action,
+            presets.Statistic,
+            presets.Sign,
+            presets.Loss,
+        )
+        for word in get_args(kind)
+    }
+
+    assert {word for word in (keys - {"name"}) | words if f"`{word}`" not in page} == set()
+
+
+def test_the_preset_file_in_the_docs_is_read(tmp_path):
+    import re
+
+    from offpol_diag import catalogue
+
+    page = (ROOT / "docs" / "preset-files.md").read_text()
+    (tmp_path / "mine.toml").write_text(re.search(r"```toml\n(.*?)```", page, re.DOTALL)[1])
+
+    assert catalogue.load(tmp_path / "mine.toml")["mine"].veto.lower == 1e-4

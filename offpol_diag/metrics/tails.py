@@ -57,9 +57,9 @@ def numbers(reader: Reader, state: dict[str, State], drift: Drift, high: dict[st
     logs = state[f"{drift.prefix}log.sequences"]
     assert isinstance(logs, LogSums)
     found = {
-        "ess_tokens": _warn(reader.number(ESS_TOKENS, drift.prefix), khat_t),
-        "ess_sequences": _warn(_ess_sequences(reader, logs), khat_s),
-        "chi2_sequence": _warn(chi2_sequence(reader, logs, drift), khat_s),
+        "ess_tokens": doubt(reader.number(ESS_TOKENS, drift.prefix), khat_t),
+        "ess_sequences": doubt(_ess_sequences(reader, logs), khat_s),
+        "chi2_sequence": doubt(chi2_sequence(reader, logs, drift), khat_s),
         "khat_tokens": khat_t,
         "khat_sequences": khat_s,
         "max_weight_share": _share(reader, drift, high),
@@ -82,13 +82,26 @@ def _khat(state: dict[str, State], key: str, over: str, weight: str) -> Number:
     number = plain(k, "", over, text)
     good = pareto.limit(tail.n)
     if k > good:
-        return number.model_copy(update={"note": f"unreliable: k̂ = {k:.2f} is above {good:.2f}"})
+        return number.model_copy(
+            update={"note": f"above {good:.2f}: means of these weights cannot be trusted"}
+        )
     return number
 
 
-def _warn(number: Number, khat: Number) -> Number:
-    """Carry the tail's warning over to a number that depends on it."""
-    return number.model_copy(update={"note": khat.note}) if khat.note else number
+def doubt(number: Number, khat: Number) -> Number:
+    """Call a mean of weights unreliable whose tail is too heavy."""
+    if not khat.note:
+        return number
+    return number.model_copy(
+        update={"note": f"unreliable: k̂ = {khat.value:.2f} is {khat.note.split(':')[0]}"}
+    )
+
+
+def caution(number: Number, khat: Number) -> Number:
+    """Say of a mean that shares the tail of the weights that a few tokens decide it."""
+    if not khat.note:
+        return number
+    return number.model_copy(update={"note": f"a few tokens decide it: k̂ = {khat.value:.2f}"})
 
 
 def _ess_sequences(reader: Reader, logs: LogSums) -> Number:

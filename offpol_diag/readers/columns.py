@@ -51,6 +51,10 @@ ROLES = (
             "generation_logprobs",
             "sampling_per_token_logps",
             "rollout_per_token_logps",
+            "sampling_logprobs",
+            "behavior_logprobs",
+            "vllm_logprobs",
+            "sglang_logprobs",
             "logprobs",
         ),
         short="rollout",
@@ -61,6 +65,7 @@ ROLES = (
         (
             "old_logprobs",
             "old_logps",
+            "old_logp",
             "prev_logprobs",
             "trainer_logprobs",
             "old_per_token_logps",
