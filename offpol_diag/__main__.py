@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from offpol_diag.cli import app
-from offpol_diag.cli.exits import exit_codes
+from offpol_diag.cli.exits import run
 
 
 def main() -> None:
     """Run the command line; the exit code says how it went."""
-    with exit_codes():
-        app(prog_name="offpol-diag")
+    run(app)
 
 
 if __name__ == "__main__":

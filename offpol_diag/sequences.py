@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,7 +31,7 @@ class SequenceWriter:
 
     def __init__(self, path: Path, study: Study) -> None:
         self._path, self._study = path, study
-        self._temp = path.with_name(f".{path.name}.part")
+        self._temp = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         self._writer: pq.ParquetWriter | None = None
 
     @classmethod
@@ -66,9 +67,12 @@ class SequenceWriter:
         self._temp.replace(self._path)
 
     def _discard(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-        self._temp.unlink(missing_ok=True)
+        try:
+            if self._writer is not None:
+                self._writer.close()
+        finally:
+            self._temp.unlink(missing_ok=True)
+            _beside(self._temp).unlink(missing_ok=True)
 
 
 class _Nowhere:
@@ -116,10 +120,15 @@ def _preset_columns(scene: Scene, preset: Preset) -> dict[str, pa.Array]:
     }
 
 
+def _beside(path: Path) -> Path:
+    """Where a file is written again."""
+    return path.with_name(path.name + "2")
+
+
 def _rescale(path: Path, factors: dict[str, float]) -> None:
     """Rewrite the file row group by row group with some weights divided by their factor."""
     source = pq.ParquetFile(path)
-    temp = path.with_name(path.name + "2")
+    temp = _beside(path)
     with pq.ParquetWriter(temp, source.schema_arrow, compression="zstd") as out:
         for group in range(source.num_row_groups):
             table = source.read_row_group(group)

@@ -6,6 +6,8 @@ import json
 import os
 import pty
 import re
+import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,10 +15,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import typer
 from typer.testing import CliRunner, Result
 
 from offpol_diag import summary as results
-from offpol_diag.cli import COMMANDS, app, defaults, output
+from offpol_diag.cli import COMMANDS, app, defaults, exits, output
 from offpol_diag.cli.exits import exit_codes
 from offpol_diag.errors import DumpError, UsageError
 from offpol_diag.summary import Summary
@@ -296,13 +299,52 @@ def test_a_result_that_is_no_result_is_refused(text: str) -> None:
     assert_refused(run("gate", "bad.json", "--max", "k3=1"), "bad.json")
 
 
-@pytest.mark.parametrize("args", [["--nope"], ["analyse"], ["gate"], ["report"], ["analyze", "--seed", "x"]])
-def test_what_typer_refuses_is_2_as_well(args: list[str]) -> None:
-    ran = script(*args)
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--nope"], ["--nope", "hint: see `offpol-diag --help`"]),
+        (["analyse"], ["'analyse'", "hint: did you mean analyze?"]),
+        (["gate"], ["DUMP|RESULT.json", "hint: see `offpol-diag gate --help`"]),
+        (["analyze", "--prests", "tis"], ["--prests", "hint: did you mean --preset-file, --presets?"]),
+        (["analyze", "--seed", "x"], ["--seed: ", "integer", "hint: see `offpol-diag analyze --help`"]),
+        (["analyze", "--seed"], ["--seed", "hint: see `offpol-diag analyze --help`"]),
+        (["compare", "--on-bad-row", "x"], ["--on-bad-row: 'x'", "skip"]),
+        (["presets", "tis", "token_is"], ["token_is", "hint: see `offpol-diag presets --help`"]),
+    ],
+)
+def test_what_typer_refuses_is_said_like_everything_else(args: list[str], words: list[str]) -> None:
+    assert_refused(script(*args), *words)
 
-    assert ran.returncode == 2
-    assert "Traceback" not in ran.stderr
-    assert ran.stdout == ""
+
+def test_a_bad_value_in_the_environment_names_the_variable() -> None:
+    ran = script("analyze", OFFPOL_DIAG_SEED="x")
+
+    assert_refused(ran, "error: OFFPOL_DIAG_SEED: ")
+    assert "--seed" not in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("seed = 'x'", "error: offpol-diag.toml: seed: "),
+        ("on-bad-row = 'x'", "error: offpol-diag.toml: on_bad_row: "),
+        ("presets = ['seq_miss']", "error: offpol-diag.toml: presets: "),
+        ("device = 'tpu'", "error: offpol-diag.toml: device: "),
+        ("columns = 'rollout'", "error: offpol-diag.toml: columns: "),
+        ("preset_file = 'nowhere.toml'", "error: offpol-diag.toml: preset_file: "),
+    ],
+)
+def test_a_bad_value_in_a_file_names_the_file(text: str, words: str, dump: str) -> None:
+    Path("offpol-diag.toml").write_text(text)
+
+    assert_refused(script("compare", dump), words)
+
+
+def test_without_arguments_there_is_help() -> None:
+    ran = script()
+
+    assert "Usage: offpol-diag" in ran.stdout
+    assert (ran.returncode, ran.stderr) == (2, "")
 
 
 @pytest.mark.parametrize(
@@ -311,6 +353,8 @@ def test_what_typer_refuses_is_2_as_well(args: list[str]) -> None:
         (UsageError("what", "how"), 2, "error: what\n\nhint: how\n"),
         (DumpError("what"), 2, "error: what\n"),
         (KeyboardInterrupt(), 130, ""),
+        (typer.Abort(), 130, ""),
+        (typer.Exit(3), 3, ""),
         (SystemExit(1), 1, ""),
     ],
 )
@@ -352,6 +396,106 @@ def test_an_interrupt_within_a_command_is_130(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("offpol_diag.catalogue.load", interrupt)
 
     assert run("presets").exit_code == 130
+
+
+ENDLESS = """
+import sys, time
+from pathlib import Path
+from offpol_diag.__main__ import main
+def stay(*args):
+    print("here", flush=True)
+    time.sleep(60)
+{}
+main()
+"""
+"""The command line, but at one place it says so and stays there."""
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "from offpol_diag.sequences import SequenceWriter; SequenceWriter.finish = stay",
+        "Path.replace = stay",
+        "import offpol_diag.sequences as s; s._rescale = lambda path, _: (s._beside(path).touch(), stay())",
+    ],
+)
+def test_a_sigterm_leaves_nothing_behind(place: str, dump: str) -> None:
+    presets = "--presets", "verl_2026_01_token_is_norm"
+    command = [sys.executable, "-c", ENDLESS.format(place), "analyze", dump, *presets, "--sequences", "rows"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline() == "here\n"
+        assert all(f".{running.pid}.tmp" in name for name in files())
+        assert files() != []
+        running.send_signal(signal.SIGTERM)
+        running.send_signal(signal.SIGTERM)
+        _, said = running.communicate()
+
+    assert (running.returncode, said) == (143, "")
+    assert files() == []
+
+
+def test_a_second_sigterm_does_not_cut_the_cleaning_up_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    handle = exits.terminator()
+    with pytest.raises(SystemExit) as stopped:
+        handle(signal.SIGTERM, None)
+    handle(signal.SIGTERM, None)
+
+    assert stopped.value.code == 143
+    monkeypatch.setattr(exits, "GRACE", 0.0)
+    with pytest.raises(SystemExit):
+        handle(signal.SIGTERM, None)
+
+
+# ---------------------------------------------------------------- one dump, and what it lacks
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A dump of the engine's policy and the current one."""
+    path = tmp_path_factory.mktemp("two") / "two.parquet"
+    draw = np.random.default_rng(0)
+    current = [-draw.exponential(0.5, 20) - 0.2 for _ in range(16)]
+    with DumpWriter(path) as writer:
+        writer.write(
+            rollout_log_probs=[np.minimum(one + draw.normal(0, 0.03, 20), 0) for one in current],
+            current_log_probs=current,
+        )
+    return str(path)
+
+
+def test_a_comparison_of_nothing_is_refused_and_says_what_would_work(two: str) -> None:
+    refused = run("compare", two, "--presets", "token_is,seq_mis", "-o", "r.html", "--json", "r.json")
+
+    assert_refused(refused, "no old_log_probs", "token_is, seq_mis", "--columns old=current_log_probs")
+    named = re.findall(r"--presets (\S+)", refused.stderr)
+    assert run("compare", two, "--presets", *named).exit_code == 0
+    assert run("compare", two, "--presets", "tis", "--columns", "old=current_log_probs").exit_code == 0
+    assert run("compare", two, "--presets", f"token_is,{named[0]}").exit_code == 0
+
+
+def test_presets_that_lack_the_current_policy_are_refused_too(dump: str) -> None:
+    refused = run("compare", dump, "--presets", "pure_is")
+
+    assert_refused(refused, "no current_log_probs", "pure_is", "--presets ")
+    assert "--columns" not in refused.stderr
+
+
+@pytest.mark.parametrize("command", [("compare",), ("analyze", "--no-html")])
+def test_several_dumps_are_said_to_be_one(command: tuple[str, ...], dump: str, tmp_path: Path) -> None:
+    again = shutil.copy(dump, tmp_path / "again.parquet")
+
+    told = run(*command, dump, again, "--presets", "tis")
+    assert (told.exit_code, told.stderr) == (0, "2 DUMPs given: they are read as one dump\n")
+    assert run(*command, dump, again, "--presets", "tis", "-q").stderr == ""
+
+
+def test_nothing_is_said_to_be_in_an_html_that_is_not_written(dump: str) -> None:
+    without = run("analyze", dump, "--no-html").stdout
+
+    assert "more rows come with an HTML report" in without
+    assert "the HTML" not in without
+    assert "more rows are in the HTML." in run("analyze", dump).stdout
 
 
 # ---------------------------------------------------------------- files

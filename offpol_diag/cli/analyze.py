@@ -51,8 +51,8 @@ def analyze(
     files = Outputs(None if no_html else out or default_html(dumps), json, md, quiet, sequences)
     files.check(*dumps)
     request = Request(preset_file, columns, group_by, device, seed, on_bad_row, quiet, sequences)
-    summary = request.run("analyze", dumps, request.catalogue().resolve(presets))
+    summary = request.run("analyze", dumps, request.presets(presets))
     files.write(summary)
     if not files.takes_stdout():
-        show_report(summary)
+        show_report(summary, html=not no_html)
     files.say_where()

@@ -7,13 +7,14 @@ the table `[tool.offpol-diag]` of `pyproject.toml`; the two are not merged.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 from offpol_diag.cli.output import note
-from offpol_diag.errors import UsageError, did_you_mean
+from offpol_diag.errors import OffpolError, UsageError, did_you_mean
 
 
 class Home(NamedTuple):
@@ -83,13 +84,28 @@ def settings(folder: Path = Path()) -> Settings:
 def dumps(given: Sequence[str] | None, quiet: bool = False) -> list[str]:
     """The dumps to read: those given, else the one a file names, else the sample; says so on stderr."""
     if given:
+        if len(given) > 1:
+            note(f"{len(given)} DUMPs given: they are read as one dump", quiet)
         return list(given)
     found = settings()
     if found.dump:
-        note(f"no DUMP given: reading {', '.join(found.dump)}, named in {found.file}", quiet)
+        whole = ", as one dump" if len(found.dump) > 1 else ""
+        note(f"no DUMP given: reading {', '.join(found.dump)}, named in {found.file}{whole}", quiet)
         return list(found.dump)
     note("no DUMP given: reading the sample dump that ships with offpol-diag", quiet)
     return [str(sample())]
+
+
+@contextmanager
+def judged(key: str, value: object) -> Iterator[None]:
+    """Within the block a value is judged: an error about one that a file gave begins with that file."""
+    try:
+        yield
+    except OffpolError as error:
+        found = settings()
+        if value is None or found.options.get(key) != str(value):
+            raise
+        raise UsageError(f"{found.file}: {key}: {error.message}", error.hint) from error
 
 
 def sample() -> Path:

@@ -4,19 +4,50 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
+import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import typer
+
+from offpol_diag.cli.usage import PROGRAM, spoken
 from offpol_diag.errors import OffpolError
 
-FAILED, COULD_NOT_SAY, INTERRUPTED, BROKEN_PIPE = 1, 2, 130, 141
+FAILED, COULD_NOT_SAY, INTERRUPTED, BROKEN_PIPE, TERMINATED = 1, 2, 130, 141, 143
+
+GRACE = 5.0
+"""Seconds in which a second SIGTERM (`timeout` sends two) must not cut the cleaning up short."""
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 BUG = OffpolError(
     "this is a bug in offpol-diag", "please report it with the traceback above and what was run"
 )
+
+
+def run(app: Callable[..., object]) -> None:
+    """Run the command line of this process: its arguments, its signals, its exit code."""
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, terminator())
+    with exit_codes(), spoken():
+        code = app(prog_name=PROGRAM, standalone_mode=False)
+        if isinstance(code, int):  # what typer makes of `typer.Exit`
+            raise SystemExit(code)
+
+
+def terminator() -> Callable[[int, object], None]:
+    """A handler that leaves like Ctrl-C does: what is half-written is removed on the way out."""
+    last = float("-inf")
+
+    def leave(signum: int, frame: object) -> None:
+        nonlocal last
+        if time.monotonic() - last > GRACE:
+            last = time.monotonic()
+            raise SystemExit(TERMINATED)
+
+    return leave
 
 
 @contextmanager
@@ -35,7 +66,9 @@ def exit_codes() -> Iterator[None]:
         if isinstance(stop.__context__, BrokenPipeError):  # typer's own answer to it is 1
             raise SystemExit(BROKEN_PIPE) from stop
         raise
-    except KeyboardInterrupt as error:
+    except typer.Exit as stop:
+        raise SystemExit(stop.exit_code) from stop
+    except (KeyboardInterrupt, typer.Abort) as error:
         raise SystemExit(INTERRUPTED) from error
     except BrokenPipeError as error:
         _silence_stdout()

@@ -111,9 +111,11 @@ def pairs(text: str | None) -> dict[str, str]:
     from offpol_diag.errors import UsageError
 
     split = [part.partition("=") for part in names(text)]
-    for ours, _, theirs in split:
+    for ours, sign, theirs in split:
         if not ours.strip() or not theirs.strip():
-            raise UsageError(f'--columns: "{ours}" names no column', "write --columns rollout=NAME,old=NAME")
+            raise UsageError(
+                f'"{ours}{sign}{theirs}" names no column', "write --columns rollout=NAME,old=NAME"
+            )
     return {ours.strip(): theirs.strip() for ours, _, theirs in split}
 
 

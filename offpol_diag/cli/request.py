@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from offpol_diag.cli.defaults import judged
 from offpol_diag.cli.options import names, pairs
 from offpol_diag.cli.output import note
 from offpol_diag.cli.progress import progress
@@ -38,10 +39,22 @@ class Request:
         """The presets that ship, and the user's; names that changed their meaning are told on stderr."""
         from offpol_diag.catalogue import load
 
-        found = load(self.preset_file)
+        with judged("preset_file", self.preset_file):
+            found = load(self.preset_file)
         if found.replaced:
             note(f"{self.preset_file} gives its own meaning to {', '.join(found.replaced)}", self.quiet)
         return found
+
+    def presets(self, named: str) -> tuple[Preset, ...]:
+        """The presets named."""
+        catalogue = self.catalogue()
+        with judged("presets", named):
+            return catalogue.resolve(named)
+
+    def which_columns(self) -> dict[str, str] | None:
+        """Our name of a column → the dump's, where the user says it."""
+        with judged("columns", self.columns):
+            return pairs(self.columns) or None
 
     def run(self, command: str, dumps: Sequence[str], presets: Sequence[Preset]) -> Summary:
         """Analyse, diagnose, recommend.
@@ -49,16 +62,17 @@ class Request:
         Raises:
             OffpolError: the options, the dump or a preset file cannot be used.
         """
-        columns, group_by = pairs(self.columns), names(self.group_by)
-        _check_device(self.device)
+        columns = self.which_columns()
+        with judged("device", self.device):
+            _check_device(self.device)
         with progress(self.quiet) as report:
             from offpol_diag.analyze import analyze
 
             summary = analyze(
                 dumps,
                 presets=presets,
-                columns=columns or None,
-                group_by=group_by,
+                columns=columns,
+                group_by=names(self.group_by),
                 on_bad_row=self.on_bad_row,
                 device=self.device,
                 seed=self.seed,
