@@ -54,5 +54,5 @@ def analyze(
     summary = request.run("analyze", dumps, request.presets(presets))
     files.write(summary)
     if not files.takes_stdout():
-        show_report(summary, html=not no_html)
+        show_report(summary, whole=no_html)
     files.say_where()

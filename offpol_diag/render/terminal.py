@@ -82,7 +82,7 @@ def _cut(block: Block) -> Block:
         return replace(block, caption="")
     if not isinstance(block, Table) or len(block.rows) <= BRIEF_ROWS:
         return block
-    note = f"{len(block.rows) - BRIEF_ROWS} more rows are in the HTML."
+    note = f"{len(block.rows) - BRIEF_ROWS} more rows; an HTML report has them all."
     return replace(block, rows=block.rows[:BRIEF_ROWS], notes=(note, *block.notes))
 
 
@@ -132,7 +132,7 @@ def _table(block: Table, canvas: Canvas) -> None:
     fitted = fit(block, canvas.console.width, canvas.stack and not block.wide)
     canvas.print(Line(f"\n{clean(block.caption)}"))
     if block.wide and fitted.dropped:
-        canvas.print(Line("(too wide for this terminal: see the HTML)", style="dim"))
+        canvas.print(Line("(too wide for this terminal; an HTML report has it)", style="dim"))
         return
     for grid in fitted.grids:
         canvas.console.print(grid)
@@ -143,7 +143,7 @@ def _table(block: Table, canvas: Canvas) -> None:
 def _remarks(block: Table, fitted: Fitted) -> list[str]:
     intervals = ["the intervals"] if fitted.without_intervals else []
     missing = [*fitted.dropped, *intervals]
-    left_out = [f"Left out for want of width (see the HTML): {', '.join(missing)}."] if missing else []
+    left_out = [f"Left out for want of width: {', '.join(missing)}."] if missing else []
     return [*fitted.notes, *block.notes, *left_out]
 
 
