@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
+from offpol_diag.accumulators import SAMPLE, GroupSample
+from offpol_diag.analyze import analyze, resolve
 from offpol_diag.blocks import Section, Table
+from offpol_diag.catalogue import load
 from offpol_diag.crosswalk.verl.parts import GENERATIONS, reject_parts
 from offpol_diag.diagnose import diagnose
+from offpol_diag.errors import UsageError
 from offpol_diag.gate import Bound, judge
 from offpol_diag.presets import Preset, Reject
 from offpol_diag.recommend import recommend
 from offpol_diag.render.terminal import sparkline
 from offpol_diag.sections import sections
 from offpol_diag.summary import Diagnosis, Location, Number, Place, PresetResult, Summary
+from tests import oracles
 from tests.factory import dump_facts, make_summary
 
 
@@ -220,3 +229,149 @@ def test_an_estimated_count_of_groups_says_so(exact: bool, label: str) -> None:
     rows = table("counts", section("dump", make_summary(dump=dump_facts(groups_exact=exact)))).rows
 
     assert label in [row[0] for row in rows]
+
+
+# ---------------------------------------------------------------- what is read out of a dump
+
+
+def row(rollout: list[float], old: list[float], **more: Any) -> dict[str, Any]:
+    return {"rollout_log_probs": rollout, "old_log_probs": old, **more}
+
+
+def measured(rows: list[dict[str, Any]], folder: Path, **more: Any) -> Summary:
+    return analyze([oracles.write(rows, folder / "dump.parquet")], **more)
+
+
+def test_a_sample_of_groups_that_is_not_whole_stays_so_when_it_meets_its_own_groups() -> None:
+    keys = torch.arange(SAMPLE + 1)
+    some = GroupSample.of(keys, torch.ones(len(keys), 1))
+    few = GroupSample.of(keys[:3], torch.ones(3, 1))
+
+    assert some.merge(few).full
+    assert few.merge(some).full
+
+
+def test_the_overflow_guard_is_counted_for_each_drift_by_itself(tmp_path: Path) -> None:
+    p = [-1.0, -1.0]
+    found = measured([row(p, p, current_log_probs=[-1.0, -2000.0])], tmp_path).metrics
+
+    assert [found[f"{prefix}k3"].clamped for prefix in ("", "drift2.", "total.")] == [0.0, 0.5, 0.5]
+
+
+def test_every_mean_that_shares_a_heavy_tail_says_so_and_no_other(tmp_path: Path) -> None:
+    d = np.random.default_rng(0).normal(0, 3, 2000)
+    found = measured([row([-40.0] * 2000, (d - 40.0).tolist())], tmp_path).metrics
+
+    for name in ("mean_ratio", "chi2_token", "ess_tokens", "k3", "tv", "mult_prob_error"):
+        assert "k̂" in (found[name].note or ""), name
+    assert [found[name].note for name in ("k1", "k2", "abs_log_ratio", "pearson")] == [None] * 4
+
+
+def test_the_tail_of_sequences_is_no_word_about_tokens(tmp_path: Path) -> None:
+    d = np.random.default_rng(0).normal(0, 0.3, (100, 400))
+    found = measured([row([-9.0] * 400, (x - 9.0).tolist()) for x in d], tmp_path).metrics
+
+    assert [found[name].note is None for name in ("ess_tokens", "ess_sequences", "chi2_sequence")] == [
+        True,
+        False,
+        False,
+    ]
+
+
+@pytest.mark.parametrize("name", ["k3", "chi2_sequence", "ess_tokens", "ess_sequences"])
+def test_a_drift_that_cannot_be_known_lists_its_numbers_with_the_reason(tmp_path: Path, name: str) -> None:
+    found = measured([row([-1.0], [-1.1])], tmp_path).metrics
+
+    assert found[f"drift2.{name}"].unknown == "missing column current_log_probs"
+
+
+def test_the_mean_length_is_over_sequences_that_have_a_token(tmp_path: Path) -> None:
+    p = [-1.0, -1.0]
+    facts = measured([row(p, p, response_mask=mask) for mask in ([1, 1], [0, 0])], tmp_path).dump
+
+    assert (facts.mean_length, facts.rows, facts.masked_tokens) == (2.0, 2, 2)
+
+
+def test_the_bars_of_a_histogram_hold_every_token(tmp_path: Path) -> None:
+    d = np.random.default_rng(0).standard_t(1.5, 30_000)
+    found = measured([row([-1e6] * 30_000, (d - 1e6).tolist())], tmp_path).histograms["log_ratio"]
+
+    assert sum(found.counts) == pytest.approx(30_000, abs=1e-6)
+
+
+def test_one_token_is_the_worst_hundredth_of_ten(tmp_path: Path) -> None:
+    found = measured([row([-1.0] * 10, [-1.0] * 9 + [-2.0])], tmp_path).metrics
+
+    assert found["k3_top1_share"].value == pytest.approx(1.0)
+
+
+def test_a_group_that_had_no_token_is_not_lost_to_a_preset(tmp_path: Path) -> None:
+    p = [-1.0, -1.0]
+    rows = [row(p, p, response_mask=[i, i], group_id=f"g{i}") for i in (1, 0)]
+    found = measured(rows, tmp_path, presets=load().resolve("token_is"))
+
+    assert found.presets["token_is"].metrics["groups_lost"].value == 0.0
+
+
+def test_the_neighbours_of_a_worst_token_are_those_of_its_own_sequence(tmp_path: Path) -> None:
+    p = [-1.0] * 4
+    rows = [row(p, p), row(p, [-4.0, -1.0, -1.0, -3.0]), row(p, p)]
+    first, last = measured(rows, tmp_path).worst.tokens
+
+    assert (first.position, first.before, first.after) == (0, [], [0.0, 0.0, -2.0])
+    assert (last.position, last.before, last.after) == (3, [-3.0, 0.0, 0.0], [])
+
+
+def test_the_position_of_a_worst_token_counts_the_masked_ones_before_it(tmp_path: Path) -> None:
+    p = [-1.0] * 4
+    (token,) = measured([row(p, [-1.0, -1.0, -1.0, -3.0], response_mask=[0, 1, 0, 1])], tmp_path).worst.tokens
+
+    assert (token.position, token.length) == (3, 2)
+
+
+def test_a_long_axis_is_thinned_evenly_and_says_how_much_is_left_out(tmp_path: Path) -> None:
+    rows = [row([-1.0], [-1.1], step=i) for i in range(999)]
+    found = measured(rows, tmp_path).by["step"]
+
+    assert (len(found.places), found.places[0].key, found.places[-1].key) == (400, "0", "998")
+    assert found.left_out == 599
+
+
+def test_places_are_labelled_by_what_they_hold(tmp_path: Path) -> None:
+    p = [math.log(0.5)] * 3
+    rows = [row(p, p, host=None), row(p[:1], p[:1], host="a")]
+    found = measured(rows, tmp_path, group_by=["host"]).by
+
+    def keys(axis: str) -> dict[str, tuple[int, int]]:
+        return {place.key: (place.tokens, place.sequences) for place in found[axis].places}
+
+    assert keys("host") == {"a": (1, 1), "∅": (3, 1)}
+    assert keys("length") == {"1–1": (1, 1), "2–3": (3, 1)}
+    assert keys("position") == {"0": (2, 2), "1–2": (2, 1)}
+    assert keys("rollout_probability") == {"0.1–0.5": (4, 2)}
+
+
+def test_few_groups_give_no_place_an_interval(tmp_path: Path) -> None:
+    rows = [row([-1.0, -1.0], [-1.1 - i / 9, -1.2], step=0, group_id=f"g{i % 3}") for i in range(12)]
+    found = measured(rows, tmp_path)
+
+    assert found.metrics["k3"].interval is None
+    assert {place.metrics["k3"].interval for where in found.by.values() for place in where.places} == {None}
+
+
+def test_progress_counts_up_to_the_rows_there_are(tmp_path: Path) -> None:
+    told: list[tuple[int, int]] = []
+    rows = [row([-1.0] * 5, [-1.1] * 5) for _ in range(8)]
+    measured(rows, tmp_path, batch_tokens=10, progress=lambda done, total: told.append((done, total)))
+
+    assert told[-1] == (8, 8)
+    assert [done for done, _ in told] == sorted({done for done, _ in told})
+    assert len(told) > 1
+
+
+def test_the_first_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+
+    assert resolve("cuda:0").index == 0
+    with pytest.raises(UsageError, match="1 CUDA devices"):
+        resolve("cuda:1")
