@@ -3,8 +3,10 @@
 sources   what the user named → files
 files     a file's metadata; why a file cannot be read
 columns   whose column is whose: roles, aliases, overrides
+forms     a row is a sequence, or a token
 schemas   types, in one file and across files
 slices    files → slices of rows, with their place for messages
+long      rows of one token → slices
 ragged    Arrow lists → values and lengths
 checks    which rows are bad, and why
 signs     positive log-probs on the train side

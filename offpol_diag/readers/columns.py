@@ -17,6 +17,7 @@ MASK, ADVANTAGES, REWARDS = "response_mask", "advantages", "rewards"
 TOKEN_IDS, ENTROPY = "token_ids", "entropy"
 SEQUENCE, GROUP = "sequence_id", "group_id"
 STEP, LAG = "step", "policy_lag"
+POSITION = "position"
 ROLLOUT_VERSION, TRAIN_VERSION = "rollout_version", "train_version"
 # What reaches a batch as `scalars`.
 SCALARS = (SEQUENCE, GROUP, STEP, LAG, ROLLOUT_VERSION, TRAIN_VERSION)
@@ -31,12 +32,14 @@ class Role:
         kind: what the column must hold.
         aliases: what trainers call it.
         short: what `--columns` may call it.
+        per_token: what else it is called where a row is a token.
     """
 
     name: str
     kind: Kind
     aliases: tuple[str, ...] = ()
     short: str = ""
+    per_token: tuple[str, ...] = ()
 
 
 ROLES = (
@@ -58,6 +61,19 @@ ROLES = (
             "logprobs",
         ),
         short="rollout",
+        per_token=(
+            "rollout_log_prob",
+            "rollout_logprob",
+            "rollout_logp",
+            "inference_logprob",
+            "inference_log_prob",
+            "generation_logprob",
+            "sampling_logprob",
+            "behavior_logprob",
+            "vllm_logprob",
+            "sglang_logprob",
+            "logprob",
+        ),
     ),
     Role(
         OLD,
@@ -75,12 +91,22 @@ ROLES = (
             "log_probs",
         ),
         short="old",
+        per_token=(
+            "old_log_prob",
+            "old_logprob",
+            "old_logp",
+            "prev_logprob",
+            "trainer_logprob",
+            "old_action_log_prob",
+            "action_log_prob",
+        ),
     ),
     Role(
         CURRENT,
         kinds.FLOATS,
         ("current_logprobs", "current_logps", "log_prob", "per_token_logps"),
         short="current",
+        per_token=("current_log_prob", "current_logprob", "current_logp"),
     ),
     Role(
         MASK,
@@ -90,9 +116,19 @@ ROLES = (
     ),
     Role(ADVANTAGES, kinds.NUMBER_OR_LIST, ("advantage",)),
     Role(REWARDS, kinds.NUMBER, ("reward",)),
-    Role(TOKEN_IDS, kinds.INTEGERS, ("response_token_ids", "response_ids", "completion_ids")),
+    Role(
+        TOKEN_IDS,
+        kinds.INTEGERS,
+        ("response_token_ids", "response_ids", "completion_ids"),
+        per_token=("token_id",),
+    ),
     Role(ENTROPY, kinds.FLOATS, ("entropies", "rollout_entropy", "old_entropy")),
-    Role(SEQUENCE, kinds.LABEL, ("sample_id", "sample_index")),
+    Role(
+        SEQUENCE,
+        kinds.LABEL,
+        ("sample_id", "sample_index"),
+        per_token=("rollout_id", "trajectory_id", "request_id"),
+    ),
     Role(GROUP, kinds.LABEL, ("prompt_id", "group_index", "uid")),
     Role(STEP, kinds.NUMBER, ("global_step",)),
     Role(LAG, kinds.NUMBER, ("staleness",)),
@@ -100,11 +136,10 @@ ROLES = (
     Role(TRAIN_VERSION, kinds.NUMBER),
 )
 
-BY_NAME = {role.name: role for role in ROLES}
-_BY_WORD = BY_NAME | {role.short: role for role in ROLES if role.short}
 
-
-def resolve(names: Sequence[str], overrides: Mapping[str, str], file: str) -> dict[str, str]:
+def resolve(
+    names: Sequence[str], overrides: Mapping[str, str], file: str, roles: Sequence[Role] = ROLES
+) -> dict[str, str]:
     """Which column plays which part: our name → the column's name, for the parts that are played.
 
     The user's word goes first, then the canonical name, then the aliases. A column that the user gave a part
@@ -114,28 +149,32 @@ def resolve(names: Sequence[str], overrides: Mapping[str, str], file: str) -> di
         names: the columns of the file.
         overrides: a part (canonical or short name) → the column that plays it.
         file: the file's name, for messages.
+        roles: the parts there are.
 
     Raises:
         DumpError: a senseless override, two candidates for one part, or a required column missing.
     """
-    given = _given(names, overrides, file)
+    given = _given(names, overrides, file, roles)
     free = [name for name in names if name not in given.values()]
-    found = {role.name: given.get(role.name) or _candidate(role, free, file) for role in ROLES}
+    found = {role.name: given.get(role.name) or _candidate(role, free, file) for role in roles}
     mapping = {name: column for name, column in found.items() if column is not None}
     _require(mapping, names, file)
     _once(mapping, names, file)
     return mapping
 
 
-def _given(names: Sequence[str], overrides: Mapping[str, str], file: str) -> dict[str, str]:
+def _given(
+    names: Sequence[str], overrides: Mapping[str, str], file: str, roles: Sequence[Role]
+) -> dict[str, str]:
+    words = {role.name: role for role in roles} | {role.short: role for role in roles if role.short}
     given: dict[str, str] = {}
     for word, column in overrides.items():
-        role = _BY_WORD.get(word)
+        role = words.get(word)
         if role is None:
-            known = ", ".join(_BY_WORD)
+            known = ", ".join(words)
             raise DumpError(
                 f"--columns {word}={column}: no part is called {word!r}",
-                did_you_mean(word, list(_BY_WORD)) or f"the parts are {known}",
+                did_you_mean(word, list(words)) or f"the parts are {known}",
             )
         if column in given.values():
             raise DumpError(
@@ -153,7 +192,7 @@ def existing(column: str, names: Sequence[str], file: str) -> str:
     """
     if column not in names:
         near = did_you_mean(column, list(names))
-        raise DumpError(f"{file}: there is no column {column!r}", near or _there_are(names))
+        raise DumpError(f"{file}: there is no column {column!r}", near or there_are(names))
     return column
 
 
@@ -171,12 +210,12 @@ def _candidate(role: Role, names: Sequence[str], file: str) -> str | None:
 def _require(mapping: Mapping[str, str], names: Sequence[str], file: str) -> None:
     if ROLLOUT not in mapping:
         raise DumpError(
-            f"{file}: no column holds {ROLLOUT}", f"name it with --columns rollout=…; {_there_are(names)}"
+            f"{file}: no column holds {ROLLOUT}", f"name it with --columns rollout=…; {there_are(names)}"
         )
     if OLD not in mapping and CURRENT not in mapping:
         raise DumpError(
             f"{file}: no column holds {OLD} or {CURRENT}, and one of them is needed",
-            f"name it with --columns old=…; {_there_are(names)}",
+            f"name it with --columns old=…; {there_are(names)}",
         )
 
 
@@ -188,5 +227,6 @@ def _once(mapping: Mapping[str, str], names: Sequence[str], file: str) -> None:
         )
 
 
-def _there_are(names: Sequence[str]) -> str:
+def there_are(names: Sequence[str]) -> str:
+    """The columns, for a hint."""
     return f"the columns are {', '.join(names)}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from offpol_diag.batch import Batch
@@ -12,11 +12,12 @@ from offpol_diag.readers import files, kinds
 from offpol_diag.readers.columns import MASK, ROLLOUT
 from offpol_diag.readers.files import DumpInfo, Part
 from offpol_diag.readers.join import join
+from offpol_diag.readers.long import gathered
 from offpol_diag.readers.pack import pack
 from offpol_diag.readers.schemas import Plan, agree
 from offpol_diag.readers.signs import Signs
 from offpol_diag.readers.skipping import Sieve, Skipped
-from offpol_diag.readers.slices import slices
+from offpol_diag.readers.slices import Slice, slices
 from offpol_diag.readers.sources import find
 
 Progress = Callable[[int], None]
@@ -41,8 +42,8 @@ class Dump:
 
     @property
     def rows(self) -> int:
-        """Sequences of the dump, bad ones included."""
-        return self.info.rows
+        """Rows of the files, bad ones included: a sequence each, or a token each in the long form."""
+        return sum(part.rows for part in self._parts)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -73,25 +74,34 @@ class Dump:
 
     def _packed(self, signs: Signs, progress: Progress | None) -> Iterator[Batch]:
         sieve = Sieve(self._plan, self._skip, self.skipped)
+        sequences = 0
+        for piece in self._slices(progress or (lambda _: None)):
+            good, rows = sieve.sift(piece)
+            signs.see(good, rows)
+            if len(good.rows):
+                yield pack(good, rows, self._plan)
+            sequences += len(piece.rows)
+        self.info = replace(self.info, rows=sequences)
+
+    def _slices(self, progress: Progress) -> Iterator[Slice]:
+        if self._plan.form.long:
+            yield from gathered(self._parts, self._plan, self._tokens, progress)
+            return
         before = 0
         for part in self._parts:
             for piece in slices(part, self._plan, before, self._tokens):
-                good, rows = sieve.sift(piece)
-                signs.see(good, rows)
-                if len(good.rows):
-                    yield pack(good, rows, self._plan)
-                if progress:
-                    progress(len(piece.rows))
+                yield piece
+                progress(len(piece.rows))
             before += part.rows
 
     def _nothing(self) -> DumpError:
         name = _named(self._parts)
-        if self.skipped.count == self.rows:
+        if self.skipped.count == self.info.rows:
             return DumpError(
-                f"{name}: every row was skipped, all {self.rows}; the first: {self.skipped.examples[0]}",
+                f"{name}: every row was skipped, all {self.info.rows}; the first: {self.skipped.examples[0]}",
                 "mend what is wrong with the first, then read again",
             )
-        return DumpError(f"{name}: no token is left in {self.rows} rows", _masked_hint(self._plan))
+        return DumpError(f"{name}: no token is left in {self.info.rows} rows", _masked_hint(self._plan))
 
 
 def _masked_hint(plan: Plan) -> str:

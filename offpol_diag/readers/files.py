@@ -27,7 +27,7 @@ class DumpInfo:
 
     Attributes:
         files: paths, as read.
-        rows: sequences, bad ones included.
+        rows: sequences, bad ones included; in the long form known once the dump was read, tokens until then.
         row_groups: of all files.
         bytes: size on disk.
         columns: our name → the column it is read from.

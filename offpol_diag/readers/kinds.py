@@ -56,6 +56,11 @@ def is_padded(dtype: pa.DataType) -> bool:
     return bool(pt.is_fixed_size_list(dtype))
 
 
+def is_float(dtype: pa.DataType) -> bool:
+    """Whether a column holds a float per row."""
+    return bool(pt.is_floating(plain(dtype)))
+
+
 def plain(dtype: pa.DataType) -> pa.DataType:
     """The type without its dictionary."""
     return dtype.value_type if pt.is_dictionary(dtype) else dtype
@@ -80,6 +85,10 @@ def _list_of(*tests: Test) -> Test:
     return lambda dtype: is_list(dtype) and _is_any(dtype.value_type, (*tests, pt.is_null))
 
 
+def _one(*tests: Test) -> Test:
+    return lambda dtype: _is_any(plain(dtype), (*tests, pt.is_null))
+
+
 def _is_number(dtype: pa.DataType) -> bool:
     return _is_any(plain(dtype), (*NUMBERS, pt.is_null))
 
@@ -92,3 +101,10 @@ NUMBER_OR_LIST = Kind(
     "one number or a list of numbers per row", lambda dtype: _is_number(dtype) or _list_of(*NUMBERS)(dtype)
 )
 LABEL = Kind("one value per row", lambda dtype: not pt.is_nested(dtype))
+
+LONG = "per row, as the other columns of one row per token"
+FLOAT = Kind(f"one float {LONG}", _one(pt.is_floating))
+INTEGER = Kind(f"one integer {LONG}", _one(pt.is_integer))
+FLAG = Kind(f"one 0 or 1 {LONG}", _is_number)
+# What a list holds → what a row per token holds in its place.
+PER_TOKEN = {FLOATS: FLOAT, INTEGERS: INTEGER, FLAGS: FLAG, NUMBER_OR_LIST: NUMBER}

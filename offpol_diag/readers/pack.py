@@ -63,8 +63,15 @@ def pack(piece: Slice, rows: Rows, plan: Plan) -> Batch:
 def _layout(rows: Rows) -> Layout:
     live, offsets = rows.live, rows.offsets
     kept = np.concatenate(([0], np.cumsum(live, dtype=np.int64)))[offsets]
-    position = np.arange(len(live)) - np.repeat(offsets[:-1], rows.lengths)
-    return Layout(live, np.diff(kept), position[live])
+    return Layout(live, np.diff(kept), _position(rows)[live])
+
+
+def _position(rows: Rows) -> Ints:
+    """The index of every token in its response, [N]; the dump may say it, counting from anywhere."""
+    said = rows.lists.get(columns.POSITION)
+    position: Ints = np.arange(int(rows.offsets[-1])) if said is None else said.values
+    filled = rows.lengths > 0
+    return position - np.repeat(position[rows.offsets[:-1][filled]], rows.lengths[filled])
 
 
 def _token_arrays(rows: Rows, layout: Layout) -> dict[str, Array]:

@@ -10,9 +10,10 @@ import pyarrow as pa
 from offpol_diag.errors import DumpError
 from offpol_diag.readers import columns, kinds
 from offpol_diag.readers.files import Part
+from offpol_diag.readers.forms import LIST, TOKENS, Form, form_of
 
 OTHER_COLUMN = "write the column again in that type, or give the part to another column with --columns"
-OTHER_GROUPS = "group by a column with one value per row"
+OTHER_GROUPS = "group by a column with one value per sequence"
 
 
 @dataclass(frozen=True)
@@ -22,10 +23,12 @@ class Plan:
     Attributes:
         columns: our name → the column's name.
         extra: group-by columns that play no part of ours.
+        form: whether a row is a sequence or a token.
     """
 
     columns: dict[str, str]
     extra: tuple[str, ...]
+    form: Form = LIST
 
     @property
     def names(self) -> list[str]:
@@ -50,20 +53,23 @@ def agree(parts: Sequence[Part], overrides: Mapping[str, str], group_by: Sequenc
 
 
 def _plan(part: Part, overrides: Mapping[str, str], group_by: Sequence[str]) -> Plan:
-    mapping = columns.resolve(part.schema.names, overrides, str(part.path))
+    form = form_of(part.schema, overrides)
+    mapping = form.resolve(part.schema.names, overrides, str(part.path))
     versioned = {columns.ROLLOUT_VERSION, columns.TRAIN_VERSION} <= mapping.keys()
     known = {name for name in columns.SCALARS if name in mapping} | ({columns.LAG} if versioned else set())
     extra = tuple(name for name in group_by if name not in known)
     for name in extra:
         columns.existing(name, part.schema.names, f"{part.path}: --group-by")
-    return Plan(mapping, extra)
+        if form.long and name in {mapping.get(role) for role in TOKENS}:
+            raise DumpError(f"{part.path}: --group-by: {name!r} holds a value per token", OTHER_GROUPS)
+    return Plan(mapping, extra, form)
 
 
 def _check_columns(first: Part, other: Part, plan: Plan, overrides: Mapping[str, str]) -> None:
     for name in plan.names:
         if name not in other.schema.names:
             raise _mixed(first, other, f"column {name!r} is in the first and missing in the second")
-    found = columns.resolve(other.schema.names, overrides, str(other.path))
+    found = plan.form.resolve(other.schema.names, overrides, str(other.path))
     for role, name in found.items():
         if plan.columns.get(role) != name:
             raise _mixed(first, other, f"column {name!r} is in the second and missing in the first")
@@ -77,7 +83,7 @@ def _check_families(first: Part, other: Part, plan: Plan) -> None:
 
 
 def _check_types(part: Part, plan: Plan) -> None:
-    needs = [(name, columns.BY_NAME[role].kind, OTHER_COLUMN) for role, name in plan.columns.items()]
+    needs = [(name, plan.form.kind(role), OTHER_COLUMN) for role, name in plan.columns.items()]
     needs += [(name, kinds.LABEL, OTHER_GROUPS) for name in plan.extra]
     for name, kind, hint in needs:
         dtype = _type(part, name)

@@ -65,6 +65,8 @@ class Sieve:
         Raises:
             DumpError: a bad row, unless bad rows are to be skipped.
         """
+        if piece.flaws:
+            piece = self._without(piece, list(piece.flaws))
         rows = decode(piece.table, self.plan)
         for check in CHECKS:
             problems = list(check(rows))
@@ -92,6 +94,5 @@ class Sieve:
 
     def _bad_row(self, piece: Slice, problem: Problem, index: int) -> BadRow:
         row = int(piece.rows[problem.rows[index]])
-        return BadRow(
-            piece.file, piece.row_group, row, self.plan.columns[problem.role], problem.detail(index)
-        )
+        column = self.plan.columns.get(problem.role, problem.role)
+        return BadRow(piece.file, piece.row_group, row, column, problem.detail(index))

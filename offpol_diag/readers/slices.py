@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 
 from offpol_diag.errors import DumpError
 from offpol_diag.readers import columns
+from offpol_diag.readers.checks import Problem
 from offpol_diag.readers.files import READ_ERRORS, Part, first_line, open_again, open_parquet
 from offpol_diag.readers.ragged import Flags, Ints, starts
 from offpol_diag.readers.schemas import Plan
@@ -27,6 +28,7 @@ class Slice:
         rows: number of each row in the file, from 0, [S].
         before: rows in the files before this one.
         table: the columns of the plan, S rows.
+        flaws: what was found wrong with rows before their values are looked at.
     """
 
     file: str
@@ -34,14 +36,15 @@ class Slice:
     rows: Ints
     before: int
     table: pa.RecordBatch
+    flaws: tuple[Problem, ...] = ()
 
     def place(self, index: int) -> str:
         """Where a row of the slice stands."""
         return f"{self.file}, row group {self.row_group}, row {self.rows[index]}"
 
     def keep(self, good: Flags) -> Slice:
-        """The rows that are good, [S] bool."""
-        return replace(self, rows=self.rows[good], table=self.table.filter(pa.array(good)))
+        """The rows that are good, [S] bool; none of them has a flaw."""
+        return replace(self, rows=self.rows[good], table=self.table.filter(pa.array(good)), flaws=())
 
 
 def slices(part: Part, plan: Plan, before: int, tokens: int) -> Iterator[Slice]:
@@ -57,14 +60,14 @@ def slices(part: Part, plan: Plan, before: int, tokens: int) -> Iterator[Slice]:
         DumpError: data that cannot be read.
     """
     rollout = plan.columns[columns.ROLLOUT]
-    for group, first, table in _tables(part, plan, tokens):
+    for group, first, table in tables(part, plan, tokens):
         lengths = pc.list_value_length(table.column(rollout)).fill_null(0).to_numpy(zero_copy_only=False)
-        for begin, end in _cuts(starts(lengths), tokens):
+        for begin, end in cuts(starts(lengths), tokens):
             rows = np.arange(first + begin, first + end)
             yield Slice(str(part.path), group, rows, before, table.slice(begin, end - begin))
 
 
-def _cuts(offsets: Ints, tokens: int) -> Iterator[tuple[int, int]]:
+def cuts(offsets: Ints, tokens: int) -> Iterator[tuple[int, int]]:
     """Spans of rows that hold at most `tokens` tokens, or one row; rows start at `offsets` [S+1]."""
     begin, rows = 0, len(offsets) - 1
     while begin < rows:
@@ -74,7 +77,7 @@ def _cuts(offsets: Ints, tokens: int) -> Iterator[tuple[int, int]]:
         begin = end
 
 
-def _tables(part: Part, plan: Plan, tokens: int) -> Iterator[tuple[int, int, pa.RecordBatch]]:
+def tables(part: Part, plan: Plan, tokens: int) -> Iterator[tuple[int, int, pa.RecordBatch]]:
     """Row group, number of the first row in the file, and the rows."""
     first = 0
     with open_again(part.path) as parquet:
@@ -108,7 +111,7 @@ def _rows_at_once(parquet: pq.ParquetFile, group: int, name: str, tokens: int) -
     # On a damaged footer, asking for a column's metadata ends the process; reading it raises. So read first.
     next(parquet.iter_batches(1, row_groups=[group], columns=[name]), None)
     paths = [parquet.schema.column(i).path for i in range(len(parquet.schema))]
-    leaf = next(i for i, path in enumerate(paths) if path.startswith(f"{name}."))
+    leaf = next(i for i, path in enumerate(paths) if f"{path}.".startswith(f"{name}."))
     metadata = parquet.metadata.row_group(group)
     return max(1, tokens * int(metadata.num_rows) // max(int(metadata.column(leaf).num_values), 1))
 
