@@ -7,13 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from offpol_diag import summary as summaries
 from offpol_diag.accumulators import SAMPLE, GroupSample
 from offpol_diag.analyze import analyze, resolve
 from offpol_diag.blocks import Section, Table
 from offpol_diag.catalogue import load
+from offpol_diag.cli import app
 from offpol_diag.crosswalk.verl.parts import GENERATIONS, reject_parts
 from offpol_diag.diagnose import diagnose
 from offpol_diag.errors import UsageError
@@ -375,3 +380,71 @@ def test_the_first_device_that_is_not_there_is_refused(monkeypatch: pytest.Monke
     assert resolve("cuda:0").index == 0
     with pytest.raises(UsageError, match="1 CUDA devices"):
         resolve("cuda:1")
+
+
+@pytest.mark.parametrize(("seed", "noted"), [(5, True), (3, False)])
+def test_a_short_sample_is_held_to_the_limit_of_its_length(tmp_path: Path, seed: int, noted: bool) -> None:
+    d = np.random.default_rng(seed).exponential(0.6, 200)  # k̂ = 0.66 and 0.30; the limit for 200 is 0.57
+    found = measured([row([-50.0] * 200, (d - 50.0).tolist())], tmp_path).metrics["khat_tokens"]
+
+    assert found.value is not None
+    assert found.value < 0.7
+    assert (found.note is not None) is noted
+
+
+# ---------------------------------------------------------------- options of the command line
+
+
+def asked(command: str, dump: Path, result: Path, *options: str) -> tuple[int, Summary | None]:
+    """A command's exit code, and the result it wrote."""
+    more = {"analyze": ["--no-html", "--presets", "disabled"], "compare": ["--presets", "disabled"]}
+    bounds = more.get(command, ["--max", "k3=9"])
+    words = [command, str(dump), *bounds, "--json", str(result), "--quiet", *options]
+    ran = CliRunner().invoke(app, words)
+    return ran.exit_code, summaries.load(result) if result.exists() else None
+
+
+COMMANDS = pytest.mark.parametrize("command", ["analyze", "compare", "gate"])
+
+
+@COMMANDS
+def test_a_bad_row_stops_every_command_unless_it_may_be_skipped(command: str, tmp_path: Path) -> None:
+    dump, result = tmp_path / "dump.parquet", tmp_path / "r.json"
+    p = [-1.0, -2.0]
+    oracles.write([row(p, p), row(p, p[:1]), row(p, p)], dump)
+
+    assert asked(command, dump, result) == (2, None)
+    code, found = asked(command, dump, result, "--on-bad-row", "skip")
+    assert (code, found and found.dump.skipped.count) == (0, 1)
+
+
+@COMMANDS
+def test_the_seed_of_every_command_moves_its_intervals(command: str, tmp_path: Path) -> None:
+    dump = Path(oracles.write(oracles.make_rows(0.3), tmp_path / "dump.parquet"))
+    drawn = {}
+    for seed in ("1", "2"):
+        code, found = asked(command, dump, tmp_path / f"{seed}.json", "--seed", seed)
+        assert code == 0
+        assert found is not None
+        assert found.run.seed == int(seed)
+        drawn[seed] = found.metrics["k3"].interval
+
+    assert drawn["1"] != drawn["2"]
+
+
+@pytest.mark.parametrize("command", ["analyze", "compare"])
+def test_group_by_adds_an_axis_under_every_command_that_has_it(command: str, tmp_path: Path) -> None:
+    dump = Path(oracles.write(oracles.make_rows(0.3), tmp_path / "dump.parquet"))
+    code, found = asked(command, dump, tmp_path / "r.json", "--group-by", "host")
+
+    assert (code, found is not None and "host" in found.by) == (0, True)
+
+
+@COMMANDS
+def test_columns_are_renamed_under_every_command(command: str, tmp_path: Path) -> None:
+    dump = tmp_path / "dump.parquet"
+    p = [-1.0, -2.0]
+    pq.write_table(pa.table({"mine": [p, p], "old_log_probs": [p, p]}), dump)
+    code, found = asked(command, dump, tmp_path / "r.json", "--columns", "rollout=mine")
+
+    assert (code, found and found.dump.columns["rollout_log_probs"]) == (0, "mine")
