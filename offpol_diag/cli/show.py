@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from offpol_diag.blocks import Section
     from offpol_diag.summary import Summary
 
+
 def show(sections: Sequence[Section], stack: bool = True) -> None:
     """Draw sections on stdout."""
     from offpol_diag.render.terminal import make_console, render_terminal
