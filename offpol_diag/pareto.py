@@ -3,7 +3,7 @@
 Above min(1 − 1/log10 n, 0.7) means of the weights (ESS, χ², E[r]) cannot be trusted at this sample size.
 
 Reference: Vehtari, Simpson, Gelman, Yao, Gabry 2024, "Pareto smoothed importance sampling"; Zhang &
-    Stephens 2009.
+Stephens 2009.
 """
 
 from __future__ import annotations

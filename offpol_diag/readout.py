@@ -227,12 +227,8 @@ def _conditional(out: Readout, prefix: str) -> Numbers:
     ):
         lacking = [name for name in needed if name not in out.study.columns]
         have = prefix + column in out.reader.sums
-        found |= {row.name: out.reader.number(row, prefix) if have else _absent(row, lacking) for row in rows}
+        found |= {row.name: out.reader.number(row, prefix) if have else missing(row, lacking) for row in rows}
     return found
-
-
-def _absent(row: Formula, lacking: list[str]) -> Number:
-    return missing(row, lacking or ["old_log_probs"])
 
 
 def norm_factors(study: Study, tally: Tally) -> dict[str, float]:

@@ -1,10 +1,9 @@
 """Random weights of a Poisson bootstrap that do not depend on how a dump is cut.
 
 Each group of sequences (a prompt) is drawn Poisson(1) times in each replicate. The draw is a pure function
-of the group's key, the replicate's number and the seed (a counter-based hash), so cutting a dump into files,
-merging shards
-and reordering rows change nothing, and all sequences of a group are drawn together: tokens within a
-sequence, and samples of one prompt, are dependent.
+of the group's key, the replicate's number and the seed (a counter-based hash), so cutting a dump into
+files, merging shards and reordering rows change nothing, and all sequences of a group are drawn together:
+tokens within a sequence, and samples of one prompt, are dependent.
 
 References: Hanley & MacGibbon 2006 (Poisson bootstrap); Steele et al. 2014, SplittableRandom (the mixer).
 """

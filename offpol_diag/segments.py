@@ -1,8 +1,7 @@
 """Reductions over runs of a packed tensor.
 
 A packed tensor `x [T]` holds the tokens of all sequences one after the other; `offsets [S+1]` says where
-each run
-starts and ends. Empty runs are allowed: their sum is 0, their maximum -inf, their minimum +inf.
+each run starts and ends. Empty runs are allowed: their sum is 0, their maximum -inf, their minimum +inf.
 """
 
 from __future__ import annotations

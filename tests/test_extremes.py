@@ -7,6 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from offpol_diag import catalogue
+from offpol_diag.accumulators import SAMPLE
 from offpol_diag.analyze import analyze
 from offpol_diag.summary import loads
 
@@ -107,3 +108,14 @@ def test_the_share_of_weights_that_the_safety_bound_touches_is_told(tmp_path, pr
     assert result["seq_is"].metrics["ess_tokens"].clamped == 1.0
     assert result["token_is"].metrics["ess_tokens"].clamped == 0.0
     assert result["geo_rs"].metrics["ess_tokens"].clamped == 0.0
+
+
+@pytest.mark.parametrize(("groups", "exact"), [(SAMPLE, True), (SAMPLE + 1000, False)])
+def test_groups_are_counted_exactly_up_to_the_sample_and_estimated_beyond(tmp_path, groups, exact):
+    values = [[-1.0]] * groups
+    table = {"rollout_log_probs": values, "old_log_probs": values, "group_id": list(range(groups))}
+    pq.write_table(pa.table(table), tmp_path / "dump.parquet")
+    facts = analyze([str(tmp_path / "dump.parquet")]).dump
+
+    assert facts.groups_exact is exact
+    assert facts.groups == pytest.approx(groups, rel=0.0 if exact else 0.1)
