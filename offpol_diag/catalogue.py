@@ -19,9 +19,25 @@ from pathlib import Path
 from typing import Any, NoReturn, get_args, get_type_hints
 
 from offpol_diag.errors import PresetError, UsageError, did_you_mean
-from offpol_diag.presets import Preset, Reject, Veto, Weight
+from offpol_diag.presets import Clip, Policy, Preset, Reject, Veto, Weight
 
-LOGS = ("verl-2025-10", "verl-2025-11", "verl-2026-01")
+LOGS = (
+    "verl-2025-10",
+    "verl-2025-11",
+    "verl-2026-01",
+    "verl-2026-03",
+    "trl",
+    "ms-swift",
+    "openrlhf",
+    "nemo-rl",
+    "slime",
+    "slime-mis",
+    "areal",
+    "prime-rl",
+    "skyrl",
+    "roll",
+    "open-instruct",
+)
 """Whose names and definitions the crosswalk knows."""
 
 ALL = "all"
@@ -30,7 +46,7 @@ BUILT_IN = "presets.toml"
 NAME = re.compile(r"[A-Za-z0-9_.+-]+")
 BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 GRAMMAR = "its form is that of offpol_diag/presets.toml; or see: offpol-diag presets NAME --json -"
-UNBOUNDED = frozenset({"safety"})
+UNBOUNDED = frozenset({"safety", "dual", "low", "high"})
 """Keys where `inf` means "no bound": TOML has no null, and leaving the key out means its default."""
 
 
@@ -213,7 +229,7 @@ def _refuse_clash(presets: tuple[Preset, ...], file: str) -> None:
 # ---------------------------------------------------------------- values, by type
 
 Reader = Callable[[Any, Spot], object]
-Part = Weight | Reject | Veto
+Part = Weight | Reject | Veto | Clip
 
 
 def _values(kind: type, table: object, at: Spot) -> dict[str, Any]:
@@ -294,6 +310,8 @@ READERS: dict[object, Reader] = {
     tuple[str, ...]: _texts,
     Weight | None: partial(_part, Weight),
     Veto | None: partial(_part, Veto),
+    Clip: partial(_part, Clip),
+    Policy | None: partial(_word, get_args(Policy)),
     tuple[Reject, ...]: _rules,
 }
 """A field's type → how its value is read; a Literal's words are the ones allowed."""

@@ -9,7 +9,8 @@ broadcast that need not be.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from torch import Tensor
 from offpol_diag import segments
 from offpol_diag.batch import Batch
 from offpol_diag.presets import AGGREGATES, Over, Preset, Reject, Veto, Weight
-from offpol_diag.ratios import OVERFLOW, Level, Ratios
+from offpol_diag.ratios import FLOAT32_OVERFLOW, OVERFLOW, Level, Ratios
 
 
 @dataclass(frozen=True)
@@ -60,26 +61,41 @@ class Kept:
 
 def needs(preset: Preset, columns: set[str]) -> list[str]:
     """The columns this preset reads and the dump lacks, e.g. ['current_log_probs']."""
-    wanted = [] if preset.policy == "rollout" else [f"{preset.policy}_log_probs"]
+    policies = dict.fromkeys((preset.policy, *(rule.policy for rule in preset.reject if rule.policy)))
+    wanted = [f"{policy}_log_probs" for policy in policies if policy != "rollout"]
     if any(rule.advantage != "any" for rule in preset.reject):
         wanted.append("advantages")
     return [column for column in wanted if column not in columns]
 
 
-def weigh(ratios: Ratios, weight: Weight) -> Weighed:
-    """Weights of every token or sequence under one weight rule."""
-    return ratios.once(weight, lambda: _weigh(ratios, weight))
+def weight_key(preset: Preset) -> object:
+    """What a preset's weights depend on: presets with equal keys have equal weights."""
+    if preset.weight is None or preset.weight.among == "all":
+        return preset.weight
+    return preset.weight, preset.veto, _on_tokens(preset.reject)
+
+
+def weigh(ratios: Ratios, preset: Preset) -> Weighed:
+    """Weights of every token or sequence under the preset's weight rule, which it must have."""
+    assert preset.weight is not None
+    weight = preset.weight
+    return ratios.once(("weight", weight_key(preset)), lambda: _weigh(_seen(ratios, preset, weight), weight))
 
 
 def _weigh(ratios: Ratios, weight: Weight) -> Weighed:
     log = ratios.log_ratio(weight.over, weight.safety, weight.safety_at)
-    raw = log.map(lambda x: torch.exp(x.clamp(-OVERFLOW, OVERFLOW)))
-    above = _beyond(log.values, weight.upper, 1)
-    below = _beyond(log.values, weight.lower, -1)
-    final = raw.map(lambda x: _ACTIONS[weight.action](x, weight, above | below))
+    raw = log.map(lambda x: _exp(x, weight))
+    above = _beyond(log.values, weight.upper, 1, weight.strict)
+    below = _beyond(log.values, weight.lower, -1, weight.strict)
+    final = _ACTIONS[weight.action](ratios, weight, log, raw, above | below)
     high, low = (per_sequence(flags, log, ratios.batch) for flags in (above, below))
     bounded, tries = _bounded(ratios, weight)
     return Weighed(raw, final, high, low, bounded, tries)
+
+
+def _exp(log: Tensor, weight: Weight) -> Tensor:
+    raw = torch.exp(log.clamp(-OVERFLOW, OVERFLOW))
+    return torch.where(log > FLOAT32_OVERFLOW, 0.0, raw) if weight.overflow == "zero" else raw
 
 
 def _bounded(ratios: Ratios, weight: Weight) -> tuple[Tensor, Tensor]:
@@ -91,26 +107,39 @@ def _bounded(ratios: Ratios, weight: Weight) -> tuple[Tensor, Tensor]:
     return per_sequence(beyond, log, ratios.batch), per_sequence(every, log, ratios.batch)
 
 
-def _truncate(x: Tensor, weight: Weight, outside: Tensor) -> Tensor:
-    return x.clamp(weight.lower, weight.upper) if weight.lower or weight.upper else x
+def _truncate(ratios: Ratios, weight: Weight, log: Level, raw: Level, outside: Tensor) -> Level:
+    if not (weight.lower or weight.upper):
+        return raw
+    return raw.map(lambda x: x.clamp(weight.lower, weight.upper))
 
 
-def _mask(x: Tensor, weight: Weight, outside: Tensor) -> Tensor:
-    return torch.where(outside, 0.0, x)
+def _mask(ratios: Ratios, weight: Weight, log: Level, raw: Level, outside: Tensor) -> Level:
+    return raw.map(lambda x: torch.where(outside, 0.0, x))
 
 
-def _none(x: Tensor, weight: Weight, outside: Tensor) -> Tensor:
-    return x
+def _none(ratios: Ratios, weight: Weight, log: Level, raw: Level, outside: Tensor) -> Level:
+    return raw
 
 
-_ACTIONS = {"truncate": _truncate, "mask": _mask, "none": _none}
+def _psis(ratios: Ratios, weight: Weight, log: Level, raw: Level, outside: Tensor) -> Level:
+    smoothed = ratios.settled.smoothed(weight, log.values, log.per, ratios.batch)
+    return Level(torch.exp(smoothed.clamp(-OVERFLOW, OVERFLOW)), log.per)
 
 
-def _beyond(x: Tensor, bound: float | None, sign: int) -> Tensor:
-    """Where log x lies strictly beyond log(bound), upwards (sign 1) or downwards (-1)."""
+_ACTIONS: dict[str, Callable[[Ratios, Weight, Level, Level, Tensor], Level]] = {
+    "truncate": _truncate,
+    "mask": _mask,
+    "none": _none,
+    "psis": _psis,
+}
+
+
+def _beyond(x: Tensor, bound: float | None, sign: int, strict: bool = False) -> Tensor:
+    """Where log x lies beyond log(bound), upwards (sign 1) or downwards (-1); on it too if `strict`."""
     if bound is None or (bound <= 0 and sign < 0):
         return torch.zeros_like(x, dtype=torch.bool)
-    return x * sign > math.log(bound) * sign
+    edge = math.log(bound) * sign
+    return x * sign >= edge if strict else x * sign > edge
 
 
 def per_sequence(flag: Tensor, like: Level, batch: Batch) -> Tensor:
@@ -128,8 +157,9 @@ def keep(ratios: Ratios, preset: Preset) -> Kept:
 def _keep(ratios: Ratios, preset: Preset) -> Kept:
     tokens: Tensor | None = None
     sequences = torch.ones_like(ratios.batch.lengths, dtype=torch.bool)
-    for rule in preset.reject:
-        passed = passes(ratios, rule)
+    for at, rule in enumerate(preset.reject):
+        before = replace(preset, reject=preset.reject[:at])
+        passed = passes(_seen(ratios, before, rule), rule)
         if passed.per == "sequence":
             sequences = sequences & passed.values
         else:
@@ -139,8 +169,28 @@ def _keep(ratios: Ratios, preset: Preset) -> Kept:
     return Kept(tokens, sequences & ~vetoed, vetoed, catastrophic)
 
 
+def _on_tokens(rules: tuple[Reject, ...]) -> tuple[Reject, ...]:
+    return tuple(rule for rule in rules if rule.on_tokens)
+
+
+def _seen(ratios: Ratios, preset: Preset, part: Weight | Reject) -> Ratios:
+    """The ratios as one part of a preset sees them: its numerator, over the tokens left to it."""
+    own = ratios.of(part.policy) if isinstance(part, Reject) else ratios
+    if part.among == "all":
+        return own
+    before = replace(preset, reject=_on_tokens(preset.reject))
+    return own.among(_left(ratios, before), (before.veto, before.reject))
+
+
+def _left(ratios: Ratios, preset: Preset) -> Tensor:
+    """Tokens that the veto and rules on tokens leave, [T]."""
+    kept = keep(ratios, preset)
+    sequences = segments.spread(kept.sequences, ratios.batch.cu_seqlens)
+    return sequences if kept.tokens is None else sequences & kept.tokens
+
+
 def passes(ratios: Ratios, rule: Reject) -> Level:
-    """Which tokens or sequences one rejection rule lets through (bounds inclusive)."""
+    """Which tokens or sequences one rejection rule lets through, `ratios` being of the rule's numerator."""
     return ratios.once(rule, lambda: _passes(ratios, rule))
 
 
@@ -158,42 +208,51 @@ def statistic(ratios: Ratios, rule: Reject) -> Level:
 
 def _passes(ratios: Ratios, rule: Reject) -> Level:
     x = statistic(ratios, rule)
-    in_log = rule.statistic == "ratio"
-    upper = (
-        torch.zeros_like(x.values, dtype=torch.bool)
-        if rule.upper is None
-        else x.values > _bound(rule.upper, in_log)
-    )
-    lower = (
-        torch.zeros_like(x.values, dtype=torch.bool)
-        if rule.lower is None
-        else x.values < _bound(rule.lower, in_log)
-    )
-    return Level(~_signed(upper, lower, rule, x, ratios.batch), x.per)
+    if rule.over == "batch":
+        return x.map(lambda values: values < ratios.settled.cut(rule, ratios.batch))
+    above, below = (x.map(lambda v, s=sign: _outside(v, rule, s)) for sign in (1, -1))  # type: ignore[misc]
+    if rule.of_token and x.per == "sequence":
+        above, below = (_to_tokens(flags, ratios.batch) for flags in (above, below))
+    return above.map(lambda up: ~_signed(up, below.values, rule, above, ratios))
 
 
-def _bound(bound: float, in_log: bool) -> float:
-    if not in_log:
-        return bound
-    return math.log(bound) if bound > 0 else -math.inf
+def _to_tokens(flags: Level, batch: Batch) -> Level:
+    return Level(segments.spread(flags.values, batch.cu_seqlens), "token")
 
 
-def _signed(above: Tensor, below: Tensor, rule: Reject, like: Level, batch: Batch) -> Tensor:
-    """Violations that count, given the sign of the advantage the rule is restricted to."""
+def _outside(x: Tensor, rule: Reject, sign: int) -> Tensor:
+    """Where a statistic lies beyond the rule's upper (sign 1) or lower (-1) bound."""
+    bound = rule.upper if sign > 0 else rule.lower
+    if bound is None:
+        return torch.zeros_like(x, dtype=torch.bool)
+    edge = (math.log(bound) if rule.statistic == "ratio" else bound) * sign
+    return x * sign >= edge if rule.strict else x * sign > edge
+
+
+_SIGNS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "positive": lambda above, below, a: (above | below) & (a > 0),
+    "negative": lambda above, below, a: (above | below) & (a < 0),
+    "against": lambda above, below, a: (above & (a > 0)) | (below & (a < 0)),
+    "against_or_zero": lambda above, below, a: (above & (a > 0)) | (below & (a <= 0)),
+    "away": lambda above, below, a: (above | below) & (a > 0),
+}
+"""Which violations count, given the advantage (for `away` times Δ)."""
+
+
+def _signed(above: Tensor, below: Tensor, rule: Reject, like: Level, ratios: Ratios) -> Tensor:
     if rule.advantage == "any":
         return above | below
-    positive, negative = _signs(like, batch)
-    if rule.advantage == "against":
-        return (above & positive) | (below & negative)
-    return (above | below) & (positive if rule.advantage == "positive" else negative)
+    return _SIGNS[rule.advantage](above, below, _advantage(rule, like, ratios))
 
 
-def _signs(like: Level, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Where the advantage is positive, and where negative; a sequence has the sign of its mean advantage."""
+def _advantage(rule: Reject, like: Level, ratios: Ratios) -> Tensor:
+    """Of tokens, or of sequences, which have the mean of their tokens'; times Δ where `away` is asked."""
+    batch = ratios.batch
     if batch.advantages is None:
         raise ValueError("a rule conditioned on advantages needs the advantages column")
-    sign = batch.advantages if like.per == "token" else segments.mean(batch.advantages, batch.cu_seqlens)
-    return sign > 0, sign < 0
+    if rule.advantage == "away":
+        return batch.advantages * ratios.delta
+    return batch.advantages if like.per == "token" else segments.mean(batch.advantages, batch.cu_seqlens)
 
 
 def veto_hits(ratios: Ratios, veto: Veto | None) -> Tensor:

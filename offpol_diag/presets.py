@@ -11,14 +11,22 @@ from dataclasses import dataclass
 from typing import Literal
 
 Policy = Literal["old", "current", "rollout"]
-Over = Literal["token", "sum", "mean", "max", "min", "segment"]
+Over = Literal["token", "sum", "mean", "max", "min", "segment", "batch"]
 WeightOver = Literal["token", "sum", "mean", "segment"]
-Action = Literal["truncate", "mask", "none"]
-Statistic = Literal["ratio", "k1", "k2", "k3", "prob_diff", "tv"]
-Sign = Literal["any", "negative", "positive", "against"]
-Loss = Literal["ppo_clip", "reinforce"]
+Action = Literal["truncate", "mask", "none", "psis"]
+Statistic = Literal[
+    "ratio", "k1", "k2", "k3", "k3_reverse", "mult_prob_error", "prob_diff", "tv", "binary_kl"
+]
+Sign = Literal["any", "negative", "positive", "against", "against_or_zero", "away"]
+SignOf = Literal["unit", "token"]
+Among = Literal["all", "left"]
+Overflow = Literal["limit", "zero"]
+Denominator = Literal["kept", "all"]
+Loss = Literal["ppo_clip", "reinforce", "surrogate", "gspo", "cispo"]
 AGGREGATES = frozenset({"ratio", "k1"})
 """Statistics whose sequence form is an aggregated log-ratio, which a safety bound can act on."""
+UNSIGNED = frozenset({"k2", "k3", "k3_reverse", "tv", "binary_kl"})
+"""Statistics that are 0 on-policy and grow with the drift whichever way it goes."""
 Slip = tuple[str, str]  # the key, or "" for the whole table; and the rule its value breaks
 
 
@@ -34,10 +42,16 @@ class Weight:
         upper: largest weight, or None. With `none` it bounds nothing: it is what weights are counted
             against as truncated, and the threshold of what the trainer logs.
         lower: smallest weight, or None.
-        normalize: divide by the batch mean of the weights as processed but before any rejection: over tokens
-            for `token`, over sequences (each one's mean weight) for the rest.
+        normalize: divide by the mean of the weights as processed but before any rejection, over the trainer
+            batch (the rows of one `step`): over tokens for `token`, over sequences (each one's mean weight) for
+            the rest.
         safety: bound on |log weight| before exp, nats; None = no bound.
         safety_at: whether that bound acts on the aggregated log-ratio or on each token before aggregation.
+        strict: whether a weight equal to a bound of `mask` counts as outside.
+        overflow: what becomes of a weight that float32 cannot hold (log r > 88.7): `limit` leaves it to the
+            bounds, `zero` drops it.
+        among: whether sums and means run over `all` tokens of the sequence or over those `left` by the veto and
+            by the rules on tokens.
     """
 
     over: WeightOver = "token"
@@ -47,6 +61,9 @@ class Weight:
     normalize: bool = False
     safety: float | None = 20.0
     safety_at: Literal["aggregate", "token"] = "aggregate"
+    strict: bool = False
+    overflow: Overflow = "limit"
+    among: Among = "all"
 
     def slips(self) -> Iterator[Slip]:
         """What the types let through and no trainer could mean."""
@@ -54,8 +71,10 @@ class Weight:
         yield from _not_negative(lower=self.lower)
         yield from _ordered(self.lower, self.upper)
         bounded = self.lower is not None or self.upper is not None
-        if not bounded and self.action != "none":
+        if not bounded and self.action in ("truncate", "mask"):
             yield "", f"action {self.action} needs upper, lower or both"
+        if bounded and self.action == "psis":
+            yield "", "action psis takes no bound: the tail itself says where it ends"
 
 
 @dataclass(frozen=True)
@@ -63,12 +82,22 @@ class Reject:
     """One rejection rule; what lies outside [lower, upper] (inclusive) leaves the loss mask.
 
     Attributes:
-        statistic: ratio (r; bounds on r), k1 (−Δ; bounds in nats), k2 (Δ²/2), k3 (r−1−Δ), prob_diff
-            (π_train − π_rollout, signed), tv (|r−1|/2).
-        over: token, or how the sequence (sum, mean, max, min) or the turn (segment) aggregates it.
-            For `ratio`: sum is the product ratio, mean the geometric mean.
+        statistic: ratio (r; bounds on r), k1 (−Δ; bounds in nats), k2 (Δ²/2), k3 (r−1−Δ), k3_reverse
+            (1/r−1+Δ), mult_prob_error (e^|Δ|), prob_diff (π_train − π_rollout, signed), tv (|r−1|/2), binary_kl
+            (KL from π_rollout to π_train of "this token or another", nats).
+        over: token, or how the sequence (sum, mean, max, min) or the turn (segment) aggregates it; batch: the
+            tokens with the largest values in the trainer batch (the rows of one `step`) are dropped until
+            the mean of the rest is below `upper`. For `ratio`: sum is the product ratio, mean the geometric
+            mean.
         advantage: where the rule acts: any; negative/positive advantages only; against = a bound acts only
-            where the update pushes further past it (upper where A > 0, lower where A < 0).
+            where the update pushes further past it (upper where A > 0, lower where A < 0), against_or_zero = the
+            same with A = 0 counted as negative; away = tokens whose update pushes r further from 1 (A·Δ > 0).
+        advantage_of: whose advantage that is where the rule is on sequences: the sequence's mean (unit) or each
+            token's; what fails then is the token. `away` is always of the token.
+        policy: numerator of r for this rule, where it is not the preset's.
+        strict: whether a value equal to a bound is outside.
+        among: whether the aggregate runs over `all` tokens of the sequence or over those `left` by the veto and
+            by the rules on tokens before it.
         safety: bound on |Δ| before the statistic, nats; None = no bound.
         safety_at: whether that bound acts on the aggregated log-ratio or on each token. The aggregate can be
             bounded for ratio and k1 only; every other statistic bounds each token's Δ.
@@ -79,18 +108,42 @@ class Reject:
     lower: float | None = None
     upper: float | None = None
     advantage: Sign = "any"
+    advantage_of: SignOf = "unit"
+    policy: Policy | None = None
     safety: float | None = None
     safety_at: Literal["aggregate", "token"] = "aggregate"
+    strict: bool = False
+    among: Among = "all"
+
+    @property
+    def on_tokens(self) -> bool:
+        """Whether tokens fail one by one; else whole sequences do."""
+        return self.over in ("token", "segment", "batch") or self.of_token
+
+    @property
+    def of_token(self) -> bool:
+        """Whether the advantage asked about is each token's own."""
+        return self.advantage == "away" or self.advantage_of == "token"
 
     def slips(self) -> Iterator[Slip]:
         """What the types let through and no trainer could mean."""
         yield from _above_zero(safety=self.safety)
-        if self.statistic == "ratio":
+        if self.statistic in ("ratio", "mult_prob_error"):
             yield from _above_zero(lower=self.lower, upper=self.upper)
-        if self.statistic in ("k2", "k3", "tv"):
+        if self.statistic in UNSIGNED:
             yield from _not_negative(lower=self.lower, upper=self.upper)
         yield from _ordered(self.lower, self.upper)
         yield from _some_bound(self.lower, self.upper)
+        if self.over == "batch":
+            yield from self._batch_slips()
+
+    def _batch_slips(self) -> Iterator[Slip]:
+        if self.statistic not in UNSIGNED:
+            yield "statistic", f"over a batch it must be one of {', '.join(sorted(UNSIGNED))}"
+        if self.upper is None or self.lower is not None:
+            yield "", "over a batch it needs upper and takes no lower"
+        if self.advantage != "any":
+            yield "advantage", "over a batch it must be any"
 
 
 @dataclass(frozen=True)
@@ -108,6 +161,27 @@ class Veto:
 
 
 @dataclass(frozen=True)
+class Clip:
+    """Where the policy loss clips its own ratio π_θ/π_anchor.
+
+    Attributes:
+        low: it is clipped below 1 − low; None leaves it.
+        high: and above 1 + high; None leaves it.
+        dual: ppo_clip and gspo: where A < 0 the loss is at most −dual·A; None for no dual clip.
+    """
+
+    low: float | None = 0.2
+    high: float | None = 0.2
+    dual: float | None = 3.0
+
+    def slips(self) -> Iterator[Slip]:
+        """What the types let through and no trainer could mean."""
+        yield from _not_negative(low=self.low, high=self.high)
+        if self.dual is not None and self.dual <= 1:
+            yield "dual", "it must be above 1"
+
+
+@dataclass(frozen=True)
 class Preset:
     """One correction method.
 
@@ -119,7 +193,12 @@ class Preset:
         weight: or None when the loss is not weighted.
         reject: all must hold for a token to be kept.
         veto: or None.
-        loss: the policy loss the weights enter.
+        loss: the policy loss the weights enter: ppo_clip, reinforce (−A log π_θ), surrogate (−A: the weight is
+            the loss's own ratio), gspo (PPO clip on the geometric mean of π_θ/π_anchor), cispo (−A log π_θ times the
+            clipped, constant π_θ/π_anchor).
+        clip: where that loss clips.
+        denominator: whether rejected tokens leave the loss's denominator (kept) or stay in it (all).
+        family: the idea, in a word that trainers share; rows of one family differ in their definitions.
         apply: False when the trainer only logs the numbers and changes neither weights nor mask.
         aliases: other names people search for.
         trainers: whose configuration the catalogue can print.
@@ -135,6 +214,9 @@ class Preset:
     reject: tuple[Reject, ...] = ()
     veto: Veto | None = None
     loss: Loss = "ppo_clip"
+    clip: Clip = Clip()
+    denominator: Denominator = "kept"
+    family: str = ""
     apply: bool = True
     aliases: tuple[str, ...] = ()
     trainers: tuple[str, ...] = ()

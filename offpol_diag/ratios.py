@@ -6,6 +6,7 @@ and kept, so that presets share them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
@@ -16,9 +17,12 @@ from torch import Tensor
 from offpol_diag import segments
 from offpol_diag.batch import Batch
 from offpol_diag.presets import Over, Policy, Statistic
+from offpol_diag.scope import UNSETTLED, Settled
 
 OVERFLOW = 345.0
 """Largest |log weight| that is exponentiated: e^(2·345) is still a float64."""
+FLOAT32_OVERFLOW = math.log(torch.finfo(torch.float32).max)
+"""Largest log weight that float32 holds: what trainers that guard against inf take for too large."""
 
 T = TypeVar("T")
 
@@ -35,21 +39,38 @@ class Level:
         return Level(function(self.values), self.per)
 
 
-_STATISTICS: dict[str, Callable[[Tensor], Tensor]] = {
-    "ratio": lambda d: d,
-    "k1": torch.neg,
-    "k2": lambda d: d.square() / 2,
-    "k3": lambda d: torch.expm1(d) - d,
-    "tv": lambda d: torch.expm1(d).abs() / 2,
+_STATISTICS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "ratio": lambda d, q: d,
+    "k1": lambda d, q: -d,
+    "k2": lambda d, q: d.square() / 2,
+    "k3": lambda d, q: torch.expm1(d) - d,
+    "k3_reverse": lambda d, q: torch.expm1(-d) + d,
+    "mult_prob_error": lambda d, q: torch.exp(d.abs()),
+    "prob_diff": lambda d, q: torch.exp(q) * torch.expm1(d),
+    "tv": lambda d, q: torch.expm1(d).abs() / 2,
+    "binary_kl": lambda d, q: _binary_kl(d, q),
 }
-"""Per-token statistics as functions of Δ; `ratio` stays in the log domain, where its bounds are taken too."""
+"""Per-token statistics as functions of Δ and log π_rollout; `ratio` stays in the log domain, where its bounds
+are taken too."""
 
-_OVER_SEQUENCE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "sum": segments.total,
-    "mean": segments.mean,
-    "max": segments.largest,
-    "min": segments.smallest,
+
+def _binary_kl(d: Tensor, q: Tensor) -> Tensor:
+    """KL between two coins, "this token or another": π_rollout's from π_train's, nats; 0 on-policy."""
+    this = -torch.exp(q) * d
+    other, train = -torch.expm1(q), -torch.expm1(q + d)
+    return this + other * torch.log((other + COIN) / (train.clamp(min=0) + COIN))
+
+
+COIN = 1e-8
+"""Added to the probability of "another token" before its logarithm, as SkyRL and verl do."""
+
+_OVER_SEQUENCE: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], float]] = {
+    "sum": (segments.total, 0.0),
+    "mean": (segments.mean, 0.0),
+    "max": (segments.largest, -torch.inf),
+    "min": (segments.smallest, torch.inf),
 }
+"""How a sequence aggregates its tokens, and what a token counts as that has left it."""
 
 
 @dataclass
@@ -59,11 +80,32 @@ class Ratios:
     Attributes:
         batch: the packed batch.
         policy: old, current, or rollout (Δ is 0 everywhere).
+        settled: what the trainer batch settles for rules and weights that look beyond one sequence.
+        peers: the same batch's ratios of other numerators, shared by all of them.
+        left: which tokens aggregates run over, [T] bool; None for all.
     """
 
     batch: Batch
     policy: Policy
+    settled: Settled = UNSETTLED
+    peers: dict[str, Ratios] = field(default_factory=dict, repr=False)
+    left: Tensor | None = field(default=None, repr=False)
     _memo: dict[object, object] = field(default_factory=dict, repr=False)
+
+    def of(self, policy: Policy | None) -> Ratios:
+        """The ratios of another numerator; None for this one's own."""
+        if policy is None or policy == self.policy:
+            return self
+        if policy not in self.peers:
+            self.peers[policy] = Ratios(self.batch, policy, self.settled, self.peers)
+        return self.peers[policy]
+
+    def among(self, left: Tensor, key: object) -> Ratios:
+        """The same ratios, aggregated over the tokens that are `left` [T]; `key` stands for that mask."""
+        return self.once(
+            ("among", key),
+            lambda: Ratios(self.batch, self.policy, self.settled, self.peers, left),
+        )
 
     def once(self, key: object, make: Callable[[], T]) -> T:
         """`make()`, computed once per key."""
@@ -74,6 +116,7 @@ class Ratios:
     def forget(self) -> None:
         """Drop everything computed so far."""
         self._memo.clear()
+        self.peers.clear()
 
     @property
     def train(self) -> Tensor:
@@ -99,9 +142,7 @@ class Ratios:
         return self.once((statistic, safety), lambda: self._token(statistic, safety))
 
     def _token(self, statistic: Statistic, safety: float | None) -> Tensor:
-        if statistic == "prob_diff":
-            return torch.exp(self.batch.rollout) * torch.expm1(self.clamped(safety))
-        return _STATISTICS[statistic](self.clamped(safety))
+        return _STATISTICS[statistic](self.clamped(safety), self.batch.rollout)
 
     def aggregate(self, statistic: Statistic, over: Over, safety: float | None = None) -> Level:
         """The statistic over tokens, sequences or turns, each token's Δ clamped to ±safety first.
@@ -113,12 +154,23 @@ class Ratios:
 
     def _aggregate(self, statistic: Statistic, over: Over, safety: float | None) -> Level:
         x = self.token(statistic, safety)
-        if over == "token":
+        if over in ("token", "batch"):
             return Level(x, "token")
         if over == "segment":
-            return Level(segments.spread(segments.mean(x, self.batch.cu_runs), self.batch.cu_runs), "token")
-        values = _OVER_SEQUENCE[over](x, self.batch.cu_seqlens)
+            runs = self.batch.cu_runs
+            return Level(segments.spread(self._reduced(x, "mean", runs), runs), "token")
+        values = self._reduced(x, over, self.batch.cu_seqlens)
         return Level(torch.where(self.batch.lengths > 0, values, 0.0), "sequence")
+
+    def _reduced(self, x: Tensor, over: Over, offsets: Tensor) -> Tensor:
+        """Per run [R], over the tokens that are left; 0 where none is."""
+        reduce, absent = _OVER_SEQUENCE[over]
+        if self.left is None:
+            return reduce(x, offsets)
+        there = segments.count(self.left, offsets)
+        x = torch.where(self.left, x, absent)
+        values = segments.total(x, offsets) / there.clamp(min=1) if over == "mean" else reduce(x, offsets)
+        return torch.where(there > 0, values, 0.0)
 
     def log_ratio(self, over: Over, safety: float | None, safety_at: str) -> Level:
         """log r over tokens, sequences or turns, bounded where `safety_at` says."""

@@ -86,7 +86,7 @@ def _outcome(ratios: Ratios, preset: Preset) -> Outcome:
         return Outcome(
             ratios, None, kept, tokens, n, Moments(tokens, tokens, torch.zeros_like(n), torch.zeros_like(n))
         )
-    weighed = correction.weigh(ratios, preset.weight)
+    weighed = correction.weigh(ratios, preset)
     sums = _moments(ratios, preset, weighed.final, kept, tokens)
     return Outcome(ratios, weighed, kept, tokens, _total(ratios, weighed.final, preset), sums)
 
@@ -104,7 +104,8 @@ def _total(ratios: Ratios, weights: Level, preset: Preset) -> Tensor:
     if weights.per == "sequence":
         return weights.values * ratios.batch.lengths
     return ratios.once(
-        ("total", preset.weight), lambda: segments.total(weights.values, ratios.batch.cu_seqlens)
+        ("total", correction.weight_key(preset)),
+        lambda: segments.total(weights.values, ratios.batch.cu_seqlens),
     )
 
 
@@ -114,7 +115,8 @@ def _moments(ratios: Ratios, preset: Preset, weights: Level, kept: Kept, tokens:
         return _powers(weights.values).times(tokens)
     rules = preset.reject if kept.tokens is not None else ()
     sums = ratios.once(
-        ("moments", preset.weight, rules), lambda: _token_moments(ratios, weights.values, kept)
+        ("moments", correction.weight_key(preset), rules),
+        lambda: _token_moments(ratios, weights.values, kept),
     )
     return sums.times(kept.sequences)
 

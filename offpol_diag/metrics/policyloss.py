@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from offpol_diag import losses, segments
+from offpol_diag.correction import weight_key
 from offpol_diag.losses import TokenLoss
 from offpol_diag.metrics.formula import Formula, Lookup, mean
 from offpol_diag.metrics.outcome import Outcome, applied, norm, outcome, scale
@@ -27,7 +28,7 @@ def columns(scene: Scene, preset: Preset) -> dict[str, Tensor]:
         return {}
     per_token, per_sequence = _weights(done, loss.weighted)
     rules = applied(preset).reject if done.kept.tokens is not None else ()
-    key = ("loss sums", kind, preset.weight if per_token is not None else None, rules)
+    key = ("loss sums", kind, weight_key(preset) if per_token is not None else None, rules)
     sums = done.ratios.once(key, lambda: _sums(done, loss, per_token))
     summed = sums["loss"] * per_sequence * done.kept.sequences
     by = norm(done, preset) if loss.weighted else {}

@@ -11,6 +11,7 @@ from offpol_diag import resample
 from offpol_diag.batch import Batch
 from offpol_diag.presets import Policy
 from offpol_diag.ratios import Ratios
+from offpol_diag.scope import UNSETTLED, Settled
 
 
 @dataclass
@@ -19,25 +20,23 @@ class Scene:
 
     batch: Batch
     draws: Tensor
+    settled: Settled = UNSETTLED
     _ratios: dict[str, Ratios] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, batch: Batch, seed: int, replicates: int) -> Scene:
+    def of(cls, batch: Batch, seed: int, replicates: int, settled: Settled = UNSETTLED) -> Scene:
         """Draw for every sequence."""
-        return cls(batch, resample.draws(batch.key, seed, replicates))
+        return cls(batch, resample.draws(batch.key, seed, replicates), settled)
 
     def ratios(self, policy: Policy) -> Ratios:
         """π_policy/π_rollout, shared by everything that asks."""
         if policy not in self._ratios:
-            source = Ratios(self.batch, policy)
-            if policy == "rollout":
-                source.once("delta", lambda: torch.zeros_like(self.batch.rollout))
-            self._ratios[policy] = source
+            self._ratios[policy] = Ratios(self.batch, policy, self.settled, self._ratios)
         return self._ratios[policy]
 
     def forget(self) -> None:
         """Let go of all that was computed; outcomes and ratios know each other, so no one else would soon."""
-        for ratios in self._ratios.values():
+        for ratios in tuple(self._ratios.values()):
             ratios.forget()
 
     @property
