@@ -43,15 +43,15 @@ class Weight:
             against as truncated, and the threshold of what the trainer logs.
         lower: smallest weight, or None.
         normalize: divide by the mean of the weights as processed but before any rejection, over the trainer
-            batch (the rows of one `step`): over tokens for `token`, over sequences (each one's mean weight) for
-            the rest.
+            batch (the rows of one `step`): over tokens for `token`, over sequences (each one's mean weight)
+            for the rest.
         safety: bound on |log weight| before exp, nats; None = no bound.
         safety_at: whether that bound acts on the aggregated log-ratio or on each token before aggregation.
         strict: whether a weight equal to a bound of `mask` counts as outside.
         overflow: what becomes of a weight that float32 cannot hold (log r > 88.7): `limit` leaves it to the
             bounds, `zero` drops it.
-        among: whether sums and means run over `all` tokens of the sequence or over those `left` by the veto and
-            by the rules on tokens.
+        among: whether sums and means run over `all` tokens of the sequence or over those `left` by the veto
+            and by the rules on tokens.
     """
 
     over: WeightOver = "token"
@@ -83,21 +83,22 @@ class Reject:
 
     Attributes:
         statistic: ratio (r; bounds on r), k1 (−Δ; bounds in nats), k2 (Δ²/2), k3 (r−1−Δ), k3_reverse
-            (1/r−1+Δ), mult_prob_error (e^|Δ|), prob_diff (π_train − π_rollout, signed), tv (|r−1|/2), binary_kl
-            (KL from π_rollout to π_train of "this token or another", nats).
+            (1/r−1+Δ), mult_prob_error (e^|Δ|), prob_diff (π_train − π_rollout, signed), tv (|r−1|/2),
+            binary_kl (KL from π_rollout to π_train of "this token or another", nats).
         over: token, or how the sequence (sum, mean, max, min) or the turn (segment) aggregates it; batch: the
             tokens with the largest values in the trainer batch (the rows of one `step`) are dropped until
             the mean of the rest is below `upper`. For `ratio`: sum is the product ratio, mean the geometric
             mean.
         advantage: where the rule acts: any; negative/positive advantages only; against = a bound acts only
-            where the update pushes further past it (upper where A > 0, lower where A < 0), against_or_zero = the
-            same with A = 0 counted as negative; away = tokens whose update pushes r further from 1 (A·Δ > 0).
-        advantage_of: whose advantage that is where the rule is on sequences: the sequence's mean (unit) or each
-            token's; what fails then is the token. `away` is always of the token.
+            where the update pushes further past it (upper where A > 0, lower where A < 0), against_or_zero =
+            the same with A = 0 counted as negative; away = tokens whose update pushes r further from 1
+            (A·Δ > 0).
+        advantage_of: whose advantage that is where the rule is on sequences: the sequence's mean (unit) or
+            each token's; what fails then is the token. `away` is always of the token.
         policy: numerator of r for this rule, where it is not the preset's.
         strict: whether a value equal to a bound is outside.
-        among: whether the aggregate runs over `all` tokens of the sequence or over those `left` by the veto and
-            by the rules on tokens before it.
+        among: whether the aggregate runs over `all` tokens of the sequence or over those `left` by the veto
+            and by the rules on tokens before it.
         safety: bound on |Δ| before the statistic, nats; None = no bound.
         safety_at: whether that bound acts on the aggregated log-ratio or on each token. The aggregate can be
             bounded for ratio and k1 only; every other statistic bounds each token's Δ.
@@ -193,9 +194,9 @@ class Preset:
         weight: or None when the loss is not weighted.
         reject: all must hold for a token to be kept.
         veto: or None.
-        loss: the policy loss the weights enter: ppo_clip, reinforce (−A log π_θ), surrogate (−A: the weight is
-            the loss's own ratio), gspo (PPO clip on the geometric mean of π_θ/π_anchor), cispo (−A log π_θ times the
-            clipped, constant π_θ/π_anchor).
+        loss: the policy loss the weights enter: ppo_clip, reinforce (−A log π_θ), surrogate (−A; the weight
+            is the loss's own ratio), gspo (PPO clip on the geometric mean of π_θ/π_anchor), cispo (−A log π_θ
+            times the clipped, constant π_θ/π_anchor).
         clip: where that loss clips.
         denominator: whether rejected tokens leave the loss's denominator (kept) or stay in it (all).
         family: the idea, in a word that trainers share; rows of one family differ in their definitions.
