@@ -13,7 +13,7 @@ import torch
 
 from offpol_diag import correction, loglattice
 from offpol_diag.accumulators import Best, Bins, Extremes, GroupSample, Places, State, Sums
-from offpol_diag.crosswalk import verl
+from offpol_diag.crosswalk import BOOKS
 from offpol_diag.crosswalk.spread import Read
 from offpol_diag.formulas import method as in_words
 from offpol_diag.metrics import gap, method, outcome, policyloss, residual, selection, tails, where
@@ -179,7 +179,7 @@ def preset_result(out: Readout, preset: Preset) -> PresetResult:
     )
     if needs:
         return result
-    logged = verl.logged(preset, out.logged) if preset.logs else {}
+    logged = BOOKS[preset.logs].logged(preset, out.logged) if preset.logs in BOOKS else {}
     return result.model_copy(update={"metrics": preset_metrics(out, preset), "as_logged": _finite(logged)})
 
 

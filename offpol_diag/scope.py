@@ -62,7 +62,7 @@ class Settled:
     def cut(self, rule: Reject, batch: Batch) -> Tensor:
         """The value from which on tokens are dropped, of every token [T]; inf where none need be."""
         found, which = codes(batch)
-        by_label = batch.rollout.new_tensor([self.cuts[rule].get(label, torch.inf) for label in found])
+        by_label = batch.rollout.new_tensor([self.cuts.get(rule, {}).get(label, torch.inf) for label in found])
         return segments.spread(by_label[which], batch.cu_seqlens)
 
     def smoothed(self, weight: Weight, log: Tensor, per: str, batch: Batch) -> Tensor:
@@ -70,7 +70,7 @@ class Settled:
         found, which = codes(batch)
         which = segments.spread(which, batch.cu_seqlens) if per == "token" else which
         for at, label in enumerate(found):
-            smooth = self.tails[weight].get(label)
+            smooth = self.tails.get(weight, {}).get(label)
             if smooth is not None:
                 log = torch.where(which == at, _replaced(log, smooth), log)
         return log

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from offpol_diag.accumulators import Extremes, State, Sums
 from offpol_diag.batch import Batch
-from offpol_diag.crosswalk import verl
+from offpol_diag.crosswalk import BOOKS
 from offpol_diag.metrics import gap, method, policyloss, residual, selection, tails, where, worst
 from offpol_diag.metrics.gap import DRIFTS, Drift
 from offpol_diag.metrics.scene import Scene
@@ -47,7 +47,7 @@ class Study:
     @property
     def logging(self) -> tuple[Preset, ...]:
         """Presets whose trainer's numbers the crosswalk knows."""
-        return tuple(preset for preset in self.presets if preset.logs)
+        return tuple(preset for preset in self.presets if preset.logs in BOOKS)
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def _logged(study: Study, scene: Scene) -> dict[str, Tensor]:
     """Columns that only the crosswalk reads."""
     found = {"masked": scene.batch.masked.to(torch.float64)}
     for preset in study.logging:
-        found |= verl.columns(scene, preset)
+        found |= BOOKS[preset.logs or ""].columns(scene, preset)
     return found
 
 
@@ -109,7 +109,7 @@ def _ranges(study: Study, scene: Scene) -> dict[str, tuple[Tensor, Tensor]]:
     for preset in study.presets:
         found |= method.ranges(scene, preset)
     for preset in study.logging:
-        found |= verl.ranges(scene, preset)
+        found |= BOOKS[preset.logs or ""].ranges(scene, preset)
     return found
 
 

@@ -38,6 +38,7 @@ GENERATIONS = {
     "verl-2025-10": Generation("mismatch/", gap="mismatch_", chi2=False, weight_band=True),
     "verl-2025-11": Generation("rollout_corr/"),
     "verl-2026-01": Generation("rollout_corr/", veto=False, divergences=True),
+    "verl-2026-03": Generation("rollout_corr/", veto=False, divergences=True),
 }
 
 
