@@ -23,16 +23,47 @@ RATIOS = {
     "min": "min r_t",
     "segment": "(∏r)^(1/n) of the turn",
 }
-STATISTICS = {"k1": "−Δ", "k2": "Δ²/2", "k3": "(r−1−Δ)", "prob_diff": "(π_train−π_rollout)", "tv": "|r−1|/2"}
-OVER = {"token": "", "sum": "Σ ", "mean": "mean ", "max": "max ", "min": "min ", "segment": "turn mean of "}
-UNITS = {"token": "tokens", "segment": "turns"}
+STATISTICS = {
+    "k1": "−Δ",
+    "k2": "Δ²/2",
+    "k3": "(r−1−Δ)",
+    "k3_reverse": "(1/r−1+Δ)",
+    "mult_prob_error": "e^|Δ|",
+    "prob_diff": "(π_train−π_rollout)",
+    "tv": "|r−1|/2",
+    "binary_kl": "KL₂(π_rollout‖π_train)",
+}
+OVER = {
+    "token": "",
+    "sum": "Σ ",
+    "mean": "mean ",
+    "max": "max ",
+    "min": "min ",
+    "segment": "turn mean of ",
+    "batch": "batch mean of ",
+}
+UNITS = {"token": "tokens", "segment": "turns", "batch": "the tokens with the smallest values,"}
 SIGNS = {
     "any": "",
     "negative": ", where A < 0",
     "positive": ", where A > 0",
     "against": ", the upper bound where A > 0, the lower where A < 0",
+    "against_or_zero": ", the upper bound where A > 0, the lower where A ≤ 0",
+    "away": ", where A·Δ > 0",
 }
-LOSSES = {"ppo_clip": "PPO clip on π_θ/π_anchor", "reinforce": "REINFORCE, −A log π_θ"}
+LOSSES = {
+    "ppo_clip": "PPO clip on π_θ/π_anchor",
+    "reinforce": "REINFORCE, −A log π_θ",
+    "surrogate": "−A times the weight, which the gradient goes through",
+    "gspo": "GSPO: PPO clip on the geometric mean of π_θ/π_anchor over the sequence",
+    "cispo": "CISPO: −A log π_θ times the clipped, constant π_θ/π_anchor",
+}
+ANCHORS = {"old": "π_old", "current": "π_rollout", "rollout": "π_rollout"}
+POLICIES = {"old": "old", "current": "θ", "rollout": "rollout"}
+DENOMINATORS = {
+    "kept": "rejected tokens leave the loss's denominator",
+    "all": "rejected tokens stay in the loss's denominator",
+}
 NOTHING = "–"
 
 
@@ -47,8 +78,10 @@ def weight(rule: Weight | None) -> str:
 def _weighted(rule: Weight, ratio: str) -> str:
     if rule.action == "none":
         return ratio
+    if rule.action == "psis":
+        return f"{ratio}, its tail Pareto-smoothed"
     if rule.action == "mask":
-        return f"{ratio} where {_between(ratio, rule.lower, rule.upper)}, else 0"
+        return f"{ratio} where {_between(ratio, rule.lower, rule.upper, rule.strict)}, else 0"
     if rule.lower is None:
         return f"min({ratio}, {rule.upper:g})"
     return (
@@ -67,8 +100,21 @@ def _rule(rule: Reject) -> str:
     statistic = (
         RATIOS[rule.over] if rule.statistic == "ratio" else OVER[rule.over] + STATISTICS[rule.statistic]
     )
-    bounds = _between(statistic, rule.lower, rule.upper)
-    return f"{UNITS.get(rule.over, 'sequences')} with {bounds}{SIGNS[rule.advantage]}"
+    bounds = _between(statistic, rule.lower, rule.upper, rule.strict or rule.over == "batch")
+    unit = (
+        "tokens of sequences" if rule.of_token and not _by_token(rule) else UNITS.get(rule.over, "sequences")
+    )
+    return f"{unit} with {bounds}{SIGNS[rule.advantage]}{_own(rule)}"
+
+
+def _by_token(rule: Reject) -> bool:
+    return rule.over in UNITS
+
+
+def _own(rule: Reject) -> str:
+    """What a rule sees that the preset's other parts do not."""
+    numerator = f" (r = π_{POLICIES[rule.policy]}/π_rollout)" if rule.policy else ""
+    return numerator + (" over the tokens left" if rule.among == "left" else "")
 
 
 def veto(rule: Veto | None) -> str:
@@ -92,9 +138,10 @@ def method(preset: Preset) -> str:
     return "; ".join(f"{word} {text}" for word, text in parts if text != NOTHING) or "no correction"
 
 
-def _between(what: str, lower: float | None, upper: float | None) -> str:
-    left = "" if lower is None else f"{lower:g} ≤ "
-    right = "" if upper is None else f" ≤ {upper:g}"
+def _between(what: str, lower: float | None, upper: float | None, strict: bool = False) -> str:
+    sign = "<" if strict else "≤"
+    left = "" if lower is None else f"{lower:g} {sign} "
+    right = "" if upper is None else f" {sign} {upper:g}"
     return f"{left}{what}{right}"
 
 
@@ -133,6 +180,7 @@ def preset_section(preset: Preset) -> Section:
 
 def _lines(preset: Preset) -> tuple[tuple[str, str], ...]:
     return (
+        ("family", preset.family),
         ("ratio", NUMERATORS[preset.policy]),
         ("weight", weight(preset.weight)),
         ("weight's safety", _clamp(preset.weight) if preset.weight else ""),
@@ -140,12 +188,50 @@ def _lines(preset: Preset) -> tuple[tuple[str, str], ...]:
         ("rules' safety", "; ".join(filter(None, map(_clamp, preset.reject)))),
         ("drops a sequence with", veto(preset.veto)),
         ("loss", LOSSES[preset.loss]),
+        ("clipped", clipped(preset)),
+        ("denominator", DENOMINATORS[preset.denominator] if preset.reject or preset.veto else ""),
+        ("guards", "; ".join(guards(preset))),
         ("applied", "yes" if preset.apply else "no: the trainer only logs the numbers"),
         ("also called", ", ".join(preset.aliases)),
         ("trainers", ", ".join(preset.trainers)),
         ("logs like", preset.logs or ""),
         ("source", preset.source),
     )
+
+
+CLIPPED = {
+    "ppo_clip": "the ratio π_θ/{anchor}",
+    "gspo": "the ratio (∏π_θ/{anchor})^(1/n)",
+    "cispo": "the weight π_θ/{anchor}",
+}
+"""Which ratio a loss clips itself, for the losses that do."""
+
+
+def clipped(preset: Preset) -> str:
+    """Where the loss clips its own ratio: `the ratio π_θ/π_old to [0.8, 1.2]; where A < 0 at most −3 A`."""
+    if preset.loss not in CLIPPED:
+        return ""
+    clip, what = preset.clip, CLIPPED[preset.loss].format(anchor=ANCHORS[preset.policy])
+    low = "−∞" if clip.low is None else f"{1 - clip.low:g}"
+    high = "∞" if clip.high is None else f"{1 + clip.high:g}"
+    dual = (
+        ""
+        if clip.dual is None or preset.loss == "cispo"
+        else f"; where A < 0 the loss is at most −{clip.dual:g} A"
+    )
+    return f"{what} to [{low}, {high}]{dual}"
+
+
+def guards(preset: Preset) -> tuple[str, ...]:
+    """What stands between the method and numbers that are too large, and bounds that are not the usual ones."""
+    rule = preset.weight
+    found = (
+        rule and rule.overflow == "zero" and "a weight beyond float32 (log r > 88.7) counts as 0",
+        rule and rule.action == "mask" and rule.strict and "a weight equal to a bound is outside",
+        rule and rule.among == "left" and "the weight is over the tokens that veto and token rules leave",
+        any(one.strict for one in preset.reject) and "a value equal to a bound is rejected",
+    )
+    return tuple(text for text in found if text)
 
 
 def _clamp(rule: Weight | Reject) -> str:

@@ -62,7 +62,9 @@ class Settled:
     def cut(self, rule: Reject, batch: Batch) -> Tensor:
         """The value from which on tokens are dropped, of every token [T]; inf where none need be."""
         found, which = codes(batch)
-        by_label = batch.rollout.new_tensor([self.cuts.get(rule, {}).get(label, torch.inf) for label in found])
+        by_label = batch.rollout.new_tensor(
+            [self.cuts.get(rule, {}).get(label, torch.inf) for label in found]
+        )
         return segments.spread(by_label[which], batch.cu_seqlens)
 
     def smoothed(self, weight: Weight, log: Tensor, per: str, batch: Batch) -> Tensor:
