@@ -223,7 +223,7 @@ def clipped(preset: Preset) -> str:
 
 
 def guards(preset: Preset) -> tuple[str, ...]:
-    """What stands between the method and numbers that are too large, and bounds that are not the usual ones."""
+    """What becomes of numbers that are too large, and bounds that are not the usual ones."""
     rule = preset.weight
     found = (
         rule and rule.overflow == "zero" and "a weight beyond float32 (log r > 88.7) counts as 0",
