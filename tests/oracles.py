@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tests import oracle_scope
+
 mpmath.mp.dps = 40
 
 DRIFTS = {"": ("rollout", "old"), "drift2.": ("old", "current"), "total.": ("rollout", "current")}
 OVERFLOW = 345.0  # ratios.py: "Largest |log weight| that is exponentiated"
+FLOAT32_OVERFLOW = math.log((2 - 2**-23) * 2.0**127)
+COIN = 1e-8  # ratios.py: added to the probability of "another token" before its logarithm
 CLIP, DUAL_CLIP, LOSS_SAFETY = 0.2, 3.0, 20.0
 
 
@@ -36,6 +41,7 @@ class Sequence:
     group: Any
     response: int
     ident: str = ""
+    step: Any = None
 
     @property
     def n(self) -> int:
@@ -77,6 +83,7 @@ def _sequence(row: dict[str, Any]) -> Sequence:
         group=row.get("group_id"),
         response=length,
         ident=row.get("sequence_id", ""),
+        step=row.get("step"),
     )
 
 
@@ -205,6 +212,14 @@ def scales(data: list[Sequence], prefix: str) -> dict[str, float]:
 
 
 @dataclass
+class Scope:
+    """What one trainer batch settles: where each batch-wide rule cuts, what the largest log-weights become."""
+
+    cuts: dict[Any, float] = field(default_factory=dict)
+    tail: dict[float, float] = field(default_factory=dict)
+
+
+@dataclass
 class Applied:
     """One preset on one sequence: per token the final weight before normalisation, and whether it is kept."""
 
@@ -233,38 +248,43 @@ def turns(s: Sequence) -> list[list[int]]:
     return [[t for t in range(s.n) if s.turn[t] == number] for number in sorted(set(s.turn))]
 
 
-def log_weights(s: Sequence, delta: list[float], over: str, safety: float | None, at: str) -> list[float]:
+def numerator(s: Sequence, policy: str) -> list[float]:
+    """Δ of the policy that a preset, or one of its rules, puts above."""
+    return [0.0] * s.n if policy == "rollout" else s.delta(policy)
+
+
+def log_weights(s: Sequence, delta: list[float], weight: Any, seen: list[bool]) -> list[float]:
     """log of the importance ratio that each token carries, with the safety bound where it acts."""
-    each, whole = (safety, None) if at == "token" else (None, safety)
+    at_token = weight.safety_at == "token"
+    each, whole = (weight.safety, None) if at_token else (None, weight.safety)
     d = [clamp(x, each) for x in delta]
-    if over == "token":
-        logs = d
-    elif over == "sum":
-        logs = [math.fsum(d)] * s.n
-    elif over == "mean":
-        logs = [mean(d)] * s.n
-    else:
-        logs = [0.0] * s.n
-        for turn in turns(s):
-            for t in turn:
-                logs[t] = mean([d[u] for u in turn])
-    return [clamp(x, whole) for x in logs]
+    return [clamp(x, whole) for x in _aggregated(s, d, weight.over, seen)]
 
 
-def weigh(s: Sequence, delta: list[float], weight: Any) -> tuple[list[float], list[bool], list[bool]]:
+def weigh(
+    s: Sequence, delta: list[float], weight: Any, seen: list[bool], scope: Scope
+) -> tuple[list[float], list[bool], list[bool]]:
     """Final weight per token; above upper; below lower."""
-    logs = log_weights(s, delta, weight.over, weight.safety, weight.safety_at)
-    raw = [math.exp(clamp(x, OVERFLOW)) for x in logs]
-    high = [weight.upper is not None and x > math.log(weight.upper) for x in logs]
-    low = [bool(weight.lower) and x < math.log(weight.lower) for x in logs]
+    logs = log_weights(s, delta, weight, seen)
+    high = [weight.upper is not None and beyond(x, math.log(weight.upper), weight.strict) for x in logs]
+    low = [bool(weight.lower) and beyond(-x, -math.log(weight.lower), weight.strict) for x in logs]
     final = []
-    for w, above, below in zip(raw, high, low, strict=True):
+    for log, above, below in zip(logs, high, low, strict=True):
+        w = math.exp(clamp(log, OVERFLOW))
         if weight.action == "mask" and (above or below):
             w = 0.0
         if weight.action == "truncate":
             w = weight.upper if above else weight.lower if below else w
+        if weight.action == "psis":
+            w = math.exp(clamp(scope.tail.get(log, log), OVERFLOW))
+        if weight.overflow == "zero" and log > FLOAT32_OVERFLOW:
+            w = 0.0
         final.append(w)
     return final, high, low
+
+
+def beyond(x: float, bound: float, strict: bool) -> bool:
+    return x >= bound if strict else x > bound
 
 
 def value(statistic: str, d: float, q: float) -> float:
@@ -274,12 +294,22 @@ def value(statistic: str, d: float, q: float) -> float:
         "k1": lambda: -d,
         "k2": lambda: d * d / 2,
         "k3": lambda: math.expm1(d) - d,
+        "k3_reverse": lambda: math.expm1(-d) + d,
+        "mult_prob_error": lambda: math.exp(abs(d)),
         "tv": lambda: abs(math.expm1(d)) / 2,
         "prob_diff": lambda: math.exp(q) * math.expm1(d),
+        "binary_kl": lambda: binary_kl(d, q),
     }[statistic]()
 
 
-def judged(s: Sequence, delta: list[float], rule: Any) -> list[float]:
+def binary_kl(d: float, q: float) -> float:
+    """KL between two coins, "this token or another", in 40 digits."""
+    this, train = mpmath.exp(q), mpmath.exp(mpmath.mpf(q) + d)
+    others = (1 - this + COIN) / (max(1 - train, mpmath.mpf(0)) + COIN)
+    return float(-this * d + (1 - this) * mpmath.log(others))
+
+
+def judged(s: Sequence, delta: list[float], rule: Any, seen: list[bool]) -> list[float]:
     """The number that a rejection rule judges at each token.
 
     The safety is a bound on a log-ratio: on the aggregated one where there is such a thing (ratio, k1 =
@@ -289,59 +319,106 @@ def judged(s: Sequence, delta: list[float], rule: Any) -> list[float]:
     late = is_log and rule.safety_at == "aggregate"
     each, whole = (None, rule.safety) if late else (rule.safety, None)
     x = [value(rule.statistic, clamp(d, each), q) for d, q in zip(delta, s.rollout, strict=True)]
-    return [clamp(y, whole) for y in _aggregated(s, x, rule.over)]
+    return [clamp(y, whole) for y in _aggregated(s, x, rule.over, seen)]
 
 
-def _aggregated(s: Sequence, x: list[float], over: str) -> list[float]:
-    if not x or over == "token":
+AGGREGATES = {"sum": math.fsum, "mean": mean, "max": max, "min": min}
+
+
+def _aggregated(s: Sequence, x: list[float], over: str, seen: list[bool]) -> list[float]:
+    """Over the tokens that are `seen`; 0 where none is."""
+    if over in ("token", "batch"):
         return x
-    if over == "segment":
-        out = list(x)
-        for turn in turns(s):
-            for t in turn:
-                out[t] = mean([x[u] for u in turn])
-        return out
-    return [{"sum": math.fsum, "mean": mean, "max": max, "min": min}[over](x)] * len(x)
+    how = AGGREGATES["mean" if over == "segment" else over]
+    out = list(x)
+    for unit in turns(s) if over == "segment" else [list(range(s.n))]:
+        there = [x[t] for t in unit if seen[t]]
+        for t in unit:
+            out[t] = how(there) if there else 0.0
+    return out
 
 
-def passes(s: Sequence, delta: list[float], rule: Any) -> list[bool]:
-    """Inclusive bounds, and whose advantage they are for."""
+def on_tokens(rule: Any) -> bool:
+    """Whether single tokens fail, or whole sequences."""
+    return (
+        rule.over in ("token", "segment", "batch") or rule.advantage == "away" or rule.advantage_of == "token"
+    )
+
+
+def passes(s: Sequence, delta: list[float], rule: Any, seen: list[bool], scope: Scope) -> list[bool]:
+    """Where a rule's bounds hold, or it does not act."""
+    if rule.over == "batch":
+        return [x < scope.cuts[rule] for x in judged(s, delta, rule, seen)]
     in_log = rule.statistic == "ratio"
     upper = rule.upper if rule.upper is None or not in_log else math.log(rule.upper)
     lower = rule.lower if rule.lower is None or not in_log else math.log(rule.lower)
-    per_token = rule.over in ("token", "segment")
     out = []
-    for t, x in enumerate(judged(s, delta, rule)):
-        advantage = s.advantages[t] if per_token else mean(s.advantages)
-        above, below = upper is not None and x > upper, lower is not None and x < lower
+    for t, x in enumerate(judged(s, delta, rule, seen)):
+        advantage = s.advantages[t] if on_tokens(rule) else mean(s.advantages)
+        above = upper is not None and beyond(x, upper, rule.strict)
+        below = lower is not None and beyond(-x, -lower, rule.strict)
         gone = {
             "any": above or below,
             "positive": (above or below) and advantage > 0,
             "negative": (above or below) and advantage < 0,
             "against": (above and advantage > 0) or (below and advantage < 0),
+            "against_or_zero": (above and advantage > 0) or (below and advantage <= 0),
+            "away": (above or below) and advantage * delta[t] > 0,
         }[rule.advantage]
         out.append(not gone)
     return out
 
 
-def apply(s: Sequence, preset: Any) -> Applied:
+def settle(data: list[Sequence], preset: Any) -> dict[Any, Scope]:
+    """Per `step`: the rows of one step are one trainer batch, as are those without a step."""
+    steps = {s.step for s in data}
+    if not any(rule.over == "batch" for rule in preset.reject) and (
+        preset.weight is None or preset.weight.action != "psis"
+    ):
+        return dict.fromkeys(steps, Scope())
+    return {step: _settled([s for s in data if s.step == step], preset) for step in steps}
+
+
+def _settled(data: list[Sequence], preset: Any) -> Scope:
+    scope = Scope()
+    for rule in preset.reject:
+        if rule.over == "batch":
+            values = [
+                x
+                for s in data
+                for x in judged(s, numerator(s, rule.policy or preset.policy), rule, [True] * s.n)
+            ]
+            scope.cuts[rule] = oracle_scope.cut(values, rule.upper)
+    if preset.weight and preset.weight.action == "psis":
+        logs = [log_weights(s, numerator(s, preset.policy), preset.weight, [True] * s.n) for s in data]
+        once = preset.weight.over in ("sum", "mean")
+        scope.tail = oracle_scope.smoothed([x for one in logs for x in (one[:1] if once else one)])
+    return scope
+
+
+def apply(s: Sequence, preset: Any, scope: Scope) -> Applied:
     """One preset on one sequence."""
-    delta = [0.0] * s.n if preset.policy == "rollout" else s.delta(preset.policy)
+    delta = numerator(s, preset.policy)
     weight, reject, veto = (preset.weight, preset.reject, preset.veto) if preset.apply else (None, (), None)
-    weights, high, low = weigh(s, delta, weight) if weight else ([1.0] * s.n, [False] * s.n, [False] * s.n)
-    if weight and weight.over in ("sum", "mean"):
-        high, low = high[:1], low[:1]
-    kept = [True] * s.n
-    for rule in reject:
-        kept = [k and ok for k, ok in zip(kept, passes(s, delta, rule), strict=True)]
     catastrophic = 0
     if veto:
         under, over = veto.lower and math.log(veto.lower), veto.upper and math.log(veto.upper)
         catastrophic = sum(
             (under is not None and d < under) or (over is not None and d > over) for d in delta
         )
-    if catastrophic:
-        kept = [False] * s.n
+    every, kept = [True] * s.n, [catastrophic == 0] * s.n
+    left = list(kept)  # by the veto and the rules on tokens so far
+    for rule in reject:
+        d = numerator(s, rule.policy or preset.policy)
+        ok = passes(s, d, rule, left if rule.among == "left" else every, scope)
+        kept = [k and o for k, o in zip(kept, ok, strict=True)]
+        if on_tokens(rule):
+            left = [k and o for k, o in zip(left, ok, strict=True)]
+    weights, high, low = [1.0] * s.n, [False] * s.n, [False] * s.n
+    if weight:
+        weights, high, low = weigh(s, delta, weight, left if weight.among == "left" else every, scope)
+        if weight.over in ("sum", "mean"):
+            high, low = high[:1], low[:1]
     done = Applied(weights, kept, catastrophic > 0, high, low, catastrophic)
     if s.current:
         _losses(done, s, preset)
@@ -382,10 +459,11 @@ def preset_metrics(data: list[Sequence], preset: Any) -> tuple[dict[str, float],
 
     That size is what the rounding of the losses is relative to.
     """
-    done = [apply(s, preset) for s in data]
-    norm = _norm(data, done, preset)
-    for one in done:
-        one.weights = [w / norm for w in one.weights]
+    scopes = settle(data, preset)
+    done = [apply(s, preset, scopes[s.step]) for s in data]
+    norms = _norms(data, done, preset)
+    for s, one in zip(data, done, strict=True):
+        one.weights = [w / norms[s.step] for w in one.weights]
     pairs = [(s, one) for s, one in zip(data, done, strict=True) if s.n]
     tokens = sum(s.n for s, _ in pairs)
     kept = [w for _, one in pairs for w, k in zip(one.weights, one.kept, strict=True) if k]
@@ -416,7 +494,7 @@ def preset_metrics(data: list[Sequence], preset: Any) -> tuple[dict[str, float],
         **_kept_by_length(pairs),
     }
     if any(s.current for s, _ in pairs):
-        found |= _loss_metrics(pairs, preset, tokens, len(kept), norm, max(s.response for s in data))
+        found |= _loss_metrics(pairs, preset, tokens, len(kept), max(s.response for s in data))
     table = [
         {
             "kept_tokens": one.kept_tokens,
@@ -437,37 +515,44 @@ def preset_metrics(data: list[Sequence], preset: Any) -> tuple[dict[str, float],
 def _residual(
     pairs: list[tuple[Sequence, Applied]], preset: Any, kept: list[float], per_sequence: list[float]
 ) -> dict[str, float]:
-    """The gap among the tokens that are kept; w² − 1 in 50 digits, for weights near 1."""
+    """The gap among the tokens that are kept; w² − 1 as (w − 1)(w + 1), for weights near 1."""
     left = []
     for s, one in pairs:
-        delta = [0.0] * s.n if preset.policy == "rollout" else s.delta(preset.policy)
-        left.append([d for d, k in zip(delta, one.kept, strict=True) if k])
+        left.append([d for d, k in zip(numerator(s, preset.policy), one.kept, strict=True) if k])
     every = [d for deltas in left for d in deltas]
     some = [v for v, deltas in zip(per_sequence, left, strict=True) if deltas]
     return {
-        "k3": exact_mean([mpmath.expm1(mpmath.mpf(d)) - mpmath.mpf(d) for d in every]),
+        "k3": mean([k3(d) for d in every]),
         "ppl_ratio": mean([math.exp(-mean(deltas)) for deltas in left if deltas]),
-        "chi2_token": exact_mean([mpmath.mpf(w) ** 2 - 1 for w in kept]),
-        "chi2_sequence": exact_mean([mpmath.mpf(v) ** 2 - 1 for v in some]),
+        "chi2_token": mean([(w - 1) * (w + 1) for w in kept]),
+        "chi2_sequence": mean([(v - 1) * (v + 1) for v in some]),
     }
+
+
+@cache
+def k3(d: float) -> float:
+    """e^d − 1 − d in 40 digits; presets ask for the same tokens again and again."""
+    return float(mpmath.expm1(mpmath.mpf(d)) - mpmath.mpf(d))
 
 
 def _ess(weights: list[float], n: int) -> float:
     return math.fsum(weights) ** 2 / (n * math.fsum(w * w for w in weights)) if any(weights) else math.nan
 
 
-def _norm(data: list[Sequence], done: list[Applied], preset: Any) -> float:
-    """The batch mean of the weights before rejection: over tokens for `token`, over sequences for the rest.
+def _norms(data: list[Sequence], done: list[Applied], preset: Any) -> dict[Any, float]:
+    """Per step the mean of the weights before rejection: over tokens for `token`, over sequences for the rest.
 
     A mean of at most 1e-8 is not divided by (verl's guard).
     """
+    steps = {s.step for s in data}
     if preset.weight is None or not preset.weight.normalize or not preset.apply:
-        return 1.0
-    if preset.weight.over == "token":
-        found = mean([w for one in done for w in one.weights])
-    else:
-        found = mean([mean(one.weights) for s, one in zip(data, done, strict=True) if s.n])
-    return found if found > 1e-8 else 1.0
+        return dict.fromkeys(steps, 1.0)
+    parts: dict[Any, list[float]] = {step: [] for step in steps}
+    for s, one in zip(data, done, strict=True):
+        if s.n:
+            parts[s.step] += one.weights if preset.weight.over == "token" else [mean(one.weights)]
+    means = {step: mean(part) if part else 1.0 for step, part in parts.items()}
+    return {step: found if found > 1e-8 else 1.0 for step, found in means.items()}
 
 
 def _groups_lost(pairs: list[tuple[Sequence, Applied]]) -> float:
@@ -504,7 +589,7 @@ def _kept_by_length(pairs: list[tuple[Sequence, Applied]]) -> dict[str, float]:
 
 
 def _loss_metrics(
-    pairs: list[tuple[Sequence, Applied]], preset: Any, tokens: int, kept: int, norm: float, longest: int
+    pairs: list[tuple[Sequence, Applied]], preset: Any, tokens: int, kept: int, longest: int
 ) -> dict[str, float]:
     sums, means, clipped, lower, kl = [], [], 0, 0, []
     for _, one in pairs:
