@@ -1,7 +1,8 @@
-"""The textbook for what looks beyond one sequence: batch-wide cuts and Pareto-smoothed tails, in plain Python.
+"""The textbook for what looks beyond one sequence: batch-wide cuts and Pareto-smoothed tails.
 
 Vehtari, Simpson, Gelman, Yao, Gabry 2024 (Pareto smoothed importance sampling, JMLR 25:72) with the estimator
-of Zhang & Stephens 2009; M2PO's cut from the docstring of `presets.Reject`. Nothing is shared with the package.
+of Zhang & Stephens 2009; M2PO's cut from the docstring of `presets.Reject`. Nothing is shared with the
+package.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ PRIOR = 10.0  # observations that the prior k = 1/2 counts for
 
 
 def cut(values: list[float], upper: float) -> float:
-    """The value from which on tokens go: they go from the largest down until the rest's mean is below `upper`."""
+    """The value from which on tokens go: the largest do, until the mean of the rest is below `upper`."""
     rest = sorted(values)
     gone = math.inf
     while rest and not math.fsum(rest) / len(rest) < upper:
@@ -50,7 +51,7 @@ def quantile(p: float, k: float, sigma: float) -> float:
 
 
 def pareto(x: list[float]) -> tuple[float, float]:
-    """(k, σ) of exceedances, rising: the mean of b = −k/σ under its profile likelihood; k shrunk towards 1/2."""
+    """(k, σ) of rising exceedances: b = −k/σ averaged over its profile likelihood, k shrunk towards 1/2."""
     n, many = len(x), 30 + math.isqrt(len(x))
     quartile = x[math.floor(n / 4 + 0.5) - 1]
     grid = [1 / x[-1] + (1 - math.sqrt(many / (j + 0.5))) / (3 * quartile) for j in range(many)]

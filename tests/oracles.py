@@ -213,7 +213,7 @@ def scales(data: list[Sequence], prefix: str) -> dict[str, float]:
 
 @dataclass
 class Scope:
-    """What one trainer batch settles: where each batch-wide rule cuts, what the largest log-weights become."""
+    """What one trainer batch settles: each batch-wide rule's cut, what the largest log-weights become."""
 
     cuts: dict[Any, float] = field(default_factory=dict)
     tail: dict[float, float] = field(default_factory=dict)
@@ -540,7 +540,7 @@ def _ess(weights: list[float], n: int) -> float:
 
 
 def _norms(data: list[Sequence], done: list[Applied], preset: Any) -> dict[Any, float]:
-    """Per step the mean of the weights before rejection: over tokens for `token`, over sequences for the rest.
+    """Per step the mean weight before rejection: over tokens for `token`, over sequences for the rest.
 
     A mean of at most 1e-8 is not divided by (verl's guard).
     """
