@@ -206,13 +206,16 @@ class GroupSample:
         return round((len(self.keys) - 1) / share)
 
 
+M = TypeVar("M", bound=State)
+
+
 @dataclass(frozen=True)
-class Places:
-    """Sums by place: one step, one position bucket, one host."""
+class Places(Generic[M]):
+    """States by place: one step, one position bucket, one host; mostly sums."""
 
-    sums: dict[str, Sums]
+    sums: dict[str, M]
 
-    def merge(self, other: Places) -> Places:
+    def merge(self, other: Places[M]) -> Places[M]:
         """Merge place by place."""
         merged = dict(self.sums)
         for key, sums in other.sums.items():

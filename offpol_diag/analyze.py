@@ -17,7 +17,9 @@ from offpol_diag.errors import DumpError, UsageError
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.presets import Preset
 from offpol_diag.readers import Dump, open_dump
+from offpol_diag.scope import UNSETTLED
 from offpol_diag.sequences import SequenceWriter
+from offpol_diag.settle import Asked, Found, settle
 from offpol_diag.summary import Run, Summary
 from offpol_diag.tally import Study, Tally, observe
 
@@ -92,7 +94,8 @@ def analyze(
         sources, columns=columns, group_by=group_by, on_bad_row=on_bad_row, batch_tokens=batch_tokens
     )
     study = plan(dump, presets, group_by, seed)
-    tally = _run(dump, study, where, clock, sequences, progress)
+    found = _settled(dump, study, where, clock, progress)
+    tally = _run(dump, study, found, where, clock, sequences, progress)
     facts = readout.facts(dump, tally)
     run = Run(
         version=version("offpol-diag"),
@@ -110,8 +113,37 @@ def analyze(
 def plan(dump: Dump, presets: Sequence[Preset], group_by: Sequence[str], seed: int) -> Study:
     """Which presets and drifts this dump allows."""
     columns = frozenset(dump.info.columns)
+    columns |= {"advantages"} if _makes_advantages(columns) else set()
     able = tuple(preset for preset in presets if not correction.needs(preset, set(columns)))
     return Study(able, columns, tuple(group_by), seed, resample.REPLICATES)
+
+
+def _makes_advantages(columns: frozenset[str]) -> bool:
+    """Whether advantages are made of rewards: only where there are none, and groups are known."""
+    return "advantages" not in columns and {"rewards", "group_id"} <= columns
+
+
+def _settled(
+    dump: Dump, study: Study, device: torch.device, clock: Clock, progress: Progress | None
+) -> Found:
+    """What has to be known before the analysis; the dump is read for it only when something is asked."""
+    asked = Asked.of(study.presets, _makes_advantages(frozenset(dump.info.columns)))
+    if not asked:
+        return Found(UNSETTLED, None)
+    return settle(lambda: _batches(dump, device, clock, progress), asked)
+
+
+def _batches(dump: Dump, device: torch.device, clock: Clock, progress: Progress | None) -> Iterator[Batch]:
+    """One reading of the dump, told as it goes."""
+    done = 0
+
+    def count(rows: int) -> None:
+        nonlocal done
+        done += rows
+        if progress:
+            progress(done, dump.rows)
+
+    return (batch.to(device) for batch in clock.reading(dump.batches(count)))
 
 
 def resolve(device: str) -> torch.device:
@@ -138,6 +170,7 @@ def resolve(device: str) -> torch.device:
 def _run(
     dump: Dump,
     study: Study,
+    found: Found,
     device: torch.device,
     clock: Clock,
     sequences: Path | None,
@@ -145,22 +178,14 @@ def _run(
 ) -> Tally:
     """Read, observe, merge."""
     tally: Tally | None = None
-    done = 0
-
-    def count(rows: int) -> None:
-        nonlocal done
-        done += rows
-        if progress:
-            progress(done, dump.rows)
-
     with SequenceWriter.open(sequences, study) as writer:
-        for batch in clock.reading(dump.batches(count)):
-            scene = Scene.of(batch.to(device), study.seed, study.replicates)
+        for batch in _batches(dump, device, clock, progress):
+            scene = Scene.of(found.filled(batch), study.seed, study.replicates, found.settled)
             seen = observe(study, scene)
             tally = seen if tally is None else tally.merge(seen)
             writer.write(scene)
             scene.forget()
         if tally is None:
             raise DumpError("the dump has no sequence", "check that its writer was closed")
-        writer.finish(readout.norm_factors(study, tally))
+        writer.finish(readout.factors(study, tally))
     return tally

@@ -122,7 +122,7 @@ def _none(ratios: Ratios, weight: Weight, log: Level, raw: Level, outside: Tenso
 
 
 def _psis(ratios: Ratios, weight: Weight, log: Level, raw: Level, outside: Tensor) -> Level:
-    smoothed = ratios.settled.smoothed(weight, log.values, log.per, ratios.batch)
+    smoothed = ratios.settled.smoothed(ratios.policy, weight, log.values, log.per, ratios.batch)
     return Level(torch.exp(smoothed.clamp(-OVERFLOW, OVERFLOW)), log.per)
 
 
@@ -209,7 +209,7 @@ def statistic(ratios: Ratios, rule: Reject) -> Level:
 def _passes(ratios: Ratios, rule: Reject) -> Level:
     x = statistic(ratios, rule)
     if rule.over == "batch":
-        return x.map(lambda values: values < ratios.settled.cut(rule, ratios.batch))
+        return x.map(lambda values: values < ratios.settled.cut(ratios.policy, rule, ratios.batch))
     above, below = (x.map(lambda v, s=sign: _outside(v, rule, s)) for sign in (1, -1))  # type: ignore[misc]
     if rule.of_token and x.per == "sequence":
         above, below = (_to_tokens(flags, ratios.batch) for flags in (above, below))

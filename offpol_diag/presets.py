@@ -75,6 +75,8 @@ class Weight:
             yield "", f"action {self.action} needs upper, lower or both"
         if bounded and self.action == "psis":
             yield "", "action psis takes no bound: the tail itself says where it ends"
+        if self.action == "psis" and self.among != "all":
+            yield "among", "action psis smooths the weights of all tokens"
 
 
 @dataclass(frozen=True)
@@ -145,6 +147,8 @@ class Reject:
             yield "", "over a batch it needs upper and takes no lower"
         if self.advantage != "any":
             yield "advantage", "over a batch it must be any"
+        if self.among != "all":
+            yield "among", "over a batch it must be all"
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from offpol_diag.accumulators import Best, Bins, Extremes, GroupSample, Places, 
 from offpol_diag.crosswalk import BOOKS
 from offpol_diag.crosswalk.spread import Read
 from offpol_diag.formulas import method as in_words
-from offpol_diag.metrics import gap, method, outcome, policyloss, residual, selection, tails, where
+from offpol_diag.metrics import gap, method, normal, policyloss, residual, selection, tails, where
 from offpol_diag.metrics.formula import Formula, Reader, missing, plain
 from offpol_diag.metrics.gap import DRIFTS, Drift
 from offpol_diag.metrics.selection import Grid
@@ -47,6 +47,7 @@ class Readout:
     def reader(self) -> Reader:
         """Sums and replicates."""
         sums = _typed(self.tally.states["sums"], Sums).read()
+        sums |= normal.read(self.normal, self.study.normalised)
         longest = torch.tensor([self.ranges["response"][1]], dtype=torch.float64)
         return Reader(sums | {"longest": longest}, self.groups.groups)
 
@@ -60,10 +61,21 @@ class Readout:
         """The sample of groups."""
         return _typed(self.tally.states["group"], GroupSample)
 
+    @property
+    def normal(self) -> Places[Sums]:
+        """Sums per trainer batch of presets that are normalised in it."""
+        return _typed(self.tally.states["normal"], Places)
+
+    @cached_property
+    def factors(self) -> dict[str, dict[str, float]]:
+        """Preset → trainer batch → what its weights are divided by."""
+        return normal.factors(self.normal, self.study.normalised)
+
     @cached_property
     def logged(self) -> Read:
         """What the crosswalk reads."""
         both = {**_typed(self.tally.states["logged"], Sums).read(), **self.reader.sums}
+        both |= normal.norms(self.normal, self.study.normalised)
         return Read({name: float(values[0]) for name, values in both.items()}, self.ranges)
 
 
@@ -210,11 +222,15 @@ def _bounded(number: Number, out: Readout, prefix: str) -> Number:
 
 
 def _weight_range(out: Readout, preset: Preset) -> Numbers:
-    low, high = out.ranges[f"{preset.name}|weight"]
-    factor = norm_factors(out.study, out.tally).get(preset.name, 1.0)
+    name = f"{preset.name}|weight"
+    low, high = (
+        normal.span(_typed(out.tally.states["normal.ranges"], Places), out.factors[preset.name], name)
+        if preset.name in out.factors
+        else out.ranges[name]
+    )
     return {
-        "weight_min": plain(low / factor, "", "kept tokens", "smallest final weight"),
-        "weight_max": plain(high / factor, "", "kept tokens", "largest final weight"),
+        "weight_min": plain(low, "", "kept tokens", "smallest final weight"),
+        "weight_max": plain(high, "", "kept tokens", "largest final weight"),
     }
 
 
@@ -231,21 +247,12 @@ def _conditional(out: Readout, prefix: str) -> Numbers:
     return found
 
 
-def norm_factors(study: Study, tally: Tally) -> dict[str, float]:
-    """What batch normalisation divides the weights by, for presets that normalise."""
-    sums = _typed(tally.states["sums"], Sums)
-    at = {name: i for i, name in enumerate(sums.names)}
-    point = sums.point + sums.rest
-    return {
-        preset.name: float(
-            outcome.norm_factor(point[at[f"{preset.name}|norm"]], point[at[f"{preset.name}|norm_units"]])
-        )
-        for preset in study.presets
-        if f"{preset.name}|norm" in at
-    }
+def factors(study: Study, tally: Tally) -> dict[str, dict[str, float]]:
+    """What batch normalisation divides the weights by, per preset that normalises and trainer batch."""
+    return Readout(study, tally).factors
 
 
-def _places(tally: Tally) -> dict[str, Places]:
+def _places(tally: Tally) -> dict[str, Places[Sums]]:
     return {
         name.removeprefix("where."): _typed(state, Places)
         for name, state in tally.states.items()

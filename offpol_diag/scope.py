@@ -2,7 +2,7 @@
 
 A trainer batch is the rows of one `step`; without that column the whole dump is one. Batch-wide rules (M2PO)
 and Pareto smoothing need these numbers before a token can be judged, so they are gathered in a reading of the
-dump that goes before.
+dump that goes before (`settle.py`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from offpol_diag import segments
 from offpol_diag.batch import Batch
-from offpol_diag.presets import Reject, Weight
+from offpol_diag.presets import Policy, Reject, Weight
 
 Label = str
 ONE: Label = ""
@@ -23,20 +23,28 @@ ONE: Label = ""
 
 
 def labels(batch: Batch) -> list[Label]:
-    """The trainer batch of each sequence, [S]; a row without a step is of a batch of such rows."""
+    """The trainer batch of each sequence, [S]; rows without a step are one of their own."""
     steps = batch.scalars.get("step")
-    return (
-        [ONE] * batch.sequences if steps is None else ["null" if one is None else str(one) for one in steps]
-    )
+    return [ONE] * batch.sequences if steps is None else [label(step) for step in steps]
+
+
+def label(step: object) -> Label:
+    """The label of the trainer batch of a step."""
+    whole = isinstance(step, float) and step.is_integer()
+    return "∅" if step is None else str(int(step) if whole else step)  # type: ignore[call-overload]
 
 
 def codes(batch: Batch) -> tuple[list[Label], Tensor]:
     """The labels that occur, in order of appearance, and which each sequence has, [S] int64."""
     every = labels(batch)
     at = {label: i for i, label in enumerate(dict.fromkeys(every))}
-    return list(at), torch.tensor(
-        [at[label] for label in every], dtype=torch.int64, device=batch.rollout.device
-    )
+    which = [at[label] for label in every]
+    return list(at), torch.tensor(which, dtype=torch.int64, device=batch.rollout.device)
+
+
+def of_units(which: Tensor, per: str, batch: Batch) -> Tensor:
+    """A sequence's code given to its tokens where values are per token."""
+    return segments.spread(which, batch.cu_seqlens) if per == "token" else which
 
 
 @dataclass(frozen=True)
@@ -44,47 +52,52 @@ class Smooth:
     """How a trainer batch's largest log-weights are replaced.
 
     Attributes:
-        old: the M log-weights that are replaced, rising, [M].
+        above: log-weights up to this one stay.
+        old: the log-weights that are replaced, rising, distinct, [M].
         new: what they become, rising, [M].
     """
 
+    above: float
     old: Tensor
     new: Tensor
+
+    def __call__(self, log: Tensor) -> Tensor:
+        """Log-weights of any shape, smoothed."""
+        old, new = self.old.to(log.device), self.new.to(log.device)
+        after = torch.searchsorted(old, log).clamp(max=len(old) - 1)
+        before = (after - 1).clamp(min=0)
+        nearest = torch.where(log - old[before] < old[after] - log, before, after)
+        return torch.where(log > self.above, new[nearest], log)
 
 
 @dataclass(frozen=True)
 class Settled:
-    """Per trainer batch: the cut of each batch-wide rule, the tail of each smoothed weight."""
+    """Per trainer batch: the cut of each batch-wide rule, the tail of each smoothed weight.
 
-    cuts: Mapping[Reject, Mapping[Label, float]] = field(default_factory=dict)
-    tails: Mapping[Weight, Mapping[Label, Smooth]] = field(default_factory=dict)
+    Attributes:
+        cuts: (numerator, rule) → trainer batch → the value from which on tokens are dropped.
+        tails: (numerator, weight) → trainer batch → how its tail is smoothed; None where it has none.
+    """
 
-    def cut(self, rule: Reject, batch: Batch) -> Tensor:
+    cuts: Mapping[tuple[Policy, Reject], Mapping[Label, float]] = field(default_factory=dict)
+    tails: Mapping[tuple[Policy, Weight], Mapping[Label, Smooth | None]] = field(default_factory=dict)
+
+    def cut(self, policy: Policy, rule: Reject, batch: Batch) -> Tensor:
         """The value from which on tokens are dropped, of every token [T]; inf where none need be."""
         found, which = codes(batch)
-        by_label = batch.rollout.new_tensor(
-            [self.cuts.get(rule, {}).get(label, torch.inf) for label in found]
-        )
+        cuts = self.cuts[policy, rule]
+        by_label = batch.rollout.new_tensor([cuts[one] for one in found])
         return segments.spread(by_label[which], batch.cu_seqlens)
 
-    def smoothed(self, weight: Weight, log: Tensor, per: str, batch: Batch) -> Tensor:
-        """Log-weights with the tail of their trainer batch smoothed, same shape."""
+    def smoothed(self, policy: Policy, weight: Weight, log: Tensor, per: str, batch: Batch) -> Tensor:
+        """Log-weights [T] or [S] with the tail of their trainer batch smoothed."""
         found, which = codes(batch)
-        which = segments.spread(which, batch.cu_seqlens) if per == "token" else which
-        for at, label in enumerate(found):
-            smooth = self.tails.get(weight, {}).get(label)
-            if smooth is not None:
-                log = torch.where(which == at, _replaced(log, smooth), log)
+        which, tails = of_units(which, per, batch), self.tails[policy, weight]
+        for at, one in enumerate(found):
+            smooth = tails[one]
+            log = log if smooth is None else torch.where(which == at, smooth(log), log)
         return log
 
 
 UNSETTLED = Settled()
-
-
-def _replaced(log: Tensor, smooth: Smooth) -> Tensor:
-    """Equal weights get the mean of what their ranks would become, so that no order among them is needed."""
-    old, new = smooth.old.to(log.device), smooth.new.to(log.device)
-    first, last = torch.searchsorted(old, log), torch.searchsorted(old, log, right=True)
-    before = torch.cat((new.new_zeros(1), torch.cumsum(torch.exp(new - new[-1]), 0)))
-    share = (before[last] - before[first]) / (last - first).clamp(min=1)
-    return torch.where(last > first, torch.log(share) + new[-1], log)
+"""For methods that look at one sequence at a time."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,13 +12,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from offpol_diag import segments
+from offpol_diag import scope, segments
 from offpol_diag.batch import Batch
 from offpol_diag.errors import UsageError
 from offpol_diag.metrics.outcome import outcome
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.presets import Preset
 from offpol_diag.tally import Study
+
+Factors = Mapping[str, Mapping[scope.Label, float]]
+"""Preset → trainer batch → what its weights are divided by."""
 
 
 class SequenceWriter:
@@ -56,14 +59,13 @@ class SequenceWriter:
             self._writer = pq.ParquetWriter(self._temp, table.schema, compression="zstd")
         self._writer.write_table(table.cast(self._writer.schema))
 
-    def finish(self, factors: dict[str, float]) -> None:
-        """Divide normalised weights by their batch mean, close, and put the file in its place."""
+    def finish(self, factors: Factors) -> None:
+        """Divide normalised weights by the mean of their trainer batch, close, put the file in its place."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None
-        scaled = {name: factor for name, factor in factors.items() if factor != 1.0}
-        if scaled:
-            _rescale(self._temp, scaled)
+        if factors:
+            _rescale(self._temp, factors)
         self._temp.replace(self._path)
 
     def _discard(self) -> None:
@@ -81,7 +83,7 @@ class _Nowhere:
     def write(self, scene: Scene) -> None:
         """Nothing."""
 
-    def finish(self, factors: dict[str, float]) -> None:
+    def finish(self, factors: Factors) -> None:
         """Nothing."""
 
 
@@ -125,14 +127,16 @@ def _beside(path: Path) -> Path:
     return path.with_name(path.name + "2")
 
 
-def _rescale(path: Path, factors: dict[str, float]) -> None:
-    """Rewrite the file row group by row group with some weights divided by their factor."""
+def _rescale(path: Path, factors: Factors) -> None:
+    """Rewrite the file row group by row group with some weights divided by the factor of their step."""
     source = pq.ParquetFile(path)
     temp = _beside(path)
     with pq.ParquetWriter(temp, source.schema_arrow, compression="zstd") as out:
         for group in range(source.num_row_groups):
             table = source.read_row_group(group)
-            for name, factor in factors.items():
+            steps = [scope.label(step) for step in table.column("step").to_pylist()]
+            for name, by_step in factors.items():
+                factor = np.array([by_step.get(scope.ONE) or by_step[step] for step in steps])
                 at = table.schema.get_field_index(f"{name}.weight_sum")
                 values = np.asarray(table.column(at).to_numpy()) / factor
                 table = table.set_column(at, table.schema.field(at), pa.array(values))

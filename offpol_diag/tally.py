@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,10 +11,13 @@ from torch import Tensor
 from offpol_diag.accumulators import Extremes, State, Sums
 from offpol_diag.batch import Batch
 from offpol_diag.crosswalk import BOOKS
-from offpol_diag.metrics import gap, method, policyloss, residual, selection, tails, where, worst
+from offpol_diag.metrics import gap, method, normal, policyloss, residual, selection, tails, where, worst
 from offpol_diag.metrics.gap import DRIFTS, Drift
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.presets import Preset
+
+PARTS = (method, residual, policyloss)
+"""Whose columns are summed of every preset, with an interval."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,16 @@ class Study:
         return self.drifts[0]
 
     @property
+    def normalised(self) -> tuple[Preset, ...]:
+        """Presets whose sums are kept per trainer batch."""
+        return normal.normalised(self.presets)
+
+    @property
+    def once(self) -> tuple[Preset, ...]:
+        """All other presets: their sums are those of the dump."""
+        return tuple(preset for preset in self.presets if preset not in self.normalised)
+
+    @property
     def logging(self) -> tuple[Preset, ...]:
         """Presets whose trainer's numbers the crosswalk knows."""
         return tuple(preset for preset in self.presets if preset.logs in BOOKS)
@@ -74,6 +88,8 @@ def observe(study: Study, scene: Scene) -> Tally:
         "group": selection.by_group(scene, study.presets),
         "worst.sequences": worst.sequences(scene.batch, study.main),
         "worst.tokens": worst.tokens(scene.batch, study.main),
+        "normal": normal.sums(scene, _preset_columns(study.normalised, scene)),
+        "normal.ranges": normal.ranges(scene, study.normalised),
     }
     for drift in study.drifts:
         states |= tails.states(scene.batch, drift, scene.draws)
@@ -86,8 +102,14 @@ def _resampled(study: Study, scene: Scene) -> dict[str, Tensor]:
     found = dict(scene.counts)
     for drift in study.drifts:
         found |= gap.columns(scene.batch, drift)
-    for preset in study.presets:
-        for part in (method, residual, policyloss):
+    return found | _preset_columns(study.once, scene)
+
+
+def _preset_columns(presets: Sequence[Preset], scene: Scene) -> dict[str, Tensor]:
+    """What is summed of presets: with `tokens`, so that there is a column when there is no preset."""
+    found = {"tokens": scene.counts["tokens"]}
+    for preset in presets:
+        for part in PARTS:
             found |= part.columns(scene, preset)
     return found
 
@@ -106,7 +128,7 @@ def _ranges(study: Study, scene: Scene) -> dict[str, tuple[Tensor, Tensor]]:
     found = {"length": (n.min(), n.max()), "response": (longest.min(), longest.max())}
     for drift in study.drifts:
         found |= gap.ranges(scene.batch, drift)
-    for preset in study.presets:
+    for preset in study.once:
         found |= method.ranges(scene, preset)
     for preset in study.logging:
         found |= BOOKS[preset.logs or ""].ranges(scene, preset)

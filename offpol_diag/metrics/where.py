@@ -123,7 +123,7 @@ ROWS = (
 )
 
 
-def places(scene: Scene, drift: Drift, group_by: Sequence[str]) -> dict[str, Places]:
+def places(scene: Scene, drift: Drift, group_by: Sequence[str]) -> dict[str, Places[Sums]]:
     """Sums by place along every axis that this dump has."""
     terms = token_columns(scene.batch, drift)
     if terms is None:
@@ -137,7 +137,7 @@ def places(scene: Scene, drift: Drift, group_by: Sequence[str]) -> dict[str, Pla
     return {name: where for name, where in found.items() if where is not None}
 
 
-def _sequence_places(scene: Scene, columns: dict[str, Tensor], axis: SequenceAxis) -> Places | None:
+def _sequence_places(scene: Scene, columns: dict[str, Tensor], axis: SequenceAxis) -> Places[Sums] | None:
     keys = axis.keys(scene.batch)
     if keys is None:
         return None
@@ -152,7 +152,7 @@ def _sequence_places(scene: Scene, columns: dict[str, Tensor], axis: SequenceAxi
     return Places(found)
 
 
-def _token_places(scene: Scene, terms: dict[str, Tensor], axis: TokenAxis) -> Places | None:
+def _token_places(scene: Scene, terms: dict[str, Tensor], axis: TokenAxis) -> Places[Sums] | None:
     at = axis.at(scene.batch)
     if at is None:
         return None
@@ -174,7 +174,7 @@ def _token_places(scene: Scene, terms: dict[str, Tensor], axis: TokenAxis) -> Pl
     )
 
 
-def locations(found: dict[str, Places], groups: int, group_by: Sequence[str]) -> dict[str, Location]:
+def locations(found: dict[str, Places[Sums]], groups: int, group_by: Sequence[str]) -> dict[str, Location]:
     """Read every axis out, in the order of its places."""
     tokens = {axis.name: (axis.title, _label_order(axis.labels)) for axis in TOKEN_AXES}
     sequences = {
@@ -199,7 +199,7 @@ def _key_order(key: str) -> tuple[float, str]:
 
 
 def _location(
-    name: str, title: str, where: Places, order: Callable[[str], tuple[float, str]], groups: int
+    name: str, title: str, where: Places[Sums], order: Callable[[str], tuple[float, str]], groups: int
 ) -> Location:
     keys = sorted(where.sums, key=order)
     numeric = all(order(key)[0] != float("inf") for key in keys)

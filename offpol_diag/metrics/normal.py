@@ -1,0 +1,154 @@
+"""Batch normalisation: a preset that divides its weights by their mean does so in every trainer batch.
+
+The mean is known when a trainer batch (the rows of one `step`) has been seen whole, so the sums of such
+presets are kept per trainer batch and rescaled when they are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from offpol_diag import scope, segments
+from offpol_diag.accumulators import Extremes, Places, Sums
+from offpol_diag.metrics.outcome import norm_factor, outcome
+from offpol_diag.metrics.scene import Scene
+from offpol_diag.presets import Preset
+from offpol_diag.scope import Label
+
+Columns = dict[str, Tensor]
+
+
+def normalised(presets: Sequence[Preset]) -> tuple[Preset, ...]:
+    """The presets that are divided by a batch mean; one that is only logged divides nothing."""
+    return tuple(one for one in presets if one.apply and one.weight is not None and one.weight.normalize)
+
+
+def sums(scene: Scene, columns: Columns) -> Places[Sums]:
+    """Columns [S] summed per trainer batch."""
+    return Places(
+        {label: Sums.of(_rows(columns, at), scene.draws[at]) for label, at in _members(scene).items()}
+    )
+
+
+def _rows(columns: Columns, at: Tensor) -> Columns:
+    return {name: values[at] for name, values in columns.items()}
+
+
+def _members(scene: Scene) -> dict[Label, Tensor]:
+    """Which rows each trainer batch has here."""
+    found, which = scope.codes(scene.batch)
+    return {label: torch.nonzero(which == at).flatten() for at, label in enumerate(found)}
+
+
+def ranges(scene: Scene, presets: Sequence[Preset]) -> Places[Extremes]:
+    """Smallest and largest final weight of a kept token, per trainer batch, before it is divided."""
+    spans = {f"{preset.name}|weight": _span(scene, preset) for preset in presets}
+    return Places({label: _extremes(spans, at) for label, at in _members(scene).items()})
+
+
+def _extremes(spans: Mapping[str, tuple[Tensor, Tensor]], at: Tensor) -> Extremes:
+    return Extremes.of({name: (low[at].min(), high[at].max()) for name, (low, high) in spans.items()})
+
+
+def _span(scene: Scene, preset: Preset) -> tuple[Tensor, Tensor]:
+    """Per sequence [S]; (+inf, -inf) where nothing is kept."""
+    done = outcome(scene, preset)
+    assert done.weighed is not None
+    weights, offsets = done.weighed.final, scene.batch.cu_seqlens
+    low = high = weights.values
+    if weights.per == "token":
+        keep = torch.ones_like(low, dtype=torch.bool) if done.kept.tokens is None else done.kept.tokens
+        low = segments.smallest(torch.where(keep, low, torch.inf), offsets)
+        high = segments.largest(torch.where(keep, high, -torch.inf), offsets)
+    left = done.kept_tokens > 0
+    return torch.where(left, low, torch.inf), torch.where(left, high, -torch.inf)
+
+
+# ---------------------------------------------------------------- reading
+
+Get = Callable[[str], Tensor]
+
+_LINEAR = ("w", "v", "update")
+_SQUARES = ("ww", "vv")
+_LOSS = ("loss", "loss_mean")
+
+
+def _about_one(get: Get, f: Tensor) -> Tensor:
+    """Σ(w/f − 1)² from Σ(w − 1)², nothing lost when every weight is near 1."""
+    excess, kept = get("w") - get("kept"), get("kept")
+    return (get("w11") + 2 * (1 - f) * excess + kept * (1 - f) ** 2) / f**2
+
+
+def _over_one(squares: str, count: str) -> Callable[[Get, Tensor], Tensor]:
+    """Σ(w²/f² − 1) from Σ(w² − 1)."""
+    return lambda get, f: (get(squares) + get(count) * (1 - f) * (1 + f)) / f**2
+
+
+_CENTRED: dict[str, Callable[[Get, Tensor], Tensor]] = {
+    "w11": _about_one,
+    "residual_ww": _over_one("residual_ww", "kept"),
+    "residual_vv": _over_one("residual_vv", "residual_left"),
+}
+_NORMS = ("norm", "norm_units", "loss_norm", "loss_norm_units")
+
+
+def rescaled(read: Mapping[str, Tensor], preset: Preset) -> Columns:
+    """One trainer batch's sums [1+B] with the preset's weights divided by their mean; the norms are gone."""
+    prefix = f"{preset.name}|"
+
+    def get(name: str) -> Tensor:
+        return read[prefix + name]
+
+    f = norm_factor(get("norm"), get("norm_units"))
+    own = [name.removeprefix(prefix) for name in read if name.startswith(prefix)]
+    loss = f if prefix + "loss_norm" in read else torch.ones_like(f)
+    done = {name: get(name) for name in own if name not in _NORMS}
+    done |= {name: get(name) / f for name in _LINEAR if name in done}
+    done |= {name: get(name) / f**2 for name in _SQUARES if name in done}
+    done |= {name: get(name) / loss for name in _LOSS if name in done}
+    done |= {name: make(get, f) for name, make in _CENTRED.items()}
+    return {prefix + name: values for name, values in done.items()}
+
+
+def read(places: Places[Sums], presets: Sequence[Preset]) -> Columns:
+    """The rescaled sums of all trainer batches together."""
+    total: Columns = {}
+    for one in places.sums.values():
+        sums = one.read()
+        for preset in presets:
+            for name, values in rescaled(sums, preset).items():
+                total[name] = total[name] + values if name in total else values
+    return total
+
+
+def norms(places: Places[Sums], presets: Sequence[Preset]) -> Columns:
+    """What the means are made of, over all trainer batches, under the presets' names."""
+    total: Columns = {}
+    for one in places.sums.values():
+        sums = one.read()
+        for name in (f"{preset.name}|{norm}" for preset in presets for norm in ("norm", "norm_units")):
+            total[name] = total[name] + sums[name] if name in total else sums[name]
+    return total
+
+
+def factors(places: Places[Sums], presets: Sequence[Preset]) -> dict[str, dict[Label, float]]:
+    """Preset → trainer batch → what its weights are divided by."""
+    return {
+        preset.name: {label: _factor(sums.read(), preset) for label, sums in places.sums.items()}
+        for preset in presets
+    }
+
+
+def _factor(read: Mapping[str, Tensor], preset: Preset) -> float:
+    total, units = (read[f"{preset.name}|{name}"][:1] for name in ("norm", "norm_units"))
+    return float(norm_factor(total, units))
+
+
+def span(places: Places[Extremes], divisors: Mapping[Label, float], name: str) -> tuple[float, float]:
+    """Smallest and largest weight of all trainer batches, each divided by its own mean."""
+    pairs = {label: one.read()[name] for label, one in places.sums.items()}
+    low = min(pair[0] / divisors[label] for label, pair in pairs.items())
+    return low, max(pair[1] / divisors[label] for label, pair in pairs.items())
