@@ -86,6 +86,8 @@ class Extremes:
     @classmethod
     def of(cls, values: dict[str, tuple[Tensor, Tensor]]) -> Extremes:
         """From pairs of scalars (smallest, largest); ±inf where there was nothing to see."""
+        if not values:
+            return cls((), torch.empty(0), torch.empty(0))
         low, high = zip(*values.values(), strict=True)
         return cls(tuple(values), torch.stack(low), torch.stack(high))
 
