@@ -6,9 +6,10 @@ whose extremes are kept, and entries, one per name that the trainer logs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from torch import Tensor
 
@@ -66,6 +67,15 @@ class View:
         return outcome(self.scene, self.preset)
 
 
+def always(preset: Preset) -> bool:
+    """Whatever the preset."""
+    return True
+
+
+class Absent(LookupError):
+    """A column was not summed, because the dump lacks what it needs or the preset does not ask for it."""
+
+
 @dataclass(frozen=True)
 class Column:
     """What is summed over the dump, or whose extremes are kept.
@@ -74,15 +84,23 @@ class Column:
         name: how entries ask for it.
         of: per sequence [S] where it is summed; any shape where extremes are kept.
         own: whether it depends on the preset's weights and rules; else presets of one numerator share it.
+        when: under which presets it is needed.
+        needs: fields of the batch without which there is no such number: entries that read it are left out.
     """
 
     name: str
     of: Callable[[View], Tensor]
     own: bool = False
+    when: Callable[[Preset], bool] = always
+    needs: tuple[str, ...] = ()
 
     def key(self, logs: str, preset: Preset) -> str:
         """Where its sum is kept; equal keys mean equal numbers."""
         return f"{preset.name}!{self.name}" if self.own else f"{logs}/{preset.policy}/{self.name}"
+
+    def there(self, view: View) -> bool:
+        """Whether it can be made of this batch, and is asked for."""
+        return self.when(view.preset) and all(getattr(view.batch, name) is not None for name in self.needs)
 
 
 @dataclass(frozen=True)
@@ -98,16 +116,20 @@ class Page:
     _keys: Mapping[str, str]
 
     def __call__(self, column: str) -> float:
-        """A column's sum over the dump."""
-        return self._read.sums[self._keys[column]]
+        """A column's sum over the dump.
+
+        Raises:
+            Absent: it was not summed.
+        """
+        return _of(self._read.sums, self._keys[column])
 
     def low(self, column: str) -> float:
         """The smallest value."""
-        return self._read.ranges[self._keys[column]][0]
+        return _of(self._read.ranges, self._keys[column])[0]
 
     def high(self, column: str) -> float:
         """The largest value."""
-        return self._read.ranges[self._keys[column]][1]
+        return _of(self._read.ranges, self._keys[column])[1]
 
     @property
     def tokens(self) -> float:
@@ -124,10 +146,19 @@ class Page:
         """Sequences with a token."""
         return self._read.sums["sequences"]
 
+    @property
+    def longest(self) -> float:
+        """Tokens of the longest response, masked ones included: how wide a padded batch would be."""
+        return self._read.ranges["response"][1]
 
-def always(preset: Preset) -> bool:
-    """Whatever the preset."""
-    return True
+
+T = TypeVar("T")
+
+
+def _of(found: Mapping[str, T], key: str) -> T:
+    if key not in found:
+        raise Absent(key)
+    return found[key]
 
 
 @dataclass(frozen=True)
@@ -165,25 +196,36 @@ class Ledger:
 
     def columns(self, scene: Scene, preset: Preset) -> Columns:
         """What is summed, [S] each."""
-        return {column.key(self.logs, preset): self._made(column, scene, preset) for column in self.sums}
-
-    def _made(self, column: Column, scene: Scene, preset: Preset) -> Tensor:
         view = View(scene, preset)
-        if column.own:
-            return column.of(view)
-        return view.ratios.once(("logged", column.key(self.logs, preset)), lambda: column.of(view))
+        return {c.key(self.logs, preset): self._made(c, view) for c in self.sums if c.there(view)}
+
+    def _made(self, column: Column, view: View) -> Tensor:
+        """Once per batch: presets, and sums and extremes, ask for the same."""
+        key = ("logged", column.key(self.logs, view.preset))
+        return view.ratios.once(key, lambda: column.of(view))
 
     def ranges(self, scene: Scene, preset: Preset) -> Ranges:
         """Whose smallest and largest value is kept."""
         view = View(scene, preset)
-        return {column.key(self.logs, preset): extremes(column.of(view)) for column in self.extremes}
+        return {c.key(self.logs, preset): self._extremes(c, view) for c in self.extremes if c.there(view)}
+
+    def _extremes(self, column: Column, view: View) -> tuple[Tensor, Tensor]:
+        key = ("extremes", column.key(self.logs, view.preset))
+        return view.ratios.once(key, lambda: extremes(self._made(column, view)))
 
     def logged(self, preset: Preset, read: Read) -> Logged:
         """What the trainer would have logged for the dump as one batch, under its names."""
         keys = {column.name: column.key(self.logs, preset) for column in (*self.sums, *self.extremes)}
         page = Page(preset, read, keys)
-        return {entry.name: entry.of(page) for entry in self.entries if entry.when(preset)}
+        return dict(_lines(page, (entry for entry in self.entries if entry.when(preset))))
 
     def names(self) -> Mapping[str, str]:
         """Each name → what it means there."""
         return {entry.name: entry.meaning for entry in self.entries}
+
+
+def _lines(page: Page, entries: Iterable[Entry]) -> Iterator[tuple[str, float]]:
+    """Name and number of each entry whose columns were summed."""
+    for entry in entries:
+        with contextlib.suppress(Absent):
+            yield entry.name, entry.of(page)
