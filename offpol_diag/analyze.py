@@ -25,6 +25,10 @@ from offpol_diag.tally import Study, Tally, observe
 
 Progress = Callable[[int, int], None]
 """Called with (rows done, rows in all)."""
+MADE = (
+    "there are no advantages: they are made of the rewards, normalised within each group (prompt) of a step "
+    "as GRPO does"
+)
 BATCH_TOKENS = 1 << 17
 """Tokens held at once: the arrays of a batch stay in the caches, and memory stays flat."""
 
@@ -96,7 +100,7 @@ def analyze(
     study = plan(dump, presets, group_by, seed)
     found = _settled(dump, study, where, clock, progress)
     tally = _run(dump, study, found, where, clock, sequences, progress)
-    facts = readout.facts(dump, tally)
+    facts = readout.facts(dump, tally, (MADE,) if found.rewards else ())
     run = Run(
         version=version("offpol-diag"),
         device=str(where),

@@ -104,8 +104,8 @@ def summary(study: Study, tally: Tally, presets: Sequence[Preset], facts: DumpFa
     )
 
 
-def facts(dump: Dump, tally: Tally) -> DumpFacts:
-    """What was read, and what was left out."""
+def facts(dump: Dump, tally: Tally, made: Sequence[str] = ()) -> DumpFacts:
+    """What was read, what was left out, and what was `made` of it."""
     sums = _typed(tally.states["sums"], Sums).read()
     groups = _typed(tally.states["group"], GroupSample)
     tokens, sequences = (round(float(sums[name][0])) for name in ("tokens", "sequences"))
@@ -125,7 +125,7 @@ def facts(dump: Dump, tally: Tally) -> DumpFacts:
         columns=dict(dump.info.columns),
         provenance=dict(dump.info.provenance),
         skipped=Skipped(count=skipped.count, examples=[str(example) for example in skipped.examples]),
-        notes=list(dump.notes),
+        notes=[*dump.notes, *made],
     )
 
 
