@@ -1,0 +1,97 @@
+"""Dumps for the trainers: ragged, in several turns, far off-policy, and exactly on every bound of the field."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+BOUNDS = (0.1, 0.125, 0.2, 0.5, 0.8, 0.99, 0.999, 1.001, 1.002, 1.01, 1.05, 1.2, 2.0, 3.0, 5.0, 8.0, 10.0)
+FAR_BOUNDS = (1e-4, 100.0)
+NATS = (0.7, -0.1, -0.5, 2.0, -1e-4)
+"""Bounds that trainers put on Δ itself, or (2.0) on Δ²/2."""
+WILD = (-100.0, -25.0, 25.0, 100.0)
+
+
+def masked_rows(rng: np.random.Generator, many: int, *, scalar: bool) -> list[dict]:
+    """Rows of 0 to 40 tokens, σ(Δ) from 1e-3 to 3, some leaning one way, some with a token far off."""
+    return [_row(rng, i, scalar=scalar) for i in range(many)]
+
+
+def _row(rng: np.random.Generator, i: int, *, scalar: bool) -> dict:
+    n = int(rng.integers(0, 41)) if i % 5 else int(rng.integers(0, 4))
+    sigma = 10 ** rng.uniform(-3, math.log10(3))
+    lean = (0.0, 0.0, 0.0, sigma, -sigma, 1.5, -1.5)[i % 7]
+    old = lean + sigma * rng.standard_normal(n)
+    current = old + sigma / 3 * rng.standard_normal(n)
+    wild = rng.random(n) < (0.0, 0.0, 0.1)[i % 3]
+    old = np.where(wild, rng.choice(WILD, n), old)
+    current = np.where(wild & (rng.random(n) < 0.7), old, current)
+    rollout = -rng.exponential(rng.choice((0.05, 0.5, 3.0)), n) - np.maximum(0, np.maximum(old, current))
+    advantages = np.where(rng.random(n) < 0.2, 0.0, rng.standard_normal(n)) + (i % 4 == 0)
+    return {
+        "rollout_log_probs": rollout.tolist(),
+        "old_log_probs": (rollout + old).tolist(),
+        "current_log_probs": (rollout + current).tolist(),
+        "response_mask": _turns(rng, n).tolist() if i % 2 else [1] * n,
+        "advantages": float(rng.choice((-1.5, -0.3, 0.0, 0.8))) if scalar else advantages.tolist(),
+    }
+
+
+def _turns(rng: np.random.Generator, n: int) -> np.ndarray:
+    """1 for tokens of the model, 0 for what tools said in between; now and then nothing is left."""
+    flips = rng.random(n) < 0.25
+    return (np.cumsum(flips) + int(rng.integers(0, 2))) % 2
+
+
+def rows_on_bounds() -> list[dict]:
+    """Rows whose token ratio, product, geometric mean or Δ is a bound to the last bit, for each sign of A."""
+    deltas = [math.log(bound) for bound in BOUNDS + FAR_BOUNDS] + list(NATS)
+    shapes = [one for x in deltas for one in ([x], [x / 2, x / 2], [x, x], [x, x, x, x])]
+    return [exact_row(shape, advantage=a) for shape in shapes for a in (-1.0, 0.0, 1.0)]
+
+
+def exact_row(deltas, *, current=None, advantage=1.0, mask=None) -> dict:
+    """A row whose old and rollout log-probs differ by exactly these numbers: one of the two is 0."""
+    current = deltas if current is None else current
+    rollout = [-max(x, y, 0.0) for x, y in zip(deltas, current, strict=True)]
+    many = len(rollout)
+    return {
+        "rollout_log_probs": rollout,
+        "old_log_probs": [q + x for q, x in zip(rollout, deltas, strict=True)],
+        "current_log_probs": [q + x for q, x in zip(rollout, current, strict=True)],
+        "response_mask": [1] * many if mask is None else mask,
+        "advantages": advantage,
+    }
+
+
+def probable_row(pairs, *, advantage=1.0) -> dict:
+    """A row of tokens of given (π_rollout, π_train), the latter both old and current."""
+    rollout, train = ([math.log(pair[i]) for pair in pairs] for i in (0, 1))
+    return {
+        "rollout_log_probs": rollout,
+        "old_log_probs": train,
+        "current_log_probs": train,
+        "response_mask": [1] * len(rollout),
+        "advantages": advantage,
+    }
+
+
+def write(rows: list[dict], path: Path) -> str:
+    """The rows as a Parquet file."""
+    lists = pa.list_(pa.float64())
+    scalar = not isinstance(rows[0]["advantages"], list)
+    kinds = {
+        "rollout_log_probs": lists,
+        "old_log_probs": lists,
+        "current_log_probs": lists,
+        "response_mask": pa.list_(pa.int8()),
+        "advantages": pa.float64() if scalar else lists,
+    }
+    pq.write_table(
+        pa.table({name: pa.array([row[name] for row in rows], kind) for name, kind in kinds.items()}), path
+    )
+    return str(path)

@@ -1,0 +1,119 @@
+"""What every trainer of the field is handed: a right-padded batch [B, L], float64; and what it makes of it.
+
+`gap` is log π_train − log π_rollout of the sampled token. A trainer's answer is a `Verdict`. Numbers within
+1e-12 of a bound count as equal to it: whether a bound is part of its band is a trainer's decision, how
+exp(log(b)) rounds is not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+NEAR = 1e-12
+
+
+@dataclass(frozen=True)
+class Padded:
+    """A batch as a trainer holds it, [B, L] each; what stands where `mask` is False means nothing.
+
+    Attributes:
+        rollout: log π_rollout, nats.
+        old: log π_old.
+        current: log π_θ.
+        mask: response tokens that are trained on.
+        advantages: of each token.
+    """
+
+    rollout: np.ndarray
+    old: np.ndarray
+    current: np.ndarray
+    mask: np.ndarray
+    advantages: np.ndarray
+
+    def gap(self, train: str = "old") -> np.ndarray:
+        """log π_train − log π_rollout, [B, L]; 0 where masked."""
+        return np.where(self.mask, getattr(self, train) - self.rollout, 0.0)
+
+    def row_advantage(self) -> np.ndarray:
+        """[B, 1]: the mean of a row's, for trainers that have one advantage per completion."""
+        return row_mean(self.advantages, self.mask)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a trainer does with each token, [B, L].
+
+    Attributes:
+        factor: what its loss is multiplied by; 0 where it is masked or dropped.
+        counted: whether it is one of the tokens that the loss is divided by.
+    """
+
+    factor: np.ndarray
+    counted: np.ndarray
+
+
+def padded(rows: list[dict]) -> Padded:
+    """Rows of a dump, as lists, padded on the right; `advantages` may be one number or a list."""
+    width = max(len(row["rollout_log_probs"]) for row in rows)
+
+    def block(values, fill):
+        return np.array([[*row, *([fill] * (width - len(row)))] for row in values])
+
+    lengths = [len(row["rollout_log_probs"]) for row in rows]
+    advantages = [np.broadcast_to(row["advantages"], n) for row, n in zip(rows, lengths, strict=True)]
+    return Padded(
+        rollout=block((row["rollout_log_probs"] for row in rows), 0.0),
+        old=block((row["old_log_probs"] for row in rows), 0.0),
+        current=block((row["current_log_probs"] for row in rows), 0.0),
+        mask=block((row["response_mask"] for row in rows), 0).astype(bool),
+        advantages=block(advantages, 0.0),
+    )
+
+
+def exp(x: np.ndarray) -> np.ndarray:
+    """e^x, infinite where float64 has no room for it."""
+    with np.errstate(over="ignore"):
+        return np.exp(x)
+
+
+def row_sum(x: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """[B, 1]."""
+    return np.where(mask, x, 0.0).sum(axis=1, keepdims=True)
+
+
+def row_mean(x: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """[B, 1]; 0 for a row without a token."""
+    return row_sum(x, mask) / np.maximum(mask.sum(axis=1, keepdims=True), 1)
+
+
+def turn_mean(x: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """[B, L]: at every token the mean over the unbroken run of trained tokens it stands in."""
+    found = np.zeros_like(x)
+    for i, live in enumerate(mask):
+        edges = np.flatnonzero(np.diff(np.r_[0, live.astype(int), 0]))
+        for start, stop in edges.reshape(-1, 2):
+            found[i, start:stop] = x[i, start:stop].mean()
+    return found
+
+
+def over(x: np.ndarray, bound: float | None) -> np.ndarray:
+    """Strictly above the bound; nowhere without one."""
+    return np.zeros(np.shape(x), bool) if bound is None else x > bound + NEAR * abs(bound)
+
+
+def under(x: np.ndarray, bound: float | None) -> np.ndarray:
+    """Strictly below the bound; nowhere without one."""
+    return np.zeros(np.shape(x), bool) if bound is None else x < bound - NEAR * abs(bound)
+
+
+def within(x: np.ndarray, low: float | None, high: float | None) -> np.ndarray:
+    """In the band, its ends included."""
+    return ~over(x, high) & ~under(x, low)
+
+
+def settle(p: Padded, factor: np.ndarray, keep: np.ndarray | bool = True, *, counted: bool = True) -> Verdict:
+    """The factor on what is kept; with `counted` what is dropped still divides the loss."""
+    alive = p.mask & keep
+    return Verdict(np.where(alive, factor, 0.0), p.mask.copy() if counted else alive)

@@ -1,0 +1,120 @@
+"""prime-rl (559b44772, and v0.2 of 2025-12-30), SkyRL a9564572e, torchforge 6e77f0b3.
+
+Those without π_old put π_θ over the rollout. What they mask still divides the loss.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tests.trainers.padded import Padded, Verdict, exp, over, row_mean, row_sum, settle, under, within
+
+
+def moved(p: Padded) -> np.ndarray:
+    """π_θ − π_rollout of the sampled token, [B, L]."""
+    return np.exp(p.current) - np.exp(p.rollout)
+
+
+def prime_dppo(p: Padded, *, dppo_mask_low: float = 0.2, dppo_mask_high: float = 0.2) -> Verdict:
+    """Positive advantages meet the upper bound, all others the lower one."""
+    gone = np.where(p.advantages > 0, over(moved(p), dppo_mask_high), under(moved(p), -dppo_mask_low))
+    return settle(p, exp(p.gap("current")), ~gone)
+
+
+def prime_ipo(p: Padded, *, ipo_threshold: float = 0.1) -> Verdict:
+    """Both bounds for everyone."""
+    return settle(p, exp(p.gap("current")), ~over(np.abs(moved(p)), ipo_threshold))
+
+
+def prime_v02(
+    p: Padded,
+    *,
+    ratio_type: str = "token",
+    token_mask: tuple[float, float] = (0.125, 8.0),
+    geo_mask: tuple[float, float] = (0.1, 10.0),
+    sequence_mask: tuple[float, float] = (0.0, 100.0),
+    sequence_clip_high: float = 10.0,
+) -> Verdict:
+    """Each mask is a pair (…_low, …_high); those on rows ask the geometric mean and the extreme tokens."""
+    gap = p.gap("current")
+    ratio = exp(gap)
+    extreme = p.mask & ~within(ratio, *sequence_mask)
+    keep = within(ratio, *token_mask) & within(exp(row_mean(gap, p.mask)), *geo_mask)
+    keep &= ~extreme.any(axis=1, keepdims=True)
+    if ratio_type == "sequence":
+        product = np.exp(np.minimum(row_sum(gap, p.mask), 10.0))
+        ratio = np.minimum(product, sequence_clip_high) * np.ones(p.mask.shape)
+    return settle(p, ratio, keep)
+
+
+def skyrl_correction(
+    p: Padded,
+    *,
+    tis_ratio_type: str | None = None,
+    token_tis_ratio_clip_high: float = 2.0,
+    sequence_tis_ratio_clip_high: float = 5.0,
+    sequence_mask_metric: str | None = None,
+    geo_mask: tuple[float, float] = (0.99, 1.01),
+    product_mask: tuple[float, float] = (0.5, 2.0),
+    outlier_token_is_threshold: tuple[float | None, float | None] = (None, None),
+    token_mask_is_threshold: tuple[float, float] | None = None,
+) -> Verdict:
+    """off_policy_correction; pairs are (…_low, …_high). Each stage sees the mask that the one before left."""
+    ratio = _bounded_exp(p.gap())
+    left = p.mask & ~(p.mask & ~within(ratio, *outlier_token_is_threshold)).any(axis=1, keepdims=True)
+    if token_mask_is_threshold is not None:
+        left = left & within(ratio, *token_mask_is_threshold)
+    weight = np.ones(p.mask.shape)
+    if tis_ratio_type == "token":
+        weight = np.minimum(ratio, token_tis_ratio_clip_high)
+    elif tis_ratio_type == "sequence":
+        product = _bounded_exp(row_sum(p.gap(), left))
+        weight = np.minimum(product, sequence_tis_ratio_clip_high) * weight
+    if sequence_mask_metric == "geometric":
+        left = left & within(_bounded_exp(row_mean(p.gap(), left)), *geo_mask)
+    elif sequence_mask_metric == "product":
+        left = left & within(_bounded_exp(row_sum(p.gap(), left)), *product_mask)
+    return settle(p, weight, left)
+
+
+def _bounded_exp(log: np.ndarray) -> np.ndarray:
+    return np.exp(np.clip(log, -20.0, 20.0))
+
+
+def skyrl_rollout_is(p: Padded, *, eps_clip_low: float = 0.2, eps_clip_high: float = 0.2) -> Verdict:
+    """The ratio, where it is truly inside; on a bound it is outside."""
+    ratio = _bounded_exp(p.gap("current"))
+    inside = over(ratio, 1 - eps_clip_low) & under(ratio, 1 + eps_clip_high)
+    return settle(p, np.where(inside, ratio, 0.0))
+
+
+def skyrl_dppo(
+    p: Padded, *, dppo_type: str = "binary_tv", delta_low: float = 0.2, delta_high: float = 0.2
+) -> Verdict:
+    """Only tokens pushed further away can go; those of zero advantage never do."""
+    change, up, down = moved(p), p.advantages > 0, p.advantages < 0
+    if dppo_type == "binary_tv":
+        gone = (up & over(change, delta_high)) | (down & over(-change, delta_low))
+    else:
+        far = _coin_kl(p)
+        gone = (up & (change > 0) & over(far, delta_high)) | (down & (change < 0) & over(far, delta_low))
+    return settle(p, _bounded_exp(p.gap("current")), ~gone)
+
+
+def _coin_kl(p: Padded) -> np.ndarray:
+    """KL from the rollout's coin "this token or another" to the current policy's."""
+    mu, pi, tiny = np.exp(p.rollout), np.exp(p.current), 1e-8
+    return -mu * p.gap("current") + (1 - mu) * np.log((1 - mu + tiny) / (1 - pi + tiny))
+
+
+def skyrl_cispo(
+    p: Padded, *, cispo_eps_clip_low: float = 1.0, cispo_eps_clip_high: float = 4.0
+) -> Verdict:
+    """cispo_anchor=rollout."""
+    ratio = _bounded_exp(p.gap("current"))
+    return settle(p, np.clip(ratio, 1 - cispo_eps_clip_low, 1 + cispo_eps_clip_high))
+
+
+def torchforge(p: Padded) -> Verdict:
+    """reinforce_loss; its bounds are literals."""
+    return settle(p, np.clip(exp(p.gap("current")), 0.1, 10.0))

@@ -1,0 +1,84 @@
+"""TRL, ms-swift, OpenRLHF: what they multiply their policy loss by.
+
+TRL f2cd5771 (its four modes are unchanged in d2b69d76), ms-swift 3602360a, OpenRLHF 3c3be623.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tests.trainers.padded import Padded, Verdict, exp, over, row_mean, row_sum, settle, within
+
+
+def trl(
+    p: Padded,
+    *,
+    mode: str = "sequence_mask",
+    clip_max: float | None = 3.0,
+    clip_min: float | None = None,
+    off_policy_mask_threshold: float | None = None,
+) -> Verdict:
+    """`vllm_importance_sampling_*`: a sequence's ratio is the product, and nothing bounds it before exp."""
+    level, action = mode.split("_")
+    log = p.gap() if level == "token" else row_sum(p.gap(), p.mask)
+    ratio = np.broadcast_to(exp(log), p.mask.shape)
+    if action == "truncate":
+        ratio = np.clip(ratio, clip_min, clip_max)
+    else:
+        ratio = np.where(within(ratio, clip_min, clip_max), ratio, 0.0)
+    if off_policy_mask_threshold is None:
+        return settle(p, ratio)
+    return settle(p, ratio, _on_policy(p, off_policy_mask_threshold))
+
+
+def _on_policy(p: Padded, delta: float) -> np.ndarray:
+    """DeepSeek's mask on rows: a row of negative advantage goes when the sampler's log-prob leads by more."""
+    drift = -row_mean(p.gap("current"), p.mask)
+    return (p.row_advantage() >= 0) | ~over(drift, delta)
+
+
+def deepseek_v32(p: Padded, *, delta: float) -> Verdict:
+    """The report's M_{i,t}, with π_old being the sampler; it multiplies the terms of an unchanged mean."""
+    return settle(p, np.ones(p.mask.shape), _on_policy(p, delta))
+
+
+def swift(
+    p: Padded,
+    *,
+    rollout_importance_sampling_mode: str | None = None,
+    rollout_importance_sampling_threshold: float = 2.0,
+    off_policy_sequence_mask_delta: float | None = None,
+) -> Verdict:
+    """A sequence's ratio is the geometric mean; sequence_mask gates with it and weighs with the token's."""
+    cap = rollout_importance_sampling_threshold
+    rho = np.exp(np.clip(p.gap(), -20, 20))
+    geometric = np.exp(row_mean(np.log(np.maximum(rho, 1e-10)), p.mask))
+    weights = {
+        None: np.ones(p.mask.shape),
+        "token_truncate": np.minimum(rho, cap),
+        "token_mask": np.where(over(rho, cap), 0.0, rho),
+        "sequence_truncate": np.minimum(geometric, cap) * np.ones(p.mask.shape),
+        "sequence_mask": np.where(over(geometric, cap), 0.0, rho),
+    }
+    keep = True
+    if off_policy_sequence_mask_delta is not None:
+        keep = _on_policy(p, off_policy_sequence_mask_delta)
+    return settle(p, weights[rollout_importance_sampling_mode], keep)
+
+
+def openrlhf(
+    p: Padded,
+    *,
+    is_correction_type: str = "tis",
+    is_correction_threshold: tuple[float, float] = (0.5, 5.0),
+    policy_loss_type: str = "ppo",
+) -> Verdict:
+    """Both thresholds act, the lower one too; under GSPO the rollout is the anchor and nothing is weighed."""
+    low, high = is_correction_threshold
+    if policy_loss_type == "gspo":
+        return settle(p, np.ones(p.mask.shape))
+    ratio = exp(p.gap())
+    if is_correction_type == "tis":
+        return settle(p, np.clip(ratio, low, high))
+    gate = ratio if is_correction_type == "icepop" else exp(row_mean(p.gap(), p.mask))
+    return settle(p, np.where(within(gate, low, high), ratio, 0.0))
