@@ -183,9 +183,7 @@ def _lines(preset: Preset) -> tuple[tuple[str, str], ...]:
         ("family", preset.family),
         ("ratio", NUMERATORS[preset.policy]),
         ("weight", weight(preset.weight)),
-        ("weight's safety", _clamp(preset.weight) if preset.weight else ""),
         ("keeps", rejection(preset.reject)),
-        ("rules' safety", "; ".join(filter(None, map(_clamp, preset.reject)))),
         ("drops a sequence with", veto(preset.veto)),
         ("loss", LOSSES[preset.loss]),
         ("clipped", clipped(preset)),
@@ -226,12 +224,14 @@ def guards(preset: Preset) -> tuple[str, ...]:
     """What becomes of numbers that are too large, and bounds that are not the usual ones."""
     rule = preset.weight
     found = (
+        rule and (_clamp(rule) or "no bound on the log-ratio before exp"),
         rule and rule.overflow == "zero" and "a weight beyond float32 (log r > 88.7) counts as 0",
         rule and rule.action == "mask" and rule.strict and "a weight equal to a bound is outside",
         rule and rule.among == "left" and "the weight is over the tokens that veto and token rules leave",
+        *(f"in the rules, {_clamp(one)}" for one in preset.reject if _clamp(one)),
         any(one.strict for one in preset.reject) and "a value equal to a bound is rejected",
     )
-    return tuple(text for text in found if text)
+    return tuple(dict.fromkeys(text for text in found if text))
 
 
 def _clamp(rule: Weight | Reject) -> str:

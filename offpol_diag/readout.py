@@ -15,6 +15,7 @@ from offpol_diag import correction, loglattice
 from offpol_diag.accumulators import Best, Bins, Extremes, GroupSample, Places, State, Sums
 from offpol_diag.crosswalk import BOOKS
 from offpol_diag.crosswalk.spread import Read
+from offpol_diag.formulas import guards
 from offpol_diag.formulas import method as in_words
 from offpol_diag.metrics import gap, method, normal, policyloss, residual, selection, tails, where
 from offpol_diag.metrics.formula import Formula, Reader, missing, plain
@@ -181,6 +182,9 @@ def preset_result(out: Readout, preset: Preset) -> PresetResult:
         policy=preset.policy,
         method=in_words(preset),
         loss=preset.loss,
+        family=preset.family,
+        denominator=preset.denominator,
+        guards=list(guards(preset)),
         applied=preset.apply,
         aliases=list(preset.aliases),
         trainers=list(preset.trainers),

@@ -91,6 +91,11 @@ class PresetResult(Model):
     policy: str
     method: str = Field(description="weight, rejection and veto in one line")
     loss: str
+    family: str = Field("", description="the idea, in a word that trainers share")
+    denominator: str = Field(
+        "kept", description="whether rejected tokens leave the loss's denominator (kept)"
+    )
+    guards: list[str] = Field([], description="what becomes of numbers that are too large; unusual bounds")
     applied: bool = Field(True, description="false: the trainer only logs the numbers")
     aliases: list[str] = []
     trainers: list[str] = []
