@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -16,6 +16,8 @@ from offpol_diag.catalogue import load
 from offpol_diag.cli.defaults import sample
 from offpol_diag.cli.request import decided
 from offpol_diag.comparison import side_by_side
+from offpol_diag.crosswalk import BOOKS
+from offpol_diag.families import FAMILIES
 from offpol_diag.formulas import rejection, veto, weight
 from offpol_diag.presets import Preset
 from offpol_diag.render.terminal import brief, render_terminal
@@ -27,11 +29,14 @@ HERE = Path(__file__).parent
 PRESET_HEADER = (
     "preset",
     "aliases",
+    "trainers",
     "numerator",
     "weight",
     "keeps",
     "drops a sequence with",
+    "denominator",
     "loss",
+    "logs",
     "source",
 )
 COMPARED_LINES = 14
@@ -46,23 +51,76 @@ def result_schema() -> str:
 
 
 def presets() -> str:
-    """The catalogue: every preset, its formulas and its source."""
-    rows = [_preset(preset) for preset in load().values()]
+    """The catalogue: every preset by family, its formulas and its source."""
+    rows = load()
+    families = "".join(
+        _family(word, text, [one for one in rows.values() if one.family == word])
+        for word, text in FAMILIES.items()
+    )
     return f"""{MADE}# Presets
 
-r = π_train/π_rollout of a token, Δ = log r, ∏r the product over a response of n tokens. The numerator is
-π_old (decoupled: the trainer recomputes it) or π_θ (bypass: the rollout's log-probs are the anchor).
-`offpol-diag presets NAME` prints one preset in full. The file is
+{len(rows)} presets in {len(FAMILIES)} families. r = π_train/π_rollout of a token, Δ = log r, ∏r the product
+over a response of n tokens. The numerator is π_old (decoupled: the trainer recomputes it) or π_θ (bypass: the
+rollout's log-probs are the anchor). Rejected tokens leave the denominator of the loss (kept) or stay in it (all).
+`offpol-diag presets NAME` prints one preset in full, with its guards; `--for TRAINER` its config, ready to
+paste. `logs`: whose names `as_logged` has, explained in [crosswalk.md](crosswalk.md). The file is
 [`presets.toml`](../offpol_diag/presets.toml); a file of your own has the same form
 (`--preset-file`, [grammar](preset-files.md)).
+{families}"""
 
-{_table(PRESET_HEADER, rows)}"""
+
+def _family(word: str, text: str, rows: Sequence[Preset]) -> str:
+    return f"\n## {word}\n\n{text[0].upper()}{text[1:]}.\n\n{_table(PRESET_HEADER, map(_preset, rows))}"
 
 
 def _preset(preset: Preset) -> Sequence[str]:
+    names = (f"`{preset.name}`", ", ".join(preset.aliases), ", ".join(preset.trainers))
     what = (weight(preset.weight), rejection(preset.reject), veto(preset.veto))
     numerator = {"old": "π_old", "current": "π_θ", "rollout": "r = 1"}[preset.policy]
-    return (f"`{preset.name}`", ", ".join(preset.aliases), numerator, *what, preset.loss, preset.source)
+    takes_out = preset.reject or preset.veto
+    denominator = preset.denominator if takes_out else ""
+    return (*names, numerator, *what, denominator, preset.loss, preset.logs or "", preset.source)
+
+
+def crosswalk() -> str:
+    """What each trainer's names mean, and which words mean several things."""
+    books = {logs: book.names() for logs, book in BOOKS.items()}
+    return f"""{MADE}# This name means …
+
+The same word stands for different numbers in different trainers, and for several in one trainer over time.
+`presets.NAME.as_logged` in a result holds the numbers that the preset's trainer would have logged for the
+dump as one batch, under these names and by these definitions; `logs` in the [catalogue](presets.md) says
+whose. Δ = log π_train − log π_rollout of a sampled token, r = e^Δ; for bypass presets π_train is π_θ. `*` stands
+for the name of an option.
+
+## One word, several meanings
+
+{_table(("word", "logs", "means"), _shared(books))}
+{"".join(_book(logs, names) for logs, names in books.items())}"""
+
+
+def _shared(books: Mapping[str, Mapping[str, str]]) -> list[Sequence[str]]:
+    """Words that more than one book uses, under whatever prefix, each with all it means."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for logs, names in books.items():
+        for name, meaning in names.items():
+            found.setdefault(_word(name), {}).setdefault(meaning, []).append(logs)
+    several = {word: said for word, said in sorted(found.items()) if len(said) > 1}
+    return [
+        (f"`{word}`" if first else "", ", ".join(dict.fromkeys(logs)), meaning)
+        for word, said in several.items()
+        for first, (meaning, logs) in zip((True, *[False] * len(said)), said.items(), strict=False)
+    ]
+
+
+def _word(name: str) -> str:
+    """A name without its prefix, and without what a helper puts before every name of its own."""
+    return name.rpartition("/")[2].removeprefix("mismatch_").removeprefix("mis_").partition("@")[0]
+
+
+def _book(logs: str, names: Mapping[str, str]) -> str:
+    table = _table(("name", "means"), [(f"`{name}`", meaning) for name, meaning in names.items()])
+    return f"\n## {logs}\n\n{table}"
 
 
 def metrics() -> str:
@@ -152,6 +210,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "result.schema.json": result_schema,
     "presets.md": presets,
     "metrics.md": metrics,
+    "crosswalk.md": crosswalk,
     "../README.md": readme,
 }
 """File → what makes its text."""

@@ -187,7 +187,7 @@ def _lines(preset: Preset) -> tuple[tuple[str, str], ...]:
         ("drops a sequence with", veto(preset.veto)),
         ("loss", LOSSES[preset.loss]),
         ("clipped", clipped(preset)),
-        ("denominator", DENOMINATORS[preset.denominator] if preset.reject or preset.veto else ""),
+        ("denominator", denominator(preset)),
         ("guards", "; ".join(guards(preset))),
         ("applied", "yes" if preset.apply else "no: the trainer only logs the numbers"),
         ("also called", ", ".join(preset.aliases)),
@@ -218,6 +218,16 @@ def clipped(preset: Preset) -> str:
         else f"; where A < 0 the loss is at most −{clip.dual:g} A"
     )
     return f"{what} to [{low}, {high}]{dual}"
+
+
+def denominator(preset: Preset) -> str:
+    """What becomes of the loss's denominator, where the method takes anything out of the loss."""
+    masked = preset.weight is not None and preset.weight.action == "mask"
+    found = (
+        (preset.reject or preset.veto) and DENOMINATORS[preset.denominator],
+        masked and "tokens of weight 0 stay in the loss's denominator",
+    )
+    return "; ".join(text for text in found if text)
 
 
 def guards(preset: Preset) -> tuple[str, ...]:

@@ -1,0 +1,31 @@
+"""The ideas behind the presets, in words that trainers share; rows of one family differ in definitions."""
+
+FAMILIES = {
+    "no correction": "the loss is not corrected for the rollout's drift",
+    "bypass": "the rollout's log-probs are the anchor of the clipped ratio, which so corrects both drifts",
+    "token IS": "each token's raw ratio weights its loss; a rare large ratio rules",
+    "token TIS": "each token's ratio, cut at an upper bound, weights its loss",
+    "token clip": "each token's ratio, cut at a lower and at an upper bound, weights its loss",
+    "IcePop": "each token's ratio inside a band weights its loss; outside it the weight is 0",
+    "token mask": "tokens whose ratio is outside a band leave the loss",
+    "sequence TIS": "the product ratio of the sequence, cut at an upper bound, weights all its tokens",
+    "sequence mask": "the product ratio of the sequence decides; long sequences go first",
+    "seq-mask-TIS": "raw token ratios, on sequences whose geometric mean is inside a band",
+    "geometric weight": "the geometric mean of the sequence's ratios weights all its tokens",
+    "geometric mask": "sequences whose geometric mean is outside a narrow band leave, whatever their length",
+    "segment weight": "the geometric mean of the ratios of one turn weights its tokens",
+    "segment mask": "turns are judged, not sequences",
+    "MIS": "truncated weights, and what lies outside a band is rejected as well",
+    "divergence mask": "tokens or sequences leave the loss where an estimate of the divergence is too large",
+    "max-token mask": "the largest token ratio of a sequence decides",
+    "error mask": "sequences whose mean multiplicative probability error is too large leave the loss",
+    "veto": "one token of an extreme ratio drops its whole sequence",
+    "probability-difference mask": "a difference of probabilities decides, not a ratio: rare tokens pass",
+    "binary-KL mask": "the divergence of “this token or another” decides",
+    "sign-conditioned mask": "only what the update would push down is dropped when it has drifted",
+    "M2PO": "the tokens of the largest squared log-ratio leave until the batch's second moment is small",
+    "PSIS": "the largest weights become the expected order statistics of a tail fitted to them",
+    "GSPO": "the policy loss clips one ratio per sequence, its geometric mean",
+    "CISPO": "the clipped ratio is a constant weight: no token's gradient is lost to the clip",
+}
+"""Word → what is done, in a sentence; from doing nothing to what needs most."""
