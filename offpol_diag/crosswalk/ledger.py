@@ -220,8 +220,11 @@ class Ledger:
         return dict(_lines(page, (entry for entry in self.entries if entry.when(preset))))
 
     def names(self) -> Mapping[str, str]:
-        """Each name → what it means there."""
-        return {entry.name: entry.meaning for entry in self.entries}
+        """Each name → what it means there; where that depends on the preset, all that it can mean."""
+        found: dict[str, dict[str, None]] = {}
+        for entry in self.entries:
+            found.setdefault(entry.name, {})[entry.meaning] = None
+        return {name: ". Under other presets: ".join(meanings) for name, meanings in found.items()}
 
 
 def _lines(page: Page, entries: Iterable[Entry]) -> Iterator[tuple[str, float]]:

@@ -1,0 +1,299 @@
+"""What prime-rl logs (trainer/rl/loss.py, train.py): r = π_θ/π_rollout, nothing clamped.
+
+What its loss function returns is a mean per sequence, which the trainer then takes the mean and the maximum
+of; a sequence without a loss token counts there as 0. The rows of v0.2 log other names.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from offpol_diag import correction, segments
+from offpol_diag.crosswalk.ledger import Column, Entry, Ledger, Page, View
+from offpol_diag.crosswalk.moments import std
+from offpol_diag.metrics.outcome import token_mask
+from offpol_diag.presets import Preset
+
+LARGEST = 1e30
+"""Where newer versions cut one token's mismatch KL off; older ones log inf beyond float32."""
+
+
+def _kl(view: View) -> Tensor:
+    d = view.ratios.delta
+    return view.ratios.once(
+        "prime-rl kl", lambda: (torch.expm1(d.clamp(max=math.log(LARGEST))) - d).clamp(max=LARGEST)
+    )
+
+
+def _total(x: Tensor, view: View) -> Tensor:
+    return segments.total(x, view.batch.cu_seqlens)
+
+
+def _mean(x: Tensor, over: Tensor, view: View) -> Tensor:
+    """Per sequence, the mean of x over some of its tokens; 0 where there is none."""
+    return _total(torch.where(over, x, 0.0), view) / segments.count(over, view.batch.cu_seqlens).clamp(min=1)
+
+
+def _share(flags: Tensor, over: Tensor, view: View) -> Tensor:
+    return _mean(flags.to(torch.float64), over, view)
+
+
+def _all(view: View) -> Tensor:
+    return torch.ones_like(view.ratios.delta, dtype=torch.bool)
+
+
+def _masked(view: View) -> Tensor:
+    """Which tokens the preset's rules drop, [T]."""
+    key = ("prime-rl masked", view.preset.reject, view.preset.veto)
+    return view.ratios.once(key, lambda: token_mask(view.done) == 0)
+
+
+def _signed(view: View, sign: int) -> Tensor:
+    """Tokens whose advantage has that sign, [T]."""
+    assert view.batch.advantages is not None
+    return view.batch.advantages * sign > 0
+
+
+# ---------------------------------------------------------------- which rows log what
+
+
+def _now(preset: Preset) -> bool:
+    """The losses since 2026-03, whose masks are on probability differences."""
+    return any(rule.statistic == "prob_diff" for rule in preset.reject)
+
+
+def _then(preset: Preset) -> bool:
+    return not _now(preset)
+
+
+def _default(preset: Preset) -> bool:
+    """The loss whose mask looks at the advantage; `ipo` logs less."""
+    return any(rule.statistic == "prob_diff" and rule.advantage != "any" for rule in preset.reject)
+
+
+# ---------------------------------------------------------------- masks of v0.2
+
+
+def _outside(view: View, over: str, side: str) -> Tensor:
+    """What a band of r drops on one side alone: tokens [T] or sequences [S]."""
+    rules = [rule for rule in view.preset.reject if rule.statistic == "ratio" and rule.over == over]
+    every = _all(view) if over == "token" else view.batch.lengths >= 0
+    gone = ~every
+    for rule in rules:
+        half = replace(rule, **{"lower" if side == "upper" else "upper": None})
+        if getattr(rule, side) is not None:
+            gone = gone | ~correction.passes(view.ratios, half).values
+    return gone
+
+
+def _tokens_outside(side: str) -> Callable[[View], Tensor]:
+    return lambda view: segments.count(_outside(view, "token", side), view.batch.cu_seqlens)
+
+
+def _sequences_outside(side: str) -> Callable[[View], Tensor]:
+    return lambda view: _outside(view, "mean", side).to(torch.float64)
+
+
+def _vetoed(side: str) -> Callable[[View], Tensor]:
+    def of(view: View) -> Tensor:
+        bound = getattr(view.preset.veto, side, None)
+        if bound is None:
+            return torch.zeros_like(view.batch.lengths, dtype=torch.float64)
+        veto = replace(view.preset.veto, **{"lower" if side == "upper" else "upper": None})
+        return (correction.veto_hits(view.ratios, veto) > 0).to(torch.float64)
+
+    return of
+
+
+# ---------------------------------------------------------------- what is summed
+
+MASKED_MEANS: dict[str, Callable[[View], Tensor]] = {
+    "masked_mismatch_kl": lambda v: _mean(_kl(v), _masked(v), v),
+    "unmasked_mismatch_kl": lambda v: _mean(_kl(v), ~_masked(v), v),
+    "is_masked": lambda v: _share(_masked(v), _all(v), v),
+}
+SIGNED_MEANS: dict[str, Callable[[View], Tensor]] = {
+    "is_masked_low": lambda v: _share(_masked(v) & _signed(v, -1), _all(v), v),
+    "is_masked_high": lambda v: _share(_masked(v) & _signed(v, 1), _all(v), v),
+    "masked_advantage_positive": lambda v: _share(_signed(v, 1), _masked(v), v),
+    "masked_advantage_negative": lambda v: _share(_signed(v, -1), _masked(v), v),
+}
+"""Per sequence [S]; a preset's own."""
+
+OLD_FLAGS: dict[str, Callable[[View], Tensor]] = {
+    "sequence_masked_low": _vetoed("lower"),
+    "sequence_masked_high": _vetoed("upper"),
+    "geo_masked_low": _sequences_outside("lower"),
+    "geo_masked_high": _sequences_outside("upper"),
+}
+OLD_COUNTS: dict[str, Callable[[View], Tensor]] = {
+    "is_masked": lambda v: segments.count(_masked(v), v.batch.cu_seqlens),
+    "is_masked_low": _tokens_outside("lower"),
+    "is_masked_high": _tokens_outside("upper"),
+}
+"""Tokens per sequence: v0.2 takes their mean over tokens."""
+
+
+def _entropy(view: View) -> Tensor:
+    assert view.batch.entropy is not None
+    return _total(view.batch.entropy, view)
+
+
+def _row_kl(view: View) -> Tensor:
+    return _mean(_kl(view), _all(view), view)
+
+
+SUMS = (
+    Column("kl", lambda v: _total(_kl(v), v)),
+    Column("kl²", lambda v: _total(_kl(v).square(), v)),
+    Column("row kl", _row_kl, when=_then),
+    Column("row kl²", lambda v: _row_kl(v).square(), when=_then),
+    Column("geo − 1", lambda v: torch.expm1(segments.mean(v.ratios.delta, v.batch.cu_seqlens)), when=_then),
+    Column("entropy", lambda v: _entropy(v), needs=("entropy",)),
+    *(Column(name, of, own=True) for name, of in MASKED_MEANS.items()),
+    *(Column(name, of, own=True, when=_default) for name, of in SIGNED_MEANS.items()),
+    *(Column(name, of, own=True, when=_then) for name, of in OLD_FLAGS.items()),
+    *(Column(f"tokens {name}", of, own=True, when=_then) for name, of in OLD_COUNTS.items()),
+)
+EXTREMES = (
+    Column("token kl", _kl),
+    Column("row kl", _row_kl, when=_then),
+    *(Column(name, of, own=True, when=_now) for name, of in MASKED_MEANS.items()),
+    *(Column(name, of, own=True, when=_default) for name, of in SIGNED_MEANS.items()),
+)
+
+
+# ---------------------------------------------------------------- what is logged
+
+
+def _token_kl(page: Page) -> float:
+    return page("kl") / page.tokens
+
+
+def _over_entropy(kl: Callable[[Page], float]) -> Callable[[Page], float]:
+    return lambda page: kl(page) / (page("entropy") / page.tokens) if page("entropy") > 0 else math.nan
+
+
+def _of_rows(name: str) -> Callable[[Page], float]:
+    return lambda page: page(name) / page.rows
+
+
+def _of_tokens(name: str) -> Callable[[Page], float]:
+    return lambda page: page(name) / page.tokens
+
+
+def _highest(name: str) -> Callable[[Page], float]:
+    return lambda page: page.high(name)
+
+
+PER_SEQUENCE = "a mean over the tokens of each sequence, then over sequences (one without a loss token is 0)"
+WORST = "the largest of the sequences' means, not of the tokens"
+MEANINGS = {
+    "masked_mismatch_kl": "r − 1 − log r, r = π_θ/π_rollout, over the tokens that the mask drops",
+    "unmasked_mismatch_kl": "r − 1 − log r, r = π_θ/π_rollout, over the tokens that the mask keeps",
+    "is_masked": "the share of loss tokens that the mask drops, those with A = 0 included",
+    "is_masked_low": "the share of loss tokens with A < 0 that are dropped at the lower bound; one dropped "
+    "with A = 0 is in is_masked alone",
+    "is_masked_high": "the share of loss tokens with A > 0 that are dropped at the upper bound",
+    "masked_advantage_positive": "of the tokens dropped, the share with A > 0: no advantage itself",
+    "masked_advantage_negative": "of the tokens dropped, the share with A < 0: no advantage itself",
+}
+
+
+def _pair(name: str, when: Callable[[Preset], bool]) -> tuple[Entry, Entry]:
+    text = f"{MEANINGS[name]}: {PER_SEQUENCE}"
+    return (
+        Entry(f"{name}/mean", text, _of_rows(name), when),
+        Entry(f"{name}/max", f"{MEANINGS[name]}: {WORST}", _highest(name), when),
+    )
+
+
+NOW = (
+    Entry(
+        "mismatch_kl/all/mean",
+        "r − 1 − log r, r = π_θ/π_rollout, so an estimate of KL(π_rollout‖π_θ); mean over the loss tokens of "
+        "the batch. The policy is the one being trained, not π_old",
+        _token_kl,
+        _now,
+    ),
+    Entry(
+        "mismatch_kl/all/std",
+        "standard deviation of that over tokens, n − 1 below",
+        lambda p: std(p("kl"), p("kl²"), p.tokens),
+        _now,
+    ),
+    Entry("mismatch_kl/all/max", "the largest of any loss token", lambda p: p.high("token kl"), _now),
+    Entry(
+        "kl_ent_ratio/mean",
+        "mismatch_kl/all/mean over the mean entropy: a ratio of two means, not a mean of ratios. The entropy "
+        "is the dump's; prime-rl takes the trainer's",
+        _over_entropy(_token_kl),
+        _now,
+    ),
+    *(entry for name in MASKED_MEANS for entry in _pair(name, _now)),
+    *(entry for name in SIGNED_MEANS for entry in _pair(name, _default)),
+)
+
+OLD_FLAG_MEANINGS = {
+    "sequence_masked_low": "the share of sequences with a token whose r is below sequence_mask_low",
+    "sequence_masked_high": "the share of sequences with a token whose r is above sequence_mask_high",
+    "geo_masked_low": "the share of sequences whose geometric mean of r is below geo_mask_low",
+    "geo_masked_high": "the share of sequences whose geometric mean of r is above geo_mask_high",
+}
+OLD_COUNT_MEANINGS = {
+    "is_masked": "the share of loss tokens that any of the masks drops, over tokens: later versions take the "
+    "mean of each sequence first",
+    "is_masked_low": "the share of loss tokens with r below token_mask_low, whatever their advantage",
+    "is_masked_high": "the share of loss tokens with r above token_mask_high, whatever their advantage",
+}
+
+
+def _row_mean_kl(page: Page) -> float:
+    return page("row kl") / page.rows
+
+
+THEN = (
+    Entry(
+        "mismatch_kl/mean",
+        f"r − 1 − log r, r = π_θ/π_rollout: {PER_SEQUENCE}. Later versions take it over all tokens",
+        _row_mean_kl,
+        _then,
+    ),
+    Entry(
+        "mismatch_kl/std",
+        "standard deviation of the sequences' means, n − 1 below",
+        lambda p: std(p("row kl"), p("row kl²"), p.rows),
+        _then,
+    ),
+    Entry("mismatch_kl/min", "the smallest of the sequences' means", lambda p: p.low("row kl"), _then),
+    Entry("mismatch_kl/max", WORST, lambda p: p.high("row kl"), _then),
+    Entry(
+        "kl_ent_ratio/mean",
+        "mismatch_kl/mean over the mean entropy of the tokens",
+        _over_entropy(_row_mean_kl),
+        _then,
+    ),
+    *(
+        Entry(f"{name}/mean", f"{MEANINGS[name]}: {PER_SEQUENCE}", _of_rows(name), _then)
+        for name in ("masked_mismatch_kl", "unmasked_mismatch_kl")
+    ),
+    *(
+        Entry(f"{name}/mean", text, _of_tokens(f"tokens {name}"), _then)
+        for name, text in OLD_COUNT_MEANINGS.items()
+    ),
+    *(Entry(f"{name}/mean", text, _of_rows(name), _then) for name, text in OLD_FLAG_MEANINGS.items()),
+    Entry(
+        "geo_seq_ratio/mean",
+        "mean over sequences of the geometric mean of r = π_θ/π_rollout, unclamped; a sequence without a "
+        "loss token is 1",
+        lambda p: 1 + p("geo − 1") / p.rows,
+        _then,
+    ),
+)
+
+BOOK = Ledger("prime-rl", SUMS, EXTREMES, (*NOW, *THEN))

@@ -1,0 +1,401 @@
+"""What SkyRL logs (off_policy_correction_utils.py, ppo_utils.py, trainer.py); log r is clamped to ±20.
+
+Its corrections edit the loss mask one after the other (outliers, tokens, weight, sequences), and each number
+is over what the earlier ones left. Its fractions of sequences count rows without a token too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from offpol_diag import correction, segments
+from offpol_diag.crosswalk.ledger import Column, Entry, Ledger, Page, View
+from offpol_diag.crosswalk.moments import spread, std
+from offpol_diag.presets import Preset, Reject, Veto, Weight
+from offpol_diag.ratios import Ratios
+
+SAFETY = 20.0
+
+# ---------------------------------------------------------------- which rows log what
+
+
+def _corrects(preset: Preset) -> bool:
+    """The corrections of a loss that is anchored at π_old."""
+    return preset.policy == "old"
+
+
+def _anchored(preset: Preset) -> bool:
+    """The losses whose own ratio is π_θ/π_rollout: they are the correction."""
+    return preset.policy == "current"
+
+
+def _cispo(preset: Preset) -> bool:
+    return _anchored(preset) and preset.weight is not None and preset.weight.action == "truncate"
+
+
+def _outliers(preset: Preset) -> bool:
+    return _corrects(preset) and preset.veto is not None
+
+
+def _token_mask(preset: Preset) -> bool:
+    return _corrects(preset) and any(rule.over == "token" for rule in preset.reject)
+
+
+def _weighs(over: str) -> Callable[[Preset], bool]:
+    return lambda preset: _corrects(preset) and preset.weight is not None and preset.weight.over == over
+
+
+def _masks(over: str) -> Callable[[Preset], bool]:
+    return lambda preset: _corrects(preset) and any(rule.over == over for rule in preset.reject)
+
+
+# ---------------------------------------------------------------- what is left at each stage
+
+
+def _after_outliers(view: View) -> Tensor:
+    """Tokens that the outlier mask leaves, [T]."""
+    return _left(view, replace(view.preset, reject=()))
+
+
+def _after_tokens(view: View) -> Tensor:
+    """Tokens that the outlier and token masks leave, [T]."""
+    return _left(view, _up_to_tokens(view.preset))
+
+
+def _up_to_tokens(preset: Preset) -> Preset:
+    return replace(preset, reject=tuple(rule for rule in preset.reject if rule.over == "token"))
+
+
+def _left(view: View, preset: Preset) -> Tensor:
+    def left() -> Tensor:
+        kept = correction.keep(view.ratios, preset)
+        rows = segments.spread(kept.sequences, view.batch.cu_seqlens)
+        return rows if kept.tokens is None else rows & kept.tokens
+
+    return view.ratios.once(("skyrl left", preset.veto, preset.reject), left)
+
+
+def _seen(view: View) -> Ratios:
+    """Ratios whose sums and means run over the tokens that the outlier and token masks leave."""
+    before = _up_to_tokens(view.preset)
+    if before.veto is None and not before.reject:
+        return view.ratios
+    return view.ratios.among(_after_tokens(view), ("skyrl", before.veto, before.reject))
+
+
+def _beyond(x: Tensor, bound: float | None, sign: int) -> Tensor:
+    """Where log x, clamped to ±20, is above (sign 1) or below (−1) log(bound)."""
+    if bound is None:
+        return torch.zeros_like(x, dtype=torch.bool)
+    return x.clamp(-SAFETY, SAFETY) * sign > math.log(bound) * sign
+
+
+def _count(flags: Tensor, view: View) -> Tensor:
+    return segments.count(flags, view.batch.cu_seqlens)
+
+
+# ---------------------------------------------------------------- what is summed
+
+
+def _total(x: Tensor, view: View) -> Tensor:
+    return segments.total(x, view.batch.cu_seqlens)
+
+
+def _excess(view: View) -> Tensor:
+    """r − 1 of each token, [T]."""
+    return view.ratios.once("skyrl excess", lambda: torch.expm1(view.ratios.clamped(SAFETY)))
+
+
+def _distance(view: View) -> Tensor:
+    """|log r| of each token, [T]."""
+    return view.ratios.once("skyrl distance", lambda: view.ratios.delta.abs())
+
+
+def _outlier_side(side: str | None) -> Callable[[View], Tensor]:
+    """Rows with a token beyond the outlier bounds, or beyond one of them."""
+
+    def of(view: View) -> Tensor:
+        veto = view.preset.veto or Veto()
+        keep = veto if side is None else Veto(**{side: getattr(veto, side)})
+        return (correction.veto_hits(view.ratios, keep) > 0).to(torch.float64)
+
+    return of
+
+
+def _capped_tokens(view: View) -> Tensor:
+    weight = view.preset.weight or Weight()
+    return _count(_beyond(view.ratios.delta, weight.upper, 1) & _after_tokens(view), view)
+
+
+def _capped_rows(view: View) -> Tensor:
+    weight = view.preset.weight or Weight()
+    return _beyond(_seen(view).aggregate("ratio", "sum").values, weight.upper, 1).to(torch.float64)
+
+
+def _row_masked(over: str, side: str) -> Callable[[View], Tensor]:
+    """Rows whose geometric mean (over = mean) or product (sum) of what is left lies beyond one bound."""
+
+    def of(view: View) -> Tensor:
+        x = _seen(view).aggregate("ratio", "mean" if over == "mean" else "sum").values
+        flags = torch.zeros_like(x, dtype=torch.bool)
+        for rule in view.preset.reject:
+            if rule.over == over:
+                flags = flags | _beyond(x, _bound(rule, side), 1 if side == "upper" else -1)
+        return flags.to(torch.float64)
+
+    return of
+
+
+def _bound(rule: Reject, side: str) -> float | None:
+    return rule.upper if side == "upper" else rule.lower
+
+
+def _clipped_ppo(view: View) -> Tensor:
+    """Tokens where the clipped objective of π_θ/π_old is below the unclipped one."""
+    a, clip = view.batch.advantages, view.preset.clip
+    assert a is not None
+    u = view.scene.ratios("current").delta - view.ratios.delta
+    high = _beyond(u, None if clip.high is None else 1 + clip.high, 1) & (a > 0)
+    low = _beyond(u, None if clip.low is None or clip.low >= 1 else 1 - clip.low, -1) & (a < 0)
+    return _count(high | low, view)
+
+
+def _clipped_anchored(view: View) -> Tensor:
+    """Tokens whose weight is cut or zeroed, or that the loss's own mask drops."""
+    n = view.batch.lengths.to(torch.float64)
+    weighed = view.done.weighed
+    cut = 0.0 if weighed is None else weighed.high + weighed.low
+    return n - view.done.kept_tokens + cut
+
+
+ROW_MASKS = {"geo": "mean", "product": "sum"}
+SIDES = {"over_high": "upper", "under_low": "lower"}
+
+SUMS = (
+    Column("r − 1", lambda v: _total(_excess(v), v)),
+    Column("(r − 1)²", lambda v: _total(_excess(v).square(), v)),
+    Column("|d|", lambda v: _total(_distance(v), v)),
+    Column("d²", lambda v: _total(_distance(v).square(), v)),
+    Column("outlier masked", _outlier_side(None), own=True, when=_outliers),
+    *(Column(f"outlier {side}", _outlier_side(of), own=True, when=_outliers) for side, of in SIDES.items()),
+    Column("after outliers", lambda v: _count(_after_outliers(v), v), own=True, when=_token_mask),
+    Column("after tokens", lambda v: _count(_after_tokens(v), v), own=True, when=_corrects),
+    Column("capped tokens", _capped_tokens, own=True, when=_weighs("token")),
+    Column("capped rows", _capped_rows, own=True, when=_weighs("sum")),
+    *(
+        Column(f"{name} {side}", _row_masked(over, of), own=True, when=_masks(over))
+        for name, over in ROW_MASKS.items()
+        for side, of in SIDES.items()
+    ),
+    Column("clipped", _clipped_ppo, own=True, when=_corrects, needs=("current", "old", "advantages")),
+    Column("clipped anchored", _clipped_anchored, own=True, when=_anchored),
+    Column("weight", lambda v: v.done.weight_sum, own=True, when=_cispo),
+)
+EXTREMES = (
+    Column("r", lambda v: torch.exp(v.ratios.clamped(SAFETY))),
+    Column("|d| of a token", _distance),
+)
+
+
+# ---------------------------------------------------------------- what is logged
+
+
+def _hole(page: Page) -> float:
+    """Entries of SkyRL's padded batch, rows × longest response, that are no loss token."""
+    return page.rows * page.longest - page.tokens
+
+
+def _ratio_std(page: Page) -> float:
+    hole = _hole(page)
+    return std(page("r − 1") - hole, page("(r − 1)²") + hole, page.tokens + hole)
+
+
+def _ratio_min(page: Page) -> float:
+    return min(page.low("r"), 0.0) if _hole(page) else page.low("r")
+
+
+def _per_token(column: str, of: str | None = None) -> Callable[[Page], float]:
+    """Over the tokens of a stage, or over all."""
+    return lambda page: page(column) / max(page(of) if of else page.tokens, 1.0)
+
+
+def _per_row(*columns: str) -> Callable[[Page], float]:
+    return lambda page: sum(page(column) for column in columns) / page.rows
+
+
+def _row_mask(name: str, over: str) -> tuple[Entry, ...]:
+    words = {"geo": "geometric mean", "product": "product"}
+    what = (
+        "of r = π_old/π_rollout, over the tokens that the outlier and token masks left (1 where none is), "
+        "is beyond {}, as a share of all rows"
+    )
+    both = tuple(f"{name} {side}" for side in SIDES)
+    return (
+        Entry(
+            f"{name}_sequence_mask_masked_ratio",
+            f"sequences whose {words[name]} {what.format('either bound')}: not what all masks drop together",
+            _per_row(*both),
+            _masks(over),
+        ),
+        *(
+            Entry(
+                f"{name}_sequence_mask_{side}_ratio",
+                f"sequences whose {words[name]} {what.format(f'the {of} bound')}",
+                _per_row(f"{name} {side}"),
+                _masks(over),
+            )
+            for side, of in SIDES.items()
+        ),
+    )
+
+
+CORRECTIONS = (
+    Entry(
+        "is_ratio_mean",
+        "r = π_old/π_rollout with log r clamped to ±20, mean over the loss tokens before any mask or cap: "
+        "not the mean weight. W&B has these names under policy/loss_metrics/, averaged over micro-batches",
+        lambda p: 1 + p("r − 1") / p.tokens,
+        _corrects,
+    ),
+    Entry(
+        "is_ratio_std",
+        "standard deviation over the whole padded batch, where everything that is no loss token counts as a "
+        "ratio of 0 (here: rows × longest response of the dump, masked tokens included); so it says how much "
+        "padding there is before it says how far r spreads",
+        _ratio_std,
+        _corrects,
+    ),
+    Entry(
+        "is_ratio_max",
+        "the largest r of any loss token, e^20 at most",
+        lambda p: p.high("r"),
+        _corrects,
+    ),
+    Entry(
+        "is_ratio_min",
+        "0 as soon as one entry of the padded batch is masked or padding, else the smallest r: rarely a "
+        "ratio",
+        _ratio_min,
+        _corrects,
+    ),
+    Entry(
+        "outlier_seq_masked_ratio",
+        "rows with a token whose r is below the low or above the high threshold, as a share of all rows",
+        _per_row("outlier masked"),
+        _outliers,
+    ),
+    Entry(
+        "outlier_seq_over_high_ratio",
+        "rows with a token above the high threshold; a row can count here and below",
+        _per_row("outlier over_high"),
+        _outliers,
+    ),
+    Entry(
+        "outlier_seq_under_low_ratio",
+        "rows with a token below the low threshold",
+        _per_row("outlier under_low"),
+        _outliers,
+    ),
+    Entry(
+        "token_mask_ratio",
+        "tokens with r outside the token mask's band, as a share of those that the outlier mask left",
+        lambda p: (p("after outliers") - p("after tokens")) / max(p("after outliers"), 1.0),
+        _token_mask,
+    ),
+    Entry(
+        "tis_token_clip_high_ratio",
+        "tokens with r above the cap, as a share of those that the outlier and token masks left",
+        _per_token("capped tokens", "after tokens"),
+        _weighs("token"),
+    ),
+    Entry(
+        "tis_seq_clip_high_ratio",
+        "sequences whose product of r over the tokens left is above the cap, as a share of all rows; a row "
+        "with nothing left has the product 1",
+        _per_row("capped rows"),
+        _weighs("sum"),
+    ),
+    *(entry for name, over in ROW_MASKS.items() for entry in _row_mask(name, over)),
+    Entry(
+        "clip_ratio",
+        "loss tokens where PPO's clip of π_θ/π_old acts (upwards with A > 0, downwards with A < 0), whatever "
+        "the corrections drop; needs π_θ, π_old and advantages",
+        _per_token("clipped"),
+        _corrects,
+    ),
+)
+
+ANCHORED = (
+    Entry(
+        "clip_ratio",
+        "loss tokens whose π_θ/π_rollout the loss cuts, zeroes or masks, as a share of all",
+        _per_token("clipped anchored"),
+        _anchored,
+    ),
+    Entry(
+        "cispo/ratio_mean",
+        "π_θ/π_rollout before the clamp to its bounds (but with its log within ±20), mean over loss tokens",
+        lambda p: 1 + p("r − 1") / p.tokens,
+        _cispo,
+    ),
+    Entry(
+        "cispo/ratio_clamped_mean", "the same after the clamp: the mean weight", _per_token("weight"), _cispo
+    ),
+    Entry("cispo/ratio_max", "the largest π_θ/π_rollout of a loss token", lambda p: p.high("r"), _cispo),
+    Entry(
+        "cispo/ratio_min",
+        "the smallest π_θ/π_rollout of a loss token; unlike is_ratio_min no padding enters",
+        lambda p: p.low("r"),
+        _cispo,
+    ),
+)
+
+DISTANCE = {
+    "mean": ("mean over the loss tokens of the batch", _per_token("|d|")),
+    "max": ("largest of any loss token", lambda p: p.high("|d| of a token")),
+    "min": ("smallest of any loss token", lambda p: p.low("|d| of a token")),
+}
+
+
+def _distances(
+    stem: str, what: str, deviation: str, of: Callable[[Page], float], when: Callable[[Preset], bool]
+) -> tuple[Entry, ...]:
+    return (
+        *(Entry(f"{stem}_{name}", f"{what}, {text}", get, when) for name, (text, get) in DISTANCE.items()),
+        Entry(f"{stem}_std", f"{what}, {deviation}", of, when),
+    )
+
+
+def _sample_std(page: Page) -> float:
+    return std(page("|d|"), page("d²"), page.tokens)
+
+
+def _population_std(page: Page) -> float:
+    return spread(page("|d|"), page("d²"), page.tokens) / math.sqrt(page.tokens)
+
+
+ENTRIES = (
+    *CORRECTIONS,
+    *ANCHORED,
+    *_distances(
+        "policy/rollout_train_logprobs_abs_diff",
+        "|log π_old − log π_rollout|, unclamped",
+        "standard deviation over loss tokens, n − 1 below",
+        _sample_std,
+        _corrects,
+    ),
+    *_distances(
+        "policy/minibatch_rollout_logprobs_abs_diff",
+        "|log π_θ − log π_rollout|, unclamped, which SkyRL logs where it takes no pass for π_old",
+        "standard deviation over loss tokens, n below",
+        _population_std,
+        _anchored,
+    ),
+)
+
+BOOK = Ledger("skyrl", SUMS, EXTREMES, ENTRIES)
