@@ -13,6 +13,8 @@ BOUNDS = (0.1, 0.125, 0.2, 0.5, 0.8, 0.99, 0.999, 1.001, 1.002, 1.01, 1.05, 1.2,
 FAR_BOUNDS = (1e-4, 100.0)
 NATS = (0.7, -0.1, -0.5, 2.0, -1e-4)
 """Bounds that trainers put on Δ itself, or (2.0) on Δ²/2."""
+HAIR = 3e-5
+"""How far beside a bound: relatively, and at most this on a log."""
 WILD = (-100.0, -25.0, 25.0, 100.0)
 
 
@@ -52,6 +54,51 @@ def rows_on_bounds() -> list[dict]:
     deltas = [math.log(bound) for bound in BOUNDS + FAR_BOUNDS] + list(NATS)
     shapes = [one for x in deltas for one in ([x], [x / 2, x / 2], [x, x], [x, x, x, x])]
     return [exact_row(shape, advantage=a) for shape in shapes for a in (-1.0, 0.0, 1.0)]
+
+
+def rows_beside_bounds() -> list[dict]:
+    """Rows a hair inside or outside a bound: alone, with a token that is close to 1, or as one part of a mean."""
+    logs = [math.log(bound) for bound in (*BOUNDS, *FAR_BOUNDS)] + [*NATS, 0.01, -0.01]
+    logs += [bisect(lambda x: math.expm1(-x) + x, goal, 0.0, -9.0) for goal in (1.0, 0.01)]  # 1/r − 1 + Δ
+    logs += [sign * math.sqrt(2 * goal) for goal in (2.0, 0.01) for sign in (-1, 1)]  # Δ²/2
+    logs += [sign * math.log(1 + goal) for goal in (1.1,) for sign in (-1, 1)]  # |r − 1|, e^|Δ| − 1
+    logs += [sign * math.log(2.0) for sign in (-1, 1)]
+    shapes = []
+    for x in (log + hair * min(1, abs(log)) for log in logs for hair in (-HAIR, HAIR)):
+        shapes += [[x], [x, 1e-3, 1e-3, 1e-3, 1e-3], [x / 2, x / 2], [x, -x]]
+        shapes += [[4.5, 2 * x - 4.5], [-4.5, 2 * x + 4.5], [1.0, 2 * x - 1.0]]
+    shapes += [[0.0099] * 200, [-0.0099] * 200, [25.0, -25.0, 1e-4], [100.0, -100.0, 1e-4], [15.0, -15.0]]
+    return [exact_row(shape, advantage=a) for shape in shapes for a in (-1.0, 0.0, 1.0)]
+
+
+def rows_beside_probabilities() -> list[dict]:
+    """Tokens whose probability moved, or whose coin's KL is, a hair less or more than a bound."""
+    pairs = []
+    for hair in (-HAIR, HAIR):
+        for move in (0.1 * (1 + hair), 0.2 * (1 + hair)):
+            pairs += [(0.3, 0.3 + move), (0.6, 0.6 - move)]
+        goal = 0.2 * (1 + hair)
+        pairs += [(0.4, bisect(lambda pi: coin_kl(0.4, pi), goal, 0.4, end)) for end in (0.999, 0.001)]
+    shapes = [
+        one for pair in pairs for one in ([pair], [pair, pair], [pair, (0.5, 0.5)], [pair] * 2 + [(0.7, 0.7)])
+    ]
+    shapes += [[(q, q + (p - q) / 2)] * 2 for q, p in pairs] + [
+        [(q, q + 2 * (p - q)), (0.5, 0.5)] for q, p in pairs
+    ]
+    legal = [shape for shape in shapes if all(0 < x < 1 for pair in shape for x in pair)]
+    return [probable_row(shape, advantage=a) for shape in legal for a in (-1.0, 0.0, 1.0)]
+
+
+def coin_kl(mu: float, pi: float) -> float:
+    return mu * math.log(mu / pi) + (1 - mu) * math.log((1 - mu) / (1 - pi))
+
+
+def bisect(f, goal: float, low: float, high: float) -> float:
+    """Where f, which is below the goal at `low` and above it at `high`, reaches it."""
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (middle, high) if f(middle) < goal else (low, middle)
+    return (low + high) / 2
 
 
 def exact_row(deltas, *, current=None, advantage=1.0, mask=None) -> dict:

@@ -69,9 +69,8 @@ def m2po(p: Padded, *, m2_threshold: float = 0.04) -> Verdict:
     """Drop the largest squared gaps of the batch until the mean of the rest is below; one token always stays."""
     squares = p.gap()[p.mask] ** 2
     order = np.argsort(squares, kind="stable")
-    stay = len(squares)
-    while stay > 1 and not np.mean(squares[order[:stay]]) < m2_threshold:
-        stay -= 1
+    means = np.cumsum(squares[order]) / np.arange(1, len(squares) + 1)
+    stay = max(int(np.sum(means < m2_threshold)), 1)
     alive = np.zeros(len(squares), bool)
     alive[order[:stay]] = True
     keep = np.zeros(p.mask.shape, bool)

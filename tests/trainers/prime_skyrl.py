@@ -107,9 +107,7 @@ def _coin_kl(p: Padded) -> np.ndarray:
     return -mu * p.gap("current") + (1 - mu) * np.log((1 - mu + tiny) / (1 - pi + tiny))
 
 
-def skyrl_cispo(
-    p: Padded, *, cispo_eps_clip_low: float = 1.0, cispo_eps_clip_high: float = 4.0
-) -> Verdict:
+def skyrl_cispo(p: Padded, *, cispo_eps_clip_low: float = 1.0, cispo_eps_clip_high: float = 4.0) -> Verdict:
     """cispo_anchor=rollout."""
     ratio = _bounded_exp(p.gap("current"))
     return settle(p, np.clip(ratio, 1 - cispo_eps_clip_low, 1 + cispo_eps_clip_high))

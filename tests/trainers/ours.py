@@ -1,0 +1,38 @@
+"""What our pipeline makes of a dump, token by token, for one built-in row."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from offpol_diag import catalogue, segments
+from offpol_diag.metrics.outcome import norm, norm_factor, outcome, token_mask
+from offpol_diag.metrics.scene import Scene
+from offpol_diag.readers import open_dump
+from offpol_diag.settle import Asked, settle
+from tests import trainer_dumps
+
+BUILT_IN = catalogue.load()
+
+
+def ours(name, batch):
+    """(what the loss of each token is multiplied by, whether it is in the denominator): [T] each."""
+    preset = BUILT_IN[name]
+    settled = settle(lambda: iter([batch]), Asked.of([preset], False)).settled
+    done = outcome(Scene.of(batch, 0, 2, settled), preset)
+    mask = token_mask(done)
+    weights = torch.ones_like(mask)
+    if done.weighed is not None:
+        weights = done.weighed.final.values
+        if done.weighed.final.per == "sequence":
+            weights = segments.spread(weights, batch.cu_seqlens)
+    for units in [norm(done, preset)]:
+        if units:
+            weights = weights / norm_factor(units["norm"].sum(), units["norm_units"].sum())
+    counted = mask if preset.denominator == "kept" else torch.ones_like(mask)
+    return (weights * mask).numpy(), counted.numpy().astype(bool)
+
+
+def read(rows, path):
+    (batch,) = open_dump([trainer_dumps.write(rows, path)]).batches()
+    return batch
