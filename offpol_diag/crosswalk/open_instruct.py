@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from offpol_diag import correction, segments
+from offpol_diag.crosswalk.bounds import Side, bound, half
 from offpol_diag.crosswalk.ledger import Column, Entry, Ledger, Page, View
 from offpol_diag.crosswalk.moments import std
 from offpol_diag.presets import Reject
@@ -34,15 +35,12 @@ def _clamped(view: View) -> Tensor:
     return moved * n if weighed.final.per == "sequence" else moved
 
 
-def _dropped(side: str) -> Callable[[View], Tensor]:
+def _dropped(side: Side) -> Callable[[View], Tensor]:
     """Tokens that the mask drops at one bound, [S]."""
-    other = "lower" if side == "upper" else "upper"
 
     def of(view: View) -> Tensor:
-        rules = tuple(
-            replace(rule, **{other: None}) for rule in view.preset.reject if getattr(rule, side) is not None
-        )
-        return _gone(view, rules)
+        rules = view.preset.reject
+        return _gone(view, tuple(half(rule, side) for rule in rules if bound(rule, side) is not None))
 
     return of
 

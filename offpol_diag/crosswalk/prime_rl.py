@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from offpol_diag import correction, segments
+from offpol_diag.crosswalk.bounds import Side, bound, half, half_veto
 from offpol_diag.crosswalk.ledger import Column, Entry, Ledger, Page, View
 from offpol_diag.crosswalk.moments import std
 from offpol_diag.metrics.outcome import token_mask
-from offpol_diag.presets import Preset
+from offpol_diag.presets import Over, Preset, Veto
 
 LARGEST = 1e30
 """Where newer versions cut one token's mismatch KL off; older ones log inf beyond float32."""
@@ -79,32 +79,27 @@ def _default(preset: Preset) -> bool:
 # ---------------------------------------------------------------- masks of v0.2
 
 
-def _outside(view: View, over: str, side: str) -> Tensor:
+def _outside(view: View, over: Over, side: Side) -> Tensor:
     """What a band of r drops on one side alone: tokens [T] or sequences [S]."""
     rules = [rule for rule in view.preset.reject if rule.statistic == "ratio" and rule.over == over]
-    every = _all(view) if over == "token" else view.batch.lengths >= 0
-    gone = ~every
+    gone = torch.zeros_like(_all(view) if over == "token" else view.batch.lengths > 0)
     for rule in rules:
-        half = replace(rule, **{"lower" if side == "upper" else "upper": None})
-        if getattr(rule, side) is not None:
-            gone = gone | ~correction.passes(view.ratios, half).values
+        if bound(rule, side) is not None:
+            gone = gone | ~correction.passes(view.ratios, half(rule, side)).values
     return gone
 
 
-def _tokens_outside(side: str) -> Callable[[View], Tensor]:
+def _tokens_outside(side: Side) -> Callable[[View], Tensor]:
     return lambda view: segments.count(_outside(view, "token", side), view.batch.cu_seqlens)
 
 
-def _sequences_outside(side: str) -> Callable[[View], Tensor]:
+def _sequences_outside(side: Side) -> Callable[[View], Tensor]:
     return lambda view: _outside(view, "mean", side).to(torch.float64)
 
 
-def _vetoed(side: str) -> Callable[[View], Tensor]:
+def _vetoed(side: Side) -> Callable[[View], Tensor]:
     def of(view: View) -> Tensor:
-        bound = getattr(view.preset.veto, side, None)
-        if bound is None:
-            return torch.zeros_like(view.batch.lengths, dtype=torch.float64)
-        veto = replace(view.preset.veto, **{"lower" if side == "upper" else "upper": None})
+        veto = half_veto(view.preset.veto or Veto(), side)
         return (correction.veto_hits(view.ratios, veto) > 0).to(torch.float64)
 
     return of

@@ -8,18 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
-from torch import Tensor
 
-from offpol_diag import correction, segments
-from offpol_diag.crosswalk.ledger import Column, Entry, Ledger, Page, View
+from offpol_diag.crosswalk import skyrl_masks as masks
+from offpol_diag.crosswalk.bounds import Side
+from offpol_diag.crosswalk.ledger import Column, Entry, Ledger, Page
 from offpol_diag.crosswalk.moments import spread, std
-from offpol_diag.presets import Preset, Reject, Veto, Weight
-from offpol_diag.ratios import Ratios
-
-SAFETY = 20.0
+from offpol_diag.presets import Over, Preset
 
 # ---------------------------------------------------------------- which rows log what
 
@@ -54,151 +50,37 @@ def _masks(over: str) -> Callable[[Preset], bool]:
     return lambda preset: _corrects(preset) and any(rule.over == over for rule in preset.reject)
 
 
-# ---------------------------------------------------------------- what is left at each stage
-
-
-def _after_outliers(view: View) -> Tensor:
-    """Tokens that the outlier mask leaves, [T]."""
-    return _left(view, replace(view.preset, reject=()))
-
-
-def _after_tokens(view: View) -> Tensor:
-    """Tokens that the outlier and token masks leave, [T]."""
-    return _left(view, _up_to_tokens(view.preset))
-
-
-def _up_to_tokens(preset: Preset) -> Preset:
-    return replace(preset, reject=tuple(rule for rule in preset.reject if rule.over == "token"))
-
-
-def _left(view: View, preset: Preset) -> Tensor:
-    def left() -> Tensor:
-        kept = correction.keep(view.ratios, preset)
-        rows = segments.spread(kept.sequences, view.batch.cu_seqlens)
-        return rows if kept.tokens is None else rows & kept.tokens
-
-    return view.ratios.once(("skyrl left", preset.veto, preset.reject), left)
-
-
-def _seen(view: View) -> Ratios:
-    """Ratios whose sums and means run over the tokens that the outlier and token masks leave."""
-    before = _up_to_tokens(view.preset)
-    if before.veto is None and not before.reject:
-        return view.ratios
-    return view.ratios.among(_after_tokens(view), ("skyrl", before.veto, before.reject))
-
-
-def _beyond(x: Tensor, bound: float | None, sign: int) -> Tensor:
-    """Where log x, clamped to ±20, is above (sign 1) or below (−1) log(bound)."""
-    if bound is None:
-        return torch.zeros_like(x, dtype=torch.bool)
-    return x.clamp(-SAFETY, SAFETY) * sign > math.log(bound) * sign
-
-
-def _count(flags: Tensor, view: View) -> Tensor:
-    return segments.count(flags, view.batch.cu_seqlens)
-
-
 # ---------------------------------------------------------------- what is summed
 
-
-def _total(x: Tensor, view: View) -> Tensor:
-    return segments.total(x, view.batch.cu_seqlens)
-
-
-def _excess(view: View) -> Tensor:
-    """r − 1 of each token, [T]."""
-    return view.ratios.once("skyrl excess", lambda: torch.expm1(view.ratios.clamped(SAFETY)))
-
-
-def _distance(view: View) -> Tensor:
-    """|log r| of each token, [T]."""
-    return view.ratios.once("skyrl distance", lambda: view.ratios.delta.abs())
-
-
-def _outlier_side(side: str | None) -> Callable[[View], Tensor]:
-    """Rows with a token beyond the outlier bounds, or beyond one of them."""
-
-    def of(view: View) -> Tensor:
-        veto = view.preset.veto or Veto()
-        keep = veto if side is None else Veto(**{side: getattr(veto, side)})
-        return (correction.veto_hits(view.ratios, keep) > 0).to(torch.float64)
-
-    return of
-
-
-def _capped_tokens(view: View) -> Tensor:
-    weight = view.preset.weight or Weight()
-    return _count(_beyond(view.ratios.delta, weight.upper, 1) & _after_tokens(view), view)
-
-
-def _capped_rows(view: View) -> Tensor:
-    weight = view.preset.weight or Weight()
-    return _beyond(_seen(view).aggregate("ratio", "sum").values, weight.upper, 1).to(torch.float64)
-
-
-def _row_masked(over: str, side: str) -> Callable[[View], Tensor]:
-    """Rows whose geometric mean (over = mean) or product (sum) of what is left lies beyond one bound."""
-
-    def of(view: View) -> Tensor:
-        x = _seen(view).aggregate("ratio", "mean" if over == "mean" else "sum").values
-        flags = torch.zeros_like(x, dtype=torch.bool)
-        for rule in view.preset.reject:
-            if rule.over == over:
-                flags = flags | _beyond(x, _bound(rule, side), 1 if side == "upper" else -1)
-        return flags.to(torch.float64)
-
-    return of
-
-
-def _bound(rule: Reject, side: str) -> float | None:
-    return rule.upper if side == "upper" else rule.lower
-
-
-def _clipped_ppo(view: View) -> Tensor:
-    """Tokens where the clipped objective of π_θ/π_old is below the unclipped one."""
-    a, clip = view.batch.advantages, view.preset.clip
-    assert a is not None
-    u = view.scene.ratios("current").delta - view.ratios.delta
-    high = _beyond(u, None if clip.high is None else 1 + clip.high, 1) & (a > 0)
-    low = _beyond(u, None if clip.low is None or clip.low >= 1 else 1 - clip.low, -1) & (a < 0)
-    return _count(high | low, view)
-
-
-def _clipped_anchored(view: View) -> Tensor:
-    """Tokens whose weight is cut or zeroed, or that the loss's own mask drops."""
-    n = view.batch.lengths.to(torch.float64)
-    weighed = view.done.weighed
-    cut = 0.0 if weighed is None else weighed.high + weighed.low
-    return n - view.done.kept_tokens + cut
-
-
-ROW_MASKS = {"geo": "mean", "product": "sum"}
-SIDES = {"over_high": "upper", "under_low": "lower"}
+ROW_MASKS: dict[str, Over] = {"geo": "mean", "product": "sum"}
+SIDES: dict[str, Side] = {"over_high": "upper", "under_low": "lower"}
 
 SUMS = (
-    Column("r − 1", lambda v: _total(_excess(v), v)),
-    Column("(r − 1)²", lambda v: _total(_excess(v).square(), v)),
-    Column("|d|", lambda v: _total(_distance(v), v)),
-    Column("d²", lambda v: _total(_distance(v).square(), v)),
-    Column("outlier masked", _outlier_side(None), own=True, when=_outliers),
-    *(Column(f"outlier {side}", _outlier_side(of), own=True, when=_outliers) for side, of in SIDES.items()),
-    Column("after outliers", lambda v: _count(_after_outliers(v), v), own=True, when=_token_mask),
-    Column("after tokens", lambda v: _count(_after_tokens(v), v), own=True, when=_corrects),
-    Column("capped tokens", _capped_tokens, own=True, when=_weighs("token")),
-    Column("capped rows", _capped_rows, own=True, when=_weighs("sum")),
+    Column("r − 1", lambda v: masks.total(masks.excess(v), v)),
+    Column("(r − 1)²", lambda v: masks.total(masks.excess(v).square(), v)),
+    Column("|d|", lambda v: masks.total(masks.distance(v), v)),
+    Column("d²", lambda v: masks.total(masks.distance(v).square(), v)),
+    Column("outlier masked", masks.outlier_side(None), own=True, when=_outliers),
     *(
-        Column(f"{name} {side}", _row_masked(over, of), own=True, when=_masks(over))
+        Column(f"outlier {side}", masks.outlier_side(of), own=True, when=_outliers)
+        for side, of in SIDES.items()
+    ),
+    Column("after outliers", lambda v: masks.count(masks.after_outliers(v), v), own=True, when=_token_mask),
+    Column("after tokens", lambda v: masks.count(masks.after_tokens(v), v), own=True, when=_corrects),
+    Column("capped tokens", masks.capped_tokens, own=True, when=_weighs("token")),
+    Column("capped rows", masks.capped_rows, own=True, when=_weighs("sum")),
+    *(
+        Column(f"{name} {side}", masks.row_masked(over, of), own=True, when=_masks(over))
         for name, over in ROW_MASKS.items()
         for side, of in SIDES.items()
     ),
-    Column("clipped", _clipped_ppo, own=True, when=_corrects, needs=("current", "old", "advantages")),
-    Column("clipped anchored", _clipped_anchored, own=True, when=_anchored),
+    Column("clipped", masks.clipped_ppo, own=True, when=_corrects, needs=("current", "old", "advantages")),
+    Column("clipped anchored", masks.clipped_anchored, own=True, when=_anchored),
     Column("weight", lambda v: v.done.weight_sum, own=True, when=_cispo),
 )
 EXTREMES = (
-    Column("r", lambda v: torch.exp(v.ratios.clamped(SAFETY))),
-    Column("|d| of a token", _distance),
+    Column("r", lambda v: torch.exp(v.ratios.clamped(masks.SAFETY))),
+    Column("|d| of a token", masks.distance),
 )
 
 
