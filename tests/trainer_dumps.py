@@ -1,4 +1,4 @@
-"""Dumps for the trainers: ragged, in several turns, far off-policy, and exactly on every bound of the field."""
+"""Dumps for the trainers: ragged, in several turns, far off-policy, and on and beside every bound."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def rows_on_bounds() -> list[dict]:
 
 
 def rows_beside_bounds() -> list[dict]:
-    """Rows a hair inside or outside a bound: alone, with a token that is close to 1, or as one part of a mean."""
+    """Rows a hair inside or outside a bound: alone, beside tokens close to 1, or as part of a mean."""
     logs = [math.log(bound) for bound in (*BOUNDS, *FAR_BOUNDS)] + [*NATS, 0.01, -0.01]
     logs += [bisect(lambda x: math.expm1(-x) + x, goal, 0.0, -9.0) for goal in (1.0, 0.01)]  # 1/r − 1 + Δ
     logs += [sign * math.sqrt(2 * goal) for goal in (2.0, 0.01) for sign in (-1, 1)]  # Δ²/2
