@@ -66,7 +66,7 @@ def behave_cap(
 
 
 def m2po(p: Padded, *, m2_threshold: float = 0.04) -> Verdict:
-    """Drop the largest squared gaps of the batch until the mean of the rest is below; one token always stays."""
+    """Drop the batch's largest squared gaps until the mean of the rest is below; one token always stays."""
     squares = p.gap()[p.mask] ** 2
     order = np.argsort(squares, kind="stable")
     means = np.cumsum(squares[order]) / np.arange(1, len(squares) + 1)

@@ -48,7 +48,7 @@ def mis(
     rs_veto_threshold: float | None = None,
     tis_batch_normalize: bool = False,
 ) -> Verdict:
-    """mis.yaml. The batch mean is of bounded weights under the mask as it was, before anything is rejected."""
+    """mis.yaml. The batch mean is of bounded weights under the mask as it was before any rejection."""
     low = 1 / tis_upper_bound if tis_lower_bound is None else tis_lower_bound
     keep = np.ones(p.mask.shape, bool)
     weight = _ratio(p, tis_level)
