@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
+from offpol_diag.analyze import analyze
 from tests import trainer_dumps
+from tests.trainers import areal, slime
 from tests.trainers.ours import BUILT_IN, ours, read
 from tests.trainers.padded import padded
 from tests.trainers.table import TABLE
@@ -78,3 +81,48 @@ def test_a_row_multiplies_each_tokens_loss_by_what_its_trainer_does(name, dumps)
 def test_a_row_divides_the_loss_by_as_many_tokens_as_its_trainer_does(name, dumps):
     for key, (rows, batch) in dumps_for(name, dumps).items():
         assert ours(name, batch)[1].sum() == theirs(name, rows)[1].sum(), key
+
+
+# ---------------------------------------------------------------- rows that look at the whole trainer batch
+
+
+def by_step(rows):
+    """Rows dealt to three steps: (rows with a step, step → their places)."""
+    stepped = [{**row, "step": i % 3} for i, row in enumerate(rows)]
+    return stepped, {step: list(range(step, len(rows), 3)) for step in range(3)}
+
+
+def written(names, rows, folder):
+    """What `--sequences` has for these rows."""
+    out, presets = folder / "sequences.parquet", [BUILT_IN[name] for name in names]
+    analyze(
+        [trainer_dumps.write(rows, folder / "dump.parquet")], presets=presets, device="cpu", sequences=out
+    )
+    return pq.read_table(out).to_pydict()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_m2po_and_slimes_batch_mean_look_at_the_rows_of_one_step(seed, tmp_path):
+    rng = np.random.default_rng((20260918, seed))
+    rows, steps = by_step(trainer_dumps.masked_rows(rng, 90, scalar=False))
+
+    found = written(["areal_m2po", "slime_mis"], rows, tmp_path)
+
+    for places in steps.values():
+        p = padded([rows[i] for i in places])
+        alive = areal.m2po(p).counted.sum(axis=1)
+        weight = slime.mis(p, tis_batch_normalize=True).factor.sum(axis=1)  # of rejected tokens too
+        rejected = slime.mis(p, use_rs=True, rs_veto_threshold=1e-4).factor == 0
+        assert [found["areal_m2po.kept_tokens"][i] for i in places] == alive.tolist()
+        assert [found["slime_mis.weight_sum"][i] for i in places] == pytest.approx(weight.tolist(), rel=1e-9)
+        assert [found["slime_mis.kept_tokens"][i] for i in places] == (p.mask & ~rejected).sum(
+            axis=1
+        ).tolist()
+
+
+def test_without_steps_the_dump_is_one_batch(tmp_path):
+    rows = trainer_dumps.masked_rows(np.random.default_rng(20260919), 60, scalar=False)
+
+    found = written(["areal_m2po"], rows, tmp_path)
+
+    assert found["areal_m2po.kept_tokens"] == areal.m2po(padded(rows)).counted.sum(axis=1).tolist()

@@ -137,7 +137,9 @@ def write(rows: list[dict], path: Path) -> str:
         "current_log_probs": lists,
         "response_mask": pa.list_(pa.int8()),
         "advantages": pa.float64() if scalar else lists,
+        "step": pa.int64(),
     }
+    kinds = {name: kind for name, kind in kinds.items() if name in rows[0]}
     pq.write_table(
         pa.table({name: pa.array([row[name] for row in rows], kind) for name, kind in kinds.items()}), path
     )
