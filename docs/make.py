@@ -61,9 +61,9 @@ def presets() -> str:
 
 {len(rows)} presets in {len(FAMILIES)} families. r = π_train/π_rollout of a token, Δ = log r, ∏r the product
 over a response of n tokens. The numerator is π_old (decoupled: the trainer recomputes it) or π_θ (bypass: the
-rollout's log-probs are the anchor). Rejected tokens leave the denominator of the loss (kept) or stay in it (all).
-`offpol-diag presets NAME` prints one preset in full, with its guards; `--for TRAINER` its config, ready to
-paste. `logs`: whose names `as_logged` has, explained in [crosswalk.md](crosswalk.md). The file is
+rollout's log-probs are the anchor). Rejected tokens leave the denominator of the loss (kept) or stay in it
+(all). `offpol-diag presets NAME` prints one preset in full, with its guards; `--for TRAINER` its config,
+ready to paste. `logs`: whose names `as_logged` has, explained in [crosswalk.md](crosswalk.md). The file is
 [`presets.toml`](../offpol_diag/presets.toml); a file of your own has the same form
 (`--preset-file`, [grammar](preset-files.md)).
 {families}"""
@@ -90,8 +90,8 @@ def crosswalk() -> str:
 The same word stands for different numbers in different trainers, and for several in one trainer over time.
 `presets.NAME.as_logged` in a result holds the numbers that the preset's trainer would have logged for the
 dump as one batch, under these names and by these definitions; `logs` in the [catalogue](presets.md) says
-whose. Δ = log π_train − log π_rollout of a sampled token, r = e^Δ; for bypass presets π_train is π_θ. `*` stands
-for the name of an option.
+whose. Δ = log π_train − log π_rollout of a sampled token, r = e^Δ; for bypass presets π_train is π_θ. `*`
+stands for the name of an option.
 
 ## One word, several meanings
 
