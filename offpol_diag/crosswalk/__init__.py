@@ -5,7 +5,7 @@ One module per trainer; a new trainer is a ledger here and a word in `catalogue.
 
 from __future__ import annotations
 
-from offpol_diag.crosswalk import open_instruct, prime_rl, roll, skyrl, verl
+from offpol_diag.crosswalk import areal, nemo_rl, open_instruct, prime_rl, roll, skyrl, slime, slime_mis, verl
 from offpol_diag.crosswalk.ledger import Book
 
 BOOKS: dict[str, Book] = {
@@ -14,5 +14,9 @@ BOOKS: dict[str, Book] = {
     skyrl.BOOK.logs: skyrl.BOOK,
     roll.BOOK.logs: roll.BOOK,
     open_instruct.BOOK.logs: open_instruct.BOOK,
+    nemo_rl.BOOK.logs: nemo_rl.BOOK,
+    slime.BOOK.logs: slime.BOOK,
+    slime_mis.BOOK.logs: slime_mis.BOOK,
+    areal.BOOK.logs: areal.BOOK,
 }
 """The word in a preset's `logs` → how that trainer logs."""

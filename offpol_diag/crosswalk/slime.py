@@ -1,0 +1,194 @@
+"""What slime and miles log under `train/` of loss, vanilla TIS, IcePop and OPSM; the rest: `slime_mis`.
+
+Every number is reduced as the loss is by default: over the tokens of each sample, then over the samples of
+the batch, one without a token counting as 0; --calculate-per-token-loss makes token means of them instead.
+The helper's own numbers (`mis_`) are of the mask as it came. The loss's (`pg_clipfrac`, `ppo_kl`,
+`train_rollout_logprob_abs_diff`) are taken after the helper's rejection: what it rejects counts as 0, and
+still divides (up to v0.2.4 it left the denominator).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from offpol_diag import segments
+from offpol_diag.crosswalk import update
+from offpol_diag.crosswalk.ledger import Column, Entry, Ledger, Page, View
+from offpol_diag.presets import Preset
+from offpol_diag.ratios import Level
+
+When = Callable[[Preset], bool]
+Rows = Callable[[View], Tensor]
+
+
+def row_mean(x: Tensor, view: View) -> Tensor:
+    """Of tokens [T], per sample [S]; 0 for one without a token."""
+    return segments.mean(x, view.batch.cu_seqlens)
+
+
+def there(x: Tensor, view: View) -> Tensor:
+    """[S], 0 for a sample without a token."""
+    return torch.where(view.batch.lengths > 0, x, 0.0)
+
+
+def per_row(level: Level, view: View) -> Tensor:
+    """The mean over a sample's tokens, [S]."""
+    return row_mean(level.values, view) if level.per == "token" else there(level.values, view)
+
+
+def shares(counts: Tensor, level: Level, view: View) -> Tensor:
+    """Counts of tokens, or 1 for a sample → the share of the sample's tokens, [S]."""
+    return counts / view.batch.lengths.clamp(min=1) if level.per == "token" else counts
+
+
+def mean(column: str) -> Callable[[Page], float]:
+    """Over the samples of the batch."""
+    return lambda page: page(column) / page.rows
+
+
+# ---------------------------------------------------------------- the loss
+
+
+def _difference(view: View) -> Tensor:
+    return view.ratios.once("|Δ|", lambda: view.ratios.delta.abs())
+
+
+def _kl(view: View) -> Tensor:
+    return -update.log_ratio(view)
+
+
+def _clip_decides(view: View) -> Tensor:
+    """REINFORCE clips nothing, CISPO wherever its weight moves."""
+    loss = view.preset.loss
+    if loss == "reinforce":
+        return torch.zeros_like(view.ratios.delta)
+    r = update.ratio(view)
+    found = update.clipped(r, view.preset.clip) != r if loss == "cispo" else update.decides(view)
+    return found.to(torch.float64)
+
+
+def _of_loss(name: str, of: Rows, rejects: bool, needs: tuple[str, ...] = ()) -> Column:
+    """A number of the loss, per sample; with `rejects`, what the helper rejects counts as 0 in it."""
+
+    def every(view: View) -> Tensor:
+        key = ("slime", name, view.preset.loss, view.preset.clip)
+        return view.ratios.once(key, lambda: row_mean(of(view), view))
+
+    def column(view: View) -> Tensor:
+        kept = view.done.kept
+        if not rejects:
+            return every(view)
+        rows = every(view) if kept.tokens is None else row_mean(torch.where(kept.tokens, of(view), 0.0), view)
+        return torch.where(kept.sequences, rows, 0.0)
+
+    return Column(name, column, own=True, needs=needs)
+
+
+def loss_columns(rejects: bool) -> tuple[Column, ...]:
+    """What is summed of the loss; `rejects` where a rejection zeroes it."""
+    return (
+        _of_loss("abs_diff", _difference, rejects),
+        _of_loss("clipped", _clip_decides, rejects, (*update.NEEDS, "advantages")),
+        _of_loss("kl", _kl, rejects, update.NEEDS),
+        _of_loss("ois", update.ratio, False, update.NEEDS),
+    )
+
+
+def loss_entries(corrected: When) -> tuple[Entry, ...]:
+    """What is logged of the loss; `corrected` says under which presets a TIS function is called."""
+    return (
+        Entry(
+            "train/train_rollout_logprob_abs_diff",
+            "Mean |log π_old − log π_rollout| (π_θ in π_old's place with --use-rollout-logprobs), nats. "
+            "Tokens that the MIS helper rejects are 0 in it and still divide: it falls as more is rejected.",
+            mean("abs_diff"),
+        ),
+        Entry(
+            "train/pg_clipfrac",
+            "Share of tokens whose clipped loss is the larger one; the ratio is π_θ/π_old (π_θ/π_rollout "
+            "with --use-rollout-logprobs), so no number of the mismatch. Of rejected tokens none counts.",
+            mean("clipped"),
+        ),
+        Entry(
+            "train/ppo_kl",
+            "Mean of log π_old − log π_θ (π_rollout in π_old's place with --use-rollout-logprobs), rejected "
+            "tokens as 0: of the update, not of the mismatch; it may be negative.",
+            mean("kl"),
+        ),
+        Entry(
+            "train/ois",
+            "Mean of π_θ/π_old (1 before the first update), of all tokens, rejected or not; logged only "
+            "where TIS or the mismatch metrics are on. miles clamps its logarithm to ±20.",
+            mean("ois"),
+            corrected,
+        ),
+    )
+
+
+# ---------------------------------------------------------------- vanilla TIS, IcePop, OPSM
+
+
+def weighs(preset: Preset) -> bool:
+    """Whether there is a weight, and it is used."""
+    return preset.apply and preset.weight is not None
+
+
+def _opsm(preset: Preset) -> bool:
+    return preset.apply and any(rule.statistic == "k1" and rule.of_token for rule in preset.reject)
+
+
+def _changed(view: View) -> Tensor:
+    weighed = view.done.weighed
+    assert weighed is not None
+    return shares(weighed.high + weighed.low, weighed.final, view)
+
+
+def _masked(view: View) -> Tensor:
+    n = view.batch.lengths
+    return (n - view.done.kept_tokens) / n.clamp(min=1)
+
+
+def _ratio(view: View) -> Tensor:
+    return view.ratios.once("e^Δ", lambda: torch.exp(view.ratios.delta))
+
+
+BOOK = Ledger(
+    "slime",
+    (
+        *loss_columns(rejects=False),
+        Column("tis", lambda view: row_mean(_ratio(view), view), when=weighs),
+        Column("tis_abs", lambda view: row_mean(torch.expm1(view.ratios.delta).abs(), view), when=weighs),
+        Column("tis_clipped", _changed, own=True, when=weighs),
+        Column("opsm", _masked, own=True, when=_opsm),
+    ),
+    (),
+    (
+        *loss_entries(weighs),
+        Entry(
+            "train/tis",
+            "Mean of π_old/π_rollout before anything is truncated; neither clamped nor the weight that the "
+            "loss gets.",
+            mean("tis"),
+            weighs,
+        ),
+        Entry(
+            "train/tis_clipfrac",
+            "Share of tokens whose weight differs from their ratio: truncated from either side, or under "
+            "IcePop set to 0. A ratio equal to a bound is not counted.",
+            mean("tis_clipped"),
+            weighs,
+        ),
+        Entry("train/tis_abs", "Mean |π_old/π_rollout − 1|, before truncation.", mean("tis_abs"), weighs),
+        Entry(
+            "train/opsm_clipfrac",
+            "Σ over samples of the share of their tokens that OPSM masks, which the reducer divides by the "
+            "samples of the batch like any sum of sample means; in a per-token run it divides that count by "
+            "tokens.",
+            mean("opsm"),
+            _opsm,
+        ),
+    ),
+)
