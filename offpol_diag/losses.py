@@ -1,7 +1,9 @@
-"""Per-token policy losses that the weights enter; the weight is a constant in the gradient.
+"""Per-token policy losses that the weights enter, and what each pulls log π_θ with.
 
-A is the advantage, π_θ the current policy. Sources: Schulman et al. 2017 (PPO clip), Ye et al. 2020 (dual
-clip), Williams 1992 (REINFORCE); defaults of verl's `compute_policy_loss_vanilla`.
+A is the advantage, π_θ the current policy, u = log π_θ − log π_anchor, r = e^u. The preset's weight is a
+constant in the gradient, so only the loss's own terms have one. Sources: Schulman et al. 2017 (PPO clip),
+Ye et al. 2020 (dual clip), Williams 1992 (REINFORCE), Zheng et al. 2025 (GSPO), MiniMax-M1 2025 (CISPO);
+bounds on u of verl's `compute_policy_loss_vanilla`.
 """
 
 from __future__ import annotations
@@ -12,71 +14,177 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from offpol_diag.batch import Batch
-from offpol_diag.presets import Preset
+from offpol_diag import segments
+from offpol_diag.presets import Clip, Preset
+from offpol_diag.ratios import Ratios
 
-CLIP_LOW = CLIP_HIGH = 0.2
-DUAL_CLIP = 3.0
 SAFETY = 20.0
+"""Bound on |u| before exp, nats; beyond it r is constant, and a loss that goes through r pulls no more."""
 
 
 @dataclass(frozen=True)
 class TokenLoss:
-    """Per-token terms, [T] each.
+    """Per-token terms before the preset's weights and mask, [T] each.
 
     Attributes:
-        loss: before weights and mask.
-        clipped: whether the upper clip decided.
+        loss: the value.
+        slope: its derivative with respect to its u (log π_θ where it has no ratio).
+        clipped: whether the clip decided.
         clipped_lower: whether the dual clip decided (A < 0 only).
-        kl: −(log π_θ − log π_anchor), verl's ppo_kl.
+        kl: −u of the token, verl's ppo_kl.
         weighted: whether the preset's importance weight multiplies this loss.
+        pooled: where each sequence starts, [S+1], when u is the sequence's mean; None when it is the token's.
     """
 
     loss: Tensor
+    slope: Tensor
     clipped: Tensor
     clipped_lower: Tensor
     kl: Tensor
     weighted: bool
+    pooled: Tensor | None = None
+
+    def gradient(self, factor: Tensor) -> Tensor:
+        """d Σ factor·loss / d log π_θ of each token, [T], for constant factors [T] (w · kept / denominator).
+
+        Where u is the sequence's mean, every token of the sequence pulls with the mean of all its slopes.
+        """
+        own = factor * self.slope
+        return own if self.pooled is None else segments.spread(segments.mean(own, self.pooled), self.pooled)
 
 
-def lacking(columns: set[str]) -> list[str]:
-    """Columns that a loss needs and the dump lacks."""
-    return [column for column in ("current_log_probs", "advantages") if column not in columns]
+@dataclass(frozen=True)
+class Terms:
+    """What a loss is made of, [T] each.
+
+    Attributes:
+        advantages: A.
+        current: log π_θ, nats.
+        ratio: r of the token, or of the sequence where the loss pools u.
+        moves: whether r still follows π_θ, i.e. |u| is within `SAFETY`.
+        clip: the preset's bounds on r.
+    """
+
+    advantages: Tensor
+    current: Tensor
+    ratio: Tensor
+    moves: Tensor
+    clip: Clip
 
 
-def ppo_clip(batch: Batch, anchor: Tensor, advantages: Tensor, current: Tensor, weighted: bool) -> TokenLoss:
-    """PPO clip with dual clip: max(−A r, −A clip(r, 0.8, 1.2)), at most −3A where A < 0; r = π_θ/π_anchor."""
-    log = current - anchor
-    ratio = torch.exp(log.clamp(-SAFETY, SAFETY))
-    plain, clip = -advantages * ratio, -advantages * ratio.clamp(1 - CLIP_LOW, 1 + CLIP_HIGH)
-    loss, ceiling = torch.maximum(plain, clip), -advantages * DUAL_CLIP
-    negative = advantages < 0
-    lower = (loss > ceiling) & negative
-    return TokenLoss(
-        torch.where(negative, torch.minimum(loss, ceiling), loss), clip > plain, lower, -log, weighted
-    )
+@dataclass(frozen=True)
+class Loss:
+    """One policy loss.
+
+    Attributes:
+        of: value, slope, and where the clip and the dual clip decide (None: nowhere).
+        weighted: whether the preset's weight multiplies it around whatever anchor; else only around π_old, for
+            around π_rollout its own ratio is the correction already.
+        pooled: whether u is the mean over the sequence's tokens.
+    """
+
+    of: Callable[[Terms], tuple[Tensor, Tensor, Tensor | None, Tensor | None]]
+    weighted: bool = False
+    pooled: bool = False
 
 
-def reinforce(batch: Batch, anchor: Tensor, advantages: Tensor, current: Tensor, weighted: bool) -> TokenLoss:
-    """−A log π_θ; its importance weight is the preset's."""
-    never = torch.zeros_like(current, dtype=torch.bool)
-    return TokenLoss(-advantages * current, never, never, -(current - anchor), True)
+def _ppo(x: Terms) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """max(−A r, −A clip(r)), at most −dual·A where A < 0: −A times r bounded on the side that A pushes to."""
+    clip, negative = x.clip, x.advantages < 0
+    low, high = _bounds(clip)
+    up, down = _clamp(x.ratio, None, high), _clamp(x.ratio, low, clip.dual)
+    held = torch.where(negative, down, up)
+    loss = -x.advantages * held
+    slope = torch.where((held == x.ratio) & x.moves, loss, 0.0)
+    over = (x.ratio > high) & (x.advantages > 0) if high is not None else torch.zeros_like(negative)
+    clipped = over if low is None else over | ((x.ratio < low) & negative)
+    return loss, slope, clipped, None if clip.dual is None else (x.ratio > clip.dual) & negative
 
 
-_LOSSES: dict[str, Callable[[Batch, Tensor, Tensor, Tensor, bool], TokenLoss]] = {
-    "ppo_clip": ppo_clip,
-    "reinforce": reinforce,
+def _reinforce(x: Terms) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """−A log π_θ."""
+    return -x.advantages * x.current, -x.advantages, None, None
+
+
+def _surrogate(x: Terms) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """−A, whose weight is the loss's own ratio: d(−A r) = −A r d log π_θ."""
+    return -x.advantages, -x.advantages, None, None
+
+
+def _cispo(x: Terms) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """−A log π_θ times the clipped r, a constant: no token loses its gradient."""
+    held = _clamp(x.ratio, *_bounds(x.clip))
+    slope = -x.advantages * held
+    return slope * x.current, slope, held != x.ratio, None
+
+
+LOSSES: dict[str, Loss] = {
+    "ppo_clip": Loss(_ppo),
+    "reinforce": Loss(_reinforce, weighted=True),
+    "surrogate": Loss(_surrogate, weighted=True),
+    "gspo": Loss(_ppo, pooled=True),
+    "cispo": Loss(_cispo),
 }
 
 
-def token_loss(batch: Batch, preset: Preset) -> TokenLoss | None:
-    """The preset's loss per token, or None when the batch lacks what it needs.
+def _bounds(clip: Clip) -> tuple[float | None, float | None]:
+    """Where r is clipped below and above."""
+    return None if clip.low is None else 1 - clip.low, None if clip.high is None else 1 + clip.high
 
-    Decoupled presets clip around π_old and weight the result. Bypass presets with PPO clip around
-    π_rollout: the clipped ratio is the correction already, so no weight multiplies it.
+
+def _clamp(x: Tensor, low: float | None, high: float | None) -> Tensor:
+    return x if low is None and high is None else x.clamp(low, high)
+
+
+def weighted(preset: Preset) -> bool:
+    """Whether the preset's weight multiplies its loss.
+
+    Around π_rollout a loss with a ratio of its own is corrected by it; a weight would correct twice.
     """
-    decoupled = preset.policy == "old"
-    anchor = batch.old if decoupled else batch.rollout
+    return preset.policy == "old" or LOSSES[preset.loss].weighted
+
+
+def kind(preset: Preset) -> tuple[object, ...]:
+    """What a preset's per-token loss depends on, besides the batch: equal kinds, equal `TokenLoss`."""
+    ratio = preset.loss not in ("reinforce", "surrogate")
+    return preset.loss, preset.policy == "old", preset.clip if ratio else None
+
+
+def token_loss(ratios: Ratios, preset: Preset) -> TokenLoss | None:
+    """The preset's loss per token, or None when the batch lacks what it needs; `ratios` keeps the parts.
+
+    The anchor is π_old for decoupled presets, else π_rollout.
+    """
+    batch = ratios.batch
+    anchor = batch.old if preset.policy == "old" else batch.rollout
     if anchor is None or batch.current is None or batch.advantages is None:
         return None
-    return _LOSSES[preset.loss](batch, anchor, batch.advantages, batch.current, decoupled)
+    return ratios.once(("loss of", kind(preset)), lambda: _token_loss(ratios, preset, anchor))
+
+
+def _token_loss(ratios: Ratios, preset: Preset, anchor: Tensor) -> TokenLoss:
+    batch, row = ratios.batch, LOSSES[preset.loss]
+    assert batch.current is not None
+    assert batch.advantages is not None
+    u = ratios.once("loss u", lambda: batch.current - anchor)  # type: ignore[operator]
+    ratio, moves = ratios.once(("loss e^u", row.pooled), lambda: _ratio(ratios, u, row.pooled))
+    loss, slope, clipped, lower = row.of(Terms(batch.advantages, batch.current, ratio, moves, preset.clip))
+    never = torch.zeros_like(u, dtype=torch.bool) if clipped is None or lower is None else u
+    return TokenLoss(
+        loss,
+        slope,
+        never if clipped is None else clipped,
+        never if lower is None else lower,
+        ratios.once("loss kl", lambda: -u),
+        weighted(preset),
+        batch.cu_seqlens if row.pooled else None,
+    )
+
+
+def _ratio(ratios: Ratios, u: Tensor, pooled: bool) -> tuple[Tensor, Tensor]:
+    """e^u and whether it moves, [T]."""
+    if pooled:
+        offsets = ratios.batch.cu_seqlens
+        u = segments.spread(segments.mean(u, offsets), offsets)
+    held = u.clamp(-SAFETY, SAFETY)
+    return torch.exp(held), held == u

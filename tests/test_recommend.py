@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from offpol_diag import catalogue, losses
+from offpol_diag import catalogue
 from offpol_diag.analyze import analyze
 from offpol_diag.diagnose import diagnose
 from offpol_diag.recommend import ALERTS, RULES, recommend
@@ -127,10 +127,10 @@ def test_every_recommended_method_is_a_preset_and_every_rule_has_a_source():
 def test_the_bound_that_is_named_is_the_one_that_the_preset_applies():
     """Where a preset has no weight, the PPO clip of its loss is what bounds the ratio."""
     known = catalogue.load()
-    clip = f"{1 - losses.CLIP_LOW:g}–{1 + losses.CLIP_HIGH:g}"
     methods = [method for rule in RULES for method in (rule.method, rule.runner_up) if method]
     for name, bound in {pair for method in methods for pair in (method.decoupled, method.bypass)}:
-        weight = known[name].weight
+        weight, own = known[name].weight, known[name].clip
+        clip = f"{1 - own.low:g}–{1 + own.high:g}"
         lower, upper = (weight.lower, weight.upper) if weight else (None, None)
         applied = f"{lower}–{upper}" if lower is not None else str(upper)
         assert bound == (applied if weight else clip), name

@@ -2,39 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from offpol_diag import losses, segments
 from offpol_diag.correction import weight_key
 from offpol_diag.losses import TokenLoss
-from offpol_diag.metrics.formula import Formula, Lookup, mean
-from offpol_diag.metrics.outcome import Outcome, applied, norm, outcome, scale
+from offpol_diag.metrics.formula import Formula, mean
+from offpol_diag.metrics.outcome import Outcome, applied, outcome
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.presets import Preset
 
 
 def columns(scene: Scene, preset: Preset) -> dict[str, Tensor]:
-    """Weighted loss over kept tokens, its mean over the sequence's kept tokens, clip counts, ppo_kl.
-
-    Normalised presets scale their loss when it is read, like their weights: by `loss_norm_units` over
-    `loss_norm`.
-    """
-    done, kind = outcome(scene, preset), (preset.loss, preset.policy)
-    loss = done.ratios.once(("loss", kind), lambda: losses.token_loss(scene.batch, preset))
+    """Weighted loss over kept tokens, its mean over the sequence's kept tokens, clip counts, ppo_kl."""
+    done, kind = outcome(scene, preset), losses.kind(preset)
+    loss = losses.token_loss(done.ratios, preset)
     if loss is None:
         return {}
     per_token, per_sequence = _weights(done, loss.weighted)
     rules = applied(preset).reject if done.kept.tokens is not None else ()
     key = ("loss sums", kind, weight_key(preset) if per_token is not None else None, rules)
     sums = done.ratios.once(key, lambda: _sums(done, loss, per_token))
+    denominator = done.kept_tokens if preset.denominator == "kept" else scene.counts["tokens"]
     summed = sums["loss"] * per_sequence * done.kept.sequences
-    by = norm(done, preset) if loss.weighted else {}
     found = {
-        **{f"loss_{name}": values for name, values in by.items()},
         "loss": summed,
+        "denominator": denominator,
         "loss_mean": summed / done.kept_tokens.clamp(min=1),
         "loss_rows": (done.kept_tokens > 0).to(torch.float64),
         **{name: sums[name] * done.kept.sequences for name in ("clipped", "clipped_lower", "kl")},
@@ -65,37 +59,40 @@ def _sums(done: Outcome, loss: TokenLoss, weights: Tensor | None) -> dict[str, T
     return {name: segments.total(x, offsets) for name, x in terms.items()}
 
 
-def _loss(column: str, per: str) -> Callable[[Lookup], Tensor]:
-    return lambda get: get(column) / get(per) * scale(get, "loss_norm")
-
-
 _T, _S = "tokens", "sequences"
 
 ROWS = (
-    Formula("pg_loss", "", "kept tokens", "Σ w L / kept tokens (token-mean)", _loss("loss", "kept")),
+    Formula("pg_loss", "", "kept tokens", "Σ w L / kept tokens (token-mean)", mean("loss", "kept")),
     Formula(
         "pg_loss_kept",
         "",
         _T,
         "Σ w L / all tokens (token-mean, rejected tokens stay)",
-        _loss("loss", "tokens"),
+        mean("loss"),
     ),
     Formula(
-        "pg_loss_seq_sum", "", _S, "Σ w L / sequences left (seq-mean-token-sum)", _loss("loss", "loss_rows")
+        "pg_loss_own",
+        "",
+        "the preset's own denominator",
+        "Σ w L / kept tokens, or all tokens where rejected ones stay (token-mean)",
+        mean("loss", "denominator"),
+    ),
+    Formula(
+        "pg_loss_seq_sum", "", _S, "Σ w L / sequences left (seq-mean-token-sum)", mean("loss", "loss_rows")
     ),
     Formula(
         "pg_loss_seq_mean",
         "",
         _S,
         "mean over sequences left of their mean w L (seq-mean-token-mean)",
-        _loss("loss_mean", "loss_rows"),
+        mean("loss_mean", "loss_rows"),
     ),
     Formula(
         "pg_loss_seq_norm",
         "",
         _S,
         "Σ w L / sequences left / longest response (seq-mean-token-sum-norm)",
-        lambda get: _loss("loss", "loss_rows")(get) / get("longest"),
+        lambda get: get("loss") / get("loss_rows") / get("longest"),
     ),
     Formula(
         "pg_clipfrac", "fraction", "kept tokens", "share where the PPO clip decides", mean("clipped", "kept")
