@@ -4,6 +4,7 @@
     ├── UsageError         arguments that cannot be meant (an unknown preset, a bound that is no number)
     ├── DumpError          a dump that cannot be read, or whose values cannot be log-probs
     ├── PresetError        a preset file with a slip in it
+    ├── ConfigError        a preset that a trainer's configuration cannot say
     └── ResultError        a result file that is not ours, or of another format
 
 Anything else that is raised is a bug of ours and keeps its traceback.
@@ -36,6 +37,10 @@ class DumpError(OffpolError):
 
 class PresetError(OffpolError):
     """A preset file has a slip in it."""
+
+
+class ConfigError(OffpolError):
+    """A trainer's configuration cannot say the preset."""
 
 
 class ResultError(OffpolError):

@@ -149,22 +149,31 @@ def _between(what: str, lower: float | None, upper: float | None, strict: bool =
 
 
 def catalogue_section(presets: Mapping[str, Preset]) -> Section:
-    """Every preset, a row each."""
+    """Every preset, a row each; those of one family together, in the order in which families first appear."""
     rows = tuple(
         (
             name,
+            one.family or NOTHING,
             weight(one.weight),
             rejection(one.reject),
             veto(one.veto),
             one.loss,
             ", ".join(one.trainers) or NOTHING,
         )
-        for name, one in presets.items()
+        for name, one in _by_family(presets)
     )
-    header = ("preset", "weight", "keeps", "drops a sequence with", "loss", "trainers")
+    header = ("preset", "method", "weight", "keeps", "drops a sequence with", "loss", "trainers")
     caption = f"{len(rows)} presets; r = π_train/π_rollout, ∏r over the response of n tokens"
-    notes = ("`offpol-diag presets NAME` has the exact formulas, the aliases and the source.",)
+    notes = (
+        "`offpol-diag presets NAME` has the exact formulas, the aliases and the source.",
+        "`offpol-diag presets NAME --for TRAINER` prints its configuration, ready to paste.",
+    )
     return Section("catalogue", "Presets", (Table("catalogue", caption, header, rows, notes),))
+
+
+def _by_family(presets: Mapping[str, Preset]) -> list[tuple[str, Preset]]:
+    order = list(dict.fromkeys(one.family for one in presets.values()))
+    return sorted(presets.items(), key=lambda item: order.index(item[1].family))
 
 
 def preset_section(preset: Preset) -> Section:

@@ -1,8 +1,8 @@
-"""`offpol-diag presets`: the catalogue."""
+"""`offpol-diag presets`: the catalogue, and any of it in a trainer's own syntax."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,37 +13,120 @@ from offpol_diag.cli.show import show
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from offpol_diag.configs import Config
     from offpol_diag.presets import Preset
 
 Name = Annotated[
-    str | None, typer.Argument(metavar="NAME", help="One preset, or several: its exact formulas.")
+    str | None,
+    typer.Argument(metavar="NAME", help="One preset, or several separated by commas: their exact formulas."),
+]
+For = Annotated[
+    str | None,
+    typer.Option(
+        "--for",
+        metavar="TRAINER",
+        help="The preset in this trainer's own syntax, ready to paste; without a NAME, what it can say.",
+    ),
+]
+Set = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Change a threshold: weight.upper=3, reject.lower=0.99. Repeat it, or separate by commas.",
+    ),
 ]
 
 
 def presets(
     name: Name = None,
+    trainer: For = None,
+    settings: Set = None,
     preset_file: options.PresetFile = None,
     json: options.Json = None,
     quiet: options.Quiet = False,
 ) -> None:
-    """The catalogue of corrections; with a NAME its exact formulas, their direction and their source."""
+    """The catalogue of corrections; with a NAME its exact formulas, or its configuration for a trainer."""
     from offpol_diag.catalogue import load
-    from offpol_diag.formulas import catalogue_section, preset_section
 
     check(json)
+    asked = _settings(settings)
     catalogue = load(preset_file)
-    chosen = {preset.name: preset for preset in catalogue.resolve(name or "all")}
+    chosen = _tuned(catalogue.resolve(name or "all"), asked, name)
+    if trainer and name:
+        _print_configs(chosen, trainer, json, quiet)
+        return
+    chosen = _sayable(chosen, trainer, quiet) if trainer else chosen
     if json is not None:
-        write(json, _json(chosen))
+        write(json, _json("presets", _rows(chosen)))
     if json != STDOUT:
-        show([preset_section(one) for one in chosen.values()] if name else [catalogue_section(chosen)])
+        _show(chosen, named=name is not None)
     if json not in (None, STDOUT):
         note(f"json written to {json}", quiet)
 
 
-def _json(presets: Mapping[str, Preset]) -> str:
-    import json
+def _settings(given: list[str] | None) -> dict[str, str]:
+    from offpol_diag.catalogue import SETTINGS
+    from offpol_diag.errors import UsageError
+
+    split = [part.partition("=") for text in given or () for part in options.names(text)]
+    for key, sign, value in split:
+        if not key.strip() or not value.strip():
+            raise UsageError(f'--set "{key}{sign}{value}" sets nothing', SETTINGS)
+    return {key.strip(): value.strip() for key, _, value in split}
+
+
+def _tuned(found: tuple[Preset, ...], settings: dict[str, str], name: str | None) -> dict[str, Preset]:
+    from offpol_diag.catalogue import tuned
+    from offpol_diag.errors import UsageError
+
+    if settings and name is None:
+        raise UsageError(
+            "--set changes a preset; none is named", "say which: offpol-diag presets NAME --set …"
+        )
+    return {preset.name: tuned(preset, settings) for preset in found}
+
+
+def _sayable(chosen: dict[str, Preset], trainer: str, quiet: bool) -> dict[str, Preset]:
+    from offpol_diag.configs import sayable, trainer_named
+
+    name = trainer_named(trainer)
+    note(f"what {name} can say; `offpol-diag presets NAME --for {name}` prints it, ready to paste", quiet)
+    return {key: preset for key, preset in chosen.items() if sayable(preset, (name,))}
+
+
+def _show(chosen: dict[str, Preset], named: bool) -> None:
+    from offpol_diag.formulas import catalogue_section, preset_section
+
+    show([preset_section(one) for one in chosen.values()] if named else [catalogue_section(chosen)])
+
+
+def _print_configs(chosen: dict[str, Preset], trainer: str, json: Any, quiet: bool) -> None:
+    """Everything is translated before anything is printed."""
+    from offpol_diag.configs import config_for
+
+    configs = [config_for(preset, trainer) for preset in chosen.values()]
+    if json is not None:
+        write(json, _json("configs", [_config(one) for one in configs]))
+    if json != STDOUT:
+        write(STDOUT, "\n".join(config.text() for config in configs))
+    if json not in (None, STDOUT):
+        note(f"json written to {json}", quiet)
+
+
+def _config(config: Config) -> dict[str, Any]:
     from dataclasses import asdict
 
-    rows = {name: asdict(preset) for name, preset in presets.items()}
-    return json.dumps({"format": 1, "presets": rows}, indent=1, ensure_ascii=False) + "\n"
+    return {**asdict(config), "text": config.text()}
+
+
+def _rows(presets: Mapping[str, Preset]) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return {name: asdict(preset) for name, preset in presets.items()}
+
+
+def _json(what: str, rows: object) -> str:
+    import json
+
+    return json.dumps({"format": 1, what: rows}, indent=1, ensure_ascii=False) + "\n"

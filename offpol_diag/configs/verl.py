@@ -1,0 +1,249 @@
+"""verl: three generations of keys, and its fork for Flash-RL.
+
+Since 2026-01-14 its k1 bounds are compared with −Δ, so bounds [lo, hi] on r are written "1/hi_1/lo". A
+threshold is always a quoted string: YAML reads 0.5_2 as 0.52.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from offpol_diag.configs import syntax
+from offpol_diag.configs.config import Snippet
+from offpol_diag.configs.habits import ClipKeys, clip_remarks, clip_settings
+from offpol_diag.configs.parts import IDLE_HIGH, IDLE_LOW, Parts, cannot
+from offpol_diag.errors import ConfigError
+from offpol_diag.presets import Preset, Reject, Weight
+
+Said = tuple[tuple[Snippet, ...], tuple[str, ...]]
+BLOCK = "algorithm.rollout_correction."
+ACTOR = "actor_rollout_ref.actor."
+LOSS = "actor_rollout_ref.actor.policy_loss."
+LOG_PROBS = {"actor_rollout_ref.rollout.calculate_log_probs": True}
+CLIP = ClipKeys("clip_ratio_low", "clip_ratio_high", "clip_ratio_c", dual_default=3.0)
+LEVELS = {"token": "token", "sum": "sequence", "mean": "geometric"}
+OPTIONS = {"token": "token", "sum": "seq_sum", "mean": "seq_mean", "max": "seq_max"}
+IDLE = "bounds of 1.0e-9 and 1.0e+9 are idle: the log-ratio is clamped to ±20"
+NOW = "verl since 2026-01-14"
+
+
+def verl(preset: Preset) -> Said:
+    """The keys of the generation whose logs the preset has, and today's beside older ones."""
+    older = {"verl-2025-10": october, "verl-2025-11": november}.get(preset.logs or "")
+    if older is None:
+        return january(preset)
+    snippets, remarks = older(preset)
+    try:
+        now, more = january(preset)
+    except ConfigError as error:
+        return snippets, (*remarks, f"{NOW} cannot say this: {error.message}")
+    later = tuple(Snippet(one.language, one.text, _later(one.title)) for one in now)
+    return (*snippets, *later), (*remarks, *(f"{NOW}: {remark}" for remark in more if remark not in remarks))
+
+
+def _later(title: str) -> str:
+    return f"or, {NOW}, as overrides" if title else f"or, {NOW}"
+
+
+def _said(settings: dict[str, Any], preset: Preset, *remarks: str, added: str = "") -> Said:
+    settings = {**settings, **LOG_PROBS, **clip_settings(preset, CLIP, ACTOR)}
+    snippets = (
+        Snippet("yaml", syntax.yaml(settings)),
+        Snippet("hydra", syntax.hydra(settings, added), "or as overrides"),
+    )
+    idle = (IDLE,) if {IDLE_HIGH, IDLE_LOW} & set(map(_number, settings.values())) else ()
+    return snippets, (*remarks, *idle, *clip_remarks(preset, CLIP))
+
+
+def _number(value: object) -> object:
+    return value if isinstance(value, float) else None
+
+
+# ---------------------------------------------------------------- 2025-10-28 to 2025-11-07
+
+
+def october(preset: Preset) -> Said:
+    """algorithm.rollout_is*: one level for weight and bounds; bounds on r itself."""
+    parts = Parts(preset)
+    parts.need(("old",), ("ppo_clip",))
+    settings: dict[str, Any] = {"rollout_is": preset.apply and not parts.bare}
+    if parts.weight is not None:
+        settings |= _october_weight(parts)
+    veto = parts.take_veto()
+    if veto is not None and parts.weight is None and "rollout_is_level" not in settings:
+        cannot("a veto without a weight")
+    settings["rollout_is_veto_threshold"] = veto.lower if veto else None
+    parts.preset = Preset(preset.name, preset.summary)  # `apply` has been said
+    parts.finish()
+    block = {f"algorithm.{key}": value for key, value in settings.items()}
+    return _said(block, preset, "keys of verl from 2025-10-28 to 2025-11-07")
+
+
+def _october_weight(parts: Parts) -> dict[str, Any]:
+    over = parts.weight.over if parts.weight else ""
+    level = LEVELS.get(over) or cannot("weights of a turn")
+    band = parts.take_band(over) if parts.rules or (parts.weight and parts.weight.action == "mask") else None
+    if band is not None:
+        low, high = _idle(*band)
+        mode = {"rollout_is_mode": "mask", "rollout_is_threshold": high, "rollout_is_threshold_lower": low}
+        return {"rollout_is_level": level, **mode}
+    weight = parts.take_weight(over)
+    upper = IDLE_HIGH if weight is None or weight.upper is None else weight.upper
+    return {"rollout_is_level": level, "rollout_is_mode": "truncate", "rollout_is_threshold": upper}
+
+
+# ---------------------------------------------------------------- 2025-11-07 to 2026-01-14
+
+
+def november(preset: Preset) -> Said:
+    """algorithm.rollout_correction with rollout_rs and the veto; bounds on r itself."""
+    parts = Parts(preset)
+    bypass = parts.policy == "current"
+    parts.need(("old", "current"), ("ppo_clip", "reinforce") if bypass else ("ppo_clip",))
+    if bypass and parts.loss == "ppo_clip" and not parts.bare:
+        cannot("weights or rules of π_θ under a PPO clip")
+    parts.split_mask()
+    settings = {**_november_weight(preset, parts), **_november_rule(parts)}
+    veto = parts.take_veto()
+    settings["rollout_token_veto_threshold"] = veto.lower if veto else None
+    settings["bypass_old_logprob_for_rollout"] = bypass
+    settings["use_pure_rollout_correction"] = parts.loss == "reinforce"
+    parts.finish()
+    block = {BLOCK + key: value for key, value in settings.items()}
+    remark = (
+        "keys of verl from 2025-11-07; in December bypass_mode and use_policy_gradient replaced the last two"
+    )
+    return _said(block, preset, remark, "this generation ends on 2026-01-14")
+
+
+def _november_weight(preset: Preset, parts: Parts) -> dict[str, Any]:
+    if preset.policy == "rollout" and preset.weight is not None:  # all 1, and logged as such
+        weight: Weight | None = preset.weight
+    else:
+        weight = parts.take_weight("token", "sum")
+    if weight is None:
+        return {"rollout_is": None}
+    upper = IDLE_HIGH if weight.upper is None else weight.upper
+    return {"rollout_is": LEVELS[weight.over], "rollout_is_threshold": upper}
+
+
+def _november_rule(parts: Parts) -> dict[str, Any]:
+    for over, name in LEVELS.items():
+        rule = parts.take("ratio", over)
+        if rule is not None:
+            low, high = _idle(rule.lower, rule.upper)
+            return {"rollout_rs": name, "rollout_rs_threshold": high, "rollout_rs_threshold_lower": low}
+    return {"rollout_rs": None}
+
+
+def _idle(low: float | None, high: float | None) -> tuple[float, float]:
+    return (IDLE_LOW if low is None else low, IDLE_HIGH if high is None else high)
+
+
+# ---------------------------------------------------------------- since 2026-01-14
+
+
+def january(preset: Preset) -> Said:
+    """algorithm.rollout_correction with the k1, k2, k3 options."""
+    parts = Parts(preset)
+    bypass = parts.policy == "current"
+    parts.need(("old", "current"), ("ppo_clip", "reinforce") if bypass else ("ppo_clip", "gspo", "cispo"))
+    if bypass and parts.loss == "ppo_clip" and parts.weight is not None:
+        cannot("weights of π_θ under a PPO clip: bypass_mode applies them to loss_type reinforce alone")
+    settings = {**_january_weight(parts), **_january_rules(parts)}
+    settings |= {"bypass_mode": bypass, **({"loss_type": parts.loss} if bypass else {})}
+    if parts.veto is not None:
+        cannot(
+            "a veto on one token, which verl took out on 2026-01-14 (its nearest is rollout_rs=seq_max_k2)"
+        )
+    parts.finish()
+    block = {BLOCK + key: value for key, value in settings.items()}
+    if bypass:
+        block |= {ACTOR + "use_rollout_log_probs": True, LOSS + "loss_mode": "bypass_mode"}
+        block |= {f"{LOSS}rollout_correction.{key}": value for key, value in settings.items()}
+    elif parts.loss != "ppo_clip":
+        block[LOSS + "loss_mode"] = parts.loss
+    return _said(block, preset, *_remarks(preset, settings, bypass), added=LOSS + "rollout_correction")
+
+
+def _january_weight(parts: Parts) -> dict[str, Any]:
+    weight = parts.take_weight("token", "sum", actions=("truncate", "none", "mask"), normalize=True)
+    if weight is None:
+        return {"rollout_is": None}
+    threshold: object = IDLE_HIGH if weight.upper is None else weight.upper
+    if weight.action == "mask":
+        low, high = _idle(weight.lower, weight.upper)
+        threshold = f"{syntax.number(low)}_{syntax.number(high)}"
+    found = {"rollout_is": LEVELS[weight.over], "rollout_is_threshold": threshold}
+    return {**found, **({"rollout_is_batch_normalize": True} if weight.normalize else {})}
+
+
+def _january_rules(parts: Parts) -> dict[str, Any]:
+    said: dict[str, str] = {}
+    for rule in tuple(parts.rules):
+        found = _option(rule)
+        if found and found[0] not in said and parts.take(rule.statistic, rule.over):
+            said[found[0]] = found[1]
+    if not said:
+        return {"rollout_rs": None}
+    return {"rollout_rs": ",".join(said), "rollout_rs_threshold": ",".join(said.values())}
+
+
+def _option(rule: Reject) -> tuple[str, str] | None:
+    """(option, threshold) of a rule; None where there is none."""
+    over, statistic = OPTIONS.get(rule.over), rule.statistic
+    if over is None:
+        return None
+    if statistic in ("k2", "k3") and rule.lower is None and rule.upper is not None:
+        return f"{over}_{statistic}", syntax.number(rule.upper)
+    if statistic not in ("ratio", "k1") or rule.over == "max":
+        return None
+    bounds = _k1(rule)
+    return None if bounds is None else (f"{over}_k1", "_".join(map(syntax.number, bounds)))
+
+
+def _k1(rule: Reject) -> tuple[float, float] | None:
+    """The bounds on 1/r that keep what the rule keeps; a missing one is idle where the clamp makes it so."""
+    if rule.over == "sum" and None in (rule.lower, rule.upper):
+        return None  # tokens are clamped, their sum is not
+    if rule.statistic == "ratio":
+        low = IDLE_LOW if rule.upper is None else syntax.inverse(rule.upper)
+        return low, IDLE_HIGH if rule.lower is None else syntax.inverse(rule.lower)
+    low = IDLE_LOW if rule.lower is None else math.exp(rule.lower)
+    return low, IDLE_HIGH if rule.upper is None else math.exp(rule.upper)
+
+
+def _remarks(preset: Preset, settings: dict[str, Any], bypass: bool) -> tuple[str, ...]:
+    icepop = preset.weight is not None and preset.weight.action == "mask"
+    rules = settings["rollout_rs"] is not None
+    loose = not bypass and rules
+    kept = "the V1 trainer (the default) counts rejected tokens in the denominator, the legacy one not"
+    found = (
+        icepop and "needs verl since 2026-03-24 (d2916f5a): before, a threshold was one number",
+        rules
+        and any(rule.statistic in ("ratio", "k1") for rule in preset.reject)
+        and "verl compares k1 bounds with -log r: the thresholds are on 1/r",
+        loose and kept,
+        bypass and "without the second block the loss falls back to sequence weights with threshold 2",
+    )
+    return tuple(text for text in found if text)
+
+
+# ---------------------------------------------------------------- the fork for Flash-RL
+
+
+def flash_rl(preset: Preset) -> Said:
+    """yaof20/verl: an upper bound on the token weight, and nothing else."""
+    parts = Parts(preset)
+    parts.need(("old",), ("ppo_clip",))
+    weight = parts.take_weight("token", actions=("truncate",))
+    parts.finish()
+    cap = -1.0 if weight is None else weight.upper
+    settings = {ACTOR + "tis_imp_ratio_cap": cap, **clip_settings(preset, CLIP, ACTOR)}
+    remark = "key of the fork yaof20/verl, main; its branch flash-rl calls it imp_ratio_cap"
+    snippets = (
+        Snippet("yaml", syntax.yaml(settings)),
+        Snippet("hydra", syntax.hydra(settings), "or as overrides"),
+    )
+    return snippets, (remark, *clip_remarks(preset, CLIP))
