@@ -11,12 +11,23 @@ from torch import Tensor
 from offpol_diag.accumulators import Extremes, State, Sums
 from offpol_diag.batch import Batch
 from offpol_diag.crosswalk import BOOKS
-from offpol_diag.metrics import gap, method, normal, policyloss, residual, selection, tails, where, worst
+from offpol_diag.metrics import (
+    gap,
+    method,
+    normal,
+    policyloss,
+    residual,
+    selection,
+    tails,
+    update,
+    where,
+    worst,
+)
 from offpol_diag.metrics.gap import DRIFTS, Drift
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.presets import Preset
 
-PARTS = (method, residual, policyloss)
+PARTS = (method, residual, policyloss, update)
 """Whose columns are summed of every preset, with an interval."""
 
 

@@ -58,11 +58,8 @@ class Reader:
         return self.wrap(values, row)
 
     def column(self, name: str, prefix: str = "") -> Tensor:
-        """A column's sum and replicates; 1 for an optional column that was not needed."""
-        key = name if name in SHARED else prefix + name
-        if name in OPTIONAL and key not in self.sums:
-            return torch.ones(1, dtype=torch.float64)
-        return self.sums[key]
+        """A column's sum and replicates."""
+        return self.sums[name if name in SHARED else prefix + name]
 
     def wrap(self, values: Tensor, row: Formula) -> Number:
         """[1+B] values → a Number."""
@@ -88,9 +85,6 @@ class Reader:
 
 SHARED = frozenset({"tokens", "sequences", "rows", "longest"})
 """Columns that belong to the dump, not to a drift or a preset."""
-
-OPTIONAL = frozenset({"norm", "norm_units", "loss_norm", "loss_norm_units"})
-"""Columns that only normalised presets have."""
 
 
 def describe(unit: str, over: str, text: str) -> Number:

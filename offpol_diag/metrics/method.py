@@ -8,7 +8,7 @@ from torch import Tensor
 from offpol_diag import segments
 from offpol_diag.accumulators import extremes
 from offpol_diag.metrics.formula import Formula, Lookup, mean
-from offpol_diag.metrics.outcome import Outcome, norm, outcome, scale, token_mask
+from offpol_diag.metrics.outcome import Outcome, norm, outcome, token_mask
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.presets import Preset
 
@@ -30,6 +30,7 @@ def columns(scene: Scene, preset: Preset) -> dict[str, Tensor]:
         **_sequence_weights(done, n),
         **norm(done, preset),
         **_truncated(done, n),
+        "scale_by": done.kept_tokens if preset.denominator == "kept" else n,
         **_by_sign(scene, done, preset),
     }
     return {f"{preset.name}|{name}": values for name, values in found.items()}
@@ -89,13 +90,9 @@ def _per_sequence_range(done: Outcome, left: Tensor) -> tuple[Tensor, Tensor]:
     return extremes(low[left])[0], extremes(high[left])[1]
 
 
-def _weights(get: Lookup) -> Tensor:
-    return get("w") * scale(get)
-
-
 def _std(get: Lookup) -> Tensor:
     away = get("w") / get("kept") - 1
-    return torch.sqrt((get("w11") / get("kept") - away**2).clamp(min=0)) * scale(get)
+    return torch.sqrt((get("w11") / get("kept") - away**2).clamp(min=0))
 
 
 def _ess_tokens(get: Lookup) -> Tensor:
@@ -105,9 +102,7 @@ def _ess_tokens(get: Lookup) -> Tensor:
 _T, _S = "tokens", "sequences"
 
 ROWS = (
-    Formula(
-        "weight_mean", "", "kept tokens", "mean of the final weights", lambda get: _weights(get) / get("kept")
-    ),
+    Formula("weight_mean", "", "kept tokens", "mean of the final weights", mean("w", "kept")),
     Formula("weight_std", "", "kept tokens", "standard deviation of the final weights", _std),
     Formula("ess_tokens", "fraction", _T, "(Σw)² / (n Σw²), a rejected token weighs 0", _ess_tokens),
     Formula(
@@ -149,18 +144,25 @@ ROWS = (
         "catastrophic_tokens", "fraction", _T, "share of tokens beyond the veto's bound", mean("catastrophic")
     ),
     Formula(
+        "loss_scale",
+        "",
+        "the preset's own denominator",
+        "Σw / kept tokens, or all tokens where rejected ones stay: the loss's scale in its trainer",
+        mean("w", "scale_by"),
+    ),
+    Formula(
         "loss_scale_removed",
         "",
         "kept tokens",
         "Σw / kept tokens: the loss's scale when rejected tokens leave the denominator",
-        lambda get: _weights(get) / get("kept"),
+        mean("w", "kept"),
     ),
     Formula(
         "loss_scale_kept",
         "",
         _T,
         "Σw / all tokens: the loss's scale when rejected tokens stay in the denominator",
-        lambda get: _weights(get) / get("tokens"),
+        mean("w"),
     ),
 )
 

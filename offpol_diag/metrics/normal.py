@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from offpol_diag import scope, segments
+from offpol_diag import losses, scope, segments
 from offpol_diag.accumulators import Extremes, Places, Sums
 from offpol_diag.metrics.outcome import norm_factor, outcome
 from offpol_diag.metrics.scene import Scene
@@ -71,9 +71,9 @@ def _span(scene: Scene, preset: Preset) -> tuple[Tensor, Tensor]:
 
 Get = Callable[[str], Tensor]
 
-_LINEAR = ("w", "v", "update")
+_LINEAR = ("w", "v")
 _SQUARES = ("ww", "vv")
-_LOSS = ("loss", "loss_mean")
+_LOSS = ("loss", "loss_mean", "update")
 
 
 def _about_one(get: Get, f: Tensor) -> Tensor:
@@ -92,7 +92,7 @@ _CENTRED: dict[str, Callable[[Get, Tensor], Tensor]] = {
     "residual_ww": _over_one("residual_ww", "kept"),
     "residual_vv": _over_one("residual_vv", "residual_left"),
 }
-_NORMS = ("norm", "norm_units", "loss_norm", "loss_norm_units")
+_NORMS = ("norm", "norm_units")
 
 
 def rescaled(read: Mapping[str, Tensor], preset: Preset) -> Columns:
@@ -104,7 +104,7 @@ def rescaled(read: Mapping[str, Tensor], preset: Preset) -> Columns:
 
     f = norm_factor(get("norm"), get("norm_units"))
     own = [name.removeprefix(prefix) for name in read if name.startswith(prefix)]
-    loss = f if prefix + "loss_norm" in read else torch.ones_like(f)
+    loss = f if losses.weighted(preset) else torch.ones_like(f)
     done = {name: get(name) for name in own if name not in _NORMS}
     done |= {name: get(name) / f for name in _LINEAR if name in done}
     done |= {name: get(name) / f**2 for name in _SQUARES if name in done}

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from offpol_diag import correction, segments
 from offpol_diag.correction import Kept, Weighed
-from offpol_diag.metrics.formula import Lookup
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.presets import Preset
 from offpol_diag.ratios import Level, Ratios
@@ -149,11 +148,6 @@ def norm(done: Outcome, preset: Preset) -> dict[str, Tensor]:
     if preset.weight.over == "token":
         return {"norm": done.weight_sum, "norm_units": n}
     return {"norm": done.weight_sum / n.clamp(min=1), "norm_units": (n > 0).to(torch.float64)}
-
-
-def scale(get: Lookup, of: str = "norm") -> Tensor:
-    """1, or what batch normalisation multiplies every weight by."""
-    return 1 / norm_factor(get(of), get(f"{of}_units"))
 
 
 def norm_factor(total: Tensor, units: Tensor) -> Tensor:

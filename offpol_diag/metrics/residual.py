@@ -5,14 +5,12 @@ Numerator and denominator are the preset's own: π_old or π_θ over π_rollout.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from offpol_diag import segments
-from offpol_diag.metrics.formula import Formula, Lookup
-from offpol_diag.metrics.outcome import Outcome, applied, outcome, scale
+from offpol_diag.metrics.formula import Formula, mean
+from offpol_diag.metrics.outcome import Outcome, applied, outcome
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.presets import Preset
 from offpol_diag.ratios import OVERFLOW, Ratios
@@ -47,16 +45,6 @@ def _sums(ratios: Ratios, done: Outcome) -> tuple[Tensor, Tensor]:
     return segments.total(k3, offsets), segments.total(delta, offsets)
 
 
-def _chi2(squares: str, per: str) -> Callable[[Lookup], Tensor]:
-    """From Σ(w² − 1): the mean of w² minus 1, nothing lost when every weight is near 1."""
-
-    def of(get: Lookup) -> Tensor:
-        by = scale(get) ** 2
-        return get(squares) / get(per) * by + (by - 1)
-
-    return of
-
-
 ROWS = (
     Formula(
         "k3",
@@ -73,13 +61,13 @@ ROWS = (
         lambda get: get("residual_ppl") / get("residual_left") + 1,
     ),
     Formula(
-        "chi2_token", "", "kept tokens", "mean(w²) − 1 of the final weights", _chi2("residual_ww", "kept")
+        "chi2_token", "", "kept tokens", "mean(w²) − 1 of the final weights", mean("residual_ww", "kept")
     ),
     Formula(
         "chi2_sequence",
         "",
         "sequences left",
         "mean(v²) − 1, v = mean final weight over the sequence's tokens, 0 where rejected",
-        _chi2("residual_vv", "residual_left"),
+        mean("residual_vv", "residual_left"),
     ),
 )
