@@ -18,20 +18,20 @@ HAIR = 3e-5
 WILD = (-100.0, -25.0, 25.0, 100.0)
 
 
-def masked_rows(rng: np.random.Generator, many: int, *, scalar: bool) -> list[dict]:
+def masked_rows(rng: np.random.Generator, many: int, *, scalar: bool, wild: bool = True) -> list[dict]:
     """Rows of 0 to 40 tokens, σ(Δ) from 1e-3 to 3, some leaning one way, some with a token far off."""
-    return [_row(rng, i, scalar=scalar) for i in range(many)]
+    return [_row(rng, i, scalar=scalar, wild=wild) for i in range(many)]
 
 
-def _row(rng: np.random.Generator, i: int, *, scalar: bool) -> dict:
+def _row(rng: np.random.Generator, i: int, *, scalar: bool, wild: bool) -> dict:
     n = int(rng.integers(0, 41)) if i % 5 else int(rng.integers(0, 4))
     sigma = 10 ** rng.uniform(-3, math.log10(3))
     lean = (0.0, 0.0, 0.0, sigma, -sigma, 1.5, -1.5)[i % 7]
     old = lean + sigma * rng.standard_normal(n)
     current = old + sigma / 3 * rng.standard_normal(n)
-    wild = rng.random(n) < (0.0, 0.0, 0.1)[i % 3]
-    old = np.where(wild, rng.choice(WILD, n), old)
-    current = np.where(wild & (rng.random(n) < 0.7), old, current)
+    far = rng.random(n) < (0.0, 0.0, 0.1 * wild)[i % 3]
+    old = np.where(far, rng.choice(WILD, n), old)
+    current = np.where(far & (rng.random(n) < 0.7), old, current)
     rollout = -rng.exponential(rng.choice((0.05, 0.5, 3.0)), n) - np.maximum(0, np.maximum(old, current))
     advantages = np.where(rng.random(n) < 0.2, 0.0, rng.standard_normal(n)) + (i % 4 == 0)
     return {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from offpol_diag import catalogue, segments
+from offpol_diag import catalogue, losses, segments
 from offpol_diag.metrics.outcome import norm, norm_factor, outcome, token_mask
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.readers import open_dump
@@ -14,11 +14,15 @@ from tests import trainer_dumps
 BUILT_IN = catalogue.load()
 
 
+def seen(preset, batch):
+    """The batch as the observers see it, with what the preset wants to know of the whole of it."""
+    return Scene.of(batch, 0, 2, settle(lambda: iter([batch]), Asked.of([preset], False)).settled)
+
+
 def ours(name, batch):
     """(what the loss of each token is multiplied by, whether it is in the denominator): [T] each."""
     preset = BUILT_IN[name]
-    settled = settle(lambda: iter([batch]), Asked.of([preset], False)).settled
-    done = outcome(Scene.of(batch, 0, 2, settled), preset)
+    done = outcome(seen(preset, batch), preset)
     mask = token_mask(done)
     weights = torch.ones_like(mask)
     if done.weighed is not None:
@@ -35,3 +39,10 @@ def ours(name, batch):
 def read(rows, path):
     (batch,) = open_dump([trainer_dumps.write(rows, path)]).batches()
     return batch
+
+
+def policy_loss(preset, batch):
+    """The loss of each token before weights and mask, and whether the weights multiply it."""
+    found = losses.token_loss(seen(preset, batch).ratios(preset.policy), preset)
+    assert found is not None
+    return found.loss, losses.weighted(preset)

@@ -1,0 +1,147 @@
+"""Each built-in row's weighted policy loss is its trainer's, token by token: clip, dual clip, GSPO, CISPO."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import exp, log
+
+import numpy as np
+import pytest
+
+from offpol_diag.analyze import analyze
+from tests import trainer_dumps
+from tests.trainers.ours import BUILT_IN, ours, policy_loss, read
+from tests.trainers.padded import padded
+from tests.trainers.policies import cispo, gspo, loss_of, ppo
+from tests.trainers.table import TABLE
+
+
+def weighted(name, batch):
+    """Factor times policy loss of each token, [T]."""
+    preset = BUILT_IN[name]
+    loss, multiplied = policy_loss(preset, batch)
+    assert multiplied or preset.weight is None
+    return ours(name, batch)[0] * loss.numpy()
+
+
+@pytest.fixture(scope="module")
+def dumps(tmp_path_factory):
+    """Rows without a token far off: where exp is not clamped, and where it is, the loss is the same."""
+    where, found = tmp_path_factory.mktemp("losses"), []
+    for seed in range(4):
+        rng = np.random.default_rng((20261013, seed))
+        rows = trainer_dumps.masked_rows(rng, 120, scalar=seed % 2 == 0, wild=False)
+        found.append((rows, read(rows, where / f"{seed}.parquet")))
+    return found
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_a_rows_weighted_loss_is_its_trainers(name, dumps):
+    (trainer, settings), (loss, options) = TABLE[name], loss_of(name)
+    for rows, batch in dumps:
+        p = padded(rows)
+        want = (trainer(p, **settings).factor * loss(p, **options))[p.mask]
+        assert weighted(name, batch) == pytest.approx(want, rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("name", "loss", "options"),
+    [
+        ("gspo", gspo, {"low": 3e-4, "high": 4e-4}),
+        ("cispo", cispo, {}),
+        ("recompute", ppo, {"dual": 3.0}),  # verl's
+    ],
+)
+def test_losses_that_correct_nothing(name, loss, options, dumps):
+    for rows, batch in dumps:
+        p = padded(rows)
+        assert weighted(name, batch) == pytest.approx(loss(p, **options)[p.mask], rel=1e-9, abs=1e-12)
+
+
+def test_what_is_reported_is_the_trainers_own_mean_over_its_own_denominator(tmp_path):
+    rows = trainer_dumps.masked_rows(np.random.default_rng(20261014), 150, scalar=False, wild=False)
+    p = padded(rows)
+
+    found = analyze(
+        [trainer_dumps.write(rows, tmp_path / "dump.parquet")],
+        presets=[BUILT_IN[name] for name in TABLE],
+        device="cpu",
+    )
+
+    for name, (trainer, settings) in TABLE.items():
+        verdict, (loss, options) = trainer(p, **settings), loss_of(name)
+        want = (verdict.factor * loss(p, **options))[p.mask].sum() / verdict.counted.sum()
+        got = found.presets[name].metrics["pg_loss_own"].value
+        assert got == pytest.approx(want, rel=1e-9, abs=1e-12), name
+
+
+# ---------------------------------------------------------------- by hand
+
+
+@pytest.fixture
+def loss(tmp_path):
+    """(name of a row, a row of a dump, changes of its clip) → the policy loss of each token, unweighted."""
+
+    def of(name, row, **clip):
+        preset = BUILT_IN[name]
+        preset = replace(preset, clip=replace(preset.clip, **clip)) if clip else preset
+        return policy_loss(preset, read([row], tmp_path / "dump.parquet"))[0].tolist()
+
+    return of
+
+
+def moved(*ratios, advantage):
+    """π_old is the rollout; π_θ/π_old is as given, and the first of the two has probability 1/8."""
+    old = [log(1 / 8)] * len(ratios)
+    return {
+        "rollout_log_probs": old,
+        "old_log_probs": old,
+        "current_log_probs": [x + log(r) for x, r in zip(old, ratios, strict=True)],
+        "response_mask": [1] * len(ratios),
+        "advantages": advantage,
+    }
+
+
+def test_gspo_clips_the_geometric_mean_and_gives_it_to_every_token(loss):
+    row = moved(4.0, 0.5, advantage=2.0)  # √2 = 1.414, above 1.0004
+
+    assert loss("gspo", row) == pytest.approx([-2 * 1.0004] * 2)
+    assert loss("gspo", moved(4.0, 0.5, advantage=-2.0)) == pytest.approx([2 * 2**0.5] * 2)
+
+
+def test_cispo_weighs_log_probs_with_the_clipped_ratio(loss):
+    now = log(1 / 8) + log(6.0), log(1 / 8) + log(0.5)
+
+    assert loss("cispo", moved(6.0, 0.5, advantage=2.0)) == pytest.approx(
+        [-2 * 5 * now[0], -2 * 0.5 * now[1]]
+    )
+
+
+def test_a_surrogate_is_minus_the_advantage(loss):
+    assert loss("prime_rl_dppo", moved(1.1, 0.9, advantage=2.0)) == pytest.approx([-2.0, -2.0])
+
+
+def test_verl_bounds_a_bad_tokens_loss_at_three_advantages_and_trl_does_not(loss):
+    row = moved(5.0, advantage=-2.0)
+
+    assert loss("token_is", row) == pytest.approx([6.0])
+    assert loss("trl_token_truncate", row) == pytest.approx([10.0])
+
+
+def test_open_instruct_clips_higher(loss):
+    assert loss("open_instruct_rho_clamp", moved(2.0, advantage=1.0)) == pytest.approx([-1.272])
+    assert loss("slime_tis", moved(2.0, advantage=1.0)) == pytest.approx([-1.2])
+
+
+def test_a_clip_without_one_side_leaves_it(loss):
+    row = moved(2.0, 0.25, advantage=1.0)
+
+    assert loss("slime_tis", row, high=None) == pytest.approx([-2.0, -0.25])
+    assert loss("slime_tis", moved(0.25, advantage=-1.0), low=None) == pytest.approx([0.25])
+    assert loss("slime_tis", moved(0.25, advantage=-1.0)) == pytest.approx([0.8])
+
+
+def test_openrlhfs_gspo_anchors_at_the_rollout(loss):
+    row = {**moved(1.0, 1.0, advantage=1.0), "rollout_log_probs": [log(1 / 8) - 0.1, log(1 / 8) + 0.04]}
+
+    assert loss("openrlhf_gspo", row) == pytest.approx([-exp(0.03)] * 2)

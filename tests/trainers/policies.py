@@ -1,0 +1,78 @@
+"""The policy loss that a trainer's factor multiplies, per token; as its configuration has it by default.
+
+Some clip the log-ratio to ±20 before exp; they differ from the rest on absurd tokens only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tests.trainers.padded import Padded, exp, row_mean
+
+Loss = Callable[..., np.ndarray]
+
+
+def update(p: Padded, anchor: str) -> np.ndarray:
+    """log π_θ − log π_anchor, [B, L]; 0 where masked."""
+    return np.where(p.mask, p.current - getattr(p, anchor), 0.0)
+
+
+def ppo(
+    p: Padded, *, low: float = 0.2, high: float = 0.2, dual: float | None = None, anchor: str = "old"
+) -> np.ndarray:
+    """The worse of −A r and −A clip(r); where A < 0 never worse than −dual A."""
+    return _clipped(exp(update(p, anchor)), p.advantages, low, high, dual)
+
+
+def gspo(p: Padded, *, low: float, high: float, anchor: str = "old") -> np.ndarray:
+    """PPO's clip on one ratio for the row: the geometric mean."""
+    ratio = exp(row_mean(update(p, anchor), p.mask)) * np.ones(p.mask.shape)
+    return _clipped(ratio, p.advantages, low, high, None)
+
+
+def _clipped(ratio: np.ndarray, a: np.ndarray, low: float, high: float, dual: float | None) -> np.ndarray:
+    loss = -np.minimum(a * ratio, a * np.clip(ratio, 1 - low, 1 + high))
+    return loss if dual is None else np.where((a < 0) & (loss > -dual * a), -dual * a, loss)
+
+
+def cispo(p: Padded, *, low: float = 1.0, high: float = 4.0) -> np.ndarray:
+    """−A log π_θ, times the clipped ratio, which no gradient passes."""
+    return np.clip(exp(update(p, "old")), 1 - low, 1 + high) * reinforce(p)
+
+
+def reinforce(p: Padded) -> np.ndarray:
+    """−A log π_θ."""
+    return -p.advantages * p.current
+
+
+def surrogate(p: Padded) -> np.ndarray:
+    """−A; the factor is the ratio that the gradient passes."""
+    return -p.advantages
+
+
+PLAIN: tuple[Loss, dict[str, Any]] = (ppo, {})
+OPEN_INSTRUCT = (ppo, {"high": 0.272})
+ALONE: dict[str, tuple[Loss, dict[str, Any]]] = {
+    "tis": (ppo, {"dual": 3.0}),  # the fork is of verl
+    "openrlhf_gspo": (gspo, {"low": 0.2, "high": 0.2, "anchor": "rollout"}),
+    "nemo_rl_seq_product": (gspo, {"low": 0.2, "high": 0.2}),
+    "prime_rl_dppo": (surrogate, {}),
+    "prime_rl_ipo": (surrogate, {}),
+    "prime_rl_v02_token": (reinforce, {}),
+    "prime_rl_v02_sequence": (reinforce, {}),
+    "skyrl_rollout_is": (reinforce, {}),
+    "skyrl_dppo_tv": (surrogate, {}),
+    "skyrl_dppo_kl": (surrogate, {}),
+    "skyrl_cispo_rollout": (reinforce, {}),
+    "slime_opsm": (ppo, {"anchor": "rollout"}),  # --use-rollout-logprobs
+    "deepseek_v32_mask": (ppo, {"anchor": "rollout"}),  # the report's π_old is the sampler
+    "torchforge": (reinforce, {}),
+}
+
+
+def loss_of(name: str) -> tuple[Loss, dict[str, Any]]:
+    """The loss of a row of the table, and its settings."""
+    return ALONE.get(name, OPEN_INSTRUCT if name.startswith("open_instruct_") else PLAIN)
