@@ -1,6 +1,6 @@
 """TRL, ms-swift, OpenRLHF: what they multiply their policy loss by.
 
-TRL f2cd5771 (its four modes are unchanged in d2b69d76), ms-swift 3602360a, OpenRLHF 3c3be623.
+TRL f2cd5771, ms-swift 3602360a, OpenRLHF 3c3be623.
 """
 
 from __future__ import annotations
