@@ -78,8 +78,8 @@ class Loss:
 
     Attributes:
         of: value, slope, and where the clip and the dual clip decide (None: nowhere).
-        weighted: whether the preset's weight multiplies it around whatever anchor; else only around π_old, for
-            around π_rollout its own ratio is the correction already.
+        weighted: whether the preset's weight multiplies it around any anchor; else only around π_old: around
+            π_rollout its own ratio is the correction already.
         pooled: whether u is the mean over the sequence's tokens.
     """
 

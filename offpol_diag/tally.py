@@ -110,7 +110,7 @@ def observe(study: Study, scene: Scene) -> Tally:
 
 def _resampled(study: Study, scene: Scene) -> dict[str, Tensor]:
     """Columns whose numbers carry an interval."""
-    found = dict(scene.counts)
+    found = scene.counts | update.shared(scene)
     for drift in study.drifts:
         found |= gap.columns(scene.batch, drift)
     return found | _preset_columns(study.once, scene)

@@ -83,7 +83,7 @@ class Reader:
         return low, high
 
 
-SHARED = frozenset({"tokens", "sequences", "rows", "longest"})
+SHARED = frozenset({"tokens", "sequences", "rows", "longest", "mass_positive", "mass_negative"})
 """Columns that belong to the dump, not to a drift or a preset."""
 
 

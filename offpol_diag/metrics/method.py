@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import torch
 from torch import Tensor
 
@@ -30,7 +32,6 @@ def columns(scene: Scene, preset: Preset) -> dict[str, Tensor]:
         **_sequence_weights(done, n),
         **norm(done, preset),
         **_truncated(done, n),
-        "scale_by": done.kept_tokens if preset.denominator == "kept" else n,
         **_by_sign(scene, done, preset),
     }
     return {f"{preset.name}|{name}": values for name, values in found.items()}
@@ -88,6 +89,14 @@ def _per_sequence_range(done: Outcome, left: Tensor) -> tuple[Tensor, Tensor]:
     low = done.ratios.once(("low", id(weights)), lambda: segments.smallest(weights, offsets))
     high = done.ratios.once(("high", id(weights)), lambda: segments.largest(weights, offsets))
     return extremes(low[left])[0], extremes(high[left])[1]
+
+
+def own_denominators(presets: Sequence[Preset], sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What each preset's trainer divides its loss by, of sums read: kept tokens, or all tokens."""
+    kept = {
+        preset.name: f"{preset.name}|kept" if preset.denominator == "kept" else "tokens" for preset in presets
+    }
+    return {f"{name}|own": sums[column] for name, column in kept.items()}
 
 
 def _std(get: Lookup) -> Tensor:
@@ -148,7 +157,7 @@ ROWS = (
         "",
         "the preset's own denominator",
         "Σw / kept tokens, or all tokens where rejected ones stay: the loss's scale in its trainer",
-        mean("w", "scale_by"),
+        mean("w", "own"),
     ),
     Formula(
         "loss_scale_removed",

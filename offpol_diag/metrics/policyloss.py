@@ -22,16 +22,16 @@ def columns(scene: Scene, preset: Preset) -> dict[str, Tensor]:
         return {}
     per_token, per_sequence = _weights(done, loss.weighted)
     rules = applied(preset).reject if done.kept.tokens is not None else ()
-    key = ("loss sums", kind, weight_key(preset) if per_token is not None else None, rules)
-    sums = done.ratios.once(key, lambda: _sums(done, loss, per_token))
-    denominator = done.kept_tokens if preset.denominator == "kept" else scene.counts["tokens"]
-    summed = sums["loss"] * per_sequence * done.kept.sequences
+    by = None if per_token is None else weight_key(preset)
+    summed = done.ratios.once(("loss sum", kind, by, rules), lambda: _value(done, loss, per_token))
+    clips = done.ratios.once(("clip sums", kind, rules), lambda: _clips(done, loss))
+    kl = done.ratios.once(("kl sum", preset.policy, rules), lambda: _total(done, loss.kl))
+    summed = summed * per_sequence * done.kept.sequences
     found = {
         "loss": summed,
-        "denominator": denominator,
         "loss_mean": summed / done.kept_tokens.clamp(min=1),
         "loss_rows": (done.kept_tokens > 0).to(torch.float64),
-        **{name: sums[name] * done.kept.sequences for name in ("clipped", "clipped_lower", "kl")},
+        **{name: values * done.kept.sequences for name, values in {**clips, "kl": kl}.items()},
     }
     return {f"{preset.name}|{name}": values for name, values in found.items()}
 
@@ -45,18 +45,19 @@ def _weights(done: Outcome, weighted: bool) -> tuple[Tensor | None, Tensor]:
     return (final.values, ones) if final.per == "token" else (None, final.values)
 
 
-def _sums(done: Outcome, loss: TokenLoss, weights: Tensor | None) -> dict[str, Tensor]:
-    """Sums per sequence [S] over tokens that pass the rules on tokens; many presets share them."""
-    keep, offsets = done.kept.tokens, done.ratios.batch.cu_seqlens
-    terms = {
-        "loss": loss.loss if weights is None else loss.loss * weights,
-        "clipped": loss.clipped.to(torch.float64),
-        "clipped_lower": loss.clipped_lower.to(torch.float64),
-        "kl": loss.kl,
-    }
-    if keep is not None:
-        terms = {name: torch.where(keep, x, 0.0) for name, x in terms.items()}
-    return {name: segments.total(x, offsets) for name, x in terms.items()}
+def _value(done: Outcome, loss: TokenLoss, weights: Tensor | None) -> Tensor:
+    return _total(done, loss.loss if weights is None else loss.loss * weights)
+
+
+def _clips(done: Outcome, loss: TokenLoss) -> dict[str, Tensor]:
+    flags = {"clipped": loss.clipped, "clipped_lower": loss.clipped_lower}
+    return {name: _total(done, flag.to(torch.float64)) for name, flag in flags.items()}
+
+
+def _total(done: Outcome, x: Tensor) -> Tensor:
+    """Per sequence [S], over tokens that pass the rules on tokens; many presets share it."""
+    keep = done.kept.tokens
+    return segments.total(x if keep is None else torch.where(keep, x, 0.0), done.ratios.batch.cu_seqlens)
 
 
 _T, _S = "tokens", "sequences"
@@ -75,7 +76,7 @@ ROWS = (
         "",
         "the preset's own denominator",
         "Σ w L / kept tokens, or all tokens where rejected ones stay (token-mean)",
-        mean("loss", "denominator"),
+        mean("loss", "own"),
     ),
     Formula(
         "pg_loss_seq_sum", "", _S, "Σ w L / sequences left (seq-mean-token-sum)", mean("loss", "loss_rows")

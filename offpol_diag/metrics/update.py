@@ -1,7 +1,7 @@
-"""How much of the update a preset leaves, and how much of it it takes away, by sign of the advantage.
+"""How much of the update a preset leaves, and on whom it takes it away, by the sign of the advantage.
 
-Uncorrected, token t pushes log π_θ with |A_t|. Under a preset it pushes with |slope · w| where it is kept, 0
-elsewhere. Without π_θ the loss's own clip is idle: the view of the first minibatch, where π_θ = π_old.
+Uncorrected, token t pulls on log π_θ with |A_t|. Under a preset it pulls with |slope · w| where it is kept,
+0 elsewhere. Without π_θ the loss's own clip is idle: the view of the first minibatch, where π_θ = π_old.
 """
 
 from __future__ import annotations
@@ -15,90 +15,120 @@ from offpol_diag.metrics.formula import Formula, Lookup
 from offpol_diag.metrics.outcome import Outcome, applied, outcome
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.presets import Preset
+from offpol_diag.ratios import Ratios
 
 SIGNS = ("positive", "negative")
 
 
-def columns(scene: Scene, preset: Preset) -> dict[str, Tensor]:
-    """Per-sequence columns [S]: the mass Σ|A| by sign, what of it still pushes, and Σ|slope · w| of that."""
+def shared(scene: Scene) -> dict[str, Tensor]:
+    """Σ|A| of each sequence by sign, [S]: the same for every preset."""
     advantages = scene.batch.advantages
-    if advantages is None:
+    return {} if advantages is None else _by_sign(advantages, scene.batch.cu_seqlens, "mass")
+
+
+def columns(scene: Scene, preset: Preset) -> dict[str, Tensor]:
+    """Per-sequence columns [S]: Σ|slope · w| of what still pulls, and Σ|A| by sign of what does not."""
+    if scene.batch.advantages is None:
         return {}
     done = outcome(scene, preset)
-    mass = done.ratios.once("mass", lambda: _by_sign(advantages.abs(), advantages, done))
-    sums, whole = _pushing(scene, preset, done)
-    alive = done.kept.sequences * (whole != 0)
-    found = {f"mass_{sign}": mass[sign] for sign in SIGNS}
-    found |= {f"pushing_{sign}": sums[sign] * alive for sign in SIGNS}
-    found["update"] = sums["update"] * whole * done.kept.sequences
+    weights = done.weighed.final if done.weighed is not None and losses.weighted(preset) else None
+    whole = weights.values if weights is not None and weights.per == "sequence" else None
+    each = weights.values if weights is not None and weights.per == "token" else None
+    factor = done.kept.sequences.to(torch.float64) if whole is None else done.kept.sequences * whole
+    pull, still = _pull(done, preset, each), _still(done, preset, each)
+    mass = done.ratios.once("mass", lambda: shared(scene))
+    found = {"update": pull * factor}
+    for sign in SIGNS:
+        found[f"still_{sign}"] = torch.where(factor == 0, mass[f"mass_{sign}"], still[f"still_{sign}"])
     return {f"{preset.name}|{name}": values for name, values in found.items()}
 
 
-def _by_sign(x: Tensor, advantages: Tensor, done: Outcome) -> dict[str, Tensor]:
-    offsets = done.ratios.batch.cu_seqlens
-    flags = zip(SIGNS, (advantages > 0, advantages < 0), strict=True)
-    return {sign: segments.total(torch.where(flag, x, 0.0), offsets) for sign, flag in flags}
+def _by_sign(x: Tensor, offsets: Tensor, name: str) -> dict[str, Tensor]:
+    parts = (x.clamp(min=0), -x.clamp(max=0))
+    return {f"{name}_{sign}": segments.total(part, offsets) for sign, part in zip(SIGNS, parts, strict=True)}
 
 
-def _pushing(scene: Scene, preset: Preset, done: Outcome) -> tuple[dict[str, Tensor], Tensor]:
-    """Sums over tokens that the rules on tokens leave, and the weight of each whole sequence [S].
-
-    Many presets share the sums: those with the same loss, rules on tokens and weights on tokens.
-    """
-    whole, each, key = torch.ones_like(done.kept_tokens), None, None
-    if done.weighed is not None and losses.weighted(preset):
-        final = done.weighed.final
-        per_token = final.per == "token"
-        each, key = (final.values, weight_key(preset)) if per_token else (None, None)
-        whole = whole if per_token else final.values
-    rules = applied(preset).reject if done.kept.tokens is not None else ()
-    sums = done.ratios.once(
-        ("pushing", losses.kind(preset), key, rules), lambda: _sums(scene, preset, done, each)
-    )
-    return sums, whole
+def _slope(ratios: Ratios, preset: Preset) -> tuple[object, Tensor]:
+    """What each token pulls with before weights and rules, and what that depends on."""
+    found = losses.token_loss(ratios, preset)
+    if found is not None:
+        return losses.kind(preset), found.slope
+    assert ratios.batch.advantages is not None
+    return None, ratios.batch.advantages
 
 
-def _sums(scene: Scene, preset: Preset, done: Outcome, weights: Tensor | None) -> dict[str, Tensor]:
-    advantages, offsets = scene.batch.advantages, scene.batch.cu_seqlens
-    assert advantages is not None
-    loss = losses.token_loss(done.ratios, preset)
-    push = (advantages if loss is None else loss.slope).abs()
-    push = push if weights is None else push * weights
-    push = push if done.kept.tokens is None else torch.where(done.kept.tokens, push, 0.0)
-    left = torch.where(push != 0, advantages.abs(), 0.0)
-    return _by_sign(left, advantages, done) | {"update": segments.total(push, offsets)}
+def _rules(done: Outcome, preset: Preset) -> object:
+    return applied(preset).reject if done.kept.tokens is not None else ()
 
 
-def _removed(get: Lookup, *signs: str) -> Tensor:
-    mass = sum((get(f"mass_{sign}") for sign in signs), torch.zeros(()))
-    pushing = sum((get(f"pushing_{sign}") for sign in signs), torch.zeros(()))
-    return 1 - pushing / mass
+def _pull(done: Outcome, preset: Preset, weights: Tensor | None) -> Tensor:
+    """Σ|slope · w| over tokens that the rules on tokens leave, [S]; w of tokens only."""
+    ratios = done.ratios
+    kind, slope = _slope(ratios, preset)
+    size = ratios.once(("pull", kind), slope.abs)
+    key = ("pull", kind, None if weights is None else weight_key(preset), _rules(done, preset))
+
+    def total() -> Tensor:
+        x = size if weights is None else size * weights
+        x = x if done.kept.tokens is None else torch.where(done.kept.tokens, x, 0.0)
+        return segments.total(x, ratios.batch.cu_seqlens)
+
+    return ratios.once(key, total)
 
 
-_MASS = "Σ|A|"
-_ZERO = "share of Σ|A| on tokens that push nothing: rejected, vetoed, of weight 0, or clipped away"
+def _still(done: Outcome, preset: Preset, weights: Tensor | None) -> dict[str, Tensor]:
+    """Σ|A| by sign of the tokens that pull nothing: by a rule, by the loss's clip or by a weight of 0."""
+    ratios, rule = done.ratios, applied(preset).weight
+    kind, slope = _slope(ratios, preset)
+    may_be_zero = rule is not None and (rule.action == "mask" or rule.overflow == "zero")
+    zeros = weights if may_be_zero else None
+    key = ("still", kind, None if zeros is None else weight_key(preset), _rules(done, preset))
+
+    def total() -> dict[str, Tensor]:
+        pulls = slope != 0
+        pulls = pulls if zeros is None else pulls & (zeros != 0)
+        pulls = pulls if done.kept.tokens is None else pulls & done.kept.tokens
+        assert ratios.batch.advantages is not None
+        still = torch.where(pulls, 0.0, ratios.batch.advantages)
+        return _by_sign(still, ratios.batch.cu_seqlens, "still")
+
+    return ratios.once(key, total)
+
+
+def _all(get: Lookup, name: str) -> Tensor:
+    return get(f"{name}_positive") + get(f"{name}_negative")
+
+
+_ZERO = "Σ|A| of tokens that pull nothing (rejected, vetoed, weight 0, or clipped away) / Σ|A|"
+_VIEW = "; without current_log_probs no clip acts (π_θ = π_old)"
 
 ROWS = (
     Formula(
         "update_kept",
         "",
-        _MASS,
-        "Σ|slope · w| over kept tokens / Σ|A|: the size of the update that is left; slope is −A on-policy",
-        lambda get: get("update") / (get("mass_positive") + get("mass_negative")),
+        "Σ|A|",
+        f"Σ|w · ∂L/∂log π_θ| over kept tokens / Σ|A|: the size of the update that is left{_VIEW}",
+        lambda get: get("update") / _all(get, "mass"),
     ),
-    Formula("update_removed", "fraction", _MASS, _ZERO, lambda get: _removed(get, *SIGNS)),
+    Formula(
+        "update_removed",
+        "fraction",
+        "Σ|A|",
+        _ZERO + _VIEW,
+        lambda get: _all(get, "still") / _all(get, "mass"),
+    ),
     Formula(
         "update_removed_positive",
         "fraction",
         "Σ|A| where A > 0",
-        "the same of what is pushed up",
-        lambda get: _removed(get, "positive"),
+        f"{_ZERO}, where A > 0{_VIEW}",
+        lambda get: get("still_positive") / get("mass_positive"),
     ),
     Formula(
         "update_removed_negative",
         "fraction",
         "Σ|A| where A < 0",
-        "the same of what is pushed down",
-        lambda get: _removed(get, "negative"),
+        f"{_ZERO}, where A < 0{_VIEW}",
+        lambda get: get("still_negative") / get("mass_negative"),
     ),
 )
