@@ -17,7 +17,7 @@ from offpol_diag.crosswalk import BOOKS
 from offpol_diag.crosswalk.spread import Read
 from offpol_diag.formulas import guards
 from offpol_diag.formulas import method as in_words
-from offpol_diag.metrics import gap, method, normal, policyloss, residual, selection, tails, where
+from offpol_diag.metrics import gap, method, normal, policyloss, residual, selection, tails, update, where
 from offpol_diag.metrics.formula import Formula, Reader, missing, plain
 from offpol_diag.metrics.gap import DRIFTS, Drift
 from offpol_diag.metrics.selection import Grid
@@ -49,6 +49,7 @@ class Readout:
         """Sums and replicates."""
         sums = _typed(self.tally.states["sums"], Sums).read()
         sums |= normal.read(self.normal, self.study.normalised)
+        sums |= method.own_denominators(self.study.presets, sums)
         longest = torch.tensor([self.ranges["response"][1]], dtype=torch.float64)
         return Reader(sums | {"longest": longest}, self.groups.groups)
 
@@ -243,6 +244,7 @@ def _conditional(out: Readout, prefix: str) -> Numbers:
     found: Numbers = {}
     for rows, column, needed in (
         (method.SIGN_ROWS, "positive", ["advantages"]),
+        (update.ROWS, "update", ["advantages"]),
         (policyloss.ROWS, "loss", ["current_log_probs", "advantages"]),
     ):
         lacking = [name for name in needed if name not in out.study.columns]
