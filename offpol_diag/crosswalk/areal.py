@@ -67,12 +67,12 @@ def _total_gap(view: View) -> Tensor:
     """v = log π_θ − log π_rollout."""
     current = view.batch.current
     assert current is not None
-    return view.ratios.once("v", lambda: current - view.batch.rollout)
+    return view.ratios.once("logged v", lambda: current - view.batch.rollout)
 
 
 def _dual(view: View) -> Tensor:
     v = _total_gap(view)
-    return view.ratios.once("k3 of v", lambda: torch.expm1(v) - v)
+    return view.ratios.once("logged k3 of v", lambda: torch.expm1(v) - v)
 
 
 def _masked_ratio(view: View) -> Tensor:

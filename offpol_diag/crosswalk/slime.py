@@ -53,7 +53,7 @@ def mean(column: str) -> Callable[[Page], float]:
 
 
 def _difference(view: View) -> Tensor:
-    return view.ratios.once("|Δ|", lambda: view.ratios.delta.abs())
+    return view.ratios.once("logged |Δ|", lambda: view.ratios.delta.abs())
 
 
 def _kl(view: View) -> Tensor:
@@ -152,7 +152,7 @@ def _masked(view: View) -> Tensor:
 
 
 def _ratio(view: View) -> Tensor:
-    return view.ratios.once("e^Δ", lambda: torch.exp(view.ratios.delta))
+    return view.ratios.once("logged e^Δ", lambda: torch.exp(view.ratios.delta))
 
 
 BOOK = Ledger(

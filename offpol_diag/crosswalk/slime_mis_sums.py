@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from offpol_diag import correction, segments
 from offpol_diag.correction import weight_key
+from offpol_diag.crosswalk.bounds import Side, bound, half
 from offpol_diag.crosswalk.ledger import Column, View
 from offpol_diag.crosswalk.slime import Rows, When, loss_columns, per_row, row_mean, shares, there, weighs
 from offpol_diag.presets import Preset, Reject
@@ -68,15 +68,14 @@ def normal(preset: Preset) -> bool:
     return weighs(preset) and preset.weight is not None and preset.weight.normalize
 
 
-def _outside(of: str, side: str) -> Rows:
+def _outside(of: str, side: Side) -> Rows:
     """The share of a sample's tokens beyond one bound of a band, [S]."""
 
     def column(view: View) -> Tensor:
         rule = _band(view.preset, of)
-        bound = None if rule is None else getattr(rule, side)
-        if rule is None or bound is None:
+        if rule is None or bound(rule, side) is None:
             return torch.zeros_like(view.batch.lengths, dtype=torch.float64)
-        passed = correction.passes(view.ratios, replace(rule, lower=None, upper=None, **{side: bound}))
+        passed = correction.passes(view.ratios, half(rule, side))
         flags = ~passed.values
         return shares(correction.per_sequence(flags, passed, view.batch), passed, view)
 
@@ -160,13 +159,14 @@ GAP = (
     _shared("chi2_token", _chi2_token),
     _shared("chi2_seq", _chi2_seq),
 )
+SIDES: tuple[Side, ...] = ("lower", "upper")
 WEIGHTS = (
     _own("before", _weighed("raw")),
     _own("after", _weighed("final")),
     _own("weights", lambda view: view.done.weight_sum, normal),
     _own("high", _weighed("high")),
     _own("low", _weighed("low")),
-    *(_own(f"{of}_{side}", _outside(of, side)) for of in ("tis", "rs") for side in ("lower", "upper")),
+    *(_own(f"{of}_{side}", _outside(of, side)) for of in ("tis", "rs") for side in SIDES),
     _own("catastrophic", _catastrophic, vetoes),
     _own("vetoed", lambda view: view.done.kept.vetoed.to(torch.float64), vetoes),
     _own("smallest", _extreme(segments.smallest)),

@@ -18,7 +18,7 @@ NEEDS = ("current",)
 
 def log_ratio(view: View) -> Tensor:
     """u of every token, [T] nats; under GSPO its sequence's mean."""
-    return view.ratios.once(("u", _pooled(view.preset)), lambda: _log_ratio(view))
+    return view.ratios.once(("logged u", _pooled(view.preset)), lambda: _log_ratio(view))
 
 
 def _pooled(preset: Preset) -> bool:
@@ -38,7 +38,7 @@ def _log_ratio(view: View) -> Tensor:
 
 def ratio(view: View) -> Tensor:
     """e^u, [T]."""
-    return view.ratios.once(("e^u", _pooled(view.preset)), lambda: torch.exp(log_ratio(view)))
+    return view.ratios.once(("logged e^u", _pooled(view.preset)), lambda: torch.exp(log_ratio(view)))
 
 
 def clipped(x: Tensor, clip: Clip) -> Tensor:
@@ -50,7 +50,7 @@ def clipped(x: Tensor, clip: Clip) -> Tensor:
 
 def decides(view: View) -> Tensor:
     """Where the clipped term is the larger loss, [T] bool: −A clip(e^u) > −A e^u."""
-    key = ("clip decides", _pooled(view.preset), view.preset.clip)
+    key = ("logged clip", _pooled(view.preset), view.preset.clip)
     return view.ratios.once(key, lambda: _decides(view))
 
 
