@@ -1,7 +1,7 @@
 """What verl's helper computes, restated on padded float64 arrays [B, L]: slow, plain, and independent of us.
 
-Three generations: `mismatch_helper` of 2025-10 (4424616d), `rollout_corr_helper` of 2025-11 (418f964a) and
-of 2026-01 (b178a3cd). Arguments have the names that generation gives them. `golden/verl.json` settles the
+Four generations: `mismatch_helper` of 2025-10 (4424616d), `rollout_corr_helper` of 2025-11 (418f964a), of
+2026-01 (b178a3cd) and of 2026-03 (1dda039b), which has no golden numbers. Arguments have the names that generation gives them. `golden/verl.json` settles the
 numbers where every row has a token and the dump has many; the rest is as verl's code has it:
 
 * Rows without a token. Per-row means are 0/(0 + 1e-8) = 0, so a weight is 0 there and a perplexity 1;
@@ -305,6 +305,67 @@ def option_metrics(option, token, mask, low, high):
     return keep, {f"{stem}_{name}": value for name, value in found.items()}
 
 
+def applied_metrics(raw, log, applied, mask, low, high, *, sequence):
+    """`rollout_is_*` of 2026-03: of what the loss is multiplied by, but for the fractions."""
+    found = ratio_metrics(
+        "rollout_is", raw, log, mask, low, high, extremes_in_log=sequence, fractions_over_rows=sequence
+    )
+    bounded = np.clip(applied, 0.0, high)
+    mean = masked_mean(bounded, mask)
+    spread = masked_mean(np.square(bounded / (mean + EPS)), mask)
+    rows = masked_mean(applied, mask, -1)
+    news = {
+        "mean": masked_mean(applied, mask),
+        "std": token_std(applied, mask, 0.0, high),
+        "eff_sample_size": 1 / spread if spread else math.nan,  # there a ZeroDivisionError
+        "seq_mean": rows.mean(),
+        "seq_std": row_std(rows),
+        "seq_max": rows.max(),
+        "seq_min": rows.min(),
+        "seq_max_deviation": np.abs(rows - 1).max(),
+    }
+    if not sequence:
+        news |= {"max": applied[mask].max(), "min": applied[mask].min()}
+    return found | {f"rollout_is_{name}": value for name, value in news.items()}
+
+
+def icepop_or_truncated(delta, mask, level, threshold, normalize):
+    """(final weights, `rollout_is_*`) of 2026-03; the threshold is a number or "lower_upper"."""
+    raw, log = weights_of(delta, mask, level)
+    low, _, high = str(threshold).rpartition("_")
+    high = float(high)
+    if low:
+        outside = (raw < float(low)) | (raw > high)
+        weights = np.where(outside, 0.0, raw)
+    else:
+        weights = np.minimum(raw, high)
+    sequence = level == "sequence"
+    metrics = applied_metrics(
+        raw, log, weights, mask, float(low) if low else 1 / high, high, sequence=sequence
+    )
+    if low:
+        metrics["rollout_is_oob_ratio"] = masked_mean(outside, mask)
+    if normalize:
+        mean = masked_mean(weights, mask)
+        if sequence:
+            mean = masked_mean(weights, mask, -1)[mask.any(-1)].mean()
+        factor = mean if mean > 1e-8 else 1.0
+        weights, metrics["rollout_is_batch_norm_factor"] = weights / factor, factor
+    return weights, metrics
+
+
+def verl_2026_03(train, rollout, mask, **config):
+    """2026-01 with weights that may be IcePop's, and their numbers taken after processing."""
+    names = ("rollout_is", "rollout_is_threshold", "rollout_is_batch_normalize")
+    level, threshold, normalize = (config.pop(name, None) for name in names)
+    found = verl_2026_01(train, rollout, mask, **config)
+    if level is None:
+        return found
+    weights, metrics = icepop_or_truncated(train - rollout, mask, level, threshold or 2.0, normalize)
+    said = {f"rollout_corr/{name}": float(value) for name, value in metrics.items()}
+    return Result(found.metrics | said, found.kept, masked_sum(weights, mask, -1))
+
+
 def verl_2026_01(
     train,
     rollout,
@@ -336,7 +397,7 @@ def verl_2026_01(
     return result("rollout_corr/", metrics, mask, keep, weights)
 
 
-GENERATIONS = {"2025-10": verl_2025_10, "2025-11": verl_2025_11, "2026-01": verl_2026_01}
+GENERATIONS = {"2025-10": verl_2025_10, "2025-11": verl_2025_11, "2026-01": verl_2026_01, "2026-03": verl_2026_03}
 
 
 def padded(rows):

@@ -49,8 +49,10 @@ def _gap(preset: Preset, generation: Generation, read: Read) -> Logged:
 def _weight(part: Part, preset: Preset, generation: Generation, read: Read) -> Logged:
     assert preset.weight is not None
     found = _ratio_spread(part, generation, read)
-    if preset.weight.normalize:
-        norm = f"{preset.name}|norm"
+    if generation.applied and preset.weight.action == "mask":
+        found["rollout_is_oob_ratio"] = read.mean(f"{preset.name}!oob")
+    norm = f"{preset.name}|norm"
+    if preset.weight.normalize and norm in read.sums:
         mean = read.sums[norm] / read.sums[f"{norm}_units"]
         found["rollout_is_batch_norm_factor"] = mean if mean > SMALLEST_NORM else 1.0
     return found
@@ -59,20 +61,22 @@ def _weight(part: Part, preset: Preset, generation: Generation, read: Read) -> L
 def _ratio_spread(part: Part, generation: Generation, read: Read) -> Logged:
     """verl's `compute_is_metrics`, for weights and (2025) for rejection ratios."""
     key, rows = part.spread.key, read.sums["rows"]
-    low, high = read.ranges[f"{key}/x"]
+    of = part.applied.key if part.applied else key
+    low, high = read.ranges[f"{of}/x"]
     sequence = part.rule.over in (("sum",) if generation.weight_band else ("sum", "mean"))
-    if part.rule.over != "token":
+    if part.rule.over not in ("token", "segment"):
         smallest, largest = read.ranges[f"{key}/log"]
         low, high = _exp(smallest), _exp(min(largest, SAFETY))
     found = {
-        "mean": read.mean(f"{key}/x"),
+        "mean": read.mean(f"{of}/x"),
         "max": high,
         "min": low,
         "ratio_fraction_high": read.sums[f"{key}/high_rows"] / rows if sequence else read.mean(f"{key}/high"),
         "ratio_fraction_low": read.sums[f"{key}/low_rows"] / rows if sequence else read.mean(f"{key}/low"),
-        "std": read.std(key),
-        "eff_sample_size": read.ess(key),
-        **_per_row(key, rows, read),
+        "std": read.std(of),
+        "eff_sample_size": read.ess(of),
+        **_per_row(of, rows, read),
+        **_rows_beyond(key, rows, read),
     }
     return {f"{part.stem}_{name}": value for name, value in found.items()}
 
@@ -86,6 +90,12 @@ def _per_row(key: str, rows: float, read: Read) -> Logged:
         "seq_max": high,
         "seq_min": low,
         "seq_max_deviation": read.ranges[f"{key}/dev"][1],
+    }
+
+
+def _rows_beyond(key: str, rows: float, read: Read) -> Logged:
+    """How many row means lie beyond the thresholds."""
+    return {
         "seq_fraction_high": read.sums[f"{key}/m_high"] / rows,
         "seq_fraction_low": read.sums[f"{key}/m_low"] / rows,
     }
@@ -132,6 +142,7 @@ def _divergence(preset: Preset, part: Part, at: int, read: Read) -> Logged:
         "fraction_low": read.sums[f"{key}/low_rows"] / rows if sequence else read.mean(f"{key}/low"),
         "std": read.std(key),
         **_per_row(key, rows, read),
+        **_rows_beyond(key, rows, read),
         "masked_fraction": read.mean(f"{preset.name}!rule{at}"),
         "seq_masked_fraction": read.sums[f"{preset.name}!rule{at}_rows"] / rows,
     }

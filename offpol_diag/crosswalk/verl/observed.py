@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
 from offpol_diag import correction, segments
 from offpol_diag.accumulators import extremes
-from offpol_diag.crosswalk.spread import EPS, Columns, Ranges
+from offpol_diag.crosswalk.spread import EPS, Columns, Ranges, Spread
 from offpol_diag.crosswalk.verl.parts import GENERATIONS, SAFETY, Generation, Part, parts
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.presets import Over, Preset, Reject, Statistic
@@ -29,6 +31,23 @@ def _level(ratios: Ratios, part: Part, generation: Generation) -> Level:
     return _weights(ratios, part.rule.over)
 
 
+def _spreads(ratios: Ratios, preset: Preset, generation: Generation) -> Iterator[tuple[Spread, Level]]:
+    """What is spread, and the statistic it is of; empty rows of a 2026 rejection statistic do not count."""
+    for part in parts(preset, generation):
+        level = _level(ratios, part, generation)
+        yield part.spread, level
+        if part.applied:
+            yield part.applied, _applied(ratios, preset, level, part.spread.limits.high)
+
+
+def _applied(ratios: Ratios, preset: Preset, raw: Level, high: float) -> Level:
+    """The weights that the loss gets; a truncation has no lower bound there."""
+    assert preset.weight is not None
+    if preset.weight.action == "mask":
+        return correction.weigh(ratios, preset).final
+    return raw.map(lambda x: x.clamp(max=high))
+
+
 _K3_OVER = {"token": None, "sum": segments.total, "mean": segments.mean, "max": segments.largest}
 
 
@@ -47,11 +66,20 @@ def columns(scene: Scene, preset: Preset) -> Columns:
     generation = GENERATIONS[preset.logs or ""]
     ratios = scene.ratios(preset.policy)
     found = gap_columns(scene, preset)
-    for part in parts(preset, generation):
-        level = _level(ratios, part, generation)
-        made = ratios.once(part.spread, lambda p=part, x=level: p.spread.columns(x, scene.batch))  # type: ignore[misc]
+    for spread, level in _spreads(ratios, preset, generation):
+        made = ratios.once(spread, lambda s=spread, x=level: s.columns(x, scene.batch))  # type: ignore[misc]
         found |= {name: _fit(values, scene) for name, values in made.items()}
-    return found | _mask_columns(scene, preset, ratios, generation)
+    return found | _mask_columns(scene, preset, ratios, generation) | _masked_weights(ratios, preset)
+
+
+def _masked_weights(ratios: Ratios, preset: Preset) -> Columns:
+    """Tokens whose weight IcePop sets to 0."""
+    if preset.weight is None or preset.weight.action != "mask":
+        return {}
+    weighed = correction.weigh(ratios, preset)
+    outside = weighed.high + weighed.low
+    tokens = outside * ratios.batch.lengths if weighed.final.per == "sequence" else outside
+    return {f"{preset.name}!oob": tokens}
 
 
 def _fit(values: Tensor, scene: Scene) -> Tensor:
@@ -63,11 +91,11 @@ def ranges(scene: Scene, preset: Preset) -> Ranges:
     generation = GENERATIONS[preset.logs or ""]
     ratios = scene.ratios(preset.policy)
     found: Ranges = {f"verl/{preset.policy}/g": extremes(segments.mean(ratios.delta, scene.batch.cu_seqlens))}
+    for spread, level in _spreads(ratios, preset, generation):
+        key = ("ranges", spread)
+        found |= ratios.once(key, lambda s=spread, x=level: s.ranges(x, scene.batch))  # type: ignore[misc]
     for part in parts(preset, generation):
-        level = _level(ratios, part, generation)
-        key = ("ranges", part.spread.key)
-        found |= ratios.once(key, lambda p=part, x=level: p.spread.ranges(x, scene.batch))  # type: ignore[misc]
-        if part.spread.center and level.per == "sequence":
+        if part.spread.center and part.rule.over not in ("token", "segment"):
             found[f"{part.spread.key}/log"] = extremes(ratios.aggregate("ratio", part.rule.over).values)
     return found
 

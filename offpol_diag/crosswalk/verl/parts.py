@@ -24,6 +24,8 @@ class Generation:
         weight_band: 2025-10: rejection is a mode of the weights and has no numbers of its own, and
             fractions beyond a threshold are taken over rows for product ratios only, over tokens for
             geometric means.
+        applied: 2026-03: means, extremes, std and ESS are of the weights as the loss gets them, bounded
+            to [0, C]; fractions beyond a threshold stay those of raw weights.
     """
 
     prefix: str
@@ -32,23 +34,32 @@ class Generation:
     veto: bool = True
     divergences: bool = False
     weight_band: bool = False
+    applied: bool = False
 
 
 GENERATIONS = {
     "verl-2025-10": Generation("mismatch/", gap="mismatch_", chi2=False, weight_band=True),
     "verl-2025-11": Generation("rollout_corr/"),
     "verl-2026-01": Generation("rollout_corr/", veto=False, divergences=True),
-    "verl-2026-03": Generation("rollout_corr/", veto=False, divergences=True),
+    "verl-2026-03": Generation("rollout_corr/", veto=False, divergences=True, applied=True),
 }
 
 
 @dataclass(frozen=True)
 class Part:
-    """One spread that a preset logs: under which stem, of which statistic."""
+    """One spread that a preset logs: under which stem, of which statistic.
+
+    Attributes:
+        stem: before its names.
+        spread: of the raw statistic.
+        rule: whose statistic it is.
+        applied: of the weights after truncation or masking, where the generation logs those.
+    """
 
     stem: str
     spread: Spread
     rule: Weight | Reject
+    applied: Spread | None = None
 
 
 def weight_part(preset: Preset, generation: Generation) -> Part | None:
@@ -59,7 +70,9 @@ def weight_part(preset: Preset, generation: Generation) -> Part | None:
     high = band.upper or math.inf
     low = band.lower or 1 / high
     key = f"is/{preset.policy}/{preset.weight.over}/{low:.17g}/{high:.17g}"
-    return Part("rollout_is", Spread(key, Thresholds(low, high), 1.0), preset.weight)
+    raw = Spread(key, Thresholds(low, high), 1.0)
+    applied = Spread(f"{preset.weight.action}/{key}", Thresholds(0.0, high), 1.0)
+    return Part("rollout_is", raw, preset.weight, applied if generation.applied else None)
 
 
 def _ratio_rule(preset: Preset) -> Reject | None:
