@@ -5,11 +5,27 @@ One module per trainer; a new trainer is a ledger here and a word in `catalogue.
 
 from __future__ import annotations
 
-from offpol_diag.crosswalk import areal, nemo_rl, open_instruct, prime_rl, roll, skyrl, slime, slime_mis, verl
+from offpol_diag.crosswalk import (
+    areal,
+    nemo_rl,
+    open_instruct,
+    openrlhf,
+    prime_rl,
+    roll,
+    skyrl,
+    slime,
+    slime_mis,
+    swift,
+    trl,
+    verl,
+)
 from offpol_diag.crosswalk.ledger import Book
 
 BOOKS: dict[str, Book] = {
     **{book.logs: book for book in verl.BOOKS},
+    trl.BOOK.logs: trl.BOOK,
+    swift.BOOK.logs: swift.BOOK,
+    openrlhf.BOOK.logs: openrlhf.BOOK,
     prime_rl.BOOK.logs: prime_rl.BOOK,
     skyrl.BOOK.logs: skyrl.BOOK,
     roll.BOOK.logs: roll.BOOK,

@@ -1,0 +1,286 @@
+"""What ms-swift logs under `rollout_correction/`, of π_old against the rollout.
+
+Off ms-swift 3602360a. Names are verl's, definitions are not: chi2_seq is of geometric means, k3 is bounded at
+10 per token, the ESS counts a masked token as 1/C. Its means are per micro-batch and rank, here of the dump.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from offpol_diag import correction, segments
+from offpol_diag.crosswalk.ledger import Column, Entry, Ledger, Page, View
+from offpol_diag.crosswalk.spread import EPS
+from offpol_diag.presets import Preset
+
+SAFETY = 20.0
+K3_MOST = 10.0
+"""The most that one token adds to k3_kl."""
+ESS_LEAST = 1e-10
+"""The least that the normalised second moment is taken for."""
+
+Make = Callable[[View], Tensor]
+
+
+# ---------------------------------------------------------------- the gap
+
+
+def _ratio(view: View) -> Tensor:
+    """e^Δ of every token, Δ bounded to ±20: [T]."""
+    return view.ratios.once("swift ratio", lambda: torch.exp(view.ratios.clamped(SAFETY)))
+
+
+def _k3(view: View) -> Tensor:
+    d = view.ratios.clamped(SAFETY)
+    return (torch.expm1(d) - d).clamp(max=K3_MOST)
+
+
+def _total(make: Make) -> Make:
+    """Per row, [S]."""
+    return lambda view: segments.total(make(view), view.batch.cu_seqlens)
+
+
+def _mean(make: Make) -> Make:
+    """Per row, [S]; 0 for one without a token."""
+    return lambda view: segments.mean(make(view), view.batch.cu_seqlens)
+
+
+def _delta(view: View) -> Tensor:
+    return view.ratios.delta
+
+
+_LOG_TRAIN = _mean(lambda view: view.ratios.train)
+_LOG_ROLLOUT = _mean(lambda view: view.batch.rollout)
+
+
+def _log_geometric(view: View) -> Tensor:
+    """Mean Δ of a row, [S]."""
+    return view.ratios.once("swift mean Δ", lambda: _mean(_delta)(view))
+
+
+def _difference(view: View) -> Tensor:
+    """Mean log π_rollout less mean log π_old of a row, [S]."""
+    return -_log_geometric(view)
+
+
+def _geometric_square(view: View) -> Tensor:
+    return torch.exp(2 * _log_geometric(view).clamp(-SAFETY, SAFETY))
+
+
+_GAP = (
+    Column("training_ppl", lambda view: torch.exp(-_LOG_TRAIN(view))),
+    Column("training_log_ppl", lambda view: -_LOG_TRAIN(view)),
+    Column("rollout_ppl", lambda view: torch.exp(-_LOG_ROLLOUT(view))),
+    Column("rollout_log_ppl", lambda view: -_LOG_ROLLOUT(view)),
+    Column("kl", lambda view: -_total(_delta)(view)),
+    Column("k3_kl", _total(_k3)),
+    Column("log_ppl_diff", _difference),
+    Column("log_ppl_abs_diff", lambda view: _difference(view).abs()),
+    Column("ppl_ratio", lambda view: torch.exp(_difference(view))),
+    Column("rr", _total(lambda view: _ratio(view).square())),
+    Column("gg", _geometric_square),
+)
+
+
+# ---------------------------------------------------------------- the weights
+
+
+def weighs(preset: Preset) -> bool:
+    """Whether an importance sampling mode is set; without one only the gap is logged."""
+    return preset.weight is not None
+
+
+def _gate(preset: Preset) -> float | None:
+    """sequence_mask: the largest geometric mean that a row may have."""
+    rules = (rule for rule in preset.reject if rule.statistic == "ratio" and rule.over == "mean")
+    return next((rule.upper for rule in rules if rule.policy in (None, preset.policy)), None)
+
+
+def _threshold(preset: Preset) -> float:
+    """C of the mode."""
+    weight = preset.weight
+    assert weight is not None
+    return weight.upper or _gate(preset) or math.inf
+
+
+def _of_rows(preset: Preset) -> bool:
+    """Whether the mode judges sequences."""
+    weight = preset.weight
+    assert weight is not None
+    return weight.over != "token" or (weight.upper is None and _gate(preset) is not None)
+
+
+def _bounded_geometric(view: View) -> Tensor:
+    """Mean over a row of Δ bounded to ±20, [S]: what sequence modes compare with ln C."""
+    return view.ratios.aggregate("ratio", "mean", SAFETY).values
+
+
+def _beyond(view: View) -> Tensor:
+    """Rows whose geometric mean is above C, [S] bool."""
+    return _bounded_geometric(view) > math.log(_threshold(view.preset))
+
+
+def _weights(view: View) -> Tensor:
+    """As the loss gets them, [T]: sequence_mask multiplies token ratios by 0 or 1."""
+    weights = correction.weigh(view.ratios, view.preset).final
+    values, offsets = weights.values, view.batch.cu_seqlens
+    if weights.per == "sequence":
+        return segments.spread(values, offsets)
+    if _of_rows(view.preset):
+        return torch.where(segments.spread(_beyond(view), offsets), 0.0, values)
+    return values
+
+
+def _kept_weights(view: View) -> Tensor:
+    """[T], once for the columns of one preset."""
+    return view.ratios.once(("swift weights", view.preset.name), lambda: _weights(view))
+
+
+def _bounded_weights(view: View) -> Tensor:
+    """Within [1/C, C]: what the ESS is of, [T]."""
+    high = _threshold(view.preset)
+    return _kept_weights(view).clamp(1 / high, high)
+
+
+def _clipped(view: View) -> Tensor:
+    """Rows above C; or tokens above it, [S]; under token_mask tokens of weight 0."""
+    weight = view.preset.weight
+    assert weight is not None
+    if _of_rows(view.preset):
+        return _beyond(view).to(torch.float64)
+    weighed = correction.weigh(view.ratios, view.preset)
+    return weighed.high + weighed.low if weight.action == "mask" else weighed.high
+
+
+_WEIGHTS = (
+    Column("weight", _total(_kept_weights), own=True, when=weighs),
+    Column("bounded", _total(_bounded_weights), own=True, when=weighs),
+    Column("bounded²", _total(lambda view: _bounded_weights(view).square()), own=True, when=weighs),
+    Column("clipped", _clipped, own=True, when=weighs),
+)
+
+
+# ---------------------------------------------------------------- what is logged
+
+
+def _over_tokens(column: str, minus: float = 0.0) -> Callable[[Page], float]:
+    return lambda page: page(column) / page.tokens - minus
+
+
+def _over_rows(column: str, minus: float = 0.0) -> Callable[[Page], float]:
+    return lambda page: page(column) / page.rows - minus
+
+
+def _ess(page: Page) -> float:
+    mean = page("bounded") / page.tokens
+    return 1 / max(page("bounded²") / page.tokens / (mean + EPS) ** 2, ESS_LEAST)
+
+
+def _clipped_frac(page: Page) -> float:
+    return page("clipped") / (page.rows if _of_rows(page.preset) else page.tokens)
+
+
+_EMPTY = " A row without a token counts as {}."
+
+
+def _entry(name: str, meaning: str, of: Callable[[Page], float]) -> Entry:
+    return Entry(f"rollout_correction/{name}", meaning, of)
+
+
+BOOK = Ledger(
+    "ms-swift",
+    (*_GAP, *_WEIGHTS),
+    (Column("log_ppl_diff", _difference),),
+    (
+        _entry(
+            "training_ppl",
+            "Mean over rows of e^(−mean log π_old), not the perplexity of all tokens." + _EMPTY.format(1),
+            _over_rows("training_ppl"),
+        ),
+        _entry(
+            "training_log_ppl",
+            "Mean over rows of −mean log π_old, nats." + _EMPTY.format(0),
+            _over_rows("training_log_ppl"),
+        ),
+        _entry(
+            "kl",
+            "Mean over tokens of log π_rollout − log π_old, nats (k1; it may be negative). Before 2025-12-22 "
+            "its sign was the opposite.",
+            _over_tokens("kl"),
+        ),
+        _entry(
+            "k3_kl",
+            "Mean over tokens of r − 1 − log r, with log r bounded to ±20 and the result to 10: one bad "
+            "token cannot show as it does in verl.",
+            _over_tokens("k3_kl"),
+        ),
+        _entry(
+            "rollout_ppl",
+            "Mean over rows of e^(−mean log π_rollout)." + _EMPTY.format(1),
+            _over_rows("rollout_ppl"),
+        ),
+        _entry(
+            "rollout_log_ppl",
+            "Mean over rows of −mean log π_rollout, nats." + _EMPTY.format(0),
+            _over_rows("rollout_log_ppl"),
+        ),
+        _entry(
+            "log_ppl_diff",
+            "Mean over rows of mean log π_rollout − mean log π_old, nats: above 0 where the trainer finds "
+            "the text less likely." + _EMPTY.format(0),
+            _over_rows("log_ppl_diff"),
+        ),
+        _entry(
+            "log_ppl_abs_diff",
+            "The same without its sign, row by row." + _EMPTY.format(0),
+            _over_rows("log_ppl_abs_diff"),
+        ),
+        _entry(
+            "log_ppl_diff_max",
+            "Largest log_ppl_diff of a row." + _EMPTY.format(0),
+            lambda page: page.high("log_ppl_diff"),
+        ),
+        _entry(
+            "log_ppl_diff_min",
+            "Smallest log_ppl_diff of a row." + _EMPTY.format(0),
+            lambda page: page.low("log_ppl_diff"),
+        ),
+        _entry(
+            "ppl_ratio",
+            "Mean over rows of the two perplexities' ratio, 1/r in geometric mean." + _EMPTY.format(1),
+            _over_rows("ppl_ratio"),
+        ),
+        _entry(
+            "chi2_token",
+            "Mean over tokens of r², log r bounded to ±20, minus 1; below 0 on samples that lack the tail.",
+            _over_tokens("rr", 1.0),
+        ),
+        _entry(
+            "chi2_seq",
+            "Mean over rows of the squared GEOMETRIC mean of r, minus 1: near 0 where verl's number of that "
+            "name, of products, is huge." + _EMPTY.format("r = 1"),
+            _over_rows("gg", 1.0),
+        ),
+        _entry(
+            "is_weight_mean",
+            "Mean over tokens of the weights as the loss gets them, zeros included.",
+            _over_tokens("weight"),
+        ),
+        _entry(
+            "ess",
+            "1/E[(w/E[w])²] over tokens, a fraction, of weights bounded to [1/C, C]: a masked token counts "
+            "as 1/C, and the untruncated tail of sequence_mask as C.",
+            _ess,
+        ),
+        _entry(
+            "clipped_frac",
+            "token_truncate: share of tokens with r > C; token_mask: share of weights that are 0; sequence "
+            "modes: share of all rows, empty ones included, whose geometric mean of r is above C.",
+            _clipped_frac,
+        ),
+    ),
+)
