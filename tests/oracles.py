@@ -26,7 +26,7 @@ DRIFTS = {"": ("rollout", "old"), "drift2.": ("old", "current"), "total.": ("rol
 OVERFLOW = 345.0  # ratios.py: "Largest |log weight| that is exponentiated"
 FLOAT32_OVERFLOW = math.log((2 - 2**-23) * 2.0**127)
 COIN = 1e-8  # ratios.py: added to the probability of "another token" before its logarithm
-CLIP, DUAL_CLIP, LOSS_SAFETY = 0.2, 3.0, 20.0
+LOSS_SAFETY = 20.0
 
 
 @dataclass
@@ -230,6 +230,7 @@ class Applied:
     low: list[bool]
     catastrophic: int
     losses: list[float] = field(default_factory=list)
+    slopes: list[float] = field(default_factory=list)
     clipped: list[bool] = field(default_factory=list)
     clipped_lower: list[bool] = field(default_factory=list)
     kl: list[float] = field(default_factory=list)
@@ -426,32 +427,59 @@ def apply(s: Sequence, preset: Any, scope: Scope) -> Applied:
 
 
 def weighted_loss(preset: Any) -> bool:
-    """PPO around the rollout is corrected by its clipped ratio; everything else is weighted."""
-    return preset.policy == "old" or preset.loss == "reinforce"
+    """A loss with a ratio around the rollout is corrected by that ratio; everything else is weighted."""
+    return preset.policy == "old" or preset.loss in ("reinforce", "surrogate")
 
 
 def _losses(done: Applied, s: Sequence, preset: Any) -> None:
     anchor = s.old if preset.policy == "old" else s.rollout
-    for a, now, then in zip(s.advantages, s.current, anchor, strict=True):
-        loss, clipped, lower = reinforce(a, now) if preset.loss == "reinforce" else ppo(a, now, then)
+    logs = [now - then for now, then in zip(s.current, anchor, strict=True)]
+    done.kl = [-u for u in logs]
+    if preset.loss == "gspo":
+        logs = [mean(logs)] * s.n
+    for a, now, u in zip(s.advantages, s.current, logs, strict=True):
+        loss, slope, clipped, lower = LOSSES[preset.loss](a, now, u, preset.clip)
         done.losses.append(loss)
+        done.slopes.append(slope)
         done.clipped.append(clipped)
         done.clipped_lower.append(lower)
-        done.kl.append(then - now)
 
 
-def reinforce(a: float, now: float) -> tuple[float, bool, bool]:
-    return -a * now, False, False
+Term = tuple[float, float, bool, bool]  # loss, its derivative by log π_θ, clipped, clipped by the dual clip
 
 
-def ppo(a: float, now: float, then: float) -> tuple[float, bool, bool]:
+def reinforce(a: float, now: float, u: float, clip: Any) -> Term:
+    return -a * now, -a, False, False
+
+
+def surrogate(a: float, now: float, u: float, clip: Any) -> Term:
+    return -a, -a, False, False
+
+
+def cispo(a: float, now: float, u: float, clip: Any) -> Term:
+    r = math.exp(clamp(u, LOSS_SAFETY))
+    held = within(r, clip)
+    return -a * held * now, -a * held, held != r, False
+
+
+def ppo(a: float, now: float, u: float, clip: Any) -> Term:
     """Schulman's clip and Ye's dual clip."""
-    r = math.exp(clamp(now - then, LOSS_SAFETY))
-    plain, clip = -a * r, -a * min(max(r, 1 - CLIP), 1 + CLIP)
-    worse = max(plain, clip)
-    if a < 0:
-        return min(worse, -a * DUAL_CLIP), clip > plain, worse > -a * DUAL_CLIP
-    return worse, clip > plain, False
+    r = math.exp(clamp(u, LOSS_SAFETY))
+    plain, held = -a * r, -a * within(r, clip)
+    worse = max(plain, held)
+    moves = abs(u) <= LOSS_SAFETY and not held > plain
+    if a < 0 and clip.dual is not None and worse > -a * clip.dual:
+        return -a * clip.dual, 0.0, held > plain, True
+    return worse, plain if moves else 0.0, held > plain, False
+
+
+def within(r: float, clip: Any) -> float:
+    if clip.low is not None:
+        r = max(r, 1 - clip.low)
+    return r if clip.high is None else min(r, 1 + clip.high)
+
+
+LOSSES = {"ppo_clip": ppo, "gspo": ppo, "reinforce": reinforce, "surrogate": surrogate, "cispo": cispo}
 
 
 def preset_metrics(data: list[Sequence], preset: Any) -> tuple[dict[str, float], list[dict[str, Any]], float]:
@@ -486,12 +514,14 @@ def preset_metrics(data: list[Sequence], preset: Any) -> tuple[dict[str, float],
         "sequences_touched": sum(one.kept_tokens < s.n for s, one in pairs) / len(pairs),
         "vetoed": sum(one.vetoed for _, one in pairs) / len(pairs),
         "catastrophic_tokens": sum(one.catastrophic for _, one in pairs) / tokens,
+        "loss_scale": math.fsum(kept) / tokens if preset.denominator == "all" else mean(kept),
         "loss_scale_removed": mean(kept),
         "loss_scale_kept": math.fsum(kept) / tokens,
         "groups_lost": _groups_lost(pairs),
         **_residual(pairs, preset, kept, per_sequence),
         **{f"kept_{name}": share for name, share in _kept_by_sign(pairs).items()},
         **_kept_by_length(pairs),
+        **_update(pairs, preset),
     }
     if any(s.current for s, _ in pairs):
         found |= _loss_metrics(pairs, preset, tokens, len(kept), max(s.response for s in data))
@@ -568,6 +598,28 @@ def _kept_by_sign(pairs: list[tuple[Sequence, Applied]]) -> dict[str, float]:
     return {"positive": mean([float(k) for k in positive]), "negative": mean([float(k) for k in negative])}
 
 
+def _update(pairs: list[tuple[Sequence, Applied]], preset: Any) -> dict[str, float]:
+    """What is left of Σ|A|, and the share of it on tokens that pull nothing, by the sign of A."""
+    sizes = []
+    for s, one in pairs:
+        slopes = one.slopes or s.advantages
+        weights = one.weights if weighted_loss(preset) else [1.0] * s.n
+        for a, slope, w, k in zip(s.advantages, slopes, weights, one.kept, strict=True):
+            sizes.append((a, abs(slope * w) if k else 0.0))
+
+    def removed(some: list[tuple[float, float]]) -> float:
+        mass = math.fsum(abs(a) for a, _ in some)
+        return math.fsum(abs(a) for a, pull in some if pull == 0) / mass if mass else math.nan
+
+    mass = math.fsum(abs(a) for a, _ in sizes)
+    return {
+        "update_kept": math.fsum(pull for _, pull in sizes) / mass if mass else math.nan,
+        "update_removed": removed(sizes),
+        "update_removed_positive": removed([one for one in sizes if one[0] > 0]),
+        "update_removed_negative": removed([one for one in sizes if one[0] < 0]),
+    }
+
+
 def _kept_by_length(pairs: list[tuple[Sequence, Applied]]) -> dict[str, float]:
     """Quarters of the sequences by length; lengths of one bin (8 to an octave) count as one length."""
     bins: dict[int, list[tuple[int, int]]] = {}
@@ -609,6 +661,7 @@ def _loss_metrics(
     return {
         "pg_loss": over(total, kept),
         "pg_loss_kept": total / tokens,
+        "pg_loss_own": total / tokens if preset.denominator == "all" else over(total, kept),
         "pg_loss_seq_sum": over(total, left),
         "pg_loss_seq_mean": mean(means),
         "pg_loss_seq_norm": over(over(total, left), longest),

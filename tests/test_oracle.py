@@ -10,7 +10,9 @@ and |p − q|).
 from __future__ import annotations
 
 import math
-from typing import Any
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -21,11 +23,29 @@ from hypothesis import strategies as st
 
 from offpol_diag import catalogue
 from offpol_diag.analyze import analyze
-from offpol_diag.presets import Preset, Reject, Veto, Weight
+from offpol_diag.presets import (
+    UNSIGNED,
+    Action,
+    Clip,
+    Denominator,
+    Loss,
+    Over,
+    Overflow,
+    Policy,
+    Preset,
+    Reject,
+    Sign,
+    SignOf,
+    Statistic,
+    Veto,
+    Weight,
+    WeightOver,
+)
 from tests import oracles
 
 SIGMAS = ("1e-4", "1e-3", "1e-2", "0.1", "1", "outliers", "float32")
-BUILT_IN = catalogue.load().resolve("all")
+BUILT_IN = tuple(replace(preset, logs=None) for preset in catalogue.load().resolve("all"))
+"""Without the crosswalk: what trainers log has oracles of its own."""
 BINNED = {"k3_top1_share": 1 / 32}
 """Read off a histogram whose bins are 1/32 wide: at worst the share within the cut's bin is off by that."""
 NOT_MEANS = ("khat_tokens", "khat_sequences", "chi2_sequence")
@@ -86,7 +106,7 @@ def slips(preset: Preset, name: str, got: float | None, wanted: dict[str, float]
         return std_differs(got, want, wanted["weight_mean"] if normalised else wanted["weight_mean"] - 1)
     if name.startswith("chi2_") and preset.weight is not None and preset.weight.normalize:
         # The batch mean is near 1 and is divided out: w² − 1 is known to the rounding of 1, not of itself.
-        return differs(got, want, 1e-3)
+        return differs(got, want, 1e-2)
     scale = {"pg_loss_seq_sum": 60 * loss, "ppo_kl": 1e-3}.get(
         name, loss if name.startswith("pg_loss") else 0.0
     )
@@ -199,33 +219,56 @@ def bands(draw: Any, bound: Any = BOUND) -> dict[str, float | None]:
     }
 
 
+AMONG = st.sampled_from(("all", "left"))
+SIGNED = ("k1", "prob_diff")
+IN_RATIOS = {"ratio": BOUND, "mult_prob_error": st.sampled_from((1.0001, 1.003, 1.05, 1.7, 4.0))}
+SIZES = st.sampled_from((1e-5, 1e-3, 0.0104, 0.11, 0.9))
+SIGNED_SIZES = st.sampled_from((-0.3, -0.021, -1e-3, 1e-3, 0.015, 0.25))
+
+
 @st.composite
 def weights(draw: Any) -> Weight:
-    action = draw(st.sampled_from(("truncate", "mask", "none")))
-    band = {} if action == "none" else draw(bands())
+    action = draw(st.sampled_from(get_args(Action)))
+    band = draw(bands()) if action in ("truncate", "mask") else {}
     return Weight(
-        over=draw(st.sampled_from(("token", "sum", "mean", "segment"))),
+        over=draw(st.sampled_from(get_args(WeightOver))),
         action=action,
         normalize=draw(st.booleans()),
         safety=draw(SAFETY),
         safety_at=draw(AT),
+        strict=draw(st.booleans()),
+        overflow=draw(st.sampled_from(get_args(Overflow))),
+        among="all" if action == "psis" else draw(AMONG),
         **band,
     )
 
 
 @st.composite
 def rejections(draw: Any) -> Reject:
-    statistic = draw(st.sampled_from(("ratio", "k1", "k2", "k3", "prob_diff", "tv")))
-    sizes = st.sampled_from((1e-5, 1e-3, 0.0104, 0.11, 0.9))
-    signed = st.sampled_from((-0.3, -0.021, -1e-3, 1e-3, 0.015, 0.25))
-    bound = BOUND if statistic == "ratio" else signed if statistic in ("k1", "prob_diff") else sizes
+    statistic = draw(st.sampled_from(get_args(Statistic)))
+    bound = IN_RATIOS.get(statistic, SIGNED_SIZES if statistic in SIGNED else SIZES)
     return Reject(
         statistic=statistic,
-        over=draw(st.sampled_from(("token", "sum", "mean", "max", "min", "segment"))),
-        advantage=draw(st.sampled_from(("any", "negative", "positive", "against"))),
+        over=draw(st.sampled_from(tuple(over for over in get_args(Over) if over != "batch"))),
+        advantage=draw(st.sampled_from(get_args(Sign))),
+        advantage_of=draw(st.sampled_from(get_args(SignOf))),
+        policy=draw(st.sampled_from((None, None, *get_args(Policy)))),
         safety=draw(SAFETY),
         safety_at=draw(AT),
+        strict=draw(st.booleans()),
+        among=draw(AMONG),
         **draw(bands(bound)),
+    )
+
+
+@st.composite
+def batch_rules(draw: Any) -> Reject:
+    return Reject(
+        statistic=draw(st.sampled_from(sorted(UNSIGNED))),
+        over="batch",
+        upper=draw(SIZES),
+        policy=draw(st.sampled_from((None, *get_args(Policy)))),
+        safety=draw(SAFETY),
     )
 
 
@@ -238,13 +281,29 @@ def presets() -> Any:
         Preset,
         name=st.just("any"),
         summary=st.just(""),
-        policy=st.sampled_from(("old", "current", "rollout")),
+        policy=st.sampled_from(get_args(Policy)),
         weight=st.none() | weights(),
-        reject=st.lists(rejections(), max_size=3).map(tuple),
+        reject=st.lists(rejections() | rejections() | batch_rules(), max_size=3).map(tuple),
         veto=st.none() | vetoes(),
-        loss=st.sampled_from(("ppo_clip", "reinforce")),
+        loss=st.sampled_from(get_args(Loss)),
+        clip=st.builds(
+            Clip,
+            low=st.sampled_from((None, 0.0, 3e-4, 0.02, 0.2, 1.0)),
+            high=st.sampled_from((None, 0.0, 4e-4, 0.03, 0.272, 4.0)),
+            dual=st.sampled_from((None, 1.01, 3.0)),
+        ),
+        denominator=st.sampled_from(get_args(Denominator)),
         apply=st.sampled_from((True, True, True, False)),
     )
+
+
+@dataclass(repr=False)
+class Tried:
+    """What presets are tried on; its values would drown a failing example."""
+
+    data: list[oracles.Sequence]
+    path: str
+    folder: Path
 
 
 @pytest.fixture(scope="module")
@@ -254,7 +313,9 @@ def grammar(tmp_path_factory):
     for i, row in enumerate(rows):
         row["sequence_id"] = f"s{i:03d}"
     folder = tmp_path_factory.mktemp("grammar")
-    return oracles.sequences(rows), oracles.write(rows, folder / "dump.parquet", row_group=10), folder
+    return Tried(
+        oracles.sequences(rows), oracles.write(rows, folder / "dump.parquet", row_group=10), folder
+    )
 
 
 @settings(
@@ -265,7 +326,7 @@ def grammar(tmp_path_factory):
 )
 @given(many=st.lists(presets(), min_size=8, max_size=8))
 def test_any_preset_of_the_grammar_does_what_the_textbook_does(grammar, many):
-    data, path, folder = grammar
+    data, path, folder = grammar.data, grammar.path, grammar.folder
     named = [Preset(**{**vars(preset), "name": f"p{i}"}) for i, preset in enumerate(many)]
     summary = analyze([path], presets=named, sequences=folder / "sequences.parquet", batch_tokens=400)
     table = pq.read_table(folder / "sequences.parquet").to_pydict()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from offpol_diag.blocks import Block, Cell, Section, Table, Text
+from offpol_diag.families import FAMILIES
 from offpol_diag.numerals import say
+from offpol_diag.sections.shortlist import FEW, Presets, by_family, chosen, judged, leading, shortlist
 from offpol_diag.summary import Number, PresetResult, Summary
 
 MAIN = (
@@ -19,6 +21,8 @@ MAIN = (
     "chi2_token",
     "chi2_sequence",
     "ppl_ratio",
+    "update_removed",
+    "loss_scale",
     "loss_scale_removed",
     "loss_scale_kept",
 )
@@ -27,6 +31,7 @@ MAIN = (
 LOSSES = (
     "pg_loss",
     "pg_loss_kept",
+    "pg_loss_own",
     "pg_loss_seq_sum",
     "pg_loss_seq_mean",
     "pg_loss_seq_norm",
@@ -42,135 +47,183 @@ RAW_NAMES = {"weight_mean": "mean_ratio"}
 
 
 def presets(summary: Summary) -> Section | None:
-    """The recommended preset first: main table, losses, what cannot be judged, and all else folded away."""
-    chosen = summary.recommendation and summary.recommendation.method
-    order = sorted(summary.presets, key=lambda name: name != chosen)
-    judged = {name: summary.presets[name] for name in order if not summary.presets[name].needs}
+    """The recommended preset and one of each family, the families, losses, and all else folded away."""
+    able = judged(summary)
     if not summary.presets:
         return None
     blocks = (
-        Text(_finding(summary, judged)),
-        *_main(summary, judged),
-        *_losses(judged),
+        Text(_finding(summary, able)),
+        *_main(summary, able),
+        *_families(summary, able),
+        *_losses(able),
         *_needing(summary.presets),
-        *_methods(summary.presets),
-        *_everything(judged),
+        *_sources(summary.presets),
+        *_everything(able),
     )
     return Section("presets", "Corrections compared", blocks)
 
 
-def _finding(summary: Summary, judged: dict[str, PresetResult]) -> str:
-    many = f"{len(judged)} of {len(summary.presets)} presets could be computed from this dump."
-    chosen = judged.get((summary.recommendation and summary.recommendation.method) or "")
-    if chosen is None or summary.recommendation is None:
-        return many
+def _finding(summary: Summary, able: Presets) -> str:
+    said = (_counted(summary, able), _under(able.get(chosen(summary)), chosen(summary)))
+    return " ".join(sentence for sentence in said if sentence)
+
+
+def _counted(summary: Summary, able: Presets) -> str:
+    many = f"{len(able)} of {len(summary.presets)} presets could be computed from this dump."
+    lacking = dict.fromkeys(column for one in summary.presets.values() for column in one.needs)
+    return f"{many} The others need {' or '.join(lacking)}." if lacking else many
+
+
+def _under(best: PresetResult | None, name: str) -> str:
+    if best is None:
+        return ""
     kept = {
         "ess_sequences": "the effective sample size over sequences is",
         "tokens_rejected": "tokens rejected:",
     }
     facts = "; ".join(
-        f"{words} {say(chosen.metrics[key])}" for key, words in kept.items() if key in chosen.metrics
+        f"{words} {say(best.metrics[key])}" for key, words in kept.items() if key in best.metrics
     )
-    return f"{many} Under the recommended {summary.recommendation.method}, {facts}." if facts else many
+    return f"Under the recommended {name}, {facts}." if facts else ""
 
 
-def _main(summary: Summary, judged: dict[str, PresetResult]) -> tuple[Block, ...]:
-    names = _present(MAIN, judged)
-    rows = (
-        *_raw(summary, judged, names),
-        *((_title(name, preset, summary), *_cells(preset, names)) for name, preset in judged.items()),
+def _main(summary: Summary, able: Presets) -> tuple[Block, ...]:
+    short, names = leading(chosen(summary), shortlist(able)), _present(MAIN, able)
+    rows = (*_raw(summary, able, names), *_rows(summary, short, names))
+    if not rows:
+        return ()
+    table = Table(
+        "presets",
+        _caption(able, short),
+        ("preset", "family", *names),
+        rows,
+        (*_more(able, short), *NOTES),
+        context=("family",),
     )
-    header = ("preset", *names)
-    notes = (
-        "Raw weights are those before any correction; every other row is after its own.",
-        "loss_scale_removed: rejected tokens leave the denominator; loss_scale_kept: they stay in it.",
+    return (table,)
+
+
+def _caption(able: Presets, short: Presets) -> str:
+    whole = "What each correction does to this batch"
+    families = len(by_family(able))
+    return whole if len(short) == len(able) else f"{whole}: one preset of each of {families} families"
+
+
+def _more(able: Presets, short: Presets) -> tuple[str, ...]:
+    """Where the presets are that the shortlist leaves out."""
+    if len(short) == len(able):
+        return ()
+    return (
+        f"One row per family, the first that could be computed; an HTML report has all {len(able)}, and "
+        "`offpol-diag compare --presets a,b` puts any side by side.",
     )
-    return (Table("presets", "What each correction does to this batch", header, rows, notes),) if rows else ()
+
+
+NOTES = (
+    "Raw weights are those before any correction; every other row is after its own.",
+    "loss_scale_removed: rejected tokens leave the denominator; loss_scale_kept: they stay in it.",
+)
+
+
+def _rows(summary: Summary, some: Presets, names: tuple[str, ...]) -> tuple[tuple[Cell, ...], ...]:
+    return tuple(
+        (_title(name, one, summary), one.family or "–", *_cells(one, names)) for name, one in some.items()
+    )
 
 
 def _title(name: str, preset: PresetResult, summary: Summary) -> str:
-    chosen = summary.recommendation is not None and summary.recommendation.method == name
-    marks = (chosen and "recommended", not preset.applied and "metrics only")
+    marks = (chosen(summary) == name and "recommended", not preset.applied and "metrics only")
     said = ", ".join(mark for mark in marks if mark)
     return f"{name} ({said})" if said else name
 
 
-def _raw(
-    summary: Summary, judged: dict[str, PresetResult], names: tuple[str, ...]
-) -> tuple[tuple[Cell, ...], ...]:
+def _raw(summary: Summary, able: Presets, names: tuple[str, ...]) -> tuple[tuple[Cell, ...], ...]:
     """What the presets start from, one row per numerator that some preset uses."""
-    used = {preset.policy for preset in judged.values()}
+    used = {preset.policy for preset in able.values()}
     return tuple(
-        (title, *(summary.metrics.get(prefix + RAW_NAMES.get(name, name)) for name in names))
+        (title, "–", *(summary.metrics.get(prefix + RAW_NAMES.get(name, name)) for name in names))
         for policy, prefix, title in RAW
         if policy in used
     )
+
+
+def _families(summary: Summary, able: Presets) -> tuple[Block, ...]:
+    """A folded table per family, where the shortlist has left any preset out."""
+    if len(able) <= FEW:
+        return ()
+    names = _present(MAIN, able)
+    return tuple(
+        Table(
+            f"family-{place}",
+            _family(family, rows),
+            ("preset", *names),
+            tuple((_title(name, one, summary), *_cells(one, names)) for name, one in rows.items()),
+            wide=True,
+            collapsed=True,
+        )
+        for place, (family, rows) in enumerate(by_family(able).items(), 1)
+        if len(rows) > 1
+    )
+
+
+def _family(name: str, rows: Presets) -> str:
+    meaning = f": {FAMILIES[name]}" if name in FAMILIES else ""
+    return f"{name or 'Of no family'}, {len(rows)} presets{meaning}"
 
 
 def _missing() -> Number:
     return Number(unknown="not computed for this preset")
 
 
-def _present(names: tuple[str, ...], judged: dict[str, PresetResult]) -> tuple[str, ...]:
-    return tuple(name for name in names if any(name in preset.metrics for preset in judged.values()))
+def _present(names: tuple[str, ...], able: Presets) -> tuple[str, ...]:
+    return tuple(name for name in names if any(name in preset.metrics for preset in able.values()))
 
 
 def _cells(preset: PresetResult, names: tuple[str, ...]) -> tuple[Cell, ...]:
     return tuple(preset.metrics.get(name, _missing()) for name in names)
 
 
-def _losses(judged: dict[str, PresetResult]) -> tuple[Block, ...]:
-    names = tuple(
-        name for name in _present(LOSSES, judged) if any(_known(one, name) for one in judged.values())
-    )
-    rows = tuple((title, preset.loss, *_cells(preset, names)) for title, preset in judged.items())
-    caption = "The loss each correction would have produced"
-    return (Table("losses", caption, ("preset", "loss", *names), rows, wide=True),) if names else ()
+def _losses(able: Presets) -> tuple[Block, ...]:
+    names = tuple(name for name in _present(LOSSES, able) if any(_known(one, name) for one in able.values()))
+    rows = tuple((title, preset.loss, *_cells(preset, names)) for title, preset in able.items())
+    caption, many = "The loss each correction would have produced", len(rows) > FEW
+    header = ("preset", "loss", *names)
+    return (Table("losses", caption, header, rows, wide=True, collapsed=many, lookup=True),) if names else ()
 
 
 def _known(preset: PresetResult, name: str) -> bool:
     return name in preset.metrics and preset.metrics[name].value is not None
 
 
-def _needing(all_presets: dict[str, PresetResult]) -> tuple[Block, ...]:
+def _needing(all_presets: Presets) -> tuple[Block, ...]:
     rows = tuple(
         (name, f"needs {', '.join(preset.needs)}", preset.summary)
         for name, preset in all_presets.items()
         if preset.needs
     )
-    caption = "Presets that need a column this dump lacks"
-    return (Table("needs", caption, ("preset", "needs", "what it is"), rows),) if rows else ()
+    caption, header = "Presets that need a column this dump lacks", ("preset", "needs", "what it is")
+    return (Table("needs", caption, header, rows, collapsed=len(rows) > FEW),) if rows else ()
 
 
-def _methods(all_presets: dict[str, PresetResult]) -> tuple[Block, ...]:
+def _sources(all_presets: Presets) -> tuple[Block, ...]:
     rows = tuple(
         (
             name,
             one.summary,
             one.method,
-            one.policy,
             ", ".join(one.aliases) or "none",
             one.source,
-            one.note or "–",
         )
         for name, one in all_presets.items()
     )
-    header = ("preset", "what it is", "method", "numerator", "aliases", "source", "note")
-    return (
-        Table(
-            "methods",
-            "What each preset does, and where it comes from",
-            header,
-            rows,
-            wide=True,
-            collapsed=True,
-        ),
-    )
+    header = ("preset", "what it is", "method", "aliases", "source")
+    caption = "What each preset is, its other names, and where it comes from"
+    return (Table("methods", caption, header, rows, wide=True, collapsed=True, lookup=True),)
 
 
-def _everything(judged: dict[str, PresetResult]) -> tuple[Block, ...]:
-    every = dict.fromkeys(name for preset in judged.values() for name in preset.metrics)
+def _everything(able: Presets) -> tuple[Block, ...]:
+    every = dict.fromkeys(name for preset in able.values() for name in preset.metrics)
     names = tuple(name for name in every if name not in (*MAIN, *LOSSES))
-    rows = tuple((name, *_cells(preset, names)) for name, preset in judged.items())
-    caption = "All other numbers of every preset"
-    return (Table("all", caption, ("preset", *names), rows, wide=True, collapsed=True),) if rows else ()
+    rows = tuple((name, *_cells(preset, names)) for name, preset in able.items())
+    caption, header = "All other numbers of every preset", ("preset", *names)
+    return (Table("all", caption, header, rows, wide=True, collapsed=True, lookup=True),) if rows else ()
