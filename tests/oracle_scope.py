@@ -14,12 +14,15 @@ PRIOR = 10.0  # observations that the prior k = 1/2 counts for
 
 
 def cut(values: list[float], upper: float) -> float:
-    """The value from which on tokens go: the largest do, until the mean of the rest is below `upper`."""
+    """The value from which on tokens go: the largest do, until the mean of the rest is below `upper`.
+
+    Never everything: the smallest value stays.
+    """
     rest = sorted(values)
-    gone = math.inf
+    smallest, gone = rest[0] if rest else 0.0, math.inf
     while rest and not math.fsum(rest) / len(rest) < upper:
         gone = rest.pop()
-    return gone
+    return gone if gone > smallest else math.nextafter(smallest, math.inf)
 
 
 def smoothed(logs: list[float]) -> dict[float, float]:
