@@ -368,6 +368,8 @@ def _changed(preset: Preset, place: Place, changes: dict[str, str], at: Spot) ->
     if "" in changes:
         at.at(name).fail(f"it is a table of {', '.join(_readers(KINDS[name]))}", SETTINGS)
     held = getattr(preset, name)
+    if name != "reject" and index is not None:
+        at.at(f"{name}[{index}]").fail("only reject has more than one", SETTINGS)
     if name != "reject":
         return replace(preset, **{name: _with(held, changes, at.at(name))})
     if index is not None and index >= len(held):

@@ -46,6 +46,7 @@ def _correction(parts: Parts) -> dict[str, Any]:
 
 def _rule(parts: Parts) -> dict[str, Any]:
     parts.split_mask()
+    parts.drop_idle()
     weight = parts.take_weight(*LEVELS, lower=True)
     if weight is None:
         cannot("this weight")

@@ -109,6 +109,13 @@ class Parts:
             self.rules.insert(0, replace(rule, safety=weight.safety, safety_at=weight.safety_at))
             self.weight = replace(weight, action="none", lower=None, upper=None, strict=False)
 
+    def drop_idle(self) -> None:
+        """A truncation that a rule over the same level leaves nothing to do becomes the raw ratio."""
+        weight = self.weight
+        rule = self._find("ratio", weight.over) if weight is not None and not weight.normalize else None
+        if weight is not None and rule is not None and _within(rule, weight):
+            self.weight = replace(weight, action="none", lower=None, upper=None)
+
     def take(
         self, statistic: Statistic, over: str, sides: Literal["both", "upper"] = "both"
     ) -> Reject | None:

@@ -47,6 +47,7 @@ def _mask(rule: Reject, low: float, high: float) -> dict[str, Any]:
 
 def _before(parts: Parts) -> tuple[dict[str, Any], tuple[str, ...]]:
     parts.split_mask()
+    parts.drop_idle()
     weight = parts.take_weight("token", "sum")
     if weight is None or (weight.over, weight.action) not in (("token", "none"), ("sum", "truncate")):
         cannot("truncated token weights, or no weight")
@@ -58,6 +59,8 @@ def _before(parts: Parts) -> tuple[dict[str, Any], tuple[str, ...]]:
         low, high = (part.lower, part.upper) if part else (None, None)
         settings[f"{name}_mask_low"] = 0.0 if low is None else low
         settings[f"{name}_mask_high"] = math.inf if high is None else high
+    if weight.upper is not None and weight.upper > math.exp(10):
+        cannot("a product above e^10, where it clamps the log-ratio")
     if weight.upper is not None:
         settings["sequence_clip_high"] = weight.upper
     by_length = ("each sequence is divided by its length here",) if weight.over == "sum" else ()

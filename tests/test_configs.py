@@ -1,0 +1,529 @@
+"""Printed configurations: read back by real readers, and run, they do what the preset does."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import re
+from dataclasses import replace
+from functools import cache
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from offpol_diag.catalogue import load, tuned
+from offpol_diag.cli import app
+from offpol_diag.configs import TRAINERS, Config, Snippet, config_for, sayable
+from offpol_diag.configs.syntax import inverse, number
+from offpol_diag.errors import ConfigError, PresetError, UsageError
+from offpol_diag.presets import Clip, Preset, Reject, Veto, Weight
+from tests import oracles, trainer_settings
+from tests.trainer_settings import Flat
+
+CATALOGUE = load()
+PAIRS = [(name, trainer) for name, one in CATALOGUE.items() for trainer in sayable(one)]
+"""Every preset and every trainer that can say it, whichever it is from."""
+
+
+def settings_of(snippet: Snippet, trainer: str) -> Flat:
+    """A snippet as its own reader reads it."""
+    readers = {
+        "yaml": trainer_settings.read_yaml,
+        "hydra": trainer_settings.read_hydra,
+        "toml": trainer_settings.read_toml,
+        "flags": lambda text: trainer_settings.read_flags(text, trainer),
+        "python": trainer_settings.read_dict if trainer == "colossalai" else trainer_settings.read_call,
+    }
+    return readers[snippet.language](snippet.text) if snippet.text or snippet.language == "flags" else {}
+
+
+def alternatives(config: Config) -> list[Flat]:
+    """Each way in which a configuration is written, as settings; a file goes with the flags that name it."""
+    if any(one.file for one in config.snippets):
+        return [{k: v for one in config.snippets for k, v in settings_of(one, config.trainer).items()}]
+    return [settings_of(one, config.trainer) for one in config.snippets if "before 0.10" not in one.title]
+
+
+@cache
+def batch() -> tuple[oracles.Sequence, ...]:
+    """Ragged sequences of several turns, all three policies, one advantage each, a few wild tokens."""
+    dice = random.Random(7)
+    return tuple(sequence(dice, i) for i in range(160))
+
+
+def sequence(dice: random.Random, i: int) -> oracles.Sequence:
+    n = dice.randint(1, 8)
+    wild = dice.random() < 0.25
+    spread = dice.choice((0.0005, 0.01, 0.3))
+    rollout = [-dice.expovariate(1.0) - (6.0 if wild else 1e-3) for _ in range(n)]
+    old = [q + step(dice, spread, wild and t == 0, q) for t, q in enumerate(rollout)]
+    current = [q + step(dice, spread, wild and t == n - 1, q) for t, q in enumerate(rollout)]
+    advantage = dice.choice((-1.0, 0.0, 0.7))
+    turn = [3 * t // n for t in range(n)]
+    return oracles.Sequence(rollout, old, current, [advantage] * n, turn, None, n, str(i))
+
+
+def step(dice: random.Random, spread: float, wild: bool, q: float) -> float:
+    """A drift that leaves the probability below 1; a wild one is at most 9.5 nats."""
+    drift = dice.choice((-9.5, -5.0, -1.5, 1.2, 4.7)) if wild else dice.gauss(0, spread)
+    return min(drift, -q - 1e-4)
+
+
+@cache
+def expected(preset: Preset) -> list[list[float]]:
+    """The textbook: what multiplies the loss of each token."""
+    data = list(batch())
+    scope = oracles.settle(data, preset)[None]
+    done = [oracles.apply(s, preset, scope) for s in data]
+    norm = oracles._norms(data, done, preset)[None]
+    return [[w / norm if k else 0.0 for w, k in zip(a.weights, a.kept, strict=True)] for a in done]
+
+
+# ---------------------------------------------------------------- what is printed does what the preset does
+
+
+@pytest.mark.parametrize(("name", "trainer"), PAIRS)
+def test_what_is_printed_does_what_the_preset_does(name: str, trainer: str) -> None:
+    preset = CATALOGUE[name]
+    factors = expected(preset)
+    clip = (1.0 if preset.clip.low is None else preset.clip.low, preset.clip.high)
+    anchor = "old" if preset.policy == "old" else "rollout"
+
+    for settings in alternatives(config_for(preset, trainer)):
+        did = trainer_settings.TRAINERS[trainer](settings, list(batch()))
+
+        assert did.loss == preset.loss
+        assert did.anchor == anchor
+        assert preset.loss in ("reinforce", "surrogate") or did.clip == pytest.approx(clip)
+        for mine, theirs in zip(factors, did.factors, strict=True):
+            assert theirs == pytest.approx(mine, rel=1e-9, abs=1e-300)
+
+
+def test_the_batch_reaches_every_rule() -> None:
+    """Else a wrong bound could pass: every preset that rejects rejects some of it and keeps some."""
+    shares = {
+        name: [w > 0 for row in expected(one) for w in row]
+        for name, one in CATALOGUE.items()
+        if (one.reject or one.veto) and one.apply
+    }
+
+    assert [name for name, kept in shares.items() if all(kept) or not any(kept)] == []
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_every_trainer_that_a_row_names_can_say_it(name: str) -> None:
+    preset = CATALOGUE[name]
+
+    assert set(preset.trainers) <= set(TRAINERS)
+    assert sayable(preset, preset.trainers) == preset.trainers
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_overrides_say_what_the_yaml_says(trainer: str) -> None:
+    for name in (name for name, other in PAIRS if other == trainer):
+        said = config_for(CATALOGUE[name], trainer).snippets
+        yaml = [settings_of(one, trainer) for one in said if one.language == "yaml" and not one.file]
+        hydra = [settings_of(one, trainer) for one in said if one.language == "hydra"]
+
+        assert not hydra or hydra == yaml
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_everything_but_the_snippets_is_a_comment(trainer: str) -> None:
+    for name in (name for name, other in PAIRS if other == trainer):
+        config = config_for(CATALOGUE[name], trainer)
+        rest = config.text()
+        for snippet in config.snippets:
+            assert snippet.text in rest
+            rest = rest.replace(snippet.text, "", 1)
+
+        assert [line for line in rest.splitlines() if line and not line.startswith("#")] == []
+
+
+# ---------------------------------------------------------------- quirks
+
+
+def said(name: str, trainer: str, which: int = 0) -> Flat:
+    return settings_of(config_for(CATALOGUE[name], trainer).snippets[which], trainer)
+
+
+def remarks(name: str, trainer: str) -> str:
+    return "\n".join(config_for(CATALOGUE[name], trainer).remarks)
+
+
+BLOCK = "algorithm.rollout_correction."
+
+
+def test_a_threshold_of_two_bounds_stays_a_string_in_yaml() -> None:
+    """Unquoted, YAML reads 0.5_2 as 0.52 and 1_5 as 15."""
+    assert said("decoupled_token_icepop", "verl")[BLOCK + "rollout_is_threshold"] == "0.5_5.0"
+    assert said("decoupled_k3_rs", "verl")[BLOCK + "rollout_rs_threshold"] == "0.01"
+
+
+def test_verls_k1_bounds_are_mirrored() -> None:
+    assert said("decoupled_geo_rs", "verl")[BLOCK + "rollout_rs_threshold"] == "0.999_1.001"
+    assert said("verl_2026_01_rs_token_k1", "verl")[BLOCK + "rollout_rs_threshold"] == "0.6_1.4"
+
+
+def test_several_of_verls_options_are_one_quoted_list() -> None:
+    rules = (Reject("k2", "max", upper=2.5), Reject("ratio", "token", 0.625, 1 / 0.6))
+    snippets = config_for(Preset("mine", "", reject=rules), "verl").snippets
+
+    assert "rollout_rs='\"seq_max_k2,token_k1\"'" in snippets[1].text
+    assert settings_of(snippets[1], "verl")[BLOCK + "rollout_rs_threshold"] == "2.5,0.6_1.6"
+
+
+def test_two_rules_of_one_option_cannot_be_said_to_verl() -> None:
+    """verl drops the second option before it matches thresholds."""
+    rules = (Reject("ratio", "token", 0.5, 2.0), Reject("ratio", "token", 0.9, 9.0))
+
+    with pytest.raises(ConfigError, match="rejection by ratio"):
+        config_for(Preset("mine", "", reject=rules), "verl")
+
+
+def test_each_generation_of_verl_has_its_own_keys() -> None:
+    assert said("verl_2025_10_token_mask_veto", "verl")["algorithm.rollout_is_veto_threshold"] == 1e-4
+    assert said("geo_rs", "verl")[BLOCK + "rollout_token_veto_threshold"] == 1e-4
+    assert said("geo_rs", "verl")[BLOCK + "rollout_rs"] == "geometric"
+    assert BLOCK + "bypass_mode" in said("token_is", "verl", 2)
+    assert "2026-01-14 cannot say this: a veto" in remarks("geo_rs", "verl")
+
+
+def test_icepop_names_the_verl_that_has_it() -> None:
+    assert "2026-03-24" in remarks("decoupled_token_icepop", "verl")
+    assert "2026-03-24" not in remarks("decoupled_token_is", "verl")
+
+
+def test_bypass_repeats_the_block_where_verls_actor_reads_it() -> None:
+    actor = "actor_rollout_ref.actor.policy_loss."
+
+    assert said("bypass_pg_is", "verl")[actor + "rollout_correction.loss_type"] == "reinforce"
+    assert said("bypass_pg_is", "verl")[actor + "loss_mode"] == "bypass_mode"
+
+
+def test_a_small_number_has_a_dot_so_that_yaml_reads_a_float() -> None:
+    snippet = config_for(CATALOGUE["slime_mis_veto"], "slime").snippets[0]
+
+    assert (snippet.file, snippet.language) == ("mis.yaml", "yaml")
+    assert "rs_veto_threshold: 1.0e-4" in snippet.text
+    assert settings_of(snippet, "slime")["rs_veto_threshold"] == 1e-4
+
+
+@pytest.mark.parametrize(
+    "value", [1e-4, 1e-9, 1e9, 2.0, 0.999, 1.001001001001001, 1 / 3, 1.5e-300, 3e-4, 0.0]
+)
+def test_a_number_reads_back_as_itself_everywhere(value: float) -> None:
+    text = number(value)
+
+    assert float(text) == value
+    assert trainer_settings.read_yaml(f"x: {text}") == {"x": value}
+    assert trainer_settings.read_toml(f"x = {text}") == {"x": value}
+
+
+@pytest.mark.parametrize(
+    "bound", [0.999, 1.001, 0.6, 1.4, 0.5, 2.0, 1 / 3, 1.001001001001001, 0.7142857142857143]
+)
+def test_an_inverse_is_short_and_goes_back(bound: float) -> None:
+    assert math.isclose(1 / inverse(bound), bound, rel_tol=4.5e-16)
+    assert len(str(inverse(1 / 0.999))) == 5
+
+
+def test_openrlhfs_lower_bound_is_made_idle() -> None:
+    """Its default, 0.5, is not."""
+    key = "algo.advantage.is_correction_threshold"
+
+    assert said("token_is", "openrlhf")[key] == [0.0, 2.0]
+    assert said("openrlhf_tis", "openrlhf")[key] == [0.5, 5.0]
+
+
+@pytest.mark.parametrize("name", ["token_is", "openrlhf_icepop", "openrlhf_seq_mask_tis"])
+def test_openrlhfs_older_spelling_says_the_same(name: str) -> None:
+    now, before = config_for(CATALOGUE[name], "openrlhf").snippets
+    new = trainer_settings.read_flags(now.text, "openrlhf")
+    old = trainer_settings.read_flags(before.text, "openrlhf before 0.10")
+
+    assert list(old.values()) == [new[key] for key in new]
+
+
+def test_ms_swift_cannot_say_the_product() -> None:
+    with pytest.raises(ConfigError, match="product ratio") as caught:
+        config_for(CATALOGUE["seq_is"], "ms-swift")
+
+    assert caught.value.hint == "its config can be printed for verl, trl, slime, miles, skyrl, roll"
+
+
+def test_areals_upper_bound_must_be_above_one() -> None:
+    low = replace(CATALOGUE["areal_token_clamp"], weight=Weight(upper=0.9))
+
+    with pytest.raises(ConfigError, match="above 1"):
+        config_for(low, "areal")
+
+
+def test_older_keys_of_areal_stand_beside_the_new_ones() -> None:
+    new, old = config_for(CATALOGUE["areal_cap_token_mask"], "areal").snippets
+
+    assert "v1.0.3" in old.title
+    assert settings_of(old, "areal")["actor.behave_imp_weight_mode"] == "token_mask"
+    assert settings_of(new, "areal")["actor.rejection_sampling.action"] == "mask"
+
+
+def test_a_zero_turns_a_bound_of_open_instruct_off() -> None:
+    assert said("open_instruct_rho_mask", "open-instruct")["rho_clamp_upper_bound"] == 0
+    assert said("recompute", "open-instruct")["use_rho_correction"] is False
+
+
+def test_open_instruct_cannot_bound_the_total_variation_usefully() -> None:
+    tight = replace(
+        CATALOGUE["open_instruct_rho_tv"], reject=(Reject("tv", "mean", upper=0.1, advantage="away"),)
+    )
+
+    with pytest.raises(ConfigError, match="above 1"):
+        config_for(tight, "open-instruct")
+
+
+def test_nemo_rls_icepop_has_both_bounds() -> None:
+    settings = said("trl_token_mask", "nemo-rl")
+
+    assert settings["loss_fn.truncated_importance_sampling_ratio_min"] == 0.0
+    assert settings["loss_fn.truncated_importance_sampling_ratio"] == 3.0
+
+
+def test_trls_lower_bound_names_the_version_that_has_it() -> None:
+    assert "1.6.0 or later" in remarks("trl_token_clip", "trl")
+    assert "1.6.0 or later" not in remarks("trl_token_truncate", "trl")
+
+
+def test_slimes_veto_comes_with_the_rejection_that_looks_at_it() -> None:
+    settings = said("slime_mis_veto", "slime")
+
+    assert settings["use_rs"] is True
+    assert (settings["rs_lower_bound"], settings["rs_upper_bound"]) == (1e-9, 1e9)
+
+
+def test_keys_that_prime_rl_has_dropped_say_so() -> None:
+    assert "pin prime-rl" in remarks("prime_rl_v02_token", "prime-rl")
+    assert "pin prime-rl" not in remarks("prime_rl_ipo", "prime-rl")
+
+
+def test_torchforge_has_nothing_to_paste() -> None:
+    assert "nothing to paste" in config_for(CATALOGUE["torchforge"], "torchforge").text()
+
+
+def test_guards_and_denominators_that_differ_are_remarked() -> None:
+    assert (
+        "the log-ratio of the weight is not clamped here before exp; in the preset clamped to ±20"
+        in remarks("token_is", "trl")
+    )
+    assert "rejected tokens stay" in remarks("verl_2025_11_token_is_rs_veto", "skyrl")
+    assert "rejected tokens leave" in remarks("areal_icepop", "roll")
+    assert "dual clip" in remarks("token_is", "trl")
+    assert "clamped" not in remarks("decoupled_geo_rs_token_tis", "verl")
+
+
+def test_a_clip_other_than_the_trainers_is_printed() -> None:
+    preset = replace(CATALOGUE["token_is"], clip=Clip(0.1, 0.28, 4.0))
+
+    assert "epsilon_high=0.28" in config_for(preset, "trl").text()
+    assert "delta=4.0" in config_for(preset, "trl").text()
+    assert "clip_ratio_c: 4.0" in config_for(preset, "verl").text()
+    assert "--eps-clip-c 4.0" in config_for(preset, "slime").text()
+
+
+# ---------------------------------------------------------------- what cannot be said
+
+
+STRANGE = {
+    "a strict bound": Preset("x", "", weight=Weight(upper=2.0), reject=(Reject(upper=2.0, strict=True),)),
+    "a veto on large ratios": Preset("x", "", weight=Weight(upper=2.0), veto=Veto(1e-4, 100.0)),
+    "smoothing": Preset("x", "", weight=Weight(action="psis")),
+    "a smallest token": Preset("x", "", reject=(Reject(over="min", lower=0.1),)),
+    "another numerator": Preset(
+        "x", "", weight=Weight(upper=2.0), reject=(Reject(upper=2.0, policy="current"),)
+    ),
+    "no upper clip": Preset("x", "", clip=Clip(high=None)),
+    "metrics": Preset("x", "", weight=Weight(upper=2.0), apply=False),
+}
+
+
+@pytest.mark.parametrize("what", STRANGE)
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_a_part_is_never_dropped_in_silence(what: str, trainer: str) -> None:
+    if (what, trainer) == ("a veto on large ratios", "skyrl"):
+        return
+    with pytest.raises(ConfigError) as caught:
+        config_for(STRANGE[what], trainer)
+
+    assert caught.value.message.startswith(f"{trainer} cannot say x: ")
+    assert caught.value.hint
+
+
+# ---------------------------------------------------------------- the command
+
+
+def run(*args: str) -> Result:
+    return CliRunner().invoke(app, ["presets", *args])
+
+
+def refused(*args: str) -> str:
+    """Exit code 2, an error and a hint on stderr, nothing on stdout, no traceback."""
+    ran = run(*args)
+    assert ran.exit_code == 2, ran.output
+    assert ran.stdout == ""
+    assert re.fullmatch(r"error: .+\n\nhint: .+\n", ran.stderr), ran.stderr
+    return ran.stderr
+
+
+def test_stdout_is_what_is_pasted() -> None:
+    ran = run("token_is", "--for", "TRL")
+
+    assert ran.exit_code == 0
+    assert ran.stdout == config_for(CATALOGUE["token_is"], "trl").text()
+    assert ran.stderr == ""
+
+
+def test_several_presets_are_printed_one_after_the_other() -> None:
+    ran = run("tis,trl_default", "--for", "trl")
+
+    assert [line for line in ran.stdout.splitlines() if " for trl" in line] == [
+        "# tis for trl",
+        "# trl_sequence_mask for trl",
+    ]
+
+
+def test_one_that_cannot_be_said_leaves_nothing_printed() -> None:
+    error = refused("tis,geo_rs", "--for", "trl")
+
+    assert "trl cannot say geo_rs: " in error
+    assert "hint: its config can be printed for verl" in error
+
+
+def test_an_unknown_trainer_is_answered_with_the_list() -> None:
+    error = refused("token_is", "--for", "open_rhlf")
+
+    assert 'unknown trainer "open_rhlf"; there are verl, trl, ' in error
+    assert "did you mean openrlhf" in error
+
+
+def test_json_has_the_snippets_apart() -> None:
+    (one,) = json.loads(run("slime_mis", "--for", "slime", "--json", "-").stdout)["configs"]
+
+    assert [(snippet["language"], snippet["file"]) for snippet in one["snippets"]] == [
+        ("yaml", "mis.yaml"),
+        ("flags", ""),
+    ]
+    assert one["remarks"]
+
+
+def test_without_a_name_a_trainer_lists_what_it_can_say() -> None:
+    ran = run("--for", "prime-rl", "--json", "-")
+
+    assert list(json.loads(ran.stdout)["presets"]) == [
+        name for name, one in CATALOGUE.items() if sayable(one, ["prime-rl"])
+    ]
+    assert "presets NAME --for prime-rl" in ran.stderr
+
+
+def test_the_catalogue_keeps_families_together() -> None:
+    from offpol_diag.formulas import catalogue_section
+
+    (table,) = catalogue_section(CATALOGUE).blocks
+    families = [row[1] for row in table.rows]
+    runs = [family for i, family in enumerate(families) if i == 0 or families[i - 1] != family]
+
+    assert len(families) == len(CATALOGUE)
+    assert len(runs) == len(set(runs))
+
+
+# ---------------------------------------------------------------- --set
+
+
+def test_a_tuned_threshold_is_the_one_that_is_printed() -> None:
+    ran = run(
+        "seq_mis", "--for", "verl", "--set", "weight.upper=3,reject.lower=0.25", "--set", "clip.high=0.28"
+    )
+
+    assert "rollout_is_threshold: 3.0" in ran.stdout
+    assert "rollout_rs_threshold_lower: 0.25" in ran.stdout
+    assert "clip_ratio_high: 0.28" in ran.stdout
+    assert 'rollout_rs_threshold: "0.5_4.0"' in ran.stdout
+
+
+def test_a_tuned_preset_shows_its_formulas() -> None:
+    said = run("token_is", "--set", "weight.upper=3,weight.normalize=true").stdout
+
+    assert "min(r_t, 3) / batch mean" in said
+    assert "with weight.upper=3, weight.normalize=true" in said
+
+
+@pytest.mark.parametrize(
+    ("settings", "want"),
+    [
+        ({"weight.upper": "3"}, Weight(upper=3.0)),
+        ({"weight.lower": "1e-1"}, Weight(upper=2.0, lower=0.1)),
+        ({"weight.safety": "inf"}, Weight(upper=2.0, safety=None)),
+        ({"weight.action": "mask"}, Weight(action="mask", upper=2.0)),
+        ({"weight.lower": "4", "weight.upper": "5"}, Weight(upper=5.0, lower=4.0)),
+    ],
+)
+def test_settings_are_read_as_in_a_preset_file(settings: dict[str, str], want: Weight) -> None:
+    assert tuned(CATALOGUE["token_is"], settings).weight == want
+
+
+def test_rules_are_tuned_all_at_once_or_one_by_one() -> None:
+    preset = CATALOGUE["prime_rl_v02_token"]
+    every, first = tuned(preset, {"reject.upper": "12"}), tuned(preset, {"reject[0].upper": "9"})
+
+    assert [rule.upper for rule in every.reject] == [12.0, 12.0]
+    assert [rule.upper for rule in first.reject] == [9.0, 10.0]
+
+
+def test_veto_clip_and_the_presets_own_keys_can_be_set() -> None:
+    found = tuned(CATALOGUE["geo_rs"], {"veto.lower": "1e-6", "clip.dual": "inf", "policy": "current"})
+
+    assert (found.veto, found.clip.dual, found.policy) == (Veto(1e-6), None, "current")
+    assert tuned(found, {}) is found
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ("wieght.upper=3", ["[token_is] wieght: the preset has no such part", "did you mean weight"]),
+        ("weight.uper=3", ["weight.uper: no such key", "did you mean upper"]),
+        ("weight.upper=-3", ["weight.upper = -3.0; it must be above 0"]),
+        ("weight.upper=big", ['weight.upper = "big"; it must be a number']),
+        ("weight.upper=nan", ["weight.upper = nan; it must be finite"]),
+        ("weight.lower=5", ["weight.lower = 5.0; it must not exceed upper = 2.0"]),
+        ("weight.action=drop", ['weight.action = "drop"; it must be one of truncate']),
+        ("weight.normalize=yes", ['weight.normalize = "yes"; it must be true or false']),
+        ("weight=3", ["weight: it is a table of over, action"]),
+        ("veto.lower=1e-4", ["veto: the preset has no such part"]),
+        ("reject.lower=1", ["reject: the preset has no such part"]),
+        ("reject[2].lower=1", ["reject[2]: the preset has 0 rules"]),
+        ("clip[0].low=1", ["clip[0]: only reject has more than one"]),
+        ("policy.upper=1", ["policy: the preset has no such part"]),
+        ("weight..upper=1", ["weight..upper: not a place in a preset"]),
+        ("policy=new", ['policy = "new"; it must be one of old']),
+        ("weight.upper", ['--set "weight.upper" sets nothing']),
+        ("=3", ['--set "=3" sets nothing']),
+    ],
+)
+def test_a_slip_in_a_setting_is_answered_with_its_place(settings: str, words: list[str]) -> None:
+    error = refused("token_is", "--set", settings)
+
+    assert [word for word in words if word not in error] == []
+
+
+def test_a_setting_needs_a_preset() -> None:
+    assert "none is named" in refused("--set", "weight.upper=3")
+
+
+def test_a_tuned_preset_that_cannot_be_said_is_refused() -> None:
+    assert "a lower bound" in refused("token_is", "--for", "ms-swift", "--set", "weight.lower=0.5")
+
+
+def test_errors_of_a_library_call_are_ours() -> None:
+    with pytest.raises(PresetError, match="mine"):
+        tuned(CATALOGUE["token_is"], {"weight.upper": "0"}, file="mine")
+    with pytest.raises(UsageError):
+        config_for(CATALOGUE["token_is"], "tlr")
