@@ -40,6 +40,8 @@ class Table:
 
     `wide` tables may be left out where there is no room (the terminal); `collapsed` ones are reference
     material, folded where that is possible and left out elsewhere; `caption` says the finding in words.
+    Columns of `context` are the first to go where there is no room. A `lookup` table is searched, not read:
+    where there is much of that, it may come last.
     """
 
     id: str
@@ -49,6 +51,8 @@ class Table:
     notes: tuple[str, ...] = ()
     wide: bool = False
     collapsed: bool = False
+    context: tuple[str, ...] = ()
+    lookup: bool = False
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import torch
 
 from offpol_diag import correction, loglattice
 from offpol_diag.accumulators import Best, Bins, Extremes, GroupSample, Places, State, Sums
+from offpol_diag.aspects import aspects
 from offpol_diag.crosswalk import BOOKS
 from offpol_diag.crosswalk.spread import Read
 from offpol_diag.formulas import guards
@@ -186,6 +187,7 @@ def preset_result(out: Readout, preset: Preset) -> PresetResult:
         family=preset.family,
         denominator=preset.denominator,
         guards=list(guards(preset)),
+        aspects=aspects(preset),
         applied=preset.apply,
         aliases=list(preset.aliases),
         trainers=list(preset.trainers),

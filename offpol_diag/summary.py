@@ -96,6 +96,7 @@ class PresetResult(Model):
         "kept", description="whether rejected tokens leave the loss's denominator (kept)"
     )
     guards: list[str] = Field([], description="what becomes of numbers that are too large; unusual bounds")
+    aspects: dict[str, str] = Field({}, description="what it does, aspect by aspect, to tell a family apart")
     applied: bool = Field(True, description="false: the trainer only logs the numbers")
     aliases: list[str] = []
     trainers: list[str] = []

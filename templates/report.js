@@ -45,12 +45,14 @@ const draw = plot => {
 }
 const redraw = () => drawn.forEach(draw)
 
+const unpacked = element => {
+  const packed = Uint8Array.from(atob(element.textContent), c => c.charCodeAt(0))
+  return new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"))).text()
+}
 let unpacking
 const unpack = () => unpacking ??= (async () => {
-  const packed = Uint8Array.from(atob(document.getElementById("plotly-gz").textContent), c => c.charCodeAt(0))
-  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"))
   const script = document.createElement("script")
-  script.textContent = await new Response(stream).text()
+  script.textContent = await unpacked(document.getElementById("plotly-gz"))
   document.head.append(script)
 })()
 const watcher = new IntersectionObserver(entries => entries.filter(entry => entry.isIntersecting).forEach(({ target }) => {
@@ -58,7 +60,8 @@ const watcher = new IntersectionObserver(entries => entries.filter(entry => entr
   unpack().then(() => draw(target))
 }), { rootMargin: "300px" })
 plots.forEach(plot => watcher.observe(plot))
-if (plots.length) addEventListener("load", () => (window.requestIdleCallback ?? setTimeout)(unpack))  // ready for print
+const whenIdle = work => addEventListener("load", () => (window.requestIdleCallback ?? setTimeout)(work))
+if (plots.length) whenIdle(unpack)  // ready for print
 
 const fitsPaper = details => all("thead th", details).length <= 14
 addEventListener("beforeprint", () => {
@@ -76,8 +79,9 @@ addEventListener("afterprint", () => {
 
 // --- Tables: a click on a column head sorts by it, a second click the other way round.
 const order = cell => {
-  const text = cell.firstChild?.textContent.trim().replaceAll(",", "") ?? ""
-  return text.startsWith("10^") ? 10 ** text.slice(3) : cell.className === "number" ? parseFloat(text) : NaN
+  const text = cell.firstChild?.textContent.trim().replace("unreliable: ", "").replaceAll(",", "") ?? ""
+  const number = cell.className === "number" || (!cell.className && cell.closest(".dense"))
+  return text.startsWith("10^") ? 10 ** text.slice(3) : number ? parseFloat(text) : NaN
 }
 const compare = (a, b) => {
   const [x, y] = [order(a), order(b)]
@@ -91,8 +95,8 @@ const sort = (table, column, head) => {
   const rows = all("tbody tr", table).sort((a, b) => compare(a.cells[column], b.cells[column]) * (down ? -1 : 1))
   table.tBodies[0].append(...rows)
 }
-for (const table of all("table")) {
-  if (table.tBodies[0].rows.length < 3) continue
+const sortable = table => {
+  if (table.tBodies[0].rows.length < 3) return
   all("thead th", table).forEach((head, column) => {
     const button = document.createElement("button")
     button.type = "button"
@@ -101,6 +105,19 @@ for (const table of all("table")) {
     head.append(button)
   })
 }
+all("table").forEach(sortable)
+
+// --- Large folded tables travel packed: filled in when there is time, or when one is opened.
+const fill = async script => {
+  script.className = ""
+  const body = document.createElement("div")
+  body.innerHTML = await unpacked(script)
+  script.replaceWith(body)
+  all("table", body).forEach(sortable)
+}
+const filled = (within = document) => all("script.packed", within).forEach(fill)
+all("details.table:has(script.packed)").forEach(details => details.addEventListener("toggle", () => filled(details)))
+whenIdle(() => filled())
 
 // --- Contents: the section in view is marked.
 const links = new Map(all("nav a").map(link => [link.hash.slice(1), link]))

@@ -94,17 +94,23 @@ def preset(summary: str, method: str, ess: float, rejected: float = 0.0, **more:
 def presets() -> dict[str, PresetResult]:
     logged = {"rollout_corr/kl": 0.00205, "rollout_corr/k3_kl": 0.00203, "rollout_corr/chi2_seq": None}
     verl = {"logs": "verl-2025-11", "as_logged": logged, "trainers": ["verl"]}
+    tis = {"family": "sequence TIS", **verl}
+    use = "application"
     return {
         "disabled": preset("No correction", "weight none", 1.0, policy="rollout", source="ours"),
         "token_is": preset("Token TIS", "weight token truncate ≤ 2", 0.97, aliases=["token_tis"], **verl),
-        "seq_is": preset("Sequence TIS", "weight sum truncate ≤ 2", 0.61, **verl),
+        "seq_is": preset(
+            "Sequence TIS", "weight sum truncate ≤ 2", 0.61, aspects={use: "to the loss"}, **tis
+        ),
         "seq_mis": preset(
             "Sequence MIS", "weight sum truncate ≤ 2; reject ratio sum [0.5, 2]", 0.83, 0.31, **verl
         ),
         "geo_rs": preset(
             "Geometric rejection", "reject ratio mean [0.999, 1.001]; veto < 1e-4", 0.99, 0.92, **verl
         ),
-        "seq_is_metrics": preset("Logged only", "weight sum truncate ≤ 2", 0.61, applied=False, **verl),
+        "seq_is_metrics": preset(
+            "Logged only", "weight sum truncate ≤ 2", 0.61, applied=False, aspects={use: "only logged"}, **tis
+        ),
         "ppo_is_bypass": preset(
             "PPO-IS", "none", 1.0, policy="current", needs=["current_log_probs"], metrics={}
         ),

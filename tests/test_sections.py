@@ -6,8 +6,9 @@ from offpol_diag.numerals import say, size
 from offpol_diag.render.markdown import LIMIT, render_markdown
 from offpol_diag.render.numbers import shown
 from offpol_diag.sections import SECTIONS, sections
+from offpol_diag.sections.crosswalk import ACROSS
 from offpol_diag.sections.where import finding
-from offpol_diag.summary import Location, Number, Skipped, Worst
+from offpol_diag.summary import Location, Number, Recommendation, Skipped, Worst
 
 
 def section(name: str, **changes) -> Section:
@@ -226,12 +227,153 @@ def test_buckets_stand_on_the_axis_under_their_own_names():
     assert series.kind == "line"
 
 
-def test_a_trainers_names_are_listed_per_preset():
-    given = table("logged-verl-2025-11", section("crosswalk"))
-    assert given.header[:2] == ("name in the trainer", "token_is")
-    rows = {row[0]: row[1] for row in given.rows}
-    assert rows["rollout_corr/kl"] == Number(value=0.00205)
-    assert rows["rollout_corr/chi2_seq"] == Number()
+def test_a_preset_that_logs_alone_has_its_names_in_one_column():
+    given = table("logged-verl-2025-11", logging({"token_is": {"kl": 0.00205, "chi2_seq": None}}))
+    assert given.header == ("name in the trainer", "token_is")
+    assert given.rows == (("kl", Number(value=0.00205)), ("chi2_seq", Number()))
+
+
+def test_what_all_presets_of_a_trainer_log_alike_is_said_once():
+    given = logging({"a": {"kl": 0.1, "ess": 0.5}, "b": {"kl": 0.1, "ess": 0.6, "veto": 0.0}})
+    assert table("logged-verl-2025-11-same", given).rows == (("kl", Number(value=0.1)),)
+    apart = table("logged-verl-2025-11", given)
+    assert apart.header[1:] == ("a", "b")
+    assert apart.rows[0] == ("ess", Number(value=0.5), Number(value=0.6))
+    assert apart.rows[1] == ("veto", None, Number(value=0.0))
+    assert apart.notes
+
+
+def test_a_name_that_not_every_preset_logs_is_not_said_to_be_the_same_under_all():
+    given = logging({"a": {"kl": 0.1}, "b": {"kl": 0.1, "veto": 0.0}, "c": {"veto": 0.0}})
+    assert [block.id for block in given.blocks if isinstance(block, Table)] == ["logged-verl-2025-11"]
+
+
+def test_many_presets_with_few_names_stand_in_rows():
+    given = table(
+        "logged-verl-2025-11", logging({f"p{i}": {"kl": i / 7, "ess": 1 / (i + 1)} for i in range(30)})
+    )
+    assert given.header == ("preset", "kl", "ess")
+    assert [row[0] for row in given.rows] == [f"p{i}" for i in range(30)]
+
+
+def test_many_presets_with_many_names_are_split_and_every_number_stands_once():
+    given = logging({f"p{i}": {f"n{j}": i + j / 100 for j in range(20)} for i in range(30)})
+    tables = [block for block in given.blocks if isinstance(block, Table)]
+    assert max(len(one.header) for one in tables) <= 1 + ACROSS
+    assert [name for one in tables for name in one.header[1:]] == [f"p{i}" for i in range(30)]
+    assert sum(cell is not None for one in tables for row in one.rows for cell in row[1:]) == 30 * 20
+
+
+def logging(names: dict[str, dict[str, float | None]]) -> Section:
+    """The section of presets that log these numbers under one set of names."""
+    given = {
+        name: preset("x", "y", 0.9, logs="verl-2025-11", as_logged=logged) for name, logged in names.items()
+    }
+    return section("crosswalk", presets=given)
+
+
+# ---------------------------------------------------------------- families
+
+
+def many(families: int = 10, each: int = 5, **more) -> dict:
+    """Presets of several families, whose members take turns in the catalogue."""
+    order = [(family, place) for place in range(each) for family in range(families)]
+    return {f"f{f}_{i}": preset("x", f"weight {i}", 0.1 * i, family=f"idea {f}", **more) for f, i in order}
+
+
+def recommending(method: str) -> Recommendation:
+    return recommendation().model_copy(update={"method": method})
+
+
+def test_of_many_presets_one_of_each_family_is_shown_and_the_recommended_first():
+    given = section("presets", presets=many(), recommendation=recommending("f4_3"))
+    shown_first = [row[0] for row in table("presets", given).rows if row[1] != "–"]
+    assert shown_first == ["f4_3 (recommended)", *(f"f{f}_0" for f in range(10) if f != 4)]
+
+
+def test_the_first_of_a_family_that_can_be_computed_stands_for_it():
+    given = many()
+    given["f2_0"] = given["f2_0"].model_copy(update={"needs": ["current_log_probs"], "metrics": {}})
+    titles = [row[0] for row in table("presets", section("presets", presets=given)).rows]
+    assert "f2_1" in titles
+    assert "f2_0" not in titles
+
+
+def test_every_row_stands_in_the_table_of_its_family_and_families_keep_the_catalogues_order():
+    given = section("presets", presets=many(), recommendation=recommending("f4_3"))
+    folded = [block for block in given.blocks if isinstance(block, Table) and block.id.startswith("family-")]
+    assert [block.caption for block in folded] == [f"idea {f}, 5 presets" for f in range(10)]
+    assert all(block.collapsed for block in folded)
+    assert [row[0] for row in folded[4].rows] == ["f4_3 (recommended)", "f4_0", "f4_1", "f4_2", "f4_4"]
+    assert sum(len(block.rows) for block in folded) == 50
+
+
+def test_few_presets_are_all_shown_and_no_family_is_folded():
+    given = section("presets", presets=many(4, 6))
+    assert len([row for row in table("presets", given).rows if row[1] != "–"]) == 24
+    assert not [block for block in given.blocks if getattr(block, "id", "").startswith("family-")]
+
+
+def test_the_shortlist_says_how_to_see_the_others():
+    notes = " ".join(table("presets", section("presets", presets=many())).notes)
+    assert "all 50" in notes
+    assert "compare --presets a,b" in notes
+
+
+def test_a_family_is_said_to_differ_in_the_aspects_in_which_its_rows_do_and_in_no_other():
+    caption = family_caption(
+        {"a": {"numerator": "old", "veto": "none"}, "b": {"numerator": "current", "veto": "none"}}
+    )
+    assert caption.startswith("IcePop: 2 presets that differ in numerator. ")
+
+
+def test_rows_that_are_defined_alike_are_said_to_be():
+    same = {"numerator": "old"}
+    assert family_caption({"a": same, "b": same}).startswith("IcePop: 2 presets that are defined alike. ")
+
+
+def test_how_far_apart_a_family_is_are_its_smallest_and_its_largest_number():
+    caption = family_caption(
+        {"a": {}, "b": {}, "c": {}}, weight_mean=(0.93, 1.25, 0.99), ess_tokens=(0.5, 0.5, 0.5)
+    )
+    assert caption.endswith("On this dump weight_mean goes from 0.93 to 1.25.")
+
+
+def test_equal_numbers_are_said_to_be_equal():
+    caption = family_caption({"a": {}, "b": {}}, weight_mean=(0.93, 0.93), ess_tokens=(0.5, 0.5))
+    assert caption.endswith("On this dump their weight_mean and ess_tokens are equal.")
+
+
+def test_a_number_that_is_unknown_everywhere_is_not_spoken_of():
+    caption = family_caption({"a": {}, "b": {}}, weight_mean=(None, None), ess_tokens=(0.5, None))
+    assert "weight_mean" not in caption
+    assert "their ess_tokens are equal" in caption
+
+
+def test_a_family_of_one_has_nothing_to_be_told_apart_from():
+    given = {"a": preset("x", "y", 0.9, family="IcePop"), "b": preset("x", "y", 0.9, family="MIS")}
+    assert "families" not in [one.id for one in sections(make_summary(presets=given))]
+
+
+def test_a_familys_table_has_each_rows_note_and_guards():
+    rows = {
+        name: preset("x", "y", 0.9, family="IcePop", note=f"note {name}", guards=["g1", "g2"])
+        for name in "ab"
+    }
+    given = table("same-1", section("families", presets=rows))
+    cells = dict(zip(given.header, given.rows[1], strict=True))
+    assert (cells["note"], cells["guards"], cells["weight and rules"]) == ("note b", "g1; g2", "y")
+
+
+def family_caption(aspects: dict[str, dict[str, str]], **numbers: tuple[float | None, ...]) -> str:
+    """What is said of one family of presets with these aspects, and with these numbers in turn."""
+    rows = {
+        name: preset("x", "y", 0.9, family="IcePop", aspects=said).model_copy(
+            update={"metrics": {key: Number(value=values[place]) for key, values in numbers.items()}}
+        )
+        for place, (name, said) in enumerate(aspects.items())
+    }
+    return table("same-1", section("families", presets=rows)).caption + ("" if numbers else " ")
 
 
 def test_every_number_of_the_summary_is_defined():
@@ -266,10 +408,15 @@ def test_markdown_escapes_what_would_break_a_table_or_open_a_tag():
 
 
 def test_markdown_stays_within_what_github_accepts_and_says_what_it_cut():
-    many = {f"preset_{i}": preset("x" * 50, "y", 0.9) for i in range(2000)}
-    text = render_markdown(make_summary(presets=many))
+    text = render_markdown(make_summary(presets=many(2000, 1)))
     assert len(text.encode()) < LIMIT
     assert "does not fit here" in text
+
+
+def test_markdown_has_a_row_per_family_not_per_preset():
+    text = render_markdown(make_summary(presets=many(10, 20)))
+    assert [f"| f{f}_0 " in text for f in range(10)] == [True] * 10
+    assert "_1 |" not in text
 
 
 def test_equal_summaries_give_equal_markdown():

@@ -64,6 +64,15 @@ def test_elsewhere_columns_that_do_not_fit_go_below() -> None:
     assert all(f"number_{i} " in f"{' '.join(headers)} " for i in range(12))
 
 
+def test_columns_of_context_go_first_where_there_is_no_room() -> None:
+    narrow = draw(wide_table(6, context=("number_0",)), width=60, stack=False)
+    roomy = draw(wide_table(6, context=("number_0",)), width=300, stack=False)
+
+    assert "number_0" in roomy
+    assert "number_1" in narrow.splitlines()[4]
+    assert "number_0" in narrow.split("Left out for want of width:")[1]
+
+
 def test_many_numbers_lose_their_intervals_before_a_column_is_lost() -> None:
     narrow, wide = draw(wide_table(6), width=90), draw(wide_table(6), width=300)
 
@@ -94,9 +103,9 @@ def test_a_summary_cuts_long_tables_and_says_so() -> None:
     (section,) = brief([Section("presets", "Presets", (table,))])
 
     drawn = draw_sections(section)
-    assert "row 23" in drawn
-    assert "row 24" not in drawn
-    assert "76 more rows; an HTML report has them all." in drawn
+    assert "row 31" in drawn
+    assert "row 32" not in drawn
+    assert "68 more rows; an HTML report has them all." in drawn
 
 
 def test_a_caution_is_a_numbered_note_below() -> None:

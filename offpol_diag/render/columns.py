@@ -62,18 +62,22 @@ class Column:
 def fit(table: Table, width: int, stack: bool = False) -> Fitted:
     """Choose intervals and columns so that the table is no wider than `width`.
 
-    Columns for which there is no room are left out, or with `stack` set in a further grid below.
+    Columns for which there is no room are left out, or with `stack` set in a further grid below; those of
+    context go first.
     """
     notes = _notes(table)
     full = _columns(table, notes, intervals=True)
     bare = _columns(table, notes, intervals=False)
     few = sum(column.numeric for column in full) <= FEW_NUMBERS and not _fits(bare, width)
-    columns = full if few or _fits(full, width) else bare
+    whole = few or _fits(full, width)
+    columns = full if whole else bare
+    spared = () if stack or _fits(columns, width) else table.context
+    columns = [column for column in columns if column.header not in spared]
     pages = _pages(columns, width)
     shown_pages = pages if stack else pages[:1]
-    dropped = () if stack else tuple(column.header for page in pages[1:] for column in page[1:])
+    dropped = () if stack else (*spared, *(column.header for page in pages[1:] for column in page[1:]))
     numbered = tuple(f"({place}) {note}" for place, note in enumerate(notes, 1))
-    return Fitted(tuple(_grid(page) for page in shown_pages), dropped, columns is not full, numbered)
+    return Fitted(tuple(_grid(page) for page in shown_pages), dropped, not whole, numbered)
 
 
 def clean(text: str) -> str:

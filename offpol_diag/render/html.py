@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import base64
-import gzip
 import hashlib
 import json
 import re
+from collections import Counter
 from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from offpol_diag.blocks import Block, Figure, Series, Table
+from offpol_diag.blocks import Block, Figure, Section, Series, Table
 from offpol_diag.numerals import count
-from offpol_diag.render.embedded import DATA_ID, embedded, read_back, script_json
+from offpol_diag.render.embedded import DATA_ID, embedded, packed, read_back, script_json
 from offpol_diag.render.figures import SHARED, plotly_figure
 from offpol_diag.render.numbers import Shown, footnotes, shown
 from offpol_diag.sections import sections
@@ -24,10 +24,13 @@ from offpol_diag.summary import Number, Summary
 _NUMBER = re.compile(r"\[[-\d.,]+, [-\d.,]+\][\de%-]*|\d[\d.,]*e-\d+%?")
 
 DENSE = 4
-"""A table with more numbers in a row than this is dense."""
+"""A table with more numbers in a row than this is dense; so is one with twice as many columns."""
 
 TALL = 50
 """A table with more rows than this is tall."""
+
+MUCH = 3000
+"""Folded tables for looking up with more cells than this in all travel gzipped; scripts unpack them."""
 
 
 __all__ = ["read_back", "render_html", "templates_dir"]
@@ -35,7 +38,7 @@ __all__ = ["read_back", "render_html", "templates_dir"]
 
 @dataclass(frozen=True)
 class CellView:
-    """A cell, its footnote (a note without one stands in the cell), its tooltip where the column has none."""
+    """A cell, its footnote (a note without one stands in the cell), what its column's head does not say."""
 
     shown: Shown
     mark: int | None
@@ -44,7 +47,10 @@ class CellView:
 
 @dataclass(frozen=True)
 class TableView:
-    """A table to be laid out; `dense` ones set intervals under values, `tall` ones scroll in a box."""
+    """A table to be laid out.
+
+    `dense` ones set intervals under values, `tall` ones scroll in a box, `packed` ones travel gzipped.
+    """
 
     table: Table
     numeric: tuple[bool, ...]
@@ -53,6 +59,7 @@ class TableView:
     footnotes: tuple[str, ...]
     dense: bool
     tall: bool
+    packed: bool
 
 
 @dataclass(frozen=True)
@@ -67,13 +74,15 @@ class FigureView:
 def render_html(summary: Summary) -> str:
     """The whole page; equal summaries give equal pages."""
     script, early = _asset("report.js"), _asset("theme.js")
+    report = sections(summary)
+    pack = _much(report)
     page: str = (
         _environment()
         .get_template("report.html.j2")
         .render(
             title=_title(summary),
             facts=_facts(summary),
-            sections=[(section, _grouped(section.blocks)) for section in sections(summary)],
+            sections=[(section, _grouped(section.blocks, pack)) for section in report],
             policy=_policy(early, script, _plotly()[0]),
             style=_asset("report.css"),
             early=early,
@@ -105,7 +114,7 @@ def _environment() -> Any:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"breakable": _breakable, "unbroken": _unbroken}
+    environment.filters |= {"breakable": _breakable, "unbroken": _unbroken, "led": _led, "packed": packed}
     return environment
 
 
@@ -123,6 +132,14 @@ def _unbroken(text: str) -> Any:
     return Markup(_NUMBER.sub(r'<span class="n">\g<0></span>', str(escape(text))))
 
 
+def _led(caption: str) -> Any:
+    """A caption whose opening words, up to a colon, stand out."""
+    from markupsafe import Markup, escape
+
+    head, colon, rest = caption.partition(": ")
+    return Markup(f"<b>{escape(head)}</b>: {escape(rest)}") if colon else caption
+
+
 def _asset(name: str) -> str:
     return (templates_dir() / name).read_text(encoding="utf-8").strip()
 
@@ -133,7 +150,7 @@ def _plotly() -> tuple[str, str]:
     from plotly.offline import get_plotlyjs
 
     source: str = get_plotlyjs()
-    return source, base64.b64encode(gzip.compress(source.encode(), 9, mtime=0)).decode()
+    return source, packed(source)
 
 
 def _policy(*scripts: str) -> str:
@@ -164,42 +181,64 @@ def _facts(summary: Summary) -> str:
     )
 
 
-def _grouped(blocks: tuple[Block, ...]) -> list[tuple[str, list[Any]]]:
+def _much(report: tuple[Section, ...]) -> bool:
+    """Whether the tables for looking up are too much to stand in the page as they are."""
+    tables = (block for section in report for block in section.blocks if isinstance(block, Table))
+    return sum(len(table.rows) * len(table.header) for table in tables if _folded(table)) > MUCH
+
+
+def _folded(table: Table) -> bool:
+    return table.collapsed and table.lookup
+
+
+def _grouped(blocks: tuple[Block, ...], pack: bool) -> list[tuple[str, list[Any]]]:
     """Runs of blocks of one kind: figures that follow each other share a row."""
     return [
-        (kind, [_view(block) for block in run])
+        (kind, [_view(block, pack) for block in run])
         for kind, run in groupby(blocks, lambda block: type(block).__name__)
     ]
 
 
-def _view(block: Block) -> Block | TableView | FigureView:
+def _view(block: Block, pack: bool) -> Block | TableView | FigureView:
     if isinstance(block, Table):
-        return _table(block)
+        return _table(block, pack and _folded(block))
     if isinstance(block, Figure):
         return FigureView(block, script_json(json.dumps(plotly_figure(block))), _table(_data(block)))
     return block
 
 
-def _table(table: Table) -> TableView:
+def _table(table: Table, pack: bool = False) -> TableView:
     numbers = max((sum(isinstance(cell, Number) for cell in row) for row in table.rows), default=0)
     cells = [[shown(cell, terse=numbers > 1) for cell in row] for row in table.rows]
     mark = footnotes(cells) if numbers > 1 else {}
     heads = _tooltips(cells, len(table.header))
     rows = tuple(
         tuple(
-            CellView(cell, mark.get(cell.note), "" if head else cell.meaning)
+            CellView(cell, mark.get(cell.note), _beyond(head, cell))
             for cell, head in zip(row, heads, strict=True)
         )
         for row in cells
     )
     numeric = tuple(any(row[i].kind == "number" for row in cells) for i in range(len(table.header)))
-    return TableView(table, numeric, heads, rows, tuple(mark), numbers > DENSE, len(rows) > TALL)
+    dense = numbers > DENSE or (numbers > 1 and len(table.header) > 2 * DENSE)
+    return TableView(table, numeric, heads, rows, tuple(mark), dense, len(rows) > TALL, pack)
 
 
 def _tooltips(cells: list[list[Shown]], columns: int) -> tuple[str, ...]:
-    """What all cells of a column mean, where they mean the same; the column's head says it once for all."""
-    meanings = [{row[i].meaning for row in cells if row[i].meaning} for i in range(columns)]
-    return tuple(next(iter(said)) if len(cells) > 1 and len(said) == 1 else "" for said in meanings)
+    """What most cells of a column mean: the column's head says it once for them."""
+    return tuple(_most([row[i].meaning for row in cells if row[i].meaning]) for i in range(columns))
+
+
+def _most(meanings: list[str]) -> str:
+    """The meaning that more than half have, if they are several."""
+    common = Counter(meanings).most_common(1)
+    return common[0][0] if common and len(meanings) > 1 and 2 * common[0][1] > len(meanings) else ""
+
+
+def _beyond(head: str, cell: Shown) -> str:
+    """What a cell's tooltip says beyond that of its column's head."""
+    said = (cell.meaning if cell.meaning != head else "", cell.bound)
+    return " · ".join(part for part in said if part)
 
 
 def _data(figure: Figure) -> Table:

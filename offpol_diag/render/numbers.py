@@ -22,6 +22,7 @@ class Shown:
         interval: the interval, or empty.
         note: a caution that belongs to the cell; a renderer sets it as a footnote.
         meaning: formula, averaging and unit, for a tooltip.
+        bound: how often a safety bound acted on it, for a tooltip; empty where it never did.
         kind: number, text, unknown (the text then says why, unless `note` does), or none: it does not apply.
     """
 
@@ -29,6 +30,7 @@ class Shown:
     interval: str = ""
     note: str = ""
     meaning: str = ""
+    bound: str = ""
     kind: Kind = "text"
 
 
@@ -50,21 +52,20 @@ def footnotes(rows: Iterable[Iterable[Shown]]) -> dict[str, int]:
 
 
 def meaning(number: Number) -> str:
-    """Formula, averaging, unit and clamp of a number, in one line."""
-    parts = (
-        number.formula,
-        number.over and f"over {number.over}",
-        number.unit and f"unit: {number.unit}",
-        ""
-        if number.clamped is None
-        else f"safety bound acted on {say_value(number.clamped, 'fraction')} of terms",
-    )
+    """Formula, averaging and unit of a number, in one line."""
+    parts = (number.formula, number.over and f"over {number.over}", number.unit and f"unit: {number.unit}")
     return " · ".join(part for part in parts if part)
+
+
+def _bound(number: Number) -> str:
+    share = say_value(number.clamped, "fraction") if number.clamped else ""
+    return share and f"safety bound acted on {share} of terms"
 
 
 def _known(number: Number) -> Shown:
     text, interval = written(number)
-    return Shown(text, interval, (number.note or "").removeprefix("unreliable: "), meaning(number), "number")
+    note = (number.note or "").removeprefix("unreliable: ")
+    return Shown(text, interval, note, meaning(number), _bound(number), "number")
 
 
 def _unknown(number: Number, terse: bool) -> Shown:

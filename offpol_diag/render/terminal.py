@@ -61,7 +61,7 @@ BRIEF: Mapping[str, tuple[type[Block], ...]] = {
 }
 """What a person at a terminal is told of the report, section by section; the HTML has the rest."""
 
-BRIEF_ROWS = 24
+BRIEF_ROWS = 32
 
 
 def brief(sections: Sequence[Section]) -> tuple[Section, ...]:

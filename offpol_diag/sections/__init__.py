@@ -7,6 +7,7 @@ from collections.abc import Callable
 from offpol_diag.blocks import Section
 from offpol_diag.sections.crosswalk import crosswalk
 from offpol_diag.sections.dump import dump
+from offpol_diag.sections.families import families
 from offpol_diag.sections.headline import headline
 from offpol_diag.sections.made import made
 from offpol_diag.sections.policies import policies
@@ -21,6 +22,7 @@ SECTIONS: tuple[Callable[[Summary], Section | None], ...] = (
     headline,
     dump,
     presets,
+    families,
     policies,
     where,
     worst,

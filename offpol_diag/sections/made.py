@@ -29,6 +29,7 @@ def made(summary: Summary) -> Section:
                 definitions,
                 wide=True,
                 collapsed=True,
+                lookup=True,
             ),
         ),
     )
