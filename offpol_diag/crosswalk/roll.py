@@ -47,7 +47,7 @@ def _difference(view: View) -> Tensor:
 def _of_turns(x: Tensor, view: View, after: Callable[[Tensor], Tensor]) -> Tensor:
     """Row means of what each turn's mean becomes, [S]."""
     runs = view.batch.cu_runs
-    means = segments.total(x, runs) / (segments.lengths(runs) + EPS)
+    means = segments.total(x, runs) / (segments.lengths(runs).to(torch.float64) + EPS)
     return _row_mean(_total(segments.spread(after(means), runs), view), view)
 
 
