@@ -34,17 +34,9 @@ def _total(x: Tensor, view: View) -> Tensor:
     return segments.total(x, view.batch.cu_seqlens)
 
 
-def _mean(x: Tensor, over: Tensor, view: View) -> Tensor:
-    """Per sequence, the mean of x over some of its tokens; 0 where there is none."""
-    return _total(torch.where(over, x, 0.0), view) / segments.count(over, view.batch.cu_seqlens).clamp(min=1)
-
-
-def _share(flags: Tensor, over: Tensor, view: View) -> Tensor:
-    return _mean(flags.to(torch.float64), over, view)
-
-
-def _all(view: View) -> Tensor:
-    return torch.ones_like(view.ratios.delta, dtype=torch.bool)
+def _per(x: Tensor, tokens: Tensor) -> Tensor:
+    """Per sequence, a mean over that many of its tokens; 0 where there is none."""
+    return x / tokens.clamp(min=1)
 
 
 def _masked(view: View) -> Tensor:
@@ -53,10 +45,24 @@ def _masked(view: View) -> Tensor:
     return view.ratios.once(key, lambda: token_mask(view.done) == 0)
 
 
-def _signed(view: View, sign: int) -> Tensor:
-    """Tokens whose advantage has that sign, [T]."""
-    assert view.batch.advantages is not None
-    return view.batch.advantages * sign > 0
+def _dropped(view: View, sign: int = 0) -> Tensor:
+    """How many tokens the preset's rules drop, or only those whose advantage has that sign, [S]."""
+
+    def make() -> Tensor:
+        gone, a = _masked(view), view.batch.advantages
+        if sign and a is not None:
+            gone = gone & (a * sign > 0)
+        return segments.count(gone, view.batch.cu_seqlens)
+
+    return view.ratios.once(("prime-rl dropped", view.preset.reject, view.preset.veto, sign), make)
+
+
+def _dropped_kl(view: View) -> Tensor:
+    return _total(torch.where(_masked(view), _kl(view), 0.0), view)
+
+
+def _kept_kl(view: View) -> Tensor:
+    return _total(torch.where(_masked(view), 0.0, _kl(view)), view)
 
 
 # ---------------------------------------------------------------- which rows log what
@@ -82,7 +88,7 @@ def _default(preset: Preset) -> bool:
 def _outside(view: View, over: Over, side: Side) -> Tensor:
     """What a band of r drops on one side alone: tokens [T] or sequences [S]."""
     rules = [rule for rule in view.preset.reject if rule.statistic == "ratio" and rule.over == over]
-    gone = torch.zeros_like(_all(view) if over == "token" else view.batch.lengths > 0)
+    gone = torch.zeros_like(view.ratios.delta if over == "token" else view.batch.lengths, dtype=torch.bool)
     for rule in rules:
         if bound(rule, side) is not None:
             gone = gone | ~correction.passes(view.ratios, half(rule, side)).values
@@ -108,15 +114,15 @@ def _vetoed(side: Side) -> Callable[[View], Tensor]:
 # ---------------------------------------------------------------- what is summed
 
 MASKED_MEANS: dict[str, Callable[[View], Tensor]] = {
-    "masked_mismatch_kl": lambda v: _mean(_kl(v), _masked(v), v),
-    "unmasked_mismatch_kl": lambda v: _mean(_kl(v), ~_masked(v), v),
-    "is_masked": lambda v: _share(_masked(v), _all(v), v),
+    "masked_mismatch_kl": lambda v: _per(_dropped_kl(v), _dropped(v)),
+    "unmasked_mismatch_kl": lambda v: _per(_kept_kl(v), v.batch.lengths - _dropped(v)),
+    "is_masked": lambda v: _per(_dropped(v), v.batch.lengths),
 }
 SIGNED_MEANS: dict[str, Callable[[View], Tensor]] = {
-    "is_masked_low": lambda v: _share(_masked(v) & _signed(v, -1), _all(v), v),
-    "is_masked_high": lambda v: _share(_masked(v) & _signed(v, 1), _all(v), v),
-    "masked_advantage_positive": lambda v: _share(_signed(v, 1), _masked(v), v),
-    "masked_advantage_negative": lambda v: _share(_signed(v, -1), _masked(v), v),
+    "is_masked_low": lambda v: _per(_dropped(v, -1), v.batch.lengths),
+    "is_masked_high": lambda v: _per(_dropped(v, 1), v.batch.lengths),
+    "masked_advantage_positive": lambda v: _per(_dropped(v, 1), _dropped(v)),
+    "masked_advantage_negative": lambda v: _per(_dropped(v, -1), _dropped(v)),
 }
 """Per sequence [S]; a preset's own."""
 
@@ -127,7 +133,7 @@ OLD_FLAGS: dict[str, Callable[[View], Tensor]] = {
     "geo_masked_high": _sequences_outside("upper"),
 }
 OLD_COUNTS: dict[str, Callable[[View], Tensor]] = {
-    "is_masked": lambda v: segments.count(_masked(v), v.batch.cu_seqlens),
+    "is_masked": _dropped,
     "is_masked_low": _tokens_outside("lower"),
     "is_masked_high": _tokens_outside("upper"),
 }
@@ -140,7 +146,7 @@ def _entropy(view: View) -> Tensor:
 
 
 def _row_kl(view: View) -> Tensor:
-    return _mean(_kl(view), _all(view), view)
+    return view.ratios.once("prime-rl row kl", lambda: _per(_total(_kl(view), view), view.batch.lengths))
 
 
 SUMS = (

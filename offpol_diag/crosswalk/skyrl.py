@@ -46,6 +46,10 @@ def _weighs(over: str) -> Callable[[Preset], bool]:
     return lambda preset: _corrects(preset) and preset.weight is not None and preset.weight.over == over
 
 
+def _counts_left(preset: Preset) -> bool:
+    return _token_mask(preset) or _weighs("token")(preset)
+
+
 def _masks(over: str) -> Callable[[Preset], bool]:
     return lambda preset: _corrects(preset) and any(rule.over == over for rule in preset.reject)
 
@@ -66,7 +70,7 @@ SUMS = (
         for side, of in SIDES.items()
     ),
     Column("after outliers", lambda v: masks.count(masks.after_outliers(v), v), own=True, when=_token_mask),
-    Column("after tokens", lambda v: masks.count(masks.after_tokens(v), v), own=True, when=_corrects),
+    Column("after tokens", lambda v: masks.count(masks.after_tokens(v), v), own=True, when=_counts_left),
     Column("capped tokens", masks.capped_tokens, own=True, when=_weighs("token")),
     Column("capped rows", masks.capped_rows, own=True, when=_weighs("sum")),
     *(

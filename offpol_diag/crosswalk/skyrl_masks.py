@@ -90,8 +90,11 @@ def outlier_side(side: Side | None) -> Callable[[View], Tensor]:
 
 def capped_tokens(view: View) -> Tensor:
     """Tokens that are left and whose r is above the weight's cap."""
-    weight = view.preset.weight or Weight()
-    return count(_beyond(view.ratios.delta, weight.upper, 1) & after_tokens(view), view)
+    weight, before = view.preset.weight or Weight(), _up_to_tokens(view.preset)
+    key = ("skyrl capped", weight.upper, before.veto, before.reject)
+    return view.ratios.once(
+        key, lambda: count(_beyond(view.ratios.delta, weight.upper, 1) & after_tokens(view), view)
+    )
 
 
 def capped_rows(view: View) -> Tensor:
@@ -116,6 +119,10 @@ def row_masked(over: Over, side: Side) -> Callable[[View], Tensor]:
 
 def clipped_ppo(view: View) -> Tensor:
     """Tokens where the clipped objective of π_θ/π_old is below the unclipped one."""
+    return view.ratios.once(("skyrl clipped", view.preset.clip), lambda: _clipped_ppo(view))
+
+
+def _clipped_ppo(view: View) -> Tensor:
     a, clip = view.batch.advantages, view.preset.clip
     assert a is not None
     u = view.scene.ratios("current").delta - view.ratios.delta
