@@ -443,6 +443,12 @@ def analysed(name, presets, folder, **options):
     return summary, pq.read_table(sequences).to_pydict()
 
 
+def of_the_correction(result):
+    """What verl's helper logs; the rest is held in test_crosswalk_a."""
+    beside = ("training/", "actor/")
+    return {name: value for name, value in result.as_logged.items() if not name.startswith(beside)}
+
+
 @pytest.mark.parametrize(
     ("name", "options"),
     [*((name, {}) for name in DUMPS), ("empty rows", {"batch_tokens": 200})],
@@ -452,7 +458,7 @@ def test_what_verl_would_have_logged_and_kept(cases, tmp_path, name, options):
     wrong = {}
     for case in cases:
         want = verl_reference.run(case.generation, DUMPS[name], case.config)
-        found = differences(summary.presets[case.preset.name].as_logged, want.metrics)
+        found = differences(of_the_correction(summary.presets[case.preset.name]), want.metrics)
         wrong |= {(case.preset.name, str(case.config), key): pair for key, pair in found.items()}
         if applied(case.preset) == case.preset:
             assert table[f"{case.preset.name}.kept_tokens"] == want.kept.tolist(), case

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from offpol_diag.crosswalk.spread import Columns, Ranges, Read
-from offpol_diag.crosswalk.verl import logged, observed
+from offpol_diag.crosswalk.verl import logged, names, observed
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.presets import Preset
 
@@ -36,7 +36,7 @@ class Verl:
 
     def names(self) -> Mapping[str, str]:
         """Each name → what it means there."""
-        return {}
+        return names.names(self.logs)
 
 
 BOOKS = tuple(Verl(logs) for logs in ("verl-2025-10", "verl-2025-11", "verl-2026-01", "verl-2026-03"))

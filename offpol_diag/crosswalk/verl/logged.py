@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from offpol_diag.crosswalk.spread import Read
+from offpol_diag.crosswalk.verl import update
 from offpol_diag.crosswalk.verl.parts import GENERATIONS, SAFETY, Generation, Part, reject_parts, weight_part
 from offpol_diag.metrics.outcome import SMALLEST_NORM
 from offpol_diag.presets import Preset, Reject
@@ -22,7 +23,8 @@ def logged(preset: Preset, read: Read) -> Logged:
     if generation.veto:
         found |= _veto(preset, read)
     found |= _rejections(preset, generation, read)
-    return {generation.prefix + name: value for name, value in found.items()}
+    named = {generation.prefix + name: value for name, value in found.items()}
+    return named | (update.logged(preset, read) if generation.debug else {})
 
 
 def _gap(preset: Preset, generation: Generation, read: Read) -> Logged:

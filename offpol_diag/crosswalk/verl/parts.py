@@ -26,6 +26,7 @@ class Generation:
             geometric means.
         applied: 2026-03: means, extremes, std and ESS are of the weights as the loss gets them, bounded
             to [0, C]; fractions beyond a threshold stay those of raw weights.
+        debug: whether `training/` and `actor/` are told as well; golden numbers have neither.
     """
 
     prefix: str
@@ -35,13 +36,14 @@ class Generation:
     divergences: bool = False
     weight_band: bool = False
     applied: bool = False
+    debug: bool = False
 
 
 GENERATIONS = {
     "verl-2025-10": Generation("mismatch/", gap="mismatch_", chi2=False, weight_band=True),
     "verl-2025-11": Generation("rollout_corr/"),
     "verl-2026-01": Generation("rollout_corr/", veto=False, divergences=True),
-    "verl-2026-03": Generation("rollout_corr/", veto=False, divergences=True, applied=True),
+    "verl-2026-03": Generation("rollout_corr/", veto=False, divergences=True, applied=True, debug=True),
 }
 
 
