@@ -1,0 +1,388 @@
+"""One table, one set of laws: every preset that ships, and some combinations that do not, obeys them all.
+
+What a preset does is read off the table of sequences (tokens kept, sum of weights, vetoed) and off the
+numbers that no policy loss enters. How a dump is cut, packed, ordered and masked is in `test_laws.py`.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from offpol_diag import catalogue
+from offpol_diag.analyze import analyze
+from offpol_diag.configs import TRAINERS
+from offpol_diag.correction import needs
+from offpol_diag.crosswalk import BOOKS
+from offpol_diag.families import FAMILIES
+from offpol_diag.presets import UNSIGNED, Preset, Reject, Veto, Weight
+from tests import oracles
+
+SHIPPED = tuple(replace(preset, logs=None) for preset in catalogue.load().resolve("all"))
+MADE = (
+    Preset("made_strict", "", weight=Weight("mean", "mask", 1.1, 0.9, strict=True)),
+    Preset(
+        "made_left",
+        "",
+        weight=Weight("sum", upper=2.0, among="left"),
+        reject=(Reject(upper=1.3), Reject("k2", "mean", upper=0.02, among="left")),
+        veto=Veto(0.4, 3.0),
+    ),
+    Preset("made_numerators", "", reject=(Reject("ratio", "mean", 0.9, 1.2, policy="current"), Reject("tv"))),
+    Preset("made_batch", "", policy="current", reject=(Reject("k3_reverse", "batch", upper=0.02),)),
+    Preset("made_psis", "", policy="current", weight=Weight("mean", "psis", normalize=True)),
+    Preset(
+        "made_turns", "", weight=Weight("segment", upper=1.1), reject=(Reject(over="segment", lower=0.9),)
+    ),
+    Preset("made_signed", "", reject=(Reject("k1", "min", upper=0.0, advantage="positive", strict=True),)),
+    Preset(
+        "made_tokens", "", reject=(Reject("k3", "max", upper=0.1, advantage_of="token", advantage="against"),)
+    ),
+)
+TABLE = (*SHIPPED, *MADE)
+NAMES = [preset.name for preset in TABLE]
+COLUMNS = ("old_log_probs", "current_log_probs", "advantages")
+LOSSES = ("pg_", "ppo_kl", "loss_", "update", "mass", "grad", "kept_positive", "kept_negative")
+"""Beginnings of the numbers that the policy loss or the advantage's sign enters in any preset."""
+
+Rows = list[dict[str, Any]]
+Done = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def rows() -> Rows:
+    made = oracles.make_rows(0.3, seed=6, many=40)
+    for row in made:  # an advantage of 0 is no sign, and some rules ask for one
+        row["advantages"] = [a if a else 0.5 for a in row["advantages"]]
+    return made
+
+
+@pytest.fixture(scope="module")
+def usual(rows: Rows, tmp_path_factory: pytest.TempPathFactory) -> Done:
+    """What every preset of the table does to the rows."""
+    return tried(rows, TABLE, tmp_path_factory.mktemp("usual"))
+
+
+def tried(rows: Rows, presets: Any, folder: Path) -> Done:
+    """Preset → per sequence tokens kept, sum of weights, vetoed; its numbers; what it needs."""
+    path = oracles.write(rows, folder / "dump.parquet")
+    summary = analyze([path], presets=presets, sequences=folder / "sequences.parquet")
+    table = pq.read_table(folder / "sequences.parquet").to_pydict()
+    return {
+        name: {
+            "needs": result.needs,
+            "numbers": {key: number.value for key, number in result.metrics.items()},
+            **{key: table.get(f"{name}.{key}") for key in ("kept_tokens", "weight_sum", "vetoed")},
+        }
+        for name, result in summary.presets.items()
+    }
+
+
+def did(one: Done) -> tuple[Any, ...]:
+    """What a preset does to each sequence."""
+    return one["kept_tokens"], one["weight_sum"], one["vetoed"]
+
+
+# ---------------------------------------------------------------- what a row says
+
+
+@pytest.mark.parametrize("preset", catalogue.load().values(), ids=lambda preset: preset.name)
+def test_a_row_says_whose_it_is_in_known_words(preset: Preset) -> None:
+    assert preset.family in FAMILIES
+    assert set(preset.trainers) <= set(TRAINERS)
+    assert preset.logs is None or preset.logs in BOOKS
+    assert preset.source.strip()
+    assert preset.summary.strip() == preset.summary
+    assert not preset.summary.endswith(".")
+    assert preset.clip.low is None or 0 <= preset.clip.low <= 1
+
+
+def test_every_family_has_a_row() -> None:
+    assert {preset.family for preset in SHIPPED} == set(FAMILIES)
+
+
+# ---------------------------------------------------------------- the identity
+
+
+def test_where_the_policies_agree_every_preset_of_the_table_leaves_everything(
+    rows: Rows, tmp_path: Path
+) -> None:
+    same = copy.deepcopy(rows)
+    for row in same:
+        row["old_log_probs"] = row["current_log_probs"] = row["rollout_log_probs"]
+    lengths = [s.n for s in oracles.sequences(same)]
+
+    one = {"weight_mean": 1, "weight_min": 1, "weight_max": 1, "ess_tokens": 1, "ess_sequences": 1}
+    for name, found in tried(same, TABLE, tmp_path).items():
+        if name == "made_signed":  # its bound is 0 and strict: 1 itself is outside
+            assert found["kept_tokens"] != lengths
+            continue
+        assert found["kept_tokens"] == lengths, name
+        assert not any(found["vetoed"]), name
+        assert found["weight_sum"] in (lengths, [None] * len(lengths)), name
+        assert {key: found["numbers"][key] for key in one} == one, name
+
+
+# ---------------------------------------------------------------- columns
+
+
+def without(rows: Rows, column: str) -> Rows:
+    return [{name: value for name, value in row.items() if name != column} for row in rows]
+
+
+@pytest.mark.parametrize("column", COLUMNS)
+def test_a_preset_reads_no_column_that_its_needs_do_not_name(
+    rows: Rows, usual: Done, tmp_path: Path, column: str
+) -> None:
+    found = tried(without(rows, column), TABLE, tmp_path)
+    for preset in TABLE:
+        named = column in needs(preset, set())
+        assert found[preset.name]["needs"] == ([column] if named else []), preset.name
+        if not named:
+            assert did(found[preset.name]) == did(usual[preset.name]), preset.name
+
+
+@pytest.fixture(scope="module")
+def bases(rows: Rows, tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Rows, Done]]:
+    """A dump that every rule lets through, and one that few do: other values show in one of the two."""
+    same = [{**row, **dict.fromkeys(COLUMNS[:2], row["rollout_log_probs"])} for row in rows]
+    wild = oracles.make_rows(1.5, seed=8, many=40)
+    folder = tmp_path_factory.mktemp("bases")
+    return [(made, tried(made, TABLE, folder)) for made in (same, wild)]
+
+
+@pytest.mark.parametrize("column", COLUMNS)
+def test_a_preset_reads_every_column_that_its_needs_name(
+    bases: list[tuple[Rows, Done]], tmp_path: Path, column: str
+) -> None:
+    """Other values there change one of its numbers, those of the loss left aside."""
+    changed: set[str] = set()
+    for made, before in bases:
+        after = tried(other(made, column), TABLE, tmp_path)
+        pairs = ((name, one, after[name]) for name, one in before.items())
+        changed |= {
+            name for name, one, two in pairs if did(one) != did(two) or corrected(one) != corrected(two)
+        }
+    assert changed == {preset.name for preset in TABLE if column in needs(preset, set())}
+
+
+def other(rows: Rows, column: str) -> Rows:
+    """The rows with other values in one column."""
+    made = copy.deepcopy(rows)
+    for i, row in enumerate(made):
+        row[column] = [-x if column == "advantages" else x - (t + i) % 5 for t, x in enumerate(row[column])]
+    return made
+
+
+def corrected(one: Done) -> dict[str, Any]:
+    return {key: value for key, value in one["numbers"].items() if not key.startswith(LOSSES)}
+
+
+@pytest.mark.parametrize("column", ["group_id", "policy_lag", "host", "token_ids"])
+def test_columns_that_say_where_a_row_comes_from_change_nothing(
+    rows: Rows, usual: Done, tmp_path: Path, column: str
+) -> None:
+    found = tried(without(rows, column), TABLE, tmp_path)
+    assert {name: did(one) for name, one in found.items()} == {name: did(one) for name, one in usual.items()}
+
+
+# ---------------------------------------------------------------- advantages
+
+
+@pytest.mark.parametrize("factor", [0.25, 1024.0])
+def test_the_size_of_the_advantages_changes_no_mask(
+    rows: Rows, usual: Done, tmp_path: Path, factor: float
+) -> None:
+    scaled = [{**row, "advantages": [a * factor for a in row["advantages"]]} for row in rows]
+    found = tried(scaled, TABLE, tmp_path)
+    assert {name: did(one) for name, one in found.items()} == {name: did(one) for name, one in usual.items()}
+
+
+def flipped(rows: Rows) -> Rows:
+    return [{**row, "advantages": [-a for a in row["advantages"]]} for row in rows]
+
+
+def test_the_sign_of_the_advantages_swaps_what_is_said_of_positive_and_negative(
+    rows: Rows, usual: Done, tmp_path: Path
+) -> None:
+    swap = {"positive": "negative", "negative": "positive"}
+    either = [one for one in TABLE if all(rule.advantage in ("any", *swap) for rule in one.reject)]
+    turned = [
+        replace(
+            one, reject=tuple(replace(r, advantage=swap.get(r.advantage, r.advantage)) for r in one.reject)
+        )
+        for one in either
+    ]
+    found = tried(flipped(rows), turned, tmp_path)
+    assert len(either) > 150
+    for one in either:
+        first, second = usual[one.name], found[one.name]
+        assert did(first) == did(second), one.name
+        assert first["numbers"]["kept_positive"] == second["numbers"]["kept_negative"], one.name
+
+
+def signed() -> list[Preset]:
+    """Every rule of the table that asks for a sign, alone."""
+    rules = {(one.policy, rule): None for one in TABLE for rule in one.reject if rule.advantage != "any"}
+    return [Preset(f"r{i}", "", policy=policy, reject=(rule,)) for i, (policy, rule) in enumerate(rules)]
+
+
+def test_what_a_signed_rule_rejects_under_either_sign_is_what_it_rejects_under_any(
+    rows: Rows, tmp_path: Path
+) -> None:
+    """The two are disjoint: no advantage and no log-ratio is 0 here."""
+    some = signed()
+    plain = [replace(one, reject=(replace(one.reject[0], advantage="any"),)) for one in some]
+    lengths = [s.n for s in oracles.sequences(rows)]
+    there, back, any_sign = (
+        tried(dump, presets, tmp_path)
+        for dump, presets in ((rows, some), (flipped(rows), some), (rows, plain))
+    )
+    assert len(some) >= 8
+    for one in some:
+        gone = [
+            [n - k for n, k in zip(lengths, found[one.name]["kept_tokens"], strict=True)]
+            for found in (there, back, any_sign)
+        ]
+        assert [a + b for a, b in zip(gone[0], gone[1], strict=True)] == gone[2], one.reject
+
+
+# ---------------------------------------------------------------- bounds
+
+
+def wider(preset: Preset) -> Iterator[Preset]:
+    """The preset with one bound moved outwards."""
+    if preset.weight and preset.weight.action == "mask":
+        for part in _moved(preset.weight, *_RATIO):
+            yield replace(preset, weight=part)
+    for at, rule in enumerate(preset.reject):
+        later = (*preset.reject[at + 1 :], *((preset.weight,) if preset.weight else ()))
+        if rule.on_tokens and any(part.among == "left" for part in later):
+            continue  # more tokens in an aggregate may move it either way
+        for part in _moved(rule, *_outwards(rule)):
+            yield replace(preset, reject=(*preset.reject[:at], part, *preset.reject[at + 1 :]))
+    parts = (*preset.reject, *((preset.weight,) if preset.weight else ()))
+    if preset.veto and all(part.among == "all" for part in parts):
+        for veto in _moved(preset.veto, *_RATIO):
+            yield replace(preset, veto=veto)
+
+
+Move = Callable[[float], float]
+_RATIO: tuple[Move, Move] = (lambda x: x / 1.3, lambda x: x * 1.3)
+
+
+def _outwards(rule: Reject) -> tuple[Move, Move]:
+    if rule.statistic in ("ratio", "mult_prob_error") or rule.statistic in UNSIGNED:
+        return _RATIO
+    return lambda x: x - abs(x) / 3 - 0.01, lambda x: x + abs(x) / 3 + 0.01
+
+
+def _moved(part: Any, down: Move, up: Move) -> Iterator[Any]:
+    if part.lower is not None:
+        yield replace(part, lower=down(part.lower))
+    if part.upper is not None:
+        yield replace(part, upper=up(part.upper))
+
+
+def numbered(made: list[tuple[Preset, Preset]]) -> tuple[list[Preset], list[tuple[str, str]]]:
+    """The presets to try, each once, and which two are compared."""
+    return (
+        [replace(new, name=f"n{i}") for i, (_, new) in enumerate(made)],
+        [(old.name, f"n{i}") for i, (old, _) in enumerate(made)],
+    )
+
+
+def raw(preset: Preset) -> Preset:
+    """Without normalisation, which mixes all weights of a trainer batch."""
+    if preset.weight is None or not preset.weight.normalize:
+        return preset
+    return replace(preset, weight=replace(preset.weight, normalize=False))
+
+
+def test_a_wider_band_never_keeps_or_weighs_less(rows: Rows, tmp_path: Path) -> None:
+    table = [raw(one) for one in TABLE]
+    some, pairs = numbered([(one, new) for one in table for new in wider(one)])
+    found = tried(rows, [*table, *some], tmp_path)
+    assert len(pairs) > 120
+    grown = 0
+    for old, new in pairs:
+        first, second = found[old], found[new]
+        assert all(a <= b for a, b in zip(first["kept_tokens"], second["kept_tokens"], strict=True)), (
+            old,
+            new,
+        )
+        assert all(a >= b for a, b in zip(first["vetoed"], second["vetoed"], strict=True)), (old, new)
+        if first["weight_sum"][0] is not None:
+            sums = zip(first["weight_sum"], second["weight_sum"], strict=True)
+            assert all(a <= b * (1 + 1e-12) for a, b in sums), (old, new)
+        grown += did(first) != did(second)
+    assert grown > 40
+
+
+def higher(preset: Preset) -> Iterator[Preset]:
+    """The preset with one bound of its truncation moved up."""
+    weight = preset.weight
+    if weight is None or weight.action != "truncate":
+        return
+    if weight.upper is not None:
+        yield replace(preset, weight=replace(weight, upper=weight.upper * 1.2))
+    if weight.lower:
+        top = math.inf if weight.upper is None else weight.upper
+        yield replace(preset, weight=replace(weight, lower=min(weight.lower * 1.2, top)))
+
+
+def test_a_higher_bound_of_a_truncation_never_lowers_a_weight_nor_moves_the_mask(
+    rows: Rows, tmp_path: Path
+) -> None:
+    table = [raw(one) for one in TABLE]
+    some, pairs = numbered([(one, new) for one in table for new in higher(one)])
+    found = tried(rows, [*table, *some], tmp_path)
+    assert len(pairs) > 60
+    for old, new in pairs:
+        first, second = found[old], found[new]
+        assert first["kept_tokens"] == second["kept_tokens"], (old, new)
+        if first["weight_sum"][0] is None:
+            continue  # only logged
+        sums = zip(first["weight_sum"], second["weight_sum"], strict=True)
+        assert all(a <= b * (1 + 1e-12) for a, b in sums), (old, new)
+
+
+# ---------------------------------------------------------------- trainer batches
+
+
+def beyond(preset: Preset) -> bool:
+    """Whether it looks beyond one sequence."""
+    weight = preset.weight
+    return any(rule.over == "batch" for rule in preset.reject) or (
+        weight is not None and (weight.normalize or weight.action == "psis")
+    )
+
+
+def test_only_presets_that_look_beyond_a_sequence_ask_for_the_step(
+    rows: Rows, usual: Done, tmp_path: Path
+) -> None:
+    found = tried(without(rows, "step"), TABLE, tmp_path)
+    for preset in TABLE:
+        same = did(found[preset.name]) == did(usual[preset.name])
+        assert same or beyond(preset), preset.name
+    assert sum(did(found[one.name]) != did(usual[one.name]) for one in TABLE if beyond(one)) >= 6
+
+
+def test_a_step_alone_is_what_it_is_among_others(rows: Rows, usual: Done, tmp_path: Path) -> None:
+    at = {row["sequence_id"]: i for i, row in enumerate(rows)}
+    part = [row for row in rows if row["step"] == 1]
+    found = tried(part, TABLE, tmp_path)
+    where = [at[row["sequence_id"]] for row in part]
+    for name, one in found.items():
+        for key in ("kept_tokens", "vetoed"):
+            assert one[key] == [usual[name][key][i] for i in where], name
+        if one["weight_sum"][0] is not None:
+            whole = [usual[name]["weight_sum"][i] for i in where]
+            assert one["weight_sum"] == pytest.approx(whole, rel=1e-12), name
