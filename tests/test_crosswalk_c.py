@@ -14,6 +14,7 @@ from crosswalk_c_reference import COLUMNS, WORDS, Padded, open_instruct_debug
 from offpol_diag import catalogue
 from offpol_diag.analyze import analyze
 from offpol_diag.crosswalk import BOOKS
+from offpol_diag.presets import Preset, Weight
 
 LOGS = ("prime-rl", "skyrl", "roll", "open-instruct")
 PRESETS = tuple(one for one in catalogue.load().values() if one.logs in LOGS)
@@ -246,6 +247,16 @@ def test_open_instruct_clamps_the_log_of_rho_to_10():
     logged = one("open_instruct_rho_sequence", columns)
     assert logged["val/rho_drop_frac"] == logged["val/rho_drop_high_frac"] == 1
     assert logged["debug/vllm_vs_local_logprob_diff_mean"] == pytest.approx(15)
+
+
+def test_open_instruct_counts_every_token_of_a_sequence_it_clamps():
+    """Geometric means 4 and 1 in rows of two and one, clamped at 2."""
+    rollout, old = ratios([[2, 8], [1]])
+    weight = Weight(over="mean", action="truncate", upper=2.0, safety=10.0, safety_at="token")
+    mine = Preset("mine", "", weight=weight, logs="open-instruct")
+    logged = logged_of(dump(rollout, old), (mine,))["mine"]
+    assert logged["val/rho_clipfrac"] == pytest.approx(2 / 3)
+    assert logged["val/rho_weight"] == pytest.approx((2 + 2 + 1) / 3)
 
 
 def test_open_instruct_s_ratio_variance_is_between_rows():
