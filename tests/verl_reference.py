@@ -1,8 +1,9 @@
 """What verl's helper computes, restated on padded float64 arrays [B, L]: slow, plain, and independent of us.
 
 Four generations: `mismatch_helper` of 2025-10 (4424616d), `rollout_corr_helper` of 2025-11 (418f964a), of
-2026-01 (b178a3cd) and of 2026-03 (1dda039b), which has no golden numbers. Arguments have the names that generation gives them. `golden/verl.json` settles the
-numbers where every row has a token and the dump has many; the rest is as verl's code has it:
+2026-01 (b178a3cd) and of 2026-03 (1dda039b), which has no golden numbers. Arguments have the names that
+generation gives them. `golden/verl.json` settles the numbers where every row has a token and the dump has
+many; the rest is as verl's code has it:
 
 * Rows without a token. Per-row means are 0/(0 + 1e-8) = 0, so a weight is 0 there and a perplexity 1;
   2025 statistics and all of `rollout_is_*` run over every row, the largest and smallest product or geometric
@@ -397,7 +398,12 @@ def verl_2026_01(
     return result("rollout_corr/", metrics, mask, keep, weights)
 
 
-GENERATIONS = {"2025-10": verl_2025_10, "2025-11": verl_2025_11, "2026-01": verl_2026_01, "2026-03": verl_2026_03}
+GENERATIONS = {
+    "2025-10": verl_2025_10,
+    "2025-11": verl_2025_11,
+    "2026-01": verl_2026_01,
+    "2026-03": verl_2026_03,
+}
 
 
 def padded(rows):
