@@ -1,7 +1,8 @@
 """What trainers do with their settings, in lists: the other half of every printed configuration.
 
-Written from what the trainers document and do; nothing is shared with the package. A reader turns a snippet into a flat dict; a trainer's function turns that dict and a batch
-into what multiplies each token's loss (0 where it is rejected), the loss, its anchor and its clip.
+Written from what the trainers document and do; nothing is shared with the package. A reader turns a snippet
+into a flat dict; a trainer's function turns that dict and a batch into what multiplies each token's loss (0
+where it is rejected), the loss, its anchor and its clip.
 """
 
 from __future__ import annotations
@@ -558,7 +559,7 @@ def _m2po(batch: Batch, threshold: float) -> list[list[float]]:
     return [[float(d * d < gone) for d in deltas(s)] for s in batch]
 
 
-# ---------------------------------------------------------------- prime-rl, SkyRL, ROLL, open-instruct, others
+# ---------------------------------------------------------------- prime-rl, SkyRL, ROLL, open-instruct
 
 
 def prime_rl(f: Flat, batch: Batch) -> Effect:
