@@ -292,7 +292,7 @@ def _texts(value: object, at: Spot) -> tuple[str, ...]:
 def _part(kind: type[Part], value: Any, at: Spot) -> Part:
     part = kind(**_values(kind, value, at))
     for key, rule in part.slips():
-        at.at(key).refuse(value[key], rule) if key else at.fail(rule)
+        at.at(key).refuse(value.get(key, getattr(part, key)), rule) if key else at.fail(rule)
     return part
 
 
