@@ -38,7 +38,7 @@ class Weight:
         over: token, sum (product ratio of the sequence), mean (geometric mean), segment (geometric mean of a
             turn).
         action: truncate (clamp to the bounds), mask (0 outside the bounds, the token stays in the mask:
-            IcePop), none (the raw ratio).
+            IcePop), none (the raw ratio), psis (the raw ratio, the largest of the trainer batch smoothed).
         upper: largest weight, or None. With `none` it bounds nothing: it is what weights are counted
             against as truncated, and the threshold of what the trainer logs.
         lower: smallest weight, or None.
@@ -89,8 +89,8 @@ class Reject:
             binary_kl (KL from π_rollout to π_train of "this token or another", nats).
         over: token, or how the sequence (sum, mean, max, min) or the turn (segment) aggregates it; batch: the
             tokens with the largest values in the trainer batch (the rows of one `step`) are dropped until
-            the mean of the rest is below `upper`. For `ratio`: sum is the product ratio, mean the geometric
-            mean.
+            the mean of the rest is below `upper`, the smallest never. For `ratio`: sum is the product ratio,
+            mean the geometric mean.
         advantage: where the rule acts: any; negative/positive advantages only; against = a bound acts only
             where the update pushes further past it (upper where A > 0, lower where A < 0), against_or_zero =
             the same with A = 0 counted as negative; away = tokens whose update pushes r further from 1
