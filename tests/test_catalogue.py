@@ -4,17 +4,35 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
-from typing import get_args
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 
 from offpol_diag.catalogue import LOGS, Catalogue, load, plain, words
 from offpol_diag.errors import PresetError, UsageError
-from offpol_diag.presets import Preset, Reject, Veto, Weight, WeightOver
+from offpol_diag.presets import Clip, Preset, Reject, Veto, Weight, WeightOver
 
 SHIPPED = load()
 GOLDEN = Path(__file__).with_name("golden_presets.toml")
+
+GRAMMAR = (Preset, Weight, Reject, Veto, Clip)
+UNUSED: dict[type, set[str]] = {
+    Preset: {"name"},
+    Weight: set(),
+    Reject: {"strict"},
+    Veto: set(),
+    Clip: set(),
+}
+"""Keys that no shipped row sets: a user's may."""
+WORDS = [
+    (kind, name, {word for word in get_args(hint) if isinstance(word, str)})
+    for kind in GRAMMAR
+    for name, hint in get_type_hints(kind).items()
+    if get_origin(hint) is Literal
+]
+UNSAID = {("Reject", "over", "min"), ("Reject", "advantage", "positive")}
 
 Write = Callable[[str], Path]
 
@@ -31,6 +49,13 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
     return _write
 
 
+SOURCE = (
+    r"\b(?=\w*\d)[0-9a-f]{7,}\b"  # a commit
+    r"|\bv\d+\.\d+"  # a release
+    r"|arXiv \d{4}\.\d{5}|JMLR \d+|report \(\d{4}-\d\d\)"  # a paper
+)
+
+
 def only_rule(name: str) -> Reject:
     (rule,) = SHIPPED[name].reject
     return rule
@@ -43,8 +68,8 @@ def only_rule(name: str) -> Reject:
 def test_every_row_says_what_it_is_and_where_it_comes_from(preset: Preset) -> None:
     assert preset.summary
     assert "\n" not in preset.summary
-    assert re.search(r"\b(?=\w*\d)[0-9a-f]{7,}\b", preset.source), "a commit stands in the source"
-    assert preset.trainers
+    assert re.search(SOURCE, preset.source), "a commit, a release or a paper stands in the source"
+    assert preset.trainers or re.search("No trainer has it|there is no key to set", preset.note)
 
 
 def test_every_name_and_alias_finds_one_row() -> None:
@@ -54,6 +79,28 @@ def test_every_name_and_alias_finds_one_row() -> None:
 
 def test_every_generation_of_logs_has_rows() -> None:
     assert {preset.logs for preset in SHIPPED.values()} == {None, *LOGS}
+
+
+@pytest.mark.parametrize("kind", GRAMMAR, ids=lambda kind: kind.__name__)
+def test_every_key_of_the_grammar_is_used_by_some_row(kind: type) -> None:
+    """A key that no trainer needs has no place in the grammar."""
+    usual = {field.name: field.default for field in fields(kind)}
+    found = {name for part in parts(kind) for name, value in usual.items() if getattr(part, name) != value}
+    assert set(usual) - found <= UNUSED[kind]
+
+
+def parts(kind: type) -> list[Any]:
+    """Every weight, rule, veto or clip of the rows that ship; or the rows."""
+    if kind is Preset:
+        return list(SHIPPED.values())
+    every = [part for row in SHIPPED.values() for part in (row.weight, row.veto, row.clip, *row.reject)]
+    return [part for part in every if isinstance(part, kind)]
+
+
+def test_every_word_of_the_grammar_is_said_by_some_row() -> None:
+    said = {(kind, name): {getattr(part, name) for part in parts(kind)} for kind, name, _ in WORDS}
+    unsaid = {(kind.__name__, name, word) for kind, name, words in WORDS for word in words - said[kind, name]}
+    assert unsaid == UNSAID
 
 
 def test_verl_2025_10_is_level_by_mode_by_veto_by_applied() -> None:
@@ -144,7 +191,7 @@ def test_batch_normalised_rows() -> None:
 
 def test_the_systems_the_field_compares() -> None:
     assert SHIPPED["tis"].weight == Weight("token", "truncate", 2.0, safety=None)
-    assert SHIPPED["vanilla_is"].weight == Weight("token", "none", safety=None)
+    assert SHIPPED["vanilla_is"].weight == Weight("token", "none", safety=None, overflow="zero")
     assert (SHIPPED["ppo_is"].policy, SHIPPED["ppo_is"].weight) == ("current", None)
     assert SHIPPED["areal_decoupled"].weight == Weight("token", "none", safety=None)
     assert only_rule("areal_decoupled") == Reject("ratio", "token", upper=5.0)
@@ -236,6 +283,61 @@ safety = inf
 """
 
 
+NEW_KEYS = """
+[mine]
+loss = "gspo"
+denominator = "all"
+family = "mine alone"
+clip = { low = inf, high = 4e-4, dual = inf }
+
+[mine.weight]
+over = "sum"
+action = "mask"
+upper = 5
+strict = true
+overflow = "zero"
+among = "left"
+
+[[mine.reject]]
+statistic = "k2"
+over = "batch"
+upper = 0.04
+policy = "current"
+
+[[mine.reject]]
+statistic = "k1"
+over = "mean"
+upper = 0.1
+advantage = "against_or_zero"
+advantage_of = "token"
+
+[[mine.reject]]
+statistic = "mult_prob_error"
+over = "mean"
+upper = 2
+strict = true
+among = "left"
+"""
+
+
+def test_every_key_of_the_grown_grammar_arrives(write: Write) -> None:
+    found = load(write(NEW_KEYS))["mine"]
+    assert found == Preset(
+        name="mine",
+        summary="from mine.toml",
+        weight=Weight("sum", "mask", 5.0, strict=True, overflow="zero", among="left"),
+        reject=(
+            Reject("k2", "batch", upper=0.04, policy="current"),
+            Reject("k1", "mean", upper=0.1, advantage="against_or_zero", advantage_of="token"),
+            Reject("mult_prob_error", "mean", upper=2.0, strict=True, among="left"),
+        ),
+        loss="gspo",
+        clip=Clip(low=None, high=4e-4, dual=None),
+        denominator="all",
+        family="mine alone",
+    )
+
+
 def test_every_key_arrives(write: Write) -> None:
     assert load(write(EVERY_KEY))["my_own"] == Preset(
         name="mine",
@@ -300,14 +402,20 @@ def test_windows_line_ends_and_a_byte_order_mark_are_read(tmp_path: Path) -> Non
 # ---------------------------------------------------------------- slips
 
 WEIGHT_OVER = ", ".join(get_args(WeightOver))
-WEIGHT_KEYS = "over, action, upper, lower, normalize, safety, safety_at"
+WEIGHT_KEYS = "over, action, upper, lower, normalize, safety, safety_at, strict, overflow, among"
+REJECT_KEYS = (
+    "statistic, over, lower, upper, advantage, advantage_of, policy, safety, safety_at, strict, among"
+)
+STATISTICS = "ratio, k1, k2, k3, k3_reverse, mult_prob_error, prob_diff, tv, binary_kl"
+UNSIGNED = "binary_kl, k2, k3, k3_reverse, tv"
+BATCH = 'statistic = "k2", over = "batch"'
 
 SLIPS = [
     ('weight = { over = "tokens", upper = 2 }', f'weight.over = "tokens"; it must be one of {WEIGHT_OVER}'),
     ('weight = { over = "max", upper = 2 }', f'weight.over = "max"; it must be one of {WEIGHT_OVER}'),
     ("weight = { over = 3 }", f"weight.over = 3; it must be one of {WEIGHT_OVER}"),
     ("weight = { over = [] }", f"weight.over = []; it must be one of {WEIGHT_OVER}"),
-    ('weight = { action = "clip" }', 'weight.action = "clip"; it must be one of truncate, mask, none'),
+    ('weight = { action = "clip" }', 'weight.action = "clip"; it must be one of truncate, mask, none, psis'),
     (
         'weight = { upper = 2, safety_at = "all" }',
         'weight.safety_at = "all"; it must be one of aggregate, token',
@@ -330,22 +438,22 @@ SLIPS = [
     ("weight = { upper = 2, normalize = 1 }", "weight.normalize = 1; it must be true or false"),
     (
         'reject = { over = "seq", upper = 2 }',
-        'reject.over = "seq"; it must be one of token, sum, mean, max, min, segment',
+        'reject.over = "seq"; it must be one of token, sum, mean, max, min, segment, batch',
     ),
     (
         'reject = { statistic = "kl", upper = 2 }',
-        'reject.statistic = "kl"; it must be one of ratio, k1, k2, k3, prob_diff, tv',
+        f'reject.statistic = "kl"; it must be one of {STATISTICS}',
     ),
     (
         'reject = { upper = 2, advantage = "neg" }',
-        'reject.advantage = "neg"; it must be one of any, negative, positive, against',
+        'reject.advantage = "neg"; it must be one of any, negative, positive, against, against_or_zero, away',
     ),
     ("reject = {}", "reject: it needs upper, lower or both"),
     ("reject = [{ upper = 2 }, {}]", "reject[1]: it needs upper, lower or both"),
     ("reject = [{ upper = 2 }, { lower = 0 }]", "reject[1].lower = 0; it must be above 0"),
     (
         "reject = [2]",
-        "reject[0] = 2; it must be a table of statistic, over, lower, upper, advantage, safety, safety_at",
+        f"reject[0] = 2; it must be a table of {REJECT_KEYS}",
     ),
     ("reject = { upper = -1 }", "reject.upper = -1; it must be above 0"),
     ('reject = { statistic = "k3", upper = -1 }', "reject.upper = -1; it must not be negative"),
@@ -360,7 +468,72 @@ SLIPS = [
     ("veto = {}", "veto: it needs upper, lower or both"),
     ("veto = 1e-4", "veto = 0.0001; it must be a table of lower, upper"),
     ('policy = "new"', 'policy = "new"; it must be one of old, current, rollout'),
-    ('loss = "ppo"', 'loss = "ppo"; it must be one of ppo_clip, reinforce'),
+    ('loss = "ppo"', 'loss = "ppo"; it must be one of ppo_clip, reinforce, surrogate, gspo, cispo'),
+    ("weight = { upper = 2, strict = 1 }", "weight.strict = 1; it must be true or false"),
+    (
+        'weight = { upper = 2, overflow = "inf" }',
+        'weight.overflow = "inf"; it must be one of limit, zero',
+    ),
+    (
+        'weight = { upper = 2, among = "kept" }',
+        'weight.among = "kept"; it must be one of all, left',
+    ),
+    (
+        'weight = { action = "psis", upper = 2 }',
+        "weight: action psis takes no bound: the tail itself says where it ends",
+    ),
+    (
+        'weight = { action = "psis", among = "left" }',
+        'weight.among = "left"; action psis smooths the weights of all tokens',
+    ),
+    ("reject = { upper = 2, uper = 3 }", f"reject.uper: no such key; the keys are {REJECT_KEYS}"),
+    (
+        'reject = { upper = 2, advantage_of = "sequence" }',
+        'reject.advantage_of = "sequence"; it must be one of unit, token',
+    ),
+    (
+        'reject = { upper = 2, policy = "new" }',
+        'reject.policy = "new"; it must be one of old, current, rollout',
+    ),
+    ('reject = { upper = 2, strict = "yes" }', 'reject.strict = "yes"; it must be true or false'),
+    ('reject = { upper = 2, among = "kept" }', 'reject.among = "kept"; it must be one of all, left'),
+    (
+        'reject = { statistic = "mult_prob_error", upper = 0 }',
+        "reject.upper = 0; it must be above 0",
+    ),
+    ('reject = { statistic = "k3_reverse", upper = -1 }', "reject.upper = -1; it must not be negative"),
+    ('reject = { statistic = "binary_kl", lower = -1 }', "reject.lower = -1; it must not be negative"),
+    (f"reject = {{ {BATCH} }}", "reject: it needs upper, lower or both"),
+    (
+        f"reject = {{ {BATCH}, lower = 1, upper = 2 }}",
+        "reject: over a batch it needs upper and takes no lower",
+    ),
+    (f"reject = {{ {BATCH}, lower = 1 }}", "reject: over a batch it needs upper and takes no lower"),
+    (
+        'reject = { statistic = "ratio", over = "batch", upper = 2 }',
+        f'reject.statistic = "ratio"; over a batch it must be one of {UNSIGNED}',
+    ),
+    (
+        'reject = { over = "batch", upper = 0.04 }',  # the slip is a default
+        f'reject.statistic = "ratio"; over a batch it must be one of {UNSIGNED}',
+    ),
+    (
+        f'reject = {{ {BATCH}, upper = 2, advantage = "negative" }}',
+        'reject.advantage = "negative"; over a batch it must be any',
+    ),
+    (
+        f'reject = {{ {BATCH}, upper = 2, among = "left" }}',
+        'reject.among = "left"; over a batch it must be all',
+    ),
+    ("clip = 0.2", "clip = 0.2; it must be a table of low, high, dual"),
+    ("clip = { eps = 0.2 }", "clip.eps: no such key; the keys are low, high, dual"),
+    ("clip = { low = -0.2 }", "clip.low = -0.2; it must not be negative"),
+    ("clip = { high = -1 }", "clip.high = -1; it must not be negative"),
+    ("clip = { high = nan }", "clip.high = nan; it must be finite"),
+    ("clip = { dual = 1 }", "clip.dual = 1; it must be above 1"),
+    ("clip = { dual = 0.5 }", "clip.dual = 0.5; it must be above 1"),
+    ('denominator = "left"', 'denominator = "left"; it must be one of kept, all'),
+    ("family = 1", "family = 1; it must be a string"),
     ('apply = "yes"', 'apply = "yes"; it must be true or false'),
     ("summary = 1", "summary = 1; it must be a string"),
     ('aliases = "x"', 'aliases = "x"; it must be an array of strings'),
@@ -440,3 +613,19 @@ def test_a_catalogue_is_a_mapping() -> None:
     catalogue = Catalogue((Preset("a", "s", aliases=("b",)),))
     assert dict(catalogue) == {"a": catalogue["B"]}
     assert catalogue.get("c") is None
+
+
+# ---------------------------------------------------------------- the page
+
+PAGE = (Path(__file__).parents[1] / "docs" / "preset-files.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("kind", GRAMMAR, ids=lambda kind: kind.__name__)
+def test_the_page_names_every_key(kind: type) -> None:
+    keys = {field.name for field in fields(kind)} - {"name"}
+    assert {key for key in keys if f"`{key}`" not in PAGE} == set()
+
+
+def test_the_page_names_every_word() -> None:
+    words = {word for _, _, allowed in WORDS for word in allowed} | set(LOGS)
+    assert {word for word in words if f"`{word}`" not in PAGE} == set()
