@@ -198,6 +198,13 @@ def test_every_name_says_what_it_means_there():
         assert all(len(text) > 20 and text.endswith(".") for text in meanings.values())
 
 
+def own(text, logs, folder):
+    """A preset of one's own."""
+    file = folder / "own.toml"
+    file.write_text(f'[own]\nlogs = "{logs}"\n{text}\n')
+    return catalogue.load(file)["own"]
+
+
 # ---------------------------------------------------------------- by hand: NeMo-RL
 
 LN2 = math.log(2.0)
@@ -260,6 +267,30 @@ def test_nemo_rls_js_divergence_is_of_estimates_at_the_sampled_token(tmp_path):
     assert found["train/js_divergence_error"] == pytest.approx(want, rel=1e-7)
     assert found["train/gen_kl_error"] == pytest.approx(3 - 1 - math.log(3), rel=1e-7)
     assert found["train/policy_kl_error"] == pytest.approx(1 / 3 - 1 + math.log(3), rel=1e-7)
+
+
+@pytest.mark.parametrize("loss", ["reinforce", "cispo", "gspo"])
+def test_nemo_rls_ratio_is_the_losss_own(loss, tmp_path):
+    """u = 0.1, 0.3 and −0.4; the clip is [0.8, 1.2]. REINFORCE has no ratio: log π_θ stands in its place."""
+    rows = [row([0.5, 0.5], [0.6, 0.8], rollout=[-2.0, -3.0]), row([0.5], [0.1], rollout=[-1.0])]
+    found = logged(rows, tmp_path / "d.parquet", "own", preset=own(f'loss = "{loss}"', "nemo-rl", tmp_path))
+
+    u = {"cispo": [0.1, 0.3, -0.4], "gspo": [0.2, 0.2, -0.4]}.get(loss, [])
+    ratios = [math.exp(x) for x in u] or [-1.4, -2.2, -0.9]
+    clipped = [min(max(r, 0.8), 1.2) for r in ratios] if u else ratios
+    assert found["train/probs_ratio"] == pytest.approx(sum(ratios) / 3, rel=1e-7)
+    assert found["train/probs_ratio_clamped"] == pytest.approx(sum(clipped) / 3, rel=1e-7)
+    assert found["train/probs_ratio_max"] == pytest.approx(max(ratios))
+    assert found["train/probs_ratio_clamped_min"] == pytest.approx(min(clipped))
+
+
+def test_nemo_rl_averages_raw_weights_where_none_is_used(tmp_path):
+    """The number is made whether or not the correction is on: of 4 and e^90, which is 0."""
+    rows = [row([2 * LN2, 90.0], rollout=[-2.0, -95.0], reward=1.0)]
+    found = logged(rows, tmp_path / "d.parquet", "own", preset=own("", "nemo-rl", tmp_path))
+
+    assert found["train/sampling_importance_ratio"] == pytest.approx(4 / 2, rel=1e-7)
+    assert "train/is_oob_ratio" not in found
 
 
 # ---------------------------------------------------------------- by hand: slime
@@ -337,21 +368,44 @@ def test_the_mis_helper_normalises_by_tokens_of_the_mask_as_it_came(tmp_path):
 
 def test_the_mis_helper_normalises_products_by_all_samples(tmp_path):
     """Products 4 and 1 and a sample without a token: (4 + 1 + 0)/3, logged as 5/3 · 2/3."""
-    file = tmp_path / "own.toml"
-    file.write_text('[own]\nlogs = "slime-mis"\nweight = { over = "sum", upper = 5.0, normalize = true }\n')
+    preset = own('weight = { over = "sum", upper = 5.0, normalize = true }', "slime-mis", tmp_path)
     rows = [row([LN2, LN2]), row([0.0]), row([0.0], mask=[0])]
-    found = logged(rows, tmp_path / "d.parquet", "own", preset=catalogue.load(file)["own"])
+    found = logged(rows, tmp_path / "d.parquet", "own", preset=preset)
 
     assert found["train/mis_batch_norm_factor"] == pytest.approx(5 / 3 * 2 / 3)
     assert found["train/mis_is_ratio_mean_final"] == pytest.approx((4 + 1) / (5 / 3) / 3)
 
 
 def test_the_mis_helpers_metrics_alone_make_no_weight(tmp_path):
-    file = tmp_path / "own.toml"
-    file.write_text('[own]\nlogs = "slime-mis"\napply = false\nweight = { upper = 2.0 }\n')
-    found = logged(DUMPS["scattered"], tmp_path / "d.parquet", "own", preset=catalogue.load(file)["own"])
+    preset = own("apply = false\nweight = { upper = 2.0 }", "slime-mis", tmp_path)
+    found = logged(DUMPS["scattered"], tmp_path / "d.parquet", "own", preset=preset)
 
     assert differences(found, logged_slime.mis(samples(DUMPS["scattered"]), use_tis=False)) == {}
+
+
+def test_the_mis_helper_divides_by_no_mean_that_is_next_to_nothing(tmp_path):
+    """Products e^(−20) are below 1e-8: the factor is 1 and the weights stay."""
+    preset = own('weight = { over = "sum", upper = 5.0, normalize = true }', "slime-mis", tmp_path)
+    found = logged([row([-30.0]), row([-25.0])], tmp_path / "d.parquet", "own", preset=preset)
+
+    assert found["train/mis_batch_norm_factor"] == 1
+    assert found["train/mis_is_ratio_mean_final"] == pytest.approx(math.exp(-20))
+
+
+@pytest.mark.parametrize(
+    ("loss", "share"),
+    [("ppo_clip", 1 / 4), ("cispo", 2 / 4), ("reinforce", 0.0), ("gspo", 2 / 4)],
+)
+def test_slimes_clip_fraction_is_the_losss_own(loss, share, tmp_path):
+    """u = (0.3, −0.3) and (0.1, 0.1), or under GSPO (0.1, 0.9); A > 0, and the clip is [0.8, 1.2].
+
+    PPO clips one token of the first sample, CISPO both. GSPO has means 0 and 0.5: all of the second sample.
+    """
+    rows = [row([0.0, 0.0], [0.3, -0.3]), row([0.0, 0.0], [0.1, 0.9 if loss == "gspo" else 0.1])]
+    preset = own(f'loss = "{loss}"\nweight = {{ upper = 2.0 }}', "slime", tmp_path)
+    found = logged(rows, tmp_path / "d.parquet", "own", preset=preset)["train/pg_clipfrac"]
+
+    assert found == pytest.approx(share)
 
 
 # ---------------------------------------------------------------- by hand: AReaL
@@ -397,3 +451,29 @@ def test_areals_m2po_edits_the_mask_before_anything_is_counted(tmp_path):
     assert found[f"{ACTOR}approx_kl/avg"] == pytest.approx(0.2)
     assert found[f"{ACTOR}importance_weight/min"] == pytest.approx(math.exp(0.2))
     assert not any("behave" in name or "filtered" in name for name in found)
+
+
+def test_areal_filters_by_rules_and_not_by_the_bound_of_a_weight_that_is_left_as_it_is(tmp_path):
+    """Weights 8, 4 and 1 of action none, tokens above 5 rejected: a third is filtered, 4 is not clamped."""
+    preset = own('weight = { action = "none", upper = 2.0 }\nreject = [{ upper = 5.0 }]', "areal", tmp_path)
+    found = logged([row([3 * LN2, 2 * LN2, 0.0])], tmp_path / "d.parquet", "own", preset=preset)
+
+    assert found[f"{ACTOR}rs_filtered_fraction"] == pytest.approx(1 / 3)
+    assert found[f"{ACTOR}behave_imp_weight/max"] == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize("over", ["token", "mean"])
+def test_areals_masked_weights_and_rejected_sequences_both_leave_the_survivors(over, tmp_path):
+    """Rows log r = (log 8, 0), (log 2, log 2), (log 16): weights above 3 are 0, products above 10 rejected.
+
+    By tokens 1, 2, 2 are left (mean 5/3); by geometric means √8 of two tokens and 2 of two (2.414).
+    """
+    rows = [row([3 * LN2, 0.0]), row([LN2, LN2]), row([4 * LN2])]
+    weight = f'weight = {{ over = "{over}", action = "mask", upper = 3.0 }}'
+    text = f'{weight}\nreject = [{{ over = "sum", upper = 10.0 }}]'
+    found = logged(rows, tmp_path / "d.parquet", "own", preset=own(text, "areal", tmp_path))
+
+    want = {"token": (5 / 3, 1.0, 2.0), "mean": ((math.sqrt(8) + 2) / 2, 2.0, math.sqrt(8))}[over]
+    assert tuple(found[f"{ACTOR}behave_imp_weight/{end}"] for end in ("avg", "min", "max")) == pytest.approx(
+        want
+    )
