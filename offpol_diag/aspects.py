@@ -57,7 +57,8 @@ def _advantage(preset: Preset) -> str:
 
 def _rejected(preset: Preset) -> str:
     if not preset.reject and not preset.veto:
-        return NONE
+        masked = preset.weight is not None and preset.weight.action == "mask"
+        return "of weight 0, stay in the denominator" if masked else NONE
     return "leave the denominator" if preset.denominator == "kept" else "stay in the denominator"
 
 

@@ -1,4 +1,4 @@
-"""Presets side by side: a Summary → one section, metrics as rows and presets as columns."""
+"""Presets side by side: a Summary → one section; metrics as rows, or presets where these are many."""
 
 from __future__ import annotations
 
@@ -32,6 +32,9 @@ ROWS: Mapping[str, Better] = {
     "ppo_kl": "neither",
 }
 """Which way is better: more effective samples, less data lost, lighter weights. Others follow, unmarked."""
+
+ACROSS = 8
+"""So many presets stand in columns; more of them in rows."""
 
 NO_DIRECTION, EQUAL, CLOSE, UNKNOWN = "–", "equal", "overlap", "unknown"
 
@@ -80,7 +83,8 @@ def _table(summary: Summary, judged: Mapping[str, PresetResult]) -> tuple[Block,
     if not judged:
         return (Text("None of these presets can be computed from this dump.", "warn"),)
     known, unknown = _metrics(judged)
-    rows = tuple(_row(metric, judged) for metric in known)
+    lines = (("metric", *judged, "better"), *(_row(metric, judged) for metric in known))
+    header, *rows = zip(*lines, strict=True) if len(judged) > ACROSS else lines
     caption = (
         f"{summary.dump.tokens:,} tokens, {summary.dump.sequences:,} sequences; 95 % intervals in brackets"
     )
@@ -88,7 +92,8 @@ def _table(summary: Summary, judged: Mapping[str, PresetResult]) -> tuple[Block,
         f"better: a preset is named where its interval lies apart from the next; {CLOSE}: it does not.",
         *([f"Cannot be known from this dump: {', '.join(unknown)}."] if unknown else []),
     )
-    return (Table("comparison", caption, ("metric", *judged, "better"), rows, notes),)
+    titles = ("preset" if len(judged) > ACROSS else "metric", *map(str, header[1:]))
+    return (Table("comparison", caption, titles, tuple(rows), notes),)
 
 
 def _metrics(judged: Mapping[str, PresetResult]) -> tuple[list[str], list[str]]:

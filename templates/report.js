@@ -20,6 +20,26 @@ toggle.addEventListener("click", () => {
 })
 system.addEventListener("change", () => { label(); redraw() })
 
+// --- What travels packed: gzip in base 85 (RFC 1924), with a comma for "less than".
+const digits = new Uint8Array(128)
+;[..."0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;,=>?@^_`{|}~"].forEach((c, i) => { digits[c.charCodeAt(0)] = i })
+const bytes = text => {
+  const missing = (5 - text.length % 5) % 5
+  const padded = text + "~".repeat(missing)
+  const view = new DataView(new ArrayBuffer(padded.length / 5 * 4))
+  for (let at = 0; at < padded.length; at += 5) {
+    let word = 0
+    for (let i = at; i < at + 5; i++) word = word * 85 + digits[padded.charCodeAt(i)]
+    view.setUint32(at / 5 * 4, word)
+  }
+  return new Uint8Array(view.buffer, 0, view.byteLength - missing)
+}
+
+const unpacked = element => {
+  const stream = new Blob([bytes(element.textContent)]).stream().pipeThrough(new DecompressionStream("gzip"))
+  return new Response(stream).text()
+}
+
 // --- Charts: unpacked once, drawn when they come into view, and all of them for print.
 const shared = json(document.getElementById("plot-shared"))
 const drawn = new Set()
@@ -45,10 +65,6 @@ const draw = plot => {
 }
 const redraw = () => drawn.forEach(draw)
 
-const unpacked = element => {
-  const packed = Uint8Array.from(atob(element.textContent), c => c.charCodeAt(0))
-  return new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"))).text()
-}
 let unpacking
 const unpack = () => unpacking ??= (async () => {
   const script = document.createElement("script")
@@ -63,7 +79,7 @@ plots.forEach(plot => watcher.observe(plot))
 const whenIdle = work => addEventListener("load", () => (window.requestIdleCallback ?? setTimeout)(work))
 if (plots.length) whenIdle(unpack)  // ready for print
 
-const fitsPaper = details => all("thead th", details).length <= 14
+const fitsPaper = details => !details.matches(".lookup") && all("thead th", details).length <= 14
 addEventListener("beforeprint", () => {
   root.dataset.print = root.dataset.theme ?? ""
   root.dataset.theme = "light"
@@ -116,7 +132,7 @@ const fill = async script => {
   all("table", body).forEach(sortable)
 }
 const filled = (within = document) => all("script.packed", within).forEach(fill)
-all("details.table:has(script.packed)").forEach(details => details.addEventListener("toggle", () => filled(details)))
+all("details.lookup").forEach(details => details.addEventListener("toggle", () => filled(details)))
 whenIdle(() => filled())
 
 // --- Contents: the section in view is marked.

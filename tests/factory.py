@@ -300,3 +300,27 @@ def make_summary(**changes: Any) -> Summary:
         "run": run(),
     }
     return Summary(**{**given, **changes})
+
+
+def crowded() -> Summary:
+    """As many presets as the catalogue has, and more, each with numbers and names of its own."""
+    rows = {}
+    for place in range(220):
+        numbers = {
+            name: one.model_copy(
+                update={"value": None if one.value is None else one.value * (1 - place / 997)}
+            )
+            for name, one in preset("x", "y", 0.9, 0.1).metrics.items()
+        }
+        logged = {f"rollout_corr/{name}": one.value for name, one in numbers.items()}
+        rows[f"trainer_of_{place}_sequence_mask"] = preset(
+            f"what it is, number {place}",
+            "weight min(∏r, 2); keep sequences with 0.5 ≤ ∏r ≤ 2",
+            0.9,
+            family=f"family {place % 26}",
+            note="A sentence on what a reader should know before comparing it with another row.",
+            guards=["the aggregated log-ratio is clamped to ±20"],
+            logs=f"trainer {place % 16}",
+            as_logged=logged,
+        ).model_copy(update={"metrics": numbers})
+    return make_summary(presets=rows)

@@ -4,13 +4,14 @@ import json
 import re
 
 import pytest
-from factory import by, dump_facts, make_summary, metrics, number
+from factory import by, crowded, dump_facts, make_summary, metrics, number
 
-from offpol_diag.blocks import Figure, Series
+from offpol_diag.blocks import Figure, Series, Table
 from offpol_diag.errors import ResultError
+from offpol_diag.render.embedded import DATA_ID, packed, unpacked
 from offpol_diag.render.figures import plotly_figure
-from offpol_diag.render.html import read_back, render_html, templates_dir
-from offpol_diag.summary import loads
+from offpol_diag.render.html import _environment, _table, read_back, render_html, templates_dir
+from offpol_diag.summary import Number, loads
 
 BUDGET = 3_000_000
 VOID = {"meta", "link", "br", "wbr", "hr", "img", "input", "path", "circle"}
@@ -82,6 +83,49 @@ def test_the_numbers_can_be_read_back_from_the_page(page):
     assert loads(read_back(page), "page") == make_summary()
 
 
+@pytest.mark.parametrize("harm", ["short", "letters"])
+def test_damaged_data_are_an_error_and_no_traceback(page, harm):
+    start = page.index(f'id="{DATA_ID}">') + len(f'id="{DATA_ID}">')
+    end = page.index("</script>", start)
+    data = page[start : start + 100] if harm == "short" else '"' + page[start + 1 : end]
+    with pytest.raises(ResultError, match="damaged"):
+        read_back(page[:start] + data + page[end:])
+
+
+@pytest.mark.parametrize("text", ["", "a", "ab", "abc", "abcd", "é</script><!-- <b>" * 500])
+def test_what_is_packed_comes_out_again_and_cannot_close_a_script(text):
+    assert unpacked(packed(text)) == text
+    assert not set("<\"'") & set(packed(text))
+
+
+@pytest.fixture(scope="module")
+def catalogue_page() -> str:
+    return render_html(crowded())
+
+
+def test_a_page_of_220_presets_leaves_a_tenth_of_the_budget(catalogue_page):
+    assert len(catalogue_page.encode()) < 0.9 * BUDGET
+
+
+def test_a_page_of_220_presets_can_be_read_back_exactly(catalogue_page):
+    assert read_back(catalogue_page) == crowded().to_json()
+
+
+def test_a_crowded_page_shows_families_without_any_script_and_packs_what_is_looked_up(catalogue_page):
+    text = Outline(catalogue_page).text
+    assert "trainer_of_25_sequence_mask" in text
+    assert "family 3: 9 presets" in text
+    assert "needs JavaScript" in text
+    tables = re.findall(r'class="packed">(.*?)</script>', catalogue_page)
+    drawn = "".join(unpacked(table) for table in tables)
+    assert "trainer_of_219_sequence_mask" in html.unescape(drawn).replace("<wbr>", "")
+    assert "rollout_corr/weight_mean" in drawn.replace("<wbr>", "")
+
+
+def test_a_small_page_packs_no_table(page):
+    assert 'class="packed"' not in page
+
+
 def test_a_page_that_is_not_ours_cannot_be_read_back():
     with pytest.raises(ResultError, match="holds no data"):
         read_back("<html></html>")
@@ -122,6 +166,29 @@ def test_names_with_markup_in_them_come_out_escaped():
 def test_tooltips_say_formula_averaging_and_unit(page):
     titles = {attributes.get("title") for _, attributes in Outline(page).tags}
     assert "mean of e^Δ − 1 − Δ · over tokens · unit: nats" in titles
+
+
+def meanings(*given: Number) -> list[str | None]:
+    """Tooltips of a column of these numbers: that of the head, then those of the cells."""
+    table = Table("t", "c", ("name", "value"), tuple((str(i), one) for i, one in enumerate(given)))
+    drawn = Outline(render_table(table)).tags
+    cells = [attributes.get("title") for tag, attributes in drawn if tag in ("th", "td")]
+    return [cells[1], *cells[3::2]]
+
+
+def test_what_most_cells_of_a_column_mean_stands_in_its_head_and_only_others_say_their_own():
+    one, other = Number(value=1.0, formula="mean of w"), Number(value=2.0, formula="max of w")
+    assert meanings(one, one, other) == ["mean of w", None, None, "max of w"]
+    assert meanings(one, other) == [None, "mean of w", "max of w"]
+
+
+def test_a_safety_bound_is_spoken_of_only_where_it_acted():
+    never, once = (Number(value=1.0, formula="mean of w", clamped=share) for share in (0.0, 0.25))
+    assert meanings(never, never, once) == ["mean of w", None, None, "safety bound acted on 25% of terms"]
+
+
+def render_table(table: Table) -> str:
+    return str(_environment().get_template("block.html.j2").module.Table([_table(table)]))
 
 
 def test_a_caution_stands_in_the_cell_where_a_row_has_one_number_and_under_the_table_where_it_has_many(page):

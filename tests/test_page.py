@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 import pytest
-from factory import make_summary
+from factory import crowded, make_summary
 
 from offpol_diag.render.html import render_html
 
@@ -58,19 +58,26 @@ def address(tmp_path_factory) -> str:
     return path.as_uri()
 
 
+@pytest.fixture(scope="module")
+def crowd(tmp_path_factory) -> str:
+    path = tmp_path_factory.mktemp("page") / "crowd.html"
+    path.write_text(render_html(crowded()), encoding="utf-8")
+    return path.as_uri()
+
+
 @pytest.fixture
 def visit(browser, address):
     """Open the page in a fresh context with the given options; what it says and asks for is kept on it."""
     contexts = []
 
-    def visit(**options):
+    def visit(where=address, **options):
         contexts.append(browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options}))
         page = contexts[-1].new_page()
         page.said, page.asked = [], []
         page.on("console", lambda message: page.said.append(message.text))
         page.on("pageerror", lambda error: page.said.append(str(error)))
         page.on("request", lambda request: page.asked.append(request.url))
-        page.goto(address)
+        page.goto(where)
         return page
 
     yield visit
@@ -173,6 +180,54 @@ def test_a_click_on_a_column_sorts_by_value_and_a_second_turns_it_round(visit):
     assert up[:2] == ["raw weights, drift 1", "seq_is"]
     ess.locator("button").click()
     assert page.evaluate(column)[-1] == "raw weights, drift 1"
+
+
+UNPACKED = "document.querySelectorAll('script.packed').length === 0"
+
+
+def test_packed_tables_are_filled_in_without_being_opened_and_can_be_sorted(visit, crowd):
+    page = visit(crowd)
+    until(page, UNPACKED)
+    column = "[...document.querySelectorAll('#table-all tbody tr')].map(row => row.cells[0].textContent)"
+    assert len(page.evaluate(column)) == 220
+    assert page.evaluate(column)[0] == "trainer_of_0_sequence_mask"
+    page.locator("#table-all summary").click()
+    head = page.locator("#table-all thead th", has_text="preset")
+    head.locator("button").click()
+    head.locator("button").click()
+    assert page.evaluate(column)[0] == "trainer_of_219_sequence_mask"
+    assert page.said == []
+    assert page.asked == [crowd]
+
+
+def test_a_crowded_page_reads_with_javascript_off(visit, crowd):
+    page = visit(crowd, java_script_enabled=False)
+    assert page.locator("#table-presets tbody tr").count() == 1 + 26
+    page.locator("#table-same-1 summary").click()
+    assert page.locator("#table-same-1 tbody tr").first.is_visible()
+    page.locator("#table-all summary").click()
+    assert page.locator("#table-all noscript").is_visible()
+
+
+def test_a_crowded_page_prints_families_and_leaves_what_is_looked_up(visit, crowd):
+    page = visit(crowd)
+    until(page, UNPACKED)
+    page.evaluate(
+        "addEventListener('beforeprint', () => window.seen ="
+        " [...document.querySelectorAll('details.table[open]')].map(one => one.id))"
+    )
+    page.pdf()
+    seen = page.evaluate("seen")
+    assert "table-same-1" in seen
+    assert "table-all" not in seen
+
+
+@pytest.mark.parametrize("width", [380, 1280])
+def test_a_crowded_page_never_scrolls_sideways(visit, crowd, width):
+    page = visit(crowd, viewport={"width": width, "height": 800})
+    until(page, UNPACKED)
+    page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
 def test_the_skip_link_is_the_first_stop_of_the_keyboard(visit):

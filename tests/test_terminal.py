@@ -201,3 +201,14 @@ def test_presets_that_cannot_be_computed_are_named() -> None:
     drawn = draw_sections(side_by_side(make_summary()), width=200)
 
     assert "ppo_is_bypass needs current_log_probs" in drawn
+
+
+def test_many_presets_stand_in_rows_and_every_one_of_them_is_there() -> None:
+    some = make_summary().presets
+    many = {f"{name}_{i}": one for i in range(4) for name, one in some.items() if not one.needs}
+    (table,) = (one for one in side_by_side(make_summary(presets=many)).blocks if isinstance(one, Table))
+
+    assert [row[0] for row in table.rows] == [*many, "better"]
+    weights = table.header.index("weight_mean")
+    assert table.rows[0][weights] == some["disabled"].metrics["weight_mean"]
+    assert all(f"{name} " in draw(table, width=100) for name in many)

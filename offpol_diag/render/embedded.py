@@ -1,12 +1,12 @@
-"""The summary inside a page: its JSON, gzipped and in base64, so that it can travel with it.
+"""What a page carries packed, its summary above all: gzipped, then written in 85 characters.
 
-Fields at their default are left out; reading fills them in again, exactly.
+Base 85 takes a sixteenth less than base 64, of two megabytes. Of the summary, fields at their default are
+left out; reading fills them in again, exactly.
 """
 
 from __future__ import annotations
 
 import base64
-import binascii
 import gzip
 import json
 import re
@@ -27,8 +27,13 @@ def embedded(summary: Summary) -> str:
 
 
 def packed(text: str) -> str:
-    """A text gzipped, in base64."""
-    return base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
+    """A text gzipped, in base 85 (RFC 1924); `,` stands for `<`, so that a script element can hold it."""
+    return base64.b85encode(gzip.compress(text.encode(), 9, mtime=0)).decode().replace("<", ",")
+
+
+def unpacked(text: str) -> str:
+    """The text that `packed` was given; ValueError, OSError or EOFError where it is damaged."""
+    return gzip.decompress(base64.b85decode(text.replace(",", "<"))).decode()
 
 
 def read_back(html: str) -> str:
@@ -41,8 +46,8 @@ def read_back(html: str) -> str:
     if found is None:
         raise ResultError("this HTML holds no data of offpol-diag", HINT)
     try:
-        text = gzip.decompress(base64.b64decode(found[1], validate=True)).decode()
-    except (binascii.Error, OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        text = unpacked(found[1])
+    except (ValueError, OSError, EOFError, zlib.error) as error:
         raise ResultError("the data in this HTML are damaged", HINT) from error
     return loads(text, "this report").to_json()
 

@@ -42,7 +42,10 @@ def _table(identity: str, family: str, rows: Presets) -> Table:
     )
 
 
-DEFINED = ("numerator", "denominator", "guards", "trainers")
+REJECTED = "rejected tokens"
+"""The aspect that says what becomes of the loss's denominator."""
+
+DEFINED = ("numerator", REJECTED, "guards", "trainers")
 
 
 def _row(one: PresetResult, names: tuple[str, ...]) -> tuple[Cell, ...]:
@@ -50,7 +53,7 @@ def _row(one: PresetResult, names: tuple[str, ...]) -> tuple[Cell, ...]:
         one.method,
         *(one.metrics.get(name) for name in names),
         POLICIES.get(one.policy, one.policy),
-        "rejected leave" if one.denominator == "kept" else "rejected stay",
+        one.aspects.get(REJECTED, one.denominator),
         "; ".join(one.guards) or "–",
         ", ".join(one.trainers) or "–",
         one.note or "–",
