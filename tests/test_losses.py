@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from offpol_diag import DumpWriter, losses, segments
+from offpol_diag import DumpWriter, catalogue, losses, segments
 from offpol_diag.analyze import analyze
 from offpol_diag.metrics.outcome import outcome, token_mask
 from offpol_diag.metrics.scene import Scene
@@ -497,3 +497,12 @@ def test_log_ratios_beyond_the_safety_bound_stay_finite(tmp_path, loss):
     for clip in (Clip(), Clip(None, None, None)):
         got = tokens(tmp_path, rows, one=preset("one", loss, clip=clip))["one"]
         assert all(math.isfinite(got[name]) for name in ("pg_loss", "update_kept", "update_removed"))
+
+
+def test_on_policy_every_built_in_row_leaves_the_whole_update(tmp_path):
+    x = world(tmp_path, seed=8, drift=0.0, step=0.0)
+    rows = catalogue.load().resolve("all")
+    for row, got in zip(rows, numbers(x, *rows), strict=True):
+        assert got["update_kept"] == pytest.approx(1, rel=1e-12), row.name
+        assert got["update_removed"] == 0, row.name
+        assert got["loss_scale"] == pytest.approx(1, rel=1e-12), row.name

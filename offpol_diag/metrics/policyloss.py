@@ -11,7 +11,7 @@ from offpol_diag.losses import TokenLoss
 from offpol_diag.metrics.formula import Formula, mean
 from offpol_diag.metrics.outcome import Outcome, applied, outcome
 from offpol_diag.metrics.scene import Scene
-from offpol_diag.presets import Preset
+from offpol_diag.presets import Preset, Reject
 
 
 def columns(scene: Scene, preset: Preset) -> dict[str, Tensor]:
@@ -20,13 +20,10 @@ def columns(scene: Scene, preset: Preset) -> dict[str, Tensor]:
     loss = losses.token_loss(done.ratios, preset)
     if loss is None:
         return {}
-    per_token, per_sequence = _weights(done, loss.weighted)
-    rules = applied(preset).reject if done.kept.tokens is not None else ()
-    by = None if per_token is None else weight_key(preset)
-    summed = done.ratios.once(("loss sum", kind, by, rules), lambda: _value(done, loss, per_token))
+    rules = token_rules(done, preset)
     clips = done.ratios.once(("clip sums", kind, rules), lambda: _clips(done, loss))
-    kl = done.ratios.once(("kl sum", preset.policy, rules), lambda: _total(done, loss.kl))
-    summed = summed * per_sequence * done.kept.sequences
+    kl = done.ratios.once(("kl sum", rules), lambda: _total(done, loss.kl, done.kept.tokens))
+    summed = weighed_sums(done, preset)["loss"] * multipliers(done, loss.weighted)[1] * done.kept.sequences
     found = {
         "loss": summed,
         "loss_mean": summed / done.kept_tokens.clamp(min=1),
@@ -36,7 +33,7 @@ def columns(scene: Scene, preset: Preset) -> dict[str, Tensor]:
     return {f"{preset.name}|{name}": values for name, values in found.items()}
 
 
-def _weights(done: Outcome, weighted: bool) -> tuple[Tensor | None, Tensor]:
+def multipliers(done: Outcome, weighted: bool) -> tuple[Tensor | None, Tensor]:
     """The weights that multiply the loss: of tokens [T] or none, and of sequences [S]."""
     ones = torch.ones_like(done.kept_tokens)
     if not weighted or done.weighed is None:
@@ -45,18 +42,42 @@ def _weights(done: Outcome, weighted: bool) -> tuple[Tensor | None, Tensor]:
     return (final.values, ones) if final.per == "token" else (None, final.values)
 
 
-def _value(done: Outcome, loss: TokenLoss, weights: Tensor | None) -> Tensor:
-    return _total(done, loss.loss if weights is None else loss.loss * weights)
+def token_rules(done: Outcome, preset: Preset) -> tuple[Reject, ...]:
+    """What the mask of single tokens depends on; presets that drop whole sequences share what follows."""
+    return applied(preset).reject if done.kept.tokens is not None else ()
+
+
+def weighed_sums(done: Outcome, preset: Preset) -> dict[str, Tensor]:
+    """Σ w·loss and Σ|w·slope| over tokens that pass the rules on tokens, [S], w of tokens only.
+
+    Without π_θ there is no loss, and the slope is −A.
+    """
+    found, weights = losses.token_loss(done.ratios, preset), multipliers(done, losses.weighted(preset))[0]
+    by = None if weights is None else weight_key(preset), token_rules(done, preset)
+    key = "loss sums", None if found is None else losses.kind(preset), by
+    return done.ratios.once(key, lambda: _weighed_sums(done, found, weights))
+
+
+def _weighed_sums(done: Outcome, found: TokenLoss | None, weights: Tensor | None) -> dict[str, Tensor]:
+    advantages, keep = done.ratios.batch.advantages, done.kept.tokens
+    assert advantages is not None
+    each = weights if keep is None or weights is None else torch.where(keep, weights, 0.0)
+    terms = {"pull": advantages.abs()} if found is None else {"loss": found.loss, "pull": found.slope.abs()}
+    if each is None:
+        return {name: _total(done, x, keep) for name, x in terms.items()}
+    return {name: _total(done, x * each, None) for name, x in terms.items()}
 
 
 def _clips(done: Outcome, loss: TokenLoss) -> dict[str, Tensor]:
+    keep, offsets = done.kept.tokens, done.ratios.batch.cu_seqlens
     flags = {"clipped": loss.clipped, "clipped_lower": loss.clipped_lower}
-    return {name: _total(done, flag.to(torch.float64)) for name, flag in flags.items()}
+    return {
+        name: segments.count(flag if keep is None else flag & keep, offsets) for name, flag in flags.items()
+    }
 
 
-def _total(done: Outcome, x: Tensor) -> Tensor:
-    """Per sequence [S], over tokens that pass the rules on tokens; many presets share it."""
-    keep = done.kept.tokens
+def _total(done: Outcome, x: Tensor, keep: Tensor | None) -> Tensor:
+    """Per sequence [S], over the tokens to keep."""
     return segments.total(x if keep is None else torch.where(keep, x, 0.0), done.ratios.batch.cu_seqlens)
 
 

@@ -13,6 +13,7 @@ from offpol_diag import losses, segments
 from offpol_diag.correction import weight_key
 from offpol_diag.metrics.formula import Formula, Lookup
 from offpol_diag.metrics.outcome import Outcome, applied, outcome
+from offpol_diag.metrics.policyloss import multipliers, token_rules, weighed_sums
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.presets import Preset
 from offpol_diag.ratios import Ratios
@@ -22,8 +23,10 @@ SIGNS = ("positive", "negative")
 
 def shared(scene: Scene) -> dict[str, Tensor]:
     """Σ|A| of each sequence by sign, [S]: the same for every preset."""
-    advantages = scene.batch.advantages
-    return {} if advantages is None else _by_sign(advantages, scene.batch.cu_seqlens, "mass")
+    advantages, offsets = scene.batch.advantages, scene.batch.cu_seqlens
+    if advantages is None:
+        return {}
+    return {f"mass_{sign}": segments.total(part, offsets) for sign, part in _parts(advantages).items()}
 
 
 def columns(scene: Scene, preset: Preset) -> dict[str, Tensor]:
@@ -31,25 +34,23 @@ def columns(scene: Scene, preset: Preset) -> dict[str, Tensor]:
     if scene.batch.advantages is None:
         return {}
     done = outcome(scene, preset)
-    weights = done.weighed.final if done.weighed is not None and losses.weighted(preset) else None
-    whole = weights.values if weights is not None and weights.per == "sequence" else None
-    each = weights.values if weights is not None and weights.per == "token" else None
-    factor = done.kept.sequences.to(torch.float64) if whole is None else done.kept.sequences * whole
-    pull, still = _pull(done, preset, each), _still(done, preset, each)
+    per_token, per_sequence = multipliers(done, losses.weighted(preset))
+    whole = per_sequence * done.kept.sequences
+    still = _still(done, preset, per_token)
     mass = done.ratios.once("mass", lambda: shared(scene))
-    found = {"update": pull * factor}
+    found = {"update": weighed_sums(done, preset)["pull"] * whole}
     for sign in SIGNS:
-        found[f"still_{sign}"] = torch.where(factor == 0, mass[f"mass_{sign}"], still[f"still_{sign}"])
+        found[f"still_{sign}"] = torch.where(whole == 0, mass[f"mass_{sign}"], still[sign])
     return {f"{preset.name}|{name}": values for name, values in found.items()}
 
 
-def _by_sign(x: Tensor, offsets: Tensor, name: str) -> dict[str, Tensor]:
-    parts = (x.clamp(min=0), -x.clamp(max=0))
-    return {f"{name}_{sign}": segments.total(part, offsets) for sign, part in zip(SIGNS, parts, strict=True)}
+def _parts(advantages: Tensor) -> dict[str, Tensor]:
+    """|A| where A has each sign, 0 elsewhere, [T]."""
+    return dict(zip(SIGNS, (advantages.clamp(min=0), -advantages.clamp(max=0)), strict=True))
 
 
 def _slope(ratios: Ratios, preset: Preset) -> tuple[object, Tensor]:
-    """What each token pulls with before weights and rules, and what that depends on."""
+    """What each token pulls with before weights and rules, after what that depends on."""
     found = losses.token_loss(ratios, preset)
     if found is not None:
         return losses.kind(preset), found.slope
@@ -57,42 +58,28 @@ def _slope(ratios: Ratios, preset: Preset) -> tuple[object, Tensor]:
     return None, ratios.batch.advantages
 
 
-def _rules(done: Outcome, preset: Preset) -> object:
-    return applied(preset).reject if done.kept.tokens is not None else ()
-
-
-def _pull(done: Outcome, preset: Preset, weights: Tensor | None) -> Tensor:
-    """Σ|slope · w| over tokens that the rules on tokens leave, [S]; w of tokens only."""
-    ratios = done.ratios
-    kind, slope = _slope(ratios, preset)
-    size = ratios.once(("pull", kind), slope.abs)
-    key = ("pull", kind, None if weights is None else weight_key(preset), _rules(done, preset))
-
-    def total() -> Tensor:
-        x = size if weights is None else size * weights
-        x = x if done.kept.tokens is None else torch.where(done.kept.tokens, x, 0.0)
-        return segments.total(x, ratios.batch.cu_seqlens)
-
-    return ratios.once(key, total)
-
-
 def _still(done: Outcome, preset: Preset, weights: Tensor | None) -> dict[str, Tensor]:
     """Σ|A| by sign of the tokens that pull nothing: by a rule, by the loss's clip or by a weight of 0."""
-    ratios, rule = done.ratios, applied(preset).weight
+    ratios = done.ratios
     kind, slope = _slope(ratios, preset)
-    may_be_zero = rule is not None and (rule.action == "mask" or rule.overflow == "zero")
-    zeros = weights if may_be_zero else None
-    key = ("still", kind, None if zeros is None else weight_key(preset), _rules(done, preset))
+    zeros = weights if _may_be_zero(preset) else None
+    by = None if zeros is None else weight_key(preset), token_rules(done, preset)
+    return ratios.once(("still", kind, by), lambda: _still_sums(done, slope, zeros))
 
-    def total() -> dict[str, Tensor]:
-        pulls = slope != 0
-        pulls = pulls if zeros is None else pulls & (zeros != 0)
-        pulls = pulls if done.kept.tokens is None else pulls & done.kept.tokens
-        assert ratios.batch.advantages is not None
-        still = torch.where(pulls, 0.0, ratios.batch.advantages)
-        return _by_sign(still, ratios.batch.cu_seqlens, "still")
 
-    return ratios.once(key, total)
+def _may_be_zero(preset: Preset) -> bool:
+    rule = applied(preset).weight
+    return rule is not None and (rule.action == "mask" or rule.overflow == "zero")
+
+
+def _still_sums(done: Outcome, slope: Tensor, weights: Tensor | None) -> dict[str, Tensor]:
+    ratios, pulls = done.ratios, slope != 0
+    pulls = pulls if weights is None else pulls & (weights != 0)
+    pulls = pulls if done.kept.tokens is None else pulls & done.kept.tokens
+    advantages, offsets = ratios.batch.advantages, ratios.batch.cu_seqlens
+    assert advantages is not None
+    parts = ratios.once("parts", lambda: _parts(advantages))
+    return {sign: segments.total(torch.where(pulls, 0.0, part), offsets) for sign, part in parts.items()}
 
 
 def _all(get: Lookup, name: str) -> Tensor:
