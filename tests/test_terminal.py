@@ -73,6 +73,15 @@ def test_columns_of_context_go_first_where_there_is_no_room() -> None:
     assert "number_0" in narrow.split("Left out for want of width:")[1]
 
 
+def test_no_caution_is_printed_of_a_column_that_is_left_out() -> None:
+    cells = (*(Number(value=0.5, note=f"caution {i}") for i in range(12)),)
+    header = ("preset", *(f"number_{i}" for i in range(12)))
+    drawn = draw(Table("t", "A caption", header, (("row", *cells),)), width=60, stack=False)
+
+    assert "(1) caution 0" in drawn
+    assert "caution 11" not in drawn
+
+
 def test_many_numbers_lose_their_intervals_before_a_column_is_lost() -> None:
     narrow, wide = draw(wide_table(6), width=90), draw(wide_table(6), width=300)
 

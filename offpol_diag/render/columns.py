@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rich import box
 from rich.cells import cell_len
@@ -74,10 +74,18 @@ def fit(table: Table, width: int, stack: bool = False) -> Fitted:
     spared = () if stack or _fits(columns, width) else table.context
     columns = [column for column in columns if column.header not in spared]
     pages = _pages(columns, width)
-    shown_pages = pages if stack else pages[:1]
-    dropped = () if stack else (*spared, *(column.header for page in pages[1:] for column in page[1:]))
+    dropped = (*spared, *(column.header for page in pages[1:] for column in page[1:]))
+    if dropped and not stack:
+        return replace(fit(_without(table, dropped), width), dropped=dropped)
     numbered = tuple(f"({place}) {note}" for place, note in enumerate(notes, 1))
-    return Fitted(tuple(_grid(page) for page in shown_pages), dropped, not whole, numbered)
+    return Fitted(tuple(_grid(page) for page in pages), (), not whole, numbered)
+
+
+def _without(table: Table, headers: Sequence[str]) -> Table:
+    """The table without these columns, so that nothing is said of what is not seen."""
+    kept = [place for place, header in enumerate(table.header) if header not in headers]
+    rows = tuple(tuple(row[place] for place in kept) for row in table.rows)
+    return replace(table, header=tuple(table.header[place] for place in kept), rows=rows, context=())
 
 
 def clean(text: str) -> str:
