@@ -464,11 +464,11 @@ def test_areal_filters_by_rules_and_not_by_the_bound_of_a_weight_that_is_left_as
 
 @pytest.mark.parametrize("over", ["token", "mean"])
 def test_areals_masked_weights_and_rejected_sequences_both_leave_the_survivors(over, tmp_path):
-    """Rows log r = (log 8, 0), (log 2, log 2), (log 16): weights above 3 are 0, products above 10 rejected.
+    """r = (8, 1), (2, 2) and 2 four times: weights above 3 are 0, products above 10 rejected.
 
     By tokens 1, 2, 2 are left (mean 5/3); by geometric means √8 of two tokens and 2 of two (2.414).
     """
-    rows = [row([3 * LN2, 0.0]), row([LN2, LN2]), row([4 * LN2])]
+    rows = [row([3 * LN2, 0.0]), row([LN2, LN2]), row([LN2] * 4)]
     weight = f'weight = {{ over = "{over}", action = "mask", upper = 3.0 }}'
     text = f'{weight}\nreject = [{{ over = "sum", upper = 10.0 }}]'
     found = logged(rows, tmp_path / "d.parquet", "own", preset=own(text, "areal", tmp_path))

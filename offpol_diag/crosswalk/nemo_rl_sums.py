@@ -72,15 +72,14 @@ def _sum(name: str, of: Tokens, shared: Shared = _gap, needs: tuple[str, ...] = 
 
 
 def _range(name: str, of: Tokens) -> Column:
-    """Smallest and largest of the tokens that are left."""
-
-    def ends(view: View) -> tuple[Tensor, Tensor]:
-        x, offsets = of(view), view.batch.cu_seqlens
-        return segments.smallest(x, offsets), segments.largest(x, offsets)
+    """Smallest and largest of the tokens that are left; by sequence, which is slow, if some are not."""
 
     def column(view: View) -> Tensor:
-        low, high = view.ratios.once(("nemo-rl", name, _loss(view.preset)), lambda: ends(view))
-        return torch.cat((low[_left(view)], high[_left(view)]))
+        x = view.ratios.once(("nemo-rl", name, _loss(view.preset)), lambda: of(view))
+        if not _errors(view.preset):
+            return x
+        left, offsets = _left(view), view.batch.cu_seqlens
+        return torch.cat((segments.smallest(x, offsets)[left], segments.largest(x, offsets)[left]))
 
     return Column(name, column, own=True, needs=update.NEEDS)
 
