@@ -117,7 +117,11 @@ ROWS = (
         lambda get: get("loss") / get("loss_rows") / get("longest"),
     ),
     Formula(
-        "pg_clipfrac", "fraction", "kept tokens", "share where the PPO clip decides", mean("clipped", "kept")
+        "pg_clipfrac",
+        "fraction",
+        "kept tokens",
+        "share where the loss's clip decides (cispo: where it changes the weight)",
+        mean("clipped", "kept"),
     ),
     Formula(
         "pg_clipfrac_lower",
