@@ -84,18 +84,20 @@ def weigh(ratios: Ratios, preset: Preset) -> Weighed:
 
 def _weigh(ratios: Ratios, weight: Weight) -> Weighed:
     log = ratios.log_ratio(weight.over, weight.safety, weight.safety_at)
-    raw = log.map(lambda x: _exp(x, weight))
+    raw = _held(log.map(lambda x: torch.exp(x.clamp(-OVERFLOW, OVERFLOW))), log, weight)
     above = _beyond(log.values, weight.upper, 1, weight.strict)
     below = _beyond(log.values, weight.lower, -1, weight.strict)
-    final = _ACTIONS[weight.action](ratios, weight, log, raw, above | below)
+    final = _held(_ACTIONS[weight.action](ratios, weight, log, raw, above | below), log, weight)
     high, low = (per_sequence(flags, log, ratios.batch) for flags in (above, below))
     bounded, tries = _bounded(ratios, weight)
     return Weighed(raw, final, high, low, bounded, tries)
 
 
-def _exp(log: Tensor, weight: Weight) -> Tensor:
-    raw = torch.exp(log.clamp(-OVERFLOW, OVERFLOW))
-    return torch.where(log > FLOAT32_OVERFLOW, 0.0, raw) if weight.overflow == "zero" else raw
+def _held(weights: Level, log: Level, weight: Weight) -> Level:
+    """The weights, 0 where float32 cannot hold them and the trainer drops those, whatever the lower bound."""
+    if weight.overflow == "limit":
+        return weights
+    return weights.map(lambda x: torch.where(log.values > FLOAT32_OVERFLOW, 0.0, x))
 
 
 def _bounded(ratios: Ratios, weight: Weight) -> tuple[Tensor, Tensor]:
