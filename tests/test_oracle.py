@@ -313,9 +313,7 @@ def grammar(tmp_path_factory):
     for i, row in enumerate(rows):
         row["sequence_id"] = f"s{i:03d}"
     folder = tmp_path_factory.mktemp("grammar")
-    return Tried(
-        oracles.sequences(rows), oracles.write(rows, folder / "dump.parquet", row_group=10), folder
-    )
+    return Tried(oracles.sequences(rows), oracles.write(rows, folder / "dump.parquet", row_group=10), folder)
 
 
 @settings(
@@ -558,6 +556,68 @@ def test_normalisation_scales_no_loss_that_has_no_weight(tmp_path):
     assert tried(tmp_path, [[-0.2, -0.1]], Preset("norm", "", weight=scaled, **given), **more)[0][
         "pg_loss"
     ] == (pytest.approx(plain[0]["pg_loss"], rel=1e-12))
+
+
+@pytest.mark.parametrize("over", get_args(WeightOver))
+def test_smoothed_tails_are_the_textbooks_at_every_level(tmp_path, over):
+    """With enough sequences to a step that products have a tail too."""
+    rows = oracles.make_rows(0.3, seed=12, many=160)
+    data = oracles.sequences(rows)
+    named = [
+        Preset("plain", "", weight=Weight(over, "psis", safety=None)),
+        Preset("normed", "", policy="current", weight=Weight(over, "psis", normalize=True)),
+        Preset("cut", "", weight=Weight(over, "psis"), reject=(Reject("k2", "batch", upper=0.02),)),
+        Preset("raw", "", weight=Weight(over, "none", safety=None)),
+    ]
+    path = oracles.write(rows, tmp_path / "dump.parquet", row_group=37)
+    summary = analyze([path], presets=named, sequences=tmp_path / "s.parquet", batch_tokens=300)
+    table = pq.read_table(tmp_path / "s.parquet").to_pydict()
+    for preset in named:
+        wanted, made, loss = oracles.preset_metrics(data, preset)
+        assert preset_slips(preset, summary.presets[preset.name].metrics, wanted, loss) == {}
+        assert table_slips(preset.name, table, data, made) == []
+    assert table["plain.weight_sum"] != table["raw.weight_sum"]
+
+
+@pytest.mark.parametrize(("action", "band"), [("truncate", (0.5, 2.0)), ("mask", (0.5, 2.0)), ("none", ())])
+def test_a_weight_that_float32_cannot_hold_is_dropped_where_the_trainer_does(tmp_path, action, band):
+    rows = [[88.0, 89.0, 0.1]]
+    bounds = dict(zip(("lower", "upper"), band, strict=False))
+    dropped, limited = (
+        tried(
+            tmp_path,
+            rows,
+            Preset("p", "", weight=Weight("token", action, safety=None, overflow=how, **bounds)),
+        )
+        for how in ("zero", "limit")
+    )
+    ends = {"truncate": (2.0, 2.0), "mask": (0.0, 0.0), "none": (math.exp(88.0), math.exp(89.0))}[action]
+
+    assert dropped[1]["weight_sum"] == [pytest.approx(ends[0] + math.exp(0.1))]
+    assert limited[1]["weight_sum"] == [pytest.approx(sum(ends) + math.exp(0.1))]
+    assert dropped[1]["kept_tokens"] == [3]
+
+
+def test_a_weight_at_a_strict_bound_is_outside_the_band(tmp_path):
+    rows = [[math.log(2.0), math.log(0.5), 0.0]]
+    weight = Weight("token", "mask", upper=2.0, lower=0.5, strict=True)
+
+    assert tried(tmp_path, rows, Preset("p", "", weight=weight))[1]["weight_sum"] == [1.0]
+
+
+def test_a_mean_among_the_tokens_left_forgets_the_ones_that_are_gone(tmp_path):
+    rows = [[2.0, 0.1, 0.1], [0.1, 0.1, 0.1]]
+    mean = Reject("ratio", "mean", upper=1.2)
+    left = Reject("ratio", "mean", upper=1.2, among="left")
+    token = Reject("ratio", "token", upper=5.0)
+
+    assert tried(tmp_path, rows, ruled(token, mean))[1]["kept_tokens"] == [0, 3]
+    assert tried(tmp_path, rows, ruled(token, left))[1]["kept_tokens"] == [2, 3]
+    assert tried(tmp_path, rows, ruled(left, token))[1]["kept_tokens"] == [0, 3]  # only rules before it
+    weighed = ruled(token, weight=Weight("sum", "none", among="left"))
+    assert tried(tmp_path, rows, weighed)[1]["weight_sum"] == pytest.approx(
+        [3 * math.exp(0.2), 3 * math.exp(0.3)]
+    )
 
 
 def test_chi2_of_sequences_that_overflows_is_told_by_its_log10(tmp_path):
