@@ -53,8 +53,14 @@ def _delta(view: View) -> Tensor:
     return view.ratios.delta
 
 
-_LOG_TRAIN = _mean(lambda view: view.ratios.train)
-_LOG_ROLLOUT = _mean(lambda view: view.batch.rollout)
+def _log_train(view: View) -> Tensor:
+    """Mean log π_old of a row, [S]."""
+    return view.ratios.once("swift train", lambda: _mean(lambda v: v.ratios.train)(view))
+
+
+def _log_rollout(view: View) -> Tensor:
+    """Mean log π_rollout of a row, [S]."""
+    return view.ratios.once("swift rollout", lambda: _mean(lambda v: v.batch.rollout)(view))
 
 
 def _log_geometric(view: View) -> Tensor:
@@ -72,10 +78,10 @@ def _geometric_square(view: View) -> Tensor:
 
 
 _GAP = (
-    Column("training_ppl", lambda view: torch.exp(-_LOG_TRAIN(view))),
-    Column("training_log_ppl", lambda view: -_LOG_TRAIN(view)),
-    Column("rollout_ppl", lambda view: torch.exp(-_LOG_ROLLOUT(view))),
-    Column("rollout_log_ppl", lambda view: -_LOG_ROLLOUT(view)),
+    Column("training_ppl", lambda view: torch.exp(-_log_train(view))),
+    Column("training_log_ppl", lambda view: -_log_train(view)),
+    Column("rollout_ppl", lambda view: torch.exp(-_log_rollout(view))),
+    Column("rollout_log_ppl", lambda view: -_log_rollout(view)),
     Column("kl", lambda view: -_total(_delta)(view)),
     Column("k3_kl", _total(_k3)),
     Column("log_ppl_diff", _difference),
