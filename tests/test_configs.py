@@ -68,11 +68,17 @@ def settings_of(snippet: Snippet, trainer: str) -> Flat:
     return readers[snippet.language](snippet.text) if snippet.text or snippet.language == "flags" else {}
 
 
+OTHER_SPELLING = re.compile("before 0.10|since September 2026")
+"""Forms whose flags are others; tests of their own read them."""
+
+
 def alternatives(config: Config) -> list[Flat]:
     """Each way in which a configuration is written, as settings; a file goes with the flags that name it."""
     if any(one.file for one in config.snippets):
         return [{k: v for one in config.snippets for k, v in settings_of(one, config.trainer).items()}]
-    return [settings_of(one, config.trainer) for one in config.snippets if "before 0.10" not in one.title]
+    return [
+        settings_of(one, config.trainer) for one in config.snippets if not OTHER_SPELLING.search(one.title)
+    ]
 
 
 @cache
@@ -271,9 +277,26 @@ def test_openrlhfs_lower_bound_is_made_idle() -> None:
     assert said("openrlhf_tis", "openrlhf")[key] == [0.5, 5.0]
 
 
+@pytest.mark.parametrize(
+    ("name", "level", "mode", "threshold"),
+    [
+        ("token_is", "token", "clip", [0.0, 2.0]),
+        ("openrlhf_tis", "token", "clip", [0.5, 5.0]),
+        ("openrlhf_icepop", "token", "mask", [0.5, 5.0]),
+        ("openrlhf_seq_mask_tis", "seq", "mask", [0.5, 5.0]),
+    ],
+)
+def test_openrlhfs_newer_keys_are_a_level_a_mode_and_a_gate(name, level, mode, threshold) -> None:
+    newer = config_for(CATALOGUE[name], "openrlhf").snippets[1]
+    said = trainer_settings.read_flags(newer.text, "openrlhf since 2026-09")
+
+    found = [said[f"algo.advantage.is_correction_{key}"] for key in ("level", "mode", "gating", "threshold")]
+    assert found == [level, mode, "ratio", threshold]
+
+
 @pytest.mark.parametrize("name", ["token_is", "openrlhf_icepop", "openrlhf_seq_mask_tis"])
 def test_openrlhfs_older_spelling_says_the_same(name: str) -> None:
-    now, before = config_for(CATALOGUE[name], "openrlhf").snippets
+    now, _, before = config_for(CATALOGUE[name], "openrlhf").snippets
     new = trainer_settings.read_flags(now.text, "openrlhf")
     old = trainer_settings.read_flags(before.text, "openrlhf before 0.10")
 

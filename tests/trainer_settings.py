@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import pytest
+import yaml
 
 from tests.oracles import Sequence, binary_kl, mean, turns
 
@@ -38,7 +38,6 @@ class Effect:
 
 
 def read_yaml(text: str) -> Flat:
-    yaml = pytest.importorskip("yaml")
     return flat(yaml.safe_load(text) or {})
 
 
@@ -114,6 +113,18 @@ FLAGS: dict[str, dict[str, dict[str, Any]]] = {
             "choices": ["tis", "icepop", "seq-mask-tis"],
             "default": "tis",
         },
+        "--actor.policy_loss_type": {"choices": ["ppo", "gspo"], "default": "ppo"},
+        "--actor.eps_clip_low_high": {"type": float, "nargs": 2, "default": [0.2, 0.2]},
+        "--actor.dual_clip": {"type": float},
+    },
+    "openrlhf since 2026-09": {
+        "--algo.advantage.is_correction_level": {"choices": ["off", "token", "seq"], "default": "off"},
+        "--algo.advantage.is_correction_mode": {"choices": ["mask", "clip"], "default": "mask"},
+        "--algo.advantage.is_correction_gating": {
+            "choices": ["ratio", "binary_kl", "tv"],
+            "default": "ratio",
+        },
+        "--algo.advantage.is_correction_threshold": {"type": float, "nargs": "+", "default": [0.5, 5.0]},
         "--actor.policy_loss_type": {"choices": ["ppo", "gspo"], "default": "ppo"},
         "--actor.eps_clip_low_high": {"type": float, "nargs": 2, "default": [0.2, 0.2]},
         "--actor.dual_clip": {"type": float},

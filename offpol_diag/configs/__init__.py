@@ -13,13 +13,15 @@ from offpol_diag.configs.areal import areal
 from offpol_diag.configs.config import Config, Snippet
 from offpol_diag.configs.fixed import colossalai, torchforge
 from offpol_diag.configs.habits import Habits, differences
-from offpol_diag.configs.hf import ms_swift, openrlhf, trl
+from offpol_diag.configs.ms_swift import ms_swift
 from offpol_diag.configs.nemo_rl import nemo_rl
 from offpol_diag.configs.open_instruct import open_instruct
+from offpol_diag.configs.openrlhf import openrlhf
 from offpol_diag.configs.prime_rl import prime_rl
 from offpol_diag.configs.roll import roll
 from offpol_diag.configs.skyrl import skyrl
 from offpol_diag.configs.slime import miles, slime
+from offpol_diag.configs.trl import trl
 from offpol_diag.configs.verl import flash_rl, verl
 from offpol_diag.errors import ConfigError, UsageError, did_you_mean
 from offpol_diag.presets import Preset
