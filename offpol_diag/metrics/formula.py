@@ -10,6 +10,8 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -76,11 +78,19 @@ class Reader:
 
     def interval(self, replicates: Tensor) -> tuple[float, float] | None:
         """The central 95 % of the replicates; None with too few groups or defined replicates."""
-        finite = replicates[torch.isfinite(replicates)]
-        if self.groups < FEWEST_GROUPS or len(finite) < 0.9 * max(len(replicates), 1):
+        values = replicates.numpy()  # thousands of short vectors: numpy's overhead is a tenth of torch's
+        finite = np.sort(values[np.isfinite(values)])
+        if self.groups < FEWEST_GROUPS or len(finite) < 0.9 * max(len(values), 1):
             return None
-        low, high = torch.quantile(finite, torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
-        return low, high
+        return _quantile(finite, 0.025), _quantile(finite, 0.975)
+
+
+def _quantile(rising: npt.NDArray[np.float64], q: float) -> float:
+    """Linear between the two nearest of sorted values."""
+    at = q * (len(rising) - 1)
+    below = int(at)
+    low, high = float(rising[below]), float(rising[min(below + 1, len(rising) - 1)])
+    return low + (at - below) * (high - low)
 
 
 SHARED = frozenset({"tokens", "sequences", "rows", "longest", "mass_positive", "mass_negative"})
