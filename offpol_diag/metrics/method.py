@@ -99,9 +99,14 @@ def own_denominators(presets: Sequence[Preset], sums: Mapping[str, Tensor]) -> d
     return {f"{name}|own": sums[column] for name, column in kept.items()}
 
 
+ROUNDING = 16 * torch.finfo(torch.float64).eps
+
+
 def _std(get: Lookup) -> Tensor:
+    """A variance below what rounding leaves of Σw (equal weights away from 1) is none."""
     away = get("w") / get("kept") - 1
-    return torch.sqrt((get("w11") / get("kept") - away**2).clamp(min=0))
+    variance = get("w11") / get("kept") - away**2
+    return torch.sqrt(torch.where(variance > ROUNDING * away.abs(), variance, (0.0 * variance).abs()))
 
 
 def _ess_tokens(get: Lookup) -> Tensor:
