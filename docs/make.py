@@ -105,7 +105,7 @@ def _shared(books: Mapping[str, Mapping[str, str]]) -> list[Sequence[str]]:
     for logs, names in books.items():
         for name, meaning in names.items():
             found.setdefault(_word(name), {}).setdefault(meaning, []).append(logs)
-    several = {word: said for word, said in sorted(found.items()) if len(said) > 1}
+    several = {word: said for word, said in sorted(found.items()) if len(said) > 1 and _books(said) > 1}
     return [
         (f"`{word}`" if first else "", ", ".join(dict.fromkeys(logs)), meaning)
         for word, said in several.items()
@@ -115,7 +115,15 @@ def _shared(books: Mapping[str, Mapping[str, str]]) -> list[Sequence[str]]:
 
 def _word(name: str) -> str:
     """A name without its prefix, and without what a helper puts before every name of its own."""
-    return name.rpartition("/")[2].removeprefix("mismatch_").removeprefix("mis_").partition("@")[0]
+    before, _, last = name.partition("@")[0].rpartition("/")
+    if last in ("avg", "mean", "std", "min", "max"):
+        last = f"{before.rpartition('/')[2]}/{last}"
+    return last.removeprefix("mismatch_").removeprefix("mis_")
+
+
+def _books(said: Mapping[str, Sequence[str]]) -> int:
+    """How many books use a word."""
+    return len({logs for users in said.values() for logs in users})
 
 
 def _book(logs: str, names: Mapping[str, str]) -> str:
