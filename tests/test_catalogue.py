@@ -10,8 +10,9 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 
-from offpol_diag.catalogue import LOGS, Catalogue, load, plain, words
+from offpol_diag.catalogue import Catalogue, load, plain, words
 from offpol_diag.errors import PresetError, UsageError
+from offpol_diag.grammar import LOGS
 from offpol_diag.presets import Clip, Preset, Reject, Veto, Weight, WeightOver
 
 SHIPPED = load()

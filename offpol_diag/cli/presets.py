@@ -66,8 +66,8 @@ def presets(
 
 
 def _settings(given: list[str] | None) -> dict[str, str]:
-    from offpol_diag.catalogue import SETTINGS
     from offpol_diag.errors import UsageError
+    from offpol_diag.tuning import SETTINGS
 
     split = [part.partition("=") for text in given or () for part in options.names(text)]
     for key, sign, value in split:
@@ -77,8 +77,8 @@ def _settings(given: list[str] | None) -> dict[str, str]:
 
 
 def _tuned(found: tuple[Preset, ...], settings: dict[str, str], name: str | None) -> dict[str, Preset]:
-    from offpol_diag.catalogue import tuned
     from offpol_diag.errors import UsageError
+    from offpol_diag.tuning import tuned
 
     if settings and name is None:
         raise UsageError(

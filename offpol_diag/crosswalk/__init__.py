@@ -1,6 +1,6 @@
 """The numbers a trainer would have logged for this dump, in its own names and definitions.
 
-One module per trainer; a new trainer is a ledger here and a word in `catalogue.LOGS`.
+One module per trainer; a new trainer is a ledger here and a word in `grammar.LOGS`.
 """
 
 from __future__ import annotations

@@ -1,0 +1,171 @@
+"""The grammar of a preset, read off the dataclasses of `presets.py`: how values are read and slips told.
+
+A field is a key, and its type says what may stand there. What a type cannot say is the dataclass's own
+`slips`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from functools import cache, partial
+from typing import Any, NoReturn, get_args, get_type_hints
+
+from offpol_diag.errors import PresetError, did_you_mean
+from offpol_diag.presets import Clip, Policy, Reject, Veto, Weight
+
+LOGS = (
+    "verl-2025-10",
+    "verl-2025-11",
+    "verl-2026-01",
+    "verl-2026-03",
+    "trl",
+    "ms-swift",
+    "openrlhf",
+    "nemo-rl",
+    "slime",
+    "slime-mis",
+    "areal",
+    "prime-rl",
+    "skyrl",
+    "roll",
+    "open-instruct",
+)
+"""Whose names and definitions the crosswalk knows."""
+
+BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+GRAMMAR = "its form is that of offpol_diag/presets.toml; or see: offpol-diag presets NAME --json -"
+UNBOUNDED = frozenset({"safety", "dual", "low", "high"})
+"""Keys where `inf` means "no bound": TOML has no null, and leaving the key out means its default."""
+
+
+@dataclass(frozen=True)
+class Spot:
+    """Where in a preset file something stands: what every complaint begins with."""
+
+    file: str
+    table: str | None = None
+    key: str = ""
+
+    def __str__(self) -> str:
+        if self.table is None:
+            return self.file
+        header = self.table if BARE_KEY.fullmatch(self.table) else shown(self.table)
+        return f"{self.file}: [{header}] {self.key}".rstrip()
+
+    def at(self, key: str) -> Spot:
+        """The same table, a key further in."""
+        return replace(self, key=f"{self.key}.{key}" if self.key else key)
+
+    def fail(self, problem: str, hint: str = "") -> NoReturn:
+        """Say what is wrong here."""
+        raise PresetError(f"{self}: {problem}", hint or GRAMMAR)
+
+    def refuse(self, value: object, rule: str, hint: str = "") -> NoReturn:
+        """Say which value stands here, and the rule it breaks."""
+        raise PresetError(f"{self} = {shown(value)}; {rule}", hint or GRAMMAR)
+
+
+def shown(value: object) -> str:
+    """A value as a message shows it."""
+    text = repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+Reader = Callable[[Any, Spot], object]
+Part = Weight | Reject | Veto | Clip
+
+
+def values(kind: type, table: object, at: Spot) -> dict[str, Any]:
+    """A table's values as arguments for `kind`."""
+    if not isinstance(table, dict):
+        at.refuse(table, f"it must be a table of {', '.join(readers(kind))}")
+    return {key: reader(kind, key, value, at)(value, at.at(key)) for key, value in table.items()}
+
+
+def reader(kind: type, key: str, value: object, at: Spot) -> Reader:
+    """What reads the value of a key.
+
+    Raises:
+        PresetError: there is no such key.
+    """
+    known = readers(kind)
+    if key not in known:
+        quoted = f'a name with a dot in it is quoted: ["{at.table}.{key}"]' if isinstance(value, dict) else ""
+        hint = did_you_mean(key, list(known)) or quoted
+        at.at(key).fail(f"no such key; the keys are {', '.join(known)}", hint)
+    return known[key]
+
+
+@cache
+def readers(kind: type) -> dict[str, Reader]:
+    """The keys that a table of this kind has → what reads each."""
+    hints = get_type_hints(kind)
+    return {
+        field.name: READERS.get(hints[field.name]) or partial(_word, get_args(hints[field.name]))
+        for field in fields(kind)
+        if field.name != "name"  # the table's header is the name
+    }
+
+
+def _word(allowed: tuple[str, ...], value: object, at: Spot) -> object:
+    if value not in allowed:
+        hint = did_you_mean(value, list(allowed)) if isinstance(value, str) else ""
+        at.refuse(value, f"it must be one of {', '.join(allowed)}", hint)
+    return value
+
+
+def _flag(value: object, at: Spot) -> object:
+    return value if isinstance(value, bool) else at.refuse(value, "it must be true or false")
+
+
+def _text(value: object, at: Spot) -> object:
+    return value if isinstance(value, str) else at.refuse(value, "it must be a string")
+
+
+def _number(value: object, at: Spot) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        at.refuse(value, "it must be a number")
+    if value == math.inf and at.key.rpartition(".")[2] in UNBOUNDED:
+        return None
+    if not abs(value) <= sys.float_info.max:  # also false for nan
+        at.refuse(value, "it must be finite")
+    return float(value)
+
+
+def _texts(value: object, at: Spot) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        at.refuse(value, "it must be an array of strings")
+    return tuple(value)
+
+
+def _part(kind: type[Part], value: Any, at: Spot) -> Part:
+    part = kind(**values(kind, value, at))
+    for key, rule in part.slips():
+        at.at(key).refuse(value.get(key, getattr(part, key)), rule) if key else at.fail(rule)
+    return part
+
+
+def _rules(value: object, at: Spot) -> tuple[Part, ...]:
+    if isinstance(value, list):
+        return tuple(_part(Reject, item, replace(at, key=f"{at.key}[{i}]")) for i, item in enumerate(value))
+    return (_part(Reject, value, at),)
+
+
+READERS: dict[object, Reader] = {
+    bool: _flag,
+    str: _text,
+    str | None: partial(_word, LOGS),  # `logs`, the only one
+    float | None: _number,
+    tuple[str, ...]: _texts,
+    Weight | None: partial(_part, Weight),
+    Veto | None: partial(_part, Veto),
+    Clip: partial(_part, Clip),
+    Policy | None: partial(_word, get_args(Policy)),
+    tuple[Reject, ...]: _rules,
+}
+"""A field's type → how its value is read; a Literal's words are the ones allowed."""
