@@ -45,11 +45,11 @@ OVER = {
 UNITS = {"token": "tokens", "segment": "turns", "batch": "the tokens with the smallest values,"}
 SIGNS = {
     "any": "",
-    "negative": ", where A < 0",
-    "positive": ", where A > 0",
-    "against": ", the upper bound where A > 0, the lower where A < 0",
-    "against_or_zero": ", the upper bound where A > 0, the lower where A ≤ 0",
-    "away": ", where A·Δ > 0",
+    "negative": " (asked only where A < 0)",
+    "positive": " (asked only where A > 0)",
+    "against": " (the upper bound asked where A > 0, the lower where A < 0)",
+    "against_or_zero": " (the upper bound asked where A > 0, the lower where A ≤ 0)",
+    "away": " (asked only where A·Δ > 0)",
 }
 LOSSES = {
     "ppo_clip": "PPO clip on π_θ/π_anchor",
