@@ -2,61 +2,34 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
 
+import pyarrow as pa
 import torch
 
 from offpol_diag import correction, readout, resample
 from offpol_diag.batch import Batch
+from offpol_diag.engines import Engine, Local, Progress
 from offpol_diag.errors import DumpError, UsageError
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.presets import Preset
 from offpol_diag.readers import Dump, open_dump
 from offpol_diag.scope import UNSETTLED
-from offpol_diag.sequences import SequenceWriter
+from offpol_diag.sequences import SequenceWriter, table
 from offpol_diag.settle import Asked, Found, settle
 from offpol_diag.summary import Run, Summary
 from offpol_diag.tally import Study, Tally, observe
 
-Progress = Callable[[int, int], None]
-"""Called with (rows done, rows in all)."""
 MADE = (
     "there are no advantages: they are made of the rewards, normalised within each group (prompt) of a step "
     "as GRPO does"
 )
 BATCH_TOKENS = 1 << 17
 """Tokens held at once: the arrays of a batch stay in the caches, and memory stays flat."""
-
-
-@dataclass
-class Clock:
-    """Where the time went, in seconds."""
-
-    started: float = field(default_factory=time.perf_counter)
-    read: float = 0.0
-    compute: float = 0.0
-
-    def reading(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """The same batches, the time spent waiting for them counted."""
-        while True:
-            before = time.perf_counter()
-            batch = next(batches, None)
-            self.read += time.perf_counter() - before
-            if batch is None:
-                return
-            before = time.perf_counter()
-            yield batch
-            self.compute += time.perf_counter() - before
-
-    def seconds(self) -> dict[str, float]:
-        """Total, reading (decoding included), computing."""
-        total = time.perf_counter() - self.started
-        return {"total": total, "read": self.read, "compute": self.compute}
 
 
 def analyze(
@@ -93,23 +66,23 @@ def analyze(
         DumpError: the dump cannot be read.
         UsageError: the device is not there.
     """
-    clock, where = Clock(), resolve(device)
+    engine = Local.on(resolve(device), progress)
     dump = open_dump(
         sources, columns=columns, group_by=group_by, on_bad_row=on_bad_row, batch_tokens=batch_tokens
     )
     study = plan(dump, presets, group_by, seed)
-    found = _settled(dump, study, where, clock, progress)
-    tally = _run(dump, study, found, where, clock, sequences, progress)
+    found = _settled(engine, dump, study)
+    tally = _tallied(engine, dump, study, found, sequences)
     facts = readout.facts(dump, tally, (MADE,) if found.rewards else ())
     run = Run(
         version=version("offpol-diag"),
-        device=str(where),
+        device=str(engine.device),
         seed=seed,
         replicates=study.replicates,
         tokens=facts.tokens,
         sequences=facts.sequences,
         peak_rss_bytes=readout.peak_rss(),
-        seconds=clock.seconds(),
+        seconds=engine.clock.seconds(),
     )
     return readout.summary(study, tally, presets, facts, run)
 
@@ -127,27 +100,10 @@ def _makes_advantages(columns: frozenset[str]) -> bool:
     return "advantages" not in columns and {"rewards", "group_id"} <= columns
 
 
-def _settled(
-    dump: Dump, study: Study, device: torch.device, clock: Clock, progress: Progress | None
-) -> Found:
+def _settled(engine: Engine, dump: Dump, study: Study) -> Found:
     """What has to be known before the analysis; the dump is read for it only when something is asked."""
     asked = Asked.of(study.presets, _makes_advantages(frozenset(dump.info.columns)))
-    if not asked:
-        return Found(UNSETTLED, None)
-    return settle(lambda: _batches(dump, device, clock, progress), asked)
-
-
-def _batches(dump: Dump, device: torch.device, clock: Clock, progress: Progress | None) -> Iterator[Batch]:
-    """One reading of the dump, told as it goes."""
-    done = 0
-
-    def count(rows: int) -> None:
-        nonlocal done
-        done += rows
-        if progress:
-            progress(done, dump.rows)
-
-    return (batch.to(device) for batch in clock.reading(dump.batches(count)))
+    return settle(engine, dump, asked) if asked else Found(UNSETTLED, None)
 
 
 def resolve(device: str) -> torch.device:
@@ -171,25 +127,46 @@ def resolve(device: str) -> torch.device:
     return found
 
 
-def _run(
-    dump: Dump,
-    study: Study,
-    found: Found,
-    device: torch.device,
-    clock: Clock,
-    sequences: Path | None,
-    progress: Progress | None,
-) -> Tally:
-    """Read, observe, merge."""
-    tally: Tally | None = None
-    with SequenceWriter.open(sequences, study) as writer:
-        for batch in _batches(dump, device, clock, progress):
-            scene = Scene.of(found.filled(batch), study.seed, study.replicates, found.settled)
-            seen = observe(study, scene)
-            tally = seen if tally is None else tally.merge(seen)
-            writer.write(scene)
-            scene.forget()
-        if tally is None:
+def _tallied(engine: Engine, dump: Dump, study: Study, found: Found, sequences: Path | None) -> Tally:
+    """The one reading that observes; rows of sequences are written as they come."""
+    with SequenceWriter.open(sequences) as writer:
+        each = _written(writer) if writer else None
+        seen: Observed | None = engine.reduce(dump, Observe(study, found, bool(writer)), each)
+        if seen is None:
             raise DumpError("the dump has no sequence", "check that its writer was closed")
-        writer.finish(readout.factors(study, tally))
-    return tally
+        if writer:
+            writer.finish(readout.factors(study, seen.tally))
+    return seen.tally
+
+
+def _written(writer: SequenceWriter) -> Callable[[Observed], None]:
+    return lambda seen: writer.write(seen.rows)
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What one batch leaves: its tally, and its rows where somebody writes them."""
+
+    tally: Tally
+    rows: pa.Table | None
+
+    def merge(self, other: Observed) -> Observed:
+        """The tally of both; rows were written already."""
+        return Observed(self.tally.merge(other.tally), None)
+
+
+@dataclass(frozen=True)
+class Observe:
+    """The job of an analysis."""
+
+    study: Study
+    found: Found
+    rows: bool
+
+    def __call__(self, batch: Batch) -> Observed:
+        """A batch's tally."""
+        study = self.study
+        scene = Scene.of(self.found.filled(batch), study.seed, study.replicates, self.found.settled)
+        seen = Observed(observe(study, scene), table(scene, study) if self.rows else None)
+        scene.forget()
+        return seen

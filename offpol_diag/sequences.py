@@ -32,29 +32,28 @@ class SequenceWriter:
     NAME.vetoed.
     """
 
-    def __init__(self, path: Path, study: Study) -> None:
-        self._path, self._study = path, study
+    def __init__(self, path: Path) -> None:
+        self._path = path
         self._temp = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         self._writer: pq.ParquetWriter | None = None
 
     @classmethod
     @contextmanager
-    def open(cls, path: Path | None, study: Study) -> Iterator[SequenceWriter | _Nowhere]:
-        """A writer, or one that does nothing without a path; a block that fails leaves nothing behind."""
+    def open(cls, path: Path | None) -> Iterator[SequenceWriter | None]:
+        """A writer, or None without a path; a block that fails leaves nothing behind."""
         if path is None:
-            yield _Nowhere()
+            yield None
             return
         if not path.parent.is_dir():
             raise UsageError(f"{path}: its folder does not exist", f"make it first: mkdir -p {path.parent}")
-        writer = cls(path, study)
+        writer = cls(path)
         try:
             yield writer
         finally:
             writer._discard()
 
-    def write(self, scene: Scene) -> None:
-        """Append a batch's sequences."""
-        table = pa.table(_columns(scene, self._study))
+    def write(self, table: pa.Table) -> None:
+        """Append a batch's sequences, as `table` makes them."""
         if self._writer is None:
             self._writer = pq.ParquetWriter(self._temp, table.schema, compression="zstd")
         self._writer.write_table(table.cast(self._writer.schema))
@@ -77,14 +76,9 @@ class SequenceWriter:
             _beside(self._temp).unlink(missing_ok=True)
 
 
-class _Nowhere:
-    """Where rows go that nobody asked for."""
-
-    def write(self, scene: Scene) -> None:
-        """Nothing."""
-
-    def finish(self, factors: Factors) -> None:
-        """Nothing."""
+def table(scene: Scene, study: Study) -> pa.Table:
+    """A batch's sequences, a row each."""
+    return pa.table(_columns(scene, study))
 
 
 def _columns(scene: Scene, study: Study) -> dict[str, pa.Array]:

@@ -6,7 +6,7 @@ It is made only when a preset looks beyond a sequence, or when advantages have t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -18,12 +18,11 @@ from offpol_diag.accumulators import Bins, Places, State, Tail
 from offpol_diag.advantages import GroupRewards
 from offpol_diag.batch import Batch
 from offpol_diag.correction import statistic
+from offpol_diag.engines import Engine
 from offpol_diag.presets import Policy, Preset, Reject, Weight
 from offpol_diag.ratios import Ratios
+from offpol_diag.readers import Dump
 from offpol_diag.scope import Label, Settled
-
-Reading = Callable[[], Iterator[Batch]]
-"""Reads the dump from its beginning."""
 
 K = TypeVar("K")
 M = TypeVar("M", bound=State)
@@ -71,13 +70,11 @@ class Found:
         return replace(batch, advantages=self.rewards.advantages(batch))
 
 
-def settle(reading: Reading, asked: Asked) -> Found:
+def settle(engine: Engine, dump: Dump, asked: Asked) -> Found:
     """Read the dump, and once more where a cut falls inside a bin of the lattice."""
-    seen = _Seen({}, {}, None)
-    for batch in reading():
-        seen = seen.merge(_look(batch, asked))
+    seen = engine.reduce(dump, Look(asked)) or _Seen({}, {}, None)
     bins = {cut: {label: _bin(one, cut[1]) for label, one in seen.bins[cut].items()} for cut in asked.cuts}
-    inside = _inside(reading, {cut: found for cut, found in bins.items() if any(found.values())})
+    inside = _inside(engine, dump, {cut: found for cut, found in bins.items() if any(found.values())})
     cuts = {
         cut: {
             label: _cut(seen.bins[cut][label], at, inside.get((cut, label)), cut[1])
@@ -112,13 +109,20 @@ def _merged(one: dict[K, dict[Label, M]], two: dict[K, dict[Label, M]]) -> dict[
     return {key: Places(one.get(key, {})).merge(Places(found)).sums for key, found in two.items()}
 
 
-def _look(batch: Batch, asked: Asked) -> _Seen:
-    ratios = Ratios(batch, "rollout")
-    bins = {cut: _by_label(batch, *_values(ratios, cut), Bins.of) for cut in asked.cuts}
-    tails = {key: _by_label(batch, *_logs(ratios, key), Tail.of) for key in asked.tails}
-    rewards = GroupRewards.of(batch) if asked.rewards else None
-    ratios.forget()
-    return _Seen(bins, tails, rewards)
+@dataclass(frozen=True)
+class Look:
+    """The job of the first reading."""
+
+    asked: Asked
+
+    def __call__(self, batch: Batch) -> _Seen:
+        """What is asked of one batch."""
+        ratios, asked = Ratios(batch, "rollout"), self.asked
+        bins = {cut: _by_label(batch, *_values(ratios, cut), Bins.of) for cut in asked.cuts}
+        tails = {key: _by_label(batch, *_logs(ratios, key), Tail.of) for key in asked.tails}
+        rewards = GroupRewards.of(batch) if asked.rewards else None
+        ratios.forget()
+        return _Seen(bins, tails, rewards)
 
 
 def _values(ratios: Ratios, cut: Cut) -> tuple[Tensor, str]:
@@ -155,17 +159,40 @@ def _bin(bins: Bins, rule: Reject) -> int:
     return int(left[-1]) + 1 if len(left) else lowest
 
 
-def _inside(reading: Reading, bins: dict[Cut, dict[Label, int]]) -> dict[tuple[Cut, Label], Tensor]:
-    """All values that share the bin of the cut; the dump is not read when there is none."""
-    parts: dict[tuple[Cut, Label], list[Tensor]] = {}
-    for batch in reading() if bins else ():
-        ratios = Ratios(batch, "rollout")
-        for cut, wanted in bins.items():
+@dataclass(frozen=True)
+class _Values:
+    """All values that share the bin of a cut, by rule and trainer batch."""
+
+    parts: dict[tuple[Cut, Label], Tensor]
+
+    def merge(self, other: _Values) -> _Values:
+        both = dict(self.parts)
+        for key, values in other.parts.items():
+            both[key] = torch.cat((both[key], values)) if key in both else values
+        return _Values(both)
+
+
+@dataclass(frozen=True)
+class Gather:
+    """The job of the second reading: `bins` says in which bin each cut falls."""
+
+    bins: dict[Cut, dict[Label, int]]
+
+    def __call__(self, batch: Batch) -> _Values:
+        """The values of one batch in those bins."""
+        ratios, parts = Ratios(batch, "rollout"), {}
+        for cut, wanted in self.bins.items():
             x, per = _values(ratios, cut)
             for label, values in _by_label(batch, x, per, lambda v: v).items():
-                parts.setdefault((cut, label), []).append(values[loglattice.index(values) == wanted[label]])
+                parts[cut, label] = values[loglattice.index(values) == wanted[label]]
         ratios.forget()
-    return {key: torch.cat(found) for key, found in parts.items()}
+        return _Values(parts)
+
+
+def _inside(engine: Engine, dump: Dump, bins: dict[Cut, dict[Label, int]]) -> dict[tuple[Cut, Label], Tensor]:
+    """All values that share the bin of a cut; the dump is not read when there is none."""
+    found = engine.reduce(dump, Gather(bins)) if bins else None
+    return found.parts if found else {}
 
 
 def _cut(bins: Bins, at: int, inside: Tensor | None, rule: Reject) -> float:

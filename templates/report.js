@@ -124,8 +124,10 @@ const sortable = table => {
 all("table").forEach(sortable)
 
 // --- Large folded tables travel packed: filled in when there is time, or when one is opened.
+const filling = new WeakSet()
 const fill = async script => {
-  script.className = ""
+  if (filling.has(script)) return
+  filling.add(script)
   const body = document.createElement("div")
   body.innerHTML = await unpacked(script)
   script.replaceWith(body)

@@ -1,0 +1,52 @@
+"""What runs a job over a dump: the same job, the same number, wherever it runs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+from offpol_diag.accumulators import State
+from offpol_diag.batch import Batch
+from offpol_diag.readers import Dump
+
+M = TypeVar("M", bound=State)
+Job = Callable[[Batch], M]
+"""A pure function of one batch on the device it is to run on; a frozen dataclass, so that it can travel."""
+Progress = Callable[[int, int], None]
+"""Called with (rows done, rows in all)."""
+
+
+class Engine(Protocol):
+    """Runs jobs over the batches of a dump and merges what they leave."""
+
+    def reduce(self, dump: Dump, job: Job[M], each: Callable[[M], None] | None = None) -> M | None:
+        """One reading of the dump: `job` on every batch, merged in the order of the rows.
+
+        Args:
+            dump: afterwards it knows what the reading skipped and noted.
+            job: what to do with a batch.
+            each: called with every batch's result, in the order of the rows, before it is merged.
+
+        Returns:
+            The merged result; None when the dump has no batch.
+
+        Raises:
+            DumpError: the dump cannot be read.
+        """
+        ...
+
+
+@dataclass
+class Clock:
+    """Where the time went, in seconds; what runs at once is counted once for each that runs."""
+
+    started: float = field(default_factory=time.perf_counter)
+    read: float = 0.0
+    compute: float = 0.0
+
+    def seconds(self) -> dict[str, float]:
+        """Total, waiting for the reader (decoding included), computing."""
+        total = time.perf_counter() - self.started
+        return {"total": total, "read": self.read, "compute": self.compute}

@@ -1,0 +1,108 @@
+"""This machine: the dump is read in one thread while others compute."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+
+from offpol_diag.batch import Batch
+from offpol_diag.engines.engine import Clock, Job, M, Progress
+from offpol_diag.readers import Dump
+
+
+@dataclass
+class Local:
+    """One process on one device.
+
+    Attributes:
+        device: where the jobs run.
+        workers: batches that are computed at once.
+        progress: called as rows are read.
+        clock: told where the time goes.
+    """
+
+    device: torch.device
+    workers: int = 1
+    progress: Progress | None = None
+    clock: Clock = field(default_factory=Clock)
+
+    @classmethod
+    def on(cls, device: torch.device, progress: Progress | None = None) -> Local:
+        """As many workers as there are cores for a CPU; one for a GPU: one queue keeps it busy."""
+        return cls(device, cores() if device.type == "cpu" else 1, progress)
+
+    def reduce(self, dump: Dump, job: Job[M], each: Callable[[M], None] | None = None) -> M | None:
+        """One reading, `Engine.reduce`."""
+        merged: M | None = None
+        for seen in self._results(self._batches(dump), job):
+            if each:
+                each(seen)
+            merged = seen if merged is None else merged.merge(seen)
+        return merged
+
+    def _batches(self, dump: Dump) -> Iterator[Batch]:
+        done = 0
+
+        def count(rows: int) -> None:
+            nonlocal done
+            done += rows
+            if self.progress:
+                self.progress(done, dump.rows)
+
+        return self._timed(dump.batches(count))
+
+    def _timed(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        while True:
+            before = time.perf_counter()
+            batch = next(batches, None)
+            self.clock.read += time.perf_counter() - before
+            if batch is None:
+                return
+            yield batch
+
+    def _results(self, batches: Iterator[Batch], job: Job[M]) -> Iterator[M]:
+        """In order; reading runs ahead by no more than one batch for each worker."""
+        with one_thread_each(self.workers) as pool:
+            waiting: deque[Future[M]] = deque()
+            try:
+                for batch in batches:
+                    waiting.append(pool.submit(self._run, job, batch))
+                    del batch
+                    if len(waiting) > self.workers:
+                        yield waiting.popleft().result()
+                while waiting:
+                    yield waiting.popleft().result()
+            finally:
+                for future in waiting:
+                    future.cancel()
+
+    def _run(self, job: Job[M], batch: Batch) -> M:
+        before = time.perf_counter()
+        try:
+            return job(batch.to(self.device))
+        finally:
+            self.clock.compute += time.perf_counter() - before
+
+
+@contextmanager
+def one_thread_each(workers: int) -> Iterator[ThreadPoolExecutor]:
+    """A pool whose threads take one core each: torch's own threads would fight over the same cores."""
+    before = torch.get_num_threads()
+    pool = ThreadPoolExecutor(workers, "offpol-diag", torch.set_num_threads, (1 if workers > 1 else before,))
+    try:
+        with pool:
+            yield pool
+    finally:
+        torch.set_num_threads(before)
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
