@@ -7,6 +7,7 @@ runs.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -63,7 +64,7 @@ class Batch:
         """S, empty ones included."""
         return self.cu_seqlens.numel() - 1
 
-    @property
+    @cached_property
     def lengths(self) -> Tensor:
         """Unmasked tokens per sequence, [S] int64."""
         return segments.lengths(self.cu_seqlens)
