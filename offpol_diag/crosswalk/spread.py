@@ -32,6 +32,50 @@ class Thresholds:
 
 
 @dataclass(frozen=True)
+class Sample:
+    """A statistic x on one batch, and what all spreads of it share.
+
+    Attributes:
+        x: of tokens or of rows.
+        batch: the batch.
+        empty: whether rows without a token count.
+        n: tokens of each row, [S].
+        total: Σx over the tokens of each row, [S].
+        judged: verl's mean of x in each row and, for a statistic of rows, x itself: [1 or 2, S].
+        ranges: extremes of x, of its row means, and of their deviation from the center.
+    """
+
+    x: Level
+    batch: Batch
+    empty: bool
+    n: Tensor
+    total: Tensor
+    judged: Tensor
+    ranges: Ranges
+
+    @classmethod
+    def of(cls, x: Level, batch: Batch, center: float, empty: bool) -> Sample:
+        """What is shared, made once."""
+        n = batch.lengths.to(torch.float64)
+        of_rows = x.per == "sequence"
+        total = x.values * n if of_rows else segments.total(x.values, batch.cu_seqlens)
+        means = total / (n + EPS)
+        dev = (means - center).abs()
+        there = torch.ones_like(n, dtype=torch.bool) if empty else n > 0
+        low, high = ends(torch.stack((means, dev)), there)
+        tokens = ends(x.values, n > 0) if of_rows else extremes(x.values)
+        ranges = {"x": tokens, "m": (low[0], high[0]), "dev": (low[1], high[1])}
+        return cls(x, batch, empty, n, total, torch.stack((means, x.values) if of_rows else (means,)), ranges)
+
+
+def ends(x: Tensor, there: Tensor) -> tuple[Tensor, Tensor]:
+    """Smallest and largest along the last axis of what is there; (+inf, -inf) where nothing is."""
+    if x.shape[-1] == 0:
+        return x.new_full(x.shape[:-1], torch.inf), x.new_full(x.shape[:-1], -torch.inf)
+    return torch.where(there, x, torch.inf).amin(-1), torch.where(there, x, -torch.inf).amax(-1)
+
+
+@dataclass(frozen=True)
 class Spread:
     """The sums behind a spread, for statistic x.
 
@@ -46,52 +90,53 @@ class Spread:
     center: float
     empty: bool = True
 
-    def columns(self, x: Level, batch: Batch) -> Columns:
+    def sample(self, x: Level, batch: Batch) -> Sample:
+        """What spreads of the same statistic share."""
+        return Sample.of(x, batch, self.center, self.empty)
+
+    def columns(self, of: Sample) -> Columns:
         """Per-sequence columns [S]."""
-        n = batch.lengths.to(torch.float64)
-        clamped = x.map(lambda v: v.clamp(self.limits.low, self.limits.high))
-        per_row = _total(x, batch) / (n + EPS)
-        found = {
-            "x": _total(x, batch),
-            "c": _total(clamped, batch),
-            "cc": _total(clamped.map(torch.square), batch),
-            "high": _count(x, x.values > self.limits.high, batch),
-            "low": _count(x, x.values < self.limits.low, batch),
-            "high_rows": self._rows(x, x.values > self.limits.high, batch),
-            "low_rows": self._rows(x, x.values < self.limits.low, batch),
-            "m": per_row,
-            "m1": per_row - self.center,
-            "m2": (per_row - self.center).square(),
-            "m_high": self._counted(per_row > self.limits.high, batch),
-            "m_low": self._counted(per_row < self.limits.low, batch),
+        beyond = self._beyond(of)
+        found = self._of_rows(of, beyond) if of.x.per == "sequence" else self._of_tokens(of)
+        means = of.judged[0]
+        off = means - self.center
+        found |= {
+            "x": of.total,
+            "m": means,
+            "m1": off,
+            "m2": off.square(),
+            "m_high": beyond[0][0],
+            "m_low": beyond[1][0],
         }
         return {f"{self.key}/{name}": values for name, values in found.items()}
 
-    def ranges(self, x: Level, batch: Batch) -> Ranges:
+    def ranges(self, of: Sample) -> Ranges:
         """Extremes of x, of its row means, of their deviation from the center."""
-        full = batch.lengths > 0
-        per_row = _total(x, batch) / (batch.lengths.to(torch.float64) + EPS)
-        rows = per_row if self.empty else per_row[full]
-        there = x.values if x.per == "token" else x.values[full]
-        found = {"x": extremes(there), "m": extremes(rows), "dev": extremes((rows - self.center).abs())}
-        return {f"{self.key}/{name}": pair for name, pair in found.items()}
+        return {f"{self.key}/{name}": pair for name, pair in of.ranges.items()}
 
-    def _rows(self, x: Level, flags: Tensor, batch: Batch) -> Tensor:
-        """Which rows are beyond the threshold, for a statistic of sequences; nothing for one of tokens."""
-        return self._counted(flags, batch) if x.per == "sequence" else batch.rollout.new_zeros(1)
+    def _beyond(self, of: Sample) -> Tensor:
+        """Above and below the limits: means, then x where it is of rows; [2, 1 or 2, S] of 0 and 1."""
+        flags = torch.stack((of.judged > self.limits.high, of.judged < self.limits.low))
+        return (flags if of.empty else flags & (of.n > 0)).to(torch.float64)
 
-    def _counted(self, flags: Tensor, batch: Batch) -> Tensor:
-        return (flags if self.empty else flags & (batch.lengths > 0)).to(torch.float64)
+    def _of_rows(self, of: Sample, beyond: Tensor) -> Columns:
+        clamped = of.x.values.clamp(self.limits.low, self.limits.high)
+        (high, low), (high_tokens, low_tokens) = beyond[:, 1], beyond[:, 1] * of.n
+        total = clamped * of.n
+        rows = {"high_rows": high, "low_rows": low, "high": high_tokens, "low": low_tokens}
+        return {"c": total, "cc": clamped * total, **rows}
 
-
-def _total(x: Level, batch: Batch) -> Tensor:
-    return segments.total(x.values, batch.cu_seqlens) if x.per == "token" else x.values * batch.lengths
-
-
-def _count(x: Level, flags: Tensor, batch: Batch) -> Tensor:
-    if x.per == "token":
-        return segments.count(flags, batch.cu_seqlens)
-    return flags.to(torch.float64) * batch.lengths
+    def _of_tokens(self, of: Sample) -> Columns:
+        x, offsets, none = of.x.values, of.batch.cu_seqlens, torch.zeros_like(of.n)
+        clamped = x.clamp(self.limits.low, self.limits.high)
+        return {
+            "c": segments.total(clamped, offsets),
+            "cc": segments.total(clamped.square(), offsets),
+            "high": segments.count(x > self.limits.high, offsets),
+            "low": segments.count(x < self.limits.low, offsets),
+            "high_rows": none,
+            "low_rows": none,
+        }
 
 
 @dataclass(frozen=True)

@@ -9,43 +9,60 @@ from torch import Tensor
 
 from offpol_diag import correction, segments
 from offpol_diag.accumulators import extremes
-from offpol_diag.crosswalk.spread import EPS, Columns, Ranges, Spread
+from offpol_diag.crosswalk.spread import EPS, Columns, Ranges, Sample, Spread
 from offpol_diag.crosswalk.verl.parts import GENERATIONS, SAFETY, Generation, Part, parts
 from offpol_diag.metrics.scene import Scene
-from offpol_diag.presets import Over, Preset, Reject, Statistic
+from offpol_diag.presets import Over, Preset, Reject, Statistic, Veto
 from offpol_diag.ratios import OVERFLOW, Level, Ratios
 
 
 def _weights(ratios: Ratios, over: Over) -> Level:
     """verl's weights before truncation: exp of the log-ratio clamped to ±20 after aggregation."""
-    make = ratios.log_ratio(over, SAFETY, "aggregate").map
-    return ratios.once(("verl weights", over), lambda: make(torch.exp))
+    return ratios.log_ratio(over, SAFETY, "aggregate").map(torch.exp)
 
 
-def _level(ratios: Ratios, part: Part, generation: Generation) -> Level:
-    if isinstance(part.rule, Reject) and generation.divergences:
-        name: Statistic = "k1" if part.rule.statistic == "ratio" else part.rule.statistic
-        if name == "k3" and part.rule.over in _K3_OVER:
-            return _k3(ratios, part.rule.over)
-        return ratios.aggregate(name, part.rule.over, SAFETY)
-    return _weights(ratios, part.rule.over)
-
-
-def _spreads(ratios: Ratios, preset: Preset, generation: Generation) -> Iterator[tuple[Spread, Level]]:
+def _spreads(ratios: Ratios, preset: Preset, generation: Generation) -> Iterator[tuple[Spread, Sample]]:
     """What is spread, and the statistic it is of; empty rows of a 2026 rejection statistic do not count."""
     for part in parts(preset, generation):
-        level = _level(ratios, part, generation)
-        yield part.spread, level
+        sample = _sample(ratios, part, generation)
+        yield part.spread, sample
         if part.applied:
-            yield part.applied, _applied(ratios, preset, level, part.spread.limits.high)
+            yield part.applied, _applied(ratios, preset, part.applied, sample.x)
 
 
-def _applied(ratios: Ratios, preset: Preset, raw: Level, high: float) -> Level:
+def _sample(ratios: Ratios, part: Part, generation: Generation) -> Sample:
+    """Of the raw statistic; spreads that differ in their limits share it."""
+    divergence = isinstance(part.rule, Reject) and generation.divergences
+    name: Statistic = _divergence(part.rule) if divergence else "ratio"  # type: ignore[arg-type]
+    over = part.rule.over
+
+    def make() -> Sample:
+        level = _divergences(ratios, name, over) if divergence else _weights(ratios, over)
+        return part.spread.sample(level, ratios.batch)
+
+    return ratios.once(("verl sample", divergence, name, over), make)
+
+
+def _divergence(rule: Reject) -> Statistic:
+    return "k1" if rule.statistic == "ratio" else rule.statistic
+
+
+def _divergences(ratios: Ratios, name: Statistic, over: Over) -> Level:
+    if name == "k3" and over in _K3_OVER:
+        return _k3(ratios, over)
+    return ratios.aggregate(name, over, SAFETY)
+
+
+def _applied(ratios: Ratios, preset: Preset, spread: Spread, raw: Level) -> Sample:
     """The weights that the loss gets; a truncation has no lower bound there."""
     assert preset.weight is not None
-    if preset.weight.action == "mask":
-        return correction.weigh(ratios, preset).final
-    return raw.map(lambda x: x.clamp(max=high))
+    masks, high = preset.weight.action == "mask", spread.limits.high
+
+    def make() -> Sample:
+        final = correction.weigh(ratios, preset).final if masks else raw.map(lambda x: x.clamp(max=high))
+        return spread.sample(final, ratios.batch)
+
+    return ratios.once(("verl applied", correction.weight_key(preset), high), make)
 
 
 _K3_OVER = {"token": None, "sum": segments.total, "mean": segments.mean, "max": segments.largest}
@@ -65,11 +82,10 @@ def columns(scene: Scene, preset: Preset) -> Columns:
     """Per-sequence columns [S] behind everything this preset's generation logs."""
     generation = GENERATIONS[preset.logs or ""]
     ratios = scene.ratios(preset.policy)
-    found = gap_columns(scene, preset)
-    for spread, level in _spreads(ratios, preset, generation):
-        made = ratios.once(spread, lambda s=spread, x=level: s.columns(x, scene.batch))  # type: ignore[misc]
-        found |= {name: _fit(values, scene) for name, values in made.items()}
-    return found | _mask_columns(scene, preset, ratios, generation) | _masked_weights(ratios, preset)
+    found = dict(gap_columns(scene, preset))
+    for spread, sample in _spreads(ratios, preset, generation):
+        found |= ratios.once(spread, lambda s=spread, x=sample: s.columns(x))  # type: ignore[misc]
+    return found | _mask_columns(ratios, preset, generation) | _masked_weights(ratios, preset)
 
 
 def _masked_weights(ratios: Ratios, preset: Preset) -> Columns:
@@ -82,22 +98,22 @@ def _masked_weights(ratios: Ratios, preset: Preset) -> Columns:
     return {f"{preset.name}!oob": tokens}
 
 
-def _fit(values: Tensor, scene: Scene) -> Tensor:
-    return values if len(values) == scene.batch.sequences else values.expand(scene.batch.sequences)
-
-
 def ranges(scene: Scene, preset: Preset) -> Ranges:
     """Extremes behind everything this preset's generation logs."""
     generation = GENERATIONS[preset.logs or ""]
     ratios = scene.ratios(preset.policy)
-    found: Ranges = {f"verl/{preset.policy}/g": extremes(segments.mean(ratios.delta, scene.batch.cu_seqlens))}
-    for spread, level in _spreads(ratios, preset, generation):
-        key = ("ranges", spread)
-        found |= ratios.once(key, lambda s=spread, x=level: s.ranges(x, scene.batch))  # type: ignore[misc]
+    found: Ranges = {f"verl/{preset.policy}/g": _log_range(ratios, "mean")}
+    for spread, sample in _spreads(ratios, preset, generation):
+        found |= spread.ranges(sample)
     for part in parts(preset, generation):
         if part.spread.center and part.rule.over not in ("token", "segment"):
-            found[f"{part.spread.key}/log"] = extremes(ratios.aggregate("ratio", part.rule.over).values)
+            found[f"{part.spread.key}/log"] = _log_range(ratios, part.rule.over)
     return found
+
+
+def _log_range(ratios: Ratios, over: Over) -> tuple[Tensor, Tensor]:
+    """Extremes of the log-ratio of rows, bounded nowhere."""
+    return ratios.once(("verl log", over), lambda: extremes(ratios.aggregate("ratio", over).values))
 
 
 def gap_columns(scene: Scene, preset: Preset) -> Columns:
@@ -130,31 +146,44 @@ def _gap_columns(ratios: Ratios) -> Columns:
     return {f"verl/{ratios.policy}/{name}": values for name, values in found.items()}
 
 
-def _mask_columns(scene: Scene, preset: Preset, ratios: Ratios, generation: Generation) -> Columns:
+def _mask_columns(ratios: Ratios, preset: Preset, generation: Generation) -> Columns:
     """Tokens that rejection (not the veto) removes, rule by rule and together; the veto's counts.
 
     In 2025 a row without a token has a ratio of 1, and is rejected where the band leaves that out.
     """
-    batch = scene.batch
-    n = batch.lengths.to(torch.float64)
-    gone = [_gone(correction.passes(ratios, rule), batch.cu_seqlens, n) for rule in preset.reject]
-    together = correction.keep(ratios, Preset("", "", preset.policy, reject=preset.reject))
-    left = segments.count(together.tokens, batch.cu_seqlens) if together.tokens is not None else n
-    lost = n - left * together.sequences
-    lost_rows = lost > 0 if generation.divergences else (lost > 0) | ~together.sequences
-    hits = correction.veto_hits(ratios, preset.veto)
-    found = {
-        "lost": lost,
-        "lost_rows": lost_rows.to(torch.float64),
-        "hits": hits,
-        "vetoed": (hits > 0).to(torch.float64),
-    }
-    for i, part in enumerate(gone):
-        found |= {f"rule{i}": part, f"rule{i}_rows": (part > 0).to(torch.float64)}
+    of = ("verl lost", preset.reject, generation.divergences), ("verl vetoed", preset.veto)
+    lost = ratios.once(of[0], lambda: _lost(ratios, preset, generation))
+    found = lost | ratios.once(of[1], lambda: _vetoed(ratios, preset.veto))
     return {f"{preset.name}!{name}": values for name, values in found.items()}
 
 
-def _gone(passed: Level, offsets: Tensor, n: Tensor) -> Tensor:
-    if passed.per == "sequence":
-        return n * ~passed.values
-    return n - segments.count(passed.values, offsets)
+def _vetoed(ratios: Ratios, veto: Veto | None) -> Columns:
+    hits = correction.veto_hits(ratios, veto)
+    return {"hits": hits, "vetoed": (hits > 0).to(torch.float64)}
+
+
+def _lost(ratios: Ratios, preset: Preset, generation: Generation) -> Columns:
+    n = ratios.batch.lengths.to(torch.float64)
+    together = correction.keep(ratios, Preset("", "", preset.policy, reject=preset.reject))
+    left = segments.count(together.tokens, ratios.batch.cu_seqlens) if together.tokens is not None else n
+    lost = n - left * together.sequences
+    lost_rows = lost > 0 if generation.divergences else (lost > 0) | ~together.sequences
+    found = {"lost": lost, "lost_rows": lost_rows.to(torch.float64)}
+    for i, rule in enumerate(preset.reject if generation.divergences else ()):
+        found |= {
+            f"rule{i}{name}": x
+            for name, x in ratios.once(("verl", rule), lambda r=rule: _gone(ratios, r)).items()
+        }  # type: ignore[misc]
+    return found
+
+
+def _gone(ratios: Ratios, rule: Reject) -> Columns:
+    """Tokens that one rule rejects, and rows with one."""
+    passed, n = correction.passes(ratios, rule), ratios.batch.lengths.to(torch.float64)
+    left = (
+        n * passed.values
+        if passed.per == "sequence"
+        else segments.count(passed.values, ratios.batch.cu_seqlens)
+    )
+    gone = n - left
+    return {"": gone, "_rows": (gone > 0).to(torch.float64)}
