@@ -1,5 +1,8 @@
 """Which rows are bad, and why.
 
+Most columns are found right by their smallest and largest value; only where those are not is every token
+looked at.
+
 A check takes rows and says what is wrong with some of them. The checks run in the order of `CHECKS`,
 each on the rows that passed those before it: values cannot be compared before the lists are known to be
 equally long.
@@ -7,13 +10,14 @@ equally long.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from offpol_diag.readers import columns
-from offpol_diag.readers.ragged import Flags, Ints, Ragged, starts
+from offpol_diag.readers.ragged import Flags, Ints, Ragged, span, starts
 from offpol_diag.readers.rows import Rows
 
 # Above 0 by this much (nats) is rounding: reduced precision puts a sure token a little above 0.
@@ -68,24 +72,42 @@ def _differs(column: Ragged, rows: Rows) -> Callable[[int], str]:
 def mask_values(rows: Rows) -> Iterator[Problem]:
     """A mask of something else than 0 and 1."""
     mask = rows.lists.get(columns.MASK)
-    if mask is not None:
-        odd = ~np.isin(mask.values, (0, 1))
+    if mask is not None and not _is_zero_or_one(mask):
+        odd = (mask.values != 0) & (mask.values != 1)
         yield from _at_tokens(columns.MASK, mask, _with_null(odd, mask), "a mask is 0 or 1", "mask")
+
+
+def _is_zero_or_one(mask: Ragged) -> bool:
+    low, high = mask.span
+    return mask.null is None and mask.values.dtype.kind in "iu" and low >= 0 and high <= 1
 
 
 def token_values(rows: Rows) -> Iterator[Problem]:
     """A null, NaN or infinity at a token that counts."""
-    live = rows.live
     for role, column in rows.lists.items():
-        bad = _with_null(~np.isfinite(column.values), column) & live
+        if at_most(sys.float_info.max, column, rows):
+            continue
+        bad = _with_null(~np.isfinite(column.values), column) & rows.live
         yield from _at_tokens(role, column, bad, "a token that counts needs a finite value", "value")
 
 
 def rollout_signs(rows: Rows) -> Iterator[Problem]:
     """A rollout log-prob above 0: the policy that sampled the token gave it a probability, so it has one."""
     column = rows.lists[columns.ROLLOUT]
-    bad = (column.values > TOLERANCE) & rows.live
-    yield from _at_tokens(columns.ROLLOUT, column, bad, "a log-probability is at most 0", "positive")
+    if not at_most(TOLERANCE, column, rows):
+        bad = (column.values.astype(np.float64) > TOLERANCE) & rows.live
+        yield from _at_tokens(columns.ROLLOUT, column, bad, "a log-probability is at most 0", "positive")
+
+
+def at_most(high: float, column: Ragged, rows: Rows) -> bool:
+    """Whether every token that counts has a finite value up to `high`; masked ones most often have too."""
+    if column.null is not None and (column.null & rows.live).any():
+        return False
+    return _inside(column.span, high) or _inside(span(rows.let_through(column.values)), high)
+
+
+def _inside(found: tuple[float, float], high: float) -> bool:
+    return -sys.float_info.max <= found[0] and found[1] <= high  # neither holds of NaN
 
 
 def number_values(rows: Rows) -> Iterator[Problem]:

@@ -6,6 +6,7 @@ reordering changes no key.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from hashlib import blake2b
 from typing import Any
 
@@ -28,13 +29,14 @@ def mix(x: Words) -> Words:
     return x ^ (x >> np.uint64(31))
 
 
-def of_groups(ids: pa.Array, contents: Ints) -> Ints:
-    """Keys from group ids, [S] → [S] int64; where an id is null, the key is that of `contents` [S]."""
+def of_groups(ids: pa.Array, contents: Callable[[], Ints]) -> Ints:
+    """Keys from group ids, [S] → [S] int64; where an id is null, the key is that of `contents()` [S]."""
     encoded = ids if pt.is_dictionary(ids.type) else ids.dictionary_encode()
     uniques = np.array([_of_label(value) for value in encoded.dictionary.to_pylist()] or [0], dtype=np.uint64)
     codes = encoded.indices.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+    found = mix(uniques)[codes].view(np.int64)
     null = encoded.is_null().to_numpy(zero_copy_only=False)
-    return np.where(null, contents, mix(uniques)[codes].view(np.int64))
+    return np.where(null, contents(), found) if null.any() else found
 
 
 def _of_label(value: Any) -> int:

@@ -11,7 +11,7 @@ import torch
 from offpol_diag.batch import Batch
 from offpol_diag.readers import columns, keys
 from offpol_diag.readers.labels import labels
-from offpol_diag.readers.ragged import Array, Flags, Ints, starts
+from offpol_diag.readers.ragged import Array, Floats, Ints, starts
 from offpol_diag.readers.rows import Rows
 from offpol_diag.readers.schemas import Plan
 from offpol_diag.readers.slices import Slice
@@ -32,12 +32,10 @@ class Layout:
     """Where kept tokens stand.
 
     Attributes:
-        live: which tokens are kept, [N] bool.
         lengths: kept tokens per sequence, [S].
         position: index of each kept token in its response, [T].
     """
 
-    live: Flags
     lengths: Ints
     position: Ints
 
@@ -61,22 +59,27 @@ def pack(piece: Slice, rows: Rows, plan: Plan) -> Batch:
 
 
 def _layout(rows: Rows) -> Layout:
-    live, offsets = rows.live, rows.offsets
-    kept = np.concatenate(([0], np.cumsum(live, dtype=np.int64)))[offsets]
-    return Layout(live, np.diff(kept), _position(rows)[live])
+    whole = rows.kept == rows.offsets[-1]
+    token = np.arange(rows.kept) if whole else np.flatnonzero(rows.live)
+    lengths = rows.lengths if whole else np.diff(np.searchsorted(token, rows.offsets))
+    return Layout(lengths, _position(rows, token, lengths))
 
 
-def _position(rows: Rows) -> Ints:
-    """The index of every token in its response, [N]; the dump may say it, counting from anywhere."""
+def _position(rows: Rows, token: Ints, lengths: Ints) -> Ints:
+    """The index of kept tokens [T] in their responses, of which `lengths` [S] are kept, [T].
+
+    The dump may say it, counting from anywhere.
+    """
     said = rows.lists.get(columns.POSITION)
-    position: Ints = np.arange(int(rows.offsets[-1])) if said is None else said.values
-    filled = rows.lengths > 0
-    return position - np.repeat(position[rows.offsets[:-1][filled]], rows.lengths[filled])
+    if said is None:
+        return np.subtract(token, np.repeat(rows.offsets[:-1], lengths), out=token)
+    filled = lengths > 0
+    return said.values[token] - np.repeat(said.values[rows.offsets[:-1][filled]], lengths[filled])
 
 
 def _token_arrays(rows: Rows, layout: Layout) -> dict[str, Array]:
     found = {
-        name: rows.lists[role].values[layout.live].astype(dtype, copy=False)
+        name: _copied(rows, rows.lists[role].values, dtype)
         for name, (role, dtype) in PER_TOKEN.items()
         if role in rows.lists
     }
@@ -85,21 +88,30 @@ def _token_arrays(rows: Rows, layout: Layout) -> dict[str, Array]:
     return found
 
 
+def _copied(rows: Rows, values: Array, dtype: type[np.generic]) -> Array:
+    """What the mask lets through, in memory of its own, which values as they were read do not have."""
+    kept = rows.let_through(values)
+    return kept.astype(dtype, copy=kept is values)
+
+
 def _sequence_arrays(rows: Rows) -> dict[str, Array]:
     return {"rewards": rows.numbers[columns.REWARDS]} if columns.REWARDS in rows.numbers else {}
 
 
 def _keys(piece: Slice, plan: Plan, rollout: Array, layout: Layout) -> Ints:
-    contents = keys.of_contents(rollout, layout.position, layout.lengths)
+    def contents() -> Ints:
+        return keys.of_contents(rollout, layout.position, layout.lengths)
+
     if columns.GROUP not in plan.columns:
-        return contents
+        return contents()
     return keys.of_groups(piece.table.column(plan.columns[columns.GROUP]), contents)
 
 
 def _runs(layout: Layout) -> Ints:
     """Where runs of adjacent kept tokens start, and the end, [R+1]."""
     tokens = len(layout.position)
-    begins = np.diff(layout.position, prepend=-1) != 1
+    begins = np.ones(tokens, np.bool_)
+    np.not_equal(np.diff(layout.position), 1, out=begins[1:])
     first = starts(layout.lengths)[:-1]
     begins[first[layout.lengths > 0]] = True
     return np.append(np.flatnonzero(begins), tokens)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ class Ragged:
     """A column of lists.
 
     Attributes:
-        values: [N] float64 or int64; NaN or 0 where null.
+        values: [N] numbers as wide as they are stored, NaN or 0 where null; not to be written to.
         null: which values are null, [N] bool, or None when none is.
         lengths: values per row, [S] int64; 0 for a null list.
         absent: which rows hold no list at all, [S] bool.
@@ -33,23 +34,48 @@ class Ragged:
     lengths: Ints
     absent: Flags
 
+    @cached_property
+    def span(self) -> tuple[float, float]:
+        """`span` of the values."""
+        return span(self.values)
+
+
+def span(values: Array) -> tuple[float, float]:
+    """The smallest and the largest value, [N]; NaN if any is; 0 and 0 of none."""
+    if not values.size:
+        return 0.0, 0.0
+    with np.errstate(invalid="ignore"):
+        return values.min().item(), values.max().item()
+
 
 def ragged(column: pa.Array) -> Ragged:
     """A list column of any of Arrow's list types, whose slices and nulls are minded."""
     lengths = pc.list_value_length(column).fill_null(0)
     # Not `.values`: that is the whole parent of a slice, what lies under null lists included.
-    values, null = numbers(column.flatten())
+    values, null = narrow(column.flatten())
     absent = column.is_null().to_numpy(zero_copy_only=False)
     return Ragged(values, null, lengths.to_numpy(zero_copy_only=False).astype(np.int64), absent)
 
 
 def numbers(column: pa.Array) -> tuple[Array, Flags | None]:
     """A column of numbers as float64 (integers and booleans: int64), and which are null."""
+    values, null = narrow(column)
+    return values.astype(np.float64 if values.dtype.kind == "f" else np.int64, copy=False), null
+
+
+def narrow(column: pa.Array) -> tuple[Array, Flags | None]:
+    """A column of numbers as wide as they are stored, and which are null: NaN or 0 stand for those.
+
+    Half floats come as float32, which the checks are fast in, and booleans as bytes.
+    """
     dense = column.dictionary_decode() if pt.is_dictionary(column.type) else column
     null = dense.is_null().to_numpy(zero_copy_only=False) if dense.null_count else None
-    if pt.is_floating(dense.type):  # nulls turn into NaN here, and every float width is exact in float64
-        return dense.to_numpy(zero_copy_only=False).astype(np.float64, copy=False), null
-    return dense.cast(pa.int64(), safe=False).fill_null(0).to_numpy(zero_copy_only=False), null
+    if pt.is_floating(dense.type):  # nulls turn into NaN here
+        values = dense.to_numpy(zero_copy_only=False)
+        return values.astype(np.float32) if values.dtype == np.float16 else values, null
+    if not pt.is_integer(dense.type) or pt.is_uint64(dense.type):
+        dense = dense.cast(pa.uint8() if pt.is_boolean(dense.type) else pa.int64(), safe=False)
+    return dense.fill_null(0).to_numpy(zero_copy_only=False), null
 
 
 def starts(lengths: Ints) -> Ints:

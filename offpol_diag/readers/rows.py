@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
 
 from offpol_diag.readers import columns, kinds
-from offpol_diag.readers.ragged import Flags, Floats, Ints, Ragged, numbers, ragged, starts
+from offpol_diag.readers.ragged import (
+    Array,
+    Flags,
+    Floats,
+    Ints,
+    Ragged,
+    numbers,
+    ragged,
+    starts,
+)
 from offpol_diag.readers.schemas import Plan
 
 PER_SEQUENCE = (columns.REWARDS, columns.ADVANTAGES)
@@ -31,18 +41,27 @@ class Rows:
         """Tokens per row, masked ones counted, [S]."""
         return self.lists[columns.ROLLOUT].lengths
 
-    @property
+    @cached_property
     def offsets(self) -> Ints:
         """Where each row starts, [S+1]."""
         return starts(self.lengths)
 
-    @property
+    @cached_property
     def live(self) -> Flags:
         """Tokens that the mask lets through, [T] bool; all where there is no mask."""
         mask = self.lists.get(columns.MASK)
         if mask is None:
-            return np.ones(int(self.lengths.sum()), np.bool_)
+            return np.ones(int(self.offsets[-1]), np.bool_)
         return np.equal(mask.values, 1)
+
+    @cached_property
+    def kept(self) -> int:
+        """How many those are."""
+        return int(np.count_nonzero(self.live))
+
+    def let_through(self, values: Array) -> Array:
+        """What the mask lets through of the tokens' values, [T] → [kept]; not to be written to."""
+        return values if self.kept == len(values) else values[self.live]
 
 
 def decode(table: pa.RecordBatch, plan: Plan) -> Rows:

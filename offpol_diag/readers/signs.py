@@ -7,14 +7,14 @@ positive more often than not has the wrong sign.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from offpol_diag.errors import DumpError
 from offpol_diag.readers import columns
-from offpol_diag.readers.checks import TOLERANCE, row_of
-from offpol_diag.readers.ragged import Floats
+from offpol_diag.readers.checks import TOLERANCE, at_most, row_of
 from offpol_diag.readers.rows import Rows
 from offpol_diag.readers.schemas import Plan
 from offpol_diag.readers.slices import Slice
@@ -33,7 +33,7 @@ class Count:
         positive: beyond the tolerance.
         sizeable: beyond the tolerance on either side of 0.
         first: place and value of the first positive one.
-        judged: whether the sign was found right.
+        judged: whether the sign was found right; `sizeable` is not counted from then on.
     """
 
     tokens: int = 0
@@ -61,18 +61,20 @@ class Signs:
         Raises:
             DumpError: a column with the wrong sign.
         """
-        live = rows.live
         for role in TRAIN:
             if role in rows.lists:
                 count = self.counts.setdefault(role, Count())
-                self._add(count, role, piece, rows, np.where(live, rows.lists[role].values, 0.0))
-                count.tokens += int(live.sum())
+                if not count.judged or not at_most(TOLERANCE, rows.lists[role], rows):
+                    self._add(count, role, piece, rows)
+                count.tokens += rows.kept
                 self._judge(count, role)
 
-    def _add(self, count: Count, role: str, piece: Slice, rows: Rows, values: Floats) -> None:
+    def _add(self, count: Count, role: str, piece: Slice, rows: Rows) -> None:
+        values = np.where(rows.live, rows.lists[role].values, 0.0).astype(np.float64)
         positive = np.flatnonzero(values > TOLERANCE)
         count.positive += positive.size
-        count.sizeable += int((np.abs(values) > TOLERANCE).sum())
+        if not count.judged:
+            count.sizeable += int((np.abs(values) > TOLERANCE).sum())
         if positive.size and not count.first:
             token = positive[0]
             row = int(row_of(positive[:1], rows.offsets)[0])
@@ -92,10 +94,15 @@ class Signs:
 
     def notes(self) -> tuple[str, ...]:
         """A warning for each column with positive values."""
-        return tuple(
-            f"{count.positive} of {count.tokens} tokens ({count.positive / count.tokens:.2%}) of "
-            f"{self.plan.columns[role]!r} are above 0 by more than {TOLERANCE:g} nats "
-            f"(first: {count.first}); such values are no log-probabilities"
-            for role, count in self.counts.items()
-            if count.positive
-        )
+        return remarks({self.plan.columns[role]: count for role, count in self.counts.items()})
+
+
+def remarks(counts: Mapping[str, Count]) -> tuple[str, ...]:
+    """A warning for each column, by its name in the dump, with positive values."""
+    return tuple(
+        f"{count.positive} of {count.tokens} tokens ({count.positive / count.tokens:.2%}) of "
+        f"{column!r} are above 0 by more than {TOLERANCE:g} nats "
+        f"(first: {count.first}); such values are no log-probabilities"
+        for column, count in counts.items()
+        if count.positive
+    )
