@@ -6,13 +6,16 @@ a dump is cut changes no number. Numbers are read out once, at the end.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Generic, Protocol, Self, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from offpol_diag import loglattice
+from offpol_diag import loglattice, tables
 
 TAIL = 1 << 15
 """Largest values kept for a tail fit: enough for M = 3√n up to n = 1.2e8; beyond that a smaller tail is
@@ -48,9 +51,13 @@ class Sums:
     @classmethod
     def of(cls, columns: dict[str, Tensor], draws: Tensor) -> Sums:
         """Sum columns of shape [S] under draws [S, B]."""
-        stacked = torch.stack(tuple(columns.values()))
-        point = stacked.sum(dim=1)
-        return cls(tuple(columns), point, torch.zeros_like(point), stacked @ draws)
+        return cls.of_stacked(tuple(columns), torch.stack(tuple(columns.values())), draws)
+
+    @classmethod
+    def of_stacked(cls, names: tuple[str, ...], columns: Tensor, draws: Tensor) -> Sums:
+        """The same of columns that lie in one tensor, [K, S]."""
+        point = columns.sum(dim=1)
+        return cls(names, point, torch.zeros_like(point), columns @ draws)
 
     def merge(self, other: Sums) -> Sums:
         """Two-sum of the points; columns that only one side has are kept."""
@@ -102,12 +109,31 @@ class Extremes:
         return dict(zip(self.names, zip(self.low.tolist(), self.high.tolist(), strict=True), strict=True))
 
 
-def extremes(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Smallest and largest of a tensor; (+inf, -inf) when it is empty."""
+def extremes(x: Tensor, there: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Smallest and largest of a tensor where `there` is true; (+inf, -inf) when that is nowhere."""
     if x.numel() == 0:
-        return x.new_tensor(torch.inf), x.new_tensor(-torch.inf)
+        return x.new_full((), torch.inf), x.new_full((), -torch.inf)
+    if there is not None:
+        low, high = torch.where(there, x, torch.inf), torch.where(there, x, -torch.inf)
+        return low.min(), high.max()
     low, high = torch.aminmax(x)
     return low, high
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Counts on the lattice of `loglattice` (relative width 1/32)."""
+
+    counts: Tensor
+
+    @classmethod
+    def of(cls, x: Tensor) -> Counts:
+        """Bin the values of a tensor."""
+        return cls(tables.count(loglattice.index(x), loglattice.SIZE))
+
+    def merge(self, other: Counts) -> Counts:
+        """Add."""
+        return Counts(self.counts + other.counts)
 
 
 @dataclass(frozen=True)
@@ -121,8 +147,7 @@ class Bins:
     def of(cls, x: Tensor) -> Bins:
         """Bin the values of a tensor."""
         at = loglattice.index(x)
-        counts = torch.bincount(at, minlength=loglattice.SIZE).to(torch.float64)
-        return cls(counts, torch.bincount(at, weights=x, minlength=loglattice.SIZE))
+        return cls(tables.count(at, loglattice.SIZE), tables.total(at, loglattice.SIZE, x))
 
     def merge(self, other: Bins) -> Bins:
         """Add."""
@@ -131,19 +156,61 @@ class Bins:
 
 @dataclass(frozen=True)
 class Tail:
-    """The largest values of a sample of n."""
+    """The largest values of a sample.
+
+    Attributes:
+        n: how many values there were.
+        kept: the `TAIL` largest of them and perhaps more, in no order.
+        cut: no value below it need be kept: `TAIL` are not below it. -inf where that is not known.
+    """
 
     n: int
-    top: Tensor
+    kept: Tensor
+    cut: float = -math.inf
 
     @classmethod
     def of(cls, x: Tensor) -> Tail:
-        """The `TAIL` largest, in falling order."""
-        return cls(x.numel(), torch.topk(x, min(TAIL, x.numel())).values)
+        """From all values of a sample."""
+        n = x.numel()
+        if n <= TAIL:
+            return cls(n, x.clone())
+        if x.device.type != "cpu":  # no shape may depend on values: the host would wait for them
+            return cls(n, torch.topk(x, TAIL, sorted=False).values)
+        return cls._above(n, x, _below_the_largest(x.numpy()))
+
+    @classmethod
+    def _above(cls, n: int, x: Tensor, cut: float) -> Tail:
+        kept = _not_below(x, cut)
+        if TAIL <= len(kept) <= 2 * TAIL:
+            return cls(n, kept, cut)
+        largest = np.partition(x.numpy(), len(x) - TAIL)[-TAIL:]
+        return cls(n, torch.from_numpy(largest.copy()), float(largest[0]))
 
     def merge(self, other: Tail) -> Tail:
         """The largest of both."""
-        return Tail(self.n + other.n, Tail.of(torch.cat((self.top, other.top))).top)
+        n, cut = self.n + other.n, max(self.cut, other.cut)
+        kept = torch.cat([one.kept if one.cut == cut else _not_below(one.kept, cut) for one in (self, other)])
+        if len(kept) <= 2 * TAIL:
+            return Tail(n, kept, cut)
+        fewer = Tail.of(kept)
+        return Tail(n, fewer.kept, fewer.cut)
+
+    @property
+    def top(self) -> Tensor:
+        """The `TAIL` largest, in falling order."""
+        return torch.topk(self.kept, min(TAIL, len(self.kept))).values
+
+
+def _below_the_largest(x: npt.NDArray[np.float64]) -> float:
+    """A guess from every few values: a little more than `TAIL` of x are larger."""
+    some = x[:: max(len(x) >> 13, 1)]
+    rank = max(len(some) - math.ceil(len(some) * min(1.15 * TAIL / len(x), 1.0)), 0)
+    return float(np.partition(some, rank)[rank])
+
+
+def _not_below(x: Tensor, cut: float) -> Tensor:
+    values = x.numpy()
+    return torch.from_numpy(np.compress(values >= cut, values))
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,8 @@ bits, so binning is a shift, and histograms of two dumps merge by adding.
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
@@ -20,9 +22,20 @@ beyond.
 
 def index(x: Tensor) -> Tensor:
     """The bin of each value: float64 → int64 in [0, SIZE)."""
-    bits = x.abs().contiguous().view(torch.int64) >> (52 - _PER_OCTAVE_BITS)
-    step = bits - ((1023 + _LOW) << _PER_OCTAVE_BITS) + 1
-    return HALF + torch.sign(x).to(torch.int64) * step.clamp(0, HALF)
+    leading = x.contiguous().view(torch.int64) >> (52 - _PER_OCTAVE_BITS)
+    return _bins(x.device).index_select(0, leading.bitwise_and_(2 * _MAGNITUDES - 1))
+
+
+_MAGNITUDES = 1 << (11 + _PER_OCTAVE_BITS)
+"""How many numbers an exponent and the first bits of a fraction make; the sign is the bit above."""
+
+
+@cache
+def _bins(device: torch.device) -> Tensor:
+    """The bin of every sign, exponent and first bits of a fraction."""
+    step = torch.arange(_MAGNITUDES, device=device) - ((1023 + _LOW) << _PER_OCTAVE_BITS) + 1
+    step = step.clamp(0, HALF)
+    return torch.cat((HALF + step, HALF - step))
 
 
 def edges() -> Tensor:

@@ -12,7 +12,7 @@ from typing import TypeVar
 import torch
 
 from offpol_diag import correction, loglattice
-from offpol_diag.accumulators import Best, Bins, Extremes, GroupSample, Places, State, Sums
+from offpol_diag.accumulators import Best, Counts, Extremes, GroupSample, Places, State, Sums
 from offpol_diag.aspects import aspects
 from offpol_diag.crosswalk import BOOKS
 from offpol_diag.crosswalk.spread import Read
@@ -260,17 +260,17 @@ def factors(study: Study, tally: Tally) -> dict[str, dict[str, float]]:
     return Readout(study, tally).factors
 
 
-def _places(tally: Tally) -> dict[str, Places[Sums]]:
+def _places(tally: Tally) -> dict[str, Places[Sums] | Sums]:
     return {
-        name.removeprefix("where."): _typed(state, Places)
+        name.removeprefix("where."): state
         for name, state in tally.states.items()
-        if name.startswith("where.")
+        if isinstance(state, Places | Sums) and name.startswith("where.")
     }
 
 
 def histogram(out: Readout, drift: Drift, bins: int = 81) -> Histogram:
     """Δ over equal bins that span its 0.01 % to 99.99 % quantiles; the outermost take what lies beyond."""
-    counts = _typed(out.tally.states[f"{drift.prefix}bins.d"], Bins).counts.cpu()
+    counts = _typed(out.tally.states[f"{drift.prefix}bins.d"], Counts).counts.cpu()
     reach = max(abs(loglattice.quantile(counts, q)) for q in (1e-4, 1 - 1e-4)) or 1e-6
     edges = torch.linspace(-reach, reach, bins + 1, dtype=torch.float64)
     fine = loglattice.edges()

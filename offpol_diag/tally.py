@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from offpol_diag import near
 from offpol_diag.accumulators import Extremes, State, Sums
 from offpol_diag.batch import Batch
 from offpol_diag.crosswalk import BOOKS
@@ -59,6 +61,11 @@ class Study:
         """The drift that places and worst tokens are about: drift 1, or the total of a two-policy dump."""
         return self.drifts[0]
 
+    @cached_property
+    def near(self) -> float | None:
+        """The largest |Δ| of a near token, nats."""
+        return near.radius(self.presets) if self.presets else None
+
     @property
     def normalised(self) -> tuple[Preset, ...]:
         """Presets whose sums are kept per trainer batch."""
@@ -97,13 +104,13 @@ def observe(study: Study, scene: Scene) -> Tally:
         "ranges": Extremes.of(_ranges(study, scene)),
         "length": selection.by_length(scene, study.presets),
         "group": selection.by_group(scene, study.presets),
-        "worst.sequences": worst.sequences(scene.batch, study.main),
-        "worst.tokens": worst.tokens(scene.batch, study.main),
+        "worst.sequences": worst.sequences(scene, study.main),
+        "worst.tokens": worst.tokens(scene, study.main),
         "normal": normal.sums(scene, _preset_columns(study.normalised, scene)),
         "normal.ranges": normal.ranges(scene, study.normalised),
     }
     for drift in study.drifts:
-        states |= tails.states(scene.batch, drift, scene.draws)
+        states |= tails.states(scene, drift)
     axes = where.places(scene, study.main, study.group_by)
     return Tally(states | {f"where.{axis}": found for axis, found in axes.items()})
 
@@ -112,7 +119,7 @@ def _resampled(study: Study, scene: Scene) -> dict[str, Tensor]:
     """Columns whose numbers carry an interval."""
     found = scene.counts | update.shared(scene)
     for drift in study.drifts:
-        found |= gap.columns(scene.batch, drift)
+        found |= gap.columns(scene, drift)
     return found | _preset_columns(study.once, scene)
 
 
@@ -138,7 +145,7 @@ def _ranges(study: Study, scene: Scene) -> dict[str, tuple[Tensor, Tensor]]:
     longest = n + scene.batch.masked
     found = {"length": (n.min(), n.max()), "response": (longest.min(), longest.max())}
     for drift in study.drifts:
-        found |= gap.ranges(scene.batch, drift)
+        found |= gap.ranges(scene, drift)
     for preset in study.once:
         found |= method.ranges(scene, preset)
     for preset in study.logging:

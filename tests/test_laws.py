@@ -410,7 +410,8 @@ def parts() -> dict[str, list[Any]]:
         "Sums": [sums(4, "a", "b"), sums(7, "b", "c"), sums(0, "a")],
         "Extremes": [accumulators.Extremes.of({"a": accumulators.extremes(x(n))}) for n in (3, 0, 5)],
         "Bins": [accumulators.Bins.of(x(n) * 10.0**n) for n in (4, 0, 9)],
-        "Tail": [accumulators.Tail.of(x(n)) for n in (accumulators.TAIL, 0, 500)],
+        "Counts": [accumulators.Counts.of(x(n) * 10.0**n) for n in (4, 0, 9)],
+        "Tail": [accumulators.Tail.of(x(n)) for n in (accumulators.TAIL, 0, 3 * accumulators.TAIL)],
         "LogSums": [accumulators.LogSums.of(v, draws(len(v))) for v in (x(3) * 800, x(1) - torch.inf, x(4))],
         "GroupSample": [
             accumulators.GroupSample.of(k, torch.ones(len(k), 2, dtype=torch.float64))
@@ -435,6 +436,8 @@ def equal(one: Any, two: Any) -> bool:
         return one.shape == two.shape and torch.allclose(one, two, rtol=1e-12, atol=1e-12 * top)
     if isinstance(one, accumulators.Sums):
         return one.names == two.names and equal(one.read(), two.read())
+    if isinstance(one, accumulators.Tail):
+        return one.n == two.n and equal(one.top, two.top)
     if dataclasses.is_dataclass(one):
         return all(equal(getattr(one, f.name), getattr(two, f.name)) for f in dataclasses.fields(one))
     if isinstance(one, dict):

@@ -15,8 +15,10 @@ from torch import Tensor
 
 from offpol_diag import segments
 from offpol_diag.accumulators import extremes
-from offpol_diag.batch import Batch
 from offpol_diag.metrics.formula import Formula, Lookup, mean, spread
+from offpol_diag.metrics.scene import Scene
+from offpol_diag.metrics.terms import Terms
+from offpol_diag.presets import Policy
 from offpol_diag.ratios import OVERFLOW
 
 FACTORS = (1.1, 2.0, 5.0, 10.0)
@@ -29,8 +31,8 @@ class Drift:
 
     prefix: str
     title: str
-    denominator: str
-    numerator: str
+    denominator: Policy
+    numerator: Policy
 
     @property
     def columns(self) -> tuple[str, str]:
@@ -50,78 +52,112 @@ def factor_name(tau: float) -> str:
     return "f_" + f"{tau:g}".replace(".", "_")
 
 
-def columns(batch: Batch, drift: Drift) -> dict[str, Tensor]:
-    """Per-sequence sums [S] of everything the formulas need, or nothing when a policy is missing."""
-    q, p = batch.policy(drift.denominator), batch.policy(drift.numerator)
+def terms(scene: Scene, drift: Drift) -> Terms | None:
+    """What a drift makes of every token, shared by all who ask; None when a policy is missing."""
+    return scene.once(("terms", drift.prefix), lambda: _terms(scene, drift))
+
+
+def _terms(scene: Scene, drift: Drift) -> Terms | None:
+    q, p = scene.batch.policy(drift.denominator), scene.batch.policy(drift.numerator)
     if p is None or q is None:
+        return None
+    delta = scene.ratios(drift.numerator).delta if drift.denominator == "rollout" else p - q
+    return Terms(scene.batch, q, p, delta, lambda: _prob(scene, drift.denominator))
+
+
+def _prob(scene: Scene, policy: Policy) -> Tensor:
+    """The probability of every token under a policy, [T]."""
+    log = scene.batch.policy(policy)
+    assert log is not None
+    return scene.once(("prob", policy), lambda: torch.exp(log))
+
+
+def columns(scene: Scene, drift: Drift) -> dict[str, Tensor]:
+    """Per-sequence sums [S] of everything the formulas need, or nothing when a policy is missing."""
+    return scene.once(("gap", drift.prefix), lambda: _columns(scene, drift))
+
+
+def _columns(scene: Scene, drift: Drift) -> dict[str, Tensor]:
+    found = terms(scene, drift)
+    if found is None:
         return {}
-    found = _token_sums(q, p, batch.cu_seqlens) | _sequence_values(q, p, batch)
-    return {drift.prefix + name: values for name, values in found.items()}
+    named = _token_sums(found) | _probabilities(scene, found, drift) | _sequence_values(scene, found, drift)
+    return {drift.prefix + name: values for name, values in named.items()}
 
 
-def _token_sums(q: Tensor, p: Tensor, offsets: Tensor) -> dict[str, Tensor]:
-    d = p - q
-    safe = d.clamp(-OVERFLOW, OVERFLOW)
-    r1 = torch.expm1(safe)
-    prob_q = torch.exp(q)
-    diff = prob_q * r1
-    prob_p = prob_q + diff
-    terms: dict[str, Callable[[], Tensor]] = {
-        "d": lambda: d,
-        "dd": lambda: d.square(),
-        "abs": lambda: d.abs(),
-        "k3": lambda: r1 - d,
-        "r1": lambda: r1,
-        "r2": lambda: r1 * (r1 + 2),
-        "mult": lambda: torch.expm1(safe.abs()),
-        "tv": lambda: r1.abs() / 2,
-        "pd": lambda: diff.abs(),
-        "pdd": lambda: diff.square(),
-        "p": lambda: prob_p,
-        "q": lambda: prob_q,
-        "pp": lambda: prob_p.square(),
-        "qq": lambda: prob_q.square(),
-        "pq": lambda: prob_p * prob_q,
-        "overflow": lambda: (d.abs() > OVERFLOW).to(torch.float64),
-        **{factor_name(tau): _beyond(d, tau) for tau in FACTORS},
+def _token_sums(terms: Terms) -> dict[str, Tensor]:
+    """Sums of Δ, r and their kin; Σ(r² − 1) is Σ(r − 1)² + 2Σ(r − 1)."""
+    offsets = terms.batch.cu_seqlens
+    summed: dict[str, Callable[[], Tensor]] = {
+        "dd": terms.delta.square,
+        "abs": lambda: terms.size,
+        "k3": lambda: terms.k3,
+        "r1": lambda: terms.r1,
+        "r11": terms.r1.square,
+        "mult": lambda: torch.expm1(terms.safe.abs()),
+        "tv": terms.r1.abs,
     }
-    return {name: segments.total(make(), offsets) for name, make in terms.items()}
+    found = {name: segments.total(make(), offsets) for name, make in summed.items()}
+    found |= {name: segments.count(terms.size > bound, offsets) for name, bound in _BEYOND.items()}
+    r11, tv = found.pop("r11"), found.pop("tv")
+    return found | {"d": terms.total, "r2": r11 + 2 * found["r1"], "tv": tv / 2}
 
 
-def _beyond(d: Tensor, tau: float) -> Callable[[], Tensor]:
-    return lambda: (d.abs() > math.log(tau)).to(torch.float64)
+_BEYOND = {"overflow": OVERFLOW, **{factor_name(tau): math.log(tau) for tau in FACTORS}}
+"""Column → the |Δ| beyond which it counts tokens."""
 
 
-def _sequence_values(q: Tensor, p: Tensor, batch: Batch) -> dict[str, Tensor]:
+def _probabilities(scene: Scene, terms: Terms, drift: Drift) -> dict[str, Tensor]:
+    """Sums of the probabilities q and p, their products and their differences."""
+    offsets = terms.batch.cu_seqlens
+    (q, qq), (p, pp) = (_prob_sums(scene, policy) for policy in (drift.denominator, drift.numerator))
+    both = _prob(scene, drift.numerator) * _prob(scene, drift.denominator)
+    products = {"pd": terms.pd, "pdd": terms.diff.square(), "pq": both}
+    sums = {name: segments.total(x, offsets) for name, x in products.items()}
+    return {"q": q, "p": p, "qq": qq, "pp": pp} | sums
+
+
+def _prob_sums(scene: Scene, policy: Policy) -> tuple[Tensor, Tensor]:
+    prob, offsets = _prob(scene, policy), scene.batch.cu_seqlens
+    return scene.once(
+        ("prob sums", policy),
+        lambda: (segments.total(prob, offsets), segments.total(prob.square(), offsets)),
+    )
+
+
+def _sequence_values(scene: Scene, terms: Terms, drift: Drift) -> dict[str, Tensor]:
     """Values per sequence; an empty sequence has 0 everywhere."""
-    there = (batch.lengths > 0).to(torch.float64)
-    mean_q, mean_p = segments.mean(q, batch.cu_seqlens), segments.mean(p, batch.cu_seqlens)
-    gap = segments.mean(p - q, batch.cu_seqlens)
-    total = segments.total(p - q, batch.cu_seqlens)
+    there = scene.counts["sequences"]
+    mean_q, mean_p = (_mean_log(scene, policy) for policy in (drift.denominator, drift.numerator))
     return {
-        "g": gap,
-        "g_abs": gap.abs(),
-        "ppl_ratio": torch.expm1((-gap).clamp(max=2 * OVERFLOW)),
-        "s2": torch.expm1((2 * total).clamp(max=2 * OVERFLOW)),
+        "g": terms.mean,
+        "g_abs": terms.mean.abs(),
+        "ppl_ratio": torch.expm1((-terms.mean).clamp(max=2 * OVERFLOW)),
+        "s2": torch.expm1((2 * terms.total).clamp(max=2 * OVERFLOW)),
         "ppl_p": torch.exp((-mean_p).clamp(max=2 * OVERFLOW)) * there,
         "ppl_q": torch.exp((-mean_q).clamp(max=2 * OVERFLOW)) * there,
     }
 
 
-def ranges(batch: Batch, drift: Drift) -> dict[str, tuple[Tensor, Tensor]]:
+def _mean_log(scene: Scene, policy: Policy) -> Tensor:
+    log = scene.batch.policy(policy)
+    assert log is not None
+    return scene.once(("mean log", policy), lambda: segments.mean(log, scene.batch.cu_seqlens))
+
+
+def ranges(scene: Scene, drift: Drift) -> dict[str, tuple[Tensor, Tensor]]:
     """Smallest and largest: Δ, |p − q|, mean Δ of a sequence, ΣΔ of a sequence."""
-    q, p = batch.policy(drift.denominator), batch.policy(drift.numerator)
-    if p is None or q is None:
+    found = terms(scene, drift)
+    if found is None:
         return {}
-    there = batch.lengths > 0
-    d = p - q
-    found = {
-        "d": d,
-        "pd": (torch.exp(q) * torch.expm1(d.clamp(-OVERFLOW, OVERFLOW))).abs(),
-        "g": segments.mean(d, batch.cu_seqlens)[there],
-        "s": segments.total(d, batch.cu_seqlens)[there],
+    there = scene.batch.lengths > 0
+    spans = {
+        "d": extremes(found.delta),
+        "pd": extremes(found.pd),
+        "g": extremes(found.mean, there),
+        "s": extremes(found.total, there),
     }
-    return {drift.prefix + name: extremes(values) for name, values in found.items()}
+    return {drift.prefix + name: span for name, span in spans.items()}
 
 
 def _pearson(get: Lookup) -> Tensor:

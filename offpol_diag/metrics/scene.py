@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -13,6 +15,8 @@ from offpol_diag.presets import Policy
 from offpol_diag.ratios import Ratios
 from offpol_diag.scope import UNSETTLED, Settled
 
+T = TypeVar("T")
+
 
 @dataclass
 class Scene:
@@ -22,6 +26,7 @@ class Scene:
     draws: Tensor
     settled: Settled = UNSETTLED
     _ratios: dict[str, Ratios] = field(default_factory=dict)
+    _memo: dict[object, object] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, batch: Batch, seed: int, replicates: int, settled: Settled = UNSETTLED) -> Scene:
@@ -34,10 +39,17 @@ class Scene:
             self._ratios[policy] = Ratios(self.batch, policy, self.settled, self._ratios)
         return self._ratios[policy]
 
+    def once(self, key: object, make: Callable[[], T]) -> T:
+        """`make()`, computed once per key."""
+        if key not in self._memo:
+            self._memo[key] = make()
+        return self._memo[key]  # type: ignore[return-value]
+
     def forget(self) -> None:
         """Let go of all that was computed; outcomes and ratios know each other, so no one else would soon."""
         for ratios in tuple(self._ratios.values()):
             ratios.forget()
+        self._memo.clear()
 
     @property
     def counts(self) -> dict[str, Tensor]:

@@ -7,11 +7,12 @@ import math
 import torch
 from torch import Tensor
 
-from offpol_diag import loglattice, pareto, segments
-from offpol_diag.accumulators import Bins, LogSums, State, Tail
-from offpol_diag.batch import Batch
+from offpol_diag import loglattice, pareto
+from offpol_diag.accumulators import Bins, Counts, LogSums, State, Tail
+from offpol_diag.metrics import gap
 from offpol_diag.metrics.formula import Formula, Lookup, Reader, describe, plain
 from offpol_diag.metrics.gap import CHI2_SEQUENCE, Drift
+from offpol_diag.metrics.scene import Scene
 from offpol_diag.ratios import OVERFLOW
 from offpol_diag.summary import Number, Numbers
 
@@ -19,19 +20,18 @@ QUANTILES = (0.001, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 0.999)
 _LN10 = math.log(10)
 
 
-def states(batch: Batch, drift: Drift, draws: Tensor) -> dict[str, State]:
+def states(scene: Scene, drift: Drift) -> dict[str, State]:
     """Histogram of Δ and of k3, tails of r over tokens and sequences, Σ and Σ² of the sequence weights."""
-    q, p = batch.policy(drift.denominator), batch.policy(drift.numerator)
-    if p is None or q is None:
+    found = gap.terms(scene, drift)
+    if found is None:
         return {}
-    d, there = p - q, batch.lengths > 0
-    s = segments.total(d, batch.cu_seqlens)
+    there = scene.batch.lengths > 0
     return {
-        f"{drift.prefix}bins.d": Bins.of(d),
-        f"{drift.prefix}bins.k3": Bins.of(torch.expm1(d.clamp(-OVERFLOW, OVERFLOW)) - d),
-        f"{drift.prefix}tail.tokens": Tail.of(d),
-        f"{drift.prefix}tail.sequences": Tail.of(s[there]),
-        f"{drift.prefix}log.sequences": LogSums.of(torch.where(there, s, -torch.inf), draws),
+        f"{drift.prefix}bins.d": Counts.of(found.delta),
+        f"{drift.prefix}bins.k3": Bins.of(found.k3),
+        f"{drift.prefix}tail.tokens": Tail.of(found.delta),
+        f"{drift.prefix}tail.sequences": Tail.of(found.total[there]),
+        f"{drift.prefix}log.sequences": LogSums.of(torch.where(there, found.total, -torch.inf), scene.draws),
     }
 
 
@@ -148,7 +148,7 @@ def _top_share(bins: State) -> Number:
 
 def _quantiles(state: dict[str, State], drift: Drift) -> Numbers:
     bins = state[f"{drift.prefix}bins.d"]
-    assert isinstance(bins, Bins)
+    assert isinstance(bins, Counts)
     text = "quantile of Δ, from a histogram of relative bin width 1/32"
     return {
         f"log_ratio_p{q * 100:g}".replace(".", "_"): plain(

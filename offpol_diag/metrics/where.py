@@ -5,26 +5,28 @@ An axis is a row: it gives every sequence, or every token, its place.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from offpol_diag import segments
+from offpol_diag import segments, tables
 from offpol_diag.accumulators import Places, Sums
 from offpol_diag.batch import Batch
+from offpol_diag.metrics import gap
 from offpol_diag.metrics.formula import Formula, Reader, mean
 from offpol_diag.metrics.gap import Drift
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.metrics.tails import ESS_TOKENS
-from offpol_diag.ratios import OVERFLOW
+from offpol_diag.metrics.terms import Terms
 from offpol_diag.summary import Location, Place
 
 MOST_PLACES = 400
 """Rows of a location table; a longer axis is thinned in the report, not in the tally."""
 
-_PROBABILITY_EDGES = (0.01, 0.1, 0.5, 0.9, 0.99)
+_LOG_EDGES = tuple(math.log(edge) for edge in (0.01, 0.1, 0.5, 0.9, 0.99))
 
 
 @dataclass(frozen=True)
@@ -46,8 +48,9 @@ class SequenceAxis:
     keys: Callable[[Batch], list[object] | None]
 
 
-def _octave(x: Tensor, count: int) -> Tensor:
-    return torch.log2((x + 1).to(torch.float64)).floor().to(torch.int64).clamp(max=count - 1)
+def _octave(x: Tensor) -> Tensor:
+    """⌊log2 x⌋ of whole numbers from 1, off the exponent of a float64."""
+    return (x.to(torch.float64).view(torch.int64) >> 52).sub_(1023)
 
 
 def _octave_labels(count: int) -> tuple[str, ...]:
@@ -56,8 +59,11 @@ def _octave_labels(count: int) -> tuple[str, ...]:
 
 
 def _probability(batch: Batch) -> Tensor:
-    edges = torch.tensor(_PROBABILITY_EDGES, dtype=torch.float64, device=batch.rollout.device).log()
-    return torch.bucketize(batch.rollout, edges)
+    """How many edges lie below each token's probability: comparing costs less than searching."""
+    above = (batch.rollout > _LOG_EDGES[0]).to(torch.uint8)
+    for edge in _LOG_EDGES[1:]:
+        above += batch.rollout > edge
+    return above.to(torch.int64)
 
 
 def _sign(batch: Batch) -> Tensor | None:
@@ -71,7 +77,7 @@ TOKEN_AXES = (
         "position",
         "position in the response",
         _octave_labels(POSITIONS),
-        lambda b: _octave(b.position, POSITIONS),
+        lambda b: _octave(b.position + 1).clamp_(max=POSITIONS - 1),
     ),
     TokenAxis(
         "rollout_probability",
@@ -89,7 +95,7 @@ def column_axis(name: str, title: str = "") -> SequenceAxis:
 
 
 def _length_keys(batch: Batch) -> list[object]:
-    return list(torch.log2(batch.lengths.clamp(min=1).to(torch.float64)).floor().to(torch.int64).tolist())
+    return list(_octave(batch.lengths.clamp(min=1)).tolist())
 
 
 LENGTH = SequenceAxis("length", "response length (unmasked tokens)", _length_keys)
@@ -98,17 +104,6 @@ SEQUENCE_AXES = (
     column_axis("policy_lag", "policy lag (updates)"),
     LENGTH,
 )
-
-
-def token_columns(batch: Batch, drift: Drift) -> dict[str, Tensor] | None:
-    """Per-token terms [T] of the location metrics."""
-    q, p = batch.policy(drift.denominator), batch.policy(drift.numerator)
-    if p is None or q is None:
-        return None
-    d = p - q
-    r1 = torch.expm1(d.clamp(-OVERFLOW, OVERFLOW))
-    terms = {"d": d, "k3": r1 - d, "r1": r1, "r2": r1 * (r1 + 2), "abs": d.abs()}
-    return terms | {"pd": (torch.exp(q) * r1).abs(), "f_2": (d.abs() > 0.6931471805599453).to(torch.float64)}
 
 
 _T = "tokens"
@@ -123,17 +118,21 @@ ROWS = (
 )
 
 
-def places(scene: Scene, drift: Drift, group_by: Sequence[str]) -> dict[str, Places[Sums]]:
-    """Sums by place along every axis that this dump has."""
-    terms = token_columns(scene.batch, drift)
-    if terms is None:
+COLUMNS = ("d", "k3", "r1", "r2", "abs", "pd", "f_2")
+"""What is summed of each place, and the counts."""
+
+
+def places(scene: Scene, drift: Drift, group_by: Sequence[str]) -> dict[str, Places[Sums] | Sums]:
+    """Sums by place along every axis that this dump has; of tokens, all places in one."""
+    if gap.terms(scene, drift) is None:
         return {}
-    per_sequence = {name: segments.total(x, scene.batch.cu_seqlens) for name, x in terms.items()}
-    found = {
-        axis.name: _sequence_places(scene, per_sequence, axis)
-        for axis in (*SEQUENCE_AXES, *map(column_axis, group_by))
+    columns = {name: gap.columns(scene, drift)[drift.prefix + name] for name in COLUMNS}
+    columns |= {name: scene.counts[name] for name in ("tokens", "sequences")}
+    axes = (*SEQUENCE_AXES, *map(column_axis, group_by))
+    found: dict[str, Places[Sums] | Sums | None] = {
+        axis.name: _sequence_places(scene, columns, axis) for axis in axes
     }
-    found |= {axis.name: _token_places(scene, terms, axis) for axis in TOKEN_AXES}
+    found |= {axis.name: _token_places(scene, drift, axis) for axis in TOKEN_AXES}
     return {name: where for name, where in found.items() if where is not None}
 
 
@@ -144,47 +143,78 @@ def _sequence_places(scene: Scene, columns: dict[str, Tensor], axis: SequenceAxi
     rows: dict[str, list[int]] = {}
     for row, key in enumerate(keys):
         rows.setdefault("∅" if key is None else str(key), []).append(row)
-    columns = columns | {name: scene.counts[name] for name in ("tokens", "sequences")}
-    found = {}
+    order = torch.tensor([row for members in rows.values() for row in members], dtype=torch.int64)
+    order = order.to(scene.draws.device)
+    stacked, draws = torch.stack(tuple(columns.values()))[:, order], scene.draws[order]
+    found, start = {}, 0
     for key, members in rows.items():
-        at = torch.tensor(members, device=scene.draws.device)
-        found[key] = Sums.of({name: x[at] for name, x in columns.items()}, scene.draws[at])
+        here = slice(start, start := start + len(members))
+        found[key] = Sums.of_stacked(tuple(columns), stacked[:, here], draws[here])
     return Places(found)
 
 
-def _token_places(scene: Scene, terms: dict[str, Tensor], axis: TokenAxis) -> Places[Sums] | None:
+def _token_places(scene: Scene, drift: Drift, axis: TokenAxis) -> Sums | None:
     at = axis.at(scene.batch)
     if at is None:
         return None
-    size, many = len(axis.labels), scene.batch.sequences
-    flat = segments.spread(torch.arange(many, device=at.device), scene.batch.cu_seqlens) * size + at
-    tables = {
-        name: torch.bincount(flat, weights=x, minlength=many * size).view(many, size)
-        for name, x in terms.items()
+    sums = _tables(scene, drift, at, len(axis.labels))
+    stacked = torch.stack(tuple(sums.values())).transpose(1, 2)  # [C, places, S]
+    names = tuple(f"{name}|{label}" for name in sums for label in axis.labels)
+    return Sums.of_stacked(names, stacked.reshape(len(names), -1), scene.draws)
+
+
+def _tables(scene: Scene, drift: Drift, at: Tensor, size: int) -> dict[str, Tensor]:
+    """Sums of the columns by sequence and place, [S, size]."""
+    terms = gap.terms(scene, drift)
+    assert terms is not None
+    many = scene.batch.sequences
+    codes = segments.spread(torch.arange(many, device=at.device), scene.batch.cu_seqlens) * size + at
+    columns = {"d": terms.delta, "k3": terms.k3, "r1": terms.r1, "r11": scene.once("r11", terms.r1.square)}
+    columns |= {"abs": terms.size, "pd": terms.pd, "f_2": scene.once("f_2", lambda: _far(terms))}
+    tokens, sums = tables.by_code(codes, many * size, columns)
+    sums["r2"] = sums.pop("r11") + 2 * sums["r1"]
+    sums |= {"tokens": tokens, "sequences": (tokens > 0).to(torch.float64)}
+    return {name: x.view(many, size) for name, x in sums.items()}
+
+
+def _far(terms: Terms) -> Tensor:
+    return (terms.size > math.log(2)).to(torch.float64)
+
+
+def _by_label(sums: Sums, axis: TokenAxis) -> Places[Sums]:
+    """The places that have a token, each with sums of its own."""
+    size = len(axis.labels)
+    names = tuple(name.rsplit("|", 1)[0] for name in sums.names[::size])
+    found = {
+        label: Sums(names, *(x[at::size] for x in (sums.point, sums.rest, sums.drawn)))
+        for at, label in enumerate(axis.labels)
     }
-    tables["tokens"] = torch.bincount(flat, minlength=many * size).view(many, size).to(torch.float64)
-    tables["sequences"] = (tables["tokens"] > 0).to(torch.float64)
-    used = tables["tokens"].sum(dim=0) > 0
-    return Places(
-        {
-            label: Sums.of({name: table[:, i] for name, table in tables.items()}, scene.draws)
-            for i, label in enumerate(axis.labels)
-            if used[i]
-        }
-    )
+    tokens = names.index("tokens")
+    return Places({label: one for label, one in found.items() if one.point[tokens] > 0})
 
 
-def locations(found: dict[str, Places[Sums]], groups: int, group_by: Sequence[str]) -> dict[str, Location]:
+def locations(
+    found: Mapping[str, Places[Sums] | Sums], groups: int, group_by: Sequence[str]
+) -> dict[str, Location]:
     """Read every axis out, in the order of its places."""
-    tokens = {axis.name: (axis.title, _label_order(axis.labels)) for axis in TOKEN_AXES}
-    sequences = {
-        axis.name: (axis.title, _key_order) for axis in (*SEQUENCE_AXES, *map(column_axis, group_by))
-    }
+    tokens = {axis.name: axis for axis in TOKEN_AXES}
+    sequences = {axis.name: axis for axis in (*SEQUENCE_AXES, *map(column_axis, group_by))}
     return {
-        name: _location(name, title, where, order, groups)
-        for name, (title, order) in (sequences | tokens).items()
+        name: _location(name, axis.title, _places(where, axis), _order(axis), groups)
+        for name, axis in (sequences | tokens).items()
         if (where := found.get(name)) is not None
     }
+
+
+def _places(where: Places[Sums] | Sums, axis: TokenAxis | SequenceAxis) -> Places[Sums]:
+    if isinstance(where, Places):
+        return where
+    assert isinstance(axis, TokenAxis)
+    return _by_label(where, axis)
+
+
+def _order(axis: TokenAxis | SequenceAxis) -> Callable[[str], tuple[float, str]]:
+    return _label_order(axis.labels) if isinstance(axis, TokenAxis) else _key_order
 
 
 def _label_order(labels: tuple[str, ...]) -> Callable[[str], tuple[float, str]]:

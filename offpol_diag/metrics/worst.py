@@ -8,77 +8,108 @@ from torch import Tensor
 from offpol_diag import segments
 from offpol_diag.accumulators import Best
 from offpol_diag.batch import Batch
+from offpol_diag.metrics import gap
 from offpol_diag.metrics.gap import Drift
-from offpol_diag.ratios import OVERFLOW
+from offpol_diag.metrics.scene import Scene
+from offpol_diag.metrics.terms import Terms
 from offpol_diag.summary import WorstSequence, WorstToken
 
 SEQUENCES, TOKENS, CONTEXT, TIES = 10, 20, 3, 1000
 
 
-def sequences(batch: Batch, drift: Drift) -> Best[WorstSequence]:
+def sequences(scene: Scene, drift: Drift) -> Best[WorstSequence]:
     """The sequences with the largest mean k3 above 0."""
-    d = _delta(batch, drift)
-    k3 = segments.mean(torch.expm1(d.clamp(-OVERFLOW, OVERFLOW)) - d, batch.cu_seqlens)
-    total, most = segments.total(d, batch.cu_seqlens), segments.largest(d.abs(), batch.cu_seqlens)
-    found = ((float(k3[i]), _sequence(batch, i, float(k3[i]), total, most)) for i in _largest(k3, SEQUENCES))
+    batch, terms = scene.batch, _terms(scene, drift)
+    k3 = gap.columns(scene, drift)[f"{drift.prefix}k3"] / batch.lengths.clamp(min=1)
+    at = _largest(k3, SEQUENCES)
+    whole = torch.stack((at, batch.lengths[at]), dim=1)
+    most = segments.largest(terms.size, batch.cu_seqlens)
+    real = torch.stack((k3, terms.total, most), dim=1)[at]
+    rows = [_sequence(batch, *ints, *reals) for ints, reals in _best(whole, real, SEQUENCES)]
     none: Best[WorstSequence] = Best(SEQUENCES, ())
-    return none.merge(Best(SEQUENCES, tuple(found)))
+    return none.merge(Best(SEQUENCES, tuple((row.k3_mean, row) for row in rows)))
 
 
-def _largest(scores: Tensor, many: int) -> list[int]:
-    """Where the largest scores above 0 are, and up to `TIES` that equal the last; `Best` chooses by text."""
-    last = torch.topk(scores, min(many, len(scores))).values.min() if len(scores) else scores.sum()
-    candidates = torch.nonzero((scores >= last) & (scores > 0)).flatten()
-    worth = torch.sort(scores[candidates], descending=True, stable=True).indices[: many + TIES]
-    found: list[int] = candidates[worth].tolist()
+def tokens(scene: Scene, drift: Drift) -> Best[WorstToken]:
+    """The tokens with the largest |Δ|, with the log-ratios around them."""
+    batch, terms = scene.batch, _terms(scene, drift)
+    at = _largest(terms.size, TOKENS)
+    real = torch.cat((_columns(at, terms.size, terms.q, terms.p), _around(terms.delta, at)), dim=1)
+    rows = [_token(batch, ints, reals) for ints, reals in _best(_whole(batch, at), real, TOKENS)]
+    none: Best[WorstToken] = Best(TOKENS, ())
+    return none.merge(Best(TOKENS, tuple((abs(row.log_ratio), row) for row in rows)))
+
+
+def _terms(scene: Scene, drift: Drift) -> Terms:
+    found = gap.terms(scene, drift)
+    assert found is not None
     return found
 
 
-def _delta(batch: Batch, drift: Drift) -> Tensor:
-    q, p = batch.policy(drift.denominator), batch.policy(drift.numerator)
-    assert p is not None
-    assert q is not None
-    return p - q
+def _largest(scores: Tensor, many: int) -> Tensor:
+    """Where the largest scores are, falling, and up to `TIES` that equal the last; `Best` chooses by text.
+
+    On a CPU the few that are as large are found before they are sorted. Elsewhere all are sorted: the host would
+    have to wait to learn how few they are.
+    """
+    if scores.device.type != "cpu" or not len(scores):
+        return torch.sort(scores, descending=True, stable=True).indices[: many + TIES]
+    last = torch.topk(scores, min(many, len(scores))).values.min()
+    candidates = torch.nonzero((scores >= last) & (scores > 0)).flatten()
+    worth = torch.sort(scores[candidates], descending=True, stable=True).indices[: many + TIES]
+    return candidates[worth]
 
 
-def _sequence(batch: Batch, at: int, k3: float, total: Tensor, most: Tensor) -> WorstSequence:
+def _best(whole: Tensor, real: Tensor, many: int) -> list[tuple[list[int], list[float]]]:
+    """Both tables' rows on the host, as far as the score (the first of the reals) is one of the best, above 0."""
+    rows: list[tuple[list[int], list[float]]] = list(zip(whole.tolist(), real.tolist(), strict=True))
+    last = rows[min(many, len(rows)) - 1][1][0] if rows else 0.0
+    return [row for row in rows if row[1][0] >= last and row[1][0] > 0]
+
+
+def _sequence(batch: Batch, at: int, length: int, k3: float, total: float, most: float) -> WorstSequence:
     return WorstSequence(
         sequence_id=_text(batch, "sequence_id", at),
         step=_step(batch, at),
-        length=int(batch.lengths[at]),
-        log_ratio_sum=float(total[at]),
+        length=length,
+        log_ratio_sum=total,
         k3_mean=k3,
-        max_abs_log_ratio=float(most[at]),
+        max_abs_log_ratio=most,
     )
 
 
-def tokens(batch: Batch, drift: Drift) -> Best[WorstToken]:
-    """The tokens with the largest |Δ|, with the log-ratios around them."""
-    d = _delta(batch, drift)
-    worst = torch.tensor(_largest(d.abs(), TOKENS), dtype=torch.int64, device=d.device)
-    owner = torch.searchsorted(batch.cu_seqlens, worst, right=True) - 1
-    rows = zip(worst.tolist(), owner.tolist(), strict=True)
-    found = ((abs(float(d[t])), _token(batch, drift, d, t, s)) for t, s in rows)
-    none: Best[WorstToken] = Best(TOKENS, ())
-    return none.merge(Best(TOKENS, tuple(found)))
+def _columns(at: Tensor, *values: Tensor) -> Tensor:
+    return torch.stack([x[at] for x in values], dim=1)
 
 
-def _token(batch: Batch, drift: Drift, d: Tensor, at: int, sequence: int) -> WorstToken:
-    start, end = batch.cu_seqlens[sequence : sequence + 2].tolist()
-    q, p = batch.policy(drift.denominator), batch.policy(drift.numerator)
-    assert p is not None
-    assert q is not None
+def _whole(batch: Batch, at: Tensor) -> Tensor:
+    """What is whole about tokens: the sequence, the place in it, its length, the position, the token's id."""
+    owner = torch.searchsorted(batch.cu_seqlens, at, right=True) - 1
+    start, end = batch.cu_seqlens[owner], batch.cu_seqlens[owner + 1]
+    ids = at if batch.token_ids is None else batch.token_ids[at]
+    return torch.stack((owner, at - start, end - start, batch.position[at], ids), dim=1)
+
+
+def _around(delta: Tensor, at: Tensor) -> Tensor:
+    """Δ of tokens and their neighbours, [many, 2 · CONTEXT + 1]; a stranger where the batch ends."""
+    steps = torch.arange(-CONTEXT, CONTEXT + 1, device=at.device)
+    return delta[(at[:, None] + steps).clamp(0, max(len(delta) - 1, 0))]
+
+
+def _token(batch: Batch, ints: list[int], reals: list[float]) -> WorstToken:
+    sequence, at, length, position, token = ints
+    _, q, p, *around = reals
     return WorstToken(
         sequence_id=_text(batch, "sequence_id", sequence),
         step=_step(batch, sequence),
-        position=int(batch.position[at]),
-        length=end - start,
-        token_id=None if batch.token_ids is None else int(batch.token_ids[at]),
-        rollout_log_prob=float(q[at]),
-        train_log_prob=float(p[at]),
-        log_ratio=float(d[at]),
-        before=d[max(start, at - CONTEXT) : at].tolist(),
-        after=d[at + 1 : min(end, at + 1 + CONTEXT)].tolist(),
+        position=position,
+        length=length,
+        token_id=None if batch.token_ids is None else token,
+        rollout_log_prob=q,
+        train_log_prob=p,
+        log_ratio=around[CONTEXT],
+        before=around[max(CONTEXT - at, 0) : CONTEXT],
+        after=around[CONTEXT + 1 : CONTEXT + length - at],
     )
 
 
