@@ -11,7 +11,7 @@ import torch
 from offpol_diag.batch import Batch
 from offpol_diag.readers import columns, keys
 from offpol_diag.readers.labels import labels
-from offpol_diag.readers.ragged import Array, Floats, Ints, starts
+from offpol_diag.readers.ragged import Array, Ints, starts
 from offpol_diag.readers.rows import Rows
 from offpol_diag.readers.schemas import Plan
 from offpol_diag.readers.slices import Slice
@@ -74,7 +74,9 @@ def _position(rows: Rows, token: Ints, lengths: Ints) -> Ints:
     if said is None:
         return np.subtract(token, np.repeat(rows.offsets[:-1], lengths), out=token)
     filled = lengths > 0
-    return said.values[token] - np.repeat(said.values[rows.offsets[:-1][filled]], lengths[filled])
+    begins = said.values[rows.offsets[:-1][filled]]
+    position: Ints = said.values[token] - np.repeat(begins, lengths[filled])
+    return position
 
 
 def _token_arrays(rows: Rows, layout: Layout) -> dict[str, Array]:

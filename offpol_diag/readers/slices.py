@@ -111,7 +111,7 @@ def _rows_at_once(parquet: pq.ParquetFile, group: int, name: str, tokens: int) -
     paths = [parquet.schema.column(i).path for i in range(len(parquet.schema))]
     leaf = next(i for i, path in enumerate(paths) if f"{path}.".startswith(f"{name}."))
     # On a damaged footer, asking for a column's metadata ends the process; reading it raises. So read first:
-    # a batch of no rows (which `ParquetFile.iter_batches` does not make) opens the column and decodes nothing.
+    # a batch of no rows, which `ParquetFile.iter_batches` refuses, opens the column and decodes nothing.
     next(parquet.reader.iter_batches(0, row_groups=[group], column_indices=[leaf], use_threads=False), None)
     metadata = parquet.metadata.row_group(group)
     return max(1, tokens * int(metadata.num_rows) // max(int(metadata.column(leaf).num_values), 1))
