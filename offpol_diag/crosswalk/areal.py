@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from offpol_diag import correction, segments
-from offpol_diag.crosswalk import update
+from offpol_diag.crosswalk import powers, update
 from offpol_diag.crosswalk.areal_masks import Some, behave, kept, valid
 from offpol_diag.crosswalk.ledger import Absent, Column, Entry, Ledger, Page, View, always
 from offpol_diag.metrics.outcome import applied
@@ -65,14 +65,11 @@ def _gap(view: View) -> object:
 
 def _total_gap(view: View) -> Tensor:
     """v = log π_θ − log π_rollout."""
-    current = view.batch.current
-    assert current is not None
-    return view.ratios.once("logged v", lambda: current - view.batch.rollout)
+    return view.scene.ratios("current").delta
 
 
 def _dual(view: View) -> Tensor:
-    v = _total_gap(view)
-    return view.ratios.once("logged k3 of v", lambda: torch.expm1(v) - v)
+    return powers.k3(view.scene.ratios("current"))
 
 
 def _masked_ratio(view: View) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from offpol_diag import correction, segments
-from offpol_diag.crosswalk import update
+from offpol_diag.crosswalk import powers, update
 from offpol_diag.crosswalk.ledger import Column, View
 from offpol_diag.metrics.outcome import applied
 from offpol_diag.presets import Preset, Reject
@@ -88,10 +88,8 @@ def _range(name: str, of: Tokens) -> Column:
 
 
 def _js(view: View) -> Tensor:
-    """½ k3 of π_old and ½ k3 of π_rollout, each against the mean of both probabilities."""
-    d = view.ratios.delta
-    train, rollout = (-torch.log1p(torch.expm1(x) / 2) for x in (-d, d))
-    return (torch.expm1(train) - train + torch.expm1(rollout) - rollout) / 2
+    """½ k3 of π_old and ½ k3 of π_rollout, each against the mean of both probabilities: log cosh(Δ/2)."""
+    return torch.log1p(2 * torch.sinh(view.ratios.delta / 4).square())
 
 
 def _ratio(view: View) -> Tensor:
@@ -110,7 +108,7 @@ def _clipped(view: View) -> Tensor:
 def _surprisal(view: View) -> Tensor:
     current = view.batch.current
     assert current is not None
-    return -torch.exp(current - view.batch.rollout) * current
+    return -powers.ratio(view.scene.ratios("current")) * current
 
 
 def _weights(view: View) -> Tensor:
@@ -118,7 +116,7 @@ def _weights(view: View) -> Tensor:
     done = view.done
     if done.weighed is None:
         d = view.ratios.delta
-        raw = torch.where(d > FLOAT32_OVERFLOW, 0.0, torch.exp(d))
+        raw = torch.where(d > FLOAT32_OVERFLOW, 0.0, powers.ratio(view.ratios))
         return segments.total(raw, view.batch.cu_seqlens) * (done.kept_tokens > 0)
     if done.weighed.final.per == "sequence":
         return done.weighed.final.values * (done.kept_tokens > 0)

@@ -54,6 +54,10 @@ def _gone(view: View, rules: tuple[Reject, ...]) -> Tensor:
 
 def _policy_excess(view: View) -> Tensor:
     """Per row, the mean of π_θ/π_old − 1, [S]."""
+    return view.ratios.once("open-instruct u − 1", lambda: _mean_excess(view))
+
+
+def _mean_excess(view: View) -> Tensor:
     moved = view.scene.ratios("current").delta - view.scene.ratios("old").delta
     return segments.mean(torch.expm1(moved), view.batch.cu_seqlens)
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from offpol_diag import correction, segments
+from offpol_diag.crosswalk import powers
 from offpol_diag.crosswalk.bounds import Side, bound, half, half_veto
 from offpol_diag.crosswalk.ledger import Column, Entry, Ledger, Page, View
 from offpol_diag.crosswalk.moments import std
@@ -24,10 +25,10 @@ LARGEST = 1e30
 
 
 def _kl(view: View) -> Tensor:
-    d = view.ratios.delta
-    return view.ratios.once(
-        "prime-rl kl", lambda: (torch.expm1(d.clamp(max=math.log(LARGEST))) - d).clamp(max=LARGEST)
-    )
+    def make() -> Tensor:
+        return (powers.excess(view.ratios).clamp(max=LARGEST) - view.ratios.delta).clamp(max=LARGEST)
+
+    return view.ratios.once("prime-rl kl", make)
 
 
 def _total(x: Tensor, view: View) -> Tensor:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from offpol_diag import correction, segments
+from offpol_diag.crosswalk import powers
 from offpol_diag.crosswalk.ledger import Column, Entry, Ledger, Page, View
 from offpol_diag.crosswalk.spread import EPS
 from offpol_diag.presets import Preset, Reject
@@ -61,7 +62,7 @@ def _plain(x: Tensor) -> Tensor:
 
 
 MEANS: dict[str, Callable[[View], Tensor]] = {
-    "ratio token": lambda v: _row_mean(_total(torch.exp(_log_ratio(v)), v), v),
+    "ratio token": lambda v: _row_mean(_total(powers.ratio(v.ratios), v), v),
     "ratio geometric": lambda v: _of_row(torch.exp(_row_mean(_total(_log_ratio(v), v), v)), v),
     "ratio sequence": lambda v: _of_row(torch.exp(_total(_log_ratio(v), v)), v),
     "ratio segment": lambda v: _of_turns(_log_ratio(v), v, torch.exp),

@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-import torch
-
+from offpol_diag.crosswalk import powers
 from offpol_diag.crosswalk import skyrl_masks as masks
 from offpol_diag.crosswalk.bounds import Side
 from offpol_diag.crosswalk.ledger import Column, Entry, Ledger, Page
@@ -83,7 +82,7 @@ SUMS = (
     Column("weight", lambda v: v.done.weight_sum, own=True, when=_cispo),
 )
 EXTREMES = (
-    Column("r", lambda v: torch.exp(v.ratios.clamped(masks.SAFETY))),
+    Column("r", lambda v: powers.ratio(v.ratios, masks.SAFETY)),
     Column("|d| of a token", masks.distance),
 )
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from offpol_diag import correction, segments
+from offpol_diag.crosswalk import powers
 from offpol_diag.crosswalk.bounds import Side, bound, half_veto
 from offpol_diag.crosswalk.ledger import View
 from offpol_diag.presets import Over, Preset, Veto, Weight
@@ -69,7 +70,7 @@ def total(x: Tensor, view: View) -> Tensor:
 
 def excess(view: View) -> Tensor:
     """r − 1 of each token, [T]."""
-    return view.ratios.once("skyrl excess", lambda: torch.expm1(view.ratios.clamped(SAFETY)))
+    return powers.excess(view.ratios, SAFETY)
 
 
 def distance(view: View) -> Tensor:

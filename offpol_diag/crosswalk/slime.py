@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from offpol_diag import segments
-from offpol_diag.crosswalk import update
+from offpol_diag.crosswalk import powers, update
 from offpol_diag.crosswalk.ledger import Column, Entry, Ledger, Page, View
 from offpol_diag.presets import Preset
 from offpol_diag.ratios import Level
@@ -152,7 +152,7 @@ def _masked(view: View) -> Tensor:
 
 
 def _ratio(view: View) -> Tensor:
-    return view.ratios.once("logged e^Δ", lambda: torch.exp(view.ratios.delta))
+    return powers.ratio(view.ratios)
 
 
 BOOK = Ledger(
@@ -160,7 +160,7 @@ BOOK = Ledger(
     (
         *loss_columns(rejects=False),
         Column("tis", lambda view: row_mean(_ratio(view), view), when=weighs),
-        Column("tis_abs", lambda view: row_mean(torch.expm1(view.ratios.delta).abs(), view), when=weighs),
+        Column("tis_abs", lambda view: row_mean(powers.excess(view.ratios).abs(), view), when=weighs),
         Column("tis_clipped", _changed, own=True, when=weighs),
         Column("opsm", _masked, own=True, when=_opsm),
     ),

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from offpol_diag import correction, segments
 from offpol_diag.correction import weight_key
+from offpol_diag.crosswalk import powers
 from offpol_diag.crosswalk.bounds import Side, bound, half
 from offpol_diag.crosswalk.ledger import Column, View
 from offpol_diag.crosswalk.slime import Rows, When, loss_columns, per_row, row_mean, shares, there, weighs
@@ -131,7 +132,9 @@ def _mean_gap(view: View) -> Tensor:
 
 
 def _chi2_token(view: View) -> Tensor:
-    return row_mean(torch.expm1(2 * view.ratios.clamped(SAFETY)), view)
+    """r² − 1 = (r − 1)(r + 1), which keeps the digits of small differences."""
+    excess = powers.excess(view.ratios, SAFETY)
+    return row_mean(excess * (excess + 2), view)
 
 
 def _chi2_seq(view: View) -> Tensor:

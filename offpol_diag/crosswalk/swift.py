@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from offpol_diag import correction, segments
+from offpol_diag.crosswalk import powers
 from offpol_diag.crosswalk.ledger import Column, Entry, Ledger, Page, View
 from offpol_diag.crosswalk.spread import EPS
 from offpol_diag.presets import Preset
@@ -31,12 +32,11 @@ Make = Callable[[View], Tensor]
 
 def _ratio(view: View) -> Tensor:
     """e^Δ of every token, Δ bounded to ±20: [T]."""
-    return view.ratios.once("swift ratio", lambda: torch.exp(view.ratios.clamped(SAFETY)))
+    return powers.ratio(view.ratios, SAFETY)
 
 
 def _k3(view: View) -> Tensor:
-    d = view.ratios.clamped(SAFETY)
-    return (torch.expm1(d) - d).clamp(max=K3_MOST)
+    return powers.k3(view.ratios, SAFETY).clamp(max=K3_MOST)
 
 
 def _total(make: Make) -> Make:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from offpol_diag import segments
+from offpol_diag.crosswalk import powers
 from offpol_diag.crosswalk.ledger import View
 from offpol_diag.presets import Clip, Preset
 
@@ -18,27 +19,44 @@ NEEDS = ("current",)
 
 def log_ratio(view: View) -> Tensor:
     """u of every token, [T] nats; under GSPO its sequence's mean."""
-    return view.ratios.once(("logged u", _pooled(view.preset)), lambda: _log_ratio(view))
+    if not _pooled(view.preset):
+        return _of_tokens(view)
+    return view.ratios.once(
+        "logged u of rows", lambda: segments.spread(_of_rows(view), view.batch.cu_seqlens)
+    )
 
 
 def _pooled(preset: Preset) -> bool:
     return preset.loss == "gspo"
 
 
-def _log_ratio(view: View) -> Tensor:
-    batch = view.batch
-    anchor = batch.old if view.preset.policy == "old" else batch.rollout
-    assert anchor is not None
-    assert batch.current is not None
-    u = batch.current - anchor
-    if not _pooled(view.preset):
-        return u
-    return segments.spread(segments.mean(u, batch.cu_seqlens), batch.cu_seqlens)
+def _of_tokens(view: View) -> Tensor:
+    """[T]; with π_rollout for anchor it is Δ of π_θ."""
+    current = view.scene.ratios("current")
+    if view.preset.policy != "old":
+        return current.delta
+    old = view.batch.old
+    assert old is not None
+    return view.ratios.once("logged u", lambda: current.train - old)
+
+
+def _of_rows(view: View) -> Tensor:
+    """Mean u of each sequence, [S]."""
+    make = _of_tokens
+    return view.ratios.once("logged mean u", lambda: segments.mean(make(view), view.batch.cu_seqlens))
 
 
 def ratio(view: View) -> Tensor:
     """e^u, [T]."""
-    return view.ratios.once(("logged e^u", _pooled(view.preset)), lambda: torch.exp(log_ratio(view)))
+    if _pooled(view.preset):
+        return view.ratios.once("logged e^u of rows", lambda: _ratio_of_rows(view))
+    if view.preset.policy != "old":
+        return powers.ratio(view.scene.ratios("current"))
+    return view.ratios.once("logged e^u", lambda: torch.exp(log_ratio(view)))
+
+
+def _ratio_of_rows(view: View) -> Tensor:
+    return segments.spread(torch.exp(_of_rows(view)), view.batch.cu_seqlens)
 
 
 def clipped(x: Tensor, clip: Clip) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from offpol_diag import correction, segments
 from offpol_diag.accumulators import extremes
+from offpol_diag.crosswalk import powers
 from offpol_diag.crosswalk.spread import EPS, Columns, Ranges, Sample, Spread
 from offpol_diag.crosswalk.verl.parts import GENERATIONS, SAFETY, Generation, Part, parts
 from offpol_diag.metrics.scene import Scene
@@ -18,6 +20,8 @@ from offpol_diag.ratios import OVERFLOW, Level, Ratios
 
 def _weights(ratios: Ratios, over: Over) -> Level:
     """verl's weights before truncation: exp of the log-ratio clamped to ±20 after aggregation."""
+    if over == "token":
+        return Level(powers.ratio(ratios, SAFETY), "token")
     return ratios.log_ratio(over, SAFETY, "aggregate").map(torch.exp)
 
 
@@ -71,7 +75,7 @@ _K3_OVER = {"token": None, "sum": segments.total, "mean": segments.mean, "max": 
 def _k3(ratios: Ratios, over: Over) -> Level:
     """K3 with verl's rounding, e^Δ − 1 − Δ, which is all that its smallest values are."""
     d, reduce = ratios.clamped(SAFETY), _K3_OVER[over]
-    x = ratios.once("verl k3", lambda: torch.exp(d) - 1.0 - d)
+    x = ratios.once("verl k3", lambda: powers.ratio(ratios, SAFETY) - 1.0 - d)
     if reduce is None:
         return Level(x, "token")
     values = reduce(x, ratios.batch.cu_seqlens)
@@ -127,8 +131,7 @@ def _gap_columns(ratios: Ratios) -> Columns:
     train = batch.rollout if ratios.policy == "rollout" else ratios.train
     log_train = segments.total(train, batch.cu_seqlens) / n
     log_rollout = segments.total(batch.rollout, batch.cu_seqlens) / n
-    d = ratios.delta
-    safe = torch.exp(ratios.clamped(SAFETY))
+    d, raw = ratios.delta, powers.ratio(ratios)
     total = segments.total(d, batch.cu_seqlens)
     found = {
         "ppl": torch.exp(-log_train),
@@ -136,11 +139,11 @@ def _gap_columns(ratios: Ratios) -> Columns:
         "rollout_ppl": torch.exp(-log_rollout),
         "rollout_log_ppl": -log_rollout,
         "kl": -total,
-        "k3": segments.total(torch.exp(d.clamp(max=2 * OVERFLOW)) - d - 1, batch.cu_seqlens),
+        "k3": segments.total(raw.clamp(max=math.exp(2 * OVERFLOW)) - d - 1, batch.cu_seqlens),
         "diff": log_rollout - log_train,
         "abs": (log_rollout - log_train).abs(),
         "ratio": torch.exp(log_rollout - log_train),
-        "rr": segments.total(safe.square(), batch.cu_seqlens),
+        "rr": segments.total(powers.ratio(ratios, SAFETY).square(), batch.cu_seqlens),
         "ss": torch.exp(2 * total.clamp(-SAFETY, SAFETY)),
     }
     return {f"verl/{ratios.policy}/{name}": values for name, values in found.items()}
@@ -170,20 +173,17 @@ def _lost(ratios: Ratios, preset: Preset, generation: Generation) -> Columns:
     lost_rows = lost > 0 if generation.divergences else (lost > 0) | ~together.sequences
     found = {"lost": lost, "lost_rows": lost_rows.to(torch.float64)}
     for i, rule in enumerate(preset.reject if generation.divergences else ()):
-        found |= {
-            f"rule{i}{name}": x
-            for name, x in ratios.once(("verl", rule), lambda r=rule: _gone(ratios, r)).items()
-        }  # type: ignore[misc]
+        found |= {f"rule{i}{name}": values for name, values in _gone(ratios, rule).items()}
     return found
 
 
 def _gone(ratios: Ratios, rule: Reject) -> Columns:
     """Tokens that one rule rejects, and rows with one."""
+    return ratios.once(("verl gone", rule), lambda: _make_gone(ratios, rule))
+
+
+def _make_gone(ratios: Ratios, rule: Reject) -> Columns:
     passed, n = correction.passes(ratios, rule), ratios.batch.lengths.to(torch.float64)
-    left = (
-        n * passed.values
-        if passed.per == "sequence"
-        else segments.count(passed.values, ratios.batch.cu_seqlens)
-    )
-    gone = n - left
+    of_rows, flags = passed.per == "sequence", passed.values
+    gone = n - (n * flags if of_rows else segments.count(flags, ratios.batch.cu_seqlens))
     return {"": gone, "_rows": (gone > 0).to(torch.float64)}

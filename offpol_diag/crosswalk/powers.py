@@ -1,0 +1,32 @@
+"""e^Δ and e^Δ − 1 of every token, exponentiated once for all books."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from offpol_diag.ratios import Ratios
+
+
+def ratio(of: Ratios, safety: float | None = None) -> Tensor:
+    """r = e^Δ, its logarithm within ±safety: [T]. Bounded after exp, which is the same and costs less."""
+    raw = of.once("e^Δ", lambda: torch.exp(of.delta))
+    return raw if safety is None else of.once(("e^Δ", safety), lambda: _bounded(raw, safety, math.exp))
+
+
+def excess(of: Ratios, safety: float | None = None) -> Tensor:
+    """r − 1, log r within ±safety: [T]."""
+    raw = of.once("e^Δ − 1", lambda: torch.expm1(of.delta))
+    return raw if safety is None else of.once(("e^Δ − 1", safety), lambda: _bounded(raw, safety, math.expm1))
+
+
+def k3(of: Ratios, safety: float | None = None) -> Tensor:
+    """r − 1 − log r, log r within ±safety: [T]."""
+    return of.once(("e^Δ − 1 − Δ", safety), lambda: excess(of, safety) - of.clamped(safety))
+
+
+def _bounded(x: Tensor, safety: float, power: Callable[[float], float]) -> Tensor:
+    return x.clamp(power(-safety), power(safety))
