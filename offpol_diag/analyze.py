@@ -166,7 +166,8 @@ class Observe:
     def __call__(self, batch: Batch) -> Observed:
         """A batch's tally."""
         study = self.study
-        scene = Scene.of(self.found.filled(batch), study.seed, study.replicates, self.found.settled)
+        batch, settled = self.found.filled(batch), self.found.settled
+        scene = Scene.of(batch, study.seed, study.replicates, settled, study.near)
         seen = Observed(observe(study, scene), table(scene, study) if self.rows else None)
         scene.forget()
         return seen

@@ -6,7 +6,7 @@ runs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor
 from offpol_diag import segments
 
 POLICIES = ("rollout", "old", "current")
+PER_TOKEN = ("rollout", "old", "current", "advantages", "position", "token_ids", "entropy")
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,14 @@ class Batch:
         """The log-probs of one of `POLICIES`, [T] float64, or None when the dump lacks them."""
         found: Tensor | None = getattr(self, name)
         return found
+
+    def some(self, index: Tensor) -> Batch:
+        """All sequences with only some of their tokens, `index` [K] rising; turns are not told apart."""
+        values: dict[str, Any] = {
+            name: None if (x := getattr(self, name)) is None else x[index] for name in PER_TOKEN
+        }
+        starts = torch.searchsorted(index, self.cu_seqlens)
+        return replace(self, **values, cu_seqlens=starts, cu_runs=starts)
 
     def to(self, device: torch.device) -> Batch:
         """The same batch on another device."""

@@ -79,6 +79,8 @@ def weigh(ratios: Ratios, preset: Preset) -> Weighed:
     """Weights of every token or sequence under the preset's weight rule, which it must have."""
     assert preset.weight is not None
     weight = preset.weight
+    if ratios.whole is not None and weight.over != "token":
+        return weigh(ratios.whole, preset)
     return ratios.once(("weight", weight_key(preset)), lambda: _weigh(_seen(ratios, preset, weight), weight))
 
 
@@ -103,10 +105,15 @@ def _held(weights: Level, log: Level, weight: Weight) -> Level:
 def _bounded(ratios: Ratios, weight: Weight) -> tuple[Tensor, Tensor]:
     """How often |log r| exceeds the safety bound, and of how many: [S] each."""
     over: Over = "token" if weight.safety_at == "token" else weight.over
-    log = ratios.aggregate("ratio", over)
-    every = torch.ones_like(log.values, dtype=torch.bool)
-    beyond = log.values.abs() > (math.inf if weight.safety is None else weight.safety)
-    return per_sequence(beyond, log, ratios.batch), per_sequence(every, log, ratios.batch)
+    return ratios.once(("bounded", over, weight.safety), lambda: _beyond_safety(ratios, over, weight.safety))
+
+
+def _beyond_safety(ratios: Ratios, over: Over, safety: float | None) -> tuple[Tensor, Tensor]:
+    log, lengths = ratios.aggregate("ratio", over), ratios.batch.lengths
+    tries = (lengths if log.per == "token" else lengths > 0).to(torch.float64)
+    if safety is None:
+        return torch.zeros_like(tries), tries
+    return per_sequence(log.values.abs() > safety, log, ratios.batch), tries
 
 
 def _truncate(ratios: Ratios, weight: Weight, log: Level, raw: Level, outside: Tensor) -> Level:
@@ -193,6 +200,8 @@ def _left(ratios: Ratios, preset: Preset) -> Tensor:
 
 def passes(ratios: Ratios, rule: Reject) -> Level:
     """Which tokens or sequences one rejection rule lets through, `ratios` being of the rule's numerator."""
+    if ratios.whole is not None and not rule.on_tokens:
+        return passes(ratios.whole, rule)
     return ratios.once(rule, lambda: _passes(ratios, rule))
 
 

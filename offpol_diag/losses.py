@@ -150,13 +150,15 @@ def kind(preset: Preset) -> tuple[object, ...]:
     return preset.loss, preset.policy == "old", preset.clip if ratio else None
 
 
-def token_loss(ratios: Ratios, preset: Preset) -> TokenLoss | None:
-    """The preset's loss per token, or None when the batch lacks what it needs; `ratios` keeps the parts.
+def anchor_of(policy: str) -> str:
+    """The policy whose ratio the loss clips: π_old for decoupled presets, else π_rollout."""
+    return "old" if policy == "old" else "rollout"
 
-    The anchor is π_old for decoupled presets, else π_rollout.
-    """
+
+def token_loss(ratios: Ratios, preset: Preset) -> TokenLoss | None:
+    """The preset's loss per token, or None when the batch lacks what it needs; `ratios` keeps the parts."""
     batch = ratios.batch
-    anchor = batch.old if preset.policy == "old" else batch.rollout
+    anchor = batch.policy(anchor_of(preset.policy))
     if anchor is None or batch.current is None or batch.advantages is None:
         return None
     return ratios.once(("loss of", kind(preset)), lambda: _token_loss(ratios, preset, anchor))
@@ -181,10 +183,17 @@ def _token_loss(ratios: Ratios, preset: Preset, anchor: Tensor) -> TokenLoss:
     )
 
 
+def _mean_u(ratios: Ratios, anchor: str) -> Tensor:
+    """The mean of u over all tokens of each sequence, [S]."""
+    whole = ratios.whole or ratios
+    batch = whole.batch
+    u = whole.once("loss u", lambda: batch.current - batch.policy(anchor))  # type: ignore[operator]
+    return whole.once("loss mean u", lambda: segments.mean(u, batch.cu_seqlens))
+
+
 def _ratio(ratios: Ratios, u: Tensor, pooled: bool) -> tuple[Tensor, Tensor]:
     """e^u and whether it moves, [T]."""
     if pooled:
-        offsets = ratios.batch.cu_seqlens
-        u = segments.spread(segments.mean(u, offsets), offsets)
+        u = segments.spread(_mean_u(ratios, anchor_of(ratios.policy)), ratios.batch.cu_seqlens)
     held = u.clamp(-SAFETY, SAFETY)
     return torch.exp(held), held == u

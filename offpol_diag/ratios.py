@@ -83,6 +83,7 @@ class Ratios:
         settled: what the trainer batch settles for rules and weights that look beyond one sequence.
         peers: the same batch's ratios of other numerators, shared by all of them.
         left: which tokens aggregates run over, [T] bool; None for all.
+        whole: where this batch is some tokens of another one: that one's ratios, which judge sequences.
     """
 
     batch: Batch
@@ -90,6 +91,7 @@ class Ratios:
     settled: Settled = UNSETTLED
     peers: dict[str, Ratios] = field(default_factory=dict, repr=False)
     left: Tensor | None = field(default=None, repr=False)
+    whole: Ratios | None = field(default=None, repr=False)
     _memo: dict[object, object] = field(default_factory=dict, repr=False)
 
     def of(self, policy: Policy | None) -> Ratios:
@@ -97,7 +99,8 @@ class Ratios:
         if policy is None or policy == self.policy:
             return self
         if policy not in self.peers:
-            self.peers[policy] = Ratios(self.batch, policy, self.settled, self.peers)
+            whole = None if self.whole is None else self.whole.of(policy)
+            self.peers[policy] = Ratios(self.batch, policy, self.settled, self.peers, whole=whole)
         return self.peers[policy]
 
     def among(self, left: Tensor, key: object) -> Ratios:
@@ -148,8 +151,10 @@ class Ratios:
         """The statistic over tokens, sequences or turns, each token's Δ clamped to ±safety first.
 
         Per sequence: sum, mean, max, min of its tokens (an empty sequence has 0). A turn's mean is given to
-        its tokens.
+        its tokens. Sequences are judged by all their tokens, also where this batch has only some of them.
         """
+        if self.whole is not None and over in _OVER_SEQUENCE:
+            return self.whole.aggregate(statistic, over, safety)
         return self.once((statistic, over, safety), lambda: self._aggregate(statistic, over, safety))
 
     def _aggregate(self, statistic: Statistic, over: Over, safety: float | None) -> Level:

@@ -15,7 +15,7 @@ import torch
 from offpol_diag import scope, segments
 from offpol_diag.batch import Batch
 from offpol_diag.errors import UsageError
-from offpol_diag.metrics.outcome import outcome
+from offpol_diag.metrics.pieces import pieces
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.presets import Preset
 from offpol_diag.tally import Study
@@ -105,14 +105,14 @@ def _scalar(batch: Batch, name: str, kind: pa.DataType, cast: type[str] | type[i
 
 
 def _preset_columns(scene: Scene, preset: Preset) -> dict[str, pa.Array]:
-    done = outcome(scene, preset)
+    done = pieces(scene, preset)
     weights = done.weight_sum.cpu().numpy()
     return {
         f"{preset.name}.kept_tokens": pa.array(done.kept_tokens.to(torch.int64).cpu().numpy()),
         f"{preset.name}.weight_sum": pa.nulls(len(weights), pa.float64())
-        if done.weighed is None
+        if done.first.weighed is None
         else pa.array(weights),
-        f"{preset.name}.vetoed": pa.array(done.kept.vetoed.cpu().numpy()),
+        f"{preset.name}.vetoed": pa.array(done.first.kept.vetoed.cpu().numpy()),
     }
 
 

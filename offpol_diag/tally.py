@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from offpol_diag import near
 from offpol_diag.accumulators import Extremes, State, Sums
 from offpol_diag.batch import Batch
 from offpol_diag.crosswalk import BOOKS
@@ -58,6 +60,11 @@ class Study:
     def main(self) -> Drift:
         """The drift that places and worst tokens are about: drift 1, or the total of a two-policy dump."""
         return self.drifts[0]
+
+    @cached_property
+    def near(self) -> float | None:
+        """The largest |Δ| of a near token, nats."""
+        return near.radius(self.presets) if self.presets else None
 
     @property
     def normalised(self) -> tuple[Preset, ...]:

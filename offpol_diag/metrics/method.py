@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import reduce
 
 import torch
 from torch import Tensor
 
 from offpol_diag import segments
 from offpol_diag.accumulators import extremes
+from offpol_diag.correction import weight_key
 from offpol_diag.metrics.formula import Formula, Lookup, mean
-from offpol_diag.metrics.outcome import Outcome, norm, outcome, token_mask
+from offpol_diag.metrics.outcome import Outcome, norm, token_rules
+from offpol_diag.metrics.pieces import Pieces, pieces
 from offpol_diag.metrics.scene import Scene
-from offpol_diag.presets import Preset
+from offpol_diag.presets import Preset, Reject
+from offpol_diag.ratios import Ratios
 
 
 def columns(scene: Scene, preset: Preset) -> dict[str, Tensor]:
     """Per-sequence columns [S] that the formulas of this module read."""
-    done = outcome(scene, preset)
+    done = pieces(scene, preset)
     n = scene.batch.lengths.to(torch.float64)
-    there = n > 0
+    there, acted = n > 0, done.acted
+    weight = done.sums.first / n.clamp(min=1)
     found = {
         "kept": done.kept_tokens,
         "w": done.sums.first,
@@ -27,68 +32,74 @@ def columns(scene: Scene, preset: Preset) -> dict[str, Tensor]:
         "w11": done.sums.about_one,
         "dropped": ((done.kept_tokens == 0) & there).to(torch.float64),
         "touched": ((done.kept_tokens < n) & there).to(torch.float64),
-        "vetoed": done.kept.vetoed.to(torch.float64),
-        "catastrophic": done.kept.catastrophic,
-        **_sequence_weights(done, n),
+        "vetoed": done.first.kept.vetoed.to(torch.float64),
+        "catastrophic": done.first.kept.catastrophic,
+        "v": weight,  # of a sequence: the mean over its tokens of what each contributes (0 when rejected)
+        "vv": weight.square(),
+        "high": acted.high,
+        "low": acted.low,
+        "units": acted.units,
+        "bounded": acted.bounded,
+        "tries": acted.tries,
         **norm(done, preset),
-        **_truncated(done, n),
-        **_by_sign(scene, done, preset),
+        **_by_sign(done),
     }
     return {f"{preset.name}|{name}": values for name, values in found.items()}
 
 
-def _sequence_weights(done: Outcome, n: Tensor) -> dict[str, Tensor]:
-    """A sequence's weight: the mean over its tokens of what each contributes (0 when rejected)."""
-    weight = done.sums.first / n.clamp(min=1)
-    return {"v": weight, "vv": weight.square()}
-
-
-def _truncated(done: Outcome, n: Tensor) -> dict[str, Tensor]:
-    if done.weighed is None:
-        zero = torch.zeros_like(n)
-        return {"high": zero, "low": zero, "units": n, "bounded": zero, "tries": n}
-    units = n if done.weighed.final.per == "token" else (n > 0).to(torch.float64)
-    weighed = done.weighed
-    counts = {"high": weighed.high, "low": weighed.low, "units": units}
-    return counts | {"bounded": weighed.bounded, "tries": weighed.tries}
-
-
-def _by_sign(scene: Scene, done: Outcome, preset: Preset) -> dict[str, Tensor]:
+def _by_sign(done: Pieces) -> dict[str, Tensor]:
     """Tokens and kept tokens where the advantage is positive and where it is negative."""
-    advantages = scene.batch.advantages
-    if advantages is None:
+    if done.ratios.batch.advantages is None:
         return {}
-    found: dict[str, Tensor] = {}
-    offsets = scene.batch.cu_seqlens
-    for name, flags in (("positive", advantages > 0), ("negative", advantages < 0)):
-        every = done.ratios.once(("sign", name), lambda f=flags: segments.count(f, offsets))  # type: ignore[misc]
-        left = every if done.kept.tokens is None else segments.count(flags & done.kept.tokens, offsets)
-        found |= {name: every, f"{name}_kept": left * done.kept.sequences}
-    return found
+    every = _signs(done.ratios, None)
+    left = done.total(lambda one, rules: _signs(one.ratios, one.kept.tokens, token_rules(one, rules)))
+    return every | {f"{name}_kept": x * done.sequences for name, x in left.items()}
+
+
+def _signs(ratios: Ratios, keep: Tensor | None, rules: tuple[Reject, ...] = ()) -> dict[str, Tensor]:
+    """Tokens by the sign of their advantage, of those to keep, [S]."""
+    return ratios.once(("signs", rules), lambda: _count_signs(ratios, keep))
+
+
+def _count_signs(ratios: Ratios, keep: Tensor | None) -> dict[str, Tensor]:
+    advantages, offsets = ratios.batch.advantages, ratios.batch.cu_seqlens
+    assert advantages is not None
+    flags = {"positive": advantages > 0, "negative": advantages < 0}
+    return {name: segments.count(at if keep is None else at & keep, offsets) for name, at in flags.items()}
 
 
 def ranges(scene: Scene, preset: Preset) -> dict[str, tuple[Tensor, Tensor]]:
     """Smallest and largest final weight of a kept token."""
-    done = outcome(scene, preset)
-    left = done.kept_tokens > 0
-    if done.weighed is None:
-        found = extremes(torch.ones_like(done.kept_tokens)[left])
-    elif done.weighed.final.per == "sequence":
-        found = extremes(done.weighed.final.values[left])
-    elif done.kept.tokens is None:
-        found = _per_sequence_range(done, left)
+    low, high = weight_span(pieces(scene, preset))
+    return {f"{preset.name}|weight": (extremes(low)[0], extremes(high)[1])}
+
+
+def weight_span(done: Pieces) -> tuple[Tensor, Tensor]:
+    """Smallest and largest final weight of a sequence's kept tokens, [S]; (+inf, -inf) where none is kept."""
+    if done.first.weighed is None or done.per_sequence is not None:
+        low = high = torch.ones_like(done.kept_tokens) if done.per_sequence is None else done.per_sequence
     else:
-        found = extremes(done.weighed.final.values[token_mask(done) > 0])
-    return {f"{preset.name}|weight": found}
+        found = [_token_span(one, rules) for one, rules in done.each]
+        low = reduce(torch.minimum, [low for low, _ in found])
+        high = reduce(torch.maximum, [high for _, high in found])
+    left = done.kept_tokens > 0
+    return torch.where(left, low, torch.inf), torch.where(left, high, -torch.inf)
 
 
-def _per_sequence_range(done: Outcome, left: Tensor) -> tuple[Tensor, Tensor]:
-    """Of token weights when whole sequences are kept or dropped; presets with equal weights share it."""
+def _token_span(done: Outcome, preset: Preset) -> tuple[Tensor, Tensor]:
+    """Of the tokens that pass the rules on tokens; presets with equal weights and rules share it."""
     assert done.weighed is not None
-    weights, offsets = done.weighed.final.values, done.ratios.batch.cu_seqlens
-    low = done.ratios.once(("low", id(weights)), lambda: segments.smallest(weights, offsets))
-    high = done.ratios.once(("high", id(weights)), lambda: segments.largest(weights, offsets))
-    return extremes(low[left])[0], extremes(high[left])[1]
+    key = ("span", weight_key(preset), token_rules(done, preset))
+    weights = done.weighed.final.values
+    return done.ratios.once(key, lambda: _kept_span(done.ratios, weights, done.kept.tokens))
+
+
+def _kept_span(ratios: Ratios, weights: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor]:
+    low, high = (
+        weights if keep is None else torch.where(keep, weights, absent) for absent in (torch.inf, -torch.inf)
+    )
+    offsets = ratios.batch.cu_seqlens
+    return segments.smallest(low, offsets), segments.largest(high, offsets)
 
 
 def own_denominators(presets: Sequence[Preset], sums: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -11,9 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from offpol_diag import losses, scope, segments
+from offpol_diag import losses, scope
 from offpol_diag.accumulators import Extremes, Places, Sums
-from offpol_diag.metrics.outcome import norm_factor, outcome
+from offpol_diag.metrics.method import weight_span
+from offpol_diag.metrics.outcome import norm_factor
+from offpol_diag.metrics.pieces import pieces
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.presets import Preset
 from offpol_diag.scope import Label
@@ -45,26 +47,12 @@ def _members(scene: Scene) -> dict[Label, Tensor]:
 
 def ranges(scene: Scene, presets: Sequence[Preset]) -> Places[Extremes]:
     """Smallest and largest final weight of a kept token, per trainer batch, before it is divided."""
-    spans = {f"{preset.name}|weight": _span(scene, preset) for preset in presets}
+    spans = {f"{preset.name}|weight": weight_span(pieces(scene, preset)) for preset in presets}
     return Places({label: _extremes(spans, at) for label, at in _members(scene).items()})
 
 
 def _extremes(spans: Mapping[str, tuple[Tensor, Tensor]], at: Tensor) -> Extremes:
     return Extremes.of({name: (low[at].min(), high[at].max()) for name, (low, high) in spans.items()})
-
-
-def _span(scene: Scene, preset: Preset) -> tuple[Tensor, Tensor]:
-    """Per sequence [S]; (+inf, -inf) where nothing is kept."""
-    done = outcome(scene, preset)
-    assert done.weighed is not None
-    weights, offsets = done.weighed.final, scene.batch.cu_seqlens
-    low = high = weights.values
-    if weights.per == "token":
-        keep = torch.ones_like(low, dtype=torch.bool) if done.kept.tokens is None else done.kept.tokens
-        low = segments.smallest(torch.where(keep, low, torch.inf), offsets)
-        high = segments.largest(torch.where(keep, high, -torch.inf), offsets)
-    left = done.kept_tokens > 0
-    return torch.where(left, low, torch.inf), torch.where(left, high, -torch.inf)
 
 
 # ---------------------------------------------------------------- reading

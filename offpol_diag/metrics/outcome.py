@@ -6,6 +6,7 @@ Presets that share a weight rule, or rules on tokens, share the work.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from torch import Tensor
 from offpol_diag import correction, segments
 from offpol_diag.correction import Kept, Weighed
 from offpol_diag.metrics.scene import Scene
-from offpol_diag.presets import Preset
+from offpol_diag.presets import Preset, Reject
 from offpol_diag.ratios import Level, Ratios
 
 SMALLEST_NORM = 1e-8
@@ -42,6 +43,15 @@ class Moments:
         """Every sum times x [S]."""
         return Moments(self.first * x, self.second * x, self.excess * x, self.about_one * x)
 
+    def plus(self, more: Moments) -> Moments:
+        """Sums over the tokens of both."""
+        return Moments(
+            self.first + more.first,
+            self.second + more.second,
+            self.excess + more.excess,
+            self.about_one + more.about_one,
+        )
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -64,15 +74,33 @@ class Outcome:
     sums: Moments
 
 
+class Weights(Protocol):
+    """What knows the sum of all weights: an outcome."""
+
+    @property
+    def ratios(self) -> Ratios:
+        """Of all tokens."""
+        ...
+
+    @property
+    def weight_sum(self) -> Tensor:
+        """Per sequence, [S]."""
+        ...
+
+
 def applied(preset: Preset) -> Preset:
     """What the trainer really does: a preset that is only logged changes nothing."""
     return preset if preset.apply else replace(preset, weight=None, reject=(), veto=None)
 
 
 def outcome(scene: Scene, preset: Preset) -> Outcome:
-    """Apply a preset to the batch; presets that share rules share the work."""
+    """Apply a preset to the whole batch, token by token."""
     preset = applied(preset)
-    ratios = scene.ratios(preset.policy)
+    return of(scene.ratios(preset.policy), preset)
+
+
+def of(ratios: Ratios, preset: Preset) -> Outcome:
+    """A preset that is applied, on some tokens or all; presets that share rules share the work."""
     key = ("outcome", preset.weight, preset.reject, preset.veto)
     return ratios.once(key, lambda: _outcome(ratios, preset))
 
@@ -111,7 +139,7 @@ def _total(ratios: Ratios, weights: Level, preset: Preset) -> Tensor:
 def _moments(ratios: Ratios, preset: Preset, weights: Level, kept: Kept, tokens: Tensor) -> Moments:
     """Sums over kept tokens; shared by presets with the same weights and the same rules on tokens."""
     if weights.per == "sequence":
-        return _powers(weights.values).times(tokens)
+        return powers(weights.values).times(tokens)
     rules = preset.reject if kept.tokens is not None else ()
     sums = ratios.once(
         ("moments", correction.weight_key(preset), rules),
@@ -120,17 +148,23 @@ def _moments(ratios: Ratios, preset: Preset, weights: Level, kept: Kept, tokens:
     return sums.times(kept.sequences)
 
 
-def _powers(w: Tensor) -> Moments:
+def powers(w: Tensor) -> Moments:
+    """What each weight adds to the sums."""
     return Moments(w, w.square(), w - 1, (w - 1).square())
 
 
 def _token_moments(ratios: Ratios, w: Tensor, kept: Kept) -> Moments:
-    each, offsets = _powers(w), ratios.batch.cu_seqlens
+    each, offsets = powers(w), ratios.batch.cu_seqlens
 
     def total(x: Tensor) -> Tensor:
         return segments.total(x if kept.tokens is None else torch.where(kept.tokens, x, 0.0), offsets)
 
     return Moments(*(total(x) for x in (each.first, each.second, each.excess, each.about_one)))
+
+
+def token_rules(done: Outcome, preset: Preset) -> tuple[Reject, ...]:
+    """What the mask of single tokens depends on; presets that drop whole sequences share what follows."""
+    return applied(preset).reject if done.kept.tokens is not None else ()
 
 
 def token_mask(done: Outcome) -> Tensor:
@@ -140,7 +174,7 @@ def token_mask(done: Outcome) -> Tensor:
     return mask.to(torch.float64)
 
 
-def norm(done: Outcome, preset: Preset) -> dict[str, Tensor]:
+def norm(done: Weights, preset: Preset) -> dict[str, Tensor]:
     """What batch normalisation divides by: the mean weight before rejection, over tokens or sequences."""
     if preset.weight is None or not preset.weight.normalize:
         return {}

@@ -9,42 +9,39 @@ from offpol_diag import losses, segments
 from offpol_diag.correction import weight_key
 from offpol_diag.losses import TokenLoss
 from offpol_diag.metrics.formula import Formula, mean
-from offpol_diag.metrics.outcome import Outcome, applied, outcome
+from offpol_diag.metrics.outcome import Outcome, token_rules
+from offpol_diag.metrics.pieces import Pieces, pieces
 from offpol_diag.metrics.scene import Scene
-from offpol_diag.presets import Preset, Reject
+from offpol_diag.presets import Preset
 
 
 def columns(scene: Scene, preset: Preset) -> dict[str, Tensor]:
     """Weighted loss over kept tokens, its mean over the sequence's kept tokens, clip counts, ppo_kl."""
-    done, kind = outcome(scene, preset), losses.kind(preset)
-    loss = losses.token_loss(done.ratios, preset)
-    if loss is None:
+    done = pieces(scene, preset)
+    if losses.token_loss(done.ratios, preset) is None:
         return {}
-    rules = token_rules(done, preset)
-    clips = done.ratios.once(("clip sums", kind, rules), lambda: _clips(done, loss))
-    kl = done.ratios.once(("kl sum", rules), lambda: _total(done, loss.kl, done.kept.tokens))
-    summed = weighed_sums(done, preset)["loss"] * multipliers(done, loss.weighted)[1] * done.kept.sequences
+    sums = done.total(_counts)
+    summed = done.total(weighed_sums)["loss"] * sequence_weights(done, preset) * done.sequences
     found = {
         "loss": summed,
         "loss_mean": summed / done.kept_tokens.clamp(min=1),
         "loss_rows": (done.kept_tokens > 0).to(torch.float64),
-        **{name: values * done.kept.sequences for name, values in {**clips, "kl": kl}.items()},
+        **{name: values * done.sequences for name, values in sums.items()},
     }
     return {f"{preset.name}|{name}": values for name, values in found.items()}
 
 
-def multipliers(done: Outcome, weighted: bool) -> tuple[Tensor | None, Tensor]:
-    """The weights that multiply the loss: of tokens [T] or none, and of sequences [S]."""
-    ones = torch.ones_like(done.kept_tokens)
-    if not weighted or done.weighed is None:
-        return None, ones
-    final = done.weighed.final
-    return (final.values, ones) if final.per == "token" else (None, final.values)
+def sequence_weights(done: Pieces, preset: Preset) -> Tensor | float:
+    """What multiplies the loss of a whole sequence, [S]."""
+    weights = done.per_sequence
+    return weights if weights is not None and losses.weighted(preset) else 1.0
 
 
-def token_rules(done: Outcome, preset: Preset) -> tuple[Reject, ...]:
-    """What the mask of single tokens depends on; presets that drop whole sequences share what follows."""
-    return applied(preset).reject if done.kept.tokens is not None else ()
+def token_weights(done: Outcome, preset: Preset) -> Tensor | None:
+    """What multiplies the loss of each token, [T]."""
+    if done.weighed is None or done.weighed.final.per != "token" or not losses.weighted(preset):
+        return None
+    return done.weighed.final.values
 
 
 def weighed_sums(done: Outcome, preset: Preset) -> dict[str, Tensor]:
@@ -52,7 +49,7 @@ def weighed_sums(done: Outcome, preset: Preset) -> dict[str, Tensor]:
 
     Without π_θ there is no loss, and the slope is −A.
     """
-    found, weights = losses.token_loss(done.ratios, preset), multipliers(done, losses.weighted(preset))[0]
+    found, weights = losses.token_loss(done.ratios, preset), token_weights(done, preset)
     by = None if weights is None else weight_key(preset), token_rules(done, preset)
     key = "loss sums", None if found is None else losses.kind(preset), by
     return done.ratios.once(key, lambda: _weighed_sums(done, found, weights))
@@ -66,6 +63,15 @@ def _weighed_sums(done: Outcome, found: TokenLoss | None, weights: Tensor | None
     if each is None:
         return {name: _total(done, x, keep) for name, x in terms.items()}
     return {name: _total(done, x * each, None) for name, x in terms.items()}
+
+
+def _counts(done: Outcome, preset: Preset) -> dict[str, Tensor]:
+    """Tokens where the clip decides, where the dual clip does, and Σ(log π_anchor − log π_θ)."""
+    loss, rules = losses.token_loss(done.ratios, preset), token_rules(done, preset)
+    assert loss is not None
+    clips = done.ratios.once(("clip sums", losses.kind(preset), rules), lambda: _clips(done, loss))
+    kl = done.ratios.once(("kl sum", rules), lambda: _total(done, loss.kl, done.kept.tokens))
+    return clips | {"kl": kl}
 
 
 def _clips(done: Outcome, loss: TokenLoss) -> dict[str, Tensor]:

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from offpol_diag import segments
 from offpol_diag.metrics.formula import Formula, mean
-from offpol_diag.metrics.outcome import Outcome, applied, outcome
+from offpol_diag.metrics.outcome import Outcome, token_rules
+from offpol_diag.metrics.pieces import pieces
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.presets import Preset
 from offpol_diag.ratios import OVERFLOW, Ratios
@@ -18,15 +19,15 @@ from offpol_diag.ratios import OVERFLOW, Ratios
 
 def columns(scene: Scene, preset: Preset) -> dict[str, Tensor]:
     """Per-sequence columns [S]: Σ k3 over kept tokens, the perplexity ratio and w² − 1 of what is left."""
-    done = outcome(scene, preset)
-    rules = applied(preset).reject if done.kept.tokens is not None else ()
-    k3, delta = done.ratios.once(("residual", rules), lambda: _sums(done.ratios, done))
+    done = pieces(scene, preset)
+    found = done.total(_sums)
+    k3, delta = found["k3"], found["delta"]
     left = (done.kept_tokens > 0).to(torch.float64)
     gap = delta / done.kept_tokens.clamp(min=1)
     n = scene.batch.lengths.clamp(min=1).to(torch.float64)
     away = (done.sums.excess + done.kept_tokens - n) / n
     found = {
-        "k3": k3 * done.kept.sequences,
+        "k3": k3 * done.sequences,
         "ppl": torch.expm1((-gap).clamp(max=2 * OVERFLOW)) * left,
         "left": left,
         "ww": done.sums.about_one + 2 * done.sums.excess,
@@ -35,14 +36,19 @@ def columns(scene: Scene, preset: Preset) -> dict[str, Tensor]:
     return {f"{preset.name}|residual_{name}": values for name, values in found.items()}
 
 
-def _sums(ratios: Ratios, done: Outcome) -> tuple[Tensor, Tensor]:
+def _sums(done: Outcome, preset: Preset) -> dict[str, Tensor]:
     """Σ k3 and ΣΔ of the tokens that pass every rule on tokens."""
-    delta = ratios.delta
-    k3 = torch.expm1(delta.clamp(-OVERFLOW, OVERFLOW)) - delta
-    offsets, keep = ratios.batch.cu_seqlens, done.kept.tokens
+    return done.ratios.once(
+        ("residual", token_rules(done, preset)), lambda: _kept_sums(done.ratios, done.kept.tokens)
+    )
+
+
+def _kept_sums(ratios: Ratios, keep: Tensor | None) -> dict[str, Tensor]:
+    delta, offsets = ratios.delta, ratios.batch.cu_seqlens
+    k3 = ratios.once("k3", lambda: torch.expm1(delta.clamp(-OVERFLOW, OVERFLOW)) - delta)
     if keep is not None:
         delta, k3 = torch.where(keep, delta, 0.0), torch.where(keep, k3, 0.0)
-    return segments.total(k3, offsets), segments.total(delta, offsets)
+    return {"k3": segments.total(k3, offsets), "delta": segments.total(delta, offsets)}
 
 
 ROWS = (

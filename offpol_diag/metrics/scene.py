@@ -9,9 +9,9 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from offpol_diag import resample
+from offpol_diag import near, resample
 from offpol_diag.batch import Batch
-from offpol_diag.presets import Policy
+from offpol_diag.presets import Policy, Preset
 from offpol_diag.ratios import Ratios
 from offpol_diag.scope import UNSETTLED, Settled
 
@@ -20,24 +20,67 @@ T = TypeVar("T")
 
 @dataclass
 class Scene:
-    """A batch, its bootstrap draws [S, B], and the log-ratios computed so far."""
+    """A batch, its bootstrap draws [S, B], and the log-ratios computed so far.
+
+    Attributes:
+        near: the largest |Δ| of a near token (`near.py`), nats; None: all tokens are looked at one by one.
+    """
 
     batch: Batch
     draws: Tensor
     settled: Settled = UNSETTLED
+    near: float | None = None
     _ratios: dict[str, Ratios] = field(default_factory=dict)
     _memo: dict[object, object] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def of(cls, batch: Batch, seed: int, replicates: int, settled: Settled = UNSETTLED) -> Scene:
+    def of(
+        cls,
+        batch: Batch,
+        seed: int,
+        replicates: int,
+        settled: Settled = UNSETTLED,
+        near: float | None = None,
+    ) -> Scene:
         """Draw for every sequence."""
-        return cls(batch, resample.draws(batch.key, seed, replicates), settled)
+        return cls(batch, resample.draws(batch.key, seed, replicates), settled, near)
 
     def ratios(self, policy: Policy) -> Ratios:
         """π_policy/π_rollout, shared by everything that asks."""
         if policy not in self._ratios:
             self._ratios[policy] = Ratios(self.batch, policy, self.settled, self._ratios)
         return self._ratios[policy]
+
+    def parts(self, preset: Preset) -> tuple[tuple[Ratios, Preset], ...]:
+        """The tokens the preset can act on, and all others with what is left of the preset for them.
+
+        One part with all tokens, where the preset looks beyond single tokens or sequences.
+        """
+        if self.near is None or not near.idle(preset, self.near):
+            return ((self.ratios(preset.policy), preset),)
+        radius = self.near
+        far, close = self.once("split", lambda: self._split(radius))
+        return (far.of(preset.policy), preset), (close.of(preset.policy), near.neutral(preset))
+
+    def _split(self, radius: float) -> tuple[Ratios, Ratios]:
+        """The same batch's far and near tokens."""
+        whole = self.ratios("rollout")
+        close = torch.ones(self.batch.tokens, dtype=torch.bool, device=self.batch.rollout.device)
+        for gap in self._gaps():
+            close &= gap.abs() <= radius
+        far, close = (torch.nonzero(at).flatten() for at in (~close, close))
+        parts = (self.batch.some(at) for at in (far, close))
+        one, two = (Ratios(part, "rollout", self.settled, whole=whole) for part in parts)
+        return one, two
+
+    def _gaps(self) -> list[Tensor]:
+        """Every log-ratio that a preset or a loss may look at, [T] each."""
+        batch = self.batch
+        there: tuple[Policy, ...] = ("old", "current")
+        found = [self.ratios(policy).delta for policy in there if batch.policy(policy) is not None]
+        if batch.old is not None and batch.current is not None:
+            found.append(batch.current - batch.old)
+        return found
 
     def once(self, key: object, make: Callable[[], T]) -> T:
         """`make()`, computed once per key."""
@@ -49,6 +92,8 @@ class Scene:
         """Let go of all that was computed; outcomes and ratios know each other, so no one else would soon."""
         for ratios in tuple(self._ratios.values()):
             ratios.forget()
+        for part in self._memo.pop("split", ()):  # type: ignore[attr-defined]
+            part.forget()
         self._memo.clear()
 
     @property

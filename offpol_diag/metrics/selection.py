@@ -10,7 +10,7 @@ from torch import Tensor
 from offpol_diag import resample
 from offpol_diag.accumulators import GroupSample
 from offpol_diag.metrics.formula import plain
-from offpol_diag.metrics.outcome import outcome
+from offpol_diag.metrics.pieces import pieces
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.presets import Preset
 from offpol_diag.summary import Numbers
@@ -44,7 +44,7 @@ def by_length(scene: Scene, presets: tuple[Preset, ...]) -> Grid:
     """Bin the batch by length."""
     n = scene.batch.lengths
     there = (n > 0).to(torch.float64)
-    kept = [outcome(scene, preset).kept_tokens for preset in presets]
+    kept = [pieces(scene, preset).kept_tokens for preset in presets]
     stacked = torch.stack((there, n.to(torch.float64), *kept), dim=1)
     return Grid(stacked.new_zeros(LENGTH_BINS, stacked.shape[1]).index_add_(0, length_bin(n), stacked))
 
@@ -52,7 +52,7 @@ def by_length(scene: Scene, presets: tuple[Preset, ...]) -> Grid:
 def by_group(scene: Scene, presets: tuple[Preset, ...]) -> GroupSample:
     """Sequences, and each preset's sequences with a token left, by group."""
     there = (scene.batch.lengths > 0).to(torch.float64)
-    left = [(outcome(scene, preset).kept_tokens > 0).to(torch.float64) for preset in presets]
+    left = [(pieces(scene, preset).kept_tokens > 0).to(torch.float64) for preset in presets]
     return GroupSample.of(resample.mix(scene.batch.key), torch.stack((there, *left), dim=1))
 
 

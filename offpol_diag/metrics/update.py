@@ -12,8 +12,9 @@ from torch import Tensor
 from offpol_diag import losses, segments
 from offpol_diag.correction import weight_key
 from offpol_diag.metrics.formula import Formula, Lookup
-from offpol_diag.metrics.outcome import Outcome, applied, outcome
-from offpol_diag.metrics.policyloss import multipliers, token_rules, weighed_sums
+from offpol_diag.metrics.outcome import Outcome, applied, token_rules
+from offpol_diag.metrics.pieces import pieces
+from offpol_diag.metrics.policyloss import sequence_weights, token_weights, weighed_sums
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.presets import Preset
 from offpol_diag.ratios import Ratios
@@ -33,12 +34,11 @@ def columns(scene: Scene, preset: Preset) -> dict[str, Tensor]:
     """Per-sequence columns [S]: Σ|slope · w| of what still pulls, and Σ|A| by sign of what does not."""
     if scene.batch.advantages is None:
         return {}
-    done = outcome(scene, preset)
-    per_token, per_sequence = multipliers(done, losses.weighted(preset))
-    whole = per_sequence * done.kept.sequences
-    still = _still(done, preset, per_token)
+    done = pieces(scene, preset)
+    whole = sequence_weights(done, preset) * done.sequences
+    still = done.total(_still)
     mass = done.ratios.once("mass", lambda: shared(scene))
-    found = {"update": weighed_sums(done, preset)["pull"] * whole}
+    found = {"update": done.total(weighed_sums)["pull"] * whole}
     for sign in SIGNS:
         found[f"still_{sign}"] = torch.where(whole == 0, mass[f"mass_{sign}"], still[sign])
     return {f"{preset.name}|{name}": values for name, values in found.items()}
@@ -58,11 +58,11 @@ def _slope(ratios: Ratios, preset: Preset) -> tuple[object, Tensor]:
     return None, ratios.batch.advantages
 
 
-def _still(done: Outcome, preset: Preset, weights: Tensor | None) -> dict[str, Tensor]:
+def _still(done: Outcome, preset: Preset) -> dict[str, Tensor]:
     """Σ|A| by sign of the tokens that pull nothing: by a rule, by the loss's clip or by a weight of 0."""
     ratios = done.ratios
     kind, slope = _slope(ratios, preset)
-    zeros = weights if _may_be_zero(preset) else None
+    zeros = token_weights(done, preset) if _may_be_zero(preset) else None
     by = None if zeros is None else weight_key(preset), token_rules(done, preset)
     return ratios.once(("still", kind, by), lambda: _still_sums(done, slope, zeros))
 

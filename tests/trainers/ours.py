@@ -16,7 +16,14 @@ BUILT_IN = catalogue.load()
 
 def seen(preset, batch):
     """The batch as the observers see it, with what the preset wants to know of the whole of it."""
-    return Scene.of(batch, 0, 2, settle(lambda: iter([batch]), Asked.of([preset], False)).settled)
+    return Scene.of(batch, 0, 2, settle(Held(), batch, Asked.of([preset], False)).settled)
+
+
+class Held:
+    """An engine whose dump is one batch."""
+
+    def reduce(self, batch, job, each=None):
+        return job(batch)
 
 
 def ours(name, batch):

@@ -1,0 +1,109 @@
+"""Near tokens: so close to on-policy that no rule on tokens and no bound on token weights can act on them.
+
+Nearly all tokens of a dump are near for nearly every preset. There a preset is the same as one without rules
+and bounds, so that the sums are taken once for all presets; only the few others are looked at preset by
+preset.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from offpol_diag.losses import LOSSES
+from offpol_diag.presets import Clip, Preset, Reject, Veto, Weight
+
+RADII = (0.5, 0.2, 0.15, 0.09, 0.05, 0.03)
+"""Candidates for the largest |Δ| of a near token, nats."""
+
+FREE = Weight(over="token", action="none", upper=None, lower=None, safety=None)
+"""The token weight that is r itself."""
+UNCLIPPED = Clip(low=None, high=None, dual=None)
+
+ROUNDING = 1.01
+"""A logged rollout probability may exceed 1 by what rounding leaves; this is more."""
+
+_SPANS: dict[str, Callable[[float], tuple[float, float]]] = {
+    "ratio": lambda a: (-a, a),
+    "k1": lambda a: (-a, a),
+    "k2": lambda a: (0.0, a * a / 2),
+    "k3": lambda a: (0.0, math.expm1(a) - a),
+    "k3_reverse": lambda a: (0.0, math.expm1(a) - a),
+    "mult_prob_error": lambda a: (1.0, math.exp(a)),
+    "prob_diff": lambda a: (ROUNDING * math.expm1(-a), ROUNDING * math.expm1(a)),
+    "tv": lambda a: (0.0, math.expm1(a) / 2),
+}
+"""Between what a token's statistic lies when |Δ| <= a; without a row (binary_kl: at π_train = 1 it is large
+however small Δ is) it may be anything.
+"""
+
+
+def radius(presets: Sequence[Preset]) -> float:
+    """The largest of `RADII` at which as many presets are idle as at the smallest."""
+    most = sum(idle(preset, RADII[-1]) for preset in presets)
+    return next(a for a in RADII if sum(idle(preset, a) for preset in presets) == most)
+
+
+def idle(preset: Preset, a: float) -> bool:
+    """Whether nothing of a preset can act on a token whose log-ratios, each to each, are within ±a."""
+    if not preset.apply:
+        return _clip_idle(preset, a)
+    rules = all(_rule_idle(rule, a) for rule in preset.reject)
+    return rules and _weight_idle(preset.weight, a) and _veto_idle(preset.veto, a) and _clip_idle(preset, a)
+
+
+def neutral(preset: Preset) -> Preset:
+    """The preset as near tokens see it: equal for all idle presets of one numerator and loss.
+
+    A sequence's weight and what drops whole sequences multiply the sums afterwards.
+    """
+    on_tokens = preset.apply and preset.weight is not None and preset.weight.over == "token"
+    clip = preset.clip if LOSSES[preset.loss].pooled else UNCLIPPED
+    return replace(preset, weight=FREE if on_tokens else None, reject=(), veto=None, clip=clip)
+
+
+def _rule_idle(rule: Reject, a: float) -> bool:
+    if rule.among != "all" or rule.over in ("segment", "batch"):
+        return False
+    if rule.over != "token":
+        return not rule.of_token
+    if rule.statistic not in _SPANS:
+        return False
+    low, high = _SPANS[rule.statistic](a)
+    lower, upper = (_edge(bound, rule.statistic) for bound in (rule.lower, rule.upper))
+    return (lower is None or lower < low) and (upper is None or upper > high)
+
+
+def _edge(bound: float | None, statistic: str) -> float | None:
+    if bound is None or statistic != "ratio":
+        return bound
+    return math.log(bound) if bound > 0 else -math.inf
+
+
+def _weight_idle(weight: Weight | None, a: float) -> bool:
+    if weight is None:
+        return True
+    if weight.over != "token":
+        return weight.over != "segment" and weight.among == "all"
+    free = weight.action != "psis" and (weight.safety is None or weight.safety > a)
+    return free and _outside(weight.lower, weight.upper, a)
+
+
+def _veto_idle(veto: Veto | None, a: float) -> bool:
+    return veto is None or _outside(veto.lower, veto.upper, a)
+
+
+def _clip_idle(preset: Preset, a: float) -> bool:
+    """Losses without a ratio have no clip; a pooled one is about sequences."""
+    if preset.loss in ("reinforce", "surrogate") or LOSSES[preset.loss].pooled:
+        return True
+    clip = preset.clip
+    low, high = None if clip.low is None else 1 - clip.low, None if clip.high is None else 1 + clip.high
+    return _outside(low, high, a) and _outside(None, clip.dual, a)
+
+
+def _outside(lower: float | None, upper: float | None, a: float) -> bool:
+    """Whether bounds on r leave every |Δ| <= a alone."""
+    above = upper is None or (upper > 0 and math.log(upper) > a)
+    return above and (lower is None or lower <= 0 or math.log(lower) < -a)
