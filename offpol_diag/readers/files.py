@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from offpol_diag.errors import DumpError
+from offpol_diag.readers.locations import Location
+from offpol_diag.readers.outages import explained, outage
 from offpol_diag.readers.sources import File
 
 PROVENANCE = b"offpol_diag"
 MAGIC = b"PAR1"
 # Bytes of a column read at a time; pyarrow's default takes in a row group's whole columns, compressed.
 BUFFER = 1 << 20
+# The same over a network, where every piece waits for an answer.
+FAR_BUFFER = 8 << 20
+# Row groups up to this many bytes, decoded, are fetched whole: all their columns at once, in one go.
+FETCHED_WHOLE = 128 << 20
+# Footers that are fetched at once.
+AT_ONCE = 16
 # What pyarrow raises on a damaged file: its own errors, OSError (codecs), ValueError (text in the footer).
 READ_ERRORS = (pa.ArrowException, OSError, ValueError)
 
@@ -29,7 +37,7 @@ class DumpInfo:
         files: paths, as read.
         rows: sequences, bad ones included; in the long form known once the dump was read, tokens until then.
         row_groups: of all files.
-        bytes: size on disk.
+        bytes: size of the files.
         columns: our name → the column it is read from.
         provenance: what the files' metadata says of how the numbers were made; where files disagree, the list
             of what they say.
@@ -52,29 +60,53 @@ class Part:
         schema: its columns, those from hive partitions included.
         partitions: partition column → value.
         group_rows: rows of each row group.
-        bytes: size on disk.
+        bytes: size of the file.
         provenance: the JSON object under `PROVENANCE` in its metadata.
+        span: the row groups that are read, from one to before another; None for all.
     """
 
-    path: Path
+    path: Location
     schema: pa.Schema
     partitions: dict[str, pa.Scalar]
     group_rows: tuple[int, ...]
     bytes: int
     provenance: dict[str, object]
+    span: tuple[int, int] | None = None
+
+    @property
+    def groups(self) -> range:
+        """The row groups that are read."""
+        return range(*(self.span or (0, len(self.group_rows))))
 
     @property
     def rows(self) -> int:
-        """Rows of the file."""
-        return sum(self.group_rows)
+        """Rows that are read."""
+        return sum(self.group_rows[group] for group in self.groups)
 
 
-def open_parquet(path: Path) -> pq.ParquetFile:
+def open_parquet(path: Location) -> pq.ParquetFile:
     """The file, opened; page checksums are verified where the writer stored them."""
-    return pq.ParquetFile(path, page_checksum_verification=True, pre_buffer=False, buffer_size=BUFFER)
+    if path.far:
+        return _open_far(path)
+    return pq.ParquetFile(path.path, page_checksum_verification=True, pre_buffer=False, buffer_size=BUFFER)
 
 
-def open_again(path: Path) -> pq.ParquetFile:
+def _open_far(path: Location) -> pq.ParquetFile:
+    """A file in a store: only the footer is fetched now, and later the columns that are read."""
+    stream = path.open()
+    metadata = pq.read_metadata(stream)
+    sizes = [metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups)]
+    whole = max(sizes, default=0) <= FETCHED_WHOLE
+    return pq.ParquetFile(
+        stream,
+        metadata=metadata,
+        page_checksum_verification=True,
+        pre_buffer=whole,
+        buffer_size=FAR_BUFFER,
+    )
+
+
+def open_again(path: Location) -> pq.ParquetFile:
     """A file that opened before.
 
     Raises:
@@ -93,7 +125,13 @@ def describe(files: Sequence[File]) -> list[Part]:
         DumpError: a file that is not Parquet, is damaged, or cannot be opened.
     """
     numeric = _integer_keys(files)
-    return [_describe(file, numeric) for file in files]
+    if not any(file.path.far for file in files):
+        return [_describe(file, numeric) for file in files]
+    pool = ThreadPoolExecutor(AT_ONCE, "offpol-diag-footers")
+    try:
+        return list(pool.map(lambda file: _describe(file, numeric), files))
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _describe(file: File, numeric: frozenset[str]) -> Part:
@@ -103,7 +141,7 @@ def _describe(file: File, numeric: frozenset[str]) -> Part:
             schema, metadata = parquet.schema_arrow, parquet.metadata
             group_rows = tuple(metadata.row_group(g).num_rows for g in range(metadata.num_row_groups))
             provenance = _provenance((metadata.metadata or {}).get(PROVENANCE, b"{}"))
-            size = file.path.stat().st_size
+            size = file.path.size()
     except READ_ERRORS as error:
         raise _unreadable(file.path, error) from error
     partitions = {key: value for key, value in partitions.items() if key not in schema.names}
@@ -149,15 +187,19 @@ def merged(provenances: Iterable[dict[str, object]]) -> dict[str, object]:
     return {key: values[0] if len(values) == 1 else values for key, values in seen.items()}
 
 
-def _unreadable(path: Path, error: Exception) -> DumpError:
+def _unreadable(path: Location, error: Exception) -> DumpError:
     """Why a file does not open, from its first and last bytes."""
+    if path.far and outage(path, error):
+        return explained(path, error)
     try:
-        with path.open("rb") as stream:
+        with path.open() as stream:
             head = stream.read(4)
             stream.seek(0, 2)
             stream.seek(max(stream.tell() - 4, 0))
             tail = stream.read(4)
     except OSError as failure:
+        if path.far:
+            return explained(path, failure)
         return DumpError(
             f"{path}: cannot be opened ({failure.strerror})", "check that it exists and may be read"
         )

@@ -14,6 +14,7 @@ from offpol_diag.errors import DumpError
 from offpol_diag.readers import columns
 from offpol_diag.readers.checks import Problem
 from offpol_diag.readers.files import READ_ERRORS, Part, first_line, open_again, open_parquet
+from offpol_diag.readers.outages import outage
 from offpol_diag.readers.ragged import Flags, Ints, starts
 from offpol_diag.readers.schemas import Plan
 
@@ -120,6 +121,8 @@ def _rows_at_once(parquet: pq.ParquetFile, group: int, name: str, tokens: int) -
 def _corrupt(part: Part, group: int, done: int, names: list[str], error: Exception) -> DumpError:
     first = sum(part.group_rows[:group]) + done
     where = f"{part.path}, row group {group}, from row {first} on"
+    if lost := outage(part.path, error):
+        return DumpError(f"{where}: {lost[0]}", lost[1])
     culprits = ", ".join(repr(name) for name in names if not _reads(part, group, name)) or "unknown"
     return DumpError(
         f"{where}, column {culprits}: the data cannot be read ({first_line(error)})",
