@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Generic, Protocol, Self, TypeVar
 
 import numpy as np
@@ -49,15 +50,17 @@ class Sums:
     drawn: Tensor
 
     @classmethod
-    def of(cls, columns: dict[str, Tensor], draws: Tensor) -> Sums:
-        """Sum columns of shape [S] under draws [S, B]."""
-        return cls.of_stacked(tuple(columns), torch.stack(tuple(columns.values())), draws)
+    def of(cls, columns: dict[str, Tensor], draws: Tensor, key: Tensor | None = None) -> Sums:
+        """Sum columns of shape [S] under draws [S, B]; equal keys [S] say whose draws are the same."""
+        return cls.of_stacked(tuple(columns), torch.stack(tuple(columns.values())), draws, key)
 
     @classmethod
-    def of_stacked(cls, names: tuple[str, ...], columns: Tensor, draws: Tensor) -> Sums:
+    def of_stacked(
+        cls, names: tuple[str, ...], columns: Tensor, draws: Tensor, key: Tensor | None = None
+    ) -> Sums:
         """The same of columns that lie in one tensor, [K, S]."""
         point = columns.sum(dim=1)
-        return cls(names, point, torch.zeros_like(point), columns @ draws)
+        return cls(names, point, torch.zeros_like(point), _drawn(columns, draws, key))
 
     def merge(self, other: Sums) -> Sums:
         """Two-sum of the points; columns that only one side has are kept."""
@@ -80,6 +83,16 @@ class Sums:
         """Name → [1+B] on the CPU: the sum, then its replicates."""
         both = torch.cat(((self.point + self.rest)[:, None], self.drawn), dim=1).cpu()
         return dict(zip(self.names, both, strict=True))
+
+
+def _drawn(columns: Tensor, draws: Tensor, key: Tensor | None) -> Tensor:
+    """Columns [K, S] times draws [S, B]; neighbours with one key are added first, for they are drawn alike."""
+    if key is None or key.device.type != "cpu" or not len(key):
+        return columns @ draws
+    begins = tables.runs(key)[:-1]
+    if 2 * len(begins) > len(key):
+        return columns @ draws
+    return torch.from_numpy(np.add.reduceat(columns.numpy(), begins.numpy(), axis=1)) @ draws[begins]
 
 
 @dataclass(frozen=True)
@@ -304,5 +317,11 @@ class Best(Generic[T]):
 
     def merge(self, other: Best[T]) -> Best[T]:
         """The best of both; equals are ordered by their text, so that the cut does not matter."""
-        both = sorted((*self.records, *other.records), key=lambda record: (-record[0], str(record[1])))
-        return Best(self.k, tuple(both[: self.k]))
+        both = sorted((*self.records, *other.records), key=lambda record: -record[0])
+        best: list[tuple[float, T]] = []
+        for _, equal in groupby(both, key=lambda record: record[0]):
+            if len(best) >= self.k:
+                break
+            tied = list(equal)
+            best += tied if len(tied) == 1 else sorted(tied, key=lambda record: str(record[1]))
+        return Best(self.k, tuple(best[: self.k]))

@@ -13,8 +13,11 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from offpol_diag import segments, tables
 
 REPLICATES = 256
 
@@ -28,12 +31,29 @@ def mix(x: Tensor) -> Tensor:
 
 def draws(key: Tensor, seed: int, replicates: int = REPLICATES) -> Tensor:
     """How often each sequence's group is drawn: key [S] int64 → [S, replicates] float64, Poisson(1)."""
+    if key.device.type != "cpu":
+        return _draws(key, seed, replicates)
+    runs = tables.runs(key)  # neighbours of one group are drawn once
+    return torch.repeat_interleave(_draws(key[runs[:-1]], seed, replicates), segments.lengths(runs), dim=0)
+
+
+def _draws(key: Tensor, seed: int, replicates: int) -> Tensor:
     counters = torch.arange((replicates + 1) // 2, device=key.device, dtype=torch.int64)
     lanes = mix((counters + 1) * -0x61C8864680B583EB + mix(torch.tensor(seed, device=key.device)))
     bits = mix(mix(key)[:, None] ^ lanes[None, :])
     halves = torch.stack((bits & 0xFFFFFFFF, _shift(bits, 32)), dim=2).flatten(1)[:, :replicates].contiguous()
-    steps = torch.tensor(_poisson_steps(), device=key.device)
-    return torch.bucketize(halves, steps, right=True).to(torch.float64)
+    return _poisson(halves)
+
+
+def _poisson(uniform: Tensor) -> Tensor:
+    """32-bit numbers → draws: how many of the steps each has reached, float64."""
+    if uniform.device.type != "cpu":
+        steps = torch.tensor(_poisson_steps(), device=uniform.device)
+        return torch.bucketize(uniform, steps, right=True).to(torch.float64)
+    reached = np.zeros(uniform.shape, np.uint8)  # comparing a few times costs a fifth of searching
+    for step in _poisson_steps():
+        reached += uniform.numpy() >= step
+    return torch.from_numpy(reached.astype(np.float64))
 
 
 def _shift(x: Tensor, by: int) -> Tensor:

@@ -99,7 +99,7 @@ class Tally:
 def observe(study: Study, scene: Scene) -> Tally:
     """One batch's states."""
     states: dict[str, State] = {
-        "sums": Sums.of(_resampled(study, scene), scene.draws),
+        "sums": Sums.of(_resampled(study, scene), scene.draws, scene.batch.key),
         "logged": Sums.of(_logged(study, scene), scene.draws[:, :0]),
         "ranges": Extremes.of(_ranges(study, scene)),
         "length": selection.by_length(scene, study.presets),

@@ -98,9 +98,20 @@ def _token_sums(terms: Terms) -> dict[str, Tensor]:
         "tv": terms.r1.abs,
     }
     found = {name: segments.total(make(), offsets) for name, make in summed.items()}
-    found |= {name: segments.count(terms.size > bound, offsets) for name, bound in _BEYOND.items()}
+    found |= _counts(terms)
     r11, tv = found.pop("r11"), found.pop("tv")
     return found | {"d": terms.total, "r2": r11 + 2 * found["r1"], "tv": tv / 2}
+
+
+def _counts(terms: Terms) -> dict[str, Tensor]:
+    """Tokens beyond each bound; where the host can see at once that nothing is, nothing is counted."""
+    offsets, host = terms.batch.cu_seqlens, terms.size.device.type == "cpu" and len(terms.size) > 0
+    reach = float(terms.size.max()) if host else math.inf
+    none = torch.zeros_like(terms.total)
+    return {
+        name: segments.count_above(terms.size, bound, offsets) if reach > bound else none
+        for name, bound in _BEYOND.items()
+    }
 
 
 _BEYOND = {"overflow": OVERFLOW, **{factor_name(tau): math.log(tau) for tau in FACTORS}}

@@ -60,10 +60,10 @@ def _octave_labels(count: int) -> tuple[str, ...]:
 
 def _probability(batch: Batch) -> Tensor:
     """How many edges lie below each token's probability: comparing costs less than searching."""
-    above = (batch.rollout > _LOG_EDGES[0]).to(torch.uint8)
-    for edge in _LOG_EDGES[1:]:
-        above += batch.rollout > edge
-    return above.to(torch.int64)
+    below = torch.zeros(batch.tokens, dtype=torch.uint8, device=batch.rollout.device)
+    for edge in _LOG_EDGES:
+        below += segments.above(batch.rollout, edge).view(torch.uint8)
+    return below.to(torch.int64)
 
 
 def _sign(batch: Batch) -> Tensor | None:
@@ -160,7 +160,7 @@ def _token_places(scene: Scene, drift: Drift, axis: TokenAxis) -> Sums | None:
     sums = _tables(scene, drift, at, len(axis.labels))
     stacked = torch.stack(tuple(sums.values())).transpose(1, 2)  # [C, places, S]
     names = tuple(f"{name}|{label}" for name in sums for label in axis.labels)
-    return Sums.of_stacked(names, stacked.reshape(len(names), -1), scene.draws)
+    return Sums.of_stacked(names, stacked.reshape(len(names), -1), scene.draws, scene.batch.key)
 
 
 def _tables(scene: Scene, drift: Drift, at: Tensor, size: int) -> dict[str, Tensor]:
@@ -168,7 +168,8 @@ def _tables(scene: Scene, drift: Drift, at: Tensor, size: int) -> dict[str, Tens
     terms = gap.terms(scene, drift)
     assert terms is not None
     many = scene.batch.sequences
-    codes = segments.spread(torch.arange(many, device=at.device), scene.batch.cu_seqlens) * size + at
+    first = torch.arange(0, many * size, size, device=at.device)
+    codes = segments.spread(first, scene.batch.cu_seqlens) + at
     columns = {"d": terms.delta, "k3": terms.k3, "r1": terms.r1, "r11": scene.once("r11", terms.r1.square)}
     columns |= {"abs": terms.size, "pd": terms.pd, "f_2": scene.once("f_2", lambda: _far(terms))}
     tokens, sums = tables.by_code(codes, many * size, columns)
@@ -178,7 +179,7 @@ def _tables(scene: Scene, drift: Drift, at: Tensor, size: int) -> dict[str, Tens
 
 
 def _far(terms: Terms) -> Tensor:
-    return (terms.size > math.log(2)).to(torch.float64)
+    return segments.above(terms.size, math.log(2)).to(torch.float64)
 
 
 def _by_label(sums: Sums, axis: TokenAxis) -> Places[Sums]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -52,12 +54,19 @@ def _largest(scores: Tensor, many: int) -> Tensor:
     On a CPU the few that are as large are found before they are sorted. Elsewhere all are sorted: the host would
     have to wait to learn how few they are.
     """
-    if scores.device.type != "cpu" or not len(scores):
+    if scores.device.type != "cpu":
         return torch.sort(scores, descending=True, stable=True).indices[: many + TIES]
-    last = torch.topk(scores, min(many, len(scores))).values.min()
-    candidates = torch.nonzero((scores >= last) & (scores > 0)).flatten()
-    worth = torch.sort(scores[candidates], descending=True, stable=True).indices[: many + TIES]
-    return candidates[worth]
+    candidates = _as_large(scores.numpy(), many)
+    falling, order = torch.sort(scores[candidates], descending=True, stable=True)
+    worth = int((falling >= falling[many - 1]).sum()) if len(falling) > many else len(falling)
+    return candidates[order[: min(worth, many + TIES)]]
+
+
+def _as_large(scores: npt.NDArray[np.float64], many: int) -> Tensor:
+    """Where scores are above 0 and as large as the best of every 64th: all of the best, and not many more."""
+    some = np.sort(scores[::64])[-many:]
+    last = some[0] if len(some) == many else 0.0
+    return torch.from_numpy(np.flatnonzero((scores >= last) & (scores > 0)))
 
 
 def _best(whole: Tensor, real: Tensor, many: int) -> list[tuple[list[int], list[float]]]:
