@@ -11,7 +11,7 @@ from typing import Literal
 import pyarrow as pa
 import torch
 
-from offpol_diag import correction, readout, resample
+from offpol_diag import correction, readout, resample, tallies
 from offpol_diag.batch import Batch
 from offpol_diag.engines import Engine, Local, Progress
 from offpol_diag.errors import DumpError, UsageError
@@ -22,6 +22,7 @@ from offpol_diag.scope import UNSETTLED
 from offpol_diag.sequences import SequenceWriter, table
 from offpol_diag.settle import Asked, Found, settle
 from offpol_diag.summary import Run, Summary
+from offpol_diag.tallies import TallyFile
 from offpol_diag.tally import Study, Tally, observe
 
 MADE = (
@@ -42,6 +43,7 @@ def analyze(
     device: str = "auto",
     seed: int = 0,
     sequences: Path | None = None,
+    tally: Path | None = None,
     progress: Progress | None = None,
     batch_tokens: int = BATCH_TOKENS,
 ) -> Summary:
@@ -56,6 +58,7 @@ def analyze(
         device: auto, cpu, cuda or cuda:N.
         seed: of the bootstrap.
         sequences: where to write one row per sequence (Parquet), or None.
+        tally: where to write the tally, to be merged with those of other pieces (`tallies.merge`), or None.
         progress: called as rows are done.
         batch_tokens: tokens held at once.
 
@@ -72,8 +75,8 @@ def analyze(
     )
     study = plan(dump, presets, group_by, seed)
     found = _settled(engine, dump, study)
-    tally = _tallied(engine, dump, study, found, sequences)
-    facts = readout.facts(dump, tally, (MADE,) if found.rewards else ())
+    seen = _tallied(engine, dump, study, found, sequences)
+    facts = readout.facts(dump, seen, (MADE,) if found.rewards else ())
     run = Run(
         version=version("offpol-diag"),
         device=str(engine.device),
@@ -84,7 +87,10 @@ def analyze(
         peak_rss_bytes=readout.peak_rss(),
         seconds=engine.clock.seconds(),
     )
-    return readout.summary(study, tally, presets, facts, run)
+    if tally:
+        one = tallies.piece(dump, seen, found, facts, run)
+        tallies.write(tally, TallyFile.of(study, presets, facts.columns, one, seen))
+    return readout.summary(study, seen, presets, facts, run)
 
 
 def plan(dump: Dump, presets: Sequence[Preset], group_by: Sequence[str], seed: int) -> Study:

@@ -132,7 +132,7 @@ def _bytes(path: Path) -> bytes:
 
 
 def _presets(file: str, data: bytes) -> tuple[Preset, ...]:
-    presets = tuple(_preset(file, name, table) for name, table in _tables(Spot(file), data).items())
+    presets = tuple(preset(file, name, table) for name, table in _tables(Spot(file), data).items())
     _refuse_clash(presets, file)
     return presets
 
@@ -147,15 +147,20 @@ def _tables(at: Spot, data: bytes) -> dict[str, Any]:
     return tables or at.fail("holds no preset", FORM)
 
 
-def _preset(file: str, name: str, table: object) -> Preset:
+def preset(file: str, name: str, table: object) -> Preset:
+    """One preset of a file, from its table.
+
+    Raises:
+        PresetError: a slip in it.
+    """
     at = Spot(file, name)
     if not isinstance(table, dict):
         at.refuse(table, "a preset is a table", FORM)
-    preset = Preset(name, **{"summary": f"from {file}", **values(Preset, table, at)})
-    for word in words(preset):
+    found = Preset(name, **{"summary": f"from {file}", **values(Preset, table, at)})
+    for word in words(found):
         if plain(word) == ALL or not NAME.fullmatch(word):
             at.fail(f'"{word}" cannot be a name: letters, digits and _ . + - make one, and {ALL} is taken')
-    return preset
+    return found
 
 
 def _refuse_clash(presets: tuple[Preset, ...], file: str) -> None:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -109,27 +109,32 @@ def summary(study: Study, tally: Tally, presets: Sequence[Preset], facts: DumpFa
 
 def facts(dump: Dump, tally: Tally, made: Sequence[str] = ()) -> DumpFacts:
     """What was read, what was left out, and what was `made` of it."""
-    sums = _typed(tally.states["sums"], Sums).read()
-    groups = _typed(tally.states["group"], GroupSample)
-    tokens, sequences = (round(float(sums[name][0])) for name in ("tokens", "sequences"))
-    masked = round(float(_typed(tally.states["logged"], Sums).read()["masked"][0]))
-    longest = _typed(tally.states["ranges"], Extremes).read()["length"][1]
     skipped = dump.skipped
     return DumpFacts(
+        **counts(tally),
         files=list(dump.info.files),
         rows=dump.info.rows,
-        sequences=sequences,
-        tokens=tokens,
-        masked_tokens=masked,
-        groups=groups.groups,
-        groups_exact=not groups.full,
-        mean_length=tokens / sequences,
-        max_length=int(longest),
         columns=dict(dump.info.columns),
         provenance=dict(dump.info.provenance),
         skipped=Skipped(count=skipped.count, examples=[str(example) for example in skipped.examples]),
         notes=[*dump.notes, *made],
     )
+
+
+def counts(tally: Tally) -> dict[str, Any]:
+    """Those facts that a tally knows, by their names in `DumpFacts`."""
+    sums = _typed(tally.states["sums"], Sums).read()
+    groups = _typed(tally.states["group"], GroupSample)
+    tokens, sequences = (round(float(sums[name][0])) for name in ("tokens", "sequences"))
+    return {
+        "sequences": sequences,
+        "tokens": tokens,
+        "masked_tokens": round(float(_typed(tally.states["logged"], Sums).read()["masked"][0])),
+        "groups": groups.groups,
+        "groups_exact": not groups.full,
+        "mean_length": tokens / sequences,
+        "max_length": int(_typed(tally.states["ranges"], Extremes).read()["length"][1]),
+    }
 
 
 def metrics(out: Readout) -> Numbers:

@@ -16,6 +16,7 @@ from offpol_diag.cli.analyze import analyze
 from offpol_diag.cli.compare import compare
 from offpol_diag.cli.exits import exit_codes
 from offpol_diag.cli.gate import gate
+from offpol_diag.cli.merge import merge
 from offpol_diag.cli.presets import presets
 from offpol_diag.cli.report import report
 
@@ -23,6 +24,7 @@ COMMANDS = (
     analyze,
     compare,
     gate,
+    merge,
     presets,
     report,
 )

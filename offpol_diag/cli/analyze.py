@@ -12,9 +12,6 @@ from offpol_diag.cli.output import Outputs, default_html
 from offpol_diag.cli.request import Request
 from offpol_diag.cli.show import show_report
 
-NoHtml = Annotated[
-    bool, typer.Option("--no-html", rich_help_panel=options.OUTPUT, help="Write no HTML report.")
-]
 Sequences = Annotated[
     Path | None,
     typer.Option(
@@ -34,10 +31,11 @@ def analyze(
     group_by: options.GroupBy = None,
     on_bad_row: options.OnBadRow = "error",
     out: options.Html = None,
-    no_html: NoHtml = False,
+    no_html: options.NoHtml = False,
     json: options.Json = None,
     md: options.Markdown = None,
     sequences: Sequences = None,
+    tally: options.Tally = None,
     device: options.Device = "auto",
     seed: options.Seed = 0,
     quiet: options.Quiet = False,
@@ -46,11 +44,15 @@ def analyze(
 
     The HTML goes to offpol-diag-<name>.html in the working directory unless -o says otherwise. With --json -
     or --md - stdout holds that and nothing else.
+
+    To analyze a dump in pieces, on many machines, run this on each with --tally, then `offpol-diag merge` on
+    the tallies. Cut between training steps: methods that judge a token by its whole step (M2PO, Pareto
+    smoothing, advantages made of rewards) are exact only where each step lies whole in one piece.
     """
     dumps = defaults.dumps(dump, quiet)
-    files = Outputs(None if no_html else out or default_html(dumps), json, md, quiet, sequences)
+    files = Outputs(None if no_html else out or default_html(dumps), json, md, quiet, sequences, tally)
     files.check(*dumps)
-    request = Request(preset_file, columns, group_by, device, seed, on_bad_row, quiet, sequences)
+    request = Request(preset_file, columns, group_by, device, seed, on_bad_row, quiet, sequences, tally)
     summary = request.run("analyze", dumps, request.presets(presets))
     files.write(summary)
     if not files.takes_stdout():

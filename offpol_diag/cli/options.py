@@ -100,6 +100,16 @@ Markdown = Annotated[
     Path | None,
     typer.Option("--md", metavar="FILE|-", rich_help_panel=OUTPUT, help="Write Markdown; - is stdout."),
 ]
+NoHtml = Annotated[bool, typer.Option("--no-html", rich_help_panel=OUTPUT, help="Write no HTML report.")]
+Tally = Annotated[
+    Path | None,
+    typer.Option(
+        "--tally",
+        metavar="FILE.tally.json[.gz]",
+        rich_help_panel=OUTPUT,
+        help="Write the sums that all numbers are made of, for `offpol-diag merge`.",
+    ),
+]
 
 
 def pairs(text: str | None) -> dict[str, str]:

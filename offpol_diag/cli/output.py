@@ -47,10 +47,10 @@ def check(target: Path | None, *sources: object) -> None:
         raise UsageError(f"{target}: is what is read", "write to another file")
 
 
-def _check_rows(target: Path | None) -> None:
-    """Parquet is put in place as a whole: it cannot be piped, and a device is nothing to be replaced."""
+def _check_whole(option: str, target: Path | None, form: str, example: str) -> None:
+    """What is put in place as a whole cannot be piped, and a device is nothing to be replaced."""
     if target is not None and (target == STDOUT or (target.exists() and not target.is_file())):
-        raise UsageError(f"--sequences {target}: Parquet needs a file", "name one: --sequences rows.parquet")
+        raise UsageError(f"{option} {target}: {form} needs a file", f"name one: {option} {example}")
 
 
 def write(target: Path, text: str) -> None:
@@ -127,6 +127,7 @@ class Outputs:
         markdown: a file, `-` for stdout, or None.
         quiet: whether remarks are left out.
         sequences: a Parquet file that the analysis itself writes, row by row, or None.
+        tally: a file for the tally, or None.
     """
 
     html: Path | None = None
@@ -134,11 +135,13 @@ class Outputs:
     markdown: Path | None = None
     quiet: bool = False
     sequences: Path | None = None
+    tally: Path | None = None
 
     def check(self, *sources: object) -> None:
         """Refuse places that cannot be written, two results in one place, and writing over what is read."""
-        _check_rows(self.sequences)
-        targets = [*self._targets(), *([self.sequences] if self.sequences else [])]
+        _check_whole("--sequences", self.sequences, "Parquet", "rows.parquet")
+        _check_whole("--tally", self.tally, "a tally", "piece.tally.json.gz")
+        targets = [*self._targets(), *(one for one in (self.sequences, self.tally) if one)]
         for target in targets:
             check(target, *sources)
         if len({target.resolve() for target in targets}) < len(targets):
@@ -155,7 +158,7 @@ class Outputs:
     def say_where(self) -> None:
         """Print the path of every file, on stdout unless that holds a result."""
         say = note if self.takes_stdout() else print_line
-        for form in (*FORMATS, "sequences"):
+        for form in (*FORMATS, "sequences", "tally"):
             target = getattr(self, form)
             if target not in (None, STDOUT) and not self.quiet:
                 say(f"{form} written to {target}")

@@ -34,6 +34,7 @@ class Request:
     on_bad_row: Literal["error", "skip"]
     quiet: bool
     sequences: Path | None = None
+    tally: Path | None = None
 
     def catalogue(self) -> Catalogue:
         """The presets that ship, and the user's; names that changed their meaning are told on stderr."""
@@ -77,6 +78,7 @@ class Request:
                 device=self.device,
                 seed=self.seed,
                 sequences=self.sequences,
+                tally=self.tally,
                 progress=report,
             )
         ran = summary.run.model_copy(update={"command": command})

@@ -15,7 +15,7 @@ from offpol_diag.readers.join import join
 from offpol_diag.readers.long import gathered
 from offpol_diag.readers.pack import pack
 from offpol_diag.readers.schemas import Plan, agree
-from offpol_diag.readers.signs import Signs
+from offpol_diag.readers.signs import Count, Signs
 from offpol_diag.readers.skipping import Sieve, Skipped
 from offpol_diag.readers.slices import Slice, slices
 from offpol_diag.readers.sources import find
@@ -44,6 +44,17 @@ class Dump:
     def rows(self) -> int:
         """Rows of the files, bad ones included: a sequence each, or a token each in the long form."""
         return sum(part.rows for part in self._parts)
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """Its files, those without rows left out."""
+        return tuple(self._parts)
+
+    @property
+    def signs(self) -> dict[str, Count]:
+        """What the last reading so far saw of the signs of columns, by their names in the dump."""
+        counts = self._signs.counts if self._signs else {}
+        return {self._plan.columns[role]: count for role, count in counts.items()}
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -1,0 +1,53 @@
+"""`offpol-diag merge`: tallies of pieces of a dump, made into one report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from offpol_diag.cli import options
+from offpol_diag.cli.output import Outputs, default_html
+from offpol_diag.cli.request import decided
+from offpol_diag.cli.show import show_report
+
+Tallies = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="TALLY.json", help="What `analyze --tally` wrote, of every piece once, in the dump's order."
+    ),
+]
+
+
+def merge(
+    tallies: Tallies,
+    out: options.Html = None,
+    no_html: options.NoHtml = False,
+    json: options.Json = None,
+    md: options.Markdown = None,
+    tally: options.Tally = None,
+    quiet: options.Quiet = False,
+) -> None:
+    """Pieces of a dump, analysed apart on any machines, as one report: the same as of one run over the whole.
+
+    The pieces must have been analysed alike: version, presets in full, columns, seed. A piece given twice is
+    refused. Methods that judge a token by its whole training step (M2PO, Pareto smoothing, advantages made of
+    rewards) need every step to lie whole in one piece. Where a step is torn, such presets are left out, with
+    a note; advantages made of rewards are refused.
+
+    The HTML goes to offpol-diag-merged.html in the working directory unless -o says otherwise. With --tally
+    the merged tally is written as well, to be merged with others.
+    """
+    files = Outputs(None if no_html else out or default_html(["merged"]), json, md, quiet, tally=tally)
+    files.check(*tallies)
+    from offpol_diag import tallies as pieces
+
+    whole = pieces.merge(tallies)
+    summary = decided(pieces.summary(whole))
+    if tally:
+        pieces.write(tally, whole)
+    files.write(summary)
+    if not files.takes_stdout():
+        show_report(summary, whole=no_html)
+    files.say_where()

@@ -1,0 +1,547 @@
+"""Pieces of a dump, analysed apart and merged, say what one run over the whole says, or why they cannot."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from offpol_diag import catalogue, tallies
+from offpol_diag.analyze import analyze
+from offpol_diag.cli.defaults import sample
+from offpol_diag.errors import OffpolError, ResultError, UsageError
+from offpol_diag.presets import Preset, Reject, Weight
+from offpol_diag.summary import Summary
+from tests.test_laws import SCALES, numbers
+
+ALL = catalogue.load().resolve("all")
+SOME = catalogue.load().resolve("token_is,seq_mis,vanilla_is")
+BY_STEP = tuple(
+    one
+    for one in ALL
+    if any(rule.over == "batch" for rule in one.reject) or (one.weight and one.weight.action == "psis")
+)
+NORMED = Preset("normed", "", weight=Weight("token", upper=2.0, normalize=True))
+
+
+def named(*names: str) -> tuple[Preset, ...]:
+    return catalogue.load().resolve(",".join(names))
+
+
+def cut(table: pa.Table, folder: Path, parts: Sequence[Any]) -> list[str]:
+    """A table in files, one for each mask or list of row numbers; small row groups."""
+    files = []
+    for number, part in enumerate(parts):
+        file = folder / f"part-{number}.parquet"
+        pq.write_table(table.take(part), file, row_group_size=100)
+        files.append(str(file))
+    return files
+
+
+def by_step(table: pa.Table, pieces: int) -> list[list[int]]:
+    """Row numbers, every step whole."""
+    steps = table["step"].to_pylist()
+    order = sorted(set(steps))
+    return [
+        [row for row, step in enumerate(steps) if order.index(step) % pieces == piece]
+        for piece in range(pieces)
+    ]
+
+
+def by_group(table: pa.Table) -> list[list[int]]:
+    """Row numbers in two pieces, every group whole."""
+    groups = table["group_id"].to_pylist()
+    order = sorted(set(groups))
+    return [[row for row, group in enumerate(groups) if order.index(group) % 2 == part] for part in range(2)]
+
+
+def thirds(table: pa.Table) -> list[list[int]]:
+    """Row numbers, cut without a look at steps, groups in two pieces among them."""
+    return [list(range(table.num_rows))[start::3] for start in range(3)]
+
+
+def analysed(files: Sequence[str], folder: Path, ending: str = ".json", **options: Any) -> list[Path]:
+    """The tally of every file on its own."""
+    made = []
+    for number, file in enumerate(files):
+        made.append(folder / f"{number}.tally{ending}")
+        analyze([file], tally=made[-1], **options)
+    return made
+
+
+def different(one: Summary, two: Summary) -> dict[str, tuple[Any, Any]]:
+    """Numbers not equal to 1e-9, by name; of roots and differences, 1e-9 of a hundredth of their terms."""
+    first, second = dict(numbers(one)), dict(numbers(two))
+    assert list(first) == list(second)
+    return {name: (x, second[name]) for name, x in first.items() if not equal(x, second[name], name)}
+
+
+def equal(x: float | None, y: float | None, name: str) -> bool:
+    if x is None or y is None:
+        return x is y
+    cancels = any(re.search(pattern, name) for pattern, _ in SCALES)
+    return math.isclose(x, y, rel_tol=1e-9, abs_tol=1e-11 if cancels else 0.0)
+
+
+def merged(paths: Sequence[Path]) -> Summary:
+    return tallies.summary(tallies.merge(paths))
+
+
+@pytest.fixture(scope="module")
+def table() -> pa.Table:
+    return pq.read_table(sample())
+
+
+@pytest.fixture(scope="module")
+def steps(table: pa.Table, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], Summary, list[Path]]:
+    """The sample cut between steps: its files, their Summary in one run, the tally of each."""
+    folder = tmp_path_factory.mktemp("steps")
+    files = cut(table, folder, by_step(table, 3))
+    presets = (*ALL, NORMED)
+    return files, analyze(files, presets=presets), analysed(files, folder, ".json.gz", presets=presets)
+
+
+# ---------------------------------------------------------------- merged = whole
+
+
+def test_pieces_cut_between_steps_say_what_one_run_says_under_every_preset(
+    steps: tuple[list[str], Summary, list[Path]],
+) -> None:
+    _, whole, paths = steps
+
+    found = merged(paths)
+
+    assert len(found.presets) == len(ALL) + 1
+    assert different(whole, found) == {}
+    assert found.worst == whole.worst
+    assert found.dump == whole.dump
+    assert {
+        name: one.model_copy(update={"metrics": {}, "as_logged": {}}) for name, one in found.presets.items()
+    } == {
+        name: one.model_copy(update={"metrics": {}, "as_logged": {}}) for name, one in whole.presets.items()
+    }
+
+
+def test_intervals_of_merged_pieces_are_there(steps: tuple[list[str], Summary, list[Path]]) -> None:
+    """`different` would not see numbers that both sides lack."""
+    found = merged(steps[2])
+
+    assert found.metrics["k3"].interval is not None
+    assert found.presets["areal_m2po"].metrics["ess_tokens"].interval is not None
+    assert found.by["step"].places[0].metrics["k3"].interval is not None
+
+
+def test_pieces_merge_in_any_order_and_as_a_tree(
+    steps: tuple[list[str], Summary, list[Path]], tmp_path: Path
+) -> None:
+    _, whole, (a, b, c) = steps
+    tallies.write(tmp_path / "bc.json", tallies.merge([b, c]))
+    tallies.write(tmp_path / "ca.json.gz", tallies.merge([c, a]))
+
+    assert different(whole, merged([c, a, b])) == {}
+    assert different(whole, merged([a, tmp_path / "bc.json"])) == {}
+    assert different(whole, merged([tmp_path / "ca.json.gz", b])) == {}
+
+
+def test_a_single_tally_is_the_report_of_its_piece(
+    steps: tuple[list[str], Summary, list[Path]],
+) -> None:
+    files, _, paths = steps
+
+    found = merged(paths[:1])
+
+    assert different(analyze(files[:1], presets=(*ALL, NORMED)), found) == {}
+    assert found.run.command == "merge"
+
+
+def test_what_was_run_adds_up(steps: tuple[list[str], Summary, list[Path]]) -> None:
+    _, whole, paths = steps
+    runs = [tallies.read(path).held[0].piece.run for path in paths]
+
+    found = merged(paths).run
+
+    assert (found.tokens, found.sequences) == (whole.run.tokens, whole.run.sequences)
+    assert found.seconds["total"] == pytest.approx(sum(run.seconds["total"] for run in runs))
+    assert found.peak_rss_bytes == max(run.peak_rss_bytes for run in runs)
+    assert (found.device, found.engine, found.seed) == (runs[0].device, runs[0].engine, 0)
+
+
+@pytest.mark.parametrize(
+    "columns", [["current_log_probs"], ["advantages", "rewards"], ["group_id"], ["entropy"]]
+)
+def test_a_dump_that_lacks_columns_merges_as_well(
+    table: pa.Table, tmp_path: Path, columns: list[str]
+) -> None:
+    files = cut(table.drop_columns(columns), tmp_path, by_step(table, 2))
+
+    found = merged(analysed(files, tmp_path, presets=ALL))
+
+    assert different(analyze(files, presets=ALL), found) == {}
+
+
+def test_a_dump_of_two_policies_and_no_other_column_merges(table: pa.Table, tmp_path: Path) -> None:
+    files = cut(table.select(["rollout_log_probs", "current_log_probs"]), tmp_path, thirds(table))
+
+    found = merged(analysed(files, tmp_path, presets=SOME))
+
+    assert different(analyze(files, presets=SOME), found) == {}
+
+
+def test_axes_of_ones_own_merge(table: pa.Table, tmp_path: Path) -> None:
+    hosts = pa.array([f"host-{row % 5}" for row in range(table.num_rows)])
+    files = cut(table.append_column("host", hosts), tmp_path, thirds(table))
+
+    found = merged(analysed(files, tmp_path, presets=SOME, group_by=["host"]))
+
+    assert [place.key for place in found.by["host"].places] == [f"host-{i}" for i in range(5)]
+    assert different(analyze(files, presets=SOME, group_by=["host"]), found) == {}
+
+
+def test_without_presets_there_is_the_gap(table: pa.Table, tmp_path: Path) -> None:
+    files = cut(table, tmp_path, thirds(table))
+
+    assert different(analyze(files), merged(analysed(files, tmp_path))) == {}
+
+
+def test_the_seed_of_the_pieces_is_that_of_the_whole(table: pa.Table, tmp_path: Path) -> None:
+    files = cut(table, tmp_path, thirds(table))
+
+    found = merged(analysed(files, tmp_path, presets=SOME, seed=7))
+
+    assert different(analyze(files, presets=SOME, seed=7), found) == {}
+    assert different(analyze(files, presets=SOME, seed=8), found) != {}
+
+
+# ---------------------------------------------------------------- rows, notes and provenance
+
+
+def test_rows_without_ids_are_numbered_as_in_the_whole_dump(table: pa.Table, tmp_path: Path) -> None:
+    files = cut(table.drop_columns(["sequence_id"]), tmp_path, thirds(table))
+    whole = analyze(files, presets=SOME).worst
+    a, b, c = analysed(files, tmp_path, presets=SOME)
+    tallies.write(tmp_path / "bc.json", tallies.merge([b, c]))
+
+    assert merged([a, b, c]).worst == whole
+    assert merged([a, tmp_path / "bc.json"]).worst == whole
+    assert len({row.sequence_id for row in whole.sequences}) == len(whole.sequences)
+
+
+def test_rows_with_ids_keep_them(table: pa.Table, tmp_path: Path) -> None:
+    numbered = table.drop_columns(["sequence_id"]).append_column(
+        "sequence_id", pa.array([str(row) for row in range(table.num_rows)])
+    )
+    files = cut(numbered, tmp_path, thirds(table))
+
+    assert merged(analysed(files, tmp_path)).worst == analyze(files).worst
+
+
+def spoilt(table: pa.Table, rows: Sequence[int], value: float) -> pa.Table:
+    """The table with the first token of some rows' old policy changed."""
+    lists = table["old_log_probs"].to_pylist()
+    for row in rows:
+        lists[row][0] = value
+    at = table.column_names.index("old_log_probs")
+    return table.set_column(at, "old_log_probs", pa.array(lists))
+
+
+def test_positive_log_probs_are_counted_over_all_pieces(table: pa.Table, tmp_path: Path) -> None:
+    files = cut(spoilt(table, [3, 4, 5, 300], 0.5), tmp_path, thirds(table))
+
+    found = merged(analysed(files, tmp_path)).dump
+
+    assert found.notes == analyze(files).dump.notes
+    assert "4 of 44941 tokens" in found.notes[0]
+
+
+def test_skipped_rows_are_counted_over_all_pieces(table: pa.Table, tmp_path: Path) -> None:
+    files = cut(spoilt(table, range(20), float("nan")), tmp_path, thirds(table))
+
+    found = merged(analysed(files, tmp_path, on_bad_row="skip")).dump
+
+    assert found.skipped == analyze(files, on_bad_row="skip").dump.skipped
+    assert (found.skipped.count, len(found.skipped.examples)) == (20, 5)
+
+
+def test_what_files_say_of_themselves_is_put_together(table: pa.Table, tmp_path: Path) -> None:
+    said = [
+        {"engine": "a", "tags": [1, 2]},
+        {"engine": "b", "tags": [1, 2]},
+        {"engine": "a", "tags": [1, 2], "x": 1},
+    ]
+    files = cut(table, tmp_path, thirds(table))
+    for file, one in zip(files, said, strict=True):
+        rows = pq.read_table(file)
+        pq.write_table(rows.replace_schema_metadata({"offpol_diag": json.dumps(one)}), file)
+    a, b, c = analysed(files, tmp_path)
+    tallies.write(tmp_path / "ab.json", tallies.merge([a, b]))
+
+    whole = analyze(files).dump.provenance
+    assert whole == {"engine": ["a", "b"], "tags": [1, 2], "x": 1}
+    assert merged([a, b, c]).dump.provenance == whole
+    assert merged([tmp_path / "ab.json", c]).dump.provenance == whole
+
+
+def test_remarks_that_all_pieces_make_are_made_once(table: pa.Table, tmp_path: Path) -> None:
+    files = cut(table.drop_columns(["advantages"]), tmp_path, by_step(table, 3))
+
+    found = merged(analysed(files, tmp_path, presets=SOME))
+
+    assert found.dump.notes == analyze(files, presets=SOME).dump.notes
+    assert len(found.dump.notes) == 1
+
+
+# ---------------------------------------------------------------- what a whole step settles
+
+
+def test_presets_by_step_are_left_out_where_a_step_is_torn_and_no_other_is_wrong(
+    table: pa.Table, tmp_path: Path
+) -> None:
+    files = cut(table, tmp_path, thirds(table))
+    presets = (*ALL, NORMED)
+
+    found = merged(analysed(files, tmp_path, presets=presets))
+
+    gone = {one.name for one in BY_STEP}
+    assert set(found.presets) == {one.name for one in presets} - gone
+    whole = analyze(files, presets=presets)
+    kept = whole.model_copy(update={"presets": {k: v for k, v in whole.presets.items() if k not in gone}})
+    assert different(kept, found) == {}
+    (note,) = found.dump.notes
+    assert note.startswith("left out: ")
+    assert all(name in note for name in gone)
+    assert "rows of step 10, 3, 4 and 5 more" in note
+    assert "0.tally.json" in note
+
+
+def test_only_the_torn_step_is_named(table: pa.Table, tmp_path: Path) -> None:
+    rows = by_step(table, 2)
+    torn = [rows[0] + rows[1][:1], rows[1][1:]]
+    files = cut(table, tmp_path, torn)
+
+    (note,) = merged(analysed(files, tmp_path, presets=BY_STEP)).dump.notes
+
+    assert f"rows of step {table['step'][rows[1][0]].as_py()} lie in" in note
+
+
+def test_a_step_torn_between_branches_of_a_tree_is_seen(table: pa.Table, tmp_path: Path) -> None:
+    rows = by_step(table, 2)
+    files = cut(table, tmp_path, [rows[0][:10], rows[1], rows[0][10:]])
+    a, b, c = analysed(files, tmp_path, presets=BY_STEP)
+    tallies.write(tmp_path / "ab.json", tallies.merge([a, b]))
+
+    assert set(merged([a, b]).presets) == {one.name for one in BY_STEP}
+    assert merged([tmp_path / "ab.json", c]).presets == {}
+
+
+def test_a_dump_without_steps_is_one_step(table: pa.Table, tmp_path: Path) -> None:
+    files = cut(table.drop_columns(["step"]), tmp_path, thirds(table))
+
+    found = merged(analysed(files, tmp_path, presets=(*BY_STEP, *SOME)))
+
+    assert set(found.presets) == {one.name for one in SOME}
+    assert "the dump, which has no step and is one, lies in 3 pieces" in found.dump.notes[0]
+
+
+def test_advantages_made_of_rewards_are_exact_where_every_step_is_whole(
+    table: pa.Table, tmp_path: Path
+) -> None:
+    files = cut(table.drop_columns(["advantages"]), tmp_path, by_step(table, 3))
+
+    found = merged(analysed(files, tmp_path, presets=ALL))
+
+    assert different(analyze(files, presets=ALL), found) == {}
+    assert found.presets["vanilla_is"].metrics["pg_loss"].value is not None
+
+
+@pytest.mark.parametrize("steps", [True, False])
+def test_advantages_made_of_rewards_are_exact_where_every_group_is_whole(
+    table: pa.Table, tmp_path: Path, steps: bool
+) -> None:
+    """A group is the sequences of one prompt in one step."""
+    gone = ["advantages"] if steps else ["advantages", "step"]
+    files = cut(table.drop_columns(gone), tmp_path, by_group(table))
+
+    found = merged(analysed(files, tmp_path, presets=SOME))
+
+    assert different(analyze(files, presets=SOME), found) == {}
+
+
+def test_advantages_made_of_the_rewards_of_torn_groups_are_refused(table: pa.Table, tmp_path: Path) -> None:
+    files = cut(table.drop_columns(["advantages"]), tmp_path, thirds(table))
+    whole = tallies.merge(analysed(files, tmp_path, presets=SOME))
+
+    with pytest.raises(
+        ResultError, match=r"rows of step 10, 3, 4 and 5 more .* a group may be torn"
+    ) as refused:
+        tallies.summary(whole)
+
+    assert "write advantages into the dump" in refused.value.hint
+
+
+@pytest.mark.parametrize(("most", "many"), [("MOST_GROUPS", 32), ("MOST_GROUPS_IN_ALL", 64)])
+def test_groups_that_are_too_many_to_list_are_not_trusted_to_be_whole(
+    table: pa.Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: str, many: int
+) -> None:
+    """The sample has 64 groups; in a branch of a tree that lists too many, none is listed."""
+    files = cut(table.drop_columns(["advantages"]), tmp_path, by_group(table))
+
+    def again(limit: int) -> Summary:
+        monkeypatch.setattr(tallies.pieces, most, limit)
+        branch = tmp_path / "branch.json"
+        tallies.write(branch, tallies.merge(analysed(files, tmp_path, presets=SOME)))
+        return merged([branch])
+
+    assert again(many).presets
+    with pytest.raises(ResultError, match="a group may be torn"):
+        again(many - 1)
+
+
+# ---------------------------------------------------------------- what does not belong together
+
+
+def refusal(paths: Sequence[Path]) -> OffpolError:
+    with pytest.raises(ResultError) as refused:
+        tallies.merge(paths)
+    assert refused.value.hint
+    return refused.value
+
+
+@pytest.fixture(scope="module")
+def halves(table: pa.Table, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    return cut(table, tmp_path_factory.mktemp("halves"), by_step(table, 2))
+
+
+Unlike = tuple[dict[str, Any], dict[str, Any], str]
+TOKEN_IS = named("token_is")[0]
+UNLIKE: dict[str, Unlike] = {
+    "seed": ({}, {"seed": 1}, "seed: 0 and 1"),
+    "axes": ({}, {"group_by": ["policy_lag"]}, 'group_by: [] and ["policy_lag"]'),
+    "columns": ({}, {"columns": {"old": "current_log_probs"}}, "column old_log_probs"),
+    "presets": (
+        {"presets": SOME},
+        {"presets": SOME[:2]},
+        "preset vanilla_is is in only one of them",
+    ),
+    "more presets": ({"presets": SOME[:2]}, {"presets": SOME}, "preset vanilla_is is in only one of them"),
+    "order": ({"presets": SOME}, {"presets": SOME[::-1]}, "order of the presets"),
+    "thresholds": (
+        {"presets": (TOKEN_IS,)},
+        {"presets": (replace(TOKEN_IS, weight=Weight("token", upper=3.0)),)},
+        "preset token_is.weight.upper: 2.0 and 3.0",
+    ),
+    "bounds": (
+        {"presets": (TOKEN_IS,)},
+        {"presets": (replace(TOKEN_IS, weight=Weight("token", upper=2.0, safety=None)),)},
+        "preset token_is.weight.safety: 20.0 and null",
+    ),
+    "rules": (
+        {"presets": (replace(TOKEN_IS, reject=(Reject(upper=2.0), Reject(upper=3.0))),)},
+        {"presets": (replace(TOKEN_IS, reject=(Reject(upper=2.0), Reject(upper=4.0))),)},
+        "preset token_is.reject.1.upper: 3.0 and 4.0",
+    ),
+    "no rule": (
+        {"presets": (TOKEN_IS,)},
+        {"presets": (replace(TOKEN_IS, reject=(Reject(upper=2.0),)),)},
+        "preset token_is.reject",
+    ),
+    "words": (
+        {"presets": (TOKEN_IS,)},
+        {"presets": (replace(TOKEN_IS, loss="reinforce"),)},
+        'preset token_is.loss: "ppo_clip" and "reinforce"',
+    ),
+}
+
+
+@pytest.mark.parametrize("what", UNLIKE)
+def test_pieces_that_were_not_analysed_alike_are_refused(
+    halves: list[str], tmp_path: Path, what: str
+) -> None:
+    one, two, said = UNLIKE[what]
+    (a,) = analysed(halves[:1], tmp_path, ".a.json", **one)
+    (b,) = analysed(halves[1:], tmp_path, ".b.json", **two)
+
+    error = refusal([a, b])
+
+    assert f"{a} and {b} were not made alike: " in error.message
+    assert said in error.message
+
+
+def test_columns_of_which_only_one_piece_has_some_are_refused(table: pa.Table, tmp_path: Path) -> None:
+    rows = by_step(table, 2)
+    (one,) = cut(table, tmp_path, rows[:1])
+    (tmp_path / "other").mkdir()
+    (two,) = cut(table.drop_columns(["entropy"]), tmp_path / "other", rows[1:])
+
+    error = refusal(analysed([one, two], tmp_path))
+
+    assert 'column entropy: "entropy" and nothing' in error.message
+
+
+def test_advantages_that_only_one_piece_had_to_make_are_refused(table: pa.Table, tmp_path: Path) -> None:
+    rows = by_step(table, 2)
+    (one,) = cut(table, tmp_path, rows[:1])
+    (tmp_path / "other").mkdir()
+    (two,) = cut(table.drop_columns(["advantages"]), tmp_path / "other", rows[1:])
+
+    assert "columns made" in refusal(analysed([one, two], tmp_path)).message
+
+
+@pytest.fixture(scope="module")
+def pair(halves: list[str], tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    return analysed(halves, tmp_path_factory.mktemp("pair"), presets=SOME)
+
+
+def test_a_tally_given_twice_is_refused(pair: list[Path]) -> None:
+    error = refusal([pair[0], pair[1], pair[0]])
+
+    assert f"was read for {pair[0]}, which is given twice" in error.message
+    assert "part-0.parquet" in error.message
+
+
+def test_a_file_read_for_two_pieces_is_refused_wherever_it_lies(
+    halves: list[str], pair: list[Path], tmp_path: Path
+) -> None:
+    copy = tmp_path / "another name.parquet"
+    copy.write_bytes(Path(halves[0]).read_bytes())
+    both = tmp_path / "both.json"
+    analyze([halves[1], str(copy)], presets=SOME, tally=both)
+
+    error = refusal([pair[0], both])
+
+    assert f"another name.parquet was read for {pair[0]} and {both}" in error.message
+
+
+def test_a_file_read_for_two_branches_of_a_tree_is_refused(pair: list[Path], tmp_path: Path) -> None:
+    branch = tmp_path / "branch.json"
+    tallies.write(branch, tallies.merge(pair))
+
+    assert f"{pair[1]} and {branch}" in refusal([pair[1], branch]).message
+
+
+def test_files_of_one_shape_with_other_numbers_are_not_one(table: pa.Table, tmp_path: Path) -> None:
+    """As many rows, tokens and bytes; what differs is the statistics in the footer."""
+
+    def numbers(x: float) -> pa.Table:
+        lists = pa.array([[x, x]] * 8)
+        return pa.table({"rollout_log_probs": lists, "old_log_probs": lists})
+
+    files = []
+    for name, x in (("a", -1.0), ("b", -2.0)):
+        files.append(str(tmp_path / f"{name}.parquet"))
+        pq.write_table(numbers(x), files[-1], compression="none")
+    assert Path(files[0]).stat().st_size == Path(files[1]).stat().st_size
+
+    assert merged(analysed(files, tmp_path)).dump.rows == 16
+
+
+def test_no_file_at_all_is_refused() -> None:
+    with pytest.raises(UsageError, match="no tally is given"):
+        tallies.merge([])
