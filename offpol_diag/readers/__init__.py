@@ -14,6 +14,7 @@ keys      what the bootstrap draws
 pack      rows → Batch
 join      small batches → larger ones
 dump      all of it, one after the other
+shards    a dump in pieces that can be read apart
 """
 
 from offpol_diag.readers.dump import Dump, open_dump

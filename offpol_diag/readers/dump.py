@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -23,6 +23,23 @@ from offpol_diag.readers.sources import find
 Progress = Callable[[int], None]
 
 
+@dataclass(frozen=True)
+class Noticed:
+    """What a reading noticed beside its batches.
+
+    Attributes:
+        rows: sequences, bad ones included.
+        tokens: that were kept.
+        skipped: rows left out.
+        signs: what was seen of the signs of the train columns, by our name.
+    """
+
+    rows: int
+    tokens: int
+    skipped: Skipped
+    signs: dict[str, Count]
+
+
 @dataclass
 class Dump:
     """A dump whose files, columns and types were found right; its values are judged as they are read.
@@ -39,6 +56,27 @@ class Dump:
     _tokens: int
     skipped: Skipped = field(default_factory=Skipped)
     _signs: Signs | None = None
+    _kept: int = 0
+    _shard: bool = False
+    _waits: bool = False
+    _before: int = 0
+
+    @property
+    def long(self) -> bool:
+        """Whether a row is a token."""
+        return self._plan.form.long
+
+    def shard(self, parts: Sequence[Part], before: int) -> Dump:
+        """Some of its rows as a dump, of which it is no error to hold no token.
+
+        Args:
+            parts: files, or row groups of them.
+            before: rows of the files before them.
+        """
+        info = replace(self.info, rows=sum(part.rows for part in parts))
+        first = before + sum(parts[0].group_rows[: parts[0].groups.start])
+        begun = Dump(info, list(parts), self._plan, self._skip, self._tokens)
+        return replace(begun, _shard=True, _waits=first > 0, _before=before)
 
     @property
     def rows(self) -> int:
@@ -74,13 +112,33 @@ class Dump:
             DumpError: A bad row (unless skipped), corrupt data, a column of the wrong sign, or nothing left:
                 every row skipped or every token masked.
         """
-        self.skipped, self._signs = Skipped(), Signs(self._plan)
-        tokens = 0
+        self.skipped, self._signs, self._kept = Skipped(), Signs(self._plan, waits=self._waits), 0
         for batch in join(self._packed(self._signs, progress), self._tokens):
-            tokens += batch.tokens
-            if tokens:
+            self._kept += batch.tokens
+            if self._kept or self._shard:
                 yield batch
-        if not tokens:
+        if not (self._kept or self._shard):
+            raise self._nothing()
+
+    def noticed(self) -> Noticed:
+        """What the last reading noticed; complete once it ended."""
+        signs = self._signs.counts if self._signs else {}
+        return Noticed(self.info.rows, self._kept, self.skipped, signs)
+
+    def notice(self, shards: Iterable[Noticed]) -> None:
+        """Know what the readings of its shards noticed, in order, as if all of it had been read here.
+
+        Raises:
+            DumpError: a column of the wrong sign, or nothing left.
+        """
+        self.skipped, self._signs, self._kept, rows = Skipped(), Signs(self._plan), 0, 0
+        for one in shards:
+            rows += one.rows
+            self._kept += one.tokens
+            self.skipped.merge(one.skipped)
+            self._signs.merge(one.signs)
+        self.info = replace(self.info, rows=rows)
+        if not self._kept:
             raise self._nothing()
 
     def _packed(self, signs: Signs, progress: Progress | None) -> Iterator[Batch]:
@@ -98,12 +156,12 @@ class Dump:
         if self._plan.form.long:
             yield from gathered(self._parts, self._plan, self._tokens, progress)
             return
-        before = 0
+        before = self._before
         for part in self._parts:
             for piece in slices(part, self._plan, before, self._tokens):
                 yield piece
                 progress(len(piece.rows))
-            before += part.rows
+            before += sum(part.group_rows)
 
     def _nothing(self) -> DumpError:
         name = _named(self._parts)

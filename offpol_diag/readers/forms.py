@@ -28,6 +28,10 @@ class Form:
     roles: tuple[Role, ...]
     long: bool = False
 
+    def __reduce__(self) -> str:
+        """It travels by its name: the tests of its kinds are functions without one."""
+        return "LONG" if self.long else "LIST"
+
     def kind(self, name: str) -> kinds.Kind:
         """What the column of a part must hold."""
         return next(role.kind for role in self.roles if role.name == name)

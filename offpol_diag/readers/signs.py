@@ -22,6 +22,7 @@ from offpol_diag.readers.slices import Slice
 TRAIN = (columns.OLD, columns.CURRENT)
 # Enough tokens that more than half of them positive is no accident.
 JUDGED_AT = 32
+NEGATE = "a log-probability is at most 0; if the column holds negative log-likelihoods, negate it"
 
 
 @dataclass
@@ -33,7 +34,8 @@ class Count:
         positive: beyond the tolerance.
         sizeable: beyond the tolerance on either side of 0.
         first: place and value of the first positive one.
-        judged: whether the sign was found right; `sizeable` is not counted from then on.
+        judged: whether the sign was judged; `sizeable` is not counted from then on.
+        wrong: why the sign is wrong; empty when it was found right.
     """
 
     tokens: int = 0
@@ -41,6 +43,16 @@ class Count:
     sizeable: int = 0
     first: str = ""
     judged: bool = False
+    wrong: str = ""
+
+    def add(self, more: Count) -> None:
+        """Count what was seen in the rows that follow; the first to see enough tokens has judged."""
+        if not self.judged:
+            self.sizeable += more.sizeable
+            self.judged, self.wrong = more.judged, more.wrong
+        self.tokens += more.tokens
+        self.positive += more.positive
+        self.first = self.first or more.first
 
 
 @dataclass(frozen=True)
@@ -50,10 +62,12 @@ class Signs:
     Attributes:
         plan: the columns.
         counts: by our name of the column.
+        waits: a wrong sign is an error only once `merge` knows that no row before these had judged.
     """
 
     plan: Plan
     counts: dict[str, Count] = field(default_factory=dict)
+    waits: bool = False
 
     def see(self, piece: Slice, rows: Rows) -> None:
         """Count the next rows.
@@ -67,7 +81,7 @@ class Signs:
                 if not count.judged or not at_most(TOLERANCE, rows.lists[role], rows):
                     self._add(count, role, piece, rows)
                 count.tokens += rows.kept
-                self._judge(count, role)
+                self._judge(count)
 
     def _add(self, count: Count, role: str, piece: Slice, rows: Rows) -> None:
         values = np.where(rows.live, rows.lists[role].values, 0.0).astype(np.float64)
@@ -81,16 +95,27 @@ class Signs:
             at = f"{piece.place(row)}, column {self.plan.columns[role]!r}"
             count.first = f"{at}: token {token - rows.offsets[row]} is {values[token]:.6g}"
 
-    def _judge(self, count: Count, role: str) -> None:
-        if count.judged or count.tokens < JUDGED_AT:
-            return
-        if 2 * count.positive > count.sizeable:
-            raise DumpError(
-                f"{count.first}, and {count.positive} of {count.tokens} tokens are above 0 like it: "
-                "the column has the wrong sign",
-                "a log-probability is at most 0; if the column holds negative log-likelihoods, negate it",
-            )
-        count.judged = True
+    def _judge(self, count: Count) -> None:
+        if not count.judged and count.tokens >= JUDGED_AT:
+            count.judged = True
+            if 2 * count.positive > count.sizeable:
+                count.wrong = (
+                    f"{count.first}, and {count.positive} of {count.tokens} tokens are above 0 like it: "
+                    "the column has the wrong sign"
+                )
+        if count.wrong and not self.waits:
+            raise DumpError(count.wrong, NEGATE)
+
+    def merge(self, counts: Mapping[str, Count]) -> None:
+        """Count what others saw in the rows that follow.
+
+        Raises:
+            DumpError: a column with the wrong sign.
+        """
+        for role, more in counts.items():
+            count = self.counts.setdefault(role, Count())
+            count.add(more)
+            self._judge(count)
 
     def notes(self) -> tuple[str, ...]:
         """A warning for each column with positive values."""

@@ -44,6 +44,11 @@ class Skipped:
     count: int = 0
     examples: list[BadRow] = field(default_factory=list)
 
+    def merge(self, more: Skipped) -> None:
+        """Count those of the rows that follow."""
+        self.count += more.count
+        self.examples += more.examples[: EXAMPLES - len(self.examples)]
+
 
 @dataclass(frozen=True)
 class Sieve:

@@ -83,7 +83,8 @@ def tables(part: Part, plan: Plan, tokens: int) -> Iterator[tuple[int, int, pa.R
     first = 0
     with open_again(part.path) as parquet:
         for group, rows in enumerate(part.group_rows):
-            for done, table in _read(parquet, part, group, plan, tokens):
+            pieces = _read(parquet, part, group, plan, tokens) if group in part.groups else ()
+            for done, table in pieces:
                 for key, value in part.partitions.items():
                     table = table.append_column(key, pa.repeat(value, table.num_rows))
                 yield group, first + done, table

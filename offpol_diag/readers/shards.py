@@ -1,0 +1,130 @@
+"""A dump cut into dumps: row groups that can be read apart, and are together the whole.
+
+Where to cut depends on the dump alone, never on how many will read it, so that its numbers do not either. In
+the long form the rows of a sequence may lie anywhere, so a cut is made only where the footers say that no id
+can be on both sides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from offpol_diag.readers import columns
+from offpol_diag.readers.dump import Dump
+from offpol_diag.readers.files import Part, open_again
+from offpol_diag.readers.locations import Location
+
+BYTES = 32 << 20
+"""Of the files, in one shard: a few seconds of work for a core."""
+MOST = 4096
+"""Shards: a dump that would have more is cut into larger ones."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """Row groups of a dump, from one to before another, counted through all its files."""
+
+    begin: int
+    end: int
+
+
+def spans(dump: Dump, size: int = BYTES) -> list[Span]:
+    """Where to cut a dump: every row group once, in order; at least one span.
+
+    Args:
+        dump: what is to be cut.
+        size: bytes of the files in a span, at least, save in the last; it has one row group or more.
+    """
+    size = max(size, dump.info.bytes // MOST)
+    safe = _safe(dump)
+    found, begin, held = [], 0, 0.0
+    for group, weight in enumerate(_bytes(dump)):
+        if held >= size and safe[group]:
+            found.append(Span(begin, group))
+            begin, held = group, 0.0
+        held += weight
+    return [*found, Span(begin, len(safe))]
+
+
+def cut(dump: Dump, span: Span) -> Dump:
+    """The row groups of a span as a dump, which may be read in another process and another folder.
+
+    Rows are numbered as in the whole, and files go by the same names. That no token is left in it is no
+    error; `Dump.notice` tells the whole what all shards noticed.
+    """
+    parts, before, first = [], 0, 0
+    for part in dump.parts:
+        count = len(part.group_rows)
+        begin, end = max(span.begin - first, 0), min(span.end - first, count)
+        if begin < end:
+            parts.append(replace(part, path=_absolute(part.path), span=(begin, end)))
+        elif not parts:
+            before += sum(part.group_rows)
+        first += count
+    return dump.shard(parts, before)
+
+
+def shards(dump: Dump, size: int = BYTES) -> list[Dump]:
+    """The dump in pieces, in order: `spans`, each `cut`."""
+    return [cut(dump, span) for span in spans(dump, size)]
+
+
+def _absolute(path: Location) -> Location:
+    return path if path.far else replace(path, path=str(Path(path.path).absolute()))
+
+
+def _bytes(dump: Dump) -> Iterator[float]:
+    """The bytes of each row group: a share of its file's by its rows."""
+    for part in dump.parts:
+        for rows in part.group_rows:
+            yield part.bytes * rows / part.rows
+
+
+# ---------------------------------------------------------------- the long form
+
+
+def _safe(dump: Dump) -> list[bool]:
+    """Whether a cut before each row group parts no sequence."""
+    groups = sum(len(part.group_rows) for part in dump.parts)
+    if not dump.long:
+        return [True] * groups
+    try:
+        return _apart([bounds for part in dump.parts for bounds in _bounds(part, dump)])
+    except (TypeError, ValueError):  # ids that do not compare, or have no bounds
+        return [False] * groups
+
+
+def _apart(bounds: Sequence[tuple[Any, Any]]) -> list[bool]:
+    """Whether all ids before each row group are below all from there on."""
+    lowest = list(_running(min, [low for low, _ in reversed(bounds)]))[::-1]
+    highest = list(_running(max, [high for _, high in bounds]))
+    return [False, *(bool(high < low) for high, low in zip(highest, lowest[1:], strict=False))]
+
+
+def _running(pick: Any, values: Sequence[Any]) -> Iterator[Any]:
+    so_far = values[0]
+    for value in values:
+        so_far = pick(so_far, value)
+        yield so_far
+
+
+def _bounds(part: Part, dump: Dump) -> Iterable[tuple[Any, Any]]:
+    """The smallest and the largest id of each row group, by the file's footer.
+
+    Raises:
+        ValueError: it does not say.
+    """
+    name = dump.info.columns[columns.SEQUENCE]
+    if name in part.partitions:
+        value = part.partitions[name].as_py()
+        return [(value, value)] * len(part.group_rows)
+    with open_again(part.path) as parquet:
+        paths = [parquet.schema.column(i).path for i in range(len(parquet.schema))]
+        leaf = paths.index(name)
+        found = [parquet.metadata.row_group(g).column(leaf).statistics for g in range(len(part.group_rows))]
+    if any(statistics is None or not statistics.has_min_max for statistics in found):
+        raise ValueError(f"{part.path}: no bounds of {name!r}")
+    return [(statistics.min, statistics.max) for statistics in found]
