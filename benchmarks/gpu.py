@@ -1,0 +1,200 @@
+"""Throughput on a GPU with every preset: batches that lie on it already, and a dump from its file.
+
+    python benchmarks/gpu.py [--sequences N] [--rounds N] [--write]
+
+Run it from a checkout on any machine with CUDA. Where there is none it says so and runs the same code on a
+few thousand tokens on the CPU, which checks the script and measures nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial, reduce
+from pathlib import Path
+
+import duck
+import part
+import rounds
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from offpol_diag.analyze import Observe, analyze, plan
+from offpol_diag.batch import Batch
+from offpol_diag.catalogue import load
+from offpol_diag.engines import Local
+from offpol_diag.presets import Preset
+from offpol_diag.readers import open_dump
+from offpol_diag.scope import UNSETTLED
+from offpol_diag.settle import Asked, Found, settle
+
+NO_GPU = "no GPU here: a check of the script on the CPU, not a measurement"
+SIZES = (1 << 17, 1 << 19, 1 << 21, 1 << 23)
+"""Tokens to a batch; one that does not fit is told and ends the list."""
+TOLERANCE = 1e-9
+COPY_BYTES = 1 << 32
+READS = {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive"}
+"""Operators whose result the host must wait for."""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A dump, the presets, and the device."""
+
+    path: Path
+    device: torch.device
+    presets: tuple[Preset, ...]
+    rounds: int
+
+    def wait(self) -> None:
+        """Until the device is done."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+def job(bench: Bench, batch_tokens: int) -> tuple[Observe, list[Batch]]:
+    """What an analysis does with a batch, and the dump's batches on the device."""
+    dump = open_dump([str(bench.path)], batch_tokens=batch_tokens)
+    study = plan(dump, bench.presets, (), 0)
+    asked = Asked.of(study.presets, False)
+    found = settle(Local.on(bench.device), dump, asked) if asked else Found(UNSETTLED, None)
+    return Observe(study, found, False), [batch.to(bench.device) for batch in dump.batches()]
+
+
+def resident(bench: Bench, batch_tokens: int) -> part.Result:
+    """Tokens per second over batches that lie on the device, merging included."""
+    observe, batches = job(bench, batch_tokens)
+    tokens, taken = sum(batch.tokens for batch in batches), sum(map(_bytes, batches))
+
+    def every() -> None:
+        reduce(lambda one, other: one.merge(other), map(observe, batches))
+        bench.wait()
+
+    every()
+    seconds = rounds.alternate({"resident": every}, bench.rounds).median("resident")
+    return {
+        "batch_tokens": batch_tokens,
+        "batches": len(batches),
+        "tokens_per_second": tokens / seconds,
+        "bytes_per_second": taken / seconds,
+        "waits": waits(bench.device, partial(observe, batches[0])),
+        "waits_of_one_preset": waits(bench.device, partial(_alone(observe), batches[0])),
+        "peak": torch.cuda.max_memory_allocated() if bench.device.type == "cuda" else None,
+    }
+
+
+def _alone(observe: Observe) -> Observe:
+    """The same with the first preset only."""
+    return replace(observe, study=replace(observe.study, presets=observe.study.presets[:1]))
+
+
+def _bytes(batch: Batch) -> int:
+    tensors = (getattr(batch, field.name) for field in fields(batch))
+    return sum(x.numel() * x.element_size() for x in tensors if isinstance(x, Tensor))
+
+
+def waits(device: torch.device, work: Callable[[], object]) -> int:
+    """How often the host waits for the device during some work."""
+    return _warned(work) if device.type == "cuda" else _counted(work)
+
+
+def _warned(work: Callable[[], object]) -> int:
+    """By CUDA's own count."""
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            work()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    return sum("synchroniz" in str(one.message) for one in said)
+
+
+def _counted(work: Callable[[], object]) -> int:
+    """On a CPU: by the operators that would have to wait."""
+    with Reads() as reads:
+        work()
+    return reads.count
+
+
+class Reads(TorchDispatchMode):
+    """Counts operators of `READS`."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        """Count one and run it."""
+        self.count += func.overloadpacket.__name__ in READS or _picks(args)
+        return func(*args, **(kwargs or {}))
+
+
+def _picks(args: Sequence[object]) -> bool:
+    """Whether flags say which elements to take: how many is only known on the device."""
+    indices = [x for arg in args[1:2] if isinstance(arg, list | tuple) for x in arg]
+    return any(isinstance(x, Tensor) and x.dtype == torch.bool for x in indices)
+
+
+def copied(bench: Bench, size: int) -> float:
+    """Bytes per second that a plain copy on the device reads and writes."""
+    source = torch.zeros(size // 8, dtype=torch.float64, device=bench.device)
+    target = torch.empty_like(source)
+
+    def copy() -> None:
+        target.copy_(source)
+        bench.wait()
+
+    copy()
+    return 2 * size / rounds.alternate({"copy": copy}, max(bench.rounds, 5)).median("copy")
+
+
+def swept(bench: Bench, sizes: Sequence[int]) -> list[part.Result]:
+    """Resident throughput by batch size, up to what the device holds."""
+    rows: list[part.Result] = []
+    for size in sizes:
+        try:
+            rows.append(resident(bench, size))
+        except torch.cuda.OutOfMemoryError:
+            print(f"batches of {size:,} tokens do not fit", file=sys.stderr)
+            break
+    return rows
+
+
+def end_to_end(bench: Bench, tokens: int) -> part.Result:
+    """From the file to the Summary; its numbers must be those of the CPU."""
+    before = time.perf_counter()
+    summary = analyze([str(bench.path)], presets=bench.presets, device=str(bench.device))
+    seconds = time.perf_counter() - before
+    expected = analyze([str(bench.path)], presets=bench.presets, device="cpu")
+    duck.agree(duck.ours(summary), duck.ours(expected), TOLERANCE)
+    return {"seconds": seconds, "tokens_per_second": tokens / seconds, "clock": summary.run.seconds}
+
+
+def measure(given: part.Given) -> part.Result:
+    """The whole table, or the check of the script where there is no GPU."""
+    there = torch.cuda.is_available()
+    sizes, copy = (SIZES, COPY_BYTES) if there else ((1 << 13,), 1 << 20)
+    presets = load().resolve("all")
+    with part.dump(given.sequences if there else min(given.sequences, 16)) as (path, facts):
+        bench = Bench(path, torch.device("cuda" if there else "cpu"), presets, given.rounds if there else 1)
+        bandwidth = copied(bench, copy)
+        rows = swept(bench, sizes)
+        whole = end_to_end(bench, facts["tokens"])
+    for row in rows:
+        row["of_copy"] = row["bytes_per_second"] / bandwidth
+    return facts | {
+        "device": torch.cuda.get_device_name() if there else "cpu",
+        **({} if there else {part.NOTHING: NO_GPU}),
+        "presets": len(presets),
+        "rounds": bench.rounds,
+        "copy_bytes_per_second": bandwidth,
+        "rows": rows,
+        "end_to_end": whole,
+    }
+
+
+if __name__ == "__main__":
+    part.main("gpu", measure, __doc__, threads=None)

@@ -1,0 +1,59 @@
+"""An analysis with every preset against one DuckDB query, and that against only reading the columns.
+
+    python benchmarks/peers.py [--sequences N] [--rounds N] [--write]
+
+All three in one process, in turn, on the same file and two threads; what the query and the analysis both know
+must agree to 1e-6, or this fails.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import duck
+import machine
+import part
+import pyarrow.parquet as pq
+import rounds
+
+from offpol_diag.analyze import analyze
+from offpol_diag.catalogue import load
+from offpol_diag.summary import Summary
+
+COLUMNS = ["rollout_log_probs", "old_log_probs", "current_log_probs", "response_mask", "advantages"]
+
+
+def read(path: Path) -> None:
+    """The floor under every peer: read and decode the columns, nothing else."""
+    with pq.ParquetFile(path) as file:
+        for group in range(file.num_row_groups):
+            file.read_row_group(group, columns=COLUMNS)
+
+
+def measure(given: part.Given) -> part.Result:
+    """Medians of the rounds, and the numbers agreed on."""
+    presets, query = load().resolve("all"), duck.Duck(machine.THREADS)
+    summaries: list[Summary] = []
+    nine: list[dict[str, float]] = []
+    with part.dump(given.sequences) as (path, facts):
+        jobs = {
+            "reading": lambda: read(path),
+            "duckdb": lambda: nine.append(query.nine(path)),
+            "analyze": lambda: summaries.append(analyze([str(path)], presets=presets)),
+        }
+        timed = rounds.alternate(jobs, given.rounds)
+    for summary, numbers in zip(summaries, nine, strict=True):
+        duck.agree(duck.ours(summary), numbers)
+    return facts | {
+        "rounds": given.rounds,
+        "threads": machine.THREADS,
+        "presets": len(presets),
+        "seconds": timed.seconds(),
+        "analyze_over_duckdb": timed.ratio("analyze", "duckdb"),
+        "duckdb_over_reading": timed.ratio("duckdb", "reading"),
+        "agreed": nine[-1],
+    }
+
+
+if __name__ == "__main__":
+    part.main("peers", measure, __doc__)

@@ -1,0 +1,50 @@
+"""Peers measured in turn, so that a machine whose speed drifts favours none of them."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+Job = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """Seconds by job, one entry a round: `wall` by the clock, `cpu` of all threads of this process."""
+
+    wall: dict[str, list[float]]
+    cpu: dict[str, list[float]]
+
+    def median(self, job: str) -> float:
+        """Seconds by the clock."""
+        return statistics.median(self.wall[job])
+
+    def ratio(self, job: str, peer: str) -> float:
+        """The median of the ratios within a round."""
+        return statistics.median(a / b for a, b in zip(self.wall[job], self.wall[peer], strict=True))
+
+    def seconds(self) -> dict[str, dict[str, float]]:
+        """Medians by job."""
+        return {job: {"wall": self.median(job), "cpu": statistics.median(self.cpu[job])} for job in self.wall}
+
+
+def alternate(jobs: Mapping[str, Job], rounds: int) -> Rounds:
+    """Run every job once in every round."""
+    wall: dict[str, list[float]] = {job: [] for job in jobs}
+    cpu: dict[str, list[float]] = {job: [] for job in jobs}
+    for _ in range(rounds):
+        for name, job in jobs.items():
+            before, spent = time.perf_counter(), time.process_time()
+            job()
+            wall[name].append(time.perf_counter() - before)
+            cpu[name].append(time.process_time() - spent)
+    return Rounds(wall, cpu)
+
+
+def slope(x: Sequence[float], y: Sequence[float]) -> tuple[float, float, float]:
+    """Least squares: intercept, slope, and how far a point is off the line at most, as a share of its y."""
+    line = statistics.linear_regression(x, y)
+    off = max(abs(line.intercept + line.slope * a - b) / b for a, b in zip(x, y, strict=True))
+    return line.intercept, line.slope, off

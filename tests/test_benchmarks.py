@@ -1,0 +1,512 @@
+"""The benchmarks at a tiny size: that they run, that what they compare agrees, and that they can fail."""
+
+from __future__ import annotations
+
+import math
+import re
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import complexity
+import duck
+import dump
+import gpu
+import machine
+import padded
+import part
+import peak
+import peers
+import presets
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import report
+import rounds
+import scale
+import torch
+
+from offpol_diag.analyze import analyze
+from offpol_diag.catalogue import load
+from offpol_diag.summary import Summary
+
+ROOT = Path(__file__).parents[1]
+TINY = part.Given(sequences=12, rounds=1)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Long enough that every one of the nine numbers has something to see but the veto."""
+    path = tmp_path_factory.mktemp("bench") / "dump.parquet"
+    dump.make(path, sequences=40, rows_per_group=16)
+    return path
+
+
+@pytest.fixture(scope="module")
+def analysed(path: Path) -> Summary:
+    """That dump under the presets whose numbers are compared."""
+    names = "token_is,slime_mis_token_mask,seq_mis,geo_rs,seq_is"
+    return analyze([str(path)], presets=load().resolve(names))
+
+
+def ratios(path: Path) -> list[list[float]]:
+    """Δ of every sequence, in plain Python."""
+    rows = pq.read_table(path).to_pylist()
+    return [
+        [
+            p - q
+            for q, p, m in zip(
+                row["rollout_log_probs"], row["old_log_probs"], row["response_mask"], strict=True
+            )
+            if m
+        ]
+        for row in rows
+    ]
+
+
+# ---------------------------------------------------------------- every script
+
+
+@pytest.mark.parametrize("name", report.SECTIONS)
+def test_a_part_runs_prints_its_section_and_keeps_its_result(name: str, tmp_path: Path) -> None:
+    kept = tmp_path / "results.json"
+    command = [sys.executable, str(ROOT / "benchmarks" / "run.py"), f"--only={name}", f"--results={kept}"]
+
+    done = subprocess.run(
+        [*command, "--sequences=12", "--rounds=1", "--write"], capture_output=True, text=True
+    )
+
+    if name == "complexity" and done.returncode:  # so few tokens: the times are noise, and it may say so
+        assert "complexity: time" in done.stderr
+        return
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"## {report.SECTIONS[name]}\n")
+    if name == "gpu" and not torch.cuda.is_available():
+        assert "no GPU here" in done.stdout
+        assert not kept.exists(), "a check on the CPU is not kept as a measurement"
+        return
+    assert set(report.results(kept)) == {name}
+
+
+def test_an_unknown_part_is_told_from_those_there_are() -> None:
+    command = [sys.executable, str(ROOT / "benchmarks" / "run.py"), "--only=speed"]
+
+    done = subprocess.run(command, capture_output=True, text=True)
+
+    assert done.returncode == 2
+    assert "no part 'speed'; there are peers, presets" in done.stderr
+
+
+def test_a_part_that_fails_says_what_and_exits_with_1_and_keeps_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measure(given: part.Given) -> part.Result:
+        raise part.Failed("they do not agree")
+
+    monkeypatch.setattr(machine, "limit", lambda threads: None)
+    monkeypatch.setattr(sys, "argv", ["x.py", "--write", f"--results={tmp_path / 'r.json'}"])
+
+    with pytest.raises(SystemExit, match=r"^x: they do not agree$"):
+        part.main("x", measure, "about")
+    assert not (tmp_path / "r.json").exists()
+
+
+def test_a_run_with_a_part_that_failed_exits_with_1() -> None:
+    command = [sys.executable, str(ROOT / "benchmarks" / "run.py"), "--only=memory", "--sequences=-1"]
+
+    done = subprocess.run(command, capture_output=True, text=True)
+
+    assert done.returncode == 1
+    assert "failed: memory" in done.stderr
+
+
+def test_a_dump_for_which_there_is_no_room_is_not_begun() -> None:
+    with pytest.raises(part.Failed, match="no room"), part.dump(10**13):
+        pass
+
+
+# ---------------------------------------------------------------- the dump
+
+
+def test_the_same_numbers_make_the_same_dump_and_a_longer_one_begins_with_it(tmp_path: Path) -> None:
+    for name, sequences, rows in (("a", 1030, 400), ("b", 1030, 400), ("c", 1100, 1100)):
+        dump.make(tmp_path / name, sequences, rows)
+    a, b, c = (tmp_path / name for name in "abc")
+
+    assert a.read_bytes() == b.read_bytes()
+    assert pq.read_table(c).slice(0, 1030).combine_chunks().equals(pq.read_table(a).combine_chunks())
+    groups = [pq.ParquetFile(a).metadata.row_group(i).num_rows for i in range(3)]
+    assert groups == [400, 400, 230]
+    assert pq.ParquetFile(c).num_row_groups == 1
+
+
+def test_the_dump_is_what_the_page_says_of_it(tmp_path: Path) -> None:
+    facts = dump.make(tmp_path / "d", 1024)
+    table = pq.read_table(tmp_path / "d")
+    lengths = table["rollout_log_probs"].combine_chunks().value_lengths().to_numpy()
+    mask = table["response_mask"].combine_chunks().flatten().to_numpy()
+
+    assert facts["tokens"] == lengths.sum() == len(mask)
+    assert facts["bytes"] == (tmp_path / "d").stat().st_size
+    assert 900 < lengths.mean() < 1100
+    assert lengths.max() <= 8192
+    assert 0.018 < 1 - mask.mean() < 0.022
+    assert table.schema.field("old_log_probs").type == pa.list_(pa.float32())
+    assert table.schema.field("response_mask").type == pa.list_(pa.int8())
+    assert all(max(row) <= 0 for row in table["current_log_probs"].slice(0, 50).to_pylist())
+    assert table["group_id"].to_pylist()[7:9] == [0, 1]
+
+
+def test_the_drift_gives_presets_something_to_do_and_keeps_the_mean_ratio_at_1(analysed: Summary) -> None:
+    found = duck.ours(analysed)
+    ratio = analysed.metrics["mean_ratio"].value
+
+    assert 1e-5 < found["tokens_rejected"] < 1e-2
+    assert 0 < found["sequences_dropped"] < 1
+    assert ratio is not None
+    assert abs(ratio - 1) < 2e-3
+
+
+# ---------------------------------------------------------------- DuckDB
+
+
+def test_the_query_has_the_nine_numbers_of_plain_python(path: Path) -> None:
+    gaps = ratios(path)
+    tokens = [d for row in gaps for d in row]
+    n, s = len(tokens), len(gaps)
+    w = [min(math.exp(d), 2) for d in tokens]
+    expected = {
+        "tokens": n,
+        "k3": math.fsum(math.expm1(d) - d for d in tokens) / n,
+        "chi2_token": math.fsum(math.expm1(2 * d) for d in tokens) / n,
+        "chi2_sequence": math.fsum(math.expm1(2 * math.fsum(row)) for row in gaps) / s,
+        "ppl_ratio": math.fsum(math.exp(-math.fsum(row) / len(row)) for row in gaps) / s,
+        "truncated_ess": math.fsum(w) ** 2 / (n * math.fsum(x * x for x in w)),
+        "tokens_rejected": sum(not 0.5 <= math.exp(d) <= 2 for d in tokens) / n,
+        "sequences_dropped": sum(not 0.5 <= math.exp(math.fsum(row)) <= 2 for row in gaps) / s,
+        "vetoed": sum(math.exp(min(row)) < 1e-4 for row in gaps) / s,
+    }
+
+    assert duck.Duck(1).nine(path) == pytest.approx(expected, rel=1e-9)
+    assert expected["tokens_rejected"] > 0
+    assert expected["sequences_dropped"] > 0
+
+
+def test_the_veto_of_the_query_sees_one_catastrophic_token(tmp_path: Path) -> None:
+    lists = {"rollout_log_probs": [[-1.0, -1.0], [-1.0]], "old_log_probs": [[-1.0, -11.0], [-1.5]]}
+    pq.write_table(pa.table(lists | {"response_mask": [[1, 1], [1]]}), tmp_path / "d.parquet")
+
+    assert duck.Duck(1).nine(tmp_path / "d.parquet")["vetoed"] == 0.5
+
+
+@pytest.mark.parametrize("found", [{"k3": 1 + 2e-6}, {"k3": math.nan}, {}, {"K3": 1.0}])
+def test_numbers_that_differ_or_are_missing_are_a_failure(found: dict[str, float]) -> None:
+    with pytest.raises(part.Failed, match="k3"):
+        duck.agree(found, {"k3": 1.0})
+
+
+def test_numbers_within_the_tolerance_agree_and_nothing_compared_is_a_failure() -> None:
+    duck.agree({"k3": 1 + 5e-7, "more": 2.0}, {"k3": 1.0})
+
+    with pytest.raises(part.Failed, match="nothing was compared"):
+        duck.agree({"k3": 1.0}, {})
+
+
+def test_the_query_and_the_analysis_agree(path: Path, analysed: Summary) -> None:
+    duck.agree(duck.ours(analysed), duck.Duck(2).nine(path))
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "name"),
+    [
+        ("r NOT BETWEEN 0.5 AND 2", "r NOT BETWEEN 0.5 AND 1.2", "tokens_rejected"),
+        ("ln(0.5) AND ln(2)", "ln(0.5) AND ln(1.1)", "sequences_dropped"),
+        ("least(exp(d), 2)", "least(exp(d), 1.5)", "truncated_ess"),
+        ("WHERE m = 1", "", "tokens"),
+        ("ln(1e-4)", "ln(0.9)", "vetoed"),
+        ("sum(r - 1 - d)", "sum(r - 1 - d + 1e-9)", "k3"),
+        ("sum(r * r)", "sum(r)", "chi2_token"),
+        ("exp(2 * s)", "exp(s)", "chi2_sequence"),
+        ("exp(-s / n)", "exp(s / n)", "ppl_ratio"),
+    ],
+)
+def test_a_query_that_asks_something_else_does_not_agree(
+    right: str, wrong: str, name: str, path: Path, analysed: Summary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert right in duck.QUERY
+    monkeypatch.setattr(duck, "QUERY", duck.QUERY.replace(right, wrong))
+
+    with pytest.raises(part.Failed, match=name):
+        duck.agree(duck.ours(analysed), duck.Duck(2).nine(path))
+
+
+def test_peers_that_do_not_agree_have_no_times(analysed: Summary, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "analyze", lambda sources, presets: analysed)  # of another dump
+
+    with pytest.raises(part.Failed, match="tokens"):
+        peers.measure(TINY)
+
+
+# ---------------------------------------------------------------- the padded baseline
+
+
+def test_a_padded_batch_has_the_tokens_in_place_and_nothing_else(path: Path) -> None:
+    table, batches = pq.read_table(path), list(padded.batches(path))
+    batch = batches[1]
+    row = table.slice(16 + 3, 1).to_pylist()[0]
+    n = len(row["response_mask"])
+
+    assert [len(one.mask) for one in batches] == [16, 16, 8]
+    assert batch.rollout.dtype == torch.float32
+    assert batch.rollout.shape == batch.old.shape == batch.mask.shape
+    assert batch.old[3, :n].tolist() == row["old_log_probs"]
+    assert batch.mask[3, :n].tolist() == row["response_mask"]
+    assert not batch.mask[3, n:].any()
+    assert not batch.rollout[3, n:].any()
+
+
+def test_the_padded_passes_have_the_numbers_of_plain_python(path: Path) -> None:
+    gaps = ratios(path)
+    tokens = [d for row in gaps for d in row]
+    n = len(tokens)
+    w = [min(math.exp(d), 2) for d in tokens]
+    v = [(len(row), min(math.exp(math.fsum(row)), 2)) for row in gaps]
+
+    numbers, seconds, places = padded.sweep(path)
+
+    assert numbers["truncated_ess"] == pytest.approx(sum(w) ** 2 / (n * sum(x * x for x in w)), rel=1e-4)
+    ess = sum(k * x for k, x in v) ** 2 / (n * sum(k * x * x for k, x in v))
+    assert numbers["sequence_weight_ess"] == pytest.approx(ess, rel=1e-4)
+    rejected = sum(not 0.5 <= math.exp(d) <= 2 for d in tokens) / n
+    assert numbers["tokens_rejected"] == pytest.approx(rejected, rel=1e-4)
+    assert numbers["vetoed"] == sum(math.exp(min(row)) < 1e-4 for row in gaps) / len(gaps)
+    assert places == sum(batch.mask.numel() for batch in padded.batches(path))
+    assert seconds > 0
+
+
+def test_the_padded_veto_sees_one_catastrophic_token_and_no_padding() -> None:
+    rollout = torch.tensor([[-1.0, -1.0], [-1.0, 0.0]])
+    old = torch.tensor([[-1.0, -11.0], [-1.0, -20.0]])
+
+    found = padded.veto(padded.Padded(rollout, old, torch.tensor([[1.0, 1.0], [1.0, 0.0]])))
+
+    assert {name: float(x) for name, x in found.items()} == {"sequences": 2, "vetoed": 1, "kept": 1}
+
+
+def test_a_padded_baseline_that_computes_something_else_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def twice(batch: padded.Padded) -> padded.Numbers:
+        return {name: 2 * value for name, value in padded.token_truncation(batch).items()}
+
+    few = load().resolve("token_is,slime_mis_token_mask,seq_mis,geo_rs,seq_is")
+    monkeypatch.setattr(padded, "PASSES", (twice, *padded.PASSES[1:]))
+    monkeypatch.setattr(padded, "load", lambda: Presets(few))
+
+    with pytest.raises(part.Failed, match="truncated_ess"):
+        padded.measure(TINY)
+
+
+class Presets(tuple):  # type: ignore[type-arg]
+    """A catalogue that resolves everything to these."""
+
+    def resolve(self, names: str) -> tuple[object, ...]:
+        return tuple(self)
+
+
+# ---------------------------------------------------------------- measuring
+
+
+def test_peers_take_turns_and_a_ratio_is_of_one_round() -> None:
+    order: list[str] = []
+
+    rounds.alternate({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, 2)
+    timed = rounds.Rounds({"a": [1.0, 100.0, 3.0], "b": [1.0, 10.0, 1.0]}, {"a": [0.0], "b": [0.0]})
+
+    assert order == ["a", "b", "a", "b"]
+    assert timed.ratio("a", "b") == 3
+    assert timed.median("a") == 3
+
+
+def test_a_slope_is_that_of_the_line_and_says_how_far_points_are_off_it() -> None:
+    assert rounds.slope([1, 20, 60], [12, 50, 130]) == pytest.approx((10, 2, 0))
+
+    _, _, off = rounds.slope([0, 1, 2], [10, 16, 10])
+    assert off == pytest.approx(0.25)
+
+
+def test_sets_of_presets_lie_within_each_other_and_are_spread_over_the_catalogue() -> None:
+    every = load().resolve("all")
+
+    sets = presets.spread(every, presets.COUNTS)
+
+    assert [*sets] == [1, 20, 60, len(every)]
+    assert set(sets[1]) < set(sets[20]) < set(sets[60]) < set(sets[len(every)]) == set(every)
+    at = sorted(every.index(preset) for preset in sets[20])
+    assert max(b - a for a, b in pairwise(at)) < len(every) / 5
+    assert [*presets.spread(every[:5], presets.COUNTS)] == [1, 5]
+
+
+def test_the_peak_is_the_commands_own_and_not_that_of_who_starts_it() -> None:
+    held = torch.ones(1 << 25)  # 128 MiB in this process
+    small = peak.run([sys.executable, "-S", "-c", "pass"])
+    large = peak.run([sys.executable, "-S", "-c", "x = bytearray(200 << 20); x[::4096] = bytes(51200)"])
+
+    assert held.sum() > 0
+    assert small.peak < 60 << 20
+    assert 200 << 20 < large.peak < 300 << 20
+    assert small.cpu > 0
+    assert small.wall > 0
+
+
+def test_a_command_that_fails_has_no_peak() -> None:
+    with pytest.raises(subprocess.CalledProcessError):
+        peak.run([sys.executable, "-c", "raise SystemExit(3)"])
+
+
+def test_sizes_grow_fourfold_up_to_the_largest() -> None:
+    assert part.sizes(65_536, 1024) == [1024, 4096, 16_384, 65_536]
+    assert part.sizes(5000, 1024) == [1024, 4096, 5000]
+    assert part.sizes(12, 1024) == [12]
+
+
+def test_growth_is_the_worst_from_a_size_to_any_larger_one() -> None:
+    assert complexity.growth([4.0, 2.0, 1.0]) == -0.5
+    assert complexity.growth([2.0, 1.0, 1.5]) == 0.5
+    assert complexity.growth([2.0]) == 0
+
+
+@pytest.mark.parametrize(
+    ("growth", "steep", "said"),
+    [(0.26, 0.1, "with the dump"), (0.1, 0.51, "further preset"), (math.nan, 0.1, "with the dump")],
+)
+def test_time_that_grows_too_fast_is_a_failure(growth: float, steep: float, said: str) -> None:
+    complexity.held(0.25, 0.5)
+
+    with pytest.raises(part.Failed, match=said):
+        complexity.held(growth, steep)
+
+
+def test_the_last_presets_are_compared_with_those_before() -> None:
+    assert complexity.steeper([1, 20, 60, 160], [1, 20, 60, 160]) == pytest.approx(0)
+    assert complexity.steeper([1, 20, 60, 160], [1, 20, 60, 260]) == pytest.approx(1)
+    assert complexity.steeper([1, 20, 60, 160], [1, 20, 60, 110]) == pytest.approx(-0.5)
+
+
+def test_waits_are_counted_by_the_operators_whose_result_the_host_needs() -> None:
+    x = torch.arange(4.0)
+
+    assert gpu.waits(torch.device("cpu"), lambda: [(x * 2).sum(), x[x.long()]]) == 0
+    assert gpu.waits(torch.device("cpu"), lambda: [x.sum().item(), torch.nonzero(x), x[x > 1]]) == 3
+
+
+# ---------------------------------------------------------------- the pages
+
+
+@pytest.mark.parametrize("name", ["benchmarks.md", "scale.md"])
+def test_a_page_is_current_with_the_results_that_are_kept(name: str) -> None:
+    text = (ROOT / "docs" / name).read_text(encoding="utf-8")
+
+    assert text == report.pages(report.results())[name], "run `python benchmarks/report.py`"
+
+
+def test_every_result_that_is_kept_names_its_machine() -> None:
+    found = report.results()
+
+    assert found
+    for one in found.values():
+        assert {"date", "cpu", "cores", "memory_gib", "system", "versions", "gpu"} == set(one["machine"])
+
+
+def test_a_part_replaces_its_own_result_and_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+
+    for name, value in (("startup", 1), ("gpu", 2), ("startup", 3)):
+        report.keep(name, {"value": value}, {"cpu": "x"}, path)
+
+    assert {name: one["result"]["value"] for name, one in report.results(path).items()} == {
+        "startup": 3,
+        "gpu": 2,
+    }
+
+
+def test_a_part_that_was_not_measured_says_how_to_measure_it() -> None:
+    pages = report.pages({})
+
+    assert pages["benchmarks.md"].count("Not measured yet") == len(report.SECTIONS)
+    assert "Not measured yet" in pages["scale.md"]
+
+
+def test_the_facts_of_a_machine_name_processor_versions_and_day() -> None:
+    facts = machine.facts()
+
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", str(facts["date"]))
+    assert facts["cpu"]
+    assert {"torch", "duckdb", "pyarrow"} <= set(facts["versions"])  # type: ignore[call-overload]
+    assert report.machine(facts).startswith("Measured 20")
+
+
+MEASURED = {
+    "peers": {
+        "machine": {"cpu": "a core of ours"},
+        "result": {"tokens": 1e6, "bytes": 13e6, "seconds": {"analyze": {"wall": 1.0, "cpu": 2.0}}},
+    }
+}
+GPU = {
+    "result": {
+        "device": "H1",
+        "rows": [{"tokens_per_second": 1e9}, {"tokens_per_second": 2e9}],
+        "end_to_end": {"tokens_per_second": 1e8},
+    }
+}
+
+
+def test_scale_is_reckoned_from_the_seconds_of_processor() -> None:
+    costs = scale.costs(MEASURED)
+    row = next(row for row in costs["rows"] if row["name"] == "10¹²")
+
+    assert costs["core"] == 5e5
+    assert costs["read_per_core"] == 6.5e6
+    assert row["core_hours"] == pytest.approx(1e12 / 5e5 / 3600)
+    assert row["machine_hours"] == pytest.approx(1e12 / 5e5 / 3600 / 64)
+    assert row["machines"] == 9  # 8.68 of them
+    assert row["disk"] == 13e12
+    assert row["per_second"] == pytest.approx(13e12 / 3600)
+    assert row["pieces"] == 1000
+
+
+def test_the_page_of_scale_says_what_is_known_and_what_was_not_measured() -> None:
+    bare = scale.costs(MEASURED)
+    tallies = {"result": {"rows": [{"bytes": 2e6}, {"bytes": 3e6}], "merge_seconds": 0.036}}
+    full = scale.costs(
+        MEASURED | {"gpu": GPU, "tallies": tallies, "memory": {"result": {"rows": [{"peak": 6e8}]}}}
+    )
+
+    assert "A GPU has not been measured yet" in report._page("scale", c=bare)
+    assert "The size of a tally file has not been measured yet" in report._page("scale", c=bare)
+    text = report._page("scale", c=full)
+    assert "not been measured" not in text
+    assert "One H1 does the work of 4,000 cores" in text
+    assert "| 10¹⁴ | 100,000 | 300 GB | 1 |" in text
+    assert "| a tally file | 3 MB |" in text
+    assert "dump of any size | 600 MB |" in text
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (report.count(16_524_000), "16.5 M"),
+        (report.count(987), "987"),
+        (report.count(123_456_000_000), "123 G"),
+        (report.bytes_text(212_764_386), "213 MB"),
+        (report.bytes_text(12), "12 B"),
+        (report.bytes_text(None), "–"),
+        (report.seconds(0.0123), "0.012"),
+        (report.seconds(1234.5), "1,234"),
+        (report.hours(0.001), "< 0.01"),
+        (report.percent(0.0123), "1.23%"),
+        (report.number(16_405_279.0), "16,405,279"),
+        (report.number(0.5), "0.5"),
+    ],
+)
+def test_numbers_are_written_in_three_digits(found: str, said: str) -> None:
+    assert found == said
