@@ -13,13 +13,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from offpol_diag import correction, segments
+from offpol_diag import correction
 from offpol_diag.crosswalk import powers, update
-from offpol_diag.crosswalk.areal_masks import Some, behave, kept, valid
-from offpol_diag.crosswalk.ledger import Absent, Column, Entry, Ledger, Page, View, always
+from offpol_diag.crosswalk.areal_masks import BEHAVE, LEFT, VALID, Some
+from offpol_diag.crosswalk.ledger import Absent, Column, Entry, Ledger, Page, Range, always, rows
+from offpol_diag.crosswalk.view import Ends, Measure, View
 from offpol_diag.metrics.outcome import applied
 from offpol_diag.presets import Preset
-from offpol_diag.ratios import Level
 
 SCOPE = "ppo_actor/update/"
 When = Callable[[Preset], bool]
@@ -41,43 +41,44 @@ def _of_tokens(preset: Preset) -> bool:
     return preset.loss != "gspo"
 
 
-def _spread(level: Level, view: View) -> Tensor:
-    return level.values if level.per == "token" else segments.spread(level.values, view.batch.cu_seqlens)
-
-
 def _weight(view: View) -> Tensor:
+    """Of each token; where sequences have weights, 1: those multiply the sums of their tokens."""
     weighed = view.done.weighed
-    assert weighed is not None
-    return view.ratios.once(_weight_key(view), lambda: _spread(weighed.final, view))
+    if weighed is None or weighed.final.per == "sequence":
+        return torch.ones_like(view.ratios.delta)
+    return weighed.final.values
 
 
-def _weight_key(view: View) -> object:
-    return "areal weight", correction.weight_key(view.preset)
+WEIGHT = Measure("areal weight", _weight, lambda view: correction.weight_key(applied(view.preset)))
+U = Measure("areal u", update.log_ratio, update.pooled)
+E_U = Measure("areal e^u", update.ratio, update.pooled)
+V = Measure("areal −v", lambda view: -view.of("current").delta)
+"""v = log π_θ − log π_rollout."""
+V_SQUARED = Measure("areal v²/2", lambda view: view.of("current").delta.square() / 2)
+V_DUAL = Measure("areal k3 of v", lambda view: powers.k3(view.of("current")))
 
 
-def _update_key(view: View) -> object:
-    return view.preset.loss == "gspo"
+def _times(view: View) -> Tensor | None:
+    """The weights of sequences, [S]."""
+    return view.pieces.per_sequence
 
 
-def _gap(view: View) -> object:
-    return None
+def _weighted(view: View) -> Tensor:
+    """Σ of the weights over behave tokens, [S]."""
+    weights = _times(view)
+    return BEHAVE.total(WEIGHT, view) if weights is None else weights * BEHAVE.count(view)
 
 
-def _total_gap(view: View) -> Tensor:
-    """v = log π_θ − log π_rollout."""
-    return view.scene.ratios("current").delta
+def _weight_ends(view: View) -> Ends:
+    weights = _times(view)
+    return BEHAVE.ends(WEIGHT, view) if weights is None else rows(weights, BEHAVE.count(view) > 0)
 
 
-def _dual(view: View) -> Tensor:
-    return powers.k3(view.scene.ratios("current"))
-
-
-def _masked_ratio(view: View) -> Tensor:
-    """For the extremes: the smallest and largest ratio kept, and 0 for each sequence that lost a token."""
-    left = kept(view)
-    ends = left.ends(update.ratio(view), view, ("ratio", _update_key(view)))
-    lost = left.count(view) < valid(view).count(view)
-    return torch.cat((ends, torch.zeros_like(lost[lost], dtype=torch.float64)))
+def _masked_ratio(view: View) -> Ends:
+    """The smallest and largest ratio kept, and 0 for each sequence that lost a token."""
+    low, high = LEFT.ends(E_U, view)
+    lost = LEFT.count(view) < VALID.count(view)
+    return torch.where(lost, low.clamp(max=0.0), low), torch.where(lost, high.clamp(min=0.0), high)
 
 
 @dataclass(frozen=True)
@@ -87,34 +88,34 @@ class Stat:
     Attributes:
         name: as in the tracker, below the scope.
         meaning: what is averaged.
-        of: its value at every token, [T].
+        of: its value at every token.
         over: its denominator.
         per: the column that counts the denominator.
-        key: with `name`, what its values depend on besides the numerator.
         when: under which presets.
         needs: fields of the batch.
+        sums: its sum per sequence, where that is not plainly of its values over its denominator.
+        spans: its ends per sequence, likewise.
     """
 
     name: str
     meaning: str
-    of: Callable[[View], Tensor]
-    over: Callable[[View], Some]
+    of: Measure
+    over: Some
     per: str
-    key: Callable[[View], object] = _gap
     when: When = always
     needs: tuple[str, ...] = update.NEEDS
+    sums: Callable[[View], Tensor] | None = None
+    spans: Callable[[View], Ends] | None = None
 
     def sum(self) -> Column:
         """Σ over its denominator."""
-        return self._column(self.name, lambda v: self.over(v).total(self.of(v), v, (self.name, self.key(v))))
+        of = self.sums or (lambda view: self.over.total(self.of, view))
+        return Column(self.name, of, own=True, when=self.when, needs=self.needs)
 
-    def ends(self) -> Column:
+    def ends(self) -> Range:
         """Its extremes."""
-        name = f"{self.name}/range"
-        return self._column(name, lambda v: self.over(v).ends(self.of(v), v, (self.name, self.key(v))))
-
-    def _column(self, name: str, of: Callable[[View], Tensor]) -> Column:
-        return Column(name, of, own=True, when=self.when, needs=self.needs)
+        of = self.spans or (lambda view: self.over.ends(self.of, view))
+        return Range(f"{self.name}/range", of, own=True, when=self.when, needs=self.needs)
 
     def entries(self) -> tuple[Entry, ...]:
         """avg, min, max."""
@@ -154,63 +155,62 @@ STATS = (
         "importance_weight",
         "π_θ/π_old over the valid tokens (after M2PO), with 0 for each token that rejection sampling drops: "
         "the loss's own ratio, not the mismatch, and lower the more is dropped.",
-        update.ratio,
-        kept,
+        E_U,
+        LEFT,
         "valid",
-        _update_key,
         _of_tokens,
+        spans=_masked_ratio,
     ),
     Stat(
         "approx_kl",
         "log π_θ − log π_old over the valid tokens, dropped ones included: the opposite sign of ppo_kl "
         "elsewhere.",
-        update.log_ratio,
-        valid,
+        U,
+        VALID,
         "valid",
-        _update_key,
         _of_tokens,
     ),
     Stat(
         "behave_imp_weight",
         f"π_old/π_rollout after masking or clamping, {_BEHAVE}: a mean of survivors, which hides what was "
         "dropped; at level sequence with the ratio it is the geometric mean, by tokens.",
-        _weight,
-        behave,
+        WEIGHT,
+        BEHAVE,
         "behave",
-        _weight_key,
         _samples,
         (),
+        _weighted,
+        _weight_ends,
     ),
     Stat(
         "behave_approx_kl",
         f"log π_old − log π_rollout, {_BEHAVE}; of the token itself at every level, and unclamped: the "
         "opposite sign of k1.",
-        lambda view: view.ratios.delta,
-        behave,
+        powers.LOG,
+        BEHAVE,
         "behave",
-        _gap,
         _samples,
         (),
     ),
     Stat(
         "compute_logp/kl_div_direct",
         f"log π_rollout − log π_θ, {_BEHAVE}: k1 of both drifts together, with π_θ where others have π_old.",
-        lambda view: -_total_gap(view),
-        behave,
+        V,
+        BEHAVE,
         "behave",
     ),
     Stat(
         "compute_logp/kl_div_taylor",
         f"(log π_θ − log π_rollout)²/2, {_BEHAVE}: k2 of both drifts together.",
-        lambda view: _total_gap(view).square() / 2,
-        behave,
+        V_SQUARED,
+        BEHAVE,
         "behave",
     ),
     Stat(
         "compute_logp/kl_div_dual",
         f"r − 1 − log r with r = π_θ/π_rollout, {_BEHAVE}: k3 of both drifts together, unclamped.",
-        _dual,
-        behave,
+        V_DUAL,
+        BEHAVE,
         "behave",
     ),
 )
@@ -218,28 +218,23 @@ STATS = (
 
 def _changed(view: View) -> Tensor:
     """Valid tokens that are dropped, or whose weight is clamped, [S]."""
-    weighed = view.done.weighed
+    weighed = view.pieces.first.weighed
     assert weighed is not None
-    dropped = valid(view).count(view) - kept(view).count(view)
+    dropped = VALID.count(view) - LEFT.count(view)
     rule = view.preset.weight
     if rule is None or rule.action != "truncate":
         return dropped
     clamped = weighed.high + weighed.low
-    per_token = weighed.final.per == "token"
-    return dropped + (clamped if per_token else clamped * view.batch.lengths.to(torch.float64))
+    return dropped + (clamped if weighed.final.per == "token" else clamped * view.n)
 
 
 SUMS = (
-    Column("valid", lambda view: valid(view).count(view), own=True),
-    Column("behave", lambda view: behave(view).count(view), own=True),
+    Column("valid", VALID.count, own=True),
+    Column("behave", BEHAVE.count, own=True),
     Column("changed", _changed, own=True, when=_filters),
     *(stat.sum() for stat in STATS),
 )
-_MASKED = STATS[0]
-EXTREMES = (
-    Column("importance_weight/range", _masked_ratio, own=True, when=_of_tokens, needs=update.NEEDS),
-    *(stat.ends() for stat in STATS[1:]),
-)
+EXTREMES = tuple(stat.ends() for stat in STATS)
 ENTRIES = (
     *(entry for stat in STATS for entry in stat.entries()),
     Entry(

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from offpol_diag import correction, segments
-from offpol_diag.correction import Kept
-from offpol_diag.crosswalk.ledger import View
+from offpol_diag import correction
+from offpol_diag.crosswalk.ledger import among
+from offpol_diag.crosswalk.view import KEPT, Ends, Mask, Measure, View
 from offpol_diag.metrics.outcome import applied
 from offpol_diag.presets import Preset, Reject
 from offpol_diag.ratios import Level
@@ -20,47 +21,29 @@ class Some:
     """Some of the batch's tokens.
 
     Attributes:
-        tokens: which, [T] bool; None where only whole sequences are left out.
-        sequences: whose tokens, [S] bool; one of them may have none.
+        tokens: which tokens of a sequence.
+        sequences: whose, [S] bool; one of them may have none. None for all.
     """
 
-    tokens: Tensor | None
-    sequences: Tensor
+    tokens: Mask
+    sequences: Callable[[View], Tensor] | None = None
 
-    def total(self, x: Tensor, view: View, shared: object) -> Tensor:
-        """Σ of x over them, [S]; `shared` is a key under which sums over all tokens are the same."""
-        offsets = view.batch.cu_seqlens
-        if self.tokens is None:
-            sums = view.ratios.once(("areal", shared), lambda: segments.total(x, offsets))
-        else:
-            sums = segments.total(torch.where(self.tokens, x, 0.0), offsets)
-        return torch.where(self.sequences, sums, 0.0)
+    def total(self, x: Measure, view: View) -> Tensor:
+        """Σ of x over them, [S]."""
+        sums = view.total(x, self.tokens)
+        return sums if self.sequences is None else torch.where(self.sequences(view), sums, 0.0)
 
-    def ends(self, x: Tensor, view: View, shared: object) -> Tensor:
-        """Values of x whose smallest and largest are those of all of them; empty where there is none."""
-        if self.tokens is not None:
-            return _ends(x, self.tokens)
-        offsets = view.batch.cu_seqlens
-        low, high = view.ratios.once(
-            ("areal ends", shared), lambda: (segments.smallest(x, offsets), segments.largest(x, offsets))
-        )
-        there = self.sequences & (view.batch.lengths > 0)
-        return torch.cat((low[there], high[there]))
+    def ends(self, x: Measure, view: View) -> Ends:
+        """The smallest and largest x of each sequence, [S] each; ±inf where it has none of them."""
+        ends = view.ends(x, self.tokens)
+        return ends if self.sequences is None else among(ends, self.sequences(view))
 
     def count(self, view: View) -> Tensor:
         """How many they are, [S]."""
-        if self.tokens is None:
-            return torch.where(self.sequences, view.batch.lengths, 0).to(torch.float64)
-        return segments.count(self.tokens, view.batch.cu_seqlens)
+        return self.total(ONE, view)
 
 
-def _ends(x: Tensor, inside: Tensor) -> Tensor:
-    """[2], or [0]: filled and reduced, which takes a tenth of the time of going by sequence."""
-    if x.numel() == 0:
-        return x
-    ends = torch.stack((torch.where(inside, x, torch.inf).amin(), torch.where(inside, x, -torch.inf).amax()))
-    return ends[ends.diff().expand(2) >= 0]
-
+ONE = Measure("1", lambda view: torch.ones_like(view.ratios.delta))
 
 # ---------------------------------------------------------------- denominators
 
@@ -70,46 +53,49 @@ def _batch_wide(preset: Preset) -> tuple[Reject, ...]:
     return tuple(rule for rule in applied(preset).reject if rule.over == "batch")
 
 
-def _some(view: View, found: Kept) -> Some:
-    """What rules leave; where some act on tokens and some on sequences, by token."""
-    sequences = Some(None, found.sequences)
-    if found.tokens is None:
-        return sequences
-    return _narrowed(sequences, Level(found.tokens, "token"), view.batch.cu_seqlens)
-
-
-def valid(view: View) -> Some:
-    """n_valid_tokens."""
+def _valid(view: View) -> Tensor | None:
     rules = _batch_wide(view.preset)
-    before = replace(view.preset, reject=rules, veto=None)
-    return view.ratios.once(
-        ("areal left", rules, None), lambda: _some(view, correction.keep(view.ratios, before))
+    return (
+        correction.keep(view.ratios, replace(view.preset, reject=rules, veto=None)).tokens if rules else None
     )
 
 
-def kept(view: View) -> Some:
-    """The loss mask after rejection sampling."""
-    key = ("areal left", applied(view.preset).reject, applied(view.preset).veto)
-    return view.ratios.once(key, lambda: _some(view, view.done.kept))
-
-
-def behave(view: View) -> Some:
-    """unclipped_behave_tokens; without rejection sampling there is no such mask, and all valid ones count."""
-    return view.ratios.once(("behave", view.preset.name), lambda: _make_behave(view))
-
-
-def _make_behave(view: View) -> Some:
+def _masks(view: View) -> bool:
     """Only a masked weight can be 0; float64 has room for every other."""
-    left, weighed, rule = kept(view), view.done.weighed, view.preset.weight
-    if weighed is None or rule is None or rule.action != "mask":
-        return left
-    return _narrowed(left, weighed.final.map(lambda w: w > 0), view.batch.cu_seqlens)
+    rule = applied(view.preset).weight
+    return rule is not None and rule.action == "mask"
 
 
-def _narrowed(some: Some, flags: Level, offsets: Tensor) -> Some:
-    """Those of some tokens that are flagged, or whose sequences are."""
-    if flags.per == "sequence" and some.tokens is None:
-        return Some(None, some.sequences & flags.values)
-    tokens = segments.spread(some.sequences, offsets) if some.tokens is None else some.tokens
-    inside = flags.values if flags.per == "token" else segments.spread(flags.values, offsets)
-    return Some(tokens & inside, torch.ones_like(some.sequences))
+def _weight(view: View) -> Level:
+    assert view.done.weighed is not None
+    return view.done.weighed.final
+
+
+def _with_weight(view: View) -> Tensor | None:
+    """Tokens that are kept, with a weight above 0 where tokens have their own."""
+    kept = view.done.kept.tokens
+    if not _masks(view) or _weight(view).per == "sequence":
+        return kept
+    above = _weight(view).values > 0
+    return above if kept is None else above & kept
+
+
+def _behaves(view: View) -> Tensor:
+    kept = view.pieces.sequences
+    if not _masks(view.first) or _weight(view.first).per == "token":
+        return kept
+    return view.once("areal behaves", lambda: kept & (_weight(view.first).values > 0))
+
+
+VALID = Some(Mask(_valid, lambda view: _batch_wide(view.preset)))
+"""n_valid_tokens."""
+LEFT = Some(KEPT, lambda view: view.pieces.sequences)
+"""The loss mask after rejection sampling."""
+BEHAVE = Some(
+    Mask(
+        _with_weight,
+        lambda view: (KEPT.by(view), correction.weight_key(applied(view.preset)) if _masks(view) else None),
+    ),
+    _behaves,
+)
+"""unclipped_behave_tokens; without rejection sampling there is no such mask, and all valid ones count."""

@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
+import torch
 from torch import Tensor
 
-from offpol_diag.accumulators import extremes
-from offpol_diag.batch import Batch
 from offpol_diag.crosswalk.spread import Columns, Ranges, Read
-from offpol_diag.metrics.outcome import Outcome, outcome
+from offpol_diag.crosswalk.view import Ends, View
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.presets import Preset
-from offpol_diag.ratios import Ratios
 
 Logged = dict[str, float]
+T = TypeVar("T")
 
 
 class Book(Protocol):
@@ -44,29 +43,6 @@ class Book(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class View:
-    """One batch under one preset, as a column sees it."""
-
-    scene: Scene
-    preset: Preset
-
-    @property
-    def batch(self) -> Batch:
-        """The packed batch."""
-        return self.scene.batch
-
-    @property
-    def ratios(self) -> Ratios:
-        """Of the preset's numerator."""
-        return self.scene.ratios(self.preset.policy)
-
-    @property
-    def done(self) -> Outcome:
-        """The preset applied."""
-        return outcome(self.scene, self.preset)
-
-
 def always(preset: Preset) -> bool:
     """Whatever the preset."""
     return True
@@ -77,30 +53,80 @@ class Absent(LookupError):
 
 
 @dataclass(frozen=True)
-class Column:
-    """What is summed over the dump, or whose extremes are kept.
+class _Asked:
+    """What is asked of the dump.
 
     Attributes:
         name: how entries ask for it.
-        of: per sequence [S] where it is summed; any shape where extremes are kept.
         own: whether it depends on the preset's weights and rules; else presets of one numerator share it.
         when: under which presets it is needed.
         needs: fields of the batch without which there is no such number: entries that read it are left out.
     """
 
     name: str
-    of: Callable[[View], Tensor]
-    own: bool = False
-    when: Callable[[Preset], bool] = always
-    needs: tuple[str, ...] = ()
+    own: bool = field(default=False, kw_only=True)
+    when: Callable[[Preset], bool] = field(default=always, kw_only=True)
+    needs: tuple[str, ...] = field(default=(), kw_only=True)
 
     def key(self, logs: str, preset: Preset) -> str:
-        """Where its sum is kept; equal keys mean equal numbers."""
+        """Where it is kept; equal keys mean equal numbers."""
         return f"{preset.name}!{self.name}" if self.own else f"{logs}/{preset.policy}/{self.name}"
 
     def there(self, view: View) -> bool:
         """Whether it can be made of this batch, and is asked for."""
         return self.when(view.preset) and all(getattr(view.batch, name) is not None for name in self.needs)
+
+    def once(self, view: View, make: Callable[[], T]) -> T:
+        """Made once for all that share it."""
+        return (view if self.own else view.ratios).once(self, make)
+
+
+@dataclass(frozen=True)
+class Column(_Asked):
+    """What is summed over the dump.
+
+    Attributes:
+        of: per sequence [S].
+    """
+
+    of: Callable[[View], Tensor]
+
+    def made(self, view: View) -> Tensor:
+        """Of one batch, [S]."""
+        return self.once(view, lambda: self.of(view))
+
+
+@dataclass(frozen=True)
+class Range(_Asked):
+    """Whose smallest and largest value over the dump is kept.
+
+    Attributes:
+        of: the smallest and the largest of any parts of the batch; ±inf where there is nothing to see.
+    """
+
+    of: Callable[[View], Ends]
+
+    def made(self, view: View) -> Ends:
+        """Of one batch."""
+        return self.once(view, lambda: _outermost(*self.of(view)))
+
+
+def _outermost(low: Tensor, high: Tensor) -> Ends:
+    """Of all; ±inf where there is nothing."""
+    if low.numel() == 0:
+        return low.new_full((), torch.inf), high.new_full((), -torch.inf)
+    return low.amin(), high.amax()
+
+
+def among(ends: Ends, there: Tensor) -> Ends:
+    """The ends of some of the sequences, ±inf for the others: [S] each."""
+    low, high = ends
+    return torch.where(there, low, torch.inf), torch.where(there, high, -torch.inf)
+
+
+def rows(x: Tensor, there: Tensor | None = None) -> Ends:
+    """Both ends of numbers of sequences [S], of those that are there."""
+    return (x, x) if there is None else among((x, x), there)
 
 
 @dataclass(frozen=True)
@@ -152,9 +178,6 @@ class Page:
         return self._read.ranges["response"][1]
 
 
-T = TypeVar("T")
-
-
 def _of(found: Mapping[str, T], key: str) -> T:
     if key not in found:
         raise Absent(key)
@@ -185,33 +208,24 @@ class Ledger:
     Attributes:
         logs: the word by which presets name it.
         sums: columns that are summed.
-        extremes: columns whose smallest and largest value are kept.
+        extremes: whose smallest and largest value are kept.
         entries: what is logged, in the trainer's order.
     """
 
     logs: str
     sums: tuple[Column, ...]
-    extremes: tuple[Column, ...]
+    extremes: tuple[Range, ...]
     entries: tuple[Entry, ...]
 
     def columns(self, scene: Scene, preset: Preset) -> Columns:
         """What is summed, [S] each."""
-        view = View(scene, preset)
-        return {c.key(self.logs, preset): self._made(c, view) for c in self.sums if c.there(view)}
-
-    def _made(self, column: Column, view: View) -> Tensor:
-        """Once per batch: presets, and sums and extremes, ask for the same."""
-        key = ("logged", column.key(self.logs, view.preset))
-        return view.ratios.once(key, lambda: column.of(view))
+        view = View.at(scene, preset)
+        return {c.key(self.logs, preset): c.made(view) for c in self.sums if c.there(view)}
 
     def ranges(self, scene: Scene, preset: Preset) -> Ranges:
         """Whose smallest and largest value is kept."""
-        view = View(scene, preset)
-        return {c.key(self.logs, preset): self._extremes(c, view) for c in self.extremes if c.there(view)}
-
-    def _extremes(self, column: Column, view: View) -> tuple[Tensor, Tensor]:
-        key = ("extremes", column.key(self.logs, view.preset))
-        return view.ratios.once(key, lambda: extremes(self._made(column, view)))
+        view = View.at(scene, preset)
+        return {c.key(self.logs, preset): c.made(view) for c in self.extremes if c.there(view)}
 
     def logged(self, preset: Preset, read: Read) -> Logged:
         """What the trainer would have logged for the dump as one batch, under its names."""

@@ -5,17 +5,19 @@ Everything is of the sequences that the error mask leaves.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
-from offpol_diag import correction, segments
+from offpol_diag import correction
 from offpol_diag.crosswalk import powers, update
-from offpol_diag.crosswalk.ledger import Column, View
+from offpol_diag.crosswalk.ledger import Column, Range, among, rows
+from offpol_diag.crosswalk.view import Measure, View
 from offpol_diag.metrics.outcome import applied
-from offpol_diag.presets import Preset, Reject
+from offpol_diag.presets import Over, Preset, Reject
 from offpol_diag.ratios import FLOAT32_OVERFLOW
+
+SEQUENCES = ("sum", "mean")
+"""What weights of sequences are taken over."""
 
 # ---------------------------------------------------------------- what the mask leaves
 
@@ -32,56 +34,29 @@ def _left(view: View) -> Tensor:
 
 
 def _passed(view: View, rules: tuple[Reject, ...]) -> Tensor:
-    left = view.batch.lengths > 0
+    left = view.there
     for rule in rules:
         left = left & correction.passes(view.ratios, rule).values
     return left
-
-
-def _lengths(view: View) -> Tensor:
-    return view.batch.lengths.to(torch.float64)
 
 
 def _in_left(x: Tensor, view: View) -> Tensor:
     return torch.where(_left(view), x, 0.0)
 
 
-Tokens = Callable[[View], Tensor]
-Shared = Callable[[Preset], object]
-
-
-def _gap(preset: Preset) -> object:
-    """What a number of drift 1 depends on besides the numerator: nothing."""
-    return None
-
-
-def _loss(preset: Preset) -> object:
+def _loss(view: View) -> object:
     """What a number of the loss's own ratio depends on."""
-    return preset.loss, preset.clip
+    return view.preset.loss, view.preset.clip
 
 
-def _sum(name: str, of: Tokens, shared: Shared = _gap, needs: tuple[str, ...] = ()) -> Column:
-    """Σ over the tokens that are left; presets share the sums per sequence."""
-
-    def column(view: View) -> Tensor:
-        key = ("nemo-rl", name, shared(view.preset))
-        sums = view.ratios.once(key, lambda: segments.total(of(view), view.batch.cu_seqlens))
-        return _in_left(sums, view)
-
-    return Column(name, column, own=True, needs=needs)
+def _sum(name: str, of: Measure, needs: tuple[str, ...] = ()) -> Column:
+    """Σ over the tokens that are left."""
+    return Column(name, lambda view: _in_left(view.total(of), view), own=True, needs=needs)
 
 
-def _range(name: str, of: Tokens) -> Column:
-    """Smallest and largest of the tokens that are left; by sequence, which is slow, if some are not."""
-
-    def column(view: View) -> Tensor:
-        x = view.ratios.once(("nemo-rl", name, _loss(view.preset)), lambda: of(view))
-        if not _errors(view.preset):
-            return x
-        left, offsets = _left(view), view.batch.cu_seqlens
-        return torch.cat((segments.smallest(x, offsets)[left], segments.largest(x, offsets)[left]))
-
-    return Column(name, column, own=True, needs=update.NEEDS)
+def _range(name: str, of: Measure) -> Range:
+    """Smallest and largest of the tokens that are left."""
+    return Range(name, lambda view: among(view.ends(of), _left(view)), own=True, needs=update.NEEDS)
 
 
 # ---------------------------------------------------------------- numbers of tokens
@@ -108,18 +83,30 @@ def _clipped(view: View) -> Tensor:
 def _surprisal(view: View) -> Tensor:
     current = view.batch.current
     assert current is not None
-    return -powers.ratio(view.scene.ratios("current")) * current
+    return -powers.ratio(view.of("current")) * current
+
+
+def _held(view: View) -> Tensor:
+    """The ratio, 0 where float32 cannot hold it."""
+    return torch.where(view.ratios.delta > FLOAT32_OVERFLOW, 0.0, powers.ratio(view.ratios))
+
+
+ERROR = Measure("e^|Δ|", lambda view: view.ratios.token("mult_prob_error"))
+K3_REVERSE = Measure("k3 reverse", lambda view: view.ratios.token("k3_reverse"))
+JS = Measure("js", _js)
+HELD = Measure("nemo-rl held r", _held)
+LOSS_RATIO = Measure("nemo-rl e^u", _ratio, lambda view: view.preset.loss)
+CLIPPED = Measure("nemo-rl clipped e^u", _clipped, _loss)
+SURPRISAL = Measure("nemo-rl surprisal", _surprisal)
 
 
 def _weights(view: View) -> Tensor:
     """Σ of the weights as the loss gets them; of a sequence's weight, once."""
-    done = view.done
-    if done.weighed is None:
-        d = view.ratios.delta
-        raw = torch.where(d > FLOAT32_OVERFLOW, 0.0, powers.ratio(view.ratios))
-        return segments.total(raw, view.batch.cu_seqlens) * (done.kept_tokens > 0)
-    if done.weighed.final.per == "sequence":
-        return done.weighed.final.values * (done.kept_tokens > 0)
+    done = view.pieces
+    if done.first.weighed is None:
+        return view.total(HELD) * (done.kept_tokens > 0)
+    if done.per_sequence is not None:
+        return done.per_sequence * (done.kept_tokens > 0)
     return done.sums.first
 
 
@@ -151,14 +138,19 @@ def _oob_sequences(view: View, rules: tuple[Reject, ...]) -> Tensor:
 
 def _oob_tokens(view: View) -> Tensor:
     """A weight that float32 cannot hold is 0 when it is compared, so only a lower bound finds it."""
-    weighed, weight = view.done.weighed, view.preset.weight
+    weighed, weight = view.pieces.first.weighed, view.preset.weight
     assert weighed is not None
     assert weight is not None
     outside = weighed.high + weighed.low
     if weight.overflow == "zero" and not weight.lower:
-        log = view.ratios.aggregate("ratio", weight.over)
-        outside = outside - correction.per_sequence(log.values > FLOAT32_OVERFLOW, log, view.batch)
-    return outside if weighed.final.per == "token" else outside * _lengths(view)
+        outside = outside - _too_large(view, weight.over)
+    return outside if weighed.final.per == "token" else outside * view.n
+
+
+def _too_large(view: View, over: Over) -> Tensor:
+    some = view if over in SEQUENCES else view.first
+    log = some.ratios.aggregate("ratio", over)
+    return correction.per_sequence(log.values > FLOAT32_OVERFLOW, log, some.batch)
 
 
 # ---------------------------------------------------------------- errors of sequences
@@ -166,34 +158,34 @@ def _oob_tokens(view: View) -> Tensor:
 
 def _error(view: View) -> Tensor:
     """Mean e^|Δ| of each sequence, [S]; 0 for one without a token."""
-    return view.ratios.aggregate("mult_prob_error", "mean").values
+    return view.total(ERROR) / view.n.clamp(min=1)
 
 
 def _dropped_correct(view: View) -> Tensor:
     rewards = view.batch.rewards
     assert rewards is not None
-    return ((view.batch.lengths > 0) & ~_left(view) & (rewards == 1)).to(torch.float64)
+    return (view.there & ~_left(view) & (rewards == 1)).to(torch.float64)
 
 
 SUMS = (
-    Column("tokens", lambda view: _in_left(_lengths(view), view), own=True),
+    Column("tokens", lambda view: _in_left(view.n, view), own=True),
     Column("rows", lambda view: _left(view).to(torch.float64), own=True),
-    _sum("error", lambda view: view.ratios.token("mult_prob_error")),
-    _sum("k3", lambda view: view.ratios.token("k3")),
-    _sum("k3_reverse", lambda view: view.ratios.token("k3_reverse")),
-    _sum("js", _js),
+    _sum("error", ERROR),
+    _sum("k3", powers.K3),
+    _sum("k3_reverse", K3_REVERSE),
+    _sum("js", JS),
     Column("weights", _weights, own=True),
     Column("oob", _oob, own=True, when=bounds),
-    _sum("ratio", _ratio, _loss, update.NEEDS),
-    _sum("clipped", _clipped, _loss, update.NEEDS),
-    _sum("surprisal", _surprisal, _gap, update.NEEDS),
+    _sum("ratio", LOSS_RATIO, update.NEEDS),
+    _sum("clipped", CLIPPED, update.NEEDS),
+    _sum("surprisal", SURPRISAL, update.NEEDS),
     Column("row_error", _error),
     Column("row_error_left", lambda view: _in_left(_error(view), view), own=True),
     Column("dropped_correct", _dropped_correct, own=True, needs=("rewards",)),
 )
 EXTREMES = (
-    _range("ratio_range", _ratio),
-    _range("clipped_range", _clipped),
-    Column("row_errors", lambda view: _error(view)[view.batch.lengths > 0]),
-    Column("row_errors_left", lambda view: _error(view)[_left(view)], own=True),
+    _range("ratio_range", LOSS_RATIO),
+    _range("clipped_range", CLIPPED),
+    Range("row_errors", lambda view: rows(_error(view), view.there)),
+    Range("row_errors_left", lambda view: rows(_error(view), _left(view)), own=True),
 )

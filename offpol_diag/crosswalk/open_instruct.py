@@ -13,26 +13,24 @@ import torch
 from torch import Tensor
 
 from offpol_diag import correction, segments
+from offpol_diag.crosswalk import powers
 from offpol_diag.crosswalk.bounds import Side, bound, half
-from offpol_diag.crosswalk.ledger import Column, Entry, Ledger, Page, View
+from offpol_diag.crosswalk.ledger import Column, Entry, Ledger, Page, Range
 from offpol_diag.crosswalk.moments import std
+from offpol_diag.crosswalk.view import Measure, View
 from offpol_diag.presets import Reject
+from offpol_diag.ratios import Ratios
 
 # ---------------------------------------------------------------- what is summed
 
 
-def _total(x: Tensor, view: View) -> Tensor:
-    return segments.total(x, view.batch.cu_seqlens)
-
-
 def _clamped(view: View) -> Tensor:
     """Tokens whose ρ, or whose sequence's, the clamp moves, [S]; dropped ones included."""
-    weighed, weight = view.done.weighed, view.preset.weight
-    n = view.batch.lengths.to(torch.float64)
+    weighed, weight = view.pieces.first.weighed, view.preset.weight
     if weighed is None or weight is None or weight.action != "truncate":
-        return torch.zeros_like(n)
+        return view.zeros
     moved = weighed.high + weighed.low
-    return moved * n if weighed.final.per == "sequence" else moved
+    return moved * view.n if weighed.final.per == "sequence" else moved
 
 
 def _dropped(side: Side) -> Callable[[View], Tensor]:
@@ -46,48 +44,47 @@ def _dropped(side: Side) -> Callable[[View], Tensor]:
 
 
 def _gone(view: View, rules: tuple[Reject, ...]) -> Tensor:
-    kept = correction.keep(view.ratios, replace(view.preset, reject=rules, veto=None))
-    n = view.batch.lengths.to(torch.float64)
-    left = n if kept.tokens is None else segments.count(kept.tokens, view.batch.cu_seqlens)
-    return n - left * kept.sequences
+    if not rules:
+        return view.zeros
+    some = view.first
+    kept = correction.keep(some.ratios, replace(view.preset, reject=rules, veto=None))
+    if kept.tokens is None:
+        return view.n * ~kept.sequences
+    return torch.where(kept.sequences, segments.count(~kept.tokens, some.batch.cu_seqlens), view.n)
+
+
+def _moved(view: View) -> Tensor:
+    return torch.expm1(view.of("current").delta - view.of("old").delta)
 
 
 def _policy_excess(view: View) -> Tensor:
     """Per row, the mean of π_θ/π_old − 1, [S]."""
-    return view.ratios.once("open-instruct u − 1", lambda: _mean_excess(view))
+    return view.total(MOVED) / view.n.clamp(min=1)
 
 
-def _mean_excess(view: View) -> Tensor:
-    moved = view.scene.ratios("current").delta - view.scene.ratios("old").delta
-    return segments.mean(torch.expm1(moved), view.batch.cu_seqlens)
+def _local(view: View) -> Ratios:
+    """π_local/π_rollout: π_θ where the dump has it, else π_old, which it copies."""
+    return view.of("old" if view.batch.current is None else "current")
 
 
-def _local(view: View) -> Tensor:
-    """log π_local − log π_rollout of each token: π_θ where the dump has it, else π_old, which it copies."""
-    return view.scene.ratios("old" if view.batch.current is None else "current").delta
-
-
-def _reverse(view: View) -> Tensor:
-    return -torch.exp(view.batch.rollout) * _local(view)
-
-
-def _by_length(x: Tensor, view: View) -> Tensor:
-    return x * view.batch.lengths
-
+MOVED = Measure("open-instruct u − 1", _moved)
+DISTANCE = Measure("open-instruct |d|", lambda view: powers.distance(_local(view)))
+SQUARED = Measure("open-instruct d²", lambda view: _local(view).delta.square())
+REVERSE = Measure("open-instruct reverse", lambda view: -torch.exp(view.batch.rollout) * _local(view).delta)
 
 SUMS = (
-    Column("weight", lambda v: v.done.sums.first, own=True),
+    Column("weight", lambda v: v.pieces.sums.first, own=True),
     Column("clamped", _clamped, own=True),
-    Column("dropped", lambda v: v.batch.lengths - v.done.kept_tokens, own=True),
+    Column("dropped", lambda v: v.n - v.pieces.kept_tokens, own=True),
     Column("dropped low", _dropped("lower"), own=True),
     Column("dropped high", _dropped("upper"), own=True),
-    Column("u − 1", lambda v: _by_length(_policy_excess(v), v), needs=("current", "old")),
-    Column("(u − 1)²", lambda v: _by_length(_policy_excess(v).square(), v), needs=("current", "old")),
-    Column("|d|", lambda v: _total(_local(v).abs(), v)),
-    Column("d²", lambda v: _total(_local(v).square(), v)),
-    Column("reverse", lambda v: _total(_reverse(v), v)),
+    Column("u − 1", lambda v: _policy_excess(v) * v.n, needs=("current", "old")),
+    Column("(u − 1)²", lambda v: _policy_excess(v).square() * v.n, needs=("current", "old")),
+    Column("|d|", lambda v: v.total(DISTANCE)),
+    Column("d²", lambda v: v.total(SQUARED)),
+    Column("reverse", lambda v: v.total(REVERSE)),
 )
-EXTREMES = (Column("|d| of a token", lambda v: _local(v).abs()),)
+EXTREMES = (Range("|d| of a token", lambda v: v.ends(DISTANCE)),)
 
 # ---------------------------------------------------------------- what is logged
 

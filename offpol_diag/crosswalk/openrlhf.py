@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from offpol_diag import segments
 from offpol_diag.crosswalk import update
-from offpol_diag.crosswalk.ledger import Column, Entry, Ledger, Page, View
+from offpol_diag.crosswalk.ledger import Column, Entry, Ledger, Page
+from offpol_diag.crosswalk.view import Measure, View
 from offpol_diag.presets import Preset
 
 
@@ -21,23 +21,24 @@ def _corrects(preset: Preset) -> bool:
     return preset.loss == "ppo_clip" and preset.weight is not None
 
 
-def _clipped(view: View) -> Tensor:
-    return segments.count(update.decides(view), view.batch.cu_seqlens)
+CLIPPED = Measure("logged clip", update.decides, update.clip_key)
 
 
 def _drift(view: View) -> Tensor:
-    """Σ (log π_old − log π_θ), [S]; of π_old also where GSPO clips around the rollout."""
+    """log π_old − log π_θ, [T]; of π_old also where GSPO clips around the rollout."""
     old, current = view.batch.old, view.batch.current
     assert old is not None
     assert current is not None
-    return segments.total(old - current, view.batch.cu_seqlens)
+    return old - current
 
 
 def _mismatch(view: View) -> Tensor:
-    """Σ (log π_rollout − log π_old), [S]."""
-    old = view.batch.old
-    assert old is not None
-    return segments.total(view.batch.rollout - old, view.batch.cu_seqlens)
+    """log π_rollout − log π_old, [T]."""
+    return -view.of("old").delta
+
+
+DRIFT = Measure("openrlhf drift", _drift)
+MISMATCH = Measure("openrlhf mismatch", _mismatch)
 
 
 def _mean(column: str) -> Callable[[Page], float]:
@@ -48,9 +49,9 @@ def _mean(column: str) -> Callable[[Page], float]:
 BOOK = Ledger(
     "openrlhf",
     (
-        Column("clipped", _clipped, own=True, needs=(*update.NEEDS, "advantages")),
-        Column("drift", _drift, needs=(*update.NEEDS, "old")),
-        Column("mismatch", _mismatch, when=_corrects, needs=("old",)),
+        Column("clipped", lambda view: view.count(CLIPPED), own=True, needs=(*update.NEEDS, "advantages")),
+        Column("drift", lambda view: view.total(DRIFT), needs=(*update.NEEDS, "old")),
+        Column("mismatch", lambda view: view.total(MISMATCH), when=_corrects, needs=("old",)),
     ),
     (),
     (

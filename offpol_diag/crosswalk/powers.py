@@ -1,4 +1,4 @@
-"""e^Δ and e^Δ − 1 of every token, exponentiated once for all books."""
+"""e^Δ, e^Δ − 1 and |Δ| of every token, once for all books, and what several of them sum of these."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from offpol_diag.crosswalk.view import Measure
 from offpol_diag.ratios import Ratios
 
 
@@ -28,5 +29,19 @@ def k3(of: Ratios, safety: float | None = None) -> Tensor:
     return of.once(("e^Δ − 1 − Δ", safety), lambda: excess(of, safety) - of.clamped(safety))
 
 
+def distance(of: Ratios) -> Tensor:
+    """|Δ|, [T] nats."""
+    return of.once("|Δ|", lambda: of.delta.abs())
+
+
 def _bounded(x: Tensor, safety: float, power: Callable[[float], float]) -> Tensor:
     return x.clamp(power(-safety), power(safety))
+
+
+LOG = Measure("Δ", lambda view: view.ratios.delta)
+RATIO = Measure("r", lambda view: ratio(view.ratios))
+K3 = Measure("k3", lambda view: k3(view.ratios))
+DISTANCE = Measure("|Δ|", lambda view: distance(view.ratios))
+SQUARED = Measure("Δ²", lambda view: view.ratios.delta.square())
+TRAIN = Measure("log π_train", lambda view: view.ratios.train)
+ROLLOUT = Measure("log π_rollout", lambda view: view.batch.rollout)

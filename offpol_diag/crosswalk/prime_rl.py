@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -15,24 +16,26 @@ from torch import Tensor
 from offpol_diag import correction, segments
 from offpol_diag.crosswalk import powers
 from offpol_diag.crosswalk.bounds import Side, bound, half, half_veto
-from offpol_diag.crosswalk.ledger import Column, Entry, Ledger, Page, View
+from offpol_diag.crosswalk.ledger import Column, Entry, Ledger, Page, Range, rows
 from offpol_diag.crosswalk.moments import std
-from offpol_diag.metrics.outcome import token_mask
+from offpol_diag.crosswalk.view import KEPT, Mask, Measure, View
 from offpol_diag.presets import Over, Preset, Veto
+from offpol_diag.ratios import Level
 
 LARGEST = 1e30
 """Where newer versions cut one token's mismatch KL off; older ones log inf beyond float32."""
 
 
 def _kl(view: View) -> Tensor:
-    def make() -> Tensor:
-        return (powers.excess(view.ratios).clamp(max=LARGEST) - view.ratios.delta).clamp(max=LARGEST)
-
-    return view.ratios.once("prime-rl kl", make)
+    return (powers.excess(view.ratios).clamp(max=LARGEST) - view.ratios.delta).clamp(max=LARGEST)
 
 
-def _total(x: Tensor, view: View) -> Tensor:
-    return segments.total(x, view.batch.cu_seqlens)
+def _kl_squared(view: View) -> Tensor:
+    return view.values(KL).square()
+
+
+KL = Measure("prime-rl kl", _kl)
+KL_SQUARED = Measure("prime-rl kl²", _kl_squared)
 
 
 def _per(x: Tensor, tokens: Tensor) -> Tensor:
@@ -40,30 +43,52 @@ def _per(x: Tensor, tokens: Tensor) -> Tensor:
     return x / tokens.clamp(min=1)
 
 
-def _masked(view: View) -> Tensor:
-    """Which tokens the preset's rules drop, [T]."""
-    key = ("prime-rl masked", view.preset.reject, view.preset.veto)
-    return view.ratios.once(key, lambda: token_mask(view.done) == 0)
+def _failed(view: View) -> Tensor | None:
+    """Tokens that the rules on tokens drop, [T] bool."""
+    kept = view.done.kept.tokens
+    return (
+        view.ratios.once("none", lambda: torch.zeros_like(view.ratios.delta, dtype=torch.bool))
+        if kept is None
+        else ~kept
+    )
 
 
-def _dropped(view: View, sign: int = 0) -> Tensor:
-    """How many tokens the preset's rules drop, or only those whose advantage has that sign, [S]."""
+FAILED = Mask(_failed, lambda view: ("failed", KEPT.by(view)))
 
-    def make() -> Tensor:
-        gone, a = _masked(view), view.batch.advantages
-        if sign and a is not None:
-            gone = gone & (a * sign > 0)
-        return segments.count(gone, view.batch.cu_seqlens)
 
-    return view.ratios.once(("prime-rl dropped", view.preset.reject, view.preset.veto, sign), make)
+def _over_dropped(view: View, of: Measure) -> Tensor:
+    """Σ over the tokens that the rules drop: all of a sequence that is dropped as a whole, [S]."""
+    return torch.where(view.pieces.sequences, view.total(of, FAILED), view.total(of))
+
+
+def _dropped(view: View) -> Tensor:
+    """How many tokens the preset's rules drop, [S]."""
+    return view.n - view.pieces.kept_tokens
+
+
+def _signed(sign: int) -> Measure:
+    """1 for tokens whose advantage has that sign; without advantages for all."""
+
+    def of(view: View) -> Tensor:
+        a = view.batch.advantages
+        return torch.ones_like(view.ratios.delta) if a is None else (a * sign > 0).to(torch.float64)
+
+    return Measure(f"A has sign {sign}", of)
+
+
+HIGH, LOW = _signed(1), _signed(-1)
+
+
+def _dropped_signed(view: View, of: Measure) -> Tensor:
+    return view.once(("dropped", of.name), lambda: _over_dropped(view, of))
 
 
 def _dropped_kl(view: View) -> Tensor:
-    return _total(torch.where(_masked(view), _kl(view), 0.0), view)
+    return _over_dropped(view, KL)
 
 
 def _kept_kl(view: View) -> Tensor:
-    return _total(torch.where(_masked(view), 0.0, _kl(view)), view)
+    return torch.where(view.pieces.sequences, view.total(KL, KEPT), 0.0)
 
 
 # ---------------------------------------------------------------- which rows log what
@@ -86,28 +111,37 @@ def _default(preset: Preset) -> bool:
 # ---------------------------------------------------------------- masks of v0.2
 
 
-def _outside(view: View, over: Over, side: Side) -> Tensor:
-    """What a band of r drops on one side alone: tokens [T] or sequences [S]."""
+def _bands(view: View, over: Over, side: Side) -> list[Level]:
+    """What each band of r lets through on one side alone: tokens or sequences."""
     rules = [rule for rule in view.preset.reject if rule.statistic == "ratio" and rule.over == over]
-    gone = torch.zeros_like(view.ratios.delta if over == "token" else view.batch.lengths, dtype=torch.bool)
-    for rule in rules:
-        if bound(rule, side) is not None:
-            gone = gone | ~correction.passes(view.ratios, half(rule, side)).values
-    return gone
+    ratios = view.first.ratios
+    return [correction.passes(ratios, half(rule, side)) for rule in rules if bound(rule, side) is not None]
 
 
 def _tokens_outside(side: Side) -> Callable[[View], Tensor]:
-    return lambda view: segments.count(_outside(view, "token", side), view.batch.cu_seqlens)
+    def of(view: View) -> Tensor:
+        gone = [~passed.values for passed in _bands(view, "token", side)]
+        return (
+            segments.count(reduce(torch.logical_or, gone), view.first.batch.cu_seqlens)
+            if gone
+            else view.zeros
+        )
+
+    return of
 
 
 def _sequences_outside(side: Side) -> Callable[[View], Tensor]:
-    return lambda view: _outside(view, "mean", side).to(torch.float64)
+    def of(view: View) -> Tensor:
+        gone = [~passed.values for passed in _bands(view, "mean", side)]
+        return reduce(torch.logical_or, gone).to(torch.float64) if gone else view.zeros
+
+    return of
 
 
 def _vetoed(side: Side) -> Callable[[View], Tensor]:
     def of(view: View) -> Tensor:
         veto = half_veto(view.preset.veto or Veto(), side)
-        return (correction.veto_hits(view.ratios, veto) > 0).to(torch.float64)
+        return (correction.veto_hits(view.first.ratios, veto) > 0).to(torch.float64)
 
     return of
 
@@ -116,14 +150,14 @@ def _vetoed(side: Side) -> Callable[[View], Tensor]:
 
 MASKED_MEANS: dict[str, Callable[[View], Tensor]] = {
     "masked_mismatch_kl": lambda v: _per(_dropped_kl(v), _dropped(v)),
-    "unmasked_mismatch_kl": lambda v: _per(_kept_kl(v), v.batch.lengths - _dropped(v)),
-    "is_masked": lambda v: _per(_dropped(v), v.batch.lengths),
+    "unmasked_mismatch_kl": lambda v: _per(_kept_kl(v), v.pieces.kept_tokens),
+    "is_masked": lambda v: _per(_dropped(v), v.n),
 }
 SIGNED_MEANS: dict[str, Callable[[View], Tensor]] = {
-    "is_masked_low": lambda v: _per(_dropped(v, -1), v.batch.lengths),
-    "is_masked_high": lambda v: _per(_dropped(v, 1), v.batch.lengths),
-    "masked_advantage_positive": lambda v: _per(_dropped(v, 1), _dropped(v)),
-    "masked_advantage_negative": lambda v: _per(_dropped(v, -1), _dropped(v)),
+    "is_masked_low": lambda v: _per(_dropped_signed(v, LOW), v.n),
+    "is_masked_high": lambda v: _per(_dropped_signed(v, HIGH), v.n),
+    "masked_advantage_positive": lambda v: _per(_dropped_signed(v, HIGH), _dropped(v)),
+    "masked_advantage_negative": lambda v: _per(_dropped_signed(v, LOW), _dropped(v)),
 }
 """Per sequence [S]; a preset's own."""
 
@@ -143,30 +177,41 @@ OLD_COUNTS: dict[str, Callable[[View], Tensor]] = {
 
 def _entropy(view: View) -> Tensor:
     assert view.batch.entropy is not None
-    return _total(view.batch.entropy, view)
+    return view.batch.entropy
+
+
+ENTROPY = Measure("entropy", _entropy)
 
 
 def _row_kl(view: View) -> Tensor:
-    return view.ratios.once("prime-rl row kl", lambda: _per(_total(_kl(view), view), view.batch.lengths))
+    return _per(view.total(KL), view.n)
 
 
+def _both(column: Column, when: Callable[[Preset], bool]) -> Range:
+    """The ends of what is summed as well."""
+    return Range(column.name, lambda view: rows(column.made(view)), own=column.own, when=when)
+
+
+ROW_KL = Column("row kl", _row_kl, when=_then)
+MASKED = tuple(Column(name, of, own=True) for name, of in MASKED_MEANS.items())
+SIGNED = tuple(Column(name, of, own=True, when=_default) for name, of in SIGNED_MEANS.items())
 SUMS = (
-    Column("kl", lambda v: _total(_kl(v), v)),
-    Column("kl²", lambda v: _total(_kl(v).square(), v)),
-    Column("row kl", _row_kl, when=_then),
+    Column("kl", lambda v: v.total(KL)),
+    Column("kl²", lambda v: v.total(KL_SQUARED)),
+    ROW_KL,
     Column("row kl²", lambda v: _row_kl(v).square(), when=_then),
-    Column("geo − 1", lambda v: torch.expm1(segments.mean(v.ratios.delta, v.batch.cu_seqlens)), when=_then),
-    Column("entropy", lambda v: _entropy(v), needs=("entropy",)),
-    *(Column(name, of, own=True) for name, of in MASKED_MEANS.items()),
-    *(Column(name, of, own=True, when=_default) for name, of in SIGNED_MEANS.items()),
+    Column("geo − 1", lambda v: torch.expm1(v.total(powers.LOG) / v.n.clamp(min=1)), when=_then),
+    Column("entropy", lambda v: v.total(ENTROPY), needs=("entropy",)),
+    *MASKED,
+    *SIGNED,
     *(Column(name, of, own=True, when=_then) for name, of in OLD_FLAGS.items()),
     *(Column(f"tokens {name}", of, own=True, when=_then) for name, of in OLD_COUNTS.items()),
 )
 EXTREMES = (
-    Column("token kl", _kl),
-    Column("row kl", _row_kl, when=_then),
-    *(Column(name, of, own=True, when=_now) for name, of in MASKED_MEANS.items()),
-    *(Column(name, of, own=True, when=_default) for name, of in SIGNED_MEANS.items()),
+    Range("token kl", lambda v: v.ends(KL)),
+    _both(ROW_KL, _then),
+    *(_both(column, _now) for column in MASKED),
+    *(_both(column, _default) for column in SIGNED),
 )
 
 

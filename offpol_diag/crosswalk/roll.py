@@ -13,8 +13,9 @@ from torch import Tensor
 
 from offpol_diag import correction, segments
 from offpol_diag.crosswalk import powers
-from offpol_diag.crosswalk.ledger import Column, Entry, Ledger, Page, View
+from offpol_diag.crosswalk.ledger import Column, Entry, Ledger, Page
 from offpol_diag.crosswalk.spread import EPS
+from offpol_diag.crosswalk.view import Measure, View
 from offpol_diag.presets import Preset, Reject
 
 GRANULARITIES = {"token": "token", "geometric": "mean", "sequence": "sum", "segment": "segment"}
@@ -24,37 +25,24 @@ MEASURES = {"ratio": "ratio", "diff": "prob_diff"}
 # ---------------------------------------------------------------- what is summed
 
 
-def _lengths(view: View) -> Tensor:
-    return view.batch.lengths.to(torch.float64)
-
-
-def _total(x: Tensor, view: View) -> Tensor:
-    return segments.total(x, view.batch.cu_seqlens)
-
-
 def _row_mean(total: Tensor, view: View) -> Tensor:
     """ROLL's masked mean of a row from its sum, [S]."""
-    return total / (_lengths(view) + EPS)
+    return total / (view.n + EPS)
 
 
-def _log_ratio(view: View) -> Tensor:
-    return view.ratios.delta
+DIFFERENCE = Measure("prob diff", lambda view: view.ratios.token("prob_diff"))
 
 
-def _difference(view: View) -> Tensor:
-    return view.ratios.token("prob_diff")
-
-
-def _of_turns(x: Tensor, view: View, after: Callable[[Tensor], Tensor]) -> Tensor:
+def _of_turns(of: Measure, view: View, after: Callable[[Tensor], Tensor]) -> Tensor:
     """Row means of what each turn's mean becomes, [S]."""
-    runs = view.batch.cu_runs
-    means = segments.total(x, runs) / (segments.lengths(runs).to(torch.float64) + EPS)
-    return _row_mean(_total(segments.spread(after(means), runs), view), view)
+    runs, offsets = view.batch.cu_runs, view.batch.cu_seqlens
+    means = segments.total(view.values(of), runs) / (segments.lengths(runs).to(torch.float64) + EPS)
+    return _row_mean(segments.total(segments.spread(after(means), runs), offsets), view)
 
 
 def _of_row(value: Tensor, view: View) -> Tensor:
     """Row means of a number that every token of the row has; 0 for a row without a token."""
-    return torch.where(view.batch.lengths > 0, _row_mean(value * _lengths(view), view), 0.0)
+    return torch.where(view.there, _row_mean(value * view.n, view), 0.0)
 
 
 def _plain(x: Tensor) -> Tensor:
@@ -62,14 +50,14 @@ def _plain(x: Tensor) -> Tensor:
 
 
 MEANS: dict[str, Callable[[View], Tensor]] = {
-    "ratio token": lambda v: _row_mean(_total(powers.ratio(v.ratios), v), v),
-    "ratio geometric": lambda v: _of_row(torch.exp(_row_mean(_total(_log_ratio(v), v), v)), v),
-    "ratio sequence": lambda v: _of_row(torch.exp(_total(_log_ratio(v), v)), v),
-    "ratio segment": lambda v: _of_turns(_log_ratio(v), v, torch.exp),
-    "diff token": lambda v: _row_mean(_total(_difference(v), v), v),
-    "diff geometric": lambda v: _of_row(_row_mean(_total(_difference(v), v), v), v),
-    "diff sequence": lambda v: _of_row(_total(_difference(v), v), v),
-    "diff segment": lambda v: _of_turns(_difference(v), v, _plain),
+    "ratio token": lambda v: _row_mean(v.total(powers.RATIO), v),
+    "ratio geometric": lambda v: _of_row(torch.exp(_row_mean(v.total(powers.LOG), v)), v),
+    "ratio sequence": lambda v: _of_row(torch.exp(v.total(powers.LOG)), v),
+    "ratio segment": lambda v: _of_turns(powers.LOG, v, torch.exp),
+    "diff token": lambda v: _row_mean(v.total(DIFFERENCE), v),
+    "diff geometric": lambda v: _of_row(_row_mean(v.total(DIFFERENCE), v), v),
+    "diff sequence": lambda v: _of_row(v.total(DIFFERENCE), v),
+    "diff segment": lambda v: _of_turns(DIFFERENCE, v, _plain),
 }
 """Per sequence [S]; shared by presets."""
 
@@ -90,11 +78,11 @@ def _passed(measure: str, granularity: str) -> Callable[[View], Tensor]:
     """Tokens that one filter lets through, [S]; the last one's where there are several of a kind."""
 
     def of(view: View) -> Tensor:
-        rule = _rules(view.preset, measure, granularity)[-1]
-        passes = correction.passes(view.ratios.of(rule.policy), rule)
+        rule, some = _rules(view.preset, measure, granularity)[-1], view.first
+        passes = correction.passes(some.ratios.of(rule.policy), rule)
         if passes.per == "sequence":
-            return _lengths(view) * passes.values
-        return segments.count(passes.values, view.batch.cu_seqlens)
+            return view.n * passes.values
+        return view.n - segments.count(~passes.values, some.batch.cu_seqlens)
 
     return of
 
@@ -106,15 +94,15 @@ def _capped(preset: Preset) -> bool:
 
 def _above(view: View) -> Tensor:
     """Tokens whose weight is above the bound, [S]."""
-    weighed = view.done.weighed
+    weighed = view.pieces.first.weighed
     assert weighed is not None
-    return weighed.high * (_lengths(view) if weighed.final.per == "sequence" else 1.0)
+    return weighed.high * view.n if weighed.final.per == "sequence" else weighed.high
 
 
 SUMS = (
     *(Column(name, of) for name, of in MEANS.items()),
     Column("above", _above, own=True, when=_capped),
-    Column("left", lambda v: v.done.kept_tokens, own=True, when=lambda preset: bool(preset.reject)),
+    Column("left", lambda v: v.pieces.kept_tokens, own=True, when=lambda preset: bool(preset.reject)),
     *(
         Column(f"{measure} {name} passed", _passed(measure, name), own=True, when=_filters(measure, name))
         for measure in MEASURES

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from offpol_diag.crosswalk import powers
 from offpol_diag.crosswalk import skyrl_masks as masks
 from offpol_diag.crosswalk.bounds import Side
-from offpol_diag.crosswalk.ledger import Column, Entry, Ledger, Page
+from offpol_diag.crosswalk.ledger import Column, Entry, Ledger, Page, Range
 from offpol_diag.crosswalk.moments import spread, std
 from offpol_diag.presets import Over, Preset
 
@@ -59,17 +59,17 @@ ROW_MASKS: dict[str, Over] = {"geo": "mean", "product": "sum"}
 SIDES: dict[str, Side] = {"over_high": "upper", "under_low": "lower"}
 
 SUMS = (
-    Column("r − 1", lambda v: masks.total(masks.excess(v), v)),
-    Column("(r − 1)²", lambda v: masks.total(masks.excess(v).square(), v)),
-    Column("|d|", lambda v: masks.total(masks.distance(v), v)),
-    Column("d²", lambda v: masks.total(masks.distance(v).square(), v)),
+    Column("r − 1", lambda v: v.total(masks.EXCESS)),
+    Column("(r − 1)²", lambda v: v.total(masks.EXCESS_SQUARED)),
+    Column("|d|", lambda v: v.total(powers.DISTANCE)),
+    Column("d²", lambda v: v.total(powers.SQUARED)),
     Column("outlier masked", masks.outlier_side(None), own=True, when=_outliers),
     *(
         Column(f"outlier {side}", masks.outlier_side(of), own=True, when=_outliers)
         for side, of in SIDES.items()
     ),
-    Column("after outliers", lambda v: masks.count(masks.after_outliers(v), v), own=True, when=_token_mask),
-    Column("after tokens", lambda v: masks.count(masks.after_tokens(v), v), own=True, when=_counts_left),
+    Column("after outliers", masks.left_by_outliers, own=True, when=_token_mask),
+    Column("after tokens", masks.left_by_tokens, own=True, when=_counts_left),
     Column("capped tokens", masks.capped_tokens, own=True, when=_weighs("token")),
     Column("capped rows", masks.capped_rows, own=True, when=_weighs("sum")),
     *(
@@ -77,13 +77,19 @@ SUMS = (
         for name, over in ROW_MASKS.items()
         for side, of in SIDES.items()
     ),
-    Column("clipped", masks.clipped_ppo, own=True, when=_corrects, needs=("current", "old", "advantages")),
+    Column(
+        "clipped",
+        lambda v: v.count(masks.CLIPPED),
+        own=True,
+        when=_corrects,
+        needs=("current", "old", "advantages"),
+    ),
     Column("clipped anchored", masks.clipped_anchored, own=True, when=_anchored),
-    Column("weight", lambda v: v.done.weight_sum, own=True, when=_cispo),
+    Column("weight", lambda v: v.pieces.weight_sum, own=True, when=_cispo),
 )
 EXTREMES = (
-    Column("r", lambda v: powers.ratio(v.ratios, masks.SAFETY)),
-    Column("|d| of a token", masks.distance),
+    Range("r", lambda v: v.ends(masks.RATIO)),
+    Range("|d| of a token", lambda v: v.ends(powers.DISTANCE)),
 )
 
 

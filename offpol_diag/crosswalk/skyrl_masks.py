@@ -12,7 +12,7 @@ from torch import Tensor
 from offpol_diag import correction, segments
 from offpol_diag.crosswalk import powers
 from offpol_diag.crosswalk.bounds import Side, bound, half_veto
-from offpol_diag.crosswalk.ledger import View
+from offpol_diag.crosswalk.view import Measure, View
 from offpol_diag.presets import Over, Preset, Veto, Weight
 from offpol_diag.ratios import Ratios
 
@@ -20,35 +20,50 @@ SAFETY = 20.0
 """|log r| that SkyRL exponentiates, tokens and aggregates alike."""
 
 
-def after_outliers(view: View) -> Tensor:
-    """Tokens that the outlier mask leaves, [T]."""
-    return _left(view, replace(view.preset, reject=()))
-
-
-def after_tokens(view: View) -> Tensor:
-    """Tokens that the outlier and token masks leave, [T]."""
-    return _left(view, _up_to_tokens(view.preset))
-
-
 def _up_to_tokens(preset: Preset) -> Preset:
     return replace(preset, reject=tuple(rule for rule in preset.reject if rule.over == "token"))
 
 
-def _left(view: View, preset: Preset) -> Tensor:
-    def make() -> Tensor:
-        kept = correction.keep(view.ratios, preset)
-        rows = segments.spread(kept.sequences, view.batch.cu_seqlens)
-        return rows if kept.tokens is None else rows & kept.tokens
+def left_by_outliers(view: View) -> Tensor:
+    """How many tokens the outlier mask leaves, [S]."""
+    return _left(view, replace(view.preset, reject=()))
 
-    return view.ratios.once(("skyrl left", preset.veto, preset.reject), make)
+
+def left_by_tokens(view: View) -> Tensor:
+    """How many tokens the outlier and token masks leave, [S]."""
+    return _left(view, _up_to_tokens(view.preset))
+
+
+def _left(view: View, preset: Preset) -> Tensor:
+    """Tokens that a part of the preset leaves: all but those of the first piece that it drops."""
+    if not _drops(preset):
+        return view.n
+    ratios = view.first.ratios
+    kept = correction.keep(ratios, preset)
+    if kept.tokens is None:
+        return view.n * kept.sequences
+    lost = segments.count(~kept.tokens, ratios.batch.cu_seqlens)
+    return (view.n - lost) * kept.sequences
+
+
+def _drops(preset: Preset) -> bool:
+    return preset.veto is not None or bool(preset.reject)
+
+
+def _after_tokens(view: View, preset: Preset) -> Tensor | None:
+    """Tokens that a part of the preset leaves, [T] bool; None for all."""
+    if not _drops(preset):
+        return None
+    kept = correction.keep(view.ratios, preset)
+    rows = segments.spread(kept.sequences, view.batch.cu_seqlens)
+    return rows if kept.tokens is None else rows & kept.tokens
 
 
 def _seen(view: View) -> Ratios:
     """Ratios whose sums and means run over the tokens that the outlier and token masks leave."""
     before = _up_to_tokens(view.preset)
-    if before.veto is None and not before.reject:
-        return view.ratios
-    return view.ratios.among(after_tokens(view), ("skyrl", before.veto, before.reject))
+    left = view.once("skyrl left", lambda: _after_tokens(view, before))
+    return view.ratios if left is None else view.ratios.among(left, ("skyrl", before.veto, before.reject))
 
 
 def _beyond(x: Tensor, edge: float | None, sign: int) -> Tensor:
@@ -58,24 +73,9 @@ def _beyond(x: Tensor, edge: float | None, sign: int) -> Tensor:
     return x.clamp(-SAFETY, SAFETY) * sign > math.log(edge) * sign
 
 
-def count(flags: Tensor, view: View) -> Tensor:
-    """True tokens per sequence, [S]."""
-    return segments.count(flags, view.batch.cu_seqlens)
-
-
-def total(x: Tensor, view: View) -> Tensor:
-    """Sum per sequence, [S]."""
-    return segments.total(x, view.batch.cu_seqlens)
-
-
-def excess(view: View) -> Tensor:
-    """r − 1 of each token, [T]."""
-    return powers.excess(view.ratios, SAFETY)
-
-
-def distance(view: View) -> Tensor:
-    """|log r| of each token, [T]."""
-    return view.ratios.once("skyrl distance", lambda: view.ratios.delta.abs())
+EXCESS = Measure("r − 1 to ±20", lambda view: powers.excess(view.ratios, SAFETY))
+EXCESS_SQUARED = Measure("(r − 1)² to ±20", lambda view: powers.excess(view.ratios, SAFETY).square())
+RATIO = Measure("r to ±20", lambda view: powers.ratio(view.ratios, SAFETY))
 
 
 def outlier_side(side: Side | None) -> Callable[[View], Tensor]:
@@ -84,18 +84,17 @@ def outlier_side(side: Side | None) -> Callable[[View], Tensor]:
     def of(view: View) -> Tensor:
         both = view.preset.veto or Veto()
         veto = both if side is None else half_veto(both, side)
-        return (correction.veto_hits(view.ratios, veto) > 0).to(torch.float64)
+        return (correction.veto_hits(view.first.ratios, veto) > 0).to(torch.float64)
 
     return of
 
 
 def capped_tokens(view: View) -> Tensor:
-    """Tokens that are left and whose r is above the weight's cap."""
-    weight, before = view.preset.weight or Weight(), _up_to_tokens(view.preset)
-    key = ("skyrl capped", weight.upper, before.veto, before.reject)
-    return view.ratios.once(
-        key, lambda: count(_beyond(view.ratios.delta, weight.upper, 1) & after_tokens(view), view)
-    )
+    """Tokens that are left and whose r is above the weight's cap: far ones, where those are apart."""
+    weight, some = view.preset.weight or Weight(), view.first
+    left = _after_tokens(some, _up_to_tokens(view.preset))
+    above = _beyond(some.ratios.delta, weight.upper, 1)
+    return segments.count(above if left is None else above & left, some.batch.cu_seqlens)
 
 
 def capped_rows(view: View) -> Tensor:
@@ -118,23 +117,21 @@ def row_masked(over: Over, side: Side) -> Callable[[View], Tensor]:
     return of
 
 
-def clipped_ppo(view: View) -> Tensor:
-    """Tokens where the clipped objective of π_θ/π_old is below the unclipped one."""
-    return view.ratios.once(("skyrl clipped", view.preset.clip), lambda: _clipped_ppo(view))
-
-
 def _clipped_ppo(view: View) -> Tensor:
     a, clip = view.batch.advantages, view.preset.clip
     assert a is not None
-    u = view.scene.ratios("current").delta - view.ratios.delta
+    u = view.of("current").delta - view.ratios.delta
     high = _beyond(u, None if clip.high is None else 1 + clip.high, 1) & (a > 0)
     low = _beyond(u, None if clip.low is None or clip.low >= 1 else 1 - clip.low, -1) & (a < 0)
-    return count(high | low, view)
+    return high | low
+
+
+CLIPPED = Measure("skyrl clipped", _clipped_ppo, lambda view: view.preset.clip)
+"""Tokens where the clipped objective of π_θ/π_old is below the unclipped one."""
 
 
 def clipped_anchored(view: View) -> Tensor:
     """Tokens whose weight is cut or zeroed, or that the loss's own mask drops."""
-    n = view.batch.lengths.to(torch.float64)
-    weighed = view.done.weighed
-    cut = 0.0 if weighed is None else weighed.high + weighed.low
-    return n - view.done.kept_tokens + cut
+    weighed = view.pieces.first.weighed
+    dropped = view.n - view.pieces.kept_tokens
+    return dropped if weighed is None else dropped + weighed.high + weighed.low

@@ -14,34 +14,28 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from offpol_diag import segments
 from offpol_diag.crosswalk import powers, update
-from offpol_diag.crosswalk.ledger import Column, Entry, Ledger, Page, View
+from offpol_diag.crosswalk.ledger import Column, Entry, Ledger, Page
+from offpol_diag.crosswalk.view import KEPT, Mask, Measure, View
 from offpol_diag.presets import Preset
-from offpol_diag.ratios import Level
 
 When = Callable[[Preset], bool]
 Rows = Callable[[View], Tensor]
 
 
-def row_mean(x: Tensor, view: View) -> Tensor:
-    """Of tokens [T], per sample [S]; 0 for one without a token."""
-    return segments.mean(x, view.batch.cu_seqlens)
+def row_mean(of: Measure, view: View, mask: Mask | None = None) -> Tensor:
+    """Σ over the tokens that the mask leaves, over all tokens of the sample: [S], 0 for one without any."""
+    return view.total(of, mask) / view.n.clamp(min=1)
 
 
 def there(x: Tensor, view: View) -> Tensor:
     """[S], 0 for a sample without a token."""
-    return torch.where(view.batch.lengths > 0, x, 0.0)
+    return torch.where(view.there, x, 0.0)
 
 
-def per_row(level: Level, view: View) -> Tensor:
-    """The mean over a sample's tokens, [S]."""
-    return row_mean(level.values, view) if level.per == "token" else there(level.values, view)
-
-
-def shares(counts: Tensor, level: Level, view: View) -> Tensor:
+def shares(counts: Tensor, per: str, view: View) -> Tensor:
     """Counts of tokens, or 1 for a sample → the share of the sample's tokens, [S]."""
-    return counts / view.batch.lengths.clamp(min=1) if level.per == "token" else counts
+    return counts / view.n.clamp(min=1) if per == "token" else counts
 
 
 def mean(column: str) -> Callable[[Page], float]:
@@ -50,14 +44,6 @@ def mean(column: str) -> Callable[[Page], float]:
 
 
 # ---------------------------------------------------------------- the loss
-
-
-def _difference(view: View) -> Tensor:
-    return view.ratios.once("logged |Δ|", lambda: view.ratios.delta.abs())
-
-
-def _kl(view: View) -> Tensor:
-    return -update.log_ratio(view)
 
 
 def _clip_decides(view: View) -> Tensor:
@@ -70,19 +56,18 @@ def _clip_decides(view: View) -> Tensor:
     return found.to(torch.float64)
 
 
-def _of_loss(name: str, of: Rows, rejects: bool, needs: tuple[str, ...] = ()) -> Column:
+CLIPPED = Measure("slime clipped", _clip_decides, lambda view: (view.preset.loss, view.preset.clip))
+KL = Measure("slime kl", lambda view: -update.log_ratio(view), update.pooled)
+OIS = Measure("slime ois", update.ratio, update.pooled)
+
+
+def _of_loss(name: str, of: Measure, rejects: bool, needs: tuple[str, ...] = ()) -> Column:
     """A number of the loss, per sample; with `rejects`, what the helper rejects counts as 0 in it."""
 
-    def every(view: View) -> Tensor:
-        key = ("slime", name, view.preset.loss, view.preset.clip)
-        return view.ratios.once(key, lambda: row_mean(of(view), view))
-
     def column(view: View) -> Tensor:
-        kept = view.done.kept
         if not rejects:
-            return every(view)
-        rows = every(view) if kept.tokens is None else row_mean(torch.where(kept.tokens, of(view), 0.0), view)
-        return torch.where(kept.sequences, rows, 0.0)
+            return row_mean(of, view)
+        return torch.where(view.pieces.sequences, row_mean(of, view, KEPT), 0.0)
 
     return Column(name, column, own=True, needs=needs)
 
@@ -90,10 +75,10 @@ def _of_loss(name: str, of: Rows, rejects: bool, needs: tuple[str, ...] = ()) ->
 def loss_columns(rejects: bool) -> tuple[Column, ...]:
     """What is summed of the loss; `rejects` where a rejection zeroes it."""
     return (
-        _of_loss("abs_diff", _difference, rejects),
-        _of_loss("clipped", _clip_decides, rejects, (*update.NEEDS, "advantages")),
-        _of_loss("kl", _kl, rejects, update.NEEDS),
-        _of_loss("ois", update.ratio, False, update.NEEDS),
+        _of_loss("abs_diff", powers.DISTANCE, rejects),
+        _of_loss("clipped", CLIPPED, rejects, (*update.NEEDS, "advantages")),
+        _of_loss("kl", KL, rejects, update.NEEDS),
+        _of_loss("ois", OIS, False, update.NEEDS),
     )
 
 
@@ -141,26 +126,23 @@ def _opsm(preset: Preset) -> bool:
 
 
 def _changed(view: View) -> Tensor:
-    weighed = view.done.weighed
+    weighed = view.pieces.first.weighed
     assert weighed is not None
-    return shares(weighed.high + weighed.low, weighed.final, view)
+    return shares(weighed.high + weighed.low, weighed.final.per, view)
 
 
 def _masked(view: View) -> Tensor:
-    n = view.batch.lengths
-    return (n - view.done.kept_tokens) / n.clamp(min=1)
+    return (view.n - view.pieces.kept_tokens) / view.n.clamp(min=1)
 
 
-def _ratio(view: View) -> Tensor:
-    return powers.ratio(view.ratios)
-
+EXCESS = Measure("|r − 1|", lambda view: powers.excess(view.ratios).abs())
 
 BOOK = Ledger(
     "slime",
     (
         *loss_columns(rejects=False),
-        Column("tis", lambda view: row_mean(_ratio(view), view), when=weighs),
-        Column("tis_abs", lambda view: row_mean(powers.excess(view.ratios).abs(), view), when=weighs),
+        Column("tis", lambda view: row_mean(powers.RATIO, view), when=weighs),
+        Column("tis_abs", lambda view: row_mean(EXCESS, view), when=weighs),
         Column("tis_clipped", _changed, own=True, when=weighs),
         Column("opsm", _masked, own=True, when=_opsm),
     ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -11,9 +11,12 @@ from offpol_diag import correction, segments
 from offpol_diag.correction import weight_key
 from offpol_diag.crosswalk import powers
 from offpol_diag.crosswalk.bounds import Side, bound, half
-from offpol_diag.crosswalk.ledger import Column, View
-from offpol_diag.crosswalk.slime import Rows, When, loss_columns, per_row, row_mean, shares, there, weighs
+from offpol_diag.crosswalk.ledger import Column
+from offpol_diag.crosswalk.slime import Rows, When, loss_columns, row_mean, shares, there, weighs
+from offpol_diag.crosswalk.view import Measure, View
+from offpol_diag.metrics.outcome import applied
 from offpol_diag.presets import Preset, Reject
+from offpol_diag.ratios import Level
 
 SAFETY = 20.0
 """Bound on log-ratios, nats."""
@@ -73,57 +76,75 @@ def _outside(of: str, side: Side) -> Rows:
     """The share of a sample's tokens beyond one bound of a band, [S]."""
 
     def column(view: View) -> Tensor:
-        rule = _band(view.preset, of)
+        rule, some = _band(view.preset, of), view.first
         if rule is None or bound(rule, side) is None:
-            return torch.zeros_like(view.batch.lengths, dtype=torch.float64)
-        passed = correction.passes(view.ratios, half(rule, side))
-        flags = ~passed.values
-        return shares(correction.per_sequence(flags, passed, view.batch), passed, view)
+            return view.zeros
+        passed = correction.passes(some.ratios, half(rule, side))
+        if passed.per == "sequence":
+            return (~passed.values & view.there).to(torch.float64)
+        return shares(segments.count(~passed.values, some.batch.cu_seqlens), "token", view)
 
     return column
+
+
+def _acted(which: str) -> Rows:
+    """How many weights a bound moved, per sample."""
+
+    def column(view: View) -> Tensor:
+        weighed = view.pieces.first.weighed
+        assert weighed is not None
+        return shares(getattr(weighed, which), weighed.final.per, view)
+
+    return column
+
+
+def _weights(which: str) -> Measure:
+    """The raw or final weight of each token; of a sample's weight nothing."""
+
+    def of(view: View) -> Tensor:
+        assert view.done.weighed is not None
+        found: Level = getattr(view.done.weighed, which)
+        return found.values
+
+    return Measure(f"{which} weights", of, lambda view: weight_key(applied(view.preset)))
+
+
+RAW, FINAL = _weights("raw"), _weights("final")
 
 
 def _weighed(which: str) -> Rows:
-    """Counts or weights of the preset's weight rule, per sample."""
+    """The mean weight of a sample."""
+    measure = RAW if which == "raw" else FINAL
 
     def column(view: View) -> Tensor:
-        weighed = view.done.weighed
+        weighed = view.pieces.first.weighed
         assert weighed is not None
-        if which in ("high", "low"):
-            return shares(getattr(weighed, which), weighed.final, view)
-        key = ("slime", which, weight_key(view.preset))
-        return view.ratios.once(key, lambda: per_row(getattr(weighed, which), view))
+        found: Level = getattr(weighed, which)
+        return row_mean(measure, view) if found.per == "token" else there(found.values, view)
 
     return column
 
 
-def _extreme(reduce: Callable[[Tensor, Tensor], Tensor]) -> Rows:
+def _extreme(at: Literal[0, 1]) -> Rows:
     """The smallest or largest final weight of each sample, before normalisation."""
 
     def column(view: View) -> Tensor:
-        weighed = view.done.weighed
-        assert weighed is not None
-        final = weighed.final
-        x = reduce(final.values, view.batch.cu_seqlens) if final.per == "token" else final.values
-        return there(x, view)
+        found = view.pieces.per_sequence
+        return there(view.once("ends", lambda: view.ends(FINAL))[at] if found is None else found, view)
 
     return column
 
 
 def _catastrophic(view: View) -> Tensor:
-    return view.done.kept.catastrophic / view.batch.lengths.clamp(min=1)
+    return view.pieces.first.kept.catastrophic / view.n.clamp(min=1)
 
 
-def _log_ppl(policy: str) -> Rows:
-    def column(view: View) -> Tensor:
-        found = view.ratios.train if policy == "train" else view.batch.rollout
-        return -row_mean(found, view)
-
-    return column
+def _log_ppl(of: Measure) -> Rows:
+    return lambda view: -row_mean(of, view)
 
 
-def _ppl(policy: str) -> Rows:
-    return lambda view: there(torch.exp(_log_ppl(policy)(view)), view)
+def _ppl(of: Measure) -> Rows:
+    return lambda view: there(torch.exp(-row_mean(of, view)), view)
 
 
 def _mean_gap(view: View) -> Tensor:
@@ -131,15 +152,18 @@ def _mean_gap(view: View) -> Tensor:
     return -view.ratios.aggregate("ratio", "mean").values
 
 
-def _chi2_token(view: View) -> Tensor:
-    """r² − 1 = (r − 1)(r + 1), which keeps the digits of small differences."""
+def _chi2(view: View) -> Tensor:
+    """r² − 1 = (r − 1)(r + 1) of each token, which keeps the digits of small differences."""
     excess = powers.excess(view.ratios, SAFETY)
-    return row_mean(excess * (excess + 2), view)
+    return excess * (excess + 2)
 
 
 def _chi2_seq(view: View) -> Tensor:
     total = view.ratios.log_ratio("sum", SAFETY, "aggregate").values
     return there(torch.expm1(2 * total), view)
+
+
+CHI2 = Measure("r² − 1 to ±20", _chi2)
 
 
 def _shared(name: str, of: Rows) -> Column:
@@ -151,28 +175,28 @@ def _own(name: str, of: Rows, when: When = weighs) -> Column:
 
 
 GAP = (
-    _shared("training_log_ppl", _log_ppl("train")),
-    _shared("training_ppl", _ppl("train")),
-    _shared("rollout_log_ppl", _log_ppl("rollout")),
-    _shared("rollout_ppl", _ppl("rollout")),
+    _shared("training_log_ppl", _log_ppl(powers.TRAIN)),
+    _shared("training_ppl", _ppl(powers.TRAIN)),
+    _shared("rollout_log_ppl", _log_ppl(powers.ROLLOUT)),
+    _shared("rollout_ppl", _ppl(powers.ROLLOUT)),
     _shared("mis_kl", _mean_gap),
-    _shared("k3_kl", lambda view: row_mean(view.ratios.token("k3"), view)),
+    _shared("k3_kl", lambda view: row_mean(powers.K3, view)),
     _shared("log_ppl_abs_diff", lambda view: _mean_gap(view).abs()),
     _shared("ppl_ratio", lambda view: there(torch.exp(_mean_gap(view)), view)),
-    _shared("chi2_token", _chi2_token),
+    _shared("chi2_token", lambda view: row_mean(CHI2, view)),
     _shared("chi2_seq", _chi2_seq),
 )
 SIDES: tuple[Side, ...] = ("lower", "upper")
 WEIGHTS = (
     _own("before", _weighed("raw")),
     _own("after", _weighed("final")),
-    _own("weights", lambda view: view.done.weight_sum, normal),
-    _own("high", _weighed("high")),
-    _own("low", _weighed("low")),
+    _own("weights", lambda view: view.pieces.weight_sum, normal),
+    _own("high", _acted("high")),
+    _own("low", _acted("low")),
     *(_own(f"{of}_{side}", _outside(of, side)) for of in ("tis", "rs") for side in SIDES),
     _own("catastrophic", _catastrophic, vetoes),
-    _own("vetoed", lambda view: view.done.kept.vetoed.to(torch.float64), vetoes),
-    _own("smallest", _extreme(segments.smallest)),
-    _own("largest", _extreme(segments.largest)),
+    _own("vetoed", lambda view: view.pieces.first.kept.vetoed.to(torch.float64), vetoes),
+    _own("smallest", _extreme(0)),
+    _own("largest", _extreme(1)),
 )
 SUMS = (*loss_columns(rejects=True), *GAP, *WEIGHTS)

@@ -12,11 +12,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from offpol_diag import correction, segments
+from offpol_diag import correction
 from offpol_diag.crosswalk import powers
-from offpol_diag.crosswalk.ledger import Column, Entry, Ledger, Page, View
+from offpol_diag.crosswalk.ledger import Column, Entry, Ledger, Page, Range, rows
 from offpol_diag.crosswalk.spread import EPS
+from offpol_diag.crosswalk.view import Measure, View
 from offpol_diag.presets import Preset
+from offpol_diag.ratios import Level
 
 SAFETY = 20.0
 K3_MOST = 10.0
@@ -30,42 +32,28 @@ Make = Callable[[View], Tensor]
 # ---------------------------------------------------------------- the gap
 
 
-def _ratio(view: View) -> Tensor:
-    """e^Δ of every token, Δ bounded to ±20: [T]."""
-    return powers.ratio(view.ratios, SAFETY)
+K3 = Measure("swift k3", lambda view: powers.k3(view.ratios, SAFETY).clamp(max=K3_MOST))
+SQUARE = Measure("r² to ±20", lambda view: powers.ratio(view.ratios, SAFETY).square())
 
 
-def _k3(view: View) -> Tensor:
-    return powers.k3(view.ratios, SAFETY).clamp(max=K3_MOST)
-
-
-def _total(make: Make) -> Make:
-    """Per row, [S]."""
-    return lambda view: segments.total(make(view), view.batch.cu_seqlens)
-
-
-def _mean(make: Make) -> Make:
+def _mean(of: Measure) -> Make:
     """Per row, [S]; 0 for one without a token."""
-    return lambda view: segments.mean(make(view), view.batch.cu_seqlens)
-
-
-def _delta(view: View) -> Tensor:
-    return view.ratios.delta
+    return lambda view: view.total(of) / view.n.clamp(min=1)
 
 
 def _log_train(view: View) -> Tensor:
     """Mean log π_old of a row, [S]."""
-    return view.ratios.once("swift train", lambda: _mean(lambda v: v.ratios.train)(view))
+    return _mean(powers.TRAIN)(view)
 
 
 def _log_rollout(view: View) -> Tensor:
     """Mean log π_rollout of a row, [S]."""
-    return view.ratios.once("swift rollout", lambda: _mean(lambda v: v.batch.rollout)(view))
+    return _mean(powers.ROLLOUT)(view)
 
 
 def _log_geometric(view: View) -> Tensor:
     """Mean Δ of a row, [S]."""
-    return view.ratios.once("swift mean Δ", lambda: _mean(_delta)(view))
+    return view.ratios.once("swift mean Δ", lambda: _mean(powers.LOG)(view))
 
 
 def _difference(view: View) -> Tensor:
@@ -82,12 +70,12 @@ _GAP = (
     Column("training_log_ppl", lambda view: -_log_train(view)),
     Column("rollout_ppl", lambda view: torch.exp(-_log_rollout(view))),
     Column("rollout_log_ppl", lambda view: -_log_rollout(view)),
-    Column("kl", lambda view: -_total(_delta)(view)),
-    Column("k3_kl", _total(_k3)),
+    Column("kl", lambda view: -view.total(powers.LOG)),
+    Column("k3_kl", lambda view: view.total(K3)),
     Column("log_ppl_diff", _difference),
     Column("log_ppl_abs_diff", lambda view: _difference(view).abs()),
     Column("ppl_ratio", lambda view: torch.exp(_difference(view))),
-    Column("rr", _total(lambda view: _ratio(view).square())),
+    Column("rr", lambda view: view.total(SQUARE)),
     Column("gg", _geometric_square),
 )
 
@@ -130,26 +118,63 @@ def _beyond(view: View) -> Tensor:
     return _bounded_geometric(view) > math.log(_threshold(view.preset))
 
 
-def _weights(view: View) -> Tensor:
-    """As the loss gets them, [T]: sequence_mask multiplies token ratios by 0 or 1."""
-    weights = correction.weigh(view.ratios, view.preset).final
-    values, offsets = weights.values, view.batch.cu_seqlens
-    if weights.per == "sequence":
-        return segments.spread(values, offsets)
-    if _of_rows(view.preset):
-        return torch.where(segments.spread(_beyond(view), offsets), 0.0, values)
-    return values
+def _final(view: View) -> Level:
+    return correction.weigh(view.ratios, view.preset).final
 
 
-def _kept_weights(view: View) -> Tensor:
-    """[T], once for the columns of one preset."""
-    return view.ratios.once(("swift weights", view.preset.name), lambda: _weights(view))
+def _row_weights(view: View) -> Tensor | None:
+    """As the loss gets them, [S]; None where tokens have their own."""
+    found = _final(view.first)
+    return found.values if found.per == "sequence" else None
 
 
-def _bounded_weights(view: View) -> Tensor:
-    """Within [1/C, C]: what the ESS is of, [T]."""
-    high = _threshold(view.preset)
-    return _kept_weights(view).clamp(1 / high, high)
+def weight_key(view: View) -> object:
+    """What the weights depend on."""
+    return correction.weight_key(view.preset)
+
+
+WEIGHT = Measure("final weight", lambda view: _final(view).values, weight_key)
+
+
+def _kept_weight(view: View) -> Tensor:
+    """Σ of the weights, [S]: sequence_mask multiplies token ratios by 0 or 1."""
+    weights = _row_weights(view)
+    if weights is not None:
+        return weights * view.n
+    return _without(view, 0.0, view.total(WEIGHT))
+
+
+def _without(view: View, of_masked: float, sums: Tensor) -> Tensor:
+    """Sums per row, those of rows that sequence_mask drops replaced by as much for each token."""
+    if not _of_rows(view.preset):
+        return sums
+    return torch.where(_beyond(view), view.n * of_masked, sums)
+
+
+def _within(high: float, power: int) -> Measure:
+    """The weights of tokens within [1/C, C], or their squares."""
+
+    def of(view: View) -> Tensor:
+        x = _final(view).values
+        x = x if view.free(1 / high, high) else x.clamp(1 / high, high)
+        return x if power == 1 else x.square()
+
+    def by(view: View) -> object:
+        return weight_key(view), None if view.free(1 / high, high) else high
+
+    return Measure(f"swift bounded {power}", of, by)
+
+
+def _bounded(power: int) -> Make:
+    """Σ of the weights, or of their squares, within [1/C, C]: what the ESS is of, [S]."""
+
+    def column(view: View) -> Tensor:
+        high, weights = _threshold(view.preset), _row_weights(view)
+        if weights is not None:
+            return weights.clamp(1 / high, high) ** power * view.n
+        return _without(view, high**-power, view.total(_within(high, power)))
+
+    return column
 
 
 def _clipped(view: View) -> Tensor:
@@ -158,14 +183,14 @@ def _clipped(view: View) -> Tensor:
     assert weight is not None
     if _of_rows(view.preset):
         return _beyond(view).to(torch.float64)
-    weighed = correction.weigh(view.ratios, view.preset)
+    weighed = correction.weigh(view.first.ratios, view.preset)
     return weighed.high + weighed.low if weight.action == "mask" else weighed.high
 
 
 _WEIGHTS = (
-    Column("weight", _total(_kept_weights), own=True, when=weighs),
-    Column("bounded", _total(_bounded_weights), own=True, when=weighs),
-    Column("bounded²", _total(lambda view: _bounded_weights(view).square()), own=True, when=weighs),
+    Column("weight", _kept_weight, own=True, when=weighs),
+    Column("bounded", _bounded(1), own=True, when=weighs),
+    Column("bounded²", _bounded(2), own=True, when=weighs),
     Column("clipped", _clipped, own=True, when=weighs),
 )
 
@@ -200,7 +225,7 @@ def _entry(name: str, meaning: str, of: Callable[[Page], float]) -> Entry:
 BOOK = Ledger(
     "ms-swift",
     (*_GAP, *_WEIGHTS),
-    (Column("log_ppl_diff", _difference),),
+    (Range("log_ppl_diff", lambda view: rows(_difference(view))),),
     (
         _entry(
             "training_ppl",

@@ -8,8 +8,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from offpol_diag import correction, segments
-from offpol_diag.crosswalk.ledger import Column, Entry, Ledger, Page, View
+from offpol_diag import correction
+from offpol_diag.crosswalk import powers
+from offpol_diag.crosswalk.ledger import Column, Entry, Ledger, Page, Range, rows
+from offpol_diag.crosswalk.view import Ends, Measure, View
 from offpol_diag.presets import Preset
 from offpol_diag.ratios import Level
 
@@ -19,34 +21,35 @@ def _corrects(preset: Preset) -> bool:
     return preset.weight is not None
 
 
-def _difference(view: View) -> Tensor:
-    """|Δ| of every token, [T]."""
-    return view.ratios.once("|Δ|", lambda: view.ratios.delta.abs())
-
-
-def _total_difference(view: View) -> Tensor:
-    return segments.total(_difference(view), view.batch.cu_seqlens)
-
-
-def _ratio(view: View) -> Level:
+def _final(view: View) -> Level:
     """The ratio as the loss gets it: of tokens, or of rows, where an empty one has e^0 = 1."""
     return correction.weigh(view.ratios, view.preset).final
 
 
+RATIO = Measure(
+    "final weight", lambda view: _final(view).values, lambda view: correction.weight_key(view.preset)
+)
+
+
+def _rows(view: View) -> Tensor | None:
+    """The ratios of rows, [S]; None in token modes."""
+    found = _final(view.first)
+    return found.values if found.per == "sequence" else None
+
+
 def _total_ratio(view: View) -> Tensor:
-    ratio = _ratio(view)
-    if ratio.per == "sequence":
-        return ratio.values
-    return view.ratios.once(
-        ("Σ weights", correction.weight_key(view.preset)),
-        lambda: segments.total(ratio.values, view.batch.cu_seqlens),
-    )
+    found = _rows(view)
+    return view.total(RATIO) if found is None else found
 
 
 def _units(view: View) -> Tensor:
     """Of how many ratios the mean is, [S]: tokens, or every row."""
-    n = view.batch.lengths.to(torch.float64)
-    return torch.ones_like(n) if _ratio(view).per == "sequence" else n
+    return view.n if _rows(view) is None else torch.ones_like(view.n)
+
+
+def _ends(view: View) -> Ends:
+    found = _rows(view)
+    return view.ends(RATIO) if found is None else rows(found)
 
 
 def _mean_ratio(page: Page) -> float:
@@ -58,13 +61,13 @@ _ROWS = " In sequence modes it is over completions, long or short; one without a
 BOOK = Ledger(
     "trl",
     (
-        Column("difference", _total_difference, when=_corrects),
+        Column("difference", lambda view: view.total(powers.DISTANCE), when=_corrects),
         Column("ratio", _total_ratio, own=True, when=_corrects),
         Column("units", _units, own=True, when=_corrects),
     ),
     (
-        Column("|Δ|", _difference, when=_corrects),
-        Column("ratios", lambda view: _ratio(view).values, own=True, when=_corrects),
+        Range("|Δ|", lambda view: view.ends(powers.DISTANCE), when=_corrects),
+        Range("ratios", _ends, own=True, when=_corrects),
     ),
     (
         Entry(

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from offpol_diag import segments
 from offpol_diag.crosswalk import powers
-from offpol_diag.crosswalk.ledger import View
-from offpol_diag.presets import Clip, Preset
+from offpol_diag.crosswalk.view import View
+from offpol_diag.presets import Clip
+from offpol_diag.ratios import Ratios
 
 NEEDS = ("current",)
 """Fields of the batch without which there is no u; a preset is never run without its own numerator."""
@@ -19,44 +20,42 @@ NEEDS = ("current",)
 
 def log_ratio(view: View) -> Tensor:
     """u of every token, [T] nats; under GSPO its sequence's mean."""
-    if not _pooled(view.preset):
-        return _of_tokens(view)
-    return view.ratios.once(
-        "logged u of rows", lambda: segments.spread(_of_rows(view), view.batch.cu_seqlens)
-    )
+    if not pooled(view):
+        return _of_tokens(view.ratios)
+    offsets = view.batch.cu_seqlens
+    return view.ratios.once("logged u of rows", lambda: segments.spread(_of_rows(view.ratios), offsets))
 
 
-def _pooled(preset: Preset) -> bool:
-    return preset.loss == "gspo"
+def pooled(view: View) -> bool:
+    """What of a preset u depends on besides its numerator."""
+    return view.preset.loss == "gspo"
 
 
-def _of_tokens(view: View) -> Tensor:
+def _of_tokens(ratios: Ratios) -> Tensor:
     """[T]; with π_rollout for anchor it is Δ of π_θ."""
-    current = view.scene.ratios("current")
-    if view.preset.policy != "old":
+    current, old = ratios.of("current"), ratios.batch.old
+    if ratios.policy != "old":
         return current.delta
-    old = view.batch.old
     assert old is not None
-    return view.ratios.once("logged u", lambda: current.train - old)
+    return ratios.once("logged u", lambda: current.train - old)
 
 
-def _of_rows(view: View) -> Tensor:
-    """Mean u of each sequence, [S]."""
-    make = _of_tokens
-    return view.ratios.once("logged mean u", lambda: segments.mean(make(view), view.batch.cu_seqlens))
+def _of_rows(some: Ratios) -> Tensor:
+    """Mean u over all tokens of each sequence, [S]."""
+    ratios = some.whole or some
+    return ratios.once("logged mean u", lambda: segments.mean(_of_tokens(ratios), ratios.batch.cu_seqlens))
 
 
 def ratio(view: View) -> Tensor:
     """e^u, [T]."""
-    if _pooled(view.preset):
-        return view.ratios.once("logged e^u of rows", lambda: _ratio_of_rows(view))
-    if view.preset.policy != "old":
-        return powers.ratio(view.scene.ratios("current"))
-    return view.ratios.once("logged e^u", lambda: torch.exp(log_ratio(view)))
-
-
-def _ratio_of_rows(view: View) -> Tensor:
-    return segments.spread(torch.exp(_of_rows(view)), view.batch.cu_seqlens)
+    ratios, offsets = view.ratios, view.batch.cu_seqlens
+    if pooled(view):
+        return ratios.once(
+            "logged e^u of rows", lambda: segments.spread(torch.exp(_of_rows(ratios)), offsets)
+        )
+    if ratios.policy != "old":
+        return powers.ratio(ratios.of("current"))
+    return ratios.once("logged e^u", lambda: torch.exp(_of_tokens(ratios)))
 
 
 def clipped(x: Tensor, clip: Clip) -> Tensor:
@@ -68,11 +67,14 @@ def clipped(x: Tensor, clip: Clip) -> Tensor:
 
 def decides(view: View) -> Tensor:
     """Where the clipped term is the larger loss, [T] bool: −A clip(e^u) > −A e^u."""
-    key = ("logged clip", _pooled(view.preset), view.preset.clip)
-    return view.ratios.once(key, lambda: _decides(view))
-
-
-def _decides(view: View) -> Tensor:
     advantages, r = view.batch.advantages, ratio(view)
     assert advantages is not None
-    return -advantages * clipped(r, view.preset.clip) > -advantages * r
+    bounded = clipped(r, view.preset.clip)
+    if bounded is r:
+        return torch.zeros_like(r, dtype=torch.bool)
+    return -advantages * bounded > -advantages * r
+
+
+def clip_key(view: View) -> object:
+    """What of a preset `decides` depends on besides its numerator."""
+    return pooled(view), view.preset.clip

@@ -1,0 +1,241 @@
+"""One batch under one preset, as a column sees it: sums and ends over tokens, the near ones once for all.
+
+A trainer's sums over tokens are taken piece by piece (`near.py`): over the few far tokens preset by preset,
+over the near ones under what is left of the preset for them, which most presets of a book have in common.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property, reduce
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from offpol_diag import segments
+from offpol_diag.batch import Batch
+from offpol_diag.metrics.outcome import Outcome, applied, of
+from offpol_diag.metrics.pieces import Pieces, pieces
+from offpol_diag.metrics.scene import Scene
+from offpol_diag.presets import Policy, Preset
+from offpol_diag.ratios import Ratios
+
+T = TypeVar("T")
+WITHOUT_CLIP = ("reinforce", "surrogate")
+"""Losses that have a clip and do not use it."""
+Ends = tuple[Tensor, Tensor]
+"""The smallest and the largest: of each sequence [S], or of all."""
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A number of every token.
+
+    Attributes:
+        name: as no other measure is called that gives other numbers.
+        of: its values, [T].
+        by: what of a preset they depend on besides its numerator.
+    """
+
+    name: str
+    of: Callable[[View], Tensor]
+    by: Callable[[View], object] | None = None
+
+
+@dataclass(frozen=True)
+class Mask:
+    """Some of a batch's tokens.
+
+    Attributes:
+        of: which, [T] bool; None for all.
+        by: what of a preset that depends on besides its numerator.
+    """
+
+    of: Callable[[View], Tensor | None]
+    by: Callable[[View], object]
+
+
+@dataclass(eq=False)
+class View:
+    """One batch, or some of its tokens, under one preset.
+
+    Attributes:
+        scene: the batch.
+        preset: the preset; of near tokens, what is left of it for them.
+        part: the ratios of those tokens; None for all of them.
+        close: whether they are the near ones.
+    """
+
+    scene: Scene
+    preset: Preset
+    part: Ratios | None = None
+    close: bool = False
+    _memo: dict[object, object] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def at(cls, scene: Scene, preset: Preset) -> View:
+        """The whole batch; the same view for all that is asked of a preset."""
+        return scene.once(("view", preset.name, id(preset)), lambda: cls(scene, preset))
+
+    def once(self, key: object, make: Callable[[], T]) -> T:
+        """`make()`, computed once per key for this preset."""
+        if key not in self._memo:
+            self._memo[key] = make()
+        return self._memo[key]  # type: ignore[return-value]
+
+    @cached_property
+    def ratios(self) -> Ratios:
+        """Of the preset's numerator."""
+        return self.scene.ratios(self.preset.policy) if self.part is None else self.part
+
+    def of(self, policy: Policy) -> Ratios:
+        """Of another numerator."""
+        return self.ratios.of(policy)
+
+    @property
+    def batch(self) -> Batch:
+        """The packed tokens."""
+        return self.ratios.batch
+
+    @cached_property
+    def n(self) -> Tensor:
+        """Tokens of each sequence, [S] float64."""
+        return self.ratios.once("n", lambda: self.batch.lengths.to(torch.float64))
+
+    @cached_property
+    def there(self) -> Tensor:
+        """Sequences with a token, [S] bool."""
+        return self.ratios.once("there", lambda: self.batch.lengths > 0)
+
+    @cached_property
+    def zeros(self) -> Tensor:
+        """[S] float64."""
+        return self.ratios.once("zeros", lambda: torch.zeros_like(self.n))
+
+    @cached_property
+    def done(self) -> Outcome:
+        """The preset applied to these tokens."""
+        return of(self.ratios, applied(self.preset))
+
+    @cached_property
+    def pieces(self) -> Pieces:
+        """The preset applied to the whole batch."""
+        return pieces(self.scene, self.preset)
+
+    @cached_property
+    def parts(self) -> tuple[View, ...]:
+        """Far tokens, then near ones; or all, where the preset looks beyond single tokens or sequences."""
+        if self.part is not None:
+            return (self,)
+        if self.preset.apply and self.preset.loss not in WITHOUT_CLIP:
+            each = tuple((done.ratios, rules) for done, rules in self.pieces.each)
+        elif self.preset.apply or _told(self.preset):  # what is not used may still be logged
+            asked = replace(self.preset, apply=True, loss="ppo_clip")
+            each = tuple((ratios, self._as_is(rules)) for ratios, rules in self.scene.parts(asked))
+        else:
+            return (self,)
+        return tuple(View(self.scene, rules, ratios, at > 0) for at, (ratios, rules) in enumerate(each))
+
+    def _as_is(self, rules: Preset) -> Preset:
+        return replace(rules, apply=self.preset.apply, loss=self.preset.loss)
+
+    @cached_property
+    def first(self) -> View:
+        """The tokens on which a rule or a bound can act."""
+        return self.parts[0]
+
+    @cached_property
+    def split(self) -> tuple[View, ...]:
+        """Far and near tokens, whatever the preset: for what depends on no rule."""
+        if self.part is not None:
+            return (self,)
+        free = Preset("", "", self.preset.policy, loss="reinforce")
+        each = enumerate(self.scene.parts(free))
+        return tuple(View(self.scene, self.preset, ratios, at > 0) for at, (ratios, _) in each)
+
+    def free(self, low: float, high: float) -> bool:
+        """Whether bounds on r cannot act on these tokens, all of them being near."""
+        near = self.scene.near
+        if not self.close or near is None:
+            return False
+        radius: float = getattr(near, "radius", near)
+        return (low <= 0 or math.log(low) < -radius) and (high > 0 and math.log(high) > radius)
+
+    def total(self, measure: Measure, mask: Mask | None = None) -> Tensor:
+        """Σ over the tokens of each sequence that the mask leaves, [S]."""
+
+        def make(view: View) -> Tensor:
+            return segments.total(view._left(measure, mask, 0.0), view.batch.cu_seqlens)
+
+        return self._merged("Σ", measure, mask, make, torch.add)
+
+    def count(self, measure: Measure) -> Tensor:
+        """How many tokens of each sequence have a flag, [S] float64."""
+
+        def make(view: View) -> Tensor:
+            return segments.count(measure.of(view), view.batch.cu_seqlens)
+
+        return self._merged("#", measure, None, make, torch.add)
+
+    def ends(self, measure: Measure, mask: Mask | None = None) -> Ends:
+        """The smallest and largest of each sequence, [S] each; (+inf, -inf) where the mask leaves none."""
+
+        def make(view: View) -> Ends:
+            low, high = (view._left(measure, mask, absent) for absent in (torch.inf, -torch.inf))
+            offsets = view.batch.cu_seqlens
+            return segments.smallest(low, offsets), segments.largest(high, offsets)
+
+        return self._merged("ends", measure, mask, make, _outermost)
+
+    def values(self, measure: Measure) -> Tensor:
+        """A measure of these tokens, [T]."""
+        key = "measure", measure.name, measure.by and measure.by(self)
+        return self.ratios.once(key, lambda: measure.of(self))
+
+    def _left(self, measure: Measure, mask: Mask | None, absent: float) -> Tensor:
+        x, left = self.values(measure), None if mask is None else mask.of(self)
+        return x if left is None else torch.where(left, x, absent)
+
+    def _merged(
+        self,
+        what: str,
+        measure: Measure,
+        mask: Mask | None,
+        make: Callable[[View], T],
+        join: Callable[[T, T], T],
+    ) -> T:
+        """Of far and near tokens together; each is made once for all presets that it does not depend on."""
+        if measure.by is None and mask is None:
+            return self.ratios.once(
+                (what, measure.name), lambda: reduce(join, (make(view) for view in self.split))
+            )
+        return reduce(join, (view._made(what, measure, mask, make) for view in self.parts))
+
+    def _made(self, what: str, measure: Measure, mask: Mask | None, make: Callable[[View], T]) -> T:
+        by = measure.by and measure.by(self)
+        return self.ratios.once((what, measure.name, by, mask and mask.by(self)), lambda: make(self))
+
+
+def _told(preset: Preset) -> bool:
+    """Whether |Δ| alone says where a preset that is only logged would act on tokens."""
+    psis = preset.weight is not None and preset.weight.action == "psis"
+    rules = (rule for rule in preset.reject if rule.on_tokens)
+    return not psis and all(rule.over == "token" and rule.statistic != "binary_kl" for rule in rules)
+
+
+def _outermost(one: Ends, two: Ends) -> Ends:
+    return torch.minimum(one[0], two[0]), torch.maximum(one[1], two[1])
+
+
+def _on_tokens(view: View) -> object:
+    """The rules on tokens, and what else they depend on where they look at what others leave."""
+    rules = applied(view.preset)
+    found = tuple(rule for rule in rules.reject if rule.on_tokens)
+    return (rules.reject, rules.veto) if any(rule.among == "left" for rule in found) else found
+
+
+KEPT = Mask(lambda view: view.done.kept.tokens, _on_tokens)
+"""The tokens that pass the rules on tokens."""
