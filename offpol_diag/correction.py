@@ -135,6 +135,12 @@ def _psis(ratios: Ratios, weight: Weight, log: Level, raw: Level, outside: Tenso
     return Level(torch.exp(smoothed.clamp(-OVERFLOW, OVERFLOW)), log.per)
 
 
+def in_tail(ratios: Ratios, weight: Weight) -> Tensor:
+    """Which weights Pareto smoothing may replace, of tokens [T] or sequences [S]."""
+    log = ratios.log_ratio(weight.over, weight.safety, weight.safety_at)
+    return ratios.settled.in_tail(ratios.policy, weight, log.values, log.per, ratios.batch)
+
+
 _ACTIONS: dict[str, Callable[[Ratios, Weight, Level, Level, Tensor], Level]] = {
     "truncate": _truncate,
     "mask": _mask,
@@ -168,7 +174,8 @@ def _keep(ratios: Ratios, preset: Preset) -> Kept:
     sequences = torch.ones_like(ratios.batch.lengths, dtype=torch.bool)
     for at, rule in enumerate(preset.reject):
         before = replace(preset, reject=preset.reject[:at])
-        passed = passes(_seen(ratios, before, rule), rule)
+        judge = ratios if rule.on_tokens else ratios.whole or ratios
+        passed = passes(_seen(judge, before, rule), rule)
         if passed.per == "sequence":
             sequences = sequences & passed.values
         else:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from offpol_diag import segments
+from offpol_diag.batch import Batch
 from offpol_diag.presets import Clip, Preset
 from offpol_diag.ratios import Ratios
 
@@ -90,8 +91,12 @@ class Loss:
 
 def _ppo(x: Terms) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """max(−A r, −A clip(r)), at most −dual·A where A < 0: −A times r bounded on the side that A pushes to."""
-    clip, negative = x.clip, x.advantages < 0
+    clip = x.clip
     low, high = _bounds(clip)
+    if low is None and high is None and clip.dual is None:
+        loss = -x.advantages * x.ratio
+        return loss, torch.where(x.moves, loss, 0.0), None, None
+    negative = x.advantages < 0
     up, down = _clamp(x.ratio, None, high), _clamp(x.ratio, low, clip.dual)
     held = torch.where(negative, down, up)
     loss = -x.advantages * held
@@ -155,11 +160,17 @@ def anchor_of(policy: str) -> str:
     return "old" if policy == "old" else "rollout"
 
 
+def known(batch: Batch, preset: Preset) -> bool:
+    """Whether the batch has what the preset's loss needs."""
+    return not (
+        batch.policy(anchor_of(preset.policy)) is None or batch.current is None or batch.advantages is None
+    )
+
+
 def token_loss(ratios: Ratios, preset: Preset) -> TokenLoss | None:
     """The preset's loss per token, or None when the batch lacks what it needs; `ratios` keeps the parts."""
-    batch = ratios.batch
-    anchor = batch.policy(anchor_of(preset.policy))
-    if anchor is None or batch.current is None or batch.advantages is None:
+    anchor = ratios.batch.policy(anchor_of(preset.policy))
+    if anchor is None or not known(ratios.batch, preset):
         return None
     return ratios.once(("loss of", kind(preset)), lambda: _token_loss(ratios, preset, anchor))
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from offpol_diag.losses import LOSSES
-from offpol_diag.presets import Clip, Preset, Reject, Veto, Weight
+from offpol_diag.presets import Clip, Policy, Preset, Reject, Veto, Weight
 
 RADII = (0.5, 0.2, 0.15, 0.09, 0.05, 0.03)
 """Candidates for the largest |Δ| of a near token, nats."""
@@ -39,22 +39,43 @@ however small Δ is) it may be anything.
 """
 
 
-def radius(presets: Sequence[Preset]) -> float:
-    """The largest of `RADII` at which as many presets are idle as at the smallest."""
-    most = sum(idle(preset, RADII[-1]) for preset in presets)
-    return next(a for a in RADII if sum(idle(preset, a) for preset in presets) == most)
+@dataclass(frozen=True)
+class Near:
+    """What makes a token near, for some presets.
+
+    Attributes:
+        radius: the largest |Δ| between any two policies, nats.
+        rules: rules whose reach |Δ| does not tell, each with its numerator: a token that one of them drops is
+            far.
+        tails: smoothed token weights, each with its numerator: a token in the tail is far.
+    """
+
+    radius: float
+    rules: tuple[tuple[Policy, Reject], ...] = ()
+    tails: tuple[tuple[Policy, Weight], ...] = ()
+
+    @classmethod
+    def of(cls, presets: Sequence[Preset]) -> Near:
+        """With the largest of `RADII` at which as many presets can be split as at the smallest."""
+        applied = [preset if preset.apply else replace(preset, weight=None, reject=()) for preset in presets]
+        most = sum(splits(preset, RADII[-1]) for preset in applied)
+        a = next(a for a in RADII if sum(splits(preset, a) for preset in applied) == most)
+        split = [preset for preset in applied if splits(preset, a)]
+        rules = ((rule.policy or p.policy, rule) for p in split for rule in p.reject if _watched(rule))
+        tails = ((p.policy, p.weight) for p in split if p.weight and _smoothed(p.weight))
+        return cls(a, tuple(dict.fromkeys(rules)), tuple(dict.fromkeys(tails)))
 
 
-def idle(preset: Preset, a: float) -> bool:
-    """Whether nothing of a preset can act on a token whose log-ratios, each to each, are within ±a."""
+def splits(preset: Preset, a: float) -> bool:
+    """Whether near tokens, with |Δ| within ±a, are all alike for a preset (given what `Near` watches)."""
     if not preset.apply:
         return _clip_idle(preset, a)
-    rules = all(_rule_idle(rule, a) for rule in preset.reject)
+    rules = all(_rule_idle(rule, a) or _watched(rule) for rule in preset.reject)
     return rules and _weight_idle(preset.weight, a) and _veto_idle(preset.veto, a) and _clip_idle(preset, a)
 
 
 def neutral(preset: Preset) -> Preset:
-    """The preset as near tokens see it: equal for all idle presets of one numerator and loss.
+    """The preset as near tokens see it: equal for all that split, of one numerator and loss.
 
     A sequence's weight and what drops whole sequences multiply the sums afterwards.
     """
@@ -64,15 +85,23 @@ def neutral(preset: Preset) -> Preset:
 
 
 def _rule_idle(rule: Reject, a: float) -> bool:
-    if rule.among != "all" or rule.over in ("segment", "batch"):
-        return False
-    if rule.over != "token":
-        return not rule.of_token
-    if rule.statistic not in _SPANS:
+    """Rules on sequences are no matter of single tokens; of the others |Δ| must tell."""
+    if not rule.on_tokens:
+        return True
+    if rule.over != "token" or rule.statistic not in _SPANS:
         return False
     low, high = _SPANS[rule.statistic](a)
     lower, upper = (_edge(bound, rule.statistic) for bound in (rule.lower, rule.upper))
     return (lower is None or lower < low) and (upper is None or upper > high)
+
+
+def _watched(rule: Reject) -> bool:
+    """Whether a rule on tokens is looked at by itself, since |Δ| does not say where it acts.
+
+    A rule whose bounds are tighter than any radius is not: for it nearly all tokens would be far.
+    """
+    told = rule.over == "token" and rule.statistic in _SPANS
+    return rule.on_tokens and not told and rule.among == "all"
 
 
 def _edge(bound: float | None, statistic: str) -> float | None:
@@ -85,9 +114,12 @@ def _weight_idle(weight: Weight | None, a: float) -> bool:
     if weight is None:
         return True
     if weight.over != "token":
-        return weight.over != "segment" and weight.among == "all"
-    free = weight.action != "psis" and (weight.safety is None or weight.safety > a)
-    return free and _outside(weight.lower, weight.upper, a)
+        return weight.over != "segment"
+    return (weight.safety is None or weight.safety > a) and _outside(weight.lower, weight.upper, a)
+
+
+def _smoothed(weight: Weight) -> bool:
+    return weight.over == "token" and weight.action == "psis"
 
 
 def _veto_idle(veto: Veto | None, a: float) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeVar
 
 import torch
@@ -83,7 +83,9 @@ class Ratios:
         settled: what the trainer batch settles for rules and weights that look beyond one sequence.
         peers: the same batch's ratios of other numerators, shared by all of them.
         left: which tokens aggregates run over, [T] bool; None for all.
-        whole: where this batch is some tokens of another one: that one's ratios, which judge sequences.
+        whole: where this batch is some tokens of another one: that one's ratios, which judge sequences and
+            turns.
+        index: where the tokens stand in that one, [T].
     """
 
     batch: Batch
@@ -92,6 +94,7 @@ class Ratios:
     peers: dict[str, Ratios] = field(default_factory=dict, repr=False)
     left: Tensor | None = field(default=None, repr=False)
     whole: Ratios | None = field(default=None, repr=False)
+    index: Tensor | None = field(default=None, repr=False)
     _memo: dict[object, object] = field(default_factory=dict, repr=False)
 
     def of(self, policy: Policy | None) -> Ratios:
@@ -100,7 +103,7 @@ class Ratios:
             return self
         if policy not in self.peers:
             whole = None if self.whole is None else self.whole.of(policy)
-            self.peers[policy] = Ratios(self.batch, policy, self.settled, self.peers, whole=whole)
+            self.peers[policy] = replace(self, policy=policy, left=None, whole=whole, _memo={})
         return self.peers[policy]
 
     def among(self, left: Tensor, key: object) -> Ratios:
@@ -153,9 +156,14 @@ class Ratios:
         Per sequence: sum, mean, max, min of its tokens (an empty sequence has 0). A turn's mean is given to
         its tokens. Sequences are judged by all their tokens, also where this batch has only some of them.
         """
-        if self.whole is not None and over in _OVER_SEQUENCE:
-            return self.whole.aggregate(statistic, over, safety)
+        if self.whole is not None and over not in ("token", "batch"):
+            return self._picked(self.whole.aggregate(statistic, over, safety))
         return self.once((statistic, over, safety), lambda: self._aggregate(statistic, over, safety))
+
+    def _picked(self, level: Level) -> Level:
+        """What the whole says of the tokens that are here."""
+        index = self.index
+        return level if level.per == "sequence" or index is None else level.map(lambda x: x[index])
 
     def _aggregate(self, statistic: Statistic, over: Over, safety: float | None) -> Level:
         x = self.token(statistic, safety)

@@ -98,6 +98,13 @@ class Settled:
             log = log if smooth is None else torch.where(which == at, smooth(log), log)
         return log
 
+    def in_tail(self, policy: Policy, weight: Weight, log: Tensor, per: str, batch: Batch) -> Tensor:
+        """Which log-weights [T] or [S] lie in the tail of their trainer batch."""
+        found, which = codes(batch)
+        tails = self.tails[policy, weight]
+        above = log.new_tensor([torch.inf if (t := tails[one]) is None else t.above for one in found])
+        return log > above[of_units(which, per, batch)]
+
 
 UNSETTLED = Settled()
 """For methods that look at one sequence at a time."""

@@ -9,7 +9,6 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from offpol_diag import near
 from offpol_diag.accumulators import Extremes, State, Sums
 from offpol_diag.batch import Batch
 from offpol_diag.crosswalk import BOOKS
@@ -27,6 +26,7 @@ from offpol_diag.metrics import (
 )
 from offpol_diag.metrics.gap import DRIFTS, Drift
 from offpol_diag.metrics.scene import Scene
+from offpol_diag.near import Near
 from offpol_diag.presets import Preset
 
 PARTS = (method, residual, policyloss, update)
@@ -62,9 +62,9 @@ class Study:
         return self.drifts[0]
 
     @cached_property
-    def near(self) -> float | None:
-        """The largest |Δ| of a near token, nats."""
-        return near.radius(self.presets) if self.presets else None
+    def near(self) -> Near:
+        """What makes a token near for these presets."""
+        return Near.of(self.presets)
 
     @property
     def normalised(self) -> tuple[Preset, ...]:

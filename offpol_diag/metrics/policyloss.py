@@ -18,7 +18,7 @@ from offpol_diag.presets import Preset
 def columns(scene: Scene, preset: Preset) -> dict[str, Tensor]:
     """Weighted loss over kept tokens, its mean over the sequence's kept tokens, clip counts, ppo_kl."""
     done = pieces(scene, preset)
-    if losses.token_loss(done.ratios, preset) is None:
+    if not losses.known(scene.batch, preset):
         return {}
     sums = done.total(_counts)
     summed = done.total(weighed_sums)["loss"] * sequence_weights(done, preset) * done.sequences

@@ -9,8 +9,9 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from offpol_diag import near, resample
+from offpol_diag import correction, resample
 from offpol_diag.batch import Batch
+from offpol_diag.near import Near, neutral, splits
 from offpol_diag.presets import Policy, Preset
 from offpol_diag.ratios import Ratios
 from offpol_diag.scope import UNSETTLED, Settled
@@ -23,13 +24,13 @@ class Scene:
     """A batch, its bootstrap draws [S, B], and the log-ratios computed so far.
 
     Attributes:
-        near: the largest |Δ| of a near token (`near.py`), nats; None: all tokens are looked at one by one.
+        near: what makes a token near; None: all tokens are looked at preset by preset.
     """
 
     batch: Batch
     draws: Tensor
     settled: Settled = UNSETTLED
-    near: float | None = None
+    near: Near | None = None
     _ratios: dict[str, Ratios] = field(default_factory=dict)
     _memo: dict[object, object] = field(default_factory=dict, repr=False)
 
@@ -40,7 +41,7 @@ class Scene:
         seed: int,
         replicates: int,
         settled: Settled = UNSETTLED,
-        near: float | None = None,
+        near: Near | None = None,
     ) -> Scene:
         """Draw for every sequence."""
         return cls(batch, resample.draws(batch.key, seed, replicates), settled, near)
@@ -56,22 +57,32 @@ class Scene:
 
         One part with all tokens, where the preset looks beyond single tokens or sequences.
         """
-        if self.near is None or not near.idle(preset, self.near):
+        if self.near is None or not splits(preset, self.near.radius):
             return ((self.ratios(preset.policy), preset),)
-        radius = self.near
-        far, close = self.once("split", lambda: self._split(radius))
-        return (far.of(preset.policy), preset), (close.of(preset.policy), near.neutral(preset))
+        near = self.near
+        far, close = self.once("split", lambda: self._split(near))
+        return (far.of(preset.policy), preset), (close.of(preset.policy), neutral(preset))
 
-    def _split(self, radius: float) -> tuple[Ratios, Ratios]:
+    def _split(self, near: Near) -> tuple[Ratios, Ratios]:
         """The same batch's far and near tokens."""
-        whole = self.ratios("rollout")
+        whole, close = self.ratios("rollout"), self._close(near)
+        far, close = (torch.nonzero(at).flatten() for at in (~close, close))
+        one, two = (
+            Ratios(self.batch.some(at), "rollout", self.settled, whole=whole, index=at) for at in (far, close)
+        )
+        return one, two
+
+    def _close(self, near: Near) -> Tensor:
+        """Which tokens are near, [T] bool."""
         close = torch.ones(self.batch.tokens, dtype=torch.bool, device=self.batch.rollout.device)
         for gap in self._gaps():
-            close &= gap.abs() <= radius
-        far, close = (torch.nonzero(at).flatten() for at in (~close, close))
-        parts = (self.batch.some(at) for at in (far, close))
-        one, two = (Ratios(part, "rollout", self.settled, whole=whole) for part in parts)
-        return one, two
+            close &= gap.abs() <= near.radius
+        for policy, rule in near.rules:
+            passed = correction.passes(self.ratios(policy), rule)
+            close &= passed.values
+        for policy, weight in near.tails:
+            close &= ~correction.in_tail(self.ratios(policy), weight)
+        return close
 
     def _gaps(self) -> list[Tensor]:
         """Every log-ratio that a preset or a loss may look at, [T] each."""
