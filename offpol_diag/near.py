@@ -98,10 +98,12 @@ def _rule_idle(rule: Reject, a: float) -> bool:
 def _watched(rule: Reject) -> bool:
     """Whether a rule on tokens is looked at by itself, since |Δ| does not say where it acts.
 
-    A rule whose bounds are tighter than any radius is not: for it nearly all tokens would be far.
+    A rule whose bounds are tighter than any radius is not, nor one that judges sequences and drops those of
+    their tokens with some sign of A: nearly all tokens might be far.
     """
-    told = rule.over == "token" and rule.statistic in _SPANS
-    return rule.on_tokens and not told and rule.among == "all"
+    if rule.among != "all" or not rule.on_tokens:
+        return False
+    return rule.over in ("segment", "batch") or (rule.over == "token" and rule.statistic not in _SPANS)
 
 
 def _edge(bound: float | None, statistic: str) -> float | None:
