@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from importlib.metadata import version
+from operator import attrgetter
 from pathlib import Path
 from typing import Literal
 
@@ -13,7 +15,7 @@ import torch
 
 from offpol_diag import correction, readout, resample, tallies
 from offpol_diag.batch import Batch
-from offpol_diag.engines import Engine, Local, Progress
+from offpol_diag.engines import Each, Engine, Local, Progress, Ray
 from offpol_diag.errors import DumpError, UsageError
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.presets import Preset
@@ -46,6 +48,7 @@ def analyze(
     tally: Path | None = None,
     progress: Progress | None = None,
     batch_tokens: int = BATCH_TOKENS,
+    engine: str = "local",
 ) -> Summary:
     """Analyse a dump under some presets.
 
@@ -55,42 +58,63 @@ def analyze(
         columns: our column name → the dump's, where they differ and are not known aliases.
         group_by: scalar columns to break the mismatch down by.
         on_bad_row: whether a bad row is an error or is skipped and counted.
-        device: auto, cpu, cuda or cuda:N.
+        device: auto, cpu, cuda or cuda:N; with the engine ray, auto is cpu, and cuda a GPU for each task.
         seed: of the bootstrap.
         sequences: where to write one row per sequence (Parquet), or None.
         tally: where to write the tally, to be merged with those of other pieces (`tallies.merge`), or None.
         progress: called as rows are done.
         batch_tokens: tokens held at once.
+        engine: where it runs, one of `ENGINES`.
 
     Returns:
         The Summary, without diagnosis, recommendation and gates.
 
     Raises:
         DumpError: the dump cannot be read.
-        UsageError: the device is not there.
+        UsageError: the engine or the device is not there.
+        ClusterError: the cluster cannot be reached, or does not do its work.
     """
-    engine = Local.on(resolve(device), progress)
+    start = _engine(engine)
     dump = open_dump(
         sources, columns=columns, group_by=group_by, on_bad_row=on_bad_row, batch_tokens=batch_tokens
     )
     study = plan(dump, presets, group_by, seed)
-    found = _settled(engine, dump, study)
-    seen = _tallied(engine, dump, study, found, sequences)
+    with start(device, progress) as runs:
+        found = _settled(runs, dump, study)
+        seen = _tallied(runs, dump, study, found, sequences)
     facts = readout.facts(dump, seen, (MADE,) if found.rewards else ())
     run = Run(
         version=version("offpol-diag"),
-        device=str(engine.device),
+        device=str(runs.device),
+        engine=runs.name,
         seed=seed,
         replicates=study.replicates,
         tokens=facts.tokens,
         sequences=facts.sequences,
         peak_rss_bytes=readout.peak_rss(),
-        seconds=engine.clock.seconds(),
+        seconds=runs.clock.seconds(),
     )
     if tally:
         one = tallies.piece(dump, seen, found, facts, run)
         tallies.write(tally, TallyFile.of(study, presets, facts.columns, one, seen))
     return readout.summary(study, seen, presets, facts, run)
+
+
+Start = Callable[[str, Progress | None], AbstractContextManager[Engine]]
+
+
+def _here(device: str, progress: Progress | None) -> AbstractContextManager[Engine]:
+    return nullcontext(Local.on(resolve(device), progress))
+
+
+ENGINES: Mapping[str, Start] = {"local": _here, "ray": Ray.on}
+"""Engine → how it is started: told the device and whom to tell the progress."""
+
+
+def _engine(name: str) -> Start:
+    if name not in ENGINES:
+        raise UsageError(f"engine {name!r} is not known", f"give {' or '.join(ENGINES)}")
+    return ENGINES[name]
 
 
 def plan(dump: Dump, presets: Sequence[Preset], group_by: Sequence[str], seed: int) -> Study:
@@ -136,17 +160,13 @@ def resolve(device: str) -> torch.device:
 def _tallied(engine: Engine, dump: Dump, study: Study, found: Found, sequences: Path | None) -> Tally:
     """The one reading that observes; rows of sequences are written as they come."""
     with SequenceWriter.open(sequences) as writer:
-        each = _written(writer) if writer else None
+        each = Each[Observed](attrgetter("rows"), writer.write) if writer else None
         seen: Observed | None = engine.reduce(dump, Observe(study, found, bool(writer)), each)
         if seen is None:
             raise DumpError("the dump has no sequence", "check that its writer was closed")
         if writer:
             writer.finish(readout.factors(study, seen.tally))
     return seen.tally
-
-
-def _written(writer: SequenceWriter) -> Callable[[Observed], None]:
-    return lambda seen: writer.write(seen.rows)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,9 @@
     ├── DumpError          a dump that cannot be read, or whose values cannot be log-probs
     ├── PresetError        a preset file with a slip in it
     ├── ConfigError        a preset that a trainer's configuration cannot say
-    └── ResultError        a result file that is not ours, or of another format
+    ├── ResultError        a result file that is not ours, or of another format
+    ├── MemoryShortage     a sequence that the device has no room for
+    └── ClusterError       a cluster that cannot be reached, or that loses its workers
 
 Anything else that is raised is a bug of ours and keeps its traceback.
 """
@@ -45,6 +47,14 @@ class ConfigError(OffpolError):
 
 class ResultError(OffpolError):
     """A result file cannot be read back."""
+
+
+class MemoryShortage(OffpolError):
+    """The device has no room for a single sequence."""
+
+
+class ClusterError(OffpolError):
+    """The cluster cannot be reached, or does not do its work."""
 
 
 def did_you_mean(word: str, known: list[str]) -> str:

@@ -37,6 +37,7 @@ def analyze(
     sequences: Sequences = None,
     tally: options.Tally = None,
     device: options.Device = "auto",
+    engine: options.Engine = "local",
     seed: options.Seed = 0,
     quiet: options.Quiet = False,
 ) -> None:
@@ -52,7 +53,9 @@ def analyze(
     dumps = defaults.dumps(dump, quiet)
     files = Outputs(None if no_html else out or default_html(dumps), json, md, quiet, sequences, tally)
     files.check(*dumps)
-    request = Request(preset_file, columns, group_by, device, seed, on_bad_row, quiet, sequences, tally)
+    request = Request(
+        preset_file, columns, group_by, device, seed, on_bad_row, quiet, sequences, tally, engine
+    )
     summary = request.run("analyze", dumps, request.presets(presets))
     files.write(summary)
     if not files.takes_stdout():

@@ -28,6 +28,7 @@ def compare(
     json: options.Json = None,
     md: options.Markdown = None,
     device: options.Device = "auto",
+    engine: options.Engine = "local",
     seed: options.Seed = 0,
     quiet: options.Quiet = False,
 ) -> None:
@@ -38,7 +39,7 @@ def compare(
     dumps = defaults.dumps(dump, quiet)
     files = Outputs(out, json, md, quiet)
     files.check(*dumps)
-    request = Request(preset_file, columns, group_by, device, seed, on_bad_row, quiet)
+    request = Request(preset_file, columns, group_by, device, seed, on_bad_row, quiet, engine=engine)
     chosen = request.presets(presets)
     _require_one(request, dumps, chosen)
     summary = request.run("compare", dumps, chosen)

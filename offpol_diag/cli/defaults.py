@@ -46,6 +46,7 @@ KEYS: Mapping[str, Callable[[object], str]] = {
     "columns": _paired,
     "group_by": _listed,
     "device": str,
+    "engine": str,
     "seed": str,
     "on_bad_row": str,
     "quiet": str,

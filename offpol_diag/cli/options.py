@@ -76,6 +76,14 @@ Device = Annotated[
         help="Where to compute.",
     ),
 ]
+Engine = Annotated[
+    Literal["local", "ray"],
+    typer.Option(
+        "--engine",
+        envvar="OFFPOL_DIAG_ENGINE",
+        help="This machine, or the Ray cluster of RAY_ADDRESS (docs/ray.md); the numbers are the same.",
+    ),
+]
 Seed = Annotated[
     int,
     typer.Option("--seed", envvar="OFFPOL_DIAG_SEED", min=0, help="Seed of the bootstrap intervals."),

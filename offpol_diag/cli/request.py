@@ -35,6 +35,7 @@ class Request:
     quiet: bool
     sequences: Path | None = None
     tally: Path | None = None
+    engine: str = "local"
 
     def catalogue(self) -> Catalogue:
         """The presets that ship, and the user's; names that changed their meaning are told on stderr."""
@@ -80,6 +81,7 @@ class Request:
                 sequences=self.sequences,
                 tally=self.tally,
                 progress=report,
+                engine=self.engine,
             )
         ran = summary.run.model_copy(update={"command": command})
         return decided(summary.model_copy(update={"run": ran}))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
 
 from offpol_diag.accumulators import State
 from offpol_diag.batch import Batch
@@ -18,16 +20,46 @@ Progress = Callable[[int, int], None]
 """Called with (rows done, rows in all)."""
 
 
-class Engine(Protocol):
-    """Runs jobs over the batches of a dump and merges what they leave."""
+@dataclass(frozen=True)
+class Each(Generic[M]):
+    """What is done with every batch's result before it is merged.
 
-    def reduce(self, dump: Dump, job: Job[M], each: Callable[[M], None] | None = None) -> M | None:
+    Attributes:
+        pick: what is wanted of a result, taken where the job ran; a function that can travel.
+        use: told that, here, in the order of the rows.
+    """
+
+    pick: Callable[[M], Any]
+    use: Callable[[Any], None]
+
+    def __call__(self, seen: M) -> None:
+        """Both, where the job ran here."""
+        self.use(self.pick(seen))
+
+
+class Engine(Protocol):
+    """Runs jobs over the batches of a dump and merges what they leave.
+
+    Attributes:
+        device: where the jobs run.
+        clock: knows where the time went.
+    """
+
+    device: torch.device
+    clock: Clock
+
+    @property
+    def name(self) -> str:
+        """What a report says of it."""
+        ...
+
+    def reduce(self, dump: Dump, job: Job[M], each: Each[M] | None = None) -> M | None:
         """One reading of the dump: `job` on every batch, merged in the order of the rows.
 
         Args:
             dump: afterwards it knows what the reading skipped and noted.
             job: what to do with a batch.
-            each: called with every batch's result, in the order of the rows, before it is merged.
+            each: what is done with every batch's result before it is merged.
 
         Returns:
             The merged result; None when the dump has no batch.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 
 from offpol_diag.batch import Batch
-from offpol_diag.engines.engine import Clock, Job, M, Progress
+from offpol_diag.engines.engine import Clock, Each, Job, M, Progress
 from offpol_diag.readers import Dump
 
 
@@ -38,7 +38,12 @@ class Local:
         """As many workers as there are cores for a CPU; one for a GPU: one queue keeps it busy."""
         return cls(device, cores() if device.type == "cpu" else 1, progress)
 
-    def reduce(self, dump: Dump, job: Job[M], each: Callable[[M], None] | None = None) -> M | None:
+    @property
+    def name(self) -> str:
+        """What a report says of it."""
+        return "local"
+
+    def reduce(self, dump: Dump, job: Job[M], each: Each[M] | None = None) -> M | None:
         """One reading, `Engine.reduce`."""
         merged: M | None = None
         for seen in self._results(self._batches(dump), job):

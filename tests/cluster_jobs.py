@@ -1,0 +1,79 @@
+"""Jobs for a cluster whose workers come to grief: what went wrong once is marked by a file, and not again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from offpol_diag.errors import DumpError
+
+
+@dataclass(frozen=True)
+class Ids:
+    """The sequences seen, in order, and what was merged with what."""
+
+    ids: tuple[int, ...]
+    shape: str = "."
+
+    def merge(self, other: Ids) -> Ids:
+        return Ids(self.ids + other.ids, f"({self.shape}{other.shape})")
+
+
+@dataclass(frozen=True)
+class Look:
+    """The ids of a batch; while it looks at `at`, something may happen to it.
+
+    Attributes:
+        folder: a file is left in it for each batch.
+        at: an id.
+        trouble: a name in `TROUBLES`.
+        seconds: each batch takes.
+    """
+
+    folder: Path
+    at: int = -1
+    trouble: str = ""
+    seconds: float = 0.0
+
+    def __call__(self, batch):
+        ids = tuple(batch.scalars["sequence_id"])
+        again = self.folder / f"{ids[0]}"
+        first = not again.exists()
+        again.touch()
+        if self.at in ids:
+            TROUBLES[self.trouble](first)
+        time.sleep(self.seconds)
+        return Ids(ids)
+
+
+def killed_once(first):
+    if first:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def killed_always(first):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def unread_once(first):
+    if first:
+        unread_always(first)
+
+
+def unread_always(first):
+    raise DumpError("the disk is away", "wait") from OSError("gone")
+
+
+def bug(first):
+    raise ZeroDivisionError("a bug")
+
+
+TROUBLES = {one.__name__: one for one in (killed_once, killed_always, unread_once, unread_always, bug)}
+
+
+def length(seen: Ids) -> int:
+    """What is picked of a batch's result."""
+    return len(seen.ids)

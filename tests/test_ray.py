@@ -1,0 +1,387 @@
+"""On a Ray cluster of several nodes: the numbers, the errors and the remarks of one machine."""
+
+import json
+import math
+import os
+import random
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from cluster_jobs import Ids, Look, length
+
+from offpol_diag.analyze import ENGINES, analyze
+from offpol_diag.catalogue import load
+from offpol_diag.engines import Each, Local, Ray, cluster
+from offpol_diag.engines.tree import FAN, Place, Tree
+from offpol_diag.errors import ClusterError, DumpError, UsageError
+from offpol_diag.readers import open_dump
+
+ray = pytest.importorskip("ray")
+# Two cuts of a trainer batch, a smoothed tail, a weight divided by its mean, a veto.
+PRESETS = "token_is,seq_mis,areal_m2po,psis_sequence,verl_2026_01_seq_is_norm,geo_rs"
+SEQUENCES, GROUP = 48, 4
+
+
+@pytest.fixture(scope="module")
+def nodes():
+    """A cluster of two nodes, one of which says that it has a GPU; this process is its driver."""
+    from ray.cluster_utils import Cluster
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent))  # workers run `cluster_jobs`
+        node = {"num_cpus": 1, "object_store_memory": 80 << 20, "include_dashboard": False}
+        made = Cluster(initialize_head=True, head_node_args=node)
+        del node["include_dashboard"]
+        made.add_node(**node, num_gpus=1)
+        ray.init(address=made.address, log_to_driver=False, logging_level="CRITICAL")
+        yield made
+        ray.shutdown()
+        made.shutdown()
+
+
+def write(path, seed=0, group=GROUP, lengths=None, **changes):
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(2, 30, SEQUENCES) if lengths is None else lengths
+    logs = [-rng.exponential(0.4, n) for n in lengths]
+    table = {
+        "rollout_log_probs": logs,
+        "old_log_probs": [np.minimum(x + rng.normal(0, 0.3, len(x)), -1e-6) for x in logs],
+        "response_mask": [rng.random(n) < 0.9 for n in lengths],
+        "rewards": rng.normal(size=len(lengths)),
+        "group_id": np.arange(len(lengths)) // 8,
+        "step": np.arange(len(lengths)) % 3,
+    } | changes
+    columns = {
+        name: pa.array(x if isinstance(x, np.ndarray) else list(map(list, x))) for name, x in table.items()
+    }
+    pq.write_table(pa.table(columns), path, row_group_size=group)
+    return str(path)
+
+
+@contextmanager
+def small(device, progress=None):
+    """Every row group is a shard."""
+    with Ray.on(device, progress) as engine:
+        engine.shard = 1
+        yield engine
+
+
+@pytest.fixture
+def shards(nodes, monkeypatch):
+    monkeypatch.setitem(ENGINES, "ray", small)
+
+
+def both(path, **options):
+    """The same analysis on one machine and on the cluster, without what differs on purpose."""
+    presets = load().resolve(PRESETS)
+    found = [analyze([path], presets=presets, engine=engine, **options) for engine in ("local", "ray")]
+    return [json.loads(one.model_copy(update={"run": found[0].run}).to_json()) for one in found]
+
+
+def numbers(value, path=""):
+    if isinstance(value, dict):
+        for key, one in value.items():
+            yield from numbers(one, f"{path}/{key}")
+    elif isinstance(value, list):
+        for i, one in enumerate(value):
+            yield from numbers(one, f"{path}/{i}")
+    else:
+        yield path, value
+
+
+def assert_close(one, two):
+    one, two = dict(numbers(one)), dict(numbers(two))
+    assert one.keys() == two.keys()
+    for path, value in one.items():
+        if isinstance(value, float) and isinstance(two[path], float):
+            assert math.isclose(value, two[path], rel_tol=1e-9, abs_tol=1e-12), path
+        else:
+            assert value == two[path], path
+
+
+def test_every_number_is_that_of_one_machine_the_settled_ones_included(shards, tmp_path):
+    local, far = both(write(tmp_path / "x.parquet"))
+    assert {"areal_m2po", "psis_sequence"} <= local["presets"].keys()
+    assert_close(local, far)
+
+
+def test_the_numbers_are_equal_to_the_bit_where_batches_begin_and_end_alike(shards, tmp_path):
+    path = write(
+        tmp_path / "x.parquet", lengths=np.full(8 * GROUP, 20), response_mask=[[1] * 20] * (8 * GROUP)
+    )
+    local, far = both(path, batch_tokens=20 * GROUP)
+    assert local == far
+
+
+def test_a_second_run_is_equal_to_the_last_bit(shards, tmp_path):
+    path, presets = write(tmp_path / "x.parquet"), load().resolve("token_is")
+    one, two = (analyze([path], presets=presets, engine="ray") for _ in range(2))
+    assert one.run.engine == "ray, 24 tasks"  # 12 for the advantages, 12 for the rest
+    assert one.model_copy(update={"run": two.run}) == two
+
+
+def test_rows_of_sequences_come_back_in_order(shards, tmp_path):
+    path, presets = write(tmp_path / "x.parquet"), load().resolve(PRESETS)
+    for engine in ("local", "ray"):
+        analyze([path], presets=presets, engine=engine, sequences=tmp_path / f"{engine}.rows")
+    local, far = (pq.read_table(tmp_path / f"{engine}.rows") for engine in ("local", "ray"))
+    assert local.column("sequence_id").to_pylist() == [str(i) for i in range(SEQUENCES)]
+    for name in local.column_names:
+        one, two = (table.column(name).to_pylist() for table in (local, far))
+        assert one == pytest.approx(two, rel=1e-9) if isinstance(one[0], float) else one == two
+
+
+def test_a_bad_row_is_the_same_error(shards, tmp_path):
+    bad = [[-1.0] * 3] * SEQUENCES
+    old = [list(row) for row in bad]
+    old[30][1] = old[41][0] = math.nan
+    path = write(
+        tmp_path / "x.parquet", rollout_log_probs=bad, old_log_probs=old, response_mask=[[1] * 3] * SEQUENCES
+    )
+    said = []
+    for engine in ("local", "ray"):
+        with pytest.raises(DumpError) as caught:
+            analyze([path], engine=engine)
+        said.append((caught.value.message, caught.value.hint))
+    assert said[0] == said[1]
+    assert "row group 7, row 30" in said[0][0]
+
+
+def test_skipped_rows_and_remarks_are_those_of_one_machine(shards, tmp_path):
+    rollout, old = [[-1.0] * 3 for _ in range(SEQUENCES)], [[-1.1] * 3 for _ in range(SEQUENCES)]
+    for i in (3, 17, 18, 40, 41, 42, 47):
+        rollout[i][0] = 0.5
+    old[33][2] = 0.2
+    path = write(
+        tmp_path / "x.parquet",
+        rollout_log_probs=rollout,
+        old_log_probs=old,
+        response_mask=[[1] * 3] * SEQUENCES,
+    )
+    local, far = both(path, on_bad_row="skip")
+    assert local["dump"]["skipped"]["count"] == 7
+    assert "above 0" in local["dump"]["notes"][0]
+    assert local["dump"] == far["dump"]
+
+
+# ---------------------------------------------------------------- what may happen to a task
+
+
+def reduced(tmp_path, each=None, progress=None, **trouble):
+    folder = tmp_path / "marks"
+    folder.mkdir()
+    dump = open_dump([write(tmp_path / "x.parquet")])
+    with small("cpu", progress) as engine:
+        return engine.reduce(dump, Look(folder, **trouble), each), dump
+
+
+# Of 12 shards: the first 8, one after the other, with the other 4.
+SHAPE = f"({'(' * 7}.{'.)' * 7}{'(' * 3}.{'.)' * 3})"
+
+
+def test_every_sequence_is_seen_once_in_order_and_merged_in_one_shape(nodes, tmp_path):
+    seen, dump = reduced(tmp_path)
+    assert seen.ids == tuple(range(SEQUENCES))
+    assert seen.shape == SHAPE
+    assert dump.info.rows == SEQUENCES
+
+
+@pytest.fixture
+def one_retry(monkeypatch):
+    """Ray waits longer before each."""
+    for module in (cluster, sys.modules[Ray.__module__]):
+        monkeypatch.setattr(module, "RETRIES", 1)
+
+
+@pytest.mark.parametrize("trouble", ["killed_once", "unread_once"])
+def test_a_worker_that_dies_or_cannot_read_once_changes_nothing(nodes, tmp_path, trouble):
+    assert reduced(tmp_path, at=13, trouble=trouble)[0] == Ids(tuple(range(SEQUENCES)), SHAPE)
+
+
+def test_a_worker_that_dies_again_and_again_is_an_error_that_says_so(nodes, tmp_path, one_retry):
+    with pytest.raises(ClusterError, match="lost a task 2 times") as caught:
+        reduced(tmp_path, at=13, trouble="killed_always")
+    assert "memory" in caught.value.hint
+
+
+def test_a_disk_that_stays_away_is_the_error_of_the_reader(nodes, tmp_path, one_retry):
+    with pytest.raises(DumpError, match="the disk is away"):
+        reduced(tmp_path, at=13, trouble="unread_always")
+
+
+def test_a_bug_in_a_task_keeps_its_name(nodes, tmp_path):
+    with pytest.raises(ZeroDivisionError, match="a bug"):
+        reduced(tmp_path, at=13, trouble="bug")
+
+
+def test_what_is_picked_of_batches_comes_in_the_order_of_the_rows(nodes, tmp_path):
+    picked, told = [], []
+    reduced(
+        tmp_path,
+        Each(length, picked.append),
+        lambda done, of: told.append((done, of)),
+        at=0,
+        trouble="unread_once",
+    )
+    assert picked == [GROUP] * (SEQUENCES // GROUP)
+    assert told == [(GROUP * (i + 1), SEQUENCES) for i in range(SEQUENCES // GROUP)]
+
+
+def test_few_tasks_are_under_way_and_an_interrupt_ends_them(nodes, tmp_path):
+    def interrupt(done, of):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        reduced(tmp_path, progress=interrupt, seconds=0.2)
+    begun = len(list((tmp_path / "marks").iterdir()))
+    assert begun <= 2 * 2 < SEQUENCES // GROUP
+    (tmp_path / "again").mkdir()
+    assert reduced(tmp_path / "again")[0].ids == tuple(range(SEQUENCES))
+    assert len(list((tmp_path / "marks").iterdir())) <= 2 * 2
+
+
+def test_a_task_that_asks_for_a_gpu_runs_where_ray_counts_one(nodes):
+    """The node has no GPU but in Ray's books, so what can be seen is where the task was put."""
+    with Ray.on("cuda") as engine:
+        assert engine.slots == 1
+        there = ray.remote(where).options(**engine.needs()).remote()
+        gpus, node = ray.get(there, timeout=60)
+    (has_gpu,) = [one["NodeID"] for one in ray.nodes() if one["Resources"].get("GPU")]
+    assert (gpus, node) == (1, has_gpu)
+
+
+def where():
+    context = ray.get_runtime_context()
+    return len(context.get_accelerator_ids()["GPU"]), context.get_node_id()
+
+
+def test_a_node_with_another_version_is_refused(nodes, tmp_path, monkeypatch):
+    monkeypatch.setattr("offpol_diag.engines.ray.version", lambda name: "0.0.0")
+    with pytest.raises(ClusterError, match=r"a node has offpol-diag .*, and this is 0\.0\.0"):
+        reduced(tmp_path)
+
+
+def test_from_the_command_line_a_cluster_is_joined_by_its_address(nodes, tmp_path):
+    path = write(tmp_path / "x.parquet")
+    done = offpol(
+        "analyze", path, "--engine", "ray", "--presets", "token_is", "--json", "-", RAY_ADDRESS=nodes.address
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    result = json.loads(done.stdout)
+    assert result["run"]["engine"] == "ray, 2 tasks"
+    assert result["run"]["device"] == "cpu"
+
+
+def offpol(*arguments, **environment):
+    return subprocess.run(
+        [sys.executable, "-m", "offpol_diag", *arguments],
+        env=os.environ | {"OFFPOL_DIAG_QUIET": "1"} | environment,
+        cwd=Path(arguments[1]).parent,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+# ---------------------------------------------------------------- without a cluster
+
+
+def test_an_address_where_nobody_answers_is_an_error_at_once(tmp_path):
+    done = offpol("analyze", write(tmp_path / "x.parquet"), "--engine", "ray", RAY_ADDRESS="127.0.0.1:1")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: RAY_ADDRESS=127.0.0.1:1: no cluster answers there (")
+    assert "\n\nhint: check that the cluster runs" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("address", ["nonsense", "host:port", "ray://[::1]:1"])
+def test_an_address_that_is_none_is_told(monkeypatch, address):
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", pytest.fail)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(ClusterError, match="no cluster answers there") as caught, cluster.connected():
+        pass
+    assert address in caught.value.message
+
+
+def test_what_ray_says_of_a_cluster_it_cannot_join_is_told_in_one_line(monkeypatch):
+    def refuse(**_):
+        raise RuntimeError("Version mismatch\nand much more")
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", refuse)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    monkeypatch.setenv("RAY_ADDRESS", "auto")
+    with (
+        pytest.raises(ClusterError, match=r"the cluster cannot be used \(Version mismatch\)$"),
+        cluster.connected(),
+    ):
+        pass
+
+
+def test_without_ray_the_hint_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(UsageError, match="Ray is not installed") as caught:
+        analyze(["sample_data/healthy.parquet"], engine="ray")
+    assert 'pip install "offpol-diag[ray]"' in caught.value.hint
+
+
+def test_a_particular_gpu_cannot_be_asked_of_a_cluster_and_an_engine_must_be_known():
+    with pytest.raises(UsageError, match="cuda:1"):
+        analyze(["sample_data/healthy.parquet"], engine="ray", device="cuda:1")
+    with pytest.raises(UsageError, match="spark") as caught:
+        analyze(["sample_data/healthy.parquet"], engine="spark")
+    assert caught.value.hint == "give local or ray"
+
+
+@pytest.mark.parametrize(
+    ("there", "device", "said"),
+    [({"CPU": 4.0}, "cuda", "has a GPU"), ({}, "cpu", "has a CPU"), ({"GPU": 2.0}, "cuda", "has a CPU")],
+)
+def test_a_cluster_that_could_never_run_a_task_is_refused(monkeypatch, there, device, said):
+    monkeypatch.setattr(ray, "cluster_resources", lambda: there)
+    with pytest.raises(ClusterError, match=said):
+        cluster.slots(device)
+
+
+@pytest.mark.parametrize("leaves", [1, 2, FAN, FAN + 1, FAN * FAN + 1, 200])
+def test_the_shape_of_the_tree_is_the_same_in_whatever_order_results_come(leaves):
+    made = {grown(leaves, seed) for seed in range(5)}
+    assert len(made) == 1
+    assert made.pop().replace("(", "").replace(")", "") == "".join(f"{i}," for i in range(leaves))
+
+
+def grown(leaves, seed):
+    """The root, made of texts that say in which brackets they were merged."""
+    rng, tree = random.Random(seed), Tree(leaves)
+    ready = [(Place(0, i), f"{i},") for i in range(leaves)]
+    while ready:
+        step = tree.put(*ready.pop(rng.randrange(len(ready))))
+        if step:
+            place, parts = step
+            assert 1 < len(parts) <= FAN
+            ready.append((place, f"({''.join(parts)})"))
+    return tree.root
+
+
+def test_a_view_travels_without_what_it_does_not_show():
+    from offpol_diag.engines.travel import packed, unpacked
+
+    wide = torch.arange(1 << 16, dtype=torch.float64)
+    data = packed({"view": wide[5:7], "strided": wide[:6].reshape(2, 3).T, "none": wide[:0]})
+    assert len(data) < 2000
+    back = unpacked(data)
+    assert back["view"].tolist() == [5, 6]
+    assert back["strided"].tolist() == [[0, 3], [1, 4], [2, 5]]
+    back["view"] += 1  # what arrives can be written to
+    assert Local(torch.device("cpu")).name == "local"
