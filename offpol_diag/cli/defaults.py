@@ -90,8 +90,11 @@ def dumps(given: Sequence[str] | None, quiet: bool = False) -> list[str]:
         return list(given)
     found = settings()
     if found.dump:
+        from offpol_diag.readers.urls import clean
+
         whole = ", as one dump" if len(found.dump) > 1 else ""
-        note(f"no DUMP given: reading {', '.join(found.dump)}, named in {found.file}{whole}", quiet)
+        named = ", ".join(map(clean, found.dump))
+        note(f"no DUMP given: reading {named}, named in {found.file}{whole}", quiet)
         return list(found.dump)
     note("no DUMP given: reading the sample dump that ships with offpol-diag", quiet)
     return [str(sample())]

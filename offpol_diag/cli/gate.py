@@ -10,7 +10,7 @@ import typer
 
 from offpol_diag.cli import options
 from offpol_diag.cli.exits import COULD_NOT_SAY, FAILED
-from offpol_diag.cli.output import Outputs
+from offpol_diag.cli.output import URL, Outputs
 from offpol_diag.cli.request import Request
 from offpol_diag.cli.show import show
 from offpol_diag.errors import UsageError
@@ -110,6 +110,8 @@ def _summary(request: Request, source: Sequence[str], bounds: Sequence[Bound]) -
         catalogue = request.catalogue()
         wanted = presets_named(bounds, catalogue)
         return request.run("gate", source, catalogue.resolve(",".join(wanted)) if wanted else ())
+    if any(map(URL.match, results)):
+        raise UsageError("a result is read from this disk, and a URL is named", "copy it, and name the file")
     if len(source) > 1:
         raise UsageError("a result is judged alone", f"give {results[0]} and nothing else, or only dumps")
     from offpol_diag.summary import load

@@ -14,7 +14,8 @@ Dumps = Annotated[
     typer.Argument(
         metavar="DUMP",
         show_default=False,
-        help="Parquet files, directories of them, or globs. "
+        help="Parquet files, directories of them, or globs, here or at a URL (s3://, gs://, hf://, …); - is "
+        "stdin. "
         "Left out: the dump that pyproject.toml or offpol-diag.toml names, else the sample.",
     ),
 ]

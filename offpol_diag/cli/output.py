@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from offpol_diag.summary import Summary
 
 STDOUT = Path("-")
+URL = re.compile(r"[A-Za-z][\w+.-]+:/")
+"""How a path looks that was given as a URL."""
 
 
 def note(text: str, quiet: bool = False) -> None:
@@ -33,10 +35,12 @@ def check(target: Path | None, *sources: object) -> None:
     """Refuse, before any work is done, a place that cannot be written or that is one of the sources.
 
     Raises:
-        UsageError: a directory, a file in a directory that does not exist, a file that is read.
+        UsageError: a directory, a file in a directory that does not exist, a file that is read, a URL.
     """
     if target is None or target == STDOUT:
         return
+    if URL.match(str(target)):
+        raise UsageError("results are written on this disk, and a URL is named", "name a file, and copy it")
     if target.is_dir():
         raise UsageError(f"{target}: is a directory", f"name a file in it: {target / 'report.html'}")
     if not target.parent.is_dir():
@@ -90,7 +94,9 @@ def _replace(target: Path, data: bytes) -> None:
 
 def default_html(sources: Sequence[str]) -> Path:
     """`offpol-diag-<stem>.html` in the working directory, after the last part of the first source."""
-    parts = re.split(r"[/\\]", sources[0])
+    from offpol_diag.readers.urls import clean
+
+    parts = re.split(r"[/\\]", clean(sources[0]))
     stems = [re.sub(r"[^A-Za-z0-9_.=+-]+", "-", part.rsplit(".", 1)[0]).strip(".-") for part in parts]
     return Path(f"offpol-diag-{next((stem for stem in reversed(stems) if stem), 'stdin')}.html")
 

@@ -21,6 +21,8 @@ MAGIC = b"PAR1"
 BUFFER = 1 << 20
 # The same over a network, where every piece waits for an answer.
 FAR_BUFFER = 8 << 20
+# And for a look at where a column begins.
+GLIMPSE = 1 << 12
 # Row groups up to this many bytes, decoded, are fetched whole: all their columns at once, in one go.
 FETCHED_WHOLE = 128 << 20
 # Footers that are fetched at once.
@@ -97,13 +99,16 @@ def _open_far(path: Location) -> pq.ParquetFile:
     metadata = pq.read_metadata(stream)
     sizes = [metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups)]
     whole = max(sizes, default=0) <= FETCHED_WHOLE
-    return pq.ParquetFile(
-        stream,
-        metadata=metadata,
-        page_checksum_verification=True,
-        pre_buffer=whole,
-        buffer_size=FAR_BUFFER,
+    found = pq.ParquetFile(
+        stream, metadata=metadata, page_checksum_verification=True, pre_buffer=whole, buffer_size=FAR_BUFFER
     )
+    found.glimpse = pq.ParquetFile(stream, metadata=metadata, pre_buffer=False, buffer_size=GLIMPSE)
+    return found
+
+
+def glimpse(parquet: pq.ParquetFile) -> pq.ParquetFile:
+    """The file for a look at a column that is not yet to be read, and so not to be fetched."""
+    return getattr(parquet, "glimpse", parquet)
 
 
 def open_again(path: Location) -> pq.ParquetFile:

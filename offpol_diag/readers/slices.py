@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from offpol_diag.errors import DumpError
 from offpol_diag.readers import columns
 from offpol_diag.readers.checks import Problem
-from offpol_diag.readers.files import READ_ERRORS, Part, first_line, open_again, open_parquet
+from offpol_diag.readers.files import READ_ERRORS, Part, first_line, glimpse, open_again, open_parquet
 from offpol_diag.readers.outages import outage
 from offpol_diag.readers.ragged import Flags, Ints, starts
 from offpol_diag.readers.schemas import Plan
@@ -114,7 +114,8 @@ def _rows_at_once(parquet: pq.ParquetFile, group: int, name: str, tokens: int) -
     leaf = next(i for i, path in enumerate(paths) if f"{path}.".startswith(f"{name}."))
     # On a damaged footer, asking for a column's metadata ends the process; reading it raises. So read first:
     # a batch of no rows, which `ParquetFile.iter_batches` refuses, opens the column and decodes nothing.
-    next(parquet.reader.iter_batches(0, row_groups=[group], column_indices=[leaf], use_threads=False), None)
+    reader = glimpse(parquet).reader
+    next(reader.iter_batches(0, row_groups=[group], column_indices=[leaf], use_threads=False), None)
     metadata = parquet.metadata.row_group(group)
     return max(1, tokens * int(metadata.num_rows) // max(int(metadata.column(leaf).num_values), 1))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import secrets
 import shutil
 import sys
 import tempfile
@@ -30,11 +31,10 @@ def spooled() -> Path:
             f"{STDIN}: nothing is piped into standard input",
             "pipe one Parquet file in: cat step_100.parquet | offpol-diag analyze -",
         )
-    handle, name = tempfile.mkstemp(prefix="offpol-diag-", suffix=".parquet")
-    path = Path(name)
-    atexit.register(_remover(path, os.getpid()))
+    path = Path(tempfile.gettempdir(), f"offpol-diag-{secrets.token_hex(8)}.parquet")
+    atexit.register(_remover(path, os.getpid()))  # first: a signal may come at any time
     try:
-        with os.fdopen(handle, "wb") as file:
+        with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
             shutil.copyfileobj(sys.stdin.buffer, file, CHUNK)
     except OSError as error:
         raise DumpError(

@@ -33,11 +33,13 @@ class Scheme:
         opens: options → the filesystem.
         options: the words that may stand after `?`.
         path: where a URL's file is in the filesystem.
+        endpoint: environment variables that name the server where the URL does not.
     """
 
     opens: Callable[[Options], fs.FileSystem]
     options: tuple[str, ...]
     path: Callable[[Url], str]
+    endpoint: tuple[str, ...] = ()
 
 
 def locate(source: str) -> Location:
@@ -61,6 +63,9 @@ def _native(scheme: Scheme, url: Url) -> Location:
                 f"{url.shown}: {url.scheme}:// has no option {word!r}",
                 did_you_mean(word, list(scheme.options)) or known,
             )
+    endpoint = next(filter(None, map(os.environ.get, scheme.endpoint)), None)
+    if endpoint:  # settled here, so that other processes read from the same server
+        options.setdefault("endpoint_override", endpoint)
     options |= {"user": url.user, "secret": url.secret, "place": url.bucket, "scheme_": url.scheme}
     store = Store(url.scheme, scheme.opens, tuple(sorted(options.items())))
     return Location(store, scheme.path(url), url.shown.rstrip("/"))
@@ -78,7 +83,7 @@ def _flag(options: dict[str, str], word: str) -> bool:
 
 def _s3(options: Options) -> fs.FileSystem:
     said = dict(options)
-    endpoint = _endpoint(said, "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+    endpoint = _endpoint(said)
     anonymous = _flag(said, "anonymous")
     login = {"access_key": said["user"], "secret_key": said["secret"]} if said["secret"] else {}
     return fs.S3FileSystem(
@@ -95,12 +100,13 @@ def _s3(options: Options) -> fs.FileSystem:
     )
 
 
-def _endpoint(said: dict[str, str], *variables: str) -> dict[str, str]:
-    """What replaces the provider's own servers: said in the URL, or else by the environment."""
-    named = said.get("endpoint_override") or next(filter(None, map(os.environ.get, variables)), "")
-    scheme, sign, host = named.rpartition("://")
-    scheme = said.get("scheme") or scheme
-    found = {"endpoint_override": host.rstrip("/") if sign else named.rstrip("/"), "scheme": scheme}
+def _endpoint(said: dict[str, str]) -> dict[str, str]:
+    """The server that stands in for the provider's own: `host:port`, or a URL."""
+    before, sign, after = said.get("endpoint_override", "").partition("://")
+    found = {
+        "endpoint_override": (after if sign else before).rstrip("/"),
+        "scheme": said.get("scheme") or (before if sign else ""),
+    }
     return {key: value for key, value in found.items() if value}
 
 
@@ -158,6 +164,7 @@ S3 = Scheme(
     _s3,
     ("region", "endpoint_override", "scheme", "anonymous", "role_arn", "force_virtual_addressing"),
     _in_bucket,
+    ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"),
 )
 GCS = Scheme(_gcs, ("anonymous", "endpoint_override", "scheme", "project_id"), _in_bucket)
 SCHEMES = {

@@ -1,0 +1,770 @@
+"""Dumps that are not on this disk: an S3 server of this machine, fsspec's memory, and what goes wrong."""
+
+import io
+import json
+import os
+import pickle
+import re
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import ClassVar
+
+import boto3
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+import offpol_diag
+from offpol_diag.catalogue import load
+from offpol_diag.cli.output import default_html
+from offpol_diag.errors import DumpError
+from offpol_diag.readers import files, locations, open_dump, ranges, stores, urls
+from offpol_diag.readers.sources import find
+from tests.s3server import gated, moto
+
+pytestmark = pytest.mark.timeout(120)
+
+BUCKET = "runs"
+REGISTRY = sys.modules["fsspec.registry"]
+SECRET = "wJalrXUtnFEMI/K7MDENG"
+TREE = (
+    "d/a.parquet",
+    "d/b.parquet",
+    "d/notes.txt",
+    "d/.x.parquet",
+    "d/_y.parquet",
+    "d/_tmp/x.parquet",
+    "d/sub/c.parquet",
+    "d/sub/deep/e.parquet",
+    "d-2/a.parquet",
+    "a[1].parquet",
+    "step=3/env=v%201/p.parquet",
+    "step=10/env=v%201/p.parquet",
+)
+
+
+@pytest.fixture(scope="module")
+def server():
+    with moto() as backend:
+        yield backend
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    os.environ.pop("AWS_CA_BUNDLE", None)
+    login = {"aws_access_key_id": "key", "aws_secret_access_key": SECRET, "region_name": "us-east-1"}
+    made = boto3.client("s3", endpoint_url="http://{}:{}".format(*server), **login)
+    made.create_bucket(Bucket=BUCKET)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def gate(server, client, monkeypatch, tmp_path):
+    """The server behind a gate, and an environment that knows both it and nothing else."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    with gated(server) as found:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", found.url)
+        yield found
+
+
+@pytest.fixture
+def memory():
+    filesystem = fsspec.filesystem("memory")
+    yield filesystem
+    filesystem.rm("/", recursive=True) if filesystem.ls("/") else None
+
+
+@pytest.fixture
+def hasty(monkeypatch):
+    """The same patience, in a hurry."""
+    monkeypatch.setattr(stores, "ATTEMPTS", 3)
+    monkeypatch.setattr(stores, "SILENT_SECONDS", 1.0)
+    monkeypatch.setattr(stores, "CONNECT_SECONDS", 1.0)
+    monkeypatch.setattr(ranges, "FIRST_WAIT", 0.01)
+    monkeypatch.setattr(ranges, "SECONDS", 1.0)
+    locations._opened.cache_clear()
+
+
+def table(rows=4, length=3, seed=0, **columns):
+    rng = np.random.default_rng(seed)
+    lists = {
+        name: pa.FixedSizeListArray.from_arrays(pa.array(-rng.exponential(size=rows * length)), length).cast(
+            pa.list_(pa.float64())
+        )
+        for name in ("rollout_log_probs", "old_log_probs")
+    }
+    return pa.table(lists | columns)
+
+
+def write(path, *args, row_group_size=None, **options):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(table(*args, **options), path, row_group_size=row_group_size)
+    return path
+
+
+def put(client, path, key, **options):
+    client.upload_file(str(path), BUCKET, key, **options)
+    return f"s3://{BUCKET}/{key}"
+
+
+def refusal(*sources):
+    with pytest.raises(DumpError) as caught:
+        list(open_dump(sources).batches())
+    return caught.value
+
+
+def numbers(summary):
+    """All of a result that does not say where and when it was made."""
+    found = json.loads(summary.to_json())
+    found["dump"].pop("files")
+    for name in ("seconds", "peak_rss_bytes"):
+        found["run"].pop(name)
+    return found
+
+
+# --- the same as on the local disk
+
+
+def test_every_number_of_a_dump_in_a_bucket_is_that_of_the_file(gate, client, tmp_path):
+    path = write(tmp_path / "a.parquet", 64, 40, row_group_size=16)
+    url = put(client, path, "same/a.parquet")
+    presets = load().resolve("token_is,seq_mis")
+    far, near = (offpol_diag.analyze([source], presets=presets) for source in (url, str(path)))
+    assert numbers(far) == numbers(near)
+    assert far.dump.files == [url]
+
+
+PATTERNS = [
+    "",
+    "d",
+    "d/",
+    "d/a.parquet",
+    "d/*.parquet",
+    "d/**",
+    "d/**/*.parquet",
+    "**/a.parquet",
+    "d/s*",
+    "d/*/c.parquet",
+    "*/sub/*.parquet",
+    "d*/?.parquet",
+    "d/[ab].parquet",
+    "d/[!a].parquet",
+    "d/_tmp/*.parquet",
+    "a[1].parquet",
+    "step=*/*/*.parquet",
+    "d/*.txt",
+    "d/sub/**/*.parquet",
+]
+
+
+@pytest.fixture(scope="module")
+def tree(client, tmp_path_factory):
+    root = tmp_path_factory.mktemp("tree")
+    for name in TREE:
+        put(client, write(root / name), f"tree/{name}")
+    return root
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_files_directories_and_globs_find_what_they_find_on_the_disk(gate, memory, tree, pattern):
+    for name in TREE:
+        memory.pipe(f"/tree/{name}", b"")
+    near = [str(file.path).removeprefix(f"{tree}/") for file in find([f"{tree}/{pattern}"])]
+    assert near
+    for root in (f"s3://{BUCKET}/tree", "memory://tree"):
+        far = [str(file.path).removeprefix(f"{root}/") for file in find([f"{root}/{pattern}"])]
+        assert far == near
+
+
+@pytest.mark.parametrize("pattern", ["*.parquet.gz", "none*/**", "step=3/*.parquet", "d/.x*", "d/*/none"])
+def test_a_place_without_parquet_files_is_refused_alike(gate, memory, tree, pattern):
+    for name in TREE:
+        memory.pipe(f"/tree/{name}", b"")
+    for root in (str(tree), f"s3://{BUCKET}/tree", "memory://tree"):
+        assert refusal(f"{root}/{pattern}").message == f"{root}/{pattern}: no Parquet file is there"
+
+
+def test_a_glob_that_is_none_is_refused(gate, tree):
+    assert refusal(f"s3://{BUCKET}/tree/**.parquet").message.endswith("**.parquet: not a glob")
+
+
+def test_hive_partitions_of_a_bucket_are_columns(gate, tree):
+    (batch,) = open_dump([f"s3://{BUCKET}/tree/step=*/**/*.parquet"], group_by=["env"]).batches()
+    assert batch.scalars["step"] == [10] * 4 + [3] * 4
+    assert batch.scalars["env"] == ["v 1"] * 8
+
+
+def test_files_here_and_there_are_one_dump_and_each_is_read_once(gate, tree):
+    near, far = str(tree / "d" / "a.parquet"), f"s3://{BUCKET}/tree/d"
+    dump = open_dump([near, f"{far}/b.parquet", far, near])
+    names = [
+        near,
+        f"{far}/b.parquet",
+        f"{far}/a.parquet",
+        f"{far}/sub/c.parquet",
+        f"{far}/sub/deep/e.parquet",
+    ]
+    assert list(dump.info.files) == names
+    assert dump.rows == sum(batch.sequences for batch in dump.batches()) == 20
+
+
+def test_a_file_url_is_a_path(tmp_path):
+    path = write(tmp_path / "a b.parquet")
+    assert [str(file.path) for file in find([f"file://{tmp_path}/a%20b.parquet"])] == [str(path)]
+
+
+def test_an_endpoint_in_the_url_goes_before_the_environment(gate, tree, monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    host = gate.url.removeprefix("http://")
+    for query in (f"endpoint_override={host}&scheme=http&region=eu-west-1", f"endpoint_override={gate.url}"):
+        assert open_dump([f"s3://{BUCKET}/tree/d/a.parquet?{query}"]).rows == 4
+
+
+def test_one_key_on_two_servers_is_two_files(gate, tree):
+    with gated(gate.backend) as other:
+        url = f"s3://{BUCKET}/tree/d/a.parquet"
+        assert open_dump([url, f"{url}?endpoint_override={other.url}"]).rows == 8
+
+
+def test_the_files_of_a_dump_travel_to_other_processes(gate, tree, monkeypatch):
+    parts = open_dump([f"s3://{BUCKET}/tree/d"])._parts
+    sent = pickle.dumps(parts)
+    monkeypatch.delenv("AWS_ENDPOINT_URL")
+    locations._opened.cache_clear()
+    arrived = pickle.loads(sent)
+    assert arrived == parts
+    with files.open_again(arrived[0].path) as parquet:
+        assert parquet.metadata.num_rows == 4
+
+
+# --- what is fetched
+
+
+def big(client, tmp_path, key, **options):
+    """A dump whose junk is most of it."""
+    rng = np.random.default_rng(1)
+    junk = pa.FixedSizeListArray.from_arrays(pa.array(rng.integers(0, 2**62, 2000 * 400)), 400)
+    return put(client, write(tmp_path / key, 2000, 100, junk=junk.cast(pa.list_(pa.int64())), **options), key)
+
+
+def wanted(path):
+    """Bytes of the columns that are read."""
+    metadata = pq.read_metadata(path)
+    return sum(
+        metadata.row_group(g).column(c).total_compressed_size
+        for g in range(metadata.num_row_groups)
+        for c in range(metadata.num_columns)
+        if metadata.row_group(g).column(c).path_in_schema.startswith(("rollout", "old"))
+    )
+
+
+@pytest.mark.parametrize("pieces", [False, True], ids=["row groups at once", "row groups in pieces"])
+def test_only_the_columns_that_are_read_are_fetched_and_once(gate, client, tmp_path, monkeypatch, pieces):
+    url = big(client, tmp_path, "big.parquet", row_group_size=500)
+    monkeypatch.setattr(files, "FETCHED_WHOLE", 0 if pieces else files.FETCHED_WHOLE)
+    monkeypatch.setattr(files, "FAR_BUFFER", 1 << 16)
+    need, size = wanted(tmp_path / "big.parquet"), (tmp_path / "big.parquet").stat().st_size
+    assert need < 0.4 * size
+    dump = open_dump([url])
+    opened = gate.fetched()
+    assert opened <= 1 << 16
+    tokens = sum(batch.tokens for batch in dump.batches())
+    assert tokens == 200_000
+    footers = (
+        2 * (1 << 16) + 4 * (1 << 16) * pieces
+    )  # and the head of each row group, looked at before it is read
+    assert need <= gate.fetched() - opened <= 1.05 * need + footers
+    if not pieces:
+        assert len([r for r in gate.requests if r[2]]) <= 2 * 4 + 4
+
+
+# --- what goes wrong
+
+
+@pytest.mark.parametrize(
+    ("source", "says", "hint"),
+    [
+        ("s3://runs/tree/d/c.parquet", "no such file or directory", "did you mean"),
+        ("s3://runs/none/x.parquet", "no such file or directory", "check the path"),
+        ("s3://nowhere/x.parquet", "there is no bucket or directory 'nowhere'", "AWS_ENDPOINT_URL"),
+        ("s3://nowhere/*.parquet", "no such bucket, file or directory", "AWS_ENDPOINT_URL"),
+        ("s3:///x.parquet", "names no bucket", "s3://bucket/path"),
+        ("s3://runs/x?regoin=a", "s3:// has no option 'regoin'", "did you mean region?"),
+        ("s3://runs/x?anonymous=maybe", "anonymous=maybe is neither true nor false", "anonymous=true"),
+        ("nope://x/y.parquet", "there is no such kind of URL", "s3, gs"),
+        ("abfss://account/x.parquet", "names no container", "container@account"),
+        ("memory://none/x.parquet", "there is no bucket or directory 'none'", ""),
+        ("s3://runs/tree/d/notes.txt.parquet", "no such file or directory", ""),
+    ],
+)
+def test_what_is_not_there_is_said(gate, tree, source, says, hint):
+    error = refusal(source)
+    assert says in error.message
+    assert hint in error.hint
+
+
+def test_a_file_in_a_bucket_that_is_no_parquet_is_refused_as_on_the_disk(gate, client, tmp_path):
+    good = write(tmp_path / "good.parquet").read_bytes()
+    for name, data, says in [
+        ("empty", b"", "the file is empty (0 bytes)"),
+        ("text", b'{"rollout_log_probs": [-1.0]}', "not a Parquet file"),
+        ("cut", good[: len(good) // 2], "the file is truncated"),
+    ]:
+        (tmp_path / name).write_bytes(data)
+        url = put(client, tmp_path / name, f"bad/{name}")
+        assert refusal(url).message.startswith(f"{url}: {says}")
+
+
+def test_damage_inside_a_file_in_a_bucket_is_not_blamed_on_the_network(gate, client, tmp_path):
+    rounded = list(-np.random.default_rng(0).exponential(size=(400, 20)).round(1))
+    path = tmp_path / "a.parquet"
+    columns = {"rollout_log_probs": rounded, "old_log_probs": rounded}
+    pq.write_table(pa.table(columns), path, compression="zstd", use_dictionary=False)
+    data = bytearray(path.read_bytes())
+    chunk = pq.read_metadata(path).row_group(0).column(1)
+    middle = chunk.data_page_offset + chunk.total_compressed_size // 2
+    data[middle : middle + 64] = bytes(b ^ 0xFF for b in data[middle : middle + 64])
+    path.write_bytes(data)
+    error = refusal(put(client, path, "damaged.parquet"))
+    assert "column 'old_log_probs': the data cannot be read" in error.message
+
+
+def test_a_public_bucket_needs_no_credentials(gate, client, tmp_path, monkeypatch):
+    public = put(client, write(tmp_path / "a.parquet"), "public.parquet", ExtraArgs={"ACL": "public-read"})
+    assert open_dump([f"{public}?anonymous=true"]).rows == 4
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    locations._opened.cache_clear()
+    assert open_dump([public]).rows == 4
+
+
+def test_missing_credentials_are_told_from_wrong_ones(gate, client, tmp_path, monkeypatch):
+    private = put(client, write(tmp_path / "a.parquet"), "private.parquet")
+    gate.plan = lambda *_: 403
+    error = refusal(private)
+    assert error.message == f"{private}: access is denied"
+    assert "AWS_PROFILE" in error.hint
+    gate.plan = lambda *_: None
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    locations._opened.cache_clear()
+    error = refusal(private)
+    assert error.message == f"{private}: access is denied, and there are no credentials"
+    assert "AWS_ACCESS_KEY_ID" in error.hint
+    assert "?anonymous=true" in error.hint
+
+
+def test_a_server_that_fails_twice_is_asked_again(gate, client, tmp_path):
+    url = put(client, write(tmp_path / "a.parquet", 64, 40, row_group_size=16), "flaky.parquet")
+    failed = {}
+
+    def twice(method, path, span):
+        failed[method, path, span] = failed.get((method, path, span), 0) + 1
+        return [503, "hang up", None][min(failed[method, path, span], 3) - 1]
+
+    gate.plan = twice
+    dump = open_dump([url])
+    assert sum(batch.tokens for batch in dump.batches()) == 64 * 40
+    assert min(failed.values()) >= 3
+
+
+def test_a_server_that_dies_in_the_middle_is_an_error_that_says_so(
+    gate, client, tmp_path, hasty, monkeypatch
+):
+    monkeypatch.setattr(files, "FETCHED_WHOLE", 0)
+    monkeypatch.setattr(files, "FAR_BUFFER", 1 << 12)
+    url = put(client, write(tmp_path / "a.parquet", 4000, 20, row_group_size=1000), "dying.parquet")
+    dump = open_dump([url], batch_tokens=20_000)
+    batches = dump.batches()
+    next(batches)
+    gate.plan = lambda *_: "hang up"
+    before = time.monotonic()
+    with pytest.raises(DumpError) as caught:
+        list(batches)
+    assert time.monotonic() - before < 30
+    assert re.match(
+        rf"{url}, row group \d, from row \d+ on: the store cannot be reached", caught.value.message
+    )
+    assert "the file is damaged" not in caught.value.hint
+
+
+def test_an_answer_cut_short_is_asked_for_again(gate, client, tmp_path):
+    url = put(client, write(tmp_path / "a.parquet", 400, 40), "short.parquet")
+    seen = []
+
+    def once(method, path, span):
+        seen.append(span)
+        return "half" if span and len([s for s in seen if s]) == 2 else None
+
+    gate.plan = once
+    assert sum(batch.tokens for batch in open_dump([url]).batches()) == 400 * 40
+
+
+@pytest.mark.parametrize("status", [500, 503])
+def test_a_server_that_goes_on_failing_is_given_up(gate, tree, hasty, status):
+    gate.plan = lambda *_: status
+    error = refusal(f"s3://{BUCKET}/tree/d")
+    assert "the store does not answer as it should" in error.message
+    assert "try later" in error.hint
+
+
+def test_a_server_in_another_region_is_told(gate, tree):
+    gate.plan = lambda *_: 301
+    assert "region" in refusal(f"s3://{BUCKET}/tree/d/a.parquet").message
+
+
+def test_an_endpoint_where_nobody_listens_is_told_in_time(hasty, gate, tree, monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    before = time.monotonic()
+    error = refusal(f"s3://{BUCKET}/tree/d/a.parquet")
+    assert time.monotonic() - before < 20
+    assert "the store cannot be reached" in error.message
+    assert "AWS_ENDPOINT_URL" in error.hint
+
+
+def test_a_server_that_never_answers_is_given_up(hasty, gate, tree, monkeypatch):
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen(16)
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        before = time.monotonic()
+        assert "the store cannot be reached" in refusal(f"s3://{BUCKET}/tree/d/a.parquet").message
+        assert time.monotonic() - before < 30
+
+
+# --- the command line
+
+
+def run(*arguments, cwd, stdin=subprocess.DEVNULL, **environment):
+    return subprocess.run(
+        [sys.executable, "-m", "offpol_diag", *arguments],
+        cwd=cwd,
+        stdin=stdin,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), **environment},
+        capture_output=True,
+        timeout=100,
+    )
+
+
+def test_a_secret_in_a_url_is_printed_nowhere(gate, client, tmp_path):
+    put(client, write(tmp_path / "a.parquet", 64, 40), "secret/a.parquet")
+    url = f"s3://AKIAKEY:{SECRET}@{BUCKET}/secret/*.parquet?region=us-east-1"
+    ran = run("analyze", url, "--presets", "token_is", "--json", "r.json", "--md", "r.md", cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    wrong = run("analyze", url.replace("secret/", "sacred/"), "--presets", "token_is", cwd=tmp_path)
+    assert wrong.returncode == 2
+    texts = [p.read_bytes() for p in tmp_path.iterdir() if p.suffix in (".json", ".md", ".html")]
+    texts += [ran.stdout, ran.stderr, wrong.stdout, wrong.stderr]
+    assert len(texts) == 7
+    assert (tmp_path / "offpol-diag-a.html").is_file() or (tmp_path / "offpol-diag-secret.html").is_file()
+    for part in (SECRET, SECRET.partition("/")[2], "AKIAKEY"):
+        assert [text for text in texts if part.encode() in text] == []
+
+
+def test_an_error_of_a_store_is_one_error_and_one_hint_and_exit_code_2(gate, tmp_path):
+    ran = run("analyze", "s3://nowhere/x.parquet", cwd=tmp_path)
+    assert ran.returncode == 2
+    assert re.fullmatch(rb"error: s3://nowhere/x.parquet: [^\n]*\n\nhint: [^\n]*\n", ran.stderr)
+    assert list(tmp_path.glob("*.html")) == []
+
+
+@pytest.mark.parametrize("option", ["-o", "--json", "--md", "--sequences"])
+def test_no_result_is_written_to_a_url(tmp_path, option):
+    ran = run("analyze", option, f"s3://AKIAKEY:{SECRET}@bucket/r.html", cwd=tmp_path)
+    assert ran.returncode == 2
+    assert b"on this disk" in ran.stderr
+    assert SECRET.encode() not in ran.stderr
+
+
+# --- fsspec
+
+
+class Named(MemoryFileSystem):
+    """fsspec's memory under another scheme."""
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        return super()._strip_protocol(path.removeprefix(f"{cls.protocol}://"))
+
+
+class Flaky(Named):
+    """Memory that fails: `trouble` is asked before every range."""
+
+    protocol = "flaky"
+    cachable = False
+    trouble = staticmethod(lambda: None)
+    store: ClassVar[dict[str, object]] = {}
+
+    def _open(self, path, mode="rb", **options):
+        file = super()._open(path, mode, **options)
+
+        def read(size):
+            Flaky.trouble()
+            return file.read(size)
+
+        return SimpleNamespace(size=file.size, seek=file.seek, read=read) if mode == "rb" else file
+
+
+class WebError(Exception):
+    """As clients of the web raise it: no OSError."""
+
+    def __init__(self, status):
+        super().__init__(f"{status}, message='…', url='https://u:{SECRET}@h/x?sig={SECRET}'")
+        self.status = status
+
+
+@pytest.fixture
+def flaky(hasty, tmp_path):
+    fsspec.register_implementation("flaky", Flaky, clobber=True)
+    Flaky.store.clear()
+    Flaky.trouble = staticmethod(lambda: None)
+    write(tmp_path / "a.parquet", 400, 20, row_group_size=100)
+    Flaky().pipe("/run/a.parquet", (tmp_path / "a.parquet").read_bytes())
+    return "flaky://run/a.parquet"
+
+
+def test_any_filesystem_of_fsspec_gives_the_numbers_of_the_file(flaky, tmp_path):
+    presets = load().resolve("token_is")
+    far, near = (
+        offpol_diag.analyze([source], presets=presets) for source in (flaky, str(tmp_path / "a.parquet"))
+    )
+    assert numbers(far) == numbers(near)
+    assert pickle.loads(pickle.dumps(open_dump([flaky])._parts)) == open_dump([flaky])._parts
+
+
+@pytest.mark.parametrize("error", [OSError("reset"), ConnectionError("reset"), WebError(503), WebError(429)])
+def test_a_range_that_fails_twice_is_asked_for_again(flaky, error):
+    failures = iter([error, error, None] * 1000)
+
+    def trouble():
+        found = next(failures)
+        if found:
+            raise found
+
+    Flaky.trouble = staticmethod(trouble)
+    assert sum(batch.tokens for batch in open_dump([flaky]).batches()) == 8000
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (OSError("reset"), "the store does not answer as it should (OSError: reset)"),
+        (WebError(503), "the store does not answer as it should"),
+        (ConnectionError("reset"), "the store cannot be reached (reset)"),
+        (WebError(403), "access is denied"),
+        (PermissionError("no"), "access is denied"),
+        (FileNotFoundError("gone"), "no such bucket, file or directory"),
+    ],
+)
+def test_a_filesystem_that_goes_on_failing_is_given_up_and_not_called_damaged(flaky, error, says):
+    dump = open_dump([flaky])
+    asked = []
+
+    def trouble():
+        asked.append(1)
+        raise error
+
+    Flaky.trouble = staticmethod(trouble)
+    with pytest.raises(DumpError) as caught:
+        list(dump.batches())
+    said = f"{caught.value.message} {caught.value.hint}"
+    assert caught.value.message.startswith(f"{flaky}")
+    assert says in said
+    assert "damaged" not in said
+    assert SECRET not in said
+    assert len(asked) == (1 if "access" in says or "no such" in says else ranges.ATTEMPTS)
+
+
+def test_a_filesystem_that_never_answers_is_given_up(flaky, monkeypatch):
+    dump = open_dump([flaky])
+    monkeypatch.setattr(ranges, "SECONDS", 0.1)
+    monkeypatch.setattr(ranges, "ATTEMPTS", 2)
+    Flaky.trouble = staticmethod(lambda: time.sleep(3))
+    before = time.monotonic()
+    with pytest.raises(DumpError, match="no answer within"):
+        list(dump.batches())
+    assert time.monotonic() - before < 3
+
+
+def test_a_long_range_is_asked_for_in_pieces(flaky, monkeypatch):
+    monkeypatch.setattr(ranges, "PIECE", 1000)
+    assert sum(batch.tokens for batch in open_dump([flaky]).batches()) == 8000
+
+
+def test_a_short_answer_of_a_filesystem_is_no_end_of_the_file():
+    class Short:
+        size = 10
+        answers = iter([b"0123", b"0123456789"])
+
+        def seek(self, at):
+            assert at == 0
+
+        def read(self, size):
+            return next(self.answers)
+
+    class Filesystem:
+        def open(self, *_, **__):
+            return Short()
+
+    assert ranges.RangedFile(Filesystem(), "x").read() == b"0123456789"
+
+
+def test_a_server_that_sends_whole_files_only_is_refused():
+    class Filesystem:
+        def open(self, *_, **__):
+            return SimpleNamespace(size=None)
+
+    with pytest.raises(io.UnsupportedOperation, match="read by ranges"):
+        ranges.RangedFile(Filesystem(), "x")
+
+
+def test_a_hub_is_read_through_its_own_filesystem(flaky, monkeypatch, tmp_path):
+    """A stand-in for huggingface_hub's: `hf://` asks for it, and its paths begin with the repository."""
+
+    class Hub(Named):
+        protocol = "hf"
+        store: ClassVar[dict[str, object]] = {}
+        pseudo_dirs: ClassVar[list[str]] = [""]
+
+    monkeypatch.setitem(REGISTRY._registry, "hf", Hub)
+    Hub().pipe("/datasets/team/run@v1/step_1.parquet", (tmp_path / "a.parquet").read_bytes())
+    for source in ("step_1.parquet", "*.parquet", ""):
+        dump = open_dump([f"hf://datasets/team/run@v1/{source}"])
+        assert dump.info.files == ("hf://datasets/team/run@v1/step_1.parquet",)
+        assert dump.rows == 400
+
+
+@pytest.mark.parametrize(
+    ("source", "module"),
+    [("hf://datasets/a/b/x.parquet", "huggingface_hub"), ("https://h/x.parquet", "aiohttp")],
+)
+def test_a_package_that_is_missing_is_named_by_its_extra(source, module, monkeypatch):
+    monkeypatch.setitem(sys.modules, module, None)
+    for name in ("fsspec.implementations.http", "huggingface_hub.hf_file_system"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setattr(REGISTRY, "_registry", {})
+    error = refusal(source)
+    assert error.message == f"{source}: a package that reads this kind of URL is not installed"
+    assert error.hint == 'pip install "offpol-diag[remote]"'
+
+
+# --- URLs
+
+
+@pytest.mark.parametrize(
+    ("source", "shown", "place", "user", "secret"),
+    [
+        ("s3://bucket/a.parquet", "s3://bucket/a.parquet", "bucket/a.parquet", "", ""),
+        ("s3://K:S@bucket/a", "s3://bucket/a", "bucket/a", "K", "S"),
+        ("s3://K:S/T+u@bucket/a?region=x", "s3://bucket/a", "bucket/a", "K", "S/T+u"),
+        ("s3://K:S%2FT@bucket/a", "s3://bucket/a", "bucket/a", "K", "S/T"),
+        ("s3://bucket/a:b@c/x", "s3://bucket/a:b@c/x", "bucket/a:b@c/x", "", ""),
+        ("s3://bucket/step_?.parquet", "s3://bucket/step_?.parquet", "bucket/step_?.parquet", "", ""),
+        ("s3://bucket/s%20p/x", "s3://bucket/s%20p/x", "bucket/s%20p/x", "", ""),
+        ("gs://anonymous@bucket/a", "gs://bucket/a", "bucket/a", "anonymous", ""),
+        ("hdfs://me@host:8020/a@b", "hdfs://host:8020/a@b", "host:8020/a@b", "me", ""),
+        ("hdfs://host:8020/a@b", "hdfs://host:8020/a@b", "host:8020/a@b", "", ""),
+        ("https://me:pw@h:81/a?X-Amz-Signature=s", "https://h:81/a", "h:81/a", "me", "pw"),
+        ("https://h/a?secret", "https://h/a", "h/a", "", ""),
+        ("hf://datasets/u/r@v1/a", "hf://datasets/u/r@v1/a", "datasets/u/r@v1/a", "", ""),
+        ("abfss://box@acct.dfs/a", "abfss://box@acct.dfs/a", "acct.dfs/a", "box", ""),
+        ("abfss://box:key@acct.dfs/a", "abfss://acct.dfs/a", "acct.dfs/a", "box", "key"),
+        ("simplecache::https://h/a?s=1", "simplecache::https://h/a", "h/a", "", ""),
+        ("S3://bucket/a", "s3://bucket/a", "bucket/a", "", ""),
+    ],
+)
+def test_a_url_is_taken_apart_and_shown_without_what_is_secret(source, shown, place, user, secret):
+    url = urls.split(source)
+    assert (url.shown, url.place, url.user, url.secret) == (shown, place, user, secret)
+    assert secret not in repr(url) or not secret
+    assert urls.clean(source) == shown
+    assert urls.cleaned(f"cannot read '{source}' now") == f"cannot read '{shown}' now"
+
+
+@pytest.mark.parametrize("source", ["a.parquet", "/tmp/x:y@z?a=b", "C://x", "-", "", "a::b", "d/s3://x"])
+def test_what_is_no_url_is_left_as_it_is(source):
+    assert not urls.is_url(source)
+    assert urls.clean(source) == source
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("s3://K:S/T@bucket/run/step_*.parquet?region=x", "offpol-diag-step_.html"),
+        ("s3://bucket/run/step_100.parquet", "offpol-diag-step_100.html"),
+        ("gs://bucket/run/", "offpol-diag-run.html"),
+        ("s3://bucket", "offpol-diag-bucket.html"),
+        ("https://h/a.parquet?token=b/c.html", "offpol-diag-a.html"),
+        ("-", "offpol-diag-stdin.html"),
+    ],
+)
+def test_a_report_is_named_after_the_last_part_of_a_url(source, name):
+    assert str(default_html([source])) == name
+
+
+@pytest.mark.parametrize(
+    ("source", "path"),
+    [
+        ("hdfs://name:8020/run/a.parquet", "/run/a.parquet"),
+        ("hdfs:///run/a.parquet", "/run/a.parquet"),
+        ("abfss://box@acct.dfs.core.windows.net/run/a.parquet", "box/run/a.parquet"),
+        ("gs://bucket/run/a.parquet", "bucket/run/a.parquet"),
+    ],
+)
+def test_the_place_of_a_url_in_its_filesystem(source, path):
+    found = stores.locate(source)
+    assert (found.path, str(found)) == (path, source)
+
+
+def test_neither_a_location_nor_its_store_shows_a_secret():
+    found = stores.locate(f"s3://AKIAKEY:{SECRET}@bucket/a.parquet")
+    assert SECRET not in repr(found)
+    assert SECRET not in str(found)
+
+
+def test_the_options_of_a_url_reach_the_filesystem(monkeypatch):
+    monkeypatch.setenv("AWS_CA_BUNDLE", "")
+    made = {}
+    monkeypatch.setattr("pyarrow.fs.S3FileSystem", lambda **options: made.update(options))
+    monkeypatch.setattr("pyarrow.fs.resolve_s3_region", lambda bucket: f"region of {bucket}")
+    locations._opened.cache_clear()
+    assert stores.locate("s3://K:S@b/x?role_arn=r&force_virtual_addressing=true").store.filesystem is None
+    assert (made["access_key"], made["secret_key"], made["role_arn"]) == ("K", "S", "r")
+    assert (made["region"], made["anonymous"], made["force_virtual_addressing"]) == (
+        "region of b",
+        False,
+        True,
+    )
+    assert "endpoint_override" not in made
+    made.clear()
+    assert stores.locate("s3://b/x?region=eu&anonymous=true").store.filesystem is None
+    assert (made["region"], made["anonymous"], "access_key" in made) == ("eu", True, False)
+    locations._opened.cache_clear()
+
+
+def test_where_the_region_cannot_be_found_the_environment_says_it(monkeypatch):
+    def lost(_):
+        raise OSError("AWS Error NETWORK_CONNECTION")
+
+    monkeypatch.setattr("pyarrow.fs.resolve_s3_region", lost)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-north-1")
+    assert stores._region("b", elsewhere=False) == "eu-north-1"
+    assert stores._region("b", elsewhere=True) == "eu-north-1"
+    monkeypatch.delenv("AWS_DEFAULT_REGION")
+    monkeypatch.delenv("AWS_REGION", raising=False)
+    assert stores._region("b", elsewhere=True) == "us-east-1"
+    with pytest.raises(OSError, match="NETWORK_CONNECTION"):
+        stores._region("b", elsewhere=False)
