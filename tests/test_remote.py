@@ -1,7 +1,5 @@
 """Dumps that are not on this disk: an S3 server of this machine, fsspec's memory, and what goes wrong."""
 
-import io
-import json
 import os
 import pickle
 import re
@@ -10,8 +8,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
-from typing import ClassVar
 
 import boto3
 import fsspec
@@ -19,20 +15,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from fsspec.implementations.memory import MemoryFileSystem
 
 import offpol_diag
 from offpol_diag.catalogue import load
-from offpol_diag.cli.output import default_html
 from offpol_diag.errors import DumpError
-from offpol_diag.readers import files, locations, open_dump, ranges, stores, urls
+from offpol_diag.readers import files, locations, open_dump, stores
 from offpol_diag.readers.sources import find
+from tests.far_dumps import numbers, refusal, write
 from tests.s3server import gated, moto
 
 pytestmark = pytest.mark.timeout(120)
 
 BUCKET = "runs"
-REGISTRY = sys.modules["fsspec.registry"]
 SECRET = "wJalrXUtnFEMI/K7MDENG"
 TREE = (
     "d/a.parquet",
@@ -58,7 +52,6 @@ def server():
 
 @pytest.fixture(scope="module")
 def client(server):
-    os.environ.pop("AWS_CA_BUNDLE", None)
     login = {"aws_access_key_id": "key", "aws_secret_access_key": SECRET, "region_name": "us-east-1"}
     made = boto3.client("s3", endpoint_url="http://{}:{}".format(*server), **login)
     made.create_bucket(Bucket=BUCKET)
@@ -93,46 +86,12 @@ def hasty(monkeypatch):
     monkeypatch.setattr(stores, "ATTEMPTS", 3)
     monkeypatch.setattr(stores, "SILENT_SECONDS", 1.0)
     monkeypatch.setattr(stores, "CONNECT_SECONDS", 1.0)
-    monkeypatch.setattr(ranges, "FIRST_WAIT", 0.01)
-    monkeypatch.setattr(ranges, "SECONDS", 1.0)
     locations._opened.cache_clear()
-
-
-def table(rows=4, length=3, seed=0, **columns):
-    rng = np.random.default_rng(seed)
-    lists = {
-        name: pa.FixedSizeListArray.from_arrays(pa.array(-rng.exponential(size=rows * length)), length).cast(
-            pa.list_(pa.float64())
-        )
-        for name in ("rollout_log_probs", "old_log_probs")
-    }
-    return pa.table(lists | columns)
-
-
-def write(path, *args, row_group_size=None, **options):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(table(*args, **options), path, row_group_size=row_group_size)
-    return path
 
 
 def put(client, path, key, **options):
     client.upload_file(str(path), BUCKET, key, **options)
     return f"s3://{BUCKET}/{key}"
-
-
-def refusal(*sources):
-    with pytest.raises(DumpError) as caught:
-        list(open_dump(sources).batches())
-    return caught.value
-
-
-def numbers(summary):
-    """All of a result that does not say where and when it was made."""
-    found = json.loads(summary.to_json())
-    found["dump"].pop("files")
-    for name in ("seconds", "peak_rss_bytes"):
-        found["run"].pop(name)
-    return found
 
 
 # --- the same as on the local disk
@@ -487,284 +446,3 @@ def test_no_result_is_written_to_a_url(tmp_path, option):
     assert ran.returncode == 2
     assert b"on this disk" in ran.stderr
     assert SECRET.encode() not in ran.stderr
-
-
-# --- fsspec
-
-
-class Named(MemoryFileSystem):
-    """fsspec's memory under another scheme."""
-
-    @classmethod
-    def _strip_protocol(cls, path):
-        return super()._strip_protocol(path.removeprefix(f"{cls.protocol}://"))
-
-
-class Flaky(Named):
-    """Memory that fails: `trouble` is asked before every range."""
-
-    protocol = "flaky"
-    cachable = False
-    trouble = staticmethod(lambda: None)
-    store: ClassVar[dict[str, object]] = {}
-
-    def _open(self, path, mode="rb", **options):
-        file = super()._open(path, mode, **options)
-
-        def read(size):
-            Flaky.trouble()
-            return file.read(size)
-
-        return SimpleNamespace(size=file.size, seek=file.seek, read=read) if mode == "rb" else file
-
-
-class WebError(Exception):
-    """As clients of the web raise it: no OSError."""
-
-    def __init__(self, status):
-        super().__init__(f"{status}, message='…', url='https://u:{SECRET}@h/x?sig={SECRET}'")
-        self.status = status
-
-
-@pytest.fixture
-def flaky(hasty, tmp_path):
-    fsspec.register_implementation("flaky", Flaky, clobber=True)
-    Flaky.store.clear()
-    Flaky.trouble = staticmethod(lambda: None)
-    write(tmp_path / "a.parquet", 400, 20, row_group_size=100)
-    Flaky().pipe("/run/a.parquet", (tmp_path / "a.parquet").read_bytes())
-    return "flaky://run/a.parquet"
-
-
-def test_any_filesystem_of_fsspec_gives_the_numbers_of_the_file(flaky, tmp_path):
-    presets = load().resolve("token_is")
-    far, near = (
-        offpol_diag.analyze([source], presets=presets) for source in (flaky, str(tmp_path / "a.parquet"))
-    )
-    assert numbers(far) == numbers(near)
-    assert pickle.loads(pickle.dumps(open_dump([flaky])._parts)) == open_dump([flaky])._parts
-
-
-@pytest.mark.parametrize("error", [OSError("reset"), ConnectionError("reset"), WebError(503), WebError(429)])
-def test_a_range_that_fails_twice_is_asked_for_again(flaky, error):
-    failures = iter([error, error, None] * 1000)
-
-    def trouble():
-        found = next(failures)
-        if found:
-            raise found
-
-    Flaky.trouble = staticmethod(trouble)
-    assert sum(batch.tokens for batch in open_dump([flaky]).batches()) == 8000
-
-
-@pytest.mark.parametrize(
-    ("error", "says"),
-    [
-        (OSError("reset"), "the store does not answer as it should (OSError: reset)"),
-        (WebError(503), "the store does not answer as it should"),
-        (ConnectionError("reset"), "the store cannot be reached (reset)"),
-        (WebError(403), "access is denied"),
-        (PermissionError("no"), "access is denied"),
-        (FileNotFoundError("gone"), "no such bucket, file or directory"),
-    ],
-)
-def test_a_filesystem_that_goes_on_failing_is_given_up_and_not_called_damaged(flaky, error, says):
-    dump = open_dump([flaky])
-    asked = []
-
-    def trouble():
-        asked.append(1)
-        raise error
-
-    Flaky.trouble = staticmethod(trouble)
-    with pytest.raises(DumpError) as caught:
-        list(dump.batches())
-    said = f"{caught.value.message} {caught.value.hint}"
-    assert caught.value.message.startswith(f"{flaky}")
-    assert says in said
-    assert "damaged" not in said
-    assert SECRET not in said
-    assert len(asked) == (1 if "access" in says or "no such" in says else ranges.ATTEMPTS)
-
-
-def test_a_filesystem_that_never_answers_is_given_up(flaky, monkeypatch):
-    dump = open_dump([flaky])
-    monkeypatch.setattr(ranges, "SECONDS", 0.1)
-    monkeypatch.setattr(ranges, "ATTEMPTS", 2)
-    Flaky.trouble = staticmethod(lambda: time.sleep(3))
-    before = time.monotonic()
-    with pytest.raises(DumpError, match="no answer within"):
-        list(dump.batches())
-    assert time.monotonic() - before < 3
-
-
-def test_a_long_range_is_asked_for_in_pieces(flaky, monkeypatch):
-    monkeypatch.setattr(ranges, "PIECE", 1000)
-    assert sum(batch.tokens for batch in open_dump([flaky]).batches()) == 8000
-
-
-def test_a_short_answer_of_a_filesystem_is_no_end_of_the_file():
-    class Short:
-        size = 10
-        answers = iter([b"0123", b"0123456789"])
-
-        def seek(self, at):
-            assert at == 0
-
-        def read(self, size):
-            return next(self.answers)
-
-    class Filesystem:
-        def open(self, *_, **__):
-            return Short()
-
-    assert ranges.RangedFile(Filesystem(), "x").read() == b"0123456789"
-
-
-def test_a_server_that_sends_whole_files_only_is_refused():
-    class Filesystem:
-        def open(self, *_, **__):
-            return SimpleNamespace(size=None)
-
-    with pytest.raises(io.UnsupportedOperation, match="read by ranges"):
-        ranges.RangedFile(Filesystem(), "x")
-
-
-def test_a_hub_is_read_through_its_own_filesystem(flaky, monkeypatch, tmp_path):
-    """A stand-in for huggingface_hub's: `hf://` asks for it, and its paths begin with the repository."""
-
-    class Hub(Named):
-        protocol = "hf"
-        store: ClassVar[dict[str, object]] = {}
-        pseudo_dirs: ClassVar[list[str]] = [""]
-
-    monkeypatch.setitem(REGISTRY._registry, "hf", Hub)
-    Hub().pipe("/datasets/team/run@v1/step_1.parquet", (tmp_path / "a.parquet").read_bytes())
-    for source in ("step_1.parquet", "*.parquet", ""):
-        dump = open_dump([f"hf://datasets/team/run@v1/{source}"])
-        assert dump.info.files == ("hf://datasets/team/run@v1/step_1.parquet",)
-        assert dump.rows == 400
-
-
-@pytest.mark.parametrize(
-    ("source", "module"),
-    [("hf://datasets/a/b/x.parquet", "huggingface_hub"), ("https://h/x.parquet", "aiohttp")],
-)
-def test_a_package_that_is_missing_is_named_by_its_extra(source, module, monkeypatch):
-    monkeypatch.setitem(sys.modules, module, None)
-    for name in ("fsspec.implementations.http", "huggingface_hub.hf_file_system"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    monkeypatch.setattr(REGISTRY, "_registry", {})
-    error = refusal(source)
-    assert error.message == f"{source}: a package that reads this kind of URL is not installed"
-    assert error.hint == 'pip install "offpol-diag[remote]"'
-
-
-# --- URLs
-
-
-@pytest.mark.parametrize(
-    ("source", "shown", "place", "user", "secret"),
-    [
-        ("s3://bucket/a.parquet", "s3://bucket/a.parquet", "bucket/a.parquet", "", ""),
-        ("s3://K:S@bucket/a", "s3://bucket/a", "bucket/a", "K", "S"),
-        ("s3://K:S/T+u@bucket/a?region=x", "s3://bucket/a", "bucket/a", "K", "S/T+u"),
-        ("s3://K:S%2FT@bucket/a", "s3://bucket/a", "bucket/a", "K", "S/T"),
-        ("s3://bucket/a:b@c/x", "s3://bucket/a:b@c/x", "bucket/a:b@c/x", "", ""),
-        ("s3://bucket/step_?.parquet", "s3://bucket/step_?.parquet", "bucket/step_?.parquet", "", ""),
-        ("s3://bucket/s%20p/x", "s3://bucket/s%20p/x", "bucket/s%20p/x", "", ""),
-        ("gs://anonymous@bucket/a", "gs://bucket/a", "bucket/a", "anonymous", ""),
-        ("hdfs://me@host:8020/a@b", "hdfs://host:8020/a@b", "host:8020/a@b", "me", ""),
-        ("hdfs://host:8020/a@b", "hdfs://host:8020/a@b", "host:8020/a@b", "", ""),
-        ("https://me:pw@h:81/a?X-Amz-Signature=s", "https://h:81/a", "h:81/a", "me", "pw"),
-        ("https://h/a?secret", "https://h/a", "h/a", "", ""),
-        ("hf://datasets/u/r@v1/a", "hf://datasets/u/r@v1/a", "datasets/u/r@v1/a", "", ""),
-        ("abfss://box@acct.dfs/a", "abfss://box@acct.dfs/a", "acct.dfs/a", "box", ""),
-        ("abfss://box:key@acct.dfs/a", "abfss://acct.dfs/a", "acct.dfs/a", "box", "key"),
-        ("simplecache::https://h/a?s=1", "simplecache::https://h/a", "h/a", "", ""),
-        ("S3://bucket/a", "s3://bucket/a", "bucket/a", "", ""),
-    ],
-)
-def test_a_url_is_taken_apart_and_shown_without_what_is_secret(source, shown, place, user, secret):
-    url = urls.split(source)
-    assert (url.shown, url.place, url.user, url.secret) == (shown, place, user, secret)
-    assert secret not in repr(url) or not secret
-    assert urls.clean(source) == shown
-    assert urls.cleaned(f"cannot read '{source}' now") == f"cannot read '{shown}' now"
-
-
-@pytest.mark.parametrize("source", ["a.parquet", "/tmp/x:y@z?a=b", "C://x", "-", "", "a::b", "d/s3://x"])
-def test_what_is_no_url_is_left_as_it_is(source):
-    assert not urls.is_url(source)
-    assert urls.clean(source) == source
-
-
-@pytest.mark.parametrize(
-    ("source", "name"),
-    [
-        ("s3://K:S/T@bucket/run/step_*.parquet?region=x", "offpol-diag-step_.html"),
-        ("s3://bucket/run/step_100.parquet", "offpol-diag-step_100.html"),
-        ("gs://bucket/run/", "offpol-diag-run.html"),
-        ("s3://bucket", "offpol-diag-bucket.html"),
-        ("https://h/a.parquet?token=b/c.html", "offpol-diag-a.html"),
-        ("-", "offpol-diag-stdin.html"),
-    ],
-)
-def test_a_report_is_named_after_the_last_part_of_a_url(source, name):
-    assert str(default_html([source])) == name
-
-
-@pytest.mark.parametrize(
-    ("source", "path"),
-    [
-        ("hdfs://name:8020/run/a.parquet", "/run/a.parquet"),
-        ("hdfs:///run/a.parquet", "/run/a.parquet"),
-        ("abfss://box@acct.dfs.core.windows.net/run/a.parquet", "box/run/a.parquet"),
-        ("gs://bucket/run/a.parquet", "bucket/run/a.parquet"),
-    ],
-)
-def test_the_place_of_a_url_in_its_filesystem(source, path):
-    found = stores.locate(source)
-    assert (found.path, str(found)) == (path, source)
-
-
-def test_neither_a_location_nor_its_store_shows_a_secret():
-    found = stores.locate(f"s3://AKIAKEY:{SECRET}@bucket/a.parquet")
-    assert SECRET not in repr(found)
-    assert SECRET not in str(found)
-
-
-def test_the_options_of_a_url_reach_the_filesystem(monkeypatch):
-    monkeypatch.setenv("AWS_CA_BUNDLE", "")
-    made = {}
-    monkeypatch.setattr("pyarrow.fs.S3FileSystem", lambda **options: made.update(options))
-    monkeypatch.setattr("pyarrow.fs.resolve_s3_region", lambda bucket: f"region of {bucket}")
-    locations._opened.cache_clear()
-    assert stores.locate("s3://K:S@b/x?role_arn=r&force_virtual_addressing=true").store.filesystem is None
-    assert (made["access_key"], made["secret_key"], made["role_arn"]) == ("K", "S", "r")
-    assert (made["region"], made["anonymous"], made["force_virtual_addressing"]) == (
-        "region of b",
-        False,
-        True,
-    )
-    assert "endpoint_override" not in made
-    made.clear()
-    assert stores.locate("s3://b/x?region=eu&anonymous=true").store.filesystem is None
-    assert (made["region"], made["anonymous"], "access_key" in made) == ("eu", True, False)
-    locations._opened.cache_clear()
-
-
-def test_where_the_region_cannot_be_found_the_environment_says_it(monkeypatch):
-    def lost(_):
-        raise OSError("AWS Error NETWORK_CONNECTION")
-
-    monkeypatch.setattr("pyarrow.fs.resolve_s3_region", lost)
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-north-1")
-    assert stores._region("b", elsewhere=False) == "eu-north-1"
-    assert stores._region("b", elsewhere=True) == "eu-north-1"
-    monkeypatch.delenv("AWS_DEFAULT_REGION")
-    monkeypatch.delenv("AWS_REGION", raising=False)
-    assert stores._region("b", elsewhere=True) == "us-east-1"
-    with pytest.raises(OSError, match="NETWORK_CONNECTION"):
-        stores._region("b", elsewhere=False)
