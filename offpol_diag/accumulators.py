@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from offpol_diag import loglattice, tables
+from offpol_diag.host import here
 
 TAIL = 1 << 15
 """Largest values kept for a tail fit: enough for M = 3√n up to n = 1.2e8; beyond that a smaller tail is
@@ -86,13 +87,15 @@ class Sums:
 
 
 def _drawn(columns: Tensor, draws: Tensor, key: Tensor | None) -> Tensor:
-    """Columns [K, S] times draws [S, B]; neighbours with one key are added first, for they are drawn alike."""
-    if key is None or key.device.type != "cpu" or not len(key):
+    """Columns [K, S] times draws [S, B]; neighbours with one key, drawn alike, are added first."""
+    if key is None or not here(key) or not len(key):
         return columns @ draws
     begins = tables.runs(key)[:-1]
     if 2 * len(begins) > len(key):
         return columns @ draws
-    return torch.from_numpy(np.add.reduceat(columns.numpy(), begins.numpy(), axis=1)) @ draws[begins]
+    with np.errstate(all="ignore"):  # inf - inf is a NaN that the readers of sums know
+        together = np.add.reduceat(columns.numpy(), begins.numpy(), axis=1)
+    return torch.from_numpy(together) @ draws[begins]
 
 
 @dataclass(frozen=True)
@@ -187,7 +190,7 @@ class Tail:
         n = x.numel()
         if n <= TAIL:
             return cls(n, x.clone())
-        if x.device.type != "cpu":  # no shape may depend on values: the host would wait for them
+        if not here(x):  # no shape may depend on values: the host would wait for them
             return cls(n, torch.topk(x, TAIL, sorted=False).values)
         return cls._above(n, x, _below_the_largest(x.numpy()))
 

@@ -6,6 +6,7 @@ runs.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
@@ -80,13 +81,45 @@ class Batch:
         values: dict[str, Any] = {
             name: None if (x := getattr(self, name)) is None else x[index] for name in PER_TOKEN
         }
-        starts = torch.searchsorted(index, self.cu_seqlens)
+        starts = segments.sized(torch.searchsorted(index, self.cu_seqlens), len(index))
         return replace(self, **values, cu_seqlens=starts, cu_runs=starts)
 
-    def to(self, device: torch.device) -> Batch:
-        """The same batch on another device."""
-        values: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
+    def halves(self) -> tuple[Batch, Batch]:
+        """Two batches in order, cut between sequences near the middle token; of two sequences or more."""
+        middle = int(torch.searchsorted(self.cu_seqlens, self.tokens // 2))
+        at = min(max(middle, 1), self.sequences - 1)
+        return self.rows(0, at), self.rows(at, self.sequences)
+
+    def rows(self, begin: int, end: int) -> Batch:
+        """The sequences from one to before another; what a sequence holds is not copied."""
+        first, last = (int(self.cu_seqlens[at]) for at in (begin, end))
+        runs = self.cu_runs[(self.cu_runs > first) & (self.cu_runs < last)]
+        ends = self.cu_runs.new_tensor([first, last] if last > first else [first])
+        values: dict[str, Any] = {
+            name: None if (x := getattr(self, name)) is None else x[first:last] for name in PER_TOKEN
+        }
+        return replace(
+            self,
+            **values,
+            cu_seqlens=self.cu_seqlens[begin : end + 1] - first,
+            cu_runs=torch.cat((ends[:1], runs, ends[1:])) - first,
+            key=self.key[begin:end],
+            masked=self.masked[begin:end],
+            rewards=None if self.rewards is None else self.rewards[begin:end],
+            scalars={name: column[begin:end] for name, column in self.scalars.items()},
+        )
+
+    def over(self, function: Callable[[Tensor], Tensor]) -> Batch:
+        """The same batch with a function applied to every tensor."""
+        found: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
         moved: dict[str, Any] = {
-            name: value.to(device) if isinstance(value, Tensor) else value for name, value in values.items()
+            name: function(x) if isinstance(x, Tensor) else x for name, x in found.items()
         }
         return Batch(**moved)
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> Batch:
+        """The same batch on another device; the host remembers how many tokens there are."""
+        batch = self.over(lambda x: x.to(device, non_blocking=non_blocking))
+        for offsets in (batch.cu_seqlens, batch.cu_runs):
+            segments.sized(offsets, self.tokens)
+        return batch

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from offpol_diag import segments, tables
+from offpol_diag.host import here
 
 REPLICATES = 256
 
@@ -31,7 +32,7 @@ def mix(x: Tensor) -> Tensor:
 
 def draws(key: Tensor, seed: int, replicates: int = REPLICATES) -> Tensor:
     """How often each sequence's group is drawn: key [S] int64 → [S, replicates] float64, Poisson(1)."""
-    if key.device.type != "cpu":
+    if not here(key):
         return _draws(key, seed, replicates)
     runs = tables.runs(key)  # neighbours of one group are drawn once
     return torch.repeat_interleave(_draws(key[runs[:-1]], seed, replicates), segments.lengths(runs), dim=0)
@@ -47,7 +48,7 @@ def _draws(key: Tensor, seed: int, replicates: int) -> Tensor:
 
 def _poisson(uniform: Tensor) -> Tensor:
     """32-bit numbers → draws: how many of the steps each has reached, float64."""
-    if uniform.device.type != "cpu":
+    if not here(uniform):
         steps = torch.tensor(_poisson_steps(), device=uniform.device)
         return torch.bucketize(uniform, steps, right=True).to(torch.float64)
     reached = np.zeros(uniform.shape, np.uint8)  # comparing a few times costs a fifth of searching

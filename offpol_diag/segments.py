@@ -7,11 +7,15 @@ each run starts and ends. Empty runs are allowed: their sum is 0, their maximum 
 from __future__ import annotations
 
 import math
+from collections.abc import MutableMapping
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from offpol_diag.host import here
 
 
 def lengths(offsets: Tensor) -> Tensor:
@@ -36,7 +40,7 @@ def smallest(x: Tensor, offsets: Tensor) -> Tensor:
 
 def _reduced(x: Tensor, offsets: Tensor, kernel: np.ufunc, name: str, empty: float) -> Tensor:
     # On a CPU numpy's reduceat takes a ninth of the time of torch's segment_reduce, and sums pairwise.
-    if x.requires_grad or x.device.type != "cpu":
+    if x.requires_grad or not here(x):
         return torch.segment_reduce(x, name, offsets=offsets, initial=empty)
     ends = offsets.numpy()
     begins, filled = ends[:-1], ends[1:] > ends[:-1]
@@ -63,9 +67,25 @@ def mean(x: Tensor, offsets: Tensor) -> Tensor:
 
 def spread(x: Tensor, offsets: Tensor) -> Tensor:
     """Give every token its run's value: [S] → [T]."""
-    if x.requires_grad or x.device.type != "cpu":
-        return torch.repeat_interleave(x, lengths(offsets))
+    if x.requires_grad or not here(x):
+        return torch.repeat_interleave(x, lengths(offsets), output_size=tokens(offsets))
     return torch.from_numpy(np.repeat(x.numpy(), lengths(offsets).numpy()))
+
+
+_TOKENS: MutableMapping[Tensor, int] = WeakTensorKeyDictionary()
+
+
+def sized(offsets: Tensor, tokens: int) -> Tensor:
+    """The same offsets, of which the host knows from now on how many tokens they reach over."""
+    _TOKENS[offsets] = tokens
+    return offsets
+
+
+def tokens(offsets: Tensor) -> int:
+    """T: what the last offset says; a GPU is asked once."""
+    if offsets not in _TOKENS:
+        sized(offsets, int(offsets[-1]))
+    return _TOKENS[offsets]
 
 
 def any_in(x: Tensor, offsets: Tensor) -> Tensor:
@@ -75,7 +95,7 @@ def any_in(x: Tensor, offsets: Tensor) -> Tensor:
 
 def count(x: Tensor, offsets: Tensor) -> Tensor:
     """True tokens per run: [T] bool → [S] float64."""
-    if x.device.type != "cpu":
+    if not here(x):
         return total(x.to(torch.float64), offsets)
     return total(torch.from_numpy(x.numpy().astype(np.float64)), offsets)  # torch takes thrice the time
 
@@ -87,6 +107,6 @@ def count_above(x: Tensor, bound: float, offsets: Tensor) -> Tensor:
 
 def above(x: Tensor, bound: float) -> Tensor:
     """Which values lie above a bound, bool."""
-    if x.device.type != "cpu":
+    if not here(x):
         return x > bound
     return torch.from_numpy(np.greater(x.numpy(), bound))  # torch takes thrice the time

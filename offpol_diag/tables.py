@@ -9,25 +9,26 @@ import torch
 from torch import Tensor
 
 from offpol_diag import segments
+from offpol_diag.host import here
 
 
 def count(codes: Tensor, size: int) -> Tensor:
     """How often each code occurs: [T] int64 in [0, size) → [size] float64."""
-    if codes.device.type == "cpu":
+    if here(codes):
         return torch.bincount(codes, minlength=size).to(torch.float64)
     return total(codes, size, torch.ones(codes.shape, dtype=torch.float64, device=codes.device))
 
 
 def total(codes: Tensor, size: int, x: Tensor) -> Tensor:
     """The sum of x [T] float64 by code: [T] int64 in [0, size) → [size] float64."""
-    if codes.device.type == "cpu":
+    if here(codes):
         return torch.bincount(codes, weights=x, minlength=size)
     return x.new_zeros(size).index_add_(0, codes, x)  # bincount would look for the largest code on the host
 
 
 def by_code(codes: Tensor, size: int, columns: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
     """How often each code occurs, and the sums of every column by code, [size] each."""
-    if codes.device.type != "cpu":
+    if not here(codes):
         return count(codes, size), {name: total(codes, size, x) for name, x in columns.items()}
     where = runs(codes)
     if len(where) > len(codes) // 4:

@@ -9,11 +9,14 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 
 from offpol_diag.batch import Batch
 from offpol_diag.engines.engine import Clock, Each, Job, M, Progress
+from offpol_diag.engines.fitting import results
+from offpol_diag.engines.staging import Staged, Staging, staging
 from offpol_diag.readers import Dump
 
 
@@ -42,6 +45,10 @@ class Local:
     def name(self) -> str:
         """What a report says of it."""
         return "local"
+
+    @cached_property
+    def _staging(self) -> Staging:
+        return staging(self.device)
 
     def reduce(self, dump: Dump, job: Job[M], each: Each[M] | None = None) -> M | None:
         """One reading, `Engine.reduce`."""
@@ -75,23 +82,23 @@ class Local:
     def _results(self, batches: Iterator[Batch], job: Job[M]) -> Iterator[M]:
         """In order; reading runs ahead by no more than one batch for each worker."""
         with one_thread_each(self.workers) as pool:
-            waiting: deque[Future[M]] = deque()
+            waiting: deque[Future[list[M]]] = deque()
             try:
                 for batch in batches:
-                    waiting.append(pool.submit(self._run, job, batch))
+                    waiting.append(pool.submit(self._run, job, self._staging.put(batch)))
                     del batch
                     if len(waiting) > self.workers:
-                        yield waiting.popleft().result()
+                        yield from waiting.popleft().result()
                 while waiting:
-                    yield waiting.popleft().result()
+                    yield from waiting.popleft().result()
             finally:
                 for future in waiting:
                     future.cancel()
 
-    def _run(self, job: Job[M], batch: Batch) -> M:
+    def _run(self, job: Job[M], staged: Staged) -> list[M]:
         before = time.perf_counter()
         try:
-            return job(batch.to(self.device))
+            return results(job, staged, self._staging)
         finally:
             self.clock.compute += time.perf_counter() - before
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from offpol_diag import segments
 from offpol_diag.accumulators import extremes
+from offpol_diag.host import here
 from offpol_diag.metrics.formula import Formula, Lookup, mean, spread
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.metrics.terms import Terms
@@ -105,8 +106,8 @@ def _token_sums(terms: Terms) -> dict[str, Tensor]:
 
 def _counts(terms: Terms) -> dict[str, Tensor]:
     """Tokens beyond each bound; where the host can see at once that nothing is, nothing is counted."""
-    offsets, host = terms.batch.cu_seqlens, terms.size.device.type == "cpu" and len(terms.size) > 0
-    reach = float(terms.size.max()) if host else math.inf
+    offsets = terms.batch.cu_seqlens
+    reach = float(terms.size.max()) if here(terms.size) and len(terms.size) else math.inf
     none = torch.zeros_like(terms.total)
     return {
         name: segments.count_above(terms.size, bound, offsets) if reach > bound else none

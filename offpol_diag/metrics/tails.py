@@ -30,9 +30,14 @@ def states(scene: Scene, drift: Drift) -> dict[str, State]:
         f"{drift.prefix}bins.d": Counts.of(found.delta),
         f"{drift.prefix}bins.k3": Bins.of(found.k3),
         f"{drift.prefix}tail.tokens": Tail.of(found.delta),
-        f"{drift.prefix}tail.sequences": Tail.of(found.total[there]),
+        f"{drift.prefix}tail.sequences": Tail.of(found.total[_filled(scene)]),
         f"{drift.prefix}log.sequences": LogSums.of(torch.where(there, found.total, -torch.inf), scene.draws),
     }
+
+
+def _filled(scene: Scene) -> Tensor:
+    """Which sequences have a token; a GPU is asked once."""
+    return scene.once("filled", lambda: torch.nonzero(scene.batch.lengths > 0).flatten())
 
 
 def _ess_tokens(get: Lookup) -> Tensor:

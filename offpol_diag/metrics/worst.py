@@ -10,6 +10,7 @@ from torch import Tensor
 from offpol_diag import segments
 from offpol_diag.accumulators import Best
 from offpol_diag.batch import Batch
+from offpol_diag.host import here
 from offpol_diag.metrics import gap
 from offpol_diag.metrics.gap import Drift
 from offpol_diag.metrics.scene import Scene
@@ -51,10 +52,10 @@ def _terms(scene: Scene, drift: Drift) -> Terms:
 def _largest(scores: Tensor, many: int) -> Tensor:
     """Where the largest scores are, falling, and up to `TIES` that equal the last; `Best` chooses by text.
 
-    On a CPU the few that are as large are found before they are sorted. Elsewhere all are sorted: the host would
-    have to wait to learn how few they are.
+    On a CPU the few that are as large are found before they are sorted. Elsewhere all are sorted: the host
+    would have to wait to learn how few they are.
     """
-    if scores.device.type != "cpu":
+    if not here(scores):
         return torch.sort(scores, descending=True, stable=True).indices[: many + TIES]
     candidates = _as_large(scores.numpy(), many)
     falling, order = torch.sort(scores[candidates], descending=True, stable=True)
@@ -70,7 +71,7 @@ def _as_large(scores: npt.NDArray[np.float64], many: int) -> Tensor:
 
 
 def _best(whole: Tensor, real: Tensor, many: int) -> list[tuple[list[int], list[float]]]:
-    """Both tables' rows on the host, as far as the score (the first of the reals) is one of the best, above 0."""
+    """Both tables' rows on the host, as far as the score (the first of the reals) is above 0 and a best."""
     rows: list[tuple[list[int], list[float]]] = list(zip(whole.tolist(), real.tolist(), strict=True))
     last = rows[min(many, len(rows)) - 1][1][0] if rows else 0.0
     return [row for row in rows if row[1][0] >= last and row[1][0] > 0]
