@@ -23,6 +23,7 @@ SECTIONS = {
     "padded": "Against the way trainers compute it",
     "memory": "Memory",
     "complexity": "Growth",
+    "tallies": "Tally files",
     "startup": "Start-up",
     "gpu": "On a GPU",
 }

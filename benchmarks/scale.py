@@ -8,7 +8,7 @@ from typing import Any
 SIZES = {"10⁹": 1e9, "10¹²": 1e12, "10¹⁴": 1e14}
 CORES = 64
 """Of the machine the page reckons with."""
-PIECE = 1e9
+PIECE = 1e10
 """Tokens to a task."""
 
 
@@ -26,7 +26,7 @@ def costs(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         "piece": PIECE,
         "cpu": found["peers"]["machine"]["cpu"],
         "memory": max(row["peak"] for row in memory["rows"]) if memory else None,
-        "tally": max(row["bytes"] for row in tallies["rows"]) if tallies else None,
+        "tally": max(row["tally_bytes"] for row in tallies["rows"]) if tallies else None,
         "merge": tallies.get("merge_seconds"),
         "gpu": _gpu(gpu) if gpu else None,
         "rows": [_row(name, tokens, core, disk) for name, tokens in SIZES.items()],

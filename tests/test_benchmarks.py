@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,6 +14,7 @@ import duck
 import dump
 import gpu
 import machine
+import memory
 import padded
 import part
 import peak
@@ -24,11 +25,12 @@ import pyarrow.parquet as pq
 import pytest
 import report
 import rounds
-import scale
+import tallies
 import torch
 
 from offpol_diag.analyze import analyze
 from offpol_diag.catalogue import load
+from offpol_diag.presets import Preset
 from offpol_diag.summary import Summary
 
 ROOT = Path(__file__).parents[1]
@@ -46,8 +48,15 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def analysed(path: Path) -> Summary:
     """That dump under the presets whose numbers are compared."""
-    names = "token_is,slime_mis_token_mask,seq_mis,geo_rs,seq_is"
-    return analyze([str(path)], presets=load().resolve(names))
+    return analyze([str(path)], presets=Few().resolve("all"))
+
+
+class Few:
+    """A catalogue of those alone."""
+
+    def resolve(self, names: str) -> tuple[Preset, ...]:
+        assert names == "all"
+        return load().resolve("token_is,slime_mis_token_mask,seq_mis,geo_rs,seq_is")
 
 
 def ratios(path: Path) -> list[list[float]]:
@@ -193,11 +202,17 @@ def test_the_query_has_the_nine_numbers_of_plain_python(path: Path) -> None:
     assert expected["sequences_dropped"] > 0
 
 
-def test_the_veto_of_the_query_sees_one_catastrophic_token(tmp_path: Path) -> None:
-    lists = {"rollout_log_probs": [[-1.0, -1.0], [-1.0]], "old_log_probs": [[-1.0, -11.0], [-1.5]]}
-    pq.write_table(pa.table(lists | {"response_mask": [[1, 1], [1]]}), tmp_path / "d.parquet")
+def test_the_bounds_of_the_query_are_on_both_sides(tmp_path: Path) -> None:
+    gaps = [[math.log(r) for r in row] for row in ([0.49, 0.51, 1.99, 2.01], [2.01], [0.49], [9e-5, 1e4])]
+    lists = {"rollout_log_probs": [[-10.0] * len(row) for row in gaps]}
+    lists |= {"old_log_probs": [[d - 10 for d in row] for row in gaps]}
+    pq.write_table(
+        pa.table(lists | {"response_mask": [[1] * len(row) for row in gaps]}), tmp_path / "d.parquet"
+    )
 
-    assert duck.Duck(1).nine(tmp_path / "d.parquet")["vetoed"] == 0.5
+    found = duck.Duck(1).nine(tmp_path / "d.parquet")
+
+    assert (found["tokens_rejected"], found["sequences_dropped"], found["vetoed"]) == (6 / 8, 2 / 4, 1 / 4)
 
 
 @pytest.mark.parametrize("found", [{"k3": 1 + 2e-6}, {"k3": math.nan}, {}, {"K3": 1.0}])
@@ -294,23 +309,24 @@ def test_the_padded_veto_sees_one_catastrophic_token_and_no_padding() -> None:
     assert {name: float(x) for name, x in found.items()} == {"sequences": 2, "vetoed": 1, "kept": 1}
 
 
+def test_the_padded_bounds_are_on_both_sides() -> None:
+    old = torch.tensor([[0.49, 0.51, 1.99, 2.01]]).log()
+    batch = padded.Padded(torch.zeros_like(old), old, torch.ones_like(old))
+
+    assert float(padded.rejection(batch)["left"]) == 2
+    assert float(padded.token_truncation(batch)["high"]) == 1
+    assert float(padded.token_truncation(batch)["w"]) == pytest.approx(0.49 + 0.51 + 1.99 + 2)
+
+
 def test_a_padded_baseline_that_computes_something_else_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     def twice(batch: padded.Padded) -> padded.Numbers:
         return {name: 2 * value for name, value in padded.token_truncation(batch).items()}
 
-    few = load().resolve("token_is,slime_mis_token_mask,seq_mis,geo_rs,seq_is")
     monkeypatch.setattr(padded, "PASSES", (twice, *padded.PASSES[1:]))
-    monkeypatch.setattr(padded, "load", lambda: Presets(few))
+    monkeypatch.setattr(padded, "load", Few)
 
     with pytest.raises(part.Failed, match="truncated_ess"):
         padded.measure(TINY)
-
-
-class Presets(tuple):  # type: ignore[type-arg]
-    """A catalogue that resolves everything to these."""
-
-    def resolve(self, names: str) -> tuple[object, ...]:
-        return tuple(self)
 
 
 # ---------------------------------------------------------------- measuring
@@ -399,114 +415,141 @@ def test_waits_are_counted_by_the_operators_whose_result_the_host_needs() -> Non
     assert gpu.waits(torch.device("cpu"), lambda: [x.sum().item(), torch.nonzero(x), x[x > 1]]) == 3
 
 
-# ---------------------------------------------------------------- the pages
+# ---------------------------------------------------------------- what is made of times
 
 
-@pytest.mark.parametrize("name", ["benchmarks.md", "scale.md"])
-def test_a_page_is_current_with_the_results_that_are_kept(name: str) -> None:
-    text = (ROOT / "docs" / name).read_text(encoding="utf-8")
+def timed(monkeypatch: pytest.MonkeyPatch, wall: dict[str, float]) -> None:
+    """Every job runs once and is said to have taken this long, twice that of processor."""
 
-    assert text == report.pages(report.results())[name], "run `python benchmarks/report.py`"
+    def alternate(jobs: Mapping[str, rounds.Job], times: int) -> rounds.Rounds:
+        for job in jobs.values():
+            job()
+        return rounds.Rounds({job: [wall[job]] for job in jobs}, {job: [2 * wall[job]] for job in jobs})
 
-
-def test_every_result_that_is_kept_names_its_machine() -> None:
-    found = report.results()
-
-    assert found
-    for one in found.values():
-        assert {"date", "cpu", "cores", "memory_gib", "system", "versions", "gpu"} == set(one["machine"])
+    monkeypatch.setattr(rounds, "alternate", alternate)
 
 
-def test_a_part_replaces_its_own_result_and_no_other(tmp_path: Path) -> None:
-    path = tmp_path / "results.json"
+def test_the_ratios_of_the_peers_are_the_right_way_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    timed(monkeypatch, {"reading": 2, "duckdb": 3, "analyze": 12})
+    monkeypatch.setattr(peers, "load", Few)
 
-    for name, value in (("startup", 1), ("gpu", 2), ("startup", 3)):
-        report.keep(name, {"value": value}, {"cpu": "x"}, path)
+    found = peers.measure(TINY)
 
-    assert {name: one["result"]["value"] for name, one in report.results(path).items()} == {
-        "startup": 3,
-        "gpu": 2,
-    }
+    assert (found["analyze_over_duckdb"], found["duckdb_over_reading"], found["presets"]) == (4, 1.5, 5)
+    assert found["seconds"]["analyze"] == {"wall": 12, "cpu": 24}
 
 
-def test_a_part_that_was_not_measured_says_how_to_measure_it() -> None:
-    pages = report.pages({})
+def test_a_further_preset_is_a_share_of_an_analysis_with_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    timed(monkeypatch, {"1": 10, "3": 10.4, "5": 10.8})
+    monkeypatch.setattr(presets, "load", Few)
+    monkeypatch.setattr(presets, "COUNTS", (1, 3))
 
-    assert pages["benchmarks.md"].count("Not measured yet") == len(report.SECTIONS)
-    assert "Not measured yet" in pages["scale.md"]
+    found = presets.measure(TINY)
 
-
-def test_the_facts_of_a_machine_name_processor_versions_and_day() -> None:
-    facts = machine.facts()
-
-    assert re.fullmatch(r"\d{4}-\d\d-\d\d", str(facts["date"]))
-    assert facts["cpu"]
-    assert {"torch", "duckdb", "pyarrow"} <= set(facts["versions"])  # type: ignore[call-overload]
-    assert report.machine(facts).startswith("Measured 20")
+    assert found["presets"] == [1, 3, 5]
+    assert found["each"] == pytest.approx(0.02)
 
 
-MEASURED = {
-    "peers": {
-        "machine": {"cpu": "a core of ours"},
-        "result": {"tokens": 1e6, "bytes": 13e6, "seconds": {"analyze": {"wall": 1.0, "cpu": 2.0}}},
-    }
-}
-GPU = {
-    "result": {
-        "device": "H1",
-        "rows": [{"tokens_per_second": 1e9}, {"tokens_per_second": 2e9}],
-        "end_to_end": {"tokens_per_second": 1e8},
-    }
-}
+def test_time_per_token_is_in_nanoseconds_and_what_grows_is_a_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    timed(monkeypatch, {"analyze": 12, "1": 10, "3": 10.4, "5": 10.8})
+    monkeypatch.setattr(complexity, "load", Few)
+    monkeypatch.setattr(presets, "load", Few)
+    monkeypatch.setattr(presets, "COUNTS", (1, 3))
+    monkeypatch.setattr(complexity, "SMALLEST", 6)
+
+    found = complexity.measure(part.Given(sequences=12, rounds=1))
+
+    assert [row["sequences"] for row in found["rows"]] == [6, 12]
+    assert [row["ns_per_token"] * row["tokens"] for row in found["rows"]] == pytest.approx([12e9, 12e9])
+    monkeypatch.setattr(complexity, "growth", lambda per_token: 1.0)
+    with pytest.raises(part.Failed, match="time per token grows by 100%"):
+        complexity.measure(part.Given(sequences=12, rounds=1))
 
 
-def test_scale_is_reckoned_from_the_seconds_of_processor() -> None:
-    costs = scale.costs(MEASURED)
-    row = next(row for row in costs["rows"] if row["name"] == "10¹²")
+def test_the_padded_way_is_counted_per_token_and_pass(
+    monkeypatch: pytest.MonkeyPatch, analysed: Summary
+) -> None:
+    ticks = iter(range(100))
+    monkeypatch.setattr(padded, "load", Few)
+    monkeypatch.setattr(padded, "sweep", lambda path: (padded.ours(analysed), 8.0, 3e6))
+    monkeypatch.setattr(padded, "analyze", lambda sources, presets: analysed)
+    monkeypatch.setattr(padded.time, "perf_counter", lambda: float(next(ticks)))
 
-    assert costs["core"] == 5e5
-    assert costs["read_per_core"] == 6.5e6
-    assert row["core_hours"] == pytest.approx(1e12 / 5e5 / 3600)
-    assert row["machine_hours"] == pytest.approx(1e12 / 5e5 / 3600 / 64)
-    assert row["machines"] == 9  # 8.68 of them
-    assert row["disk"] == 13e12
-    assert row["per_second"] == pytest.approx(13e12 / 3600)
-    assert row["pieces"] == 1000
+    found = padded.measure(TINY)
+
+    tokens = found["tokens"]
+    assert found["padded_ns"] == pytest.approx(8 / 4 * 1e9 / tokens)
+    assert found["ours_ns"] == pytest.approx(1 / 5 * 1e9 / tokens)
+    assert found["padded_over_ours"] == pytest.approx(10)
+    assert found["places_per_token"] == pytest.approx(3e6 / tokens)
 
 
-def test_the_page_of_scale_says_what_is_known_and_what_was_not_measured() -> None:
-    bare = scale.costs(MEASURED)
-    tallies = {"result": {"rows": [{"bytes": 2e6}, {"bytes": 3e6}], "merge_seconds": 0.036}}
-    full = scale.costs(
-        MEASURED | {"gpu": GPU, "tallies": tallies, "memory": {"result": {"rows": [{"peak": 6e8}]}}}
+def test_a_gpus_throughput_is_of_tokens_and_its_share_of_bytes(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed(monkeypatch, {"resident": 2, "copy": 4})
+    bench = gpu.Bench(path, torch.device("cpu"), Few().resolve("all"), 1)
+
+    row = gpu.resident(bench, 1 << 13)
+    batches = gpu.job(bench, 1 << 13)[1]
+
+    tokens = sum(batch.tokens for batch in batches)
+    assert row["tokens_per_second"] == tokens / 2
+    assert row["batches"] == len(batches) > 1
+    assert row["bytes_per_second"] > 8 * 3 * tokens / 2
+    assert gpu.copied(bench, 1 << 10) == 2 * (1 << 10) / 4
+
+
+def test_a_gpu_that_finds_other_numbers_fails(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def other(sources: list[str], presets: object, device: str) -> Summary:
+        analysed = analyze(sources, presets=Few().resolve("all"))
+        if device != "cpu:0":
+            return analysed
+        moved = analysed.metrics["k3"].model_copy(update={"value": 1.0})
+        return analysed.model_copy(update={"metrics": analysed.metrics | {"k3": moved}})
+
+    monkeypatch.setattr(gpu, "analyze", other)
+
+    with pytest.raises(part.Failed, match="k3"):
+        gpu.end_to_end(gpu.Bench(path, torch.device("cpu:0"), (), 1), 1)
+
+
+def test_a_merge_is_what_each_further_tally_adds(monkeypatch: pytest.MonkeyPatch) -> None:
+    timed(monkeypatch, {"one": 1, "all": 4})
+    monkeypatch.setattr(tallies, "merge", lambda paths: None)
+    monkeypatch.setattr(peak, "offpol_diag", lambda *given: Path(given[-1]).write_bytes(bytes(7)))
+
+    found = tallies.measure(part.Given(sequences=80, rounds=1))
+
+    assert found["merge_seconds"] == 2
+    assert [(row["sequences"], row["tally_bytes"]) for row in found["rows"]] == [(10, 7), (80, 7)]
+
+
+def test_the_large_row_group_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    groups: list[int] = []
+
+    def seen(command: str, path: str, *rest: str) -> peak.Spent:
+        groups.append(pq.ParquetFile(path).num_row_groups)
+        return peak.Spent(1.0, 1.0, 5)
+
+    monkeypatch.setattr(peak, "offpol_diag", seen)
+
+    found = memory.measure(part.Given(sequences=1030, rounds=1))
+
+    assert groups == [2, 1]
+    assert [row["one_row_group"] for row in found["rows"]] == [False, True]
+
+
+def test_a_process_is_held_to_its_threads() -> None:
+    code = (
+        "import machine, os, pyarrow, torch; machine.limit(1); "
+        "print(len(os.sched_getaffinity(0)), pyarrow.cpu_count(), torch.get_num_threads())"
     )
 
-    assert "A GPU has not been measured yet" in report._page("scale", c=bare)
-    assert "The size of a tally file has not been measured yet" in report._page("scale", c=bare)
-    text = report._page("scale", c=full)
-    assert "not been measured" not in text
-    assert "One H1 does the work of 4,000 cores" in text
-    assert "| 10¹⁴ | 100,000 | 300 GB | 1 |" in text
-    assert "| a tally file | 3 MB |" in text
-    assert "dump of any size | 600 MB |" in text
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT / "benchmarks", check=True
+    )
 
-
-@pytest.mark.parametrize(
-    ("found", "said"),
-    [
-        (report.count(16_524_000), "16.5 M"),
-        (report.count(987), "987"),
-        (report.count(123_456_000_000), "123 G"),
-        (report.bytes_text(212_764_386), "213 MB"),
-        (report.bytes_text(12), "12 B"),
-        (report.bytes_text(None), "–"),
-        (report.seconds(0.0123), "0.012"),
-        (report.seconds(1234.5), "1,234"),
-        (report.hours(0.001), "< 0.01"),
-        (report.percent(0.0123), "1.23%"),
-        (report.number(16_405_279.0), "16,405,279"),
-        (report.number(0.5), "0.5"),
-    ],
-)
-def test_numbers_are_written_in_three_digits(found: str, said: str) -> None:
-    assert found == said
+    assert done.stdout.split() == ["1", "1", "1"]
