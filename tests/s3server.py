@@ -53,7 +53,7 @@ def handler(gate: Gate) -> type[BaseHTTPRequestHandler]:
             )
             self.send_response(status)
             length = headers.get("Content-Length", str(len(found)))
-            kept = ("Content-Type", "Content-Range", "ETag", "Last-Modified", "x-amz-bucket-region")
+            kept = ("Content-Type", "Content-Range", "ETag", "Last-Modified", "Accept-Ranges")
             for name, value in headers.items():
                 if name.lower() in {k.lower() for k in kept}:
                     self.send_header(name, value)

@@ -137,7 +137,7 @@ def test_a_long_range_is_asked_for_in_pieces(flaky, monkeypatch):
     assert sum(batch.tokens for batch in open_dump([flaky]).batches()) == 8000
 
 
-def test_a_short_answer_of_a_filesystem_is_no_end_of_the_file():
+def test_a_short_answer_of_a_filesystem_is_no_end_of_the_file(monkeypatch):
     class Short:
         size = 10
         answers = iter([b"0123", b"0123456789"])
@@ -148,11 +148,16 @@ def test_a_short_answer_of_a_filesystem_is_no_end_of_the_file():
         def read(self, size):
             return next(self.answers)
 
+    opened = []
+
     class Filesystem:
         def open(self, *_, **__):
-            return Short()
+            opened.append(Short())
+            return opened[-1]
 
+    monkeypatch.setattr(ranges, "FIRST_WAIT", 0.0)
     assert ranges.RangedFile(Filesystem(), "x").read() == b"0123456789"
+    assert len(opened) == 2, "a stream that failed is used no more"
 
 
 def test_a_server_that_sends_whole_files_only_is_refused():

@@ -19,7 +19,7 @@ import pytest
 import offpol_diag
 from offpol_diag.catalogue import load
 from offpol_diag.errors import DumpError
-from offpol_diag.readers import files, locations, open_dump, stores
+from offpol_diag.readers import files, locations, open_dump, ranges, stores
 from offpol_diag.readers.sources import find
 from tests.far_dumps import numbers, refusal, write
 from tests.s3server import gated, moto
@@ -86,6 +86,7 @@ def hasty(monkeypatch):
     monkeypatch.setattr(stores, "ATTEMPTS", 3)
     monkeypatch.setattr(stores, "SILENT_SECONDS", 1.0)
     monkeypatch.setattr(stores, "CONNECT_SECONDS", 1.0)
+    monkeypatch.setattr(ranges, "FIRST_WAIT", 0.01)
     locations._opened.cache_clear()
 
 
@@ -402,6 +403,32 @@ def test_a_server_that_never_answers_is_given_up(hasty, gate, tree, monkeypatch)
         before = time.monotonic()
         assert "the store cannot be reached" in refusal(f"s3://{BUCKET}/tree/d/a.parquet").message
         assert time.monotonic() - before < 30
+
+
+# --- the web
+
+
+def test_a_file_of_the_web_is_read_by_ranges_and_its_signature_is_shown_nowhere(gate, client, tmp_path):
+    url = big(client, tmp_path, "web.parquet", row_group_size=500)
+    client.put_object_acl(Bucket=BUCKET, Key="web.parquet", ACL="public-read")
+    web = f"{gate.url}/{BUCKET}/web.parquet"
+    dump = open_dump([f"{web}?signature={SECRET}"])
+    assert dump.info.files == (web,)
+    assert sum(batch.tokens for batch in dump.batches()) == 200_000
+    need = wanted(tmp_path / "web.parquet")
+    assert need <= gate.fetched() <= 1.1 * need + 4 * (1 << 16)
+    assert open_dump([url]).rows == dump.rows
+
+
+@pytest.mark.parametrize(
+    ("status", "says"), [(403, "access is denied"), (404, "no such"), (503, "the store does not answer")]
+)
+def test_what_the_web_refuses_is_said_without_its_signature(gate, client, tmp_path, hasty, status, says):
+    gate.plan = lambda *_: status
+    error = refusal(f"{gate.url}/{BUCKET}/web.parquet?signature={SECRET}")
+    assert error.message.startswith(f"{gate.url}/{BUCKET}/web.parquet: ")
+    assert says in error.message
+    assert SECRET not in error.message + error.hint
 
 
 # --- the command line

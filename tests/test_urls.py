@@ -1,5 +1,7 @@
 """URLs: taken apart, shown without what is secret, and led to the store they are in."""
 
+from pathlib import Path
+
 import pytest
 
 from offpol_diag.cli.output import default_html
@@ -112,3 +114,10 @@ def test_where_the_region_cannot_be_found_the_environment_says_it(monkeypatch):
     assert stores._region("b", elsewhere=True) == "us-east-1"
     with pytest.raises(OSError, match="NETWORK_CONNECTION"):
         stores._region("b", elsewhere=False)
+
+
+def test_every_scheme_and_option_is_in_the_docs():
+    page = (Path(__file__).parents[1] / "docs" / "remote.md").read_text(encoding="utf-8")
+    for name, scheme in stores.SCHEMES.items():
+        assert f"`{name}://" in page or name == "abfs"
+        assert [word for word in scheme.options if f"`{word}=" not in page and f" `{word}=" not in page] == []

@@ -1,6 +1,13 @@
 """From Parquet files to packed batches: `open_dump(sources).batches()`.
 
 sources   what the user named → files
+urls      a URL in parts, and without what is secret
+stores    a URL → the store it is in
+locations where a file is
+listing   directories and globs of a store
+ranges    filesystems of fsspec, by ranges and with patience
+outages   why a store does not give what it was asked for
+spool     standard input, kept on disk
 files     a file's metadata; why a file cannot be read
 columns   whose column is whose: roles, aliases, overrides
 forms     a row is a sequence, or a token
