@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 from offpol_diag.losses import LOSSES
 from offpol_diag.presets import Clip, Policy, Preset, Reject, Veto, Weight
@@ -66,6 +67,7 @@ class Near:
         return cls(a, tuple(dict.fromkeys(rules)), tuple(dict.fromkeys(tails)))
 
 
+@cache
 def splits(preset: Preset, a: float) -> bool:
     """Whether near tokens, with |Δ| within ±a, are all alike for a preset (given what `Near` watches)."""
     if not preset.apply:
@@ -74,14 +76,15 @@ def splits(preset: Preset, a: float) -> bool:
     return rules and _weight_idle(preset.weight, a) and _veto_idle(preset.veto, a) and _clip_idle(preset, a)
 
 
+@cache
 def neutral(preset: Preset) -> Preset:
-    """The preset as near tokens see it: equal for all that split, of one numerator and loss.
+    """The preset as near tokens see it: equal for all that split, of one numerator, loss and kind of weight.
 
     A sequence's weight and what drops whole sequences multiply the sums afterwards.
     """
     on_tokens = preset.apply and preset.weight is not None and preset.weight.over == "token"
     clip = preset.clip if LOSSES[preset.loss].pooled else UNCLIPPED
-    return replace(preset, weight=FREE if on_tokens else None, reject=(), veto=None, clip=clip)
+    return Preset("", "", preset.policy, FREE if on_tokens else None, (), None, preset.loss, clip)
 
 
 def _rule_idle(rule: Reject, a: float) -> bool:

@@ -7,7 +7,7 @@ and kept, so that presets share them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeVar
 
@@ -118,6 +118,14 @@ class Ratios:
         if key not in self._memo:
             self._memo[key] = make()
         return self._memo[key]  # type: ignore[return-value]
+
+    def kept(self) -> dict[object, object]:
+        """Everything computed so far, by key."""
+        return dict(self._memo)
+
+    def put(self, found: Mapping[object, object]) -> None:
+        """Take what was computed elsewhere."""
+        self._memo.update(found)
 
     def forget(self) -> None:
         """Drop everything computed so far."""

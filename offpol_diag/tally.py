@@ -15,6 +15,7 @@ from offpol_diag.crosswalk import BOOKS
 from offpol_diag.metrics import (
     gap,
     method,
+    nearsums,
     normal,
     policyloss,
     residual,
@@ -98,6 +99,7 @@ class Tally:
 
 def observe(study: Study, scene: Scene) -> Tally:
     """One batch's states."""
+    nearsums.prepare(scene, study.presets)
     states: dict[str, State] = {
         "sums": Sums.of(_resampled(study, scene), scene.draws, scene.batch.key),
         "logged": Sums.of(_logged(study, scene), scene.draws[:, :0]),

@@ -161,7 +161,7 @@ class View:
         near = self.scene.near
         if not self.close or near is None:
             return False
-        radius: float = getattr(near, "radius", near)
+        radius = near.radius
         return (low <= 0 or math.log(low) < -radius) and (high > 0 and math.log(high) > radius)
 
     def total(self, measure: Measure, mask: Mask | None = None) -> Tensor:

@@ -52,8 +52,13 @@ def _by_sign(done: Pieces) -> dict[str, Tensor]:
     if done.ratios.batch.advantages is None:
         return {}
     every = _signs(done.ratios, None)
-    left = done.total(lambda one, rules: _signs(one.ratios, one.kept.tokens, token_rules(one, rules)))
+    left = done.total(sign_counts)
     return every | {f"{name}_kept": x * done.sequences for name, x in left.items()}
+
+
+def sign_counts(done: Outcome, preset: Preset) -> dict[str, Tensor]:
+    """Tokens by the sign of their advantage that pass the rules on tokens, [S]."""
+    return _signs(done.ratios, done.kept.tokens, token_rules(done, preset))
 
 
 def _signs(ratios: Ratios, keep: Tensor | None, rules: tuple[Reject, ...] = ()) -> dict[str, Tensor]:
@@ -76,29 +81,28 @@ def ranges(scene: Scene, preset: Preset) -> dict[str, tuple[Tensor, Tensor]]:
 
 def weight_span(done: Pieces) -> tuple[Tensor, Tensor]:
     """Smallest and largest final weight of a sequence's kept tokens, [S]; (+inf, -inf) where none is kept."""
-    if done.first.weighed is None or done.per_sequence is not None:
+    if done.first.preset.weight is None or done.per_sequence is not None:
         low = high = torch.ones_like(done.kept_tokens) if done.per_sequence is None else done.per_sequence
     else:
-        found = [_token_span(one, rules) for one, rules in done.each]
+        found = [token_span(one, rules) for one, rules in done.each]
         low = reduce(torch.minimum, [low for low, _ in found])
         high = reduce(torch.maximum, [high for _, high in found])
     left = done.kept_tokens > 0
     return torch.where(left, low, torch.inf), torch.where(left, high, -torch.inf)
 
 
-def _token_span(done: Outcome, preset: Preset) -> tuple[Tensor, Tensor]:
+def token_span(done: Outcome, preset: Preset) -> tuple[Tensor, Tensor]:
     """Of the tokens that pass the rules on tokens; presets with equal weights and rules share it."""
-    assert done.weighed is not None
     key = ("span", weight_key(preset), token_rules(done, preset))
-    weights = done.weighed.final.values
-    return done.ratios.once(key, lambda: _kept_span(done.ratios, weights, done.kept.tokens))
+    return done.ratios.once(key, lambda: _kept_span(done))
 
 
-def _kept_span(ratios: Ratios, weights: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor]:
+def _kept_span(done: Outcome) -> tuple[Tensor, Tensor]:
+    assert done.weighed is not None
+    weights, keep, offsets = done.weighed.final.values, done.kept.tokens, done.ratios.batch.cu_seqlens
     low, high = (
         weights if keep is None else torch.where(keep, weights, absent) for absent in (torch.inf, -torch.inf)
     )
-    offsets = ratios.batch.cu_seqlens
     return segments.smallest(low, offsets), segments.largest(high, offsets)
 
 

@@ -15,8 +15,10 @@ from offpol_diag import correction, segments
 from offpol_diag.correction import Kept, Weighed
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.presets import Preset, Reject
-from offpol_diag.ratios import Level, Ratios
+from offpol_diag.ratios import Ratios
 
+PER_SEQUENCE = ("sum", "mean")
+"""Weights over these are one for the whole sequence; over `token` and `segment` tokens have their own."""
 SMALLEST_NORM = 1e-8
 """A mean weight that batch normalisation still divides by."""
 
@@ -59,7 +61,7 @@ class Outcome:
 
     Attributes:
         ratios: of the preset's numerator policy.
-        weighed: weights before rejection; None when the preset has none (then every weight is 1).
+        preset: one with the same weight, rules and veto.
         kept: what is left.
         kept_tokens: tokens left.
         weight_sum: Σ of the final weights over all unmasked tokens, rejected or not.
@@ -67,11 +69,16 @@ class Outcome:
     """
 
     ratios: Ratios
-    weighed: Weighed | None
+    preset: Preset
     kept: Kept
     kept_tokens: Tensor
     weight_sum: Tensor
     sums: Moments
+
+    @property
+    def weighed(self) -> Weighed | None:
+        """Weights before rejection; None when the preset has none (then every weight is 1)."""
+        return None if self.preset.weight is None else correction.weigh(self.ratios, self.preset)
 
 
 class Weights(Protocol):
@@ -110,12 +117,14 @@ def _outcome(ratios: Ratios, preset: Preset) -> Outcome:
     kept = correction.keep(ratios, preset)
     tokens = _left(ratios, kept, preset, n)
     if preset.weight is None:
-        return Outcome(
-            ratios, None, kept, tokens, n, Moments(tokens, tokens, torch.zeros_like(n), torch.zeros_like(n))
-        )
-    weighed = correction.weigh(ratios, preset)
-    sums = _moments(ratios, preset, weighed.final, kept, tokens)
-    return Outcome(ratios, weighed, kept, tokens, _total(ratios, weighed.final, preset), sums)
+        none = torch.zeros_like(n)
+        return Outcome(ratios, preset, kept, tokens, n, Moments(tokens, tokens, none, none))
+    if preset.weight.over in PER_SEQUENCE:
+        weights = correction.weigh(ratios, preset).final.values
+        total, sums = weights * ratios.batch.lengths, powers(weights).times(tokens)
+    else:
+        total, sums = _total(ratios, preset), _moments(ratios, preset, kept).times(kept.sequences)
+    return Outcome(ratios, preset, kept, tokens, total, sums)
 
 
 def _left(ratios: Ratios, kept: Kept, preset: Preset, n: Tensor) -> Tensor:
@@ -127,25 +136,21 @@ def _left(ratios: Ratios, kept: Kept, preset: Preset, n: Tensor) -> Tensor:
     return counted * kept.sequences
 
 
-def _total(ratios: Ratios, weights: Level, preset: Preset) -> Tensor:
-    if weights.per == "sequence":
-        return weights.values * ratios.batch.lengths
+def _total(ratios: Ratios, preset: Preset) -> Tensor:
+    """Σ of the weights of tokens."""
     return ratios.once(
         ("total", correction.weight_key(preset)),
-        lambda: segments.total(weights.values, ratios.batch.cu_seqlens),
+        lambda: segments.total(correction.weigh(ratios, preset).final.values, ratios.batch.cu_seqlens),
     )
 
 
-def _moments(ratios: Ratios, preset: Preset, weights: Level, kept: Kept, tokens: Tensor) -> Moments:
-    """Sums over kept tokens; shared by presets with the same weights and the same rules on tokens."""
-    if weights.per == "sequence":
-        return powers(weights.values).times(tokens)
+def _moments(ratios: Ratios, preset: Preset, kept: Kept) -> Moments:
+    """Of tokens that pass the rules on tokens; presets with the same weights and such rules share them."""
     rules = preset.reject if kept.tokens is not None else ()
-    sums = ratios.once(
+    return ratios.once(
         ("moments", correction.weight_key(preset), rules),
-        lambda: _token_moments(ratios, weights.values, kept),
+        lambda: _token_moments(ratios, correction.weigh(ratios, preset).final.values, kept),
     )
-    return sums.times(kept.sequences)
 
 
 def powers(w: Tensor) -> Moments:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from offpol_diag import losses
-from offpol_diag.metrics.outcome import Moments, Outcome, applied, of, powers
+from offpol_diag import correction, losses
+from offpol_diag.metrics.outcome import PER_SEQUENCE, Moments, Outcome, applied, of, powers
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.presets import Preset
 from offpol_diag.ratios import Ratios
@@ -63,8 +63,10 @@ class Pieces:
     @property
     def per_sequence(self) -> Tensor | None:
         """The weights of sequences, [S]; None when tokens have their own, or there are none."""
-        weighed = self.first.weighed
-        return weighed.final.values if weighed is not None and weighed.final.per == "sequence" else None
+        weight, weighed = self.first.preset.weight, self.first.weighed
+        if weight is None or weighed is None or weight.over not in PER_SEQUENCE:
+            return None
+        return weighed.final.values
 
     @property
     def acted(self) -> Acted:
@@ -98,9 +100,8 @@ def _pieces(scene: Scene, ratios: Ratios, preset: Preset) -> Pieces:
     (first, _), *rest = each
     sequences = first.kept.sequences
     tokens = sum((more.kept_tokens * sequences for more, _ in rest), first.kept_tokens)
-    if first.weighed is not None and first.weighed.final.per == "sequence":
-        weights = first.weighed.final.values
-        lengths = ratios.batch.lengths
+    if preset.weight is not None and preset.weight.over in PER_SEQUENCE:
+        weights, lengths = correction.weigh(ratios, preset).final.values, ratios.batch.lengths
         return Pieces(ratios, each, tokens, weights * lengths, powers(weights).times(tokens))
     weight_sum = sum((more.weight_sum for more, _ in rest), first.weight_sum)
     sums = first.sums

@@ -7,9 +7,8 @@ from torch import Tensor
 
 from offpol_diag import losses, segments
 from offpol_diag.correction import weight_key
-from offpol_diag.losses import TokenLoss
 from offpol_diag.metrics.formula import Formula, mean
-from offpol_diag.metrics.outcome import Outcome, token_rules
+from offpol_diag.metrics.outcome import PER_SEQUENCE, Outcome, token_rules
 from offpol_diag.metrics.pieces import Pieces, pieces
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.presets import Preset
@@ -20,7 +19,7 @@ def columns(scene: Scene, preset: Preset) -> dict[str, Tensor]:
     done = pieces(scene, preset)
     if not losses.known(scene.batch, preset):
         return {}
-    sums = done.total(_counts)
+    sums = done.total(clip_sums)
     summed = done.total(weighed_sums)["loss"] * sequence_weights(done, preset) * done.sequences
     found = {
         "loss": summed,
@@ -37,10 +36,15 @@ def sequence_weights(done: Pieces, preset: Preset) -> Tensor | float:
     return weights if weights is not None and losses.weighted(preset) else 1.0
 
 
-def token_weights(done: Outcome, preset: Preset) -> Tensor | None:
-    """What multiplies the loss of each token, [T]."""
-    if done.weighed is None or done.weighed.final.per != "token" or not losses.weighted(preset):
-        return None
+def weighs_tokens(done: Outcome, preset: Preset) -> bool:
+    """Whether tokens have weights of their own that multiply their loss."""
+    weight = done.preset.weight
+    return weight is not None and weight.over not in PER_SEQUENCE and losses.weighted(preset)
+
+
+def token_weights(done: Outcome) -> Tensor:
+    """The weights of tokens, [T]."""
+    assert done.weighed is not None
     return done.weighed.final.values
 
 
@@ -49,37 +53,40 @@ def weighed_sums(done: Outcome, preset: Preset) -> dict[str, Tensor]:
 
     Without π_θ there is no loss, and the slope is −A.
     """
-    found, weights = losses.token_loss(done.ratios, preset), token_weights(done, preset)
-    by = None if weights is None else weight_key(preset), token_rules(done, preset)
-    key = "loss sums", None if found is None else losses.kind(preset), by
-    return done.ratios.once(key, lambda: _weighed_sums(done, found, weights))
+    weight = weight_key(preset) if weighs_tokens(done, preset) else None
+    kind = losses.kind(preset) if losses.known(done.ratios.batch, preset) else None
+    key = "loss sums", kind, weight, token_rules(done, preset)
+    return done.ratios.once(key, lambda: _weighed_sums(done, preset))
 
 
-def _weighed_sums(done: Outcome, found: TokenLoss | None, weights: Tensor | None) -> dict[str, Tensor]:
+def _weighed_sums(done: Outcome, preset: Preset) -> dict[str, Tensor]:
     advantages, keep = done.ratios.batch.advantages, done.kept.tokens
     assert advantages is not None
-    each = weights if keep is None or weights is None else torch.where(keep, weights, 0.0)
+    found = losses.token_loss(done.ratios, preset)
     terms = {"pull": advantages.abs()} if found is None else {"loss": found.loss, "pull": found.slope.abs()}
-    if each is None:
+    if not weighs_tokens(done, preset):
         return {name: _total(done, x, keep) for name, x in terms.items()}
+    weights = token_weights(done)
+    each = weights if keep is None else torch.where(keep, weights, 0.0)
     return {name: _total(done, x * each, None) for name, x in terms.items()}
 
 
-def _counts(done: Outcome, preset: Preset) -> dict[str, Tensor]:
+def clip_sums(done: Outcome, preset: Preset) -> dict[str, Tensor]:
     """Tokens where the clip decides, where the dual clip does, and Σ(log π_anchor − log π_θ)."""
-    loss, rules = losses.token_loss(done.ratios, preset), token_rules(done, preset)
+    key = "clip sums", losses.kind(preset), token_rules(done, preset)
+    return done.ratios.once(key, lambda: _clip_sums(done, preset))
+
+
+def _clip_sums(done: Outcome, preset: Preset) -> dict[str, Tensor]:
+    ratios, keep = done.ratios, done.kept.tokens
+    loss, offsets = losses.token_loss(ratios, preset), ratios.batch.cu_seqlens
     assert loss is not None
-    clips = done.ratios.once(("clip sums", losses.kind(preset), rules), lambda: _clips(done, loss))
-    kl = done.ratios.once(("kl sum", rules), lambda: _total(done, loss.kl, done.kept.tokens))
-    return clips | {"kl": kl}
-
-
-def _clips(done: Outcome, loss: TokenLoss) -> dict[str, Tensor]:
-    keep, offsets = done.kept.tokens, done.ratios.batch.cu_seqlens
     flags = {"clipped": loss.clipped, "clipped_lower": loss.clipped_lower}
-    return {
+    counts = {
         name: segments.count(flag if keep is None else flag & keep, offsets) for name, flag in flags.items()
     }
+    rules = token_rules(done, preset)
+    return counts | {"kl": ratios.once(("kl sum", rules), lambda: _total(done, loss.kl, keep))}
 
 
 def _total(done: Outcome, x: Tensor, keep: Tensor | None) -> Tensor:

@@ -20,7 +20,7 @@ from offpol_diag.ratios import OVERFLOW, Ratios
 def columns(scene: Scene, preset: Preset) -> dict[str, Tensor]:
     """Per-sequence columns [S]: Σ k3 over kept tokens, the perplexity ratio and w² − 1 of what is left."""
     done = pieces(scene, preset)
-    found = done.total(_sums)
+    found = done.total(gap_sums)
     k3, delta = found["k3"], found["delta"]
     left = (done.kept_tokens > 0).to(torch.float64)
     gap = delta / done.kept_tokens.clamp(min=1)
@@ -36,7 +36,7 @@ def columns(scene: Scene, preset: Preset) -> dict[str, Tensor]:
     return {f"{preset.name}|residual_{name}": values for name, values in found.items()}
 
 
-def _sums(done: Outcome, preset: Preset) -> dict[str, Tensor]:
+def gap_sums(done: Outcome, preset: Preset) -> dict[str, Tensor]:
     """Σ k3 and ΣΔ of the tokens that pass every rule on tokens."""
     return done.ratios.once(
         ("residual", token_rules(done, preset)), lambda: _kept_sums(done.ratios, done.kept.tokens)

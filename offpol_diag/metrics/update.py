@@ -12,12 +12,11 @@ from torch import Tensor
 from offpol_diag import losses, segments
 from offpol_diag.correction import weight_key
 from offpol_diag.metrics.formula import Formula, Lookup
-from offpol_diag.metrics.outcome import Outcome, applied, token_rules
+from offpol_diag.metrics.outcome import Outcome, token_rules
 from offpol_diag.metrics.pieces import pieces
-from offpol_diag.metrics.policyloss import sequence_weights, token_weights, weighed_sums
+from offpol_diag.metrics.policyloss import sequence_weights, token_weights, weighed_sums, weighs_tokens
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.presets import Preset
-from offpol_diag.ratios import Ratios
 
 SIGNS = ("positive", "negative")
 
@@ -36,7 +35,7 @@ def columns(scene: Scene, preset: Preset) -> dict[str, Tensor]:
         return {}
     done = pieces(scene, preset)
     whole = sequence_weights(done, preset) * done.sequences
-    still = done.total(_still)
+    still = done.total(still_sums)
     mass = done.ratios.once("mass", lambda: shared(scene))
     found = {"update": done.total(weighed_sums)["pull"] * whole}
     for sign in SIGNS:
@@ -49,36 +48,30 @@ def _parts(advantages: Tensor) -> dict[str, Tensor]:
     return dict(zip(SIGNS, (advantages.clamp(min=0), -advantages.clamp(max=0)), strict=True))
 
 
-def _slope(ratios: Ratios, preset: Preset) -> tuple[object, Tensor]:
-    """What each token pulls with before weights and rules, after what that depends on."""
-    found = losses.token_loss(ratios, preset)
-    if found is not None:
-        return losses.kind(preset), found.slope
-    assert ratios.batch.advantages is not None
-    return None, ratios.batch.advantages
-
-
-def _still(done: Outcome, preset: Preset) -> dict[str, Tensor]:
+def still_sums(done: Outcome, preset: Preset) -> dict[str, Tensor]:
     """Σ|A| by sign of the tokens that pull nothing: by a rule, by the loss's clip or by a weight of 0."""
-    ratios = done.ratios
-    kind, slope = _slope(ratios, preset)
-    zeros = token_weights(done, preset) if _may_be_zero(preset) else None
-    by = None if zeros is None else weight_key(preset), token_rules(done, preset)
-    return ratios.once(("still", kind, by), lambda: _still_sums(done, slope, zeros))
+    kind = losses.kind(preset) if losses.known(done.ratios.batch, preset) else None
+    weight = weight_key(preset) if _may_be_zero(done, preset) else None
+    key = "still", kind, weight, token_rules(done, preset)
+    return done.ratios.once(key, lambda: _still_sums(done, preset))
 
 
-def _may_be_zero(preset: Preset) -> bool:
-    rule = applied(preset).weight
-    return rule is not None and (rule.action == "mask" or rule.overflow == "zero")
+def _may_be_zero(done: Outcome, preset: Preset) -> bool:
+    """Whether a token's weight may be 0, and take its pull with it."""
+    rule = done.preset.weight
+    zero = rule is not None and (rule.action == "mask" or rule.overflow == "zero")
+    return zero and weighs_tokens(done, preset)
 
 
-def _still_sums(done: Outcome, slope: Tensor, weights: Tensor | None) -> dict[str, Tensor]:
-    ratios, pulls = done.ratios, slope != 0
-    pulls = pulls if weights is None else pulls & (weights != 0)
-    pulls = pulls if done.kept.tokens is None else pulls & done.kept.tokens
-    advantages, offsets = ratios.batch.advantages, ratios.batch.cu_seqlens
+def _still_sums(done: Outcome, preset: Preset) -> dict[str, Tensor]:
+    ratios, advantages = done.ratios, done.ratios.batch.advantages
     assert advantages is not None
+    loss = losses.token_loss(ratios, preset)
+    pulls = (advantages if loss is None else loss.slope) != 0
+    pulls = pulls & (token_weights(done) != 0) if _may_be_zero(done, preset) else pulls
+    pulls = pulls if done.kept.tokens is None else pulls & done.kept.tokens
     parts = ratios.once("parts", lambda: _parts(advantages))
+    offsets = ratios.batch.cu_seqlens
     return {sign: segments.total(torch.where(pulls, 0.0, part), offsets) for sign, part in parts.items()}
 
 
