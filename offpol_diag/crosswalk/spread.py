@@ -7,15 +7,15 @@ for the rejection statistics of 2026; both are reproduced, so that a curve can b
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property, reduce
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from offpol_diag import segments
 from offpol_diag.accumulators import extremes
-from offpol_diag.batch import Batch
-from offpol_diag.ratios import Level
 
 EPS = 1e-8
 
@@ -31,13 +31,79 @@ class Thresholds:
     high: float
 
 
+UNKNOWN = Thresholds(-math.inf, math.inf)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A statistic x of some tokens.
+
+    Attributes:
+        x: its values, [K].
+        offsets: where each row's values start, [S+1].
+        span: between what they are known to lie.
+    """
+
+    x: Tensor
+    offsets: Tensor
+    span: Thresholds = UNKNOWN
+    _memo: dict[Thresholds, Bounded] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def total(self) -> Tensor:
+        """Σx of each row, [S]."""
+        return segments.total(self.x, self.offsets)
+
+    @cached_property
+    def range(self) -> tuple[Tensor, Tensor]:
+        """The smallest and the largest."""
+        return extremes(self.x)
+
+    def capped(self, high: float) -> Piece:
+        """min(x, high); the same piece where that changes nothing."""
+        if high >= self.span.high:
+            return self
+        return Piece(self.x.clamp(max=high), self.offsets, self.span)
+
+    def within(self, limits: Thresholds) -> Bounded:
+        """What becomes of the sums within limits; once for all limits that act alike."""
+        low = limits.low if limits.low > self.span.low else -math.inf
+        acting = Thresholds(low, limits.high if limits.high < self.span.high else math.inf)
+        if acting not in self._memo:
+            self._memo[acting] = self._within(acting)
+        return self._memo[acting]
+
+    def _within(self, limits: Thresholds) -> Bounded:
+        none, x = torch.zeros_like(self.total), self.x
+        free = limits == UNKNOWN
+        clamped = x if free else x.clamp(limits.low, limits.high)
+        return Bounded(
+            self.total if free else segments.total(clamped, self.offsets),
+            segments.total(clamped.square(), self.offsets),
+            none if limits.high == math.inf else segments.count(x > limits.high, self.offsets),
+            none if limits.low == -math.inf else segments.count(x < limits.low, self.offsets),
+        )
+
+
+class Bounded(NamedTuple):
+    """Sums of each row within limits, [S]: of x, of x², how many were above and how many below."""
+
+    c: Tensor
+    cc: Tensor
+    high: Tensor
+    low: Tensor
+
+    def plus(self, more: Bounded) -> Bounded:
+        """Over the tokens of both."""
+        return Bounded(*(one + two for one, two in zip(self, more, strict=True)))
+
+
 @dataclass(frozen=True)
 class Sample:
     """A statistic x on one batch, and what all spreads of it share.
 
     Attributes:
-        x: of tokens or of rows.
-        batch: the batch.
+        pieces: x of tokens; empty for a statistic of rows.
         empty: whether rows without a token count.
         n: tokens of each row, [S].
         total: Σx over the tokens of each row, [S].
@@ -45,30 +111,44 @@ class Sample:
         ranges: extremes of x, of its row means, and of their deviation from the center.
     """
 
-    x: Level
-    batch: Batch
+    pieces: tuple[Piece, ...]
     empty: bool
     n: Tensor
     total: Tensor
     judged: Tensor
     ranges: Ranges
 
+    @cached_property
+    def none(self) -> Tensor:
+        """[S] of 0."""
+        return torch.zeros_like(self.n)
+
     @classmethod
-    def of(cls, x: Level, batch: Batch, center: float, empty: bool) -> Sample:
-        """What is shared, made once."""
-        n = batch.lengths.to(torch.float64)
-        of_rows = x.per == "sequence"
-        total = x.values * n if of_rows else segments.total(x.values, batch.cu_seqlens)
+    def of_rows(cls, x: Tensor, n: Tensor, center: float, empty: bool) -> Sample:
+        """From the statistic of each row, [S]."""
+        total = x * n
         means = total / (n + EPS)
-        dev = (means - center).abs()
-        there = torch.ones_like(n, dtype=torch.bool) if empty else n > 0
-        low, high = ends(torch.stack((means, dev)), there)
-        tokens = ends(x.values, n > 0) if of_rows else extremes(x.values)
-        ranges = {"x": tokens, "m": (low[0], high[0]), "dev": (low[1], high[1])}
-        return cls(x, batch, empty, n, total, torch.stack((means, x.values) if of_rows else (means,)), ranges)
+        ranges = {"x": rows_range(x, n > 0), **_mean_ranges(means, center, n, empty)}
+        return cls((), empty, n, total, torch.stack((means, x)), ranges)
+
+    @classmethod
+    def of_tokens(cls, pieces: tuple[Piece, ...], n: Tensor, center: float, empty: bool) -> Sample:
+        """From the statistic of all tokens."""
+        total = reduce(torch.add, (piece.total for piece in pieces))
+        low, high = zip(*(piece.range for piece in pieces), strict=True)
+        means = total / (n + EPS)
+        span = reduce(torch.minimum, low), reduce(torch.maximum, high)
+        ranges = {"x": span, **_mean_ranges(means, center, n, empty)}
+        return cls(pieces, empty, n, total, means[None], ranges)
 
 
-def ends(x: Tensor, there: Tensor) -> tuple[Tensor, Tensor]:
+def _mean_ranges(means: Tensor, center: float, n: Tensor, empty: bool) -> Ranges:
+    both = torch.stack((means, (means - center).abs()))
+    low, high = torch.aminmax(both, dim=1) if empty and n.numel() else rows_range(both, n > 0)
+    return {"m": (low[0], high[0]), "dev": (low[1], high[1])}
+
+
+def rows_range(x: Tensor, there: Tensor) -> tuple[Tensor, Tensor]:
     """Smallest and largest along the last axis of what is there; (+inf, -inf) where nothing is."""
     if x.shape[-1] == 0:
         return x.new_full(x.shape[:-1], torch.inf), x.new_full(x.shape[:-1], -torch.inf)
@@ -90,14 +170,18 @@ class Spread:
     center: float
     empty: bool = True
 
-    def sample(self, x: Level, batch: Batch) -> Sample:
-        """What spreads of the same statistic share."""
-        return Sample.of(x, batch, self.center, self.empty)
+    def of_rows(self, x: Tensor, n: Tensor) -> Sample:
+        """What spreads of the same statistic of rows share."""
+        return Sample.of_rows(x, n, self.center, self.empty)
+
+    def of_tokens(self, pieces: tuple[Piece, ...], n: Tensor) -> Sample:
+        """What spreads of the same statistic of tokens share."""
+        return Sample.of_tokens(pieces, n, self.center, self.empty)
 
     def columns(self, of: Sample) -> Columns:
         """Per-sequence columns [S]."""
         beyond = self._beyond(of)
-        found = self._of_rows(of, beyond) if of.x.per == "sequence" else self._of_tokens(of)
+        found = self._of_tokens(of) if of.pieces else self._of_rows(of, beyond)
         means = of.judged[0]
         off = means - self.center
         found |= {
@@ -120,23 +204,15 @@ class Spread:
         return (flags if of.empty else flags & (of.n > 0)).to(torch.float64)
 
     def _of_rows(self, of: Sample, beyond: Tensor) -> Columns:
-        clamped = of.x.values.clamp(self.limits.low, self.limits.high)
+        clamped = of.judged[1].clamp(self.limits.low, self.limits.high)
         (high, low), (high_tokens, low_tokens) = beyond[:, 1], beyond[:, 1] * of.n
         total = clamped * of.n
         rows = {"high_rows": high, "low_rows": low, "high": high_tokens, "low": low_tokens}
         return {"c": total, "cc": clamped * total, **rows}
 
     def _of_tokens(self, of: Sample) -> Columns:
-        x, offsets, none = of.x.values, of.batch.cu_seqlens, torch.zeros_like(of.n)
-        clamped = x.clamp(self.limits.low, self.limits.high)
-        return {
-            "c": segments.total(clamped, offsets),
-            "cc": segments.total(clamped.square(), offsets),
-            "high": segments.count(x > self.limits.high, offsets),
-            "low": segments.count(x < self.limits.low, offsets),
-            "high_rows": none,
-            "low_rows": none,
-        }
+        sums = reduce(Bounded.plus, (piece.within(self.limits) for piece in of.pieces))
+        return {**sums._asdict(), "high_rows": of.none, "low_rows": of.none}
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,6 @@ Make = Callable[[View], Tensor]
 
 
 K3 = Measure("swift k3", lambda view: powers.k3(view.ratios, SAFETY).clamp(max=K3_MOST))
-SQUARE = Measure("r² to ±20", lambda view: powers.ratio(view.ratios, SAFETY).square())
 
 
 def _mean(of: Measure) -> Make:
@@ -75,7 +74,7 @@ _GAP = (
     Column("log_ppl_diff", _difference),
     Column("log_ppl_abs_diff", lambda view: _difference(view).abs()),
     Column("ppl_ratio", lambda view: torch.exp(_difference(view))),
-    Column("rr", lambda view: view.total(SQUARE)),
+    Column("rr", lambda view: view.total(powers.RATIO_SQUARED)),
     Column("gg", _geometric_square),
 )
 

@@ -156,13 +156,15 @@ class View:
         each = enumerate(self.scene.parts(free))
         return tuple(View(self.scene, self.preset, ratios, at > 0) for at, (ratios, _) in each)
 
+    @property
+    def reach(self) -> float:
+        """No |Δ| of these tokens is larger, nats: inf where that is not known."""
+        near = self.scene.near
+        return near.radius if self.close and near is not None else math.inf
+
     def free(self, low: float, high: float) -> bool:
         """Whether bounds on r cannot act on these tokens, all of them being near."""
-        near = self.scene.near
-        if not self.close or near is None:
-            return False
-        radius = near.radius
-        return (low <= 0 or math.log(low) < -radius) and (high > 0 and math.log(high) > radius)
+        return (low <= 0 or math.log(low) < -self.reach) and (high > 0 and math.log(high) > self.reach)
 
     def total(self, measure: Measure, mask: Mask | None = None) -> Tensor:
         """Σ over the tokens of each sequence that the mask leaves, [S]."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -11,11 +11,91 @@ from torch import Tensor
 from offpol_diag import correction, segments
 from offpol_diag.accumulators import extremes
 from offpol_diag.crosswalk import powers
-from offpol_diag.crosswalk.spread import EPS, Columns, Ranges, Sample, Spread
+from offpol_diag.crosswalk.spread import EPS, UNKNOWN, Columns, Piece, Ranges, Sample, Spread, Thresholds
 from offpol_diag.crosswalk.verl.parts import GENERATIONS, SAFETY, Generation, Part, parts
+from offpol_diag.crosswalk.view import Measure, View
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.presets import Over, Preset, Reject, Statistic, Veto
 from offpol_diag.ratios import OVERFLOW, Level, Ratios
+
+
+def columns(scene: Scene, preset: Preset) -> Columns:
+    """Per-sequence columns [S] behind everything this preset's generation logs."""
+    generation, view = GENERATIONS[preset.logs or ""], View.at(scene, preset)
+    found = dict(view.ratios.once("verl gap", lambda: _gap_columns(view)))
+    for spread, sample in _spreads(view, generation):
+        found |= view.ratios.once(spread, lambda s=spread, x=sample: s.columns(x))  # type: ignore[misc]
+    return found | _mask_columns(view, generation) | _masked_weights(view)
+
+
+def ranges(scene: Scene, preset: Preset) -> Ranges:
+    """Extremes behind everything this preset's generation logs."""
+    generation, view = GENERATIONS[preset.logs or ""], View.at(scene, preset)
+    found: Ranges = {f"verl/{preset.policy}/g": _log_range(view.ratios, "mean")}
+    for spread, sample in _spreads(view, generation):
+        found |= spread.ranges(sample)
+    for part in parts(preset, generation):
+        if part.spread.center and part.rule.over not in ("token", "segment"):
+            found[f"{part.spread.key}/log"] = _log_range(view.ratios, part.rule.over)
+    return found
+
+
+def _log_range(ratios: Ratios, over: Over) -> tuple[Tensor, Tensor]:
+    """Extremes of the log-ratio of rows, bounded nowhere."""
+    return ratios.once(("verl log", over), lambda: extremes(ratios.aggregate("ratio", over).values))
+
+
+# ---------------------------------------------------------------- spreads
+
+
+def _spreads(view: View, generation: Generation) -> Iterator[tuple[Spread, Sample]]:
+    """What is spread, and the statistic it is of; empty rows of a 2026 rejection statistic do not count."""
+    for part in parts(view.preset, generation):
+        sample = _sample(view, part, generation)
+        yield part.spread, sample
+        if part.applied:
+            yield part.applied, _applied(view, part.applied, sample)
+
+
+def _sample(view: View, part: Part, generation: Generation) -> Sample:
+    """Of the raw statistic; spreads that differ in their limits share it."""
+    name = part.rule.statistic if isinstance(part.rule, Reject) and generation.divergences else None
+    name = "k1" if name == "ratio" else name
+    over = part.rule.over
+    return view.ratios.once(("verl sample", name, over), lambda: _make_sample(view, part.spread, name, over))
+
+
+def _make_sample(view: View, spread: Spread, name: Statistic | None, over: Over) -> Sample:
+    if over == "token":
+        each = (
+            Piece(_level(v.ratios, name, over).values, v.batch.cu_seqlens, _span(name, v)) for v in view.split
+        )
+        return spread.of_tokens(tuple(each), view.n)
+    level = _level(view.ratios, name, over)
+    if level.per == "sequence":
+        return spread.of_rows(level.values, view.n)
+    return spread.of_tokens((Piece(level.values, view.batch.cu_seqlens),), view.n)
+
+
+_SPANS: dict[Statistic | None, Callable[[float], Thresholds]] = {
+    None: lambda a: Thresholds(math.exp(-a), math.exp(a)),
+    "k1": lambda a: Thresholds(-a, a),
+    "k2": lambda a: Thresholds(0.0, a * a / 2),
+    "k3": lambda a: Thresholds(-EPS, math.expm1(a) - a),  # rounding makes it negative
+}
+"""Between what a statistic lies where |Δ| <= a; None for the weight."""
+
+
+def _span(name: Statistic | None, view: View) -> Thresholds:
+    return _SPANS[name](view.reach) if name in _SPANS and view.reach < SAFETY else UNKNOWN
+
+
+def _level(ratios: Ratios, name: Statistic | None, over: Over) -> Level:
+    if name is None:
+        return _weights(ratios, over)
+    if name == "k3" and over in _K3_OVER:
+        return _k3(ratios, over)
+    return ratios.aggregate(name, over, SAFETY)
 
 
 def _weights(ratios: Ratios, over: Over) -> Level:
@@ -23,50 +103,6 @@ def _weights(ratios: Ratios, over: Over) -> Level:
     if over == "token":
         return Level(powers.ratio(ratios, SAFETY), "token")
     return ratios.log_ratio(over, SAFETY, "aggregate").map(torch.exp)
-
-
-def _spreads(ratios: Ratios, preset: Preset, generation: Generation) -> Iterator[tuple[Spread, Sample]]:
-    """What is spread, and the statistic it is of; empty rows of a 2026 rejection statistic do not count."""
-    for part in parts(preset, generation):
-        sample = _sample(ratios, part, generation)
-        yield part.spread, sample
-        if part.applied:
-            yield part.applied, _applied(ratios, preset, part.applied, sample.x)
-
-
-def _sample(ratios: Ratios, part: Part, generation: Generation) -> Sample:
-    """Of the raw statistic; spreads that differ in their limits share it."""
-    divergence = isinstance(part.rule, Reject) and generation.divergences
-    name: Statistic = _divergence(part.rule) if divergence else "ratio"  # type: ignore[arg-type]
-    over = part.rule.over
-
-    def make() -> Sample:
-        level = _divergences(ratios, name, over) if divergence else _weights(ratios, over)
-        return part.spread.sample(level, ratios.batch)
-
-    return ratios.once(("verl sample", divergence, name, over), make)
-
-
-def _divergence(rule: Reject) -> Statistic:
-    return "k1" if rule.statistic == "ratio" else rule.statistic
-
-
-def _divergences(ratios: Ratios, name: Statistic, over: Over) -> Level:
-    if name == "k3" and over in _K3_OVER:
-        return _k3(ratios, over)
-    return ratios.aggregate(name, over, SAFETY)
-
-
-def _applied(ratios: Ratios, preset: Preset, spread: Spread, raw: Level) -> Sample:
-    """The weights that the loss gets; a truncation has no lower bound there."""
-    assert preset.weight is not None
-    masks, high = preset.weight.action == "mask", spread.limits.high
-
-    def make() -> Sample:
-        final = correction.weigh(ratios, preset).final if masks else raw.map(lambda x: x.clamp(max=high))
-        return spread.sample(final, ratios.batch)
-
-    return ratios.once(("verl applied", correction.weight_key(preset), high), make)
 
 
 _K3_OVER = {"token": None, "sum": segments.total, "mean": segments.mean, "max": segments.largest}
@@ -82,81 +118,84 @@ def _k3(ratios: Ratios, over: Over) -> Level:
     return Level(torch.where(ratios.batch.lengths > 0, values, 0.0), "sequence")
 
 
-def columns(scene: Scene, preset: Preset) -> Columns:
-    """Per-sequence columns [S] behind everything this preset's generation logs."""
-    generation = GENERATIONS[preset.logs or ""]
-    ratios = scene.ratios(preset.policy)
-    found = dict(gap_columns(scene, preset))
-    for spread, sample in _spreads(ratios, preset, generation):
-        found |= ratios.once(spread, lambda s=spread, x=sample: s.columns(x))  # type: ignore[misc]
-    return found | _mask_columns(ratios, preset, generation) | _masked_weights(ratios, preset)
+def _applied(view: View, spread: Spread, raw: Sample) -> Sample:
+    """The weights that the loss gets; a truncation has no lower bound there."""
+    key = "verl applied", correction.weight_key(view.preset), spread.limits.high
+    return view.ratios.once(key, lambda: _make_applied(view, spread, raw))
 
 
-def _masked_weights(ratios: Ratios, preset: Preset) -> Columns:
-    """Tokens whose weight IcePop sets to 0."""
-    if preset.weight is None or preset.weight.action != "mask":
-        return {}
-    weighed = correction.weigh(ratios, preset)
-    outside = weighed.high + weighed.low
-    tokens = outside * ratios.batch.lengths if weighed.final.per == "sequence" else outside
-    return {f"{preset.name}!oob": tokens}
+def _make_applied(view: View, spread: Spread, raw: Sample) -> Sample:
+    assert view.preset.weight is not None
+    masks, high = view.preset.weight.action == "mask", spread.limits.high
+    if not raw.pieces:
+        rows = (
+            correction.weigh(view.ratios, view.preset).final.values
+            if masks
+            else raw.judged[1].clamp(max=high)
+        )
+        return spread.of_rows(rows, view.n)
+    if masks:
+        return spread.of_tokens(tuple(_masked(part, raw) for part in view.parts), view.n)
+    return spread.of_tokens(tuple(piece.capped(high) for piece in raw.pieces), view.n)
 
 
-def ranges(scene: Scene, preset: Preset) -> Ranges:
-    """Extremes behind everything this preset's generation logs."""
-    generation = GENERATIONS[preset.logs or ""]
-    ratios = scene.ratios(preset.policy)
-    found: Ranges = {f"verl/{preset.policy}/g": _log_range(ratios, "mean")}
-    for spread, sample in _spreads(ratios, preset, generation):
-        found |= spread.ranges(sample)
-    for part in parts(preset, generation):
-        if part.spread.center and part.rule.over not in ("token", "segment"):
-            found[f"{part.spread.key}/log"] = _log_range(ratios, part.rule.over)
-    return found
+def _masked(part: View, raw: Sample) -> Piece:
+    """Weights of tokens after masking, which near ones are not."""
+    if part.close:
+        return raw.pieces[-1]
+    return Piece(correction.weigh(part.ratios, part.preset).final.values, part.batch.cu_seqlens)
 
 
-def _log_range(ratios: Ratios, over: Over) -> tuple[Tensor, Tensor]:
-    """Extremes of the log-ratio of rows, bounded nowhere."""
-    return ratios.once(("verl log", over), lambda: extremes(ratios.aggregate("ratio", over).values))
+# ---------------------------------------------------------------- the gap
 
 
-def gap_columns(scene: Scene, preset: Preset) -> Columns:
+GAP_K3 = Measure(
+    "verl gap k3",
+    lambda view: powers.ratio(view.ratios).clamp(max=math.exp(2 * OVERFLOW)) - view.ratios.delta - 1,
+)
+
+
+def _gap_columns(view: View) -> Columns:
     """The policy-gap numbers of verl's `compute_offpolicy_metrics`, per numerator policy."""
-    ratios = scene.ratios(preset.policy)
-    return ratios.once("verl gap", lambda: _gap_columns(ratios))
-
-
-def _gap_columns(ratios: Ratios) -> Columns:
-    batch, n = ratios.batch, ratios.batch.lengths.to(torch.float64) + EPS
-    train = batch.rollout if ratios.policy == "rollout" else ratios.train
-    log_train = segments.total(train, batch.cu_seqlens) / n
-    log_rollout = segments.total(batch.rollout, batch.cu_seqlens) / n
-    d, raw = ratios.delta, powers.ratio(ratios)
-    total = segments.total(d, batch.cu_seqlens)
+    n, total = view.n + EPS, view.total(powers.LOG)
+    log_train, log_rollout = view.total(powers.TRAIN) / n, view.total(powers.ROLLOUT) / n
     found = {
         "ppl": torch.exp(-log_train),
         "log_ppl": -log_train,
         "rollout_ppl": torch.exp(-log_rollout),
         "rollout_log_ppl": -log_rollout,
         "kl": -total,
-        "k3": segments.total(raw.clamp(max=math.exp(2 * OVERFLOW)) - d - 1, batch.cu_seqlens),
+        "k3": view.total(GAP_K3),
         "diff": log_rollout - log_train,
         "abs": (log_rollout - log_train).abs(),
         "ratio": torch.exp(log_rollout - log_train),
-        "rr": segments.total(powers.ratio(ratios, SAFETY).square(), batch.cu_seqlens),
+        "rr": view.total(powers.RATIO_SQUARED),
         "ss": torch.exp(2 * total.clamp(-SAFETY, SAFETY)),
     }
-    return {f"verl/{ratios.policy}/{name}": values for name, values in found.items()}
+    return {f"verl/{view.preset.policy}/{name}": values for name, values in found.items()}
 
 
-def _mask_columns(ratios: Ratios, preset: Preset, generation: Generation) -> Columns:
+# ---------------------------------------------------------------- what is dropped
+
+
+def _masked_weights(view: View) -> Columns:
+    """Tokens whose weight IcePop sets to 0."""
+    preset = view.preset
+    if preset.weight is None or preset.weight.action != "mask":
+        return {}
+    weighed = correction.weigh(view.first.ratios, preset)
+    outside = weighed.high + weighed.low
+    return {f"{preset.name}!oob": outside * view.n if weighed.final.per == "sequence" else outside}
+
+
+def _mask_columns(view: View, generation: Generation) -> Columns:
     """Tokens that rejection (not the veto) removes, rule by rule and together; the veto's counts.
 
     In 2025 a row without a token has a ratio of 1, and is rejected where the band leaves that out.
     """
-    of = ("verl lost", preset.reject, generation.divergences), ("verl vetoed", preset.veto)
-    lost = ratios.once(of[0], lambda: _lost(ratios, preset, generation))
-    found = lost | ratios.once(of[1], lambda: _vetoed(ratios, preset.veto))
+    preset, some = view.preset, view.first.ratios
+    lost = some.once(("verl lost", preset.reject, generation.divergences), lambda: _lost(view, generation))
+    found = lost | some.once(("verl vetoed", preset.veto), lambda: _vetoed(some, preset.veto))
     return {f"{preset.name}!{name}": values for name, values in found.items()}
 
 
@@ -165,25 +204,26 @@ def _vetoed(ratios: Ratios, veto: Veto | None) -> Columns:
     return {"hits": hits, "vetoed": (hits > 0).to(torch.float64)}
 
 
-def _lost(ratios: Ratios, preset: Preset, generation: Generation) -> Columns:
-    n = ratios.batch.lengths.to(torch.float64)
-    together = correction.keep(ratios, Preset("", "", preset.policy, reject=preset.reject))
-    left = segments.count(together.tokens, ratios.batch.cu_seqlens) if together.tokens is not None else n
-    lost = n - left * together.sequences
+def _lost(view: View, generation: Generation) -> Columns:
+    preset, some = view.preset, view.first.ratios
+    together = correction.keep(some, Preset("", "", preset.policy, reject=preset.reject))
+    alone = view.zeros if together.tokens is None else segments.count(~together.tokens, some.batch.cu_seqlens)
+    lost = torch.where(together.sequences, alone, view.n)
     lost_rows = lost > 0 if generation.divergences else (lost > 0) | ~together.sequences
     found = {"lost": lost, "lost_rows": lost_rows.to(torch.float64)}
     for i, rule in enumerate(preset.reject if generation.divergences else ()):
-        found |= {f"rule{i}{name}": values for name, values in _gone(ratios, rule).items()}
+        found |= {f"rule{i}{name}": values for name, values in _gone(view, rule).items()}
     return found
 
 
-def _gone(ratios: Ratios, rule: Reject) -> Columns:
+def _gone(view: View, rule: Reject) -> Columns:
     """Tokens that one rule rejects, and rows with one."""
-    return ratios.once(("verl gone", rule), lambda: _make_gone(ratios, rule))
+    return view.first.ratios.once(("verl gone", rule), lambda: _make_gone(view, rule))
 
 
-def _make_gone(ratios: Ratios, rule: Reject) -> Columns:
-    passed, n = correction.passes(ratios, rule), ratios.batch.lengths.to(torch.float64)
-    of_rows, flags = passed.per == "sequence", passed.values
-    gone = n - (n * flags if of_rows else segments.count(flags, ratios.batch.cu_seqlens))
+def _make_gone(view: View, rule: Reject) -> Columns:
+    some = view.first.ratios
+    passed = correction.passes(some, rule)
+    failed = ~passed.values
+    gone = view.n * failed if passed.per == "sequence" else segments.count(failed, some.batch.cu_seqlens)
     return {"": gone, "_rows": (gone > 0).to(torch.float64)}
