@@ -155,6 +155,7 @@ _ENVIRONMENT.filters |= {
     "hours": hours,
     "percent": percent,
     "number": number,
+    "known": lambda x: "–" if x is None else str(x),
     "dump": dump,
     "machine": machine,
     "zip": zip,

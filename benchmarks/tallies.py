@@ -18,7 +18,7 @@ import rounds
 
 from offpol_diag.tallies import merge
 
-PIECES = 4
+PIECES = 2
 SMALLER = 8
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 import subprocess
 import sys
+import warnings
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -358,7 +360,7 @@ def test_sets_of_presets_lie_within_each_other_and_are_spread_over_the_catalogue
     assert [*sets] == [1, 20, 60, len(every)]
     assert set(sets[1]) < set(sets[20]) < set(sets[60]) < set(sets[len(every)]) == set(every)
     at = sorted(every.index(preset) for preset in sets[20])
-    assert max(b - a for a, b in pairwise(at)) < len(every) / 5
+    assert max(b - a for a, b in pairwise([0, *at, len(every)])) < len(every) / 5
     assert [*presets.spread(every[:5], presets.COUNTS)] == [1, 5]
 
 
@@ -408,11 +410,38 @@ def test_the_last_presets_are_compared_with_those_before() -> None:
     assert complexity.steeper([1, 20, 60, 160], [1, 20, 60, 110]) == pytest.approx(-0.5)
 
 
-def test_waits_are_counted_by_the_operators_whose_result_the_host_needs() -> None:
-    x = torch.arange(4.0)
+def test_waits_are_those_that_cuda_warns_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    modes: list[str] = []
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
 
-    assert gpu.waits(torch.device("cpu"), lambda: [(x * 2).sum(), x[x.long()]]) == 0
-    assert gpu.waits(torch.device("cpu"), lambda: [x.sum().item(), torch.nonzero(x), x[x > 1]]) == 3
+    def work() -> None:
+        for said in (
+            "called a synchronizing CUDA operation",
+            "called a synchronizing CUDA operation",
+            "else",
+        ):
+            warnings.warn(said, UserWarning, stacklevel=1)
+
+    assert gpu.waits(torch.device("cuda"), work) == 2
+    assert modes == ["warn", "default"]
+    assert gpu.waits(torch.device("cpu"), lambda: None) is None
+
+
+def test_a_batch_that_does_not_fit_ends_the_table(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def resident(bench: gpu.Bench, size: int) -> part.Result:
+        if size > 2:
+            raise torch.OutOfMemoryError
+        return {"batch_tokens": size}
+
+    monkeypatch.setattr(gpu, "resident", resident)
+
+    assert gpu.swept(gpu.Bench(Path(), torch.device("cpu"), (), 1), (1, 2, 4, 8)) == [
+        {"batch_tokens": 1},
+        {"batch_tokens": 2},
+    ]
+    assert "batches of 4 tokens do not fit" in capsys.readouterr().err
 
 
 # ---------------------------------------------------------------- what is made of times
@@ -502,8 +531,19 @@ def test_a_gpus_throughput_is_of_tokens_and_its_share_of_bytes(
     assert gpu.copied(bench, 1 << 10) == 2 * (1 << 10) / 4
 
 
+def test_the_section_of_a_gpu_is_written_from_its_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "load", Few)
+
+    text = report.body("gpu", gpu.measure(TINY))
+
+    assert "5 presets on one" in text
+    assert re.search(
+        r"From the file, in batches of [\d.,]+ [kM] tokens: [\d.,]+ [kM] tokens per\nsecond", text
+    )
+
+
 def test_a_gpu_that_finds_other_numbers_fails(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def other(sources: list[str], presets: object, device: str) -> Summary:
+    def other(sources: list[str], presets: object, device: str, **rest: object) -> Summary:
         analysed = analyze(sources, presets=Few().resolve("all"))
         if device != "cpu:0":
             return analysed
@@ -513,11 +553,11 @@ def test_a_gpu_that_finds_other_numbers_fails(path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(gpu, "analyze", other)
 
     with pytest.raises(part.Failed, match="k3"):
-        gpu.end_to_end(gpu.Bench(path, torch.device("cpu:0"), (), 1), 1)
+        gpu.end_to_end(gpu.Bench(path, torch.device("cpu:0"), (), 1), 1, 1)
 
 
 def test_a_merge_is_what_each_further_tally_adds(monkeypatch: pytest.MonkeyPatch) -> None:
-    timed(monkeypatch, {"one": 1, "all": 4})
+    timed(monkeypatch, {"one": 1, "all": 2})
     monkeypatch.setattr(tallies, "merge", lambda paths: None)
     monkeypatch.setattr(peak, "offpol_diag", lambda *given: Path(given[-1]).write_bytes(bytes(7)))
 
