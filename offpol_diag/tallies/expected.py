@@ -37,6 +37,8 @@ def check(tally: Tally, study: Study, name: str) -> None:
     Raises:
         ResultError: states, names or sizes differ from those that this version makes.
     """
+    if not study.drifts:
+        raise ResultError(f"{name}: its columns are not those of two policies that can be compared", OTHER)
     refuse_unlike(forms(tally.states), forms(_small(study).states), name, "what its presets and columns make")
     refuse_impossible(tally, name)
 

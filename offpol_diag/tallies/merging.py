@@ -118,15 +118,24 @@ def summary(whole: TallyFile) -> Summary:
     """Every number of the report, of presets that the pieces can tell about.
 
     Raises:
-        ResultError: advantages were made of the rewards of groups that lie in more than one piece.
+        ResultError: advantages were made of the rewards of groups that lie in more than one piece; or numbers
+            in the files contradict each other, as no dump leaves them.
     """
-    asked = whole.settings.asked(whole.name)
     broken = pieces.shared_steps(whole.held)
     if whole.settings.made and broken and not pieces.groups_apart(whole.held):
         raise ResultError(
             f"advantages were made of the rewards of each group, and {_steps(broken)}: a group may be torn",
             f"{WHOLE}; or write advantages into the dump",
         )
+    try:
+        return _summary(whole, broken)
+    except (ArithmeticError, ValueError) as error:
+        files = _some(list(dict.fromkeys(one.file for one in whole.held)))
+        raise ResultError(f"{files}: the numbers contradict each other", expected.OTHER) from error
+
+
+def _summary(whole: TallyFile, broken: dict[str, list[str]]) -> Summary:
+    asked = whole.settings.asked(whole.name)
     torn = [one for one in asked if broken and Asked.of((one,), rewards=False)]
     counts = readout.counts(whole.tally)
     held = [one.piece for one in whole.held]

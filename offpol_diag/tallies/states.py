@@ -52,8 +52,8 @@ def require_shape(shape: tuple[int, ...], **arrays: Tensor) -> None:
 
 
 def require_counts(x: Tensor) -> None:
-    """Counts are finite and not negative."""
-    require((torch.isfinite(x) & (x >= 0)).all(), "a count is finite and not negative")
+    """Counts are finite and not negative; below 2^62, so that no sum of them overflows."""
+    require(((x >= 0) & (x < 2.0**62)).all(), "a count is finite and not negative")
 
 
 class SavedState(Model):
