@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Literal
 
 import pyarrow as pa
-import torch
 
 from offpol_diag import correction, readout, resample, tallies
 from offpol_diag.batch import Batch
-from offpol_diag.engines import Each, Engine, Local, Progress, Ray
+from offpol_diag.engines import Each, Engine, Progress, Ray
+from offpol_diag.engines.devices import devices, on
 from offpol_diag.errors import DumpError, UsageError
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.presets import Preset
@@ -58,7 +58,8 @@ def analyze(
         columns: our column name → the dump's, where they differ and are not known aliases.
         group_by: scalar columns to break the mismatch down by.
         on_bad_row: whether a bad row is an error or is skipped and counted.
-        device: auto, cpu, cuda or cuda:N; with the engine ray, auto is cpu, and cuda a GPU for each task.
+        device: auto, cpu, cuda (all GPUs here) or cuda:N; with the engine ray, auto is cpu, and cuda a GPU
+            for each task.
         seed: of the bootstrap.
         sequences: where to write one row per sequence (Parquet), or None.
         tally: where to write the tally, to be merged with those of other pieces (`tallies.merge`), or None.
@@ -104,7 +105,7 @@ Start = Callable[[str, Progress | None], AbstractContextManager[Engine]]
 
 
 def _here(device: str, progress: Progress | None) -> AbstractContextManager[Engine]:
-    return nullcontext(Local.on(resolve(device), progress))
+    return nullcontext(on(devices(device), progress))
 
 
 ENGINES: Mapping[str, Start] = {"local": _here, "ray": Ray.on}
@@ -134,27 +135,6 @@ def _settled(engine: Engine, dump: Dump, study: Study) -> Found:
     """What has to be known before the analysis; the dump is read for it only when something is asked."""
     asked = Asked.of(study.presets, _makes_advantages(frozenset(dump.info.columns)))
     return settle(engine, dump, asked) if asked else Found(UNSETTLED, None)
-
-
-def resolve(device: str) -> torch.device:
-    """auto → cuda where there is one, else cpu.
-
-    Raises:
-        UsageError: no such device.
-    """
-    if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        found = torch.device(device)
-    except RuntimeError as error:
-        raise UsageError(f"device {device!r} is not known", "give auto, cpu, cuda or cuda:N") from error
-    if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
-        raise UsageError(
-            f"device {device!r}: there are {torch.cuda.device_count()} CUDA devices here", "use --device cpu"
-        )
-    if found.type not in ("cpu", "cuda"):
-        raise UsageError(f"device {device!r} is not supported", "give auto, cpu, cuda or cuda:N")
-    return found
 
 
 def _tallied(engine: Engine, dump: Dump, study: Study, found: Found, sequences: Path | None) -> Tally:

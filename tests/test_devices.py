@@ -1,0 +1,351 @@
+"""Devices: what a name means, several at once, the way of a batch to one, and what does not fit."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from offpol_diag import catalogue
+from offpol_diag.accumulators import Sums
+from offpol_diag.analyze import Observe, analyze, plan
+from offpol_diag.batch import Batch
+from offpol_diag.engines import Each, Local
+from offpol_diag.engines import devices as named
+from offpol_diag.engines.devices import Devices
+from offpol_diag.engines.fitting import results
+from offpol_diag.engines.staging import Here, Pinned, Staged
+from offpol_diag.errors import DumpError, MemoryShortage, UsageError
+from offpol_diag.readers import open_dump
+from offpol_diag.scope import UNSETTLED
+from offpol_diag.settle import Found
+
+CPU = torch.device("cpu")
+SAMPLE = "sample_data/stale.parquet"
+
+
+def batches() -> list[Batch]:
+    return list(open_dump([SAMPLE], batch_tokens=5000).batches())
+
+
+# ---------------------------------------------------------------- names
+
+
+def gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "expected"),
+    [
+        ("auto", 0, ["cpu"]),
+        ("auto", 1, ["cuda:0"]),
+        ("auto", 3, ["cuda:0", "cuda:1", "cuda:2"]),
+        ("cuda", 2, ["cuda:0", "cuda:1"]),
+        ("cuda:1", 2, ["cuda:1"]),
+        ("cpu", 2, ["cpu"]),
+    ],
+)
+def test_a_name_means_the_devices_that_are_there(name, count, expected, monkeypatch):
+    gpus(monkeypatch, count)
+
+    assert [str(one) for one in named.devices(name)] == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "said"),
+    [("cuda", 0, "0 CUDA"), ("cuda:2", 2, "2 CUDA"), ("tpu", 1, "not known"), ("meta", 1, "not supported")],
+)
+def test_a_device_that_is_not_there_is_refused(name, count, said, monkeypatch):
+    gpus(monkeypatch, count)
+
+    with pytest.raises(UsageError, match=said):
+        named.devices(name)
+
+
+def test_one_device_is_the_local_engine_and_several_are_read_by_shards():
+    assert isinstance(named.on([CPU]), Local)
+    assert isinstance(named.on([CPU, CPU]), Devices)
+
+
+# ---------------------------------------------------------------- several devices
+
+
+@pytest.fixture(scope="module")
+def dump(tmp_path_factory) -> str:
+    import pyarrow.parquet as pq
+
+    path = tmp_path_factory.mktemp("devices") / "small_groups.parquet"
+    pq.write_table(pq.read_table(SAMPLE), path, row_group_size=40)
+    return str(path)
+
+
+def read(engine: Any, dump: str, each: Each | None = None) -> tuple[Any, Any]:
+    opened = open_dump([dump])
+    study = plan(opened, catalogue.load().resolve("token_is,geo_rs"), (), 0)
+    seen = engine.reduce(opened, Observe(study, Found(UNSETTLED, None), rows=False), each)
+    return seen.tally.states, opened
+
+
+def test_the_number_of_devices_changes_no_bit(dump):
+    one, two, three = (read(Devices((CPU,) * many, shard=1), dump)[0]["sums"] for many in (1, 2, 3))
+
+    for other in (two, three):
+        assert one.names == other.names
+        assert torch.equal(one.point, other.point)
+        assert torch.equal(one.drawn, other.drawn)
+
+
+def test_two_devices_say_what_one_reading_says(dump):
+    (two, seen), (one, opened) = read(Devices((CPU, CPU), shard=1), dump), read(Local(CPU), dump)
+
+    assert isinstance(one["sums"], Sums)
+    assert torch.allclose(one["sums"].point, two["sums"].point, rtol=1e-12, atol=1e-12)
+    assert torch.equal(one["tail.tokens"].top, two["tail.tokens"].top)
+    assert seen.noticed().tokens == opened.noticed().tokens
+    assert seen.noticed().rows == opened.noticed().rows
+
+
+def test_results_are_picked_in_the_order_of_the_rows(dump):
+    orders: list[list[float]] = []
+    for engine in (Local(CPU), Devices((CPU, CPU, CPU), shard=1)):
+        seen: list[float] = []
+        read(engine, dump, Each(_tokens, seen.append))
+        orders.append(seen)
+
+    assert sum(orders[0]) == sum(orders[1])
+    assert len(orders[1]) > 3
+    rows = [batch.tokens for batch in open_dump([dump]).batches()]
+    assert sum(rows) == sum(orders[1])
+
+
+def _tokens(seen: Any) -> float:
+    return float(seen.tally.states["sums"].read()["tokens"][0])
+
+
+def test_progress_of_all_devices_ends_with_all_rows(dump):
+    told: list[tuple[int, int]] = []
+    engine = Devices((CPU, CPU), lambda done, rows: told.append((done, rows)), shard=1)
+    read(engine, dump)
+    rows = open_dump([dump]).rows
+
+    assert told[-1] == (rows, rows)
+    assert [done for done, _ in told] == sorted(done for done, _ in told)
+    assert engine.clock.compute > 0
+
+
+def test_the_error_of_the_first_shard_is_the_error(tmp_path):
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    logs = [np.full(3, -1.0) for _ in range(40)]
+    logs[25] = np.array([-1.0, np.nan, -1.0])
+    logs[35] = np.array([-1.0, 7.0, -1.0])
+    path = tmp_path / "bad.parquet"
+    table = {"rollout_log_probs": logs, "old_log_probs": logs}
+    pq.write_table(pa.table({name: pa.array(list(map(list, x))) for name, x in table.items()}), path, 10)
+    errors = []
+    for engine in (Local(CPU), Devices((CPU, CPU), shard=1)):
+        with pytest.raises(DumpError) as caught:
+            read(engine, str(path))
+        errors.append(caught.value.message)
+
+    assert errors[0] == errors[1]
+    assert "25" in errors[0]
+
+
+# ---------------------------------------------------------------- the way to a device
+
+
+class FakeStream:
+    """Stands for a CUDA stream; notes what it was told."""
+
+    def __init__(self, log: list[str], name: str) -> None:
+        self.log, self.name = log, name
+
+    def wait_event(self, event: FakeEvent) -> None:
+        self.log.append(f"{self.name} waits for {event.on}")
+
+
+@dataclass
+class FakeEvent:
+    """Stands for a CUDA event."""
+
+    on: str = ""
+
+    def record(self, stream: FakeStream) -> None:
+        self.on = stream.name
+
+
+class FakeCuda:
+    """Stands for torch.cuda where there is no GPU."""
+
+    Event = FakeEvent
+
+    def __init__(self, log: list[str]) -> None:
+        self.log = log
+
+    def Stream(self, device: torch.device) -> FakeStream:
+        return FakeStream(self.log, "copies")
+
+    @contextmanager
+    def stream(self, stream: FakeStream):
+        self.log.append(f"on {stream.name}")
+        yield
+        self.log.append("off")
+
+    def current_stream(self, device: torch.device) -> FakeStream:
+        return FakeStream(self.log, "work")
+
+
+def test_copies_run_on_a_stream_of_their_own_and_the_work_waits_for_them(monkeypatch):
+    log: list[str] = []
+    held: list[Tensor] = []
+    monkeypatch.setattr(Tensor, "record_stream", lambda x, stream: held.append(x))
+    way = Pinned(CPU, FakeCuda(log), lambda x: (log.append("pinned"), x.clone())[1])
+    batch = batches()[0]
+    staged = way.put(batch)
+    tensors = sum(isinstance(x, Tensor) for x in vars(batch).values() if x is not None)
+
+    assert log == ["on copies", *["pinned"] * log.count("pinned"), "off"]
+    assert log.count("pinned") in (tensors, tensors - 1)  # `lengths`, once asked for, is no field
+    found = way.take(staged)
+    assert log[-1] == "work waits for copies"
+    assert len(held) == log.count("pinned")
+    assert torch.equal(found.rollout, batch.rollout)
+    assert staged.host is batch
+
+
+def test_a_batch_that_has_no_room_when_it_is_sent_is_sent_again_when_it_is_wanted():
+    def full(x: Tensor) -> Tensor:
+        raise torch.OutOfMemoryError("no room")
+
+    way = Pinned(CPU, FakeCuda([]), full)
+    batch = batches()[0]
+    staged = way.put(batch)
+
+    assert staged.there is None
+    assert torch.equal(way.take(staged).rollout, batch.rollout)
+
+
+# ---------------------------------------------------------------- what does not fit
+
+
+@dataclass(frozen=True)
+class Narrow:
+    """A job that has room for few tokens."""
+
+    most: int
+
+    def __call__(self, batch: Batch) -> Sums:
+        if batch.tokens > self.most:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        lengths = batch.lengths.to(torch.float64)
+        return Sums.of({"tokens": lengths}, torch.ones(len(lengths), 1, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("most", [10**9, 2000, 300])
+def test_a_batch_that_does_not_fit_is_cut_and_its_parts_come_in_order(most):
+    (batch,) = open_dump([SAMPLE], batch_tokens=1 << 30).batches()
+    longest = int(batch.lengths.max())
+    found = results(Narrow(max(most, longest)), Staged(batch, batch), Here())
+
+    assert (len(found) == 1) == (most == 10**9)
+    assert sum(float(one.point[0]) for one in found) == batch.tokens
+
+
+def test_the_numbers_of_parts_are_those_of_the_whole(dump):
+    opened = open_dump([dump])
+    study = plan(opened, catalogue.load().resolve("token_is,geo_rs"), (), 0)
+    job = Observe(study, Found(UNSETTLED, None), rows=False)
+    whole = Local(CPU).reduce(opened, job)
+    parts = Local(CPU).reduce(open_dump([dump]), Cramped(job, 3000))
+
+    assert whole is not None
+    assert parts is not None
+    one, two = (seen.tally.states["sums"].read() for seen in (whole, parts))
+    assert one.keys() == two.keys()
+    for name in one:
+        assert torch.allclose(one[name], two[name], rtol=1e-9, atol=1e-9), name
+
+
+@dataclass(frozen=True)
+class Cramped:
+    """Another job, with room for few tokens."""
+
+    job: Any
+    most: int
+
+    def __call__(self, batch: Batch) -> Any:
+        if batch.tokens > self.most and batch.sequences > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return self.job(batch)
+
+
+def test_a_single_sequence_that_does_not_fit_is_an_error_with_a_hint():
+    batch = batches()[0]
+
+    with pytest.raises(MemoryShortage, match=r"one sequence of .* tokens") as caught:
+        results(Narrow(0), Staged(batch, batch), Here())
+    assert "--device cpu" in caught.value.hint
+
+
+def test_rows_of_sequences_are_all_written_when_a_batch_is_cut(tmp_path, monkeypatch):
+    import pyarrow.parquet as pq
+
+    presets = catalogue.load().resolve("token_is")
+    analyze([SAMPLE], presets=presets, device="cpu", sequences=tmp_path / "whole.parquet")
+    plain = Observe.__call__
+
+    def cramped(self: Any, batch: Batch) -> Any:
+        if batch.sequences > 20:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return plain(self, batch)
+
+    monkeypatch.setattr(Observe, "__call__", cramped)
+    analyze([SAMPLE], presets=presets, device="cpu", sequences=tmp_path / "parts.parquet")
+    one, two = (pq.read_table(tmp_path / f"{name}.parquet") for name in ("whole", "parts"))
+
+    assert one.num_rows == two.num_rows
+    assert one["sequence_id"].to_pylist() == two["sequence_id"].to_pylist()
+
+
+@pytest.mark.parametrize("at", [0, 3])
+def test_halves_hold_every_token_once_and_in_order(at):
+    batch = batches()[at]
+    one, two = batch.halves()
+
+    assert one.sequences > 0
+    assert two.sequences > 0
+    for name in ("rollout", "old", "position", "key", "masked", "lengths"):
+        whole = getattr(batch, name)
+        assert torch.equal(torch.cat((getattr(one, name), getattr(two, name))), whole), name
+    assert torch.equal(torch.cat((one.cu_runs[:-1], two.cu_runs + one.tokens)), batch.cu_runs)
+    for name, column in batch.scalars.items():
+        assert one.scalars[name] + two.scalars[name] == column
+
+
+def test_empty_sequences_are_cut_like_others():
+    offsets = torch.tensor([0, 0, 4, 4, 4, 5])
+    x = -torch.arange(1.0, 6.0, dtype=torch.float64)
+    batch = Batch(
+        rollout=x,
+        cu_seqlens=offsets,
+        cu_runs=torch.tensor([0, 2, 4, 5]),
+        position=torch.arange(5),
+        key=torch.arange(5),
+        masked=torch.zeros(5, dtype=torch.int64),
+    )
+    parts = [batch]
+    while any(one.sequences > 1 for one in parts):
+        parts = [half for one in parts for half in (one.halves() if one.sequences > 1 else (one,))]
+
+    assert [one.tokens for one in parts] == [0, 4, 0, 0, 1]
+    assert [one.cu_runs.tolist() for one in parts] == [[0], [0, 2, 4], [0], [0], [0, 1]]
+    assert torch.equal(torch.cat([one.rollout for one in parts]), x)
