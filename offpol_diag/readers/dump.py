@@ -13,7 +13,7 @@ from offpol_diag.readers.columns import MASK, ROLLOUT
 from offpol_diag.readers.files import DumpInfo, Part
 from offpol_diag.readers.join import join
 from offpol_diag.readers.long import gathered
-from offpol_diag.readers.pack import pack
+from offpol_diag.readers.pack import keep_memory, pack
 from offpol_diag.readers.schemas import Plan, agree
 from offpol_diag.readers.signs import Count, Signs
 from offpol_diag.readers.skipping import Sieve, Skipped
@@ -112,6 +112,7 @@ class Dump:
             DumpError: A bad row (unless skipped), corrupt data, a column of the wrong sign, or nothing left:
                 every row skipped or every token masked.
         """
+        keep_memory()
         self.skipped, self._signs, self._kept = Skipped(), Signs(self._plan, waits=self._waits), 0
         for batch in join(self._packed(self._signs, progress), self._tokens):
             self._kept += batch.tokens

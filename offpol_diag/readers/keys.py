@@ -22,11 +22,12 @@ Words = npt.NDArray[np.uint64]
 
 def mix(x: Words) -> Words:
     """A bijection of 64-bit words that spreads every bit, [N] → [N] (splitmix64, Steele et al. 2014)."""
-    with np.errstate(over="ignore"):
-        x = x + np.uint64(0x9E3779B97F4A7C15)
-        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+    x = x + np.uint64(0x9E3779B97F4A7C15)  # arrays of words wrap around without a warning
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        x ^= x >> np.uint64(shift)
+        x *= np.uint64(factor)
+    x ^= x >> np.uint64(31)
+    return x
 
 
 def of_groups(ids: pa.Array, contents: Callable[[], Ints]) -> Ints:
@@ -52,7 +53,15 @@ def _of_label(value: Any) -> int:
 def of_contents(rollout: Floats, position: Ints, lengths: Ints) -> Ints:
     """Keys from what sequences hold: kept log-probs [T] at positions [T], lengths [S] → [S] int64."""
     bits = (rollout + 0.0).view(np.uint64)  # + 0.0: -0.0 and 0.0 are one number
-    words = mix(bits ^ mix(position.astype(np.uint64)))
+    words = mix(bits ^ _mixed(position))
     sums = np.concatenate((np.zeros(1, np.uint64), np.cumsum(words, dtype=np.uint64)))  # modulo 2⁶⁴
     ends = starts(lengths)
     return mix(sums[ends[1:]] - sums[ends[:-1]]).view(np.int64)
+
+
+def _mixed(position: Ints) -> Words:
+    """`mix` of positions; from a table where they are small enough for it to pay."""
+    top = int(position.max(initial=0))
+    if top >= position.size or position.min(initial=0) < 0:
+        return mix(position.astype(np.uint64))
+    return mix(np.arange(top + 1, dtype=np.uint64))[position]

@@ -18,6 +18,9 @@ from offpol_diag.readers.outages import outage
 from offpol_diag.readers.ragged import Flags, Ints, starts
 from offpol_diag.readers.schemas import Plan
 
+# Row group, number of the first row in the file, and the rows.
+Located = tuple[int, int, pa.RecordBatch]
+
 
 @dataclass(frozen=True)
 class Slice:
@@ -60,12 +63,47 @@ def slices(part: Part, plan: Plan, before: int, tokens: int) -> Iterator[Slice]:
     Raises:
         DumpError: data that cannot be read.
     """
-    rollout = plan.columns[columns.ROLLOUT]
-    for group, first, table in tables(part, plan, tokens):
-        lengths = pc.list_value_length(table.column(rollout)).fill_null(0).to_numpy(zero_copy_only=False)
-        for begin, end in cuts(starts(lengths), tokens):
-            rows = np.arange(first + begin, first + end)
-            yield Slice(str(part.path), group, rows, before, table.slice(begin, end - begin))
+    pieces = tables(part, plan, tokens)
+    for group, first, table in _filled(pieces, plan.columns[columns.ROLLOUT], tokens):
+        rows = np.arange(first, first + table.num_rows)
+        yield Slice(str(part.path), group, rows, before, table)
+
+
+def _filled(pieces: Iterator[Located], name: str, tokens: int) -> Iterator[Located]:
+    """The same rows in tables of at most `tokens` tokens by column `name`, or of one row.
+
+    What is left of one piece and the beginning of the next make one table: few batches have to be joined.
+    """
+    held: Located | None = None
+    try:
+        for group, first, piece in pieces:
+            if not piece.num_rows:
+                continue
+            if held and held[0] != group:
+                yield held
+                held = None
+            *full, held = _cut(*_with(held, group, first, piece), name, tokens)
+            yield from full
+    except DumpError:
+        if held:
+            yield held  # these rows were read before the error: what is wrong with them goes first
+        raise
+    if held:
+        yield held
+
+
+def _with(held: Located | None, group: int, first: int, piece: pa.RecordBatch) -> tuple[int, int, pa.Table]:
+    """A piece and what is held of the one before it, not copied."""
+    batches = [held[2], piece] if held else [piece]
+    return group, held[1] if held else first, pa.Table.from_batches(batches)
+
+
+def _cut(group: int, first: int, table: pa.Table, name: str, tokens: int) -> list[Located]:
+    lengths = pc.list_value_length(table.column(name)).fill_null(0).to_numpy()
+    return [
+        (group, first + begin, table.slice(begin, end - begin).combine_chunks().to_batches()[0])
+        for begin, end in cuts(starts(lengths), tokens)
+    ]
 
 
 def cuts(offsets: Ints, tokens: int) -> Iterator[tuple[int, int]]:
@@ -78,7 +116,7 @@ def cuts(offsets: Ints, tokens: int) -> Iterator[tuple[int, int]]:
         begin = end
 
 
-def tables(part: Part, plan: Plan, tokens: int) -> Iterator[tuple[int, int, pa.RecordBatch]]:
+def tables(part: Part, plan: Plan, tokens: int) -> Iterator[Located]:
     """Row group, number of the first row in the file, and the rows."""
     first = 0
     with open_again(part.path) as parquet:
