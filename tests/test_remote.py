@@ -127,6 +127,7 @@ PATTERNS = [
     "step=*/*/*.parquet",
     "d/*.txt",
     "d/sub/**/*.parquet",
+    "*/_tmp/*.parquet",
 ]
 
 
@@ -155,6 +156,19 @@ def test_a_place_without_parquet_files_is_refused_alike(gate, memory, tree, patt
         memory.pipe(f"/tree/{name}", b"")
     for root in (str(tree), f"s3://{BUCKET}/tree", "memory://tree"):
         assert refusal(f"{root}/{pattern}").message == f"{root}/{pattern}: no Parquet file is there"
+
+
+def test_the_root_of_a_filesystem_is_a_directory(memory):
+    memory.pipe("/a.parquet", b"")
+    memory.pipe("/d/b.parquet", b"")
+    assert [str(file.path) for file in find(["memory://"])] == ["memory://a.parquet", "memory://d/b.parquet"]
+    assert [str(file.path) for file in find(["memory://*/*"])] == ["memory://d/b.parquet"]
+
+
+def test_a_hint_that_cannot_be_had_hides_no_error(gate, tree):
+    """A key that is not there, in a directory that may not be listed."""
+    gate.plan = lambda _, path, __: 403 if "prefix=tree%2Fd%2F&" in path + "&" else None
+    assert refusal(f"s3://{BUCKET}/tree/d/c.parquet").message.endswith("c.parquet: no such file or directory")
 
 
 def test_a_glob_that_is_none_is_refused(gate, tree):
@@ -259,14 +273,14 @@ def test_only_the_columns_that_are_read_are_fetched_and_once(gate, client, tmp_p
     [
         ("s3://runs/tree/d/c.parquet", "no such file or directory", "did you mean"),
         ("s3://runs/none/x.parquet", "no such file or directory", "check the path"),
-        ("s3://nowhere/x.parquet", "there is no bucket or directory 'nowhere'", "AWS_ENDPOINT_URL"),
+        ("s3://nowhere/x.parquet", "there is no bucket 'nowhere'", "AWS_ENDPOINT_URL"),
         ("s3://nowhere/*.parquet", "no such bucket, file or directory", "AWS_ENDPOINT_URL"),
         ("s3:///x.parquet", "names no bucket", "s3://bucket/path"),
         ("s3://runs/x?regoin=a", "s3:// has no option 'regoin'", "did you mean region?"),
         ("s3://runs/x?anonymous=maybe", "anonymous=maybe is neither true nor false", "anonymous=true"),
         ("nope://x/y.parquet", "there is no such kind of URL", "s3, gs"),
         ("abfss://account/x.parquet", "names no container", "container@account"),
-        ("memory://none/x.parquet", "there is no bucket or directory 'none'", ""),
+        ("memory://none/x.parquet", "no such file or directory", "check the path"),
         ("s3://runs/tree/d/notes.txt.parquet", "no such file or directory", ""),
     ],
 )

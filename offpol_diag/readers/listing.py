@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from fnmatch import fnmatchcase
 
 from pyarrow import fs
@@ -61,7 +62,7 @@ def _in_glob(pattern: Location) -> Iterator[Location]:
     for segment in segments:
         if "**" in segment and segment != "**":
             raise DumpError(f"{pattern}: not a glob", NO_GLOB)
-    for path, kind in dict.fromkeys(_walk(root, segments)):
+    for path, kind in _walk(root, segments):
         found = root.at(path)
         below = path[len(root.path.rstrip("/")) :].strip("/").split("/")
         if any(hides(name) for name in below if name not in segments):
@@ -112,18 +113,27 @@ def _onwards(place: Location, kind: fs.FileType, rest: list[str]) -> Iterator[tu
 
 def _missing(place: Location) -> DumpError:
     """Nothing is at a path: perhaps there is not even its bucket, perhaps its neighbour is meant."""
-    above, _, name = place.path.strip("/").rpartition("/")
-    bucket = place.path.strip("/").partition("/")[0]
-    if bucket and _kind(place, bucket) == fs.FileType.NotFound:
+    bucket = place.path.partition("/")[0]
+    if not _adapted(place) and bucket and _kind(place, bucket) == fs.FileType.NotFound:
         return DumpError(
-            f"{place}: there is no bucket or directory {bucket!r}",
+            f"{place}: there is no bucket {bucket!r}",
             "check its name; a store of your own is named by AWS_ENDPOINT_URL",
         )
-    return DumpError(f"{place}: no such file or directory", _nearby(place, above, name))
+    hint = "check the path; keys are taken as written, %20 is no blank"
+    with suppress(Exception):  # a hint is not worth an error of its own
+        hint = _nearby(place) or hint
+    return DumpError(f"{place}: no such file or directory", hint)
 
 
-def _nearby(place: Location, above: str, name: str) -> str:
-    root = Location(place.store, above, place.shown.removesuffix(name))
-    known = _kind(root, above) if above else fs.FileType.NotFound
-    names = sorted(info.base_name for info in _listed(root)) if known == fs.FileType.Directory else []
-    return did_you_mean(name, names) or "check the path; keys are taken as written, %20 is no blank"
+def _adapted(place: Location) -> bool:
+    """Whether the store is one of fsspec's, whose paths begin with who knows what."""
+    return isinstance(place.store.filesystem, fs.PyFileSystem)
+
+
+def _nearby(place: Location) -> str:
+    """A hint at siblings of a missing path with a similar name."""
+    above, _, name = place.path.rpartition("/")
+    folder = Location(place.store, above, place.shown.removesuffix(name))
+    known = _kind(folder, above) if above else fs.FileType.NotFound
+    names = sorted(info.base_name for info in _listed(folder)) if known == fs.FileType.Directory else []
+    return did_you_mean(name, names)

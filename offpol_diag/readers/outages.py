@@ -26,11 +26,13 @@ class Access:
     Attributes:
         hint: what to set or to run.
         network: what to look at when nothing answers.
+        absent: what to look at when nothing is there.
         known: whether anything of it is set; None where that cannot be told.
     """
 
     hint: str
     network: str = "check the network and the host"
+    absent: str = "check the name and the path"
     known: Callable[[], bool | None] = lambda: None
 
 
@@ -41,7 +43,7 @@ class Cause:
     Attributes:
         applies: whether an error is of it; told the error and its text.
         says: what is wrong.
-        hint: what to do; `{access}` and `{network}` are the scheme's.
+        hint: what to do; `{access}`, `{network}`, `{absent}` are the scheme's.
         quotes: whether the library's own words follow.
     """
 
@@ -91,7 +93,10 @@ def _says(cause: Cause, location: Location, error: BaseException) -> str:
 
 def _hint(cause: Cause, location: Location, error: BaseException) -> str:
     access = _access(location)
-    return cause.hint.format(access=access.hint, network=access.network, package=_package(location, error))
+    package = _package(location, error)
+    return cause.hint.format(
+        access=access.hint, network=access.network, absent=access.absent, package=package
+    )
 
 
 def quoted(error: BaseException) -> str:
@@ -124,6 +129,7 @@ AWS = Access(
     "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (and AWS_SESSION_TOKEN if they are temporary), or "
     "AWS_PROFILE; add ?anonymous=true to read a public bucket without them",
     "check the network, and the endpoint if one is named (AWS_ENDPOINT_URL, endpoint_override=…)",
+    "check the bucket and the path; a store of your own is named by AWS_ENDPOINT_URL",
     _aws,
 )
 GOOGLE = Access(
@@ -131,7 +137,10 @@ GOOGLE = Access(
     "to read a public bucket without"
 )
 AZURE = Access("run `az login`, or set AZURE_TENANT_ID, AZURE_CLIENT_ID and AZURE_CLIENT_SECRET")
-HUB = Access("set HF_TOKEN, or run `hf auth login`; a gated repository wants its terms accepted first")
+HUB = Access(
+    "set HF_TOKEN, or run `hf auth login`; a gated repository wants its terms accepted first",
+    absent="check the name; a private repository is there only for those who set HF_TOKEN",
+)
 ANY = Access("check what this filesystem needs to know you by (its environment variables, its login)")
 ACCESS = {
     "s3": AWS,
@@ -207,7 +216,7 @@ CAUSES = (
             statuses=(404, 410),
         ),
         "no such bucket, file or directory",
-        "check the bucket and the path; a store of your own is named by AWS_ENDPOINT_URL",
+        "{absent}",
     ),
     Cause(
         _matches(
