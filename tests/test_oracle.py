@@ -42,6 +42,7 @@ from offpol_diag.presets import (
     WeightOver,
 )
 from tests import oracles
+from tests.devices import gpu
 
 SIGMAS = ("1e-4", "1e-3", "1e-2", "0.1", "1", "outliers", "float32")
 BUILT_IN = tuple(replace(preset, logs=None) for preset in catalogue.load().resolve("all"))
@@ -63,14 +64,23 @@ def rows_of(case: str) -> list[dict[str, Any]]:
     return rows
 
 
-@pytest.fixture(scope="module", params=SIGMAS)
+ON_GPU = ("1e-3", "1", "outliers")
+
+
+@pytest.fixture(
+    scope="module",
+    params=[*((sigma, "cpu") for sigma in SIGMAS), *(gpu((sigma, "cuda:0")) for sigma in ON_GPU)],
+    ids="-".join,
+)
 def case(request, tmp_path_factory):
     """Rows, the Summary of their file under every built-in preset, and its table of sequences."""
-    rows = rows_of(request.param)
+    sigma, device = request.param
+    rows = rows_of(sigma)
     folder = tmp_path_factory.mktemp("oracle")
-    floats = pa.float32() if request.param == "float32" else None
+    floats = pa.float32() if sigma == "float32" else None
     path = oracles.write(rows, folder / "dump.parquet", row_group=13, floats=floats)
-    summary = analyze([path], presets=BUILT_IN, sequences=folder / "sequences.parquet", batch_tokens=500)
+    table = folder / "sequences.parquet"
+    summary = analyze([path], presets=BUILT_IN, sequences=table, batch_tokens=500, device=device)
     return oracles.sequences(rows), summary, pq.read_table(folder / "sequences.parquet").to_pydict()
 
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offpol_diag import segments
+from tests.devices import DEVICES
 
 RUNS = st.lists(st.lists(st.floats(-1e6, 1e6), max_size=7), max_size=8)
 
@@ -21,9 +22,10 @@ def packed(runs: list[list[float]]) -> tuple[torch.Tensor, torch.Tensor]:
     )
 
 
-@given(RUNS)
-def test_every_reduction_is_that_of_the_list(runs):
-    x, offsets = packed(runs)
+@pytest.mark.parametrize("device", DEVICES)
+@given(runs=RUNS)
+def test_every_reduction_is_that_of_the_list(device, runs):
+    x, offsets = (one.to(device) for one in packed(runs))
 
     assert segments.lengths(offsets).tolist() == [len(run) for run in runs]
     assert segments.total(x, offsets).tolist() == pytest.approx([math.fsum(run) for run in runs], abs=1e-8)

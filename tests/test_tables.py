@@ -11,6 +11,7 @@ import torch
 from offpol_diag import resample, segments, tables
 from offpol_diag.accumulators import TAIL, Sums, Tail
 from offpol_diag.metrics import worst
+from tests.devices import DEVICES
 
 RANDOM = np.random.default_rng(7)
 CODES = {
@@ -22,13 +23,13 @@ CODES = {
 }
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", CODES)
-def test_sums_by_code_are_those_of_a_plain_loop(name):
+def test_sums_by_code_are_those_of_a_plain_loop(name, device):
     codes = CODES[name]
     x, y = RANDOM.standard_normal((2, len(codes)))
-    counts, sums = tables.by_code(
-        torch.from_numpy(codes), 7, {"x": torch.from_numpy(x), "y": torch.from_numpy(y)}
-    )
+    at, one, two = (torch.from_numpy(values).to(device) for values in (codes, x, y))
+    counts, sums = tables.by_code(at, 7, {"x": one, "y": two})
 
     assert counts.tolist() == [int((codes == code).sum()) for code in range(7)]
     for found, column in ((sums["x"], x), (sums["y"], y)):
@@ -77,14 +78,15 @@ ORDERS = {
 }
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("n", [TAIL - 1, TAIL, TAIL + 1, 4 * TAIL])
 @pytest.mark.parametrize("order", ORDERS)
-def test_a_tail_holds_the_largest_in_whatever_order_they_come(order, n):
+def test_a_tail_holds_the_largest_in_whatever_order_they_come(order, n, device):
     n = n if n % 8 == 0 or order != "every eighth large" else 4 * TAIL
     x = torch.from_numpy(ORDERS[order](np.random.default_rng(n).standard_normal(n)).copy())
-    tail = Tail.of(x)
+    tail = Tail.of(x.to(device))
 
-    assert torch.equal(tail.top, torch.sort(x, descending=True).values[:TAIL])
+    assert torch.equal(tail.top.cpu(), torch.sort(x, descending=True).values[:TAIL])
     assert len(tail.kept) <= 2 * TAIL
     assert tail.n == n
 

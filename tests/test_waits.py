@@ -19,6 +19,7 @@ from offpol_diag.analyze import Observe, analyze, plan
 from offpol_diag.engines import Local
 from offpol_diag.readers import open_dump
 from offpol_diag.settle import Asked, settle
+from tests.devices import gpu
 
 SAMPLE = "sample_data/stale.parquet"
 WAITING = {
@@ -139,6 +140,19 @@ def test_the_way_of_a_gpu_leads_to_the_numbers_of_a_cpu(sample, request):
     here = numbers(analyze([f"sample_data/{sample}.parquet"], presets=presets, device="cpu"))
     request.getfixturevalue("far")
     there = numbers(analyze([f"sample_data/{sample}.parquet"], presets=presets, device="cpu"))
+
+    for part in here:
+        assert same(here[part], there[part]), part
+
+
+@pytest.mark.parametrize("device", [gpu("cuda:0")])
+@pytest.mark.parametrize("sample", ["stale", "healthy"])
+def test_a_gpu_has_the_numbers_of_a_cpu(sample, device):
+    presets = catalogue.load().resolve("all")
+    here, there = (
+        numbers(analyze([f"sample_data/{sample}.parquet"], presets=presets, device=where))
+        for where in ("cpu", device)
+    )
 
     for part in here:
         assert same(here[part], there[part]), part
