@@ -41,7 +41,7 @@ def cut(table: pa.Table, folder: Path, parts: Sequence[Any]) -> list[str]:
     files = []
     for number, part in enumerate(parts):
         file = folder / f"part-{number}.parquet"
-        pq.write_table(table.take(part), file, row_group_size=100)
+        pq.write_table(table.take(list(part)), file, row_group_size=100)
         files.append(str(file))
     return files
 
@@ -296,6 +296,54 @@ def test_remarks_that_all_pieces_make_are_made_once(table: pa.Table, tmp_path: P
 
     assert found.dump.notes == analyze(files, presets=SOME).dump.notes
     assert len(found.dump.notes) == 1
+
+
+# ---------------------------------------------------------------- one row per token
+
+
+def long_form(table: pa.Table, rows: int) -> pa.Table:
+    """The first rows of the table, with a row for each of their tokens."""
+    found = [
+        {
+            "sequence_id": row["sequence_id"],
+            "group_id": row["group_id"],
+            "rollout_log_prob": q,
+            "old_log_prob": p,
+        }
+        for row in table.slice(0, rows).to_pylist()
+        for q, p in zip(row["rollout_log_probs"], row["old_log_probs"], strict=True)
+    ]
+    return pa.Table.from_pylist(found)
+
+
+def test_a_dump_of_one_row_per_token_that_is_cut_between_sequences_merges(
+    table: pa.Table, tmp_path: Path
+) -> None:
+    long = long_form(table, 40)
+    border = long["sequence_id"].to_pylist().index(table["sequence_id"][17].as_py())
+    files = cut(long, tmp_path, [range(border), range(border, long.num_rows)])
+    a, b = analysed(files, tmp_path, presets=SOME)
+
+    whole = analyze(files, presets=SOME)
+    assert different(whole, merged([a, b])) == {}
+    assert different(whole, merged([b, a])) == {}
+    assert whole.dump.rows == 40
+
+
+def test_a_sequence_torn_between_two_pieces_is_refused(table: pa.Table, tmp_path: Path) -> None:
+    long = long_form(table, 40)
+    border = long["sequence_id"].to_pylist().index(table["sequence_id"][17].as_py()) + 1
+    files = cut(long, tmp_path, [range(border), range(border, long.num_rows)])
+    a, b = analysed(files, tmp_path, presets=SOME)
+
+    for paths in ([a, b], [b, a]):
+        assert f"{a} ends with a sequence that goes on in {b}" in refusal(paths).message
+
+
+def test_a_piece_of_one_sequence_is_not_torn(table: pa.Table, tmp_path: Path) -> None:
+    files = cut(long_form(table, 1), tmp_path, [range(3)])
+
+    assert merged(analysed(files, tmp_path)).dump.rows == 1
 
 
 # ---------------------------------------------------------------- what a whole step settles

@@ -583,6 +583,13 @@ HOSTILE: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
         ),
         "counts no sequences",
     ),
+    "sequences without a token": (
+        lambda found: found["states"]["sums"].update(
+            point=array(*[float(name == "sequences") for name in found["states"]["sums"]["names"]]),
+            rest=array(*[0.0] * len(found["states"]["sums"]["names"])),
+        ),
+        "counts no sequences",
+    ),
     "NaN sequences": (
         lambda found: found["states"]["sums"].update(
             point=array(*[math.nan] * len(found["states"]["sums"]["names"]))

@@ -21,6 +21,7 @@ from offpol_diag.tally import Tally
 
 ALIKE = "analyze every piece with the same version and options: presets, columns, group-by, seed"
 ONCE = "give every piece once; if two tallies overlap, analyze the rows that only one of them has again"
+BETWEEN = "where a row is a token, cut the dump between sequences"
 WHOLE = "cut the dump between steps, so that each step lies whole in one piece"
 WORST = ("worst.sequences", "worst.tokens")
 MOST_SAID = 3
@@ -64,6 +65,7 @@ def _joined(whole: TallyFile, one: TallyFile) -> TallyFile:
     expected.refuse_impossible(one.tally, one.name)
     both = replace(whole, held=(*whole.held, *one.held))
     _refuse_twice(both)
+    _refuse_torn(both)
     return replace(both, tally=whole.tally.merge(_renumbered(one, _rows(whole))))
 
 
@@ -82,6 +84,11 @@ def _refuse_twice(whole: TallyFile) -> None:
     for name, first, second in pieces.twice(whole.held):
         where = f"{first}, which is given twice" if first == second else f"{first} and {second}"
         raise ResultError(f"{name} was read for {where}: its rows would count twice", ONCE)
+
+
+def _refuse_torn(whole: TallyFile) -> None:
+    for first, second in pieces.torn(whole.held):
+        raise ResultError(f"{first} ends with a sequence that goes on in {second}", BETWEEN)
 
 
 def _rows(whole: TallyFile) -> int:

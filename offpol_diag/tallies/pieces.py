@@ -18,6 +18,7 @@ from pydantic import Field, model_validator
 
 from offpol_diag.accumulators import Places
 from offpol_diag.readers import Dump
+from offpol_diag.readers.alike import value
 from offpol_diag.readers.files import Part, merged, open_again
 from offpol_diag.readers.signs import Count, remarks
 from offpol_diag.scope import Label
@@ -69,6 +70,7 @@ class Piece(Model):
         files: those with rows.
         signs: column → its positive values.
         steps: the trainer batches that have rows in it.
+        ends: in the long form, digests of the ids of the first and the last sequence.
         groups: keys of the groups whose rewards were made into advantages, where they were and are few.
     """
 
@@ -77,6 +79,7 @@ class Piece(Model):
     files: list[File]
     signs: dict[str, Signs]
     steps: list[str]
+    ends: tuple[str, str] | None = None
     groups: Ints | None = None
 
     @model_validator(mode="after")
@@ -104,6 +107,7 @@ def piece(dump: Dump, tally: Tally, found: Found, facts: DumpFacts, run: Run) ->
             for column, count in dump.signs.items()
         },
         steps=sorted(normal.sums),
+        ends=_ends(dump),
         groups=keys if keys is not None and len(keys) <= MOST_GROUPS else None,
     )
 
@@ -113,6 +117,25 @@ def _mark(part: Part) -> str:
         footer = pa.BufferOutputStream()
         parquet.metadata.write_metadata_file(footer)
     return blake2b(footer.getvalue(), digest_size=16).hexdigest()
+
+
+def _ends(dump: Dump) -> tuple[str, str] | None:
+    """Whose the first and the last token of a dump in the long form are."""
+    if not dump.long:
+        return None
+    name = dump.info.columns["sequence_id"]
+    return _id(dump.parts[0], name, last=False), _id(dump.parts[-1], name, last=True)
+
+
+def _id(part: Part, name: str, last: bool) -> str:
+    """A digest of the id in the first or the last row of a file that has rows."""
+    found = part.partitions.get(name)
+    if found is None:
+        filled = [group for group, rows in enumerate(part.group_rows) if rows]
+        with open_again(part.path) as parquet:
+            ids = parquet.read_row_group(filled[-1 if last else 0], columns=[name]).column(name)
+        found = ids[-1 if last else 0]
+    return blake2b(str(value(found)).encode(), digest_size=16).hexdigest()
 
 
 # ---------------------------------------------------------------- which pieces overlap
@@ -133,6 +156,15 @@ def twice(held: Sequence[Held]) -> Iterator[tuple[str, str, str]]:
             if read.mark in first:
                 yield read.name, first[read.mark], file
             first.setdefault(read.mark, file)
+
+
+def torn(held: Sequence[Held]) -> Iterator[tuple[str, str]]:
+    """In the long form: pieces that end with the sequence that another begins with, by their tally files."""
+    begins = {one.ends[0]: at for at, (_, one) in enumerate(held) if one.ends}
+    for at, (file, one) in enumerate(held):
+        other = begins.get(one.ends[1], at) if one.ends else at
+        if other != at:
+            yield file, held[other].file
 
 
 def shared_steps(held: Sequence[Held]) -> dict[Label, list[str]]:
