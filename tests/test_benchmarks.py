@@ -123,6 +123,28 @@ def test_a_part_that_fails_says_what_and_exits_with_1_and_keeps_nothing(
     assert not (tmp_path / "r.json").exists()
 
 
+@pytest.mark.parametrize(
+    ("result", "options", "kept"),
+    [
+        ({"value": 1}, ["--write"], True),
+        ({"value": 1}, [], False),
+        ({"value": 1, part.NOTHING: "no GPU here"}, ["--write"], False),
+    ],
+)
+def test_a_result_is_kept_when_that_is_asked_and_something_was_measured(
+    result: part.Result, options: list[str], kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "r.json"
+    limits: list[int] = []
+    monkeypatch.setattr(machine, "limit", limits.append)
+    monkeypatch.setattr(sys, "argv", ["x.py", f"--results={path}", *options])
+
+    part.main("x", lambda given: result, "about", threads=2)
+
+    assert path.exists() == kept
+    assert limits == [2]
+
+
 def test_a_run_with_a_part_that_failed_exits_with_1() -> None:
     command = [sys.executable, str(ROOT / "benchmarks" / "run.py"), "--only=memory", "--sequences=-1"]
 
