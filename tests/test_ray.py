@@ -4,8 +4,12 @@ import json
 import math
 import os
 import random
+import signal
+import socket
 import subprocess
 import sys
+import threading
+import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -292,6 +296,27 @@ def offpol(*arguments, **environment):
     )
 
 
+def test_a_termination_while_ray_waits_leaves_with_its_own_code(nodes):
+    """A failed gate is the only way to 1, and that is what Ray makes of an exit."""
+
+    def leave(signum, frame):
+        raise SystemExit(143)
+
+    never = ray.remote(lambda: time.sleep(100)).remote()
+    soon = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM))
+    signal.signal(signal.SIGTERM, leave)
+    try:
+        soon.start()
+        with pytest.raises(SystemExit) as stop, cluster._leaving_as(leave):
+            ray.wait([never], timeout=20)
+        assert stop.value.code == 143
+        assert signal.getsignal(signal.SIGTERM) is leave
+    finally:
+        soon.cancel()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        ray.cancel(never, force=True)
+
+
 # ---------------------------------------------------------------- without a cluster
 
 
@@ -301,6 +326,22 @@ def test_an_address_where_nobody_answers_is_an_error_at_once(tmp_path):
     assert done.stderr.startswith("error: RAY_ADDRESS=127.0.0.1:1: no cluster answers there (")
     assert "\n\nhint: check that the cluster runs" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_server_that_is_not_ray_is_told_apart(nodes, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        answering = threading.Thread(target=answer, args=(server,))
+        answering.start()
+        with pytest.raises(ClusterError, match="what listens there is not Ray"):
+            cluster._knock(f"127.0.0.1:{server.getsockname()[1]}")
+        answering.join()
+    cluster._knock(nodes.address)
+
+
+def answer(server):
+    with server.accept()[0] as line:
+        line.sendall(b"HTTP/1.1 400 Bad Request\r\n")
+        line.recv(100)
 
 
 @pytest.mark.parametrize("address", ["nonsense", "host:port", "ray://[::1]:1"])

@@ -24,6 +24,8 @@ RETRIES = 3
 """How often a task is run again when its worker died or its files could not be read."""
 WHERE = f"check that the cluster runs and can be reached from here; without {ADDRESS} a local one is started"
 NAMED = ("auto", "local")
+SETTINGS = bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+"""An empty frame of HTTP/2 settings: its fourth byte is their number among the kinds of frame."""
 
 
 def library() -> ModuleType:
@@ -53,10 +55,11 @@ def connected() -> Iterator[None]:
         return
     address = os.environ.get(ADDRESS, "")
     _knock(address)
+    before = signal.getsignal(signal.SIGTERM)
     try:
-        with _signals_kept():
-            _join(ray, address)
-        yield
+        _join(ray, address)
+        with _leaving_as(before):
+            yield
     finally:
         ray.shutdown()
 
@@ -76,27 +79,61 @@ def _join(ray: Any, address: str) -> None:
 
 def _knock(address: str) -> None:
     """Ray itself asks for minutes before it gives up."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
     if not address or address in NAMED:
         return
+    host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), PATIENCE).close()
+        with socket.create_connection((host.strip("[]"), int(port)), PATIENCE) as line:
+            _greet(line)
     except (OSError, ValueError) as error:
         raise ClusterError(
             f"{ADDRESS}={address}: no cluster answers there ({first_line(error)})", WHERE
         ) from error
 
 
+def _greet(line: socket.socket) -> None:
+    """Ray speaks gRPC, that is HTTP/2: whoever does answers a greeting with its settings.
+
+    Raises:
+        OSError: whoever is there does not.
+    """
+    if os.environ.get("RAY_USE_TLS", "0") != "0":  # settings come only after a handshake
+        return
+    line.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + SETTINGS)
+    if line.recv(len(SETTINGS))[3:4] != SETTINGS[3:4]:
+        raise OSError("what listens there is not Ray")
+
+
 @contextmanager
-def _signals_kept() -> Iterator[None]:
-    """Ray takes SIGTERM for itself; what this process does with it stays as it was."""
-    main = threading.current_thread() is threading.main_thread()
-    before = signal.getsignal(signal.SIGTERM)
+def _leaving_as(before: Any) -> Iterator[None]:
+    """SIGTERM does what it did `before`: Ray takes it for itself, and loses an exit's code while it waits.
+
+    An interrupt passes through Ray as it is, so an exit goes that way and becomes one again on this side.
+    """
+    exits: list[SystemExit] = []
+
+    def leave(signum: int, frame: object) -> None:
+        try:
+            before(signum, frame)
+        except SystemExit as stop:
+            exits.append(stop)
+            raise KeyboardInterrupt from stop
+
+    _on_terminate(leave if callable(before) else before)
     try:
         yield
+    except KeyboardInterrupt:
+        if exits:
+            raise exits[0] from None
+        raise
     finally:
-        if main and before is not None:
-            signal.signal(signal.SIGTERM, before)
+        _on_terminate(before)
+
+
+def _on_terminate(handler: Any) -> None:
+    """Only the main thread has a say in it; a handler that is not Python's is left alone."""
+    if handler is not None and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, handler)
 
 
 def kind_of(device: str) -> str:
