@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -27,6 +26,7 @@ from offpol_diag.metrics import (
 )
 from offpol_diag.metrics.gap import DRIFTS, Drift
 from offpol_diag.metrics.scene import Scene
+from offpol_diag.metrics.stack import Stack
 from offpol_diag.near import Near
 from offpol_diag.presets import Preset
 
@@ -67,12 +67,12 @@ class Study:
         """What makes a token near for these presets."""
         return Near.of(self.presets)
 
-    @property
+    @cached_property
     def normalised(self) -> tuple[Preset, ...]:
         """Presets whose sums are kept per trainer batch."""
         return normal.normalised(self.presets)
 
-    @property
+    @cached_property
     def once(self) -> tuple[Preset, ...]:
         """All other presets: their sums are those of the dump."""
         return tuple(preset for preset in self.presets if preset not in self.normalised)
@@ -100,16 +100,21 @@ class Tally:
 def observe(study: Study, scene: Scene) -> Tally:
     """One batch's states."""
     nearsums.prepare(scene, study.presets)
+    stack = Stack.of(scene, study.presets)
+    once, normalised = (
+        stack.only(lambda one: one in study.once),
+        stack.only(lambda one: one in study.normalised),
+    )
     states: dict[str, State] = {
-        "sums": Sums.of(_resampled(study, scene), scene.draws, scene.batch.key),
+        "sums": Sums.of(_resampled(study, once), scene.draws, scene.batch.key),
         "logged": Sums.of(_logged(study, scene), scene.draws[:, :0]),
-        "ranges": Extremes.of(_ranges(study, scene)),
-        "length": selection.by_length(scene, study.presets),
-        "group": selection.by_group(scene, study.presets),
+        "ranges": Extremes.of(_ranges(study, once)),
+        "length": selection.by_length(stack),
+        "group": selection.by_group(stack),
         "worst.sequences": worst.sequences(scene, study.main),
         "worst.tokens": worst.tokens(scene, study.main),
-        "normal": normal.sums(scene, _preset_columns(study.normalised, scene)),
-        "normal.ranges": normal.ranges(scene, study.normalised),
+        "normal": normal.sums(scene, _preset_columns(normalised)),
+        "normal.ranges": normal.ranges(normalised),
     }
     for drift in study.drifts:
         states |= tails.states(scene, drift)
@@ -117,20 +122,19 @@ def observe(study: Study, scene: Scene) -> Tally:
     return Tally(states | {f"where.{axis}": found for axis, found in axes.items()})
 
 
-def _resampled(study: Study, scene: Scene) -> dict[str, Tensor]:
+def _resampled(study: Study, once: Stack) -> dict[str, Tensor]:
     """Columns whose numbers carry an interval."""
-    found = scene.counts | update.shared(scene)
+    found = once.scene.counts | update.shared(once.scene)
     for drift in study.drifts:
-        found |= gap.columns(scene, drift)
-    return found | _preset_columns(study.once, scene)
+        found |= gap.columns(once.scene, drift)
+    return found | _preset_columns(once)
 
 
-def _preset_columns(presets: Sequence[Preset], scene: Scene) -> dict[str, Tensor]:
+def _preset_columns(stack: Stack) -> dict[str, Tensor]:
     """What is summed of presets: with `tokens`, so that there is a column when there is no preset."""
-    found = {"tokens": scene.counts["tokens"]}
-    for preset in presets:
-        for part in PARTS:
-            found |= part.columns(scene, preset)
+    found = {"tokens": stack.n}
+    for part in PARTS:
+        found |= part.columns(stack)
     return found
 
 
@@ -142,14 +146,13 @@ def _logged(study: Study, scene: Scene) -> dict[str, Tensor]:
     return found
 
 
-def _ranges(study: Study, scene: Scene) -> dict[str, tuple[Tensor, Tensor]]:
-    n = scene.batch.lengths.to(torch.float64)
+def _ranges(study: Study, once: Stack) -> dict[str, tuple[Tensor, Tensor]]:
+    scene, n = once.scene, once.n
     longest = n + scene.batch.masked
     found = {"length": (n.min(), n.max()), "response": (longest.min(), longest.max())}
     for drift in study.drifts:
         found |= gap.ranges(scene, drift)
-    for preset in study.once:
-        found |= method.ranges(scene, preset)
+    found |= method.ranges(once)
     for preset in study.logging:
         found |= BOOKS[preset.logs or ""].ranges(scene, preset)
     return found

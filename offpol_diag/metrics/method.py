@@ -9,51 +9,58 @@ import torch
 from torch import Tensor
 
 from offpol_diag import segments
-from offpol_diag.accumulators import extremes
 from offpol_diag.correction import weight_key
 from offpol_diag.metrics.formula import Formula, Lookup, mean
 from offpol_diag.metrics.outcome import Outcome, norm, token_rules
-from offpol_diag.metrics.pieces import Pieces, pieces
-from offpol_diag.metrics.scene import Scene
+from offpol_diag.metrics.pieces import Pieces
+from offpol_diag.metrics.stack import Stack
 from offpol_diag.presets import Preset, Reject
 from offpol_diag.ratios import Ratios
 
 
-def columns(scene: Scene, preset: Preset) -> dict[str, Tensor]:
-    """Per-sequence columns [S] that the formulas of this module read."""
-    done = pieces(scene, preset)
-    n = scene.batch.lengths.to(torch.float64)
-    there, acted = n > 0, done.acted
-    weight = done.sums.first / n.clamp(min=1)
+def columns(stack: Stack) -> dict[str, Tensor]:
+    """Per-sequence columns [S] that the formulas of this module read, of every preset."""
+    if not stack.presets:
+        return {}
+    n, kept, sums = stack.n, stack.kept_tokens, stack.sums
+    there = n > 0
+    weight = sums.first / n.clamp(min=1)
     found = {
-        "kept": done.kept_tokens,
-        "w": done.sums.first,
-        "ww": done.sums.second,
-        "w11": done.sums.about_one,
-        "dropped": ((done.kept_tokens == 0) & there).to(torch.float64),
-        "touched": ((done.kept_tokens < n) & there).to(torch.float64),
-        "vetoed": done.first.kept.vetoed.to(torch.float64),
-        "catastrophic": done.first.kept.catastrophic,
+        "kept": kept,
+        "w": sums.first,
+        "ww": sums.second,
+        "w11": sums.about_one,
+        "dropped": ((kept == 0) & there).to(torch.float64),
+        "touched": ((kept < n) & there).to(torch.float64),
+        "vetoed": stack.rows(lambda done: done.first.kept.vetoed).to(torch.float64),
+        "catastrophic": stack.rows(lambda done: done.first.kept.catastrophic),
         "v": weight,  # of a sequence: the mean over its tokens of what each contributes (0 when rejected)
         "vv": weight.square(),
-        "high": acted.high,
-        "low": acted.low,
-        "units": acted.units,
-        "bounded": acted.bounded,
-        "tries": acted.tries,
-        **norm(done, preset),
-        **_by_sign(done),
+        **_acted(stack, there.to(torch.float64)),
+        **_by_sign(stack),
     }
-    return {f"{preset.name}|{name}": values for name, values in found.items()}
+    return stack.named(found) | _norms(stack)
 
 
-def _by_sign(done: Pieces) -> dict[str, Tensor]:
+def _acted(stack: Stack, there: Tensor) -> dict[str, Tensor]:
+    found = [done.acted(stack.n, there, stack.none) for done in stack.items]
+    return {name: torch.stack([one[name] for one in found]) for name in found[0]}
+
+
+def _norms(stack: Stack) -> dict[str, Tensor]:
+    pairs = zip(stack.presets, stack.items, strict=True)
+    return {
+        f"{preset.name}|{name}": x for preset, done in pairs for name, x in norm(done, done.preset).items()
+    }
+
+
+def _by_sign(stack: Stack) -> dict[str, Tensor]:
     """Tokens and kept tokens where the advantage is positive and where it is negative."""
-    if done.ratios.batch.advantages is None:
+    if stack.batch.advantages is None:
         return {}
-    every = _signs(done.ratios, None)
-    left = done.total(sign_counts)
-    return every | {f"{name}_kept": x * done.sequences for name, x in left.items()}
+    every = _signs(stack.scene.ratios("rollout"), None)
+    left = stack.total(sign_counts)
+    return every | {f"{name}_kept": x * stack.sequences for name, x in left.items()}
 
 
 def sign_counts(done: Outcome, preset: Preset) -> dict[str, Tensor]:
@@ -73,22 +80,33 @@ def _count_signs(ratios: Ratios, keep: Tensor | None) -> dict[str, Tensor]:
     return {name: segments.count(at if keep is None else at & keep, offsets) for name, at in flags.items()}
 
 
-def ranges(scene: Scene, preset: Preset) -> dict[str, tuple[Tensor, Tensor]]:
-    """Smallest and largest final weight of a kept token."""
-    low, high = weight_span(pieces(scene, preset))
-    return {f"{preset.name}|weight": (extremes(low)[0], extremes(high)[1])}
+def ranges(stack: Stack) -> dict[str, tuple[Tensor, Tensor]]:
+    """Smallest and largest final weight of a kept token, of every preset."""
+    if not stack.presets:
+        return {}
+    lows, highs = weight_spans(stack)
+    pairs = zip(stack.presets, torch.unbind(lows.amin(dim=1)), torch.unbind(highs.amax(dim=1)), strict=True)
+    return {f"{preset.name}|weight": (low, high) for preset, low, high in pairs}
 
 
-def weight_span(done: Pieces) -> tuple[Tensor, Tensor]:
-    """Smallest and largest final weight of a sequence's kept tokens, [S]; (+inf, -inf) where none is kept."""
-    if done.first.preset.weight is None or done.per_sequence is not None:
-        low = high = torch.ones_like(done.kept_tokens) if done.per_sequence is None else done.per_sequence
-    else:
-        found = [token_span(one, rules) for one, rules in done.each]
-        low = reduce(torch.minimum, [low for low, _ in found])
-        high = reduce(torch.maximum, [high for _, high in found])
-    left = done.kept_tokens > 0
-    return torch.where(left, low, torch.inf), torch.where(left, high, -torch.inf)
+def weight_spans(stack: Stack) -> tuple[Tensor, Tensor]:
+    """Smallest and largest final weight of a sequence's kept tokens, [P, S]; (+inf, -inf) where none is."""
+    one = torch.ones_like(stack.n)
+    spans = [_span(done, one) for done in stack.items]
+    left = stack.kept_tokens > 0
+    lows, highs = (torch.stack(each) for each in zip(*spans, strict=True))
+    return torch.where(left, lows, torch.inf), torch.where(left, highs, -torch.inf)
+
+
+def _span(done: Pieces, one: Tensor) -> tuple[Tensor, Tensor]:
+    if done.first.preset.weight is None:
+        return one, one
+    if done.per_sequence is not None:
+        return done.per_sequence, done.per_sequence
+    found = [token_span(part, rules) for part, rules in done.each]
+    return reduce(torch.minimum, [low for low, _ in found]), reduce(
+        torch.maximum, [high for _, high in found]
+    )
 
 
 def token_span(done: Outcome, preset: Preset) -> tuple[Tensor, Tensor]:

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from offpol_diag import losses, scope
 from offpol_diag.accumulators import Extremes, Places, Sums
-from offpol_diag.metrics.method import weight_span
+from offpol_diag.metrics.method import weight_spans
 from offpol_diag.metrics.outcome import norm_factor
-from offpol_diag.metrics.pieces import pieces
 from offpol_diag.metrics.scene import Scene
+from offpol_diag.metrics.stack import Stack
 from offpol_diag.presets import Preset
 from offpol_diag.scope import Label
 
@@ -45,10 +45,11 @@ def _members(scene: Scene) -> dict[Label, Tensor]:
     return {label: torch.nonzero(which == at).flatten() for at, label in enumerate(found)}
 
 
-def ranges(scene: Scene, presets: Sequence[Preset]) -> Places[Extremes]:
+def ranges(stack: Stack) -> Places[Extremes]:
     """Smallest and largest final weight of a kept token, per trainer batch, before it is divided."""
-    spans = {f"{preset.name}|weight": weight_span(pieces(scene, preset)) for preset in presets}
-    return Places({label: _extremes(spans, at) for label, at in _members(scene).items()})
+    pairs = zip(*map(torch.unbind, weight_spans(stack)), strict=True) if stack.presets else ()
+    spans = {f"{one.name}|weight": pair for one, pair in zip(stack.presets, pairs, strict=True)}
+    return Places({label: _extremes(spans, at) for label, at in _members(stack.scene).items()})
 
 
 def _extremes(spans: Mapping[str, tuple[Tensor, Tensor]], at: Tensor) -> Extremes:

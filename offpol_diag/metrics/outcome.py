@@ -6,6 +6,7 @@ Presets that share a weight rule, or rules on tokens, share the work.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -41,6 +42,15 @@ class Moments:
     excess: Tensor
     about_one: Tensor
 
+    def named(self) -> dict[str, Tensor]:
+        """By the name of the sum."""
+        return dict(vars(self))
+
+    def replaced(self, at: Tensor, rows: Moments) -> Moments:
+        """Stacked sums [P, S] with other ones in the rows `at`."""
+        mine, theirs = vars(self), vars(rows)
+        return Moments(**{name: mine[name].index_copy(0, at, theirs[name]) for name in mine})
+
     def times(self, x: Tensor) -> Moments:
         """Every sum times x [S]."""
         return Moments(self.first * x, self.second * x, self.excess * x, self.about_one * x)
@@ -63,17 +73,43 @@ class Outcome:
         ratios: of the preset's numerator policy.
         preset: one with the same weight, rules and veto.
         kept: what is left.
-        kept_tokens: tokens left.
-        weight_sum: Σ of the final weights over all unmasked tokens, rejected or not.
-        sums: over kept tokens, of the final weights.
+        passed: tokens that pass the rules on tokens.
     """
 
     ratios: Ratios
     preset: Preset
     kept: Kept
-    kept_tokens: Tensor
-    weight_sum: Tensor
-    sums: Moments
+    passed: Tensor
+
+    @cached_property
+    def kept_tokens(self) -> Tensor:
+        """Tokens left."""
+        return self.passed * self.kept.sequences
+
+    @cached_property
+    def weight_sum(self) -> Tensor:
+        """Σ of the final weights over all unmasked tokens, rejected or not."""
+        weight, lengths = self.preset.weight, self.ratios.batch.lengths
+        if weight is None:
+            return lengths.to(torch.float64)
+        if weight.over not in PER_SEQUENCE:
+            return _total(self.ratios, self.preset)
+        return correction.weigh(self.ratios, self.preset).final.values * lengths
+
+    @cached_property
+    def sums(self) -> Moments:
+        """Of the final weights, over kept tokens."""
+        weight, tokens = self.preset.weight, self.kept_tokens
+        if weight is None:
+            none = torch.zeros_like(tokens)
+            return Moments(tokens, tokens, none, none)
+        if weight.over in PER_SEQUENCE:
+            return powers(correction.weigh(self.ratios, self.preset).final.values).times(tokens)
+        return self.moments().times(self.kept.sequences)
+
+    def moments(self) -> Moments:
+        """Of tokens' own weights, over those that pass the rules on tokens."""
+        return _moments(self.ratios, self.preset, self.kept)
 
     @property
     def weighed(self) -> Weighed | None:
@@ -113,27 +149,16 @@ def of(ratios: Ratios, preset: Preset) -> Outcome:
 
 
 def _outcome(ratios: Ratios, preset: Preset) -> Outcome:
-    n = ratios.batch.lengths.to(torch.float64)
     kept = correction.keep(ratios, preset)
-    tokens = _left(ratios, kept, preset, n)
-    if preset.weight is None:
-        none = torch.zeros_like(n)
-        return Outcome(ratios, preset, kept, tokens, n, Moments(tokens, tokens, none, none))
-    if preset.weight.over in PER_SEQUENCE:
-        weights = correction.weigh(ratios, preset).final.values
-        total, sums = weights * ratios.batch.lengths, powers(weights).times(tokens)
-    else:
-        total, sums = _total(ratios, preset), _moments(ratios, preset, kept).times(kept.sequences)
-    return Outcome(ratios, preset, kept, tokens, total, sums)
+    return Outcome(ratios, preset, kept, _passed(ratios, kept, preset))
 
 
-def _left(ratios: Ratios, kept: Kept, preset: Preset, n: Tensor) -> Tensor:
-    """Kept tokens per sequence."""
-    if kept.tokens is None:
-        return n * kept.sequences
+def _passed(ratios: Ratios, kept: Kept, preset: Preset) -> Tensor:
+    """Tokens per sequence that the rules on tokens leave."""
     flags = kept.tokens
-    counted = ratios.once(("left", preset.reject), lambda: segments.count(flags, ratios.batch.cu_seqlens))
-    return counted * kept.sequences
+    if flags is None:
+        return ratios.once("lengths", lambda: ratios.batch.lengths.to(torch.float64))
+    return ratios.once(("left", preset.reject), lambda: segments.count(flags, ratios.batch.cu_seqlens))
 
 
 def _total(ratios: Ratios, preset: Preset) -> Tensor:

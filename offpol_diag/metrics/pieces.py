@@ -7,32 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
-import torch
 from torch import Tensor
 
-from offpol_diag import correction, losses
+from offpol_diag import losses
 from offpol_diag.metrics.outcome import PER_SEQUENCE, Moments, Outcome, applied, of, powers
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.presets import Preset
 from offpol_diag.ratios import Ratios
-
-
-@dataclass(frozen=True)
-class Acted:
-    """What the bounds of the weights did, per sequence [S] float64.
-
-    Attributes:
-        high: weights above `upper`; `low` below `lower`.
-        units: of how many weights.
-        bounded: on how many the safety bound acted, of `tries`.
-    """
-
-    high: Tensor
-    low: Tensor
-    units: Tensor
-    bounded: Tensor
-    tries: Tensor
 
 
 @dataclass(frozen=True)
@@ -46,9 +29,44 @@ class Pieces:
 
     ratios: Ratios
     each: tuple[tuple[Outcome, Preset], ...]
-    kept_tokens: Tensor
-    weight_sum: Tensor
-    sums: Moments
+
+    @property
+    def preset(self) -> Preset:
+        """As it is applied."""
+        return self.each[0][1]
+
+    @property
+    def weighs_tokens(self) -> bool:
+        """Whether tokens have weights of their own."""
+        weight = self.preset.weight
+        return weight is not None and weight.over not in PER_SEQUENCE
+
+    @property
+    def close(self) -> Outcome | None:
+        """The near tokens' outcome, where they are looked at apart."""
+        return self.each[1][0] if len(self.each) > 1 else None
+
+    @cached_property
+    def kept_tokens(self) -> Tensor:
+        """Tokens left, [S]."""
+        tokens = self.first.kept_tokens
+        return tokens if self.close is None else tokens + self.close.kept_tokens * self.sequences
+
+    @cached_property
+    def weight_sum(self) -> Tensor:
+        """Σ of the final weights over all tokens, rejected or not, [S]."""
+        if self.per_sequence is not None:
+            return self.per_sequence * self.ratios.batch.lengths
+        total = self.first.weight_sum
+        return total if self.close is None else total + self.close.weight_sum
+
+    @cached_property
+    def sums(self) -> Moments:
+        """Of the final weights, over kept tokens."""
+        if self.per_sequence is not None:
+            return powers(self.per_sequence).times(self.kept_tokens)
+        sums = self.first.sums
+        return sums if self.close is None else sums.plus(self.close.sums.times(self.sequences))
 
     @property
     def first(self) -> Outcome:
@@ -68,18 +86,25 @@ class Pieces:
             return None
         return weighed.final.values
 
-    @property
-    def acted(self) -> Acted:
-        """What the bounds of the weights did."""
-        n = self.ratios.batch.lengths.to(torch.float64)
+    def acted(self, n: Tensor, there: Tensor, none: Tensor) -> dict[str, Tensor]:
+        """What the bounds of the weights did, per sequence [S] float64; near no bound acts.
+
+        Args:
+            n: tokens of each sequence, as float64.
+            there: 1 where there is one.
+            none: 0 everywhere.
+
+        Returns:
+            high: weights above `upper`; low: below `lower`; units: of how many weights; bounded: on how many
+            the safety bound acted, of how many tries.
+        """
         weighed = self.first.weighed
         if weighed is None:
-            zero = torch.zeros_like(n)
-            return Acted(zero, zero, n, zero, n)
-        if weighed.final.per == "token":  # near no bound acts
-            return Acted(weighed.high, weighed.low, n, weighed.bounded, n)
-        there = (n > 0).to(torch.float64)
-        return Acted(weighed.high, weighed.low, there, weighed.bounded, weighed.tries)
+            return {"high": none, "low": none, "units": n, "bounded": none, "tries": n}
+        tokens = weighed.final.per == "token"
+        tries, units = (n, n) if tokens else (weighed.tries, there)
+        acted = {"high": weighed.high, "low": weighed.low, "bounded": weighed.bounded}
+        return acted | {"units": units, "tries": tries}
 
     def total(self, make: Callable[[Outcome, Preset], Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """Sums [S] over the tokens that pass the rules on tokens, of all pieces together."""
@@ -96,15 +121,4 @@ def pieces(scene: Scene, preset: Preset) -> Pieces:
 
 
 def _pieces(scene: Scene, ratios: Ratios, preset: Preset) -> Pieces:
-    each = tuple((of(part, rules), rules) for part, rules in scene.parts(preset))
-    (first, _), *rest = each
-    sequences = first.kept.sequences
-    tokens = sum((more.kept_tokens * sequences for more, _ in rest), first.kept_tokens)
-    if preset.weight is not None and preset.weight.over in PER_SEQUENCE:
-        weights, lengths = correction.weigh(ratios, preset).final.values, ratios.batch.lengths
-        return Pieces(ratios, each, tokens, weights * lengths, powers(weights).times(tokens))
-    weight_sum = sum((more.weight_sum for more, _ in rest), first.weight_sum)
-    sums = first.sums
-    for more, _ in rest:
-        sums = sums.plus(more.sums.times(sequences))
-    return Pieces(ratios, each, tokens, weight_sum, sums)
+    return Pieces(ratios, tuple((of(part, rules), rules) for part, rules in scene.parts(preset)))

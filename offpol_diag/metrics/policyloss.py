@@ -9,31 +9,30 @@ from offpol_diag import losses, segments
 from offpol_diag.correction import weight_key
 from offpol_diag.metrics.formula import Formula, mean
 from offpol_diag.metrics.outcome import PER_SEQUENCE, Outcome, token_rules
-from offpol_diag.metrics.pieces import Pieces, pieces
-from offpol_diag.metrics.scene import Scene
+from offpol_diag.metrics.stack import Stack
 from offpol_diag.presets import Preset
 
 
-def columns(scene: Scene, preset: Preset) -> dict[str, Tensor]:
+def columns(stack: Stack) -> dict[str, Tensor]:
     """Weighted loss over kept tokens, its mean over the sequence's kept tokens, clip counts, ppo_kl."""
-    done = pieces(scene, preset)
-    if not losses.known(scene.batch, preset):
+    stack = stack.only(lambda preset: losses.known(stack.batch, preset))
+    if not stack.presets:
         return {}
-    sums = done.total(clip_sums)
-    summed = done.total(weighed_sums)["loss"] * sequence_weights(done, preset) * done.sequences
+    sums, kept = stack.total(clip_sums), stack.kept_tokens
+    summed = stack.total(weighed_sums)["loss"] * sequence_weights(stack)
     found = {
         "loss": summed,
-        "loss_mean": summed / done.kept_tokens.clamp(min=1),
-        "loss_rows": (done.kept_tokens > 0).to(torch.float64),
-        **{name: values * done.sequences for name, values in sums.items()},
+        "loss_mean": summed / kept.clamp(min=1),
+        "loss_rows": (kept > 0).to(torch.float64),
+        **{name: values * stack.sequences for name, values in sums.items()},
     }
-    return {f"{preset.name}|{name}": values for name, values in found.items()}
+    return stack.named(found)
 
 
-def sequence_weights(done: Pieces, preset: Preset) -> Tensor | float:
-    """What multiplies the loss of a whole sequence, [S]."""
-    weights = done.per_sequence
-    return weights if weights is not None and losses.weighted(preset) else 1.0
+def sequence_weights(stack: Stack) -> Tensor:
+    """What multiplies the loss of a whole sequence, 0 where it is dropped, [P, S]."""
+    weighted = torch.tensor([[losses.weighted(preset)] for preset in stack.presets], device=stack.n.device)
+    return torch.where(weighted, stack.weights, 1.0) * stack.sequences
 
 
 def weighs_tokens(done: Outcome, preset: Preset) -> bool:

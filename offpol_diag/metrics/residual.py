@@ -11,29 +11,28 @@ from torch import Tensor
 from offpol_diag import segments
 from offpol_diag.metrics.formula import Formula, mean
 from offpol_diag.metrics.outcome import Outcome, token_rules
-from offpol_diag.metrics.pieces import pieces
-from offpol_diag.metrics.scene import Scene
+from offpol_diag.metrics.stack import Stack
 from offpol_diag.presets import Preset
 from offpol_diag.ratios import OVERFLOW, Ratios
 
 
-def columns(scene: Scene, preset: Preset) -> dict[str, Tensor]:
+def columns(stack: Stack) -> dict[str, Tensor]:
     """Per-sequence columns [S]: Σ k3 over kept tokens, the perplexity ratio and w² − 1 of what is left."""
-    done = pieces(scene, preset)
-    found = done.total(gap_sums)
-    k3, delta = found["k3"], found["delta"]
-    left = (done.kept_tokens > 0).to(torch.float64)
-    gap = delta / done.kept_tokens.clamp(min=1)
-    n = scene.batch.lengths.clamp(min=1).to(torch.float64)
-    away = (done.sums.excess + done.kept_tokens - n) / n
-    found = {
-        "k3": k3 * done.sequences,
-        "ppl": torch.expm1((-gap).clamp(max=2 * OVERFLOW)) * left,
-        "left": left,
-        "ww": done.sums.about_one + 2 * done.sums.excess,
-        "vv": away * (away + 2) * left,
+    if not stack.presets:
+        return {}
+    found, kept, sums = stack.total(gap_sums), stack.kept_tokens, stack.sums
+    left = (kept > 0).to(torch.float64)
+    gap = found["delta"] / kept.clamp(min=1)
+    n = stack.n.clamp(min=1)
+    away = (sums.excess + kept - n) / n
+    columns = {
+        "residual_k3": found["k3"] * stack.sequences,
+        "residual_ppl": torch.expm1((-gap).clamp(max=2 * OVERFLOW)) * left,
+        "residual_left": left,
+        "residual_ww": sums.about_one + 2 * sums.excess,
+        "residual_vv": away * (away + 2) * left,
     }
-    return {f"{preset.name}|residual_{name}": values for name, values in found.items()}
+    return stack.named(columns)
 
 
 def gap_sums(done: Outcome, preset: Preset) -> dict[str, Tensor]:

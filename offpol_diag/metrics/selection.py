@@ -10,9 +10,7 @@ from torch import Tensor
 from offpol_diag import resample
 from offpol_diag.accumulators import GroupSample
 from offpol_diag.metrics.formula import plain
-from offpol_diag.metrics.pieces import pieces
-from offpol_diag.metrics.scene import Scene
-from offpol_diag.presets import Preset
+from offpol_diag.metrics.stack import Stack
 from offpol_diag.summary import Numbers
 
 LENGTH_BINS = 256
@@ -40,20 +38,19 @@ def length_bin(lengths: Tensor) -> Tensor:
     )
 
 
-def by_length(scene: Scene, presets: tuple[Preset, ...]) -> Grid:
+def by_length(stack: Stack) -> Grid:
     """Bin the batch by length."""
-    n = scene.batch.lengths
-    there = (n > 0).to(torch.float64)
-    kept = [pieces(scene, preset).kept_tokens for preset in presets]
-    stacked = torch.stack((there, n.to(torch.float64), *kept), dim=1)
-    return Grid(stacked.new_zeros(LENGTH_BINS, stacked.shape[1]).index_add_(0, length_bin(n), stacked))
+    there = (stack.n > 0).to(torch.float64)
+    stacked = torch.cat((there[None], stack.n[None], stack.kept_tokens)).T
+    at = length_bin(stack.batch.lengths)
+    return Grid(stacked.new_zeros(LENGTH_BINS, stacked.shape[1]).index_add_(0, at, stacked))
 
 
-def by_group(scene: Scene, presets: tuple[Preset, ...]) -> GroupSample:
+def by_group(stack: Stack) -> GroupSample:
     """Sequences, and each preset's sequences with a token left, by group."""
-    there = (scene.batch.lengths > 0).to(torch.float64)
-    left = [(pieces(scene, preset).kept_tokens > 0).to(torch.float64) for preset in presets]
-    return GroupSample.of(resample.mix(scene.batch.key), torch.stack((there, *left), dim=1))
+    there = stack.n > 0
+    columns = torch.cat((there[None], stack.kept_tokens > 0)).T.to(torch.float64)
+    return GroupSample.of(resample.mix(stack.batch.key), columns)
 
 
 def numbers(grid: Grid, groups: GroupSample, at: int) -> Numbers:

@@ -13,9 +13,9 @@ from offpol_diag import losses, segments
 from offpol_diag.correction import weight_key
 from offpol_diag.metrics.formula import Formula, Lookup
 from offpol_diag.metrics.outcome import Outcome, token_rules
-from offpol_diag.metrics.pieces import pieces
 from offpol_diag.metrics.policyloss import sequence_weights, token_weights, weighed_sums, weighs_tokens
 from offpol_diag.metrics.scene import Scene
+from offpol_diag.metrics.stack import Stack
 from offpol_diag.presets import Preset
 
 SIGNS = ("positive", "negative")
@@ -29,18 +29,16 @@ def shared(scene: Scene) -> dict[str, Tensor]:
     return {f"mass_{sign}": segments.total(part, offsets) for sign, part in _parts(advantages).items()}
 
 
-def columns(scene: Scene, preset: Preset) -> dict[str, Tensor]:
+def columns(stack: Stack) -> dict[str, Tensor]:
     """Per-sequence columns [S]: Σ|slope · w| of what still pulls, and Σ|A| by sign of what does not."""
-    if scene.batch.advantages is None:
+    if stack.batch.advantages is None or not stack.presets:
         return {}
-    done = pieces(scene, preset)
-    whole = sequence_weights(done, preset) * done.sequences
-    still = done.total(still_sums)
-    mass = done.ratios.once("mass", lambda: shared(scene))
-    found = {"update": done.total(weighed_sums)["pull"] * whole}
+    whole, still = sequence_weights(stack), stack.total(still_sums)
+    mass = stack.scene.once("mass", lambda: shared(stack.scene))
+    found = {"update": stack.total(weighed_sums)["pull"] * whole}
     for sign in SIGNS:
         found[f"still_{sign}"] = torch.where(whole == 0, mass[f"mass_{sign}"], still[sign])
-    return {f"{preset.name}|{name}": values for name, values in found.items()}
+    return stack.named(found)
 
 
 def _parts(advantages: Tensor) -> dict[str, Tensor]:

@@ -1,0 +1,130 @@
+"""Many presets applied to one batch: a row per preset, so that a step is one operation for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from offpol_diag.batch import Batch
+from offpol_diag.metrics.outcome import PER_SEQUENCE, Moments, Outcome, powers
+from offpol_diag.metrics.pieces import Pieces, pieces
+from offpol_diag.metrics.scene import Scene
+from offpol_diag.presets import Preset
+
+Make = Callable[[Outcome, Preset], Mapping[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Presets applied to a batch; [P, S] float64 each, the names those of `Pieces`.
+
+    Attributes:
+        scene: the batch as the observers see it.
+        presets: P of them.
+        items: each one's pieces.
+    """
+
+    scene: Scene
+    presets: tuple[Preset, ...]
+    items: tuple[Pieces, ...]
+
+    @classmethod
+    def of(cls, scene: Scene, presets: Sequence[Preset]) -> Stack:
+        """Apply presets to the batch."""
+        return cls(scene, tuple(presets), tuple(pieces(scene, preset) for preset in presets))
+
+    def only(self, which: Callable[[Preset], bool]) -> Stack:
+        """The rows of some presets."""
+        pairs = [
+            (preset, item) for preset, item in zip(self.presets, self.items, strict=True) if which(preset)
+        ]
+        if len(pairs) == len(self.presets):
+            return self
+        return Stack(self.scene, tuple(preset for preset, _ in pairs), tuple(item for _, item in pairs))
+
+    def named(self, columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Columns [P, S] → one column [S] per preset, under its name."""
+        rows = {name: torch.unbind(x.expand(len(self.presets), -1)) for name, x in columns.items()}
+        return {
+            f"{preset.name}|{name}": found[at]
+            for at, preset in enumerate(self.presets)
+            for name, found in rows.items()
+        }
+
+    @property
+    def batch(self) -> Batch:
+        """The packed batch."""
+        return self.scene.batch
+
+    @cached_property
+    def n(self) -> Tensor:
+        """Tokens of each sequence, [S]."""
+        return self.scene.counts["tokens"]
+
+    @cached_property
+    def none(self) -> Tensor:
+        """Zero for every sequence, [S]."""
+        return torch.zeros_like(self.n)
+
+    def rows(self, make: Callable[[Pieces], Tensor]) -> Tensor:
+        """A row [S] of each preset."""
+        if not self.items:
+            return self.n.new_zeros((0, len(self.n)))
+        return torch.stack([make(item) for item in self.items])
+
+    @cached_property
+    def sequences(self) -> Tensor:
+        """1 where a sequence passed every rule on sequences and the veto."""
+        return self.rows(lambda item: item.sequences).to(torch.float64)
+
+    @cached_property
+    def kept_tokens(self) -> Tensor:
+        """Tokens left."""
+        near = self.rows(lambda item: self.none if item.close is None else item.close.passed)
+        return (self.rows(lambda item: item.first.passed) + near) * self.sequences
+
+    @cached_property
+    def weights(self) -> Tensor:
+        """The weights of sequences; 1 where tokens have their own, or there are none."""
+        one = torch.ones_like(self.n)
+        return self.rows(lambda item: one if item.per_sequence is None else item.per_sequence)
+
+    @cached_property
+    def sums(self) -> Moments:
+        """Of the final weights over the tokens left."""
+        whole = powers(self.weights).times(self.kept_tokens)
+        own = [
+            item.preset.weight is not None and item.preset.weight.over not in PER_SEQUENCE
+            for item in self.items
+        ]
+        if not any(own):
+            return whole
+        at = torch.tensor([i for i, flag in enumerate(own) if flag], device=self.n.device)
+        items = [item for item, flag in zip(self.items, own, strict=True) if flag]
+        found = self._added(
+            [item.first.moments().named() for item in items],
+            [item.close.moments().named() if item.close else None for item in items],
+        )
+        own_sums = Moments(**found).times(self.sequences[at])
+        return whole.replaced(at, own_sums)
+
+    def total(self, make: Make) -> dict[str, Tensor]:
+        """Sums over the tokens that pass the rules on tokens, by column, [P, S] each."""
+        first = [make(*item.each[0]) for item in self.items]
+        close = [make(*item.each[1]) if len(item.each) > 1 else None for item in self.items]
+        return self._added(first, close)
+
+    def _added(
+        self, first: Sequence[Mapping[str, Tensor]], close: Sequence[Mapping[str, Tensor] | None]
+    ) -> dict[str, Tensor]:
+        """The same columns of far and near tokens, added."""
+        near = [{} if one is None else one for one in close]
+        return {
+            name: torch.stack([one[name] for one in first])
+            + torch.stack([one.get(name, self.none) for one in near])
+            for name in (first[0] if first else ())
+        }
