@@ -158,7 +158,7 @@ def measure(given: part.Given) -> part.Result:
     sizes, copy = (SIZES, COPY_BYTES) if there else ((1 << 13,), 1 << 20)
     presets = load().resolve("all")
     with part.dump(given.sequences if there else min(given.sequences, 16)) as (path, facts):
-        bench = Bench(path, torch.device("cuda" if there else "cpu"), presets, given.rounds if there else 1)
+        bench = Bench(path, torch.device("cuda:0" if there else "cpu"), presets, given.rounds if there else 1)
         bandwidth = copied(bench, copy)
         rows = swept(bench, sizes)
         best = max(rows, key=lambda row: float(row["tokens_per_second"]))

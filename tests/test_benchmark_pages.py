@@ -20,6 +20,14 @@ def test_a_page_is_current_with_the_results_that_are_kept(name: str) -> None:
     assert text == report.pages(report.results())[name], "run `python benchmarks/report.py`"
 
 
+@pytest.mark.parametrize("name", ["benchmarks.md", "scale.md"])
+def test_every_link_of_a_page_leads_to_a_file(name: str) -> None:
+    links = re.findall(r"\]\(([^)]+)\)", report.pages(report.results())[name])
+
+    assert links
+    assert [link for link in links if not (ROOT / "docs" / link).exists()] == []
+
+
 def test_every_result_that_is_kept_names_its_machine() -> None:
     found = report.results()
 

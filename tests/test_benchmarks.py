@@ -25,6 +25,7 @@ import presets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import reading
 import report
 import rounds
 import tallies
@@ -98,6 +99,16 @@ def test_a_part_runs_prints_its_section_and_keeps_its_result(name: str, tmp_path
         assert not kept.exists(), "a check on the CPU is not kept as a measurement"
         return
     assert set(report.results(kept)) == {name}
+
+
+def test_the_reading_alone_is_compared_with_pyarrows(
+    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["reading.py", str(path), "--rounds=1"])
+
+    reading.main()
+
+    assert capsys.readouterr().out.count("ratio") == 2
 
 
 def test_an_unknown_part_is_told_from_those_there_are() -> None:
