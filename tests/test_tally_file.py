@@ -612,6 +612,26 @@ def test_a_file_that_was_tampered_with_is_refused(written: Path, tmp_path: Path,
     assert said in refused(with_change(written, change), tmp_path).message
 
 
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("one state less", "ranges: the states in it are not those of"),
+        ("a state under another's name", "sums: the states in it are not those of"),
+        ("no sequences", "counts no sequences"),
+        ("lengths without end", "counts no sequences"),
+    ],
+)
+def test_a_second_file_is_believed_no_more_than_the_first(
+    written: Path, tmp_path: Path, what: str, said: str
+) -> None:
+    (tmp_path / "bad.json").write_bytes(with_change(written, HOSTILE[what][0]))
+
+    with pytest.raises(ResultError, match=said) as found:
+        tallies.merge([written, tmp_path / "bad.json"])
+
+    assert "bad.json" in found.value.message
+
+
 def leaves(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """Where every value of a JSON document stands."""
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
