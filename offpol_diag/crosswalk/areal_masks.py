@@ -31,7 +31,7 @@ class Some:
     def total(self, x: Measure, view: View) -> Tensor:
         """Σ of x over them, [S]."""
         sums = view.total(x, self.tokens)
-        return sums if self.sequences is None else torch.where(self.sequences(view), sums, 0.0)
+        return sums if self.sequences is None else sums.masked_fill(~self.sequences(view), 0.0)
 
     def ends(self, x: Measure, view: View) -> Ends:
         """The smallest and largest x of each sequence, [S] each; ±inf where it has none of them."""
@@ -94,7 +94,9 @@ LEFT = Some(KEPT, lambda view: view.pieces.sequences)
 BEHAVE = Some(
     Mask(
         _with_weight,
-        lambda view: (KEPT.by(view), correction.weight_key(applied(view.preset)) if _masks(view) else None),
+        lambda view: (
+            (KEPT.by(view), correction.weight_key(applied(view.preset))) if _masks(view) else KEPT.by(view)
+        ),
     ),
     _behaves,
 )

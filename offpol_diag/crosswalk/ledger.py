@@ -120,8 +120,8 @@ def _outermost(low: Tensor, high: Tensor) -> Ends:
 
 def among(ends: Ends, there: Tensor) -> Ends:
     """The ends of some of the sequences, ±inf for the others: [S] each."""
-    low, high = ends
-    return torch.where(there, low, torch.inf), torch.where(there, high, -torch.inf)
+    (low, high), gone = ends, ~there
+    return low.masked_fill(gone, torch.inf), high.masked_fill(gone, -torch.inf)
 
 
 def rows(x: Tensor, there: Tensor | None = None) -> Ends:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ SAFETY = 20.0
 """|log r| that SkyRL exponentiates, tokens and aggregates alike."""
 
 
+@cache
 def _up_to_tokens(preset: Preset) -> Preset:
     return replace(preset, reject=tuple(rule for rule in preset.reject if rule.over == "token"))
 

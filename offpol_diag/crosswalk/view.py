@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cached_property, reduce
+from functools import cache, cached_property, reduce
 from typing import TypeVar
 
 import torch
@@ -232,12 +232,13 @@ def _outermost(one: Ends, two: Ends) -> Ends:
     return torch.minimum(one[0], two[0]), torch.maximum(one[1], two[1])
 
 
-def _on_tokens(view: View) -> object:
+@cache
+def _on_tokens(preset: Preset) -> object:
     """The rules on tokens, and what else they depend on where they look at what others leave."""
-    rules = applied(view.preset)
+    rules = applied(preset)
     found = tuple(rule for rule in rules.reject if rule.on_tokens)
     return (rules.reject, rules.veto) if any(rule.among == "left" for rule in found) else found
 
 
-KEPT = Mask(lambda view: view.done.kept.tokens, _on_tokens)
+KEPT = Mask(lambda view: view.done.kept.tokens, lambda view: _on_tokens(view.preset))
 """The tokens that pass the rules on tokens."""

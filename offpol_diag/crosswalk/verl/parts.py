@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 
 from offpol_diag.crosswalk.spread import Spread, Thresholds
 from offpol_diag.presets import Preset, Reject, Weight
@@ -132,7 +133,8 @@ def _or_inf(bound: float | None) -> float:
     return math.inf if bound is None else bound
 
 
-def parts(preset: Preset, generation: Generation) -> list[Part]:
+@cache
+def parts(preset: Preset, generation: Generation) -> tuple[Part, ...]:
     """Every spread that this preset logs."""
     weight = weight_part(preset, generation)
-    return [*([weight] if weight else []), *reject_parts(preset, generation)]
+    return (*((weight,) if weight else ()), *reject_parts(preset, generation))
