@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import complexity
 import duck
@@ -17,6 +18,7 @@ import dump
 import gpu
 import machine
 import memory
+import numpy as np
 import padded
 import part
 import peak
@@ -165,8 +167,12 @@ def test_a_run_with_a_part_that_failed_exits_with_1() -> None:
     assert "failed: memory" in done.stderr
 
 
-def test_a_dump_for_which_there_is_no_room_is_not_begun() -> None:
-    with pytest.raises(part.Failed, match="no room"), part.dump(10**13):
+def test_a_dump_for_which_there_is_no_room_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(part.shutil, "disk_usage", lambda folder: SimpleNamespace(free=100 * part.ROOM))
+
+    with part.dump(100) as (path, _):
+        assert path.stat().st_size < 100 * part.ROOM
+    with pytest.raises(part.Failed, match="no room"), part.dump(101):
         pass
 
 
@@ -210,6 +216,15 @@ def test_the_drift_gives_presets_something_to_do_and_keeps_the_mean_ratio_at_1(a
     assert 0 < found["sequences_dropped"] < 1
     assert ratio is not None
     assert abs(ratio - 1) < 2e-3
+
+
+def test_a_drift_of_the_dump_has_a_mean_ratio_of_1() -> None:
+    log_probs = np.full(200_000, -2.0)
+
+    moved = dump._moved(np.random.default_rng(0), log_probs, np.ones_like(log_probs))
+
+    assert np.std(moved - log_probs) == pytest.approx(-math.expm1(-2), rel=0.01)
+    assert np.exp(moved - log_probs).mean() == pytest.approx(1, abs=0.012)
 
 
 # ---------------------------------------------------------------- DuckDB
