@@ -24,7 +24,8 @@ def table(rows=4, length=3, seed=0, **columns):
 
 def write(path, *args, row_group_size=None, **options):
     path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(table(*args, **options), path, row_group_size=row_group_size)
+    pages = {"use_dictionary": False, "data_page_size": 1 << 14, "write_batch_size": 64}
+    pq.write_table(table(*args, **options), path, row_group_size=row_group_size, **pages)
     return path
 
 
