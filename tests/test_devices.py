@@ -128,9 +128,10 @@ def _tokens(seen: Any) -> float:
     return float(seen.tally.states["sums"].read()["tokens"][0])
 
 
-def test_progress_of_all_devices_ends_with_all_rows(dump):
+@pytest.mark.parametrize("shard", [1, 1 << 30])
+def test_progress_of_all_devices_ends_with_all_rows(dump, shard):
     told: list[tuple[int, int]] = []
-    engine = Devices((CPU, CPU), lambda done, rows: told.append((done, rows)), shard=1)
+    engine = Devices((CPU, CPU), lambda done, rows: told.append((done, rows)), shard=shard)
     read(engine, dump)
     rows = open_dump([dump]).rows
 

@@ -61,6 +61,13 @@ def test_a_group_that_comes_back_later_is_drawn_as_often_as_before():
     assert torch.equal(draws, torch.cat([resample.draws(key[i : i + 1], 0, 64) for i in range(9)]))
 
 
+def test_a_number_at_a_step_of_poisson_has_reached_it():
+    steps = resample._poisson_steps()
+    found = resample._poisson(torch.tensor([step + by for step in steps for by in (-1, 0)]))
+
+    assert found.tolist() == [float(n) for at in range(len(steps)) for n in (at, at + 1)]
+
+
 def test_tokens_above_a_bound_are_counted_without_those_at_it():
     offsets = torch.tensor([0, 3, 3, 5])
     x = torch.tensor([1.0, 2.0, 3.0, 2.0, 2.5], dtype=torch.float64)
@@ -102,11 +109,12 @@ def test_a_merged_tail_stays_small_and_exact():
 
 
 @pytest.mark.parametrize("n", [0, 1, 3, 19, 20, 21, 5000])
-@pytest.mark.parametrize("values", ["distinct", "few", "zero"])
+@pytest.mark.parametrize("values", ["distinct", "few", "equal", "zero"])
 def test_the_largest_few_are_those_of_a_full_sort(n, values):
     x = {
         "distinct": RANDOM.standard_normal(n),
         "few": RANDOM.integers(-2, 3, n).astype(np.float64),
+        "equal": np.ones(n),
         "zero": np.zeros(n),
     }[values]
     scores = torch.from_numpy(x)
