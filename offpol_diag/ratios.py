@@ -128,8 +128,9 @@ class Ratios:
         self._memo.update(found)
 
     def forget(self) -> None:
-        """Drop everything computed so far."""
-        self._memo.clear()
+        """Drop everything computed so far, of the other numerators too: what was found knows who found it."""
+        for ratios in (self, *self.peers.values()):
+            ratios._memo.clear()
         self.peers.clear()
 
     @property

@@ -26,12 +26,15 @@ def test_nothing_of_a_batch_outlives_it_without_the_garbage_collector(no_collect
     dump = open_dump(["sample_data/healthy.parquet"])
     study = plan(dump, catalogue.load().resolve("all"), (), 0)
     settled = settle(Local(torch.device("cpu")), dump, Asked.of(study.presets, rewards=False)).settled
-    scene = Scene.of(next(dump.batches()), 0, 8, settled)
+    scene = Scene.of(next(dump.batches()), 0, 8, settled, study.near)
     tally = observe(study, scene)
-    kept = [weakref.ref(scene.ratios(policy).delta) for policy in ("old", "current")]
+    parts = [ratios for ratios, _ in scene.parts(study.presets[0])]
+    every = [scene.ratios("old"), scene.ratios("current"), *parts]
+    kept = [weakref.ref(ratios.delta) for ratios in every]
+    del parts, every
 
     scene.forget()
     del scene
 
     assert tally.states
-    assert [one() for one in kept] == [None, None]
+    assert [one() for one in kept] == [None] * 4

@@ -66,7 +66,8 @@ def _blocks(ratios: Ratios, tokens: int) -> Iterator[Ratios]:
     """The same near tokens by spans of whole sequences, each with its own whole."""
     assert ratios.whole is not None
     whole, starts = ratios.whole.batch, ratios.batch.cu_seqlens
-    ends = torch.searchsorted(starts, torch.arange(tokens, ratios.batch.tokens, tokens, device=starts.device))
+    wanted = torch.arange(tokens, max(ratios.batch.tokens, tokens), tokens, device=starts.device)
+    ends = torch.searchsorted(starts, wanted)
     cuts = sorted({0, *ends.tolist(), ratios.batch.sequences})
     for first, last in pairwise(cuts):
         own = Ratios(whole.rows(first, last), ratios.policy, ratios.settled)

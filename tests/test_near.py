@@ -1,0 +1,189 @@
+"""Near tokens: that they are alike for a preset is proven by looking at all tokens, preset by preset."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from offpol_diag import catalogue, near
+from offpol_diag.analyze import plan
+from offpol_diag.engines import Local
+from offpol_diag.metrics import nearsums
+from offpol_diag.metrics.outcome import outcome
+from offpol_diag.metrics.scene import Scene
+from offpol_diag.near import RADII, Near, neutral, splits
+from offpol_diag.presets import Clip, Preset, Reject, Veto, Weight
+from offpol_diag.readers import open_dump
+from offpol_diag.scope import UNSETTLED
+from offpol_diag.settle import Asked, Found, settle
+from offpol_diag.tally import Study, observe
+from tests import oracles
+
+CPU = torch.device("cpu")
+ALL = catalogue.load().resolve("all")
+
+
+def opened(rows, folder, presets=ALL):
+    """A dump's study, what was settled, and all of it as one batch."""
+    path = oracles.write(rows, folder / "dump.parquet")
+    dump = open_dump([path], batch_tokens=10**6)
+    study = plan(dump, presets, (), 0)
+    asked = Asked.of(study.presets, False)
+    found = settle(Local(CPU), dump, asked) if asked else Found(UNSETTLED, None)
+    (batch,) = dump.batches()
+    return study, found, batch
+
+
+def tallied(study: Study, found: Found, batch, split: Near | None):
+    scene = Scene.of(batch, 0, 16, found.settled, split)
+    seen = observe(study, scene)
+    scene.forget()
+    return seen
+
+
+def apart(one, two, name):
+    """Sums that differ by more than rounding, each compared with the sum of sizes where it cancels."""
+    mine, theirs = (seen.states[name].read() for seen in (one, two))
+    assert mine.keys() == theirs.keys()
+    return {
+        key: (x, y)
+        for key in mine
+        for x, y in zip(mine[key].tolist(), theirs[key].tolist(), strict=True)
+        if not (x == y or math.isclose(x, y, rel_tol=1e-10, abs_tol=1e-12) or (x != x and y != y))
+    }
+
+
+@pytest.mark.parametrize("sigma", [1e-4, 0.03, 0.2, 1.0])
+@pytest.mark.parametrize("block", [40, 10**9])
+def test_near_and_far_tokens_together_are_all_tokens(tmp_path, monkeypatch, sigma, block):
+    monkeypatch.setattr(nearsums, "BLOCK", block)
+    rows = oracles.make_rows(sigma, seed=11, many=40, outliers=0.02)
+    study, found, batch = opened(rows, tmp_path)
+
+    split, whole = (tallied(study, found, batch, how) for how in (study.near, None))
+
+    assert apart(split, whole, "sums") == {}
+    assert apart(split, whole, "logged") == {}
+    mine, theirs = (seen.states["ranges"].read() for seen in (split, whole))
+    assert mine.keys() == theirs.keys()
+    for name, ends in mine.items():
+        assert ends == pytest.approx(theirs[name], rel=1e-9, abs=1e-13), name
+
+
+def test_nearly_every_preset_that_ships_is_split():
+    radius = Near.of(ALL).radius
+    left = [preset.name for preset in ALL if not splits(preset, radius)]
+    assert len(left) <= len(ALL) // 20, left
+
+
+@pytest.mark.parametrize("radius", RADII)
+def test_no_preset_that_is_split_drops_or_bounds_a_near_token(tmp_path, radius):
+    """All |Δ| at or just below the radius, to both sides, and all signs of the advantage."""
+    rows = oracles.make_rows(0.5, seed=5, many=30)
+    for i, row in enumerate(rows):
+        for t, q in enumerate(row["rollout_log_probs"]):
+            step = (radius * (1, -1, 0.999, -0.5)[(t + i) % 4]) if q < -2 * radius else 0.0
+            row["old_log_probs"][t] = q + step / 2
+            row["current_log_probs"][t] = q + step
+    presets = [preset for preset in ALL if splits(preset, radius)]
+    study, found, batch = opened(rows, tmp_path, presets)
+    scene = Scene.of(batch, 0, 2, found.settled, Near(radius * (1 + 1e-9)))
+    close = scene._close(Near(radius * (1 + 1e-9)))
+    assert bool(close.all())
+    watched = {rule for preset in presets for rule in preset.reject if near._watched(rule)}
+    for preset in presets:
+        done = outcome(scene, preset)
+        if done.kept.tokens is not None and not watched & set(preset.reject):
+            assert bool(done.kept.tokens.all()), preset.name
+        assert not bool(done.kept.vetoed.any()), preset.name
+        weight = done.preset.weight
+        if weight is not None and weight.over == "token" and weight.action != "psis":
+            assert done.weighed is not None
+            assert torch.equal(done.weighed.final.values, done.weighed.raw.values), preset.name
+            assert not bool(done.weighed.bounded.any()), preset.name
+    assert study.near.radius >= RADII[-1]
+
+
+TOKEN = Weight(over="token", upper=2.0)
+PLAIN = Preset("p", "", weight=TOKEN, loss="reinforce")
+
+
+@pytest.mark.parametrize(
+    ("preset", "alike"),
+    [
+        (PLAIN, True),
+        (replace(PLAIN, weight=None), True),
+        (replace(PLAIN, weight=Weight(over="token", upper=1.05)), False),
+        (replace(PLAIN, weight=Weight(over="token", upper=2.0, lower=0.95)), False),
+        (replace(PLAIN, weight=Weight(over="token", upper=2.0, safety=0.05)), False),
+        (replace(PLAIN, weight=Weight(over="sum", upper=1.001)), True),
+        (replace(PLAIN, weight=Weight(over="segment", upper=2.0)), False),
+        (replace(PLAIN, veto=Veto(lower=1e-4)), True),
+        (replace(PLAIN, veto=Veto(lower=0.95)), False),
+        (replace(PLAIN, veto=Veto(upper=1.05)), False),
+        (replace(PLAIN, reject=(Reject("ratio", "token", 0.5, 2.0),)), True),
+        (replace(PLAIN, reject=(Reject("ratio", "token", 0.95, None),)), False),
+        (replace(PLAIN, reject=(Reject("ratio", "token", None, 1.05),)), False),
+        (replace(PLAIN, reject=(Reject("k1", "token", None, 0.05),)), False),
+        (replace(PLAIN, reject=(Reject("k2", "token", None, 0.006),)), True),
+        (replace(PLAIN, reject=(Reject("k2", "token", None, 0.004),)), False),
+        (replace(PLAIN, reject=(Reject("k3", "token", None, 0.0045),)), False),
+        (replace(PLAIN, reject=(Reject("tv", "token", None, 0.04),)), False),
+        (replace(PLAIN, reject=(Reject("mult_prob_error", "token", None, 1.05),)), False),
+        (replace(PLAIN, reject=(Reject("prob_diff", "token", -0.2, 0.05),)), False),
+        (replace(PLAIN, reject=(Reject("binary_kl", "token", None, 0.05),)), True),  # watched
+        (replace(PLAIN, reject=(Reject("ratio", "mean", 0.999, 1.001),)), True),
+        (replace(PLAIN, reject=(Reject("ratio", "mean", 0.999, 1.001, among="left"),)), True),
+        (replace(PLAIN, reject=(Reject("ratio", "segment", 0.999, 1.001),)), True),  # watched
+        (replace(PLAIN, reject=(Reject("ratio", "segment", 0.999, 1.001, among="left"),)), False),
+        (replace(PLAIN, reject=(Reject("k1", "mean", None, 0.1, advantage="away"),)), False),
+        (replace(PLAIN, loss="ppo_clip", clip=Clip(0.2, 0.2, 3.0)), True),
+        (replace(PLAIN, loss="ppo_clip", clip=Clip(0.2, 0.05, None)), False),
+        (replace(PLAIN, loss="ppo_clip", clip=Clip(0.05, None, None)), False),
+        (replace(PLAIN, loss="ppo_clip", clip=Clip(None, None, 1.05)), False),
+        (replace(PLAIN, loss="gspo", clip=Clip(3e-4, 4e-4, None)), True),
+        (replace(PLAIN, weight=Weight(over="token", upper=1.05), apply=False), True),
+    ],
+    ids=str,
+)
+def test_what_is_alike_for_tokens_within_a_tenth(preset, alike):
+    assert splits(preset, 0.1) is alike
+
+
+def test_neutral_presets_of_one_kind_are_one():
+    one, two = PLAIN, replace(PLAIN, name="q", reject=(Reject("ratio", "mean", 0.9, 1.1),), veto=Veto(1e-4))
+    assert neutral(one) == neutral(two)
+    assert neutral(one) != neutral(replace(PLAIN, policy="current"))
+    assert neutral(one) != neutral(replace(PLAIN, weight=Weight(over="sum", upper=2.0)))
+
+
+class Large(TorchDispatchMode):
+    """Counts operations on at least as many numbers as there are tokens."""
+
+    def __init__(self, tokens: int) -> None:
+        super().__init__()
+        self.tokens, self.count = tokens, 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        sizes = [x.numel() for x in args if isinstance(x, torch.Tensor)]
+        self.count += max(sizes, default=0) >= self.tokens
+        return function(*args, **(kwargs or {}))
+
+
+def test_a_further_preset_that_is_split_costs_nothing_per_token(tmp_path):
+    """Of the same numerator, loss and kind of weight; rules on sequences share what they judge by."""
+    rows = oracles.make_rows(0.01, seed=2, many=400)
+    named = [
+        replace(PLAIN, name=f"p{i}", weight=Weight(over="token", upper=2.0 + i), veto=Veto(lower=1e-4))
+        for i in range(6)
+    ]
+    counts = []
+    for presets in (named[:1], named):
+        study, _, batch = opened(rows, tmp_path, presets)
+        scene = Scene.of(batch, 0, 2, near=study.near)
+        with Large(batch.tokens // 2) as large:
+            observe(study, scene)
+        counts.append(large.count)
+    assert counts[0] == counts[1]
