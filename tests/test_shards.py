@@ -163,6 +163,31 @@ def test_a_wrong_sign_is_found_where_the_first_shards_have_too_few_tokens_to_jud
     assert "wrong sign" in refusal(lambda: read_apart(open_dump([wrong]), 1))[0]
 
 
+def test_too_few_tokens_and_then_enough_of_the_wrong_sign_are_wrong_whatever_follows(tmp_path):
+    few = pa.table({"rollout_log_probs": [[-0.5] * 8] * 2, "old_log_probs": [[0.5] * 8] * 2})
+    paths = [write(tmp_path / "0.parquet", few), signed(tmp_path / "1", 0.5, -0.5, group=32)]
+    whole, apart = (open_dump(paths, batch_tokens=32) for _ in range(2))
+    assert "wrong sign" in refusal(lambda: sequences(whole))[0]
+    assert "wrong sign" in refusal(lambda: read_apart(apart, 1))[0]
+
+
+def test_too_few_tokens_and_then_enough_of_the_right_sign_are_right_whatever_follows(tmp_path):
+    few = pa.table({"rollout_log_probs": [[-0.5] * 8] * 2, "old_log_probs": [[-0.5] * 8] * 2})
+    paths = [write(tmp_path / "0.parquet", few), signed(tmp_path / "1", -0.5, 0.5, group=32)]
+    whole, apart = (open_dump(paths, batch_tokens=32) for _ in range(2))
+    assert sequences(whole) == read_apart(apart, 1)
+    assert whole.notes == apart.notes
+
+
+def test_signs_of_several_small_shards_are_judged_together(tmp_path):
+    old = [[0.5] * 3 + [-0.5] * 5] * 16
+    table = pa.table({"rollout_log_probs": [[-0.5] * 8] * 16, "old_log_probs": old})
+    path = write(tmp_path / "x.parquet", table, group=2)
+    apart, whole = open_dump([path]), open_dump([path])
+    assert read_apart(apart, 1) == sequences(whole)
+    assert apart.notes == whole.notes
+
+
 def test_partitions_and_numbers_of_rows_are_those_of_the_whole(tmp_path):
     for step in (3, 4):
         write(tmp_path / f"step={step}" / "x.parquet", rows(seed=step))
