@@ -476,6 +476,15 @@ def test_a_secret_in_a_url_is_printed_nowhere(gate, client, tmp_path):
         assert [text for text in texts if part.encode() in text] == []
 
 
+@pytest.mark.parametrize(
+    "path", ["tree/*.none", "tree/d/c.parquet", "tree/none/*", "tree/d/notes.txt", "?x=1"]
+)
+def test_a_refusal_shows_no_secret(gate, tree, path):
+    error = refusal(f"s3://AKIAKEY:{SECRET}@{BUCKET}/{path}")
+    for part in (SECRET.partition("/")[2], "AKIAKEY"):
+        assert part not in error.message + error.hint
+
+
 def test_an_error_of_a_store_is_one_error_and_one_hint_and_exit_code_2(gate, tmp_path):
     ran = run("analyze", "s3://nowhere/x.parquet", cwd=tmp_path)
     assert ran.returncode == 2
