@@ -476,9 +476,7 @@ def test_a_secret_in_a_url_is_printed_nowhere(gate, client, tmp_path):
         assert [text for text in texts if part.encode() in text] == []
 
 
-@pytest.mark.parametrize(
-    "path", ["tree/*.none", "tree/d/c.parquet", "tree/none/*", "tree/d/notes.txt", "?x=1"]
-)
+@pytest.mark.parametrize("path", ["tree/*.none", "tree/d/c.parquet", "tree/none/*", "?x=1"])
 def test_a_refusal_shows_no_secret(gate, tree, path):
     error = refusal(f"s3://AKIAKEY:{SECRET}@{BUCKET}/{path}")
     for part in (SECRET.partition("/")[2], "AKIAKEY"):
