@@ -31,8 +31,8 @@ MADE = (
     "there are no advantages: they are made of the rewards, normalised within each group (prompt) of a step "
     "as GRPO does"
 )
-BATCH_TOKENS = 1 << 17
-"""Tokens held at once: the arrays of a batch stay in the caches, and memory stays flat."""
+BATCH_TOKENS = 1 << 18
+"""Tokens held at once by each worker: many, since a batch has a price of its own; few, for the memory."""
 
 
 def analyze(

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
+from typing import Any
 
 from offpol_diag.losses import LOSSES
 from offpol_diag.presets import Clip, Policy, Preset, Reject, Veto, Weight
@@ -49,11 +50,19 @@ class Near:
         rules: rules whose reach |Δ| does not tell, each with its numerator: a token that one of them drops is
             far.
         tails: smoothed token weights, each with its numerator: a token in the tail is far.
+        asked: what was asked of near tokens so far, by numerator and key, with what makes it of some of them:
+            learned from one batch, so that the next one is made block by block. It does not travel.
     """
 
     radius: float
     rules: tuple[tuple[Policy, Reject], ...] = ()
     tails: tuple[tuple[Policy, Weight], ...] = ()
+    asked: dict[tuple[Policy, object], Callable[[Any, Any], object]] = field(
+        default_factory=dict, compare=False, repr=False
+    )
+
+    def __reduce__(self) -> tuple[type[Near], tuple[object, ...]]:
+        return Near, (self.radius, self.rules, self.tails)
 
     @classmethod
     def of(cls, presets: Sequence[Preset]) -> Near:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from offpol_diag import segments
 from offpol_diag.batch import Batch
+from offpol_diag.memo import Memo
 from offpol_diag.presets import Over, Policy, Statistic
 from offpol_diag.scope import UNSETTLED, Settled
 
@@ -95,7 +96,7 @@ class Ratios:
     left: Tensor | None = field(default=None, repr=False)
     whole: Ratios | None = field(default=None, repr=False)
     index: Tensor | None = field(default=None, repr=False)
-    _memo: dict[object, object] = field(default_factory=dict, repr=False)
+    _memo: Memo = field(default_factory=Memo, repr=False)
 
     def of(self, policy: Policy | None) -> Ratios:
         """The ratios of another numerator; None for this one's own."""
@@ -103,7 +104,7 @@ class Ratios:
             return self
         if policy not in self.peers:
             whole = None if self.whole is None else self.whole.of(policy)
-            self.peers[policy] = replace(self, policy=policy, left=None, whole=whole, _memo={})
+            self.peers[policy] = replace(self, policy=policy, left=None, whole=whole, _memo=Memo())
         return self.peers[policy]
 
     def among(self, left: Tensor, key: object) -> Ratios:
@@ -115,9 +116,7 @@ class Ratios:
 
     def once(self, key: object, make: Callable[[], T]) -> T:
         """`make()`, computed once per key."""
-        if key not in self._memo:
-            self._memo[key] = make()
-        return self._memo[key]  # type: ignore[return-value]
+        return self._memo.once(key, make)
 
     def kept(self) -> dict[object, object]:
         """Everything computed so far, by key."""
@@ -126,6 +125,11 @@ class Ratios:
     def put(self, found: Mapping[object, object]) -> None:
         """Take what was computed elsewhere."""
         self._memo.update(found)
+
+    def slim(self, size: int) -> None:
+        """Drop what holds a tensor of at least `size` numbers, of the other numerators too."""
+        for ratios in (self, *self.peers.values()):
+            ratios._memo.slim(size)
 
     def forget(self) -> None:
         """Drop everything computed so far, of the other numerators too: what was found knows who found it."""

@@ -42,21 +42,29 @@ def _reduced(x: Tensor, offsets: Tensor, kernel: np.ufunc, name: str, empty: flo
     # On a CPU numpy's reduceat takes a ninth of the time of torch's segment_reduce, and sums pairwise.
     if x.requires_grad or not here(x):
         return torch.segment_reduce(x, name, offsets=offsets, initial=empty)
-    ends = offsets.numpy()
-    begins, filled = ends[:-1], ends[1:] > ends[:-1]
-    if filled.all():
-        return torch.from_numpy(_reduceat(kernel, x, begins))
-    found = np.full(len(begins), empty)
-    found[filled] = _reduceat(kernel, x, begins[filled])
+    begins, filled = _filled(offsets)
+    if not len(begins):
+        return x.new_full((len(offsets) - 1,), empty)
+    with np.errstate(all="ignore"):  # inf - inf is a NaN that the readers of sums know
+        values = kernel.reduceat(x.numpy(), begins)
+    if filled is None:
+        return torch.from_numpy(values)
+    found = np.full(len(offsets) - 1, empty)
+    found[filled] = values
     return torch.from_numpy(found)
 
 
-def _reduceat(kernel: np.ufunc, x: Tensor, begins: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """Over runs that are not empty and follow each other to the end of x."""
-    if not len(begins):
-        return np.empty(0, np.float64)
-    with np.errstate(all="ignore"):  # inf - inf is a NaN that the readers of sums know
-        found: npt.NDArray[np.float64] = kernel.reduceat(x.numpy(), begins)
+Filled = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None]
+
+
+def _filled(offsets: Tensor) -> Filled:
+    """Where the runs that are not empty begin, and which they are (None: all); kept with the offsets."""
+    found: Filled | None = getattr(offsets, "_filled", None)
+    if found is None:
+        ends = offsets.numpy()
+        there = np.flatnonzero(ends[1:] > ends[:-1])
+        found = (ends[:-1], None) if len(there) == len(ends) - 1 else (ends[:-1][there], there)
+        offsets._filled = found  # type: ignore[attr-defined]
     return found
 
 

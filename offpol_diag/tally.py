@@ -77,10 +77,14 @@ class Study:
         """All other presets: their sums are those of the dump."""
         return tuple(preset for preset in self.presets if preset not in self.normalised)
 
-    @property
-    def logging(self) -> tuple[Preset, ...]:
-        """Presets whose trainer's numbers the crosswalk knows."""
-        return tuple(preset for preset in self.presets if preset.logs in BOOKS)
+    @cached_property
+    def logging(self) -> dict[str, list[Preset]]:
+        """Presets whose trainer's numbers the crosswalk knows, by its book."""
+        found: dict[str, list[Preset]] = {}
+        for preset in self.presets:
+            if preset.logs in BOOKS:
+                found.setdefault(preset.logs, []).append(preset)
+        return found
 
 
 @dataclass(frozen=True)
@@ -99,27 +103,55 @@ class Tally:
 
 def observe(study: Study, scene: Scene) -> Tally:
     """One batch's states."""
+    if scene.near is not None and not scene.near.asked and nearsums.large(scene.batch):
+        _rehearse(study, scene)
+    states = _base(study, scene)
     nearsums.prepare(scene, study.presets)
     stack = Stack.of(scene, study.presets)
+    apart = {preset.name for preset in study.normalised}
     once, normalised = (
-        stack.only(lambda one: one in study.once),
-        stack.only(lambda one: one in study.normalised),
+        stack.only(lambda one: one.name not in apart),
+        stack.only(lambda one: one.name in apart),
     )
-    states: dict[str, State] = {
+    states |= {
         "sums": Sums.of(_resampled(study, once), scene.draws, scene.batch.key),
-        "logged": Sums.of(_logged(study, scene), scene.draws[:, :0]),
-        "ranges": Extremes.of(_ranges(study, once)),
         "length": selection.by_length(stack),
         "group": selection.by_group(stack),
-        "worst.sequences": worst.sequences(scene, study.main),
-        "worst.tokens": worst.tokens(scene, study.main),
         "normal": normal.sums(scene, _preset_columns(normalised)),
         "normal.ranges": normal.ranges(normalised),
     }
-    for drift in study.drifts:
-        states |= tails.states(scene, drift)
+    ranges = _ranges(study, once)
+    columns, logged = _logged(study, scene)
+    return Tally(
+        states
+        | {
+            "logged": Sums.of(columns, scene.draws[:, :0]),
+            "ranges": Extremes.of(ranges | logged),
+        }
+    )
+
+
+def _rehearse(study: Study, scene: Scene) -> None:
+    """Learn from the first few sequences what will be asked of near tokens."""
+    few = Scene(scene.batch.rows(0, 4), scene.draws[:4, :1], scene.settled, scene.near)
+    observe(study, few)
+    few.forget()
+
+
+def _base(study: Study, scene: Scene) -> dict[str, State]:
+    """What no preset has to do with; the columns of the drifts are made on the way."""
     axes = where.places(scene, study.main, study.group_by)
-    return Tally(states | {f"where.{axis}": found for axis, found in axes.items()})
+    states: dict[str, State] = {
+        **{f"where.{axis}": found for axis, found in axes.items()},
+        "worst.sequences": worst.sequences(scene, study.main),
+        "worst.tokens": worst.tokens(scene, study.main),
+    }
+    for drift in study.drifts:  # the main one is the first
+        states |= tails.states(scene, drift)
+        gap.columns(scene, drift)
+        gap.ranges(scene, drift)
+        scene.slim()
+    return states
 
 
 def _resampled(study: Study, once: Stack) -> dict[str, Tensor]:
@@ -132,30 +164,51 @@ def _resampled(study: Study, once: Stack) -> dict[str, Tensor]:
 
 def _preset_columns(stack: Stack) -> dict[str, Tensor]:
     """What is summed of presets: with `tokens`, so that there is a column when there is no preset."""
-    found = {"tokens": stack.n}
+    split, whole = (stack.only(lambda one, s=s: _splits(stack.scene, one) is s) for s in (True, False))  # type: ignore[misc]
+    return {"tokens": stack.n} | _columns(split) | _by_block(whole)
+
+
+def _splits(scene: Scene, preset: Preset) -> bool:
+    return len(scene.parts(preset)) > 1
+
+
+def _columns(stack: Stack) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {}
     for part in PARTS:
         found |= part.columns(stack)
     return found
 
 
-def _logged(study: Study, scene: Scene) -> dict[str, Tensor]:
-    """Columns that only the crosswalk reads."""
-    found = {"masked": scene.batch.masked.to(torch.float64)}
-    for preset in study.logging:
-        found |= BOOKS[preset.logs or ""].columns(scene, preset)
-    return found
+def _by_block(stack: Stack) -> dict[str, Tensor]:
+    """The same columns of presets that look at every token, a few sequences at a time."""
+    if not stack.presets or not nearsums.large(stack.batch):
+        return _columns(stack)
+    found: list[dict[str, Tensor]] = []
+    for first, last in nearsums.spans(stack.batch.cu_seqlens, nearsums.BLOCK):
+        scene = Scene(stack.batch.rows(first, last), stack.scene.draws[first:last], stack.scene.settled)
+        found.append(_columns(Stack.of(scene, stack.presets)))
+        scene.forget()
+    return {name: torch.cat([one[name] for one in found]) for name in found[0]}
+
+
+def _logged(study: Study, scene: Scene) -> tuple[dict[str, Tensor], dict[str, tuple[Tensor, Tensor]]]:
+    """Columns and ranges that only the crosswalk reads; of every trainer."""
+    columns = {"masked": scene.batch.masked.to(torch.float64)}
+    ranges: dict[str, tuple[Tensor, Tensor]] = {}
+    for logs, presets in study.logging.items():
+        for preset in presets:
+            columns |= BOOKS[logs].columns(scene, preset)
+            ranges |= BOOKS[logs].ranges(scene, preset)
+    return columns, ranges
 
 
 def _ranges(study: Study, once: Stack) -> dict[str, tuple[Tensor, Tensor]]:
-    scene, n = once.scene, once.n
-    longest = n + scene.batch.masked
+    n = once.n
+    longest = n + once.batch.masked
     found = {"length": (n.min(), n.max()), "response": (longest.min(), longest.max())}
     for drift in study.drifts:
-        found |= gap.ranges(scene, drift)
-    found |= method.ranges(once)
-    for preset in study.logging:
-        found |= BOOKS[preset.logs or ""].ranges(scene, preset)
-    return found
+        found |= gap.ranges(once.scene, drift)
+    return found | method.ranges(once)
 
 
 def tally(study: Study, batch: Batch) -> Tally:

@@ -15,13 +15,14 @@ from typer.testing import CliRunner
 
 from offpol_diag import summary as summaries
 from offpol_diag.accumulators import SAMPLE, GroupSample
-from offpol_diag.analyze import analyze, resolve
+from offpol_diag.analyze import analyze
 from offpol_diag.blocks import Section, Table
 from offpol_diag.catalogue import load
 from offpol_diag.cli import app
 from offpol_diag.comparison import better
 from offpol_diag.crosswalk.verl.parts import GENERATIONS, reject_parts
 from offpol_diag.diagnose import diagnose
+from offpol_diag.engines.devices import devices
 from offpol_diag.errors import UsageError
 from offpol_diag.gate import Bound, judge
 from offpol_diag.presets import Preset, Reject
@@ -376,11 +377,12 @@ def test_progress_counts_up_to_the_rows_there_are(tmp_path: Path) -> None:
 
 
 def test_the_first_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
 
-    assert resolve("cuda:0").index == 0
+    assert [device.index for device in devices("cuda:0")] == [0]
     with pytest.raises(UsageError, match="1 CUDA devices"):
-        resolve("cuda:1")
+        devices("cuda:1")
 
 
 @pytest.mark.parametrize(("seed", "noted"), [(5, True), (3, False)])

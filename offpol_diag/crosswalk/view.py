@@ -212,13 +212,20 @@ class View:
         """Of far and near tokens together; each is made once for all presets that it does not depend on."""
         if measure.by is None and mask is None:
             return self.ratios.once(
-                (what, measure.name), lambda: reduce(join, (make(view) for view in self.split))
+                (what, measure.name),
+                lambda: reduce(join, (view._made(what, measure, mask, make) for view in self.split)),
             )
         return reduce(join, (view._made(what, measure, mask, make) for view in self.parts))
 
     def _made(self, what: str, measure: Measure, mask: Mask | None, make: Callable[[View], T]) -> T:
         by = measure.by and measure.by(self)
-        return self.ratios.once((what, measure.name, by, mask and mask.by(self)), lambda: make(self))
+        key = (what, measure.name, by, mask and mask.by(self))
+        if self.close and self.scene.near is not None:
+            asked, preset = self.scene.near.asked, self.preset
+            asked.setdefault(
+                (self.ratios.policy, key), lambda scene, ratios: make(View(scene, preset, ratios, True))
+            )
+        return self.ratios.once(key, lambda: make(self))
 
 
 def _told(preset: Preset) -> bool:

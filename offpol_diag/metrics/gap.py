@@ -159,6 +159,10 @@ def _mean_log(scene: Scene, policy: Policy) -> Tensor:
 
 def ranges(scene: Scene, drift: Drift) -> dict[str, tuple[Tensor, Tensor]]:
     """Smallest and largest: Δ, |p − q|, mean Δ of a sequence, ΣΔ of a sequence."""
+    return scene.once(("ranges", drift.prefix), lambda: _ranges(scene, drift))
+
+
+def _ranges(scene: Scene, drift: Drift) -> dict[str, tuple[Tensor, Tensor]]:
     found = terms(scene, drift)
     if found is None:
         return {}

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from offpol_diag import correction, resample
 from offpol_diag.batch import Batch
+from offpol_diag.memo import Memo
 from offpol_diag.near import Near, neutral, splits
 from offpol_diag.presets import Policy, Preset
 from offpol_diag.ratios import Ratios
@@ -32,7 +33,8 @@ class Scene:
     settled: Settled = UNSETTLED
     near: Near | None = None
     _ratios: dict[str, Ratios] = field(default_factory=dict)
-    _memo: dict[object, object] = field(default_factory=dict, repr=False)
+    _memo: Memo = field(default_factory=Memo, repr=False)
+    _parts: tuple[Ratios, Ratios] | None = field(default=None, repr=False)
 
     @classmethod
     def of(
@@ -59,8 +61,9 @@ class Scene:
         """
         if self.near is None or not splits(preset, self.near.radius):
             return ((self.ratios(preset.policy), preset),)
-        near = self.near
-        far, close = self.once("split", lambda: self._split(near))
+        if self._parts is None:
+            self._parts = self._split(self.near)
+        far, close = self._parts
         return (far.of(preset.policy), preset), (close.of(preset.policy), neutral(preset))
 
     def _split(self, near: Near) -> tuple[Ratios, Ratios]:
@@ -95,16 +98,20 @@ class Scene:
 
     def once(self, key: object, make: Callable[[], T]) -> T:
         """`make()`, computed once per key."""
-        if key not in self._memo:
-            self._memo[key] = make()
-        return self._memo[key]  # type: ignore[return-value]
+        return self._memo.once(key, make)
+
+    def slim(self) -> None:
+        """Let go of what is as long as the tokens; who asks again gets it made again."""
+        size = max(2 * self.batch.sequences, 4096)
+        self._memo.slim(size)
+        for ratios in (*self._ratios.values(), *(self._parts or ())[1:]):
+            ratios.slim(size)
 
     def forget(self) -> None:
         """Let go of all that was computed; outcomes and ratios know each other, so no one else would soon."""
-        for ratios in tuple(self._ratios.values()):
+        for ratios in (*self._ratios.values(), *(self._parts or ())):
             ratios.forget()
-        for part in self._memo.pop("split", ()):  # type: ignore[attr-defined]
-            part.forget()
+        self._parts = None
         self._memo.clear()
 
     @property
