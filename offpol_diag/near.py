@@ -11,11 +11,13 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from threading import Lock
 from typing import Any
 
 from offpol_diag.losses import LOSSES
 from offpol_diag.presets import Clip, Policy, Preset, Reject, Veto, Weight
 
+Asked = dict[tuple[Policy, object], Callable[[Any, Any], object]]
 RADII = (0.5, 0.2, 0.15, 0.09, 0.05, 0.03)
 """Candidates for the largest |Δ| of a near token, nats."""
 
@@ -50,16 +52,16 @@ class Near:
         rules: rules whose reach |Δ| does not tell, each with its numerator: a token that one of them drops is
             far.
         tails: smoothed token weights, each with its numerator: a token in the tail is far.
-        asked: what was asked of near tokens so far, by numerator and key, with what makes it of some of them:
-            learned from one batch, so that the next one is made block by block. It does not travel.
+        asked: what is asked of near tokens, by numerator and key, with what makes it of some of them; learned
+            from a few sequences (`tally.py`), so that batches can be looked at block by block. It does not
+            travel.
     """
 
     radius: float
     rules: tuple[tuple[Policy, Reject], ...] = ()
     tails: tuple[tuple[Policy, Weight], ...] = ()
-    asked: dict[tuple[Policy, object], Callable[[Any, Any], object]] = field(
-        default_factory=dict, compare=False, repr=False
-    )
+    asked: Asked = field(default_factory=dict, compare=False, repr=False)
+    lock: Lock = field(default_factory=Lock, compare=False, repr=False)
 
     def __reduce__(self) -> tuple[type[Near], tuple[object, ...]]:
         return Near, (self.radius, self.rules, self.tails)

@@ -103,8 +103,8 @@ class Tally:
 
 def observe(study: Study, scene: Scene) -> Tally:
     """One batch's states."""
-    if scene.near is not None and not scene.near.asked and nearsums.large(scene.batch):
-        _rehearse(study, scene)
+    if scene.near is not None and scene.learned is None and nearsums.large(scene.batch):
+        _rehearse(study, scene, scene.near)
     states = _base(study, scene)
     nearsums.prepare(scene, study.presets)
     stack = Stack.of(scene, study.presets)
@@ -131,11 +131,15 @@ def observe(study: Study, scene: Scene) -> Tally:
     )
 
 
-def _rehearse(study: Study, scene: Scene) -> None:
-    """Learn from the first few sequences what will be asked of near tokens."""
-    few = Scene(scene.batch.rows(0, 4), scene.draws[:4, :1], scene.settled, scene.near)
-    observe(study, few)
-    few.forget()
+def _rehearse(study: Study, scene: Scene, near: Near) -> None:
+    """Learn from the first few sequences, once, what will be asked of near tokens."""
+    with near.lock:
+        if near.asked or not study.logging:
+            return
+        few = Scene(scene.batch.rows(0, 4), scene.draws[:4, :1], scene.settled, near, learned={})
+        observe(study, few)
+        near.asked.update(few.learned or {})
+        few.forget()
 
 
 def _base(study: Study, scene: Scene) -> dict[str, State]:

@@ -8,8 +8,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from offpol_diag import catalogue, near
-from offpol_diag.analyze import plan
-from offpol_diag.engines import Local
+from offpol_diag.analyze import analyze, plan
+from offpol_diag.engines import Local, local
 from offpol_diag.metrics import nearsums
 from offpol_diag.metrics.outcome import outcome
 from offpol_diag.metrics.scene import Scene
@@ -187,3 +187,36 @@ def test_a_further_preset_that_is_split_costs_nothing_per_token(tmp_path):
             observe(study, scene)
         counts.append(large.count)
     assert counts[0] == counts[1]
+
+
+def test_two_runs_on_several_cores_give_the_same_bits(monkeypatch):
+    """What is asked of near tokens is learned before the first block, whichever thread comes first."""
+    monkeypatch.setattr(nearsums, "BLOCK", 1000)
+    monkeypatch.setattr(local, "cores", lambda: 3)
+    runs = [
+        analyze(["sample_data/healthy.parquet"], presets=ALL, device="cpu", batch_tokens=5000).model_dump(
+            mode="json", exclude={"run"}
+        )
+        for _ in range(2)
+    ]
+    assert runs[0] == runs[1]
+
+
+def test_blocks_change_no_number(monkeypatch):
+    one, two = (_numbers(block, monkeypatch) for block in (1000, 10**9))
+    assert one.keys() == two.keys()
+    assert {key for key in one if not _close(one[key], two[key])} == set()
+
+
+def _numbers(block, monkeypatch):
+    monkeypatch.setattr(nearsums, "BLOCK", block)
+    found = analyze(["sample_data/stale.parquet"], presets=ALL, device="cpu", batch_tokens=10**6)
+    metrics = {(name, key): x for name, one in found.presets.items() for key, x in one.metrics.items()}
+    logged = {
+        (name, key): x for name, one in found.presets.items() for key, x in (one.as_logged or {}).items()
+    }
+    return {key: number.value for key, number in metrics.items()} | logged
+
+
+def _close(x, y):
+    return x == y or (x is not None and y is not None and math.isclose(x, y, rel_tol=1e-8, abs_tol=1e-11))

@@ -220,11 +220,9 @@ class View:
     def _made(self, what: str, measure: Measure, mask: Mask | None, make: Callable[[View], T]) -> T:
         by = measure.by and measure.by(self)
         key = (what, measure.name, by, mask and mask.by(self))
-        if self.close and self.scene.near is not None:
-            asked, preset = self.scene.near.asked, self.preset
-            asked.setdefault(
-                (self.ratios.policy, key), lambda scene, ratios: make(View(scene, preset, ratios, True))
-            )
+        if self.close and self.scene.learned is not None:
+            asked, preset = self.scene.learned, self.preset
+            asked[self.ratios.policy, key] = lambda scene, ratios: make(View(scene, preset, ratios, True))
         return self.ratios.once(key, lambda: make(self))
 
 

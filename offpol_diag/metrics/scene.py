@@ -12,7 +12,7 @@ from torch import Tensor
 from offpol_diag import correction, resample
 from offpol_diag.batch import Batch
 from offpol_diag.memo import Memo
-from offpol_diag.near import Near, neutral, splits
+from offpol_diag.near import Asked, Near, neutral, splits
 from offpol_diag.presets import Policy, Preset
 from offpol_diag.ratios import Ratios
 from offpol_diag.scope import UNSETTLED, Settled
@@ -26,12 +26,14 @@ class Scene:
 
     Attributes:
         near: what makes a token near; None: all tokens are looked at preset by preset.
+        learned: takes down what is asked of near tokens, in a rehearsal; else None.
     """
 
     batch: Batch
     draws: Tensor
     settled: Settled = UNSETTLED
     near: Near | None = None
+    learned: Asked | None = None
     _ratios: dict[str, Ratios] = field(default_factory=dict)
     _memo: Memo = field(default_factory=Memo, repr=False)
     _parts: tuple[Ratios, Ratios] | None = field(default=None, repr=False)
