@@ -531,7 +531,7 @@ def array(*values: float) -> dict[str, Any]:
 
 HOSTILE: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "one key more": (put("more", 1), "more"),
-    "no states": (put("states", {}), "sums"),
+    "no states": (put("states", {}), "the states in it are not"),
     "one state less": (drop("states", "ranges"), "ranges"),
     "one state more": (lambda found: found["states"].update(x=found["states"]["sums"]), "x: the states"),
     "a state under another's name": (

@@ -206,9 +206,10 @@ class Spread:
     def _of_rows(self, of: Sample, beyond: Tensor) -> Columns:
         clamped = of.judged[1].clamp(self.limits.low, self.limits.high)
         (high, low), (high_tokens, low_tokens) = beyond[:, 1], beyond[:, 1] * of.n
-        total = clamped * of.n
+        total, off = clamped * of.n, clamped - self.center
+        about = {"c1": off * of.n, "cd": off.square() * of.n}  # geometric means lie within 1e-3 of 1
         rows = {"high_rows": high, "low_rows": low, "high": high_tokens, "low": low_tokens}
-        return {"c": total, "cc": clamped * total, **rows}
+        return {"c": total, "cc": clamped * total, **about, **rows}
 
     def _of_tokens(self, of: Sample) -> Columns:
         sums = reduce(Bounded.plus, (piece.within(self.limits) for piece in of.pieces))
@@ -231,12 +232,21 @@ class Read:
         """verl's masked mean over tokens."""
         return self.sums[column] / (self.sums["tokens"] + EPS)
 
-    def std(self, key: str) -> float:
-        """Of the clamped statistic, over tokens; 0 for one token."""
-        if self.sums["tokens"] < 2:
+    def std(self, key: str, center: float = 0.0) -> float:
+        """Of the clamped statistic, over tokens; 0 for one token.
+
+        From the sums about the center where there are some, so that little cancels; verl's means divide by
+        n + 1e-8, which the last two terms make up for.
+        """
+        n = self.sums["tokens"]
+        if n < 2:
             return 0.0
-        mean = self.mean(f"{key}/c")
-        return math.sqrt(max(self.mean(f"{key}/cc") - mean * mean, 0.0))
+        if f"{key}/cd" not in self.sums:
+            mean = self.mean(f"{key}/c")
+            return math.sqrt(max(self.mean(f"{key}/cc") - mean * mean, 0.0))
+        off, short = self.mean(f"{key}/c1"), EPS / (n + EPS)
+        about = self.mean(f"{key}/cd") - off * off
+        return math.sqrt(max(about + 2 * center * off * short + center**2 * (1 - short) * short, 0.0))
 
     def ess(self, key: str) -> float:
         """1 / E[(w/E w)²] of the clamped weights, over tokens."""
