@@ -189,10 +189,10 @@ def test_a_further_preset_that_is_split_costs_nothing_per_token(tmp_path):
     assert counts[0] == counts[1]
 
 
-def test_two_runs_on_several_cores_give_the_same_bits(monkeypatch):
+def test_two_runs_in_several_threads_give_the_same_bits(monkeypatch):
     """What is asked of near tokens is learned before the first block, whichever thread comes first."""
     monkeypatch.setattr(nearsums, "BLOCK", 1000)
-    monkeypatch.setattr(local, "cores", lambda: 3)
+    monkeypatch.setattr(local, "WORKERS", 3)
     runs = [
         analyze(["sample_data/healthy.parquet"], presets=ALL, device="cpu", batch_tokens=5000).model_dump(
             mode="json", exclude={"run"}

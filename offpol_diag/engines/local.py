@@ -19,6 +19,11 @@ from offpol_diag.engines.fitting import results
 from offpol_diag.engines.staging import Staged, Staging, staging
 from offpol_diag.readers import Dump
 
+WORKERS = 1
+"""Batches computed at once on a CPU. A second worker gains a twelfth with every preset, since both wait for
+the interpreter's lock, and holds another 300 MB: more cores are used by more processes (`ray.py`).
+"""
+
 
 @dataclass
 class Local:
@@ -38,8 +43,8 @@ class Local:
 
     @classmethod
     def on(cls, device: torch.device, progress: Progress | None = None) -> Local:
-        """As many workers as there are cores for a CPU; one for a GPU: one queue keeps it busy."""
-        return cls(device, cores() if device.type == "cpu" else 1, progress)
+        """With `WORKERS`; a GPU is kept busy by one queue."""
+        return cls(device, WORKERS if device.type == "cpu" else 1, progress)
 
     @property
     def name(self) -> str:
@@ -107,7 +112,7 @@ class Local:
 def one_thread_each(workers: int) -> Iterator[ThreadPoolExecutor]:
     """A pool whose threads take one core each: torch's own threads would fight over the same cores."""
     before = torch.get_num_threads()
-    pool = ThreadPoolExecutor(workers, "offpol-diag", torch.set_num_threads, (1 if workers > 1 else before,))
+    pool = ThreadPoolExecutor(workers, "offpol-diag", torch.set_num_threads, (1,))
     try:
         with pool:
             yield pool
