@@ -136,7 +136,8 @@ def _rehearse(study: Study, scene: Scene, near: Near) -> None:
     with near.lock:
         if near.asked or not study.logging:
             return
-        few = Scene(scene.batch.rows(0, 4), scene.draws[:4, :1], scene.settled, near, learned={})
+        many = min(4, scene.batch.sequences)
+        few = Scene(scene.batch.rows(0, many), scene.draws[:many, :1], scene.settled, near, learned={})
         observe(study, few)
         near.asked.update(few.learned or {})
         few.forget()

@@ -220,3 +220,17 @@ def _numbers(block, monkeypatch):
 
 def _close(x, y):
     return x == y or (x is not None and y is not None and math.isclose(x, y, rel_tol=1e-8, abs_tol=1e-11))
+
+
+@pytest.mark.parametrize("many", [1, 3])
+def test_a_few_very_long_sequences_are_looked_at_in_blocks_too(tmp_path, monkeypatch, many):
+    rows = [row for row in oracles.make_rows(0.1, seed=9, many=12) if sum(row["response_mask"]) > 20][:many]
+    path = oracles.write(rows, tmp_path / "long.parquet")
+    monkeypatch.setattr(nearsums, "BLOCK", 10**9)
+    whole = analyze([path], presets=ALL, device="cpu").model_dump(mode="json", exclude={"run"})
+    monkeypatch.setattr(nearsums, "BLOCK", 5)
+    cut = analyze([path], presets=ALL, device="cpu").model_dump(mode="json", exclude={"run"})
+    assert cut["presets"].keys() == whole["presets"].keys()
+    for name, one in cut["presets"].items():
+        for key, number in one["metrics"].items():
+            assert _close(number["value"], whole["presets"][name]["metrics"][key]["value"]), (name, key)
