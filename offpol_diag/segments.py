@@ -96,11 +96,6 @@ def tokens(offsets: Tensor) -> int:
     return _TOKENS[offsets]
 
 
-def any_in(x: Tensor, offsets: Tensor) -> Tensor:
-    """Whether any token of each run is true: [T] bool → [S] bool, false for an empty run."""
-    return count(x, offsets) > 0
-
-
 def count(x: Tensor, offsets: Tensor) -> Tensor:
     """True tokens per run: [T] bool → [S] float64."""
     if not here(x):

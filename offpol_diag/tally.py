@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from offpol_diag.accumulators import Extremes, State, Sums
-from offpol_diag.batch import Batch
 from offpol_diag.crosswalk import BOOKS
 from offpol_diag.metrics import (
     gap,
@@ -214,8 +213,3 @@ def _ranges(study: Study, once: Stack) -> dict[str, tuple[Tensor, Tensor]]:
     for drift in study.drifts:
         found |= gap.ranges(once.scene, drift)
     return found | method.ranges(once)
-
-
-def tally(study: Study, batch: Batch) -> Tally:
-    """Observe one batch."""
-    return observe(study, Scene.of(batch, study.seed, study.replicates))

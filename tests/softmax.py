@@ -13,10 +13,10 @@ import torch
 
 from offpol_diag import DumpWriter, losses, segments
 from offpol_diag.analyze import analyze
-from offpol_diag.metrics.outcome import outcome, token_mask
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.presets import Clip, Preset, Reject, Weight
 from offpol_diag.readers import open_dump
+from tests.whole import outcome, token_mask
 
 VOCABULARY, LONGEST = 5, 9
 LENGTHS = (9, 1, 4, 0, 7, 2, 9, 6, 3, 8, 1, 5)

@@ -24,11 +24,12 @@ import torch
 
 from offpol_diag import accumulators, catalogue, metrics, readout, resample
 from offpol_diag.analyze import analyze, plan
+from offpol_diag.metrics.scene import Scene
 from offpol_diag.presets import Preset, Reject, Weight
 from offpol_diag.readers import open_dump
 from offpol_diag.settle import Asked
 from offpol_diag.summary import Number, Run, Summary
-from offpol_diag.tally import Tally, tally
+from offpol_diag.tally import Tally, observe
 from tests import oracles
 
 BUILT_IN = catalogue.load().resolve("all")
@@ -250,7 +251,8 @@ def tallies(rows: list[dict[str, Any]], folder: Path, presets: Any = ALONE) -> t
     for i, part in enumerate(files):
         dump = open_dump([oracles.write(part, folder / f"row{i}.parquet")], group_by=["host"])
         study = study or plan(dump, presets, ["host"], 0)
-        found += [tally(study, batch) for batch in dump.batches()]
+        scenes = (Scene.of(batch, study.seed, study.replicates) for batch in dump.batches())
+        found += [observe(study, scene) for scene in scenes]
     return study, found
 
 

@@ -11,7 +11,6 @@ from offpol_diag import catalogue, near
 from offpol_diag.analyze import analyze, plan
 from offpol_diag.engines import Local, local
 from offpol_diag.metrics import nearsums
-from offpol_diag.metrics.outcome import outcome
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.near import RADII, Near, neutral, splits
 from offpol_diag.presets import Clip, Preset, Reject, Veto, Weight
@@ -20,6 +19,7 @@ from offpol_diag.scope import UNSETTLED
 from offpol_diag.settle import Asked, Found, settle
 from offpol_diag.tally import Study, observe
 from tests import oracles
+from tests.whole import outcome
 
 CPU = torch.device("cpu")
 ALL = catalogue.load().resolve("all")

@@ -39,7 +39,6 @@ def test_every_reduction_is_that_of_the_list(device, runs):
 def test_counts_are_those_of_the_list(runs):
     x, offsets = packed(runs)
     assert segments.count(x > 0, offsets).tolist() == [sum(v > 0 for v in run) for run in runs]
-    assert segments.any_in(x > 0, offsets).tolist() == [any(v > 0 for v in run) for run in runs]
 
 
 @given(RUNS)
@@ -65,4 +64,3 @@ def test_no_runs_and_empty_runs_reduce_to_their_neutral_elements():
         assert segments.mean(nothing, offsets).tolist() == [0.0] * many
         assert segments.largest(nothing, offsets).tolist() == [-math.inf] * many
         assert segments.smallest(nothing, offsets).tolist() == [math.inf] * many
-        assert segments.any_in(nothing > 0, offsets).tolist() == [False] * many

@@ -20,8 +20,8 @@ from offpol_diag.engines.staging import Staged, Staging, staging
 from offpol_diag.readers import Dump
 
 WORKERS = 1
-"""Batches computed at once on a CPU. A second worker gains a twelfth with every preset, since both wait for
-the interpreter's lock, and holds another 300 MB: more cores are used by more processes (`ray.py`).
+"""Batches computed at once on a CPU. With many presets a second worker mostly waits for the interpreter's
+lock, and it holds as much memory again: more cores are used by more processes (`ray.py`).
 """
 
 

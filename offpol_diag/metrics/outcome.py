@@ -14,7 +14,6 @@ from torch import Tensor
 
 from offpol_diag import correction, segments
 from offpol_diag.correction import Kept, Weighed
-from offpol_diag.metrics.scene import Scene
 from offpol_diag.presets import Preset, Reject
 from offpol_diag.ratios import Ratios
 
@@ -136,12 +135,6 @@ def applied(preset: Preset) -> Preset:
     return preset if preset.apply else replace(preset, weight=None, reject=(), veto=None)
 
 
-def outcome(scene: Scene, preset: Preset) -> Outcome:
-    """Apply a preset to the whole batch, token by token."""
-    preset = applied(preset)
-    return of(scene.ratios(preset.policy), preset)
-
-
 def of(ratios: Ratios, preset: Preset) -> Outcome:
     """A preset that is applied, on some tokens or all; presets that share rules share the work."""
     key = ("outcome", preset.weight, preset.reject, preset.veto)
@@ -195,13 +188,6 @@ def _token_moments(ratios: Ratios, w: Tensor, kept: Kept) -> Moments:
 def token_rules(done: Outcome, preset: Preset) -> tuple[Reject, ...]:
     """What the mask of single tokens depends on; presets that drop whole sequences share what follows."""
     return applied(preset).reject if done.kept.tokens is not None else ()
-
-
-def token_mask(done: Outcome) -> Tensor:
-    """1 where a token is kept, [T] float64."""
-    mask = segments.spread(done.kept.sequences, done.ratios.batch.cu_seqlens)
-    mask = mask if done.kept.tokens is None else mask & done.kept.tokens
-    return mask.to(torch.float64)
 
 
 def norm(done: Weights, preset: Preset) -> dict[str, Tensor]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 
 from offpol_diag import catalogue, losses, segments
-from offpol_diag.metrics.outcome import norm, norm_factor, outcome, token_mask
+from offpol_diag.metrics.outcome import norm, norm_factor
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.readers import open_dump
 from offpol_diag.settle import Asked, settle
 from tests import trainer_dumps
+from tests.whole import outcome, token_mask
 
 BUILT_IN = catalogue.load()
 

@@ -1,0 +1,19 @@
+"""A preset applied to all tokens of a batch at once: what near and far tokens apart are measured against."""
+
+import torch
+
+from offpol_diag import segments
+from offpol_diag.metrics.outcome import applied, of
+
+
+def outcome(scene, preset):
+    """Apply a preset to the whole batch, token by token."""
+    preset = applied(preset)
+    return of(scene.ratios(preset.policy), preset)
+
+
+def token_mask(done):
+    """1 where a token is kept, [T] float64."""
+    mask = segments.spread(done.kept.sequences, done.ratios.batch.cu_seqlens)
+    mask = mask if done.kept.tokens is None else mask & done.kept.tokens
+    return mask.to(torch.float64)
