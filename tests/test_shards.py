@@ -10,7 +10,7 @@ import torch
 
 from offpol_diag.errors import DumpError
 from offpol_diag.readers import open_dump
-from offpol_diag.readers.shards import MOST, Span, cut, shards, spans
+from offpol_diag.readers.shards import MOST, Span, cut, pieces, shards, spans
 
 GROUP = 8
 
@@ -212,6 +212,103 @@ def test_progress_counts_the_rows_of_the_shard(tmp_path):
     for _ in piece.batches(counted.append):
         pass
     assert sum(counted) == piece.rows == GROUP
+
+
+# ---------------------------------------------------------------- pieces of row groups
+
+
+def full(count=64, length=8):
+    logs = np.full((count, length), -0.5) - np.arange(count)[:, None] / 100
+    return pa.table({"rollout_log_probs": logs.tolist(), "old_log_probs": (logs - 0.01).tolist()})
+
+
+def read_pieces(dump, least):
+    found = [cut(dump, span) for span in pieces(dump, least)]
+    read = sequences(*found)
+    dump.notice([piece.noticed() for piece in found])
+    return read
+
+
+@pytest.mark.parametrize(
+    ("group", "least", "expected"),
+    [
+        (64, 1 << 18, 1),
+        (64, 128, 4),  # one row group of 512 tokens is parted
+        (64, 1, 16),  # into no more than MANY
+        (4, 128, 4),  # small ones go together
+        (16, 128, 4),
+        (24, 64, 8),  # 192, 192 and 128 tokens, each parted
+    ],
+)
+def test_pieces_are_of_about_one_size_whatever_the_row_groups(tmp_path, group, least, expected):
+    path = write(tmp_path / "x.parquet", full(), group)
+    whole, apart = open_dump([path]), open_dump([path])
+    found = pieces(apart, least)
+    assert len(found) == expected
+    assert sequences(whole) == read_pieces(apart, least)
+    assert apart.info == whole.info
+    sizes = [cut(apart, span).rows for span in found]
+    assert max(sizes) <= 2 * min(sizes)
+
+
+def test_pieces_read_by_turns_by_two_readers_are_the_dump(tmp_path):
+    write(tmp_path / "a.parquet", rows(100), 100)
+    write(tmp_path / "b.parquet", rows(100, seed=1), 30)
+    whole = open_dump([str(tmp_path)], batch_tokens=20)
+    readers = [pickle.loads(pickle.dumps(whole)) for _ in range(2)]
+    found = [sequences(cut(readers[i % 2], span)) for i, span in enumerate(pieces(whole, 10))]
+    assert len(found) > 8
+    assert [one for piece in found for one in piece] == sequences(whole)
+
+
+def test_a_row_group_in_pieces_is_decoded_once_and_read_again_from_its_start(tmp_path, monkeypatch):
+    from offpol_diag.readers import slices
+
+    opened = []
+    real = slices.open_again
+    monkeypatch.setattr(slices, "open_again", lambda path: opened.append(path) or real(path))
+    dump = open_dump([write(tmp_path / "x.parquet", full(), 64)], batch_tokens=8)
+    cuts = pieces(dump, 128)
+    opened.clear()
+    once = [sequences(cut(dump, span)) for span in cuts]
+    assert len(opened) == 1
+    assert [sequences(cut(dump, span)) for span in reversed(cuts)] == once[::-1]
+    assert len(opened) == 1 + len(cuts)
+
+
+def test_a_bad_row_in_the_middle_of_a_row_group_is_named_as_in_one_reading(tmp_path):
+    table = full()
+    values = table.column("old_log_probs").to_pylist()
+    values[40][3] = float("nan")
+    path = write(tmp_path / "bad.parquet", table.set_column(1, "old_log_probs", pa.array(values)), 64)
+    whole = refusal(lambda: sequences(open_dump([path])))
+    assert "row 40," in whole[0]
+    assert refusal(lambda: read_pieces(open_dump([path]), 64)) == whole
+    apart, skipping = (open_dump([path], on_bad_row="skip") for _ in range(2))
+    assert read_pieces(apart, 64) == sequences(skipping)
+    assert apart.skipped == skipping.skipped
+
+
+def test_a_wrong_sign_is_judged_at_the_first_piece_of_a_row_group_alone(tmp_path):
+    right, wrong = signed(tmp_path / "a", -0.5, 0.5, 32), signed(tmp_path / "b", 0.5, -0.5, 32)
+    whole, apart = (open_dump([right], batch_tokens=32) for _ in range(2))
+    assert sequences(whole) == read_pieces(apart, 32)
+    assert whole.notes == apart.notes
+    assert "wrong sign" in refusal(lambda: read_pieces(open_dump([wrong]), 32))[0]
+
+
+def test_damage_in_a_row_group_is_told_alike_by_every_piece_behind_it(tmp_path):
+    path = tmp_path / "x.parquet"
+    pq.write_table(full(4000, 16), path, row_group_size=4000, compression="none", use_dictionary=False)
+    bytes_ = bytearray(path.read_bytes())
+    at = len(bytes_) // 2
+    bytes_[at : at + 20_000] = b"\xff" * 20_000
+    path.write_bytes(bytes(bytes_))
+    dump = open_dump([str(path)], batch_tokens=1000)
+    whole = refusal(lambda: sequences(dump))
+    cuts = pieces(dump, 1000)
+    assert refusal(lambda: sequences(*(cut(dump, span) for span in cuts))) == whole
+    assert refusal(lambda: sequences(cut(dump, cuts[-1]))) == whole
 
 
 # ---------------------------------------------------------------- one row per token

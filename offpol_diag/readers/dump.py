@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -14,10 +14,11 @@ from offpol_diag.readers.files import DumpInfo, Part
 from offpol_diag.readers.join import join
 from offpol_diag.readers.long import gathered
 from offpol_diag.readers.pack import keep_memory, pack
+from offpol_diag.readers.reel import Reel
 from offpol_diag.readers.schemas import Plan, agree
 from offpol_diag.readers.signs import Count, Signs
 from offpol_diag.readers.skipping import Sieve, Skipped
-from offpol_diag.readers.slices import Slice, slices
+from offpol_diag.readers.slices import Slice, slices, tokens_per_row
 from offpol_diag.readers.sources import find
 
 Progress = Callable[[int], None]
@@ -60,6 +61,7 @@ class Dump:
     _shard: bool = False
     _waits: bool = False
     _before: int = 0
+    _reel: Reel = field(default_factory=Reel, compare=False, repr=False)
 
     @property
     def long(self) -> bool:
@@ -74,14 +76,34 @@ class Dump:
             before: rows of the files before them.
         """
         info = replace(self.info, rows=sum(part.rows for part in parts))
-        first = before + sum(parts[0].group_rows[: parts[0].groups.start])
+        first = before + sum(parts[0].group_rows[: parts[0].groups.start]) + (parts[0].between or (0,))[0]
         begun = Dump(info, list(parts), self._plan, self._skip, self._tokens)
-        return replace(begun, _shard=True, _waits=first > 0, _before=before)
+        return replace(begun, _shard=True, _waits=first > 0, _before=before, _reel=self._reel)
+
+    def only(self, roles: Collection[str]) -> Dump:
+        """The same dump with no more than some columns, by our names; batches lack all else.
+
+        They have no positions, turns or keys either. The dump itself, where rows are left out or put together
+        by what stands in all their columns.
+        """
+        if self._skip or self.long:
+            return self
+        needed = {ROLLOUT, MASK, *roles}
+        return replace(self, _plan=self._plan.only(needed), skipped=Skipped(), _signs=None)
 
     @property
     def rows(self) -> int:
         """Rows of the files, bad ones included: a sequence each, or a token each in the long form."""
         return sum(part.rows for part in self._parts)
+
+    @property
+    def tokens(self) -> float:
+        """About how many its files hold, masked ones included, by the first row group of the first file.
+
+        Raises:
+            DumpError: that file does not open any more.
+        """
+        return self.rows * tokens_per_row(self._parts[0], self._plan)
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -159,7 +181,7 @@ class Dump:
             return
         before = self._before
         for part in self._parts:
-            for piece in slices(part, self._plan, before, self._tokens):
+            for piece in slices(part, self._plan, before, self._tokens, self._reel):
                 yield piece
                 progress(len(piece.rows))
             before += sum(part.group_rows)

@@ -65,6 +65,8 @@ class Part:
         bytes: size of the file.
         provenance: the JSON object under `PROVENANCE` in its metadata.
         span: the row groups that are read, from one to before another; None for all.
+        between: the rows of the one row group of `span` that are read, from one to before another, counted
+            from its first; None for all.
     """
 
     path: Location
@@ -74,6 +76,7 @@ class Part:
     bytes: int
     provenance: dict[str, object]
     span: tuple[int, int] | None = None
+    between: tuple[int, int] | None = None
 
     @property
     def groups(self) -> range:
@@ -83,6 +86,8 @@ class Part:
     @property
     def rows(self) -> int:
         """Rows that are read."""
+        if self.between:
+            return self.between[1] - self.between[0]
         return sum(self.group_rows[group] for group in self.groups)
 
 

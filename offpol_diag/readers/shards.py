@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,10 @@ from offpol_diag.readers.dump import Dump
 from offpol_diag.readers.files import Part, open_again
 from offpol_diag.readers.locations import Location
 
+MANY = 16
+"""Pieces of a dump, where they are neither smaller than `LEAST` nor larger than `MOST_TOKENS`."""
+LEAST, MOST_TOKENS = 1 << 18, 1 << 21
+"""Tokens: of fewer, what a piece costs beside its tokens is felt; with more, too little is shared out."""
 BYTES = 32 << 20
 """Of the files, in one shard: a few seconds of work for a core."""
 MOST = 4096
@@ -25,10 +30,15 @@ MOST = 4096
 
 @dataclass(frozen=True)
 class Span:
-    """Row groups of a dump, from one to before another, counted through all its files."""
+    """Row groups of a dump, from one to before another, counted through all its files.
+
+    Attributes:
+        rows: of a single row group, those from one to before another, counted from its first; None for all.
+    """
 
     begin: int
     end: int
+    rows: tuple[int, int] | None = None
 
 
 def spans(dump: Dump, size: int = BYTES) -> list[Span]:
@@ -49,6 +59,40 @@ def spans(dump: Dump, size: int = BYTES) -> list[Span]:
     return [*found, Span(begin, len(safe))]
 
 
+def pieces(dump: Dump, least: int = LEAST) -> list[Span]:
+    """Where to cut a dump for the cores of one machine; at least one span.
+
+    Small row groups go together, and one that is larger than a piece is cut between its rows.
+
+    Args:
+        dump: what is to be cut.
+        least: tokens of the smallest piece.
+
+    Raises:
+        DumpError: a file does not open any more.
+    """
+    per_row = dump.tokens / max(dump.rows, 1)
+    size = min(max(dump.tokens / MANY, least), max(MOST_TOKENS, least))
+    found, begin, held = list[Span](), 0, 0.0
+    groups = [rows for part in dump.parts for rows in part.group_rows]
+    for group, (rows, safe) in enumerate(zip(groups, _safe(dump), strict=True)):
+        if held and safe and held + rows * per_row / 2 > size:
+            found.append(Span(begin, group))
+            begin, held = group, 0.0
+        many = 1 if dump.long or held else min(round(rows * per_row / size), rows)
+        if many > 1:
+            found += _parted(group, rows, many)
+            begin = group + 1
+        else:
+            held += rows * per_row
+    return [*found, Span(begin, len(groups))] if begin < len(groups) else found
+
+
+def _parted(group: int, rows: int, many: int) -> Iterator[Span]:
+    cuts = [rows * i // many for i in range(many + 1)]
+    return (Span(group, group + 1, between) for between in pairwise(cuts))
+
+
 def cut(dump: Dump, span: Span) -> Dump:
     """The row groups of a span as a dump, which may be read in another process and another folder.
 
@@ -60,7 +104,7 @@ def cut(dump: Dump, span: Span) -> Dump:
         count = len(part.group_rows)
         begin, end = max(span.begin - first, 0), min(span.end - first, count)
         if begin < end:
-            parts.append(replace(part, path=_absolute(part.path), span=(begin, end)))
+            parts.append(replace(part, path=_absolute(part.path), span=(begin, end), between=span.rows))
         elif not parts:
             before += sum(part.group_rows)
         first += count

@@ -16,6 +16,7 @@ from offpol_diag.readers.checks import Problem
 from offpol_diag.readers.files import READ_ERRORS, Part, first_line, glimpse, open_again, open_parquet
 from offpol_diag.readers.outages import outage
 from offpol_diag.readers.ragged import Flags, Ints, starts
+from offpol_diag.readers.reel import Reel
 from offpol_diag.readers.schemas import Plan
 
 # Row group, number of the first row in the file, and the rows.
@@ -51,7 +52,7 @@ class Slice:
         return replace(self, rows=self.rows[good], table=self.table.filter(pa.array(good)), flaws=())
 
 
-def slices(part: Part, plan: Plan, before: int, tokens: int) -> Iterator[Slice]:
+def slices(part: Part, plan: Plan, before: int, tokens: int, reel: Reel) -> Iterator[Slice]:
     """The rows of a file, at most about `tokens` tokens at a time and at least one row.
 
     Args:
@@ -59,11 +60,12 @@ def slices(part: Part, plan: Plan, before: int, tokens: int) -> Iterator[Slice]:
         plan: the columns to read.
         before: rows in the files before this one.
         tokens: masked ones count.
+        reel: where a row group that is read in pieces stays open.
 
     Raises:
         DumpError: data that cannot be read.
     """
-    pieces = tables(part, plan, tokens)
+    pieces = _located(part, plan, tokens, reel)
     for group, first, table in _filled(pieces, plan.columns[columns.ROLLOUT], tokens):
         rows = np.arange(first, first + table.num_rows)
         yield Slice(str(part.path), group, rows, before, table)
@@ -117,16 +119,46 @@ def cuts(offsets: Ints, tokens: int) -> Iterator[tuple[int, int]]:
 
 
 def tables(part: Part, plan: Plan, tokens: int) -> Iterator[Located]:
-    """Row group, number of the first row in the file, and the rows."""
-    first = 0
+    """Row group, number of the first row in the file, and the rows, of whole row groups."""
     with open_again(part.path) as parquet:
-        for group, rows in enumerate(part.group_rows):
-            pieces = _read(parquet, part, group, plan, tokens) if group in part.groups else ()
-            for done, table in pieces:
-                for key, value in part.partitions.items():
-                    table = table.append_column(key, pa.repeat(value, table.num_rows))
-                yield group, first + done, table
-            first += rows
+        for group in part.groups:
+            yield from _placed(part, group, _read(parquet, part, group, plan, tokens))
+
+
+def _located(part: Part, plan: Plan, tokens: int, reel: Reel) -> Iterator[Located]:
+    """As `tables`, or some rows of one row group."""
+    if part.between is None:
+        return tables(part, plan, tokens)
+    group = part.groups.start
+    rows = reel.rows((part.path, group), *part.between, lambda: _alone(part, group, plan, tokens))
+    return _placed(part, group, rows)
+
+
+def _alone(part: Part, group: int, plan: Plan, tokens: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+    with open_again(part.path) as parquet:
+        yield from _read(parquet, part, group, plan, tokens)
+
+
+def _placed(part: Part, group: int, found: Iterator[tuple[int, pa.RecordBatch]]) -> Iterator[Located]:
+    first = sum(part.group_rows[:group])
+    for done, table in found:
+        for key, value in part.partitions.items():
+            table = table.append_column(key, pa.repeat(value, table.num_rows))
+        yield group, first + done, table
+
+
+def tokens_per_row(part: Part, plan: Plan) -> float:
+    """On average over its first row group, by the footer; 1 in the long form.
+
+    Raises:
+        DumpError: the file does not open any more.
+    """
+    if plan.form.long:
+        return 1.0
+    name = plan.columns[columns.ROLLOUT]
+    with open_again(part.path) as parquet:
+        many = 1 << 40
+        return many / _rows_at_once(parquet, 0, name, many)
 
 
 def _read(
