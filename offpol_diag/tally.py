@@ -28,6 +28,7 @@ from offpol_diag.metrics.scene import Scene
 from offpol_diag.metrics.stack import Stack
 from offpol_diag.near import Near
 from offpol_diag.presets import Preset
+from offpol_diag.sheet import Sheet
 
 PARTS = (method, residual, policyloss, update)
 """Whose columns are summed of every preset, with an interval."""
@@ -113,10 +114,10 @@ def observe(study: Study, scene: Scene) -> Tally:
         stack.only(lambda one: one.name in apart),
     )
     states |= {
-        "sums": Sums.of(_resampled(study, once), scene.draws, scene.batch.key),
+        "sums": _sums(scene, _resampled(study, once)),
         "length": selection.by_length(stack),
         "group": selection.by_group(stack),
-        "normal": normal.sums(scene, _preset_columns(normalised)),
+        "normal": normal.sums(scene, _of_normalised(normalised)),
         "normal.ranges": normal.ranges(normalised),
     }
     ranges = _ranges(study, once)
@@ -158,41 +159,47 @@ def _base(study: Study, scene: Scene) -> dict[str, State]:
     return states
 
 
-def _resampled(study: Study, once: Stack) -> dict[str, Tensor]:
+def _sums(scene: Scene, sheet: Sheet) -> Sums:
+    return Sums.of_stacked(sheet.names, sheet.values, scene.draws, scene.batch.key)
+
+
+def _resampled(study: Study, once: Stack) -> Sheet:
     """Columns whose numbers carry an interval."""
     found = once.scene.counts | update.shared(once.scene)
     for drift in study.drifts:
         found |= gap.columns(once.scene, drift)
-    return found | _preset_columns(once)
+    return Sheet.joined(Sheet.of(found), _preset_columns(once))
 
 
-def _preset_columns(stack: Stack) -> dict[str, Tensor]:
-    """What is summed of presets: with `tokens`, so that there is a column when there is no preset."""
+def _of_normalised(stack: Stack) -> Sheet:
+    """With `tokens`, so that there is a column when there is no preset."""
+    return Sheet.joined(Sheet.of({"tokens": stack.n}), _preset_columns(stack))
+
+
+def _preset_columns(stack: Stack) -> Sheet:
+    """What is summed of presets."""
     split, whole = (stack.only(lambda one, s=s: _splits(stack.scene, one) is s) for s in (True, False))  # type: ignore[misc]
-    return {"tokens": stack.n} | _columns(split) | _by_block(whole)
+    return Sheet.joined(_columns(split), _by_block(whole))
 
 
 def _splits(scene: Scene, preset: Preset) -> bool:
     return len(scene.parts(preset)) > 1
 
 
-def _columns(stack: Stack) -> dict[str, Tensor]:
-    found: dict[str, Tensor] = {}
-    for part in PARTS:
-        found |= part.columns(stack)
-    return found
+def _columns(stack: Stack) -> Sheet:
+    return Sheet.joined(*(part.columns(stack) for part in PARTS))
 
 
-def _by_block(stack: Stack) -> dict[str, Tensor]:
+def _by_block(stack: Stack) -> Sheet:
     """The same columns of presets that look at every token, a few sequences at a time."""
     if not stack.presets or not nearsums.large(stack.batch):
         return _columns(stack)
-    found: list[dict[str, Tensor]] = []
+    found: list[Sheet] = []
     for first, last in nearsums.spans(stack.batch.cu_seqlens, nearsums.BLOCK):
         scene = Scene(stack.batch.rows(first, last), stack.scene.draws[first:last], stack.scene.settled)
         found.append(_columns(Stack.of(scene, stack.presets)))
         scene.forget()
-    return {name: torch.cat([one[name] for one in found]) for name in found[0]}
+    return Sheet.beside(found)
 
 
 def _logged(study: Study, scene: Scene) -> tuple[dict[str, Tensor], dict[str, tuple[Tensor, Tensor]]]:

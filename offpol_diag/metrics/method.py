@@ -11,17 +11,18 @@ from torch import Tensor
 from offpol_diag import segments
 from offpol_diag.correction import weight_key
 from offpol_diag.metrics.formula import Formula, Lookup, mean
-from offpol_diag.metrics.outcome import Outcome, norm, token_rules
+from offpol_diag.metrics.outcome import NORMS, Outcome, norm, token_rules
 from offpol_diag.metrics.pieces import Pieces
 from offpol_diag.metrics.stack import Stack
 from offpol_diag.presets import Preset, Reject
 from offpol_diag.ratios import Ratios
+from offpol_diag.sheet import Sheet
 
 
-def columns(stack: Stack) -> dict[str, Tensor]:
+def columns(stack: Stack) -> Sheet:
     """Per-sequence columns [S] that the formulas of this module read, of every preset."""
     if not stack.presets:
-        return {}
+        return stack.named({})
     n, kept, sums = stack.n, stack.kept_tokens, stack.sums
     there = n > 0
     weight = sums.first / n.clamp(min=1)
@@ -39,7 +40,7 @@ def columns(stack: Stack) -> dict[str, Tensor]:
         **_acted(stack, there.to(torch.float64)),
         **_by_sign(stack),
     }
-    return stack.named(found) | _norms(stack)
+    return Sheet.joined(stack.named(found), _norms(stack))
 
 
 def _acted(stack: Stack, there: Tensor) -> dict[str, Tensor]:
@@ -47,11 +48,11 @@ def _acted(stack: Stack, there: Tensor) -> dict[str, Tensor]:
     return {name: torch.stack([one[name] for one in found]) for name in found[0]}
 
 
-def _norms(stack: Stack) -> dict[str, Tensor]:
-    pairs = zip(stack.presets, stack.items, strict=True)
-    return {
-        f"{preset.name}|{name}": x for preset, done in pairs for name, x in norm(done, done.preset).items()
-    }
+def _norms(stack: Stack) -> Sheet:
+    """Of the presets that are normalised."""
+    stack = stack.only(lambda one: one.apply and one.weight is not None and one.weight.normalize)
+    found = [norm(done, done.preset) for done in stack.items]
+    return stack.named({name: torch.stack([one[name] for one in found]) for name in NORMS if found})
 
 
 def _by_sign(stack: Stack) -> dict[str, Tensor]:

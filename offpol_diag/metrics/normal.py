@@ -14,11 +14,12 @@ from torch import Tensor
 from offpol_diag import losses, scope
 from offpol_diag.accumulators import Extremes, Places, Sums
 from offpol_diag.metrics.method import weight_spans
-from offpol_diag.metrics.outcome import norm_factor
+from offpol_diag.metrics.outcome import NORMS, norm_factor
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.metrics.stack import Stack
 from offpol_diag.presets import Preset
 from offpol_diag.scope import Label
+from offpol_diag.sheet import Sheet
 
 Columns = dict[str, Tensor]
 
@@ -28,15 +29,12 @@ def normalised(presets: Sequence[Preset]) -> tuple[Preset, ...]:
     return tuple(one for one in presets if one.apply and one.weight is not None and one.weight.normalize)
 
 
-def sums(scene: Scene, columns: Columns) -> Places[Sums]:
+def sums(scene: Scene, sheet: Sheet) -> Places[Sums]:
     """Columns [S] summed per trainer batch."""
+    values, members = sheet.values, _members(scene).items()
     return Places(
-        {label: Sums.of(_rows(columns, at), scene.draws[at]) for label, at in _members(scene).items()}
+        {label: Sums.of_stacked(sheet.names, values[:, at], scene.draws[at]) for label, at in members}
     )
-
-
-def _rows(columns: Columns, at: Tensor) -> Columns:
-    return {name: values[at] for name, values in columns.items()}
 
 
 def _members(scene: Scene) -> dict[Label, Tensor]:
@@ -81,7 +79,6 @@ _CENTRED: dict[str, Callable[[Get, Tensor], Tensor]] = {
     "residual_ww": _over_one("residual_ww", "kept"),
     "residual_vv": _over_one("residual_vv", "residual_left"),
 }
-_NORMS = ("norm", "norm_units")
 
 
 def rescaled(read: Mapping[str, Tensor], preset: Preset) -> Columns:
@@ -94,7 +91,7 @@ def rescaled(read: Mapping[str, Tensor], preset: Preset) -> Columns:
     f = norm_factor(get("norm"), get("norm_units"))
     own = [name.removeprefix(prefix) for name in read if name.startswith(prefix)]
     loss = f if losses.weighted(preset) else torch.ones_like(f)
-    done = {name: get(name) for name in own if name not in _NORMS}
+    done = {name: get(name) for name in own if name not in NORMS}
     done |= {name: get(name) / f for name in _LINEAR if name in done}
     done |= {name: get(name) / f**2 for name in _SQUARES if name in done}
     done |= {name: get(name) / loss for name in _LOSS if name in done}
@@ -118,7 +115,7 @@ def norms(places: Places[Sums], presets: Sequence[Preset]) -> Columns:
     total: Columns = {}
     for one in places.sums.values():
         sums = one.read()
-        for name in (f"{preset.name}|{norm}" for preset in presets for norm in ("norm", "norm_units")):
+        for name in (f"{preset.name}|{norm}" for preset in presets for norm in NORMS):
             total[name] = total[name] + sums[name] if name in total else sums[name]
     return total
 
@@ -132,7 +129,7 @@ def factors(places: Places[Sums], presets: Sequence[Preset]) -> dict[str, dict[L
 
 
 def _factor(read: Mapping[str, Tensor], preset: Preset) -> float:
-    total, units = (read[f"{preset.name}|{name}"][:1] for name in ("norm", "norm_units"))
+    total, units = (read[f"{preset.name}|{name}"][:1] for name in NORMS)
     return float(norm_factor(total, units))
 
 

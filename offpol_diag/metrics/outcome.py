@@ -21,6 +21,8 @@ PER_SEQUENCE = ("sum", "mean")
 """Weights over these are one for the whole sequence; over `token` and `segment` tokens have their own."""
 SMALLEST_NORM = 1e-8
 """A mean weight that batch normalisation still divides by."""
+NORMS = ("norm", "norm_units")
+"""What that mean is made of: a sum, and of how many."""
 
 
 @dataclass(frozen=True)
@@ -196,8 +198,8 @@ def norm(done: Weights, preset: Preset) -> dict[str, Tensor]:
         return {}
     n = done.ratios.batch.lengths.to(torch.float64)
     if preset.weight.over == "token":
-        return {"norm": done.weight_sum, "norm_units": n}
-    return {"norm": done.weight_sum / n.clamp(min=1), "norm_units": (n > 0).to(torch.float64)}
+        return dict(zip(NORMS, (done.weight_sum, n), strict=True))
+    return dict(zip(NORMS, (done.weight_sum / n.clamp(min=1), (n > 0).to(torch.float64)), strict=True))
 
 
 def norm_factor(total: Tensor, units: Tensor) -> Tensor:

@@ -11,13 +11,14 @@ from offpol_diag.metrics.formula import Formula, mean
 from offpol_diag.metrics.outcome import PER_SEQUENCE, Outcome, token_rules
 from offpol_diag.metrics.stack import Stack
 from offpol_diag.presets import Preset
+from offpol_diag.sheet import Sheet
 
 
-def columns(stack: Stack) -> dict[str, Tensor]:
+def columns(stack: Stack) -> Sheet:
     """Weighted loss over kept tokens, its mean over the sequence's kept tokens, clip counts, ppo_kl."""
     stack = stack.only(lambda preset: losses.known(stack.batch, preset))
     if not stack.presets:
-        return {}
+        return stack.named({})
     sums, kept = stack.total(clip_sums), stack.kept_tokens
     summed = stack.total(weighed_sums)["loss"] * sequence_weights(stack)
     found = {

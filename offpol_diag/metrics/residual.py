@@ -14,12 +14,13 @@ from offpol_diag.metrics.outcome import Outcome, token_rules
 from offpol_diag.metrics.stack import Stack
 from offpol_diag.presets import Preset
 from offpol_diag.ratios import OVERFLOW, Ratios
+from offpol_diag.sheet import Sheet
 
 
-def columns(stack: Stack) -> dict[str, Tensor]:
+def columns(stack: Stack) -> Sheet:
     """Per-sequence columns [S]: Σ k3 over kept tokens, the perplexity ratio and w² − 1 of what is left."""
     if not stack.presets:
-        return {}
+        return stack.named({})
     found, kept, sums = stack.total(gap_sums), stack.kept_tokens, stack.sums
     left = (kept > 0).to(torch.float64)
     gap = found["delta"] / kept.clamp(min=1)

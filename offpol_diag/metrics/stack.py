@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from offpol_diag.metrics.outcome import PER_SEQUENCE, Moments, Outcome, powers
 from offpol_diag.metrics.pieces import Pieces, pieces
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.presets import Preset
+from offpol_diag.sheet import Sheet
 
 Make = Callable[[Outcome, Preset], Mapping[str, Tensor]]
 
@@ -46,14 +47,10 @@ class Stack:
             return self
         return Stack(self.scene, tuple(preset for preset, _ in pairs), tuple(item for _, item in pairs))
 
-    def named(self, columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def named(self, columns: Mapping[str, Tensor]) -> Sheet:
         """Columns [P, S] → one column [S] per preset, under its name."""
-        rows = {name: torch.unbind(x.expand(len(self.presets), -1)) for name, x in columns.items()}
-        return {
-            f"{preset.name}|{name}": found[at]
-            for at, preset in enumerate(self.presets)
-            for name, found in rows.items()
-        }
+        rows = tuple(x.expand(len(self.presets), -1) for x in columns.values())
+        return Sheet(_names(tuple(columns), tuple(preset.name for preset in self.presets)), rows)
 
     @property
     def batch(self) -> Batch:
@@ -128,3 +125,9 @@ class Stack:
             + torch.stack([one.get(name, self.none) for one in near])
             for name in (first[0] if first else ())
         }
+
+
+@cache
+def _names(columns: tuple[str, ...], presets: tuple[str, ...]) -> tuple[str, ...]:
+    """Of one column under every preset, then of the next; every batch asks for the same."""
+    return tuple(f"{preset}|{column}" for column in columns for preset in presets)

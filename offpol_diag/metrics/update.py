@@ -17,6 +17,7 @@ from offpol_diag.metrics.policyloss import sequence_weights, token_weights, weig
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.metrics.stack import Stack
 from offpol_diag.presets import Preset
+from offpol_diag.sheet import Sheet
 
 SIGNS = ("positive", "negative")
 
@@ -29,10 +30,10 @@ def shared(scene: Scene) -> dict[str, Tensor]:
     return {f"mass_{sign}": segments.total(part, offsets) for sign, part in _parts(advantages).items()}
 
 
-def columns(stack: Stack) -> dict[str, Tensor]:
+def columns(stack: Stack) -> Sheet:
     """Per-sequence columns [S]: Σ|slope · w| of what still pulls, and Σ|A| by sign of what does not."""
     if stack.batch.advantages is None or not stack.presets:
-        return {}
+        return stack.named({})
     whole, still = sequence_weights(stack), stack.total(still_sums)
     mass = stack.scene.once("mass", lambda: shared(stack.scene))
     found = {"update": stack.total(weighed_sums)["pull"] * whole}

@@ -1,0 +1,45 @@
+"""Rows of numbers per sequence keep their names however they are put together."""
+
+import torch
+
+from offpol_diag.metrics import method
+from offpol_diag.metrics.stack import Stack
+from offpol_diag.presets import Preset
+from offpol_diag.sheet import Sheet
+
+
+def _read(sheet):
+    return dict(zip(sheet.names, sheet.values.tolist(), strict=True))
+
+
+def _row(*values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def test_every_row_of_joined_sheets_lies_under_its_own_name():
+    one = Sheet.of({"a": _row(1, 2), "b": _row(3, 4)})
+    two = Sheet(("c", "d"), (_row(5, 6)[None], _row(7, 8)[None]))
+
+    assert _read(Sheet.joined(one, two)) == {"a": [1, 2], "b": [3, 4], "c": [5, 6], "d": [7, 8]}
+
+
+def test_sheets_of_other_sequences_are_laid_beside_each_other_in_order():
+    one, two = Sheet.of({"a": _row(1, 2), "b": _row(3, 4)}), Sheet.of({"a": _row(5), "b": _row(6)})
+
+    assert _read(Sheet.beside([one, two])) == {"a": [1, 2, 5], "b": [3, 4, 6]}
+
+
+class _Scene:
+    counts = {"tokens": _row(3, 4)}  # noqa: RUF012
+
+
+def test_a_column_of_many_presets_has_a_row_under_each_ones_name():
+    presets = (Preset("x", "", "old"), Preset("y", "", "old"))
+    stack = Stack(_Scene(), presets, ())
+    named = stack.named({"own": torch.stack((_row(1, 2), _row(5, 6))), "shared": _row(8, 9)})
+
+    assert _read(named) == {"x|own": [1, 2], "y|own": [5, 6], "x|shared": [8, 9], "y|shared": [8, 9]}
+
+
+def test_no_preset_has_no_column():
+    assert method.columns(Stack(_Scene(), (), ())).names == ()
