@@ -7,7 +7,7 @@ a dump is cut changes no number. Numbers are read out once, at the end.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Generic, Protocol, Self, TypeVar
 
@@ -163,11 +163,36 @@ class Bins:
     def of(cls, x: Tensor) -> Bins:
         """Bin the values of a tensor."""
         at = loglattice.index(x)
-        return cls(tables.count(at, loglattice.SIZE), tables.total(at, loglattice.SIZE, x))
+        sums = tables.total(at, loglattice.SIZE, x).to(x.dtype)  # sums of nothing are whole numbers to torch
+        return cls(tables.count(at, loglattice.SIZE), sums)
+
+    def plus(self, at: int, x: Tensor) -> Bins:
+        """With the values of a tensor put into one bin."""
+        counts, sums = self.counts.clone(), self.sums.clone()
+        counts[at] += x.numel()
+        sums[at] += x.sum()
+        return Bins(counts, sums)
 
     def merge(self, other: Bins) -> Bins:
         """Add."""
         return Bins(self.counts + other.counts, self.sums + other.sums)
+
+
+class Floor:
+    """A bound that rises while the parts of a sample come; it does not travel.
+
+    Attributes:
+        at: `TAIL` values of the parts that came so far are not below it; -inf while that is not known.
+    """
+
+    at: float = -math.inf
+
+    def rise(self, to: float) -> None:
+        """Learn a bound; a lower one than is known teaches nothing."""
+        self.at = max(self.at, to)
+
+    def __reduce__(self) -> tuple[type[Floor], tuple[()]]:
+        return Floor, ()
 
 
 @dataclass(frozen=True)
@@ -178,38 +203,61 @@ class Tail:
         n: how many values there were.
         kept: the `TAIL` largest of them and perhaps more, in no order.
         cut: no value below it need be kept: `TAIL` are not below it. -inf where that is not known.
+        floor: is told of the cut, for parts still to come.
     """
 
     n: int
     kept: Tensor
     cut: float = -math.inf
+    floor: Floor | None = field(default=None, compare=False, repr=False)
 
     @classmethod
-    def of(cls, x: Tensor) -> Tail:
-        """From all values of a sample."""
-        n = x.numel()
-        if n <= TAIL:
-            return cls(n, x.clone())
+    def of(cls, x: Tensor, floor: Floor | None = None) -> Tail:
+        """From all values of a sample.
+
+        With a `floor`, from those of a part of it, all of whose parts will be merged: what lies below the
+        floor is of no use.
+        """
+        n, known = x.numel(), -math.inf if floor is None else floor.at
         if not here(x):  # no shape may depend on values: the host would wait for them
-            return cls(n, torch.topk(x, TAIL, sorted=False).values)
-        return cls._above(n, x, _below_the_largest(x.numpy()))
+            return cls(n, torch.topk(x, min(n, TAIL), sorted=False).values, floor=floor)
+        if known > -math.inf:
+            return cls._largest(n, _not_below(x, known), known, floor)
+        if n <= TAIL:
+            return cls(n, x.clone(), floor=floor)
+        return cls._above(n, x, _below_the_largest(x.numpy()), floor)
 
     @classmethod
-    def _above(cls, n: int, x: Tensor, cut: float) -> Tail:
+    def _above(cls, n: int, x: Tensor, cut: float, floor: Floor | None) -> Tail:
         kept = _not_below(x, cut)
-        if TAIL <= len(kept) <= 2 * TAIL:
-            return cls(n, kept, cut)
+        if len(kept) < TAIL:
+            return cls._cut(n, x, floor)
+        return cls._largest(n, kept, cut, floor)
+
+    @classmethod
+    def _largest(cls, n: int, kept: Tensor, cut: float, floor: Floor | None) -> Tail:
+        """Of n values those that are not below a cut, or fewer where they are many."""
+        return cls(n, kept, cut, floor)._told() if len(kept) <= 2 * TAIL else cls._cut(n, kept, floor)
+
+    @classmethod
+    def _cut(cls, n: int, x: Tensor, floor: Floor | None) -> Tail:
         largest = np.partition(x.numpy(), len(x) - TAIL)[-TAIL:]
-        return cls(n, torch.from_numpy(largest.copy()), float(largest[0]))
+        return cls(n, torch.from_numpy(largest.copy()), float(largest[0]), floor)._told()
+
+    def _told(self) -> Tail:
+        if self.floor is not None:
+            self.floor.rise(self.cut)
+        return self
 
     def merge(self, other: Tail) -> Tail:
         """The largest of both."""
         n, cut = self.n + other.n, max(self.cut, other.cut)
         kept = torch.cat([one.kept if one.cut == cut else _not_below(one.kept, cut) for one in (self, other)])
-        if len(kept) <= 2 * TAIL:
-            return Tail(n, kept, cut)
-        fewer = Tail.of(kept)
-        return Tail(n, fewer.kept, fewer.cut)
+        floor = self.floor or other.floor
+        if len(kept) > 2 * TAIL:
+            fewer = Tail.of(kept)
+            kept, cut = fewer.kept, fewer.cut
+        return Tail(n, kept, cut, floor)._told()
 
     @property
     def top(self) -> Tensor:
@@ -226,7 +274,9 @@ def _below_the_largest(x: npt.NDArray[np.float64]) -> float:
 
 def _not_below(x: Tensor, cut: float) -> Tensor:
     values = x.numpy()
-    return torch.from_numpy(np.compress(values >= cut, values))
+    return torch.from_numpy(
+        values[np.flatnonzero(values >= cut)]
+    )  # few are: their places cost less than a mask
 
 
 @dataclass(frozen=True)

@@ -6,27 +6,31 @@ It is made only when a preset looks beyond a sequence, or when advantages have t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from offpol_diag import loglattice, pareto, scope
-from offpol_diag.accumulators import Bins, Places, State, Tail
+from offpol_diag.accumulators import Bins, Floor, Places, State, Tail
 from offpol_diag.advantages import GroupRewards
 from offpol_diag.batch import Batch
 from offpol_diag.correction import statistic
 from offpol_diag.engines import Engine
+from offpol_diag.engines.engine import Job
+from offpol_diag.errors import DumpError
+from offpol_diag.host import here
 from offpol_diag.presets import Policy, Preset, Reject, Weight
-from offpol_diag.ratios import Ratios
-from offpol_diag.readers import Dump
+from offpol_diag.ratios import Level, Ratios
+from offpol_diag.readers import Dump, columns
 from offpol_diag.scope import Label, Settled
 
 K = TypeVar("K")
 M = TypeVar("M", bound=State)
-T = TypeVar("T")
 Cut = tuple[Policy, Reject]
 Smoothed = tuple[Policy, Weight]
 
@@ -55,6 +59,17 @@ class Asked:
     def __bool__(self) -> bool:
         return bool(self.cuts or self.tails or self.rewards)
 
+    @property
+    def roles(self) -> frozenset[str]:
+        """The columns it takes to tell, by our names; the log-probs of the sampler are always there."""
+        policies = {policy for policy, _ in (*self.cuts, *self.tails)} - {"rollout"}
+        return frozenset({columns.STEP} | {f"{policy}_log_probs" for policy in policies})
+
+    def narrow(self, dump: Dump) -> Dump:
+        """The dump without what is not asked for; all of it where positions, turns or prompts are."""
+        turns = any(weight.over == "segment" for _, weight in self.tails)
+        return dump if self.rewards or turns else dump.only(self.roles)
+
 
 @dataclass(frozen=True)
 class Found:
@@ -72,7 +87,7 @@ class Found:
 
 def settle(engine: Engine, dump: Dump, asked: Asked) -> Found:
     """Read the dump, and once more where a cut falls inside a bin of the lattice."""
-    seen = engine.reduce(dump, Look(asked)) or _Seen({}, {}, None)
+    seen = _read(engine, dump, asked, Look(asked)) or _Seen({}, {}, None)
     bins = {cut: {label: _bin(one, cut[1]) for label, one in seen.bins[cut].items()} for cut in asked.cuts}
     inside = _inside(engine, dump, {cut: found for cut, found in bins.items() if any(found.values())})
     cuts = {
@@ -84,6 +99,17 @@ def settle(engine: Engine, dump: Dump, asked: Asked) -> Found:
     }
     tails = {key: {at: pareto.smooth(tail) for at, tail in seen.tails[key].items()} for key in asked.tails}
     return Found(Settled(cuts, tails), seen.rewards)
+
+
+def _read(engine: Engine, dump: Dump, asked: Asked, job: Job[M]) -> M | None:
+    """A reading of no more columns than it takes; only all of them say which row is the first bad one."""
+    narrow = asked.narrow(dump)
+    try:
+        return engine.reduce(narrow, job)
+    except DumpError:
+        if narrow is dump:
+            raise
+        return engine.reduce(dump, job)
 
 
 # ---------------------------------------------------------------- what one reading sees
@@ -111,37 +137,101 @@ def _merged(one: dict[K, dict[Label, M]], two: dict[K, dict[Label, M]]) -> dict[
 
 @dataclass(frozen=True)
 class Look:
-    """The job of the first reading."""
+    """The job of the first reading.
+
+    Attributes:
+        asked: what is wanted.
+        floors: of each tail, below what no value counts any more; they rise while the dump is read.
+    """
 
     asked: Asked
+    floors: dict[tuple[Smoothed, Label], Floor] = field(default_factory=dict, compare=False, repr=False)
+
+    def __reduce__(self) -> tuple[type[Look], tuple[Asked]]:
+        return Look, (self.asked,)
 
     def __call__(self, batch: Batch) -> _Seen:
         """What is asked of one batch."""
-        ratios, asked = Ratios(batch, "rollout"), self.asked
-        bins = {cut: _by_label(batch, *_values(ratios, cut), Bins.of) for cut in asked.cuts}
-        tails = {key: _by_label(batch, *_logs(ratios, key), Tail.of) for key in asked.tails}
+        ratios, asked, spans = Ratios(batch, "rollout"), self.asked, _Spans.of(batch)
+        bins = {
+            cut: {at: _bins(x, cut[1]) for at, x in spans.split(_values(ratios, cut))} for cut in asked.cuts
+        }
+        tails = {
+            key: {at: Tail.of(x, self._floor(key, at)) for at, x in spans.split(_logs(ratios, key))}
+            for key in asked.tails
+        }
         rewards = GroupRewards.of(batch) if asked.rewards else None
         ratios.forget()
         return _Seen(bins, tails, rewards)
 
-
-def _values(ratios: Ratios, cut: Cut) -> tuple[Tensor, str]:
-    found = statistic(ratios.of(cut[0]), cut[1])
-    return found.values, found.per
+    def _floor(self, key: Smoothed, label: Label) -> Floor:
+        return self.floors.setdefault((key, label), Floor())
 
 
-def _logs(ratios: Ratios, key: Smoothed) -> tuple[Tensor, str]:
+def _values(ratios: Ratios, cut: Cut) -> Level:
+    return statistic(ratios.of(cut[0]), cut[1])
+
+
+def _logs(ratios: Ratios, key: Smoothed) -> Level:
     policy, weight = key
-    found = ratios.of(policy).log_ratio(weight.over, weight.safety, weight.safety_at)
-    return found.values, found.per
+    return ratios.of(policy).log_ratio(weight.over, weight.safety, weight.safety_at)
 
 
-def _by_label(batch: Batch, x: Tensor, per: str, make: Callable[[Tensor], T]) -> dict[Label, T]:
-    """A state of the values of each trainer batch; sequences without a token have none."""
-    found, which = scope.codes(batch)
-    which = scope.of_units(which, per, batch)
-    there = torch.ones_like(which, dtype=torch.bool) if per == "token" else batch.lengths > 0
-    return {label: make(x[there & (which == at)]) for at, label in enumerate(found)}
+def _bins(x: Tensor, rule: Reject) -> Bins:
+    """Bins from where on the rule may cut.
+
+    A mean of values below `upper` is below `upper`, so none of them goes: all that lie below its bin are put
+    into one. On a GPU every value is binned: the host would wait to learn how few are large.
+    """
+    assert rule.upper is not None
+    if not here(x):
+        return Bins.of(x)
+    first = int(loglattice.index(x.new_tensor([rule.upper])))
+    values = x.numpy()
+    large = values >= float(loglattice.edges()[first])
+    at = np.flatnonzero(large)
+    rest = values[~large] if len(at) else values
+    return Bins.of(x[at]).plus(max(first - 1, 0), torch.from_numpy(rest))
+
+
+@dataclass(frozen=True)
+class _Spans:
+    """Which rows of a batch are of which trainer batch.
+
+    Attributes:
+        rows: of every label, runs of sequences, from one to before another.
+        starts: where sequences begin in the tokens, at the ends of the runs.
+        filled: which sequences have a token, [S] bool; None where all have.
+    """
+
+    rows: dict[Label, list[tuple[int, int]]]
+    starts: dict[int, int]
+    filled: Tensor | None
+
+    @classmethod
+    def of(cls, batch: Batch) -> _Spans:
+        rows: dict[Label, list[tuple[int, int]]] = {}
+        first = 0
+        for label, run in groupby(scope.labels(batch)):
+            last = first + sum(1 for _ in run)
+            rows.setdefault(label, []).append((first, last))
+            first = last
+        ends = sorted({end for runs in rows.values() for run in runs for end in run})
+        starts = batch.cu_seqlens[ends].tolist()
+        filled = batch.lengths > 0
+        return cls(rows, dict(zip(ends, starts, strict=True)), None if bool(filled.all()) else filled)
+
+    def split(self, level: Level) -> Iterator[tuple[Label, Tensor]]:
+        """The values of each trainer batch; sequences without a token have none."""
+        for label, runs in self.rows.items():
+            parts = [self._part(level, *run) for run in runs]
+            yield label, parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _part(self, level: Level, begin: int, end: int) -> Tensor:
+        if level.per == "token":
+            return level.values[self.starts[begin] : self.starts[end]]
+        x = level.values[begin:end]
+        return x if self.filled is None else x[self.filled[begin:end]]
 
 
 # ---------------------------------------------------------------- where the cut falls
@@ -180,10 +270,9 @@ class Gather:
 
     def __call__(self, batch: Batch) -> _Values:
         """The values of one batch in those bins."""
-        ratios, parts = Ratios(batch, "rollout"), {}
+        ratios, spans, parts = Ratios(batch, "rollout"), _Spans.of(batch), {}
         for cut, wanted in self.bins.items():
-            x, per = _values(ratios, cut)
-            for label, values in _by_label(batch, x, per, lambda v: v).items():
+            for label, values in spans.split(_values(ratios, cut)):
                 parts[cut, label] = values[loglattice.index(values) == wanted[label]]
         ratios.forget()
         return _Values(parts)
@@ -191,7 +280,7 @@ class Gather:
 
 def _inside(engine: Engine, dump: Dump, bins: dict[Cut, dict[Label, int]]) -> dict[tuple[Cut, Label], Tensor]:
     """All values that share the bin of a cut; the dump is not read when there is none."""
-    found = engine.reduce(dump, Gather(bins)) if bins else None
+    found = _read(engine, dump, Asked(tuple(bins), (), rewards=False), Gather(bins)) if bins else None
     return found.parts if found else {}
 
 

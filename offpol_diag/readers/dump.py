@@ -89,7 +89,8 @@ class Dump:
         if self._skip or self.long:
             return self
         needed = {ROLLOUT, MASK, *roles}
-        return replace(self, _plan=self._plan.only(needed), skipped=Skipped(), _signs=None)
+        plan = self._plan.only(needed)
+        return replace(self, _plan=plan, skipped=Skipped(), _signs=None, _reel=Reel())
 
     @property
     def rows(self) -> int:

@@ -58,9 +58,11 @@ def pack(piece: Slice, rows: Rows, plan: Plan) -> Batch:
     Raises:
         DumpError: text that is not UTF-8.
     """
+    if plan.bare:
+        return _bare(piece, rows, plan)
     layout = _layout(rows)
     scalars = labels(piece, plan)  # first: it refuses text that the keys could not hash
-    arrays = _token_arrays(rows, layout) | _sequence_arrays(rows)
+    arrays = _token_arrays(rows, layout.lengths) | _sequence_arrays(rows)
     arrays["key"] = _keys(piece, plan, arrays["rollout"], layout)
     arrays["cu_seqlens"] = starts(layout.lengths)
     arrays["cu_runs"] = _runs(layout)
@@ -70,11 +72,27 @@ def pack(piece: Slice, rows: Rows, plan: Plan) -> Batch:
     return Batch(**tensors, scalars=scalars)
 
 
+def _bare(piece: Slice, rows: Rows, plan: Plan) -> Batch:
+    """Values, lengths and labels alone; what a batch must have besides is zeros, and a turn is a sequence."""
+    lengths = rows.kept_lengths
+    arrays = _token_arrays(rows, lengths) | _sequence_arrays(rows)
+    offsets = torch.from_numpy(starts(lengths))
+    zeros = torch.zeros(1, dtype=torch.int64)
+    tensors: dict[str, Any] = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    return Batch(
+        **tensors,
+        cu_seqlens=offsets,
+        cu_runs=offsets,
+        position=zeros.expand(len(arrays["rollout"])),
+        key=zeros.expand(len(lengths)),
+        masked=torch.from_numpy(rows.lengths - lengths),
+        scalars=labels(piece, plan),
+    )
+
+
 def _layout(rows: Rows) -> Layout:
-    whole = rows.kept == rows.offsets[-1]
-    token = np.arange(rows.kept) if whole else np.flatnonzero(rows.live)
-    lengths = rows.lengths if whole else np.diff(np.searchsorted(token, rows.offsets))
-    return Layout(lengths, _position(rows, token, lengths))
+    token = np.arange(rows.kept) if rows.whole else np.flatnonzero(rows.live)
+    return Layout(rows.kept_lengths, _position(rows, token, rows.kept_lengths))
 
 
 def _position(rows: Rows, token: Ints, lengths: Ints) -> Ints:
@@ -91,14 +109,15 @@ def _position(rows: Rows, token: Ints, lengths: Ints) -> Ints:
     return position
 
 
-def _token_arrays(rows: Rows, layout: Layout) -> dict[str, Array]:
+def _token_arrays(rows: Rows, lengths: Ints) -> dict[str, Array]:
+    """Fields with a value per token, of sequences that keep so many, [S]."""
     found = {
         name: _copied(rows, rows.lists[role].values, dtype)
         for name, (role, dtype) in PER_TOKEN.items()
         if role in rows.lists
     }
     if columns.ADVANTAGES in rows.numbers:  # one per sequence: every token has it
-        found["advantages"] = np.repeat(rows.numbers[columns.ADVANTAGES], layout.lengths)
+        found["advantages"] = np.repeat(rows.numbers[columns.ADVANTAGES], lengths)
     return found
 
 

@@ -59,6 +59,21 @@ class Rows:
         """How many those are."""
         return int(np.count_nonzero(self.live))
 
+    @cached_property
+    def kept_lengths(self) -> Ints:
+        """How many of them each row has, [S]."""
+        if self.whole:
+            return self.lengths
+        found = np.zeros(len(self.lengths), np.int64)
+        filled = np.flatnonzero(self.lengths)  # of an empty row reduceat gives another one's token
+        found[filled] = np.add.reduceat(self.live.view(np.int8), self.offsets[filled], dtype=np.int32)
+        return found
+
+    @property
+    def whole(self) -> bool:
+        """Whether the mask excludes no token."""
+        return self.kept == int(self.offsets[-1])
+
     def let_through(self, values: Array) -> Array:
         """What the mask lets through of the tokens' values, [T] → [kept]; not to be written to."""
         return values if self.kept == len(values) else values[self.live]

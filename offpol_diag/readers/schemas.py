@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
@@ -24,16 +24,23 @@ class Plan:
         columns: our name → the column's name.
         extra: group-by columns that play no part of ours.
         form: whether a row is a sequence or a token.
+        bare: whether nobody asks for positions, turns or keys of the batches.
     """
 
     columns: dict[str, str]
     extra: tuple[str, ...]
     form: Form = LIST
+    bare: bool = False
 
     @property
     def names(self) -> list[str]:
         """Every column to read, once."""
         return list(dict.fromkeys((*self.columns.values(), *self.extra)))
+
+    def only(self, roles: Collection[str]) -> Plan:
+        """To read no more than the columns of some parts."""
+        found = {role: name for role, name in self.columns.items() if role in roles}
+        return replace(self, columns=found, extra=(), bare=True)
 
 
 def agree(parts: Sequence[Part], overrides: Mapping[str, str], group_by: Sequence[str]) -> Plan:

@@ -1,0 +1,308 @@
+"""The reading that goes before: of no more columns than it takes, and of no more values than can matter."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from offpol_diag import settle as settling
+from offpol_diag.accumulators import TAIL, Bins, Floor, Tail
+from offpol_diag.analyze import analyze
+from offpol_diag.engines import Local
+from offpol_diag.errors import DumpError
+from offpol_diag.presets import Preset, Reject, Weight
+from offpol_diag.ratios import Level
+from offpol_diag.readers import open_dump
+from offpol_diag.settle import Asked, Look, settle
+
+M2PO = Preset("m2", "", reject=(Reject("k2", "batch", upper=0.02),))
+PSIS = Preset("p", "", weight=Weight(over="token", action="psis", safety=None))
+TURNS = Preset("t", "", weight=Weight(over="segment", action="psis", safety=None))
+HERE = Local(torch.device("cpu"))
+
+
+def made(steps: list[int], seed: int = 0) -> list[dict[str, Any]]:
+    """Rows with every column; some tokens, some rows, and all of some rows are masked."""
+    draw = np.random.default_rng(seed)
+    rows = []
+    for at, step in enumerate(steps):
+        n = int(draw.integers(0, 9))
+        rollout = -draw.exponential(1.0, n)
+        rows.append(
+            {
+                "rollout_log_probs": rollout.tolist(),
+                "old_log_probs": np.minimum(rollout + 0.4 * draw.standard_t(3, n), 0.0).tolist(),
+                "current_log_probs": rollout.tolist(),
+                "response_mask": (draw.random(n) < (0.0 if at % 5 == 0 else 0.8)).astype(int).tolist(),
+                "rewards": float(draw.normal()),
+                "step": step,
+                "group_id": at // 4,
+            }
+        )
+    return rows
+
+
+def saved(rows: list[dict[str, Any]], folder) -> str:
+    path = folder / "dump.parquet"
+    pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=7)
+    return str(path)
+
+
+def told(batch) -> dict[str, Any]:
+    """What a reading of some columns has to get right."""
+    names = ("rollout", "old", "cu_seqlens", "masked", "lengths")
+    return {name: getattr(batch, name).tolist() for name in names} | {"step": batch.scalars["step"]}
+
+
+# ---------------------------------------------------------------- columns
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_a_narrow_reading_gives_the_same_values_lengths_and_steps(tmp_path, masked):
+    rows = made([1, 1, 2, 3, 3, 3, 1] * 4)
+    rows = rows if masked else [{k: v for k, v in row.items() if k != "response_mask"} for row in rows]
+    dump = open_dump([saved(rows, tmp_path)], batch_tokens=31)
+
+    narrow = list(dump.only({"old_log_probs", "step"}).batches())
+
+    assert [told(one) for one in narrow] == [told(one) for one in dump.batches()]
+    for batch in narrow:
+        assert batch.current is None
+        assert batch.rewards is None
+        assert len(batch.position) == batch.tokens
+        assert len(batch.key) == batch.sequences
+        assert batch.cu_runs.tolist() == batch.cu_seqlens.tolist()
+
+
+def test_a_narrow_reading_leaves_the_dump_as_it_was(tmp_path):
+    dump = open_dump([saved(made([1] * 20), tmp_path)], batch_tokens=31)
+    before = [told(batch) for batch in dump.batches()]
+
+    list(dump.only({"old_log_probs"}).batches())
+
+    assert next(dump.batches()).current is not None
+    assert [told(batch) for batch in dump.batches()] == before
+
+
+def test_the_columns_of_a_narrow_reading_are_those_that_are_asked_for():
+    current = Preset("c", "", policy="current", reject=(Reject("k2", "batch", upper=0.02),))
+    own = Preset("o", "", policy="current", reject=(Reject("k2", "batch", upper=0.02, policy="old"),))
+
+    assert Asked.of((M2PO, PSIS), False).roles == {"old_log_probs", "step"}
+    assert Asked.of((current,), False).roles == {"current_log_probs", "step"}
+    assert Asked.of((own,), False).roles == {"old_log_probs", "step"}
+
+
+def test_what_needs_prompts_turns_or_every_row_reads_all_columns(tmp_path):
+    path = saved(made([1] * 20), tmp_path)
+    dump, skipping = open_dump([path]), open_dump([path], on_bad_row="skip")
+
+    assert Asked.of((M2PO,), False).narrow(dump) is not dump
+    assert Asked.of((M2PO,), True).narrow(dump) is dump
+    assert Asked.of((TURNS,), False).narrow(dump) is dump
+    assert Asked.of((M2PO,), False).narrow(skipping) is skipping
+
+
+def test_the_rows_of_one_token_are_read_whole(tmp_path):
+    table = pa.table({"sequence_id": [1, 1], "rollout_log_prob": [-1.0, -2.0], "old_log_prob": [-1.0, -2.5]})
+    pq.write_table(table, tmp_path / "long.parquet")
+    dump = open_dump([str(tmp_path / "long.parquet")])
+
+    assert dump.only({"old_log_probs"}) is dump
+
+
+@pytest.mark.parametrize(("column", "row"), [("current_log_probs", 3), ("old_log_probs", 9)])
+def test_the_first_bad_row_is_told_whichever_columns_are_read_first(tmp_path, column, row):
+    rows = [row | {"response_mask": [1] * len(row["rollout_log_probs"])} for row in made([1] * 30)]
+    for name, at in (("current_log_probs", 3), ("old_log_probs", 9)):
+        if at >= row:
+            rows[at] |= {key: [-1.0, -1.0] for key in rows[at] if key.endswith("_log_probs")}
+            rows[at] |= {"response_mask": [1, 1], name: [-1.0, math.nan]}
+
+    with pytest.raises(DumpError, match=f"row {row}, column '{column}'"):
+        analyze([saved(rows, tmp_path)], presets=[M2PO], device="cpu")
+
+
+def test_rows_that_are_left_out_settle_nothing(tmp_path):
+    rows = [row for row in made([1] * 40) if sum(row["response_mask"])]
+    odd = rows[2] | {"current_log_probs": [math.nan] * len(rows[2]["rollout_log_probs"])}
+    odd["old_log_probs"] = [-50.0] * len(rows[2]["rollout_log_probs"])
+    odd["response_mask"] = [1] * len(rows[2]["rollout_log_probs"])
+    with_odd, without = tmp_path / "with", tmp_path / "without"
+    for folder, some in ((with_odd, [*rows[:2], odd, *rows[2:]]), (without, rows)):
+        folder.mkdir()
+        saved(some, folder)
+
+    asked = Asked.of((M2PO,), False)
+    found = [
+        settle(HERE, open_dump([str(one / "dump.parquet")], on_bad_row="skip"), asked).settled.cuts
+        for one in (with_odd, without)
+    ]
+
+    assert found[0] == found[1]
+
+
+# ---------------------------------------------------------------- cuts
+
+
+VALUES = {
+    "spread": lambda draw: draw.exponential(0.02, 500),
+    "below": lambda draw: draw.random(500) * 0.019,
+    "above": lambda draw: 1.0 + draw.random(500),
+    "few": lambda draw: np.repeat([0.0, 0.02, 0.25, 0.3], 25),
+    "none": lambda draw: np.empty(0),
+}
+
+
+@pytest.mark.parametrize("upper", [0.02, 0.25, 1e-4, 0.7, 3.0])
+@pytest.mark.parametrize("values", VALUES)
+def test_a_cut_is_where_it_is_when_every_value_is_binned(values, upper):
+    x = torch.from_numpy(VALUES[values](np.random.default_rng(3)))
+    rule = Reject("k2", "batch", upper=upper)
+    few, every = settling._bins(x, rule), Bins.of(x)
+
+    at = settling._bin(few, rule)
+    inside = x[settling.loglattice.index(x) == at]
+
+    assert at == settling._bin(every, rule)
+    assert settling._cut(few, at, inside, rule) == settling._cut(every, at, inside, rule)
+    assert float(few.counts.sum()) == len(x)
+    assert float(few.sums.sum()) == pytest.approx(math.fsum(x.tolist()), rel=1e-12)
+    assert few.sums.dtype == few.counts.dtype == torch.float64
+
+
+def test_values_that_cannot_go_are_not_binned_one_by_one():
+    x = torch.linspace(0.0, 0.03, 1000, dtype=torch.float64)
+    filled = torch.nonzero(settling._bins(x, M2PO.reject[0]).counts).flatten()
+
+    assert len(filled) < 1 + 32
+    assert int(filled[0]) == int(settling.loglattice.index(torch.tensor([0.02], dtype=torch.float64))) - 1
+
+
+def test_on_a_gpu_every_value_is_binned(monkeypatch):
+    x = torch.linspace(0.0, 0.03, 1000, dtype=torch.float64)
+    every = Bins.of(x)
+    monkeypatch.setattr(settling, "here", lambda x: False)
+
+    assert torch.equal(settling._bins(x, M2PO.reject[0]).counts, every.counts)
+
+
+# ---------------------------------------------------------------- tails
+
+
+def test_a_tail_above_a_rising_floor_is_that_of_all_values():
+    draw, floor = np.random.default_rng(0), Floor()
+    parts = [
+        torch.from_numpy(draw.standard_normal(n)) for n in (TAIL // 2, 3 * TAIL, TAIL, 3 * TAIL, 9 * TAIL)
+    ]
+    merged, kept = Tail.of(parts[0], floor), []
+    for part in parts[1:]:
+        one = Tail.of(part, floor)
+        kept.append(len(one.kept))
+        merged = merged.merge(one)
+
+    assert torch.equal(merged.top, torch.sort(torch.cat(parts), descending=True).values[:TAIL])
+    assert merged.n == sum(map(len, parts))
+    assert floor.at <= float(merged.top[-1])
+    assert int((torch.cat(parts) >= floor.at).sum()) >= TAIL
+    assert kept[1] < TAIL // 2
+    assert max(kept) <= 2 * TAIL
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_floor_is_right_when_the_largest_come_last_or_first(order):
+    x = torch.from_numpy(np.linspace(0.0, 1.0, 8 * TAIL)[::order].copy())
+    floor = Floor()
+    merged = Tail.of(x[:0], floor)
+    for part in x.split(TAIL):
+        merged = merged.merge(Tail.of(part, floor))
+
+    assert torch.equal(merged.top, torch.sort(x, descending=True).values[:TAIL])
+
+
+def test_a_floor_does_not_travel():
+    floor = Floor()
+    floor.rise(3.0)
+    floor.rise(2.0)
+    look = Look(Asked.of((PSIS,), False), {(("old", PSIS.weight), ""): floor})
+
+    assert floor.at == 3.0
+    assert pickle.loads(pickle.dumps(floor)).at == -math.inf
+    assert pickle.loads(pickle.dumps(look)).floors == {}
+    assert pickle.loads(pickle.dumps(look)) == look
+
+
+def test_each_trainer_batch_has_a_floor_of_its_own(tmp_path):
+    """Step 1 has the larger values and is read first."""
+    draw = np.random.default_rng(0)
+    rows = [
+        {
+            "rollout_log_probs": [-9.0] * 8192,
+            "old_log_probs": (draw.random(8192) - 9 + shift).tolist(),
+            "step": step,
+        }
+        for step, shift in ((1, 3.0), (2, 0.0))
+        for _ in range(9)
+    ]
+    dump = open_dump([saved(rows, tmp_path)], batch_tokens=1 << 16)
+    look = Look(Asked.of((PSIS,), False))
+    seen = None
+    for batch in dump.batches():
+        one = look(batch)
+        seen = one if seen is None else seen.merge(one)
+
+    for step in (1, 2):
+        values = np.concatenate([np.subtract(r["old_log_probs"], -9.0) for r in rows if r["step"] == step])
+        (found,) = [tails[str(step)] for tails in seen.tails.values()]
+        assert found.n == len(values)
+        assert found.top.tolist() == np.sort(values)[::-1][:TAIL].tolist()
+    assert len(look.floors) == 2
+
+
+# ---------------------------------------------------------------- trainer batches
+
+
+@pytest.mark.parametrize("steps", [[1] * 12, [1, 1, 2, 2, 1, 3, 1, 1, 2, 2, 2, 3], list(range(12)), None])
+@pytest.mark.parametrize("empty", [True, False])
+def test_values_are_told_apart_by_step(tmp_path, steps, empty):
+    rows = made(steps or [0] * 12)
+    for row in rows:
+        n = len(row["rollout_log_probs"])
+        row["response_mask"] = row["response_mask"] if empty else [1] * n
+    rows = rows if empty else [row for row in rows if row["rollout_log_probs"]]
+    rows = rows if steps else [{k: v for k, v in row.items() if k != "step"} for row in rows]
+    (batch,) = open_dump([saved(rows, tmp_path)]).batches()
+    of_tokens = torch.arange(batch.tokens, dtype=torch.float64)
+    of_rows = torch.arange(batch.sequences, dtype=torch.float64)
+    spans = settling._Spans.of(batch)
+
+    tokens: dict[str, list[float]] = {}
+    filled: dict[str, list[float]] = {}
+    first = 0
+    for at, row in enumerate(rows):
+        label, n = str(row.get("step", "")), sum(row["response_mask"])
+        tokens.setdefault(label, []).extend(range(first, first + n))
+        filled.setdefault(label, []).extend([at] * (n > 0))
+        first += n
+
+    assert {at: x.tolist() for at, x in spans.split(Level(of_tokens, "token"))} == tokens
+    assert {at: x.tolist() for at, x in spans.split(Level(of_rows, "sequence"))} == filled
+
+
+def test_every_field_of_a_batch_is_told_by_a_narrow_reading_or_is_absent(tmp_path):
+    """A field that is added to `Batch` has to be thought of in `pack._bare`."""
+    dump = open_dump([saved(made([1] * 20), tmp_path)])
+    (batch,) = dump.only({"old_log_probs"}).batches()
+    present = {f.name for f in fields(batch) if getattr(batch, f.name) is not None}
+
+    assert present == {
+        "rollout", "old", "cu_seqlens", "cu_runs", "position", "key", "masked", "scalars",
+    }  # fmt: skip
