@@ -7,15 +7,15 @@ for the rejection statistics of 2026; both are reproduced, so that a curve can b
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from functools import cached_property, reduce
+from dataclasses import dataclass
+from functools import cache, cached_property, reduce
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from offpol_diag import segments
 from offpol_diag.accumulators import extremes
+from offpol_diag.crosswalk.view import Measure, View
 
 EPS = 1e-8
 
@@ -39,50 +39,62 @@ class Piece:
     """A statistic x of some tokens.
 
     Attributes:
-        x: its values, [K].
-        offsets: where each row's values start, [S+1].
+        view: those tokens, of a batch that may have others.
+        of: its values.
         span: between what they are known to lie.
     """
 
-    x: Tensor
-    offsets: Tensor
+    view: View
+    of: Measure
     span: Thresholds = UNKNOWN
-    _memo: dict[Thresholds, Bounded] = field(default_factory=dict, repr=False)
 
-    @cached_property
+    @property
     def total(self) -> Tensor:
         """Σx of each row, [S]."""
-        return segments.total(self.x, self.offsets)
+        return self.view.total(self.of)
 
-    @cached_property
+    @property
     def range(self) -> tuple[Tensor, Tensor]:
         """The smallest and the largest."""
-        return extremes(self.x)
+        low, high = self.view.ends(self.of)
+        return extremes(low)[0], extremes(high)[1]
 
     def capped(self, high: float) -> Piece:
         """min(x, high); the same piece where that changes nothing."""
         if high >= self.span.high:
             return self
-        return Piece(self.x.clamp(max=high), self.offsets, self.span)
+        return Piece(self.view, clamped(self.of, Thresholds(-math.inf, high)), self.span)
 
     def within(self, limits: Thresholds) -> Bounded:
         """What becomes of the sums within limits; once for all limits that act alike."""
         low = limits.low if limits.low > self.span.low else -math.inf
-        acting = Thresholds(low, limits.high if limits.high < self.span.high else math.inf)
-        if acting not in self._memo:
-            self._memo[acting] = self._within(acting)
-        return self._memo[acting]
-
-    def _within(self, limits: Thresholds) -> Bounded:
-        none, x = torch.zeros_like(self.total), self.x
-        free = limits == UNKNOWN
-        clamped = x if free else x.clamp(limits.low, limits.high)
+        high = limits.high if limits.high < self.span.high else math.inf
+        x, none = clamped(self.of, Thresholds(low, high)), self.view.zeros
         return Bounded(
-            self.total if free else segments.total(clamped, self.offsets),
-            segments.total(clamped.square(), self.offsets),
-            none if limits.high == math.inf else segments.count(x > limits.high, self.offsets),
-            none if limits.low == -math.inf else segments.count(x < limits.low, self.offsets),
+            self.view.total(x),
+            self.view.total(_squared(x)),
+            none if high == math.inf else self.view.count(_beyond(self.of, high, 1)),
+            none if low == -math.inf else self.view.count(_beyond(self.of, low, -1)),
         )
+
+
+@cache
+def clamped(x: Measure, to: Thresholds) -> Measure:
+    """Within limits."""
+    if to == UNKNOWN:
+        return x
+    return x.then(f"in [{to.low}, {to.high}]", lambda values: values.clamp(to.low, to.high))
+
+
+@cache
+def _squared(x: Measure) -> Measure:
+    return x.then("squared", torch.square)
+
+
+@cache
+def _beyond(x: Measure, bound: float, sign: int) -> Measure:
+    """A flag: above the bound (sign 1) or below it (-1)."""
+    return x.then(f"beyond {bound} to {sign}", lambda v: v > bound if sign > 0 else v < bound)
 
 
 class Bounded(NamedTuple):

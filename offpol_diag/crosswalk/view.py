@@ -44,6 +44,10 @@ class Measure:
     of: Callable[[View], Tensor]
     by: Callable[[View], object] | None = None
 
+    def then(self, what: str, make: Callable[[Tensor], Tensor]) -> Measure:
+        """What is made of each of its values; `what` tells it from all else that is."""
+        return Measure(f"{self.name}, {what}", lambda view: make(view.values(self)), self.by)
+
 
 @dataclass(frozen=True)
 class Mask:
@@ -155,6 +159,11 @@ class View:
         free = Preset("", "", self.preset.policy, loss="reinforce")
         each = enumerate(self.scene.parts(free))
         return tuple(View(self.scene, self.preset, ratios, at > 0) for at, (ratios, _) in each)
+
+    @property
+    def undivided(self) -> View:
+        """All tokens of the batch as one piece."""
+        return View(self.scene, self.preset, self.ratios)
 
     @property
     def reach(self) -> float:

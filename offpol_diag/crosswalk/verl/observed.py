@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -67,14 +68,11 @@ def _sample(view: View, part: Part, generation: Generation) -> Sample:
 
 def _make_sample(view: View, spread: Spread, name: Statistic | None, over: Over) -> Sample:
     if over == "token":
-        each = (
-            Piece(_level(v.ratios, name, over).values, v.batch.cu_seqlens, _span(name, v)) for v in view.split
-        )
+        each = (Piece(some, _of_tokens(name), _span(name, some)) for some in view.split)
         return spread.of_tokens(tuple(each), view.n)
-    level = _level(view.ratios, name, over)
-    if level.per == "sequence":
-        return spread.of_rows(level.values, view.n)
-    return spread.of_tokens((Piece(level.values, view.batch.cu_seqlens),), view.n)
+    if over == "segment":
+        return spread.of_tokens((Piece(view.undivided, _of_turns(name)),), view.n)
+    return spread.of_rows(_of_rows(view, name, over), view.n)
 
 
 _SPANS: dict[Statistic | None, Callable[[float], Thresholds]] = {
@@ -90,32 +88,46 @@ def _span(name: Statistic | None, view: View) -> Thresholds:
     return _SPANS[name](view.reach) if name in _SPANS and view.reach < SAFETY else UNKNOWN
 
 
-def _level(ratios: Ratios, name: Statistic | None, over: Over) -> Level:
+@cache
+def _of_tokens(name: Statistic | None) -> Measure:
+    """The statistic of every token, Δ clamped to ±20; without a name its weight."""
+    return Measure(f"verl {name}", lambda view: _values(view, name))
+
+
+def _values(view: View, name: Statistic | None) -> Tensor:
+    ratios, safety = view.ratios, None if view.reach < SAFETY else SAFETY
     if name is None:
-        return _weights(ratios, over)
+        return powers.ratio(ratios, safety)
+    if name == "k3":  # with verl's rounding, which is all that the smallest values are
+        return powers.ratio(ratios, safety) - 1.0 - ratios.clamped(safety)
+    return ratios.token(name, safety)
+
+
+@cache
+def _of_turns(name: Statistic | None) -> Measure:
+    """The statistic of each token's turn."""
+    return Measure(f"verl {name} of turns", lambda view: _level(view.ratios, name, "segment").values)
+
+
+def _of_rows(view: View, name: Statistic | None, over: Over) -> Tensor:
+    """The statistic of each row, [S]; a k3 with verl's rounding."""
     if name == "k3" and over in _K3_OVER:
-        return _k3(ratios, over)
+        return torch.where(view.there, _K3_OVER[over](view), 0.0)
+    return _level(view.ratios, name, over).values
+
+
+def _level(ratios: Ratios, name: Statistic | None, over: Over) -> Level:
+    """Weights before truncation are exp of the log-ratio clamped to ±20 after aggregation."""
+    if name is None:
+        return ratios.log_ratio(over, SAFETY, "aggregate").map(torch.exp)
     return ratios.aggregate(name, over, SAFETY)
 
 
-def _weights(ratios: Ratios, over: Over) -> Level:
-    """verl's weights before truncation: exp of the log-ratio clamped to ±20 after aggregation."""
-    if over == "token":
-        return Level(powers.ratio(ratios, SAFETY), "token")
-    return ratios.log_ratio(over, SAFETY, "aggregate").map(torch.exp)
-
-
-_K3_OVER = {"token": None, "sum": segments.total, "mean": segments.mean, "max": segments.largest}
-
-
-def _k3(ratios: Ratios, over: Over) -> Level:
-    """K3 with verl's rounding, e^Δ − 1 − Δ, which is all that its smallest values are."""
-    d, reduce = ratios.clamped(SAFETY), _K3_OVER[over]
-    x = ratios.once("verl k3", lambda: powers.ratio(ratios, SAFETY) - 1.0 - d)
-    if reduce is None:
-        return Level(x, "token")
-    values = reduce(x, ratios.batch.cu_seqlens)
-    return Level(torch.where(ratios.batch.lengths > 0, values, 0.0), "sequence")
+_K3_OVER: dict[Over, Callable[[View], Tensor]] = {
+    "sum": lambda view: view.total(_of_tokens("k3")),
+    "mean": lambda view: view.total(_of_tokens("k3")) / view.n.clamp(min=1),
+    "max": lambda view: view.ends(_of_tokens("k3"))[1],
+}
 
 
 def _applied(view: View, spread: Spread, raw: Sample) -> Sample:
@@ -143,7 +155,14 @@ def _masked(part: View, raw: Sample) -> Piece:
     """Weights of tokens after masking, which near ones are not."""
     if part.close:
         return raw.pieces[-1]
-    return Piece(correction.weigh(part.ratios, part.preset).final.values, part.batch.cu_seqlens)
+    return Piece(part, WEIGHT)
+
+
+WEIGHT = Measure(
+    "verl weight",
+    lambda view: correction.weigh(view.ratios, view.preset).final.values,
+    lambda view: correction.weight_key(view.preset),
+)
 
 
 # ---------------------------------------------------------------- the gap
