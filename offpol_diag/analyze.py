@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from offpol_diag import correction, readout, resample, tallies
 from offpol_diag.batch import Batch
-from offpol_diag.engines import Each, Engine, Progress, Ray
+from offpol_diag.engines import Each, Engine, Processes, Progress, Ray
 from offpol_diag.engines.devices import devices, on
 from offpol_diag.errors import DumpError, UsageError
 from offpol_diag.metrics.scene import Scene
@@ -49,6 +49,7 @@ def analyze(
     progress: Progress | None = None,
     batch_tokens: int = BATCH_TOKENS,
     engine: str = "local",
+    workers: int | None = None,
 ) -> Summary:
     """Analyse a dump under some presets.
 
@@ -66,13 +67,16 @@ def analyze(
         progress: called as rows are done.
         batch_tokens: tokens held at once.
         engine: where it runs, one of `ENGINES`.
+        workers: processes that compute on the CPU; None for as many as pay on this machine. The numbers are
+            the same to the last bit.
 
     Returns:
         The Summary, without diagnosis, recommendation and gates.
 
     Raises:
         DumpError: the dump cannot be read.
-        UsageError: the engine or the device is not there.
+        UsageError: the engine or the device is not there, or has no such workers.
+        WorkerError: a worker process cannot be started, or is killed again and again.
         ClusterError: the cluster cannot be reached, or does not do its work.
     """
     start = _engine(engine)
@@ -80,7 +84,7 @@ def analyze(
         sources, columns=columns, group_by=group_by, on_bad_row=on_bad_row, batch_tokens=batch_tokens
     )
     study = plan(dump, presets, group_by, seed)
-    with start(device, progress) as runs:
+    with start(device, workers, progress) as runs:
         found = _settled(runs, dump, study)
         seen = _tallied(runs, dump, study, found, sequences)
     facts = readout.facts(dump, seen, (MADE,) if found.rewards else ())
@@ -92,7 +96,7 @@ def analyze(
         replicates=study.replicates,
         tokens=facts.tokens,
         sequences=facts.sequences,
-        peak_rss_bytes=readout.peak_rss(),
+        peak_rss_bytes=readout.peak_rss() + runs.beside,
         seconds=runs.clock.seconds(),
     )
     if tally:
@@ -101,15 +105,30 @@ def analyze(
     return readout.summary(study, seen, presets, facts, run)
 
 
-Start = Callable[[str, Progress | None], AbstractContextManager[Engine]]
+Start = Callable[[str, int | None, Progress | None], AbstractContextManager[Engine]]
 
 
-def _here(device: str, progress: Progress | None) -> AbstractContextManager[Engine]:
-    return nullcontext(on(devices(device), progress))
+def _here(device: str, workers: int | None, progress: Progress | None) -> AbstractContextManager[Engine]:
+    found = devices(device)
+    if [one.type for one in found] == ["cpu"]:
+        return Processes.on(workers, (__name__,), progress)
+    _no_workers(workers, "a GPU is kept busy by one process", "add --device cpu")
+    return nullcontext(on(found, progress))
 
 
-ENGINES: Mapping[str, Start] = {"local": _here, "ray": Ray.on}
-"""Engine → how it is started: told the device and whom to tell the progress."""
+def _there(device: str, workers: int | None, progress: Progress | None) -> AbstractContextManager[Engine]:
+    _no_workers(workers, "with --engine ray the cluster says how many", "offer Ray more or fewer CPUs")
+    return Ray.on(device, progress)
+
+
+def _no_workers(workers: int | None, why: str, instead: str) -> None:
+    """Refuse more than one."""
+    if workers and workers > 1:
+        raise UsageError(f"--workers {workers} is for the CPU of this machine: {why}", instead)
+
+
+ENGINES: Mapping[str, Start] = {"local": _here, "ray": _there}
+"""Engine → how it is started: told the device, how many workers, and whom to tell the progress."""
 
 
 def _engine(name: str) -> Start:

@@ -7,6 +7,7 @@
     ├── ConfigError        a preset that a trainer's configuration cannot say
     ├── ResultError        a result file that is not ours, or of another format
     ├── MemoryShortage     a sequence that the device has no room for
+    ├── WorkerError        worker processes that cannot be started, or are killed
     └── ClusterError       a cluster that cannot be reached, or that loses its workers
 
 Anything else that is raised is a bug of ours and keeps its traceback.
@@ -51,6 +52,10 @@ class ResultError(OffpolError):
 
 class MemoryShortage(OffpolError):
     """The device has no room for a single sequence."""
+
+
+class WorkerError(OffpolError):
+    """A worker process of this machine cannot be started, or was killed."""
 
 
 class ClusterError(OffpolError):

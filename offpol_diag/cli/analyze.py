@@ -38,6 +38,7 @@ def analyze(
     tally: options.Tally = None,
     device: options.Device = "auto",
     engine: options.Engine = "local",
+    workers: options.Workers = "auto",
     seed: options.Seed = 0,
     quiet: options.Quiet = False,
 ) -> None:
@@ -54,7 +55,7 @@ def analyze(
     files = Outputs(None if no_html else out or default_html(dumps), json, md, quiet, sequences, tally)
     files.check(*dumps)
     request = Request(
-        preset_file, columns, group_by, device, seed, on_bad_row, quiet, sequences, tally, engine
+        preset_file, columns, group_by, device, seed, on_bad_row, quiet, sequences, tally, engine, workers
     )
     summary = request.run("analyze", dumps, request.presets(presets))
     files.write(summary)

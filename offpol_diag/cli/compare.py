@@ -29,6 +29,7 @@ def compare(
     md: options.Markdown = None,
     device: options.Device = "auto",
     engine: options.Engine = "local",
+    workers: options.Workers = "auto",
     seed: options.Seed = 0,
     quiet: options.Quiet = False,
 ) -> None:
@@ -39,7 +40,9 @@ def compare(
     dumps = defaults.dumps(dump, quiet)
     files = Outputs(out, json, md, quiet)
     files.check(*dumps)
-    request = Request(preset_file, columns, group_by, device, seed, on_bad_row, quiet, engine=engine)
+    request = Request(
+        preset_file, columns, group_by, device, seed, on_bad_row, quiet, engine=engine, workers=workers
+    )
     chosen = request.presets(presets)
     _require_one(request, dumps, chosen)
     summary = request.run("compare", dumps, chosen)

@@ -47,6 +47,7 @@ KEYS: Mapping[str, Callable[[object], str]] = {
     "group_by": _listed,
     "device": str,
     "engine": str,
+    "workers": str,
     "seed": str,
     "on_bad_row": str,
     "quiet": str,

@@ -61,6 +61,7 @@ def gate(
     md: options.Markdown = None,
     device: options.Device = "auto",
     engine: options.Engine = "local",
+    workers: options.Workers = "auto",
     seed: options.Seed = 0,
     quiet: options.Quiet = False,
 ) -> None:
@@ -77,7 +78,9 @@ def gate(
         raise UsageError("no bound is given", "say what must hold: --max k3=0.002 --min ess_tokens=0.5")
     files = Outputs(json=json, markdown=md, quiet=quiet)
     files.check(*source)
-    request = Request(preset_file, columns, None, device, seed, on_bad_row, quiet, engine=engine)
+    request = Request(
+        preset_file, columns, None, device, seed, on_bad_row, quiet, engine=engine, workers=workers
+    )
     summary = _summary(request, source, bounds)
     verdicts = judge(summary, bounds)
     judged = summary.model_copy(update={"gates": list(verdicts)})

@@ -85,6 +85,16 @@ Engine = Annotated[
         help="This machine, or the Ray cluster of RAY_ADDRESS (docs/ray.md); the numbers are the same.",
     ),
 ]
+Workers = Annotated[
+    str,
+    typer.Option(
+        "--workers",
+        envvar="OFFPOL_DIAG_WORKERS",
+        metavar="auto|N",
+        help="Processes that compute on the CPU; auto is one for each core, where memory and dump are large "
+        "enough. The numbers are the same.",
+    ),
+]
 Seed = Annotated[
     int,
     typer.Option("--seed", envvar="OFFPOL_DIAG_SEED", min=0, help="Seed of the bootstrap intervals."),

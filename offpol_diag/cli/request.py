@@ -36,6 +36,7 @@ class Request:
     sequences: Path | None = None
     tally: Path | None = None
     engine: str = "local"
+    workers: str = "auto"
 
     def catalogue(self) -> Catalogue:
         """The presets that ship, and the user's; names that changed their meaning are told on stderr."""
@@ -67,6 +68,8 @@ class Request:
         columns = self.which_columns()
         with judged("device", self.device):
             _check_device(self.device)
+        with judged("workers", self.workers):
+            workers = _workers(self.workers)
         with progress(self.quiet) as report:
             from offpol_diag.analyze import analyze
 
@@ -82,6 +85,7 @@ class Request:
                 tally=self.tally,
                 progress=report,
                 engine=self.engine,
+                workers=workers,
             )
         ran = summary.run.model_copy(update={"command": command})
         return decided(summary.model_copy(update={"run": ran}))
@@ -94,6 +98,15 @@ def decided(summary: Summary) -> Summary:
 
     diagnosed = summary.model_copy(update={"diagnosis": diagnose(summary)})
     return diagnosed.model_copy(update={"recommendation": recommend(diagnosed)})
+
+
+def _workers(said: str) -> int | None:
+    """How many processes; None for as many as pay."""
+    if said == "auto":
+        return None
+    if not said.isascii() or not said.isdecimal() or not int(said):
+        raise UsageError(f'--workers "{said}" is no number of processes', "say auto, or 1 or more")
+    return int(said)
 
 
 def _check_device(device: str) -> None:

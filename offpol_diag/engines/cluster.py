@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-from offpol_diag.engines.local import cores
+from offpol_diag.engines.room import cores
 from offpol_diag.engines.tasks import Unread
 from offpol_diag.errors import ClusterError, OffpolError, UsageError
 from offpol_diag.readers.files import first_line

@@ -79,6 +79,11 @@ class Devices:
         """What a report says of it."""
         return f"local, {len(self.devices)} devices"
 
+    @property
+    def beside(self) -> int:
+        """`Engine.beside`: none."""
+        return 0
+
     def reduce(self, dump: Dump, job: Job[M], each: Each[M] | None = None) -> M | None:
         """One reading, `Engine.reduce`."""
         merged: M | None = None

@@ -53,6 +53,11 @@ class Engine(Protocol):
         """What a report says of it."""
         ...
 
+    @property
+    def beside(self) -> int:
+        """Bytes of this machine that its processes took at most, beside this one."""
+        ...
+
     def reduce(self, dump: Dump, job: Job[M], each: Each[M] | None = None) -> M | None:
         """One reading of the dump: `job` on every batch, merged in the order of the rows.
 

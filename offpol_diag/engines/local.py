@@ -1,11 +1,10 @@
-"""This machine: the dump is read in one thread while others compute."""
+"""One process on this machine: the dump is read in one thread while others compute."""
 
 from __future__ import annotations
 
-import os
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,9 +18,11 @@ from offpol_diag.engines.fitting import results
 from offpol_diag.engines.staging import Staged, Staging, staging
 from offpol_diag.readers import Dump
 
+Placed = tuple[int, Batch]
+
 WORKERS = 1
 """Batches computed at once on a CPU. With many presets a second worker mostly waits for the interpreter's
-lock, and it holds as much memory again: more cores are used by more processes (`ray.py`).
+lock, and it holds as much memory again: more cores are used by more processes (`processes.py`).
 """
 
 
@@ -31,7 +32,7 @@ class Local:
 
     Attributes:
         device: where the jobs run.
-        workers: batches that are computed at once.
+        workers: batches that are computed at once; with 0 the thread that reads computes as well.
         progress: called as rows are read.
         clock: told where the time goes.
     """
@@ -51,53 +52,79 @@ class Local:
         """What a report says of it."""
         return "local"
 
+    @property
+    def beside(self) -> int:
+        """`Engine.beside`: none."""
+        return 0
+
     @cached_property
     def _staging(self) -> Staging:
         return staging(self.device)
 
     def reduce(self, dump: Dump, job: Job[M], each: Each[M] | None = None) -> M | None:
         """One reading, `Engine.reduce`."""
+        (found,) = self.over([dump], job, each)
+        return found
+
+    def over(self, dumps: Sequence[Dump], job: Job[M], each: Each[M] | None = None) -> Iterator[M | None]:
+        """`reduce` of one dump after the other; the next is begun while one is computed."""
         merged: M | None = None
-        for seen in self._results(self._batches(dump), job):
+        at = 0
+        for which, seen in self._results(self._batches(dumps), job):
+            while at < which:
+                yield merged
+                merged, at = None, at + 1
             if each:
                 each(seen)
             merged = seen if merged is None else merged.merge(seen)
-        return merged
+        for _ in dumps[at:]:
+            yield merged
+            merged = None
 
-    def _batches(self, dump: Dump) -> Iterator[Batch]:
-        done = 0
+    def _batches(self, dumps: Sequence[Dump]) -> Iterator[Placed]:
+        """Every batch, with the number of its dump."""
+        done, rows = 0, sum(dump.rows for dump in dumps)
 
-        def count(rows: int) -> None:
+        def count(some: int) -> None:
             nonlocal done
-            done += rows
+            done += some
             if self.progress:
-                self.progress(done, dump.rows)
+                self.progress(done, rows)
 
-        return self._timed(dump.batches(count))
+        return self._timed((at, batch) for at, dump in enumerate(dumps) for batch in dump.batches(count))
 
-    def _timed(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+    def _timed(self, batches: Iterator[Placed]) -> Iterator[Placed]:
         while True:
             before = time.perf_counter()
-            batch = next(batches, None)
+            found = next(batches, None)
             self.clock.read += time.perf_counter() - before
-            if batch is None:
+            if found is None:
                 return
-            yield batch
+            yield found
 
-    def _results(self, batches: Iterator[Batch], job: Job[M]) -> Iterator[M]:
-        """In order; reading runs ahead by no more than one batch for each worker."""
+    def _results(self, batches: Iterator[Placed], job: Job[M]) -> Iterator[tuple[int, M]]:
+        """In order, each with the number of its dump."""
+        if self.workers:
+            yield from self._beside(batches, job)
+            return
+        for at, batch in batches:
+            for seen in self._run(job, self._staging.put(batch)):
+                yield at, seen
+
+    def _beside(self, batches: Iterator[Placed], job: Job[M]) -> Iterator[tuple[int, M]]:
+        """Computed in threads of their own; reading runs ahead by no more than one batch for each."""
         with one_thread_each(self.workers) as pool:
-            waiting: deque[Future[list[M]]] = deque()
+            waiting: deque[tuple[int, Future[list[M]]]] = deque()
             try:
-                for batch in batches:
-                    waiting.append(pool.submit(self._run, job, self._staging.put(batch)))
+                for at, batch in batches:
+                    waiting.append((at, pool.submit(self._run, job, self._staging.put(batch))))
                     del batch
                     if len(waiting) > self.workers:
-                        yield from waiting.popleft().result()
+                        yield from _taken(waiting)
                 while waiting:
-                    yield from waiting.popleft().result()
+                    yield from _taken(waiting)
             finally:
-                for future in waiting:
+                for _, future in waiting:
                     future.cancel()
 
     def _run(self, job: Job[M], staged: Staged) -> list[M]:
@@ -106,6 +133,11 @@ class Local:
             return results(job, staged, self._staging)
         finally:
             self.clock.compute += time.perf_counter() - before
+
+
+def _taken(waiting: deque[tuple[int, Future[list[M]]]]) -> Iterator[tuple[int, M]]:
+    at, future = waiting.popleft()
+    return ((at, seen) for seen in future.result())
 
 
 @contextmanager
@@ -118,8 +150,3 @@ def one_thread_each(workers: int) -> Iterator[ThreadPoolExecutor]:
             yield pool
     finally:
         torch.set_num_threads(before)
-
-
-def cores() -> int:
-    """How many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

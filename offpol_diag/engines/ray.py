@@ -73,6 +73,11 @@ class Ray:
         """What a report says of it."""
         return f"ray, {self.tasks} tasks"
 
+    @property
+    def beside(self) -> int:
+        """`Engine.beside`: none."""
+        return 0
+
     def needs(self) -> dict[str, Any]:
         """What a task that reads a shard takes of its node, as Ray counts it."""
         return {"num_cpus": 1, "num_gpus": 1 if self.device.type == "cuda" else 0}

@@ -80,7 +80,7 @@ def work(ours: str, order: bytes, span: Span) -> Result:
     theirs = version("offpol-diag")
     if theirs != ours:
         return _failed(ClusterError(f"a node has offpol-diag {theirs}, and this is {ours}", ALIKE))
-    _be_one_thread()
+    be_one_thread()
     todo: Order = unpacked(order)
     try:
         return _done(todo, cut(todo.dump, span))
@@ -106,7 +106,7 @@ def _failed(error: OffpolError) -> Result:
     return b"", [], Report(error=error)
 
 
-def _be_one_thread() -> None:
+def be_one_thread() -> None:
     """A task has one core: threads of libraries would take those of other tasks."""
     torch.set_num_threads(1)
     pa.set_cpu_count(1)

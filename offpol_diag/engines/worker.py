@@ -1,0 +1,136 @@
+"""What a worker process does: pieces of a dump, one after the other, in one thread."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+import threading
+import traceback
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing import connection, parent_process
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from offpol_diag.engines.engine import Each
+from offpol_diag.engines.local import Local
+from offpol_diag.engines.tasks import Order, Report, be_one_thread
+from offpol_diag.engines.travel import packed, unpacked
+from offpol_diag.errors import OffpolError
+from offpol_diag.readers.shards import Span, cut
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Begin:
+    """To a worker: a reading begins; `order` is an `Order`, packed."""
+
+    order: bytes
+
+
+@dataclass(frozen=True)
+class Piece:
+    """To a worker: one piece of the dump of the last order."""
+
+    span: Span
+
+
+@dataclass(frozen=True)
+class Read:
+    """From a worker: rows of its piece that it has read so far."""
+
+    rows: int
+
+
+@dataclass(frozen=True)
+class Done:
+    """From a worker: a piece is done, and its state follows as bytes of its own.
+
+    Attributes:
+        picked: of every batch's result, in order.
+        report: on the piece.
+        grown: bytes that the process takes at most beyond what it took when it began.
+    """
+
+    picked: list[Any]
+    report: Report
+    grown: int
+
+
+@dataclass(frozen=True)
+class Failed:
+    """From a worker: a piece failed; what is no `OffpolError` is a bug, and says where in its notes."""
+
+    error: Exception
+
+
+def serve(line: Connection, environ: Mapping[str, str]) -> None:
+    """Do what is said on the line until its other end is closed, or the process there is gone."""
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
+    os.environ.update(environ)
+    be_one_thread()
+    before, order = _most(), None
+    with suppress(EOFError, OSError):
+        while True:
+            message = line.recv()
+            if isinstance(message, Begin):
+                order = unpacked(message.order)
+                continue
+            assert isinstance(message, Piece)
+            assert order is not None
+            _answer(line, order, message.span, before)
+
+
+def _leave_with_parent() -> None:
+    """At once, whatever is under way: nobody waits for it any more."""
+    parent = parent_process()
+    if parent is not None:
+        connection.wait([parent.sentinel])
+        os._exit(1)
+
+
+def _answer(line: Connection, order: Order, span: Span, before: int) -> None:
+    try:
+        picked, report, state = _one(line, order, span)
+    except OSError:
+        raise
+    except Exception as error:
+        line.send(Failed(_portable(error)))
+        return
+    line.send(Done(picked, report, max(0, _most() - before)))
+    line.send_bytes(state)
+
+
+def _one(line: Connection, order: Order, span: Span) -> tuple[list[Any], Report, bytes]:
+    """One piece, read and merged."""
+    picked: list[Any] = []
+    each = Each(order.pick, picked.append) if order.pick else None
+    engine = Local(CPU, workers=0, progress=lambda done, _: line.send(Read(done)))
+    shard = cut(order.dump, span)
+    rows = shard.rows
+    state = engine.reduce(shard, order.job, each)
+    seconds = engine.clock.read, engine.clock.compute
+    return picked, Report(shard.noticed(), rows, seconds), packed(state)
+
+
+def _portable(error: Exception) -> Exception:
+    """The error as it can travel: without its traceback, which a note tells where it is a bug."""
+    if isinstance(error, OffpolError):
+        return error
+    error.add_note("in a worker process:\n" + "".join(traceback.format_exception(error)))
+    try:
+        packed(error)
+    except Exception:
+        return RuntimeError("\n".join((repr(error), *error.__notes__)))
+    return error
+
+
+def _most() -> int:
+    """Bytes that this process has taken at most."""
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else 1024 * most

@@ -1,0 +1,416 @@
+"""Worker processes: the same bits however many there are, the same errors, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from cluster_jobs import Look, length
+from typer.testing import CliRunner
+
+from offpol_diag import catalogue
+from offpol_diag.analyze import Observe, analyze, plan
+from offpol_diag.cli import app
+from offpol_diag.engines import Each, Local, Processes, room
+from offpol_diag.errors import DumpError, UsageError, WorkerError
+from offpol_diag.readers import open_dump, shards
+from offpol_diag.scope import UNSETTLED
+from offpol_diag.settle import Asked, Found, settle
+
+CPU = torch.device("cpu")
+SAMPLE = "sample_data/stale.parquet"
+PRESETS = "token_is,geo_rs,seq_mis,areal_m2po"
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+
+
+def table(count=120, tokens=10, seed=0):
+    rng = np.random.default_rng(seed)
+    old = -rng.exponential(0.5, (count, tokens)) - 0.01
+    new = np.minimum(old + rng.normal(0, 0.1, old.shape), 0)
+    return pa.table({"rollout_log_probs": old.tolist(), "old_log_probs": new.tolist()})
+
+
+def write(path, found, group=40):
+    pq.write_table(found, path, row_group_size=group)
+    return str(path)
+
+
+@pytest.fixture
+def small(tmp_path):
+    return write(tmp_path / "small.parquet", table())
+
+
+@pytest.fixture(scope="module")
+def crew():
+    """Two workers for all tests that leave them as they are; 16 pieces, of which row groups have several."""
+    with Processes.on(2, ("offpol_diag.analyze",)) as engine:
+        engine.least = 1
+        yield engine
+
+
+def many(workers):
+    return Processes(workers, ("offpol_diag.analyze",), least=1)
+
+
+def seen(engine, path, presets=PRESETS, **how):
+    dump = open_dump([path], batch_tokens=3000, **how)
+    study = plan(dump, catalogue.load().resolve(presets), (), 0)
+    asked = Asked.of(study.presets, rewards=False)
+    found = settle(engine, dump, asked) if asked else Found(UNSETTLED, None)
+    return engine.reduce(dump, Observe(study, found, rows=False)).tally.states, dump
+
+
+def tensors(thing, at=""):
+    """Every tensor inside, by its place."""
+    if isinstance(thing, torch.Tensor):
+        return {at: thing}
+    inside = thing if isinstance(thing, dict) else dict(getattr(thing, "__dict__", {}))
+    return {place: x for key, value in inside.items() for place, x in tensors(value, f"{at}/{key}").items()}
+
+
+def ids_of(engine, path, folder, **look):
+    return engine.reduce(open_dump([path]), Look(folder, **look))
+
+
+def failing(act, kind=DumpError):
+    with pytest.raises(kind) as caught:
+        act()
+    return caught.value
+
+
+# ---------------------------------------------------------------- the numbers
+
+
+def test_the_number_of_workers_changes_no_bit_and_one_process_alone_agrees(crew):
+    (two, dump), (one, _) = seen(crew, SAMPLE), seen(many(1), SAMPLE)
+    three = many(3)
+    try:
+        others = [tensors(states) for states in (one, seen(three, SAMPLE)[0])]
+    finally:
+        three.close()
+    found = tensors(two)
+    assert len(found) > 20
+    for other in others:
+        assert found.keys() == other.keys()
+        assert all(torch.equal(x.nan_to_num(), other[at].nan_to_num()) for at, x in found.items())
+    alone, whole = seen(Local(CPU), SAMPLE)
+    assert torch.allclose(two["sums"].point, alone["sums"].point, rtol=1e-9, atol=1e-12)
+    assert dump.info == whole.info
+    assert dump.noticed().tokens == whole.noticed().tokens
+    assert (crew.name, many(1).name) == ("local, 2 processes", "local")
+    assert crew.beside > 0
+
+
+def test_an_analysis_says_the_same_with_workers_and_names_them(tmp_path, monkeypatch):
+    begun = Processes.__post_init__
+    monkeypatch.setattr(Processes, "__post_init__", lambda one: begun(one) or setattr(one, "least", 1))
+    presets = catalogue.load().resolve("token_is,geo_rs")
+    one, two = (
+        analyze([SAMPLE], presets=presets, device="cpu", workers=n, sequences=tmp_path / f"{n}.parquet")
+        for n in (1, 2)
+    )
+    assert (one.run.engine, two.run.engine) == ("local", "local, 2 processes")
+    assert one.model_copy(update={"run": two.run}) == two
+    assert pq.read_table(tmp_path / "1.parquet").equals(pq.read_table(tmp_path / "2.parquet"))
+
+
+def test_results_are_picked_and_merged_in_the_order_of_the_rows(crew, small, tmp_path):
+    picked = []
+    dump = open_dump([small], batch_tokens=30)
+    found = crew.reduce(dump, Look(tmp_path), Each(length, picked.append))
+    assert found.ids == tuple(range(120))
+    assert sum(picked) == 120
+    assert set(picked) <= {1, 2, 3}
+    alone = many(1).reduce(open_dump([small], batch_tokens=30), Look(tmp_path))
+    assert alone == found
+
+
+def test_progress_rises_within_pieces_and_ends_with_all_rows(small, tmp_path):
+    for workers in (1, 2):
+        told = []
+        engine = Processes(workers, progress=lambda *how, told=told: told.append(how), least=600)
+        try:
+            dump = open_dump([small], batch_tokens=50)
+            engine.reduce(dump, Look(tmp_path))
+        finally:
+            engine.close()
+        done = [rows for rows, _ in told]
+        assert done == sorted(done)
+        assert told[-1] == (120, 120)
+        assert len(told) > 2 * len(shards.pieces(dump, 600)) > 2
+        assert engine.clock.compute > 0
+
+
+def test_workers_are_kept_from_one_reading_to_the_next_and_end_with_the_engine(small, tmp_path):
+    with Processes.on(2) as engine:
+        engine.least = 1
+        ids_of(engine, small, tmp_path)
+        first = [hand.process for hand in engine._crew.hands]
+        ids_of(engine, small, tmp_path)
+        assert [hand.process for hand in engine._crew.hands] == first
+        assert all(process.is_alive() for process in first)
+    assert not any(process.is_alive() for process in first)
+
+
+# ---------------------------------------------------------------- when there are workers
+
+
+def test_a_small_dump_has_no_worker_unless_it_is_told_to(small, tmp_path, monkeypatch):
+    monkeypatch.setattr("offpol_diag.engines.processes.room", lambda: 8)
+    started = []
+    monkeypatch.setattr("offpol_diag.engines.crew.Crew.grow", lambda crew, n: started.append(n) or 1 / 0)
+    engine = Processes(None, least=1)
+    ids_of(engine, small, tmp_path)
+    assert engine.name == "local"
+    monkeypatch.setattr("offpol_diag.engines.processes.WORTH", 1000)
+    for workers in (None, 3, 100):
+        failing(lambda w=workers: ids_of(Processes(w, least=1), small, tmp_path), ZeroDivisionError)
+    ids_of(Processes(4), small, tmp_path)  # one piece
+    assert started == [8, 3, 15]
+
+
+def test_rows_of_a_sequence_that_lie_anywhere_are_read_in_this_process(crew, tmp_path):
+    logs = (-np.linspace(0.1, 1, 64)).tolist()
+    ids = [i % 4 for i in range(64)]
+    path = tmp_path / "long.parquet"
+    long = pa.table({"sequence_id": ids, "rollout_log_prob": logs, "old_log_prob": logs})
+    before = len(crew._crew.hands)
+    crew._crew.hands, kept = [], crew._crew.hands
+    found = ids_of(crew, write(path, long, 8), tmp_path)
+    assert (crew._crew.hands, before) == ([], len(kept))
+    crew._crew.hands = kept
+    assert sorted(found.ids) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, 8),
+        ({"cpu.max": "150000 100000"}, 2),
+        ({"cpu.max": "max 100000"}, 8),
+        ({"cpu.max": "50000 100000"}, 1),
+        ({"cpu/cpu.cfs_quota_us": "300000", "cpu/cpu.cfs_period_us": "100000"}, 3),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 8),
+        ({"meminfo": f"MemTotal: 99 kB\nMemAvailable: {room.WORKER * 5 // 2 // 1024} kB\n"}, 2),
+        ({"meminfo": "MemAvailable: 10 kB\n"}, 1),
+        ({"memory.max": str(room.WORKER * 6), "memory.current": str(room.WORKER * 2)}, 4),
+        (
+            {
+                "memory.max": str(room.WORKER * 6),
+                "memory.current": str(room.WORKER * 5),
+                "memory.stat": f"anon 5\nfile {room.WORKER * 2}\n",
+            },
+            3,
+        ),
+        ({"memory.max": "max", "memory.current": "1"}, 8),
+        ({"cpu.max": "what", "memory.max": "x", "memory.current": "y", "meminfo": "?\n"}, 8),
+    ],
+)
+def test_there_are_as_many_workers_as_cores_and_memory_allow(files, expected, tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    monkeypatch.setattr(room, "GROUP", tmp_path)
+    monkeypatch.setattr(room, "MEMORY", tmp_path / "meminfo")
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert room.workers() == expected
+
+
+@pytest.mark.parametrize("said", ["0", "-1", "2.5", "many", "", "²"])
+def test_what_is_no_number_of_workers_is_refused(said):
+    result = CliRunner().invoke(app, ["analyze", SAMPLE, "--workers", said])
+    assert result.exit_code == 2
+    assert "--workers" in result.output
+    assert "auto" in result.output
+
+
+@pytest.mark.parametrize("how", [{"engine": "ray"}, {"device": "cuda"}])
+def test_workers_elsewhere_than_on_the_cpu_here_are_refused(how, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert "--workers 2" in failing(lambda: analyze([SAMPLE], workers=2, **how), UsageError).message
+
+
+def test_the_environment_and_a_file_say_how_many_workers(tmp_path, monkeypatch):
+    told = []
+    module = sys.modules["offpol_diag.analyze"]
+    monkeypatch.setattr(module, "analyze", lambda *_, workers, **__: told.append(workers) or 1 / 0)
+    monkeypatch.chdir(tmp_path)
+    runner = CliRunner()
+    runner.invoke(app, ["analyze", "-q"])
+    runner.invoke(app, ["compare", "-q"], env={"OFFPOL_DIAG_WORKERS": "3"})
+    Path("offpol-diag.toml").write_text("workers = 5\n")
+    runner.invoke(app, ["gate", "x.parquet", "--max", "k3=1", "-q"])
+    assert told == [None, 3, 5]
+
+
+# ---------------------------------------------------------------- what is wrong with a dump
+
+
+def bad(tmp_path, rows):
+    found = table()
+    values = found.column("old_log_probs").to_pylist()
+    for row in rows:
+        values[row][3] = float("nan")
+    return write(tmp_path / "bad.parquet", found.set_column(1, "old_log_probs", pa.array(values)))
+
+
+def test_the_first_bad_row_of_the_dump_is_the_error(small, tmp_path):
+    path = bad(tmp_path, (33, 41, 119))
+    errors = []
+    for workers in (1, 2, 4):
+        engine = many(workers)
+        errors.append(failing(lambda engine=engine: ids_of(engine, path, tmp_path)))
+        assert engine._crew.hands == []
+        assert ids_of(engine, small, tmp_path).ids == tuple(range(120))
+        engine.close()
+    whole = failing(lambda: ids_of(Local(CPU), path, tmp_path))
+    assert "row 33," in whole.message
+    assert {(error.message, error.hint) for error in errors} == {(whole.message, whole.hint)}
+
+
+def test_bad_rows_are_skipped_and_told_as_by_one_process(crew, tmp_path):
+    path = bad(tmp_path, (0, 33, 34, 41, 77, 119))
+    dumps = [open_dump([path], on_bad_row="skip") for _ in range(2)]
+    found = [
+        engine.reduce(dump, Look(tmp_path)) for engine, dump in zip((crew, Local(CPU)), dumps, strict=True)
+    ]
+    assert found[0].ids == found[1].ids
+    assert dumps[0].skipped == dumps[1].skipped
+    assert dumps[0].notes == dumps[1].notes
+    assert dumps[0].info == dumps[1].info
+    assert dumps[0].skipped.count == 6
+
+
+# ---------------------------------------------------------------- workers that come to grief
+
+
+def test_a_worker_that_is_killed_once_changes_nothing(small, tmp_path):
+    with Processes.on(2) as engine:
+        engine.least = 1
+        found = ids_of(engine, small, tmp_path, at=55, trouble="killed_once")
+        assert len(engine._crew.hands) == 1
+    alone = many(1).reduce(open_dump([small]), Look(tmp_path))
+    assert found == alone
+
+
+@pytest.mark.parametrize("workers", [2, 4])
+def test_rows_that_kill_every_worker_are_one_error_with_a_hint(small, tmp_path, workers):
+    engine = many(workers)
+    error = failing(lambda: ids_of(engine, small, tmp_path, at=55, trouble="killed_always"), WorkerError)
+    assert "signal 9" in error.message
+    assert "memory" in error.hint
+    assert "--workers 1" in error.hint
+    assert engine._crew.hands == []
+
+
+def test_a_worker_that_dies_between_readings_is_replaced(small, tmp_path):
+    with Processes.on(2) as engine:
+        engine.least = 1
+        ids_of(engine, small, tmp_path)
+        hands = list(engine._crew.hands)
+        os.kill(hands[0].process.pid, signal.SIGKILL)
+        hands[0].process.join()
+        assert ids_of(engine, small, tmp_path).ids == tuple(range(120))
+
+
+def test_a_bug_is_raised_as_it_was_with_the_place_in_the_worker(small, tmp_path):
+    engine = many(2)
+    error = failing(lambda: ids_of(engine, small, tmp_path, at=7, trouble="bug"), ZeroDivisionError)
+    assert "cluster_jobs.py" in error.__notes__[0]
+    assert engine._crew.hands == []
+
+
+def test_workers_that_cannot_be_started_are_an_error_with_a_hint(small, tmp_path, monkeypatch):
+    def refuse(*_):
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr("offpol_diag.forks.start", refuse)
+    error = failing(lambda: ids_of(many(2), small, tmp_path), WorkerError)
+    assert "temporarily unavailable" in error.message
+    assert "--workers 1" in error.hint
+
+
+# ---------------------------------------------------------------- the process that has workers
+
+SCRIPT = """
+import sys
+sys.path[:0] = {path!r}
+from cluster_jobs import Look
+from pathlib import Path
+from offpol_diag.cli.exits import exit_codes, terminator
+from offpol_diag.engines import Processes
+from offpol_diag.readers import open_dump
+import signal
+signal.signal(signal.SIGTERM, terminator())
+print("begun", flush=True)
+with exit_codes(), Processes.on(2, ["offpol_diag.engines.worker"]) as engine:
+    engine.least = 1
+    job = Look(Path({folder!r}), seconds={seconds})
+    print(engine.reduce(open_dump([{dump!r}]), job).ids == tuple(range(120)), flush=True)
+"""
+
+
+def script(dump, folder, seconds):
+    """A script without a guard round what it does, in a session of its own."""
+    text = SCRIPT.format(path=["tests", "."], folder=str(folder), dump=dump, seconds=seconds)
+    path = folder / "script.py"
+    path.write_text(text)
+    return subprocess.Popen(
+        [sys.executable, str(path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def in_session(of):
+    """Processes of a session that are no zombies."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, _, session = path.read_text().rpartition(")")[2].split()[:4]
+        except OSError:
+            continue
+        if int(session) == of and state != "Z":
+            found.append(int(path.parent.name))
+    return found
+
+
+def until(true, seconds=20.0):
+    end = time.monotonic() + seconds
+    while not true() and time.monotonic() < end:
+        time.sleep(0.02)
+    return true()
+
+
+def test_a_script_without_a_guard_is_run_once(small, tmp_path):
+    out, err = script(small, tmp_path, 0.0).communicate(timeout=60)
+    assert (out, err) == ("begun\nTrue\n", "")
+
+
+@LINUX
+def test_who_is_told_to_leave_leaves_at_once_and_nothing_stays(small, tmp_path):
+    cases = [(signal.SIGINT, True, 130), (signal.SIGTERM, True, 143), (signal.SIGKILL, False, -9)]
+    folders = [tmp_path / str(code) for _, _, code in cases]
+    for folder in folders:
+        folder.mkdir()
+    running = [script(small, folder, 30.0) for folder in folders]
+    for folder, one, (sent, to_all, code) in zip(folders, running, cases, strict=True):
+        assert until(lambda at=folder: sum(name.name.isdecimal() for name in at.iterdir()) == 2)
+        before = time.monotonic()
+        (os.killpg if to_all else os.kill)(one.pid, sent)
+        out, err = one.communicate(timeout=20)
+        assert (one.returncode, out, err) == (code, "begun\n", "")
+        assert until(lambda session=one.pid: not in_session(session), 5)
+        assert time.monotonic() - before < 5
