@@ -12,11 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from threading import Lock
-from typing import Any
+from typing import Any, TypeVar
 
 from offpol_diag.losses import LOSSES
+from offpol_diag.memo import Memo
 from offpol_diag.presets import Clip, Policy, Preset, Reject, Veto, Weight
 
+T = TypeVar("T")
 Asked = dict[tuple[Policy, object], Callable[[Any, Any], object]]
 RADII = (0.5, 0.2, 0.15, 0.09, 0.05, 0.03)
 """Candidates for the largest |Δ| of a near token, nats."""
@@ -62,6 +64,11 @@ class Near:
     tails: tuple[tuple[Policy, Weight], ...] = ()
     asked: Asked = field(default_factory=dict, compare=False, repr=False)
     lock: Lock = field(default_factory=Lock, compare=False, repr=False)
+    _memo: Memo = field(default_factory=Memo, compare=False, repr=False)
+
+    def once(self, key: object, make: Callable[[], T]) -> T:
+        """`make()`, computed once per key; it does not travel either."""
+        return self._memo.once(key, make)
 
     def __reduce__(self) -> tuple[type[Near], tuple[object, ...]]:
         return Near, (self.radius, self.rules, self.tails)

@@ -1,12 +1,12 @@
-"""The sums over near tokens, made block by block: a block's arrays stay in the caches, and memory stays low.
+"""The sums over near tokens, made before the presets ask for them, and put where they look.
 
-What is found is put where the presets look for it. Whatever is missing there they make themselves, slower.
+Nearly all are made of a few power sums (`traced.py`). The others are taken block by block: a block's arrays
+stay in the caches, and memory stays low. Whatever is missing the presets make themselves, slower.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -17,8 +17,9 @@ from offpol_diag import losses
 from offpol_diag.batch import Batch
 from offpol_diag.host import here
 from offpol_diag.metrics import method, policyloss, residual, update
-from offpol_diag.metrics.outcome import Outcome, of
+from offpol_diag.metrics.outcome import of
 from offpol_diag.metrics.scene import Scene
+from offpol_diag.metrics.traced import Mixed, Step, Traced, mapped
 from offpol_diag.near import Near, neutral, splits
 from offpol_diag.presets import Policy, Preset
 from offpol_diag.ratios import Ratios
@@ -29,35 +30,21 @@ BLOCK = 1 << 16
 
 def prepare(scene: Scene, presets: Sequence[Preset]) -> None:
     """Make the sums of all presets that look at near tokens apart."""
-    split = [preset for preset in presets if scene.near and splits(preset, scene.near.radius)]
-    if not split or scene.near is None or not large(scene.batch):
+    near, alike = scene.near, kinds(presets, scene.near)
+    if near is None or not alike or not large(scene.batch):
         return
-    close = scene.parts(split[0])[1][0]
-    kinds = list(dict.fromkeys(map(neutral, split)))
-    found: dict[Policy, list[dict[object, Any]]] = {policy: [] for policy in _numerators(kinds, scene.near)}
-    blocks, asked = list(_blocks(close, BLOCK)), list(scene.near.asked.items())
-    for block in blocks:
-        for kind in kinds:
-            _make(block.of(kind.policy), kind)
-        for (policy, key), make in asked:
-            _ask(scene, block.of(policy), key, make)
-        block.slim(2 * block.batch.sequences + 2)
-        for policy, parts in found.items():
-            parts.append(block.of(policy).kept())
-        _let_go(block)
-    sizes = [block.batch.sequences for block in blocks]
-    for policy, parts in found.items():
-        close.of(policy).put(_joined(parts, sizes))
+    close = scene.parts(alike[0])[1][0]
+    traced = near.once(
+        ("traced", alike, len(near.asked)), lambda: Traced.of(scene, close, list(steps(scene, alike)))
+    )
+    for found in (traced.found(close.batch), _by_block(scene, close, traced.rest)):
+        for policy, values in found.items():
+            close.of(policy).put(values)
 
 
-def _let_go(block: Ratios) -> None:
-    block.forget()
-    if block.whole is not None:
-        block.whole.forget()
-
-
-def _numerators(kinds: Sequence[Preset], near: Near) -> list[Policy]:
-    return list(dict.fromkeys((*(kind.policy for kind in kinds), *(policy for policy, _ in near.asked))))
+def kinds(presets: Sequence[Preset], near: Near | None) -> tuple[Preset, ...]:
+    """The presets that look at near tokens apart, as those see them."""
+    return tuple(dict.fromkeys(neutral(one) for one in presets if near and splits(one, near.radius)))
 
 
 def large(batch: Batch) -> bool:
@@ -65,25 +52,52 @@ def large(batch: Batch) -> bool:
     return batch.tokens > 2 * BLOCK and here(batch.rollout)
 
 
-def _ask(scene: Scene, ratios: Ratios, key: object, make: Callable[[Any, Any], object]) -> None:
-    ratios.once(key, lambda: make(scene, ratios))
+def steps(scene: Scene, kinds: Sequence[Preset]) -> Iterator[Step]:
+    """All that `Pieces.total` will ask for, and what else was asked for in a rehearsal."""
+    for kind in kinds:
+        for make in _asked(scene.batch, kind):
+            yield kind.policy, lambda _, ratios, make=make, kind=kind: make(of(ratios, kind), kind)  # type: ignore[misc]
+    for (policy, key), ask in scene.near.asked.items() if scene.near else ():
+        yield (
+            policy,
+            lambda scene, ratios, key=key, ask=ask: ratios.once(key, lambda: ask(scene, ratios)),  # type: ignore[misc]
+        )
 
 
-def _make(ratios: Ratios, kind: Preset) -> None:
-    """Ask for all that `Pieces.total` will ask for."""
-    done = of(ratios, kind)
-    for make in _asked(ratios, kind):
-        make(done, kind)
-
-
-def _asked(ratios: Ratios, kind: Preset) -> Iterator[Callable[[Outcome, Preset], object]]:
+def _asked(batch: Batch, kind: Preset) -> Iterator[Any]:
     yield residual.gap_sums
     if kind.weight is not None:
         yield method.token_span
-    if ratios.batch.advantages is not None:
+        yield lambda done, kind: done.moments()
+        yield lambda done, kind: done.weight_sum
+    if batch.advantages is not None:
         yield from (method.sign_counts, policyloss.weighed_sums, update.still_sums)
-    if losses.known(ratios.batch, kind):
+    if losses.known(batch, kind):
         yield policyloss.clip_sums
+
+
+# ---------------------------------------------------------------- block by block
+
+
+def _by_block(scene: Scene, close: Ratios, steps: Sequence[Step]) -> dict[Policy, dict[object, Any]]:
+    """What some steps find, by numerator."""
+    parts: dict[Policy, list[dict[object, Any]]] = {policy: [] for policy, _ in steps}
+    blocks = list(_blocks(close, BLOCK)) if steps else []
+    for block in blocks:
+        for policy, make in steps:
+            make(scene, block.of(policy))
+        block.slim(2 * block.batch.sequences + 2)
+        for policy, found in parts.items():
+            found.append(block.of(policy).kept())
+        _let_go(block)
+    sizes = [block.batch.sequences for block in blocks]
+    return {policy: _joined(found, sizes) for policy, found in parts.items()}
+
+
+def _let_go(block: Ratios) -> None:
+    block.forget()
+    if block.whole is not None:
+        block.whole.forget()
 
 
 def _blocks(ratios: Ratios, tokens: int) -> Iterator[Ratios]:
@@ -102,36 +116,19 @@ def spans(starts: Tensor, tokens: int) -> list[tuple[int, int]]:
     return list(pairwise(cuts))
 
 
-# ---------------------------------------------------------------- joining what blocks found
-
-
-class _Apart(ValueError):
-    """What is not per sequence."""
-
-
 def _joined(parts: Sequence[Mapping[object, Any]], sizes: Sequence[int]) -> dict[object, Any]:
     """Entries of all blocks whose values are per sequence, one after the other."""
+
+    def join(*values: object) -> Tensor:
+        there = [x for x in values if isinstance(x, Tensor)]
+        if [x.shape for x in there] != [(size,) for size in sizes]:
+            raise Mixed
+        return torch.cat(there)
+
     found = {}
     for key in parts[0]:
         try:
-            found[key] = _join([part[key] for part in parts], sizes)
-        except _Apart:
+            found[key] = mapped(join, [part[key] for part in parts])
+        except Mixed:
             continue
     return found
-
-
-def _join(values: Sequence[Any], sizes: Sequence[int]) -> Any:
-    first = values[0]
-    if isinstance(first, Tensor):
-        if any(x.shape != (size,) for x, size in zip(values, sizes, strict=True)):
-            raise _Apart
-        return torch.cat(list(values))
-    if isinstance(first, dict):
-        return {name: _join([x[name] for x in values], sizes) for name in first}
-    if isinstance(first, tuple):
-        return tuple(_join(column, sizes) for column in zip(*values, strict=True))
-    if is_dataclass(first) and not isinstance(first, Outcome | Ratios):
-        names = [field.name for field in fields(first)]
-        make: Any = type(first)
-        return make(**{name: _join([getattr(x, name) for x in values], sizes) for name in names})
-    raise _Apart

@@ -1,0 +1,206 @@
+"""Sums over each sequence of powers of the log-ratios, and what becomes of them under series (`series.py`).
+
+One pass over the tokens serves every formula: what is left of each is a product of its coefficients with the
+sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, pairwise
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from offpol_diag.batch import Batch
+from offpol_diag.metrics.lines import End, Family, Row
+from offpol_diag.metrics.series import SIDES
+
+Array = NDArray[np.float64]
+BLOCK = 1 << 15
+"""Tokens of a block: a few arrays of this length stay in a core's own cache."""
+
+
+@dataclass(frozen=True)
+class PowerSums:
+    """The sums that some lines are made of.
+
+    Attributes:
+        rows: what each line is made of.
+    """
+
+    rows: tuple[Row | End, ...]
+
+    @cached_property
+    def degrees(self) -> dict[Family, int]:
+        """The highest power of each family."""
+        found: dict[Family, int] = {}
+        for one in self.rows:
+            for family, ray in one.items() if isinstance(one, dict) else ():
+                found[family] = max(found.get(family, 0), len(ray))
+        return found
+
+    @cached_property
+    def coefficients(self) -> tuple[Array, tuple[int, ...]]:
+        """The distinct rows, [L, F], and which of them each line has; -1 for an end."""
+        starts = [0, *accumulate(self.degrees.values())]
+        places = dict(zip(self.degrees, starts, strict=False))
+        distinct: dict[tuple[float, ...], int] = {}
+        which = [
+            distinct.setdefault(_spread(one, places, starts[-1]), len(distinct))
+            if isinstance(one, dict)
+            else -1
+            for one in self.rows
+        ]
+        return np.array([*distinct]).reshape(len(distinct), starts[-1]), tuple(which)
+
+    def values(self, batch: Batch) -> list[Tensor]:
+        """Every line on a batch of near tokens, [S] each."""
+        matrix, which = self.coefficients
+        tokens = Tokens.of(batch)
+        sums = torch.from_numpy(tokens.back(matrix @ tokens.moments(self.degrees), 0.0))
+        wanted = dict.fromkeys((x.direction, x.folded) for x in self.rows if isinstance(x, End))
+        ends = {key: tokens.ends(*key) for key in wanted if key[0]}
+        return [
+            sums[at] if isinstance(one, dict) else torch.from_numpy(tokens.back(_at(one, ends), one.absent))
+            for one, at in zip(self.rows, which, strict=True)
+        ]
+
+
+def _spread(row: Row, places: Mapping[Family, int], width: int) -> tuple[float, ...]:
+    found = [0.0] * width
+    for family, ray in row.items():
+        found[places[family] : places[family] + len(ray)] = ray
+    return tuple(found)
+
+
+def _at(end: End, ends: Mapping[tuple[str, bool], tuple[Array, Array]]) -> Array:
+    low, high = ends.get((end.direction, end.folded), (np.zeros(()), np.zeros(())))
+    return np.asarray(np.polynomial.polynomial.polyval(high if end.top else low, end.powers))
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Tokens in the host's memory, of N sequences that have any.
+
+    Attributes:
+        columns: log-probs and advantages by name, [T] each.
+        begins: where each sequence begins and the last one ends, [N+1].
+        there: which of the batch's sequences they are, [S] bool.
+    """
+
+    columns: dict[str, Array]
+    begins: NDArray[np.int64]
+    there: NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, batch: Batch) -> Tokens:
+        """Of a batch."""
+        named = {
+            name: getattr(batch, name) for name in ("rollout", "old", "current", "advantages", "entropy")
+        }
+        starts = batch.cu_seqlens.numpy()
+        there = starts[1:] > starts[:-1]
+        begins = np.append(starts[:-1][there], starts[-1])
+        return cls({name: x.numpy() for name, x in named.items() if x is not None}, begins, there)
+
+    def back(self, x: Array, absent: float) -> Array:
+        """[…, N] → […, S]."""
+        found = np.full((*x.shape[:-1], len(self.there)), absent)
+        found[..., self.there] = x
+        return found
+
+    def blocks(self) -> Iterator[tuple[Tokens, slice]]:
+        """Whole sequences, about `BLOCK` tokens at a time, and which they are."""
+        wanted = np.arange(BLOCK, max(int(self.begins[-1]), BLOCK), BLOCK)
+        cuts = sorted({0, *np.searchsorted(self.begins, wanted).tolist(), len(self.begins) - 1})
+        for first, last in pairwise(cuts):
+            begins = self.begins[first : last + 1]
+            columns = {name: x[begins[0] : begins[-1]] for name, x in self.columns.items()}
+            yield Tokens(columns, begins - begins[0], self.there), slice(first, last)
+
+    def total(self, x: Array) -> Array:
+        """Sum over each sequence, [N]."""
+        return np.asarray(np.add.reduceat(x, self.begins[:-1]))
+
+    def ends(self, direction: str, folded: bool) -> tuple[Array, Array]:
+        """The smallest and largest log-ratio, or distance, of each sequence, [N]."""
+        found = np.empty((2, len(self.begins) - 1))
+        for block, at in self.blocks():
+            x = np.abs(block.gap(direction)) if folded else block.gap(direction)
+            for row, kernel in zip(found, (np.minimum, np.maximum), strict=True):
+                row[at] = kernel.reduceat(x, block.begins[:-1])
+        return found[0], found[1]
+
+    def gap(self, direction: str) -> Array:
+        """A log-ratio, [T] nats."""
+        below, above = _GAPS[direction]
+        return np.asarray(self.columns[above] - self.columns[below])
+
+    def moments(self, degrees: Mapping[Family, int]) -> Array:
+        """Sums of the powers 1, 2, … of each family, one family after the other: [F, N]."""
+        advantages = self.advantages()
+        if advantages is None or not degrees:
+            return self._moments(degrees)
+        plain: dict[Family, int] = {}
+        for family, degree in degrees.items():
+            plain[_sideless(family)] = max(plain.get(_sideless(family), 0), degree)
+        found = dict(
+            zip(plain, np.split(self._moments(plain), np.cumsum([*plain.values()])[:-1]), strict=True)
+        )
+        sides = {side: _COLUMNS[side]({"advantages": advantages}) for side in SIDES} | {"": 1.0}
+        return np.concatenate(
+            [found[_sideless(family)][:degree] * sides[family[0][1]] for family, degree in degrees.items()]
+        )
+
+    def advantages(self) -> Array | None:
+        """The advantage of each sequence, [N], where all its tokens have the same; else None."""
+        if "advantages" not in self.columns:
+            return None
+        a, firsts = self.columns["advantages"], self.begins[:-1]
+        low, high = np.minimum.reduceat(a, firsts), np.maximum.reduceat(a, firsts)
+        return low if np.array_equal(low, high) else None
+
+    def _moments(self, degrees: Mapping[Family, int]) -> Array:
+        found = np.empty((sum(degrees.values()), len(self.begins) - 1))
+        for block, at in self.blocks() if degrees else ():
+            rows = (row for family, degree in degrees.items() for row in block.powers(family, degree))
+            for k, row in enumerate(rows):
+                found[k, at] = row
+        return found
+
+    def powers(self, family: Family, degree: int) -> Iterator[Array]:
+        """Sums of part · d, part · d², …, [N] each; of |d|, d |d|, … where the part has its sign."""
+        (column, side, sign), direction = family
+        factors = [_COLUMNS[name](self.columns) for name in (column, side) if name]
+        if direction:
+            gap = self.gap(direction)
+            factors.append(np.abs(gap) if sign else gap)
+        x = np.array(factors[0]) if factors else np.ones(int(self.begins[-1]))
+        for factor in factors[1:]:
+            np.multiply(x, factor, out=x)
+        yield self.total(x)
+        for _ in range(degree - 1):
+            np.multiply(x, gap, out=x)
+            yield self.total(x)
+
+
+def _sideless(family: Family) -> Family:
+    (column, _, sign), direction = family
+    return (column, "", sign), direction
+
+
+_GAPS = {"old": ("rollout", "old"), "current": ("rollout", "current"), "drift": ("old", "current")}
+_COLUMNS: dict[str, Callable[[Mapping[str, Array]], Array]] = {
+    "log": lambda columns: columns["rollout"],
+    "probability": lambda columns: np.asarray(np.exp(columns["rollout"])),
+    "entropy": lambda columns: columns["entropy"],
+    "A+": lambda columns: np.maximum(columns["advantages"], 0.0),
+    "A-": lambda columns: np.maximum(-columns["advantages"], 0.0),
+    "1+": lambda columns: np.asarray(columns["advantages"] > 0, dtype=np.float64),
+    "1-": lambda columns: np.asarray(columns["advantages"] < 0, dtype=np.float64),
+}
