@@ -6,9 +6,46 @@ asking waits for all that was queued before, so the code that runs there takes s
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
+
+import numpy as np
+import torch
 from torch import Tensor
+
+WIDE = ("X86_V4", "AVX512")
+"""How numpy calls kernels that work on eight float64 at once."""
 
 
 def here(x: Tensor) -> bool:
     """Whether a tensor lies in the host's memory."""
     return x.device.type == "cpu"
+
+
+def exp(x: Tensor) -> Tensor:
+    """e^x."""
+    return _quick(x, np.exp, torch.exp)
+
+
+def expm1(x: Tensor) -> Tensor:
+    """e^x − 1."""
+    return _quick(x, np.expm1, torch.expm1)
+
+
+def _quick(x: Tensor, ours: np.ufunc, theirs: Callable[[Tensor], Tensor]) -> Tensor:
+    """By numpy where that takes half the time of torch: on processors for which it has a wide kernel."""
+    if x.requires_grad or x.ndim == 0 or not here(x) or not wide(ours.__name__):
+        return theirs(x)
+    with np.errstate(all="ignore"):
+        return torch.from_numpy(ours(x.numpy()))
+
+
+@cache
+def wide(name: str) -> bool:
+    """Whether numpy has a wide kernel of a function of float64 for this processor."""
+    try:
+        found = np.lib.introspect.opt_func_info(func_name=f"^{name}$", signature="float64")
+    except AttributeError:  # numpy before 2.2 does not tell
+        return False
+    kernels = [kind.get("current", "") for kinds in found.values() for kind in kinds.values()]
+    return any(kernel.startswith(WIDE) for kernel in kernels)

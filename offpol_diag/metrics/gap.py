@@ -15,7 +15,7 @@ from torch import Tensor
 
 from offpol_diag import segments
 from offpol_diag.accumulators import extremes
-from offpol_diag.host import here
+from offpol_diag.host import exp, expm1, here
 from offpol_diag.metrics.formula import Formula, Lookup, mean, spread
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.metrics.terms import Terms
@@ -70,7 +70,7 @@ def _prob(scene: Scene, policy: Policy) -> Tensor:
     """The probability of every token under a policy, [T]."""
     log = scene.batch.policy(policy)
     assert log is not None
-    return scene.once(("prob", policy), lambda: torch.exp(log))
+    return scene.once(("prob", policy), lambda: exp(log))
 
 
 def columns(scene: Scene, drift: Drift) -> dict[str, Tensor]:
@@ -95,7 +95,7 @@ def _token_sums(terms: Terms) -> dict[str, Tensor]:
         "k3": lambda: terms.k3,
         "r1": lambda: terms.r1,
         "r11": terms.r1.square,
-        "mult": lambda: torch.expm1(terms.safe.abs()),
+        "mult": lambda: expm1(terms.safe.abs()),
         "tv": terms.r1.abs,
     }
     found = {name: segments.total(make(), offsets) for name, make in summed.items()}

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
-import torch
 from torch import Tensor
 
 from offpol_diag import segments
 from offpol_diag.batch import Batch
+from offpol_diag.host import expm1
 from offpol_diag.ratios import OVERFLOW
 
 
@@ -45,7 +45,7 @@ class Terms:
     @cached_property
     def r1(self) -> Tensor:
         """r − 1, [T]."""
-        return torch.expm1(self.safe)
+        return expm1(self.safe)
 
     @cached_property
     def k3(self) -> Tensor:
