@@ -111,7 +111,7 @@ Start = Callable[[str, int | None, Progress | None], AbstractContextManager[Engi
 def _here(device: str, workers: int | None, progress: Progress | None) -> AbstractContextManager[Engine]:
     found = devices(device)
     if [one.type for one in found] == ["cpu"]:
-        return Processes.on(workers, (__name__,), progress)
+        return Processes.on(workers, progress)
     _no_workers(workers, "a GPU is kept busy by one process", "add --device cpu")
     return nullcontext(on(found, progress))
 

@@ -11,7 +11,7 @@ import multiprocessing as mp
 import signal
 import sys
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from multiprocessing.context import BaseContext
@@ -21,19 +21,17 @@ from typing import Any
 SERVED = sys.platform == "linux"
 """Whether workers are forked from a server: elsewhere forking is missing or unsafe."""
 NAME = "offpol-diag-worker"
+PRELOAD = ("offpol_diag.analyze", "offpol_diag.engines.frozen")
+"""Modules that the server imports: what jobs are made of."""
 
 
-def serve(preload: Sequence[str]) -> None:
-    """Start the server, if there is none, and do not wait for it.
-
-    Args:
-        preload: modules it imports; what cannot be imported is left to the workers.
-    """
+def serve() -> None:
+    """Start the server, if there is none, and do not wait for it."""
     if not SERVED:
         return
     from multiprocessing import forkserver, resource_tracker
 
-    mp.set_forkserver_preload([*preload])
+    mp.set_forkserver_preload([*PRELOAD])
     resource_tracker.ensure_running()  # it unblocks signals, so it goes first
     with _undisturbed(), _nameless():
         forkserver.ensure_running()

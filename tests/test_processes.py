@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from offpol_diag import catalogue
 from offpol_diag.analyze import Observe, analyze, plan
-from offpol_diag.cli import app
+from offpol_diag.cli import app, request
 from offpol_diag.engines import Each, Local, Processes, room
 from offpol_diag.errors import DumpError, UsageError, WorkerError
 from offpol_diag.readers import open_dump, shards
@@ -52,17 +52,17 @@ def small(tmp_path):
 @pytest.fixture(scope="module")
 def crew():
     """Two workers for all tests that leave them as they are; 16 pieces, of which row groups have several."""
-    with Processes.on(2, ("offpol_diag.analyze",)) as engine:
+    with Processes.on(2) as engine:
         engine.least = 1
         yield engine
 
 
 def many(workers):
-    return Processes(workers, ("offpol_diag.analyze",), least=1)
+    return Processes(workers, least=1)
 
 
 def seen(engine, path, presets=PRESETS, **how):
-    dump = open_dump([path], batch_tokens=3000, **how)
+    dump = open_dump([path], **how)
     study = plan(dump, catalogue.load().resolve(presets), (), 0)
     asked = Asked.of(study.presets, rewards=False)
     found = settle(engine, dump, asked) if asked else Found(UNSETTLED, None)
@@ -111,8 +111,8 @@ def test_the_number_of_workers_changes_no_bit_and_one_process_alone_agrees(crew)
 
 
 def test_an_analysis_says_the_same_with_workers_and_names_them(tmp_path, monkeypatch):
-    begun = Processes.__post_init__
-    monkeypatch.setattr(Processes, "__post_init__", lambda one: begun(one) or setattr(one, "least", 1))
+    begun = Processes.__init__
+    monkeypatch.setattr(Processes, "__init__", lambda *how: begun(*how) or setattr(how[0], "least", 1))
     presets = catalogue.load().resolve("token_is,geo_rs")
     one, two = (
         analyze([SAMPLE], presets=presets, device="cpu", workers=n, sequences=tmp_path / f"{n}.parquet")
@@ -253,6 +253,37 @@ def test_the_environment_and_a_file_say_how_many_workers(tmp_path, monkeypatch):
     assert told == [None, 3, 5]
 
 
+@pytest.mark.parametrize(
+    ("size", "gpu", "options", "expected"),
+    [
+        (request.LARGE, False, {}, 1),
+        (request.LARGE, False, {"workers": "4", "device": "cpu"}, 1),
+        (request.LARGE, True, {"device": "cpu"}, 1),
+        (request.LARGE, True, {}, 0),
+        (request.LARGE, False, {"workers": "1"}, 0),
+        (request.LARGE, False, {"engine": "ray"}, 0),
+        (request.LARGE, False, {"device": "cuda"}, 0),
+        (request.LARGE - 1, False, {}, 0),
+    ],
+)
+@pytest.mark.parametrize("folder", [True, False])
+def test_the_server_of_workers_is_started_early_where_they_are_likely(
+    size, gpu, options, expected, folder, tmp_path, monkeypatch
+):
+    path = tmp_path / "x.parquet"
+    with path.open("wb") as file:
+        file.truncate(size)
+    started = []
+    monkeypatch.setattr("offpol_diag.forks.serve", lambda: started.append(1))
+    monkeypatch.setattr(sys.modules["offpol_diag.analyze"], "analyze", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(request, "GPU", tmp_path if gpu else tmp_path / "none")
+    options = {"device": "auto", "seed": 0, "on_bad_row": "error", "quiet": True} | options
+    one = request.Request(None, None, None, **options)
+    named = [str(tmp_path if folder else path), "s3://a/b", str(tmp_path / "none")]
+    failing(lambda: one.run("analyze", named, ()), ZeroDivisionError)
+    assert len(started) == expected
+
+
 # ---------------------------------------------------------------- what is wrong with a dump
 
 
@@ -353,7 +384,7 @@ from offpol_diag.readers import open_dump
 import signal
 signal.signal(signal.SIGTERM, terminator())
 print("begun", flush=True)
-with exit_codes(), Processes.on(2, ["offpol_diag.engines.worker"]) as engine:
+with exit_codes(), Processes.on(2) as engine:
     engine.least = 1
     job = Look(Path({folder!r}), seconds={seconds})
     print(engine.reduce(open_dump([{dump!r}]), job).ids == tuple(range(120)), flush=True)
@@ -361,7 +392,7 @@ with exit_codes(), Processes.on(2, ["offpol_diag.engines.worker"]) as engine:
 
 
 def script(dump, folder, seconds):
-    """A script without a guard round what it does, in a session of its own."""
+    """A script without a guard round what it does, in a session of its own; it says when it is run."""
     text = SCRIPT.format(path=["tests", "."], folder=str(folder), dump=dump, seconds=seconds)
     path = folder / "script.py"
     path.write_text(text)
@@ -392,11 +423,6 @@ def until(true, seconds=20.0):
     while not true() and time.monotonic() < end:
         time.sleep(0.02)
     return true()
-
-
-def test_a_script_without_a_guard_is_run_once(small, tmp_path):
-    out, err = script(small, tmp_path, 0.0).communicate(timeout=60)
-    assert (out, err) == ("begun\nTrue\n", "")
 
 
 @LINUX

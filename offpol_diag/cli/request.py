@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from offpol_diag.summary import Summary
 
 DEVICES = re.compile(r"auto|cpu|cuda(:\d+)?")
+LARGE = 24 << 20
+"""Bytes of files for which workers are likely to pay: their server starts while this process imports."""
+GPU = Path("/dev/nvidia0")
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,10 @@ class Request:
             _check_device(self.device)
         with judged("workers", self.workers):
             workers = _workers(self.workers)
+        if workers != 1 and self.engine == "local" and _computes_here(self.device) and _large(dumps):
+            from offpol_diag import forks
+
+            forks.serve()
         with progress(self.quiet) as report:
             from offpol_diag.analyze import analyze
 
@@ -107,6 +114,24 @@ def _workers(said: str) -> int | None:
     if not said.isascii() or not said.isdecimal() or not int(said):
         raise UsageError(f'--workers "{said}" is no number of processes', "say auto, or 1 or more")
     return int(said)
+
+
+def _computes_here(device: str) -> bool:
+    """Whether that is likely the CPU, as far as can be told without asking a library."""
+    return device == "cpu" or (device == "auto" and not GPU.exists())
+
+
+def _large(dumps: Sequence[str]) -> bool:
+    """Whether files are large, as far as can be told by a glance: of URLs and globs nothing is known."""
+    return sum(size for dump in map(Path, dumps) for size in _sizes(dump)) >= LARGE
+
+
+def _sizes(path: Path) -> Iterator[int]:
+    try:
+        found = path.rglob("*.parquet") if path.is_dir() else [path]
+        yield from (one.stat().st_size for one in found)
+    except OSError:
+        return
 
 
 def _check_device(device: str) -> None:

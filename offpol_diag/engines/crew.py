@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing import connection
@@ -75,12 +74,10 @@ class Crew:
     """Workers that wait for pieces.
 
     Attributes:
-        preload: modules that whoever forks them imports beforehand.
         hands: the workers there are.
         grown: bytes that all workers took at most beyond what they began with.
     """
 
-    preload: Sequence[str]
     hands: list[Hand] = field(default_factory=list)
     grown: int = 0
 
@@ -91,7 +88,7 @@ class Crew:
             WorkerError: the system does not start them.
         """
         try:
-            forks.serve(self.preload)
+            forks.serve()
             while len(self.hands) < many:
                 self.hands.append(Hand(*forks.start(worker.serve, dict(os.environ))))
         except OSError as error:

@@ -41,7 +41,6 @@ class Processes:
 
     Attributes:
         workers: processes, at most; None for as many as there is room for, where they are worth their start.
-        preload: modules that every worker needs.
         progress: called as rows are read.
         clock: told what all workers spent.
         least: tokens of the smallest piece.
@@ -50,24 +49,18 @@ class Processes:
     """
 
     workers: int | None = None
-    preload: Sequence[str] = ()
     progress: Progress | None = None
     clock: Clock = field(default_factory=Clock)
     least: int = LEAST
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     used: int = 1
-    _crew: Crew = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._crew = Crew(self.preload)
+    _crew: Crew = field(default_factory=Crew)
 
     @classmethod
     @contextmanager
-    def on(
-        cls, workers: int | None, preload: Sequence[str] = (), progress: Progress | None = None
-    ) -> Iterator[Processes]:
+    def on(cls, workers: int | None, progress: Progress | None = None) -> Iterator[Processes]:
         """An engine whose workers end with the block."""
-        engine = cls(workers, preload, progress)
+        engine = cls(workers, progress)
         try:
             yield engine
         finally:
