@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ import torch
 
 from offpol_diag import resample, segments, tables
 from offpol_diag.accumulators import TAIL, Sums, Tail
-from offpol_diag.metrics import worst
+from offpol_diag.metrics import where, worst
 from tests.devices import DEVICES
 
 RANDOM = np.random.default_rng(7)
@@ -23,18 +25,75 @@ CODES = {
 }
 
 
+SHARES = {"one sequence": [1.0], "many": [0.2, 0.0, 0.5, 0.3], "empty at the ends": [0.0, 0.6, 0.4, 0.0]}
+
+
+def offsets_of(shares, tokens):
+    return [round(tokens * at) for at in np.concatenate(([0.0], np.cumsum(SHARES[shares]))).tolist()]
+
+
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("shares", SHARES)
 @pytest.mark.parametrize("name", CODES)
-def test_sums_by_code_are_those_of_a_plain_loop(name, device):
-    codes = CODES[name]
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64])
+def test_sums_by_sequence_and_code_are_those_of_a_plain_loop(name, shares, device, dtype):
+    codes, ends = CODES[name], offsets_of(shares, len(CODES[name]))
     x, y = RANDOM.standard_normal((2, len(codes)))
     at, one, two = (torch.from_numpy(values).to(device) for values in (codes, x, y))
-    counts, sums = tables.by_code(at, 7, {"x": one, "y": two})
+    offsets = torch.tensor(ends, device=device)
+    counts, sums = tables.by_sequence(at.to(dtype), 7, offsets, {"x": one, "y": two})
+    few = tables.few_by_sequence(at.to(dtype), 7, offsets, one > 0.5)
 
-    assert counts.tolist() == [int((codes == code).sum()) for code in range(7)]
-    for found, column in ((sums["x"], x), (sums["y"], y)):
-        expected = [math.fsum(column[codes == code].tolist()) for code in range(7)]
-        assert found.tolist() == pytest.approx(expected, rel=1e-12, abs=1e-12)
+    for sequence, (begin, end) in enumerate(itertools.pairwise(ends)):
+        some, part = codes[begin:end], slice(begin, end)
+        assert counts[sequence].tolist() == [int((some == code).sum()) for code in range(7)]
+        assert few[sequence].tolist() == [int((x[part][some == code] > 0.5).sum()) for code in range(7)]
+        for found, column in ((sums["x"], x), (sums["y"], y)):
+            expected = [math.fsum(column[part][some == code].tolist()) for code in range(7)]
+            assert found[sequence].tolist() == pytest.approx(expected, rel=1e-12, abs=1e-12)
+
+
+def test_sums_by_sequence_of_a_gpu_are_those_of_a_cpu(monkeypatch):
+    at, offsets = torch.from_numpy(CODES["of every token its own"]), torch.tensor([0, 40, 40, 97])
+    columns = {"x": torch.from_numpy(RANDOM.standard_normal(97))}
+    counts, sums = tables.by_sequence(at, 7, offsets, columns)
+    few = tables.few_by_sequence(at, 7, offsets, columns["x"] > 0)
+    monkeypatch.setattr(tables, "here", lambda x: False)
+
+    assert torch.equal(tables.by_sequence(at, 7, offsets, columns)[0], counts)
+    assert torch.allclose(tables.by_sequence(at, 7, offsets, columns)[1]["x"], sums["x"], rtol=1e-12)
+    assert torch.equal(tables.few_by_sequence(at, 7, offsets, columns["x"] > 0), few)
+
+
+def test_63_codes_fit_the_narrow_numbers_of_the_lanes():
+    at = torch.arange(63).repeat(3)
+    counts, sums = tables.by_sequence(at, 63, torch.tensor([0, 189]), {"x": at.to(torch.float64)})
+
+    assert counts.tolist() == [[3.0] * 63]
+    assert sums["x"].tolist() == [[3.0 * i for i in range(63)]]
+
+
+POSITIONS = {
+    "of a table": [0, 1, 2, 3, 6, 7, 14, 15, *range(16, 300)],
+    "beyond it": [0, 1, 2, 2**17 - 2, 2**17 - 1, 2**40],
+    "none": [],
+}
+
+
+@pytest.mark.parametrize("name", POSITIONS)
+def test_the_octave_of_a_position_is_the_length_of_its_bits(name, monkeypatch):
+    position = torch.tensor(POSITIONS[name], dtype=torch.int64)
+    batch = SimpleNamespace(position=position)
+    expected = [min((at + 1).bit_length() - 1, 17) for at in POSITIONS[name]]
+
+    assert where._position(batch).tolist() == expected
+    monkeypatch.setattr(where, "here", lambda x: False)
+    assert where._position(batch).tolist() == expected
+
+
+def test_the_sign_of_an_advantage_has_three_places():
+    x = torch.tensor([-2.0, -0.0, 0.0, 1e-300, 5.0], dtype=torch.float64)
+    assert where._sign(SimpleNamespace(advantages=x)).tolist() == [0, 1, 1, 2, 2]
 
 
 def test_runs_begin_where_a_code_changes_and_end_at_the_end():

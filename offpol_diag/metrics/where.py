@@ -15,17 +15,18 @@ from torch import Tensor
 from offpol_diag import segments, tables
 from offpol_diag.accumulators import Places, Sums
 from offpol_diag.batch import Batch
+from offpol_diag.host import here
 from offpol_diag.metrics import gap
 from offpol_diag.metrics.formula import Formula, Reader, mean
 from offpol_diag.metrics.gap import Drift
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.metrics.tails import ESS_TOKENS
-from offpol_diag.metrics.terms import Terms
 from offpol_diag.summary import Location, Place
 
 MOST_PLACES = 400
 """Rows of a location table; a longer axis is thinned in the report, not in the tally."""
 
+POSITIONS = 18
 _LOG_EDGES = tuple(math.log(edge) for edge in (0.01, 0.1, 0.5, 0.9, 0.99))
 
 
@@ -63,21 +64,33 @@ def _probability(batch: Batch) -> Tensor:
     below = torch.zeros(batch.tokens, dtype=torch.uint8, device=batch.rollout.device)
     for edge in _LOG_EDGES:
         below += segments.above(batch.rollout, edge).view(torch.uint8)
-    return below.to(torch.int64)
+    return below
 
 
 def _sign(batch: Batch) -> Tensor | None:
-    return None if batch.advantages is None else torch.sign(batch.advantages).to(torch.int64) + 1
+    """0 below zero, 1 at it, 2 above."""
+    x = batch.advantages
+    if x is None:
+        return None
+    return segments.above(x, 0.0).view(torch.uint8) + (1 - segments.above(-x, 0.0).view(torch.uint8))
 
 
-POSITIONS = 18
+def _position(batch: Batch) -> Tensor:
+    """The octave of each token's position; looked up where they are small enough for a table to pay."""
+    x = batch.position
+    top = int(x.max()) if here(x) and len(x) else len(x)
+    if top >= len(x):
+        return _octave(x + 1).clamp_(max=POSITIONS - 1)
+    octaves = _octave(torch.arange(1, top + 2)).clamp_(max=POSITIONS - 1).to(torch.uint8)
+    return torch.from_numpy(octaves.numpy().take(x.numpy()))
+
 
 TOKEN_AXES = (
     TokenAxis(
         "position",
         "position in the response",
         _octave_labels(POSITIONS),
-        lambda b: _octave(b.position + 1).clamp_(max=POSITIONS - 1),
+        _position,
     ),
     TokenAxis(
         "rollout_probability",
@@ -167,19 +180,14 @@ def _tables(scene: Scene, drift: Drift, at: Tensor, size: int) -> dict[str, Tens
     """Sums of the columns by sequence and place, [S, size]."""
     terms = gap.terms(scene, drift)
     assert terms is not None
-    many = scene.batch.sequences
-    first = torch.arange(0, many * size, size, device=at.device)
-    codes = segments.spread(first, scene.batch.cu_seqlens) + at
+    offsets = scene.batch.cu_seqlens
     columns = {"d": terms.delta, "k3": terms.k3, "r1": terms.r1, "r11": scene.once("r11", terms.r1.square)}
-    columns |= {"abs": terms.size, "pd": terms.pd, "f_2": scene.once("f_2", lambda: _far(terms))}
-    tokens, sums = tables.by_code(codes, many * size, columns)
+    columns |= {"abs": terms.size, "pd": terms.pd}
+    tokens, sums = tables.by_sequence(at, size, offsets, columns)
+    far = scene.once("f_2", lambda: segments.above(terms.size, math.log(2)))
     sums["r2"] = sums.pop("r11") + 2 * sums["r1"]
-    sums |= {"tokens": tokens, "sequences": (tokens > 0).to(torch.float64)}
-    return {name: x.view(many, size) for name, x in sums.items()}
-
-
-def _far(terms: Terms) -> Tensor:
-    return segments.above(terms.size, math.log(2)).to(torch.float64)
+    sums["f_2"] = tables.few_by_sequence(at, size, offsets, far)
+    return sums | {"tokens": tokens, "sequences": (tokens > 0).to(torch.float64)}
 
 
 def _by_label(sums: Sums, axis: TokenAxis) -> Places[Sums]:
