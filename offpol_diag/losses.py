@@ -179,7 +179,7 @@ def _token_loss(ratios: Ratios, preset: Preset, anchor: Tensor) -> TokenLoss:
     batch, row = ratios.batch, LOSSES[preset.loss]
     assert batch.current is not None
     assert batch.advantages is not None
-    u = ratios.once("loss u", lambda: batch.current - anchor)  # type: ignore[operator]
+    u = _u(ratios, anchor)
     ratio, moves = ratios.once(("loss e^u", row.pooled), lambda: _ratio(ratios, u, row.pooled))
     loss, slope, clipped, lower = row.of(Terms(batch.advantages, batch.current, ratio, moves, preset.clip))
     never = torch.zeros_like(u, dtype=torch.bool) if clipped is None or lower is None else u
@@ -188,18 +188,55 @@ def _token_loss(ratios: Ratios, preset: Preset, anchor: Tensor) -> TokenLoss:
         slope,
         never if clipped is None else clipped,
         never if lower is None else lower,
-        ratios.once("loss kl", lambda: -u),
+        kl(ratios, preset),
         weighted(preset),
         batch.cu_seqlens if row.pooled else None,
     )
 
 
+def kl(ratios: Ratios, preset: Preset) -> Tensor:
+    """−u of every token, [T]."""
+    anchor = ratios.batch.policy(anchor_of(preset.policy))
+    assert anchor is not None
+    return ratios.once("loss kl", lambda: -_u(ratios, anchor))
+
+
+def parts(advantages: Tensor) -> dict[str, Tensor]:
+    """|A| where A has each sign, 0 elsewhere, [T]."""
+    return {"positive": advantages.clamp(min=0), "negative": -advantages.clamp(max=0)}
+
+
+def by_sign(ratios: Ratios, preset: Preset) -> dict[str, TokenLoss]:
+    """A pooled loss where A is 1 and where it is −1, [S]: each token has |A| times that of its sequence."""
+    return ratios.once(("loss by sign", kind(preset)), lambda: _by_sign(ratios, preset))
+
+
+def _by_sign(ratios: Ratios, preset: Preset) -> dict[str, TokenLoss]:
+    u = _mean_u(ratios, anchor_of(ratios.policy))
+    held, none = u.clamp(-SAFETY, SAFETY), torch.zeros_like(u)
+    ratio, never = torch.exp(held), torch.zeros_like(u, dtype=torch.bool)
+    found = {}
+    for sign, a in {"positive": none + 1, "negative": none - 1}.items():
+        terms = Terms(a, none, ratio, held == u, preset.clip)
+        loss, slope, clipped, lower = LOSSES[preset.loss].of(terms)
+        clipped, lower = (never if x is None else x for x in (clipped, lower))
+        found[sign] = TokenLoss(loss, slope, clipped, lower, -u, weighted(preset))
+    return found
+
+
+def _u(ratios: Ratios, anchor: Tensor) -> Tensor:
+    """Of every token, [T]."""
+    current = ratios.batch.current
+    assert current is not None
+    return ratios.once("loss u", lambda: current - anchor)
+
+
 def _mean_u(ratios: Ratios, anchor: str) -> Tensor:
     """The mean of u over all tokens of each sequence, [S]."""
     whole = ratios.whole or ratios
-    batch = whole.batch
-    u = whole.once("loss u", lambda: batch.current - batch.policy(anchor))  # type: ignore[operator]
-    return whole.once("loss mean u", lambda: segments.mean(u, batch.cu_seqlens))
+    known = whole.batch.policy(anchor)
+    assert known is not None
+    return whole.once("loss mean u", lambda: segments.mean(_u(whole, known), whole.batch.cu_seqlens))
 
 
 def _ratio(ratios: Ratios, u: Tensor, pooled: bool) -> tuple[Tensor, Tensor]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from offpol_diag.metrics.polynomials import Untraced, along
-from offpol_diag.metrics.series import NEGLIGIBLE, ONE, Line, Part
+from offpol_diag.metrics.polynomials import Poly, Untraced, along
+from offpol_diag.metrics.series import NEGLIGIBLE, ONE, Line, Part, Series
 
 Family = tuple[Part, str]
 """A part, and the direction whose powers 1, 2, … multiply it; "" for the part by itself."""
@@ -20,21 +19,19 @@ TAIL = 2.0**-46
 
 @dataclass(frozen=True)
 class End:
-    """The largest or smallest of a monotone function, made of the largest or smallest of its argument.
+    """The largest or smallest of a function of one log-ratio d, which lies where d has an end of its own.
 
     Attributes:
-        direction: of whose log-ratio d it is a function; "" for a constant.
-        folded: whether of |d|.
-        powers: the coefficients of 1, d, d², …
-        top: whether it is where d or |d| is largest.
-        absent: of an empty sequence.
+        how: `max` or `min`.
+        direction: whose log-ratio d is; "" for a constant.
+        powers: the coefficients of 1, d, d², …; of |d| where the places are `near` and `far`.
+        places: at which of a sequence's d it is (`powersums.PLACES`).
     """
 
+    how: str
     direction: str
-    folded: bool
     powers: tuple[float, ...]
-    top: bool
-    absent: float
+    places: tuple[str, ...]
 
 
 def compiled(line: Line) -> Row | End:
@@ -44,7 +41,7 @@ def compiled(line: Line) -> Row | End:
 
 def _row(line: Line) -> Row:
     found: Row = {}
-    for part, poly in line.of.parts.items():
+    for part, poly in _rebased(line.of).items():
         _, _, sign = part
         if poly[0, 0]:
             if sign:
@@ -55,6 +52,17 @@ def _row(line: Line) -> Row:
                 raise Untraced("a sign of another log-ratio")
             found[part, direction] = _cut(ray[1:], line.of.space.radius)
     return found
+
+
+def _rebased(series: Series) -> dict[Part, Poly]:
+    """With log π_old − x for log π_rollout beside powers of the drift: log π_θ has no mixed terms then."""
+    found, space = series, series.space
+    for (column, side, sign), poly in series.parts.items():
+        if column == "log" and [*along(poly)] == ["drift"]:
+            old = space.symbol(("log old", "", "")) - space.symbol(x=1.0, constant=0.0)
+            own, rest = Series(space, {("log", side, sign): poly}), Series(space, {("", side, sign): poly})
+            found = found - own + rest * old
+    return found.parts
 
 
 def _cut(ray: Sequence[float], radius: float) -> list[float]:
@@ -81,18 +89,20 @@ def _end(line: Line) -> End:
     if any(other) and direction and not folded:
         raise Untraced("ends of a function with a bend")
     powers = [x + y for x, y in zip(plain, other, strict=True)] if folded else plain
-    powers[0] = float(parts[ONE][0, 0]) if ONE in parts else 0.0
-    rises = not direction or _rises(powers, space.radius, folded)
-    return End(direction, folded, tuple(powers), rises == (line.how == "max"), _ABSENT[line.how])
+    places = _places(powers, space.radius, folded, line.how) if direction else ()
+    constant = float(parts[ONE][0, 0]) if ONE in parts else 0.0
+    return End(line.how, direction, (constant, *powers[1:]), places)
 
 
-_ABSENT = {"max": -math.inf, "min": math.inf}
-
-
-def _rises(powers: Sequence[float], radius: float, folded: bool) -> bool:
-    """Whether a function rises throughout, or falls: its first power outweighs all others in its slope."""
+def _places(powers: Sequence[float], radius: float, folded: bool, how: str) -> tuple[str, ...]:
+    """Where the ends are of a function whose first power outweighs all others in its slope."""
     first = next(k for k, c in enumerate(powers) if c and k)
     rest = sum(k * abs(c) * radius ** (k - first) for k, c in enumerate(powers) if k > first)
-    if first * abs(powers[first]) <= rest or not (folded or first == 1):
+    if first * abs(powers[first]) <= rest:
         raise Untraced("ends of a function with a bend")
-    return powers[first] > 0
+    top = (powers[first] > 0) == (how == "max")
+    if folded:
+        return ("far",) if top else ("near",)
+    if first % 2:
+        return ("high",) if top else ("low",)
+    return ("low", "high") if top else ("below", "above")

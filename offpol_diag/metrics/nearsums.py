@@ -17,7 +17,7 @@ from offpol_diag import losses
 from offpol_diag.batch import Batch
 from offpol_diag.host import here
 from offpol_diag.metrics import method, policyloss, residual, update
-from offpol_diag.metrics.outcome import of
+from offpol_diag.metrics.outcome import Outcome, of
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.metrics.traced import Mixed, Step, Traced, mapped
 from offpol_diag.near import Near, neutral, splits
@@ -71,9 +71,15 @@ def _asked(batch: Batch, kind: Preset) -> Iterator[Any]:
         yield lambda done, kind: done.moments()
         yield lambda done, kind: done.weight_sum
     if batch.advantages is not None:
-        yield from (method.sign_counts, policyloss.weighed_sums, update.still_sums)
+        yield method.sign_counts
+        pooled = losses.LOSSES[kind.loss].pooled and losses.known(batch, kind)  # made of these, per sequence
+        yield from (_masses,) if pooled else (policyloss.weighed_sums, update.still_sums)
     if losses.known(batch, kind):
-        yield policyloss.clip_sums
+        yield policyloss.kl_sum if losses.LOSSES[kind.loss].pooled else policyloss.clip_sums
+
+
+def _masses(done: Outcome, kind: Preset) -> object:
+    return policyloss.mass_sums(done, kind), policyloss.mass_sums(done, kind, weighed=False)
 
 
 # ---------------------------------------------------------------- block by block

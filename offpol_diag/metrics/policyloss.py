@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from offpol_diag import losses, segments
 from offpol_diag.correction import weight_key
+from offpol_diag.losses import TokenLoss
 from offpol_diag.metrics.formula import Formula, mean
+from offpol_diag.metrics.method import sign_counts
 from offpol_diag.metrics.outcome import PER_SEQUENCE, Outcome, token_rules
 from offpol_diag.metrics.stack import Stack
 from offpol_diag.presets import Preset
@@ -59,7 +63,18 @@ def weighed_sums(done: Outcome, preset: Preset) -> dict[str, Tensor]:
     return done.ratios.once(key, lambda: _weighed_sums(done, preset))
 
 
+def pooled(done: Outcome, preset: Preset) -> bool:
+    """Whether all tokens of a sequence share the ratio of their loss."""
+    return losses.LOSSES[preset.loss].pooled and losses.known(done.ratios.batch, preset)
+
+
 def _weighed_sums(done: Outcome, preset: Preset) -> dict[str, Tensor]:
+    if pooled(done, preset):
+        both, mass = losses.by_sign(done.ratios, preset), mass_sums(done, preset)
+        return {
+            "loss": _added(both, lambda sign, one: one.loss * mass[sign]),
+            "pull": _added(both, lambda sign, one: one.slope.abs() * mass[sign]),
+        }
     advantages, keep = done.ratios.batch.advantages, done.kept.tokens
     assert advantages is not None
     found = losses.token_loss(done.ratios, preset)
@@ -77,7 +92,42 @@ def clip_sums(done: Outcome, preset: Preset) -> dict[str, Tensor]:
     return done.ratios.once(key, lambda: _clip_sums(done, preset))
 
 
+def _added(both: dict[str, TokenLoss], make: Callable[[str, TokenLoss], Tensor]) -> Tensor:
+    """What is made for each sign of the advantage, added up."""
+    one, two = (make(sign, loss) for sign, loss in both.items())
+    return one + two
+
+
+def mass_sums(done: Outcome, preset: Preset, weighed: bool = True) -> dict[str, Tensor]:
+    """Σ w·|A| by sign over tokens that pass the rules on tokens, [S], w of tokens only, or 1."""
+    weighed = weighed and weighs_tokens(done, preset)
+    key = "mass", weight_key(preset) if weighed else None, token_rules(done, preset)
+    return done.ratios.once(key, lambda: _mass_sums(done, weighed))
+
+
+def _mass_sums(done: Outcome, weighed: bool) -> dict[str, Tensor]:
+    advantages = done.ratios.batch.advantages
+    assert advantages is not None
+    parts = losses.parts(advantages)
+    if weighed:
+        parts = {sign: part * token_weights(done) for sign, part in parts.items()}
+    return {sign: _total(done, part, done.kept.tokens) for sign, part in parts.items()}
+
+
+def kl_sum(done: Outcome, preset: Preset) -> Tensor:
+    """Σ(log π_anchor − log π_θ) over tokens that pass the rules on tokens, [S]."""
+    key = "kl sum", token_rules(done, preset)
+    return done.ratios.once(key, lambda: _total(done, losses.kl(done.ratios, preset), done.kept.tokens))
+
+
 def _clip_sums(done: Outcome, preset: Preset) -> dict[str, Tensor]:
+    if pooled(done, preset):
+        both, tokens = losses.by_sign(done.ratios, preset), sign_counts(done, preset)
+        return {
+            "clipped": _added(both, lambda sign, one: one.clipped * tokens[sign]),
+            "clipped_lower": _added(both, lambda sign, one: one.clipped_lower * tokens[sign]),
+            "kl": kl_sum(done, preset),
+        }
     ratios, keep = done.ratios, done.kept.tokens
     loss, offsets = losses.token_loss(ratios, preset), ratios.batch.cu_seqlens
     assert loss is not None
@@ -85,8 +135,7 @@ def _clip_sums(done: Outcome, preset: Preset) -> dict[str, Tensor]:
     counts = {
         name: segments.count(flag if keep is None else flag & keep, offsets) for name, flag in flags.items()
     }
-    rules = token_rules(done, preset)
-    return counts | {"kl": ratios.once(("kl sum", rules), lambda: _total(done, loss.kl, keep))}
+    return counts | {"kl": kl_sum(done, preset)}
 
 
 def _total(done: Outcome, x: Tensor, keep: Tensor | None) -> Tensor:

@@ -6,13 +6,14 @@ sums.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 from itertools import accumulate, pairwise
 
 import numpy as np
 import torch
+from numpy.polynomial.polynomial import polyval
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -63,10 +64,11 @@ class PowerSums:
         matrix, which = self.coefficients
         tokens = Tokens.of(batch)
         sums = torch.from_numpy(tokens.back(matrix @ tokens.moments(self.degrees), 0.0))
-        wanted = dict.fromkeys((x.direction, x.folded) for x in self.rows if isinstance(x, End))
-        ends = {key: tokens.ends(*key) for key in wanted if key[0]}
+        ends = tokens.places(
+            {(x.direction, place) for x in self.rows if isinstance(x, End) for place in x.places}
+        )
         return [
-            sums[at] if isinstance(one, dict) else torch.from_numpy(tokens.back(_at(one, ends), one.absent))
+            sums[at] if isinstance(one, dict) else torch.from_numpy(tokens.back(*_end(one, ends)))
             for one, at in zip(self.rows, which, strict=True)
         ]
 
@@ -78,9 +80,14 @@ def _spread(row: Row, places: Mapping[Family, int], width: int) -> tuple[float, 
     return tuple(found)
 
 
-def _at(end: End, ends: Mapping[tuple[str, bool], tuple[Array, Array]]) -> Array:
-    low, high = ends.get((end.direction, end.folded), (np.zeros(()), np.zeros(())))
-    return np.asarray(np.polynomial.polynomial.polyval(high if end.top else low, end.powers))
+def _end(end: End, places: Mapping[tuple[str, str], Array]) -> tuple[Array, float]:
+    """The end of each sequence, [N], and what an empty one has."""
+    absent, join = (-np.inf, np.fmax) if end.how == "max" else (np.inf, np.fmin)
+    at = [places[end.direction, place] for place in end.places] or [np.zeros(())]
+    found = [
+        np.where(np.isfinite(d), polyval(np.where(np.isfinite(d), d, 0.0), end.powers), absent) for d in at
+    ]
+    return reduce(join, found), absent
 
 
 @dataclass(frozen=True)
@@ -127,14 +134,14 @@ class Tokens:
         """Sum over each sequence, [N]."""
         return np.asarray(np.add.reduceat(x, self.begins[:-1]))
 
-    def ends(self, direction: str, folded: bool) -> tuple[Array, Array]:
-        """The smallest and largest log-ratio, or distance, of each sequence, [N]."""
-        found = np.empty((2, len(self.begins) - 1))
-        for block, at in self.blocks():
-            x = np.abs(block.gap(direction)) if folded else block.gap(direction)
-            for row, kernel in zip(found, (np.minimum, np.maximum), strict=True):
-                row[at] = kernel.reduceat(x, block.begins[:-1])
-        return found[0], found[1]
+    def places(self, wanted: Collection[tuple[str, str]]) -> dict[tuple[str, str], Array]:
+        """By direction and name, one log-ratio of each sequence, or distance, [N] (`PLACES`)."""
+        found = {key: np.empty(len(self.begins) - 1) for key in wanted}
+        for block, at in self.blocks() if wanted else ():
+            for (direction, place), row in found.items():
+                of, kernel = PLACES[place]
+                row[at] = kernel.reduceat(of(block.gap(direction)), block.begins[:-1])
+        return found
 
     def gap(self, direction: str) -> Array:
         """A log-ratio, [T] nats."""
@@ -194,9 +201,19 @@ def _sideless(family: Family) -> Family:
     return (column, "", sign), direction
 
 
+PLACES: dict[str, tuple[Callable[[Array], Array], np.ufunc]] = {
+    "low": (lambda d: d, np.minimum),
+    "high": (lambda d: d, np.maximum),
+    "near": (np.abs, np.minimum),
+    "far": (np.abs, np.maximum),
+    "below": (lambda d: np.where(d <= 0, d, -np.inf), np.maximum),
+    "above": (lambda d: np.where(d >= 0, d, np.inf), np.minimum),
+}
+"""The ends of d and of |d|, and what is next to 0 on both sides (infinite where nothing is)."""
 _GAPS = {"old": ("rollout", "old"), "current": ("rollout", "current"), "drift": ("old", "current")}
 _COLUMNS: dict[str, Callable[[Mapping[str, Array]], Array]] = {
     "log": lambda columns: columns["rollout"],
+    "log old": lambda columns: columns["old"],
     "probability": lambda columns: np.asarray(np.exp(columns["rollout"])),
     "entropy": lambda columns: columns["entropy"],
     "A+": lambda columns: np.maximum(columns["advantages"], 0.0),

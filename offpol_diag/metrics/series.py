@@ -9,7 +9,7 @@ computed from the tokens themselves.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -157,8 +157,16 @@ class Series:
 
     def clamp(self, min: float | None = None, max: float | None = None) -> Series:
         """x within bounds."""
-        up = self if min is None else (self - min) * (self > min) + min
-        return up if max is None else up - (up - max) * (up > max)
+        up = self if min is None else self._at_least(min)
+        return up if max is None else -(-up)._at_least(-max)
+
+    def _at_least(self, low: float) -> Series:
+        if low == 0 and any(side for _, side, _ in self.parts):
+            return self * (self > 0.0)
+        bottom, top = self._span()
+        if bottom < low < top:
+            raise Untraced("a bound within reach")
+        return self if bottom >= low else self._series(low)
 
     def to(self, dtype: torch.dtype) -> Series:
         """Flags are 0 and 1 already."""
@@ -258,14 +266,21 @@ class Series:
         for (column, side, sign), poly in self.parts.items():
             if side or column not in COLUMNS:
                 raise Untraced("no range")
-            rays, at = along(poly), float(poly[0, 0])
-            reach = sum(abs(c) * self.space.radius**k for ray in rays.values() for k, c in enumerate(ray))
-            bottom, top = at - reach, at + reach
+            spans = [self._ray_span(ray) for ray in along(poly).values()]
+            bottom, top = (float(poly[0, 0]) + sum(ends) for ends in zip((0.0, 0.0), *spans, strict=True))
             if sign:
                 bottom, top = -max(abs(bottom), abs(top)), max(abs(bottom), abs(top))
             products = [x * y for x in (bottom, top) for y in COLUMNS[column]]
             low, high = low + min(products), high + max(products)
         return low, high
+
+    def _ray_span(self, ray: Sequence[float]) -> tuple[float, float]:
+        """Of powers of one log-ratio: on one side of 0 where an even power outweighs those that follow it."""
+        sizes = [abs(c) * self.space.radius**k for k, c in enumerate(ray)]
+        first, total = next(k for k, size in enumerate(sizes) if size), sum(sizes)
+        if first % 2 or 2 * sizes[first] < total:
+            return -total, total
+        return (0.0, total) if ray[first] > 0 else (-total, 0.0)
 
     def _sign(self) -> Series:
         """The sign of x = d·g(d) is that of d where g is above 0, for a direction d."""
@@ -315,6 +330,8 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     torch.expm1: Series.expm1,
     torch.log1p: Series.log1p,
     torch.sinh: Series.sinh,
+    torch.square: Series.square,
+    torch.abs: Series.abs,
     torch.where: _where,
     torch.zeros_like: _like(0.0),
     torch.ones_like: _like(1.0),

@@ -13,7 +13,14 @@ from offpol_diag import losses, segments
 from offpol_diag.correction import weight_key
 from offpol_diag.metrics.formula import Formula, Lookup
 from offpol_diag.metrics.outcome import Outcome, token_rules
-from offpol_diag.metrics.policyloss import sequence_weights, token_weights, weighed_sums, weighs_tokens
+from offpol_diag.metrics.policyloss import (
+    mass_sums,
+    pooled,
+    sequence_weights,
+    token_weights,
+    weighed_sums,
+    weighs_tokens,
+)
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.metrics.stack import Stack
 from offpol_diag.presets import Preset
@@ -27,7 +34,7 @@ def shared(scene: Scene) -> dict[str, Tensor]:
     advantages, offsets = scene.batch.advantages, scene.batch.cu_seqlens
     if advantages is None:
         return {}
-    return {f"mass_{sign}": segments.total(part, offsets) for sign, part in _parts(advantages).items()}
+    return {f"mass_{sign}": segments.total(part, offsets) for sign, part in losses.parts(advantages).items()}
 
 
 def columns(stack: Stack) -> Sheet:
@@ -40,11 +47,6 @@ def columns(stack: Stack) -> Sheet:
     for sign in SIGNS:
         found[f"still_{sign}"] = torch.where(whole == 0, mass[f"mass_{sign}"], still[sign])
     return stack.named(found)
-
-
-def _parts(advantages: Tensor) -> dict[str, Tensor]:
-    """|A| where A has each sign, 0 elsewhere, [T]."""
-    return dict(zip(SIGNS, (advantages.clamp(min=0), -advantages.clamp(max=0)), strict=True))
 
 
 def still_sums(done: Outcome, preset: Preset) -> dict[str, Tensor]:
@@ -63,13 +65,17 @@ def _may_be_zero(done: Outcome, preset: Preset) -> bool:
 
 
 def _still_sums(done: Outcome, preset: Preset) -> dict[str, Tensor]:
+    if pooled(done, preset) and done.kept.tokens is None and not _may_be_zero(done, preset):
+        mass = mass_sums(done, preset, weighed=False)
+        each = losses.by_sign(done.ratios, preset)
+        return {sign: torch.where(one.slope == 0, mass[sign], 0.0) for sign, one in each.items()}
     ratios, advantages = done.ratios, done.ratios.batch.advantages
     assert advantages is not None
     loss = losses.token_loss(ratios, preset)
     pulls = (advantages if loss is None else loss.slope) != 0
     pulls = pulls & (token_weights(done) != 0) if _may_be_zero(done, preset) else pulls
     pulls = pulls if done.kept.tokens is None else pulls & done.kept.tokens
-    parts = ratios.once("parts", lambda: _parts(advantages))
+    parts = ratios.once("parts", lambda: losses.parts(advantages))
     offsets = ratios.batch.cu_seqlens
     return {sign: segments.total(torch.where(pulls, 0.0, part), offsets) for sign, part in parts.items()}
 
