@@ -79,7 +79,8 @@ class Batch:
     def some(self, index: Tensor) -> Batch:
         """All sequences with only some of their tokens, `index` [K] rising; turns are not told apart."""
         values: dict[str, Any] = {
-            name: None if (x := getattr(self, name)) is None else x[index] for name in PER_TOKEN
+            name: None if (x := getattr(self, name)) is None else x.index_select(0, index)
+            for name in PER_TOKEN
         }
         starts = segments.sized(torch.searchsorted(index, self.cu_seqlens), len(index))
         return replace(self, **values, cu_seqlens=starts, cu_runs=starts)

@@ -176,7 +176,11 @@ class Ratios:
     def _picked(self, level: Level) -> Level:
         """What the whole says of the tokens that are here."""
         index = self.index
-        return level if level.per == "sequence" or index is None else level.map(lambda x: x[index])
+        return (
+            level
+            if level.per == "sequence" or index is None
+            else level.map(lambda x: x.index_select(0, index))
+        )
 
     def _aggregate(self, statistic: Statistic, over: Over, safety: float | None) -> Level:
         x = self.token(statistic, safety)

@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from offpol_diag.metrics.polynomials import Poly, Untraced, along
-from offpol_diag.metrics.series import NEGLIGIBLE, ONE, Line, Part, Series
+from offpol_diag.metrics.series import ONE, Line, Part, Series
 
 Family = tuple[Part, str]
 """A part, and the direction whose powers 1, 2, … multiply it; "" for the part by itself."""
 Row = dict[Family, list[float]]
 """What the sums of each family's powers are multiplied by."""
 
+UNSEEN = 2.0**-55
+"""What a power may add beside the first one without being seen."""
 TAIL = 2.0**-46
 """What the last two powers may add beside the largest; what comes after is a hundredth of that, or less."""
 
@@ -71,7 +73,7 @@ def _cut(ray: Sequence[float], radius: float) -> list[float]:
     if max(sizes[-2:]) > TAIL * max(sizes):
         raise Untraced("a series that does not end")
     first = next(size for size in sizes if size)
-    last = max(k for k, size in enumerate(sizes) if size > NEGLIGIBLE * first)
+    last = max(k for k, size in enumerate(sizes) if size > UNSEEN * first)
     return list(ray[: last + 1])
 
 

@@ -7,7 +7,7 @@ sums.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, reduce
 from itertools import accumulate, pairwise
 
@@ -63,12 +63,13 @@ class PowerSums:
         """Every line on a batch of near tokens, [S] each."""
         matrix, which = self.coefficients
         tokens = Tokens.of(batch)
-        sums = torch.from_numpy(tokens.back(matrix @ tokens.moments(self.degrees), 0.0))
-        ends = tokens.places(
-            {(x.direction, place) for x in self.rows if isinstance(x, End) for place in x.places}
-        )
+        wanted = {(one.direction, place) for one in self.rows if isinstance(one, End) for place in one.places}
+        moments, places = tokens.reduced(self.degrees, wanted)
+        sums = torch.from_numpy(tokens.back(matrix @ moments, 0.0))
+        ends = dict.fromkeys(one for one in self.rows if isinstance(one, End))
+        found = {one: torch.from_numpy(tokens.back(*_end(one, places))) for one in ends}
         return [
-            sums[at] if isinstance(one, dict) else torch.from_numpy(tokens.back(*_end(one, ends)))
+            sums[at] if isinstance(one, dict) else found[one]
             for one, at in zip(self.rows, which, strict=True)
         ]
 
@@ -103,6 +104,7 @@ class Tokens:
     columns: dict[str, Array]
     begins: NDArray[np.int64]
     there: NDArray[np.bool_]
+    _made: dict[str, Array] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, batch: Batch) -> Tokens:
@@ -134,35 +136,21 @@ class Tokens:
         """Sum over each sequence, [N]."""
         return np.asarray(np.add.reduceat(x, self.begins[:-1]))
 
-    def places(self, wanted: Collection[tuple[str, str]]) -> dict[tuple[str, str], Array]:
-        """By direction and name, one log-ratio of each sequence, or distance, [N] (`PLACES`)."""
-        found = {key: np.empty(len(self.begins) - 1) for key in wanted}
-        for block, at in self.blocks() if wanted else ():
-            for (direction, place), row in found.items():
-                of, kernel = PLACES[place]
-                row[at] = kernel.reduceat(of(block.gap(direction)), block.begins[:-1])
-        return found
-
-    def gap(self, direction: str) -> Array:
-        """A log-ratio, [T] nats."""
-        below, above = _GAPS[direction]
-        return np.asarray(self.columns[above] - self.columns[below])
-
-    def moments(self, degrees: Mapping[Family, int]) -> Array:
-        """Sums of the powers 1, 2, … of each family, one family after the other: [F, N]."""
+    def reduced(
+        self, degrees: Mapping[Family, int], wanted: Collection[tuple[str, str]]
+    ) -> tuple[Array, dict[tuple[str, str], Array]]:
+        """Sums of the powers 1, 2, … of each family, one family after the other [F, N]; `PLACES` [N]."""
         advantages = self.advantages()
-        if advantages is None or not degrees:
-            return self._moments(degrees)
-        plain: dict[Family, int] = {}
-        for family, degree in degrees.items():
-            plain[_sideless(family)] = max(plain.get(_sideless(family), 0), degree)
-        found = dict(
-            zip(plain, np.split(self._moments(plain), np.cumsum([*plain.values()])[:-1]), strict=True)
-        )
-        sides = {side: _COLUMNS[side]({"advantages": advantages}) for side in SIDES} | {"": 1.0}
-        return np.concatenate(
-            [found[_sideless(family)][:degree] * sides[family[0][1]] for family, degree in degrees.items()]
-        )
+        own = degrees if advantages is None else _sideless(degrees)
+        moments = np.empty((sum(own.values()), len(self.begins) - 1))
+        places = {key: np.empty(len(self.begins) - 1) for key in wanted}
+        for block, at in self.blocks():
+            rows = (row for family, degree in own.items() for row in block.powers(family, degree))
+            for k, row in enumerate(rows):
+                moments[k, at] = row
+            for (direction, place), found in places.items():
+                found[at] = block.place(direction, place)
+        return moments if advantages is None else _sided(moments, own, degrees, advantages), places
 
     def advantages(self) -> Array | None:
         """The advantage of each sequence, [N], where all its tokens have the same; else None."""
@@ -172,18 +160,26 @@ class Tokens:
         low, high = np.minimum.reduceat(a, firsts), np.maximum.reduceat(a, firsts)
         return low if np.array_equal(low, high) else None
 
-    def _moments(self, degrees: Mapping[Family, int]) -> Array:
-        found = np.empty((sum(degrees.values()), len(self.begins) - 1))
-        for block, at in self.blocks() if degrees else ():
-            rows = (row for family, degree in degrees.items() for row in block.powers(family, degree))
-            for k, row in enumerate(rows):
-                found[k, at] = row
-        return found
+    def once(self, name: str, make: Callable[[Mapping[str, Array]], Array]) -> Array:
+        """What is made of the columns, once."""
+        if name not in self._made:
+            self._made[name] = make(self.columns)
+        return self._made[name]
+
+    def gap(self, direction: str) -> Array:
+        """A log-ratio, [T] nats."""
+        below, above = _GAPS[direction]
+        return self.once(direction, lambda columns: np.asarray(columns[above] - columns[below]))
+
+    def place(self, direction: str, name: str) -> Array:
+        """One log-ratio of each sequence, or distance, [N] (`PLACES`)."""
+        of, kernel = PLACES[name]
+        return np.asarray(kernel.reduceat(of(self.gap(direction)), self.begins[:-1]))
 
     def powers(self, family: Family, degree: int) -> Iterator[Array]:
         """Sums of part · d, part · d², …, [N] each; of |d|, d |d|, … where the part has its sign."""
         (column, side, sign), direction = family
-        factors = [_COLUMNS[name](self.columns) for name in (column, side) if name]
+        factors = [self.once(name, _COLUMNS[name]) for name in (column, side) if name]
         if direction:
             gap = self.gap(direction)
             factors.append(np.abs(gap) if sign else gap)
@@ -196,9 +192,26 @@ class Tokens:
             yield self.total(x)
 
 
-def _sideless(family: Family) -> Family:
-    (column, _, sign), direction = family
-    return (column, "", sign), direction
+def _sideless(degrees: Mapping[Family, int]) -> dict[Family, int]:
+    """The families without parts of the advantage, which are those times a number of each sequence."""
+    found: dict[Family, int] = {}
+    for ((column, _, sign), direction), degree in degrees.items():
+        family = (column, "", sign), direction
+        found[family] = max(found.get(family, 0), degree)
+    return found
+
+
+def _sided(
+    moments: Array, own: Mapping[Family, int], degrees: Mapping[Family, int], advantages: Array
+) -> Array:
+    """The families' moments made of those without parts of the advantage, given that of each sequence [N]."""
+    places = dict(zip(own, accumulate(own.values(), initial=0), strict=False))
+    sides = {side: _COLUMNS[side]({"advantages": advantages}) for side in SIDES} | {"": np.ones(())}
+    found = [np.empty((0, len(advantages)))]
+    for ((column, side, sign), direction), degree in degrees.items():
+        at = places[(column, "", sign), direction]
+        found.append(moments[at : at + degree] * sides[side])
+    return np.concatenate(found)
 
 
 PLACES: dict[str, tuple[Callable[[Array], Array], np.ufunc]] = {
