@@ -9,8 +9,10 @@ and the last presets must not cost more than the first ones by more than `STEEPE
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import combinations
 
+import machine
 import part
 import presets
 import rounds
@@ -67,7 +69,8 @@ def held(growth: float, steep: float) -> None:
 def _one(sequences: int, times: int) -> part.Result:
     every = load().resolve("all")
     with part.dump(sequences) as (path, facts):
-        timed = rounds.alternate({"analyze": lambda: analyze([str(path)], presets=every)}, times)
+        one = partial(analyze, [str(path)], presets=every, workers=machine.THREADS)
+        timed = rounds.alternate({"analyze": one}, times)
     seconds = timed.median("analyze")
     return facts | {"seconds": seconds, "ns_per_token": seconds * 1e9 / facts["tokens"]}
 

@@ -1,13 +1,14 @@
-"""Peak memory of `offpol-diag analyze` with every preset, as the operating system counts it.
+"""Peak memory of `offpol-diag analyze` with every preset and two workers, as the operating system counts it.
 
     python benchmarks/memory.py [--sequences N] [--write]
 
 Dumps of 4 M, 16 M and 64 M tokens, and 64 M tokens in one row group; `--sequences 262144` goes on to 256 M.
-Each is one fresh process, and its dump is deleted before the next is made.
+Each is one fresh command, and its dump is deleted before the next is made.
 """
 
 from __future__ import annotations
 
+import machine
 import part
 import peak
 
@@ -25,8 +26,10 @@ def measure(given: part.Given) -> part.Result:
 
 def _one(sequences: int, rows_per_group: int | None) -> part.Result:
     with part.dump(sequences, rows_per_group) as (path, facts):
-        spent = peak.offpol_diag("analyze", str(path), "--quiet", "-o", str(path.with_suffix(".html")))
-    return facts | {"one_row_group": rows_per_group is not None, "peak": spent.peak, "seconds": spent.wall}
+        told = ["--quiet", f"--workers={machine.THREADS}", "-o", str(path.with_suffix(".html"))]
+        spent = peak.offpol_diag("analyze", str(path), *told)
+    seen = {"peak": spent.peak, "together": spent.together, "seconds": spent.wall}
+    return facts | {"one_row_group": rows_per_group is not None, **seen}
 
 
 if __name__ == "__main__":

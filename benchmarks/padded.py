@@ -19,6 +19,7 @@ from pathlib import Path
 from statistics import median
 
 import duck
+import machine
 import part
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -142,7 +143,7 @@ def measure(given: part.Given) -> part.Result:
             numbers, seconds, places = sweep(path)
             theirs.append(seconds / len(PASSES))
             before = time.perf_counter()
-            summary = analyze([str(path)], presets=presets)
+            summary = analyze([str(path)], presets=presets, workers=machine.THREADS)
             mine.append((time.perf_counter() - before) / len(presets))
             duck.agree(ours(summary), numbers, TOLERANCE)
     each = 1e9 / facts["tokens"]

@@ -1,4 +1,4 @@
-"""Seconds and peak memory of one command, as the operating system counts them.
+"""Seconds and peak memory of one command and all processes it starts, as the operating system counts them.
 
 Run as a script it starts the command itself: a process inherits the peak of the one that started it, so that
 must be small, and a process that has imported torch is not.
@@ -11,19 +11,32 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 UNIT = 1 if sys.platform == "darwin" else 1024
 """Bytes in what `ru_maxrss` counts."""
+PAUSE = 0.2
+"""Seconds between two looks at all processes: a look takes some milliseconds of a core."""
+PROC = Path("/proc")
 
 
 class Spent(NamedTuple):
-    """What one run of a command took: seconds by the clock, seconds of processor, bytes at most."""
+    """What one run of a command took.
+
+    Attributes:
+        wall: seconds by the clock.
+        cpu: seconds of processor, of all its processes.
+        peak: bytes resident of its largest process, at most.
+        together: bytes of all its processes, what several share counted once (PSS), at most, as far as it was
+            seen; None where the system does not say.
+    """
 
     wall: float
     cpu: float
     peak: int
+    together: int | None
 
 
 def run(command: Sequence[str]) -> Spent:
@@ -41,14 +54,90 @@ def offpol_diag(*arguments: str) -> Spent:
     return run([sys.executable, "-m", "offpol_diag", *arguments])
 
 
+# ---------------------------------------------------------------- what Linux says of processes
+
+
+def below(root: int) -> list[int]:
+    """The processes that a process started, and those that they did; of other systems nothing is known."""
+    children: dict[int, list[int]] = {}
+    for path in PROC.glob("[0-9]*"):
+        if fields := _stat(int(path.name)):
+            children.setdefault(int(fields[1]), []).append(int(path.name))
+    found, todo = list[int](), children.get(root, [])
+    while todo:
+        found += todo
+        todo = [child for one in todo for child in children.get(one, [])]
+    return found
+
+
+def processor(pids: Iterable[int]) -> float:
+    """Seconds of processor of some processes, and of their children that have ended."""
+    ticks = os.sysconf("SC_CLK_TCK")
+    return sum(sum(map(int, fields[11:15])) for pid in pids if (fields := _stat(pid))) / ticks
+
+
+def _stat(pid: int) -> list[str]:
+    """What follows the name: state, parent, …; empty where there is no such process any more."""
+    return _text(pid, "stat").rpartition(")")[2].split()
+
+
+def _kilobytes(pid: int, file: str, key: str) -> int:
+    lines = (line.split() for line in _text(pid, file).splitlines())
+    return next((int(line[1]) for line in lines if line[0] == key), 0)
+
+
+def _text(pid: int, file: str) -> str:
+    try:
+        return (PROC / str(pid) / file).read_text()
+    except OSError:
+        return ""
+
+
+# ---------------------------------------------------------------- the script
+
+
+class _Watch:
+    """What was seen of a process and those below it."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self.together = self.peak = 0
+        self.cpu = 0.0
+
+    def look(self) -> None:
+        """Once more."""
+        others = below(self._pid)
+        pss = sum(_kilobytes(pid, "smaps_rollup", "Pss:") for pid in (self._pid, *others))
+        self.together = max(self.together, 1024 * pss)
+        largest = max((_kilobytes(pid, "status", "VmHWM:") for pid in others), default=0)
+        self.peak = max(self.peak, 1024 * largest)
+        self.cpu = max(self.cpu, processor(others))
+
+
 def _launch(command: Sequence[str]) -> None:
-    """Start, wait, print; the exit code is the command's."""
+    """Start, look, wait, print; the exit code is the command's."""
     before = time.perf_counter()
     child = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    _, status, usage = os.wait4(child.pid, 0)
+    watch = _Watch(child.pid)
+    status, usage = _ended(child.pid, watch.look)
     wall = time.perf_counter() - before
-    print(json.dumps(Spent(wall, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * UNIT)))
+    peak = max(usage.ru_maxrss * UNIT, watch.peak)
+    cpu = usage.ru_utime + usage.ru_stime + watch.cpu
+    print(json.dumps(Spent(wall, cpu, peak, watch.together or None)))
     sys.exit(os.waitstatus_to_exitcode(status))
+
+
+def _ended(child: int, look: Callable[[], None]) -> tuple[int, Any]:
+    """Wait for the end of a process; meanwhile `look`, again and again."""
+    seen = time.perf_counter() - PAUSE
+    while True:
+        pid, status, usage = os.wait4(child, os.WNOHANG)
+        if pid:
+            return status, usage
+        if time.perf_counter() - seen >= PAUSE:
+            look()
+            seen = time.perf_counter()
+        time.sleep(0.005)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
     python benchmarks/peers.py [--sequences N] [--rounds N] [--write]
 
-All three in one process, in turn, on the same file and two threads; what the query and the analysis both know
+All three in turn, on the same file and two cores: reading and DuckDB with two threads, the analysis with two
+worker processes. What the query and the analysis both know
 must agree to 1e-6, or this fails.
 """
 
@@ -39,7 +40,9 @@ def measure(given: part.Given) -> part.Result:
         jobs = {
             "reading": lambda: read(path),
             "duckdb": lambda: nine.append(query.nine(path)),
-            "analyze": lambda: summaries.append(analyze([str(path)], presets=presets)),
+            "analyze": lambda: summaries.append(
+                analyze([str(path)], presets=presets, workers=machine.THREADS)
+            ),
         }
         timed = rounds.alternate(jobs, given.rounds)
     for summary, numbers in zip(summaries, nine, strict=True):

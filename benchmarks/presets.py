@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+import machine
 import part
 import rounds
 
@@ -38,7 +39,8 @@ def measure(given: part.Given) -> part.Result:
     """Seconds by number of presets, and the line through them."""
     sets = spread(load().resolve("all"), COUNTS)
     with part.dump(given.sequences) as (path, facts):
-        jobs = {str(n): partial(analyze, [str(path)], presets=some) for n, some in sets.items()}
+        one = partial(analyze, [str(path)], workers=machine.THREADS)
+        jobs = {str(n): partial(one, presets=some) for n, some in sets.items()}
         timed = rounds.alternate(jobs, given.rounds)
     seconds = [timed.median(str(n)) for n in sets]
     _, each, off = rounds.slope([*sets], seconds)

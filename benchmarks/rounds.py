@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+
+import peak
 
 Job = Callable[[], object]
 
 
 @dataclass(frozen=True)
 class Rounds:
-    """Seconds by job, one entry a round: `wall` by the clock, `cpu` of all threads of this process."""
+    """Seconds by job, one entry a round: `wall` by the clock, `cpu` of this process and those it started."""
 
     wall: dict[str, list[float]]
     cpu: dict[str, list[float]]
@@ -36,11 +39,16 @@ def alternate(jobs: Mapping[str, Job], rounds: int) -> Rounds:
     cpu: dict[str, list[float]] = {job: [] for job in jobs}
     for _ in range(rounds):
         for name, job in jobs.items():
-            before, spent = time.perf_counter(), time.process_time()
+            before, spent = time.perf_counter(), _processor()
             job()
             wall[name].append(time.perf_counter() - before)
-            cpu[name].append(time.process_time() - spent)
+            cpu[name].append(_processor() - spent)
     return Rounds(wall, cpu)
+
+
+def _processor() -> float:
+    """Seconds of processor so far; those of ended processes are counted where their server still runs."""
+    return time.process_time() + peak.processor(peak.below(os.getpid()))
 
 
 def slope(x: Sequence[float], y: Sequence[float]) -> tuple[float, float, float]:

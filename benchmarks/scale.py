@@ -25,7 +25,7 @@ def costs(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         "cores": CORES,
         "piece": PIECE,
         "cpu": found["peers"]["machine"]["cpu"],
-        "memory": max(row["peak"] for row in memory["rows"]) if memory else None,
+        "memory": max(row.get("together") or row["peak"] for row in memory["rows"]) if memory else None,
         "tally": max(row["tally_bytes"] for row in tallies["rows"]) if tallies else None,
         "merge": tallies.get("merge_seconds"),
         "gpu": _gpu(gpu) if gpu else None,

@@ -307,7 +307,7 @@ def test_a_query_that_asks_something_else_does_not_agree(
 
 
 def test_peers_that_do_not_agree_have_no_times(analysed: Summary, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers, "analyze", lambda sources, presets: analysed)  # of another dump
+    monkeypatch.setattr(peers, "analyze", lambda sources, presets, workers: analysed)  # of another dump
 
     with pytest.raises(part.Failed, match="tokens"):
         peers.measure(TINY)
@@ -422,6 +422,36 @@ def test_the_peak_is_the_commands_own_and_not_that_of_who_starts_it() -> None:
     assert 200 << 20 < large.peak < 300 << 20
     assert small.cpu > 0
     assert small.wall > 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="of other systems' processes nothing is known")
+def test_what_a_command_takes_is_what_all_its_processes_take() -> None:
+    child = (
+        "import time; x = bytearray(200 << 20); x[::4096] = bytes(51200); sum(range(5 << 20)); time.sleep(1)"
+    )
+    two = (
+        "import subprocess, sys; "
+        f"both = [subprocess.Popen([sys.executable, '-S', '-c', {child!r}]) for _ in range(2)]; "
+        "[one.wait() for one in both]"
+    )
+    own, alone = (peak.run([sys.executable, "-S", "-c", code]) for code in (two, child))
+
+    assert own.together is not None
+    assert alone.together is not None
+    assert 1.8 * alone.together < own.together < 2.6 * alone.together
+    assert 200 << 20 < own.peak < 300 << 20
+    assert own.cpu > 1.5 * alone.cpu > 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="of other systems' processes nothing is known")
+def test_seconds_of_processor_are_also_those_of_processes_that_were_started() -> None:
+    busy = [sys.executable, "-S", "-c", "sum(range(30_000_000)); print(flush=True); input()"]
+    with subprocess.Popen(busy, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        job = {"wait": lambda: child.stdout.readline() if child.stdout else None}
+        found = rounds.alternate(job, 1)
+        child.communicate("\n")
+
+    assert found.cpu["wait"][0] > 0.05
 
 
 def test_a_command_that_fails_has_no_peak() -> None:
@@ -551,7 +581,7 @@ def test_the_padded_way_is_counted_per_token_and_pass(
     ticks = iter(range(100))
     monkeypatch.setattr(padded, "load", Few)
     monkeypatch.setattr(padded, "sweep", lambda path: (padded.ours(analysed), 8.0, 3e6))
-    monkeypatch.setattr(padded, "analyze", lambda sources, presets: analysed)
+    monkeypatch.setattr(padded, "analyze", lambda sources, presets, workers: analysed)
     monkeypatch.setattr(padded.time, "perf_counter", lambda: float(next(ticks)))
 
     found = padded.measure(TINY)
@@ -620,7 +650,7 @@ def test_the_large_row_group_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def seen(command: str, path: str, *rest: str) -> peak.Spent:
         groups.append(pq.ParquetFile(path).num_row_groups)
-        return peak.Spent(1.0, 1.0, 5)
+        return peak.Spent(1.0, 1.0, 5, 7)
 
     monkeypatch.setattr(peak, "offpol_diag", seen)
 
@@ -628,6 +658,7 @@ def test_the_large_row_group_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert groups == [2, 1]
     assert [row["one_row_group"] for row in found["rows"]] == [False, True]
+    assert [(row["peak"], row["together"]) for row in found["rows"]] == [(5, 7)] * 2
 
 
 def test_a_process_is_held_to_its_threads() -> None:
