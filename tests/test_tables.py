@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from offpol_diag import resample, segments, tables
+from offpol_diag import accumulators, resample, segments, tables
 from offpol_diag.accumulators import TAIL, Sums, Tail
 from offpol_diag.metrics import where, worst
 from tests.devices import DEVICES
@@ -111,6 +111,51 @@ def test_neighbours_of_one_group_are_added_before_they_are_drawn(groups):
 
     for name in "ab":
         assert one[name].tolist() == pytest.approx(two[name].tolist(), rel=1e-12, abs=1e-12)
+
+
+ROWS = {
+    "distinct": RANDOM.standard_normal((40, 8)),
+    "mostly equal": RANDOM.standard_normal((5, 8))[RANDOM.integers(0, 5, 40)],
+    "mostly zero": np.where(np.arange(40)[:, None] % 9, 0.0, RANDOM.standard_normal((40, 8))),
+    "zeros of both signs": np.where(np.arange(40)[:, None] % 2, 0.0, -0.0) * np.ones(8),
+    "of one product with the vector that marks": np.where(
+        np.arange(40)[:, None] % 2, [np.sqrt(3.0), *[0.0] * 7], [0.0, np.sqrt(2.0), *[0.0] * 6]
+    ),
+    "one": RANDOM.standard_normal((1, 8)),
+    "none": np.empty((0, 8)),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_equal_rows_are_drawn_like_any(name):
+    rows, draws = ROWS[name], torch.from_numpy(RANDOM.poisson(1.0, (8, 16)).astype(np.float64))
+    expected = [
+        [math.fsum(a * b for a, b in zip(row, draw, strict=True)) for draw in draws.T.tolist()]
+        for row in rows
+    ]
+    found = accumulators._of_distinct(rows, draws)
+
+    assert found.shape == (len(rows), 16)
+    assert found.numpy() == pytest.approx(np.array(expected).reshape(-1, 16), rel=1e-12, abs=1e-12)
+
+
+@pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf])
+def test_rows_that_are_no_numbers_stay_apart_from_those_that_are(odd):
+    rows = np.zeros((20, 4))
+    rows[3, 1], rows[7, 1], rows[7, 2] = odd, odd, 5.0
+    draws = torch.ones(4, 2, dtype=torch.float64)
+    draws[2] = 0.0
+    found = accumulators._of_distinct(rows, draws)
+
+    assert [at for at in range(20) if float(found[at, 0]) != 0.0] == [3, 7]
+
+
+def test_what_many_presets_share_is_multiplied_once(monkeypatch):
+    rows, seen, plain = np.repeat(RANDOM.standard_normal((3, 8)), 30, axis=0), [], torch.Tensor.__matmul__
+    monkeypatch.setattr(torch.Tensor, "__matmul__", lambda a, b: seen.append(len(a)) or plain(a, b))
+    accumulators._of_distinct(rows, torch.ones(8, 4, dtype=torch.float64))
+
+    assert 3 <= seen[0] <= 9  # the product that marks a row may be rounded by where the row stands
 
 
 def test_a_group_that_comes_back_later_is_drawn_as_often_as_before():
