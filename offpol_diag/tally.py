@@ -10,6 +10,7 @@ from torch import Tensor
 
 from offpol_diag.accumulators import Extremes, State, Sums
 from offpol_diag.crosswalk import BOOKS
+from offpol_diag.crosswalk.ends import outermost
 from offpol_diag.metrics import (
     gap,
     method,
@@ -210,7 +211,7 @@ def _logged(study: Study, scene: Scene) -> tuple[dict[str, Tensor], dict[str, tu
         for preset in presets:
             columns |= BOOKS[logs].columns(scene, preset)
             ranges |= BOOKS[logs].ranges(scene, preset)
-    return columns, ranges
+    return columns, outermost(ranges)
 
 
 def _ranges(study: Study, once: Stack) -> dict[str, tuple[Tensor, Tensor]]:

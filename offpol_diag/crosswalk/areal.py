@@ -16,8 +16,9 @@ from torch import Tensor
 from offpol_diag import correction
 from offpol_diag.crosswalk import powers, update
 from offpol_diag.crosswalk.areal_masks import BEHAVE, LEFT, VALID, Some
-from offpol_diag.crosswalk.ledger import Absent, Column, Entry, Ledger, Page, Range, always, rows
-from offpol_diag.crosswalk.view import Ends, Measure, View
+from offpol_diag.crosswalk.ends import Ends, rows
+from offpol_diag.crosswalk.ledger import Absent, Column, Entry, Ledger, Page, Range, always
+from offpol_diag.crosswalk.view import Measure, View
 from offpol_diag.metrics.outcome import applied
 from offpol_diag.presets import Preset
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from offpol_diag import correction
-from offpol_diag.crosswalk.ledger import among
-from offpol_diag.crosswalk.view import KEPT, Ends, Mask, Measure, View
+from offpol_diag.crosswalk.ends import Ends, among
+from offpol_diag.crosswalk.view import KEPT, Mask, Measure, View
 from offpol_diag.metrics.outcome import applied
 from offpol_diag.presets import Preset, Reject
 from offpol_diag.ratios import Level

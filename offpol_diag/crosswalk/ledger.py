@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
-import torch
 from torch import Tensor
 
+from offpol_diag.crosswalk.ends import Ends
 from offpol_diag.crosswalk.spread import Columns, Ranges, Read
-from offpol_diag.crosswalk.view import Ends, View
+from offpol_diag.crosswalk.view import View
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.presets import Preset
 
@@ -31,7 +31,7 @@ class Book(Protocol):
         ...
 
     def ranges(self, scene: Scene, preset: Preset) -> Ranges:
-        """Whose smallest and largest value is kept."""
+        """Whose smallest and largest value is kept, of any parts of the batch (`ends.outermost`)."""
         ...
 
     def logged(self, preset: Preset, read: Read) -> Logged:
@@ -101,32 +101,14 @@ class Range(_Asked):
     """Whose smallest and largest value over the dump is kept.
 
     Attributes:
-        of: the smallest and the largest of any parts of the batch; ±inf where there is nothing to see.
+        of: the smallest and the largest of each part of the batch; ±inf where there is nothing to see.
     """
 
     of: Callable[[View], Ends]
 
     def made(self, view: View) -> Ends:
         """Of one batch."""
-        return self.once(view, lambda: _outermost(*self.of(view)))
-
-
-def _outermost(low: Tensor, high: Tensor) -> Ends:
-    """Of all; ±inf where there is nothing."""
-    if low.numel() == 0:
-        return low.new_full((), torch.inf), high.new_full((), -torch.inf)
-    return low.amin(), high.amax()
-
-
-def among(ends: Ends, there: Tensor) -> Ends:
-    """The ends of some of the sequences, ±inf for the others: [S] each."""
-    (low, high), gone = ends, ~there
-    return low.masked_fill(gone, torch.inf), high.masked_fill(gone, -torch.inf)
-
-
-def rows(x: Tensor, there: Tensor | None = None) -> Ends:
-    """Both ends of numbers of sequences [S], of those that are there."""
-    return (x, x) if there is None else among((x, x), there)
+        return self.once(view, lambda: self.of(view))
 
 
 @dataclass(frozen=True)

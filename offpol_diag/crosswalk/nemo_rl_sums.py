@@ -10,7 +10,8 @@ from torch import Tensor
 
 from offpol_diag import correction
 from offpol_diag.crosswalk import powers, update
-from offpol_diag.crosswalk.ledger import Column, Range, among, rows
+from offpol_diag.crosswalk.ends import among, rows
+from offpol_diag.crosswalk.ledger import Column, Range
 from offpol_diag.crosswalk.view import Measure, View
 from offpol_diag.metrics.outcome import applied
 from offpol_diag.presets import Over, Preset, Reject

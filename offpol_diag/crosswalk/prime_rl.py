@@ -16,7 +16,8 @@ from torch import Tensor
 from offpol_diag import correction, segments
 from offpol_diag.crosswalk import powers
 from offpol_diag.crosswalk.bounds import Side, bound, half, half_veto
-from offpol_diag.crosswalk.ledger import Column, Entry, Ledger, Page, Range, rows
+from offpol_diag.crosswalk.ends import rows
+from offpol_diag.crosswalk.ledger import Column, Entry, Ledger, Page, Range
 from offpol_diag.crosswalk.moments import std
 from offpol_diag.crosswalk.view import KEPT, Mask, Measure, View
 from offpol_diag.presets import Over, Preset, Veto

@@ -14,13 +14,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from offpol_diag.accumulators import extremes
+from offpol_diag.crosswalk.ends import Ends, outer, rows
 from offpol_diag.crosswalk.view import Measure, View
 
 EPS = 1e-8
 
 Columns = dict[str, Tensor]
-Ranges = dict[str, tuple[Tensor, Tensor]]
+Ranges = dict[str, Ends]
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,9 @@ class Piece:
         return self.view.total(self.of)
 
     @property
-    def range(self) -> tuple[Tensor, Tensor]:
-        """The smallest and the largest."""
-        low, high = self.view.ends(self.of)
-        return extremes(low)[0], extremes(high)[1]
+    def ends(self) -> Ends:
+        """The smallest and the largest of each row."""
+        return self.view.ends(self.of)
 
     def capped(self, high: float) -> Piece:
         """min(x, high); the same piece where that changes nothing."""
@@ -120,7 +119,7 @@ class Sample:
         n: tokens of each row, [S].
         total: Σx over the tokens of each row, [S].
         judged: verl's mean of x in each row and, for a statistic of rows, x itself: [1 or 2, S].
-        ranges: extremes of x, of its row means, and of their deviation from the center.
+        ranges: extremes of x, of its row means, and of their deviation from the center, of each row.
     """
 
     pieces: tuple[Piece, ...]
@@ -140,31 +139,24 @@ class Sample:
         """From the statistic of each row, [S]."""
         total = x * n
         means = total / (n + EPS)
-        ranges = {"x": rows_range(x, n > 0), **_mean_ranges(means, center, n, empty)}
+        ranges = {"x": rows(x, n > 0), **_mean_ranges(means, center, n, empty)}
         return cls((), empty, n, total, torch.stack((means, x)), ranges)
 
     @classmethod
     def of_tokens(cls, pieces: tuple[Piece, ...], n: Tensor, center: float, empty: bool) -> Sample:
         """From the statistic of all tokens."""
         total = reduce(torch.add, (piece.total for piece in pieces))
-        low, high = zip(*(piece.range for piece in pieces), strict=True)
         means = total / (n + EPS)
-        span = reduce(torch.minimum, low), reduce(torch.maximum, high)
-        ranges = {"x": span, **_mean_ranges(means, center, n, empty)}
+        ranges = {
+            "x": reduce(outer, (piece.ends for piece in pieces)),
+            **_mean_ranges(means, center, n, empty),
+        }
         return cls(pieces, empty, n, total, means[None], ranges)
 
 
 def _mean_ranges(means: Tensor, center: float, n: Tensor, empty: bool) -> Ranges:
-    both = torch.stack((means, (means - center).abs()))
-    low, high = torch.aminmax(both, dim=1) if empty and n.numel() else rows_range(both, n > 0)
-    return {"m": (low[0], high[0]), "dev": (low[1], high[1])}
-
-
-def rows_range(x: Tensor, there: Tensor) -> tuple[Tensor, Tensor]:
-    """Smallest and largest along the last axis of what is there; (+inf, -inf) where nothing is."""
-    if x.shape[-1] == 0:
-        return x.new_full(x.shape[:-1], torch.inf), x.new_full(x.shape[:-1], -torch.inf)
-    return torch.where(there, x, torch.inf).amin(-1), torch.where(there, x, -torch.inf).amax(-1)
+    there = None if empty else n > 0
+    return {"m": rows(means, there), "dev": rows((means - center).abs(), there)}
 
 
 @dataclass(frozen=True)

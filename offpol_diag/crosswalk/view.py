@@ -17,6 +17,7 @@ from torch import Tensor
 
 from offpol_diag import segments
 from offpol_diag.batch import Batch
+from offpol_diag.crosswalk.ends import Ends, outer
 from offpol_diag.metrics.outcome import Outcome, applied, of
 from offpol_diag.metrics.pieces import Pieces, pieces
 from offpol_diag.metrics.scene import Scene
@@ -26,8 +27,6 @@ from offpol_diag.ratios import Ratios
 T = TypeVar("T")
 WITHOUT_CLIP = ("reinforce", "surrogate")
 """Losses that have a clip and do not use it."""
-Ends = tuple[Tensor, Tensor]
-"""The smallest and the largest: of each sequence [S], or of all."""
 
 
 @dataclass(frozen=True)
@@ -199,7 +198,7 @@ class View:
             offsets = view.batch.cu_seqlens
             return segments.smallest(low, offsets), segments.largest(high, offsets)
 
-        return self._merged("ends", measure, mask, make, _outermost)
+        return self._merged("ends", measure, mask, make, outer)
 
     def values(self, measure: Measure) -> Tensor:
         """A measure of these tokens, [T]."""
@@ -240,10 +239,6 @@ def _told(preset: Preset) -> bool:
     psis = preset.weight is not None and preset.weight.action == "psis"
     rules = (rule for rule in preset.reject if rule.on_tokens)
     return not psis and all(rule.over == "token" and rule.statistic != "binary_kl" for rule in rules)
-
-
-def _outermost(one: Ends, two: Ends) -> Ends:
-    return torch.minimum(one[0], two[0]), torch.maximum(one[1], two[1])
 
 
 @cache

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from offpol_diag import correction, segments
-from offpol_diag.accumulators import extremes
 from offpol_diag.crosswalk import powers
+from offpol_diag.crosswalk.ends import Ends, rows
 from offpol_diag.crosswalk.spread import EPS, UNKNOWN, Columns, Piece, Ranges, Sample, Spread, Thresholds
 from offpol_diag.crosswalk.verl.parts import GENERATIONS, SAFETY, Generation, Part, parts
 from offpol_diag.crosswalk.view import Measure, View
@@ -41,9 +41,9 @@ def ranges(scene: Scene, preset: Preset) -> Ranges:
     return found
 
 
-def _log_range(ratios: Ratios, over: Over) -> tuple[Tensor, Tensor]:
+def _log_range(ratios: Ratios, over: Over) -> Ends:
     """Extremes of the log-ratio of rows, bounded nowhere."""
-    return ratios.once(("verl log", over), lambda: extremes(ratios.aggregate("ratio", over).values))
+    return rows(ratios.aggregate("ratio", over).values)
 
 
 # ---------------------------------------------------------------- spreads

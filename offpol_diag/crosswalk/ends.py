@@ -1,0 +1,43 @@
+"""The smallest and the largest: of each sequence first, of the whole batch in one go for all who ask."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+Ends = tuple[Tensor, Tensor]
+"""The smallest and the largest: of each sequence [S], or of all."""
+
+
+def among(ends: Ends, there: Tensor) -> Ends:
+    """The ends of some of the sequences, ±inf for the others: [S] each."""
+    (low, high), gone = ends, ~there
+    return low.masked_fill(gone, torch.inf), high.masked_fill(gone, -torch.inf)
+
+
+def rows(x: Tensor, there: Tensor | None = None) -> Ends:
+    """Both ends of numbers of sequences [S], of those that are there."""
+    return (x, x) if there is None else among((x, x), there)
+
+
+def outer(one: Ends, two: Ends) -> Ends:
+    """Of both, part by part."""
+    return torch.minimum(one[0], two[0]), torch.maximum(one[1], two[1])
+
+
+def outermost(ranges: Mapping[str, Ends]) -> dict[str, Ends]:
+    """Of all parts of each, scalars; ±inf where there is no part."""
+    by_size: dict[int, list[str]] = {}
+    for name, (low, _) in ranges.items():
+        by_size.setdefault(low.numel(), []).append(name)
+    found = {name: pair for size, names in by_size.items() for name, pair in _of_size(ranges, size, names)}
+    return {name: found[name] for name in ranges}
+
+
+def _of_size(ranges: Mapping[str, Ends], size: int, names: list[str]) -> zip[tuple[str, Ends]]:
+    low, high = (torch.stack([ranges[name][side].reshape(size) for name in names]) for side in (0, 1))
+    if size == 0:
+        low, high = (x.new_full((len(names), 1), end) for x, end in ((low, torch.inf), (high, -torch.inf)))
+    return zip(names, zip(low.amin(dim=1).unbind(), high.amax(dim=1).unbind(), strict=True), strict=True)
