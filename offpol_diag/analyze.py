@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from operator import attrgetter
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Literal
 import pyarrow as pa
 
 from offpol_diag import correction, readout, resample, tallies
+from offpol_diag.accumulators import Floor
 from offpol_diag.batch import Batch
 from offpol_diag.engines import Each, Engine, Processes, Progress, Ray
 from offpol_diag.engines.devices import devices, on
@@ -182,17 +183,26 @@ class Observed:
 
 @dataclass(frozen=True)
 class Observe:
-    """The job of an analysis."""
+    """The job of an analysis.
+
+    Attributes:
+        study: what is measured.
+        found: by the reading before.
+        rows: whether rows of sequences are wanted.
+        floors: of each tail, below what no value counts any more; they rise while the dump is read.
+    """
 
     study: Study
     found: Found
     rows: bool
+    floors: dict[str, Floor] = field(default_factory=dict, compare=False, repr=False)
 
     def __call__(self, batch: Batch) -> Observed:
         """A batch's tally."""
         study = self.study
         batch, settled = self.found.filled(batch), self.found.settled
         scene = Scene.of(batch, study.seed, study.replicates, settled, study.near)
+        scene.floors = self.floors
         seen = Observed(observe(study, scene), table(scene, study) if self.rows else None)
         scene.forget()
         return seen

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import pickle
 from dataclasses import fields
@@ -15,13 +16,14 @@ import torch
 
 from offpol_diag import settle as settling
 from offpol_diag.accumulators import TAIL, Bins, Floor, Tail
-from offpol_diag.analyze import analyze
+from offpol_diag.analyze import Observe, analyze, plan
 from offpol_diag.engines import Local
 from offpol_diag.errors import DumpError
 from offpol_diag.presets import Preset, Reject, Weight
 from offpol_diag.ratios import Level
 from offpol_diag.readers import open_dump
-from offpol_diag.settle import Asked, Look, settle
+from offpol_diag.scope import UNSETTLED
+from offpol_diag.settle import Asked, Found, Look, settle
 
 M2PO = Preset("m2", "", reject=(Reject("k2", "batch", upper=0.02),))
 PSIS = Preset("p", "", weight=Weight(over="token", action="psis", safety=None))
@@ -238,6 +240,23 @@ def test_a_floor_does_not_travel():
     assert pickle.loads(pickle.dumps(floor)).at == -math.inf
     assert pickle.loads(pickle.dumps(look)).floors == {}
     assert pickle.loads(pickle.dumps(look)) == look
+
+
+def test_the_tails_of_an_analysis_rise_above_a_floor_and_are_those_of_the_dump(tmp_path):
+    draw = np.random.default_rng(1)
+    logs = draw.standard_normal((40, 8192)) - 9.0
+    rows = [{"rollout_log_probs": [-9.0] * 8192, "old_log_probs": row.tolist()} for row in logs]
+    dump = open_dump([saved(rows, tmp_path)], batch_tokens=1 << 16)
+    job = Observe(plan(dump, (), (), 0), Found(UNSETTLED, None), rows=False)
+    parts = [job(batch).tally.states["tail.tokens"] for batch in dump.batches()]
+    merged = functools.reduce(Tail.merge, parts)
+
+    assert len(parts) == 6
+    assert merged.n == logs.size
+    assert merged.top.tolist() == np.sort((logs - -9.0).ravel())[::-1][:TAIL].tolist()
+    assert 0 < len(parts[-1].kept) < len(parts[0].kept)
+    assert {name for name, floor in job.floors.items() if floor.at > -math.inf} == {"tail.tokens"}
+    assert all(floor.at == -math.inf for floor in pickle.loads(pickle.dumps(job)).floors.values())
 
 
 def test_each_trainer_batch_has_a_floor_of_its_own(tmp_path):

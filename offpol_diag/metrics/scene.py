@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from offpol_diag import correction, resample
+from offpol_diag.accumulators import Floor
 from offpol_diag.batch import Batch
 from offpol_diag.memo import Memo
 from offpol_diag.near import Asked, Near, neutral, splits
@@ -27,6 +28,7 @@ class Scene:
     Attributes:
         near: what makes a token near; None: all tokens are looked at preset by preset.
         learned: takes down what is asked of near tokens, in a rehearsal; else None.
+        floors: by tail, what earlier batches say of it; None for a batch by itself.
     """
 
     batch: Batch
@@ -34,6 +36,7 @@ class Scene:
     settled: Settled = UNSETTLED
     near: Near | None = None
     learned: Asked | None = None
+    floors: dict[str, Floor] | None = None
     _ratios: dict[str, Ratios] = field(default_factory=dict)
     _memo: Memo = field(default_factory=Memo, repr=False)
     _parts: tuple[Ratios, Ratios] | None = field(default=None, repr=False)
@@ -97,6 +100,10 @@ class Scene:
         if batch.old is not None and batch.current is not None:
             found.append(batch.current - batch.old)
         return found
+
+    def floor(self, tail: str) -> Floor | None:
+        """Below what no value of a tail counts any more."""
+        return None if self.floors is None else self.floors.setdefault(tail, Floor())
 
     def once(self, key: object, make: Callable[[], T]) -> T:
         """`make()`, computed once per key."""

@@ -26,11 +26,12 @@ def states(scene: Scene, drift: Drift) -> dict[str, State]:
     if found is None:
         return {}
     there = scene.batch.lengths > 0
+    tokens, sequences = (f"{drift.prefix}tail.{over}" for over in ("tokens", "sequences"))
     return {
         f"{drift.prefix}bins.d": Counts.of(found.delta),
         f"{drift.prefix}bins.k3": Bins.of(found.k3),
-        f"{drift.prefix}tail.tokens": Tail.of(found.delta),
-        f"{drift.prefix}tail.sequences": Tail.of(found.total[_filled(scene)]),
+        tokens: Tail.of(found.delta, scene.floor(tokens)),
+        sequences: Tail.of(found.total[_filled(scene)], scene.floor(sequences)),
         f"{drift.prefix}log.sequences": LogSums.of(torch.where(there, found.total, -torch.inf), scene.draws),
     }
 
