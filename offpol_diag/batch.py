@@ -71,6 +71,12 @@ class Batch:
         """Unmasked tokens per sequence, [S] int64."""
         return segments.lengths(self.cu_seqlens)
 
+    @cached_property
+    def turns(self) -> Tensor:
+        """Where the turns of each sequence start among all turns, [S+1] int64."""
+        starts = torch.searchsorted(self.cu_runs[:-1], self.cu_seqlens[:-1])
+        return torch.cat((starts, starts.new_tensor([len(self.cu_runs) - 1])))
+
     def policy(self, name: str) -> Tensor | None:
         """The log-probs of one of `POLICIES`, [T] float64, or None when the dump lacks them."""
         found: Tensor | None = getattr(self, name)

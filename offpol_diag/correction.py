@@ -17,6 +17,7 @@ from torch import Tensor
 
 from offpol_diag import segments
 from offpol_diag.batch import Batch
+from offpol_diag.memo import Memo
 from offpol_diag.presets import AGGREGATES, Over, Preset, Reject, Veto, Weight
 from offpol_diag.ratios import FLOAT32_OVERFLOW, OVERFLOW, Level, Ratios
 
@@ -28,7 +29,7 @@ class Weighed:
     Attributes:
         raw: the ratio after the safety bound, before truncation.
         final: after truncation or masking; not normalised (ESS does not depend on scale).
-        high: how many tokens (or 1 for the sequence) lie above `upper`, [S].
+        high: how many tokens (of turns all, or 1 for the sequence) lie above `upper`, [S].
         low: how many lie below `lower`, [S].
         bounded: on how many the safety bound acted, [S].
         tries: of how many weights, or of how many tokens where it acts on tokens, [S].
@@ -79,13 +80,43 @@ def weigh(ratios: Ratios, preset: Preset) -> Weighed:
     """Weights of every token or sequence under the preset's weight rule, which it must have."""
     assert preset.weight is not None
     weight = preset.weight
+    if by_turn(weight):
+        return ratios.once(("of turns", weight_key(preset)), lambda: _of_turns(ratios, preset))
     if ratios.whole is not None and weight.over != "token":
         return weigh(ratios.whole, preset)
-    return ratios.once(("weight", weight_key(preset)), lambda: _weigh(_seen(ratios, preset, weight), weight))
+    return ratios.once(("weight", weight_key(preset)), lambda: _weigh(seen(ratios, preset, weight), weight))
+
+
+def by_turn(weight: Weight | None) -> bool:
+    """Whether a turn has one weight; smoothing asks how many tokens have it."""
+    return weight is not None and weight.over == "segment" and weight.action != "psis"
+
+
+def weigh_turns(ratios: Ratios, preset: Preset) -> Weighed:
+    """Weights of every turn under the preset's weight rule, which must be one on turns."""
+    assert preset.weight is not None
+    weight, whole = preset.weight, ratios.whole or ratios
+    return whole.once(("weight", weight_key(preset)), lambda: _weigh(seen(whole, preset, weight), weight))
+
+
+def _of_turns(ratios: Ratios, preset: Preset) -> Weighed:
+    """The weights of turns given to the tokens that are here."""
+    found = weigh_turns(ratios, preset)
+    raw, final = (Level(ratios.of_turns(each.values), "token") for each in (found.raw, found.final))
+    return replace(found, raw=raw, final=final)
+
+
+def _log_ratio(ratios: Ratios, weight: Weight) -> Level:
+    """log r that a weight is made of, bounded where `safety_at` says."""
+    if not by_turn(weight):
+        return ratios.log_ratio(weight.over, weight.safety, weight.safety_at)
+    if weight.safety is None or weight.safety_at == "token":
+        return Level(ratios.turns("ratio", weight.safety), "turn")
+    return Level(ratios.turns("ratio").clamp(-weight.safety, weight.safety), "turn")
 
 
 def _weigh(ratios: Ratios, weight: Weight) -> Weighed:
-    log = ratios.log_ratio(weight.over, weight.safety, weight.safety_at)
+    log = _log_ratio(ratios, weight)
     raw = _held(log.map(lambda x: torch.exp(x.clamp(-OVERFLOW, OVERFLOW))), log, weight)
     above = _beyond(log.values, weight.upper, 1, weight.strict)
     below = _beyond(log.values, weight.lower, -1, weight.strict)
@@ -109,8 +140,10 @@ def _bounded(ratios: Ratios, weight: Weight) -> tuple[Tensor, Tensor]:
 
 
 def _beyond_safety(ratios: Ratios, over: Over, safety: float | None) -> tuple[Tensor, Tensor]:
-    log, lengths = ratios.aggregate("ratio", over), ratios.batch.lengths
-    tries = (lengths if log.per == "token" else lengths > 0).to(torch.float64)
+    turns = over == "segment"
+    log = Level(ratios.turns("ratio"), "turn") if turns else ratios.aggregate("ratio", over)
+    lengths = ratios.batch.lengths
+    tries = (lengths > 0 if log.per == "sequence" else lengths).to(torch.float64)
     if safety is None:
         return torch.zeros_like(tries), tries
     return per_sequence(log.values.abs() > safety, log, ratios.batch), tries
@@ -158,9 +191,14 @@ def _beyond(x: Tensor, bound: float | None, sign: int, strict: bool = False) -> 
 
 
 def per_sequence(flag: Tensor, like: Level, batch: Batch) -> Tensor:
-    """Flags per token or per sequence → counts per sequence [S] float64 (empty sequences count 0)."""
+    """Flags per token or per sequence → counts per sequence [S] float64 (empty sequences count 0).
+
+    Of turns all tokens count.
+    """
     if like.per == "token":
         return segments.count(flag, batch.cu_seqlens)
+    if like.per == "turn":
+        return segments.total(flag * segments.lengths(batch.cu_runs).to(torch.float64), batch.turns)
     return (flag & (batch.lengths > 0)).to(torch.float64)
 
 
@@ -175,7 +213,7 @@ def _keep(ratios: Ratios, preset: Preset) -> Kept:
     for at, rule in enumerate(preset.reject):
         before = replace(preset, reject=preset.reject[:at])
         judge = ratios if rule.on_tokens else ratios.whole or ratios
-        passed = passes(_seen(judge, before, rule), rule)
+        passed = passes(seen(judge, before, rule), rule)
         if passed.per == "sequence":
             sequences = sequences & passed.values
         else:
@@ -189,13 +227,20 @@ def _on_tokens(rules: tuple[Reject, ...]) -> tuple[Reject, ...]:
     return tuple(rule for rule in rules if rule.on_tokens)
 
 
-def _seen(ratios: Ratios, preset: Preset, part: Weight | Reject) -> Ratios:
-    """The ratios as one part of a preset sees them: its numerator, over the tokens left to it."""
+def seen(ratios: Ratios, preset: Preset, part: Weight | Reject) -> Ratios:
+    """The ratios as one part of a preset sees them: its numerator, over the tokens left to it.
+
+    Of `preset` that is what drops tokens before.
+    """
     own = ratios.of(part.policy) if isinstance(part, Reject) else ratios
-    if part.among == "all":
+    if part.among == "all" or part.over == "token":
         return own
     before = replace(preset, reject=_on_tokens(preset.reject))
-    return own.among(_left(ratios, before), (before.veto, before.reject))
+    key = before.veto, before.reject
+    if ratios.whole is None:
+        return own.among(_left(ratios, before), key)
+    whole = seen(ratios.whole, preset, part)
+    return own.once(("among", key), lambda: replace(own, whole=whole, _memo=Memo()))
 
 
 def _left(ratios: Ratios, preset: Preset) -> Tensor:
@@ -217,25 +262,53 @@ def statistic(ratios: Ratios, rule: Reject) -> Level:
 
     The safety bounds log-ratios: the aggregated one, which only ratio and k1 have, or each token's.
     """
+    early, late = _safety(rule)
+    found = ratios.aggregate(rule.statistic, rule.over, early)
+    return found if late is None else found.map(lambda x: x.clamp(-late, late))
+
+
+def _safety(rule: Reject) -> tuple[float | None, float | None]:
+    """The bound on each token's Δ, and the one on the aggregate."""
     late = rule.safety_at == "aggregate" and rule.statistic in AGGREGATES
-    if rule.safety is None or not late:
-        return ratios.aggregate(rule.statistic, rule.over, rule.safety)
-    bound = rule.safety
-    return ratios.aggregate(rule.statistic, rule.over).map(lambda x: x.clamp(-bound, bound))
+    return (None, rule.safety) if late else (rule.safety, None)
 
 
 def _passes(ratios: Ratios, rule: Reject) -> Level:
-    x = statistic(ratios, rule)
     if rule.over == "batch":
-        return x.map(lambda values: values < ratios.settled.cut(ratios.policy, rule, ratios.batch))
+        cut = ratios.settled.cut(ratios.policy, rule, ratios.batch)
+        return statistic(ratios, rule).map(lambda values: values < cut)
+    above, below = beyond(ratios, rule)
+    if rule.advantage == "any":
+        passed = above.map(lambda up: ~(up | below.values))
+        return _of_tokens(passed, ratios) if rule.on_tokens else passed
+    if rule.on_tokens:
+        above, below = (_of_tokens(flags, ratios) for flags in (above, below))
+    return above.map(lambda up: ~fails(rule, up, below.values, _advantage(rule, above, ratios)))
+
+
+def beyond(ratios: Ratios, rule: Reject) -> tuple[Level, Level]:
+    """Which tokens, turns or sequences lie above the upper bound, and which below the lower one."""
+    x = _judged(ratios, rule)
     above, below = (x.map(lambda v, s=sign: _outside(v, rule, s)) for sign in (1, -1))  # type: ignore[misc]
-    if rule.of_token and x.per == "sequence":
-        above, below = (_to_tokens(flags, ratios.batch) for flags in (above, below))
-    return above.map(lambda up: ~_signed(up, below.values, rule, above, ratios))
+    return above, below
 
 
-def _to_tokens(flags: Level, batch: Batch) -> Level:
-    return Level(segments.spread(flags.values, batch.cu_seqlens), "token")
+def _judged(ratios: Ratios, rule: Reject) -> Level:
+    """The statistic of what the rule judges: of a turn once."""
+    if rule.over != "segment":
+        return statistic(ratios, rule)
+    early, late = _safety(rule)
+    found = ratios.turns(rule.statistic, early)
+    return Level(found if late is None else found.clamp(-late, late), "turn")
+
+
+def _of_tokens(flags: Level, ratios: Ratios) -> Level:
+    """Given to the tokens that are here."""
+    if flags.per == "token":
+        return flags
+    if flags.per == "turn":
+        return Level(ratios.of_turns(flags.values), "token")
+    return Level(segments.spread(flags.values, ratios.batch.cu_seqlens), "token")
 
 
 def _outside(x: Tensor, rule: Reject, sign: int) -> Tensor:
@@ -248,6 +321,7 @@ def _outside(x: Tensor, rule: Reject, sign: int) -> Tensor:
 
 
 _SIGNS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "any": lambda above, below, a: above | below,
     "positive": lambda above, below, a: (above | below) & (a > 0),
     "negative": lambda above, below, a: (above | below) & (a < 0),
     "against": lambda above, below, a: (above & (a > 0)) | (below & (a < 0)),
@@ -257,10 +331,9 @@ _SIGNS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 """Which violations count, given the advantage (for `away` times Δ)."""
 
 
-def _signed(above: Tensor, below: Tensor, rule: Reject, like: Level, ratios: Ratios) -> Tensor:
-    if rule.advantage == "any":
-        return above | below
-    return _SIGNS[rule.advantage](above, below, _advantage(rule, like, ratios))
+def fails(rule: Reject, above: Tensor, below: Tensor, advantage: Tensor) -> Tensor:
+    """Where a violation counts, given the advantage (for `away` times Δ)."""
+    return _SIGNS[rule.advantage](above, below, advantage)
 
 
 def _advantage(rule: Reject, like: Level, ratios: Ratios) -> Tensor:

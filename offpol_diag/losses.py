@@ -232,11 +232,12 @@ def _u(ratios: Ratios, anchor: Tensor) -> Tensor:
 
 
 def _mean_u(ratios: Ratios, anchor: str) -> Tensor:
-    """The mean of u over all tokens of each sequence, [S]."""
+    """The mean of u over all tokens of each sequence, [S], also where only some are here."""
     whole = ratios.whole or ratios
     known = whole.batch.policy(anchor)
     assert known is not None
-    return whole.once("loss mean u", lambda: segments.mean(_u(whole, known), whole.batch.cu_seqlens))
+    found = whole.once("loss mean u", lambda: segments.mean(_u(whole, known), whole.batch.cu_seqlens))
+    return ratios.own(found)
 
 
 def _ratio(ratios: Ratios, u: Tensor, pooled: bool) -> tuple[Tensor, Tensor]:

@@ -2,7 +2,7 @@
 
 Nearly all tokens of a dump are near for nearly every preset. There a preset is the same as one without rules
 and bounds, so that the sums are taken once for all presets; only the few others are looked at preset by
-preset.
+preset. What acts on all near tokens of a turn, or of one sign of A, alike multiplies their sums (`cells.py`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from functools import cache
 from threading import Lock
 from typing import Any, TypeVar
 
+from offpol_diag.correction import by_turn
 from offpol_diag.losses import LOSSES
 from offpol_diag.memo import Memo
 from offpol_diag.presets import Clip, Policy, Preset, Reject, Veto, Weight
@@ -54,6 +55,7 @@ class Near:
         rules: rules whose reach |Δ| does not tell, each with its numerator: a token that one of them drops is
             far.
         tails: smoothed token weights, each with its numerator: a token in the tail is far.
+        celled: presets for which near tokens of a sequence may differ, by turn or by the sign of A.
         asked: what is asked of near tokens, by numerator and key, with what makes it of some of them; learned
             from a few sequences (`tally.py`), so that batches can be looked at block by block. It does not
             travel.
@@ -62,6 +64,7 @@ class Near:
     radius: float
     rules: tuple[tuple[Policy, Reject], ...] = ()
     tails: tuple[tuple[Policy, Weight], ...] = ()
+    celled: tuple[Preset, ...] = ()
     asked: Asked = field(default_factory=dict, compare=False, repr=False)
     lock: Lock = field(default_factory=Lock, compare=False, repr=False)
     _memo: Memo = field(default_factory=Memo, compare=False, repr=False)
@@ -70,28 +73,53 @@ class Near:
         """`make()`, computed once per key; it does not travel either."""
         return self._memo.once(key, make)
 
+    def divides(self, preset: Preset) -> bool:
+        """Whether near tokens are looked at apart, all at once or by cells; cells are those of `celled`."""
+        return splits(preset, self.radius) or preset in self.celled
+
     def __reduce__(self) -> tuple[type[Near], tuple[object, ...]]:
-        return Near, (self.radius, self.rules, self.tails)
+        return Near, (self.radius, self.rules, self.tails, self.celled)
 
     @classmethod
     def of(cls, presets: Sequence[Preset]) -> Near:
         """With the largest of `RADII` at which as many presets can be split as at the smallest."""
         applied = [preset if preset.apply else replace(preset, weight=None, reject=()) for preset in presets]
-        most = sum(splits(preset, RADII[-1]) for preset in applied)
-        a = next(a for a in RADII if sum(splits(preset, a) for preset in applied) == most)
-        split = [preset for preset in applied if splits(preset, a)]
+        most = sum(divides(preset, RADII[-1]) for preset in applied)
+        a = next(a for a in RADII if sum(divides(preset, a) for preset in applied) == most)
+        split = [preset for preset in applied if divides(preset, a)]
         rules = ((rule.policy or p.policy, rule) for p in split for rule in p.reject if _watched(rule))
         tails = ((p.policy, p.weight) for p in split if p.weight and _smoothed(p.weight))
-        return cls(a, tuple(dict.fromkeys(rules)), tuple(dict.fromkeys(tails)))
+        return cls(
+            a,
+            tuple(dict.fromkeys(rules)),
+            tuple(dict.fromkeys(tails)),
+            tuple(preset for preset in split if not splits(preset, a)),
+        )
 
 
 @cache
 def splits(preset: Preset, a: float) -> bool:
     """Whether near tokens, with |Δ| within ±a, are all alike for a preset (given what `Near` watches)."""
+    celled = preset.apply and (by_turn(preset.weight) or any(map(on_cells, preset.reject)))
+    return divides(preset, a) and not celled
+
+
+@cache
+def divides(preset: Preset, a: float) -> bool:
+    """Whether near tokens of a sequence are alike but for their turn and the sign of A."""
     if not preset.apply:
         return _clip_idle(preset, a)
-    rules = all(_rule_idle(rule, a) or _watched(rule) for rule in preset.reject)
-    return rules and _weight_idle(preset.weight, a) and _veto_idle(preset.veto, a) and _clip_idle(preset, a)
+    rules = all(_rule_idle(rule, a) or _watched(rule) or on_cells(rule) for rule in preset.reject)
+    weight = by_turn(preset.weight) or _weight_idle(preset.weight, a)
+    return rules and weight and _veto_idle(preset.veto, a) and _clip_idle(preset, a)
+
+
+def on_cells(rule: Reject) -> bool:
+    """Whether a rule judges a turn or a sequence and drops its tokens, or those with some sign of A.
+
+    So many may fail that they are not watched.
+    """
+    return rule.on_tokens and rule.over not in ("token", "batch") and not _watched(rule)
 
 
 @cache
@@ -119,8 +147,7 @@ def _rule_idle(rule: Reject, a: float) -> bool:
 def _watched(rule: Reject) -> bool:
     """Whether a rule on tokens is looked at by itself, since |Δ| does not say where it acts.
 
-    A rule whose bounds are tighter than any radius is not, nor one that judges sequences and drops those of
-    their tokens with some sign of A: nearly all tokens might be far.
+    A rule whose bounds are tighter than any radius is not: nearly all tokens might be far.
     """
     if rule.among != "all" or not rule.on_tokens:
         return False

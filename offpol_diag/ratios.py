@@ -30,10 +30,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Level:
-    """Values per token [T] or per sequence [S]."""
+    """Values per token [T], per sequence [S] or per turn [R]."""
 
     values: Tensor
-    per: Literal["token", "sequence"]
+    per: Literal["token", "sequence", "turn"]
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Level:
         """The same level with a function applied to its values."""
@@ -87,6 +87,7 @@ class Ratios:
         whole: where this batch is some tokens of another one: that one's ratios, which judge sequences and
             turns.
         index: where the tokens stand in that one, [T].
+        rows: of which of its sequences each one here has tokens, [S]; None where they are the same.
     """
 
     batch: Batch
@@ -96,6 +97,7 @@ class Ratios:
     left: Tensor | None = field(default=None, repr=False)
     whole: Ratios | None = field(default=None, repr=False)
     index: Tensor | None = field(default=None, repr=False)
+    rows: Tensor | None = field(default=None, repr=False)
     _memo: Memo = field(default_factory=Memo, repr=False)
 
     def of(self, policy: Policy | None) -> Ratios:
@@ -169,28 +171,40 @@ class Ratios:
         Per sequence: sum, mean, max, min of its tokens (an empty sequence has 0). A turn's mean is given to
         its tokens. Sequences are judged by all their tokens, also where this batch has only some of them.
         """
+        if over == "segment":
+            key = ("of turns", statistic, safety)
+            return self.once(key, lambda: Level(self.of_turns(self.turns(statistic, safety)), "token"))
         if self.whole is not None and over not in ("token", "batch"):
-            return self._picked(self.whole.aggregate(statistic, over, safety))
+            return self.whole.aggregate(statistic, over, safety)
         return self.once((statistic, over, safety), lambda: self._aggregate(statistic, over, safety))
-
-    def _picked(self, level: Level) -> Level:
-        """What the whole says of the tokens that are here."""
-        index = self.index
-        return (
-            level
-            if level.per == "sequence" or index is None
-            else level.map(lambda x: x.index_select(0, index))
-        )
 
     def _aggregate(self, statistic: Statistic, over: Over, safety: float | None) -> Level:
         x = self.token(statistic, safety)
         if over in ("token", "batch"):
             return Level(x, "token")
-        if over == "segment":
-            runs = self.batch.cu_runs
-            return Level(segments.spread(self._reduced(x, "mean", runs), runs), "token")
         values = self._reduced(x, over, self.batch.cu_seqlens)
         return Level(torch.where(self.batch.lengths > 0, values, 0.0), "sequence")
+
+    def own(self, x: Tensor) -> Tensor:
+        """What each sequence here has of a number of the whole's sequences, [S]."""
+        return x if self.rows is None else x[self.rows]
+
+    def turns(self, statistic: Statistic, safety: float | None = None) -> Tensor:
+        """Mean of the statistic over each turn, [R]; of all tokens, also where only some are here."""
+        if self.whole is not None:
+            return self.whole.turns(statistic, safety)
+        runs = self.batch.cu_runs
+        return self.once(
+            ("turns", statistic, safety), lambda: self._reduced(self.token(statistic, safety), "mean", runs)
+        )
+
+    def of_turns(self, x: Tensor) -> Tensor:
+        """Each turn's value [R] given to its tokens that are here, [T]."""
+        whole, index = self.whole, self.index
+        if whole is None or index is None:
+            return segments.spread(x, (whole or self).batch.cu_runs)
+        at = self.once("turn", lambda: torch.searchsorted(whole.batch.cu_runs, index, right=True) - 1)
+        return x[at]
 
     def _reduced(self, x: Tensor, over: Over, offsets: Tensor) -> Tensor:
         """Per run [R], over the tokens that are left; 0 where none is."""

@@ -25,6 +25,7 @@ from offpol_diag.metrics import (
     worst,
 )
 from offpol_diag.metrics.gap import DRIFTS, Drift
+from offpol_diag.metrics.outcome import applied
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.metrics.stack import Stack
 from offpol_diag.near import Near
@@ -184,7 +185,7 @@ def _preset_columns(stack: Stack) -> Sheet:
 
 
 def _splits(scene: Scene, preset: Preset) -> bool:
-    return len(scene.parts(preset)) > 1
+    return scene.near is not None and scene.near.divides(applied(preset))
 
 
 def _columns(stack: Stack) -> Sheet:

@@ -134,7 +134,7 @@ class View:
         if self.part is not None:
             return (self,)
         if self.preset.apply and self.preset.loss not in WITHOUT_CLIP:
-            each = tuple((done.ratios, rules) for done, rules in self.pieces.each)
+            each = self.scene.parts(applied(self.preset))
         elif self.preset.apply or _told(self.preset):  # what is not used may still be logged
             asked = replace(self.preset, apply=True, loss="ppo_clip")
             each = tuple((ratios, self._as_is(rules)) for ratios, rules in self.scene.parts(asked))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import reduce
 
 import torch
 from torch import Tensor
@@ -13,9 +12,9 @@ from offpol_diag.correction import weight_key
 from offpol_diag.metrics.formula import Formula, Lookup, mean
 from offpol_diag.metrics.outcome import NORMS, Outcome, norm, token_rules
 from offpol_diag.metrics.pieces import Pieces
+from offpol_diag.metrics.signs import signs
 from offpol_diag.metrics.stack import Stack
-from offpol_diag.presets import Preset, Reject
-from offpol_diag.ratios import Ratios
+from offpol_diag.presets import Preset
 from offpol_diag.sheet import Sheet
 
 
@@ -59,26 +58,14 @@ def _by_sign(stack: Stack) -> dict[str, Tensor]:
     """Tokens and kept tokens where the advantage is positive and where it is negative."""
     if stack.batch.advantages is None:
         return {}
-    every = _signs(stack.scene.ratios("rollout"), None)
+    every = signs(stack.scene.ratios("rollout"))
     left = stack.total(sign_counts)
     return every | {f"{name}_kept": x * stack.sequences for name, x in left.items()}
 
 
 def sign_counts(done: Outcome, preset: Preset) -> dict[str, Tensor]:
     """Tokens by the sign of their advantage that pass the rules on tokens, [S]."""
-    return _signs(done.ratios, done.kept.tokens, token_rules(done, preset))
-
-
-def _signs(ratios: Ratios, keep: Tensor | None, rules: tuple[Reject, ...] = ()) -> dict[str, Tensor]:
-    """Tokens by the sign of their advantage, of those to keep, [S]."""
-    return ratios.once(("signs", rules), lambda: _count_signs(ratios, keep))
-
-
-def _count_signs(ratios: Ratios, keep: Tensor | None) -> dict[str, Tensor]:
-    advantages, offsets = ratios.batch.advantages, ratios.batch.cu_seqlens
-    assert advantages is not None
-    flags = {"positive": advantages > 0, "negative": advantages < 0}
-    return {name: segments.count(at if keep is None else at & keep, offsets) for name, at in flags.items()}
+    return signs(done.ratios, done.kept.tokens, token_rules(done, preset))
 
 
 def ranges(stack: Stack) -> dict[str, tuple[Tensor, Tensor]]:
@@ -104,10 +91,7 @@ def _span(done: Pieces, one: Tensor) -> tuple[Tensor, Tensor]:
         return one, one
     if done.per_sequence is not None:
         return done.per_sequence, done.per_sequence
-    found = [token_span(part, rules) for part, rules in done.each]
-    return reduce(torch.minimum, [low for low, _ in found]), reduce(
-        torch.maximum, [high for _, high in found]
-    )
+    return done.span(token_span)
 
 
 def token_span(done: Outcome, preset: Preset) -> tuple[Tensor, Tensor]:

@@ -17,10 +17,11 @@ from offpol_diag import losses
 from offpol_diag.batch import Batch
 from offpol_diag.host import here
 from offpol_diag.metrics import method, policyloss, residual, update
+from offpol_diag.metrics.cells import cells, told_by
 from offpol_diag.metrics.outcome import Outcome, of
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.metrics.traced import Mixed, Step, Traced, mapped
-from offpol_diag.near import Near, neutral, splits
+from offpol_diag.near import Near, neutral
 from offpol_diag.presets import Policy, Preset
 from offpol_diag.ratios import Ratios
 
@@ -33,18 +34,40 @@ def prepare(scene: Scene, presets: Sequence[Preset]) -> None:
     near, alike = scene.near, kinds(presets, scene.near)
     if near is None or not alike or not large(scene.batch):
         return
-    close = scene.parts(alike[0])[1][0]
+    close = scene.apart[1]
     traced = near.once(
         ("traced", alike, len(near.asked)), lambda: Traced.of(scene, close, list(steps(scene, alike)))
     )
-    for found in (traced.found(close.batch), _by_block(scene, close, traced.rest)):
-        for policy, values in found.items():
-            close.of(policy).put(values)
+    _put(close, traced.found(close.batch))
+    _put(close, _by_block(scene, close, traced.rest))
+    for celled in _alike_cells(near):
+        for finer in cells(scene, celled[0])[1:]:
+            _put(finer.ratios, _of_cells(scene, near, celled).found(finer.ratios.batch))
+
+
+def _put(ratios: Ratios, found: Mapping[Policy, Mapping[object, Any]]) -> None:
+    for policy, values in found.items():
+        ratios.of(policy).put(values)
+
+
+def _alike_cells(near: Near) -> list[list[Preset]]:
+    """The presets that look at cells, by what tells those apart."""
+    found: dict[object, list[Preset]] = {}
+    for preset in near.celled:
+        found.setdefault(told_by(preset), []).append(preset)
+    return list(found.values())
+
+
+def _of_cells(scene: Scene, near: Near, celled: Sequence[Preset]) -> Traced:
+    """What the metrics ask of near tokens for some presets."""
+    alike = kinds(celled, near)
+    asked = (step for kind in alike for step in _of_metrics(scene, kind))
+    return near.once(("cells", alike), lambda: Traced.of(scene, scene.apart[1], list(asked)))
 
 
 def kinds(presets: Sequence[Preset], near: Near | None) -> tuple[Preset, ...]:
     """The presets that look at near tokens apart, as those see them."""
-    return tuple(dict.fromkeys(neutral(one) for one in presets if near and splits(one, near.radius)))
+    return tuple(dict.fromkeys(neutral(one) for one in presets if near and near.divides(one)))
 
 
 def large(batch: Batch) -> bool:
@@ -55,13 +78,23 @@ def large(batch: Batch) -> bool:
 def steps(scene: Scene, kinds: Sequence[Preset]) -> Iterator[Step]:
     """All that `Pieces.total` will ask for, and what else was asked for in a rehearsal."""
     for kind in kinds:
-        for make in _asked(scene.batch, kind):
-            yield kind.policy, lambda _, ratios, make=make, kind=kind: make(of(ratios, kind), kind)  # type: ignore[misc]
+        yield from _of_metrics(scene, kind)
     for (policy, key), ask in scene.near.asked.items() if scene.near else ():
         yield (
             policy,
             lambda scene, ratios, key=key, ask=ask: ratios.once(key, lambda: ask(scene, ratios)),  # type: ignore[misc]
         )
+
+
+def _of_metrics(scene: Scene, kind: Preset) -> Iterator[Step]:
+    for make in (*_asked(scene.batch, kind), *_of_cells_too(scene)):
+        yield kind.policy, lambda _, ratios, make=make, kind=kind: make(of(ratios, kind), kind)  # type: ignore[misc]
+
+
+def _of_cells_too(scene: Scene) -> Iterator[Any]:
+    """What takes the place of other sums where a cell does not pass."""
+    if scene.near and scene.near.celled and scene.batch.advantages is not None:
+        yield lambda done, kind: policyloss.mass_sums(done, kind, weighed=False)
 
 
 def _asked(batch: Batch, kind: Preset) -> Iterator[Any]:
@@ -135,6 +168,6 @@ def _joined(parts: Sequence[Mapping[object, Any]], sizes: Sequence[int]) -> dict
     for key in parts[0]:
         try:
             found[key] = mapped(join, [part[key] for part in parts])
-        except Mixed:
+        except (Mixed, KeyError):
             continue
     return found

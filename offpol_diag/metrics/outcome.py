@@ -5,6 +5,7 @@ Presets that share a weight rule, or rules on tokens, share the work.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
@@ -46,6 +47,10 @@ class Moments:
     def named(self) -> dict[str, Tensor]:
         """By the name of the sum."""
         return dict(vars(self))
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Moments:
+        """The same sums with a function applied to each."""
+        return Moments(**{name: function(x) for name, x in self.named().items()})
 
     def replaced(self, at: Tensor, rows: Moments) -> Moments:
         """Stacked sums [P, S] with other ones in the rows `at`."""

@@ -1,21 +1,109 @@
 """One preset applied to one batch, near and far tokens apart: sums of both, per sequence.
 
 What acts on whole sequences is decided once, by all tokens; what acts on tokens is looked at where it can.
+Near tokens are summed as if nothing acted on them; what acts on a cell of them multiplies its sums.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 
+import torch
 from torch import Tensor
 
-from offpol_diag import losses
+from offpol_diag import losses, segments
+from offpol_diag.metrics.cells import cells, passes, weights
 from offpol_diag.metrics.outcome import PER_SEQUENCE, Moments, Outcome, applied, of, powers
 from offpol_diag.metrics.scene import Scene
+from offpol_diag.near import neutral, splits
 from offpol_diag.presets import Preset
 from offpol_diag.ratios import Ratios
+
+Columns = Mapping[str, Tensor]
+Make = Callable[[Outcome, Preset], Columns]
+"""Sums over the tokens of an outcome that pass the rules on tokens."""
+Span = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Lot:
+    """Near tokens by cells [C], or by sequences where no cells matter, and what the preset does to each.
+
+    Attributes:
+        done: what is left of the preset for single tokens, applied.
+        preset: that.
+        there: cells whose tokens are looked at here, [C] bool; None for all.
+        passes: cells that pass the rules on tokens, [C] bool; None for all.
+        weights: of cells, [C]; None where tokens have their own, sequences have, or there are none.
+        starts: where the cells of each sequence start, [S+1]; None where a cell is a sequence.
+    """
+
+    done: Outcome
+    preset: Preset
+    there: Tensor | None = None
+    passes: Tensor | None = None
+    weights: Tensor | None = None
+    starts: Tensor | None = None
+
+    @cached_property
+    def left(self) -> Tensor | None:
+        """1 where a cell is looked at here and passes, [C] float64; None for all."""
+        if self.passes is None:
+            return None
+        return (self.passes if self.there is None else self.passes & self.there).to(torch.float64)
+
+    def of_passed(self, x: Tensor) -> Tensor:
+        """Sums of cells → sums [S] over those that pass."""
+        return self._added(x if self.left is None else x * self.left)
+
+    def of_weighed(self, x: Tensor) -> Tensor:
+        """The same, each cell's times its weight."""
+        return self.of_passed(x if self.weights is None else x * self.weights)
+
+    def of_all(self, x: Tensor) -> Tensor:
+        """Sums of cells → sums [S], whether they pass or not."""
+        return self._added(x if self.there is None else torch.where(self.there, x, 0.0))
+
+    def _added(self, x: Tensor) -> Tensor:
+        return x if self.starts is None else segments.total(x, self.starts)
+
+    @cached_property
+    def passed(self) -> Tensor:
+        """Tokens that pass the rules on tokens, [S]."""
+        return self.of_passed(self.done.passed)
+
+    @property
+    def weight_sum(self) -> Tensor:
+        """Σ of the final weights, of tokens that do not pass too, [S]."""
+        return self.of_all(self.done.weight_sum if self.weights is None else self.weights * self.done.passed)
+
+    def moments(self) -> Moments:
+        """Of tokens' own weights or their cells', over those that pass."""
+        w, done = self.weights, self.done
+        each = done.moments() if w is None else powers(w).times(done.passed)
+        return each.map(self.of_passed)
+
+    def span(self, of: Callable[[Outcome, Preset], Span]) -> Span:
+        """Smallest and largest weight of the tokens that pass, [S]; (+inf, -inf) where none does."""
+        low, high = (self.weights, self.weights) if self.weights is not None else of(self.done, self.preset)
+        if self.left is None:
+            return low, high
+        there = (self.left > 0) & (self.done.passed > 0)
+        low, high = torch.where(there, low, torch.inf), torch.where(there, high, -torch.inf)
+        if self.starts is None:
+            return low, high
+        return segments.smallest(low, self.starts), segments.largest(high, self.starts)
+
+
+How = Callable[[Lot, Columns], Columns]
+"""What becomes of sums over cells: sums per sequence."""
+
+
+def passing(lot: Lot, sums: Columns) -> Columns:
+    """Over the cells that pass."""
+    return {name: lot.of_passed(x) for name, x in sums.items()}
 
 
 @dataclass(frozen=True)
@@ -24,16 +112,15 @@ class Pieces:
 
     Attributes:
         ratios: of the preset's numerator policy, all tokens.
-        each: the far tokens' outcome and the near ones', with the preset as it applies there; or one.
+        preset: as it is applied.
+        first: the outcome of what every rule and the veto have seen: the far tokens, or all.
+        near: the near ones, where they are looked at apart.
     """
 
     ratios: Ratios
-    each: tuple[tuple[Outcome, Preset], ...]
-
-    @property
-    def preset(self) -> Preset:
-        """As it is applied."""
-        return self.each[0][1]
+    preset: Preset
+    first: Outcome
+    near: tuple[Lot, ...] = ()
 
     @property
     def weighs_tokens(self) -> bool:
@@ -41,37 +128,40 @@ class Pieces:
         weight = self.preset.weight
         return weight is not None and weight.over not in PER_SEQUENCE
 
-    @property
-    def close(self) -> Outcome | None:
-        """The near tokens' outcome, where they are looked at apart."""
-        return self.each[1][0] if len(self.each) > 1 else None
+    @cached_property
+    def passed(self) -> Tensor:
+        """Tokens that pass the rules on tokens, [S]."""
+        return _sum(self.first.passed, [lot.passed for lot in self.near])
 
     @cached_property
     def kept_tokens(self) -> Tensor:
         """Tokens left, [S]."""
-        tokens = self.first.kept_tokens
-        return tokens if self.close is None else tokens + self.close.kept_tokens * self.sequences
+        return self.passed * self.sequences
 
     @cached_property
     def weight_sum(self) -> Tensor:
         """Σ of the final weights over all tokens, rejected or not, [S]."""
         if self.per_sequence is not None:
             return self.per_sequence * self.ratios.batch.lengths
-        total = self.first.weight_sum
-        return total if self.close is None else total + self.close.weight_sum
+        return _sum(self.first.weight_sum, [lot.weight_sum for lot in self.near])
 
     @cached_property
     def sums(self) -> Moments:
         """Of the final weights, over kept tokens."""
-        if self.per_sequence is not None:
-            return powers(self.per_sequence).times(self.kept_tokens)
-        sums = self.first.sums
-        return sums if self.close is None else sums.plus(self.close.sums.times(self.sequences))
+        if not self.weighs_tokens:
+            one = torch.ones_like(self.kept_tokens)
+            return powers(one if self.per_sequence is None else self.per_sequence).times(self.kept_tokens)
+        return Moments(**self.moments()).times(self.sequences)
 
-    @property
-    def first(self) -> Outcome:
-        """The piece that every rule and the veto have seen."""
-        return self.each[0][0]
+    def moments(self) -> dict[str, Tensor]:
+        """Sums of tokens' own weights, over those that pass the rules on tokens."""
+        return _sums(self.first.moments().named(), [lot.moments().named() for lot in self.near])
+
+    def span(self, of: Callable[[Outcome, Preset], Span]) -> Span:
+        """Smallest and largest weight of the tokens that pass the rules on tokens, [S]."""
+        each = [of(self.first, self.preset), *(lot.span(of) for lot in self.near)]
+        lows, highs = zip(*each, strict=True)
+        return reduce(torch.minimum, lows), reduce(torch.maximum, highs)
 
     @property
     def sequences(self) -> Tensor:
@@ -106,10 +196,21 @@ class Pieces:
         acted = {"high": weighed.high, "low": weighed.low, "bounded": weighed.bounded}
         return acted | {"units": units, "tries": tries}
 
-    def total(self, make: Callable[[Outcome, Preset], Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    def total(self, make: Make, how: How = passing) -> dict[str, Tensor]:
         """Sums [S] over the tokens that pass the rules on tokens, of all pieces together."""
-        first, *rest = (make(done, preset) for done, preset in self.each)
-        return {name: sum((more[name] for more in rest), x) for name, x in first.items()}
+        return _sums(make(self.first, self.preset), self.near_sums(make, how))
+
+    def near_sums(self, make: Make, how: How = passing) -> list[Columns]:
+        """The same of near tokens, each lot's."""
+        return [how(lot, make(lot.done, lot.preset)) for lot in self.near]
+
+
+def _sum(x: Tensor, more: Sequence[Tensor]) -> Tensor:
+    return reduce(torch.add, more, x)
+
+
+def _sums(first: Columns, more: Sequence[Columns]) -> dict[str, Tensor]:
+    return {name: _sum(x, [one[name] for one in more]) for name, x in first.items()}
 
 
 def pieces(scene: Scene, preset: Preset) -> Pieces:
@@ -121,4 +222,16 @@ def pieces(scene: Scene, preset: Preset) -> Pieces:
 
 
 def _pieces(scene: Scene, ratios: Ratios, preset: Preset) -> Pieces:
-    return Pieces(ratios, tuple((of(part, rules), rules) for part, rules in scene.parts(preset)))
+    if scene.near is None or not scene.near.divides(preset):
+        return Pieces(ratios, preset, of(ratios, preset))
+    far, rules = scene.apart[0].of(preset.policy), neutral(preset)
+    return Pieces(ratios, preset, of(far, preset), tuple(_lots(scene, preset, rules)))
+
+
+def _lots(scene: Scene, preset: Preset, rules: Preset) -> Iterator[Lot]:
+    if scene.near is None or splits(preset, scene.near.radius):
+        yield Lot(of(scene.apart[1].of(preset.policy), rules), rules)
+        return
+    for at in cells(scene, preset):
+        done, passed = of(at.ratios.of(preset.policy), rules), passes(scene, preset, at)
+        yield Lot(done, rules, at.there, passed, weights(scene, preset, at), at.starts)

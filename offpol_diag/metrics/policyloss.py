@@ -13,6 +13,7 @@ from offpol_diag.losses import TokenLoss
 from offpol_diag.metrics.formula import Formula, mean
 from offpol_diag.metrics.method import sign_counts
 from offpol_diag.metrics.outcome import PER_SEQUENCE, Outcome, token_rules
+from offpol_diag.metrics.pieces import Columns, Lot
 from offpol_diag.metrics.stack import Stack
 from offpol_diag.presets import Preset
 from offpol_diag.sheet import Sheet
@@ -24,7 +25,7 @@ def columns(stack: Stack) -> Sheet:
     if not stack.presets:
         return stack.named({})
     sums, kept = stack.total(clip_sums), stack.kept_tokens
-    summed = stack.total(weighed_sums)["loss"] * sequence_weights(stack)
+    summed = stack.total(weighed_sums, weighing)["loss"] * sequence_weights(stack)
     found = {
         "loss": summed,
         "loss_mean": summed / kept.clamp(min=1),
@@ -38,6 +39,12 @@ def sequence_weights(stack: Stack) -> Tensor:
     """What multiplies the loss of a whole sequence, 0 where it is dropped, [P, S]."""
     weighted = torch.tensor([[losses.weighted(preset)] for preset in stack.presets], device=stack.n.device)
     return torch.where(weighted, stack.weights, 1.0) * stack.sequences
+
+
+def weighing(lot: Lot, sums: Columns) -> Columns:
+    """Sums of the loss, times the weight of each turn where it multiplies the loss."""
+    weighs = losses.weighted(lot.preset)
+    return {name: lot.of_weighed(x) if weighs else lot.of_passed(x) for name, x in sums.items()}
 
 
 def weighs_tokens(done: Outcome, preset: Preset) -> bool:

@@ -40,6 +40,7 @@ class Scene:
     _ratios: dict[str, Ratios] = field(default_factory=dict)
     _memo: Memo = field(default_factory=Memo, repr=False)
     _parts: tuple[Ratios, Ratios] | None = field(default=None, repr=False)
+    _more: list[Ratios] = field(default_factory=list, repr=False)
 
     @classmethod
     def of(
@@ -66,10 +67,21 @@ class Scene:
         """
         if self.near is None or not splits(preset, self.near.radius):
             return ((self.ratios(preset.policy), preset),)
-        if self._parts is None:
-            self._parts = self._split(self.near)
-        far, close = self._parts
+        far, close = self.apart
         return (far.of(preset.policy), preset), (close.of(preset.policy), neutral(preset))
+
+    @property
+    def apart(self) -> tuple[Ratios, Ratios]:
+        """Far tokens and near ones; there must be something that makes a token near."""
+        if self._parts is None:
+            assert self.near is not None
+            self._parts = self._split(self.near)
+        return self._parts
+
+    def own(self, ratios: Ratios) -> Ratios:
+        """Ratios of some tokens more, let go of with all others."""
+        self._more.append(ratios)
+        return ratios
 
     def _split(self, near: Near) -> tuple[Ratios, Ratios]:
         """The same batch's far and near tokens."""
@@ -113,14 +125,15 @@ class Scene:
         """Let go of what is as long as the tokens; who asks again gets it made again."""
         size = max(2 * self.batch.sequences, 4096)
         self._memo.slim(size)
-        for ratios in (*self._ratios.values(), *(self._parts or ())[1:]):
+        for ratios in (*self._ratios.values(), *(self._parts or ())[1:], *self._more):
             ratios.slim(size)
 
     def forget(self) -> None:
         """Let go of all that was computed; outcomes and ratios know each other, so no one else would soon."""
-        for ratios in (*self._ratios.values(), *(self._parts or ())):
+        for ratios in (*self._ratios.values(), *(self._parts or ()), *self._more):
             ratios.forget()
         self._parts = None
+        self._more.clear()
         self._memo.clear()
 
     @property

@@ -10,13 +10,11 @@ import torch
 from torch import Tensor
 
 from offpol_diag.batch import Batch
-from offpol_diag.metrics.outcome import PER_SEQUENCE, Moments, Outcome, powers
-from offpol_diag.metrics.pieces import Pieces, pieces
+from offpol_diag.metrics.outcome import Moments, powers
+from offpol_diag.metrics.pieces import How, Make, Pieces, passing, pieces
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.presets import Preset
 from offpol_diag.sheet import Sheet
-
-Make = Callable[[Outcome, Preset], Mapping[str, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -81,8 +79,7 @@ class Stack:
     @cached_property
     def kept_tokens(self) -> Tensor:
         """Tokens left."""
-        near = self.rows(lambda item: self.none if item.close is None else item.close.passed)
-        return (self.rows(lambda item: item.first.passed) + near) * self.sequences
+        return self.rows(lambda item: item.passed) * self.sequences
 
     @cached_property
     def weights(self) -> Tensor:
@@ -94,37 +91,23 @@ class Stack:
     def sums(self) -> Moments:
         """Of the final weights over the tokens left."""
         whole = powers(self.weights).times(self.kept_tokens)
-        own = [
-            item.preset.weight is not None and item.preset.weight.over not in PER_SEQUENCE
-            for item in self.items
-        ]
+        own = [item.weighs_tokens for item in self.items]
         if not any(own):
             return whole
         at = torch.tensor([i for i, flag in enumerate(own) if flag], device=self.n.device)
         items = [item for item, flag in zip(self.items, own, strict=True) if flag]
-        found = self._added(
-            [item.first.moments().named() for item in items],
-            [item.close.moments().named() if item.close else None for item in items],
-        )
+        found = stacked([item.moments() for item in items])
         own_sums = Moments(**found).times(self.sequences[at])
         return whole.replaced(at, own_sums)
 
-    def total(self, make: Make) -> dict[str, Tensor]:
+    def total(self, make: Make, how: How = passing) -> dict[str, Tensor]:
         """Sums over the tokens that pass the rules on tokens, by column, [P, S] each."""
-        first = [make(*item.each[0]) for item in self.items]
-        close = [make(*item.each[1]) if len(item.each) > 1 else None for item in self.items]
-        return self._added(first, close)
+        return stacked([item.total(make, how) for item in self.items])
 
-    def _added(
-        self, first: Sequence[Mapping[str, Tensor]], close: Sequence[Mapping[str, Tensor] | None]
-    ) -> dict[str, Tensor]:
-        """The same columns of far and near tokens, added."""
-        near = [{} if one is None else one for one in close]
-        return {
-            name: torch.stack([one[name] for one in first])
-            + torch.stack([one.get(name, self.none) for one in near])
-            for name in (first[0] if first else ())
-        }
+
+def stacked(columns: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The same columns [S] of P presets, [P, S] each."""
+    return {name: torch.stack([one[name] for one in columns]) for name in (columns[0] if columns else ())}
 
 
 @cache

@@ -13,12 +13,14 @@ from offpol_diag import losses, segments
 from offpol_diag.correction import weight_key
 from offpol_diag.metrics.formula import Formula, Lookup
 from offpol_diag.metrics.outcome import Outcome, token_rules
+from offpol_diag.metrics.pieces import Columns, Lot
 from offpol_diag.metrics.policyloss import (
     mass_sums,
     pooled,
     sequence_weights,
     token_weights,
     weighed_sums,
+    weighing,
     weighs_tokens,
 )
 from offpol_diag.metrics.scene import Scene
@@ -41,12 +43,23 @@ def columns(stack: Stack) -> Sheet:
     """Per-sequence columns [S]: Σ|slope · w| of what still pulls, and Σ|A| by sign of what does not."""
     if stack.batch.advantages is None or not stack.presets:
         return stack.named({})
-    whole, still = sequence_weights(stack), stack.total(still_sums)
+    whole, still = sequence_weights(stack), stack.total(still_sums, stilling)
     mass = stack.scene.once("mass", lambda: shared(stack.scene))
-    found = {"update": stack.total(weighed_sums)["pull"] * whole}
+    found = {"update": stack.total(weighed_sums, weighing)["pull"] * whole}
     for sign in SIGNS:
         found[f"still_{sign}"] = torch.where(whole == 0, mass[f"mass_{sign}"], still[sign])
     return stack.named(found)
+
+
+def stilling(lot: Lot, sums: Columns) -> Columns:
+    """Where a cell does not pass, or its turn weighs 0, all of it pulls nothing."""
+    pulls = lot.passes
+    if pulls is None:
+        return sums
+    if lot.weights is not None and losses.weighted(lot.preset):
+        pulls = pulls & (lot.weights != 0)
+    mass = mass_sums(lot.done, lot.preset, weighed=False)
+    return {name: lot.of_all(torch.where(pulls, x, mass[name])) for name, x in sums.items()}
 
 
 def still_sums(done: Outcome, preset: Preset) -> dict[str, Tensor]:

@@ -1,0 +1,270 @@
+"""Near tokens by cells: what a preset does to one token of a cell it does to all.
+
+So a preset multiplies the sums of cells where rules or weights are of turns, or rules ask for the sign of A.
+Most sequences are one cell: they have one turn or no rule tells their turns apart, and A has one sign or no
+rule asks for it. Only the near tokens of the other sequences are summed once more, finer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache, reduce
+
+import torch
+from torch import Tensor
+
+from offpol_diag import segments
+from offpol_diag.batch import PER_TOKEN, Batch
+from offpol_diag.correction import beyond, by_turn, fails, seen, weigh_turns
+from offpol_diag.metrics.scene import Scene
+from offpol_diag.metrics.signs import signs
+from offpol_diag.near import on_cells
+from offpol_diag.presets import Policy, Preset, Reject
+from offpol_diag.ratios import Level, Ratios
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Near tokens; what holds a row per sequence elsewhere holds one per cell here.
+
+    Attributes:
+        ratios: of these tokens, C cells.
+        sequence: which each cell is of, [C].
+        turn: which each cell is of, or any where all turns of the sequence are treated alike, [C].
+        advantages: A of a token of each, [C]; where the signs of a sequence are treated alike, of any sign
+            that is there.
+        first: a token of each cell, [C]; None where no sign of A·Δ matters.
+        there: cells that are looked at here, [C] bool; None for all.
+        starts: where the cells of each sequence start, [S+1]; None where a cell is a sequence.
+    """
+
+    ratios: Ratios
+    sequence: Tensor
+    turn: Tensor
+    advantages: Tensor
+    first: Tensor | None = None
+    there: Tensor | None = None
+    starts: Tensor | None = None
+
+    def of(self, flags: Level) -> Tensor:
+        """What each cell's turn or sequence has, [C]."""
+        return _taken(flags.values, self.turn if flags.per == "turn" else self.sequence)
+
+    def pull(self, rule: Reject, policy: Policy) -> Tensor:
+        """A of a token of each cell, times Δ where the rule asks for that, [C]."""
+        if rule.advantage != "away":
+            return self.advantages
+        if self.first is None:
+            return torch.zeros_like(self.advantages)
+        return self.advantages * self.ratios.of(policy).delta[self.first]
+
+
+def cells(scene: Scene, preset: Preset) -> tuple[Cells, ...]:
+    """The near tokens as sequences, and, where some sequence is more than one cell, as finer cells.
+
+    Presets that tell tokens apart by the same share them.
+    """
+    by = told_by(preset)
+    return scene.once(("cells", by), lambda: _cells(scene, by))
+
+
+@cache
+def told_by(preset: Preset) -> frozenset[str]:
+    """By what a preset tells near tokens apart: by `turn`, `sign` of A, or a numerator's sign of A·Δ."""
+    of_rules = (_of_rule(rule, rule.policy or preset.policy) for rule in preset.reject if on_cells(rule))
+    return frozenset(("turn",) if by_turn(preset.weight) else ()).union(*of_rules)
+
+
+def _of_rule(rule: Reject, policy: Policy) -> tuple[str, ...]:
+    of_turns = ("turn",) if rule.over == "segment" else ()
+    of_signs = {"any": (), "away": (policy,)}.get(rule.advantage, ("sign",))
+    return (*of_turns, *of_signs)
+
+
+def passes(scene: Scene, preset: Preset, at: Cells) -> Tensor:
+    """Which cells the rules on cells let through, [C] bool."""
+    passed = torch.ones_like(at.sequence, dtype=torch.bool)
+    for ratios, rule in _rules(scene, preset):
+        above, below = (at.of(flags) for flags in beyond(ratios, rule))
+        passed &= ~fails(rule, above, below, at.pull(rule, ratios.policy))
+    return passed
+
+
+def weights(scene: Scene, preset: Preset, at: Cells) -> Tensor | None:
+    """The weights of the cells' turns, [C]; None where turns have none."""
+    if not by_turn(preset.weight):
+        return None
+    return at.of(weigh_turns(scene.ratios(preset.policy), preset).final)
+
+
+def _rules(scene: Scene, preset: Preset) -> Iterator[tuple[Ratios, Reject]]:
+    """The preset's rules on cells, each with what it judges by."""
+    ratios = scene.ratios(preset.policy)
+    for at, rule in enumerate(preset.reject):
+        if on_cells(rule):
+            yield seen(ratios, replace(preset, reject=preset.reject[:at]), rule), rule
+
+
+# ---------------------------------------------------------------- which sequences are more than one cell
+
+Causes = Mapping[str, Tensor]
+"""By what tokens are told apart, and in which sequences it matters, [S] bool."""
+
+
+def _cells(scene: Scene, by: frozenset[str]) -> tuple[Cells, ...]:
+    causes, batch = _causes(scene, by), scene.batch
+    finer = reduce(Tensor.logical_or, causes.values(), torch.zeros_like(batch.lengths, dtype=torch.bool))
+    close = scene.apart[1]
+    assert close.index is not None
+    index = close.index[_inside(finer, close.batch.cu_seqlens)]
+    whole = Cells(
+        close,
+        torch.arange(batch.sequences, device=finer.device),
+        _first_turns(batch),
+        _sign(scene),
+        there=~finer,
+    )
+    return (whole, _fine(scene, causes, index)) if len(index) else (whole,)
+
+
+def _first_turns(batch: Batch) -> Tensor:
+    """The first turn of each sequence, or another one's of a sequence without tokens, [S]."""
+    return batch.turns[:-1].clamp(max=max(len(batch.cu_runs) - 2, 0))
+
+
+def _causes(scene: Scene, by: frozenset[str]) -> Causes:
+    assert scene.near is not None
+    found: dict[str, Tensor] = {}
+    for preset in (one for one in scene.near.celled if told_by(one) == by):
+        for cause, where in _of_preset(scene, preset):
+            found[cause] = found[cause] | where if cause in found else where
+    return found
+
+
+def _of_preset(scene: Scene, preset: Preset) -> Iterator[tuple[str, Tensor]]:
+    for ratios, rule in _rules(scene, preset):
+        differs = _differs(scene, ratios, rule)
+        yield from ((cause, differs) for cause in _of_rule(rule, ratios.policy))
+    if by_turn(preset.weight):
+        weight, turns = weigh_turns(scene.ratios(preset.policy), preset).final.values, scene.batch.turns
+        yield "turn", segments.largest(weight, turns) > segments.smallest(weight, turns)
+
+
+def _differs(scene: Scene, ratios: Ratios, rule: Reject) -> Tensor:
+    """Sequences where the rule drops some turn, or some sign that is there, and not another one, [S] bool."""
+    above, below = beyond(ratios, rule)
+    dropped, left = [], []
+    for sign, there in _present(scene, rule).items():
+        failed = fails(rule, above.values, below.values, there.new_full((), sign, dtype=torch.float64))
+        dropped.append(_any(failed, above, scene.batch) & there)
+        left.append(_any(~failed, above, scene.batch) & there)
+    return reduce(Tensor.logical_or, dropped) & reduce(Tensor.logical_or, left)
+
+
+def _any(flags: Tensor, like: Level, batch: Batch) -> Tensor:
+    """Sequences with a flag, or with one in some turn, [S] bool."""
+    return segments.count(flags, batch.turns) > 0 if like.per == "turn" else flags
+
+
+def _present(scene: Scene, rule: Reject) -> dict[float, Tensor]:
+    """Which sequences have tokens of each sign of what a rule asks; of A·Δ any."""
+    n = scene.batch.lengths
+    if rule.advantage in ("any", "away"):
+        return dict.fromkeys((0.0,) if rule.advantage == "any" else (1.0, 0.0), n > 0)
+    found = signs(scene.ratios("rollout"))
+    positive, negative = found["positive"], found["negative"]
+    return {1.0: positive > 0, -1.0: negative > 0, 0.0: positive + negative < n}
+
+
+def _sign(scene: Scene) -> Tensor:
+    """A sign of A that is there in each sequence, [S] float64."""
+    if scene.batch.advantages is None:
+        return torch.zeros_like(scene.batch.lengths, dtype=torch.float64)
+    found = signs(scene.ratios("rollout"))
+    return (found["positive"] > 0).to(torch.float64) - (found["negative"] > 0).to(torch.float64)
+
+
+# ---------------------------------------------------------------- their cells
+
+
+def _fine(scene: Scene, causes: Causes, index: Tensor) -> Cells:
+    """Near tokens of some sequences, told apart where it matters."""
+    batch = scene.batch
+    key, codes = _keys(scene, causes, index)
+    if codes > 1 and bool((key[1:] < key[:-1]).any()):
+        order = torch.argsort(key, stable=True)
+        index, key = index[order], key[order]
+    starts = torch.cat((key.new_zeros(1), torch.nonzero(key[1:] != key[:-1]).flatten() + 1))
+    turn = key[starts] // codes
+    sequence = torch.searchsorted(batch.turns, turn, right=True) - 1
+    rows = _rows(batch, index, starts, sequence)
+    ratios = Ratios(rows, "rollout", scene.settled, whole=scene.ratios("rollout"), index=index, rows=sequence)
+    every = torch.arange(batch.sequences + 1, device=index.device)
+    return Cells(
+        scene.own(ratios),
+        sequence,
+        turn,
+        torch.zeros_like(turn, dtype=torch.float64) if rows.advantages is None else rows.advantages[starts],
+        first=starts,
+        starts=torch.searchsorted(sequence, every),
+    )
+
+
+def _keys(scene: Scene, causes: Causes, index: Tensor) -> tuple[Tensor, int]:
+    """A number for each token, equal within a cell and rising with the turn; and how many a turn has.
+
+    Where turns do not matter, a sequence's tokens have its first one's.
+    """
+    batch = scene.batch
+    runs = torch.searchsorted(index, batch.cu_runs).diff()  # tokens of each turn; the index rises
+    every = torch.arange(len(runs), device=index.device)
+    own, counts = torch.zeros_like(batch.lengths, dtype=torch.bool), segments.lengths(batch.turns)
+    if "turn" in causes:
+        own = causes["turn"]
+    first = torch.repeat_interleave(_first_turns(batch), counts)
+    key = torch.repeat_interleave(torch.where(torch.repeat_interleave(own, counts), every, first), runs)
+    codes = 1
+    for cause, where in causes.items():
+        if cause != "turn" and bool(where.any()):
+            at = torch.repeat_interleave(torch.repeat_interleave(where, counts), runs)
+            key, codes = key * 3 + torch.where(at, _code(scene, cause, index), 0), codes * 3
+    return key, codes
+
+
+def _code(scene: Scene, cause: str, index: Tensor) -> Tensor:
+    """0, 1 or 2 by the sign of A, or of A·Δ, [K]."""
+    assert scene.batch.advantages is not None
+    pull = scene.batch.advantages[index]
+    if cause != "sign":
+        pull = pull * scene.ratios(cause).delta[index]  # type: ignore[arg-type]
+    return torch.sign(pull).to(torch.int64) + 1
+
+
+def _inside(which: Tensor, offsets: Tensor) -> Tensor:
+    """Where the tokens of some runs [S] bool stand, rising."""
+    begins, counts = offsets[:-1][which], segments.lengths(offsets)[which]
+    before = torch.cumsum(counts, 0) - counts
+    found = torch.repeat_interleave(begins - before, counts)
+    return found + torch.arange(len(found), device=found.device)
+
+
+def _rows(batch: Batch, index: Tensor, starts: Tensor, sequence: Tensor) -> Batch:
+    """Cells as the rows of a batch."""
+    offsets = segments.sized(torch.cat((starts, starts.new_tensor([len(index)]))), len(index))
+    values = {name: None if (x := getattr(batch, name)) is None else x[index] for name in PER_TOKEN}
+    return replace(
+        batch,
+        **values,  # type: ignore[arg-type]
+        cu_seqlens=offsets,
+        cu_runs=offsets,
+        key=batch.key[sequence],
+        masked=batch.masked[sequence],
+        rewards=None,
+        scalars={},
+    )
+
+
+def _taken(x: Tensor, at: Tensor) -> Tensor:
+    """x at some places; zeros where there is no x, and so no token."""
+    return x[at] if len(x) else x.new_zeros(len(at))

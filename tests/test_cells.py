@@ -1,0 +1,316 @@
+"""Near tokens by cells: presets that look at turns, or at the sign of A, are proven against all tokens."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from offpol_diag.metrics import nearsums
+from offpol_diag.metrics.cells import cells, told_by
+from offpol_diag.metrics.pieces import pieces
+from offpol_diag.metrics.scene import Scene
+from offpol_diag.near import RADII, Near, splits
+from offpol_diag.presets import Clip, Preset, Reject, Veto, Weight
+from offpol_diag.tally import observe
+from tests import oracles
+from tests.test_near import ALL, Large, apart, opened, tallied
+
+FOUR = ("slime_opsm", "roll_is_segment", "roll_turn", "open_instruct_rho_tv")
+
+OF_TURNS = Weight(over="segment", upper=1.2, safety=None)
+PLAIN = Preset("p", "", loss="reinforce")
+NEGATIVE = Reject("k1", "mean", None, 1e-4, advantage="negative", advantage_of="token")
+AWAY = Reject("tv", "mean", None, 0.01, advantage="away")
+
+# ---------------------------------------------------------------- which presets
+
+policies = st.sampled_from(["old", "current"])
+numerators = st.sampled_from([None, "old", "current"])
+among = st.sampled_from(["all", "all", "left"])
+safeties = st.sampled_from([None, 0.02, 20.0])
+places = st.sampled_from(["aggregate", "token"])
+
+
+@st.composite
+def turn_weights(draw):
+    action = draw(st.sampled_from(["truncate", "mask", "none"]))
+    return Weight(
+        over="segment",
+        action=action,
+        upper=draw(st.sampled_from([1.001, 1.2])),
+        lower=draw(st.sampled_from([None, 0.99])),
+        normalize=draw(st.booleans()),
+        safety=draw(safeties),
+        safety_at=draw(places),
+        strict=draw(st.booleans()),
+        overflow=draw(st.sampled_from(["limit", "zero"])),
+        among=draw(among),
+    )
+
+
+@st.composite
+def signed_rules(draw):
+    """A rule that judges sequences and drops their tokens by the sign of A."""
+    over = draw(st.sampled_from(["sum", "mean", "max", "min"]))
+    sign = draw(st.sampled_from(["any", "negative", "positive", "against", "against_or_zero", "away"]))
+    lower, upper = draw(st.sampled_from([(None, 1e-3), (-1e-3, None), (-1e-3, 1e-3)]))
+    return Reject(
+        "k1",
+        over,
+        lower,
+        upper,
+        advantage=sign,
+        advantage_of="token",
+        policy=draw(numerators),
+        safety=draw(safeties),
+        safety_at=draw(places),
+        strict=draw(st.booleans()),
+        among=draw(among),
+    )
+
+
+@st.composite
+def turn_rules(draw):
+    return Reject(
+        "ratio",
+        "segment",
+        draw(st.sampled_from([None, 0.995])),
+        1.005,
+        advantage=draw(st.sampled_from(["any", "negative", "against_or_zero", "away"])),
+        policy=draw(numerators),
+        safety=draw(safeties),
+        among=draw(among),
+    )
+
+
+@st.composite
+def presets(draw):
+    loss = draw(st.sampled_from(["ppo_clip", "reinforce", "surrogate", "gspo", "cispo"]))
+    weight = draw(
+        st.one_of(
+            turn_weights(),
+            turn_weights(),
+            st.sampled_from([None, Weight(upper=2.0), Weight("mean", upper=2)]),
+        )
+    )
+    others = st.sampled_from(
+        [
+            Reject("ratio", "token", 0.5, 2.0),
+            Reject("ratio", "mean", 0.99, 1.02),
+            Reject("k3", "max", None, 1),
+        ]
+    )
+    rules = draw(st.lists(st.one_of(signed_rules(), signed_rules(), turn_rules(), others), max_size=3))
+    veto = draw(st.sampled_from([None, Veto(lower=1e-4)]))
+    return Preset(
+        "",
+        "",
+        draw(policies),
+        weight,
+        tuple(rules),
+        veto,
+        loss,
+        Clip(0.2, 0.2, 3.0) if loss == "ppo_clip" else Clip(0.3, None, None),
+        logs=draw(st.sampled_from([None, None, "roll", "slime", "open-instruct", "verl"])),
+    )
+
+
+# ---------------------------------------------------------------- dumps
+
+
+def turned(sigma, seed, signs, many=24):
+    """Rows of several turns; advantages that differ within them, by turn, or not, zeros among them."""
+    rows = oracles.make_rows(sigma, seed=seed, many=many)
+    draw = torch.Generator().manual_seed(seed)
+    for i, row in enumerate(rows):
+        n = len(row["advantages"])
+        a = {
+            "token": torch.randint(-1, 2, (n,), generator=draw),
+            "row": torch.full((n,), (1, -1, 0)[i % 3]),
+            "turn": (torch.arange(n) // 7 + i) % 3 - 1,
+        }[signs]
+        row["advantages"] = (a * (1 + 0.1 * i)).tolist()
+    return rows
+
+
+def alike(study, found, batch):
+    split, whole = (tallied(study, found, batch, how) for how in (study.near, None))
+    assert apart(split, whole, "sums") == {}
+    assert apart(split, whole, "logged") == {}
+    if study.normalised:
+        for label, sums in split.states["normal"].sums.items():
+            theirs = whole.states["normal"].sums[label].read()
+            for name, x in sums.read().items():
+                assert torch.allclose(x, theirs[name], rtol=1e-10, atol=1e-12), (label, name)
+    for name in ("length", "group"):
+        mine, theirs = (seen.states[name].values for seen in (split, whole))
+        assert torch.allclose(mine, theirs, rtol=1e-12, atol=1e-12), name
+    mine, theirs = (seen.states["ranges"].read() for seen in (split, whole))
+    for name, ends in mine.items():
+        assert ends == pytest.approx(theirs[name], rel=1e-9, abs=1e-13), name
+
+
+@settings(
+    max_examples=40,
+    deadline=None,
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+@given(
+    st.lists(presets(), min_size=1, max_size=4),
+    st.sampled_from(["token", "row", "turn"]),
+    st.sampled_from([1e-3, 0.02, 0.3]),
+    st.integers(0, 99),
+    st.sampled_from([30, 10**9]),
+)
+def test_any_preset_finds_in_cells_what_it_finds_in_tokens(
+    tmp_path, monkeypatch, found, signs, sigma, seed, block
+):
+    monkeypatch.setattr(nearsums, "BLOCK", block)
+    tried = [replace(preset, name=f"p{i}") for i, preset in enumerate(found)]
+    alike(*opened(turned(sigma, seed, signs), tmp_path, tried))
+
+
+@pytest.mark.parametrize("signs", ["token", "row", "turn"])
+@pytest.mark.parametrize("sigma", [1e-3, 0.02, 0.3])
+@pytest.mark.parametrize("block", [30, 10**9])
+def test_all_presets_that_ship_find_in_cells_what_they_find_in_tokens(
+    tmp_path, monkeypatch, signs, sigma, block
+):
+    monkeypatch.setattr(nearsums, "BLOCK", block)
+    alike(*opened(turned(sigma, 7, signs), tmp_path))
+
+
+# ---------------------------------------------------------------- what is looked at
+
+
+def test_no_preset_that_ships_looks_at_every_token():
+    near = Near.of(ALL)
+    assert [preset.name for preset in ALL if not near.divides(preset)] == []
+    assert {preset.name for preset in near.celled} == set(FOUR)
+
+
+@pytest.mark.parametrize(
+    ("preset", "by"),
+    [
+        (replace(PLAIN, weight=OF_TURNS), {"turn"}),
+        (replace(PLAIN, weight=replace(OF_TURNS, among="left")), {"turn"}),
+        (replace(PLAIN, reject=(NEGATIVE,)), {"sign"}),
+        (replace(PLAIN, reject=(replace(NEGATIVE, advantage="any"),)), set()),
+        (replace(PLAIN, reject=(AWAY,)), {"old"}),
+        (replace(PLAIN, reject=(replace(AWAY, policy="current"), NEGATIVE)), {"current", "sign"}),
+        (replace(PLAIN, reject=(Reject("ratio", "segment", 0.9, 1.1, among="left"),)), {"turn"}),
+        (
+            replace(PLAIN, reject=(Reject("ratio", "segment", 0.9, 1.1, advantage="away", among="left"),)),
+            {"turn", "old"},
+        ),
+    ],
+    ids=str,
+)
+def test_by_what_a_preset_tells_near_tokens_apart(preset, by):
+    near = Near.of([preset])
+    assert near.celled == (preset,)
+    assert told_by(preset) == by
+    assert not splits(preset, RADII[-1])
+
+
+@pytest.mark.parametrize(
+    "preset",
+    [
+        replace(PLAIN, weight=replace(OF_TURNS, action="psis", upper=None)),
+        replace(PLAIN, weight=OF_TURNS, veto=Veto(lower=0.99)),
+        replace(PLAIN, weight=OF_TURNS, reject=(Reject("ratio", "token", 0.99, 1.01),)),
+        replace(PLAIN, weight=Weight(upper=1.01), reject=(NEGATIVE,)),
+    ],
+    ids=str,
+)
+def test_what_acts_on_single_near_tokens_makes_a_preset_look_at_all(preset):
+    near = Near.of([preset])
+    assert not near.divides(preset)
+    assert near.celled == ()
+
+
+def scene_of(rows, folder, presets):
+    study, _, batch = opened(rows, folder, presets)
+    return Scene.of(batch, 0, 2, near=study.near)
+
+
+def test_sequences_are_cells_where_nothing_tells_their_tokens_apart(tmp_path):
+    """One turn, or one sign of A, each: nothing is summed a second time."""
+    rows = oracles.make_rows(0.01, seed=3, many=40)
+    for i, row in enumerate(rows):
+        row["response_mask"] = [1] * len(row["response_mask"])
+        row["advantages"] = [(-1.0, 0.0, 2.0)[i % 3]] * len(row["advantages"])
+    named = [
+        replace(PLAIN, name="turns", weight=OF_TURNS),
+        replace(PLAIN, name="signs", reject=(NEGATIVE,)),
+        replace(PLAIN, name="away", reject=(replace(AWAY, upper=0.5),)),
+    ]
+    scene = scene_of(rows, tmp_path, named)
+    assert [len(cells(scene, preset)) for preset in named] == [1, 1, 1]
+    dropped = pieces(scene, named[1]).passed
+    assert 0 < int((dropped == 0).sum()) < len(rows)
+
+
+def test_only_sequences_in_which_it_matters_are_summed_again(tmp_path):
+    rows = oracles.make_rows(0.01, seed=3, many=12)
+    for i, row in enumerate(rows):
+        n = len(row["rollout_log_probs"])
+        row["response_mask"] = [1] * n
+        row["advantages"] = [(-1.0) ** t if i in (1, 2) else -1.0 for t in range(n)]
+        away = 0.03 if i in (1, 4) else -0.03  # k1 is −Δ: the other ones fail
+        row["old_log_probs"] = [q + away if q < -0.1 else q for q in row["rollout_log_probs"]]
+    preset = replace(PLAIN, reject=(NEGATIVE,))
+    scene = scene_of(rows, tmp_path, [preset])
+    _, finer = cells(scene, preset)
+    assert finer.sequence.unique().tolist() == [2]
+    assert len(finer.sequence) == 2
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda i: replace(PLAIN, weight=replace(OF_TURNS, upper=1.2 + i)),
+        lambda i: replace(PLAIN, reject=(replace(NEGATIVE, upper=1e-4 * (i + 1)),)),
+        lambda i: replace(PLAIN, weight=Weight(upper=2.0 + i), reject=(replace(AWAY, upper=0.01 * (i + 1)),)),
+        lambda i: replace(
+            PLAIN, weight=OF_TURNS, reject=(replace(NEGATIVE, upper=1e-4 * (i + 1)), replace(AWAY, upper=0.1))
+        ),
+    ],
+    ids=["turns", "sign", "away", "all"],
+)
+@pytest.mark.parametrize("signs", ["token", "row"])
+def test_a_further_preset_of_cells_costs_nothing_per_token(tmp_path, make, signs):
+    rows = turned(0.005, 2, signs, many=400)
+    named = [replace(make(i), name=f"p{i}") for i in range(6)]
+    counts = []
+    for tried in (named[:1], named):
+        study, _, batch = opened(rows, tmp_path, tried)
+        scene = Scene.of(batch, 0, 2, near=study.near)
+        with Large(9 * batch.tokens // 10) as large:
+            observe(study, scene)
+        counts.append(large.count)
+    assert counts[0] == counts[1]
+
+
+def test_weights_of_turns_are_those_of_their_tokens(tmp_path):
+    """By hand: the geometric mean of r over each contiguous run of the mask."""
+    row = oracles.make_rows(0.01, seed=3, many=2)[1]
+    row |= {
+        "rollout_log_probs": [-1.0, -1.0, -2.0, -1.0, -1.0],
+        "old_log_probs": [-0.99, -0.97, -2.0, -1.04, -1.02],
+        "current_log_probs": [-0.99, -0.97, -2.0, -1.04, -1.02],
+        "response_mask": [1, 1, 0, 1, 1],
+        "advantages": [1.0] * 5,
+        "token_ids": [1] * 5,
+    }
+    preset = replace(PLAIN, weight=replace(OF_TURNS, upper=1.01))
+    scene = scene_of([row], tmp_path, [preset])
+    done = pieces(scene, preset)
+    expected = 2 * 1.01 + 2 * math.exp(-0.03)
+    assert float(done.weight_sum[0]) == pytest.approx(expected, rel=1e-12)
+    assert float(done.sums.first[0]) == pytest.approx(expected, rel=1e-12)
+    assert float(done.first.weighed.high[0]) == 2
