@@ -161,6 +161,10 @@ REFUSED = {
     "|two log-ratios|": lambda b: ((b.old - b.rollout) + 2 * (b.current - b.rollout)).abs(),
     "a sign of the other": lambda b: (b.old - b.rollout).abs() * (b.current - b.rollout),
     "log 0": lambda b: torch.log1p(b.old - b.rollout - 1.0),
+    "a square that a fourth power outweighs": lambda b: (
+        (b.old - b.rollout).square() - 200 * (b.old - b.rollout).square().square()
+    ).clamp(min=0),
+    "|x| with a second root": lambda b: (b.old - b.rollout - 20 * (b.old - b.rollout).square()).abs(),
     "a function it does not know": lambda b: torch.sin(b.old),
     "a method it does not know": lambda b: b.old.tanh(),
     "a decision": lambda b: b.old if b.old > b.rollout else b.rollout,

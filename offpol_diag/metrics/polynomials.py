@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,10 +33,17 @@ def times(p: Poly, q: Poly) -> Poly:
 
 def along(poly: Poly) -> dict[str, list[float]]:
     """Without its constant, as sums of powers of the directions: the coefficient of each power, from 0."""
-    size = len(poly)
+    return {direction: list(ray) for direction, ray in _along(poly.tobytes()).items()}
+
+
+@lru_cache(4096)  # formulas have many polynomials in common
+def _along(poly: bytes) -> dict[str, list[float]]:
+    each = np.frombuffer(poly)
+    size = math.isqrt(len(each))
+    rows = each.reshape(size, size).tolist()
     rays = {direction: [0.0] * size for direction in DIRECTIONS}
     for k in range(1, size):
-        row = [float(poly[i, k - i]) for i in range(k + 1)]
+        row = [rows[i][k - i] for i in range(k + 1)]
         for direction, c in zip(DIRECTIONS, _rays(row) if any(row) else (), strict=False):
             rays[direction][k] = c
     return {direction: ray for direction, ray in rays.items() if any(ray)}
