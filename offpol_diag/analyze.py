@@ -80,13 +80,13 @@ def analyze(
         WorkerError: a worker process cannot be started, or is killed again and again.
         ClusterError: the cluster cannot be reached, or does not do its work.
     """
-    start = _engine(engine)
+    start = engine_named(engine)
     dump = open_dump(
         sources, columns=columns, group_by=group_by, on_bad_row=on_bad_row, batch_tokens=batch_tokens
     )
     study = plan(dump, presets, group_by, seed)
     with start(device, workers, progress) as runs:
-        found = _settled(runs, dump, study)
+        found = settled(runs, dump, study)
         seen = _tallied(runs, dump, study, found, sequences)
     facts = readout.facts(dump, seen, (MADE,) if found.rewards else ())
     run = Run(
@@ -132,7 +132,12 @@ ENGINES: Mapping[str, Start] = {"local": _here, "ray": _there}
 """Engine → how it is started: told the device, how many workers, and whom to tell the progress."""
 
 
-def _engine(name: str) -> Start:
+def engine_named(name: str) -> Start:
+    """How an engine is started.
+
+    Raises:
+        UsageError: there is none of that name.
+    """
     if name not in ENGINES:
         raise UsageError(f"engine {name!r} is not known", f"give {' or '.join(ENGINES)}")
     return ENGINES[name]
@@ -151,7 +156,7 @@ def _makes_advantages(columns: frozenset[str]) -> bool:
     return "advantages" not in columns and {"rewards", "group_id"} <= columns
 
 
-def _settled(engine: Engine, dump: Dump, study: Study) -> Found:
+def settled(engine: Engine, dump: Dump, study: Study) -> Found:
     """What has to be known before the analysis; the dump is read for it only when something is asked."""
     asked = Asked.of(study.presets, _makes_advantages(frozenset(dump.info.columns)))
     return settle(engine, dump, asked) if asked else Found(UNSETTLED, None)

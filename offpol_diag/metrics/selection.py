@@ -69,15 +69,20 @@ def numbers(grid: Grid, groups: GroupSample, at: int) -> Numbers:
 
 
 def _quartile_shares(sequences: Tensor, tokens: Tensor, kept: Tensor) -> list[float]:
-    """Kept share in each quarter of the sequences by length; a bin on a border is split in proportion."""
+    """Kept share in each quarter of the sequences by length."""
+    parts = quartile_parts(sequences)
+    whole, left = (parts @ torch.stack((tokens, kept), dim=1)).T.tolist()
+    return [one / all_ if all_ > 0 else float("nan") for one, all_ in zip(left, whole, strict=True)]
+
+
+def quartile_parts(sequences: Tensor) -> Tensor:
+    """Which part of each length bin lies in which quarter of the sequences: [bins] → [4, bins].
+
+    A bin on a border is split in proportion.
+    """
     total = float(sequences.sum())
     before = torch.cumsum(sequences, 0) - sequences
-    shares = []
-    for quarter in range(4):
-        low, high = total * quarter / 4, total * (quarter + 1) / 4
-        inside = ((before + sequences).clamp(max=high) - before.clamp(min=low)).clamp(min=0)
-        part = inside / sequences.clamp(min=1e-300)
-        part = torch.where(sequences > 0, part, 0.0)
-        weight = float((tokens * part).sum())
-        shares.append(float((kept * part).sum()) / weight if weight > 0 else float("nan"))
-    return shares
+    borders = total * torch.arange(5, dtype=sequences.dtype)[:, None] / 4
+    inside = (before + sequences).clamp(max=borders[1:]) - before.clamp(min=borders[:-1])
+    part = inside.clamp(min=0) / sequences.clamp(min=1e-300)
+    return torch.where(sequences > 0, part, 0.0)
