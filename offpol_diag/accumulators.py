@@ -106,8 +106,12 @@ def _of_distinct(rows: npt.NDArray[np.float64], draws: Tensor) -> Tensor:
     """
     mark = rows @ np.sqrt(np.arange(2.0, 2.0 + rows.shape[1]))
     _, first, which = np.unique(mark, return_index=True, return_inverse=True)
-    few = rows[first]
-    if 2 * len(few) > len(rows) or not np.array_equal(few[which], rows):
+    other = np.flatnonzero(
+        (rows[first][which] != rows).any(axis=1)
+    )  # of nearly the same product, or no numbers
+    few = rows[np.concatenate((first, other))]
+    which[other] = len(first) + np.arange(len(other))
+    if 2 * len(few) > len(rows):
         return torch.from_numpy(rows) @ draws
     return torch.from_numpy((torch.from_numpy(few) @ draws).numpy().take(which, axis=0))
 

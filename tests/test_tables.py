@@ -121,6 +121,7 @@ ROWS = {
     "of one product with the vector that marks": np.where(
         np.arange(40)[:, None] % 2, [np.sqrt(3.0), *[0.0] * 7], [0.0, np.sqrt(2.0), *[0.0] * 6]
     ),
+    "nearly equal": np.nextafter(1.0, np.arange(40)[:, None] % 4 // 3 * 9.0) * np.ones(8),
     "one": RANDOM.standard_normal((1, 8)),
     "none": np.empty((0, 8)),
 }
@@ -148,6 +149,15 @@ def test_rows_that_are_no_numbers_stay_apart_from_those_that_are(odd):
     found = accumulators._of_distinct(rows, draws)
 
     assert [at for at in range(20) if float(found[at, 0]) != 0.0] == [3, 7]
+
+
+def test_a_row_that_is_no_number_does_not_keep_the_others_from_being_shared(monkeypatch):
+    rows, seen, plain = np.zeros((40, 4)), [], torch.Tensor.__matmul__
+    rows[5], rows[9] = math.nan, math.inf
+    monkeypatch.setattr(torch.Tensor, "__matmul__", lambda a, b: seen.append(len(a)) or plain(a, b))
+    accumulators._of_distinct(rows, torch.ones(4, 2, dtype=torch.float64))
+
+    assert seen[0] <= 9
 
 
 def test_what_many_presets_share_is_multiplied_once(monkeypatch):
