@@ -129,7 +129,7 @@ def test_results_are_picked_and_merged_in_the_order_of_the_rows(crew, small, tmp
     found = crew.reduce(dump, Look(tmp_path), Each(length, picked.append))
     assert found.ids == tuple(range(120))
     assert sum(picked) == 120
-    assert set(picked) <= {1, 2, 3}
+    assert set(picked) <= {1, 2, 3, 4}
     alone = many(1).reduce(open_dump([small], batch_tokens=30), Look(tmp_path))
     assert alone == found
 

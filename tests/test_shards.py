@@ -276,6 +276,16 @@ def test_a_row_group_in_pieces_is_decoded_once_and_read_again_from_its_start(tmp
     assert len(opened) == 1 + len(cuts)
 
 
+def test_pieces_are_read_in_even_batches(tmp_path):
+    dump = open_dump([write(tmp_path / "x.parquet", full(640), 64)], batch_tokens=120)
+    cuts = pieces(dump, 1)
+    even = dump.evenly(dump.tokens / len(cuts))
+    sizes, plain = ([b.tokens for span in cuts for b in cut(one, span).batches()] for one in (even, dump))
+    assert (len(cuts), sum(sizes)) == (20, 5120)
+    assert set(sizes) == {136, 120}
+    assert set(plain) == {120, 16}
+
+
 def test_a_bad_row_in_the_middle_of_a_row_group_is_named_as_in_one_reading(tmp_path):
     table = full()
     values = table.column("old_log_probs").to_pylist()

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-WORKER = 350 << 20
+WORKER = 450 << 20
 """Bytes that a worker takes of its own, about, with every preset and batches of `analyze.BATCH_TOKENS`."""
 GROUP = Path("/sys/fs/cgroup")
 MEMORY = Path("/proc/meminfo")

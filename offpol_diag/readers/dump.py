@@ -22,6 +22,8 @@ from offpol_diag.readers.slices import Slice, slices, tokens_per_row
 from offpol_diag.readers.sources import find
 
 Progress = Callable[[int], None]
+ROOM = 1.1
+"""By how much a piece of a dump may be larger than the average, and still be read in as many batches."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,11 @@ class Dump:
             DumpError: that file does not open any more.
         """
         return self.rows * tokens_per_row(self._parts[0], self._plan)
+
+    def evenly(self, tokens: float) -> Dump:
+        """The same, read in batches of such a size that no small one is left of so many tokens."""
+        many = max(1, round(tokens / self._tokens))
+        return replace(self, _tokens=max(1, int(ROOM * tokens / many)))
 
     @property
     def parts(self) -> tuple[Part, ...]:
