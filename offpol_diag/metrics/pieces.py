@@ -123,6 +123,17 @@ class Pieces:
     near: tuple[Lot, ...] = ()
 
     @property
+    def each(self) -> tuple[tuple[Outcome, Preset], ...]:
+        """Outcomes token by token, each with the preset as it applies there; of cells there are none.
+
+        Raises:
+            ValueError: the preset looks at cells.
+        """
+        if any(lot.passes is not None for lot in self.near):
+            raise ValueError("sums of cells are no outcomes of tokens")
+        return (self.first, self.preset), *((lot.done, lot.preset) for lot in self.near)
+
+    @property
     def weighs_tokens(self) -> bool:
         """Whether tokens have weights of their own."""
         weight = self.preset.weight
