@@ -241,7 +241,7 @@ def test_the_largest_few_are_those_of_a_full_sort(n, values):
 
 def test_rows_whose_large_number_hides_the_rest_in_their_mark_are_told_apart():
     rows = np.zeros((40, 4))
-    rows[:, 0], rows[::8, 1] = 1e20, [1.0, 2.0, 3.0, 4.0, 5.0]
+    rows[:, 0], rows[1::8, 1] = 1e20, [1.0, 2.0, 3.0, 4.0, 5.0]
     draws = torch.tensor([[0.0], [1.0], [1.0], [1.0]], dtype=torch.float64)
 
     assert accumulators._of_distinct(rows, draws).flatten().tolist() == rows[:, 1].tolist()
