@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from operator import attrgetter
 from pathlib import Path
@@ -24,7 +24,7 @@ from offpol_diag.readers import Dump, open_dump
 from offpol_diag.scope import UNSETTLED
 from offpol_diag.sequences import SequenceWriter, table
 from offpol_diag.settle import Asked, Found, settle
-from offpol_diag.summary import Run, Summary
+from offpol_diag.summary import DumpFacts, Run, Summary
 from offpol_diag.tallies import TallyFile
 from offpol_diag.tally import Study, Tally, observe
 
@@ -80,11 +80,73 @@ def analyze(
         WorkerError: a worker process cannot be started, or is killed again and again.
         ClusterError: the cluster cannot be reached, or does not do its work.
     """
+    found = examine(
+        sources,
+        presets=presets,
+        columns=columns,
+        group_by=group_by,
+        on_bad_row=on_bad_row,
+        device=device,
+        seed=seed,
+        sequences=sequences,
+        tally=tally,
+        progress=progress,
+        batch_tokens=batch_tokens,
+        engine=engine,
+        workers=workers,
+    )
+    return found.summary()
+
+
+@dataclass(frozen=True)
+class Examined:
+    """What one reading of a dump leaves, replicates and all.
+
+    Attributes:
+        study: what was measured.
+        tally: what was seen.
+        presets: those asked for, also where the dump lacks a column.
+        facts: what was read.
+        run: how.
+    """
+
+    study: Study
+    tally: Tally
+    presets: tuple[Preset, ...]
+    facts: DumpFacts
+    run: Run
+
+    def summary(self) -> Summary:
+        """Every number of it."""
+        return readout.summary(self.study, self.tally, self.presets, self.facts, self.run)
+
+
+def examine(
+    sources: Sequence[str],
+    *,
+    presets: Sequence[Preset] = (),
+    columns: Mapping[str, str] | None = None,
+    group_by: Sequence[str] = (),
+    on_bad_row: Literal["error", "skip"] = "error",
+    device: str = "auto",
+    seed: int = 0,
+    sequences: Path | None = None,
+    tally: Path | None = None,
+    progress: Progress | None = None,
+    batch_tokens: int = BATCH_TOKENS,
+    engine: str = "local",
+    workers: int | None = None,
+    against: str | None = None,
+) -> Examined:
+    """What `analyze` reads its numbers from; its arguments, and errors.
+
+    `against` names a preset whose drops are compared with those of each other one; no tally is written then.
+    """
     start = engine_named(engine)
     dump = open_dump(
         sources, columns=columns, group_by=group_by, on_bad_row=on_bad_row, batch_tokens=batch_tokens
     )
-    study = plan(dump, presets, group_by, seed)
+    study = replace(plan(dump, presets, group_by, seed), against=against)
     with start(device, workers, progress) as runs:
         found = settled(runs, dump, study)
         seen = _tallied(runs, dump, study, found, sequences)
@@ -103,7 +165,7 @@ def analyze(
     if tally:
         one = tallies.piece(dump, seen, found, facts, run)
         tallies.write(tally, TallyFile.of(study, presets, facts.columns, one, seen))
-    return readout.summary(study, seen, presets, facts, run)
+    return Examined(study, seen, tuple(presets), facts, run)
 
 
 Start = Callable[[str, int | None, Progress | None], AbstractContextManager[Engine]]

@@ -97,14 +97,20 @@ def rejection(rules: tuple[Reject, ...]) -> str:
 
 
 def _rule(rule: Reject) -> str:
-    statistic = (
-        RATIOS[rule.over] if rule.statistic == "ratio" else OVER[rule.over] + STATISTICS[rule.statistic]
-    )
-    bounds = _between(statistic, rule.lower, rule.upper, rule.strict or rule.over == "batch")
     unit = (
         "tokens of sequences" if rule.of_token and not _by_token(rule) else UNITS.get(rule.over, "sequences")
     )
-    return f"{unit} with {bounds}{SIGNS[rule.advantage]}{_own(rule)}"
+    return f"{unit} with {bounds(rule)}{SIGNS[rule.advantage]}{_own(rule)}"
+
+
+def judged(rule: Reject) -> str:
+    """The number a rule judges: `∏r`, `mean (r−1−Δ)`."""
+    return RATIOS[rule.over] if rule.statistic == "ratio" else OVER[rule.over] + STATISTICS[rule.statistic]
+
+
+def bounds(rule: Reject) -> str:
+    """Where that number must lie: `0.5 ≤ ∏r ≤ 2`."""
+    return _between(judged(rule), rule.lower, rule.upper, rule.strict or rule.over == "batch")
 
 
 def _by_token(rule: Reject) -> bool:

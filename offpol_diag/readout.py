@@ -246,14 +246,18 @@ def _weight_range(out: Readout, preset: Preset) -> Numbers:
     }
 
 
+CONDITIONAL: tuple[tuple[tuple[Formula, ...], str, tuple[str, ...]], ...] = (
+    (method.SIGN_ROWS, "positive", ("advantages",)),
+    (update.ROWS, "update", ("advantages",)),
+    (policyloss.ROWS, "loss", ("current_log_probs", "advantages")),
+)
+"""Rows, a column that is there where they can be read, and what the dump needs for it."""
+
+
 def _conditional(out: Readout, prefix: str) -> Numbers:
     """Rows that need advantages, and rows that need the current policy as well."""
     found: Numbers = {}
-    for rows, column, needed in (
-        (method.SIGN_ROWS, "positive", ["advantages"]),
-        (update.ROWS, "update", ["advantages"]),
-        (policyloss.ROWS, "loss", ["current_log_probs", "advantages"]),
-    ):
+    for rows, column, needed in CONDITIONAL:
         lacking = [name for name in needed if name not in out.study.columns]
         have = prefix + column in out.reader.sums
         found |= {row.name: out.reader.number(row, prefix) if have else missing(row, lacking) for row in rows}

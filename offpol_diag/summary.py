@@ -261,6 +261,163 @@ class Summary(Model):
 
     def to_json(self) -> str:
         """The published JSON, one object, indented, ending in a newline."""
+class Lot(Model):
+    """Some of the tokens, or some of the sequences: how many, and of what kind."""
+
+    count: int
+    share: Number
+    length: Number
+    reward: Number
+    positive: Number
+    negative: Number
+    log_ratio: Number
+
+
+class LostSequence(Model):
+    """A sequence that loses tokens to one preset and not to the other."""
+
+    sequence_id: str
+    step: int | None = None
+    length: int
+    tokens: int = Field(description="how many tokens the one drops and the other keeps")
+    log_ratio_sum: float
+    reward: float | None = None
+    fired: list[str] = Field([], description="what dropped them")
+
+
+class Drops(Model):
+    """What one preset drops and the other keeps."""
+
+    dropped_by: str
+    kept_by: str
+    tokens: Lot
+    sequences: Lot = Field(description="sequences of which the one keeps no token, the other some")
+    examples: list[LostSequence] = Field([], description="of the sequences concerned, the largest |ΣΔ|")
+
+
+class Comparison(Model):
+    """Presets against one of them; differences are paired: taken within each bootstrap replicate."""
+
+    against: str = Field(description="the preset that the others are compared with")
+    differences: dict[str, Numbers] = Field(description="preset → number → its value less the reference's")
+    better: dict[str, str] = Field(description="number → the preset that is better, or why none is named")
+    all_tokens: Lot | None = None
+    all_sequences: Lot | None = None
+    drops: list[Drops] = []
+
+
+class Contrast(Model):
+    """One number of run B beside that of run A."""
+
+    name: str
+    a: Number
+    b: Number
+    difference: Number = Field(description="B less A, taken within each bootstrap replicate")
+    ratio: Number | None = Field(None, description="B over A, where both are positive")
+    effect: str = Field("", description="the size of the difference in words")
+    p_value: float | None = None
+    p_adjusted: float | None = Field(None, description="corrected for the number of tests")
+    differs: bool | None = Field(None, description="null: not tested")
+    reason: str = Field("", description="why it was not tested")
+
+
+class Pairing(Model):
+    """Which groups (prompts) two runs share: those are resampled together."""
+
+    by: Literal["group_id", "contents", "nothing"]
+    shared: int
+    only_a: int
+    only_b: int
+    exact: bool = True
+    sentence: str
+
+
+class OtherRun(Model):
+    """Run B of two."""
+
+    dump: DumpFacts
+    metrics: Numbers
+    presets: dict[str, PresetResult] = {}
+    by: dict[str, Location] = {}
+    histograms: dict[str, Histogram] = {}
+    diagnosis: Diagnosis | None = None
+    run: Run
+
+
+class Against(Model):
+    """Run A (the result around this) against run B."""
+
+    b: OtherRun
+    headline: str
+    pairing: Pairing
+    correction: str = Field(description="how p-values were corrected for their number")
+    level: float
+    tested: int
+    differing: int
+    contrasts: list[Contrast] = Field(description="what matters first")
+    needs: dict[str, str] = Field({}, description="what cannot be compared → what it needs")
+    notes: list[str] = []
+
+
+class SweptPoint(Model):
+    """A preset at one threshold."""
+
+    threshold: float
+    bounds: dict[str, float] = Field(description="what the preset then holds, by the place in its table")
+    own: bool = Field(False, description="the threshold that the preset has as it stands")
+    metrics: Numbers
+    quartiles: list[Numbers] = Field([], description="the same by quartile of sequence length, short first")
+    marks: list[str] = Field([], description="length, floor, centre: what `remarks` warn of")
+
+
+class NoiseFloor(Model):
+    """How far numerics alone move the statistic, by one account of them."""
+
+    source: str
+    per_token: Number = Field(description="standard deviation of a token's Δ")
+    statistic: Number = Field(description="the same of what the thresholds are compared with")
+    found: bool = Field(description="true: seen in this dump; false: what that format would do")
+
+
+class PredictedKeep(Model):
+    """What a window keeps of responses of one length."""
+
+    length: float
+    kept: Number
+    observed: Number | None = Field(None, description="in this dump, at about that length")
+
+
+class SolvedWindow(Model):
+    """The bounds that keep an asked share."""
+
+    asked: float
+    kept: int = Field(description="units within the bounds")
+    of: int
+    ties: int = Field(0, description="further units on the last value kept, which no bound can tell apart")
+    centre: Number | None = Field(None, description="E[log r], nats; none where only one side is bounded")
+    centre_k1: Number | None = Field(None, description="−k1, the same over tokens")
+    point: SweptPoint
+    predicted: list[PredictedKeep] = []
+    spread: Numbers = Field({}, description="of log r at length L: √(falling²/L + staying²)")
+    trainer: str = ""
+    config: str = Field("", description="ready to paste")
+
+
+class Sweep(Model):
+    """One preset over many thresholds."""
+
+    preset: str
+    which: str = Field(description="the bound that moves, e.g. reject[0].upper")
+    others: list[str] = Field([], description="what else of it could have moved")
+    statistic: str = Field(description="what the threshold is compared with, in words")
+    unit: str = Field(description="token or sequence: what the bound acts on")
+    quartiles: list[str] = Field([], description="lengths of the quartiles, in words")
+    points: list[SweptPoint]
+    floor: list[NoiseFloor] = []
+    remarks: list[str] = []
+    window: SolvedWindow | None = None
+
+
         return json.dumps(self.model_dump(mode="json"), indent=1, ensure_ascii=False) + "\n"
 
 
@@ -274,6 +431,9 @@ def load(path: Path) -> Summary:
     Raises:
         ResultError: not readable, not JSON, not ours, or of another format.
     """
+    sweep: Sweep | None = Field(None, description="one preset over many thresholds (`sweep`)")
+    comparison: Comparison | None = Field(None, description="presets side by side (`compare DUMP`)")
+    against: Against | None = Field(None, description="this run against another (`compare A B`)")
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -8,10 +8,13 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from offpol_diag import candidates
 from offpol_diag.accumulators import Extremes, State, Sums
 from offpol_diag.crosswalk import BOOKS
 from offpol_diag.crosswalk.ends import outermost
 from offpol_diag.metrics import (
+    alignment,
+    drops,
     gap,
     method,
     nearsums,
@@ -46,6 +49,7 @@ class Study:
         group_by: extra location axes.
         seed: of the bootstrap.
         replicates: of the bootstrap.
+        against: the preset that the others are compared with, or None.
     """
 
     presets: tuple[Preset, ...]
@@ -53,11 +57,25 @@ class Study:
     group_by: tuple[str, ...]
     seed: int
     replicates: int
+    against: str | None = None
+
+    @cached_property
+    def pairs(self) -> tuple[tuple[Preset, Preset], ...]:
+        """The preset that others are compared with, and each of those; none where there are too many."""
+        if len(self.presets) > drops.MOST:
+            return ()
+        ours = [preset for preset in self.presets if preset.name == self.against]
+        return tuple((one, other) for one in ours for other in self.presets if other is not one)
 
     @property
     def drifts(self) -> tuple[Drift, ...]:
         """The pairs of policies this dump has."""
         return tuple(drift for drift in DRIFTS if set(drift.columns) <= self.columns)
+
+    @cached_property
+    def candidates(self) -> tuple[Preset, ...]:
+        """What could be recommended for this dump, with its train side."""
+        return candidates.presets("old" if "old_log_probs" in self.columns else "current")
 
     @property
     def main(self) -> Drift:
@@ -119,9 +137,12 @@ def observe(study: Study, scene: Scene) -> Tally:
         "sums": _sums(scene, _resampled(study, once)),
         "length": selection.by_length(stack),
         "group": selection.by_group(stack),
+        "alignment": alignment.sums(scene, study.candidates),
         "normal": normal.sums(scene, _of_normalised(normalised)),
         "normal.ranges": normal.ranges(normalised),
     }
+    if study.pairs:
+        states |= drops.states(scene, study.main, study.pairs)
     ranges = _ranges(study, once)
     columns, logged = _logged(study, scene)
     return Tally(

@@ -111,8 +111,13 @@ def caution(number: Number, khat: Number) -> Number:
 
 
 def _ess_sequences(reader: Reader, logs: LogSums) -> Number:
-    values = logs.once**2 / (reader.sums["sequences"].to(logs.once.device) * logs.twice)
-    return reader.wrap(values.cpu(), ESS_SEQUENCES)
+    return reader.wrap(ess_of_sequences(reader, logs), ESS_SEQUENCES)
+
+
+def ess_of_sequences(reader: Reader, logs: LogSums) -> Tensor:
+    """(Σw)² / (n Σw²) of the dump and of each replicate, [1+B]."""
+    values: Tensor = logs.once**2 / (reader.sums["sequences"].to(logs.once.device) * logs.twice)
+    return values.cpu()
 
 
 def chi2_sequence(reader: Reader, logs: LogSums, drift: Drift) -> Number:
