@@ -116,6 +116,7 @@ class Place(Model):
     tokens: int
     sequences: int
     metrics: Numbers
+    asked: Numbers = Field({}, description="further numbers that were asked for by place")
 
 
 class Location(Model):
@@ -220,13 +221,29 @@ class Recommendation(Model):
 class GateVerdict(Model):
     """One bound, judged."""
 
-    name: str
-    bound: Literal["max", "min"]
+    name: str = Field(description="as asked for: k3, seq_mis.ess_tokens, step:k3, p90:k3")
+    bound: Literal["max", "min", "within"] = Field(
+        description="the value, or its distance from `centre` (within), against `limit`"
+    )
     limit: float
+    centre: float | None = None
     value: float | None
     interval: tuple[float, float] | None = None
+    log10: float | None = Field(None, description="log10 of the value, where the value itself overflows")
     passed: bool | None = Field(description="null: could not say")
+    open: bool = Field(
+        False, description="the interval holds values on both sides of the bound: no evidence of a failure"
+    )
     reason: str = ""
+    level: Literal["error", "warn"] = Field("error", description="warn: leaves the exit code alone")
+    judged_on: Literal["interval", "value", ""] = Field("", description="empty: nothing could be said")
+    steps: str = Field("", description="the steps it was asked of; empty: all")
+    where: str = Field("", description="the place that decided, e.g. step 40")
+    source: str = Field("", description="who asked: an option, or a file and its table")
+    note: str = Field("", description="what the gate file says about the bound")
+    baseline: float | None = Field(None, description="the value in the baseline")
+    baseline_interval: tuple[float, float] | None = None
+    tolerance: str = Field("", description="what a baseline's value may be exceeded by")
 
 
 class Run(Model):
@@ -244,23 +261,6 @@ class Run(Model):
     seconds: dict[str, float]
 
 
-class Summary(Model):
-    """One dump, analysed."""
-
-    format: Literal[1] = 1
-    dump: DumpFacts
-    metrics: Numbers
-    presets: dict[str, PresetResult]
-    by: dict[str, Location] = {}
-    histograms: dict[str, Histogram] = {}
-    worst: Worst = Worst()
-    diagnosis: Diagnosis | None = None
-    recommendation: Recommendation | None = None
-    gates: list[GateVerdict] = []
-    run: Run
-
-    def to_json(self) -> str:
-        """The published JSON, one object, indented, ending in a newline."""
 class Lot(Model):
     """Some of the tokens, or some of the sequences: how many, and of what kind."""
 
@@ -418,6 +418,26 @@ class Sweep(Model):
     window: SolvedWindow | None = None
 
 
+class Summary(Model):
+    """One dump, analysed."""
+
+    format: Literal[1] = 1
+    dump: DumpFacts
+    metrics: Numbers
+    presets: dict[str, PresetResult]
+    by: dict[str, Location] = {}
+    histograms: dict[str, Histogram] = {}
+    worst: Worst = Worst()
+    diagnosis: Diagnosis | None = None
+    recommendation: Recommendation | None = None
+    gates: list[GateVerdict] = []
+    sweep: Sweep | None = Field(None, description="one preset over many thresholds (`sweep`)")
+    comparison: Comparison | None = Field(None, description="presets side by side (`compare DUMP`)")
+    against: Against | None = Field(None, description="this run against another (`compare A B`)")
+    run: Run
+
+    def to_json(self) -> str:
+        """The published JSON, one object, indented, ending in a newline."""
         return json.dumps(self.model_dump(mode="json"), indent=1, ensure_ascii=False) + "\n"
 
 
@@ -431,9 +451,6 @@ def load(path: Path) -> Summary:
     Raises:
         ResultError: not readable, not JSON, not ours, or of another format.
     """
-    sweep: Sweep | None = Field(None, description="one preset over many thresholds (`sweep`)")
-    comparison: Comparison | None = Field(None, description="presets side by side (`compare DUMP`)")
-    against: Against | None = Field(None, description="this run against another (`compare A B`)")
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
