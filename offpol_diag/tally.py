@@ -8,10 +8,12 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from offpol_diag import candidates
 from offpol_diag.accumulators import Extremes, State, Sums
 from offpol_diag.crosswalk import BOOKS
 from offpol_diag.crosswalk.ends import outermost
 from offpol_diag.metrics import (
+    alignment,
     drops,
     gap,
     method,
@@ -69,6 +71,11 @@ class Study:
     def drifts(self) -> tuple[Drift, ...]:
         """The pairs of policies this dump has."""
         return tuple(drift for drift in DRIFTS if set(drift.columns) <= self.columns)
+
+    @cached_property
+    def candidates(self) -> tuple[Preset, ...]:
+        """What could be recommended for this dump, with its train side."""
+        return candidates.presets("old" if "old_log_probs" in self.columns else "current")
 
     @property
     def main(self) -> Drift:
@@ -130,6 +137,7 @@ def observe(study: Study, scene: Scene) -> Tally:
         "sums": _sums(scene, _resampled(study, once)),
         "length": selection.by_length(stack),
         "group": selection.by_group(stack),
+        "alignment": alignment.sums(scene, study.candidates),
         "normal": normal.sums(scene, _of_normalised(normalised)),
         "normal.ranges": normal.ranges(normalised),
     }

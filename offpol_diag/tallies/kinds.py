@@ -20,6 +20,7 @@ from offpol_diag.accumulators import (
     Sums,
     Tail,
 )
+from offpol_diag.metrics.alignment import Folds
 from offpol_diag.metrics.selection import Grid
 from offpol_diag.tallies import states
 from offpol_diag.tallies.arrays import Floats
@@ -119,6 +120,7 @@ KINDS: dict[tuple[type, ...], type[SavedState]] = {
     (LogSums,): states.SavedLogSums,
     (GroupSample,): states.SavedGroups,
     (Grid,): states.SavedGrid,
+    (Folds,): states.SavedFolds,
     (Best,): states.SavedBest,
     (Places, Sums): SavedPlaces,
     (Places, Extremes): SavedSpans,
@@ -134,6 +136,7 @@ AnySaved = Annotated[
     | states.SavedLogSums
     | states.SavedGroups
     | states.SavedGrid
+    | states.SavedFolds
     | states.SavedBest
     | SavedPlaces
     | SavedSpans,

@@ -1,0 +1,129 @@
+"""What could be recommended: methods at thresholds, each with the preset that a trainer knows it by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Literal
+
+from offpol_diag import catalogue
+from offpol_diag.presets import Policy, Preset
+from offpol_diag.tuning import tuned
+
+Judges = Literal["nothing", "token", "sequence"]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A method at a threshold.
+
+    Attributes:
+        name: of its row in the report's table and in the JSON.
+        title: in words.
+        judges: what one weight or one rule of it is about.
+        decoupled: the built-in preset where the train side is π_old, changed by `settings`.
+        bypass: the built-in preset nearest to it where the train side is π_θ; None: there is none.
+        threshold: as it is printed.
+        settings: place in the preset → value, by the grammar of a preset file.
+    """
+
+    name: str
+    title: str
+    judges: Judges
+    decoupled: str
+    bypass: str | None
+    threshold: str | None = None
+    settings: tuple[tuple[str, str], ...] = ()
+
+    def preset(self, policy: Policy) -> Preset:
+        """Under the candidate's name, with that train side."""
+        row = tuned(_shipped()[self.decoupled], dict(self.settings))
+        return replace(row, name=self.name, policy=policy)
+
+
+@cache
+def _shipped() -> Mapping[str, Preset]:
+    return catalogue.load()
+
+
+def _token(name: str, title: str, row: str, bypass: str | None, low: str | None, high: str) -> Candidate:
+    settings = (("weight.upper", high), *((("weight.lower", low),) if low else ()))
+    return Candidate(name, title, "token", row, bypass, f"{low}–{high}" if low else high, settings)
+
+
+def _tis(high: str) -> Candidate:
+    return _token(f"token_tis_{high}", f"token TIS at {high}", "token_is", "bypass_ppo_clip", None, high)
+
+
+def _icepop(low: str, high: str) -> Candidate:
+    name, title = f"token_icepop_{low}_{high}", f"token IcePop {low}–{high}"
+    return _token(name, title, "decoupled_token_icepop", "bypass_pg_token_icepop", low, high)
+
+
+NOTHING = Candidate("none", "no correction", "nothing", "recompute", "ppo_is")
+DEFAULT = _tis("2.0")
+REFERENCE = _tis("5.0")
+"""With nearly no bias of its own that a token's weight could take away, and bounded all the same."""
+
+CANDIDATES = (
+    NOTHING,
+    _tis("1.5"),
+    DEFAULT,
+    _tis("3.0"),
+    REFERENCE,
+    _icepop("0.5", "2.0"),
+    _icepop("0.5", "5.0"),
+    Candidate(
+        "token_mask_0.5_2.0",
+        "token mask 0.5–2.0",
+        "token",
+        "verl_2026_01_rs_token_k1",
+        None,
+        "0.5–2.0",
+        (("reject.lower", "0.5"), ("reject.upper", "2.0")),
+    ),
+    Candidate("seq_tis_2.0", "sequence TIS at 2.0", "sequence", "seq_is", "pure_is", "2.0"),
+    Candidate("seq_mis_0.5_2.0", "sequence MIS 0.5–2.0", "sequence", "seq_mis", "pure_is", "0.5–2.0"),
+    Candidate(
+        "geo_rs_0.1%",
+        "geometric rejection ±0.1 %",
+        "sequence",
+        "decoupled_geo_rs",
+        "bypass_pg_geo_rs",
+        "±0.1 %",
+    ),
+    Candidate(
+        "geo_rs_1%",
+        "geometric rejection ±1 %",
+        "sequence",
+        "decoupled_geo_rs",
+        "bypass_pg_geo_rs",
+        "0.99–1.01",
+        (("reject.lower", "0.99"), ("reject.upper", "1.01")),
+    ),
+    Candidate(
+        "geo_rs_1%_token_tis_2.0",
+        "geometric rejection ±1 % with token TIS at 2.0",
+        "sequence",
+        "decoupled_geo_rs_token_tis",
+        "bypass_pg_geo_rs_token_tis",
+        "0.99–1.01 and 2.0",
+        (("reject.lower", "0.99"), ("reject.upper", "1.01")),
+    ),
+    Candidate(
+        "veto_token_tis_2.0",
+        "token TIS at 2.0 with a veto at 1e-4",
+        "sequence",
+        "verl_2025_10_token_truncate_veto",
+        None,
+        "2.0, veto 1e-4",
+    ),
+)
+"""In the order in which they are printed."""
+
+
+@cache
+def presets(policy: Policy) -> tuple[Preset, ...]:
+    """All of them as presets with one train side."""
+    return tuple(candidate.preset(policy) for candidate in CANDIDATES)

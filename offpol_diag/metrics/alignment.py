@@ -1,0 +1,286 @@
+"""How well the policy gradient that a correction induces would point: sums, and the estimate made of them.
+
+The gradient itself is not in a dump. What stands for it is a vector with one coordinate for each kind of
+token: a token adds A (1 − π_train) times its weight to the coordinate of its bigram (token id and the one
+before it), which is the coordinate of the score of a softmax over those tokens that belongs to the sampled
+one. Coordinates are hashed into `BUCKETS` with random signs, so that inner products are kept on average
+(count sketch: Charikar, Chen & Farach-Colton 2002). Sequences are dealt into `FOLDS` by their group, so that
+products of different folds are free of the noise that a square has.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from offpol_diag import segments
+from offpol_diag.batch import Batch
+from offpol_diag.metrics.outcome import PER_SEQUENCE, Outcome, of
+from offpol_diag.metrics.pieces import Pieces, pieces
+from offpol_diag.metrics.scene import Scene
+from offpol_diag.presets import Preset
+from offpol_diag.ratios import Ratios
+from offpol_diag.resample import mix
+
+FOLDS, BUCKETS = 32, 256
+Array = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Folds:
+    """Stand-ins for the gradient under M corrections, per fold.
+
+    Attributes:
+        names: of the corrections.
+        sums: [M, FOLDS, BUCKETS].
+        weights: Σ of the final weights, 0 where rejected, [M].
+        sequences: with a token, per fold, [FOLDS].
+        tokens: in all, [].
+    """
+
+    names: tuple[str, ...]
+    sums: Tensor
+    weights: Tensor
+    sequences: Tensor
+    tokens: Tensor
+
+    def merge(self, other: Folds) -> Folds:
+        """Sums of both parts."""
+        if self.names != other.names:
+            raise ValueError("sums of different corrections do not merge")
+        return Folds(
+            self.names,
+            self.sums + other.sums,
+            self.weights + other.weights,
+            self.sequences + other.sequences,
+            self.tokens + other.tokens,
+        )
+
+
+def sums(scene: Scene, candidates: Sequence[Preset]) -> Folds:
+    """What one batch adds."""
+    batch = scene.batch
+    rows = [_row(scene, preset) for preset in candidates]
+    there = (batch.lengths > 0).to(torch.float64)
+    return Folds(
+        tuple(preset.name for preset in candidates),
+        torch.stack([row for row, _ in rows]).reshape(len(rows), FOLDS, BUCKETS),
+        torch.stack([weight for _, weight in rows]),
+        there.new_zeros(FOLDS).index_add(0, fold(batch), there),
+        there.new_tensor(float(batch.tokens)),
+    )
+
+
+def fold(batch: Batch) -> Tensor:
+    """The fold of each sequence, [S] int64: that of its group, however the dump is cut."""
+    return mix(batch.key ^ _SALT) & (FOLDS - 1)
+
+
+_SALT = 0x5EED0F0F
+_STEP = 0x2545F4914F6CDD1D
+
+
+def _row(scene: Scene, preset: Preset) -> tuple[Tensor, Tensor]:
+    """The sums of one correction, [FOLDS * BUCKETS], and the sum of its weights."""
+    done = pieces(scene, preset)
+    times = _times(done)
+    parts = [_part(scene, of(part, rules), rules, times) for part, rules in scene.parts(done.preset)]
+    return torch.stack(parts).sum(0), done.sums.first.sum()
+
+
+def _times(done: Pieces) -> Tensor | None:
+    """What all tokens of a sequence are multiplied by, [S]; None where that is 1 for every preset like it."""
+    preset = done.preset
+    judged = preset.veto is not None or any(not rule.on_tokens for rule in preset.reject)
+    if done.per_sequence is not None:
+        return done.per_sequence * done.sequences
+    return done.sequences.to(torch.float64) if judged else None
+
+
+def _part(scene: Scene, done: Outcome, rules: Preset, times: Tensor | None) -> Tensor:
+    if times is None:  # near tokens are then alike for all presets with the same kind of weight
+        key = ("alignment", rules.weight, tuple(rule for rule in rules.reject if rule.on_tokens))
+        return done.ratios.once(key, lambda: _added(scene, done, rules, None))
+    return _added(scene, done, rules, times)
+
+
+def _added(scene: Scene, done: Outcome, rules: Preset, times: Tensor | None) -> Tensor:
+    ratios = done.ratios
+    code, score = ratios.once("alignment scores", lambda: _scores(scene, ratios))
+    values = score
+    if rules.weight is not None and rules.weight.over not in PER_SEQUENCE and done.weighed is not None:
+        values = values * done.weighed.final.values
+    if done.kept.tokens is not None:
+        values = torch.where(done.kept.tokens, values, 0.0)
+    if times is not None:
+        values = values * segments.spread(times, ratios.batch.cu_seqlens)
+    return torch.bincount(code, weights=values, minlength=FOLDS * BUCKETS)
+
+
+def _scores(scene: Scene, ratios: Ratios) -> tuple[Tensor, Tensor]:
+    """Of each token of a part: the place of its coordinate, int64, and ±A (1 − π_train)."""
+    index = ratios.index
+    code, sign = scene.once("coordinates", lambda: _coordinates(scene.batch))
+    code, sign = (x if index is None else x.index_select(0, index) for x in (code, sign))
+    score = sign * -torch.expm1(ratios.train.clamp(max=0.0))
+    advantages = ratios.batch.advantages
+    return code, score if advantages is None else score * advantages
+
+
+def _coordinates(batch: Batch) -> tuple[Tensor, Tensor]:
+    """Fold and bucket of every token as one number, and its sign.
+
+    Without token ids every token has a coordinate of its own, as good as: what can be estimated then is the
+    noise, not where the gradient points. The same without advantages.
+    """
+    known = batch.token_ids is not None and batch.advantages is not None
+    mixed = mix(_bigrams(batch) if known else _lone(batch))
+    at = segments.spread(fold(batch), batch.cu_seqlens) * BUCKETS + (mixed & (BUCKETS - 1))
+    return at, ((mixed >> 20) & 1).to(torch.float64) * 2 - 1
+
+
+def _bigrams(batch: Batch) -> Tensor:
+    ids = batch.token_ids
+    assert ids is not None
+    before = torch.cat((ids[:1], ids[:-1]))
+    before[batch.cu_seqlens[:-1][batch.lengths > 0]] = -1
+    return mix(before) + ids * _STEP
+
+
+def _lone(batch: Batch) -> Tensor:
+    of_group = segments.spread(mix(batch.key), batch.cu_seqlens)
+    return of_group + batch.position * _STEP + mix(batch.rollout.view(torch.int64))
+
+
+# ---------------------------------------------------------------- the estimate
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """One correction beside the reference, at some number of sequences in a trainer's batch.
+
+    Attributes:
+        kept: mean weight over all tokens: how much of the signal is left where weights tell nothing of it.
+        noise: the variance of the gradient's stand-in over that of the reference.
+        expected: log of the alignment over the reference's, if only `kept` and `noise` differ.
+        measured: the same from the data, bias included; NaN where the signal drowns in noise.
+        error: its standard error (jackknife over folds); inf where it is not known.
+        score: between the two: `measured` as far as it is more than its error tells.
+    """
+
+    kept: float
+    noise: float
+    expected: float
+    measured: float
+    error: float
+    score: float
+
+
+DETECTED = 2.0
+"""A bias counts by what it exceeds so many of its standard errors."""
+
+
+def estimates(folds: Folds, reference: str, batch: float) -> dict[str, Estimate]:
+    """Every correction beside the reference.
+
+    Alignment is E[ĝ·g] / (|g| √E|ĝ|²), what matters to an optimiser that rescales its steps. The variance is
+    told precisely by a dump, the bias hardly: so a bias counts only where it is detected (Lepski's principle,
+    as SLOPE: Su, Srinath & Krishnamurthy 2020), and is shrunk by its error otherwise.
+
+    Args:
+        folds: sums of the whole dump.
+        reference: a correction whose bias is taken for none.
+        batch: sequences in one update of the trainer.
+
+    Returns:
+        By name.
+    """
+    sums_, n = folds.sums.cpu().numpy(), folds.sequences.cpu().numpy()
+    kept = (folds.weights / folds.tokens).tolist()
+    base = sums_[folds.names.index(reference)]
+    return {name: _estimate(sums_[at], base, n, kept[at], batch) for at, name in enumerate(folds.names)}
+
+
+def _estimate(mine: Array, base: Array, n: Array, kept: float, batch: float) -> Estimate:
+    cross, own, other = _Product.of(mine, base, n), _Product.of(mine, mine, n), _Product.of(base, base, n)
+    noise = own.noise / other.noise if other.noise > 0 else math.nan
+    expected = _expected(kept, own.noise / batch, other, batch)
+    measured = float(_log(cross.signal, own.signal, other.signal, own.noise / batch, other.noise / batch))
+    left = _log(cross.without, own.without, other.without, own.noise / batch, other.noise / batch)
+    error = _jackknife(left, measured)
+    return Estimate(kept, noise, expected, measured, error, _shrunk(expected, measured, error))
+
+
+@dataclass(frozen=True)
+class _Product:
+    """The inner product of two mean vectors, by pairs of different folds.
+
+    Attributes:
+        signal: the product, for one sequence.
+        noise: the covariance of two sequences' vectors, summed over coordinates.
+        without: the signal when one fold is left out, [FOLDS].
+    """
+
+    signal: float
+    noise: float
+    without: Array
+
+    @classmethod
+    def of(cls, one: Array, two: Array, n: Array) -> _Product:
+        """Of fold sums [FOLDS, BUCKETS] of n [FOLDS] sequences each."""
+        a, b = one.sum(0), two.sum(0)
+        same, total = np.einsum("fk,fk->f", one, two), n.sum()
+        pairs = total**2 - (n**2).sum()
+        signal = (a @ b - same.sum()) / pairs if pairs > 0 else math.nan
+        noise = (same.sum() - (n**2).sum() * signal) / total if total > 0 else math.nan
+        left = (a - one, b - two)
+        rest = pairs - 2 * n * (total - n)
+        without = np.einsum("fk,fk->f", *left) - (same.sum() - same)
+        return cls(
+            signal, noise, np.divide(without, rest, out=np.full_like(without, math.nan), where=rest > 0)
+        )
+
+
+def _expected(kept: float, noise: float, base: _Product, batch: float) -> float:
+    """When the gradient is `kept` times that of the reference."""
+    signal, floor = max(base.signal, 0.0), base.noise / batch
+    return (
+        float(_log(kept * signal, kept**2 * signal, signal, noise, floor))
+        if signal > 0
+        else _weak(kept, noise, floor)
+    )
+
+
+def _weak(kept: float, noise: float, floor: float) -> float:
+    """The limit of no signal: only the noise tells."""
+    return (
+        math.log(kept) - 0.5 * math.log(noise / floor) if kept > 0 and noise > 0 and floor > 0 else math.nan
+    )
+
+
+def _log(cross: Array | float, own: Array | float, other: Array | float, noise: float, floor: float) -> Array:
+    """log of ĝ's alignment with the reference's mean, over the reference's own; NaN where there is none."""
+    with np.errstate(all="ignore"):
+        square = np.maximum(own, np.square(cross) / other)  # what lies along the reference is at least there
+        found = np.log(cross / np.asarray(other)) - 0.5 * np.log(square + noise) + 0.5 * np.log(other + floor)
+        return np.where((np.asarray(cross) > 0) & (np.asarray(other) > 0), found, math.nan)
+
+
+def _jackknife(left: Array, whole: float) -> float:
+    if not (math.isfinite(whole) and np.isfinite(left).all()):
+        return math.inf
+    return float(np.sqrt((len(left) - 1) / len(left) * np.square(left - left.mean()).sum()))
+
+
+def _shrunk(expected: float, measured: float, error: float) -> float:
+    """`expected`, moved towards `measured` by what is detected (a positive-part shrinkage)."""
+    apart = measured - expected
+    if not math.isfinite(error) or not math.isfinite(apart) or apart == 0:
+        return expected
+    return expected + apart * max(0.0, 1 - (DETECTED * error / apart) ** 2)
