@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from offpol_diag import correction, loglattice
+from offpol_diag import correction, evidence, loglattice
 from offpol_diag.accumulators import Best, Counts, Extremes, GroupSample, Places, State, Sums
 from offpol_diag.aspects import aspects
 from offpol_diag.crosswalk import BOOKS
@@ -19,6 +19,7 @@ from offpol_diag.crosswalk.spread import Read
 from offpol_diag.formulas import guards
 from offpol_diag.formulas import method as in_words
 from offpol_diag.metrics import gap, method, normal, policyloss, residual, selection, tails, update, where
+from offpol_diag.metrics.alignment import Folds
 from offpol_diag.metrics.formula import Formula, Reader, missing, plain
 from offpol_diag.metrics.gap import DRIFTS, Drift
 from offpol_diag.metrics.selection import Grid
@@ -93,11 +94,15 @@ def _typed(state: State, kind: type[S]) -> S:
 def summary(study: Study, tally: Tally, presets: Sequence[Preset], facts: DumpFacts, run: Run) -> Summary:
     """Every number of the report."""
     out = Readout(study, tally)
+    by = where.locations(_places(tally), out.reader.groups, study.group_by)
+    folds = _typed(tally.states["alignment"], Folds)
+    batch = study.update or evidence.per_update(by.get("step"), facts.sequences)
     return Summary(
         dump=facts,
         metrics=metrics(out),
         presets={preset.name: preset_result(out, preset) for preset in presets},
-        by=where.locations(_places(tally), out.reader.groups, study.group_by),
+        by=by,
+        alignment=evidence.alignment(folds, study.side, study.columns, batch),
         histograms={f"{drift.prefix}log_ratio": histogram(out, drift) for drift in study.drifts},
         worst=Worst(
             sequences=[row for _, row in _typed(tally.states["worst.sequences"], Best).records],

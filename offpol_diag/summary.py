@@ -206,15 +206,47 @@ class Fired(Model):
     source: str
 
 
+class AlignmentRow(Model):
+    """One method at one threshold: how well the gradient it induces would point, beside the reference."""
+
+    title: str
+    judges: Literal["nothing", "token", "sequence"] = Field(description="what one weight or rule is about")
+    method: str | None = Field(description="preset name; null: no built-in preset is this for such a dump")
+    threshold: str | None = None
+    settings: dict[str, str] = Field({}, description="what of the preset is set otherwise, as in --set")
+    kept: float = Field(description="mean weight over all tokens")
+    noise: float | None = Field(description="variance of the gradient's stand-in over the reference's")
+    expected: float | None = Field(description="log of the alignment, if only `kept` and `noise` differ")
+    measured: float | None = Field(description="log of the alignment, bias included; null: drowned in noise")
+    error: float | None = Field(description="standard error of `measured`; null: not known")
+    score: float | None = Field(description="`expected`, moved towards `measured` by what is detected")
+    refused: str | None = Field(None, description="the guard that forbids it, whatever its score")
+
+
+class Alignment(Model):
+    """Methods that could be recommended."""
+
+    batch_sequences: float = Field(description="sequences in one update of the trainer")
+    reference: str
+    direction: bool = Field(description="whether token ids and advantages allow to see a bias")
+    rows: dict[str, AlignmentRow]
+
+
 class Recommendation(Model):
     """Which correction, at which threshold, and why."""
 
     decision: Decision
     method: str | None = Field(None, description="preset name when the decision is a method")
     threshold: str | None = None
+    settings: dict[str, str] = Field({}, description="what of the preset is set otherwise, as in --set")
     sentence: str
     rule: str
     runner_up: str | None = None
+    price: float | None = Field(None, description="share of the alignment that the runner-up would cost")
+    longest_response: Number | None = Field(
+        None, description="tokens of a response at which sequence importance sampling keeps 10 % ESS"
+    )
+    config: str | None = Field(None, description="for the trainer asked for, ready to paste")
     fired: list[Fired] = []
 
 
@@ -428,6 +460,7 @@ class Summary(Model):
     by: dict[str, Location] = {}
     histograms: dict[str, Histogram] = {}
     worst: Worst = Worst()
+    alignment: Alignment | None = None
     diagnosis: Diagnosis | None = None
     recommendation: Recommendation | None = None
     gates: list[GateVerdict] = []

@@ -32,7 +32,7 @@ from offpol_diag.metrics.outcome import applied
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.metrics.stack import Stack
 from offpol_diag.near import Near
-from offpol_diag.presets import Preset
+from offpol_diag.presets import Policy, Preset
 from offpol_diag.sheet import Sheet
 
 PARTS = (method, residual, policyloss, update)
@@ -50,6 +50,7 @@ class Study:
         seed: of the bootstrap.
         replicates: of the bootstrap.
         against: the preset that the others are compared with, or None.
+        update: sequences in one update of the trainer; None: those of a usual step of the dump.
     """
 
     presets: tuple[Preset, ...]
@@ -58,6 +59,7 @@ class Study:
     seed: int
     replicates: int
     against: str | None = None
+    update: float | None = None
 
     @cached_property
     def pairs(self) -> tuple[tuple[Preset, Preset], ...]:
@@ -74,8 +76,13 @@ class Study:
 
     @cached_property
     def candidates(self) -> tuple[Preset, ...]:
-        """What could be recommended for this dump, with its train side."""
-        return candidates.presets("old" if "old_log_probs" in self.columns else "current")
+        """What could be recommended for this dump."""
+        return candidates.presets(self.side)
+
+    @property
+    def side(self) -> Policy:
+        """The train side of the main drift."""
+        return "old" if "old_log_probs" in self.columns else "current"
 
     @property
     def main(self) -> Drift:

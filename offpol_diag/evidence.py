@@ -1,0 +1,59 @@
+"""What speaks for each method that could be recommended: the estimates, as they stand in a result."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from statistics import median
+
+from offpol_diag.candidates import CANDIDATES, REFERENCE, Candidate
+from offpol_diag.metrics.alignment import Estimate, Folds, estimates
+from offpol_diag.presets import Policy
+from offpol_diag.summary import Alignment, AlignmentRow, Location
+
+DIRECTION = frozenset({"token_ids", "advantages"})
+"""Columns without which only the noise of a method can be estimated, not its bias."""
+
+
+def alignment(folds: Folds, policy: Policy, columns: Iterable[str], batch: float) -> Alignment:
+    """The estimate for every candidate.
+
+    Args:
+        folds: sums of the whole dump.
+        policy: the train side of the candidates.
+        columns: those that the dump has, or that were made.
+        batch: sequences in one update of the trainer.
+    """
+    found = estimates(folds, REFERENCE.name, batch)
+    return Alignment(
+        batch_sequences=batch,
+        reference=REFERENCE.name,
+        direction=set(columns) >= DIRECTION,
+        rows={one.name: _row(one, policy, found[one.name]) for one in CANDIDATES},
+    )
+
+
+def per_update(steps: Location | None, sequences: int) -> float:
+    """Sequences in one update, where nobody says it: those of a usual step, else all of the dump."""
+    found = [place.sequences for place in steps.places] if steps else []
+    return float(median(found)) if found else float(sequences)
+
+
+def _row(one: Candidate, policy: Policy, found: Estimate) -> AlignmentRow:
+    return AlignmentRow(
+        title=one.title,
+        judges=one.judges,
+        method=one.decoupled if policy == "old" else one.bypass,
+        threshold=one.threshold,
+        settings=dict(one.settings) if policy == "old" else {},
+        kept=found.kept,
+        noise=_known(found.noise),
+        expected=_known(found.expected),
+        measured=_known(found.measured),
+        error=_known(found.error),
+        score=_known(found.score),
+    )
+
+
+def _known(x: float) -> float | None:
+    return x if math.isfinite(x) else None
