@@ -7,12 +7,20 @@ from collections.abc import Iterable
 from statistics import median
 
 from offpol_diag.candidates import CANDIDATES, REFERENCE, Candidate
-from offpol_diag.metrics.alignment import Estimate, Folds, estimates
+from offpol_diag.metrics.alignment import Estimate, Folds, Share, estimates, systematic
 from offpol_diag.presets import Policy
 from offpol_diag.summary import Alignment, AlignmentRow, Location
 
 DIRECTION = frozenset({"token_ids", "advantages"})
 """Columns without which only the noise of a method can be estimated, not its bias."""
+
+RISK = 3.0
+"""Share of the alignment that is lost for each token of a response and unit of systematic variance, at most:
+the largest seen over the regimes of `benchmarks/advice` is near it. The bias of no correction adds up along a
+response; for a few tokens or dense rewards it is far smaller.
+"""
+SURE = 2.0
+"""Standard errors to the upper end of what is systematic."""
 
 
 def alignment(folds: Folds, policy: Policy, columns: Iterable[str], batch: float) -> Alignment:
@@ -24,13 +32,21 @@ def alignment(folds: Folds, policy: Policy, columns: Iterable[str], batch: float
         columns: those that the dump has, or that were made.
         batch: sequences in one update of the trainer.
     """
-    found = estimates(folds, REFERENCE.name, batch)
+    found, common = estimates(folds, REFERENCE.name, batch), systematic(folds)
     return Alignment(
         batch_sequences=batch,
         reference=REFERENCE.name,
         direction=set(columns) >= DIRECTION,
+        systematic=_known(common.value),
+        risk=_known(_risk(folds, common)),
         rows={one.name: _row(one, policy, found[one.name]) for one in CANDIDATES},
     )
+
+
+def _risk(folds: Folds, common: Share) -> float:
+    """Mean length times systematic variance, its upper end, times `RISK`."""
+    spread, sequences = float(folds.spread), float(folds.sequences.sum())
+    return RISK * (max(common.value, 0.0) + SURE * common.error) * spread / sequences if spread else 0.0
 
 
 def per_update(steps: Location | None, sequences: int) -> float:

@@ -1,4 +1,4 @@
-"""Which method: up the ladder from no correction to weights of whole sequences, as far as the data ask for it.
+"""Which method: up the ladder from no correction to weights of whole sequences, as far as data ask for it.
 
 Whatever is chosen among many by a noisy estimate looks better than it is, so a method has to earn its place
 against the one that stands: token TIS at 2.0, which is hardly ever far from the best.
@@ -11,16 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from offpol_diag.candidates import DEFAULT, NOTHING
-from offpol_diag.summary import AlignmentRow
+from offpol_diag.summary import Alignment, AlignmentRow
 
 Rows = Mapping[str, AlignmentRow]
 
 MARGIN = 0.003
-"""By how much of the alignment a method that judges single tokens must beat the one that stands."""
-LONG_MARGIN = 0.01
-"""The same of one that judges whole sequences, of the lower end of what was measured."""
-SURE = 2.0
-"""Standard errors from an estimate to that end."""
+"""By how much of the alignment a method must beat the one that stands, by the lower end of its estimate."""
+SURE = {"nothing": 1.0, "token": 1.0, "sequence": 2.0}
+"""Standard errors from an estimate to that end, by what is judged: sequences' weights err by far more."""
 
 
 @dataclass(frozen=True)
@@ -40,26 +38,52 @@ class Choice:
     gain: float
 
 
-def choose(rows: Rows) -> Choice | None:
+def choose(alignment: Alignment) -> Choice | None:
     """The choice among rows that no guard refused; None where nothing is known of any."""
+    rows = alignment.rows
     known = {name: row for name, row in rows.items() if row.score is not None and row.refused is None}
     if not known:
         return None
-    best = _standing(known)
+    best = _standing(known, alignment.risk)
     for name, row in known.items():
         if _beats(row, known[best]):
             best = name
-    others = {name: _value(row) for name, row in known.items() if name != best and _usual(row)}
-    runner_up = max(others, key=lambda name: others[name], default=None)
-    price = 0.0 if runner_up is None else _share(_value(known[best]) - others[runner_up])
+    runner_up = _next(known, best)
+    price = 0.0 if runner_up is None else _share(_value(known[best]) - _value(known[runner_up]))
+    return Choice(best, runner_up, max(price, 0.0), _share(_gain(known, best)))
+
+
+def _next(known: Rows, best: str) -> str | None:
+    """Another method, not the same at another threshold: the default first, then by the estimate."""
+    other = [
+        name for name, row in known.items() if row.method != known[best].method and row.judges == "token"
+    ]
+    if DEFAULT.name in other:
+        return DEFAULT.name
+    return max(other, key=lambda name: _value(known[name]), default=None)
+
+
+def _gain(known: Rows, best: str) -> float:
+    """Over no correction, in logs."""
     nothing = known.get(NOTHING.name)
-    gain = 0.0 if nothing is None else _value(known[best]) - _value(nothing)
-    return Choice(best, runner_up, max(price, 0.0), _share(gain))
+    return 0.0 if nothing is None else _value(known[best]) - _value(nothing)
 
 
-def _standing(known: Rows) -> str:
-    """What is taken when nothing speaks against it."""
-    return next((name for name in (DEFAULT.name, NOTHING.name) if name in known), next(iter(known)))
+def _standing(known: Rows, risk: float | None) -> str:
+    """What is taken when no estimate of a direction speaks against it.
+
+    That is the default, which pays for the noise that its weights add; no correction where that price is
+    higher than what the systematic part of r may cost.
+    """
+    default, nothing = known.get(DEFAULT.name), known.get(NOTHING.name)
+    if default is None or nothing is None:
+        return next(name for name in (DEFAULT.name, NOTHING.name, *known) if name in known)
+    price = _noise(default) - _noise(nothing)
+    return NOTHING.name if risk is not None and price > risk else DEFAULT.name
+
+
+def _noise(row: AlignmentRow) -> float:
+    return 0.5 * math.log(row.noise) if row.noise else 0.0
 
 
 def _usual(row: AlignmentRow) -> bool:
@@ -72,12 +96,11 @@ def _value(row: AlignmentRow) -> float:
 
 
 def _beats(row: AlignmentRow, standing: AlignmentRow) -> bool:
-    if _usual(row):
-        return _value(row) > _value(standing) + (MARGIN if _usual(standing) else 0.0)
+    """Whether it is better for sure, a bias that may be hidden in noise held against it."""
     if row.measured is None or row.error is None:
         return False
-    low = min(row.measured, _value(row)) - SURE * row.error
-    return low > _value(standing) + LONG_MARGIN
+    low = min(row.measured, _value(row)) - SURE[row.judges] * row.error
+    return low > _value(standing) + MARGIN
 
 
 def _share(log: float) -> float:

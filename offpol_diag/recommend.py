@@ -1,7 +1,8 @@
 """Which correction, if any: an ordered table of rules; the first whose condition holds decides.
 
-Thresholds and bands are those the field has published; each rule names its source and its regime. What a
-rule saw is printed with it, so that a reader can disagree.
+What is certain comes first (a bug, too few data, no mismatch), then the ladder decides by the estimates of
+`alignment`. Thresholds and bands that the field has published are alerts; each names its source and its
+regime. What a rule saw is printed with it, so that a reader can disagree.
 """
 
 from __future__ import annotations
@@ -12,25 +13,14 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
+from offpol_diag.candidates import NOTHING
 from offpol_diag.diagnose import Evidence
-from offpol_diag.summary import Decision, Fired, Recommendation, Summary
+from offpol_diag.guards import guarded
+from offpol_diag.ladder import Choice, choose
+from offpol_diag.summary import AlignmentRow, Decision, Fired, Number, Recommendation, Summary
 
-
-@dataclass(frozen=True)
-class Method:
-    """A preset and its bound, per kind of dump: three policies (decoupled) or two (bypass)."""
-
-    decoupled: tuple[str, str]
-    bypass: tuple[str, str]
-
-    def here(self, seen: Evidence) -> tuple[str, str]:
-        """The preset for this dump, and its bound."""
-        return self.bypass if seen.prefix else self.decoupled
-
-
-TOKEN_TIS = Method(("token_is", "2.0"), ("bypass_ppo_clip", "0.8–1.2"))
-ICEPOP = Method(("decoupled_token_icepop", "0.5–5.0"), ("bypass_pg_token_icepop", "0.5–5.0"))
-SEQUENCE_TIS = Method(("seq_is", "2.0"), ("pure_is", "2.0"))
+WORTH = 0.001
+"""A gain in alignment that is worth a correction."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +34,7 @@ class Rule:
         sentence: what it says.
         source: where the threshold comes from, and its regime.
         decision: what it decides; None for an alert.
-        method: for the decision METHOD at THRESHOLD.
-        runner_up: the method to try next.
+        offers: whether the ladder's choice is named.
     """
 
     name: str
@@ -54,8 +43,7 @@ class Rule:
     sentence: str
     source: str
     decision: Decision | None = None
-    method: Method | None = None
-    runner_up: Method | None = None
+    offers: bool = False
 
 
 def _few(seen: Evidence) -> bool:
@@ -71,17 +59,34 @@ def _hopeless(seen: Evidence) -> bool:
     return seen.value("k3") > 1.0 or seen.value("ess_tokens") < 0.05 or seen.value("f_2") > 0.5
 
 
-def _small(seen: Evidence) -> bool:
-    return seen.value("k3") <= 1e-3 and seen.value("f_2") <= 1e-3
+def _idle(seen: Evidence) -> bool:
+    choice, alignment = _choice(seen.summary), seen.summary.alignment
+    if choice is None or alignment is None:
+        return False
+    harmless = alignment.risk is not None and alignment.risk < WORTH
+    return choice.best == NOTHING.name or (harmless and choice.gain < WORTH)
 
 
-def _outliers(seen: Evidence) -> bool:
-    return seen.value("k3_top1_share") > 0.97 and seen.value("f_10") > 1e-4
+def _chosen(seen: Evidence) -> bool:
+    return _choice(seen.summary) is not None
 
 
-def _severe_and_short(seen: Evidence) -> bool:
-    usable = seen.value("ess_sequences") >= 0.5 and seen.trusted("ess_sequences")
-    return seen.value("k3") > 0.02 and usable
+def _choice(summary: Summary) -> Choice | None:
+    return choose(summary.alignment) if summary.alignment else None
+
+
+def _weighed(seen: Evidence) -> dict[str, float | None]:
+    """The estimates that decided: of the choice, of the runner-up and of no correction."""
+    choice, alignment = _choice(seen.summary), seen.summary.alignment
+    assert choice is not None
+    assert alignment is not None
+    rows = [name for name in (choice.best, choice.next, NOTHING.name) if name is not None]
+    return {f"{alignment.rows[name].title}, noise": alignment.rows[name].noise for name in rows} | {
+        "gain over no correction": choice.gain,
+        "price of the runner-up": choice.price,
+        "risk of no correction": alignment.risk,
+        "sequences in an update": alignment.batch_sequences,
+    }
 
 
 def _growing(seen: Evidence) -> bool:
@@ -97,10 +102,6 @@ def _thirds(seen: Evidence) -> dict[str, float | None]:
     ends = (known[: len(known) // 3], known[len(known) - len(known) // 3 :])
     words = ("first third, median k3", "last third, median k3")
     return {word: median(end) if end else None for word, end in zip(words, ends, strict=True)}
-
-
-def _always(seen: Evidence) -> bool:
-    return not math.isnan(seen.value("k3"))
 
 
 RULES = (
@@ -137,54 +138,23 @@ RULES = (
         "no method helps",
     ),
     Rule(
-        "small",
-        _small,
-        ("k3", "f_2"),
-        "The mismatch is that of a dense BF16 model; token TIS would be harmless and unnecessary.",
-        "SGLang/miles: dense BF16 k3 lies in 1e-5…1e-3; four arms with and without IS were alike",
+        "no gain",
+        _idle,
+        _weighed,
+        "No correction makes the gradient point better by a tenth of a percent or more.",
+        "alignment of the gradient, estimated from this dump (docs/advice.md)",
         "no correction needed",
-        runner_up=TOKEN_TIS,
+        offers=True,
     ),
     Rule(
-        "outliers",
-        _outliers,
-        ("k3_top1_share", "f_10", "k3"),
-        "A few tokens carry nearly all of the mismatch; a mask removes them and leaves the rest alone.",
-        "NeMo-RL and OpenRLHF: IcePop 0.5–5 for rare outliers (MoE routing)",
+        "ladder",
+        _chosen,
+        _weighed,
+        "Of all methods and thresholds that were tried it makes the gradient point best, as far as this dump "
+        "can tell.",
+        "alignment of the gradient, estimated from this dump (docs/advice.md)",
         "METHOD at THRESHOLD",
-        ICEPOP,
-        TOKEN_TIS,
-    ),
-    Rule(
-        "severe and short",
-        _severe_and_short,
-        ("k3", "ess_sequences", "khat_sequences"),
-        "The drift is severe and the responses short enough for product ratios to keep their sample size.",
-        "verl rollout correction guide: severe drift (replay, old data) → sequence TIS; guarded by ESS and k̂",
-        "METHOD at THRESHOLD",
-        SEQUENCE_TIS,
-        TOKEN_TIS,
-    ),
-    Rule(
-        "severe",
-        lambda seen: seen.value("k3") > 0.1,
-        ("k3", "ess_tokens", "ess_sequences"),
-        "The drift is severe: a bound on each token's ratio limits the damage, but mend the source as well "
-        "(sync weights more often, sample at higher precision, replay less).",
-        "verl correction guide: severe drift is past what truncation leaves unbiased; k3 above 0.1 nats",
-        "METHOD at THRESHOLD",
-        TOKEN_TIS,
-        ICEPOP,
-    ),
-    Rule(
-        "moderate",
-        _always,
-        ("k3", "ess_tokens", "ess_sequences"),
-        "The mismatch is real and moderate; a bound on each token's ratio holds the few large ones.",
-        "verl correction guide: moderate drift → token TIS, 1.5–5; FP8 recipes of verl and NeMo-RL use 2",
-        "METHOD at THRESHOLD",
-        TOKEN_TIS,
-        ICEPOP,
+        offers=True,
     ),
     Rule(
         "unknown",
@@ -272,19 +242,51 @@ ALERTS = (
 
 def recommend(summary: Summary) -> Recommendation:
     """The first rule that holds, and every alert."""
+    summary = guarded(summary)
     seen = Evidence(summary)
     rule = next(rule for rule in RULES if rule.holds(seen))
     alerts = [_fired(alert, seen, "alert") for alert in ALERTS if alert.holds(seen)]
-    method, threshold = rule.method.here(seen) if rule.method else (None, None)
-    return Recommendation(
+    given = Recommendation(
         decision=rule.decision or "not enough data",
-        method=method,
-        threshold=threshold,
         sentence=rule.sentence,
         rule=rule.name,
-        runner_up=rule.runner_up.here(seen)[0] if rule.runner_up else None,
+        longest_response=longest_response(seen.number("k3")),
         fired=[_fired(rule, seen, "decision"), *alerts],
     )
+    choice = _choice(summary) if rule.offers else None
+    return _with(given, choice, summary) if choice else given
+
+
+def _with(given: Recommendation, choice: Choice, summary: Summary) -> Recommendation:
+    """The recommendation with the ladder's choice, and the price of the one after it."""
+    assert summary.alignment is not None
+    rows = summary.alignment.rows
+    found: dict[str, object] = {"price": choice.price, "runner_up": _named(rows, choice.next)}
+    if given.decision == "METHOD at THRESHOLD":
+        best = rows[choice.best]
+        found |= {"method": best.method, "threshold": best.threshold, "settings": best.settings}
+    return given.model_copy(update=found)
+
+
+def _named(rows: dict[str, AlignmentRow], name: str | None) -> str | None:
+    return None if name is None else rows[name].title
+
+
+TENTH = math.log(10)
+"""−log of 10 % ESS."""
+
+
+def longest_response(k3: Number) -> Number:
+    """Tokens at which sequence importance sampling keeps 10 % of its sample size: ESS ≈ e^{−2·KL·T}.
+
+    Holds for log-normal product ratios, whose log has twice the KL for a variance.
+    """
+    formula = "log 10 / (2 k3): ESS of product ratios ≈ e^(−2·k3·T), log-normal"
+    if k3.value is None or k3.value <= 0:
+        return Number(unit="tokens", formula=formula, unknown=k3.unknown or "k3 is 0")
+    ends = k3.interval
+    interval = (TENTH / (2 * ends[1]), TENTH / (2 * ends[0])) if ends and ends[0] > 0 else None
+    return Number(value=TENTH / (2 * k3.value), interval=interval, unit="tokens", formula=formula)
 
 
 def _fired(rule: Rule, seen: Evidence, level: Literal["decision", "alert"]) -> Fired:

@@ -229,6 +229,12 @@ class Alignment(Model):
     batch_sequences: float = Field(description="sequences in one update of the trainer")
     reference: str
     direction: bool = Field(description="whether token ids and advantages allow to see a bias")
+    systematic: float | None = Field(
+        None, description="share of the variance of r that tokens of one kind have in common"
+    )
+    risk: float | None = Field(
+        None, description="share of the alignment that leaving that uncorrected may cost, upper end"
+    )
     rows: dict[str, AlignmentRow]
 
 

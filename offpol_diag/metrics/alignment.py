@@ -29,6 +29,8 @@ from offpol_diag.ratios import Ratios
 from offpol_diag.resample import mix
 
 FOLDS, BUCKETS = 32, 256
+BOUND = math.log(5)
+"""Largest |Δ| with which a token counts among its kind: a few broken ones must not be all there is to see."""
 Array = npt.NDArray[np.float64]
 
 
@@ -40,6 +42,8 @@ class Folds:
         names: of the corrections.
         sums: [M, FOLDS, BUCKETS].
         weights: Σ of the final weights, 0 where rejected, [M].
+        cells: Σ (r − 1) and Σ 1 by kind of token, r bounded by `BOUND`, [2, FOLDS, BUCKETS].
+        spread: Σ (r − 1)² over all tokens, [].
         sequences: with a token, per fold, [FOLDS].
         tokens: in all, [].
     """
@@ -47,6 +51,8 @@ class Folds:
     names: tuple[str, ...]
     sums: Tensor
     weights: Tensor
+    cells: Tensor
+    spread: Tensor
     sequences: Tensor
     tokens: Tensor
 
@@ -58,20 +64,25 @@ class Folds:
             self.names,
             self.sums + other.sums,
             self.weights + other.weights,
+            self.cells + other.cells,
+            self.spread + other.spread,
             self.sequences + other.sequences,
             self.tokens + other.tokens,
         )
 
 
 def sums(scene: Scene, candidates: Sequence[Preset]) -> Folds:
-    """What one batch adds."""
+    """What one batch adds; the candidates have one train side."""
     batch = scene.batch
+    cells, spread = _cells(scene, scene.ratios(candidates[0].policy))
     rows = [_row(scene, preset) for preset in candidates]
     there = (batch.lengths > 0).to(torch.float64)
     return Folds(
         tuple(preset.name for preset in candidates),
         torch.stack([row for row, _ in rows]).reshape(len(rows), FOLDS, BUCKETS),
         torch.stack([weight for _, weight in rows]),
+        cells,
+        spread,
         there.new_zeros(FOLDS).index_add(0, fold(batch), there),
         there.new_tensor(float(batch.tokens)),
     )
@@ -133,6 +144,30 @@ def _scores(scene: Scene, ratios: Ratios) -> tuple[Tensor, Tensor]:
     return code, score if advantages is None else score * advantages
 
 
+def _cells(scene: Scene, ratios: Ratios) -> tuple[Tensor, Tensor]:
+    code, sign = scene.once("kinds", lambda: _kinds(scene.batch))
+    off = torch.expm1(ratios.delta.clamp(-BOUND, BOUND))
+    added = [torch.bincount(code, weights=x, minlength=FOLDS * BUCKETS) for x in (sign * off, sign)]
+    return torch.stack(added).reshape(2, FOLDS, BUCKETS), off.square().sum()
+
+
+def _kinds(batch: Batch) -> tuple[Tensor, Tensor]:
+    """Kinds of tokens: bigrams, where token ids are known, else how likely they were and how far in."""
+    if batch.token_ids is not None:
+        mixed = mix(_bigrams(batch))
+    else:
+        likely = (-batch.rollout).clamp(min=0.0).mul(2).sqrt().to(torch.int64).clamp(max=15)
+        along = torch.log2(batch.position.to(torch.float64) + 1).to(torch.int64)
+        mixed = mix(likely * 64 + along)
+    return _placed(batch, mixed)
+
+
+def _placed(batch: Batch, mixed: Tensor) -> tuple[Tensor, Tensor]:
+    """Fold and bucket as one number, and the sign."""
+    at = segments.spread(fold(batch), batch.cu_seqlens) * BUCKETS + (mixed & (BUCKETS - 1))
+    return at, ((mixed >> 20) & 1).to(torch.float64) * 2 - 1
+
+
 def _coordinates(batch: Batch) -> tuple[Tensor, Tensor]:
     """Fold and bucket of every token as one number, and its sign.
 
@@ -140,9 +175,7 @@ def _coordinates(batch: Batch) -> tuple[Tensor, Tensor]:
     noise, not where the gradient points. The same without advantages.
     """
     known = batch.token_ids is not None and batch.advantages is not None
-    mixed = mix(_bigrams(batch) if known else _lone(batch))
-    at = segments.spread(fold(batch), batch.cu_seqlens) * BUCKETS + (mixed & (BUCKETS - 1))
-    return at, ((mixed >> 20) & 1).to(torch.float64) * 2 - 1
+    return _placed(batch, mix(_bigrams(batch) if known else _lone(batch)))
 
 
 def _bigrams(batch: Batch) -> Tensor:
@@ -180,6 +213,29 @@ class Estimate:
     measured: float
     error: float
     score: float
+
+
+@dataclass(frozen=True)
+class Share:
+    """How much of the variance of r is the same for all tokens of a kind, and the standard error of that.
+
+    Noise of the numerics differs from token to token, and weights made of it only add noise; what belongs to
+    the kind of a token (staleness, a temperature, quantised weights) biases the gradient.
+    """
+
+    value: float
+    error: float
+
+
+def systematic(folds: Folds) -> Share:
+    """Of the whole dump; NaN where r does not vary."""
+    n = folds.sequences.cpu().numpy()
+    off, there = (_Product.of(x, x, n) for x in folds.cells.cpu().numpy())
+    variance = float(folds.spread / folds.tokens)
+    with np.errstate(all="ignore"):
+        value = float(np.float64(off.signal) / there.signal / variance)
+        left = off.without / there.without / variance
+    return Share(value, _jackknife(left, value))
 
 
 DETECTED = 2.0

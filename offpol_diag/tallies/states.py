@@ -242,6 +242,8 @@ class SavedFolds(SavedState):
     names: tuple[str, ...]
     sums: Floats
     weights: Floats
+    cells: Floats
+    spread: Floats
     sequences: Floats
     tokens: Floats
 
@@ -250,8 +252,9 @@ class SavedFolds(SavedState):
         require_distinct(self.names)
         require_shape((len(self.names), FOLDS, BUCKETS), sums=self.sums)
         require_shape((len(self.names),), weights=self.weights)
+        require_shape((2, FOLDS, BUCKETS), cells=self.cells)
         require_shape((FOLDS,), sequences=self.sequences)
-        require_shape((), tokens=self.tokens)
+        require_shape((), spread=self.spread, tokens=self.tokens)
         require_counts(self.sequences)
         require_counts(self.tokens)
         return self
