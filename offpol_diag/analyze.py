@@ -51,6 +51,8 @@ def analyze(
     batch_tokens: int = BATCH_TOKENS,
     engine: str = "local",
     workers: int | None = None,
+    by_step: Sequence[str] = (),
+    update: float | None = None,
 ) -> Summary:
     """Analyse a dump under some presets.
 
@@ -70,6 +72,8 @@ def analyze(
         engine: where it runs, one of `ENGINES`.
         workers: processes that compute on the CPU; None for as many as pay on this machine. The numbers are
             the same to the last bit.
+        by_step: names of numbers (`drift2.k3`, `token_is.ess_tokens`) to be had for every training step too.
+        update: sequences in one update of the trainer; None: those of a usual step of the dump.
 
     Returns:
         The Summary, without diagnosis, recommendation and gates.
@@ -94,6 +98,8 @@ def analyze(
         batch_tokens=batch_tokens,
         engine=engine,
         workers=workers,
+        by_step=by_step,
+        update=update,
     )
     return found.summary()
 
@@ -137,6 +143,8 @@ def examine(
     engine: str = "local",
     workers: int | None = None,
     against: str | None = None,
+    by_step: Sequence[str] = (),
+    update: float | None = None,
 ) -> Examined:
     """What `analyze` reads its numbers from; its arguments, and errors.
 
@@ -146,7 +154,9 @@ def examine(
     dump = open_dump(
         sources, columns=columns, group_by=group_by, on_bad_row=on_bad_row, batch_tokens=batch_tokens
     )
-    study = replace(plan(dump, presets, group_by, seed), against=against)
+    study = replace(
+        plan(dump, presets, group_by, seed), against=against, by_step=tuple(by_step), update=update
+    )
     with start(device, workers, progress) as runs:
         found = settled(runs, dump, study)
         seen = _tallied(runs, dump, study, found, sequences)

@@ -4,6 +4,7 @@
     ├── UsageError         arguments that cannot be meant (an unknown preset, a bound that is no number)
     ├── DumpError          a dump that cannot be read, or whose values cannot be log-probs
     ├── PresetError        a preset file with a slip in it
+    ├── GateFileError      a file of bounds with slips in it
     ├── ConfigError        a preset that a trainer's configuration cannot say
     ├── ResultError        a result file that is not ours, or of another format
     ├── MemoryShortage     a sequence that the device has no room for
@@ -40,6 +41,10 @@ class DumpError(OffpolError):
 
 class PresetError(OffpolError):
     """A preset file has a slip in it."""
+
+
+class GateFileError(OffpolError):
+    """A file of bounds cannot be read, or has slips in it."""
 
 
 class ConfigError(OffpolError):

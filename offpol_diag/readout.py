@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
@@ -18,7 +18,18 @@ from offpol_diag.crosswalk import BOOKS
 from offpol_diag.crosswalk.spread import Read
 from offpol_diag.formulas import guards
 from offpol_diag.formulas import method as in_words
-from offpol_diag.metrics import gap, method, normal, policyloss, residual, selection, tails, update, where
+from offpol_diag.metrics import (
+    bystep,
+    gap,
+    method,
+    normal,
+    policyloss,
+    residual,
+    selection,
+    tails,
+    update,
+    where,
+)
 from offpol_diag.metrics.alignment import Folds
 from offpol_diag.metrics.formula import Formula, Reader, missing, plain
 from offpol_diag.metrics.gap import DRIFTS, Drift
@@ -28,6 +39,7 @@ from offpol_diag.readers import Dump
 from offpol_diag.summary import (
     DumpFacts,
     Histogram,
+    Location,
     Number,
     Numbers,
     PresetResult,
@@ -94,7 +106,8 @@ def _typed(state: State, kind: type[S]) -> S:
 def summary(study: Study, tally: Tally, presets: Sequence[Preset], facts: DumpFacts, run: Run) -> Summary:
     """Every number of the report."""
     out = Readout(study, tally)
-    by = where.locations(_places(tally), out.reader.groups, study.group_by)
+    by = where.locations(_places(tally), out.reader.groups, study.group_by, whole=bool(study.by_step))
+    by |= _asked(out, by)
     folds = _typed(tally.states["alignment"], Folds)
     batch = study.update or evidence.per_update(by.get("step"), facts.sequences)
     return Summary(
@@ -110,6 +123,18 @@ def summary(study: Study, tally: Tally, presets: Sequence[Preset], facts: DumpFa
         ),
         run=run,
     )
+
+
+def _asked(out: Readout, by: Mapping[str, Location]) -> dict[str, Location]:
+    """The steps with the numbers that are asked for by step."""
+    steps, found = out.tally.states.get("steps"), by.get("step")
+    if steps is None or found is None:
+        return {}
+    numbers = bystep.numbers(
+        _typed(steps, Places), out.normal, out.study.presets, out.study.by_step, out.reader.groups
+    )
+    places = [place.model_copy(update={"asked": numbers.get(place.key, {})}) for place in found.places]
+    return {"step": found.model_copy(update={"places": places})}
 
 
 def facts(dump: Dump, tally: Tally, made: Sequence[str] = ()) -> DumpFacts:

@@ -51,6 +51,7 @@ class Study:
         replicates: of the bootstrap.
         against: the preset that the others are compared with, or None.
         update: sequences in one update of the trainer; None: those of a usual step of the dump.
+        by_step: numbers that are asked for by training step, besides those of `where`.
     """
 
     presets: tuple[Preset, ...]
@@ -60,6 +61,7 @@ class Study:
     replicates: int
     against: str | None = None
     update: float | None = None
+    by_step: tuple[str, ...] = ()
 
     @cached_property
     def pairs(self) -> tuple[tuple[Preset, Preset], ...]:
@@ -140,14 +142,17 @@ def observe(study: Study, scene: Scene) -> Tally:
         stack.only(lambda one: one.name not in apart),
         stack.only(lambda one: one.name in apart),
     )
+    resampled = _resampled(study, once)
     states |= {
-        "sums": _sums(scene, _resampled(study, once)),
+        "sums": _sums(scene, resampled),
         "length": selection.by_length(stack),
         "group": selection.by_group(stack),
         "alignment": alignment.sums(scene, study.candidates),
         "normal": normal.sums(scene, _of_normalised(normalised)),
         "normal.ranges": normal.ranges(normalised),
     }
+    if study.by_step:
+        states["steps"] = normal.sums(scene, resampled)
     if study.pairs:
         states |= drops.states(scene, study.main, study.pairs)
     ranges = _ranges(study, once)

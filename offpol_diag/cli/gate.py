@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from offpol_diag.cli import options
+from offpol_diag.cli.ci import tell
 from offpol_diag.cli.exits import COULD_NOT_SAY, FAILED
 from offpol_diag.cli.output import URL, Outputs
 from offpol_diag.cli.request import Request
@@ -16,17 +18,13 @@ from offpol_diag.cli.show import show
 from offpol_diag.errors import UsageError
 
 if TYPE_CHECKING:
-    from offpol_diag.blocks import Section, Tone
-    from offpol_diag.gate import Bound
-    from offpol_diag.summary import GateVerdict, Summary
+    from offpol_diag.catalogue import Catalogue
+    from offpol_diag.gate.asked import Asked
+    from offpol_diag.presets import Preset
+    from offpol_diag.summary import Summary
 
 EXITS = {"passed": 0, "failed": FAILED, "could not say": COULD_NOT_SAY}
-SAID: Mapping[str, tuple[str, Tone]] = {
-    "passed": ("Passed", "good"),
-    "failed": ("Failed", "bad"),
-    "could not say": ("Could not say", "warn"),
-}
-WORDS = {True: "passed", False: "FAILED", None: "could not say"}
+BOUNDS, BASELINE = "What must hold", "Against an earlier result"
 
 Source = Annotated[
     list[str],
@@ -37,7 +35,10 @@ Source = Annotated[
 AtMost = Annotated[
     list[str] | None,
     typer.Option(
-        "--max", metavar="NAME=NUMBER", help="The largest value that passes: --max k3=0.002. Repeatable."
+        "--max",
+        metavar="NAME=NUMBER",
+        rich_help_panel=BOUNDS,
+        help="The largest value that passes: --max k3=0.002. Repeatable.",
     ),
 ]
 AtLeast = Annotated[
@@ -45,7 +46,65 @@ AtLeast = Annotated[
     typer.Option(
         "--min",
         metavar="NAME=NUMBER",
+        rich_help_panel=BOUNDS,
         help="The smallest value that passes: --min seq_mis.ess_tokens=0.5. Repeatable.",
+    ),
+]
+GateFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--gates",
+        metavar="FILE.toml",
+        rich_help_panel=BOUNDS,
+        help="Bounds from a file, with levels and overrides by step and preset (docs/ci.md).",
+    ),
+]
+Point = Annotated[
+    bool,
+    typer.Option("--point", rich_help_panel=BOUNDS, help="Judge the plain values, not their 95 % intervals."),
+]
+Baseline = Annotated[
+    Path | None,
+    typer.Option(
+        "--baseline",
+        metavar="RESULT.json",
+        rich_help_panel=BASELINE,
+        help="Nothing may be worse than in this result by more than the tolerance.",
+    ),
+]
+Tolerances = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--tolerance",
+        metavar="[NAME=]10%|0.001",
+        rich_help_panel=BASELINE,
+        help="How much worse is allowed: a share of the baseline's value, an amount, or both (10%+0.001); of "
+        "one number or of all. Default 10%. Repeatable.",
+    ),
+]
+Only = Annotated[
+    str | None,
+    typer.Option(
+        "--only", metavar="NAME,NAME", rich_help_panel=BASELINE, help="Compare these numbers and no others."
+    ),
+]
+Presets = Annotated[
+    str,
+    typer.Option(
+        "--presets",
+        envvar="OFFPOL_DIAG_PRESETS",
+        metavar="NAME,NAME",
+        rich_help_panel=BASELINE,
+        help="Presets whose numbers are compared as well.",
+    ),
+]
+JUnit = Annotated[
+    Path | None,
+    typer.Option(
+        "--junit",
+        metavar="FILE.xml",
+        rich_help_panel=options.OUTPUT,
+        help="Write the verdicts as JUnit XML; - is stdout.",
     ),
 ]
 
@@ -54,65 +113,83 @@ def gate(
     source: Source,
     at_most: AtMost = None,
     at_least: AtLeast = None,
+    gates: GateFile = None,
+    point: Point = False,
+    baseline: Baseline = None,
+    tolerance: Tolerances = None,
+    only: Only = None,
+    presets: Presets = "",
     preset_file: options.PresetFile = None,
     columns: options.Columns = None,
     on_bad_row: options.OnBadRow = "error",
+    out: options.Html = None,
     json: options.Json = None,
     md: options.Markdown = None,
+    junit: JUnit = None,
     device: options.Device = "auto",
     engine: options.Engine = "local",
     workers: options.Workers = "auto",
     seed: options.Seed = 0,
     quiet: options.Quiet = False,
 ) -> None:
-    """Hold numbers against bounds; the exit code is the verdict.
+    """Hold numbers against bounds, or against an earlier result; the exit code is the verdict.
 
     0: every bound holds. 1: a bound failed. 2: no bound failed, but one could not be judged (a name that is
-    no metric, a value that cannot be known from this dump, NaN), or nothing could be judged at all. A value
-    on its bound passes.
-    """
-    from offpol_diag.gate import judge, outcome, parse
+    no metric, a value that cannot be known from this dump or is unreliable, NaN), or nothing could be judged.
 
-    bounds = [parse(text, "max") for text in at_most or ()] + [parse(text, "min") for text in at_least or ()]
-    if not bounds:
-        raise UsageError("no bound is given", "say what must hold: --max k3=0.002 --min ess_tokens=0.5")
-    files = Outputs(json=json, markdown=md, quiet=quiet)
-    files.check(*source)
+    A bound fails only when the whole 95 % interval lies beyond it. An interval with values on both sides
+    passes, and the table says that it is open. A number without an interval is judged by its value; a value
+    on its bound passes.
+
+    NAME is a metric (k3, drift2.k3), a preset's (seq_mis.ess_tokens), or either over the training steps:
+    step:NAME holds at every step; first, last, min, max, mean, median and p90 (any pNN) are one number of
+    them all.
+
+    Under GitHub Actions the job summary gets the Markdown, and the run is annotated.
+    """
+    from offpol_diag.gate.asked import gather
+
+    asked = gather(at_most or (), at_least or (), gates, baseline, tolerance or (), only, presets, point)
+    files = Outputs(html=out, json=json, markdown=md, quiet=quiet, junit=junit)
+    files.check(*source, *(one for one in (gates, asked.result) if one))
     request = Request(
         preset_file, columns, None, device, seed, on_bad_row, quiet, engine=engine, workers=workers
     )
-    summary = _summary(request, source, bounds)
-    verdicts = judge(summary, bounds)
-    judged = summary.model_copy(update={"gates": list(verdicts)})
+    base = _earlier(asked)
+    summary = _summary(request, source, asked)
+    judged = summary.model_copy(update={"gates": list(asked.judge(summary, base))})
     files.write(judged)
     if not files.takes_stdout():
-        show([_section(verdicts)])
+        _show(judged, base, asked)
     files.say_where()
-    raise SystemExit(EXITS[outcome(verdicts)])
+    tell(judged, files)
+    raise SystemExit(EXITS[_outcome(judged)])
 
 
-def _section(verdicts: Sequence[GateVerdict]) -> Section:
-    from offpol_diag.blocks import Section, Table, Verdict
+def _outcome(judged: Summary) -> str:
     from offpol_diag.gate import outcome
 
-    said = outcome(verdicts)
-    passed = sum(verdict.passed is True for verdict in verdicts)
-    head = Verdict(SAID[said][0], f"{passed} of {len(verdicts)} bounds hold", SAID[said][1])
-    rows = tuple((WORDS[one.passed], one.name, f"{one.bound} {one.limit:g}", one.reason) for one in verdicts)
-    return Section(
-        "gate", "Gate", (head, Table("gates", "Every bound", ("gate", "number", "bound", "why"), rows))
-    )
+    return outcome(judged.gates)
 
 
-def _summary(request: Request, source: Sequence[str], bounds: Sequence[Bound]) -> Summary:
+def _show(judged: Summary, base: Summary | None, asked: Asked) -> None:
+    from offpol_diag.sections.gate import gate as section
+
+    show([section(judged.gates, asked.remarks(judged, base))])
+
+
+def _earlier(asked: Asked) -> Summary | None:
+    from offpol_diag.summary import load
+
+    return load(asked.result) if asked.result else None
+
+
+def _summary(request: Request, source: Sequence[str], asked: Asked) -> Summary:
     """A result is judged as it is; a dump is analysed first, with the presets that the bounds name."""
     results = [name for name in source if name.lower().endswith(".json")]
     if not results:
-        from offpol_diag.gate import presets_named
-
         catalogue = request.catalogue()
-        wanted = presets_named(bounds, catalogue)
-        return request.run("gate", source, catalogue.resolve(",".join(wanted)) if wanted else ())
+        return replace(request, by_step=asked.by_step).run("gate", source, _presets(asked, catalogue))
     if any(map(URL.match, results)):
         raise UsageError("a result is read from this disk, and a URL is named", "copy it, and name the file")
     if len(source) > 1:
@@ -120,3 +197,14 @@ def _summary(request: Request, source: Sequence[str], bounds: Sequence[Bound]) -
     from offpol_diag.summary import load
 
     return load(Path(results[0]))
+
+
+def _presets(asked: Asked, catalogue: Catalogue) -> Sequence[Preset]:
+    """Those to compute; a slip in a name is told with the place it stands in."""
+    found: dict[str, Preset] = {}
+    for place, names in asked.presets_by_place(catalogue):
+        try:
+            found |= {one.name: one for one in catalogue.resolve(",".join(names))} if names else {}
+        except UsageError as error:
+            raise UsageError(f"{place}: {error.message}" if place else error.message, error.hint) from error
+    return tuple(found.values())

@@ -120,7 +120,18 @@ def _markdown(summary: Summary) -> str:
     return render_markdown(summary)
 
 
-FORMATS: dict[str, Callable[[Summary], str]] = {"html": _html, "json": _json, "markdown": _markdown}
+def _junit(summary: Summary) -> str:
+    from offpol_diag.render.junit import render_junit
+
+    return render_junit(summary)
+
+
+FORMATS: dict[str, Callable[[Summary], str]] = {
+    "html": _html,
+    "json": _json,
+    "markdown": _markdown,
+    "junit": _junit,
+}
 
 
 @dataclass(frozen=True)
@@ -134,6 +145,7 @@ class Outputs:
         quiet: whether remarks are left out.
         sequences: a Parquet file that the analysis itself writes, row by row, or None.
         tally: a file for the tally, or None.
+        junit: a file for the gate's verdicts, or None.
     """
 
     html: Path | None = None
@@ -142,6 +154,7 @@ class Outputs:
     quiet: bool = False
     sequences: Path | None = None
     tally: Path | None = None
+    junit: Path | None = None
 
     def check(self, *sources: object) -> None:
         """Refuse places that cannot be written, two results in one place, and writing over what is read."""

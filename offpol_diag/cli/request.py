@@ -40,6 +40,7 @@ class Request:
     tally: Path | None = None
     engine: str = "local"
     workers: str = "auto"
+    by_step: tuple[str, ...] = ()
 
     def catalogue(self) -> Catalogue:
         """The presets that ship, and the user's; names that changed their meaning are told on stderr."""
@@ -93,6 +94,7 @@ class Request:
                 progress=report,
                 engine=self.engine,
                 workers=workers,
+                by_step=self.by_step,
             )
         ran = summary.run.model_copy(update={"command": command})
         return decided(summary.model_copy(update={"run": ran}))

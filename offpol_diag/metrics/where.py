@@ -203,13 +203,13 @@ def _by_label(sums: Sums, axis: TokenAxis) -> Places[Sums]:
 
 
 def locations(
-    found: Mapping[str, Places[Sums] | Sums], groups: int, group_by: Sequence[str]
+    found: Mapping[str, Places[Sums] | Sums], groups: int, group_by: Sequence[str], whole: bool = False
 ) -> dict[str, Location]:
-    """Read every axis out, in the order of its places."""
+    """Read every axis out, in the order of its places; `whole`: without a cap on their number."""
     tokens = {axis.name: axis for axis in TOKEN_AXES}
     sequences = {axis.name: axis for axis in (*SEQUENCE_AXES, *map(column_axis, group_by))}
     return {
-        name: _location(name, axis.title, _places(where, axis), _order(axis), groups)
+        name: _location(name, axis.title, _places(where, axis), _order(axis), groups, whole)
         for name, axis in (sequences | tokens).items()
         if (where := found.get(name)) is not None
     }
@@ -238,11 +238,16 @@ def _key_order(key: str) -> tuple[float, str]:
 
 
 def _location(
-    name: str, title: str, where: Places[Sums], order: Callable[[str], tuple[float, str]], groups: int
+    name: str,
+    title: str,
+    where: Places[Sums],
+    order: Callable[[str], tuple[float, str]],
+    groups: int,
+    whole: bool,
 ) -> Location:
     keys = sorted(where.sums, key=order)
     numeric = all(order(key)[0] != float("inf") for key in keys)
-    kept = _thin(keys)
+    kept = keys if whole else _thin(keys)
     listed = [
         _place(key, _label(name, key), order(key)[0], i, where.sums[key], groups)
         for i, key in enumerate(kept)

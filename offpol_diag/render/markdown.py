@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from offpol_diag.blocks import Block, Section, Table, Text, Tone, Verdict
 from offpol_diag.render.numbers import Shown, footnotes, shown
 from offpol_diag.sections import sections
+from offpol_diag.sections.gate import gate, report
 from offpol_diag.summary import Summary
 
 PARTS = ("verdict", "numbers", "presets")
@@ -19,10 +21,25 @@ LIMIT = 60_000
 
 
 def render_markdown(summary: Summary) -> str:
-    """Recommendation, gates, headline numbers and presets; shorter than `LIMIT`."""
-    chosen = [section for section in sections(summary) if section.id in PARTS]
-    pieces = ["# offpol-diag", *(piece for section in chosen for piece in _section(section))]
+    """Gates, recommendation, headline numbers and presets; shorter than `LIMIT`."""
+    chosen = [_without_gates(section) for section in sections(summary) if section.id in PARTS]
+    parts = [*_gate(summary), *chosen]
+    pieces = ["# offpol-diag", *(piece for section in parts for piece in _section(section))]
     return "\n\n".join(_within(pieces)) + "\n"
+
+
+def _gate(summary: Summary) -> list[Section]:
+    """What was asked stands first."""
+    if not summary.gates:
+        return []
+    head, *_ = gate(summary.gates).blocks
+    return [Section("gate", "Gate", (head, report(summary.gates)))]
+
+
+def _without_gates(section: Section) -> Section:
+    return replace(
+        section, blocks=tuple(block for block in section.blocks if getattr(block, "id", "") != "gates")
+    )
 
 
 def _within(pieces: list[str]) -> list[str]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from offpol_diag.blocks import Block, Section, Table, Text, Tone, Verdict
-from offpol_diag.numerals import count, say, say_value
+from offpol_diag.numerals import count, say
+from offpol_diag.sections.gate import report
+from offpol_diag.sections.advice import advice
 from offpol_diag.summary import (
     Cause,
     Diagnosis,
     Fired,
-    GateVerdict,
     Number,
     Numbers,
     Recommendation,
@@ -32,16 +33,14 @@ DIAGNOSES: dict[str, tuple[str, Tone]] = {
 
 ALERTS = "Numbers stand where a source, named below, warns of them."
 
-GATES: dict[bool | None, str] = {True: "✓ passed", False: "✗ failed", None: "? could not say"}
-
 
 def verdict(summary: Summary) -> Section:
     """The decision, its evidence, the diagnosis and the gates."""
     blocks = (
         *_skipped(summary),
-        *(_recommendation(summary.recommendation, summary.metrics) if summary.recommendation else _silent()),
+        *(_recommendation(summary.recommendation, summary) if summary.recommendation else _silent()),
         *(_diagnosis(summary.diagnosis) if summary.diagnosis else ()),
-        *_gates(summary.gates),
+        *((report(summary.gates),) if summary.gates else ()),
     )
     return Section("verdict", "Verdict", blocks)
 
@@ -59,21 +58,38 @@ def _silent() -> tuple[Block, ...]:
     return (Text("No recommendation was made for this dump; the numbers below stand on their own."),)
 
 
-def _recommendation(given: Recommendation, metrics: Numbers) -> tuple[Block, ...]:
+def _recommendation(given: Recommendation, summary: Summary) -> tuple[Block, ...]:
+    metrics = summary.metrics
     deciding = [fired for fired in given.fired if fired.rule == given.rule]
     why = (
         f"Rule that fired: {given.rule}",
         *(line for fired in deciding for line in _evidence(fired, metrics)),
-        f"Runner-up: {given.runner_up or 'none'}",
+        f"Runner-up: {_runner_up(given)}",
+        *_longest(given),
     )
     head = Verdict(_decision(given), given.sentence, DECISION_TONES[given.decision], why)
     others = [fired for fired in given.fired if fired not in deciding]
     alerts = [fired for fired in others if fired.level == "alert"]
     return (
         head,
+        *advice(given, summary.alignment),
         *_alerts(alerts, metrics),
         *_also([fired for fired in others if fired.level != "alert"], metrics),
     )
+
+
+def _runner_up(given: Recommendation) -> str:
+    if given.runner_up is None:
+        return "none"
+    price = Number(value=given.price, unit="fraction")
+    return f"{given.runner_up}; choosing it would cost {say(price)} of the alignment, by the estimate"
+
+
+def _longest(given: Recommendation) -> tuple[str, ...]:
+    longest = given.longest_response
+    if longest is None or longest.value is None:
+        return ()
+    return (f"Importance sampling of whole sequences keeps 10 % ESS up to about {say(longest)} tokens",)
 
 
 def _decision(given: Recommendation) -> str:
@@ -136,25 +152,3 @@ def _cause(place: int, cause: Cause) -> Verdict:
 
 def _listed(title: str, lines: list[str]) -> tuple[Block, ...]:
     return (Text(f"{title}: {'; '.join(line.rstrip('.') for line in lines)}."),) if lines else ()
-
-
-def _gates(gates: list[GateVerdict]) -> tuple[Block, ...]:
-    rows = tuple(
-        (
-            GATES[gate.passed],
-            gate.name,
-            f"{gate.bound} {say_value(gate.limit)}",
-            _gated(gate),
-            gate.reason or "–",
-        )
-        for gate in gates
-    )
-    header = ("gate", "number", "bound", "value", "why")
-    failed = sum(gate.passed is not True for gate in gates)
-    caption = f"{len(gates) - failed} of {len(gates)} gates passed"
-    return (Table("gates", caption, header, rows),) if gates else ()
-
-
-def _gated(gate: GateVerdict) -> Number:
-    unknown = gate.reason or "no value" if gate.value is None else None
-    return Number(value=gate.value, interval=gate.interval, unknown=unknown)

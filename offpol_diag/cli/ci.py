@@ -1,0 +1,44 @@
+"""What a CI system is told besides files: GitHub's job summary and annotations."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from offpol_diag.cli.output import Outputs, note
+
+if TYPE_CHECKING:
+    from offpol_diag.summary import Summary
+
+
+def tell(summary: Summary, files: Outputs) -> None:
+    """Add to the job summary where there is one, and annotate the run of GitHub Actions."""
+    place = os.environ.get("GITHUB_STEP_SUMMARY")
+    if place:
+        _add(Path(place), summary)
+    if os.environ.get("GITHUB_ACTIONS") == "true":
+        _annotate(summary, files)
+
+
+def _add(place: Path, summary: Summary) -> None:
+    """Append; a summary that cannot be written is no reason to fail a gate."""
+    from offpol_diag.render.markdown import render_markdown
+
+    try:
+        with place.open("a", encoding="utf-8") as file:
+            file.write("\n" + render_markdown(summary))
+    except OSError as error:
+        note(f"GITHUB_STEP_SUMMARY: {place} cannot be written ({error.strerror})")
+
+
+def _annotate(summary: Summary, files: Outputs) -> None:
+    """On stdout, as GitHub's own tools do; on stderr, which it reads as well, where stdout holds a result."""
+    from offpol_diag.render.annotations import annotated
+
+    lines = "".join(f"{line}\n" for line in annotated(summary.gates)).encode()
+    stream = sys.stderr if files.takes_stdout() else sys.stdout
+    stream.flush()
+    stream.buffer.write(lines)
+    stream.buffer.flush()

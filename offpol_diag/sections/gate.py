@@ -1,0 +1,127 @@
+"""The gate: what was asked, what was found, and whether it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from offpol_diag.blocks import Section, Table, Tone, Verdict
+from offpol_diag.gate import beyond, outcome
+from offpol_diag.numerals import say_value
+from offpol_diag.summary import GateVerdict, Number
+
+SAID: Mapping[str, tuple[str, Tone]] = {
+    "passed": ("Passed", "good"),
+    "failed": ("Failed", "bad"),
+    "could not say": ("Could not say", "warn"),
+}
+
+WORDS: Mapping[tuple[bool | None, bool], str] = {
+    (True, False): "✓ passed",
+    (True, True): "✓ open",
+    (False, False): "✗ failed",
+    (None, False): "? could not say",
+}
+"""(passed, open) → what is said of a bound."""
+
+OPEN = (
+    "open: the 95 % interval holds values on both sides of the bound, which passes for want of evidence "
+    "against it."
+)
+SIGNS: Mapping[str, str] = {"max": "≤", "min": "≥", "within": "±"}
+
+
+def gate(verdicts: Sequence[GateVerdict], remarks: Sequence[str] = ()) -> Section:
+    """The whole answer, the reasons for what is not plainly passed, and one row per bound."""
+    label, tone = SAID[outcome(verdicts)]
+    why = tuple(f"{word(one)}: {told(one)}" for one in sorted(verdicts, key=_weight) if not _plain(one))
+    head = Verdict(label, tally(verdicts), tone, why)
+    rows = tuple((word(one), holds(one), _found(one)) for one in verdicts)
+    notes = (OPEN, *remarks) if any(one.open for one in verdicts) else tuple(remarks)
+    table = Table("gates", "Every bound", ("gate", "must hold", "found"), rows, notes)
+    return Section("gate", "Gate", (head, table))
+
+
+def report(verdicts: Sequence[GateVerdict]) -> Table:
+    """One row per bound, with its reason."""
+    rows = tuple((word(one), title(one), bound(one), found(one), _reason(one) or "–") for one in verdicts)
+    passed = sum(one.passed is True for one in verdicts)
+    header = ("gate", "number", "bound", "value", "why")
+    return Table("gates", f"{passed} of {len(verdicts)} gates passed", header, rows)
+
+
+def tally(verdicts: Sequence[GateVerdict]) -> str:
+    """`3 of 5 bounds hold (1 open); 1 failed; 1 could not be judged; 1 warned`."""
+    count = sum(one.passed is True for one in verdicts)
+    errors = [one.passed for one in verdicts if one.level == "error"]
+    warned = sum(one.level == "warn" and one.passed is not True for one in verdicts)
+    opened = sum(one.open for one in verdicts)
+    parts = (
+        f"{count} of {len(verdicts)} bounds hold" + (f" ({opened} open)" if opened else ""),
+        f"{errors.count(False)} failed" if False in errors else "",
+        f"{errors.count(None)} could not be judged" if None in errors else "",
+        f"{warned} warned" if warned else "",
+    )
+    return "; ".join(part for part in parts if part)
+
+
+def word(one: GateVerdict) -> str:
+    """Passed, open, failed, could not say; with the level where that is not error."""
+    return WORDS[one.passed, one.open] + (" (warn)" if one.level == "warn" and one.passed is not True else "")
+
+
+def title(one: GateVerdict) -> str:
+    """The number's name, and the steps it was asked of."""
+    return f"{one.name} (steps {one.steps})" if one.steps else one.name
+
+
+def holds(one: GateVerdict) -> str:
+    """What must hold, in one line: `step:k3 ≤ 0.002, worst at step 7`."""
+    worst = "worst " if one.name.startswith("step:") else ""
+    return f"{title(one)} {bound(one)}" + (f", {worst}at {one.where}" if one.where else "")
+
+
+def bound(one: GateVerdict) -> str:
+    """`≤ 0.002`, or what the baseline allows."""
+    if not one.tolerance:
+        return f"{SIGNS[one.bound]} {say_value(one.limit)}"
+    base = "baseline" if one.baseline is None else f"baseline {say_value(one.baseline)}"
+    if one.bound == "within" and one.centre != one.baseline:
+        return f"no farther from {one.centre:g} than {base} by {one.tolerance}"
+    if one.bound == "within":
+        return f"{base} ± {one.tolerance}"
+    return f"{SIGNS[one.bound]} {base} {'−' if one.bound == 'min' else '+'} {one.tolerance}"
+
+
+def found(one: GateVerdict) -> Number:
+    """The value that was judged."""
+    silent = one.value is None and one.log10 is None
+    return Number(
+        value=one.value,
+        interval=one.interval,
+        log10=one.log10,
+        unknown=_reason(one) or "no value" if silent else None,
+    )
+
+
+def told(one: GateVerdict) -> str:
+    """The number, the reason, and what the gate file says about it."""
+    return f"{title(one)}: {_reason(one)}"
+
+
+def _reason(one: GateVerdict) -> str:
+    return "; ".join(part for part in (one.reason, one.note) if part)
+
+
+def _found(one: GateVerdict) -> Number | str:
+    """Short: the reason stands above the table."""
+    return "–" if one.value is None and one.log10 is None else found(one)
+
+
+def _plain(one: GateVerdict) -> bool:
+    """Passed, and nothing more to say than that."""
+    return one.passed is True and not (one.open and beyond(one))
+
+
+def _weight(one: GateVerdict) -> tuple[bool, int]:
+    """Failures first, then what could not be said, then what is open; errors before warnings."""
+    return one.level == "warn", {False: 0, None: 1, True: 2}[one.passed]
