@@ -9,7 +9,7 @@ from statistics import median
 from offpol_diag.candidates import CANDIDATES, REFERENCE, Candidate
 from offpol_diag.metrics.alignment import Estimate, Folds, Share, estimates, systematic
 from offpol_diag.presets import Policy
-from offpol_diag.summary import Alignment, AlignmentRow, Location
+from offpol_diag.summary import Alignment, AlignmentRow, Location, Number
 
 DIRECTION = frozenset({"token_ids", "advantages"})
 """Columns without which only the noise of a method can be estimated, not its bias."""
@@ -19,6 +19,8 @@ RISK = 3.0
 the largest seen over the regimes of `benchmarks/advice` is near it. The bias of no correction adds up along a
 response; for a few tokens or dense rewards it is far smaller.
 """
+Z = 1.959964
+LARGE = 700.0
 SURE = 2.0
 """Standard errors to the upper end of what is systematic."""
 
@@ -68,7 +70,17 @@ def _row(one: Candidate, policy: Policy, found: Estimate) -> AlignmentRow:
         measured=_known(found.measured),
         error=_known(found.error),
         score=_known(found.score),
+        alignment=_relative(found.score, 0.0, "e^score"),
+        seen=_relative(found.measured, Z * found.error, "e^measured"),
     )
+
+
+def _relative(log: float, half: float, formula: str) -> Number:
+    """A log of a relative alignment, ± half its interval, as a number."""
+    if not math.isfinite(log):
+        return Number(over="updates", formula=formula, unknown="the signal drowns in noise")
+    interval = (math.exp(log - half), math.exp(min(log + half, LARGE))) if 0 < half < math.inf else None
+    return Number(value=math.exp(log), interval=interval, over="updates", formula=formula)
 
 
 def _known(x: float) -> float | None:

@@ -48,6 +48,17 @@ def choose(alignment: Alignment) -> Choice | None:
     for name, row in known.items():
         if _beats(row, known[best]):
             best = name
+    return _beside(known, best)
+
+
+def instead_of(rows: Rows, best: str) -> Choice:
+    """A row that is taken whatever the estimates say, and the one to try next."""
+    return _beside(
+        {name: row for name, row in rows.items() if row.score is not None} | {best: rows[best]}, best
+    )
+
+
+def _beside(known: Rows, best: str) -> Choice:
     runner_up = _next(known, best)
     price = 0.0 if runner_up is None else _share(_value(known[best]) - _value(known[runner_up]))
     return Choice(best, runner_up, max(price, 0.0), _share(_gain(known, best)))
@@ -91,8 +102,7 @@ def _usual(row: AlignmentRow) -> bool:
 
 
 def _value(row: AlignmentRow) -> float:
-    assert row.score is not None
-    return row.score
+    return row.score or 0.0
 
 
 def _beats(row: AlignmentRow, standing: AlignmentRow) -> bool:

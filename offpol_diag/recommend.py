@@ -16,7 +16,8 @@ from typing import Literal
 from offpol_diag.candidates import NOTHING
 from offpol_diag.diagnose import Evidence
 from offpol_diag.guards import guarded
-from offpol_diag.ladder import Choice, choose
+from offpol_diag.ladder import Choice, choose, instead_of
+from offpol_diag.prescription import prescribed
 from offpol_diag.summary import AlignmentRow, Decision, Fired, Number, Recommendation, Summary
 
 WORTH = 0.001
@@ -150,8 +151,8 @@ RULES = (
         "ladder",
         _chosen,
         _weighed,
-        "Of all methods and thresholds that were tried it makes the gradient point best, as far as this dump "
-        "can tell.",
+        "It takes away the bias that the systematic part of r would leave, at a small price in noise, and no "
+        "other method is better for sure.",
         "alignment of the gradient, estimated from this dump (docs/advice.md)",
         "METHOD at THRESHOLD",
         offers=True,
@@ -240,9 +241,16 @@ ALERTS = (
 )
 
 
+def advised(summary: Summary, trainer: str | None = None) -> Summary:
+    """The summary with what guards refuse and with the recommendation, as `trainer` is told it."""
+    summary = guarded(summary)
+    given = recommend(summary)
+    said = prescribed(given, trainer) if trainer else None
+    return summary.model_copy(update={"recommendation": given.model_copy(update={"config": said})})
+
+
 def recommend(summary: Summary) -> Recommendation:
     """The first rule that holds, and every alert."""
-    summary = guarded(summary)
     seen = Evidence(summary)
     rule = next(rule for rule in RULES if rule.holds(seen))
     alerts = [_fired(alert, seen, "alert") for alert in ALERTS if alert.holds(seen)]
@@ -261,6 +269,8 @@ def _with(given: Recommendation, choice: Choice, summary: Summary) -> Recommenda
     """The recommendation with the ladder's choice, and the price of the one after it."""
     assert summary.alignment is not None
     rows = summary.alignment.rows
+    if given.decision == "no correction needed":
+        choice = instead_of(rows, NOTHING.name)
     found: dict[str, object] = {"price": choice.price, "runner_up": _named(rows, choice.next)}
     if given.decision == "METHOD at THRESHOLD":
         best = rows[choice.best]

@@ -220,6 +220,8 @@ class AlignmentRow(Model):
     measured: float | None = Field(description="log of the alignment, bias included; null: drowned in noise")
     error: float | None = Field(description="standard error of `measured`; null: not known")
     score: float | None = Field(description="`expected`, moved towards `measured` by what is detected")
+    alignment: Number = Field(Number(), description="e^score: relative to the reference")
+    seen: Number = Field(Number(), description="e^measured, with its 95 % interval (jackknife)")
     refused: str | None = Field(None, description="the guard that forbids it, whatever its score")
 
 

@@ -40,6 +40,8 @@ def analyze(
     engine: options.Engine = "local",
     workers: options.Workers = "auto",
     seed: options.Seed = 0,
+    batch_sequences: options.BatchSequences = None,
+    trainer: options.Trainer = None,
     quiet: options.Quiet = False,
 ) -> None:
     """How bad is the mismatch, how sure is that, and where is it: terminal summary and one HTML file.
@@ -55,7 +57,19 @@ def analyze(
     files = Outputs(None if no_html else out or default_html(dumps), json, md, quiet, sequences, tally)
     files.check(*dumps)
     request = Request(
-        preset_file, columns, group_by, device, seed, on_bad_row, quiet, sequences, tally, engine, workers
+        preset_file,
+        columns,
+        group_by,
+        device,
+        seed,
+        on_bad_row,
+        quiet,
+        sequences,
+        tally,
+        engine,
+        workers,
+        batch_sequences=batch_sequences,
+        trainer=trainer,
     )
     summary = request.run("analyze", dumps, request.presets(presets))
     files.write(summary)

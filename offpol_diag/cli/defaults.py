@@ -48,6 +48,8 @@ KEYS: Mapping[str, Callable[[object], str]] = {
     "device": str,
     "engine": str,
     "workers": str,
+    "batch_sequences": str,
+    "for": str,
     "seed": str,
     "on_bad_row": str,
     "quiet": str,

@@ -99,6 +99,26 @@ Seed = Annotated[
     int,
     typer.Option("--seed", envvar="OFFPOL_DIAG_SEED", min=0, help="Seed of the bootstrap intervals."),
 ]
+BatchSequences = Annotated[
+    int | None,
+    typer.Option(
+        "--batch-sequences",
+        envvar="OFFPOL_DIAG_BATCH_SEQUENCES",
+        metavar="N",
+        min=1,
+        help="Sequences in one update of your trainer, for which a method is recommended; left out: those of "
+        "a usual step of the dump.",
+    ),
+]
+Trainer = Annotated[
+    str | None,
+    typer.Option(
+        "--for",
+        envvar="OFFPOL_DIAG_FOR",
+        metavar="TRAINER",
+        help="Print the recommended method in this trainer's own syntax (verl, trl, slime, …).",
+    ),
+]
 Quiet = Annotated[
     bool,
     typer.Option("--quiet", "-q", envvar="OFFPOL_DIAG_QUIET", help="No progress and no remarks on stderr."),

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from offpol_diag.cli.defaults import judged
 from offpol_diag.cli.options import names, pairs
@@ -15,9 +15,11 @@ from offpol_diag.cli.progress import progress
 from offpol_diag.errors import UsageError
 
 if TYPE_CHECKING:
+    from offpol_diag.analyze import Examined
     from offpol_diag.catalogue import Catalogue
     from offpol_diag.presets import Preset
     from offpol_diag.summary import Summary
+    from offpol_diag.sweeps import Ask
 
 DEVICES = re.compile(r"auto|cpu|cuda(:\d+)?")
 LARGE = 24 << 20
@@ -41,6 +43,8 @@ class Request:
     engine: str = "local"
     workers: str = "auto"
     by_step: tuple[str, ...] = ()
+    batch_sequences: int | None = None
+    trainer: str | None = None
 
     def catalogue(self) -> Catalogue:
         """The presets that ship, and the user's; names that changed their meaning are told on stderr."""
@@ -69,6 +73,53 @@ class Request:
         Raises:
             OffpolError: the options, the dump or a preset file cannot be used.
         """
+        with judged("for", self.trainer):
+            trainer = _trainer(self.trainer)
+        return decided(ran(command, self.examined(dumps, presets).summary()), trainer)
+
+    def examined(
+        self, dumps: Sequence[str], presets: Sequence[Preset], against: str | None = None
+    ) -> Examined:
+        """Analyse, and keep what the intervals were made of.
+
+        Raises:
+            OffpolError: the options, the dump or a preset file cannot be used.
+        """
+        where = self.where(dumps)
+        with progress(self.quiet) as report:
+            from offpol_diag.analyze import examine
+
+            return examine(
+                dumps,
+                presets=presets,
+                group_by=names(self.group_by),
+                sequences=self.sequences,
+                tally=self.tally,
+                progress=report,
+                by_step=self.by_step,
+                against=against,
+                update=self.batch_sequences,
+                **where,
+            )
+
+    def sweep(self, dumps: Sequence[str], ask: Ask) -> Summary:
+        """One preset at many thresholds.
+
+        Raises:
+            OffpolError: the options or the dump cannot be used.
+        """
+        where = self.where(dumps)
+        with progress(self.quiet) as report:
+            from offpol_diag.sweeps import sweep
+
+            return sweep(dumps, ask, progress=report, **where)
+
+    def where(self, dumps: Sequence[str]) -> dict[str, Any]:
+        """How a dump is read, and where the work is done: what every loop over one takes.
+
+        Raises:
+            OffpolError: one of the options cannot be used.
+        """
         columns = self.which_columns()
         with judged("device", self.device):
             _check_device(self.device)
@@ -78,35 +129,33 @@ class Request:
             from offpol_diag import forks
 
             forks.serve()
-        with progress(self.quiet) as report:
-            from offpol_diag.analyze import analyze
-
-            summary = analyze(
-                dumps,
-                presets=presets,
-                columns=columns,
-                group_by=names(self.group_by),
-                on_bad_row=self.on_bad_row,
-                device=self.device,
-                seed=self.seed,
-                sequences=self.sequences,
-                tally=self.tally,
-                progress=report,
-                engine=self.engine,
-                workers=workers,
-                by_step=self.by_step,
-            )
-        ran = summary.run.model_copy(update={"command": command})
-        return decided(summary.model_copy(update={"run": ran}))
+        return {
+            "columns": columns,
+            "on_bad_row": self.on_bad_row,
+            "device": self.device,
+            "seed": self.seed,
+            "engine": self.engine,
+            "workers": workers,
+        }
 
 
-def decided(summary: Summary) -> Summary:
-    """The summary with its diagnosis and its recommendation."""
+def ran(command: str, summary: Summary) -> Summary:
+    """The summary, made by a command."""
+    return summary.model_copy(update={"run": summary.run.model_copy(update={"command": command})})
+
+
+def decided(summary: Summary, trainer: str | None = None) -> Summary:
+    """The summary with its diagnosis and its recommendation, said to a trainer where one is named."""
     from offpol_diag.diagnose import diagnose
-    from offpol_diag.recommend import recommend
+    from offpol_diag.recommend import advised
 
-    diagnosed = summary.model_copy(update={"diagnosis": diagnose(summary)})
-    return diagnosed.model_copy(update={"recommendation": recommend(diagnosed)})
+    return advised(summary.model_copy(update={"diagnosis": diagnose(summary)}), trainer)
+
+
+def _trainer(said: str | None) -> str | None:
+    from offpol_diag.configs import trainer_named
+
+    return None if said is None else trainer_named(said)
 
 
 def _workers(said: str) -> int | None:

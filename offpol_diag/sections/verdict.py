@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from offpol_diag.blocks import Block, Section, Table, Text, Tone, Verdict
 from offpol_diag.numerals import count, say
-from offpol_diag.sections.gate import report
 from offpol_diag.sections.advice import advice
+from offpol_diag.sections.gate import report
 from offpol_diag.summary import (
     Cause,
     Diagnosis,
@@ -81,6 +81,8 @@ def _recommendation(given: Recommendation, summary: Summary) -> tuple[Block, ...
 def _runner_up(given: Recommendation) -> str:
     if given.runner_up is None:
         return "none"
+    if not given.price:
+        return f"{given.runner_up}; as good by the estimate, and not for sure"
     price = Number(value=given.price, unit="fraction")
     return f"{given.runner_up}; choosing it would cost {say(price)} of the alignment, by the estimate"
 

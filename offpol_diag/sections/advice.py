@@ -1,0 +1,30 @@
+"""What the recommendation weighed: every method at every threshold, and the configuration to paste."""
+
+from __future__ import annotations
+
+from offpol_diag.blocks import Block, Table, Text
+from offpol_diag.numerals import count
+from offpol_diag.summary import Alignment, AlignmentRow, Number, Recommendation
+
+HEADER = ("method", "alignment", "measured", "noise", "weight kept", "refused")
+
+
+def advice(given: Recommendation, alignment: Alignment | None) -> tuple[Block, ...]:
+    """The table of candidates, and the configuration where a trainer is named."""
+    config = (Text(f"To paste:\n{given.config}"),) if given.config else ()
+    if alignment is None or not any(row.score is not None for row in alignment.rows.values()):
+        return config
+    rows = tuple(_row(row) for row in alignment.rows.values())
+    return (*config, Table("candidates", _caption(alignment), HEADER, rows, wide=True))
+
+
+def _caption(alignment: Alignment) -> str:
+    update = count(round(alignment.batch_sequences))
+    blind = "" if alignment.direction else "; without token ids and advantages only the noise can be seen"
+    reference = alignment.rows[alignment.reference].title
+    return f"Alignment of the gradient in updates of {update} sequences, relative to {reference}{blind}"
+
+
+def _row(row: AlignmentRow) -> tuple[str | Number, ...]:
+    kept, noise = Number(value=row.kept), Number(value=row.noise)
+    return row.title, row.alignment, row.seen, noise, kept, row.refused or "–"
