@@ -1,0 +1,244 @@
+"""What a window on log r would keep of responses of other lengths.
+
+log r of a sequence, per token, spreads by √(a/L + b) at length L: the noise of single tokens averages out,
+and what the tokens of a response share does not. a and b are fitted to the spread seen at each length, and
+the shape is that of the data, all lengths scaled to one. The uncertainty is a jackknife over sixteenths of
+the groups, and how far the fit misses what is seen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from offpol_diag import resample
+from offpol_diag.metrics.selection import length_bin
+
+FOLDS, BINS, REACH = 16, 512, 4.0
+LENGTHS = 128
+"""Bins of length, four to an octave."""
+ENOUGH = 30
+"""Sequences of about one length whose spread is worth fitting."""
+Array = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The axis of log r per token: from `middle` − REACH·`half` to `middle` + REACH·`half`."""
+
+    middle: float
+    half: float
+
+    @property
+    def edges(self) -> Array:
+        """BINS + 1 of them."""
+        return self.middle + self.half * np.linspace(-REACH, REACH, BINS + 1)
+
+
+@dataclass(frozen=True)
+class Spreads:
+    """Sequences by fold, length and log r per token: [FOLDS, LENGTHS, BINS + 2]; and Σ 1/L by length."""
+
+    counts: Tensor
+    inverse: Tensor
+
+    @classmethod
+    def of(cls, x: Tensor, lengths: Tensor, key: Tensor, scale: Scale) -> Spreads:
+        """From log r per token [S] of sequences that have one, their lengths and their groups' keys."""
+        edges = torch.from_numpy(scale.edges).to(x.device)
+        at = torch.searchsorted(edges, x.contiguous())
+        bins = (length_bin(lengths) // 2).clamp(max=LENGTHS - 1)
+        fold = resample.mix(key) & (FOLDS - 1)
+        code = (fold * LENGTHS + bins) * (BINS + 2) + at
+        counts = x.new_zeros(FOLDS * LENGTHS * (BINS + 2)).index_add_(0, code, torch.ones_like(x))
+        inverse = x.new_zeros(LENGTHS).index_add_(0, bins, 1 / lengths.to(x.dtype))
+        return cls(counts.view(FOLDS, LENGTHS, BINS + 2), inverse)
+
+    def merge(self, other: Spreads) -> Spreads:
+        """Add."""
+        return Spreads(self.counts + other.counts, self.inverse + other.inverse)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """√(falling/L + staying) at length L, and the shape of what it scales.
+
+    Attributes:
+        middle: the median of log r per token.
+        falling: a, nats² times tokens.
+        staying: b, nats².
+        low, high: of every filled bin, its ends in spreads of its length, [K].
+        weight: how many sequences each has, [K].
+    """
+
+    middle: float
+    falling: float
+    staying: float
+    low: Array
+    high: Array
+    weight: Array
+
+    def kept(self, length: float, window: tuple[float, float]) -> float:
+        """The share of sequences of a length whose log r per token lies in the window."""
+        spread = math.sqrt(self.falling / length + self.staying) or 1e-300
+        first, last = ((end - self.middle) / spread for end in window)
+        inside = np.minimum(self.high, last) - np.maximum(self.low, first)
+        width = np.maximum(self.high - self.low, 1e-300)
+        return float(np.sum(np.clip(inside / width, 0, 1) * self.weight) / np.sum(self.weight))
+
+
+def fit(counts: Array, inverse: Array, scale: Scale) -> Fit | None:
+    """From sequences by length and log r [LENGTHS, BINS + 2] and the mean of 1/L in each length bin.
+
+    Returns:
+        None where no length has `ENOUGH` sequences.
+    """
+    many = counts.sum(axis=1)
+    usable = np.flatnonzero(many >= ENOUGH)
+    if not len(usable):
+        return None
+    rows = [_quantiles(counts[at], scale, (0.1587, 0.8413)) for at in usable]
+    variance = np.array([((high - low) / 2) ** 2 for low, high in rows])
+    falling, staying = _line(inverse[usable], variance, many[usable])
+    (middle,) = _quantiles(counts.sum(axis=0), scale, (0.5,))
+    spread = np.sqrt(falling * inverse + staying)
+    edges = scale.edges
+    low = np.concatenate(([edges[0] - scale.half], edges))
+    high = np.concatenate((edges, [edges[-1] + scale.half]))
+    at, bins = np.nonzero((counts > 0) & (spread > 0)[:, None])
+    return Fit(
+        middle,
+        falling,
+        staying,
+        (low[bins] - middle) / spread[at],
+        (high[bins] - middle) / spread[at],
+        counts[at, bins],
+    )
+
+
+def _quantiles(counts: Array, scale: Scale, wanted: Sequence[float]) -> list[float]:
+    """Linear within a bin; what lies beyond the axis counts at its ends."""
+    edges = np.concatenate(([scale.edges[0]], scale.edges, [scale.edges[-1]]))
+    upto = np.concatenate(([0.0], np.cumsum(counts)))
+    total = upto[-1]
+    return [float(np.interp(q * total, upto, edges)) for q in wanted]
+
+
+def _line(inverse: Array, variance: Array, many: Array) -> tuple[float, float]:
+    """a and b, neither below 0, of variance = a/L + b; a variance is known to √(2/n) of itself."""
+    fitted = np.maximum(np.average(variance, weights=many), 1e-300) * np.ones_like(variance)
+    best = (0.0, float(fitted[0]))
+    for _ in range(8):
+        best = _weighted(inverse, variance, many / fitted**2)
+        fitted = np.maximum(best[0] * inverse + best[1], 1e-300)
+    return best
+
+
+def _weighted(x: Array, y: Array, w: Array) -> tuple[float, float]:
+    options = [(float(np.sum(w * x * y) / np.sum(w * x * x)), 0.0), (0.0, float(np.average(y, weights=w)))]
+    mean_x, mean_y = np.average(x, weights=w), np.average(y, weights=w)
+    spread = np.sum(w * (x - mean_x) ** 2)
+    if spread > 0:
+        slope = float(np.sum(w * (x - mean_x) * (y - mean_y)) / spread)
+        options.append((slope, float(mean_y - slope * mean_x)))
+    allowed = [one for one in options if min(one) >= 0]
+    return min(allowed, key=lambda one: float(np.sum(w * (y - one[0] * x - one[1]) ** 2)))
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """A share kept at one length, with its standard error, and what was seen there."""
+
+    length: float
+    kept: float
+    error: float
+    observed: float | None
+
+
+@dataclass(frozen=True)
+class Model:
+    """The fit of a dump, and those of it without one sixteenth of the groups each."""
+
+    spreads: Spreads
+    scale: Scale
+    whole: Fit
+    without: tuple[Fit, ...]
+    product: bool
+
+    @classmethod
+    def of(
+        cls, spreads: Spreads, scale: Scale, product: bool, use: Sequence[int] | None = None
+    ) -> Model | None:
+        """Fitted on all length bins, or on some; `product`: the window is on the product ratio.
+
+        None where there is too little to fit.
+        """
+        counts, inverse = _used(spreads, use)
+        whole = fit(counts.sum(axis=0), inverse, scale)
+        if whole is None:
+            return None
+        folds = [fit(counts.sum(axis=0) - one, inverse, scale) for one in counts if one.sum()]
+        return cls(spreads, scale, whole, tuple(one for one in folds if one is not None), product)
+
+    def forecast(self, lengths: Sequence[float], window: tuple[float, float]) -> list[Forecast]:
+        """At each length, for a window on the log of the ratio."""
+        miss = self._miss(window)
+        return [self._at(length, window, miss) for length in lengths]
+
+    def _at(self, length: float, window: tuple[float, float], miss: float) -> Forecast:
+        ends = self._window(length, window)
+        each = np.array([one.kept(length, ends) for one in self.without])
+        many = len(each)
+        variance = (many - 1) / many * np.sum((each - each.mean()) ** 2) if many > 1 else 0.0
+        kept = self.whole.kept(length, ends)
+        return Forecast(length, kept, math.sqrt(float(variance) + miss**2), self.observed(length, window))
+
+    def _window(self, length: float, window: tuple[float, float]) -> tuple[float, float]:
+        """Per token."""
+        return (window[0] / length, window[1] / length) if self.product else window
+
+    def observed(self, length: float, window: tuple[float, float]) -> float | None:
+        """What the window keeps of sequences within a quarter octave or so of a length."""
+        at = int(math.log2(max(length, 1.0)) * 4)
+        rows = self.spreads.counts.sum(dim=0)[max(at - 1, 0) : at + 2].cpu().numpy()
+        return self._share(rows.sum(axis=0), length, window) if rows.sum() >= ENOUGH else None
+
+    def _share(self, counts: Array, length: float, window: tuple[float, float]) -> float:
+        low, high = self._window(length, window)
+        edges = self.scale.edges
+        upto = np.cumsum(counts)[:-1]
+        below, within = (float(np.interp(end, edges, upto)) for end in (low, high))
+        return (within - below) / float(counts.sum())
+
+    def _miss(self, window: tuple[float, float]) -> float:
+        """How far the fit misses what is seen at each length, beyond what chance explains, by sequences."""
+        rows = self.spreads.counts.sum(dim=0).cpu().numpy()
+        many = rows.sum(axis=1)
+        squares = weights = 0.0
+        for at in np.flatnonzero(many >= ENOUGH):
+            length = 2.0 ** ((at + 0.5) / 4)
+            seen = self._share(rows[at], length, window)
+            off = self.whole.kept(length, self._window(length, window)) - seen
+            chance = max(seen * (1 - seen), 1 / many[at]) / many[at]
+            squares += many[at] * (off**2 - chance)
+            weights += many[at]
+        return math.sqrt(max(squares / weights, 0.0)) if weights else 0.0
+
+
+def _used(spreads: Spreads, use: Sequence[int] | None) -> tuple[Array, Array]:
+    """Counts, and the mean of 1/L of each length bin."""
+    counts = spreads.counts.cpu().numpy().astype(np.float64)
+    many = counts.sum(axis=(0, 2))
+    middles = 2.0 ** -((np.arange(LENGTHS) + 0.5) / 4)
+    inverse = np.where(many > 0, spreads.inverse.cpu().numpy() / np.maximum(many, 1), middles)
+    if use is not None:
+        left = np.zeros(LENGTHS)
+        left[list(use)] = 1
+        counts = counts * left[None, :, None]
+    return counts, inverse

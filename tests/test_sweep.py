@@ -1,0 +1,283 @@
+"""A preset at many thresholds in one reading equals the preset applied at each of them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+
+import pyarrow.parquet as pq
+import pytest
+
+from offpol_diag.analyze import analyze
+from offpol_diag.catalogue import load
+from offpol_diag.cli.defaults import sample
+from offpol_diag.errors import UsageError
+from offpol_diag.presets import Preset, Reject, Veto, Weight
+from offpol_diag.sweeps import Ask, dials, pick, sweep
+from offpol_diag.sweeps.grid import asked, round_numbers, telling
+from tests import oracles
+
+CATALOGUE = load()
+DUMP = [str(sample())]
+GEO = Reject(over="mean", lower=0.999, upper=1.001)
+OWN = {
+    one.name: one
+    for one in (
+        Preset("icepop", "", weight=Weight(action="mask", lower=0.5, upper=2.0, strict=True)),
+        Preset("lower_cap", "", weight=Weight(lower=0.5, upper=2.0)),
+        Preset("dropped_overflow", "", weight=Weight(upper=2.0, safety=None, overflow="zero")),
+        Preset(
+            "turn_mask", "", reject=(Reject(over="segment", lower=0.9, upper=1.1),), weight=Weight(upper=3.0)
+        ),
+        Preset("k1_band", "", reject=(Reject("k1", "mean", lower=-0.01, upper=0.02),)),
+        Preset(
+            "strict",
+            "",
+            reject=(Reject(upper=1.1, lower=0.8, strict=True),),
+            weight=Weight(over="sum", upper=2.0),
+        ),
+        Preset("diff", "", reject=(Reject("prob_diff", upper=0.1, lower=-0.2), GEO)),
+        Preset("left", "", reject=(Reject(upper=1.2), replace(GEO, among="left")), weight=Weight(upper=2.0)),
+        Preset("signed", "", reject=(Reject(upper=1.1, lower=0.9, advantage="against"),)),
+        Preset("high_veto", "", veto=Veto(lower=1e-3, upper=50.0), weight=Weight(upper=2.0)),
+        Preset("turn_weight", "", weight=Weight(over="segment", upper=1.05), reject=(Reject(upper=1.5),)),
+        Preset("twice", "", weight=Weight(lower=0.5, upper=2.0), reject=(Reject(lower=0.5, upper=2.0),)),
+        Preset("batch", "", reject=(Reject("k2", "batch", upper=0.002),)),
+    )
+}
+CASES = [
+    ("token_is", None, (1.0001, 1.01, 1.5, 2.0, 30.0)),
+    ("icepop", None, (1.001, 1.05, 2.0, 9.0)),
+    ("icepop", "weight.lower", (0.01, 0.5, 0.9, 0.999)),
+    ("lower_cap", "weight", (1.01, 1.5, 3.0)),
+    ("lower_cap", "weight.lower", (0.01, 0.5, 0.99)),
+    ("dropped_overflow", None, (1.01, 2.0)),
+    ("seq_is", None, (1.01, 2.0, 10.0)),
+    ("geo_rs", None, (1.0005, 1.001, 1.01, 1.1)),
+    ("geo_rs", "reject.upper", (1.0, 1.0005, 1.01)),
+    ("geo_rs", "reject[0].lower", (0.9, 0.99, 0.999)),
+    ("geo_rs", "veto.lower", (1e-4, 0.01, 0.3, 0.9)),
+    ("high_veto", "veto.upper", (1.1, 2.0, 50.0)),
+    ("seq_mis", None, (1.5, 2.0, 10.0)),
+    ("decoupled_k3_rs_token_tis", None, (1e-4, 0.01, 0.5)),
+    ("areal_decoupled", None, (1.01, 1.5, 5.0)),
+    ("verl_2025_11_token_is_rs_veto", "reject[0].lower", (0.1, 0.8, 0.99)),
+    ("verl_2025_11_token_is_rs_veto", "weight.upper", (1.01, 2.0)),
+    ("turn_mask", None, (1.01, 1.1, 1.5)),
+    ("turn_weight", "weight.upper", (1.001, 1.05)),
+    ("k1_band", "reject.upper", (-0.005, 0.0, 0.02)),
+    ("strict", "reject.upper", (1.0, 1.1, 2.0)),
+    ("diff", "reject[0].upper", (0.0, 0.1, 0.5)),
+    ("diff", "reject[1]", (1.001, 1.01)),
+    ("left", "reject[0].upper", (1.01, 1.2)),
+    ("signed", None, (1.01, 1.1, 1.5)),
+    ("twice", "reject[0]", (1.1, 2.0)),
+    ("batch", None, (1e-4, 0.002, 0.1)),
+]
+BOTH = ("ess_tokens", "ess_sequences", "chi2_token", "chi2_sequence")
+
+
+def preset(name: str) -> Preset:
+    return OWN.get(name) or CATALOGUE[name]
+
+
+def close(one: float | None, other: float | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return math.isclose(one, other, rel_tol=1e-9, abs_tol=1e-12)
+
+
+@pytest.fixture(scope="module")
+def dump(tmp_path_factory) -> str:
+    """A quarter of the sample, in row groups."""
+    path = tmp_path_factory.mktemp("sweep") / "quarter.parquet"
+    pq.write_table(pq.read_table(sample()).slice(0, 128), path, row_group_size=32)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def brute(dump):
+    """Brute force: the whole analysis, with a preset for each threshold of each case."""
+    every = [
+        replace(dial.turned(preset(name), dial.bounds(value)), name=f"{case}_{at}", logs=None)
+        for case, (name, which, values) in enumerate(CASES)
+        for dial in [pick(preset(name), which)]
+        for at, value in enumerate(values)
+    ]
+    return analyze([dump], presets=every, workers=1).presets
+
+
+@pytest.mark.parametrize("case", range(len(CASES)), ids=lambda case: "-".join(map(str, CASES[case][:2])))
+def test_every_threshold_equals_the_preset_applied_at_it(case, dump, brute) -> None:
+    name, which, values = CASES[case]
+    one = replace(preset(name), logs=None)
+    dial = pick(one, which)
+    found = sweep([dump], Ask(one, dial, values), workers=1, batch_tokens=3_000).sweep
+
+    assert [point.threshold for point in found.points] == list(values)
+    for at, point in enumerate(found.points):
+        assert_equal(point, brute[f"{case}_{at}"].metrics)
+        if dial.part == "weight":
+            truth = brute[f"{case}_{at}"].metrics
+            sides = {"upper": ("high",), "lower": ("low",), "window": ("high", "low")}[dial.side]
+            acted = math.fsum(truth[f"truncated_{side}"].value for side in sides)
+            assert close(point.metrics["acted"].value, acted)
+    seen = {(point.metrics["kappa"].value, point.metrics["tokens_kept"].value) for point in found.points}
+    assert len(seen) > 1, "thresholds that do nothing show nothing"
+
+
+def assert_equal(point, truth) -> None:
+    numbers = point.metrics
+    for metric in BOTH:
+        assert close(numbers[metric].value, truth[metric].value), metric
+        ends = zip(numbers[metric].interval or (), truth[metric].interval or (), strict=True)
+        assert all(close(*pair) for pair in ends), metric
+    assert close(numbers["tokens_kept"].value, 1 - truth["tokens_rejected"].value)
+    assert close(numbers["sequences_kept"].value, 1 - truth["sequences_dropped"].value)
+    assert close(numbers["kappa"].value, truth["loss_scale_kept"].value)
+    shares = [truth[f"kept_length_q{quarter}"].value for quarter in (1, 2, 3, 4)]
+    assert all(map(close, (q["tokens_kept"].value for q in point.quartiles), shares))
+
+
+def test_a_geometric_window_counts_what_a_loop_over_the_rows_counts() -> None:
+    rows = oracles.sequences(pq.read_table(sample()).to_pylist())
+    values = (1.0005, 1.001, 1.004, 1.03)
+    one = replace(preset("geo_rs"), veto=None)
+    found = sweep(DUMP, Ask(one, pick(one, None), values), workers=1).sweep
+    means = [math.fsum(row.delta("old")) / row.n for row in rows if row.n]
+    lengths = [row.n for row in rows if row.n]
+
+    for point, b in zip(found.points, values, strict=True):
+        inside = [abs(mean) <= math.log(b) for mean in means]
+        kept = math.fsum(n for n, flag in zip(lengths, inside, strict=True) if flag) / math.fsum(lengths)
+        assert math.isclose(point.metrics["sequences_kept"].value, sum(inside) / len(inside), rel_tol=1e-12)
+        assert math.isclose(point.metrics["tokens_kept"].value, kept, rel_tol=1e-12)
+
+
+def test_a_truncated_weight_sums_what_a_loop_over_the_tokens_sums() -> None:
+    rows = oracles.sequences(pq.read_table(sample()).to_pylist())
+    ratios = [math.exp(d) for row in rows for d in row.delta("old")]
+    values = (1.001, 1.2, 2.0)
+    found = sweep(DUMP, Ask(preset("token_is"), pick(preset("token_is"), None), values), workers=1).sweep
+
+    for point, b in zip(found.points, values, strict=True):
+        weights = [min(r, b) for r in ratios]
+        first, second = math.fsum(weights), math.fsum(w * w for w in weights)
+        assert math.isclose(point.metrics["kappa"].value, first / len(weights), rel_tol=1e-12)
+        ess = first * first / (len(weights) * second)
+        assert math.isclose(point.metrics["ess_tokens"].value, ess, rel_tol=1e-12)
+        assert math.isclose(
+            point.metrics["acted"].value, sum(r > b for r in ratios) / len(ratios), rel_tol=1e-12
+        )
+
+
+def test_how_a_dump_is_cut_into_batches_and_workers_changes_nothing(dump) -> None:
+    one = preset("seq_mis")
+    ask = Ask(one, pick(one, None), (1.1, 2.0), keep=0.6)
+    first, *others = (
+        sweep([dump], ask, workers=workers, batch_tokens=tokens).sweep
+        for workers, tokens in ((1, 1 << 18), (1, 700), (2, 3_000))
+    )
+    for other in others:
+        assert other.window.point.bounds == first.window.point.bounds
+        assert (other.window.kept, other.window.ties) == (first.window.kept, first.window.ties)
+        for mine, theirs in zip(other.points, first.points, strict=True):
+            for name in mine.metrics:
+                assert close(mine.metrics[name].value, theirs.metrics[name].value)
+
+
+# ---------------------------------------------------------------- what is swept
+
+
+def test_the_bound_that_a_preset_is_about_is_swept_unless_another_is_named() -> None:
+    assert str(pick(preset("geo_rs"), None)) == "reject[0]"
+    assert str(pick(preset("token_is"), None)) == "weight.upper"
+    assert str(pick(preset("verl_2025_11_token_is_rs_veto"), None)) == "reject[0].upper"
+    assert [str(one) for one in dials(preset("geo_rs"))] == [
+        "reject[0]",
+        "reject[0].upper",
+        "reject[0].lower",
+        "veto.lower",
+    ]
+    assert pick(preset("diff"), "reject.upper").index == 0
+
+
+@pytest.mark.parametrize("name", ["recompute", "vanilla_is", "psis_token", "disabled"])
+def test_a_preset_without_a_bound_is_refused(name) -> None:
+    with pytest.raises(UsageError, match="nothing to sweep"):
+        pick(preset(name), None)
+
+
+def test_a_preset_that_is_only_logged_is_refused() -> None:
+    with pytest.raises(UsageError, match="nothing is applied"):
+        pick(replace(preset("geo_rs"), apply=False), None)
+
+
+def test_an_unknown_bound_is_answered_with_those_there_are() -> None:
+    with pytest.raises(UsageError, match="no bound") as caught:
+        pick(preset("geo_rs"), "rejct.upper")
+    assert "reject[0].upper" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("1.1,1.01", "must rise"),
+        ("1.1,1.1", "must rise"),
+        ("nan", "no threshold"),
+        ("1.1,inf", "no threshold"),
+        ("tight", "is no number"),
+        ("", "is no number"),
+        ("0.5,2", "must be above 1"),
+        ("1.0,2", "must be above 1"),
+        (",".join(str(1 + k / 1000) for k in range(1, 400)), "200 are the most"),
+    ],
+)
+def test_thresholds_that_cannot_be_meant_are_refused(text, said) -> None:
+    with pytest.raises(UsageError, match=said):
+        asked(text, preset("geo_rs"), pick(preset("geo_rs"), None))
+
+
+@pytest.mark.parametrize(
+    ("name", "which", "text"),
+    [
+        ("geo_rs", "reject.upper", "0.9"),  # below the lower bound, which stands still
+        ("geo_rs", "veto.lower", "0"),
+        ("decoupled_k3_rs", None, "-1"),
+        ("token_is", None, "-0.5"),
+    ],
+)
+def test_a_threshold_that_a_preset_file_could_not_hold_is_refused(name, which, text) -> None:
+    with pytest.raises(UsageError, match="--at"):
+        asked(text, preset(name), pick(preset(name), which))
+
+
+def test_every_preset_with_a_bound_has_round_thresholds_and_its_own() -> None:
+    for one in CATALOGUE.values():
+        for dial in dials(one):
+            found = round_numbers(one, dial)
+            assert all(a < b for a, b in pairwise(found)), (one.name, str(dial))
+            assert dial.at(one) in found
+            assert len(found) > 5, (one.name, str(dial))
+
+
+def test_the_table_starts_and_ends_where_the_data_do() -> None:
+    values = [1.0 + k for k in range(40)]
+    effects = [0.0] * 10 + [k / 9 for k in range(10)] + [1.0] * 20
+
+    shown = telling(values, effects, own=3.0)
+
+    assert shown[0] == 2  # the preset's own, wherever it is
+    assert set(shown) - {2} == set(range(10, 20))
+
+
+def test_a_looser_bound_keeps_more(dump) -> None:
+    for name in ("geo_rs", "areal_decoupled"):
+        one = preset(name)
+        for dial in dials(one):
+            if dial.part == "weight":
+                continue
+            found = sweep([dump], Ask(one, dial), workers=1).sweep.points
+            kept = [point.metrics["tokens_kept"].value for point in found]
+            assert kept == sorted(kept, reverse=dial.side == "lower"), (name, str(dial))
