@@ -1,4 +1,4 @@
-"""What a report is made of: four kinds of block, which every renderer can draw.
+"""What a report is made of: five kinds of block, which every renderer can draw.
 
 Sections fill them from a Summary; renderers draw them; neither computes a number.
 """
@@ -29,6 +29,14 @@ class Verdict:
     text: str
     tone: Tone
     detail: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Code:
+    """Lines to be copied as they are."""
+
+    caption: str
+    text: str
 
 
 Cell = str | int | Number | None
@@ -84,7 +92,7 @@ class Figure:
     y_unit: str = ""
 
 
-Block = Text | Verdict | Table | Figure
+Block = Text | Verdict | Code | Table | Figure
 
 
 @dataclass(frozen=True)

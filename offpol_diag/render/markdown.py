@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from offpol_diag.blocks import Block, Section, Table, Text, Tone, Verdict
+from offpol_diag.blocks import Block, Code, Section, Table, Text, Tone, Verdict
 from offpol_diag.render.numbers import Shown, footnotes, shown
 from offpol_diag.sections import sections
 from offpol_diag.sections.gate import gate, report
 from offpol_diag.summary import Summary
 
-PARTS = ("verdict", "numbers", "presets")
+PARTS = ("comparison", "runs", "verdict", "numbers", "presets")
 """Sections that a pull request has room for."""
 
 ICONS: dict[Tone, str] = {"good": "✅", "warn": "⚠️", "bad": "❌", "info": "ℹ️"}
@@ -63,6 +63,8 @@ def _block(block: Block) -> str:
         return escaped(block.text)
     if isinstance(block, Verdict):
         return _verdict(block)
+    if isinstance(block, Code):
+        return f"{escaped(block.caption)}:\n\n````\n{block.text.replace('````', '')}````"
     if isinstance(block, Table) and not block.collapsed and not block.wide:
         return _table(block)
     return ""

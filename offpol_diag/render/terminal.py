@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from rich.console import Console
 from rich.text import Text as Line
 
-from offpol_diag.blocks import Block, Figure, Section, Table, Text, Tone, Verdict
+from offpol_diag.blocks import Block, Code, Figure, Section, Table, Text, Tone, Verdict
 from offpol_diag.render.columns import Fitted, clean, fit
 
 PIPE_WIDTH = 100_000
@@ -53,7 +53,9 @@ def make_console() -> Console:
 
 
 BRIEF: Mapping[str, tuple[type[Block], ...]] = {
-    "verdict": (Text, Verdict, Table),
+    "comparison": (Text, Table),
+    "runs": (Text, Verdict, Table),
+    "verdict": (Text, Verdict, Code, Table),
     "numbers": (Text, Table),
     "dump": (Text, Verdict),
     "presets": (Text, Table),
@@ -119,6 +121,13 @@ def _text(block: Text, canvas: Canvas) -> None:
     canvas.print(lead + Line(clean(block.text)))
 
 
+def _code(block: Code, canvas: Canvas) -> None:
+    canvas.print(Line(f"\n{clean(block.caption)}:"))
+    for line in block.text.splitlines():
+        canvas.console.print(Line(clean(line)), soft_wrap=True)
+    canvas.print(Line())
+
+
 def _verdict(block: Verdict, canvas: Canvas) -> None:
     mark, style = MARKS[block.tone]
     canvas.print(Line(f"{mark} {clean(block.label)}: ", style=style) + Line(clean(block.text)))
@@ -178,6 +187,7 @@ def _height(value: float | None, log: bool) -> float | None:
 DRAW: Mapping[type[Block], Callable[[Any, Canvas], None]] = {
     Text: _text,
     Verdict: _verdict,
+    Code: _code,
     Table: _table,
     Figure: _figure,
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from offpol_diag.blocks import Block, Table, Text
+from offpol_diag.blocks import Block, Code, Table
 from offpol_diag.numerals import count
 from offpol_diag.summary import Alignment, AlignmentRow, Number, Recommendation
 
@@ -11,7 +11,7 @@ HEADER = ("method", "alignment", "measured", "noise", "weight kept", "refused")
 
 def advice(given: Recommendation, alignment: Alignment | None) -> tuple[Block, ...]:
     """The table of candidates, and the configuration where a trainer is named."""
-    config = (Text(f"To paste:\n{given.config}"),) if given.config else ()
+    config = (Code("The configuration, ready to paste", given.config),) if given.config else ()
     if alignment is None or not any(row.score is not None for row in alignment.rows.values()):
         return config
     rows = tuple(_row(row) for row in alignment.rows.values())
