@@ -77,9 +77,9 @@ def _row(one: Candidate, policy: Policy, found: Estimate) -> AlignmentRow:
 
 def _relative(log: float, half: float, formula: str) -> Number:
     """A log of a relative alignment, ± half its interval, as a number."""
-    if not math.isfinite(log):
+    if not (math.isfinite(log) and math.isfinite(half)):
         return Number(over="updates", formula=formula, unknown="the signal drowns in noise")
-    interval = (math.exp(log - half), math.exp(min(log + half, LARGE))) if 0 < half < math.inf else None
+    interval = (math.exp(log - half), math.exp(min(log + half, LARGE))) if half > 0 else None
     return Number(value=math.exp(log), interval=interval, over="updates", formula=formula)
 
 
