@@ -164,8 +164,8 @@ def _kinds(batch: Batch) -> tuple[Tensor, Tensor]:
 
 def _placed(batch: Batch, mixed: Tensor) -> tuple[Tensor, Tensor]:
     """Fold and bucket as one number, and the sign."""
-    at = segments.spread(fold(batch), batch.cu_seqlens) * BUCKETS + (mixed & (BUCKETS - 1))
-    return at, ((mixed >> 20) & 1).to(torch.float64) * 2 - 1
+    at = segments.spread(fold(batch) * BUCKETS, batch.cu_seqlens) + (mixed & (BUCKETS - 1))
+    return at, (((mixed >> 19) & 2) - 1).to(torch.float64)
 
 
 def _coordinates(batch: Batch) -> tuple[Tensor, Tensor]:
