@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from offpol_diag.cli.gate import EXITS
 from offpol_diag.errors import UsageError
-from offpol_diag.gate import Bound, apart, judge, outcome, parse, presets_named
+from offpol_diag.gate import Bound, apart, judge, name, outcome, parse, presets_named, span
+from offpol_diag.gate.bounds import Name
+from offpol_diag.gate.judging import rule
 from offpol_diag.summary import GateVerdict, Number
 from tests.factory import make_summary
 
@@ -124,8 +130,8 @@ def test_a_preset_is_found_by_its_alias_and_in_any_spelling() -> None:
     summary = make_summary()
     summary.presets["token_is"].aliases.append("token_tis")
 
-    for name in ("token_is.ess_tokens", "Token-IS.ess_tokens", "token_tis.ess_tokens"):
-        assert judge(summary, [Bound(name, "min", 0.0)])[0].passed is True
+    for said in ("token_is.ess_tokens", "Token-IS.ess_tokens", "token_tis.ess_tokens"):
+        assert judge(summary, [Bound(said, "min", 0.0)])[0].passed is True
 
 
 def test_only_the_presets_that_bounds_name_need_computing() -> None:
@@ -147,3 +153,200 @@ def test_anything_else_is_refused_with_an_example(text: str) -> None:
         parse(text, "min")
 
     assert caught.value.hint.startswith("write --min")
+
+
+# ---------------------------------------------------------------- the evidence
+
+
+def between(low: float, high: float, value: float | None = None, note: str | None = None) -> Number:
+    return Number(value=(low + high) / 2 if value is None else value, interval=(low, high), note=note)
+
+
+HEAVY = "unreliable: k̂ = 0.75 is above 0.70"
+MAX, MIN = "max", "min"
+EVIDENCE = [
+    # number, kind, by the interval (passed, open), by the value; the limit is 1
+    (between(0.2, 0.8), MAX, (True, False), True),
+    (between(0.2, 0.8), MIN, (False, False), False),
+    (between(1.2, 1.8), MAX, (False, False), False),
+    (between(1.2, 1.8), MIN, (True, False), True),
+    (between(0.5, 1.4), MAX, (True, True), True),
+    (between(0.5, 1.4), MIN, (True, True), False),  # the value is below, the evidence is not
+    (between(0.6, 1.5), MAX, (True, True), False),
+    (between(0.6, 1.5), MIN, (True, True), True),
+    (between(0.5, 1.0), MAX, (True, False), True),  # an end on the bound
+    (between(1.0, 1.5), MIN, (True, False), True),
+    (between(1.0, 1.5), MAX, (True, True), False),  # one point of it keeps to the bound
+    (between(0.5, 1.0), MIN, (True, True), False),
+    (between(math.nextafter(1, 2), 1.5), MAX, (False, False), False),
+    (between(0.5, math.nextafter(1, 0)), MIN, (False, False), False),
+    (between(1.0, 1.0), MAX, (True, False), True),  # without width
+    (between(2.0, 2.0), MAX, (False, False), False),
+    (between(0.5, 0.9, value=1.1), MAX, (True, False), False),  # a value outside of its interval
+    (Number(value=0.5), MAX, (True, False), True),  # no interval: the value
+    (Number(value=1.5), MAX, (False, False), False),
+    (Number(value=1.0), MIN, (True, False), True),
+    (Number(log10=400.0), MAX, (False, False), False),
+    (Number(log10=400.0), MIN, (True, False), True),
+    (Number(log10=-3.0), MAX, (True, False), True),
+    (between(0.2, 0.8, note=HEAVY), MAX, (None, False), None),  # unreliable never passes
+    (between(1.2, 1.8, note=HEAVY), MAX, (None, False), None),  # nor is it evidence of a failure
+    (between(1.2, 1.8, note=HEAVY), MIN, (None, False), None),
+    (Number(log10=400.0, note=HEAVY), MIN, (None, False), None),
+    (between(0.2, 0.8, note="a few tokens decide it: k̂ = 0.75"), MAX, (True, False), True),
+    (NAN, MAX, (None, False), None),
+    (Number.model_construct(value=0.5, interval=(math.nan, 0.6)), MAX, (None, False), None),
+    (Number.model_construct(value=math.nan, interval=(0.1, 0.2)), MAX, (None, False), None),
+    (Number.model_construct(log10=math.nan), MIN, (None, False), None),
+    (Number(unknown="missing column old_log_probs"), MAX, (None, False), None),
+    (Number(unknown="overflows float64, and so does its log10"), MIN, (None, False), None),
+    (Number(), MIN, (None, False), None),
+]
+EXIT = {True: 0, False: 1, None: 2}
+
+
+def judged(number: Number, kind: Any, **how: Any) -> GateVerdict:
+    summary = make_summary()
+    summary.metrics["k3"] = number
+    return judge(summary, [Bound("k3", kind, 1.0, **how)])[0]
+
+
+@pytest.mark.parametrize(("number", "kind", "evidence", "value"), EVIDENCE)
+def test_the_interval_decides_and_the_plain_value_only_where_it_is_asked_or_alone(
+    number: Number, kind: str, evidence: tuple[bool | None, bool], value: bool | None
+) -> None:
+    by_interval, by_value = judged(number, kind), judged(number, kind, judge="point")
+
+    assert (by_interval.passed, by_interval.open) == evidence
+    assert (by_value.passed, by_value.open) == (value, False)
+
+
+@pytest.mark.parametrize("level", ["error", "warn"])
+@pytest.mark.parametrize(("number", "kind", "evidence", "value"), EVIDENCE)
+def test_only_bounds_of_level_error_touch_the_exit_code(
+    number: Number, kind: str, evidence: tuple[bool | None, bool], value: bool | None, level: Any
+) -> None:
+    fine = judged(Number(value=0.0), "max")
+
+    whole = outcome([judged(number, kind, level=level), fine])
+
+    assert EXITS[whole] == (EXIT[evidence[0]] if level == "error" else 0)
+
+
+def test_warnings_alone_that_could_say_nothing_are_no_pass() -> None:
+    silent = judged(Number(unknown="missing column"), "max", level="warn")
+
+    assert outcome([silent]) == "could not say"
+    assert outcome([judged(Number(value=9.0), "max", level="warn")]) == "passed"
+
+
+@pytest.mark.parametrize(
+    ("number", "how", "said"),
+    [
+        (between(1.2, 1.8), "interval", "1.5 is not ≤ 1; the whole 95 % interval lies beyond it, from 1.2"),
+        (between(0.2, 1.4), "interval", "0.8 ≤ 1; the 95 % interval holds values on both sides"),
+        (between(0.2, 1.4), "point", "0.8 ≤ 1; the 95 % interval holds values on both sides"),
+        (between(0.2, 0.8), "interval", "0.5 ≤ 1"),
+        (Number(value=0.5), "interval", "0.5 ≤ 1; no interval"),
+        (Number(log10=45.2), "interval", "10^45.2 is not ≤ 1; no interval"),
+        (between(0.2, 0.8, note=HEAVY), "point", HEAVY),
+        (between(0.2, 0.8, note="a few tokens decide it"), "interval", "0.5 ≤ 1; a few tokens decide it"),
+    ],
+)
+def test_the_reason_says_what_decided(number: Number, how: Any, said: str) -> None:
+    assert judged(number, "max", judge=how).reason.startswith(said)
+
+
+def test_a_verdict_says_what_it_was_judged_on() -> None:
+    assert judged(between(0.2, 0.8), "max").judged_on == "interval"
+    assert judged(between(0.2, 0.8), "max", judge="point").judged_on == "value"
+    assert judged(Number(value=0.2), "max").judged_on == "value"
+    assert judged(NAN, "max").judged_on == ""
+
+
+@given(
+    st.floats(-1e6, 1e6),
+    st.floats(0, 1e6),
+    st.floats(0, 1e6),
+    st.floats(-1e6, 1e6),
+    st.sampled_from([MAX, MIN]),
+)
+def test_a_bound_never_fails_while_its_interval_has_a_value_that_keeps_to_it(
+    value: float, below: float, above: float, limit: float, kind: Any
+) -> None:
+    number = between(value - below, value + above, value)
+    ends = (value - below, value + above)
+
+    ruling = rule(number, kind, limit)
+
+    keeps = [end <= limit if kind == "max" else end >= limit for end in ends]
+    assert ruling.passed is any(keeps)
+    assert ruling.open is (any(keeps) and not all(keeps))
+
+
+# ---------------------------------------------------------------- names
+
+
+@pytest.mark.parametrize(
+    ("text", "number", "over"),
+    [
+        ("k3", "k3", ""),
+        ("step:k3", "k3", "step"),
+        ("p90:seq_mis.ess_tokens", "seq_mis.ess_tokens", "p90"),
+        ("p99.9: k3", "k3", "p99.9"),
+        ("last:drift2.k3", "drift2.k3", "last"),
+    ],
+)
+def test_a_name_may_be_quantified_over_steps(text: str, number: str, over: str) -> None:
+    assert name(text) == Name(number, over)
+    assert parse(f"{text}=1", "max") == Bound(number, "max", 1.0, over)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("steps:k3=1", "did you mean step"),
+        ("Median:k3=1", "did you mean median"),
+        ("avg:k3=1", "a quantifier is step, first, last"),
+        ("p0:k3=1", "say min"),
+        ("p100:k3=1", "say max"),
+        ("p100.0:k3=1", "say max"),
+        ("p-5:k3=1", "a quantifier is"),
+        ("p1000:k3=1", "a quantifier is"),
+        (":k3=1", "a quantifier is"),
+        ("median:=1", "median:k3"),
+        ("step:median:k3=1", "quantifier"),
+        ("seq_mis:ess_tokens=1", "quantifier"),
+    ],
+)
+def test_a_quantifier_that_is_none_is_refused(text: str, said: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse(text, "max")
+
+    assert said in f"{caught.value.message} {caught.value.hint}"
+    assert caught.value.message.startswith("--max")
+
+
+@pytest.mark.parametrize(
+    ("text", "inside", "outside"),
+    [
+        ("100..200", [100, 150, 200], [99, 201]),
+        ("100..", [100, 1e9], [99]),
+        ("..99", [-5, 99], [100]),
+        ("7", [7], [6, 8]),
+        ("0..0", [0], [1, -1]),
+        (" 3 .. 4 ", [3, 4], [5]),
+    ],
+)
+def test_a_span_of_steps_holds_both_its_ends(text: str, inside: list[float], outside: list[float]) -> None:
+    found = span(text)
+
+    assert all(step in found for step in inside)
+    assert not any(step in found for step in [*outside, math.nan])
+    assert span(str(found)) == found
+
+
+@pytest.mark.parametrize("text", ["", "..", "a..b", "1-5", "5..1", "1.5..2", "1..2..3", "nan", "1e3"])
+def test_what_is_no_span_is_refused(text: str) -> None:
+    with pytest.raises(UsageError):
+        span(text)

@@ -127,12 +127,16 @@ def _ruled(bound: Bound, number: Number, ruling: Ruling, where: str = "", reason
 
 def shown(number: Number) -> dict[str, Any]:
     """What a verdict keeps of the number it is about."""
-    known = number.value is not None and math.isfinite(number.value)
+    low, high = number.interval or (math.nan, math.nan)
     return {
-        "value": number.value if known else None,
-        "interval": number.interval if known else None,
-        "log10": number.log10,
+        "value": _finite(number.value),
+        "interval": (low, high) if math.isfinite(low) and math.isfinite(high) else None,
+        "log10": _finite(number.log10),
     }
+
+
+def _finite(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else value
 
 
 def _asked(bound: Bound) -> dict[str, Any]:

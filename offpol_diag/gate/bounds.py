@@ -66,8 +66,10 @@ def _quantifies(word: str) -> bool:
 
 
 def _meant(word: str) -> str:
-    if re.fullmatch(r"p0+(\.0*)?|p100+(\.0*)?", word):
-        return f"say {'max' if '1' in word else 'min'}"
+    ends = {"p0": "say min", "p100": "say max"}
+    whole = re.sub(r"\.0*$", "", word)
+    if whole in ends:
+        return ends[whole]
     return did_you_mean(word, list(QUANTIFIERS)) or GRAMMAR
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from offpol_diag.gate.bounds import GAPS, PERCENTILE, Steps
-from offpol_diag.gate.find import Found, find, no_such
+from offpol_diag.gate.find import Found, find
 from offpol_diag.numerals import doubted
 from offpol_diag.summary import Location, Number, Place, Summary
 
@@ -45,10 +45,9 @@ def series(summary: Summary, name: str, steps: Steps) -> Series | str:
     if not chosen:
         return f"no step of this dump is among {steps}" if steps else "no row of this dump has a step"
     found = [_number(summary, place, name) for place in chosen]
-    lacking = next((one for one in found if isinstance(one, str)), None)
-    if lacking is not None:
-        return whole if isinstance(whole, str) else lacking
-    numbers = tuple(_doubtful(one, whole) for one in found if isinstance(one, Number))
+    if None in found:
+        return _unlisted(whole, name)
+    numbers = tuple(_doubtful(one, whole) for one in found if one is not None)
     return Series(tuple(place.key for place in chosen), numbers, _left_out(location, steps))
 
 
@@ -71,14 +70,22 @@ def _left_out(location: Location, steps: Steps) -> int:
     return 0 if steps.within.first == steps.within.last else location.left_out
 
 
-def _number(summary: Summary, place: Place, name: str) -> Found:
-    listed = place.metrics | place.asked
+def _unlisted(whole: Found, name: str) -> str:
+    """Why a number is not listed by step."""
+    if isinstance(whole, str):
+        return whole
+    if whole.value is None and whole.log10 is None and whole.unknown:
+        return whole.unknown
+    return f"{name} is not listed by step in this result; gate the dump itself"
+
+
+def _number(summary: Summary, place: Place, name: str) -> Number | None:
     prefix = _main(summary)
     found = place.asked.get(name) or (
         place.metrics.get(name.removeprefix(prefix)) if name.startswith(prefix) else None
     )
     if found is None:
-        return no_such("number", name, [prefix + one for one in listed], "by step in this result")
+        return None
     return found if place.sequences >= FEWEST else found.model_copy(update={"interval": None})
 
 
