@@ -9,13 +9,12 @@ Bounds of level warn take no part in that, unless nothing at all could be judged
 
 from __future__ import annotations
 
-import math
 from collections.abc import Container, Iterable, Sequence
 from typing import Any, Literal
 
 from offpol_diag.gate.bounds import EVERY, GAPS, Bound, Kind, Level, Steps, name, parse, presets_in, span
 from offpol_diag.gate.find import find
-from offpol_diag.gate.judging import Ruling, apart, rule
+from offpol_diag.gate.judging import Ruling, apart, rule, shown
 from offpol_diag.gate.steps import Series, any_step, pick, series, size
 from offpol_diag.summary import GateVerdict, Number, Summary
 
@@ -123,20 +122,6 @@ def _ruled(bound: Bound, number: Number, ruling: Ruling, where: str = "", reason
         reason=reason or (f"{where}: {ruling.reason}" if where else ruling.reason),
         where=where,
     )
-
-
-def shown(number: Number) -> dict[str, Any]:
-    """What a verdict keeps of the number it is about."""
-    low, high = number.interval or (math.nan, math.nan)
-    return {
-        "value": _finite(number.value),
-        "interval": (low, high) if math.isfinite(low) and math.isfinite(high) else None,
-        "log10": _finite(number.log10),
-    }
-
-
-def _finite(value: float | None) -> float | None:
-    return None if value is None or not math.isfinite(value) else value
 
 
 def _asked(bound: Bound) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any
 from offpol_diag.catalogue import ALL, plain
 from offpol_diag.gate.bounds import Judge, Level, Name, Steps
 from offpol_diag.gate.find import Found, find, preset, preset_of
-from offpol_diag.gate.judging import Ruling, apart, rule
+from offpol_diag.gate.judging import Ruling, apart, rule, shown, silent
 from offpol_diag.gate.steps import pick, series
 from offpol_diag.gate.tolerance import USUAL, Tolerance
 from offpol_diag.numerals import doubted
@@ -89,16 +89,10 @@ def _usable(number: Found) -> bool:
 
 def _absent(base: Summary, asked: Against) -> list[GateVerdict]:
     """Presets to be compared that the baseline does not have."""
-    has = f"it has {', '.join(base.presets)}" if base.presets else "it has none"
+    lacking = [row for row in _rows(base, asked) if not asked.only and preset(base, row) is None]
     return [
-        _verdict(
-            Name(f"{row}.{WATCHED_PRESET[0]}"),
-            asked,
-            passed=None,
-            reason=f"{asked.label} has no preset {row}; {has}",
-        )
-        for row in _rows(base, asked)
-        if not asked.only and preset(base, row) is None
+        _verdict(Name(f"{row}.{WATCHED_PRESET[0]}"), asked, passed=None, reason=_no_preset(base, asked, row))
+        for row in lacking
     ]
 
 
@@ -132,33 +126,46 @@ def _look_up(summary: Summary, asked: Name) -> Found:
 
 def _compare(now: Summary, base: Summary, one: Name, asked: Against) -> GateVerdict:
     here, there = _look_up(now, one), _look_up(base, one)
-    why = _incomparable(now, base, one, asked) or (
-        f"{asked.label}: {there}" if isinstance(there, str) else ""
+    why = (
+        (here if isinstance(here, str) else "")
+        or _incomparable(now, base, one, asked)
+        or _labelled(asked, _silence(there))
+        or _silence(here)
     )
-    if isinstance(here, str) or isinstance(there, str) or why:
-        return _verdict(one, asked, passed=None, reason=here if isinstance(here, str) else why)
-    silent = rule(there, "max", 0.0)
-    if silent.passed is None or there.value is None:
-        why = silent.reason if silent.passed is None else "the value overflows float64"
-        return _verdict(one, asked, here, there, passed=None, reason=f"{asked.label}: {why}")
-    ours = rule(here, "max", 0.0)
-    if ours.passed is None or here.value is None:
-        why = ours.reason if ours.passed is None else "the value overflows float64"
+    if isinstance(here, str) or isinstance(there, str):
+        return _verdict(one, asked, passed=None, reason=why)
+    if why:
         return _verdict(one, asked, here, there, passed=None, reason=why)
     return _judged(one, asked, here, there, way(one.number))
+
+
+def _silence(number: Found) -> str:
+    """Why a number cannot be compared; empty where it can."""
+    if isinstance(number, str):
+        return number
+    return silent(number) or ("the value overflows float64" if number.value is None else "")
+
+
+def _labelled(asked: Against, why: str) -> str:
+    return f"{asked.label}: {why}" if why else ""
 
 
 def _incomparable(now: Summary, base: Summary, one: Name, asked: Against) -> str:
     """Why two numbers of one name are not the same thing."""
     ours, theirs = (_row(summary, one.number) for summary in (now, base))
-    if (
-        ours is None
-        or theirs is None
-        or (ours.method, ours.policy, ours.loss) == (theirs.method, theirs.policy, theirs.loss)
-    ):
-        return ""
     named = one.number.rpartition(".")[0]
+    if ours is None:
+        return ""
+    if theirs is None:
+        return _no_preset(base, asked, named)
+    if (ours.method, ours.policy, ours.loss) == (theirs.method, theirs.policy, theirs.loss):
+        return ""
     return f"{named} is another method in {asked.label}: {theirs.method} there, {ours.method} here"
+
+
+def _no_preset(base: Summary, asked: Against, named: str) -> str:
+    has = f"it has {_few(list(base.presets), 8)}" if base.presets else "it has none"
+    return f"{asked.label} has no preset {named}; {has}"
 
 
 def _row(summary: Summary, number: str) -> PresetResult | None:
@@ -257,15 +264,14 @@ def _verdict(
     one: Name, asked: Against, here: Number | None = None, there: Number | None = None, **more: Any
 ) -> GateVerdict:
     given: dict[str, Any] = {"bound": "max", "limit": 0.0, **more}
+    earlier = shown(there or Number())
     return GateVerdict(
         name=str(one),
         level=asked.level,
         source=asked.label,
         tolerance=str(asked.tolerances.get(one, asked.default)),
-        value=here.value if here else None,
-        interval=here.interval if here else None,
-        log10=here.log10 if here else None,
-        baseline=there.value if there else None,
-        baseline_interval=there.interval if there else None,
+        baseline=earlier["value"],
+        baseline_interval=earlier["interval"],
+        **shown(here or Number()),
         **given,
     )

@@ -53,7 +53,7 @@ def name(text: str) -> Name:
         UsageError: there is no number, or what stands before the colon is no quantifier.
     """
     before, colon, after = (part.strip() for part in text.rpartition(":"))
-    if not after:
+    if not after or "=" in text:
         raise UsageError(f'"{text}" names no number', "a name is k3, seq_mis.ess_tokens or median:k3")
     if colon and not _quantifies(before):
         raise UsageError(f'"{text}": "{before}" is no quantifier', _meant(before))

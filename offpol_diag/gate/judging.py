@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from offpol_diag.gate.bounds import Judge, Kind
 from offpol_diag.numerals import doubted
@@ -43,15 +43,15 @@ class Ruling:
 
 def rule(number: Number, kind: Kind, limit: float, judge: Judge = "interval") -> Ruling:
     """Hold a number against a limit."""
-    silent = _silent(number)
-    if silent:
-        return Ruling(None, silent)
+    why = silent(number)
+    if why:
+        return Ruling(None, why)
     if judge == "interval" and number.value is not None and number.interval is not None:
         return _by_interval(number.value, number.interval, kind, limit, number.note)
     return _by_value(number, kind, limit, judge)
 
 
-def _silent(number: Number) -> str:
+def silent(number: Number) -> str:
     """Why nothing can be said; empty where something can."""
     if doubted(number):
         return number.note or "unreliable"
@@ -118,3 +118,17 @@ def apart(value: float, limit: float) -> tuple[str, str]:
 
 def _joined(*parts: str | None) -> str:
     return "; ".join(part for part in parts if part)
+
+
+def shown(number: Number) -> dict[str, Any]:
+    """What a verdict keeps of the number it is about."""
+    low, high = number.interval or (math.nan, math.nan)
+    return {
+        "value": _finite(number.value),
+        "interval": (low, high) if math.isfinite(low) and math.isfinite(high) else None,
+        "log10": _finite(number.log10),
+    }
+
+
+def _finite(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else value
