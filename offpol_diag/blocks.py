@@ -90,6 +90,8 @@ class Figure:
     reference: tuple[tuple[float, str], ...] = ()
     """Horizontal lines: (y, label)."""
     y_unit: str = ""
+    marks: tuple[str, ...] = ()
+    """A character for each series: with them a terminal draws every point, not a sparkline."""
 
 
 Block = Text | Verdict | Code | Table | Figure

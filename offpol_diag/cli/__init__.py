@@ -19,6 +19,7 @@ from offpol_diag.cli.gate import gate
 from offpol_diag.cli.merge import merge
 from offpol_diag.cli.presets import presets
 from offpol_diag.cli.report import report
+from offpol_diag.cli.sweep import sweep
 
 COMMANDS = (
     analyze,
@@ -27,6 +28,7 @@ COMMANDS = (
     merge,
     presets,
     report,
+    sweep,
 )
 
 app = typer.Typer(

@@ -19,6 +19,7 @@ from rich.text import Text as Line
 
 from offpol_diag.blocks import Block, Code, Figure, Section, Table, Text, Tone, Verdict
 from offpol_diag.render.columns import Fitted, clean, fit
+from offpol_diag.render.dots import dots
 
 PIPE_WIDTH = 100_000
 PROSE_WIDTH = 100
@@ -157,6 +158,9 @@ def _remarks(block: Table, fitted: Fitted) -> list[str]:
 
 
 def _figure(block: Figure, canvas: Canvas) -> None:
+    if block.marks:
+        _dots(block, canvas)
+        return
     spark = sparkline(block.series[0].y, block.y_log) if block.series else ""
     if spark:
         known = [value for value in block.series[0].y if value is not None]
@@ -164,6 +168,12 @@ def _figure(block: Figure, canvas: Canvas) -> None:
         canvas.print(Line(f"{spark:<{SPARK_LEAST}}  {clean(block.title)}: {clean(ends)}"))
     if block.caption:
         canvas.print(Line(f"{clean(block.caption)}\n", style="dim"))
+
+
+def _dots(block: Figure, canvas: Canvas) -> None:
+    canvas.print(Line(f"\n{clean(block.title)}"))
+    for line in dots(block, canvas.console.width):
+        canvas.console.print(Line(clean(line)), soft_wrap=True)
 
 
 def sparkline(values: Sequence[float | None], log: bool = False) -> str:

@@ -13,8 +13,10 @@ from offpol_diag.sweeps.dial import Dial
 STEPS = (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)
 """Round numbers to a decade."""
 FAR = (2.0, 2.5, 3.0, 4.0, 5.0, 7.0, 10.0, 15.0, 20.0, 30.0, 50.0, 100.0, 1000.0, 10_000.0)
-MOST = 16
+MOST = 12
 """Thresholds that a table has room for."""
+MUCH = 0.1
+"""A share of weights beyond which a bound on them does no more than fix them."""
 LIMIT = 200
 """Thresholds that can be asked for at once."""
 EXAMPLE = "--at 1.0001,1.001,1.01"

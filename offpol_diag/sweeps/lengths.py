@@ -191,6 +191,11 @@ class Model:
         miss = self._miss(window)
         return [self._at(length, window, miss) for length in lengths]
 
+    def seen(self) -> tuple[float, float]:
+        """The shortest and the longest length there is, to a quarter octave."""
+        at = torch.nonzero(self.spreads.counts.sum(dim=(0, 2))).flatten()
+        return 2.0 ** (float(at[0]) / 4), 2.0 ** (float(at[-1] + 1) / 4)
+
     def _at(self, length: float, window: tuple[float, float], miss: float) -> Forecast:
         ends = self._window(length, window)
         each = np.array([one.kept(length, ends) for one in self.without])

@@ -94,7 +94,7 @@ def sweep(
         seconds=runs.clock.seconds(),
     )
     whole = readout.summary(study, tally, (ask.preset,), facts, run)
-    return whole.model_copy(update={"sweep": _with_k1(found, whole, ask.preset)})
+    return whole.model_copy(update={"sweep": _with_k1(found, whole, ask)})
 
 
 def _require(preset: Preset, study: Study) -> None:
@@ -143,6 +143,8 @@ def _shown(readings: Readings, ask: Ask) -> list[int]:
     if ask.values is not None:
         return list(range(len(values)))
     effects = [readings.effect(at) for at in range(len(values))]
+    if ask.dial.part == "weight":  # a bound on every other weight is no truncation any more
+        effects = [min(effect, grid.MUCH) for effect in effects]
     return grid.telling(values, effects, ask.dial.at(ask.preset))
 
 
@@ -164,9 +166,11 @@ def _config(preset: Preset, trainer: str) -> dict[str, str]:
     return {"trainer": trainer_named(trainer), "config": config_for(preset, trainer).text()}
 
 
-def _with_k1(found: Sweep, whole: Summary, preset: Preset) -> Sweep:
-    """With −k1 beside the centre of the window: the same over tokens."""
-    k1 = whole.metrics.get(f"{PREFIXES.get(preset.policy, '')}k1")
+def _with_k1(found: Sweep, whole: Summary, ask: Ask) -> Sweep:
+    """With −k1 beside the centre of the window: the same over tokens, where the centre is per token."""
+    if getattr(ask.dial.held(ask.preset), "over", "") not in ("mean", "token"):
+        return found
+    k1 = whole.metrics.get(f"{PREFIXES.get(ask.preset.policy, '')}k1")
     if found.window is None or found.window.centre is None or k1 is None or k1.value is None:
         return found
     ends = None if k1.interval is None else (-k1.interval[1], -k1.interval[0])

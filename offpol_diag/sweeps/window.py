@@ -26,7 +26,9 @@ from offpol_diag.tally import Tally
 
 SIGNED = ("ratio", "k1", "prob_diff")
 """Statistics that lie on both sides of what they are on-policy."""
-LENGTHS = tuple(2.0**power for power in range(6, 16))
+LENGTHS = tuple(2.0**power for power in range(5, 18))
+FURTHER = 8.0
+"""How many times the longest response, or the shortest, a forecast reaches."""
 SPARE = 1e-3
 """How far beyond the outermost value a bound is put, of that value."""
 NORMAL = 1.96
@@ -103,7 +105,7 @@ def solve(
     after = Readings(turned, Tally(readings.tally.states | seen.states))
     point = after.point(0).model_copy(update={"bounds": plan.dial.places(ends.bounds), "own": False})
     found = SolvedWindow(asked=share, kept=ends.kept, of=ends.of, ties=ends.ties, point=point)
-    return _forecast(_centred(found, readings, asked), after, scale, ends), after
+    return _forecast(_centred(found, readings, asked), after, scale), after
 
 
 def _centred(found: SolvedWindow, readings: Readings, asked: tuple[str, ...]) -> SolvedWindow:
@@ -218,7 +220,7 @@ def _scale(readings: Readings) -> Scale | None:
     return Scale(middle / per, max((high - low) / 2 * wider / per, 1e-9))
 
 
-def _forecast(found: SolvedWindow, after: Readings, scale: Scale | None, ends: Ends) -> SolvedWindow:
+def _forecast(found: SolvedWindow, after: Readings, scale: Scale | None) -> SolvedWindow:
     if scale is None:
         return found
     spreads = after.tally.states["sweep.spreads"]
@@ -228,7 +230,9 @@ def _forecast(found: SolvedWindow, after: Readings, scale: Scale | None, ends: E
         return found
     held = after.plan.dial.held(after.plan.preset)
     low, high = (-math.inf if not held.lower else math.log(held.lower)), _log_or_inf(held.upper)
-    predicted = [_predicted(one) for one in model.forecast(LENGTHS, (low, high))]
+    least, most = model.seen()
+    lengths = [one for one in LENGTHS if least / FURTHER <= one <= most * FURTHER]
+    predicted = [_predicted(one) for one in model.forecast(lengths, (low, high))]
     spread = {
         "falling": Number(
             value=math.sqrt(model.whole.falling),

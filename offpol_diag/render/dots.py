@@ -1,0 +1,62 @@
+"""A figure in plain characters: a row for each point of the axis, a character for each series."""
+
+from __future__ import annotations
+
+import math
+
+from offpol_diag.blocks import Figure
+from offpol_diag.numerals import FRACTIONS, say_value
+
+WIDEST, LEAST = 100, 20
+"""Columns of a terminal that are used, and of the field at least."""
+SEVERAL = "*"
+"""Where marks fall on one another."""
+
+
+def dots(figure: Figure, width: int) -> list[str]:
+    """Lines no wider than `width`, if it leaves room for a field of `LEAST`.
+
+    Args:
+        figure: with `marks`, and the same `x` in every series.
+        width: of the terminal.
+    """
+    labels = [x if isinstance(x, str) else f"{x:g}" for x in figure.series[0].x]
+    margin = max(map(len, labels))
+    field = max(min(width, WIDEST) - margin - 3, LEAST)
+    low, high = _span(figure)
+    rows = [f"{label:>{margin}} │{_row(figure, at, field, low, high)}│" for at, label in enumerate(labels)]
+    first, last = (say_value(end, figure.y_unit) for end in (low, high))
+    axis = f"{' ' * (margin + 1)}{first:<{field + 2 - len(last)}}{last}"
+    return [*rows, axis, *_legend(figure, width)]
+
+
+def _span(figure: Figure) -> tuple[float, float]:
+    """From the smallest to the largest value; of shares from 0 to 1 at least."""
+    known = [y for series in figure.series for y in series.y if y is not None and math.isfinite(y)]
+    ends = (0.0, 1.0) if figure.y_unit in FRACTIONS else ()
+    low, high = min([*known, *ends], default=0.0), max([*known, *ends], default=1.0)
+    return low, high if high > low else low + 1.0
+
+
+def _row(figure: Figure, at: int, field: int, low: float, high: float) -> str:
+    cells = [" "] * field
+    for series, mark in zip(figure.series, figure.marks, strict=True):
+        y = series.y[at]
+        if y is None or not math.isfinite(y):
+            continue
+        place = round((y - low) / (high - low) * (field - 1))
+        cells[place] = mark if cells[place] == " " else SEVERAL
+    return "".join(cells)
+
+
+def _legend(figure: Figure, width: int) -> list[str]:
+    """What each mark is, in as many lines as it takes."""
+    parts = [f"{mark} {series.name}" for series, mark in zip(figure.series, figure.marks, strict=True)]
+    lines = [""]
+    for part in [*parts, f"{SEVERAL} several"]:
+        longer = f"{lines[-1]}, {part}" if lines[-1] else part
+        if len(longer) > width and lines[-1]:
+            lines.append(part)
+        else:
+            lines[-1] = longer
+    return lines

@@ -1,0 +1,262 @@
+"""What `offpol-diag sweep` prints, writes and refuses; what it warns of."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.cells import cell_len
+from typer.testing import CliRunner
+
+from offpol_diag import DumpWriter
+from offpol_diag.blocks import Figure, Series
+from offpol_diag.cli import app
+from offpol_diag.presets import Preset, Reject
+from offpol_diag.render.dots import dots
+from offpol_diag.summary import loads
+from offpol_diag.sweeps import Ask, pick, sweep
+from offpol_diag.sweeps.floor import of_logits
+
+GEO = Preset("geo", "", reject=(Reject(over="mean", lower=1 / 1.001, upper=1.001),))
+RUNNER = CliRunner()
+
+
+def run(*arguments: str, width: int = 80):
+    return RUNNER.invoke(app, ["sweep", *arguments], env={"COLUMNS": str(width), "NO_COLOR": "1"})
+
+
+def write(path: Path, deltas, **more) -> str:
+    with DumpWriter(path) as dump:
+        dump.write(
+            rollout_log_probs=[np.full(len(row), -1.2345678901) for row in deltas],
+            old_log_probs=[-1.2345678901 + np.asarray(row) for row in deltas],
+            **more,
+        )
+    return str(path)
+
+
+def swept(path: str, one: Preset = GEO, values=(1.001, 1.01, 1.5), **more):
+    return sweep([path], Ask(one, pick(one, None), values, **more), workers=1).sweep
+
+
+# ---------------------------------------------------------------- the command
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_no_line_is_wider_than_the_terminal(width) -> None:
+    ran = run("--preset", "geo_rs", "-q", "--keep", "0.95", width=width)
+
+    assert ran.exit_code == 0
+    assert [line for line in ran.stdout.splitlines() if cell_len(line) > width] == []
+
+
+def test_the_answer_stands_before_the_table_and_every_threshold_in_the_plot() -> None:
+    ran = run("--preset", "geo_rs", "-q", "--keep", "0.95", "--for", "verl")
+    lines = ran.stdout.splitlines()
+
+    window = next(at for at, line in enumerate(lines) if line.startswith("• Window: "))
+    table = next(at for at, line in enumerate(lines) if line.startswith("threshold "))
+    assert window < table
+    assert sum(line.strip().startswith("1.001 ← │") for line in lines) == 2
+    assert "rollout_rs: geometric" in "\n".join(lines[table:])
+
+
+def test_the_result_is_drawn_again_from_its_json(tmp_path) -> None:
+    first, again, result = (tmp_path / name for name in ("first.html", "again.html", "result.json"))
+    ran = run("--preset", "seq_mis", "--at", "1.5,2", "-q", "-o", str(first), "--json", str(result))
+    assert ran.exit_code == 0, ran.output
+    drawn = RUNNER.invoke(app, ["report", str(result), "-o", str(again), "-q"])
+
+    assert drawn.exit_code == 0
+    assert first.read_text() == again.read_text()
+    assert '<section id="sweep"' in first.read_text()
+    summary = loads(result.read_text(), "result")
+    assert summary.run.command == "sweep"
+    assert [point.threshold for point in summary.sweep.points] == [1.5, 2.0]
+
+
+def test_stdout_carries_json_alone(tmp_path) -> None:
+    ran = run("--preset", "token_is", "--at", "1.5,2", "-q", "--json", "-")
+
+    assert json.loads(ran.stdout)["sweep"]["which"] == "weight.upper"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--preset", "recompute"), "nothing to sweep"),
+        (("--preset", "no_such"), "unknown preset"),
+        (("--preset", "all"), "one preset is swept at a time"),
+        (("--preset", "geo_rs,seq_mis"), "one preset is swept at a time"),
+        (("--preset", "geo_rs", "--keep", "0"), "above 0 and at most 1"),
+        (("--preset", "geo_rs", "--keep", "1.5"), "above 0 and at most 1"),
+        (("--preset", "geo_rs", "--keep", "nan"), "above 0 and at most 1"),
+        (("--preset", "geo_rs", "--at", "1.1,1.01"), "must rise"),
+        (("--preset", "geo_rs", "--at", "nan,1"), "no threshold"),
+        (("--preset", "geo_rs", "--which", "clip.high"), "no bound"),
+        (("--preset", "geo_rs", "--for", "verl"), "--keep solves for"),
+        (("--preset", "geo_rs", "--keep", "0.9", "--for", "trl"), "cannot say"),
+        (("--preset", "geo_rs", "-o", "/no/such/place.html"), "does not exist"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_with_a_hint(arguments, said) -> None:
+    ran = run(*arguments)
+
+    assert ran.exit_code == 2
+    assert said in ran.stderr
+    assert "hint: " in ran.stderr
+    assert ran.stdout == ""
+
+
+def test_a_dump_without_the_column_is_refused(tmp_path) -> None:
+    ran = run(write(tmp_path / "two.parquet", [[0.1]]), "--preset", "pure_is")
+
+    assert ran.exit_code == 2
+    assert "no current_log_probs" in ran.stderr
+
+
+def test_a_preset_of_ones_own_is_swept(tmp_path) -> None:
+    own = tmp_path / "own.toml"
+    own.write_text('[mine]\nreject = { statistic = "tv", over = "max", upper = 0.2 }\n')
+    ran = run("--preset", "mine", "--preset-file", str(own), "-q", "--keep", "0.8")
+
+    assert ran.exit_code == 0, ran.output
+    assert "≤" in ran.stdout
+
+
+# ---------------------------------------------------------------- warnings
+
+
+def noise(random, many: int, length: int, spread: float, shift: float = 0.0):
+    return [random.normal(shift, spread, length) for _ in range(many)]
+
+
+def test_a_threshold_that_drops_long_responses_is_marked(tmp_path) -> None:
+    """A window on the product ratio: the spread of ΣΔ grows with length."""
+    random = np.random.default_rng(0)
+    deltas = [*noise(random, 100, 10, 0.05), *noise(random, 100, 1000, 0.05)]
+    product = Preset("product", "", reject=(Reject(over="sum", lower=0.5, upper=2.0),))
+    found = swept(write(tmp_path / "long.parquet", deltas), product, (1.5, 2.0, 1000.0))
+
+    assert [("length" in point.marks) for point in found.points] == [True, True, False]
+    assert any(remark.startswith("Length trap (L): at 2 (the preset") for remark in found.remarks)
+
+
+def test_no_threshold_is_marked_where_lengths_fare_alike(tmp_path) -> None:
+    random = np.random.default_rng(0)
+    deltas = [row for length in (90, 100, 110) for row in noise(random, 80, length, 0.01)]
+
+    assert not any(
+        "length" in point.marks for point in swept(write(tmp_path / "same.parquet", deltas)).points
+    )
+
+
+def test_a_window_beside_the_data_is_marked(tmp_path) -> None:
+    """k1 = 0.005: a window of ±0.1 % around 1 holds nothing, and one as wide around the data nearly all."""
+    random = np.random.default_rng(0)
+    found = swept(write(tmp_path / "beside.parquet", noise(random, 200, 400, 0.005, -0.005)))
+    first = found.points[0]
+
+    assert first.metrics["sequences_kept"].value == 0
+    assert "centre" in first.marks
+    assert "centre" not in found.points[-1].marks
+    assert any("lies around 1, keeps 0%" in remark and "100%" in remark for remark in found.remarks)
+
+
+def test_a_window_that_is_merely_tight_is_not_called_misplaced(tmp_path) -> None:
+    random = np.random.default_rng(0)
+    found = swept(write(tmp_path / "tight.parquet", noise(random, 200, 100, 0.5)))
+
+    assert found.points[0].metrics["sequences_kept"].value < 0.5
+    assert "centre" not in found.points[0].marks
+
+
+def test_a_threshold_that_drops_what_is_fresh_lies_under_the_noise(tmp_path) -> None:
+    random = np.random.default_rng(0)
+    deltas = [*noise(random, 100, 4, 0.02), *noise(random, 100, 4, 0.2)]
+    path = write(tmp_path / "lag.parquet", deltas, policy_lag=[0] * 100 + [3] * 100)
+    found = swept(path, values=(1.001, 1.05, 2.0))
+
+    assert [("floor" in point.marks) for point in found.points] == [True, False, False]
+    assert found.points[0].metrics["fresh_kept"].value < 0.68
+    assert any("policy lag 0" in remark for remark in found.remarks)
+
+
+def test_without_a_lag_nothing_is_said_of_it(tmp_path) -> None:
+    random = np.random.default_rng(0)
+    found = swept(write(tmp_path / "no_lag.parquet", noise(random, 100, 4, 0.2)))
+
+    assert not any("fresh_kept" in point.metrics or "floor" in point.marks for point in found.points)
+
+
+@pytest.mark.parametrize(("bits", "name"), [(7, "bfloat16"), (10, "float16"), (23, "float32")])
+def test_the_format_of_what_is_stored_is_seen_and_its_rounding_known(tmp_path, bits, name) -> None:
+    """Values rounded to so many bits of fraction; what is lost has the spread that is claimed."""
+    random = np.random.default_rng(0)
+    exact = np.exp(random.normal(0, 1, (2, 4000)))
+    power = np.floor(np.log2(exact)) - bits
+    kept = np.round(exact / 2.0**power) * 2.0**power
+    path = tmp_path / "stored.parquet"
+    with DumpWriter(path) as dump:
+        dump.write(
+            rollout_log_probs=list(-kept[0].reshape(40, 100)), old_log_probs=list(-kept[1].reshape(40, 100))
+        )
+    found = swept(str(path), Preset("token", "", reject=(Reject(upper=2.0),)), (1.0 + 1e-9, 1.0001, 1.5))
+
+    stored = found.floor[0]
+    assert stored.source == f"log-probs stored as {name}"
+    lost = float(np.std((kept[1] - kept[0]) - (exact[1] - exact[0])))
+    assert math.isclose(stored.per_token.value, lost, rel_tol=0.05)
+    marked = [("floor" in point.marks) for point in found.points]
+    assert marked == [stored.per_token.value > math.log(point.threshold) for point in found.points]
+
+
+def test_the_floor_of_a_mean_falls_with_the_root_of_the_length(tmp_path) -> None:
+    random = np.random.default_rng(0)
+    found = swept(write(tmp_path / "mean.parquet", noise(random, 50, 100, 0.1)))
+
+    for one in found.floor:
+        assert math.isclose(one.statistic.value, one.per_token.value / 10)
+
+
+def test_a_logit_near_ten_has_steps_of_a_sixteenth_in_bfloat16() -> None:
+    assert math.isclose(of_logits(7), 0.0625 / math.sqrt(12) * math.sqrt(2))
+
+
+# ---------------------------------------------------------------- the plot
+
+
+def figure(*rows: tuple[float | None, ...], unit: str = "fraction") -> Figure:
+    names = ("a", "b", "c")
+    series = tuple(Series(name, ("1", "22"), row) for name, row in zip(names, rows, strict=False))
+    return Figure("f", "t", "c", "x", "y", series, y_unit=unit, marks=("A", "B", "C")[: len(rows)])
+
+
+def test_each_point_has_a_row_and_each_series_its_mark() -> None:
+    first, second, axis, legend = dots(figure((0.0, 1.0), (0.5, None)), 27)
+
+    assert first == f" 1 │A{' ' * 9}B{' ' * 11}│"
+    assert second == f"22 │{' ' * 21}A│"
+    assert axis.split() == ["0%", "100%"]
+    assert legend == "A a, B b, * several"
+
+
+def test_marks_that_fall_together_are_shown_as_several() -> None:
+    first, *_ = dots(figure((0.5, 0.5), (0.5, 0.5)), 40)
+
+    assert "*" in first
+    assert "A" not in first
+
+
+def test_values_that_are_no_shares_span_the_field() -> None:
+    first, second, axis, _ = dots(figure((-2.0, 6.0), unit=""), 60)
+
+    assert first.index("A") < second.index("A")
+    assert axis.split() == ["-2", "6"]
+
+
+def test_nothing_known_draws_an_empty_field() -> None:
+    assert dots(figure((None, None)), 40)[0].count("A") == 0
