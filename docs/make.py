@@ -10,12 +10,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from offpol_diag.analyze import analyze
+from offpol_diag.analyze import analyze, examine
 from offpol_diag.blocks import Section
 from offpol_diag.catalogue import load
 from offpol_diag.cli.defaults import sample
 from offpol_diag.cli.request import decided
-from offpol_diag.comparison import side_by_side
+from offpol_diag.contrast import of_presets
 from offpol_diag.crosswalk import BOOKS
 from offpol_diag.families import FAMILIES
 from offpol_diag.formulas import rejection, veto, weight
@@ -173,11 +173,13 @@ def readme() -> str:
 
 def _excerpt() -> str:
     summary = decided(analyze([str(sample())], presets=load().resolve("all"), device="cpu"))
-    two = summary.model_copy(
-        update={"presets": {name: summary.presets[name] for name in ("token_is", "seq_mis")}}
+    found = examine(
+        [str(sample())], presets=load().resolve("token_is,seq_mis"), device="cpu", against="token_is"
     )
+    two = found.summary()
+    two = two.model_copy(update={"comparison": of_presets(found, two, "token_is")})
     analyzed = _drawn(brief(sections(summary))[:2])
-    compared = _drawn([side_by_side(two)])[:COMPARED_LINES]
+    compared = _drawn(sections(two)[:1])[:COMPARED_LINES]
     lines = [
         "```text",
         "$ offpol-diag analyze",

@@ -7,12 +7,16 @@ from typing import Any
 
 from offpol_diag.summary import (
     Cause,
+    Comparison,
     Diagnosis,
+    Drops,
     DumpFacts,
     Fired,
     GateVerdict,
     Histogram,
     Location,
+    LostSequence,
+    Lot,
     Number,
     Numbers,
     Place,
@@ -324,3 +328,34 @@ def crowded() -> Summary:
             as_logged=logged,
         ).model_copy(update={"metrics": numbers})
     return make_summary(presets=rows)
+
+
+def make_comparison() -> Comparison:
+    """Of two of the presets of `make_summary`, with what the second drops."""
+    difference = number(-0.31, 0.02, "fraction", formula="less that of disabled")
+    some = Lot(
+        count=1234,
+        share=number(0.12, 0.01, "fraction"),
+        length=number(812.5, 30.0, "tokens"),
+        reward=unknown("missing column rewards"),
+        positive=number(0.4, 0.03, "fraction"),
+        negative=number(0.6, 0.03, "fraction"),
+        log_ratio=number(-0.05, 0.01, "nats"),
+    )
+    lost = LostSequence(
+        sequence_id="a-very-long-name-of-a-sequence/0017",
+        step=12,
+        length=4096,
+        tokens=4096,
+        log_ratio_sum=-51.2,
+        fired=["∏r = 5.8e-23, outside 0.5 ≤ ∏r ≤ 2", "veto: 3 tokens with r_t < 0.0001"],
+    )
+    drops = Drops(dropped_by="seq_mis", kept_by="disabled", tokens=some, sequences=some, examples=[lost])
+    return Comparison(
+        against="disabled",
+        differences={"seq_mis": {"ess_tokens": difference, "weight_max": number(1.0)}},
+        better={"ess_tokens": "disabled", "weight_max": "undecided"},
+        all_tokens=some,
+        all_sequences=some,
+        drops=[drops],
+    )

@@ -86,7 +86,7 @@ def test_compare_works_in_an_empty_folder_and_leaves_it_empty() -> None:
     ran = script("compare", "--presets", "token_is,seq_mis")
 
     assert ran.returncode == 0, ran.stderr
-    assert re.search(r"^metric +token_is +seq_mis +better", ran.stdout, re.MULTILINE)
+    assert re.search(r"^metric +token_is +seq_mis +seq_mis − token_is +better", ran.stdout, re.MULTILINE)
     assert "sample" in ran.stderr
     assert files() == []
 
@@ -481,7 +481,7 @@ def test_presets_that_lack_the_current_policy_are_refused_too(dump: str) -> None
     assert "--columns" not in refused.stderr
 
 
-@pytest.mark.parametrize("command", [("compare",), ("analyze", "--no-html")])
+@pytest.mark.parametrize("command", [("compare", "--as-one"), ("analyze", "--no-html")])
 def test_several_dumps_are_said_to_be_one(command: tuple[str, ...], dump: str, tmp_path: Path) -> None:
     again = shutil.copy(dump, tmp_path / "again.parquet")
 

@@ -19,7 +19,6 @@ from offpol_diag.analyze import analyze
 from offpol_diag.blocks import Section, Table
 from offpol_diag.catalogue import load
 from offpol_diag.cli import app
-from offpol_diag.comparison import better
 from offpol_diag.crosswalk.verl.parts import GENERATIONS, reject_parts
 from offpol_diag.diagnose import diagnose
 from offpol_diag.engines.devices import devices
@@ -451,15 +450,3 @@ def test_columns_are_renamed_under_every_command(command: str, tmp_path: Path) -
     code, found = asked(command, dump, tmp_path / "r.json", "--columns", "rollout=mine")
 
     assert (code, found and found.dump.columns["rollout_log_probs"]) == (0, "mine")
-
-
-@pytest.mark.parametrize(
-    ("third", "said"), [(Number(value=0.1, interval=(0.05, 0.15)), "a"), (Number(unknown="none"), "unknown")]
-)
-def test_no_preset_is_called_better_while_one_of_them_is_unknown(third: Number, said: str) -> None:
-    two = {
-        "b": Number(value=0.5, interval=(0.4, 0.6)),
-        "a": Number(value=0.9, interval=(0.8, 0.95)),
-    }
-
-    assert better(two | {"c": third}, "higher") == said

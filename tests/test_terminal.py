@@ -9,11 +9,11 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from offpol_diag.blocks import Block, Figure, Section, Series, Table, Text, Verdict
-from offpol_diag.comparison import better, side_by_side
 from offpol_diag.render.terminal import PIPE_WIDTH, brief, make_console, render_terminal, sparkline
 from offpol_diag.sections import sections
+from offpol_diag.sections.comparison import comparison
 from offpol_diag.summary import Number
-from tests.factory import make_summary
+from tests.factory import make_comparison, make_summary
 
 
 def draw(*blocks: Block, width: int = 80, stack: bool = True, **console: object) -> str:
@@ -35,8 +35,10 @@ def wide_table(columns: int, rows: int = 3, **more: object) -> Table:
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 200])
 def test_no_line_is_wider_than_the_terminal(width: int) -> None:
-    summary = make_summary()
-    drawn = draw_sections(*brief(sections(summary)), side_by_side(summary), width=width)
+    summary = make_summary(comparison=make_comparison())
+    compared = comparison(summary)
+    assert compared is not None
+    drawn = draw_sections(*brief(sections(summary)), compared, width=width)
 
     long = [line for line in drawn.splitlines() if cell_len(line) > width]
     assert long == []
@@ -174,50 +176,3 @@ def test_a_pipe_gets_one_line_per_paragraph_and_no_blanks_at_the_ends() -> None:
 
     assert max(map(len, drawn.splitlines())) > 1000
     assert all(line == line.rstrip() for line in drawn.splitlines())
-
-
-# ---------------------------------------------------------------- presets side by side
-
-
-def number(value: float | None, half: float | None = None) -> Number:
-    known = value is not None and half is not None
-    return Number(value=value, interval=(value - half, value + half) if known else None)
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "direction", "said"),
-    [
-        (number(0.9, 0.01), number(0.5, 0.01), "higher", "one"),
-        (number(0.9, 0.01), number(0.5, 0.01), "lower", "other"),
-        (number(0.9, 0.3), number(0.5, 0.3), "higher", "overlap"),
-        (number(0.9), number(0.5), "higher", "one"),
-        (number(0.5), number(0.5), "higher", "equal"),
-        (number(0.5), number(None), "higher", "unknown"),
-        (number(0.9, 0.01), number(0.5, 0.01), "neither", "–"),
-    ],
-)
-def test_a_preset_is_better_only_where_the_intervals_leave_no_doubt(
-    one: Number, other: Number, direction: str, said: str
-) -> None:
-    assert better({"one": one, "other": other}, direction) == said
-
-
-def test_one_preset_alone_is_not_better() -> None:
-    assert better({"one": number(1.0)}, "higher") == "–"
-
-
-def test_presets_that_cannot_be_computed_are_named() -> None:
-    drawn = draw_sections(side_by_side(make_summary()), width=200)
-
-    assert "ppo_is_bypass needs current_log_probs" in drawn
-
-
-def test_many_presets_stand_in_rows_and_every_one_of_them_is_there() -> None:
-    some = make_summary().presets
-    many = {f"{name}_{i}": one for i in range(4) for name, one in some.items() if not one.needs}
-    (table,) = (one for one in side_by_side(make_summary(presets=many)).blocks if isinstance(one, Table))
-
-    assert [row[0] for row in table.rows] == [*many, "better"]
-    weights = table.header.index("weight_mean")
-    assert table.rows[0][weights] == some["disabled"].metrics["weight_mean"]
-    assert all(f"{name} " in draw(table, width=100) for name in many)

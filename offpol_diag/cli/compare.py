@@ -1,25 +1,58 @@
-"""`offpol-diag compare`: corrections side by side."""
+"""`offpol-diag compare`: corrections side by side on one dump, or run A against run B."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from offpol_diag.cli import defaults, options
-from offpol_diag.cli.output import Outputs
-from offpol_diag.cli.request import Request
+from offpol_diag.cli.output import STDOUT, Outputs, note
+from offpol_diag.cli.request import Request, decided, ran
 from offpol_diag.cli.show import show
 from offpol_diag.errors import UsageError
 
 if TYPE_CHECKING:
     from offpol_diag.presets import Preset
+    from offpol_diag.summary import Summary
 
 MOST_NAMED = 3
+TWO = 2
+
+Presets = Annotated[
+    str | None,
+    typer.Option(
+        "--presets",
+        envvar="OFFPOL_DIAG_PRESETS",
+        metavar="all|NAME,NAME",
+        rich_help_panel=options.INPUT,
+        help="Corrections to evaluate; `offpol-diag presets` lists them. Of one dump all, of two runs none, "
+        "unless you name some.",
+    ),
+]
+Reference = Annotated[
+    str | None,
+    typer.Option(
+        "--against",
+        metavar="NAME",
+        rich_help_panel=options.INPUT,
+        help="The preset that the others are compared with; the first of --presets unless you name one.",
+    ),
+]
+AsOne = Annotated[
+    bool,
+    typer.Option(
+        "--as-one", rich_help_panel=options.INPUT, help="Read several DUMPs as the parts of one dump."
+    ),
+]
 
 
 def compare(
     dump: options.Dumps = None,
-    presets: options.Presets = "all",
+    presets: Presets = None,
+    against: Reference = None,
+    as_one: AsOne = False,
     preset_file: options.PresetFile = None,
     columns: options.Columns = None,
     group_by: options.GroupBy = None,
@@ -33,42 +66,138 @@ def compare(
     seed: options.Seed = 0,
     quiet: options.Quiet = False,
 ) -> None:
-    """Corrections side by side on one dump: what each keeps, drops and weighs, and which does better.
+    """Corrections side by side on one dump, or run A against run B.
 
-    Several DUMPs are read as the parts of one dump.
+    One DUMP: what each correction keeps, drops and weighs, which does better, and what each drops that the
+    first one keeps. Differences are paired, with intervals of their own.
+
+    Two DUMPs: the first is run A, the second run B (FP8 against BF16, before against after an upgrade); what
+    differs, by how much, and whether it is real after a correction for looking at many numbers. Prompts that
+    both runs have (group_id) are resampled together. With --as-one they are the parts of one dump; a quoted
+    glob or a directory is one DUMP as well.
     """
-    dumps = defaults.dumps(dump, quiet)
+    two = _two(dump, as_one)
+    dumps = list(dump or []) if two else defaults.dumps(dump, quiet)
     files = Outputs(out, json, md, quiet)
     files.check(*dumps)
     request = Request(
         preset_file, columns, group_by, device, seed, on_bad_row, quiet, engine=engine, workers=workers
     )
-    chosen = request.presets(presets)
-    _require_one(request, dumps, chosen)
-    summary = request.run("compare", dumps, chosen)
+    if two:
+        _refuse(against, dumps)
+        summary = _runs(request, dumps[0], dumps[1], request.presets(presets) if presets else ())
+    else:
+        summary = _presets(request, dumps, *_chosen(request, presets or "all", against))
     files.write(summary)
     if not files.takes_stdout():
-        from offpol_diag.comparison import side_by_side
-
-        show([side_by_side(summary)])
+        _show(summary)
     files.say_where()
 
 
-def _require_one(request: Request, dumps: Sequence[str], chosen: Sequence[Preset]) -> None:
-    """Refuse, before the dump is read, a comparison of presets that can none of them be computed from it."""
+def _show(summary: Summary) -> None:
+    """The comparison, without its charts."""
+    from dataclasses import replace
+
+    from offpol_diag.blocks import Figure
+    from offpol_diag.sections import sections
+
+    first = sections(summary)[0]
+    show([replace(first, blocks=tuple(one for one in first.blocks if not isinstance(one, Figure)))])
+
+
+def _two(dump: Sequence[str] | None, as_one: bool) -> bool:
+    """Whether two runs are compared.
+
+    Raises:
+        UsageError: more than two DUMPs, and nothing says that they are one.
+    """
+    many = len(dump or ())
+    if many > TWO and not as_one:
+        raise UsageError(
+            f"{many} DUMPs given: two are compared as run A and run B, more are not",
+            "add --as-one to read them as the parts of one dump, or name each run by a directory or a quoted "
+            "glob: compare 'before/*.parquet' 'after/*.parquet'",
+        )
+    return many == TWO and not as_one
+
+
+# ---------------------------------------------------------------- run A against run B
+
+
+def _refuse(against: str | None, dumps: Sequence[str]) -> None:
+    if against is not None:
+        raise UsageError(
+            "--against names a preset, and two DUMPs are compared as run A and run B",
+            "leave it out, or add --as-one to compare presets on both dumps as one",
+        )
+    if all(dump == str(STDOUT) for dump in dumps):
+        raise UsageError("stdin cannot be both runs", "name a file for one of them")
+
+
+def _runs(request: Request, a: str, b: str, chosen: Sequence[Preset]) -> Summary:
+    """Both read alike, one after the other."""
+    from offpol_diag.contrast import of_runs
+    from offpol_diag.diagnose import diagnose
+    from offpol_diag.readers.urls import clean
+
+    note(
+        f"2 DUMPs given: {clean(a)} is run A, {clean(b)} is run B (--as-one reads them as one)", request.quiet
+    )
+    one, other = request.examined([a], chosen), request.examined([b], chosen)
+    first, second = ran("compare", one.summary()), other.summary()
+    first, second = (
+        summary.model_copy(update={"diagnosis": diagnose(summary)}) for summary in (first, second)
+    )
+    return first.model_copy(update={"against": of_runs(one, other, first, second)})
+
+
+# ---------------------------------------------------------------- presets side by side
+
+
+def _chosen(request: Request, presets: str, against: str | None) -> tuple[tuple[Preset, ...], str | None]:
+    """The presets named, and the one that the others are compared with, by its own name."""
+    chosen = request.presets(presets)
+    if against is None:
+        return chosen, None
+    named = request.catalogue().resolve(against)
+    if len(named) != 1:
+        raise UsageError(f"--against {against}: not one preset", "name one")
+    return (*chosen, *(one for one in named if one not in chosen)), named[0].name
+
+
+def _presets(
+    request: Request, dumps: Sequence[str], chosen: Sequence[Preset], against: str | None
+) -> Summary:
+    from offpol_diag.contrast import of_presets, reference
+
+    lacking = _lacking(request, dumps, chosen)
+    first = reference(lacking, against)
+    assert first is not None  # or there would have been an error
+    found = request.examined(dumps, chosen, first)
+    summary = ran("compare", found.summary())
+    return decided(summary.model_copy(update={"comparison": of_presets(found, summary, first)}))
+
+
+def _lacking(request: Request, dumps: Sequence[str], chosen: Sequence[Preset]) -> dict[str, list[str]]:
+    """Preset → the columns that the dump lacks for it.
+
+    Raises:
+        UsageError: none of them can be computed; it is said before the dump is read.
+    """
+    from offpol_diag.analyze import plan
     from offpol_diag.correction import needs
     from offpol_diag.readers import open_dump
 
-    if not all(needs(preset, set()) for preset in chosen):
-        return
-    columns = open_dump(dumps, columns=request.which_columns()).info.columns
-    lacking = {preset.name: needs(preset, set(columns)) for preset in chosen}
+    dump = open_dump(dumps, columns=request.which_columns())
+    columns = set(plan(dump, (), (), 0).columns)
+    lacking = {preset.name: needs(preset, columns) for preset in chosen}
     if all(lacking.values()):
         missing = dict.fromkeys(column for names in lacking.values() for column in names)
         raise UsageError(
             f"the dump has no {' and no '.join(missing)}, which {', '.join(lacking)} cannot do without",
-            _instead(request, columns, missing),
+            _instead(request, dump.info.columns, missing),
         )
+    return lacking
 
 
 def _instead(request: Request, columns: Mapping[str, str], missing: Mapping[str, None]) -> str:

@@ -19,7 +19,7 @@ from offpol_diag.render.embedded import DATA_ID, embedded, packed, read_back, sc
 from offpol_diag.render.figures import SHARED, plotly_figure
 from offpol_diag.render.numbers import Shown, footnotes, shown
 from offpol_diag.sections import sections
-from offpol_diag.summary import Number, Summary
+from offpol_diag.summary import DumpFacts, Number, Summary
 
 _NUMBER = re.compile(r"\[[-\d.,]+, [-\d.,]+\][\de%-]*|\d[\d.,]*e-\d+%?")
 
@@ -167,17 +167,23 @@ def _sha256(text: str) -> str:
 
 
 def _title(summary: Summary) -> str:
-    files = summary.dump.files
+    other = f" against {_named(summary.against.b.dump)}" if summary.against else ""
+    return f"Off-policy mismatch in {_named(summary.dump)}{other}"
+
+
+def _named(dump: DumpFacts) -> str:
+    files = dump.files
     first = Path(files[0]).name if files else "a dump"
     more = f" and {count(len(files) - 1)} more" if len(files) > 1 else ""
-    return f"Off-policy mismatch in {first}{more}"
+    return f"{first}{more}"
 
 
 def _facts(summary: Summary) -> str:
     dump = summary.dump
+    run = "A: " if summary.against else ""
     return (
-        f"{count(dump.sequences)} sequences · {count(dump.tokens)} tokens · {count(dump.groups)} groups · "
-        f"{summary.run.device}"
+        f"{run}{count(dump.sequences)} sequences · {count(dump.tokens)} tokens · "
+        f"{count(dump.groups)} groups · {summary.run.device}"
     )
 
 

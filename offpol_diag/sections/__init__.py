@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from offpol_diag.blocks import Section
+from offpol_diag.sections.comparison import comparison
 from offpol_diag.sections.crosswalk import crosswalk
 from offpol_diag.sections.dump import dump
 from offpol_diag.sections.families import families
@@ -13,6 +14,7 @@ from offpol_diag.sections.made import made
 from offpol_diag.sections.policies import policies
 from offpol_diag.sections.presets import presets
 from offpol_diag.sections.sweep import sweep
+from offpol_diag.sections.runs import runs
 from offpol_diag.sections.verdict import verdict
 from offpol_diag.sections.where import where
 from offpol_diag.sections.worst import worst
@@ -20,6 +22,7 @@ from offpol_diag.summary import Summary
 
 SECTIONS: tuple[Callable[[Summary], Section | None], ...] = (
     sweep,
+    comparison,
     verdict,
     headline,
     dump,
@@ -34,6 +37,11 @@ SECTIONS: tuple[Callable[[Summary], Section | None], ...] = (
 """In reading order; None where the Summary holds nothing to say."""
 
 
+OF_TWO = (runs, made)
+"""Where two runs were compared: what is said of one alone is in its own report."""
+
+
 def sections(summary: Summary) -> tuple[Section, ...]:
     """The report, section by section."""
-    return tuple(section for make in SECTIONS if (section := make(summary)) is not None)
+    parts = SECTIONS if summary.against is None else OF_TWO
+    return tuple(section for make in parts if (section := make(summary)) is not None)

@@ -1,0 +1,199 @@
+"""Run A against run B: whether they differ, in what and by how much."""
+
+from __future__ import annotations
+
+from pathlib import PurePath
+
+from offpol_diag.blocks import Block, Cell, Figure, Section, Series, Table, Text, Tone, Verdict
+from offpol_diag.contrast import MATTERS
+from offpol_diag.metrics.gap import DRIFTS
+from offpol_diag.numerals import count, say_value
+from offpol_diag.summary import Against, Contrast, DumpFacts, Histogram, Location, Number, Summary
+
+HEADER = ("metric", "A", "B", "B against A", "p, corrected")
+DRAWN = "k3"
+
+
+def runs(summary: Summary) -> Section | None:
+    """None where there is one run."""
+    found = summary.against
+    if found is None:
+        return None
+    blocks = (
+        Verdict("A against B", found.headline, _tone(found), _detail(summary, found)),
+        *(Text(note, "warn") for note in found.notes),
+        _facts(summary.dump, found.b.dump),
+        *_tables(found),
+        *_needs(found),
+        *_figures(summary, found),
+    )
+    return Section("runs", "Run A against run B", blocks)
+
+
+def _tone(found: Against) -> Tone:
+    if not found.tested:
+        return "warn"
+    return "warn" if found.differing else "good"
+
+
+def _detail(summary: Summary, found: Against) -> tuple[str, ...]:
+    names = f"A is {named(summary.dump)}; B is {named(found.b.dump)}"
+    corrected = (
+        f"{count(found.tested)} metrics were tested, and p-values are corrected for that "
+        f"({found.correction}): were nothing different, the chance of naming anything is "
+        f"{say_value(found.level, 'share')} at most."
+    )
+    verdicts = [
+        f"{run}: {one.headline}"
+        for run, one in (("A", summary.diagnosis), ("B", found.b.diagnosis))
+        if one is not None
+    ]
+    return (names, found.pairing.sentence, *([corrected] if found.tested else []), *verdicts)
+
+
+def named(dump: DumpFacts) -> str:
+    """A run by its first file, and how many more."""
+    first = dump.files[0] if dump.files else "a dump"
+    more = f" and {count(len(dump.files) - 1)} more" if len(dump.files) > 1 else ""
+    return f"{first}{more}"
+
+
+def _facts(a: DumpFacts, b: DumpFacts) -> Table:
+    rows: tuple[tuple[Cell, ...], ...] = (
+        ("file", PurePath(named(a)).name, PurePath(named(b)).name),
+        ("tokens", a.tokens, b.tokens),
+        ("sequences", a.sequences, b.sequences),
+        ("groups (prompts)", a.groups, b.groups),
+        ("mean length", Number(value=a.mean_length), Number(value=b.mean_length)),
+        ("longest", a.max_length, b.max_length),
+        ("rows skipped", a.skipped.count, b.skipped.count),
+    )
+    return Table("runs", "The two runs", ("what", "A", "B"), rows)
+
+
+# ---------------------------------------------------------------- tables
+
+
+def _tables(found: Against) -> tuple[Block, ...]:
+    """What differs, what does not (what a reader looks at first is shown), and what was not tested."""
+    first = _looked_at_first(found)
+    differ = [one for one in found.contrasts if one.differs]
+    alike = [one for one in found.contrasts if one.differs is False]
+    rest = [one for one in found.contrasts if one.differs is None]
+    notes = (
+        f"p, corrected: {found.correction} over {count(found.tested)} tests; the intervals are 95 % each and "
+        "not corrected.",
+    )
+    main, more = ([one for one in alike if (one.name in first) is wanted] for wanted in (True, False))
+    left = (f"{count(len(more))} more cannot be told apart; an HTML report has them.",) if more else ()
+    return (
+        *_table("differ", f"{count(len(differ))} metrics differ, what matters first", differ, notes),
+        *_table("alike", "Of the main metrics these cannot be told apart", main, left),
+        *_table("alike-more", f"{count(len(more))} more metrics cannot be told apart", more, (), folded=True),
+        *_untested("untested", "main numbers", [one for one in rest if one.name in first], False),
+        *_untested("untested-more", "more numbers", [one for one in rest if one.name not in first], True),
+    )
+
+
+def _looked_at_first(found: Against) -> set[str]:
+    """The main metrics, of the first drift that both runs have."""
+    names = {one.name for one in found.contrasts}
+    prefix = next((drift.prefix for drift in DRIFTS if f"{drift.prefix}{DRAWN}" in names), "")
+    return {prefix + name for name in MATTERS}
+
+
+def _table(
+    name: str, caption: str, found: list[Contrast], notes: tuple[str, ...], folded: bool = False
+) -> tuple[Block, ...]:
+    rows = tuple((one.name, one.a, one.b, one.effect, _p(one.p_adjusted)) for one in found)
+    return (Table(name, caption, HEADER, rows, notes, collapsed=folded),) if rows else ()
+
+
+def _p(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return "< 0.0001" if value < 1e-4 else f"{value:.2g}"
+
+
+def _untested(name: str, what: str, found: list[Contrast], folded: bool) -> tuple[Block, ...]:
+    rows = tuple((one.name, one.a, one.b, one.difference, one.reason) for one in found)
+    caption = f"{count(len(rows))} {what} were not tested"
+    header = ("number", "A", "B", "B − A", "why not")
+    return (Table(name, caption, header, rows, collapsed=folded),) if rows else ()
+
+
+def _needs(found: Against) -> tuple[Block, ...]:
+    lacking = "; ".join(f"{what}: {why}" for what, why in found.needs.items())
+    return (Text(f"Cannot be compared: {lacking}.", "warn"),) if lacking else ()
+
+
+# ---------------------------------------------------------------- figures
+
+
+def _figures(summary: Summary, found: Against) -> tuple[Block, ...]:
+    curves = [
+        _curve(location, found.b.by[axis])
+        for axis, location in summary.by.items()
+        if axis in found.b.by and _drawable(location) and _drawable(found.b.by[axis])
+    ]
+    bars = [
+        _histogram(name, one, found.b.histograms[name])
+        for name, one in summary.histograms.items()
+        if name in found.b.histograms
+    ]
+    return (*curves, *bars)
+
+
+def _drawable(location: Location) -> bool:
+    return len(location.places) > 1 and any(DRAWN in place.metrics for place in location.places)
+
+
+def _curve(a: Location, b: Location) -> Figure:
+    numeric = a.numeric and b.numeric and _numbers(a) and _numbers(b)
+    return Figure(
+        id=f"runs-{a.axis}",
+        title=f"{DRAWN} by {a.title}",
+        caption=f"{DRAWN} of both runs by {a.title}, with 95 % bands; each band is of one run alone.",
+        x_label=a.title,
+        y_label=f"{DRAWN}, nats per token",
+        series=(_series("A", a, numeric), _series("B", b, numeric)),
+    )
+
+
+def _numbers(location: Location) -> bool:
+    return all(place.key.lstrip("-").isdecimal() for place in location.places)
+
+
+def _series(name: str, location: Location, numeric: bool) -> Series:
+    places = [place for place in location.places if DRAWN in place.metrics]
+    numbers = [place.metrics[DRAWN] for place in places]
+    return Series(
+        name=name,
+        x=tuple(float(place.key) if numeric else place.key for place in places),
+        y=tuple(number.value for number in numbers),
+        low=tuple(number.interval[0] if number.interval else None for number in numbers),
+        high=tuple(number.interval[1] if number.interval else None for number in numbers),
+        kind="line" if location.numeric else "points",
+    )
+
+
+def _histogram(name: str, a: Histogram, b: Histogram) -> Figure:
+    return Figure(
+        id=f"runs-histogram-{name}",
+        title=a.title,
+        caption="Share of the values in each bin, over its width; the outermost bins hold all beyond them.",
+        x_label=a.unit,
+        y_label=f"density, 1/{a.unit}",
+        series=(_density("A", a), _density("B", b)),
+        y_log=True,
+    )
+
+
+def _density(name: str, one: Histogram) -> Series:
+    total = sum(one.counts) or 1.0
+    bins = list(zip(one.edges, one.edges[1:], one.counts, strict=False))
+    return Series(
+        name=name,
+        x=tuple((low + high) / 2 for low, high, _ in bins),
+        y=tuple(many / total / (high - low) or None for low, high, many in bins),
+    )
