@@ -131,7 +131,12 @@ def _added(scene: Scene, done: Outcome, rules: Preset, times: Tensor | None) -> 
         values = torch.where(done.kept.tokens, values, 0.0)
     if times is not None:
         values = values * segments.spread(times, ratios.batch.cu_seqlens)
-    return torch.bincount(code, weights=values, minlength=FOLDS * BUCKETS)
+    return _binned(code, values)
+
+
+def _binned(code: Tensor, values: Tensor) -> Tensor:
+    """Sums by fold and bucket, [FOLDS * BUCKETS] float64; of no tokens bincount would make integers."""
+    return torch.bincount(code, weights=values, minlength=FOLDS * BUCKETS).to(torch.float64)
 
 
 def _scores(scene: Scene, ratios: Ratios) -> tuple[Tensor, Tensor]:
@@ -147,8 +152,8 @@ def _scores(scene: Scene, ratios: Ratios) -> tuple[Tensor, Tensor]:
 def _cells(scene: Scene, ratios: Ratios) -> tuple[Tensor, Tensor]:
     code, sign = scene.once("kinds", lambda: _kinds(scene.batch))
     off = torch.expm1(ratios.delta.clamp(-BOUND, BOUND))
-    added = [torch.bincount(code, weights=x, minlength=FOLDS * BUCKETS) for x in (sign * off, sign)]
-    return torch.stack(added).reshape(2, FOLDS, BUCKETS), off.square().sum()
+    added = torch.stack([_binned(code, x) for x in (sign * off, sign)])
+    return added.reshape(2, FOLDS, BUCKETS), off.square().sum()
 
 
 def _kinds(batch: Batch) -> tuple[Tensor, Tensor]:
@@ -230,9 +235,9 @@ class Share:
 def systematic(folds: Folds) -> Share:
     """Of the whole dump; NaN where r does not vary."""
     n = folds.sequences.cpu().numpy()
-    off, there = (_Product.of(x, x, n) for x in folds.cells.cpu().numpy())
     variance = float(folds.spread / folds.tokens)
     with np.errstate(all="ignore"):
+        off, there = (_Product.of(x, x, n) for x in folds.cells.cpu().numpy())
         value = float(np.float64(off.signal) / there.signal / variance)
         left = off.without / there.without / variance
     return Share(value, _jackknife(left, value))
@@ -260,7 +265,8 @@ def estimates(folds: Folds, reference: str, batch: float) -> dict[str, Estimate]
     sums_, n = folds.sums.cpu().numpy(), folds.sequences.cpu().numpy()
     kept = (folds.weights / folds.tokens).tolist()
     base = sums_[folds.names.index(reference)]
-    return {name: _estimate(sums_[at], base, n, kept[at], batch) for at, name in enumerate(folds.names)}
+    with np.errstate(all="ignore"):  # what overflows is unknown, and said to be
+        return {name: _estimate(sums_[at], base, n, kept[at], batch) for at, name in enumerate(folds.names)}
 
 
 def _estimate(mine: Array, base: Array, n: Array, kept: float, batch: float) -> Estimate:
