@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import resource
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -244,9 +244,11 @@ def _finite(logged: dict[str, float]) -> dict[str, float | None]:
 def preset_metrics(out: Readout, preset: Preset) -> Numbers:
     """Everything of §5 for one preset."""
     prefix = f"{preset.name}|"
-    found = {row.name: out.reader.number(row, prefix) for row in (*method.ROWS, *residual.ROWS)}
+    idle = method.idle(preset)
+    rows = _rows((*method.ROWS, *residual.ROWS), idle)
+    found = {row.name: out.reader.number(row, prefix) for row in rows}
     found |= _weight_range(out, preset)
-    found |= _conditional(out, prefix)
+    found |= _conditional(out, prefix, idle)
     found |= {name: _bounded(found[name], out, prefix) for name in BOUNDED}
     at = out.study.presets.index(preset)
     grid = _typed(out.tally.states["length"], Grid)
@@ -284,10 +286,16 @@ CONDITIONAL: tuple[tuple[tuple[Formula, ...], str, tuple[str, ...]], ...] = (
 """Rows, a column that is there where they can be read, and what the dump needs for it."""
 
 
-def _conditional(out: Readout, prefix: str) -> Numbers:
+def _rows(rows: Iterable[Formula], idle: frozenset[str]) -> Iterator[Formula]:
+    """The rows; what cannot happen is not counted, so that its 0 is exact."""
+    return (replace(row, counts="") if row.name in idle else row for row in rows)
+
+
+def _conditional(out: Readout, prefix: str, idle: frozenset[str]) -> Numbers:
     """Rows that need advantages, and rows that need the current policy as well."""
     found: Numbers = {}
-    for rows, column, needed in CONDITIONAL:
+    for every, column, needed in CONDITIONAL:
+        rows = tuple(_rows(every, idle))
         lacking = [name for name in needed if name not in out.study.columns]
         have = prefix + column in out.reader.sums
         found |= {row.name: out.reader.number(row, prefix) if have else missing(row, lacking) for row in rows}

@@ -9,16 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from offpol_diag.metrics import interval
+from offpol_diag.metrics.interval import ANYWHERE, SHARE, Range
+from offpol_diag.metrics.interval import FEWEST_GROUPS as FEWEST_GROUPS
 from offpol_diag.summary import Number
-
-FEWEST_GROUPS = 5
-"""Below this many groups a bootstrap interval says nothing."""
 
 Lookup = Callable[[str], Tensor]
 
@@ -33,6 +32,9 @@ class Formula:
         over: what it is averaged over.
         text: the formula, with Δ = log π_train − log π_rollout and r = e^Δ.
         of: sums by column name ([1+B] each) → the metric, [1+B].
+        within: where it can lie; a fraction lies between 0 and 1.
+        counts: of a share of events, the column of the units that an event takes hold of one by one: how many
+            there are says what may have been missed where none happened. Empty: 0 is taken as it is.
     """
 
     name: str
@@ -40,6 +42,13 @@ class Formula:
     over: str
     text: str
     of: Callable[[Lookup], Tensor]
+    within: Range = ANYWHERE
+    counts: str = ""
+
+    @property
+    def range(self) -> Range:
+        """Where it can lie."""
+        return SHARE if self.unit == "fraction" else self.within
 
 
 @dataclass(frozen=True)
@@ -57,14 +66,14 @@ class Reader:
     def number(self, row: Formula, prefix: str = "") -> Number:
         """One metric with its interval; `prefix` is put before every column name except the shared counts."""
         values = row.of(lambda name: self.column(name, prefix))
-        return self.wrap(values, row)
+        return self.wrap(values, row, prefix)
 
     def column(self, name: str, prefix: str = "") -> Tensor:
         """A column's sum and replicates."""
         return self.sums[name if name in SHARED else prefix + name]
 
-    def wrap(self, values: Tensor, row: Formula) -> Number:
-        """[1+B] values → a Number."""
+    def wrap(self, values: Tensor, row: Formula, prefix: str = "") -> Number:
+        """[1+B] values → a Number; `prefix` as for `number`."""
         number = describe(row.unit, row.over, row.text)
         value = float(values[0])
         if not math.isfinite(value):
@@ -74,23 +83,26 @@ class Reader:
                 else "overflows float64"
             )
             return number.model_copy(update={"unknown": why})
-        return number.model_copy(update={"value": value, "interval": self.interval(values[1:])})
+        found = self.around(values, row.range)
+        if row.counts and found == (value, value) and value in (0.0, 1.0):
+            found = _unseen(value, float(self.column(row.counts, prefix)[0]))
+        return number.model_copy(update={"value": value, "interval": found})
 
-    def interval(self, replicates: Tensor) -> tuple[float, float] | None:
-        """The central 95 % of the replicates; None with too few groups or defined replicates."""
-        values = replicates.numpy()  # thousands of short vectors: numpy's overhead is a tenth of torch's
-        finite = np.sort(values[np.isfinite(values)])
-        if self.groups < FEWEST_GROUPS or len(finite) < 0.9 * max(len(values), 1):
-            return None
-        return _quantile(finite, 0.025), _quantile(finite, 0.975)
+    def around(self, values: Tensor, within: Range = ANYWHERE) -> tuple[float, float] | None:
+        """The 95 % interval of [1+B] values; None with too few groups or defined replicates."""
+        return interval.interval(values, self._effective, self.groups, within)
+
+    @cached_property
+    def _effective(self) -> float:
+        """Groups, by how unequally the tokens are spread over them."""
+        tokens = self.sums.get("tokens")
+        return float(self.groups) if tokens is None else interval.effective(tokens, self.groups)
 
 
-def _quantile(rising: npt.NDArray[np.float64], q: float) -> float:
-    """Linear between the two nearest of sorted values."""
-    at = q * (len(rising) - 1)
-    below = int(at)
-    low, high = float(rising[below]), float(rising[min(below + 1, len(rising) - 1)])
-    return low + (at - below) * (high - low)
+def _unseen(value: float, units: float) -> tuple[float, float]:
+    """When none of so many units, or every one, has what is counted."""
+    missed = interval.none_of(units)
+    return (0.0, missed) if value == 0 else (1 - missed, 1.0)
 
 
 SHARED = frozenset({"tokens", "sequences", "rows", "longest", "mass_positive", "mass_negative"})

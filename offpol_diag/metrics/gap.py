@@ -17,6 +17,7 @@ from offpol_diag import segments
 from offpol_diag.accumulators import extremes
 from offpol_diag.host import exp, expm1, here
 from offpol_diag.metrics.formula import Formula, Lookup, mean, spread
+from offpol_diag.metrics.interval import ABOVE_MINUS_ONE, ABOVE_ONE, CORRELATION, POSITIVE
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.metrics.terms import Terms
 from offpol_diag.presets import Policy
@@ -190,9 +191,14 @@ ROWS = (
     Formula(
         "k1", "nats", _T, "mean(−Δ); estimates KL(π_rollout‖π_train)", lambda get: -get("d") / get("tokens")
     ),
-    Formula("k2", "nats", _T, "mean(Δ²/2)", lambda get: get("dd") / get("tokens") / 2),
+    Formula("k2", "nats", _T, "mean(Δ²/2)", lambda get: get("dd") / get("tokens") / 2, POSITIVE),
     Formula(
-        "k3", "nats", _T, "mean(e^Δ − 1 − Δ); estimates KL(π_rollout‖π_train), never negative", mean("k3")
+        "k3",
+        "nats",
+        _T,
+        "mean(e^Δ − 1 − Δ); estimates KL(π_rollout‖π_train), never negative",
+        mean("k3"),
+        POSITIVE,
     ),
     Formula(
         "mean_ratio",
@@ -200,36 +206,57 @@ ROWS = (
         _T,
         "mean(r); 1 when tokens were drawn from the logged π_rollout",
         mean("r1", plus=1.0),
+        POSITIVE,
     ),
-    Formula("chi2_token", "", _T, "mean(r²) − 1", mean("r2")),
-    Formula("ppl_train", "", _S, "mean over sequences of exp(−mean log π_train)", mean("ppl_p", _S)),
-    Formula("ppl_rollout", "", _S, "mean over sequences of exp(−mean log π_rollout)", mean("ppl_q", _S)),
-    Formula("ppl_ratio", "", _S, "mean over sequences of exp(−mean Δ)", mean("ppl_ratio", _S, plus=1.0)),
+    Formula("chi2_token", "", _T, "mean(r²) − 1", mean("r2"), ABOVE_MINUS_ONE),
+    Formula(
+        "ppl_train", "", _S, "mean over sequences of exp(−mean log π_train)", mean("ppl_p", _S), POSITIVE
+    ),
+    Formula(
+        "ppl_rollout", "", _S, "mean over sequences of exp(−mean log π_rollout)", mean("ppl_q", _S), POSITIVE
+    ),
+    Formula(
+        "ppl_ratio", "", _S, "mean over sequences of exp(−mean Δ)", mean("ppl_ratio", _S, plus=1.0), POSITIVE
+    ),
     Formula(
         "ppl_ratio_pooled",
         "",
         _T,
         "exp(−mean Δ) over all tokens",
         lambda get: torch.exp(-get("d") / get("tokens")),
+        POSITIVE,
     ),
     Formula(
         "log_ppl_diff", "nats", _S, "mean over sequences of −mean Δ", lambda get: -get("g") / get("sequences")
     ),
-    Formula("log_ppl_abs_diff", "nats", _S, "mean over sequences of |mean Δ|", mean("g_abs", _S)),
-    Formula("prob_diff_mean", "", _T, "mean |π_train − π_rollout| of the sampled token", mean("pd")),
-    Formula("prob_diff_std", "", _T, "standard deviation of |π_train − π_rollout|", spread("pd", "pdd", _T)),
-    Formula("pearson", "", _T, "correlation of the two probabilities of the sampled token", _pearson),
-    Formula("mult_prob_error", "", _T, "mean(e^|Δ|)", mean("mult", plus=1.0)),
-    Formula("abs_log_ratio", "nats", _T, "mean |Δ|", mean("abs")),
-    Formula("log_ratio_std", "nats", _T, "standard deviation of Δ", spread("d", "dd", _T)),
-    Formula("tv", "", _T, "mean |r − 1| / 2; estimates the total variation distance", mean("tv")),
+    Formula("log_ppl_abs_diff", "nats", _S, "mean over sequences of |mean Δ|", mean("g_abs", _S), POSITIVE),
+    Formula(
+        "prob_diff_mean", "", _T, "mean |π_train − π_rollout| of the sampled token", mean("pd"), POSITIVE
+    ),
+    Formula(
+        "prob_diff_std",
+        "",
+        _T,
+        "standard deviation of |π_train − π_rollout|",
+        spread("pd", "pdd", _T),
+        POSITIVE,
+    ),
+    Formula(
+        "pearson", "", _T, "correlation of the two probabilities of the sampled token", _pearson, CORRELATION
+    ),
+    Formula("mult_prob_error", "", _T, "mean(e^|Δ|)", mean("mult", plus=1.0), ABOVE_ONE),
+    Formula("abs_log_ratio", "nats", _T, "mean |Δ|", mean("abs"), POSITIVE),
+    Formula("log_ratio_std", "nats", _T, "standard deviation of Δ", spread("d", "dd", _T), POSITIVE),
+    Formula("tv", "", _T, "mean |r − 1| / 2; estimates the total variation distance", mean("tv"), POSITIVE),
     *(
-        Formula(factor_name(tau), "fraction", _T, f"P(|Δ| > ln {tau:g})", mean(factor_name(tau)))
+        Formula(factor_name(tau), "fraction", _T, f"P(|Δ| > ln {tau:g})", mean(factor_name(tau)), counts=_T)
         for tau in FACTORS
     ),
 )
 
-CHI2_SEQUENCE = Formula("chi2_sequence", "", _S, "mean over sequences of e^{2ΣΔ}, minus 1", mean("s2", _S))
+CHI2_SEQUENCE = Formula(
+    "chi2_sequence", "", _S, "mean over sequences of e^{2ΣΔ}, minus 1", mean("s2", _S), ABOVE_MINUS_ONE
+)
 
 Pick = Callable[[float, float], float]
 

@@ -12,7 +12,7 @@ Percentiles of the replicates do less well on the same dumps (`docs/coverage.md`
 
 References: Efron & Tibshirani 1993, ch. 12–13 (t intervals, transformed scales); Hesterberg 2015, "What
 teachers should know about the bootstrap" (too narrow by √((n − 1)/n), and by z for t); Kish 1965 (effective
-sample size); Clopper & Pearson 1934 (no event among n); Peizer & Pratt and others after Fisher 1925 (t in
+sample size); Clopper & Pearson 1934 (no event among n); Abramowitz & Stegun 1964, 26.7.5 (t in
 powers of 1/freedom).
 """
 

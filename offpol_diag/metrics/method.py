@@ -10,7 +10,8 @@ from torch import Tensor
 from offpol_diag import segments
 from offpol_diag.correction import weight_key
 from offpol_diag.metrics.formula import Formula, Lookup, mean
-from offpol_diag.metrics.outcome import NORMS, Outcome, norm, token_rules
+from offpol_diag.metrics.interval import POSITIVE
+from offpol_diag.metrics.outcome import NORMS, Outcome, applied, norm, token_rules
 from offpol_diag.metrics.pieces import Pieces
 from offpol_diag.metrics.signs import signs
 from offpol_diag.metrics.stack import Stack
@@ -140,8 +141,8 @@ def _ess_tokens(get: Lookup) -> Tensor:
 _T, _S = "tokens", "sequences"
 
 ROWS = (
-    Formula("weight_mean", "", "kept tokens", "mean of the final weights", mean("w", "kept")),
-    Formula("weight_std", "", "kept tokens", "standard deviation of the final weights", _std),
+    Formula("weight_mean", "", "kept tokens", "mean of the final weights", mean("w", "kept"), POSITIVE),
+    Formula("weight_std", "", "kept tokens", "standard deviation of the final weights", _std, POSITIVE),
     Formula("ess_tokens", "fraction", _T, "(Σw)² / (n Σw²), a rejected token weighs 0", _ess_tokens),
     Formula(
         "ess_sequences",
@@ -156,9 +157,15 @@ ROWS = (
         "weights",
         "share of weights above the upper bound",
         mean("high", "units"),
+        counts="units",
     ),
     Formula(
-        "truncated_low", "fraction", "weights", "share of weights below the lower bound", mean("low", "units")
+        "truncated_low",
+        "fraction",
+        "weights",
+        "share of weights below the lower bound",
+        mean("low", "units"),
+        counts="units",
     ),
     Formula(
         "tokens_rejected",
@@ -166,9 +173,15 @@ ROWS = (
         _T,
         "share of tokens that rejection and veto remove",
         lambda get: 1 - get("kept") / get("tokens"),
+        counts=_S,
     ),
     Formula(
-        "sequences_dropped", "fraction", _S, "share of sequences with no token left", mean("dropped", _S)
+        "sequences_dropped",
+        "fraction",
+        _S,
+        "share of sequences with no token left",
+        mean("dropped", _S),
+        counts=_S,
     ),
     Formula(
         "sequences_touched",
@@ -176,10 +189,18 @@ ROWS = (
         _S,
         "share of sequences with at least one token rejected",
         mean("touched", _S),
+        counts=_S,
     ),
-    Formula("vetoed", "fraction", _S, "share of sequences dropped by the veto", mean("vetoed", _S)),
     Formula(
-        "catastrophic_tokens", "fraction", _T, "share of tokens beyond the veto's bound", mean("catastrophic")
+        "vetoed", "fraction", _S, "share of sequences dropped by the veto", mean("vetoed", _S), counts=_S
+    ),
+    Formula(
+        "catastrophic_tokens",
+        "fraction",
+        _T,
+        "share of tokens beyond the veto's bound",
+        mean("catastrophic"),
+        counts=_T,
     ),
     Formula(
         "loss_scale",
@@ -187,6 +208,7 @@ ROWS = (
         "the preset's own denominator",
         "Σw / kept tokens, or all tokens where rejected ones stay: the loss's scale in its trainer",
         mean("w", "own"),
+        POSITIVE,
     ),
     Formula(
         "loss_scale_removed",
@@ -194,6 +216,7 @@ ROWS = (
         "kept tokens",
         "Σw / kept tokens: the loss's scale when rejected tokens leave the denominator",
         mean("w", "kept"),
+        POSITIVE,
     ),
     Formula(
         "loss_scale_kept",
@@ -201,14 +224,41 @@ ROWS = (
         _T,
         "Σw / all tokens: the loss's scale when rejected tokens stay in the denominator",
         mean("w"),
+        POSITIVE,
     ),
 )
 
+_REJECTED = ("tokens_rejected", "sequences_dropped", "sequences_touched", "kept_positive", "kept_negative")
+
+
+def idle(preset: Preset) -> frozenset[str]:
+    """Events that this preset cannot make, whatever the data: their 0 is exact."""
+    done = applied(preset)
+    upper, lower = (done.weight.upper, done.weight.lower) if done.weight else (None, None)
+    able = {
+        **dict.fromkeys(_REJECTED, bool(done.reject or done.veto)),
+        **dict.fromkeys(("vetoed", "catastrophic_tokens"), done.veto is not None),
+        "truncated_high": upper is not None,
+        "truncated_low": lower is not None,
+    }
+    return frozenset(name for name, can in able.items() if not can)
+
+
 SIGN_ROWS = (
     Formula(
-        "kept_positive", "fraction", "tokens with A > 0", "share kept", mean("positive_kept", "positive")
+        "kept_positive",
+        "fraction",
+        "tokens with A > 0",
+        "share kept",
+        mean("positive_kept", "positive"),
+        counts="sequences",
     ),
     Formula(
-        "kept_negative", "fraction", "tokens with A < 0", "share kept", mean("negative_kept", "negative")
+        "kept_negative",
+        "fraction",
+        "tokens with A < 0",
+        "share kept",
+        mean("negative_kept", "negative"),
+        counts="sequences",
     ),
 )

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from offpol_diag import segments
 from offpol_diag.metrics.formula import Formula, mean
+from offpol_diag.metrics.interval import ABOVE_MINUS_ONE, POSITIVE
 from offpol_diag.metrics.outcome import Outcome, token_rules
 from offpol_diag.metrics.stack import Stack
 from offpol_diag.presets import Preset
@@ -58,6 +59,7 @@ ROWS = (
         "kept tokens",
         "mean(e^Δ − 1 − Δ) of the tokens that are kept",
         lambda get: get("residual_k3") / get("kept"),
+        POSITIVE,
     ),
     Formula(
         "ppl_ratio",
@@ -65,9 +67,15 @@ ROWS = (
         "sequences left",
         "mean over sequences left of exp(−mean Δ of their kept tokens)",
         lambda get: get("residual_ppl") / get("residual_left") + 1,
+        POSITIVE,
     ),
     Formula(
-        "chi2_token", "", "kept tokens", "mean(w²) − 1 of the final weights", mean("residual_ww", "kept")
+        "chi2_token",
+        "",
+        "kept tokens",
+        "mean(w²) − 1 of the final weights",
+        mean("residual_ww", "kept"),
+        ABOVE_MINUS_ONE,
     ),
     Formula(
         "chi2_sequence",
@@ -75,5 +83,6 @@ ROWS = (
         "sequences left",
         "mean(v²) − 1, v = mean final weight over the sequence's tokens, 0 where rejected",
         mean("residual_vv", "residual_left"),
+        ABOVE_MINUS_ONE,
     ),
 )

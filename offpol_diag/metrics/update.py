@@ -12,6 +12,7 @@ from torch import Tensor
 from offpol_diag import losses, segments
 from offpol_diag.correction import weight_key
 from offpol_diag.metrics.formula import Formula, Lookup
+from offpol_diag.metrics.interval import POSITIVE
 from offpol_diag.metrics.outcome import Outcome, token_rules
 from offpol_diag.metrics.pieces import Columns, Lot
 from offpol_diag.metrics.policyloss import (
@@ -107,6 +108,7 @@ ROWS = (
         "Σ|A|",
         f"Σ|w · ∂L/∂log π_θ| over kept tokens / Σ|A|: the size of the update that is left{_VIEW}",
         lambda get: get("update") / _all(get, "mass"),
+        POSITIVE,
     ),
     Formula(
         "update_removed",

@@ -19,6 +19,7 @@ from offpol_diag.host import here
 from offpol_diag.metrics import gap
 from offpol_diag.metrics.formula import Formula, Reader, mean
 from offpol_diag.metrics.gap import Drift
+from offpol_diag.metrics.interval import POSITIVE
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.metrics.tails import ESS_TOKENS
 from offpol_diag.summary import Location, Place
@@ -121,13 +122,13 @@ SEQUENCE_AXES = (
 
 _T = "tokens"
 ROWS = (
-    Formula("k3", "nats", _T, "mean(e^Δ − 1 − Δ)", mean("k3")),
+    Formula("k3", "nats", _T, "mean(e^Δ − 1 − Δ)", mean("k3"), POSITIVE),
     Formula("k1", "nats", _T, "mean(−Δ)", lambda get: -get("d") / get("tokens")),
-    Formula("mean_ratio", "", _T, "mean(r)", mean("r1", plus=1.0)),
+    Formula("mean_ratio", "", _T, "mean(r)", mean("r1", plus=1.0), POSITIVE),
     ESS_TOKENS,
-    Formula("abs_log_ratio", "nats", _T, "mean |Δ|", mean("abs")),
-    Formula("prob_diff_mean", "", _T, "mean |π_train − π_rollout|", mean("pd")),
-    Formula("f_2", "fraction", _T, "P(|Δ| > ln 2)", mean("f_2")),
+    Formula("abs_log_ratio", "nats", _T, "mean |Δ|", mean("abs"), POSITIVE),
+    Formula("prob_diff_mean", "", _T, "mean |π_train − π_rollout|", mean("pd"), POSITIVE),
+    Formula("f_2", "fraction", _T, "P(|Δ| > ln 2)", mean("f_2"), counts=_T),
 )
 
 
