@@ -108,7 +108,7 @@ def _where(loc: Sequence[int | str], table: Mapping[str, Any]) -> str:
     """The table and the key, as one finds them in the file."""
     head, *rest = loc
     if not rest:
-        return f"[{head}]" if head in TABLES else str(head)
+        return str(head)
     if head != "bound" or not isinstance(rest[0], int):
         return f"[{head}] {'.'.join(map(str, rest))}"
     row = table["bound"][rest[0]]
@@ -138,11 +138,14 @@ def _rule(detail: ErrorDetails, key: str, inside: Sequence[int | str]) -> str:
         words = str(detail["ctx"]["expected"]).replace("'", "")
         near = did_you_mean(given, words.split(" or ")) if isinstance(given, str) else ""
         return "; ".join(part for part in (f"{given!r} is not {words}", near) if part)
+    if kind == "list_type" and key in ARRAYS:
+        return f"it must be a list of tables: write {ARRAYS[key]}"
     if kind == "value_error":
         return str(detail["ctx"]["error"])
     return RULES.get(kind, detail["msg"][:1].lower() + detail["msg"][1:])
 
 
+ARRAYS = {"bound": "[[bound]]", "override": "[[bound.override]]"}
 RULES = {
     "missing": "it is missing",
     "float_type": "it must be a number",

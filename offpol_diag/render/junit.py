@@ -33,6 +33,7 @@ def render_junit(summary: Summary) -> str:
     suite.add_property("version", summary.run.version)
     for verdict in summary.gates:
         suite.add_testcase(_case(verdict))
+    suite.time = summary.run.seconds.get("total", 0.0)
     xml = JUnitXml(SUITE)
     xml.add_testsuite(suite)
     return HEAD + xml.tostring().decode() + "\n"  # type: ignore[no-untyped-call, no-any-return]
