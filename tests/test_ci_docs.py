@@ -1,0 +1,118 @@
+"""docs/ci.md: every command line on it is run, its workflow files and its gate file are the ones used."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from junitparser import JUnitXml
+from typer.testing import CliRunner
+
+from offpol_diag.cli import app
+from offpol_diag.cli.defaults import sample
+from offpol_diag.gate.bounds import QUANTIFIERS
+from offpol_diag.gate.schema import BaselineTable, BoundTable, Defaults, Override
+from offpol_diag.summary import load
+from offpol_diag.worse import WATCHED_GAP
+
+PAGE = Path(__file__).parents[1] / "docs" / "ci.md"
+RUN = CliRunner()
+
+
+def fenced(language: str) -> list[str]:
+    return re.findall(
+        rf"^```{language}\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    )
+
+
+def workflow(name: str) -> Any:
+    (text,) = [text for text in fenced("yaml") if text.startswith(f"# {name}")]
+    return yaml.safe_load(text)
+
+
+def commands() -> list[list[str]]:
+    """Every command line of the page, those of the workflow files among them."""
+    shell = [line for text in fenced("sh") for line in text.splitlines()]
+    steps = workflow(".github/workflows/mismatch.yml")["jobs"]["gate"]["steps"]
+    lines = [*shell, *(step["run"] for step in steps if "run" in step)]
+    lines += workflow(".gitlab-ci.yml")["mismatch"]["script"]
+    split = [shlex.split(line, comments=True) for line in lines]
+    return [words for words in split if words[:1] == ["offpol-diag"]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The sample, the page's gate file, and a job summary."""
+    path = tmp_path_factory.mktemp("ci")
+    shutil.copy(sample(), path / "sample.parquet")
+    (path / "gates.toml").write_text(fenced("toml")[0])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(path)
+        patch.setenv("OFFPOL_DIAG_WORKERS", "1")
+        patch.setenv("GITHUB_ACTIONS", "true")
+        patch.setenv("GITHUB_STEP_SUMMARY", "summary.md")
+        yield path
+
+
+@pytest.mark.parametrize("words", commands(), ids=" ".join)
+def test_a_command_line_of_the_page_passes_on_the_sample(folder: Path, words: list[str]) -> None:
+    """In the order of the page: the baseline is made by one of them."""
+    ran = RUN.invoke(app, words[1:])
+
+    assert ran.exit_code == 0, ran.output
+
+
+def test_the_artifacts_of_the_workflows_are_there(folder: Path) -> None:
+    steps = workflow(".github/workflows/mismatch.yml")["jobs"]["gate"]["steps"]
+    upload = next(step for step in steps if "upload-artifact" in step.get("uses", ""))
+    gitlab = workflow(".gitlab-ci.yml")["mismatch"]["artifacts"]
+
+    assert upload["if"] == "always()"
+    assert gitlab["when"] == "always"
+    for name in [*upload["with"]["path"].split(), *gitlab["paths"], gitlab["reports"]["junit"]]:
+        assert (folder / name).stat().st_size > 0
+    assert sum(suite.tests for suite in JUnitXml.fromfile(str(folder / "gate.xml"))) > 5
+
+
+def test_the_result_holds_what_the_gate_file_asks(folder: Path) -> None:
+    gates = load(folder / "gate.json").gates
+
+    assert {one.level for one in gates} == {"error", "warn"}
+    assert {one.source for one in gates} >= {f"gates.toml: [[bound]] {i}" for i in range(1, 5)} | {
+        "base.json"
+    }
+    assert {one.steps for one in gates} >= {"3.., except ..5", "3..5"}
+
+
+def test_the_job_summary_has_a_report_of_every_gate(folder: Path) -> None:
+    gated = sum(words[1] == "gate" for words in commands())
+
+    assert (folder / "summary.md").read_text(encoding="utf-8").count("\n## Gate\n") == gated
+
+
+def test_the_page_shows_every_key_of_a_gate_file() -> None:
+    table = tomllib.loads(fenced("toml")[0])
+    used = {key for row in table["bound"] for key in row} | {
+        key for row in table["bound"] for one in row.get("override", []) for key in one
+    }
+
+    assert used >= set(BoundTable.model_fields) - {"judge"}
+    assert set(Override.model_fields) - {"min", "judge"} <= used
+    assert set(table["defaults"]) == set(Defaults.model_fields)
+    shown = set(table["baseline"]) | ({"only"} if "# only = " in fenced("toml")[0] else set())
+    assert shown == set(BaselineTable.model_fields) - {"level", "judge"}
+
+
+def test_the_page_names_every_quantifier_and_what_is_watched() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+
+    assert f"QUANTIFIER = {' | '.join(QUANTIFIERS)} | pNN" in text
+    for name in WATCHED_GAP:
+        assert name in text or name.startswith("ess_")
