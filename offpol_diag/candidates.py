@@ -26,6 +26,7 @@ class Candidate:
         bypass: the built-in preset nearest to it where the train side is π_θ; None: there is none.
         threshold: as it is printed.
         settings: place in the preset → value, by the grammar of a preset file.
+        instead: what bounds r in `bypass`, where that preset is only like this method: it takes no settings.
     """
 
     name: str
@@ -35,6 +36,15 @@ class Candidate:
     bypass: str | None
     threshold: str | None = None
     settings: tuple[tuple[str, str], ...] = ()
+    instead: str | None = None
+
+    def named(self, policy: Policy) -> tuple[str | None, str | None, dict[str, str]]:
+        """The built-in preset for such a dump, the threshold as printed and what of the preset is set."""
+        if policy == "old":
+            return self.decoupled, self.threshold, dict(self.settings)
+        if self.instead is not None:
+            return self.bypass, self.instead, {}
+        return self.bypass, self.threshold, dict(self.settings)
 
     def preset(self, policy: Policy) -> Preset:
         """Under the candidate's name, with that train side."""
@@ -47,18 +57,16 @@ def _shipped() -> Mapping[str, Preset]:
     return catalogue.load()
 
 
-def _token(name: str, title: str, row: str, bypass: str | None, low: str | None, high: str) -> Candidate:
-    settings = (("weight.upper", high), *((("weight.lower", low),) if low else ()))
-    return Candidate(name, title, "token", row, bypass, f"{low}–{high}" if low else high, settings)
-
-
 def _tis(high: str) -> Candidate:
-    return _token(f"token_tis_{high}", f"token TIS at {high}", "token_is", "bypass_ppo_clip", None, high)
+    name, title, settings = f"token_tis_{high}", f"token TIS at {high}", (("weight.upper", high),)
+    return Candidate(name, title, "token", "token_is", "bypass_ppo_clip", high, settings, "0.8–1.2")
 
 
 def _icepop(low: str, high: str) -> Candidate:
     name, title = f"token_icepop_{low}_{high}", f"token IcePop {low}–{high}"
-    return _token(name, title, "decoupled_token_icepop", "bypass_pg_token_icepop", low, high)
+    row, bypass = "decoupled_token_icepop", "bypass_pg_token_icepop"
+    settings = (("weight.upper", high), ("weight.lower", low))
+    return Candidate(name, title, "token", row, bypass, f"{low}–{high}", settings)
 
 
 NOTHING = Candidate("none", "no correction", "nothing", "recompute", "ppo_is")
@@ -84,7 +92,7 @@ CANDIDATES = (
         (("reject.lower", "0.5"), ("reject.upper", "2.0")),
     ),
     Candidate("seq_tis_2.0", "sequence TIS at 2.0", "sequence", "seq_is", "pure_is", "2.0"),
-    Candidate("seq_mis_0.5_2.0", "sequence MIS 0.5–2.0", "sequence", "seq_mis", "pure_is", "0.5–2.0"),
+    Candidate("seq_mis_0.5_2.0", "sequence MIS 0.5–2.0", "sequence", "seq_mis", None, "0.5–2.0"),
     Candidate(
         "geo_rs_0.1%",
         "geometric rejection ±0.1 %",

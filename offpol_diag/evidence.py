@@ -58,12 +58,13 @@ def per_update(steps: Location | None, sequences: int) -> float:
 
 
 def _row(one: Candidate, policy: Policy, found: Estimate) -> AlignmentRow:
+    method, threshold, settings = one.named(policy)
     return AlignmentRow(
         title=one.title,
         judges=one.judges,
-        method=one.decoupled if policy == "old" else one.bypass,
-        threshold=one.threshold,
-        settings=dict(one.settings) if policy == "old" else {},
+        method=method,
+        threshold=threshold,
+        settings=settings,
         kept=found.kept,
         noise=_known(found.noise),
         expected=_known(found.expected),

@@ -66,6 +66,7 @@ def _scale(row: AlignmentRow, seen: Seen) -> bool:
 
 
 GUARDS = (
+    Guard("preset", lambda row, seen: row.method is None, "no built-in preset is this for such a dump"),
     Guard("kept", lambda row, seen: row.kept < 0.5, "it keeps less than half of the weight"),
     Guard(
         "length trap",

@@ -40,8 +40,7 @@ class Choice:
 
 def choose(alignment: Alignment) -> Choice | None:
     """The choice among rows that no guard refused; None where nothing is known of any."""
-    rows = alignment.rows
-    known = {name: row for name, row in rows.items() if row.score is not None and row.refused is None}
+    known = _known(alignment.rows)
     if not known:
         return None
     best = _standing(known, alignment.risk)
@@ -53,9 +52,12 @@ def choose(alignment: Alignment) -> Choice | None:
 
 def instead_of(rows: Rows, best: str) -> Choice:
     """A row that is taken whatever the estimates say, and the one to try next."""
-    return _beside(
-        {name: row for name, row in rows.items() if row.score is not None} | {best: rows[best]}, best
-    )
+    return _beside(_known(rows) | {best: rows[best]}, best)
+
+
+def _known(rows: Rows) -> dict[str, AlignmentRow]:
+    """Those of which something is known and that no guard refused."""
+    return {name: row for name, row in rows.items() if row.score is not None and row.refused is None}
 
 
 def _beside(known: Rows, best: str) -> Choice:
@@ -95,10 +97,6 @@ def _standing(known: Rows, risk: float | None) -> str:
 
 def _noise(row: AlignmentRow) -> float:
     return 0.5 * math.log(row.noise) if row.noise else 0.0
-
-
-def _usual(row: AlignmentRow) -> bool:
-    return row.judges != "sequence"
 
 
 def _value(row: AlignmentRow) -> float:
