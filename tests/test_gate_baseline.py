@@ -123,6 +123,25 @@ def test_a_comparison_fails_only_where_the_whole_interval_of_the_difference_is_b
     assert (verdict.passed, verdict.open) == (passed, opened)
 
 
+@pytest.mark.parametrize(
+    ("name", "now", "base", "allowed", "said"),
+    [
+        ("k3", at(1.5, 0.03), at(1.0, 0.04), "0.1", "worse by 0.5 [0.45, 0.55], 0.1 allowed; the whole 95 %"),
+        ("k3", at(1.5, 0.03), at(1.0, 0.04), "0.5", "worse by 0.5 [0.45, 0.55], 0.5 allowed"),
+        ("k3", at(0.5, 0.03), at(1.0, 0.04), "0.1", "better by 0.5 [0.45, 0.55], 0.1 allowed"),
+        ("ess_tokens", at(0.5, 0.03), at(1.0, 0.04), "1", "worse by 0.5 [0.45, 0.55], 1 allowed"),
+        ("mean_ratio", at(0.5, 0.03), at(1.0, 0.0), "1", "worse by 0.5 [0.47, 0.53], 1 allowed"),
+        ("ppl_train", at(0.5, 0.03), at(1.0, 0.04), "1", "changed by -0.5 [-0.55, -0.45], 1 allowed"),
+        ("k3", Number(value=1.5), at(1.0), "1", "worse by 0.5, 1 allowed; no interval"),
+        ("k3", at(1.0, 0.03), at(1.0, 0.04), "0", "worse by 0 [-0.05, 0.05], 0 allowed"),
+    ],
+)
+def test_the_reason_says_by_how_much_and_how_sure_that_is(
+    name: str, now: Number, base: Number, allowed: str, said: str
+) -> None:
+    assert compared(name, now, base, tolerance(allowed)).reason.startswith(said)
+
+
 def test_the_plain_values_decide_where_that_is_asked() -> None:
     wide = compared("k3", at(1.2, 0.5), at(1.0, 0.5), tolerance("10%"), judge="point")
 

@@ -199,7 +199,7 @@ def _judged(one: Name, asked: Against, here: Number, there: Number, worse: Worse
         passed=decided.passed,
         open=decided.open,
         judged_on=decided.on,
-        reason=_why(worse, asked, change, allowed, decided, here),
+        reason=_why(worse, change, allowed, decided, here),
     )
 
 
@@ -243,21 +243,27 @@ def _bound(worse: Worse, base: float, allowed: float) -> dict[str, Any]:
     return {"bound": "max", "limit": base + allowed}
 
 
-WORDS = {"higher": "higher is worse", "lower": "lower is worse", "either": "any change counts"}
+def _why(worse: Worse, change: Number, allowed: float, ruling: Ruling, here: Number) -> str:
+    """`worse by 0.01 [0.005, 0.015], 0.002 allowed; …`."""
+    better = (change.value or 0.0) < 0 and worse.sign != "either"
+    kind = "changed" if worse.sign == "either" else "better" if better else "worse"
+    size, right = apart(-(change.value or 0.0) if better else change.value or 0.0, allowed)
+    beyond = "the whole 95 % interval of the difference lies beyond that"
+    parts = (
+        f"{kind} by {_with_interval(size, change, better)}, {right} allowed",
+        beyond if ruling.passed is False and ruling.on == "interval" else "",
+        "no interval" if change.interval is None else "",
+        here.note or "",
+    )
+    return "; ".join(part for part in parts if part)
 
 
-def _why(worse: Worse, asked: Against, change: Number, allowed: float, ruling: Ruling, here: Number) -> str:
-    said = WORDS.get(worse.sign, f"farther from {worse.target:g} is worse")
-    amount = abs(change.value or 0.0) if worse.sign == "either" else change.value or 0.0
-    left, right = apart(amount, allowed)
-    kind = "changed" if worse.sign == "either" else "worse" if amount >= 0 else "better"
-    verdict = "" if ruling.passed else "; the whole 95 % interval of the difference lies beyond it"
-    verdict = verdict if ruling.on == "interval" else ""
-    opened = "; the 95 % interval of the difference holds values on both sides: no evidence of a failure"
-    bare = "; no interval" if change.interval is None else ""
-    amount_said = f"{kind} by {left.removeprefix('-')}, {right} allowed ({said})"
-    caution = f"; {here.note}" if here.note else ""
-    return f"{amount_said}{opened if ruling.open else verdict}{bare}{caution}"
+def _with_interval(size: str, change: Number, turned: bool) -> str:
+    if change.interval is None:
+        return size
+    low, high = change.interval
+    ends = (-high, -low) if turned else (low, high)
+    return f"{size} [{ends[0]:.3g}, {ends[1]:.3g}]"
 
 
 def _verdict(

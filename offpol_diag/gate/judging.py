@@ -73,7 +73,7 @@ def _by_interval(
         nearest = low if kind == "max" else high
         why = f"the whole 95 % interval lies beyond it, from {apart(nearest, limit)[0]}"
         return Ruling(False, _joined(said, why, note), on="interval")
-    remark = "" if within else f"{OPEN}: no evidence of a failure"
+    remark = "" if within else OPEN
     return Ruling(True, _joined(said, remark, note), open=not within, on="interval")
 
 

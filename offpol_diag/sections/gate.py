@@ -46,7 +46,8 @@ def report(verdicts: Sequence[GateVerdict]) -> Table:
     rows = tuple((word(one), title(one), bound(one), found(one), _reason(one) or "–") for one in verdicts)
     passed = sum(one.passed is True for one in verdicts)
     header = ("gate", "number", "bound", "value", "why")
-    return Table("gates", f"{passed} of {len(verdicts)} gates passed", header, rows)
+    notes = (OPEN,) if any(one.open for one in verdicts) else ()
+    return Table("gates", f"{passed} of {len(verdicts)} gates passed", header, rows, notes)
 
 
 def tally(verdicts: Sequence[GateVerdict]) -> str:
