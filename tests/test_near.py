@@ -55,7 +55,7 @@ def apart(one, two, name):
     }
 
 
-@pytest.mark.parametrize("sigma", [1e-4, 0.03, 0.2, 1.0])
+@pytest.mark.parametrize("sigma", [1e-8, 1e-4, 0.03, 0.2, 1.0])
 @pytest.mark.parametrize("block", [40, 10**9])
 def test_near_and_far_tokens_together_are_all_tokens(tmp_path, monkeypatch, sigma, block):
     monkeypatch.setattr(nearsums, "BLOCK", block)

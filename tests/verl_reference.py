@@ -14,8 +14,9 @@ many; the rest is as verl's code has it:
 * k3 is exp(x) - 1 - x as it stands, so its smallest values are rounding, and can be negative. The golden dump
   shows it in its 12th digit: there torch's exp has the rounding that was printed, numpy's has not.
 
-Two things differ from verl on purpose: it holds log thresholds and counts of rows in float32, which moves a
-fraction by 1e-8, and a row only where it lies within 1e-7 of a threshold.
+Three things differ from verl on purpose: verl holds log thresholds and counts of rows in float32, which moves
+a fraction by 1e-8, and a row only where it lies within 1e-7 of a threshold; and we take k3 without its
+rounding, so that none of ours is below 0, however a dump is cut.
 """
 
 from __future__ import annotations

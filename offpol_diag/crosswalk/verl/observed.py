@@ -79,7 +79,7 @@ _SPANS: dict[Statistic | None, Callable[[float], Thresholds]] = {
     None: lambda a: Thresholds(math.exp(-a), math.exp(a)),
     "k1": lambda a: Thresholds(-a, a),
     "k2": lambda a: Thresholds(0.0, a * a / 2),
-    "k3": lambda a: Thresholds(-EPS, math.expm1(a) - a),  # rounding makes it negative
+    "k3": lambda a: Thresholds(0.0, math.expm1(a) - a),
 }
 """Between what a statistic lies where |Δ| <= a; None for the weight."""
 
@@ -98,8 +98,6 @@ def _values(view: View, name: Statistic | None) -> Tensor:
     ratios, safety = view.ratios, None if view.reach < SAFETY else SAFETY
     if name is None:
         return powers.ratio(ratios, safety)
-    if name == "k3":  # with verl's rounding, which is all that the smallest values are
-        return powers.ratio(ratios, safety) - 1.0 - ratios.clamped(safety)
     return ratios.token(name, safety)
 
 
@@ -110,9 +108,7 @@ def _of_turns(name: Statistic | None) -> Measure:
 
 
 def _of_rows(view: View, name: Statistic | None, over: Over) -> Tensor:
-    """The statistic of each row, [S]; a k3 with verl's rounding."""
-    if name == "k3" and over in _K3_OVER:
-        return torch.where(view.there, _K3_OVER[over](view), 0.0)
+    """The statistic of each row, [S]."""
     return _level(view.ratios, name, over).values
 
 
@@ -121,13 +117,6 @@ def _level(ratios: Ratios, name: Statistic | None, over: Over) -> Level:
     if name is None:
         return ratios.log_ratio(over, SAFETY, "aggregate").map(torch.exp)
     return ratios.aggregate(name, over, SAFETY)
-
-
-_K3_OVER: dict[Over, Callable[[View], Tensor]] = {
-    "sum": lambda view: view.total(_of_tokens("k3")),
-    "mean": lambda view: view.total(_of_tokens("k3")) / view.n.clamp(min=1),
-    "max": lambda view: view.ends(_of_tokens("k3"))[1],
-}
 
 
 def _applied(view: View, spread: Spread, raw: Sample) -> Sample:
@@ -170,7 +159,7 @@ WEIGHT = Measure(
 
 GAP_K3 = Measure(
     "verl gap k3",
-    lambda view: powers.ratio(view.ratios).clamp(max=math.exp(2 * OVERFLOW)) - view.ratios.delta - 1,
+    lambda view: powers.k3(view.ratios).clamp(max=math.exp(2 * OVERFLOW)),
 )
 
 
