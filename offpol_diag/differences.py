@@ -1,7 +1,9 @@
 """Differences of numbers whose replicates are paired: interval, p-value, and a correction for many of them.
 
-The interval is made as that of any other number (`metrics/interval.py`), of the replicates' differences; the
-p-value is of the same t statistic, so that it is below 5 % where the interval excludes 0. Counting replicates
+The interval is made as that of any other number (`metrics/interval.py`), of the replicates' differences or
+ratios; the p-value is of the same t statistic, so that it is below 5 % where the interval excludes 0, or 1.
+Two numbers above 0 are tested by the logarithm of their ratio: a prompt that is hard in both runs adds to
+their difference, and cancels in their ratio. Counting replicates
 could not show a p-value below 1/B, which a correction for many tests needs.
 """
 
@@ -71,6 +73,11 @@ def over(one: Tensor, other: Tensor, groups: Groups, text: str) -> Number | None
     return _number(one / other, Number(formula=text), groups, POSITIVE)
 
 
+def compared(one: Tensor, other: Tensor) -> Tensor:
+    """log(one / other), of numbers above 0, 0 where no more than rounding is between them."""
+    return torch.where(subtracted(one, other) == 0, 0.0, torch.log(one / other))
+
+
 def _number(values: Tensor, blank: Number, groups: Groups, within: Range) -> Number:
     value = float(values[0])
     if not math.isfinite(value):
@@ -85,7 +92,7 @@ def sure(difference: Number) -> bool:
 
 
 def p_value(differences: Tensor, groups: Groups) -> float | None:
-    """Two-sided, of a difference and its replicates [1+B]; None where there is no interval."""
+    """Two-sided, of a difference or a log-ratio and its replicates [1+B]; None where there is no interval."""
     drawn = differences[1:]
     drawn = drawn[drawn.isfinite()]
     value = float(differences[0])

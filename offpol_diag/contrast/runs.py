@@ -12,7 +12,7 @@ from offpol_diag import correction
 from offpol_diag.analyze import Examined
 from offpol_diag.contrast.effects import effect, size
 from offpol_diag.contrast.pairing import pairing
-from offpol_diag.differences import LEVEL, Groups, holm, less, over, p_value, subtracted
+from offpol_diag.differences import LEVEL, Groups, compared, holm, less, over, p_value, subtracted
 from offpol_diag.errors import UsageError
 from offpol_diag.metrics.gap import DRIFTS
 from offpol_diag.metrics.interval import FEWEST_GROUPS
@@ -143,7 +143,8 @@ def _contrast(name: str, mine: Side, theirs: Side, groups: Groups) -> Contrast:
     one, other = mine.drawn[name], theirs.drawn[name]
     difference = less(other, one, b, groups, "B less A, within each replicate")
     ratio = over(other, one, groups, "B over A, within each replicate")
-    p, reason = _tested(a, b, subtracted(other, one), groups)
+    scale = subtracted(other, one) if ratio is None else compared(other, one)
+    p, reason = _tested(a, b, scale, groups)
     return Contrast(name=name, a=a, b=b, difference=difference, ratio=ratio, p_value=p, reason=reason)
 
 
@@ -154,13 +155,13 @@ def _plain(a: Number, b: Number) -> Number:
     return blank.model_copy(update={"value": b.value - a.value})
 
 
-def _tested(a: Number, b: Number, differences: Tensor, groups: Groups) -> tuple[float | None, str]:
+def _tested(a: Number, b: Number, values: Tensor, groups: Groups) -> tuple[float | None, str]:
     """The p-value, or why there is none."""
     if not groups.enough:
         return None, f"fewer than {FEWEST_GROUPS} groups, or some that hold most tokens"
     if doubted(a) or doubted(b):
         return None, "unreliable: the tail of the weights is too heavy for their mean"
-    p = p_value(differences, groups)
+    p = p_value(values, groups)
     return p, "" if p is not None else a.unknown or b.unknown or "undefined in too many replicates"
 
 

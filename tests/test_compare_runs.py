@@ -1,0 +1,449 @@
+"""Run A against run B: nothing against itself, calibrated where nothing differs, sharp where paired."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import t as student
+from typer.testing import CliRunner
+
+from offpol_diag import DumpWriter
+from offpol_diag.accumulators import GroupSample
+from offpol_diag.analyze import Examined, examine
+from offpol_diag.catalogue import load
+from offpol_diag.cli import app
+from offpol_diag.contrast import of_runs, pairing
+from offpol_diag.contrast.effects import effect, size
+from offpol_diag.differences import Groups, _two_sided, holm, less, p_value
+from offpol_diag.readout import Readout
+from offpol_diag.render.html import render_html
+from offpol_diag.replicates import base
+from offpol_diag.summary import Against, Contrast, Number, loads
+
+NAMED = load().resolve("token_is,seq_mis")
+runner = CliRunner()
+
+
+def make(
+    path: Path, noise: float, seed: int, prompts: Iterable[int] = range(24), per: int = 3, **leave_out: bool
+) -> str:
+    """Responses of prompts that are hard or easy in every run: the noise is scaled by what the prompt is."""
+    rng = np.random.default_rng(seed)
+    rows: dict[str, list[Any]] = {
+        name: []
+        for name in ("rollout_log_probs", "old_log_probs", "current_log_probs", "group_id", "rewards")
+    }
+    for prompt in prompts:
+        own = np.random.default_rng(1000 + prompt)
+        scale = noise * math.exp(0.5 * own.standard_normal())
+        for _ in range(per):
+            n = int(own.integers(10, 40))
+            q = -rng.exponential(0.7, n) - 0.5
+            d = scale * rng.standard_normal(n) - scale**2 / 2
+            rows["rollout_log_probs"].append(q)
+            rows["old_log_probs"].append(q + d)
+            rows["current_log_probs"].append(q + d + 0.01 * rng.standard_normal(n))
+            rows["group_id"].append(prompt)
+            rows["rewards"].append(float(rng.random() < 0.4))
+    with DumpWriter(path) as writer:
+        writer.write(**{name: values for name, values in rows.items() if not leave_out.get(name)})
+    return str(path)
+
+
+def read(path: str, seed: int = 0, presets: Any = NAMED) -> Examined:
+    return examine([path], presets=presets, device="cpu", seed=seed)
+
+
+def against(a: Examined, b: Examined) -> Against:
+    return of_runs(a, b, a.summary(), b.summary())
+
+
+def named(found: Against, name: str) -> Contrast:
+    return next(one for one in found.contrasts if one.name == name)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("runs")
+    make(found / "a.parquet", 0.05, 1)
+    make(found / "same.parquet", 0.05, 2)
+    make(found / "worse.parquet", 0.09, 3, range(2, 26))
+    make(found / "others.parquet", 0.05, 4, range(500, 524))
+    make(found / "two.parquet", 0.05, 5, current_log_probs=True)
+    make(found / "three_prompts.parquet", 0.05, 6, range(3))
+    return found
+
+
+@pytest.fixture(scope="module")
+def a(folder: Path) -> Examined:
+    return read(str(folder / "a.parquet"))
+
+
+@pytest.fixture(scope="module")
+def worse(folder: Path, a: Examined) -> Against:
+    return against(a, read(str(folder / "worse.parquet")))
+
+
+# ---------------------------------------------------------------- the statistics
+
+
+def test_a_run_against_itself_differs_by_exactly_nothing(folder: Path, a: Examined) -> None:
+    found = against(a, read(str(folder / "a.parquet")))
+
+    assert {one.difference.value for one in found.contrasts} <= {0.0, None}
+    assert {one.difference.interval for one in found.contrasts} <= {(0.0, 0.0), None}
+    assert (found.differing, found.tested > 40) == (0, True)
+    assert {one.p_adjusted for one in found.contrasts if one.differs is not None} == {1.0}
+    assert "k3 is equal" in found.headline
+    assert found.notes == ["A and B share a file: those rows are compared with themselves."]
+
+
+def test_a_difference_is_of_the_values_of_both_runs(a: Examined, worse: Against) -> None:
+    mine = a.summary().metrics
+    for one in worse.contrasts:
+        if one.name in mine and one.a.value is not None and one.b.value is not None:
+            assert one.a == mine[one.name]
+            assert one.b == worse.b.metrics[one.name]
+            assert one.difference.value == pytest.approx(one.b.value - one.a.value, rel=1e-9, abs=1e-15)
+
+
+def test_the_p_value_is_of_a_t_test_and_agrees_with_the_interval(worse: Against) -> None:
+    told = [one for one in worse.contrasts if one.p_value is not None and one.difference.interval]
+    assert len(told) > 40
+    for one in told:
+        tested, null = (one.difference, 0.0) if one.ratio is None else (one.ratio, 1.0)
+        assert tested.interval is not None
+        assert one.p_value is not None
+        excludes = not tested.interval[0] <= null <= tested.interval[1]
+        assert excludes == (one.p_value < 0.05) or abs(one.p_value - 0.05) < 5e-3, one.name
+
+
+@pytest.mark.parametrize("freedom", [5.0, 12.0, 60.0, 200.0])
+@pytest.mark.parametrize("t", [0.1, 1.0, 2.0, 3.0, 6.0])
+def test_the_tail_of_t_is_that_of_scipy_or_a_little_larger(t: float, freedom: float) -> None:
+    wanted = 2 * float(student.sf(t, freedom))
+    assert wanted * 0.99 <= _two_sided(t, freedom) <= wanted * (1.02 if wanted > 0.01 else 1.1)
+
+
+def test_a_p_value_by_its_definition() -> None:
+    drawn = [math.sin(3.0 * i) for i in range(256)]
+    values = torch.tensor([1.3, *(1.3 + x for x in drawn)], dtype=torch.float64)
+    mean = math.fsum(drawn) / 256
+    error = math.sqrt(math.fsum((x - mean) ** 2 for x in drawn) / 255 * 20 / 19)
+    freedom = 1 / (1 / 19 + 1 / 255)
+
+    assert p_value(values, Groups(24, 20.0)) == pytest.approx(2 * student.sf(1.3 / error, freedom), rel=0.01)
+    assert p_value(values, Groups(4, 4.0)) is p_value(values, Groups(9, 2.0)) is None
+    assert p_value(values * 0, Groups(24, 20.0)) == 1.0
+    assert p_value(torch.full((257,), 2.0, dtype=torch.float64), Groups(24, 20.0)) == 0.0
+    assert p_value(values * math.nan, Groups(24, 20.0)) is None
+
+
+def test_holm_rejects_step_by_step() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        values = (rng.random(8) ** 4).tolist()
+        for alpha in (0.01, 0.05, 0.3):
+            rejected = set()
+            for rank, at in enumerate(sorted(range(8), key=lambda i: values[i])):
+                if values[at] > alpha / (8 - rank):
+                    break
+                rejected.add(at)
+            assert {at for at, p in enumerate(holm(values)) if p <= alpha} == rejected
+    assert holm([]) == []
+    assert max(holm([0.9, 0.8, 1.0])) == 1.0
+
+
+def test_where_nothing_differs_nothing_is_named_and_raw_p_values_are_uniform(tmp_path: Path) -> None:
+    """100 pairs of runs of 40 paired prompts named something in 4, and had 4 % of raw p-values below 5 %."""
+    fired, raw = 0, []
+    for at in range(16):
+        two = (make(tmp_path / f"{at}-{i}.parquet", 0.05, 100 + 2 * at + i) for i in (0, 1))
+        found = against(*(read(path, seed=at) for path in two))
+        fired += found.differing > 0
+        raw += [one.p_value < 0.05 for one in found.contrasts if one.p_value is not None]
+    assert fired <= 3  # P(more than 3 of 16 at 5 %) = 0.7 %
+    assert 0.005 < sum(raw) / len(raw) < 0.13
+
+
+def test_a_real_shift_is_found_whenever_prompts_are_shared(tmp_path: Path) -> None:
+    for at in range(6):
+        two = (make(tmp_path / f"{at}-{i}.parquet", (0.05, 0.065)[i], 2 * at + i) for i in (0, 1))
+        found = against(*(read(path, seed=at) for path in two))
+        k3 = named(found, "k3")
+        assert k3.differs
+        assert k3.ratio is not None
+        assert k3.ratio.interval is not None
+        assert k3.ratio.interval[0] < (0.065 / 0.05) ** 2 * 1.05
+        assert k3.ratio.interval[1] > (0.065 / 0.05) ** 2 * 0.95
+
+
+def test_pairing_narrows_the_interval_by_what_the_correlation_of_prompts_says(folder: Path) -> None:
+    one, other = (read(str(folder / name), presets=()) for name in ("a.parquet", "same.parquet"))
+    apart = read(str(folder / "same.parquet"), seed=99, presets=())
+    x, y, alone = (base(Readout(run.study, run.tally))["k3"] for run in (one, other, apart))
+    like, groups = Number(), Groups(24, 24.0)
+    widths = []
+    for b in (y, alone):
+        ends = less(b, x, like, groups, "").interval
+        assert ends is not None
+        widths.append(ends[1] - ends[0])
+
+    influence = [by_prompt(folder / name) for name in ("a.parquet", "same.parquet")]
+    rho = float(np.corrcoef(*influence)[0, 1])
+    sa, sb = (float(np.std(values)) for values in influence)
+    expected = math.sqrt((sa**2 + sb**2 - 2 * rho * sa * sb) / (sa**2 + sb**2))
+    assert rho > 0.9
+    assert widths[0] / widths[1] == pytest.approx(expected, rel=0.3)
+    assert widths[0] < 0.5 * widths[1]
+
+
+def by_prompt(path: Path) -> list[float]:
+    """What each prompt adds to the mean k3: Σ(k3 − mean) over its tokens."""
+    import pyarrow.parquet as pq
+
+    rows = pq.read_table(path).to_pylist()
+    each = [
+        (row["group_id"], math.expm1(p - q) - (p - q))
+        for row in rows
+        for p, q in zip(row["old_log_probs"], row["rollout_log_probs"], strict=True)
+    ]
+    mean = math.fsum(k3 for _, k3 in each) / len(each)
+    return [math.fsum(k3 - mean for group, k3 in each if group == prompt) for prompt in range(24)]
+
+
+# ---------------------------------------------------------------- what is said
+
+
+def test_what_differs_comes_first_and_in_it_what_matters(worse: Against) -> None:
+    judged = [{True: 0, False: 1, None: 2}[one.differs] for one in worse.contrasts]
+    assert judged == sorted(judged)
+    assert worse.contrasts[0].name == "k3"
+    assert [one.differs for one in worse.contrasts].count(True) == worse.differing > 5
+    assert worse.headline.startswith("k3 is ")
+    assert (
+        f"larger in B; {worse.differing} of {worse.tested} metrics differ after correction." in worse.headline
+    )
+
+
+def test_shared_prompts_are_counted(worse: Against, a: Examined, folder: Path) -> None:
+    assert (worse.pairing.shared, worse.pairing.only_a, worse.pairing.only_b) == (22, 2, 2)
+    assert worse.pairing.sentence.startswith("Paired: 22 prompts (group_id) are in both runs")
+    apart = against(a, read(str(folder / "others.parquet"))).pairing
+    assert (apart.shared, apart.only_a, apart.only_b) == (0, 24, 24)
+    assert apart.sentence.startswith("Independent: no group_id is in both")
+
+
+def test_without_prompt_ids_equal_responses_are_paired(tmp_path: Path) -> None:
+    path = make(tmp_path / "a.parquet", 0.05, 1, group_id=True)
+    found = against(read(path), read(path)).pairing
+
+    assert (found.by, found.shared, found.only_a) == ("contents", 72, 0)
+    other = read(make(tmp_path / "b.parquet", 0.05, 2, group_id=True))
+    assert "no response is in both" in against(read(path), other).pairing.sentence
+
+
+def test_of_more_groups_than_are_kept_the_shared_ones_are_estimated() -> None:
+    def sample(first: int, last: int) -> GroupSample:
+        from offpol_diag import resample
+
+        keys = resample.mix(torch.arange(first, last))
+        return GroupSample.of(resample.mix(keys), torch.ones(last - first, 1, dtype=torch.float64))
+
+    for other, shared in (((15_000, 45_000), 15_000), ((0, 30_000), 30_000), ((50_000, 60_000), 0)):
+        found = pairing._shared(sample(0, 30_000), sample(*other))
+        assert found == pytest.approx(shared, rel=0.1, abs=1)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "differs", "said"),
+    [
+        (0.002, 0.005, True, "2.5x larger"),
+        (0.005, 0.002, True, "smaller, 0.4x of A's"),
+        (0.002, 0.005, False, "2.5x of A's"),
+        (1.0, 1.003, True, "0.3% larger"),
+        (1.0, 0.997, True, "0.3% smaller"),
+        (-0.1, 0.2, True, "0.3 higher"),
+        (0.3, 0.3, False, "equal"),
+    ],
+)
+def test_the_effect_is_said_in_words(one: float, other: float, differs: bool, said: str) -> None:
+    a, b = Number(value=one), Number(value=other)
+    ratio = Number(value=other / one) if one > 0 and other > 0 else None
+    found = Contrast(name="x", a=a, b=b, difference=Number(value=other - one), ratio=ratio, differs=differs)
+
+    assert effect(found) == said
+
+
+def test_large_shares_are_compared_in_points_and_small_ones_by_their_ratio() -> None:
+    def of(one: float, other: float) -> str:
+        a, b, d = (Number(value=x, unit="fraction") for x in (one, other, other - one))
+        ratio = Number(value=other / one)
+        return effect(Contrast(name="x", a=a, b=b, difference=d, ratio=ratio, differs=True))
+
+    assert of(0.9, 0.5) == "40 points lower"
+    assert of(0.001, 0.002) == "2x larger"
+
+
+def test_the_size_of_a_difference_lies_between_0_and_1() -> None:
+    def of(one: float | None, other: float) -> float:
+        return size(Contrast(name="x", a=Number(value=one), b=Number(value=other), difference=Number()))
+
+    assert [of(1, 1), of(0, 3), of(1, 3), of(-1, 1), of(None, 1)] == [0, 1, 0.5, 1, 0]
+
+
+def test_what_one_run_lacks_is_named_and_the_rest_compared(folder: Path, a: Examined) -> None:
+    found = against(a, read(str(folder / "two.parquet"), presets=load().resolve("token_is,tis")))
+
+    assert found.needs["drift 2: old → current"] == "B has no current_log_probs"
+    assert not [one for one in found.contrasts if one.name.startswith(("drift2.", "total."))]
+    assert named(found, "k3").differs is False
+
+
+def test_a_preset_that_needs_what_one_run_lacks_is_named(folder: Path) -> None:
+    presets = load().resolve("token_is,pure_is")
+    one, other = (read(str(folder / name), presets=presets) for name in ("a.parquet", "two.parquet"))
+    found = against(one, other)
+
+    assert found.needs["pure_is"] == "B has no current_log_probs"
+    assert not [one for one in found.contrasts if one.name.startswith("pure_is.")]
+    assert named(found, "token_is.ess_tokens").p_value is not None
+
+
+def test_with_too_few_prompts_nothing_is_decided(folder: Path, a: Examined) -> None:
+    found = against(a, read(str(folder / "three_prompts.parquet")))
+
+    assert (found.tested, found.differing) == (0, 0)
+    assert found.headline == "Cannot say: 3 groups (prompts) are too few for intervals."
+    assert "fewer than 5 groups" in named(found, "k3").reason
+
+
+def test_a_number_whose_tail_is_too_heavy_is_not_tested(folder: Path, a: Examined) -> None:
+    summary = a.summary()
+    note = "unreliable: k̂ = 0.9 is above 0.7"
+    doubted = {
+        **summary.metrics,
+        "mean_ratio": summary.metrics["mean_ratio"].model_copy(update={"note": note}),
+    }
+    other = read(str(folder / "same.parquet"))
+    found = of_runs(a, other, summary.model_copy(update={"metrics": doubted}), other.summary())
+
+    assert named(found, "mean_ratio").differs is None
+    assert "tail" in named(found, "mean_ratio").reason
+
+
+# ---------------------------------------------------------------- the command
+
+
+def run(*arguments: str) -> Any:
+    return runner.invoke(app, ["compare", *arguments])
+
+
+@pytest.fixture(scope="module")
+def ran(folder: Path) -> Any:
+    files = [str(folder / f"r.{end}") for end in ("json", "html", "md")]
+    options = ["--presets", "seq_mis", "--json", files[0], "-o", files[1], "--md", files[2]]
+    return run(str(folder / "a.parquet"), str(folder / "worse.parquet"), *options)
+
+
+def test_two_dumps_are_compared_as_two_runs_and_it_is_said(ran: Any, folder: Path) -> None:
+    assert ran.exit_code == 0, ran.stderr
+    assert "a.parquet is run A" in ran.stderr
+    assert "worse.parquet is run B (--as-one reads them as one)" in ran.stderr
+    assert "A against B: k3 is " in ran.stdout
+    assert "Paired: 22 prompts" in ran.stdout
+    assert "seq_mis.k3" in ran.stdout
+
+
+def test_the_result_is_whole_and_every_report_says_the_same(ran: Any, folder: Path) -> None:
+    text = (folder / "r.json").read_text()
+    summary = loads(text, "r.json")
+    assert summary.against is not None
+    assert summary.run.command == "compare"
+    assert summary.to_json() == text
+    page = (folder / "r.html").read_text()
+    assert render_html(summary) == page
+    for report in (page, (folder / "r.md").read_text()):
+        assert "Run A against run B" in report
+        assert f"{summary.against.differing} of {summary.against.tested} metrics differ" in report
+    assert "a.parquet against worse.parquet" in page
+    again = runner.invoke(app, ["report", str(folder / "r.json"), "-o", str(folder / "again.html")])
+    assert "A against B: k3 is " in again.stdout
+    assert (folder / "again.html").read_text() == page
+
+
+def test_the_result_follows_the_published_schema(ran: Any, folder: Path) -> None:
+    import jsonschema
+
+    schema = json.loads(Path("docs/result.schema.json").read_text())
+    jsonschema.validate(json.loads((folder / "r.json").read_text()), schema)
+
+
+def test_as_one_reads_two_dumps_as_one(folder: Path) -> None:
+    two = [str(folder / name) for name in ("a.parquet", "same.parquet")]
+    done = run(*two, "--as-one", "--presets", "token_is,seq_mis")
+
+    assert done.exit_code == 0
+    assert "read as one dump" in done.stderr
+    assert "seq_mis − token_is" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("names", "options", "words"),
+    [
+        (("a", "same", "worse"), (), ("3 DUMPs given", "--as-one")),
+        (("a", "nowhere"), (), ("nowhere.parquet: no such file",)),
+        (("a", "same"), ("--against", "token_is"), ("--against names a preset", "--as-one")),
+        (("a",), ("--against", "nothing"), ('unknown preset "nothing"',)),
+        (("two",), ("--presets", "token_is", "--against", "pure_is"), ("no current_log_probs",)),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(
+    folder: Path, names: tuple[str, ...], options: tuple[str, ...], words: tuple[str, ...]
+) -> None:
+    refused = run(*(str(folder / f"{name}.parquet") for name in names), *options)
+
+    assert refused.exit_code == 2
+    assert refused.stdout == ""
+    assert "hint: " in refused.stderr
+    assert all(word in refused.stderr for word in words), refused.stderr
+
+
+def test_stdin_is_one_run_at_most() -> None:
+    refused = run("-", "-")
+    assert (refused.exit_code, "stdin cannot be both runs" in refused.stderr) == (2, True)
+
+
+def test_an_empty_run_is_refused_by_its_name(folder: Path) -> None:
+    import pyarrow.parquet as pq
+
+    empty = str(folder / "empty.parquet")
+    pq.write_table(pq.read_table(folder / "a.parquet").slice(0, 0), empty)
+    refused = run(str(folder / "a.parquet"), empty)
+
+    assert refused.exit_code == 2
+    assert "empty.parquet" in refused.stderr
+
+
+def test_runs_without_a_pair_of_policies_in_common_are_refused(folder: Path) -> None:
+    bypass = make(folder / "bypass.parquet", 0.05, 1, old_log_probs=True)
+    refused = run(str(folder / "two.parquet"), bypass)
+
+    assert refused.exit_code == 2
+    assert "no pair of policies is in both" in refused.stderr
+
+
+def test_the_reference_may_be_any_preset(folder: Path) -> None:
+    done = run(str(folder / "a.parquet"), "--presets", "token_is,seq_mis", "--against", "seq_mis")
+
+    assert done.exit_code == 0
+    assert "token_is − seq_mis" in done.stdout
+    added = run(str(folder / "a.parquet"), "--presets", "token_is", "--against", "seq_mis")
+    assert "token_is − seq_mis" in added.stdout

@@ -1,0 +1,466 @@
+"""Presets side by side: paired differences from their definition, who is better, what each drops."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from scipy.stats import t as student
+
+from offpol_diag import resample
+from offpol_diag.analyze import Examined, analyze, examine
+from offpol_diag.blocks import Table, Text
+from offpol_diag.catalogue import load
+from offpol_diag.contrast import of_presets, reference
+from offpol_diag.contrast.presets import better
+from offpol_diag.differences import Groups
+from offpol_diag.errors import UsageError
+from offpol_diag.metrics import interval
+from offpol_diag.presets import Preset, Reject, Veto, Weight
+from offpol_diag.readers import open_dump
+from offpol_diag.readout import Readout
+from offpol_diag.render.html import render_html
+from offpol_diag.render.markdown import render_markdown
+from offpol_diag.replicates import base, of_preset
+from offpol_diag.sections import sections
+from offpol_diag.sections.comparison import comparison
+from offpol_diag.summary import Comparison, Drops, Number, Summary, loads
+from tests import oracles
+from tests.factory import make_summary
+
+ROWS = oracles.make_rows(0.3, seed=3, many=60, outliers=0.01)
+SOME = (
+    Preset("all", ""),
+    Preset("band", "", reject=(Reject("ratio", "token", 0.7, 1.4),)),
+    Preset("whole", "", weight=Weight("sum", upper=2.0), reject=(Reject("ratio", "sum", 0.5, 2.0),)),
+    Preset("cautious", "", reject=(Reject("ratio", "mean", 0.9, 1.1),), veto=Veto(lower=0.4)),
+    Preset("pop", "", weight=Weight("token", "mask", lower=0.8, upper=1.25)),
+    Preset("signed", "", reject=(Reject("k3", "token", upper=0.02, advantage="negative"),)),
+    Preset("logged", "", reject=(Reject("ratio", "token", 0.9, 1.1),), apply=False),
+)
+RANGES = (
+    interval.ANYWHERE,
+    interval.POSITIVE,
+    interval.ABOVE_ONE,
+    interval.ABOVE_MINUS_ONE,
+    interval.SHARE,
+    interval.CORRELATION,
+)
+MANY = Groups(64, 64.0)
+METRICS = ("ess_tokens", "ess_sequences", "tokens_rejected", "weight_std", "k3", "update_removed", "pg_loss")
+
+
+def written(folder: Path, rows: list[dict[str, Any]] = ROWS, **more: Any) -> str:
+    return oracles.write(rows, folder / "dump.parquet", **more)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Examined:
+    path = written(tmp_path_factory.mktemp("compare"))
+    return examine([path], presets=SOME, device="cpu", against="all")
+
+
+@pytest.fixture(scope="module")
+def compared(found: Examined) -> Comparison:
+    return of_presets(found, found.summary(), "all")
+
+
+def draws(found: Examined, path: str) -> list[list[int]]:
+    """How often each row is drawn in each replicate, as the bootstrap says."""
+    (batch,) = open_dump([path]).batches()
+    return resample.draws(batch.key, found.study.seed, found.study.replicates).int().tolist()
+
+
+def half_width(drawn: list[float], tokens: list[float], groups: int) -> float:
+    """Student's t times the standard error, with as many groups as there are in effect."""
+    mean = math.fsum(drawn) / len(drawn)
+    variance = math.fsum((x - mean) ** 2 for x in drawn) / (len(drawn) - 1)
+    squares = math.fsum((n - tokens[0]) ** 2 for n in tokens[1:]) / len(drawn)
+    g = min(tokens[0] ** 2 / squares, groups)
+    freedom = 1 / (1 / (g - 1) + 1 / (len(drawn) - 1))
+    return float(student.ppf(0.975, freedom)) * math.sqrt(variance * g / (g - 1))
+
+
+# ---------------------------------------------------------------- paired differences
+
+
+def test_the_replicates_are_those_of_the_intervals_in_the_summary(found: Examined) -> None:
+    out, summary = Readout(found.study, found.tally), found.summary()
+    sets = [(base(out), summary.metrics)]
+    sets += [(of_preset(out, preset), summary.presets[preset.name].metrics) for preset in SOME]
+    for drawn, numbers in sets:
+        wanted = {name for name, number in numbers.items() if number.interval is not None}
+        assert wanted <= set(drawn)
+        for name in wanted:
+            assert float(drawn[name][0]) == numbers[name].value
+            ends = {out.reader.around(drawn[name], within) for within in RANGES}
+            rare = numbers[name].value in (0.0, 1.0)
+            assert rare or numbers[name].interval in ends, name
+
+
+def test_a_difference_in_a_replicate_is_that_of_the_rows_it_draws(found: Examined, tmp_path: Path) -> None:
+    path = written(tmp_path)
+    times, data = draws(found, path), oracles.sequences(ROWS)
+    out = Readout(found.study, found.tally)
+    mine, theirs = (of_preset(out, found.study.presets[at]) for at in (2, 1))
+    for replicate in (0, 7, 255):
+        drawn = [s for s, many in zip(data, times, strict=True) for _ in range(many[replicate])]
+        one, other = (oracles.preset_metrics(drawn, SOME[at])[0] for at in (2, 1))
+        for name in METRICS:
+            difference = float(mine[name][1 + replicate] - theirs[name][1 + replicate])
+            assert difference == pytest.approx(one[name] - other[name], rel=1e-9, abs=1e-10), name
+
+
+def test_the_interval_of_a_difference_is_that_of_a_t_statistic_of_its_replicates(
+    found: Examined, compared: Comparison
+) -> None:
+    out = Readout(found.study, found.tally)
+    mine, theirs = (of_preset(out, found.study.presets[at]) for at in (2, 0))
+    for name in METRICS:
+        number = compared.differences["whole"][name]
+        values = (mine[name] - theirs[name]).tolist()
+        half = half_width(values[1:], out.reader.sums["tokens"].tolist(), out.groups.groups)
+        assert number.value == values[0]
+        assert number.interval == pytest.approx((values[0] - half, values[0] + half), rel=1e-3, abs=1e-12)
+
+
+def test_presets_that_do_the_same_differ_by_exactly_nothing(tmp_path: Path) -> None:
+    same = Preset("same", "", reject=(Reject("ratio", "token", 0.7, 1.4),))
+    found = examine([written(tmp_path)], presets=(SOME[1], same), device="cpu", against="band")
+    compared = of_presets(found, found.summary(), "band")
+
+    known = [number for number in compared.differences["same"].values() if number.unknown is None]
+    assert len(known) > 30
+    assert {number.value for number in known} == {0.0}
+    assert {number.interval for number in known} == {(0.0, 0.0), None}
+    assert {compared.better[name] for name in ("ess_tokens", "tokens_rejected")} == {"equal"}
+    assert all(one.tokens.count == one.sequences.count == 0 for one in compared.drops)
+
+
+def test_what_presets_share_cancels_so_the_interval_is_narrower(tmp_path: Path) -> None:
+    """Two caps that hardly differ: the numbers move with the dump, the difference hardly."""
+    caps = tuple(Preset(f"cap{c}", "", weight=Weight("token", upper=c)) for c in (2.0, 2.2))
+    found = examine([written(tmp_path)], presets=caps, device="cpu", against="cap2.0")
+    compared = of_presets(found, found.summary(), "cap2.0")
+
+    difference = compared.differences["cap2.2"]["weight_mean"].interval
+    alone = [found.summary().presets[cap.name].metrics["weight_mean"].interval for cap in caps]
+    assert difference is not None
+    assert all(one is not None for one in alone)
+    assert 0 < difference[1] - difference[0] < 0.2 * min(one[1] - one[0] for one in alone if one)
+    assert difference[0] > 0  # the two overlap, and yet there is no doubt
+    assert max(one[0] for one in alone if one) < min(one[1] for one in alone if one)
+    assert compared.better["weight_std"] == "cap2.0"
+
+
+def test_a_number_that_one_of_two_lacks_has_no_difference(found: Examined, compared: Comparison) -> None:
+    numbers = found.summary().presets["all"].metrics
+    for name, number in compared.differences["whole"].items():
+        if numbers[name].value is None:
+            assert number.value is None
+            assert number.unknown
+
+
+# ---------------------------------------------------------------- who is better
+
+
+def replicates(*values: float, spread: float = 0.0, common: float = 0.0) -> torch.Tensor:
+    """A value, and 256 replicates of it: noise that all have in common, and noise of their own."""
+    shared = torch.linspace(-1, 1, 256, dtype=torch.float64)
+    own = torch.sin(torch.arange(256, dtype=torch.float64) * (1 + values[0]))
+    return torch.cat((torch.tensor(values, dtype=torch.float64), values[0] + common * shared + spread * own))
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "direction", "said"),
+    [
+        (replicates(0.9, spread=0.01), replicates(0.5, spread=0.01), "higher", "one"),
+        (replicates(0.9, spread=0.01), replicates(0.5, spread=0.01), "lower", "other"),
+        (replicates(0.9, spread=0.5), replicates(0.5, spread=0.5), "higher", "undecided"),
+        (replicates(0.52, common=0.4), replicates(0.5, common=0.4), "higher", "one"),
+        (replicates(0.5, spread=0.1), replicates(0.5, spread=0.3), "higher", "equal"),
+        (replicates(0.9), replicates(0.5), "neither", "–"),
+    ],
+)
+def test_a_preset_is_better_only_where_the_difference_leaves_no_doubt(
+    one: torch.Tensor, other: torch.Tensor, direction: Any, said: str
+) -> None:
+    drawn = {"one": one, "other": other}
+    numbers = {name: Number(value=float(values[0])) for name, values in drawn.items()}
+    assert better(numbers, drawn, direction, MANY) == said
+
+
+def test_with_too_few_groups_nothing_is_better_and_without_replicates_the_values_are() -> None:
+    drawn = {"one": replicates(0.9), "other": replicates(0.5)}
+    numbers = {"one": Number(value=0.9), "other": Number(value=0.5)}
+
+    assert better(numbers, drawn, "higher", MANY) == "one"
+    assert better(numbers, drawn, "higher", Groups(4, 4.0)) == "undecided"
+    assert better(numbers, {}, "higher", MANY) == "one"
+
+
+@pytest.mark.parametrize(("third", "said"), [(Number(value=0.1), "a"), (Number(unknown="none"), "unknown")])
+def test_no_preset_is_called_better_while_one_of_them_is_unknown(third: Number, said: str) -> None:
+    three = {"b": Number(value=0.5), "a": Number(value=0.9), "c": third}
+
+    assert better(three, {}, "higher", MANY) == said
+
+
+def test_one_preset_alone_is_not_better() -> None:
+    assert better({"one": Number(value=1.0)}, {}, "higher", MANY) == "–"
+
+
+def test_the_reference_is_the_first_that_can_be_computed_unless_one_is_named() -> None:
+    needs = {"a": ["current_log_probs"], "b": [], "c": []}
+
+    assert [reference(needs, None), reference(needs, "c")] == ["b", "c"]
+    assert reference({"a": ["x"]}, None) is None
+    with pytest.raises(UsageError, match="no current_log_probs"):
+        reference(needs, "a")
+
+
+# ---------------------------------------------------------------- what each drops
+
+
+def left(s: oracles.Sequence, preset: Preset) -> list[bool]:
+    """Which tokens still pull: kept, and of a weight that is not 0."""
+    done = oracles.apply(s, preset, oracles.Scope())
+    return [kept and weight != 0 for kept, weight in zip(done.kept, done.weights, strict=True)]
+
+
+def brute(ours: Preset, theirs: Preset, rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """The table by its definition, rewards being the row's number."""
+    data = oracles.sequences(rows)
+    tokens: list[tuple[int, int, float, float]] = []
+    whole: list[tuple[int, int, float, float]] = []
+    for at, s in enumerate(data):
+        mine, other = left(s, ours), left(s, theirs)
+        lost = [b and not a for a, b in zip(mine, other, strict=True)]
+        delta = s.delta("old")
+        tokens += [(s.n, at, a, d) for a, d, gone in zip(s.advantages, delta, lost, strict=True) if gone]
+        if any(other) and not any(mine):
+            whole.append((s.n, at, math.fsum(s.advantages) / s.n, math.fsum(delta)))
+    return {"tokens": kinds(tokens), "sequences": kinds(whole)}
+
+
+def kinds(some: list[tuple[int, int, float, float]]) -> dict[str, float]:
+    n = len(some)
+    if not n:
+        return {"count": 0}
+    return {
+        "count": n,
+        "length": math.fsum(one[0] for one in some) / n,
+        "reward": math.fsum(one[1] for one in some) / n,
+        "positive": sum(one[2] > 0 for one in some) / n,
+        "negative": sum(one[2] < 0 for one in some) / n,
+        "log_ratio": math.fsum(one[3] for one in some) / n,
+    }
+
+
+def with_rewards(path: str, rewards: list[float]) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(path)
+    pq.write_table(table.append_column("rewards", pa.array(rewards)), path)
+
+
+@pytest.mark.parametrize("batch_tokens", [1 << 18, 200])
+def test_what_presets_drop_is_what_counting_by_hand_says(tmp_path: Path, batch_tokens: int) -> None:
+    path = written(tmp_path)
+    with_rewards(path, [float(at) for at in range(len(ROWS))])
+    for first in SOME[:2]:
+        others = (first, *(one for one in SOME if one is not first))
+        found = examine([path], presets=others, device="cpu", against=first.name, batch_tokens=batch_tokens)
+        compared = of_presets(found, found.summary(), first.name)
+        ways = [
+            (a.name, b.name) for a, b in ((x, y) for o in others[1:] for x, y in ((o, first), (first, o)))
+        ]
+        assert [(one.dropped_by, one.kept_by) for one in compared.drops] == ways
+        by_name = {one.name: one for one in others}
+        for one in compared.drops:
+            check(one, brute(by_name[one.dropped_by], by_name[one.kept_by], ROWS))
+
+
+def check(one: Drops, wanted: dict[str, dict[str, float]]) -> None:
+    for unit, lot in (("tokens", one.tokens), ("sequences", one.sequences)):
+        assert lot.count == wanted[unit]["count"], (one.dropped_by, one.kept_by, unit)
+        for name in list(wanted[unit])[1:]:
+            assert getattr(lot, name).value == pytest.approx(wanted[unit][name], rel=1e-9), name
+
+
+def test_there_is_something_to_drop_both_ways(compared: Comparison) -> None:
+    """Else the test above would show little."""
+    counts = {(one.dropped_by, one.kept_by): one.tokens.count for one in compared.drops}
+
+    assert counts["band", "all"] > 100
+    assert counts["pop", "all"] > 100
+    assert counts["signed", "all"] > 10
+    assert counts["all", "band"] == counts["logged", "all"] == 0
+
+
+def test_examples_are_those_of_the_largest_mismatch_and_say_what_fired(compared: Comparison) -> None:
+    data = {s.ident: s for s in oracles.sequences(ROWS)}
+    for one, preset in zip(compared.drops[::2], SOME[1:], strict=True):
+        lost = {s.ident: sum(not kept for kept in left(s, preset)) for s in data.values()}
+        total = {name: abs(math.fsum(data[name].delta("old"))) for name, many in lost.items() if many}
+        worst = sorted(total, key=lambda name: -total[name])[:5]
+        assert [row.sequence_id for row in one.examples] == worst
+        assert [row.tokens for row in one.examples] == [lost[name] for name in worst]
+        assert [row.length for row in one.examples] == [data[name].n for name in worst]
+        assert all(row.fired for row in one.examples)
+
+
+def test_what_fired_names_the_rule_and_the_value() -> None:
+    def of(preset: str) -> str:
+        return f"{COMPARED[preset].examples[0].fired}"
+
+    assert "outside 0.5 ≤ ∏r ≤ 2" in of("whole")
+    assert "∏r = " in of("whole")
+    assert "tokens outside 0.7 ≤ r_t ≤ 1.4" in of("band")
+    assert "veto: " in of("cautious")
+    assert "r_t < 0.4" in of("cautious")
+    assert "of weight 0" in of("pop")
+    assert "A < 0" in of("signed")
+
+
+COMPARED: dict[str, Drops] = {}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _by_name(compared: Comparison) -> None:
+    COMPARED.update({one.dropped_by: one for one in compared.drops[::2]})
+
+
+def test_the_share_of_what_is_dropped_has_an_interval_of_groups(
+    found: Examined, compared: Comparison
+) -> None:
+    rejected = found.summary().presets["band"].metrics["tokens_rejected"]
+    share = COMPARED["band"].tokens.share
+
+    assert share.value == pytest.approx(rejected.value, rel=1e-12)
+    assert share.interval == pytest.approx(rejected.interval, rel=1e-9)
+    assert compared.all_tokens is not None
+    assert compared.all_tokens.share.value == 1.0
+    assert compared.all_tokens.count == sum(s.n for s in oracles.sequences(ROWS))
+
+
+def test_without_rewards_and_advantages_the_table_says_what_is_missing(tmp_path: Path) -> None:
+    rows = [{key: value for key, value in row.items() if key != "advantages"} for row in ROWS]
+    found = examine([written(tmp_path, rows)], presets=SOME[:2], device="cpu", against="all")
+    (lot, _) = (one.tokens for one in of_presets(found, found.summary(), "all").drops)
+
+    assert (lot.reward.unknown, lot.positive.unknown) == (
+        "missing column rewards",
+        "missing column advantages",
+    )
+    assert lot.length.value
+
+
+def test_nothing_is_looked_at_that_was_not_asked_for(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    many = tuple(Preset(f"p{i}", "", weight=Weight("token", upper=2.0 + i)) for i in range(9))
+    without, crowd = (
+        examine([path], presets=presets, device="cpu", against=against)
+        for presets, against in ((SOME, None), (many, "p0"))
+    )
+
+    assert not [name for found in (without, crowd) for name in found.tally.states if "drops" in name]
+    compared = of_presets(crowd, crowd.summary(), "p0")
+    assert (len(compared.differences), compared.drops) == (8, [])
+
+
+def test_comparing_changes_no_number(found: Examined, tmp_path: Path) -> None:
+    plain = analyze([written(tmp_path)], presets=SOME, device="cpu")
+    assert plain.presets == found.summary().presets
+    assert plain.metrics == found.summary().metrics
+
+
+# ---------------------------------------------------------------- reports
+
+
+@pytest.fixture(scope="module")
+def summary(found: Examined, compared: Comparison) -> Summary:
+    return found.summary().model_copy(update={"comparison": compared})
+
+
+def test_a_result_with_a_comparison_is_read_back_whole(summary: Summary) -> None:
+    assert loads(summary.to_json(), "x") == summary
+
+
+def test_every_report_has_the_comparison_first(summary: Summary) -> None:
+    assert sections(summary)[0].id == "comparison"
+    page, text = render_html(summary), render_markdown(summary)
+    for report in (page, text):
+        assert "Presets side by side" in report
+        assert "what dropped them" in report
+        assert "whole drops" in report
+
+
+def tables(summary: Summary) -> dict[str, Table]:
+    section = comparison(summary)
+    assert section is not None
+    return {block.id: block for block in section.blocks if isinstance(block, Table)}
+
+
+def test_two_presets_have_their_difference_beside_them(tmp_path: Path) -> None:
+    found = examine([written(tmp_path)], presets=SOME[:2], device="cpu", against="all")
+    one = found.summary()
+    one = one.model_copy(update={"comparison": of_presets(found, one, "all")})
+
+    table = tables(one)["comparison"]
+    assert table.header == ("metric", "all", "band", "band − all", "better")
+    assert one.comparison is not None
+    row = next(row for row in table.rows if row[0] == "ess_tokens")
+    assert row[3] == one.comparison.differences["band"]["ess_tokens"]
+    assert row[4] == one.comparison.better["ess_tokens"]
+
+
+def test_more_presets_have_their_differences_in_a_table_below(summary: Summary) -> None:
+    found = tables(summary)
+    assert found["comparison"].header == ("metric", *(one.name for one in SOME), "better")
+    assert found["differences"].header == ("metric", *(one.name for one in SOME[1:]))
+
+
+def test_many_presets_stand_in_rows_and_every_one_of_them_is_there() -> None:
+    some = make_summary()
+    able = {name: one for name, one in some.presets.items() if not one.needs}
+    many = {f"{name}_{i}": one for i in range(4) for name, one in able.items()}
+    first = next(iter(many))
+    compared = Comparison(
+        against=first,
+        differences={name: one.metrics for name, one in many.items() if name != first},
+        better={},
+    )
+    found = some.model_copy(update={"presets": many, "comparison": compared})
+
+    table = tables(found)["comparison"]
+    assert [row[0] for row in table.rows] == [*many, "better"]
+    weights = table.header.index("weight_mean")
+    assert table.rows[0][weights] == able["disabled"].metrics["weight_mean"]
+    section = comparison(found)
+    assert section is not None
+    assert "Name up to 8" in " ".join(block.text for block in section.blocks if isinstance(block, Text))
+
+
+def test_presets_that_cannot_be_computed_are_named() -> None:
+    some = make_summary()
+    compared = Comparison(against="disabled", differences={}, better={})
+    section = comparison(some.model_copy(update={"comparison": compared}))
+
+    assert section is not None
+    assert "ppo_is_bypass needs current_log_probs" in section.blocks[0].text  # type: ignore[union-attr]
+
+
+def test_every_built_in_preset_can_be_compared(tmp_path: Path) -> None:
+    every = load().resolve("all")
+    path = written(tmp_path, ROWS[:12])
+    for at in range(0, len(every), 7):
+        some = (every[0], *(one for one in every[at : at + 7] if one is not every[0]))
+        found = examine([path], presets=some, device="cpu", against=every[0].name)
+        compared = of_presets(found, found.summary(), every[0].name)
+        names = [preset.name for preset in found.study.presets]
+        assert [one.dropped_by for one in compared.drops[::2]] == names[1:]
