@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Literal
 
+from offpol_diag.metrics.interval import Z
 from offpol_diag.numerals import say
 from offpol_diag.summary import Cause, Diagnosis, Number, Summary
 
 SURE = 4.0
-"""Standard errors beyond which an identity counts as broken (two-sided p = 6e-5, so that many looks do no
-harm).
+"""Standard errors beyond which an identity counts as broken: two-sided p = 6e-5 where the mean is normal. How
+often honest clustered dumps get there is measured in `docs/coverage.md`.
 """
 VISIBLE = 2e-3
 """Smallest |E[r] − 1| worth calling a bug: kernels that round their own log-probs stay below it."""
@@ -52,12 +54,21 @@ class Evidence:
 
 
 def standard_errors(number: Number, target: float) -> float:
-    """How many standard errors a number lies above `target`; 0 when it has no interval."""
+    """How many standard errors a number lies above `target`; 0 when it has no interval.
+
+    The error is that of the interval's end towards the target: an interval may be skewed.
+    """
     if number.value is None or number.interval is None:
         return 0.0
     low, high = number.interval
-    error = (high - low) / 3.92
+    error = (number.value - low if number.value > target else high - number.value) / Z
     return (number.value - target) / error if error > 0 else 0.0
+
+
+def sure_of_any(looks: int) -> float:
+    """Standard errors beyond which one of so many looks counts, with the chance of one look beyond `SURE`."""
+    normal = NormalDist()
+    return -normal.inv_cdf(normal.cdf(-SURE) / max(looks, 1))
 
 
 @dataclass(frozen=True)
@@ -130,6 +141,22 @@ def _place_text(seen: Evidence) -> str:
     return "; ".join(f"position {key}: k3 = {value}" for key, value in _broken_places(seen))
 
 
+def _off_places(seen: Evidence) -> Iterator[tuple[str, str]]:
+    """Positions whose E[r] is not 1, by a bound that allows for the number of positions looked at."""
+    where = seen.summary.by.get("position")
+    found = [(place.key, place.metrics["mean_ratio"]) for place in (where.places if where else [])]
+    known = [(key, number, number.value) for key, number in found if number.value is not None]
+    sure = sure_of_any(len(known))
+    for key, number, value in known if seen.trusted("mean_ratio") else []:
+        errors = standard_errors(number, 1.0)
+        if abs(value - 1) > VISIBLE and abs(errors) > sure:
+            yield key, f"{say(number)}, {errors:+.1f} standard errors from 1"
+
+
+def _off_text(seen: Evidence) -> str:
+    return "; ".join(f"position {key}: E[r] = {text}" for key, text in _off_places(seen))
+
+
 def _broken_places(seen: Evidence) -> Iterator[tuple[str, str]]:
     """Positions whose k3 lies, by its interval, an order of magnitude above that of every other position."""
     where = seen.summary.by.get("position")
@@ -198,6 +225,15 @@ TESTS = (
         "look at the tokens at these positions: first token, end of turn, inserted tokens",
         "mend the alignment or the mask there",
         "a single position that carries the mismatch",
+    ),
+    Test(
+        "boundary",
+        lambda seen: next(_off_places(seen), None) is not None,
+        "E[r] is not 1 at some positions of the response: what is logged there is not what was sampled from",
+        _off_text,
+        "look at the tokens at these positions: first token, end of turn, inserted tokens, a forced prefix",
+        "mend the alignment or the mask there",
+        "E[r] ≠ 1 at a position",
     ),
 )
 

@@ -1,11 +1,13 @@
 """Bug or honest mismatch: dumps whose fault is known, and the truth table of the identities."""
 
 import pytest
+from factory import make_summary
 from faults import dump
+from scipy import stats
 
 from offpol_diag.analyze import analyze
-from offpol_diag.diagnose import FEWEST_GROUPS, diagnose, standard_errors
-from offpol_diag.summary import Number
+from offpol_diag.diagnose import FEWEST_GROUPS, SURE, diagnose, standard_errors, sure_of_any
+from offpol_diag.summary import Location, Number, Place
 
 
 def diagnosis(path):
@@ -72,7 +74,55 @@ def test_a_column_that_is_missing_is_named_as_undecidable(tmp_path):
 
 @pytest.mark.parametrize(
     ("value", "interval", "errors"),
-    [(1.0, (0.9, 1.1), 0.0), (1.2, (1.1, 1.296), 4.0), (0.8, (0.702, 0.898), -4.0), (1.2, None, 0.0)],
+    [(1.0, (0.9, 1.1), 0.0), (1.2, (1.102, 1.9), 4.0), (0.8, (0.3, 0.898), -4.0), (1.2, None, 0.0)],
 )
 def test_distance_from_one_is_counted_in_standard_errors(value, interval, errors):
-    assert standard_errors(Number(value=value, interval=interval), 1.0) == pytest.approx(errors, abs=1e-9)
+    assert standard_errors(Number(value=value, interval=interval), 1.0) == pytest.approx(
+        errors, rel=1e-4, abs=1e-9
+    )
+
+
+def test_one_of_many_looks_needs_more():
+    """Bonferroni: 8 looks beyond 4.47 are together as rare as one beyond 4."""
+    assert sure_of_any(1) == pytest.approx(SURE)
+    assert sure_of_any(8) == pytest.approx(stats.norm.isf(stats.norm.sf(4) / 8))
+
+
+def of_positions(*numbers, note=None):
+    """A result whose positions have these E[r], and whose E[r] over all is 1."""
+    places = [
+        Place(
+            key=str(i),
+            order=i,
+            tokens=9000,
+            sequences=300,
+            metrics={"mean_ratio": one, "k3": Number(value=0.01)},
+        )
+        for i, one in enumerate(numbers)
+    ]
+    axis = Location(axis="position", title="position", numeric=True, places=places)
+    whole = {"mean_ratio": Number(value=1.0, interval=(0.99, 1.01), note=note), "k3": Number(value=0.01)}
+    return make_summary(by={"position": axis}, metrics=whole)
+
+
+def apart(value, errors):
+    half = 1.96 * abs(value - 1) / errors
+    return Number(value=value, interval=(value - half, value + half))
+
+
+@pytest.mark.parametrize(
+    ("value", "errors", "found"),
+    [(1.02, 6, True), (0.98, 6, True), (1.02, 4.1, False), (1.0015, 9, False), (1.02, 0.5, False)],
+)
+def test_the_identity_is_held_against_every_position(value, errors, found):
+    """4.1 standard errors are too few where 8 positions are looked at; 0.15 % is what kernels round."""
+    seen = diagnose(of_positions(*[apart(1.001, 0.5)] * 7, apart(value, errors)))
+
+    assert [cause.id for cause in seen.causes] == (["boundary"] if found else [])
+    assert not found or "position 7: E[r]" in seen.causes[0].statistic
+
+
+def test_positions_are_not_held_against_it_where_the_tail_is_too_heavy():
+    heavy = of_positions(apart(1.2, 9), note="unreliable: k̂ = 0.90 is above 0.70")
+
+    assert diagnose(heavy).causes == []
