@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from offpol_diag.cli import app
 from offpol_diag.errors import GateFileError
-from offpol_diag.gate.bounds import Name, Span
+from offpol_diag.gate.bounds import Name, Span, Steps
 from offpol_diag.gate.file import Gates, read
 from offpol_diag.gate.tolerance import Tolerance
 from offpol_diag.summary import loads
@@ -97,7 +97,6 @@ def test_a_file_is_spread_out_into_bounds(tmp_path: Path) -> None:
     ]
     assert {one.source for one in found.bounds} == {"gates.toml: [[bound]] 1", "gates.toml: [[bound]] 2"}
     assert found.bounds[0].note == "FP8 on H100 runs at 0.0015"
-    assert [one.part for one in found.bounds] == [True] * 6 + [False] * 4
 
 
 def test_a_step_belongs_to_one_part_and_the_last_override_of_it_decides(tmp_path: Path) -> None:
@@ -129,7 +128,7 @@ def test_a_file_says_what_is_asked_of_the_baseline(tmp_path: Path) -> None:
 def test_what_a_file_leaves_out_has_a_default(tmp_path: Path) -> None:
     (bound,) = gates(tmp_path, '[[bound]]\nname = "k3"\nmax = 1\n').bounds
 
-    assert (bound.level, bound.judge, bound.over, bound.part) == ("error", "interval", "", False)
+    assert (bound.level, bound.judge, bound.over, bound.steps) == ("error", "interval", "", Steps())
     empty = gates(tmp_path, "[baseline]\n")
     assert (empty.bounds, empty.result) == ((), None)
     assert empty.against is not None

@@ -118,7 +118,11 @@ def test_rows_without_a_step_are_no_step() -> None:
     [
         (make_summary(by={}), Bound("k3", "max", 1.0, "step"), "no column step"),
         (along(0.01), Bound("k33", "max", 1.0, "step"), "did you mean k3"),
-        (along(0.01), Bound("token_is.k3", "max", 1.0, "step"), "is not listed by step in this result; gate the dump itself"),
+        (
+            along(0.01),
+            Bound("token_is.k3", "max", 1.0, "step"),
+            "is not listed by step in this result; gate the dump itself",
+        ),
         (along(0.01), Bound("drift2.k3", "max", 1.0, "step"), "missing column"),
         (along(0.01), Bound("ppo_is_bypass.k3", "max", 1.0, "step"), "needs current_log_probs"),
         (along(0.01), Bound("nobody.k3", "max", 1.0, "median"), "nobody"),
@@ -147,6 +151,7 @@ def test_a_result_that_lists_only_some_steps_can_fail_but_not_pass() -> None:
         assert "only 2 of 9 steps" in one(fine, over, 0.02).reason
     assert one(bad, "step", 0.02).passed is False
     assert one(fine, "last", 0.02).passed is True  # the ends are always listed
+    assert one(fine, "step", 0.02, steps=Steps(Span(1, 1))).passed is True  # of one step, none is left out
 
 
 # ---------------------------------------------------------------- spans of steps
@@ -162,8 +167,8 @@ def test_a_span_of_steps_is_judged_alone() -> None:
 
 
 def test_a_part_of_a_bound_without_steps_is_left_out_but_never_the_whole_bound() -> None:
-    early = Bound("k3", "max", 1.0, "step", steps=Steps(Span(last=9)), part=True, source="f")
-    late = Bound("k3", "max", 0.02, "step", steps=Steps(Span(10)), part=True, source="f")
+    early = Bound("k3", "max", 1.0, "step", steps=Steps(Span(last=9)), source="f")
+    late = Bound("k3", "max", 0.02, "step", steps=Steps(Span(10)), source="f")
 
     assert [one.limit for one in judge(along(0.01, first=20), [early, late])] == [0.02]
     assert [one.limit for one in judge(along(0.01, first=0), [early, late])] == [1.0]

@@ -84,7 +84,7 @@ def _whole(bound: Bound) -> tuple[object, ...]:
 
 
 def _idle(summary: Summary, bound: Bound) -> bool:
-    return bound.part and "step" in summary.by and not any_step(summary, bound.steps)
+    return "step" in summary.by and not any_step(summary, bound.steps)
 
 
 # ---------------------------------------------------------------- one bound

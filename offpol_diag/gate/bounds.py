@@ -148,7 +148,6 @@ class Bound:
         level: whether a failure fails the gate, or is only told.
         judge: whether the 95 % interval decides, or the plain value.
         steps: the steps that the quantifier is over.
-        part: whether other bounds hold the rest of the steps, so that this one may find none.
         source: who asks: an option, or a file and its table.
         note: what the file says about it.
     """
@@ -160,7 +159,6 @@ class Bound:
     level: Level = "error"
     judge: Judge = "interval"
     steps: Steps = Steps()
-    part: bool = False
     source: str = field(default="", compare=False)
     note: str = ""
 

@@ -216,7 +216,7 @@ def _spread(row: BoundTable, defaults: Defaults, source: str) -> Iterator[Bound]
         parts = _parts(row.steps or Span(), values, [one for one in rows if one.steps is not None])
         for steps, held in parts:
             number = f"{preset}.{row.name.number}" if preset else row.name.number
-            yield from _bounds(row, number, held, steps, source, len(parts) > 1)
+            yield from _bounds(row, number, held, steps, source)
 
 
 def _parts(whole: Span, values: Values, rows: Sequence[Override]) -> list[tuple[Steps, Values]]:
@@ -230,15 +230,11 @@ def _parts(whole: Span, values: Values, rows: Sequence[Override]) -> list[tuple[
     return parts
 
 
-def _bounds(
-    row: BoundTable, number: str, held: Values, steps: Steps, source: str, part: bool
-) -> Iterator[Bound]:
+def _bounds(row: BoundTable, number: str, held: Values, steps: Steps, source: str) -> Iterator[Bound]:
     limits: tuple[tuple[Kind, float | None], ...] = (("max", held.max), ("min", held.min))
     for kind, limit in limits:
         if limit is not None:
-            yield Bound(
-                number, kind, limit, row.name.over, held.level, held.judge, steps, part, source, row.note
-            )
+            yield Bound(number, kind, limit, row.name.over, held.level, held.judge, steps, source, row.note)
 
 
 def _against(row: BaselineTable, defaults: Defaults) -> Against:
