@@ -143,6 +143,18 @@ def test_what_is_not_there_by_step_is_said_and_never_passes(
     assert said in verdict.reason
 
 
+def test_the_steps_of_a_dump_of_two_policies_are_those_of_the_total() -> None:
+    summary = along(0.01, 0.09)
+    summary.metrics["total.k3"] = around(0.05)
+    summary.metrics["k3"] = Number(unknown="missing column old_log_probs")
+
+    total, first = judge(summary, [Bound(name, "max", 0.02, "step") for name in ("total.k3", "k3")])
+
+    assert (total.passed, total.where) == (False, "step 1")
+    assert first.passed is None
+    assert "missing column old_log_probs" in first.reason
+
+
 def test_a_result_that_lists_only_some_steps_can_fail_but_not_pass() -> None:
     fine, bad = along(0.01, 0.01, left_out=7), along(0.01, 0.09, left_out=7)
 
