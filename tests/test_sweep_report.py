@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -260,3 +261,21 @@ def test_values_that_are_no_shares_span_the_field() -> None:
 
 def test_nothing_known_draws_an_empty_field() -> None:
     assert dots(figure((None, None)), 40)[0].count("A") == 0
+
+
+# ---------------------------------------------------------------- the page in docs/
+
+
+PAGE = Path(__file__).parents[1] / "docs" / "sweep.md"
+SHOWN = re.findall(r"```text\n\$ offpol-diag sweep ([^\n]*)\n(.*?)\n```", PAGE.read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize(("arguments", "shown"), SHOWN, ids=[arguments for arguments, _ in SHOWN])
+def test_the_page_shows_what_the_command_prints(arguments, shown) -> None:
+    ran = run(*arguments.split(), "-q", width=100)
+
+    assert ran.stdout.strip("\n") == shown
+
+
+def test_the_page_shows_both_uses() -> None:
+    assert ["--keep" in arguments for arguments, _ in SHOWN] == [False, True]

@@ -155,10 +155,18 @@ def test_what_one_bound_alone_does_not_decide_is_refused(rule) -> None:
 
 
 def test_a_bound_is_the_shortest_number_that_does_it() -> None:
-    assert shortest(math.log(1.0091), math.log(1.0118), True, 0.0) == 1.01
+    assert shortest(math.log(1.0091), math.log(1.0118), True, 0.01) == 1.01
     assert shortest(0.0091, 0.0118, False, 0.0) == 0.01
     at = math.log(1.5)
     assert shortest(at, math.nextafter(at, 2), True, at) == math.exp(at)
+
+
+def test_a_bound_beyond_all_floats_is_refused(tmp_path) -> None:
+    path = write(tmp_path / "huge.parquet", [[-800.0], [0.1], [0.2]])
+
+    assert solved(GEO, 0.3, path).window.kept == 1
+    with pytest.raises(UsageError, match="800 nats"):
+        solved(GEO, 1.0, path)
 
 
 def test_the_config_of_the_window_is_printed_in_a_trainers_syntax() -> None:

@@ -29,7 +29,7 @@ DRAWN = (
 )
 """Number, its name in the figure, and the character that stands for it where there are no colours."""
 LETTERS = {"length": "L", "floor": "N", "centre": "C"}
-QUARTERS = ("q1, short", "q2", "q3", "q4, long")
+QUARTERS = ("q1 short", "q2", "q3", "q4 long")
 KAPPA = (
     "κ = Σw/n over all tokens, a rejected one weighs 0: how far it lies from 1 is the bias of a constant; "
     "ESS and χ² are of the final weights: variance. A row may be better in one and worse in the other."

@@ -16,7 +16,9 @@ FAR = (2.0, 2.5, 3.0, 4.0, 5.0, 7.0, 10.0, 15.0, 20.0, 30.0, 50.0, 100.0, 1000.0
 MOST = 12
 """Thresholds that a table has room for."""
 MUCH = 0.1
-"""A share of weights beyond which a bound on them does no more than fix them."""
+"""A bound that changes more of the weights than that does no more than fix them."""
+LITTLE = 0.02
+"""A bound that keeps less than 1 % of tokens and of sequences keeps nothing to speak of."""
 LIMIT = 200
 """Thresholds that can be asked for at once."""
 EXAMPLE = "--at 1.0001,1.001,1.01"

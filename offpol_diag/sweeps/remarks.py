@@ -68,7 +68,7 @@ def _of_length(points: Sequence[SweptPoint], readings: Readings, _: Sequence[Noi
     short, long = (say_value(main_of(point.quartiles[at], readings.per_token), "fraction") for at in (0, -1))
     borders = readings.borders()
     return (
-        f"Length trap (L): at {named(point)} {short} is kept of the shortest quarter of responses "
+        f"Length trap (L): at {named(point)}, {short} is kept of the shortest quarter of responses "
         f"({borders[0]} tokens) and {long} of the longest ({borders[-1]}). The batch that is left is a "
         "shorter one, whatever its quality."
     )
@@ -153,7 +153,7 @@ def _of_lag(points: Sequence[SweptPoint], readings: Readings, _: Sequence[NoiseF
     dropped = 1 - (point.metrics["fresh_kept"].value or 0.0)
     what = "tokens" if readings.per_token else "sequences"
     return (
-        f"Noise floor (N): at {named(point)} {say_value(dropped, 'fraction')} of the {what} of policy lag 0 "
+        f"Noise floor (N): at {named(point)}, {say_value(dropped, 'fraction')} of the {what} of policy lag 0 "
         "are dropped, where nothing but numerics (and what is wrong with them) makes the policies differ."
     )
 

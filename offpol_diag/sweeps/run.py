@@ -143,8 +143,10 @@ def _shown(readings: Readings, ask: Ask) -> list[int]:
     if ask.values is not None:
         return list(range(len(values)))
     effects = [readings.effect(at) for at in range(len(values))]
-    if ask.dial.part == "weight":  # a bound on every other weight is no truncation any more
+    if ask.dial.part == "weight":
         effects = [min(effect, grid.MUCH) for effect in effects]
+    else:
+        effects = [max(effect, grid.LITTLE) for effect in effects]
     return grid.telling(values, effects, ask.dial.at(ask.preset))
 
 

@@ -32,6 +32,8 @@ FURTHER = 8.0
 SPARE = 1e-3
 """How far beyond the outermost value a bound is put, of that value."""
 NORMAL = 1.96
+MOST_NATS = 700.0
+"""e^±this is still a float."""
 
 
 def check(share: float) -> float:
@@ -163,7 +165,15 @@ def shortest(low: float, high: float, logs: bool, nearest: float) -> float:
     """The number of fewest digits that lies, with its log if asked, strictly between two values.
 
     Where floats leave no room between them: the one whose log is `nearest`.
+
+    Raises:
+        UsageError: its log is beyond what floats hold.
     """
+    if logs and abs(nearest) > MOST_NATS:
+        what = f"--keep: the bound would have to let through |log r| = {abs(nearest):.4g} nats"
+        raise UsageError(f"{what}, which no number holds", "ask for a smaller share")
+    if logs:
+        low, high = max(low, nearest - 1), min(high, nearest + 1)
     into: Callable[[float], float] = math.exp if logs else float
     back: Callable[[float], float] = math.log if logs else float
     middle = into((low + high) / 2)
