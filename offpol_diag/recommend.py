@@ -78,12 +78,25 @@ def _choice(summary: Summary) -> Choice | None:
 
 def _weighed(seen: Evidence) -> dict[str, float | None]:
     """The estimates that decided: of the choice, of the runner-up and of no correction."""
+    choice = _choice(seen.summary)
+    assert choice is not None
+    return _told(seen, choice, choice.gain)
+
+
+def _spared(seen: Evidence) -> dict[str, float | None]:
+    """The same where no correction is the advice; the gain is that of the ladder's choice over it."""
     choice, alignment = _choice(seen.summary), seen.summary.alignment
     assert choice is not None
     assert alignment is not None
+    return _told(seen, instead_of(alignment.rows, NOTHING.name), choice.gain)
+
+
+def _told(seen: Evidence, choice: Choice, gain: float) -> dict[str, float | None]:
+    alignment = seen.summary.alignment
+    assert alignment is not None
     rows = [name for name in (choice.best, choice.next, NOTHING.name) if name is not None]
     return {f"{alignment.rows[name].title}, noise": alignment.rows[name].noise for name in rows} | {
-        "gain over no correction": choice.gain,
+        "gain over no correction": gain,
         "price of the runner-up": choice.price,
         "risk of no correction": alignment.risk,
         "sequences in an update": alignment.batch_sequences,
@@ -141,7 +154,7 @@ RULES = (
     Rule(
         "no gain",
         _idle,
-        _weighed,
+        _spared,
         "No correction makes the gradient point better by a tenth of a percent or more.",
         "alignment of the gradient, estimated from this dump (docs/advice.md)",
         "no correction needed",

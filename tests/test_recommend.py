@@ -1,85 +1,229 @@
 """The recommendation: one row per rule, what it decides and what it saw."""
 
+from __future__ import annotations
+
 import math
+from functools import cache
+from typing import get_args
 
 import pytest
+from faults import dump
 
 from offpol_diag import catalogue
 from offpol_diag.analyze import analyze
+from offpol_diag.candidates import CANDIDATES, DEFAULT, NOTHING
 from offpol_diag.diagnose import diagnose
-from offpol_diag.recommend import ALERTS, RULES, recommend
-from offpol_diag.summary import Diagnosis, Number
+from offpol_diag.guards import guarded
+from offpol_diag.recommend import ALERTS, RULES, WORTH, advised, longest_response, recommend
+from offpol_diag.summary import Decision, Diagnosis, Number, loads
+from tests.advice import alignment, row
+from tests.factory import dump_facts, make_summary
 
 BUG = Diagnosis(verdict="bug", headline="off by one")
 FINE = Diagnosis(verdict="honest_mismatch", headline="fine")
+PLAIN = {
+    "k3": 5e-3,
+    "f_2": 5e-3,
+    "ess_tokens": 0.95,
+    "ess_sequences": 0.2,
+    "mean_ratio": 1.0,
+    "k1": 0.005,
+    "chi2_token": 0.05,
+    "prob_diff_mean": 0.004,
+    "mult_prob_error": 1.01,
+}
+TIS, NONE, MASK = DEFAULT.name, NOTHING.name, "token_mask_0.5_2.0"
+NOISY, QUIET = row(TIS, -0.01, noise=1.0), row(NONE, 0.0, noise=math.exp(-0.1))  # TIS costs 0.05 in noise
+LEADS = row(MASK, 0.1)
+LITTLE = row(NONE, -WORTH / 2)
+MORE = row(NONE, -2 * WORTH)
 
 
-@pytest.fixture(scope="module")
-def real():
-    return analyze(["sample_data/stale.parquet"])
+def given(diagnosis=FINE, prefix="", note=None, facts=None, estimates=None, **values):
+    """A summary with some metrics and estimates set to what a row of the table says."""
+    metrics = {prefix + name: Number(value=value) for name, value in PLAIN.items()}
+    metrics |= {prefix + name: Number(value=value, note=note) for name, value in values.items()}
+    given = alignment(**estimates) if isinstance(estimates, dict) else alignment()
+    given = None if estimates == "none" else given
+    return make_summary(
+        dump=dump_facts(**(facts or {})), metrics=metrics, diagnosis=diagnosis, by={}, alignment=given
+    )
 
 
-def changed(summary, diagnosis=FINE, groups=64, prefix="", note=None, **values):
-    """The summary with some metrics set to what a row of the table says."""
-    numbers = {prefix + name: Number(value=value, note=note) for name, value in values.items()}
-    base = {
-        "k3": 5e-3,
-        "f_2": 5e-3,
-        "f_10": 0.0,
-        "k3_top1_share": 0.3,
-        "ess_tokens": 0.95,
-        "ess_sequences": 0.2,
-    }
-    base |= {
-        "mean_ratio": 1.0,
-        "k1": 0.005,
-        "chi2_token": 0.05,
-        "prob_diff_mean": 0.004,
-        "mult_prob_error": 1.01,
-    }
-    metrics = {prefix + name: Number(value=value) for name, value in base.items()} | numbers
-    facts = summary.dump.model_copy(update={"groups": groups})
-    return summary.model_copy(update={"metrics": metrics, "dump": facts, "diagnosis": diagnosis, "by": {}})
+ROWS = [
+    # the first rule that holds, its decision, the method
+    ({"diagnosis": BUG}, "bug", "fix the bug first", None),
+    ({"diagnosis": BUG, "facts": {"groups": 3}}, "bug", "fix the bug first", None),
+    ({"diagnosis": None}, "ladder", "METHOD at THRESHOLD", "token_is"),
+    ({"facts": {"groups": 19}}, "few", "not enough data", None),
+    ({"facts": {"groups": 20}}, "ladder", "METHOD at THRESHOLD", "token_is"),
+    ({"facts": {"groups": 19}, "k3": 9e-7}, "few", "not enough data", None),
+    ({"k3": 9e-7}, "aligned", "no correction needed", None),
+    ({"k3": 1.1e-6}, "ladder", "METHOD at THRESHOLD", "token_is"),
+    ({"k3": 9e-7, "f_2": 0.6}, "aligned", "no correction needed", None),
+    ({"k3": 1.01}, "hopeless", "no method helps", None),
+    ({"k3": 1.0}, "ladder", "METHOD at THRESHOLD", "token_is"),
+    ({"ess_tokens": 0.049}, "hopeless", "no method helps", None),
+    ({"ess_tokens": 0.05}, "ladder", "METHOD at THRESHOLD", "token_is"),
+    ({"f_2": 0.51}, "hopeless", "no method helps", None),
+    ({"f_2": 0.5}, "ladder", "METHOD at THRESHOLD", "token_is"),
+    ({"k3": 1.01, "estimates": {"risk": 0.0, "none": QUIET}}, "hopeless", "no method helps", None),
+    ({"estimates": {"risk": 0.04, "none": QUIET}}, "no gain", "no correction needed", None),
+    ({"estimates": {"risk": 0.06, "none": QUIET}}, "ladder", "METHOD at THRESHOLD", "token_is"),
+    ({"estimates": {"risk": WORTH / 2, "none": LITTLE}}, "no gain", "no correction needed", None),
+    ({"estimates": {"risk": WORTH / 2, "none": MORE}}, "ladder", "METHOD at THRESHOLD", "token_is"),
+    ({"estimates": {"risk": 2 * WORTH, "none": LITTLE}}, "ladder", "METHOD at THRESHOLD", "token_is"),
+    ({"estimates": {"risk": None, "none": LITTLE}}, "ladder", "METHOD at THRESHOLD", "token_is"),
+    ({"estimates": {"none": row(NONE, 0.5)}}, "no gain", "no correction needed", None),
+    (
+        {"estimates": {"token_mask_0_5_2_0": LEADS}},
+        "ladder",
+        "METHOD at THRESHOLD",
+        "verl_2026_01_rs_token_k1",
+    ),
+    ({"estimates": "none"}, "unknown", "not enough data", None),
+    ({"estimates": "none", "k3": 9e-7}, "aligned", "no correction needed", None),
+    ({"prefix": "total.", "k3": 1.5}, "hopeless", "no method helps", None),
+]
+
+
+@pytest.mark.parametrize(("change", "rule", "decision", "method"), ROWS, ids=str)
+def test_the_first_rule_that_holds_decides(change, rule, decision, method):
+    found = recommend(given(**change))
+
+    assert (found.rule, found.decision, found.method) == (rule, decision, method)
+    assert found.fired[0].rule == rule
+    assert [one.level for one in found.fired].count("decision") == 1
+    assert found.sentence == next(one.sentence for one in RULES if one.name == rule)
+
+
+def test_every_rule_and_every_decision_has_a_row():
+    assert {rule for _, rule, _, _ in ROWS} == {rule.name for rule in RULES}
+    assert {decision for _, _, decision, _ in ROWS} == set(get_args(Decision))
+    assert len({rule.name for rule in (*RULES, *ALERTS)}) == len(RULES) + len(ALERTS)
+
+
+def test_a_dump_of_which_nothing_is_known_is_not_enough():
+    nothing = {one.name: row(one.name, None) for one in CANDIDATES}
+    blind = alignment().model_copy(update={"rows": nothing})
+    for estimates in (None, blind):
+        bare = make_summary(metrics={}, by={}, diagnosis=FINE, alignment=estimates)
+        assert (recommend(bare).decision, recommend(bare).rule) == ("not enough data", "unknown")
+
+
+# ---------------------------------------------------------------- what it says
+
+
+def test_a_method_comes_with_its_threshold_its_settings_the_runner_up_and_its_price():
+    lead = {"token_mask_0_5_2_0": LEADS, "token_tis_2_0": row(TIS, 0.02)}
+    found = recommend(given(estimates=lead))
+
+    assert (found.method, found.threshold) == ("verl_2026_01_rs_token_k1", "0.5–2.0")
+    assert found.settings == {"reject.lower": "0.5", "reject.upper": "2.0"}
+    assert found.runner_up == "token TIS at 2.0"
+    assert found.price == pytest.approx(1 - math.exp(-0.08))
+
+
+@pytest.mark.parametrize("estimates", [{"risk": 0.04, "none": QUIET}, {"risk": WORTH / 2, "none": LITTLE}])
+def test_no_correction_has_no_method_and_the_default_for_its_runner_up(estimates):
+    found = recommend(given(estimates={"token_tis_2_0": row(TIS, -1e-4), **estimates}))
+
+    assert (found.method, found.threshold, found.settings) == (None, None, {})
+    assert found.runner_up == DEFAULT.title
+    assert found.price == pytest.approx(max(0.0, 1 - math.exp(-(estimates["none"].score + 1e-4))))
+
+
+@pytest.mark.parametrize("change", [{"diagnosis": BUG}, {"k3": 9e-7}, {"k3": 2.0}, {"estimates": "none"}])
+def test_other_decisions_have_neither_runner_up_nor_price(change):
+    found = recommend(given(**change))
+
+    assert (found.method, found.threshold, found.settings) == (None, None, {})
+    assert (found.runner_up, found.price) == (None, None)
 
 
 @pytest.mark.parametrize(
-    ("change", "decision", "method"),
+    "estimates",
     [
-        ({"diagnosis": BUG}, "fix the bug first", None),
-        ({"diagnosis": BUG, "groups": 3}, "fix the bug first", None),
-        ({"groups": 19}, "not enough data", None),
-        ({"groups": 20}, "METHOD at THRESHOLD", "token_is"),
-        ({"k3": 9e-7}, "no correction needed", None),
-        ({"k3": 9e-4, "f_2": 0.0}, "no correction needed", None),
-        ({"k3": 9e-4, "f_2": 2e-3}, "METHOD at THRESHOLD", "token_is"),
-        ({"k3": 5e-3}, "METHOD at THRESHOLD", "token_is"),
-        ({"k3": 5e-3, "k3_top1_share": 0.98, "f_10": 2e-4}, "METHOD at THRESHOLD", "decoupled_token_icepop"),
-        ({"k3": 5e-3, "k3_top1_share": 0.98, "f_10": 0.0}, "METHOD at THRESHOLD", "token_is"),
-        ({"k3": 0.05, "ess_sequences": 0.6}, "METHOD at THRESHOLD", "seq_is"),
-        ({"k3": 0.05, "ess_sequences": 0.6, "note": "unreliable"}, "METHOD at THRESHOLD", "token_is"),
-        ({"k3": 0.05, "ess_sequences": 0.1}, "METHOD at THRESHOLD", "token_is"),
-        ({"k3": 0.2, "ess_sequences": 0.1}, "METHOD at THRESHOLD", "token_is"),
-        ({"k3": 1.5}, "no method helps", None),
-        ({"ess_tokens": 0.01}, "no method helps", None),
-        ({"prefix": "total.", "k3": 5e-3}, "METHOD at THRESHOLD", "bypass_ppo_clip"),
+        {},
+        {"token_mask_0_5_2_0": LEADS},
+        {"risk": 0.04, "none": QUIET, "token_tis_2_0": NOISY},
+        {"risk": WORTH / 2, "none": LITTLE, "token_mask_0_5_2_0": row(MASK, -0.2)},
     ],
 )
-def test_the_first_rule_that_holds_decides(real, change, decision, method):
-    found = recommend(changed(real, **change))
+def test_the_numbers_of_the_decision_are_those_of_the_rows(estimates):
+    summary = given(estimates=estimates)
+    found, rows = recommend(summary), summary.alignment.rows
+    saw = found.fired[0].saw
 
-    assert (found.decision, found.method) == (decision, method)
+    assert saw["price of the runner-up"] == found.price
+    assert saw["risk of no correction"] == summary.alignment.risk
+    assert saw["sequences in an update"] == summary.alignment.batch_sequences
+    assert saw["no correction, noise"] == rows[NONE].noise
+    assert f"{found.runner_up}, noise" in saw
+    best = next((one for one in rows.values() if one.method == found.method), rows[NONE])
+    if found.threshold:
+        best = next(
+            one for one in rows.values() if (one.method, one.threshold) == (found.method, found.threshold)
+        )
+    gain = 1 - math.exp(-((best.score if found.method else rows[TIS].score) - rows[NONE].score))
+    if found.rule == "ladder" or estimates.get("risk") == WORTH / 2:
+        assert saw["gain over no correction"] == pytest.approx(gain)
+    else:
+        assert saw["gain over no correction"] == 0
 
 
-def test_a_dump_whose_gap_is_unknown_is_not_enough(real):
-    assert recommend(real.model_copy(update={"metrics": {}, "diagnosis": FINE})).decision == "not enough data"
+@pytest.mark.parametrize(
+    ("change", "saw"),
+    [
+        ({"diagnosis": BUG}, {"mean_ratio": 1.0, "k1": 0.005, "k3": 5e-3}),
+        ({"facts": {"groups": 3}}, {}),
+        ({"k3": 9e-7}, {"k3": 9e-7}),
+        ({"k3": 1.5}, {"k3": 1.5, "ess_tokens": 0.95, "f_2": 5e-3}),
+        ({"prefix": "total.", "k3": 1.5}, {"total.k3": 1.5, "total.ess_tokens": 0.95, "total.f_2": 5e-3}),
+        ({"estimates": "none"}, {}),
+    ],
+)
+def test_a_rule_of_metrics_prints_what_it_saw_under_its_name(change, saw):
+    assert recommend(given(**change)).fired[0].saw == saw
+
+
+def test_every_rule_but_the_last_names_its_source():
+    assert all(rule.source for rule in (*RULES[:-1], *ALERTS))
+    assert RULES[-1].name == "unknown"
+
+
+# ---------------------------------------------------------------- guards
+
+
+def test_what_a_guard_refuses_is_not_recommended_and_says_why_in_the_result():
+    lead = given(estimates={"token_mask_0_5_2_0": row(MASK, 0.1, kept=0.3)})
+
+    found = advised(lead)
+
+    assert found.recommendation.method == "token_is"
+    assert found.recommendation.runner_up != "token mask 0.5–2.0"
+    assert "half of the weight" in found.alignment.rows[MASK].refused
+    assert found.recommendation == recommend(guarded(lead))
+
+
+def test_where_no_correction_is_needed_the_runner_up_is_none_that_was_refused():
+    estimates = {"risk": 0.04, "none": QUIET, "token_tis_2_0": row(TIS, kept=0.3)}
+    found = advised(given(estimates=estimates)).recommendation
+
+    assert (found.decision, found.runner_up) == ("no correction needed", "token TIS at 1.5")
+
+
+# ---------------------------------------------------------------- alerts
 
 
 @pytest.mark.parametrize(
     ("values", "alert"),
     [
-        ({"mean_ratio": 0.4}, "weights off centre"),
+        ({"mean_ratio": 0.49}, "weights off centre"),
+        ({"mean_ratio": 1.51}, "weights off centre"),
         ({"ess_tokens": 0.29}, "low ESS"),
         ({"k1": -0.11}, "large KL"),
+        ({"k1": 0.11}, "large KL"),
         ({"chi2_token": 1.1}, "large χ²"),
         ({"k3": 0.016}, "above the merge gate"),
         ({"prob_diff_mean": 0.011}, "probability difference"),
@@ -87,60 +231,164 @@ def test_a_dump_whose_gap_is_unknown_is_not_enough(real):
         ({"ess_sequences": 0.09}, "product ratios unusable"),
     ],
 )
-def test_each_alert_fires_on_its_side_of_the_line_with_the_number_it_saw(real, values, alert):
-    fired = {one.rule: one for one in recommend(changed(real, **values)).fired}
-    quiet = {one.rule for one in recommend(changed(real)).fired}
+@pytest.mark.parametrize("prefix", ["", "total."])
+def test_each_alert_fires_on_its_side_of_the_line_with_the_number_it_saw(values, alert, prefix):
+    fired = {one.rule: one for one in recommend(given(prefix=prefix, **values)).fired[1:]}
+    (name, value), *_ = values.items()
 
-    assert alert in fired
-    assert alert not in quiet
-    assert next(iter(values.values())) in fired[alert].saw.values()
+    assert list(fired) == [alert]
+    assert fired[alert].saw[prefix + name] == value
+    assert fired[alert].level == "alert"
     assert fired[alert].source
 
 
-def test_a_run_whose_mismatch_grows_is_told_so():
-    summary = analyze(["sample_data/collapse.parquet"])
-    steady = analyze(["sample_data/healthy.parquet"])
-
-    saw = next(one.saw for one in recommend(summary).fired if one.rule == "growing")
-    first, last = saw["first third, median k3"], saw["last third, median k3"]
-    assert last > 5 * first > 0
-    assert "growing" not in [one.rule for one in recommend(steady).fired]
-
-
-def test_real_dumps_get_what_their_making_calls_for():
-    for name, decision in (("healthy", "no correction needed"), ("stale", "METHOD at THRESHOLD")):
-        summary = analyze([f"sample_data/{name}.parquet"])
-        found = recommend(summary.model_copy(update={"diagnosis": diagnose(summary)}))
-
-        assert found.decision == decision
-
-
-def test_every_recommended_method_is_a_preset_and_every_rule_has_a_source():
-    known = catalogue.load()
-    methods = [method for rule in RULES for method in (rule.method, rule.runner_up) if method]
-
-    assert all(name in known for method in methods for name, _ in (method.decoupled, method.bypass))
-    assert all(rule.source for rule in (*RULES, *ALERTS) if rule.name != "unknown")
-    assert all(rule.method for rule in RULES if rule.decision == "METHOD at THRESHOLD")
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"mean_ratio": 0.51},
+        {"mean_ratio": 1.49},
+        {"ess_tokens": 0.31},
+        {"k1": -0.09},
+        {"chi2_token": 0.99},
+        {"k3": 0.0149},
+        {"prob_diff_mean": 0.0099},
+        {"mult_prob_error": 1.049},
+        {"ess_sequences": 0.11},
+    ],
+)
+def test_no_alert_fires_on_the_other_side(values):
+    assert len(recommend(given(**values)).fired) == 1
 
 
-def test_the_bound_that_is_named_is_the_one_that_the_preset_applies():
-    """Where a preset has no weight, the PPO clip of its loss is what bounds the ratio."""
-    known = catalogue.load()
-    methods = [method for rule in RULES for method in (rule.method, rule.runner_up) if method]
-    for name, bound in {pair for method in methods for pair in (method.decoupled, method.bypass)}:
-        weight, own = known[name].weight, known[name].clip
-        clip = f"{1 - own.low:g}–{1 + own.high:g}"
-        lower, upper = (weight.lower, weight.upper) if weight else (None, None)
-        applied = f"{lower}–{upper}" if lower is not None else str(upper)
-        assert bound == (applied if weight else clip), name
+def test_a_heavy_tail_is_alerted_by_the_note_of_the_mean_that_hangs_on_it():
+    (alert,) = recommend(given(ess_tokens=0.95, note="unreliable: k̂ = 0.9 is above 0.7")).fired[1:]
+    assert (alert.rule, list(alert.saw)) == ("heavy tail", ["khat_tokens"])
 
 
-def test_no_rule_holds_because_a_number_is_unknown(real):
-    unknown = {name: Number(unknown="missing") for name in real.metrics}
-    empty = real.model_copy(update={"metrics": unknown, "diagnosis": FINE, "by": {}})
+def test_alerts_stand_beside_every_decision():
+    for change in ({"diagnosis": BUG}, {"facts": {"groups": 3}}, {"estimates": "none"}):
+        assert [one.rule for one in recommend(given(chi2_token=1.1, **change)).fired[1:]] == ["large χ²"]
+
+
+def test_no_rule_holds_because_a_number_is_unknown():
+    unknown = {name: Number(unknown="missing") for name in PLAIN}
+    empty = make_summary(metrics=unknown, diagnosis=FINE, by={}, alignment=None)
 
     assert [one.rule for one in recommend(empty).fired] == ["unknown"]
     assert all(
         value is None or math.isfinite(value) for one in recommend(empty).fired for value in one.saw.values()
     )
+
+
+# ---------------------------------------------------------------- the longest response
+
+
+def test_the_longest_response_is_where_a_log_normal_product_keeps_a_tenth():
+    k3 = Number(value=0.002, interval=(0.001, 0.004))
+    found = longest_response(k3)
+
+    assert math.exp(-2 * 0.002 * found.value) == pytest.approx(0.1)
+    assert [math.exp(-2 * x * end) for x, end in zip((0.004, 0.001), found.interval, strict=True)] == [
+        pytest.approx(0.1)
+    ] * 2
+    assert found.unit == "tokens"
+    assert "log-normal" in found.formula
+
+
+@pytest.mark.parametrize(
+    ("k3", "why"), [(Number(value=0.0), "k3 is 0"), (Number(unknown="missing column"), "missing column")]
+)
+def test_without_a_mismatch_no_length_is_too_long(k3, why):
+    found = longest_response(k3)
+    assert (found.value, found.unknown) == (None, why)
+
+
+def test_an_interval_that_reaches_zero_gives_none():
+    found = longest_response(Number(value=0.002, interval=(0.0, 0.004)))
+    assert (found.interval, found.value > 0) == (None, True)
+
+
+@pytest.mark.parametrize("prefix", ["", "total."])
+def test_every_recommendation_has_a_longest_response(prefix):
+    for change, *_ in ROWS:
+        found = recommend(given(**{**change, "prefix": prefix})).longest_response
+        assert found.value == pytest.approx(math.log(10) / 2 / change.get("k3", PLAIN["k3"]))
+
+
+# ---------------------------------------------------------------- a trainer's own syntax
+
+
+def test_a_method_is_said_in_the_trainers_own_syntax():
+    config = advised(given(), "verl").recommendation.config
+
+    assert "rollout_is=token" in config.replace(": ", "=").replace('"', "")
+    assert "2.0" in config
+
+
+def test_no_correction_is_said_in_the_trainers_own_syntax():
+    said = advised(given(k3=9e-7), "verl").recommendation.config
+    assert said
+    assert "rollout_is=token" not in said.replace(": ", "=")
+
+
+def test_a_trainer_that_cannot_say_a_method_is_told_why():
+    said = advised(given(estimates={"token_mask_0_5_2_0": LEADS}), "trl").recommendation.config
+    assert said.startswith("# trl cannot say verl_2026_01_rs_token_k1")
+
+
+@pytest.mark.parametrize("change", [{"diagnosis": BUG}, {"facts": {"groups": 3}}, {"k3": 2.0}])
+def test_without_an_advice_there_is_nothing_to_paste(change):
+    assert advised(given(**change), "verl").recommendation.config is None
+
+
+def test_without_a_trainer_nothing_is_said_in_its_syntax():
+    assert advised(given()).recommendation.config is None
+
+
+# ---------------------------------------------------------------- real dumps
+
+
+@cache
+def sample(name):
+    summary = analyze([f"sample_data/{name}.parquet"], device="cpu")
+    return advised(summary.model_copy(update={"diagnosis": diagnose(summary)}))
+
+
+@pytest.mark.parametrize("name", ["healthy", "quantized"])
+def test_a_run_whose_mismatch_is_noise_needs_no_correction(name):
+    assert sample(name).recommendation.decision == "no correction needed"
+    assert sample(name).recommendation.runner_up == DEFAULT.title
+
+
+@pytest.mark.parametrize("name", ["stale", "collapse"])
+def test_a_stale_run_is_told_token_tis_at_two(name):
+    found = sample(name).recommendation
+
+    assert (found.decision, found.method, found.threshold) == ("METHOD at THRESHOLD", "token_is", "2.0")
+    assert found.method in catalogue.load()
+
+
+@pytest.mark.parametrize("fault", ["shift", "raw"])
+def test_a_bug_is_to_be_fixed_first(tmp_path, fault):
+    summary = analyze([dump(tmp_path / "d.parquet", fault=fault, noise=0.02)], device="cpu")
+    found = advised(summary.model_copy(update={"diagnosis": diagnose(summary)})).recommendation
+
+    assert (found.decision, found.rule, found.method) == ("fix the bug first", "bug", None)
+
+
+def test_a_run_whose_mismatch_grows_is_told_so():
+    saw = next(one.saw for one in sample("collapse").recommendation.fired if one.rule == "growing")
+    first, last = saw["first third, median k3"], saw["last third, median k3"]
+
+    assert last > 5 * first > 0
+    assert "growing" not in [one.rule for one in sample("healthy").recommendation.fired]
+
+
+@pytest.mark.parametrize("name", ["healthy", "quantized", "stale", "collapse"])
+def test_a_result_that_was_written_gives_the_same_recommendation_without_the_dump(name):
+    summary = sample(name)
+    again = loads(summary.to_json(), "again")
+
+    assert again.alignment == summary.alignment
+    assert recommend(again) == summary.recommendation
+    assert advised(again) == summary

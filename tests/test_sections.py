@@ -1,14 +1,21 @@
 import pytest
 from factory import dump_facts, make_summary, metrics, number, place, preset, recommendation, unknown
 
-from offpol_diag.blocks import Figure, Section, Table, Text, Verdict
+from offpol_diag.blocks import Code, Figure, Section, Table, Text, Verdict
+from offpol_diag.candidates import CANDIDATES
 from offpol_diag.numerals import say, size
 from offpol_diag.render.markdown import LIMIT, render_markdown
 from offpol_diag.render.numbers import shown
 from offpol_diag.sections import SECTIONS, sections
+from offpol_diag.sections.comparison import comparison
 from offpol_diag.sections.crosswalk import ACROSS
+from offpol_diag.sections.sweep import sweep
 from offpol_diag.sections.where import finding
 from offpol_diag.summary import Location, Number, Recommendation, Skipped, Worst
+from tests.advice import alignment, row
+
+OF_COMMANDS = (comparison, sweep)
+"""Sections of what only those commands find."""
 
 
 def section(name: str, **changes) -> Section:
@@ -68,7 +75,7 @@ def test_bytes_are_written_in_the_largest_unit_that_keeps_them_above_one():
 def test_the_report_opens_with_the_verdict_and_every_section_has_its_own_id():
     ids = [one.id for one in sections(make_summary())]
     assert ids[0] == "verdict"
-    assert len(ids) == len(set(ids)) == len(SECTIONS)
+    assert len(ids) == len(set(ids)) == len([one for one in SECTIONS if one not in OF_COMMANDS])
 
 
 def test_ids_of_tables_and_figures_are_unique():
@@ -95,6 +102,57 @@ def test_an_alert_names_what_it_saw_and_its_source():
     given = section("verdict")
     assert table("alerts", given).rows[0][1:] == ("k1 = 2.05e-3 [1.9, 2.2]e-3", "verl issue 3984")
     assert "1 alert" in [block.label for block in given.blocks if isinstance(block, Verdict)]
+
+
+def test_every_candidate_has_a_row_with_its_estimates_and_who_refuses_it():
+    refused = row("seq_tis_2.0", kept=0.25, noise=3.0, refused="it keeps less than half of the weight")
+    estimates = alignment(seq_tis_2_0=refused, batch=512.4)
+    given = table("candidates", section("verdict", alignment=estimates))
+
+    assert [line[0] for line in given.rows] == [one.title for one in estimates.rows.values()]
+    cells = {line[0]: dict(zip(given.header, line, strict=True)) for line in given.rows}
+    assert cells["sequence TIS at 2.0"]["refused"] == "it keeps less than half of the weight"
+    assert cells["sequence TIS at 2.0"]["weight kept"] == Number(value=0.25)
+    assert cells["sequence TIS at 2.0"]["noise"] == Number(value=3.0)
+    assert cells["no correction"]["refused"] == "–"
+    assert "updates of 512 sequences, relative to token TIS at 5.0" in given.caption
+    assert "token ids" not in given.caption
+
+
+def test_what_cannot_be_seen_without_token_ids_is_said():
+    blind = alignment().model_copy(update={"direction": False})
+    assert "only the noise" in table("candidates", section("verdict", alignment=blind)).caption
+
+
+def test_without_an_estimate_no_candidates_are_shown():
+    unknown = {one.name: row(one.name, None) for one in CANDIDATES}
+    for estimates in (None, alignment().model_copy(update={"rows": unknown})):
+        assert "candidates" not in [
+            getattr(one, "id", "") for one in section("verdict", alignment=estimates).blocks
+        ]
+
+
+@pytest.mark.parametrize(
+    ("price", "said"),
+    [(0.0123, "would cost 1.23% of the alignment"), (0.0, "as good by the estimate"), (None, "as good by")],
+)
+def test_the_runner_up_comes_with_its_price(price, said):
+    given = recommendation().model_copy(update={"runner_up": "token mask", "price": price})
+    head = section("verdict", recommendation=given).blocks[0]
+    assert any(line.startswith("Runner-up: token mask") and said in line for line in head.detail)
+
+
+def test_the_longest_response_is_told_where_it_is_known():
+    known = recommendation().model_copy(update={"longest_response": Number(value=1151.0, unit="tokens")})
+    assert "10 % ESS up to about 1,151 tokens" in words(section("verdict", recommendation=known))
+    assert "10 % ESS" not in words(section("verdict"))
+
+
+def test_the_configuration_is_shown_where_a_trainer_was_named():
+    given = recommendation().model_copy(update={"config": "rollout_is: token\n"})
+    blocks = section("verdict", recommendation=given).blocks
+    assert [one.text for one in blocks if isinstance(one, Code)] == ["rollout_is: token\n"]
+    assert not [one for one in section("verdict").blocks if isinstance(one, Code)]
 
 
 @pytest.mark.parametrize(

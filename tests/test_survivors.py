@@ -53,7 +53,10 @@ def along(axis: str, *k3: float) -> dict[str, Location]:
             order=i,
             tokens=9000,
             sequences=90,
-            metrics={"k3": Number(value=x, interval=(0.99 * x, 1.01 * x))},
+            metrics={
+                "k3": Number(value=x, interval=(0.99 * x, 1.01 * x)),
+                "mean_ratio": Number(value=1.0, interval=(0.99, 1.01)),
+            },
         )
         for i, x in enumerate(k3)
     ]
@@ -139,13 +142,13 @@ def test_each_of_the_three_counts_can_be_too_small_to_choose(facts: dict[str, An
 def test_what_a_rule_saw_bears_the_name_of_the_drift_it_was_read_from() -> None:
     total = {
         f"total.{name}": Number(value=value)
-        for name, value in {"k3": 5e-3, "f_2": 5e-3, "ess_tokens": 0.9, "ess_sequences": 0.2}.items()
+        for name, value in {"k3": 1.5, "f_2": 5e-3, "ess_tokens": 0.9, "ess_sequences": 0.2}.items()
     }
     summary = make_summary(metrics=total, diagnosis=Diagnosis(verdict="honest_mismatch", headline=""))
 
     saw = recommend(summary).fired[0].saw
 
-    assert saw == {"total.k3": 5e-3, "total.ess_tokens": 0.9, "total.ess_sequences": 0.2}
+    assert saw == {"total.k3": 1.5, "total.ess_tokens": 0.9, "total.f_2": 5e-3}
 
 
 @pytest.mark.parametrize(
