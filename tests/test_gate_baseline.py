@@ -133,6 +133,20 @@ def test_a_comparison_fails_only_where_the_whole_interval_of_the_difference_is_b
         ("mean_ratio", at(0.5, 0.03), at(1.0, 0.0), "1", "worse by 0.5 [0.47, 0.53], 1 allowed"),
         ("ppl_train", at(0.5, 0.03), at(1.0, 0.04), "1", "changed by -0.5 [-0.55, -0.45], 1 allowed"),
         ("k3", Number(value=1.5), at(1.0), "1", "worse by 0.5, 1 allowed; no interval"),
+        (
+            "ess_tokens",
+            Number(value=0.5, interval=(0.4, 0.52)),
+            at(1.0, 0.0),
+            "1",
+            "worse by 0.5 [0.48, 0.6], 1",  # the end that is worse stays the far one
+        ),
+        (
+            "mean_ratio",
+            Number(value=1.001, interval=(0.99, 1.012)),
+            at(1.0, 0.0),
+            "1",
+            "worse by 0.001 [0, 0.012], 1",  # no distance is below 0
+        ),
         ("k3", at(1.0, 0.03), at(1.0, 0.04), "0", "worse by 0 [-0.05, 0.05], 0 allowed"),
     ],
 )
