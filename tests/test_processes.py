@@ -21,6 +21,8 @@ from offpol_diag import catalogue
 from offpol_diag.analyze import Observe, analyze, plan
 from offpol_diag.cli import app, request
 from offpol_diag.engines import Each, Local, Processes, room
+from offpol_diag.engines.processes import AHEAD, Told, _Reading
+from offpol_diag.engines.worker import Failed, Piece
 from offpol_diag.errors import DumpError, UsageError, WorkerError
 from offpol_diag.readers import open_dump, shards
 from offpol_diag.scope import UNSETTLED
@@ -285,6 +287,51 @@ def test_the_server_of_workers_is_started_early_where_they_are_likely(
 
 
 # ---------------------------------------------------------------- what is wrong with a dump
+
+
+def test_rows_that_are_read_again_are_told_once():
+    told = []
+    tell = Told(lambda *how: told.append(how), 30)
+    for piece, rows in ((0, 4), (1, 10), (0, 2), (0, 10)):  # piece 0 was begun anew
+        tell(piece, rows)
+    assert told == [(4, 30), (14, 30), (14, 30), (20, 30)]
+
+
+class Slow:
+    """A worker that is never done with its piece, or one that fails at each."""
+
+    def __init__(self, fails):
+        self.piece, self.fails, self.pieces = None, fails, []
+
+    def tell(self, message):
+        if isinstance(message, Piece):
+            self.pieces.append(message.span)
+
+    def hear(self):
+        if not self.fails:
+            raise TimeoutError
+        return Failed(DumpError("a bad row", "mend it"))
+
+
+class Two:
+    """Two such workers, of which the one that fails is heard first."""
+
+    def __init__(self):
+        self.hands = [Slow(fails=False), Slow(fails=True)]
+
+    def grow(self, many):
+        assert many == 2
+
+    def hands_with_news(self):
+        return [next(hand for hand in self.hands[::-1] if hand.piece is not None)]
+
+
+def test_no_piece_after_one_that_failed_is_begun():
+    crew = Two()
+    reading = _Reading(crew, 2, [*range(4 * AHEAD)], None, Told(None, 0))
+    with pytest.raises(TimeoutError):
+        list(reading.run())
+    assert [hand.pieces for hand in crew.hands] == [[0], [1]]
 
 
 def bad(tmp_path, rows):
