@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -162,15 +164,18 @@ def test_holm_rejects_step_by_step() -> None:
 
 
 def test_where_nothing_differs_nothing_is_named_and_raw_p_values_are_uniform(tmp_path: Path) -> None:
-    """100 pairs of runs of 40 paired prompts named something in 4, and had 4 % of raw p-values below 5 %."""
+    """More runs with NULL_RUNS=200; docs/compare.md has what they said."""
+    runs = int(os.environ.get("NULL_RUNS", "16"))
     fired, raw = 0, []
-    for at in range(16):
+    for at in range(runs):
         two = (make(tmp_path / f"{at}-{i}.parquet", 0.05, 100 + 2 * at + i) for i in (0, 1))
         found = against(*(read(path, seed=at) for path in two))
         fired += found.differing > 0
         raw += [one.p_value < 0.05 for one in found.contrasts if one.p_value is not None]
-    assert fired <= 3  # P(more than 3 of 16 at 5 %) = 0.7 %
-    assert 0.005 < sum(raw) / len(raw) < 0.13
+    said = f"something was named in {fired} of {runs} runs; {sum(raw) / len(raw):.1%} of p-values below 5 %"
+    print(said)  # noqa: T201
+    assert fired <= 0.05 * runs + 2.3 * math.sqrt(0.0475 * runs), said  # 1 % of simulations would have more
+    assert 0.005 < sum(raw) / len(raw) < 0.13, said
 
 
 def test_a_real_shift_is_found_whenever_prompts_are_shared(tmp_path: Path) -> None:
@@ -339,6 +344,14 @@ def test_a_number_whose_tail_is_too_heavy_is_not_tested(folder: Path, a: Examine
     assert "tail" in named(found, "mean_ratio").reason
 
 
+def test_what_the_writers_said_of_the_runs_stands_beside_each_other_where_it_differs() -> None:
+    from offpol_diag.sections.runs import _provenance
+
+    a = {"engine": {"name": "vLLM", "dtype": "bf16"}, "trainer": "verl"}
+    b = {"engine": {"name": "vLLM", "dtype": "fp8"}, "trainer": "verl", "note": "x"}
+    assert _provenance(a, b) == [("engine.dtype", "bf16", "fp8"), ("note", "not said", "x")]
+
+
 # ---------------------------------------------------------------- the command
 
 
@@ -447,3 +460,17 @@ def test_the_reference_may_be_any_preset(folder: Path) -> None:
     assert "token_is − seq_mis" in done.stdout
     added = run(str(folder / "a.parquet"), "--presets", "token_is", "--against", "seq_mis")
     assert "token_is − seq_mis" in added.stdout
+
+
+def test_the_page_shows_what_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    page = Path("docs/compare.md").read_text(encoding="utf-8")
+    samples = ("sample_data/healthy.parquet", "sample_data/quantized.parquet")
+    printed = run(*samples).stdout + run(samples[1], "--presets", "token_is,seq_mis").stdout
+    shown = [
+        line for block in re.findall(r"```text\n(.*?)```", page, re.DOTALL) for line in block.splitlines()
+    ]
+
+    assert len(shown) > 50
+    lines = set(printed.splitlines())
+    assert [line for line in shown if line not in lines and line != "…" and not line.startswith("$ ")] == []

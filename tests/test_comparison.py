@@ -406,23 +406,31 @@ def tables(summary: Summary) -> dict[str, Table]:
     return {block.id: block for block in section.blocks if isinstance(block, Table)}
 
 
-def test_two_presets_have_their_difference_beside_them(tmp_path: Path) -> None:
-    found = examine([written(tmp_path)], presets=SOME[:2], device="cpu", against="all")
-    one = found.summary()
-    one = one.model_copy(update={"comparison": of_presets(found, one, "all")})
-
-    table = tables(one)["comparison"]
-    assert table.header == ("metric", "all", "band", "band − all", "better")
-    assert one.comparison is not None
-    row = next(row for row in table.rows if row[0] == "ess_tokens")
-    assert row[3] == one.comparison.differences["band"]["ess_tokens"]
-    assert row[4] == one.comparison.better["ess_tokens"]
-
-
-def test_more_presets_have_their_differences_in_a_table_below(summary: Summary) -> None:
-    found = tables(summary)
+def test_differences_to_the_reference_stand_in_a_table_of_their_own(summary: Summary) -> None:
+    found, compared = tables(summary), summary.comparison
+    assert compared is not None
     assert found["comparison"].header == ("metric", *(one.name for one in SOME), "better")
-    assert found["differences"].header == ("metric", *(one.name for one in SOME[1:]))
+    assert found["differences"].header == ("metric", *(f"{one.name} − all" for one in SOME[1:]))
+    row = next(row for row in found["differences"].rows if row[0] == "ess_tokens")
+    assert row[1:] == tuple(compared.differences[one.name]["ess_tokens"] for one in SOME[1:])
+    row = next(row for row in found["comparison"].rows if row[0] == "ess_tokens")
+    assert row[-1] == compared.better["ess_tokens"]
+
+
+def test_numbers_that_are_equal_are_named_below_the_differences(summary: Summary) -> None:
+    table = tables(summary)["differences"]
+
+    compared = summary.comparison
+    assert compared is not None
+    alike = {
+        name
+        for name in compared.differences["band"]
+        if all(found[name].value == 0.0 for found in compared.differences.values())
+    }
+    assert alike
+    assert not alike & {row[0] for row in table.rows}
+    (equal,) = (note for note in table.notes if note.startswith("Equal: "))
+    assert set(equal.removeprefix("Equal: ").rstrip(".").split(", ")) == alike
 
 
 def test_many_presets_stand_in_rows_and_every_one_of_them_is_there() -> None:

@@ -160,7 +160,7 @@ def _tested(a: Number, b: Number, values: Tensor, groups: Groups) -> tuple[float
     if not groups.enough:
         return None, f"fewer than {FEWEST_GROUPS} groups, or some that hold most tokens"
     if doubted(a) or doubted(b):
-        return None, "unreliable: the tail of the weights is too heavy for their mean"
+        return None, "unreliable: the tail of the weights is too heavy"
     p = p_value(values, groups)
     return p, "" if p is not None else a.unknown or b.unknown or "undefined in too many replicates"
 
@@ -239,20 +239,6 @@ def _lacks(lacking: Mapping[str, list[str]]) -> str:
 
 def _notes(a: Examined, b: Examined) -> list[str]:
     """What a reader must know before believing a difference."""
-    return [text for text in (_same_files(a, b), *_provenance(a, b)) if text]
-
-
-def _same_files(a: Examined, b: Examined) -> str:
     same = len(set(a.facts.files) & set(b.facts.files))
     files = "a file" if same == 1 else f"{same} files"
-    return f"A and B share {files}: those rows are compared with themselves." if same else ""
-
-
-def _provenance(a: Examined, b: Examined) -> list[str]:
-    """Where what the writers wrote about the runs differs."""
-    mine, theirs = a.facts.provenance, b.facts.provenance
-    return [
-        f"{key}: {mine.get(key, 'not said')} in A, {theirs.get(key, 'not said')} in B."
-        for key in dict.fromkeys([*mine, *theirs])
-        if mine.get(key) != theirs.get(key)
-    ]
+    return [f"A and B share {files}: those rows are compared with themselves."] if same else []

@@ -46,27 +46,35 @@ def _tables(
         return (Text("None of these presets can be computed from this dump.", "warn"),)
     known, unknown = _metrics(judged)
     others = [name for name in judged if name in found.differences]
-    beside = len(others) == 1
-    more = (f"{others[0]} − {found.against}",) if beside else ()
-    lines: list[tuple[Cell, ...]] = [("metric", *judged, *more, "better")]
-    lines += [_row(metric, judged, found, others if beside else []) for metric in known]
+    lines: list[tuple[Cell, ...]] = [("metric", *judged, "better")]
+    lines += [_row(metric, judged, found) for metric in known]
     facts = f"{count(summary.dump.tokens)} tokens, {count(summary.dump.sequences)} sequences"
-    caption = f"{facts}; 95 % intervals in brackets"
-    notes = (*_notes(found, bool(others)), *_unknown(unknown))
-    values = _table("comparison", caption, lines, many, () if others and not beside else notes)
-    if beside or not others:
-        return (values,)
-    return values, _differences(known, others, found, many, notes)
+    notes = (*((BETTER,) if others else ()), *_unknown(unknown))
+    values = _table("comparison", f"{facts}; 95 % intervals in brackets", lines, many, notes)
+    return (values, *_differences(known, others, found, many))
 
 
-def _differences(
-    known: list[str], others: list[str], found: Comparison, many: bool, notes: tuple[str, ...]
-) -> Table:
-    """Of three presets or more, against the reference."""
-    lines: list[tuple[Cell, ...]] = [("metric", *others)]
-    lines += [(metric, *(found.differences[name].get(metric) for name in others)) for metric in known]
-    caption = f"Each less {found.against}, within the same bootstrap replicates"
-    return _table("differences", caption, lines, many, notes, folded=many)
+BETTER = (
+    "better: a preset is named where the interval of its difference from the next best excludes 0, and "
+    "undecided stands where it does not; without intervals the values decide."
+)
+PAIRED = (
+    "What two presets share cancels within a replicate, so these intervals are usually narrower than those "
+    "of the numbers themselves. Differences of shares are in percentage points."
+)
+
+
+def _differences(known: list[str], others: list[str], found: Comparison, many: bool) -> tuple[Block, ...]:
+    """Each of the other presets less the reference; numbers that all have alike are left out, and named."""
+    rows = {metric: [found.differences[name].get(metric) for name in others] for metric in known}
+    alike = [metric for metric, cells in rows.items() if all(one and one.value == 0 for one in cells)]
+    lines: list[tuple[Cell, ...]] = [("metric", *(f"{name} − {found.against}" for name in others))]
+    lines += [(metric, *cells) for metric, cells in rows.items() if metric not in alike]
+    if not others or len(lines) == 1:
+        return ()
+    equal = (f"Equal: {', '.join(alike)}.",) if alike else ()
+    caption = f"Differences to {found.against}, taken within the same bootstrap replicates"
+    return (_table("differences", caption, lines, many, (PAIRED, *equal), folded=many),)
 
 
 def _table(
@@ -81,18 +89,6 @@ def _table(
     header, *rows = zip(*lines, strict=True) if turned else lines
     titles = ("preset" if turned else "metric", *map(str, header[1:]))
     return Table(name, caption, titles, tuple(rows), notes, collapsed=folded)
-
-
-def _notes(found: Comparison, several: bool) -> tuple[str, ...]:
-    if not several:
-        return ()
-    return (
-        f"Differences are to {found.against}, within each bootstrap replicate: what both presets share "
-        "cancels, so their intervals are narrower than those of the two numbers. Of shares they are in "
-        "percentage points.",
-        "better: a preset is named where the interval of its difference from the next best excludes 0, and "
-        "undecided stands where it does not; without intervals the values decide.",
-    )
 
 
 def _unknown(names: list[str]) -> tuple[str, ...]:
@@ -113,10 +109,7 @@ def _has_value(result: PresetResult, metric: str) -> bool:
     return number is not None and (number.value is not None or number.log10 is not None)
 
 
-def _row(
-    metric: str, judged: Mapping[str, PresetResult], found: Comparison, others: list[str]
-) -> tuple[Cell, ...]:
+def _row(metric: str, judged: Mapping[str, PresetResult], found: Comparison) -> tuple[Cell, ...]:
     absent = Number(unknown="not computed for this preset")
     numbers = [result.metrics.get(metric, absent) for result in judged.values()]
-    less = [found.differences[name].get(metric, absent) for name in others]
-    return (metric, *numbers, *less, found.better.get(metric, "–"))
+    return (metric, *numbers, found.better.get(metric, "–"))

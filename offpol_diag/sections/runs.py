@@ -67,8 +67,27 @@ def _facts(a: DumpFacts, b: DumpFacts) -> Table:
         ("mean length", Number(value=a.mean_length), Number(value=b.mean_length)),
         ("longest", a.max_length, b.max_length),
         ("rows skipped", a.skipped.count, b.skipped.count),
+        *_provenance(a.provenance, b.provenance),
     )
     return Table("runs", "The two runs", ("what", "A", "B"), rows)
+
+
+def _provenance(a: dict[str, object], b: dict[str, object]) -> list[tuple[Cell, ...]]:
+    """What the writers said about the runs, where it differs."""
+    mine, theirs = _flat(a), _flat(b)
+    keys = dict.fromkeys([*mine, *theirs])
+    absent = "not said"
+    rows = [(key, mine.get(key, absent), theirs.get(key, absent)) for key in keys]
+    return [row for row in rows if row[1] != row[2]]
+
+
+def _flat(found: dict[str, object], before: str = "") -> dict[str, str]:
+    """Nested tables as `outer.inner`."""
+    flat: dict[str, str] = {}
+    for key, value in found.items():
+        name = f"{before}{key}"
+        flat |= _flat(value, f"{name}.") if isinstance(value, dict) else {name: str(value)}
+    return flat
 
 
 # ---------------------------------------------------------------- tables
