@@ -340,6 +340,15 @@ def test_numbers_named_with_a_tolerance_are_compared_besides_and_only_leaves_out
     assert uncompared(summary, summary, alone) == ""
 
 
+def test_what_is_watched_and_named_as_well_is_compared_once_with_its_own_tolerance() -> None:
+    asked = Against(tolerances={Name("k3"): Tolerance(0.5)})
+    summary = make_summary()
+
+    found = [one.tolerance for one in against(summary, summary, asked) if one.name == "k3"]
+
+    assert found == ["50 %"]
+
+
 def test_a_quantifier_is_compared_over_the_steps_of_each_run() -> None:
     now, base = along(0.01, 0.02, 0.09), along(0.01, 0.01)
 
