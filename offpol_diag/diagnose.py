@@ -7,17 +7,18 @@ identity that fails beyond its clustered error is proof that the logged numbers 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Literal
 
-from offpol_diag.metrics.interval import Z
+from offpol_diag.metrics.interval import Z, quantile
 from offpol_diag.numerals import say
 from offpol_diag.summary import Cause, Diagnosis, Number, Summary
 
 SURE = 4.0
-"""Standard errors beyond which an identity counts as broken: two-sided p = 6e-5 where the mean is normal. How
+"""Standard errors beyond which an identity counts as broken where groups are many: two-sided p = 6e-5. How
 often honest clustered dumps get there is measured in `docs/coverage.md`.
 """
 VISIBLE = 2e-3
@@ -48,6 +49,10 @@ class Evidence:
         found = self.number(name).value
         return float("nan") if found is None else found
 
+    def sure(self, looks: int = 1) -> float:
+        """Standard errors beyond which an identity counts as broken, with this many groups."""
+        return sure(self.summary.dump.groups, looks)
+
     def trusted(self, name: str) -> bool:
         """Whether the tail of the weights lets the number be believed."""
         return self.number(name).note is None
@@ -65,10 +70,16 @@ def standard_errors(number: Number, target: float) -> float:
     return (number.value - target) / error if error > 0 else 0.0
 
 
-def sure_of_any(looks: int) -> float:
-    """Standard errors beyond which one of so many looks counts, with the chance of one look beyond `SURE`."""
-    normal = NormalDist()
-    return -normal.inv_cdf(normal.cdf(-SURE) / max(looks, 1))
+def sure(groups: int, looks: int = 1) -> float:
+    """Standard errors that any of so many looks is beyond as rarely as a normal number is beyond `SURE`.
+
+    Each look has its share of that chance (Bonferroni), and the tails are those of Student's t, by Wallace's
+    normal score of t (1959). The errors are those of `standard_errors`: a half width over 1.96, where the
+    interval took its t quantile.
+    """
+    normal, freedom = NormalDist(), max(groups - 1, 2)
+    score = normal.inv_cdf(normal.cdf(-SURE) / max(looks, 1)) * (8 * freedom + 3) / (8 * freedom + 1)
+    return math.sqrt(freedom * math.expm1(score**2 / freedom)) * Z / quantile(freedom)
 
 
 @dataclass(frozen=True)
@@ -104,11 +115,11 @@ def _unit_mean(seen: Evidence) -> float:
 
 def _mean_broken(seen: Evidence, sign: int) -> bool:
     off = sign * (seen.value("mean_ratio") - 1)
-    return seen.trusted("mean_ratio") and off > VISIBLE and sign * _unit_mean(seen) > SURE
+    return seen.trusted("mean_ratio") and off > VISIBLE and sign * _unit_mean(seen) > seen.sure()
 
 
 def _k1_negative(seen: Evidence) -> bool:
-    return standard_errors(seen.number("k1"), 0.0) < -SURE and seen.value("k1") < -1e-5
+    return standard_errors(seen.number("k1"), 0.0) < -seen.sure() and seen.value("k1") < -1e-5
 
 
 def _uncorrelated(seen: Evidence) -> bool:
@@ -146,10 +157,10 @@ def _off_places(seen: Evidence) -> Iterator[tuple[str, str]]:
     where = seen.summary.by.get("position")
     found = [(place.key, place.metrics["mean_ratio"]) for place in (where.places if where else [])]
     known = [(key, number, number.value) for key, number in found if number.value is not None]
-    sure = sure_of_any(len(known))
+    beyond = seen.sure(len(known))
     for key, number, value in known if seen.trusted("mean_ratio") else []:
         errors = standard_errors(number, 1.0)
-        if abs(value - 1) > VISIBLE and abs(errors) > sure:
+        if abs(value - 1) > VISIBLE and abs(errors) > beyond:
             yield key, f"{say(number)}, {errors:+.1f} standard errors from 1"
 
 

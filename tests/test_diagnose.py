@@ -6,7 +6,7 @@ from faults import dump
 from scipy import stats
 
 from offpol_diag.analyze import analyze
-from offpol_diag.diagnose import FEWEST_GROUPS, SURE, diagnose, standard_errors, sure_of_any
+from offpol_diag.diagnose import FEWEST_GROUPS, SURE, diagnose, standard_errors, sure
 from offpol_diag.summary import Location, Number, Place
 
 
@@ -82,10 +82,14 @@ def test_distance_from_one_is_counted_in_standard_errors(value, interval, errors
     )
 
 
-def test_one_of_many_looks_needs_more():
-    """Bonferroni: 8 looks beyond 4.47 are together as rare as one beyond 4."""
-    assert sure_of_any(1) == pytest.approx(SURE)
-    assert sure_of_any(8) == pytest.approx(stats.norm.isf(stats.norm.sf(4) / 8))
+@pytest.mark.parametrize("groups", [8, 20, 128, 100_000])
+@pytest.mark.parametrize("looks", [1, 8])
+def test_few_groups_and_many_looks_need_more_standard_errors(groups, looks):
+    """Beyond it a t of that many groups is as rare as a normal number beyond 4, over all looks together."""
+    half_width_of_one = stats.t.ppf(0.975, groups - 1) / 1.96
+    expected = stats.t.isf(stats.norm.sf(SURE) / looks, groups - 1) / half_width_of_one
+
+    assert sure(groups, looks) == pytest.approx(expected, rel=0.03)
 
 
 def of_positions(*numbers, note=None):

@@ -7,8 +7,8 @@ what is small or rare. The multiple is the quantile of Student's t: the standard
 from as many groups as the dump has in effect (Kish: fewer than there are where some groups hold most tokens)
 and from the replicates. Of G groups the bootstrap shows (G − 1)/G of the variance, which is put back.
 
-Percentiles of the replicates do less well on the same dumps (`docs/coverage.md`): 2.5 % of 256 replicates are
-6, a noisy end; and they are too narrow when groups are few.
+Percentiles of the replicates do less well on the same dumps (`tests/test_coverage.py`): 2.5 % of 256
+replicates are 6, a noisy end; and they are too narrow when groups or events are few.
 
 References: Efron & Tibshirani 1993, ch. 12–13 (t intervals, transformed scales); Hesterberg 2015, "What
 teachers should know about the bootstrap" (too narrow by √((n − 1)/n), and by z for t); Kish 1965 (effective
@@ -111,8 +111,12 @@ def _deviation(drawn: npt.NDArray[np.float64]) -> float:
 def _times(groups: float, replicates: int) -> float:
     """Half width of an interval in standard deviations of the replicates."""
     freedom = 1 / (1 / (groups - 1) + 1 / (replicates - 1))
-    quantile = Z + sum(term / freedom ** (power + 1) for power, term in enumerate(_T_TERMS))
-    return quantile * math.sqrt(groups / (groups - 1))
+    return quantile(freedom) * math.sqrt(groups / (groups - 1))
+
+
+def quantile(freedom: float) -> float:
+    """The 97.5 % quantile of Student's t, of 2 degrees of freedom or more."""
+    return Z + sum(term / freedom ** (power + 1) for power, term in enumerate(_T_TERMS))
 
 
 def effective(size: Tensor, groups: int) -> float:
