@@ -9,6 +9,7 @@ from itertools import pairwise
 import pyarrow.parquet as pq
 import pytest
 
+from offpol_diag import DumpWriter
 from offpol_diag.analyze import analyze
 from offpol_diag.catalogue import load
 from offpol_diag.cli.defaults import sample
@@ -281,3 +282,14 @@ def test_a_looser_bound_keeps_more(dump) -> None:
             found = sweep([dump], Ask(one, dial), workers=1).sweep.points
             kept = [point.metrics["tokens_kept"].value for point in found]
             assert kept == sorted(kept, reverse=dial.side == "lower"), (name, str(dial))
+
+
+def test_a_weight_that_float32_cannot_hold_stays_dropped_at_every_threshold(tmp_path) -> None:
+    path = tmp_path / "overflow.parquet"
+    with DumpWriter(path) as dump:
+        dump.write(rollout_log_probs=[[-1.0, -101.0]], old_log_probs=[[-1.0, -1.0]])
+    one = preset("dropped_overflow")
+    found = sweep([str(path)], Ask(one, pick(one, None), (1.01, 2.0)), workers=1).sweep
+
+    assert [point.metrics["kappa"].value for point in found.points] == [0.5, 0.5]
+    assert [point.metrics["acted"].value for point in found.points] == [0.5, 0.5]
