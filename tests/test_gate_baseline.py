@@ -15,6 +15,7 @@ from offpol_diag.analyze import analyze
 from offpol_diag.cli import app
 from offpol_diag.cli.defaults import sample
 from offpol_diag.errors import UsageError
+from offpol_diag.gate.asked import gather
 from offpol_diag.gate.baseline import Against, against, difference, uncompared, way
 from offpol_diag.gate.bounds import Name
 from offpol_diag.gate.tolerance import Tolerance, comparable, named_tolerance, tolerance
@@ -479,6 +480,25 @@ def test_options_that_cannot_be_meant_are_refused(results: Path, options: list[s
 
     assert ran.exit_code == 2
     assert said in ran.stderr
+
+
+def test_the_point_option_is_for_comparisons_too(results: Path) -> None:
+    (results / "base.json").write_text(make_summary().to_json())
+    (results / "now.json").write_text(with_number("k3", at(3e-3, 2e-3)).to_json())
+    asked = ["gate", "now.json", "--baseline", "base.json", "--only", "k3"]
+
+    assert RUN.invoke(app, asked).exit_code == 0
+    assert RUN.invoke(app, [*asked, "--point"]).exit_code == 1
+
+
+def test_what_is_asked_over_steps_is_had_by_step(results: Path) -> None:
+    asked = gather(
+        ["step:tv=1", "k3=1"], [], None, results / "now.json", ["last:f_5=1"], "p90:k2", "a", False
+    )
+
+    assert asked.by_step == ("tv", "k2", "f_5")
+    assert asked.against is not None
+    assert asked.against.presets == ("a",)
 
 
 @pytest.mark.parametrize(
