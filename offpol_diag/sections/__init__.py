@@ -13,16 +13,16 @@ from offpol_diag.sections.headline import headline
 from offpol_diag.sections.made import made
 from offpol_diag.sections.policies import policies
 from offpol_diag.sections.presets import presets
-from offpol_diag.sections.sweep import sweep
 from offpol_diag.sections.runs import runs
+from offpol_diag.sections.sweep import sweep
 from offpol_diag.sections.verdict import verdict
 from offpol_diag.sections.where import where
 from offpol_diag.sections.worst import worst
 from offpol_diag.summary import Summary
 
 SECTIONS: tuple[Callable[[Summary], Section | None], ...] = (
-    sweep,
     comparison,
+    sweep,
     verdict,
     headline,
     dump,
