@@ -17,14 +17,21 @@ BUILT_IN = catalogue.load()
 
 def seen(preset, batch):
     """The batch as the observers see it, with what the preset wants to know of the whole of it."""
-    return Scene.of(batch, 0, 2, settle(Held(), batch, Asked.of([preset], False)).settled)
+    held = Held(batch)
+    return Scene.of(batch, 0, 2, settle(held, held, Asked.of([preset], False)).settled)
 
 
 class Held:
-    """An engine whose dump is one batch."""
+    """An engine, and its dump of one batch."""
 
-    def reduce(self, batch, job, each=None):
-        return job(batch)
+    def __init__(self, batch):
+        self.batch = batch
+
+    def only(self, roles):
+        return self
+
+    def reduce(self, dump, job, each=None):
+        return job(self.batch)
 
 
 def ours(name, batch):
