@@ -288,7 +288,7 @@ CONDITIONAL: tuple[tuple[tuple[Formula, ...], str, tuple[str, ...]], ...] = (
 
 def _rows(rows: Iterable[Formula], idle: frozenset[str]) -> Iterator[Formula]:
     """The rows; what cannot happen is not counted, so that its 0 is exact."""
-    return (replace(row, counts="") if row.name in idle else row for row in rows)
+    return (replace(row, counts=False) if row.name in idle else row for row in rows)
 
 
 def _conditional(out: Readout, prefix: str, idle: frozenset[str]) -> Numbers:

@@ -228,10 +228,12 @@ def test_a_dump_that_is_one_prompt_in_effect_has_no_interval():
     assert number(torch.randn(257).double(), 101, tokens=tokens) is None
 
 
-def share(seen: float, units: float, counts: str = "units") -> tuple[float, float] | None:
-    read = {"x": torch.full((65,), seen).double(), "units": torch.full((65,), units).double()}
+def share(seen: float, units: float, counts: bool = True) -> tuple[float, float] | None:
+    read = {"x": torch.full((65,), seen).double(), "sequences": torch.full((65,), units).double()}
     return (
-        Reader(read, 60).number(Formula("x", "fraction", "", "", mean("x", "units"), counts=counts)).interval
+        Reader(read, 60)
+        .number(Formula("x", "fraction", "", "", mean("x", "sequences"), counts=counts))
+        .interval
     )
 
 
@@ -241,7 +243,7 @@ def test_no_event_among_n_is_no_proof_that_there_is_none():
 
     assert share(0, 1000) == pytest.approx((0, expected))
     assert share(1000, 1000) == pytest.approx((1 - expected, 1))
-    assert share(0, 1000, counts="") == (0, 0)
+    assert share(0, 1000, counts=False) == (0, 0)
     assert share(500, 1000) == (0.5, 0.5)
 
 

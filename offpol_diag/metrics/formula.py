@@ -33,8 +33,7 @@ class Formula:
         text: the formula, with Δ = log π_train − log π_rollout and r = e^Δ.
         of: sums by column name ([1+B] each) → the metric, [1+B].
         within: where it can lie; a fraction lies between 0 and 1.
-        counts: of a share of events, the column of the units that an event takes hold of one by one: how many
-            there are says what may have been missed where none happened. Empty: 0 is taken as it is.
+        counts: whether it is a share of events, none of which may have happened by chance; else 0 is exact.
     """
 
     name: str
@@ -43,7 +42,7 @@ class Formula:
     text: str
     of: Callable[[Lookup], Tensor]
     within: Range = ANYWHERE
-    counts: str = ""
+    counts: bool = False
 
     @property
     def range(self) -> Range:
@@ -66,14 +65,14 @@ class Reader:
     def number(self, row: Formula, prefix: str = "") -> Number:
         """One metric with its interval; `prefix` is put before every column name except the shared counts."""
         values = row.of(lambda name: self.column(name, prefix))
-        return self.wrap(values, row, prefix)
+        return self.wrap(values, row)
 
     def column(self, name: str, prefix: str = "") -> Tensor:
         """A column's sum and replicates."""
         return self.sums[name if name in SHARED else prefix + name]
 
-    def wrap(self, values: Tensor, row: Formula, prefix: str = "") -> Number:
-        """[1+B] values → a Number; `prefix` as for `number`."""
+    def wrap(self, values: Tensor, row: Formula) -> Number:
+        """[1+B] values → a Number."""
         number = describe(row.unit, row.over, row.text)
         value = float(values[0])
         if not math.isfinite(value):
@@ -85,7 +84,7 @@ class Reader:
             return number.model_copy(update={"unknown": why})
         found = self.around(values, row.range)
         if row.counts and found == (value, value) and value in (0.0, 1.0):
-            found = _unseen(value, float(self.column(row.counts, prefix)[0]))
+            found = _unseen(value, float(self.sums["sequences"][0]))
         return number.model_copy(update={"value": value, "interval": found})
 
     def around(self, values: Tensor, within: Range = ANYWHERE) -> tuple[float, float] | None:
@@ -99,9 +98,9 @@ class Reader:
         return float(self.groups) if tokens is None else interval.effective(tokens, self.groups)
 
 
-def _unseen(value: float, units: float) -> tuple[float, float]:
-    """When none of so many units, or every one, has what is counted."""
-    missed = interval.none_of(units)
+def _unseen(value: float, sequences: float) -> tuple[float, float]:
+    """When no event happened, or every one, among so many responses, whose tokens may share an event."""
+    missed = interval.none_of(sequences)
     return (0.0, missed) if value == 0 else (1 - missed, 1.0)
 
 

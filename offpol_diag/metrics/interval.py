@@ -103,8 +103,9 @@ def interval(values: Tensor, groups: float, many: int, within: Range) -> tuple[f
 
 def _deviation(drawn: npt.NDArray[np.float64]) -> float:
     """Standard deviation; 0 where all are equal, which rounding of their mean would hide."""
-    centred = drawn - drawn[0]
-    square = float(np.dot(centred, centred)) - float(centred.sum()) ** 2 / len(drawn)
+    with np.errstate(over="ignore", invalid="ignore"):  # what overflows has no interval
+        centred = drawn - drawn[0]
+        square = float(np.dot(centred, centred) - np.square(centred.sum()) / len(drawn))
     return math.sqrt(max(square, 0.0) / (len(drawn) - 1))
 
 
@@ -130,5 +131,5 @@ def effective(size: Tensor, groups: int) -> float:
 
 
 def none_of(units: float) -> float:
-    """The upper end of the interval of a share when no event was seen among so many units: 3.7 / units."""
+    """The upper end of the interval of a share when no event was seen in so many units: about 3.7 / units."""
     return float(1 - 0.025 ** (1 / units))

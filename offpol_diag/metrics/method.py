@@ -157,7 +157,7 @@ ROWS = (
         "weights",
         "share of weights above the upper bound",
         mean("high", "units"),
-        counts="units",
+        counts=True,
     ),
     Formula(
         "truncated_low",
@@ -165,7 +165,7 @@ ROWS = (
         "weights",
         "share of weights below the lower bound",
         mean("low", "units"),
-        counts="units",
+        counts=True,
     ),
     Formula(
         "tokens_rejected",
@@ -173,7 +173,7 @@ ROWS = (
         _T,
         "share of tokens that rejection and veto remove",
         lambda get: 1 - get("kept") / get("tokens"),
-        counts=_S,
+        counts=True,
     ),
     Formula(
         "sequences_dropped",
@@ -181,7 +181,7 @@ ROWS = (
         _S,
         "share of sequences with no token left",
         mean("dropped", _S),
-        counts=_S,
+        counts=True,
     ),
     Formula(
         "sequences_touched",
@@ -189,10 +189,10 @@ ROWS = (
         _S,
         "share of sequences with at least one token rejected",
         mean("touched", _S),
-        counts=_S,
+        counts=True,
     ),
     Formula(
-        "vetoed", "fraction", _S, "share of sequences dropped by the veto", mean("vetoed", _S), counts=_S
+        "vetoed", "fraction", _S, "share of sequences dropped by the veto", mean("vetoed", _S), counts=True
     ),
     Formula(
         "catastrophic_tokens",
@@ -200,7 +200,7 @@ ROWS = (
         _T,
         "share of tokens beyond the veto's bound",
         mean("catastrophic"),
-        counts=_T,
+        counts=True,
     ),
     Formula(
         "loss_scale",
@@ -251,7 +251,7 @@ SIGN_ROWS = (
         "tokens with A > 0",
         "share kept",
         mean("positive_kept", "positive"),
-        counts="sequences",
+        counts=True,
     ),
     Formula(
         "kept_negative",
@@ -259,6 +259,6 @@ SIGN_ROWS = (
         "tokens with A < 0",
         "share kept",
         mean("negative_kept", "negative"),
-        counts="sequences",
+        counts=True,
     ),
 )

@@ -128,7 +128,7 @@ ROWS = (
     ESS_TOKENS,
     Formula("abs_log_ratio", "nats", _T, "mean |Δ|", mean("abs"), POSITIVE),
     Formula("prob_diff_mean", "", _T, "mean |π_train − π_rollout|", mean("pd"), POSITIVE),
-    Formula("f_2", "fraction", _T, "P(|Δ| > ln 2)", mean("f_2"), counts=_T),
+    Formula("f_2", "fraction", _T, "P(|Δ| > ln 2)", mean("f_2"), counts=True),
 )
 
 
