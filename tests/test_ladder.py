@@ -44,6 +44,7 @@ def priced(price):
         ({"risk": 0.0, "none": noisy(NONE, 1.0)}, TIS),
         ({"risk": 0.0, **priced(1e-6)}, NONE),
         ({"risk": 0.05, "none": noisy(NONE, None)}, TIS),
+        ({"risk": 0.05, "token_tis_2_0": noisy(TIS, None)}, TIS),
         ({"risk": 0.05, "none": noisy(NONE, 1.0), "token_tis_2_0": noisy(TIS, math.exp(0.12))}, NONE),
         # what beats it: a lead beyond the margin and the errors, from both estimates
         ({"token_mask_0_5_2_0": lead(MASK, SURE["token"])}, MASK),

@@ -16,6 +16,7 @@ from offpol_diag.diagnose import diagnose
 from offpol_diag.guards import guarded
 from offpol_diag.recommend import ALERTS, RULES, WORTH, advised, longest_response, recommend
 from offpol_diag.summary import Decision, Diagnosis, Number, loads
+from tests import oracles
 from tests.advice import alignment, row
 from tests.factory import dump_facts, make_summary
 
@@ -374,6 +375,26 @@ def test_a_bug_is_to_be_fixed_first(tmp_path, fault):
     found = advised(summary.model_copy(update={"diagnosis": diagnose(summary)})).recommendation
 
     assert (found.decision, found.rule, found.method) == ("fix the bug first", "bug", None)
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "rule"),
+    [
+        ("old_log_probs", 1e30, "bug"),
+        ("old_log_probs", 1e300, "bug"),
+        ("advantages", 1e30, None),
+        ("advantages", 1e300, "unknown"),
+    ],
+)
+def test_a_value_that_no_honest_run_has_leaves_a_recommendation(tmp_path, column, value, rule):
+    """What overflows is unknown; nothing crashes, warns or is printed as NaN."""
+    rows = oracles.make_rows(0.1, many=100)
+    rows[0][column][0] = value
+    summary = analyze([oracles.write(rows, tmp_path / "d.parquet")], device="cpu")
+    found = advised(summary.model_copy(update={"diagnosis": diagnose(summary)}))
+
+    assert rule in (None, found.recommendation.rule)
+    assert loads(found.to_json(), "x").recommendation == found.recommendation
 
 
 def test_a_run_whose_mismatch_grows_is_told_so():
