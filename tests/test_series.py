@@ -16,7 +16,7 @@ from offpol_diag.metrics.polynomials import Untraced
 from offpol_diag.metrics.powersums import PowerSums
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.metrics.series import Space
-from offpol_diag.metrics.traced import Mixed, Traced, mapped, symbolic
+from offpol_diag.metrics.traced import Mixed, Traced, _rows, mapped, symbolic
 from offpol_diag.near import FREE, RADII, Near
 from offpol_diag.presets import Clip, Preset, Reject
 from offpol_diag.ratios import Ratios
@@ -251,6 +251,13 @@ def study_radius():
 def test_an_entry_that_is_not_per_sequence_has_no_place():
     with pytest.raises(Mixed):
         mapped(lambda x: x, ["a word"])
+
+
+def test_what_power_sums_make_only_a_part_of_is_left_to_the_tokens():
+    space = Space(0.09)
+    line = segments.total(symbolic(Ratios(near_batch(), "old"), space).batch.old, space.offsets)
+    assert [*_rows({"a": (line,)})] == [line]
+    assert _rows({"a": (line,), "b": torch.ones(2)}) == {}
 
 
 def test_a_batch_without_near_tokens_has_sums_of_nothing():
