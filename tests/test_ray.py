@@ -74,7 +74,7 @@ def write(path, seed=0, group=GROUP, lengths=None, **changes):
 
 
 @contextmanager
-def small(device, progress=None):
+def small(device, workers=None, progress=None):
     """Every row group is a shard."""
     with Ray.on(device, progress) as engine:
         engine.shard = 1
@@ -186,7 +186,7 @@ def reduced(tmp_path, each=None, progress=None, **trouble):
     folder = tmp_path / "marks"
     folder.mkdir()
     dump = open_dump([write(tmp_path / "x.parquet")])
-    with small("cpu", progress) as engine:
+    with small("cpu", progress=progress) as engine:
         return engine.reduce(dump, Look(folder, **trouble), each), dump
 
 
