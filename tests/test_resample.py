@@ -13,6 +13,7 @@ from scipy import stats
 
 from offpol_diag import catalogue, resample
 from offpol_diag.accumulators import Sums
+from offpol_diag.analyze import analyze
 from offpol_diag.metrics import method
 from offpol_diag.metrics.formula import Formula, Reader, mean
 from offpol_diag.metrics.interval import ANYWHERE, FEWEST_GROUPS, POSITIVE, SHARE, Range, effective
@@ -255,3 +256,14 @@ def test_what_a_preset_cannot_do_has_an_exact_zero():
     assert not {"tokens_rejected", "sequences_dropped"} & method.idle(rows["geo_rs"])
     assert "truncated_high" in method.idle(rows["recompute"])
     assert "truncated_high" in method.idle(replace(rows["token_is"], apply=False))
+
+
+def test_a_result_tells_what_cannot_happen_from_what_was_not_seen():
+    """No token of this dump is vetoed: under one preset it could have been, under the other not."""
+    rows = catalogue.load()
+    found = analyze(["sample_data/healthy.parquet"], presets=[rows["token_is"], rows["geo_rs"]])
+    never, unseen = (found.presets[name].metrics["vetoed"] for name in ("token_is", "geo_rs"))
+
+    assert (never.value, never.interval) == (0, (0, 0))
+    assert unseen.value == 0
+    assert unseen.interval == pytest.approx((0, stats.binomtest(0, 512).proportion_ci(0.95).high))

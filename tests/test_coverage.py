@@ -1,0 +1,128 @@
+"""The measure of coverage itself: its truths, its counting, and a small version of it that can fail."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from covering import alarms, page, run
+from covering.cells import cell, has_truth, numbers
+from covering.truth import Known, truths
+from covering.worlds import HONEST, SHIFTED, batch
+
+from offpol_diag.accumulators import Sums
+from offpol_diag.batch import Batch
+from offpol_diag.metrics import gap
+from offpol_diag.metrics.formula import Reader
+from offpol_diag.metrics.scene import Scene
+from offpol_diag.summary import Number
+
+LIGHT, HEAVY, *_ = HONEST
+ROWS = {row.name: row for row in gap.ROWS}
+
+
+def reader(given: Batch) -> Reader:
+    """Of drift 1 alone."""
+    scene = Scene.of(given, 0, 256)
+    sums = Sums.of(scene.counts | gap.columns(scene, gap.DRIFTS[0]), scene.draws, given.key)
+    return Reader(sums.read(), len(given.key.unique()))
+
+
+def drawn(world, groups, i):
+    return batch(world, groups, np.random.default_rng((11, groups, i)))
+
+
+def covered(world, name, dumps=200, groups=32, change=lambda given: given):
+    """Share of dumps whose interval holds the truth."""
+    true = truths(world, 20_000)[name].value
+    ends = [reader(change(drawn(world, groups, i))).number(ROWS[name]).interval for i in range(dumps)]
+    return np.mean([low <= true <= high for low, high in ends])
+
+
+def apart(given: Batch) -> Batch:
+    """The same tokens as if each were a prompt of its own."""
+    each = torch.arange(given.tokens + 1)
+    key = torch.from_numpy(np.random.default_rng(1).integers(-(2**63), 2**63, given.tokens))
+    return Batch(given.rollout, each, each, given.position, key, torch.zeros(given.tokens), old=given.old)
+
+
+@pytest.mark.parametrize(("world", "name"), [(HEAVY, "k3"), (HEAVY, "f_2"), (SHIFTED[0], "k1")])
+def test_intervals_of_clustered_data_hold_the_truth_about_95_times_in_100(world, name):
+    assert 0.90 <= covered(world, name) <= 0.985
+
+
+@pytest.mark.parametrize(("world", "name"), [(HEAVY, "k3"), (SHIFTED[0], "k1")])
+def test_drawing_tokens_instead_of_prompts_would_hold_it_far_too_seldom(world, name):
+    assert covered(world, name, dumps=60, groups=16, change=apart) < 0.75
+
+
+def test_percentiles_of_the_same_replicates_would_miss_what_is_rare():
+    """Among 32 prompts one wide token in 1,000: a handful of events, and often none."""
+    true = truths(LIGHT, 20_000)["f_2"].value
+    ours, theirs = [], []
+    for i in range(200):
+        read = reader(drawn(LIGHT, 32, i))
+        low, high = read.number(ROWS["f_2"]).interval
+        ends = np.quantile((read.sums["f_2"] / read.sums["tokens"])[1:].numpy(), (0.025, 0.975))
+        ours.append(low <= true <= high)
+        theirs.append(ends[0] <= true <= ends[1])
+
+    assert np.mean(ours) > 0.93
+    assert np.mean(theirs) < 0.90
+
+
+@pytest.mark.parametrize("world", [*HONEST[:3], *SHIFTED], ids=lambda world: world.name)
+def test_the_closed_forms_are_what_a_large_dump_shows(world):
+    """Each number within 5 of its own standard errors, here counted from the half width of an interval."""
+    true, seen = truths(world, 20_000), numbers(batch(world, 2000, np.random.default_rng(5)))
+    checked = 0
+    for name, known in true.items():
+        low, high = seen[name].interval or (-math.inf, math.inf)
+        if has_truth(known) and seen[name].note is None:
+            half = max(high - seen[name].value, seen[name].value - low)
+            assert abs(seen[name].value - known.value) < 2.5 * half + 3 * known.error, name
+            checked += 1
+    assert checked >= 15
+
+
+def test_a_cell_counts_what_was_covered_missed_unreliable_and_without_an_interval():
+    known = Known(1.0, 0.05)
+    given = [(0.9, 1.1), (0.5, 0.9), (0.4, 0.8), (1.1, 1.3)]
+    found = [Number(value=1.0, interval=ends) for ends in given]
+    found += [
+        Number(value=1.0),
+        Number(value=1.0, interval=(0, 9), note="unreliable: k̂ = 0.90 is above 0.70"),
+    ]
+    counted = cell(found, known)
+
+    assert (counted.dumps, counted.unreliable, counted.none, counted.judged) == (6, 1, 1, 4)
+    assert (counted.covered, counted.below, counted.above) == (1, 2, 1)
+    assert counted.coverage == 0.25
+    assert counted.width == pytest.approx(0.3)
+    assert counted.error == pytest.approx(2 * 0.05 / 0.3)
+
+
+@pytest.mark.parametrize("groups", [20, 128])
+def test_the_identities_leave_honest_clustered_dumps_alone(groups):
+    assert alarms.rate(LIGHT, groups, 40) == 0
+
+
+@pytest.mark.parametrize("fault", alarms.FAULTS, ids=lambda fault: fault.name)
+def test_the_identities_see_a_fault_among_128_prompts(fault):
+    assert alarms.rate(LIGHT, 128, 10, fault) == 10
+
+
+def test_a_fault_of_one_position_is_named_as_one():
+    given = alarms.faulty(drawn(LIGHT, 128, 0), alarms.FAULTS[3])
+
+    assert alarms.causes(given) == ["boundary"]
+
+
+def test_the_page_is_current_with_the_results_that_are_kept():
+    text = (Path(__file__).parents[1] / "docs" / "coverage.md").read_text(encoding="utf-8")
+
+    assert text == page.page(run.kept(), json.loads(run.ALARMS.read_text(encoding="utf-8")))
