@@ -218,7 +218,7 @@ def _preset_columns(stack: Stack) -> Sheet:
 
 
 def _splits(scene: Scene, preset: Preset) -> bool:
-    return scene.near is not None and scene.near.divides(applied(preset))
+    return scene.divides(applied(preset))
 
 
 def _columns(stack: Stack) -> Sheet:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from offpol_diag import segments
+from offpol_diag import segments, tables
 from offpol_diag.batch import Batch
 from offpol_diag.metrics.outcome import PER_SEQUENCE, Outcome, of
 from offpol_diag.metrics.pieces import Pieces, pieces
@@ -135,8 +135,8 @@ def _added(scene: Scene, done: Outcome, rules: Preset, times: Tensor | None) -> 
 
 
 def _binned(code: Tensor, values: Tensor) -> Tensor:
-    """Sums by fold and bucket, [FOLDS * BUCKETS] float64; of no tokens bincount would make integers."""
-    return torch.bincount(code, weights=values, minlength=FOLDS * BUCKETS).to(torch.float64)
+    """Sums by fold and bucket, [FOLDS * BUCKETS] float64; of no tokens a count would make integers."""
+    return tables.total(code, FOLDS * BUCKETS, values).to(torch.float64)
 
 
 def _scores(scene: Scene, ratios: Ratios) -> tuple[Tensor, Tensor]:
@@ -186,8 +186,9 @@ def _coordinates(batch: Batch) -> tuple[Tensor, Tensor]:
 def _bigrams(batch: Batch) -> Tensor:
     ids = batch.token_ids
     assert ids is not None
-    before = torch.cat((ids[:1], ids[:-1]))
-    before[batch.cu_seqlens[:-1][batch.lengths > 0]] = -1
+    starts = batch.cu_seqlens[:-1]
+    first = torch.where(starts < len(ids), starts, 0)  # empty ones at the end have no token
+    before = torch.cat((ids[:1], ids[:-1])).index_fill(0, first, -1) if len(ids) else ids
     return mix(before) + ids * _STEP
 
 

@@ -233,7 +233,7 @@ def pieces(scene: Scene, preset: Preset) -> Pieces:
 
 
 def _pieces(scene: Scene, ratios: Ratios, preset: Preset) -> Pieces:
-    if scene.near is None or not scene.near.divides(preset):
+    if not scene.divides(preset):
         return Pieces(ratios, preset, of(ratios, preset))
     far, rules = scene.apart[0].of(preset.policy), neutral(preset)
     return Pieces(ratios, preset, of(far, preset), tuple(_lots(scene, preset, rules)))

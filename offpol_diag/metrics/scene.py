@@ -12,6 +12,7 @@ from torch import Tensor
 from offpol_diag import correction, resample
 from offpol_diag.accumulators import Floor
 from offpol_diag.batch import Batch
+from offpol_diag.host import here
 from offpol_diag.memo import Memo
 from offpol_diag.near import Asked, Near, neutral, splits
 from offpol_diag.presets import Policy, Preset
@@ -69,6 +70,15 @@ class Scene:
             return ((self.ratios(preset.policy), preset),)
         far, close = self.apart
         return (far.of(preset.policy), preset), (close.of(preset.policy), neutral(preset))
+
+    def divides(self, preset: Preset) -> bool:
+        """Whether near tokens are looked at apart.
+
+        By cells on a CPU only: to look at every token costs a GPU less than to say how many cells there are.
+        """
+        if self.near is None or not self.near.divides(preset):
+            return False
+        return splits(preset, self.near.radius) or here(self.batch.rollout)
 
     @property
     def apart(self) -> tuple[Ratios, Ratios]:
