@@ -16,7 +16,6 @@ from torch import Tensor
 
 from offpol_diag.metrics import interval
 from offpol_diag.metrics.interval import ANYWHERE, SHARE, Range
-from offpol_diag.metrics.interval import FEWEST_GROUPS as FEWEST_GROUPS
 from offpol_diag.summary import Number
 
 Lookup = Callable[[str], Tensor]
