@@ -17,7 +17,7 @@ from offpol_diag.candidates import CANDIDATES, DEFAULT, REFERENCE
 from offpol_diag.evidence import RISK, SURE, per_update
 from offpol_diag.metrics.alignment import BUCKETS, FOLDS, Folds, estimates, systematic
 from offpol_diag.summary import Alignment, Location, Summary, loads
-from tests.advice import alignment
+from tests.estimated import alignment
 from tests.factory import make_summary, place
 
 NAMES = tuple(one.name for one in CANDIDATES)

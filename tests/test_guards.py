@@ -7,7 +7,7 @@ import pytest
 from offpol_diag.guards import GUARDS, guarded
 from offpol_diag.ladder import choose
 from offpol_diag.summary import Number
-from tests.advice import alignment, row
+from tests.estimated import alignment, row
 from tests.factory import make_summary, preset
 
 GUARD = {guard.name: guard for guard in GUARDS}

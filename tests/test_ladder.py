@@ -10,7 +10,7 @@ import pytest
 from offpol_diag.candidates import CANDIDATES, DEFAULT, NOTHING
 from offpol_diag.ladder import MARGIN, SURE, choose, instead_of
 from offpol_diag.summary import Alignment
-from tests.advice import alignment, row, spoken
+from tests.estimated import alignment, row, spoken
 from tests.oracle_alignment import shrunk
 
 TIS, NONE, MASK, SEQ = DEFAULT.name, NOTHING.name, "token_mask_0.5_2.0", "seq_tis_2.0"

@@ -17,7 +17,7 @@ from offpol_diag.guards import guarded
 from offpol_diag.recommend import ALERTS, RULES, WORTH, advised, longest_response, recommend
 from offpol_diag.summary import Decision, Diagnosis, Number, loads
 from tests import oracles
-from tests.advice import alignment, row
+from tests.estimated import alignment, row
 from tests.factory import dump_facts, make_summary
 
 BUG = Diagnosis(verdict="bug", headline="off by one")

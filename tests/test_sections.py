@@ -12,7 +12,7 @@ from offpol_diag.sections.crosswalk import ACROSS
 from offpol_diag.sections.sweep import sweep
 from offpol_diag.sections.where import finding
 from offpol_diag.summary import Location, Number, Recommendation, Skipped, Worst
-from tests.advice import alignment, row
+from tests.estimated import alignment, row
 
 OF_COMMANDS = (comparison, sweep)
 """Sections of what only those commands find."""
