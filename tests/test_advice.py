@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 import pytest
-from advice import draws, judge, methods, regimes, rollouts, truth, worlds
-from advice.worlds import Array, Reward, World, log_softmax
 
+from benchmarks.advice import draws, judge, methods, regimes, rollouts, truth, worlds
+from benchmarks.advice.worlds import Array, Reward, World, log_softmax
 from offpol_diag.candidates import CANDIDATES
 
 REWARDS: tuple[Reward, ...] = ("found", "ladder", "dense", "drifting")
@@ -125,8 +125,8 @@ def test_the_alignment_of_drawn_batches_is_the_one_that_is_computed() -> None:
         batches = groups.reshape(600, 8, -1).mean(1)
         along = batches @ true / np.linalg.norm(true)
         aligned = along.mean() / math.sqrt(np.square(batches).sum(1).mean())
-        error = found.error(name, 64) if name in methods.SEQUENCE else 0.0
-        assert aligned == pytest.approx(found.alignment(name, 64), abs=0.03 + 4 * error), name
+        error = found.error(name) if name in methods.SEQUENCE else 0.0
+        assert aligned == pytest.approx(found.alignment(name, 64), abs=0.06 + 4 * error), name
 
 
 def test_the_best_in_hindsight_counts_sampled_methods_by_what_they_surely_reach() -> None:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from advice import methods
-from advice.rollouts import Rollout
-from advice.worlds import Array, Generator, Ints, World, advantages, log_softmax
+from benchmarks.advice import methods
+from benchmarks.advice.rollouts import Rollout
+from benchmarks.advice.worlds import Array, Generator, Ints, World, advantages, log_softmax
 
 AT_ONCE = 2048
 """Sequences that are drawn together."""

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from advice.draws import Draw
-from advice.worlds import Array, Ints
+from benchmarks.advice.draws import Draw
+from benchmarks.advice.worlds import Array, Ints
 from offpol_diag import DumpWriter
 from offpol_diag.batch import Batch
 from offpol_diag.candidates import presets

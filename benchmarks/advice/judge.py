@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from advice import draws, methods, truth
-from advice.rollouts import Rollout
-from advice.worlds import Array, World, log_softmax
+from benchmarks.advice import draws, methods, truth
+from benchmarks.advice.rollouts import Rollout
+from benchmarks.advice.worlds import Array, World, log_softmax
 
 BLOCKS = 16
+SURE = 3.0
+"""Standard errors below its estimate by which a sampled method counts as the best."""
 NEAREST = "token_tis_2.0"
 """Whose samples the sequence-level methods are compared with."""
 
@@ -59,21 +61,22 @@ class Judgement:
         """In a trainer's batch of so many sequences."""
         return self.moments[method].alignment(batch / self.group)
 
-    def error(self, method: str, batch: int) -> float:
-        """Its standard error relative to the nearest exact method, by jackknife."""
-        ratios = np.array(
-            [
-                one.alignment(batch / self.group) / other.alignment(batch / self.group)
-                for one, other in zip(self.blocks[method], self.blocks[NEAREST], strict=True)
-            ]
-        )
-        spread = float(np.square(ratios - ratios.mean()).sum() * (BLOCKS - 1) / BLOCKS)
-        return math.sqrt(spread) * abs(self.alignment(NEAREST, batch))
+    def error(self, method: str) -> float:
+        """Standard error of `along`, by jackknife."""
+        along = np.array([one.along for one in self.blocks[method]])
+        return math.sqrt(float(np.square(along - along.mean()).sum()) * (BLOCKS - 1) / BLOCKS)
+
+    def sure(self, method: str, batch: int) -> float:
+        """The alignment that a method reaches for sure: what is sampled must stand out of its error."""
+        found = self.moments[method]
+        if method in methods.TOKEN:
+            return found.alignment(batch / self.group)
+        least = replace(found, along=found.along - SURE * self.error(method))
+        return least.alignment(batch / self.group)
 
     def best(self, batch: int) -> tuple[str, float]:
-        """In hindsight, and its alignment. What is not exact counts by what it surely reaches."""
-        sure = {name: self.alignment(name, batch) for name in methods.TOKEN}
-        sure |= {name: self.alignment(name, batch) - 2 * self.error(name, batch) for name in methods.SEQUENCE}
+        """In hindsight, and its alignment."""
+        sure = {name: self.sure(name, batch) for name in methods.NAMES}
         name = max(sure, key=sure.__getitem__)
         return name, sure[name]
 

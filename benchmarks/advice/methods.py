@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from advice.worlds import Array
+from benchmarks.advice.worlds import Array
 
 OfRatio = Callable[[Array], Array]
 

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import json
+import math
+import statistics
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import jinja2
 
-from advice import table
-from advice.policies import POLICIES
-from advice.regimes import BATCHES, SIZES
+from benchmarks.advice import table
+from benchmarks.advice.methods import NAMES
+from benchmarks.advice.policies import POLICIES
+from benchmarks.advice.regimes import BATCHES, SIZES
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results.json"
+PARTS = {"tuned": False, "held out": True}
+SHOWN = (
+    "recommend",
+    "always token TIS 2",
+    "always none",
+    "always IcePop 0.5–5",
+    "verl's guide, by severity",
+)
 DOCS = HERE.parents[1] / "docs" / "advice.md"
 
 
@@ -37,11 +48,10 @@ def write() -> None:
 def text(kept: dict[str, Any]) -> str:
     """The page."""
     rows = kept["regimes"]
-    parts = {
-        "tuned": [row for row in rows if not row["held_out"]],
-        "held out": [row for row in rows if row["held_out"]],
-    }
-    return _template("page").render(parts=parts, training=kept.get("training"), many=len(rows), **_shared())
+    parts = {name: [row for row in rows if row["held_out"] is which] for name, which in PARTS.items()}
+    return _template("page").render(
+        parts=parts, training=kept.get("training"), many=len(rows), worst_many=16, shown=SHOWN, **_shared()
+    )
 
 
 def tables(rows: list[table.Row]) -> str:
@@ -50,7 +60,22 @@ def tables(rows: list[table.Row]) -> str:
 
 
 def _shared() -> dict[str, object]:
-    return {"policies": list(POLICIES), "batches": BATCHES, "sizes": SIZES}
+    return {"policies": list(POLICIES), "batches": BATCHES, "sizes": SIZES, "methods": len(NAMES)}
+
+
+def _known(rows: list[table.Row]) -> str:
+    """The median of the best alignments in batches of 256."""
+    return f"{statistics.median(row['best']['256'][1] for row in rows):.2f}"
+
+
+def _mean(values: list[float]) -> str:
+    return f"{statistics.mean(values):.3f}"
+
+
+def _apart(both: tuple[list[float], list[float]]) -> str:
+    """Mean difference ± its standard error over pairs."""
+    apart = [one - other for one, other in zip(*both, strict=True)]
+    return f"{statistics.mean(apart):+.3f} ± {statistics.stdev(apart) / math.sqrt(len(apart)):.3f}"
 
 
 def _cells(values: Iterable[float]) -> str:
@@ -73,5 +98,5 @@ _ENVIRONMENT = jinja2.Environment(
     lstrip_blocks=True,
     keep_trailing_newline=True,
 )
-_ENVIRONMENT.filters |= {"cells": _cells}
+_ENVIRONMENT.filters |= {"cells": _cells, "known": _known, "mean": _mean, "apart": _apart}
 _ENVIRONMENT.globals |= {"scores": table.scores, "blind_scores": table.blind_scores, "worst": table.worst}

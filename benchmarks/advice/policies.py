@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from advice.dumps import TRAIN, Seen
-from advice.proposal import proposed
+from benchmarks.advice.dumps import TRAIN, Seen
+from benchmarks.advice.proposal import proposed
 from offpol_diag import evidence, ladder
 
 Policy = Callable[[Seen, int], str]
@@ -22,9 +22,9 @@ def recommended(seen: Seen, batch: int) -> str:
 
 
 def by_severity(seen: Seen, batch: int) -> str:
-    """verl's guide: nothing where the mismatch is negligible, token TIS where it is moderate, sequence TIS
-    where it is severe. Its FAQ calls a mean difference of probabilities below 0.005 normal; its alert lines
-    are |KL| 0.1 and χ² 1.
+    """verl's guide: nothing where the mismatch is negligible, then token TIS, sequence TIS where severe.
+
+    Its FAQ calls a mean difference of probabilities below 0.005 normal; it alerts at |KL| 0.1 and χ² 1.
     """
     if seen.apart / seen.tokens < 0.005:
         return "none"

@@ -4,7 +4,7 @@ For every method m the dump tells, against a reference R with next to no bias (t
 
     expected  log of the alignment if only the noise differs
     measured  the same from the data, bias included, ± error
-    d         the mean square of (its weight − R's), weighed as the gradient weighs tokens
+    d         variance of the difference between its gradient and R's, over the variance of R's
     z         Σ A (r − 1) in standard errors: how surely the trainer has moved along the gradient since
 
 Before data, the bias of m is believed to be `MOVED` × clip(z − 1, 0, 3) × √d, give or take `SPREAD` × √d:
@@ -21,11 +21,11 @@ import math
 
 import numpy as np
 
-from advice.dumps import Seen
+from benchmarks.advice.dumps import Seen
 from offpol_diag.candidates import CANDIDATES, DEFAULT, REFERENCE
 from offpol_diag.metrics import alignment
 
-MOVED, SPREAD = 0.5, 0.5
+MOVED, SPREAD = 0.25, 0.25
 TOKEN = tuple(one.name for one in CANDIDATES if one.judges != "sequence")
 
 
@@ -50,6 +50,8 @@ def scores(seen: Seen, batch: int) -> dict[str, float]:
 
 def z(seen: Seen) -> float:
     """Σ A (r − 1) over its standard error, by folds."""
+    if "advantages" not in seen.columns:
+        return 0.0
     n = seen.folds.sequences.numpy()
     mean = seen.drift.sum() / n.sum()
     spread = math.sqrt(float(np.square(seen.drift - mean * n).sum()))

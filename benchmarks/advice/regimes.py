@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from advice import rollouts, worlds
-from advice.rollouts import Make, Rollout
-from advice.worlds import Reward, World
+from benchmarks.advice import rollouts, worlds
+from benchmarks.advice.rollouts import Make, Rollout
+from benchmarks.advice.worlds import Reward, World
 
 BATCHES = (64, 256, 1024)
 """Sequences in one update of the trainer."""
@@ -117,7 +117,7 @@ TIMES = 4
 
 
 def regimes() -> Iterator[Regime]:
-    """All of them; of the longest responses each kind has one reward only, in turn."""
+    """All of them; beyond 256 tokens each kind has one reward only, in turn."""
     yield from _crossed(TUNED, (8, 64, 256, 1000), ("found", "dense"), 8, False)
     yield from _crossed(HELD_OUT, (12, 96, 384, 1000), ("ladder", "drifting"), 12, True)
 
@@ -132,5 +132,5 @@ def _crossed(
     for longest in lengths:
         for at, reward in enumerate(rewards):
             seed = longest + 7 * at + (5000 if held_out else 0)
-            for kind in kinds if longest < 1000 else kinds[at :: len(rewards)]:
+            for kind in kinds if longest <= 256 else kinds[at :: len(rewards)]:
                 yield Regime(kind, longest, reward, seed, vocabulary, held_out)

@@ -8,8 +8,8 @@ from typing import Protocol
 
 import numpy as np
 
-from advice import truth
-from advice.worlds import Array, Generator, Ints, World, log_softmax
+from benchmarks.advice import truth
+from benchmarks.advice.worlds import Array, Generator, Ints, World, log_softmax
 
 INTEGRATED = 3000
 """Draws of a random rollout policy that stand for all of them, at each state."""

@@ -20,10 +20,10 @@ from pathlib import Path
 
 import torch
 
-sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from advice import page, table  # noqa: E402
-from advice.regimes import Regime, regimes  # noqa: E402
+from benchmarks.advice import page, table
+from benchmarks.advice.regimes import Regime, regimes
 
 
 def main() -> None:

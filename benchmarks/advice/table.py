@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from advice import draws, judge, methods
-from advice.dumps import Seen, joined, seen
-from advice.policies import CHOOSING, POLICIES, Policy
-from advice.regimes import BATCHES, SIZES, TIMES, Regime
+from benchmarks.advice import draws, judge, methods
+from benchmarks.advice.dumps import Seen, joined, seen
+from benchmarks.advice.policies import CHOOSING, POLICIES, Policy
+from benchmarks.advice.regimes import BATCHES, SIZES, TIMES, Regime
 
 Row = dict[str, Any]
 PIECE = SIZES[0]

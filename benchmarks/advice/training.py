@@ -18,20 +18,19 @@ from pathlib import Path
 import numpy as np
 import torch
 
-sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from advice import draws, page, policies, rollouts, truth, worlds  # noqa: E402
-from advice.dumps import Seen, joined, seen  # noqa: E402
-from advice.rollouts import Rollout  # noqa: E402
-from advice.worlds import Array, Generator, Reward, World, log_softmax  # noqa: E402
+from benchmarks.advice import draws, page, policies, rollouts, truth, worlds
+from benchmarks.advice.dumps import Seen, joined, seen
+from benchmarks.advice.rollouts import Rollout
+from benchmarks.advice.worlds import Array, Generator, Reward, World, log_softmax
 
-BATCH, STEPS, SEEDS, AGAIN, FIRST = 64, 300, 6, 50, 2048
+BATCH, STEPS, SEEDS, AGAIN, FIRST = 64, 200, 4, 50, 2048
 METHODS = (
     "none",
     "token_tis_2.0",
     "token_icepop_0.5_5.0",
     "seq_tis_2.0",
-    "seq_mis_0.5_2.0",
     "geo_rs_0.1%",
 )
 Behind = Callable[[list[Array], Generator], Rollout]

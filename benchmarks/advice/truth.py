@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from advice.worlds import Array, World, log_softmax, mean_advantages
+from benchmarks.advice.worlds import Array, World, log_softmax, mean_advantages
 
 
 def gradient(world: World) -> Array:
