@@ -13,14 +13,14 @@ import jinja2
 
 from benchmarks.advice import table
 from benchmarks.advice.methods import NAMES
-from benchmarks.advice.policies import POLICIES
+from benchmarks.advice.policies import CHOOSING, POLICIES
 from benchmarks.advice.regimes import BATCHES, SIZES
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results.json"
 PARTS = {"tuned": False, "held out": True}
 SHOWN = (
-    "recommend",
+    *CHOOSING,
     "always token TIS 2",
     "always none",
     "always IcePop 0.5–5",
