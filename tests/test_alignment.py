@@ -213,7 +213,7 @@ def random_folds(seed, signal=0.02, kept=0.8, sequences=4000, names=("base", "mi
 
 @pytest.mark.parametrize(
     ("seed", "signal", "batch"),
-    [(0, 0.05, 1.0), (1, 0.02, 64.0), (2, 0.005, 1e6), (3, 0.0, 64.0), (4, 0.0, 1.0)],
+    [(0, 0.05, 1.0), (0, 0.05, 1e6), (1, 0.02, 64.0), (2, 0.005, 1e6), (3, 0.0, 64.0), (4, 0.0, 1.0)],
 )
 def test_estimates_are_those_of_the_oracle(seed, signal, batch):
     folds = random_folds(seed, signal)

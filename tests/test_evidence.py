@@ -90,6 +90,7 @@ def test_the_batch_of_the_trainer_changes_the_estimates():
 def test_the_printed_alignment_is_the_score_and_what_was_seen_has_its_interval():
     for row in of(folds()).rows.values():
         assert row.alignment.value == pytest.approx(math.exp(row.score))
+        assert row.alignment.interval is None
         assert row.seen.value == pytest.approx(math.exp(row.measured))
         if row.error:
             ends = [math.exp(row.measured + sign * 1.959964 * row.error) for sign in (-1, 1)]
@@ -110,6 +111,7 @@ def test_what_drowns_in_noise_is_unknown_and_says_so():
     ("columns", "seen"),
     [
         ({"token_ids", "advantages", "rewards"}, True),
+        ({"token_ids", "advantages"}, True),
         ({"token_ids"}, False),
         ({"advantages"}, False),
         (set(), False),
