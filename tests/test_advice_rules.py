@@ -112,16 +112,17 @@ def test_nothing_is_known_of_movement_without_advantages() -> None:
 def test_scores_are_what_their_formula_says() -> None:
     seen = dumps.seen(drawn(rollouts.stale(8, 0.4), 512))
     estimates = alignment.estimates(seen.folds, "token_tis_5.0", 64)
-    drift = min(max(proposal.z(seen) - 1, 0), 3)
+    cost = 0.25 * min(max(proposal.z(seen) - 1, 0), 3) + 0.1 * math.sqrt(proposal.share(seen))
 
     found = proposal.scores(seen, 64)
 
     for name in ("none", "token_icepop_0.5_2.0"):
         one, d = estimates[name], proposal.distance(seen, name)
-        prior = one.expected - 0.25 * drift * math.sqrt(d)
+        prior = one.expected - cost * math.sqrt(d)
         width = d / 16
         assert found[name] == pytest.approx(prior + (one.measured - prior) * width / (width + one.error**2))
     assert proposal.distance(seen, "token_tis_5.0") == 0
+    assert 0 < proposal.share(seen) < 1
     assert found["token_tis_5.0"] == estimates["token_tis_5.0"].expected
 
 

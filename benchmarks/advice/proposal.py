@@ -7,9 +7,11 @@ For every method m the dump tells, against a reference R with next to no bias (t
     d         variance of the difference between its gradient and R's, over the variance of R's
     z         Σ A (r − 1) in standard errors: how surely the trainer has moved along the gradient since
 
-Before data, the bias of m is believed to be `MOVED` × clip(z − 1, 0, 3) × √d, give or take `SPREAD` × √d:
+    share     of the variance of r, what kinds of tokens explain: noise has none, any fixed difference has
 
-    prior = expected − MOVED · clip(z − 1, 0, 3) · √d
+Before data, the bias of m is believed to cost in proportion to √d, give or take `SPREAD` × √d:
+
+    prior = expected − (MOVED · clip(z − 1, 0, 3) + SHARED · √share) · √d
     score = prior + (measured − prior) · SPREAD² d / (SPREAD² d + error²)
 
 and the best score among methods of single tokens is taken.
@@ -25,7 +27,7 @@ from benchmarks.advice.dumps import Seen
 from offpol_diag.candidates import CANDIDATES, DEFAULT, REFERENCE
 from offpol_diag.metrics import alignment
 
-MOVED, SPREAD = 0.25, 0.25
+MOVED, SHARED, SPREAD = 0.25, 0.1, 0.25
 TOKEN = tuple(one.name for one in CANDIDATES if one.judges != "sequence")
 
 
@@ -38,11 +40,11 @@ def proposed(seen: Seen, batch: int) -> str:
 def scores(seen: Seen, batch: int) -> dict[str, float]:
     """Of every candidate of single tokens."""
     estimates = alignment.estimates(seen.folds, REFERENCE.name, batch)
-    drift = min(max(z(seen) - 1, 0.0), 3.0)
+    cost = MOVED * min(max(z(seen) - 1, 0.0), 3.0) + SHARED * math.sqrt(share(seen))
     found = {}
     for name in TOKEN:
         one, d = estimates[name], distance(seen, name)
-        prior = one.expected - MOVED * drift * math.sqrt(d)
+        prior = one.expected - cost * math.sqrt(d)
         sure = (SPREAD**2 * d) / (SPREAD**2 * d + one.error**2) if math.isfinite(one.error) and d > 0 else 0.0
         found[name] = prior + (one.measured - prior) * sure if sure else prior
     return {name: score for name, score in found.items() if math.isfinite(score)}
@@ -56,6 +58,12 @@ def z(seen: Seen) -> float:
     mean = seen.drift.sum() / n.sum()
     spread = math.sqrt(float(np.square(seen.drift - mean * n).sum()))
     return float(seen.drift.sum() / spread) if spread > 0 else 0.0
+
+
+def share(seen: Seen) -> float:
+    """The systematic share of the variance of r, in [0, 1]; 0 where it is not known."""
+    found = alignment.systematic(seen.folds).value
+    return min(max(found, 0.0), 1.0) if math.isfinite(found) else 0.0
 
 
 def distance(seen: Seen, name: str) -> float:
