@@ -7,22 +7,15 @@ from collections.abc import Iterable
 from statistics import median
 
 from offpol_diag.candidates import CANDIDATES, REFERENCE, Candidate
-from offpol_diag.metrics.alignment import Estimate, Folds, Share, estimates, systematic
+from offpol_diag.metrics.alignment import Estimate, Folds, estimates, moved, systematic
 from offpol_diag.presets import Policy
 from offpol_diag.summary import Alignment, AlignmentRow, Location, Number
 
 DIRECTION = frozenset({"token_ids", "advantages"})
 """Columns without which only the noise of a method can be estimated, not its bias."""
 
-RISK = 3.0
-"""Share of the alignment that is lost for each token of a response and unit of systematic variance, at most:
-the largest seen over the regimes of `benchmarks/advice` is near it. The bias of no correction adds up along a
-response; for a few tokens or dense rewards it is far smaller.
-"""
 Z = 1.959964
 LARGE = 700.0
-SURE = 2.0
-"""Standard errors to the upper end of what is systematic."""
 
 
 def alignment(folds: Folds, policy: Policy, columns: Iterable[str], batch: float) -> Alignment:
@@ -34,21 +27,15 @@ def alignment(folds: Folds, policy: Policy, columns: Iterable[str], batch: float
         columns: those that the dump has, or that were made.
         batch: sequences in one update of the trainer.
     """
-    found, common = estimates(folds, REFERENCE.name, batch), systematic(folds)
+    found = estimates(folds, REFERENCE.name, batch)
     return Alignment(
         batch_sequences=batch,
         reference=REFERENCE.name,
         direction=set(columns) >= DIRECTION,
-        systematic=_known(common.value),
-        risk=_known(_risk(folds, common)),
+        systematic=_known(systematic(folds).value),
+        moved=moved(folds) if "advantages" in set(columns) else None,
         rows={one.name: _row(one, policy, found[one.name]) for one in CANDIDATES},
     )
-
-
-def _risk(folds: Folds, common: Share) -> float:
-    """Mean length times systematic variance, its upper end, times `RISK`."""
-    spread, sequences = float(folds.spread), float(folds.sequences.sum())
-    return RISK * (max(common.value, 0.0) + SURE * common.error) * spread / sequences if spread else 0.0
 
 
 def per_update(steps: Location | None, sequences: int) -> float:
@@ -70,6 +57,7 @@ def _row(one: Candidate, policy: Policy, found: Estimate) -> AlignmentRow:
         expected=_known(found.expected),
         measured=_known(found.measured),
         error=_known(found.error),
+        distance=_known(found.distance),
         score=_known(found.score),
         alignment=_relative(found.score, 0.0, "e^score"),
         seen=_relative(found.measured, Z * found.error, "e^measured"),

@@ -1,7 +1,7 @@
-"""Which method: up the ladder from no correction to weights of whole sequences, as far as data ask for it.
+"""Which method: the one whose gradient is believed to point best, among those that judge single tokens.
 
-Whatever is chosen among many by a noisy estimate looks better than it is, so a method has to earn its place
-against the one that stands: token TIS at 2.0, which is hardly ever far from the best.
+A method that judges whole sequences errs by far more, and whatever is chosen among many by a noisy estimate
+looks better than it is: it has to be better for sure.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from offpol_diag.summary import Alignment, AlignmentRow
 
 Rows = Mapping[str, AlignmentRow]
 
-MARGIN = 0.003
-"""By how much of the alignment a method must beat the one that stands, by the lower end of its estimate."""
-SURE = {"nothing": 1.0, "token": 1.0, "sequence": 2.0}
-"""Standard errors from an estimate to that end, by what is judged: sequences' weights err by far more."""
+ALIKE = 0.003
+"""Alignments that differ by less are equally good."""
+MARGIN, SURE = 0.003, 2.0
+"""By how much a method that judges whole sequences must beat the best other one: by this share of the
+alignment at the lower end of its estimate, so many standard errors below.
+"""
 
 
 @dataclass(frozen=True)
@@ -43,9 +45,9 @@ def choose(alignment: Alignment) -> Choice | None:
     known = _known(alignment.rows)
     if not known:
         return None
-    best = _standing(known, alignment.risk)
+    best = _standing(known, alignment.moved is not None)
     for name, row in known.items():
-        if _beats(row, known[best]):
+        if row.judges == "sequence" and _beats(row, known[best]):
             best = name
     return _beside(known, best)
 
@@ -82,21 +84,18 @@ def _gain(known: Rows, best: str) -> float:
     return 0.0 if nothing is None else _value(known[best]) - _value(nothing)
 
 
-def _standing(known: Rows, risk: float | None) -> str:
-    """What is taken when no estimate of a direction speaks against it.
+def _standing(known: Rows, told: bool) -> str:
+    """The best of those that judge single tokens; of such as are as good, the simplest.
 
-    That is the default, which pays for the noise that its weights add; no correction where that price is
-    higher than what the systematic part of r may cost.
+    Without advantages a dump does not tell whether the trainer has moved, and less noise alone must not win:
+    the default stands.
     """
-    default, nothing = known.get(DEFAULT.name), known.get(NOTHING.name)
-    if default is None or nothing is None:
-        return next(name for name in (DEFAULT.name, NOTHING.name, *known) if name in known)
-    price = _noise(default) - _noise(nothing)
-    return NOTHING.name if risk is not None and price > risk else DEFAULT.name
-
-
-def _noise(row: AlignmentRow) -> float:
-    return 0.5 * math.log(row.noise) if row.noise else 0.0
+    usual = {name: row for name, row in known.items() if row.judges != "sequence"} or known
+    if DEFAULT.name in usual and not told:
+        return DEFAULT.name
+    best = max(usual, key=lambda name: _value(usual[name]))
+    simple = [name for name in (NOTHING.name, DEFAULT.name) if name in usual]
+    return next((name for name in simple if _value(usual[best]) - _value(usual[name]) < ALIKE), best)
 
 
 def _value(row: AlignmentRow) -> float:
@@ -107,7 +106,7 @@ def _beats(row: AlignmentRow, standing: AlignmentRow) -> bool:
     """Whether it is better for sure, a bias that may be hidden in noise held against it."""
     if row.measured is None or row.error is None:
         return False
-    low = min(row.measured, _value(row)) - SURE[row.judges] * row.error
+    low = min(row.measured, _value(row)) - SURE * row.error
     return low > _value(standing) + MARGIN
 
 

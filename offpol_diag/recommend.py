@@ -64,8 +64,7 @@ def _idle(seen: Evidence) -> bool:
     choice, alignment = _choice(seen.summary), seen.summary.alignment
     if choice is None or alignment is None:
         return False
-    harmless = alignment.risk is not None and alignment.risk < WORTH
-    return choice.best == NOTHING.name or (harmless and choice.gain < WORTH)
+    return choice.best == NOTHING.name or choice.gain < WORTH
 
 
 def _chosen(seen: Evidence) -> bool:
@@ -98,7 +97,7 @@ def _told(seen: Evidence, choice: Choice, gain: float) -> dict[str, float | None
     return {f"{alignment.rows[name].title}, noise": alignment.rows[name].noise for name in rows} | {
         "gain over no correction": gain,
         "price of the runner-up": choice.price,
-        "risk of no correction": alignment.risk,
+        "trainer moved, standard errors": alignment.moved,
         "sequences in an update": alignment.batch_sequences,
     }
 
@@ -164,8 +163,8 @@ RULES = (
         "ladder",
         _chosen,
         _weighed,
-        "It takes away the bias that the systematic part of r would leave, at a small price in noise, and no "
-        "other method is better for sure.",
+        "Among the methods that judge single tokens its gradient is believed to point best in updates of this "
+        "size: little noise, and no bias that shows.",
         "alignment of the gradient, estimated from this dump (docs/advice.md)",
         "METHOD at THRESHOLD",
         offers=True,
@@ -287,7 +286,8 @@ def _with(given: Recommendation, choice: Choice, summary: Summary) -> Recommenda
     found: dict[str, object] = {"price": choice.price, "runner_up": _named(rows, choice.next)}
     if given.decision == "METHOD at THRESHOLD":
         best = rows[choice.best]
-        found |= {"method": best.method, "threshold": best.threshold, "settings": best.settings}
+        found |= {"title": best.title, "method": best.method}
+        found |= {"threshold": best.threshold, "settings": best.settings}
     return given.model_copy(update=found)
 
 

@@ -219,7 +219,10 @@ class AlignmentRow(Model):
     expected: float | None = Field(description="log of the alignment, if only `kept` and `noise` differ")
     measured: float | None = Field(description="log of the alignment, bias included; null: drowned in noise")
     error: float | None = Field(description="standard error of `measured`; null: not known")
-    score: float | None = Field(description="`expected`, moved towards `measured` by what is detected")
+    distance: float | None = Field(
+        None, description="variance of the difference to the reference's stand-in, over the reference's"
+    )
+    score: float | None = Field(description="log of the alignment that is believed, prior and measurement")
     alignment: Number = Field(Number(), description="e^score: relative to the reference")
     seen: Number = Field(Number(), description="e^measured, with its 95 % interval (jackknife)")
     refused: str | None = Field(None, description="the guard that forbids it, whatever its score")
@@ -234,8 +237,8 @@ class Alignment(Model):
     systematic: float | None = Field(
         None, description="share of the variance of r that tokens of one kind have in common"
     )
-    risk: float | None = Field(
-        None, description="share of the alignment that leaving that uncorrected may cost, upper end"
+    moved: float | None = Field(
+        None, description="Σ A (r − 1) in standard errors: how surely the trainer has moved since; null: no A"
     )
     rows: dict[str, AlignmentRow]
 
@@ -244,6 +247,7 @@ class Recommendation(Model):
     """Which correction, at which threshold, and why."""
 
     decision: Decision
+    title: str | None = Field(None, description="the method in words")
     method: str | None = Field(None, description="preset name when the decision is a method")
     threshold: str | None = None
     settings: dict[str, str] = Field({}, description="what of the preset is set otherwise, as in --set")

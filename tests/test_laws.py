@@ -408,7 +408,7 @@ def parts() -> dict[str, list[Any]]:
     def folds(n: int) -> Folds:
         rows = x(2 * FOLDS * BUCKETS).view(2, FOLDS, BUCKETS) * n
         whole = torch.full((FOLDS,), float(n), dtype=torch.float64)
-        return Folds(("a", "b"), rows, n * x(2), rows + 1, whole.sum(), whole, whole.sum())
+        return Folds(("a", "b"), rows, n * x(2), rows + 1, whole.sum(), n * x(FOLDS), whole, whole.sum())
 
     def keys(n: int) -> torch.Tensor:
         return torch.randint(-(2**62), 2**62, (n,), generator=generator)

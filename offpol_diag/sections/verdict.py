@@ -62,6 +62,7 @@ def _recommendation(given: Recommendation, summary: Summary) -> tuple[Block, ...
     metrics = summary.metrics
     deciding = [fired for fired in given.fired if fired.rule == given.rule]
     why = (
+        *_preset(given),
         f"Rule that fired: {given.rule}",
         *(line for fired in deciding for line in _evidence(fired, metrics)),
         f"Runner-up: {_runner_up(given)}",
@@ -95,9 +96,16 @@ def _longest(given: Recommendation) -> tuple[str, ...]:
 
 
 def _decision(given: Recommendation) -> str:
+    said = given.decision if given.title is None else given.title
+    return said[0].upper() + said[1:]
+
+
+def _preset(given: Recommendation) -> tuple[str, ...]:
+    """How the presets and the other commands name the method."""
     if given.method is None:
-        return given.decision[0].upper() + given.decision[1:]
-    return f"{given.method} at {given.threshold}" if given.threshold else given.method
+        return ()
+    settings = "".join(f" --set {key}={value}" for key, value in given.settings.items())
+    return (f"Preset: {given.method}{settings}",)
 
 
 def _evidence(fired: Fired, metrics: Numbers) -> tuple[str, ...]:

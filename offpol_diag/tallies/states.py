@@ -244,6 +244,7 @@ class SavedFolds(SavedState):
     weights: Floats
     cells: Floats
     spread: Floats
+    moved: Floats
     sequences: Floats
     tokens: Floats
 
@@ -253,7 +254,7 @@ class SavedFolds(SavedState):
         require_shape((len(self.names), FOLDS, BUCKETS), sums=self.sums)
         require_shape((len(self.names),), weights=self.weights)
         require_shape((2, FOLDS, BUCKETS), cells=self.cells)
-        require_shape((FOLDS,), sequences=self.sequences)
+        require_shape((FOLDS,), moved=self.moved, sequences=self.sequences)
         require_shape((), spread=self.spread, tokens=self.tokens)
         require_counts(self.sequences)
         require_counts(self.tokens)
