@@ -163,7 +163,7 @@ RULES = (
         "ladder",
         _chosen,
         _weighed,
-        "Among the methods that judge single tokens its gradient is believed to point best in updates of this "
+        "Of the methods that judge single tokens its gradient is believed to point best in updates of this "
         "size: little noise, and no bias that shows.",
         "alignment of the gradient, estimated from this dump (docs/advice.md)",
         "METHOD at THRESHOLD",

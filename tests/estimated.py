@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from offpol_diag.candidates import CANDIDATES
+from offpol_diag.candidates import CANDIDATES, NOTHING
 from offpol_diag.summary import Alignment, AlignmentRow
 
 
@@ -29,11 +29,11 @@ def row(name: str = "token_tis_2.0", score: float | None = 0.0, **more: Any) -> 
 
 
 def alignment(
-    risk: float | None = 0.05, batch: float = 64.0, **rows: AlignmentRow | float | None
+    moved: float | None = 0.5, batch: float = 64.0, **rows: AlignmentRow | float | None
 ) -> Alignment:
-    """With all candidates' scores 0, but for those given (by name, dots and dashes as underscores)."""
+    """With all scores 0, no correction worse, but for those given (by `spoken` name)."""
     names = {spoken(one.name): one.name for one in CANDIDATES}
-    found = {name: row(name) for name in names.values()}
+    found = {name: row(name) for name in names.values()} | {NOTHING.name: row(NOTHING.name, -0.1)}
     for name, said in rows.items():
         found[names[name]] = said if isinstance(said, AlignmentRow) else row(names[name], said)
     return Alignment(
@@ -41,7 +41,7 @@ def alignment(
         reference="token_tis_5.0",
         direction=True,
         systematic=0.5,
-        risk=risk,
+        moved=moved,
         rows=found,
     )
 

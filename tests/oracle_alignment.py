@@ -150,6 +150,7 @@ class Sums:
     weights: dict[str, float]
     cells: tuple[dict[tuple[int, int], float], dict[tuple[int, int], float]]
     spread: float
+    moved: dict[int, float]
     sequences: dict[int, float]
     tokens: float
 
@@ -157,7 +158,7 @@ class Sums:
 def sums(rows: list[Row], policy: str, ids: bool = True, advantages: bool = True) -> Sums:
     """What `Folds` holds."""
     there = [row for row in rows if row.rollout]
-    off, ones, squares = defaultdict(list), defaultdict(list), []
+    off, ones, squares, raised = defaultdict(list), defaultdict(list), [], defaultdict(list)
     for row in there:
         for t, d in enumerate(deltas(row, policy)):
             bucket, sign = kind(row, t, ids)
@@ -165,6 +166,7 @@ def sums(rows: list[Row], policy: str, ids: bool = True, advantages: bool = True
             off[fold(row.key), bucket].append(sign * beyond)
             ones[fold(row.key), bucket].append(sign)
             squares.append(beyond**2)
+            raised[fold(row.key)].append(row.advantages[t] * math.expm1(min(d, CELL)) if advantages else 0.0)
     sequences = defaultdict(float)
     for row in there:
         sequences[fold(row.key)] += 1
@@ -173,9 +175,19 @@ def sums(rows: list[Row], policy: str, ids: bool = True, advantages: bool = True
         {name: math.fsum(w for row in there for w in weigh(deltas(row, policy))) for name, weigh in _all()},
         (_added(off), _added(ones)),
         math.fsum(squares),
+        _moved(there, policy) if advantages else {},
         dict(sequences),
         float(sum(len(row.rollout) for row in there)),
     )
+
+
+def _moved(rows: list[Row], policy: str) -> dict[int, float]:
+    """Σ A (r − 1) by fold, r at most 5."""
+    found = defaultdict(list)
+    for row in rows:
+        for d, a in zip(deltas(row, policy), row.advantages, strict=True):
+            found[fold(row.key)].append(math.expm1(min(d, CELL)) * a)
+    return {at: math.fsum(terms) for at, terms in found.items()}
 
 
 def deltas(row: Row, policy: str) -> list[float]:
@@ -246,9 +258,13 @@ def jackknife(left: list[float], whole: float) -> float:
     return math.sqrt((len(left) - 1) / len(left) * math.fsum((x - middle) ** 2 for x in left))
 
 
-def estimate(mine: Vectors, base: Vectors, n: list[float], kept: float, batch: float) -> dict[str, float]:
-    """What `Estimate` holds."""
-    cross, own, other = (Pairs.of(a, b, n) for a, b in ((mine, base), (mine, mine), (base, base)))
+def estimate(
+    mine: Vectors, base: Vectors, n: list[float], kept: float, batch: float, cost: float, doubt: float
+) -> dict[str, float]:
+    """What `Estimate` holds; `cost` is the bias expected at a distance of 1, `doubt` its deviation."""
+    apart = [[x - y for x, y in zip(a, b, strict=True)] for a, b in zip(mine, base, strict=True)]
+    pairs = ((mine, base), (mine, mine), (base, base), (apart, apart))
+    cross, own, other, between = (Pairs.of(a, b, n) for a, b in pairs)
     var, floor = own.noise() / batch, other.noise() / batch
     left = [
         log_alignment(*(one.signal(leave) for one in (cross, own, other)), var, floor)
@@ -260,19 +276,29 @@ def estimate(mine: Vectors, base: Vectors, n: list[float], kept: float, batch: f
     else:
         expected = math.log(kept) - 0.5 * math.log(var / floor)
     error = jackknife(left[1:], left[0])
+    distance = max(between.noise() / other.noise(), 0.0)
     return {
         "kept": kept,
         "noise": var / floor,
         "expected": expected,
         "measured": left[0],
         "error": error,
-        "score": shrunk(expected, left[0], error),
+        "distance": distance,
+        "score": believed(expected - cost * math.sqrt(distance), doubt**2 * distance, left[0], error),
     }
 
 
-def shrunk(expected: float, measured: float, error: float) -> float:
-    """Only what exceeds twice its error moves the expectation."""
-    apart = measured - expected
-    if not (math.isfinite(apart) and math.isfinite(error)) or abs(apart) <= 2 * error:
-        return expected
-    return expected + apart * (1 - 4 * error**2 / apart**2)
+def believed(prior: float, variance: float, measured: float, error: float) -> float:
+    """The mean of two normal beliefs, each counted by its precision."""
+    if not (math.isfinite(measured) and math.isfinite(error)) or variance == 0:
+        return prior
+    if error == 0:
+        return measured
+    return (prior / variance + measured / error**2) / (1 / variance + 1 / error**2)
+
+
+def moved(raised: list[float], n: list[float]) -> float:
+    """The sum over folds in standard errors: what is left of each when its share of the mean is taken out."""
+    mean = math.fsum(raised) / math.fsum(n)
+    spread = math.sqrt(math.fsum((x - mean * m) ** 2 for x, m in zip(raised, n, strict=True)))
+    return math.fsum(raised) / spread if spread else 0.0

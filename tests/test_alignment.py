@@ -12,7 +12,7 @@ import torch
 
 from offpol_diag import candidates, evidence
 from offpol_diag.batch import Batch
-from offpol_diag.metrics.alignment import BUCKETS, FOLDS, Folds, _Product, estimates, sums, systematic
+from offpol_diag.metrics.alignment import BUCKETS, FOLDS, Folds, _Product, estimates, moved, sums, systematic
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.near import Near
 from tests import oracle_alignment as oracle
@@ -114,6 +114,9 @@ def test_sums_are_those_of_the_oracle(side, ids, advantages, near, device):
     for values, cells in zip(found.cells.cpu(), told.cells, strict=True):
         np.testing.assert_allclose(values, table(cells), rtol=1e-9, atol=1e-9)
     assert float(found.spread) == pytest.approx(told.spread, rel=1e-9)
+    np.testing.assert_allclose(
+        found.moved.cpu(), [told.moved.get(f, 0.0) for f in range(FOLDS)], rtol=1e-9, atol=1e-9
+    )
     assert found.sequences.tolist() == [told.sequences.get(f, 0.0) for f in range(FOLDS)]
     assert float(found.tokens) == told.tokens
 
@@ -182,7 +185,7 @@ def test_sequences_of_a_group_share_a_fold_and_groups_are_dealt_evenly():
 # ---------------------------------------------------------------- the estimates, against the oracle
 
 
-def random_folds(seed, signal=0.02, kept=0.8, sequences=4000, names=("base", "mine", "blind")):
+def random_folds(seed, signal=0.02, kept=0.8, sequences=4000, names=("base", "mine", "blind"), moving=0.1):
     """Sums of sequences with a known mean, another that keeps part of it and turns, and one with none."""
     rng = np.random.default_rng(seed)
     n = rng.multinomial(sequences, np.ones(FOLDS) / FOLDS).astype(float)
@@ -206,6 +209,7 @@ def random_folds(seed, signal=0.02, kept=0.8, sequences=4000, names=("base", "mi
         torch.tensor([1.0, kept, 0.3], dtype=torch.float64) * tokens,
         torch.tensor(rng.normal(size=(2, FOLDS, BUCKETS)) + 3 * n.mean() * np.ones((2, 1, 1))),
         torch.tensor(tokens * 9.0, dtype=torch.float64),
+        torch.tensor(moving * n + rng.normal(size=FOLDS) * np.sqrt(n)),
         torch.tensor(n),
         torch.tensor(tokens, dtype=torch.float64),
     )
@@ -220,10 +224,11 @@ def test_estimates_are_those_of_the_oracle(seed, signal, batch):
     vectors, n = folds.sums.tolist(), folds.sequences.tolist()
 
     found = estimates(folds, "base", batch)
+    cost = oracle.cost(folds.moved.tolist(), n, systematic(folds).value)
 
     assert list(found) == list(folds.names)
     for name, mine, kept in zip(folds.names, vectors, (1.0, 0.8, 0.3), strict=True):
-        told = oracle.estimate(mine, vectors[0], n, kept, batch)
+        told = oracle.estimate(mine, vectors[0], n, kept, batch, cost)
         assert vars(found[name]) == pytest.approx(told, rel=1e-9, abs=1e-9, nan_ok=True), name
 
 
@@ -239,14 +244,24 @@ def test_the_share_of_a_kind_is_that_of_the_oracle():
     assert found.error == pytest.approx(oracle.jackknife(left, whole), rel=1e-9)
 
 
-def test_a_bias_moves_the_score_only_as_far_as_it_is_beyond_its_error():
-    folds = random_folds(0, 0.05)
-    found = estimates(folds, "base", 1e6)["mine"]
-    assert found.measured < found.score < found.expected  # detected: most of the way
+def test_a_measured_bias_moves_the_score_by_its_precision():
+    found = estimates(random_folds(0, 0.05), "base", 1e6)["mine"]
+    weight = found.distance / 16 / (found.distance / 16 + found.error**2)
+    assert 0.5 < weight < 1
+    prior = (found.score - weight * found.measured) / (1 - weight)
+    assert prior < found.expected  # there is a systematic share, and the trainer has moved
 
-    hidden = estimates(random_folds(2, 0.005), "base", 1e6)["mine"]
-    assert hidden.score == hidden.expected
-    assert hidden.measured != hidden.expected
+
+@pytest.mark.parametrize(("moving", "errors"), [(-5.0, 0.0), (5.0, 3.0)])
+def test_where_the_trainer_has_moved_along_the_gradient_less_noise_counts_for_less(moving, errors):
+    still = random_folds(0, 0.0, moving=0.0)
+    folds = replace(still, moved=still.moved + moving * still.sequences)
+    one, two = (estimates(given, "base", 64.0)["mine"] for given in (still, folds))
+
+    known = math.isfinite(one.error)
+    weight = one.error**2 / (one.error**2 + one.distance / 16) if known else 1.0
+    before = min(max(moved(still) - 1, 0.0), 3.0)
+    assert one.score - two.score == pytest.approx(weight * 0.25 * (errors - before) * math.sqrt(one.distance))
 
 
 # ---------------------------------------------------------------- the estimates, against the truth
@@ -338,7 +353,7 @@ def test_on_policy_no_candidate_differs_from_the_reference(ids, near):
         assert math.isnan(found.measured) or abs(found.measured) < 1e-12, name
     share = systematic(folds)
     assert math.isnan(share.value) or share.value == 0
-    assert evidence.alignment(folds, "old", (), 64).risk == 0
+    assert moved(folds) == 0
 
 
 def halves(seed, signal, batch):
@@ -354,6 +369,7 @@ def halves(seed, signal, batch):
         torch.tensor([tokens, tokens / 2], dtype=torch.float64),
         torch.zeros((2, FOLDS, BUCKETS), dtype=torch.float64),
         torch.tensor(0.0, dtype=torch.float64),
+        torch.zeros(FOLDS, dtype=torch.float64),
         torch.tensor(n),
         torch.tensor(tokens, dtype=torch.float64),
     )

@@ -14,8 +14,8 @@ import torch
 from offpol_diag import evidence
 from offpol_diag.analyze import examine
 from offpol_diag.candidates import CANDIDATES, DEFAULT, REFERENCE
-from offpol_diag.evidence import RISK, SURE, per_update
-from offpol_diag.metrics.alignment import BUCKETS, FOLDS, Folds, estimates, systematic
+from offpol_diag.evidence import per_update
+from offpol_diag.metrics.alignment import BUCKETS, FOLDS, Folds, estimates, moved, systematic
 from offpol_diag.summary import Alignment, Location, Summary, loads
 from tests.estimated import alignment
 from tests.factory import make_summary, place
@@ -39,6 +39,7 @@ def folds(signal=0.1, offset=0.3, sequences=320, length=7, seed=0):
         torch.linspace(0.9, 1.0, len(NAMES), dtype=torch.float64) * tokens,
         torch.tensor(np.stack((off, there))),
         torch.tensor(tokens * (offset**2 + 0.01), dtype=torch.float64),
+        torch.tensor(0.1 * n + rng.normal(size=FOLDS)),
         torch.tensor(n),
         torch.tensor(tokens, dtype=torch.float64),
     )
@@ -121,52 +122,31 @@ def test_a_direction_is_seen_only_with_token_ids_and_advantages(columns, seen):
     assert of(folds(), columns=columns).direction is seen
 
 
-# ---------------------------------------------------------------- the risk of no correction
+# ---------------------------------------------------------------- what tells for a bias
 
 
-def test_the_risk_is_the_upper_end_of_what_is_systematic_times_length():
+def test_the_systematic_share_and_how_the_trainer_has_moved_stand_in_the_result():
     sums = folds()
-    share = systematic(sums)
-    found = of(sums)
+    found = of(sums, columns={"advantages"})
 
-    assert found.systematic == share.value
-    variance, length = float(sums.spread / sums.tokens), 7
-    assert found.risk == pytest.approx(RISK * length * variance * (share.value + SURE * share.error))
-    assert share.error > 0
+    assert found.systematic == systematic(sums).value
+    assert found.moved == moved(sums)
+    assert of(sums, columns=set()).moved is None
 
 
-def test_the_risk_grows_with_length_and_with_what_is_systematic():
-    short, long, far = of(folds(length=7)), of(folds(length=70)), of(folds(offset=0.6))
-
-    assert long.risk > 5 * short.risk
-    assert far.risk > 2 * short.risk
-
-
-def test_noise_that_looks_less_than_nothing_counts_as_nothing():
-    """The share is an estimate without a floor: below 0 only its error is left to be afraid of."""
-    sums = next(
-        one for one in (folds(offset=0.0, seed=seed) for seed in range(20)) if systematic(one).value < 0
-    )
-    share = systematic(sums)
-
-    assert of(sums).risk == pytest.approx(RISK * 7 * 0.01 * SURE * share.error)
-
-
-def test_without_a_mismatch_there_is_no_risk_and_nothing_is_systematic():
+def test_without_a_mismatch_nothing_is_systematic():
     sums = folds()
-    found = of(replace(sums, spread=torch.tensor(0.0, dtype=torch.float64)))
-
-    assert (found.systematic, found.risk) == (None, 0.0)
+    assert of(replace(sums, spread=torch.tensor(0.0, dtype=torch.float64))).systematic is None
 
 
-def test_a_risk_that_is_not_known_is_none():
-    """One fold has every sequence: what they share cannot be told from what each has."""
+def test_what_all_sequences_of_one_fold_share_is_not_known():
+    """It cannot be told from what each has."""
     sums = folds()
     alone = torch.zeros(FOLDS, dtype=torch.float64)
     alone[0] = 320
     found = of(replace(sums, sequences=alone))
 
-    assert (found.systematic, found.risk) == (None, None)
+    assert found.systematic is None
     assert all(row.measured is None for row in found.rows.values())
 
 
@@ -224,7 +204,7 @@ def test_every_estimate_is_described_in_the_schema():
 
     for name in ("kept", "noise", "expected", "measured", "error", "score", "judges", "method", "refused"):
         assert row[name]["description"], name
-    assert schema["Alignment"]["properties"]["risk"]["description"]
+    assert schema["Alignment"]["properties"]["moved"]["description"]
 
 
 def test_a_result_without_estimates_is_read_as_well():

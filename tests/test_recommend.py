@@ -37,7 +37,7 @@ TIS, NONE, MASK = DEFAULT.name, NOTHING.name, "token_mask_0.5_2.0"
 NOISY, QUIET = row(TIS, -0.01, noise=1.0), row(NONE, 0.0, noise=math.exp(-0.1))  # TIS costs 0.05 in noise
 LEADS = row(MASK, 0.1)
 LITTLE = row(NONE, -WORTH / 2)
-MORE = row(NONE, -2 * WORTH)
+MORE = row(NONE, -5 * WORTH)
 
 
 def given(diagnosis=FINE, prefix="", note=None, facts=None, estimates=None, **values):
@@ -68,13 +68,17 @@ ROWS = [
     ({"ess_tokens": 0.05}, "ladder", "METHOD at THRESHOLD", "token_is"),
     ({"f_2": 0.51}, "hopeless", "no method helps", None),
     ({"f_2": 0.5}, "ladder", "METHOD at THRESHOLD", "token_is"),
-    ({"k3": 1.01, "estimates": {"risk": 0.0, "none": QUIET}}, "hopeless", "no method helps", None),
-    ({"estimates": {"risk": 0.04, "none": QUIET}}, "no gain", "no correction needed", None),
-    ({"estimates": {"risk": 0.06, "none": QUIET}}, "ladder", "METHOD at THRESHOLD", "token_is"),
-    ({"estimates": {"risk": WORTH / 2, "none": LITTLE}}, "no gain", "no correction needed", None),
-    ({"estimates": {"risk": WORTH / 2, "none": MORE}}, "ladder", "METHOD at THRESHOLD", "token_is"),
-    ({"estimates": {"risk": 2 * WORTH, "none": LITTLE}}, "ladder", "METHOD at THRESHOLD", "token_is"),
-    ({"estimates": {"risk": None, "none": LITTLE}}, "ladder", "METHOD at THRESHOLD", "token_is"),
+    ({"k3": 1.01, "estimates": {"none": QUIET}}, "hopeless", "no method helps", None),
+    ({"estimates": {"none": QUIET}}, "no gain", "no correction needed", None),
+    ({"estimates": {"none": MORE}}, "ladder", "METHOD at THRESHOLD", "token_is"),
+    ({"estimates": {"none": LITTLE, "moved": None}}, "no gain", "no correction needed", None),
+    ({"estimates": {"none": MORE, "moved": None}}, "ladder", "METHOD at THRESHOLD", "token_is"),
+    (
+        {"estimates": {"none": row(NONE, -2 * WORTH), "moved": None}},
+        "ladder",
+        "METHOD at THRESHOLD",
+        "token_is",
+    ),
     ({"estimates": {"none": row(NONE, 0.5)}}, "no gain", "no correction needed", None),
     (
         {"estimates": {"token_mask_0_5_2_0": LEADS}},
@@ -125,7 +129,7 @@ def test_a_method_comes_with_its_threshold_its_settings_the_runner_up_and_its_pr
     assert found.price == pytest.approx(1 - math.exp(-0.08))
 
 
-@pytest.mark.parametrize("estimates", [{"risk": 0.04, "none": QUIET}, {"risk": WORTH / 2, "none": LITTLE}])
+@pytest.mark.parametrize("estimates", [{"none": QUIET}, {"moved": None, "none": LITTLE}])
 def test_no_correction_has_no_method_and_the_default_for_its_runner_up(estimates):
     found = recommend(given(estimates={"token_tis_2_0": row(TIS, -1e-4), **estimates}))
 
@@ -147,8 +151,8 @@ def test_other_decisions_have_neither_runner_up_nor_price(change):
     [
         {},
         {"token_mask_0_5_2_0": LEADS},
-        {"risk": 0.04, "none": QUIET, "token_tis_2_0": NOISY},
-        {"risk": WORTH / 2, "none": LITTLE, "token_mask_0_5_2_0": row(MASK, -0.2)},
+        {"none": QUIET, "token_tis_2_0": NOISY},
+        {"moved": None, "none": LITTLE, "token_mask_0_5_2_0": row(MASK, -0.2)},
     ],
 )
 def test_the_numbers_of_the_decision_are_those_of_the_rows(estimates):
@@ -157,7 +161,7 @@ def test_the_numbers_of_the_decision_are_those_of_the_rows(estimates):
     saw = found.fired[0].saw
 
     assert saw["price of the runner-up"] == found.price
-    assert saw["risk of no correction"] == summary.alignment.risk
+    assert saw["trainer moved, standard errors"] == summary.alignment.moved
     assert saw["sequences in an update"] == summary.alignment.batch_sequences
     assert saw["no correction, noise"] == rows[NONE].noise
     assert f"{found.runner_up}, noise" in saw
@@ -167,7 +171,7 @@ def test_the_numbers_of_the_decision_are_those_of_the_rows(estimates):
             one for one in rows.values() if (one.method, one.threshold) == (found.method, found.threshold)
         )
     gain = 1 - math.exp(-((best.score if found.method else rows[TIS].score) - rows[NONE].score))
-    if found.rule == "ladder" or estimates.get("risk") == WORTH / 2:
+    if found.rule == "ladder" or "moved" in estimates:
         assert saw["gain over no correction"] == pytest.approx(gain)
     else:
         assert saw["gain over no correction"] == 0
@@ -208,7 +212,7 @@ def test_what_a_guard_refuses_is_not_recommended_and_says_why_in_the_result():
 
 
 def test_where_no_correction_is_needed_the_runner_up_is_none_that_was_refused():
-    estimates = {"risk": 0.04, "none": QUIET, "token_tis_2_0": row(TIS, kept=0.3)}
+    estimates = {"none": QUIET, "token_tis_2_0": row(TIS, kept=0.3)}
     found = advised(given(estimates=estimates)).recommendation
 
     assert (found.decision, found.runner_up) == ("no correction needed", "token TIS at 1.5")
@@ -361,11 +365,13 @@ def test_a_run_whose_mismatch_is_noise_needs_no_correction(name):
     assert sample(name).recommendation.runner_up == DEFAULT.title
 
 
-@pytest.mark.parametrize("name", ["stale", "collapse"])
-def test_a_stale_run_is_told_token_tis_at_two(name):
+@pytest.mark.parametrize(
+    ("name", "title"), [("stale", "token mask 0.5–2.0"), ("collapse", "token TIS at 1.5")]
+)
+def test_a_stale_run_is_told_to_bound_its_tokens(name, title):
     found = sample(name).recommendation
 
-    assert (found.decision, found.method, found.threshold) == ("METHOD at THRESHOLD", "token_is", "2.0")
+    assert (found.decision, found.title) == ("METHOD at THRESHOLD", title)
     assert found.method in catalogue.load()
 
 

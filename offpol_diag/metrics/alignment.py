@@ -87,7 +87,9 @@ def moved(folds: Folds) -> float:
     not known.
     """
     n, sums_ = folds.sequences.cpu().numpy(), folds.moved.cpu().numpy()
-    spread = math.sqrt(float(np.square(sums_ - sums_.sum() / max(n.sum(), 1) * n).sum()))
+    with np.errstate(all="ignore"):  # what overflows is not known
+        with np.errstate(all="ignore"):
+        spread = math.sqrt(float(np.square(sums_ - sums_.sum() / max(n.sum(), 1) * n).sum()))
     return float(sums_.sum() / spread) if 0 < spread < math.inf else 0.0
 
 
@@ -130,7 +132,7 @@ def _believed(one: Estimate, cost: float) -> float:
     variance = SPREAD**2 * one.distance
     if not (math.isfinite(one.error) and variance > 0):
         return prior
-    return prior + (one.measured - prior) * variance / (variance + one.error**2)
+    return float(prior + (one.measured - prior) * variance / (variance + one.error**2))
 
 
 def _estimate(mine: Array, base: Array, n: Array, kept: float, batch: float) -> Estimate:

@@ -96,8 +96,9 @@ def _longest(given: Recommendation) -> tuple[str, ...]:
 
 
 def _decision(given: Recommendation) -> str:
-    said = given.decision if given.title is None else given.title
-    return said[0].upper() + said[1:]
+    at = f"{given.method} at {given.threshold}" if given.threshold else given.method
+    said = given.title or at or given.decision
+    return said if said == at else said[0].upper() + said[1:]
 
 
 def _preset(given: Recommendation) -> tuple[str, ...]:
