@@ -88,7 +88,6 @@ def moved(folds: Folds) -> float:
     """
     n, sums_ = folds.sequences.cpu().numpy(), folds.moved.cpu().numpy()
     with np.errstate(all="ignore"):  # what overflows is not known
-        with np.errstate(all="ignore"):
         spread = math.sqrt(float(np.square(sums_ - sums_.sum() / max(n.sum(), 1) * n).sum()))
     return float(sums_.sum() / spread) if 0 < spread < math.inf else 0.0
 
