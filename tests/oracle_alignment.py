@@ -158,7 +158,7 @@ class Sums:
 def sums(rows: list[Row], policy: str, ids: bool = True, advantages: bool = True) -> Sums:
     """What `Folds` holds."""
     there = [row for row in rows if row.rollout]
-    off, ones, squares, raised = defaultdict(list), defaultdict(list), [], defaultdict(list)
+    off, ones, squares = defaultdict(list), defaultdict(list), []
     for row in there:
         for t, d in enumerate(deltas(row, policy)):
             bucket, sign = kind(row, t, ids)
@@ -166,7 +166,6 @@ def sums(rows: list[Row], policy: str, ids: bool = True, advantages: bool = True
             off[fold(row.key), bucket].append(sign * beyond)
             ones[fold(row.key), bucket].append(sign)
             squares.append(beyond**2)
-            raised[fold(row.key)].append(row.advantages[t] * math.expm1(min(d, CELL)) if advantages else 0.0)
     sequences = defaultdict(float)
     for row in there:
         sequences[fold(row.key)] += 1
@@ -259,9 +258,9 @@ def jackknife(left: list[float], whole: float) -> float:
 
 
 def estimate(
-    mine: Vectors, base: Vectors, n: list[float], kept: float, batch: float, cost: float, doubt: float
+    mine: Vectors, base: Vectors, n: list[float], kept: float, batch: float, cost: float
 ) -> dict[str, float]:
-    """What `Estimate` holds; `cost` is the bias expected at a distance of 1, `doubt` its deviation."""
+    """What `Estimate` holds; `cost` is the bias expected at a distance of 1, a quarter its deviation."""
     apart = [[x - y for x, y in zip(a, b, strict=True)] for a, b in zip(mine, base, strict=True)]
     pairs = ((mine, base), (mine, mine), (base, base), (apart, apart))
     cross, own, other, between = (Pairs.of(a, b, n) for a, b in pairs)
@@ -284,7 +283,7 @@ def estimate(
         "measured": left[0],
         "error": error,
         "distance": distance,
-        "score": believed(expected - cost * math.sqrt(distance), doubt**2 * distance, left[0], error),
+        "score": believed(expected - cost * math.sqrt(distance), distance / 16, left[0], error),
     }
 
 
@@ -302,3 +301,9 @@ def moved(raised: list[float], n: list[float]) -> float:
     mean = math.fsum(raised) / math.fsum(n)
     spread = math.sqrt(math.fsum((x - mean * m) ** 2 for x, m in zip(raised, n, strict=True)))
     return math.fsum(raised) / spread if spread else 0.0
+
+
+def cost(raised: list[float], n: list[float], share: float) -> float:
+    """The bias expected at a distance of 1: by how surely the trainer moved, and by what r has in common."""
+    beyond = min(max(moved(raised, n) - 1, 0.0), 3.0)
+    return 0.25 * beyond + 0.1 * math.sqrt(min(max(share, 0.0), 1.0))
