@@ -1,7 +1,7 @@
 """Which method: the one whose gradient is believed to point best, among those that judge single tokens.
 
-A method that judges whole sequences errs by far more, and whatever is chosen among many by a noisy estimate
-looks better than it is: it has to be better for sure.
+Weights and rules of whole sequences err by far more, so that their estimates say little, and where one looked
+best it hardly ever was (docs/advice.md): they are shown, and not chosen.
 """
 
 from __future__ import annotations
@@ -17,10 +17,6 @@ Rows = Mapping[str, AlignmentRow]
 
 ALIKE = 0.003
 """Alignments that differ by less are equally good."""
-MARGIN, SURE = 0.003, 2.0
-"""By how much a method that judges whole sequences must beat the best other one: by this share of the
-alignment at the lower end of its estimate, so many standard errors below.
-"""
 
 
 @dataclass(frozen=True)
@@ -45,11 +41,7 @@ def choose(alignment: Alignment) -> Choice | None:
     known = _known(alignment.rows)
     if not known:
         return None
-    best = _standing(known, alignment.moved is not None)
-    for name, row in known.items():
-        if row.judges == "sequence" and _beats(row, known[best]):
-            best = name
-    return _beside(known, best)
+    return _beside(known, _best(known, alignment.moved is not None))
 
 
 def instead_of(rows: Rows, best: str) -> Choice:
@@ -84,7 +76,7 @@ def _gain(known: Rows, best: str) -> float:
     return 0.0 if nothing is None else _value(known[best]) - _value(nothing)
 
 
-def _standing(known: Rows, told: bool) -> str:
+def _best(known: Rows, told: bool) -> str:
     """The best of those that judge single tokens; of such as are as good, the simplest.
 
     Without advantages a dump does not tell whether the trainer has moved, and less noise alone must not win:
@@ -100,14 +92,6 @@ def _standing(known: Rows, told: bool) -> str:
 
 def _value(row: AlignmentRow) -> float:
     return row.score or 0.0
-
-
-def _beats(row: AlignmentRow, standing: AlignmentRow) -> bool:
-    """Whether it is better for sure, a bias that may be hidden in noise held against it."""
-    if row.measured is None or row.error is None:
-        return False
-    low = min(row.measured, _value(row)) - SURE * row.error
-    return low > _value(standing) + MARGIN
 
 
 def _share(log: float) -> float:

@@ -102,10 +102,10 @@ def test_a_refused_row_says_why_and_the_others_nothing():
 
 
 def test_a_refused_candidate_is_not_chosen_whatever_its_score():
-    free = summary(seq_tis_2_0=row("seq_tis_2.0", 5.0))
-    trapped = summary(seq_tis_2_0=row("seq_tis_2.0", 5.0, kept=0.2))
+    free = summary(token_mask_0_5_2_0=row("token_mask_0.5_2.0", 5.0))
+    trapped = summary(token_mask_0_5_2_0=row("token_mask_0.5_2.0", 5.0, kept=0.2))
 
-    assert choose(guarded(free).alignment).best == "seq_tis_2.0"
+    assert choose(guarded(free).alignment).best == "token_mask_0.5_2.0"
     assert choose(guarded(trapped).alignment).best == "token_tis_2.0"
 
 

@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 
 from offpol_diag.candidates import CANDIDATES, DEFAULT, NOTHING
-from offpol_diag.ladder import ALIKE, MARGIN, SURE, choose, instead_of
+from offpol_diag.ladder import ALIKE, choose, instead_of
 from offpol_diag.summary import Alignment
-from tests.estimated import alignment, row, spoken
+from tests.estimated import alignment, row
 
 TIS, NONE, MASK, SEQ = DEFAULT.name, NOTHING.name, "token_mask_0.5_2.0", "seq_tis_2.0"
 WHY = "refused in a test"
 ALL = [one.name for one in CANDIDATES]
-
-
-def lead(name, errors, error=0.01, more=1e-6):
-    """A row whose estimate lies above the default's by the margin and so many errors, and a little more."""
-    score = MARGIN + errors * error + more
-    return row(name, score, error=error)
 
 
 @pytest.mark.parametrize(
@@ -40,15 +33,9 @@ def lead(name, errors, error=0.01, more=1e-6):
         ({"moved": None, "none": row(NONE, 0.5)}, TIS),
         ({"moved": None, "token_mask_0_5_2_0": row(MASK, 0.5)}, TIS),
         ({"moved": None, "token_tis_2_0": row(TIS, refused=WHY), "none": row(NONE, 0.5)}, NONE),
-        # sequences' weights have to be better for sure, by both estimates
-        ({"seq_tis_2_0": lead(SEQ, SURE)}, SEQ),
-        ({"seq_tis_2_0": lead(SEQ, SURE, more=-1e-6)}, TIS),
-        ({"seq_tis_2_0": row(SEQ, 1.0, error=None)}, TIS),
-        ({"seq_tis_2_0": row(SEQ, 1.0, measured=None)}, TIS),
-        ({"seq_tis_2_0": row(SEQ, 1.0, measured=0.0)}, TIS),
-        ({"seq_tis_2_0": row(SEQ, 0.0, measured=1.0)}, TIS),
-        ({"seq_tis_2_0": row(SEQ, 1.0, refused=WHY)}, TIS),
-        ({"moved": None, "seq_tis_2_0": lead(SEQ, SURE)}, SEQ),
+        # methods that judge whole sequences are not chosen where there is another
+        ({"seq_tis_2_0": row(SEQ, 1.0)}, TIS),
+        ({"moved": None, "seq_tis_2_0": row(SEQ, 1.0)}, TIS),
         # refused and unknown
         ({"token_mask_0_5_2_0": row(MASK, 1.0, refused=WHY)}, TIS),
         ({"token_mask_0_5_2_0": row(MASK, None)}, TIS),
@@ -59,16 +46,6 @@ def lead(name, errors, error=0.01, more=1e-6):
 )
 def test_which_candidate_is_chosen(given, best):
     assert choose(alignment(**given)).best == best
-
-
-def test_the_luckiest_of_many_noisy_estimates_of_sequences_is_hardly_ever_chosen():
-    rng, error, left = np.random.default_rng(0), 0.05, 0
-    sequences = [one.name for one in CANDIDATES if one.judges == "sequence"]
-    for _ in range(300):
-        luck = dict(zip(sequences, (error * rng.standard_normal(len(sequences))).tolist(), strict=True))
-        rows = {spoken(name): row(name, x, error=error) for name, x in luck.items()}
-        left += choose(alignment(**rows)).best != TIS
-    assert 0 < left / 300 < 0.15
 
 
 def test_where_nothing_is_known_or_all_is_refused_there_is_no_choice():
@@ -105,9 +82,9 @@ def test_the_only_one_that_is_left_is_chosen_and_has_no_runner_up_of_its_own_met
             "token_icepop_0.5_2.0",
         ),
         ({"none": row(NONE, 0.1)}, NONE, TIS),
-        ({"token_mask_0_5_2_0": lead(MASK, 5)}, MASK, TIS),
+        ({"token_mask_0_5_2_0": row(MASK, 0.1)}, MASK, TIS),
         (
-            {"token_mask_0_5_2_0": lead(MASK, 5), "token_tis_2_0": row(TIS, refused=WHY)},
+            {"token_mask_0_5_2_0": row(MASK, 0.1), "token_tis_2_0": row(TIS, refused=WHY)},
             MASK,
             "token_tis_1.5",
         ),
