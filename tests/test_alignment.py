@@ -544,3 +544,46 @@ def test_coordinates_are_dealt_evenly():
 
     assert 8 < sum(sign == 1 for _, sign in placed) < 32
     assert len({bucket for bucket, _ in placed}) > 30
+
+
+def surely(folds, errors):
+    """Sums per fold whose total is so many of their standard errors."""
+    n = folds.sequences
+    one = torch.where(torch.arange(FOLDS) % 2 == 0, 1.0, -1.0).to(torch.float64)
+    one = one - one.sum() / n.sum() * n
+    return errors * one.square().sum().sqrt() * n / n.sum() + one
+
+
+def test_how_surely_the_trainer_moved_is_that_of_the_oracle():
+    folds = random_folds(0)
+    told = oracle.moved(folds.moved.tolist(), folds.sequences.tolist())
+
+    assert moved(folds) == pytest.approx(told, rel=1e-9)
+    assert moved(replace(folds, moved=-folds.moved)) == pytest.approx(-told, rel=1e-9)
+    assert moved(replace(folds, moved=torch.zeros_like(folds.moved))) == 0
+
+
+@pytest.mark.parametrize(
+    ("away", "share", "feared"),
+    [
+        (-5.0, 0.0, 0.0),
+        (1.0, 0.0, 0.0),
+        (2.0, 0.0, 0.25),
+        (4.0, 0.0, 0.75),
+        (40.0, 0.0, 0.75),
+        (1.0, 0.25, 0.05),
+        (1.0, 5.0, 0.1),
+        (2.0, 0.25, 0.3),
+    ],
+)
+def test_a_bias_that_is_not_measured_is_feared_by_movement_and_share(away, share, feared):
+    """In units of the root of the distance; beyond the first standard error, up to three of them."""
+    folds = random_folds(4, 0.0)
+    there = torch.ones((FOLDS, BUCKETS), dtype=torch.float64) * folds.sequences[:, None]
+    cells = torch.stack((math.sqrt(share * 9.0) * there, there))
+    folds = replace(folds, cells=cells, moved=surely(folds, away))
+    found = estimates(folds, "base", 64)["blind"]
+
+    assert moved(folds) == pytest.approx(away)
+    assert found.error == math.inf
+    assert found.expected - found.score == pytest.approx(feared * math.sqrt(found.distance), abs=1e-9)
