@@ -14,6 +14,7 @@ from benchmarks.advice.draws import Draw
 from benchmarks.advice.dumps import Seen
 from benchmarks.advice.worlds import World, log_softmax
 from offpol_diag.analyze import analyze
+from offpol_diag.candidates import CANDIDATES, REFERENCE
 from offpol_diag.metrics import alignment
 from offpol_diag.summary import Summary
 
@@ -37,7 +38,7 @@ def test_a_dump_in_parts_is_the_dump() -> None:
 
     one = dumps.seen(whole)
     np.testing.assert_allclose(parts.folds.sums, one.folds.sums, atol=1e-12)
-    np.testing.assert_allclose(parts.drift, one.drift, atol=1e-12)
+    np.testing.assert_allclose(parts.folds.moved, one.folds.moved, atol=1e-12)
     assert (parts.tokens, parts.sequences) == (one.tokens, one.sequences)
     assert parts.squared == pytest.approx(one.squared)
 
@@ -52,7 +53,7 @@ def test_the_sums_of_a_fold_are_those_of_its_sequences() -> None:
             r = min(math.exp(dump.train[row, at] - dump.rollout[row, at]), 5.0)
             expected[int(fold[row])] += dump.advantage[row] * (r - 1)
 
-    np.testing.assert_allclose(dumps.seen(dump).drift, expected, atol=1e-9)
+    np.testing.assert_allclose(dumps.seen(dump).folds.moved, expected, atol=1e-9)
 
 
 def test_the_file_says_what_the_packed_batch_says(tmp_path: Path) -> None:
@@ -68,7 +69,7 @@ def test_the_file_says_what_the_packed_batch_says(tmp_path: Path) -> None:
     assert found.alignment is not None
     assert found.alignment.direction
     rows = found.alignment.rows
-    told = alignment.estimates(seen.folds, proposal.REFERENCE.name, 256.0)
+    told = alignment.estimates(seen.folds, REFERENCE.name, 256.0)
     assert rows["none"].noise == pytest.approx(told["none"].noise, rel=0.01)  # groups lie in other folds
 
 
@@ -97,49 +98,22 @@ def _signal(world: World, rollout: rollouts.Rollout, sequences: int, rng: np.ran
 
 
 def test_a_trainer_that_has_moved_is_told_from_noise() -> None:
-    still = [proposal.z(dumps.seen(drawn(NOISE, seed=seed))) for seed in range(12)]
-    moved = [proposal.z(dumps.seen(drawn(STALE, seed=seed))) for seed in range(4)]
+    still = [alignment.moved(dumps.seen(drawn(NOISE, seed=seed)).folds) for seed in range(12)]
+    moved = [alignment.moved(dumps.seen(drawn(STALE, seed=seed)).folds) for seed in range(4)]
 
     assert max(map(abs, still)) < 4
     assert abs(float(np.mean(still))) < 4 / math.sqrt(12)
     assert min(moved) > 6
 
 
-def test_nothing_is_known_of_movement_without_advantages() -> None:
-    assert proposal.z(dumps.seen(drawn(STALE), advantages=False)) == 0
+def test_the_default_is_proposed_unless_another_is_better_by_the_margin(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen = dumps.seen(drawn(COLD))
+    assert proposal.proposed(seen, 256) != "token_tis_2.0"
 
-
-def test_scores_are_what_their_formula_says() -> None:
-    seen = dumps.seen(drawn(rollouts.stale(8, 0.4), 512))
-    estimates = alignment.estimates(seen.folds, "token_tis_5.0", 64)
-    cost = 0.25 * min(max(proposal.z(seen) - 1, 0), 3) + 0.1 * math.sqrt(proposal.share(seen))
-
-    found = proposal.scores(seen, 64)
-
-    for name in ("none", "token_icepop_0.5_2.0"):
-        one, d = estimates[name], proposal.distance(seen, name)
-        prior = one.expected - cost * math.sqrt(d)
-        width = d / 16
-        assert found[name] == pytest.approx(prior + (one.measured - prior) * width / (width + one.error**2))
-    assert proposal.distance(seen, "token_tis_5.0") == 0
-    assert 0 < proposal.share(seen) < 1
-    assert found["token_tis_5.0"] == estimates["token_tis_5.0"].expected
-
-
-def test_the_distance_is_the_variance_of_the_difference_of_two_gradients_over_that_of_the_reference() -> None:
-    folds = dumps.seen(drawn(rollouts.noise(0.3), 512)).folds
-    n = folds.sequences.tolist()
-    mine, base = (folds.sums[folds.names.index(name)].tolist() for name in ("none", "token_tis_5.0"))
-    apart = [[a - b for a, b in zip(*rows, strict=True)] for rows in zip(mine, base, strict=True)]
-
-    def variance(rows: list[list[float]]) -> float:
-        pairs = [(i, j) for i in range(len(n)) for j in range(len(n)) if i != j]
-        dot = [[math.fsum(a * b for a, b in zip(x, y, strict=True)) for y in rows] for x in rows]
-        signal = math.fsum(dot[i][j] for i, j in pairs) / math.fsum(n[i] * n[j] for i, j in pairs)
-        return math.fsum(dot[i][i] - n[i] ** 2 * signal for i in range(len(n))) / math.fsum(n)
-
-    found = proposal.distance(dumps.seen(drawn(rollouts.noise(0.3), 512)), "none")
-    assert found == pytest.approx(variance(apart) / variance(base))
+    monkeypatch.setattr(proposal, "MARGIN", 1.0)
+    assert proposal.proposed(seen, 256) == "token_tis_2.0"
 
 
 @pytest.mark.parametrize("size", [1024, 4096])
@@ -152,7 +126,7 @@ def test_no_correction_is_chosen_for_noise_and_one_for_a_policy_that_has_moved(s
 
 
 def test_a_policy_names_a_candidate_whatever_is_lacking() -> None:
-    names = {one.name for one in proposal.CANDIDATES}
+    names = {one.name for one in CANDIDATES}
     for columns in ((True, True), (False, True), (True, False), (False, False)):
         seen = dumps.seen(drawn(COLD, 512), *columns)
         for policy in policies.POLICIES.values():

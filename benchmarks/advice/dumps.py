@@ -30,14 +30,12 @@ class Seen:
 
     Attributes:
         folds: the product's sums for its estimates.
-        drift: Σ A (r − 1) per fold, [FOLDS]; r at most 5.
         columns: those there are.
         sequences, tokens: how many.
         log_ratio, squared, apart: Σ Δ, Σ r² and Σ |π − π_rollout| over tokens.
     """
 
     folds: Folds
-    drift: Array
     columns: frozenset[str]
     sequences: int
     tokens: int
@@ -49,7 +47,6 @@ class Seen:
         """Of both parts."""
         return Seen(
             self.folds.merge(other.folds),
-            self.drift + other.drift,
             self.columns & other.columns,
             self.sequences + other.sequences,
             self.tokens + other.tokens,
@@ -76,7 +73,6 @@ def seen(drawn: Draw, token_ids: bool = True, advantages: bool = True) -> Seen:
     there = {"token_ids": token_ids, "advantages": advantages}
     return Seen(
         folds,
-        _drift(drawn, alignment.fold(packed).numpy()),
         frozenset(name for name, given in there.items() if given),
         len(drawn.prompt),
         len(delta),
@@ -84,11 +80,6 @@ def seen(drawn: Draw, token_ids: bool = True, advantages: bool = True) -> Seen:
         float(np.exp(np.clip(2 * delta, -40, 40)).sum()),
         float(apart.sum()),
     )
-
-
-def _drift(drawn: Draw, fold: Ints) -> Array:
-    moved = np.where(drawn.there, np.exp(np.minimum(drawn.delta, np.log(5))) - 1, 0).sum(1)
-    return np.bincount(fold, moved * drawn.advantage, minlength=alignment.FOLDS)
 
 
 def batch(drawn: Draw, token_ids: bool = True, advantages: bool = True) -> Batch:

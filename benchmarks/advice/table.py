@@ -135,7 +135,7 @@ def worst(rows: Iterable[Row], policy: str, size: int, many: int) -> list[dict[s
                     "name": row["name"],
                     "batch": int(update),
                     "score": float(np.mean([reached[name] for name in names])),
-                    "chosen": max(set(names), key=names.count),
+                    "chosen": max(sorted(set(names)), key=names.count),
                     "best": row["best"][update][0],
                     "alignment": row["best"][update][1],
                 }
