@@ -1,6 +1,6 @@
 """The product's estimates, and a choice among them that is not the product's.
 
-The best of the methods that judge single tokens, and the default where it is not better than that by `MARGIN`:
+The best of the methods that judge single tokens, and the default where that is not better by `MARGIN`:
 what the default costs is noise and known, what no correction costs is a bias that may be larger than the
 gradient. Methods that judge whole sequences are left out: here they are picked by chance only.
 """
