@@ -15,8 +15,8 @@ from offpol_diag.summary import Alignment, AlignmentRow
 
 Rows = Mapping[str, AlignmentRow]
 
-ALIKE = 0.003
-"""Alignments that differ by less are equally good."""
+AHEAD = 0.003
+"""By how much of the alignment another method has to be better than the default, hardly ever far off."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def choose(alignment: Alignment) -> Choice | None:
     known = _known(alignment.rows)
     if not known:
         return None
-    return _beside(known, _best(known, alignment.moved is not None))
+    return _beside(known, _best(known, alignment.direction))
 
 
 def instead_of(rows: Rows, best: str) -> Choice:
@@ -77,17 +77,17 @@ def _gain(known: Rows, best: str) -> float:
 
 
 def _best(known: Rows, told: bool) -> str:
-    """The best of those that judge single tokens; of such as are as good, the simplest.
+    """The best of those that judge single tokens, the default where none is better by `AHEAD`.
 
-    Without advantages a dump does not tell whether the trainer has moved, and less noise alone must not win:
-    the default stands.
+    Without token ids or advantages a dump does not tell where the gradient points, and less noise alone must
+    not win: the default stands.
     """
     usual = {name: row for name, row in known.items() if row.judges != "sequence"} or known
-    if DEFAULT.name in usual and not told:
-        return DEFAULT.name
     best = max(usual, key=lambda name: _value(usual[name]))
-    simple = [name for name in (NOTHING.name, DEFAULT.name) if name in usual]
-    return next((name for name in simple if _value(usual[best]) - _value(usual[name]) < ALIKE), best)
+    if DEFAULT.name not in usual:
+        return best
+    ahead = _value(usual[best]) - _value(usual[DEFAULT.name]) > AHEAD
+    return best if told and ahead else DEFAULT.name
 
 
 def _value(row: AlignmentRow) -> float:

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
-from offpol_diag.candidates import NOTHING
+from offpol_diag.candidates import DEFAULT, NOTHING
 from offpol_diag.diagnose import Evidence
 from offpol_diag.guards import guarded
-from offpol_diag.ladder import Choice, choose, instead_of
+from offpol_diag.ladder import AHEAD, Choice, choose, instead_of
 from offpol_diag.prescription import prescribed
 from offpol_diag.summary import AlignmentRow, Decision, Fired, Number, Recommendation, Summary
 
@@ -61,10 +61,10 @@ def _hopeless(seen: Evidence) -> bool:
 
 
 def _idle(seen: Evidence) -> bool:
-    choice, alignment = _choice(seen.summary), seen.summary.alignment
-    if choice is None or alignment is None:
-        return False
-    return choice.best == NOTHING.name or choice.gain < WORTH
+    choice = _choice(seen.summary)
+    if choice is None or choice.best == NOTHING.name:
+        return choice is not None
+    return abs(choice.gain) < WORTH if choice.best == DEFAULT.name else choice.gain < AHEAD
 
 
 def _chosen(seen: Evidence) -> bool:

@@ -28,9 +28,7 @@ def row(name: str = "token_tis_2.0", score: float | None = 0.0, **more: Any) -> 
     return AlignmentRow(**{**given, **more})
 
 
-def alignment(
-    moved: float | None = 0.5, batch: float = 64.0, **rows: AlignmentRow | float | None
-) -> Alignment:
+def alignment(direction: bool = True, batch: float = 64.0, **rows: AlignmentRow | float | None) -> Alignment:
     """With all scores 0, no correction worse, but for those given (by `spoken` name)."""
     names = {spoken(one.name): one.name for one in CANDIDATES}
     found = {name: row(name) for name in names.values()} | {NOTHING.name: row(NOTHING.name, -0.1)}
@@ -39,9 +37,9 @@ def alignment(
     return Alignment(
         batch_sequences=batch,
         reference="token_tis_5.0",
-        direction=True,
+        direction=direction,
         systematic=0.5,
-        moved=moved,
+        moved=0.5,
         rows=found,
     )
 

@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.advice import draws, dumps, policies, proposal, rollouts, table, training, worlds
+from benchmarks.advice import draws, dumps, policies, rollouts, table, training, worlds
 from benchmarks.advice.draws import Draw
 from benchmarks.advice.dumps import Seen
 from benchmarks.advice.worlds import World, log_softmax
+from offpol_diag import ladder
 from offpol_diag.analyze import analyze
 from offpol_diag.candidates import CANDIDATES, REFERENCE
 from offpol_diag.metrics import alignment
@@ -106,23 +107,23 @@ def test_a_trainer_that_has_moved_is_told_from_noise() -> None:
     assert min(moved) > 6
 
 
-def test_the_default_is_proposed_unless_another_is_better_by_the_margin(
+def test_the_default_is_recommended_unless_another_is_better_by_the_margin(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen = dumps.seen(drawn(COLD))
-    assert proposal.proposed(seen, 256) != "token_tis_2.0"
+    assert policies.recommended(seen, 256) != "token_tis_2.0"
 
-    monkeypatch.setattr(proposal, "MARGIN", 1.0)
-    assert proposal.proposed(seen, 256) == "token_tis_2.0"
+    monkeypatch.setattr(ladder, "AHEAD", 1.0)
+    assert policies.recommended(seen, 256) == "token_tis_2.0"
 
 
 @pytest.mark.parametrize("size", [1024, 4096])
 def test_no_correction_is_chosen_for_noise_and_one_for_a_policy_that_has_moved(size: int) -> None:
-    assert proposal.proposed(dumps.seen(drawn(rollouts.noise(0.3), size)), 256) in (
+    assert policies.recommended(dumps.seen(drawn(rollouts.noise(0.3), size)), 256) in (
         "none",
         "token_mask_0.5_2.0",
     )
-    assert proposal.proposed(dumps.seen(drawn(STALE, size)), 256).startswith("token_tis")
+    assert policies.recommended(dumps.seen(drawn(STALE, size)), 256).startswith("token_tis")
 
 
 def test_a_policy_names_a_candidate_whatever_is_lacking() -> None:
@@ -188,7 +189,7 @@ def test_training_reaches_more_and_the_optimiser_takes_steps_of_its_size() -> No
 
 def test_a_choosing_policy_chooses_at_the_start_and_again() -> None:
     setting = training.Setting("noise", training.noisy(0.1), "dense", 6)
-    choose = training.Chosen(proposal.proposed)
+    choose = training.Chosen(policies.recommended)
 
     training.run(setting, choose, 0, training.AGAIN + 1)
 

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from offpol_diag.candidates import CANDIDATES, DEFAULT, NOTHING
-from offpol_diag.ladder import ALIKE, choose, instead_of
+from offpol_diag.ladder import AHEAD, choose, instead_of
 from offpol_diag.summary import Alignment
 from tests.estimated import alignment, row
 
@@ -19,23 +19,21 @@ ALL = [one.name for one in CANDIDATES]
 @pytest.mark.parametrize(
     ("given", "best"),
     [
-        # the best score of those that judge single tokens
+        # the best score of those that judge single tokens, where it is ahead of the default
         ({}, TIS),
-        ({"token_mask_0_5_2_0": row(MASK, 2 * ALIKE)}, MASK),
-        ({"token_mask_0_5_2_0": row(MASK, 2 * ALIKE, measured=None, error=None)}, MASK),
-        ({"none": row(NONE, 2 * ALIKE)}, NONE),
-        # of those that are as good the simplest: no correction, then the default
-        ({"token_mask_0_5_2_0": row(MASK, 0.9 * ALIKE)}, TIS),
-        ({"none": row(NONE, -0.9 * ALIKE)}, NONE),
-        ({"none": row(NONE, -1.1 * ALIKE)}, TIS),
-        ({"none": row(NONE, 0.0), "token_mask_0_5_2_0": row(MASK, 2 * ALIKE)}, MASK),
-        # without advantages less noise alone does not win
-        ({"moved": None, "none": row(NONE, 0.5)}, TIS),
-        ({"moved": None, "token_mask_0_5_2_0": row(MASK, 0.5)}, TIS),
-        ({"moved": None, "token_tis_2_0": row(TIS, refused=WHY), "none": row(NONE, 0.5)}, NONE),
+        ({"token_mask_0_5_2_0": row(MASK, 1.1 * AHEAD)}, MASK),
+        ({"token_mask_0_5_2_0": row(MASK, 0.9 * AHEAD)}, TIS),
+        ({"token_mask_0_5_2_0": row(MASK, 2 * AHEAD, measured=None, error=None)}, MASK),
+        ({"none": row(NONE, 1.1 * AHEAD)}, NONE),
+        ({"none": row(NONE, 0.9 * AHEAD)}, TIS),
+        ({"none": row(NONE, 2 * AHEAD), "token_mask_0_5_2_0": row(MASK, 3 * AHEAD)}, MASK),
+        # without token ids or advantages less noise alone does not win
+        ({"direction": False, "none": row(NONE, 0.5)}, TIS),
+        ({"direction": False, "token_mask_0_5_2_0": row(MASK, 0.5)}, TIS),
+        ({"direction": False, "token_tis_2_0": row(TIS, refused=WHY), "none": row(NONE, 0.5)}, NONE),
         # methods that judge whole sequences are not chosen where there is another
         ({"seq_tis_2_0": row(SEQ, 1.0)}, TIS),
-        ({"moved": None, "seq_tis_2_0": row(SEQ, 1.0)}, TIS),
+        ({"direction": False, "seq_tis_2_0": row(SEQ, 1.0)}, TIS),
         # refused and unknown
         ({"token_mask_0_5_2_0": row(MASK, 1.0, refused=WHY)}, TIS),
         ({"token_mask_0_5_2_0": row(MASK, None)}, TIS),
@@ -112,7 +110,7 @@ def test_price_and_gain_are_shares_of_the_alignment():
 
 
 def test_a_runner_up_that_looks_a_little_better_costs_nothing():
-    found = choose(alignment(token_mask_0_5_2_0=row(MASK, ALIKE / 2)))
+    found = choose(alignment(token_mask_0_5_2_0=row(MASK, AHEAD / 2)))
     assert (found.best, found.next, found.price) == (TIS, MASK, 0.0)
 
 

@@ -71,10 +71,10 @@ ROWS = [
     ({"k3": 1.01, "estimates": {"none": QUIET}}, "hopeless", "no method helps", None),
     ({"estimates": {"none": QUIET}}, "no gain", "no correction needed", None),
     ({"estimates": {"none": MORE}}, "ladder", "METHOD at THRESHOLD", "token_is"),
-    ({"estimates": {"none": LITTLE, "moved": None}}, "no gain", "no correction needed", None),
-    ({"estimates": {"none": MORE, "moved": None}}, "ladder", "METHOD at THRESHOLD", "token_is"),
+    ({"estimates": {"none": LITTLE, "direction": False}}, "no gain", "no correction needed", None),
+    ({"estimates": {"none": MORE, "direction": False}}, "ladder", "METHOD at THRESHOLD", "token_is"),
     (
-        {"estimates": {"none": row(NONE, -2 * WORTH), "moved": None}},
+        {"estimates": {"none": row(NONE, -2 * WORTH), "direction": False}},
         "ladder",
         "METHOD at THRESHOLD",
         "token_is",
@@ -129,7 +129,7 @@ def test_a_method_comes_with_its_threshold_its_settings_the_runner_up_and_its_pr
     assert found.price == pytest.approx(1 - math.exp(-0.08))
 
 
-@pytest.mark.parametrize("estimates", [{"none": QUIET}, {"moved": None, "none": LITTLE}])
+@pytest.mark.parametrize("estimates", [{"none": QUIET}, {"direction": False, "none": LITTLE}])
 def test_no_correction_has_no_method_and_the_default_for_its_runner_up(estimates):
     found = recommend(given(estimates={"token_tis_2_0": row(TIS, -1e-4), **estimates}))
 
@@ -152,7 +152,7 @@ def test_other_decisions_have_neither_runner_up_nor_price(change):
         {},
         {"token_mask_0_5_2_0": LEADS},
         {"none": QUIET, "token_tis_2_0": NOISY},
-        {"moved": None, "none": LITTLE, "token_mask_0_5_2_0": row(MASK, -0.2)},
+        {"direction": False, "none": LITTLE, "token_mask_0_5_2_0": row(MASK, -0.2)},
     ],
 )
 def test_the_numbers_of_the_decision_are_those_of_the_rows(estimates):
@@ -171,7 +171,7 @@ def test_the_numbers_of_the_decision_are_those_of_the_rows(estimates):
             one for one in rows.values() if (one.method, one.threshold) == (found.method, found.threshold)
         )
     gain = 1 - math.exp(-((best.score if found.method else rows[TIS].score) - rows[NONE].score))
-    if found.rule == "ladder" or "moved" in estimates:
+    if found.rule == "ladder" or "direction" in estimates:
         assert saw["gain over no correction"] == pytest.approx(gain)
     else:
         assert saw["gain over no correction"] == 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from benchmarks.advice.dumps import TRAIN, Seen
-from benchmarks.advice.proposal import proposed
 from offpol_diag import evidence, ladder
 
 Policy = Callable[[Seen, int], str]
@@ -44,7 +43,7 @@ def always(name: str) -> Policy:
     return lambda seen, batch: name
 
 
-CHOOSING: dict[str, Policy] = {"recommend": recommended, "proposal": proposed}
+CHOOSING: dict[str, Policy] = {"recommend": recommended}
 """Those that look at more than a few numbers of a dump."""
 POLICIES: dict[str, Policy] = {
     **CHOOSING,
