@@ -245,7 +245,7 @@ def test_workers_elsewhere_than_on_the_cpu_here_are_refused(how, monkeypatch):
 def test_the_environment_and_a_file_say_how_many_workers(tmp_path, monkeypatch):
     told = []
     module = sys.modules["offpol_diag.analyze"]
-    monkeypatch.setattr(module, "analyze", lambda *_, workers, **__: told.append(workers) or 1 / 0)
+    monkeypatch.setattr(module, "examine", lambda *_, workers, **__: told.append(workers) or 1 / 0)
     monkeypatch.chdir(tmp_path)
     runner = CliRunner()
     runner.invoke(app, ["analyze", "-q"])
@@ -277,7 +277,7 @@ def test_the_server_of_workers_is_started_early_where_they_are_likely(
         file.truncate(size)
     started = []
     monkeypatch.setattr("offpol_diag.forks.serve", lambda: started.append(1))
-    monkeypatch.setattr(sys.modules["offpol_diag.analyze"], "analyze", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(sys.modules["offpol_diag.analyze"], "examine", lambda *_, **__: 1 / 0)
     monkeypatch.setattr(request, "GPU", tmp_path if gpu else tmp_path / "none")
     options = {"device": "auto", "seed": 0, "on_bad_row": "error", "quiet": True} | options
     one = request.Request(None, None, None, **options)
