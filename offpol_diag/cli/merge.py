@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 from offpol_diag.cli import options
+from offpol_diag.cli.defaults import judged
 from offpol_diag.cli.output import Outputs, default_html
-from offpol_diag.cli.request import decided
+from offpol_diag.cli.request import decided, trainer_name
 from offpol_diag.cli.show import show_report
 
 Tallies = Annotated[
@@ -27,6 +28,8 @@ def merge(
     json: options.Json = None,
     md: options.Markdown = None,
     tally: options.Tally = None,
+    batch_sequences: options.BatchSequences = None,
+    trainer: options.Trainer = None,
     quiet: options.Quiet = False,
 ) -> None:
     """Pieces of a dump, analysed apart on any machines, as one report: the same as of one run over the whole.
@@ -43,8 +46,10 @@ def merge(
     files.check(*tallies)
     from offpol_diag import tallies as pieces
 
+    with judged("for", trainer):
+        name = trainer_name(trainer)
     whole = pieces.merge(tallies)
-    summary = decided(pieces.summary(whole))
+    summary = decided(pieces.summary(whole, batch_sequences), name)
     if tally:
         pieces.write(tally, whole)
     files.write(summary)

@@ -74,7 +74,7 @@ class Request:
             OffpolError: the options, the dump or a preset file cannot be used.
         """
         with judged("for", self.trainer):
-            trainer = _trainer(self.trainer)
+            trainer = trainer_name(self.trainer)
         return decided(ran(command, self.examined(dumps, presets).summary()), trainer)
 
     def examined(
@@ -152,7 +152,12 @@ def decided(summary: Summary, trainer: str | None = None) -> Summary:
     return advised(summary.model_copy(update={"diagnosis": diagnose(summary)}), trainer)
 
 
-def _trainer(said: str | None) -> str | None:
+def trainer_name(said: str | None) -> str | None:
+    """The trainer's own name.
+
+    Raises:
+        UsageError: there is no such trainer.
+    """
     from offpol_diag.configs import trainer_named
 
     return None if said is None else trainer_named(said)
