@@ -41,15 +41,24 @@ class Candidate:
     def named(self, policy: Policy) -> tuple[str | None, str | None, dict[str, str]]:
         """The built-in preset for such a dump, the threshold as printed and what of the preset is set."""
         if policy == "old":
-            return self.decoupled, self.threshold, dict(self.settings)
-        if self.instead is not None:
-            return self.bypass, self.instead, {}
-        return self.bypass, self.threshold, dict(self.settings)
+            return self.decoupled, self.threshold, self._changes(self.decoupled)
+        if self.bypass is None or self.instead is not None:
+            return self.bypass, self.instead or self.threshold, {}
+        return self.bypass, self.threshold, self._changes(self.bypass)
+
+    def _changes(self, name: str) -> dict[str, str]:
+        """What is to be set of a preset: not what it has anyway."""
+        row = _shipped()[name]
+        return {key: value for key, value in self.settings if _changed(row, key, value)}
 
     def preset(self, policy: Policy) -> Preset:
         """Under the candidate's name, with that train side."""
         row = tuned(_shipped()[self.decoupled], dict(self.settings))
         return replace(row, name=self.name, policy=policy)
+
+
+def _changed(row: Preset, key: str, value: str) -> bool:
+    return replace(tuned(row, {key: value}), summary=row.summary) != row
 
 
 @cache

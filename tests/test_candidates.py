@@ -105,7 +105,7 @@ def test_the_threshold_that_is_printed_is_the_bound_that_the_named_preset_applie
 
 def test_where_only_a_preset_like_it_is_there_the_row_says_what_bounds_r_instead():
     assert DEFAULT.named("current") == ("bypass_ppo_clip", "0.8–1.2", {})
-    assert DEFAULT.named("old") == ("token_is", "2.0", {"weight.upper": "2.0"})
+    assert DEFAULT.named("old") == ("token_is", "2.0", {})  # the preset has it anyway
     assert NOTHING.named("current") == ("ppo_is", None, {})
     assert {one.judges for one in CANDIDATES if one.instead} == {"token"}
 
