@@ -17,7 +17,7 @@ from offpol_diag.candidates import DEFAULT, NOTHING
 from offpol_diag.diagnose import Evidence
 from offpol_diag.guards import guarded
 from offpol_diag.ladder import AHEAD, Choice, choose, instead_of
-from offpol_diag.prescription import prescribed
+from offpol_diag.prescription import prescribed, sayable
 from offpol_diag.summary import AlignmentRow, Decision, Fired, Number, Recommendation, Summary
 
 WORTH = 0.001
@@ -256,6 +256,8 @@ ALERTS = (
 def advised(summary: Summary, trainer: str | None = None) -> Summary:
     """The summary with what guards refuse and with the recommendation, as `trainer` is told it."""
     summary = guarded(summary)
+    if trainer and summary.alignment:
+        summary = summary.model_copy(update={"alignment": sayable(summary.alignment, trainer)})
     given = recommend(summary)
     said = prescribed(given, trainer) if trainer else None
     return summary.model_copy(update={"recommendation": given.model_copy(update={"config": said})})

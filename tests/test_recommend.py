@@ -12,8 +12,10 @@ from faults import dump
 from offpol_diag import catalogue
 from offpol_diag.analyze import analyze
 from offpol_diag.candidates import CANDIDATES, DEFAULT, NOTHING
+from offpol_diag.configs import TRAINERS
 from offpol_diag.diagnose import diagnose
 from offpol_diag.guards import guarded
+from offpol_diag.prescription import prescribed
 from offpol_diag.recommend import ALERTS, RULES, WORTH, advised, longest_response, recommend
 from offpol_diag.summary import Decision, Diagnosis, Number, loads
 from tests import oracles
@@ -218,6 +220,24 @@ def test_where_no_correction_is_needed_the_runner_up_is_none_that_was_refused():
     assert (found.decision, found.runner_up) == ("no correction needed", "token TIS at 1.5")
 
 
+@pytest.mark.parametrize(("trainer", "mask"), [("verl", True), ("slime", False)])
+def test_what_the_trainer_has_no_words_for_is_not_recommended_to_it(trainer, mask):
+    found = advised(given(estimates={"token_mask_0_5_2_0": LEADS}), trainer)
+
+    assert (found.recommendation.title == "token mask 0.5–2.0") is mask
+    assert (found.alignment.rows[MASK].refused is None) is mask
+    assert found.recommendation.config
+    assert "cannot say" not in found.recommendation.config
+
+
+def test_every_trainer_is_told_something_it_can_say():
+    for trainer in TRAINERS:
+        found = advised(given(), trainer)
+        assert found.alignment.rows[NONE].refused is None
+        if found.recommendation.method:
+            assert "cannot say" not in found.recommendation.config, trainer
+
+
 # ---------------------------------------------------------------- alerts
 
 
@@ -336,8 +356,9 @@ def test_no_correction_is_said_in_the_trainers_own_syntax():
     assert "rollout_is=token" not in said.replace(": ", "=")
 
 
-def test_a_trainer_that_cannot_say_a_method_is_told_why():
-    said = advised(given(estimates={"token_mask_0_5_2_0": LEADS}), "trl").recommendation.config
+def test_a_config_of_a_method_that_the_trainer_cannot_say_says_so():
+    lone = recommend(given(estimates={"token_mask_0_5_2_0": LEADS}))
+    said = prescribed(lone, "trl")
     assert said.startswith("# trl cannot say verl_2026_01_rs_token_k1")
 
 
