@@ -75,9 +75,10 @@ tail) are left out of its coverage and counted below (u).
 What falls short: an effective sample size near 1 that a handful of tokens decides (light, shifted: 1 −
 ESS is a mean of squares with a heavy tail, of which a dump without the largest knows too little), and
 small numbers of prompts where a few long responses hold most of the mismatch (lengths). There an interval
-tends to lie on the side that looks healthier. (A first version of lengths, with half as much spread again
-between prompts, was covered at about 90 to 92% at 128 prompts; these intervals were chosen on these worlds.) Where a preset rejected nothing at all, its ESS of 1 stands
-without an interval (`mask.ess_sequences`, few prompts); its rejected share has one."""
+tends to lie on the side that looks healthier. A first version of lengths, with half as much spread again
+between prompts, was covered at about 90 to 92% at 128 prompts; these intervals were chosen on these
+worlds. Where a preset rejected nothing at all, its ESS of 1 stands without an interval
+(`mask.ess_sequences`, few prompts); its rejected share has one."""
 
 _NOT_SEEN = """## What was not seen
 
