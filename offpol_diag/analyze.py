@@ -161,21 +161,27 @@ def examine(
         found = settled(runs, dump, study)
         seen = _tallied(runs, dump, study, found, sequences)
     facts = readout.facts(dump, seen, (MADE,) if found.rewards else ())
-    run = Run(
+    run = record(runs, study, facts)
+    if tally:
+        one = tallies.piece(dump, seen, found, facts, run)
+        tallies.write(tally, TallyFile.of(study, presets, facts.columns, one, seen))
+    return Examined(study, seen, tuple(presets), facts, run)
+
+
+def record(runs: Engine, study: Study, facts: DumpFacts, command: str = "analyze") -> Run:
+    """How the numbers were made: where, with what seed, of how much, in what time."""
+    return Run(
+        command=command,
         version=version("offpol-diag"),
         device=str(runs.device),
         engine=runs.name,
-        seed=seed,
+        seed=study.seed,
         replicates=study.replicates,
         tokens=facts.tokens,
         sequences=facts.sequences,
         peak_rss_bytes=readout.peak_rss() + runs.beside,
         seconds=runs.clock.seconds(),
     )
-    if tally:
-        one = tallies.piece(dump, seen, found, facts, run)
-        tallies.write(tally, TallyFile.of(study, presets, facts.columns, one, seen))
-    return Examined(study, seen, tuple(presets), facts, run)
 
 
 Start = Callable[[str, int | None, Progress | None], AbstractContextManager[Engine]]

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from typing import Literal
 
 from offpol_diag import correction, readout
-from offpol_diag.analyze import BATCH_TOKENS, MADE, engine_named, plan, settled
+from offpol_diag.analyze import BATCH_TOKENS, MADE, engine_named, plan, record, settled
 from offpol_diag.configs import config_for, trainer_named
 from offpol_diag.engines import Engine, Progress
 from offpol_diag.errors import DumpError, UsageError
 from offpol_diag.presets import Preset
 from offpol_diag.readers import Dump, open_dump
 from offpol_diag.settle import Found
-from offpol_diag.summary import Run, Summary, Sweep
+from offpol_diag.summary import Summary, Sweep
 from offpol_diag.sweeps import grid, remarks, window
 from offpol_diag.sweeps.columns import Plan, Swept
 from offpol_diag.sweeps.dial import Dial, dials
@@ -81,18 +80,7 @@ def sweep(
         if ask.keep is not None:
             found = _solved(runs, dump, found, Readings(todo, tally), ask)
     facts = readout.facts(dump, tally, (MADE,) if todo.found.rewards else ())
-    run = Run(
-        command="sweep",
-        version=version("offpol-diag"),
-        device=str(runs.device),
-        engine=runs.name,
-        seed=seed,
-        replicates=study.replicates,
-        tokens=facts.tokens,
-        sequences=facts.sequences,
-        peak_rss_bytes=readout.peak_rss() + runs.beside,
-        seconds=runs.clock.seconds(),
-    )
+    run = record(runs, study, facts, "sweep")
     whole = readout.summary(study, tally, (ask.preset,), facts, run)
     return whole.model_copy(update={"sweep": _with_k1(found, whole, ask)})
 
