@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from importlib.metadata import version
 from operator import attrgetter
 from pathlib import Path
@@ -18,6 +19,7 @@ from offpol_diag.batch import Batch
 from offpol_diag.engines import Each, Engine, Processes, Progress, Ray
 from offpol_diag.engines.devices import devices, on
 from offpol_diag.errors import DumpError, UsageError
+from offpol_diag.host import here
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.presets import Preset
 from offpol_diag.readers import Dump, open_dump
@@ -32,8 +34,10 @@ MADE = (
     "there are no advantages: they are made of the rewards, normalised within each group (prompt) of a step "
     "as GRPO does"
 )
-BATCH_TOKENS = 1 << 18
+BATCH_TOKENS = 1 << 20
 """Tokens held at once by each worker: many, since a batch has a price of its own; few, for the memory."""
+ROWS = 1 << 19
+"""Sequences times presets that are observed at once: with more, a batch is observed in parts."""
 
 
 def analyze(
@@ -282,10 +286,23 @@ class Observe:
 
     def __call__(self, batch: Batch) -> Observed:
         """A batch's tally."""
+        batch = self.found.filled(batch)
+        each = [self._seen(part) for part in self._parts(batch)]
+        tables = [one.rows for one in each if one.rows is not None]
+        return Observed(reduce(Tally.merge, (one.tally for one in each)), _joined(tables))
+
+    def _parts(self, batch: Batch) -> list[Batch]:
+        """A GPU's stays whole: to cut it the host would have to wait."""
+        return batch.parts(ROWS // max(len(self.study.presets), 1)) if here(batch.rollout) else [batch]
+
+    def _seen(self, batch: Batch) -> Observed:
         study = self.study
-        batch, settled = self.found.filled(batch), self.found.settled
-        scene = Scene.of(batch, study.seed, study.replicates, settled, study.near)
+        scene = Scene.of(batch, study.seed, study.replicates, self.found.settled, study.near)
         scene.floors = self.floors
         seen = Observed(observe(study, scene), table(scene, study) if self.rows else None)
         scene.forget()
         return seen
+
+
+def _joined(tables: Sequence[pa.Table]) -> pa.Table | None:
+    return pa.concat_tables(tables) if tables else None

@@ -6,9 +6,11 @@ runs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -96,6 +98,12 @@ class Batch:
         middle = int(torch.searchsorted(self.cu_seqlens, self.tokens // 2))
         at = min(max(middle, 1), self.sequences - 1)
         return self.rows(0, at), self.rows(at, self.sequences)
+
+    def parts(self, most: int) -> list[Batch]:
+        """In order, as even as can be, each of at most so many sequences, or of one."""
+        many = max(math.ceil(self.sequences / max(most, 1)), 1)
+        cuts = [self.sequences * i // many for i in range(many + 1)]
+        return [self] if many == 1 else [self.rows(begin, end) for begin, end in pairwise(cuts)]
 
     def rows(self, begin: int, end: int) -> Batch:
         """The sequences from one to before another; what a sequence holds is not copied."""

@@ -19,11 +19,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
 from offpol_diag import accumulators, catalogue, metrics, readout, resample
-from offpol_diag.analyze import analyze, plan
+from offpol_diag.analyze import Observe, Observed, analyze, plan
+from offpol_diag.batch import Batch
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.presets import Preset, Reject, Weight
 from offpol_diag.readers import open_dump
@@ -209,6 +213,40 @@ def test_how_the_dump_is_cut_changes_no_number(rows, whole, tmp_path, cut):
 
     assert different(whole, summary) == {}
     assert summary.worst == whole.worst
+
+
+@pytest.mark.parametrize("most", [1, 5, 24])
+def test_a_batch_observed_in_parts_of_few_sequences_is_the_same(rows, whole, tmp_path, monkeypatch, most):
+    sizes: list[int] = []
+    seen = Observe._seen
+
+    def counted(self: Observe, batch: Batch) -> Observed:
+        sizes.append(batch.sequences)
+        return seen(self, batch)
+
+    monkeypatch.setattr(Observe, "_seen", counted)
+    monkeypatch.setattr(
+        importlib.import_module("offpol_diag.analyze"), "ROWS", most * len((*BUILT_IN, *MORE))
+    )
+    table = tmp_path / "rows.parquet"
+    assert not different(analyzed([rows], tmp_path, sequences=table), whole)
+    assert (len(sizes), sum(sizes)) == (-(-24 // most), 24)
+    assert max(sizes) - min(sizes) <= 1
+    monkeypatch.undo()
+    analyzed([rows], tmp_path, sequences=tmp_path / "whole.parquet")
+    assert same_rows(pq.read_table(table), pq.read_table(tmp_path / "whole.parquet"))
+
+
+def same_rows(one: pa.Table, two: pa.Table) -> bool:
+    """To rounding: a preset may divide by what the whole dump has."""
+    pairs = zip(one.columns, two.columns, strict=True)
+    return one.schema == two.schema and all(_same_column(x, y) for x, y in pairs)
+
+
+def _same_column(x: pa.ChunkedArray, y: pa.ChunkedArray) -> bool:
+    if not pa.types.is_floating(x.type):
+        return bool(x.equals(y))
+    return bool(np.allclose(x.to_numpy(), y.to_numpy(), rtol=1e-12, atol=0, equal_nan=True))
 
 
 def test_the_seed_moves_intervals_and_nothing_else(rows, whole, tmp_path):
