@@ -97,6 +97,13 @@ def test_the_host_waits_as_often_with_all_presets_as_with_one(far, monkeypatch):
     assert 0 < sum(one.values()) < 30
 
 
+def test_a_batch_of_many_sequences_stays_whole_on_a_gpu(far, monkeypatch):
+    plain = counted("all", monkeypatch)
+    monkeypatch.setattr(sys.modules["offpol_diag.analyze"], "ROWS", 1)
+
+    assert counted("all", monkeypatch) == plain
+
+
 def test_numpy_and_counts_of_the_host_are_not_asked_of_a_gpu(far, monkeypatch):
     seen = counted("all", monkeypatch)
 
