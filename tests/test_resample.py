@@ -17,6 +17,8 @@ from offpol_diag.analyze import analyze
 from offpol_diag.metrics import method
 from offpol_diag.metrics.formula import Formula, Reader, mean
 from offpol_diag.metrics.interval import ANYWHERE, FEWEST_GROUPS, POSITIVE, SHARE, Range, effective
+from tests import oracle_alignment as oracle
+from tests.devices import DEVICES
 
 KEYS = torch.arange(3000, dtype=torch.int64) * 7919 - 10_000_000
 MEAN = Formula("x", "", "tokens", "", mean("x"))
@@ -92,6 +94,38 @@ def test_the_mixer_is_a_bijection_that_moves_half_the_bits():
     assert len(torch.unique(mixed)) == len(x)
     moved = [bin((int(a) ^ int(b)) & (2**64 - 1)).count("1") for a, b in pairwise(mixed.tolist())]
     assert np.mean(moved) == pytest.approx(32, abs=0.3)
+
+
+WORDS = torch.tensor([0, 1, -1, 2**31, -(2**31), 2**63 - 1, -(2**63), 0x5EED0F0F, -77, 12345, 3, 8])
+SHAPES = {
+    "many": WORDS,
+    "none": WORDS[:0],
+    "one": WORDS[6],
+    "rows": WORDS.view(3, 4),
+    "some": WORDS[::3],
+    "across": WORDS.view(3, 4).T,
+    "repeated": WORDS[:1].expand(4),
+}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_mixer_is_the_published_one_and_leaves_its_input_alone(shape, device):
+    x = SHAPES[shape].to(device)
+    before = x.clone()
+
+    mixed = resample.mix(x)
+
+    assert mixed.shape == x.shape
+    assert [a % 2**64 for a in mixed.flatten().tolist()] == [oracle.mix(a) for a in x.flatten().tolist()]
+    assert torch.equal(x, before)
+
+
+def test_the_mixer_of_a_gpu_is_that_of_a_cpu(monkeypatch):
+    ours = resample.mix(WORDS)
+    monkeypatch.setattr(resample, "here", lambda x: False)
+
+    assert torch.equal(resample.mix(WORDS), ours)
 
 
 # ---------------------------------------------------------------- intervals
