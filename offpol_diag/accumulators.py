@@ -57,11 +57,19 @@ class Sums:
 
     @classmethod
     def of_stacked(
-        cls, names: tuple[str, ...], columns: Tensor, draws: Tensor, key: Tensor | None = None
+        cls,
+        names: tuple[str, ...],
+        columns: Tensor,
+        draws: Tensor,
+        key: Tensor | None = None,
+        which: Tensor | None = None,
     ) -> Sums:
-        """The same of columns that lie in one tensor, [K, S]."""
-        point = columns.sum(dim=1)
-        return cls(names, point, torch.zeros_like(point), _drawn(columns, draws, key))
+        """The same of columns that lie in one tensor, [K, S]; of [R, S] with `which` [K] is each name's."""
+        point, drawn = columns.sum(dim=1), _drawn(columns, draws, key)
+        if which is not None:
+            at = which.to(point.device)
+            point, drawn = point.index_select(0, at), drawn.index_select(0, at)
+        return cls(names, point, torch.zeros_like(point), drawn)
 
     def merge(self, other: Sums) -> Sums:
         """Two-sum of the points; columns that only one side has are kept."""

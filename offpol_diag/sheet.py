@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -11,15 +12,17 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Sheet:
-    """Columns of a batch of S sequences.
+    """Columns of a batch of S sequences; R of them have numbers of their own.
 
     Attributes:
         names: C of them, each once.
-        parts: a row [S] for each name, in any number of tensors: [c, S] float64 each.
+        parts: rows [S], in any number of tensors: [r, S] float64 each.
+        which: the row of each name, [C] int64 in the host's memory; None: each name has its own.
     """
 
     names: tuple[str, ...]
     parts: tuple[Tensor, ...]
+    which: Tensor | None = None
 
     @classmethod
     def of(cls, columns: Mapping[str, Tensor]) -> Sheet:
@@ -30,14 +33,34 @@ class Sheet:
     def joined(cls, *sheets: Sheet) -> Sheet:
         """The columns of all, for the same sequences."""
         names = tuple(name for sheet in sheets for name in sheet.names)
-        return cls(names, tuple(part for sheet in sheets for part in sheet.parts))
+        parts = tuple(part for sheet in sheets for part in sheet.parts)
+        if all(sheet.which is None for sheet in sheets):
+            return cls(names, parts)
+        begins = accumulate((sheet.height for sheet in sheets), initial=0)
+        which = [begin + sheet._places for begin, sheet in zip(begins, sheets, strict=False)]
+        return cls(names, parts, torch.cat(which))
 
     @classmethod
     def beside(cls, sheets: Sequence[Sheet]) -> Sheet:
-        """The sequences of all, one sheet after the other; they have the same names."""
-        return cls(sheets[0].names, (torch.cat([sheet.values for sheet in sheets], dim=1),))
+        """The sequences of all, one sheet after the other; they have the same names in the same rows."""
+        return cls(sheets[0].names, (torch.cat([sheet.rows for sheet in sheets], dim=1),), sheets[0].which)
+
+    @property
+    def height(self) -> int:
+        """R."""
+        return sum(len(part) for part in self.parts)
+
+    @property
+    def rows(self) -> Tensor:
+        """All rows in one tensor, [R, S]."""
+        return torch.cat(self.parts)
 
     @property
     def values(self) -> Tensor:
-        """All rows in one tensor, [C, S]."""
-        return torch.cat(self.parts)
+        """A row for each name, [C, S]."""
+        rows = self.rows
+        return rows if self.which is None else rows[self.which.to(rows.device)]
+
+    @property
+    def _places(self) -> Tensor:
+        return torch.arange(self.height) if self.which is None else self.which

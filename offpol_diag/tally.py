@@ -136,7 +136,7 @@ def observe(study: Study, scene: Scene) -> Tally:
         _rehearse(study, scene, scene.near)
     states = _base(study, scene)
     nearsums.prepare(scene, study.presets)
-    stack = Stack.of(scene, study.presets)
+    stack = Stack.of(scene, study.presets).few
     apart = {preset.name for preset in study.normalised}
     once, normalised = (
         stack.only(lambda one: one.name not in apart),
@@ -195,7 +195,7 @@ def _base(study: Study, scene: Scene) -> dict[str, State]:
 
 
 def _sums(scene: Scene, sheet: Sheet) -> Sums:
-    return Sums.of_stacked(sheet.names, sheet.values, scene.draws, scene.batch.key)
+    return Sums.of_stacked(sheet.names, sheet.rows, scene.draws, scene.batch.key, sheet.which)
 
 
 def _resampled(study: Study, once: Stack) -> Sheet:
@@ -232,7 +232,7 @@ def _by_block(stack: Stack) -> Sheet:
     found: list[Sheet] = []
     for first, last in nearsums.spans(stack.batch.cu_seqlens, nearsums.BLOCK):
         scene = Scene(stack.batch.rows(first, last), stack.scene.draws[first:last], stack.scene.settled)
-        found.append(_columns(Stack.of(scene, stack.presets)))
+        found.append(_columns(stack.on(scene)))
         scene.forget()
     return Sheet.beside(found)
 

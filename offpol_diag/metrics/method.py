@@ -11,7 +11,7 @@ from offpol_diag import segments
 from offpol_diag.correction import weight_key
 from offpol_diag.metrics.formula import Formula, Lookup, mean
 from offpol_diag.metrics.interval import POSITIVE
-from offpol_diag.metrics.outcome import NORMS, Outcome, applied, norm, token_rules
+from offpol_diag.metrics.outcome import NORMS, Outcome, applied, norm, normalised, token_rules
 from offpol_diag.metrics.pieces import Pieces
 from offpol_diag.metrics.signs import signs
 from offpol_diag.metrics.stack import Stack
@@ -50,7 +50,7 @@ def _acted(stack: Stack, there: Tensor) -> dict[str, Tensor]:
 
 def _norms(stack: Stack) -> Sheet:
     """Of the presets that are normalised."""
-    stack = stack.only(lambda one: one.apply and one.weight is not None and one.weight.normalize)
+    stack = stack.only(normalised)
     found = [norm(done, done.preset) for done in stack.items]
     return stack.named({name: torch.stack([one[name] for one in found]) for name in NORMS if found})
 
@@ -74,8 +74,8 @@ def ranges(stack: Stack) -> dict[str, tuple[Tensor, Tensor]]:
     if not stack.presets:
         return {}
     lows, highs = weight_spans(stack)
-    pairs = zip(stack.presets, torch.unbind(lows.amin(dim=1)), torch.unbind(highs.amax(dim=1)), strict=True)
-    return {f"{preset.name}|weight": (low, high) for preset, low, high in pairs}
+    pairs = list(zip(lows.amin(dim=1).unbind(), highs.amax(dim=1).unbind(), strict=True))
+    return {f"{name}|weight": pairs[at] for name, at in stack.users}
 
 
 def weight_spans(stack: Stack) -> tuple[Tensor, Tensor]:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from offpol_diag import losses, scope
 from offpol_diag.accumulators import Extremes, Places, Sums
+from offpol_diag.metrics import outcome
 from offpol_diag.metrics.method import weight_spans
 from offpol_diag.metrics.outcome import NORMS, norm_factor
 from offpol_diag.metrics.scene import Scene
@@ -25,15 +26,18 @@ Columns = dict[str, Tensor]
 
 
 def normalised(presets: Sequence[Preset]) -> tuple[Preset, ...]:
-    """The presets that are divided by a batch mean; one that is only logged divides nothing."""
-    return tuple(one for one in presets if one.apply and one.weight is not None and one.weight.normalize)
+    """The presets that are divided by a batch mean."""
+    return tuple(one for one in presets if outcome.normalised(one))
 
 
 def sums(scene: Scene, sheet: Sheet) -> Places[Sums]:
     """Columns [S] summed per trainer batch."""
-    values, members = sheet.values, _members(scene).items()
+    rows, members = sheet.rows, _members(scene).items()
     return Places(
-        {label: Sums.of_stacked(sheet.names, values[:, at], scene.draws[at]) for label, at in members}
+        {
+            label: Sums.of_stacked(sheet.names, rows[:, at], scene.draws[at], which=sheet.which)
+            for label, at in members
+        }
     )
 
 
@@ -45,8 +49,8 @@ def _members(scene: Scene) -> dict[Label, Tensor]:
 
 def ranges(stack: Stack) -> Places[Extremes]:
     """Smallest and largest final weight of a kept token, per trainer batch, before it is divided."""
-    pairs = zip(*map(torch.unbind, weight_spans(stack)), strict=True) if stack.presets else ()
-    spans = {f"{one.name}|weight": pair for one, pair in zip(stack.presets, pairs, strict=True)}
+    pairs = list(zip(*map(torch.unbind, weight_spans(stack)), strict=True)) if stack.presets else []
+    spans = {f"{name}|weight": pairs[at] for name, at in stack.users}
     return Places({label: _extremes(spans, at) for label, at in _members(stack.scene).items()})
 
 

@@ -142,6 +142,11 @@ def applied(preset: Preset) -> Preset:
     return preset if preset.apply else replace(preset, weight=None, reject=(), veto=None)
 
 
+def normalised(preset: Preset) -> bool:
+    """Whether weights are divided by a batch mean; a preset that is only logged divides nothing."""
+    return preset.apply and preset.weight is not None and preset.weight.normalize
+
+
 def of(ratios: Ratios, preset: Preset) -> Outcome:
     """A preset that is applied, on some tokens or all; presets that share rules share the work."""
     key = ("outcome", preset.weight, preset.reject, preset.veto)

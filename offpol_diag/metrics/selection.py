@@ -43,14 +43,25 @@ def by_length(stack: Stack) -> Grid:
     there = (stack.n > 0).to(torch.float64)
     stacked = torch.cat((there[None], stack.n[None], stack.kept_tokens)).T
     at = length_bin(stack.batch.lengths)
-    return Grid(stacked.new_zeros(LENGTH_BINS, stacked.shape[1]).index_add_(0, at, stacked))
+    grid = stacked.new_zeros(LENGTH_BINS, stacked.shape[1]).index_add_(0, at, stacked)
+    return Grid(_of_every(stack, grid))
 
 
 def by_group(stack: Stack) -> GroupSample:
     """Sequences, and each preset's sequences with a token left, by group."""
     there = stack.n > 0
     columns = torch.cat((there[None], stack.kept_tokens > 0)).T.to(torch.float64)
-    return GroupSample.of(resample.mix(stack.batch.key), columns)
+    found = GroupSample.of(resample.mix(stack.batch.key), columns)
+    return GroupSample(found.keys, _of_every(stack, found.values), found.full)
+
+
+def _of_every(stack: Stack, x: Tensor) -> Tensor:
+    """A column for every preset in place of one for all that are alike: the last R of [N, k + R]."""
+    if stack.which is None:
+        return x
+    shared = x.shape[1] - len(stack.items)
+    at = [*range(shared), *(shared + row for row in stack.which)]
+    return x[:, torch.tensor(at, device=x.device)]
 
 
 def numbers(grid: Grid, groups: GroupSample, at: int) -> Numbers:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache, cached_property
+from dataclasses import dataclass, replace
+from functools import cache, cached_property, lru_cache
 
 import torch
 from torch import Tensor
 
 from offpol_diag.batch import Batch
+from offpol_diag.metrics.alike import firsts
 from offpol_diag.metrics.outcome import Moments, powers
 from offpol_diag.metrics.pieces import How, Make, Pieces, passing, pieces
 from offpol_diag.metrics.scene import Scene
@@ -25,30 +26,67 @@ class Stack:
         scene: the batch as the observers see it.
         presets: P of them.
         items: each one's pieces.
+        names: of all presets that are told of; None: of these.
+        which: the row of each of those names; None: each has its own.
     """
 
     scene: Scene
     presets: tuple[Preset, ...]
     items: tuple[Pieces, ...]
+    names: tuple[str, ...] | None = None
+    which: tuple[int, ...] | None = None
 
     @classmethod
     def of(cls, scene: Scene, presets: Sequence[Preset]) -> Stack:
         """Apply presets to the batch."""
         return cls(scene, tuple(presets), tuple(pieces(scene, preset) for preset in presets))
 
-    def only(self, which: Callable[[Preset], bool]) -> Stack:
-        """The rows of some presets."""
-        pairs = [
-            (preset, item) for preset, item in zip(self.presets, self.items, strict=True) if which(preset)
-        ]
-        if len(pairs) == len(self.presets):
+    def on(self, scene: Scene) -> Stack:
+        """The same rows of another batch."""
+        return replace(self, scene=scene, items=Stack.of(scene, self.presets).items)
+
+    @cached_property
+    def few(self) -> Stack:
+        """The same presets with one row for all that did the same."""
+        first = firsts(self.presets, self.items)
+        rows = {at: row for row, at in enumerate(dict.fromkeys(first))}
+        if self.which is not None or len(rows) == len(first):
             return self
-        return Stack(self.scene, tuple(preset for preset, _ in pairs), tuple(item for _, item in pairs))
+        presets, items = (tuple(each[at] for at in rows) for each in (self.presets, self.items))
+        return Stack(
+            self.scene,
+            presets,  # type: ignore[arg-type]
+            items,  # type: ignore[arg-type]
+            tuple(preset.name for preset in self.presets),
+            tuple(rows[at] for at in first),
+        )
+
+    @cached_property
+    def users(self) -> tuple[tuple[str, int], ...]:
+        """Name and row of every preset."""
+        if self.names is None or self.which is None:
+            return tuple((preset.name, at) for at, preset in enumerate(self.presets))
+        return tuple(zip(self.names, self.which, strict=True))
+
+    def only(self, which: Callable[[Preset], bool]) -> Stack:
+        """The rows of some presets; those that are alike must go together."""
+        left = [at for at, preset in enumerate(self.presets) if which(preset)]
+        if len(left) == len(self.presets):
+            return self
+        presets, items = tuple(self.presets[at] for at in left), tuple(self.items[at] for at in left)
+        if self.which is None:
+            return Stack(self.scene, presets, items)
+        rows = {at: row for row, at in enumerate(left)}
+        users = [(name, rows[at]) for name, at in self.users if at in rows]
+        names, places = zip(*users, strict=True) if users else ((), ())
+        return Stack(self.scene, presets, items, names, places)
 
     def named(self, columns: Mapping[str, Tensor]) -> Sheet:
         """Columns [P, S] → one column [S] per preset, under its name."""
-        rows = tuple(x.expand(len(self.presets), -1) for x in columns.values())
-        return Sheet(_names(tuple(columns), tuple(preset.name for preset in self.presets)), rows)
+        many = len(self.presets)
+        rows = tuple(x.expand(many, -1) for x in columns.values())
+        names = _names(tuple(columns), tuple(name for name, _ in self.users))
+        return Sheet(names, rows, None if self.which is None else _rows(len(columns), many, self.which))
 
     @property
     def batch(self) -> Batch:
@@ -114,3 +152,9 @@ def stacked(columns: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 def _names(columns: tuple[str, ...], presets: tuple[str, ...]) -> tuple[str, ...]:
     """Of one column under every preset, then of the next; every batch asks for the same."""
     return tuple(f"{preset}|{column}" for column in columns for preset in presets)
+
+
+@lru_cache(maxsize=64)
+def _rows(columns: int, many: int, which: tuple[int, ...]) -> Tensor:
+    """The row of every preset in one column, then in the next: [columns · P] int64."""
+    return (many * torch.arange(columns)[:, None] + torch.tensor(which, dtype=torch.int64)).flatten()

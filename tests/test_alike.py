@@ -1,0 +1,173 @@
+"""Presets that did the same to a batch are summed once; nothing that tells two apart is overlooked."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from offpol_diag import catalogue, segments
+from offpol_diag.metrics import alike, method, nearsums, policyloss, residual, selection, update
+from offpol_diag.metrics.alike import Marks
+from offpol_diag.metrics.scene import Scene
+from offpol_diag.metrics.stack import Stack
+from offpol_diag.presets import Clip, Preset, Reject, Veto, Weight
+from offpol_diag.sheet import Sheet
+from tests import oracles
+from tests.test_near import opened
+
+ALL = catalogue.load().resolve("all")
+PARTS = (method, residual, policyloss, update)
+
+
+@pytest.fixture(scope="module")
+def dump(tmp_path_factory):
+    """Mostly near on-policy, with a few tokens far off."""
+    rows = oracles.make_rows(0.03, seed=5, many=40, outliers=0.02)
+    return opened(rows, tmp_path_factory.mktemp("alike"))
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory):
+    """Near on-policy."""
+    return opened(oracles.make_rows(0.03, seed=5, many=40, outliers=0.0), tmp_path_factory.mktemp("calm"))
+
+
+@pytest.fixture
+def scene(dump):
+    study, found, batch = dump
+    one = Scene.of(batch, 0, 16, found.settled, study.near)
+    yield one
+    one.forget()
+
+
+def columns(stack):
+    sheet = Sheet.joined(*(part.columns(stack) for part in PARTS))
+    return dict(zip(sheet.names, sheet.values, strict=True))
+
+
+def same(one, two):
+    assert one.keys() == two.keys()
+    assert [
+        name for name in one if not torch.equal(one[name].nan_to_num(7.0), two[name].nan_to_num(7.0))
+    ] == []
+
+
+def test_every_preset_has_the_columns_it_would_have_alone(scene, dump):
+    stack = Stack.of(scene, dump[0].presets)
+
+    assert len(stack.few.presets) < len(stack.presets)
+    same(columns(stack), columns(stack.few))
+    assert method.ranges(stack) == method.ranges(stack.few)
+    assert torch.equal(selection.by_length(stack).values, selection.by_length(stack.few).values)
+    assert torch.equal(selection.by_group(stack).values, selection.by_group(stack.few).values)
+
+
+def test_a_part_of_the_presets_keeps_its_names_and_rows(scene, dump):
+    stack = Stack.of(scene, dump[0].presets)
+    some = [preset.name for preset in stack.few.presets if preset.policy == "old"]
+    one, two = (each.only(lambda preset: preset.policy == "old") for each in (stack, stack.few))
+
+    assert len(two.presets) == len(some)
+    assert [name for name, _ in one.users] == [name for name, _ in two.users]
+    same(columns(one), columns(two))
+
+
+BASE = Preset(
+    "base",
+    "",
+    "old",
+    weight=Weight("token", upper=1.5, lower=0.5),
+    reject=(Reject("ratio", "token", upper=1.4, lower=0.6),),
+    veto=Veto(lower=0.2),
+    clip=Clip(0.2, 0.2),
+)
+APART = {
+    "numerator": replace(BASE, policy="current"),
+    "loss": replace(BASE, loss="reinforce"),
+    "clip": replace(BASE, clip=Clip(1e-4, 1e-4)),
+    "no weight": replace(BASE, weight=None),
+    "weight": replace(BASE, weight=Weight("token", upper=1.1, lower=0.5)),
+    "action": replace(BASE, weight=Weight("token", action="mask", upper=1.5, lower=0.5)),
+    "how many are above, of weights that are the same": replace(
+        BASE, weight=Weight("token", action="none", upper=1.01, lower=0.5)
+    ),
+    "how many are below": replace(BASE, weight=Weight("token", action="none", upper=1.5, lower=0.99)),
+    "weight of sequences": replace(BASE, weight=Weight("mean", upper=1.5, lower=0.5)),
+    "of another mean": replace(BASE, weight=Weight("sum", upper=1.5, lower=0.5)),
+    "safety": replace(BASE, weight=Weight("token", upper=1.5, lower=0.5, safety=0.6)),
+    "rule": replace(BASE, reject=(Reject("ratio", "token", upper=1.05, lower=0.6),)),
+    "rule on sequences": replace(BASE, reject=(*BASE.reject, Reject("ratio", "mean", upper=1.001))),
+    "veto": replace(BASE, veto=Veto(upper=1.5)),
+    "normalised": replace(BASE, weight=Weight("token", upper=1.5, lower=0.5, normalize=True)),
+    "not applied": replace(BASE, apply=False),
+    "a rule on turns": replace(BASE, reject=(Reject("ratio", "segment", upper=1.001),)),
+}
+
+
+@pytest.mark.parametrize("how", APART)
+def test_what_tells_two_presets_apart_is_seen(scene, how):
+    other = replace(APART[how], name="other")
+    stack = Stack.of(scene, (BASE, other))
+
+    assert len(stack.few.presets) == 2
+    same(columns(stack), columns(stack.few))
+
+
+def idle(at):
+    """A preset whose bounds are so wide that no token comes near."""
+    bound = float(10 ** (3 + at))
+    return Preset(f"idle {at}", "", "old", weight=Weight("token", upper=bound), veto=Veto(lower=1 / bound**2))
+
+
+def test_presets_that_act_on_nothing_are_alike_whatever_their_bounds(calm):
+    study, found, batch = calm
+    stack = Stack.of(Scene.of(batch, 0, 16, found.settled, study.near), [idle(at) for at in range(20)])
+
+    assert len(stack.few.presets) == 1
+    assert [name for name, _ in stack.few.users] == [f"idle {at}" for at in range(20)]
+
+
+def test_a_further_preset_that_does_the_same_costs_no_sum_over_tokens(calm, monkeypatch):
+    study, found, batch = calm
+    calls = []
+    for name in ("total", "largest", "smallest", "count"):
+        of = getattr(segments, name)
+        monkeypatch.setattr(segments, name, lambda *args, of=of: calls.append(1) or of(*args))
+
+    def counted(many):
+        scene = Scene.of(batch, 0, 16, found.settled, study.near)
+        stack = Stack.of(scene, [idle(at) for at in range(many)]).few
+        calls.clear()
+        columns(stack)
+        scene.forget()
+        return len(calls)
+
+    assert counted(2) == counted(30) > 0
+
+
+def test_on_a_gpu_presets_are_alike_that_share_what_was_made(scene, monkeypatch):
+    monkeypatch.setattr(alike, "here", lambda x: False)
+    twin = replace(idle(0), name="twin", denominator="all")
+    stack = Stack.of(scene, (idle(0), idle(1), twin))
+
+    assert stack.few.users == (("idle 0", 0), ("idle 1", 1), ("twin", 0))
+    same(columns(stack), columns(stack.few))
+
+
+def test_rows_of_a_later_block_lie_where_those_of_the_first_do(dump, monkeypatch):
+    study, found, batch = dump
+    monkeypatch.setattr(nearsums, "BLOCK", 40)
+    from offpol_diag import tally
+
+    scenes = [Scene.of(batch, 0, 16, found.settled, None) for _ in range(2)]
+    stack, few = (Stack.of(scene, study.presets) for scene in scenes)
+    one, two = tally._by_block(stack), tally._by_block(few.few)
+    same(*(dict(zip(sheet.names, sheet.values, strict=True)) for sheet in (one, two)))
+
+
+def test_equal_numbers_have_one_mark_and_flags_that_are_all_set_are_none():
+    marks, x = Marks(), torch.tensor([1.0, float("nan")])
+
+    assert marks.of(x) == marks.of(x.clone()) != marks.of(torch.tensor([1.0, 2.0]))
+    assert marks.of_mask(torch.tensor([True, True])) is marks.of_mask(None) is None
+    assert marks.of_mask(torch.tensor([True, False])) is not None
