@@ -84,14 +84,10 @@ class Batch:
         found: Tensor | None = getattr(self, name)
         return found
 
-    def some(self, index: Tensor) -> Batch:
+    def some(self, index: Tensor) -> Some:
         """All sequences with only some of their tokens, `index` [K] rising; turns are not told apart."""
-        values: dict[str, Any] = {
-            name: None if (x := getattr(self, name)) is None else x.index_select(0, index)
-            for name in PER_TOKEN
-        }
         starts = segments.sized(torch.searchsorted(index, self.cu_seqlens), len(index))
-        return replace(self, **values, cu_seqlens=starts, cu_runs=starts)
+        return Some.of(self, index, cu_seqlens=starts, cu_runs=starts)
 
     def halves(self) -> tuple[Batch, Batch]:
         """Two batches in order, cut between sequences near the middle token; of two sequences or more."""
@@ -110,12 +106,8 @@ class Batch:
         first, last = (int(self.cu_seqlens[at]) for at in (begin, end))
         runs = self.cu_runs[(self.cu_runs > first) & (self.cu_runs < last)]
         ends = self.cu_runs.new_tensor([first, last] if last > first else [first])
-        values: dict[str, Any] = {
-            name: None if (x := getattr(self, name)) is None else x[first:last] for name in PER_TOKEN
-        }
-        return replace(
-            self,
-            **values,
+        return self._cut(
+            slice(first, last),
             cu_seqlens=self.cu_seqlens[begin : end + 1] - first,
             cu_runs=torch.cat((ends[:1], runs, ends[1:])) - first,
             key=self.key[begin:end],
@@ -123,6 +115,13 @@ class Batch:
             rewards=None if self.rewards is None else self.rewards[begin:end],
             scalars={name: column[begin:end] for name, column in self.scalars.items()},
         )
+
+    def _cut(self, at: slice, **of_rows: Any) -> Batch:
+        """Some of the tokens in a row, and what else becomes of the batch."""
+        values: dict[str, Any] = {
+            name: None if (x := getattr(self, name)) is None else x[at] for name in PER_TOKEN
+        }
+        return replace(self, **values, **of_rows)
 
     def over(self, function: Callable[[Tensor], Tensor]) -> Batch:
         """The same batch with a function applied to every tensor."""
@@ -138,3 +137,51 @@ class Batch:
         for offsets in (batch.cu_seqlens, batch.cu_runs):
             segments.sized(offsets, self.tokens)
         return batch
+
+
+class Some(Batch):
+    """Some of a batch's tokens; a column is copied when it is first asked for.
+
+    Attributes:
+        whole: the batch.
+        index: which tokens, [K] int64.
+    """
+
+    whole: Batch
+    index: Tensor
+
+    @classmethod
+    def of(cls, whole: Batch, index: Tensor, **changes: Any) -> Some:
+        """Of a batch, whose rows they have unless `changes` says what else."""
+        made = cls.__new__(cls)
+        own = {f.name: getattr(whole, f.name) for f in fields(whole) if f.name not in (*PER_TOKEN, *changes)}
+        vars(made).update(own | changes, whole=whole, index=index)
+        return made
+
+    @property
+    def tokens(self) -> int:
+        """K; nothing is copied to know it."""
+        return segments.tokens(self.cu_seqlens)
+
+    def _cut(self, at: slice, **of_rows: Any) -> Batch:
+        rows = {name: of_rows.get(name, getattr(self, name)) for name in _OF_ROWS}
+        segments.sized(rows["cu_seqlens"], at.stop - at.start)
+        return Some.of(self.whole, self.index[at], **rows)
+
+    def _copied(self, name: str) -> Tensor | None:
+        x: Tensor | None = getattr(self.whole, name)
+        return None if x is None else x.index_select(0, self.index)
+
+
+_OF_ROWS = tuple(f.name for f in fields(Batch) if f.name not in PER_TOKEN)
+
+
+def _column(name: str) -> cached_property[Tensor | None]:
+    """A column of some tokens; the dataclass sets no field of its own where there is one."""
+    made = cached_property(lambda some: some._copied(name))
+    made.__set_name__(Some, name)
+    return made
+
+
+for _name in PER_TOKEN:
+    setattr(Some, _name, _column(_name))

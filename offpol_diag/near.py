@@ -31,7 +31,7 @@ UNCLIPPED = Clip(low=None, high=None, dual=None)
 ROUNDING = 1.01
 """A logged rollout probability may exceed 1 by what rounding leaves; this is more."""
 
-_SPANS: dict[str, Callable[[float], tuple[float, float]]] = {
+SPANS: dict[str, Callable[[float], tuple[float, float]]] = {
     "ratio": lambda a: (-a, a),
     "k1": lambda a: (-a, a),
     "k2": lambda a: (0.0, a * a / 2),
@@ -137,9 +137,9 @@ def _rule_idle(rule: Reject, a: float) -> bool:
     """Rules on sequences are no matter of single tokens; of the others |Δ| must tell."""
     if not rule.on_tokens:
         return True
-    if rule.over != "token" or rule.statistic not in _SPANS:
+    if rule.over != "token" or rule.statistic not in SPANS:
         return False
-    low, high = _SPANS[rule.statistic](a)
+    low, high = SPANS[rule.statistic](a)
     lower, upper = (_edge(bound, rule.statistic) for bound in (rule.lower, rule.upper))
     return (lower is None or lower < low) and (upper is None or upper > high)
 
@@ -151,7 +151,7 @@ def _watched(rule: Reject) -> bool:
     """
     if rule.among != "all" or not rule.on_tokens:
         return False
-    return rule.over in ("segment", "batch") or (rule.over == "token" and rule.statistic not in _SPANS)
+    return rule.over in ("segment", "batch") or (rule.over == "token" and rule.statistic not in SPANS)
 
 
 def _edge(bound: float | None, statistic: str) -> float | None:

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from offpol_diag import catalogue, near
 from offpol_diag.analyze import analyze, plan
 from offpol_diag.engines import Local, local
-from offpol_diag.metrics import nearsums
+from offpol_diag.metrics import nearness, nearsums
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.near import RADII, Near, neutral, splits
 from offpol_diag.presets import Clip, Preset, Reject, Veto, Weight
@@ -90,7 +90,7 @@ def test_no_preset_that_is_split_drops_or_bounds_a_near_token(tmp_path, radius):
     presets = [preset for preset in ALL if splits(preset, radius)]
     study, found, batch = opened(rows, tmp_path, presets)
     scene = Scene.of(batch, 0, 2, found.settled, Near(radius * (1 + 1e-9)))
-    close = scene._close(Near(radius * (1 + 1e-9)))
+    close = nearness.close(scene.ratios("rollout"), Near(radius * (1 + 1e-9)))
     assert bool(close.all())
     watched = {rule for preset in presets for rule in preset.reject if near._watched(rule)}
     for preset in presets:

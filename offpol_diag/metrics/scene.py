@@ -9,11 +9,12 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from offpol_diag import correction, resample
+from offpol_diag import resample
 from offpol_diag.accumulators import Floor
 from offpol_diag.batch import Batch
 from offpol_diag.host import here
 from offpol_diag.memo import Memo
+from offpol_diag.metrics.nearness import close, places
 from offpol_diag.near import Asked, Near, neutral, splits
 from offpol_diag.presets import Policy, Preset
 from offpol_diag.ratios import Ratios
@@ -95,33 +96,14 @@ class Scene:
 
     def _split(self, near: Near) -> tuple[Ratios, Ratios]:
         """The same batch's far and near tokens."""
-        whole, close = self.ratios("rollout"), self._close(near)
-        far, close = (torch.nonzero(at).flatten() for at in (~close, close))
+        whole = self.ratios("rollout")
+        at = close(whole, near)
+        far, near_ones = places(~at), places(at)
         one, two = (
-            Ratios(self.batch.some(at), "rollout", self.settled, whole=whole, index=at) for at in (far, close)
+            Ratios(self.batch.some(index), "rollout", self.settled, whole=whole, index=index)
+            for index in (far, near_ones)
         )
         return one, two
-
-    def _close(self, near: Near) -> Tensor:
-        """Which tokens are near, [T] bool."""
-        close = torch.ones(self.batch.tokens, dtype=torch.bool, device=self.batch.rollout.device)
-        for gap in self._gaps():
-            close &= gap.abs() <= near.radius
-        for policy, rule in near.rules:
-            passed = correction.passes(self.ratios(policy), rule)
-            close &= passed.values
-        for policy, weight in near.tails:
-            close &= ~correction.in_tail(self.ratios(policy), weight)
-        return close
-
-    def _gaps(self) -> list[Tensor]:
-        """Every log-ratio that a preset or a loss may look at, [T] each."""
-        batch = self.batch
-        there: tuple[Policy, ...] = ("old", "current")
-        found = [self.ratios(policy).delta for policy in there if batch.policy(policy) is not None]
-        if batch.old is not None and batch.current is not None:
-            found.append(batch.current - batch.old)
-        return found
 
     def floor(self, tail: str) -> Floor | None:
         """Below what no value of a tail counts any more."""
