@@ -6,10 +6,12 @@ import pytest
 import torch
 
 from offpol_diag import catalogue, segments
+from offpol_diag.batch import Batch
 from offpol_diag.metrics import alike, method, nearsums, policyloss, residual, selection, update
 from offpol_diag.metrics.alike import Marks
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.metrics.stack import Stack
+from offpol_diag.near import Near
 from offpol_diag.presets import Clip, Preset, Reject, Veto, Weight
 from offpol_diag.sheet import Sheet
 from tests import oracles
@@ -88,10 +90,6 @@ APART = {
     "no weight": replace(BASE, weight=None),
     "weight": replace(BASE, weight=Weight("token", upper=1.1, lower=0.5)),
     "action": replace(BASE, weight=Weight("token", action="mask", upper=1.5, lower=0.5)),
-    "how many are above, of weights that are the same": replace(
-        BASE, weight=Weight("token", action="none", upper=1.01, lower=0.5)
-    ),
-    "how many are below": replace(BASE, weight=Weight("token", action="none", upper=1.5, lower=0.99)),
     "weight of sequences": replace(BASE, weight=Weight("mean", upper=1.5, lower=0.5)),
     "of another mean": replace(BASE, weight=Weight("sum", upper=1.5, lower=0.5)),
     "safety": replace(BASE, weight=Weight("token", upper=1.5, lower=0.5, safety=0.6)),
@@ -111,6 +109,79 @@ def test_what_tells_two_presets_apart_is_seen(scene, how):
 
     assert len(stack.few.presets) == 2
     same(columns(stack), columns(stack.few))
+
+
+NONE = Weight("token", action="none", upper=1.5, lower=0.5)
+PAIRS = {
+    "numerators of no weight": (Preset("x", "", "current"), Preset("y", "", "rollout")),
+    "how many are above": [
+        Preset(name, "", "old", weight=replace(NONE, upper=upper))
+        for name, upper in (("x", 1.5), ("y", 1e12))
+    ],
+    "how many are below": [
+        Preset(name, "", "old", weight=replace(NONE, lower=lower))
+        for name, lower in (("x", 0.5), ("y", 1e-12))
+    ],
+    "cells": [
+        Preset(name, "", "old", reject=(Reject("tv", "mean", upper=upper, advantage="positive"),))
+        for name, upper in (("x", 0.002), ("y", 0.012))
+    ],
+}
+
+
+@pytest.mark.parametrize("how", PAIRS)
+def test_pairs_that_differ_in_one_thing_are_told_apart(scene, how):
+    stack = Stack.of(scene, PAIRS[how])
+
+    assert len(stack.few.presets) == 2
+    same(columns(stack), columns(stack.few))
+
+
+def test_cells_of_near_tokens_are_told_apart_where_far_ones_are_not(calm):
+    _, found, batch = calm
+    rules = [Reject("ratio", "mean", upper=upper, advantage="positive") for upper in (1.0, 1.003)]
+    presets = [Preset(str(at), "", "old", reject=(rule,)) for at, rule in enumerate(rules)]
+    stack = Stack.of(Scene.of(batch, 0, 16, found.settled, Near(0.5, celled=tuple(presets))), presets)
+
+    assert len(stack.few.presets) == 2
+    assert not torch.equal(*stack.kept_tokens)
+    same(columns(stack), columns(stack.few))
+
+
+def plain(drift, turns):
+    """A sequence of tokens with these Δ, and where its turns start."""
+    d = torch.tensor(drift, dtype=torch.float64)
+    starts = torch.tensor([0, len(d)])
+    return Batch(
+        rollout=torch.full_like(d, -5.0),
+        old=d - 5.0,
+        cu_seqlens=starts,
+        cu_runs=torch.tensor(turns),
+        position=torch.arange(len(d)),
+        key=torch.zeros(1, dtype=torch.int64),
+        masked=torch.zeros(1, dtype=torch.int64),
+    )
+
+
+def test_a_weight_of_the_only_far_token_is_not_that_of_its_sequence():
+    weights = [Weight(over, upper=2.0) for over in ("token", "sum")]
+    presets = [Preset(weight.over, "", "old", weight=weight) for weight in weights]
+    scene = Scene.of(plain([0.0, 0.0, 1.0], [0, 3]), 0, 16, near=Near(0.5))
+    stack = Stack.of(scene, presets)
+
+    assert len(stack.few.presets) == 2
+    assert stack.few.sums.first.tolist() == [[4.0], [6.0]]
+
+
+def test_a_mean_weight_of_tokens_is_not_one_of_sequences():
+    weights = [Weight(over, upper=2.0, normalize=True) for over in ("token", "segment")]
+    presets = [Preset(weight.over, "", "old", weight=weight) for weight in weights]
+    stack = Stack.of(Scene.of(plain([0.1, 0.2, 1.0], [0, 1, 2, 3]), 0, 16), presets).few
+    sheet = method.columns(stack)
+    found = dict(zip(sheet.names, sheet.values.tolist(), strict=True))
+
+    assert found["token|norm_units"] == [3.0]
+    assert found["segment|norm_units"] == [1.0]
 
 
 def idle(at):
