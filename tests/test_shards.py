@@ -1,6 +1,7 @@
 """A dump in pieces is the dump: the same sequences in order, the same remarks, the same errors."""
 
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from offpol_diag.errors import DumpError
-from offpol_diag.readers import open_dump
+from offpol_diag.readers import Dump, open_dump
 from offpol_diag.readers.shards import MOST, Span, cut, pieces, shards, spans
 
 GROUP = 8
@@ -279,11 +280,87 @@ def test_a_row_group_in_pieces_is_decoded_once_and_read_again_from_its_start(tmp
 def test_pieces_are_read_in_even_batches(tmp_path):
     dump = open_dump([write(tmp_path / "x.parquet", full(640), 64)], batch_tokens=120)
     cuts = pieces(dump, 1)
-    even = dump.evenly(dump.tokens / len(cuts))
-    sizes, plain = ([b.tokens for span in cuts for b in cut(one, span).batches()] for one in (even, dump))
-    assert (len(cuts), sum(sizes)) == (20, 5120)
-    assert set(sizes) == {136, 120}
+    even, plain = (
+        [b.tokens for span in cuts for b in cut(dump, span).batches(even=even)] for even in (True, False)
+    )
+    assert (len(cuts), sum(even)) == (20, 5120)
+    assert set(even) == {136, 120}
     assert set(plain) == {120, 16}
+
+
+@pytest.mark.parametrize(
+    ("group", "asked", "expected"),
+    [
+        (64, 500, [512]),  # a little more than was asked for
+        (64, 400, [280, 232]),  # and too much more
+        (64, 150, [184, 184, 144]),
+        (17, 128, [136, 136, 136, 104]),  # row groups of 136 tokens, one after the other
+        (30, 200, [240, 240, 32]),  # and of 240
+        (7, 300, [280, 232]),
+    ],
+)
+def test_even_batches_are_few_and_none_is_small(tmp_path, group, asked, expected):
+    path = write(tmp_path / "x.parquet", full(), group)
+    dump = open_dump([path], batch_tokens=asked)
+    assert [batch.tokens for batch in dump.batches(even=True)] == expected
+    assert sum(expected) == 512
+
+
+def growing(path):
+    """40 sequences of one token and 40 of 99, in row groups of 20: 20, 20, 1980 and 1980 tokens."""
+    logs = [[-0.5] * n for n in [1] * 40 + [99] * 40]
+    table = pa.table({"rollout_log_probs": logs, "old_log_probs": logs})
+    pq.write_table(table, path, row_group_size=20, use_dictionary=False, compression="none")
+    return str(path)
+
+
+def test_where_sequences_grow_pieces_are_cut_by_tokens_not_by_rows(tmp_path):
+    dump = open_dump([growing(tmp_path / "x.parquet")])
+    assert dump.tokens == pytest.approx(4000, rel=0.8)
+    found = pieces(dump, 2000)
+    assert [(one.begin, one.end) for one in found] == [(0, 3), (3, 4)]
+
+
+def test_a_footer_without_sizes_counts_rows_instead(tmp_path):
+    dump = open_dump([growing(tmp_path / "x.parquet")])
+    dump._parts = [replace(part, group_bytes=(0,) * 4) for part in dump.parts]
+    assert dump.tokens == 80
+    assert [(one.begin, one.end) for one in pieces(dump, 40)] == [(0, 2), (2, 4)]
+
+
+def test_a_dump_that_begins_with_an_empty_row_group_is_cut_alike(tmp_path):
+    path = tmp_path / "x.parquet"
+    with pq.ParquetWriter(path, full().schema) as writer:
+        for table in (full().slice(0, 0), full(), full().slice(0, 0)):
+            writer.write_table(table)
+    dump = open_dump([str(path)])
+    assert dump.tokens == 512
+    assert len(read_pieces(dump, 128)) == 64
+    assert cut(dump, Span(0, 1)).tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [
+        (0, 1),
+        (1.1, 1),
+        (1.3, 2),
+        (2.3, 2),
+        (2.5, 4),
+        (4.1, 4),
+        (4.9, 8),
+        (9.7, 12),
+        (16, 16),
+        (30, 16),
+        (64, 32),
+    ],
+)
+def test_a_dump_has_as_many_pieces_as_cores_share_well(tmp_path, monkeypatch, tokens, expected):
+    dump = open_dump([write(tmp_path / "x.parquet", full(6400), 100)])
+    monkeypatch.setattr(Dump, "group_tokens", [tokens * (1 << 20) / 64] * 64)
+    found = pieces(dump)
+    assert len(found) == pytest.approx(expected, abs=expected // 12)
+    assert found[-1].end == 64
 
 
 def test_a_bad_row_in_the_middle_of_a_row_group_is_named_as_in_one_reading(tmp_path):

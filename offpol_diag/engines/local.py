@@ -91,7 +91,9 @@ class Local:
             if self.progress:
                 self.progress(done, rows)
 
-        return self._timed((at, batch) for at, dump in enumerate(dumps) for batch in dump.batches(count))
+        return self._timed(
+            (at, batch) for at, dump in enumerate(dumps) for batch in dump.batches(count, even=True)
+        )
 
     def _timed(self, batches: Iterator[Placed]) -> Iterator[Placed]:
         while True:

@@ -92,8 +92,7 @@ class Processes:
             return self._alone.reduce(dump, job, each)
         merged: M | None = None
         noticed: list[Noticed] = []
-        even = dump.evenly(dump.tokens / len(cuts))
-        found = self._here(even, cuts, job, each) if many == 1 else self._there(many, even, cuts, job, each)
+        found = self._here(dump, cuts, job, each) if many == 1 else self._there(many, dump, cuts, job, each)
         for state, notes in found:
             merged = state if merged is None else merged if state is None else merged.merge(state)
             noticed.append(notes)

@@ -13,6 +13,7 @@ columns   whose column is whose: roles, aliases, overrides
 forms     a row is a sequence, or a token
 schemas   types, in one file and across files
 slices    files → slices of rows, with their place for messages
+sizes     how large batches are, and row groups
 long      rows of one token → slices
 ragged    Arrow lists → values and lengths
 checks    which rows are bad, and why

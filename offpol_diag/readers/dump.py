@@ -17,13 +17,12 @@ from offpol_diag.readers.pack import keep_memory, pack
 from offpol_diag.readers.reel import Reel
 from offpol_diag.readers.schemas import Plan, agree
 from offpol_diag.readers.signs import Count, Signs
+from offpol_diag.readers.sizes import Size, share, sizes
 from offpol_diag.readers.skipping import Sieve, Skipped
-from offpol_diag.readers.slices import Slice, slices, tokens_per_row
+from offpol_diag.readers.slices import Slice, slices, tokens_in
 from offpol_diag.readers.sources import find
 
 Progress = Callable[[int], None]
-ROOM = 1.1
-"""By how much a piece of a dump may be larger than the average, and still be read in as many batches."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +62,7 @@ class Dump:
     _shard: bool = False
     _waits: bool = False
     _before: int = 0
+    _rate: float = 0.0
     _reel: Reel = field(default_factory=Reel, compare=False, repr=False)
 
     @property
@@ -79,7 +79,7 @@ class Dump:
         """
         info = replace(self.info, rows=sum(part.rows for part in parts))
         first = before + sum(parts[0].group_rows[: parts[0].groups.start]) + (parts[0].between or (0,))[0]
-        begun = Dump(info, list(parts), self._plan, self._skip, self._tokens)
+        begun = Dump(info, list(parts), self._plan, self._skip, self._tokens, _rate=self._rate)
         return replace(begun, _shard=True, _waits=first > 0, _before=before, _reel=self._reel)
 
     def only(self, roles: Collection[str]) -> Dump:
@@ -101,17 +101,28 @@ class Dump:
 
     @property
     def tokens(self) -> float:
-        """About how many its files hold, masked ones included, by the first row group of the first file.
+        """About how many its files hold, masked ones included.
 
         Raises:
-            DumpError: that file does not open any more.
+            DumpError: its first file does not open any more.
         """
-        return self.rows * tokens_per_row(self._parts[0], self._plan)
+        return sum(self.group_tokens)
 
-    def evenly(self, tokens: float) -> Dump:
-        """The same, read in batches of such a size that no small one is left of so many tokens."""
-        many = max(1, round(tokens / self._tokens))
-        return replace(self, _tokens=max(1, int(ROOM * tokens / many)))
+    @property
+    def group_tokens(self) -> list[float]:
+        """About how many each row group holds that is read, masked ones included.
+
+        By its bytes before compression, and what they are to a token in the first of them.
+
+        Raises:
+            DumpError: the first file does not open any more.
+        """
+        found = sizes(self._parts, by_rows=self.long)
+        filled = next((one for one in found if one[2]), None)
+        if filled and not self._rate:
+            part, group, size = filled
+            self._rate = max(tokens_in(part, group, self._plan), 1) / size
+        return [self._rate * size * share(part, group) for part, group, size in found]
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -129,11 +140,13 @@ class Dump:
         """Warnings from opening and from the last reading; complete once the reading ended."""
         return (*_padding(self._parts[0], self._plan), *(self._signs.notes() if self._signs else ()))
 
-    def batches(self, progress: Progress | None = None) -> Iterator[Batch]:
+    def batches(self, progress: Progress | None = None, even: bool = False) -> Iterator[Batch]:
         """The sequences as CPU float64 batches, in the order of the files; it can be called again.
 
         Args:
             progress: Called with the number of rows just read, bad ones included; they add up to `rows`.
+            even: Whether they may be a little larger than was asked for, to be of about one size: a small one
+                costs what a large one does beside its tokens.
 
         Yields:
             Batches of at most about `batch_tokens` tokens, or of one sequence.
@@ -144,7 +157,8 @@ class Dump:
         """
         keep_memory()
         self.skipped, self._signs, self._kept = Skipped(), Signs(self._plan, waits=self._waits), 0
-        for batch in join(self._packed(self._signs, progress), self._tokens):
+        size = Size.evenly(self.tokens, self._tokens) if even else Size(self._tokens)
+        for batch in join(self._packed(size, self._signs, progress), size.most, size.aim):
             self._kept += batch.tokens
             if self._kept or self._shard:
                 yield batch
@@ -172,10 +186,10 @@ class Dump:
         if not self._kept:
             raise self._nothing()
 
-    def _packed(self, signs: Signs, progress: Progress | None) -> Iterator[Batch]:
+    def _packed(self, size: Size, signs: Signs, progress: Progress | None) -> Iterator[Batch]:
         sieve = Sieve(self._plan, self._skip, self.skipped)
         sequences = 0
-        for piece in self._slices(progress or (lambda _: None)):
+        for piece in self._slices(size, progress or (lambda _: None)):
             good, rows = sieve.sift(piece)
             signs.see(good, rows)
             if len(good.rows):
@@ -183,13 +197,14 @@ class Dump:
             sequences += len(piece.rows)
         self.info = replace(self.info, rows=sequences)
 
-    def _slices(self, progress: Progress) -> Iterator[Slice]:
+    def _slices(self, size: Size, progress: Progress) -> Iterator[Slice]:
         if self._plan.form.long:
-            yield from gathered(self._parts, self._plan, self._tokens, progress)
+            yield from gathered(self._parts, self._plan, size.most, progress)
             return
-        before = self._before
+        before, held = self._before, iter(self.group_tokens if size.even else ())
         for part in self._parts:
-            for piece in slices(part, self._plan, before, self._tokens, self._reel):
+            most = {at: size.of(next(held, 0.0)) for at in part.groups}
+            for piece in slices(part, self._plan, before, most, self._reel):
                 yield piece
                 progress(len(piece.rows))
             before += sum(part.group_rows)

@@ -62,6 +62,7 @@ class Part:
         schema: its columns, those from hive partitions included.
         partitions: partition column → value.
         group_rows: rows of each row group.
+        group_bytes: bytes of each row group before compression, as the footer says.
         bytes: size of the file.
         provenance: the JSON object under `PROVENANCE` in its metadata.
         span: the row groups that are read, from one to before another; None for all.
@@ -73,6 +74,7 @@ class Part:
     schema: pa.Schema
     partitions: dict[str, pa.Scalar]
     group_rows: tuple[int, ...]
+    group_bytes: tuple[int, ...]
     bytes: int
     provenance: dict[str, object]
     span: tuple[int, int] | None = None
@@ -149,13 +151,16 @@ def _describe(file: File, numeric: frozenset[str]) -> Part:
     try:
         with open_parquet(file.path) as parquet:
             schema, metadata = parquet.schema_arrow, parquet.metadata
-            group_rows = tuple(metadata.row_group(g).num_rows for g in range(metadata.num_row_groups))
+            groups = [metadata.row_group(at) for at in range(metadata.num_row_groups)]
+            group_rows = tuple(group.num_rows for group in groups)
+            group_bytes = tuple(group.total_byte_size for group in groups)
             provenance = _provenance((metadata.metadata or {}).get(PROVENANCE, b"{}"))
             size = file.path.size()
     except READ_ERRORS as error:
         raise _unreadable(file.path, error) from error
     partitions = {key: value for key, value in partitions.items() if key not in schema.names}
-    return Part(file.path, _with_partitions(schema, partitions), partitions, group_rows, size, provenance)
+    schema = _with_partitions(schema, partitions)
+    return Part(file.path, schema, partitions, group_rows, group_bytes, size, provenance)
 
 
 def _with_partitions(schema: pa.Schema, partitions: dict[str, pa.Scalar]) -> pa.Schema:

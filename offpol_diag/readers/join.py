@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 from itertools import chain
@@ -16,12 +17,15 @@ from offpol_diag.batch import Batch
 OFFSETS = frozenset({"cu_seqlens", "cu_runs"})
 
 
-def join(batches: Iterable[Batch], tokens: int) -> Iterator[Batch]:
-    """The same sequences in order, in batches of at most `tokens` tokens unless one alone is larger."""
+def join(batches: Iterable[Batch], most: int, aim: float = math.inf) -> Iterator[Batch]:
+    """The same sequences in order, in batches of at most `most` tokens unless one alone is larger.
+
+    A batch ends where it is nearest to `aim` tokens.
+    """
     held: list[Batch] = []
     size = 0
     for batch in batches:
-        if size and size + batch.tokens > tokens:
+        if size and (size + batch.tokens > most or size + batch.tokens / 2 > aim):
             yield _concatenated(held)
             held, size = [], 0
         held.append(batch)

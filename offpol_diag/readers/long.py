@@ -54,7 +54,7 @@ def gathered(
     """
     gathering = Gathering(plan, tokens)
     for part in parts:
-        for group, first, table in tables(part, plan, tokens):
+        for group, first, table in tables(part, plan, dict.fromkeys(part.groups, tokens)):
             if not table.num_rows:
                 continue
             gathering.add(str(part.path), group, first, table)

@@ -17,10 +17,11 @@ from offpol_diag.readers import columns
 from offpol_diag.readers.dump import Dump
 from offpol_diag.readers.files import Part, open_again
 from offpol_diag.readers.locations import Location
+from offpol_diag.readers.sizes import ROOM
 
-MANY = 16
-"""Pieces of a dump, where they are neither smaller than `LEAST` nor larger than `MOST_TOKENS`."""
-LEAST, MOST_TOKENS = 1 << 18, 1 << 21
+FEW = (1, 2, 4, 8, 12, 16)
+"""Pieces of a dump, so that the cores of most machines are done at the same time."""
+LEAST, MOST_TOKENS = 1 << 20, 1 << 21
 """Tokens: of fewer, what a piece costs beside its tokens is felt; with more, too little is shared out."""
 BYTES = 32 << 20
 """Of the files, in one shard: a few seconds of work for a core."""
@@ -66,26 +67,33 @@ def pieces(dump: Dump, least: int = LEAST) -> list[Span]:
 
     Args:
         dump: what is to be cut.
-        least: tokens of the smallest piece.
+        least: tokens of a piece of a small dump, about; one that holds little more is not cut.
 
     Raises:
         DumpError: a file does not open any more.
     """
-    per_row = dump.tokens / max(dump.rows, 1)
-    size = min(max(dump.tokens / MANY, least), max(MOST_TOKENS, least))
+    weights = dump.group_tokens
+    size = _size(sum(weights), least)
     found, begin, held = list[Span](), 0, 0.0
     groups = [rows for part in dump.parts for rows in part.group_rows]
-    for group, (rows, safe) in enumerate(zip(groups, _safe(dump), strict=True)):
-        if held and safe and held + rows * per_row / 2 > size:
+    for group, (rows, weight, safe) in enumerate(zip(groups, weights, _safe(dump), strict=True)):
+        if held and safe and held + weight / 2 > size:
             found.append(Span(begin, group))
             begin, held = group, 0.0
-        many = 1 if dump.long or held else min(round(rows * per_row / size), rows)
+        many = 1 if dump.long or held else min(round(weight / size), rows)
         if many > 1:
             found += _parted(group, rows, many)
             begin = group + 1
         else:
-            held += rows * per_row
+            held += weight
     return [*found, Span(begin, len(groups))] if begin < len(groups) else found
+
+
+def _size(tokens: float, least: int) -> float:
+    """Tokens of a piece of a dump of so many."""
+    many = tokens / (ROOM * least)
+    few = next((some for some in FEW if many <= some), FEW[-1])
+    return max(min(tokens / few, max(MOST_TOKENS, least)), 1.0)
 
 
 def _parted(group: int, rows: int, many: int) -> Iterator[Span]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -52,27 +52,27 @@ class Slice:
         return replace(self, rows=self.rows[good], table=self.table.filter(pa.array(good)), flaws=())
 
 
-def slices(part: Part, plan: Plan, before: int, tokens: int, reel: Reel) -> Iterator[Slice]:
-    """The rows of a file, at most about `tokens` tokens at a time and at least one row.
+def slices(part: Part, plan: Plan, before: int, most: Mapping[int, int], reel: Reel) -> Iterator[Slice]:
+    """The rows of a file, at most so many tokens at a time and at least one row.
 
     Args:
         part: the file.
         plan: the columns to read.
         before: rows in the files before this one.
-        tokens: masked ones count.
+        most: row group → tokens, masked ones counted.
         reel: where a row group that is read in pieces stays open.
 
     Raises:
         DumpError: data that cannot be read.
     """
-    pieces = _located(part, plan, tokens, reel)
-    for group, first, table in _filled(pieces, plan.columns[columns.ROLLOUT], tokens):
+    pieces = _located(part, plan, most, reel)
+    for group, first, table in _filled(pieces, plan.columns[columns.ROLLOUT], most):
         rows = np.arange(first, first + table.num_rows)
         yield Slice(str(part.path), group, rows, before, table)
 
 
-def _filled(pieces: Iterator[Located], name: str, tokens: int) -> Iterator[Located]:
-    """The same rows in tables of at most `tokens` tokens by column `name`, or of one row.
+def _filled(pieces: Iterator[Located], name: str, most: Mapping[int, int]) -> Iterator[Located]:
+    """The same rows in tables of at most `most` tokens by column `name`, or of one row.
 
     What is left of one piece and the beginning of the next make one table: few batches have to be joined.
     """
@@ -84,7 +84,7 @@ def _filled(pieces: Iterator[Located], name: str, tokens: int) -> Iterator[Locat
             if held and held[0] != group:
                 yield held
                 held = None
-            *full, held = _cut(*_with(held, group, first, piece), name, tokens)
+            *full, held = _cut(*_with(held, group, first, piece), name, most[group])
             yield from full
     except DumpError:
         if held:
@@ -118,19 +118,19 @@ def cuts(offsets: Ints, tokens: int) -> Iterator[tuple[int, int]]:
         begin = end
 
 
-def tables(part: Part, plan: Plan, tokens: int) -> Iterator[Located]:
+def tables(part: Part, plan: Plan, most: Mapping[int, int]) -> Iterator[Located]:
     """Row group, number of the first row in the file, and the rows, of whole row groups."""
     with open_again(part.path) as parquet:
         for group in part.groups:
-            yield from _placed(part, group, _read(parquet, part, group, plan, tokens))
+            yield from _placed(part, group, _read(parquet, part, group, plan, most[group]))
 
 
-def _located(part: Part, plan: Plan, tokens: int, reel: Reel) -> Iterator[Located]:
+def _located(part: Part, plan: Plan, most: Mapping[int, int], reel: Reel) -> Iterator[Located]:
     """As `tables`, or some rows of one row group."""
     if part.between is None:
-        return tables(part, plan, tokens)
+        return tables(part, plan, most)
     group = part.groups.start
-    rows = reel.rows((part.path, group), *part.between, lambda: _alone(part, group, plan, tokens))
+    rows = reel.rows((part.path, group), *part.between, lambda: _alone(part, group, plan, most[group]))
     return _placed(part, group, rows)
 
 
@@ -147,18 +147,20 @@ def _placed(part: Part, group: int, found: Iterator[tuple[int, pa.RecordBatch]])
         yield group, first + done, table
 
 
-def tokens_per_row(part: Part, plan: Plan) -> float:
-    """On average over its first row group, by the footer; 1 in the long form.
+def tokens_in(part: Part, group: int, plan: Plan) -> int:
+    """Tokens of a row group, masked ones included, by the footer; an empty list counts as one.
 
     Raises:
-        DumpError: the file does not open any more.
+        DumpError: the file does not open any more, or not that column of it.
     """
     if plan.form.long:
-        return 1.0
+        return part.group_rows[group]
     name = plan.columns[columns.ROLLOUT]
     with open_again(part.path) as parquet:
-        many = 1 << 40
-        return many / _rows_at_once(parquet, 0, name, many)
+        try:
+            return _values(parquet, group, name)
+        except READ_ERRORS as error:
+            raise _corrupt(part, group, 0, [name], error) from error
 
 
 def _read(
@@ -180,14 +182,19 @@ def _read(
 
 def _rows_at_once(parquet: pq.ParquetFile, group: int, name: str, tokens: int) -> int:
     """Rows of a row group that hold about `tokens` tokens, by the footer's count of values."""
+    values = _values(parquet, group, name)
+    return max(1, tokens * int(parquet.metadata.row_group(group).num_rows) // max(values, 1))
+
+
+def _values(parquet: pq.ParquetFile, group: int, name: str) -> int:
+    """How many values a column of a row group has, by the footer."""
     paths = [parquet.schema.column(i).path for i in range(len(parquet.schema))]
     leaf = next(i for i, path in enumerate(paths) if f"{path}.".startswith(f"{name}."))
     # On a damaged footer, asking for a column's metadata ends the process; reading it raises. So read first:
     # a batch of no rows, which `ParquetFile.iter_batches` refuses, opens the column and decodes nothing.
     reader = glimpse(parquet).reader
     next(reader.iter_batches(0, row_groups=[group], column_indices=[leaf], use_threads=False), None)
-    metadata = parquet.metadata.row_group(group)
-    return max(1, tokens * int(metadata.num_rows) // max(int(metadata.column(leaf).num_values), 1))
+    return int(parquet.metadata.row_group(group).column(leaf).num_values)
 
 
 def _corrupt(part: Part, group: int, done: int, names: list[str], error: Exception) -> DumpError:
