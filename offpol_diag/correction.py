@@ -140,13 +140,22 @@ def _bounded(ratios: Ratios, weight: Weight) -> tuple[Tensor, Tensor]:
 
 
 def _beyond_safety(ratios: Ratios, over: Over, safety: float | None) -> tuple[Tensor, Tensor]:
-    turns = over == "segment"
-    log = Level(ratios.turns("ratio"), "turn") if turns else ratios.aggregate("ratio", over)
+    if over == "token":
+        return _tokens_beyond(ratios, safety)
+    log = Level(ratios.turns("ratio"), "turn") if over == "segment" else ratios.aggregate("ratio", over)
     lengths = ratios.batch.lengths
     tries = (lengths > 0 if log.per == "sequence" else lengths).to(torch.float64)
     if safety is None:
         return torch.zeros_like(tries), tries
     return per_sequence(log.values.abs() > safety, log, ratios.batch), tries
+
+
+def _tokens_beyond(ratios: Ratios, safety: float | None) -> tuple[Tensor, Tensor]:
+    tries = ratios.batch.lengths.to(torch.float64)
+    if safety is None:
+        return torch.zeros_like(tries), tries
+    some = ratios.beyond(safety)
+    return segments.count(some.delta.abs() > safety, some.batch.cu_seqlens), tries
 
 
 def _truncate(ratios: Ratios, weight: Weight, log: Level, raw: Level, outside: Tensor) -> Level:

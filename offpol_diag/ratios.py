@@ -72,6 +72,30 @@ _OVER_SEQUENCE: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], float]] = {
     "min": (segments.smallest, torch.inf),
 }
 """How a sequence aggregates its tokens, and what a token counts as that has left it."""
+_PARTS: dict[str, tuple[Over, Callable[[Tensor, Tensor], Tensor]]] = {
+    "sum": ("sum", torch.add),
+    "mean": ("sum", torch.add),
+    "max": ("max", torch.maximum),
+    "min": ("min", torch.minimum),
+}
+"""What is asked of some of a sequence's tokens and of the others, and what makes of both that of all."""
+ROWS = "of sequences"
+"""Before the keys of what is known of some tokens of each sequence."""
+
+
+@dataclass(frozen=True)
+class Apart:
+    """A batch's ratios by how far its tokens are off.
+
+    Attributes:
+        far: of the far tokens.
+        close: of all others; what is summed of them may be known without a look at them.
+        reach: no |Δ| of those is larger, nats.
+    """
+
+    far: Ratios
+    close: Ratios
+    reach: float
 
 
 @dataclass
@@ -88,6 +112,7 @@ class Ratios:
             turns.
         index: where the tokens stand in that one, [T].
         rows: of which of its sequences each one here has tokens, [S]; None where they are the same.
+        apart: these ratios as those of far tokens and of near ones; None where all are looked at alike.
     """
 
     batch: Batch
@@ -98,6 +123,7 @@ class Ratios:
     whole: Ratios | None = field(default=None, repr=False)
     index: Tensor | None = field(default=None, repr=False)
     rows: Tensor | None = field(default=None, repr=False)
+    apart: Apart | None = field(default=None, init=False, repr=False)
     _memo: Memo = field(default_factory=Memo, repr=False)
 
     def of(self, policy: Policy | None) -> Ratios:
@@ -137,6 +163,7 @@ class Ratios:
         """Drop everything computed so far, of the other numerators too: what was found knows who found it."""
         for ratios in (self, *self.peers.values()):
             ratios._memo.clear()
+            ratios.apart = None
         self.peers.clear()
 
     @property
@@ -179,11 +206,43 @@ class Ratios:
         return self.once((statistic, over, safety), lambda: self._aggregate(statistic, over, safety))
 
     def _aggregate(self, statistic: Statistic, over: Over, safety: float | None) -> Level:
-        x = self.token(statistic, safety)
         if over in ("token", "batch"):
-            return Level(x, "token")
-        values = self._reduced(x, over, self.batch.cu_seqlens)
+            return Level(self.token(statistic, safety), "token")
+        values = self._of_both(statistic, over, safety)
+        if values is None:
+            values = self._reduced(self.token(statistic, safety), over, self.batch.cu_seqlens)
         return Level(torch.where(self.batch.lengths > 0, values, 0.0), "sequence")
+
+    def of_sequences(self, statistic: Statistic, how: Over) -> Tensor:
+        """The sum, max or min of a statistic over the tokens of each sequence that are here, [S]."""
+        return self.once(
+            (ROWS, statistic, how),
+            lambda: _OVER_SEQUENCE[how][0](self.token(statistic), self.batch.cu_seqlens),
+        )
+
+    def asked_of_sequences(self) -> list[tuple[Statistic, Over]]:
+        """What `of_sequences` has to tell of near tokens so that all that was aggregated here is known."""
+        asked = [
+            key for key in self._memo if isinstance(key, tuple) and len(key) == 3 and key[0] in _STATISTICS
+        ]
+        return [(key[0], _PARTS[key[1]][0]) for key in asked if key[1] in _PARTS]
+
+    def beyond(self, bound: float) -> Ratios:
+        """The ratios of tokens that none is missing from whose |Δ| exceeds a bound."""
+        return self.apart.far if self.apart is not None and self.apart.reach < bound else self
+
+    def _of_both(self, statistic: Statistic, over: Over, safety: float | None) -> Tensor | None:
+        """Of far tokens and near ones; None where those are not known yet or a bound acts on them."""
+        apart = self.apart
+        if apart is None or (safety is not None and safety < apart.reach):
+            return None
+        how, join = _PARTS[over]
+        near = apart.close._memo.get((ROWS, statistic, how))
+        if not isinstance(near, Tensor):
+            return None
+        far = _OVER_SEQUENCE[how][0](apart.far.token(statistic, safety), apart.far.batch.cu_seqlens)
+        values = join(far, near)
+        return values / self.batch.lengths.clamp(min=1) if over == "mean" else values
 
     def own(self, x: Tensor) -> Tensor:
         """What each sequence here has of a number of the whole's sequences, [S]."""

@@ -175,6 +175,7 @@ def _rehearse(study: Study, scene: Scene, near: Near) -> None:
         few = Scene(scene.batch.rows(0, many), scene.draws[:many, :1], scene.settled, near, learned={})
         observe(study, few)
         near.asked.update(few.learned or {})
+        near.asked.update(few.asked_of_sequences())
         few.forget()
 
 

@@ -40,6 +40,7 @@ def prepare(scene: Scene, presets: Sequence[Preset]) -> None:
     )
     _put(close, traced.found(close.batch))
     _put(close, _by_block(scene, close, traced.rest))
+    scene.judge_apart()
     for celled in _alike_cells(near):
         for finer in cells(scene, celled[0])[1:]:
             _put(finer.ratios, _of_cells(scene, near, celled).found(finer.ratios.batch))

@@ -1,0 +1,122 @@
+"""Whole sequences are judged by far tokens and sums of near ones, and come out as by all their tokens."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from offpol_diag import correction
+from offpol_diag.metrics import nearsums
+from offpol_diag.metrics.scene import Scene
+from offpol_diag.near import Near
+from offpol_diag.presets import Preset, Reject, Weight
+from offpol_diag.ratios import Ratios
+from offpol_diag.tally import observe
+from tests import oracles
+from tests.test_near import opened
+
+STATISTICS = ("ratio", "k1", "k2", "k3", "k3_reverse", "mult_prob_error", "prob_diff", "tv")
+OVER = ("sum", "mean", "max", "min")
+
+
+@pytest.fixture(scope="module")
+def dump(tmp_path_factory):
+    rows = oracles.make_rows(0.05, seed=3, many=40, outliers=0.02)
+    return opened(rows, tmp_path_factory.mktemp("apart"))
+
+
+@pytest.fixture
+def scene(dump):
+    """Its near tokens are those within 0.09, and of each sequence everything is known of them."""
+    _, found, batch = dump
+    one = Scene.of(batch, 0, 16, found.settled, Near(0.09))
+    for policy in ("old", "current"):
+        one.ratios(policy)
+        for statistic in STATISTICS:
+            for how in ("sum", "max", "min"):
+                one.apart[1].of(policy).of_sequences(statistic, how)
+    one.judge_apart()
+    yield one
+    one.forget()
+
+
+@pytest.fixture
+def looked(monkeypatch):
+    """Of how many tokens a statistic was made, each time."""
+    counts, plain = [], Ratios._token
+
+    def counted(self, *args):
+        found = plain(self, *args)
+        if isinstance(found, torch.Tensor):
+            counts.append(len(found))
+        return found
+
+    monkeypatch.setattr(Ratios, "_token", counted)
+    return counts
+
+
+@pytest.mark.parametrize("policy", ["old", "current"])
+@pytest.mark.parametrize("safety", [None, 0.2, 0.05])
+@pytest.mark.parametrize("over", OVER)
+@pytest.mark.parametrize("statistic", STATISTICS)
+def test_an_aggregate_is_that_of_all_tokens(scene, looked, statistic, over, safety, policy):
+    looked.clear()
+    found = scene.ratios(policy).aggregate(statistic, over, safety)
+    many = sum(looked)
+    wanted = Ratios(scene.batch, policy).aggregate(statistic, over, safety)
+
+    assert found.per == wanted.per == "sequence"
+    torch.testing.assert_close(found.values, wanted.values, rtol=1e-12, atol=1e-14)
+    acts = safety is not None and safety < 0.09
+    assert many == (scene.batch.tokens if acts else scene.apart[0].batch.tokens)
+
+
+def test_what_is_not_known_of_near_tokens_is_made_of_all(dump, looked):
+    _, found, batch = dump
+    scene = Scene.of(batch, 0, 16, found.settled, Near(0.09))
+    scene.ratios("old")
+    scene.judge_apart()
+    looked.clear()
+    values = scene.ratios("old").aggregate("k3", "sum").values
+
+    assert looked == [batch.tokens]
+    assert torch.equal(values, Ratios(batch, "old").aggregate("k3", "sum").values)
+
+
+@pytest.mark.parametrize("safety", [0.2, 0.05, None])
+def test_tokens_beyond_a_safety_bound_are_counted_where_they_can_be(scene, safety):
+    weight = Weight("sum", upper=2.0, safety=safety, safety_at="token")
+    preset = Preset("", "", "old", weight=weight)
+    mine, theirs = (
+        correction.weigh(ratios, preset) for ratios in (scene.ratios("old"), Ratios(scene.batch, "old"))
+    )
+
+    assert torch.equal(mine.bounded, theirs.bounded)
+    assert torch.equal(mine.tries, theirs.tries)
+    assert safety is None or float(mine.bounded.sum()) > 0
+
+
+def test_a_batch_that_is_let_go_of_is_judged_by_all_again(scene):
+    ratios = scene.ratios("old")
+    assert ratios.apart is not None
+    scene.forget()
+    assert ratios.apart is None
+
+
+def test_a_further_rule_on_sequences_looks_at_far_tokens_only(dump, monkeypatch, looked):
+    study, found, batch = dump
+    monkeypatch.setattr(nearsums, "BLOCK", 200)
+    rules = [Reject(statistic, over, upper=1.01) for statistic in ("k2", "tv") for over in OVER]
+    presets = tuple(Preset(f"{rule.statistic} {rule.over}", "", "old", reject=(rule,)) for rule in rules)
+    study = replace(study, presets=(*study.presets, *presets))
+    scene = Scene.of(batch, 0, 16, found.settled, study.near)
+    observe(study, scene)
+    scene.forget()  # what is asked is known now
+    one = Scene.of(batch, 0, 16, found.settled, study.near)
+    nearsums.prepare(one, study.presets)
+    looked.clear()
+    for preset in presets:
+        correction.keep(one.ratios("old"), preset)
+
+    assert looked
+    assert set(looked) == {one.apart[0].batch.tokens}
