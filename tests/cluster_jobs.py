@@ -71,7 +71,13 @@ def bug(first):
     raise ZeroDivisionError("a bug")
 
 
-TROUBLES = {one.__name__: one for one in (killed_once, killed_always, unread_once, unread_always, bug)}
+def broken_pipe(first):
+    raise BrokenPipeError("of the job's own")
+
+
+TROUBLES = {
+    one.__name__: one for one in (killed_once, killed_always, unread_once, unread_always, bug, broken_pipe)
+}
 
 
 def length(seen: Ids) -> int:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from pathlib import Path
 
@@ -21,8 +22,10 @@ from offpol_diag import catalogue
 from offpol_diag.analyze import Observe, analyze, plan
 from offpol_diag.cli import app, request
 from offpol_diag.engines import Each, Local, Processes, room
+from offpol_diag.engines.crew import Lost
 from offpol_diag.engines.processes import AHEAD, Told, _Reading
-from offpol_diag.engines.worker import Failed, Piece
+from offpol_diag.engines.tasks import Report
+from offpol_diag.engines.worker import Done, Failed, Piece
 from offpol_diag.errors import DumpError, UsageError, WorkerError
 from offpol_diag.readers import open_dump, shards
 from offpol_diag.scope import UNSETTLED
@@ -334,6 +337,61 @@ def test_no_piece_after_one_that_failed_is_begun():
     assert [hand.pieces for hand in crew.hands] == [[0], [1]]
 
 
+class Quick:
+    """A worker that is done with each piece at once, and dies on the way of a state after one it is told."""
+
+    def __init__(self, dies_at=None):
+        self.piece, self.dies_at, self.heard = None, dies_at, []
+
+    def tell(self, message):
+        self.heard.append(message.span if isinstance(message, Piece) else "begin")
+
+    def hear(self):
+        return Done([], Report(noticed=self.heard[-1]), 0)
+
+    def take(self):
+        self.heard.append("taken")
+        if self.dies_at in self.heard:
+            raise Lost
+        return b""
+
+
+class Line:
+    """A worker, and another when that one is gone."""
+
+    def __init__(self, *hands):
+        self.waiting, self.hands = [*hands], []
+
+    def grow(self, many):
+        while len(self.hands) < many:
+            self.hands.append(self.waiting.pop(0))
+
+    def hands_with_news(self):
+        return [hand for hand in self.hands if hand.piece is not None]
+
+    def heard(self, hand, grown):
+        pass
+
+    def bury(self, hand):
+        self.hands.remove(hand)
+        return "signal 9"
+
+
+def test_a_worker_has_its_next_piece_before_its_state_is_taken():
+    one = Quick()
+    found = list(_Reading(Line(one), 1, [*range(3)], None, Told(None, 0)).run())
+    assert one.heard == ["begin", 0, 1, "taken", 2, "taken", "taken"]
+    assert len(found) == 3
+
+
+def test_of_a_worker_that_dies_on_the_way_of_a_state_both_pieces_are_begun_anew():
+    first, second = Quick(dies_at=2), Quick()
+    found = list(_Reading(Line(first, second), 1, [*range(4)], None, Told(None, 0)).run())
+    assert first.heard == ["begin", 0, 1, "taken", 2, "taken"]
+    assert second.heard[:4] == ["begin", 1, 2, "taken"]
+    assert len(found) == 4
+
+
 def bad(tmp_path, rows):
     found = table()
     values = found.column("old_log_probs").to_pylist()
@@ -406,6 +464,41 @@ def test_a_bug_is_raised_as_it_was_with_the_place_in_the_worker(small, tmp_path)
     error = failing(lambda: ids_of(engine, small, tmp_path, at=7, trouble="bug"), ZeroDivisionError)
     assert "cluster_jobs.py" in error.__notes__[0]
     assert engine._crew.hands == []
+
+
+def test_an_error_of_the_system_in_a_job_is_a_bug_of_the_job_not_the_loss_of_a_worker(small, tmp_path):
+    engine = many(2)
+    error = failing(lambda: ids_of(engine, small, tmp_path, at=7, trouble="broken_pipe"), BrokenPipeError)
+    assert "cluster_jobs.py" in error.__notes__[0]
+
+
+@LINUX
+def test_a_worker_keeps_its_memory_from_one_batch_to_the_next():
+    """Pages that the system gives for blocks that were there before."""
+    text = """
+        import resource, sys
+        import numpy as np
+        from offpol_diag.engines import heap
+        if "keep" in sys.argv:
+            heap.keep()
+        def pages():
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+            for size in (1 << 20, 9 << 20, 40 << 20):
+                held = [np.ones(size // 8) for _ in range(4)]
+                del held
+            return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+        pages()
+        print(pages())
+    """
+    with_, without = (
+        int(
+            subprocess.run(
+                [sys.executable, "-c", textwrap.dedent(text), *how], capture_output=True, check=True
+            ).stdout
+        )
+        for how in (["keep"], [])
+    )
+    assert with_ < without / 10
 
 
 def test_workers_that_cannot_be_started_are_an_error_with_a_hint(small, tmp_path, monkeypatch):

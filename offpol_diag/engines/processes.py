@@ -194,16 +194,20 @@ class _Reading:
 
     def _hand_out(self) -> None:
         for hand in [hand for hand in self._crew.hands if hand.piece is None]:
-            if not self._todo or self._todo[-1] >= self._end():
-                return
-            hand.piece = self._todo.pop()
             try:
-                if hand not in self._begun:
-                    self._begun.add(hand)
-                    hand.tell(self._begin)
-                hand.tell(Piece(self._cuts[hand.piece]))
+                self._next(hand)
             except Lost:
                 self._lose(hand)
+
+    def _next(self, hand: Hand) -> None:
+        """Give a worker a piece, where there is one to be begun."""
+        if not self._todo or self._todo[-1] >= self._end():
+            return
+        hand.piece = self._todo.pop()
+        if hand not in self._begun:
+            self._begun.add(hand)
+            hand.tell(self._begin)
+        hand.tell(Piece(self._cuts[hand.piece]))
 
     def _end(self) -> int:
         """Before which piece one may be begun: few wait for an earlier one, none for one that failed."""
@@ -211,36 +215,38 @@ class _Reading:
         return min(last, self._failed[0]) if self._failed else last
 
     def _hear(self, hand: Hand) -> None:
-        assert hand.piece is not None
+        piece = hand.piece
+        assert piece is not None
         try:
             said = hand.hear()
             if isinstance(said, Read):
-                self._told(hand.piece, said.rows)
+                self._told(piece, said.rows)
                 return
-            if isinstance(said, Failed):
-                self._fail(hand.piece, said.error)
-            else:
-                self._crew.heard(hand, said.grown)
-                self._done[hand.piece] = Result(hand.take(), said.picked, said.report)
             hand.piece = None
+            if isinstance(said, Failed):
+                self._fail(piece, said.error)
+                return
+            self._crew.heard(hand, said.grown)
+            self._next(hand)  # it need not wait until its state was taken
+            self._done[piece] = Result(hand.take(), said.picked, said.report)
         except Lost:
-            self._lose(hand)
+            self._lose(hand, piece)
 
     def _fail(self, piece: int, error: Exception) -> None:
         """The first piece that fails decides: those before it are still read."""
         if self._failed is None or piece < self._failed[0]:
             self._failed = piece, error
 
-    def _lose(self, hand: Hand) -> None:
-        """A worker is gone: the others do its piece, or a new one where it was the last."""
-        assert hand.piece is not None
-        piece, how = hand.piece, self._crew.bury(hand)
-        self._lost[piece] = self._lost.get(piece, 0) + 1
-        if self._lost[piece] < TRIES:
-            self._todo = sorted([*self._todo, piece], reverse=True)
-            self._crew.grow(1)
-        else:
-            self._fail(piece, _killed(how))
+    def _lose(self, hand: Hand, unheard: int | None = None) -> None:
+        """A worker is gone: the others do its pieces, or a new one where it was the last."""
+        how = self._crew.bury(hand)
+        for piece in {piece for piece in (unheard, hand.piece) if piece is not None}:
+            self._lost[piece] = self._lost.get(piece, 0) + 1
+            if self._lost[piece] < TRIES:
+                self._todo = sorted([*self._todo, piece], reverse=True)
+                self._crew.grow(1)
+            else:
+                self._fail(piece, _killed(how))
 
 
 def _killed(how: str) -> OffpolError:

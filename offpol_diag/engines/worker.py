@@ -1,4 +1,7 @@
-"""What a worker process does: pieces of a dump, one after the other, in one thread."""
+"""What a worker process does: pieces of a dump, one after the other, in one thread.
+
+What it has to say goes through a thread of its own: the next piece is begun while a state is on its way.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import connection, parent_process
 from multiprocessing.connection import Connection
+from queue import SimpleQueue
 from typing import Any
 
 import torch
 
+from offpol_diag.engines import heap
 from offpol_diag.engines.engine import Each
 from offpol_diag.engines.local import Local
 from offpol_diag.engines.tasks import Order, Report, be_one_thread
@@ -74,7 +79,8 @@ def serve(line: Connection, environ: Mapping[str, str]) -> None:
     threading.Thread(target=_leave_with_parent, daemon=True).start()
     os.environ.update(environ)
     be_one_thread()
-    before, order = _most(), None
+    heap.keep()
+    before, order, said = _most(), None, Said(line)
     with suppress(EOFError, OSError):
         while True:
             message = line.recv()
@@ -83,7 +89,31 @@ def serve(line: Connection, environ: Mapping[str, str]) -> None:
                 continue
             assert isinstance(message, Piece)
             assert order is not None
-            _answer(line, order, message.span, before)
+            _answer(said, order, message.span, before)
+
+
+class Said:
+    """Sends what a worker says, in order; who says it does not wait until it is heard.
+
+    No more than one state waits: the next piece takes longer than the way of one.
+    """
+
+    def __init__(self, line: Connection) -> None:
+        self._line, self._waiting = line, SimpleQueue[object]()
+        threading.Thread(target=self._send, daemon=True).start()
+
+    def __call__(self, message: object) -> None:
+        """Say something; bytes go as they are."""
+        self._waiting.put(message)
+
+    def _send(self) -> None:
+        with suppress(OSError):  # nobody listens: the worker is about to end
+            while True:
+                message = self._waiting.get()
+                if isinstance(message, bytes):
+                    self._line.send_bytes(message)
+                else:
+                    self._line.send(message)
 
 
 def _leave_with_parent() -> None:
@@ -94,23 +124,21 @@ def _leave_with_parent() -> None:
         os._exit(1)
 
 
-def _answer(line: Connection, order: Order, span: Span, before: int) -> None:
+def _answer(said: Said, order: Order, span: Span, before: int) -> None:
     try:
-        picked, report, state = _one(line, order, span)
-    except OSError:
-        raise
+        picked, report, state = _one(said, order, span)
     except Exception as error:
-        line.send(Failed(_portable(error)))
+        said(Failed(_portable(error)))
         return
-    line.send(Done(picked, report, max(0, _most() - before)))
-    line.send_bytes(state)
+    said(Done(picked, report, max(0, _most() - before)))
+    said(state)
 
 
-def _one(line: Connection, order: Order, span: Span) -> tuple[list[Any], Report, bytes]:
+def _one(said: Said, order: Order, span: Span) -> tuple[list[Any], Report, bytes]:
     """One piece, read and merged."""
     picked: list[Any] = []
     each = Each(order.pick, picked.append) if order.pick else None
-    engine = Local(CPU, workers=0, progress=lambda done, _: line.send(Read(done)))
+    engine = Local(CPU, workers=0, progress=lambda done, _: said(Read(done)))
     shard = cut(order.dump, span)
     rows = shard.rows
     state = engine.reduce(shard, order.job, each)
