@@ -84,10 +84,13 @@ class Batch:
         found: Tensor | None = getattr(self, name)
         return found
 
-    def some(self, index: Tensor) -> Some:
-        """All sequences with only some of their tokens, `index` [K] rising; turns are not told apart."""
+    def some(self, index: Tensor, without: Tensor | None = None) -> Some:
+        """All sequences with only some of their tokens, `index` [K] rising; turns are not told apart.
+
+        `without` are all other tokens, rising, where they are known and few.
+        """
         starts = segments.sized(torch.searchsorted(index, self.cu_seqlens), len(index))
-        return Some.of(self, index, cu_seqlens=starts, cu_runs=starts)
+        return Some.of(self, index, without, cu_seqlens=starts, cu_runs=starts)
 
     def halves(self) -> tuple[Batch, Batch]:
         """Two batches in order, cut between sequences near the middle token; of two sequences or more."""
@@ -145,17 +148,19 @@ class Some(Batch):
     Attributes:
         whole: the batch.
         index: which tokens, [K] int64.
+        without: all others, where that is known and `index` rises; else None.
     """
 
     whole: Batch
     index: Tensor
+    without: Tensor | None
 
     @classmethod
-    def of(cls, whole: Batch, index: Tensor, **changes: Any) -> Some:
+    def of(cls, whole: Batch, index: Tensor, without: Tensor | None = None, **changes: Any) -> Some:
         """Of a batch, whose rows they have unless `changes` says what else."""
         made = cls.__new__(cls)
         own = {f.name: getattr(whole, f.name) for f in fields(whole) if f.name not in (*PER_TOKEN, *changes)}
-        vars(made).update(own | changes, whole=whole, index=index)
+        vars(made).update(own | changes, whole=whole, index=index, without=without)
         return made
 
     @property

@@ -276,7 +276,7 @@ def test_what_is_left_out_of_a_series_cannot_be_seen(radius):
 def test_sums_are_the_same_in_blocks_of_any_size(monkeypatch):
     batch = near_batch()
     whole = by_series(FORMULAS["A e^u r"], batch)
-    monkeypatch.setattr("offpol_diag.metrics.powersums.BLOCK", 50)
+    monkeypatch.setattr("offpol_diag.metrics.moments.BLOCK", 50)
     assert torch.equal(by_series(FORMULAS["A e^u r"], batch), whole)
 
 

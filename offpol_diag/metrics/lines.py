@@ -27,7 +27,7 @@ class End:
         how: `max` or `min`.
         direction: whose log-ratio d is; "" for a constant.
         powers: the coefficients of 1, d, d², …; of |d| where the places are `near` and `far`.
-        places: at which of a sequence's d it is (`powersums.PLACES`).
+        places: at which of a sequence's d it is (`places.py`).
     """
 
     how: str

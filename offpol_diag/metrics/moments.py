@@ -1,0 +1,276 @@
+"""Sums over runs of tokens of powers of log-ratios, and the ends of those, in the host's memory.
+
+Tokens are looked at block by block, a long run in pieces, whose sums are added at the end. Where few tokens
+of a batch are left out nothing is copied: they count as 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from offpol_diag.batch import Batch, Some
+from offpol_diag.metrics.columns import COLUMNS, GAPS
+from offpol_diag.metrics.lines import Family
+from offpol_diag.metrics.places import found as ends_of
+from offpol_diag.metrics.places import joined
+from offpol_diag.metrics.products import Products
+from offpol_diag.metrics.room import Room
+from offpol_diag.metrics.series import Part
+
+Array = NDArray[np.float64]
+Offsets = NDArray[np.int64]
+Places = dict[tuple[str, str], Array]
+"""By direction and name, a log-ratio of each run or a distance, [N]."""
+
+BLOCK = 1 << 15
+"""Tokens of a block."""
+PIECE = 1 << 12
+"""Tokens of a piece, at most."""
+SHORT = 100
+"""Tokens of a run below which sums one by one take less time than matrix products."""
+
+
+class Gone(NamedTuple):
+    """Tokens that do not count, [K] each: where they stand, rising, and where one of their run that does."""
+
+    at: Offsets
+    twins: Offsets
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Tokens in N runs.
+
+    Attributes:
+        columns: log-probs, advantages and entropies by name, [T] each.
+        begins: where each run begins and the last one ends, [N+1].
+        gone: tokens that do not count.
+    """
+
+    columns: dict[str, Array]
+    begins: Offsets
+    gone: Gone
+
+    @classmethod
+    def of(cls, batch: Batch) -> Tokens:
+        """The sequences of a batch that have tokens."""
+        starts = batch.cu_seqlens.numpy()
+        begins = np.append(starts[:-1][starts[1:] > starts[:-1]], starts[-1])
+        if not isinstance(batch, Some) or batch.without is None or 4 * len(batch.without) > batch.tokens:
+            return cls(_columns(batch), begins, Gone(*np.zeros((2, 0), dtype=np.int64)))
+        index, without = batch.index.numpy(), batch.without.numpy()
+        begins = np.append(index[begins[:-1]], batch.whole.tokens)
+        before = without - np.arange(len(without))  # how many of the index stand before each
+        late = before > 0
+        return cls(_columns(batch.whole), begins, Gone(without[late], index[before[late] - 1]))
+
+    def reduced(
+        self, degrees: Mapping[Family, int], wanted: Collection[tuple[str, str]]
+    ) -> tuple[Array, Places]:
+        """Sums of the powers 1, 2, … of each family, one family after the other [F, N]; and places [N]."""
+        plans = _plans(degrees)
+        offsets, firsts = _pieces(self.begins, min([PIECE, *(plan.most for plan in plans)]))
+        moments = np.empty((sum(degrees.values()), len(offsets) - 1))
+        parts: list[Places] = []
+        room = Room()
+        for first, last in _spans(offsets, BLOCK):
+            block = self._block(offsets[first : last + 1], room)
+            with np.errstate(all="ignore"):  # tokens that do not count may hold anything
+                parts.append(block.places(wanted))
+                for plan in plans:
+                    moments[plan.rows, first:last] = plan.sums(block)
+        places = {key: np.concatenate([np.empty(0), *(part[key] for part in parts)]) for key in wanted}
+        if firsts is None:
+            return moments, places
+        whole = {key: joined(key[1], x, firsts) for key, x in places.items()}
+        return np.add.reduceat(moments, firsts, axis=1), whole
+
+    def _block(self, offsets: Offsets, room: Room, names: Collection[str] = ()) -> Block:
+        first, last = int(offsets[0]), int(offsets[-1])
+        gone = slice(*np.searchsorted(self.gone.at, (first, last)).tolist())
+        wanted = {name: self.columns[name] for name in names or self.columns}
+        twins = {name: x[self.gone.twins[gone]] for name, x in wanted.items()}
+        columns = {name: x[first:last] for name, x in wanted.items()}
+        return Block(columns, offsets - first, self.gone.at[gone] - first, twins, room)
+
+    def advantages(self) -> Array | None:
+        """The advantage of each run, [N], where all its tokens have the same; else None."""
+        if "advantages" not in self.columns:
+            return None
+        found, room = np.empty(len(self.begins) - 1), Room()
+        for first, last in _spans(self.begins, BLOCK):
+            block = self._block(self.begins[first : last + 1], room, ("advantages",))
+            low, high = block.ends("advantages")
+            if not np.array_equal(low, high):
+                return None
+            found[first:last] = low
+        return found
+
+
+def _columns(batch: Batch) -> dict[str, Array]:
+    named = {name: getattr(batch, name) for name in ("rollout", "old", "current", "advantages", "entropy")}
+    return {name: x.numpy() for name, x in named.items() if x is not None}
+
+
+def _pieces(begins: Offsets, most: int) -> tuple[Offsets, Offsets | None]:
+    """Pieces of about the same length of every run, and the first of each; None where a run is a piece."""
+    lengths = np.diff(begins)
+    counts = -(-lengths // most)
+    if counts.max(initial=0) <= 1:
+        return begins, None
+    firsts = np.cumsum(counts) - counts
+    within = np.arange(counts.sum()) - np.repeat(firsts, counts)
+    starts = np.repeat(begins[:-1], counts) + within * np.repeat(lengths, counts) // np.repeat(counts, counts)
+    return np.append(starts, begins[-1]), firsts
+
+
+def _spans(offsets: Offsets, tokens: int) -> Iterator[tuple[int, int]]:
+    """Runs that begin at offsets, about so many tokens at a time: (first, one past last)."""
+    wanted = np.arange(offsets[0] + tokens, max(offsets[-1], offsets[0] + tokens), tokens)
+    return pairwise(sorted({0, *np.searchsorted(offsets, wanted).tolist(), len(offsets) - 1}))
+
+
+# ---------------------------------------------------------------- one block
+
+
+@dataclass(frozen=True)
+class Block:
+    """Tokens of whole runs.
+
+    Attributes:
+        columns: by name, [T] each.
+        begins: where each run begins and the last one ends, [N+1].
+        gone: which tokens do not count, [K].
+        twins: the columns of tokens that stand in for those, [K] each.
+        room: to compute in.
+    """
+
+    columns: dict[str, Array]
+    begins: Offsets
+    gone: Offsets
+    twins: dict[str, Array]
+    room: Room
+    _made: dict[object, Array] = field(default_factory=dict, repr=False)
+
+    @property
+    def size(self) -> int:
+        """T."""
+        return int(self.begins[-1])
+
+    def gap(self, direction: str) -> Array:
+        """A log-ratio, [T] nats; 0 where tokens do not count."""
+        if direction not in self._made:
+            below, above = (self.columns[name] for name in GAPS[direction])
+            out = self.room(direction, self.size)
+            self._made[direction] = self._left(np.subtract(above, below, out=out))
+        return self._made[direction]
+
+    def factor(self, part: Part) -> Array | None:
+        """A column times a part of the advantage, [T]; 0 where tokens do not count. None: 1."""
+        names = [name for name in part[:2] if name]
+        if len(names) < 2:
+            return self._column(names[0]) if names else None
+        if part[:2] not in self._made:
+            one, two = map(self._column, names)
+            self._made[part[:2]] = np.multiply(one, two, out=self.room(part[:2], self.size))
+        return self._made[part[:2]]
+
+    def _column(self, name: str) -> Array:
+        if name not in self._made:
+            self._made[name] = self._left(COLUMNS[name](self.columns, self.room(name, self.size)))
+        return self._made[name]
+
+    def _left(self, x: Array) -> Array:
+        x[self.gone] = 0.0
+        return x
+
+    def total(self, part: Part) -> Array:
+        """Sum of a part over each run, [N]."""
+        x = self.factor(part)
+        if x is None:
+            return np.diff(self.begins) - np.diff(np.searchsorted(self.gone, self.begins))
+        return np.asarray(np.add.reduceat(x, self.begins[:-1]))
+
+    def ends(self, name: str) -> tuple[Array, Array]:
+        """The smallest and the largest value of a column in each run, [N] each."""
+        x, firsts = self.columns[name], self.begins[:-1]
+        if len(self.gone):
+            x = self.room(name, len(x))
+            x[:] = self.columns[name]
+            x[self.gone] = self.twins[name]
+        return np.minimum.reduceat(x, firsts), np.maximum.reduceat(x, firsts)
+
+    def places(self, wanted: Collection[tuple[str, str]]) -> Places:
+        """Places of each run, [N]; tokens that do not count are where their twins are."""
+        made: Places = {}
+        for direction in dict.fromkeys(direction for direction, _ in wanted):
+            gap, (below, above) = self.gap(direction), GAPS[direction]
+            gap[self.gone] = self.twins[above] - self.twins[below]
+            names = [name for one, name in wanted if one == direction]
+            for name, x in ends_of(gap, self.begins[:-1], names).items():
+                made[direction, name] = x
+            gap[self.gone] = 0.0
+        return made
+
+    def powers(self, family: Family, degree: int) -> Iterator[Array]:
+        """Sums of part · d, part · d², …, [N] each; of |d|, d |d|, … where the part has its sign."""
+        part, direction = family
+        gap, factor, x = self.gap(direction), self.factor(part), self.room("powers", self.size)
+        np.copyto(x, gap)
+        if part[2]:
+            np.abs(gap, out=x)
+        if factor is not None:
+            np.multiply(x, factor, out=x)
+        for power in range(degree):
+            if power:
+                np.multiply(x, gap, out=x)
+            yield np.add.reduceat(x, self.begins[:-1])
+
+
+# ---------------------------------------------------------------- how
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The families of one direction.
+
+    Attributes:
+        direction: "" for parts by themselves.
+        products: their sums.
+        rows: where those go, [F].
+    """
+
+    direction: str
+    products: Products
+    rows: Offsets
+
+    @property
+    def most(self) -> int:
+        """Tokens of a run, at most."""
+        return self.products.most
+
+    def sums(self, block: Block) -> Array:
+        """Of a block, [F, N]."""
+        degrees = self.products.degrees
+        if not self.direction:
+            return np.array([block.total(part) for part, _ in degrees])
+        if len(block.begins) - 1 > int(block.begins[-1]) // SHORT:
+            rows = (block.powers((part, self.direction), degree) for part, degree in degrees)
+            return np.array([x for found in rows for x in found])
+        return self.products.sums(block.gap(self.direction), block.factor, block.begins, block.room)
+
+
+def _plans(degrees: Mapping[Family, int]) -> list[Plan]:
+    places = dict(zip(degrees, accumulate(degrees.values(), initial=0), strict=False))
+    found = []
+    for direction in dict.fromkeys(direction for _, direction in degrees):
+        mine = {part: degree for (part, at), degree in degrees.items() if at == direction}
+        rows = [np.arange(degree) + places[part, direction] for part, degree in mine.items()]
+        found.append(Plan(direction, Products(tuple(mine.items())), np.concatenate(rows)))
+    return found
