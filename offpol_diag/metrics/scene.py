@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -16,8 +17,8 @@ from offpol_diag.host import here
 from offpol_diag.memo import Memo
 from offpol_diag.metrics.nearness import close, places
 from offpol_diag.near import Asked, Near, neutral, splits
-from offpol_diag.presets import Policy, Preset
-from offpol_diag.ratios import Ratios
+from offpol_diag.presets import Over, Policy, Preset, Statistic
+from offpol_diag.ratios import ROWS, Apart, Ratios
 from offpol_diag.scope import UNSETTLED, Settled
 
 T = TypeVar("T")
@@ -89,6 +90,21 @@ class Scene:
             self._parts = self._split(self.near)
         return self._parts
 
+    def asked_of_sequences(self) -> Asked:
+        """What has to be known of near tokens so that whole sequences can be judged apart."""
+        return {
+            (ratios.policy, (ROWS, statistic, how)): partial(_of_sequences, statistic, how)
+            for ratios in self._ratios.values()
+            for statistic, how in ratios.asked_of_sequences()
+        }
+
+    def judge_apart(self) -> None:
+        """From now on whole sequences are judged by far tokens and what is known of near ones."""
+        assert self.near is not None
+        far, close = self.apart
+        for policy, whole in self._ratios.items():
+            whole.apart = Apart(far.of(policy), close.of(policy), self.near.radius)  # type: ignore[arg-type]
+
     def own(self, ratios: Ratios) -> Ratios:
         """Ratios of some tokens more, let go of with all others."""
         self._more.append(ratios)
@@ -133,3 +149,7 @@ class Scene:
         """Columns that every mean divides by: tokens, sequences with a token, rows."""
         n = self.batch.lengths.to(torch.float64)
         return {"tokens": n, "sequences": (n > 0).to(torch.float64), "rows": torch.ones_like(n)}
+
+
+def _of_sequences(statistic: Statistic, how: Over, scene: Scene, close: Ratios) -> Tensor:
+    return close.of_sequences(statistic, how)
