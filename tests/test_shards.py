@@ -180,6 +180,15 @@ def test_too_few_tokens_and_then_enough_of_the_right_sign_are_right_whatever_fol
     assert whole.notes == apart.notes
 
 
+def test_a_few_positive_tokens_before_many_of_the_right_sign_are_right(tmp_path):
+    few = pa.table({"rollout_log_probs": [[-0.5] * 8] * 2, "old_log_probs": [[0.5] * 8] * 2})
+    paths = [write(tmp_path / "0.parquet", few), signed(tmp_path / "1", -0.5, -0.5, group=32)]
+    whole, apart = (open_dump(paths, batch_tokens=300) for _ in range(2))
+    assert sequences(whole) == read_apart(apart, 1)
+    assert whole.notes == apart.notes
+    assert "16 of 272 tokens" in whole.notes[0]
+
+
 def test_signs_of_several_small_shards_are_judged_together(tmp_path):
     old = [[0.5] * 3 + [-0.5] * 5] * 16
     table = pa.table({"rollout_log_probs": [[-0.5] * 8] * 16, "old_log_probs": old})

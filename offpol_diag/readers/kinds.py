@@ -28,6 +28,12 @@ TEXTS: tuple[Test, ...] = (
     pt.is_binary,
     pt.is_large_binary,
 )
+BYTES: tuple[Test, ...] = (
+    pt.is_binary,
+    pt.is_large_binary,
+    pt.is_binary_view,
+    pt.is_fixed_size_binary,
+)
 # The family of the null type, which agrees with all others.
 ANY = "anything"
 NUMBERS: tuple[Test, ...] = (pt.is_integer, pt.is_floating, pt.is_boolean)
@@ -59,6 +65,11 @@ def is_padded(dtype: pa.DataType) -> bool:
 def is_float(dtype: pa.DataType) -> bool:
     """Whether a column holds a float per row."""
     return bool(pt.is_floating(plain(dtype)))
+
+
+def is_bytes(dtype: pa.DataType) -> bool:
+    """Whether a column holds bytes per row, which may be text."""
+    return _is_any(plain(dtype), BYTES)
 
 
 def plain(dtype: pa.DataType) -> pa.DataType:

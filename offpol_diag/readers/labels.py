@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 from offpol_diag.errors import DumpError
-from offpol_diag.readers import columns
+from offpol_diag.readers import columns, kinds
 from offpol_diag.readers.schemas import Plan
 from offpol_diag.readers.slices import Slice
 
@@ -40,7 +40,8 @@ def _lag(found: dict[str, list[Any]]) -> Labels:
 def _listed(piece: Slice, name: str) -> list[Any]:
     column = piece.table.column(name)
     try:
-        return [_text(value) for value in column.to_pylist()]
+        found = column.to_pylist()
+        return [*map(_text, found)] if kinds.is_bytes(column.type) else found
     except UnicodeDecodeError as error:
         raise DumpError(
             f"{piece.place(_first_undecodable(column))}, column {name!r}: the text is not UTF-8",

@@ -46,10 +46,12 @@ class Layout:
     Attributes:
         lengths: kept tokens per sequence, [S].
         position: index of each kept token in its response, [T].
+        runs: where runs of adjacent kept tokens start, and the end, [R+1].
     """
 
     lengths: Ints
     position: Ints
+    runs: Ints
 
 
 def pack(piece: Slice, rows: Rows, plan: Plan) -> Batch:
@@ -65,7 +67,7 @@ def pack(piece: Slice, rows: Rows, plan: Plan) -> Batch:
     arrays = _token_arrays(rows, layout.lengths) | _sequence_arrays(rows)
     arrays["key"] = _keys(piece, plan, arrays["rollout"], layout)
     arrays["cu_seqlens"] = starts(layout.lengths)
-    arrays["cu_runs"] = _runs(layout)
+    arrays["cu_runs"] = layout.runs
     arrays["position"] = layout.position
     arrays["masked"] = rows.lengths - layout.lengths
     tensors: dict[str, Any] = {name: torch.from_numpy(array) for name, array in arrays.items()}
@@ -92,21 +94,27 @@ def _bare(piece: Slice, rows: Rows, plan: Plan) -> Batch:
 
 def _layout(rows: Rows) -> Layout:
     token = np.arange(rows.kept) if rows.whole else np.flatnonzero(rows.live)
-    return Layout(rows.kept_lengths, _position(rows, token, rows.kept_lengths))
+    lengths, said = rows.kept_lengths, rows.lists.get(columns.POSITION)
+    if said is not None:
+        position = _said(said.values, rows, token)
+        return Layout(lengths, position, _runs(lengths, np.flatnonzero(np.diff(position) != 1) + 1))
+    breaks = _breaks(rows)
+    np.subtract(token, np.repeat(rows.offsets[:-1], lengths), out=token)
+    return Layout(lengths, token, _runs(lengths, breaks))
 
 
-def _position(rows: Rows, token: Ints, lengths: Ints) -> Ints:
-    """The index of kept tokens [T] in their responses, of which `lengths` [S] are kept, [T].
-
-    The dump may say it, counting from anywhere.
-    """
-    said = rows.lists.get(columns.POSITION)
-    if said is None:
-        return np.subtract(token, np.repeat(rows.offsets[:-1], lengths), out=token)
-    filled = lengths > 0
-    begins = said.values[rows.offsets[:-1][filled]]
-    position: Ints = said.values[token] - np.repeat(begins, lengths[filled])
+def _said(values: Array, rows: Rows, token: Ints) -> Ints:
+    """The index of kept tokens [T] in their responses as the dump says it, counting from anywhere."""
+    filled = rows.kept_lengths > 0
+    begins = values[rows.offsets[:-1][filled]]
+    position: Ints = values[token] - np.repeat(begins, rows.kept_lengths[filled])
     return position
+
+
+def _breaks(rows: Rows) -> Ints:
+    """How many tokens are kept before each that is not: most often few are not."""
+    masked = np.zeros(0, np.int64) if rows.whole else np.flatnonzero(~rows.live)
+    return masked - np.arange(len(masked))
 
 
 def _token_arrays(rows: Rows, lengths: Ints) -> dict[str, Array]:
@@ -140,11 +148,10 @@ def _keys(piece: Slice, plan: Plan, rollout: Array, layout: Layout) -> Ints:
     return keys.of_groups(piece.table.column(plan.columns[columns.GROUP]), contents)
 
 
-def _runs(layout: Layout) -> Ints:
-    """Where runs of adjacent kept tokens start, and the end, [R+1]."""
-    tokens = len(layout.position)
-    begins = np.ones(tokens, np.bool_)
-    np.not_equal(np.diff(layout.position), 1, out=begins[1:])
-    first = starts(layout.lengths)[:-1]
-    begins[first[layout.lengths > 0]] = True
-    return np.append(np.flatnonzero(begins), tokens)
+def _runs(lengths: Ints, breaks: Ints) -> Ints:
+    """Where runs start, and the end, [R+1]: where sequences of such lengths do [S], and at breaks within."""
+    offsets = starts(lengths)
+    begins = np.zeros(offsets[-1] + 1, np.bool_)
+    begins[breaks] = True
+    begins[offsets] = True
+    return np.flatnonzero(begins)

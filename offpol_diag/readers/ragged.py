@@ -75,7 +75,7 @@ def narrow(column: pa.Array) -> tuple[Array, Flags | None]:
         return values.astype(np.float32) if values.dtype == np.float16 else values, null
     if not pt.is_integer(dense.type) or pt.is_uint64(dense.type):
         dense = dense.cast(pa.uint8() if pt.is_boolean(dense.type) else pa.int64(), safe=False)
-    return dense.fill_null(0).to_numpy(zero_copy_only=False), null
+    return (dense if null is None else dense.fill_null(0)).to_numpy(zero_copy_only=False), null
 
 
 def starts(lengths: Ints) -> Ints:

@@ -45,6 +45,10 @@ class Count:
     judged: bool = False
     wrong: str = ""
 
+    def decided(self, more: int) -> bool:
+        """Whether so many tokens more, none of them positive, change nothing but their number."""
+        return self.judged or (not self.positive and self.tokens + more >= JUDGED_AT)
+
     def add(self, more: Count) -> None:
         """Count what was seen in the rows that follow; the first to see enough tokens has judged."""
         if not self.judged:
@@ -78,7 +82,7 @@ class Signs:
         for role in TRAIN:
             if role in rows.lists:
                 count = self.counts.setdefault(role, Count())
-                if not count.judged or not at_most(TOLERANCE, rows.lists[role], rows):
+                if not (count.decided(rows.kept) and at_most(TOLERANCE, rows.lists[role], rows)):
                     self._add(count, role, piece, rows)
                 count.tokens += rows.kept
                 self._judge(count)
