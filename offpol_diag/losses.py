@@ -23,6 +23,10 @@ SAFETY = 20.0
 """Bound on |u| before exp, nats; beyond it r is constant, and a loss that goes through r pulls no more."""
 
 
+KL_SUM = "kl sum", ()
+"""The key under which Σ −u of all tokens of each sequence is kept."""
+
+
 @dataclass(frozen=True)
 class TokenLoss:
     """Per-token terms before the preset's weights and mask, [T] each.
@@ -196,9 +200,7 @@ def _token_loss(ratios: Ratios, preset: Preset, anchor: Tensor) -> TokenLoss:
 
 def kl(ratios: Ratios, preset: Preset) -> Tensor:
     """−u of every token, [T]."""
-    anchor = ratios.batch.policy(anchor_of(preset.policy))
-    assert anchor is not None
-    return ratios.once("loss kl", lambda: -_u(ratios, anchor))
+    return ratios.once("loss kl", lambda: -_own_u(ratios))
 
 
 def parts(advantages: Tensor) -> dict[str, Tensor]:
@@ -212,7 +214,7 @@ def by_sign(ratios: Ratios, preset: Preset) -> dict[str, TokenLoss]:
 
 
 def _by_sign(ratios: Ratios, preset: Preset) -> dict[str, TokenLoss]:
-    u = _mean_u(ratios, anchor_of(ratios.policy))
+    u = mean_u(ratios)
     held, none = u.clamp(-SAFETY, SAFETY), torch.zeros_like(u)
     ratio, never = torch.exp(held), torch.zeros_like(u, dtype=torch.bool)
     found = {}
@@ -231,18 +233,31 @@ def _u(ratios: Ratios, anchor: Tensor) -> Tensor:
     return ratios.once("loss u", lambda: current - anchor)
 
 
-def _mean_u(ratios: Ratios, anchor: str) -> Tensor:
+def mean_u(ratios: Ratios) -> Tensor:
     """The mean of u over all tokens of each sequence, [S], also where only some are here."""
     whole = ratios.whole or ratios
-    known = whole.batch.policy(anchor)
-    assert known is not None
-    found = whole.once("loss mean u", lambda: segments.mean(_u(whole, known), whole.batch.cu_seqlens))
-    return ratios.own(found)
+    return ratios.own(whole.once("loss mean u", lambda: _mean_u(whole)))
+
+
+def _mean_u(whole: Ratios) -> Tensor:
+    anchor = whole.batch.policy(anchor_of(whole.policy))
+    assert anchor is not None
+    offsets = whole.batch.cu_seqlens
+    minus = whole.joined(KL_SUM, lambda far: segments.total(-_own_u(far), far.batch.cu_seqlens), torch.add)
+    if minus is None:
+        return segments.mean(_u(whole, anchor), offsets)
+    return -minus / segments.lengths(offsets).clamp(min=1)
+
+
+def _own_u(ratios: Ratios) -> Tensor:
+    anchor = ratios.batch.policy(anchor_of(ratios.policy))
+    assert anchor is not None
+    return _u(ratios, anchor)
 
 
 def _ratio(ratios: Ratios, u: Tensor, pooled: bool) -> tuple[Tensor, Tensor]:
     """e^u and whether it moves, [T]."""
     if pooled:
-        u = segments.spread(_mean_u(ratios, anchor_of(ratios.policy)), ratios.batch.cu_seqlens)
+        u = segments.spread(mean_u(ratios), ratios.batch.cu_seqlens)
     held = u.clamp(-SAFETY, SAFETY)
     return torch.exp(held), held == u

@@ -231,18 +231,25 @@ class Ratios:
         """The ratios of tokens that none is missing from whose |Δ| exceeds a bound."""
         return self.apart.far if self.apart is not None and self.apart.reach < bound else self
 
+    def joined(self, key: object, of: Callable[[Ratios], T], join: Callable[[T, T], T]) -> T | None:
+        """What is made of far tokens, with what is known of near ones by a key; None where nothing is."""
+        if self.apart is None or key not in self.apart.close._memo:
+            return None
+        return join(of(self.apart.far), self.apart.close._memo[key])  # type: ignore[arg-type]
+
     def _of_both(self, statistic: Statistic, over: Over, safety: float | None) -> Tensor | None:
         """Of far tokens and near ones; None where those are not known yet or a bound acts on them."""
         apart = self.apart
         if apart is None or (safety is not None and safety < apart.reach):
             return None
         how, join = _PARTS[over]
-        near = apart.close._memo.get((ROWS, statistic, how))
-        if not isinstance(near, Tensor):
-            return None
-        far = _OVER_SEQUENCE[how][0](apart.far.token(statistic, safety), apart.far.batch.cu_seqlens)
-        values = join(far, near)
-        return values / self.batch.lengths.clamp(min=1) if over == "mean" else values
+        reduce = _OVER_SEQUENCE[how][0]
+        values = self.joined(
+            (ROWS, statistic, how),
+            lambda far: reduce(far.token(statistic, safety), far.batch.cu_seqlens),
+            join,
+        )
+        return values if values is None or over != "mean" else values / self.batch.lengths.clamp(min=1)
 
     def own(self, x: Tensor) -> Tensor:
         """What each sequence here has of a number of the whole's sequences, [S]."""

@@ -122,8 +122,17 @@ PAIRS = {
         Preset(name, "", "old", weight=replace(NONE, lower=lower))
         for name, lower in (("x", 0.5), ("y", 1e-12))
     ],
+    "of how many weights": [
+        Preset(name, "", "old", weight=Weight("mean", upper=1.5, safety=1e3, safety_at=at))
+        for name, at in (("x", "token"), ("y", "aggregate"))
+    ],
     "cells": [
-        Preset(name, "", "old", reject=(Reject("tv", "mean", upper=upper, advantage="positive"),))
+        Preset(
+            name,
+            "",
+            "old",
+            reject=(Reject("tv", "mean", upper=upper, advantage="positive", advantage_of="token"),),
+        )
         for name, upper in (("x", 0.002), ("y", 0.012))
     ],
 }
@@ -139,7 +148,10 @@ def test_pairs_that_differ_in_one_thing_are_told_apart(scene, how):
 
 def test_cells_of_near_tokens_are_told_apart_where_far_ones_are_not(calm):
     _, found, batch = calm
-    rules = [Reject("ratio", "mean", upper=upper, advantage="positive") for upper in (1.0, 1.003)]
+    rules = [
+        Reject("ratio", "mean", upper=upper, advantage="positive", advantage_of="token")
+        for upper in (1.0, 1.003)
+    ]
     presets = [Preset(str(at), "", "old", reject=(rule,)) for at, rule in enumerate(rules)]
     stack = Stack.of(Scene.of(batch, 0, 16, found.settled, Near(0.5, celled=tuple(presets))), presets)
 

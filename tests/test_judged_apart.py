@@ -5,8 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from offpol_diag import correction
-from offpol_diag.metrics import nearsums
+from offpol_diag import correction, losses, segments
+from offpol_diag.crosswalk import update as update_terms
+from offpol_diag.crosswalk.update import clip_key
+from offpol_diag.crosswalk.view import KEPT, Measure, View
+from offpol_diag.metrics import nearsums, signs, update
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.near import Near
 from offpol_diag.presets import Preset, Reject, Weight
@@ -120,3 +123,73 @@ def test_a_further_rule_on_sequences_looks_at_far_tokens_only(dump, monkeypatch,
 
     assert looked
     assert set(looked) == {one.apart[0].batch.tokens}
+
+
+@pytest.fixture
+def prepared(dump, monkeypatch):
+    """A batch whose near tokens are summed, under all presets, and all that was learned before."""
+    study, found, batch = dump
+    monkeypatch.setattr(nearsums, "BLOCK", 200)
+    for _ in range(2):
+        scene = Scene.of(batch, 0, 16, found.settled, study.near)
+        observe(study, scene)
+        scene.forget()
+    one = Scene.of(batch, 0, 16, found.settled, study.near)
+    for policy in ("old", "current"):
+        one.ratios(policy)
+    nearsums.prepare(one, study.presets)
+    yield one
+    one.forget()
+
+
+@pytest.fixture
+def summed(monkeypatch):
+    """Over how many tokens sums were taken, each time."""
+    counts, plain = [], segments._reduced
+    monkeypatch.setattr(segments, "_reduced", lambda x, *args: counts.append(len(x)) or plain(x, *args))
+    return counts
+
+
+SHARED = {
+    "mean u, around π_old": lambda scene: {"u": losses.mean_u(scene.ratios("old"))},
+    "mean u, around π_rollout": lambda scene: {"u": losses.mean_u(scene.ratios("current"))},
+    "Σ|A|": update.shared,
+    "signs of A": signs.every,
+}
+
+
+@pytest.mark.parametrize("what", SHARED)
+def test_what_all_presets_share_of_sequences_is_made_of_far_and_near_tokens(prepared, dump, summed, what):
+    _, found, batch = dump
+    prepared._memo.pop("signs", None)  # the cells may have asked already
+    summed.clear()
+    mine = SHARED[what](prepared)
+    many = max(summed, default=0)
+    theirs = SHARED[what](Scene.of(batch, 0, 16, found.settled))
+
+    assert many <= prepared.apart[0].batch.tokens < batch.tokens / 2
+    assert mine.keys() == theirs.keys()
+    for name, x in mine.items():
+        torch.testing.assert_close(x, theirs[name], rtol=1e-12, atol=1e-15)
+
+
+def test_a_rule_on_cells_leaves_together_what_it_does_not_ask_for(dump, monkeypatch):
+    _, found, batch = dump
+    rule = Reject("ratio", "mean", upper=1.0, advantage="positive", advantage_of="token")
+    preset = Preset("cells", "", "old", reject=(rule,), logs="slime")
+    scene = Scene.of(batch, 0, 16, found.settled, Near.of((preset,)))
+    view = View.at(scene, preset)
+    seen = []
+    measure = Measure(
+        "clip", lambda some: seen.append(some.batch.tokens) or update_terms.ratio(some), clip_key
+    )
+    total, alone = view.total(measure), View.at(Scene.of(batch, 0, 16, found.settled), preset).total(measure)
+
+    assert seen == [*(some.batch.tokens for some in scene.apart), batch.tokens]
+    torch.testing.assert_close(total, alone, rtol=1e-12, atol=0)
+    assert len(view.parts) == 1
+    assert view.total(measure, KEPT).equal(alone_kept(batch, found, preset, measure))
+
+
+def alone_kept(batch, found, preset, measure):
+    return View.at(Scene.of(batch, 0, 16, found.settled), preset).total(measure, KEPT)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from offpol_diag import segments
+from offpol_diag import losses, segments
 from offpol_diag.crosswalk import powers
 from offpol_diag.crosswalk.view import View
 from offpol_diag.presets import Clip
@@ -23,7 +23,7 @@ def log_ratio(view: View) -> Tensor:
     if not pooled(view):
         return _of_tokens(view.ratios)
     offsets = view.batch.cu_seqlens
-    return view.ratios.once("logged u of rows", lambda: segments.spread(_of_rows(view.ratios), offsets))
+    return view.ratios.once("logged u of rows", lambda: segments.spread(losses.mean_u(view.ratios), offsets))
 
 
 def pooled(view: View) -> bool:
@@ -40,18 +40,12 @@ def _of_tokens(ratios: Ratios) -> Tensor:
     return ratios.once("logged u", lambda: current.train - old)
 
 
-def _of_rows(some: Ratios) -> Tensor:
-    """Mean u over all tokens of each sequence, [S]."""
-    ratios = some.whole or some
-    return ratios.once("logged mean u", lambda: segments.mean(_of_tokens(ratios), ratios.batch.cu_seqlens))
-
-
 def ratio(view: View) -> Tensor:
     """e^u, [T]."""
     ratios, offsets = view.ratios, view.batch.cu_seqlens
     if pooled(view):
         return ratios.once(
-            "logged e^u of rows", lambda: segments.spread(torch.exp(_of_rows(ratios)), offsets)
+            "logged e^u of rows", lambda: segments.spread(torch.exp(losses.mean_u(ratios)), offsets)
         )
     if ratios.policy != "old":
         return powers.ratio(ratios.of("current"))

@@ -142,6 +142,14 @@ class View:
             return (self,)
         return tuple(View(self.scene, rules, ratios, at > 0) for at, (ratios, rules) in enumerate(each))
 
+    @cached_property
+    def unruled(self) -> tuple[View, ...]:
+        """The same for what no rule has to do with: rules on cells leave near tokens together."""
+        preset = self.preset
+        if self.part is not None or not preset.reject or (preset.weight and preset.weight.among == "left"):
+            return self.parts
+        return View(self.scene, replace(preset, reject=(), veto=None)).parts
+
     def _as_is(self, rules: Preset) -> Preset:
         return replace(rules, apply=self.preset.apply, loss=self.preset.loss)
 
@@ -223,7 +231,8 @@ class View:
                 (what, measure.name),
                 lambda: reduce(join, (view._made(what, measure, mask, make) for view in self.split)),
             )
-        return reduce(join, (view._made(what, measure, mask, make) for view in self.parts))
+        parts = self.unruled if mask is None else self.parts
+        return reduce(join, (view._made(what, measure, mask, make) for view in parts))
 
     def _made(self, what: str, measure: Measure, mask: Mask | None, make: Callable[[View], T]) -> T:
         by = measure.by and measure.by(self)

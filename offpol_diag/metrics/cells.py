@@ -18,7 +18,7 @@ from offpol_diag import segments
 from offpol_diag.batch import PER_TOKEN, Batch
 from offpol_diag.correction import beyond, by_turn, fails, seen, weigh_turns
 from offpol_diag.metrics.scene import Scene
-from offpol_diag.metrics.signs import signs
+from offpol_diag.metrics.signs import every
 from offpol_diag.near import on_cells
 from offpol_diag.presets import Policy, Preset, Reject
 from offpol_diag.ratios import Level, Ratios
@@ -172,7 +172,7 @@ def _present(scene: Scene, rule: Reject) -> dict[float, Tensor]:
     n = scene.batch.lengths
     if rule.advantage in ("any", "away"):
         return dict.fromkeys((0.0,) if rule.advantage == "any" else (1.0, 0.0), n > 0)
-    found = signs(scene.ratios("rollout"))
+    found = every(scene)
     positive, negative = found["positive"], found["negative"]
     return {1.0: positive > 0, -1.0: negative > 0, 0.0: positive + negative < n}
 
@@ -181,7 +181,7 @@ def _sign(scene: Scene) -> Tensor:
     """A sign of A that is there in each sequence, [S] float64."""
     if scene.batch.advantages is None:
         return torch.zeros_like(scene.batch.lengths, dtype=torch.float64)
-    found = signs(scene.ratios("rollout"))
+    found = every(scene)
     return (found["positive"] > 0).to(torch.float64) - (found["negative"] > 0).to(torch.float64)
 
 

@@ -13,7 +13,7 @@ from offpol_diag.metrics.formula import Formula, Lookup, mean
 from offpol_diag.metrics.interval import POSITIVE
 from offpol_diag.metrics.outcome import NORMS, Outcome, applied, norm, normalised, token_rules
 from offpol_diag.metrics.pieces import Pieces
-from offpol_diag.metrics.signs import signs
+from offpol_diag.metrics.signs import every, signs
 from offpol_diag.metrics.stack import Stack
 from offpol_diag.presets import Preset
 from offpol_diag.sheet import Sheet
@@ -59,9 +59,8 @@ def _by_sign(stack: Stack) -> dict[str, Tensor]:
     """Tokens and kept tokens where the advantage is positive and where it is negative."""
     if stack.batch.advantages is None:
         return {}
-    every = signs(stack.scene.ratios("rollout"))
     left = stack.total(sign_counts)
-    return every | {f"{name}_kept": x * stack.sequences for name, x in left.items()}
+    return every(stack.scene) | {f"{name}_kept": x * stack.sequences for name, x in left.items()}
 
 
 def sign_counts(done: Outcome, preset: Preset) -> dict[str, Tensor]:

@@ -88,14 +88,8 @@ def steps(scene: Scene, kinds: Sequence[Preset]) -> Iterator[Step]:
 
 
 def _of_metrics(scene: Scene, kind: Preset) -> Iterator[Step]:
-    for make in (*_asked(scene.batch, kind), *_of_cells_too(scene)):
+    for make in _asked(scene.batch, kind):
         yield kind.policy, lambda _, ratios, make=make, kind=kind: make(of(ratios, kind), kind)  # type: ignore[misc]
-
-
-def _of_cells_too(scene: Scene) -> Iterator[Any]:
-    """What takes the place of other sums where a cell does not pass."""
-    if scene.near and scene.near.celled and scene.batch.advantages is not None:
-        yield lambda done, kind: policyloss.mass_sums(done, kind, weighed=False)
 
 
 def _asked(batch: Batch, kind: Preset) -> Iterator[Any]:
@@ -106,6 +100,7 @@ def _asked(batch: Batch, kind: Preset) -> Iterator[Any]:
         yield lambda done, kind: done.weight_sum
     if batch.advantages is not None:
         yield method.sign_counts
+        yield lambda done, kind: policyloss.mass_sums(done, kind, weighed=False)
         pooled = losses.LOSSES[kind.loss].pooled and losses.known(batch, kind)  # made of these, per sequence
         yield from (_masses,) if pooled else (policyloss.weighed_sums, update.still_sums)
     if losses.known(batch, kind):

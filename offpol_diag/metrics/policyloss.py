@@ -16,6 +16,7 @@ from offpol_diag.metrics.outcome import PER_SEQUENCE, Outcome, token_rules
 from offpol_diag.metrics.pieces import Columns, Lot
 from offpol_diag.metrics.stack import Stack
 from offpol_diag.presets import Preset
+from offpol_diag.ratios import Ratios
 from offpol_diag.sheet import Sheet
 
 
@@ -108,8 +109,19 @@ def _added(both: dict[str, TokenLoss], make: Callable[[str, TokenLoss], Tensor])
 def mass_sums(done: Outcome, preset: Preset, weighed: bool = True) -> dict[str, Tensor]:
     """Σ w·|A| by sign over tokens that pass the rules on tokens, [S], w of tokens only, or 1."""
     weighed = weighed and weighs_tokens(done, preset)
-    key = "mass", weight_key(preset) if weighed else None, token_rules(done, preset)
+    key = MASS[0], weight_key(preset) if weighed else None, token_rules(done, preset)
     return done.ratios.once(key, lambda: _mass_sums(done, weighed))
+
+
+MASS = "mass", None, ()
+"""The key under which the sums without weights over all tokens are kept."""
+
+
+def masses(ratios: Ratios) -> dict[str, Tensor]:
+    """Σ|A| by sign over all tokens, [S]."""
+    advantages, offsets = ratios.batch.advantages, ratios.batch.cu_seqlens
+    assert advantages is not None
+    return {sign: segments.total(part, offsets) for sign, part in losses.parts(advantages).items()}
 
 
 def _mass_sums(done: Outcome, weighed: bool) -> dict[str, Tensor]:
@@ -123,7 +135,7 @@ def _mass_sums(done: Outcome, weighed: bool) -> dict[str, Tensor]:
 
 def kl_sum(done: Outcome, preset: Preset) -> Tensor:
     """Σ(log π_anchor − log π_θ) over tokens that pass the rules on tokens, [S]."""
-    key = "kl sum", token_rules(done, preset)
+    key = losses.KL_SUM[0], token_rules(done, preset)
     return done.ratios.once(key, lambda: _total(done, losses.kl(done.ratios, preset), done.kept.tokens))
 
 

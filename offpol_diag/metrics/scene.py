@@ -63,6 +63,11 @@ class Scene:
             self._ratios[policy] = Ratios(self.batch, policy, self.settled, self._ratios)
         return self._ratios[policy]
 
+    @property
+    def numerators(self) -> tuple[Ratios, ...]:
+        """The ratios that were asked for so far."""
+        return tuple(self._ratios.values())
+
     def parts(self, preset: Preset) -> tuple[tuple[Ratios, Preset], ...]:
         """The tokens the preset can act on, and all others with what is left of the preset for them.
 

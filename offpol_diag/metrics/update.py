@@ -16,7 +16,9 @@ from offpol_diag.metrics.interval import POSITIVE
 from offpol_diag.metrics.outcome import Outcome, token_rules
 from offpol_diag.metrics.pieces import Columns, Lot
 from offpol_diag.metrics.policyloss import (
+    MASS,
     mass_sums,
+    masses,
     pooled,
     sequence_weights,
     token_weights,
@@ -34,10 +36,19 @@ SIGNS = ("positive", "negative")
 
 def shared(scene: Scene) -> dict[str, Tensor]:
     """Σ|A| of each sequence by sign, [S]: the same for every preset."""
-    advantages, offsets = scene.batch.advantages, scene.batch.cu_seqlens
-    if advantages is None:
+    if scene.batch.advantages is None:
         return {}
-    return {f"mass_{sign}": segments.total(part, offsets) for sign, part in losses.parts(advantages).items()}
+    return scene.once("mass", lambda: {f"mass_{sign}": x for sign, x in _masses(scene).items()})
+
+
+def _masses(scene: Scene) -> dict[str, Tensor]:
+    """Of far tokens and what is known of near ones, by whatever numerator; else of all."""
+    both = (ratios.joined(MASS, masses, _added) for ratios in scene.numerators)
+    return next((found for found in both if found is not None), None) or masses(scene.ratios("rollout"))
+
+
+def _added(one: dict[str, Tensor], two: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {sign: x + two[sign] for sign, x in one.items()}
 
 
 def columns(stack: Stack) -> Sheet:
@@ -45,7 +56,7 @@ def columns(stack: Stack) -> Sheet:
     if stack.batch.advantages is None or not stack.presets:
         return stack.named({})
     whole, still = sequence_weights(stack), stack.total(still_sums, stilling)
-    mass = stack.scene.once("mass", lambda: shared(stack.scene))
+    mass = shared(stack.scene)
     found = {"update": stack.total(weighed_sums, weighing)["pull"] * whole}
     for sign in SIGNS:
         found[f"still_{sign}"] = torch.where(whole == 0, mass[f"mass_{sign}"], still[sign])
