@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,20 +23,21 @@ from offpol_diag import segments, tables
 from offpol_diag.host import here
 
 REPLICATES = 256
-Words = npt.NDArray[np.uint64]
+Words = npt.NDArray[Any]
 
 
 def mix(x: Tensor) -> Tensor:
     """SplitMix64's finaliser on int64 (wrapping arithmetic): a bijection that scatters its input."""
     if here(x):
-        return torch.from_numpy(_mixed(x.numpy().view(np.uint64)).view(np.int64))
+        return torch.from_numpy(mixed(x.numpy()))
     x = (x ^ _shift(x, 30)) * -0x40A7B892E31B1A47
     x = (x ^ _shift(x, 27)) * -0x6B2FB644ECCEEE15
     return x ^ _shift(x, 31)
 
 
-def _mixed(x: Words) -> Words:
-    """The same of words without a sign, in two arrays and 0.4 of the time."""
+def mixed(x: Words) -> Words:
+    """The same of an array, in 0.4 of the time."""
+    x = x.view(np.uint64)
     found = np.asarray(x >> np.uint64(30))
     found ^= x
     found *= np.uint64(0xBF58476D1CE4E5B9)
@@ -43,7 +45,7 @@ def _mixed(x: Words) -> Words:
     found ^= moved
     found *= np.uint64(0x94D049BB133111EB)
     found ^= np.right_shift(found, np.uint64(31), out=moved)
-    return found
+    return found.view(np.int64)
 
 
 def draws(key: Tensor, seed: int, replicates: int = REPLICATES) -> Tensor:

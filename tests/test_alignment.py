@@ -12,9 +12,11 @@ import torch
 
 from offpol_diag import candidates, evidence
 from offpol_diag.batch import Batch
+from offpol_diag.metrics import coordinates, foldbins, foldblocks, folds, tokenblocks
 from offpol_diag.metrics.alignment import BUCKETS, FOLDS, Folds, _Product, estimates, moved, sums, systematic
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.near import Near
+from offpol_diag.presets import Reject, Veto
 from tests import oracle_alignment as oracle
 from tests.devices import DEVICES
 from tests.oracle_alignment import Row
@@ -23,6 +25,22 @@ SIDES = ("old", "current")
 NAMES = tuple(one.name for one in candidates.CANDIDATES)
 REFERENCE = candidates.REFERENCE.name
 NEARS = (None, Near(0.5), Near(0.03))
+WAYS = ("by token", "by row", "by table", "by turns")
+
+
+@pytest.fixture(params=WAYS)
+def way(request, monkeypatch):
+    """How the sums are made: by token as on a GPU, or in small blocks, by rows of times or by tables."""
+    if request.param == "by token":
+        monkeypatch.setattr(folds, "here", lambda x: False)
+    monkeypatch.setattr(tokenblocks, "BLOCK", 40)
+    monkeypatch.setattr(foldblocks, "BLOCK", 7)
+    monkeypatch.setattr(foldbins, "LINES", 4)
+    monkeypatch.setattr(foldbins, "LONG", {"by row": 10**6, "by table": 0}.get(request.param, 12))
+    return request.param
+
+
+COLUMNS = [(True, True), (True, False), (False, True), (False, False)]
 
 
 def make(seed=0, many=24, words=6, wild=True):
@@ -100,8 +118,10 @@ def test_every_candidate_has_a_row_in_the_oracle():
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("near", NEARS, ids=str)
 @pytest.mark.parametrize("side", SIDES)
-@pytest.mark.parametrize(("ids", "advantages"), [(True, True), (True, False), (False, True), (False, False)])
-def test_sums_are_those_of_the_oracle(side, ids, advantages, near, device):
+@pytest.mark.parametrize(("ids", "advantages"), COLUMNS)
+def test_sums_are_those_of_the_oracle(side, ids, advantages, near, device, way):
+    if near is not None and way != "by token":
+        pytest.skip("blocks have near tokens of their own")
     rows = make()
     told = oracle.sums(rows, side, ids, advantages)
 
@@ -130,7 +150,7 @@ def test_the_batch_of_these_tests_has_something_for_every_rule_to_act_on():
 
 
 @pytest.mark.parametrize("near", NEARS, ids=str)
-def test_cutting_a_dump_anywhere_and_merging_changes_nothing(near):
+def test_cutting_a_dump_anywhere_and_merging_changes_nothing(near, way):
     batch = packed(make())
     whole = folded(batch, near=near)
 
@@ -159,11 +179,125 @@ def test_the_order_of_rows_does_not_matter(ids):
     assert_same(folded(packed([rows[i] for i in order], ids)), folded(packed(rows, ids)))
 
 
-def test_a_batch_without_a_token_adds_nothing():
+def test_a_batch_without_a_token_adds_nothing(way):
     empty = folded(packed([make()[3]]))
 
     assert {getattr(empty, one.name).dtype for one in fields(Folds)[1:]} == {torch.float64}
     assert float(empty.tokens) == float(empty.sequences.sum()) == float(empty.sums.abs().sum()) == 0
+
+
+@pytest.mark.parametrize(("ids", "advantages"), COLUMNS)
+@pytest.mark.parametrize("side", SIDES)
+def test_blocks_give_what_a_pass_over_the_tokens_gives(side, ids, advantages, way, monkeypatch):
+    batch = packed(make(seed=5, many=90), ids, advantages)
+    blocks = folded(batch, side)
+    monkeypatch.setattr(folds, "here", lambda x: False)
+    tokens = folded(batch, side)
+
+    for name in ("sums", "weights", "cells", "spread", "moved"):
+        one, two = getattr(blocks, name), getattr(tokens, name)
+        np.testing.assert_allclose(one, two, rtol=1e-12, atol=1e-12 * float(two.abs().max()), err_msg=name)
+    assert torch.equal(blocks.sequences, tokens.sequences)
+
+
+def test_blocks_leave_the_batch_as_it_was(way):
+    batch = packed(make())
+    before = {name: getattr(batch, name).clone() for name in ("rollout", "old", "advantages", "token_ids")}
+    folded(batch)
+
+    for name, x in before.items():
+        assert torch.equal(getattr(batch, name), x), name
+
+
+# ---------------------------------------------------------------- which candidates blocks are for
+
+
+def test_near_tokens_are_alike_for_all_candidates():
+    for side in SIDES:
+        assert foldblocks.alike(candidates.presets(side))
+
+
+TIGHT = candidates.presets("old")[1]
+UNLIKE = {
+    "a bound within": replace(TIGHT, weight=replace(TIGHT.weight, upper=1.4)),
+    "a tail": replace(TIGHT, weight=replace(TIGHT.weight, action="psis", upper=None)),
+    "a weight of turns": replace(TIGHT, weight=replace(TIGHT.weight, over="segment")),
+    "a rule on turns": replace(TIGHT, reject=(Reject("ratio", "segment", 0.9, 1.1),)),
+    "a rule that |Δ| does not tell": replace(TIGHT, reject=(Reject("binary_kl", "token", None, 1e-3),)),
+    "a veto within": replace(TIGHT, veto=Veto(0.9, None)),
+}
+
+
+@pytest.mark.parametrize("name", UNLIKE)
+def test_candidates_that_act_on_near_tokens_are_looked_at_token_by_token(name, monkeypatch):
+    given = (*candidates.presets("old"), replace(UNLIKE[name], name="other"))
+    scene = Scene.of(packed(make()), 0, 2)
+    assert not foldblocks.alike(given)
+    if name in ("a tail", "a weight of turns", "a rule on turns"):
+        return  # a trainer batch settles the one; the others need turns
+    found = sums(scene, given)
+    monkeypatch.setattr(folds, "here", lambda x: False)
+
+    assert_same(sums(Scene.of(packed(make()), 0, 2), given), found)
+    assert float((found.sums[-1] - found.sums[1]).abs().max()) > 0.01
+
+
+def test_what_is_only_logged_does_nothing():
+    first, *_ = candidates.presets("old")
+    logged = replace(TIGHT, apply=False)
+
+    found = sums(Scene.of(packed(make()), 0, 2), (first, logged))
+
+    assert torch.equal(found.sums[0], found.sums[1])
+    assert found.weights[0] == found.weights[1] == found.tokens
+
+
+# ---------------------------------------------------------------- hashes of arrays
+
+
+EDGES = [x for k in range(1, 18) for x in (k * k / 2 - 1e-12, k * k / 2, k * k / 2 + 1e-12)]
+ROLLOUT = [0.0, -0.0, 1e-9, 5.0, 1e-300, -1e-300, -1e4, -40000.0, -1e9, *(-x for x in EDGES)]
+POSITIONS = [x for k in range(45) for x in (2**k - 2, 2**k - 1, 2**k) if x >= 0]
+
+
+@pytest.mark.parametrize("most", [2**7, 2**23, 2**24 - 2, 2**24 - 1, 2**45])
+def test_classes_in_narrow_numbers_are_those_of_the_oracle(most):
+    rollout = [x for x in ROLLOUT for at in POSITIONS if at <= most]
+    position = [at for _ in ROLLOUT for at in POSITIONS if at <= most]
+    octaves = most.bit_length() + 1
+
+    found = coordinates.classes(np.array(rollout), np.array(position), octaves)
+
+    expected = [
+        min(math.isqrt(int(2 * max(-x, 0.0))), 15) * octaves + (at + 1).bit_length() - 1
+        for x, at in zip(rollout, position, strict=True)
+    ]
+    assert found.dtype == np.int16
+    assert found.tolist() == expected
+
+
+def test_classes_are_hashed_alike_however_many_octaves_tell_them_apart():
+    at = [(likely, octave) for likely in range(16) for octave in range(20)]
+    expected = [oracle.mix(likely * 64 + octave) for likely, octave in at]
+    for octaves in (20, 33, 64):
+        codes = torch.tensor([likely * octaves + octave for likely, octave in at])
+        assert [x % 2**64 for x in coordinates.of_classes(codes, octaves).tolist()] == expected
+
+
+@pytest.mark.parametrize("ids", [True, False])
+def test_hashes_of_arrays_are_those_of_tensors(ids):
+    batch = packed(make(many=40), ids)
+    starts = batch.cu_seqlens.numpy()
+    begins = starts[:-1][np.diff(starts) > 0]
+    group = np.repeat(coordinates.mix(batch.key).numpy(), np.diff(starts))
+
+    expected = coordinates.coordinates(batch).numpy()
+
+    if ids:
+        found = coordinates.bigrams(batch.token_ids.numpy(), begins)
+    else:
+        found = coordinates.lone(group, batch.position.numpy(), batch.rollout.numpy())
+    assert found.tolist() == expected.tolist()
 
 
 def test_sums_of_other_candidates_do_not_merge():

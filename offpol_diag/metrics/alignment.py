@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from offpol_diag.metrics.folds import BUCKETS, FOLDS, Folds, fold, sums
+from offpol_diag.metrics.coordinates import BUCKETS, FOLDS, fold
+from offpol_diag.metrics.folds import Folds, sums
 
 __all__ = [
     "BUCKETS",

@@ -10,7 +10,6 @@ products of different folds are free of the noise that a square has.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,16 +18,14 @@ from torch import Tensor
 
 from offpol_diag import segments, tables
 from offpol_diag.batch import Batch
+from offpol_diag.host import here
+from offpol_diag.metrics import foldblocks
+from offpol_diag.metrics.coordinates import BOUND, BUCKETS, FOLDS, coordinates, fold, kinds, sign
 from offpol_diag.metrics.outcome import PER_SEQUENCE, Outcome, of
-from offpol_diag.metrics.pieces import Pieces, pieces
+from offpol_diag.metrics.pieces import pieces
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.presets import Preset
 from offpol_diag.ratios import Ratios
-from offpol_diag.resample import mix
-
-FOLDS, BUCKETS = 32, 256
-BOUND = math.log(5)
-"""Largest |Δ| with which a token counts among its kind: a few broken ones must not be all there is to see."""
 
 
 @dataclass(frozen=True)
@@ -73,47 +70,41 @@ class Folds:
 
 def sums(scene: Scene, candidates: Sequence[Preset]) -> Folds:
     """What one batch adds; the candidates have one train side."""
-    batch = scene.batch
-    ratios = scene.ratios(candidates[0].policy)
-    cells, spread = _cells(scene, ratios)
-    rows = [_row(scene, preset) for preset in candidates]
+    batch, candidates = scene.batch, tuple(candidates)
+    found = (foldblocks.found if _by_block(batch, candidates) else _found)(scene, candidates)
     there = (batch.lengths > 0).to(torch.float64)
     return Folds(
-        tuple(preset.name for preset in candidates),
-        torch.stack([row for row, _ in rows]).reshape(len(rows), FOLDS, BUCKETS),
-        torch.stack([weight for _, weight in rows]),
-        cells,
-        spread,
-        _moved(ratios),
-        there.new_zeros(FOLDS).index_add(0, fold(batch), there),
-        there.new_tensor(float(batch.tokens)),
+        names=tuple(preset.name for preset in candidates),
+        sequences=there.new_zeros(FOLDS).index_add(0, fold(batch), there),
+        tokens=there.new_tensor(float(batch.tokens)),
+        **found,
     )
 
 
-def fold(batch: Batch) -> Tensor:
-    """The fold of each sequence, [S] int64: that of its group, however the dump is cut."""
-    return mix(batch.key ^ _SALT) & (FOLDS - 1)
+def _by_block(batch: Batch, candidates: tuple[Preset, ...]) -> bool:
+    return here(batch.rollout) and foldblocks.alike(candidates)
 
 
-_SALT = 0x5EED0F0F
-_STEP = 0x2545F4914F6CDD1D
+def _found(scene: Scene, candidates: Sequence[Preset]) -> dict[str, Tensor]:
+    """All other fields, with a pass over the tokens for each candidate: on a GPU, or whatever those are."""
+    ratios = scene.ratios(candidates[0].policy)
+    cells, spread = _cells(scene, ratios)
+    rows = [_row(scene, preset) for preset in candidates]
+    return {
+        "sums": torch.stack([row for row, _ in rows]).reshape(len(rows), FOLDS, BUCKETS),
+        "weights": torch.stack([weight for _, weight in rows]),
+        "cells": cells,
+        "spread": spread,
+        "moved": _moved(ratios),
+    }
 
 
 def _row(scene: Scene, preset: Preset) -> tuple[Tensor, Tensor]:
     """The sums of one correction, [FOLDS * BUCKETS], and the sum of its weights."""
     done = pieces(scene, preset)
-    times = _times(done)
+    times = foldblocks.times(done.first)
     parts = [_part(scene, of(part, rules), rules, times) for part, rules in scene.parts(done.preset)]
     return torch.stack(parts).sum(0), done.sums.first.sum()
-
-
-def _times(done: Pieces) -> Tensor | None:
-    """What all tokens of a sequence are multiplied by, [S]; None where that is 1 for every preset like it."""
-    preset = done.preset
-    judged = preset.veto is not None or any(not rule.on_tokens for rule in preset.reject)
-    if done.per_sequence is not None:
-        return done.per_sequence * done.sequences
-    return done.sequences.to(torch.float64) if judged else None
 
 
 def _part(scene: Scene, done: Outcome, rules: Preset, times: Tensor | None) -> Tensor:
@@ -144,7 +135,7 @@ def _binned(code: Tensor, values: Tensor) -> Tensor:
 def _scores(scene: Scene, ratios: Ratios) -> tuple[Tensor, Tensor]:
     """Of each token of a part: the place of its coordinate, int64, and ±A (1 − π_train)."""
     index = ratios.index
-    code, sign = scene.once("coordinates", lambda: _coordinates(scene.batch))
+    code, sign = scene.once("coordinates", lambda: _placed(scene.batch, coordinates(scene.batch)))
     code, sign = (x if index is None else x.index_select(0, index) for x in (code, sign))
     score = sign * -torch.expm1(ratios.train.clamp(max=0.0))
     advantages = ratios.batch.advantages
@@ -152,21 +143,10 @@ def _scores(scene: Scene, ratios: Ratios) -> tuple[Tensor, Tensor]:
 
 
 def _cells(scene: Scene, ratios: Ratios) -> tuple[Tensor, Tensor]:
-    code, sign = scene.once("kinds", lambda: _kinds(scene.batch))
+    code, sign = scene.once("kinds", lambda: _placed(scene.batch, kinds(scene.batch)))
     off = torch.expm1(ratios.delta.clamp(-BOUND, BOUND))
     added = torch.stack([_binned(code, x) for x in (sign * off, sign)])
     return added.reshape(2, FOLDS, BUCKETS), off.square().sum()
-
-
-def _kinds(batch: Batch) -> tuple[Tensor, Tensor]:
-    """Kinds of tokens: bigrams, where token ids are known, else how likely they were and how far in."""
-    if batch.token_ids is not None:
-        mixed = mix(_bigrams(batch))
-    else:
-        likely = (-batch.rollout).clamp(min=0.0).mul(2).sqrt().to(torch.int64).clamp(max=15)
-        along = torch.log2(batch.position.to(torch.float64) + 1).to(torch.int64)
-        mixed = mix(likely * 64 + along)
-    return _placed(batch, mixed)
 
 
 def _moved(ratios: Ratios) -> Tensor:
@@ -178,31 +158,7 @@ def _moved(ratios: Ratios) -> Tensor:
     return tables.total(fold(batch), FOLDS, segments.total(off, batch.cu_seqlens))
 
 
-def _placed(batch: Batch, mixed: Tensor) -> tuple[Tensor, Tensor]:
+def _placed(batch: Batch, hashed: Tensor) -> tuple[Tensor, Tensor]:
     """Fold and bucket as one number, and the sign."""
-    at = segments.spread(fold(batch) * BUCKETS, batch.cu_seqlens) + (mixed & (BUCKETS - 1))
-    return at, (((mixed >> 19) & 2) - 1).to(torch.float64)
-
-
-def _coordinates(batch: Batch) -> tuple[Tensor, Tensor]:
-    """Fold and bucket of every token as one number, and its sign.
-
-    Without token ids every token has a coordinate of its own, as good as: what can be estimated then is the
-    noise, not where the gradient points. The same without advantages.
-    """
-    known = batch.token_ids is not None and batch.advantages is not None
-    return _placed(batch, mix(_bigrams(batch) if known else _lone(batch)))
-
-
-def _bigrams(batch: Batch) -> Tensor:
-    ids = batch.token_ids
-    assert ids is not None
-    starts = batch.cu_seqlens[:-1]
-    first = torch.where(starts < len(ids), starts, 0)  # empty ones at the end have no token
-    before = torch.cat((ids[:1], ids[:-1])).index_fill(0, first, -1) if len(ids) else ids
-    return mix(before) + ids * _STEP
-
-
-def _lone(batch: Batch) -> Tensor:
-    of_group = segments.spread(mix(batch.key), batch.cu_seqlens)
-    return of_group + batch.position * _STEP + mix(batch.rollout.view(torch.int64))
+    at = segments.spread(fold(batch) * BUCKETS, batch.cu_seqlens) + (hashed & (BUCKETS - 1))
+    return at, sign(hashed)
