@@ -162,6 +162,14 @@ def extremes(x: Tensor, there: Tensor | None = None) -> tuple[Tensor, Tensor]:
     return low, high
 
 
+def _count_(counts: Tensor, at: Tensor) -> None:
+    """Add how often each place occurs."""
+    if here(at):
+        counts.numpy()[:] += np.bincount(at.numpy(), minlength=len(counts))
+    else:
+        counts.add_(tables.count(at, len(counts)))
+
+
 @dataclass(frozen=True)
 class Counts:
     """Counts on the lattice of `loglattice` (relative width 1/32)."""
@@ -169,9 +177,20 @@ class Counts:
     counts: Tensor
 
     @classmethod
+    def none(cls, device: torch.device) -> Counts:
+        """Of no value."""
+        return cls(torch.zeros(loglattice.SIZE, dtype=torch.float64, device=device))
+
+    @classmethod
     def of(cls, x: Tensor) -> Counts:
         """Bin the values of a tensor."""
-        return cls(tables.count(loglattice.index(x), loglattice.SIZE))
+        found = cls.none(x.device)
+        found.add_(x)
+        return found
+
+    def add_(self, x: Tensor) -> None:
+        """Bin the values of a tensor too, in place."""
+        _count_(self.counts, loglattice.index(x))
 
     def merge(self, other: Counts) -> Counts:
         """Add."""
@@ -186,11 +205,23 @@ class Bins:
     sums: Tensor
 
     @classmethod
+    def none(cls, device: torch.device) -> Bins:
+        """Of no value."""
+        counts, sums = torch.zeros(2, loglattice.SIZE, dtype=torch.float64, device=device)
+        return cls(counts, sums)
+
+    @classmethod
     def of(cls, x: Tensor) -> Bins:
         """Bin the values of a tensor."""
+        found = cls.none(x.device)
+        found.add_(x)
+        return found
+
+    def add_(self, x: Tensor) -> None:
+        """Bin the values of a tensor too, in place."""
         at = loglattice.index(x)
-        sums = tables.total(at, loglattice.SIZE, x).to(x.dtype)  # sums of nothing are whole numbers to torch
-        return cls(tables.count(at, loglattice.SIZE), sums)
+        _count_(self.counts, at)
+        self.sums.scatter_add_(0, at, x)
 
     def plus(self, at: int, x: Tensor) -> Bins:
         """With the values of a tensor put into one bin."""

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from functools import cache
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from offpol_diag.host import here
 
 _LOW, _HIGH, _PER_OCTAVE_BITS = -40, 96, 5  # k3 of a log-ratio of 66 nats is 2^96
 _PER_OCTAVE = 1 << _PER_OCTAVE_BITS
@@ -22,6 +25,9 @@ beyond.
 
 def index(x: Tensor) -> Tensor:
     """The bin of each value: float64 → int64 in [0, SIZE)."""
+    if here(x):
+        bits = x.numpy().view(np.uint64) >> np.uint64(52 - _PER_OCTAVE_BITS)
+        return torch.from_numpy(_bins(x.device).numpy().take(bits.view(np.int64)))
     leading = x.contiguous().view(torch.int64) >> (52 - _PER_OCTAVE_BITS)
     return _bins(x.device).index_select(0, leading.bitwise_and_(2 * _MAGNITUDES - 1))
 

@@ -7,7 +7,8 @@ each run starts and ends. Empty runs are allowed: their sum is 0, their maximum 
 from __future__ import annotations
 
 import math
-from collections.abc import MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +27,17 @@ def lengths(offsets: Tensor) -> Tensor:
 def total(x: Tensor, offsets: Tensor) -> Tensor:
     """Sum over each run: [T] float64 → [S] float64, 0 for an empty run."""
     return _reduced(x, offsets, np.add, "sum", 0.0)
+
+
+def totals(made: Mapping[str, Callable[[], Tensor]], offsets: Tensor) -> dict[str, Tensor]:
+    """The sums of several columns, each made when its turn comes, so that it is still in the caches."""
+    if not here(offsets) or len(_filled(offsets)[0]) < len(offsets) - 1:
+        return {name: total(make(), offsets) for name, make in made.items()}
+    begins = _filled(offsets)[0]
+    with np.errstate(all="ignore"):
+        return {
+            name: torch.from_numpy(np.add.reduceat(make().numpy(), begins)) for name, make in made.items()
+        }
 
 
 def largest(x: Tensor, offsets: Tensor) -> Tensor:
@@ -66,6 +78,12 @@ def _filled(offsets: Tensor) -> Filled:
         found = (ends[:-1], None) if len(there) == len(ends) - 1 else (ends[:-1][there], there)
         offsets._filled = found  # type: ignore[attr-defined]
     return found
+
+
+def spans(offsets: Tensor, wanted: int) -> list[tuple[int, int]]:
+    """Whole runs, about `wanted` tokens at a time: (first, one past the last); of offsets on a CPU."""
+    cuts = torch.arange(wanted, max(int(offsets[-1]), wanted), wanted)
+    return list(pairwise(sorted({0, *torch.searchsorted(offsets, cuts).tolist(), len(offsets) - 1})))
 
 
 def mean(x: Tensor, offsets: Tensor) -> Tensor:

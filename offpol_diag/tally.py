@@ -31,6 +31,7 @@ from offpol_diag.metrics.gap import DRIFTS, Drift
 from offpol_diag.metrics.outcome import applied
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.metrics.stack import Stack
+from offpol_diag.metrics.walk import walk
 from offpol_diag.near import Near
 from offpol_diag.presets import Policy, Preset
 from offpol_diag.sheet import Sheet
@@ -181,17 +182,16 @@ def _rehearse(study: Study, scene: Scene, near: Near) -> None:
 
 def _base(study: Study, scene: Scene) -> dict[str, State]:
     """What no preset has to do with; the columns of the drifts are made on the way."""
+    every, first = (gap.Gap, tails.Tails), (where.ByPlace, worst.Largest)
+    walk(scene, {drift: (*first, *every) if drift is study.main else every for drift in study.drifts})
     axes = where.places(scene, study.main, study.group_by)
     states: dict[str, State] = {
         **{f"where.{axis}": found for axis, found in axes.items()},
         "worst.sequences": worst.sequences(scene, study.main),
         "worst.tokens": worst.tokens(scene, study.main),
     }
-    for drift in study.drifts:  # the main one is the first
+    for drift in study.drifts:
         states |= tails.states(scene, drift)
-        gap.columns(scene, drift)
-        gap.ranges(scene, drift)
-        scene.slim()
     return states
 
 

@@ -7,19 +7,21 @@ when the drift is tiny.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from offpol_diag import segments
 from offpol_diag.accumulators import extremes
-from offpol_diag.host import exp, expm1, here
+from offpol_diag.host import here
 from offpol_diag.metrics.formula import Formula, Lookup, mean, spread
 from offpol_diag.metrics.interval import ABOVE_MINUS_ONE, ABOVE_ONE, CORRELATION, POSITIVE
 from offpol_diag.metrics.scene import Scene
-from offpol_diag.metrics.terms import Terms
+from offpol_diag.metrics.terms import FAR, Block, Terms
+from offpol_diag.metrics.walk import Pair, seen
 from offpol_diag.presets import Policy
 from offpol_diag.ratios import OVERFLOW
 
@@ -56,22 +58,41 @@ def factor_name(tau: float) -> str:
 
 def terms(scene: Scene, drift: Drift) -> Terms | None:
     """What a drift makes of every token, shared by all who ask; None when a policy is missing."""
-    return scene.once(("terms", drift.prefix), lambda: _terms(scene, drift))
+    return scene.once(
+        ("terms", drift.prefix), lambda: Block.whole(scene.batch).terms(drift.denominator, drift.numerator)
+    )
 
 
-def _terms(scene: Scene, drift: Drift) -> Terms | None:
-    q, p = scene.batch.policy(drift.denominator), scene.batch.policy(drift.numerator)
-    if p is None or q is None:
-        return None
-    delta = scene.ratios(drift.numerator).delta if drift.denominator == "rollout" else p - q
-    return Terms(scene.batch, q, p, delta, lambda: _prob(scene, drift.denominator))
+class Gap:
+    """Sums over every sequence, and extremes over all tokens."""
+
+    def __init__(self, scene: Scene, drift: Pair) -> None:
+        self.parts: list[dict[str, Tensor]] = []
+        self.spans: dict[str, list[tuple[Tensor, Tensor]]] = {"d": [], "pd": []}
+
+    def see(self, terms: Terms) -> None:
+        """The next block."""
+        self.parts.append(_token_sums(terms) | _probabilities(terms))
+        for name, span in {"d": terms.span, "pd": extremes(terms.pd)}.items():
+            self.spans[name].append(span)
+
+    @property
+    def columns(self) -> dict[str, Tensor]:
+        """By name, [S] each; none when a policy is missing. Σ(r² − 1) is Σ(r − 1)² + 2Σ(r − 1)."""
+        if not self.parts:
+            return {}
+        found = {name: torch.cat([part[name] for part in self.parts]) for name in self.parts[0]}
+        return found | {"r2": found.pop("r11") + 2 * found["r1"], "tv": found["tv"] / 2}
+
+    @property
+    def ranges(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """The smallest and the largest, by name."""
+        return {name: _widest(spans) for name, spans in self.spans.items() if spans}
 
 
-def _prob(scene: Scene, policy: Policy) -> Tensor:
-    """The probability of every token under a policy, [T]."""
-    log = scene.batch.policy(policy)
-    assert log is not None
-    return scene.once(("prob", policy), lambda: exp(log))
+def _widest(spans: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    low, high = zip(*spans, strict=True)
+    return torch.stack(low).min(), torch.stack(high).max()
 
 
 def columns(scene: Scene, drift: Drift) -> dict[str, Tensor]:
@@ -80,76 +101,100 @@ def columns(scene: Scene, drift: Drift) -> dict[str, Tensor]:
 
 
 def _columns(scene: Scene, drift: Drift) -> dict[str, Tensor]:
-    found = terms(scene, drift)
-    if found is None:
-        return {}
-    named = _token_sums(found) | _probabilities(scene, found, drift) | _sequence_values(scene, found, drift)
-    return {drift.prefix + name: values for name, values in named.items()}
+    named = seen(scene, drift, Gap).columns
+    return {
+        drift.prefix + name: values
+        for name, values in (named | _sequence_values(scene, named, drift)).items()
+    }
 
 
 def _token_sums(terms: Terms) -> dict[str, Tensor]:
-    """Sums of Δ, r and their kin; Σ(r² − 1) is Σ(r − 1)² + 2Σ(r − 1)."""
-    offsets = terms.batch.cu_seqlens
-    summed: dict[str, Callable[[], Tensor]] = {
+    """Sums of Δ, r and their kin."""
+    made: dict[str, Callable[[], Tensor]] = {
+        "d": lambda: terms.delta,
         "dd": terms.delta.square,
         "abs": lambda: terms.size,
-        "k3": lambda: terms.k3,
-        "r1": lambda: terms.r1,
-        "r11": terms.r1.square,
-        "mult": lambda: expm1(terms.safe.abs()),
+        **ratios(terms),
+        "mult": lambda: terms.mult,
         "tv": terms.r1.abs,
     }
-    found = {name: segments.total(make(), offsets) for name, make in summed.items()}
-    found |= _counts(terms)
-    r11, tv = found.pop("r11"), found.pop("tv")
-    return found | {"d": terms.total, "r2": r11 + 2 * found["r1"], "tv": tv / 2}
+    found = with_ratio(terms.sums(made))
+    return found | _counts(terms, found["d"])
 
 
-def _counts(terms: Terms) -> dict[str, Tensor]:
-    """Tokens beyond each bound; where the host can see at once that nothing is, nothing is counted."""
-    offsets = terms.batch.cu_seqlens
-    reach = float(terms.size.max()) if here(terms.size) and len(terms.size) else math.inf
-    none = torch.zeros_like(terms.total)
-    return {
-        name: segments.count_above(terms.size, bound, offsets) if reach > bound else none
-        for name, bound in _BEYOND.items()
-    }
+def ratios(terms: Terms) -> dict[str, Callable[[], Tensor]]:
+    """What the sums of r and r² are made of: where Δ is large, r − 1 is no longer the small Δ + k3."""
+    found: dict[str, Callable[[], Tensor]] = {"k3": lambda: terms.k3, "r11": lambda: terms.r11}
+    return found if terms.tame else {**found, "r1": lambda: terms.r1}
+
+
+def with_ratio(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Sums with that of r − 1."""
+    return {"r1": sums["d"] + sums["k3"], **sums}
+
+
+def _counts(terms: Terms, like: Tensor) -> dict[str, Tensor]:
+    """Tokens beyond each bound, [s]; a host sees the few that are beyond the least, and looks at those."""
+    if not here(like):
+        return {
+            name: segments.count_above(terms.size, bound, terms.block.offsets)
+            for name, bound in _BEYOND.items()
+        }
+    found = dict.fromkeys(_BEYOND, torch.zeros_like(like))
+    if terms.reach > FAR:
+        size, owner = terms.size.numpy()[terms.far], terms.block.owners(terms.far)
+        for name, bound in _BEYOND.items():
+            if terms.reach > bound:
+                many = np.bincount(owner[size > bound], minlength=len(like))
+                found[name] = torch.from_numpy(many.astype(np.float64))
+    return found
 
 
 _BEYOND = {"overflow": OVERFLOW, **{factor_name(tau): math.log(tau) for tau in FACTORS}}
 """Column → the |Δ| beyond which it counts tokens."""
 
 
-def _probabilities(scene: Scene, terms: Terms, drift: Drift) -> dict[str, Tensor]:
+def _probabilities(terms: Terms) -> dict[str, Tensor]:
     """Sums of the probabilities q and p, their products and their differences."""
-    offsets = terms.batch.cu_seqlens
-    (q, qq), (p, pp) = (_prob_sums(scene, policy) for policy in (drift.denominator, drift.numerator))
-    both = _prob(scene, drift.numerator) * _prob(scene, drift.denominator)
-    products = {"pd": terms.pd, "pdd": terms.diff.square(), "pq": both}
-    sums = {name: segments.total(x, offsets) for name, x in products.items()}
-    return {"q": q, "p": p, "qq": qq, "pp": pp} | sums
+    block = terms.block
+    q, qq = block.prob_sums(terms.denominator)
+    made: dict[str, Callable[[], Tensor]] = {"pd": lambda: terms.pd, "pdd": terms.diff.square}
+    if terms.tame:
+        return {"q": q, "qq": qq} | _from_differences(terms, made)
+    p, pp = block.prob_sums(terms.numerator)
+    both = {"pq": lambda: block.prob(terms.numerator) * block.prob(terms.denominator)}
+    return {"q": q, "qq": qq, "p": p, "pp": pp} | terms.sums(made | both)
 
 
-def _prob_sums(scene: Scene, policy: Policy) -> tuple[Tensor, Tensor]:
-    prob, offsets = _prob(scene, policy), scene.batch.cu_seqlens
-    return scene.once(
-        ("prob sums", policy),
-        lambda: (segments.total(prob, offsets), segments.total(prob.square(), offsets)),
-    )
+def _from_differences(terms: Terms, made: dict[str, Callable[[], Tensor]]) -> dict[str, Tensor]:
+    """Sums of p, p² and pq where p is near q: of q and of the small p − q."""
+    block = terms.block
+    prob, diff = block.prob(terms.denominator), terms.diff
+    sums = terms.sums(made | {"diff": lambda: diff, "cross": lambda: prob * diff})
+    (q, qq), cross = block.prob_sums(terms.denominator), sums.pop("cross")
+    p, pp = q + sums.pop("diff"), qq + 2 * cross + sums["pdd"]
+    block.learn(terms.numerator, lambda: prob + diff, (p, pp))
+    return {"p": p, "pp": pp, "pq": qq + cross} | sums
 
 
-def _sequence_values(scene: Scene, terms: Terms, drift: Drift) -> dict[str, Tensor]:
+def _sequence_values(scene: Scene, sums: Mapping[str, Tensor], drift: Drift) -> dict[str, Tensor]:
     """Values per sequence; an empty sequence has 0 everywhere."""
-    there = scene.counts["sequences"]
+    if not sums:
+        return {}
+    there, mean = scene.counts["sequences"], _mean(scene, sums["d"])
     mean_q, mean_p = (_mean_log(scene, policy) for policy in (drift.denominator, drift.numerator))
     return {
-        "g": terms.mean,
-        "g_abs": terms.mean.abs(),
-        "ppl_ratio": torch.expm1((-terms.mean).clamp(max=2 * OVERFLOW)),
-        "s2": torch.expm1((2 * terms.total).clamp(max=2 * OVERFLOW)),
+        "g": mean,
+        "g_abs": mean.abs(),
+        "ppl_ratio": torch.expm1((-mean).clamp(max=2 * OVERFLOW)),
+        "s2": torch.expm1((2 * sums["d"]).clamp(max=2 * OVERFLOW)),
         "ppl_p": torch.exp((-mean_p).clamp(max=2 * OVERFLOW)) * there,
         "ppl_q": torch.exp((-mean_q).clamp(max=2 * OVERFLOW)) * there,
     }
+
+
+def _mean(scene: Scene, total: Tensor) -> Tensor:
+    return total / scene.batch.lengths.clamp(min=1)
 
 
 def _mean_log(scene: Scene, policy: Policy) -> Tensor:
@@ -164,15 +209,13 @@ def ranges(scene: Scene, drift: Drift) -> dict[str, tuple[Tensor, Tensor]]:
 
 
 def _ranges(scene: Scene, drift: Drift) -> dict[str, tuple[Tensor, Tensor]]:
-    found = terms(scene, drift)
-    if found is None:
+    found = columns(scene, drift)
+    if not found:
         return {}
-    there = scene.batch.lengths > 0
-    spans = {
-        "d": extremes(found.delta),
-        "pd": extremes(found.pd),
-        "g": extremes(found.mean, there),
-        "s": extremes(found.total, there),
+    there, total = scene.batch.lengths > 0, found[drift.prefix + "d"]
+    spans = seen(scene, drift, Gap).ranges | {
+        "g": extremes(_mean(scene, total), there),
+        "s": extremes(total, there),
     }
     return {drift.prefix + name: span for name, span in spans.items()}
 

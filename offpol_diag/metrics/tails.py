@@ -8,11 +8,13 @@ import torch
 from torch import Tensor
 
 from offpol_diag import loglattice, pareto
-from offpol_diag.accumulators import Bins, Counts, LogSums, State, Tail
+from offpol_diag.accumulators import Bins, Counts, Floor, LogSums, State, Tail
 from offpol_diag.metrics import gap
 from offpol_diag.metrics.formula import Formula, Lookup, Reader, describe, plain
 from offpol_diag.metrics.gap import CHI2_SEQUENCE, Drift
 from offpol_diag.metrics.scene import Scene
+from offpol_diag.metrics.terms import Terms
+from offpol_diag.metrics.walk import Pair, seen
 from offpol_diag.ratios import OVERFLOW
 from offpol_diag.summary import Number, Numbers
 
@@ -20,19 +22,40 @@ QUANTILES = (0.001, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 0.999)
 _LN10 = math.log(10)
 
 
+class Tails:
+    """Histograms of Δ and of k3, and the largest Δ, of tokens."""
+
+    def __init__(self, scene: Scene, drift: Pair) -> None:
+        device = scene.batch.rollout.device
+        self.delta, self.k3 = Counts.none(device), Bins.none(device)
+        self.floor = scene.floor(_tail(drift, "tokens")) or Floor()
+        self.largest: Tail | None = None
+
+    def see(self, terms: Terms) -> None:
+        """The next block."""
+        self.delta.add_(terms.delta)
+        self.k3.add_(terms.k3)
+        largest = Tail.of(terms.delta, self.floor)
+        self.largest = self.largest.merge(largest) if self.largest else largest
+
+
+def _tail(drift: Pair, over: str) -> str:
+    return f"{drift.prefix}tail.{over}"
+
+
 def states(scene: Scene, drift: Drift) -> dict[str, State]:
     """Histogram of Δ and of k3, tails of r over tokens and sequences, Σ and Σ² of the sequence weights."""
-    found = gap.terms(scene, drift)
-    if found is None:
+    found = seen(scene, drift, Tails)
+    if found.largest is None:
         return {}
-    there = scene.batch.lengths > 0
-    tokens, sequences = (f"{drift.prefix}tail.{over}" for over in ("tokens", "sequences"))
+    there, total = scene.batch.lengths > 0, gap.columns(scene, drift)[f"{drift.prefix}d"]
+    sequences = _tail(drift, "sequences")
     return {
-        f"{drift.prefix}bins.d": Counts.of(found.delta),
-        f"{drift.prefix}bins.k3": Bins.of(found.k3),
-        tokens: Tail.of(found.delta, scene.floor(tokens)),
-        sequences: Tail.of(found.total[_filled(scene)], scene.floor(sequences)),
-        f"{drift.prefix}log.sequences": LogSums.of(torch.where(there, found.total, -torch.inf), scene.draws),
+        f"{drift.prefix}bins.d": found.delta,
+        f"{drift.prefix}bins.k3": found.k3,
+        _tail(drift, "tokens"): found.largest,
+        sequences: Tail.of(total[_filled(scene)], scene.floor(sequences)),
+        f"{drift.prefix}log.sequences": LogSums.of(torch.where(there, total, -torch.inf), scene.draws),
     }
 
 

@@ -8,8 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from offpol_diag import segments, tables
@@ -21,7 +24,10 @@ from offpol_diag.metrics.formula import Formula, Reader, mean
 from offpol_diag.metrics.gap import Drift
 from offpol_diag.metrics.interval import POSITIVE
 from offpol_diag.metrics.scene import Scene
+from offpol_diag.metrics.stretches import Stretches
 from offpol_diag.metrics.tails import ESS_TOKENS
+from offpol_diag.metrics.terms import Block, Terms
+from offpol_diag.metrics.walk import Pair, seen
 from offpol_diag.summary import Location, Place
 
 MOST_PLACES = 400
@@ -33,12 +39,12 @@ _LOG_EDGES = tuple(math.log(edge) for edge in (0.01, 0.1, 0.5, 0.9, 0.99))
 
 @dataclass(frozen=True)
 class TokenAxis:
-    """Places of tokens: `at(batch)` gives each token its bucket [T], or None when the dump cannot say."""
+    """Places of tokens: `at(block)` gives each token its bucket [t], or None when the dump cannot say."""
 
     name: str
     title: str
     labels: tuple[str, ...]
-    at: Callable[[Batch], Tensor | None]
+    at: Callable[[Block], Tensor | None]
 
 
 @dataclass(frozen=True)
@@ -60,30 +66,29 @@ def _octave_labels(count: int) -> tuple[str, ...]:
     return (*labels, f"{2 ** (count - 1) - 1}+")
 
 
-def _probability(batch: Batch) -> Tensor:
+def _probability(block: Block) -> Tensor:
     """How many edges lie below each token's probability: comparing costs less than searching."""
-    below = torch.zeros(batch.tokens, dtype=torch.uint8, device=batch.rollout.device)
+    log = block.rollout
+    if not here(log):
+        return sum((log > edge).view(torch.uint8) for edge in _LOG_EDGES)  # type: ignore[return-value]
+    values, found = log.numpy(), np.zeros(len(log), np.uint8)
+    above = np.empty(len(log), np.bool_)
     for edge in _LOG_EDGES:
-        below += segments.above(batch.rollout, edge).view(torch.uint8)
-    return below
+        found += np.greater(values, edge, out=above).view(np.uint8)
+    return torch.from_numpy(found)
 
 
-def _sign(batch: Batch) -> Tensor | None:
+def _sign(block: Block) -> Tensor | None:
     """0 below zero, 1 at it, 2 above."""
-    x = batch.advantages
+    x = block.advantages
     if x is None:
         return None
     return segments.above(x, 0.0).view(torch.uint8) + (1 - segments.above(-x, 0.0).view(torch.uint8))
 
 
-def _position(batch: Batch) -> Tensor:
-    """The octave of each token's position; looked up where they are small enough for a table to pay."""
-    x = batch.position
-    top = int(x.max()) if here(x) and len(x) else len(x)
-    if top >= len(x):
-        return _octave(x + 1).clamp_(max=POSITIONS - 1)
-    octaves = _octave(torch.arange(1, top + 2)).clamp_(max=POSITIONS - 1).to(torch.uint8)
-    return torch.from_numpy(octaves.numpy().take(x.numpy()))
+def _position(block: Block) -> Tensor:
+    """The octave of each token's position."""
+    return _octave(block.position + 1).clamp_(max=POSITIONS - 1)
 
 
 TOKEN_AXES = (
@@ -136,17 +141,55 @@ COLUMNS = ("d", "k3", "r1", "r2", "abs", "pd", "f_2")
 """What is summed of each place, and the counts."""
 
 
+class ByPlace:
+    """Sums by sequence and place along every axis of tokens."""
+
+    def __init__(self, scene: Scene, drift: Pair) -> None:
+        self.rows = scene.batch.sequences
+        self.parts: dict[str, list[Tensor]] = {}
+        self.stretches = Stretches.of(scene.batch, POSITIONS) if here(scene.batch.rollout) else None
+
+    def see(self, terms: Terms) -> None:
+        """The next block."""
+        arrays, beyond = _arrays(terms), terms.beyond(_FAR)
+        if self.stretches is not None:
+            self._keep("", _by_run(terms, self.stretches, arrays, beyond))
+        for axis in TOKEN_AXES:
+            if self._along(axis.name) is None and (at := axis.at(terms.block)) is not None:
+                self._keep(axis.name, _by_code(at, len(axis.labels), terms, arrays, beyond))
+
+    def _keep(self, name: str, part: Tensor) -> None:
+        self.parts.setdefault(name, []).append(part)
+
+    def _along(self, name: str) -> Tensor | None:
+        """The place of each stretch along an axis, [M]."""
+        runs = self.stretches
+        return None if runs is None else {"position": runs.octaves, "advantage_sign": runs.signs}.get(name)
+
+    def table(self, axis: TokenAxis) -> Tensor | None:
+        """The sums, [C, S, places], or None where the dump cannot say the place."""
+        at, runs, size = self._along(axis.name), self.stretches, len(axis.labels)
+        if at is None or runs is None:
+            return torch.cat(self.parts[axis.name], dim=1) if axis.name in self.parts else None
+        codes, many = runs.rows * size + at, self.rows * size
+        sums = torch.cat(self.parts[""], dim=1)
+        return sums.new_zeros(len(sums), many).index_add_(1, codes, sums).view(len(sums), -1, size)
+
+
 def places(scene: Scene, drift: Drift, group_by: Sequence[str]) -> dict[str, Places[Sums] | Sums]:
     """Sums by place along every axis that this dump has; of tokens, all places in one."""
-    if gap.terms(scene, drift) is None:
+    by_place, columns = seen(scene, drift, ByPlace), gap.columns(scene, drift)
+    if not columns:
         return {}
-    columns = {name: gap.columns(scene, drift)[drift.prefix + name] for name in COLUMNS}
-    columns |= {name: scene.counts[name] for name in ("tokens", "sequences")}
+    summed = {name: columns[drift.prefix + name] for name in COLUMNS}
+    summed |= {name: scene.counts[name] for name in ("tokens", "sequences")}
     axes = (*SEQUENCE_AXES, *map(column_axis, group_by))
     found: dict[str, Places[Sums] | Sums | None] = {
-        axis.name: _sequence_places(scene, columns, axis) for axis in axes
+        axis.name: _sequence_places(scene, summed, axis) for axis in axes
     }
-    found |= {axis.name: _token_places(scene, drift, axis) for axis in TOKEN_AXES}
+    for axis in TOKEN_AXES:
+        table = by_place.table(axis)
+        found[axis.name] = None if table is None else _token_places(scene, table, axis)
     return {name: where for name, where in found.items() if where is not None}
 
 
@@ -167,28 +210,84 @@ def _sequence_places(scene: Scene, columns: dict[str, Tensor], axis: SequenceAxi
     return Places(found)
 
 
-def _token_places(scene: Scene, drift: Drift, axis: TokenAxis) -> Sums | None:
-    at = axis.at(scene.batch)
-    if at is None:
-        return None
-    sums = _tables(scene, drift, at, len(axis.labels))
-    stacked = torch.stack(tuple(sums.values())).transpose(1, 2)  # [C, places, S]
-    names = tuple(f"{name}|{label}" for name in sums for label in axis.labels)
+def _token_places(scene: Scene, table: Tensor, axis: TokenAxis) -> Sums:
+    sums = dict(zip(_KEPT, table, strict=True))
+    sums["r2"] = sums["r11"] + 2 * sums["r1"]
+    sums["sequences"] = (sums["tokens"] > 0).to(torch.float64)
+    stacked = torch.stack([sums[name] for name in _NAMED]).transpose(1, 2)  # [C, places, S]
+    names = tuple(f"{name}|{label}" for name in _NAMED for label in axis.labels)
     return Sums.of_stacked(names, stacked.reshape(len(names), -1), scene.draws, scene.batch.key)
 
 
-def _tables(scene: Scene, drift: Drift, at: Tensor, size: int) -> dict[str, Tensor]:
-    """Sums of the columns by sequence and place, [S, size]."""
-    terms = gap.terms(scene, drift)
-    assert terms is not None
-    offsets = scene.batch.cu_seqlens
-    columns = {"d": terms.delta, "k3": terms.k3, "r1": terms.r1, "r11": scene.once("r11", terms.r1.square)}
-    columns |= {"abs": terms.size, "pd": terms.pd}
-    tokens, sums = tables.by_sequence(at, size, offsets, columns)
-    far = scene.once("f_2", lambda: segments.above(terms.size, math.log(2)))
-    sums["r2"] = sums.pop("r11") + 2 * sums["r1"]
-    sums["f_2"] = tables.few_by_sequence(at, size, offsets, far)
-    return sums | {"tokens": tokens, "sequences": (tokens > 0).to(torch.float64)}
+_KEPT = ("d", "k3", "r1", "abs", "pd", "r11", "f_2", "tokens")
+_NAMED = ("d", "k3", "r1", "abs", "pd", "r2", "f_2", "tokens", "sequences")
+_FAR = math.log(2)
+"""The |Δ| beyond which f_2 counts tokens."""
+
+
+def _arrays(terms: Terms) -> dict[str, Callable[[], Tensor]]:
+    """What is summed, [t] each."""
+    return {
+        "d": lambda: terms.delta,
+        "abs": lambda: terms.size,
+        "pd": lambda: terms.pd,
+        **gap.ratios(terms),
+    }
+
+
+def _by_run(
+    terms: Terms, stretches: Stretches, arrays: Mapping[str, Callable[[], Tensor]], beyond: Tensor
+) -> Tensor:
+    """Sums over stretches, [C, m]; those over sequences, which are made of them, are kept.
+
+    Not those of k3, by which sequences are ranked: where stretches are cut must not decide a rank.
+    """
+    begins, whole = stretches.within(terms.block)
+    sums = segments.totals(arrays, begins)
+    kept = {name: lambda x=x: x for name, x in sums.items() if name != "k3"}  # type: ignore[misc]
+    terms.summed |= segments.totals(kept, whole)
+    far = tables.count(torch.searchsorted(begins, beyond, right=True) - 1, len(begins) - 1)
+    return _stacked(sums, far, segments.lengths(begins).to(torch.float64))
+
+
+def _by_code(
+    at: Tensor, size: int, terms: Terms, arrays: Mapping[str, Callable[[], Tensor]], beyond: Tensor
+) -> Tensor:
+    """Sums by sequence and place, each token with a code of its own, [C, s, size]."""
+    block, made = terms.block, {name: make() for name, make in arrays.items()}
+    if not here(at):
+        tokens, sums = tables.by_sequence(at, size, block.offsets, made)
+        return _stacked(sums, tables.few_by_sequence(at, size, block.offsets, beyond), tokens)
+    codes, many = _lanes(at.numpy(), size, block), len(block.lengths) * size
+    wide = torch.zeros(len(made) + 1, many * LANES, dtype=torch.float64)
+    for table, x in zip(wide, made.values(), strict=False):
+        table.scatter_add_(0, codes, x)
+    wide[-1] = torch.from_numpy(np.bincount(codes.numpy(), minlength=many * LANES))
+    *found, tokens = wide.view(len(wide), -1, size, LANES).sum(dim=3)
+    codes = torch.from_numpy(block.owners(beyond.numpy())) * size + at[beyond]
+    return _stacked(dict(zip(made, found, strict=True)), tables.count(codes, many).view(-1, size), tokens)
+
+
+LANES = 4
+
+
+def _lanes(at: NDArray[np.uint8], size: int, block: Block) -> Tensor:
+    """The code of sequence, place and lane: adding twice in a row to one number makes a core wait."""
+    firsts = np.arange(0, len(block.lengths) * size * LANES, size * LANES)
+    codes = np.repeat(firsts, block.lengths.numpy())
+    codes += at * np.uint8(LANES) + _pattern(1 << len(at).bit_length())[: len(at)]
+    return torch.from_numpy(codes)
+
+
+@cache
+def _pattern(size: int) -> NDArray[np.uint8]:
+    """The lanes in turn."""
+    return np.tile(np.arange(LANES, dtype=np.uint8), size // LANES + 1)
+
+
+def _stacked(sums: dict[str, Tensor], far: Tensor, tokens: Tensor) -> Tensor:
+    whole = gap.with_ratio(sums) | {"f_2": far, "tokens": tokens}
+    return torch.stack([whole[name] for name in _KEPT])
 
 
 def _by_label(sums: Sums, axis: TokenAxis) -> Places[Sums]:

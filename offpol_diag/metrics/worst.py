@@ -15,19 +15,36 @@ from offpol_diag.metrics import gap
 from offpol_diag.metrics.gap import Drift
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.metrics.terms import Terms
+from offpol_diag.metrics.walk import Pair, seen
 from offpol_diag.summary import WorstSequence, WorstToken
 
 SEQUENCES, TOKENS, CONTEXT, TIES = 10, 20, 3, 1000
 
 
+class Largest:
+    """How large |Δ| gets in every sequence."""
+
+    def __init__(self, scene: Scene, drift: Pair) -> None:
+        self.parts: list[Tensor] = []
+
+    def see(self, terms: Terms) -> None:
+        """The next block."""
+        self.parts.append(segments.largest(terms.size, terms.block.offsets))
+
+    @property
+    def most(self) -> Tensor:
+        """[S]; -inf for an empty sequence."""
+        return torch.cat(self.parts)
+
+
 def sequences(scene: Scene, drift: Drift) -> Best[WorstSequence]:
     """The sequences with the largest mean k3 above 0."""
-    batch, terms = scene.batch, _terms(scene, drift)
-    k3 = gap.columns(scene, drift)[f"{drift.prefix}k3"] / batch.lengths.clamp(min=1)
+    batch, columns = scene.batch, gap.columns(scene, drift)
+    k3 = columns[f"{drift.prefix}k3"] / batch.lengths.clamp(min=1)
     at = _largest(k3, SEQUENCES)
     whole = torch.stack((at, batch.lengths[at]), dim=1)
-    most = segments.largest(terms.size, batch.cu_seqlens)
-    real = torch.stack((k3, terms.total, most), dim=1)[at]
+    most = seen(scene, drift, Largest).most
+    real = torch.stack((k3, columns[f"{drift.prefix}d"], most), dim=1)[at]
     rows = [_sequence(batch, *ints, *reals) for ints, reals in _best(whole, real, SEQUENCES)]
     none: Best[WorstSequence] = Best(SEQUENCES, ())
     return none.merge(Best(SEQUENCES, tuple((row.k3_mean, row) for row in rows)))
@@ -35,18 +52,31 @@ def sequences(scene: Scene, drift: Drift) -> Best[WorstSequence]:
 
 def tokens(scene: Scene, drift: Drift) -> Best[WorstToken]:
     """The tokens with the largest |Δ|, with the log-ratios around them."""
-    batch, terms = scene.batch, _terms(scene, drift)
-    at = _largest(terms.size, TOKENS)
-    real = torch.cat((_columns(at, terms.size, terms.q, terms.p), _around(terms.delta, at)), dim=1)
+    batch = scene.batch
+    q, p = (batch.policy(policy) for policy in (drift.denominator, drift.numerator))
+    assert q is not None
+    assert p is not None
+    at = _among(batch, seen(scene, drift, Largest).most)
+    at = at[_largest((p[at] - q[at]).abs(), TOKENS)]
+    around = _around(q, p, at)
+    real = torch.cat((around[:, CONTEXT : CONTEXT + 1].abs(), _columns(at, q, p), around), dim=1)
     rows = [_token(batch, ints, reals) for ints, reals in _best(_whole(batch, at), real, TOKENS)]
     none: Best[WorstToken] = Best(TOKENS, ())
     return none.merge(Best(TOKENS, tuple((abs(row.log_ratio), row) for row in rows)))
 
 
-def _terms(scene: Scene, drift: Drift) -> Terms:
-    found = gap.terms(scene, drift)
-    assert found is not None
-    return found
+def _among(batch: Batch, most: Tensor) -> Tensor:
+    """Tokens among which the largest are: those of sequences that have one as large as the last of the best.
+
+    Elsewhere than on a CPU all are, since the host would have to wait to learn how many those are.
+    """
+    if not here(most):
+        return torch.arange(batch.tokens, device=most.device)
+    last = float(torch.topk(most, TOKENS).values[-1]) if len(most) >= TOKENS else 0.0
+    rows = torch.nonzero((most >= last) & (most > 0)).flatten()
+    lengths = batch.lengths[rows]
+    begins = batch.cu_seqlens[rows] - (torch.cumsum(lengths, 0) - lengths)
+    return torch.repeat_interleave(begins, lengths) + torch.arange(int(lengths.sum()))
 
 
 def _largest(scores: Tensor, many: int) -> Tensor:
@@ -100,10 +130,11 @@ def _whole(batch: Batch, at: Tensor) -> Tensor:
     return torch.stack((owner, at - start, end - start, batch.position[at], ids), dim=1)
 
 
-def _around(delta: Tensor, at: Tensor) -> Tensor:
+def _around(q: Tensor, p: Tensor, at: Tensor) -> Tensor:
     """Δ of tokens and their neighbours, [many, 2 · CONTEXT + 1]; a stranger where the batch ends."""
     steps = torch.arange(-CONTEXT, CONTEXT + 1, device=at.device)
-    return delta[(at[:, None] + steps).clamp(0, max(len(delta) - 1, 0))]
+    near = (at[:, None] + steps).clamp(0, max(len(q) - 1, 0))
+    return p[near] - q[near]
 
 
 def _token(batch: Batch, ints: list[int], reals: list[float]) -> WorstToken:

@@ -1,0 +1,332 @@
+"""What the base metrics take from one walk over the tokens is what plain sums over all of them are."""
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+from offpol_diag import accumulators, loglattice, segments, tables
+from offpol_diag.batch import Batch
+from offpol_diag.metrics import gap, tails, terms, where, worst
+from offpol_diag.metrics.gap import DRIFTS
+from offpol_diag.metrics.scene import Scene
+from offpol_diag.metrics.walk import walk
+
+LENGTHS = [7, 0, 1, 40, 3, 0, 0, 25, 90, 2, 2, 60, 0]
+SIZES = {
+    "none": 0.0,
+    "tiny": 1e-9,
+    "usual": 0.02,
+    "up to where r stops to stand for itself": 0.9,
+    "large": 2.0,
+    "huge": 40.0,
+    "beyond what can be exponentiated": 300.0,
+}
+
+
+def ends(lengths):
+    return torch.tensor([0, *np.cumsum(lengths)])
+
+
+def batch(size=0.02, lengths=LENGTHS, advantages="of sequences", masked=True, seed=0):
+    """Random sequences; where masked, a few tokens are missing here and there."""
+    random, n = np.random.default_rng(seed), sum(lengths)
+    rollout = np.log(random.beta(2, 0.4, n).clip(1e-9))
+    rollout[::3] -= 3 * size if size > 100 else 0  # so that ratios are huge both ways
+    old = np.minimum(rollout + random.normal(0, size, n), 0.0) if size else rollout
+    current = np.minimum(old + random.normal(0, size / 2, n), 0.0) if size else old
+    position = np.concatenate([np.cumsum(_steps(random, k, masked)) - 1 for k in lengths]).astype(np.int64)
+    begins = set(np.cumsum([0, *lengths])[:-1].tolist()) | {
+        i for i in range(1, n) if position[i] != position[i - 1] + 1
+    }
+    signs = {
+        "of sequences": np.repeat(random.integers(-1, 2, len(lengths)), lengths),
+        "of tokens": random.integers(-1, 2, n),
+        "of parts": np.sign(np.sin(np.arange(n) / 17.0).round(1)),
+    }.get(advantages)
+    return Batch(
+        rollout=torch.from_numpy(rollout),
+        old=torch.from_numpy(old),
+        current=torch.from_numpy(current),
+        cu_seqlens=ends(lengths),
+        cu_runs=torch.tensor([*sorted(i for i in begins if i < n), n]),
+        position=torch.from_numpy(position),
+        key=torch.arange(len(lengths)),
+        masked=torch.zeros(len(lengths), dtype=torch.int64),
+        advantages=None if signs is None else torch.from_numpy(signs.astype(np.float64)),
+    )
+
+
+def _steps(random, k, masked):
+    steps = np.ones(k, np.int64)
+    if masked and k > 10:
+        steps[random.integers(0, k, 3)] = [5, 200_000, 33]
+    return steps
+
+
+def scene(of):
+    return Scene.of(of, 0, 4)
+
+
+def seen(of):
+    """Everything the walk leaves, as numbers by name."""
+    one = scene(of)
+    main = DRIFTS[0]
+    every, first = (gap.Gap, tails.Tails), (where.ByPlace, worst.Largest)
+    walk(one, {drift: (*first, *every) if drift is main else every for drift in DRIFTS})
+    found = {}
+    for drift in DRIFTS:
+        found |= {f"gap {name}": x.tolist() for name, x in gap.columns(one, drift).items()}
+        found |= {f"range {name}": [float(x) for x in span] for name, span in gap.ranges(one, drift).items()}
+        states = tails.states(one, drift)
+        found[f"d {drift.prefix}"] = states[f"{drift.prefix}bins.d"].counts.tolist()
+        k3 = states[f"{drift.prefix}bins.k3"]
+        found[f"k3 {drift.prefix}"] = [*k3.counts.tolist(), *k3.sums.tolist()]
+        found[f"tail {drift.prefix}"] = states[f"{drift.prefix}tail.tokens"].top.tolist()
+    for axis in where.TOKEN_AXES:
+        table = one.once((where.ByPlace, ""), lambda: None).table(axis)
+        found[f"where {axis.name}"] = [] if table is None else table.flatten().tolist()
+    found["worst"] = [row.log_ratio for _, row in worst.tokens(one, main).records]
+    found["most"] = [row.max_abs_log_ratio for _, row in worst.sequences(one, main).records]
+    return found
+
+
+def same(one, two, rel=1e-12):
+    assert one.keys() == two.keys()
+    for name, values in one.items():
+        scale = max(map(abs, values), default=0.0) if name.startswith(("gap", "where")) else 0.0
+        finite = scale if math.isfinite(scale) else 0.0
+        assert two[name] == pytest.approx(values, rel=rel, abs=1e-14 * finite, nan_ok=True), name
+
+
+# ---------------------------------------------------------------- against plain sums
+
+
+def fsums(of, drift):
+    """The sums of one drift over each sequence, in plain Python."""
+    q, p = of.policy(drift.denominator).tolist(), of.policy(drift.numerator).tolist()
+    at = of.cu_seqlens.tolist()
+    found = {}
+    for first, last in pairwise(at):
+        for name, value in _plain(q[first:last], p[first:last]).items():
+            found.setdefault(name, []).append(value)
+    return found
+
+
+def _plain(q, p):
+    d = [b - a for a, b in zip(q, p, strict=True)]
+    r1 = [math.expm1(max(min(x, 345.0), -345.0)) for x in d]
+    eq, ep = list(map(math.exp, q)), list(map(math.exp, p))
+    diff = [a * r for a, r in zip(eq, r1, strict=True)]
+    total = math.fsum
+    return {
+        "d": total(d),
+        "dd": total(x * x for x in d),
+        "abs": total(map(abs, d)),
+        "k3": total(r - x for r, x in zip(r1, d, strict=True)),
+        "r1": total(r1),
+        "r2": total([r * r for r in r1] + [2 * r for r in r1]),
+        "mult": total(math.expm1(min(abs(x), 345.0)) for x in d),
+        "tv": total(map(abs, r1)) / 2,
+        "q": total(eq),
+        "p": total(ep),
+        "qq": total(x * x for x in eq),
+        "pp": total(x * x for x in ep),
+        "pq": total(x * y for x, y in zip(eq, ep, strict=True)),
+        "pd": total(map(abs, diff)),
+        "pdd": total(x * x for x in diff),
+        "overflow": sum(abs(x) > 345.0 for x in d),
+        **{gap.factor_name(tau): sum(abs(x) > math.log(tau) for x in d) for tau in gap.FACTORS},
+    }
+
+
+@pytest.mark.parametrize("block", [1, 50, 10_000])
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("drift", DRIFTS)
+def test_sums_over_sequences_are_plain_sums(size, drift, block, monkeypatch):
+    monkeypatch.setattr(terms, "BLOCK", block)
+    of = batch(SIZES[size])
+    one = scene(of)
+    walk(one, dict.fromkeys(DRIFTS, (gap.Gap,)))
+    found = gap.columns(one, drift)
+
+    expected = fsums(of, drift)
+    for name, values in expected.items():
+        largest = max(map(abs, expected["abs"] if name in ("d", "r1", "r2") and SIZES[size] < 1 else values))
+        close = pytest.approx(values, rel=1e-12, abs=1e-14 * max(largest, SIZES[size]))
+        assert found[drift.prefix + name].tolist() == close, name
+
+
+@pytest.mark.parametrize("size", [1e-9, 1e-6, 1e-3])
+def test_a_tiny_drift_is_summed_without_cancellation(size):
+    of = batch(size)
+    found, expected = gap.columns(scene(of), DRIFTS[0]), fsums(of, DRIFTS[0])
+
+    for name in ("dd", "abs", "mult", "tv", "pd", "pdd"):
+        assert found[name].tolist() == pytest.approx(expected[name], rel=1e-12, abs=0), name
+    assert found["k3"].tolist() == pytest.approx(expected["k3"], rel=1e-12, abs=1e-16 * size)
+
+
+def test_a_token_far_below_leaves_the_small_probabilities_of_its_block_exact():
+    of = batch(0.0, lengths=[30])
+    of.old[:] -= 25.0
+    found, expected = gap.columns(scene(of), DRIFTS[0]), fsums(of, DRIFTS[0])
+
+    for name in ("p", "pp", "pq", "mult"):
+        assert found[name].tolist() == pytest.approx(expected[name], rel=1e-12, abs=0), name
+
+
+def tables_of(of, drift, name):
+    """Sums by sequence and place along one axis, in plain Python: [places][sequence] → list of tokens."""
+    q, at = of.rollout.tolist(), of.cu_seqlens.tolist()
+    code = {
+        "position": lambda i: min((int(of.position[i]) + 1).bit_length() - 1, 17),
+        "rollout_probability": lambda i: sum(q[i] > math.log(edge) for edge in (0.01, 0.1, 0.5, 0.9, 0.99)),
+        "advantage_sign": lambda i: int(np.sign(float(of.advantages[i]))) + 1,
+    }[name]
+    members = {}
+    for row, (first, last) in enumerate(pairwise(at)):
+        for i in range(first, last):
+            members.setdefault((row, code(i)), []).append(i)
+    return members
+
+
+@pytest.mark.parametrize("block", [1, 50, 10_000])
+@pytest.mark.parametrize("advantages", ["of sequences", "of tokens", "of parts"])
+@pytest.mark.parametrize("axis", where.TOKEN_AXES, ids=lambda axis: axis.name)
+@pytest.mark.parametrize("size", [0.02, 2.0])
+def test_sums_by_place_are_plain_sums(axis, advantages, block, size, monkeypatch):
+    monkeypatch.setattr(terms, "BLOCK", block)
+    of, drift = batch(size, advantages=advantages), DRIFTS[0]
+    one = scene(of)
+    walk(one, {drift: (where.ByPlace, gap.Gap)})
+    table = one.once((where.ByPlace, ""), lambda: None).table(axis)
+    found = dict(zip(where._KEPT, table, strict=True))
+
+    members = tables_of(of, drift, axis.name)
+    q, p = of.rollout.tolist(), of.old.tolist()
+    for row in range(len(LENGTHS)):
+        for place in range(len(axis.labels)):
+            tokens = members.get((row, place), [])
+            expected = _plain([q[i] for i in tokens], [p[i] for i in tokens])
+            assert float(found["tokens"][row, place]) == len(tokens)
+            assert float(found["f_2"][row, place]) == expected["f_2"]
+            for name in ("d", "k3", "r1", "abs", "pd"):
+                close = pytest.approx(expected[name], rel=1e-11, abs=1e-13)
+                assert float(found[name][row, place]) == close, name
+
+
+def test_positions_below_zero_lose_no_token():
+    of = batch(masked=False, lengths=[9])
+    of.position[:] -= 4
+    one = scene(of)
+    walk(one, {DRIFTS[0]: (where.ByPlace,)})
+    tokens = one.once((where.ByPlace, ""), lambda: None).table(where.TOKEN_AXES[0])[-1]
+
+    assert tokens[0, :4].tolist() == [5, 2, 2, 0]
+
+
+# ---------------------------------------------------------------- ways that must agree
+
+
+@pytest.mark.parametrize("advantages", ["of sequences", "of tokens", "of parts", "none"])
+@pytest.mark.parametrize("size", SIZES)
+def test_blocks_leave_what_the_whole_leaves(size, advantages, monkeypatch):
+    of = batch(SIZES[size], advantages=advantages)
+    whole = seen(of)
+    monkeypatch.setattr(terms, "BLOCK", 30)
+
+    same(whole, seen(of))
+
+
+@pytest.mark.parametrize("advantages", ["of sequences", "of tokens", "none"])
+@pytest.mark.parametrize("size", SIZES)
+def test_what_a_host_sees_at_once_is_what_a_gpu_is_not_asked_for(size, advantages, monkeypatch):
+    of = batch(SIZES[size], advantages=advantages)
+    ours = seen(of)
+    for module in (terms, gap, where, worst, loglattice, accumulators, segments, tables):
+        monkeypatch.setattr(module, "here", lambda x: False)
+
+    same(ours, seen(of))
+
+
+def test_who_asks_by_itself_gets_what_the_walk_leaves():
+    of = batch()
+    one, two = scene(of), scene(of)
+    walk(one, dict.fromkeys(DRIFTS, (gap.Gap,)))
+
+    for drift in reversed(DRIFTS):
+        for name, values in gap.columns(two, drift).items():
+            assert values.tolist() == pytest.approx(
+                gap.columns(one, drift)[name].tolist(), rel=1e-12, abs=1e-15
+            )
+
+
+def test_a_policy_that_is_missing_leaves_nothing():
+    of = batch()
+    object.__setattr__(of, "old", None)
+    one = scene(of)
+
+    assert gap.columns(one, DRIFTS[0]) == gap.ranges(one, DRIFTS[0]) == {}
+    assert tails.states(one, DRIFTS[1]) == {}
+    assert where.places(one, DRIFTS[0], ()) == {}
+    assert gap.columns(one, DRIFTS[2])
+
+
+@pytest.mark.parametrize("lengths", [[0], [0, 0], [1], [1, 0]])
+def test_hardly_any_token_is_no_trouble(lengths):
+    found = seen(batch(lengths=lengths))
+
+    assert len(found["gap d"]) == len(lengths)
+    assert len(found["worst"]) == sum(lengths)
+
+
+# ---------------------------------------------------------------- the worst, and blocks
+
+
+@pytest.mark.parametrize("lengths", [[500], [30] * 25, [3] * 19, [3] * 20, [1] * 300])
+@pytest.mark.parametrize("ties", [False, True])
+def test_the_worst_tokens_are_those_of_a_full_sort(lengths, ties):
+    of = batch(0.5, lengths=lengths)
+    if ties:
+        of.old[:] = of.rollout + ((of.old - of.rollout) * 4).round() / 4
+    delta = (of.old - of.rollout).abs()
+    expected = [x for x in sorted(delta.tolist(), reverse=True)[:20] if x > 0]
+
+    found = [abs(row.log_ratio) for _, row in worst.tokens(scene(of), DRIFTS[0]).records]
+    assert found == expected
+
+
+@pytest.mark.parametrize("wanted", [1, 2, 10, 1000])
+@pytest.mark.parametrize("lengths", [[], [0], [5], [0, 0, 5, 0], LENGTHS])
+def test_spans_cover_every_run_once_and_in_order(lengths, wanted):
+    offsets = ends(lengths)
+    found = segments.spans(offsets, wanted)
+
+    assert [row for first, last in found for row in range(first, last)] == list(range(len(lengths)))
+    longest = max(lengths, default=0)
+    assert all(int(offsets[last] - offsets[first]) < wanted + longest + 1 for first, last in found)
+
+
+def test_sums_of_several_columns_are_those_of_each():
+    x, offsets = torch.arange(9.0, dtype=torch.float64), torch.tensor([0, 4, 4, 9])
+    plain = torch.tensor([0, 4, 9])
+
+    for at in (offsets, plain):
+        found = segments.totals({"x": lambda: x, "y": lambda: -x}, at)
+        assert found["x"].tolist() == segments.total(x, at).tolist()
+        assert found["y"].tolist() == (-segments.total(x, at)).tolist()
+
+
+def test_how_stretches_are_cut_changes_no_rank():
+    one, two = (batch(0.3, advantages=kind, masked=False) for kind in ("of parts", "none"))
+    found, expected = ([row.k3_mean for _, row in _worst(of).records] for of in (one, two))
+    assert found == expected
+
+
+def _worst(of):
+    one = scene(of)
+    walk(one, {DRIFTS[0]: (where.ByPlace, worst.Largest, gap.Gap)})
+    return worst.sequences(one, DRIFTS[0])
