@@ -211,11 +211,8 @@ class _Spans:
     @classmethod
     def of(cls, batch: Batch) -> _Spans:
         rows: dict[Label, list[tuple[int, int]]] = {}
-        first = 0
-        for label, run in groupby(scope.labels(batch)):
-            last = first + sum(1 for _ in run)
+        for label, first, last in _runs(batch):
             rows.setdefault(label, []).append((first, last))
-            first = last
         ends = sorted({end for runs in rows.values() for run in runs for end in run})
         starts = batch.cu_seqlens[ends].tolist()
         filled = batch.lengths > 0
@@ -232,6 +229,19 @@ class _Spans:
             return level.values[self.starts[begin] : self.starts[end]]
         x = level.values[begin:end]
         return x if self.filled is None else x[self.filled[begin:end]]
+
+
+def _runs(batch: Batch) -> Iterator[tuple[Label, int, int]]:
+    """Adjacent sequences of one trainer batch: its label, from which to before which."""
+    steps = batch.scalars.get(columns.STEP) or [None]
+    if batch.sequences and steps.count(steps[0]) == len(steps):  # most batches are of one step
+        yield scope.labels(batch.rows(0, 1))[0], 0, batch.sequences
+        return
+    first = 0
+    for label, run in groupby(scope.labels(batch)):
+        last = first + len(list(run))
+        yield label, first, last
+        first = last
 
 
 # ---------------------------------------------------------------- where the cut falls

@@ -93,6 +93,26 @@ def test_values_stay_as_narrow_as_they_are_stored_and_bounds_are_exact():
         assert any(problem for check in CHECKS for problem in check(rows)) == bad
 
 
+@pytest.mark.parametrize("kind", [pa.int64(), pa.int8(), pa.uint64(), pa.float64(), pa.uint16()])
+def test_a_group_has_one_key_in_whatever_numbers_it_is_written(kind):
+    signed = not pa.types.is_unsigned_integer(kind)
+    ids = [3, 0, None, 100, 3, -7 if signed else 7]
+    found = keys.of_groups(pa.array(ids, kind), lambda: np.full(6, 5))
+    expected = [
+        5 if one is None else int(keys.mix(np.array([one % 2**64], np.uint64)).view(np.int64)[0])
+        for one in ids
+    ]
+    assert found.tolist() == expected
+    assert keys.of_groups(pa.array(ids, kind).dictionary_encode(), lambda: np.full(6, 5)).tolist() == expected
+
+
+def test_the_largest_ids_are_kept_apart():
+    ids = [2**64 - 1, 2**63, 2**63 - 1]
+    found = keys.of_groups(pa.array(ids, pa.uint64()), lambda: np.zeros(3, np.int64))
+    assert found.tolist() == keys.mix(np.array(ids, np.uint64)).view(np.int64).tolist()
+    assert keys.of_groups(pa.array([-1]), lambda: np.zeros(1, np.int64))[0] == found[0]
+
+
 @pytest.mark.parametrize("where", [0, 2, 4])
 def test_the_span_of_values_is_nan_if_any_is(where):
     values = np.arange(5, dtype=np.float32)

@@ -33,11 +33,19 @@ def mix(x: Words) -> Words:
 def of_groups(ids: pa.Array, contents: Callable[[], Ints]) -> Ints:
     """Keys from group ids, [S] → [S] int64; where an id is null, the key is that of `contents()` [S]."""
     encoded = ids if pt.is_dictionary(ids.type) else ids.dictionary_encode()
-    uniques = np.array([_of_label(value) for value in encoded.dictionary.to_pylist()] or [0], dtype=np.uint64)
+    uniques = _of_labels(encoded.dictionary) if len(encoded.dictionary) else np.zeros(1, np.uint64)
     codes = encoded.indices.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
     found = mix(uniques)[codes].view(np.int64)
     null = encoded.is_null().to_numpy(zero_copy_only=False)
     return np.where(null, contents(), found) if null.any() else found
+
+
+def _of_labels(values: pa.Array) -> Words:
+    """`_of_label` of each value, [N]; a whole number's bits are those of its word."""
+    if pt.is_integer(values.type) and not values.null_count:
+        words: Words = values.to_numpy().astype(np.uint64)
+        return words
+    return np.array([_of_label(value) for value in values.to_pylist()], dtype=np.uint64)
 
 
 def _of_label(value: Any) -> int:
