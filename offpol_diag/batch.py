@@ -21,6 +21,9 @@ from offpol_diag import segments
 POLICIES = ("rollout", "old", "current")
 PER_TOKEN = ("rollout", "old", "current", "advantages", "position", "token_ids", "entropy")
 
+FEW = 4
+"""Tokens that are left out of a batch are few where there are this many times as many others."""
+
 
 @dataclass(frozen=True)
 class Batch:

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from offpol_diag import segments
-from offpol_diag.batch import PER_TOKEN, Batch
+from offpol_diag.batch import FEW, Batch, Some
 from offpol_diag.correction import beyond, by_turn, fails, seen, weigh_turns
+from offpol_diag.metrics.nearness import places
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.metrics.signs import every
 from offpol_diag.near import on_cells
@@ -34,7 +35,7 @@ class Cells:
         turn: which each cell is of, or any where all turns of the sequence are treated alike, [C].
         advantages: A of a token of each, [C]; where the signs of a sequence are treated alike, of any sign
             that is there.
-        first: a token of each cell, [C]; None where no sign of A·Δ matters.
+        first: where in the batch a token of each cell is, [C]; None where no sign of A·Δ matters.
         there: cells that are looked at here, [C] bool; None for all.
         starts: where the cells of each sequence start, [S+1]; None where a cell is a sequence.
     """
@@ -57,7 +58,10 @@ class Cells:
             return self.advantages
         if self.first is None:
             return torch.zeros_like(self.advantages)
-        return self.advantages * self.ratios.of(policy).delta[self.first]
+        own, first = self.ratios.of(policy), self.first
+        whole = own.whole
+        assert whole is not None
+        return self.advantages * own.once("first", lambda: whole.delta[first])
 
 
 def cells(scene: Scene, preset: Preset) -> tuple[Cells, ...]:
@@ -116,8 +120,6 @@ def _cells(scene: Scene, by: frozenset[str]) -> tuple[Cells, ...]:
     causes, batch = _causes(scene, by), scene.batch
     finer = reduce(Tensor.logical_or, causes.values(), torch.zeros_like(batch.lengths, dtype=torch.bool))
     close = scene.apart[1]
-    assert close.index is not None
-    index = close.index[_inside(finer, close.batch.cu_seqlens)]
     whole = Cells(
         close,
         torch.arange(batch.sequences, device=finer.device),
@@ -125,7 +127,20 @@ def _cells(scene: Scene, by: frozenset[str]) -> tuple[Cells, ...]:
         _sign(scene),
         there=~finer,
     )
-    return (whole, _fine(scene, causes, index)) if len(index) else (whole,)
+    if not bool(finer.any()):
+        return (whole,)
+    index, others = _of_sequences(close.batch, finer)
+    return (whole, _fine(scene, causes, index, others)) if len(index) else (whole,)
+
+
+def _of_sequences(close: Batch, which: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Where the near tokens of some sequences [S] bool stand, and where all others do if they are few."""
+    assert isinstance(close, Some)
+    there = segments.spread(which, close.cu_seqlens)
+    index, rest = close.index[places(there)], places(~there)
+    if close.without is None or FEW * len(rest) > len(index):
+        return index, None
+    return index, torch.cat((close.without, close.index[rest])).sort().values
 
 
 def _first_turns(batch: Batch) -> Tensor:
@@ -188,42 +203,69 @@ def _sign(scene: Scene) -> Tensor:
 # ---------------------------------------------------------------- their cells
 
 
-def _fine(scene: Scene, causes: Causes, index: Tensor) -> Cells:
+def _fine(scene: Scene, causes: Causes, index: Tensor, others: Tensor | None) -> Cells:
     """Near tokens of some sequences, told apart where it matters."""
     batch = scene.batch
-    key, codes = _keys(scene, causes, index)
-    if codes > 1 and bool((key[1:] < key[:-1]).any()):
-        order = torch.argsort(key, stable=True)
-        index, key = index[order], key[order]
-    starts = torch.cat((key.new_zeros(1), torch.nonzero(key[1:] != key[:-1]).flatten() + 1))
-    turn = key[starts] // codes
+    by = _by_turn if {*causes} == {"turn"} else _by_key
+    index, starts, turn, rises = by(scene, causes, index)
     sequence = torch.searchsorted(batch.turns, turn, right=True) - 1
-    rows = _rows(batch, index, starts, sequence)
+    rows = _rows(batch, index, others if rises else None, starts, sequence)
     ratios = Ratios(rows, "rollout", scene.settled, whole=scene.ratios("rollout"), index=index, rows=sequence)
     every = torch.arange(batch.sequences + 1, device=index.device)
+    a = batch.advantages
     return Cells(
         scene.own(ratios),
         sequence,
         turn,
-        torch.zeros_like(turn, dtype=torch.float64) if rows.advantages is None else rows.advantages[starts],
-        first=starts,
+        torch.zeros_like(turn, dtype=torch.float64) if a is None else a[index[starts]],
+        first=index[starts],
         starts=torch.searchsorted(sequence, every),
     )
 
 
-def _keys(scene: Scene, causes: Causes, index: Tensor) -> tuple[Tensor, int]:
-    """A number for each token, equal within a cell and rising with the turn; and how many a turn has.
+Told = tuple[Tensor, Tensor, Tensor, bool]
+"""Tokens, cell by cell; where in them each cell starts; of which turn it is; whether the tokens rise."""
 
-    Where turns do not matter, a sequence's tokens have its first one's.
-    """
-    batch = scene.batch
-    runs = torch.searchsorted(index, batch.cu_runs).diff()  # tokens of each turn; the index rises
-    every = torch.arange(len(runs), device=index.device)
+
+def _by_turn(scene: Scene, causes: Causes, index: Tensor) -> Told:
+    """Where only turns are told apart no token need be looked at."""
+    runs, turns = _runs(scene.batch, index), _turns(scene.batch, causes)
+    there = runs > 0
+    begins, turns = (torch.cumsum(runs, 0) - runs)[there], turns[there]
+    new = torch.cat((turns.new_ones(1, dtype=torch.bool), turns[1:] != turns[:-1]))
+    return index, begins[new], turns[new], True
+
+
+def _by_key(scene: Scene, causes: Causes, index: Tensor) -> Told:
+    key, codes = _keys(scene, causes, index)
+    rises = codes == 1 or not bool((key[1:] < key[:-1]).any())
+    if not rises:
+        order = torch.argsort(key, stable=True)
+        index, key = index[order], key[order]
+    starts = torch.cat((key.new_zeros(1), places(key[1:] != key[:-1]) + 1))
+    return index, starts, key[starts] // codes, rises
+
+
+def _runs(batch: Batch, index: Tensor) -> Tensor:
+    """How many tokens of each turn are in the index, which rises, [R]."""
+    return torch.searchsorted(index, batch.cu_runs).diff()
+
+
+def _turns(batch: Batch, causes: Causes) -> Tensor:
+    """The turn of each turn; the first one of its sequence where turns do not matter, [R]."""
     own, counts = torch.zeros_like(batch.lengths, dtype=torch.bool), segments.lengths(batch.turns)
     if "turn" in causes:
         own = causes["turn"]
     first = torch.repeat_interleave(_first_turns(batch), counts)
-    key = torch.repeat_interleave(torch.where(torch.repeat_interleave(own, counts), every, first), runs)
+    every = torch.arange(len(first), device=first.device)
+    return torch.where(torch.repeat_interleave(own, counts), every, first)
+
+
+def _keys(scene: Scene, causes: Causes, index: Tensor) -> tuple[Tensor, int]:
+    """A number for each token, equal within a cell and rising with the turn; and how many a turn has."""
+    batch = scene.batch
+    runs, counts = _runs(batch, index), segments.lengths(batch.turns)
+    key = torch.repeat_interleave(_turns(batch, causes), runs)
     codes = 1
     for cause, where in causes.items():
         if cause != "turn" and bool(where.any()):
@@ -241,21 +283,13 @@ def _code(scene: Scene, cause: str, index: Tensor) -> Tensor:
     return torch.sign(pull).to(torch.int64) + 1
 
 
-def _inside(which: Tensor, offsets: Tensor) -> Tensor:
-    """Where the tokens of some runs [S] bool stand, rising."""
-    begins, counts = offsets[:-1][which], segments.lengths(offsets)[which]
-    before = torch.cumsum(counts, 0) - counts
-    found = torch.repeat_interleave(begins - before, counts)
-    return found + torch.arange(len(found), device=found.device)
-
-
-def _rows(batch: Batch, index: Tensor, starts: Tensor, sequence: Tensor) -> Batch:
+def _rows(batch: Batch, index: Tensor, others: Tensor | None, starts: Tensor, sequence: Tensor) -> Batch:
     """Cells as the rows of a batch."""
     offsets = segments.sized(torch.cat((starts, starts.new_tensor([len(index)]))), len(index))
-    values = {name: None if (x := getattr(batch, name)) is None else x[index] for name in PER_TOKEN}
-    return replace(
+    return Some.of(
         batch,
-        **values,  # type: ignore[arg-type]
+        index,
+        others,
         cu_seqlens=offsets,
         cu_runs=offsets,
         key=batch.key[sequence],

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from offpol_diag.batch import Batch, Some
+from offpol_diag.batch import FEW, Batch, Some
 from offpol_diag.metrics.columns import COLUMNS, GAPS
 from offpol_diag.metrics.lines import Family
 from offpol_diag.metrics.places import found as ends_of
@@ -62,7 +62,7 @@ class Tokens:
         """The sequences of a batch that have tokens."""
         starts = batch.cu_seqlens.numpy()
         begins = np.append(starts[:-1][starts[1:] > starts[:-1]], starts[-1])
-        if not isinstance(batch, Some) or batch.without is None or 4 * len(batch.without) > batch.tokens:
+        if not isinstance(batch, Some) or batch.without is None or FEW * len(batch.without) > batch.tokens:
             return cls(_columns(batch), begins, Gone(*np.zeros((2, 0), dtype=np.int64)))
         index, without = batch.index.numpy(), batch.without.numpy()
         begins = np.append(index[begins[:-1]], batch.whole.tokens)
