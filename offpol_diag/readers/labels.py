@@ -26,8 +26,9 @@ def labels(piece: Slice, plan: Plan) -> Labels:
     names = {role: plan.columns[role] for role in columns.SCALARS if role in plan.columns}
     names |= {name: name for name in plan.extra}
     found = {ours: _listed(piece, name) for ours, name in names.items()}
-    numbered: Labels = {columns.SEQUENCE: (piece.rows + piece.before).tolist()}
-    return numbered | _lag(found) | found
+    if columns.SEQUENCE not in found:
+        found = {columns.SEQUENCE: (piece.rows + piece.before).tolist()} | found
+    return _lag(found) | found
 
 
 def _lag(found: dict[str, list[Any]]) -> Labels:
