@@ -120,8 +120,6 @@ def test_every_candidate_has_a_row_in_the_oracle():
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize(("ids", "advantages"), COLUMNS)
 def test_sums_are_those_of_the_oracle(side, ids, advantages, near, device, way):
-    if near is not None and way != "by token":
-        pytest.skip("blocks have near tokens of their own")
     rows = make()
     told = oracle.sums(rows, side, ids, advantages)
 

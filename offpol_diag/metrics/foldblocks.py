@@ -42,7 +42,7 @@ def alike(candidates: tuple[Preset, ...]) -> bool:
 def found(scene: Scene, candidates: Sequence[Preset]) -> dict[str, Tensor]:
     """Fields of `Folds` by name, of candidates that are `alike` and have one train side."""
     ratios = scene.ratios(candidates[0].policy)
-    far = scene.own(_far(ratios))
+    far = scene.own(_far(scene, ratios))
     acts = [_Act.of(of(far, applied(one))) for one in candidates]
     sums = _Sums(ratios.batch, far, acts)
     for block in blocks(ratios, far):
@@ -50,15 +50,23 @@ def found(scene: Scene, candidates: Sequence[Preset]) -> dict[str, Tensor]:
     return {name: torch.from_numpy(np.asarray(x)) for name, x in sums.found().items()}
 
 
-def _far(ratios: Ratios) -> Ratios:
-    """Far tokens."""
+def _far(scene: Scene, ratios: Ratios) -> Ratios:
+    """Far tokens: of those that are far for the presets, where that tells."""
+    near = scene.near
+    told = near is not None and near.radius <= RADIUS
+    index = _beyond(scene.apart[0].of(ratios.policy)) if told else _beyond(ratios)
+    return Ratios(ratios.batch.some(index), ratios.policy, ratios.settled, whole=ratios, index=index)
+
+
+def _beyond(ratios: Ratios) -> Tensor:
+    """Which tokens of all are far."""
     train, rollout = ratios.train.numpy(), ratios.batch.rollout.numpy()
     each = [np.empty(0, np.int64)]
     for at in range(0, len(train), BLOCK):
         gap = train[at : at + BLOCK] - rollout[at : at + BLOCK]
-        each.append(np.flatnonzero(np.abs(gap, out=gap) > RADIUS) + at)
-    index = torch.from_numpy(np.concatenate(each))
-    return Ratios(ratios.batch.some(index), ratios.policy, ratios.settled, whole=ratios, index=index)
+        each.append(np.flatnonzero(~(np.abs(gap, out=gap) <= RADIUS)) + at)  # NaN is far
+    found = torch.from_numpy(np.concatenate(each))
+    return found if ratios.index is None else ratios.index[found]
 
 
 # ---------------------------------------------------------------- what candidates do
