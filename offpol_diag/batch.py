@@ -87,6 +87,10 @@ class Batch:
         found: Tensor | None = getattr(self, name)
         return found
 
+    def has(self, name: str) -> bool:
+        """Whether it has a column of tokens."""
+        return getattr(self, name) is not None
+
     def some(self, index: Tensor, without: Tensor | None = None) -> Some:
         """All sequences with only some of their tokens, `index` [K] rising; turns are not told apart.
 
@@ -175,6 +179,10 @@ class Some(Batch):
         rows = {name: of_rows.get(name, getattr(self, name)) for name in _OF_ROWS}
         segments.sized(rows["cu_seqlens"], at.stop - at.start)
         return Some.of(self.whole, self.index[at], **rows)
+
+    def has(self, name: str) -> bool:
+        """Whether it has a column of tokens; none is copied to know it."""
+        return self.whole.has(name)
 
     def _copied(self, name: str) -> Tensor | None:
         x: Tensor | None = getattr(self.whole, name)

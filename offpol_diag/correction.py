@@ -19,7 +19,7 @@ from offpol_diag import segments
 from offpol_diag.batch import Batch
 from offpol_diag.memo import Memo
 from offpol_diag.presets import AGGREGATES, Over, Preset, Reject, Veto, Weight
-from offpol_diag.ratios import FLOAT32_OVERFLOW, OVERFLOW, Level, Ratios
+from offpol_diag.ratios import FLOAT32_OVERFLOW, OVERFLOW, Apart, Level, Ratios
 
 
 @dataclass(frozen=True)
@@ -245,11 +245,25 @@ def seen(ratios: Ratios, preset: Preset, part: Weight | Reject) -> Ratios:
     if part.among == "all" or part.over == "token":
         return own
     before = replace(preset, reject=_on_tokens(preset.reject))
-    key = before.veto, before.reject
     if ratios.whole is None:
-        return own.among(_left(ratios, before), key)
+        return among(ratios, own, before)
+    key = before.veto, before.reject
     whole = seen(ratios.whole, preset, part)
     return own.once(("among", key), lambda: replace(own, whole=whole, _memo=Memo()))
+
+
+def among(ratios: Ratios, own: Ratios, before: Preset) -> Ratios:
+    """Ratios aggregated over what a veto and rules on tokens leave, which judge other ones of the batch."""
+    key = "among", before.policy, before.veto, before.reject
+    return own.once(key, lambda: own.among(lambda: _left(ratios, before), _left_apart(ratios, own, before)))
+
+
+def _left_apart(ratios: Ratios, own: Ratios, before: Preset) -> Apart | None:
+    """What is left of far tokens, where near ones all are."""
+    if ratios.apart is None or own.apart is None or not ratios.apart.leaves(before):
+        return None
+    kept = keep(ratios.apart.far, before)
+    return replace(own.apart, left=kept.tokens, rows=kept.sequences)
 
 
 def _left(ratios: Ratios, preset: Preset) -> Tensor:
@@ -352,7 +366,14 @@ def _advantage(rule: Reject, like: Level, ratios: Ratios) -> Tensor:
         raise ValueError("a rule conditioned on advantages needs the advantages column")
     if rule.advantage == "away":
         return batch.advantages * ratios.delta
-    return batch.advantages if like.per == "token" else segments.mean(batch.advantages, batch.cu_seqlens)
+    if like.per == "token":
+        return batch.advantages
+    return ratios.of("rollout").once("mean A", lambda: _mean_advantage(batch))
+
+
+def _mean_advantage(batch: Batch) -> Tensor:
+    assert batch.advantages is not None
+    return segments.mean(batch.advantages, batch.cu_seqlens)
 
 
 def veto_hits(ratios: Ratios, veto: Veto | None) -> Tensor:

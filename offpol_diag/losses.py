@@ -166,24 +166,21 @@ def anchor_of(policy: str) -> str:
 
 def known(batch: Batch, preset: Preset) -> bool:
     """Whether the batch has what the preset's loss needs."""
-    return not (
-        batch.policy(anchor_of(preset.policy)) is None or batch.current is None or batch.advantages is None
-    )
+    return all(batch.has(name) for name in (anchor_of(preset.policy), "current", "advantages"))
 
 
 def token_loss(ratios: Ratios, preset: Preset) -> TokenLoss | None:
     """The preset's loss per token, or None when the batch lacks what it needs; `ratios` keeps the parts."""
-    anchor = ratios.batch.policy(anchor_of(preset.policy))
-    if anchor is None or not known(ratios.batch, preset):
+    if not known(ratios.batch, preset):
         return None
-    return ratios.once(("loss of", kind(preset)), lambda: _token_loss(ratios, preset, anchor))
+    return ratios.once(("loss of", kind(preset)), lambda: _token_loss(ratios, preset))
 
 
-def _token_loss(ratios: Ratios, preset: Preset, anchor: Tensor) -> TokenLoss:
+def _token_loss(ratios: Ratios, preset: Preset) -> TokenLoss:
     batch, row = ratios.batch, LOSSES[preset.loss]
     assert batch.current is not None
     assert batch.advantages is not None
-    u = _u(ratios, anchor)
+    u = _u(ratios)
     ratio, moves = ratios.once(("loss e^u", row.pooled), lambda: _ratio(ratios, u, row.pooled))
     loss, slope, clipped, lower = row.of(Terms(batch.advantages, batch.current, ratio, moves, preset.clip))
     never = torch.zeros_like(u, dtype=torch.bool) if clipped is None or lower is None else u
@@ -200,7 +197,7 @@ def _token_loss(ratios: Ratios, preset: Preset, anchor: Tensor) -> TokenLoss:
 
 def kl(ratios: Ratios, preset: Preset) -> Tensor:
     """−u of every token, [T]."""
-    return ratios.once("loss kl", lambda: -_own_u(ratios))
+    return ratios.once("loss kl", lambda: -_u(ratios))
 
 
 def parts(advantages: Tensor) -> dict[str, Tensor]:
@@ -226,11 +223,16 @@ def _by_sign(ratios: Ratios, preset: Preset) -> dict[str, TokenLoss]:
     return found
 
 
-def _u(ratios: Ratios, anchor: Tensor) -> Tensor:
+def _u(ratios: Ratios) -> Tensor:
     """Of every token, [T]."""
-    current = ratios.batch.current
+    return ratios.once("loss u", lambda: _made_u(ratios.batch, anchor_of(ratios.policy)))
+
+
+def _made_u(batch: Batch, anchor: str) -> Tensor:
+    current, before = batch.current, batch.policy(anchor)
     assert current is not None
-    return ratios.once("loss u", lambda: current - anchor)
+    assert before is not None
+    return current - before
 
 
 def mean_u(ratios: Ratios) -> Tensor:
@@ -240,19 +242,11 @@ def mean_u(ratios: Ratios) -> Tensor:
 
 
 def _mean_u(whole: Ratios) -> Tensor:
-    anchor = whole.batch.policy(anchor_of(whole.policy))
-    assert anchor is not None
     offsets = whole.batch.cu_seqlens
-    minus = whole.joined(KL_SUM, lambda far: segments.total(-_own_u(far), far.batch.cu_seqlens), torch.add)
+    minus = whole.joined(KL_SUM, lambda far: segments.total(-_u(far), far.batch.cu_seqlens), torch.add)
     if minus is None:
-        return segments.mean(_u(whole, anchor), offsets)
+        return segments.mean(_u(whole), offsets)
     return -minus / segments.lengths(offsets).clamp(min=1)
-
-
-def _own_u(ratios: Ratios) -> Tensor:
-    anchor = ratios.batch.policy(anchor_of(ratios.policy))
-    assert anchor is not None
-    return _u(ratios, anchor)
 
 
 def _ratio(ratios: Ratios, u: Tensor, pooled: bool) -> tuple[Tensor, Tensor]:

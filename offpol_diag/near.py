@@ -77,6 +77,14 @@ class Near:
         """Whether near tokens are looked at apart, all at once or by cells; cells are those of `celled`."""
         return splits(preset, self.radius) or preset in self.celled
 
+    def leaves(self, preset: Preset) -> bool:
+        """Whether rules on tokens and the veto of a preset drop no near token."""
+        rules = all(
+            _rule_idle(rule, self.radius) or (rule.policy or preset.policy, rule) in self.rules
+            for rule in preset.reject
+        )
+        return rules and _veto_idle(preset.veto, self.radius)
+
     def __reduce__(self) -> tuple[type[Near], tuple[object, ...]]:
         return Near, (self.radius, self.rules, self.tails, self.celled)
 

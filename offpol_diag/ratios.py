@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Literal, TypeVar
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 from offpol_diag import segments
 from offpol_diag.batch import Batch
 from offpol_diag.memo import Memo
-from offpol_diag.presets import Over, Policy, Statistic
+from offpol_diag.presets import Over, Policy, Preset, Statistic
 from offpol_diag.scope import UNSETTLED, Settled
 
 OVERFLOW = 345.0
@@ -91,11 +92,27 @@ class Apart:
         far: of the far tokens.
         close: of all others; what is summed of them may be known without a look at them.
         reach: no |Δ| of those is larger, nats.
+        leaves: whether rules on tokens and a veto, those of a preset, drop no near token.
+        left: which far tokens aggregates run over, [F] bool; None for all.
+        rows: of which sequences they run over the near ones, and any, [S] bool; None for all.
     """
 
     far: Ratios
     close: Ratios
     reach: float
+    leaves: Callable[[Preset], bool] = lambda preset: False
+    left: Tensor | None = None
+    rows: Tensor | None = None
+
+    @cached_property
+    def tokens(self) -> Tensor:
+        """How many tokens of each sequence are left, before whole ones go, [S]."""
+        lost = 0.0 if self.left is None else segments.count(~self.left, self.far.batch.cu_seqlens)
+        return self.far.batch.lengths + self.close.batch.lengths - lost
+
+    def of_left(self, x: Tensor, absent: float) -> Tensor:
+        """Values of far tokens [F], those that are gone counting as something that is not seen."""
+        return x if self.left is None else torch.where(self.left, x, absent)
 
 
 @dataclass
@@ -107,7 +124,7 @@ class Ratios:
         policy: old, current, or rollout (Δ is 0 everywhere).
         settled: what the trainer batch settles for rules and weights that look beyond one sequence.
         peers: the same batch's ratios of other numerators, shared by all of them.
-        left: which tokens aggregates run over, [T] bool; None for all.
+        left: which tokens aggregates run over, [T] bool, or what makes that; None for all.
         whole: where this batch is some tokens of another one: that one's ratios, which judge sequences and
             turns.
         index: where the tokens stand in that one, [T].
@@ -119,7 +136,7 @@ class Ratios:
     policy: Policy
     settled: Settled = UNSETTLED
     peers: dict[str, Ratios] = field(default_factory=dict, repr=False)
-    left: Tensor | None = field(default=None, repr=False)
+    left: Tensor | Callable[[], Tensor] | None = field(default=None, repr=False)
     whole: Ratios | None = field(default=None, repr=False)
     index: Tensor | None = field(default=None, repr=False)
     rows: Tensor | None = field(default=None, repr=False)
@@ -135,12 +152,17 @@ class Ratios:
             self.peers[policy] = replace(self, policy=policy, left=None, whole=whole, _memo=Memo())
         return self.peers[policy]
 
-    def among(self, left: Tensor, key: object) -> Ratios:
-        """The same ratios, aggregated over the tokens that are `left` [T]; `key` stands for that mask."""
-        return self.once(
-            ("among", key),
-            lambda: Ratios(self.batch, self.policy, self.settled, self.peers, left),
-        )
+    def among(self, left: Callable[[], Tensor], apart: Apart | None = None) -> Ratios:
+        """The same ratios, aggregated over the tokens that are `left` [T]; `apart` tells it without that."""
+        found = Ratios(self.batch, self.policy, self.settled, self.peers, left)
+        found.apart = apart
+        return found
+
+    @property
+    def _left(self) -> Tensor | None:
+        if callable(self.left):
+            self.left = self.left()
+        return self.left
 
     def once(self, key: object, make: Callable[[], T]) -> T:
         """`make()`, computed once per key."""
@@ -243,13 +265,16 @@ class Ratios:
         if apart is None or (safety is not None and safety < apart.reach):
             return None
         how, join = _PARTS[over]
-        reduce = _OVER_SEQUENCE[how][0]
+        reduce, absent = _OVER_SEQUENCE[how]
         values = self.joined(
             (ROWS, statistic, how),
-            lambda far: reduce(far.token(statistic, safety), far.batch.cu_seqlens),
+            lambda far: reduce(apart.of_left(far.token(statistic, safety), absent), far.batch.cu_seqlens),
             join,
         )
-        return values if values is None or over != "mean" else values / self.batch.lengths.clamp(min=1)
+        if values is None:
+            return None
+        values = values / apart.tokens.clamp(min=1) if over == "mean" else values
+        return values if apart.rows is None else torch.where(apart.rows & (apart.tokens > 0), values, 0.0)
 
     def own(self, x: Tensor) -> Tensor:
         """What each sequence here has of a number of the whole's sequences, [S]."""
@@ -275,10 +300,11 @@ class Ratios:
     def _reduced(self, x: Tensor, over: Over, offsets: Tensor) -> Tensor:
         """Per run [R], over the tokens that are left; 0 where none is."""
         reduce, absent = _OVER_SEQUENCE[over]
-        if self.left is None:
+        left = self._left
+        if left is None:
             return reduce(x, offsets)
-        there = segments.count(self.left, offsets)
-        x = torch.where(self.left, x, absent)
+        there = segments.count(left, offsets)
+        x = torch.where(left, x, absent)
         values = segments.total(x, offsets) / there.clamp(min=1) if over == "mean" else reduce(x, offsets)
         return torch.where(there > 0, values, 0.0)
 

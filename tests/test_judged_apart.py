@@ -12,10 +12,11 @@ from offpol_diag.crosswalk.view import KEPT, Measure, View
 from offpol_diag.metrics import nearsums, signs, update
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.near import Near
-from offpol_diag.presets import Preset, Reject, Weight
+from offpol_diag.presets import Preset, Reject, Veto, Weight
 from offpol_diag.ratios import Ratios
 from offpol_diag.tally import observe
 from tests import oracles
+from tests.test_alike import plain as one_sequence
 from tests.test_near import opened
 
 STATISTICS = ("ratio", "k1", "k2", "k3", "k3_reverse", "mult_prob_error", "prob_diff", "tv")
@@ -193,3 +194,64 @@ def test_a_rule_on_cells_leaves_together_what_it_does_not_ask_for(dump, monkeypa
 
 def alone_kept(batch, found, preset, measure):
     return View.at(Scene.of(batch, 0, 16, found.settled), preset).total(measure, KEPT)
+
+
+@pytest.mark.parametrize("over", OVER)
+@pytest.mark.parametrize("safety", [None, 0.2])
+@pytest.mark.parametrize(
+    "before",
+    [
+        Preset("", "", "old", reject=(Reject("ratio", upper=1.2),)),
+        Preset("", "", "old", reject=(Reject("ratio", policy="current", lower=0.8),), veto=Veto(upper=1.5)),
+        Preset("", "", "old", veto=Veto(lower=0.5)),
+    ],
+)
+def test_what_is_left_of_sequences_is_judged_apart(scene, looked, before, safety, over):
+    whole, plain = scene.ratios("old"), Ratios(scene.batch, "old")
+    rule = Reject("k2", over, among="left")
+    looked.clear()
+    mine = correction.seen(whole, before, rule).aggregate("k2", over, safety).values
+    assert set(looked) <= {scene.apart[0].batch.tokens}
+    theirs = correction.seen(plain, before, rule).aggregate("k2", over, safety).values
+
+    assert over == "min" or not torch.equal(theirs, plain.aggregate("k2", over, safety).values)
+    torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-14)
+
+
+def test_a_sequence_of_which_no_token_is_left_has_nothing():
+    batch = one_sequence([0.0, 0.01, 1.0, 1.1], [0, 4])
+    batch = replace(
+        batch, cu_seqlens=torch.tensor([0, 2, 4]), cu_runs=torch.tensor([0, 2, 4]), key=batch.key.repeat(2)
+    )
+    scene = Scene.of(batch, 0, 16, near=Near(0.09))
+    whole = scene.ratios("old")
+    scene.apart[1].of("old").of_sequences("ratio", "max")
+    scene.judge_apart()
+    before = Preset("", "", "old", reject=(Reject("ratio", upper=2.0),))
+
+    found = correction.seen(whole, before, Reject("ratio", "max", among="left")).aggregate("ratio", "max")
+    assert found.values.tolist() == pytest.approx([0.01, 0.0])
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        Preset("", "", "old", reject=(Reject("ratio", upper=1.02),)),
+        Preset("", "", "old", reject=(Reject("binary_kl", upper=0.001),)),
+        Preset("", "", "old", veto=Veto(lower=0.98)),
+    ],
+)
+def test_what_may_drop_a_near_token_is_judged_by_all(scene, before):
+    whole, plain = scene.ratios("old"), Ratios(scene.batch, "old")
+    rule = Reject("ratio", "mean", among="left")
+    mine, theirs = (correction.seen(some, before, rule).aggregate("ratio", "mean") for some in (whole, plain))
+
+    assert torch.equal(mine.values, theirs.values)
+
+
+def test_to_ask_what_a_loss_knows_copies_no_column(scene):
+    close = scene.apart[1].batch
+    vars(close).pop("current", None)
+
+    assert losses.known(close, Preset("", "", "old"))
+    assert "current" not in vars(close)

@@ -64,8 +64,7 @@ def _after_tokens(view: View, preset: Preset) -> Tensor | None:
 def _seen(view: View) -> Ratios:
     """Ratios whose sums and means run over the tokens that the outlier and token masks leave."""
     before = _up_to_tokens(view.preset)
-    left = view.once("skyrl left", lambda: _after_tokens(view, before))
-    return view.ratios if left is None else view.ratios.among(left, ("skyrl", before.veto, before.reject))
+    return correction.among(view.ratios, view.ratios, before) if _drops(before) else view.ratios
 
 
 def _beyond(x: Tensor, edge: float | None, sign: int) -> Tensor:

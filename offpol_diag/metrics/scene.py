@@ -108,7 +108,8 @@ class Scene:
         assert self.near is not None
         far, close = self.apart
         for policy, whole in self._ratios.items():
-            whole.apart = Apart(far.of(policy), close.of(policy), self.near.radius)  # type: ignore[arg-type]
+            one, two = far.of(policy), close.of(policy)  # type: ignore[arg-type]
+            whole.apart = Apart(one, two, self.near.radius, self.near.leaves)
 
     def own(self, ratios: Ratios) -> Ratios:
         """Ratios of some tokens more, let go of with all others."""
