@@ -103,6 +103,16 @@ def test_sums_of_powers_are_those_of_plain_python(monkeypatch, short, block, pie
     check(Tokens.of(batch), batch)
 
 
+@pytest.mark.parametrize("degree", range(1, 18))
+@pytest.mark.parametrize("first", ["", "log"])
+def test_as_many_powers_are_summed_as_are_asked_for(monkeypatch, degree, first):
+    monkeypatch.setattr(moments, "SHORT", 1)
+    batch = near_batch(rows=False, lengths=(40, 3))
+    more = {((name, "", ""), "old"): n for name, n in ((first, degree), ("probability", 17 - degree)) if n}
+    check(Tokens.of(batch), batch, more)
+    check(Tokens.of(batch), batch, {((first, "", "old"), "old"): degree})
+
+
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.1])
 @pytest.mark.parametrize("block", [50, 1 << 15])
 @pytest.mark.parametrize("short", [1, 10**9])

@@ -51,7 +51,7 @@ def near_batch(radius=0.09, scale=None, rows=True, lengths=LENGTHS, seed=0):
         advantages=segments.spread(a, offsets) if rows else a,
         entropy=rollout.abs(),
         cu_seqlens=offsets,
-        cu_runs=offsets,
+        cu_runs=offsets.unique(),
         position=torch.arange(tokens),
         key=torch.arange(len(lengths)),
         masked=torch.zeros(len(lengths), dtype=torch.int64),

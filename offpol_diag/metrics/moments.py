@@ -28,7 +28,7 @@ Offsets = NDArray[np.int64]
 Places = dict[tuple[str, str], Array]
 """By direction and name, a log-ratio of each run or a distance, [N]."""
 
-BLOCK = 1 << 15
+BLOCK = 1 << 16
 """Tokens of a block."""
 PIECE = 1 << 12
 """Tokens of a piece, at most."""
