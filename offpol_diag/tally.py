@@ -138,6 +138,7 @@ def observe(study: Study, scene: Scene) -> Tally:
     states = _base(study, scene)
     nearsums.prepare(scene, study.presets)
     stack = Stack.of(scene, study.presets).few
+    scene.alike = dict(stack.users)
     apart = {preset.name for preset in study.normalised}
     once, normalised = (
         stack.only(lambda one: one.name not in apart),

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from offpol_diag import correction
 from offpol_diag.crosswalk import powers, update
-from offpol_diag.crosswalk.areal_masks import BEHAVE, LEFT, VALID, Some
+from offpol_diag.crosswalk.areal_masks import BEHAVE, LEFT, VALID, Some, batch_wide
 from offpol_diag.crosswalk.ends import Ends, rows
 from offpol_diag.crosswalk.ledger import Absent, Column, Entry, Ledger, Page, Range, always
 from offpol_diag.crosswalk.view import Measure, View
@@ -248,4 +248,10 @@ ENTRIES = (
     ),
 )
 
-BOOK = Ledger("areal", SUMS, EXTREMES, ENTRIES)
+
+def _form(preset: Preset) -> object:
+    """Thresholds are told by what they did; M2PO's is not, since tokens count that it drops with others."""
+    return preset.weight and preset.weight.action, batch_wide(preset)
+
+
+BOOK = Ledger("areal", SUMS, EXTREMES, ENTRIES, _form)

@@ -48,13 +48,13 @@ ONE = Measure("1", lambda view: torch.ones_like(view.ratios.delta))
 # ---------------------------------------------------------------- denominators
 
 
-def _batch_wide(preset: Preset) -> tuple[Reject, ...]:
+def batch_wide(preset: Preset) -> tuple[Reject, ...]:
     """M2PO, which edits the loss mask before anything is counted."""
     return tuple(rule for rule in applied(preset).reject if rule.over == "batch")
 
 
 def _valid(view: View) -> Tensor | None:
-    rules = _batch_wide(view.preset)
+    rules = batch_wide(view.preset)
     return (
         correction.keep(view.ratios, replace(view.preset, reject=rules, veto=None)).tokens if rules else None
     )
@@ -87,7 +87,7 @@ def _behaves(view: View) -> Tensor:
     return view.once("areal behaves", lambda: kept & (_weight(view.first).values > 0))
 
 
-VALID = Some(Mask(_valid, lambda view: _batch_wide(view.preset)))
+VALID = Some(Mask(_valid, lambda view: batch_wide(view.preset)))
 """n_valid_tokens."""
 LEFT = Some(KEPT, lambda view: view.pieces.sequences)
 """The loss mask after rejection sampling."""

@@ -192,21 +192,31 @@ class Ledger:
         sums: columns that are summed.
         extremes: whose smallest and largest value are kept.
         entries: what is logged, in the trainer's order.
+        form: what of a preset the columns depend on besides its loss and what it did to the batch; None: on
+            all of it.
     """
 
     logs: str
     sums: tuple[Column, ...]
     extremes: tuple[Range, ...]
     entries: tuple[Entry, ...]
+    form: Callable[[Preset], object] | None = None
+
+    def _view(self, scene: Scene, preset: Preset) -> View:
+        """The batch under a preset, or under the first one that has the same columns."""
+        if self.form is None or preset.name not in scene.alike:
+            return View.at(scene, preset)
+        key = "stands for", self.logs, scene.alike[preset.name], self.form(preset)
+        return View.at(scene, scene.once(key, lambda: preset))
 
     def columns(self, scene: Scene, preset: Preset) -> Columns:
         """What is summed, [S] each."""
-        view = View.at(scene, preset)
+        view = self._view(scene, preset)
         return {c.key(self.logs, preset): c.made(view) for c in self.sums if c.there(view)}
 
     def ranges(self, scene: Scene, preset: Preset) -> Ranges:
         """Whose smallest and largest value is kept."""
-        view = View.at(scene, preset)
+        view = self._view(scene, preset)
         return {c.key(self.logs, preset): c.made(view) for c in self.extremes if c.there(view)}
 
     def logged(self, preset: Preset, read: Read) -> Logged:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
@@ -32,6 +32,7 @@ class Scene:
         near: what makes a token near; None: all tokens are looked at preset by preset.
         learned: takes down what is asked of near tokens, in a rehearsal; else None.
         floors: by tail, what earlier batches say of it; None for a batch by itself.
+        alike: by preset, a mark that those share which did the same to the batch; empty where none is known.
     """
 
     batch: Batch
@@ -40,6 +41,7 @@ class Scene:
     near: Near | None = None
     learned: Asked | None = None
     floors: dict[str, Floor] | None = None
+    alike: Mapping[str, int] = field(default_factory=dict, repr=False)
     _ratios: dict[str, Ratios] = field(default_factory=dict)
     _memo: Memo = field(default_factory=Memo, repr=False)
     _parts: tuple[Ratios, Ratios] | None = field(default=None, repr=False)
