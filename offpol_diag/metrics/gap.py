@@ -174,7 +174,7 @@ def _from_differences(terms: Terms, made: dict[str, Callable[[], Tensor]]) -> di
     (q, qq), cross = block.prob_sums(terms.denominator), sums.pop("cross")
     p, pp = q + sums.pop("diff"), qq + 2 * cross + sums["pdd"]
     block.learn(terms.numerator, lambda: prob + diff, (p, pp))
-    return {"p": p, "pp": pp, "pq": qq + cross} | sums
+    return {"p": p, "pp": pp} | sums | {"pq": qq + cross}  # in the order of `_probabilities`
 
 
 def _sequence_values(scene: Scene, sums: Mapping[str, Tensor], drift: Drift) -> dict[str, Tensor]:
