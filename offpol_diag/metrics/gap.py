@@ -116,7 +116,7 @@ def _token_sums(terms: Terms) -> dict[str, Tensor]:
         "abs": lambda: terms.size,
         **ratios(terms),
         "mult": lambda: terms.mult,
-        "tv": terms.r1.abs,
+        "tv": lambda: terms.off,
     }
     found = with_ratio(terms.sums(made))
     return found | _counts(terms, found["d"])

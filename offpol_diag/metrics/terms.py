@@ -23,7 +23,7 @@ from offpol_diag.presets import Policy
 from offpol_diag.ratios import OVERFLOW
 
 BLOCK = 1 << 17
-"""Tokens of a block: what numpy and torch ask for being called at all is then little beside the work."""
+"""Tokens of a block: in smaller ones, being called at all costs numpy and torch more than the work."""
 
 FAR = math.log(1.1)
 """The least |Δ| beyond which tokens are counted."""
@@ -196,6 +196,11 @@ class Terms:
         return expm1(self.delta if self.reach <= OVERFLOW else self.delta.clamp(-OVERFLOW, OVERFLOW))
 
     @cached_property
+    def off(self) -> Tensor:
+        """|r − 1|, [t]."""
+        return self.r1.abs()
+
+    @cached_property
     def r11(self) -> Tensor:
         """(r − 1)², [t]."""
         return self.r1.square()
@@ -209,7 +214,7 @@ class Terms:
     def mult(self) -> Tensor:
         """e^|Δ| − 1, [t]: |r − 1|, over r where that is below 1."""
         if self.tame:
-            return self.r1.abs().div_(self.r1.clamp(max=0.0).add_(1.0))
+            return self.off / self.r1.clamp(max=0.0).add_(1.0)
         return expm1(self.size.clamp(max=OVERFLOW))
 
     @cached_property

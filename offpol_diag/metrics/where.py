@@ -244,7 +244,7 @@ def _by_run(
     """
     begins, whole = stretches.within(terms.block)
     sums = segments.totals(arrays, begins)
-    kept = {name: lambda x=x: x for name, x in sums.items() if name != "k3"}  # type: ignore[misc]
+    kept = {name: lambda x=x: x for name, x in sums.items() if name != "k3"}
     terms.summed |= segments.totals(kept, whole)
     far = tables.count(torch.searchsorted(begins, beyond, right=True) - 1, len(begins) - 1)
     return _stacked(sums, far, segments.lengths(begins).to(torch.float64))
