@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -164,6 +165,25 @@ def test_workers_are_kept_from_one_reading_to_the_next_and_end_with_the_engine(s
         assert [hand.process for hand in engine._crew.hands] == first
         assert all(process.is_alive() for process in first)
     assert not any(process.is_alive() for process in first)
+
+
+def test_what_a_batch_took_is_let_go_of_without_the_collector_of_cycles():
+    dump = open_dump([SAMPLE])
+    study = plan(dump, catalogue.load().resolve("all"), (), 0)
+    job = Observe(study, settle(Local(CPU, 0), dump, Asked.of(study.presets, rewards=False)), rows=False)
+    batch = next(dump.batches())
+    job(batch)
+    gc.collect()
+    gc.disable()
+    try:
+        job(batch)
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        assert not [type(one) for one in gc.garbage if isinstance(one, torch.Tensor)]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
 
 
 # ---------------------------------------------------------------- when there are workers

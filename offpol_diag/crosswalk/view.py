@@ -128,41 +128,52 @@ class View:
         """The preset applied to the whole batch."""
         return pieces(self.scene, self.preset)
 
-    @cached_property
+    @property
     def parts(self) -> tuple[View, ...]:
         """Far tokens, then near ones; or all, where the preset looks beyond single tokens or sequences."""
+        return self._parts or (self,)
+
+    @cached_property
+    def _parts(self) -> tuple[View, ...]:
+        """Empty where this is the only one: what knows itself is let go of late, and it knows the batch."""
         if self.part is not None:
-            return (self,)
+            return ()
         if self.preset.apply and self.preset.loss not in WITHOUT_CLIP:
             each = self.scene.parts(applied(self.preset))
         elif self.preset.apply or _told(self.preset):  # what is not used may still be logged
             asked = replace(self.preset, apply=True, loss="ppo_clip")
             each = tuple((ratios, self._as_is(rules)) for ratios, rules in self.scene.parts(asked))
         else:
-            return (self,)
+            return ()
         return tuple(View(self.scene, rules, ratios, at > 0) for at, (ratios, rules) in enumerate(each))
 
-    @cached_property
+    @property
     def unruled(self) -> tuple[View, ...]:
         """The same for what no rule has to do with: rules on cells leave near tokens together."""
         preset = self.preset
         if self.part is not None or not preset.reject or (preset.weight and preset.weight.among == "left"):
             return self.parts
-        return View(self.scene, replace(preset, reject=(), veto=None)).parts
+        return self._unruled.parts
+
+    @cached_property
+    def _unruled(self) -> View:
+        return View(self.scene, replace(self.preset, reject=(), veto=None))
 
     def _as_is(self, rules: Preset) -> Preset:
         return replace(rules, apply=self.preset.apply, loss=self.preset.loss)
 
-    @cached_property
+    @property
     def first(self) -> View:
         """The tokens on which a rule or a bound can act."""
         return self.parts[0]
 
-    @cached_property
+    @property
     def split(self) -> tuple[View, ...]:
         """Far and near tokens, whatever the preset: for what depends on no rule."""
-        if self.part is not None:
-            return (self,)
+        return (self,) if self.part is not None else self._split
+
+    @cached_property
+    def _split(self) -> tuple[View, ...]:
         free = Preset("", "", self.preset.policy, loss="reinforce")
         each = enumerate(self.scene.parts(free))
         return tuple(View(self.scene, self.preset, ratios, at > 0) for at, (ratios, _) in each)

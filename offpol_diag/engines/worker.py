@@ -114,6 +114,7 @@ class Said:
                     self._line.send_bytes(message)
                 else:
                     self._line.send(message)
+                del message  # while the next is waited for
 
 
 def _leave_with_parent() -> None:
