@@ -258,11 +258,11 @@ ROLLOUT = [0.0, -0.0, 1e-9, 5.0, 1e-300, -1e-300, -1e4, -40000.0, -1e9, *(-x for
 POSITIONS = [x for k in range(45) for x in (2**k - 2, 2**k - 1, 2**k) if x >= 0]
 
 
-@pytest.mark.parametrize("most", [2**7, 2**23, 2**24 - 2, 2**24 - 1, 2**45])
+@pytest.mark.parametrize("most", [2**7, 2**23, 2**24 - 2, 2**24 - 1, 2**25 - 2, 2**45])
 def test_classes_in_narrow_numbers_are_those_of_the_oracle(most):
     rollout = [x for x in ROLLOUT for at in POSITIONS if at <= most]
     position = [at for _ in ROLLOUT for at in POSITIONS if at <= most]
-    octaves = most.bit_length() + 1
+    octaves = (most + 1).bit_length()
 
     found = coordinates.classes(np.array(rollout), np.array(position), octaves)
 
@@ -272,6 +272,16 @@ def test_classes_in_narrow_numbers_are_those_of_the_oracle(most):
     ]
     assert found.dtype == np.int16
     assert found.tolist() == expected
+
+
+def test_kinds_of_tensors_are_those_of_the_oracle_for_whatever_tokens():
+    rows = [replace(make(many=1)[0], rollout=ROLLOUT, position=[at] * len(ROLLOUT)) for at in POSITIONS]
+    rows = [replace(row, train=dict.fromkeys(SIDES, ROLLOUT)) for row in rows]
+    hashed = coordinates.kinds(packed(rows, ids=False, advantages=False))
+
+    expected = [oracle.kind(row, t, False) for row in rows for t in range(len(ROLLOUT))]
+    found = zip((hashed & (BUCKETS - 1)).tolist(), coordinates.sign(hashed).tolist(), strict=True)
+    assert list(found) == expected
 
 
 def test_classes_are_hashed_alike_however_many_octaves_tell_them_apart():

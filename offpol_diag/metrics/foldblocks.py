@@ -64,7 +64,7 @@ def _beyond(ratios: Ratios) -> Tensor:
     each = [np.empty(0, np.int64)]
     for at in range(0, len(train), BLOCK):
         gap = train[at : at + BLOCK] - rollout[at : at + BLOCK]
-        each.append(np.flatnonzero(~(np.abs(gap, out=gap) <= RADIUS)) + at)  # NaN is far
+        each.append(np.flatnonzero(np.abs(gap, out=gap) > RADIUS) + at)
     found = torch.from_numpy(np.concatenate(each))
     return found if ratios.index is None else ratios.index[found]
 
