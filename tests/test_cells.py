@@ -323,3 +323,18 @@ def test_what_asks_token_by_token_is_told_where_there_are_cells(tmp_path):
     assert sum(done.ratios.batch.tokens for done, _ in plain.each) == scene.batch.tokens
     with pytest.raises(ValueError, match="cells"):
         _ = of_turns.each
+
+
+def test_tokens_of_a_few_sequences_that_are_one_cell_are_in_no_cell_of_others(tmp_path, monkeypatch):
+    """Cells are summed where they lie, and such sequences lie between them."""
+    monkeypatch.setattr(nearsums, "BLOCK", 30)
+    for module in ("cells", "moments"):  # however many they are
+        monkeypatch.setattr(f"offpol_diag.metrics.{module}.FEW", 0)
+    rows = turned(0.02, 5, "row")
+    study, found, batch = opened(rows, tmp_path, [replace(PLAIN, name="p", weight=OF_TURNS)])
+    scene = Scene.of(batch, 0, 2, found.settled, study.near)
+    whole, fine = cells(scene, study.presets[0])
+    assert bool(whole.there.any())
+    assert fine.ratios.batch.without is not None
+    assert not bool((fine.ratios.batch.without.diff() <= 0).any())
+    alike(study, found, batch)

@@ -32,7 +32,7 @@ BLOCK = 1 << 16
 """Tokens of a block."""
 PIECE = 1 << 12
 """Tokens of a piece, at most."""
-SHORT = 100
+SHORT = 300
 """Tokens of a run below which sums one by one take less time than matrix products."""
 
 

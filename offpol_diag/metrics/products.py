@@ -50,9 +50,8 @@ class Products:
             found |= dict.fromkeys((part, before) for before in self._befores(degree))
         return tuple(found)
 
-    def _befores(self, degree: int) -> list[int]:
-        last = max(degree - self.width, 0)  # so that none is higher than asked for; some come twice
-        return [min(before, last) for before in range(0, degree, self.width)]
+    def _befores(self, degree: int) -> range:
+        return range(0, degree, self.width)
 
     @cached_property
     def places(self) -> Offsets:
@@ -60,8 +59,8 @@ class Products:
         at, found = {row: place for place, row in enumerate(self.rows)}, []
         for part, degree in self.degrees:
             for power in range(1, degree + 1):
-                before = max(one for one in self._befores(degree) if one < power)
-                found.append((power - before - 1) * len(at) + at[part, before])
+                left = (power - 1) % self.width
+                found.append(left * len(at) + at[part, power - 1 - left])
         return np.array(found, dtype=np.int64)
 
     @property
