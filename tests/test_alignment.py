@@ -198,6 +198,15 @@ def test_blocks_give_what_a_pass_over_the_tokens_gives(side, ids, advantages, wa
     assert torch.equal(blocks.sequences, tokens.sequences)
 
 
+@pytest.mark.parametrize(("ids", "advantages"), COLUMNS)
+def test_each_block_may_be_a_little_longer_than_the_one_before(ids, advantages, monkeypatch):
+    batch = packed(sorted(make(many=60), key=lambda row: len(row.rollout)), ids, advantages)
+    tokens = folded(batch)
+    monkeypatch.setattr(tokenblocks, "BLOCK", 1)
+
+    assert_same(folded(batch), tokens)
+
+
 def test_blocks_leave_the_batch_as_it_was(way):
     batch = packed(make())
     before = {name: getattr(batch, name).clone() for name in ("rollout", "old", "advantages", "token_ids")}

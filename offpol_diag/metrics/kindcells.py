@@ -43,8 +43,8 @@ class ByClass:
     def add(self, block: Block, off: Floats) -> None:
         """r − 1 of one more block."""
         if len(block.rollout) > len(self._lane):
-            self._ones = torch.ones(len(block.rollout), dtype=torch.float64)
-            self._lane = np.tile(np.arange(LANES, dtype=np.int16), len(self._ones) // LANES + 1)
+            self._lane = np.tile(np.arange(LANES, dtype=np.int16), len(block.rollout) // LANES + 1)
+            self._ones = torch.ones(len(self._lane), dtype=torch.float64)
         within = classes(block.rollout, block.position, self._octaves)
         within *= np.int16(LANES)
         within += self._lane[: len(within)]
