@@ -81,6 +81,11 @@ def _clipped(view: View) -> Tensor:
     return _ratio(view) if reinforce else update.clipped(_ratio(view), view.preset.clip)
 
 
+def _shared_clipped(view: View) -> Tensor | None:
+    r = update.shared(view)
+    return None if r is None else update.clipped(r, view.preset.clip)
+
+
 def _surprisal(view: View) -> Tensor:
     current = view.batch.current
     assert current is not None
@@ -96,8 +101,8 @@ ERROR = Measure("e^|Δ|", lambda view: view.ratios.token("mult_prob_error"))
 K3_REVERSE = Measure("k3 reverse", lambda view: view.ratios.token("k3_reverse"))
 JS = Measure("js", _js)
 HELD = Measure("nemo-rl held r", _held)
-LOSS_RATIO = Measure("nemo-rl e^u", _ratio, lambda view: view.preset.loss)
-CLIPPED = Measure("nemo-rl clipped e^u", _clipped, _loss)
+LOSS_RATIO = Measure("nemo-rl e^u", _ratio, lambda view: view.preset.loss, update.shared)
+CLIPPED = Measure("nemo-rl clipped e^u", _clipped, _loss, _shared_clipped)
 SURPRISAL = Measure("nemo-rl surprisal", _surprisal)
 
 

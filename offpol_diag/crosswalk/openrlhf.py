@@ -21,9 +21,6 @@ def _corrects(preset: Preset) -> bool:
     return preset.loss == "ppo_clip" and preset.weight is not None
 
 
-CLIPPED = Measure("logged clip", update.decides, update.clip_key)
-
-
 def _drift(view: View) -> Tensor:
     """log π_old − log π_θ, [T]; of π_old also where GSPO clips around the rollout."""
     old, current = view.batch.old, view.batch.current
@@ -49,7 +46,7 @@ def _mean(column: str) -> Callable[[Page], float]:
 BOOK = Ledger(
     "openrlhf",
     (
-        Column("clipped", lambda view: view.count(CLIPPED), own=True, needs=(*update.NEEDS, "advantages")),
+        Column("clipped", update.decided, own=True, needs=(*update.NEEDS, "advantages")),
         Column("drift", lambda view: view.total(DRIFT), needs=(*update.NEEDS, "old")),
         Column("mismatch", lambda view: view.total(MISMATCH), when=_corrects, needs=("old",)),
     ),

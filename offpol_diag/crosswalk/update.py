@@ -10,7 +10,8 @@ from torch import Tensor
 
 from offpol_diag import losses, segments
 from offpol_diag.crosswalk import powers
-from offpol_diag.crosswalk.view import View
+from offpol_diag.crosswalk.view import Measure, View
+from offpol_diag.metrics import signs
 from offpol_diag.presets import Clip
 from offpol_diag.ratios import Ratios
 
@@ -44,12 +45,19 @@ def ratio(view: View) -> Tensor:
     """e^u, [T]."""
     ratios, offsets = view.ratios, view.batch.cu_seqlens
     if pooled(view):
-        return ratios.once(
-            "logged e^u of rows", lambda: segments.spread(torch.exp(losses.mean_u(ratios)), offsets)
-        )
+        return ratios.once("logged e^u of rows", lambda: segments.spread(_of_rows(ratios), offsets))
     if ratios.policy != "old":
         return powers.ratio(ratios.of("current"))
     return ratios.once("logged e^u", lambda: torch.exp(_of_tokens(ratios)))
+
+
+def shared(view: View) -> Tensor | None:
+    """e^u of the sequences, [S], under GSPO; else tokens have their own."""
+    return _of_rows(view.ratios) if pooled(view) else None
+
+
+def _of_rows(ratios: Ratios) -> Tensor:
+    return torch.exp(losses.mean_u(ratios))
 
 
 def clipped(x: Tensor, clip: Clip) -> Tensor:
@@ -69,6 +77,18 @@ def decides(view: View) -> Tensor:
     return -advantages * bounded > -advantages * r
 
 
+def decided(view: View) -> Tensor:
+    """How many tokens of each sequence that is, [S]; under GSPO all those with one sign of A."""
+    r = shared(view)
+    if r is None:
+        return view.count(DECIDES)
+    bounded, found = clipped(r, view.preset.clip), signs.every(view.scene)
+    return found["positive"] * (bounded < r) + found["negative"] * (bounded > r)
+
+
 def clip_key(view: View) -> object:
     """What of a preset `decides` depends on besides its numerator."""
     return pooled(view), view.preset.clip
+
+
+DECIDES = Measure("logged clip", decides, clip_key)

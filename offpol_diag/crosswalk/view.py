@@ -17,7 +17,7 @@ from torch import Tensor
 
 from offpol_diag import segments
 from offpol_diag.batch import Batch
-from offpol_diag.crosswalk.ends import Ends, outer
+from offpol_diag.crosswalk.ends import Ends, outer, rows
 from offpol_diag.metrics.outcome import Outcome, applied, of
 from offpol_diag.metrics.pieces import Pieces, pieces
 from offpol_diag.metrics.scene import Scene
@@ -37,11 +37,13 @@ class Measure:
         name: as no other measure is called that gives other numbers.
         of: its values, [T].
         by: what of a preset they depend on besides its numerator.
+        shared: what all tokens of a sequence have, [S], under presets where they have the same; else None.
     """
 
     name: str
     of: Callable[[View], Tensor]
     by: Callable[[View], object] | None = None
+    shared: Callable[[View], Tensor | None] | None = None
 
     def then(self, what: str, make: Callable[[Tensor], Tensor]) -> Measure:
         """What is made of each of its values; `what` tells it from all else that is."""
@@ -195,6 +197,9 @@ class View:
 
     def total(self, measure: Measure, mask: Mask | None = None) -> Tensor:
         """Σ over the tokens of each sequence that the mask leaves, [S]."""
+        shared = self._shared(measure, mask)
+        if shared is not None:
+            return shared * self.n
 
         def make(view: View) -> Tensor:
             return segments.total(view._left(measure, mask, 0.0), view.batch.cu_seqlens)
@@ -211,6 +216,9 @@ class View:
 
     def ends(self, measure: Measure, mask: Mask | None = None) -> Ends:
         """The smallest and largest of each sequence, [S] each; (+inf, -inf) where the mask leaves none."""
+        shared = self._shared(measure, mask)
+        if shared is not None:
+            return rows(shared, self.there)
 
         def make(view: View) -> Ends:
             low, high = (view._left(measure, mask, absent) for absent in (torch.inf, -torch.inf))
@@ -218,6 +226,9 @@ class View:
             return segments.smallest(low, offsets), segments.largest(high, offsets)
 
         return self._merged("ends", measure, mask, make, outer)
+
+    def _shared(self, measure: Measure, mask: Mask | None) -> Tensor | None:
+        return None if measure.shared is None or mask is not None else measure.shared(self)
 
     def values(self, measure: Measure) -> Tensor:
         """A measure of these tokens, [T]."""
