@@ -13,16 +13,25 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from offpol_diag import segments
+from offpol_diag.host import here
 
 POLICIES = ("rollout", "old", "current")
 PER_TOKEN = ("rollout", "old", "current", "advantages", "position", "token_ids", "entropy")
 
 FEW = 4
 """Tokens that are left out of a batch are few where there are this many times as many others."""
+
+
+def places(flags: Tensor) -> Tensor:
+    """Where flags are set, rising."""
+    if here(flags):  # numpy takes a sixth of the time
+        return torch.from_numpy(np.flatnonzero(flags.numpy()))
+    return torch.nonzero(flags).flatten()
 
 
 @dataclass(frozen=True)
@@ -91,13 +100,15 @@ class Batch:
         """Whether it has a column of tokens."""
         return getattr(self, name) is not None
 
-    def some(self, index: Tensor, without: Tensor | None = None) -> Some:
+    def some(self, index: Tensor | None, without: Tensor | None = None) -> Some:
         """All sequences with only some of their tokens, `index` [K] rising; turns are not told apart.
 
-        `without` are all other tokens, rising, where they are known and few.
+        `without` are all other tokens, rising, where they are known and few; one of both is enough.
         """
-        starts = segments.sized(torch.searchsorted(index, self.cu_seqlens), len(index))
-        return Some.of(self, index, without, cu_seqlens=starts, cu_runs=starts)
+        every = Some.of(self, index, without)
+        many = self.tokens - len(without) if without is not None else len(every.index)
+        starts = segments.sized(every.before(self.cu_seqlens), many)
+        return every.by(cu_seqlens=starts, cu_runs=starts)
 
     def halves(self) -> tuple[Batch, Batch]:
         """Two batches in order, cut between sequences near the middle token; of two sequences or more."""
@@ -154,21 +165,46 @@ class Some(Batch):
 
     Attributes:
         whole: the batch.
-        index: which tokens, [K] int64.
-        without: all others, where that is known and `index` rises; else None.
+        without: all other tokens, where that is known and `index` rises; else None.
     """
 
     whole: Batch
-    index: Tensor
     without: Tensor | None
 
     @classmethod
-    def of(cls, whole: Batch, index: Tensor, without: Tensor | None = None, **changes: Any) -> Some:
+    def of(cls, whole: Batch, index: Tensor | None, without: Tensor | None = None, **changes: Any) -> Some:
         """Of a batch, whose rows they have unless `changes` says what else."""
         made = cls.__new__(cls)
         own = {f.name: getattr(whole, f.name) for f in fields(whole) if f.name not in (*PER_TOKEN, *changes)}
-        vars(made).update(own | changes, whole=whole, index=index, without=without)
+        vars(made).update(own | changes, whole=whole, without=without)
+        if index is not None:
+            vars(made)["index"] = index
         return made
+
+    def by(self, **of_rows: Any) -> Some:
+        """The same tokens by other rows."""
+        return Some.of(self.whole, vars(self).get("index"), self.without, **of_rows)
+
+    @cached_property
+    def index(self) -> Tensor:
+        """Which tokens, [K] int64; found when it is first asked for where all others tell it."""
+        assert self.without is not None
+        there = torch.ones(self.whole.tokens, dtype=torch.bool, device=self.without.device)
+        there[self.without] = False
+        return places(there)
+
+    def before(self, at: Tensor) -> Tensor:
+        """How many of the tokens, which rise, stand before places in the batch."""
+        if self.without is None:
+            return torch.searchsorted(self.index, at)
+        return at - torch.searchsorted(self.without, at)
+
+    def nth(self, k: Tensor) -> Tensor:
+        """Where in the batch some of the tokens stand, counted from 0."""
+        if self.without is None:
+            return self.index[k]
+        before = self.without - torch.arange(len(self.without), device=k.device)
+        return k + torch.searchsorted(before, k, right=True)
 
     @property
     def tokens(self) -> int:

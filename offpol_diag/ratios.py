@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from offpol_diag import segments
-from offpol_diag.batch import Batch
+from offpol_diag.batch import Batch, Some
 from offpol_diag.memo import Memo
 from offpol_diag.presets import Over, Policy, Preset, Statistic
 from offpol_diag.scope import UNSETTLED, Settled
@@ -127,7 +127,6 @@ class Ratios:
         left: which tokens aggregates run over, [T] bool, or what makes that; None for all.
         whole: where this batch is some tokens of another one: that one's ratios, which judge sequences and
             turns.
-        index: where the tokens stand in that one, [T].
         rows: of which of its sequences each one here has tokens, [S]; None where they are the same.
         apart: these ratios as those of far tokens and of near ones; None where all are looked at alike.
     """
@@ -138,7 +137,6 @@ class Ratios:
     peers: dict[str, Ratios] = field(default_factory=dict, repr=False)
     left: Tensor | Callable[[], Tensor] | None = field(default=None, repr=False)
     whole: Ratios | None = field(default=None, repr=False)
-    index: Tensor | None = field(default=None, repr=False)
     rows: Tensor | None = field(default=None, repr=False)
     apart: Apart | None = field(default=None, init=False, repr=False)
     _memo: Memo = field(default_factory=Memo, repr=False)
@@ -157,6 +155,13 @@ class Ratios:
         found = Ratios(self.batch, self.policy, self.settled, self.peers, left)
         found.apart = apart
         return found
+
+    @property
+    def index(self) -> Tensor | None:
+        """Where the tokens stand among the whole's, [T]; None where that is not known."""
+        batch = self.batch
+        known = self.whole is not None and isinstance(batch, Some) and batch.whole is self.whole.batch
+        return batch.index if known and isinstance(batch, Some) else None
 
     @property
     def _left(self) -> Tensor | None:

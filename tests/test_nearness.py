@@ -17,6 +17,7 @@ from offpol_diag.ratios import Ratios
 from offpol_diag.scope import Settled, Smooth
 from tests import oracles
 from tests.test_near import ALL, opened
+from tests.test_series import near_batch
 
 COINS = Reject("binary_kl", "token", None, 0.2)
 
@@ -226,3 +227,14 @@ def test_what_ships_is_watched_by_bounds():
     for _, rule in near.rules:
         assert rule.over != "token" or (rule.statistic, rule.lower, rule.safety) == ("binary_kl", None, None)
     assert len(ALL) > 100
+
+
+def test_where_tokens_stand_is_told_of_the_batch_that_they_are_of():
+    batch = near_batch(lengths=(5, 4, 6))
+    whole = Ratios(batch, "old")
+    some = batch.some(None, torch.tensor([0, 4, 5]))
+
+    assert "index" not in vars(some)
+    assert Ratios(some, "old", whole=whole).index.tolist() == [1, 2, 3, 6, 7, 8, 9, 10, 11, 12, 13, 14]
+    assert Ratios(some.rows(1, 3), "old", whole=Ratios(batch.rows(1, 3), "old")).index is None
+    assert whole.index is None

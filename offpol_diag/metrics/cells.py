@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from offpol_diag import segments
-from offpol_diag.batch import FEW, Batch, Some
+from offpol_diag.batch import FEW, Batch, Some, places
 from offpol_diag.correction import beyond, by_turn, fails, seen, weigh_turns
-from offpol_diag.metrics.nearness import places
+from offpol_diag.metrics.doubts import inside
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.metrics.signs import every
 from offpol_diag.near import on_cells
@@ -129,18 +129,18 @@ def _cells(scene: Scene, by: frozenset[str]) -> tuple[Cells, ...]:
     )
     if not bool(finer.any()):
         return (whole,)
-    index, others = _of_sequences(close.batch, finer)
-    return (whole, _fine(scene, causes, index, others)) if len(index) else (whole,)
+    some = _of_sequences(close.batch, finer)
+    return (whole, _fine(scene, causes, some)) if some.tokens else (whole,)
 
 
-def _of_sequences(close: Batch, which: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Where the near tokens of some sequences [S] bool stand, and where all others do if they are few."""
+def _of_sequences(close: Batch, which: Tensor) -> Some:
+    """The near tokens of some sequences [S] bool, told by all others if they are few."""
     assert isinstance(close, Some)
-    there = segments.spread(which, close.cu_seqlens)
-    index, rest = close.index[places(there)], places(~there)
-    if close.without is None or FEW * len(rest) > len(index):
-        return index, None
-    return index, torch.cat((close.without, close.index[rest])).sort().values
+    rest = inside(~which, close.whole.cu_seqlens)
+    if close.without is None or FEW * len(rest) > close.tokens:
+        return close.whole.some(close.index[places(segments.spread(which, close.cu_seqlens))])
+    sequence = torch.searchsorted(close.whole.cu_seqlens, close.without, right=True) - 1
+    return close.whole.some(None, torch.cat((close.without[which[sequence]], rest)).sort().values)
 
 
 def _first_turns(batch: Batch) -> Tensor:
@@ -203,52 +203,51 @@ def _sign(scene: Scene) -> Tensor:
 # ---------------------------------------------------------------- their cells
 
 
-def _fine(scene: Scene, causes: Causes, index: Tensor, others: Tensor | None) -> Cells:
+def _fine(scene: Scene, causes: Causes, some: Some) -> Cells:
     """Near tokens of some sequences, told apart where it matters."""
     batch = scene.batch
     by = _by_turn if {*causes} == {"turn"} else _by_key
-    index, starts, turn, rises = by(scene, causes, index)
-    sequence = torch.searchsorted(batch.turns, turn, right=True) - 1
-    rows = _rows(batch, index, others if rises else None, starts, sequence)
-    ratios = Ratios(rows, "rollout", scene.settled, whole=scene.ratios("rollout"), index=index, rows=sequence)
-    every = torch.arange(batch.sequences + 1, device=index.device)
+    tokens, (some, starts, turn) = some.tokens, by(scene, causes, some)
+    sequence, first = torch.searchsorted(batch.turns, turn, right=True) - 1, some.nth(starts)
+    rows = _rows(some, segments.sized(torch.cat((starts, starts.new_tensor([tokens]))), tokens), sequence)
+    ratios = Ratios(rows, "rollout", scene.settled, whole=scene.ratios("rollout"), rows=sequence)
+    every = torch.arange(batch.sequences + 1, device=first.device)
     a = batch.advantages
     return Cells(
         scene.own(ratios),
         sequence,
         turn,
-        torch.zeros_like(turn, dtype=torch.float64) if a is None else a[index[starts]],
-        first=index[starts],
+        torch.zeros_like(turn, dtype=torch.float64) if a is None else a[first],
+        first=first,
         starts=torch.searchsorted(sequence, every),
     )
 
 
-Told = tuple[Tensor, Tensor, Tensor, bool]
-"""Tokens, cell by cell; where in them each cell starts; of which turn it is; whether the tokens rise."""
+Told = tuple[Some, Tensor, Tensor]
+"""Tokens, cell by cell; where in them each cell starts; of which turn it is."""
 
 
-def _by_turn(scene: Scene, causes: Causes, index: Tensor) -> Told:
+def _by_turn(scene: Scene, causes: Causes, some: Some) -> Told:
     """Where only turns are told apart no token need be looked at."""
-    runs, turns = _runs(scene.batch, index), _turns(scene.batch, causes)
+    runs, turns = _runs(some), _turns(scene.batch, causes)
     there = runs > 0
     begins, turns = (torch.cumsum(runs, 0) - runs)[there], turns[there]
     new = torch.cat((turns.new_ones(1, dtype=torch.bool), turns[1:] != turns[:-1]))
-    return index, begins[new], turns[new], True
+    return some, begins[new], turns[new]
 
 
-def _by_key(scene: Scene, causes: Causes, index: Tensor) -> Told:
-    key, codes = _keys(scene, causes, index)
-    rises = codes == 1 or not bool((key[1:] < key[:-1]).any())
-    if not rises:
+def _by_key(scene: Scene, causes: Causes, some: Some) -> Told:
+    key, codes = _keys(scene, causes, some)
+    if codes > 1 and bool((key[1:] < key[:-1]).any()):
         order = torch.argsort(key, stable=True)
-        index, key = index[order], key[order]
+        some, key = Some.of(scene.batch, some.index[order]), key[order]
     starts = torch.cat((key.new_zeros(1), places(key[1:] != key[:-1]) + 1))
-    return index, starts, key[starts] // codes, rises
+    return some, starts, key[starts] // codes
 
 
-def _runs(batch: Batch, index: Tensor) -> Tensor:
-    """How many tokens of each turn are in the index, which rises, [R]."""
-    return torch.searchsorted(index, batch.cu_runs).diff()
+def _runs(some: Some) -> Tensor:
+    """How many tokens of each turn of the batch there are, [R]."""
+    return some.before(some.whole.cu_runs).diff()
 
 
 def _turns(batch: Batch, causes: Causes) -> Tensor:
@@ -261,16 +260,16 @@ def _turns(batch: Batch, causes: Causes) -> Tensor:
     return torch.where(torch.repeat_interleave(own, counts), every, first)
 
 
-def _keys(scene: Scene, causes: Causes, index: Tensor) -> tuple[Tensor, int]:
+def _keys(scene: Scene, causes: Causes, some: Some) -> tuple[Tensor, int]:
     """A number for each token, equal within a cell and rising with the turn; and how many a turn has."""
     batch = scene.batch
-    runs, counts = _runs(batch, index), segments.lengths(batch.turns)
+    runs, counts = _runs(some), segments.lengths(batch.turns)
     key = torch.repeat_interleave(_turns(batch, causes), runs)
     codes = 1
     for cause, where in causes.items():
         if cause != "turn" and bool(where.any()):
             at = torch.repeat_interleave(torch.repeat_interleave(where, counts), runs)
-            key, codes = key * 3 + torch.where(at, _code(scene, cause, index), 0), codes * 3
+            key, codes = key * 3 + torch.where(at, _code(scene, cause, some.index), 0), codes * 3
     return key, codes
 
 
@@ -283,17 +282,13 @@ def _code(scene: Scene, cause: str, index: Tensor) -> Tensor:
     return torch.sign(pull).to(torch.int64) + 1
 
 
-def _rows(batch: Batch, index: Tensor, others: Tensor | None, starts: Tensor, sequence: Tensor) -> Batch:
+def _rows(some: Some, offsets: Tensor, sequence: Tensor) -> Batch:
     """Cells as the rows of a batch."""
-    offsets = segments.sized(torch.cat((starts, starts.new_tensor([len(index)]))), len(index))
-    return Some.of(
-        batch,
-        index,
-        others,
+    return some.by(
         cu_seqlens=offsets,
         cu_runs=offsets,
-        key=batch.key[sequence],
-        masked=batch.masked[sequence],
+        key=some.whole.key[sequence],
+        masked=some.whole.masked[sequence],
         rewards=None,
         scalars={},
     )

@@ -55,7 +55,7 @@ def _far(scene: Scene, ratios: Ratios) -> Ratios:
     near = scene.near
     told = near is not None and near.radius <= RADIUS
     index = _beyond(scene.apart[0].of(ratios.policy)) if told else _beyond(ratios)
-    return Ratios(ratios.batch.some(index), ratios.policy, ratios.settled, whole=ratios, index=index)
+    return Ratios(ratios.batch.some(index), ratios.policy, ratios.settled, whole=ratios)
 
 
 def _beyond(ratios: Ratios) -> Tensor:

@@ -12,6 +12,7 @@ from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from offpol_diag.batch import FEW, Batch, Some
@@ -64,11 +65,11 @@ class Tokens:
         begins = np.append(starts[:-1][starts[1:] > starts[:-1]], starts[-1])
         if not isinstance(batch, Some) or batch.without is None or FEW * len(batch.without) > batch.tokens:
             return cls(_columns(batch), begins, Gone(*np.zeros((2, 0), dtype=np.int64)))
-        index, without = batch.index.numpy(), batch.without.numpy()
-        begins = np.append(index[begins[:-1]], batch.whole.tokens)
-        before = without - np.arange(len(without))  # how many of the index stand before each
+        begins = np.append(_nth(batch, begins[:-1]), batch.whole.tokens)
+        without = batch.without.numpy()
+        before = without - np.arange(len(without))  # how many of the others stand before each
         late = before > 0
-        return cls(_columns(batch.whole), begins, Gone(without[late], index[before[late] - 1]))
+        return cls(_columns(batch.whole), begins, Gone(without[late], _nth(batch, before[late] - 1)))
 
     def reduced(
         self, degrees: Mapping[Family, int], wanted: Collection[tuple[str, str]]
@@ -111,6 +112,11 @@ class Tokens:
                 return None
             found[first:last] = low
         return found
+
+
+def _nth(some: Some, k: Offsets) -> Offsets:
+    found: Offsets = some.nth(torch.from_numpy(k)).numpy()
+    return found
 
 
 def _columns(batch: Batch) -> dict[str, Array]:

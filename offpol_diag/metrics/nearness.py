@@ -46,7 +46,7 @@ class Watched:
         if index is None:
             close &= self.passes(whole)
         elif len(index):
-            some = Ratios(whole.batch.some(index), whole.policy, whole.settled, whole=whole, index=index)
+            some = Ratios(whole.batch.some(index), whole.policy, whole.settled, whole=whole)
             close[index] &= self.passes(some)
 
 
@@ -61,13 +61,6 @@ def close(ratios: Ratios, near: Near) -> Tensor:
     for at, (one, doubt) in enumerate(zip(watched, asked, strict=True)):
         one.take(known[at] if callable(doubt) else doubt, found)
     return found
-
-
-def places(flags: Tensor) -> Tensor:
-    """Where flags are set, rising."""
-    if here(flags):  # numpy takes a sixth of the time
-        return torch.from_numpy(np.flatnonzero(flags.numpy()))
-    return torch.nonzero(flags).flatten()
 
 
 def _watched(ratios: Ratios, near: Near) -> list[Watched]:

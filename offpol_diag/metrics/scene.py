@@ -12,10 +12,10 @@ from torch import Tensor
 
 from offpol_diag import resample
 from offpol_diag.accumulators import Floor
-from offpol_diag.batch import Batch
+from offpol_diag.batch import Batch, places
 from offpol_diag.host import here
 from offpol_diag.memo import Memo
-from offpol_diag.metrics.nearness import close, places
+from offpol_diag.metrics.nearness import close
 from offpol_diag.near import Asked, Near, neutral, splits
 from offpol_diag.presets import Over, Policy, Preset, Statistic
 from offpol_diag.ratios import ROWS, Apart, Ratios
@@ -121,11 +121,10 @@ class Scene:
     def _split(self, near: Near) -> tuple[Ratios, Ratios]:
         """The same batch's far and near tokens."""
         whole = self.ratios("rollout")
-        at = close(whole, near)
-        far, rest = places(~at), places(at)
+        far = places(~close(whole, near))
         one, two = (
-            Ratios(self.batch.some(index, others), "rollout", self.settled, whole=whole, index=index)
-            for index, others in ((far, None), (rest, far))
+            Ratios(some, "rollout", self.settled, whole=whole)
+            for some in (self.batch.some(far), self.batch.some(None, far))
         )
         return one, two
 
