@@ -46,6 +46,9 @@ def _dropped(side: Side) -> Callable[[View], Tensor]:
 def _gone(view: View, rules: tuple[Reject, ...]) -> Tensor:
     if not rules:
         return view.zeros
+    preset = view.preset
+    if preset.apply and rules == preset.reject and preset.veto is None:
+        return view.n - view.pieces.kept_tokens
     some = view.first
     kept = correction.keep(some.ratios, replace(view.preset, reject=rules, veto=None))
     if kept.tokens is None:

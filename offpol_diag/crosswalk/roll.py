@@ -16,7 +16,7 @@ from offpol_diag.crosswalk import powers
 from offpol_diag.crosswalk.ledger import Column, Entry, Ledger, Page
 from offpol_diag.crosswalk.spread import EPS
 from offpol_diag.crosswalk.view import Measure, View
-from offpol_diag.presets import Preset, Reject
+from offpol_diag.presets import Preset, Reject, Statistic
 
 GRANULARITIES = {"token": "token", "geometric": "mean", "sequence": "sum", "segment": "segment"}
 """ROLL's word → ours."""
@@ -33,11 +33,12 @@ def _row_mean(total: Tensor, view: View) -> Tensor:
 DIFFERENCE = Measure("prob diff", lambda view: view.ratios.token("prob_diff"))
 
 
-def _of_turns(of: Measure, view: View, after: Callable[[Tensor], Tensor]) -> Tensor:
+def _of_turns(of: Statistic, view: View, after: Callable[[Tensor], Tensor]) -> Tensor:
     """Row means of what each turn's mean becomes, [S]."""
-    runs, offsets = view.batch.cu_runs, view.batch.cu_seqlens
-    means = segments.total(view.values(of), runs) / (segments.lengths(runs).to(torch.float64) + EPS)
-    return _row_mean(segments.total(segments.spread(after(means), runs), offsets), view)
+    batch = view.batch
+    many = segments.lengths(batch.cu_runs).to(torch.float64)
+    means = after(view.ratios.turns(of) * (many / (many + EPS)))
+    return _row_mean(segments.total(means * many, batch.turns), view)
 
 
 def _of_row(value: Tensor, view: View) -> Tensor:
@@ -53,11 +54,11 @@ MEANS: dict[str, Callable[[View], Tensor]] = {
     "ratio token": lambda v: _row_mean(v.total(powers.RATIO), v),
     "ratio geometric": lambda v: _of_row(torch.exp(_row_mean(v.total(powers.LOG), v)), v),
     "ratio sequence": lambda v: _of_row(torch.exp(v.total(powers.LOG)), v),
-    "ratio segment": lambda v: _of_turns(powers.LOG, v, torch.exp),
+    "ratio segment": lambda v: _of_turns("ratio", v, torch.exp),
     "diff token": lambda v: _row_mean(v.total(DIFFERENCE), v),
     "diff geometric": lambda v: _of_row(_row_mean(v.total(DIFFERENCE), v), v),
     "diff sequence": lambda v: _of_row(v.total(DIFFERENCE), v),
-    "diff segment": lambda v: _of_turns(DIFFERENCE, v, _plain),
+    "diff segment": lambda v: _of_turns("prob_diff", v, _plain),
 }
 """Per sequence [S]; shared by presets."""
 
@@ -79,12 +80,20 @@ def _passed(measure: str, granularity: str) -> Callable[[View], Tensor]:
 
     def of(view: View) -> Tensor:
         rule, some = _rules(view.preset, measure, granularity)[-1], view.first
+        if rule.over == "segment" and rule.advantage == "any":
+            return view.n - _failed_turns(view, rule)
         passes = correction.passes(some.ratios.of(rule.policy), rule)
         if passes.per == "sequence":
             return view.n * passes.values
         return view.n - segments.count(~passes.values, some.batch.cu_seqlens)
 
     return of
+
+
+def _failed_turns(view: View, rule: Reject) -> Tensor:
+    """Tokens of the turns that a rule drops, [S]: no token need be looked at."""
+    above, below = correction.beyond(view.of(rule.policy or view.preset.policy), rule)
+    return correction.per_sequence(above.values | below.values, above, view.batch)
 
 
 def _capped(preset: Preset) -> bool:
