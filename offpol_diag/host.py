@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from typing import TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 WIDE = ("X86_V4", "AVX512")
@@ -22,18 +24,26 @@ def here(x: Tensor) -> bool:
     return x.device.type == "cpu"
 
 
-def exp(x: Tensor) -> Tensor:
-    """e^x."""
-    return _quick(x, np.exp, torch.exp)
+Array = TypeVar("Array", Tensor, NDArray[np.float64])
 
 
-def expm1(x: Tensor) -> Tensor:
-    """e^x − 1."""
-    return _quick(x, np.expm1, torch.expm1)
+def exp(x: Array, out: NDArray[np.float64] | None = None) -> Array:
+    """e^x; of an array of numpy's, into another, which may be the same."""
+    return _quick(x, np.exp, torch.exp, out)
 
 
-def _quick(x: Tensor, ours: np.ufunc, theirs: Callable[[Tensor], Tensor]) -> Tensor:
+def expm1(x: Array, out: NDArray[np.float64] | None = None) -> Array:
+    """e^x − 1; of an array of numpy's, into another, which may be the same."""
+    return _quick(x, np.expm1, torch.expm1, out)
+
+
+def _quick(x: Array, ours: np.ufunc, theirs: Callable[..., Tensor], out: NDArray[np.float64] | None) -> Array:
     """By numpy where that takes half the time of torch: on processors for which it has a wide kernel."""
+    if not isinstance(x, Tensor):
+        if wide(ours.__name__):
+            found: NDArray[np.float64] = ours(x, out=out)
+            return found
+        return theirs(torch.from_numpy(x), out=out if out is None else torch.from_numpy(out)).numpy()
     if x.requires_grad or x.ndim == 0 or not here(x) or not wide(ours.__name__):
         return theirs(x)
     with np.errstate(all="ignore"):

@@ -10,6 +10,7 @@ from functools import cache
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from offpol_diag.host import here
@@ -23,24 +24,51 @@ beyond.
 """
 
 
-def index(x: Tensor) -> Tensor:
-    """The bin of each value: float64 → int64 in [0, SIZE)."""
-    if here(x):
-        bits = x.numpy().view(np.uint64) >> np.uint64(52 - _PER_OCTAVE_BITS)
-        return torch.from_numpy(_bins(x.device).numpy().take(bits.view(np.int64)))
-    leading = x.contiguous().view(torch.int64) >> (52 - _PER_OCTAVE_BITS)
-    return _bins(x.device).index_select(0, leading.bitwise_and_(2 * _MAGNITUDES - 1))
-
-
 _MAGNITUDES = 1 << (11 + _PER_OCTAVE_BITS)
 """How many numbers an exponent and the first bits of a fraction make; the sign is the bit above."""
+CODES = 2 * _MAGNITUDES
+"""How many the first bits of a float64 are, with its sign."""
+_FIRST = ((1023 + _LOW) << _PER_OCTAVE_BITS) - 1
+"""The last magnitude of the bin around zero."""
+
+
+def index(x: Tensor) -> Tensor:
+    """The bin of each value: float64 → int64 in [0, SIZE)."""
+    return _bins(x.device).index_select(0, code(x))
+
+
+def code(x: Tensor, out: NDArray[np.float64] | None = None) -> Tensor:
+    """The first bits of each value, finer or as fine as bins: float64 → int64 in [0, CODES).
+
+    On a CPU, in the memory of `out`.
+    """
+    if here(x):
+        into = None if out is None else out.view(np.uint64)
+        bits = np.right_shift(x.numpy().view(np.uint64), np.uint64(52 - _PER_OCTAVE_BITS), out=into)
+        return torch.from_numpy(bits.view(np.int64))
+    return (x.contiguous().view(torch.int64) >> (52 - _PER_OCTAVE_BITS)).bitwise_and_(CODES - 1)
+
+
+def folded(tables: Tensor) -> Tensor:
+    """Of sums by code those by bin: [K, CODES] → [K, SIZE]."""
+    up, down = tables[:, :_MAGNITUDES], tables[:, _MAGNITUDES:]
+    return torch.cat((_beyond_zero(down).flip(1), _zero(up) + _zero(down), _beyond_zero(up)), dim=1)
+
+
+def _zero(side: Tensor) -> Tensor:
+    return side[:, : _FIRST + 1].sum(dim=1, keepdim=True)
+
+
+def _beyond_zero(side: Tensor) -> Tensor:
+    found = side[:, _FIRST + 1 : _FIRST + 1 + HALF].clone()
+    found[:, -1] += side[:, _FIRST + 1 + HALF :].sum(dim=1)
+    return found
 
 
 @cache
 def _bins(device: torch.device) -> Tensor:
-    """The bin of every sign, exponent and first bits of a fraction."""
-    step = torch.arange(_MAGNITUDES, device=device) - ((1023 + _LOW) << _PER_OCTAVE_BITS) + 1
-    step = step.clamp(0, HALF)
+    """The bin of each code."""
+    step = (torch.arange(_MAGNITUDES, device=device) - _FIRST).clamp(0, HALF)
     return torch.cat((HALF + step, HALF - step))
 
 

@@ -7,7 +7,7 @@ each run starts and ends. Empty runs are allowed: their sum is 0, their maximum 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import MutableMapping
 from itertools import pairwise
 
 import numpy as np
@@ -29,15 +29,14 @@ def total(x: Tensor, offsets: Tensor) -> Tensor:
     return _reduced(x, offsets, np.add, "sum", 0.0)
 
 
-def totals(made: Mapping[str, Callable[[], Tensor]], offsets: Tensor) -> dict[str, Tensor]:
-    """The sums of several columns, each made when its turn comes, so that it is still in the caches."""
-    if not here(offsets) or len(_filled(offsets)[0]) < len(offsets) - 1:
-        return {name: total(make(), offsets) for name, make in made.items()}
-    begins = _filled(offsets)[0]
-    with np.errstate(all="ignore"):
-        return {
-            name: torch.from_numpy(np.add.reduceat(make().numpy(), begins)) for name, make in made.items()
-        }
+def total_of(x: Tensor | Floats, offsets: Tensor) -> Tensor | Floats:
+    """`total`; of an array of numpy's as such an array."""
+    return _of_array(x, offsets, np.add, 0.0) if isinstance(x, np.ndarray) else total(x, offsets)
+
+
+def largest_of(x: Tensor | Floats, offsets: Tensor) -> Tensor | Floats:
+    """`largest`; of an array of numpy's as such an array."""
+    return _of_array(x, offsets, np.maximum, -math.inf) if isinstance(x, np.ndarray) else largest(x, offsets)
 
 
 def largest(x: Tensor, offsets: Tensor) -> Tensor:
@@ -54,18 +53,22 @@ def _reduced(x: Tensor, offsets: Tensor, kernel: np.ufunc, name: str, empty: flo
     # On a CPU numpy's reduceat takes a ninth of the time of torch's segment_reduce, and sums pairwise.
     if x.requires_grad or not here(x):
         return torch.segment_reduce(x, name, offsets=offsets, initial=empty)
-    begins, filled = _filled(offsets)
-    if not len(begins):
-        return x.new_full((len(offsets) - 1,), empty)
     with np.errstate(all="ignore"):  # inf - inf is a NaN that the readers of sums know
-        values = kernel.reduceat(x.numpy(), begins)
-    if filled is None:
-        return torch.from_numpy(values)
+        return torch.from_numpy(_of_array(x.numpy(), offsets, kernel, empty))
+
+
+def _of_array(x: Floats, offsets: Tensor, kernel: np.ufunc, empty: float) -> Floats:
+    starts, filled = _filled(offsets)
+    if filled is None and len(starts):
+        values: Floats = kernel.reduceat(x, starts)
+        return values
     found = np.full(len(offsets) - 1, empty)
-    found[filled] = values
-    return torch.from_numpy(found)
+    if len(starts):
+        found[filled] = kernel.reduceat(x, starts)
+    return found
 
 
+Floats = npt.NDArray[np.float64]
 Filled = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None]
 
 
@@ -78,6 +81,12 @@ def _filled(offsets: Tensor) -> Filled:
         found = (ends[:-1], None) if len(there) == len(ends) - 1 else (ends[:-1][there], there)
         offsets._filled = found  # type: ignore[attr-defined]
     return found
+
+
+def begins(offsets: Tensor) -> npt.NDArray[np.int64] | None:
+    """Where the runs begin, if there are any and none is empty; of offsets on a CPU."""
+    found, filled = _filled(offsets)
+    return found if filled is None and len(found) else None
 
 
 def spans(offsets: Tensor, wanted: int) -> list[tuple[int, int]]:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from offpol_diag import accumulators, loglattice, segments, tables
+from offpol_diag import accumulators, host, loglattice, segments, tables
 from offpol_diag.batch import Batch
 from offpol_diag.metrics import gap, tails, terms, where, worst
 from offpol_diag.metrics.gap import DRIFTS
@@ -246,7 +246,7 @@ def test_blocks_leave_what_the_whole_leaves(size, advantages, monkeypatch):
 def test_what_a_host_sees_at_once_is_what_a_gpu_is_not_asked_for(size, advantages, monkeypatch):
     of = batch(SIZES[size], advantages=advantages)
     ours = seen(of)
-    for module in (terms, gap, where, worst, loglattice, accumulators, segments, tables):
+    for module in (terms, where, worst, loglattice, accumulators, segments, tables):
         monkeypatch.setattr(module, "here", lambda x: False)
 
     same(ours, seen(of))
@@ -310,14 +310,24 @@ def test_spans_cover_every_run_once_and_in_order(lengths, wanted):
     assert all(int(offsets[last] - offsets[first]) < wanted + longest + 1 for first, last in found)
 
 
-def test_sums_of_several_columns_are_those_of_each():
-    x, offsets = torch.arange(9.0, dtype=torch.float64), torch.tensor([0, 4, 4, 9])
-    plain = torch.tensor([0, 4, 9])
+@pytest.mark.parametrize("lengths", [[4, 0, 5], [4, 5], [0], []])
+def test_sums_and_maxima_of_arrays_are_plain_ones(lengths):
+    x, at = np.arange(1.0, 1.0 + sum(lengths)), ends(lengths)
+    runs = [x[first:last].tolist() for first, last in pairwise(at.tolist())]
 
-    for at in (offsets, plain):
-        found = segments.totals({"x": lambda: x, "y": lambda: -x}, at)
-        assert found["x"].tolist() == segments.total(x, at).tolist()
-        assert found["y"].tolist() == (-segments.total(x, at)).tolist()
+    assert segments.total_of(x, at).tolist() == [sum(run) for run in runs]
+    assert segments.largest_of(x, at).tolist() == [max(run, default=-math.inf) for run in runs]
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_arrays_are_exponentiated_in_place_on_any_processor(wide, monkeypatch):
+    monkeypatch.setattr(host, "wide", lambda name: wide)
+    x, into = np.array([-1.0, 0.0, 2.0]), np.empty(3)
+
+    assert host.exp(x, into) == pytest.approx([math.exp(v) for v in x], rel=1e-15)
+    assert host.expm1(x, x) == pytest.approx([math.expm1(v) for v in (-1.0, 0.0, 2.0)], rel=1e-15)
+    assert x[2] == pytest.approx(math.expm1(2.0), rel=1e-15)
+    assert into[2] == pytest.approx(math.exp(2.0), rel=1e-15)
 
 
 def test_how_stretches_are_cut_changes_no_rank():
@@ -330,3 +340,37 @@ def _worst(of):
     one = scene(of)
     walk(one, {DRIFTS[0]: (where.ByPlace, worst.Largest, gap.Gap)})
     return worst.sequences(one, DRIFTS[0])
+
+
+@pytest.mark.parametrize("lengths", [LENGTHS, [40, 40, 40], [7] * 9])
+def test_a_block_leaves_nothing_to_the_next(lengths, monkeypatch):
+    """Blocks share their memory: what one made must be summed, or copied, before the next is looked at."""
+    of = batch(0.3, lengths=lengths, advantages="of tokens")
+    monkeypatch.setattr(terms, "BLOCK", 1)
+    found = seen(of)
+    monkeypatch.setattr(terms.Room, "__missing__", lambda room, name: np.ones(room.tokens))
+
+    assert seen(of) == found
+
+
+def test_the_largest_ratios_are_those_above_what_is_known(monkeypatch):
+    monkeypatch.setattr(accumulators, "TAIL", 40)
+    monkeypatch.setattr(terms, "BLOCK", 30)
+    parts, floor, states = [batch(0.3, seed=seed) for seed in range(4)], {}, []
+    for of in parts:
+        one = scene(of)
+        one.floors = floor
+        if states:
+            of.old[5] = of.rollout[5] + floor["tail.tokens"].at + 1e-9
+        states.append(tails.states(one, DRIFTS[0])["tail.tokens"])
+    whole = states[0]
+    for state in states[1:]:
+        whole = whole.merge(state)
+    every = torch.cat([of.old - of.rollout for of in parts])
+
+    assert floor["tail.tokens"].at > 0
+    assert len(states[-1].kept) < parts[-1].tokens
+    for of, state in zip(parts[1:], states[1:], strict=True):
+        assert float(of.old[5] - of.rollout[5]) in state.kept
+    assert whole.n == len(every)
+    assert whole.top.tolist() == sorted(every.tolist(), reverse=True)[:40]

@@ -101,7 +101,8 @@ def _columns(scene: Scene, drift: Drift, named: str, lost: Tensor, gone: Tensor)
 def _delta(scene: Scene, drift: Drift) -> Tensor:
     terms = gap.terms(scene, drift)
     assert terms is not None
-    return terms.delta
+    delta: Tensor = terms.delta
+    return delta
 
 
 def _kind(batch: Batch, many: Tensor) -> dict[str, Tensor]:

@@ -14,13 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from offpol_diag import segments
-from offpol_diag.accumulators import extremes
-from offpol_diag.host import here
+from offpol_diag import accumulators, segments
 from offpol_diag.metrics.formula import Formula, Lookup, mean, spread
 from offpol_diag.metrics.interval import ABOVE_MINUS_ONE, ABOVE_ONE, CORRELATION, POSITIVE
 from offpol_diag.metrics.scene import Scene
-from offpol_diag.metrics.terms import FAR, Block, Terms
+from offpol_diag.metrics.terms import FAR, Array, Block, Terms, extremes, joined
 from offpol_diag.metrics.walk import Pair, seen
 from offpol_diag.presets import Policy
 from offpol_diag.ratios import OVERFLOW
@@ -67,8 +65,8 @@ class Gap:
     """Sums over every sequence, and extremes over all tokens."""
 
     def __init__(self, scene: Scene, drift: Pair) -> None:
-        self.parts: list[dict[str, Tensor]] = []
-        self.spans: dict[str, list[tuple[Tensor, Tensor]]] = {"d": [], "pd": []}
+        self.parts: list[dict[str, Array]] = []
+        self.spans: dict[str, list[tuple[Array, Array]]] = {"d": [], "pd": []}
 
     def see(self, terms: Terms) -> None:
         """The next block."""
@@ -81,7 +79,7 @@ class Gap:
         """By name, [S] each; none when a policy is missing. Σ(r² − 1) is Σ(r − 1)² + 2Σ(r − 1)."""
         if not self.parts:
             return {}
-        found = {name: torch.cat([part[name] for part in self.parts]) for name in self.parts[0]}
+        found = {name: joined([part[name] for part in self.parts]) for name in self.parts[0]}
         return found | {"r2": found.pop("r11") + 2 * found["r1"], "tv": found["tv"] / 2}
 
     @property
@@ -90,9 +88,9 @@ class Gap:
         return {name: _widest(spans) for name, spans in self.spans.items() if spans}
 
 
-def _widest(spans: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    low, high = zip(*spans, strict=True)
-    return torch.stack(low).min(), torch.stack(high).max()
+def _widest(spans: Sequence[tuple[Array, Array]]) -> tuple[Tensor, Tensor]:
+    low, high = (torch.stack([torch.as_tensor(x) for x in ends]) for ends in zip(*spans, strict=True))
+    return low.min(), high.max()
 
 
 def columns(scene: Scene, drift: Drift) -> dict[str, Tensor]:
@@ -108,45 +106,37 @@ def _columns(scene: Scene, drift: Drift) -> dict[str, Tensor]:
     }
 
 
-def _token_sums(terms: Terms) -> dict[str, Tensor]:
+def _token_sums(terms: Terms) -> dict[str, Array]:
     """Sums of Δ, r and their kin."""
-    made: dict[str, Callable[[], Tensor]] = {
-        "d": lambda: terms.delta,
-        "dd": terms.delta.square,
-        "abs": lambda: terms.size,
-        **ratios(terms),
-        "mult": lambda: terms.mult,
-        "tv": lambda: terms.off,
-    }
-    found = with_ratio(terms.sums(made))
+    names = {"d": "delta", "dd": "dd", "abs": "size", **ratios(terms), "mult": "mult", "tv": "off"}
+    found = with_ratio({name: terms.sum(array) for name, array in names.items()})
     return found | _counts(terms, found["d"])
 
 
-def ratios(terms: Terms) -> dict[str, Callable[[], Tensor]]:
-    """What the sums of r and r² are made of: where Δ is large, r − 1 is no longer the small Δ + k3."""
-    found: dict[str, Callable[[], Tensor]] = {"k3": lambda: terms.k3, "r11": lambda: terms.r11}
-    return found if terms.tame else {**found, "r1": lambda: terms.r1}
+def ratios(terms: Terms) -> dict[str, str]:
+    """Of which arrays r and r² are summed: where Δ is large, r − 1 is no longer the small Δ + k3."""
+    found = {"k3": "k3", "r11": "r11"}
+    return found if terms.tame else {**found, "r1": "r1"}
 
 
-def with_ratio(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def with_ratio(sums: Mapping[str, Array]) -> dict[str, Array]:
     """Sums with that of r − 1."""
     return {"r1": sums["d"] + sums["k3"], **sums}
 
 
-def _counts(terms: Terms, like: Tensor) -> dict[str, Tensor]:
-    """Tokens beyond each bound, [s]; a host sees the few that are beyond the least, and looks at those."""
-    if not here(like):
+def _counts(terms: Terms, like: Array) -> dict[str, Array]:
+    """Tokens of each sequence beyond each bound, [s]; a host looks only at those beyond the least."""
+    if terms.block.kit is torch:
         return {
             name: segments.count_above(terms.size, bound, terms.block.offsets)
             for name, bound in _BEYOND.items()
         }
-    found = dict.fromkeys(_BEYOND, torch.zeros_like(like))
+    found = dict.fromkeys(_BEYOND, np.zeros_like(like))
     if terms.reach > FAR:
-        size, owner = terms.size.numpy()[terms.far], terms.block.owners(terms.far)
+        size, owner = terms.size[terms.far], terms.block.owners(terms.far)
         for name, bound in _BEYOND.items():
             if terms.reach > bound:
-                many = np.bincount(owner[size > bound], minlength=len(like))
-                found[name] = torch.from_numpy(many.astype(np.float64))
+                found[name] = np.bincount(owner[size > bound], minlength=len(like)).astype(np.float64)
     return found
 
 
@@ -154,27 +144,18 @@ _BEYOND = {"overflow": OVERFLOW, **{factor_name(tau): math.log(tau) for tau in F
 """Column → the |Δ| beyond which it counts tokens."""
 
 
-def _probabilities(terms: Terms) -> dict[str, Tensor]:
+def _probabilities(terms: Terms) -> dict[str, Array]:
     """Sums of the probabilities q and p, their products and their differences."""
-    block = terms.block
+    block, pd, pdd = terms.block, terms.sum("pd"), terms.sum("pdd")
     q, qq = block.prob_sums(terms.denominator)
-    made: dict[str, Callable[[], Tensor]] = {"pd": lambda: terms.pd, "pdd": terms.diff.square}
-    if terms.tame:
-        return {"q": q, "qq": qq} | _from_differences(terms, made)
+    if terms.tame:  # p is near q: its sums are those of q and of the small p − q
+        cross = terms.sum("cross")
+        pq = qq + cross
+        block.learn(terms.numerator, q + terms.sum("diff"), pq + cross + pdd)
+    else:
+        pq = terms.sum("pq")
     p, pp = block.prob_sums(terms.numerator)
-    both = {"pq": lambda: block.prob(terms.numerator) * block.prob(terms.denominator)}
-    return {"q": q, "qq": qq, "p": p, "pp": pp} | terms.sums(made | both)
-
-
-def _from_differences(terms: Terms, made: dict[str, Callable[[], Tensor]]) -> dict[str, Tensor]:
-    """Sums of p, p² and pq where p is near q: of q and of the small p − q."""
-    block = terms.block
-    prob, diff = block.prob(terms.denominator), terms.diff
-    sums = terms.sums(made | {"diff": lambda: diff, "cross": lambda: prob * diff})
-    (q, qq), cross = block.prob_sums(terms.denominator), sums.pop("cross")
-    p, pp = q + sums.pop("diff"), qq + 2 * cross + sums["pdd"]
-    block.learn(terms.numerator, lambda: prob + diff, (p, pp))
-    return {"p": p, "pp": pp} | sums | {"pq": qq + cross}  # in the order of `_probabilities`
+    return {"q": q, "qq": qq, "p": p, "pp": pp, "pd": pd, "pdd": pdd, "pq": pq}
 
 
 def _sequence_values(scene: Scene, sums: Mapping[str, Tensor], drift: Drift) -> dict[str, Tensor]:
@@ -214,8 +195,8 @@ def _ranges(scene: Scene, drift: Drift) -> dict[str, tuple[Tensor, Tensor]]:
         return {}
     there, total = scene.batch.lengths > 0, found[drift.prefix + "d"]
     spans = seen(scene, drift, Gap).ranges | {
-        "g": extremes(_mean(scene, total), there),
-        "s": extremes(total, there),
+        "g": accumulators.extremes(_mean(scene, total), there),
+        "s": accumulators.extremes(total, there),
     }
     return {drift.prefix + name: span for name, span in spans.items()}
 

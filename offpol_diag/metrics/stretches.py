@@ -6,6 +6,7 @@ Sums over places whose tokens stand together need no code for each token: they a
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -26,6 +27,7 @@ class Stretches:
         begins: where each begins and the last one ends, [M+1].
         rows: which sequence each is of, [M].
         octaves: of its positions, [M].
+        sequences: S.
         signs: of its advantages, [M]: 0 below zero, 1 at it, 2 above; None where there are none, or where
             they change so often that they are better looked at token by token.
     """
@@ -33,6 +35,7 @@ class Stretches:
     begins: Tensor
     rows: Tensor
     octaves: Tensor
+    sequences: int
     signs: Tensor | None
 
     @classmethod
@@ -51,13 +54,24 @@ class Stretches:
         rows = np.searchsorted(batch.cu_seqlens.numpy(), begins[:-1], side="right") - 1
         signs = None if cuts is None or sign is None else sign[begins[:-1]].astype(np.int64)
         of_signs = None if signs is None else torch.from_numpy(signs)
-        return cls(torch.from_numpy(begins), torch.from_numpy(rows), torch.from_numpy(octave), of_signs)
+        return cls(
+            torch.from_numpy(begins),
+            torch.from_numpy(rows),
+            torch.from_numpy(octave),
+            batch.sequences,
+            of_signs,
+        )
 
-    def within(self, block: Block) -> tuple[Tensor, Tensor]:
+    @cached_property
+    def firsts(self) -> Ints:
+        """Where the stretches of each sequence begin among all, [S+1]."""
+        return np.searchsorted(self.rows.numpy(), np.arange(self.sequences + 1))
+
+    def within(self, block: Block) -> tuple[Ints, Tensor]:
         """Of one block: where its stretches begin, and where those of each sequence do among them, [s+1]."""
-        low, high = torch.searchsorted(self.rows, torch.tensor([block.rows.start, block.rows.stop])).tolist()
-        begins = self.begins[low : high + 1] - block.tokens.start
-        return begins, torch.searchsorted(begins, block.offsets)
+        firsts = self.firsts[block.rows.start : block.rows.stop + 1]
+        begins = self.begins.numpy()[firsts[0] : firsts[-1]] - block.tokens.start
+        return begins, torch.from_numpy(firsts - firsts[0])
 
 
 def _by_octave(runs: Ints, positions: Ints, last: int) -> tuple[Ints, Ints]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,7 +15,7 @@ from offpol_diag.metrics import gap
 from offpol_diag.metrics.formula import Formula, Lookup, Reader, describe, plain
 from offpol_diag.metrics.gap import CHI2_SEQUENCE, Drift
 from offpol_diag.metrics.scene import Scene
-from offpol_diag.metrics.terms import Terms
+from offpol_diag.metrics.terms import Array, Terms, joined
 from offpol_diag.metrics.walk import Pair, seen
 from offpol_diag.ratios import OVERFLOW
 from offpol_diag.summary import Number, Numbers
@@ -27,16 +29,38 @@ class Tails:
 
     def __init__(self, scene: Scene, drift: Pair) -> None:
         device = scene.batch.rollout.device
-        self.delta, self.k3 = Counts.none(device), Bins.none(device)
+        self.tables = torch.zeros(3, loglattice.CODES, dtype=torch.float64, device=device)
         self.floor = scene.floor(_tail(drift, "tokens")) or Floor()
-        self.largest: Tail | None = None
+        self.known, self.many, self.largest = self.floor.at, 0, list[Array]()
 
     def see(self, terms: Terms) -> None:
         """The next block."""
-        self.delta.add_(terms.delta)
-        self.k3.add_(terms.k3)
-        largest = Tail.of(terms.delta, self.floor)
-        self.largest = self.largest.merge(largest) if self.largest else largest
+        self._count(terms)
+        self.many += len(terms.delta)
+        self.largest.append(self._large(terms))
+
+    def _count(self, terms: Terms) -> None:
+        codes = terms.block.room["codes"]
+        delta, k3, ones = map(torch.as_tensor, (terms.delta, terms.k3, terms.block.ones))
+        counts, k3_counts, k3_sums = self.tables
+        counts.scatter_add_(0, loglattice.code(delta, codes), ones)
+        at = loglattice.code(k3, codes)
+        k3_counts.scatter_add_(0, at, ones)
+        k3_sums.scatter_add_(0, at, k3)
+
+    def _large(self, terms: Terms) -> Array:
+        """What may be among the largest, of the host's; it stays when the block's arrays go."""
+        delta = terms.delta
+        if isinstance(delta, Tensor):
+            return delta
+        return delta[np.flatnonzero(delta >= self.known)] if self.known > -math.inf else delta.copy()
+
+    @property
+    def states(self) -> tuple[Counts, Bins, Tail]:
+        """Of Δ and of k3, and of the largest Δ."""
+        counts, k3_counts, k3_sums = loglattice.folded(self.tables)
+        largest = Tail.of(joined(self.largest), self.floor)
+        return Counts(counts), Bins(k3_counts, k3_sums), replace(largest, n=self.many)
 
 
 def _tail(drift: Pair, over: str) -> str:
@@ -46,14 +70,15 @@ def _tail(drift: Pair, over: str) -> str:
 def states(scene: Scene, drift: Drift) -> dict[str, State]:
     """Histogram of Δ and of k3, tails of r over tokens and sequences, Σ and Σ² of the sequence weights."""
     found = seen(scene, drift, Tails)
-    if found.largest is None:
+    if not found.largest:
         return {}
+    delta, k3, largest = found.states
     there, total = scene.batch.lengths > 0, gap.columns(scene, drift)[f"{drift.prefix}d"]
     sequences = _tail(drift, "sequences")
     return {
-        f"{drift.prefix}bins.d": found.delta,
-        f"{drift.prefix}bins.k3": found.k3,
-        _tail(drift, "tokens"): found.largest,
+        f"{drift.prefix}bins.d": delta,
+        f"{drift.prefix}bins.k3": k3,
+        _tail(drift, "tokens"): largest,
         sequences: Tail.of(total[_filled(scene)], scene.floor(sequences)),
         f"{drift.prefix}log.sequences": LogSums.of(torch.where(there, total, -torch.inf), scene.draws),
     }

@@ -1,34 +1,62 @@
 """What the base metrics ask of every token for one pair of policies: each array is made once and shared.
 
-A batch is looked at block by block, so that a block's arrays stay in a core's own caches.
+A batch is looked at block by block, so that a block's arrays stay in a core's own caches. There they are
+numpy's, made in memory that the block before has left; elsewhere they are torch's, and all is one block.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from offpol_diag import segments
-from offpol_diag.accumulators import extremes
+from offpol_diag import accumulators, host, segments
 from offpol_diag.batch import Batch
-from offpol_diag.host import exp, expm1, here
+from offpol_diag.host import here
 from offpol_diag.presets import Policy
 from offpol_diag.ratios import OVERFLOW
 
 BLOCK = 1 << 17
 """Tokens of a block: in smaller ones, being called at all costs numpy and torch more than the work."""
 
+Array = Any
+"""numpy's or torch's: what is asked of them goes by one name in both."""
+
 FAR = math.log(1.1)
 """The least |Δ| beyond which tokens are counted."""
 TAME = 3.0
 """Largest |Δ| for which r − 1 tells r, r² and e^|Δ| to 13 digits."""
+
+
+class Room(dict[str, Any]):
+    """Where arrays of a block are made, by name: memory [t] that the block before has left, ones at first."""
+
+    def __init__(self, memory: dict[str, NDArray[np.float64]], size: int, tokens: int) -> None:
+        super().__init__()
+        self.memory, self.size, self.tokens = memory, size, tokens
+
+    def __missing__(self, name: str) -> NDArray[np.float64]:
+        if name not in self.memory:
+            self.memory[name] = np.ones(self.size)
+        self[name] = found = self.memory[name][: self.tokens]
+        return found
+
+
+class Nowhere(Room):
+    """Where torch likes."""
+
+    def __init__(self) -> None:
+        super().__init__({}, 0, 0)
+
+    def __missing__(self, name: str) -> None:  # type: ignore[override]
+        return None
 
 
 @dataclass(eq=False)
@@ -40,30 +68,39 @@ class Block:
         rows: which of its S sequences.
         tokens: which of its T tokens.
         offsets: where each sequence of the block begins, [s+1] from 0.
+        room: where arrays are made.
+        kit: numpy or torch, whose arrays are.
     """
 
     batch: Batch
     rows: slice
     tokens: slice
     offsets: Tensor
-    _probs: dict[Policy, Callable[[], Tensor]] = field(default_factory=dict, repr=False)
-    _sums: dict[Policy, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
+    room: Room = field(default_factory=Nowhere, repr=False)
+    kit: Any = torch
+    _probs: dict[Policy, Array] = field(default_factory=dict, repr=False)
+    _sums: dict[Policy, tuple[Array, Array]] = field(default_factory=dict, repr=False)
 
     @classmethod
     def whole(cls, batch: Batch) -> Block:
-        """All of a batch."""
+        """All of a batch, as torch's arrays."""
         return cls(batch, slice(0, batch.sequences), slice(0, batch.tokens), batch.cu_seqlens)
 
     @classmethod
     def all(cls, batch: Batch) -> Iterator[Block]:
         """A batch in blocks; in one on a GPU, which has no use for smaller ones."""
         starts = batch.cu_seqlens
-        if not here(batch.rollout) or batch.tokens <= BLOCK:
+        if not here(batch.rollout):
             yield cls.whole(batch)
             return
-        for first, last in segments.spans(starts, BLOCK):
+        spans = segments.spans(starts, BLOCK)
+        size = max((int(starts[last] - starts[first]) for first, last in spans), default=0)
+        memory: dict[str, NDArray[np.float64]] = {}
+        for first, last in spans:
             begin, end = int(starts[first]), int(starts[last])
-            yield cls(batch, slice(first, last), slice(begin, end), starts[first : last + 1] - begin)
+            offsets = starts[first : last + 1] - begin
+            room = Room(memory, size, end - begin)
+            yield cls(batch, slice(first, last), slice(begin, end), offsets, room, np)
 
     @property
     def lengths(self) -> Tensor:
@@ -74,10 +111,25 @@ class Block:
         """Which sequences some tokens are of, in the host's memory."""
         return np.searchsorted(self.offsets.numpy(), tokens, side="right") - 1
 
+    @cached_property
+    def ones(self) -> Array:
+        """1 for every token, [t]."""
+        return torch.ones_like(self.batch.rollout) if self.kit is torch else self.room["ones"]
+
+    @cached_property
+    def begins(self) -> NDArray[np.int64] | None:
+        """Where the host sees sequences begin, if none is empty."""
+        return None if self.kit is torch else segments.begins(self.offsets)
+
+    def sum(self, x: Array) -> Array:
+        """Over each sequence, [s]."""
+        begins = self.begins
+        return segments.total_of(x, self.offsets) if begins is None else np.add.reduceat(x, begins)
+
     @property
-    def rollout(self) -> Tensor:
+    def rollout(self) -> Array:
         """log π_rollout, [t]."""
-        return self.batch.rollout[self.tokens]
+        return self.log("rollout")
 
     @property
     def position(self) -> Tensor:
@@ -89,39 +141,36 @@ class Block:
         """Of each token, [t], or None."""
         return None if self.batch.advantages is None else self.batch.advantages[self.tokens]
 
-    def log(self, policy: Policy) -> Tensor | None:
+    def log(self, policy: Policy) -> Array | None:
         """The log-probs of a policy, [t], or None when the dump lacks them."""
         found = self.batch.policy(policy)
-        return None if found is None else found[self.tokens]
+        if found is None:
+            return None
+        return found[self.tokens] if self.kit is torch else found.numpy()[self.tokens]
 
     def terms(self, denominator: Policy, numerator: Policy) -> Terms | None:
         """What a pair of policies makes of every token; None when one of them is missing."""
         q, p = self.log(denominator), self.log(numerator)
         return None if q is None or p is None else Terms(self, denominator, numerator, q, p)
 
-    def prob(self, policy: Policy) -> Tensor:
+    def prob(self, policy: Policy) -> Array:
         """The probability of every token under a policy, [t]."""
         if policy not in self._probs:
             log = self.log(policy)
             assert log is not None
-            self.learn(policy, exp(log))
-        return self._probs[policy]()
+            self._probs[policy] = host.exp(log, self.room[policy])
+        return self._probs[policy]
 
-    def prob_sums(self, policy: Policy) -> tuple[Tensor, Tensor]:
+    def prob_sums(self, policy: Policy) -> tuple[Array, Array]:
         """The sums of the probabilities and of their squares, [s] each."""
         if policy not in self._sums:
             prob = self.prob(policy)
-            found = segments.totals({"once": lambda: prob, "twice": prob.square}, self.offsets)
-            self._sums[policy] = found["once"], found["twice"]
+            self._sums[policy] = self.sum(prob), self.sum(self.kit.square(prob, out=self.room[""]))
         return self._sums[policy]
 
-    def learn(
-        self, policy: Policy, prob: Tensor | Callable[[], Tensor], sums: tuple[Tensor, Tensor] | None = None
-    ) -> None:
-        """Learn the probabilities of a policy from who made them, or how to make them, and their sums."""
-        self._probs[policy] = prob if callable(prob) else lambda: prob
-        if sums is not None:
-            self._sums[policy] = sums
+    def learn(self, policy: Policy, once: Array, twice: Array) -> None:
+        """Learn the sums of the probabilities of a policy, and of their squares, from who has them."""
+        self._sums[policy] = once, twice
 
 
 @dataclass(eq=False)
@@ -139,30 +188,31 @@ class Terms:
     block: Block
     denominator: Policy
     numerator: Policy
-    q: Tensor
-    p: Tensor
-    summed: dict[str, Tensor] = field(default_factory=dict, repr=False)
+    q: Array
+    p: Array
+    summed: dict[str, Array] = field(default_factory=dict, repr=False)
 
-    def sums(self, made: Mapping[str, Callable[[], Tensor]]) -> dict[str, Tensor]:
-        """Over each sequence, [s], by name; what was summed already is not made again."""
-        there = {name: self.summed[name] for name in made if name in self.summed}
-        rest = {name: make for name, make in made.items() if name not in there}
-        return there | segments.totals(rest, self.block.offsets)
+    def __post_init__(self) -> None:
+        self._kit, self._room = self.block.kit, self.block.room
+
+    def sum(self, name: str) -> Array:
+        """Over each sequence of the array of that name, [s], unless it was made already."""
+        return self.summed[name] if name in self.summed else self.block.sum(getattr(self, name))
 
     @cached_property
-    def delta(self) -> Tensor:
+    def delta(self) -> Array:
         """Δ, [t]."""
-        return self.p - self.q
+        return self._kit.subtract(self.p, self.q, out=self._room["delta"])
 
     @cached_property
-    def span(self) -> tuple[Tensor, Tensor]:
+    def span(self) -> tuple[Array, Array]:
         """The smallest and the largest Δ; (+inf, -inf) of no token."""
         return extremes(self.delta)
 
     @cached_property
     def reach(self) -> float:
         """The largest |Δ|; inf where the host would have to wait to learn it."""
-        if not here(self.delta):
+        if self.block.kit is torch:
             return math.inf
         low, high = self.span
         return max(-float(low), float(high))
@@ -177,52 +227,92 @@ class Terms:
         """Where a host sees |Δ| beyond `FAR`, rising."""
         if not self.reach > FAR:
             return np.empty(0, np.int64)
-        return np.flatnonzero(self.size.numpy() > FAR)
+        return np.flatnonzero(self.size > FAR)
 
-    def beyond(self, bound: float) -> Tensor:
+    def beyond(self, bound: float) -> Array:
         """Which tokens have |Δ| beyond a bound of at least `FAR`: where a host sees them; else [t] bool."""
-        if not here(self.delta):
+        if self.block.kit is torch:
             return self.size > bound
-        return torch.from_numpy(self.far[self.size.numpy()[self.far] > bound])
+        return self.far[self.size[self.far] > bound]
 
     @cached_property
-    def size(self) -> Tensor:
+    def size(self) -> Array:
         """|Δ|, [t]."""
-        return self.delta.abs()
-
-    @cached_property
-    def r1(self) -> Tensor:
-        """r − 1, with Δ within what can be exponentiated, [t]."""
-        return expm1(self.delta if self.reach <= OVERFLOW else self.delta.clamp(-OVERFLOW, OVERFLOW))
-
-    @cached_property
-    def off(self) -> Tensor:
-        """|r − 1|, [t]."""
-        return self.r1.abs()
-
-    @cached_property
-    def r11(self) -> Tensor:
-        """(r − 1)², [t]."""
-        return self.r1.square()
-
-    @cached_property
-    def k3(self) -> Tensor:
-        """e^Δ − 1 − Δ, [t]."""
-        return self.r1 - self.delta
+        return self._kit.abs(self.delta, out=self._room["size"])
 
     @property
-    def mult(self) -> Tensor:
-        """e^|Δ| − 1, [t]: |r − 1|, over r where that is below 1."""
+    def dd(self) -> Array:
+        """Δ², [t]; for the moment."""
+        return self._kit.square(self.delta, out=self._room[""])
+
+    @cached_property
+    def r1(self) -> Array:
+        """r − 1, with Δ within what can be exponentiated, [t]."""
+        wild = not self.reach <= OVERFLOW
+        x = self._kit.clip(self.delta, -OVERFLOW, OVERFLOW, out=self._room[""]) if wild else self.delta
+        return host.expm1(x, self._room["r1"])
+
+    @cached_property
+    def off(self) -> Array:
+        """|r − 1|, [t]."""
+        return self._kit.abs(self.r1, out=self._room["off"])
+
+    @cached_property
+    def r11(self) -> Array:
+        """(r − 1)², [t]."""
+        return self._kit.square(self.r1, out=self._room["r11"])
+
+    @cached_property
+    def k3(self) -> Array:
+        """e^Δ − 1 − Δ, [t]."""
+        return self._kit.subtract(self.r1, self.delta, out=self._room["k3"])
+
+    @property
+    def mult(self) -> Array:
+        """e^|Δ| − 1, [t]: the larger of r − 1 and |r − 1| / r; for the moment."""
+        kit, out = self._kit, self._room[""]
         if self.tame:
-            return self.off / self.r1.clamp(max=0.0).add_(1.0)
-        return expm1(self.size.clamp(max=OVERFLOW))
+            return kit.maximum(
+                self.r1, kit.divide(self.off, kit.add(self.r1, 1.0, out=out), out=out), out=out
+            )
+        return host.expm1(kit.clip(self.size, 0.0, OVERFLOW, out=out), out)
 
     @cached_property
-    def diff(self) -> Tensor:
+    def diff(self) -> Array:
         """π_train − π_rollout of the sampled token, [t]."""
-        return self.block.prob(self.denominator) * self.r1
+        return self._kit.multiply(self.block.prob(self.denominator), self.r1, out=self._room["diff"])
 
     @cached_property
-    def pd(self) -> Tensor:
+    def pd(self) -> Array:
         """|π_train − π_rollout|, [t]."""
-        return self.diff.abs()
+        return self._kit.abs(self.diff, out=self._room["pd"])
+
+    @property
+    def pdd(self) -> Array:
+        """(π_train − π_rollout)², [t]; for the moment."""
+        return self._kit.square(self.diff, out=self._room[""])
+
+    @property
+    def cross(self) -> Array:
+        """π_rollout (π_train − π_rollout), [t]; for the moment."""
+        return self._kit.multiply(self.block.prob(self.denominator), self.diff, out=self._room[""])
+
+    @property
+    def pq(self) -> Array:
+        """π_train π_rollout, [t]; for the moment."""
+        prob = self.block.prob
+        return self._kit.multiply(prob(self.numerator), prob(self.denominator), out=self._room[""])
+
+
+def extremes(x: Array) -> tuple[Array, Array]:
+    """Smallest and largest, of numpy's as of torch's; (+inf, -inf) of nothing."""
+    if isinstance(x, Tensor):
+        return accumulators.extremes(x)
+    return (np.minimum.reduce(x), np.maximum.reduce(x)) if len(x) else (math.inf, -math.inf)
+
+
+def joined(parts: Sequence[Array]) -> Tensor:
+    """What one block after the other left, along the last dimension."""
+    if isinstance(parts[0], Tensor):
+        return torch.cat(list(parts), dim=-1)
+    return torch.from_numpy(np.concatenate(parts, axis=-1))

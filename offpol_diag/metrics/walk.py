@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol, TypeVar
 
+import numpy as np
+
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.metrics.terms import Block, Terms
 from offpol_diag.presets import Policy
@@ -55,9 +57,10 @@ def seen(scene: Scene, pair: Pair, make: type[W]) -> W:
 
 def _walked(scene: Scene, asked: Mapping[Pair, Sequence[type[W]]]) -> dict[Pair, list[W]]:
     found = {pair: [make(scene, pair) for make in makes] for pair, makes in asked.items()}
-    for block in Block.all(scene.batch):
-        for pair, watches in found.items():
-            terms = block.terms(pair.denominator, pair.numerator)
-            for watch in watches if terms else ():
-                watch.see(terms)  # type: ignore[arg-type]
+    with np.errstate(all="ignore"):  # inf - inf is a NaN that the readers of sums know
+        for block in Block.all(scene.batch):
+            for pair, watches in found.items():
+                terms = block.terms(pair.denominator, pair.numerator)
+                for watch in watches if terms else ():
+                    watch.see(terms)  # type: ignore[arg-type]
     return found

@@ -26,7 +26,7 @@ from offpol_diag.metrics.interval import POSITIVE
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.metrics.stretches import Stretches
 from offpol_diag.metrics.tails import ESS_TOKENS
-from offpol_diag.metrics.terms import Block, Terms
+from offpol_diag.metrics.terms import Array, Block, Terms, joined
 from offpol_diag.metrics.walk import Pair, seen
 from offpol_diag.summary import Location, Place
 
@@ -69,12 +69,11 @@ def _octave_labels(count: int) -> tuple[str, ...]:
 def _probability(block: Block) -> Tensor:
     """How many edges lie below each token's probability: comparing costs less than searching."""
     log = block.rollout
-    if not here(log):
+    if isinstance(log, Tensor):
         return sum((log > edge).view(torch.uint8) for edge in _LOG_EDGES)  # type: ignore[return-value]
-    values, found = log.numpy(), np.zeros(len(log), np.uint8)
-    above = np.empty(len(log), np.bool_)
+    found, above = np.zeros(len(log), np.uint8), np.empty(len(log), np.bool_)
     for edge in _LOG_EDGES:
-        found += np.greater(values, edge, out=above).view(np.uint8)
+        found += np.greater(log, edge, out=above).view(np.uint8)
     return torch.from_numpy(found)
 
 
@@ -146,7 +145,7 @@ class ByPlace:
 
     def __init__(self, scene: Scene, drift: Pair) -> None:
         self.rows = scene.batch.sequences
-        self.parts: dict[str, list[Tensor]] = {}
+        self.parts: dict[str, list[Array]] = {}
         self.stretches = Stretches.of(scene.batch, POSITIONS) if here(scene.batch.rollout) else None
 
     def see(self, terms: Terms) -> None:
@@ -158,7 +157,7 @@ class ByPlace:
             if self._along(axis.name) is None and (at := axis.at(terms.block)) is not None:
                 self._keep(axis.name, _by_code(at, len(axis.labels), terms, arrays, beyond))
 
-    def _keep(self, name: str, part: Tensor) -> None:
+    def _keep(self, name: str, part: Array) -> None:
         self.parts.setdefault(name, []).append(part)
 
     def _along(self, name: str) -> Tensor | None:
@@ -170,9 +169,9 @@ class ByPlace:
         """The sums, [C, S, places], or None where the dump cannot say the place."""
         at, runs, size = self._along(axis.name), self.stretches, len(axis.labels)
         if at is None or runs is None:
-            return torch.cat(self.parts[axis.name], dim=1) if axis.name in self.parts else None
+            return _table(self.parts[axis.name], size) if axis.name in self.parts else None
         codes, many = runs.rows * size + at, self.rows * size
-        sums = torch.cat(self.parts[""], dim=1)
+        sums = joined(self.parts[""])
         return sums.new_zeros(len(sums), many).index_add_(1, codes, sums).view(len(sums), -1, size)
 
 
@@ -225,47 +224,39 @@ _FAR = math.log(2)
 """The |Δ| beyond which f_2 counts tokens."""
 
 
-def _arrays(terms: Terms) -> dict[str, Callable[[], Tensor]]:
-    """What is summed, [t] each."""
-    return {
-        "d": lambda: terms.delta,
-        "abs": lambda: terms.size,
-        "pd": lambda: terms.pd,
-        **gap.ratios(terms),
-    }
+def _arrays(terms: Terms) -> dict[str, str]:
+    """Of which arrays of the tokens there are sums, by name."""
+    return {"d": "delta", "abs": "size", "pd": "pd", **gap.ratios(terms)}
 
 
-def _by_run(
-    terms: Terms, stretches: Stretches, arrays: Mapping[str, Callable[[], Tensor]], beyond: Tensor
-) -> Tensor:
+def _by_run(terms: Terms, stretches: Stretches, arrays: Mapping[str, str], beyond: Array) -> Array:
     """Sums over stretches, [C, m]; those over sequences, which are made of them, are kept.
 
     Not those of k3, by which sequences are ranked: where stretches are cut must not decide a rank.
     """
     begins, whole = stretches.within(terms.block)
-    sums = segments.totals(arrays, begins)
-    kept = {name: lambda x=x: x for name, x in sums.items() if name != "k3"}
-    terms.summed |= segments.totals(kept, whole)
-    far = tables.count(torch.searchsorted(begins, beyond, right=True) - 1, len(begins) - 1)
-    return _stacked(sums, far, segments.lengths(begins).to(torch.float64))
+    sums = {name: np.add.reduceat(getattr(terms, array), begins) for name, array in arrays.items()}
+    terms.summed |= {
+        array: segments.total_of(sums[name], whole) for name, array in arrays.items() if name != "k3"
+    }
+    far = np.bincount(np.searchsorted(begins, beyond, side="right") - 1, minlength=len(begins))
+    return _stacked(sums, far, np.diff(begins, append=len(terms.delta)))
 
 
-def _by_code(
-    at: Tensor, size: int, terms: Terms, arrays: Mapping[str, Callable[[], Tensor]], beyond: Tensor
-) -> Tensor:
-    """Sums by sequence and place, each token with a code of its own, [C, s, size]."""
-    block, made = terms.block, {name: make() for name, make in arrays.items()}
-    if not here(at):
+def _by_code(at: Tensor, size: int, terms: Terms, arrays: Mapping[str, str], beyond: Array) -> Array:
+    """Sums by sequence and place, each token with a code of its own, [C, s · size]."""
+    block, made = terms.block, {name: getattr(terms, array) for name, array in arrays.items()}
+    if block.kit is torch:
         tokens, sums = tables.by_sequence(at, size, block.offsets, made)
-        return _stacked(sums, tables.few_by_sequence(at, size, block.offsets, beyond), tokens)
+        far = tables.few_by_sequence(at, size, block.offsets, beyond)
+        return _stacked({name: x.flatten() for name, x in sums.items()}, far.flatten(), tokens.flatten())
     codes, many = _lanes(at.numpy(), size, block), len(block.lengths) * size
     wide = torch.zeros(len(made) + 1, many * LANES, dtype=torch.float64)
-    for table, x in zip(wide, made.values(), strict=False):
-        table.scatter_add_(0, codes, x)
-    wide[-1] = torch.from_numpy(np.bincount(codes.numpy(), minlength=many * LANES))
-    *found, tokens = wide.view(len(wide), -1, size, LANES).sum(dim=3)
-    codes = torch.from_numpy(block.owners(beyond.numpy())) * size + at[beyond]
-    return _stacked(dict(zip(made, found, strict=True)), tables.count(codes, many).view(-1, size), tokens)
+    for table, x in zip(wide, (*made.values(), block.ones), strict=True):
+        table.scatter_add_(0, codes, torch.from_numpy(x))
+    *found, tokens = wide.numpy().reshape(len(wide), many, LANES).sum(axis=2)
+    few = np.bincount(block.owners(beyond) * size + at.numpy()[beyond], minlength=many)
+    return _stacked(dict(zip(made, found, strict=True)), few, tokens)
 
 
 LANES = 4
@@ -285,9 +276,15 @@ def _pattern(size: int) -> NDArray[np.uint8]:
     return np.tile(np.arange(LANES, dtype=np.uint8), size // LANES + 1)
 
 
-def _stacked(sums: dict[str, Tensor], far: Tensor, tokens: Tensor) -> Tensor:
+def _stacked(sums: dict[str, Array], far: Array, tokens: Array) -> Array:
     whole = gap.with_ratio(sums) | {"f_2": far, "tokens": tokens}
-    return torch.stack([whole[name] for name in _KEPT])
+    stack = torch.stack if isinstance(tokens, Tensor) else np.stack
+    return stack([whole[name] for name in _KEPT])
+
+
+def _table(parts: Sequence[Array], size: int) -> Tensor:
+    sums = joined(parts)
+    return sums.view(len(sums), -1, size)
 
 
 def _by_label(sums: Sums, axis: TokenAxis) -> Places[Sums]:

@@ -14,7 +14,7 @@ from offpol_diag.host import here
 from offpol_diag.metrics import gap
 from offpol_diag.metrics.gap import Drift
 from offpol_diag.metrics.scene import Scene
-from offpol_diag.metrics.terms import Terms
+from offpol_diag.metrics.terms import Array, Terms, joined
 from offpol_diag.metrics.walk import Pair, seen
 from offpol_diag.summary import WorstSequence, WorstToken
 
@@ -25,16 +25,16 @@ class Largest:
     """How large |Δ| gets in every sequence."""
 
     def __init__(self, scene: Scene, drift: Pair) -> None:
-        self.parts: list[Tensor] = []
+        self.parts: list[Array] = []
 
     def see(self, terms: Terms) -> None:
         """The next block."""
-        self.parts.append(segments.largest(terms.size, terms.block.offsets))
+        self.parts.append(segments.largest_of(terms.size, terms.block.offsets))
 
     @property
     def most(self) -> Tensor:
         """[S]; -inf for an empty sequence."""
-        return torch.cat(self.parts)
+        return joined(self.parts)
 
 
 def sequences(scene: Scene, drift: Drift) -> Best[WorstSequence]:
