@@ -386,8 +386,13 @@ class GroupSample:
 
     def merge(self, other: GroupSample) -> GroupSample:
         """Sum where both know a group; keep the smallest keys."""
-        both = GroupSample.of(torch.cat((self.keys, other.keys)), torch.cat((self.values, other.values)))
-        return GroupSample(both.keys, both.values, self.full or other.full or both.full)
+        keys = torch.unique(torch.cat((self.keys, other.keys)))
+        values = self.values.new_zeros(min(len(keys), SAMPLE), self.values.shape[1])
+        for one in (self, other):  # each knows a group once
+            at = torch.searchsorted(keys, one.keys)
+            kept = int((at < len(values)).sum())
+            values[at[:kept]] += one.values[:kept]
+        return GroupSample(keys[: len(values)], values, self.full or other.full or len(keys) > SAMPLE)
 
     @property
     def groups(self) -> int:

@@ -14,6 +14,8 @@ _PLAIN = (1e-2, 1e5)
 _PLAIN_PERCENT = 1e-4
 _DIGITS = 4
 _DECIMALS_MAX = 9
+_LEAST_POWER, _MOST = -307, 1e300
+"""What keeps powers of ten and percentages within float64: files may hold any number."""
 _ROUND_OFF = 1e-9
 """Decades: a half width of 9.999…e-5 counts as 1e-4."""
 
@@ -44,11 +46,10 @@ def doubted(number: Number) -> bool:
 
 
 def _written(number: Number, found: float) -> Written:
-    scale, sign = (100.0, "%") if number.unit in FRACTIONS else (1.0, "")
-    value = found * scale
-    if number.interval is None:
-        return Written(_alone(value, sign), "")
-    low, high = (end * scale for end in number.interval)
+    ends = number.interval or (found, found)
+    share = number.unit in FRACTIONS and max(map(abs, (found, *ends))) < _MOST
+    scale, sign = (100.0, "%") if share else (1.0, "")
+    value, low, high = (x * scale for x in (found, *ends))
     return _between(value, low, high, sign)
 
 
@@ -87,11 +88,12 @@ def _alone(value: float, sign: str = "") -> str:
 
 
 def _between(value: float, low: float, high: float, sign: str) -> Written:
-    if low == high:
-        return Written(_alone(value, sign), "")
-    power = _power(max(abs(value), (high - low) / 2), sign)
+    half = high / 2 - low / 2
+    power = _power(max(abs(value), half), sign)
     unit = 10.0**power
-    width = (high - low) / 2 / unit
+    width = half / unit
+    if not width > 0:
+        return Written(_alone(value, sign), "")
     most = _most_places(value / unit) if sign else _DECIMALS_MAX
     places = min(max(0, -math.floor(math.log10(width) + _ROUND_OFF)), most)
     ends = ", ".join(_fixed(end / unit, places) for end in (low, high))
@@ -113,7 +115,7 @@ def _power(value: float, sign: str = "") -> int:
     """The power of ten set apart; 0 where a plain decimal reads better: a percentage to 0.0001%."""
     if value == 0 or (_PLAIN_PERCENT if sign else _PLAIN[0]) <= abs(value) < _PLAIN[1]:
         return 0
-    return math.floor(math.log10(abs(value)))
+    return max(math.floor(math.log10(abs(value))), _LEAST_POWER)
 
 
 def _exponent(power: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import resource
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -76,6 +77,11 @@ class Readout:
     def groups(self) -> GroupSample:
         """The sample of groups."""
         return _typed(self.tally.states["group"], GroupSample)
+
+    @cached_property
+    def selected(self) -> list[Numbers]:
+        """Whom each preset drops."""
+        return selection.numbers(_typed(self.tally.states["length"], Grid), self.groups)
 
     @property
     def normal(self) -> Places[Sums]:
@@ -250,9 +256,7 @@ def preset_metrics(out: Readout, preset: Preset) -> Numbers:
     found |= _weight_range(out, preset)
     found |= _conditional(out, prefix, idle)
     found |= {name: _bounded(found[name], out, prefix) for name in BOUNDED}
-    at = out.study.presets.index(preset)
-    grid = _typed(out.tally.states["length"], Grid)
-    return found | selection.numbers(grid, out.groups, at)
+    return found | out.selected[out.study.presets.index(preset)]
 
 
 BOUNDED = ("weight_mean", "weight_std", "ess_tokens", "ess_sequences", "chi2_token", "chi2_sequence")
@@ -262,7 +266,8 @@ BOUNDED = ("weight_mean", "weight_std", "ess_tokens", "ess_sequences", "chi2_tok
 def _bounded(number: Number, out: Readout, prefix: str) -> Number:
     """The number with the share of weights on which the safety bound acted."""
     hits, tries = (float(out.reader.column(name, prefix)[0]) for name in ("bounded", "tries"))
-    return number.model_copy(update={"clamped": hits / tries if tries else None})
+    known = 0 <= hits <= tries and 0 < tries < math.inf
+    return number.model_copy(update={"clamped": hits / tries if known else None})
 
 
 def _weight_range(out: Readout, preset: Preset) -> Numbers:

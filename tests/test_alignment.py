@@ -738,3 +738,9 @@ def test_a_bias_that_is_not_measured_is_feared_by_movement_and_share(away, share
     assert moved(folds) == pytest.approx(away)
     assert found.error == math.inf
     assert found.expected - found.score == pytest.approx(feared * math.sqrt(found.distance), abs=1e-9)
+
+
+def test_a_variance_of_next_to_nothing_leaves_the_share_of_a_kind_without_an_error():
+    folds = replace(random_folds(0), spread=torch.tensor(1e-290, dtype=torch.float64))
+
+    assert systematic(folds).error == math.inf or math.isfinite(systematic(folds).error)

@@ -53,6 +53,7 @@ SCALES = (
     (r"std", 1.0),
     (r"pg_loss", 60.0),  # a sequence's sum of |A| up to 2
     (r"tokens_rejected", 1.0),  # 1 − kept
+    (r"^low .*update_removed", 1e-6),  # an end that is e^-44 here multiplies what rounds its exponent
 )
 ALONE = tuple(one for one in (*BUILT_IN, *MORE) if not Asked.of((one,), rewards=False))
 """Presets that judge one sequence at a time: others need a reading of the dump that goes before."""

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from cluster_jobs import Look, length
+from cluster_jobs import Ids, Look, length
 from typer.testing import CliRunner
 
 from offpol_diag import catalogue
@@ -165,6 +166,21 @@ def test_workers_are_kept_from_one_reading_to_the_next_and_end_with_the_engine(s
         assert [hand.process for hand in engine._crew.hands] == first
         assert all(process.is_alive() for process in first)
     assert not any(process.is_alive() for process in first)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_states_are_merged_by_one_thread_and_the_others_are_there_again_after(
+    workers, small, tmp_path, monkeypatch
+):
+    seen, before, merge = [], torch.get_num_threads(), Ids.merge
+    monkeypatch.setattr(Ids, "merge", lambda *both: (seen.append(torch.get_num_threads()), merge(*both))[1])
+    torch.set_num_threads(2)
+    try:
+        with closing(many(workers)) as engine:
+            engine.reduce(open_dump([small]), Look(tmp_path))
+        assert (set(seen), torch.get_num_threads()) == ({1}, 2)
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_what_a_batch_took_is_let_go_of_without_the_collector_of_cycles():

@@ -301,3 +301,10 @@ def test_a_result_tells_what_cannot_happen_from_what_was_not_seen():
     assert (never.value, never.interval) == (0, (0, 0))
     assert unseen.value == 0
     assert unseen.interval == pytest.approx((0, stats.binomtest(0, 512).proportion_ci(0.95).high))
+
+
+@pytest.mark.parametrize("sizes", [[1e300, 1e300, 3e300], [1e152, -1e160, 1e160], [1.7e308, -1.7e308, 0.0]])
+def test_sizes_whose_squares_overflow_are_no_crash(sizes):
+    found = effective(torch.tensor(sizes, dtype=torch.float64), 50)
+
+    assert math.isnan(found) or 0 <= found <= 50

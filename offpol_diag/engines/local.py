@@ -145,10 +145,16 @@ def _taken(waiting: deque[tuple[int, Future[list[M]]]]) -> Iterator[tuple[int, M
 @contextmanager
 def one_thread_each(workers: int) -> Iterator[ThreadPoolExecutor]:
     """A pool whose threads take one core each: torch's own threads would fight over the same cores."""
+    with one_thread(), ThreadPoolExecutor(workers, "offpol-diag", torch.set_num_threads, (1,)) as pool:
+        yield pool
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Here too: where all cores are busy, a small sum that is shared out waits for them."""
     before = torch.get_num_threads()
-    pool = ThreadPoolExecutor(workers, "offpol-diag", torch.set_num_threads, (1,))
+    torch.set_num_threads(1)
     try:
-        with pool:
-            yield pool
+        yield
     finally:
         torch.set_num_threads(before)

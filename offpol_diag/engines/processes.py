@@ -17,7 +17,7 @@ import torch
 
 from offpol_diag.engines.crew import Crew, Hand, Lost
 from offpol_diag.engines.engine import Clock, Each, Job, M, Progress
-from offpol_diag.engines.local import Local
+from offpol_diag.engines.local import Local, one_thread
 from offpol_diag.engines.room import workers as room
 from offpol_diag.engines.tasks import Order, Report
 from offpol_diag.engines.travel import packed, unpacked
@@ -93,9 +93,10 @@ class Processes:
         merged: M | None = None
         noticed: list[Noticed] = []
         found = self._here(dump, cuts, job, each) if many == 1 else self._there(many, dump, cuts, job, each)
-        for state, notes in found:
-            merged = state if merged is None else merged if state is None else merged.merge(state)
-            noticed.append(notes)
+        with one_thread():
+            for state, notes in found:
+                merged = state if merged is None else merged if state is None else merged.merge(state)
+                noticed.append(notes)
         dump.notice(noticed)
         return merged
 

@@ -70,7 +70,7 @@ def systematic(folds: Folds) -> Share:
         off, there = (_Product.of(x, x, n) for x in folds.cells.cpu().numpy())
         value = float(np.float64(off.signal) / there.signal / variance)
         left = off.without / there.without / variance
-    return Share(value, _jackknife(left, value))
+        return Share(value, _jackknife(left, value))
 
 
 MOVED, SHARED, SPREAD = 0.25, 0.1, 0.25

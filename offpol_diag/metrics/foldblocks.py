@@ -45,9 +45,11 @@ def found(scene: Scene, candidates: Sequence[Preset]) -> dict[str, Tensor]:
     far = scene.own(_far(scene, ratios))
     acts = [_Act.of(of(far, applied(one))) for one in candidates]
     sums = _Sums(ratios.batch, far, acts)
-    for block in blocks(ratios, far):
-        sums.add(block)
-    return {name: torch.from_numpy(np.asarray(x)) for name, x in sums.found().items()}
+    with np.errstate(all="ignore"):  # what overflows is unknown, and said to be
+        for block in blocks(ratios, far):
+            sums.add(block)
+        made = sums.found()
+    return {name: torch.from_numpy(np.asarray(x)) for name, x in made.items()}
 
 
 def _far(scene: Scene, ratios: Ratios) -> Ratios:

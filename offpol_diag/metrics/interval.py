@@ -125,9 +125,10 @@ def effective(size: Tensor, groups: int) -> float:
 
     Of the sum of the groups' sizes n and its replicates, [1+B]: under Poisson draws its variance is Σn².
     """
-    drawn = size.numpy()[1:]
-    square = float(np.square(drawn - float(size[0])).mean()) if len(drawn) else 0.0
-    return min(float(size[0]) ** 2 / square, float(groups)) if square > 0 else float(groups)
+    drawn, whole = size.numpy()[1:], float(size[0])
+    with np.errstate(over="ignore", invalid="ignore"):  # what overflows has no interval
+        square = float(np.square(drawn - whole).mean()) if len(drawn) else 0.0
+    return min(whole * whole / square, float(groups)) if square > 0 else float(groups)
 
 
 def none_of(units: float) -> float:

@@ -64,26 +64,35 @@ def _of_every(stack: Stack, x: Tensor) -> Tensor:
     return x[:, torch.tensor(at, device=x.device)]
 
 
-def numbers(grid: Grid, groups: GroupSample, at: int) -> Numbers:
-    """The numbers of the preset in column `at`."""
-    values = grid.values.cpu()
-    shares = _quartile_shares(values[:, 0], values[:, 1], values[:, 2 + at])
+def numbers(grid: Grid, groups: GroupSample) -> list[Numbers]:
+    """The numbers of every preset, in their order."""
+    shares, lost = _quartile_shares(grid.values.cpu()), _lost(groups.values.cpu())
+    return [_of_one(*each) for each in zip(shares, lost, strict=True)]
+
+
+def _of_one(shares: list[float], lost: float) -> Numbers:
     text = "kept share of the tokens in this quartile of sequence length (binned, 8 bins to an octave)"
     found = {f"kept_length_q{i}": plain(x, "fraction", "tokens", text) for i, x in enumerate(shares, 1)}
-    table = groups.values.cpu()
-    there = table[:, 0] > 0
-    lost = float(((table[:, 1 + at] == 0) & there).sum()) / max(int(there.sum()), 1)
     found["groups_lost"] = plain(
         lost, "fraction", "groups", "share of groups (prompts) with no sequence left"
     )
     return found
 
 
-def _quartile_shares(sequences: Tensor, tokens: Tensor, kept: Tensor) -> list[float]:
-    """Kept share in each quarter of the sequences by length."""
+def _quartile_shares(grid: Tensor) -> list[list[float]]:
+    """Kept share in each quarter of the sequences by length, of each preset; NaN of no tokens."""
+    sequences, tokens, kept = grid[:, 0], grid[:, 1:2], grid[:, 2:]
     parts = quartile_parts(sequences)
-    whole, left = (parts @ torch.stack((tokens, kept), dim=1)).T.tolist()
-    return [one / all_ if all_ > 0 else float("nan") for one, all_ in zip(left, whole, strict=True)]
+    found: list[list[float]] = (parts @ kept / (parts @ tokens)).T.tolist()
+    return found
+
+
+def _lost(groups: Tensor) -> list[float]:
+    """Share of groups without a sequence left, of each preset."""
+    there = groups[:, :1] > 0
+    lost = ((groups[:, 1:] == 0) & there).sum(0) / there.sum().clamp(min=1).to(groups.dtype)
+    found: list[float] = lost.tolist()
+    return found
 
 
 def quartile_parts(sequences: Tensor) -> Tensor:

@@ -1,0 +1,42 @@
+"""How numbers are written: whatever stands in a file, there is a text, and it says the number."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from offpol_diag.numerals import written
+from offpol_diag.summary import Number
+
+FINITE = st.floats(allow_nan=False, allow_infinity=False)
+
+
+def told(text: str) -> float:
+    """The number that a text says."""
+    return float(text.removesuffix("%").replace(",", "")) / (100 if text.endswith("%") else 1)
+
+
+@given(FINITE, FINITE, FINITE, st.sampled_from(["", "fraction", "nats"]))
+@example(0.0, 0.0, 5e-324, "")
+@example(5e-324, 5e-324, 5e-324, "nats")
+@example(0.0, -1.7e308, 1.7e308, "fraction")
+@example(1.7e308, 1.7e308, 1.7e308, "fraction")
+@example(0.5, 1.0, -1.0, "fraction")
+def test_any_value_with_any_interval_has_a_text(value, low, high, unit):
+    assert all(
+        isinstance(text, str) for text in written(Number(value=value, interval=(low, high), unit=unit))
+    )
+
+
+@given(FINITE.filter(lambda x: x == 0 or 1e-290 < abs(x) < 1e300), st.sampled_from(["", "fraction"]))
+def test_a_value_by_itself_is_said_to_four_digits(value, unit):
+    assert told(written(Number(value=value, unit=unit)).value) == pytest.approx(value, rel=6e-4, abs=1e-290)
+
+
+@given(st.floats(-1e6, 1e6), st.floats(1e-6, 1e3))
+def test_a_value_is_said_to_a_digit_more_than_its_interval(value, half):
+    text, interval = written(Number(value=value, interval=(value - half, value + half)))
+
+    assert abs(told(text) - value) <= 0.1 * half + 1e-9 * abs(value)
+    assert interval
