@@ -36,7 +36,7 @@ MADE = (
 )
 BATCH_TOKENS = 1 << 20
 """Tokens held at once by each worker: many, since a batch has a price of its own; few, for the memory."""
-ROWS = 1 << 19
+ROWS = 3 << 17
 """Sequences times presets that are observed at once: with more, a batch is observed in parts."""
 
 
@@ -286,10 +286,14 @@ class Observe:
 
     def __call__(self, batch: Batch) -> Observed:
         """A batch's tally."""
-        batch = self.found.filled(batch)
-        each = [self._seen(part) for part in self._parts(batch)]
-        tables = [one.rows for one in each if one.rows is not None]
-        return Observed(reduce(Tally.merge, (one.tally for one in each)), _joined(tables))
+        tables: list[pa.Table] = []
+
+        def told(seen: Observed) -> Tally:  # merged one by one: a part's tally is as large as the batch's
+            tables.extend([] if seen.rows is None else [seen.rows])
+            return seen.tally
+
+        each = map(told, map(self._seen, self._parts(self.found.filled(batch))))
+        return Observed(reduce(Tally.merge, each), _joined(tables))
 
     def _parts(self, batch: Batch) -> list[Batch]:
         """A GPU's stays whole: to cut it the host would have to wait."""

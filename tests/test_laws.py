@@ -15,6 +15,7 @@ import inspect
 import math
 import pkgutil
 import re
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -236,6 +237,23 @@ def test_a_batch_observed_in_parts_of_few_sequences_is_the_same(rows, whole, tmp
     monkeypatch.undo()
     analyzed([rows], tmp_path, sequences=tmp_path / "whole.parquet")
     assert same_rows(pq.read_table(table), pq.read_table(tmp_path / "whole.parquet"))
+
+
+def test_what_parts_of_a_batch_leave_is_merged_one_by_one(rows, tmp_path, monkeypatch):
+    alive: weakref.WeakSet[Tally] = weakref.WeakSet()
+    most, seen = [0], Observe._seen
+
+    def counted(self: Observe, batch: Batch) -> Observed:
+        found = seen(self, batch)
+        alive.add(found.tally)
+        most[0] = max(most[0], len(alive))
+        return found
+
+    monkeypatch.setattr(Tally, "__hash__", object.__hash__)
+    monkeypatch.setattr(Observe, "_seen", counted)
+    monkeypatch.setattr(importlib.import_module("offpol_diag.analyze"), "ROWS", 1)
+    analyze([oracles.write(rows, tmp_path / "rows.parquet", None)])
+    assert most[0] <= 3 < len(rows)
 
 
 def same_rows(one: pa.Table, two: pa.Table) -> bool:
