@@ -8,6 +8,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+from threadpoolctl import threadpool_info
+
 from offpol_diag.errors import DumpError
 
 
@@ -47,6 +50,15 @@ class Look:
             TROUBLES[self.trouble](first)
         time.sleep(self.seconds)
         return Ids(ids)
+
+
+@dataclass(frozen=True)
+class Threads:
+    """How many threads the products of numpy may take while a batch is computed."""
+
+    def __call__(self, batch):
+        np.ones((2, 2)) @ np.ones((2, 2))
+        return Ids(tuple(one["num_threads"] for one in threadpool_info() if one["user_api"] == "blas"))
 
 
 def killed_once(first):

@@ -17,7 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from cluster_jobs import Ids, Look, length
+from cluster_jobs import Ids, Look, Threads, length
+from threadpoolctl import threadpool_info, threadpool_limits
 from typer.testing import CliRunner
 
 from offpol_diag import catalogue
@@ -181,6 +182,16 @@ def test_states_are_merged_by_one_thread_and_the_others_are_there_again_after(
         assert (set(seen), torch.get_num_threads()) == ({1}, 2)
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_products_take_one_thread_of_each_process_and_the_others_are_there_again_after(workers, small):
+    with threadpool_limits(2, user_api="blas"), closing(many(workers)) as engine:
+        seen = engine.reduce(open_dump([small]), Threads())
+        after = {one["num_threads"] for one in threadpool_info() if one["user_api"] == "blas"}
+
+    assert set(seen.ids) == {1}
+    assert after == {2}
 
 
 def test_what_a_batch_took_is_let_go_of_without_the_collector_of_cycles():

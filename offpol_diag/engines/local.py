@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
+from threadpoolctl import threadpool_limits
 
 from offpol_diag.batch import Batch
 from offpol_diag.engines.engine import Clock, Each, Job, M, Progress
@@ -151,10 +152,14 @@ def one_thread_each(workers: int) -> Iterator[ThreadPoolExecutor]:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Here too: where all cores are busy, a small sum that is shared out waits for them."""
+    """Here too: where all cores are busy, a small sum that is shared out waits for them.
+
+    The threads of numpy's products are those of all threads here, and keep a core busy while they wait.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        yield
+        with threadpool_limits(1, user_api="blas"):
+            yield
     finally:
         torch.set_num_threads(before)

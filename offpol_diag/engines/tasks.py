@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import torch
+from threadpoolctl import threadpool_limits
 
 from offpol_diag.engines.engine import Each, Job
 from offpol_diag.engines.local import Local
@@ -110,6 +111,7 @@ def be_one_thread() -> None:
     """A task has one core: threads of libraries would take those of other tasks."""
     torch.set_num_threads(1)
     pa.set_cpu_count(1)
+    threadpool_limits(1, user_api="blas")
 
 
 def may_pass(error: OffpolError) -> bool:
