@@ -554,6 +554,20 @@ def test_a_sample_of_groups_counts_all_of_them_to_a_few_percent():
     assert merged.groups == pytest.approx(200_000, rel=0.05)  # 1/√4096 is 1.6 %
 
 
+def test_two_samples_that_were_not_full_are_full_together_where_groups_had_to_go():
+    keys = resample.mix(torch.arange(accumulators.SAMPLE + 100))
+    one = torch.ones(len(keys), 1, dtype=torch.float64)
+    first, second = (
+        accumulators.GroupSample.of(keys[at], one[at]) for at in (slice(0, 3000), slice(2900, None))
+    )
+    merged = first.merge(second)
+
+    assert (first.full, second.full, merged.full) == (False, False, True)
+    assert merged.keys.tolist() == keys.sort().values[: accumulators.SAMPLE].tolist()
+    both = set(keys[2900:3000].tolist())
+    assert merged.values[:, 0].tolist() == [2.0 if key in both else 1.0 for key in merged.keys.tolist()]
+
+
 def test_a_row_without_tokens_makes_no_logged_number_undefined(whole):
     logged = whole.presets["verl_2026_01_rs_seq_max_k2"].as_logged
 
