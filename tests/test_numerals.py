@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
+import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from offpol_diag import readout
 from offpol_diag.numerals import written
 from offpol_diag.summary import Number
 
@@ -40,3 +46,14 @@ def test_a_value_is_said_to_a_digit_more_than_its_interval(value, half):
 
     assert abs(told(text) - value) <= 0.1 * half + 1e-9 * abs(value)
     assert interval
+
+
+@pytest.mark.parametrize(
+    ("hits", "tries", "share"),
+    [(1.0, 4.0, 0.25), (0.0, 4.0, 0.0), (0.0, 0.0, None), (-math.inf, 1.0, None), (5.0, 4.0, None)],
+)
+def test_a_share_of_bounded_terms_is_a_share_or_not_known(hits, tries, share):
+    sums = {"bounded": torch.tensor([hits]), "tries": torch.tensor([tries])}
+    out: Any = SimpleNamespace(reader=SimpleNamespace(column=lambda name, prefix: sums[name]))
+
+    assert readout._bounded(Number(value=1.0), out, "").clamped == share
