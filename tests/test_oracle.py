@@ -42,7 +42,7 @@ from offpol_diag.presets import (
     WeightOver,
 )
 from tests import oracles
-from tests.devices import gpu
+from tests.devices import gpu, like_gpu, present
 
 SIGMAS = ("1e-4", "1e-3", "1e-2", "0.1", "1", "outliers", "float32")
 BUILT_IN = tuple(replace(preset, logs=None) for preset in catalogue.load().resolve("all"))
@@ -69,8 +69,11 @@ ON_GPU = ("1e-3", "1", "outliers")
 
 @pytest.fixture(
     scope="module",
-    params=[*((sigma, "cpu") for sigma in SIGMAS), *(gpu((sigma, "cuda:0")) for sigma in ON_GPU)],
-    ids="-".join,
+    params=[
+        *(pytest.param((sigma, "cpu"), id=f"{sigma}-cpu") for sigma in SIGMAS),
+        *(gpu((sigma, "cuda:0"), name=f"{sigma}-cuda:0") for sigma in ON_GPU),
+        *(like_gpu((sigma, "cuda:0"), name=f"{sigma}-pretended") for sigma in ON_GPU),
+    ],
 )
 def case(request, tmp_path_factory):
     """Rows, the Summary of their file under every built-in preset, and its table of sequences."""
@@ -80,7 +83,8 @@ def case(request, tmp_path_factory):
     floats = pa.float32() if sigma == "float32" else None
     path = oracles.write(rows, folder / "dump.parquet", row_group=13, floats=floats)
     table = folder / "sequences.parquet"
-    summary = analyze([path], presets=BUILT_IN, sequences=table, batch_tokens=500, device=device)
+    with present(device):
+        summary = analyze([path], presets=BUILT_IN, sequences=table, batch_tokens=500, device=device)
     return oracles.sequences(rows), summary, pq.read_table(folder / "sequences.parquet").to_pydict()
 
 

@@ -141,17 +141,6 @@ def same(one: Any, two: Any) -> bool:
     return one == two
 
 
-@pytest.mark.parametrize("sample", ["stale", "healthy"])
-def test_the_way_of_a_gpu_leads_to_the_numbers_of_a_cpu(sample, request):
-    presets = catalogue.load().resolve("all")
-    here = numbers(analyze([f"sample_data/{sample}.parquet"], presets=presets, device="cpu"))
-    request.getfixturevalue("far")
-    there = numbers(analyze([f"sample_data/{sample}.parquet"], presets=presets, device="cpu"))
-
-    for part in here:
-        assert same(here[part], there[part]), part
-
-
 @pytest.mark.parametrize("device", [gpu("cuda:0")])
 @pytest.mark.parametrize("sample", ["stale", "healthy"])
 def test_a_gpu_has_the_numbers_of_a_cpu(sample, device):

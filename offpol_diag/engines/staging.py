@@ -68,7 +68,7 @@ class Pinned:
         self,
         device: torch.device,
         cuda: Any = torch.cuda,
-        pin: Callable[[Tensor], Tensor] = Tensor.pin_memory,
+        pin: Callable[[Tensor], Tensor] = lambda x: x.pin_memory(),
     ) -> None:
         self._device, self._cuda, self._pin = device, cuda, pin
         self._stream = cuda.Stream(device=device)
