@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import resource
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeVar
@@ -79,9 +79,15 @@ class Readout:
         return _typed(self.tally.states["group"], GroupSample)
 
     @cached_property
-    def selected(self) -> list[Numbers]:
+    def selected(self) -> dict[str, Numbers]:
         """Whom each preset drops."""
-        return selection.numbers(_typed(self.tally.states["length"], Grid), self.groups)
+        found = selection.numbers(_typed(self.tally.states["length"], Grid), self.groups)
+        return {preset.name: numbers for preset, numbers in zip(self.study.presets, found, strict=True)}
+
+    @cached_property
+    def rows(self) -> dict[str, dict[str, Number]]:
+        """Row → preset → its number, of those whose columns were summed."""
+        return dict(_of_presets(self))
 
     @property
     def normal(self) -> Places[Sums]:
@@ -98,7 +104,7 @@ class Readout:
         """What the crosswalk reads."""
         both = {**_typed(self.tally.states["logged"], Sums).read(), **self.reader.sums}
         both |= normal.norms(self.normal, self.study.normalised)
-        return Read({name: float(values[0]) for name, values in both.items()}, self.ranges)
+        return Read({name: float(values.numpy()[0]) for name, values in both.items()}, self.ranges)
 
 
 S = TypeVar("S")
@@ -250,13 +256,11 @@ def _finite(logged: dict[str, float]) -> dict[str, float | None]:
 def preset_metrics(out: Readout, preset: Preset) -> Numbers:
     """Everything of §5 for one preset."""
     prefix = f"{preset.name}|"
-    idle = method.idle(preset)
-    rows = _rows((*method.ROWS, *residual.ROWS), idle)
-    found = {row.name: out.reader.number(row, prefix) for row in rows}
+    found = {row.name: out.rows[row.name][preset.name] for row in (*method.ROWS, *residual.ROWS)}
     found |= _weight_range(out, preset)
-    found |= _conditional(out, prefix, idle)
+    found |= _conditional(out, preset)
     found |= {name: _bounded(found[name], out, prefix) for name in BOUNDED}
-    return found | out.selected[out.study.presets.index(preset)]
+    return found | out.selected[preset.name]
 
 
 BOUNDED = ("weight_mean", "weight_std", "ess_tokens", "ess_sequences", "chi2_token", "chi2_sequence")
@@ -291,19 +295,35 @@ CONDITIONAL: tuple[tuple[tuple[Formula, ...], str, tuple[str, ...]], ...] = (
 """Rows, a column that is there where they can be read, and what the dump needs for it."""
 
 
-def _rows(rows: Iterable[Formula], idle: frozenset[str]) -> Iterator[Formula]:
-    """The rows; what cannot happen is not counted, so that its 0 is exact."""
-    return (replace(row, counts=False) if row.name in idle else row for row in rows)
+def _rows(out: Readout) -> Iterator[tuple[Formula, list[str]]]:
+    """Every row, and the presets whose columns it reads were summed."""
+    names = [preset.name for preset in out.study.presets]
+    yield from ((row, names) for row in (*method.ROWS, *residual.ROWS))
+    for rows, column, _ in CONDITIONAL:
+        have = [name for name in names if f"{name}|{column}" in out.reader.sums]
+        yield from ((row, have) for row in rows)
 
 
-def _conditional(out: Readout, prefix: str, idle: frozenset[str]) -> Numbers:
+def _of_presets(out: Readout) -> Iterator[tuple[str, dict[str, Number]]]:
+    """Each row's numbers; what cannot happen is not counted, so that its 0 is exact."""
+    idle = {preset.name: method.idle(preset) for preset in out.study.presets}
+    for row, names in _rows(out):
+        found: dict[str, Number] = {}
+        for exact in (False, True):
+            some = [name for name in names if (row.name in idle[name]) is exact]
+            read = replace(row, counts=row.counts and not exact)
+            found |= zip(some, out.reader.numbers(read, [f"{name}|" for name in some]), strict=True)
+        yield row.name, found
+
+
+def _conditional(out: Readout, preset: Preset) -> Numbers:
     """Rows that need advantages, and rows that need the current policy as well."""
     found: Numbers = {}
-    for every, column, needed in CONDITIONAL:
-        rows = tuple(_rows(every, idle))
+    for rows, _, needed in CONDITIONAL:
         lacking = [name for name in needed if name not in out.study.columns]
-        have = prefix + column in out.reader.sums
-        found |= {row.name: out.reader.number(row, prefix) if have else missing(row, lacking) for row in rows}
+        for row in rows:
+            read = out.rows[row.name].get(preset.name)
+            found[row.name] = missing(row, lacking) if read is None else read
     return found
 
 

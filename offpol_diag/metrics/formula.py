@@ -7,7 +7,7 @@ number comes with its interval.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from offpol_diag.metrics import interval
-from offpol_diag.metrics.interval import ANYWHERE, SHARE, Range
+from offpol_diag.metrics.interval import ANYWHERE, SHARE, Ends, Range
 from offpol_diag.summary import Number
 
 Lookup = Callable[[str], Tensor]
@@ -63,8 +63,17 @@ class Reader:
 
     def number(self, row: Formula, prefix: str = "") -> Number:
         """One metric with its interval; `prefix` is put before every column name except the shared counts."""
-        values = row.of(lambda name: self.column(name, prefix))
-        return self.wrap(values, row)
+        return self.wrap(row.of(lambda name: self.column(name, prefix)), row)
+
+    def numbers(self, row: Formula, prefixes: Sequence[str]) -> list[Number]:
+        """The metric under each of many prefixes, made at once: the price of one is mostly in the calls."""
+
+        def columns(name: str) -> Tensor:
+            if name in SHARED:
+                return self.sums[name]
+            return torch.stack([self.sums[prefix + name] for prefix in prefixes])
+
+        return self._wrapped(row.of(columns).expand(len(prefixes), -1), row) if prefixes else []
 
     def column(self, name: str, prefix: str = "") -> Tensor:
         """A column's sum and replicates."""
@@ -72,19 +81,24 @@ class Reader:
 
     def wrap(self, values: Tensor, row: Formula) -> Number:
         """[1+B] values → a Number."""
-        number = describe(row.unit, row.over, row.text)
-        value = float(values[0])
-        if not math.isfinite(value):
-            why = (
-                "undefined for this dump (nothing to average over)"
-                if math.isnan(value)
-                else "overflows float64"
-            )
-            return number.model_copy(update={"unknown": why})
-        found = self.around(values, row.range)
-        if row.counts and found == (value, value) and value in (0.0, 1.0):
-            found = _unseen(value, float(self.sums["sequences"][0]))
-        return number.model_copy(update={"value": value, "interval": found})
+        return self._wrapped(values[None], row)[0]
+
+    def _wrapped(self, values: Tensor, row: Formula) -> list[Number]:
+        """[N, 1+B] values → Numbers."""
+        first, blank = values[:, 0].tolist(), describe(row.unit, row.over, row.text)
+        known = [at for at, value in enumerate(first) if math.isfinite(value)]
+        there = values if len(known) == len(first) else values[known]
+        each = interval.intervals(there, self._effective, self.groups, row.range)
+        ends = dict(zip(known, each, strict=True))
+        return [
+            self._known(blank, value, ends[at], row) if at in ends else _unknown(blank, value)
+            for at, value in enumerate(first)
+        ]
+
+    def _known(self, blank: Number, value: float, ends: Ends | None, row: Formula) -> Number:
+        if row.counts and value in (0.0, 1.0) and ends == (value, value):
+            ends = _unseen(value, float(self.sums["sequences"][0]))
+        return blank.model_copy(update={"value": value, "interval": ends})
 
     def around(self, values: Tensor, within: Range = ANYWHERE) -> tuple[float, float] | None:
         """The 95 % interval of [1+B] values; None with too few groups or defined replicates."""
@@ -95,6 +109,11 @@ class Reader:
         """Groups, by how unequally the tokens are spread over them."""
         tokens = self.sums.get("tokens")
         return float(self.groups) if tokens is None else interval.effective(tokens, self.groups)
+
+
+def _unknown(blank: Number, value: float) -> Number:
+    nothing = "undefined for this dump (nothing to average over)"
+    return blank.model_copy(update={"unknown": nothing if math.isnan(value) else "overflows float64"})
 
 
 def _unseen(value: float, sequences: float) -> tuple[float, float]:

@@ -20,11 +20,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+Array = npt.NDArray[np.float64]
+Ends = tuple[float, float]
+"""Of an interval."""
 FEWEST_GROUPS = 5
 """Below this many groups a bootstrap interval says nothing."""
 FEWEST_EFFECTIVE = 3.0
@@ -80,7 +84,7 @@ SHARE = Range(0.0, 1.0)
 CORRELATION = Range(-1.0, 1.0)
 
 
-def interval(values: Tensor, groups: float, many: int, within: Range) -> tuple[float, float] | None:
+def interval(values: Tensor, groups: float, many: int, within: Range) -> Ends | None:
     """The interval of a number and its replicates.
 
     Args:
@@ -92,23 +96,44 @@ def interval(values: Tensor, groups: float, many: int, within: Range) -> tuple[f
     Returns:
         Its ends, or None with too few groups or defined replicates.
     """
-    drawn = values.numpy()[1:]  # thousands of short vectors: numpy's overhead is a tenth of torch's
-    finite = drawn[np.isfinite(drawn)]
-    few = many < FEWEST_GROUPS or groups < FEWEST_EFFECTIVE
-    if few or len(finite) < max(0.9 * len(drawn), 2):
-        return None
-    half = _times(groups, len(finite)) * _deviation(finite)
-    return within.around(float(values[0]), half) if math.isfinite(half) else None
+    return intervals(values[None], groups, many, within)[0]
 
 
-def _deviation(drawn: npt.NDArray[np.float64]) -> float:
-    """Standard deviation; 0 where all are equal, which rounding of their mean would hide."""
+def intervals(values: Tensor, groups: float, many: int, within: Range) -> list[Ends | None]:
+    """`interval` of every row of [N, 1+B] values: of thousands most of the price would be in the calls."""
+    if many < FEWEST_GROUPS or groups < FEWEST_EFFECTIVE:
+        return [None] * len(values)
+    every = values.numpy()  # of short vectors numpy's overhead is a tenth of torch's
     with np.errstate(over="ignore", invalid="ignore"):  # what overflows has no interval
-        centred = drawn - drawn[0]
-        square = float(np.dot(centred, centred) - np.square(centred.sum()) / len(drawn))
-    return math.sqrt(max(square, 0.0) / (len(drawn) - 1))
+        halves = _halves(np.ascontiguousarray(every[:, 1:]), groups)
+    each = zip(every[:, 0].tolist(), halves, strict=True)
+    return [within.around(value, half) if math.isfinite(half) else None for value, half in each]
 
 
+def _halves(drawn: Array, groups: float) -> list[float]:
+    """Half the width of an interval for each row of replicates [N, B]; NaN where too few are finite."""
+    fewest = max(0.9 * drawn.shape[1], 2)
+    if drawn.shape[1] < fewest:
+        return [math.nan] * len(drawn)
+    counts = np.isfinite(drawn).sum(axis=1).tolist()
+    return [
+        math.nan
+        if n < fewest
+        else _times(groups, n) * (whole if n == len(row) else _deviations(row[None, np.isfinite(row)])[0])
+        for n, whole, row in zip(counts, _deviations(drawn), drawn, strict=True)
+    ]
+
+
+def _deviations(drawn: Array) -> list[float]:
+    """Standard deviation of each row; 0 where all are equal, which rounding of their mean would hide."""
+    centred, n = drawn - drawn[:, :1], drawn.shape[1]
+    sums = np.square(centred.sum(axis=1)) / n
+    squares = [float(np.dot(row, row)) for row in centred]
+    each = zip(squares, sums.tolist(), strict=True)
+    return [math.sqrt(max(square - rest, 0.0) / (n - 1)) for square, rest in each]
+
+
+@lru_cache(1024)  # most numbers of a dump have as many groups and replicates
 def _times(groups: float, replicates: int) -> float:
     """Half width of an interval in standard deviations of the replicates."""
     freedom = 1 / (1 / (groups - 1) + 1 / (replicates - 1))

@@ -1,0 +1,110 @@
+"""Numbers of many presets are read at once, and are to the bit what each would be by itself."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from offpol_diag.metrics import interval, method, policyloss, residual, update
+from offpol_diag.metrics.formula import Formula, Reader, mean
+from offpol_diag.metrics.interval import SHARE
+from offpol_diag.summary import Number
+
+NAMES = ("a", "b", "c", "d")
+PREFIXES = tuple(f"{name}|" for name in NAMES)
+ROWS = (*method.ROWS, *method.SIGN_ROWS, *residual.ROWS, *policyloss.ROWS, *update.ROWS)
+GROUPS, B = 40, 64
+
+
+class Made(dict[str, torch.Tensor]):
+    """A column for whoever asks: the same for the same name, none of them tidy."""
+
+    def __missing__(self, name: str) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(hash_of(name))
+        x = torch.rand(1 + B, generator=generator, dtype=torch.float64) + 0.5
+        if name.startswith("b|"):
+            x[3] = math.nan  # few replicates are undefined
+        if name.startswith("c|"):
+            x[1:40] = math.inf  # too many are
+        if name.startswith("d|"):
+            x[0] = math.nan  # the number itself is
+        if name == "tokens":
+            x += 1000  # groups of about one size
+        self[name] = x
+        return x
+
+    def get(self, name: str, default: object = None) -> torch.Tensor:  # type: ignore[override]
+        return self[name]
+
+
+def hash_of(name: str) -> int:
+    return sum(at * ord(letter) for at, letter in enumerate(name, 1))
+
+
+@pytest.fixture
+def reader() -> Reader:
+    return Reader(Made(), GROUPS)
+
+
+def test_numbers_of_many_presets_are_those_of_each_by_itself(reader: Reader) -> None:
+    for row in ROWS:
+        assert reader.numbers(row, PREFIXES) == [reader.number(row, prefix) for prefix in PREFIXES]
+    a, b, c, d = reader.numbers(ROWS[0], PREFIXES)
+    assert a.interval
+    assert b.interval
+    assert (c.interval, c.unknown) == (None, None)
+    assert (d.value, d.interval) == (None, None)
+    assert d.unknown
+
+
+def test_of_no_preset_there_is_no_number(reader: Reader) -> None:
+    assert reader.numbers(ROWS[0], []) == []
+
+
+def test_what_is_made_of_the_dumps_own_columns_is_each_presets(reader: Reader) -> None:
+    row = Formula("x", "", "", "", mean("sequences"))
+    one = reader.number(row)
+    assert reader.numbers(row, PREFIXES) == [one] * 4
+
+
+def test_events_that_none_of_many_presets_saw_have_the_interval_of_none() -> None:
+    nothing, all_of = torch.zeros(1 + B, dtype=torch.float64), torch.full((1 + B,), 30.0, dtype=torch.float64)
+    sums = {"sequences": all_of, "a|x": nothing, "b|x": all_of, "c|x": nothing + 3}
+    row = Formula("x", "fraction", "", "", mean("x", "sequences"), counts=True)
+    a, b, c = Reader(sums, GROUPS).numbers(row, PREFIXES[:3])
+    missed = 1 - 0.025 ** (1 / 30)
+    assert a.interval == pytest.approx((0.0, missed))
+    assert b.interval == pytest.approx((1 - missed, 1.0))
+    assert c.interval == pytest.approx((0.1, 0.1))
+
+
+def test_each_row_of_intervals_has_as_many_replicates_as_are_finite_there() -> None:
+    values = torch.rand(3, 1 + B, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    values[1, 1:5] = torch.tensor([math.inf, -math.inf, math.nan, math.inf])
+    values[2, 1:20] = math.nan
+    found = interval.intervals(values, 30.0, GROUPS, SHARE)
+    shorter = torch.cat((values[1, :1], values[1, 5:]))
+    wanted = [
+        interval.interval(values[0], 30.0, GROUPS, SHARE),
+        interval.interval(shorter, 30.0, GROUPS, SHARE),
+    ]
+    assert found == [*wanted, None]
+    for few in ((30.0, 4), (2.9, GROUPS)):
+        assert interval.intervals(values, *few, SHARE) == [None] * 3
+
+
+def test_the_share_of_defined_replicates_is_each_rows_own() -> None:
+    values = torch.rand(2, 1 + 20, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    values[0, 1:3] = math.nan  # 18 of 20 are enough
+    values[1, 1:4] = math.nan
+    enough, few = interval.intervals(values, 30.0, GROUPS, SHARE)
+    assert enough is not None
+    assert few is None
+
+
+def test_numbers_know_what_they_are(reader: Reader) -> None:
+    for found in reader.numbers(ROWS[0], PREFIXES):
+        assert isinstance(found, Number)
+        assert (found.unit, found.over, found.formula) == (ROWS[0].unit, ROWS[0].over, ROWS[0].text)
