@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from offpol_diag.cli import app
+from offpol_diag.cli import app, collector
 from offpol_diag.cli.exits import run
 
 
 def main() -> None:
     """Run the command line; the exit code says how it went."""
+    collector.rest()
     run(app)
 
 
