@@ -193,10 +193,10 @@ Start = Callable[[str, int | None, Progress | None], AbstractContextManager[Engi
 
 def _here(device: str, workers: int | None, progress: Progress | None) -> AbstractContextManager[Engine]:
     found = devices(device)
-    if [one.type for one in found] == ["cpu"]:
-        return Processes.on(workers, progress)
+    if [one.type for one in found.devices] == ["cpu"]:
+        return Processes.on(workers, progress, found.unused)
     _no_workers(workers, "a GPU is kept busy by one process", "add --device cpu")
-    return nullcontext(on(found, progress))
+    return nullcontext(on(found.devices, progress))
 
 
 def _there(device: str, workers: int | None, progress: Progress | None) -> AbstractContextManager[Engine]:

@@ -35,7 +35,11 @@ def batches() -> list[Batch]:
 # ---------------------------------------------------------------- names
 
 
+plain_trouble = named.trouble
+
+
 def gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    monkeypatch.setattr(named, "trouble", lambda device: "")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
 
@@ -54,7 +58,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
 def test_a_name_means_the_devices_that_are_there(name, count, expected, monkeypatch):
     gpus(monkeypatch, count)
 
-    assert [str(one) for one in named.devices(name)] == expected
+    assert [str(one) for one in named.devices(name).devices] == expected
 
 
 @pytest.mark.parametrize(
@@ -66,6 +70,54 @@ def test_a_device_that_is_not_there_is_refused(name, count, said, monkeypatch):
 
     with pytest.raises(UsageError, match=said):
         named.devices(name)
+
+
+def broken(monkeypatch: pytest.MonkeyPatch, *which: int) -> None:
+    """Nothing can be made on some GPUs, as where others hold all their memory; on the others on the host."""
+    plain = torch.ones
+
+    def ones(*args: Any, device: Any = "cpu", **kwargs: Any) -> Tensor:
+        if torch.device(device).index in which:
+            raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2 MiB.")
+        return plain(*args, **kwargs)
+
+    monkeypatch.setattr(named, "trouble", plain_trouble)
+    monkeypatch.setattr(torch, "ones", ones)
+
+
+@pytest.mark.parametrize(
+    ("which", "expected", "said"),
+    [
+        ((), ["cuda:0", "cuda:1"], ""),
+        ((1,), ["cuda:0"], ""),
+        (
+            (0, 1),
+            ["cpu"],
+            "cuda:0 does not work: CUDA out of memory.; cuda:1 does not work: CUDA out of memory.",
+        ),
+    ],
+)
+def test_a_gpu_that_does_not_work_is_not_taken_unless_it_was_asked_for(which, expected, said, monkeypatch):
+    gpus(monkeypatch, 2)
+    broken(monkeypatch, *which)
+    found = named.devices("auto")
+
+    assert [str(one) for one in found.devices] == expected
+    assert found.unused == said
+    for at in which:
+        for name in ("cuda", f"cuda:{at}"):
+            with pytest.raises(UsageError, match="does not work: CUDA out of memory") as caught:
+                named.devices(name)
+            assert "--device cpu" in caught.value.hint
+
+
+def test_a_report_says_why_no_gpu_was_taken(monkeypatch):
+    gpus(monkeypatch, 1)
+    broken(monkeypatch, 0)
+    run = analyze([SAMPLE], presets=catalogue.load().resolve("token_is")).run
+
+    assert run.device == "cpu"
+    assert run.engine == "local; cuda:0 does not work: CUDA out of memory."
 
 
 def test_one_device_is_the_local_engine_and_several_are_read_by_shards():

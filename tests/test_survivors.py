@@ -382,7 +382,7 @@ def test_the_first_device_that_is_not_there_is_refused(monkeypatch: pytest.Monke
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
 
-    assert [device.index for device in devices("cuda:0")] == [0]
+    assert [device.index for device in devices("cuda:0").devices] == [0]
     with pytest.raises(UsageError, match="1 CUDA devices"):
         devices("cuda:1")
 

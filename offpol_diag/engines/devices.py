@@ -27,16 +27,29 @@ from offpol_diag.readers.shards import BYTES, shards
 HINT = "give auto, cpu, cuda or cuda:N"
 
 
-def devices(name: str) -> tuple[torch.device, ...]:
-    """What a name means here: auto is all GPUs, or the CPU where there is none; cuda is all GPUs.
+@dataclass(frozen=True)
+class Choice:
+    """Where to compute.
+
+    Attributes:
+        devices: at least one, of one kind.
+        unused: why no GPU was taken though there is one; empty where that is not so.
+    """
+
+    devices: tuple[torch.device, ...]
+    unused: str = ""
+
+
+def devices(name: str) -> Choice:
+    """What a name means here: auto is all GPUs that work, or the CPU where none does; cuda is all GPUs.
 
     Raises:
-        UsageError: no such device.
+        UsageError: no such device, or it does not work.
     """
     there = torch.cuda.device_count() if torch.cuda.is_available() else 0
     every = tuple(torch.device("cuda", at) for at in range(there))
     if name == "auto":
-        return every or (torch.device("cpu"),)
+        return _working(every)
     try:
         found = torch.device(name)
     except RuntimeError as error:
@@ -45,7 +58,28 @@ def devices(name: str) -> tuple[torch.device, ...]:
         raise UsageError(f"device {name!r} is not supported", HINT)
     if found.type == "cuda" and (found.index or 0) >= there:
         raise UsageError(f"device {name!r}: there are {there} CUDA devices here", "use --device cpu")
-    return every if found.type == "cuda" and found.index is None else (found,)
+    asked = every if found.type == "cuda" and found.index is None else (found,)
+    for device in asked:
+        if why := trouble(device):
+            raise UsageError(f"device {str(device)!r} does not work: {why}", "use --device cpu")
+    return Choice(asked)
+
+
+def _working(every: Sequence[torch.device]) -> Choice:
+    """Those that work, else the CPU."""
+    why = {device: trouble(device) for device in every}
+    fine = tuple(device for device in every if not why[device])
+    unused = "; ".join(f"{device} does not work: {said}" for device, said in why.items() if said)
+    return Choice(fine) if fine else Choice((torch.device("cpu"),), unused)
+
+
+def trouble(device: torch.device) -> str:
+    """Why a device cannot compute: its driver is too old, others hold all its memory; empty where it can."""
+    try:
+        float(torch.ones(1, dtype=torch.float64, device=device).exp())
+    except RuntimeError as error:
+        return next(iter(str(error).splitlines()), "") or type(error).__name__
+    return ""
 
 
 def on(found: Sequence[torch.device], progress: Progress | None = None) -> Engine:

@@ -45,6 +45,7 @@ class Processes:
     Attributes:
         workers: processes, at most; None for as many as there is room for, where they are worth their start.
         progress: called as rows are read.
+        unused: why no GPU was taken, where there is one.
         clock: told what all workers spent.
         least: tokens of the smallest piece.
         device: the CPU.
@@ -53,6 +54,7 @@ class Processes:
 
     workers: int | None = None
     progress: Progress | None = None
+    unused: str = ""
     clock: Clock = field(default_factory=Clock)
     least: int = LEAST
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
@@ -61,9 +63,11 @@ class Processes:
 
     @classmethod
     @contextmanager
-    def on(cls, workers: int | None, progress: Progress | None = None) -> Iterator[Processes]:
+    def on(
+        cls, workers: int | None, progress: Progress | None = None, unused: str = ""
+    ) -> Iterator[Processes]:
         """An engine whose workers end with the block."""
-        engine = cls(workers, progress)
+        engine = cls(workers, progress, unused)
         try:
             yield engine
         finally:
@@ -72,7 +76,8 @@ class Processes:
     @property
     def name(self) -> str:
         """What a report says of it."""
-        return f"local, {self.used} processes" if self.used > 1 else "local"
+        many = f"local, {self.used} processes" if self.used > 1 else "local"
+        return f"{many}; {self.unused}" if self.unused else many
 
     @property
     def beside(self) -> int:
