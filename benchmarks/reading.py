@@ -14,7 +14,7 @@ from statistics import median
 
 import pyarrow.parquet as pq
 
-from offpol_diag.analyze import BATCH_TOKENS
+from offpol_diag.engines.fitting import TOKENS
 from offpol_diag.readers import Dump, open_dump
 
 BUFFER = 1 << 20
@@ -47,9 +47,9 @@ def main() -> None:
     parser.add_argument("dump", nargs="+")
     parser.add_argument("--rounds", type=int, default=5)
     given = parser.parse_args()
-    dump = open_dump(given.dump, batch_tokens=BATCH_TOKENS)
+    dump = open_dump(given.dump, batch_tokens=TOKENS)
     tokens = ours(dump)
-    rows = max(1, BATCH_TOKENS * dump.rows // tokens)
+    rows = max(1, TOKENS * dump.rows // tokens)
     pairs = [(timed(lambda: pyarrows(dump, rows)), timed(lambda: ours(dump))) for _ in range(given.rounds)]
     print(f"{tokens} tokens, median of {given.rounds}")
     for which, name in enumerate(("CPU", "wall")):

@@ -18,6 +18,7 @@ from offpol_diag.accumulators import Floor
 from offpol_diag.batch import Batch
 from offpol_diag.engines import Each, Engine, Processes, Progress, Ray
 from offpol_diag.engines.devices import devices, on
+from offpol_diag.engines.fitting import TOKENS, at_once
 from offpol_diag.errors import DumpError, UsageError
 from offpol_diag.host import here
 from offpol_diag.metrics.scene import Scene
@@ -34,8 +35,6 @@ MADE = (
     "there are no advantages: they are made of the rewards, normalised within each group (prompt) of a step "
     "as GRPO does"
 )
-BATCH_TOKENS = 1 << 20
-"""Tokens held at once by each worker: many, since a batch has a price of its own; few, for the memory."""
 ROWS = 3 << 17
 """Sequences times presets that are observed at once: with more, a batch is observed in parts."""
 
@@ -52,7 +51,7 @@ def analyze(
     sequences: Path | None = None,
     tally: Path | None = None,
     progress: Progress | None = None,
-    batch_tokens: int = BATCH_TOKENS,
+    batch_tokens: int | None = None,
     engine: str = "local",
     workers: int | None = None,
     by_step: Sequence[str] = (),
@@ -72,7 +71,7 @@ def analyze(
         sequences: where to write one row per sequence (Parquet), or None.
         tally: where to write the tally, to be merged with those of other pieces (`tallies.merge`), or None.
         progress: called as rows are done.
-        batch_tokens: tokens held at once.
+        batch_tokens: tokens held at once by a worker; None for what the device has room for.
         engine: where it runs, one of `ENGINES`.
         workers: processes that compute on the CPU; None for as many as pay on this machine. The numbers are
             the same to the last bit.
@@ -143,7 +142,7 @@ def examine(
     sequences: Path | None = None,
     tally: Path | None = None,
     progress: Progress | None = None,
-    batch_tokens: int = BATCH_TOKENS,
+    batch_tokens: int | None = None,
     engine: str = "local",
     workers: int | None = None,
     against: str | None = None,
@@ -155,9 +154,8 @@ def examine(
     `against` names a preset whose drops are compared with those of each other one; no tally is written then.
     """
     start = engine_named(engine)
-    dump = open_dump(
-        sources, columns=columns, group_by=group_by, on_bad_row=on_bad_row, batch_tokens=batch_tokens
-    )
+    size = batch_tokens or tokens_at_once(engine, device)
+    dump = open_dump(sources, columns=columns, group_by=group_by, on_bad_row=on_bad_row, batch_tokens=size)
     study = replace(
         plan(dump, presets, group_by, seed), against=against, by_step=tuple(by_step), update=update
     )
@@ -212,6 +210,11 @@ def _no_workers(workers: int | None, why: str, instead: str) -> None:
 
 ENGINES: Mapping[str, Start] = {"local": _here, "ray": _there}
 """Engine → how it is started: told the device, how many workers, and whom to tell the progress."""
+
+
+def tokens_at_once(engine: str, device: str) -> int:
+    """Tokens to a batch where nobody asked for a number: more where GPUs of this machine do the work."""
+    return at_once(devices(device).devices) if engine == "local" else TOKENS
 
 
 def engine_named(name: str) -> Start:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -192,8 +193,8 @@ def _on(stream: Stream) -> Iterator[None]:
 
 
 @contextmanager
-def gpus(many: int = 1) -> Iterator[None]:
-    """So many pretended GPUs are told of, and can be copied to."""
+def gpus(many: int = 1, memory: int = 80 << 30) -> Iterator[None]:
+    """So many pretended GPUs are told of, and can be copied to; each says it has so many bytes."""
     with (
         patch.multiple(
             torch.cuda,
@@ -204,6 +205,7 @@ def gpus(many: int = 1) -> Iterator[None]:
             stream=_on,
             current_stream=Stream,
             empty_cache=lambda: None,
+            get_device_properties=lambda device: SimpleNamespace(total_memory=memory),
         ),
         patch.object(Tensor, "pin_memory", lambda x: x.clone()),
     ):

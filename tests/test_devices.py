@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,8 @@ from offpol_diag.batch import Batch
 from offpol_diag.engines import Each, Local
 from offpol_diag.engines import devices as named
 from offpol_diag.engines.devices import Devices
-from offpol_diag.engines.fitting import results
+from offpol_diag.engines import fitting
+from offpol_diag.engines.fitting import Fit
 from offpol_diag.engines.staging import Here, Pinned, Staged
 from offpol_diag.errors import DumpError, MemoryShortage, UsageError
 from offpol_diag.readers import open_dump
@@ -307,10 +309,51 @@ class Narrow:
 def test_a_batch_that_does_not_fit_is_cut_and_its_parts_come_in_order(most):
     (batch,) = open_dump([SAMPLE], batch_tokens=1 << 30).batches()
     longest = int(batch.lengths.max())
-    found = results(Narrow(max(most, longest)), Staged(batch, batch), Here())
+    found = Fit(Here()).results(Narrow(max(most, longest)), Staged(batch, batch))
 
     assert (len(found) == 1) == (most == 10**9)
     assert sum(float(one.point[0]) for one in found) == batch.tokens
+
+
+class Tried(Narrow):
+    """Notes how large batches were that it was given."""
+
+    seen: list[int] = []
+
+    def __call__(self, batch: Batch) -> Sums:
+        self.seen.append(batch.tokens)
+        return super().__call__(batch)
+
+
+def test_a_batch_as_large_as_one_that_did_not_fit_is_not_tried_again():
+    (batch,) = open_dump([SAMPLE], batch_tokens=1 << 30).batches()
+    fit, job = Fit(Here()), Tried(batch.tokens - 1)
+    job.seen.clear()
+    first = fit.results(job, Staged(batch, batch))
+    tried = list(job.seen)
+    again = fit.results(job, Staged(batch, batch))
+
+    assert tried[0] == batch.tokens
+    assert job.seen[len(tried) :] == tried[1:]
+    assert [float(one.point[0]) for one in again] == [float(one.point[0]) for one in first]
+    assert sum(float(one.point[0]) for one in again) == batch.tokens
+
+
+@pytest.mark.parametrize(
+    ("memory", "tokens"),
+    [(1 << 20, 1 << 20), (8 << 30, 1 << 21), (16 << 30, 1 << 22), (80 << 30, 1 << 23), (139 << 30, 1 << 23)],
+)
+def test_a_batch_on_a_gpu_is_as_large_as_its_memory_allows(memory, tokens, monkeypatch):
+    gpus(monkeypatch, 2)
+    monkeypatch.setattr(
+        torch.cuda,
+        "get_device_properties",
+        lambda device: SimpleNamespace(total_memory=memory if device.index else 1 << 50),
+    )
+
+    assert fitting.at_once(named.devices("cuda:0").devices) == fitting.MOST
+    assert fitting.at_once(named.devices("auto").devices) == tokens
+    assert fitting.at_once([CPU]) == fitting.TOKENS == 1 << 20
 
 
 def test_the_numbers_of_parts_are_those_of_the_whole(dump):
@@ -345,7 +388,7 @@ def test_a_single_sequence_that_does_not_fit_is_an_error_with_a_hint():
     batch = batches()[0]
 
     with pytest.raises(MemoryShortage, match=r"one sequence of .* tokens") as caught:
-        results(Narrow(0), Staged(batch, batch), Here())
+        Fit(Here()).results(Narrow(0), Staged(batch, batch))
     assert "--device cpu" in caught.value.hint
 
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from offpol_diag import catalogue
-from offpol_diag.analyze import analyze
+from offpol_diag.analyze import Observe, analyze
+from offpol_diag.engines import fitting
 from tests import pretended
 from tests.devices import REAL
 from tests.test_waits import numbers, same
@@ -100,3 +101,20 @@ def test_an_analysis_on_it_has_the_numbers_of_the_cpu(sample, device, many, tmp_
     assert summary.run.device.startswith("cuda")
     for part in here:
         assert same(here[part], there[part]), part
+
+
+@pytest.mark.parametrize("asked", [None, 5000])
+def test_a_gpu_takes_more_at_once_than_a_cpu_unless_asked_for_less(asked, monkeypatch):
+    seen: list[int] = []
+    plain = Observe.__call__
+
+    def noted(self: Any, batch: Any) -> Any:
+        seen.append(batch.tokens)
+        return plain(self, batch)
+
+    monkeypatch.setattr(Observe, "__call__", noted)
+    monkeypatch.setattr(fitting, "TOKENS", 1 << 10)
+    with pretended.gpus(memory=fitting.BYTES << 22):
+        analyze(["sample_data/stale.parquet"], batch_tokens=asked)
+
+    assert (len(seen) == 1) == (asked is None)

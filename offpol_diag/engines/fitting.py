@@ -1,6 +1,12 @@
-"""A batch that does not fit is cut in two, and so on, down to one sequence."""
+"""How much of a dump is held at once: by the memory of the device, and less where that was too much.
+
+A batch that does not fit is cut in two, and so on, down to one sequence.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -8,23 +14,57 @@ from offpol_diag.engines.engine import Job, M
 from offpol_diag.engines.staging import Staged, Staging
 from offpol_diag.errors import MemoryShortage
 
+TOKENS = 1 << 20
+"""Of a batch on a CPU: many, since a batch has a price of its own; few, for the memory."""
+MOST = 1 << 23
+"""Of a batch on a GPU, where the price of a batch, the start of its kernels, is that of millions of tokens."""
+BYTES = 3200
+"""Of a GPU's memory for each token of a batch: twice what its tensors take with every preset."""
 
-def results(job: Job[M], staged: Staged, staging: Staging) -> list[M]:
-    """What the job leaves of the batch, or of its parts, in order, where memory is short.
 
-    Raises:
-        MemoryShortage: one sequence alone does not fit.
+def at_once(devices: Sequence[torch.device]) -> int:
+    """Tokens to a batch that all of some devices have room for."""
+    return min(map(_tokens, devices))
+
+
+def _tokens(device: torch.device) -> int:
+    """A power of two, so that GPUs that differ by little leave the same bits."""
+    if device.type != "cuda":
+        return TOKENS
+    room = torch.cuda.get_device_properties(device).total_memory // BYTES
+    return min(max(1 << (max(room, 1).bit_length() - 1), TOKENS), MOST)
+
+
+@dataclass
+class Fit:
+    """What a device has room for, as far as batches have shown.
+
+    Attributes:
+        staging: sends batches there.
+        short: the fewest tokens that did not fit; batches nearly as large are not tried.
     """
-    try:
-        return [job(staging.take(staged))]
-    except torch.OutOfMemoryError as error:
-        _refuse(staged, error)
-    # Only here is what the job held let go of: the error knew its frames.
-    halves = staged.host.halves()
-    del staged
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-    return [found for half in halves for found in results(job, Staged(half, None), staging)]
+
+    staging: Staging
+    short: float = float("inf")
+
+    def results(self, job: Job[M], staged: Staged) -> list[M]:
+        """What the job leaves of the batch, or of its parts, in order, where memory is short.
+
+        Raises:
+            MemoryShortage: one sequence alone does not fit.
+        """
+        host = staged.host
+        if host.sequences == 1 or host.tokens < 0.75 * self.short:
+            try:
+                return [job(self.staging.take(staged))]
+            except torch.OutOfMemoryError as error:
+                _refuse(staged, error)
+            self.short = min(self.short, host.tokens)
+            # Only here is what the job held let go of: the error knew its frames.
+        del staged
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        return [found for half in host.halves() for found in self.results(job, Staged(half, None))]
 
 
 def _refuse(staged: Staged, error: torch.OutOfMemoryError) -> None:

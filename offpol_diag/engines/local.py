@@ -15,8 +15,8 @@ from threadpoolctl import threadpool_limits
 
 from offpol_diag.batch import Batch
 from offpol_diag.engines.engine import Clock, Each, Job, M, Progress
-from offpol_diag.engines.fitting import results
-from offpol_diag.engines.staging import Staged, Staging, staging
+from offpol_diag.engines.fitting import Fit
+from offpol_diag.engines.staging import Staged, staging
 from offpol_diag.readers import Dump
 
 Placed = tuple[int, Batch]
@@ -59,8 +59,8 @@ class Local:
         return 0
 
     @cached_property
-    def _staging(self) -> Staging:
-        return staging(self.device)
+    def _fit(self) -> Fit:
+        return Fit(staging(self.device))
 
     def reduce(self, dump: Dump, job: Job[M], each: Each[M] | None = None) -> M | None:
         """One reading, `Engine.reduce`."""
@@ -111,7 +111,7 @@ class Local:
             yield from self._beside(batches, job)
             return
         for at, batch in batches:
-            for seen in self._run(job, self._staging.put(batch)):
+            for seen in self._run(job, self._fit.staging.put(batch)):
                 yield at, seen
 
     def _beside(self, batches: Iterator[Placed], job: Job[M]) -> Iterator[tuple[int, M]]:
@@ -120,7 +120,7 @@ class Local:
             waiting: deque[tuple[int, Future[list[M]]]] = deque()
             try:
                 for at, batch in batches:
-                    waiting.append((at, pool.submit(self._run, job, self._staging.put(batch))))
+                    waiting.append((at, pool.submit(self._run, job, self._fit.staging.put(batch))))
                     del batch
                     if len(waiting) > self.workers:
                         yield from _taken(waiting)
@@ -133,7 +133,7 @@ class Local:
     def _run(self, job: Job[M], staged: Staged) -> list[M]:
         before = time.perf_counter()
         try:
-            return results(job, staged, self._staging)
+            return self._fit.results(job, staged)
         finally:
             self.clock.compute += time.perf_counter() - before
 

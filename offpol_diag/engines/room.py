@@ -9,7 +9,7 @@ from pathlib import Path
 WORKER = 850 << 20
 """Bytes that a worker takes of its own at most, beyond what it shares with the server it was forked from.
 
-Measured (`VmHWM`) with every preset and batches of `analyze.BATCH_TOKENS`: 410 MB with three log-probs, 840
+Measured (`VmHWM`) with every preset and batches of `fitting.TOKENS`: 410 MB with three log-probs, 840
 MB with every column per token and many tokens far from on-policy.
 """
 GROUP = Path("/sys/fs/cgroup")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from offpol_diag import correction, readout
-from offpol_diag.analyze import BATCH_TOKENS, MADE, engine_named, plan, record, settled
+from offpol_diag.analyze import MADE, engine_named, plan, record, settled, tokens_at_once
 from offpol_diag.configs import config_for, trainer_named
 from offpol_diag.engines import Engine, Progress
 from offpol_diag.errors import DumpError, UsageError
@@ -52,7 +52,7 @@ def sweep(
     device: str = "auto",
     seed: int = 0,
     progress: Progress | None = None,
-    batch_tokens: int = BATCH_TOKENS,
+    batch_tokens: int | None = None,
     engine: str = "local",
     workers: int | None = None,
 ) -> Summary:
@@ -71,7 +71,8 @@ def sweep(
     if ask.keep is not None:
         window.check(ask.keep)
         window.solvable(ask.preset, ask.dial)
-    dump = open_dump(sources, columns=columns, group_by=(), on_bad_row=on_bad_row, batch_tokens=batch_tokens)
+    size = batch_tokens or tokens_at_once(engine, device)
+    dump = open_dump(sources, columns=columns, group_by=(), on_bad_row=on_bad_row, batch_tokens=size)
     study = plan(dump, (ask.preset,), (), seed)
     _require(ask.preset, study)
     with start(device, workers, progress) as runs:
