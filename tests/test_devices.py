@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,10 +15,9 @@ from offpol_diag import catalogue
 from offpol_diag.accumulators import Sums
 from offpol_diag.analyze import Observe, analyze, plan
 from offpol_diag.batch import Batch
-from offpol_diag.engines import Each, Local
+from offpol_diag.engines import Each, Local, fitting
 from offpol_diag.engines import devices as named
 from offpol_diag.engines.devices import Devices
-from offpol_diag.engines import fitting
 from offpol_diag.engines.fitting import Fit
 from offpol_diag.engines.staging import Here, Pinned, Staged
 from offpol_diag.errors import DumpError, MemoryShortage, UsageError
@@ -315,10 +314,11 @@ def test_a_batch_that_does_not_fit_is_cut_and_its_parts_come_in_order(most):
     assert sum(float(one.point[0]) for one in found) == batch.tokens
 
 
+@dataclass(frozen=True)
 class Tried(Narrow):
     """Notes how large batches were that it was given."""
 
-    seen: list[int] = []
+    seen: list[int] = field(default_factory=list)
 
     def __call__(self, batch: Batch) -> Sums:
         self.seen.append(batch.tokens)
@@ -328,7 +328,6 @@ class Tried(Narrow):
 def test_a_batch_as_large_as_one_that_did_not_fit_is_not_tried_again():
     (batch,) = open_dump([SAMPLE], batch_tokens=1 << 30).batches()
     fit, job = Fit(Here()), Tried(batch.tokens - 1)
-    job.seen.clear()
     first = fit.results(job, Staged(batch, batch))
     tried = list(job.seen)
     again = fit.results(job, Staged(batch, batch))
