@@ -39,16 +39,20 @@ class State(Protocol):
 class Sums:
     """Sums of per-sequence columns, and the same sums in every bootstrap replicate.
 
+    Columns that were equal everywhere so far share a row: presets that did the same left the same numbers.
+
     Attributes:
         names: K column names.
-        point: [K] the sums; `rest` [K] what rounding lost of them (compensated summation).
-        drawn: [K, B] the sums with each sequence counted as often as its group was drawn.
+        point: [R] the sums; `rest` [R] what rounding lost of them (compensated summation).
+        drawn: [R, B] the sums with each sequence counted as often as its group was drawn.
+        which: the row of each name, [K] int64 in the host's memory; None: each has its own.
     """
 
     names: tuple[str, ...]
     point: Tensor
     rest: Tensor
     drawn: Tensor
+    which: Tensor | None = None
 
     @classmethod
     def of(cls, columns: dict[str, Tensor], draws: Tensor, key: Tensor | None = None) -> Sums:
@@ -65,20 +69,41 @@ class Sums:
         which: Tensor | None = None,
     ) -> Sums:
         """The same of columns that lie in one tensor, [K, S]; of [R, S] with `which` [K] is each name's."""
-        point, drawn = columns.sum(dim=1), _drawn(columns, draws, key)
-        if which is not None:
-            at = which.to(point.device)
-            point, drawn = point.index_select(0, at), drawn.index_select(0, at)
-        return cls(names, point, torch.zeros_like(point), drawn)
+        point, (drawn, same) = columns.sum(dim=1), _drawn(columns, draws, key)
+        if same is not None:
+            first, rows = _pairs(same, point.numpy().view(np.int64))
+            point, drawn = point[first], drawn[same[first]]
+            which = rows if which is None else rows[which]
+        return cls(names, point, torch.zeros_like(point), drawn, which)
+
+    @property
+    def whole(self) -> Sums:
+        """The same with a row for each name."""
+        if self.which is None:
+            return self
+        return Sums(self.names, *self._rows(self.which.to(self.point.device)))
+
+    def _rows(self, at: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return self.point.index_select(0, at), self.rest.index_select(0, at), self.drawn.index_select(0, at)
 
     def merge(self, other: Sums) -> Sums:
         """Two-sum of the points; columns that only one side has are kept."""
         if self.names != other.names:
-            return self._widen(other).merge(other._widen(self))
+            return self.whole._widen(other.whole).merge(other.whole._widen(self.whole))
+        if self.which is None or other.which is None:
+            return self.whole._plus(other.whole, None)
+        if torch.equal(self.which, other.which):
+            return self._plus(other, self.which)
+        first, which = _pairs(self.which, other.which.numpy())
+        one, two = (Sums(self.names, *each._rows(each.which[first])) for each in (self, other))  # type: ignore[index]
+        return one._plus(two, which)
+
+    def _plus(self, other: Sums, which: Tensor | None) -> Sums:
+        """Row by row."""
         point = self.point + other.point
         moved = point - self.point
         lost = (self.point - (point - moved)) + (other.point - moved)
-        return Sums(self.names, point, self.rest + other.rest + lost, self.drawn + other.drawn)
+        return Sums(self.names, point, self.rest + other.rest + lost, self.drawn + other.drawn, which)
 
     def _widen(self, other: Sums) -> Sums:
         """The same sums over the union of both sets of columns, in sorted order."""
@@ -89,25 +114,39 @@ class Sums:
         return Sums(names, *wide)
 
     def read(self) -> dict[str, Tensor]:
-        """Name → [1+B] on the CPU: the sum, then its replicates."""
-        both = torch.cat(((self.point + self.rest)[:, None], self.drawn), dim=1).cpu()
-        return dict(zip(self.names, both, strict=True))
+        """Name → [1+B] on the CPU: the sum, then its replicates; names that share a row share it here too."""
+        both = torch.cat(((self.point + self.rest)[:, None], self.drawn), dim=1).cpu().unbind()
+        each = both if self.which is None else [both[at] for at in self.which.tolist()]
+        return dict(zip(self.names, each, strict=True))
 
 
-def _drawn(columns: Tensor, draws: Tensor, key: Tensor | None) -> Tensor:
-    """Columns [K, S] times draws [S, B]; neighbours with one key, drawn alike, are added first."""
+def _pairs(one: Tensor, two: npt.NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+    """Of N pairs of whole numbers, where each distinct one is first, [R], and which of those each is, [N]."""
+    order = np.lexsort((two, one.numpy()))  # stable: the first of equal ones comes first
+    x, y = one.numpy()[order], two[order]
+    new = np.concatenate(([True], (x[1:] != x[:-1]) | (y[1:] != y[:-1])))[: len(x)]
+    which = np.empty(len(order), np.int64)
+    which[order] = np.cumsum(new) - 1
+    return torch.from_numpy(order[new]), torch.from_numpy(which)
+
+
+def _drawn(columns: Tensor, draws: Tensor, key: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Columns [K, S] times draws [S, B], rows, and the row of each; None: each has its own.
+
+    Neighbours with one key, drawn alike, are added first.
+    """
     if key is None or not here(key) or not len(key):
-        return columns @ draws
+        return columns @ draws, None
     begins = tables.runs(key)[:-1]
     if 2 * len(begins) > len(key):
-        return columns @ draws
+        return columns @ draws, None
     with np.errstate(all="ignore"):  # inf - inf is a NaN that the readers of sums know
         together = np.add.reduceat(columns.numpy(), begins.numpy(), axis=1)
         return _of_distinct(together, draws[begins])
 
 
-def _of_distinct(rows: npt.NDArray[np.float64], draws: Tensor) -> Tensor:
-    """Rows [K, G] times draws [G, B]; equal rows are multiplied once.
+def _of_distinct(rows: npt.NDArray[np.float64], draws: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Rows [K, G] times draws [G, B], as `_drawn` gives them; equal rows are multiplied once.
 
     Presets that did the same in a batch left the same columns there, and most of what is rare left zeros.
     Which rows may be equal is told by their products with one vector, and looked at before it is believed.
@@ -120,8 +159,8 @@ def _of_distinct(rows: npt.NDArray[np.float64], draws: Tensor) -> Tensor:
     few = rows[np.concatenate((first, other))]
     which[other] = len(first) + np.arange(len(other))
     if 2 * len(few) > len(rows):
-        return torch.from_numpy(rows) @ draws
-    return torch.from_numpy((torch.from_numpy(few) @ draws).numpy().take(which, axis=0))
+        return torch.from_numpy(rows) @ draws, None
+    return torch.from_numpy(few) @ draws, torch.from_numpy(which)
 
 
 @dataclass(frozen=True)

@@ -127,6 +127,12 @@ ROWS = {
 }
 
 
+def distinct(rows, draws):
+    """Every row drawn."""
+    drawn, which = accumulators._of_distinct(rows, draws)
+    return drawn if which is None else drawn[which]
+
+
 @pytest.mark.parametrize("name", ROWS)
 def test_equal_rows_are_drawn_like_any(name):
     rows, draws = ROWS[name], torch.from_numpy(RANDOM.poisson(1.0, (8, 16)).astype(np.float64))
@@ -134,7 +140,7 @@ def test_equal_rows_are_drawn_like_any(name):
         [math.fsum(a * b for a, b in zip(row, draw, strict=True)) for draw in draws.T.tolist()]
         for row in rows
     ]
-    found = accumulators._of_distinct(rows, draws)
+    found = distinct(rows, draws)
 
     assert found.shape == (len(rows), 16)
     assert found.numpy() == pytest.approx(np.array(expected).reshape(-1, 16), rel=1e-12, abs=1e-12)
@@ -146,7 +152,7 @@ def test_rows_that_are_no_numbers_stay_apart_from_those_that_are(odd):
     rows[3, 1], rows[7, 1], rows[7, 2] = odd, odd, 5.0
     draws = torch.ones(4, 2, dtype=torch.float64)
     draws[2] = 0.0
-    found = accumulators._of_distinct(rows, draws)
+    found = distinct(rows, draws)
 
     assert [at for at in range(20) if float(found[at, 0]) != 0.0] == [3, 7]
 
@@ -155,7 +161,7 @@ def test_a_row_that_is_no_number_does_not_keep_the_others_from_being_shared(monk
     rows, seen, plain = np.zeros((40, 4)), [], torch.Tensor.__matmul__
     rows[5], rows[9] = math.nan, math.inf
     monkeypatch.setattr(torch.Tensor, "__matmul__", lambda a, b: seen.append(len(a)) or plain(a, b))
-    accumulators._of_distinct(rows, torch.ones(4, 2, dtype=torch.float64))
+    distinct(rows, torch.ones(4, 2, dtype=torch.float64))
 
     assert seen[0] <= 9
 
@@ -163,7 +169,7 @@ def test_a_row_that_is_no_number_does_not_keep_the_others_from_being_shared(monk
 def test_what_many_presets_share_is_multiplied_once(monkeypatch):
     rows, seen, plain = np.repeat(RANDOM.standard_normal((3, 8)), 30, axis=0), [], torch.Tensor.__matmul__
     monkeypatch.setattr(torch.Tensor, "__matmul__", lambda a, b: seen.append(len(a)) or plain(a, b))
-    accumulators._of_distinct(rows, torch.ones(8, 4, dtype=torch.float64))
+    distinct(rows, torch.ones(8, 4, dtype=torch.float64))
 
     assert 3 <= seen[0] <= 9  # the product that marks a row may be rounded by where the row stands
 
@@ -244,4 +250,4 @@ def test_rows_whose_large_number_hides_the_rest_in_their_mark_are_told_apart():
     rows[:, 0], rows[1::8, 1] = 1e20, [1.0, 2.0, 3.0, 4.0, 5.0]
     draws = torch.tensor([[0.0], [1.0], [1.0], [1.0]], dtype=torch.float64)
 
-    assert accumulators._of_distinct(rows, draws).flatten().tolist() == rows[:, 1].tolist()
+    assert distinct(rows, draws).flatten().tolist() == rows[:, 1].tolist()

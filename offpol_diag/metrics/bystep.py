@@ -42,14 +42,14 @@ def numbers(
     """
     rows = {name: found for name in names if (found := _row(name, presets)) is not None}
     return {
-        label: _read(Reader(_sums(sums, apart.sums.get(label), presets), _many(sums, groups)), rows)
+        label: _read(_reader(_sums(sums, apart.sums.get(label), presets), groups), rows)
         for label, sums in steps.sums.items()
     }
 
 
-def _many(sums: Sums, groups: int) -> int:
+def _reader(sums: Mapping[str, Tensor], groups: int) -> Reader:
     """No step has more groups than sequences."""
-    return min(groups, round(float(sums.point[sums.names.index("sequences")])))
+    return Reader(sums, min(groups, round(float(sums["sequences"][0]))))
 
 
 def _sums(sums: Sums, apart: Sums | None, presets: Sequence[Preset]) -> dict[str, Tensor]:

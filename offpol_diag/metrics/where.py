@@ -289,7 +289,7 @@ def _table(parts: Sequence[Array], size: int) -> Tensor:
 
 def _by_label(sums: Sums, axis: TokenAxis) -> Places[Sums]:
     """The places that have a token, each with sums of its own."""
-    size = len(axis.labels)
+    size, sums = len(axis.labels), sums.whole
     names = tuple(name.rsplit("|", 1)[0] for name in sums.names[::size])
     found = {
         label: Sums(names, *(x[at::size] for x in (sums.point, sums.rest, sums.drawn)))

@@ -51,7 +51,7 @@ class SavedPlaces(SavedState):
     @classmethod
     def of(cls, state: Places[Sums]) -> Self:
         """To be written."""
-        sums = _alike(list(state.sums.values()))
+        sums = _alike([one.whole for one in state.sums.values()])
         arrays = {
             name: torch.stack([getattr(one, name) for one in sums]) for name in ("point", "rest", "drawn")
         }

@@ -95,6 +95,11 @@ class SavedSums(SavedState):
         require_shape((len(self.names), self.drawn.shape[1]), drawn=self.drawn)
         return self
 
+    @classmethod
+    def of(cls, state: Sums) -> Self:
+        """To be written."""
+        return super().of(state.whole)
+
     def form(self) -> Form:
         """Columns, in any order, and replicates."""
         return self.kind, *sorted(self.names), self.drawn.shape[1]
