@@ -17,7 +17,7 @@ from offpol_diag.errors import MemoryShortage
 TOKENS = 1 << 20
 """Of a batch on a CPU: many, since a batch has a price of its own; few, for the memory."""
 MOST = 1 << 23
-"""Of a batch on a GPU, where the price of a batch, the start of its kernels, is that of millions of tokens."""
+"""Of a batch on a GPU, where thousands of kernels are started for each, however small it is."""
 BYTES = 3200
 """Of a GPU's memory for each token of a batch: twice what its tensors take with every preset."""
 
