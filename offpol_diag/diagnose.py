@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Literal
 
-from offpol_diag.metrics.interval import Z, quantile
 from offpol_diag.numerals import say
+from offpol_diag.student import Z, quantile
 from offpol_diag.summary import Cause, Diagnosis, Number, Summary
 
 SURE = 4.0

@@ -5,8 +5,10 @@ from __future__ import annotations
 import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from factory import make_summary
 
 HEAVY = frozenset({"torch", "polars", "pyarrow", "plotly", "numpy", "jinja2", "pyro", "scipy", "ray"})
 
@@ -50,6 +52,23 @@ def test_the_writer_needs_pyarrow_and_numpy_only() -> None:
 @pytest.mark.parametrize("command", [("presets",), ("presets", "seq_mis")])
 def test_the_catalogue_comes_without_torch(command: tuple[str, ...]) -> None:
     assert imported("-m", "offpol_diag", *command) & {"torch", "polars", "pyarrow", "plotly"} == set()
+
+
+@pytest.mark.parametrize(
+    ("command", "drawing"),
+    [
+        (("report", "r.json", "--md", "r.md"), {"jinja2", "plotly"}),
+        (("gate", "r.json", "--max", "k3=9"), set()),
+        (("gate", "r.json", "--baseline", "r.json", "--md", "-", "--junit", "g.xml"), set()),
+    ],
+)
+def test_a_result_is_drawn_and_judged_without_what_reads_dumps(
+    command: tuple[str, ...], drawing: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("r.json").write_text(make_summary().to_json(), encoding="utf-8")
+
+    assert imported("-m", "offpol_diag", *command) & HEAVY == drawing
 
 
 def test_help_is_there_within_a_third_of_a_second() -> None:

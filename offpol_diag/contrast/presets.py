@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
 
 from torch import Tensor
 
 from offpol_diag.accumulators import Sums
 from offpol_diag.analyze import Examined
+from offpol_diag.better import DIRECTIONS, Better
 from offpol_diag.differences import Groups, less, sure
 from offpol_diag.errors import UsageError
 from offpol_diag.metrics import drops
@@ -16,31 +16,6 @@ from offpol_diag.metrics.formula import Reader
 from offpol_diag.readout import Readout
 from offpol_diag.replicates import Replicates, of_preset
 from offpol_diag.summary import Comparison, Number, Numbers, PresetResult, Summary
-
-Better = Literal["higher", "lower", "neither"]
-
-DIRECTIONS: Mapping[str, Better] = {
-    "ess_tokens": "higher",
-    "ess_sequences": "higher",
-    "tokens_rejected": "lower",
-    "sequences_dropped": "lower",
-    "sequences_touched": "lower",
-    "vetoed": "lower",
-    "truncated_high": "lower",
-    "truncated_low": "lower",
-    "catastrophic_tokens": "lower",
-    "weight_mean": "neither",
-    "weight_std": "lower",
-    "weight_min": "neither",
-    "weight_max": "lower",
-    "loss_scale_removed": "neither",
-    "loss_scale_kept": "neither",
-    "pg_loss": "neither",
-    "pg_clipfrac": "neither",
-    "pg_clipfrac_lower": "neither",
-    "ppo_kl": "neither",
-}
-"""Which way is better: more effective samples, less data lost, lighter weights. Others follow, unmarked."""
 
 NO_DIRECTION, EQUAL, UNDECIDED, UNKNOWN = "–", "equal", "undecided", "unknown"
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from offpol_diag import correction
 from offpol_diag.analyze import Examined
+from offpol_diag.better import MATTERS
 from offpol_diag.contrast.effects import effect, size
 from offpol_diag.contrast.pairing import pairing
 from offpol_diag.differences import LEVEL, Groups, compared, holm, less, over, p_value, subtracted
@@ -24,22 +25,6 @@ from offpol_diag.summary import Against, Contrast, Number, Numbers, OtherRun, Su
 T = TypeVar("T")
 
 CORRECTION = "Holm"
-
-MATTERS = (
-    "k3",
-    "k1",
-    "mean_ratio",
-    "ess_tokens",
-    "ess_sequences",
-    "chi2_token",
-    "chi2_sequence",
-    "ppl_ratio",
-    "prob_diff_mean",
-    "mult_prob_error",
-    "f_2",
-    "f_10",
-)
-"""Numbers of the gap that a reader looks at first, in this order."""
 
 EXTREME = "an extreme, a quantile or a tail index: it has no interval"
 

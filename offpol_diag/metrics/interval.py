@@ -12,8 +12,7 @@ replicates are 6, a noisy end; and they are too narrow when groups or events are
 
 References: Efron & Tibshirani 1993, ch. 12–13 (t intervals, transformed scales); Hesterberg 2015, "What
 teachers should know about the bootstrap" (too narrow by √((n − 1)/n), and by z for t); Kish 1965 (effective
-sample size); Clopper & Pearson 1934 (no event among n); Abramowitz & Stegun 1964, 26.7.5 (t in
-powers of 1/freedom).
+sample size); Clopper & Pearson 1934 (no event among n).
 """
 
 from __future__ import annotations
@@ -26,6 +25,8 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from offpol_diag.student import quantile
+
 Array = npt.NDArray[np.float64]
 Ends = tuple[float, float]
 """Of an interval."""
@@ -33,15 +34,6 @@ FEWEST_GROUPS = 5
 """Below this many groups a bootstrap interval says nothing."""
 FEWEST_EFFECTIVE = 3.0
 """And below this many in effect."""
-
-Z = 1.959963984540054
-_T_TERMS = (
-    (Z**3 + Z) / 4,
-    (5 * Z**5 + 16 * Z**3 + 3 * Z) / 96,
-    (3 * Z**7 + 19 * Z**5 + 17 * Z**3 - 15 * Z) / 384,
-    (79 * Z**9 + 776 * Z**7 + 1482 * Z**5 - 1920 * Z**3 - 945 * Z) / 92160,
-)
-"""Of the 97.5 % quantile of t in powers of 1/freedom; within 0.8 % from 2 degrees on, 0.04 % from 4."""
 
 
 @dataclass(frozen=True)
@@ -138,11 +130,6 @@ def _times(groups: float, replicates: int) -> float:
     """Half width of an interval in standard deviations of the replicates."""
     freedom = 1 / (1 / (groups - 1) + 1 / (replicates - 1))
     return quantile(freedom) * math.sqrt(groups / (groups - 1))
-
-
-def quantile(freedom: float) -> float:
-    """The 97.5 % quantile of Student's t, of 2 degrees of freedom or more."""
-    return Z + sum(term / freedom ** (power + 1) for power, term in enumerate(_T_TERMS))
 
 
 def effective(size: Tensor, groups: int) -> float:

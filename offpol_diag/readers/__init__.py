@@ -23,10 +23,34 @@ pack      rows → Batch
 join      small batches → larger ones
 dump      all of it, one after the other
 shards    a dump in pieces that can be read apart
+
+What reads with torch is imported when it is first asked for: a URL can be cleaned without (PEP 562).
 """
 
-from offpol_diag.readers.dump import Dump, open_dump
-from offpol_diag.readers.files import DumpInfo
-from offpol_diag.readers.skipping import BadRow, Skipped
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from offpol_diag.readers.dump import Dump, open_dump
+    from offpol_diag.readers.files import DumpInfo
+    from offpol_diag.readers.skipping import BadRow, Skipped
 
 __all__ = ["BadRow", "Dump", "DumpInfo", "Skipped", "open_dump"]
+
+_HOMES = {
+    "BadRow": "skipping",
+    "Dump": "dump",
+    "DumpInfo": "files",
+    "Skipped": "skipping",
+    "open_dump": "dump",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found: object = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = found
+    return found

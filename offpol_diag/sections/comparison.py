@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from offpol_diag.better import DIRECTIONS
 from offpol_diag.blocks import Block, Cell, Section, Table, Text
-from offpol_diag.contrast import DIRECTIONS
 from offpol_diag.numerals import count
 from offpol_diag.sections.drops import drops
 from offpol_diag.summary import Comparison, Number, PresetResult, Summary
