@@ -139,7 +139,7 @@ def dump(tmp_path_factory) -> str:
 
 
 def read(engine: Any, dump: str, each: Each | None = None) -> tuple[Any, Any]:
-    opened = open_dump([dump])
+    opened = open_dump([dump], batch_tokens=4000)
     study = plan(opened, catalogue.load().resolve("token_is,geo_rs"), (), 0)
     seen = engine.reduce(opened, Observe(study, Found(UNSETTLED, None), rows=False), each)
     return seen.tally.states, opened

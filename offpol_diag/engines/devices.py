@@ -22,7 +22,7 @@ from offpol_diag.engines.travel import packed, unpacked
 from offpol_diag.errors import UsageError
 from offpol_diag.readers import Dump
 from offpol_diag.readers.dump import Noticed
-from offpol_diag.readers.shards import BYTES, shards
+from offpol_diag.readers.shards import BYTES, of_batches
 
 HINT = "give auto, cpu, cuda or cuda:N"
 
@@ -143,7 +143,7 @@ class Devices:
         waiting: deque[Future[_Done]] = deque()
         with ThreadPoolExecutor(len(self.devices), "offpol-diag-device") as pool:
             try:
-                for shard in shards(dump, self.shard):
+                for shard in of_batches(dump, self.shard):
                     waiting.append(pool.submit(_run, free, shard, job, each, told))
                     if len(waiting) > 2 * len(self.devices):
                         yield waiting.popleft().result()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,8 +16,10 @@ from threadpoolctl import threadpool_limits
 from offpol_diag.batch import Batch
 from offpol_diag.engines.engine import Clock, Each, Job, M, Progress
 from offpol_diag.engines.fitting import Fit
+from offpol_diag.engines.room import cores
 from offpol_diag.engines.staging import Staged, staging
 from offpol_diag.readers import Dump
+from offpol_diag.readers.ahead import ahead
 
 Placed = tuple[int, Batch]
 
@@ -25,6 +27,8 @@ WORKERS = 1
 """Batches computed at once on a CPU. With many presets a second worker mostly waits for the interpreter's
 lock, and it holds as much memory again: more cores are used by more processes (`processes.py`).
 """
+READERS = 8
+"""Threads that read for one GPU at most: each holds a batch."""
 
 
 @dataclass
@@ -34,19 +38,23 @@ class Local:
     Attributes:
         device: where the jobs run.
         workers: batches that are computed at once; with 0 the thread that reads computes as well.
+        readers: threads that read, where the device is a GPU; with 0 the dump is read as for a CPU.
         progress: called as rows are read.
         clock: told where the time goes.
     """
 
     device: torch.device
     workers: int = 1
+    readers: int = 0
     progress: Progress | None = None
     clock: Clock = field(default_factory=Clock)
 
     @classmethod
     def on(cls, device: torch.device, progress: Progress | None = None) -> Local:
-        """With `WORKERS`; a GPU is kept busy by one queue."""
-        return cls(device, WORKERS if device.type == "cpu" else 1, progress)
+        """With `WORKERS`; a GPU is kept busy by one queue, and by all cores that read for it."""
+        if device.type == "cpu":
+            return cls(device, WORKERS, progress=progress)
+        return cls(device, 1, min(cores(), READERS), progress)
 
     @property
     def name(self) -> str:
@@ -92,9 +100,10 @@ class Local:
             if self.progress:
                 self.progress(done, rows)
 
-        return self._timed(
-            (at, batch) for at, dump in enumerate(dumps) for batch in dump.batches(count, even=True)
-        )
+        return self._timed((at, batch) for at, dump in enumerate(dumps) for batch in self._read(dump, count))
+
+    def _read(self, dump: Dump, count: Callable[[int], None]) -> Iterator[Batch]:
+        return ahead(dump, self.readers, count) if self.readers else dump.batches(count, even=True)
 
     def _timed(self, batches: Iterator[Placed]) -> Iterator[Placed]:
         while True:

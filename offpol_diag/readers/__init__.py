@@ -23,6 +23,7 @@ pack      rows → Batch
 join      small batches → larger ones
 dump      all of it, one after the other
 shards    a dump in pieces that can be read apart
+ahead     a dump that several threads read
 
 What reads with torch is imported when it is first asked for: a URL can be cleaned without (PEP 562).
 """

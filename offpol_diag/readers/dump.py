@@ -82,6 +82,10 @@ class Dump:
         begun = Dump(info, list(parts), self._plan, self._skip, self._tokens, _rate=self._rate)
         return replace(begun, _shard=True, _waits=first > 0, _before=before, _reel=self._reel)
 
+    def alone(self) -> Dump:
+        """The same dump, which may be read while others are: nothing that is open is shared."""
+        return replace(self, skipped=Skipped(), _signs=None, _reel=Reel())
+
     def only(self, roles: Collection[str]) -> Dump:
         """The same dump with no more than some columns, by our names; batches lack all else.
 
@@ -98,6 +102,11 @@ class Dump:
     def rows(self) -> int:
         """Rows of the files, bad ones included: a sequence each, or a token each in the long form."""
         return sum(part.rows for part in self._parts)
+
+    @property
+    def batch_tokens(self) -> int:
+        """How many tokens, masked ones included, are held at once."""
+        return self._tokens
 
     @property
     def tokens(self) -> float:

@@ -124,6 +124,12 @@ def shards(dump: Dump, size: int = BYTES) -> list[Dump]:
     return [cut(dump, span) for span in spans(dump, size)]
 
 
+def of_batches(dump: Dump, least: int = 1) -> list[Dump]:
+    """The dump in pieces of about a batch, or of so many bytes of its files where that is more."""
+    share = dump.batch_tokens / max(dump.tokens, 1.0)
+    return shards(dump, max(least, int(share * dump.info.bytes)))
+
+
 def _absolute(path: Location) -> Location:
     return path if path.far else replace(path, path=str(Path(path.path).absolute()))
 
