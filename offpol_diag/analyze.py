@@ -251,7 +251,7 @@ def _tallied(engine: Engine, dump: Dump, study: Study, found: Found, sequences: 
     """The one reading that observes; rows of sequences are written as they come."""
     with SequenceWriter.open(sequences) as writer:
         each = Each[Observed](attrgetter("rows"), writer.write) if writer else None
-        seen: Observed | None = engine.reduce(dump, Observe(study, found, bool(writer)), each)
+        seen: Observed | None = engine.reduce(dump, Observe(study.ready(), found, bool(writer)), each)
         if seen is None:
             raise DumpError("the dump has no sequence", "check that its writer was closed")
         if writer:

@@ -9,6 +9,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -95,8 +96,14 @@ def load(path: Path | None = None) -> Catalogue:
     Raises:
         PresetError: the file cannot be read or has a slip in it.
     """
-    shipped = _presets(BUILT_IN, resources.files("offpol_diag").joinpath(BUILT_IN).read_bytes())
+    shipped = _shipped()
     return _overlay(shipped, _presets(str(path), _bytes(path)), str(path)) if path else Catalogue(shipped)
+
+
+@cache
+def _shipped() -> tuple[Preset, ...]:
+    """Read once: it takes as long as the analysis of a hundred thousand tokens."""
+    return _presets(BUILT_IN, resources.files("offpol_diag").joinpath(BUILT_IN).read_bytes())
 
 
 def _overlay(shipped: tuple[Preset, ...], own: tuple[Preset, ...], file: str) -> Catalogue:

@@ -97,6 +97,12 @@ class Study:
         """What makes a token near for these presets."""
         return Near.of(self.presets)
 
+    def ready(self) -> Study:
+        """The same, with what every worker asks of it made here: it travels along."""
+        for name in ("candidates", "near", "normalised", "logging"):
+            getattr(self, name)
+        return self
+
     @cached_property
     def normalised(self) -> tuple[Preset, ...]:
         """Presets whose sums are kept per trainer batch."""
@@ -169,13 +175,17 @@ def observe(study: Study, scene: Scene) -> Tally:
 
 
 def _rehearse(study: Study, scene: Scene, near: Near) -> None:
-    """Learn from the first few sequences, once, what will be asked of near tokens."""
+    """Learn from the first few sequences, once, what will be asked of near tokens.
+
+    Presets ask when they judge whole sequences, and trainers' columns; nothing else asks more.
+    """
     with near.lock:
         if near.asked or not study.logging:
             return
         many = min(4, scene.batch.sequences)
         few = Scene(scene.batch.rows(0, many), scene.draws[:many, :1], scene.settled, near, learned={})
-        observe(study, few)
+        Stack.of(few, study.presets)
+        _logged(study, few)
         near.asked.update(few.learned or {})
         near.asked.update(few.asked_of_sequences())
         few.forget()
