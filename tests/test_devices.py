@@ -64,7 +64,13 @@ def test_a_name_means_the_devices_that_are_there(name, count, expected, monkeypa
 
 @pytest.mark.parametrize(
     ("name", "count", "said"),
-    [("cuda", 0, "0 CUDA"), ("cuda:2", 2, "2 CUDA"), ("tpu", 1, "not known"), ("meta", 1, "not supported")],
+    [
+        ("cuda", 0, "0 CUDA"),
+        ("cuda:1", 1, "1 CUDA"),
+        ("cuda:2", 2, "2 CUDA"),
+        ("tpu", 1, "not known"),
+        ("meta", 1, "not supported"),
+    ],
 )
 def test_a_device_that_is_not_there_is_refused(name, count, said, monkeypatch):
     gpus(monkeypatch, count)

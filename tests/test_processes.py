@@ -33,6 +33,7 @@ from offpol_diag.errors import DumpError, UsageError, WorkerError
 from offpol_diag.readers import open_dump, shards
 from offpol_diag.scope import UNSETTLED
 from offpol_diag.settle import Asked, Found, settle
+from tests.devices import present
 
 CPU = torch.device("cpu")
 SAMPLE = "sample_data/stale.parquet"
@@ -286,10 +287,9 @@ def test_what_is_no_number_of_workers_is_refused(said):
 
 
 @pytest.mark.parametrize("how", [{"engine": "ray"}, {"device": "cuda"}])
-def test_workers_elsewhere_than_on_the_cpu_here_are_refused(how, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    assert "--workers 2" in failing(lambda: analyze([SAMPLE], workers=2, **how), UsageError).message
+def test_workers_elsewhere_than_on_the_cpu_here_are_refused(how):
+    with present("cuda:0"):
+        assert "--workers 2" in failing(lambda: analyze([SAMPLE], workers=2, **how), UsageError).message
 
 
 def test_the_environment_and_a_file_say_how_many_workers(tmp_path, monkeypatch):

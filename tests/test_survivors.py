@@ -21,8 +21,6 @@ from offpol_diag.catalogue import load
 from offpol_diag.cli import app
 from offpol_diag.crosswalk.verl.parts import GENERATIONS, reject_parts
 from offpol_diag.diagnose import diagnose
-from offpol_diag.engines.devices import devices
-from offpol_diag.errors import UsageError
 from offpol_diag.gate import Bound, judge
 from offpol_diag.presets import Preset, Reject
 from offpol_diag.recommend import recommend
@@ -376,15 +374,6 @@ def test_progress_counts_up_to_the_rows_there_are(tmp_path: Path) -> None:
     assert told[-1] == (8, 8)
     assert [done for done, _ in told] == sorted({done for done, _ in told})
     assert len(told) > 1
-
-
-def test_the_first_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-
-    assert [device.index for device in devices("cuda:0").devices] == [0]
-    with pytest.raises(UsageError, match="1 CUDA devices"):
-        devices("cuda:1")
 
 
 @pytest.mark.parametrize(("seed", "noted"), [(5, True), (3, False)])
