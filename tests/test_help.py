@@ -57,7 +57,7 @@ def test_the_catalogue_comes_without_torch(command: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(
     ("command", "drawing"),
     [
-        (("report", "r.json", "--md", "r.md"), {"jinja2", "plotly"}),
+        (("report", "r.json", "--md", "r.md"), {"jinja2", "plotly", "numpy"}),
         (("gate", "r.json", "--max", "k3=9"), set()),
         (("gate", "r.json", "--baseline", "r.json", "--md", "-", "--junit", "g.xml"), set()),
     ],

@@ -1,3 +1,4 @@
+import base64
 import html
 import html.parser
 import json
@@ -8,9 +9,10 @@ from factory import by, crowded, dump_facts, make_summary, metrics, number
 
 from offpol_diag.blocks import Figure, Series, Table
 from offpol_diag.errors import ResultError
-from offpol_diag.render.embedded import DATA_ID, packed, unpacked
+from offpol_diag.render.embedded import DATA_ID, base85, packed, unpacked
 from offpol_diag.render.figures import plotly_figure
-from offpol_diag.render.html import _environment, _table, read_back, render_html, templates_dir
+from offpol_diag.render.html import _environment, read_back, render_html, templates_dir
+from offpol_diag.render.tables import laid_out
 from offpol_diag.summary import Number, loads
 
 BUDGET = 3_000_000
@@ -96,6 +98,13 @@ def test_damaged_data_are_an_error_and_no_traceback(page, harm):
 def test_what_is_packed_comes_out_again_and_cannot_close_a_script(text):
     assert unpacked(packed(text)) == text
     assert not set("<\"'") & set(packed(text))
+
+
+@pytest.mark.parametrize("length", [*range(9), 1000])
+def test_base_85_is_the_standard_librarys_with_a_comma_for_less_than(length):
+    data = bytes((i * i * 167 + 13 * i + length) % 256 for i in range(length))
+    for one in (data, bytes(length), b"\xff" * length):
+        assert base85(one) == base64.b85encode(one).decode().replace("<", ",")
 
 
 @pytest.fixture(scope="module")
@@ -188,7 +197,7 @@ def test_a_safety_bound_is_spoken_of_only_where_it_acted():
 
 
 def render_table(table: Table) -> str:
-    return str(_environment().get_template("block.html.j2").module.Table([_table(table)]))
+    return str(_environment().get_template("block.html.j2").module.Table([laid_out(table)]))
 
 
 def test_a_caution_stands_in_the_cell_where_a_row_has_one_number_and_under_the_table_where_it_has_many(page):

@@ -4,18 +4,17 @@ from factory import dump_facts, make_summary, metrics, number, place, preset, re
 from offpol_diag.blocks import Code, Figure, Section, Table, Text, Verdict
 from offpol_diag.candidates import CANDIDATES
 from offpol_diag.numerals import say, size
-from offpol_diag.render.markdown import LIMIT, render_markdown
+from offpol_diag.render.markdown import LIMIT, PARTS, render_markdown
 from offpol_diag.render.numbers import shown
+from offpol_diag.render.terminal import BRIEF
 from offpol_diag.sections import SECTIONS, sections
-from offpol_diag.sections.comparison import comparison
 from offpol_diag.sections.crosswalk import ACROSS
-from offpol_diag.sections.sweep import sweep
 from offpol_diag.sections.where import finding
 from offpol_diag.summary import Location, Number, Recommendation, Skipped, Worst
 from tests.estimated import alignment, row
 
-OF_COMMANDS = (comparison, sweep)
-"""Sections of what only those commands find."""
+OF_COMMANDS = ("comparison", "runs", "sweep")
+"""Sections of what only some commands find."""
 
 
 def section(name: str, **changes) -> Section:
@@ -75,7 +74,20 @@ def test_bytes_are_written_in_the_largest_unit_that_keeps_them_above_one():
 def test_the_report_opens_with_the_verdict_and_every_section_has_its_own_id():
     ids = [one.id for one in sections(make_summary())]
     assert ids[0] == "verdict"
-    assert len(ids) == len(set(ids)) == len([one for one in SECTIONS if one not in OF_COMMANDS])
+    assert ids == [one for one in SECTIONS if one not in OF_COMMANDS]
+
+
+def test_sections_that_are_not_wanted_are_not_made(monkeypatch):
+    whole = sections(make_summary())
+    monkeypatch.setitem(SECTIONS, "crosswalk", None)
+    wanted = ("made", "verdict", "sweep")
+
+    assert sections(make_summary(), wanted) == tuple(one for one in whole if one.id in wanted)
+
+
+def test_what_a_terminal_and_a_pull_request_are_told_is_made_and_no_more():
+    assert {*BRIEF, *PARTS} <= set(SECTIONS)
+    assert "crosswalk" not in {*BRIEF, *PARTS}
 
 
 def test_ids_of_tables_and_figures_are_unique():

@@ -56,6 +56,7 @@ def analyze(
     dumps = defaults.dumps(dump, quiet)
     files = Outputs(None if no_html else out or default_html(dumps), json, md, quiet, sequences, tally)
     files.check(*dumps)
+    files.begin()
     request = Request(
         preset_file,
         columns,

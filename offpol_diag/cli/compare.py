@@ -80,6 +80,7 @@ def compare(
     dumps = list(dump or []) if two else defaults.dumps(dump, quiet)
     files = Outputs(out, json, md, quiet)
     files.check(*dumps)
+    files.begin()
     request = Request(
         preset_file, columns, group_by, device, seed, on_bad_row, quiet, engine=engine, workers=workers
     )
@@ -101,7 +102,7 @@ def _show(summary: Summary) -> None:
     from offpol_diag.blocks import Figure
     from offpol_diag.sections import sections
 
-    first = sections(summary)[0]
+    (first,) = sections(summary, ("comparison", "runs"))
     show([replace(first, blocks=tuple(one for one in first.blocks if not isinstance(one, Figure)))])
 
 

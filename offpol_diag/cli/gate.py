@@ -152,6 +152,7 @@ def gate(
     asked = gather(at_most or (), at_least or (), gates, baseline, tolerance or (), only, presets, point)
     files = Outputs(html=out, json=json, markdown=md, quiet=quiet, junit=junit)
     files.check(*source, *(one for one in (gates, asked.result) if one))
+    files.begin()
     request = Request(
         preset_file, columns, None, device, seed, on_bad_row, quiet, engine=engine, workers=workers
     )

@@ -44,6 +44,7 @@ def merge(
     """
     files = Outputs(None if no_html else out or default_html(["merged"]), json, md, quiet, tally=tally)
     files.check(*tallies)
+    files.begin()
     from offpol_diag import tallies as pieces
 
     with judged("for", trainer):

@@ -167,6 +167,13 @@ class Outputs:
             place = "stdout" if targets.count(STDOUT) > 1 else "one file"
             raise UsageError(f"two results cannot both go to {place}", "give each a file of its own")
 
+    def begin(self) -> None:
+        """Begin with what does not wait for a result, beside what does."""
+        if self.html is not None:
+            from offpol_diag.render import library
+
+            library.begin()
+
     def write(self, summary: Summary) -> None:
         """Write every form that was asked for."""
         for form, render in FORMATS.items():

@@ -27,6 +27,7 @@ def report(
 
     files = Outputs(html=out or default_html([str(result)]), markdown=md, quiet=quiet)
     files.check(result)
+    files.begin()
     summary = (
         loads(sys.stdin.buffer.read().decode(errors="replace"), "stdin") if result == STDOUT else load(result)
     )

@@ -19,7 +19,7 @@ def show(sections: Sequence[Section], stack: bool = True) -> None:
 
 def show_report(summary: Summary, whole: bool = False) -> None:
     """Draw the summary of the report on stdout; `whole`: wide tables below rather than left out."""
-    from offpol_diag.render.terminal import brief
+    from offpol_diag.render.terminal import BRIEF, brief
     from offpol_diag.sections import sections
 
-    show(brief(sections(summary)), stack=whole)
+    show(brief(sections(summary, BRIEF)), stack=whole)

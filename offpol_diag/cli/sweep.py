@@ -83,6 +83,7 @@ def sweep(
     dumps = defaults.dumps(dump, quiet)
     files = Outputs(out, json, md, quiet)
     files.check(*dumps)
+    files.begin()
     request = Request(
         preset_file, columns, None, device, seed, on_bad_row, quiet, engine=engine, workers=workers
     )

@@ -2,64 +2,29 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 import re
-from collections import Counter
 from dataclasses import dataclass
-from functools import cache
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from offpol_diag.blocks import Block, Figure, Section, Series, Table
 from offpol_diag.numerals import count
-from offpol_diag.render.embedded import DATA_ID, embedded, packed, read_back, script_json
+from offpol_diag.render.embedded import DATA_ID, base85, digest, embedded, packed, read_back, script_json
 from offpol_diag.render.figures import SHARED, plotly_figure
-from offpol_diag.render.numbers import Shown, footnotes, shown
+from offpol_diag.render.library import library
+from offpol_diag.render.tables import TableView, breakable, laid_out
 from offpol_diag.sections import sections
 from offpol_diag.summary import DumpFacts, Number, Summary
 
 _NUMBER = re.compile(r"\[[-\d.,]+, [-\d.,]+\][\de%-]*|\d[\d.,]*e-\d+%?")
-
-DENSE = 4
-"""A table with more numbers in a row than this is dense; so is one with twice as many columns."""
-
-TALL = 50
-"""A table with more rows than this is tall."""
 
 MUCH = 3000
 """Folded tables for looking up with more cells than this in all travel gzipped; scripts unpack them."""
 
 
 __all__ = ["read_back", "render_html", "templates_dir"]
-
-
-@dataclass(frozen=True)
-class CellView:
-    """A cell, its footnote (a note without one stands in the cell), what its column's head does not say."""
-
-    shown: Shown
-    mark: int | None
-    tooltip: str
-
-
-@dataclass(frozen=True)
-class TableView:
-    """A table to be laid out.
-
-    `dense` ones set intervals under values, `tall` ones scroll in a box, `packed` ones travel gzipped.
-    """
-
-    table: Table
-    numeric: tuple[bool, ...]
-    tooltips: tuple[str, ...]
-    rows: tuple[tuple[CellView, ...], ...]
-    footnotes: tuple[str, ...]
-    dense: bool
-    tall: bool
-    packed: bool
 
 
 @dataclass(frozen=True)
@@ -74,7 +39,7 @@ class FigureView:
 def render_html(summary: Summary) -> str:
     """The whole page; equal summaries give equal pages."""
     script, early = _asset("report.js"), _asset("theme.js")
-    report = sections(summary)
+    drawing, report = library(), sections(summary)
     pack = _much(report)
     page: str = (
         _environment()
@@ -83,11 +48,11 @@ def render_html(summary: Summary) -> str:
             title=_title(summary),
             facts=_facts(summary),
             sections=[(section, _grouped(section.blocks, pack)) for section in report],
-            policy=_policy(early, script, _plotly()[0]),
+            policy=_policy(digest(early), digest(script), drawing.digest),
             style=_asset("report.css"),
             early=early,
             script=script,
-            plotly=_plotly()[1],
+            plotly=base85(drawing.gzipped),
             shared=script_json(json.dumps(SHARED)),
             data_id=DATA_ID,
             data=embedded(summary),
@@ -114,15 +79,8 @@ def _environment() -> Any:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"breakable": _breakable, "unbroken": _unbroken, "led": _led, "packed": packed}
+    environment.filters |= {"breakable": breakable, "unbroken": _unbroken, "led": _led, "packed": packed}
     return environment
-
-
-def _breakable(name: str) -> Any:
-    """A long name/with_underscores that a narrow column may break after each slash and underscore."""
-    from markupsafe import Markup, escape
-
-    return Markup(re.sub(r"[_/]", r"\g<0><wbr>", str(escape(name))))
 
 
 def _unbroken(text: str) -> Any:
@@ -144,26 +102,13 @@ def _asset(name: str) -> str:
     return (templates_dir() / name).read_text(encoding="utf-8").strip()
 
 
-@cache
-def _plotly() -> tuple[str, str]:
-    """The plotly.js that ships with plotly: its source, and the same gzipped in base64."""
-    from plotly.offline import get_plotlyjs
-
-    source: str = get_plotlyjs()
-    return source, packed(source)
-
-
-def _policy(*scripts: str) -> str:
+def _policy(*digests: str) -> str:
     """A content security policy: these scripts and no others, inline style, and no network at all."""
-    hashes = " ".join(f"'sha256-{_sha256(script)}'" for script in scripts)
+    hashes = " ".join(f"'sha256-{one}'" for one in digests)
     return (
         f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; "
         "base-uri 'none'; form-action 'none'"
     )
-
-
-def _sha256(text: str) -> str:
-    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
 def _title(summary: Summary) -> str:
@@ -207,44 +152,10 @@ def _grouped(blocks: tuple[Block, ...], pack: bool) -> list[tuple[str, list[Any]
 
 def _view(block: Block, pack: bool) -> Block | TableView | FigureView:
     if isinstance(block, Table):
-        return _table(block, pack and _folded(block))
+        return laid_out(block, pack and _folded(block))
     if isinstance(block, Figure):
-        return FigureView(block, script_json(json.dumps(plotly_figure(block))), _table(_data(block)))
+        return FigureView(block, script_json(json.dumps(plotly_figure(block))), laid_out(_data(block)))
     return block
-
-
-def _table(table: Table, pack: bool = False) -> TableView:
-    numbers = max((sum(isinstance(cell, Number) for cell in row) for row in table.rows), default=0)
-    cells = [[shown(cell, terse=numbers > 1) for cell in row] for row in table.rows]
-    mark = footnotes(cells) if numbers > 1 else {}
-    heads = _tooltips(cells, len(table.header))
-    rows = tuple(
-        tuple(
-            CellView(cell, mark.get(cell.note), _beyond(head, cell))
-            for cell, head in zip(row, heads, strict=True)
-        )
-        for row in cells
-    )
-    numeric = tuple(any(row[i].kind == "number" for row in cells) for i in range(len(table.header)))
-    dense = numbers > DENSE or (numbers > 1 and len(table.header) > 2 * DENSE)
-    return TableView(table, numeric, heads, rows, tuple(mark), dense, len(rows) > TALL, pack)
-
-
-def _tooltips(cells: list[list[Shown]], columns: int) -> tuple[str, ...]:
-    """What most cells of a column mean: the column's head says it once for them."""
-    return tuple(_most([row[i].meaning for row in cells if row[i].meaning]) for i in range(columns))
-
-
-def _most(meanings: list[str]) -> str:
-    """The meaning that more than half have, if they are several."""
-    common = Counter(meanings).most_common(1)
-    return common[0][0] if common and len(meanings) > 1 and 2 * common[0][1] > len(meanings) else ""
-
-
-def _beyond(head: str, cell: Shown) -> str:
-    """What a cell's tooltip says beyond that of its column's head."""
-    said = (cell.meaning if cell.meaning != head else "", cell.bound)
-    return " · ".join(part for part in said if part)
 
 
 def _data(figure: Figure) -> Table:

@@ -22,7 +22,7 @@ LIMIT = 60_000
 
 def render_markdown(summary: Summary) -> str:
     """Gates, recommendation, headline numbers and presets; shorter than `LIMIT`."""
-    chosen = [_without_gates(section) for section in sections(summary) if section.id in PARTS]
+    chosen = [_without_gates(section) for section in sections(summary, PARTS)]
     parts = [*_gate(summary), *chosen]
     pieces = ["# offpol-diag", *(piece for section in parts for piece in _section(section))]
     return "\n\n".join(_within(pieces)) + "\n"

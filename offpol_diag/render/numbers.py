@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from offpol_diag.blocks import Cell
 from offpol_diag.numerals import count, say_value, written
@@ -13,8 +12,7 @@ from offpol_diag.summary import Number
 Kind = Literal["number", "text", "unknown", "none"]
 
 
-@dataclass(frozen=True)
-class Shown:
+class Shown(NamedTuple):
     """A cell in pieces.
 
     Attributes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container, Mapping
 
 from offpol_diag.blocks import Section
 from offpol_diag.sections.comparison import comparison
@@ -20,28 +20,29 @@ from offpol_diag.sections.where import where
 from offpol_diag.sections.worst import worst
 from offpol_diag.summary import Summary
 
-SECTIONS: tuple[Callable[[Summary], Section | None], ...] = (
-    comparison,
-    sweep,
-    verdict,
-    headline,
-    dump,
-    presets,
-    families,
-    policies,
-    where,
-    worst,
-    crosswalk,
-    made,
-)
-"""In reading order; None where the Summary holds nothing to say."""
+SECTIONS: Mapping[str, Callable[[Summary], Section | None]] = {
+    "comparison": comparison,
+    "runs": runs,
+    "sweep": sweep,
+    "verdict": verdict,
+    "numbers": headline,
+    "dump": dump,
+    "presets": presets,
+    "families": families,
+    "policies": policies,
+    "where": where,
+    "worst": worst,
+    "crosswalk": crosswalk,
+    "made": made,
+}
+"""Id → how it is made, in reading order; None where the Summary holds nothing to say."""
 
-
-OF_TWO = (runs, made)
+OF_TWO = frozenset({"runs", "made"})
 """Where two runs were compared: what is said of one alone is in its own report."""
 
 
-def sections(summary: Summary) -> tuple[Section, ...]:
-    """The report, section by section."""
-    parts = SECTIONS if summary.against is None else OF_TWO
-    return tuple(section for make in parts if (section := make(summary)) is not None)
+def sections(summary: Summary, among: Container[str] = SECTIONS) -> tuple[Section, ...]:
+    """The report, section by section; `among`: the ids of those that are wanted."""
+    told: Container[str] = SECTIONS if summary.against is None else OF_TWO
+    made = (make(summary) for name, make in SECTIONS.items() if name in told and name in among)
+    return tuple(section for section in made if section is not None)
