@@ -256,8 +256,8 @@ def test_an_entry_that_is_not_per_sequence_has_no_place():
 def test_what_power_sums_make_only_a_part_of_is_left_to_the_tokens():
     space = Space(0.09)
     line = segments.total(symbolic(Ratios(near_batch(), "old"), space).batch.old, space.offsets)
-    assert [*_rows({"a": (line,)})] == [line]
-    assert _rows({"a": (line,), "b": torch.ones(2)}) == {}
+    assert [*_rows({"a": (line,)}, {})] == [line]
+    assert _rows({"a": (line,), "b": torch.ones(2)}, {}) == {}
 
 
 def test_a_batch_without_near_tokens_has_sums_of_nothing():

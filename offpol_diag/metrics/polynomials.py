@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,9 +26,34 @@ def times(p: Poly, q: Poly) -> Poly:
     """The product, without powers beyond the degree."""
     p, q = sorted((p, q), key=np.count_nonzero)
     size, found = len(p), np.zeros_like(q)
-    for i, j in np.argwhere(p).tolist():
+    for i, j in zip(*map(np.ndarray.tolist, np.nonzero(p)), strict=True):
         found[i:, j:] += p[i, j] * q[: size - i, : size - j]
-    return np.where(np.add.outer(range(size), range(size)) < size, found, 0.0)
+    return np.where(_within(size), found, 0.0)
+
+
+@cache
+def _within(size: int) -> NDArray[np.bool_]:
+    """Which powers are not beyond the degree."""
+    return np.add.outer(range(size), range(size)) < size
+
+
+def exp(poly: Poly) -> Poly:
+    """e^p of a polynomial without a constant."""
+    return _exp(poly.tobytes())
+
+
+@lru_cache(256)  # many formulas have e^Δ in them
+def _exp(data: bytes) -> Poly:
+    each = np.frombuffer(data)
+    size = math.isqrt(len(each))
+    poly, one = each.reshape(size, size), np.zeros((size, size))
+    one[0, 0] = 1.0
+    found = power = one
+    for k in range(1, size):
+        power = times(power, poly) / k
+        found = found + power
+    found.flags.writeable = False
+    return found
 
 
 def along(poly: Poly) -> dict[str, list[float]]:

@@ -11,13 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from offpol_diag.metrics.polynomials import Poly, Untraced, along, times
+from offpol_diag.metrics.polynomials import Poly, Untraced, along, exp, times
 from offpol_diag.near import ROUNDING
 
 Part = tuple[str, str, str]
@@ -44,7 +45,7 @@ class Space:
     radius: float
     offsets: Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.int64))
 
-    @property
+    @cached_property
     def degree(self) -> int:
         """So that what is left out of e^{2Δ} cannot be seen beside Δ⁴."""
         a, enough = self.radius, NEGLIGIBLE * self.radius**4
@@ -54,6 +55,10 @@ class Space:
         """(constant + x·X + y·Y) times a part."""
         poly = np.zeros((self.degree + 1,) * 2)
         poly[0, 0], poly[1, 0], poly[0, 1] = constant, x, y
+        return self.of(poly, part)
+
+    def of(self, poly: Poly, part: Part = ONE) -> Series:
+        """A polynomial times a part."""
         return Series(self, {part: poly})
 
 
@@ -94,12 +99,14 @@ class Series:
     def __mul__(self, other: Series | float) -> Series:
         if isinstance(other, int | float) and math.isfinite(other):
             return Series(self.space, {part: poly * other for part, poly in self.parts.items()})
-        found = Series(self.space, {})
+        found: dict[Part, Poly] = {}
         for one, p in self.parts.items():
             for two, q in self._series(other).parts.items():
                 part = _product(one, two)
-                found = found if part is None else found + Series(self.space, {part: times(p, q)})
-        return found
+                if part is not None:
+                    poly = times(p, q)
+                    found[part] = found[part] + poly if part in found else poly
+        return Series(self.space, found)
 
     def __neg__(self) -> Series:
         return self * -1.0
@@ -124,11 +131,17 @@ class Series:
     def exp(self) -> Series:
         """e^x; of log π_rollout no other multiple than 1 has a name."""
         log, rest, constant = self._log(), self._plain(), self._constant()
+        alone = rest.parts.keys() <= {ONE}
+        found = self.space.of(exp(rest.parts[ONE])) if alone and rest.parts else rest._exp()
+        return found * math.exp(constant) * (self.space.symbol(("probability", "", "")) if log else 1.0)
+
+    def _exp(self) -> Series:
+        """e^x of what has no constant, with signs of directions in it."""
         found = power = self._series(1.0)
         for k in range(1, self.space.degree + 1):
-            power = power * rest / k
+            power = power * self / k
             found = found + power
-        return found * math.exp(constant) * (self.space.symbol(("probability", "", "")) if log else 1.0)
+        return found
 
     def expm1(self) -> Series:
         """e^x − 1."""

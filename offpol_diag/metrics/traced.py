@@ -48,12 +48,13 @@ class Traced:
         """Take every step with series in place of the tokens of `close`."""
         assert scene.near is not None
         ratios = symbolic(close, Space(scene.near.radius))
-        rest = tuple(step for step in steps if not _follows(step, scene, ratios))
+        known: dict[Line, Row | End] = {}
+        rest = tuple(step for step in steps if not _follows(step, scene, ratios, known))
         places: dict[tuple[Policy, object], Any] = {}
         rows: dict[Line, Row | End] = {}
         for policy in dict.fromkeys(policy for policy, _ in steps):
             for key, value in ratios.of(policy).kept().items():
-                found = _rows(value)
+                found = _rows(value, known)
                 if found:
                     places[policy, key] = value
                     rows |= found
@@ -68,23 +69,25 @@ class Traced:
         return made
 
 
-def _follows(step: Step, scene: Scene, ratios: Ratios) -> bool:
-    """Whether all that a step asks for is made of power sums."""
+def _follows(step: Step, scene: Scene, ratios: Ratios, known: dict[Line, Row | End]) -> bool:
+    """Whether all that a step asks for is made of power sums; takes down how."""
     policy, make = step
     try:
-        return bool(_rows(make(scene, ratios.of(policy))))
+        return bool(_rows(make(scene, ratios.of(policy)), known))
     except Untraced:
         return False
 
 
-def _rows(value: object) -> dict[Line, Row | End]:
-    """How the lines that a value is made of are made; none where it is made of something else."""
+def _rows(value: object, known: dict[Line, Row | End]) -> dict[Line, Row | End]:
+    """How the lines that a value is made of are made, then known; none where it is made of something else."""
     found = {}
 
     def take(line: object) -> object:
         if not isinstance(line, Line):
             raise Mixed
-        found[line] = compiled(line)
+        if line not in known:
+            known[line] = compiled(line)
+        found[line] = known[line]
         return line
 
     try:
