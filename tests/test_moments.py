@@ -154,6 +154,27 @@ def test_the_advantage_of_a_run_is_that_of_the_tokens_that_count():
     assert Tokens.of(batch).advantages() is None
 
 
+@pytest.mark.parametrize("different", range(-1, 12))
+@pytest.mark.parametrize("out", [(), (0,), (0, 1), (2, 3), (4, 5), (3, 4, 5), (5, 6), (7, 9), (10, 11)])
+def test_one_token_that_counts_and_has_another_advantage_is_found_wherever_it_stands(different, out):
+    """Not one that does not count, whatever it has; nor where the advantage changes with the sequence."""
+    batch = near_batch(rows=False, lengths=(4, 0, 1, 6, 1))
+    batch.advantages[:] = torch.tensor([1.0, 3.0, -2.0, 0.0], dtype=torch.float64).repeat_interleave(
+        torch.tensor([4, 1, 6, 1])
+    )
+    if different >= 0:
+        batch.advantages[different] = math.nan if different % 2 else 7.0
+    index = torch.tensor([at for at in range(12) if at not in out])
+    some = batch.some(index, torch.tensor(out, dtype=torch.int64)) if out else batch
+    each = [batch.advantages[[at for at in run if at not in out]].tolist() for run in runs(batch)]
+    each = [values for values in each if values]
+    found = Tokens.of(some).advantages()
+    if all(value == values[0] for values in each for value in values[1:]):
+        assert np.array_equal(found, [values[0] for values in each], equal_nan=True)
+    else:
+        assert found is None
+
+
 def test_powers_of_numbers_next_to_0_and_at_it():
     d = np.array([0.0, -0.0, 1e-300, -1e-300, 0.5, -0.25, 0.5, 0.25, -0.5, -0.25, -0.0, 0.5, 0.0, -0.5])
     firsts = np.array([0, 1, 2, 4, 6, 8, 10, 12])

@@ -92,26 +92,30 @@ class Tokens:
         whole = {key: joined(key[1], x, firsts) for key, x in places.items()}
         return np.add.reduceat(moments, firsts, axis=1), whole
 
-    def _block(self, offsets: Offsets, room: Room, names: Collection[str] = ()) -> Block:
+    def _block(self, offsets: Offsets, room: Room) -> Block:
         first, last = int(offsets[0]), int(offsets[-1])
         gone = slice(*np.searchsorted(self.gone.at, (first, last)).tolist())
-        wanted = {name: self.columns[name] for name in names or self.columns}
-        twins = {name: x[self.gone.twins[gone]] for name, x in wanted.items()}
-        columns = {name: x[first:last] for name, x in wanted.items()}
+        twins = {name: x[self.gone.twins[gone]] for name, x in self.columns.items()}
+        columns = {name: x[first:last] for name, x in self.columns.items()}
         return Block(columns, offsets - first, self.gone.at[gone] - first, twins, room)
 
     def advantages(self) -> Array | None:
         """The advantage of each run, [N], where all its tokens have the same; else None."""
-        if "advantages" not in self.columns:
-            return None
-        found, room = np.empty(len(self.begins) - 1), Room()
-        for first, last in _spans(self.begins, BLOCK):
-            block = self._block(self.begins[first : last + 1], room, ("advantages",))
-            low, high = block.ends("advantages")
-            if not np.array_equal(low, high):
-                return None
-            found[first:last] = low
-        return found
+        x = self.columns.get("advantages")
+        return None if x is None or self._changes(x) else x[self.begins[:-1]]
+
+    def _changes(self, x: Array) -> bool:
+        """Whether two tokens of a run that count and have none between them that does differ in a column."""
+        (gone, twins), changes = self.gone, np.zeros(len(x), dtype=np.bool_)
+        np.not_equal(x[1:], x[:-1], out=changes[:-1])
+        changes[: self.begins[0]] = changes[self.begins[1:] - 1] = False
+        changes[gone] = changes[gone - 1] = False
+        if changes.any():
+            return True
+        last = np.append(gone[1:] != gone[:-1] + 1, True)[: len(gone)]
+        after, before = gone[last] + 1, twins[last]
+        inside = self.begins[np.searchsorted(self.begins, after)] > after
+        return bool((x[after[inside]] != x[before[inside]]).any())
 
 
 def _nth(some: Some, k: Offsets) -> Offsets:
@@ -202,15 +206,6 @@ class Block:
         if x is None:
             return np.diff(self.begins) - np.diff(np.searchsorted(self.gone, self.begins))
         return np.asarray(np.add.reduceat(x, self.begins[:-1]))
-
-    def ends(self, name: str) -> tuple[Array, Array]:
-        """The smallest and the largest value of a column in each run, [N] each."""
-        x, firsts = self.columns[name], self.begins[:-1]
-        if len(self.gone):
-            x = self.room(name, len(x))
-            x[:] = self.columns[name]
-            x[self.gone] = self.twins[name]
-        return np.minimum.reduceat(x, firsts), np.maximum.reduceat(x, firsts)
 
     def places(self, wanted: Collection[tuple[str, str]]) -> Places:
         """Places of each run, [N]; tokens that do not count are where their twins are."""
