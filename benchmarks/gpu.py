@@ -32,7 +32,7 @@ from offpol_diag.scope import UNSETTLED
 from offpol_diag.settle import Asked, Found, settle
 
 NO_GPU = "no GPU here: a check of the script on the CPU, not a measurement"
-SIZES = (1 << 17, 1 << 19, 1 << 21, 1 << 23)
+SIZES = (1 << 18, 1 << 20, 1 << 22, 1 << 23, 1 << 24)
 """Tokens to a batch; one that does not fit is told and ends the list."""
 TOLERANCE = 1e-9
 COPY_BYTES = 1 << 32
