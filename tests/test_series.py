@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from offpol_diag import catalogue, losses, segments
-from offpol_diag.batch import Batch
+from offpol_diag.batch import PER_TOKEN, Batch
 from offpol_diag.metrics import nearsums, policyloss, update
 from offpol_diag.metrics.lines import compiled
 from offpol_diag.metrics.outcome import of
@@ -242,6 +242,14 @@ def test_every_sum_that_is_traced_is_what_its_step_makes_of_the_tokens(monkeypat
             compared += 1
     assert compared > 80
     assert len(traced.rest) < len(steps) / 6
+
+
+def test_formulas_are_followed_without_a_copy_of_the_near_tokens(monkeypatch):
+    scene, close, steps = everything(near_batch(study_radius()), monkeypatch)
+    fresh = Ratios(scene.batch.some(None, torch.tensor([3])), "rollout", whole=close.whole)
+    Traced.of(scene, fresh, steps)
+
+    assert not {*PER_TOKEN} & {*vars(fresh.batch)}
 
 
 def study_radius():

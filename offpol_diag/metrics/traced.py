@@ -139,7 +139,7 @@ def symbolic(close: Ratios, space: Space) -> Ratios:
         "advantages": a,
         "entropy": space.symbol(("entropy", "", "")),
     }
-    there: Any = {name: x for name, x in columns.items() if getattr(batch, name) is not None}
+    there: Any = {name: x for name, x in columns.items() if batch.has(name)}
     some = Batch(
         **there,
         cu_seqlens=space.offsets,
