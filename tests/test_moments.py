@@ -26,6 +26,8 @@ DEGREES = {
     (("log old", "A+", ""), "drift"): 11,
     (("", "1-", ""), ""): 1,
 }
+PRODUCTS, POWERS = -math.inf, math.inf
+"""What a call costs where all sums are made by matrix products, and where none are."""
 WANTED = [(direction, name) for direction in ("old", "current", "drift") for name in places.PLACES]
 
 
@@ -91,12 +93,12 @@ def check(tokens, batch, degrees=DEGREES):
         assert x.tolist() == [place([gap(batch, at, direction) for at in run], name) for run in runs(batch)]
 
 
-@pytest.mark.parametrize("short", [1, 100, 10**9])
+@pytest.mark.parametrize("call", [PRODUCTS, 50.0, POWERS])
 @pytest.mark.parametrize("block", [50, 1000, 1 << 15])
 @pytest.mark.parametrize("piece", [1, 7, 1 << 12])
-def test_sums_of_powers_are_those_of_plain_python(monkeypatch, short, block, piece):
+def test_sums_of_powers_are_those_of_plain_python(monkeypatch, call, block, piece):
     """By matrix products and one by one, in blocks and pieces of any length."""
-    monkeypatch.setattr(moments, "SHORT", short)
+    monkeypatch.setattr(moments, "CALL", call)
     monkeypatch.setattr(moments, "BLOCK", block)
     monkeypatch.setattr(moments, "PIECE", piece)
     batch = near_batch(rows=False, lengths=(0, 1, 70, 3, 0, 9, 200, 0))
@@ -106,7 +108,7 @@ def test_sums_of_powers_are_those_of_plain_python(monkeypatch, short, block, pie
 @pytest.mark.parametrize("degree", range(1, 18))
 @pytest.mark.parametrize("first", ["", "log"])
 def test_as_many_powers_are_summed_as_are_asked_for(monkeypatch, degree, first):
-    monkeypatch.setattr(moments, "SHORT", 1)
+    monkeypatch.setattr(moments, "CALL", PRODUCTS)
     batch = near_batch(rows=False, lengths=(40, 3))
     more = {((name, "", ""), "old"): n for name, n in ((first, degree), ("probability", 17 - degree)) if n}
     check(Tokens.of(batch), batch, more)
@@ -115,10 +117,10 @@ def test_as_many_powers_are_summed_as_are_asked_for(monkeypatch, degree, first):
 
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.1])
 @pytest.mark.parametrize("block", [50, 1 << 15])
-@pytest.mark.parametrize("short", [1, 10**9])
-def test_tokens_that_are_left_out_count_as_if_they_had_been_cut_out(monkeypatch, share, block, short):
+@pytest.mark.parametrize("call", [PRODUCTS, POWERS])
+def test_tokens_that_are_left_out_count_as_if_they_had_been_cut_out(monkeypatch, share, block, call):
     """Whatever they hold, and wherever they stand; whole sequences may be left out."""
-    monkeypatch.setattr(moments, "SHORT", short)
+    monkeypatch.setattr(moments, "CALL", call)
     monkeypatch.setattr(moments, "BLOCK", block)
     batch = near_batch(rows=False, lengths=(3, 0, 1, 70, 3, 9, 200, 2))
     make = torch.Generator().manual_seed(1)
@@ -173,6 +175,26 @@ def test_one_token_that_counts_and_has_another_advantage_is_found_wherever_it_st
         assert np.array_equal(found, [values[0] for values in each], equal_nan=True)
     else:
         assert found is None
+
+
+@pytest.mark.parametrize(
+    ("degrees", "length", "way"),
+    [
+        ({"": 1}, 4000, "powers"),
+        ({"": 13}, 100, "powers"),
+        ({"": 13}, 4000, "sums"),
+        ({"": 13, "log": 10, "probability": 10}, 300, "sums"),
+        ({"": 13, "log": 10, "probability": 10}, 60, "powers"),
+    ],
+)
+def test_matrix_products_are_made_where_they_take_less_time(monkeypatch, degrees, length, way):
+    """Of many powers, over long runs."""
+    batch = near_batch(rows=False, lengths=(length, length))
+    tokens = Tokens.of(batch)
+    for name, where in (("powers", moments.Block), ("sums", Products)):
+        if name != way:
+            monkeypatch.setattr(where, name, None)
+    tokens.reduced({((name, "", ""), "old"): degree for name, degree in degrees.items()}, ())
 
 
 def test_powers_of_numbers_next_to_0_and_at_it():

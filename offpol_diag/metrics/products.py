@@ -68,6 +68,12 @@ class Products:
         """Tokens of a product, at most."""
         return SMALL // (self.width * len(self.rows))
 
+    @property
+    def saves(self) -> float:
+        """Nanoseconds for each token that matrix products take less than sums one by one, calls aside."""
+        sums, made = sum(degree for _, degree in self.degrees), self.width + len(self.rows)
+        return 0.5 * sums - 0.35 * made - 0.07 * self.width * len(self.rows)
+
     def sums(self, gap: Array, factor: Factor, begins: Offsets, room: Room) -> Array:
         """Sums over runs of the powers 1, 2, … of each part, one part after the other [F, N].
 
