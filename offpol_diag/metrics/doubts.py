@@ -84,10 +84,11 @@ def _of_coins(upper: float | None, radius: float) -> Doubt:
     if room <= 0 or radius >= top:
         return None
     steep, idle = math.expm1(radius) / radius, _idle(top)
+    slope = -room / steep
 
     def may(d: NDArray[np.float64], q: NDArray[np.float64]) -> NDArray[np.bool_]:
         """w <= room elsewhere, since 1/p − 1 >= -q and e^Δ − 1 <= steep Δ."""
-        found: NDArray[np.bool_] = steep * np.abs(d) + room * q > 0
+        found: NDArray[np.bool_] = np.abs(d) > slope * q
         at = np.flatnonzero(found)
         found[at] = (q[at] < -idle) | (q[at] > 0)
         return found
