@@ -20,9 +20,10 @@ class Memo(dict[object, object]):
 
     def once(self, key: object, make: Callable[[], T]) -> T:
         """`make()`, computed once per key."""
-        if key not in self:
-            self[key] = make()
-        return self[key]  # type: ignore[return-value]
+        found = self.get(key, self)  # looked up once: keys are long, and most of them are there
+        if found is self:
+            found = self[key] = make()
+        return found  # type: ignore[return-value]
 
     def slim(self, size: int) -> None:
         """Drop what holds a tensor of at least `size` numbers, or a memo; it is made again when asked."""
