@@ -39,13 +39,13 @@ def expm1(x: Array, out: NDArray[np.float64] | None = None) -> Array:
 
 def _quick(x: Array, ours: np.ufunc, theirs: Callable[..., Tensor], out: NDArray[np.float64] | None) -> Array:
     """By numpy where that takes half the time of torch: on processors for which it has a wide kernel."""
-    if not isinstance(x, Tensor):
+    if isinstance(x, np.ndarray):
         if wide(ours.__name__):
             found: NDArray[np.float64] = ours(x, out=out)
             return found
         return theirs(torch.from_numpy(x), out=out if out is None else torch.from_numpy(out)).numpy()
-    if x.requires_grad or x.ndim == 0 or not here(x) or not wide(ours.__name__):
-        return theirs(x)
+    if not isinstance(x, Tensor) or x.requires_grad or x.ndim == 0 or not here(x) or not wide(ours.__name__):
+        return theirs(x)  # also of what stands for a tensor (`series.py`)
     with np.errstate(all="ignore"):
         return torch.from_numpy(ours(x.numpy()))
 

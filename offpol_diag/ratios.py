@@ -15,7 +15,7 @@ from typing import Literal, TypeVar
 import torch
 from torch import Tensor
 
-from offpol_diag import segments
+from offpol_diag import host, segments
 from offpol_diag.batch import Batch, Some
 from offpol_diag.memo import Memo
 from offpol_diag.presets import Over, Policy, Preset, Statistic
@@ -45,11 +45,11 @@ _STATISTICS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "ratio": lambda d, q: d,
     "k1": lambda d, q: -d,
     "k2": lambda d, q: d.square() / 2,
-    "k3": lambda d, q: torch.expm1(d) - d,
-    "k3_reverse": lambda d, q: torch.expm1(-d) + d,
-    "mult_prob_error": lambda d, q: torch.exp(d.abs()),
-    "prob_diff": lambda d, q: torch.exp(q) * torch.expm1(d),
-    "tv": lambda d, q: torch.expm1(d).abs() / 2,
+    "k3": lambda d, q: host.expm1(d) - d,
+    "k3_reverse": lambda d, q: host.expm1(-d) + d,
+    "mult_prob_error": lambda d, q: host.exp(d.abs()),
+    "prob_diff": lambda d, q: host.exp(q) * host.expm1(d),
+    "tv": lambda d, q: host.expm1(d).abs() / 2,
     "binary_kl": lambda d, q: _binary_kl(d, q),
 }
 """Per-token statistics as functions of Δ and log π_rollout; `ratio` stays in the log domain, where its bounds
@@ -58,8 +58,8 @@ are taken too."""
 
 def _binary_kl(d: Tensor, q: Tensor) -> Tensor:
     """KL between two coins, "this token or another": π_rollout's from π_train's, nats; 0 on-policy."""
-    this = -torch.exp(q) * d
-    other, train = -torch.expm1(q), -torch.expm1(q + d)
+    this = -host.exp(q) * d
+    other, train = -host.expm1(q), -host.expm1(q + d)
     return this + other * torch.log((other + COIN) / (train.clamp(min=0) + COIN))
 
 
