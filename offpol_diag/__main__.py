@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from offpol_diag.cli import app, collector
+from offpol_diag.cli import app, process
 from offpol_diag.cli.exits import run
 
 
 def main() -> None:
     """Run the command line; the exit code says how it went."""
-    collector.rest()
+    process.settle()
     run(app)
 
 
