@@ -351,7 +351,7 @@ class Slow:
     """A worker that is never done with its piece, or one that fails at each."""
 
     def __init__(self, fails):
-        self.piece, self.fails, self.pieces = None, fails, []
+        self.piece, self.read, self.fails, self.pieces = None, set(), fails, []
 
     def tell(self, message):
         if isinstance(message, Piece):
@@ -388,7 +388,7 @@ class Quick:
     """A worker that is done with each piece at once, and dies on the way of a state after one it is told."""
 
     def __init__(self, dies_at=None):
-        self.piece, self.dies_at, self.heard = None, dies_at, []
+        self.piece, self.read, self.dies_at, self.heard = None, set(), dies_at, []
 
     def tell(self, message):
         self.heard.append(message.span if isinstance(message, Piece) else "begin")

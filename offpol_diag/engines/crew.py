@@ -13,6 +13,7 @@ from typing import Any
 from offpol_diag import forks
 from offpol_diag.engines import worker
 from offpol_diag.errors import WorkerError
+from offpol_diag.readers.shards import Span
 
 HINT = "say --workers 1 to do without them"
 
@@ -28,12 +29,14 @@ class Hand:
     Attributes:
         piece: the number of the piece it is at; None where it waits for one.
         grown: bytes it takes at most beyond what it began with, as it said last.
+        read: pieces that it has read before, of which it may have kept columns.
     """
 
     process: BaseProcess
     line: Connection
     piece: int | None = None
     grown: int = 0
+    read: set[Span] = field(default_factory=set)
 
     def tell(self, message: object) -> None:
         """Say something to it.

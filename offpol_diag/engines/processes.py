@@ -25,6 +25,7 @@ from offpol_diag.engines.worker import Begin, Failed, Piece, Read
 from offpol_diag.errors import OffpolError, WorkerError
 from offpol_diag.readers import Dump
 from offpol_diag.readers.dump import Noticed
+from offpol_diag.readers.kept import KEPT
 from offpol_diag.readers.shards import LEAST, Span, cut, pieces
 
 WORTH = 6_000_000
@@ -69,7 +70,8 @@ class Processes:
         """An engine whose workers end with the block."""
         engine = cls(workers, progress, unused)
         try:
-            yield engine
+            with KEPT.open():
+                yield engine
         finally:
             engine.close()
 
@@ -210,13 +212,21 @@ class _Reading:
 
     def _next(self, hand: Hand) -> None:
         """Give a worker a piece, where there is one to be begun."""
-        if not self._todo or self._todo[-1] >= self._end():
+        ready = [piece for piece in reversed(self._todo) if piece < self._end()]
+        if not ready:
             return
-        hand.piece = self._todo.pop()
+        hand.piece = min(ready, key=lambda piece: self._strange(hand, self._cuts[piece]))
+        self._todo.remove(hand.piece)
         if hand not in self._begun:
             self._begun.add(hand)
             hand.tell(self._begin)
         hand.tell(Piece(self._cuts[hand.piece]))
+
+    def _strange(self, hand: Hand, span: Span) -> int:
+        """0 where a worker has read a piece before, 2 where only another one has, who may have kept some."""
+        if span in hand.read:
+            return 0
+        return 2 if any(span in one.read for one in self._crew.hands) else 1
 
     def _end(self) -> int:
         """Before which piece one may be begun: few wait for an earlier one, none for one that failed."""
@@ -236,6 +246,7 @@ class _Reading:
                 self._fail(piece, said.error)
                 return
             self._crew.heard(hand, said.grown)
+            hand.read.add(self._cuts[piece])
             self._next(hand)  # it need not wait until its state was taken
             self._done[piece] = Result(hand.take(), said.picked, said.report)
         except Lost:

@@ -26,6 +26,8 @@ from offpol_diag.engines.local import Local
 from offpol_diag.engines.tasks import Order, Report, be_one_thread
 from offpol_diag.engines.travel import packed, unpacked
 from offpol_diag.errors import OffpolError
+from offpol_diag.readers import kept
+from offpol_diag.readers.kept import KEPT
 from offpol_diag.readers.shards import Span, cut
 
 CPU = torch.device("cpu")
@@ -80,6 +82,7 @@ def serve(line: Connection, environ: Mapping[str, str]) -> None:
     os.environ.update(environ)
     be_one_thread()
     heap.keep()
+    KEPT.room = kept.ROOM
     before, order, said = _most(), None, Said(line)
     with suppress(EOFError, OSError):
         while True:

@@ -14,6 +14,7 @@ from offpol_diag.errors import DumpError
 from offpol_diag.readers import columns
 from offpol_diag.readers.checks import Problem
 from offpol_diag.readers.files import READ_ERRORS, Part, first_line, glimpse, open_again, open_parquet
+from offpol_diag.readers.kept import KEPT
 from offpol_diag.readers.outages import outage
 from offpol_diag.readers.ragged import Flags, Ints, starts
 from offpol_diag.readers.reel import Reel
@@ -171,7 +172,13 @@ def _read(
     done = 0
     try:
         rows = _rows_at_once(parquet, group, plan.columns[columns.ROLLOUT], tokens)
-        for table in parquet.iter_batches(rows, row_groups=[group], columns=names):
+        key = str(part.path), part.bytes, group, rows
+
+        def decoded(some: list[str]) -> Iterator[pa.RecordBatch]:
+            found: Iterator[pa.RecordBatch] = parquet.iter_batches(rows, row_groups=[group], columns=some)
+            return found
+
+        for table in KEPT.rows(key, names, plan.bare, decoded):
             yield done, table
             done += table.num_rows
     except READ_ERRORS as error:
