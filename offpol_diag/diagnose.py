@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Literal
 
-from offpol_diag.numerals import say
+from offpol_diag.numerals import counted, say
 from offpol_diag.student import Z, quantile
 from offpol_diag.summary import Cause, Diagnosis, Number, Summary
 
@@ -259,7 +259,8 @@ def diagnose(summary: Summary) -> Diagnosis:
             verdict="bug", headline=headline, causes=_distinct(causes), undecidable=_undecidable(seen)
         )
     if summary.dump.groups < FEWEST_GROUPS or summary.dump.tokens < FEWEST_TOKENS:
-        headline = f"{summary.dump.groups} groups and {summary.dump.tokens} tokens are too few to tell."
+        groups, tokens = counted(summary.dump.groups, "group"), counted(summary.dump.tokens, "token")
+        headline = f"{groups} and {tokens} are too few to tell."
         return Diagnosis(verdict="cannot_tell", headline=headline, undecidable=_undecidable(seen))
     return _no_bug(seen)
 

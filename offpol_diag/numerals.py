@@ -68,6 +68,11 @@ def count(value: int) -> str:
     return f"{value:,}"
 
 
+def counted(value: int, noun: str) -> str:
+    """So many of something that takes an s: `1 token`, `2,608 tokens`."""
+    return f"{count(value)} {noun}{'' if value == 1 else 's'}"
+
+
 def size(number_of_bytes: int) -> str:
     """Bytes in the largest unit that keeps them above 1: 512 MiB."""
     power = min(int(math.log2(max(number_of_bytes, 1)) // 10), 4)

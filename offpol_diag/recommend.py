@@ -52,6 +52,11 @@ def _few(seen: Evidence) -> bool:
     return dump.groups < 20 or dump.sequences < 50 or dump.tokens < 1000
 
 
+def _held(seen: Evidence) -> dict[str, float | None]:
+    dump = seen.summary.dump
+    return {"groups": dump.groups, "sequences": dump.sequences, "tokens": dump.tokens}
+
+
 def _aligned(seen: Evidence) -> bool:
     return seen.value("k3") < 1e-6
 
@@ -129,7 +134,7 @@ RULES = (
     Rule(
         "few",
         _few,
-        (),
+        _held,
         "Too little data to choose a method: at least 20 groups, 50 sequences and 1,000 tokens are needed.",
         "bootstrap over groups",
         "not enough data",

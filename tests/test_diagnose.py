@@ -63,9 +63,11 @@ def test_a_stale_policy_is_an_honest_mismatch(name):
 
 def test_few_groups_cannot_tell(tmp_path):
     summary = analyze([dump(tmp_path / "d.parquet", noise=0.15)])
-    facts = summary.dump.model_copy(update={"groups": FEWEST_GROUPS - 1})
+    facts = summary.dump.model_copy(update={"groups": FEWEST_GROUPS - 1, "tokens": 2048})
 
-    assert diagnose(summary.model_copy(update={"dump": facts})).verdict == "cannot_tell"
+    found = diagnose(summary.model_copy(update={"dump": facts}))
+    assert found.verdict == "cannot_tell"
+    assert found.headline == "19 groups and 2,048 tokens are too few to tell."
 
 
 def test_a_column_that_is_missing_is_named_as_undecidable(tmp_path):

@@ -183,7 +183,7 @@ def test_the_numbers_of_the_decision_are_those_of_the_rows(estimates):
     ("change", "saw"),
     [
         ({"diagnosis": BUG}, {"mean_ratio": 1.0, "k1": 0.005, "k3": 5e-3}),
-        ({"facts": {"groups": 3}}, {}),
+        ({"facts": {"groups": 3}}, {"groups": 3, "sequences": 5120, "tokens": 2412345}),
         ({"k3": 9e-7}, {"k3": 9e-7}),
         ({"k3": 1.5}, {"k3": 1.5, "ess_tokens": 0.95, "f_2": 5e-3}),
         ({"prefix": "total.", "k3": 1.5}, {"total.k3": 1.5, "total.ess_tokens": 0.95, "total.f_2": 5e-3}),

@@ -3,7 +3,7 @@ from factory import dump_facts, make_summary, metrics, number, place, preset, re
 
 from offpol_diag.blocks import Code, Figure, Section, Table, Text, Verdict
 from offpol_diag.candidates import CANDIDATES
-from offpol_diag.numerals import say, size
+from offpol_diag.numerals import counted, say, size
 from offpol_diag.render.markdown import LIMIT, PARTS, render_markdown
 from offpol_diag.render.numbers import shown
 from offpol_diag.render.terminal import BRIEF
@@ -231,6 +231,22 @@ def test_groups_are_prompts_only_where_the_dump_names_them():
     assert "without a group_id" in unnamed
 
 
+def test_one_of_a_thing_is_told_without_an_s():
+    facts = dump_facts(files=["a"], rows=1, sequences=1, tokens=1, groups=1)
+    bare = {"k3": Number(value=0.1), "mean_ratio": Number(value=1.1)}
+
+    said = words(section("dump", dump=facts))
+    assert said.startswith("1 file with 1 row held 1 sequence with 1 unmasked response token, in 1 group")
+    caption = table("headline", section("numbers", dump=facts, metrics=bare)).caption
+    assert caption == "Policy gap over 1 token of 1 sequence, without intervals: 1 group to resample"
+    assert [counted(n, "row") for n in (0, 1, 2, 1234)] == ["0 rows", "1 row", "2 rows", "1,234 rows"]
+
+
+def test_intervals_are_spoken_of_where_there_are_some():
+    caption = table("headline", section("numbers")).caption
+    assert caption.endswith("with 95% intervals from resampling 640 groups")
+
+
 def test_provenance_is_told_as_json_where_it_is_more_than_a_text():
     facts = dump_facts(provenance={"model": "q3", "regime": {"lags": [2], "quantize": True}})
     rows = table("provenance", section("dump", dump=facts)).rows
@@ -239,6 +255,27 @@ def test_provenance_is_told_as_json_where_it_is_more_than_a_text():
 
 def test_presets_that_need_a_column_are_listed_with_what_they_need():
     assert ("ppo_is_bypass", "needs current_log_probs", "PPO-IS") in table("needs", section("presets")).rows
+
+
+def lacking(column: str, many: int, **columns: str) -> Section:
+    given = make_summary().presets | {
+        f"p{i}": preset("P", "m", 0.5).model_copy(update={"needs": [column]}) for i in range(many)
+    }
+    return section("presets", presets=given, dump=dump_facts(columns=columns))
+
+
+@pytest.mark.parametrize(("many", "folded"), [(7, False), (8, True)])
+def test_many_presets_that_need_a_column_are_folded_away(many, folded):
+    found = table("needs", lacking("current_log_probs", many))
+    assert len(found.rows) == many + 1
+    assert found.collapsed is folded
+
+
+def test_a_dump_of_two_policies_is_told_how_most_presets_could_be_had():
+    hint = "--columns old=pi reads the trainer's one policy as the old one."
+    assert hint in words(lacking("old_log_probs", 1, current_log_probs="pi"))
+    assert "--columns" not in words(lacking("old_log_probs", 1))
+    assert "--columns" not in words(lacking("advantages", 1, current_log_probs="pi"))
 
 
 def test_the_recommended_and_the_metrics_only_preset_are_marked():

@@ -157,6 +157,26 @@ def test_a_sparkline_of_nothing_is_nothing(values: tuple[float | None, ...]) -> 
     assert sparkline(values) == ""
 
 
+def chart(*y: float | None, **more: object) -> Figure:
+    series = (Series("s", tuple(map(float, range(len(y)))), y),)
+    return Figure("f", "k3 by step", "c", "step", "nats", series, **more)
+
+
+def test_a_summary_has_no_heading_over_charts_of_a_single_point() -> None:
+    single, several = chart(1.0), chart(1.0, 2.0)
+
+    assert brief([Section("where", "Where", (single, chart(), chart(None, 1.0)))]) == ()
+    (kept,) = brief([Section("where", "Where", (single, several))])
+    assert [block.series for block in kept.blocks] == [several.series]
+    (drawn,) = brief([Section("where", "Where", (chart(1.0, marks=("x",)),))])
+    assert len(drawn.blocks) == 1
+
+
+def test_a_chart_of_one_value_says_it_once() -> None:
+    assert "k3 by step: 0.5 nats" in draw(chart(0.5, 0.5))
+    assert "k3 by step: 0.5 to 2 nats" in draw(chart(0.5, 2.0))
+
+
 def test_a_pipe_is_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
     monkeypatch.setattr("sys.stdout", io.StringIO())

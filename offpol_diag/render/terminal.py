@@ -75,8 +75,17 @@ def brief(sections: Sequence[Section]) -> tuple[Section, ...]:
 
 
 def _brief_blocks(section: Section) -> tuple[Block, ...]:
-    kept = [block for block in section.blocks if isinstance(block, BRIEF[section.id])]
-    return tuple(_cut(block) for block in kept if not (isinstance(block, Table) and block.wide))
+    kept = [block for block in section.blocks if isinstance(block, BRIEF[section.id]) and not _beyond(block)]
+    return tuple(_cut(block) for block in kept)
+
+
+def _beyond(block: Block) -> bool:
+    """A table that is too wide for a summary; a chart of a single point, of which nothing would be drawn."""
+    return block.wide if isinstance(block, Table) else isinstance(block, Figure) and not _drawn(block)
+
+
+def _drawn(block: Figure) -> bool:
+    return bool(block.marks) or any(sparkline(series.y, block.y_log) for series in block.series[:1])
 
 
 def _cut(block: Block) -> Block:
@@ -164,7 +173,8 @@ def _figure(block: Figure, canvas: Canvas) -> None:
     spark = sparkline(block.series[0].y, block.y_log) if block.series else ""
     if spark:
         known = [value for value in block.series[0].y if value is not None]
-        ends = f"{min(known):.4g} to {max(known):.4g} {block.y_label}"
+        low, high = f"{min(known):.4g}", f"{max(known):.4g}"
+        ends = f"{low if low == high else f'{low} to {high}'} {block.y_label}"
         canvas.print(Line(f"{spark:<{SPARK_LEAST}}  {clean(block.title)}: {clean(ends)}"))
     if block.caption:
         canvas.print(Line(f"{clean(block.caption)}\n", style="dim"))

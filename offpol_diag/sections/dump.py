@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from offpol_diag.blocks import Block, Cell, Section, Table, Text, Verdict
-from offpol_diag.numerals import count
+from offpol_diag.numerals import count, counted
 from offpol_diag.summary import DumpFacts, Number, Summary
 
 EXPECTED = (
@@ -44,19 +44,17 @@ def dump(summary: Summary) -> Section:
 
 
 def _sentence(facts: DumpFacts) -> str:
-    files = "1 file" if len(facts.files) == 1 else f"{count(len(facts.files))} files"
-    return (
-        f"{files} with {count(facts.rows)} rows held {count(facts.sequences)} sequences with "
-        f"{count(facts.tokens)} unmasked response tokens, in {_groups(facts)}."
-    )
+    held = f"{counted(len(facts.files), 'file')} with {counted(facts.rows, 'row')} held"
+    tokens = f"{counted(facts.sequences, 'sequence')} with {counted(facts.tokens, 'unmasked response token')}"
+    return f"{held} {tokens}, in {_groups(facts)}."
 
 
 def _groups(facts: DumpFacts) -> str:
     about = "" if facts.groups_exact else "about "
     if "group_id" in facts.columns:
-        return f"{about}{count(facts.groups)} groups (prompts)"
+        return f"{about}{counted(facts.groups, 'group')} (prompts)"
     return (
-        f"{about}{count(facts.groups)} groups: without a group_id each sequence is its own, equal ones "
+        f"{about}{counted(facts.groups, 'group')}: without a group_id each sequence is its own, equal ones "
         "together, and the intervals are too narrow if a prompt was sampled more than once"
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from offpol_diag.blocks import Section, Table, Text
-from offpol_diag.numerals import count, doubted, say
+from offpol_diag.numerals import counted, doubted, say
 from offpol_diag.summary import Number, Summary
 
 HEADLINE: tuple[tuple[str, str], ...] = (
@@ -78,10 +78,10 @@ def _centred(ratio: Number) -> str:
 
 def _caption(summary: Summary) -> str:
     dump = summary.dump
-    return (
-        f"Policy gap over {count(dump.tokens)} tokens of {count(dump.sequences)} sequences, "
-        f"with 95% intervals from resampling {count(dump.groups)} groups"
-    )
+    over = f"Policy gap over {counted(dump.tokens, 'token')} of {counted(dump.sequences, 'sequence')}"
+    if all(number.interval is None for number in summary.metrics.values()):
+        return f"{over}, without intervals: {counted(dump.groups, 'group')} to resample"
+    return f"{over}, with 95% intervals from resampling {counted(dump.groups, 'group')}"
 
 
 def _bands() -> Table:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from offpol_diag.blocks import Block, Cell, Section, Table, Text
 from offpol_diag.families import FAMILIES
 from offpol_diag.numerals import say
@@ -71,7 +73,14 @@ def _finding(summary: Summary, able: Presets) -> str:
 def _counted(summary: Summary, able: Presets) -> str:
     many = f"{len(able)} of {len(summary.presets)} presets could be computed from this dump."
     lacking = dict.fromkeys(column for one in summary.presets.values() for column in one.needs)
-    return f"{many} The others need {' or '.join(lacking)}." if lacking else many
+    return f"{many} The others need {' or '.join(lacking)}.{_instead(summary, lacking)}" if lacking else many
+
+
+def _instead(summary: Summary, lacking: Container[str]) -> str:
+    """How a dump of two policies is read for most presets."""
+    current = summary.dump.columns.get("current_log_probs")
+    read = "old_log_probs" in lacking and current is not None
+    return f" --columns old={current} reads the trainer's one policy as the old one." if read else ""
 
 
 def _under(best: PresetResult | None, name: str) -> str:
@@ -118,6 +127,9 @@ def _more(able: Presets, short: Presets) -> tuple[str, ...]:
         "`offpol-diag compare --presets a,b` puts any side by side.",
     )
 
+
+OPEN = 8
+"""Presets that cannot be computed are folded away where there are more than this."""
 
 NOTES = (
     "Raw weights are those before any correction; every other row is after its own.",
@@ -202,7 +214,7 @@ def _needing(all_presets: Presets) -> tuple[Block, ...]:
         if preset.needs
     )
     caption, header = "Presets that need a column this dump lacks", ("preset", "needs", "what it is")
-    return (Table("needs", caption, header, rows, collapsed=len(rows) > FEW),) if rows else ()
+    return (Table("needs", caption, header, rows, collapsed=len(rows) > OPEN),) if rows else ()
 
 
 def _sources(all_presets: Presets) -> tuple[Block, ...]:
