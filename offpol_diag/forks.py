@@ -21,8 +21,8 @@ from typing import Any
 SERVED = sys.platform == "linux"
 """Whether workers are forked from a server: elsewhere forking is missing or unsafe."""
 NAME = "offpol-diag-worker"
-PRELOAD = ("offpol_diag.analyze", "offpol_diag.engines.frozen")
-"""Modules that the server imports: what jobs are made of."""
+PRELOAD = ("offpol_diag.uncollected", "offpol_diag.analyze", "offpol_diag.engines.frozen")
+"""Modules that the server imports, in this order: what jobs are made of, and what holds for all of it."""
 
 
 def serve() -> None:

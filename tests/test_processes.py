@@ -112,7 +112,7 @@ def test_the_number_of_workers_changes_no_bit_and_one_process_alone_agrees(crew)
         assert found.keys() == other.keys()
         assert all(torch.equal(x.nan_to_num(), other[at].nan_to_num()) for at, x in found.items())
     alone, whole = seen(Local(CPU), SAMPLE)
-    assert torch.allclose(two["sums"].point, alone["sums"].point, rtol=1e-9, atol=1e-12)
+    assert torch.allclose(two["sums"].whole.point, alone["sums"].whole.point, rtol=1e-9, atol=1e-12)
     assert dump.info == whole.info
     assert dump.noticed().tokens == whole.noticed().tokens
     assert (crew.name, many(1).name) == ("local, 2 processes", "local")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib import import_module
 from multiprocessing import connection
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -16,6 +17,8 @@ from offpol_diag.errors import WorkerError
 from offpol_diag.readers.shards import Span
 
 HINT = "say --workers 1 to do without them"
+LATER = ("pyro.ops.stats",)
+"""Modules that this process needs when a reading ends: imported while it waits for the server of workers."""
 
 
 class Lost(Exception):
@@ -92,6 +95,8 @@ class Crew:
         """
         try:
             forks.serve()
+            for module in LATER:
+                import_module(module)
             while len(self.hands) < many:
                 self.hands.append(Hand(*forks.start(worker.serve, dict(os.environ))))
         except OSError as error:

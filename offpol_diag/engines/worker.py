@@ -5,6 +5,7 @@ What it has to say goes through a thread of its own: the next piece is begun whi
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import sys
@@ -80,6 +81,7 @@ def serve(line: Connection, environ: Mapping[str, str]) -> None:
     """Do what is said on the line until its other end is closed, or the process there is gone."""
     threading.Thread(target=_leave_with_parent, daemon=True).start()
     os.environ.update(environ)
+    gc.enable()  # the server had none
     be_one_thread()
     heap.keep()
     KEPT.room = kept.ROOM
