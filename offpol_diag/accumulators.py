@@ -7,6 +7,7 @@ a dump is cut changes no number. Numbers are read out once, at the end.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Generic, Protocol, Self, TypeVar
@@ -69,7 +70,19 @@ class Sums:
         which: Tensor | None = None,
     ) -> Sums:
         """The same of columns that lie in one tensor, [K, S]; of [R, S] with `which` [K] is each name's."""
-        point, (drawn, same) = columns.sum(dim=1), _drawn(columns, draws, key)
+        return cls.of_parts(names, (columns,), draws, key, which)
+
+    @classmethod
+    def of_parts(
+        cls,
+        names: tuple[str, ...],
+        parts: Sequence[Tensor],
+        draws: Tensor,
+        key: Tensor | None = None,
+        which: Tensor | None = None,
+    ) -> Sums:
+        """The same of rows that lie in several tensors, one after the other: what is summed is not copied."""
+        point, (drawn, same) = torch.cat([part.sum(dim=1) for part in parts]), _drawn(parts, draws, key)
         if same is not None:
             first, rows = _pairs(same, point.numpy().view(np.int64))
             point, drawn = point[first], drawn[same[first]]
@@ -130,19 +143,17 @@ def _pairs(one: Tensor, two: npt.NDArray[np.int64]) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(order[new]), torch.from_numpy(which)
 
 
-def _drawn(columns: Tensor, draws: Tensor, key: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Columns [K, S] times draws [S, B], rows, and the row of each; None: each has its own.
+def _drawn(parts: Sequence[Tensor], draws: Tensor, key: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Columns [K, S] in parts times draws [S, B], rows, and the row of each; None: each has its own.
 
     Neighbours with one key, drawn alike, are added first.
     """
-    if key is None or not here(key) or not len(key):
-        return columns @ draws, None
-    begins = tables.runs(key)[:-1]
-    if 2 * len(begins) > len(key):
-        return columns @ draws, None
+    begins = None if key is None or not here(key) or not len(key) else tables.runs(key)[:-1]
+    if begins is None or 2 * len(begins) > len(draws):
+        return torch.cat([part @ draws for part in parts]), None
     with np.errstate(all="ignore"):  # inf - inf is a NaN that the readers of sums know
-        together = np.add.reduceat(columns.numpy(), begins.numpy(), axis=1)
-        return _of_distinct(together, draws[begins])
+        together = [np.add.reduceat(part.numpy(), begins.numpy(), axis=1) for part in parts]
+        return _of_distinct(np.concatenate(together), draws[begins])
 
 
 def _of_distinct(rows: npt.NDArray[np.float64], draws: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -35,7 +35,7 @@ MADE = (
     "there are no advantages: they are made of the rewards, normalised within each group (prompt) of a step "
     "as GRPO does"
 )
-ROWS = 3 << 17
+ROWS = 3 << 18
 """Sequences times presets that are observed at once: with more, a batch is observed in parts."""
 
 

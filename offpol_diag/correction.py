@@ -220,7 +220,7 @@ def _keep(ratios: Ratios, preset: Preset) -> Kept:
     tokens: Tensor | None = None
     sequences = torch.ones_like(ratios.batch.lengths, dtype=torch.bool)
     for at, rule in enumerate(preset.reject):
-        before = replace(preset, reject=preset.reject[:at])
+        before = preset if rule.among == "all" else replace(preset, reject=preset.reject[:at])
         judge = ratios if rule.on_tokens else ratios.whole or ratios
         passed = passes(seen(judge, before, rule), rule)
         if passed.per == "sequence":

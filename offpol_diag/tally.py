@@ -36,6 +36,8 @@ from offpol_diag.near import Near
 from offpol_diag.presets import Policy, Preset
 from offpol_diag.sheet import Sheet
 
+Ranges = dict[str, tuple[Tensor, Tensor]]
+"""Smallest and largest, by name."""
 PARTS = (method, residual, policyloss, update)
 """Whose columns are summed of every preset, with an interval."""
 
@@ -143,35 +145,46 @@ def observe(study: Study, scene: Scene) -> Tally:
         _rehearse(study, scene, scene.near)
     states = _base(study, scene)
     nearsums.prepare(scene, study.presets)
-    stack = Stack.of(scene, study.presets).few
-    scene.alike = dict(stack.users)
+    found, ranges = _of_presets(study, scene)
+    states |= found | {"alignment": alignment.sums(scene, study.candidates)}
+    if study.pairs:
+        states |= drops.states(scene, study.main, study.pairs)
+    columns, logged = _logged(study, scene)
+    return Tally(
+        states
+        | {
+            "logged": _logged_sums(scene, columns),
+            "ranges": Extremes.of(ranges | logged),
+        }
+    )
+
+
+def _of_presets(study: Study, scene: Scene) -> tuple[dict[str, State], Ranges]:
+    """What presets do to the batch; the columns it is summed of are let go of here."""
+    stack = _stacked(study, scene)
     apart = {preset.name for preset in study.normalised}
     once, normalised = (
         stack.only(lambda one: one.name not in apart),
         stack.only(lambda one: one.name in apart),
     )
     resampled = _resampled(study, once)
-    states |= {
+    states: dict[str, State] = {
         "sums": _sums(scene, resampled),
         "length": selection.by_length(stack),
         "group": selection.by_group(stack),
-        "alignment": alignment.sums(scene, study.candidates),
         "normal": normal.sums(scene, _of_normalised(normalised)),
         "normal.ranges": normal.ranges(normalised),
     }
     if study.by_step:
         states["steps"] = normal.sums(scene, resampled)
-    if study.pairs:
-        states |= drops.states(scene, study.main, study.pairs)
-    ranges = _ranges(study, once)
-    columns, logged = _logged(study, scene)
-    return Tally(
-        states
-        | {
-            "logged": Sums.of(columns, scene.draws[:, :0]),
-            "ranges": Extremes.of(ranges | logged),
-        }
-    )
+    return states, _ranges(study, once)
+
+
+def _stacked(study: Study, scene: Scene) -> Stack:
+    """The presets applied, with a row for all that did the same; the scene is told what they did."""
+    stack = Stack.of(scene, study.presets)
+    scene.deeds = dict(zip((preset.name for preset in study.presets), stack.deeds, strict=True))
+    return stack.few
 
 
 def _rehearse(study: Study, scene: Scene, near: Near) -> None:
@@ -207,7 +220,7 @@ def _base(study: Study, scene: Scene) -> dict[str, State]:
 
 
 def _sums(scene: Scene, sheet: Sheet) -> Sums:
-    return Sums.of_stacked(sheet.names, sheet.rows, scene.draws, scene.batch.key, sheet.which)
+    return Sums.of_parts(sheet.names, sheet.parts, scene.draws, scene.batch.key, sheet.which)
 
 
 def _resampled(study: Study, once: Stack) -> Sheet:
@@ -249,10 +262,16 @@ def _by_block(stack: Stack) -> Sheet:
     return Sheet.beside(found)
 
 
-def _logged(study: Study, scene: Scene) -> tuple[dict[str, Tensor], dict[str, tuple[Tensor, Tensor]]]:
+def _logged_sums(scene: Scene, columns: dict[str, Tensor]) -> Sums:
+    """No number of a trainer's has an interval."""
+    sheet = Sheet.shared(columns)
+    return Sums.of_stacked(sheet.names, sheet.rows, scene.draws[:, :0], which=sheet.which)
+
+
+def _logged(study: Study, scene: Scene) -> tuple[dict[str, Tensor], Ranges]:
     """Columns and ranges that only the crosswalk reads; of every trainer."""
     columns = {"masked": scene.batch.masked.to(torch.float64)}
-    ranges: dict[str, tuple[Tensor, Tensor]] = {}
+    ranges: Ranges = {}
     for logs, presets in study.logging.items():
         for preset in presets:
             columns |= BOOKS[logs].columns(scene, preset)
@@ -260,7 +279,7 @@ def _logged(study: Study, scene: Scene) -> tuple[dict[str, Tensor], dict[str, tu
     return columns, outermost(ranges)
 
 
-def _ranges(study: Study, once: Stack) -> dict[str, tuple[Tensor, Tensor]]:
+def _ranges(study: Study, once: Stack) -> Ranges:
     n = once.n
     longest = n + once.batch.masked
     found = {"length": (n.min(), n.max()), "response": (longest.min(), longest.max())}

@@ -184,7 +184,7 @@ def test_a_weight_of_the_only_far_token_is_not_that_of_its_sequence():
     stack = Stack.of(scene, presets)
 
     assert len(stack.few.presets) == 2
-    assert stack.few.sums.first.tolist() == [[4.0], [6.0]]
+    assert stack.few.sums["first"].all.tolist() == [[4.0], [6.0]]
 
 
 def test_a_mean_weight_of_tokens_is_not_one_of_sequences():
@@ -262,7 +262,8 @@ def booked(dump, presets, known):
     """What AReaL's book makes of presets, with or without knowing which did the same, and of how many."""
     study, found, batch = dump
     scene = Scene.of(batch, 0, 16, found.settled, study.near)
-    scene.alike = dict(Stack.of(scene, presets).few.users) if known else {}
+    deeds = Stack.of(scene, presets).deeds if known else ()
+    scene.deeds = {preset.name: deed for preset, deed in zip(presets, deeds, strict=False)}
     book, columns, ranges = BOOKS["areal"], {}, {}
     for preset in presets:
         columns |= book.columns(scene, preset)

@@ -3,6 +3,7 @@
 import torch
 
 from offpol_diag.metrics import method
+from offpol_diag.metrics.rows import Rows
 from offpol_diag.metrics.stack import Stack
 from offpol_diag.presets import Preset
 from offpol_diag.sheet import Sheet
@@ -36,7 +37,7 @@ class _Scene:
 def test_a_column_of_many_presets_has_a_row_under_each_ones_name():
     presets = (Preset("x", "", "old"), Preset("y", "", "old"))
     stack = Stack(_Scene(), presets, ())
-    named = stack.named({"own": torch.stack((_row(1, 2), _row(5, 6))), "shared": _row(8, 9)})
+    named = stack.named({"own": Rows(torch.stack((_row(5, 6), _row(1, 2))), (1, 0)), "shared": _row(8, 9)})
 
     assert _read(named) == {"x|own": [1, 2], "y|own": [5, 6], "x|shared": [8, 9], "y|shared": [8, 9]}
 

@@ -7,7 +7,7 @@ A statistic of no token is not logged.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +18,7 @@ from offpol_diag.crosswalk import powers, update
 from offpol_diag.crosswalk.areal_masks import BEHAVE, LEFT, VALID, Some, batch_wide
 from offpol_diag.crosswalk.ends import Ends, rows
 from offpol_diag.crosswalk.ledger import Absent, Column, Entry, Ledger, Page, Range, always
-from offpol_diag.crosswalk.view import Measure, View
+from offpol_diag.crosswalk.view import Measure, View, weighed
 from offpol_diag.metrics.outcome import applied
 from offpol_diag.presets import Preset
 
@@ -111,12 +111,17 @@ class Stat:
     def sum(self) -> Column:
         """Σ over its denominator."""
         of = self.sums or (lambda view: self.over.total(self.of, view))
-        return Column(self.name, of, own=True, when=self.when, needs=self.needs)
+        return Column(self.name, of, own=True, when=self.when, needs=self.needs, by=self._by)
 
     def ends(self) -> Range:
         """Its extremes."""
         of = self.spans or (lambda view: self.over.ends(self.of, view))
-        return Range(f"{self.name}/range", of, own=True, when=self.when, needs=self.needs)
+        return Range(f"{self.name}/range", of, own=True, when=self.when, needs=self.needs, by=self._by)
+
+    def _by(self, view: View) -> Hashable:
+        """Which tokens count, and which are valid; whether the loss pools them; the weights if of those."""
+        weights = weighed(view) if self.of is WEIGHT else None
+        return self.over.by and self.over.by(view), batch_wide(view.preset), update.pooled(view), weights
 
     def entries(self) -> tuple[Entry, ...]:
         """avg, min, max."""
@@ -230,9 +235,9 @@ def _changed(view: View) -> Tensor:
 
 
 SUMS = (
-    Column("valid", VALID.count, own=True),
-    Column("behave", BEHAVE.count, own=True),
-    Column("changed", _changed, own=True, when=_filters),
+    Column("valid", VALID.count, own=True, by=VALID.by),
+    Column("behave", BEHAVE.count, own=True, by=BEHAVE.by),
+    Column("changed", _changed, own=True, when=_filters, by=lambda view: (_form(view.preset), weighed(view))),
     *(stat.sum() for stat in STATS),
 )
 EXTREMES = tuple(stat.ends() for stat in STATS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from offpol_diag import correction
 from offpol_diag.crosswalk.ends import Ends, among
-from offpol_diag.crosswalk.view import KEPT, Mask, Measure, View
+from offpol_diag.crosswalk.view import KEPT, Mask, Measure, View, kept, weighed
 from offpol_diag.metrics.outcome import applied
 from offpol_diag.presets import Preset, Reject
 from offpol_diag.ratios import Level
@@ -23,10 +23,12 @@ class Some:
     Attributes:
         tokens: which tokens of a sequence.
         sequences: whose, [S] bool; one of them may have none. None for all.
+        by: what of a preset that depends on besides its numerator.
     """
 
     tokens: Mask
     sequences: Callable[[View], Tensor] | None = None
+    by: Callable[[View], Hashable] | None = None
 
     def total(self, x: Measure, view: View) -> Tensor:
         """Σ of x over them, [S]."""
@@ -73,23 +75,31 @@ def _weight(view: View) -> Level:
 
 def _with_weight(view: View) -> Tensor | None:
     """Tokens that are kept, with a weight above 0 where tokens have their own."""
-    kept = view.done.kept.tokens
+    left = view.done.kept.tokens
     if not _masks(view) or _weight(view).per == "sequence":
-        return kept
+        return left
     above = _weight(view).values > 0
-    return above if kept is None else above & kept
+    return above if left is None else above & left
 
 
 def _behaves(view: View) -> Tensor:
-    kept = view.pieces.sequences
+    left = view.pieces.sequences
     if not _masks(view.first) or _weight(view.first).per == "token":
-        return kept
-    return view.once("areal behaves", lambda: kept & (_weight(view.first).values > 0))
+        return left
+    return view.once("areal behaves", lambda: left & (_weight(view.first).values > 0))
 
 
-VALID = Some(Mask(_valid, lambda view: batch_wide(view.preset)))
+def _edits(view: View) -> Hashable:
+    return batch_wide(view.preset)
+
+
+def _behaving(view: View) -> Hashable:
+    return weighed(view) if _masks(view) else kept(view)
+
+
+VALID = Some(Mask(_valid, _edits), by=_edits)
 """n_valid_tokens."""
-LEFT = Some(KEPT, lambda view: view.pieces.sequences)
+LEFT = Some(KEPT, lambda view: view.pieces.sequences, kept)
 """The loss mask after rejection sampling."""
 BEHAVE = Some(
     Mask(
@@ -99,5 +109,6 @@ BEHAVE = Some(
         ),
     ),
     _behaves,
+    _behaving,
 )
 """unclipped_behave_tokens; without rejection sampling there is no such mask, and all valid ones count."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+T = TypeVar("T")
 Ends = tuple[Tensor, Tensor]
 """The smallest and the largest: of each sequence [S], or of all."""
 
@@ -28,15 +30,17 @@ def outer(one: Ends, two: Ends) -> Ends:
 
 
 def outermost(ranges: Mapping[str, Ends]) -> dict[str, Ends]:
-    """Of all parts of each, scalars; ±inf where there is no part."""
-    by_size: dict[int, list[str]] = {}
-    for name, (low, _) in ranges.items():
-        by_size.setdefault(low.numel(), []).append(name)
-    found = {name: pair for size, names in by_size.items() for name, pair in _of_size(ranges, size, names)}
-    return {name: found[name] for name in ranges}
+    """Of all parts of each, scalars; ±inf where there is no part. Ends that several share are seen once."""
+    which = {name: (id(low), id(high)) for name, (low, high) in ranges.items()}
+    own = {key: ranges[name] for name, key in which.items()}
+    by_size: dict[int, list[tuple[int, int]]] = {}
+    for key, (low, _) in own.items():
+        by_size.setdefault(low.numel(), []).append(key)
+    found = {key: pair for size, keys in by_size.items() for key, pair in _of_size(own, size, keys)}
+    return {name: found[key] for name, key in which.items()}
 
 
-def _of_size(ranges: Mapping[str, Ends], size: int, names: list[str]) -> zip[tuple[str, Ends]]:
+def _of_size(ranges: Mapping[T, Ends], size: int, names: list[T]) -> zip[tuple[T, Ends]]:
     low, high = (torch.stack([ranges[name][side].reshape(size) for name in names]) for side in (0, 1))
     if size == 0:
         low, high = (x.new_full((len(names), 1), end) for x, end in ((low, torch.inf), (high, -torch.inf)))

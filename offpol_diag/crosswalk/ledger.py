@@ -7,8 +7,9 @@ whose extremes are kept, and entries, one per name that the trainer logs.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Protocol, TypeVar
 
 from torch import Tensor
@@ -52,7 +53,7 @@ class Absent(LookupError):
     """A column was not summed, because the dump lacks what it needs or the preset does not ask for it."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Asked:
     """What is asked of the dump.
 
@@ -61,27 +62,28 @@ class _Asked:
         own: whether it depends on the preset's weights and rules; else presets of one numerator share it.
         when: under which presets it is needed.
         needs: fields of the batch without which there is no such number: entries that read it are left out.
+        by: of one that presets have of their own, what of a preset and of its deed it depends on besides the
+            numerator; None: on all of it.
     """
 
     name: str
     own: bool = field(default=False, kw_only=True)
     when: Callable[[Preset], bool] = field(default=always, kw_only=True)
     needs: tuple[str, ...] = field(default=(), kw_only=True)
+    by: Callable[[View], Hashable] | None = field(default=None, kw_only=True)
 
     def key(self, logs: str, preset: Preset) -> str:
         """Where it is kept; equal keys mean equal numbers."""
         return f"{preset.name}!{self.name}" if self.own else f"{logs}/{preset.policy}/{self.name}"
 
-    def there(self, view: View) -> bool:
-        """Whether it can be made of this batch, and is asked for."""
-        return self.when(view.preset) and all(getattr(view.batch, name) is not None for name in self.needs)
-
     def once(self, view: View, make: Callable[[], T]) -> T:
         """Made once for all that share it."""
-        return (view if self.own else view.ratios).once(self, make)
+        if not self.own:
+            return view.ratios.once(self, make)
+        return view.once(self, make) if self.by is None else view.ratios.once((self, self.by(view)), make)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Column(_Asked):
     """What is summed over the dump.
 
@@ -96,7 +98,7 @@ class Column(_Asked):
         return self.once(view, lambda: self.of(view))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Range(_Asked):
     """Whose smallest and largest value over the dump is kept.
 
@@ -109,6 +111,9 @@ class Range(_Asked):
     def made(self, view: View) -> Ends:
         """Of one batch."""
         return self.once(view, lambda: self.of(view))
+
+
+A = TypeVar("A", Column, Range)
 
 
 @dataclass(frozen=True)
@@ -183,7 +188,7 @@ class Entry:
     when: Callable[[Preset], bool] = always
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Ledger:
     """A trainer's book.
 
@@ -204,20 +209,25 @@ class Ledger:
 
     def _view(self, scene: Scene, preset: Preset) -> View:
         """The batch under a preset, or under the first one that has the same columns."""
-        if self.form is None or preset.name not in scene.alike:
+        if self.form is None or preset.name not in scene.deeds:
             return View.at(scene, preset)
-        key = "stands for", self.logs, scene.alike[preset.name], self.form(preset)
+        key = "stands for", self.logs, scene.deeds[preset.name], self.form(preset)
         return View.at(scene, scene.once(key, lambda: preset))
 
     def columns(self, scene: Scene, preset: Preset) -> Columns:
         """What is summed, [S] each."""
         view = self._view(scene, preset)
-        return {c.key(self.logs, preset): c.made(view) for c in self.sums if c.there(view)}
+        return {key: column.made(view) for key, column in self._asked(self.sums, view, preset)}
 
     def ranges(self, scene: Scene, preset: Preset) -> Ranges:
         """Whose smallest and largest value is kept."""
         view = self._view(scene, preset)
-        return {c.key(self.logs, preset): c.made(view) for c in self.extremes if c.there(view)}
+        return {key: column.made(view) for key, column in self._asked(self.extremes, view, preset)}
+
+    def _asked(self, of: tuple[A, ...], view: View, preset: Preset) -> tuple[tuple[str, A], ...]:
+        """Those that can be made of this batch and are asked for, each with where it is kept."""
+        there = tuple(getattr(view.batch, name) is not None for name in OPTIONAL)
+        return _of_form(self.logs, of, view.preset, preset, there)
 
     def logged(self, preset: Preset, read: Read) -> Logged:
         """What the trainer would have logged for the dump as one batch, under its names."""
@@ -231,6 +241,19 @@ class Ledger:
         for entry in self.entries:
             found.setdefault(entry.name, {})[entry.meaning] = None
         return {name: ". Under other presets: ".join(meanings) for name, meanings in found.items()}
+
+
+OPTIONAL = ("old", "current", "advantages", "rewards", "entropy")
+"""Fields of a batch that a dump may lack."""
+
+
+@lru_cache(maxsize=4096)
+def _of_form(
+    logs: str, of: tuple[A, ...], form: Preset, preset: Preset, there: tuple[bool, ...]
+) -> tuple[tuple[str, A], ...]:
+    """The same for every batch that has these fields; `form` is the preset that this one's columns are of."""
+    has = {name for name, flag in zip(OPTIONAL, there, strict=True) if flag}
+    return tuple((one.key(logs, preset), one) for one in of if one.when(form) and has.issuperset(one.needs))
 
 
 def _lines(page: Page, entries: Iterable[Entry]) -> Iterator[tuple[str, float]]:

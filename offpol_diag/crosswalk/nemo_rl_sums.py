@@ -5,6 +5,8 @@ Everything is of the sequences that the error mask leaves.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
+
 import torch
 from torch import Tensor
 
@@ -12,7 +14,7 @@ from offpol_diag import correction
 from offpol_diag.crosswalk import powers, update
 from offpol_diag.crosswalk.ends import among, rows
 from offpol_diag.crosswalk.ledger import Column, Range
-from offpol_diag.crosswalk.view import Measure, View
+from offpol_diag.crosswalk.view import Measure, View, weighed
 from offpol_diag.metrics.outcome import applied
 from offpol_diag.presets import Over, Preset, Reject
 from offpol_diag.ratios import FLOAT32_OVERFLOW
@@ -50,14 +52,26 @@ def _loss(view: View) -> object:
     return view.preset.loss, view.preset.clip
 
 
+def _mask(view: View) -> Hashable:
+    """What is left."""
+    return _errors(view.preset)
+
+
+def _by(of: Measure) -> Callable[[View], Hashable]:
+    """What is left, and what the numbers of tokens depend on."""
+    return _mask if of.by is None else lambda view: (_mask(view), _loss(view))
+
+
 def _sum(name: str, of: Measure, needs: tuple[str, ...] = ()) -> Column:
     """Σ over the tokens that are left."""
-    return Column(name, lambda view: _in_left(view.total(of), view), own=True, needs=needs)
+    return Column(name, lambda view: _in_left(view.total(of), view), own=True, needs=needs, by=_by(of))
 
 
 def _range(name: str, of: Measure) -> Range:
     """Smallest and largest of the tokens that are left."""
-    return Range(name, lambda view: among(view.ends(of), _left(view)), own=True, needs=update.NEEDS)
+    return Range(
+        name, lambda view: among(view.ends(of), _left(view)), own=True, needs=update.NEEDS, by=_by(of)
+    )
 
 
 # ---------------------------------------------------------------- numbers of tokens
@@ -174,24 +188,24 @@ def _dropped_correct(view: View) -> Tensor:
 
 
 SUMS = (
-    Column("tokens", lambda view: _in_left(view.n, view), own=True),
-    Column("rows", lambda view: _left(view).to(torch.float64), own=True),
+    Column("tokens", lambda view: _in_left(view.n, view), own=True, by=_mask),
+    Column("rows", lambda view: _left(view).to(torch.float64), own=True, by=_mask),
     _sum("error", ERROR),
     _sum("k3", powers.K3),
     _sum("k3_reverse", K3_REVERSE),
     _sum("js", JS),
-    Column("weights", _weights, own=True),
+    Column("weights", _weights, own=True, by=weighed),
     Column("oob", _oob, own=True, when=bounds),
     _sum("ratio", LOSS_RATIO, update.NEEDS),
     _sum("clipped", CLIPPED, update.NEEDS),
     _sum("surprisal", SURPRISAL, update.NEEDS),
     Column("row_error", _error),
-    Column("row_error_left", lambda view: _in_left(_error(view), view), own=True),
-    Column("dropped_correct", _dropped_correct, own=True, needs=("rewards",)),
+    Column("row_error_left", lambda view: _in_left(_error(view), view), own=True, by=_mask),
+    Column("dropped_correct", _dropped_correct, own=True, needs=("rewards",), by=_mask),
 )
 EXTREMES = (
     _range("ratio_range", LOSS_RATIO),
     _range("clipped_range", CLIPPED),
     Range("row_errors", lambda view: rows(_error(view), view.there)),
-    Range("row_errors_left", lambda view: rows(_error(view), _left(view)), own=True),
+    Range("row_errors_left", lambda view: rows(_error(view), _left(view)), own=True, by=_mask),
 )

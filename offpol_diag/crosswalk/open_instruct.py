@@ -17,7 +17,7 @@ from offpol_diag.crosswalk import powers
 from offpol_diag.crosswalk.bounds import Side, bound, half
 from offpol_diag.crosswalk.ledger import Column, Entry, Ledger, Page, Range
 from offpol_diag.crosswalk.moments import std
-from offpol_diag.crosswalk.view import Measure, View
+from offpol_diag.crosswalk.view import Measure, View, acted, kept, weighed
 from offpol_diag.presets import Reject
 from offpol_diag.ratios import Ratios
 
@@ -76,9 +76,9 @@ SQUARED = Measure("open-instruct d²", lambda view: _local(view).delta.square())
 REVERSE = Measure("open-instruct reverse", lambda view: -torch.exp(view.batch.rollout) * _local(view).delta)
 
 SUMS = (
-    Column("weight", lambda v: v.pieces.sums.first, own=True),
-    Column("clamped", _clamped, own=True),
-    Column("dropped", lambda v: v.n - v.pieces.kept_tokens, own=True),
+    Column("weight", lambda v: v.pieces.sums.first, own=True, by=weighed),
+    Column("clamped", _clamped, own=True, by=acted),
+    Column("dropped", lambda v: v.n - v.pieces.kept_tokens, own=True, by=kept),
     Column("dropped low", _dropped("lower"), own=True),
     Column("dropped high", _dropped("upper"), own=True),
     Column("u − 1", lambda v: _policy_excess(v) * v.n, needs=("current", "old")),

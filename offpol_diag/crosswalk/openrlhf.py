@@ -46,7 +46,7 @@ def _mean(column: str) -> Callable[[Page], float]:
 BOOK = Ledger(
     "openrlhf",
     (
-        Column("clipped", update.decided, own=True, needs=(*update.NEEDS, "advantages")),
+        Column("clipped", update.decided, own=True, needs=(*update.NEEDS, "advantages"), by=update.clip_key),
         Column("drift", lambda view: view.total(DRIFT), needs=(*update.NEEDS, "old")),
         Column("mismatch", lambda view: view.total(MISMATCH), when=_corrects, needs=("old",)),
     ),

@@ -19,7 +19,7 @@ from offpol_diag.crosswalk.bounds import Side, bound, half, half_veto
 from offpol_diag.crosswalk.ends import rows
 from offpol_diag.crosswalk.ledger import Column, Entry, Ledger, Page, Range
 from offpol_diag.crosswalk.moments import std
-from offpol_diag.crosswalk.view import KEPT, Mask, Measure, View
+from offpol_diag.crosswalk.view import KEPT, Mask, Measure, View, kept
 from offpol_diag.presets import Over, Preset, Veto
 from offpol_diag.ratios import Level
 
@@ -190,12 +190,12 @@ def _row_kl(view: View) -> Tensor:
 
 def _both(column: Column, when: Callable[[Preset], bool]) -> Range:
     """The ends of what is summed as well."""
-    return Range(column.name, lambda view: rows(column.made(view)), own=column.own, when=when)
+    return Range(column.name, lambda view: rows(column.made(view)), own=column.own, when=when, by=column.by)
 
 
 ROW_KL = Column("row kl", _row_kl, when=_then)
-MASKED = tuple(Column(name, of, own=True) for name, of in MASKED_MEANS.items())
-SIGNED = tuple(Column(name, of, own=True, when=_default) for name, of in SIGNED_MEANS.items())
+MASKED = tuple(Column(name, of, own=True, by=kept) for name, of in MASKED_MEANS.items())
+SIGNED = tuple(Column(name, of, own=True, when=_default, by=kept) for name, of in SIGNED_MEANS.items())
 SUMS = (
     Column("kl", lambda v: v.total(KL)),
     Column("kl²", lambda v: v.total(KL_SQUARED)),

@@ -15,7 +15,7 @@ from offpol_diag import correction, segments
 from offpol_diag.crosswalk import powers
 from offpol_diag.crosswalk.ledger import Column, Entry, Ledger, Page
 from offpol_diag.crosswalk.spread import EPS
-from offpol_diag.crosswalk.view import Measure, View
+from offpol_diag.crosswalk.view import Measure, View, acted, kept
 from offpol_diag.presets import Preset, Reject, Statistic
 
 GRANULARITIES = {"token": "token", "geometric": "mean", "sequence": "sum", "segment": "segment"}
@@ -110,8 +110,10 @@ def _above(view: View) -> Tensor:
 
 SUMS = (
     *(Column(name, of) for name, of in MEANS.items()),
-    Column("above", _above, own=True, when=_capped),
-    Column("left", lambda v: v.pieces.kept_tokens, own=True, when=lambda preset: bool(preset.reject)),
+    Column("above", _above, own=True, when=_capped, by=acted),
+    Column(
+        "left", lambda v: v.pieces.kept_tokens, own=True, when=lambda preset: bool(preset.reject), by=kept
+    ),
     *(
         Column(f"{measure} {name} passed", _passed(measure, name), own=True, when=_filters(measure, name))
         for measure in MEASURES

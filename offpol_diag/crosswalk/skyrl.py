@@ -7,13 +7,14 @@ is over what the earlier ones left. Its fractions of sequences count rows withou
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 from offpol_diag.crosswalk import powers
 from offpol_diag.crosswalk import skyrl_masks as masks
 from offpol_diag.crosswalk.bounds import Side
 from offpol_diag.crosswalk.ledger import Column, Entry, Ledger, Page, Range
 from offpol_diag.crosswalk.moments import spread, std
+from offpol_diag.crosswalk.view import View, weighed
 from offpol_diag.presets import Over, Preset
 
 # ---------------------------------------------------------------- which rows log what
@@ -55,6 +56,11 @@ def _masks(over: str) -> Callable[[Preset], bool]:
 
 # ---------------------------------------------------------------- what is summed
 
+
+def _veto(view: View) -> Hashable:
+    return view.preset.veto
+
+
 ROW_MASKS: dict[str, Over] = {"geo": "mean", "product": "sum"}
 SIDES: dict[str, Side] = {"over_high": "upper", "under_low": "lower"}
 
@@ -63,12 +69,12 @@ SUMS = (
     Column("(r − 1)²", lambda v: v.total(masks.EXCESS_SQUARED)),
     Column("|d|", lambda v: v.total(powers.DISTANCE)),
     Column("d²", lambda v: v.total(powers.SQUARED)),
-    Column("outlier masked", masks.outlier_side(None), own=True, when=_outliers),
+    Column("outlier masked", masks.outlier_side(None), own=True, when=_outliers, by=_veto),
     *(
-        Column(f"outlier {side}", masks.outlier_side(of), own=True, when=_outliers)
+        Column(f"outlier {side}", masks.outlier_side(of), own=True, when=_outliers, by=_veto)
         for side, of in SIDES.items()
     ),
-    Column("after outliers", masks.left_by_outliers, own=True, when=_token_mask),
+    Column("after outliers", masks.left_by_outliers, own=True, when=_token_mask, by=_veto),
     Column("after tokens", masks.left_by_tokens, own=True, when=_counts_left),
     Column("capped tokens", masks.capped_tokens, own=True, when=_weighs("token")),
     Column("capped rows", masks.capped_rows, own=True, when=_weighs("sum")),
@@ -83,9 +89,10 @@ SUMS = (
         own=True,
         when=_corrects,
         needs=("current", "old", "advantages"),
+        by=lambda v: v.preset.clip,
     ),
-    Column("clipped anchored", masks.clipped_anchored, own=True, when=_anchored),
-    Column("weight", lambda v: v.pieces.weight_sum, own=True, when=_cispo),
+    Column("clipped anchored", masks.clipped_anchored, own=True, when=_anchored, by=weighed),
+    Column("weight", lambda v: v.pieces.weight_sum, own=True, when=_cispo, by=weighed),
 )
 EXTREMES = (
     Range("r", lambda v: v.ends(masks.RATIO)),

@@ -9,14 +9,14 @@ still divides (up to v0.2.4 it left the denominator).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 import torch
 from torch import Tensor
 
 from offpol_diag.crosswalk import powers, update
 from offpol_diag.crosswalk.ledger import Column, Entry, Ledger, Page
-from offpol_diag.crosswalk.view import KEPT, Mask, Measure, View
+from offpol_diag.crosswalk.view import KEPT, Mask, Measure, View, kept
 from offpol_diag.presets import Preset
 
 When = Callable[[Preset], bool]
@@ -69,7 +69,10 @@ def _of_loss(name: str, of: Measure, rejects: bool, needs: tuple[str, ...] = ())
             return row_mean(of, view)
         return torch.where(view.pieces.sequences, row_mean(of, view, KEPT), 0.0)
 
-    return Column(name, column, own=True, needs=needs)
+    def by(view: View) -> Hashable:
+        return of.by and of.by(view), kept(view) if rejects else None
+
+    return Column(name, column, own=True, needs=needs, by=by)
 
 
 def loss_columns(rejects: bool) -> tuple[Column, ...]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -13,11 +15,12 @@ from offpol_diag.crosswalk import powers
 from offpol_diag.crosswalk.bounds import Side, bound, half
 from offpol_diag.crosswalk.ledger import Column
 from offpol_diag.crosswalk.slime import Rows, When, loss_columns, row_mean, shares, there, weighs
-from offpol_diag.crosswalk.view import Measure, View
+from offpol_diag.crosswalk.view import Measure, View, acted, weighed
 from offpol_diag.metrics.outcome import applied
-from offpol_diag.presets import Preset, Reject
+from offpol_diag.presets import Preset, Reject, Weight
 from offpol_diag.ratios import Level
 
+By = Callable[[View], Hashable]
 SAFETY = 20.0
 """Bound on log-ratios, nats."""
 
@@ -170,8 +173,28 @@ def _shared(name: str, of: Rows) -> Column:
     return Column(name, of)
 
 
-def _own(name: str, of: Rows, when: When = weighs) -> Column:
-    return Column(name, of, own=True, when=when)
+def _own(name: str, of: Rows, by: By, when: When = weighs) -> Column:
+    return Column(name, of, own=True, when=when, by=by)
+
+
+def _raw(view: View) -> Hashable:
+    """What weights before their bounds depend on."""
+    weight = view.preset.weight
+    return weight and replace(weight, upper=None, lower=None) if _of_all(weight) else view.preset
+
+
+def _of_all(weight: Weight | None) -> bool:
+    return weight is not None and weight.among == "all"
+
+
+def _of_side(of: str, side: Side) -> By:
+    """One bound of a band."""
+
+    def by(view: View) -> Hashable:
+        rule = _band(view.preset, of)
+        return None if rule is None or bound(rule, side) is None else half(rule, side)
+
+    return by
 
 
 GAP = (
@@ -188,15 +211,20 @@ GAP = (
 )
 SIDES: tuple[Side, ...] = ("lower", "upper")
 WEIGHTS = (
-    _own("before", _weighed("raw")),
-    _own("after", _weighed("final")),
-    _own("weights", lambda view: view.pieces.weight_sum, normal),
-    _own("high", _acted("high")),
-    _own("low", _acted("low")),
-    *(_own(f"{of}_{side}", _outside(of, side)) for of in ("tis", "rs") for side in SIDES),
-    _own("catastrophic", _catastrophic, vetoes),
-    _own("vetoed", lambda view: view.pieces.first.kept.vetoed.to(torch.float64), vetoes),
-    _own("smallest", _extreme(0)),
-    _own("largest", _extreme(1)),
+    _own("before", _weighed("raw"), _raw),
+    _own("after", _weighed("final"), weighed),
+    _own("weights", lambda view: view.pieces.weight_sum, weighed, normal),
+    _own("high", _acted("high"), acted),
+    _own("low", _acted("low"), acted),
+    *(_own(f"{of}_{side}", _outside(of, side), _of_side(of, side)) for of in ("tis", "rs") for side in SIDES),
+    _own("catastrophic", _catastrophic, lambda view: view.did("catastrophic"), vetoes),
+    _own(
+        "vetoed",
+        lambda view: view.pieces.first.kept.vetoed.to(torch.float64),
+        lambda view: view.did("vetoed"),
+        vetoes,
+    ),
+    _own("smallest", _extreme(0), weighed),
+    _own("largest", _extreme(1), weighed),
 )
 SUMS = (*loss_columns(rejects=True), *GAP, *WEIGHTS)

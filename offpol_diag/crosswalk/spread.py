@@ -7,7 +7,8 @@ for the rejection statistics of 2026; both are reproduced, so that a curve can b
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import cache, cached_property, reduce
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from offpol_diag.crosswalk.ends import Ends, outer, rows
 from offpol_diag.crosswalk.view import Measure, View
+from offpol_diag.host import here
 
 EPS = 1e-8
 
@@ -29,6 +31,11 @@ class Thresholds:
 
     low: float
     high: float
+
+    def acting(self, on: Thresholds) -> Thresholds:
+        """The same without what acts on no value, given between what values lie (NaN: not known)."""
+        low = -math.inf if on.low >= self.low else self.low
+        return Thresholds(low, math.inf if on.high <= self.high else self.high)
 
 
 UNKNOWN = Thresholds(-math.inf, math.inf)
@@ -120,6 +127,7 @@ class Sample:
         total: Σx over the tokens of each row, [S].
         judged: verl's mean of x in each row and, for a statistic of rows, x itself: [1 or 2, S].
         ranges: extremes of x, of its row means, and of their deviation from the center, of each row.
+        center: taken off row means.
     """
 
     pieces: tuple[Piece, ...]
@@ -128,6 +136,34 @@ class Sample:
     total: Tensor
     judged: Tensor
     ranges: Ranges
+    center: float
+    _memo: dict[object, Columns] = field(default_factory=dict, repr=False)
+
+    def once(self, key: object, make: Callable[[], Columns]) -> Columns:
+        """`make()`, computed once per key for all spreads."""
+        if key not in self._memo:
+            self._memo[key] = make()
+        return self._memo[key]
+
+    @cached_property
+    def values(self) -> Thresholds:
+        """Between what x lies; unknown where that cannot be looked at."""
+        return _between(*self.ranges["x"]) if self.pieces else _between(self.judged[1], self.judged[1])
+
+    @cached_property
+    def means(self) -> Thresholds:
+        """Between what the row means lie, likewise."""
+        return _between(self.judged[0], self.judged[0])
+
+    @cached_property
+    def shared(self) -> Columns:
+        """What depends on no limits."""
+        off = self.judged[0] - self.center
+        return {"x": self.total, "m": self.judged[0], "m1": off, "m2": off.square()}
+
+    def flagged(self, flags: Tensor) -> Tensor:
+        """1 for rows that have a flag and count."""
+        return (flags if self.empty else flags & (self.n > 0)).to(torch.float64)
 
     @cached_property
     def none(self) -> Tensor:
@@ -140,7 +176,7 @@ class Sample:
         total = x * n
         means = total / (n + EPS)
         ranges = {"x": rows(x, n > 0), **_mean_ranges(means, center, n, empty)}
-        return cls((), empty, n, total, torch.stack((means, x)), ranges)
+        return cls((), empty, n, total, torch.stack((means, x)), ranges, center)
 
     @classmethod
     def of_tokens(cls, pieces: tuple[Piece, ...], n: Tensor, center: float, empty: bool) -> Sample:
@@ -151,7 +187,13 @@ class Sample:
             "x": reduce(outer, (piece.ends for piece in pieces)),
             **_mean_ranges(means, center, n, empty),
         }
-        return cls(pieces, empty, n, total, means[None], ranges)
+        return cls(pieces, empty, n, total, means[None], ranges, center)
+
+
+def _between(low: Tensor, high: Tensor) -> Thresholds:
+    if not here(low):
+        return UNKNOWN
+    return Thresholds(float(low.numpy().min(initial=math.inf)), float(high.numpy().max(initial=-math.inf)))
 
 
 def _mean_ranges(means: Tensor, center: float, n: Tensor, empty: bool) -> Ranges:
@@ -183,18 +225,12 @@ class Spread:
         return Sample.of_tokens(pieces, n, self.center, self.empty)
 
     def columns(self, of: Sample) -> Columns:
-        """Per-sequence columns [S]."""
-        beyond = self._beyond(of)
-        found = self._of_tokens(of) if of.pieces else self._of_rows(of, beyond)
-        means = of.judged[0]
-        off = means - self.center
-        found |= {
-            "x": of.total,
-            "m": means,
-            "m1": off,
-            "m2": off.square(),
-            "m_high": beyond[0][0],
-            "m_low": beyond[1][0],
+        """Per-sequence columns [S]; spreads whose limits act alike share them."""
+        at, of_means = self.limits.acting(of.values), self.limits.acting(of.means)
+        found = {
+            **of.once(("x", at), lambda: (_of_tokens if of.pieces else _of_rows)(of, at)),
+            **of.once(("m", of_means), lambda: _of_means(of, of_means)),
+            **of.shared,
         }
         return {f"{self.key}/{name}": values for name, values in found.items()}
 
@@ -202,22 +238,31 @@ class Spread:
         """Extremes of x, of its row means, of their deviation from the center."""
         return {f"{self.key}/{name}": pair for name, pair in of.ranges.items()}
 
-    def _beyond(self, of: Sample) -> Tensor:
-        """Above and below the limits: means, then x where it is of rows; [2, 1 or 2, S] of 0 and 1."""
-        flags = torch.stack((of.judged > self.limits.high, of.judged < self.limits.low))
-        return (flags if of.empty else flags & (of.n > 0)).to(torch.float64)
 
-    def _of_rows(self, of: Sample, beyond: Tensor) -> Columns:
-        clamped = of.judged[1].clamp(self.limits.low, self.limits.high)
-        (high, low), (high_tokens, low_tokens) = beyond[:, 1], beyond[:, 1] * of.n
-        total, off = clamped * of.n, clamped - self.center
-        about = {"c1": off * of.n, "cd": off.square() * of.n}  # geometric means lie within 1e-3 of 1
-        rows = {"high_rows": high, "low_rows": low, "high": high_tokens, "low": low_tokens}
-        return {"c": total, "cc": clamped * total, **about, **rows}
+def _outside(of: Sample, which: int, limits: Thresholds) -> tuple[Tensor, Tensor]:
+    """Where row means (0), or x of rows (1), are above the limits and where below; [S] each of 0 and 1."""
+    x = of.judged[which]
+    high = of.none if limits.high == math.inf else of.flagged(x > limits.high)
+    return high, of.none if limits.low == -math.inf else of.flagged(x < limits.low)
 
-    def _of_tokens(self, of: Sample) -> Columns:
-        sums = reduce(Bounded.plus, (piece.within(self.limits) for piece in of.pieces))
-        return {**sums._asdict(), "high_rows": of.none, "low_rows": of.none}
+
+def _of_means(of: Sample, limits: Thresholds) -> Columns:
+    high, low = _outside(of, 0, limits)
+    return {"m_high": high, "m_low": low}
+
+
+def _of_rows(of: Sample, limits: Thresholds) -> Columns:
+    clamped = of.judged[1].clamp(limits.low, limits.high)
+    high, low = _outside(of, 1, limits)
+    total, off = clamped * of.n, clamped - of.center
+    about = {"c1": off * of.n, "cd": off.square() * of.n}  # geometric means lie within 1e-3 of 1
+    rows = {"high_rows": high, "low_rows": low, "high": high * of.n, "low": low * of.n}
+    return {"c": total, "cc": clamped * total, **about, **rows}
+
+
+def _of_tokens(of: Sample, limits: Thresholds) -> Columns:
+    sums = reduce(Bounded.plus, (piece.within(limits) for piece in of.pieces))
+    return {**sums._asdict(), "high_rows": of.none, "low_rows": of.none}
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from offpol_diag import correction
 from offpol_diag.crosswalk import powers
 from offpol_diag.crosswalk.ends import Ends, rows
 from offpol_diag.crosswalk.ledger import Column, Entry, Ledger, Page, Range
-from offpol_diag.crosswalk.view import Measure, View
+from offpol_diag.crosswalk.view import Measure, View, weighed
 from offpol_diag.presets import Preset
 from offpol_diag.ratios import Level
 
@@ -63,12 +63,12 @@ BOOK = Ledger(
     "trl",
     (
         Column("difference", lambda view: view.total(powers.DISTANCE), when=_corrects),
-        Column("ratio", _total_ratio, own=True, when=_corrects),
-        Column("units", _units, own=True, when=_corrects),
+        Column("ratio", _total_ratio, own=True, when=_corrects, by=weighed),
+        Column("units", _units, own=True, when=_corrects, by=weighed),
     ),
     (
         Range("|Δ|", lambda view: view.ends(powers.DISTANCE), when=_corrects),
-        Range("ratios", _ends, own=True, when=_corrects),
+        Range("ratios", _ends, own=True, when=_corrects, by=weighed),
     ),
     (
         Entry(

@@ -7,7 +7,7 @@ over the near ones under what is left of the preset for them, which most presets
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, reduce
 from typing import TypeVar
@@ -18,6 +18,7 @@ from torch import Tensor
 from offpol_diag import segments
 from offpol_diag.batch import Batch
 from offpol_diag.crosswalk.ends import Ends, outer, rows
+from offpol_diag.memo import Memo
 from offpol_diag.metrics.outcome import Outcome, applied, of
 from offpol_diag.metrics.pieces import Pieces, pieces
 from offpol_diag.metrics.scene import Scene
@@ -78,7 +79,7 @@ class View:
     preset: Preset
     part: Ratios | None = None
     close: bool = False
-    _memo: dict[object, object] = field(default_factory=dict, repr=False)
+    _memo: Memo = field(default_factory=Memo, repr=False)
 
     @classmethod
     def at(cls, scene: Scene, preset: Preset) -> View:
@@ -87,9 +88,7 @@ class View:
 
     def once(self, key: object, make: Callable[[], T]) -> T:
         """`make()`, computed once per key for this preset."""
-        if key not in self._memo:
-            self._memo[key] = make()
-        return self._memo[key]  # type: ignore[return-value]
+        return self._memo.once(key, make)
 
     @cached_property
     def ratios(self) -> Ratios:
@@ -99,6 +98,13 @@ class View:
     def of(self, policy: Policy) -> Ratios:
         """Of another numerator."""
         return self.ratios.of(policy)
+
+    def did(self, *what: str) -> Hashable:
+        """These fields of the preset's deed; all of the preset, where its deed does not tell of it."""
+        deed = self.scene.deeds.get(self.preset.name)
+        if deed is None or not self.preset.apply:
+            return self.preset
+        return tuple([getattr(deed, name) for name in what])
 
     @property
     def batch(self) -> Batch:
@@ -278,6 +284,21 @@ def _on_tokens(preset: Preset) -> object:
     rules = applied(preset)
     found = tuple(rule for rule in rules.reject if rule.on_tokens)
     return (rules.reject, rules.veto) if any(rule.among == "left" for rule in found) else found
+
+
+def kept(view: View) -> Hashable:
+    """What is left of the tokens."""
+    return view.did("tokens", "sequences")
+
+
+def weighed(view: View) -> Hashable:
+    """The same, and the weights."""
+    return view.did("tokens", "sequences", "weights")
+
+
+def acted(view: View) -> Hashable:
+    """What the bounds of the weights did."""
+    return view.did("weights")
 
 
 KEPT = Mask(lambda view: view.done.kept.tokens, lambda view: _on_tokens(view.preset))

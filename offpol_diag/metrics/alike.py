@@ -6,30 +6,28 @@ at, presets are alike that left equal ones; elsewhere those that share the tenso
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from offpol_diag import losses
 from offpol_diag.host import here
+from offpol_diag.metrics.deeds import Acted, Deed
 from offpol_diag.metrics.outcome import Outcome, normalised
 from offpol_diag.metrics.pieces import Pieces
 from offpol_diag.presets import Preset
 
 
-def firsts(presets: Sequence[Preset], items: Sequence[Pieces]) -> list[int]:
-    """For each preset, given its pieces, the first one that did the same to the batch."""
+def deeds(presets: Sequence[Preset], items: Sequence[Pieces]) -> tuple[Deed, ...]:
+    """What each preset did, given its pieces."""
     marks = Marks()
-    by_item: dict[Hashable, int] = {}
-    by_deed: dict[Hashable, int] = {}
-    found: list[int] = []
-    for at, (preset, item) in enumerate(zip(presets, items, strict=True)):
-        own = id(item), normalised(preset)
-        if own not in by_item:
-            by_item[own] = by_deed.setdefault((own[1], *_deed(item, marks)), at)
-        found.append(by_item[own])
-    return found
+    by_item: dict[int, Deed] = {}
+    for item in items:
+        if id(item) not in by_item:
+            by_item[id(item)] = _deed(item, marks)
+    each = zip(presets, items, strict=True)
+    return tuple(by_item[id(item)]._replace(normal=normalised(preset)) for preset, item in each)
 
 
 @dataclass
@@ -37,6 +35,7 @@ class Marks:
     """A mark for each tensor, the same for those with equal values; they must all live on meanwhile."""
 
     _of: dict[int, Hashable] = field(default_factory=dict)
+    _parts: dict[int, tuple[Hashable, ...]] = field(default_factory=dict)
     _known: dict[bytes, int] = field(default_factory=dict)
 
     def of(self, x: Tensor) -> Hashable:
@@ -44,6 +43,12 @@ class Marks:
         if id(x) not in self._of:
             self._of[id(x)] = self._mark(x)
         return self._of[id(x)]
+
+    def of_parts(self, whole: object, *parts: Tensor) -> tuple[Hashable, ...]:
+        """The marks of what something consists of, looked at once."""
+        if id(whole) not in self._parts:
+            self._parts[id(whole)] = tuple(map(self.of, parts))
+        return self._parts[id(whole)]
 
     def of_mask(self, x: Tensor | None) -> Hashable:
         """The mark of flags, where all set is as good as no flags."""
@@ -55,22 +60,26 @@ class Marks:
         return self._known.setdefault(x.numpy().tobytes(), len(self._known)) if here(x) else id(x)
 
 
-def _deed(item: Pieces, marks: Marks) -> Iterator[Hashable]:
-    """All that the columns of a preset depend on."""
-    yield id(item.ratios)
-    yield losses.kind(item.preset)
-    yield id(item) if any(lot.passes is not None for lot in item.near) else len(item.near)
+def _deed(item: Pieces, marks: Marks) -> Deed:
     kept = item.first.kept
-    yield marks.of_mask(kept.tokens)
-    yield from (marks.of(x) for x in (kept.sequences, kept.vetoed, kept.catastrophic))
-    yield from _weights(item.first, marks)
+    near: Hashable = id(item) if any(lot.passes is not None for lot in item.near) else len(item.near)
+    sequences, vetoed, catastrophic = marks.of_parts(kept, kept.sequences, kept.vetoed, kept.catastrophic)
+    return Deed(
+        False,
+        losses.kind(item.preset),
+        losses.weighted(item.preset),
+        (id(item.ratios), near, marks.of_mask(kept.tokens)),
+        sequences,
+        vetoed,
+        catastrophic,
+        _acted(item.first, marks),
+    )
 
 
-def _weights(first: Outcome, marks: Marks) -> Iterator[Hashable]:
+def _acted(first: Outcome, marks: Marks) -> Acted | None:
     weight, weighed = first.preset.weight, first.weighed
     if weight is None or weighed is None:
-        return
-    yield weighed.final.per
-    yield weight.over == "token"  # what a mean weight is over
+        return None
     each = (weighed.final.values, weighed.high, weighed.low, weighed.bounded, weighed.tries)
-    yield from (marks.of(x) for x in each)
+    values, high, low, bounded, tries = marks.of_parts(weighed, *each)
+    return Acted(weighed.final.per, weight.over == "token", values, high, low, bounded, tries)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from offpol_diag import segments
 from offpol_diag.correction import weight_key
+from offpol_diag.metrics.deeds import Acted, nothing, of_sequence, of_token
 from offpol_diag.metrics.formula import Formula, Lookup, mean
 from offpol_diag.metrics.interval import POSITIVE
 from offpol_diag.metrics.outcome import NORMS, Outcome, applied, norm, normalised, token_rules
 from offpol_diag.metrics.pieces import Pieces
+from offpol_diag.metrics.rows import Rows, joined
 from offpol_diag.metrics.signs import every, signs
 from offpol_diag.metrics.stack import Stack
 from offpol_diag.presets import Preset
@@ -23,44 +25,61 @@ def columns(stack: Stack) -> Sheet:
     """Per-sequence columns [S] that the formulas of this module read, of every preset."""
     if not stack.presets:
         return stack.named({})
-    n, kept, sums = stack.n, stack.kept_tokens, stack.sums
+    n, kept, sums = stack.n, stack.kept, stack.sums
     there = n > 0
-    weight = sums.first / n.clamp(min=1)
+    weight = sums["first"].map(lambda x: x / n.clamp(min=1))
     found = {
         "kept": kept,
-        "w": sums.first,
-        "ww": sums.second,
-        "w11": sums.about_one,
-        "dropped": ((kept == 0) & there).to(torch.float64),
-        "touched": ((kept < n) & there).to(torch.float64),
-        "vetoed": stack.rows(lambda done: done.first.kept.vetoed).to(torch.float64),
-        "catastrophic": stack.rows(lambda done: done.first.kept.catastrophic),
+        "w": sums["first"],
+        "ww": sums["second"],
+        "w11": sums["about_one"],
+        "dropped": kept.map(lambda x: ((x == 0) & there).to(torch.float64)),
+        "touched": kept.map(lambda x: ((x < n) & there).to(torch.float64)),
+        "vetoed": stack.rows(lambda deed: deed.vetoed, lambda done: done.first.kept.vetoed.to(torch.float64)),
+        "catastrophic": stack.rows(lambda deed: deed.catastrophic, lambda done: done.first.kept.catastrophic),
         "v": weight,  # of a sequence: the mean over its tokens of what each contributes (0 when rejected)
-        "vv": weight.square(),
+        "vv": weight.map(torch.square),
         **_acted(stack, there.to(torch.float64)),
         **_by_sign(stack),
     }
     return Sheet.joined(stack.named(found), _norms(stack))
 
 
-def _acted(stack: Stack, there: Tensor) -> dict[str, Tensor]:
-    found = [done.acted(stack.n, there, stack.none) for done in stack.items]
-    return {name: torch.stack([one[name] for one in found]) for name in found[0]}
+ACTED: dict[str, Callable[[Acted], Hashable]] = {
+    "high": lambda acted: acted.high,
+    "low": lambda acted: acted.low,
+    "units": lambda acted: acted.per,
+    "bounded": lambda acted: acted.bounded,
+    "tries": lambda acted: (acted.per, acted.tries),
+}
+"""What bounds of the weights did, and what tells two presets apart there."""
+
+
+def _acted(stack: Stack, there: Tensor) -> dict[str, Rows]:
+    def of(name: str, by: Callable[[Acted], Hashable]) -> Rows:
+        return stack.rows(
+            lambda deed: None if deed.weights is None else by(deed.weights),
+            lambda done: done.acted(stack.n, there, stack.none)[name],
+        )
+
+    return {name: of(name, by) for name, by in ACTED.items()}
 
 
 def _norms(stack: Stack) -> Sheet:
     """Of the presets that are normalised."""
     stack = stack.only(normalised)
     found = [norm(done, done.preset) for done in stack.items]
-    return stack.named({name: torch.stack([one[name] for one in found]) for name in NORMS if found})
+    at = tuple(range(len(found)))
+    return stack.named({name: Rows(torch.stack([one[name] for one in found]), at) for name in NORMS if found})
 
 
-def _by_sign(stack: Stack) -> dict[str, Tensor]:
+def _by_sign(stack: Stack) -> dict[str, Rows | Tensor]:
     """Tokens and kept tokens where the advantage is positive and where it is negative."""
     if stack.batch.advantages is None:
         return {}
-    left = stack.total(sign_counts)
-    return every(stack.scene) | {f"{name}_kept": x * stack.sequences for name, x in left.items()}
+    left = stack.total(nothing, sign_counts)
+    kept = {f"{name}_kept": joined(torch.mul, x, stack.sequences) for name, x in left.items()}
+    return every(stack.scene) | kept
 
 
 def sign_counts(done: Outcome, preset: Preset) -> dict[str, Tensor]:
@@ -73,17 +92,22 @@ def ranges(stack: Stack) -> dict[str, tuple[Tensor, Tensor]]:
     if not stack.presets:
         return {}
     lows, highs = weight_spans(stack)
-    pairs = list(zip(lows.amin(dim=1).unbind(), highs.amax(dim=1).unbind(), strict=True))
-    return {f"{name}|weight": pairs[at] for name, at in stack.users}
+    low, high = lows.values.amin(dim=1).unbind(), highs.values.amax(dim=1).unbind()
+    return {f"{name}|weight": (low[lows.at[row]], high[highs.at[row]]) for name, row in stack.users}
 
 
-def weight_spans(stack: Stack) -> tuple[Tensor, Tensor]:
-    """Smallest and largest final weight of a sequence's kept tokens, [P, S]; (+inf, -inf) where none is."""
-    one = torch.ones_like(stack.n)
-    spans = [_span(done, one) for done in stack.items]
-    left = stack.kept_tokens > 0
-    lows, highs = (torch.stack(each) for each in zip(*spans, strict=True))
-    return torch.where(left, lows, torch.inf), torch.where(left, highs, -torch.inf)
+def weight_spans(stack: Stack) -> tuple[Rows, Rows]:
+    """Smallest and largest final weight of a sequence's kept tokens; (+inf, -inf) where none is."""
+    found = stack.made(
+        lambda deed: (of_sequence(deed), of_token(deed), None if of_token(deed) is None else deed.tokens),
+        lambda done: dict(zip(("low", "high"), _span(done, stack.one), strict=True)),
+    )
+    absent = {"low": torch.inf, "high": -torch.inf}
+    low, high = (
+        joined(lambda x, kept, end=end: torch.where(kept > 0, x, end), found[name], stack.kept)
+        for name, end in absent.items()
+    )
+    return low, high
 
 
 def _span(done: Pieces, one: Tensor) -> tuple[Tensor, Tensor]:

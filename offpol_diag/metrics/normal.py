@@ -49,8 +49,10 @@ def _members(scene: Scene) -> dict[Label, Tensor]:
 
 def ranges(stack: Stack) -> Places[Extremes]:
     """Smallest and largest final weight of a kept token, per trainer batch, before it is divided."""
-    pairs = list(zip(*map(torch.unbind, weight_spans(stack)), strict=True)) if stack.presets else []
-    spans = {f"{name}|weight": pairs[at] for name, at in stack.users}
+    spans = {}
+    if stack.presets:
+        low, high = (each.all.unbind() for each in weight_spans(stack))
+        spans = {f"{name}|weight": (low[at], high[at]) for name, at in stack.users}
     return Places({label: _extremes(spans, at) for label, at in _members(stack.scene).items()})
 
 

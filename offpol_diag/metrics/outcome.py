@@ -52,11 +52,6 @@ class Moments:
         """The same sums with a function applied to each."""
         return Moments(**{name: function(x) for name, x in self.named().items()})
 
-    def replaced(self, at: Tensor, rows: Moments) -> Moments:
-        """Stacked sums [P, S] with other ones in the rows `at`."""
-        mine, theirs = vars(self), vars(rows)
-        return Moments(**{name: mine[name].index_copy(0, at, theirs[name]) for name in mine})
-
     def times(self, x: Tensor) -> Moments:
         """Every sum times x [S]."""
         return Moments(self.first * x, self.second * x, self.excess * x, self.about_one * x)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 import torch
 from torch import Tensor
@@ -10,10 +10,12 @@ from torch import Tensor
 from offpol_diag import losses, segments
 from offpol_diag.correction import weight_key
 from offpol_diag.losses import TokenLoss
+from offpol_diag.metrics.deeds import Deed, of_sequence, of_token
 from offpol_diag.metrics.formula import Formula, mean
 from offpol_diag.metrics.method import sign_counts
 from offpol_diag.metrics.outcome import PER_SEQUENCE, Outcome, token_rules
-from offpol_diag.metrics.pieces import Columns, Lot
+from offpol_diag.metrics.pieces import Columns, Lot, Pieces
+from offpol_diag.metrics.rows import Rows, joined
 from offpol_diag.metrics.stack import Stack
 from offpol_diag.presets import Preset
 from offpol_diag.ratios import Ratios
@@ -25,21 +27,41 @@ def columns(stack: Stack) -> Sheet:
     stack = stack.only(lambda preset: losses.known(stack.batch, preset))
     if not stack.presets:
         return stack.named({})
-    sums, kept = stack.total(clip_sums), stack.kept_tokens
-    summed = stack.total(weighed_sums, weighing)["loss"] * sequence_weights(stack)
+    sums, kept = stack.total(of_loss, clip_sums), stack.kept
+    summed = joined(
+        torch.mul, stack.total(of_weighed_loss, weighed_sums, weighing)["loss"], sequence_weights(stack)
+    )
     found = {
         "loss": summed,
-        "loss_mean": summed / kept.clamp(min=1),
-        "loss_rows": (kept > 0).to(torch.float64),
-        **{name: values * stack.sequences for name, values in sums.items()},
+        "loss_mean": joined(lambda loss, many: loss / many.clamp(min=1), summed, kept),
+        "loss_rows": kept.map(lambda x: (x > 0).to(torch.float64)),
+        **{name: joined(torch.mul, values, stack.sequences) for name, values in sums.items()},
     }
     return stack.named(found)
 
 
-def sequence_weights(stack: Stack) -> Tensor:
-    """What multiplies the loss of a whole sequence, 0 where it is dropped, [P, S]."""
-    weighted = torch.tensor([[losses.weighted(preset)] for preset in stack.presets], device=stack.n.device)
-    return torch.where(weighted, stack.weights, 1.0) * stack.sequences
+def of_loss(deed: Deed) -> Hashable:
+    """The loss before weights."""
+    return deed.loss
+
+
+def of_weighed_loss(deed: Deed) -> Hashable:
+    """The loss with the weights of tokens."""
+    return deed.loss, of_token(deed) if deed.weighed else None
+
+
+def sequence_weights(stack: Stack) -> Rows:
+    """What multiplies the loss of a whole sequence, 0 where it is dropped."""
+    weights = stack.rows(
+        lambda deed: of_sequence(deed) if deed.weighed else None,
+        lambda item: _multiplier(item, stack.one),
+    )
+    return joined(torch.mul, weights, stack.sequences)
+
+
+def _multiplier(item: Pieces, one: Tensor) -> Tensor:
+    weights = item.per_sequence if losses.weighted(item.preset) else None
+    return one if weights is None else weights
 
 
 def weighing(lot: Lot, sums: Columns) -> Columns:

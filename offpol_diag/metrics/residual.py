@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from offpol_diag import segments
+from offpol_diag.metrics.deeds import nothing
 from offpol_diag.metrics.formula import Formula, mean
 from offpol_diag.metrics.interval import ABOVE_MINUS_ONE, POSITIVE
 from offpol_diag.metrics.outcome import Outcome, token_rules
+from offpol_diag.metrics.rows import joined
 from offpol_diag.metrics.stack import Stack
 from offpol_diag.presets import Preset
 from offpol_diag.ratios import OVERFLOW, Ratios
@@ -22,19 +24,35 @@ def columns(stack: Stack) -> Sheet:
     """Per-sequence columns [S]: Σ k3 over kept tokens, the perplexity ratio and w² − 1 of what is left."""
     if not stack.presets:
         return stack.named({})
-    found, kept, sums = stack.total(gap_sums), stack.kept_tokens, stack.sums
-    left = (kept > 0).to(torch.float64)
-    gap = found["delta"] / kept.clamp(min=1)
-    n = stack.n.clamp(min=1)
-    away = (sums.excess + kept - n) / n
+    found, kept, sums = stack.total(nothing, gap_sums), stack.kept, stack.sums
+    left, n = kept.map(_there), stack.n.clamp(min=1)
     columns = {
-        "residual_k3": found["k3"] * stack.sequences,
-        "residual_ppl": torch.expm1((-gap).clamp(max=2 * OVERFLOW)) * left,
+        "residual_k3": joined(torch.mul, found["k3"], stack.sequences),
+        "residual_ppl": joined(_ppl, found["delta"], kept),
         "residual_left": left,
-        "residual_ww": sums.about_one + 2 * sums.excess,
-        "residual_vv": away * (away + 2) * left,
+        "residual_ww": joined(
+            lambda squares, excess: squares + 2 * excess, sums["about_one"], sums["excess"]
+        ),
+        "residual_vv": joined(lambda excess, many: _vv(excess, many, n), sums["excess"], kept),
     }
     return stack.named(columns)
+
+
+def _there(kept: Tensor) -> Tensor:
+    """1 for a sequence with a token left."""
+    return (kept > 0).to(torch.float64)
+
+
+def _ppl(delta: Tensor, kept: Tensor) -> Tensor:
+    """exp(−mean Δ) − 1 over the tokens left, ΣΔ being `delta`; 0 where none is."""
+    gap = delta / kept.clamp(min=1)
+    return torch.expm1((-gap).clamp(max=2 * OVERFLOW)) * _there(kept)
+
+
+def _vv(excess: Tensor, kept: Tensor, n: Tensor) -> Tensor:
+    """v² − 1 of the mean weight v, a rejected token weighing 0, from Σ(w − 1); 0 where no token is left."""
+    away = (excess + kept - n) / n
+    return away * (away + 2) * _there(kept)
 
 
 def gap_sums(done: Outcome, preset: Preset) -> dict[str, Tensor]:

@@ -15,6 +15,7 @@ from offpol_diag.accumulators import Floor
 from offpol_diag.batch import Batch, places
 from offpol_diag.host import here
 from offpol_diag.memo import Memo
+from offpol_diag.metrics.deeds import Deed
 from offpol_diag.metrics.nearness import close
 from offpol_diag.near import Asked, Near, neutral, splits
 from offpol_diag.presets import Over, Policy, Preset, Statistic
@@ -32,7 +33,7 @@ class Scene:
         near: what makes a token near; None: all tokens are looked at preset by preset.
         learned: takes down what is asked of near tokens, in a rehearsal; else None.
         floors: by tail, what earlier batches say of it; None for a batch by itself.
-        alike: by preset, a mark that those share which did the same to the batch; empty where none is known.
+        deeds: what each preset did to the batch, by name; empty where that is not known.
     """
 
     batch: Batch
@@ -41,7 +42,7 @@ class Scene:
     near: Near | None = None
     learned: Asked | None = None
     floors: dict[str, Floor] | None = None
-    alike: Mapping[str, int] = field(default_factory=dict, repr=False)
+    deeds: Mapping[str, Deed] = field(default_factory=dict, repr=False)
     _ratios: dict[str, Ratios] = field(default_factory=dict)
     _memo: Memo = field(default_factory=Memo, repr=False)
     _parts: tuple[Ratios, Ratios] | None = field(default=None, repr=False)

@@ -10,6 +10,7 @@ from torch import Tensor
 from offpol_diag import resample
 from offpol_diag.accumulators import GroupSample
 from offpol_diag.metrics.formula import plain
+from offpol_diag.metrics.rows import Rows
 from offpol_diag.metrics.stack import Stack
 from offpol_diag.summary import Numbers
 
@@ -41,7 +42,7 @@ def length_bin(lengths: Tensor) -> Tensor:
 def by_length(stack: Stack) -> Grid:
     """Bin the batch by length."""
     there = (stack.n > 0).to(torch.float64)
-    stacked = torch.cat((there[None], stack.n[None], stack.kept_tokens)).T
+    stacked = torch.cat((there[None], stack.n[None], stack.kept.values)).T
     at = length_bin(stack.batch.lengths)
     grid = stacked.new_zeros(LENGTH_BINS, stacked.shape[1]).index_add_(0, at, stacked)
     return Grid(_of_every(stack, grid))
@@ -50,18 +51,16 @@ def by_length(stack: Stack) -> Grid:
 def by_group(stack: Stack) -> GroupSample:
     """Sequences, and each preset's sequences with a token left, by group."""
     there = stack.n > 0
-    columns = torch.cat((there[None], stack.kept_tokens > 0)).T.to(torch.float64)
+    columns = torch.cat((there[None], stack.kept.values > 0)).T.to(torch.float64)
     found = GroupSample.of(resample.mix(stack.batch.key), columns)
     return GroupSample(found.keys, _of_every(stack, found.values), found.full)
 
 
 def _of_every(stack: Stack, x: Tensor) -> Tensor:
-    """A column for every preset in place of one for all that are alike: the last R of [N, k + R]."""
-    if stack.which is None:
-        return x
-    shared = x.shape[1] - len(stack.items)
-    at = [*range(shared), *(shared + row for row in stack.which)]
-    return x[:, torch.tensor(at, device=x.device)]
+    """A column for every preset in place of one for all that left the same: the last R of [N, k + R]."""
+    shared = x.shape[1] - len(stack.kept.values)
+    at = (*range(shared), *(shared + stack.kept.at[row] for _, row in stack.users))
+    return Rows(x.T, at).all.T
 
 
 def numbers(grid: Grid, groups: GroupSample) -> list[Numbers]:

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, lru_cache
+from functools import cache, cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from offpol_diag.batch import Batch
-from offpol_diag.metrics.alike import firsts
-from offpol_diag.metrics.outcome import Moments, powers
+from offpol_diag.host import here
+from offpol_diag.metrics.alike import deeds
+from offpol_diag.metrics.deeds import Deed, of_sequence, of_token
+from offpol_diag.metrics.outcome import powers
 from offpol_diag.metrics.pieces import How, Make, Pieces, passing, pieces
+from offpol_diag.metrics.rows import Rows, distinct, joined, together, woven
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.presets import Preset
 from offpol_diag.sheet import Sheet
 
+Key = Callable[[Deed], Hashable]
+"""What of a preset's deed a row depends on."""
+
 
 @dataclass(frozen=True)
 class Stack:
-    """Presets applied to a batch; [P, S] float64 each, the names those of `Pieces`.
+    """Presets applied to a batch; numbers are float64, the names those of `Pieces`.
 
     Attributes:
         scene: the batch as the observers see it.
@@ -28,6 +35,7 @@ class Stack:
         items: each one's pieces.
         names: of all presets that are told of; None: of these.
         which: the row of each of those names; None: each has its own.
+        told: what each preset did, where that is known already.
     """
 
     scene: Scene
@@ -35,6 +43,7 @@ class Stack:
     items: tuple[Pieces, ...]
     names: tuple[str, ...] | None = None
     which: tuple[int, ...] | None = None
+    told: tuple[Deed, ...] | None = None
 
     @classmethod
     def of(cls, scene: Scene, presets: Sequence[Preset]) -> Stack:
@@ -43,23 +52,27 @@ class Stack:
 
     def on(self, scene: Scene) -> Stack:
         """The same rows of another batch."""
-        return replace(self, scene=scene, items=Stack.of(scene, self.presets).items)
+        return replace(self, scene=scene, items=Stack.of(scene, self.presets).items, told=None)
+
+    @cached_property
+    def deeds(self) -> tuple[Deed, ...]:
+        """What each preset did."""
+        return deeds(self.presets, self.items) if self.told is None else self.told
 
     @cached_property
     def few(self) -> Stack:
         """The same presets with one row for all that did the same."""
-        first = firsts(self.presets, self.items)
-        rows = {at: row for row, at in enumerate(dict.fromkeys(first))}
-        if self.which is not None or len(rows) == len(first):
+        first, at = distinct(self.deeds)
+        if self.which is not None or len(first) == len(at):
             return self
-        presets, items = (tuple(each[at] for at in rows) for each in (self.presets, self.items))
-        return Stack(
-            self.scene,
-            presets,  # type: ignore[arg-type]
-            items,  # type: ignore[arg-type]
-            tuple(preset.name for preset in self.presets),
-            tuple(rows[at] for at in first),
-        )
+        names = tuple(preset.name for preset in self.presets)
+        return replace(self._picked(first), names=names, which=at)
+
+    def _picked(self, at: Sequence[int]) -> Stack:
+        """Some of the presets, by themselves."""
+        each = ([x[row] for row in at] for x in (self.presets, self.items, self.deeds))
+        presets, items, told = map(tuple, each)
+        return Stack(self.scene, presets, items, told=told)  # type: ignore[arg-type]
 
     @cached_property
     def users(self) -> tuple[tuple[str, int], ...]:
@@ -73,20 +86,28 @@ class Stack:
         left = [at for at, preset in enumerate(self.presets) if which(preset)]
         if len(left) == len(self.presets):
             return self
-        presets, items = tuple(self.presets[at] for at in left), tuple(self.items[at] for at in left)
         if self.which is None:
-            return Stack(self.scene, presets, items)
+            return self._picked(left)
         rows = {at: row for row, at in enumerate(left)}
         users = [(name, rows[at]) for name, at in self.users if at in rows]
         names, places = zip(*users, strict=True) if users else ((), ())
-        return Stack(self.scene, presets, items, names, places)
+        return replace(self._picked(left), names=names, which=places)
 
-    def named(self, columns: Mapping[str, Tensor]) -> Sheet:
-        """Columns [P, S] → one column [S] per preset, under its name."""
+    def named(self, columns: Mapping[str, Rows | Tensor]) -> Sheet:
+        """Columns → one column [S] per preset, under its name; [S] where all presets have the same."""
         many = len(self.presets)
-        rows = tuple(x.expand(many, -1) for x in columns.values())
+        rows = [x if isinstance(x, Rows) else Rows(x[None], (0,) * many) for x in columns.values()]
         names = _names(tuple(columns), tuple(name for name, _ in self.users))
-        return Sheet(names, rows, None if self.which is None else _rows(len(columns), many, self.which))
+        return Sheet(names, tuple(x.values for x in rows), self._places(rows))
+
+    def _places(self, rows: Sequence[Rows]) -> Tensor | None:
+        """Where each name's column lies, [columns · names] int64; None of no column."""
+        if not rows:
+            return None
+        begins = np.cumsum([0, *(len(x.values) for x in rows[:-1])])
+        at = np.array([x.at for x in rows], dtype=np.int64).reshape(len(rows), -1) + begins[:, None]
+        places = (at if self.which is None else at[:, list(self.which)]).flatten()
+        return torch.from_numpy(places)
 
     @property
     def batch(self) -> Batch:
@@ -103,58 +124,81 @@ class Stack:
         """Zero for every sequence, [S]."""
         return torch.zeros_like(self.n)
 
-    def rows(self, make: Callable[[Pieces], Tensor]) -> Tensor:
-        """A row [S] of each preset."""
+    @cached_property
+    def one(self) -> Tensor:
+        """One for every sequence, [S]."""
+        return torch.ones_like(self.n)
+
+    def keys(self, by: Key) -> Sequence[Hashable]:
+        """What tells rows apart; a GPU copies rows sooner than it is told which are the same."""
+        return [by(deed) for deed in self.deeds] if here(self.n) else range(len(self.presets))
+
+    def rows(self, by: Key, make: Callable[[Pieces], Tensor]) -> Rows:
+        """A row [S] of each preset, once for all with an equal key."""
         if not self.items:
-            return self.n.new_zeros((0, len(self.n)))
-        return torch.stack([make(item) for item in self.items])
+            return Rows(self.n.new_zeros((0, len(self.n))), ())
+        return Rows.made(self.keys(by), lambda at: make(self.items[at]))
 
     @cached_property
-    def sequences(self) -> Tensor:
+    def sequences(self) -> Rows:
         """1 where a sequence passed every rule on sequences and the veto."""
-        return self.rows(lambda item: item.sequences).to(torch.float64)
+        return self.rows(lambda deed: deed.sequences, lambda item: item.sequences).map(_numbers)
 
     @cached_property
-    def kept_tokens(self) -> Tensor:
+    def kept(self) -> Rows:
         """Tokens left."""
-        return self.rows(lambda item: item.passed) * self.sequences
+        return joined(
+            torch.mul, self.rows(lambda deed: deed.tokens, lambda item: item.passed), self.sequences
+        )
+
+    @property
+    def kept_tokens(self) -> Tensor:
+        """The same, [P, S]."""
+        return self.kept.all
 
     @cached_property
-    def weights(self) -> Tensor:
+    def weights(self) -> Rows:
         """The weights of sequences; 1 where tokens have their own, or there are none."""
-        one = torch.ones_like(self.n)
-        return self.rows(lambda item: one if item.per_sequence is None else item.per_sequence)
+        return self.rows(
+            of_sequence, lambda item: self.one if item.per_sequence is None else item.per_sequence
+        )
 
     @cached_property
-    def sums(self) -> Moments:
-        """Of the final weights over the tokens left."""
-        whole = powers(self.weights).times(self.kept_tokens)
-        own = [item.weighs_tokens for item in self.items]
-        if not any(own):
+    def sums(self) -> dict[str, Rows]:
+        """Of the final weights over the tokens left, by the names of `Moments`."""
+        own, others = (
+            [at for at, item in enumerate(self.items) if item.weighs_tokens is x] for x in (True, False)
+        )
+        (w, kept), at = together(self.weights.of(others), self.kept.of(others))
+        whole = {name: Rows(x, at) for name, x in powers(w).times(kept).named().items()}
+        if not own:
             return whole
-        at = torch.tensor([i for i, flag in enumerate(own) if flag], device=self.n.device)
-        items = [item for item, flag in zip(self.items, own, strict=True) if flag]
-        found = stacked([item.moments() for item in items])
-        own_sums = Moments(**found).times(self.sequences[at])
-        return whole.replaced(at, own_sums)
+        each = self._sums_of_tokens(own)
+        return {name: woven({tuple(others): x, tuple(own): each[name]}) for name, x in whole.items()}
 
-    def total(self, make: Make, how: How = passing) -> dict[str, Tensor]:
-        """Sums over the tokens that pass the rules on tokens, by column, [P, S] each."""
-        return stacked([item.total(make, how) for item in self.items])
+    def _sums_of_tokens(self, own: Sequence[int]) -> dict[str, Rows]:
+        """Where tokens have weights of their own."""
+        found = self._picked(own).made(lambda deed: (deed.tokens, of_token(deed)), Pieces.moments)
+        passed = self.sequences.of(own)
+        return {name: joined(torch.mul, x, passed) for name, x in found.items()}
+
+    def total(self, by: Key, make: Make, how: How = passing) -> dict[str, Rows]:
+        """Sums over the tokens that pass the rules on tokens, by column."""
+        return self.made(lambda deed: (deed.tokens, by(deed)), lambda item: item.total(make, how))
+
+    def made(self, by: Key, make: Callable[[Pieces], Mapping[str, Tensor]]) -> dict[str, Rows]:
+        """Columns [S], once for all with an equal key."""
+        first, at = distinct(self.keys(by))
+        found = [make(self.items[preset]) for preset in first]
+        names = tuple(found[0]) if found else ()
+        return {name: Rows(torch.stack([one[name] for one in found]), at) for name in names}
 
 
-def stacked(columns: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """The same columns [S] of P presets, [P, S] each."""
-    return {name: torch.stack([one[name] for one in columns]) for name in (columns[0] if columns else ())}
+def _numbers(flags: Tensor) -> Tensor:
+    return flags.to(torch.float64)
 
 
 @cache
 def _names(columns: tuple[str, ...], presets: tuple[str, ...]) -> tuple[str, ...]:
     """Of one column under every preset, then of the next; every batch asks for the same."""
     return tuple(f"{preset}|{column}" for column in columns for preset in presets)
-
-
-@lru_cache(maxsize=64)
-def _rows(columns: int, many: int, which: tuple[int, ...]) -> Tensor:
-    """The row of every preset in one column, then in the next: [columns · P] int64."""
-    return (many * torch.arange(columns)[:, None] + torch.tensor(which, dtype=torch.int64)).flatten()

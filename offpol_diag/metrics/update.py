@@ -19,6 +19,7 @@ from offpol_diag.metrics.policyloss import (
     MASS,
     mass_sums,
     masses,
+    of_weighed_loss,
     pooled,
     sequence_weights,
     token_weights,
@@ -26,6 +27,7 @@ from offpol_diag.metrics.policyloss import (
     weighing,
     weighs_tokens,
 )
+from offpol_diag.metrics.rows import joined
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.metrics.stack import Stack
 from offpol_diag.presets import Preset
@@ -55,11 +57,14 @@ def columns(stack: Stack) -> Sheet:
     """Per-sequence columns [S]: Σ|slope · w| of what still pulls, and Σ|A| by sign of what does not."""
     if stack.batch.advantages is None or not stack.presets:
         return stack.named({})
-    whole, still = sequence_weights(stack), stack.total(still_sums, stilling)
+    whole, still = sequence_weights(stack), stack.total(of_weighed_loss, still_sums, stilling)
+    pull = stack.total(of_weighed_loss, weighed_sums, weighing)["pull"]
     mass = shared(stack.scene)
-    found = {"update": stack.total(weighed_sums, weighing)["pull"] * whole}
+    found = {"update": joined(torch.mul, pull, whole)}
     for sign in SIGNS:
-        found[f"still_{sign}"] = torch.where(whole == 0, mass[f"mass_{sign}"], still[sign])
+        found[f"still_{sign}"] = joined(
+            lambda factor, x, gone=mass[f"mass_{sign}"]: torch.where(factor == 0, gone, x), whole, still[sign]
+        )
     return stack.named(found)
 
 

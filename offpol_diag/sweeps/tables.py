@@ -72,7 +72,8 @@ def _each(scene: Scene, preset: Preset, dial: Dial, values: Sequence[float]) -> 
     there = (stack.n > 0).to(torch.float64)
     acted = [item.acted(stack.n, there, stack.none) for item in stack.items]
     beyond = [sum((one[key] for key in _acting(dial)), stack.none) for one in acted]
-    return Table(stack.kept_tokens, stack.sums, torch.stack(beyond))
+    sums = Moments(**{name: rows.all for name, rows in stack.sums.items()})
+    return Table(stack.kept_tokens, sums, torch.stack(beyond))
 
 
 def _acting(dial: Dial) -> tuple[str, ...]:

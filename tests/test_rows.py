@@ -1,0 +1,94 @@
+"""Rows that several presets share are made once, and each preset reads what it would have had alone."""
+
+import pytest
+import torch
+
+from offpol_diag.metrics import rows
+from offpol_diag.metrics.rows import Rows, distinct, joined, together, woven
+from offpol_diag.sheet import Sheet
+
+
+def of(values, at):
+    return Rows(torch.tensor(values, dtype=torch.float64), at)
+
+
+A = of([[1, 2], [3, 4]], (0, 1, 0, 1))
+B = of([[5, 6], [7, 8]], (0, 0, 1, 1))
+
+
+def test_each_preset_reads_its_row():
+    assert A.all.tolist() == [[1, 2], [3, 4], [1, 2], [3, 4]]
+    assert A.of([3, 0]).all.tolist() == [[3, 4], [1, 2]]
+    assert A.map(torch.neg).all.tolist() == (-A.all).tolist()
+
+
+def test_equal_keys_are_made_once_for_the_first_that_has_them():
+    made = []
+    found = Rows.made("xyxz", lambda at: made.append(at) or torch.full((2,), float(at)))
+
+    assert made == [0, 1, 3]
+    assert found.all.tolist() == [[0, 0], [1, 1], [0, 0], [3, 3]]
+
+
+def test_two_of_equal_places_are_joined_row_by_row():
+    assert joined(torch.mul, A, A).values.tolist() == [[1, 4], [9, 16]]
+
+
+@pytest.mark.parametrize("on_host", [True, False])
+def test_every_combination_that_occurs_is_made_once(monkeypatch, on_host):
+    monkeypatch.setattr(rows, "here", lambda x: on_host)
+    sizes = []
+
+    def times(x, y):
+        sizes.append(len(x))
+        return x * y
+
+    thrice = joined(times, A, of([[1, 1], [2, 2]], (0, 1, 0, 1)))
+    found = joined(times, A, B)
+
+    assert sizes == [2, 4]
+    assert torch.equal(found.all, A.all * B.all)
+    assert thrice.all.tolist() == [[1, 2], [6, 8], [1, 2], [6, 8]]
+
+
+def test_rows_that_no_preset_has_are_left_out():
+    (x,), at = together(of([[9, 9], [1, 2]], (1, 1)))
+
+    assert x.tolist() == [[1, 2]]
+    assert at == (0, 0)
+
+
+def test_rows_of_some_presets_and_of_the_others_are_woven():
+    found = woven({(1, 3): A.of([1, 3]), (0, 2): B.of([0, 2])})
+
+    assert found.all.tolist() == [[5, 6], [3, 4], [7, 8], [3, 4]]
+
+
+def test_distinct_keys_are_told_by_where_they_are_first():
+    assert distinct([]) == ([], ())
+    assert distinct([0, None, False, (), 0, None]) == ([0, 1, 3], (0, 1, 0, 2, 0, 1))
+
+
+def test_names_of_one_tensor_share_a_row_of_a_sheet():
+    x, y = torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.0])
+    sheet = Sheet.shared({"a": x, "b": y, "c": x})
+
+    assert sheet.height == 2
+    assert sheet.values.tolist() == [[1, 2]] * 3
+
+
+def test_a_row_that_later_sequences_part_is_parted_for_all():
+    one = Sheet(("a", "b", "c"), (torch.tensor([[1.0], [2.0]]),), torch.tensor([0, 0, 1]))
+    two = Sheet(("a", "b", "c"), (torch.tensor([[3.0], [4.0], [5.0]]),), torch.tensor([2, 1, 0]))
+    three = Sheet(("a", "b", "c"), (torch.tensor([[6.0], [7.0], [8.0]]),))
+
+    assert Sheet.beside([one, two]).values.tolist() == [[1, 5], [1, 4], [2, 3]]
+    assert Sheet.beside([one, one]).height == 2
+    assert Sheet.beside([three, two, one]).values.tolist() == [[6, 5, 1], [7, 4, 1], [8, 3, 2]]
+
+
+def test_sheets_of_places_that_are_equal_and_of_another_height_are_no_less_parted():
+    one = Sheet(("a", "b"), (torch.tensor([[1.0], [2.0]]),), torch.tensor([0, 0]))
+    two = Sheet(("a", "b"), (torch.tensor([[3.0]]),), torch.tensor([0, 0]))
+
+    assert Sheet.beside([one, two]).values.tolist() == [[1, 3], [1, 3]]
