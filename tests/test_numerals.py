@@ -11,8 +11,8 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from offpol_diag import readout
 from offpol_diag.numerals import written
+from offpol_diag.readout import presets
 from offpol_diag.summary import Number
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
@@ -56,4 +56,4 @@ def test_a_share_of_bounded_terms_is_a_share_or_not_known(hits, tries, share):
     sums = {"bounded": torch.tensor([hits]), "tries": torch.tensor([tries])}
     out: Any = SimpleNamespace(reader=SimpleNamespace(column=lambda name, prefix: sums[name]))
 
-    assert readout._bounded(Number(value=1.0), out, "").clamped == share
+    assert presets._bounded(Number(value=1.0), out, "").clamped == share

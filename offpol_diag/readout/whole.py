@@ -1,0 +1,63 @@
+"""Every number of the report, from a finished tally."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from offpol_diag import evidence
+from offpol_diag.accumulators import Best, Places, Sums
+from offpol_diag.metrics import bystep, where
+from offpol_diag.metrics.alignment import Folds
+from offpol_diag.presets import Preset
+from offpol_diag.readout.gaps import histogram, metrics
+from offpol_diag.readout.presets import preset_result
+from offpol_diag.readout.reading import Readout, typed
+from offpol_diag.summary import DumpFacts, Location, Run, Summary, Worst
+from offpol_diag.tally import Study, Tally
+
+
+def summary(study: Study, tally: Tally, presets: Sequence[Preset], facts: DumpFacts, run: Run) -> Summary:
+    """Every number of the report."""
+    out = Readout(study, tally)
+    by = where.locations(_places(tally), out.reader.groups, study.group_by, whole=bool(study.by_step))
+    by |= _asked(out, by)
+    folds = typed(tally.states["alignment"], Folds)
+    batch = study.update or evidence.per_update(by.get("step"), facts.sequences)
+    return Summary(
+        dump=facts,
+        metrics=metrics(out),
+        presets={preset.name: preset_result(out, preset) for preset in presets},
+        by=by,
+        alignment=evidence.alignment(folds, study.side, study.columns, batch),
+        histograms={f"{drift.prefix}log_ratio": histogram(out, drift) for drift in study.drifts},
+        worst=Worst(
+            sequences=[row for _, row in typed(tally.states["worst.sequences"], Best).records],
+            tokens=[row for _, row in typed(tally.states["worst.tokens"], Best).records],
+        ),
+        run=run,
+    )
+
+
+def _asked(out: Readout, by: Mapping[str, Location]) -> dict[str, Location]:
+    """The steps with the numbers that are asked for by step."""
+    steps, found = out.tally.states.get("steps"), by.get("step")
+    if steps is None or found is None:
+        return {}
+    numbers = bystep.numbers(
+        typed(steps, Places), out.normal, out.study.presets, out.study.by_step, out.reader.groups
+    )
+    places = [place.model_copy(update={"asked": numbers.get(place.key, {})}) for place in found.places]
+    return {"step": found.model_copy(update={"places": places})}
+
+
+def _places(tally: Tally) -> dict[str, Places[Sums] | Sums]:
+    return {
+        name.removeprefix("where."): state
+        for name, state in tally.states.items()
+        if isinstance(state, Places | Sums) and name.startswith("where.")
+    }
+
+
+def factors(study: Study, tally: Tally) -> dict[str, dict[str, float]]:
+    """What batch normalisation divides the weights by, per preset that normalises and trainer batch."""
+    return Readout(study, tally).factors
