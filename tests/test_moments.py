@@ -25,6 +25,9 @@ DEGREES = {
     (("", "1+", ""), "drift"): 2,
     (("log old", "A+", ""), "drift"): 11,
     (("", "1-", ""), ""): 1,
+    (("", "", ""), "old ratio"): 1,
+    (("", "", "current"), "current ratio"): 2,
+    (("log old", "A-", ""), "drift ratio"): 1,
 }
 PRODUCTS, POWERS = -math.inf, math.inf
 """What a call costs where all sums are made by matrix products, and where none are."""
@@ -47,6 +50,8 @@ def column(batch, token, name):
 
 
 def gap(batch, token, direction):
+    if direction.endswith(" ratio"):
+        return math.expm1(gap(batch, token, direction.removesuffix(" ratio")))
     below, above = {
         "old": ("rollout", "old"),
         "current": ("rollout", "current"),
@@ -137,6 +142,7 @@ def test_tokens_that_are_left_out_count_as_if_they_had_been_cut_out(monkeypatch,
     tokens = Tokens.of(some)
     assert not {"rollout", "old"} & vars(some).keys()
     check(tokens, batch.some(index))
+    assert np.array_equal(tokens.reduced(DEGREES, ())[0], tokens.reduced(DEGREES, WANTED)[0])
 
 
 def test_where_many_tokens_are_left_out_the_others_are_copied():

@@ -12,6 +12,8 @@ Columns = Mapping[str, Array]
 
 GAPS = {"old": ("rollout", "old"), "current": ("rollout", "current"), "drift": ("old", "current")}
 """By direction, the columns of its log-ratio, the second less the first."""
+RATIOS = {direction: f"{direction} ratio" for direction in GAPS}
+"""By direction, that of e^d − 1 in place of the log-ratio d."""
 
 
 def _as_is(name: str) -> Callable[[Columns, Array], Array]:

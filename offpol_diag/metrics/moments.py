@@ -15,8 +15,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from offpol_diag import host
 from offpol_diag.batch import FEW, Batch, Some
-from offpol_diag.metrics.columns import COLUMNS, GAPS
+from offpol_diag.metrics.columns import COLUMNS, GAPS, RATIOS
 from offpol_diag.metrics.lines import Family
 from offpol_diag.metrics.places import found as ends_of
 from offpol_diag.metrics.places import joined
@@ -148,6 +149,8 @@ def _spans(offsets: Offsets, tokens: int) -> Iterator[tuple[int, int]]:
 
 # ---------------------------------------------------------------- one block
 
+_LOGS = {ratio: direction for direction, ratio in RATIOS.items()}
+
 
 @dataclass(frozen=True)
 class Block:
@@ -174,12 +177,19 @@ class Block:
         return int(self.begins[-1])
 
     def gap(self, direction: str) -> Array:
-        """A log-ratio, [T] nats; 0 where tokens do not count."""
+        """A log-ratio d, [T] nats, or e^d − 1; 0 where tokens do not count."""
         if direction not in self._made:
-            below, above = (self.columns[name] for name in GAPS[direction])
             out = self.room(direction, self.size)
-            self._made[direction] = self._left(np.subtract(above, below, out=out))
+            self._made[direction] = (
+                host.expm1(self.gap(_LOGS[direction]), out)
+                if direction in _LOGS
+                else self._gap(direction, out)
+            )
         return self._made[direction]
+
+    def _gap(self, direction: str, out: Array) -> Array:
+        below, above = (self.columns[name] for name in GAPS[direction])
+        return self._left(np.subtract(above, below, out=out))
 
     def factor(self, part: Part) -> Array | None:
         """A column times a part of the advantage, [T]; 0 where tokens do not count. None: 1."""

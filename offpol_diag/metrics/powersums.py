@@ -19,6 +19,7 @@ from torch import Tensor
 
 from offpol_diag.batch import Batch
 from offpol_diag.metrics.columns import COLUMNS
+from offpol_diag.metrics.exponentials import exact
 from offpol_diag.metrics.lines import End, Family, Row
 from offpol_diag.metrics.moments import Places, Tokens
 from offpol_diag.metrics.series import SIDES
@@ -37,10 +38,14 @@ class PowerSums:
     rows: tuple[Row | End, ...]
 
     @cached_property
+    def _exact(self) -> tuple[Row | End, ...]:
+        return exact(self.rows)
+
+    @cached_property
     def degrees(self) -> dict[Family, int]:
         """The highest power of each family."""
         found: dict[Family, int] = {}
-        for one in self.rows:
+        for one in self._exact:
             for family, ray in one.items() if isinstance(one, dict) else ():
                 found[family] = max(found.get(family, 0), len(ray))
         return found
@@ -55,7 +60,7 @@ class PowerSums:
             distinct.setdefault(_spread(one, places, starts[-1]), len(distinct))
             if isinstance(one, dict)
             else -1
-            for one in self.rows
+            for one in self._exact
         ]
         return np.array([*distinct]).reshape(len(distinct), starts[-1]), tuple(which)
 
