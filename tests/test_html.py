@@ -131,6 +131,11 @@ def test_a_crowded_page_shows_families_without_any_script_and_packs_what_is_look
     assert "rollout_corr/weight_mean" in drawn.replace("<wbr>", "")
 
 
+def test_what_the_page_holds_is_told_below_its_title():
+    facts = {"sequences": 1, "tokens": 2, "groups": 1}
+    assert "1 sequence · 2 tokens · 1 group · " in render_html(make_summary(dump=dump_facts(**facts)))
+
+
 def test_a_small_page_packs_no_table(page):
     assert 'class="packed"' not in page
 

@@ -242,6 +242,36 @@ def test_one_of_a_thing_is_told_without_an_s():
     assert [counted(n, "row") for n in (0, 1, 2, 1234)] == ["0 rows", "1 row", "2 rows", "1,234 rows"]
 
 
+def test_a_pair_of_policies_that_the_dump_lacks_has_no_column():
+    gap = {"k3": Number(value=0.1), "drift2.k3": unknown("missing column x"), "total.k3": Number(log10=400.0)}
+    said = section("policies", metrics=metrics() | gap)
+
+    assert table("policies", said).header == (
+        "number",
+        "drift 1: rollout → old",
+        "total: rollout → current",
+    )
+    assert "drift 2: old → current: cannot be known: missing column x" in words(said)
+
+
+def test_a_number_that_no_preset_has_is_a_note_and_no_column():
+    def known(**numbers):
+        return preset("P", "m", 0.5).model_copy(
+            update={"metrics": {"ess_tokens": Number(value=1.0), **numbers}}
+        )
+
+    lack = unknown("missing column advantages")
+    some = {"a": known(update_removed=lack), "b": known(update_removed=lack, weight_max=Number(log10=400.0))}
+    found = table("presets", section("presets", presets=some))
+    assert found.header == ("preset", "family", "ess_tokens", "weight_max")
+    assert "update_removed cannot be known: missing column advantages." in found.notes
+
+    some["c"] = known(update_removed=Number(value=0.5))
+    found = table("presets", section("presets", presets=some))
+    assert "update_removed" in found.header
+    assert not any("cannot be known" in note for note in found.notes)
+
+
 def test_intervals_are_spoken_of_where_there_are_some():
     caption = table("headline", section("numbers")).caption
     assert caption.endswith("with 95% intervals from resampling 640 groups")

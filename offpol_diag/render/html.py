@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from offpol_diag.blocks import Block, Figure, Section, Series, Table
-from offpol_diag.numerals import count
+from offpol_diag.numerals import count, counted
 from offpol_diag.render.embedded import DATA_ID, base85, digest, embedded, packed, read_back, script_json
 from offpol_diag.render.figures import SHARED, plotly_figure
 from offpol_diag.render.library import library
@@ -127,8 +127,8 @@ def _facts(summary: Summary) -> str:
     dump = summary.dump
     run = "A: " if summary.against else ""
     return (
-        f"{run}{count(dump.sequences)} sequences · {count(dump.tokens)} tokens · "
-        f"{count(dump.groups)} groups · {summary.run.device}"
+        f"{run}{counted(dump.sequences, 'sequence')} · {counted(dump.tokens, 'token')} · "
+        f"{counted(dump.groups, 'group')} · {summary.run.device}"
     )
 
 

@@ -18,8 +18,9 @@ def policies(summary: Summary) -> Section | None:
     names = _names(summary)
     if not names:
         return None
-    rows = tuple((name, *(_cell(summary, prefix + name) for prefix, _ in DRIFTS)) for name in names)
-    header = ("number", *(title for _, title in DRIFTS))
+    drifts = {prefix: title for prefix, title in DRIFTS if _known(summary, prefix)}
+    rows = tuple((name, *(_cell(summary, prefix + name) for prefix in drifts)) for name in names)
+    header = ("number", *drifts.values())
     table = Table("policies", "The gap between each pair of policies", header, rows)
     return Section("policies", "Three policies", (Text(_finding(summary)), table))
 
@@ -31,6 +32,12 @@ def _names(summary: Summary) -> tuple[str, ...]:
         key.removeprefix(prefix) for key in summary.metrics for prefix in others if key.startswith(prefix)
     )
     return tuple(dict.fromkeys(shared))
+
+
+def _known(summary: Summary, prefix: str) -> bool:
+    """Whether the dump has both policies of a drift."""
+    found = summary.metrics.get(f"{prefix}k3", Number())
+    return found.value is not None or found.log10 is not None
 
 
 def _cell(summary: Summary, key: str) -> Cell:

@@ -106,7 +106,7 @@ def _main(summary: Summary, able: Presets) -> tuple[Block, ...]:
         _caption(able, short),
         ("preset", "family", *names),
         rows,
-        (*_more(able, short), *NOTES),
+        (*_more(able, short), *_absent(MAIN, able), *NOTES),
         context=("family",),
     )
     return (table,)
@@ -188,7 +188,18 @@ def _missing() -> Number:
 
 
 def _present(names: tuple[str, ...], able: Presets) -> tuple[str, ...]:
-    return tuple(name for name in names if any(name in preset.metrics for preset in able.values()))
+    """Those that some preset has a value for."""
+    return tuple(name for name in names if any(_known(preset, name) for preset in able.values()))
+
+
+def _absent(names: tuple[str, ...], able: Presets) -> tuple[str, ...]:
+    """What is said of those that no preset has a value for: one sentence for each reason."""
+    reasons: dict[str, list[str]] = {}
+    for name in names:
+        number = next((one.metrics[name] for one in able.values() if name in one.metrics), None)
+        if number and number.unknown and name not in _present((name,), able):
+            reasons.setdefault(number.unknown, []).append(name)
+    return tuple(f"{', '.join(some)} cannot be known: {why}." for why, some in reasons.items())
 
 
 def _cells(preset: PresetResult, names: tuple[str, ...]) -> tuple[Cell, ...]:
@@ -196,7 +207,7 @@ def _cells(preset: PresetResult, names: tuple[str, ...]) -> tuple[Cell, ...]:
 
 
 def _losses(able: Presets) -> tuple[Block, ...]:
-    names = tuple(name for name in _present(LOSSES, able) if any(_known(one, name) for one in able.values()))
+    names = _present(LOSSES, able)
     rows = tuple((title, preset.loss, *_cells(preset, names)) for title, preset in able.items())
     caption, many = "The loss each correction would have produced", len(rows) > FEW
     header = ("preset", "loss", *names)
@@ -204,7 +215,8 @@ def _losses(able: Presets) -> tuple[Block, ...]:
 
 
 def _known(preset: PresetResult, name: str) -> bool:
-    return name in preset.metrics and preset.metrics[name].value is not None
+    number = preset.metrics.get(name)
+    return number is not None and (number.value is not None or number.log10 is not None)
 
 
 def _needing(all_presets: Presets) -> tuple[Block, ...]:

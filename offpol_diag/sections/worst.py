@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from offpol_diag.blocks import Block, Cell, Section, Table
+from offpol_diag.numerals import counted
 from offpol_diag.summary import Number, Summary, WorstSequence, WorstToken
 
 SEQUENCES = ("sequence", "step", "length", "k3, mean", "ΣΔ, nats", "max |Δ|, nats")
@@ -25,11 +26,11 @@ def worst(summary: Summary) -> Section | None:
     """None where the dump has no mismatch to show."""
     sequences = tuple(_sequence(one) for one in summary.worst.sequences)
     tokens = tuple(_token(one) for one in summary.worst.tokens)
+    first = f"{counted(len(sequences), 'sequence')} with the largest mean k3"
+    then = f"{counted(len(tokens), 'token')} with the largest |Δ|, in context"
     blocks = (
-        *_table(
-            "worst-sequences", f"{len(sequences)} sequences with the largest mean k3", SEQUENCES, sequences
-        ),
-        *_table("worst-tokens", f"{len(tokens)} tokens with the largest |Δ|, in context", TOKENS, tokens),
+        *_table("worst-sequences", first, SEQUENCES, sequences),
+        *_table("worst-tokens", then, TOKENS, tokens),
     )
     return Section("worst", "Worst sequences and tokens", blocks) if blocks else None
 
