@@ -11,7 +11,7 @@ from offpol_diag.blocks import Figure, Series, Table
 from offpol_diag.errors import ResultError
 from offpol_diag.render.embedded import DATA_ID, base85, packed, unpacked
 from offpol_diag.render.figures import plotly_figure
-from offpol_diag.render.html import _environment, read_back, render_html, templates_dir
+from offpol_diag.render.html import _environment, _unbroken, read_back, render_html, templates_dir
 from offpol_diag.render.tables import laid_out
 from offpol_diag.summary import Number, loads
 
@@ -129,6 +129,13 @@ def test_a_crowded_page_shows_families_without_any_script_and_packs_what_is_look
     drawn = "".join(unpacked(table) for table in tables)
     assert "trainer_of_219_sequence_mask" in html.unescape(drawn).replace("<wbr>", "")
     assert "rollout_corr/weight_mean" in drawn.replace("<wbr>", "")
+
+
+def test_no_number_interval_or_option_is_broken_over_two_lines():
+    said = "k3 is 1.2e-3 [1.1, 1.3]e-3: add --columns old=pi or --as-one."
+    whole = re.findall(r'<span class="n">(.*?)</span>', str(_unbroken(said)))
+    assert whole == ["1.2e-3", "[1.1, 1.3]e-3", "--columns", "--as-one"]
+    assert re.sub(r"</?span[^>]*>", "", str(_unbroken(said))) == said
 
 
 def test_what_the_page_holds_is_told_below_its_title():

@@ -302,7 +302,7 @@ def test_many_presets_that_need_a_column_are_folded_away(many, folded):
 
 
 def test_a_dump_of_two_policies_is_told_how_most_presets_could_be_had():
-    hint = "--columns old=pi reads the trainer's one policy as the old one."
+    hint = "The trainer's one policy is read as the old one with --columns old=pi."
     assert hint in words(lacking("old_log_probs", 1, current_log_probs="pi"))
     assert "--columns" not in words(lacking("old_log_probs", 1))
     assert "--columns" not in words(lacking("advantages", 1, current_log_probs="pi"))

@@ -18,7 +18,7 @@ from offpol_diag.render.tables import TableView, breakable, laid_out
 from offpol_diag.sections import sections
 from offpol_diag.summary import DumpFacts, Number, Summary
 
-_NUMBER = re.compile(r"\[[-\d.,]+, [-\d.,]+\][\de%-]*|\d[\d.,]*e-\d+%?")
+_WHOLE = re.compile(r"--\w[\w-]*|\[[-\d.,]+, [-\d.,]+\][\de%-]*|\d[\d.,]*e-\d+%?")
 
 MUCH = 3000
 """Folded tables for looking up with more cells than this in all travel gzipped; scripts unpack them."""
@@ -84,10 +84,10 @@ def _environment() -> Any:
 
 
 def _unbroken(text: str) -> Any:
-    """A sentence in which no number or interval is broken over two lines."""
+    """A sentence in which no number, interval or option is broken over two lines."""
     from markupsafe import Markup, escape
 
-    return Markup(_NUMBER.sub(r'<span class="n">\g<0></span>', str(escape(text))))
+    return Markup(_WHOLE.sub(r'<span class="n">\g<0></span>', str(escape(text))))
 
 
 def _led(caption: str) -> Any:

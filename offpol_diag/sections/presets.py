@@ -80,7 +80,7 @@ def _instead(summary: Summary, lacking: Container[str]) -> str:
     """How a dump of two policies is read for most presets."""
     current = summary.dump.columns.get("current_log_probs")
     read = "old_log_probs" in lacking and current is not None
-    return f" --columns old={current} reads the trainer's one policy as the old one." if read else ""
+    return f" The trainer's one policy is read as the old one with --columns old={current}." if read else ""
 
 
 def _under(best: PresetResult | None, name: str) -> str:
