@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from offpol_diag import settle as settling
+from offpol_diag import loglattice
 from offpol_diag.accumulators import TAIL, Bins, Floor, Tail
 from offpol_diag.analyze import Observe, analyze, plan
 from offpol_diag.engines import Local
@@ -23,7 +23,8 @@ from offpol_diag.presets import Preset, Reject, Weight
 from offpol_diag.ratios import Level
 from offpol_diag.readers import open_dump
 from offpol_diag.scope import UNSETTLED
-from offpol_diag.settle import Asked, Found, Look, settle
+from offpol_diag.settle import Asked, Found, Look, cuts, look, settle
+from offpol_diag.settle.spans import Spans
 
 M2PO = Preset("m2", "", reject=(Reject("k2", "batch", upper=0.02),))
 PSIS = Preset("p", "", weight=Weight(over="token", action="psis", safety=None))
@@ -173,13 +174,13 @@ VALUES = {
 def test_a_cut_is_where_it_is_when_every_value_is_binned(values, upper):
     x = torch.from_numpy(VALUES[values](np.random.default_rng(3)))
     rule = Reject("k2", "batch", upper=upper)
-    few, every = settling._bins(x, rule), Bins.of(x)
+    few, every = look._bins(x, rule), Bins.of(x)
 
-    at = settling._bin(few, rule)
-    inside = x[settling.loglattice.index(x) == at]
+    at = cuts.bin_of(few, rule)
+    inside = x[loglattice.index(x) == at]
 
-    assert at == settling._bin(every, rule)
-    assert settling._cut(few, at, inside, rule) == settling._cut(every, at, inside, rule)
+    assert at == cuts.bin_of(every, rule)
+    assert cuts.falls_at(few, at, inside, rule) == cuts.falls_at(every, at, inside, rule)
     assert float(few.counts.sum()) == len(x)
     assert float(few.sums.sum()) == pytest.approx(math.fsum(x.tolist()), rel=1e-12)
     assert few.sums.dtype == few.counts.dtype == torch.float64
@@ -187,18 +188,18 @@ def test_a_cut_is_where_it_is_when_every_value_is_binned(values, upper):
 
 def test_values_that_cannot_go_are_not_binned_one_by_one():
     x = torch.linspace(0.0, 0.03, 1000, dtype=torch.float64)
-    filled = torch.nonzero(settling._bins(x, M2PO.reject[0]).counts).flatten()
+    filled = torch.nonzero(look._bins(x, M2PO.reject[0]).counts).flatten()
 
     assert len(filled) < 1 + 32
-    assert int(filled[0]) == int(settling.loglattice.index(torch.tensor([0.02], dtype=torch.float64))) - 1
+    assert int(filled[0]) == int(loglattice.index(torch.tensor([0.02], dtype=torch.float64))) - 1
 
 
 def test_on_a_gpu_every_value_is_binned(monkeypatch):
     x = torch.linspace(0.0, 0.03, 1000, dtype=torch.float64)
     every = Bins.of(x)
-    monkeypatch.setattr(settling, "here", lambda x: False)
+    monkeypatch.setattr(look, "here", lambda x: False)
 
-    assert torch.equal(settling._bins(x, M2PO.reject[0]).counts, every.counts)
+    assert torch.equal(look._bins(x, M2PO.reject[0]).counts, every.counts)
 
 
 # ---------------------------------------------------------------- tails
@@ -305,7 +306,7 @@ def test_values_are_told_apart_by_step(tmp_path, steps, empty):
     (batch,) = open_dump([saved(rows, tmp_path)]).batches()
     of_tokens = torch.arange(batch.tokens, dtype=torch.float64)
     of_rows = torch.arange(batch.sequences, dtype=torch.float64)
-    spans = settling._Spans.of(batch)
+    spans = Spans.of(batch)
 
     tokens: dict[str, list[float]] = {}
     filled: dict[str, list[float]] = {}
