@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from offpol_diag.metrics.parts import ONE, Part
 from offpol_diag.metrics.polynomials import Poly, Untraced, along
-from offpol_diag.metrics.series import ONE, Line, Part, Series
+from offpol_diag.metrics.series import Line, Series
 
 Family = tuple[Part, str]
 """A part, and the direction whose powers 1, 2, … multiply it; "" for the part by itself."""

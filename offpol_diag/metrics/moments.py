@@ -19,11 +19,11 @@ from offpol_diag import host
 from offpol_diag.batch import FEW, Batch, Some
 from offpol_diag.metrics.columns import COLUMNS, GAPS, RATIOS
 from offpol_diag.metrics.lines import Family
+from offpol_diag.metrics.parts import Part
 from offpol_diag.metrics.places import found as ends_of
 from offpol_diag.metrics.places import joined
 from offpol_diag.metrics.products import Products
 from offpol_diag.metrics.room import Room
-from offpol_diag.metrics.series import Part
 
 Array = NDArray[np.float64]
 Offsets = NDArray[np.int64]

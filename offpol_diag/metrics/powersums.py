@@ -22,7 +22,7 @@ from offpol_diag.metrics.columns import COLUMNS
 from offpol_diag.metrics.exponentials import exact
 from offpol_diag.metrics.lines import End, Family, Row
 from offpol_diag.metrics.moments import Places, Tokens
-from offpol_diag.metrics.series import SIDES
+from offpol_diag.metrics.parts import SIDES
 
 Array = NDArray[np.float64]
 

@@ -13,8 +13,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from offpol_diag.metrics.parts import ONE, Part
 from offpol_diag.metrics.room import Room
-from offpol_diag.metrics.series import ONE, Part
 
 Array = NDArray[np.float64]
 Offsets = NDArray[np.int64]

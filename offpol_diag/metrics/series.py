@@ -9,7 +9,7 @@ computed from the tokens themselves.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -18,17 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from offpol_diag.metrics.polynomials import Poly, Untraced, along, exp, times
-from offpol_diag.near import ROUNDING
+from offpol_diag.metrics.parts import ONE, Part, product
+from offpol_diag.metrics.polynomials import Poly, Untraced, exp, times
+from offpol_diag.metrics.reach import sign_of, span
 
-Part = tuple[str, str, str]
-"""What a polynomial is multiplied by: a column, a part of the advantage, the sign of a direction; or ""."""
-
-ONE: Part = ("", "", "")
-COLUMNS = {"": (1.0, 1.0), "probability": (0.0, ROUNDING)}
-"""Columns whose range is known. `log` is log π_rollout, `probability` its exponential."""
-SIDES = ("A+", "A-", "1+", "1-")
-"""Parts of the advantage, A = (A+) − (A-), and where it has each sign, as 0 or 1."""
 NEGLIGIBLE = 2.0**-60
 
 
@@ -102,7 +95,7 @@ class Series:
         found: dict[Part, Poly] = {}
         for one, p in self.parts.items():
             for two, q in self._series(other).parts.items():
-                part = _product(one, two)
+                part = product(one, two)
                 if part is not None:
                     poly = times(p, q)
                     found[part] = found[part] + poly if part in found else poly
@@ -176,7 +169,7 @@ class Series:
     def _at_least(self, low: float) -> Series:
         if low == 0 and any(side for _, side, _ in self.parts):
             return self * (self > 0.0)
-        bottom, top = self._span()
+        bottom, top = span(self.parts, self.space.radius)
         if bottom < low < top:
             raise Untraced("a bound within reach")
         return self if bottom >= low else self._series(low)
@@ -268,57 +261,14 @@ class Series:
 
     def _above(self) -> float:
         """1 where all values lie above 0, 0 where none does."""
-        low, high = self._span()
+        low, high = span(self.parts, self.space.radius)
         if low <= 0 < high:
             raise Untraced("a bound within reach")
         return float(low > 0)
 
-    def _span(self) -> tuple[float, float]:
-        """Bounds on the values."""
-        low = high = 0.0
-        for (column, side, sign), poly in self.parts.items():
-            if side or column not in COLUMNS:
-                raise Untraced("no range")
-            spans = [self._ray_span(ray) for ray in along(poly).values()]
-            bottom, top = (float(poly[0, 0]) + sum(ends) for ends in zip((0.0, 0.0), *spans, strict=True))
-            if sign:
-                bottom, top = -max(abs(bottom), abs(top)), max(abs(bottom), abs(top))
-            products = [x * y for x in (bottom, top) for y in COLUMNS[column]]
-            low, high = low + min(products), high + max(products)
-        return low, high
-
-    def _ray_span(self, ray: Sequence[float]) -> tuple[float, float]:
-        """Of powers of one log-ratio: on one side of 0 where an even power outweighs those that follow it."""
-        sizes = [abs(c) * self.space.radius**k for k, c in enumerate(ray)]
-        first, total = next(k for k, size in enumerate(sizes) if size), sum(sizes)
-        if first % 2 or 2 * sizes[first] < total:
-            return -total, total
-        return (0.0, total) if ray[first] > 0 else (-total, 0.0)
-
     def _sign(self) -> Series:
-        """The sign of x = d·g(d) is that of d where g is above 0, for a direction d."""
-        ((column, side, sign), poly), *more = self.parts.items() or ((("", "", ""), None),)
-        rays = {} if poly is None else along(poly)
-        if more or side or sign or column not in COLUMNS or len(rays) != 1 or poly is None or poly[0, 0]:
-            raise Untraced("a sign")
-        ((direction, ray),) = rays.items()
-        rest = sum(abs(c) * self.space.radius ** (k - 1) for k, c in enumerate(ray) if k > 1)
-        if abs(ray[1]) <= rest:
-            raise Untraced("a sign")
-        return self.space.symbol(("", "", direction), math.copysign(1.0, ray[1]))
-
-
-def _product(one: Part, two: Part) -> Part | None:
-    """What two parts make; None: 0."""
-    columns, sides, signs = zip(one, two, strict=True)
-    if all(columns) or (all(signs) and signs[0] != signs[1]):
-        raise Untraced("a product of columns")
-    if all(sides) and sides[0][1] != sides[1][1]:
-        return None
-    if sides[0].startswith("A") and sides[1].startswith("A"):
-        raise Untraced("a square of the advantage")
-    side = max(sides)  # "A" hides the "1" of the same sign, and both hide ""
-    return columns[0] or columns[1], side, "" if all(signs) else signs[0] or signs[1]
+        direction, sign = sign_of(self.parts, self.space.radius)
+        return self.space.symbol(("", "", direction), sign)
 
 
 def _where(flags: object, one: Any, two: Any) -> Series:
