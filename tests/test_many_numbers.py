@@ -59,6 +59,20 @@ def test_numbers_of_many_presets_are_those_of_each_by_itself(reader: Reader) -> 
     assert d.unknown
 
 
+def test_prefixes_that_share_all_sums_of_a_metric_share_its_number() -> None:
+    made = Made()
+    for name in ("w", "kept"):
+        made[f"b|{name}"] = made[f"a|{name}"]
+    made["c|w"], made["c|kept"] = made["a|w"], made["a|kept"].clone()
+    made["d|w"], made["d|kept"] = made["a|w"], made["a|kept"] + 1.0
+    a, b, c, d = Reader(made, GROUPS).numbers(ROWS[0], PREFIXES)
+
+    assert a is b
+    assert a is not c
+    assert a == c
+    assert a != d
+
+
 def test_of_no_preset_there_is_no_number(reader: Reader) -> None:
     assert reader.numbers(ROWS[0], []) == []
 

@@ -66,14 +66,30 @@ class Reader:
         return self.wrap(row.of(lambda name: self.column(name, prefix)), row)
 
     def numbers(self, row: Formula, prefixes: Sequence[str]) -> list[Number]:
-        """The metric under each of many prefixes, made at once: the price of one is mostly in the calls."""
+        """The metric under each of many prefixes, made at once: the price of one is mostly in the calls.
+
+        Where prefixes share all sums that it is made of, it is one number that they share.
+        """
+        if not prefixes:
+            return []
+        own = self._own(row, prefixes[0])
+        made_of = [tuple(id(self.sums[prefix + name]) for name in own) for prefix in prefixes]
+        few = dict(zip(made_of, prefixes, strict=True))
 
         def columns(name: str) -> Tensor:
             if name in SHARED:
                 return self.sums[name]
-            return torch.stack([self.sums[prefix + name] for prefix in prefixes])
+            return torch.stack([self.sums[prefix + name] for prefix in few.values()])
 
-        return self._wrapped(row.of(columns).expand(len(prefixes), -1), row) if prefixes else []
+        found = self._wrapped(row.of(columns).expand(len(few), -1), row)
+        each = dict(zip(few, found, strict=True))
+        return [each[key] for key in made_of]
+
+    def _own(self, row: Formula, prefix: str) -> tuple[str, ...]:
+        """The columns that a metric asks for, but those of the dump."""
+        asked: dict[str, None] = {}
+        row.of(lambda name: asked.setdefault(name) or self.column(name, prefix))
+        return tuple(name for name in asked if name not in SHARED)
 
     def column(self, name: str, prefix: str = "") -> Tensor:
         """A column's sum and replicates."""
