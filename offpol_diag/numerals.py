@@ -46,11 +46,12 @@ def doubted(number: Number) -> bool:
 
 
 def _written(number: Number, found: float) -> Written:
-    ends = number.interval or (found, found)
-    share = number.unit in FRACTIONS and max(map(abs, (found, *ends))) < _MOST
+    low, high = number.interval or (found, found)
+    share = number.unit in FRACTIONS and max(abs(found), abs(low), abs(high)) < _MOST
     scale, sign = (100.0, "%") if share else (1.0, "")
-    value, low, high = (x * scale for x in (found, *ends))
-    return _between(value, low, high, sign)
+    if low == high:
+        return Written(_alone(found * scale, sign), "")
+    return _between(found * scale, low * scale, high * scale, sign)
 
 
 def say(number: Number) -> str:

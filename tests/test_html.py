@@ -184,6 +184,47 @@ def test_names_with_markup_in_them_come_out_escaped():
     assert loads(read_back(page), "page") == summary
 
 
+@pytest.mark.parametrize("sign", ["&", "<", ">", '"', "'", "&amp;", "a_b/c"])
+def test_every_part_of_a_cell_comes_out_as_it_went_in(sign):
+    cell = Number(value=1.0, formula=f"mean {sign} of w", note=f"a note {sign} here")
+    drawn = render_table(Table("t", "c", ("name", "value", "text"), ((f"x{sign}y", cell, f"p{sign}q"),)))
+    parsed = Outline(drawn)
+
+    titles = [attributes["title"] for tag, attributes in parsed.tags if tag == "td" and "title" in attributes]
+    assert titles == [f"mean {sign} of w"]
+    for text in (f"x{sign}y", f"p{sign}q", f"a note {sign} here"):
+        assert text in parsed.text
+    assert drawn.count("<wbr>") == 2 * (sign == "a_b/c")
+
+
+def markup(*cells) -> str:
+    """The cells of a row of one label and these, as they are drawn."""
+    row = ("label", *cells)
+    body = laid_out(Table("t", "c", tuple(str(i) for i in range(len(row))), (row,))).body
+    found = re.fullmatch(r'<tr><th scope="row"(?: class="text")?>label</th>(.*)</tr>\n', str(body))
+    assert found is not None
+    return found[1]
+
+
+def test_a_cell_is_marked_by_its_kind_where_most_are_of_another():
+    one, text = number(0.5, 0.01), "t" * 40
+    alone = '<td class="number">0.500 <i>[0.49, 0.51]</i></td>'
+    crowd = "<td>0.500 <i>[0.49, 0.51]</i></td>"
+
+    assert markup(one, text, None) == f'{alone}<td>{text}</td><td class="none">–</td>'
+    assert markup(*[one] * 5, text, None) == f'{crowd * 5}<td class="text">{text}</td><td>–</td>'
+    assert markup(text + "t") == markup(*[one] * 5, text + "t")[5 * len(crowd) :]
+    assert markup(text + "t") == f'<td class="text prose">{text}t</td>'
+
+
+def test_a_mark_stands_between_a_number_and_its_interval():
+    doubted = number(0.5, 0.01, note="a caution")
+    said, rest = "0.500", " <i>[0.49, 0.51]</i>"
+
+    assert markup(doubted) == f'<td class="number">{said}{rest}<span class="caution">a caution</span></td>'
+    assert markup(doubted, doubted) == 2 * f'<td class="number">{said}<sup>1</sup>{rest}</td>'
+
+
 def test_tooltips_say_formula_averaging_and_unit(page):
     titles = {attributes.get("title") for _, attributes in Outline(page).tags}
     assert "mean of e^Δ − 1 − Δ · over tokens · unit: nats" in titles

@@ -29,6 +29,9 @@ PLAIN: Mapping[bool, tuple[Kind, ...]] = {True: ("number", "none"), False: ("tex
 """Whether a table is dense → the kinds of cell that are not marked in it: what most of them are."""
 
 
+_SPECIAL = re.compile("[&<>\"']")
+
+
 @dataclass(frozen=True)
 class TableView:
     """A table to be laid out.
@@ -70,7 +73,12 @@ def _most(meanings: list[str]) -> str:
 
 def breakable(name: str) -> Markup:
     """A long name/with_underscores that a narrow column may break after each slash and underscore."""
-    return Markup(re.sub(r"[_/]", r"\g<0><wbr>", str(escape(name))))
+    return Markup(_safe(name).replace("_", "_<wbr>").replace("/", "/<wbr>"))
+
+
+def _safe(text: str) -> str:
+    """A text as HTML; few hold what has to be escaped, and to see that is quicker than to try."""
+    return str(escape(text)) if _SPECIAL.search(text) else text
 
 
 def _row(
@@ -80,7 +88,7 @@ def _row(
     first, *rest = (_look(cell, head, plain) for cell, head in zip(cells, heads, strict=True))
     label = f'<th scope="row"{first}>{breakable(cells[0].text)}{_beside(cells[0], marks)}</th>'
     values = (
-        f"<td{look}>{escape(cell.text)}{_beside(cell, marks)}</td>"
+        f"<td{look}>{_safe(cell.text)}{_beside(cell, marks)}</td>"
         for cell, look in zip(cells[1:], rest, strict=True)
     )
     return f"<tr>{label}{''.join(values)}</tr>\n"
@@ -91,7 +99,7 @@ def _look(cell: Shown, head: str, plain: Sequence[Kind]) -> str:
     prose = cell.kind == "text" and len(cell.text) > LONG
     kind = ' class="text prose"' if prose else "" if cell.kind in plain else f' class="{cell.kind}"'
     said = _beyond(head, cell)
-    return f'{kind} title="{escape(said)}"' if said else kind
+    return f'{kind} title="{_safe(said)}"' if said else kind
 
 
 def _beyond(head: str, cell: Shown) -> str:
@@ -102,7 +110,7 @@ def _beyond(head: str, cell: Shown) -> str:
 
 def _beside(cell: Shown, marks: Mapping[str, int]) -> str:
     """What stands beside the value: a mark of its footnote, the interval, a note that has no footnote."""
-    interval = f" <i>{escape(cell.interval)}</i>" if cell.interval else ""
+    interval = f" <i>{_safe(cell.interval)}</i>" if cell.interval else ""
     if cell.note in marks:
         return f"<sup>{marks[cell.note]}</sup>{interval}"
-    return f'{interval}<span class="caution">{escape(cell.note)}</span>' if cell.note else interval
+    return f'{interval}<span class="caution">{_safe(cell.note)}</span>' if cell.note else interval
