@@ -54,10 +54,10 @@ def fit(tail: Tail) -> Fit | None:
     """The fit to the largest M = min(n/5, 3√n) weights; None when the tail is constant or too short."""
     from pyro.ops.stats import fit_generalized_pareto
 
-    size = min(math.ceil(min(tail.n / 5, 3 * math.sqrt(tail.n))), len(tail.top) - 1)
+    top = tail.top.cpu()
+    size = min(math.ceil(min(tail.n / 5, 3 * math.sqrt(tail.n))), len(top) - 1)
     if size < SMALLEST_TAIL:
         return None
-    top = tail.top.cpu()
     weights = torch.exp(top[: size + 1] - top[0])
     beyond = (weights[:size] - weights[size]).flip(0)
     there = beyond > 0  # a weight equal to the border is not beyond it, and the fit has no place for it
