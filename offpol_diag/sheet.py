@@ -50,20 +50,8 @@ class Sheet:
 
     @classmethod
     def beside(cls, sheets: Sequence[Sheet]) -> Sheet:
-        """The sequences of all, one sheet after the other; they have the same names in the same order."""
-        first = sheets[0]
-        if all(sheet._lies_like(first) for sheet in sheets):
-            return cls(first.names, (torch.cat([sheet.rows for sheet in sheets], dim=1),), first.which)
-        places = torch.stack([sheet._places for sheet in sheets])
-        found, which = torch.unique(places, dim=1, return_inverse=True)
-        rows = [sheet.rows.index_select(0, at) for sheet, at in zip(sheets, found, strict=True)]
-        return cls(first.names, (torch.cat(rows, dim=1),), which)
-
-    def _lies_like(self, other: Sheet) -> bool:
-        """Whether names share rows as in another sheet."""
-        if self.which is None or other.which is None:
-            return self.which is other.which
-        return self.height == other.height and torch.equal(self.which, other.which)
+        """The sequences of all, one sheet after the other; they have the same names in the same rows."""
+        return cls(sheets[0].names, (torch.cat([sheet.rows for sheet in sheets], dim=1),), sheets[0].which)
 
     @property
     def height(self) -> int:

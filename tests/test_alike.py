@@ -66,6 +66,40 @@ def test_every_preset_has_the_columns_it_would_have_alone(scene, dump):
     assert torch.equal(selection.by_group(stack).values, selection.by_group(stack.few).values)
 
 
+def alone(dump, presets):
+    """The columns of each preset by itself, and the ends of its weights."""
+    study, found, batch = dump
+    made, spans = {}, {}
+    for preset in presets:
+        one = Scene.of(batch, 0, 16, found.settled, study.near)
+        stack = Stack.of(one, (preset,))
+        made |= columns(stack)
+        spans |= method.ranges(stack)
+        one.forget()
+    return made, spans
+
+
+def close(one, two):
+    """Up to how sums are rounded: presets share those of others that weigh or drop as they do."""
+    assert one.keys() == two.keys()
+    assert [
+        name for name, x in one.items() if not torch.allclose(x, two[name], rtol=1e-12, equal_nan=True)
+    ] == []
+
+
+def test_presets_that_share_a_row_of_a_column_have_what_each_has_alone(scene, dump):
+    study, _, _ = dump
+    pairs = (preset for pair in PAIRS.values() for preset in pair)
+    named = enumerate((*study.presets, BASE, *APART.values(), *pairs))
+    presets = [replace(preset, name=str(at)) for at, preset in named]
+    stack = Stack.of(scene, presets)
+    made, spans = alone(dump, presets)
+
+    close(columns(stack), made)
+    assert method.ranges(stack) == spans
+    assert method.columns(stack).height < 0.6 * len(method.columns(stack).names)
+
+
 def test_a_part_of_the_presets_keeps_its_names_and_rows(scene, dump):
     stack = Stack.of(scene, dump[0].presets)
     some = [preset.name for preset in stack.few.presets if preset.policy == "old"]

@@ -75,20 +75,3 @@ def test_names_of_one_tensor_share_a_row_of_a_sheet():
 
     assert sheet.height == 2
     assert sheet.values.tolist() == [[1, 2]] * 3
-
-
-def test_a_row_that_later_sequences_part_is_parted_for_all():
-    one = Sheet(("a", "b", "c"), (torch.tensor([[1.0], [2.0]]),), torch.tensor([0, 0, 1]))
-    two = Sheet(("a", "b", "c"), (torch.tensor([[3.0], [4.0], [5.0]]),), torch.tensor([2, 1, 0]))
-    three = Sheet(("a", "b", "c"), (torch.tensor([[6.0], [7.0], [8.0]]),))
-
-    assert Sheet.beside([one, two]).values.tolist() == [[1, 5], [1, 4], [2, 3]]
-    assert Sheet.beside([one, one]).height == 2
-    assert Sheet.beside([three, two, one]).values.tolist() == [[6, 5, 1], [7, 4, 1], [8, 3, 2]]
-
-
-def test_sheets_of_places_that_are_equal_and_of_another_height_are_no_less_parted():
-    one = Sheet(("a", "b"), (torch.tensor([[1.0], [2.0]]),), torch.tensor([0, 0]))
-    two = Sheet(("a", "b"), (torch.tensor([[3.0]]),), torch.tensor([0, 0]))
-
-    assert Sheet.beside([one, two]).values.tolist() == [[1, 3], [1, 3]]

@@ -7,13 +7,14 @@ import torch
 
 from offpol_diag import catalogue
 from offpol_diag.crosswalk import BOOKS
+from offpol_diag.crosswalk.areal_masks import batch_wide
 from offpol_diag.crosswalk.ends import outermost
 from offpol_diag.crosswalk.ledger import OPTIONAL, Ledger
 from offpol_diag.crosswalk.spread import Sample, Spread, Thresholds
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.metrics.stack import Stack
 from offpol_diag.near import Near
-from offpol_diag.presets import Clip, Preset, Veto, Weight
+from offpol_diag.presets import Clip, Preset, Reject, Veto, Weight
 from tests import oracles
 from tests.test_near import opened
 
@@ -105,6 +106,22 @@ def test_what_is_only_logged_is_told_apart_by_its_bounds(dump):
     assert not torch.equal(columns["1.0001!ratio"], columns["1.01!ratio"])
 
 
+def test_tokens_that_m2po_drops_are_no_valid_ones_of_which_a_weight_is_changed(dump):
+    """Whatever else drops them too."""
+    m2po = next(rules for one in BY_BOOK["areal"] if (rules := batch_wide(one)))
+    tight, weight = Reject("ratio", upper=1.0001, lower=0.9999), Weight("token", upper=1.2)
+    presets = [
+        Preset(str(len(rules)), "", "old", weight=weight, reject=(*rules, tight), logs="areal")
+        for rules in (m2po, ())
+    ]
+    columns, _ = made(dump, presets, presets)
+
+    lost = columns["0!valid"] - columns["1!valid"]
+    _, _, batch = dump
+    assert lost.any() or (batch.old - batch.rollout).abs().max() < 0.5
+    assert torch.equal(lost, columns["0!changed"] - columns["1!changed"])
+
+
 def test_presets_that_differ_in_what_acts_on_nothing_share_their_columns(dump):
     """Of the same shape, their bounds beyond every value."""
     base = next(preset for preset in BY_BOOK["areal"] if preset.weight and preset.weight.action == "truncate")
@@ -157,7 +174,9 @@ def columns_of(x, n, limits, empty):
 
 
 @pytest.mark.parametrize("empty", [True, False])
-@pytest.mark.parametrize("limits", [(0.95, 1.05), (0.0, 9.0), (0.95, 9.0), (0.0, 1.05), (1.0, 1.0)])
+@pytest.mark.parametrize(
+    "limits", [(0.95, 1.05), (0.0, 9.0), (0.95, 9.0), (0.0, 1.05), (1.0, 1.0), (0.85, 9.0), (0.0, 5.0)]
+)
 def test_rows_beyond_limits_are_counted_whether_others_are_or_not(limits, empty):
     x, n = [0.9, 1.0, 1.1, 1.0, 7.0], [2.0, 3.0, 1.0, 0.0, 0.0]
     found = columns_of(x, n, Thresholds(*limits), empty)

@@ -119,9 +119,9 @@ class Stat:
         return Range(f"{self.name}/range", of, own=True, when=self.when, needs=self.needs, by=self._by)
 
     def _by(self, view: View) -> Hashable:
-        """Which tokens count, and which are valid; whether the loss pools them; the weights if of those."""
+        """Which tokens count, and which are valid; the weights if it is of those."""
         weights = weighed(view) if self.of is WEIGHT else None
-        return self.over.by and self.over.by(view), batch_wide(view.preset), update.pooled(view), weights
+        return self.over.by and self.over.by(view), batch_wide(view.preset), weights
 
     def entries(self) -> tuple[Entry, ...]:
         """avg, min, max."""

@@ -51,8 +51,8 @@ class Stack:
         return cls(scene, tuple(presets), tuple(pieces(scene, preset) for preset in presets))
 
     def on(self, scene: Scene) -> Stack:
-        """The same rows of another batch."""
-        return replace(self, scene=scene, items=Stack.of(scene, self.presets).items, told=None)
+        """The same rows of a part of the batch: presets that did the same did so in every part."""
+        return replace(self, scene=scene, items=Stack.of(scene, self.presets).items, told=self.deeds)
 
     @cached_property
     def deeds(self) -> tuple[Deed, ...]:
