@@ -86,9 +86,9 @@ class Products:
         both = room("products", self.width - 1 + len(self.rows), len(gap))
         left, right = both[: self.width], both[self.width - 1 :]  # the highest power is in both
         self._fill(left, right, gap, factor)
-        found = np.empty((len(begins) - 1, self.width, len(self.rows)))
+        found, beside = np.empty((len(begins) - 1, self.width, len(self.rows))), right.T
         for into, first, last in zip(found, begins[:-1].tolist(), begins[1:].tolist(), strict=True):
-            np.matmul(left[:, first:last], right[:, first:last].T, out=into)
+            np.matmul(left[:, first:last], beside[first:last], into)  # by name `out` takes a tenth longer
         return found.reshape(len(found), -1).T[self.places]
 
     def _fill(self, left: Array, right: Array, gap: Array, factor: Factor) -> None:
