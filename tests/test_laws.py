@@ -434,9 +434,10 @@ def test_a_tighter_band_never_rejects_fewer_tokens(rows, tmp_path):
 
 def state_classes() -> dict[str, type]:
     """Every class of the package that merges, found by listing."""
-    modules = [accumulators] + [
-        importlib.import_module(f"offpol_diag.metrics.{module.name}")
-        for module in pkgutil.iter_modules(metrics.__path__)
+    modules = [
+        importlib.import_module(f"{package.__name__}.{module.name}")
+        for package in (accumulators, metrics)
+        for module in pkgutil.iter_modules(package.__path__)
     ]
     return {
         f"{name}": kind

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from offpol_diag import resample
-from offpol_diag.accumulators import Sums, _pairs
+from offpol_diag.accumulators import Sums
+from offpol_diag.accumulators.sums import _pairs
 
 RANDOM = np.random.default_rng(11)
 S, B = 24, 6

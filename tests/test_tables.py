@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from offpol_diag import accumulators, resample, segments, tables
-from offpol_diag.accumulators import TAIL, Sums, Tail
+from offpol_diag import resample, segments, tables
+from offpol_diag.accumulators import TAIL, Sums, Tail, sums
 from offpol_diag.metrics import where, worst
 from tests.devices import DEVICES
 
@@ -129,7 +129,7 @@ ROWS = {
 
 def distinct(rows, draws):
     """Every row drawn."""
-    drawn, which = accumulators._of_distinct(rows, draws)
+    drawn, which = sums._of_distinct(rows, draws)
     return drawn if which is None else drawn[which]
 
 

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from offpol_diag import accumulators, host, loglattice, segments, tables
+from offpol_diag import host, loglattice, segments, tables
+from offpol_diag.accumulators import bins
+from offpol_diag.accumulators import tails as largest
 from offpol_diag.batch import Batch
 from offpol_diag.metrics import gap, tails, terms, where, worst
 from offpol_diag.metrics.gap import DRIFTS
@@ -246,7 +248,7 @@ def test_blocks_leave_what_the_whole_leaves(size, advantages, monkeypatch):
 def test_what_a_host_sees_at_once_is_what_a_gpu_is_not_asked_for(size, advantages, monkeypatch):
     of = batch(SIZES[size], advantages=advantages)
     ours = seen(of)
-    for module in (terms, where, worst, loglattice, accumulators, segments, tables):
+    for module in (terms, where, worst, loglattice, bins, largest, segments, tables):
         monkeypatch.setattr(module, "here", lambda x: False)
 
     same(ours, seen(of))
@@ -354,7 +356,7 @@ def test_a_block_leaves_nothing_to_the_next(lengths, monkeypatch):
 
 
 def test_the_largest_ratios_are_those_above_what_is_known(monkeypatch):
-    monkeypatch.setattr(accumulators, "TAIL", 40)
+    monkeypatch.setattr(largest, "TAIL", 40)
     monkeypatch.setattr(terms, "BLOCK", 30)
     parts, floor, states = [batch(0.3, seed=seed) for seed in range(4)], {}, []
     for of in parts:
