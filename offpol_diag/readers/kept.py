@@ -67,7 +67,7 @@ class Kept:
             size += batch.nbytes
             held = [*held, batch] if size <= self.room else []
             yield batch
-        if held and size <= self.room:
+        if held:
             self.room -= size
             self._tables[key] = pa.Table.from_batches(held)
 
