@@ -1,5 +1,6 @@
 """Presets that did the same to a batch are summed once; nothing that tells two apart is overlooked."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -162,6 +163,10 @@ PAIRS = {
         Preset(name, "", "old", weight=Weight("mean", upper=1.5, safety=1e3, safety_at=at))
         for name, at in (("x", "token"), ("y", "aggregate"))
     ],
+    "whether weights multiply the loss": [
+        Preset(loss, "", "current", weight=Weight("sum", upper=1.5), loss=loss)
+        for loss in ("ppo_clip", "reinforce")
+    ],
     "cells": [
         Preset(
             name,
@@ -219,6 +224,15 @@ def test_a_weight_of_the_only_far_token_is_not_that_of_its_sequence():
 
     assert len(stack.few.presets) == 2
     assert stack.few.sums["first"].all.tolist() == [[4.0], [6.0]]
+
+
+def test_tokens_beyond_two_vetoes_that_drop_the_same_are_counted_apart():
+    presets = [Preset(str(edge), "", "old", veto=Veto(upper=math.exp(edge))) for edge in (0.5, 1.5)]
+    sheet = method.columns(Stack.of(Scene.of(plain([1.0, 2.0, 0.0], [0, 3]), 0, 16), presets))
+    found = dict(zip(sheet.names, sheet.values.tolist(), strict=True))
+
+    assert found["0.5|vetoed"] == found["1.5|vetoed"] == [1.0]
+    assert (found["0.5|catastrophic"], found["1.5|catastrophic"]) == ([2.0], [1.0])
 
 
 def test_a_mean_weight_of_tokens_is_not_one_of_sequences():
