@@ -114,6 +114,8 @@ class Range(_Asked):
 
 
 A = TypeVar("A", Column, Range)
+Keyed = tuple[tuple[str, A], ...]
+"""Columns, each with where it is kept."""
 
 
 @dataclass(frozen=True)
@@ -217,16 +219,20 @@ class Ledger:
     def columns(self, scene: Scene, preset: Preset) -> Columns:
         """What is summed, [S] each."""
         view = self._view(scene, preset)
-        return {key: column.made(view) for key, column in self._asked(self.sums, view, preset)}
+        shared, own = self._asked(self.sums, view, preset)
+        found = view.ratios.once(("columns", shared), lambda: {key: one.made(view) for key, one in shared})
+        return found | {key: one.made(view) for key, one in own}
 
     def ranges(self, scene: Scene, preset: Preset) -> Ranges:
         """Whose smallest and largest value is kept."""
         view = self._view(scene, preset)
-        return {key: column.made(view) for key, column in self._asked(self.extremes, view, preset)}
+        shared, own = self._asked(self.extremes, view, preset)
+        found = view.ratios.once(("ranges", shared), lambda: {key: one.made(view) for key, one in shared})
+        return found | {key: one.made(view) for key, one in own}
 
-    def _asked(self, of: tuple[A, ...], view: View, preset: Preset) -> tuple[tuple[str, A], ...]:
-        """Those that can be made of this batch and are asked for, each with where it is kept."""
-        there = tuple(getattr(view.batch, name) is not None for name in OPTIONAL)
+    def _asked(self, of: tuple[A, ...], view: View, preset: Preset) -> tuple[Keyed[A], Keyed[A]]:
+        """Those that can be made of this batch and are asked for: shared ones, and the preset's own."""
+        there = tuple([getattr(view.batch, name) is not None for name in OPTIONAL])
         return _of_form(self.logs, of, view.preset, preset, there)
 
     def logged(self, preset: Preset, read: Read) -> Logged:
@@ -250,10 +256,12 @@ OPTIONAL = ("old", "current", "advantages", "rewards", "entropy")
 @lru_cache(maxsize=4096)
 def _of_form(
     logs: str, of: tuple[A, ...], form: Preset, preset: Preset, there: tuple[bool, ...]
-) -> tuple[tuple[str, A], ...]:
+) -> tuple[Keyed[A], Keyed[A]]:
     """The same for every batch that has these fields; `form` is the preset that this one's columns are of."""
     has = {name for name, flag in zip(OPTIONAL, there, strict=True) if flag}
-    return tuple((one.key(logs, preset), one) for one in of if one.when(form) and has.issuperset(one.needs))
+    asked = [(one.key(logs, preset), one) for one in of if one.when(form) and has.issuperset(one.needs)]
+    shared, own = (tuple(each for each in asked if each[1].own is flag) for flag in (False, True))
+    return shared, own
 
 
 def _lines(page: Page, entries: Iterable[Entry]) -> Iterator[tuple[str, float]]:
