@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -442,3 +443,12 @@ def test_columns_are_renamed_under_every_command(command: str, tmp_path: Path) -
     code, found = asked(command, dump, tmp_path / "r.json", "--columns", "rollout=mine")
 
     assert (code, found and found.dump.columns["rollout_log_probs"]) == (0, "mine")
+
+
+def test_every_preset_can_be_looked_at_without_its_weights_being_applied() -> None:
+    """Known-wrong input of a user's own file: `apply = false` beside any weight and any trainer's log."""
+    idle = [replace(preset, name=f"{preset.name}_idle", apply=False) for preset in load().resolve("all")]
+    found = analyze(["sample_data/healthy.parquet"], presets=idle)
+
+    assert len(found.presets) == len(idle) > 160
+    assert {one.metrics["weight_mean"].value for one in found.presets.values() if one.metrics} <= {1.0, None}

@@ -97,8 +97,8 @@ def _failed_turns(view: View, rule: Reject) -> Tensor:
 
 
 def _capped(preset: Preset) -> bool:
-    """is_weight with an upper bound."""
-    return preset.weight is not None and preset.weight.upper is not None
+    """is_weight with an upper bound, where weights are applied."""
+    return preset.apply and preset.weight is not None and preset.weight.upper is not None
 
 
 def _above(view: View) -> Tensor:
