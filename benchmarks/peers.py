@@ -19,7 +19,6 @@ import rounds
 
 from offpol_diag.analyze import analyze
 from offpol_diag.catalogue import load
-from offpol_diag.summary import Summary
 
 COLUMNS = ["rollout_log_probs", "old_log_probs", "current_log_probs", "response_mask", "advantages"]
 
@@ -34,19 +33,19 @@ def read(path: Path) -> None:
 def measure(given: part.Given) -> part.Result:
     """Medians of the rounds, and the numbers agreed on."""
     presets, query = load().resolve("all"), duck.Duck(machine.THREADS)
-    summaries: list[Summary] = []
+    ours: list[dict[str, float]] = []
     nine: list[dict[str, float]] = []
     with part.dump(given.sequences) as (path, facts):
         jobs = {
             "reading": lambda: read(path),
             "duckdb": lambda: nine.append(query.nine(path)),
-            "analyze": lambda: summaries.append(
-                analyze([str(path)], presets=presets, workers=machine.THREADS)
+            "analyze": lambda: ours.append(  # a Summary that lives on would be collected through again
+                duck.ours(analyze([str(path)], presets=presets, workers=machine.THREADS))
             ),
         }
         timed = rounds.alternate(jobs, given.rounds)
-    for summary, numbers in zip(summaries, nine, strict=True):
-        duck.agree(duck.ours(summary), numbers)
+    for found, numbers in zip(ours, nine, strict=True):
+        duck.agree(found, numbers)
     return facts | {
         "rounds": given.rounds,
         "threads": machine.THREADS,
