@@ -344,6 +344,20 @@ def test_a_batch_as_large_as_one_that_did_not_fit_is_not_tried_again():
     assert sum(float(one.point[0]) for one in again) == batch.tokens
 
 
+def test_a_single_sequence_is_tried_however_large_a_batch_did_not_fit():
+    x = -torch.arange(1.0, 12.0, dtype=torch.float64)
+    batch = Batch(
+        rollout=x,
+        cu_seqlens=torch.tensor([0, 10, 11]),
+        cu_runs=torch.tensor([0, 10, 11]),
+        position=torch.arange(11),
+        key=torch.arange(2),
+        masked=torch.zeros(2, dtype=torch.int64),
+    )
+
+    assert [float(one.point[0]) for one in Fit(Here()).results(Narrow(10), Staged(batch, batch))] == [10, 1]
+
+
 @pytest.mark.parametrize(
     ("memory", "tokens"),
     [(1 << 20, 1 << 20), (8 << 30, 1 << 21), (16 << 30, 1 << 22), (80 << 30, 1 << 23), (139 << 30, 1 << 23)],

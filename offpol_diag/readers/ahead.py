@@ -43,7 +43,7 @@ def ahead(dump: Dump, threads: int, progress: Progress) -> Iterator[Batch]:
         waiting: deque[Future[Read]] = deque()
         try:
             for shard in of_batches(dump):
-                waiting.append(pool.submit(_read, shard.alone()))
+                waiting.append(pool.submit(_read, shard))
                 if len(waiting) >= threads:
                     yield from _taken(waiting, noticed, progress)
             while waiting:

@@ -82,10 +82,6 @@ class Dump:
         begun = Dump(info, list(parts), self._plan, self._skip, self._tokens, _rate=self._rate)
         return replace(begun, _shard=True, _waits=first > 0, _before=before, _reel=self._reel)
 
-    def alone(self) -> Dump:
-        """The same dump, which may be read while others are: nothing that is open is shared."""
-        return replace(self, skipped=Skipped(), _signs=None, _reel=Reel())
-
     def only(self, roles: Collection[str]) -> Dump:
         """The same dump with no more than some columns, by our names; batches lack all else.
 
