@@ -32,6 +32,7 @@ import report
 import rounds
 import tallies
 import torch
+import workers
 
 from offpol_diag.analyze import analyze
 from offpol_diag.catalogue import load
@@ -111,6 +112,19 @@ def test_the_reading_alone_is_compared_with_pyarrows(
     reading.main()
 
     assert capsys.readouterr().out.count("ratio") == 2
+
+
+def test_two_workers_are_compared_with_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(workers.peak, "offpol_diag", lambda *told: asked.append(told[-1]))
+    monkeypatch.setattr(sys, "argv", ["workers.py", "--sequences=12", "--rounds=2"])
+
+    workers.main()
+
+    assert asked == ["--workers=1", "--workers=2"] * 2
+    assert capsys.readouterr().out.count("of the time of one") == 1
 
 
 def test_an_unknown_part_is_told_from_those_there_are() -> None:

@@ -31,8 +31,8 @@ from offpol_diag.readers.shards import LEAST, Span, cut, pieces
 WORTH = 3_500_000
 """Tokens from which on more than one worker is faster, their start counted.
 
-Measured on two cores with every preset, the whole command: 2.1 M tokens take a third longer with two workers,
-4.2 M 8 % less, 8.4 M 19 % less.
+Whole commands with every preset on two cores (`benchmarks/workers.py`): with two workers 2.1 M tokens take
+1.27 of the time of one, 4.2 M 0.97, 8.4 M 0.83.
 """
 AHEAD = 2
 """Pieces that may wait for an earlier one, for each worker."""
