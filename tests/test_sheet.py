@@ -44,3 +44,13 @@ def test_a_column_of_many_presets_has_a_row_under_each_ones_name():
 
 def test_no_preset_has_no_column():
     assert method.columns(Stack(_Scene(), (), ())).names == ()
+
+
+def test_names_of_one_tensor_share_a_row_and_those_of_equal_ones_do_not():
+    x, y = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0])
+    sheet = Sheet.shared({"a": x, "b": y, "c": x, "d": x.clone()})
+
+    assert sheet.names == ("a", "b", "c", "d")
+    assert torch.cat(sheet.parts).tolist() == [[1, 2], [3, 4], [1, 2]]
+    assert sheet.which is not None
+    assert sheet.which.tolist() == [0, 1, 0, 2]
