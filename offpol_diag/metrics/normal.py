@@ -70,20 +70,31 @@ _LOSS = ("loss", "loss_mean", "update")
 
 
 def _about_one(get: Get, f: Tensor) -> Tensor:
-    """Σ(w/f − 1)² from Σ(w − 1)², nothing lost when every weight is near 1."""
+    """Σ(w/f − 1)² from Σ(w − 1)², nothing lost when every weight is near 1; from Σw² where f is not."""
     excess, kept = get("w") - get("kept"), get("kept")
-    return (get("w11") + 2 * (1 - f) * excess + kept * (1 - f) ** 2) / f**2
+    near = (get("w11") + 2 * (1 - f) * excess + kept * (1 - f) ** 2) / f**2
+    return torch.where(_near_one(f), near, get("ww") / f**2 - 2 * get("w") / f + kept)
 
 
-def _over_one(squares: str, count: str) -> Callable[[Get, Tensor], Tensor]:
-    """Σ(w²/f² − 1) from Σ(w² − 1)."""
-    return lambda get, f: (get(squares) + get(count) * (1 - f) * (1 + f)) / f**2
+def _over_one(squares: str, count: str, whole: str) -> Callable[[Get, Tensor], Tensor]:
+    """Σ(w²/f² − 1) from Σ(w² − 1), or from Σw² where f is not near 1."""
+
+    def made(get: Get, f: Tensor) -> Tensor:
+        near = (get(squares) + get(count) * (1 - f) * (1 + f)) / f**2
+        return torch.where(_near_one(f), near, get(whole) / f**2 - get(count))
+
+    return made
+
+
+def _near_one(f: Tensor) -> Tensor:
+    """Where weights are divided by so little that what they lack of 1 says more than they do."""
+    return (f - 1).abs() < 0.5
 
 
 _CENTRED: dict[str, Callable[[Get, Tensor], Tensor]] = {
     "w11": _about_one,
-    "residual_ww": _over_one("residual_ww", "kept"),
-    "residual_vv": _over_one("residual_vv", "residual_left"),
+    "residual_ww": _over_one("residual_ww", "kept", "ww"),
+    "residual_vv": _over_one("residual_vv", "residual_left", "vv"),
 }
 
 
