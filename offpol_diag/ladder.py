@@ -67,7 +67,7 @@ def _next(known: Rows, best: str) -> str | None:
     ]
     if DEFAULT.name in other:
         return DEFAULT.name
-    return max(other, key=lambda name: _value(known[name]), default=None)
+    return max(other, key=lambda name: _rank(known[name]), default=None)
 
 
 def _gain(known: Rows, best: str) -> float:
@@ -83,7 +83,7 @@ def _best(known: Rows, told: bool) -> str:
     not win: the default stands.
     """
     usual = {name: row for name, row in known.items() if row.judges != "sequence"} or known
-    best = max(usual, key=lambda name: _value(usual[name]))
+    best = max(usual, key=lambda name: _rank(usual[name]))
     if DEFAULT.name not in usual:
         return best
     ahead = _value(usual[best]) - _value(usual[DEFAULT.name]) > AHEAD
@@ -92,6 +92,11 @@ def _best(known: Rows, told: bool) -> str:
 
 def _value(row: AlignmentRow) -> float:
     return row.score or 0.0
+
+
+def _rank(row: AlignmentRow) -> float:
+    """Of those that did the same the first is the best: rounding, which differs by device, does not decide."""
+    return round(_value(row), 9)
 
 
 def _share(log: float) -> float:

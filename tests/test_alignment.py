@@ -507,6 +507,25 @@ def test_on_policy_no_candidate_differs_from_the_reference(ids, near):
     assert moved(folds) == 0
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_what_differs_from_the_reference_by_rounding_is_the_reference(seed):
+    folds = random_folds(seed, 0.05)
+    noise = torch.tensor(np.random.default_rng(seed).normal(size=folds.sums[0].shape))
+    same = replace(
+        folds, sums=torch.stack((folds.sums[0], folds.sums[0] * (1 + 1e-16 + 3e-16 * noise), folds.sums[2]))
+    )
+    found = estimates(same, "base", 64.0)
+
+    assert not torch.equal(same.sums[0], same.sums[1])
+    assert (found[folds.names[1]].measured, found[folds.names[1]].error, found[folds.names[1]].distance) == (
+        0,
+        0,
+        0,
+    )
+    other = replace(same, sums=torch.stack((folds.sums[0], folds.sums[0] + 1e-9 * noise, folds.sums[2])))
+    assert estimates(other, "base", 64.0)[folds.names[1]].distance > 0
+
+
 def halves(seed, signal, batch):
     """A correction that drops a random half of the sequences' tokens, beside one that drops none."""
     rng = np.random.default_rng(seed)

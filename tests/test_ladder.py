@@ -56,6 +56,25 @@ def test_where_nothing_is_known_or_all_is_refused_there_is_no_choice():
     assert choose(given.model_copy(update={"rows": {}})) is None
 
 
+@pytest.mark.parametrize("noise", [1e-15, -1e-15])
+def test_rounding_decides_neither_the_choice_nor_the_runner_up(noise):
+    """A GPU adds in another order each time; the first of those that did the same is taken."""
+    given = alignment(
+        none=row(NONE, 0.5), token_mask_0_5_2_0=row(MASK, 0.5 + noise), token_tis_2_0=row(TIS, refused=WHY)
+    )
+    plain = alignment(
+        none=row(NONE, 0.5), token_mask_0_5_2_0=row(MASK, 0.5), token_tis_2_0=row(TIS, refused=WHY)
+    )
+
+    assert (choose(given).best, choose(given).next) == (choose(plain).best, choose(plain).next)
+    others = {
+        name: one.model_copy(update={"score": 0.1 + noise * at})
+        for at, (name, one) in enumerate(plain.rows.items())
+    }
+    alike = {name: one.model_copy(update={"score": 0.1}) for name, one in plain.rows.items()}
+    assert instead_of(others, NONE).next == instead_of(alike, NONE).next
+
+
 @pytest.mark.parametrize("name", ALL)
 def test_the_only_one_that_is_left_is_chosen_and_has_no_runner_up_of_its_own_method(name):
     rows = {other: row(other, refused=None if other == name else WHY) for other in ALL}
