@@ -95,7 +95,7 @@ def _value(row: AlignmentRow) -> float:
 
 
 def _rank(row: AlignmentRow) -> float:
-    """Of those that did the same the first is the best: rounding, which differs by device, does not decide."""
+    """Of those that did the same the first is the best: rounding does not decide."""
     return round(_value(row), 9)
 
 
