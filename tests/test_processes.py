@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import signal
 import subprocess
@@ -21,7 +22,7 @@ from cluster_jobs import Ids, Look, Threads, length
 from threadpoolctl import threadpool_info, threadpool_limits
 from typer.testing import CliRunner
 
-from offpol_diag import catalogue
+from offpol_diag import catalogue, forks
 from offpol_diag.analyze import Observe, analyze, plan
 from offpol_diag.cli import app, request
 from offpol_diag.engines import Each, Local, Processes, room
@@ -33,6 +34,7 @@ from offpol_diag.errors import DumpError, UsageError, WorkerError
 from offpol_diag.readers import open_dump, shards
 from offpol_diag.scope import UNSETTLED
 from offpol_diag.settle import Asked, Found, settle
+from offpol_diag.zygote import Zygote
 from tests.devices import present
 
 CPU = torch.device("cpu")
@@ -319,14 +321,14 @@ def test_the_environment_and_a_file_say_how_many_workers(tmp_path, monkeypatch):
     ],
 )
 @pytest.mark.parametrize("folder", [True, False])
-def test_the_server_of_workers_is_started_early_where_they_are_likely(
+def test_a_command_is_copied_where_workers_are_likely(
     size, gpu, options, expected, folder, tmp_path, monkeypatch
 ):
     path = tmp_path / "x.parquet"
     with path.open("wb") as file:
         file.truncate(size)
     started = []
-    monkeypatch.setattr("offpol_diag.forks.serve", lambda: started.append(1))
+    monkeypatch.setattr("offpol_diag.forks.copy", lambda: started.append(1))
     monkeypatch.setattr(sys.modules["offpol_diag.analyze"], "examine", lambda *_, **__: 1 / 0)
     monkeypatch.setattr(request, "GPU", tmp_path if gpu else tmp_path / "none")
     options = {"device": "auto", "seed": 0, "on_bad_row": "error", "quiet": True} | options
@@ -477,6 +479,20 @@ def test_bad_rows_are_skipped_and_told_as_by_one_process(crew, tmp_path):
 # ---------------------------------------------------------------- workers that come to grief
 
 
+@pytest.fixture(params=["server", pytest.param("copy", marks=LINUX)])
+def start(request, monkeypatch):
+    """From what workers are forked."""
+    if request.param == "server":
+        yield
+        return
+    copy = Zygote.born()
+    monkeypatch.setattr(forks, "_copy", copy)
+    monkeypatch.setattr(forks.mp, "get_context", None)
+    yield
+    copy.close()
+
+
+@pytest.mark.usefixtures("start")
 def test_a_worker_that_is_killed_once_changes_nothing(small, tmp_path):
     with Processes.on(2) as engine:
         engine.least = 1
@@ -486,6 +502,7 @@ def test_a_worker_that_is_killed_once_changes_nothing(small, tmp_path):
     assert found == alone
 
 
+@pytest.mark.usefixtures("start")
 @pytest.mark.parametrize("workers", [2, 4])
 def test_rows_that_kill_every_worker_are_one_error_with_a_hint(small, tmp_path, workers):
     engine = many(workers)
@@ -496,6 +513,7 @@ def test_rows_that_kill_every_worker_are_one_error_with_a_hint(small, tmp_path, 
     assert engine._crew.hands == []
 
 
+@pytest.mark.usefixtures("start")
 def test_a_worker_that_dies_between_readings_is_replaced(small, tmp_path):
     with Processes.on(2) as engine:
         engine.least = 1
@@ -506,6 +524,7 @@ def test_a_worker_that_dies_between_readings_is_replaced(small, tmp_path):
         assert ids_of(engine, small, tmp_path).ids == tuple(range(120))
 
 
+@pytest.mark.usefixtures("start")
 def test_a_bug_is_raised_as_it_was_with_the_place_in_the_worker(small, tmp_path):
     engine = many(2)
     error = failing(lambda: ids_of(engine, small, tmp_path, at=7, trouble="bug"), ZeroDivisionError)
@@ -513,6 +532,7 @@ def test_a_bug_is_raised_as_it_was_with_the_place_in_the_worker(small, tmp_path)
     assert engine._crew.hands == []
 
 
+@pytest.mark.usefixtures("start")
 def test_an_error_of_the_system_in_a_job_is_a_bug_of_the_job_not_the_loss_of_a_worker(small, tmp_path):
     engine = many(2)
     error = failing(lambda: ids_of(engine, small, tmp_path, at=7, trouble="broken_pipe"), BrokenPipeError)
@@ -558,6 +578,47 @@ def test_workers_that_cannot_be_started_are_an_error_with_a_hint(small, tmp_path
     assert "--workers 1" in error.hint
 
 
+@LINUX
+def test_a_copy_that_is_gone_is_an_error_with_a_hint(small, tmp_path, monkeypatch):
+    copy = Zygote.born()
+    monkeypatch.setattr(forks, "_copy", copy)
+    os.kill(copy.pid, signal.SIGKILL)
+    error = failing(lambda: ids_of(many(2), small, tmp_path), WorkerError)
+    assert "cannot be started" in error.message
+    assert "--workers 1" in error.hint
+    copy.close()
+
+
+COMMAND = """
+import sys
+from offpol_diag import forks
+from offpol_diag.cli import request
+from offpol_diag.engines import processes
+from offpol_diag.__main__ import main
+
+request.LARGE = 0
+cut = processes.pieces
+processes.pieces = lambda dump, least: cut(dump, 1)
+if {copied}:
+    forks.mp.get_context = None  # nothing else starts a worker
+main()
+"""
+
+
+@LINUX
+def test_a_command_leaves_the_same_bits_from_workers_of_a_copy_and_without_any(small, tmp_path):
+    found = {}
+    for workers in ("1", "2"):
+        path = tmp_path / f"{workers}.json"
+        given = ["analyze", small, "--presets", PRESETS, "--no-html", "-q", "--workers", workers]
+        code = COMMAND.format(copied=workers == "2")
+        subprocess.run([sys.executable, "-c", code, *given, "--json", str(path)], check=True, timeout=60)
+        found[workers] = json.loads(path.read_text())
+    assert found["1"].pop("run")["engine"] == "local"
+    assert found["2"].pop("run")["engine"] == "local, 2 processes"
+    assert found["1"] == found["2"]
+
+
 # ---------------------------------------------------------------- the process that has workers
 
 SCRIPT = """
@@ -568,6 +629,10 @@ from pathlib import Path
 from offpol_diag.cli.exits import exit_codes, terminator
 from offpol_diag.engines import Processes
 from offpol_diag.readers import open_dump
+from offpol_diag import forks
+if {copied}:
+    forks.copy()
+    forks.mp.get_context = None
 import signal
 signal.signal(signal.SIGTERM, terminator())
 print("begun", flush=True)
@@ -578,9 +643,9 @@ with exit_codes(), Processes.on(2) as engine:
 """
 
 
-def script(dump, folder, seconds):
+def script(dump, folder, seconds, copied=False):
     """A script without a guard round what it does, in a session of its own; it says when it is run."""
-    text = SCRIPT.format(path=["tests", "."], folder=str(folder), dump=dump, seconds=seconds)
+    text = SCRIPT.format(path=["tests", "."], folder=str(folder), dump=dump, seconds=seconds, copied=copied)
     path = folder / "script.py"
     path.write_text(text)
     return subprocess.Popen(
@@ -613,12 +678,13 @@ def until(true, seconds=20.0):
 
 
 @LINUX
-def test_who_is_told_to_leave_leaves_at_once_and_nothing_stays(small, tmp_path):
+@pytest.mark.parametrize("copied", [False, True])
+def test_who_is_told_to_leave_leaves_at_once_and_nothing_stays(copied, small, tmp_path):
     cases = [(signal.SIGINT, True, 130), (signal.SIGTERM, True, 143), (signal.SIGKILL, False, -9)]
     folders = [tmp_path / str(code) for _, _, code in cases]
     for folder in folders:
         folder.mkdir()
-    running = [script(small, folder, 30.0) for folder in folders]
+    running = [script(small, folder, 30.0, copied) for folder in folders]
     for folder, one, (sent, to_all, code) in zip(folders, running, cases, strict=True):
         assert until(lambda at=folder: sum(name.name.isdecimal() for name in at.iterdir()) == 2)
         before = time.monotonic()

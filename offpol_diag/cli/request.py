@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 DEVICES = re.compile(r"auto|cpu|cuda(:\d+)?")
 LARGE = 40 << 20
-"""Bytes of files for which workers are likely to pay: their server starts while this process imports."""
+"""Bytes of files for which workers are likely to pay."""
 GPU = Path("/dev/nvidia0")
 
 
@@ -86,9 +86,10 @@ class Request:
             OffpolError: the options, the dump or a preset file cannot be used.
         """
         where = self.where(dumps)
-        with progress(self.quiet) as report:
-            from offpol_diag.analyze import examine
+        from offpol_diag.analyze import examine
 
+        self.prepare(dumps)
+        with progress(self.quiet) as report:
             return examine(
                 dumps,
                 presets=presets,
@@ -109,9 +110,10 @@ class Request:
             OffpolError: the options or the dump cannot be used.
         """
         where = self.where(dumps)
-        with progress(self.quiet) as report:
-            from offpol_diag.sweeps import sweep
+        from offpol_diag.sweeps import sweep
 
+        self.prepare(dumps)
+        with progress(self.quiet) as report:
             return sweep(dumps, ask, progress=report, **where)
 
     def where(self, dumps: Sequence[str]) -> dict[str, Any]:
@@ -125,10 +127,6 @@ class Request:
             _check_device(self.device)
         with judged("workers", self.workers):
             workers = _workers(self.workers)
-        if workers != 1 and self.engine == "local" and _computes_here(self.device) and _large(dumps):
-            from offpol_diag import forks
-
-            forks.serve()
         return {
             "columns": columns,
             "on_bad_row": self.on_bad_row,
@@ -137,6 +135,13 @@ class Request:
             "engine": self.engine,
             "workers": workers,
         }
+
+    def prepare(self, dumps: Sequence[str]) -> None:
+        """Copy this process where workers are likely: all is imported by now, and no thread is begun."""
+        if self.workers != "1" and self.engine == "local" and _computes_here(self.device) and _large(dumps):
+            from offpol_diag import forks
+
+            forks.copy()
 
 
 def ran(command: str, summary: Summary) -> Summary:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from multiprocessing import connection
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from typing import Any
 
 from offpol_diag import forks
@@ -35,7 +34,7 @@ class Hand:
         read: pieces that it has read before, of which it may have kept columns.
     """
 
-    process: BaseProcess
+    process: forks.Worker
     line: Connection
     piece: int | None = None
     grown: int = 0

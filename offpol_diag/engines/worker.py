@@ -14,13 +14,14 @@ import traceback
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing import connection, parent_process
+from multiprocessing import connection
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any
 
 import torch
 
+from offpol_diag import forks
 from offpol_diag.engines import heap
 from offpol_diag.engines.engine import Each
 from offpol_diag.engines.local import Local
@@ -124,9 +125,9 @@ class Said:
 
 def _leave_with_parent() -> None:
     """At once, whatever is under way: nobody waits for it any more."""
-    parent = parent_process()
+    parent = forks.parent()
     if parent is not None:
-        connection.wait([parent.sentinel])
+        connection.wait([parent])
         os._exit(1)
 
 
