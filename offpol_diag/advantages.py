@@ -8,7 +8,7 @@ Source: Shao et al. 2024 (DeepSeekMath); the constants are verl's compute_grpo_o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from hashlib import blake2b
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from offpol_diag import resample, scope, segments
 from offpol_diag.batch import Batch
+from offpol_diag.host import sent
 
 EPS = 1e-6
 
@@ -62,17 +63,23 @@ class GroupRewards:
     def advantages(self, batch: Batch) -> Tensor:
         """Of every token, [T] float64; the batch must be of the same dump."""
         assert batch.rewards is not None
-        at = torch.searchsorted(self.keys, _keys(batch))
-        alone = self.count[at] == 1
-        deviation = torch.sqrt(self.away[at] / (self.count[at] - 1).clamp(min=1))
-        grouped = (batch.rewards - self.mean[at]) / (deviation + EPS)
+        keys, count, mean, away = self._on(batch.rewards.device)
+        at = torch.searchsorted(keys, _keys(batch))
+        alone = count[at] == 1
+        deviation = torch.sqrt(away[at] / (count[at] - 1).clamp(min=1))
+        grouped = (batch.rewards - mean[at]) / (deviation + EPS)
         return segments.spread(torch.where(alone, batch.rewards / (1 + EPS), grouped), batch.cu_seqlens)
+
+    def _on(self, device: torch.device) -> list[Tensor]:
+        """Its fields where a batch lies: what several GPUs saw was merged on the host."""
+        found: list[Tensor] = [getattr(self, field.name) for field in fields(self)]
+        return found if self.keys.device == device else [sent(x, device) for x in found]
 
 
 def _keys(batch: Batch) -> Tensor:
     """A key per sequence: its prompt's, told apart by step, [S] int64."""
     found, which = scope.codes(batch)
-    steps = torch.tensor([_word(label) for label in found], dtype=torch.int64, device=which.device)
+    steps = sent(torch.tensor([_word(label) for label in found], dtype=torch.int64), which.device)
     return resample.mix(batch.key ^ steps[which])
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from offpol_diag import segments
-from offpol_diag.host import here
+from offpol_diag.host import here, sent
 
 POLICIES = ("rollout", "old", "current")
 PER_TOKEN = ("rollout", "old", "current", "advantages", "position", "token_ids", "entropy")
@@ -89,7 +89,7 @@ class Batch:
     def turns(self) -> Tensor:
         """Where the turns of each sequence start among all turns, [S+1] int64."""
         starts = torch.searchsorted(self.cu_runs[:-1], self.cu_seqlens[:-1])
-        return torch.cat((starts, starts.new_tensor([len(self.cu_runs) - 1])))
+        return torch.cat((starts, sent(torch.tensor([len(self.cu_runs) - 1]), starts.device)))
 
     def policy(self, name: str) -> Tensor | None:
         """The log-probs of one of `POLICIES`, [T] float64, or None when the dump lacks them."""
@@ -190,7 +190,7 @@ class Some(Batch):
         """Which tokens, [K] int64; found when it is first asked for where all others tell it."""
         assert self.without is not None
         there = torch.ones(self.whole.tokens, dtype=torch.bool, device=self.without.device)
-        there[self.without] = False
+        there.index_fill_(0, self.without, False)
         return places(there)
 
     def before(self, at: Tensor) -> Tensor:

@@ -24,6 +24,16 @@ def here(x: Tensor) -> bool:
     return x.device.type == "cpu"
 
 
+def sent(x: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the host on a device; the host does not wait until it is there.
+
+    From memory that the system may move a GPU's copy is waited for, so it goes through memory that it may not.
+    """
+    if device.type == "cpu":
+        return x
+    return x.pin_memory().to(device, non_blocking=True)
+
+
 Array = TypeVar("Array", Tensor, NDArray[np.float64])
 
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from offpol_diag import segments, tables
-from offpol_diag.host import here
+from offpol_diag.host import here, sent
 
 REPLICATES = 256
 Words = npt.NDArray[Any]
@@ -58,7 +58,7 @@ def draws(key: Tensor, seed: int, replicates: int = REPLICATES) -> Tensor:
 
 def _draws(key: Tensor, seed: int, replicates: int) -> Tensor:
     counters = torch.arange((replicates + 1) // 2, device=key.device, dtype=torch.int64)
-    lanes = mix((counters + 1) * -0x61C8864680B583EB + mix(torch.tensor(seed, device=key.device)))
+    lanes = mix((counters + 1) * -0x61C8864680B583EB + int(mix(torch.tensor(seed))))
     bits = mix(mix(key)[:, None] ^ lanes[None, :])
     halves = torch.stack((bits & 0xFFFFFFFF, _shift(bits, 32)), dim=2).flatten(1)[:, :replicates].contiguous()
     return _poisson(halves)
@@ -67,7 +67,7 @@ def _draws(key: Tensor, seed: int, replicates: int) -> Tensor:
 def _poisson(uniform: Tensor) -> Tensor:
     """32-bit numbers → draws: how many of the steps each has reached, float64."""
     if not here(uniform):
-        steps = torch.tensor(_poisson_steps(), device=uniform.device)
+        steps = sent(torch.tensor(_poisson_steps()), uniform.device)
         return torch.bucketize(uniform, steps, right=True).to(torch.float64)
     reached = np.zeros(uniform.shape, np.uint8)  # comparing a few times costs a fifth of searching
     for step in _poisson_steps():

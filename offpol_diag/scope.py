@@ -15,6 +15,7 @@ from torch import Tensor
 
 from offpol_diag import segments
 from offpol_diag.batch import Batch
+from offpol_diag.host import sent
 from offpol_diag.presets import Policy, Reject, Weight
 
 Label = str
@@ -39,7 +40,7 @@ def codes(batch: Batch) -> tuple[list[Label], Tensor]:
     every = labels(batch)
     at = {label: i for i, label in enumerate(dict.fromkeys(every))}
     which = [at[label] for label in every]
-    return list(at), torch.tensor(which, dtype=torch.int64, device=batch.rollout.device)
+    return list(at), sent(torch.tensor(which, dtype=torch.int64), batch.rollout.device)
 
 
 def of_units(which: Tensor, per: str, batch: Batch) -> Tensor:
@@ -63,7 +64,7 @@ class Smooth:
 
     def __call__(self, log: Tensor) -> Tensor:
         """Log-weights of any shape, smoothed."""
-        old, new = self.old.to(log.device), self.new.to(log.device)
+        old, new = sent(self.old, log.device), sent(self.new, log.device)
         after = torch.searchsorted(old, log).clamp(max=len(old) - 1)
         before = (after - 1).clamp(min=0)
         nearest = torch.where(log - old[before] < old[after] - log, before, after)
@@ -86,7 +87,7 @@ class Settled:
         """The value from which on tokens are dropped, of every token [T]; inf where none need be."""
         found, which = codes(batch)
         cuts = self.cuts[policy, rule]
-        by_label = batch.rollout.new_tensor([cuts[one] for one in found])
+        by_label = _sent([cuts[one] for one in found], batch.rollout.device)
         return segments.spread(by_label[which], batch.cu_seqlens)
 
     def smoothed(self, policy: Policy, weight: Weight, log: Tensor, per: str, batch: Batch) -> Tensor:
@@ -102,8 +103,12 @@ class Settled:
         """Which log-weights [T] or [S] lie in the tail of their trainer batch."""
         found, which = codes(batch)
         tails = self.tails[policy, weight]
-        above = log.new_tensor([torch.inf if (t := tails[one]) is None else t.above for one in found])
+        above = _sent([torch.inf if (t := tails[one]) is None else t.above for one in found], log.device)
         return log > above[of_units(which, per, batch)]
+
+
+def _sent(values: list[float], device: torch.device) -> Tensor:
+    return sent(torch.tensor(values, dtype=torch.float64), device)
 
 
 UNSETTLED = Settled()

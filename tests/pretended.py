@@ -1,12 +1,16 @@
 """A GPU that is pretended: its tensors lie in the host's memory, and are as hard to get at as a GPU's.
 
 What the code asks of a GPU is checked where there is none: tensors of the host and of the GPU, or of two
-GPUs, do not meet in one operator; numpy does not see a GPU's; products are of floats. Speed, memory and the
-order of sums are not those of a GPU: the same tests run on a real one where there is one.
+GPUs, do not meet in one operator; numpy does not see a GPU's; what a GPU lacks is refused (`gpu_rules.py`).
+Sums are added in another order than the host's, memory that nothing wrote holds no numbers, and a copy that
+nobody waits for has not arrived. Speed and room are not those of a GPU: the same tests run on a real one
+where there is one.
 """
 
 from __future__ import annotations
 
+import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -17,6 +21,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
+from tests import gpu_rules
+
 HOST = torch.device("cpu")
 ACROSS = {"aten::copy_", "aten::_to_copy"}
 """Operators that carry values from one memory to another."""
@@ -24,11 +30,17 @@ SINGLE = {"aten::where", "aten::index_put_", *ACROSS}
 """Operators that take one number from the host's memory beside tensors of a GPU."""
 PLACES = {"aten::index", "aten::index_put_"}
 """Operators that take indices from the host's memory."""
-PRODUCTS = {"aten::mm", "aten::bmm", "aten::addmm", "aten::addmm_", "aten::baddbmm", "aten::mv", "aten::dot"}
-"""Operators that a GPU has for floats only."""
 
 told: list[Callable[[str], None]] = []
 """Called with the name of every operator that runs on a pretended GPU."""
+waited: list[Callable[[str], None]] = []
+"""Called with what makes the host wait for a pretended GPU, each time."""
+
+
+def wait(why: str) -> None:
+    """Tell of one."""
+    for tell in waited:
+        tell(why)
 
 
 class There(Tensor):
@@ -37,9 +49,11 @@ class There(Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl
     inside: Tensor
     where: torch.device
+    stream: Stream | None
+    """On which it was made; None for the one on which all work is done, and for what that may use too."""
 
     @staticmethod
-    def __new__(cls, inside: Tensor, where: torch.device) -> There:
+    def __new__(cls, inside: Tensor, where: torch.device, stream: Stream | None = None) -> There:
         self = Tensor._make_wrapper_subclass(
             cls,
             inside.size(),
@@ -49,7 +63,7 @@ class There(Tensor):
             layout=inside.layout,
             device=HOST,
         )
-        self.inside, self.where = inside, where
+        self.inside, self.where, self.stream = inside, where, stream
         return self
 
     @classmethod
@@ -80,12 +94,17 @@ class There(Tensor):
 
     def new_tensor(self, *args: Any, **kwargs: Any) -> Tensor:
         found = self.inside.new_tensor(*args, **kwargs)
-        return found if "device" in kwargs else There(found, self.where)
+        if "device" in kwargs:
+            return found
+        wait("new_tensor")
+        return There(found, self.where)
 
     def tolist(self) -> Any:
+        wait("tolist")
         return self.inside.tolist()
 
     def cpu(self) -> Tensor:
+        wait("cpu")
         return self.inside.clone()
 
     def to(self, *args: Any, **kwargs: Any) -> Tensor:
@@ -93,17 +112,33 @@ class There(Tensor):
         rest = [x for x in args if not isinstance(x, str | torch.device)]
         found = self.inside.to(*rest, **{name: x for name, x in kwargs.items() if name != "device"})
         if torch.device(goal).type == "cpu":
+            wait("to the host")
             return found.clone()
         return self if found is self.inside and at(goal) == self.where else There(found, at(goal))
 
     def record_stream(self, stream: Any) -> None:
-        pass
+        self.stream = None
 
 
 def at(device: Any) -> torch.device:
     """With its number."""
     found = torch.device(device)
     return torch.device("cuda", found.index or 0) if found.type == "cuda" else found
+
+
+@contextmanager
+def counted() -> Iterator[Counter[str]]:
+    """What makes the host wait for a pretended GPU within the block, and how often."""
+    seen: Counter[str] = Counter()
+
+    def tell(why: str) -> None:
+        seen[why] += 1
+
+    waited.append(tell)
+    try:
+        yield seen
+    finally:
+        waited.remove(tell)
 
 
 def run(operator: Any, args: Any, kwargs: Any) -> Any:
@@ -117,13 +152,21 @@ def run(operator: Any, args: Any, kwargs: Any) -> Any:
         tell(name)
     tensors = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor)]
     where = _one_place(name, tensors)
+    gpu_rules.refuse(operator, name, tensors, args, kwargs)
+    if why := gpu_rules.waits(name, args, kwargs, _is_there):
+        wait(why)
+    if name == "aten::copy_" and _here.now is not None and isinstance(args[0], There):
+        return _here.now.copy(*args[:2])
+    _on_its_stream(name, tensors)
     goal = at(kwargs["device"]) if kwargs.get("device") is not None else where
     if name == "aten::copy_":
         goal = args[0].device
     known = {id(x.inside): x for x in tensors if isinstance(x, There)}
     kept = {key: HOST if key == "device" and x is not None else x for key, x in kwargs.items()}
     inside = tree_map(lambda x: x.inside if isinstance(x, There) else x, (args, kept))
+    *inside, turned = gpu_rules.shuffled(name, *inside)
     found = operator(*inside[0], **inside[1])
+    found = found.flip(0) if turned else found
 
     def outside(x: Any) -> Any:
         if not isinstance(x, Tensor) or goal.type == "cpu":
@@ -142,18 +185,34 @@ def _one_place(name: str, tensors: list[Tensor]) -> torch.device:
     fine = name in ACROSS or (name in PLACES and isinstance(tensors[0], There))
     if not fine and any(x.dim() or name not in SINGLE for x in host):
         raise RuntimeError(f"{name}: tensors of the host's memory and of a GPU")
-    if name in PRODUCTS and not all(x.is_floating_point() for x in tensors):
-        raise RuntimeError(f"{name} is not implemented for whole numbers on a GPU")
     return there[0].where
 
 
-def _made(make: Callable[..., Tensor]) -> Callable[..., There]:
-    """A way to make a tensor, for one on a GPU."""
+def _is_there(x: Any) -> bool:
+    return isinstance(x, There)
+
+
+def _on_its_stream(name: str, tensors: list[Tensor]) -> None:
+    """What was made on another stream may be given away while it is used here."""
+    if any(isinstance(x, There) and x.stream not in (None, _here.now) for x in tensors):
+        raise RuntimeError(f"{name}: a tensor of another stream, which was told of no use")
+
+
+def _made(make: Callable[..., Tensor], *, filled: bool) -> Callable[..., There]:
+    """A way to make a tensor, for one on a GPU; where nothing fills it, it has no numbers."""
 
     def there(*args: Any, device: Any = None, dtype: Any = None, **rest: Any) -> There:
-        return There(make(*args, dtype=dtype), at(device))
+        made = make(*args, dtype=dtype)
+        return There(made if filled else _spoilt(made), at(device), _here.now)
 
     return there
+
+
+def _spoilt(x: Tensor) -> Tensor:
+    """As memory may be that nothing was written to."""
+    if x.is_floating_point():
+        return x.fill_(torch.nan)
+    return x.fill_(True if x.dtype == torch.bool else torch.iinfo(x.dtype).min)
 
 
 def install() -> torch.library.Library:
@@ -161,52 +220,84 @@ def install() -> torch.library.Library:
     assert not torch.cuda.is_available()
     torch.cuda._lazy_init = lambda: None
     library = torch.library.Library("aten", "IMPL", "CUDA")
-    library.impl("empty.memory_format", _made(torch.empty))
-    library.impl("empty_strided", _made(torch.empty_strided))
-    library.impl("arange.start_step", _made(torch.arange))
+    library.impl("empty.memory_format", _made(torch.empty, filled=False))
+    library.impl("empty_strided", _made(torch.empty_strided, filled=False))
+    library.impl("arange.start_step", _made(torch.arange, filled=True))
     plain = torch.tensor
 
     def tensor(*args: Any, device: Any = None, **rest: Any) -> Tensor:
         found = plain(*args, **rest)
-        return found if device is None or at(device) == HOST else There(found, at(device))
+        if device is None or at(device) == HOST:
+            return found
+        wait("torch.tensor")
+        return There(found, at(device))
 
     torch.tensor = tensor
+    Tensor.pin_memory = pinned  # type: ignore[method-assign, assignment]
     return library
 
 
+def pinned(x: Tensor) -> Tensor:
+    """In memory of the host from which a GPU copies by itself."""
+    found = x.clone()
+    found.pinned = True  # type: ignore[attr-defined]
+    return found
+
+
 class Stream:
-    """Stands for a stream, and for an event: all is done in order."""
+    """Stands for a stream, and for an event on it: copies are not done before somebody waits for them."""
 
     def __init__(self, device: Any = None) -> None:
-        pass
+        self.late: list[tuple[Tensor, Tensor]] = []
 
-    def record(self, stream: Any) -> None:
-        pass
+    def copy(self, target: There, source: Tensor) -> There:
+        """Queue a copy."""
+        _spoilt(target.inside)
+        self.late.append((target.inside, source.inside if isinstance(source, There) else source))
+        return target
 
-    def wait_event(self, event: Any) -> None:
-        pass
+    def record(self, stream: Stream) -> None:
+        """After what is queued on that one."""
+        self.late, stream.late = stream.late, []
+
+    def wait_event(self, event: Stream) -> None:
+        """Until that has happened."""
+        for target, source in event.late:
+            target.copy_(source)
+        event.late.clear()
+
+
+class _Here(threading.local):
+    """Of each thread."""
+
+    now: Stream | None = None
+    """The stream on which work is queued, where it is not the common one."""
+
+
+_here = _Here()
 
 
 @contextmanager
 def _on(stream: Stream) -> Iterator[None]:
-    yield
+    before, _here.now = _here.now, stream
+    try:
+        yield
+    finally:
+        _here.now = before
 
 
 @contextmanager
 def gpus(many: int = 1, memory: int = 80 << 30) -> Iterator[None]:
     """So many pretended GPUs are told of, and can be copied to; each says it has so many bytes."""
-    with (
-        patch.multiple(
-            torch.cuda,
-            is_available=lambda: True,
-            device_count=lambda: many,
-            Stream=Stream,
-            Event=Stream,
-            stream=_on,
-            current_stream=Stream,
-            empty_cache=lambda: None,
-            get_device_properties=lambda device: SimpleNamespace(total_memory=memory),
-        ),
-        patch.object(Tensor, "pin_memory", lambda x: x.clone()),
+    with patch.multiple(
+        torch.cuda,
+        is_available=lambda: True,
+        device_count=lambda: many,
+        Stream=Stream,
+        Event=Stream,
+        stream=_on,
+        current_stream=Stream,
+        empty_cache=lambda: None,
+        get_device_properties=lambda device: SimpleNamespace(total_memory=memory),
     ):
         yield

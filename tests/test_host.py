@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from offpol_diag import host
+from tests.devices import DEVICES, present
 
 X = [
     0.0,
@@ -65,3 +66,20 @@ def test_numpy_says_whether_a_kernel_is_wide(monkeypatch):
     assert [host.wide.__wrapped__(name) for name in ("exp", "expm1")] == [True, False]
     monkeypatch.delattr(np.lib, "introspect")
     assert not host.wide.__wrapped__("exp")
+
+
+def test_a_tensor_of_the_host_is_sent_only_to_another_place():
+    x = torch.arange(3)
+
+    assert host.sent(x, torch.device("cpu")) is x
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_what_is_sent_is_the_same_there(device):
+    x = torch.tensor([1.5, -math.inf, 3.0], dtype=torch.float64)
+    with present(device):
+        there = host.sent(x, torch.device(device))
+
+    assert str(there.device) == device
+    assert there.tolist() == x.tolist()
+    assert host.sent(torch.empty(0), torch.device("cpu")).shape == (0,)

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import pickle
+from collections import Counter
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 
-from offpol_diag import catalogue
-from offpol_diag.analyze import Observe, analyze
-from offpol_diag.engines import fitting
-from tests import pretended
+from offpol_diag import catalogue, host
+from offpol_diag.analyze import Observe, analyze, plan
+from offpol_diag.engines import Local, fitting
+from offpol_diag.engines.staging import Pinned
+from offpol_diag.readers import open_dump
+from offpol_diag.settle import Asked, settle
+from tests import gpu_rules, pretended
 from tests.devices import REAL
 from tests.test_waits import numbers, same
 
@@ -55,6 +61,127 @@ def test_products_of_whole_numbers_are_refused():
 
     with pytest.raises(RuntimeError, match="whole numbers"):
         whole @ whole
+
+
+@pytest.mark.parametrize(
+    "lacking",
+    [
+        lambda x: torch.histogram(x, 2),
+        lambda x: x.to(torch.int64).view(torch.uint64) + 1,
+        lambda x: torch.segment_reduce(
+            x.view(-1, 1), "sum", offsets=torch.tensor([0, 3], device=GPU), axis=0
+        ),
+        lambda x: torch.segment_reduce(x.long(), "sum", offsets=torch.tensor([0, 3], device=GPU)),
+        lambda x: torch.repeat_interleave(x, torch.tensor([1, 2, 0], device=GPU), output_size=4),
+    ],
+)
+def test_what_a_gpu_lacks_or_does_slowly_is_refused(lacking):
+    with pytest.raises(RuntimeError):
+        lacking(on(1, 2, 3))
+
+
+def test_operators_that_a_gpu_lacks_are_read_off_the_list_of_torch():
+    lacking = gpu_rules.lacking()
+
+    assert {"aten::histogram.bin_ct", "aten::from_file"} <= lacking
+    assert not lacking & {
+        "aten::mm",
+        "aten::add.Tensor",
+        "aten::where.self",
+        "aten::segment_reduce",
+        "aten::sum",
+    }
+
+
+def test_memory_that_nothing_wrote_holds_no_numbers():
+    assert torch.empty(2, dtype=torch.float64, device=GPU).isnan().all()
+    assert torch.empty(2, dtype=torch.int64, device=GPU).tolist() == [torch.iinfo(torch.int64).min] * 2
+    assert torch.empty(1, dtype=torch.bool, device=GPU).tolist() == [True]
+    assert torch.zeros(2, device=GPU).tolist() == torch.empty(2, device=GPU).fill_(0).tolist() == [0, 0]
+
+
+WAITS = {
+    "a number": lambda x: float(x.sum()),
+    "a branch": lambda x: bool((x > 1).any()),
+    "a list": lambda x: x.tolist(),
+    "the host": lambda x: x.cpu(),
+    "the host by name": lambda x: x.to("cpu"),
+    "flags": lambda x: x[x > 1],
+    "their places": lambda x: torch.nonzero(x > 1),
+    "distinct ones": lambda x: x.unique(),
+    "places of the host": lambda x: x[torch.tensor([0])],
+    "a number put somewhere": lambda x: x.__setitem__(torch.tensor([0]).to(GPU), 1.0),
+    "a size that nobody said": lambda x: torch.repeat_interleave(x, (x > 1).long()),
+    "what is sent": lambda x: torch.ones(3).to(GPU),
+    "what is sent later from common memory": lambda x: torch.ones(3).to(GPU, non_blocking=True),
+    "what is made of a list": lambda x: torch.tensor([1.0], device=GPU),
+    "what is made like it": lambda x: x.new_tensor([1.0]),
+}
+
+
+@pytest.mark.parametrize("asks", WAITS.values(), ids=WAITS)
+def test_what_makes_the_host_wait_is_counted(asks):
+    x = on(1, 2, 3)
+    with pretended.counted() as seen:
+        asks(x)
+
+    assert sum(seen.values()) in (1, 2)  # a place of the host's is sent first
+
+
+def test_what_needs_no_answer_makes_nobody_wait():
+    x = on(1, 2, 3)
+    with pretended.counted() as seen:
+        x[x > 1] = 0.0
+        x.index_fill_(0, torch.arange(2, device=GPU), 1.0)
+        torch.where(x > 1, x, 0.0)
+        torch.repeat_interleave(x, torch.ones(3, dtype=torch.int64, device=GPU), output_size=3)
+        host.sent(torch.ones(3), GPU)
+        x.new_zeros(2), x.new_full((), 3.0), torch.arange(3, device=GPU)
+
+    assert not seen
+
+
+def test_a_copy_that_nobody_waits_for_has_not_arrived():
+    with pretended.gpus():
+        stream, done = torch.cuda.Stream(), torch.cuda.Event()
+        with torch.cuda.stream(stream):
+            x = pretended.pinned(torch.ones(3)).to(GPU, non_blocking=True)
+            done.record(stream)
+        with pytest.raises(RuntimeError, match="another stream"):
+            x + 1
+        x.record_stream(torch.cuda.current_stream())
+        early = (x + 1).tolist()
+        torch.cuda.current_stream().wait_event(done)
+
+    assert all(map(math.isnan, early))
+    assert (x + 1).tolist() == [2, 2, 2]
+
+
+SUMS = {
+    "all": lambda x, at: x.sum(),
+    "along a table": lambda x, at: x.view(4, -1).sum(dim=1),
+    "by place": lambda x, at: x.new_zeros(5).index_add_(0, at % 5, x),
+    "by place, scattered": lambda x, at: x.new_zeros(5).scatter_add_(0, at % 5, x),
+    "of runs": lambda x, at: torch.segment_reduce(x, "sum", offsets=(at[::57] // 3 * 3)[:7], initial=0.0),
+    "products": lambda x, at: x.view(4, -1) @ x.view(-1, 4),
+    "whole numbers": lambda x, at: at.sum(),
+}
+
+
+@pytest.mark.parametrize("sums", SUMS.values(), ids=SUMS)
+def test_sums_are_those_of_the_host_but_for_their_order(sums):
+    x, at = torch.randn(400, dtype=torch.float64), torch.arange(400)
+    here, there = sums(x, at), sums(x.to(GPU), at.to(GPU)).cpu()
+
+    assert torch.allclose(there, here, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("adds", ["index_add_", "scatter_add_"])
+def test_atomic_additions_come_in_another_order_each_time(adds):
+    x = torch.tensor([1e16, 1.0, -1e16, 1.0] * 8, dtype=torch.float64).to(GPU)
+    at = torch.zeros(32, dtype=torch.int64).to(GPU)
+
+    assert len({float(getattr(x.new_zeros(1), adds)(0, at, x)[0]) for _ in range(20)}) > 1
 
 
 def test_what_is_made_there_stays_there_until_it_is_fetched():
@@ -118,3 +245,45 @@ def test_a_gpu_takes_more_at_once_than_a_cpu_unless_asked_for_less(asked, monkey
         analyze(["sample_data/stale.parquet"], batch_tokens=asked)
 
     assert (len(seen) == 1) == (asked is None)
+
+
+@pytest.fixture(scope="module")
+def without_advantages(tmp_path_factory) -> str:
+    """A dump that has rewards instead, in several row groups."""
+    path = tmp_path_factory.mktemp("rewards") / "rewards.parquet"
+    pq.write_table(pq.read_table("sample_data/stale.parquet").drop_columns(["advantages"]), path, 100)
+    return str(path)
+
+
+@pytest.mark.parametrize("many", [1, 2])
+def test_advantages_are_made_of_rewards_on_one_gpu_and_on_several(without_advantages, many):
+    presets = catalogue.load().resolve("token_is,m2po")
+    here = numbers(analyze([without_advantages], presets=presets, device="cpu"))
+    with pretended.gpus(many):
+        there = numbers(analyze([without_advantages], presets=presets, device="cuda"))
+
+    for part in here:
+        assert same(here[part], there[part]), part
+
+
+def seen(names: str, path: str) -> Counter[str]:
+    """What makes the host wait in one batch that is sent as batches are."""
+    dump = open_dump([path])
+    study = plan(dump, catalogue.load().resolve(names), (), 0)
+    asked = Asked.of(study.presets, "advantages" not in dump.info.columns)
+    found = settle(Local(torch.device("cpu")), dump, asked)
+    with pretended.gpus():
+        job, way = Observe(study, found, rows=False), Pinned(GPU)
+        job(way.take(way.put(next(dump.batches()))))
+        with pretended.counted() as waits:
+            job(way.take(way.put(next(dump.batches()))))
+    return waits
+
+
+def test_the_host_waits_as_often_with_all_presets_as_with_one(without_advantages):
+    """Copies counted, which `test_waits.py` cannot see."""
+    for path in (without_advantages, "sample_data/stale.parquet"):
+        one = seen("tis", path)
+
+        assert one == seen("all", path)
+        assert 0 < sum(one.values()) < 30

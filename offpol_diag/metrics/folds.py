@@ -76,7 +76,7 @@ def sums(scene: Scene, candidates: Sequence[Preset]) -> Folds:
     return Folds(
         names=tuple(preset.name for preset in candidates),
         sequences=there.new_zeros(FOLDS).index_add(0, fold(batch), there),
-        tokens=there.new_tensor(float(batch.tokens)),
+        tokens=there.new_full((), float(batch.tokens)),
         **found,
     )
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from offpol_diag import segments, tables
 from offpol_diag.accumulators import Places, Sums
 from offpol_diag.batch import Batch
-from offpol_diag.host import here
+from offpol_diag.host import here, sent
 from offpol_diag.metrics import gap
 from offpol_diag.metrics.formula import Formula, Reader, mean
 from offpol_diag.metrics.gap import Drift
@@ -200,7 +200,7 @@ def _sequence_places(scene: Scene, columns: dict[str, Tensor], axis: SequenceAxi
     for row, key in enumerate(keys):
         rows.setdefault("∅" if key is None else str(key), []).append(row)
     order = torch.tensor([row for members in rows.values() for row in members], dtype=torch.int64)
-    order = order.to(scene.draws.device)
+    order = sent(order, scene.draws.device)
     stacked, draws = torch.stack(tuple(columns.values()))[:, order], scene.draws[order]
     found, start = {}, 0
     for key, members in rows.items():
