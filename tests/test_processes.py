@@ -513,6 +513,14 @@ def test_rows_that_kill_every_worker_are_one_error_with_a_hint(small, tmp_path, 
     assert engine._crew.hands == []
 
 
+def test_where_no_fork_is_safe_each_worker_imports_for_itself(small, tmp_path, monkeypatch):
+    monkeypatch.setattr(forks, "SERVED", False)
+    with Processes.on(2) as engine:
+        engine.least = 1
+        assert ids_of(engine, small, tmp_path).ids == tuple(range(120))
+        assert {type(hand.process).__name__ for hand in engine._crew.hands} == {"SpawnProcess"}
+
+
 @pytest.mark.usefixtures("start")
 def test_a_worker_that_dies_between_readings_is_replaced(small, tmp_path):
     with Processes.on(2) as engine:
