@@ -7,7 +7,7 @@ each run starts and ends. Empty runs are allowed: their sum is 0, their maximum 
 from __future__ import annotations
 
 import math
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from itertools import pairwise
 
 import numpy as np
@@ -58,14 +58,31 @@ def _reduced(x: Tensor, offsets: Tensor, kernel: np.ufunc, name: str, empty: flo
 
 
 def _of_array(x: Floats, offsets: Tensor, kernel: np.ufunc, empty: float) -> Floats:
+    """Of every row."""
     starts, filled = _filled(offsets)
     if filled is None and len(starts):
-        values: Floats = kernel.reduceat(x, starts)
+        values: Floats = kernel.reduceat(x, starts, axis=-1)
         return values
-    found = np.full(len(offsets) - 1, empty)
+    found = np.full((*x.shape[:-1], len(offsets) - 1), empty)
     if len(starts):
-        found[filled] = kernel.reduceat(x, starts)
+        found[..., filled] = kernel.reduceat(x, starts, axis=-1)
     return found
+
+
+Reduce = Callable[[Tensor, Tensor], Tensor]
+
+
+def of_rows(reduce: Reduce, x: Tensor, offsets: Tensor) -> Tensor:
+    """A reduction of this module over each run of every row: [K, T] → [K, S]."""
+    if here(x):
+        return reduce(x, offsets)  # numpy takes all rows at once
+    return reduce(x.flatten(), _in_rows(offsets, *x.shape)).view(len(x), len(offsets) - 1)
+
+
+def _in_rows(offsets: Tensor, rows: int, tokens: int) -> Tensor:
+    """Where the runs begin and end when so many rows lie one after the other, [K·S+1]."""
+    every = offsets + tokens * torch.arange(rows, device=offsets.device)[:, None]
+    return torch.cat((every[:, :-1].flatten(), every[-1, -1:]))
 
 
 Floats = npt.NDArray[np.float64]
@@ -125,9 +142,14 @@ def tokens(offsets: Tensor) -> int:
 
 def count(x: Tensor, offsets: Tensor) -> Tensor:
     """True tokens per run: [T] bool → [S] float64."""
-    if not here(x):
-        return total(x.to(torch.float64), offsets)
-    return total(torch.from_numpy(x.numpy().astype(np.float64)), offsets)  # torch takes thrice the time
+    return total(numbers(x), offsets)
+
+
+def numbers(flags: Tensor) -> Tensor:
+    """1 where a flag is set, 0 elsewhere, float64."""
+    if not here(flags):
+        return flags.to(torch.float64)
+    return torch.from_numpy(flags.numpy().astype(np.float64))  # torch takes thrice the time
 
 
 def count_above(x: Tensor, bound: float, offsets: Tensor) -> Tensor:

@@ -116,13 +116,13 @@ class Study:
         return tuple(preset for preset in self.presets if preset not in self.normalised)
 
     @cached_property
-    def logging(self) -> dict[str, list[Preset]]:
-        """Presets whose trainer's numbers the crosswalk knows, by its book."""
+    def logging(self) -> tuple[tuple[Preset, ...], ...]:
+        """Presets whose trainer's numbers the crosswalk knows, by the shelf of its book."""
         found: dict[str, list[Preset]] = {}
         for preset in self.presets:
             if preset.logs in BOOKS:
-                found.setdefault(preset.logs, []).append(preset)
-        return found
+                found.setdefault(BOOKS[preset.logs].shelf, []).append(preset)
+        return tuple(map(tuple, found.values()))
 
 
 @dataclass(frozen=True)
@@ -272,10 +272,10 @@ def _logged(study: Study, scene: Scene) -> tuple[dict[str, Tensor], Ranges]:
     """Columns and ranges that only the crosswalk reads; of every trainer."""
     columns = {"masked": scene.batch.masked.to(torch.float64)}
     ranges: Ranges = {}
-    for logs, presets in study.logging.items():
-        for preset in presets:
-            columns |= BOOKS[logs].columns(scene, preset)
-            ranges |= BOOKS[logs].ranges(scene, preset)
+    for presets in study.logging:
+        book = BOOKS[presets[0].logs or ""]
+        columns |= book.columns(scene, presets)
+        ranges |= book.ranges(scene, presets)
     return columns, outermost(ranges)
 
 

@@ -312,10 +312,8 @@ def booked(dump, presets, known):
     scene = Scene.of(batch, 0, 16, found.settled, study.near)
     deeds = Stack.of(scene, presets).deeds if known else ()
     scene.deeds = {preset.name: deed for preset, deed in zip(presets, deeds, strict=False)}
-    book, columns, ranges = BOOKS["areal"], {}, {}
-    for preset in presets:
-        columns |= book.columns(scene, preset)
-        ranges |= book.ranges(scene, preset)
+    book = BOOKS["areal"]
+    columns, ranges = book.columns(scene, tuple(presets)), book.ranges(scene, tuple(presets))
     views = {id(view) for key, view in scene._memo.items() if key[0] == "view"}
     return columns, outermost(ranges), len(views)
 

@@ -101,8 +101,8 @@ def _scene(batch, presets):
 def _log(scene, preset):
     """What the metrics make of a preset is there already when its book asks."""
     book = BOOKS[preset.logs]
-    book.columns(scene, preset)
-    book.ranges(scene, preset)
+    book.columns(scene, (preset,))
+    book.ranges(scene, (preset,))
 
 
 def _wider(bound, ratio):

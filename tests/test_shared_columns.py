@@ -10,7 +10,8 @@ from offpol_diag.crosswalk import BOOKS
 from offpol_diag.crosswalk.areal_masks import batch_wide
 from offpol_diag.crosswalk.ends import outermost
 from offpol_diag.crosswalk.ledger import OPTIONAL, Ledger
-from offpol_diag.crosswalk.spread import Sample, Spread, Thresholds
+from offpol_diag.crosswalk.limits import Thresholds
+from offpol_diag.crosswalk.spread import Sample, Samples, Spread
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.metrics.stack import Stack
 from offpol_diag.near import Near
@@ -66,10 +67,8 @@ def made(dump, presets, among):
     scene = Scene.of(batch, 0, 4, found.settled, Near.of(study.presets))
     told = Stack.of(scene, among).deeds if among else ()
     scene.deeds = {preset.name: deed for preset, deed in zip(among, told, strict=True)}
-    book, columns, ranges = BOOKS[presets[0].logs], {}, {}
-    for preset in presets:
-        columns |= book.columns(scene, preset)
-        ranges |= book.ranges(scene, preset)
+    book = BOOKS[presets[0].logs]
+    columns, ranges = book.columns(scene, tuple(presets)), book.ranges(scene, tuple(presets))
     scene.forget()
     return columns, outermost(ranges)
 
@@ -168,8 +167,8 @@ def row(values):
 
 
 def columns_of(x, n, limits, empty):
-    spread = Spread("k", limits, 1.0, empty)
-    found = spread.columns(spread.of_rows(row(x), row(n)))
+    samples = Samples((Sample(1.0, empty, row(x)),), row(n))
+    found = samples.columns([(Spread("k", limits, 1.0, empty), 0)])
     return {name.removeprefix("k/"): values.tolist() for name, values in found.items()}
 
 
@@ -200,7 +199,8 @@ def test_rows_beyond_limits_are_counted_whether_others_are_or_not(limits, empty)
 def test_spreads_of_one_sample_whose_limits_act_alike_share_their_columns():
     one, two = (Spread(key, Thresholds(0.0, high), 1.0) for key, high in (("a", 5.0), ("b", 6.0)))
     x, n = row([0.9, 1.1]), row([2.0, 3.0])
-    sample: Sample = one.of_rows(x, n)
-    a, b = one.columns(sample), two.columns(sample)
+    found = Samples((Sample(1.0, True, x),), n).columns([(one, 0), (two, 0)])
 
-    assert all(a[f"a/{name}"] is b[f"b/{name}"] for name in (key.removeprefix("a/") for key in a))
+    names = [key.removeprefix("a/") for key in found if key.startswith("a/")]
+    assert len(names) * 2 == len(found)
+    assert all(found[f"a/{name}"] is found[f"b/{name}"] for name in names)

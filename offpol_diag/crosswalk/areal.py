@@ -7,18 +7,32 @@ A statistic of no token is not logged.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from offpol_diag import correction
 from offpol_diag.crosswalk import powers, update
 from offpol_diag.crosswalk.areal_masks import BEHAVE, LEFT, VALID, Some, batch_wide
-from offpol_diag.crosswalk.ends import Ends, rows
+from offpol_diag.crosswalk.areal_sums import (
+    E_U,
+    V_DUAL,
+    V_SQUARED,
+    WEIGHT,
+    U,
+    V,
+    changed,
+    counts,
+    masked_ratio,
+    spans,
+    sums,
+    weight_ends,
+    weighted,
+)
+from offpol_diag.crosswalk.ends import Ends
 from offpol_diag.crosswalk.ledger import Absent, Column, Entry, Ledger, Page, Range, always
-from offpol_diag.crosswalk.view import Measure, View, weighed
+from offpol_diag.crosswalk.view import Measure
+from offpol_diag.crosswalk.views import Views
 from offpol_diag.metrics.outcome import applied
 from offpol_diag.presets import Preset
 
@@ -42,44 +56,11 @@ def _of_tokens(preset: Preset) -> bool:
     return preset.loss != "gspo"
 
 
-def _weight(view: View) -> Tensor:
-    """Of each token; where sequences have weights, 1: those multiply the sums of their tokens."""
-    weighed = view.done.weighed
-    if weighed is None or weighed.final.per == "sequence":
-        return torch.ones_like(view.ratios.delta)
-    return weighed.final.values
-
-
-WEIGHT = Measure("areal weight", _weight, lambda view: correction.weight_key(applied(view.preset)))
-U = Measure("areal u", update.log_ratio, update.pooled)
-E_U = Measure("areal e^u", update.ratio, update.pooled)
-V = Measure("areal −v", lambda view: -view.of("current").delta)
-"""v = log π_θ − log π_rollout."""
-V_SQUARED = Measure("areal v²/2", lambda view: view.of("current").delta.square() / 2)
-V_DUAL = Measure("areal k3 of v", lambda view: powers.k3(view.of("current")))
-
-
-def _times(view: View) -> Tensor | None:
-    """The weights of sequences, [S]."""
-    return view.pieces.per_sequence
-
-
-def _weighted(view: View) -> Tensor:
-    """Σ of the weights over behave tokens, [S]."""
-    weights = _times(view)
-    return BEHAVE.total(WEIGHT, view) if weights is None else weights * BEHAVE.count(view)
-
-
-def _weight_ends(view: View) -> Ends:
-    weights = _times(view)
-    return BEHAVE.ends(WEIGHT, view) if weights is None else rows(weights, BEHAVE.count(view) > 0)
-
-
-def _masked_ratio(view: View) -> Ends:
-    """The smallest and largest ratio kept, and 0 for each sequence that lost a token."""
-    low, high = LEFT.ends(E_U, view)
-    lost = LEFT.count(view) < VALID.count(view)
-    return torch.where(lost, low.clamp(max=0.0), low), torch.where(lost, high.clamp(min=0.0), high)
+def _column(
+    name: str, of: Callable[[Views], Sequence[Tensor]], when: When = always, needs: tuple[str, ...] = ()
+) -> Column:
+    """Of all presets of a numerator in one go."""
+    return Column(name, lambda view: of((view,))[0], own=True, when=when, needs=needs, of_many=of)
 
 
 @dataclass(frozen=True)
@@ -105,23 +86,20 @@ class Stat:
     per: str
     when: When = always
     needs: tuple[str, ...] = update.NEEDS
-    sums: Callable[[View], Tensor] | None = None
-    spans: Callable[[View], Ends] | None = None
+    sums: Callable[[Views], Sequence[Tensor]] | None = None
+    spans: Callable[[Views], Sequence[Ends]] | None = None
 
     def sum(self) -> Column:
         """Σ over its denominator."""
-        of = self.sums or (lambda view: self.over.total(self.of, view))
-        return Column(self.name, of, own=True, when=self.when, needs=self.needs, by=self._by)
+        return _column(self.name, self.sums or sums(self.over, self.of), self.when, self.needs)
 
     def ends(self) -> Range:
         """Its extremes."""
-        of = self.spans or (lambda view: self.over.ends(self.of, view))
-        return Range(f"{self.name}/range", of, own=True, when=self.when, needs=self.needs, by=self._by)
-
-    def _by(self, view: View) -> Hashable:
-        """Which tokens count, and which are valid; the weights if it is of those."""
-        weights = weighed(view) if self.of is WEIGHT else None
-        return self.over.by and self.over.by(view), batch_wide(view.preset), weights
+        of = self.spans or spans(self.over, self.of)
+        name = f"{self.name}/range"
+        return Range(
+            name, lambda view: of((view,))[0], own=True, when=self.when, needs=self.needs, of_many=of
+        )
 
     def entries(self) -> tuple[Entry, ...]:
         """avg, min, max."""
@@ -165,7 +143,7 @@ STATS = (
         LEFT,
         "valid",
         _of_tokens,
-        spans=_masked_ratio,
+        spans=masked_ratio,
     ),
     Stat(
         "approx_kl",
@@ -185,8 +163,8 @@ STATS = (
         "behave",
         _samples,
         (),
-        _weighted,
-        _weight_ends,
+        weighted,
+        weight_ends,
     ),
     Stat(
         "behave_approx_kl",
@@ -222,22 +200,10 @@ STATS = (
 )
 
 
-def _changed(view: View) -> Tensor:
-    """Valid tokens that are dropped, or whose weight is clamped, [S]."""
-    weighed = view.pieces.first.weighed
-    assert weighed is not None
-    dropped = VALID.count(view) - LEFT.count(view)
-    rule = view.preset.weight
-    if rule is None or rule.action != "truncate":
-        return dropped
-    clamped = weighed.high + weighed.low
-    return dropped + (clamped if weighed.final.per == "token" else clamped * view.n)
-
-
 SUMS = (
-    Column("valid", VALID.count, own=True, by=VALID.by),
-    Column("behave", BEHAVE.count, own=True, by=BEHAVE.by),
-    Column("changed", _changed, own=True, when=_filters, by=lambda view: (_form(view.preset), weighed(view))),
+    _column("valid", counts(VALID)),
+    _column("behave", counts(BEHAVE)),
+    _column("changed", changed, _filters),
     *(stat.sum() for stat in STATS),
 )
 EXTREMES = tuple(stat.ends() for stat in STATS)

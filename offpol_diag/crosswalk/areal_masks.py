@@ -9,14 +9,16 @@ import torch
 from torch import Tensor
 
 from offpol_diag import correction
-from offpol_diag.crosswalk.ends import Ends, among
+from offpol_diag.crosswalk import views as together
 from offpol_diag.crosswalk.view import KEPT, Mask, Measure, View, kept, weighed
+from offpol_diag.crosswalk.views import Measures, Views
 from offpol_diag.metrics.outcome import applied
+from offpol_diag.metrics.rows import Rows, distinct, joined
 from offpol_diag.presets import Preset, Reject
 from offpol_diag.ratios import Level
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Some:
     """Some of the batch's tokens.
 
@@ -27,22 +29,33 @@ class Some:
     """
 
     tokens: Mask
+    by: Callable[[View], Hashable]
     sequences: Callable[[View], Tensor] | None = None
-    by: Callable[[View], Hashable] | None = None
 
-    def total(self, x: Measure, view: View) -> Tensor:
-        """Σ of x over them, [S]."""
-        sums = view.total(x, self.tokens)
-        return sums if self.sequences is None else sums.masked_fill(~self.sequences(view), 0.0)
+    def totals(self, views: Views, measures: Measures) -> Rows:
+        """Σ of K measures over them under each preset, [R, K, S]."""
+        few, at = self._distinct(views, measures)
+        return self._among(few, together.totals(few, measures, self.tokens), 0.0).of(at)
 
-    def ends(self, x: Measure, view: View) -> Ends:
-        """The smallest and largest x of each sequence, [S] each; ±inf where it has none of them."""
-        ends = view.ends(x, self.tokens)
-        return ends if self.sequences is None else among(ends, self.sequences(view))
+    def ends(self, views: Views, measures: Measures) -> tuple[Rows, Rows]:
+        """The smallest and largest of each sequence, [R, K, S] each; ±inf where it has none of them."""
+        few, at = self._distinct(views, measures)
+        low, high = together.ends(few, measures, self.tokens)
+        return self._among(few, low, torch.inf).of(at), self._among(few, high, -torch.inf).of(at)
 
-    def count(self, view: View) -> Tensor:
-        """How many they are, [S]."""
-        return self.total(ONE, view)
+    def _distinct(self, views: Views, measures: Measures) -> tuple[list[View], tuple[int, ...]]:
+        """The first of each that have the same, and which each one has."""
+        keys = [(self.by(view), *(of.by and of.by(view) for of in measures)) for view in views]
+        first, at = distinct(keys)
+        return [views[one] for one in first], at
+
+    def _among(self, views: Views, x: Rows, absent: float) -> Rows:
+        """What sequences that are not among them count as."""
+        if self.sequences is None:
+            return x
+        each = [self.sequences(view) for view in views]
+        there = Rows.made([id(flags) for flags in each], lambda at: each[at])
+        return joined(lambda one, flags: one.masked_fill(~flags[:, None], absent), x, there)
 
 
 ONE = Measure("1", lambda view: torch.ones_like(view.ratios.delta))
@@ -97,9 +110,9 @@ def _behaving(view: View) -> Hashable:
     return weighed(view) if _masks(view) else kept(view)
 
 
-VALID = Some(Mask(_valid, _edits), by=_edits)
+VALID = Some(Mask(_valid, _edits), _edits)
 """n_valid_tokens."""
-LEFT = Some(KEPT, lambda view: view.pieces.sequences, kept)
+LEFT = Some(KEPT, kept, lambda view: view.pieces.sequences)
 """The loss mask after rejection sampling."""
 BEHAVE = Some(
     Mask(
@@ -108,7 +121,7 @@ BEHAVE = Some(
             (KEPT.by(view), correction.weight_key(applied(view.preset))) if _masks(view) else KEPT.by(view)
         ),
     ),
-    _behaves,
     _behaving,
+    _behaves,
 )
 """unclipped_behave_tokens; without rejection sampling there is no such mask, and all valid ones count."""

@@ -11,6 +11,10 @@ from torch import Tensor
 T = TypeVar("T")
 Ends = tuple[Tensor, Tensor]
 """The smallest and the largest: of each sequence [S], or of all."""
+Columns = dict[str, Tensor]
+"""What is summed, [S] each, by name."""
+Ranges = dict[str, Ends]
+"""Whose ends are kept, by name."""
 
 
 def among(ends: Ends, there: Tensor) -> Ends:
@@ -45,3 +49,9 @@ def _of_size(ranges: Mapping[T, Ends], size: int, names: list[T]) -> zip[tuple[T
     if size == 0:
         low, high = (x.new_full((len(names), 1), end) for x, end in ((low, torch.inf), (high, -torch.inf)))
     return zip(names, zip(low.amin(dim=1).unbind(), high.amax(dim=1).unbind(), strict=True), strict=True)
+
+
+def named(columns: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
+    """Columns of many, [K, S] each → each one's, [S]."""
+    rows = zip(*(x.unbind() for x in columns.values()), strict=True)
+    return [dict(zip(columns, one, strict=True)) for one in rows]

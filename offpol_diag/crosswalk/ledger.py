@@ -7,18 +7,19 @@ whose extremes are kept, and entries, one per name that the trainer logs.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from torch import Tensor
 
-from offpol_diag.crosswalk.ends import Ends
-from offpol_diag.crosswalk.spread import Columns, Ranges, Read
+from offpol_diag.crosswalk.ends import Columns, Ends, Ranges
+from offpol_diag.crosswalk.read import Read
 from offpol_diag.crosswalk.view import View
+from offpol_diag.metrics.rows import distinct
 from offpol_diag.metrics.scene import Scene
-from offpol_diag.presets import Preset
+from offpol_diag.presets import Policy, Preset
 
 Logged = dict[str, float]
 T = TypeVar("T")
@@ -27,11 +28,16 @@ T = TypeVar("T")
 class Book(Protocol):
     """How one trainer, or one generation of it, logs."""
 
-    def columns(self, scene: Scene, preset: Preset) -> Columns:
-        """What is summed, [S] each."""
+    @property
+    def shelf(self) -> str:
+        """Whose columns are made together: of presets of all books with this word."""
         ...
 
-    def ranges(self, scene: Scene, preset: Preset) -> Ranges:
+    def columns(self, scene: Scene, presets: tuple[Preset, ...]) -> Columns:
+        """What is summed of presets of this shelf, [S] each."""
+        ...
+
+    def ranges(self, scene: Scene, presets: tuple[Preset, ...]) -> Ranges:
         """Whose smallest and largest value is kept, of any parts of the batch (`ends.outermost`)."""
         ...
 
@@ -53,69 +59,65 @@ class Absent(LookupError):
     """A column was not summed, because the dump lacks what it needs or the preset does not ask for it."""
 
 
+Asked = tuple[tuple[str, int], ...]
+"""Where a column is kept, and which of the presets asks for it."""
+
+
 @dataclass(frozen=True, eq=False)
-class _Asked:
+class _Asked(Generic[T]):
     """What is asked of the dump.
 
     Attributes:
         name: how entries ask for it.
+        of: what it is of one batch under one preset.
         own: whether it depends on the preset's weights and rules; else presets of one numerator share it.
         when: under which presets it is needed.
         needs: fields of the batch without which there is no such number: entries that read it are left out.
         by: of one that presets have of their own, what of a preset and of its deed it depends on besides the
             numerator; None: on all of it.
+        of_many: the same as `of`, of several presets of one numerator in one go.
     """
 
     name: str
+    of: Callable[[View], T]
     own: bool = field(default=False, kw_only=True)
     when: Callable[[Preset], bool] = field(default=always, kw_only=True)
     needs: tuple[str, ...] = field(default=(), kw_only=True)
     by: Callable[[View], Hashable] | None = field(default=None, kw_only=True)
+    of_many: Callable[[Sequence[View]], Sequence[T]] | None = field(default=None, kw_only=True)
 
     def key(self, logs: str, preset: Preset) -> str:
         """Where it is kept; equal keys mean equal numbers."""
         return f"{preset.name}!{self.name}" if self.own else f"{logs}/{preset.policy}/{self.name}"
 
-    def once(self, view: View, make: Callable[[], T]) -> T:
-        """Made once for all that share it."""
+    def made(self, view: View) -> T:
+        """Of one batch, once for all that share it."""
         if not self.own:
-            return view.ratios.once(self, make)
-        return view.once(self, make) if self.by is None else view.ratios.once((self, self.by(view)), make)
+            return view.ratios.once(self, lambda: self.of(view))
+        if self.by is None:
+            return view.once(self, lambda: self.of(view))
+        return view.ratios.once((self, self.by(view)), lambda: self.of(view))
+
+    def under(self, views: Sequence[View], asked: Asked) -> dict[str, T]:
+        """By where it is kept, of presets of one numerator; those that share it get it from the first."""
+        if not self.own:
+            return {key: self.made(views[at]) for key, at in asked}
+        by = self.by or id
+        first, which = distinct([by(views[at]) for _, at in asked])
+        few = [views[asked[row][1]] for row in first]
+        found = [self.made(view) for view in few] if self.of_many is None else self.of_many(few)
+        return {key: found[row] for (key, _), row in zip(asked, which, strict=True)}
 
 
-@dataclass(frozen=True, eq=False)
-class Column(_Asked):
-    """What is summed over the dump.
+class Column(_Asked[Tensor]):
+    """What is summed over the dump, per sequence [S]."""
 
-    Attributes:
-        of: per sequence [S].
+
+class Range(_Asked[Ends]):
+    """Whose smallest and largest value over the dump is kept, of each part of the batch.
+
+    ±inf where there is nothing to see.
     """
-
-    of: Callable[[View], Tensor]
-
-    def made(self, view: View) -> Tensor:
-        """Of one batch, [S]."""
-        return self.once(view, lambda: self.of(view))
-
-
-@dataclass(frozen=True, eq=False)
-class Range(_Asked):
-    """Whose smallest and largest value over the dump is kept.
-
-    Attributes:
-        of: the smallest and the largest of each part of the batch; ±inf where there is nothing to see.
-    """
-
-    of: Callable[[View], Ends]
-
-    def made(self, view: View) -> Ends:
-        """Of one batch."""
-        return self.once(view, lambda: self.of(view))
-
-
-A = TypeVar("A", Column, Range)
-Keyed = tuple[tuple[str, A], ...]
-"""Columns, each with where it is kept."""
 
 
 @dataclass(frozen=True)
@@ -216,28 +218,32 @@ class Ledger:
         key = "stands for", self.logs, scene.deeds[preset.name], self.form(preset)
         return View.at(scene, scene.once(key, lambda: preset))
 
-    def columns(self, scene: Scene, preset: Preset) -> Columns:
+    @property
+    def shelf(self) -> str:
+        """It stands by itself."""
+        return self.logs
+
+    def columns(self, scene: Scene, presets: tuple[Preset, ...]) -> Columns:
         """What is summed, [S] each."""
-        view = self._view(scene, preset)
-        shared, own = self._asked(self.sums, view, preset)
-        found = view.ratios.once(("columns", shared), lambda: {key: one.made(view) for key, one in shared})
-        return found | {key: one.made(view) for key, one in own}
+        return self._made(self.sums, scene, presets)
 
-    def ranges(self, scene: Scene, preset: Preset) -> Ranges:
+    def ranges(self, scene: Scene, presets: tuple[Preset, ...]) -> Ranges:
         """Whose smallest and largest value is kept."""
-        view = self._view(scene, preset)
-        shared, own = self._asked(self.extremes, view, preset)
-        found = view.ratios.once(("ranges", shared), lambda: {key: one.made(view) for key, one in shared})
-        return found | {key: one.made(view) for key, one in own}
+        return self._made(self.extremes, scene, presets)
 
-    def _asked(self, of: tuple[A, ...], view: View, preset: Preset) -> tuple[Keyed[A], Keyed[A]]:
-        """Those that can be made of this batch and are asked for: shared ones, and the preset's own."""
-        there = tuple([getattr(view.batch, name) is not None for name in OPTIONAL])
-        return _of_form(self.logs, of, view.preset, preset, there)
+    def _made(self, of: tuple[_Asked[T], ...], scene: Scene, presets: tuple[Preset, ...]) -> dict[str, T]:
+        """Of a batch, those that can be made of it and are asked for."""
+        there = tuple([getattr(scene.batch, name) is not None for name in OPTIONAL])
+        views = [self._view(scene, preset) for preset in presets]
+        found: dict[str, T] = {}
+        for one, asked in _asked(self.logs, of, presets, there):
+            found |= one.under(views, asked)
+        return found
 
     def logged(self, preset: Preset, read: Read) -> Logged:
         """What the trainer would have logged for the dump as one batch, under its names."""
-        keys = {column.name: column.key(self.logs, preset) for column in (*self.sums, *self.extremes)}
+        every: tuple[Column | Range, ...] = (*self.sums, *self.extremes)
+        keys = {column.name: column.key(self.logs, preset) for column in every}
         page = Page(preset, read, keys)
         return dict(_lines(page, (entry for entry in self.entries if entry.when(preset))))
 
@@ -253,15 +259,21 @@ OPTIONAL = ("old", "current", "advantages", "rewards", "entropy")
 """Fields of a batch that a dump may lack."""
 
 
-@lru_cache(maxsize=4096)
-def _of_form(
-    logs: str, of: tuple[A, ...], form: Preset, preset: Preset, there: tuple[bool, ...]
-) -> tuple[Keyed[A], Keyed[A]]:
-    """The same for every batch that has these fields; `form` is the preset that this one's columns are of."""
+@lru_cache(maxsize=256)
+def _asked(
+    logs: str, of: tuple[_Asked[T], ...], presets: tuple[Preset, ...], there: tuple[bool, ...]
+) -> tuple[tuple[_Asked[T], Asked], ...]:
+    """Each column that a batch with these fields has, with the presets of one numerator that ask for it.
+
+    Of one that presets share the first of them asks. The same for every batch of a dump.
+    """
     has = {name for name, flag in zip(OPTIONAL, there, strict=True) if flag}
-    asked = [(one.key(logs, preset), one) for one in of if one.when(form) and has.issuperset(one.needs)]
-    shared, own = (tuple(each for each in asked if each[1].own is flag) for flag in (False, True))
-    return shared, own
+    found: dict[tuple[Policy, _Asked[T]], dict[str, int]] = {}
+    for at, preset in enumerate(presets):
+        for one in of:
+            if one.when(preset) and has.issuperset(one.needs):
+                found.setdefault((preset.policy, one), {}).setdefault(one.key(logs, preset), at)
+    return tuple((one, tuple(keys.items())) for (_, one), keys in found.items())
 
 
 def _lines(page: Page, entries: Iterable[Entry]) -> Iterator[tuple[str, float]]:

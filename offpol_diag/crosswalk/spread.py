@@ -1,204 +1,27 @@
-"""One statistic as verl logs it: mean, std, extremes, fractions beyond a threshold, and per sequence.
+"""Statistics as verl logs them: mean, std, extremes, fractions beyond a threshold, and per sequence.
 
-verl's masked mean divides by (Σmask + 1e-8), and what it takes over rows runs over empty ones too (as 0), but
-for the rejection statistics of 2026; both are reproduced, so that a curve can be laid over the user's own.
+What verl takes over rows runs over empty ones too (as 0), but for the rejection statistics of 2026. All
+statistics of a batch are spread together: each has a row, and each pair of limits one of its own.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import cache, cached_property, reduce
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache, reduce
 
 import torch
 from torch import Tensor
 
-from offpol_diag.crosswalk.ends import Ends, outer, rows
-from offpol_diag.crosswalk.view import Measure, View
+from offpol_diag.crosswalk.ends import Columns, Ends, Ranges, among, named, outer
+from offpol_diag.crosswalk.limits import UNKNOWN, Bounded, Piece, Thresholds
+from offpol_diag.crosswalk.read import EPS
 from offpol_diag.host import here
+from offpol_diag.metrics.rows import Rows, distinct
 
-EPS = 1e-8
-
-Columns = dict[str, Tensor]
-Ranges = dict[str, Ends]
-
-
-@dataclass(frozen=True)
-class Thresholds:
-    """Where a statistic counts as low or high; statistics for std and ESS are clamped to it."""
-
-    low: float
-    high: float
-
-    def acting(self, on: Thresholds) -> Thresholds:
-        """The same without what acts on no value, given between what values lie (NaN: not known)."""
-        low = -math.inf if on.low >= self.low else self.low
-        return Thresholds(low, math.inf if on.high <= self.high else self.high)
-
-
-UNKNOWN = Thresholds(-math.inf, math.inf)
-
-
-@dataclass(frozen=True)
-class Piece:
-    """A statistic x of some tokens.
-
-    Attributes:
-        view: those tokens, of a batch that may have others.
-        of: its values.
-        span: between what they are known to lie.
-    """
-
-    view: View
-    of: Measure
-    span: Thresholds = UNKNOWN
-
-    @property
-    def total(self) -> Tensor:
-        """Σx of each row, [S]."""
-        return self.view.total(self.of)
-
-    @property
-    def ends(self) -> Ends:
-        """The smallest and the largest of each row."""
-        return self.view.ends(self.of)
-
-    def capped(self, high: float) -> Piece:
-        """min(x, high); the same piece where that changes nothing."""
-        if high >= self.span.high:
-            return self
-        return Piece(self.view, clamped(self.of, Thresholds(-math.inf, high)), self.span)
-
-    def within(self, limits: Thresholds) -> Bounded:
-        """What becomes of the sums within limits; once for all limits that act alike."""
-        low = limits.low if limits.low > self.span.low else -math.inf
-        high = limits.high if limits.high < self.span.high else math.inf
-        x, none = clamped(self.of, Thresholds(low, high)), self.view.zeros
-        return Bounded(
-            self.view.total(x),
-            self.view.total(_squared(x)),
-            none if high == math.inf else self.view.count(_beyond(self.of, high, 1)),
-            none if low == -math.inf else self.view.count(_beyond(self.of, low, -1)),
-        )
-
-
-@cache
-def clamped(x: Measure, to: Thresholds) -> Measure:
-    """Within limits."""
-    if to == UNKNOWN:
-        return x
-    return x.then(f"in [{to.low}, {to.high}]", lambda values: values.clamp(to.low, to.high))
-
-
-@cache
-def _squared(x: Measure) -> Measure:
-    return x.then("squared", torch.square)
-
-
-@cache
-def _beyond(x: Measure, bound: float, sign: int) -> Measure:
-    """A flag: above the bound (sign 1) or below it (-1)."""
-    return x.then(f"beyond {bound} to {sign}", lambda v: v > bound if sign > 0 else v < bound)
-
-
-class Bounded(NamedTuple):
-    """Sums of each row within limits, [S]: of x, of x², how many were above and how many below."""
-
-    c: Tensor
-    cc: Tensor
-    high: Tensor
-    low: Tensor
-
-    def plus(self, more: Bounded) -> Bounded:
-        """Over the tokens of both."""
-        return Bounded(*(one + two for one, two in zip(self, more, strict=True)))
-
-
-@dataclass(frozen=True)
-class Sample:
-    """A statistic x on one batch, and what all spreads of it share.
-
-    Attributes:
-        pieces: x of tokens; empty for a statistic of rows.
-        empty: whether rows without a token count.
-        n: tokens of each row, [S].
-        total: Σx over the tokens of each row, [S].
-        judged: verl's mean of x in each row and, for a statistic of rows, x itself: [1 or 2, S].
-        ranges: extremes of x, of its row means, and of their deviation from the center, of each row.
-        center: taken off row means.
-    """
-
-    pieces: tuple[Piece, ...]
-    empty: bool
-    n: Tensor
-    total: Tensor
-    judged: Tensor
-    ranges: Ranges
-    center: float
-    _memo: dict[object, Columns] = field(default_factory=dict, repr=False)
-
-    def once(self, key: object, make: Callable[[], Columns]) -> Columns:
-        """`make()`, computed once per key for all spreads."""
-        if key not in self._memo:
-            self._memo[key] = make()
-        return self._memo[key]
-
-    @cached_property
-    def values(self) -> Thresholds:
-        """Between what x lies; unknown where that cannot be looked at."""
-        return _between(*self.ranges["x"]) if self.pieces else _between(self.judged[1], self.judged[1])
-
-    @cached_property
-    def means(self) -> Thresholds:
-        """Between what the row means lie, likewise."""
-        return _between(self.judged[0], self.judged[0])
-
-    @cached_property
-    def shared(self) -> Columns:
-        """What depends on no limits."""
-        off = self.judged[0] - self.center
-        return {"x": self.total, "m": self.judged[0], "m1": off, "m2": off.square()}
-
-    def flagged(self, flags: Tensor) -> Tensor:
-        """1 for rows that have a flag and count."""
-        return (flags if self.empty else flags & (self.n > 0)).to(torch.float64)
-
-    @cached_property
-    def none(self) -> Tensor:
-        """[S] of 0."""
-        return torch.zeros_like(self.n)
-
-    @classmethod
-    def of_rows(cls, x: Tensor, n: Tensor, center: float, empty: bool) -> Sample:
-        """From the statistic of each row, [S]."""
-        total = x * n
-        means = total / (n + EPS)
-        ranges = {"x": rows(x, n > 0), **_mean_ranges(means, center, n, empty)}
-        return cls((), empty, n, total, torch.stack((means, x)), ranges, center)
-
-    @classmethod
-    def of_tokens(cls, pieces: tuple[Piece, ...], n: Tensor, center: float, empty: bool) -> Sample:
-        """From the statistic of all tokens."""
-        total = reduce(torch.add, (piece.total for piece in pieces))
-        means = total / (n + EPS)
-        ranges = {
-            "x": reduce(outer, (piece.ends for piece in pieces)),
-            **_mean_ranges(means, center, n, empty),
-        }
-        return cls(pieces, empty, n, total, means[None], ranges, center)
-
-
-def _between(low: Tensor, high: Tensor) -> Thresholds:
-    if not here(low):
-        return UNKNOWN
-    return Thresholds(float(low.numpy().min(initial=math.inf)), float(high.numpy().max(initial=-math.inf)))
-
-
-def _mean_ranges(means: Tensor, center: float, n: Tensor, empty: bool) -> Ranges:
-    there = None if empty else n > 0
-    return {"m": rows(means, there), "dev": rows((means - center).abs(), there)}
+Limited = tuple[int, Thresholds]
+"""A sample by its place, and limits on it."""
 
 
 @dataclass(frozen=True)
@@ -207,6 +30,7 @@ class Spread:
 
     Attributes:
         key: prefix of its columns; equal keys mean equal numbers.
+        limits: where x counts as low or high; for std and ESS it is clamped to them.
         center: taken off before squaring per-sequence means (1 for weights), so that nothing cancels.
         empty: whether rows without a token count.
     """
@@ -216,99 +40,188 @@ class Spread:
     center: float
     empty: bool = True
 
-    def of_rows(self, x: Tensor, n: Tensor) -> Sample:
-        """What spreads of the same statistic of rows share."""
-        return Sample.of_rows(x, n, self.center, self.empty)
 
-    def of_tokens(self, pieces: tuple[Piece, ...], n: Tensor) -> Sample:
-        """What spreads of the same statistic of tokens share."""
-        return Sample.of_tokens(pieces, n, self.center, self.empty)
-
-    def columns(self, of: Sample) -> Columns:
-        """Per-sequence columns [S]; spreads whose limits act alike share them."""
-        at, of_means = self.limits.acting(of.values), self.limits.acting(of.means)
-        found = {
-            **of.once(("x", at), lambda: (_of_tokens if of.pieces else _of_rows)(of, at)),
-            **of.once(("m", of_means), lambda: _of_means(of, of_means)),
-            **of.shared,
-        }
-        return {f"{self.key}/{name}": values for name, values in found.items()}
-
-    def ranges(self, of: Sample) -> Ranges:
-        """Extremes of x, of its row means, of their deviation from the center."""
-        return {f"{self.key}/{name}": pair for name, pair in of.ranges.items()}
-
-
-def _outside(of: Sample, which: int, limits: Thresholds) -> tuple[Tensor, Tensor]:
-    """Where row means (0), or x of rows (1), are above the limits and where below; [S] each of 0 and 1."""
-    x = of.judged[which]
-    high = of.none if limits.high == math.inf else of.flagged(x > limits.high)
-    return high, of.none if limits.low == -math.inf else of.flagged(x < limits.low)
-
-
-def _of_means(of: Sample, limits: Thresholds) -> Columns:
-    high, low = _outside(of, 0, limits)
-    return {"m_high": high, "m_low": low}
-
-
-def _of_rows(of: Sample, limits: Thresholds) -> Columns:
-    clamped = of.judged[1].clamp(limits.low, limits.high)
-    high, low = _outside(of, 1, limits)
-    total, off = clamped * of.n, clamped - of.center
-    about = {"c1": off * of.n, "cd": off.square() * of.n}  # geometric means lie within 1e-3 of 1
-    rows = {"high_rows": high, "low_rows": low, "high": high * of.n, "low": low * of.n}
-    return {"c": total, "cc": clamped * total, **about, **rows}
-
-
-def _of_tokens(of: Sample, limits: Thresholds) -> Columns:
-    sums = reduce(Bounded.plus, (piece.within(limits) for piece in of.pieces))
-    return {**sums._asdict(), "high_rows": of.none, "low_rows": of.none}
+Asked = Sequence[tuple[Spread, int]]
+"""Spreads, each with the place of the sample it is of."""
 
 
 @dataclass(frozen=True)
-class Read:
-    """Reads a spread's sums and extremes back.
+class Sample:
+    """A statistic x on one batch, of its rows or of its tokens.
 
     Attributes:
-        sums: column → its sum over the dump.
-        ranges: name → (smallest, largest).
+        center: see `Spread`; so is `empty`.
+        rows: x of each row, [S]; None for a statistic of tokens.
+        pieces: x of tokens.
     """
 
-    sums: dict[str, float]
-    ranges: dict[str, tuple[float, float]]
+    center: float
+    empty: bool
+    rows: Tensor | None = None
+    pieces: tuple[Piece, ...] = ()
 
-    def mean(self, column: str) -> float:
-        """verl's masked mean over tokens."""
-        return self.sums[column] / (self.sums["tokens"] + EPS)
 
-    def std(self, key: str, center: float = 0.0) -> float:
-        """Of the clamped statistic, over tokens; 0 for one token.
+@dataclass(frozen=True)
+class Samples:
+    """Statistics on one batch: R of rows, then those of tokens, K in all.
 
-        From the sums about the center where there are some, so that little cancels; verl's means divide by
-        n + 1e-8, which the last two terms make up for.
-        """
-        n = self.sums["tokens"]
-        if n < 2:
-            return 0.0
-        if f"{key}/cd" not in self.sums:
-            mean = self.mean(f"{key}/c")
-            return math.sqrt(max(self.mean(f"{key}/cc") - mean * mean, 0.0))
-        off, short = self.mean(f"{key}/c1"), EPS / (n + EPS)
-        about = self.mean(f"{key}/cd") - off * off
-        return math.sqrt(max(about + 2 * center * off * short + center**2 * (1 - short) * short, 0.0))
+    Attributes:
+        each: in that order; there must be one.
+        n: tokens of each row, [S].
+    """
 
-    def ess(self, key: str) -> float:
-        """1 / E[(w/E w)²] of the clamped weights, over tokens."""
-        normalised = self.mean(f"{key}/cc") / (self.mean(f"{key}/c") + EPS) ** 2
-        return 1.0 / normalised if normalised > 0 else math.nan
+    each: tuple[Sample, ...]
+    n: Tensor
 
-    def row_mean(self, key: str, rows: float) -> float:
-        """Mean over rows of the row means."""
-        return self.sums[f"{key}/m"] / rows
+    @cached_property
+    def rows(self) -> Tensor:
+        """x of rows, [R, S]."""
+        return _stack([one.rows for one in self.each if one.rows is not None], self.n)
 
-    def row_std(self, key: str, rows: float) -> float:
-        """Standard deviation over rows of the row means (n − 1); 0 for one row."""
-        if rows < 2:
-            return 0.0
-        first, second = self.sums[f"{key}/m1"], self.sums[f"{key}/m2"]
-        return math.sqrt(max(second - first * first / rows, 0.0) / (rows - 1))
+    @cached_property
+    def _of_tokens(self) -> list[tuple[Piece, ...]]:
+        return [one.pieces for one in self.each if one.rows is None]
+
+    @cached_property
+    def total(self) -> Tensor:
+        """Σx over the tokens of each row, [K, S]."""
+        sums = [reduce(torch.add, (piece.total for piece in pieces)) for pieces in self._of_tokens]
+        return torch.cat((self.rows * self.n, _stack(sums, self.n)))
+
+    @cached_property
+    def means(self) -> Tensor:
+        """verl's mean of x in each row, [K, S]."""
+        return self.total / (self.n + EPS)
+
+    @cached_property
+    def centers(self) -> Tensor:
+        """[K, 1]."""
+        return _column(tuple([one.center for one in self.each]), self.n.device)
+
+    @cached_property
+    def off(self) -> Tensor:
+        """The means less their center, [K, S]."""
+        return self.means - self.centers
+
+    @cached_property
+    def counted(self) -> Tensor:
+        """Which rows count, [K, S] bool."""
+        empty = _column(tuple([float(one.empty) for one in self.each]), self.n.device) > 0
+        return (self.n > 0) | empty
+
+    @cached_property
+    def ends(self) -> Ends:
+        """Extremes of x in each row, [K, S] each."""
+        low, high = among((self.rows, self.rows), self.n > 0)
+        tokens = [reduce(outer, (piece.ends for piece in pieces)) for pieces in self._of_tokens]
+        lows, highs = (_stack([one[side] for one in tokens], self.n) for side in (0, 1))
+        return torch.cat((low, lows)), torch.cat((high, highs))
+
+    def columns(self, asked: Asked) -> Columns:
+        """Per-sequence columns [S] by name; spreads whose limits act alike share them."""
+        shared = named({"x": self.total, "m": self.means, "m1": self.off, "m2": self.off.square()})
+        beyond = self._once(asked, self._spans(self.means, self.means), self._beyond)
+        inside = self._once(asked, self._spans(*self._values), self._within)
+        return {
+            f"{spread.key}/{name}": x
+            for (spread, at), one, two in zip(asked, inside, beyond, strict=True)
+            for name, x in (*one.items(), *two.items(), *shared[at].items())
+        }
+
+    def ranges(self, asked: Asked) -> Ranges:
+        """Extremes of x, of its row means, of their deviation from the center."""
+        means, off = self.means, self.off.abs()
+        each = {
+            "x": self.ends,
+            "m": among((means, means), self.counted),
+            "dev": among((off, off), self.counted),
+        }
+        pairs = {
+            name: list(zip(low.unbind(), high.unbind(), strict=True)) for name, (low, high) in each.items()
+        }
+        return {f"{spread.key}/{name}": pair[at] for spread, at in asked for name, pair in pairs.items()}
+
+    # ------------------------------------------------------------ limits
+
+    @property
+    def _values(self) -> Ends:
+        """Extremes of x, those of rows that do not count too."""
+        many = len(self.rows)
+        low, high = self.ends
+        return torch.cat((self.rows, low[many:])), torch.cat((self.rows, high[many:]))
+
+    def _spans(self, low: Tensor, high: Tensor) -> list[Thresholds]:
+        """Between what each sample lies; unknown where that cannot be looked at."""
+        if not here(low):
+            return [UNKNOWN] * len(self.each)
+        lows = low.numpy().min(axis=1, initial=math.inf).tolist()
+        highs = high.numpy().max(axis=1, initial=-math.inf).tolist()
+        return [Thresholds(*both) for both in zip(lows, highs, strict=True)]
+
+    def _once(
+        self,
+        asked: Asked,
+        spans: Sequence[Thresholds],
+        make: Callable[[Sequence[Limited]], Sequence[Mapping[str, Tensor]]],
+    ) -> list[Mapping[str, Tensor]]:
+        """Of each spread, made once for all of a sample whose limits act alike on it."""
+        limited = [(at, spread.limits.acting(spans[at])) for spread, at in asked]
+        first, which = distinct(limited)
+        found = make([limited[one] for one in first])
+        return [found[one] for one in which]
+
+    def _beyond(self, limited: Sequence[Limited]) -> list[dict[str, Tensor]]:
+        """Rows whose mean is above the limits, and below."""
+        high, low = self._flags(self.means, limited)
+        return named({"m_high": high, "m_low": low})
+
+    def _flags(self, x: Tensor, limited: Sequence[Limited]) -> tuple[Tensor, Tensor]:
+        """1 where x [K, S] of a row that counts is above the limits, and below."""
+        at, low, high = self._taken(limited)
+        x, counted = Rows(x, at).all, Rows(self.counted, at).all
+        return ((x > high) & counted).to(torch.float64), ((x < low) & counted).to(torch.float64)
+
+    def _taken(self, limited: Sequence[Limited]) -> tuple[tuple[int, ...], Tensor, Tensor]:
+        """Places of samples, and lower and upper limits, [Q, 1] each."""
+        at, limits = zip(*limited, strict=True)
+        low, high = tuple([one.low for one in limits]), tuple([one.high for one in limits])
+        return at, _column(low, self.n.device), _column(high, self.n.device)
+
+    def _within(self, limited: Sequence[Limited]) -> list[Mapping[str, Tensor]]:
+        """Sums within the limits, and what is beyond them."""
+        many = len(self.rows)
+        of_rows = iter(self._rows_within([one for one in limited if one[0] < many]))
+        return [
+            next(of_rows) if at < many else self._tokens_within(self.each[at], limits)
+            for at, limits in limited
+        ]
+
+    def _rows_within(self, limited: Sequence[Limited]) -> list[dict[str, Tensor]]:
+        if not limited:
+            return []
+        at, low, high = self._taken(limited)
+        x, n = Rows(self.rows, at).all.clamp(low, high), self.n
+        off = x - Rows(self.centers, at).all
+        above, below = self._flags(self.rows, limited)
+        about = {"c1": off * n, "cd": off.square() * n}  # geometric means lie within 1e-3 of 1
+        beyond = {"high_rows": above, "low_rows": below, "high": above * n, "low": below * n}
+        return named({"c": x * n, "cc": x * (x * n), **about, **beyond})
+
+    def _tokens_within(self, of: Sample, limits: Thresholds) -> dict[str, Tensor]:
+        sums = reduce(Bounded.plus, (piece.within(limits) for piece in of.pieces))
+        return {**sums._asdict(), "high_rows": self._none, "low_rows": self._none}
+
+    @cached_property
+    def _none(self) -> Tensor:
+        return torch.zeros_like(self.n)
+
+
+def _stack(rows: Sequence[Tensor], n: Tensor) -> Tensor:
+    """[K, S]; K may be 0."""
+    return torch.stack(tuple(rows)) if rows else n.new_zeros((0, len(n)))
+
+
+@lru_cache(maxsize=1024)
+def _column(numbers: tuple[float, ...], device: torch.device) -> Tensor:
+    """[Q, 1]; a GPU is sent them once."""
+    return torch.tensor(numbers, dtype=torch.float64).to(device)[:, None]

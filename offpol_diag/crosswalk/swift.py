@@ -16,7 +16,7 @@ from offpol_diag import correction
 from offpol_diag.crosswalk import powers
 from offpol_diag.crosswalk.ends import rows
 from offpol_diag.crosswalk.ledger import Column, Entry, Ledger, Page, Range
-from offpol_diag.crosswalk.spread import EPS
+from offpol_diag.crosswalk.read import EPS
 from offpol_diag.crosswalk.view import Measure, View
 from offpol_diag.presets import Preset
 from offpol_diag.ratios import Level

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, reduce
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -89,6 +89,10 @@ class View:
     def once(self, key: object, make: Callable[[], T]) -> T:
         """`make()`, computed once per key for this preset."""
         return self._memo.once(key, make)
+
+    def has(self, key: object) -> bool:
+        """Whether that is there already."""
+        return key in self._memo
 
     @cached_property
     def ratios(self) -> Ratios:
@@ -206,32 +210,26 @@ class View:
         shared = self._shared(measure, mask)
         if shared is not None:
             return shared * self.n
-
-        def make(view: View) -> Tensor:
-            return segments.total(view._left(measure, mask, 0.0), view.batch.cu_seqlens)
-
-        return self._merged("Σ", measure, mask, make, torch.add)
+        return self._merged(_TOTAL, measure, mask)
 
     def count(self, measure: Measure) -> Tensor:
         """How many tokens of each sequence have a flag, [S] float64."""
-
-        def make(view: View) -> Tensor:
-            return segments.count(measure.of(view), view.batch.cu_seqlens)
-
-        return self._merged("#", measure, None, make, torch.add)
+        return self._merged(_COUNT, measure, None)
 
     def ends(self, measure: Measure, mask: Mask | None = None) -> Ends:
         """The smallest and largest of each sequence, [S] each; (+inf, -inf) where the mask leaves none."""
         shared = self._shared(measure, mask)
         if shared is not None:
             return rows(shared, self.there)
+        return self._merged(_ENDS, measure, mask)
 
-        def make(view: View) -> Ends:
-            low, high = (view._left(measure, mask, absent) for absent in (torch.inf, -torch.inf))
-            offsets = view.batch.cu_seqlens
-            return segments.smallest(low, offsets), segments.largest(high, offsets)
+    def part_total(self, measure: Measure, mask: Mask | None = None) -> Tensor:
+        """`total` of these tokens alone."""
+        return self._made(_TOTAL, measure, mask)
 
-        return self._merged("ends", measure, mask, make, outer)
+    def part_ends(self, measure: Measure, mask: Mask | None = None) -> Ends:
+        """`ends` of these tokens alone."""
+        return self._made(_ENDS, measure, mask)
 
     def _shared(self, measure: Measure, mask: Mask | None) -> Tensor | None:
         return None if measure.shared is None or mask is not None else measure.shared(self)
@@ -241,34 +239,63 @@ class View:
         key = "measure", measure.name, measure.by and measure.by(self)
         return self.ratios.once(key, lambda: measure.of(self))
 
-    def _left(self, measure: Measure, mask: Mask | None, absent: float) -> Tensor:
+    def left(self, measure: Measure, mask: Mask | None, absent: float) -> Tensor:
+        """The same where the mask leaves them, else something that is not seen."""
         x, left = self.values(measure), None if mask is None else mask.of(self)
         return x if left is None else torch.where(left, x, absent)
 
-    def _merged(
-        self,
-        what: str,
-        measure: Measure,
-        mask: Mask | None,
-        make: Callable[[View], T],
-        join: Callable[[T, T], T],
-    ) -> T:
+    def _merged(self, way: _Way[T], measure: Measure, mask: Mask | None) -> T:
         """Of far and near tokens together; each is made once for all presets that it does not depend on."""
         if measure.by is None and mask is None:
             return self.ratios.once(
-                (what, measure.name),
-                lambda: reduce(join, (view._made(what, measure, mask, make) for view in self.split)),
+                (way.what, measure.name),
+                lambda: reduce(way.join, (view._made(way, measure, mask) for view in self.split)),
             )
         parts = self.unruled if mask is None else self.parts
-        return reduce(join, (view._made(what, measure, mask, make) for view in parts))
+        return reduce(way.join, (view._made(way, measure, mask) for view in parts))
 
-    def _made(self, what: str, measure: Measure, mask: Mask | None, make: Callable[[View], T]) -> T:
+    def _made(self, way: _Way[T], measure: Measure, mask: Mask | None) -> T:
         by = measure.by and measure.by(self)
-        key = (what, measure.name, by, mask and mask.by(self))
+        key = (way.what, measure.name, by, mask and mask.by(self))
         if self.close and self.scene.learned is not None:
             asked, preset = self.scene.learned, self.preset
-            asked[self.ratios.policy, key] = lambda scene, ratios: make(View(scene, preset, ratios, True))
-        return self.ratios.once(key, lambda: make(self))
+            asked[self.ratios.policy, key] = lambda scene, ratios: way.make(
+                View(scene, preset, ratios, True), measure, mask
+            )
+        return self.ratios.once(key, lambda: way.make(self, measure, mask))
+
+
+@dataclass(frozen=True)
+class _Way(Generic[T]):
+    """How numbers of tokens become one of each sequence.
+
+    Attributes:
+        what: of the values of a measure.
+        make: of the tokens of a view that a mask leaves.
+        join: of far and of near ones.
+    """
+
+    what: str
+    make: Callable[[View, Measure, Mask | None], T]
+    join: Callable[[T, T], T]
+
+
+def _total(view: View, measure: Measure, mask: Mask | None) -> Tensor:
+    return segments.total(view.left(measure, mask, 0.0), view.batch.cu_seqlens)
+
+
+def _count(view: View, measure: Measure, mask: Mask | None) -> Tensor:
+    return segments.count(measure.of(view), view.batch.cu_seqlens)
+
+
+def _ends(view: View, measure: Measure, mask: Mask | None) -> Ends:
+    low, high = (view.left(measure, mask, absent) for absent in (torch.inf, -torch.inf))
+    offsets = view.batch.cu_seqlens
+    return segments.smallest(low, offsets), segments.largest(high, offsets)
+
+
+_TOTAL, _COUNT = _Way("Σ", _total, torch.add), _Way("#", _count, torch.add)
+_ENDS = _Way("ends", _ends, outer)
 
 
 def _told(preset: Preset) -> bool:

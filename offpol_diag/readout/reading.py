@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 
 from offpol_diag.accumulators import Extremes, GroupSample, Places, State, Sums
-from offpol_diag.crosswalk.spread import Read
+from offpol_diag.crosswalk.read import Read
 from offpol_diag.metrics import method, normal, selection
 from offpol_diag.metrics.formula import Reader
 from offpol_diag.metrics.selection import Grid

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from offpol_diag.crosswalk.spread import Columns, Ranges, Read
+from offpol_diag.crosswalk.ends import Columns, Ranges
+from offpol_diag.crosswalk.read import Read
 from offpol_diag.crosswalk.verl import logged, names, observed
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.presets import Preset
@@ -22,13 +23,18 @@ class Verl:
 
     logs: str
 
-    def columns(self, scene: Scene, preset: Preset) -> Columns:
-        """What is summed, [S] each."""
-        return observed.columns(scene, preset)
+    @property
+    def shelf(self) -> str:
+        """All generations are one trainer."""
+        return "verl"
 
-    def ranges(self, scene: Scene, preset: Preset) -> Ranges:
+    def columns(self, scene: Scene, presets: tuple[Preset, ...]) -> Columns:
+        """What is summed of presets of any generation, [S] each."""
+        return observed.columns(scene, presets)
+
+    def ranges(self, scene: Scene, presets: tuple[Preset, ...]) -> Ranges:
         """Whose smallest and largest value is kept."""
-        return observed.ranges(scene, preset)
+        return observed.ranges(scene, presets)
 
     def logged(self, preset: Preset, read: Read) -> dict[str, float]:
         """What this generation would have logged for the dump as one batch."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from offpol_diag.crosswalk.spread import Read
+from offpol_diag.crosswalk.read import Read
 from offpol_diag.crosswalk.verl import update
 from offpol_diag.crosswalk.verl.parts import GENERATIONS, SAFETY, Generation, Part, reject_parts, weight_part
 from offpol_diag.metrics.outcome import SMALLEST_NORM

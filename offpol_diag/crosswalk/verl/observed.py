@@ -3,41 +3,47 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 
 import torch
 from torch import Tensor
 
-from offpol_diag import correction, segments
+from offpol_diag import correction
 from offpol_diag.crosswalk import powers
-from offpol_diag.crosswalk.ends import Ends, rows
-from offpol_diag.crosswalk.spread import EPS, UNKNOWN, Columns, Piece, Ranges, Sample, Spread, Thresholds
-from offpol_diag.crosswalk.verl.parts import GENERATIONS, SAFETY, Generation, Part, parts
+from offpol_diag.crosswalk.ends import Columns, Ends, Ranges, rows
+from offpol_diag.crosswalk.limits import UNKNOWN, Piece, Thresholds
+from offpol_diag.crosswalk.read import EPS
+from offpol_diag.crosswalk.spread import Sample, Samples
+from offpol_diag.crosswalk.verl import dropped
+from offpol_diag.crosswalk.verl.parts import SAFETY
+from offpol_diag.crosswalk.verl.wanted import Source, Wanted, wanted
 from offpol_diag.crosswalk.view import Measure, View
 from offpol_diag.metrics.scene import Scene
-from offpol_diag.presets import Over, Preset, Reject, Statistic, Veto
+from offpol_diag.presets import Over, Preset, Statistic
 from offpol_diag.ratios import OVERFLOW, Level, Ratios
 
 
-def columns(scene: Scene, preset: Preset) -> Columns:
-    """Per-sequence columns [S] behind everything this preset's generation logs."""
-    generation, view = GENERATIONS[preset.logs or ""], View.at(scene, preset)
-    found = dict(view.ratios.once("verl gap", lambda: _gap_columns(view)))
-    for spread, sample in _spreads(view, generation):
-        found |= view.ratios.once(spread, lambda s=spread, x=sample: s.columns(x))  # type: ignore[misc]
-    return found | _mask_columns(view, generation) | _masked_weights(view)
+def columns(scene: Scene, presets: tuple[Preset, ...]) -> Columns:
+    """Per-sequence columns [S] behind everything the generations of these presets log."""
+    found: Columns = {}
+    for ours in wanted(presets):
+        found |= _gap_columns(View.at(scene, ours.presets[0]))
+        if ours.spreads:
+            found |= _samples(scene, ours).columns(ours.spreads)
+        found |= dropped.columns([View.at(scene, preset) for preset in ours.presets])
+    return found
 
 
-def ranges(scene: Scene, preset: Preset) -> Ranges:
-    """Extremes behind everything this preset's generation logs."""
-    generation, view = GENERATIONS[preset.logs or ""], View.at(scene, preset)
-    found: Ranges = {f"verl/{preset.policy}/g": _log_range(view.ratios, "mean")}
-    for spread, sample in _spreads(view, generation):
-        found |= spread.ranges(sample)
-    for part in parts(preset, generation):
-        if part.spread.center and part.rule.over not in ("token", "segment"):
-            found[f"{part.spread.key}/log"] = _log_range(view.ratios, part.rule.over)
+def ranges(scene: Scene, presets: tuple[Preset, ...]) -> Ranges:
+    """Extremes behind everything the generations of these presets log."""
+    found: Ranges = {}
+    for ours in wanted(presets):
+        ratios = scene.ratios(ours.presets[0].policy)
+        found |= {name: _log_range(ratios, over) for name, over in ours.logs}
+        if ours.spreads:
+            found |= _samples(scene, ours).ranges(ours.spreads)
     return found
 
 
@@ -49,30 +55,29 @@ def _log_range(ratios: Ratios, over: Over) -> Ends:
 # ---------------------------------------------------------------- spreads
 
 
-def _spreads(view: View, generation: Generation) -> Iterator[tuple[Spread, Sample]]:
-    """What is spread, and the statistic it is of; empty rows of a 2026 rejection statistic do not count."""
-    for part in parts(view.preset, generation):
-        sample = _sample(view, part, generation)
-        yield part.spread, sample
-        if part.applied:
-            yield part.applied, _applied(view, part.applied, sample)
+def _samples(scene: Scene, ours: Wanted) -> Samples:
+    """Every statistic that is spread."""
+    n = View.at(scene, ours.presets[0]).n
+    return scene.once(
+        ("verl samples", ours), lambda: Samples(tuple(_sample(scene, one) for one in ours.sources), n)
+    )
 
 
-def _sample(view: View, part: Part, generation: Generation) -> Sample:
+def _sample(scene: Scene, source: Source) -> Sample:
+    view, make = View.at(scene, source.preset), _raw if source.weights is None else _applied
+    return view.ratios.once(("verl sample", source), lambda: make(view, source))
+
+
+def _raw(view: View, source: Source) -> Sample:
     """Of the raw statistic; spreads that differ in their limits share it."""
-    name = part.rule.statistic if isinstance(part.rule, Reject) and generation.divergences else None
-    name = "k1" if name == "ratio" else name
-    over = part.rule.over
-    return view.ratios.once(("verl sample", name, over), lambda: _make_sample(view, part.spread, name, over))
-
-
-def _make_sample(view: View, spread: Spread, name: Statistic | None, over: Over) -> Sample:
-    if over == "token":
-        each = (Piece(some, _of_tokens(name), _span(name, some)) for some in view.split)
-        return spread.of_tokens(tuple(each), view.n)
-    if over == "segment":
-        return spread.of_tokens((Piece(view.undivided, _of_turns(name)),), view.n)
-    return spread.of_rows(_of_rows(view, name, over), view.n)
+    name = source.name
+    if source.of_rows:
+        return Sample(source.center, source.empty, _level(view.ratios, name, source.over).values)
+    if source.over == "segment":
+        whole = Piece(view.undivided, _of_turns(name))
+        return Sample(source.center, source.empty, pieces=(whole,))
+    pieces = tuple(Piece(some, _of_tokens(name), _span(name, some)) for some in view.split)
+    return Sample(source.center, source.empty, pieces=pieces)
 
 
 _SPANS: dict[Statistic | None, Callable[[float], Thresholds]] = {
@@ -107,11 +112,6 @@ def _of_turns(name: Statistic | None) -> Measure:
     return Measure(f"verl {name} of turns", lambda view: _level(view.ratios, name, "segment").values)
 
 
-def _of_rows(view: View, name: Statistic | None, over: Over) -> Tensor:
-    """The statistic of each row, [S]."""
-    return _level(view.ratios, name, over).values
-
-
 def _level(ratios: Ratios, name: Statistic | None, over: Over) -> Level:
     """Weights before truncation are exp of the log-ratio clamped to ±20 after aggregation."""
     if name is None:
@@ -119,25 +119,18 @@ def _level(ratios: Ratios, name: Statistic | None, over: Over) -> Level:
     return ratios.aggregate(name, over, SAFETY)
 
 
-def _applied(view: View, spread: Spread, raw: Sample) -> Sample:
+def _applied(view: View, source: Source) -> Sample:
     """The weights that the loss gets; a truncation has no lower bound there."""
-    key = "verl applied", correction.weight_key(view.preset), spread.limits.high
-    return view.ratios.once(key, lambda: _make_applied(view, spread, raw))
-
-
-def _make_applied(view: View, spread: Spread, raw: Sample) -> Sample:
     assert view.preset.weight is not None
-    masks, high = view.preset.weight.action == "mask", spread.limits.high
-    if not raw.pieces:
-        rows = (
-            correction.weigh(view.ratios, view.preset).final.values
-            if masks
-            else raw.judged[1].clamp(max=high)
+    raw, masks, high = _sample(view.scene, source.raw), view.preset.weight.action == "mask", source.high
+    if raw.rows is not None:
+        applied = (
+            correction.weigh(view.ratios, view.preset).final.values if masks else raw.rows.clamp(max=high)
         )
-        return spread.of_rows(rows, view.n)
+        return replace(raw, rows=applied)
     if masks:
-        return spread.of_tokens(tuple(_masked(part, raw) for part in view.parts), view.n)
-    return spread.of_tokens(tuple(piece.capped(high) for piece in raw.pieces), view.n)
+        return replace(raw, pieces=tuple(_masked(part, raw) for part in view.parts))
+    return replace(raw, pieces=tuple(piece.capped(high) for piece in raw.pieces))
 
 
 def _masked(part: View, raw: Sample) -> Piece:
@@ -181,57 +174,3 @@ def _gap_columns(view: View) -> Columns:
         "ss": torch.exp(2 * total.clamp(-SAFETY, SAFETY)),
     }
     return {f"verl/{view.preset.policy}/{name}": values for name, values in found.items()}
-
-
-# ---------------------------------------------------------------- what is dropped
-
-
-def _masked_weights(view: View) -> Columns:
-    """Tokens whose weight IcePop sets to 0."""
-    preset = view.preset
-    if preset.weight is None or preset.weight.action != "mask":
-        return {}
-    weighed = correction.weigh(view.first.ratios, preset)
-    outside = weighed.high + weighed.low
-    return {f"{preset.name}!oob": outside * view.n if weighed.final.per == "sequence" else outside}
-
-
-def _mask_columns(view: View, generation: Generation) -> Columns:
-    """Tokens that rejection (not the veto) removes, rule by rule and together; the veto's counts.
-
-    In 2025 a row without a token has a ratio of 1, and is rejected where the band leaves that out.
-    """
-    preset, some = view.preset, view.first.ratios
-    lost = some.once(("verl lost", preset.reject, generation.divergences), lambda: _lost(view, generation))
-    found = lost | some.once(("verl vetoed", preset.veto), lambda: _vetoed(some, preset.veto))
-    return {f"{preset.name}!{name}": values for name, values in found.items()}
-
-
-def _vetoed(ratios: Ratios, veto: Veto | None) -> Columns:
-    hits = correction.veto_hits(ratios, veto)
-    return {"hits": hits, "vetoed": (hits > 0).to(torch.float64)}
-
-
-def _lost(view: View, generation: Generation) -> Columns:
-    preset, some = view.preset, view.first.ratios
-    together = correction.keep(some, Preset("", "", preset.policy, reject=preset.reject))
-    alone = view.zeros if together.tokens is None else segments.count(~together.tokens, some.batch.cu_seqlens)
-    lost = torch.where(together.sequences, alone, view.n)
-    lost_rows = lost > 0 if generation.divergences else (lost > 0) | ~together.sequences
-    found = {"lost": lost, "lost_rows": lost_rows.to(torch.float64)}
-    for i, rule in enumerate(preset.reject if generation.divergences else ()):
-        found |= {f"rule{i}{name}": values for name, values in _gone(view, rule).items()}
-    return found
-
-
-def _gone(view: View, rule: Reject) -> Columns:
-    """Tokens that one rule rejects, and rows with one."""
-    return view.first.ratios.once(("verl gone", rule), lambda: _make_gone(view, rule))
-
-
-def _make_gone(view: View, rule: Reject) -> Columns:
-    some = view.first.ratios
-    passed = correction.passes(some, rule)
-    failed = ~passed.values
-    gone = view.n * failed if passed.per == "sequence" else segments.count(failed, some.batch.cu_seqlens)
-    return {"": gone, "_rows": (gone > 0).to(torch.float64)}

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 
-from offpol_diag.crosswalk.spread import Spread, Thresholds
+from offpol_diag.crosswalk.limits import Thresholds
+from offpol_diag.crosswalk.spread import Spread
 from offpol_diag.presets import Preset, Reject, Weight
 
 SAFETY = 20.0

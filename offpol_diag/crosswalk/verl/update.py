@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from offpol_diag.crosswalk.spread import EPS, Read
+from offpol_diag.crosswalk.read import EPS, Read
 from offpol_diag.presets import Preset
 
 Logged = dict[str, float]

@@ -1,0 +1,134 @@
+"""What is summed of a dump for what AReaL logs: see `areal`; under all presets of a numerator in one go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from offpol_diag import correction
+from offpol_diag.crosswalk import powers, update
+from offpol_diag.crosswalk.areal_masks import BEHAVE, LEFT, ONE, VALID, Some
+from offpol_diag.crosswalk.ends import Ends, among
+from offpol_diag.crosswalk.view import Measure, View
+from offpol_diag.crosswalk.views import Views, once
+from offpol_diag.metrics.outcome import applied
+from offpol_diag.metrics.rows import Rows
+
+
+def _weight(view: View) -> Tensor:
+    """Of each token; where sequences have weights, 1: those multiply the sums of their tokens."""
+    weighed = view.done.weighed
+    if weighed is None or weighed.final.per == "sequence":
+        return torch.ones_like(view.ratios.delta)
+    return weighed.final.values
+
+
+WEIGHT = Measure("areal weight", _weight, lambda view: correction.weight_key(applied(view.preset)))
+U = Measure("areal u", update.log_ratio, update.pooled)
+E_U = Measure("areal e^u", update.ratio, update.pooled)
+V = Measure("areal −v", lambda view: -view.of("current").delta)
+"""v = log π_θ − log π_rollout."""
+V_SQUARED = Measure("areal v²/2", lambda view: view.of("current").delta.square() / 2)
+V_DUAL = Measure("areal k3 of v", lambda view: powers.k3(view.of("current")))
+
+OF_CURRENT = {VALID: (U,), LEFT: (E_U,), BEHAVE: (V, V_SQUARED, V_DUAL)}
+"""What is summed over each denominator where the dump has π_θ."""
+OF_BOTH = {VALID: (), LEFT: (), BEHAVE: (powers.LOG,)}
+"""And whether it has or not."""
+
+
+def _measures(over: Some, views: Views) -> tuple[Measure, ...]:
+    return *OF_BOTH[over], *(() if views[0].batch.current is None else OF_CURRENT[over])
+
+
+def _columns(x: Rows, measures: Sequence[Measure]) -> list[dict[Measure, Tensor]]:
+    """Rows of K measures, [R, K, S] → each preset's, [S]."""
+    rows = [dict(zip(measures, row.unbind(), strict=True)) for row in x.values.unbind()]
+    return [rows[at] for at in x.at]
+
+
+def _make_sums(over: Some, views: Views) -> list[dict[Measure, Tensor]]:
+    measures = (ONE, *_measures(over, views))
+    return _columns(over.totals(views, measures), measures)
+
+
+def _make_spans(over: Some, views: Views) -> list[tuple[dict[Measure, Tensor], dict[Measure, Tensor]]]:
+    measures = _measures(over, views)
+    low, high = (_columns(x, measures) for x in over.ends(views, measures))
+    return list(zip(low, high, strict=True))
+
+
+def sums(over: Some, of: Measure) -> Callable[[Views], list[Tensor]]:
+    """Σ of a measure over a denominator under each preset, [S] each."""
+    return lambda views: [
+        each[of] for each in once(views, ("areal sums", over), lambda new: _make_sums(over, new))
+    ]
+
+
+def spans(over: Some, of: Measure) -> Callable[[Views], list[Ends]]:
+    """The smallest and the largest of each sequence."""
+    return lambda views: [
+        (low[of], high[of])
+        for low, high in once(views, ("areal spans", over), lambda new: _make_spans(over, new))
+    ]
+
+
+def counts(over: Some) -> Callable[[Views], list[Tensor]]:
+    """How many tokens a denominator has."""
+    return sums(over, ONE)
+
+
+def _counted(over: Some, views: Views) -> Tensor:
+    """The same, [V, S]."""
+    return torch.stack(counts(over)(views))
+
+
+def _dropped(views: Views) -> Tensor:
+    """Valid tokens that are dropped, [V, S]."""
+    return _counted(VALID, views) - _counted(LEFT, views)
+
+
+def masked_ratio(views: Views) -> list[Ends]:
+    """The smallest and largest ratio kept, and 0 for each sequence that lost a token."""
+    low, high = map(torch.stack, zip(*spans(LEFT, E_U)(views), strict=True))
+    lost = _dropped(views) > 0
+    low, high = torch.where(lost, low.clamp(max=0.0), low), torch.where(lost, high.clamp(min=0.0), high)
+    return list(zip(low.unbind(), high.unbind(), strict=True))
+
+
+def weighted(views: Views) -> Sequence[Tensor]:
+    """Σ of the weights over behave tokens."""
+    ones = torch.ones_like(views[0].n)
+    times = torch.stack([ones if w is None else w for w in _of_sequences(views)])
+    return (BEHAVE.totals(views, (WEIGHT,)).all[:, 0] * times).unbind()
+
+
+def weight_ends(views: Views) -> list[Ends]:
+    """The smallest and largest of the weights of behave tokens."""
+    own = _of_sequences(views)
+    there = _counted(BEHAVE, views) > 0
+    each = (x.all[:, 0].unbind() for x in BEHAVE.ends(views, (WEIGHT,)))
+    low, high = (torch.stack([x if w is None else w for w, x in zip(own, one, strict=True)]) for one in each)
+    low, high = among((low, high), there)
+    return list(zip(low.unbind(), high.unbind(), strict=True))
+
+
+def _of_sequences(views: Views) -> list[Tensor | None]:
+    """The weights of sequences, [S]; None where there are none."""
+    return [view.pieces.per_sequence for view in views]
+
+
+def changed(views: Views) -> Sequence[Tensor]:
+    """Valid tokens that are dropped, or whose weight is clamped."""
+    return (_dropped(views) + torch.stack([_clamped(view) for view in views])).unbind()
+
+
+def _clamped(view: View) -> Tensor:
+    weighed, rule = view.pieces.first.weighed, view.preset.weight
+    assert weighed is not None
+    if rule is None or rule.action != "truncate":
+        return view.zeros
+    clamped = weighed.high + weighed.low
+    return clamped if weighed.final.per == "token" else clamped * view.n
