@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain
 
 import torch
 from torch import Tensor
+
+from offpol_diag.host import sent
 
 
 @dataclass(frozen=True)
@@ -40,8 +42,8 @@ class Sheet:
     @classmethod
     def joined(cls, *sheets: Sheet) -> Sheet:
         """The columns of all, for the same sequences."""
-        names = tuple(name for sheet in sheets for name in sheet.names)
-        parts = tuple(part for sheet in sheets for part in sheet.parts)
+        names = tuple(chain.from_iterable(sheet.names for sheet in sheets))
+        parts = tuple(chain.from_iterable(sheet.parts for sheet in sheets))
         if all(sheet.which is None for sheet in sheets):
             return cls(names, parts)
         begins = accumulate((sheet.height for sheet in sheets), initial=0)
@@ -52,6 +54,16 @@ class Sheet:
     def beside(cls, sheets: Sequence[Sheet]) -> Sheet:
         """The sequences of all, one sheet after the other; they have the same names in the same rows."""
         return cls(sheets[0].names, (torch.cat([sheet.rows for sheet in sheets], dim=1),), sheets[0].which)
+
+    def only(self, columns: Sequence[int]) -> Sheet:
+        """Some of the columns, by their places, with the rows that they have."""
+        places = self._places[torch.tensor(columns, dtype=torch.int64)]
+        rows, which = torch.unique(places, return_inverse=True)
+        begins = [*accumulate((len(part) for part in self.parts), initial=0)][:-1]
+        cuts = torch.searchsorted(rows, torch.tensor(begins[1:], dtype=torch.int64))
+        each = sent(rows, self.parts[0].device).tensor_split(cuts) if self.parts else ()
+        parts = [_rows(part, at - begin) for part, at, begin in zip(self.parts, each, begins, strict=True)]
+        return Sheet(tuple([self.names[at] for at in columns]), tuple(parts), which)
 
     @property
     def height(self) -> int:
@@ -72,3 +84,7 @@ class Sheet:
     @property
     def _places(self) -> Tensor:
         return torch.arange(self.height) if self.which is None else self.which
+
+
+def _rows(part: Tensor, at: Tensor) -> Tensor:
+    return part if len(at) == len(part) else part.index_select(0, at)

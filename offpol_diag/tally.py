@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 import torch
 from torch import Tensor
@@ -161,23 +161,28 @@ def observe(study: Study, scene: Scene) -> Tally:
 
 def _of_presets(study: Study, scene: Scene) -> tuple[dict[str, State], Ranges]:
     """What presets do to the batch; the columns it is summed of are let go of here."""
-    stack = _stacked(study, scene)
-    apart = {preset.name for preset in study.normalised}
-    once, normalised = (
-        stack.only(lambda one: one.name not in apart),
-        stack.only(lambda one: one.name in apart),
-    )
-    resampled = _resampled(study, once)
+    stack, apart = _stacked(study, scene), frozenset(preset.name for preset in study.normalised)
+    columns = _preset_columns(stack)
+    once, normalised = (columns.only(at) for at in _parted(columns.names, apart))
+    resampled = Sheet.joined(_of_all(study, scene), once)
     states: dict[str, State] = {
         "sums": _sums(scene, resampled),
         "length": selection.by_length(stack),
         "group": selection.by_group(stack),
-        "normal": normal.sums(scene, _of_normalised(normalised)),
-        "normal.ranges": normal.ranges(normalised),
+        "normal": normal.sums(scene, Sheet.joined(Sheet.of({"tokens": stack.n}), normalised)),
+        "normal.ranges": normal.ranges(stack, apart),
     }
     if study.by_step:
         states["steps"] = normal.sums(scene, resampled)
-    return states, _ranges(study, once)
+    return states, _ranges(study, stack)
+
+
+@cache
+def _parted(columns: tuple[str, ...], apart: frozenset[str]) -> tuple[list[int], list[int]]:
+    """Where the columns of all other presets stand, and where those of the presets that are kept apart."""
+    flags = [name.rpartition("|")[0] in apart for name in columns]
+    once, normalised = ([at for at, flag in enumerate(flags) if flag is x] for x in (False, True))
+    return once, normalised
 
 
 def _stacked(study: Study, scene: Scene) -> Stack:
@@ -223,21 +228,18 @@ def _sums(scene: Scene, sheet: Sheet) -> Sums:
     return Sums.of_parts(sheet.names, sheet.parts, scene.draws, scene.batch.key, sheet.which)
 
 
-def _resampled(study: Study, once: Stack) -> Sheet:
-    """Columns whose numbers carry an interval."""
-    found = once.scene.counts | update.shared(once.scene)
+def _of_all(study: Study, scene: Scene) -> Sheet:
+    """Columns of all tokens whose numbers carry an interval."""
+    found = scene.counts | update.shared(scene)
     for drift in study.drifts:
-        found |= gap.columns(once.scene, drift)
-    return Sheet.joined(Sheet.of(found), _preset_columns(once))
-
-
-def _of_normalised(stack: Stack) -> Sheet:
-    """With `tokens`, so that there is a column when there is no preset."""
-    return Sheet.joined(Sheet.of({"tokens": stack.n}), _preset_columns(stack))
+        found |= gap.columns(scene, drift)
+    return Sheet.of(found)
 
 
 def _preset_columns(stack: Stack) -> Sheet:
     """What is summed of presets."""
+    if not nearsums.large(stack.batch):
+        return _columns(stack)
     split, whole = (stack.only(lambda one, s=s: _splits(stack.scene, one) is s) for s in (True, False))  # type: ignore[misc]
     return Sheet.joined(_columns(split), _by_block(whole))
 
@@ -252,7 +254,7 @@ def _columns(stack: Stack) -> Sheet:
 
 def _by_block(stack: Stack) -> Sheet:
     """The same columns of presets that look at every token, a few sequences at a time."""
-    if not stack.presets or not nearsums.large(stack.batch):
+    if not stack.presets:
         return _columns(stack)
     found: list[Sheet] = []
     for first, last in nearsums.spans(stack.batch.cu_seqlens, nearsums.BLOCK):
@@ -279,10 +281,11 @@ def _logged(study: Study, scene: Scene) -> tuple[dict[str, Tensor], Ranges]:
     return columns, outermost(ranges)
 
 
-def _ranges(study: Study, once: Stack) -> Ranges:
-    n = once.n
-    longest = n + once.batch.masked
+def _ranges(study: Study, stack: Stack) -> Ranges:
+    n = stack.n
+    longest = n + stack.batch.masked
     found = {"length": (n.min(), n.max()), "response": (longest.min(), longest.max())}
     for drift in study.drifts:
-        found |= gap.ranges(once.scene, drift)
-    return found | method.ranges(once)
+        found |= gap.ranges(stack.scene, drift)
+    weights = method.ranges(stack)
+    return found | {name: weights[name] for name in (f"{preset.name}|weight" for preset in study.once)}

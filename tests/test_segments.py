@@ -35,6 +35,17 @@ def test_every_reduction_is_that_of_the_list(device, runs):
     assert segments.mean(x, offsets).tolist() == pytest.approx(means, abs=1e-8)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@given(runs=RUNS, rows=st.integers(1, 3))
+def test_a_reduction_of_rows_is_that_of_each(device, runs, rows):
+    x, offsets = (one.to(device) for one in packed(runs))
+    every = torch.stack([x + row for row in range(rows)])
+
+    for reduce in (segments.total, segments.largest, segments.smallest):
+        found = segments.of_rows(reduce, every, offsets)
+        assert found.tolist() == [reduce(row, offsets).tolist() for row in every]
+
+
 @given(RUNS)
 def test_counts_are_those_of_the_list(runs):
     x, offsets = packed(runs)

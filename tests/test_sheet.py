@@ -1,5 +1,6 @@
 """Rows of numbers per sequence keep their names however they are put together."""
 
+import pytest
 import torch
 
 from offpol_diag.metrics import method
@@ -54,3 +55,20 @@ def test_names_of_one_tensor_share_a_row_and_those_of_equal_ones_do_not():
     assert torch.cat(sheet.parts).tolist() == [[1, 2], [3, 4], [1, 2]]
     assert sheet.which is not None
     assert sheet.which.tolist() == [0, 1, 0, 2]
+
+
+@pytest.mark.parametrize("columns", [(0, 2, 5), (4, 1), (3,), (), range(6)])
+def test_some_columns_keep_their_names_and_bring_no_other_rows(columns):
+    one = Sheet(("a", "b", "c"), (torch.stack((_row(1, 2), _row(3, 4))),), torch.tensor([1, 0, 1]))
+    two = Sheet(("d", "e", "f"), (_row(5, 6)[None], torch.stack((_row(7, 8), _row(9, 0)))))
+    every = Sheet.joined(one, two)
+    some = every.only(columns)
+
+    assert _read(some) == {every.names[at]: _read(every)[every.names[at]] for at in columns}
+    assert some.height == len({tuple(row) for row in _read(some).values()})
+
+
+def test_no_column_of_no_sheet():
+    none = Sheet((), ()).only(())
+
+    assert none.names == none.parts == ()

@@ -7,16 +7,15 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from offpol_diag import segments
 from offpol_diag.correction import weight_key
-from offpol_diag.metrics.deeds import Acted, nothing, of_sequence, of_token
+from offpol_diag.metrics.deeds import Acted, nothing
 from offpol_diag.metrics.formula import Formula, Lookup, mean
 from offpol_diag.metrics.interval import POSITIVE
-from offpol_diag.metrics.outcome import NORMS, Outcome, applied, norm, normalised, token_rules
-from offpol_diag.metrics.pieces import Pieces
+from offpol_diag.metrics.outcome import NORMS, Outcome, applied, norm, normalised, token_rules, token_weights
 from offpol_diag.metrics.rows import Rows, joined
-from offpol_diag.metrics.signs import every, signs
+from offpol_diag.metrics.signs import every, sign_counts
 from offpol_diag.metrics.stack import Stack
+from offpol_diag.metrics.summed import MOST, Summed, left
 from offpol_diag.presets import Preset
 from offpol_diag.sheet import Sheet
 
@@ -82,11 +81,6 @@ def _by_sign(stack: Stack) -> dict[str, Rows | Tensor]:
     return every(stack.scene) | kept
 
 
-def sign_counts(done: Outcome, preset: Preset) -> dict[str, Tensor]:
-    """Tokens by the sign of their advantage that pass the rules on tokens, [S]."""
-    return signs(done.ratios, done.kept.tokens, token_rules(done, preset))
-
-
 def ranges(stack: Stack) -> dict[str, tuple[Tensor, Tensor]]:
     """Smallest and largest final weight of a kept token, of every preset."""
     if not stack.presets:
@@ -98,39 +92,29 @@ def ranges(stack: Stack) -> dict[str, tuple[Tensor, Tensor]]:
 
 def weight_spans(stack: Stack) -> tuple[Rows, Rows]:
     """Smallest and largest final weight of a sequence's kept tokens; (+inf, -inf) where none is."""
-    found = stack.made(
-        lambda deed: (of_sequence(deed), of_token(deed), None if of_token(deed) is None else deed.tokens),
-        lambda done: dict(zip(("low", "high"), _span(done, stack.one), strict=True)),
+    return stack.once("weight spans", lambda: _weight_spans(stack))
+
+
+def _weight_spans(stack: Stack) -> tuple[Rows, Rows]:
+    found = stack.of_weights(
+        lambda w, passed: {"high": w, "minus low": -w}, token_span, lambda lot: lot.span(token_span)
     )
-    absent = {"low": torch.inf, "high": -torch.inf}
-    low, high = (
-        joined(lambda x, kept, end=end: torch.where(kept > 0, x, end), found[name], stack.kept)
-        for name, end in absent.items()
-    )
-    return low, high
+    high, minus = (joined(_there, x, stack.kept) for x in found.values())
+    return minus.map(torch.neg), high
 
 
-def _span(done: Pieces, one: Tensor) -> tuple[Tensor, Tensor]:
-    if done.first.preset.weight is None:
-        return one, one
-    if done.per_sequence is not None:
-        return done.per_sequence, done.per_sequence
-    return done.span(token_span)
+def _there(x: Tensor, kept: Tensor) -> Tensor:
+    """The largest of each sequence's kept tokens, -inf where there is none."""
+    return torch.where(kept > 0, x, -torch.inf)
 
 
-def token_span(done: Outcome, preset: Preset) -> tuple[Tensor, Tensor]:
-    """Of the tokens that pass the rules on tokens; presets with equal weights and rules share it."""
-    key = ("span", weight_key(preset), token_rules(done, preset))
-    return done.ratios.once(key, lambda: _kept_span(done))
-
-
-def _kept_span(done: Outcome) -> tuple[Tensor, Tensor]:
-    assert done.weighed is not None
-    weights, keep, offsets = done.weighed.final.values, done.kept.tokens, done.ratios.batch.cu_seqlens
-    low, high = (
-        weights if keep is None else torch.where(keep, weights, absent) for absent in (torch.inf, -torch.inf)
-    )
-    return segments.smallest(low, offsets), segments.largest(high, offsets)
+token_span: Summed[Outcome] = Summed(
+    lambda done, preset: ("span", weight_key(preset), token_rules(done, preset)),
+    lambda done, preset: (token_weights(done), done.kept.tokens),
+    lambda w, keep: {"high": left(w, keep, -torch.inf), "minus low": left(-w, keep, -torch.inf)},
+    MOST,
+)
+"""The largest weight of a sequence's tokens that pass the rules on tokens, and minus the smallest one."""
 
 
 def own_denominators(presets: Sequence[Preset], sums: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -18,8 +18,9 @@ from offpol_diag.batch import Batch
 from offpol_diag.host import here
 from offpol_diag.metrics import method, policyloss, residual, update
 from offpol_diag.metrics.cells import cells, told_by
-from offpol_diag.metrics.outcome import Outcome, of
+from offpol_diag.metrics.outcome import Outcome, of, token_moments
 from offpol_diag.metrics.scene import Scene
+from offpol_diag.metrics.signs import sign_counts
 from offpol_diag.metrics.traced import Mixed, Step, Traced, mapped
 from offpol_diag.near import Near, neutral
 from offpol_diag.presets import Policy, Preset
@@ -77,7 +78,7 @@ def large(batch: Batch) -> bool:
 
 
 def steps(scene: Scene, kinds: Sequence[Preset]) -> Iterator[Step]:
-    """All that `Pieces.total` will ask for, and what else was asked for in a rehearsal."""
+    """All that `Stack.total` will ask for, and what else was asked for in a rehearsal."""
     for kind in kinds:
         yield from _of_metrics(scene, kind)
     for (policy, key), ask in scene.near.asked.items() if scene.near else ():
@@ -96,10 +97,10 @@ def _asked(batch: Batch, kind: Preset) -> Iterator[Any]:
     yield residual.gap_sums
     if kind.weight is not None:
         yield method.token_span
-        yield lambda done, kind: done.moments()
+        yield token_moments
         yield lambda done, kind: done.weight_sum
     if batch.advantages is not None:
-        yield method.sign_counts
+        yield sign_counts
         yield lambda done, kind: policyloss.mass_sums(done, kind, weighed=False)
         pooled = losses.LOSSES[kind.loss].pooled and losses.known(batch, kind)  # made of these, per sequence
         yield from (_masses,) if pooled else (policyloss.weighed_sums, update.still_sums)

@@ -6,7 +6,7 @@ presets are kept per trainer batch and rescaled when they are read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -47,12 +47,11 @@ def _members(scene: Scene) -> dict[Label, Tensor]:
     return {label: torch.nonzero(which == at).flatten() for at, label in enumerate(found)}
 
 
-def ranges(stack: Stack) -> Places[Extremes]:
+def ranges(stack: Stack, names: Container[str]) -> Places[Extremes]:
     """Smallest and largest final weight of a kept token, per trainer batch, before it is divided."""
-    spans = {}
-    if stack.presets:
-        low, high = (each.all.unbind() for each in weight_spans(stack))
-        spans = {f"{name}|weight": (low[at], high[at]) for name, at in stack.users}
+    users = [(name, at) for name, at in stack.users if name in names]
+    low, high = weight_spans(stack) if users else (None, None)
+    spans = {f"{name}|weight": (low.of_preset(at), high.of_preset(at)) for name, at in users if low and high}
     return Places({label: _extremes(spans, at) for label, at in _members(stack.scene).items()})
 
 

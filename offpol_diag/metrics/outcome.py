@@ -15,8 +15,10 @@ from torch import Tensor
 
 from offpol_diag import correction, segments
 from offpol_diag.correction import Kept, Weighed
+from offpol_diag.metrics.summed import Inputs, Summed, left
 from offpol_diag.presets import Preset, Reject
 from offpol_diag.ratios import Ratios
+from offpol_diag.segments import numbers
 
 PER_SEQUENCE = ("sum", "mean")
 """Weights over these are one for the whole sequence; over `token` and `segment` tokens have their own."""
@@ -74,13 +76,16 @@ class Outcome:
         ratios: of the preset's numerator policy.
         preset: one with the same weight, rules and veto.
         kept: what is left.
-        passed: tokens that pass the rules on tokens.
     """
 
     ratios: Ratios
     preset: Preset
     kept: Kept
-    passed: Tensor
+
+    @cached_property
+    def passed(self) -> Tensor:
+        """Tokens that pass the rules on tokens."""
+        return passing_tokens(self, self.preset)["passed"]
 
     @cached_property
     def kept_tokens(self) -> Tensor:
@@ -110,9 +115,9 @@ class Outcome:
 
     def moments(self) -> Moments:
         """Of tokens' own weights, over those that pass the rules on tokens."""
-        return _moments(self.ratios, self.preset, self.kept)
+        return Moments(**token_moments(self, self.preset))
 
-    @property
+    @cached_property
     def weighed(self) -> Weighed | None:
         """Weights before rejection; None when the preset has none (then every weight is 1)."""
         return None if self.preset.weight is None else correction.weigh(self.ratios, self.preset)
@@ -145,20 +150,14 @@ def normalised(preset: Preset) -> bool:
 def of(ratios: Ratios, preset: Preset) -> Outcome:
     """A preset that is applied, on some tokens or all; presets that share rules share the work."""
     key = ("outcome", preset.weight, preset.reject, preset.veto)
-    return ratios.once(key, lambda: _outcome(ratios, preset))
+    return ratios.once(key, lambda: Outcome(ratios, preset, correction.keep(ratios, preset)))
 
 
-def _outcome(ratios: Ratios, preset: Preset) -> Outcome:
-    kept = correction.keep(ratios, preset)
-    return Outcome(ratios, preset, kept, _passed(ratios, kept, preset))
-
-
-def _passed(ratios: Ratios, kept: Kept, preset: Preset) -> Tensor:
-    """Tokens per sequence that the rules on tokens leave."""
-    flags = kept.tokens
-    if flags is None:
-        return ratios.once("lengths", lambda: ratios.batch.lengths.to(torch.float64))
-    return ratios.once(("left", preset.reject), lambda: segments.count(flags, ratios.batch.cu_seqlens))
+def _passing(done: Outcome, preset: Preset) -> Inputs | dict[str, Tensor]:
+    if done.kept.tokens is not None:
+        return (done.kept.tokens,)
+    ratios = done.ratios
+    return {"passed": ratios.once("lengths", lambda: ratios.batch.lengths.to(torch.float64))}
 
 
 def _total(ratios: Ratios, preset: Preset) -> Tensor:
@@ -169,32 +168,36 @@ def _total(ratios: Ratios, preset: Preset) -> Tensor:
     )
 
 
-def _moments(ratios: Ratios, preset: Preset, kept: Kept) -> Moments:
-    """Of tokens that pass the rules on tokens; presets with the same weights and such rules share them."""
-    rules = preset.reject if kept.tokens is not None else ()
-    return ratios.once(
-        ("moments", correction.weight_key(preset), rules),
-        lambda: _token_moments(ratios, correction.weigh(ratios, preset).final.values, kept),
-    )
-
-
 def powers(w: Tensor) -> Moments:
     """What each weight adds to the sums."""
     return Moments(w, w.square(), w - 1, (w - 1).square())
 
 
-def _token_moments(ratios: Ratios, w: Tensor, kept: Kept) -> Moments:
-    each, offsets = powers(w), ratios.batch.cu_seqlens
+def token_weights(done: Outcome) -> Tensor:
+    """The weights of tokens, [T], which must have their own."""
+    assert done.weighed is not None
+    return done.weighed.final.values
 
-    def total(x: Tensor) -> Tensor:
-        return segments.total(x if kept.tokens is None else torch.where(kept.tokens, x, 0.0), offsets)
 
-    return Moments(*(total(x) for x in (each.first, each.second, each.excess, each.about_one)))
+def _moments(weights: Tensor, keep: Tensor | None) -> dict[str, Tensor]:
+    return powers(weights).map(lambda x: left(x, keep)).named()
 
 
 def token_rules(done: Outcome, preset: Preset) -> tuple[Reject, ...]:
     """What the mask of single tokens depends on; presets that drop whole sequences share what follows."""
     return applied(preset).reject if done.kept.tokens is not None else ()
+
+
+passing_tokens = Summed(
+    lambda done, preset: ("left", token_rules(done, preset)), _passing, lambda keep: {"passed": numbers(keep)}
+)
+"""How many tokens pass the rules on tokens."""
+token_moments: Summed[Outcome] = Summed(
+    lambda done, preset: ("moments", correction.weight_key(done.preset), token_rules(done, preset)),
+    lambda done, preset: (token_weights(done), done.kept.tokens),
+    _moments,
+)
+"""`Moments` of tokens' own weights, over those that pass the rules on tokens."""
 
 
 def norm(done: Weights, preset: Preset) -> dict[str, Tensor]:

@@ -6,7 +6,7 @@ Near tokens are summed as if nothing acted on them; what acts on a cell of them 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
 
@@ -17,14 +17,13 @@ from offpol_diag import losses, segments
 from offpol_diag.metrics.cells import cells, passes, weights
 from offpol_diag.metrics.outcome import PER_SEQUENCE, Moments, Outcome, applied, of, powers
 from offpol_diag.metrics.scene import Scene
+from offpol_diag.metrics.summed import Columns, Summed
 from offpol_diag.near import neutral, splits
 from offpol_diag.presets import Preset
 from offpol_diag.ratios import Ratios
 
-Columns = Mapping[str, Tensor]
-Make = Callable[[Outcome, Preset], Columns]
+Make = Summed[Outcome]
 """Sums over the tokens of an outcome that pass the rules on tokens."""
-Span = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
@@ -85,16 +84,17 @@ class Lot:
         each = done.moments() if w is None else powers(w).times(done.passed)
         return each.map(self.of_passed)
 
-    def span(self, of: Callable[[Outcome, Preset], Span]) -> Span:
-        """Smallest and largest weight of the tokens that pass, [S]; (+inf, -inf) where none does."""
-        low, high = (self.weights, self.weights) if self.weights is not None else of(self.done, self.preset)
+    def span(self, of: Make) -> Columns:
+        """The largest of the weights that pass, and of their negatives, [S]; -inf where none does."""
+        w = self.weights
+        found = of(self.done, self.preset) if w is None else {"high": w, "minus low": -w}
         if self.left is None:
-            return low, high
+            return found
         there = (self.left > 0) & (self.done.passed > 0)
-        low, high = torch.where(there, low, torch.inf), torch.where(there, high, -torch.inf)
+        found = {name: torch.where(there, x, -torch.inf) for name, x in found.items()}
         if self.starts is None:
-            return low, high
-        return segments.smallest(low, self.starts), segments.largest(high, self.starts)
+            return found
+        return {name: segments.largest(x, self.starts) for name, x in found.items()}
 
 
 How = Callable[[Lot, Columns], Columns]
@@ -166,13 +166,8 @@ class Pieces:
 
     def moments(self) -> dict[str, Tensor]:
         """Sums of tokens' own weights, over those that pass the rules on tokens."""
-        return _sums(self.first.moments().named(), [lot.moments().named() for lot in self.near])
-
-    def span(self, of: Callable[[Outcome, Preset], Span]) -> Span:
-        """Smallest and largest weight of the tokens that pass the rules on tokens, [S]."""
-        each = [of(self.first, self.preset), *(lot.span(of) for lot in self.near)]
-        lows, highs = zip(*each, strict=True)
-        return reduce(torch.minimum, lows), reduce(torch.maximum, highs)
+        each = [self.first.moments().named(), *(lot.moments().named() for lot in self.near)]
+        return {name: _sum(x, [one[name] for one in each[1:]]) for name, x in each[0].items()}
 
     @property
     def sequences(self) -> Tensor:
@@ -207,21 +202,9 @@ class Pieces:
         acted = {"high": weighed.high, "low": weighed.low, "bounded": weighed.bounded}
         return acted | {"units": units, "tries": tries}
 
-    def total(self, make: Make, how: How = passing) -> dict[str, Tensor]:
-        """Sums [S] over the tokens that pass the rules on tokens, of all pieces together."""
-        return _sums(make(self.first, self.preset), self.near_sums(make, how))
-
-    def near_sums(self, make: Make, how: How = passing) -> list[Columns]:
-        """The same of near tokens, each lot's."""
-        return [how(lot, make(lot.done, lot.preset)) for lot in self.near]
-
 
 def _sum(x: Tensor, more: Sequence[Tensor]) -> Tensor:
     return reduce(torch.add, more, x)
-
-
-def _sums(first: Columns, more: Sequence[Columns]) -> dict[str, Tensor]:
-    return {name: _sum(x, [one[name] for one in more]) for name, x in first.items()}
 
 
 def pieces(scene: Scene, preset: Preset) -> Pieces:

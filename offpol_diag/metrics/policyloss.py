@@ -12,11 +12,12 @@ from offpol_diag.correction import weight_key
 from offpol_diag.losses import TokenLoss
 from offpol_diag.metrics.deeds import Deed, of_sequence, of_token
 from offpol_diag.metrics.formula import Formula, mean
-from offpol_diag.metrics.method import sign_counts
-from offpol_diag.metrics.outcome import PER_SEQUENCE, Outcome, token_rules
-from offpol_diag.metrics.pieces import Columns, Lot, Pieces
+from offpol_diag.metrics.outcome import PER_SEQUENCE, Outcome, token_rules, token_weights
+from offpol_diag.metrics.pieces import Lot, Pieces
 from offpol_diag.metrics.rows import Rows, joined
+from offpol_diag.metrics.signs import sign_counts
 from offpol_diag.metrics.stack import Stack
+from offpol_diag.metrics.summed import Columns, Inputs, Summed, flagged, left
 from offpol_diag.presets import Preset
 from offpol_diag.ratios import Ratios
 from offpol_diag.sheet import Sheet
@@ -76,50 +77,45 @@ def weighs_tokens(done: Outcome, preset: Preset) -> bool:
     return weight is not None and weight.over not in PER_SEQUENCE and losses.weighted(preset)
 
 
-def token_weights(done: Outcome) -> Tensor:
-    """The weights of tokens, [T]."""
-    assert done.weighed is not None
-    return done.weighed.final.values
-
-
-def weighed_sums(done: Outcome, preset: Preset) -> dict[str, Tensor]:
-    """Σ w·loss and Σ|w·slope| over tokens that pass the rules on tokens, [S], w of tokens only.
-
-    Without π_θ there is no loss, and the slope is −A.
-    """
-    weight = weight_key(preset) if weighs_tokens(done, preset) else None
-    kind = losses.kind(preset) if losses.known(done.ratios.batch, preset) else None
-    key = "loss sums", kind, weight, token_rules(done, preset)
-    return done.ratios.once(key, lambda: _weighed_sums(done, preset))
-
-
 def pooled(done: Outcome, preset: Preset) -> bool:
     """Whether all tokens of a sequence share the ratio of their loss."""
     return losses.LOSSES[preset.loss].pooled and losses.known(done.ratios.batch, preset)
 
 
-def _weighed_sums(done: Outcome, preset: Preset) -> dict[str, Tensor]:
+def _key_of_weighed(done: Outcome, preset: Preset) -> Hashable:
+    weight = weight_key(preset) if weighs_tokens(done, preset) else None
+    kind = losses.kind(preset) if losses.known(done.ratios.batch, preset) else None
+    return "loss sums", kind, weight, token_rules(done, preset)
+
+
+def _of_weighed(done: Outcome, preset: Preset) -> Inputs | dict[str, Tensor]:
     if pooled(done, preset):
         both, mass = losses.by_sign(done.ratios, preset), mass_sums(done, preset)
         return {
             "loss": _added(both, lambda sign, one: one.loss * mass[sign]),
             "pull": _added(both, lambda sign, one: one.slope.abs() * mass[sign]),
         }
-    advantages, keep = done.ratios.batch.advantages, done.kept.tokens
-    assert advantages is not None
+    weights = token_weights(done) if weighs_tokens(done, preset) else None
     found = losses.token_loss(done.ratios, preset)
-    terms = {"pull": advantages.abs()} if found is None else {"loss": found.loss, "pull": found.slope.abs()}
-    if not weighs_tokens(done, preset):
-        return {name: _total(done, x, keep) for name, x in terms.items()}
-    weights = token_weights(done)
-    each = weights if keep is None else torch.where(keep, weights, 0.0)
-    return {name: _total(done, x * each, None) for name, x in terms.items()}
+    loss, slope = (None, done.ratios.batch.advantages) if found is None else (found.loss, found.slope)
+    return loss, slope, weights, done.kept.tokens
 
 
-def clip_sums(done: Outcome, preset: Preset) -> dict[str, Tensor]:
-    """Tokens where the clip decides, where the dual clip does, and Σ(log π_anchor − log π_θ)."""
-    key = "clip sums", losses.kind(preset), token_rules(done, preset)
-    return done.ratios.once(key, lambda: _clip_sums(done, preset))
+def _weighed(
+    loss: Tensor | None, slope: Tensor, weights: Tensor | None, keep: Tensor | None
+) -> dict[str, Tensor]:
+    terms = {"pull": slope.abs()} if loss is None else {"loss": loss, "pull": slope.abs()}
+    if weights is None:
+        return {name: left(x, keep) for name, x in terms.items()}
+    each = left(weights, keep)
+    return {name: x * each for name, x in terms.items()}
+
+
+weighed_sums = Summed(_key_of_weighed, _of_weighed, _weighed)
+"""Σ w·loss and Σ|w·slope| over tokens that pass the rules on tokens, [S], w of tokens only.
+
+Without π_θ there is no loss, and the slope is −A.
+"""
 
 
 def _added(both: dict[str, TokenLoss], make: Callable[[str, TokenLoss], Tensor]) -> Tensor:
@@ -161,7 +157,7 @@ def kl_sum(done: Outcome, preset: Preset) -> Tensor:
     return done.ratios.once(key, lambda: _total(done, losses.kl(done.ratios, preset), done.kept.tokens))
 
 
-def _clip_sums(done: Outcome, preset: Preset) -> dict[str, Tensor]:
+def _of_clip(done: Outcome, preset: Preset) -> Inputs | dict[str, Tensor]:
     if pooled(done, preset):
         both, tokens = losses.by_sign(done.ratios, preset), sign_counts(done, preset)
         return {
@@ -169,14 +165,21 @@ def _clip_sums(done: Outcome, preset: Preset) -> dict[str, Tensor]:
             "clipped_lower": _added(both, lambda sign, one: one.clipped_lower * tokens[sign]),
             "kl": kl_sum(done, preset),
         }
-    ratios, keep = done.ratios, done.kept.tokens
-    loss, offsets = losses.token_loss(ratios, preset), ratios.batch.cu_seqlens
+    loss = losses.token_loss(done.ratios, preset)
     assert loss is not None
-    flags = {"clipped": loss.clipped, "clipped_lower": loss.clipped_lower}
-    counts = {
-        name: segments.count(flag if keep is None else flag & keep, offsets) for name, flag in flags.items()
-    }
-    return counts | {"kl": kl_sum(done, preset)}
+    return loss.clipped, loss.clipped_lower, loss.kl, done.kept.tokens
+
+
+clip_sums = Summed(
+    lambda done, preset: ("clip sums", losses.kind(preset), token_rules(done, preset)),
+    _of_clip,
+    lambda clipped, lower, kl, keep: {
+        "clipped": flagged(clipped, keep),
+        "clipped_lower": flagged(lower, keep),
+        "kl": left(kl, keep),
+    },
+)
+"""Tokens where the clip decides, where the dual clip does, and Σ(log π_anchor − log π_θ)."""
 
 
 def _total(done: Outcome, x: Tensor, keep: Tensor | None) -> Tensor:

@@ -8,15 +8,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from offpol_diag import segments
 from offpol_diag.metrics.deeds import nothing
 from offpol_diag.metrics.formula import Formula, mean
 from offpol_diag.metrics.interval import ABOVE_MINUS_ONE, POSITIVE
 from offpol_diag.metrics.outcome import Outcome, token_rules
 from offpol_diag.metrics.rows import joined
 from offpol_diag.metrics.stack import Stack
+from offpol_diag.metrics.summed import Inputs, Summed, left
 from offpol_diag.presets import Preset
-from offpol_diag.ratios import OVERFLOW, Ratios
+from offpol_diag.ratios import OVERFLOW
 from offpol_diag.sheet import Sheet
 
 
@@ -55,19 +55,18 @@ def _vv(excess: Tensor, kept: Tensor, n: Tensor) -> Tensor:
     return away * (away + 2) * _there(kept)
 
 
-def gap_sums(done: Outcome, preset: Preset) -> dict[str, Tensor]:
-    """Σ k3 and ΣΔ of the tokens that pass every rule on tokens."""
-    return done.ratios.once(
-        ("residual", token_rules(done, preset)), lambda: _kept_sums(done.ratios, done.kept.tokens)
-    )
-
-
-def _kept_sums(ratios: Ratios, keep: Tensor | None) -> dict[str, Tensor]:
-    delta, offsets = ratios.delta, ratios.batch.cu_seqlens
+def _gap(done: Outcome, preset: Preset) -> Inputs:
+    ratios, delta = done.ratios, done.ratios.delta
     k3 = ratios.once("k3", lambda: torch.expm1(delta.clamp(-OVERFLOW, OVERFLOW)) - delta)
-    if keep is not None:
-        delta, k3 = torch.where(keep, delta, 0.0), torch.where(keep, k3, 0.0)
-    return {"k3": segments.total(k3, offsets), "delta": segments.total(delta, offsets)}
+    return k3, delta, done.kept.tokens
+
+
+gap_sums = Summed(
+    lambda done, preset: ("residual", token_rules(done, preset)),
+    _gap,
+    lambda k3, delta, keep: {"k3": left(k3, keep), "delta": left(delta, keep)},
+)
+"""Σ k3 and ΣΔ of the tokens that pass every rule on tokens."""
 
 
 ROWS = (

@@ -24,7 +24,7 @@ class Rows:
     """Numbers of S sequences under P presets.
 
     Attributes:
-        values: R rows that differ, or may: [R, S].
+        values: R rows that differ, or may: [R, S]; or [R, N, S] of N numbers each.
         at: the row of each preset, P of them.
     """
 
@@ -41,6 +41,10 @@ class Rows:
     def all(self) -> Tensor:
         """A row of each preset, [P, S]."""
         return self._picked(self.at)
+
+    def of_preset(self, preset: int) -> Tensor:
+        """That of one preset, [S]."""
+        return self.values[self.at[preset]]
 
     def of(self, presets: Sequence[int]) -> Rows:
         """Those of some presets."""
@@ -80,8 +84,14 @@ def woven(parts: Mapping[tuple[int, ...], Rows]) -> Rows:
     for presets, rows in parts.items():
         at |= {preset: begin + row for preset, row in zip(presets, rows.at, strict=True)}
         begin += len(rows.values)
-    values = torch.cat([rows.values for rows in parts.values()])
-    return Rows(values, tuple([at[preset] for preset in range(len(at))]))
+    return Rows(
+        laid([rows.values for rows in parts.values()]), tuple([at[preset] for preset in range(len(at))])
+    )
+
+
+def laid(parts: Sequence[Tensor]) -> Tensor:
+    """Rows in one tensor, one part after the other."""
+    return parts[0] if len(parts) == 1 else torch.cat(tuple(parts))
 
 
 def distinct(keys: Sequence[Hashable]) -> tuple[list[int], tuple[int, ...]]:

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from offpol_diag import segments
 from offpol_diag.batch import Batch
 from offpol_diag.host import here
+from offpol_diag.memo import Memo
 from offpol_diag.metrics.alike import deeds
 from offpol_diag.metrics.deeds import Deed, of_sequence, of_token
-from offpol_diag.metrics.outcome import powers
-from offpol_diag.metrics.pieces import How, Make, Pieces, passing, pieces
+from offpol_diag.metrics.outcome import passing_tokens, powers, token_moments
+from offpol_diag.metrics.pieces import How, Lot, Make, Pieces, passing, pieces
 from offpol_diag.metrics.rows import Rows, distinct, joined, together, woven
 from offpol_diag.metrics.scene import Scene
+from offpol_diag.metrics.summed import Columns, Join, Table
 from offpol_diag.presets import Preset
 from offpol_diag.sheet import Sheet
 
+T = TypeVar("T")
 Key = Callable[[Deed], Hashable]
 """What of a preset's deed a row depends on."""
 
@@ -44,6 +49,7 @@ class Stack:
     names: tuple[str, ...] | None = None
     which: tuple[int, ...] | None = None
     told: tuple[Deed, ...] | None = None
+    _memo: Memo = field(default_factory=Memo, init=False, repr=False, compare=False)
 
     @classmethod
     def of(cls, scene: Scene, presets: Sequence[Preset]) -> Stack:
@@ -129,6 +135,10 @@ class Stack:
         """One for every sequence, [S]."""
         return torch.ones_like(self.n)
 
+    def once(self, key: object, make: Callable[[], T]) -> T:
+        """`make()`, computed once per key."""
+        return self._memo.once(key, make)
+
     def keys(self, by: Key) -> Sequence[Hashable]:
         """What tells rows apart; a GPU copies rows sooner than it is told which are the same."""
         return [by(deed) for deed in self.deeds] if here(self.n) else range(len(self.presets))
@@ -136,20 +146,30 @@ class Stack:
     def rows(self, by: Key, make: Callable[[Pieces], Tensor]) -> Rows:
         """A row [S] of each preset, once for all with an equal key."""
         if not self.items:
-            return Rows(self.n.new_zeros((0, len(self.n))), ())
+            return self._no_rows
         return Rows.made(self.keys(by), lambda at: make(self.items[at]))
+
+    @property
+    def _no_rows(self) -> Rows:
+        return Rows(self.n.new_zeros((0, len(self.n))), ())
 
     @cached_property
     def sequences(self) -> Rows:
         """1 where a sequence passed every rule on sequences and the veto."""
-        return self.rows(lambda deed: deed.sequences, lambda item: item.sequences).map(_numbers)
+        return self.rows(lambda deed: deed.sequences, lambda item: item.sequences).map(segments.numbers)
+
+    @cached_property
+    def passed(self) -> Rows:
+        """Tokens that pass the rules on tokens."""
+        if not self.items:
+            return self._no_rows
+        found = self.summed(lambda deed: deed.tokens, passing_tokens, lambda lot: {"passed": lot.passed})
+        return found["passed"]
 
     @cached_property
     def kept(self) -> Rows:
         """Tokens left."""
-        return joined(
-            torch.mul, self.rows(lambda deed: deed.tokens, lambda item: item.passed), self.sequences
-        )
+        return joined(torch.mul, self.passed, self.sequences)
 
     @property
     def kept_tokens(self) -> Tensor:
@@ -166,36 +186,59 @@ class Stack:
     @cached_property
     def sums(self) -> dict[str, Rows]:
         """Of the final weights over the tokens left, by the names of `Moments`."""
+        found = self.of_weights(
+            lambda w, passed: powers(w).times(passed).named(),
+            token_moments,
+            lambda lot: lot.moments().named(),
+        )
+        return {name: joined(torch.mul, x, self.sequences) for name, x in found.items()}
+
+    def of_weights(
+        self,
+        whole: Callable[[Tensor, Tensor], Mapping[str, Tensor]],
+        make: Make,
+        near: Callable[[Lot], Columns],
+    ) -> dict[str, Rows]:
+        """What is made of the weights, by column: of a sequence's and what passes, or of tokens' own."""
         own, others = (
             [at for at, item in enumerate(self.items) if item.weighs_tokens is x] for x in (True, False)
         )
-        (w, kept), at = together(self.weights.of(others), self.kept.of(others))
-        whole = {name: Rows(x, at) for name, x in powers(w).times(kept).named().items()}
+        each, at = together(self.weights.of(others), self.passed.of(others))
+        found = {name: Rows(x, at) for name, x in whole(*each).items()}
         if not own:
-            return whole
-        each = self._sums_of_tokens(own)
-        return {name: woven({tuple(others): x, tuple(own): each[name]}) for name, x in whole.items()}
-
-    def _sums_of_tokens(self, own: Sequence[int]) -> dict[str, Rows]:
-        """Where tokens have weights of their own."""
-        found = self._picked(own).made(lambda deed: (deed.tokens, of_token(deed)), Pieces.moments)
-        passed = self.sequences.of(own)
-        return {name: joined(torch.mul, x, passed) for name, x in found.items()}
+            return found
+        of_tokens = self._picked(own).summed(lambda deed: (deed.tokens, of_token(deed)), make, near)
+        return {name: woven({tuple(others): x, tuple(own): of_tokens[name]}) for name, x in found.items()}
 
     def total(self, by: Key, make: Make, how: How = passing) -> dict[str, Rows]:
-        """Sums over the tokens that pass the rules on tokens, by column."""
-        return self.made(lambda deed: (deed.tokens, by(deed)), lambda item: item.total(make, how))
+        """Sums over the tokens that pass the rules on tokens, by column; whoever asks again gets the same."""
 
-    def made(self, by: Key, make: Callable[[Pieces], Mapping[str, Tensor]]) -> dict[str, Rows]:
-        """Columns [S], once for all with an equal key."""
+        def near(lot: Lot) -> Columns:
+            return how(lot, make(lot.done, lot.preset))
+
+        return self.once(make, lambda: self.summed(lambda deed: (deed.tokens, by(deed)), make, near))
+
+    def summed(self, by: Key, make: Make, near: Callable[[Lot], Columns]) -> dict[str, Rows]:
+        """What is summed of far tokens, joined with that of each lot of near ones, by column."""
         first, at = distinct(self.keys(by))
-        found = [make(self.items[preset]) for preset in first]
-        names = tuple(found[0]) if found else ()
-        return {name: Rows(torch.stack([one[name] for one in found]), at) for name in names}
+        items = [self.items[preset] for preset in first]
+        far = make.of_many([(item.first, item.preset) for item in items])
+        lots = [[near(lot) for lot in item.near] for item in items]
+        return _with_near(far, lots, make.how.join).of_presets(at).columns
 
 
-def _numbers(flags: Tensor) -> Tensor:
-    return flags.to(torch.float64)
+def _with_near(far: Table, near: Sequence[Sequence[Columns]], join: Join) -> Table:
+    """Each preset's columns of far tokens joined with those of its lots of near ones."""
+    many: dict[int, list[int]] = {}
+    for preset, lots in enumerate(near):
+        many.setdefault(len(lots), []).append(preset)
+    found = {}
+    for count, presets in many.items():
+        table = far.of_presets(presets)
+        for lot in range(count):
+            table = table.joined(Table.of([near[preset][lot] for preset in presets]), join)
+        found[tuple(presets)] = table
+    return Table.woven(found)
 
 
 @cache

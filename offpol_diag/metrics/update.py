@@ -6,15 +6,17 @@ Uncorrected, token t pulls on log π_θ with |A_t|. Under a preset it pulls with
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import torch
 from torch import Tensor
 
-from offpol_diag import losses, segments
+from offpol_diag import losses
 from offpol_diag.correction import weight_key
 from offpol_diag.metrics.formula import Formula, Lookup
 from offpol_diag.metrics.interval import POSITIVE
-from offpol_diag.metrics.outcome import Outcome, token_rules
-from offpol_diag.metrics.pieces import Columns, Lot
+from offpol_diag.metrics.outcome import Outcome, token_rules, token_weights
+from offpol_diag.metrics.pieces import Lot
 from offpol_diag.metrics.policyloss import (
     MASS,
     mass_sums,
@@ -22,7 +24,6 @@ from offpol_diag.metrics.policyloss import (
     of_weighed_loss,
     pooled,
     sequence_weights,
-    token_weights,
     weighed_sums,
     weighing,
     weighs_tokens,
@@ -30,6 +31,7 @@ from offpol_diag.metrics.policyloss import (
 from offpol_diag.metrics.rows import joined
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.metrics.stack import Stack
+from offpol_diag.metrics.summed import Columns, Inputs, Summed
 from offpol_diag.presets import Preset
 from offpol_diag.sheet import Sheet
 
@@ -79,14 +81,6 @@ def stilling(lot: Lot, sums: Columns) -> Columns:
     return {name: lot.of_all(torch.where(pulls, x, mass[name])) for name, x in sums.items()}
 
 
-def still_sums(done: Outcome, preset: Preset) -> dict[str, Tensor]:
-    """Σ|A| by sign of the tokens that pull nothing: by a rule, by the loss's clip or by a weight of 0."""
-    kind = losses.kind(preset) if losses.known(done.ratios.batch, preset) else None
-    weight = weight_key(preset) if _may_be_zero(done, preset) else None
-    key = "still", kind, weight, token_rules(done, preset)
-    return done.ratios.once(key, lambda: _still_sums(done, preset))
-
-
 def _may_be_zero(done: Outcome, preset: Preset) -> bool:
     """Whether a token's weight may be 0, and take its pull with it."""
     rule = done.preset.weight
@@ -94,20 +88,37 @@ def _may_be_zero(done: Outcome, preset: Preset) -> bool:
     return zero and weighs_tokens(done, preset)
 
 
-def _still_sums(done: Outcome, preset: Preset) -> dict[str, Tensor]:
-    if pooled(done, preset) and done.kept.tokens is None and not _may_be_zero(done, preset):
+def _key_of_still(done: Outcome, preset: Preset) -> Hashable:
+    kind = losses.kind(preset) if losses.known(done.ratios.batch, preset) else None
+    weight = weight_key(preset) if _may_be_zero(done, preset) else None
+    return "still", kind, weight, token_rules(done, preset)
+
+
+def _of_still(done: Outcome, preset: Preset) -> Inputs | dict[str, Tensor]:
+    zero = _may_be_zero(done, preset)
+    if pooled(done, preset) and done.kept.tokens is None and not zero:
         mass = mass_sums(done, preset, weighed=False)
         each = losses.by_sign(done.ratios, preset)
         return {sign: torch.where(one.slope == 0, mass[sign], 0.0) for sign, one in each.items()}
     ratios, advantages = done.ratios, done.ratios.batch.advantages
     assert advantages is not None
     loss = losses.token_loss(ratios, preset)
-    pulls = (advantages if loss is None else loss.slope) != 0
-    pulls = pulls & (token_weights(done) != 0) if _may_be_zero(done, preset) else pulls
-    pulls = pulls if done.kept.tokens is None else pulls & done.kept.tokens
     parts = ratios.once("parts", lambda: losses.parts(advantages))
-    offsets = ratios.batch.cu_seqlens
-    return {sign: segments.total(torch.where(pulls, 0.0, part), offsets) for sign, part in parts.items()}
+    slope = advantages if loss is None else loss.slope
+    return (*parts.values(), slope, token_weights(done) if zero else None, done.kept.tokens)
+
+
+def _still(
+    up: Tensor, down: Tensor, slope: Tensor, weights: Tensor | None, keep: Tensor | None
+) -> dict[str, Tensor]:
+    pulls = slope != 0
+    pulls = pulls if weights is None else pulls & (weights != 0)
+    pulls = pulls if keep is None else pulls & keep
+    return {sign: torch.where(pulls, 0.0, x) for sign, x in zip(SIGNS, (up, down), strict=True)}
+
+
+still_sums = Summed(_key_of_still, _of_still, _still)
+"""Σ|A| by sign of the tokens that pull nothing: by a rule, by the loss's clip or by a weight of 0."""
 
 
 def _all(get: Lookup, name: str) -> Tensor:
