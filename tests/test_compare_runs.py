@@ -23,6 +23,7 @@ from offpol_diag.catalogue import load
 from offpol_diag.cli import app
 from offpol_diag.contrast import of_runs, pairing
 from offpol_diag.contrast.effects import effect, size
+from offpol_diag.contrast.runs import _rank
 from offpol_diag.differences import Groups, _two_sided, holm, less, p_value
 from offpol_diag.readout import Readout
 from offpol_diag.render.html import render_html
@@ -302,6 +303,16 @@ def test_the_size_of_a_difference_lies_between_0_and_1() -> None:
         return size(Contrast(name="x", a=Number(value=one), b=Number(value=other), difference=Number()))
 
     assert [of(1, 1), of(0, 3), of(1, 3), of(-1, 1), of(None, 1)] == [0, 1, 0.5, 1, 0]
+
+
+def test_what_rounding_alone_tells_apart_is_equal_and_ranks_alike() -> None:
+    def of(one: float, other: float) -> Contrast:
+        return Contrast(name="p.x", a=Number(value=one), b=Number(value=other), difference=Number(value=0.0))
+
+    assert effect(of(0.3, 0.1 + 0.2)) == "equal"
+    assert size(of(0.3, 0.1 + 0.2)) == 0
+    assert effect(of(0.3, 0.3 + 1e-9)) != "equal"
+    assert _rank(of(1.0, 3.0), "") == _rank(of(1.0, 3.0 + 1e-15), "") < _rank(of(1.0, 2.99999), "")
 
 
 def test_what_one_run_lacks_is_named_and_the_rest_compared(folder: Path, a: Examined) -> None:

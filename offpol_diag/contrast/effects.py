@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+from offpol_diag.differences import ROUNDING
 from offpol_diag.numerals import FRACTIONS, written
 from offpol_diag.summary import Contrast, Number
 
@@ -14,7 +17,7 @@ NEAR = 1.1
 def size(contrast: Contrast) -> float:
     """|B − A| / (|A| + |B|): 0 where they are equal, 1 where one of them is 0."""
     a, b = contrast.a.value, contrast.b.value
-    if a is None or b is None or a == b:
+    if a is None or b is None or _equal(a, b):
         return 0.0
     return abs(b - a) / (abs(a) + abs(b))
 
@@ -24,7 +27,7 @@ def effect(contrast: Contrast) -> str:
     a, b = contrast.a.value, contrast.b.value
     if a is None or b is None:
         return ""
-    if a == b:
+    if _equal(a, b):
         return "equal"
     share = contrast.b.unit in FRACTIONS
     if contrast.ratio is not None and contrast.ratio.value is not None and not (share and max(a, b) > FEW):
@@ -33,6 +36,11 @@ def effect(contrast: Contrast) -> str:
     value, interval = written(_size_of(contrast.difference))
     points = " points" if share else ""
     return " ".join(part for part in (value + points, interval, word) if part)
+
+
+def _equal(a: float, b: float) -> bool:
+    """Whether no more than the rounding of sums is between them: two readings on a GPU differ by that."""
+    return math.isclose(a, b, rel_tol=ROUNDING, abs_tol=0.0)
 
 
 def _size_of(difference: Number) -> Number:

@@ -164,12 +164,15 @@ def _judged(contrast: Contrast, p: float | None) -> Contrast:
 
 
 def _rank(contrast: Contrast, prefix: str) -> tuple[int, int, int, float]:
-    """What differs; in it what a reader looks at first, then the gap, then presets; in these the largest."""
+    """What differs; in it what a reader looks at first, then the gap, then presets; in these the largest.
+
+    Rounding, which differs by device, does not decide between two that are as large.
+    """
     judged = {True: 0, False: 1, None: 2}[contrast.differs]
     name = contrast.name.removeprefix(prefix)
     first = MATTERS.index(name) if name in MATTERS else len(MATTERS)
     of_preset = _drift(contrast.name) == "" and "." in contrast.name
-    return judged, first, int(of_preset), -size(contrast)
+    return judged, first, int(of_preset), -float(f"{size(contrast):.9g}")
 
 
 # ---------------------------------------------------------------- in words
