@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -296,6 +296,7 @@ def gpus(many: int = 1, memory: int = 80 << 30) -> Iterator[None]:
         Stream=Stream,
         Event=Stream,
         stream=_on,
+        device=nullcontext,
         current_stream=Stream,
         empty_cache=lambda: None,
         get_device_properties=lambda device: SimpleNamespace(total_memory=memory),

@@ -19,11 +19,13 @@ from offpol_diag.engines import Each, Local, fitting
 from offpol_diag.engines import devices as named
 from offpol_diag.engines.devices import Devices
 from offpol_diag.engines.fitting import Fit
-from offpol_diag.engines.staging import Here, Pinned, Staged
+from offpol_diag.engines.staging import Here, Pinned, Staged, staging
 from offpol_diag.errors import DumpError, MemoryShortage, UsageError
 from offpol_diag.readers import open_dump
 from offpol_diag.scope import UNSETTLED
 from offpol_diag.settle import Found
+from tests import pretended
+from tests.devices import REAL
 
 CPU = torch.device("cpu")
 SAMPLE = "sample_data/stale.parquet"
@@ -255,6 +257,12 @@ class FakeCuda:
         return FakeStream(self.log, "copies")
 
     @contextmanager
+    def device(self, device: torch.device):
+        self.log.append(f"at {device}")
+        yield
+        self.log.append("left")
+
+    @contextmanager
     def stream(self, stream: FakeStream):
         self.log.append(f"on {stream.name}")
         yield
@@ -273,7 +281,7 @@ def test_copies_run_on_a_stream_of_their_own_and_the_work_waits_for_them(monkeyp
     staged = way.put(batch)
     tensors = sum(isinstance(x, Tensor) for x in vars(batch).values() if x is not None)
 
-    assert log == ["on copies", *["pinned"] * log.count("pinned"), "off"]
+    assert log == ["at cpu", "on copies", *["pinned"] * log.count("pinned"), "off", "left"]
     assert log.count("pinned") in (tensors, tensors - 1)  # `lengths`, once asked for, is no field
     found = way.take(staged)
     assert log[-1] == "work waits for copies"
@@ -282,9 +290,18 @@ def test_copies_run_on_a_stream_of_their_own_and_the_work_waits_for_them(monkeyp
     assert staged.host is batch
 
 
-def test_a_batch_that_has_no_room_when_it_is_sent_is_sent_again_when_it_is_wanted():
+SHORT = {
+    "torch": torch.OutOfMemoryError("no room"),
+    "CUDA": torch.AcceleratorError("CUDA error: out of memory\nCUDA kernel errors might be …"),
+    "a library": RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+}
+"""What is said where memory is short, by who says it."""
+
+
+@pytest.mark.parametrize("error", SHORT.values(), ids=SHORT)
+def test_a_batch_that_has_no_room_when_it_is_sent_is_sent_again_when_it_is_wanted(error):
     def full(x: Tensor) -> Tensor:
-        raise torch.OutOfMemoryError("no room")
+        raise error
 
     way = Pinned(CPU, FakeCuda([]), full)
     batch = batches()[0]
@@ -292,6 +309,41 @@ def test_a_batch_that_has_no_room_when_it_is_sent_is_sent_again_when_it_is_wante
 
     assert staged.there is None
     assert torch.equal(way.take(staged).rollout, batch.rollout)
+
+
+def test_what_is_no_lack_of_memory_is_raised():
+    def broken(*_: Any) -> Any:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    batch = batches()[0]
+    with pytest.raises(RuntimeError, match="illegal"):
+        Pinned(CPU, FakeCuda([]), broken).put(batch)
+    with pytest.raises(RuntimeError, match="illegal"):
+        Fit(Here()).results(broken, Staged(batch, batch))
+
+
+@pytest.mark.parametrize("error", SHORT.values(), ids=SHORT)
+def test_a_batch_is_halved_whoever_says_that_memory_is_short(error):
+    def cramped(batch: Batch) -> int:
+        if batch.sequences > 20:
+            raise error
+        return batch.sequences
+
+    batch = batches()[0]
+    found = Fit(Here()).results(cramped, Staged(batch, batch))
+
+    assert len(found) > 1
+    assert sum(found) == batch.sequences
+
+
+@pytest.mark.skipif(REAL, reason="a real GPU is here")
+def test_a_device_has_one_way_to_it():
+    with pretended.gpus(2):
+        one, other = (staging(torch.device("cuda", at)) for at in (0, 1))
+        again = staging(torch.device("cuda", 0))
+
+    assert isinstance(one, Pinned)
+    assert one is again is not other
 
 
 # ---------------------------------------------------------------- what does not fit

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from offpol_diag.engines.engine import Job, M
-from offpol_diag.engines.staging import Staged, Staging
+from offpol_diag.engines.staging import Staged, Staging, full
 from offpol_diag.errors import MemoryShortage
 
 TOKENS = 1 << 20
@@ -57,7 +57,9 @@ class Fit:
         if host.sequences == 1 or host.tokens < 0.75 * self.short:
             try:
                 return [job(self.staging.take(staged))]
-            except torch.OutOfMemoryError as error:
+            except RuntimeError as error:
+                if not full(error):
+                    raise
                 _refuse(staged, error)
             self.short = min(self.short, host.tokens)
             # Only here is what the job held let go of: the error knew its frames.
@@ -67,7 +69,7 @@ class Fit:
         return [found for half in host.halves() for found in self.results(job, Staged(half, None))]
 
 
-def _refuse(staged: Staged, error: torch.OutOfMemoryError) -> None:
+def _refuse(staged: Staged, error: RuntimeError) -> None:
     if staged.host.sequences > 1:
         return
     tokens = staged.host.tokens

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Protocol
 
 import torch
@@ -27,6 +28,15 @@ class Staged:
     ready: Any = None
 
 
+FULL = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+"""What CUDA and its libraries say where memory is short that torch did not ask for itself."""
+
+
+def full(error: RuntimeError) -> bool:
+    """Whether memory was short, of the device or that from which it copies."""
+    return isinstance(error, torch.OutOfMemoryError) or any(word in str(error) for word in FULL)
+
+
 class Staging(Protocol):
     """Sends batches to one device."""
 
@@ -38,7 +48,7 @@ class Staging(Protocol):
         """The batch on the device, whole for all that is queued from now on.
 
         Raises:
-            torch.OutOfMemoryError: it has no room there.
+            RuntimeError: it has no room there; see `full`.
         """
         ...
 
@@ -74,13 +84,19 @@ class Pinned:
         self._stream = cuda.Stream(device=device)
 
     def put(self, batch: Batch) -> Staged:
-        """Queue the copies of a batch and an event behind them."""
+        """Queue the copies of a batch and an event behind them.
+
+        The thread turns to the device before it turns to the stream: leaving the stream of another device it
+        would wake the first one, which others may hold.
+        """
         try:
-            with self._cuda.stream(self._stream):
+            with self._cuda.device(self._device), self._cuda.stream(self._stream):
                 there = batch.over(self._pin).to(self._device, non_blocking=True)
                 ready = self._cuda.Event()
                 ready.record(self._stream)
-        except torch.OutOfMemoryError:
+        except RuntimeError as error:
+            if not full(error):
+                raise
             return Staged(batch, None)
         return Staged(batch, there, ready)
 
@@ -99,6 +115,7 @@ class Pinned:
         return x
 
 
+@cache
 def staging(device: torch.device) -> Staging:
-    """How batches get to a device."""
+    """How batches get to a device; on one stream, since memory let go of on one does not serve another."""
     return Pinned(device) if device.type == "cuda" else Here()
