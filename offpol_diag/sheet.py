@@ -56,14 +56,22 @@ class Sheet:
         return cls(sheets[0].names, (torch.cat([sheet.rows for sheet in sheets], dim=1),), sheets[0].which)
 
     def only(self, columns: Sequence[int]) -> Sheet:
-        """Some of the columns, by their places, with the rows that they have."""
-        places = self._places[torch.tensor(columns, dtype=torch.int64)]
-        rows, which = torch.unique(places, return_inverse=True)
-        begins = [*accumulate((len(part) for part in self.parts), initial=0)][:-1]
-        cuts = torch.searchsorted(rows, torch.tensor(begins[1:], dtype=torch.int64))
-        each = sent(rows, self.parts[0].device).tensor_split(cuts) if self.parts else ()
-        parts = [_rows(part, at - begin) for part, at, begin in zip(self.parts, each, begins, strict=True)]
-        return Sheet(tuple([self.names[at] for at in columns]), tuple(parts), which)
+        """Some of the columns, by their places; the rows of others are still there."""
+        names = tuple([self.names[at] for at in columns])
+        return Sheet(names, self.parts, self._places[torch.tensor(columns, dtype=torch.int64)])
+
+    @property
+    def trimmed(self) -> Sheet:
+        """The same columns, and no row that none of them has."""
+        if not self.parts:
+            return self
+        rows, which = torch.unique(self._places, return_inverse=True)
+        begins = torch.tensor([0, *accumulate(len(part) for part in self.parts)][:-1])
+        part = torch.searchsorted(begins, rows, right=True) - 1
+        cuts = torch.searchsorted(part, torch.arange(1, len(begins)))
+        own = sent(rows - begins[part], self.parts[0].device).tensor_split(cuts)
+        parts = tuple(x.index_select(0, at) for x, at in zip(self.parts, own, strict=True))
+        return Sheet(self.names, parts, which)
 
     @property
     def height(self) -> int:
@@ -84,7 +92,3 @@ class Sheet:
     @property
     def _places(self) -> Tensor:
         return torch.arange(self.height) if self.which is None else self.which
-
-
-def _rows(part: Tensor, at: Tensor) -> Tensor:
-    return part if len(at) == len(part) else part.index_select(0, at)

@@ -169,7 +169,7 @@ def _of_presets(study: Study, scene: Scene) -> tuple[dict[str, State], Ranges]:
         "sums": _sums(scene, resampled),
         "length": selection.by_length(stack),
         "group": selection.by_group(stack),
-        "normal": normal.sums(scene, Sheet.joined(Sheet.of({"tokens": stack.n}), normalised)),
+        "normal": normal.sums(scene, Sheet.joined(Sheet.of({"tokens": stack.n}), normalised.trimmed)),
         "normal.ranges": normal.ranges(stack, apart),
     }
     if study.by_step:

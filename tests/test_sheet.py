@@ -65,10 +65,11 @@ def test_some_columns_keep_their_names_and_bring_no_other_rows(columns):
     some = every.only(columns)
 
     assert _read(some) == {every.names[at]: _read(every)[every.names[at]] for at in columns}
-    assert some.height == len({tuple(row) for row in _read(some).values()})
+    assert _read(some.trimmed) == _read(some)
+    assert some.trimmed.height == len({tuple(row) for row in _read(some).values()})
 
 
 def test_no_column_of_no_sheet():
-    none = Sheet((), ()).only(())
+    none = Sheet((), ()).only(()).trimmed
 
     assert none.names == none.parts == ()

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from offpol_diag import segments
 from offpol_diag.correction.rules import passes, veto_hits
 from offpol_diag.memo import Memo
-from offpol_diag.presets import Preset, Reject, Weight
+from offpol_diag.presets import Preset, Reject, Veto, Weight
 from offpol_diag.ratios import Apart, Ratios
 
 
@@ -38,7 +37,7 @@ def keep(ratios: Ratios, preset: Preset) -> Kept:
 
 def _keep(ratios: Ratios, preset: Preset) -> Kept:
     tokens: Tensor | None = None
-    sequences = torch.ones_like(ratios.batch.lengths, dtype=torch.bool)
+    vetoed, sequences = ratios.once(("vetoed", preset.veto), lambda: _vetoed(ratios, preset.veto))
     for at, rule in enumerate(preset.reject):
         before = preset if rule.among == "all" else replace(preset, reject=preset.reject[:at])
         judge = ratios if rule.on_tokens else ratios.whole or ratios
@@ -47,9 +46,13 @@ def _keep(ratios: Ratios, preset: Preset) -> Kept:
             sequences = sequences & passed.values
         else:
             tokens = passed.values if tokens is None else tokens & passed.values
-    catastrophic = veto_hits(ratios, preset.veto)
-    vetoed = catastrophic > 0
-    return Kept(tokens, sequences & ~vetoed, vetoed, catastrophic)
+    return Kept(tokens, sequences, vetoed, veto_hits(ratios, preset.veto))
+
+
+def _vetoed(ratios: Ratios, veto: Veto | None) -> tuple[Tensor, Tensor]:
+    """Sequences that a veto drops, and all others, [S] bool."""
+    vetoed = veto_hits(ratios, veto) > 0
+    return vetoed, ~vetoed
 
 
 def on_tokens(rules: tuple[Reject, ...]) -> tuple[Reject, ...]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from offpol_diag import segments
 from offpol_diag.batch import Batch
-from offpol_diag.correction.bounds import past
+from offpol_diag.correction.bounds import either, outside, past
 from offpol_diag.presets import AGGREGATES, Reject, Veto
 from offpol_diag.ratios import Level, Ratios
 
@@ -42,10 +42,10 @@ def _passes(ratios: Ratios, rule: Reject) -> Level:
     if rule.over == "batch":
         cut = ratios.settled.cut(ratios.policy, rule, ratios.batch)
         return statistic(ratios, rule).map(lambda values: values < cut)
-    above, below = beyond(ratios, rule)
     if rule.advantage == "any":
-        passed = above.map(lambda up: ~(up | below.values))
+        passed = _judged(ratios, rule).map(lambda x: _inside(x, rule))
         return _of_tokens(passed, ratios) if rule.on_tokens else passed
+    above, below = beyond(ratios, rule)
     if rule.on_tokens:
         above, below = (_of_tokens(flags, ratios) for flags in (above, below))
     return above.map(lambda up: ~fails(rule, up, below.values, _advantage(rule, above, ratios)))
@@ -54,8 +54,12 @@ def _passes(ratios: Ratios, rule: Reject) -> Level:
 def beyond(ratios: Ratios, rule: Reject) -> tuple[Level, Level]:
     """Which tokens, turns or sequences lie above the upper bound, and which below the lower one."""
     x = _judged(ratios, rule)
-    above, below = (x.map(lambda v, s=sign: _outside(v, rule, s)) for sign in (1, -1))  # type: ignore[misc]
+    above, below = (x.map(lambda v, s=sign: _flags(_outside(v, rule, s), v)) for sign in (1, -1))  # type: ignore[misc]
     return above, below
+
+
+def _flags(found: Tensor | None, like: Tensor) -> Tensor:
+    return torch.zeros_like(like, dtype=torch.bool) if found is None else found
 
 
 def _judged(ratios: Ratios, rule: Reject) -> Level:
@@ -76,13 +80,17 @@ def _of_tokens(flags: Level, ratios: Ratios) -> Level:
     return Level(segments.spread(flags.values, ratios.batch.cu_seqlens), "token")
 
 
-def _outside(x: Tensor, rule: Reject, sign: int) -> Tensor:
-    """Where a statistic lies beyond the rule's upper (sign 1) or lower (-1) bound."""
+def _outside(x: Tensor, rule: Reject, sign: int) -> Tensor | None:
+    """Where a statistic lies beyond the rule's upper (sign 1) or lower (-1) bound; None without one."""
     bound = rule.upper if sign > 0 else rule.lower
     if bound is None:
-        return torch.zeros_like(x, dtype=torch.bool)
-    edge = (math.log(bound) if rule.statistic == "ratio" else bound) * sign
-    return x * sign >= edge if rule.strict else x * sign > edge
+        return None
+    return outside(x, math.log(bound) if rule.statistic == "ratio" else bound, sign, rule.strict)
+
+
+def _inside(x: Tensor, rule: Reject) -> Tensor:
+    """Where a statistic lies within the rule's bounds."""
+    return ~_flags(either(*(_outside(x, rule, sign) for sign in (1, -1))), x)
 
 
 _SIGNS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
@@ -120,11 +128,15 @@ def _mean_advantage(batch: Batch) -> Tensor:
 
 def veto_hits(ratios: Ratios, veto: Veto | None) -> Tensor:
     """Tokens whose unclamped r lies strictly beyond the veto's bounds, per sequence: [S] float64."""
-    if veto is None:
+    return ratios.once(("veto hits", veto), lambda: _veto_hits(ratios, veto))
+
+
+def _beyond_veto(delta: Tensor, veto: Veto) -> tuple[Tensor | None, Tensor | None]:
+    return past(delta, veto.lower, -1), past(delta, veto.upper, 1)
+
+
+def _veto_hits(ratios: Ratios, veto: Veto | None) -> Tensor:
+    hits = None if veto is None else either(*_beyond_veto(ratios.delta, veto))
+    if hits is None:
         return torch.zeros_like(ratios.batch.lengths, dtype=torch.float64)
-    return ratios.once(veto, lambda: _veto_hits(ratios, veto))
-
-
-def _veto_hits(ratios: Ratios, veto: Veto) -> Tensor:
-    hits = past(ratios.delta, veto.lower, -1) | past(ratios.delta, veto.upper, 1)
     return segments.count(hits, ratios.batch.cu_seqlens)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from offpol_diag import segments
 from offpol_diag.batch import Batch
-from offpol_diag.correction.bounds import past
+from offpol_diag.correction.bounds import either, past
 from offpol_diag.correction.kept import on_tokens, seen
 from offpol_diag.presets import Over, Preset, Weight
 from offpol_diag.ratios import FLOAT32_OVERFLOW, OVERFLOW, Level, Ratios
@@ -85,13 +85,26 @@ def _log_ratio(ratios: Ratios, weight: Weight) -> Level:
 
 def _weigh(ratios: Ratios, weight: Weight) -> Weighed:
     log = _log_ratio(ratios, weight)
-    raw = _held(log.map(lambda x: torch.exp(x.clamp(-OVERFLOW, OVERFLOW))), log, weight)
+    raw = _held(_exponentiated(ratios, weight, log), log, weight)
     above = past(log.values, weight.upper, 1, weight.strict)
     below = past(log.values, weight.lower, -1, weight.strict)
-    final = _held(_ACTIONS[weight.action](ratios, weight, log, raw, above | below), log, weight)
-    high, low = (per_sequence(flags, log, ratios.batch) for flags in (above, below))
+    final = _held(_ACTIONS[weight.action](ratios, weight, log, raw, either(above, below)), log, weight)
+    high, low = (_counted(ratios, flags, log) for flags in (above, below))
     bounded, tries = _bounded(ratios, weight)
     return Weighed(raw, final, high, low, bounded, tries)
+
+
+def _exponentiated(ratios: Ratios, weight: Weight, log: Level) -> Level:
+    """r of log r, which is that of all weights over the same with the same safety bound."""
+    key = "e^log r", log.per, weight.over, weight.safety, weight.safety_at
+    return ratios.once(key, lambda: log.map(lambda x: torch.exp(x.clamp(-OVERFLOW, OVERFLOW))))
+
+
+def _counted(ratios: Ratios, flags: Tensor | None, log: Level) -> Tensor:
+    """How many of each sequence lie beyond a bound, [S]; none where there is no such bound."""
+    if flags is None:
+        return ratios.once("no weight", lambda: torch.zeros_like(ratios.batch.lengths, dtype=torch.float64))
+    return per_sequence(flags, log, ratios.batch)
 
 
 def _held(weights: Level, log: Level, weight: Weight) -> Level:
@@ -126,21 +139,21 @@ def _tokens_beyond(ratios: Ratios, safety: float | None) -> tuple[Tensor, Tensor
     return segments.count(some.delta.abs() > safety, some.batch.cu_seqlens), tries
 
 
-def _truncate(ratios: Ratios, weight: Weight, log: Level, raw: Level, outside: Tensor) -> Level:
+def _truncate(ratios: Ratios, weight: Weight, log: Level, raw: Level, outside: Tensor | None) -> Level:
     if not (weight.lower or weight.upper):
         return raw
     return raw.map(lambda x: x.clamp(weight.lower, weight.upper))
 
 
-def _mask(ratios: Ratios, weight: Weight, log: Level, raw: Level, outside: Tensor) -> Level:
-    return raw.map(lambda x: torch.where(outside, 0.0, x))
+def _mask(ratios: Ratios, weight: Weight, log: Level, raw: Level, outside: Tensor | None) -> Level:
+    return raw if outside is None else raw.map(lambda x: torch.where(outside, 0.0, x))
 
 
-def _none(ratios: Ratios, weight: Weight, log: Level, raw: Level, outside: Tensor) -> Level:
+def _none(ratios: Ratios, weight: Weight, log: Level, raw: Level, outside: Tensor | None) -> Level:
     return raw
 
 
-def _psis(ratios: Ratios, weight: Weight, log: Level, raw: Level, outside: Tensor) -> Level:
+def _psis(ratios: Ratios, weight: Weight, log: Level, raw: Level, outside: Tensor | None) -> Level:
     smoothed = ratios.settled.smoothed(ratios.policy, weight, log.values, log.per, ratios.batch)
     return Level(torch.exp(smoothed.clamp(-OVERFLOW, OVERFLOW)), log.per)
 
@@ -151,7 +164,7 @@ def in_tail(ratios: Ratios, weight: Weight) -> Tensor:
     return ratios.settled.in_tail(ratios.policy, weight, log.values, log.per, ratios.batch)
 
 
-_ACTIONS: dict[str, Callable[[Ratios, Weight, Level, Level, Tensor], Level]] = {
+_ACTIONS: dict[str, Callable[[Ratios, Weight, Level, Level, Tensor | None], Level]] = {
     "truncate": _truncate,
     "mask": _mask,
     "none": _none,
