@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from offpol_diag.sweeps import Ask
 
 DEVICES = re.compile(r"auto|cpu|cuda(:\d+)?")
-LARGE = 40 << 20
+LARGE = 16 << 20
 """Bytes of files for which workers are likely to pay."""
 GPU = Path("/dev/nvidia0")
 
