@@ -15,6 +15,7 @@ import torch
 from offpol_diag import catalogue, host
 from offpol_diag.analyze import Observe, analyze, plan
 from offpol_diag.engines import Local, fitting
+from offpol_diag.engines.local import one_thread
 from offpol_diag.engines.staging import Pinned
 from offpol_diag.readers import open_dump
 from offpol_diag.settle import Asked, settle
@@ -272,7 +273,7 @@ def seen(names: str, path: str) -> Counter[str]:
     study = plan(dump, catalogue.load().resolve(names), (), 0)
     asked = Asked.of(study.presets, "advantages" not in dump.info.columns)
     found = settle(Local(torch.device("cpu")), dump, asked)
-    with pretended.gpus():
+    with pretended.gpus(), one_thread():
         job, way = Observe(study, found, rows=False), Pinned(GPU)
         job(way.take(way.put(next(dump.batches()))))
         with pretended.counted() as waits:
