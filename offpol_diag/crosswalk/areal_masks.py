@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from offpol_diag import correction
-from offpol_diag.crosswalk import views as together
 from offpol_diag.crosswalk.view import KEPT, Mask, Measure, View, kept, weighed
-from offpol_diag.crosswalk.views import Measures, Views
+from offpol_diag.crosswalk.views import Measures, Sums, Views, sums
 from offpol_diag.metrics.outcome import applied
 from offpol_diag.metrics.rows import Rows, distinct, joined
 from offpol_diag.presets import Preset, Reject
@@ -32,16 +31,12 @@ class Some:
     by: Callable[[View], Hashable]
     sequences: Callable[[View], Tensor] | None = None
 
-    def totals(self, views: Views, measures: Measures) -> Rows:
-        """Σ of K measures over them under each preset, [R, K, S]."""
+    def sums(self, views: Views, measures: Measures) -> Sums:
+        """K measures over them under each preset, [R, K, S]; 0, inf and -inf where a sequence has none."""
         few, at = self._distinct(views, measures)
-        return self._among(few, together.totals(few, measures, self.tokens), 0.0).of(at)
-
-    def ends(self, views: Views, measures: Measures) -> tuple[Rows, Rows]:
-        """The smallest and largest of each sequence, [R, K, S] each; ±inf where it has none of them."""
-        few, at = self._distinct(views, measures)
-        low, high = together.ends(few, measures, self.tokens)
-        return self._among(few, low, torch.inf).of(at), self._among(few, high, -torch.inf).of(at)
+        found = zip(sums(few, measures, self.tokens), (0.0, torch.inf, -torch.inf), strict=True)
+        there = self._sequences(few)
+        return Sums(*(_among(x, there, absent).of(at) for x, absent in found))
 
     def _distinct(self, views: Views, measures: Measures) -> tuple[list[View], tuple[int, ...]]:
         """The first of each that have the same, and which each one has."""
@@ -49,13 +44,18 @@ class Some:
         first, at = distinct(keys)
         return [views[one] for one in first], at
 
-    def _among(self, views: Views, x: Rows, absent: float) -> Rows:
-        """What sequences that are not among them count as."""
+    def _sequences(self, views: Views) -> Rows | None:
         if self.sequences is None:
-            return x
+            return None
         each = [self.sequences(view) for view in views]
-        there = Rows.made([id(flags) for flags in each], lambda at: each[at])
-        return joined(lambda one, flags: one.masked_fill(~flags[:, None], absent), x, there)
+        return Rows.made([id(flags) for flags in each], lambda at: each[at])
+
+
+def _among(x: Rows, there: Rows | None, absent: float) -> Rows:
+    """What sequences that are not there count as."""
+    if there is None:
+        return x
+    return joined(lambda one, flags: one.masked_fill(~flags[:, None], absent), x, there)
 
 
 ONE = Measure("1", lambda view: torch.ones_like(view.ratios.delta))

@@ -49,30 +49,31 @@ def _columns(x: Rows, measures: Sequence[Measure]) -> list[dict[Measure, Tensor]
     return [rows[at] for at in x.at]
 
 
-def _make_sums(over: Some, views: Views) -> list[dict[Measure, Tensor]]:
+def _made(over: Some, views: Views) -> list[tuple[dict[Measure, Tensor], ...]]:
+    """Sums, smallest and largest of all that is logged over a denominator."""
     measures = (ONE, *_measures(over, views))
-    return _columns(over.totals(views, measures), measures)
+    return list(zip(*(_columns(x, measures) for x in over.sums(views, measures)), strict=True))
 
 
-def _make_spans(over: Some, views: Views) -> list[tuple[dict[Measure, Tensor], dict[Measure, Tensor]]]:
-    measures = _measures(over, views)
-    low, high = (_columns(x, measures) for x in over.ends(views, measures))
-    return list(zip(low, high, strict=True))
+def _weights(views: Views) -> list[tuple[dict[Measure, Tensor], ...]]:
+    """The same of the weights of behave tokens."""
+    return list(zip(*(_columns(x, (WEIGHT,)) for x in BEHAVE.sums(views, (WEIGHT,))), strict=True))
 
 
 def sums(over: Some, of: Measure) -> Callable[[Views], list[Tensor]]:
     """Σ of a measure over a denominator under each preset, [S] each."""
-    return lambda views: [
-        each[of] for each in once(views, ("areal sums", over), lambda new: _make_sums(over, new))
-    ]
+    return lambda views: [total[of] for total, _, _ in _once(over, of, views)]
 
 
 def spans(over: Some, of: Measure) -> Callable[[Views], list[Ends]]:
     """The smallest and the largest of each sequence."""
-    return lambda views: [
-        (low[of], high[of])
-        for low, high in once(views, ("areal spans", over), lambda new: _make_spans(over, new))
-    ]
+    return lambda views: [(low[of], high[of]) for _, low, high in _once(over, of, views)]
+
+
+def _once(over: Some, of: Measure, views: Views) -> list[tuple[dict[Measure, Tensor], ...]]:
+    if of is WEIGHT:
+        return once(views, "areal weights", _weights)
+    return once(views, ("areal", over), lambda new: _made(over, new))
 
 
 def counts(over: Some) -> Callable[[Views], list[Tensor]]:
@@ -102,14 +103,14 @@ def weighted(views: Views) -> Sequence[Tensor]:
     """Σ of the weights over behave tokens."""
     ones = torch.ones_like(views[0].n)
     times = torch.stack([ones if w is None else w for w in _of_sequences(views)])
-    return (BEHAVE.totals(views, (WEIGHT,)).all[:, 0] * times).unbind()
+    return (torch.stack(sums(BEHAVE, WEIGHT)(views)) * times).unbind()
 
 
 def weight_ends(views: Views) -> list[Ends]:
     """The smallest and largest of the weights of behave tokens."""
     own = _of_sequences(views)
     there = _counted(BEHAVE, views) > 0
-    each = (x.all[:, 0].unbind() for x in BEHAVE.ends(views, (WEIGHT,)))
+    each = zip(*spans(BEHAVE, WEIGHT)(views), strict=True)
     low, high = (torch.stack([x if w is None else w for w, x in zip(own, one, strict=True)]) for one in each)
     low, high = among((low, high), there)
     return list(zip(low.unbind(), high.unbind(), strict=True))

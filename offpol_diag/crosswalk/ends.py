@@ -44,8 +44,12 @@ def outermost(ranges: Mapping[str, Ends]) -> dict[str, Ends]:
     return {name: found[key] for name, key in which.items()}
 
 
+def _flat(x: Tensor) -> Tensor:
+    return x if x.ndim else x[None]
+
+
 def _of_size(ranges: Mapping[T, Ends], size: int, names: list[T]) -> zip[tuple[T, Ends]]:
-    low, high = (torch.stack([ranges[name][side].reshape(size) for name in names]) for side in (0, 1))
+    low, high = (torch.stack([_flat(ranges[name][side]) for name in names]) for side in (0, 1))
     if size == 0:
         low, high = (x.new_full((len(names), 1), end) for x, end in ((low, torch.inf), (high, -torch.inf)))
     return zip(names, zip(low.amin(dim=1).unbind(), high.amax(dim=1).unbind(), strict=True), strict=True)

@@ -178,7 +178,7 @@ def _too_large(view: View, over: Over) -> Tensor:
 
 def _error(view: View) -> Tensor:
     """Mean e^|Δ| of each sequence, [S]; 0 for one without a token."""
-    return view.total(ERROR) / view.n.clamp(min=1)
+    return view.total(ERROR) / view.divisor
 
 
 def _dropped_correct(view: View) -> Tensor:

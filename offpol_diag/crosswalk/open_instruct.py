@@ -49,8 +49,8 @@ def _gone(view: View, rules: tuple[Reject, ...]) -> Tensor:
     preset = view.preset
     if preset.apply and rules == preset.reject and preset.veto is None:
         return view.n - view.pieces.kept_tokens
-    some = view.first
-    kept = correction.keep(some.ratios, replace(view.preset, reject=rules, veto=None))
+    some = view.far
+    kept = correction.keep(some, replace(view.preset, reject=rules, veto=None))
     if kept.tokens is None:
         return view.n * ~kept.sequences
     return torch.where(kept.sequences, segments.count(~kept.tokens, some.batch.cu_seqlens), view.n)
@@ -62,7 +62,7 @@ def _moved(view: View) -> Tensor:
 
 def _policy_excess(view: View) -> Tensor:
     """Per row, the mean of π_θ/π_old − 1, [S]."""
-    return view.total(MOVED) / view.n.clamp(min=1)
+    return view.total(MOVED) / view.divisor
 
 
 def _local(view: View) -> Ratios:

@@ -115,7 +115,7 @@ def _default(preset: Preset) -> bool:
 def _bands(view: View, over: Over, side: Side) -> list[Level]:
     """What each band of r lets through on one side alone: tokens or sequences."""
     rules = [rule for rule in view.preset.reject if rule.statistic == "ratio" and rule.over == over]
-    ratios = view.first.ratios
+    ratios = view.far
     return [correction.passes(ratios, half(rule, side)) for rule in rules if bound(rule, side) is not None]
 
 
@@ -123,9 +123,7 @@ def _tokens_outside(side: Side) -> Callable[[View], Tensor]:
     def of(view: View) -> Tensor:
         gone = [~passed.values for passed in _bands(view, "token", side)]
         return (
-            segments.count(reduce(torch.logical_or, gone), view.first.batch.cu_seqlens)
-            if gone
-            else view.zeros
+            segments.count(reduce(torch.logical_or, gone), view.far.batch.cu_seqlens) if gone else view.zeros
         )
 
     return of
@@ -142,7 +140,7 @@ def _sequences_outside(side: Side) -> Callable[[View], Tensor]:
 def _vetoed(side: Side) -> Callable[[View], Tensor]:
     def of(view: View) -> Tensor:
         veto = half_veto(view.preset.veto or Veto(), side)
-        return (correction.veto_hits(view.first.ratios, veto) > 0).to(torch.float64)
+        return (correction.veto_hits(view.far, veto) > 0).to(torch.float64)
 
     return of
 
@@ -201,7 +199,7 @@ SUMS = (
     Column("kl²", lambda v: v.total(KL_SQUARED)),
     ROW_KL,
     Column("row kl²", lambda v: _row_kl(v).square(), when=_then),
-    Column("geo − 1", lambda v: torch.expm1(v.total(powers.LOG) / v.n.clamp(min=1)), when=_then),
+    Column("geo − 1", lambda v: torch.expm1(v.total(powers.LOG) / v.divisor), when=_then),
     Column("entropy", lambda v: v.total(ENTROPY), needs=("entropy",)),
     *MASKED,
     *SIGNED,

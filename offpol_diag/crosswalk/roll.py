@@ -79,10 +79,10 @@ def _passed(measure: str, granularity: str) -> Callable[[View], Tensor]:
     """Tokens that one filter lets through, [S]; the last one's where there are several of a kind."""
 
     def of(view: View) -> Tensor:
-        rule, some = _rules(view.preset, measure, granularity)[-1], view.first
+        rule, some = _rules(view.preset, measure, granularity)[-1], view.far
         if rule.over == "segment" and rule.advantage == "any":
             return view.n - _failed_turns(view, rule)
-        passes = correction.passes(some.ratios.of(rule.policy), rule)
+        passes = correction.passes(some.of(rule.policy), rule)
         if passes.per == "sequence":
             return view.n * passes.values
         return view.n - segments.count(~passes.values, some.batch.cu_seqlens)

@@ -40,7 +40,7 @@ def _left(view: View, preset: Preset) -> Tensor:
     """Tokens that a part of the preset leaves: all but those of the first piece that it drops."""
     if not _drops(preset):
         return view.n
-    ratios = view.first.ratios
+    ratios = view.far
     kept = correction.keep(ratios, preset)
     if kept.tokens is None:
         return view.n * kept.sequences
@@ -85,7 +85,7 @@ def outlier_side(side: Side | None) -> Callable[[View], Tensor]:
     def of(view: View) -> Tensor:
         both = view.preset.veto or Veto()
         veto = both if side is None else half_veto(both, side)
-        return (correction.veto_hits(view.first.ratios, veto) > 0).to(torch.float64)
+        return (correction.veto_hits(view.far, veto) > 0).to(torch.float64)
 
     return of
 

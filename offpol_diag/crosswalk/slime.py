@@ -25,7 +25,7 @@ Rows = Callable[[View], Tensor]
 
 def row_mean(of: Measure, view: View, mask: Mask | None = None) -> Tensor:
     """Σ over the tokens that the mask leaves, over all tokens of the sample: [S], 0 for one without any."""
-    return view.total(of, mask) / view.n.clamp(min=1)
+    return view.total(of, mask) / view.divisor
 
 
 def there(x: Tensor, view: View) -> Tensor:
@@ -35,7 +35,7 @@ def there(x: Tensor, view: View) -> Tensor:
 
 def shares(counts: Tensor, per: str, view: View) -> Tensor:
     """Counts of tokens, or 1 for a sample → the share of the sample's tokens, [S]."""
-    return counts / view.n.clamp(min=1) if per == "token" else counts
+    return counts / view.divisor if per == "token" else counts
 
 
 def mean(column: str) -> Callable[[Page], float]:
@@ -135,7 +135,7 @@ def _changed(view: View) -> Tensor:
 
 
 def _masked(view: View) -> Tensor:
-    return (view.n - view.pieces.kept_tokens) / view.n.clamp(min=1)
+    return (view.n - view.pieces.kept_tokens) / view.divisor
 
 
 EXCESS = Measure("|r − 1|", lambda view: powers.excess(view.ratios).abs())

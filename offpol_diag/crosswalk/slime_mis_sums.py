@@ -79,10 +79,10 @@ def _outside(of: str, side: Side) -> Rows:
     """The share of a sample's tokens beyond one bound of a band, [S]."""
 
     def column(view: View) -> Tensor:
-        rule, some = _band(view.preset, of), view.first
+        rule, some = _band(view.preset, of), view.far
         if rule is None or bound(rule, side) is None:
             return view.zeros
-        passed = correction.passes(some.ratios, half(rule, side))
+        passed = correction.passes(some, half(rule, side))
         if passed.per == "sequence":
             return (~passed.values & view.there).to(torch.float64)
         return shares(segments.count(~passed.values, some.batch.cu_seqlens), "token", view)
@@ -139,7 +139,7 @@ def _extreme(at: Literal[0, 1]) -> Rows:
 
 
 def _catastrophic(view: View) -> Tensor:
-    return view.pieces.first.kept.catastrophic / view.n.clamp(min=1)
+    return view.pieces.first.kept.catastrophic / view.divisor
 
 
 def _log_ppl(of: Measure) -> Rows:

@@ -38,7 +38,7 @@ K3 = Measure("swift k3", lambda view: powers.k3(view.ratios, SAFETY).clamp(max=K
 
 def _mean(of: Measure) -> Make:
     """Per row, [S]; 0 for one without a token."""
-    return lambda view: view.total(of) / view.n.clamp(min=1)
+    return lambda view: view.total(of) / view.divisor
 
 
 def _log_train(view: View) -> Tensor:
@@ -183,7 +183,7 @@ def _clipped(view: View) -> Tensor:
     assert weight is not None
     if _of_rows(view.preset):
         return _beyond(view).to(torch.float64)
-    weighed = correction.weigh(view.first.ratios, view.preset)
+    weighed = correction.weigh(view.far, view.preset)
     return weighed.high + weighed.low if weight.action == "mask" else weighed.high
 
 

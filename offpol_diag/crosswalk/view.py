@@ -22,7 +22,7 @@ from offpol_diag.memo import Memo
 from offpol_diag.metrics.outcome import Outcome, applied, of
 from offpol_diag.metrics.pieces import Pieces, pieces
 from offpol_diag.metrics.scene import Scene
-from offpol_diag.presets import Policy, Preset
+from offpol_diag.presets import Loss, Policy, Preset
 from offpol_diag.ratios import Ratios
 
 T = TypeVar("T")
@@ -94,10 +94,8 @@ class View:
         """Whether that is there already."""
         return key in self._memo
 
-    @cached_property
-    def ratios(self) -> Ratios:
-        """Of the preset's numerator."""
-        return self.scene.ratios(self.preset.policy) if self.part is None else self.part
+    def __post_init__(self) -> None:
+        self.ratios: Ratios = self.scene.ratios(self.preset.policy) if self.part is None else self.part
 
     def of(self, policy: Policy) -> Ratios:
         """Of another numerator."""
@@ -115,17 +113,22 @@ class View:
         """The packed tokens."""
         return self.ratios.batch
 
-    @cached_property
+    @property
     def n(self) -> Tensor:
         """Tokens of each sequence, [S] float64."""
         return self.ratios.once("n", lambda: self.batch.lengths.to(torch.float64))
 
-    @cached_property
+    @property
+    def divisor(self) -> Tensor:
+        """What means over the tokens of a sequence divide by: their number, or 1."""
+        return self.ratios.once("n or 1", lambda: self.n.clamp(min=1))
+
+    @property
     def there(self) -> Tensor:
         """Sequences with a token, [S] bool."""
         return self.ratios.once("there", lambda: self.batch.lengths > 0)
 
-    @cached_property
+    @property
     def zeros(self) -> Tensor:
         """[S] float64."""
         return self.ratios.once("zeros", lambda: torch.zeros_like(self.n))
@@ -148,16 +151,26 @@ class View:
     @cached_property
     def _parts(self) -> tuple[View, ...]:
         """Empty where this is the only one: what knows itself is let go of late, and it knows the batch."""
-        if self.part is not None:
-            return ()
-        if self.preset.apply and self.preset.loss not in WITHOUT_CLIP:
-            each = self.scene.parts(applied(self.preset))
-        elif self.preset.apply or _told(self.preset):  # what is not used may still be logged
-            asked = replace(self.preset, apply=True, loss="ppo_clip")
-            each = tuple((ratios, self._as_is(rules)) for ratios, rules in self.scene.parts(asked))
-        else:
-            return ()
-        return tuple(View(self.scene, rules, ratios, at > 0) for at, (ratios, rules) in enumerate(each))
+        return tuple(
+            View(self.scene, _as_is(rules, self.preset), ratios, at > 0)
+            for at, (ratios, rules) in enumerate(self._apart)
+        )
+
+    @cached_property
+    def _apart(self) -> tuple[tuple[Ratios, Preset], ...]:
+        """Far and near tokens, with what is left of the preset for them; empty where they are not parted."""
+        asked = None if self.part is not None else _parting(self.preset)
+        return () if asked is None else self.scene.parts(asked)
+
+    @property
+    def far(self) -> Ratios:
+        """Of the tokens on which a rule or a bound can act."""
+        return self._apart[0][0] if self._apart else self.ratios
+
+    @property
+    def first(self) -> View:
+        """The same, under what acts on them."""
+        return self.parts[0]
 
     @property
     def unruled(self) -> tuple[View, ...]:
@@ -169,25 +182,15 @@ class View:
 
     @cached_property
     def _unruled(self) -> View:
-        return View(self.scene, replace(self.preset, reject=(), veto=None))
-
-    def _as_is(self, rules: Preset) -> Preset:
-        return replace(rules, apply=self.preset.apply, loss=self.preset.loss)
-
-    @property
-    def first(self) -> View:
-        """The tokens on which a rule or a bound can act."""
-        return self.parts[0]
+        return View(self.scene, _without_rules(self.preset))
 
     @property
     def split(self) -> tuple[View, ...]:
         """Far and near tokens, whatever the preset: for what depends on no rule."""
-        return (self,) if self.part is not None else self._split
+        return (self,) if self.part is not None else self.ratios.once("split", self._split)
 
-    @cached_property
     def _split(self) -> tuple[View, ...]:
-        free = Preset("", "", self.preset.policy, loss="reinforce")
-        each = enumerate(self.scene.parts(free))
+        each = enumerate(self.scene.parts(_free(self.preset.policy)))
         return tuple(View(self.scene, self.preset, ratios, at > 0) for at, (ratios, _) in each)
 
     @property
@@ -296,6 +299,40 @@ def _ends(view: View, measure: Measure, mask: Mask | None) -> Ends:
 
 _TOTAL, _COUNT = _Way("Σ", _total, torch.add), _Way("#", _count, torch.add)
 _ENDS = _Way("ends", _ends, outer)
+
+
+@cache
+def _parting(preset: Preset) -> Preset | None:
+    """By what tokens are parted under a preset; None where they are not."""
+    if _in_full(preset):
+        return applied(preset)
+    if preset.apply or _told(preset):  # what is not used may still be logged
+        return replace(preset, apply=True, loss="ppo_clip")
+    return None
+
+
+def _in_full(preset: Preset) -> bool:
+    return preset.apply and preset.loss not in WITHOUT_CLIP
+
+
+def _as_is(rules: Preset, preset: Preset) -> Preset:
+    """What is left of a preset, used as that is."""
+    return rules if _in_full(preset) else _used(rules, preset.apply, preset.loss)
+
+
+@cache
+def _used(rules: Preset, apply: bool, loss: Loss) -> Preset:
+    return replace(rules, apply=apply, loss=loss)
+
+
+@cache
+def _without_rules(preset: Preset) -> Preset:
+    return replace(preset, reject=(), veto=None)
+
+
+@cache
+def _free(policy: Policy) -> Preset:
+    return Preset("", "", policy, loss="reinforce")
 
 
 def _told(preset: Preset) -> bool:

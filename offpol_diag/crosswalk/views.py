@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -38,9 +38,8 @@ class _Way:
     part: Callable[[View, Measure, Mask], Tensor]
 
 
-Ways = Sequence[_Way]
-_TOTAL = (_Way(0.0, segments.total, torch.add, View.part_total),)
-_ENDS = (
+_WAYS = (
+    _Way(0.0, segments.total, torch.add, View.part_total),
     _Way(math.inf, segments.smallest, torch.minimum, lambda *one: View.part_ends(*one)[0]),
     _Way(-math.inf, segments.largest, torch.maximum, lambda *one: View.part_ends(*one)[1]),
 )
@@ -54,47 +53,41 @@ def once(views: Views, key: object, make: Callable[[Views], Sequence[T]]) -> lis
     return [view.once(key, lambda: make((view,))[0]) for view in views]  # noqa: B023
 
 
-def totals(views: Views, measures: Measures, mask: Mask) -> Rows:
-    """Σ of K measures over the tokens that the mask leaves, under each preset: [R, K, S]."""
-    return _merged(views, measures, mask, _TOTAL)[0]
+class Sums(NamedTuple):
+    """K measures of each sequence under presets, [R, K, S] each: their sum, the smallest and the largest."""
+
+    total: Rows
+    low: Rows
+    high: Rows
 
 
-def ends(views: Views, measures: Measures, mask: Mask) -> tuple[Rows, Rows]:
-    """The smallest and the largest, [R, K, S] each; ±inf where the mask leaves nothing."""
-    low, high = _merged(views, measures, mask, _ENDS)
-    return low, high
-
-
-def _merged(views: Views, measures: Measures, mask: Mask, ways: Ways) -> list[Rows]:
+def sums(views: Views, measures: Measures, mask: Mask) -> Sums:
+    """Over the tokens that the mask leaves; where that is none 0, inf and -inf."""
     alike: dict[tuple[int, ...], list[int]] = {}
     for at, view in enumerate(views):
         alike.setdefault(tuple([id(part.ratios) for part in view.parts]), []).append(at)
-    found = {
-        tuple(each): _of_alike([views[at] for at in each], measures, mask, ways) for each in alike.values()
-    }
-    return [woven({each: rows[way] for each, rows in found.items()}) for way in range(len(ways))]
+    found = {tuple(each): _of_alike([views[at] for at in each], measures, mask) for each in alike.values()}
+    return Sums(*(woven(dict(zip(found, each, strict=True))) for each in zip(*found.values(), strict=True)))
 
 
-def _of_alike(views: Views, measures: Measures, mask: Mask, ways: Ways) -> list[Rows]:
+def _of_alike(views: Views, measures: Measures, mask: Mask) -> list[Rows]:
     """Under presets that part the tokens alike."""
-    parts = [
-        _of_part(part, measures, mask, ways) for part in zip(*(view.parts for view in views), strict=True)
-    ]
+    parts = [_of_part(part, measures, mask) for part in zip(*(view.parts for view in views), strict=True)]
     return [
         reduce(lambda one, two, way=way: joined(way.join, one, two), each)  # type: ignore[misc]
-        for way, each in zip(ways, zip(*parts, strict=True), strict=True)
+        for way, each in zip(_WAYS, zip(*parts, strict=True), strict=True)
     ]
 
 
-def _of_part(views: Views, measures: Measures, mask: Mask, ways: Ways) -> list[Rows]:
+def _of_part(views: Views, measures: Measures, mask: Mask) -> list[Rows]:
     """Of the same tokens under each preset."""
     own = [tuple([of.by and of.by(view) for of in measures]) for view in views]
     first, at = distinct([(mask.by(view), *key) for view, key in zip(views, own, strict=True)])
     few = [views[row] for row in first]
     if few[0].close:
-        return [Rows(_known(few, measures, mask, way), at) for way in ways]
+        return [Rows(_known(few, measures, mask, way), at) for way in _WAYS]
     alike = len({own[row] for row in first}) == 1
-    return [Rows(x, at) for x in _of_tokens(few, measures, mask, ways, alike)]
+    return [Rows(x, at) for x in _of_tokens(few, measures, mask, alike)]
 
 
 def _known(views: Views, measures: Measures, mask: Mask, way: _Way) -> Tensor:
@@ -103,14 +96,14 @@ def _known(views: Views, measures: Measures, mask: Mask, way: _Way) -> Tensor:
     return each.view(len(views), len(measures), -1)
 
 
-def _of_tokens(views: Views, measures: Measures, mask: Mask, ways: Ways, alike: bool) -> list[Tensor]:
+def _of_tokens(views: Views, measures: Measures, mask: Mask, alike: bool) -> list[Tensor]:
     """[V, K, S]; `alike` says that the measures do not depend on the preset."""
     few = chunks(len(measures), views[0].batch.cu_seqlens)
-    parts = [_of_few(views, measures[of], mask, ways, alike) for of in few]
+    parts = [_of_few(views, measures[of], mask, alike) for of in few]
     return [_joined(each, dim=1) for each in zip(*parts, strict=True)]
 
 
-def _of_few(views: Views, measures: Measures, mask: Mask, ways: Ways, alike: bool) -> list[Tensor]:
+def _of_few(views: Views, measures: Measures, mask: Mask, alike: bool) -> list[Tensor]:
     """The same of measures that are looked at together."""
     offsets = views[0].batch.cu_seqlens
     shared = _values(views[:1], measures) if alike else None
@@ -118,7 +111,7 @@ def _of_few(views: Views, measures: Measures, mask: Mask, ways: Ways, alike: boo
     for some in chunks(len(views), offsets, len(measures)):
         x = _values(views[some], measures) if shared is None else shared
         left = _stacked([mask.of(view) for view in views[some]])
-        parts.append([_reduced(x, left, way, offsets) for way in ways])
+        parts.append([_reduced(x, left, way, offsets) for way in _WAYS])
     return [_joined(each) for each in zip(*parts, strict=True)]
 
 

@@ -27,7 +27,7 @@ def columns(views: Sequence[View]) -> Columns:
     rules, vetoes = _by_rules(views), _by_veto(views)
     found: Columns = {}
     for view in views:
-        preset, part = view.preset, id(view.first.ratios)
+        preset, part = view.preset, id(view.far)
         mine = {**_lost(preset, part, rules), **vetoes[part, preset.veto], **_masked_weights(view)}
         found |= {f"{preset.name}!{name}": values for name, values in mine.items()}
     return found
@@ -51,7 +51,7 @@ def _by_rules(views: Sequence[View]) -> dict[Key, Columns]:
     asked: dict[Key, tuple[View, Passed]] = {}
     for view in views:
         for judge in _judges(view.preset):
-            key = id(view.first.ratios), judge
+            key = id(view.far), judge
             if key not in asked:
                 asked[key] = view, _passed(view, judge)
     return dict(zip(asked, _removed(tuple(asked.values())), strict=True))
@@ -63,7 +63,7 @@ def _judges(preset: Preset) -> tuple[Rules | Reject, ...]:
 
 
 def _passed(view: View, judge: Rules | Reject) -> Passed:
-    some = view.first.ratios
+    some = view.far
     if isinstance(judge, tuple):
         kept = correction.keep(some, _only(view.preset.policy, judge))
         return kept.tokens, kept.sequences
@@ -79,7 +79,7 @@ def _only(policy: Policy, rules: Rules) -> Preset:
 def _removed(of: Sequence[tuple[View, Passed]]) -> list[Columns]:
     """In one pass for all."""
     view = of[0][0]
-    alone = failing([(tokens, one.first.batch.cu_seqlens) for one, (tokens, _) in of], view.zeros)
+    alone = failing([(tokens, one.far.batch.cu_seqlens) for one, (tokens, _) in of], view.zeros)
     every = torch.ones_like(view.there)
     passed = torch.stack([every if sequences is None else sequences for _, (_, sequences) in of])
     lost = torch.where(passed, alone, view.n)
@@ -90,8 +90,8 @@ def _removed(of: Sequence[tuple[View, Passed]]) -> list[Columns]:
 
 def _by_veto(views: Sequence[View]) -> dict[Key, Columns]:
     """Tokens beyond the veto's bounds, and rows with one."""
-    asked = {(id(view.first.ratios), view.preset.veto): view for view in views}
-    hits = [correction.veto_hits(view.first.ratios, view.preset.veto) for view in asked.values()]
+    asked = {(id(view.far), view.preset.veto): view for view in views}
+    hits = [correction.veto_hits(view.far, view.preset.veto) for view in asked.values()]
     many = torch.stack(hits)
     return dict(zip(asked, named({"hits": many, "vetoed": (many > 0).to(torch.float64)}), strict=True))
 
@@ -101,6 +101,6 @@ def _masked_weights(view: View) -> Columns:
     preset = view.preset
     if preset.weight is None or preset.weight.action != "mask":
         return {}
-    weighed = correction.weigh(view.first.ratios, preset)
+    weighed = correction.weigh(view.far, preset)
     outside = weighed.high + weighed.low
     return {"oob": outside * view.n if weighed.final.per == "sequence" else outside}
