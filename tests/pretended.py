@@ -166,7 +166,7 @@ def run(operator: Any, args: Any, kwargs: Any) -> Any:
     inside = tree_map(lambda x: x.inside if isinstance(x, There) else x, (args, kept))
     *inside, turned = gpu_rules.shuffled(name, *inside)
     found = operator(*inside[0], **inside[1])
-    found = found.flip(0) if turned else found
+    found = gpu_rules.rough(name, found.flip(0) if turned else found)
 
     def outside(x: Any) -> Any:
         if not isinstance(x, Tensor) or goal.type == "cpu":

@@ -185,6 +185,16 @@ def test_atomic_additions_come_in_another_order_each_time(adds):
     assert len({float(getattr(x.new_zeros(1), adds)(0, at, x)[0]) for _ in range(20)}) > 1
 
 
+def test_functions_of_a_gpu_differ_in_the_last_bit_and_are_the_same_each_time():
+    x = torch.cat((torch.randn(100, dtype=torch.float64), torch.tensor([0.0, -torch.inf, torch.nan])))
+    here, there, again = x.exp(), x.to(GPU).exp().cpu(), x.to(GPU).exp().cpu()
+
+    assert torch.equal(there.nan_to_num(), again.nan_to_num())
+    assert torch.allclose(there, here, rtol=5e-16, atol=0, equal_nan=True)
+    assert int((there[:100] != here[:100]).sum()) > 20
+    assert there[100:].tolist()[:2] == [1, 0]
+
+
 def test_what_is_made_there_stays_there_until_it_is_fetched():
     x = on(1, 2, 3)
     made = [

@@ -18,6 +18,10 @@ LENGTH_BINS = 256
 """Eight to an octave: lengths below 12 are told apart exactly, longer ones to 9 %."""
 
 
+ROUNDING = 1e-12
+"""What the logarithm of a power of two may lack on a GPU; no length is as near below the end of a bin."""
+
+
 @dataclass(frozen=True)
 class Grid:
     """Sequences, tokens and each preset's kept tokens by length: [LENGTH_BINS, 2 + P]."""
@@ -32,7 +36,7 @@ class Grid:
 def length_bin(lengths: Tensor) -> Tensor:
     """The bin of each length (in tokens, at least 1)."""
     return (
-        (torch.log2(lengths.clamp(min=1).to(torch.float64)) * 8)
+        (torch.log2(lengths.clamp(min=1).to(torch.float64)) * 8 + ROUNDING)
         .floor()
         .to(torch.int64)
         .clamp(max=LENGTH_BINS - 1)
