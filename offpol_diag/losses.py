@@ -166,7 +166,7 @@ def anchor_of(policy: str) -> str:
 
 def known(batch: Batch, preset: Preset) -> bool:
     """Whether the batch has what the preset's loss needs."""
-    return all(batch.has(name) for name in (anchor_of(preset.policy), "current", "advantages"))
+    return batch.has("current") and batch.has("advantages") and batch.has(anchor_of(preset.policy))
 
 
 def token_loss(ratios: Ratios, preset: Preset) -> TokenLoss | None:

@@ -238,7 +238,8 @@ class Ratios:
         values = self._of_both(statistic, over, safety)
         if values is None:
             values = self._reduced(self.token(statistic, safety), over, self.batch.cu_seqlens)
-        return Level(torch.where(self.batch.lengths > 0, values, 0.0), "sequence")
+        there = self.once("there", lambda: self.batch.lengths > 0)
+        return Level(torch.where(there, values, 0.0), "sequence")
 
     def of_sequences(self, statistic: Statistic, how: Over) -> Tensor:
         """The sum, max or min of a statistic over the tokens of each sequence that are here, [S]."""

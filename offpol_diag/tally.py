@@ -28,7 +28,6 @@ from offpol_diag.metrics import (
     worst,
 )
 from offpol_diag.metrics.gap import DRIFTS, Drift
-from offpol_diag.metrics.outcome import applied
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.metrics.stack import Stack
 from offpol_diag.metrics.walk import walk
@@ -240,12 +239,8 @@ def _preset_columns(stack: Stack) -> Sheet:
     """What is summed of presets."""
     if not nearsums.large(stack.batch):
         return _columns(stack)
-    split, whole = (stack.only(lambda one, s=s: _splits(stack.scene, one) is s) for s in (True, False))  # type: ignore[misc]
-    return Sheet.joined(_columns(split), _by_block(whole))
-
-
-def _splits(scene: Scene, preset: Preset) -> bool:
-    return scene.divides(applied(preset))
+    apart, whole = stack.divided
+    return Sheet.joined(_columns(apart), _by_block(whole))
 
 
 def _columns(stack: Stack) -> Sheet:

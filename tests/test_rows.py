@@ -1,9 +1,7 @@
 """Rows that several presets share are made once, and each preset reads what it would have had alone."""
 
-import pytest
 import torch
 
-from offpol_diag.metrics import rows
 from offpol_diag.metrics.rows import Rows, distinct, joined, together, woven
 from offpol_diag.sheet import Sheet
 
@@ -34,9 +32,7 @@ def test_two_of_equal_places_are_joined_row_by_row():
     assert joined(torch.mul, A, A).values.tolist() == [[1, 4], [9, 16]]
 
 
-@pytest.mark.parametrize("on_host", [True, False])
-def test_every_combination_that_occurs_is_made_once(monkeypatch, on_host):
-    monkeypatch.setattr(rows, "here", lambda x: on_host)
+def test_every_combination_that_occurs_is_made_once():
     sizes = []
 
     def times(x, y):

@@ -29,7 +29,10 @@ def statistic(ratios: Ratios, rule: Reject) -> Level:
     """
     early, late = _safety(rule)
     found = ratios.aggregate(rule.statistic, rule.over, early)
-    return found if late is None else found.map(lambda x: x.clamp(-late, late))
+    if late is None:
+        return found
+    key = "bounded", rule.statistic, rule.over, late
+    return ratios.once(key, lambda: found.map(lambda x: x.clamp(-late, late)))
 
 
 def _safety(rule: Reject) -> tuple[float | None, float | None]:

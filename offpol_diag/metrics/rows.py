@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import TypeVar
 
 import torch
 from torch import Tensor
-
-from offpol_diag.host import here
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -57,18 +55,23 @@ class Rows:
     def _picked(self, at: tuple[int, ...]) -> Tensor:
         if at == _range(len(self.values)):
             return self.values
-        return self.values.index_select(
-            0, _places(at) if here(self.values) else _sent(at, self.values.device)
-        )
+        return self.values.index_select(0, _sent(at, self.values.device))
 
 
 def together(*rows: Rows) -> tuple[list[Tensor], tuple[int, ...]]:
     """The rows of several for each combination that occurs, [R, S] each; and which each preset has."""
-    if all(one.at == rows[0].at for one in rows):
-        first, at = distinct(rows[0].at)
-    else:
-        first, at = distinct(list(zip(*(one.at for one in rows), strict=True)))
-    return [one._picked(tuple([one.at[preset] for preset in first])) for one in rows], at
+    places, at = _combined(tuple([one.at for one in rows]))
+    return [one._picked(own) for one, own in zip(rows, places, strict=True)], at
+
+
+@lru_cache(256)
+def _combined(ats: tuple[tuple[int, ...], ...]) -> tuple[list[tuple[int, ...]], tuple[int, ...]]:
+    """The row of each for each combination that occurs, and which of those each preset has.
+
+    The columns of a batch ask for few, again and again.
+    """
+    first, at = distinct(list(zip(*ats, strict=True)))
+    return [tuple([own[preset] for preset in first]) for own in ats], at
 
 
 def joined(function: Callable[..., Tensor], *rows: Rows) -> Rows:
@@ -110,11 +113,7 @@ def _range(many: int) -> tuple[int, ...]:
     return tuple(range(many))
 
 
-def _places(at: tuple[int, ...]) -> Tensor:
-    return torch.tensor(at, dtype=torch.int64)
-
-
-@cache
+@lru_cache(1024)
 def _sent(at: tuple[int, ...], device: torch.device) -> Tensor:
-    """The same on a GPU, where they depend on the presets alone: sent once."""
-    return _places(at).to(device)
+    """Places where they are looked up; on a GPU they depend on the presets alone, and are sent once."""
+    return torch.tensor(at, dtype=torch.int64).to(device)

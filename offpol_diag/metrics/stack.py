@@ -89,7 +89,17 @@ class Stack:
 
     def only(self, which: Callable[[Preset], bool]) -> Stack:
         """The rows of some presets; those that are alike must go together."""
-        left = [at for at, preset in enumerate(self.presets) if which(preset)]
+        return self._left([at for at, preset in enumerate(self.presets) if which(preset)])
+
+    @property
+    def divided(self) -> tuple[Stack, Stack]:
+        """The rows of presets that look at near tokens apart, and those of all others."""
+        apart, whole = (
+            [at for at, item in enumerate(self.items) if bool(item.near) is x] for x in (True, False)
+        )
+        return self._left(apart), self._left(whole)
+
+    def _left(self, left: Sequence[int]) -> Stack:
         if len(left) == len(self.presets):
             return self
         if self.which is None:
