@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+from torch import Tensor
 
 from offpol_diag import scope, segments
 from offpol_diag.batch import Batch
@@ -92,9 +95,7 @@ def _columns(scene: Scene, study: Study) -> dict[str, pa.Array]:
         "length": pa.array(batch.lengths.cpu().numpy()),
         "log_ratio_sum": pa.array(segments.total(p - q, batch.cu_seqlens).cpu().numpy()),
     }
-    for preset in study.presets:
-        found |= _preset_columns(scene, preset)
-    return found
+    return found | _preset_columns(scene, study.presets)
 
 
 def _scalar(batch: Batch, name: str, kind: pa.DataType, cast: type[str] | type[int]) -> pa.Array:
@@ -104,16 +105,25 @@ def _scalar(batch: Batch, name: str, kind: pa.DataType, cast: type[str] | type[i
     return pa.array([None if value is None else cast(value) for value in values], kind)  # type: ignore[call-overload]
 
 
-def _preset_columns(scene: Scene, preset: Preset) -> dict[str, pa.Array]:
-    done = pieces(scene, preset)
-    weights = done.weight_sum.cpu().numpy()
-    return {
-        f"{preset.name}.kept_tokens": pa.array(done.kept_tokens.to(torch.int64).cpu().numpy()),
-        f"{preset.name}.weight_sum": pa.nulls(len(weights), pa.float64())
-        if done.first.weighed is None
-        else pa.array(weights),
-        f"{preset.name}.vetoed": pa.array(done.first.kept.vetoed.cpu().numpy()),
-    }
+def _preset_columns(scene: Scene, presets: Sequence[Preset]) -> dict[str, pa.Array]:
+    done = [pieces(scene, preset) for preset in presets]
+    kept = _fetched([one.kept_tokens.to(torch.int64) for one in done])
+    sums = _fetched([one.weight_sum for one in done])
+    vetoed = _fetched([one.first.kept.vetoed for one in done])
+    found: dict[str, pa.Array] = {}
+    for at, (preset, one) in enumerate(zip(presets, done, strict=True)):
+        nothing = pa.nulls(len(sums[at]), pa.float64())
+        found |= {
+            f"{preset.name}.kept_tokens": pa.array(kept[at]),
+            f"{preset.name}.weight_sum": nothing if one.first.weighed is None else pa.array(sums[at]),
+            f"{preset.name}.vetoed": pa.array(vetoed[at]),
+        }
+    return found
+
+
+def _fetched(columns: Sequence[Tensor]) -> npt.NDArray[Any]:
+    """Columns [S] as one table of the host: each copy would be waited for."""
+    return torch.stack(list(columns)).cpu().numpy() if columns else np.empty((0, 0))
 
 
 def _beside(path: Path) -> Path:
