@@ -167,6 +167,10 @@ PAIRS = {
         Preset(loss, "", "current", weight=Weight("sum", upper=1.5), loss=loss)
         for loss in ("ppo_clip", "reinforce")
     ],
+    "the safety of a rule": [
+        Preset(name, "", "old", reject=(Reject("ratio", "sum", upper=1.05, safety=safety),))
+        for name, safety in (("x", 0.01), ("y", 20.0))
+    ],
     "cells": [
         Preset(
             name,
