@@ -79,10 +79,18 @@ def of_rows(reduce: Reduce, x: Tensor, offsets: Tensor) -> Tensor:
     return reduce(x.flatten(), _in_rows(offsets, *x.shape)).view(len(x), len(offsets) - 1)
 
 
+_ROWS: MutableMapping[Tensor, dict[tuple[int, int], Tensor]] = WeakTensorKeyDictionary()
+
+
 def _in_rows(offsets: Tensor, rows: int, tokens: int) -> Tensor:
-    """Where the runs begin and end when so many rows lie one after the other, [K·S+1]."""
-    every = offsets + tokens * torch.arange(rows, device=offsets.device)[:, None]
-    return torch.cat((every[:, :-1].flatten(), every[-1, -1:]))
+    """Where the runs begin and end when so many rows lie one after the other, [K·S+1]; made once."""
+    if rows == 1:
+        return offsets
+    known, size = _ROWS.setdefault(offsets, {}), (rows, tokens)
+    if size not in known:
+        every = offsets + tokens * torch.arange(rows, device=offsets.device)[:, None]
+        known[size] = torch.cat((every[:, :-1].flatten(), every[-1, -1:]))
+    return known[size]
 
 
 Floats = npt.NDArray[np.float64]

@@ -7,8 +7,10 @@ import torch
 
 from offpol_diag import correction, losses, segments
 from offpol_diag.crosswalk import update as update_terms
+from offpol_diag.crosswalk.keys import KEPT
+from offpol_diag.crosswalk.measures import Measure
 from offpol_diag.crosswalk.update import clip_key
-from offpol_diag.crosswalk.view import KEPT, Measure, View
+from offpol_diag.crosswalk.view import View
 from offpol_diag.metrics import nearsums, signs, update
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.near import Near

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from offpol_diag.crosswalk import open_instruct, roll, update
+from offpol_diag.crosswalk.measures import Measure
 from offpol_diag.crosswalk.nemo_rl_sums import CLIPPED, LOSS_RATIO
-from offpol_diag.crosswalk.view import Measure, View
+from offpol_diag.crosswalk.view import View
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.near import Near
 from offpol_diag.presets import Clip, Preset, Reject, Veto

@@ -31,7 +31,7 @@ from offpol_diag.crosswalk.areal_sums import (
 )
 from offpol_diag.crosswalk.ends import Ends
 from offpol_diag.crosswalk.ledger import Absent, Column, Entry, Ledger, Page, Range, always
-from offpol_diag.crosswalk.view import Measure
+from offpol_diag.crosswalk.measures import Measure
 from offpol_diag.crosswalk.views import Views
 from offpol_diag.metrics.outcome import applied
 from offpol_diag.presets import Preset
@@ -203,8 +203,8 @@ STATS = (
 SUMS = (
     _column("valid", counts(VALID)),
     _column("behave", counts(BEHAVE)),
-    _column("changed", changed, _filters),
     *(stat.sum() for stat in STATS),
+    _column("changed", changed, _filters),
 )
 EXTREMES = tuple(stat.ends() for stat in STATS)
 ENTRIES = (

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from offpol_diag import correction
-from offpol_diag.crosswalk.view import KEPT, Mask, Measure, View, kept, weighed
+from offpol_diag.crosswalk.keys import KEPT, kept, weighed
+from offpol_diag.crosswalk.measures import Mask, Measure
+from offpol_diag.crosswalk.view import View
 from offpol_diag.crosswalk.views import Measures, Sums, Views, sums
 from offpol_diag.metrics.outcome import applied
 from offpol_diag.metrics.rows import Rows, distinct, joined

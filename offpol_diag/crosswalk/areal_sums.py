@@ -11,7 +11,8 @@ from offpol_diag import correction
 from offpol_diag.crosswalk import powers, update
 from offpol_diag.crosswalk.areal_masks import BEHAVE, LEFT, ONE, VALID, Some
 from offpol_diag.crosswalk.ends import Ends, among
-from offpol_diag.crosswalk.view import Measure, View
+from offpol_diag.crosswalk.measures import Measure
+from offpol_diag.crosswalk.view import View
 from offpol_diag.crosswalk.views import Views, once
 from offpol_diag.metrics.outcome import applied
 from offpol_diag.metrics.rows import Rows

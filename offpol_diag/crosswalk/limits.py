@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from offpol_diag import segments
+from offpol_diag.crosswalk.counts import chunks
 from offpol_diag.crosswalk.ends import Ends
-from offpol_diag.crosswalk.view import Measure, View
+from offpol_diag.crosswalk.measures import Measure
+from offpol_diag.crosswalk.view import View
+from offpol_diag.host import sent
+from offpol_diag.metrics.rows import distinct
 
 
 @dataclass(frozen=True)
@@ -60,17 +66,42 @@ class Piece:
             return self
         return Piece(self.view, clamped(self.of, Thresholds(-math.inf, high)), self.span)
 
-    def within(self, limits: Thresholds) -> Bounded:
-        """What becomes of the sums within limits; once for all limits that act alike."""
-        low = limits.low if limits.low > self.span.low else -math.inf
-        high = limits.high if limits.high < self.span.high else math.inf
-        x, none = clamped(self.of, Thresholds(low, high)), self.view.zeros
+    def within(self, limits: Sequence[Thresholds]) -> Bounded:
+        """What becomes of the sums within each of Q limits, [Q, S]; once for all that act alike."""
+        first, which = distinct([one.acting(self.span) for one in limits])
+        few = [limits[at].acting(self.span) for at in first]
+        known = [self.view.close or one == UNKNOWN for one in few]
+        own = iter(self._of_tokens([one for one, flag in zip(few, known, strict=True) if not flag]))
+        rows = [self._of_one(one) if flag else next(own) for one, flag in zip(few, known, strict=True)]
+        columns = zip(*(rows[at] for at in which), strict=True)
+        return Bounded(*(torch.stack(each) for each in columns))
+
+    def _of_one(self, limits: Thresholds) -> Bounded:
+        """Of what may be known without a look at the tokens, [S] each."""
+        x, none = clamped(self.of, limits), self.view.zeros
         return Bounded(
             self.view.total(x),
             self.view.total(_squared(x)),
-            none if high == math.inf else self.view.count(_beyond(self.of, high, 1)),
-            none if low == -math.inf else self.view.count(_beyond(self.of, low, -1)),
+            none if limits.high == math.inf else self.view.count(_beyond(self.of, limits.high, 1)),
+            none if limits.low == -math.inf else self.view.count(_beyond(self.of, limits.low, -1)),
         )
+
+    def _of_tokens(self, limits: Sequence[Thresholds]) -> list[Bounded]:
+        """Of all limits in one pass over the tokens, [S] each."""
+        offsets = self.view.batch.cu_seqlens
+        return [
+            Bounded(*each)
+            for some in chunks(len(limits), offsets)
+            for each in zip(*(x.unbind() for x in self._in_one(limits[some])), strict=True)
+        ]
+
+    def _in_one(self, limits: Sequence[Thresholds]) -> Bounded:
+        x, offsets = self.view.values(self.of), self.view.batch.cu_seqlens
+        low = column(tuple([one.low for one in limits]), x.device)
+        high = column(tuple([one.high for one in limits]), x.device)
+        inside = x.clamp(low, high)
+        each = inside, inside.square(), segments.numbers(x > high), segments.numbers(x < low)
+        return Bounded(*(segments.of_rows(segments.total, one, offsets) for one in each))
 
 
 @cache
@@ -93,7 +124,7 @@ def _beyond(x: Measure, bound: float, sign: int) -> Measure:
 
 
 class Bounded(NamedTuple):
-    """Sums of each row within limits, [S]: of x, of x², how many were above and how many below."""
+    """Sums of each row within limits, [.., S]: of x, of x², how many were above and how many below."""
 
     c: Tensor
     cc: Tensor
@@ -103,3 +134,9 @@ class Bounded(NamedTuple):
     def plus(self, more: Bounded) -> Bounded:
         """Over the tokens of both."""
         return Bounded(*(one + two for one, two in zip(self, more, strict=True)))
+
+
+@lru_cache(maxsize=1024)
+def column(numbers: tuple[float, ...], device: torch.device) -> Tensor:
+    """[Q, 1]; a GPU is sent them once."""
+    return sent(torch.tensor(numbers, dtype=torch.float64), device)[:, None]

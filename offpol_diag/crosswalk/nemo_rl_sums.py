@@ -13,8 +13,10 @@ from torch import Tensor
 from offpol_diag import correction
 from offpol_diag.crosswalk import powers, update
 from offpol_diag.crosswalk.ends import among, rows
+from offpol_diag.crosswalk.keys import weighed
 from offpol_diag.crosswalk.ledger import Column, Range
-from offpol_diag.crosswalk.view import Measure, View, weighed
+from offpol_diag.crosswalk.measures import Measure
+from offpol_diag.crosswalk.view import View
 from offpol_diag.metrics.outcome import applied
 from offpol_diag.presets import Over, Preset, Reject
 from offpol_diag.ratios import FLOAT32_OVERFLOW

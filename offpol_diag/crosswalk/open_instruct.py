@@ -15,9 +15,11 @@ from torch import Tensor
 from offpol_diag import correction, segments
 from offpol_diag.crosswalk import powers
 from offpol_diag.crosswalk.bounds import Side, bound, half
+from offpol_diag.crosswalk.keys import acted, kept, weighed
 from offpol_diag.crosswalk.ledger import Column, Entry, Ledger, Page, Range
+from offpol_diag.crosswalk.measures import Measure
 from offpol_diag.crosswalk.moments import std
-from offpol_diag.crosswalk.view import Measure, View, acted, kept, weighed
+from offpol_diag.crosswalk.view import View
 from offpol_diag.presets import Reject
 from offpol_diag.ratios import Ratios
 

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from offpol_diag.crosswalk import update
 from offpol_diag.crosswalk.ledger import Column, Entry, Ledger, Page
-from offpol_diag.crosswalk.view import Measure, View
+from offpol_diag.crosswalk.measures import Measure
+from offpol_diag.crosswalk.view import View
 from offpol_diag.presets import Preset
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from offpol_diag.crosswalk.view import Measure
+from offpol_diag.crosswalk.measures import Measure
 from offpol_diag.ratios import Ratios
 
 

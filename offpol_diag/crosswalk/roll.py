@@ -13,9 +13,11 @@ from torch import Tensor
 
 from offpol_diag import correction, segments
 from offpol_diag.crosswalk import powers
+from offpol_diag.crosswalk.keys import acted, kept
 from offpol_diag.crosswalk.ledger import Column, Entry, Ledger, Page
+from offpol_diag.crosswalk.measures import Measure
 from offpol_diag.crosswalk.read import EPS
-from offpol_diag.crosswalk.view import Measure, View, acted, kept
+from offpol_diag.crosswalk.view import View
 from offpol_diag.presets import Preset, Reject, Statistic
 
 GRANULARITIES = {"token": "token", "geometric": "mean", "sequence": "sum", "segment": "segment"}

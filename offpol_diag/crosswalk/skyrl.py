@@ -12,9 +12,10 @@ from collections.abc import Callable, Hashable
 from offpol_diag.crosswalk import powers
 from offpol_diag.crosswalk import skyrl_masks as masks
 from offpol_diag.crosswalk.bounds import Side
+from offpol_diag.crosswalk.keys import weighed
 from offpol_diag.crosswalk.ledger import Column, Entry, Ledger, Page, Range
 from offpol_diag.crosswalk.moments import spread, std
-from offpol_diag.crosswalk.view import View, weighed
+from offpol_diag.crosswalk.view import View
 from offpol_diag.presets import Over, Preset
 
 # ---------------------------------------------------------------- which rows log what

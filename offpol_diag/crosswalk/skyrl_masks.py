@@ -13,7 +13,8 @@ from torch import Tensor
 from offpol_diag import correction, segments
 from offpol_diag.crosswalk import powers
 from offpol_diag.crosswalk.bounds import Side, bound, half_veto
-from offpol_diag.crosswalk.view import Measure, View
+from offpol_diag.crosswalk.measures import Measure
+from offpol_diag.crosswalk.view import View
 from offpol_diag.presets import Over, Preset, Veto, Weight
 from offpol_diag.ratios import Ratios
 

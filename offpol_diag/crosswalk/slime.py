@@ -15,8 +15,10 @@ import torch
 from torch import Tensor
 
 from offpol_diag.crosswalk import powers, update
+from offpol_diag.crosswalk.keys import KEPT, kept
 from offpol_diag.crosswalk.ledger import Column, Entry, Ledger, Page
-from offpol_diag.crosswalk.view import KEPT, Mask, Measure, View, kept
+from offpol_diag.crosswalk.measures import Mask, Measure
+from offpol_diag.crosswalk.view import View
 from offpol_diag.presets import Preset
 
 When = Callable[[Preset], bool]

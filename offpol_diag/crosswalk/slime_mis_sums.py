@@ -13,9 +13,11 @@ from offpol_diag import correction, segments
 from offpol_diag.correction import weight_key
 from offpol_diag.crosswalk import powers
 from offpol_diag.crosswalk.bounds import Side, bound, half
+from offpol_diag.crosswalk.keys import acted, weighed
 from offpol_diag.crosswalk.ledger import Column
+from offpol_diag.crosswalk.measures import Measure
 from offpol_diag.crosswalk.slime import Rows, When, loss_columns, row_mean, shares, there, weighs
-from offpol_diag.crosswalk.view import Measure, View, acted, weighed
+from offpol_diag.crosswalk.view import View
 from offpol_diag.metrics.outcome import applied
 from offpol_diag.presets import Preset, Reject, Weight
 from offpol_diag.ratios import Level

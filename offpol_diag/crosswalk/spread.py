@@ -7,15 +7,15 @@ statistics of a batch are spread together: each has a row, and each pair of limi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, reduce
+from functools import cached_property, reduce
 
 import torch
 from torch import Tensor
 
 from offpol_diag.crosswalk.ends import Columns, Ends, Ranges, among, named, outer
-from offpol_diag.crosswalk.limits import UNKNOWN, Bounded, Piece, Thresholds
+from offpol_diag.crosswalk.limits import UNKNOWN, Bounded, Piece, Thresholds, column
 from offpol_diag.crosswalk.read import EPS
 from offpol_diag.host import here
 from offpol_diag.metrics.rows import Rows, distinct
@@ -96,7 +96,7 @@ class Samples:
     @cached_property
     def centers(self) -> Tensor:
         """[K, 1]."""
-        return _column(tuple([one.center for one in self.each]), self.n.device)
+        return column(tuple([one.center for one in self.each]), self.n.device)
 
     @cached_property
     def off(self) -> Tensor:
@@ -106,7 +106,7 @@ class Samples:
     @cached_property
     def counted(self) -> Tensor:
         """Which rows count, [K, S] bool."""
-        empty = _column(tuple([float(one.empty) for one in self.each]), self.n.device) > 0
+        empty = column(tuple([float(one.empty) for one in self.each]), self.n.device) > 0
         return (self.n > 0) | empty
 
     @cached_property
@@ -162,8 +162,8 @@ class Samples:
         self,
         asked: Asked,
         spans: Sequence[Thresholds],
-        make: Callable[[Sequence[Limited]], Sequence[Mapping[str, Tensor]]],
-    ) -> list[Mapping[str, Tensor]]:
+        make: Callable[[Sequence[Limited]], Sequence[dict[str, Tensor]]],
+    ) -> list[dict[str, Tensor]]:
         """Of each spread, made once for all of a sample whose limits act alike on it."""
         limited = [(at, spread.limits.acting(spans[at])) for spread, at in asked]
         first, which = distinct(limited)
@@ -185,16 +185,16 @@ class Samples:
         """Places of samples, and lower and upper limits, [Q, 1] each."""
         at, limits = zip(*limited, strict=True)
         low, high = tuple([one.low for one in limits]), tuple([one.high for one in limits])
-        return at, _column(low, self.n.device), _column(high, self.n.device)
+        return at, column(low, self.n.device), column(high, self.n.device)
 
-    def _within(self, limited: Sequence[Limited]) -> list[Mapping[str, Tensor]]:
+    def _within(self, limited: Sequence[Limited]) -> list[dict[str, Tensor]]:
         """Sums within the limits, and what is beyond them."""
         many = len(self.rows)
-        of_rows = iter(self._rows_within([one for one in limited if one[0] < many]))
-        return [
-            next(of_rows) if at < many else self._tokens_within(self.each[at], limits)
-            for at, limits in limited
-        ]
+        made = {-1: iter(self._rows_within([one for one in limited if one[0] < many]))}
+        for at in dict.fromkeys(at for at, _ in limited if at >= many):
+            mine = [limits for of, limits in limited if of == at]
+            made[at] = iter(self._tokens_within(self.each[at], mine))
+        return [next(made[at if at >= many else -1]) for at, _ in limited]
 
     def _rows_within(self, limited: Sequence[Limited]) -> list[dict[str, Tensor]]:
         if not limited:
@@ -207,9 +207,10 @@ class Samples:
         beyond = {"high_rows": above, "low_rows": below, "high": above * n, "low": below * n}
         return named({"c": x * n, "cc": x * (x * n), **about, **beyond})
 
-    def _tokens_within(self, of: Sample, limits: Thresholds) -> dict[str, Tensor]:
+    def _tokens_within(self, of: Sample, limits: Sequence[Thresholds]) -> list[dict[str, Tensor]]:
         sums = reduce(Bounded.plus, (piece.within(limits) for piece in of.pieces))
-        return {**sums._asdict(), "high_rows": self._none, "low_rows": self._none}
+        rows = {"high_rows": self._none, "low_rows": self._none}
+        return [{**one, **rows} for one in named(sums._asdict())]
 
     @cached_property
     def _none(self) -> Tensor:
@@ -219,9 +220,3 @@ class Samples:
 def _stack(rows: Sequence[Tensor], n: Tensor) -> Tensor:
     """[K, S]; K may be 0."""
     return torch.stack(tuple(rows)) if rows else n.new_zeros((0, len(n)))
-
-
-@lru_cache(maxsize=1024)
-def _column(numbers: tuple[float, ...], device: torch.device) -> Tensor:
-    """[Q, 1]; a GPU is sent them once."""
-    return torch.tensor(numbers, dtype=torch.float64).to(device)[:, None]

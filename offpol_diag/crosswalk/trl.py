@@ -11,8 +11,10 @@ from torch import Tensor
 from offpol_diag import correction
 from offpol_diag.crosswalk import powers
 from offpol_diag.crosswalk.ends import Ends, rows
+from offpol_diag.crosswalk.keys import weighed
 from offpol_diag.crosswalk.ledger import Column, Entry, Ledger, Page, Range
-from offpol_diag.crosswalk.view import Measure, View, weighed
+from offpol_diag.crosswalk.measures import Measure
+from offpol_diag.crosswalk.view import View
 from offpol_diag.presets import Preset
 from offpol_diag.ratios import Level
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from offpol_diag import losses, segments
 from offpol_diag.crosswalk import powers
-from offpol_diag.crosswalk.view import Measure, View
+from offpol_diag.crosswalk.measures import Measure
+from offpol_diag.crosswalk.view import View
 from offpol_diag.metrics import signs
 from offpol_diag.presets import Clip
 from offpol_diag.ratios import Ratios

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field, replace
-from functools import cache, cached_property, reduce
+from dataclasses import dataclass, field
+from functools import cached_property, reduce
 from typing import Generic, TypeVar
 
 import torch
@@ -18,50 +18,16 @@ from torch import Tensor
 from offpol_diag import segments
 from offpol_diag.batch import Batch
 from offpol_diag.crosswalk.ends import Ends, outer, rows
+from offpol_diag.crosswalk.measures import Mask, Measure
+from offpol_diag.crosswalk.parting import as_is, free, parting, without_rules
 from offpol_diag.memo import Memo
 from offpol_diag.metrics.outcome import Outcome, applied, of
 from offpol_diag.metrics.pieces import Pieces, pieces
 from offpol_diag.metrics.scene import Scene
-from offpol_diag.presets import Loss, Policy, Preset
+from offpol_diag.presets import Policy, Preset
 from offpol_diag.ratios import Ratios
 
 T = TypeVar("T")
-WITHOUT_CLIP = ("reinforce", "surrogate")
-"""Losses that have a clip and do not use it."""
-
-
-@dataclass(frozen=True)
-class Measure:
-    """A number of every token.
-
-    Attributes:
-        name: as no other measure is called that gives other numbers.
-        of: its values, [T].
-        by: what of a preset they depend on besides its numerator.
-        shared: what all tokens of a sequence have, [S], under presets where they have the same; else None.
-    """
-
-    name: str
-    of: Callable[[View], Tensor]
-    by: Callable[[View], object] | None = None
-    shared: Callable[[View], Tensor | None] | None = None
-
-    def then(self, what: str, make: Callable[[Tensor], Tensor]) -> Measure:
-        """What is made of each of its values; `what` tells it from all else that is."""
-        return Measure(f"{self.name}, {what}", lambda view: make(view.values(self)), self.by)
-
-
-@dataclass(frozen=True)
-class Mask:
-    """Some of a batch's tokens.
-
-    Attributes:
-        of: which, [T] bool; None for all.
-        by: what of a preset that depends on besides its numerator.
-    """
-
-    of: Callable[[View], Tensor | None]
-    by: Callable[[View], object]
 
 
 @dataclass(eq=False)
@@ -152,14 +118,14 @@ class View:
     def _parts(self) -> tuple[View, ...]:
         """Empty where this is the only one: what knows itself is let go of late, and it knows the batch."""
         return tuple(
-            View(self.scene, _as_is(rules, self.preset), ratios, at > 0)
+            View(self.scene, as_is(rules, self.preset), ratios, at > 0)
             for at, (ratios, rules) in enumerate(self._apart)
         )
 
     @cached_property
     def _apart(self) -> tuple[tuple[Ratios, Preset], ...]:
         """Far and near tokens, with what is left of the preset for them; empty where they are not parted."""
-        asked = None if self.part is not None else _parting(self.preset)
+        asked = None if self.part is not None else parting(self.preset)
         return () if asked is None else self.scene.parts(asked)
 
     @property
@@ -182,7 +148,7 @@ class View:
 
     @cached_property
     def _unruled(self) -> View:
-        return View(self.scene, _without_rules(self.preset))
+        return View(self.scene, without_rules(self.preset))
 
     @property
     def split(self) -> tuple[View, ...]:
@@ -190,7 +156,7 @@ class View:
         return (self,) if self.part is not None else self.ratios.once("split", self._split)
 
     def _split(self) -> tuple[View, ...]:
-        each = enumerate(self.scene.parts(_free(self.preset.policy)))
+        each = enumerate(self.scene.parts(free(self.preset.policy)))
         return tuple(View(self.scene, self.preset, ratios, at > 0) for at, (ratios, _) in each)
 
     @property
@@ -299,71 +265,3 @@ def _ends(view: View, measure: Measure, mask: Mask | None) -> Ends:
 
 _TOTAL, _COUNT = _Way("Σ", _total, torch.add), _Way("#", _count, torch.add)
 _ENDS = _Way("ends", _ends, outer)
-
-
-@cache
-def _parting(preset: Preset) -> Preset | None:
-    """By what tokens are parted under a preset; None where they are not."""
-    if _in_full(preset):
-        return applied(preset)
-    if preset.apply or _told(preset):  # what is not used may still be logged
-        return replace(preset, apply=True, loss="ppo_clip")
-    return None
-
-
-def _in_full(preset: Preset) -> bool:
-    return preset.apply and preset.loss not in WITHOUT_CLIP
-
-
-def _as_is(rules: Preset, preset: Preset) -> Preset:
-    """What is left of a preset, used as that is."""
-    return rules if _in_full(preset) else _used(rules, preset.apply, preset.loss)
-
-
-@cache
-def _used(rules: Preset, apply: bool, loss: Loss) -> Preset:
-    return replace(rules, apply=apply, loss=loss)
-
-
-@cache
-def _without_rules(preset: Preset) -> Preset:
-    return replace(preset, reject=(), veto=None)
-
-
-@cache
-def _free(policy: Policy) -> Preset:
-    return Preset("", "", policy, loss="reinforce")
-
-
-def _told(preset: Preset) -> bool:
-    """Whether |Δ| alone says where a preset that is only logged would act on tokens."""
-    psis = preset.weight is not None and preset.weight.action == "psis"
-    rules = (rule for rule in preset.reject if rule.on_tokens)
-    return not psis and all(rule.over == "token" and rule.statistic != "binary_kl" for rule in rules)
-
-
-@cache
-def _on_tokens(preset: Preset) -> object:
-    """The rules on tokens, and what else they depend on where they look at what others leave."""
-    rules = applied(preset)
-    found = tuple(rule for rule in rules.reject if rule.on_tokens)
-    return (rules.reject, rules.veto) if any(rule.among == "left" for rule in found) else found
-
-
-def kept(view: View) -> Hashable:
-    """What is left of the tokens."""
-    return view.did("tokens", "sequences")
-
-
-def weighed(view: View) -> Hashable:
-    """The same, and the weights."""
-    return view.did("tokens", "sequences", "weights")
-
-
-def acted(view: View) -> Hashable:
-    """What the bounds of the weights did."""
-    return view.did("weights")
-
-
-KEPT = Mask(lambda view: view.done.kept.tokens, lambda view: _on_tokens(view.preset))
-"""The tokens that pass the rules on tokens."""

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from offpol_diag import segments
 from offpol_diag.crosswalk.counts import chunks
-from offpol_diag.crosswalk.view import Mask, Measure, View
+from offpol_diag.crosswalk.measures import Mask, Measure
+from offpol_diag.crosswalk.view import View
 from offpol_diag.metrics.rows import Rows, distinct, joined, woven
 
 T = TypeVar("T")

@@ -14,12 +14,13 @@ from offpol_diag import correction
 from offpol_diag.crosswalk import powers
 from offpol_diag.crosswalk.ends import Columns, Ends, Ranges, rows
 from offpol_diag.crosswalk.limits import UNKNOWN, Piece, Thresholds
+from offpol_diag.crosswalk.measures import Measure
 from offpol_diag.crosswalk.read import EPS
 from offpol_diag.crosswalk.spread import Sample, Samples
 from offpol_diag.crosswalk.verl import dropped
 from offpol_diag.crosswalk.verl.parts import SAFETY
 from offpol_diag.crosswalk.verl.wanted import Source, Wanted, wanted
-from offpol_diag.crosswalk.view import Measure, View
+from offpol_diag.crosswalk.view import View
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.presets import Over, Preset, Statistic
 from offpol_diag.ratios import OVERFLOW, Level, Ratios
