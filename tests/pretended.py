@@ -3,8 +3,8 @@
 What the code asks of a GPU is checked where there is none: tensors of the host and of the GPU, or of two
 GPUs, do not meet in one operator; numpy does not see a GPU's; what a GPU lacks is refused (`gpu_rules.py`).
 Sums are added in another order than the host's, memory that nothing wrote holds no numbers, and a copy that
-nobody waits for has not arrived. Speed and room are not those of a GPU: the same tests run on a real one
-where there is one.
+nobody waits for has not arrived; room can be short (`gpu_room.py`). Speed is not that of a GPU: the same
+tests run on a real one where there is one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
-from tests import gpu_rules
+from tests import gpu_room, gpu_rules
 
 HOST = torch.device("cpu")
 ACROSS = {"aten::copy_", "aten::_to_copy"}
@@ -64,6 +64,8 @@ class There(Tensor):
             device=HOST,
         )
         self.inside, self.where, self.stream = inside, where, stream
+        for room in gpu_room.watched:
+            room.take(self, inside)
         return self
 
     @classmethod

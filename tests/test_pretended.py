@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import pickle
 from collections import Counter
@@ -19,7 +20,7 @@ from offpol_diag.engines.local import one_thread
 from offpol_diag.engines.staging import Pinned
 from offpol_diag.readers import open_dump
 from offpol_diag.settle import Asked, settle
-from tests import gpu_rules, pretended
+from tests import gpu_room, gpu_rules, pretended
 from tests.devices import REAL
 from tests.test_waits import numbers, same
 
@@ -299,3 +300,45 @@ def test_the_host_waits_as_often_with_all_presets_as_with_one(without_advantages
 
     assert one == seen("all", path, rows)
     assert 0 < sum(one.values()) <= 30
+
+
+def test_what_lies_on_a_gpu_is_counted_and_more_than_it_has_room_for_is_refused():
+    with gpu_room.room(100) as room:
+        x = on(1, 2, 3)
+        view, taken = x[1:], room.taken
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.zeros(20, device=GPU)
+        del x
+        still = room.taken
+        del view
+
+    assert (taken, still, room.taken) == (24, 24, 0)
+    assert room.most <= 100
+
+
+def test_a_batch_that_does_not_fit_lets_go_of_all_it_held_before_its_halves_are_tried(monkeypatch):
+    """What stopped it knows the frames in which it stopped, and those know its tensors."""
+    path, sizes, plain = "sample_data/stale.parquet", list[int](), Observe.__call__
+
+    def noted(self: Any, batch: Any) -> Any:
+        sizes.append(batch.sequences)
+        return plain(self, batch)
+
+    monkeypatch.setattr(Observe, "__call__", noted)
+    presets = catalogue.load().resolve("all")
+    with pretended.gpus(), gpu_room.room() as free:
+        whole = numbers(analyze([path], presets=presets, device="cuda"))
+    (many,) = sizes
+    sizes.clear()
+    gc.disable()
+    try:
+        with pretended.gpus(), gpu_room.room(0.9 * free.most):
+            parts = numbers(analyze([path], presets=presets, device="cuda"))
+    finally:
+        gc.enable()
+
+    assert sizes[0] == many
+    assert len(sizes) == 3
+    assert sum(sizes[1:]) == many
+    for part in whole:
+        assert same(whole[part], parts[part]), part

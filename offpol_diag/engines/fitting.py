@@ -5,6 +5,7 @@ A batch that does not fit is cut in two, and so on, down to one sequence.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -64,6 +65,7 @@ class Fit:
             self.short = min(self.short, host.tokens)
             # Only here is what the job held let go of: the error knew its frames.
         del staged
+        gc.collect()  # what was computed of the batch may know itself, in a ring
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         return [found for half in host.halves() for found in self.results(job, Staged(half, None))]
