@@ -8,6 +8,7 @@ few thousand tokens on the CPU, which checks the script and measures nothing.
 
 from __future__ import annotations
 
+import gc
 import sys
 import time
 import warnings
@@ -131,6 +132,8 @@ def swept(bench: Bench, sizes: Sequence[int]) -> list[part.Result]:
             rows.append(resident(bench, size))
         except torch.OutOfMemoryError:
             print(f"batches of {size:,} tokens do not fit", file=sys.stderr)
+            gc.collect()  # what was computed of them may know itself, in a ring
+            torch.cuda.empty_cache()
             break
     return rows
 
