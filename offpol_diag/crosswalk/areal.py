@@ -30,7 +30,7 @@ from offpol_diag.crosswalk.areal_sums import (
     weighted,
 )
 from offpol_diag.crosswalk.ends import Ends
-from offpol_diag.crosswalk.ledger import Absent, Column, Entry, Ledger, Page, Range, always
+from offpol_diag.crosswalk.ledger import Absent, Column, Entry, Ledger, Page, Range, always, together
 from offpol_diag.crosswalk.measures import Measure
 from offpol_diag.crosswalk.views import Views
 from offpol_diag.metrics.outcome import applied
@@ -54,13 +54,6 @@ def _filters(preset: Preset) -> bool:
 def _of_tokens(preset: Preset) -> bool:
     """Under GSPO the ratio is of what is left of each sequence, which is not made here."""
     return preset.loss != "gspo"
-
-
-def _column(
-    name: str, of: Callable[[Views], Sequence[Tensor]], when: When = always, needs: tuple[str, ...] = ()
-) -> Column:
-    """Of all presets of a numerator in one go."""
-    return Column(name, lambda view: of((view,))[0], own=True, when=when, needs=needs, of_many=of)
 
 
 @dataclass(frozen=True)
@@ -91,7 +84,7 @@ class Stat:
 
     def sum(self) -> Column:
         """Σ over its denominator."""
-        return _column(self.name, self.sums or sums(self.over, self.of), self.when, self.needs)
+        return together(self.name, self.sums or sums(self.over, self.of), when=self.when, needs=self.needs)
 
     def ends(self) -> Range:
         """Its extremes."""
@@ -201,10 +194,10 @@ STATS = (
 
 
 SUMS = (
-    _column("valid", counts(VALID)),
-    _column("behave", counts(BEHAVE)),
+    together("valid", counts(VALID)),
+    together("behave", counts(BEHAVE)),
     *(stat.sum() for stat in STATS),
-    _column("changed", changed, _filters),
+    together("changed", changed, when=_filters),
 )
 EXTREMES = tuple(stat.ends() for stat in STATS)
 ENTRIES = (

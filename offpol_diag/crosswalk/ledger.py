@@ -113,6 +113,18 @@ class Column(_Asked[Tensor]):
     """What is summed over the dump, per sequence [S]."""
 
 
+def together(
+    name: str,
+    of: Callable[[Sequence[View]], Sequence[Tensor]],
+    *,
+    when: Callable[[Preset], bool] = always,
+    needs: tuple[str, ...] = (),
+    by: Callable[[View], Hashable] | None = None,
+) -> Column:
+    """A column of presets' own that is made of all presets of a numerator in one go."""
+    return Column(name, lambda view: of((view,))[0], own=True, when=when, needs=needs, by=by, of_many=of)
+
+
 class Range(_Asked[Ends]):
     """Whose smallest and largest value over the dump is kept, of each part of the batch.
 

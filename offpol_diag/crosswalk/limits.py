@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,6 +33,12 @@ class Thresholds:
 
 
 UNKNOWN = Thresholds(-math.inf, math.inf)
+
+
+SUMS = ("c", "cc", "high", "low")
+"""What is summed within limits: x, x², how many were above and how many below."""
+Rows = tuple[Tensor, ...]
+"""Those, [.., S] each."""
 
 
 @dataclass(frozen=True)
@@ -66,42 +71,39 @@ class Piece:
             return self
         return Piece(self.view, clamped(self.of, Thresholds(-math.inf, high)), self.span)
 
-    def within(self, limits: Sequence[Thresholds]) -> Bounded:
-        """What becomes of the sums within each of Q limits, [Q, S]; once for all that act alike."""
+    def within(self, limits: Sequence[Thresholds]) -> Tensor:
+        """What becomes of the sums within each of Q limits, by `SUMS`: [4, Q, S]."""
         first, which = distinct([one.acting(self.span) for one in limits])
         few = [limits[at].acting(self.span) for at in first]
         known = [self.view.close or one == UNKNOWN for one in few]
         own = iter(self._of_tokens([one for one, flag in zip(few, known, strict=True) if not flag]))
         rows = [self._of_one(one) if flag else next(own) for one, flag in zip(few, known, strict=True)]
-        columns = zip(*(rows[at] for at in which), strict=True)
-        return Bounded(*(torch.stack(each) for each in columns))
+        each = torch.stack([rows[at][sums] for sums in range(len(SUMS)) for at in which])
+        return each.view(len(SUMS), len(which), -1)
 
-    def _of_one(self, limits: Thresholds) -> Bounded:
+    def _of_one(self, limits: Thresholds) -> Rows:
         """Of what may be known without a look at the tokens, [S] each."""
         x, none = clamped(self.of, limits), self.view.zeros
-        return Bounded(
-            self.view.total(x),
-            self.view.total(_squared(x)),
-            none if limits.high == math.inf else self.view.count(_beyond(self.of, limits.high, 1)),
-            none if limits.low == -math.inf else self.view.count(_beyond(self.of, limits.low, -1)),
-        )
+        high = none if limits.high == math.inf else self.view.count(_beyond(self.of, limits.high, 1))
+        low = none if limits.low == -math.inf else self.view.count(_beyond(self.of, limits.low, -1))
+        return self.view.total(x), self.view.total(_squared(x)), high, low
 
-    def _of_tokens(self, limits: Sequence[Thresholds]) -> list[Bounded]:
+    def _of_tokens(self, limits: Sequence[Thresholds]) -> list[Rows]:
         """Of all limits in one pass over the tokens, [S] each."""
         offsets = self.view.batch.cu_seqlens
         return [
-            Bounded(*each)
+            each
             for some in chunks(len(limits), offsets)
             for each in zip(*(x.unbind() for x in self._in_one(limits[some])), strict=True)
         ]
 
-    def _in_one(self, limits: Sequence[Thresholds]) -> Bounded:
+    def _in_one(self, limits: Sequence[Thresholds]) -> Rows:
         x, offsets = self.view.values(self.of), self.view.batch.cu_seqlens
         low = column(tuple([one.low for one in limits]), x.device)
         high = column(tuple([one.high for one in limits]), x.device)
         inside = x.clamp(low, high)
         each = inside, inside.square(), segments.numbers(x > high), segments.numbers(x < low)
-        return Bounded(*(segments.of_rows(segments.total, one, offsets) for one in each))
+        return tuple([segments.of_rows(segments.total, one, offsets) for one in each])
 
 
 @cache
@@ -121,19 +123,6 @@ def _squared(x: Measure) -> Measure:
 def _beyond(x: Measure, bound: float, sign: int) -> Measure:
     """A flag: above the bound (sign 1) or below it (-1)."""
     return x.then(f"beyond {bound} to {sign}", lambda v: v > bound if sign > 0 else v < bound)
-
-
-class Bounded(NamedTuple):
-    """Sums of each row within limits, [.., S]: of x, of x², how many were above and how many below."""
-
-    c: Tensor
-    cc: Tensor
-    high: Tensor
-    low: Tensor
-
-    def plus(self, more: Bounded) -> Bounded:
-        """Over the tokens of both."""
-        return Bounded(*(one + two for one, two in zip(self, more, strict=True)))
 
 
 @lru_cache(maxsize=1024)

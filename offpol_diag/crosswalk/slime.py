@@ -9,25 +9,26 @@ still divides (up to v0.2.4 it left the denominator).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 
 import torch
 from torch import Tensor
 
 from offpol_diag.crosswalk import powers, update
 from offpol_diag.crosswalk.keys import KEPT, kept
-from offpol_diag.crosswalk.ledger import Column, Entry, Ledger, Page
-from offpol_diag.crosswalk.measures import Mask, Measure
+from offpol_diag.crosswalk.ledger import Column, Entry, Ledger, Page, together
+from offpol_diag.crosswalk.measures import Measure
 from offpol_diag.crosswalk.view import View
+from offpol_diag.crosswalk.views import Views
 from offpol_diag.presets import Preset
 
 When = Callable[[Preset], bool]
 Rows = Callable[[View], Tensor]
 
 
-def row_mean(of: Measure, view: View, mask: Mask | None = None) -> Tensor:
-    """Σ over the tokens that the mask leaves, over all tokens of the sample: [S], 0 for one without any."""
-    return view.total(of, mask) / view.divisor
+def row_mean(of: Measure, view: View) -> Tensor:
+    """Σ over the tokens of the sample, over their number: [S], 0 for one without any."""
+    return view.total(of) / view.divisor
 
 
 def there(x: Tensor, view: View) -> Tensor:
@@ -66,15 +67,16 @@ OIS = Measure("slime ois", update.ratio, update.pooled)
 def _of_loss(name: str, of: Measure, rejects: bool, needs: tuple[str, ...] = ()) -> Column:
     """A number of the loss, per sample; with `rejects`, what the helper rejects counts as 0 in it."""
 
-    def column(view: View) -> Tensor:
-        if not rejects:
-            return row_mean(of, view)
-        return torch.where(view.pieces.sequences, row_mean(of, view, KEPT), 0.0)
+    def left(views: Views) -> Sequence[Tensor]:
+        means = torch.stack([view.total(of, KEPT) for view in views]) / views[0].divisor
+        return torch.where(torch.stack([view.pieces.sequences for view in views]), means, 0.0).unbind()
 
     def by(view: View) -> Hashable:
         return of.by and of.by(view), kept(view) if rejects else None
 
-    return Column(name, column, own=True, needs=needs, by=by)
+    if rejects:
+        return together(name, left, needs=needs, by=by)
+    return Column(name, lambda view: row_mean(of, view), own=True, needs=needs, by=by)
 
 
 def loss_columns(rejects: bool) -> tuple[Column, ...]:

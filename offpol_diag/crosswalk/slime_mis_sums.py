@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -14,15 +14,17 @@ from offpol_diag.correction import weight_key
 from offpol_diag.crosswalk import powers
 from offpol_diag.crosswalk.bounds import Side, bound, half
 from offpol_diag.crosswalk.keys import acted, weighed
-from offpol_diag.crosswalk.ledger import Column
+from offpol_diag.crosswalk.ledger import Column, together
 from offpol_diag.crosswalk.measures import Measure
 from offpol_diag.crosswalk.slime import Rows, When, loss_columns, row_mean, shares, there, weighs
 from offpol_diag.crosswalk.view import View
+from offpol_diag.crosswalk.views import Views
 from offpol_diag.metrics.outcome import applied
 from offpol_diag.presets import Preset, Reject, Weight
 from offpol_diag.ratios import Level
 
 By = Callable[[View], Hashable]
+Many = Callable[[Views], Sequence[Tensor]]
 SAFETY = 20.0
 """Bound on log-ratios, nats."""
 
@@ -117,27 +119,32 @@ def _weights(which: str) -> Measure:
 RAW, FINAL = _weights("raw"), _weights("final")
 
 
-def _weighed(which: str) -> Rows:
+def _weighed(which: str) -> Many:
     """The mean weight of a sample."""
     measure = RAW if which == "raw" else FINAL
 
-    def column(view: View) -> Tensor:
+    def mean(view: View) -> Tensor:
         weighed = view.pieces.first.weighed
         assert weighed is not None
         found: Level = getattr(weighed, which)
-        return row_mean(measure, view) if found.per == "token" else there(found.values, view)
+        return row_mean(measure, view) if found.per == "token" else found.values
 
-    return column
+    return _where_there(mean)
 
 
-def _extreme(at: Literal[0, 1]) -> Rows:
+def _extreme(at: Literal[0, 1]) -> Many:
     """The smallest or largest final weight of each sample, before normalisation."""
 
-    def column(view: View) -> Tensor:
+    def end(view: View) -> Tensor:
         found = view.pieces.per_sequence
-        return there(view.once("ends", lambda: view.ends(FINAL))[at] if found is None else found, view)
+        return view.once("ends", lambda: view.ends(FINAL))[at] if found is None else found
 
-    return column
+    return _where_there(end)
+
+
+def _where_there(of: Rows) -> Many:
+    """Of many presets, 0 for a sample without a token."""
+    return lambda views: there(torch.stack([of(view) for view in views]), views[0]).unbind()
 
 
 def _catastrophic(view: View) -> Tensor:
@@ -213,8 +220,8 @@ GAP = (
 )
 SIDES: tuple[Side, ...] = ("lower", "upper")
 WEIGHTS = (
-    _own("before", _weighed("raw"), _raw),
-    _own("after", _weighed("final"), weighed),
+    together("before", _weighed("raw"), when=weighs, by=_raw),
+    together("after", _weighed("final"), when=weighs, by=weighed),
     _own("weights", lambda view: view.pieces.weight_sum, weighed, normal),
     _own("high", _acted("high"), acted),
     _own("low", _acted("low"), acted),
@@ -226,7 +233,7 @@ WEIGHTS = (
         lambda view: view.did("vetoed"),
         vetoes,
     ),
-    _own("smallest", _extreme(0), weighed),
-    _own("largest", _extreme(1), weighed),
+    together("smallest", _extreme(0), when=weighs, by=weighed),
+    together("largest", _extreme(1), when=weighs, by=weighed),
 )
 SUMS = (*loss_columns(rejects=True), *GAP, *WEIGHTS)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from offpol_diag.crosswalk.ends import Columns, Ends, Ranges, among, named, outer
-from offpol_diag.crosswalk.limits import UNKNOWN, Bounded, Piece, Thresholds, column
+from offpol_diag.crosswalk.limits import SUMS, UNKNOWN, Piece, Thresholds, column
 from offpol_diag.crosswalk.read import EPS
 from offpol_diag.host import here
 from offpol_diag.metrics.rows import Rows, distinct
@@ -208,9 +208,9 @@ class Samples:
         return named({"c": x * n, "cc": x * (x * n), **about, **beyond})
 
     def _tokens_within(self, of: Sample, limits: Sequence[Thresholds]) -> list[dict[str, Tensor]]:
-        sums = reduce(Bounded.plus, (piece.within(limits) for piece in of.pieces))
+        sums = reduce(torch.add, (piece.within(limits) for piece in of.pieces))
         rows = {"high_rows": self._none, "low_rows": self._none}
-        return [{**one, **rows} for one in named(sums._asdict())]
+        return [{**one, **rows} for one in named(dict(zip(SUMS, sums, strict=True)))]
 
     @cached_property
     def _none(self) -> Tensor:
