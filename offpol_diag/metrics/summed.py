@@ -23,7 +23,7 @@ from offpol_diag.segments import Reduce
 Columns = Mapping[str, Tensor]
 Inputs = tuple[Tensor | None, ...]
 Join = Callable[[Tensor, Tensor], Tensor]
-AT_ONCE, OF_GPU = 1 << 17, 1 << 24
+AT_ONCE, OF_GPU = 1 << 16, 1 << 24
 """Tokens times rows that are looked at together, so that they stay in the caches or fit beside all else."""
 
 
@@ -100,9 +100,16 @@ class Summed(Generic[A]):
     def _rows(self, few: Sequence[Inputs], offsets: Tensor) -> Table:
         """One for each, in their order."""
         terms = self.terms(*map(_stacked, zip(*few, strict=True)))
-        x = torch.stack([x.expand(len(few), -1) for x in terms.values()], 1)
-        found = segments.of_rows(self.how.reduce, x.flatten(0, 1), offsets)
-        return Table(tuple(terms), Rows(found.view(*x.shape[:2], -1), tuple(range(len(few)))))
+        every = [x.expand(len(few), -1) for x in terms.values()]
+        return Table(tuple(terms), Rows(self._reduced(every, offsets), tuple(range(len(few)))))
+
+    def _reduced(self, terms: Sequence[Tensor], offsets: Tensor) -> Tensor:
+        """N names' rows [K, T] → [K, N, S]; on a GPU in one operation, elsewhere without a copy of them."""
+        reduce = self.how.reduce
+        if here(offsets):
+            return torch.stack([segments.of_rows(reduce, x, offsets) for x in terms], 1)
+        found = segments.of_rows(reduce, torch.cat(list(terms)), offsets)
+        return found.view(len(terms), -1, found.shape[-1]).transpose(0, 1)
 
 
 @dataclass(frozen=True)
