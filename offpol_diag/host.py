@@ -27,7 +27,7 @@ def here(x: Tensor) -> bool:
 def sent(x: Tensor, device: torch.device) -> Tensor:
     """A tensor of the host on a device; the host does not wait until it is there.
 
-    From memory that the system may move a GPU's copy is waited for, so it goes through memory that it may not.
+    A copy from memory that the system may move is waited for: this one goes through memory that it may not.
     """
     if device.type == "cpu":
         return x
