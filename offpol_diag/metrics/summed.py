@@ -23,7 +23,7 @@ from offpol_diag.segments import Reduce
 Columns = Mapping[str, Tensor]
 Inputs = tuple[Tensor | None, ...]
 Join = Callable[[Tensor, Tensor], Tensor]
-AT_ONCE, OF_GPU = 1 << 16, 1 << 24
+AT_ONCE, OF_GPU = 1 << 16, 1 << 22
 """Tokens times rows that are looked at together, so that they stay in the caches or fit beside all else."""
 
 
