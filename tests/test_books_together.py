@@ -10,8 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from offpol_diag import catalogue, segments
 from offpol_diag.crosswalk import BOOKS, counts, views
-from offpol_diag.crosswalk.areal_sums import E_U, WEIGHT
-from offpol_diag.crosswalk.counts import failing
+from offpol_diag.crosswalk.areal_sums import E_U, WEIGHT, masked_ratio
+from offpol_diag.crosswalk.counts import chunks, failing
 from offpol_diag.crosswalk.ends import named, outermost
 from offpol_diag.crosswalk.keys import KEPT
 from offpol_diag.crosswalk.ledger import Column, Ledger
@@ -24,6 +24,7 @@ from offpol_diag.metrics.scene import Scene
 from offpol_diag.near import Near
 from offpol_diag.presets import Preset, Reject, Veto, Weight
 from tests import oracles
+from tests.test_alike import plain
 from tests.test_near import opened
 
 ALL = catalogue.load().resolve("all")
@@ -271,3 +272,70 @@ def test_a_gpu_reduces_tokens_as_often_for_many_presets_as_for_few(dump, monkeyp
         seen.append(counted.seen["aten::segment_reduce"])
 
     assert seen[0] == seen[1] > 0
+
+
+# ---------------------------------------------------------------- corners
+
+
+def test_a_row_without_a_token_is_rejected_in_2025_where_the_band_leaves_1_out():
+    three = torch.zeros(3, dtype=torch.int64)
+    batch = replace(
+        plain([0.5, 0.7, 0.6], [0, 2, 3]), cu_seqlens=torch.tensor([0, 2, 2, 3]), key=three, masked=three
+    )
+    rule = Reject("ratio", "mean", upper=3.0, lower=1.5)
+    for logs, want in (("verl-2025-11", [0, 1, 0]), ("verl-2026-01", [0, 0, 0])):
+        found = BOOKS[logs].columns(
+            Scene.of(batch, 0, 4), (Preset("p", "", "old", reject=(rule,), logs=logs),)
+        )
+        assert found["p!lost"].tolist() == [0, 0, 0]
+        assert found["p!lost_rows"].tolist() == want
+
+
+def test_weights_with_one_upper_bound_are_told_apart_by_all_else(dump):
+    """What the loss gets is masked below too, which its upper bound does not tell."""
+    presets = tuple(
+        Preset(f"{low}", "", "old", weight=Weight("token", "mask", upper=3.0, lower=low), logs="verl-2026-03")
+        for low in (0.2, 0.999)
+    )
+    book = BOOKS["verl-2026-03"]
+    found = book.columns(scened(dump), presets)
+
+    for preset in presets:
+        alone = book.columns(scened(dump), (preset,))
+        assert all(close(found[name], x) for name, x in alone.items())
+    sums = {float(x.sum()) for name, x in found.items() if name.startswith("mask") and name.endswith("/x")}
+    assert len(sums) == 2
+
+
+def test_what_is_only_logged_drops_no_token(dump):
+    _, found, batch = dump
+    used = banded("used", reject=(Reject("ratio", upper=1.06, lower=0.94),))
+    scene = Scene.of(batch, 0, 4, found.settled, Near.of((used,)))
+    used, logged = View.at(scene, used), View.at(scene, replace(used, name="logged", apply=False))
+
+    assert len(logged.parts) == len(used.parts) == 2
+    assert torch.equal(logged.total(LOG, KEPT), logged.total(LOG))
+    assert not torch.equal(used.total(LOG, KEPT), used.total(LOG))
+
+
+def test_a_sequence_that_lost_a_token_has_a_ratio_of_0_among_its_ends(dump):
+    scene = scened(dump)
+    views = [View.at(scene, preset) for preset in PRESETS[:3]]
+    lost = [view.n > view.pieces.kept_tokens for view in views]
+
+    for view, gone, (low, high) in zip(views, lost, masked_ratio(views), strict=True):
+        plain_low, plain_high = view.ends(E_U, KEPT)
+        stays = view.pieces.sequences & ~gone
+        assert torch.equal(low[stays], plain_low[stays])
+        assert torch.equal(high[stays], plain_high[stays])
+        assert low[gone].tolist() == [0.0] * int(gone.sum())
+    assert any(gone.any() for gone in lost)
+
+
+def test_rows_of_several_numbers_a_token_are_chunked_by_all_of_them(monkeypatch):
+    monkeypatch.setattr(counts, "AT_ONCE", 60)
+    offsets = torch.tensor([0, 4, 10])
+
+    assert [*chunks(5, offsets)] == [slice(0, 6)]
+    assert [*chunks(5, offsets, 2)] == [slice(0, 3), slice(3, 6)]
+    assert [*chunks(2, offsets, 100)] == [slice(0, 1), slice(1, 2)]
