@@ -18,7 +18,7 @@ from offpol_diag.accumulators import Floor
 from offpol_diag.batch import Batch
 from offpol_diag.engines import Each, Engine, Processes, Progress, Ray
 from offpol_diag.engines.devices import devices, on
-from offpol_diag.engines.fitting import TOKENS, at_once
+from offpol_diag.engines.fitting import at_once, elsewhere
 from offpol_diag.errors import DumpError, UsageError
 from offpol_diag.host import here
 from offpol_diag.metrics.scene import Scene
@@ -213,8 +213,8 @@ ENGINES: Mapping[str, Start] = {"local": _here, "ray": _there}
 
 
 def tokens_at_once(engine: str, device: str) -> int:
-    """Tokens to a batch where nobody asked for a number: more where GPUs of this machine do the work."""
-    return at_once(devices(device).devices) if engine == "local" else TOKENS
+    """Tokens to a batch where nobody asked for a number: more where GPUs do the work."""
+    return at_once(devices(device).devices) if engine == "local" else elsewhere(device)
 
 
 def engine_named(name: str) -> Start:

@@ -20,9 +20,10 @@ import pytest
 import torch
 from cluster_jobs import Ids, Look, length
 
-from offpol_diag.analyze import ENGINES, analyze
+from offpol_diag.analyze import ENGINES, analyze, tokens_at_once
 from offpol_diag.catalogue import load
 from offpol_diag.engines import Each, Local, Ray, cluster
+from offpol_diag.engines.fitting import BYTES
 from offpol_diag.engines.tree import FAN, Place, Tree
 from offpol_diag.errors import ClusterError, DumpError, UsageError
 from offpol_diag.readers import open_dump
@@ -259,15 +260,30 @@ def test_a_task_that_asks_for_a_gpu_runs_where_ray_counts_one(nodes):
     """The node has no GPU but in Ray's books, so what can be seen is where the task was put."""
     with Ray.on("cuda") as engine:
         assert engine.slots == 1
-        there = ray.remote(where).options(**engine.needs()).remote()
-        gpus, node = ray.get(there, timeout=60)
+        assert engine.shard > Ray(torch.device("cpu"), 1).shard
+        gpus, node, _ = ray.get(engine.task(where).remote(), timeout=60)
     (has_gpu,) = [one["NodeID"] for one in ray.nodes() if one["Resources"].get("GPU")]
     assert (gpus, node) == (1, has_gpu)
 
 
+def test_a_batch_of_a_task_with_a_gpu_is_larger():
+    sizes = {device: tokens_at_once("ray", device) for device in ("auto", "cpu", "cuda")}
+    assert sizes["auto"] == sizes["cpu"] < sizes["cuda"] <= (16 << 30) / BYTES
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_no_process_has_a_second_task_with_a_gpu(nodes, device):
+    """CUDA stays on the GPU that a process saw first, whichever Ray gives to its next task."""
+    with Ray.on(device) as engine:
+        task = engine.task(where)
+        found = [ray.get(task.remote(), timeout=60) for _ in range(4)]
+    assert {gpus for gpus, *_ in found} == {int(device == "cuda")}
+    assert (len({process for *_, process in found}) == len(found)) is (device == "cuda")
+
+
 def where():
     context = ray.get_runtime_context()
-    return len(context.get_accelerator_ids()["GPU"]), context.get_node_id()
+    return len(context.get_accelerator_ids()["GPU"]), context.get_node_id(), os.getpid()
 
 
 def test_a_node_with_another_version_is_refused(nodes, tmp_path, monkeypatch):

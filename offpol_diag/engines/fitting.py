@@ -21,11 +21,18 @@ MOST = 1 << 23
 """Of a batch on a GPU, where thousands of kernels are started for each, however small it is."""
 BYTES = 3200
 """Of a GPU's memory for each token of a batch: twice what its tensors take with every preset."""
+UNSEEN = {"cuda": 1 << 22}
+"""Of a batch on a device of another machine, by its kind: such a GPU is believed to have 16 GB."""
 
 
 def at_once(devices: Sequence[torch.device]) -> int:
     """Tokens to a batch that all of some devices have room for."""
     return min(map(_tokens, devices))
+
+
+def elsewhere(kind: str) -> int:
+    """Tokens to a batch on a device that is not seen from here: auto, cpu or cuda."""
+    return UNSEEN.get(kind, TOKENS)
 
 
 def _tokens(device: torch.device) -> int:

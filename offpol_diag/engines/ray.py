@@ -7,7 +7,7 @@ cluster nor the order in which tasks end, nor a task that had to be run again, c
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -29,6 +29,9 @@ AHEAD = 2
 """Tasks submitted for each that can run at once: enough to keep the cluster busy."""
 IN_FLIGHT = 4096
 """Tasks submitted, at most."""
+NAMED = {"max_retries": RETRIES, "name": "offpol-diag"}
+SHARDS = {"cpu": BYTES, "cuda": 16 * BYTES}
+"""Bytes of the files in one task, at least: one with a GPU has a process of its own to start."""
 
 
 @dataclass
@@ -66,7 +69,7 @@ class Ray:
         """
         kind = kind_of(device)
         with connected():
-            yield cls(torch.device(kind), slots(kind), progress)
+            yield cls(torch.device(kind), slots(kind), progress, shard=SHARDS[kind])
 
     @property
     def name(self) -> str:
@@ -78,9 +81,15 @@ class Ray:
         """`Engine.beside`: none."""
         return 0
 
-    def needs(self) -> dict[str, Any]:
-        """What a task that reads a shard takes of its node, as Ray counts it."""
-        return {"num_cpus": 1, "num_gpus": 1 if self.device.type == "cuda" else 0}
+    def task(self, function: Callable[..., object], **told: Any) -> Any:
+        """A function as a task that reads a shard, with what it takes of its node in Ray's books, and options.
+
+        A process that had one GPU and is given another still computes on the first: CUDA does not look again.
+        So no process has a second task with a GPU.
+        """
+        own = self.device.type == "cuda"
+        once = library().remote(max_calls=1)(function) if own else library().remote(function)
+        return once.options(num_cpus=1, num_gpus=int(own), scheduling_strategy="SPREAD", **NAMED, **told)
 
     def heard(self, report: Report) -> None:
         """Count what a task says it spent."""
@@ -116,11 +125,8 @@ class _Reading:
         self._next = self._passed = 0
         self._failed: tuple[int, OffpolError] | None = None
         self._ray = library()
-        told = {"max_retries": RETRIES, "name": "offpol-diag"}
-        self._work = self._ray.remote(work).options(
-            **told, **engine.needs(), num_returns=3, retry_exceptions=[Unread], scheduling_strategy="SPREAD"
-        )
-        self._merge = self._ray.remote(merge).options(**told, num_cpus=1)
+        self._work = engine.task(work, num_returns=3, retry_exceptions=[Unread])
+        self._merge = self._ray.remote(merge).options(num_cpus=1, **NAMED)
         self._order = self._ray.put(packed(order))
 
     def run(self) -> None:
