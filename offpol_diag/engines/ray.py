@@ -82,7 +82,7 @@ class Ray:
         return 0
 
     def task(self, function: Callable[..., object], **told: Any) -> Any:
-        """A function as a task that reads a shard, with what it takes of its node in Ray's books, and options.
+        """A function as a task that reads a shard, with what it takes of its node in Ray's books.
 
         A process that had one GPU and is given another still computes on the first: CUDA does not look again.
         So no process has a second task with a GPU.
