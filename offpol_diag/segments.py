@@ -59,13 +59,15 @@ def _reduced(x: Tensor, offsets: Tensor, kernel: np.ufunc, name: str, empty: flo
 
 def _of_array(x: Floats, offsets: Tensor, kernel: np.ufunc, empty: float) -> Floats:
     """Of every row."""
-    starts, filled = _filled(offsets)
-    if filled is None and len(starts):
+    starts, filled, runs = _filled(offsets)
+    if filled is None and runs:
         values: Floats = kernel.reduceat(x, starts, axis=-1)
         return values
-    found = np.full((*x.shape[:-1], len(offsets) - 1), empty)
+    found = np.empty((*x.shape[:-1], runs))
+    found.fill(empty)  # half of what numpy's `full` takes
     if len(starts):
-        found[..., filled] = kernel.reduceat(x, starts, axis=-1)
+        at = filled if x.ndim == 1 else (..., filled)
+        found[at] = kernel.reduceat(x, starts, axis=-1)
     return found
 
 
@@ -94,23 +96,27 @@ def _in_rows(offsets: Tensor, rows: int, tokens: int) -> Tensor:
 
 
 Floats = npt.NDArray[np.float64]
-Filled = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None]
+Filled = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None, int]
 
 
 def _filled(offsets: Tensor) -> Filled:
-    """Where the runs that are not empty begin, and which they are (None: all); kept with the offsets."""
+    """Where the runs that are not empty begin, which they are (None: all), and how many runs there are.
+
+    Kept with the offsets.
+    """
     found: Filled | None = getattr(offsets, "_filled", None)
     if found is None:
         ends = offsets.numpy()
         there = np.flatnonzero(ends[1:] > ends[:-1])
-        found = (ends[:-1], None) if len(there) == len(ends) - 1 else (ends[:-1][there], there)
+        every, runs = ends[:-1], len(ends) - 1
+        found = (every, None, runs) if len(there) == runs else (every[there], there, runs)
         offsets._filled = found  # type: ignore[attr-defined]
     return found
 
 
 def begins(offsets: Tensor) -> npt.NDArray[np.int64] | None:
     """Where the runs begin, if there are any and none is empty; of offsets on a CPU."""
-    found, filled = _filled(offsets)
+    found, filled, _ = _filled(offsets)
     return found if filled is None and len(found) else None
 
 
