@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offpol_diag import segments
@@ -23,6 +23,7 @@ def packed(runs: list[list[float]]) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@settings(deadline=None)  # the first tensor on a GPU takes its time
 @given(runs=RUNS)
 def test_every_reduction_is_that_of_the_list(device, runs):
     x, offsets = (one.to(device) for one in packed(runs))
@@ -36,6 +37,7 @@ def test_every_reduction_is_that_of_the_list(device, runs):
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@settings(deadline=None)
 @given(runs=RUNS, rows=st.integers(1, 3))
 def test_a_reduction_of_rows_is_that_of_each(device, runs, rows):
     x, offsets = (one.to(device) for one in packed(runs))
