@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -16,6 +17,8 @@ from offpol_diag.crosswalk.view import View
 from offpol_diag.crosswalk.views import Views, once
 from offpol_diag.metrics.outcome import applied
 from offpol_diag.metrics.rows import Rows
+
+T = TypeVar("T")
 
 
 def _weight(view: View) -> Tensor:
@@ -102,19 +105,25 @@ def masked_ratio(views: Views) -> list[Ends]:
 
 def weighted(views: Views) -> Sequence[Tensor]:
     """Σ of the weights over behave tokens."""
-    ones = torch.ones_like(views[0].n)
-    times = torch.stack([ones if w is None else w for w in _of_sequences(views)])
-    return (torch.stack(sums(BEHAVE, WEIGHT)(views)) * times).unbind()
+    own, ones = _own(views, sums(BEHAVE, WEIGHT)), torch.ones_like(views[0].n)
+    tokens = [own.get(id(view), n) for view, n in zip(views, counts(BEHAVE)(views), strict=True)]
+    times = [ones if w is None else w for w in _of_sequences(views)]
+    return (torch.stack(tokens) * torch.stack(times)).unbind()
 
 
 def weight_ends(views: Views) -> list[Ends]:
     """The smallest and largest of the weights of behave tokens."""
-    own = _of_sequences(views)
-    there = _counted(BEHAVE, views) > 0
-    each = zip(*spans(BEHAVE, WEIGHT)(views), strict=True)
-    low, high = (torch.stack([x if w is None else w for w, x in zip(own, one, strict=True)]) for one in each)
-    low, high = among((low, high), there)
+    own, weights = _own(views, spans(BEHAVE, WEIGHT)), _of_sequences(views)
+    ends = [own[id(view)] if w is None else (w, w) for view, w in zip(views, weights, strict=True)]
+    lows, highs = map(torch.stack, zip(*ends, strict=True))
+    low, high = among((lows, highs), _counted(BEHAVE, views) > 0)
     return list(zip(low.unbind(), high.unbind(), strict=True))
+
+
+def _own(views: Views, make: Callable[[Views], list[T]]) -> dict[int, T]:
+    """By the id of the view, where tokens have weights of their own."""
+    some = [view for view, w in zip(views, _of_sequences(views), strict=True) if w is None]
+    return dict(zip(map(id, some), make(some) if some else (), strict=True))
 
 
 def _of_sequences(views: Views) -> list[Tensor | None]:
