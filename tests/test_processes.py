@@ -576,18 +576,6 @@ def test_a_worker_keeps_its_memory_from_one_batch_to_the_next():
     assert with_ < without / 10
 
 
-@LINUX
-def test_what_a_worker_decodes_lies_in_the_memory_that_is_kept():
-    text = """
-        import pyarrow as pa
-        from offpol_diag.engines import heap
-        heap.keep()
-        print(pa.default_memory_pool().backend_name)
-    """
-    told = subprocess.check_output([sys.executable, "-c", textwrap.dedent(text)], text=True)
-    assert told == "system\n"
-
-
 def test_workers_that_cannot_be_started_are_an_error_with_a_hint(small, tmp_path, monkeypatch):
     def refuse(*_):
         raise BlockingIOError(11, "Resource temporarily unavailable")

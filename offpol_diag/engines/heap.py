@@ -6,8 +6,6 @@ import ctypes
 import sys
 from contextlib import suppress
 
-import pyarrow as pa
-
 TRIM, MAPS = -1, -4
 """Numbers of two settings of the GNU allocator: what may lie idle, and how many blocks are mapped apart."""
 
@@ -16,7 +14,6 @@ def keep() -> None:
     """Give no memory back to the system, which clears every page before it gives it out again.
 
     A tenth of a worker's time goes there otherwise. It takes no more at most, and keeps that until it ends.
-    What Arrow decodes lies there too: an allocator of its own would give its pages back again and again.
     Nothing happens where there is another allocator.
     """
     if sys.platform != "linux":
@@ -25,4 +22,3 @@ def keep() -> None:
         library = ctypes.CDLL(None)
         library.mallopt(MAPS, 0)
         library.mallopt(TRIM, (1 << 31) - 1)
-        pa.set_memory_pool(pa.system_memory_pool())
