@@ -8,7 +8,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import torch
 
 from offpol_diag.errors import DumpError
 from offpol_diag.readers import keys, open_dump
@@ -49,29 +48,6 @@ def filled(lengths, tokens):
 def test_the_batches_of_a_row_group_are_as_full_as_whole_sequences_allow(tmp_path, tokens):
     path = write(tmp_path / "a.parquet", LENGTHS, 1000)
     assert sizes(path, tokens) == filled(LENGTHS, tokens)
-
-
-def peak(path, tokens, monkeypatch, at_once):
-    """Bytes that Arrow holds at most, and the batches, where so many tokens are decoded at once."""
-    monkeypatch.setattr("offpol_diag.readers.sizes.SLICE", at_once)
-    before, pool = pa.default_memory_pool(), pa.proxy_memory_pool(pa.system_memory_pool())
-    pa.set_memory_pool(pool)
-    try:
-        return list(open_dump([path], batch_tokens=tokens).batches(even=True)), pool.max_memory()
-    finally:
-        pa.set_memory_pool(before)
-
-
-def test_a_large_batch_is_decoded_in_slices_and_is_the_same(tmp_path, monkeypatch):
-    rng = np.random.default_rng(1)
-    lengths = rng.integers(1, 400, 2000).tolist()
-    path = write(tmp_path / "a.parquet", lengths, 5000)
-    (whole,), most = peak(path, sum(lengths), monkeypatch, sum(lengths))
-    (sliced,), least = peak(path, sum(lengths), monkeypatch, sum(lengths) // 8)
-    assert sliced.lengths.tolist() == whole.lengths.tolist() == lengths
-    for name in ("rollout", "old", "position", "key", "masked", "cu_runs"):
-        assert torch.equal(getattr(sliced, name), getattr(whole, name))
-    assert least < most / 2
 
 
 @pytest.mark.parametrize("row_group", [1, 3, 7])

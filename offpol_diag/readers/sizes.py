@@ -10,8 +10,6 @@ from offpol_diag.readers.files import Part
 
 ROOM = 1.2
 """By how much batches may be larger than was asked for, where that makes one batch less."""
-SLICE = 1 << 18
-"""Tokens that are decoded at once: what decoding takes beside them is taken once for a batch of several."""
 SLACK = 1.1
 """By how much one may be larger than another: sequences are not cut, and sizes are told by footers."""
 
@@ -40,11 +38,10 @@ class Size:
         return cls(most, tokens / math.ceil(max(tokens, 1) / most))
 
     def of(self, tokens: float) -> int:
-        """The largest slice of a row group of so many tokens: a batch is made of several, or of one."""
+        """The largest slice of a row group of so many tokens."""
         if not self.even:
             return self.most
-        most = min(self.most, SLICE)
-        return max(1, math.ceil(SLACK * tokens / math.ceil(max(tokens, 1) / most)))
+        return max(1, math.ceil(SLACK * tokens / math.ceil(max(tokens, 1) / self.most)))
 
 
 def sizes(parts: Sequence[Part], by_rows: bool) -> list[tuple[Part, int, float]]:
