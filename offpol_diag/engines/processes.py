@@ -28,11 +28,11 @@ from offpol_diag.readers.dump import Noticed
 from offpol_diag.readers.kept import KEPT
 from offpol_diag.readers.shards import LEAST, Span, cut, pieces
 
-WORTH = 3_500_000
+WORTH = 2_500_000
 """Tokens from which on more than one worker is faster, their start counted.
 
 Whole commands with every preset on two cores (`benchmarks/workers.py`): with two workers 2.1 M tokens take
-1.27 of the time of one, 4.2 M 0.97, 8.4 M 0.83.
+as long as with one, 4.2 M 0.90 of that, 8.4 M 0.87.
 """
 AHEAD = 2
 """Pieces that may wait for an earlier one, for each worker."""
