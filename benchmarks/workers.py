@@ -36,7 +36,7 @@ def _one(sequences: int, many: int) -> part.Result:
 
 def main() -> None:
     """A line for each size."""
-    given = part.options(__doc__, 8 * SMALLEST).parse_args()
+    given = part.options(__doc__, 4 * SMALLEST).parse_args()
     for row in measure(part.Given(given.sequences, given.rounds))["rows"]:
         print(f"{row['tokens']:>12,} tokens  two workers take {row['two_over_one']:.2f} of the time of one")
 
