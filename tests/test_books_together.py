@@ -1,8 +1,10 @@
 """What books make of many presets at once is what they would make of each by itself."""
 
 import math
+import random
 from collections import Counter
 from dataclasses import replace
+from itertools import combinations
 
 import pytest
 import torch
@@ -77,6 +79,33 @@ def test_presets_together_have_the_sums_and_ends_that_each_has_alone(dump, monke
         for of, measure in enumerate(measures):
             want = view.total(measure, KEPT), *view.ends(measure, KEPT)
             assert all(torch.equal(x[at, of], one) for x, one in zip(found, want, strict=True))
+
+
+def test_any_few_presets_have_the_sums_that_each_has_alone(dump):
+    """Also where nothing is lost under any of them, though they might lose different tokens."""
+    scene = scened(dump)
+    for few in (*combinations(PRESETS, 2), *combinations(PRESETS, 3)):
+        found = sums([View.at(scene, preset) for preset in few], (LOG, RATIO), KEPT).total.all
+        for at, preset in enumerate(few):
+            view = View.at(scene, preset)
+            assert torch.equal(found[at], torch.stack([view.total(of, KEPT) for of in (LOG, RATIO)]))
+
+
+UNLIKE = {"areal_sequence_clamp", "areal_cap_sequence_mask"}
+"""Two that mask by different weights, neither of which masks a token of these dumps."""
+
+
+@pytest.mark.parametrize("shelf", sorted({book.shelf for book in BOOKS.values()}))
+def test_any_few_presets_of_a_trainer_have_the_columns_that_each_has_alone(dump, shelf):
+    own = [preset for preset in ALL if preset.logs in BOOKS and BOOKS[preset.logs].shelf == shelf]
+    book, scene, draw = BOOKS[own[0].logs], scened(dump), random.Random(shelf)
+    alone = {one: book.columns(scened(dump), (one,)) for one in own}
+    drawn = [tuple(draw.sample(own, min(many, len(own)))) for many in (1, 2, 2, 3, 5, len(own))]
+    for few in (*drawn, *combinations([one for one in own if one.name in UNLIKE], 2)):
+        want = {name: x for one in few for name, x in alone[one].items()}
+        for found in (book.columns(scened(dump), few), book.columns(scene, few)):
+            assert {*found} == {*want}
+            assert [name for name, x in want.items() if not close(found[name], x)] == []
 
 
 def test_what_views_have_got_is_not_made_again(dump):

@@ -112,7 +112,8 @@ def _of_few(views: Views, measures: Measures, mask: Mask, alike: bool) -> list[T
     for some in chunks(len(views), offsets, len(measures)):
         x = _values(views[some], measures) if shared is None else shared
         left = _stacked([mask.of(view) for view in views[some]])
-        parts.append([_reduced(x, left, way, offsets) for way in _WAYS])
+        many = len(views[some])  # one row stands for all where nothing tells them apart
+        parts.append([_reduced(x, left, way, offsets).expand(many, -1, -1) for way in _WAYS])
     return [_joined(each) for each in zip(*parts, strict=True)]
 
 
