@@ -33,8 +33,10 @@ def test_the_server_imports_without_the_collector_and_workers_have_it_again():
             def recv(self):
                 raise EOFError
 
+        gc.set_threshold(500_000)  # as a command has it that was copied
         worker.serve(Ended(), {})
         assert gc.isenabled()
+        assert gc.get_threshold()[0] < 10_000
     """)
 
 

@@ -33,6 +33,8 @@ from offpol_diag.readers.kept import KEPT
 from offpol_diag.readers.shards import Span, cut
 
 CPU = torch.device("cpu")
+OFTEN = (700, 10, 10)
+"""When the collector of garbage looks: as Python has it, since a worker lives long."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,8 @@ def serve(line: Connection, environ: Mapping[str, str]) -> None:
     """Do what is said on the line until its other end is closed, or the process there is gone."""
     threading.Thread(target=_leave_with_parent, daemon=True).start()
     os.environ.update(environ)
-    gc.enable()  # the server had none
+    gc.enable()  # the server had none, and a command that was copied has it seldom
+    gc.set_threshold(*OFTEN)
     be_one_thread()
     heap.keep()
     KEPT.room = kept.ROOM
