@@ -62,20 +62,31 @@ class Fit:
             MemoryShortage: one sequence alone does not fit.
         """
         host = staged.host
-        if host.sequences == 1 or host.tokens < 0.75 * self.short:
-            try:
-                return [job(self.staging.take(staged))]
-            except RuntimeError as error:
-                if not full(error):
-                    raise
-                _refuse(staged, error)
-            self.short = min(self.short, host.tokens)
-            # Only here is what the job held let go of: the error knew its frames.
+        may_fit = host.sequences == 1 or host.tokens < 0.75 * self.short
+        if may_fit and (found := self._tried(job, staged)):
+            return found
         del staged
-        gc.collect()  # what was computed of the batch may know itself, in a ring
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        if may_fit:
+            _let_go()  # only here: the error knew the frames of the job, and what they held
         return [found for half in host.halves() for found in self.results(job, Staged(half, None))]
+
+    def _tried(self, job: Job[M], staged: Staged) -> list[M]:
+        """What the job leaves of the batch; nothing where memory is short."""
+        try:
+            return [job(self.staging.take(staged))]
+        except RuntimeError as error:
+            if not full(error):
+                raise
+            _refuse(staged, error)
+        self.short = min(self.short, staged.host.tokens)
+        return []
+
+
+def _let_go() -> None:
+    """What was computed of a batch may know itself, in a ring."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def _refuse(staged: Staged, error: RuntimeError) -> None:
