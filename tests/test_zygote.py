@@ -95,6 +95,12 @@ def test_how_a_worker_ended_is_known():
         waiting.kill()
         waiting.join(10)
         waiting.kill()
+        assert line.poll(10)  # its end is nobody's now
+        try:
+            line.recv()
+            sys.exit("somebody answered")
+        except EOFError:
+            pass
         print(failed.exitcode, waiting.exitcode)
         """)
         == "7 -9\n"
@@ -208,14 +214,15 @@ def test_who_reads_what_the_process_prints_does_not_wait_for_the_copy():
 def test_who_is_asked_to_leave_is_the_process_alone(sent):
     running = begun(
         """
-        signal.signal(signal.SIGINT, lambda *_: None)
-        signal.signal(signal.SIGTERM, lambda *_: None)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
         def answer(line):
             line.send("begun")
             line.send(line.recv())
 
         copy = Zygote.born()
+        signal.signal(signal.SIGINT, lambda *_: None)
+        signal.signal(signal.SIGTERM, lambda *_: None)
         _, line = copy.start(answer)
         print(line.recv(), flush=True)
         sys.stdin.readline()
@@ -259,6 +266,21 @@ def test_what_the_copied_process_would_still_do_is_not_done_twice(tmp_path):
     """)
     assert said == "said once"
     assert path.read_text() == "once\n"
+
+
+def test_what_was_there_is_looked_at_by_no_collector_so_that_its_pages_are_shared():
+    assert (
+        done("""
+        import gc
+
+        def answer(line):
+            line.send(gc.get_freeze_count() > 1000)
+
+        _, line = Zygote.born().start(answer)
+        print(line.recv(), gc.get_freeze_count() > 1000)
+        """)
+        == "True True\n"
+    )
 
 
 def test_two_copies_do_not_keep_each_other():
