@@ -20,20 +20,9 @@ from offpol_diag.engines import Local
 from offpol_diag.readers import open_dump
 from offpol_diag.settle import Asked, settle
 from tests.devices import gpu
+from tests.gpu_rules import WAITING
 
 SAMPLE = "sample_data/stale.parquet"
-WAITING = {
-    "aten::_local_scalar_dense",
-    "aten::nonzero",
-    "aten::_unique2",
-    "aten::unique_consecutive",
-    "aten::unique_dim",
-    "aten::masked_select",
-    "aten::bincount",
-    "aten::equal",
-    "aten::is_nonzero",
-}
-"""Operators that ask a GPU for a value or for a shape that depends on values."""
 
 
 def waits(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

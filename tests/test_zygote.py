@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from offpol_diag import zygote
+from tests.test_processes import until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are copied on Linux alone")
 
@@ -44,13 +45,6 @@ def there(pid):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
-
-
-def until(true, seconds=10.0):
-    end = time.monotonic() + seconds
-    while not true() and time.monotonic() < end:
-        time.sleep(0.01)
-    return true()
 
 
 def test_a_worker_has_what_the_process_had_when_it_was_copied_and_hears_what_it_is_told():
