@@ -139,3 +139,19 @@ def test_tables_are_joined_preset_by_preset():
     )
     assert woven.columns["a"].all.tolist() == [[5, 6], [9, 9], [1, 2]]
     assert woven.of_presets([1, 1]).columns["b"].all.tolist() == [[9, 9], [9, 9]]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_term_that_nothing_tells_apart_has_a_row_for_each(device):
+    """Where what presets differ in is no part of it."""
+    at, x = lot(device), torch.arange(TOKENS, dtype=torch.float64).to(device)
+    own = [torch.full((TOKENS,), size, dtype=torch.float64).to(device) for size in (2.0, 3.0)]
+    apart = Summed(
+        lambda done, preset: None, lambda done, preset: done.inputs, lambda x, w: {"x": x, "w": x * w}
+    )
+    asked = [(Done(at, (x, w)), PRESET) for w in own]
+
+    table = apart.of_many(asked)
+    for name, rows in table.columns.items():
+        want = [apart(done, preset)[name].tolist() for done, preset in asked]
+        assert rows.all.tolist() == want
