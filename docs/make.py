@@ -144,6 +144,9 @@ token, r = e^Δ. Every value is computed in float64 from what stands in the file
 ## The gap between two policies
 
 Bare names are drift 1 (rollout → old). `drift2.NAME` is old → current, `total.NAME` rollout → current.
+The tokens of drift 2 were sampled from π_rollout and not from π_old: its `k3`, `chi2_token` and `tv` are
+sizes of the update, not divergences, and its `mean_ratio` need not be 1. `k1` adds up: `k1` + `drift2.k1` =
+`total.k1`.
 
 {_numbers(gap)}
 ## One preset

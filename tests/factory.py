@@ -155,7 +155,7 @@ def histograms() -> dict[str, Histogram]:
     counts = [math.floor(2e6 * math.exp(-12 * abs(-2.95 + 0.1 * i) ** 0.6)) for i in range(60)]
     return {
         "log_ratio": Histogram(
-            title="Log-ratio Δ of drift 1", unit="nats", edges=edges, counts=[float(c) for c in counts]
+            title="Log-ratio Δ of drift 1", unit="nats", edges=edges, counts=counts
         )
     }
 

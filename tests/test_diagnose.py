@@ -70,8 +70,15 @@ def test_few_groups_cannot_tell(tmp_path):
     assert found.headline == "19 groups and 2,048 tokens are too few to tell."
 
 
-def test_a_column_that_is_missing_is_named_as_undecidable(tmp_path):
-    assert "missing column entropy" in " ".join(diagnosis(dump(tmp_path / "d.parquet")).undecidable)
+def test_only_what_a_test_would_have_read_is_called_undecidable(tmp_path):
+    assert diagnosis(dump(tmp_path / "d.parquet", noise=0.02)).undecidable == []
+
+
+def test_identical_columns_are_not_called_healthy(tmp_path):
+    found = diagnosis(dump(tmp_path / "d.parquet", noise=0.0))
+
+    assert found.verdict == "cannot_tell"
+    assert "same numbers" in found.headline
 
 
 @pytest.mark.parametrize(

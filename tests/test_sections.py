@@ -243,7 +243,8 @@ def test_one_of_a_thing_is_told_without_an_s():
 
 
 def test_a_pair_of_policies_that_the_dump_lacks_has_no_column():
-    gap = {"k3": Number(value=0.1), "drift2.k3": unknown("missing column x"), "total.k3": Number(log10=400.0)}
+    lacking = {"drift2.k1": unknown("missing column x"), "drift2.k3": unknown("missing column x")}
+    gap = {"k3": Number(value=0.1), "total.k3": Number(log10=400.0)} | lacking
     said = section("policies", metrics=metrics() | gap)
 
     assert table("policies", said).header == (

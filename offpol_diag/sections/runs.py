@@ -200,7 +200,7 @@ def _histogram(name: str, a: Histogram, b: Histogram) -> Figure:
     return Figure(
         id=f"runs-histogram-{name}",
         title=a.title,
-        caption="Share of the values in each bin, over its width; the outermost bins hold all beyond them.",
+        caption="Share of the tokens in each bin, divided by the width of the bin.",
         x_label=a.unit,
         y_label=f"density, 1/{a.unit}",
         series=(_density("A", a), _density("B", b)),

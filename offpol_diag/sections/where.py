@@ -139,8 +139,7 @@ def _histogram(name: str, histogram: Histogram) -> Figure:
     centres = tuple((low + high) / 2 for low, high in pairwise(edges))
     counts = tuple(value or None for value in histogram.counts)
     caption = (
-        f"{count(round(sum(histogram.counts)))} values; the outermost bars hold all that lies beyond "
-        f"{edges[0]:.3g} and {edges[-1]:.3g} {histogram.unit}. "
+        f"{count(sum(histogram.counts))} tokens, from {edges[0]:.3g} to {edges[-1]:.3g} {histogram.unit}. "
         "Counts are on a logarithmic scale, so that the tails show."
     )
     bars = Series("count", centres, counts, kind="bar")

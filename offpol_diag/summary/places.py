@@ -34,7 +34,7 @@ class Histogram(Model):
     title: str
     unit: str
     edges: list[float]
-    counts: list[float]
+    counts: list[int]
 
 
 class WorstSequence(Model):
