@@ -136,7 +136,13 @@ def _copied(rows: Rows, values: Array, dtype: type[np.generic]) -> Array:
 
 
 def _sequence_arrays(rows: Rows) -> dict[str, Array]:
-    return {"rewards": rows.numbers[columns.REWARDS]} if columns.REWARDS in rows.numbers else {}
+    found: dict[str, Array] = {}
+    if columns.REWARDS in rows.numbers:
+        found["rewards"] = rows.numbers[columns.REWARDS]
+    if columns.ADVANTAGES in rows.lists and not rows.whole:
+        negative = np.less(rows.lists[columns.ADVANTAGES].values, 0)
+        found["masked_negative"] = rows.counted(negative & ~rows.live)
+    return found
 
 
 def _keys(piece: Slice, plan: Plan, rollout: Array, layout: Layout) -> Ints:

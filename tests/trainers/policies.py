@@ -76,6 +76,7 @@ ALONE: dict[str, tuple[Loss, dict[str, Any]]] = {
     "skyrl_dppo_kl": (surrogate, {}),
     "skyrl_cispo_rollout": (reinforce, {}),
     "slime_opsm": (ppo, {"anchor": "rollout"}),  # --use-rollout-logprobs
+    "miles_opsm": (ppo, {"anchor": "rollout", "bound": 20.0}),
     "deepseek_v32_mask": (ppo, {"anchor": "rollout"}),  # the report's π_old is the sampler
     "torchforge": (reinforce, {}),
 }
