@@ -55,7 +55,7 @@ class Batch:
             lists of length S, None where null.
         masked: tokens that the mask excluded, per sequence, [S] int64.
         masked_negative: those of them with A < 0, [S] int64; None where the dump has no advantage of each
-            token, or the mask excluded none: then they have the advantage of their sequence.
+            token: then they have the advantage of their sequence.
     """
 
     rollout: Tensor

@@ -76,7 +76,19 @@ def close_by(seed):
     ]
 
 
+def beyond_float32(seed):
+    """|Δ| and |u| around 88.7, from where e^x is inf in float32, a few of them beyond."""
+    rng = np.random.default_rng((20261124, seed))
+    rows = []
+    for _ in range(30):
+        n = int(rng.integers(1, 6))
+        old, current = (rng.choice([0.1, -0.2, 80.0, 88.0, -95.0, 101.0], n).tolist() for _ in range(2))
+        rows.append(row(old, current, [-110.0] * n, float(rng.normal()), float(rng.integers(0, 2))))
+    return rows
+
+
 DUMPS = {
+    "beyond float32": beyond_float32(0),
     "scattered": scattered(0),
     "scattered too": scattered(1, 90),
     "far off": far(0),
@@ -223,6 +235,38 @@ def test_nemo_rl_counts_a_weight_beyond_float32_as_0_which_no_upper_bound_finds(
     assert tis["train/sampling_importance_ratio"] == pytest.approx(1 / 2, rel=1e-7)  # (0 + 1) / 2
     assert tis["train/is_oob_ratio"] == 0
     assert icepop["train/is_oob_ratio"] == pytest.approx(1 / 2, rel=1e-7)
+
+
+def test_nemo_rls_exponentials_are_of_float32(tmp_path):
+    """Δ = 90 in the second sequence, u = 90 in the third: inf, where float64 would have e^90 = 1.2e39."""
+    rows = [row([0.5, 0.0]), row([90.0], rollout=[-95.0]), row([0.0], [90.0], rollout=[-95.0])]
+    found = logged(rows, tmp_path / "d.parquet", "nemo_rl_tis")
+    none = {name for name, value in found.items() if value is None}
+
+    assert none == {
+        f"train/{name}"
+        for name in (
+            "token_mult_prob_error",
+            "gen_kl_error",
+            "probs_ratio",
+            "probs_ratio_max",
+            "approx_entropy",
+            "max_seq_mult_prob_error",
+            "mean_seq_mult_prob_error",
+            "max_seq_mult_prob_error_after_mask",
+            "mean_seq_mult_prob_error_after_mask",
+        )
+    }
+    assert found["train/min_seq_mult_prob_error"] == 1
+    assert found["train/policy_kl_error"] == pytest.approx((math.exp(-0.5) - 0.5 + 89) / 4)
+
+
+def test_nemo_rl_knows_no_divergence_where_float32_holds_neither_probability(tmp_path):
+    none = logged([row([1.0], rollout=[-105.0])], tmp_path / "d.parquet", "nemo_rl_tis")
+    some = logged([row([5.0], rollout=[-105.0])], tmp_path / "d.parquet", "nemo_rl_tis")
+
+    assert none["train/js_divergence_error"] is None
+    assert some["train/js_divergence_error"] == pytest.approx(math.log(math.cosh(2.5)))
 
 
 def test_nemo_rl_counts_a_product_out_of_bounds_by_tokens_and_averages_it_by_sequences(tmp_path):

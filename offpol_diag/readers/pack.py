@@ -139,10 +139,16 @@ def _sequence_arrays(rows: Rows) -> dict[str, Array]:
     found: dict[str, Array] = {}
     if columns.REWARDS in rows.numbers:
         found["rewards"] = rows.numbers[columns.REWARDS]
-    if columns.ADVANTAGES in rows.lists and not rows.whole:
-        negative = np.less(rows.lists[columns.ADVANTAGES].values, 0)
-        found["masked_negative"] = rows.counted(negative & ~rows.live)
+    if columns.ADVANTAGES in rows.lists:
+        found["masked_negative"] = _masked_negative(rows)
     return found
+
+
+def _masked_negative(rows: Rows) -> Ints:
+    """Masked tokens with A < 0 in each row, [S]."""
+    if rows.whole:
+        return np.zeros(len(rows.lengths), np.int64)
+    return rows.counted(np.less(rows.lists[columns.ADVANTAGES].values, 0) & ~rows.live)
 
 
 def _keys(piece: Slice, plan: Plan, rollout: Array, layout: Layout) -> Ints:
