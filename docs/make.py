@@ -91,9 +91,9 @@ def crosswalk() -> str:
 The same word stands for different numbers in different trainers, and for several in one trainer over time.
 `presets.NAME.as_logged` in a result holds the numbers that the preset's trainer would have logged for the
 dump as one batch, under these names and by these definitions; `logs` in the [catalogue](presets.md) says
-whose. Where a trainer's float32 overflows (e^x from x = 88.7 on) it logs inf or nan: reproduced for NeMo-RL, whose
-numbers are nowhere clamped, and `null` in a result. Δ = log π_train − log π_rollout of a sampled token, r = e^Δ; for bypass presets π_train is π_θ. `*`
-stands for the name of an option.
+whose. Δ = log π_train − log π_rollout of a sampled token, r = e^Δ; for bypass presets π_train is π_θ. `*`
+stands for the name of an option. A number that is not finite is `null`; that float32 overflows (e^x from
+x = 88.7 on) is reproduced for NeMo-RL, which clamps nothing.
 
 ## One word, several meanings
 

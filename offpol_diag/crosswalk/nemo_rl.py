@@ -4,8 +4,8 @@
 plus 1e-8. The error mask (seq_logprob_error_threshold) is applied before the loss, so that everything else is
 about the sequences it leaves. A sequence without a token counts as one whose sample_mask is 0.
 
-All of it is float32, where e^x is infinite from x = 88.7 on and a sum beyond 3.4e38: such a number is infinite
-here too, and nan where it is multiplied by 0. NeMo-RL multiplies masked tokens by 0 after exp (masked_mean,
+All of it is float32, where e^x is infinite from x = 88.7 on and a sum beyond 3.4e38: such a number is so here
+too, and nan where it is multiplied by 0. NeMo-RL multiplies masked tokens by 0 after exp (masked_mean,
 algorithms/utils.py:212-224 of 7ea279abf), so that one which overflows makes its means nan; that is not told
 here, since masked tokens are not read.
 """
