@@ -52,7 +52,7 @@ def _said(preset: Preset, paths: Paths) -> Said:
         parts.finish()
         nothing = "nothing is corrected without --use-tis"
         return (Snippet("flags", syntax.flags(loss)),), (nothing, *clip_remarks(preset, CLIP))
-    if preset.logs == "slime-mis":
+    if preset.logs in ("slime-mis", "miles-mis"):
         return _helper(preset, paths, loss)
     try:
         return _flags(preset, paths, loss)

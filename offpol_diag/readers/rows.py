@@ -62,11 +62,13 @@ class Rows:
     @cached_property
     def kept_lengths(self) -> Ints:
         """How many of them each row has, [S]."""
-        if self.whole:
-            return self.lengths
+        return self.lengths if self.whole else self.counted(self.live)
+
+    def counted(self, flags: Flags) -> Ints:
+        """How many tokens of each row have a flag, [T] → [S]."""
         found = np.zeros(len(self.lengths), np.int64)
         filled = np.flatnonzero(self.lengths)  # of an empty row reduceat gives another one's token
-        found[filled] = np.add.reduceat(self.live.view(np.int8), self.offsets[filled], dtype=np.int32)
+        found[filled] = np.add.reduceat(flags.view(np.int8), self.offsets[filled], dtype=np.int32)
         return found
 
     @property
