@@ -161,7 +161,7 @@ def commands() -> dict[str, tuple[Option, ...]]:
 @cache
 def files() -> dict[str, bytes]:
     """What the commands find in the working directory."""
-    dumps = {"a.parquet": runner.dump(), "b.parquet": runner.dump(8, 2, 1)}
+    dumps = {"a.parquet": runner.dump(), "b.parquet": runner.dump(8, 2)}
     way = (
         "analyze",
         "a.parquet",

@@ -21,7 +21,7 @@ RAW, TWICE = "@@raw ", "@@twice "
 TEXTS = (
     "",
     " ",
-    "\x1b[31mred\x1b[0m",
+    "\x1b[8mconcealed\x1b[2J",
     "\x1b]0;title\x07",
     "a\n::error::planted",
     "\r\n::error::planted\r",

@@ -42,11 +42,11 @@ ENVIRONMENTS: tuple[dict[str, str], ...] = (
 @cache
 def results() -> tuple[bytes, ...]:
     """The results of every command that makes one."""
-    dumps = {"a.parquet": runner.dump(), "b.parquet": runner.dump(8, 2, 1)}
+    dumps = {"a.parquet": runner.dump(), "b.parquet": runner.dump(60, 2, 40)}
     presets = ("--presets", "token_is,seq_mis,areal_m2po")
     ways = (
         ("analyze", "a.parquet", "b.parquet", *presets, "--group-by", "host", "--no-html"),
-        ("analyze", "a.parquet", "--presets", "none", "--no-html", "--for", "verl"),
+        ("analyze", "b.parquet", "--presets", "none", "--no-html", "--for", "verl"),
         ("compare", "a.parquet", *presets),
         ("compare", "a.parquet", "b.parquet", "--presets", "token_is"),
         ("sweep", "a.parquet", "--preset", "token_is", "--keep", "0.9"),

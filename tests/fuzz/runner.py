@@ -4,9 +4,9 @@ A script beside this one makes the inputs: `main(make)` calls `make(random)` for
 An input depends on the seed and its number only, so that any of them can be made again. Each is run in a fork
 of a process that has imported everything, in an empty directory, with bounds on its time and its memory.
 
-A good answer is exit code 0, or 1 from a gate; or 2 with one `error: …` and one `hint: …`, and then no file is
-new or changed. No answer holds a traceback, a warning of Python or a control character, and every file that
-is written can be read by what reads its kind.
+A good answer is exit code 0, or 1 from a gate; or 2 with one `error: …` and one `hint: …`, and then no file
+is new or changed. No answer holds a traceback, a warning of Python or a control character, and every file
+that is written can be read by what reads its kind.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ import unicodedata
 import xml.etree.ElementTree as ET
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import NoReturn
 
 CPU_SECONDS = 20
-"""What an input may take of a core; half of it is told as slow nowhere, so that a busy machine changes nothing."""
+"""What an input may take of a core; a busy machine changes nothing about that."""
 WALL_SECONDS = 120
 MEMORY = 2 << 30
 """Bytes of address space beyond those of the process that forks."""
@@ -173,10 +174,8 @@ def _waited(child: int) -> int | None:
 
 
 def _stop_all(group: int) -> None:
-    try:
+    with suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        pass
 
 
 def _run(given: Input, work: Path, said: Path) -> NoReturn:
@@ -235,7 +234,8 @@ WARNING = re.compile(r"^\S+:\d+: (\w*Warning): ", re.M)
 TOLD = re.compile(r"(?:^|\n)error: [^\n]*(?:\n  [^\n]*)*\n\nhint: [^\n]+\n\Z")
 CONTROLS = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 """Unicode's categories of what drives a terminal, turns text around, is half a character or ends a line."""
-COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+COLOUR = re.compile(r"\x1b\[(?!8m)[0-9;]*m|\r?\x1b\[(?:2K|1A|\?25[lh])|\r(?=\x1b)")
+"""Where colour is forced: colours, and what draws a bar of progress. Concealed text is never ours."""
 COMMAND = re.compile(r"^\s*::|##\[", re.M)
 MARKUP = f"<{PLANTED}"
 
@@ -352,6 +352,7 @@ def main(make: Make, argv: Sequence[str] | None = None) -> int:
     counts, bad = Counter[str](), Counter[str]()
     scratch = Path(tempfile.mkdtemp(prefix="offpol-fuzz-"))
     save = asked.save or Path(tempfile.mkdtemp(prefix="offpol-fuzz-bad-"))
+    made(make, asked.seed, asked.first)  # what inputs are made of is there before the time begins
     end, number = time.monotonic() + asked.seconds, asked.first
     while time.monotonic() < end and number - asked.first < asked.inputs:
         found = answer(made(make, asked.seed, number), scratch / str(number))
@@ -425,19 +426,22 @@ def written(arguments: Sequence[str], files: Mapping[str, bytes] = {}) -> dict[s
         found = answer(Input(tuple(arguments), files), Path(folder))
         if problem(found) or found.code:
             raise RuntimeError(f"{' '.join(arguments)}: {problem(found)}\n{found.errors}")
-        return {
-            str(path.relative_to(found.folder)): path.read_bytes()
-            for path in sorted(found.folder.rglob("*"))
-            if path.is_file()
-        }
+        left = [path for path in sorted(found.folder.rglob("*")) if path.is_file()]
+        return {str(path.relative_to(found.folder)): _steady(path.read_bytes()) for path in left}
 
 
-def dump(rows: int = 6, step: int = 1, seed: int = 0) -> bytes:
-    """A small dump with every kind of column, as Parquet."""
+def _steady(text: bytes) -> bytes:
+    """Without the times and the memory of a result or a tally, which differ whenever it is made."""
+    text = re.sub(rb'("peak_rss_bytes": ?)\d+', rb"\g<1>1000000", text)
+    return re.sub(rb'("seconds": ?\{)[^}]*\}', rb'\1"total": 1.0}', text)
+
+
+def dump(rows: int = 6, step: int = 1, longest: int = 9) -> bytes:
+    """A small dump with every kind of column, as Parquet; another one for each step."""
     from offpol_diag.writer import DumpWriter
 
-    random = Random(f"dump {seed}")
-    lengths = [random.randint(2, 9) for _ in range(rows)]
+    random = Random(f"dump {step}")
+    lengths = [random.randint(2, longest) for _ in range(rows)]
 
     def tokens(spread: float) -> list[list[float]]:
         return [[-abs(random.gauss(1, spread)) for _ in range(length)] for length in lengths]
@@ -453,7 +457,7 @@ def dump(rows: int = 6, step: int = 1, seed: int = 0) -> bytes:
                 advantages=[random.gauss(0, 1) for _ in lengths],
                 rewards=[float(random.random() < 0.5) for _ in lengths],
                 token_ids=[[random.randint(0, 99) for _ in range(length)] for length in lengths],
-                entropy=tokens(0.1) and [[abs(x) for x in row] for row in tokens(0.1)],
+                entropy=[[-x for x in row] for row in tokens(0.1)],
                 sequence_id=[f"s{step}-{at}" for at in range(rows)],
                 group_id=[f"g{step}-{at // 2}" for at in range(rows)],
                 step=[step] * rows,

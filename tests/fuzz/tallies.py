@@ -42,7 +42,7 @@ SHAPES: tuple[list[Any], ...] = (
 @cache
 def pairs() -> tuple[tuple[bytes, bytes], ...]:
     """Tallies of the two pieces of a dump, analysed in a few ways."""
-    dumps = {"a.parquet": runner.dump(), "b.parquet": runner.dump(8, 2, 1)}
+    dumps = {"a.parquet": runner.dump(), "b.parquet": runner.dump(8, 2)}
     ways = (
         ("--presets", "token_is,seq_mis", "--group-by", "host"),
         ("--presets", "areal_m2po,gspo,token_is"),
