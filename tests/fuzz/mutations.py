@@ -162,9 +162,9 @@ def value(random: Random) -> Tree:
 def tree(random: Random, whole: Tree, times: int | None = None) -> Tree:
     """The tree with a few changes; it is changed in place, so give a copy.
 
-    Every other time all values keep their types: what only looks at those is passed.
+    Mostly all values keep their types: what only looks at those is passed.
     """
-    changes = random.choice((CHANGES, (_nudge,)))
+    changes = random.choice((CHANGES, (_nudge,), (_nudge,)))
     for _ in range(times or random.choice((1, 1, 1, 2, 3, 6))):
         holder, key = _place(random, whole)
         if holder is None:
@@ -188,21 +188,25 @@ def _replace(random: Random, holder: Any, key: Any, whole: Tree) -> None:
 
 
 def _nudge(random: Random, holder: Any, key: Any, whole: Tree) -> None:
-    """Another value of the same type."""
+    """Another value of the same type, which a check of types lets pass."""
     old = holder[key]
     if isinstance(old, bool) or old is None:
         holder[key] = random.choice((True, False, None))
-    elif isinstance(old, int | float):
-        holder[key] = random.choice((-old, old + 1, old - 1, old * 10, *NUMBERS))
+    elif isinstance(old, int):
+        ints = [one for one in NUMBERS if isinstance(one, int)]
+        holder[key] = random.choice((-old, old + 1, old - 1, old * 10, *ints))
+    elif isinstance(old, float):
+        floats = [one for one in NUMBERS if isinstance(one, float) and math.isfinite(one)]
+        holder[key] = random.choice((-old, old + 1, old * 10, old / 1e9, *floats))
     elif isinstance(old, str):
         at = random.randint(0, len(old))
-        holder[key] = random.choice(
-            (old[:at] + text(random) + old[at:], old[:at], old.upper(), old + " ", text(random))
-        )
+        odd = text(random)
+        holder[key] = random.choice((old[:at] + odd + old[at:], old[:at], old.upper(), old + " ", odd))
     elif isinstance(old, list):
         holder[key] = random.choice((old[::-1], old[:1], old * 2, old * 50, old[1:], []))
     elif isinstance(old, dict):
-        holder[key] = random.choice(({}, dict(reversed(old.items())), dict(list(old.items())[:1])))
+        rows = list(old.items())
+        holder[key] = random.choice(({}, dict(rows[::-1]), dict(rows[:1]), dict(rows[1:])))
 
 
 def _remove(random: Random, holder: Any, key: Any, whole: Tree) -> None:

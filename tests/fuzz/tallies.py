@@ -22,7 +22,7 @@ WAYS: tuple[tuple[str, ...], ...] = (
     ("merge", "good", "bad", "--no-html", "--md", "-"),
     ("merge", "bad", "-o", "whole.html", "--md", "whole.md"),
     ("merge", "bad", "good", "--no-html", "--tally", "both.tally.json", "--batch-sequences", "4"),
-    ("merge", "bad", "bad", "--no-html", "--for", "verl"),
+    ("merge", "bad", "good", "--no-html", "--for", "verl"),
 )
 SHAPES: tuple[list[Any], ...] = (
     [],
@@ -78,13 +78,16 @@ def _damaged(random: Random, text: bytes) -> bytes:
     if random.random() < 0.1:
         return mutations.blob(random, text)
     tally = json.loads(text)
-    if random.random() < 0.6:
-        array = random.choice(list(_arrays(tally)))
-        random.choice((_numbers, _numbers, _numbers, _shape, _bytes))(random, array)
-        if random.random() < 0.7:
-            return mutations.as_json(random, tally)
-    part = random.choice((tally, tally["settings"], tally["pieces"], tally["states"]))
-    mutations.tree(random, part)
+    kind = random.choice(("numbers", "numbers", "form", "tree", "both"))
+    arrays = list(_arrays(tally))
+    if kind in ("numbers", "both"):
+        for array in random.sample(arrays, random.choice((1, 1, 2, 5, len(arrays)))):
+            _numbers(random, array)
+    if kind == "form":
+        random.choice((_shape, _bytes))(random, random.choice(arrays))
+    if kind in ("tree", "both"):
+        part = random.choice((tally, tally["settings"], tally["pieces"], tally["states"]))
+        mutations.tree(random, part)
     return mutations.as_json(random, tally)
 
 
