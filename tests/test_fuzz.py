@@ -17,15 +17,18 @@ SECONDS = 60 / len(FUZZERS)
 COUNTS = re.compile(r"^(\d+) inputs: (\d+) answered, (\d+) refused, (\d+) badly$", re.M)
 
 
-def python(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+def python(
+    *arguments: object, cwd: Path | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join([str(FUZZ), *filter(None, [os.environ.get("PYTHONPATH")])])
     known = dict(os.environ, PYTHONPATH=path, **environment)
-    return subprocess.run([sys.executable, *map(str, arguments)], capture_output=True, text=True, env=known)
+    line = [sys.executable, *map(str, arguments)]
+    return subprocess.run(line, capture_output=True, text=True, env=known, cwd=cwd)
 
 
 @pytest.mark.parametrize("name", FUZZERS)
 def test_no_input_is_answered_badly(name: str, tmp_path: Path) -> None:
-    ran = python(FUZZ / f"{name}.py", "--seconds", SECONDS, "--seed", 0, "--save", tmp_path)
+    ran = python(FUZZ / f"{name}.py", "--seconds", SECONDS, "--seed", 0, cwd=tmp_path)
     found = COUNTS.search(ran.stdout)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert found, ran.stdout
