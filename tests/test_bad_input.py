@@ -9,7 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from offpol_diag.errors import DumpError
-from offpol_diag.readers import open_dump
+from offpol_diag.readers import kinds, open_dump
+from offpol_diag.readers.forms import LIST, LONG
 
 NAN, INF = math.nan, math.inf
 FLOATS = pa.list_(pa.float64())
@@ -307,6 +308,53 @@ def test_two_candidates_are_settled_by_the_line_in_the_hint(tmp_path):
     assert "inference_logprobs and logprobs can each be rollout_log_probs" in error.message
     assert "--columns rollout=inference_logprobs or --columns rollout=logprobs" in error.hint
     assert open_dump([path], columns={"rollout": "logprobs"}).info.columns["rollout_log_probs"] == "logprobs"
+
+
+def both(form, role, alias):
+    """A dump of one form in which two columns can play a part, with the same values."""
+    values = {
+        kinds.NUMBER: [1.0] * 4,
+        kinds.LABEL: [0, 0, 1, 1],
+        kinds.FLOATS: GOOD,
+        kinds.INTEGERS: [[1] * len(row) for row in GOOD],
+        kinds.FLAGS: [[1] * len(row) for row in GOOD],
+        kinds.NUMBER_OR_LIST: [1.0] * 4,
+        kinds.FLOAT: [-1.0] * 4,
+        kinds.INTEGER: [0, 1, 0, 1],
+        kinds.FLAG: [1] * 4,
+    }[role.kind]
+    columns = {"rollout_log_probs": GOOD, "old_log_probs": GOOD}
+    if form.long:
+        columns = {"rollout_log_probs": [-1.0] * 4, "old_log_probs": [-1.0] * 4, "sequence_id": [0, 0, 1, 1]}
+    return columns | {role.name: values, alias: values}
+
+
+PAIRS = [
+    (form, role, alias)
+    for form in (LIST, LONG)
+    for role in form.roles
+    for alias in dict.fromkeys(role.aliases)
+]
+
+
+@pytest.mark.parametrize(
+    ("form", "role", "alias"),
+    PAIRS,
+    ids=[f"{'long' if form.long else 'list'} {role.name} {alias}" for form, role, alias in PAIRS],
+)
+def test_a_canonical_name_beside_an_alias_is_ambiguous_in_every_part(tmp_path, form, role, alias):
+    path = write(tmp_path / "a.parquet", **both(form, role, alias))
+    error = refusal(path)
+    assert f"{role.name} and {alias} can each be {role.name}" in error.message
+    word = role.short or role.name
+    assert error.hint == f"say which: --columns {word}={role.name} or --columns {word}={alias}"
+    assert open_dump([path], columns={word: alias}).info.columns[role.name] == alias
+    assert open_dump([path], columns={word: role.name}).info.columns[role.name] == role.name
+
+
+def test_an_alias_of_both_forms_is_one_candidate(tmp_path):
+    more = {"rollout_log_probs": [-1.0], "old_log_probs": None, "old_logp": [-1.0], "sequence_id": [0]}
+    assert open_dump([write(tmp_path / "a.parquet", **more)]).info.columns["old_log_probs"] == "old_logp"
 
 
 OVERRIDES = {

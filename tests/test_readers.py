@@ -505,11 +505,6 @@ def test_a_trainers_names_are_known(tmp_path, rollout, old, mask):
     assert dump.info.columns == {"rollout_log_probs": rollout, "old_log_probs": old, "response_mask": mask}
 
 
-def test_a_canonical_name_goes_before_aliases(tmp_path):
-    path = write(tmp_path / "a.parquet", logprobs=OLD, inference_logprobs=OLD)
-    assert open_dump([path]).info.columns["rollout_log_probs"] == "rollout_log_probs"
-
-
 @pytest.mark.parametrize("word", ["rollout", "rollout_log_probs"])
 def test_an_override_goes_before_the_canonical_name(tmp_path, word):
     path = write(tmp_path / "a.parquet", mine=OLD)

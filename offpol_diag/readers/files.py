@@ -27,6 +27,8 @@ GLIMPSE = 1 << 12
 FETCHED_WHOLE = 128 << 20
 # Footers that are fetched at once.
 AT_ONCE = 16
+# Of an integer in the name of a directory, leading zeros counted.
+MOST_DIGITS = 64
 # What pyarrow raises on a damaged file: its own errors, OSError (codecs), ValueError (text in the footer).
 READ_ERRORS = (pa.ArrowException, OSError, ValueError)
 
@@ -147,8 +149,8 @@ def describe(files: Sequence[File]) -> list[Part]:
 
 
 def _describe(file: File, numeric: frozenset[str]) -> Part:
-    partitions = {key: _value(text, key in numeric) for key, text in file.partitions.items()}
     try:
+        partitions = {key: _value(text, key in numeric) for key, text in file.partitions.items()}
         with open_parquet(file.path) as parquet:
             schema, metadata = parquet.schema_arrow, parquet.metadata
             groups = [metadata.row_group(at) for at in range(metadata.num_row_groups)]
@@ -170,10 +172,17 @@ def _with_partitions(schema: pa.Schema, partitions: dict[str, pa.Scalar]) -> pa.
 
 
 def _integer_keys(files: Iterable[File]) -> frozenset[str]:
-    """Partition keys whose every value reads as an integer."""
+    """Partition keys whose every value reads as an integer of 64 bits."""
     pairs = [(key, text) for file in files for key, text in file.partitions.items()]
-    words = {key for key, text in pairs if text is not None and not text.removeprefix("-").isdecimal()}
+    words = {key for key, text in pairs if text is not None and not _is_integer(text)}
     return frozenset(key for key, _ in pairs) - words
+
+
+def _is_integer(text: str) -> bool:
+    """Whether text is an integer that 64 bits hold."""
+    if not text.removeprefix("-").isdecimal() or len(text) > MOST_DIGITS:
+        return False
+    return -(2**63) <= int(text) < 2**63
 
 
 def _value(text: str | None, numeric: bool) -> pa.Scalar:
@@ -186,7 +195,7 @@ def _provenance(text: bytes) -> dict[str, object]:
     """The metadata as an object; empty when it is none of ours (another tool may have rewritten the file)."""
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 
@@ -204,6 +213,8 @@ def merged(provenances: Iterable[dict[str, object]]) -> dict[str, object]:
 
 def _unreadable(path: Location, error: Exception) -> DumpError:
     """Why a file does not open, from its first and last bytes."""
+    if isinstance(error, UnicodeEncodeError):
+        return DumpError(f"{path}: the path is not UTF-8", "rename the file and its directories")
     if path.far and outage(path, error):
         return explained(path, error)
     try:

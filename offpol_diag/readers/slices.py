@@ -16,8 +16,9 @@ from offpol_diag.readers.checks import Problem
 from offpol_diag.readers.files import READ_ERRORS, Part, first_line, glimpse, open_again, open_parquet
 from offpol_diag.readers.kept import KEPT
 from offpol_diag.readers.outages import outage
+from offpol_diag.readers.plain import plain
 from offpol_diag.readers.ragged import Flags, Ints, starts
-from offpol_diag.readers.reel import Reel
+from offpol_diag.readers.reel import Reel, Rows
 from offpol_diag.readers.schemas import Plan
 
 # Row group, number of the first row in the file, and the rows.
@@ -123,7 +124,7 @@ def tables(part: Part, plan: Plan, most: Mapping[int, int]) -> Iterator[Located]
     """Row group, number of the first row in the file, and the rows, of whole row groups."""
     with open_again(part.path) as parquet:
         for group in part.groups:
-            yield from _placed(part, group, _read(parquet, part, group, plan, most[group]))
+            yield from _placed(part, group, plan, _read(parquet, part, group, plan, most[group]))
 
 
 def _located(part: Part, plan: Plan, most: Mapping[int, int], reel: Reel) -> Iterator[Located]:
@@ -132,19 +133,22 @@ def _located(part: Part, plan: Plan, most: Mapping[int, int], reel: Reel) -> Ite
         return tables(part, plan, most)
     group = part.groups.start
     rows = reel.rows((part.path, group), *part.between, lambda: _alone(part, group, plan, most[group]))
-    return _placed(part, group, rows)
+    return _placed(part, group, plan, rows)
 
 
-def _alone(part: Part, group: int, plan: Plan, tokens: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+def _alone(part: Part, group: int, plan: Plan, tokens: int) -> Rows:
     with open_again(part.path) as parquet:
         yield from _read(parquet, part, group, plan, tokens)
 
 
-def _placed(part: Part, group: int, found: Iterator[tuple[int, pa.RecordBatch]]) -> Iterator[Located]:
+def _placed(part: Part, group: int, plan: Plan, found: Rows) -> Iterator[Located]:
     first = sum(part.group_rows[:group])
     for done, table in found:
         for key, value in part.partitions.items():
             table = table.append_column(key, pa.repeat(value, table.num_rows))
+        for name in plan.labels:
+            at = table.schema.get_field_index(name)
+            table = table.set_column(at, name, plain(table.column(at)))
         yield group, first + done, table
 
 
@@ -164,9 +168,7 @@ def tokens_in(part: Part, group: int, plan: Plan) -> int:
             raise _corrupt(part, group, 0, [name], error) from error
 
 
-def _read(
-    parquet: pq.ParquetFile, part: Part, group: int, plan: Plan, tokens: int
-) -> Iterator[tuple[int, pa.RecordBatch]]:
+def _read(parquet: pq.ParquetFile, part: Part, group: int, plan: Plan, tokens: int) -> Rows:
     """One row group in pieces, each with the number of rows before it."""
     names = [name for name in plan.names if name not in part.partitions]
     done = 0
