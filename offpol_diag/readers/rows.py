@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -36,7 +36,7 @@ class Rows:
 
     lists: dict[str, Ragged]
     numbers: dict[str, Floats]
-    counts: dict[str, Floats]
+    counts: dict[str, Floats] = field(default_factory=dict)
 
     @property
     def lengths(self) -> Ints:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,6 +17,7 @@ from offpol_diag.readers.checks import Problem
 from offpol_diag.readers.files import READ_ERRORS, Part, first_line, glimpse, open_again, open_parquet
 from offpol_diag.readers.kept import KEPT
 from offpol_diag.readers.outages import outage
+from offpol_diag.readers.pages import check
 from offpol_diag.readers.plain import plain
 from offpol_diag.readers.ragged import Flags, Ints, starts
 from offpol_diag.readers.reel import Reel, Rows
@@ -156,14 +158,14 @@ def tokens_in(part: Part, group: int, plan: Plan) -> int:
     """Tokens of a row group, masked ones included, by the footer; an empty list counts as one.
 
     Raises:
-        DumpError: the file does not open any more, or not that column of it.
+        DumpError: the file does not open any more, or that column of it is damaged.
     """
     if plan.form.long:
         return part.group_rows[group]
     name = plan.columns[columns.ROLLOUT]
     with open_again(part.path) as parquet:
         try:
-            return _values(parquet, group, name)
+            return _checked(parquet, part, group, [name])[name]
         except READ_ERRORS as error:
             raise _corrupt(part, group, 0, [name], error) from error
 
@@ -173,7 +175,8 @@ def _read(parquet: pq.ParquetFile, part: Part, group: int, plan: Plan, tokens: i
     names = [name for name in plan.names if name not in part.partitions]
     done = 0
     try:
-        rows = _rows_at_once(parquet, group, plan.columns[columns.ROLLOUT], tokens)
+        values = _checked(parquet, part, group, names)[plan.columns[columns.ROLLOUT]]
+        rows = max(1, tokens * part.group_rows[group] // max(values, 1))
         key = str(part.path), part.bytes, group, rows
 
         def decoded(some: list[str]) -> Iterator[pa.RecordBatch]:
@@ -189,21 +192,32 @@ def _read(parquet: pq.ParquetFile, part: Part, group: int, plan: Plan, tokens: i
         raise _corrupt(part, group, done, names, EOFError("not the rows its footer had"))
 
 
-def _rows_at_once(parquet: pq.ParquetFile, group: int, name: str, tokens: int) -> int:
-    """Rows of a row group that hold about `tokens` tokens, by the footer's count of values."""
-    values = _values(parquet, group, name)
-    return max(1, tokens * int(parquet.metadata.row_group(group).num_rows) // max(values, 1))
+def _checked(parquet: pq.ParquetFile, part: Part, group: int, names: list[str]) -> dict[str, int]:
+    """How many values columns of a row group have, by the footer; the sizes that they declare are checked.
 
+    Far away, where a look at a page is a request, the footer is believed for all but the first.
 
-def _values(parquet: pq.ParquetFile, group: int, name: str) -> int:
-    """How many values a column of a row group has, by the footer."""
+    Raises:
+        Exception: one of `READ_ERRORS`.
+    """
     paths = [parquet.schema.column(i).path for i in range(len(parquet.schema))]
-    leaf = next(i for i, path in enumerate(paths) if f"{path}.".startswith(f"{name}."))
+    found: dict[str, int] = {}
+    with nullcontext() if part.path.far else part.path.open() as stream:
+        for name in names[:1] if part.path.far else names:
+            leaves = [i for i, path in enumerate(paths) if f"{path}.".startswith(f"{name}.")]
+            for leaf in leaves:
+                chunk = _chunk(parquet, group, leaf)
+                check(chunk, part.group_rows[group], part.bytes, stream)
+                found.setdefault(name, int(chunk.num_values))
+    return found
+
+
+def _chunk(parquet: pq.ParquetFile, group: int, leaf: int) -> pq.ColumnChunkMetaData:
     # On a damaged footer, asking for a column's metadata ends the process; reading it raises. So read first:
     # a batch of no rows, which `ParquetFile.iter_batches` refuses, opens the column and decodes nothing.
     reader = glimpse(parquet).reader
     next(reader.iter_batches(0, row_groups=[group], column_indices=[leaf], use_threads=False), None)
-    return int(parquet.metadata.row_group(group).column(leaf).num_values)
+    return parquet.metadata.row_group(group).column(leaf)
 
 
 def _corrupt(part: Part, group: int, done: int, names: list[str], error: Exception) -> DumpError:
@@ -222,6 +236,7 @@ def _reads(part: Part, group: int, name: str) -> bool:
     """Whether a column of a row group can be read on its own."""
     try:
         with open_parquet(part.path) as parquet:
+            _checked(parquet, part, group, [name])
             for _ in parquet.iter_batches(1024, row_groups=[group], columns=[name]):
                 pass
     except READ_ERRORS:
