@@ -192,9 +192,12 @@ def _value(text: str | None, numeric: bool) -> pa.Scalar:
 
 
 def _provenance(text: bytes) -> dict[str, object]:
-    """The metadata as an object; empty when it is none of ours (another tool may have rewritten the file)."""
+    """The metadata as an object; empty when it is none of ours (another tool may have rewritten the file).
+
+    Half a surrogate pair, which JSON can escape and nothing can write, becomes a question mark.
+    """
     try:
-        found = json.loads(text)
+        found = json.loads(json.dumps(json.loads(text), ensure_ascii=False).encode(errors="replace"))
     except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

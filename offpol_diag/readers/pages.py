@@ -1,8 +1,8 @@
 """Whether the sizes that a column declares can be true, before memory is taken for them.
 
 A page says how large it will be when it is decompressed, and how many values it holds; a few damaged bytes
-can claim gigabytes. What pages say must agree with the footer, and with the bytes that are there. A column that
-is the same throughout compresses ten thousandfold, so no usual ratio is asked for, only agreement.
+can claim gigabytes. What pages say must agree with the footer, and with the bytes that are there. A column
+that is the same throughout compresses ten thousandfold, so no usual ratio is asked for, only agreement.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Page:
 def _page(header: Struct, codec: str) -> Page:
     """A page that can be as its header says."""
     kind, large, small = (header.get(field) for field in (1, 2, 3))
-    held = next((header[field] for page, field in DETAILS.items() if page == kind and field in header), {})
+    held: Struct = next((header[at] for page, at in DETAILS.items() if page == kind and at in header), {})
     values = held.get(1, 0) if isinstance(held, dict) else None
     if not all(isinstance(x, int) and x >= 0 for x in (kind, large, small, values)):
         raise Implausible("the header of a page is damaged")
