@@ -171,6 +171,7 @@ def test_what_cannot_be_is_told(pages, footer, says):
 
 def test_what_can_be_is_let_through():
     judged(PAGE)
+    judged(b"", num_values=0, data_page_offset=0)
     judged(PAGE + PAGE, num_values=2)
     judged(header(2, values=2) + b"\0" * 8 + PAGE)
     judged(header(3) + b"\0" * 8)
