@@ -2,6 +2,8 @@
 
 import math
 import struct
+import subprocess
+import sys
 
 import numpy as np
 import pyarrow as pa
@@ -252,6 +254,23 @@ def test_corruption_inside_a_page_is_found_and_placed(tmp_path, options, on_bad_
     assert error.message.startswith(
         f"{path}, row group 1, from row 200 on, column 'old_log_probs': the data cannot be read"
     )
+
+
+def test_a_footer_whose_columns_have_other_types_does_not_end_the_process(tmp_path):
+    path = tmp_path / "long.parquet"
+    columns = {"sequence_id": [0, 0, 1, 1], "rollout_log_prob": [-1.0] * 4, "old_log_prob": [-1.0] * 4}
+    pq.write_table(pa.table(columns), path, row_group_size=2)
+    data = path.read_bytes()
+    footer = len(data) - 8 - struct.unpack("<I", data[-8:-4])[0]
+    named = data.index(b"\x0bsequence_id", data.index(b"\x0bsequence_id", footer) + 1)
+    int64 = data.rindex(b"\x15\x04\x19", 0, named)
+    path.write_bytes(data[:int64] + b"\x15\x00\x19" + data[int64 + 3 :])  # a boolean
+    cut = (
+        "import sys; from offpol_diag.readers import open_dump, shards; shards.spans(open_dump(sys.argv[1:]))"
+    )
+    ran = subprocess.run([sys.executable, "-c", cut, str(path)], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert "column 'sequence_id': the data cannot be read" in refusal(str(path)).message
 
 
 def test_a_file_that_cannot_be_opened_is_refused(tmp_path, monkeypatch):

@@ -120,6 +120,24 @@ def glimpse(parquet: pq.ParquetFile) -> pq.ParquetFile:
     return getattr(parquet, "glimpse", parquet)
 
 
+def chunk_of(parquet: pq.ParquetFile, group: int, leaf: int) -> pq.ColumnChunkMetaData:
+    """What the footer says of a column of a row group.
+
+    Raises:
+        Exception: one of `READ_ERRORS`.
+    """
+    # On a damaged footer, asking for a column's metadata ends the process; reading it raises. So read first:
+    # a batch of no rows, which `ParquetFile.iter_batches` refuses, opens the column and decodes nothing.
+    reader = glimpse(parquet).reader
+    next(reader.iter_batches(0, row_groups=[group], column_indices=[leaf], use_threads=False), None)
+    found = parquet.metadata.row_group(group).column(leaf)
+    if found.physical_type != parquet.schema.column(leaf).physical_type:  # its statistics end the process too
+        raise ValueError(
+            f"a column of {found.physical_type} is to hold {parquet.schema.column(leaf).physical_type}"
+        )
+    return found
+
+
 def open_again(path: Location) -> pq.ParquetFile:
     """A file that opened before.
 

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from offpol_diag.errors import DumpError
 from offpol_diag.readers import columns
 from offpol_diag.readers.checks import Problem
-from offpol_diag.readers.files import READ_ERRORS, Part, first_line, glimpse, open_again, open_parquet
+from offpol_diag.readers.files import READ_ERRORS, Part, chunk_of, first_line, open_again, open_parquet
 from offpol_diag.readers.kept import KEPT
 from offpol_diag.readers.outages import outage
 from offpol_diag.readers.pages import check
@@ -206,18 +206,10 @@ def _checked(parquet: pq.ParquetFile, part: Part, group: int, names: list[str]) 
         for name in names[:1] if part.path.far else names:
             leaves = [i for i, path in enumerate(paths) if f"{path}.".startswith(f"{name}.")]
             for leaf in leaves:
-                chunk = _chunk(parquet, group, leaf)
+                chunk = chunk_of(parquet, group, leaf)
                 check(chunk, part.group_rows[group], part.bytes, stream)
                 found.setdefault(name, int(chunk.num_values))
     return found
-
-
-def _chunk(parquet: pq.ParquetFile, group: int, leaf: int) -> pq.ColumnChunkMetaData:
-    # On a damaged footer, asking for a column's metadata ends the process; reading it raises. So read first:
-    # a batch of no rows, which `ParquetFile.iter_batches` refuses, opens the column and decodes nothing.
-    reader = glimpse(parquet).reader
-    next(reader.iter_batches(0, row_groups=[group], column_indices=[leaf], use_threads=False), None)
-    return parquet.metadata.row_group(group).column(leaf)
 
 
 def _corrupt(part: Part, group: int, done: int, names: list[str], error: Exception) -> DumpError:
