@@ -169,7 +169,7 @@ def test_junit_holds_whatever_a_gate_file_says_and_is_xml() -> None:
     xml = render_junit(make_summary(gates=[verdict(passed=False, note=nasty, reason="r")]))
 
     (case,) = next(iter(JUnitXml.fromstring(xml.encode())))
-    assert 'a < b && "c" ]]> ��[31m' in case.result[0].text
+    assert r'a < b && "c" ]]> \x00\x1b[31m' in case.result[0].text
     assert ElementTree.fromstring(xml.encode()).tag == "testsuites"
 
 
@@ -280,6 +280,7 @@ def test_nothing_in_a_text_ends_an_annotation_or_its_title() -> None:
 
     found = re.fullmatch(r"::error title=([^:,\r\n]*)::([^\r\n]*)", line)
     assert found is not None
+    nasty = nasty.replace("\r\n", r"\r\n")
     assert unescaped(found[1]) == f"offpol-diag gate: {nasty} failed"
     assert unescaped(found[2]) == f"{nasty}: {nasty}"
 

@@ -13,8 +13,10 @@ from contextlib import contextmanager
 
 import typer
 
+from offpol_diag.cli.output import put
 from offpol_diag.cli.usage import PROGRAM, spoken
 from offpol_diag.errors import OffpolError
+from offpol_diag.printable import printable
 
 FAILED, COULD_NOT_SAY, INTERRUPTED, BROKEN_PIPE, TERMINATED = 1, 2, 130, 141, 143
 
@@ -80,8 +82,12 @@ def exit_codes() -> Iterator[None]:
 
 def complain(error: OffpolError) -> None:
     """`error: …`, a blank line, `hint: …`, on stderr."""
-    parts = [f"error: {error.message}", *([f"hint: {error.hint}"] if error.hint else [])]
-    sys.stderr.write("\n\n".join(parts) + "\n")
+    message, *details = error.lines
+    put(sys.stderr, f"error: {message}")
+    sys.stderr.writelines(f"  {printable(one)}\n" for one in details)
+    if error.hint:
+        sys.stderr.write("\n")
+        put(sys.stderr, f"hint: {error.hint}")
 
 
 def _unforeseen(error: Exception) -> None:
@@ -91,7 +97,8 @@ def _unforeseen(error: Exception) -> None:
             OffpolError(f"{error.filename or 'output'}: cannot be written ({error.strerror})", "make room")
         )
         return
-    traceback.print_exception(error)
+    lines = "".join(traceback.format_exception(error)).splitlines()
+    put(sys.stderr, *lines)
     complain(BUG)
 
 
