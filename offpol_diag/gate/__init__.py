@@ -115,7 +115,7 @@ def said(bound: Bound, why: str) -> GateVerdict:
 
 
 def _of_number(bound: Bound, number: Number, where: str = "") -> GateVerdict:
-    return _ruled(bound, number, rule(number, bound.kind, bound.limit, bound.judge), where)
+    return _ruled(bound, number, rule(number, bound.kind, bound.limit, bound.judge, bound.name), where)
 
 
 def _ruled(bound: Bound, number: Number, ruling: Ruling, where: str = "", reason: str = "") -> GateVerdict:
@@ -147,7 +147,7 @@ def _asked(bound: Bound) -> dict[str, Any]:
 
 def _of_every_step(bound: Bound, listed: Series) -> GateVerdict:
     """The worst step decides; a failure is certain whatever the other steps would have said."""
-    rulings = [rule(number, bound.kind, bound.limit, bound.judge) for number in listed.numbers]
+    rulings = [rule(number, bound.kind, bound.limit, bound.judge, bound.name) for number in listed.numbers]
     failed = [at for at, ruling in enumerate(rulings) if ruling.passed is False]
     silent = [at for at, ruling in enumerate(rulings) if ruling.passed is None]
     at = _worst(bound, listed, failed) if failed else silent[0] if silent else _worst(bound, listed)

@@ -12,7 +12,7 @@ Found = Number | str
 
 
 def find(summary: Summary, name: str, near: bool = True) -> Found:
-    """The number of that name, of the whole dump; `near`: where there is none, say which names are like it."""
+    """The number of that name, of the whole dump; `near`: where there is none, say what names are like it."""
     if name in summary.metrics:
         return summary.metrics[name]
     for prefix, metric in splits(name):
