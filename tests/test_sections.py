@@ -156,8 +156,8 @@ def test_the_runner_up_comes_with_its_price(price, said):
 
 def test_the_longest_response_is_told_where_it_is_known():
     known = recommendation().model_copy(update={"longest_response": Number(value=1151.0, unit="tokens")})
-    assert "10 % ESS up to about 1,151 tokens" in words(section("verdict", recommendation=known))
-    assert "10 % ESS" not in words(section("verdict"))
+    assert "10% ESS up to about 1,151 tokens" in words(section("verdict", recommendation=known))
+    assert "10% ESS" not in words(section("verdict"))
 
 
 def test_the_configuration_is_shown_where_a_trainer_was_named():

@@ -126,8 +126,9 @@ def _table(path: Path, inside: Sequence[str]) -> dict[str, object]:
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return {}
     except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
         raise UsageError(
-            f"{path}: cannot be read as TOML ({error})", "mend it, or run in another folder"
+            f"{path}: cannot be read as TOML ({why})", "mend it, or run in another folder"
         ) from error
     for name in inside:
         table = table.get(name, {}) if isinstance(table, dict) else {}

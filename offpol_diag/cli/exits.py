@@ -23,6 +23,8 @@ FAILED, COULD_NOT_SAY, INTERRUPTED, BROKEN_PIPE, TERMINATED = 1, 2, 130, 141, 14
 GRACE = 5.0
 """Seconds in which a second SIGTERM (`timeout` sends two) must not cut the cleaning up short."""
 
+LONGEST = 1600
+"""Characters of a line of an error."""
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 BUG = OffpolError(
     "this is a bug in offpol-diag", "please report it with the traceback above and what was run"
@@ -82,12 +84,17 @@ def exit_codes() -> Iterator[None]:
 
 def complain(error: OffpolError) -> None:
     """`error: …`, a blank line, `hint: …`, on stderr."""
-    message, *details = error.lines
+    message, *details = map(_short, error.lines)
     put(sys.stderr, f"error: {message}")
     sys.stderr.writelines(f"  {printable(one)}\n" for one in details)
     if error.hint:
         sys.stderr.write("\n")
-        put(sys.stderr, f"hint: {error.hint}")
+        put(sys.stderr, f"hint: {_short(error.hint)}")
+
+
+def _short(text: str) -> str:
+    """A text that may quote a value of any length, cut in the middle."""
+    return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} … {text[-LONGEST // 2 :]}"
 
 
 def _unforeseen(error: Exception) -> None:

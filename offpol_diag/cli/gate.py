@@ -61,7 +61,7 @@ GateFile = Annotated[
 ]
 Point = Annotated[
     bool,
-    typer.Option("--point", rich_help_panel=BOUNDS, help="Judge the plain values, not their 95 % intervals."),
+    typer.Option("--point", rich_help_panel=BOUNDS, help="Judge the plain values, not their 95% intervals."),
 ]
 Baseline = Annotated[
     Path | None,
@@ -137,7 +137,7 @@ def gate(
     0: every bound holds. 1: a bound failed. 2: no bound failed, but one could not be judged (a name that is
     no metric, a value that cannot be known from this dump or is unreliable, NaN), or nothing could be judged.
 
-    A bound fails only when the whole 95 % interval lies beyond it. An interval with values on both sides
+    A bound fails only when the whole 95% interval lies beyond it. An interval with values on both sides
     passes, and the table says that it is open. A number without an interval is judged by its value; a value
     on its bound passes.
 

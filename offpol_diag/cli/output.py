@@ -56,6 +56,11 @@ def check(target: Path | None, *sources: object) -> None:
     _check_names(target)
     if URL.match(str(target)):
         raise UsageError("results are written on this disk, and a URL is named", "name a file, and copy it")
+    with _told(target):
+        _check_place(target, *sources)
+
+
+def _check_place(target: Path, *sources: object) -> None:
     if target.is_dir():
         raise UsageError(f"{target}: is a directory", f"name a file in it: {target / 'report.html'}")
     if not target.parent.is_dir():
@@ -75,7 +80,12 @@ def _check_names(*names: object) -> None:
 
 def _check_whole(option: str, target: Path | None, form: str, example: str) -> None:
     """What is put in place as a whole cannot be piped, and a device is nothing to be replaced."""
-    if target is not None and (target == STDOUT or (target.exists() and not target.is_file())):
+    if target is None:
+        return
+    _check_names(target)
+    with _told(target):
+        whole = target != STDOUT and (target.is_file() or not target.exists())
+    if not whole:
         raise UsageError(f"{option} {target}: {form} needs a file", f"name one: {option} {example}")
 
 

@@ -33,7 +33,7 @@ HIDDEN: Mapping[str, Kind] = {
 """Number → the kind of bound that it breaks for sure where its whole interval lies beyond it, however heavy
 the tail of the weights. The rarest and largest weights are those that a sample lacks: with them a mean of r
 or r² would be larger, and the effective sample size smaller."""
-OPEN = "the 95 % interval holds values on both sides of the bound"
+OPEN = "the 95% interval holds values on both sides of the bound"
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def _by_interval(
     said = compared(value, kind, limit)
     if beyond:
         nearest = low if kind == "max" else high
-        why = f"the whole 95 % interval lies beyond it, from {apart(nearest, limit)[0]}"
+        why = f"the whole 95% interval lies beyond it, from {apart(nearest, limit)[0]}"
         return Ruling(False, _joined(said, why, note), on="interval")
     remark = "" if within else OPEN
     return Ruling(True, _joined(said, remark, note), open=not within, on="interval")

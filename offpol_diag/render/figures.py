@@ -167,7 +167,7 @@ def _between(low: float | None, high: float | None) -> float | None:
 
 
 def _band(series: Series, colour: str) -> list[Json]:
-    """The 95 % band as closed shapes, one per unbroken run of known intervals."""
+    """The 95% band as closed shapes, one per unbroken run of known intervals."""
     return [_shape(run, colour) for run in _runs(series)] if series.low else []
 
 

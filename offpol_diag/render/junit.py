@@ -59,7 +59,7 @@ def _details(verdict: GateVerdict) -> list[str]:
         for line in (
             told(verdict),
             f"value: {verdict.value!r}",
-            f"95 % interval: {interval}",
+            f"95% interval: {interval}",
             f"asked by: {verdict.source or 'unknown'}",
         )
     ]

@@ -192,7 +192,8 @@ def _figure(block: Figure, canvas: Canvas) -> None:
         known = [value for value in block.series[0].y if value is not None and math.isfinite(value)]
         low, high = f"{min(known):.4g}", f"{max(known):.4g}"
         ends = f"{low if low == high else f'{low} to {high}'} {block.y_label}"
-        canvas.print(Line(f"{spark:<{SPARK_LEAST}}  {printable(block.title)}: {printable(ends)}"))
+        named = f"; {block.named}" if block.named else ""
+        canvas.print(Line(f"{spark:<{SPARK_LEAST}}  {printable(f'{block.title}: {ends}{named}')}"))
     if block.caption:
         canvas.print(Line(f"{printable(block.caption)}\n", style="dim"))
 

@@ -26,7 +26,7 @@ WORDS: Mapping[tuple[bool | None, bool], str] = {
 """(passed, open) → what is said of a bound."""
 
 OPEN = (
-    "open: the 95 % interval holds values on both sides of the bound, which passes for want of evidence "
+    "open: the 95% interval holds values on both sides of the bound, which passes for want of evidence "
     "against it."
 )
 SIGNS: Mapping[str, str] = {"max": "≤", "min": "≥", "within": "±"}
