@@ -5,6 +5,7 @@ All that is printed passes through `put` here, or through the terminal's rendere
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 STDOUT = Path("-")
 URL = re.compile(r"[A-Za-z][\w+.-]+:/")
 """How a path looks that was given as a URL."""
+LONGEST_NAME = 255
+"""Bytes of a file's name that file systems allow."""
 STEM = 100
 """Characters of a dump's name that a report's name takes."""
 
@@ -50,7 +53,6 @@ def check(target: Path | None, *sources: object) -> None:
         UsageError: a directory, a file in a directory that does not exist, a file that is read, a URL, a name
             that no file can have.
     """
-    _check_names(*sources)
     if target is None or target == STDOUT:
         return
     _check_names(target)
@@ -72,10 +74,12 @@ def _check_place(target: Path, *sources: object) -> None:
 
 
 def _check_names(*names: object) -> None:
-    """No file's name holds a NUL; the system's own calls answer it with a ValueError."""
+    """Refuse what can be no file's name; the system's own calls answer it in many ways."""
     for name in map(str, names):
-        if "\0" in name:
-            raise UsageError(f"{name}: the name of a file holds a NUL", "name another file")
+        parts = [] if URL.match(name) else re.split(r"[/\\]", name)
+        if "\0" in name or any(len(os.fsencode(part)) > LONGEST_NAME for part in parts):
+            rule = f"it holds a NUL, or more than {LONGEST_NAME} bytes between slashes"
+            raise UsageError(f"{name}: no file has such a name", rule)
 
 
 def _check_whole(option: str, target: Path | None, form: str, example: str) -> None:
@@ -243,6 +247,7 @@ class Outputs:
 
     def check(self, *sources: object) -> None:
         """Refuse places that cannot be written, two results in one place, and writing over what is read."""
+        _check_names(*sources)
         _check_whole("--sequences", self.sequences, "Parquet", "rows.parquet")
         _check_whole("--tally", self.tally, "a tally", "piece.tally.json.gz")
         targets = [*self._targets(), *(one for one in (self.sequences, self.tally) if one)]
