@@ -27,7 +27,7 @@ from offpol_diag.gate import judge, parse
 from offpol_diag.printable import CONTROLS, printable, printable_json, printable_lines
 from offpol_diag.render.annotations import annotated
 from offpol_diag.render.terminal import draw, make_console
-from offpol_diag.summary import Histogram, Location, Number, Place
+from offpol_diag.summary import DumpFacts, Histogram, Location, Number, Place, loads
 
 SCRIPT = (sys.executable, "-m", "offpol_diag")
 EVIL = "x\x1b[31m\x9b2J\x07\u202e\n::error::pwned\r\n  ::stop-commands::t\u2028##[error]y\udcff"
@@ -553,3 +553,22 @@ def test_thousands_of_bounds_are_judged_in_a_second_or_two() -> None:
     assert time.process_time() - began < 5
     assert len(judged.gates) == 2000
     assert "1,900 more" in drawn
+
+
+def test_what_a_writer_said_of_a_dump_is_held_by_json_whatever_it_is() -> None:
+    deep: Any = 1
+    for _ in range(300):
+        deep = {"a": [deep]}
+    facts = make_summary().dump.model_dump() | {
+        "files": ["a\udcff"],
+        "provenance": {"k\ud800": ["\udfff"], "deep": deep},
+    }
+    summary = make_summary()
+    summary.dump = DumpFacts(**facts)
+    again = loads(summary.to_json(), "again")
+    assert again.dump == summary.dump
+    assert again.dump.files == [r"a\udcff"]
+    assert again.dump.provenance[r"k\ud800"] == [r"\udfff"]
+    assert "…" in again.to_json()
+    for render in FORMATS.values():
+        render(again).encode()
