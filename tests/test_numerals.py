@@ -11,7 +11,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from offpol_diag.numerals import written
+from offpol_diag.numerals import say, written
 from offpol_diag.readout import presets
 from offpol_diag.summary import Number
 

@@ -14,7 +14,7 @@ from offpol_diag.render.figures import plotly_figure
 from offpol_diag.render.terminal import PIPE_WIDTH, brief, make_console, render_terminal, sparkline
 from offpol_diag.sections import sections
 from offpol_diag.sections.comparison import comparison
-from offpol_diag.summary import Number
+from offpol_diag.summary import Location, Number, Place
 from tests.factory import make_comparison, make_summary
 
 
@@ -226,3 +226,19 @@ def draw_piped(*given: Section) -> str:
     console = make_console()
     render_terminal(given, console, stack=False)
     return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
+
+
+def test_the_groups_and_the_place_with_the_largest_k3_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setattr("sys.stdout", io.StringIO())
+    summary = make_summary()
+    for axis, numeric, keys in (("host", False, "abcde"), ("step", True, "12345")):
+        places = [
+            Place(key=key, order=i, tokens=9, sequences=9, metrics={"k3": Number(value=0.01 * (i + 1))})
+            for i, key in enumerate(keys)
+        ]
+        summary.by[axis] = Location(axis=axis, title=axis, numeric=numeric, places=places)
+    drawn = " ".join(draw_piped(*brief(sections(summary))).split())
+
+    assert "k3 by host: 0.01 to 0.05 k3, nats per token; largest: e (0.05), d (0.04), c (0.03)" in drawn
+    assert "k3 by step: 0.01 to 0.05 k3, nats per token; largest: 5 (0.05)" in drawn

@@ -8,7 +8,6 @@ from pydantic import Field, model_validator
 
 from offpol_diag.summary.number import Model
 
-
 DEEPEST = 32
 """Containers within containers of what a dump's writer says of it: what lies deeper is shown as text."""
 
