@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +21,7 @@ from offpol_diag.metrics.pieces import pieces
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.presets import Preset
 from offpol_diag.tally import Study
+from offpol_diag.wholefiles import beside
 
 Factors = Mapping[str, Mapping[scope.Label, float]]
 """Preset → trainer batch → what its weights are divided by."""
@@ -37,7 +37,7 @@ class SequenceWriter:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._temp = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        self._temp = beside(path)
         self._writer: pq.ParquetWriter | None = None
 
     @classmethod

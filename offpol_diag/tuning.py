@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -11,8 +10,9 @@ from typing import Any
 from offpol_diag.errors import did_you_mean
 from offpol_diag.grammar import GRAMMAR, Spot, reader, readers, values
 from offpol_diag.presets import Clip, Preset, Reject, Veto, Weight
+from offpol_diag.wholefiles import toml
 
-PLACE = re.compile(r"(?P<part>[a-z]+)(?:\[(?P<index>\d+)\])?(?:\.(?P<key>[a-z_]+))?")
+PLACE = re.compile(r"(?P<part>[a-z]+)(?:\[(?P<index>\d{1,4})\])?(?:\.(?P<key>[a-z_]+))?")
 SETTINGS = "write them like weight.upper=3, reject[0].lower=0.99, veto.lower=1e-5 or clip.high=0.28"
 
 
@@ -98,6 +98,6 @@ def _with(part: Any, changes: dict[str, str], at: Spot) -> Any:
 def _value(text: str) -> Any:
     """As TOML would read it; what it cannot read is text."""
     try:
-        return tomllib.loads(f"x = {text}")["x"] if "\n" not in text else text
-    except tomllib.TOMLDecodeError:
+        return toml(f"x = {text}")["x"] if "\n" not in text else text
+    except ValueError:
         return text.strip()

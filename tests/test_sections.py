@@ -53,7 +53,7 @@ def words(of: Section) -> str:
         (number(0.0, 0.0), "0"),
         (number(1.0, 1e-4), "1.00000 [0.9999, 1.0001]"),
         (number(0.0, unit="fraction"), "0%"),
-        (number(0.0, 2e-6), "0.0e-6 [-2, 2]e-6"),
+        (number(0.0, 2e-6), "0 [-2, 2]e-6"),
         (number(-1.5e-3, 2.1e-3), "-1.5e-3 [-4, 1]e-3"),
         (number(1234567.0), "1,234,567"),
         (number(1 / 3), "0.3333"),
@@ -156,8 +156,8 @@ def test_the_runner_up_comes_with_its_price(price, said):
 
 def test_the_longest_response_is_told_where_it_is_known():
     known = recommendation().model_copy(update={"longest_response": Number(value=1151.0, unit="tokens")})
-    assert "10 % ESS up to about 1,151 tokens" in words(section("verdict", recommendation=known))
-    assert "10 % ESS" not in words(section("verdict"))
+    assert "10% ESS up to about 1,151 tokens" in words(section("verdict", recommendation=known))
+    assert "10% ESS" not in words(section("verdict"))
 
 
 def test_the_configuration_is_shown_where_a_trainer_was_named():

@@ -140,7 +140,7 @@ def _finding(found: Sweep) -> str:
     name = "acted" if "acted" in first.metrics else "tokens_kept"
     what = {"acted": "weights changed", "tokens_kept": "tokens kept"}[name]
     ends = (f"{say(point.metrics[name])} at {point.threshold:.7g}" for point in (first, last))
-    return f"{what}: {', and '.join(ends)}; bands are 95 % intervals."
+    return f"{what}: {', and '.join(ends)}; bands are 95% intervals."
 
 
 # ---------------------------------------------------------------- by length
@@ -274,7 +274,7 @@ def _predicted(window: SolvedWindow) -> tuple[Block, ...]:
     notes = (
         f"The spread of log r per token at length L is √(a/L + b) with √a = {falling} and √b = {staying} "
         "nats: the first averages out over a response, the second does not.",
-        "In brackets 95 %: jackknife over groups, and how far the fit misses the lengths that were seen. "
+        "In brackets 95%: jackknife over groups, and how far the fit misses the lengths that were seen. "
         "Where none is seen (–) the fit extrapolates, and the interval takes its form for true.",
     )
     caption = "What the same bounds would keep of responses of other lengths"

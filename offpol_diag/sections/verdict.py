@@ -92,7 +92,7 @@ def _longest(given: Recommendation) -> tuple[str, ...]:
     longest = given.longest_response
     if longest is None or longest.value is None:
         return ()
-    return (f"Importance sampling of whole sequences keeps 10 % ESS up to about {say(longest)} tokens",)
+    return (f"Importance sampling of whole sequences keeps 10% ESS up to about {say(longest)} tokens",)
 
 
 def _decision(given: Recommendation) -> str:

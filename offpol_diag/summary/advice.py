@@ -62,7 +62,7 @@ class AlignmentRow(Model):
     )
     score: float | None = Field(description="log of the alignment that is believed, prior and measurement")
     alignment: Number = Field(Number(), description="e^score: relative to the reference")
-    seen: Number = Field(Number(), description="e^measured, with its 95 % interval (jackknife)")
+    seen: Number = Field(Number(), description="e^measured, with its 95% interval (jackknife)")
     refused: str | None = Field(None, description="the guard that forbids it, whatever its score")
 
 
@@ -94,7 +94,7 @@ class Recommendation(Model):
     runner_up: str | None = None
     price: float | None = Field(None, description="share of the alignment that the runner-up would cost")
     longest_response: Number | None = Field(
-        None, description="tokens of a response at which sequence importance sampling keeps 10 % ESS"
+        None, description="tokens of a response at which sequence importance sampling keeps 10% ESS"
     )
     config: str | None = Field(None, description="for the trainer asked for, ready to paste")
     fired: list[Fired] = []

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Self
+
+from pydantic import Field, model_validator
 
 from offpol_diag.summary.number import Model, Numbers
 
@@ -35,6 +37,12 @@ class Histogram(Model):
     unit: str
     edges: list[float]
     counts: list[int]
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if len(self.edges) != len(self.counts) + 1:
+            raise ValueError(f"{len(self.edges)} edges do not bound {len(self.counts)} counts")
+        return self
 
 
 class WorstSequence(Model):
