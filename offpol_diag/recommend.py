@@ -7,7 +7,6 @@ regime. What a rule saw is printed with it, so that a reader can disagree.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
@@ -18,7 +17,7 @@ from offpol_diag.diagnose import Evidence
 from offpol_diag.guards import guarded
 from offpol_diag.ladder import AHEAD, Choice, choose, instead_of
 from offpol_diag.prescription import prescribed, sayable
-from offpol_diag.summary import AlignmentRow, Decision, Fired, Number, Recommendation, Summary
+from offpol_diag.summary import AlignmentRow, Decision, Fired, Recommendation, Summary
 
 WORTH = 0.001
 """A gain in alignment that is worth a correction."""
@@ -277,7 +276,7 @@ def recommend(summary: Summary) -> Recommendation:
         decision=rule.decision or "not enough data",
         sentence=rule.sentence,
         rule=rule.name,
-        longest_response=longest_response(seen.number("k3")),
+        longest_response=summary.lengths.longest if summary.lengths else None,
         fired=[_fired(rule, seen, "decision"), *alerts],
     )
     choice = _choice(summary) if rule.offers else None
@@ -300,23 +299,6 @@ def _with(given: Recommendation, choice: Choice, summary: Summary) -> Recommenda
 
 def _named(rows: dict[str, AlignmentRow], name: str | None) -> str | None:
     return None if name is None else rows[name].title
-
-
-TENTH = math.log(10)
-"""−log of 10 % ESS."""
-
-
-def longest_response(k3: Number) -> Number:
-    """Tokens at which sequence importance sampling keeps 10 % of its sample size: ESS ≈ e^{−2·KL·T}.
-
-    Holds for log-normal product ratios, whose log has twice the KL for a variance.
-    """
-    formula = "log 10 / (2 k3): ESS of product ratios ≈ e^(−2·k3·T), log-normal"
-    if k3.value is None or k3.value <= 0:
-        return Number(unit="tokens", formula=formula, unknown=k3.unknown or "k3 is 0")
-    ends = k3.interval
-    interval = (TENTH / (2 * ends[1]), TENTH / (2 * ends[0])) if ends and ends[0] > 0 else None
-    return Number(value=TENTH / (2 * k3.value), interval=interval, unit="tokens", formula=formula)
 
 
 def _fired(rule: Rule, seen: Evidence, level: Literal["decision", "alert"]) -> Fired:

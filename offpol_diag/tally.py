@@ -20,6 +20,7 @@ from offpol_diag.metrics import (
     nearsums,
     normal,
     policyloss,
+    prefixes,
     residual,
     selection,
     tails,
@@ -210,13 +211,14 @@ def _rehearse(study: Study, scene: Scene, near: Near) -> None:
 
 def _base(study: Study, scene: Scene) -> dict[str, State]:
     """What no preset has to do with; the columns of the drifts are made on the way."""
-    every, first = (gap.Gap, tails.Tails), (where.ByPlace, worst.Largest)
+    every, first = (gap.Gap, tails.Tails), (where.ByPlace, worst.Largest, prefixes.Products)
     walk(scene, {drift: (*first, *every) if drift is study.main else every for drift in study.drifts})
     axes = where.places(scene, study.main, study.group_by)
     states: dict[str, State] = {
         **{f"where.{axis}": found for axis, found in axes.items()},
         "worst.sequences": worst.sequences(scene, study.main),
         "worst.tokens": worst.tokens(scene, study.main),
+        "prefixes": prefixes.sums(scene, study.main),
     }
     for drift in study.drifts:
         states |= tails.states(scene, drift)

@@ -16,8 +16,8 @@ from offpol_diag.configs import TRAINERS
 from offpol_diag.diagnose import diagnose
 from offpol_diag.guards import guarded
 from offpol_diag.prescription import prescribed
-from offpol_diag.recommend import ALERTS, RULES, WORTH, advised, longest_response, recommend
-from offpol_diag.summary import Decision, Diagnosis, Number, loads
+from offpol_diag.recommend import ALERTS, RULES, WORTH, advised, recommend
+from offpol_diag.summary import Decision, Diagnosis, Lengths, Number, loads
 from tests import oracles
 from tests.estimated import alignment, row
 from tests.factory import dump_facts, make_summary
@@ -308,36 +308,13 @@ def test_no_rule_holds_because_a_number_is_unknown():
 # ---------------------------------------------------------------- the longest response
 
 
-def test_the_longest_response_is_where_a_log_normal_product_keeps_a_tenth():
-    k3 = Number(value=0.002, interval=(0.001, 0.004))
-    found = longest_response(k3)
+@pytest.mark.parametrize("change", [change for change, *_ in ROWS], ids=str)
+def test_every_recommendation_has_the_longest_response_that_was_measured(change):
+    longest = Number(value=42.0, interval=(23.0, 181.0), unit="tokens")
+    measured = given(**change).model_copy(update={"lengths": Lengths(longest=longest, curve=[])})
 
-    assert math.exp(-2 * 0.002 * found.value) == pytest.approx(0.1)
-    assert [math.exp(-2 * x * end) for x, end in zip((0.004, 0.001), found.interval, strict=True)] == [
-        pytest.approx(0.1)
-    ] * 2
-    assert found.unit == "tokens"
-    assert "log-normal" in found.formula
-
-
-@pytest.mark.parametrize(
-    ("k3", "why"), [(Number(value=0.0), "k3 is 0"), (Number(unknown="missing column"), "missing column")]
-)
-def test_without_a_mismatch_no_length_is_too_long(k3, why):
-    found = longest_response(k3)
-    assert (found.value, found.unknown) == (None, why)
-
-
-def test_an_interval_that_reaches_zero_gives_none():
-    found = longest_response(Number(value=0.002, interval=(0.0, 0.004)))
-    assert (found.interval, found.value > 0) == (None, True)
-
-
-@pytest.mark.parametrize("prefix", ["", "total."])
-def test_every_recommendation_has_a_longest_response(prefix):
-    for change, *_ in ROWS:
-        found = recommend(given(**{**change, "prefix": prefix})).longest_response
-        assert found.value == pytest.approx(math.log(10) / 2 / change.get("k3", PLAIN["k3"]))
+    assert recommend(measured).longest_response == longest
+    assert recommend(given(**change)).longest_response is None
 
 
 # ---------------------------------------------------------------- a trainer's own syntax

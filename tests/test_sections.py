@@ -154,9 +154,16 @@ def test_the_runner_up_comes_with_its_price(price, said):
     assert any(line.startswith("Runner-up: token mask") and said in line for line in head.detail)
 
 
-def test_the_longest_response_is_told_where_it_is_known():
-    known = recommendation().model_copy(update={"longest_response": Number(value=1151.0, unit="tokens")})
-    assert "10 % ESS up to about 1,151 tokens" in words(section("verdict", recommendation=known))
+@pytest.mark.parametrize(
+    ("longest", "said"),
+    [
+        (Number(value=1151.0, unit="tokens"), "1,151 tokens"),
+        (Number(unknown="beyond the longest responses"), "beyond the longest responses"),
+    ],
+)
+def test_the_longest_response_is_told(longest, said):
+    known = recommendation().model_copy(update={"longest_response": longest})
+    assert f"whole sequences keeps 10 % ESS: {said}" in words(section("verdict", recommendation=known))
     assert "10 % ESS" not in words(section("verdict"))
 
 

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from offpol_diag import evidence
 from offpol_diag.accumulators import Best, Places, Sums
-from offpol_diag.metrics import bystep, where
+from offpol_diag.metrics import bystep, prefixes, where
 from offpol_diag.metrics.alignment import Folds
+from offpol_diag.metrics.prefixes import Prefixes
 from offpol_diag.presets import Preset
 from offpol_diag.readout.gaps import histogram, metrics
 from offpol_diag.readout.presets import preset_result
@@ -28,6 +29,7 @@ def summary(study: Study, tally: Tally, presets: Sequence[Preset], facts: DumpFa
         metrics=metrics(out),
         presets={preset.name: preset_result(out, preset) for preset in presets},
         by=by,
+        lengths=prefixes.lengths(out.reader, typed(tally.states["prefixes"], Prefixes)),
         alignment=evidence.alignment(folds, study.side, study.columns, batch),
         histograms={f"{drift.prefix}log_ratio": histogram(out, drift) for drift in study.drifts},
         worst=Worst(

@@ -90,9 +90,10 @@ def _runner_up(given: Recommendation) -> str:
 
 def _longest(given: Recommendation) -> tuple[str, ...]:
     longest = given.longest_response
-    if longest is None or longest.value is None:
+    if longest is None:
         return ()
-    return (f"Importance sampling of whole sequences keeps 10 % ESS up to about {say(longest)} tokens",)
+    tokens = longest.unknown if longest.value is None else f"{say(longest)} tokens"
+    return (f"Longest response at which importance sampling of whole sequences keeps 10 % ESS: {tokens}",)
 
 
 def _decision(given: Recommendation) -> str:

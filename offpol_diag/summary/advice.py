@@ -81,6 +81,21 @@ class Alignment(Model):
     rows: dict[str, AlignmentRow]
 
 
+class AtLength(Model):
+    """Sequence importance sampling on the first T tokens of every response that has as many."""
+
+    tokens: int = Field(description="T")
+    sequences: int = Field(description="responses with at least T tokens")
+    ess_sequences: Number
+
+
+class Lengths(Model):
+    """What sequence importance sampling keeps of its sample size, by the length of the response."""
+
+    longest: Number = Field(description="tokens of a response up to which it keeps 10 % ESS")
+    curve: list[AtLength] = Field(description="at rising T, as far as 50 responses go")
+
+
 class Recommendation(Model):
     """Which correction, at which threshold, and why."""
 
@@ -94,7 +109,7 @@ class Recommendation(Model):
     runner_up: str | None = None
     price: float | None = Field(None, description="share of the alignment that the runner-up would cost")
     longest_response: Number | None = Field(
-        None, description="tokens of a response at which sequence importance sampling keeps 10 % ESS"
+        None, description="tokens of a response up to which sequence importance sampling keeps 10 % ESS"
     )
     config: str | None = Field(None, description="for the trainer asked for, ready to paste")
     fired: list[Fired] = []
