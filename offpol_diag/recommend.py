@@ -289,7 +289,12 @@ def _with(given: Recommendation, choice: Choice, summary: Summary) -> Recommenda
     rows = summary.alignment.rows
     if given.decision == "no correction needed":
         choice = instead_of(rows, NOTHING.name)
-    found: dict[str, object] = {"price": choice.price, "runner_up": _named(rows, choice.next)}
+    told = dict.fromkeys(name for name in (choice.best, choice.next, NOTHING.name) if name in rows)
+    found: dict[str, object] = {
+        "price": choice.price,
+        "runner_up": _named(rows, choice.next),
+        "numbers": {rows[name].title: rows[name].metrics for name in told},
+    }
     if given.decision == "METHOD at THRESHOLD":
         best = rows[choice.best]
         found |= {"title": best.title, "method": best.method}

@@ -6,6 +6,7 @@ import math
 from functools import cache
 from typing import get_args
 
+import pyarrow.parquet as pq
 import pytest
 from faults import dump
 
@@ -17,9 +18,10 @@ from offpol_diag.diagnose import diagnose
 from offpol_diag.guards import guarded
 from offpol_diag.prescription import prescribed
 from offpol_diag.recommend import ALERTS, RULES, WORTH, advised, recommend
+from offpol_diag.sections.advice import WEIGHTS
 from offpol_diag.summary import Decision, Diagnosis, Lengths, Number, loads
 from tests import oracles
-from tests.estimated import alignment, row
+from tests.estimated import alignment, row, spoken
 from tests.factory import dump_facts, make_summary
 
 BUG = Diagnosis(verdict="bug", headline="off by one")
@@ -36,6 +38,7 @@ PLAIN = {
     "mult_prob_error": 1.01,
 }
 TIS, NONE, MASK = DEFAULT.name, NOTHING.name, "token_mask_0.5_2.0"
+SCORED = ((MASK, 0.1, 0.8), (TIS, 0.0, 0.9), (NONE, -0.1, 1.0))
 NOISY, QUIET = row(TIS, -0.01, noise=1.0), row(NONE, 0.0, noise=math.exp(-0.1))  # TIS costs 0.05 in noise
 LEADS = row(MASK, 0.1)
 LITTLE = row(NONE, -WORTH / 2)
@@ -138,6 +141,22 @@ def test_no_correction_has_no_method_and_the_default_for_its_runner_up(estimates
     assert (found.method, found.threshold, found.settings) == (None, None, {})
     assert found.runner_up == DEFAULT.title
     assert found.price == pytest.approx(max(0.0, 1 - math.exp(-(estimates["none"].score + 1e-4))))
+
+
+def test_the_numbers_of_the_method_the_runner_up_and_no_correction_stand_beside_it():
+    weighed = {
+        name: row(name, score, metrics={"ess_tokens": Number(value=ess)}) for name, score, ess in SCORED
+    }
+    estimates = {spoken(name): one for name, one in weighed.items()}
+    found = recommend(given(estimates=estimates)).numbers
+    spared = recommend(given(estimates=estimates | {"none": row(NONE, 0.5)})).numbers
+
+    assert [(title, one["ess_tokens"].value) for title, one in found.items()] == [
+        ("token mask 0.5–2.0", 0.8),
+        ("token TIS at 2.0", 0.9),
+        ("no correction", 1.0),
+    ]
+    assert list(spared) == ["no correction", "token TIS at 2.0"]
 
 
 @pytest.mark.parametrize("change", [{"diagnosis": BUG}, {"k3": 9e-7}, {"k3": 2.0}, {"estimates": "none"}])
@@ -370,7 +389,21 @@ def test_a_stale_run_is_told_to_bound_its_tokens(name, title):
     found = sample(name).recommendation
 
     assert (found.decision, found.title) == ("METHOD at THRESHOLD", title)
+    assert next(iter(found.numbers)) == title
     assert found.method in catalogue.load()
+
+
+@pytest.mark.parametrize("side", ["old", "current"])
+def test_what_is_told_of_a_candidate_is_what_an_analysis_of_its_preset_says(side, tmp_path):
+    table = pq.read_table("sample_data/collapse.parquet")
+    pq.write_table(table if side == "old" else table.drop_columns("old_log_probs"), tmp_path / "d.parquet")
+    rows = [one for one in CANDIDATES if one.judges != "sequence"]
+    found = analyze([str(tmp_path / "d.parquet")], presets=[one.preset(side) for one in rows], device="cpu")
+
+    for one in rows:
+        told, metrics = found.alignment.rows[one.name].metrics, found.presets[one.name].metrics
+        assert told == {key: metrics[key].model_copy(update={"clamped": None}) for key in told}
+        assert set(told) == {*WEIGHTS, "weight_min"}
 
 
 @pytest.mark.parametrize("fault", ["shift", "raw"])

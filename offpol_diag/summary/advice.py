@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from offpol_diag.summary.number import Model, Number
+from offpol_diag.summary.number import Model, Number, Numbers
 
 
 class Cause(Model):
@@ -64,6 +64,9 @@ class AlignmentRow(Model):
     alignment: Number = Field(Number(), description="e^score: relative to the reference")
     seen: Number = Field(Number(), description="e^measured, with its 95 % interval (jackknife)")
     refused: str | None = Field(None, description="the guard that forbids it, whatever its score")
+    metrics: Numbers = Field(
+        {}, description="of its weights, at its own threshold; none of what judges whole sequences"
+    )
 
 
 class Alignment(Model):
@@ -108,6 +111,11 @@ class Recommendation(Model):
     rule: str
     runner_up: str | None = None
     price: float | None = Field(None, description="share of the alignment that the runner-up would cost")
+    numbers: dict[str, Numbers] = Field(
+        {},
+        description="of the weights of the method, of the runner-up and of no correction, by their titles, "
+        "each at its own threshold",
+    )
     longest_response: Number | None = Field(
         None, description="tokens of a response up to which sequence importance sampling keeps 10 % ESS"
     )
