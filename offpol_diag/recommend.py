@@ -13,9 +13,9 @@ from statistics import median
 from typing import Literal
 
 from offpol_diag.candidates import DEFAULT, NOTHING
-from offpol_diag.diagnose import Evidence
+from offpol_diag.diagnose import FEWEST_GROUPS, FEWEST_SEQUENCES, FEWEST_TOKENS, SAMPLES, Evidence
 from offpol_diag.guards import guarded
-from offpol_diag.ladder import AHEAD, Choice, choose, instead_of
+from offpol_diag.ladder import AHEAD, Choice, choose, instead_of, sure
 from offpol_diag.prescription import prescribed, sayable
 from offpol_diag.summary import AlignmentRow, Decision, Fired, Recommendation, Summary
 
@@ -46,14 +46,10 @@ class Rule:
     offers: bool = False
 
 
-def _few(seen: Evidence) -> bool:
-    dump = seen.summary.dump
-    return dump.groups < 20 or dump.sequences < 50 or dump.tokens < 1000
-
-
 def _held(seen: Evidence) -> dict[str, float | None]:
     dump = seen.summary.dump
-    return {"groups": dump.groups, "sequences": dump.sequences, "tokens": dump.tokens}
+    groups = dump.groups if "group_id" in dump.columns else None
+    return {"groups": groups, "sequences": dump.sequences, "tokens": dump.tokens}
 
 
 def _aligned(seen: Evidence) -> bool:
@@ -62,6 +58,23 @@ def _aligned(seen: Evidence) -> bool:
 
 def _hopeless(seen: Evidence) -> bool:
     return seen.value("k3") > 1.0 or seen.value("ess_tokens") < 0.05 or seen.value("f_2") > 0.5
+
+
+def _is_healthy(seen: Evidence) -> bool:
+    diagnosis = seen.summary.diagnosis
+    return diagnosis is not None and diagnosis.verdict == "healthy"
+
+
+def _surely_ahead(seen: Evidence) -> bool:
+    """Whether a correction is ahead of none by more than its error, and by as much as matters."""
+    choice, alignment = _choice(seen.summary), seen.summary.alignment
+    return choice is not None and alignment is not None and choice.gain >= AHEAD and sure(alignment, choice)
+
+
+def _compared(seen: Evidence) -> dict[str, float | None]:
+    """The mismatch, and the estimates where there are any."""
+    level = {seen.prefix + name: seen.number(name).value for name in ("k3", "f_2")}
+    return level | (_spared(seen) if _chosen(seen) else {})
 
 
 def _idle(seen: Evidence) -> bool:
@@ -132,9 +145,11 @@ RULES = (
     ),
     Rule(
         "few",
-        _few,
+        lambda seen: seen.few,
         _held,
-        "Too little data to choose a method: at least 20 groups, 50 sequences and 1,000 tokens are needed.",
+        f"Too little data to choose a method: at least {FEWEST_GROUPS} groups (prompts), {FEWEST_SEQUENCES} "
+        f"sequences and {FEWEST_TOKENS:,} tokens are needed; without a column group_id, which says what rows "
+        f"share a prompt, {FEWEST_GROUPS * SAMPLES} sequences.",
         "bootstrap over groups",
         "not enough data",
     ),
@@ -145,6 +160,16 @@ RULES = (
         "The two policies agree to rounding; a correction would change nothing.",
         "bitwise aligned engines are gated at 1e-6 (slime, vLLM × TorchTitan)",
         "no correction needed",
+    ),
+    Rule(
+        "healthy",
+        lambda seen: _is_healthy(seen) and not _surely_ahead(seen),
+        _compared,
+        "The mismatch is as small as rounding, and no correction is ahead of none beyond doubt.",
+        "k3 and the share of tokens that differ by more than 2× at most 1e-3; alignment of the gradient, "
+        "estimated from this dump (docs/advice.md)",
+        "no correction needed",
+        offers=True,
     ),
     Rule(
         "hopeless",

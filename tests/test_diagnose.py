@@ -67,7 +67,7 @@ def test_few_groups_cannot_tell(tmp_path):
 
     found = diagnose(summary.model_copy(update={"dump": facts}))
     assert found.verdict == "cannot_tell"
-    assert found.headline == "19 groups and 2,048 tokens are too few to tell."
+    assert found.headline == "19 groups, 300 sequences and 2,048 tokens are too few to tell."
 
 
 def test_a_column_that_is_missing_is_named_as_undecidable(tmp_path):

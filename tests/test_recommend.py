@@ -6,6 +6,8 @@ import math
 from functools import cache
 from typing import get_args
 
+import numpy as np
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from faults import dump
@@ -24,8 +26,11 @@ from tests import oracles
 from tests.estimated import alignment, row, spoken
 from tests.factory import dump_facts, make_summary
 
+GROUPED = {name: name for name in ("rollout_log_probs", "old_log_probs", "group_id")}
+BARE = {name: name for name in GROUPED if name != "group_id"}
 BUG = Diagnosis(verdict="bug", headline="off by one")
 FINE = Diagnosis(verdict="honest_mismatch", headline="fine")
+HEALTHY = Diagnosis(verdict="healthy", headline="as small as rounding")
 PLAIN = {
     "k3": 5e-3,
     "f_2": 5e-3,
@@ -44,6 +49,9 @@ LEADS = row(MASK, 0.1)
 LITTLE = row(NONE, -WORTH / 2)
 MORE = row(NONE, -5 * WORTH)
 
+DOUBTED = row(NONE, -5 * WORTH, error=3 * WORTH)
+UNMEASURED = row(NONE, -5 * WORTH, measured=None, error=None)
+
 
 def given(diagnosis=FINE, prefix="", note=None, facts=None, estimates=None, **values):
     """A summary with some metrics and estimates set to what a row of the table says."""
@@ -51,9 +59,8 @@ def given(diagnosis=FINE, prefix="", note=None, facts=None, estimates=None, **va
     metrics |= {prefix + name: Number(value=value, note=note) for name, value in values.items()}
     given = alignment(**estimates) if isinstance(estimates, dict) else alignment()
     given = None if estimates == "none" else given
-    return make_summary(
-        dump=dump_facts(**(facts or {})), metrics=metrics, diagnosis=diagnosis, by={}, alignment=given
-    )
+    facts = dump_facts(**{"columns": GROUPED, **(facts or {})})
+    return make_summary(dump=facts, metrics=metrics, diagnosis=diagnosis, by={}, alignment=given)
 
 
 ROWS = [
@@ -66,6 +73,14 @@ ROWS = [
     ({"facts": {"groups": 19}, "k3": 9e-7}, "few", "not enough data", None),
     ({"k3": 9e-7}, "aligned", "no correction needed", None),
     ({"k3": 1.1e-6}, "ladder", "METHOD at THRESHOLD", "token_is"),
+    ({"facts": {"sequences": 320, "columns": BARE}}, "ladder", "METHOD at THRESHOLD", "token_is"),
+    ({"facts": {"sequences": 319, "columns": BARE}}, "few", "not enough data", None),
+    ({"diagnosis": HEALTHY}, "ladder", "METHOD at THRESHOLD", "token_is"),
+    ({"diagnosis": HEALTHY, "estimates": "none"}, "healthy", "no correction needed", None),
+    ({"diagnosis": HEALTHY, "estimates": {"none": MORE}}, "ladder", "METHOD at THRESHOLD", "token_is"),
+    ({"diagnosis": HEALTHY, "estimates": {"none": LITTLE}}, "healthy", "no correction needed", None),
+    ({"diagnosis": HEALTHY, "estimates": {"none": DOUBTED}}, "healthy", "no correction needed", None),
+    ({"diagnosis": HEALTHY, "estimates": {"none": UNMEASURED}}, "healthy", "no correction needed", None),
     ({"k3": 9e-7, "f_2": 0.6}, "aligned", "no correction needed", None),
     ({"k3": 1.01}, "hopeless", "no method helps", None),
     ({"k3": 1.0}, "ladder", "METHOD at THRESHOLD", "token_is"),
@@ -382,6 +397,23 @@ def test_a_run_whose_mismatch_is_noise_needs_no_correction(name):
     assert sample(name).recommendation.runner_up == DEFAULT.title
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_a_healthy_run_is_told_no_correction_for_a_gain_that_may_be_chance(seed, tmp_path):
+    """256 rows of `healthy` with other noise, as of bfloat16: the estimates see gains of 0.1 to 0.3 %."""
+    rng, base = np.random.default_rng(seed), pq.read_table("sample_data/healthy.parquet")
+    table = base.take(rng.integers(0, len(base), 256) if seed % 2 else np.arange(256) + seed * 20)
+    rollout = [np.array(logs) for logs in table["rollout_log_probs"].to_pylist()]
+    noise = [0.01 * rng.normal(size=len(x)) * (1 + rng.exponential(size=len(x))) for x in rollout]
+    old = [np.minimum(x + np.minimum(np.abs(x), 1) * e, 0) for x, e in zip(rollout, noise, strict=True)]
+    place = table.column_names.index("old_log_probs")
+    pq.write_table(table.set_column(place, "old_log_probs", [old]), tmp_path / "d.parquet")
+    summary = analyze([str(tmp_path / "d.parquet")], device="cpu")
+    found = advised(summary.model_copy(update={"diagnosis": diagnose(summary)}))
+
+    assert found.diagnosis.verdict == "healthy"
+    assert (found.recommendation.decision, found.recommendation.rule) == ("no correction needed", "healthy")
+
+
 @pytest.mark.parametrize(
     ("name", "title"), [("stale", "token mask 0.5–2.0"), ("collapse", "token TIS at 1.5")]
 )
@@ -404,6 +436,27 @@ def test_what_is_told_of_a_candidate_is_what_an_analysis_of_its_preset_says(side
         told, metrics = found.alignment.rows[one.name].metrics, found.presets[one.name].metrics
         assert told == {key: metrics[key].model_copy(update={"clamped": None}) for key in told}
         assert set(told) == {*WEIGHTS, "weight_min"}
+
+
+@pytest.mark.parametrize("prompts", [4, 7, 9, 16, 24, 40, 64])
+@pytest.mark.parametrize("name", ["healthy", "stale"])
+def test_the_same_rows_with_and_without_group_id_get_no_opposite_answers(tmp_path, name, prompts):
+    """Without, more rows are asked for before anything is said; that nothing is wrong is said either way."""
+    table = pq.read_table(f"sample_data/{name}.parquet")
+    groups = list(dict.fromkeys(table["group_id"].to_pylist()))[:prompts]
+    table = table.filter(pc.field("group_id").isin(groups))
+    found = []
+    for columns in (table, table.drop_columns("group_id")):
+        pq.write_table(columns, tmp_path / "d.parquet")
+        summary = analyze([str(tmp_path / "d.parquet")], device="cpu")
+        diagnosis = diagnose(summary)
+        advice = recommend(summary.model_copy(update={"diagnosis": diagnosis}))
+        found.append((diagnosis.verdict, advice.decision))
+
+    unsure, sure = ("cannot_tell", "not enough data"), ("honest_mismatch", "METHOD at THRESHOLD")
+    sure, least = (("healthy", "no correction needed"), 5) if name == "healthy" else (sure, 20)
+    assert len(table) == 8 * prompts
+    assert found == [sure if many >= least else unsure for many in (prompts, len(table) // 16)]
 
 
 @pytest.mark.parametrize("fault", ["shift", "raw"])
