@@ -9,11 +9,11 @@ from offpol_diag.summary import Alignment, AlignmentRow, Number, Recommendation
 WEIGHTS = (
     "ess_tokens",
     "ess_sequences",
+    "tokens_rejected",
+    "truncated_high",
     "weight_mean",
     "weight_max",
-    "truncated_high",
     "truncated_low",
-    "tokens_rejected",
     "sequences_dropped",
 )
 """Columns of what is told of the method and of those beside it."""
