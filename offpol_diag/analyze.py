@@ -13,7 +13,7 @@ from typing import Literal
 
 import pyarrow as pa
 
-from offpol_diag import correction, readout, resample, tallies
+from offpol_diag import catalogue, correction, readout, resample, tallies
 from offpol_diag.accumulators import Floor
 from offpol_diag.batch import Batch
 from offpol_diag.engines import Each, Engine, Processes, Progress, Ray
@@ -40,9 +40,9 @@ ROWS = 3 << 18
 
 
 def analyze(
-    sources: Sequence[str],
+    sources: str | Path | Sequence[str | Path],
     *,
-    presets: Sequence[Preset] = (),
+    presets: str | Sequence[Preset | str] = (),
     columns: Mapping[str, str] | None = None,
     group_by: Sequence[str] = (),
     on_bad_row: Literal["error", "skip"] = "error",
@@ -61,7 +61,7 @@ def analyze(
 
     Args:
         sources: files, directories, globs.
-        presets: corrections to try, e.g. `catalogue.load().resolve("all")`.
+        presets: corrections to try, by name ("token_is,seq_mis", "all") or as `catalogue.load()` has them.
         columns: our column name → the dump's, where they differ and are not known aliases.
         group_by: scalar columns to break the mismatch down by.
         on_bad_row: whether a bad row is an error or is skipped and counted.
@@ -131,9 +131,9 @@ class Examined:
 
 
 def examine(
-    sources: Sequence[str],
+    sources: str | Path | Sequence[str | Path],
     *,
-    presets: Sequence[Preset] = (),
+    presets: str | Sequence[Preset | str] = (),
     columns: Mapping[str, str] | None = None,
     group_by: Sequence[str] = (),
     on_bad_row: Literal["error", "skip"] = "error",
@@ -153,6 +153,7 @@ def examine(
 
     `against` names a preset whose drops are compared with those of each other one; no tally is written then.
     """
+    sources, presets = paths(sources), catalogue.chosen(presets)
     start = engine_named(engine)
     size = batch_tokens or tokens_at_once(engine, device)
     dump = open_dump(sources, columns=columns, group_by=group_by, on_bad_row=on_bad_row, batch_tokens=size)
@@ -167,7 +168,24 @@ def examine(
     if tally:
         one = tallies.piece(dump, seen, found, facts, run)
         tallies.write(tally, TallyFile.of(study, presets, facts.columns, one, seen))
-    return Examined(study, seen, tuple(presets), facts, run)
+    return Examined(study, seen, presets, facts, run)
+
+
+def paths(sources: str | Path | Sequence[str | Path]) -> list[str]:
+    """Names of files, directories and globs, as a program gives them.
+
+    Raises:
+        UsageError: something else is given, a table in memory for one.
+    """
+    each = [sources] if isinstance(sources, str | Path) else sources
+    listed = isinstance(each, list | tuple)
+    strange = [one for one in each if not isinstance(one, str | Path)] if listed else [each]
+    if strange:
+        kind = type(strange[0])
+        hint = "write a table to a Parquet file first, or log with offpol_diag.DumpWriter, and give the path"
+        name = f"{kind.__module__.partition('.')[0]}.{kind.__qualname__}".removeprefix("builtins.")
+        raise UsageError(f"a dump is given by its path, not as {name}", hint)
+    return [str(one) for one in each]
 
 
 def record(runs: Engine, study: Study, facts: DumpFacts, command: str = "analyze") -> Run:

@@ -140,6 +140,17 @@ CANDIDATES = (
 """In the order in which they are printed."""
 
 
+MARK = "candidate:"
+"""Before the names of candidates among presets; no name of a preset has a colon."""
+
+
+@cache
+def weighed(policy: Policy) -> tuple[Preset, ...]:
+    """Those that judge no whole sequences, marked: one of them is recommended wherever one is known."""
+    usual = (candidate for candidate in CANDIDATES if candidate.judges != "sequence")
+    return tuple(replace(one.preset(policy), name=MARK + one.name) for one in usual)
+
+
 @cache
 def presets(policy: Policy) -> tuple[Preset, ...]:
     """All of them as presets with one train side."""

@@ -6,7 +6,7 @@ A file is TOML, one table per preset, by the grammar of `grammar.py`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from importlib import resources
@@ -75,6 +75,34 @@ class Catalogue(Mapping[str, Preset]):
             hint = did_you_mean(plain(word), sorted(self._found))
             raise UsageError(f'unknown preset "{word}"', hint or "`offpol-diag presets` lists them")
         return (self[word],)
+
+
+def chosen(presets: str | Iterable[Preset | str]) -> tuple[Preset, ...]:
+    """Presets that a program asks for: a list of names in one text, or presets and names.
+
+    Raises:
+        UsageError: a name is unknown, or something else is among them.
+    """
+    if isinstance(presets, str):
+        return load().resolve(presets)
+    every = [load().resolve(one) if isinstance(one, str) else (one,) for one in _each(presets)]
+    found = tuple(preset for some in every for preset in some)
+    for one in found:
+        if not isinstance(one, Preset):
+            raise UsageError(f"{type(one).__name__} is no preset", PRESETS)
+    return found
+
+
+PRESETS = 'give names as in presets="token_is,seq_mis", or presets of catalogue.load()'
+
+
+def _each(presets: object) -> Iterable[Preset | str]:
+    """Of what can be gone through; a single preset is one."""
+    if isinstance(presets, Preset):
+        return (presets,)
+    if not isinstance(presets, Iterable):
+        raise UsageError(f"presets cannot be {type(presets).__name__}", PRESETS)
+    return presets
 
 
 def plain(name: str) -> str:

@@ -24,6 +24,10 @@ often honest clustered dumps get there is measured in `docs/coverage.md`.
 VISIBLE = 2e-3
 """Smallest |E[r] − 1| worth calling a bug: kernels that round their own log-probs stay below it."""
 FEWEST_GROUPS, FEWEST_TOKENS = 20, 1000
+FEWEST_SEQUENCES, FEWEST_INTERVAL = 50, 5
+"""Sequences below which nothing is said, and prompts below which no interval is believed."""
+SAMPLES = 16
+"""Rows that one prompt may have where no column says which share one; each is its own group by name only."""
 HEALTHY_K3 = 1e-3
 NO_MEAN = 1.0
 """k̂ from which on the weights have no mean at all."""
@@ -52,6 +56,30 @@ class Evidence:
     def sure(self, looks: int = 1) -> float:
         """Standard errors beyond which an identity counts as broken, with this many groups."""
         return sure(self.summary.dump.groups, looks)
+
+    @property
+    def prompts(self) -> int:
+        """Distinct groups; where the dump does not name them, as few as there may be."""
+        dump = self.summary.dump
+        return dump.groups if "group_id" in dump.columns else dump.sequences // SAMPLES
+
+    @property
+    def few(self) -> bool:
+        """Whether there is too little data to tell.
+
+        That the mismatch is small needs fewer prompts than anything else, and the same with and without
+        `group_id`.
+        """
+        dump = self.summary.dump
+        if dump.sequences < FEWEST_SEQUENCES or dump.tokens < FEWEST_TOKENS:
+            return True
+        return self.prompts < (FEWEST_INTERVAL if self.small else FEWEST_GROUPS)
+
+    @property
+    def small(self) -> bool:
+        """Whether the interval of k3 lies below what is healthy, and hardly a token is far off."""
+        ends = self.number("k3").interval
+        return ends is not None and ends[1] <= HEALTHY_K3 and self.value("f_2") <= HEALTHY_K3
 
     def trusted(self, name: str) -> bool:
         """Whether the tail of the weights lets the number be believed."""
@@ -269,11 +297,18 @@ def diagnose(summary: Summary) -> Diagnosis:
             "Engines that agree to the last bit exist; then this is what to expect."
         )
         return Diagnosis(verdict="cannot_tell", headline=headline)
-    if summary.dump.groups < FEWEST_GROUPS or summary.dump.tokens < FEWEST_TOKENS:
-        groups, tokens = counted(summary.dump.groups, "group"), counted(summary.dump.tokens, "token")
-        headline = f"{groups} and {tokens} are too few to tell."
+    if seen.few:
+        headline = f"{_held(seen)} are too few to tell."
         return Diagnosis(verdict="cannot_tell", headline=headline, undecidable=_undecidable(seen))
     return _no_bug(seen)
+
+
+def _held(seen: Evidence) -> str:
+    dump = seen.summary.dump
+    sequences, tokens = counted(dump.sequences, "sequence"), counted(dump.tokens, "token")
+    if "group_id" in dump.columns:
+        return f"{counted(dump.groups, 'group')}, {sequences} and {tokens}"
+    return f"{sequences} and {tokens}, with no column group_id to say which share a prompt,"
 
 
 def _no_bug(seen: Evidence) -> Diagnosis:

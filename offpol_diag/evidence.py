@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from statistics import median
 
 from offpol_diag.candidates import CANDIDATES, REFERENCE, Candidate
 from offpol_diag.metrics.alignment import Estimate, Folds, estimates, moved, systematic
 from offpol_diag.presets import Policy
-from offpol_diag.summary import Alignment, AlignmentRow, Location, Number
+from offpol_diag.summary import Alignment, AlignmentRow, Location, Number, Numbers
 
 DIRECTION = frozenset({"token_ids", "advantages"})
 """Columns without which only the noise of a method can be estimated, not its bias."""
@@ -18,7 +18,13 @@ Z = 1.959964
 LARGE = 700.0
 
 
-def alignment(folds: Folds, policy: Policy, columns: Iterable[str], batch: float) -> Alignment:
+def alignment(
+    folds: Folds,
+    policy: Policy,
+    columns: Iterable[str],
+    batch: float,
+    metrics: Mapping[str, Numbers] | None = None,
+) -> Alignment:
     """The estimate for every candidate.
 
     Args:
@@ -26,6 +32,7 @@ def alignment(folds: Folds, policy: Policy, columns: Iterable[str], batch: float
         policy: the train side of the candidates.
         columns: those that the dump has, or that were made.
         batch: sequences in one update of the trainer.
+        metrics: of the weights of candidates, by their names.
     """
     found = estimates(folds, REFERENCE.name, batch)
     return Alignment(
@@ -34,7 +41,10 @@ def alignment(folds: Folds, policy: Policy, columns: Iterable[str], batch: float
         direction=set(columns) >= DIRECTION,
         systematic=_known(systematic(folds).value),
         moved=moved(folds) if "advantages" in set(columns) else None,
-        rows={one.name: _row(one, policy, found[one.name]) for one in CANDIDATES},
+        rows={
+            one.name: _row(one, policy, found[one.name], (metrics or {}).get(one.name, {}))
+            for one in CANDIDATES
+        },
     )
 
 
@@ -44,7 +54,7 @@ def per_update(steps: Location | None, sequences: int) -> float:
     return float(median(found)) if found else float(sequences)
 
 
-def _row(one: Candidate, policy: Policy, found: Estimate) -> AlignmentRow:
+def _row(one: Candidate, policy: Policy, found: Estimate, metrics: Numbers) -> AlignmentRow:
     method, threshold, settings = one.named(policy)
     return AlignmentRow(
         title=one.title,
@@ -61,6 +71,7 @@ def _row(one: Candidate, policy: Policy, found: Estimate) -> AlignmentRow:
         score=_known(found.score),
         alignment=_relative(found.score, 0.0, "e^score"),
         seen=_relative(found.measured, Z * found.error, "e^measured"),
+        metrics=metrics,
     )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from offpol_diag.candidates import DEFAULT, NOTHING
+from offpol_diag.student import Z
 from offpol_diag.summary import Alignment, AlignmentRow
 
 Rows = Mapping[str, AlignmentRow]
@@ -47,6 +48,19 @@ def choose(alignment: Alignment) -> Choice | None:
 def instead_of(rows: Rows, best: str) -> Choice:
     """A row that is taken whatever the estimates say, and the one to try next."""
     return _beside(_known(rows) | {best: rows[best]}, best)
+
+
+def sure(alignment: Alignment, choice: Choice) -> bool:
+    """Whether the best was measured to be better than no correction by more than both errors together.
+
+    Without a measurement, or where its error is not known, it was not. The errors are those of differences
+    to the reference, which may go opposite ways.
+    """
+    best, nothing = (alignment.rows[name] for name in (choice.best, NOTHING.name))
+    if None in (best.measured, best.error, nothing.measured, nothing.error):
+        return False
+    ahead = (best.measured or 0.0) - (nothing.measured or 0.0)
+    return ahead > Z * ((best.error or 0.0) + (nothing.error or 0.0))
 
 
 def _known(rows: Rows) -> dict[str, AlignmentRow]:

@@ -7,18 +7,17 @@ regime. What a rule saw is printed with it, so that a reader can disagree.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
 from offpol_diag.candidates import DEFAULT, NOTHING
-from offpol_diag.diagnose import Evidence
+from offpol_diag.diagnose import FEWEST_GROUPS, FEWEST_SEQUENCES, FEWEST_TOKENS, SAMPLES, Evidence
 from offpol_diag.guards import guarded
-from offpol_diag.ladder import AHEAD, Choice, choose, instead_of
+from offpol_diag.ladder import AHEAD, Choice, choose, instead_of, sure
 from offpol_diag.prescription import prescribed, sayable
-from offpol_diag.summary import AlignmentRow, Decision, Fired, Number, Recommendation, Summary
+from offpol_diag.summary import AlignmentRow, Decision, Fired, Recommendation, Summary
 
 WORTH = 0.001
 """A gain in alignment that is worth a correction."""
@@ -47,14 +46,10 @@ class Rule:
     offers: bool = False
 
 
-def _few(seen: Evidence) -> bool:
-    dump = seen.summary.dump
-    return dump.groups < 20 or dump.sequences < 50 or dump.tokens < 1000
-
-
 def _held(seen: Evidence) -> dict[str, float | None]:
     dump = seen.summary.dump
-    return {"groups": dump.groups, "sequences": dump.sequences, "tokens": dump.tokens}
+    groups = dump.groups if "group_id" in dump.columns else None
+    return {"groups": groups, "sequences": dump.sequences, "tokens": dump.tokens}
 
 
 def _aligned(seen: Evidence) -> bool:
@@ -63,6 +58,23 @@ def _aligned(seen: Evidence) -> bool:
 
 def _hopeless(seen: Evidence) -> bool:
     return seen.value("k3") > 1.0 or seen.value("ess_tokens") < 0.05 or seen.value("f_2") > 0.5
+
+
+def _is_healthy(seen: Evidence) -> bool:
+    diagnosis = seen.summary.diagnosis
+    return diagnosis is not None and diagnosis.verdict == "healthy"
+
+
+def _surely_ahead(seen: Evidence) -> bool:
+    """Whether a correction is ahead of none by more than its error, and by as much as matters."""
+    choice, alignment = _choice(seen.summary), seen.summary.alignment
+    return choice is not None and alignment is not None and choice.gain >= AHEAD and sure(alignment, choice)
+
+
+def _compared(seen: Evidence) -> dict[str, float | None]:
+    """The mismatch, and the estimates where there are any."""
+    level = {seen.prefix + name: seen.number(name).value for name in ("k3", "f_2")}
+    return level | (_spared(seen) if _chosen(seen) else {})
 
 
 def _idle(seen: Evidence) -> bool:
@@ -133,9 +145,11 @@ RULES = (
     ),
     Rule(
         "few",
-        _few,
+        lambda seen: seen.few,
         _held,
-        "Too little data to choose a method: at least 20 groups, 50 sequences and 1,000 tokens are needed.",
+        f"Too little data to choose a method: at least {FEWEST_GROUPS} groups (prompts), {FEWEST_SEQUENCES} "
+        f"sequences and {FEWEST_TOKENS:,} tokens are needed; without a column group_id, which says what rows "
+        f"share a prompt, {FEWEST_GROUPS * SAMPLES} sequences.",
         "bootstrap over groups",
         "not enough data",
     ),
@@ -146,6 +160,16 @@ RULES = (
         "The two policies agree to rounding; a correction would change nothing.",
         "bitwise aligned engines are gated at 1e-6 (slime, vLLM × TorchTitan)",
         "no correction needed",
+    ),
+    Rule(
+        "healthy",
+        lambda seen: _is_healthy(seen) and not _surely_ahead(seen),
+        _compared,
+        "The mismatch is as small as rounding, and no correction is ahead of none beyond doubt.",
+        "k3 and the share of tokens that differ by more than 2× at most 1e-3; alignment of the gradient, "
+        "estimated from this dump (docs/advice.md)",
+        "no correction needed",
+        offers=True,
     ),
     Rule(
         "hopeless",
@@ -277,7 +301,7 @@ def recommend(summary: Summary) -> Recommendation:
         decision=rule.decision or "not enough data",
         sentence=rule.sentence,
         rule=rule.name,
-        longest_response=longest_response(seen.number("k3")),
+        longest_response=summary.lengths.longest if summary.lengths else None,
         fired=[_fired(rule, seen, "decision"), *alerts],
     )
     choice = _choice(summary) if rule.offers else None
@@ -290,7 +314,12 @@ def _with(given: Recommendation, choice: Choice, summary: Summary) -> Recommenda
     rows = summary.alignment.rows
     if given.decision == "no correction needed":
         choice = instead_of(rows, NOTHING.name)
-    found: dict[str, object] = {"price": choice.price, "runner_up": _named(rows, choice.next)}
+    told = dict.fromkeys(name for name in (choice.best, choice.next, NOTHING.name) if name in rows)
+    found: dict[str, object] = {
+        "price": choice.price,
+        "runner_up": _named(rows, choice.next),
+        "numbers": {rows[name].title: rows[name].metrics for name in told},
+    }
     if given.decision == "METHOD at THRESHOLD":
         best = rows[choice.best]
         found |= {"title": best.title, "method": best.method}
@@ -300,23 +329,6 @@ def _with(given: Recommendation, choice: Choice, summary: Summary) -> Recommenda
 
 def _named(rows: dict[str, AlignmentRow], name: str | None) -> str | None:
     return None if name is None else rows[name].title
-
-
-TENTH = math.log(10)
-"""−log of 10 % ESS."""
-
-
-def longest_response(k3: Number) -> Number:
-    """Tokens at which sequence importance sampling keeps 10 % of its sample size: ESS ≈ e^{−2·KL·T}.
-
-    Holds for log-normal product ratios, whose log has twice the KL for a variance.
-    """
-    formula = "log 10 / (2 k3): ESS of product ratios ≈ e^(−2·k3·T), log-normal"
-    if k3.value is None or k3.value <= 0:
-        return Number(unit="tokens", formula=formula, unknown=k3.unknown or "k3 is 0")
-    ends = k3.interval
-    interval = (TENTH / (2 * ends[1]), TENTH / (2 * ends[0])) if ends and ends[0] > 0 else None
-    return Number(value=TENTH / (2 * k3.value), interval=interval, unit="tokens", formula=formula)
 
 
 def _fired(rule: Rule, seen: Evidence, level: Literal["decision", "alert"]) -> Fired:

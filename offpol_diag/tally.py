@@ -20,6 +20,7 @@ from offpol_diag.metrics import (
     nearsums,
     normal,
     policyloss,
+    prefixes,
     residual,
     selection,
     tails,
@@ -83,6 +84,11 @@ class Study:
         """What could be recommended for this dump."""
         return candidates.presets(self.side)
 
+    @cached_property
+    def weighed(self) -> tuple[Preset, ...]:
+        """Those of them whose weights are told of, at their own thresholds."""
+        return candidates.weighed(self.side)
+
     @property
     def side(self) -> Policy:
         """The train side of the main drift."""
@@ -96,11 +102,11 @@ class Study:
     @cached_property
     def near(self) -> Near:
         """What makes a token near for these presets."""
-        return Near.of(self.presets)
+        return Near.of((*self.presets, *self.weighed))
 
     def ready(self) -> Study:
         """The same, with what every worker asks of it made here: it travels along."""
-        for name in ("candidates", "near", "normalised", "logging"):
+        for name in ("candidates", "weighed", "near", "normalised", "logging"):
             getattr(self, name)
         return self
 
@@ -143,7 +149,7 @@ def observe(study: Study, scene: Scene) -> Tally:
     if scene.near is not None and scene.learned is None and nearsums.large(scene.batch):
         _rehearse(study, scene, scene.near)
     states = _base(study, scene)
-    nearsums.prepare(scene, study.presets)
+    nearsums.prepare(scene, (*study.presets, *study.weighed))
     found, ranges = _of_presets(study, scene)
     states |= found | {"alignment": alignment.sums(scene, study.candidates)}
     if study.pairs:
@@ -163,9 +169,9 @@ def _of_presets(study: Study, scene: Scene) -> tuple[dict[str, State], Ranges]:
     stack, apart = _stacked(study, scene), frozenset(preset.name for preset in study.normalised)
     columns = _preset_columns(stack)
     once, normalised = (columns.only(at) for at in _parted(columns.names, apart))
-    resampled = Sheet.joined(_of_all(study, scene), once)
+    resampled, weighed = Sheet.joined(_of_all(study, scene), once), Stack.of(scene, study.weighed).few
     states: dict[str, State] = {
-        "sums": _sums(scene, resampled),
+        "sums": _sums(scene, Sheet.joined(resampled, method.weight_columns(weighed))),
         "length": selection.by_length(stack),
         "group": selection.by_group(stack),
         "normal": normal.sums(scene, Sheet.joined(Sheet.of({"tokens": stack.n}), normalised.trimmed)),
@@ -173,7 +179,7 @@ def _of_presets(study: Study, scene: Scene) -> tuple[dict[str, State], Ranges]:
     }
     if study.by_step:
         states["steps"] = normal.sums(scene, resampled)
-    return states, _ranges(study, stack)
+    return states, _ranges(study, stack) | method.ranges(weighed)
 
 
 @cache
@@ -210,13 +216,14 @@ def _rehearse(study: Study, scene: Scene, near: Near) -> None:
 
 def _base(study: Study, scene: Scene) -> dict[str, State]:
     """What no preset has to do with; the columns of the drifts are made on the way."""
-    every, first = (gap.Gap, tails.Tails), (where.ByPlace, worst.Largest)
+    every, first = (gap.Gap, tails.Tails), (where.ByPlace, worst.Largest, prefixes.Products)
     walk(scene, {drift: (*first, *every) if drift is study.main else every for drift in study.drifts})
     axes = where.places(scene, study.main, study.group_by)
     states: dict[str, State] = {
         **{f"where.{axis}": found for axis, found in axes.items()},
         "worst.sequences": worst.sequences(scene, study.main),
         "worst.tokens": worst.tokens(scene, study.main),
+        "prefixes": prefixes.sums(scene, study.main),
     }
     for drift in study.drifts:
         states |= tails.states(scene, drift)

@@ -67,7 +67,7 @@ def test_few_groups_cannot_tell(tmp_path):
 
     found = diagnose(summary.model_copy(update={"dump": facts}))
     assert found.verdict == "cannot_tell"
-    assert found.headline == "19 groups and 2,048 tokens are too few to tell."
+    assert found.headline == "19 groups, 300 sequences and 2,048 tokens are too few to tell."
 
 
 def test_only_what_a_test_would_have_read_is_called_undecidable(tmp_path):

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from offpol_diag.candidates import CANDIDATES, DEFAULT, NOTHING
-from offpol_diag.ladder import AHEAD, choose, instead_of
+from offpol_diag.ladder import AHEAD, choose, instead_of, sure
 from offpol_diag.summary import Alignment
 from tests.estimated import alignment, row
 
@@ -44,6 +44,22 @@ ALL = [one.name for one in CANDIDATES]
 )
 def test_which_candidate_is_chosen(given, best):
     assert choose(alignment(**given)).best == best
+
+
+@pytest.mark.parametrize(
+    ("best", "nothing", "known"),
+    [
+        (row(TIS, 0.1, error=0.02), row(NONE, 0.0, error=0.03), True),  # 0.1 is more than 1.96 · 0.05
+        (row(TIS, 0.1, error=0.03), row(NONE, 0.0, error=0.03), False),
+        (row(TIS, 0.1, measured=0.0), row(NONE, 0.0), False),
+        (row(TIS, 0.1, error=None), row(NONE, 0.0), False),
+        (row(TIS, 0.1), row(NONE, 0.0, measured=None, error=None), False),
+        (row(TIS, 0.1, error=0.0), row(NONE, 0.0, error=0.0), True),
+    ],
+)
+def test_a_choice_is_sure_where_it_was_measured_to_be_ahead_by_both_errors(best, nothing, known):
+    given = alignment(token_tis_2_0=best, none=nothing)
+    assert sure(given, choose(given)) is known
 
 
 def test_where_nothing_is_known_or_all_is_refused_there_is_no_choice():

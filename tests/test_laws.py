@@ -461,7 +461,12 @@ def parts() -> dict[str, list[Any]]:
         return accumulators.Sums.of({name: 1e3 * x(n) for name in names}, draws(n))
 
     from offpol_diag.metrics.alignment import BUCKETS, FOLDS, Folds
+    from offpol_diag.metrics.prefixes import Prefixes
     from offpol_diag.metrics.selection import LENGTH_BINS, Grid
+
+    def prefixes(n: int, wide: int) -> Prefixes:
+        log = x(n * wide).view(n, wide) * 400
+        return Prefixes.of(log, torch.arange(1, n + 1), draws(n))
 
     def folds(n: int) -> Folds:
         rows = x(2 * FOLDS * BUCKETS).view(2, FOLDS, BUCKETS) * n
@@ -479,6 +484,7 @@ def parts() -> dict[str, list[Any]]:
         "Counts": [accumulators.Counts.of(x(n) * 10.0**n) for n in (4, 0, 9)],
         "Tail": [accumulators.Tail.of(x(n)) for n in (accumulators.TAIL, 0, 3 * accumulators.TAIL)],
         "LogSums": [accumulators.LogSums.of(v, draws(len(v))) for v in (x(3) * 800, x(1) - torch.inf, x(4))],
+        "Prefixes": [prefixes(3, 3), prefixes(0, 0), prefixes(6, 5)],
         "GroupSample": [
             accumulators.GroupSample.of(k, torch.ones(len(k), 2, dtype=torch.float64))
             for k in (shared, torch.cat((shared[1500:], keys(3000))), keys(10))

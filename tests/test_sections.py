@@ -154,10 +154,45 @@ def test_the_runner_up_comes_with_its_price(price, said):
     assert any(line.startswith("Runner-up: token mask") and said in line for line in head.detail)
 
 
-def test_the_longest_response_is_told_where_it_is_known():
-    known = recommendation().model_copy(update={"longest_response": Number(value=1151.0, unit="tokens")})
-    assert "10% ESS up to about 1,151 tokens" in words(section("verdict", recommendation=known))
+@pytest.mark.parametrize(
+    ("longest", "said"),
+    [
+        (Number(value=1151.0, unit="tokens"), "1,151 tokens"),
+        (Number(unknown="beyond the longest responses"), "beyond the longest responses"),
+    ],
+)
+def test_the_longest_response_is_told(longest, said):
+    known = recommendation().model_copy(update={"longest_response": longest})
+    assert f"whole sequences keeps 10% ESS: {said}" in words(section("verdict", recommendation=known))
     assert "10% ESS" not in words(section("verdict"))
+
+
+def test_the_method_and_those_beside_it_have_their_numbers_in_the_verdict():
+    weighed = {"token TIS at 1.5": {"ess_tokens": number(0.94)}, "no correction": {"ess_tokens": number(1.0)}}
+    given = recommendation().model_copy(update={"numbers": weighed, "title": "token TIS at 1.5"})
+    rows = table("numbers", section("verdict", recommendation=given)).rows
+
+    assert [(row[0], row[1].value) for row in rows] == [("token TIS at 1.5", 0.94), ("no correction", 1.0)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "mark"), [({}, "recommended"), ({"weight.upper": "1.5"}, "recommended, but at 1.5")]
+)
+def test_a_method_at_another_threshold_than_its_presets_is_told_so(settings, mark):
+    given = recommendation().model_copy(
+        update={
+            "settings": settings,
+            "method": "token_is",
+            "threshold": "1.5",
+            "title": "token TIS at 1.5",
+            "numbers": {"token TIS at 1.5": {"ess_sequences": number(0.94, unit="fraction")}},
+        }
+    )
+    found = section("presets", recommendation=given)
+
+    assert f"token_is ({mark})" in [row[0] for row in table("presets", found).rows]
+    assert "Under the recommended token TIS at 1.5, the effective sample size" in words(found)
+    assert "over sequences is 94%" in words(found)
 
 
 def test_the_configuration_is_shown_where_a_trainer_was_named():

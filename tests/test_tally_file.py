@@ -220,6 +220,11 @@ def logs(shift: torch.Tensor, once: int, twice: int) -> object:
     return states.SavedLogSums(shift=shift, once=ones(once), twice=ones(twice))
 
 
+def prefixes(shift: int, once: int, many: torch.Tensor) -> object:
+    sums = {"once": ones(once, 2), "twice": ones(shift, 2)}
+    return states.SavedPrefixes(shift=ones(shift), many=many, **sums)
+
+
 def places(
     places: str, names: str, point: tuple[int, ...], rest: tuple[int, ...], drawn: tuple[int, ...]
 ) -> object:
@@ -265,6 +270,10 @@ IMPOSSIBLE: dict[str, tuple[Callable[[], object], str]] = {
     "log sums: no shift": (lambda: logs(ONE * math.nan, 1, 1), "number"),
     "log sums: nothing": (lambda: logs(ONE, 0, 0), "shape"),
     "log sums: unlike": (lambda: logs(ONE, 1, 2), "shape"),
+    "prefixes: fewer sums": (lambda: prefixes(2, 1, ones(2, 2)), "shape"),
+    "prefixes: flat": (lambda: prefixes(1, 1, ones(1)), "shape"),
+    "prefixes: too many lengths": (lambda: prefixes(99, 99, ones(99, 2)), "at most"),
+    "prefixes: a negative count": (lambda: prefixes(1, 1, -ones(1, 2)), "negative"),
     "groups: keys that fall": (lambda: groups(2, 1), "rise"),
     "groups: a key twice": (lambda: groups(1, 1), "rise"),
     "groups: full and few": (lambda: groups(1, 2, full=True), "full"),

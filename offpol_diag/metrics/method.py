@@ -24,24 +24,36 @@ def columns(stack: Stack) -> Sheet:
     """Per-sequence columns [S] that the formulas of this module read, of every preset."""
     if not stack.presets:
         return stack.named({})
-    n, kept, sums = stack.n, stack.kept, stack.sums
-    there = n > 0
-    weight = sums["first"].map(lambda x: x / n.clamp(min=1))
+    n, kept, there = stack.n, stack.kept, stack.n > 0
     found = {
-        "kept": kept,
-        "w": sums["first"],
-        "ww": sums["second"],
-        "w11": sums["about_one"],
-        "dropped": kept.map(lambda x: ((x == 0) & there).to(torch.float64)),
+        **_weights(stack),
+        "w11": stack.sums["about_one"],
         "touched": kept.map(lambda x: ((x < n) & there).to(torch.float64)),
         "vetoed": stack.rows(lambda deed: deed.vetoed, lambda done: done.first.kept.vetoed.to(torch.float64)),
         "catastrophic": stack.rows(lambda deed: deed.catastrophic, lambda done: done.first.kept.catastrophic),
-        "v": weight,  # of a sequence: the mean over its tokens of what each contributes (0 when rejected)
-        "vv": weight.map(torch.square),
-        **_acted(stack, there.to(torch.float64)),
         **_by_sign(stack),
     }
     return Sheet.joined(stack.named(found), _norms(stack))
+
+
+def weight_columns(stack: Stack) -> Sheet:
+    """Those columns that `WEIGHTS` reads."""
+    return stack.named(_weights(stack) if stack.presets else {})
+
+
+def _weights(stack: Stack) -> dict[str, Rows]:
+    n, kept, sums = stack.n, stack.kept, stack.sums
+    there = n > 0
+    weight = sums["first"].map(lambda x: x / n.clamp(min=1))
+    return {
+        "kept": kept,
+        "w": sums["first"],
+        "ww": sums["second"],
+        "dropped": kept.map(lambda x: ((x == 0) & there).to(torch.float64)),
+        "v": weight,  # of a sequence: the mean over its tokens of what each contributes (0 when rejected)
+        "vv": weight.map(torch.square),
+        **_acted(stack, there.to(torch.float64)),
+    }
 
 
 ACTED: dict[str, Callable[[Acted], Hashable]] = {
@@ -234,6 +246,22 @@ ROWS = (
         POSITIVE,
     ),
 )
+
+WEIGHTS = tuple(
+    row
+    for row in ROWS
+    if row.name
+    in (
+        "weight_mean",
+        "ess_tokens",
+        "ess_sequences",
+        "truncated_high",
+        "truncated_low",
+        "tokens_rejected",
+        "sequences_dropped",
+    )
+)
+"""What is said of every method that could be recommended, at its own threshold."""
 
 _REJECTED = ("tokens_rejected", "sequences_dropped", "sequences_touched", "kept_positive", "kept_negative")
 

@@ -14,7 +14,7 @@ from offpol_diag.metrics import method, normal, residual
 from offpol_diag.metrics.formula import missing, plain
 from offpol_diag.presets import Preset
 from offpol_diag.readout.reading import Readout, typed
-from offpol_diag.readout.rows import CONDITIONAL
+from offpol_diag.readout.rows import CONDITIONAL, of_weights
 from offpol_diag.summary import Number, Numbers, PresetResult
 
 
@@ -56,6 +56,11 @@ def preset_metrics(out: Readout, preset: Preset) -> Numbers:
     found |= _conditional(out, preset)
     found |= {name: _bounded(found[name], out, prefix) for name in BOUNDED}
     return found | out.selected[preset.name]
+
+
+def candidate_metrics(out: Readout, preset: Preset) -> Numbers:
+    """Of the weights of a method that could be recommended."""
+    return dict(of_weights(preset, out.reader)) | _weight_range(out, preset)
 
 
 BOUNDED = ("weight_mean", "weight_std", "ess_tokens", "ess_sequences", "chi2_token", "chi2_sequence")

@@ -30,6 +30,14 @@ def of_presets(presets: Sequence[Preset], reader: Reader) -> Iterator[tuple[str,
         yield row.name, found
 
 
+def of_weights(preset: Preset, reader: Reader) -> Iterator[tuple[str, Number]]:
+    """The numbers of one preset that tell what its weights are."""
+    idle = method.idle(preset)
+    for row in method.WEIGHTS:
+        read = replace(row, counts=row.counts and row.name not in idle)
+        yield row.name, reader.number(read, f"{preset.name}|")
+
+
 def _rows(presets: Sequence[Preset], reader: Reader) -> Iterator[tuple[Formula, list[str]]]:
     """Every row, and the presets whose columns it reads were summed."""
     names = [preset.name for preset in presets]

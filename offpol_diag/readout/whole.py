@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from offpol_diag import evidence
+from offpol_diag import candidates, evidence
 from offpol_diag.accumulators import Best, Places, Sums
-from offpol_diag.metrics import bystep, where
+from offpol_diag.metrics import bystep, prefixes, where
 from offpol_diag.metrics.alignment import Folds
+from offpol_diag.metrics.prefixes import Prefixes
 from offpol_diag.presets import Preset
 from offpol_diag.readout.gaps import histogram, metrics
-from offpol_diag.readout.presets import preset_result
+from offpol_diag.readout.presets import candidate_metrics, preset_result
 from offpol_diag.readout.reading import Readout, typed
-from offpol_diag.summary import DumpFacts, Location, Run, Summary, Worst
+from offpol_diag.summary import DumpFacts, Location, Numbers, Run, Summary, Worst
 from offpol_diag.tally import Study, Tally
 
 
@@ -28,7 +29,8 @@ def summary(study: Study, tally: Tally, presets: Sequence[Preset], facts: DumpFa
         metrics=metrics(out),
         presets={preset.name: preset_result(out, preset) for preset in presets},
         by=by,
-        alignment=evidence.alignment(folds, study.side, study.columns, batch),
+        lengths=prefixes.lengths(out.reader, typed(tally.states["prefixes"], Prefixes)),
+        alignment=evidence.alignment(folds, study.side, study.columns, batch, _weighed(out)),
         histograms={f"{drift.prefix}log_ratio": histogram(out, drift) for drift in study.drifts},
         worst=Worst(
             sequences=[row for _, row in typed(tally.states["worst.sequences"], Best).records],
@@ -36,6 +38,14 @@ def summary(study: Study, tally: Tally, presets: Sequence[Preset], facts: DumpFa
         ),
         run=run,
     )
+
+
+def _weighed(out: Readout) -> dict[str, Numbers]:
+    """What is said of the weights of every candidate, by its name."""
+    return {
+        preset.name.removeprefix(candidates.MARK): candidate_metrics(out, preset)
+        for preset in out.study.weighed
+    }
 
 
 def _asked(out: Readout, by: Mapping[str, Location]) -> dict[str, Location]:

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-from offpol_diag.blocks import Block, Code, Table
+from offpol_diag.blocks import Block, Cell, Code, Table
 from offpol_diag.numerals import count
 from offpol_diag.summary import Alignment, AlignmentRow, Number, Recommendation
 
+WEIGHTS = (
+    "ess_tokens",
+    "ess_sequences",
+    "tokens_rejected",
+    "truncated_high",
+    "weight_mean",
+    "weight_max",
+    "truncated_low",
+    "sequences_dropped",
+)
+"""Columns of what is told of the method and of those beside it."""
 HEADER = ("method", "alignment", "measured", "noise", "weight kept", "refused")
 
 
@@ -16,6 +27,15 @@ def advice(given: Recommendation, alignment: Alignment | None) -> tuple[Block, .
         return config
     rows = tuple(_row(row) for row in alignment.rows.values())
     return (*config, Table("candidates", _caption(alignment), HEADER, rows, wide=True))
+
+
+def weights(given: Recommendation) -> tuple[Block, ...]:
+    """What the method, the runner-up and no correction do to the weights, each at its own threshold."""
+    rows: list[tuple[Cell, ...]] = [
+        (title, *map(metrics.get, WEIGHTS)) for title, metrics in given.numbers.items() if metrics
+    ]
+    caption = "The method and those beside it, each at its own threshold"
+    return (Table("numbers", caption, ("method", *WEIGHTS), tuple(rows)),) if rows else ()
 
 
 def _caption(alignment: Alignment) -> str:

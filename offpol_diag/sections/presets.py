@@ -8,7 +8,7 @@ from offpol_diag.blocks import Block, Cell, Section, Table, Text
 from offpol_diag.families import FAMILIES
 from offpol_diag.numerals import say
 from offpol_diag.sections.shortlist import FEW, Presets, by_family, chosen, judged, leading, shortlist
-from offpol_diag.summary import Number, PresetResult, Summary
+from offpol_diag.summary import Number, PresetResult, Recommendation, Summary
 
 MAIN = (
     "ess_tokens",
@@ -66,7 +66,7 @@ def presets(summary: Summary) -> Section | None:
 
 
 def _finding(summary: Summary, able: Presets) -> str:
-    said = (_counted(summary, able), _under(able.get(chosen(summary)), chosen(summary)))
+    said = (_counted(summary, able), _under(summary.recommendation))
     return " ".join(sentence for sentence in said if sentence)
 
 
@@ -83,17 +83,15 @@ def _instead(summary: Summary, lacking: Container[str]) -> str:
     return f" The trainer's one policy is read as the old one with --columns old={current}." if read else ""
 
 
-def _under(best: PresetResult | None, name: str) -> str:
-    if best is None:
-        return ""
+def _under(given: Recommendation | None) -> str:
+    """The recommended method at its own threshold, which may not be that of the preset."""
+    best = given.numbers.get(given.title, {}) if given and given.title else {}
     kept = {
         "ess_sequences": "the effective sample size over sequences is",
         "tokens_rejected": "tokens rejected:",
     }
-    facts = "; ".join(
-        f"{words} {say(best.metrics[key])}" for key, words in kept.items() if key in best.metrics
-    )
-    return f"Under the recommended {name}, {facts}." if facts else ""
+    facts = "; ".join(f"{words} {say(best[key])}" for key, words in kept.items() if key in best)
+    return f"Under the recommended {given.title}, {facts}." if given and facts else ""
 
 
 def _main(summary: Summary, able: Presets) -> tuple[Block, ...]:
@@ -144,9 +142,15 @@ def _rows(summary: Summary, some: Presets, names: tuple[str, ...]) -> tuple[tupl
 
 
 def _title(name: str, preset: PresetResult, summary: Summary) -> str:
-    marks = (chosen(summary) == name and "recommended", not preset.applied and "metrics only")
+    marks = (chosen(summary) == name and _recommended(summary), not preset.applied and "metrics only")
     said = ", ".join(mark for mark in marks if mark)
     return f"{name} ({said})" if said else name
+
+
+def _recommended(summary: Summary) -> str:
+    """The mark of the recommended preset; its row has the preset's own threshold."""
+    given = summary.recommendation
+    return f"recommended, but at {given.threshold}" if given and given.settings else "recommended"
 
 
 def _raw(summary: Summary, able: Presets, names: tuple[str, ...]) -> tuple[tuple[Cell, ...], ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from offpol_diag.blocks import Block, Section, Table, Text, Tone, Verdict
 from offpol_diag.numerals import count, say
-from offpol_diag.sections.advice import advice
+from offpol_diag.sections.advice import advice, weights
 from offpol_diag.sections.gate import report
 from offpol_diag.summary import (
     Cause,
@@ -73,6 +73,7 @@ def _recommendation(given: Recommendation, summary: Summary) -> tuple[Block, ...
     alerts = [fired for fired in others if fired.level == "alert"]
     return (
         head,
+        *weights(given),
         *advice(given, summary.alignment),
         *_alerts(alerts, metrics),
         *_also([fired for fired in others if fired.level != "alert"], metrics),
@@ -90,9 +91,10 @@ def _runner_up(given: Recommendation) -> str:
 
 def _longest(given: Recommendation) -> tuple[str, ...]:
     longest = given.longest_response
-    if longest is None or longest.value is None:
+    if longest is None:
         return ()
-    return (f"Importance sampling of whole sequences keeps 10% ESS up to about {say(longest)} tokens",)
+    tokens = longest.unknown if longest.value is None else f"{say(longest)} tokens"
+    return (f"Longest response at which importance sampling of whole sequences keeps 10% ESS: {tokens}",)
 
 
 def _decision(given: Recommendation) -> str:

@@ -7,11 +7,13 @@ a report again, and nothing above it computes a number.
 from offpol_diag.summary.advice import (
     Alignment,
     AlignmentRow,
+    AtLength,
     Cause,
     Decision,
     Diagnosis,
     Fired,
     GateVerdict,
+    Lengths,
     Recommendation,
 )
 from offpol_diag.summary.compared import (
@@ -36,6 +38,7 @@ __all__ = [
     "Against",
     "Alignment",
     "AlignmentRow",
+    "AtLength",
     "Cause",
     "Comparison",
     "Contrast",
@@ -46,6 +49,7 @@ __all__ = [
     "Fired",
     "GateVerdict",
     "Histogram",
+    "Lengths",
     "Location",
     "LostSequence",
     "Lot",

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from offpol_diag.summary.number import Model, Number
+from offpol_diag.summary.number import Model, Number, Numbers
 
 
 class Cause(Model):
@@ -64,6 +64,9 @@ class AlignmentRow(Model):
     alignment: Number = Field(Number(), description="e^score: relative to the reference")
     seen: Number = Field(Number(), description="e^measured, with its 95% interval (jackknife)")
     refused: str | None = Field(None, description="the guard that forbids it, whatever its score")
+    metrics: Numbers = Field(
+        {}, description="of its weights, at its own threshold; none of what judges whole sequences"
+    )
 
 
 class Alignment(Model):
@@ -81,6 +84,21 @@ class Alignment(Model):
     rows: dict[str, AlignmentRow]
 
 
+class AtLength(Model):
+    """Sequence importance sampling on the first T tokens of every response that has as many."""
+
+    tokens: int = Field(description="T")
+    sequences: int = Field(description="responses with at least T tokens")
+    ess_sequences: Number
+
+
+class Lengths(Model):
+    """What sequence importance sampling keeps of its sample size, by the length of the response."""
+
+    longest: Number = Field(description="tokens of a response up to which it keeps 10 % ESS")
+    curve: list[AtLength] = Field(description="at rising T, as far as 50 responses go")
+
+
 class Recommendation(Model):
     """Which correction, at which threshold, and why."""
 
@@ -93,8 +111,13 @@ class Recommendation(Model):
     rule: str
     runner_up: str | None = None
     price: float | None = Field(None, description="share of the alignment that the runner-up would cost")
+    numbers: dict[str, Numbers] = Field(
+        {},
+        description="of the weights of the method, of the runner-up and of no correction, by their titles, "
+        "each at its own threshold",
+    )
     longest_response: Number | None = Field(
-        None, description="tokens of a response at which sequence importance sampling keeps 10% ESS"
+        None, description="tokens of a response up to which sequence importance sampling keeps 10% ESS"
     )
     config: str | None = Field(None, description="for the trainer asked for, ready to paste")
     fired: list[Fired] = []

@@ -21,6 +21,7 @@ from offpol_diag.accumulators import (
     Tail,
 )
 from offpol_diag.metrics.alignment import Folds
+from offpol_diag.metrics.prefixes import Prefixes
 from offpol_diag.metrics.selection import Grid
 from offpol_diag.tallies import states
 from offpol_diag.tallies.arrays import Floats
@@ -118,6 +119,7 @@ KINDS: dict[tuple[type, ...], type[SavedState]] = {
     (Bins,): states.SavedBins,
     (Tail,): states.SavedTail,
     (LogSums,): states.SavedLogSums,
+    (Prefixes,): states.SavedPrefixes,
     (GroupSample,): states.SavedGroups,
     (Grid,): states.SavedGrid,
     (Folds,): states.SavedFolds,
@@ -134,6 +136,7 @@ AnySaved = Annotated[
     | states.SavedBins
     | states.SavedTail
     | states.SavedLogSums
+    | states.SavedPrefixes
     | states.SavedGroups
     | states.SavedGrid
     | states.SavedFolds

@@ -25,6 +25,7 @@ from offpol_diag.accumulators import (
     Tail,
 )
 from offpol_diag.metrics.alignment import BUCKETS, FOLDS, Folds
+from offpol_diag.metrics.prefixes import GRID, Prefixes
 from offpol_diag.metrics.selection import LENGTH_BINS, Grid
 from offpol_diag.summary import Model, WorstSequence, WorstToken
 from offpol_diag.tallies.arrays import Floats, Ints
@@ -194,6 +195,49 @@ class SavedLogSums(SavedState):
     def form(self) -> Form:
         """Replicates."""
         return self.kind, len(self.once)
+
+
+class SavedPrefixes(SavedState):
+    """Sums at G lengths, the longest that a response has."""
+
+    makes = Prefixes
+    kind: Literal["prefixes"] = "prefixes"
+    shift: Floats
+    once: Floats
+    twice: Floats
+    many: Floats
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        require(
+            self.shift.ndim == 1 and len(self.shift) <= len(GRID), f"there are at most {len(GRID)} lengths"
+        )
+        require(not self.shift.isnan().any(), "a shift is a number")
+        require(self.many.ndim == 2 and self.many.shape[1] > 0, "many must be of shape [G, 1 + B]")
+        shape = (len(self.shift), self.many.shape[1])
+        require_shape(shape, once=self.once, twice=self.twice, many=self.many)
+        require_counts(self.many)
+        return self
+
+    @classmethod
+    def of(cls, state: Prefixes) -> Self:
+        """To be written: without the lengths that no response has."""
+        there = int((state.many[:, 0] > 0).sum())
+        logs = state.logs
+        return cls(
+            shift=logs.shift[:there],
+            once=logs.once[:there],
+            twice=logs.twice[:there],
+            many=state.many[:there],
+        )
+
+    def state(self) -> Prefixes:
+        """As it was."""
+        return Prefixes.padded(LogSums(self.shift, self.once, self.twice), self.many)
+
+    def form(self) -> Form:
+        """Replicates."""
+        return self.kind, self.many.shape[1]
 
 
 class SavedGroups(SavedState):
