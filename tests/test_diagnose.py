@@ -128,7 +128,7 @@ def apart(value, errors):
     [(1.02, 6, True), (0.98, 6, True), (1.02, 4.1, False), (1.0015, 9, False), (1.02, 0.5, False)],
 )
 def test_the_identity_is_held_against_every_position(value, errors, found):
-    """4.1 standard errors are too few where 8 positions are looked at; 0.15 % is what kernels round."""
+    """4.1 standard errors are too few where 8 positions are looked at; 0.15% is what kernels round."""
     seen = diagnose(of_positions(*[apart(1.001, 0.5)] * 7, apart(value, errors)))
 
     assert [cause.id for cause in seen.causes] == (["boundary"] if found else [])

@@ -264,9 +264,9 @@ def test_warnings_alone_that_could_say_nothing_are_no_pass() -> None:
 @pytest.mark.parametrize(
     ("number", "how", "said"),
     [
-        (between(1.2, 1.8), "interval", "1.5 is not ≤ 1; the whole 95 % interval lies beyond it, from 1.2"),
-        (between(0.2, 1.4), "interval", "0.8 ≤ 1; the 95 % interval holds values on both sides"),
-        (between(0.2, 1.4), "point", "0.8 ≤ 1; the 95 % interval holds values on both sides"),
+        (between(1.2, 1.8), "interval", "1.5 is not ≤ 1; the whole 95% interval lies beyond it, from 1.2"),
+        (between(0.2, 1.4), "interval", "0.8 ≤ 1; the 95% interval holds values on both sides"),
+        (between(0.2, 1.4), "point", "0.8 ≤ 1; the 95% interval holds values on both sides"),
         (between(0.2, 0.8), "interval", "0.5 ≤ 1"),
         (Number(value=0.5), "interval", "0.5 ≤ 1; no interval"),
         (Number(log10=45.2), "interval", "10^45.2 is not ≤ 1; no interval"),

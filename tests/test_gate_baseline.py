@@ -179,7 +179,7 @@ def test_each_end_of_a_difference_is_made_of_the_ends_that_make_it_likely() -> N
 
 
 def test_of_two_runs_that_are_alike_one_in_forty_is_called_worse() -> None:
-    """16,000 pairs of skewed numbers (e^z), each with its own interval: 2.5 %, within 0.5 points."""
+    """16,000 pairs of skewed numbers (e^z), each with its own interval: 2.5%, within 0.5 points."""
     draw = np.random.default_rng(11)
     spread = 0.3
     now, base = draw.normal(0, spread, (2, 16_000))

@@ -46,7 +46,7 @@ def about(value: float, target: float, errors: float) -> Number:
 
 
 def along(axis: str, *k3: float) -> dict[str, Location]:
-    """k3 along an axis, each within 1 %."""
+    """k3 along an axis, each within 1%."""
     places = [
         Place(
             key=str(i),

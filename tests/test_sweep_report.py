@@ -156,7 +156,7 @@ def test_no_threshold_is_marked_where_lengths_fare_alike(tmp_path) -> None:
 
 
 def test_a_window_beside_the_data_is_marked(tmp_path) -> None:
-    """k1 = 0.005: a window of ±0.1 % around 1 holds nothing, and one as wide around the data nearly all."""
+    """k1 = 0.005: a window of ±0.1% around 1 holds nothing, and one as wide around the data nearly all."""
     random = np.random.default_rng(0)
     found = swept(write(tmp_path / "beside.parquet", noise(random, 200, 400, 0.005, -0.005)))
     first = found.points[0]

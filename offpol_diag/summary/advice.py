@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from offpol_diag.summary.number import Model, Number, Numbers
 
@@ -83,6 +83,12 @@ class Alignment(Model):
     )
     rows: dict[str, AlignmentRow]
 
+    @model_validator(mode="after")
+    def _has_reference(self) -> Self:
+        if self.reference not in self.rows:
+            raise ValueError("reference is one of the rows")
+        return self
+
 
 class AtLength(Model):
     """Sequence importance sampling on the first T tokens of every response that has as many."""
@@ -95,7 +101,7 @@ class AtLength(Model):
 class Lengths(Model):
     """What sequence importance sampling keeps of its sample size, by the length of the response."""
 
-    longest: Number = Field(description="tokens of a response up to which it keeps 10 % ESS")
+    longest: Number = Field(description="tokens of a response up to which it keeps 10% ESS")
     curve: list[AtLength] = Field(description="at rising T, as far as 50 responses go")
 
 
