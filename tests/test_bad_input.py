@@ -9,7 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from typer.testing import CliRunner
 
+from offpol_diag.cli import app
 from offpol_diag.errors import DumpError
 from offpol_diag.readers import kinds, open_dump
 from offpol_diag.readers.forms import LIST, LONG
@@ -547,3 +549,13 @@ def test_values_under_a_zero_of_the_mask_are_not_judged(tmp_path, row):
     dump = open_dump([path], on_bad_row="skip")
     list(dump.batches())
     assert dump.skipped.count == 0
+
+
+def test_weights_that_all_vanish_have_no_largest_share(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = write(tmp_path / "a.parquet", rollout_log_probs=[[], [-1.0]], old_log_probs=[[], [-1e308]])
+    ran = CliRunner().invoke(
+        app, ["analyze", path, "--presets", "token_is", "--no-html", "--json", "a.json", "-q"]
+    )
+    assert "Traceback" not in ran.stderr
+    assert "ZeroDivisionError" not in ran.stderr

@@ -189,7 +189,8 @@ def _share(reader: Reader, drift: Drift, high: dict[str, float]) -> Number:
 
 
 def _share_sequences(logs: LogSums, largest: float) -> Number:
-    share = math.exp(largest - float(logs.shift)) / float(logs.once[0])
+    total = float(logs.once[0])
+    share = math.exp(largest - float(logs.shift)) / total if total > 0 else math.nan
     return plain(share, "fraction", "sequences", "max w / Σw, w = e^{ΣΔ}")
 
 
