@@ -255,6 +255,8 @@ def test_blocks_carry_the_releases_that_take_them() -> None:
     assert headings("seq_mis", "verl")[::2] == ["verl from 0.7.1", "verl from 0.6.1, before 0.7.1"]
     assert headings("areal_m2po", "areal") == ["AReaL from 1.0.4", "AReaL from 1.0.1, before 1.0.4"]
     assert headings("prime_rl_ipo", "prime-rl")[0] == "prime-rl from 2026-06-14 (release 0.6.0)"
+    assert headings("verl_2025_10_token_mask_veto", "verl")[0] == "verl from 0.6.0, before 0.6.1"
+    assert headings("skyrl_dppo_tv", "skyrl")[0] == "SkyRL from 0.3.0"
     assert headings("prime_rl_v02_token", "prime-rl") == ["prime-rl from 0.2, before 0.5.0"]
     assert headings("cispo", "nemo-rl")[0] == "NeMo-RL from 0.7.0"
     assert headings("cispo", "slime") == ["slime from 0.3.1"]

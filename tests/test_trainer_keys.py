@@ -235,4 +235,4 @@ def test_a_span_has_no_gap() -> None:
 
     assert (table.versions[first], table.versions[last]) == ("0.6.1", "0.9.0")
     assert table.spelt(first, last) == "verl from 0.6.1"
-    assert table.spelt(2, 3) == "verl from 0.6.1, before 0.7.1"
+    assert table.spelt(1, 2) == "verl from 0.6.1, before 0.7.1"

@@ -80,14 +80,9 @@ def october(preset: Preset) -> Said:
     parts.preset = Preset(preset.name, preset.summary)  # `apply` has been said
     parts.finish()
     block = {f"algorithm.{key}": value for key, value in settings.items()}
-    snippets, remarks = _said(block, preset)
-    if settings.get("rollout_is_mode") == "mask":  # called so between two releases
-        first, _ = _said({**block, "algorithm.rollout_is_mode": "clip"}, preset)
-        return (*snippets, *first), (
-            *remarks,
-            "verl 0.6.0 zeroes weights: what it drops stays in the denominator",
-        )
-    return snippets, remarks
+    drops = settings["rollout_is_veto_threshold"] or settings.get("rollout_is_mode") == "mask"
+    zeroed = ("in verl 0.6.0 what is dropped stays in the denominator: its weight is 0",) if drops else ()
+    return _said(block, preset, *zeroed)
 
 
 def _october_weight(parts: Parts) -> dict[str, Any]:
