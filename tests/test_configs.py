@@ -232,7 +232,7 @@ def test_two_rules_of_one_option_cannot_be_said_to_verl() -> None:
 
 
 def test_each_generation_of_verl_has_its_own_keys() -> None:
-    assert said("verl_2025_10_token_mask_veto", "verl")["algorithm.rollout_is_veto_threshold"] == 1e-4
+    assert said("verl_2025_10_token_mask_veto", "verl", 2)["algorithm.rollout_is_veto_threshold"] == 1e-4
     assert said("geo_rs", "verl")[BLOCK + "rollout_token_veto_threshold"] == 1e-4
     assert said("geo_rs", "verl")[BLOCK + "rollout_rs"] == "geometric"
     assert "verl from 0.7.1 cannot say this: a veto" in remarks("geo_rs", "verl")
@@ -255,7 +255,10 @@ def test_blocks_carry_the_releases_that_take_them() -> None:
     assert headings("seq_mis", "verl")[::2] == ["verl from 0.7.1", "verl from 0.6.1, before 0.7.1"]
     assert headings("areal_m2po", "areal") == ["AReaL from 1.0.4", "AReaL from 1.0.1, before 1.0.4"]
     assert headings("prime_rl_ipo", "prime-rl")[0] == "prime-rl from 2026-06-14 (release 0.6.0)"
-    assert headings("verl_2025_10_token_mask_veto", "verl")[0] == "verl from 0.6.0, before 0.6.1"
+    assert headings("verl_2025_10_token_mask_veto", "verl")[::2] == [
+        "verl from 0.6.1, before 0.7.1",
+        "verl from 0.6.0, before 0.6.1",
+    ]
     assert headings("skyrl_dppo_tv", "skyrl")[0] == "SkyRL from 0.3.0"
     assert headings("prime_rl_v02_token", "prime-rl") == ["prime-rl from 0.2, before 0.5.0"]
     assert headings("cispo", "nemo-rl")[0] == "NeMo-RL from 0.7.0"

@@ -31,19 +31,18 @@ NOW = "verl from 0.7.1"
 
 
 def verl(preset: Preset) -> Said:
-    """Today's keys, and those of the generation whose logs the preset has."""
-    generation = {"verl-2025-10": october, "verl-2025-11": november}.get(preset.logs or "")
-    if generation is None:
-        return january(preset)
-    before = _try(generation, preset)
-    now = _try(january, preset)
-    if isinstance(now, ConfigError):
-        if isinstance(before, ConfigError):
-            raise now
-        return before[0], (*before[1], f"{NOW} cannot say this: {now.message}")
-    if isinstance(before, ConfigError):
-        return now
-    return (*now[0], *before[0]), (*now[1], *(remark for remark in before[1] if remark not in now[1]))
+    """Today's keys, and those of the generation whose logs the preset has, or that could still say it."""
+    logs = preset.logs or ""
+    older = (november, october) if logs == "verl-2025-10" else (november,)
+    tried = [_try(january, preset)]
+    if logs in ("verl-2025-10", "verl-2025-11") or isinstance(tried[0], ConfigError):
+        tried += [_try(one, preset) for one in older]
+    said = [one for one in tried if isinstance(one, tuple)]
+    if not said:
+        raise next(one for one in tried if isinstance(one, ConfigError))
+    gone = f"{NOW} cannot say this: {tried[0].message}" if isinstance(tried[0], ConfigError) else ""
+    remarks = dict.fromkeys((*(text for _, texts in said for text in texts), *([gone] if gone else ())))
+    return tuple(one for snippets, _ in said for one in snippets), tuple(remarks)
 
 
 def _try(generation: Callable[[Preset], Said], preset: Preset) -> Said | ConfigError:
