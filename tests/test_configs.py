@@ -315,6 +315,14 @@ def test_a_dual_clip_of_roll_is_1_and_twice_pg_clip() -> None:
     assert "no dual clip" not in "".join(config_for(preset, "roll").remarks)
 
 
+@pytest.mark.parametrize("trainer", ["verl", "skyrl"])
+def test_a_dual_clip_that_the_loss_does_not_read_is_refused(trainer: str) -> None:
+    preset = replace(CATALOGUE["gspo"], clip=Clip(0.1, 0.28, 4.0))
+
+    with pytest.raises(ConfigError, match="dual clip under the GSPO loss"):
+        config_for(preset, trainer)
+
+
 @pytest.mark.parametrize(
     ("trainer", "words"),
     [
@@ -500,6 +508,12 @@ def test_guards_and_denominators_that_differ_are_remarked() -> None:
     assert "rejected tokens leave" in remarks("areal_icepop", "roll")
     assert "dual clip" in remarks("token_is", "trl")
     assert "clamped" not in remarks("decoupled_geo_rs_token_tis", "verl")
+
+
+def test_guards_are_those_of_the_newest_version_that_can_say_it() -> None:
+    assert "the clamp of the rejection acts on each token here" in remarks("seq_mis", "verl")
+    assert "acts on each token" not in remarks("geo_rs", "verl")
+    assert "rejected tokens leave" in remarks("slime_mis_veto", "verl")
 
 
 def test_a_clip_other_than_the_trainers_is_printed() -> None:

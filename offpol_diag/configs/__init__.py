@@ -48,7 +48,8 @@ class Trainer:
 
 
 def _verl(preset: Preset, snippets: tuple[Snippet, ...]) -> Habits:
-    if preset.logs in ("verl-2025-10", "verl-2025-11"):
+    """Of the newest version that can say it."""
+    if all(one.age[0] for one in snippets):
         return Habits(20.0, denominator="kept")
     return Habits(20.0, rule_at="token", denominator=None if preset.policy == "old" else "all")
 

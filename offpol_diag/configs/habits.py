@@ -116,6 +116,12 @@ def clip_bounds(preset: Preset) -> tuple[float, float]:
     return (1.0 if preset.clip.low is None else preset.clip.low, preset.clip.high)
 
 
+def no_dual_clip(preset: Preset) -> None:
+    """Refuse a dual clip that was asked for under GSPO, where the trainer's loss has none."""
+    if preset.loss == "gspo" and preset.clip.dual not in (None, DUAL):
+        cannot("a dual clip under the GSPO loss")
+
+
 def clip_remarks(preset: Preset, keys: ClipKeys) -> Iterator[str]:
     """How the dual clip differs, where no key can help it."""
     if preset.loss != "ppo_clip":

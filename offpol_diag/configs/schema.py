@@ -240,7 +240,8 @@ def block(
     table = schema(trainer)
     first, last = table.span(settings)
     newest = len(table.versions) - 1
-    return Snippet(language, text, title, file, table.spelt(first, last), (newest - last, newest - first))
+    versions = table.spelt(first, last) if settings else ""
+    return Snippet(language, text, title, file, versions, (newest - last, newest - first))
 
 
 def older(

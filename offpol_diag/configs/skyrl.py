@@ -6,7 +6,7 @@ from typing import Any
 
 from offpol_diag.configs import syntax
 from offpol_diag.configs.config import Snippet
-from offpol_diag.configs.habits import ClipKeys, clip_bounds, clip_remarks, clip_settings
+from offpol_diag.configs.habits import ClipKeys, clip_bounds, clip_remarks, clip_settings, no_dual_clip
 from offpol_diag.configs.parts import IDLE_HIGH, IDLE_LOW, Parts, cannot
 from offpol_diag.configs.schema import block
 from offpol_diag.presets import Preset, Weight
@@ -106,6 +106,7 @@ def _sequence_mask(parts: Parts, tokens: bool) -> dict[str, Any]:
 def _loss(preset: Preset) -> dict[str, Any]:
     if preset.loss == "cispo":
         return {"policy_loss_type": "cispo", **_cispo(*clip_bounds(preset))}
+    no_dual_clip(preset)
     clip = clip_settings(preset, CLIP)
     dual = clip.pop(DUAL, None)
     if preset.loss == "gspo":

@@ -12,7 +12,7 @@ from typing import Any
 
 from offpol_diag.configs import syntax
 from offpol_diag.configs.config import Snippet
-from offpol_diag.configs.habits import ClipKeys, clip_remarks, clip_settings
+from offpol_diag.configs.habits import ClipKeys, clip_remarks, clip_settings, no_dual_clip
 from offpol_diag.configs.parts import IDLE_HIGH, IDLE_LOW, Parts, cannot
 from offpol_diag.configs.schema import yaml_and_hydra
 from offpol_diag.errors import ConfigError
@@ -53,6 +53,7 @@ def _try(generation: Callable[[Preset], Said], preset: Preset) -> Said | ConfigE
 
 
 def _said(settings: dict[str, Any], preset: Preset, *remarks: str, added: str = "") -> Said:
+    no_dual_clip(preset)
     settings = {**settings, **LOG_PROBS, **clip_settings(preset, CLIP, ACTOR)}
     idle = (IDLE,) if {IDLE_HIGH, IDLE_LOW} & set(map(_number, settings.values())) else ()
     return yaml_and_hydra("verl", settings, added), (*remarks, *idle, *clip_remarks(preset, CLIP))
