@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -37,6 +38,12 @@ def tuned(preset: Preset, settings: Mapping[str, str], file: str = "--set") -> P
         return preset
     said = ", ".join(f"{key}={value}" for key, value in settings.items())
     return replace(found, summary=f"{preset.summary} (with {said})")
+
+
+def command(name: str, settings: Mapping[str, str]) -> str:
+    """The command that shows a preset with these settings; with `--for TRAINER`, its configuration."""
+    said = ",".join(f"{key}={value}" for key, value in settings.items())
+    return f"offpol-diag presets {shlex.quote(name)}" + (f" --set {shlex.quote(said)}" if said else "")
 
 
 Place = tuple[str, int | None]  # a field of Preset, and which rule of it

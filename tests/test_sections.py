@@ -1,8 +1,12 @@
+import shlex
+
 import pytest
 from factory import dump_facts, make_summary, metrics, number, place, preset, recommendation, unknown
+from typer.testing import CliRunner
 
 from offpol_diag.blocks import Code, Figure, Section, Table, Text, Verdict
 from offpol_diag.candidates import CANDIDATES
+from offpol_diag.cli import app
 from offpol_diag.numerals import counted, say, size
 from offpol_diag.render.markdown import LIMIT, PARTS, render_markdown
 from offpol_diag.render.numbers import shown
@@ -108,6 +112,21 @@ def test_the_decision_comes_with_its_rule_its_numbers_and_the_runner_up():
     assert "heavy_sequence_tail" in said
     assert "ess_sequences = 3.1% [2, 4]%" in said
     assert "Runner-up: seq_mis" in said
+
+
+@pytest.mark.parametrize("candidate", CANDIDATES, ids=lambda one: one.name)
+def test_the_verdict_names_its_preset_by_a_command_that_runs(candidate):
+    name, _, settings = candidate.named("old")
+    given = recommendation().model_copy(update={"method": name, "settings": settings})
+    said = words(section("verdict", recommendation=given))
+
+    (line,) = [line for line in said.splitlines() if line.startswith("Preset: ")]
+    program, *arguments = shlex.split(line.removeprefix("Preset: "))
+    ran = CliRunner().invoke(app, arguments)
+
+    assert program == "offpol-diag"
+    assert ran.exit_code == 0, ran.output
+    assert [value for value in settings.values() if f"={value}" not in ran.stdout] == []
 
 
 def test_an_alert_names_what_it_saw_and_its_source():

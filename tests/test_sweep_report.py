@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -44,6 +45,14 @@ def swept(path: str, one: Preset = GEO, values=(1.001, 1.01, 1.5), **more):
 
 
 # ---------------------------------------------------------------- the command
+
+
+def test_the_window_is_named_by_a_command_that_runs() -> None:
+    ran = run("--preset", "geo_rs", "-q", "--keep", "0.95", width=200)
+    (line,) = re.findall(r"offpol-diag (presets geo_rs --set '[^']+')", " ".join(ran.stdout.split()))
+
+    assert RUNNER.invoke(app, shlex.split(line)).exit_code == 0
+    assert "reject[0].lower=" in line
 
 
 @pytest.mark.parametrize("width", [80, 120])

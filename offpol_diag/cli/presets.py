@@ -120,7 +120,10 @@ def _print_configs(chosen: dict[str, Preset], trainer: str, json: Any, quiet: bo
 def _config(config: Config) -> dict[str, Any]:
     from dataclasses import asdict
 
-    return {**asdict(config), "text": config.text()}
+    said = {**asdict(config), "text": config.text()}
+    for snippet in said["snippets"]:
+        del snippet["age"]
+    return said
 
 
 def _rows(presets: Mapping[str, Preset]) -> dict[str, Any]:
