@@ -37,7 +37,7 @@ class Row:
 def mix(x: int) -> int:
     """SplitMix64's finaliser, as published."""
     x %= WORD
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9% WORD
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 % WORD
     x = (x ^ (x >> 27)) * 0x94D049BB133111EB % WORD
     return x ^ (x >> 31)
 

@@ -73,7 +73,7 @@ def histogram(out: Readout, drift: Drift, bins: int = 81) -> Histogram:
     fine = loglattice.edges()
     occupied = torch.nonzero(counts).flatten()
     first, last = int(occupied[0]), int(occupied[-1]) + 1
-    at = torch.searchsorted(fine, _edges(reach, max(-low, high, reach), bins)).unique()
+    at = torch.searchsorted(fine, _edges(reach, max(-low, high, reach), bins)).unique()  # type: ignore[no-untyped-call]
     inner = at[(at > first) & (at < last)]
     below = torch.cat((torch.zeros(1, dtype=torch.float64), torch.cumsum(counts, 0)))
     cuts = torch.cat((torch.tensor([first]), inner, torch.tensor([last])))
