@@ -162,8 +162,8 @@ RULES = (
         "identical",
         _identical,
         ("log_ratio_min", "log_ratio_max"),
-        "The two columns hold the same numbers: they say nothing about a mismatch, unless both engines really "
-        "agree to the last bit.",
+        "The two columns hold the same numbers: they say nothing about a mismatch, unless both engines "
+        "really agree to the last bit.",
         "two engines that compute apart do not agree exactly at every token",
         "not enough data",
     ),
