@@ -9,14 +9,42 @@ from pydantic import Field, model_validator
 from offpol_diag.summary.number import Model, Number, Numbers
 
 
+class Example(Model):
+    """One token that shows a cause."""
+
+    sequence_id: str
+    position: int = Field(description="in the response, from 0, masked tokens counted")
+    rollout_log_prob: float
+    train_log_prob: float
+
+
+class After(Model):
+    """The mismatch with a cause undone."""
+
+    what: str = Field(description="what was undone")
+    k3: float
+    mean_ratio: float
+    ess_tokens: float
+    tokens: int
+    approximate: bool = Field(False, description="whether the logged numbers allow no exact repair")
+
+
 class Cause(Model):
-    """One hypothesis of the diagnosis, with its evidence."""
+    """One cause, with its evidence."""
 
     id: str
+    kind: Literal["bug", "honest"] = "bug"
     statement: str
-    statistic: str
+    statistic: str = Field(description="the numbers that speak for it, with intervals or exact counts")
+    violates: str = Field("", description="the identity or fact that they contradict")
+    exact: bool = Field(False, description="whether it was counted, and needs no interval")
+    where: str = Field("", description="the group that has it, e.g. 'engine = 3'; empty: no one group")
+    tokens: int | None = Field(None, description="tokens concerned, among those looked at")
+    sequences: int | None = Field(None, description="sequences concerned, among those looked at")
+    examples: list[Example] = []
     confirm: str = ""
     fix: str = ""
+    after: After | None = None
 
 
 class Diagnosis(Model):
@@ -24,9 +52,11 @@ class Diagnosis(Model):
 
     verdict: Literal["healthy", "honest_mismatch", "bug", "cannot_tell"]
     headline: str
-    causes: list[Cause] = []
+    causes: list[Cause] = Field([], description="the likeliest first")
     ruled_out: list[str] = []
     undecidable: list[str] = []
+    sequences: int | None = Field(None, description="sequences that were looked at token by token")
+    tokens: int | None = Field(None, description="tokens that were looked at one by one")
 
 
 Decision = Literal[

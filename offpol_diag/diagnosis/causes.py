@@ -1,0 +1,207 @@
+"""Causes of a mismatch as a table: what to say, what it violates, how to confirm it, and the fix as one types it.
+
+The words in braces are filled in by the signature that found the cause (`Found.said`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Row:
+    """One cause.
+
+    Attributes:
+        kind: whether the logged numbers or the engine are broken, or the policies honestly differ.
+        sentence: what is wrong, in a clause that follows "Bug:" or "Honest mismatch:".
+        violates: the identity or fact that the numbers contradict.
+        confirm: what would settle it.
+        fix: what to change, with the keys of engines and trainers where there are such.
+        after: what is undone for the numbers after the fix.
+        ruled_out: what may be said when it was looked for and not found; empty: nothing.
+    """
+
+    kind: Literal["bug", "honest"]
+    sentence: str
+    violates: str
+    confirm: str
+    fix: str
+    after: str = ""
+    ruled_out: str = ""
+
+
+CAUSES: dict[str, Row] = {
+    "sentinel": Row(
+        "bug",
+        "{share} of the {column} log-probs are the constant {value}, which stands for a missing value",
+        "log-probs of sampled tokens vary; one value does not come again and again",
+        "look at these tokens in what the {side} returns: a missing log-prob is filled in with {value} on the way",
+        "keep such tokens out of the loss (response_mask 0), and find where they get lost: streamed chunks, aborted "
+        "and resumed requests, tokens the engine did not sample",
+        "with these tokens masked",
+        "constants in place of log-probs",
+    ),
+    "wrong_mask": Row(
+        "bug",
+        "the response mask includes tokens that were not sampled: {place}",
+        "a token that the engine did not sample has no rollout log-prob",
+        "print response_mask beside the text of the sequences named here",
+        "set response_mask to 0 on tool output, observations and padding (in multi-turn rollouts: 1 only on tokens "
+        "that the model generated)",
+        "with these tokens masked",
+        "unsampled tokens inside the mask",
+    ),
+    "off_by_one": Row(
+        "bug",
+        "the rollout column is shifted by {tokens} against the train column",
+        "both columns are about the same sampled token",
+        "{slice}",
+        "{slice}; logits at position t − 1 score token t, so slice logits[:, :-1] and tokens[:, 1:]",
+        "with the shift undone",
+        "columns shifted against each other (by up to 8 tokens)",
+    ),
+    "row_permutation": Row(
+        "bug",
+        "rows are permuted: train log-probs stand beside another sequence's rollout log-probs, within {within}",
+        "both columns are about the same sequence",
+        "rows whose train log-probs belong to another row: {examples}",
+        "restore the order after dynamic batching or sorting by length (verl: revert_dynamic_batch, "
+        "restore_dynamic_batch indices on every log-prob tensor), or join by sequence id",
+        "with the rows matched",
+        "permuted rows",
+    ),
+    "boundary": Row(
+        "bug",
+        "{place} is logged wrongly",
+        "a mismatch of kernels or weights does not single out one position",
+        "compare both columns at {place} of a few sequences with log-softmax of its logits",
+        "shift within each sequence and not across packed ones (use cu_seqlens, not torch.roll), and log the "
+        "end-of-sequence token as it was sampled",
+        "without these tokens",
+        "a first or last token that carries the mismatch",
+    ),
+    "special_token": Row(
+        "bug",
+        "tokens with id {ids} are scored differently wherever they stand",
+        "a mismatch of kernels or weights does not single out one token",
+        "decode id {ids}; compare its embedding and its row of the output layer in engine and trainer",
+        "sync embeddings and lm_head of added tokens (resize_token_embeddings on both sides), and treat "
+        "bad_words and logit_bias alike in engine and trainer",
+        "without these tokens",
+        "single token ids that carry the mismatch",
+    ),
+    "retokenization": Row(
+        "bug",
+        "{share} of the sequences break at some token: from there on the columns belong to different text",
+        "columns that agree token by token do not stop to within a sequence",
+        "decode token_ids of the sequences named here around the break; compare with the ids that the engine returned",
+        "train on the engine's token ids (vLLM: return_token_ids / prompt_token_ids; SGLang: output_ids) instead of "
+        "tokenizing the text again",
+        "without what follows the breaks",
+        "sequences that break at a token",
+    ),
+    "long_context": Row(
+        "bug",
+        "beyond about token {where} the engine computes something else",
+        "kernels and weights differ at every position alike",
+        "score one long response with the engine's prefill (prompt_logprobs) and with its decode; compare beyond token {where}",
+        "switch off what only acts on long contexts: vLLM --disable-cascade-attn, --no-enable-chunked-prefill, a KV "
+        "cache in fp8, a sliding window, rope scaling that differs between engine and trainer",
+        "without what lies beyond",
+        "a position from which on the columns disagree",
+    ),
+    "wrong_context": Row(
+        "bug",
+        "engine and trainer scored {share} of the responses after different prompts",
+        "the same weights after the same prompt give about the same log-probs",
+        "print the prompt ids that the engine got and those the trainer used for one of these sequences",
+        "apply the chat template once, with the same system prompt and tools, and pass prompt ids instead of text",
+        "without these sequences",
+        "responses scored after another prompt",
+    ),
+    "truncated_sampling": Row(
+        "bug",
+        "tokens were sampled with top-p or top-k, and only the rollout column knows of it",
+        "E[r] = 1: here r = the probability mass that was kept, never above 1",
+        "the sampling parameters of the rollout: top_p < 1 or top_k > 0",
+        "sample with top_p=1.0 and top_k=-1, or apply the same filter to the trainer's logits",
+        "with the rollout log-probs renormalised over the whole vocabulary (approximate)",
+        "top-p or top-k on one side",
+    ),
+    "rollout_raw_logprobs": Row(
+        "bug",
+        "the rollout column does not hold the distribution that tokens were sampled from{temperature}",
+        "k1 ≥ 0 and E[r] = 1 for tokens sampled from the logged distribution",
+        "compare a logged value with log-softmax(logits / temperature) of that token",
+        "log processed log-probs in the engine (vLLM: logprobs_mode=processed_logprobs; SGLang: "
+        "--enable-return-processed-logprobs or temperature 1)",
+        "with that temperature applied to the rollout column (approximate)",
+        "tokens sampled from another distribution than the logged one",
+    ),
+    "trainer_temperature": Row(
+        "bug",
+        "the trainer does not divide its logits by the sampling temperature{temperature}",
+        "log π_train is not a power of log π_rollout under any noise or staleness",
+        "look for the division by temperature in the trainer's log-prob computation",
+        "divide the logits by the temperature before log-softmax (verl: actor_rollout_ref.rollout.temperature reaches "
+        "compute_log_prob; TRL: temperature in GRPOConfig)",
+        "with that temperature divided out (approximate)",
+        "a temperature on one side only",
+    ),
+    "low_precision_storage": Row(
+        "bug",
+        "the {column} log-probs were rounded to {grid} before they were written",
+        "log-probs in float32 do not lie on such a grid",
+        "the dtype of the tensor when it is gathered, cast or serialised",
+        "compute log-softmax in float32 and keep it so: no .to(torch.bfloat16), no rounding in JSON",
+        "",
+        "rounded log-probs",
+    ),
+    "group_fault": Row(
+        "bug",
+        "sequences with {where} differ {times}-fold more than the others",
+        "engines with the same weights and kernels differ alike",
+        "restart or replace what is behind {where}, and compare again",
+        "check the weights, the version and the flags of {where}: a replica that missed a weight sync, another dtype or kernel",
+        "without these sequences",
+        "one engine, host or other group that stands out",
+    ),
+    "stale": Row(
+        "honest",
+        "stale weights: the engine sampled with older weights than the trainer's",
+        "",
+        "K3 by policy_lag falls to the engine's own level at lag 0",
+        "fewer steps between weight syncs, or a correction",
+    ),
+    "frozen_sync": Row(
+        "honest",
+        "the engine's weights fall behind step by step: K3 grows {times}-fold over the steps",
+        "",
+        "compare a checksum of one weight tensor in engine and trainer after a sync",
+        "check that every weight reaches the engine at each sync (LoRA adapters, tied embeddings, experts)",
+    ),
+    "moe_outliers": Row(
+        "honest",
+        "most tokens agree closely and a few differ by much, as where experts are routed differently",
+        "",
+        "log router choices on both sides; replay them in the trainer (routing replay, R3)",
+        "router in float32, routing replay, or a token mask",
+    ),
+    "quantized_rollout": Row(
+        "honest",
+        "a broad mismatch at every token, as of a rollout with quantised weights",
+        "",
+        "the same dump with a bf16 rollout",
+        "a higher precision of the rollout, or token TIS",
+    ),
+    "numerics": Row(
+        "honest",
+        "numerics: the same weights computed by two engines",
+        "",
+        "",
+        "",
+    ),
+}
+"""Id → row, in the order in which causes are looked for."""

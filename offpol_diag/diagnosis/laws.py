@@ -1,0 +1,220 @@
+"""What must hold of tokens that were sampled from the logged π_rollout, and the shapes that break it.
+
+If tokens were sampled from the π_rollout that was logged, then E[r] = 1 and k1 = −E[Δ] ≥ 0 whatever the training
+policy is, and the mean surprisal −log q equals the mean entropy. K3 = k1 + E[r] − 1 holds for any numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from offpol_diag.diagnosis.rows import Estimate, Flags, Floats, Rows, estimate
+from offpol_diag.diagnosis.signatures import Found, percent
+
+SURE = 5.0
+"""Standard errors from which an identity counts as broken: with the three tests, 2 in a million by chance."""
+REST = (1.0, 2.0, 4.0, 8.0, 16.0, 64.0)
+"""Numbers of equally likely other tokens that are tried where a temperature is fitted."""
+
+
+@dataclass(frozen=True)
+class Identities:
+    """The three, each with its interval; `entropy` is None where none is logged."""
+
+    k1: Estimate
+    ratio: Estimate
+    entropy: Estimate | None
+    tv: float
+
+    @property
+    def one_sided(self) -> float:
+        """(1 − E[r]) / E|r − 1|: 0 where π_rollout is the distribution that was sampled from, 1 where r ≤ 1."""
+        return (1 - self.ratio.value) / self.tv if self.tv > 0 else 0.0
+
+
+def identities(rows: Rows) -> Identities:
+    """Estimate them from rows; ratios above e^3 are cut, which can only lower E[r]."""
+    off = np.expm1(np.minimum(rows.delta, 3.0))
+    known = rows.entropy is not None and np.isfinite(rows.entropy).all() and bool((rows.entropy > 0).any())
+    return Identities(
+        estimate(rows, -rows.delta),
+        estimate(rows, 1 + off),
+        estimate(rows, -rows.q - rows.entropy) if known and rows.entropy is not None else None,
+        float(np.mean(np.abs(off))),
+    )
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """π_train as π_rollout at another temperature: p ∝ q^power."""
+
+    power: float
+    rest: float
+    explained: float
+    errors: float
+
+
+def tempered(q: Floats, power: float, rest: float) -> Floats:
+    """log of q^power renormalised, where the mass 1 − q lies on `rest` equally likely tokens. q in nats."""
+    other = np.log(np.maximum(-np.expm1(q), 1e-12))
+    own, others = power * q, power * other + (1 - power) * np.log(rest)
+    return own - np.logaddexp(own, others)
+
+
+def fit_temperature(rows: Rows, most: int = 20_000) -> Fitted:
+    """The power that turns q into p best, in mean |log p − log p(q)|, and how much of that it explains."""
+    step = max(1, rows.tokens // most)
+    q, p = rows.q[::step], rows.p[::step]
+    some = (q > -12) & (q < -1e-3)
+    if some.sum() < 100:
+        return Fitted(1.0, 1.0, 0.0, 0.0)
+    q, p = q[some], p[some]
+
+    def off(power: float, rest: float) -> float:
+        return float(np.mean(np.minimum(np.abs(p - tempered(q, power, rest)), 1.0)))
+
+    coarse = np.exp(np.linspace(-1.2, 1.2, 25))
+    _, power, rest = min((off(power, rest), power, rest) for power in coarse for rest in REST)
+    fine = power * np.exp(np.linspace(-0.05, 0.05, 21))
+    least, power = min((off(power, rest), power) for power in fine)
+    none = off(1.0, 1.0)
+    every = np.minimum(np.abs(rows.delta), 1.0) - np.minimum(np.abs(rows.p - tempered(rows.q, power, rest)), 1.0)
+    gain = estimate(rows, every)
+    return Fitted(float(power), rest, 1 - least / none if none > 0 else 0.0, gain.errors_from(0.0))
+
+
+def sampling(rows: Rows) -> Found | None:
+    """Find a temperature or a truncation on one side only, or any other π_rollout that was not sampled from."""
+    seen = identities(rows)
+    size = float(np.mean(np.abs(rows.delta)))
+    every = np.ones(rows.tokens, bool), np.ones(rows.sequences, bool)
+    if size < 1e-5:
+        return _unlogged(rows, seen)
+    edge = _nucleus(rows, seen)
+    if edge is not None:
+        return edge
+    fitted = fit_temperature(rows)
+    clear = fitted.explained > 0.3 and fitted.errors > SURE and abs(np.log(fitted.power)) > 0.02
+    negative = seen.k1.errors_from(0) < -SURE and seen.k1.value < -1e-5
+    if clear or negative:
+        raw = seen.k1.value < 0
+        temperature = 1 / fitted.power if raw else fitted.power
+        statistic = (
+            f"k1 = {seen.k1.value:.3g} [{seen.k1.low:.2g}, {seen.k1.high:.2g}] nats, E[r] = {seen.ratio.value:.4g} "
+            f"[{seen.ratio.low:.4g}, {seen.ratio.high:.4g}]"
+        )
+        if clear:
+            statistic += (
+                f"; log π_train follows {fitted.power:.2f} × log π_rollout (renormalised), which explains "
+                f"{percent(fitted.explained)} of |Δ|"
+            )
+        said = {"temperature": f"{temperature:.2g}" if clear else "", "power": f"{fitted.power:.2f}"}
+        repaired = rows.with_q(tempered(rows.q, fitted.power, fitted.rest)) if clear else None
+        cause = "rollout_raw_logprobs" if raw else "trainer_temperature"
+        return Found(cause, statistic, *every, repaired, said, approximate=True)
+    if seen.ratio.errors_from(1) > SURE and seen.ratio.value > 1.002:
+        statistic = f"E[r] = {seen.ratio.value:.4g} [{seen.ratio.low:.4g}, {seen.ratio.high:.4g}]"
+        return Found("rollout_raw_logprobs", statistic, *every, None, {"temperature": "", "power": ""})
+    return _unlogged(rows, seen)
+
+
+def _nucleus(rows: Rows, seen: Identities) -> Found | None:
+    """Find r ≤ 1 everywhere, by as much as the mass that a truncated sampler left out."""
+    if seen.k1.value <= 0 or seen.ratio.errors_from(1) > -SURE or seen.one_sided < 0.2:
+        return None
+    noise = float(np.quantile(rows.delta, 0.995))
+    lowest = float(np.quantile(rows.delta, 0.002))
+    if noise > 0.5 * -lowest or lowest < -2.5:
+        return None
+    certain = (rows.q > -1e-6) & (rows.delta < -1e-3) & (rows.delta > -FAR_MASS)
+    kept = seen.ratio.value
+    statistic = (
+        f"E[r] = {kept:.5g} [{seen.ratio.low:.5g}, {seen.ratio.high:.5g}], and r lies below 1 nearly always: 99.5% of Δ are "
+        f"below {noise:.2g} and 99.8% above {lowest:.2g} nats; {percent(float(certain.mean()))} of tokens are logged as certain "
+        "and are not"
+    )
+    return Found(
+        "truncated_sampling", statistic, np.ones(rows.tokens, bool), np.ones(rows.sequences, bool),
+        rows.with_q(rows.q + np.minimum(rows.delta, 0)), {"mass": f"{np.exp(lowest):.2f}", "kept": f"{kept:.3f}"},
+        approximate=True,
+    )
+
+
+FAR_MASS = 0.7
+"""−log of the smallest mass that a nucleus is thought to keep, nats."""
+
+
+def _unlogged(rows: Rows, seen: Identities) -> Found | None:
+    """Find tokens more probable than their entropy allows: sampled sharper than either column says."""
+    gap = seen.entropy
+    if gap is None or gap.errors_from(0) > -SURE or gap.value > -0.005:
+        return None
+    statistic = (
+        f"surprisal − entropy = {gap.value:.3g} [{gap.low:.2g}, {gap.high:.2g}] nats; 0 where tokens were sampled from the "
+        "logged distribution"
+    )
+    every = np.ones(rows.tokens, bool), np.ones(rows.sequences, bool)
+    rare = float(np.mean(rows.q < np.log(0.02)))
+    cause = "truncated_sampling" if rare < 0.002 else "rollout_raw_logprobs"
+    return Found(cause, statistic, *every, None, {"temperature": "", "power": "", "mass": "", "kept": "", "both": "yes"})
+
+
+# Storage: the grid that log-probs lie on.
+
+
+def storage(rows: Rows) -> Found | None:
+    """Find a column whose values were rounded to bfloat16, float16 or a few decimals."""
+    for name, x in (("rollout", rows.q), ("train", rows.p)):
+        some = x[(x < -1e-4) & (x > -60)]
+        if len(some) < 50 or len(np.unique(some)) < 20:
+            continue
+        for grid, on in _GRIDS:
+            share = float(np.mean(on(some)))
+            if share > 0.98:
+                rounding = _rounding(some, grid)
+                size = float(np.sqrt(np.mean(np.minimum(np.abs(rows.delta), 1) ** 2)))
+                statistic = (
+                    f"{percent(share)} of the {name} log-probs are {grid} numbers (by chance: {_CHANCE[grid]}); rounding moves "
+                    f"them by {rounding:.1g} nats (root mean square), the whole mismatch is {size:.1g}"
+                )
+                every = np.ones(rows.tokens, bool), np.ones(rows.sequences, bool)
+                return Found(
+                    "low_precision_storage", statistic, *every, None,
+                    {"column": name, "grid": grid, "part": percent(min(1.0, (rounding / max(size, 1e-12)) ** 2))}, exact=True,
+                )
+    return None
+
+
+def _bfloat16(x: Floats) -> Flags:
+    return (x.astype(np.float32).view(np.uint32) & 0xFFFF) == 0
+
+
+def _float16(x: Floats) -> Flags:
+    return x.astype(np.float16).astype(np.float32) == x.astype(np.float32)
+
+
+def _decimal(places: int) -> object:
+    def on(x: Floats) -> Flags:
+        scaled = x * 10.0**places
+        return np.abs(scaled - np.rint(scaled)) < 0.01
+
+    return on
+
+
+_GRIDS = (
+    ("bfloat16", _bfloat16),
+    ("float16", _float16),
+    *((f"{k}-decimal", _decimal(k)) for k in (1, 2, 3, 4)),
+)
+_CHANCE = {"bfloat16": "0.002%", "float16": "0.01%", **{f"{k}-decimal": "2%" for k in (1, 2, 3, 4)}}
+
+
+def _rounding(x: Floats, grid: str) -> float:
+    """Root mean square error of rounding to the grid, nats."""
+    if grid in ("bfloat16", "float16"):
+        bits = 8 if grid == "bfloat16" else 11
+        step = 2.0 ** (np.floor(np.log2(np.abs(x))) - bits + 1)
+        return float(np.sqrt(np.mean(step**2 / 12)))
+    return 10.0 ** -int(grid[0]) / np.sqrt(12)

@@ -1,0 +1,196 @@
+"""Sequences of a dump as flat numpy arrays, and what signatures measure on them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+
+CAP = 3.0
+"""Nats at which |Δ| is cut where one token must not decide: a factor of 20."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """S sequences of at least one token each, T tokens end to end; masked tokens are absent.
+
+    Attributes:
+        q: log π_rollout of the sampled token, [T], nats.
+        p: log π_train of the same token (old, or current in a dump of two policies), [T], nats.
+        starts: where each sequence begins, [S + 1].
+        position: index of the token in its response, masked tokens counted, [T].
+        ids: token ids [T], or None.
+        entropy: of the distribution that was sampled from, as logged, [T] nats, or None.
+        advantages: of the tokens, [T], or None.
+        scalars: other columns of the sequences by name, S values each, None where null.
+    """
+
+    q: Floats
+    p: Floats
+    starts: Ints
+    position: Ints
+    ids: Ints | None = None
+    entropy: Floats | None = None
+    advantages: Floats | None = None
+    scalars: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+
+    @property
+    def tokens(self) -> int:
+        """T."""
+        return len(self.q)
+
+    @property
+    def sequences(self) -> int:
+        """S."""
+        return len(self.starts) - 1
+
+    @cached_property
+    def lengths(self) -> Ints:
+        """Tokens of each sequence, [S]."""
+        return np.diff(self.starts)
+
+    @cached_property
+    def owner(self) -> Ints:
+        """The sequence of each token, [T]."""
+        return np.repeat(np.arange(self.sequences), self.lengths)
+
+    @cached_property
+    def index(self) -> Ints:
+        """Place of each token among the unmasked ones of its sequence, from 0, [T]."""
+        return np.arange(self.tokens) - self.starts[self.owner]
+
+    @cached_property
+    def from_end(self) -> Ints:
+        """The same, counted from the last token, [T]."""
+        return self.lengths[self.owner] - 1 - self.index
+
+    @cached_property
+    def delta(self) -> Floats:
+        """Δ = log π_train − log π_rollout, [T] nats."""
+        return self.p - self.q
+
+    @cached_property
+    def size(self) -> Floats:
+        """|Δ|, at most `CAP`, [T] nats."""
+        return np.minimum(np.abs(self.delta), CAP)
+
+    @cached_property
+    def level(self) -> Floats:
+        """Mean of `size` over each sequence, [S] nats."""
+        return self.mean(self.size)
+
+    def sum(self, x: NDArray[Any]) -> Floats:
+        """Sum over each sequence of a value [T], [S]."""
+        return np.add.reduceat(x.astype(np.float64), self.starts[:-1]) if self.tokens else np.zeros(0)
+
+    def mean(self, x: NDArray[Any]) -> Floats:
+        """Mean over each sequence of a value [T], [S]."""
+        return self.sum(x) / self.lengths
+
+    def keep(self, tokens: Flags) -> Rows:
+        """Drop the tokens that are not flagged, and sequences that are left empty."""
+        counts = np.bincount(self.owner[tokens], minlength=self.sequences)
+        filled = counts > 0
+
+        def some(x: NDArray[Any] | None) -> Any:
+            return None if x is None else x[tokens]
+
+        return Rows(
+            self.q[tokens],
+            self.p[tokens],
+            np.concatenate(([0], np.cumsum(counts[filled]))),
+            self.position[tokens],
+            some(self.ids),
+            some(self.entropy),
+            some(self.advantages),
+            {name: [x for x, there in zip(column, filled, strict=True) if there] for name, column in self.scalars.items()},
+        )
+
+    def only(self, sequences: Flags) -> Rows:
+        """Drop the sequences that are not flagged."""
+        return self if sequences.all() else self.keep(sequences[self.owner])
+
+    def with_q(self, q: Floats) -> Rows:
+        """Put other rollout log-probs beside the same tokens; the entropy that was logged is no longer theirs."""
+        return replace(self, q=q, entropy=None)
+
+    def column(self, name: str) -> list[Any]:
+        """Values of a scalar column, [S]; all None where the dump lacks it."""
+        return list(self.scalars.get(name, [None] * self.sequences))
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean with a 95% interval from its spread over groups of sequences, and the standard errors it is off by."""
+
+    value: float
+    low: float
+    high: float
+    error: float
+
+    def errors_from(self, target: float) -> float:
+        """Standard errors between the mean and `target`; infinite where there is no spread."""
+        off = self.value - target
+        return off / self.error if self.error > 0 else float(np.sign(off)) * float("inf") if off else 0.0
+
+
+def clusters(rows: Rows) -> Ints:
+    """A number for the group (prompt) of each sequence, [S]; each its own where there is no group_id."""
+    column = rows.column("group_id")
+    known = {value: i for i, value in enumerate(dict.fromkeys(column)) if value is not None}
+    return np.array([known.get(value, len(known) + i) for i, value in enumerate(column)], dtype=np.int64)
+
+
+def estimate(rows: Rows, x: NDArray[Any], among: Flags | None = None) -> Estimate:
+    """Mean over tokens of x [T], with an interval from the spread of groups (a ratio estimator's).
+
+    Args:
+        rows: whose tokens.
+        x: a value of each token.
+        among: tokens to average over; None for all.
+    """
+    kept = np.ones(rows.tokens) if among is None else among.astype(np.float64)
+    which = clusters(rows)
+    many = int(which.max()) + 1 if len(which) else 0
+    total = np.bincount(which, rows.sum(np.where(kept > 0, x, 0.0)), minlength=many)
+    count = np.bincount(which, rows.sum(kept), minlength=many)
+    total, count = total[count > 0], count[count > 0]
+    if not len(count):
+        return Estimate(np.nan, np.nan, np.nan, np.nan)
+    value = float(total.sum() / count.sum())
+    if len(count) < 2:
+        return Estimate(value, -np.inf, np.inf, np.inf)
+    residual = total - value * count
+    error = float(np.sqrt((residual**2).sum() * len(count) / (len(count) - 1)) / count.sum())
+    half = error * (1.96 + 2.4 / (len(count) - 1))  # Student's t quantile, to 1% from 4 groups on
+    return Estimate(value, value - half, value + half, error)
+
+
+@dataclass(frozen=True)
+class Size:
+    """How large a mismatch is: what is recomputed after a fix."""
+
+    k3: float
+    mean_ratio: float
+    ess: float
+    tokens: int
+
+
+def measured(rows: Rows) -> Size:
+    """K3, E[r] and the ESS of token ratios."""
+    if not rows.tokens:
+        return Size(np.nan, np.nan, np.nan, 0)
+    with np.errstate(over="ignore", invalid="ignore"):
+        off = np.expm1(np.clip(rows.delta, -700, 300))
+        k3 = float(np.mean(off - np.clip(rows.delta, -700, 300)))
+        mean = float(np.mean(off))
+        ess = float((1 + mean) ** 2 / (1 + 2 * mean + np.mean(off**2)))
+    return Size(k3, 1 + mean, ess, rows.tokens)

@@ -1,0 +1,458 @@
+"""What each kind of fault leaves in the log-probs, looked for one after the other.
+
+A signature looks at `Rows` and answers with what it found, or None: which tokens and sequences are concerned, the
+numbers that show it, and the rows as they would be without the fault. The next signature looks at those, so that
+several faults at once are each seen. Statistics are cut at `CAP` nats a token: one outlier decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from offpol_diag.diagnosis.rows import CAP, Flags, Floats, Ints, Rows
+
+CHANCE = 0.9
+"""From how near to chance on the columns of a stretch are called unrelated: honest ones stay below 0.85."""
+FAR = 0.7
+"""|Δ| in nats, a factor of 2, from which two log-probs of one token are called different."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """One signature that was found.
+
+    Attributes:
+        cause: id of the cause.
+        said: words to fill into the cause's sentences.
+        statistic: the numbers that show it.
+        tokens: which tokens of the rows are concerned, [T].
+        sequences: which sequences are concerned, [S].
+        repaired: the rows with the fault undone, or with what it spoilt left out; None where no repair is known.
+        exact: whether it was counted and needs no interval.
+    """
+
+    cause: str
+    statistic: str
+    tokens: Flags
+    sequences: Flags
+    repaired: Rows | None
+    said: dict[str, str] = field(default_factory=dict)
+    exact: bool = False
+    approximate: bool = False
+
+
+def percent(share: float) -> str:
+    """16%, 0.42%."""
+    return f"{100 * share:.2g}%" if share < 0.995 else f"{100 * share:.3g}%"
+
+
+# Sentinels: one value again and again where a log-prob should be.
+
+
+def sentinels(rows: Rows) -> Found | None:
+    """Find a constant that stands for a log-prob: 0.0, −9999, a clamp, log(1/V)."""
+    for name, x, other in (("rollout", rows.q, rows.p), ("train", rows.p, rows.q)):
+        value = _constant(x, other)
+        if value is not None:
+            same = x == value
+            return _placed(rows, name, value, _with_sure(rows, same, same & (np.abs(other - value) > 1e-3)))
+    return None
+
+
+def _with_sure(rows: Rows, same: Flags, sure: Flags) -> Flags:
+    """Tokens of those runs of flagged neighbours that hold a sure one."""
+    first, length = _runs(rows, same)
+    which = np.repeat(np.arange(len(first)), length)
+    held = np.bincount(which[sure[same]], minlength=len(first)) > 0
+    found = np.zeros_like(same)
+    found[same] = held[which]
+    return found
+
+
+def _constant(x: Floats, other: Floats) -> float | None:
+    """The value that stands at several tokens whose other log-prob varies and is far off, if there is one.
+
+    Log-probs repeat honestly where contexts do (the first tokens after one prompt): such values are as frequent as
+    others of their kind. A sentinel is much more frequent than the value after it, or no log-prob at all.
+    """
+    zero = (x == 0) & (other < -1e-3)
+    if zero.sum() >= 3 and (other[zero] < -FAR).any() and np.mean(other[zero] < -FAR) > 0.02:
+        return 0.0
+    values, counts = np.unique(x[x < -1e-2], return_counts=True)
+    if not len(values):
+        return None
+    order = np.argsort(-counts)[:6]
+    usual = float(np.median(np.abs(x - other)))
+    for rank, at in enumerate(order):
+        value, many = float(values[at]), int(counts[at])
+        beside = other[x == value]
+        off = np.abs(beside - value)
+        impossible = value < -100 and many >= 2
+        next_one = int(counts[order[-1]]) if rank < len(order) - 1 else many
+        frequent = many >= 6 and many > 4 * next_one and len(np.unique(beside)) > 0.5 * many
+        if (impossible or frequent) and np.median(off) > max(0.3, 10 * usual):
+            return value
+    return None
+
+
+def _runs(rows: Rows, tokens: Flags) -> tuple[Ints, Ints]:
+    """First token and length of each run of flagged neighbours within a sequence."""
+    start = tokens.copy()
+    start[1:] &= ~(tokens[:-1] & (rows.index[1:] > 0))
+    first = np.flatnonzero(start)
+    which = np.cumsum(start) - 1
+    return first, np.bincount(which[tokens], minlength=len(first))
+
+
+def _placed(rows: Rows, column: str, value: float, tokens: Flags) -> Found:
+    """Say by where the constants stand whether they are single, at an edge, or blocks that the mask should exclude."""
+    first, length = _runs(rows, tokens)
+    sequences = rows.sum(tokens) > 0
+    many, hit = int(tokens.sum()), int(sequences.sum())
+    ends = rows.from_end[tokens] == 0
+    starts = rows.index[tokens] == 0
+    text = "0.0" if value == 0 else f"{value:.7g}"
+    inside = sequences[rows.owner]
+    density = many / max(int(inside.sum()), 1)
+    blocks = len(first) >= 2 and float(length.mean()) > max(1.6, 1.5 / max(1 - density, 0.05))
+    edge = "last" if ends.mean() > 0.8 else "first" if starts.mean() > 0.8 else ""
+    if edge and not blocks:
+        cause, place = "boundary", f"the {edge} token of the response"
+    elif blocks:
+        to_end = (rows.from_end[first + length - 1] == 0).mean() > 0.9
+        cause = "wrong_mask"
+        place = "padding at the end" if to_end else "blocks inside the response (tool output?)"
+    else:
+        cause, place = "sentinel", "single tokens"
+    statistic = (
+        f"{many:,} tokens of {hit:,} sequences hold exactly {text} in the {column} column, in runs of "
+        f"{float(length.mean()):.2g} on average"
+    )
+    return Found(
+        cause, statistic, tokens, sequences, rows.keep(~tokens),
+        {"value": text, "column": column, "place": place, "edge": edge}, exact=True,
+    )
+
+
+# Alignment: the columns belong to the same tokens, one or more places apart, or to another row.
+
+LAGS = tuple(lag for k in range(1, 9) for lag in (k, -k))
+
+
+def _at_lag(rows: Rows, lag: int) -> tuple[Floats, Ints]:
+    """Mean of min(|p_t − q_{t+lag}|, CAP) over each sequence, [S], and over how many tokens."""
+    k = abs(lag)
+    if rows.tokens <= k:
+        return np.full(rows.sequences, np.inf), np.zeros(rows.sequences, np.int64)
+    p, q = (rows.p[:-k], rows.q[k:]) if lag > 0 else (rows.p[k:], rows.q[:-k])
+    same = rows.owner[k:] == rows.owner[:-k]
+    off = np.minimum(np.abs(p - q), CAP)
+    many = np.bincount(rows.owner[k:][same], minlength=rows.sequences)
+    total = np.bincount(rows.owner[k:][same], off[same], minlength=rows.sequences)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.where(many > 0, total / many, np.inf), many
+
+
+def correlation(x: Floats, y: Floats) -> float:
+    """Pearson's, of log-probs cut at −20; NaN for fewer than 3 values or a constant."""
+    if len(x) < 3:
+        return float("nan")
+    x, y = np.maximum(x, -20), np.maximum(y, -20)
+    sx, sy = x.std(), y.std()
+    return float(np.mean((x - x.mean()) * (y - y.mean())) / (sx * sy)) if sx > 0 and sy > 0 else float("nan")
+
+
+def shifts(rows: Rows) -> Found | None:
+    """Find sequences whose columns agree some tokens apart and not in place."""
+    bad = rows.level > 0.02
+    if bad.sum() < 2:
+        return None
+    among = rows.only(bad)
+    at = np.stack([_at_lag(among, lag)[0] for lag in LAGS])
+    best = at.argmin(axis=0)
+    least = at.min(axis=0)
+    gain = (among.level - least) * among.lengths
+    moved = (least < 0.35 * among.level) & (gain > 2.0) & (among.lengths >= 6)
+    if moved.sum() < 2:
+        return None
+    lag = LAGS[int(np.bincount(best[moved], minlength=len(LAGS)).argmax())]
+    moved &= best == LAGS.index(lag)
+    share = moved.sum() / max(int((among.lengths >= 6).sum()), 1)
+    if moved.sum() < max(2, 0.02 * rows.sequences) or not _whole(among, moved, lag):
+        return None
+    if share > 0.3:  # then it is the rule: also where a large mismatch hides it
+        moved |= at[LAGS.index(lag)] < 0.9 * among.level
+    sequences = np.zeros(rows.sequences, bool)
+    sequences[np.flatnonzero(bad)[moved]] = True
+    return _shifted(rows, sequences, lag, share)
+
+
+def _whole(rows: Rows, moved: Flags, lag: int) -> bool:
+    """Whether the shift holds from the first tokens on, in most of the sequences."""
+    k = abs(lag)
+    head = rows.only(moved)
+    head = head.keep(head.index < np.maximum(6, head.lengths[head.owner] // 3) + k)
+    at, _ = _at_lag(head, lag)
+    return float(np.mean(at < 0.6 * np.maximum(head.level, 1e-9))) > 0.5
+
+
+def _shifted(rows: Rows, sequences: Flags, lag: int, share: float) -> Found:
+    k, tokens = abs(lag), sequences[rows.owner]
+    there = rows.only(sequences)
+    p, q = (there.p[:-k], there.q[k:]) if lag > 0 else (there.p[k:], there.q[:-k])
+    same = there.owner[k:] == there.owner[:-k]
+    apart, placed = correlation(p[same], q[same]), correlation(there.p, there.q)
+    moved = rows.q.copy()
+    takes = tokens & ((rows.from_end if lag > 0 else rows.index) >= k)
+    moved[takes] = rows.q[np.flatnonzero(takes) + lag]
+    statistic = (
+        f"the columns correlate {apart:.2f} at {k} token{'s' if k > 1 else ''} apart and {placed:.2f} in place, in "
+        f"{int(sequences.sum()):,} of {rows.sequences:,} sequences"
+    )
+    return Found(
+        "off_by_one", statistic, tokens, sequences, _settled(rows.with_q(moved).keep(~tokens | takes), share),
+        {
+            "lag": str(k),
+            "tokens": "one token" if k == 1 else f"{k} tokens",
+            "later": "rollout" if lag > 0 else "train",
+            "slice": (
+                f"old_log_probs[:, :-{k}] belongs to rollout_log_probs[:, {k}:]" if lag > 0
+                else f"old_log_probs[:, {k}:] belongs to rollout_log_probs[:, :-{k}]"
+            ),
+        }, exact=True,
+    )
+
+
+def _settled(rows: Rows, share: float) -> Rows:
+    """Repaired rows without those that are still far off, where the fault is in most: they are of the same kind."""
+    return rows.only(rows.level < 0.5) if share > 0.3 and (rows.level < 0.5).any() else rows
+
+
+HEAD = 32
+"""Tokens by which sequences are compared with each other."""
+
+
+def _heads(rows: Rows, x: Floats) -> Floats:
+    """The first `HEAD` values of each sequence, [S, HEAD]; NaN beyond its end."""
+    found = np.full((rows.sequences, HEAD), np.nan)
+    at = rows.index < HEAD
+    found[rows.owner[at], rows.index[at]] = np.maximum(x[at], -20)
+    return found
+
+
+def permutations(rows: Rows) -> Found | None:
+    """Find sequences whose train log-probs are those of another sequence's rollout."""
+    bad = np.flatnonzero((rows.level > 0.1) & (rows.lengths >= 5))
+    if len(bad) < 2:
+        return None
+    q, p = _heads(rows, rows.q), _heads(rows, rows.p)
+    own = np.nanmean(np.minimum(np.abs(p[bad] - q[bad]), CAP), axis=1)
+    mate, least = _nearest(p[bad], q, bad)
+    matched = (least < 0.25 * own) & (own > 0.1)
+    if matched.sum() < 2 or matched.mean() < 0.3:
+        return None
+    who, mates = bad[matched], mate[matched]
+    sequences = np.zeros(rows.sequences, bool)
+    sequences[who] = True
+    statistic = (
+        f"{len(who):,} of {rows.sequences:,} sequences agree with another sequence to {least[matched].mean():.2g} nats a "
+        f"token and with their own to {own[matched].mean():.2g}"
+    )
+    step = rows.column("step")
+    group = rows.column("group_id")
+    within = (
+        "its prompt" if any(group) and all(group[i] == group[j] for i, j in zip(who, mates, strict=True))
+        else "its step" if any(x is not None for x in step) and all(step[i] == step[j] for i, j in zip(who, mates, strict=True))
+        else "the dump"
+    )
+    return Found(
+        "row_permutation", statistic, sequences[rows.owner], sequences,
+        _settled(_matched(rows, who, mates), float(matched.mean())),
+        {"within": within, "examples": ", ".join(f"{i} → {j}" for i, j in zip(who[:3], mates[:3], strict=True))}, exact=True,
+    )
+
+
+def _nearest(p: Floats, q: Floats, own: Ints) -> tuple[Ints, Floats]:
+    """For each row of p the other row of q that it is nearest to, and how near: mean of min(|p − q|, CAP)."""
+    mate, least = np.zeros(len(p), np.int64), np.full(len(p), np.inf)
+    for i in range(len(p)):
+        off = np.minimum(np.abs(q - p[i]), CAP)
+        many = np.sum(~np.isnan(off), axis=1)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            mean = np.where(many >= 5, np.nansum(off, axis=1) / many, np.inf)
+        mean[own[i]] = np.inf
+        mate[i] = int(mean.argmin())
+        least[i] = mean[mate[i]]
+    return mate, least
+
+
+def _matched(rows: Rows, who: Ints, mates: Ints) -> Rows:
+    """The rows with the rollout log-probs of their mates, as far as both reach."""
+    q, kept = rows.q.copy(), np.ones(rows.tokens, bool)
+    for i, j in zip(who, mates, strict=True):
+        a, b = rows.starts[i], rows.starts[j]
+        many = min(rows.lengths[i], rows.lengths[j])
+        q[a : a + many] = rows.q[b : b + many]
+        kept[a + many : rows.starts[i + 1]] = False
+    return rows.with_q(q).keep(kept)
+
+
+# Breaks: from a token on, or in a block, the columns no longer agree.
+
+
+@dataclass(frozen=True)
+class Breaks:
+    """Where sequences break: each value [S]."""
+
+    at: Ints
+    until: Ints
+    broken: Flags
+
+
+def _breaks(rows: Rows) -> Breaks:
+    """The stretch of each sequence in which the columns agree no better than by chance, if they do elsewhere."""
+    at, until, broken = np.zeros(rows.sequences, np.int64), rows.lengths.copy(), np.zeros(rows.sequences, bool)
+    for i in np.flatnonzero((rows.level > 0.03) & (rows.lengths >= 12)):
+        a, b = rows.starts[i], rows.starts[i + 1]
+        size = rows.size[a:b]
+        excess = np.cumsum(size - max(0.15, 0.5 * size.mean()))
+        before = np.concatenate(([0.0], excess[:-1]))
+        end = int((excess - np.minimum.accumulate(before)).argmax())
+        begin = int(before[: end + 1].argmin())
+        inside, outside = size[begin : end + 1], np.concatenate((size[:begin], size[end + 1 :]))
+        if len(inside) < 5 or len(outside) < 4:
+            continue
+        if inside.mean() > 6 * outside.mean() + 0.1 and against_chance(rows, a + begin, a + end + 1) > CHANCE:
+            on = len(size) - end - 1 < 6 or against_chance(rows, a + begin, b) > CHANCE
+            at[i], until[i], broken[i] = begin, len(size) if on else end + 1, True
+    return Breaks(at, until, broken)
+
+
+def against_chance(rows: Rows, first: int, last: int) -> float:
+    """Mean |p − q| of neighbouring tokens over that of all pairs of a p and a q among them; 1: unrelated columns."""
+    p, q = rows.p[first:last], rows.q[first:last]
+    if len(p) > 256:
+        p, q = p[:256], q[:256]
+    pairs = np.minimum(np.abs(p[:, None] - q[None, :]), CAP).mean()
+    return float(np.minimum(np.abs(p - q), CAP).mean() / pairs) if pairs > 0 else 0.0
+
+
+def breaks(rows: Rows) -> Found | None:
+    """Find sequences that agree up to a token and not from there on, or not in a block."""
+    seen = _breaks(rows)
+    long = rows.lengths >= 12
+    many = int(seen.broken.sum())
+    if many < max(3, 0.01 * rows.sequences):
+        return None
+    inner = seen.broken & (seen.at > 0)
+    to_end = seen.until >= rows.lengths - 1
+    if inner.sum() < 0.6 * many:
+        return None
+    tokens = np.zeros(rows.tokens, bool)
+    for i in np.flatnonzero(seen.broken):
+        tokens[rows.starts[i] + seen.at[i] : rows.starts[i] + seen.until[i]] = True
+    at = seen.at[seen.broken]
+    where = float(np.median(at))
+    reach = rows.lengths > where * 1.25 + 6
+    same = reach.sum() >= 3 and np.mean(seen.broken[reach]) > 0.5 and np.mean(np.abs(at - where) <= 0.15 * where + 3) > 0.7
+    in_place = rows.keep(~tokens)
+    statistic = (
+        f"{many:,} of {int(long.sum()):,} sequences agree to {in_place.size.mean():.2g} nats a token outside and differ by "
+        f"{rows.size[tokens].mean():.2g} inside"
+    )
+    said = {"where": f"{where:.0f}", "share": percent(many / max(int(long.sum()), 1))}
+    if same and to_end[seen.broken].mean() > 0.6:
+        cause = "long_context"
+    elif to_end[seen.broken].mean() > 0.5:
+        cause = "retokenization"
+    else:
+        cause = "wrong_mask"
+        said |= {"place": "blocks inside the response (tool output?)", "column": "one", "value": ""}
+    return Found(cause, statistic, tokens, seen.broken, in_place, said)
+
+
+# Places: the first or last token, one token id.
+
+
+def _outliers(rows: Rows) -> float:
+    """The |Δ| that one token in a hundred exceeds, at least 0.2 nats."""
+    return max(0.2, float(np.quantile(rows.size, 0.99)))
+
+
+def boundaries(rows: Rows) -> Found | None:
+    """Find a mismatch that sits on the first or last token of responses, or beside what the mask leaves out."""
+    gaps = np.zeros(rows.tokens, bool)
+    gaps[1:] = (np.diff(rows.position) > 1) & (rows.index[1:] > 0)
+    before_gap = np.zeros(rows.tokens, bool)
+    before_gap[:-1] = gaps[1:]
+    places = {
+        "the first token": rows.index == 0,
+        "the last token": rows.from_end == 0,
+        "the token after masked ones": gaps,
+        "the token before masked ones": before_gap,
+    }
+    edge = np.logical_or.reduce(list(places.values()))
+    interior = ~edge
+    if interior.sum() < 20:
+        return None
+    usual = float(rows.size[interior].mean())
+    far = min(max(0.2, float(np.quantile(rows.size[interior], 0.99))), 1.0)
+    base = float(np.mean(rows.size[interior] > far))
+    for name, at in places.items():
+        many = int(at.sum())
+        if many < 8:
+            continue
+        mean, share = float(rows.size[at].mean()), float(np.mean(rows.size[at] > far))
+        if share * many >= 5 and share > max(0.1, min(12 * base, 0.5)) and mean > max(0.12, min(8 * usual, 1.0)):
+            tokens = at & (rows.size > far) if share < 0.5 else at
+            statistic = (
+                f"{name} differs by {mean:.2g} nats on average, tokens elsewhere by {usual:.2g}; {percent(share)} of "
+                f"{many:,} are beyond {far:.2g} nats, {percent(base)} elsewhere"
+            )
+            return Found(
+                "boundary", statistic, tokens, rows.sum(tokens) > 0, rows.keep(~at),
+                {"place": name, "edge": name.split()[1]},
+            )
+    return None
+
+
+def special_tokens(rows: Rows) -> Found | None:
+    """Find a few token ids that carry the mismatch wherever they stand."""
+    if rows.ids is None:
+        return None
+    values, which = np.unique(rows.ids, return_inverse=True)
+    many = np.bincount(which)
+    total = np.bincount(which, rows.size)
+    mean = total / many
+    far = _outliers(rows)
+    share = np.bincount(which, rows.size > min(far, 0.5)) / many
+    order = np.argsort(-np.where(many >= 5, mean, 0))
+    worst: list[int] = []
+    for at in order[:8]:
+        rest = np.delete(np.arange(len(values)), [*worst, at])
+        if not many[rest].sum():
+            break
+        others = total[rest].sum() / many[rest].sum()
+        if many[at] >= 5 and mean[at] > max(0.15, 8 * others) and share[at] > 0.5:
+            worst.append(int(at))
+    if not worst:
+        return None
+    tokens = np.isin(which, worst)
+    if tokens.mean() > 0.3:
+        return None
+    elsewhere = float(rows.size[~tokens].mean())
+    names = ", ".join(str(values[at]) for at in worst)
+    statistic = (
+        f"{int(tokens.sum()):,} tokens with id {names} differ by {rows.size[tokens].mean():.2g} nats on average, all others by "
+        f"{elsewhere:.2g}"
+    )
+    return Found(
+        "special_token", statistic, tokens, rows.sum(tokens) > 0, rows.keep(~tokens), {"ids": names},
+    )
+
+
+Signature = Callable[[Rows], Found | None]
