@@ -134,7 +134,8 @@ def test_what_a_heavy_tail_forbids_to_test_is_not_ruled_out() -> None:
     ],
 )
 def test_each_of_the_three_counts_can_be_too_small_to_choose(facts: dict[str, Any], enough: bool) -> None:
-    given = recommend(make_summary(dump=dump_facts(**facts)))
+    columns = {name: name for name in ("rollout_log_probs", "old_log_probs", "group_id")}
+    given = recommend(make_summary(dump=dump_facts(columns=columns, **facts)))
 
     assert (given.rule != "few") is enough
 
