@@ -79,7 +79,7 @@ def analyze(
         update: sequences in one update of the trainer; None: those of a usual step of the dump.
 
     Returns:
-        The Summary, without diagnosis, recommendation and gates.
+        The Summary with the diagnosis, without recommendation and gates.
 
     Raises:
         DumpError: the dump cannot be read.
@@ -126,7 +126,7 @@ class Examined:
     run: Run
 
     def summary(self) -> Summary:
-        """Every number of it."""
+        """Every number of it, and the diagnosis."""
         return readout.summary(self.study, self.tally, self.presets, self.facts, self.run)
 
 

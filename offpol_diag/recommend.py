@@ -13,7 +13,7 @@ from statistics import median
 from typing import Literal
 
 from offpol_diag.candidates import DEFAULT, NOTHING
-from offpol_diag.diagnose import FEWEST_GROUPS, FEWEST_SEQUENCES, FEWEST_TOKENS, SAMPLES, Evidence
+from offpol_diag.diagnosis.numbers import FEWEST_GROUPS, FEWEST_SEQUENCES, FEWEST_TOKENS, SAMPLES, Evidence
 from offpol_diag.guards import guarded
 from offpol_diag.ladder import AHEAD, Choice, choose, instead_of, sure
 from offpol_diag.prescription import prescribed, sayable

@@ -22,6 +22,7 @@ from offpol_diag.metrics import (
     policyloss,
     prefixes,
     residual,
+    sample,
     selection,
     tails,
     update,
@@ -152,6 +153,7 @@ def observe(study: Study, scene: Scene) -> Tally:
     nearsums.prepare(scene, (*study.presets, *study.weighed))
     found, ranges = _of_presets(study, scene)
     states |= found | {"alignment": alignment.sums(scene, study.candidates)}
+    states["sample"] = sample.sample(scene, study.main)
     if study.pairs:
         states |= drops.states(scene, study.main, study.pairs)
     columns, logged = _logged(study, scene)

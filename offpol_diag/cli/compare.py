@@ -135,7 +135,6 @@ def _refuse(against: str | None, dumps: Sequence[str]) -> None:
 def _runs(request: Request, a: str, b: str, chosen: Sequence[Preset]) -> Summary:
     """Both read alike, one after the other."""
     from offpol_diag.contrast import of_runs
-    from offpol_diag.diagnose import diagnose
     from offpol_diag.readers.urls import clean
 
     note(
@@ -143,9 +142,6 @@ def _runs(request: Request, a: str, b: str, chosen: Sequence[Preset]) -> Summary
     )
     one, other = request.examined([a], chosen), request.examined([b], chosen)
     first, second = ran("compare", one.summary()), other.summary()
-    first, second = (
-        summary.model_copy(update={"diagnosis": diagnose(summary)}) for summary in (first, second)
-    )
     return first.model_copy(update={"against": of_runs(one, other, first, second)})
 
 

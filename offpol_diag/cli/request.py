@@ -151,11 +151,10 @@ def ran(command: str, summary: Summary) -> Summary:
 
 
 def decided(summary: Summary, trainer: str | None = None) -> Summary:
-    """The summary with its diagnosis and its recommendation, said to a trainer where one is named."""
-    from offpol_diag.diagnose import diagnose
+    """The summary with its recommendation, said to a trainer where one is named."""
     from offpol_diag.recommend import advised
 
-    return advised(summary.model_copy(update={"diagnosis": diagnose(summary)}), trainer)
+    return advised(summary, trainer)
 
 
 def trainer_name(said: str | None) -> str | None:

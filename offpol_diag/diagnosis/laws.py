@@ -63,7 +63,7 @@ def tempered(q: Floats, power: float, rest: float) -> Floats:
     return own - np.logaddexp(own, others)
 
 
-def fit_temperature(rows: Rows, most: int = 20_000) -> Fitted:
+def fit_temperature(rows: Rows, most: int = 6_000) -> Fitted:
     """The power that turns q into p best, in mean |log p − log p(q)|, and how much of that it explains."""
     step = max(1, rows.tokens // most)
     q, p = rows.q[::step], rows.p[::step]
@@ -75,7 +75,7 @@ def fit_temperature(rows: Rows, most: int = 20_000) -> Fitted:
     def off(power: float, rest: float) -> float:
         return float(np.mean(np.minimum(np.abs(p - tempered(q, power, rest)), 1.0)))
 
-    coarse = np.exp(np.linspace(-1.2, 1.2, 25))
+    coarse = np.exp(np.linspace(-1.2, 1.2, 17))
     _, power, rest = min((off(power, rest), power, rest) for power in coarse for rest in REST)
     fine = power * np.exp(np.linspace(-0.05, 0.05, 21))
     least, power = min((off(power, rest), power) for power in fine)

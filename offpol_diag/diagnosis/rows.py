@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from offpol_diag.metrics.sample import Sample
+
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
@@ -41,6 +43,22 @@ class Rows:
     entropy: Floats | None = None
     advantages: Floats | None = None
     scalars: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, sample: Sample) -> Rows:
+        """The sequences of a sample."""
+        values = sample.values
+        ids = values.get("token_ids")
+        return cls(
+            values["q"],
+            values["p"],
+            np.concatenate(([0], np.cumsum(sample.lengths))),
+            values["position"].astype(np.int64),
+            None if ids is None else ids.astype(np.int64),
+            values.get("entropy"),
+            values.get("advantages"),
+            sample.scalars,
+        )
 
     @property
     def tokens(self) -> int:

@@ -246,10 +246,12 @@ def _heads(rows: Rows, x: Floats) -> Floats:
 
 def permutations(rows: Rows) -> Found | None:
     """Find sequences whose train log-probs are those of another sequence's rollout."""
-    bad = np.flatnonzero((rows.level > 0.1) & (rows.lengths >= 5))
+    inner = (rows.from_end > 0) & (rows.index > 0)  # a fault of the last token alone is none of this
+    level = rows.sum(np.where(inner, rows.size, 0.0)) / np.maximum(rows.lengths - 2, 1)
+    bad = np.flatnonzero((level > 0.1) & (rows.lengths >= 6))
     if len(bad) < 2:
         return None
-    q, p = _heads(rows, rows.q), _heads(rows, rows.p)
+    q, p = _heads(rows, np.where(inner, rows.q, np.nan)), _heads(rows, np.where(inner, rows.p, np.nan))
     own = np.nanmean(np.minimum(np.abs(p[bad] - q[bad]), CAP), axis=1)
     mate, least = _nearest(p[bad], q, bad)
     matched = (least < 0.25 * own) & (own > 0.1)
@@ -453,6 +455,11 @@ def special_tokens(rows: Rows) -> Found | None:
     return Found(
         "special_token", statistic, tokens, rows.sum(tokens) > 0, rows.keep(~tokens), {"ids": names},
     )
+
+
+def contexts(rows: Rows) -> Found | None:
+    """Find responses that were scored after another prompt: far apart from the first token on, less so later."""
+    return None
 
 
 Signature = Callable[[Rows], Found | None]

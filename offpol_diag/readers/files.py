@@ -67,6 +67,7 @@ class Part:
         group_bytes: bytes of each row group before compression, as the footer says.
         bytes: size of the file.
         provenance: the JSON object under `PROVENANCE` in its metadata.
+        small: its flat columns of at most `SMALL` bytes a row, those from hive partitions among them.
         span: the row groups that are read, from one to before another; None for all.
         between: the rows of the one row group of `span` that are read, from one to before another, counted
             from its first; None for all.
@@ -79,6 +80,7 @@ class Part:
     group_bytes: tuple[int, ...]
     bytes: int
     provenance: dict[str, object]
+    small: frozenset[str] = frozenset()
     span: tuple[int, int] | None = None
     between: tuple[int, int] | None = None
 
@@ -176,11 +178,27 @@ def _describe(file: File, numeric: frozenset[str]) -> Part:
             group_bytes = tuple(group.total_byte_size for group in groups)
             provenance = _provenance((metadata.metadata or {}).get(PROVENANCE, b"{}"))
             size = file.path.size()
+            small = _small(groups) | partitions.keys()
     except READ_ERRORS as error:
         raise _unreadable(file.path, error) from error
     partitions = {key: value for key, value in partitions.items() if key not in schema.names}
     schema = _with_partitions(schema, partitions)
-    return Part(file.path, schema, partitions, group_rows, group_bytes, size, provenance)
+    return Part(file.path, schema, partitions, group_rows, group_bytes, size, provenance, small)
+
+
+SMALL = 64
+"""Bytes a row, before compression, of a column that says where a row comes from."""
+
+
+def _small(groups: Sequence[pq.RowGroupMetaData]) -> frozenset[str]:
+    """Top-level columns without lists that take few bytes."""
+    rows = sum(group.num_rows for group in groups)
+    sizes: dict[str, int] = {}
+    for group in groups:
+        for at in range(group.num_columns):
+            column = group.column(at)
+            sizes[column.path_in_schema] = sizes.get(column.path_in_schema, 0) + column.total_uncompressed_size
+    return frozenset(name for name, size in sizes.items() if size <= SMALL * max(rows, 64))
 
 
 def _with_partitions(schema: pa.Schema, partitions: dict[str, pa.Scalar]) -> pa.Schema:

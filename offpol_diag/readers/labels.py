@@ -26,6 +26,7 @@ def labels(piece: Slice, plan: Plan) -> Labels:
     names = {role: plan.columns[role] for role in columns.SCALARS if role in plan.columns}
     names |= {name: name for name in plan.extra}
     found = {ours: _listed(piece, name) for ours, name in names.items()}
+    found |= {name: _described(piece, name) for name in plan.described if name not in found}
     if columns.SEQUENCE not in found:
         found = {columns.SEQUENCE: (piece.rows + piece.before).tolist()} | found
     return _lag(found) | found
@@ -48,6 +49,14 @@ def _listed(piece: Slice, name: str) -> list[Any]:
             f"{piece.place(_first_undecodable(column))}, column {name!r}: the text is not UTF-8",
             "write the column again as UTF-8 text",
         ) from error
+
+
+def _described(piece: Slice, name: str) -> list[Any]:
+    """A column that nothing needs: where it cannot be read as text there is nothing in it."""
+    try:
+        return list(piece.table.column(name).to_pylist())
+    except UnicodeDecodeError:
+        return [None] * len(piece.rows)
 
 
 def _text(value: Any) -> Any:

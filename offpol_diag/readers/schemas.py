@@ -24,6 +24,7 @@ class Plan:
         columns: our name → the column's name.
         extra: group-by columns that play no part of ours.
         form: whether a row is a sequence or a token.
+        described: further columns of few bytes a row, which the diagnosis looks at for groups that stand out.
         bare: whether nobody asks for positions, turns or keys of the batches.
     """
 
@@ -31,11 +32,12 @@ class Plan:
     extra: tuple[str, ...]
     form: Form = LIST
     bare: bool = False
+    described: tuple[str, ...] = ()
 
     @property
     def names(self) -> list[str]:
         """Every column to read, once."""
-        return list(dict.fromkeys((*self.columns.values(), *self.extra)))
+        return list(dict.fromkeys((*self.columns.values(), *self.extra, *self.described)))
 
     @property
     def labels(self) -> list[str]:
@@ -46,7 +48,7 @@ class Plan:
     def only(self, roles: Collection[str]) -> Plan:
         """To read no more than the columns of some parts."""
         found = {role: name for role, name in self.columns.items() if role in roles}
-        return replace(self, columns=found, extra=(), bare=True)
+        return replace(self, columns=found, extra=(), described=(), bare=True)
 
 
 def agree(parts: Sequence[Part], overrides: Mapping[str, str], group_by: Sequence[str]) -> Plan:
@@ -58,11 +60,35 @@ def agree(parts: Sequence[Part], overrides: Mapping[str, str], group_by: Sequenc
     first = parts[0]
     plan = _plan(first, overrides, group_by)
     _check_types(first, plan)
+    plan = replace(plan, described=_described(parts, plan))
     for other in parts[1:]:
         _check_columns(first, other, plan, overrides)
         _check_families(first, other, plan)
         _check_types(other, plan)
     return plan
+
+
+MOST_DESCRIBED = 16
+"""Columns that are read for the diagnosis besides those that play a part."""
+
+
+def _described(parts: Sequence[Part], plan: Plan) -> tuple[str, ...]:
+    """Columns of text, integers or booleans that every file has, alike and small, and that play no part."""
+    first, taken = parts[0], {*plan.columns.values(), *plan.extra}
+    found = [
+        field.name
+        for field in first.schema
+        if field.name not in taken
+        and kinds.describes(field.type)
+        and all(_small(part, field) for part in parts)
+        and first.schema.names.count(field.name) == 1
+    ]
+    return () if plan.form.long else tuple(found[:MOST_DESCRIBED])
+
+
+def _small(part: Part, field: pa.Field) -> bool:
+    names = part.schema.names
+    return field.name in part.small and names.count(field.name) == 1 and _type(part, field.name) == field.type
 
 
 def _plan(part: Part, overrides: Mapping[str, str], group_by: Sequence[str]) -> Plan:

@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 
 from offpol_diag import candidates, evidence
 from offpol_diag.accumulators import Best, Places, Sums
+from offpol_diag.diagnosis import diagnose
 from offpol_diag.metrics import bystep, prefixes, where
 from offpol_diag.metrics.alignment import Folds
 from offpol_diag.metrics.prefixes import Prefixes
+from offpol_diag.metrics.sample import Sample
 from offpol_diag.presets import Preset
 from offpol_diag.readout.gaps import histogram, metrics
 from offpol_diag.readout.presets import candidate_metrics, preset_result
@@ -18,13 +20,13 @@ from offpol_diag.tally import Study, Tally
 
 
 def summary(study: Study, tally: Tally, presets: Sequence[Preset], facts: DumpFacts, run: Run) -> Summary:
-    """Every number of the report."""
+    """Every number of the report, and the diagnosis."""
     out = Readout(study, tally)
     by = where.locations(_places(tally), out.reader.groups, study.group_by, whole=bool(study.by_step))
     by |= _asked(out, by)
     folds = typed(tally.states["alignment"], Folds)
     batch = study.update or evidence.per_update(by.get("step"), facts.sequences)
-    return Summary(
+    found = Summary(
         dump=facts,
         metrics=metrics(out),
         presets={preset.name: preset_result(out, preset) for preset in presets},
@@ -38,6 +40,9 @@ def summary(study: Study, tally: Tally, presets: Sequence[Preset], facts: DumpFa
         ),
         run=run,
     )
+    sample = tally.states.get("sample")
+    seen = diagnose(found, sample) if isinstance(sample, Sample) else None
+    return found.model_copy(update={"diagnosis": seen})
 
 
 def _weighed(out: Readout) -> dict[str, Numbers]:

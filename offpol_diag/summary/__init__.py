@@ -5,6 +5,8 @@ a report again, and nothing above it computes a number.
 """
 
 from offpol_diag.summary.advice import (
+    After,
+    Example,
     Alignment,
     AlignmentRow,
     AtLength,
@@ -34,6 +36,8 @@ from offpol_diag.summary.result import FORMAT, Summary, load, load_stream, loads
 from offpol_diag.summary.swept import NoiseFloor, PredictedKeep, SolvedWindow, Sweep, SweptPoint
 
 __all__ = [
+    "After",
+    "Example",
     "FORMAT",
     "Against",
     "Alignment",

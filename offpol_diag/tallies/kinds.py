@@ -22,6 +22,7 @@ from offpol_diag.accumulators import (
 )
 from offpol_diag.metrics.alignment import Folds
 from offpol_diag.metrics.prefixes import Prefixes
+from offpol_diag.metrics.sample import Sample
 from offpol_diag.metrics.selection import Grid
 from offpol_diag.tallies import states
 from offpol_diag.tallies.arrays import Floats
@@ -120,6 +121,7 @@ KINDS: dict[tuple[type, ...], type[SavedState]] = {
     (Tail,): states.SavedTail,
     (LogSums,): states.SavedLogSums,
     (Prefixes,): states.SavedPrefixes,
+    (Sample,): states.SavedSample,
     (GroupSample,): states.SavedGroups,
     (Grid,): states.SavedGrid,
     (Folds,): states.SavedFolds,
@@ -137,6 +139,7 @@ AnySaved = Annotated[
     | states.SavedTail
     | states.SavedLogSums
     | states.SavedPrefixes
+    | states.SavedSample
     | states.SavedGroups
     | states.SavedGrid
     | states.SavedFolds

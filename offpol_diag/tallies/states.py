@@ -5,6 +5,7 @@ A new kind of state is a class here and a row in `kinds.py`.
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar, Literal, Self
 
 import torch
@@ -26,6 +27,7 @@ from offpol_diag.accumulators import (
 )
 from offpol_diag.metrics.alignment import BUCKETS, FOLDS, Folds
 from offpol_diag.metrics.prefixes import GRID, Prefixes
+from offpol_diag.metrics.sample import COLUMNS, FIRST, LAST, SEQUENCES, Sample
 from offpol_diag.metrics.selection import LENGTH_BINS, Grid
 from offpol_diag.summary import Model, WorstSequence, WorstToken
 from offpol_diag.tallies.arrays import Floats, Ints
@@ -238,6 +240,53 @@ class SavedPrefixes(SavedState):
     def form(self) -> Form:
         """Replicates."""
         return self.kind, self.many.shape[1]
+
+
+class SavedSample(SavedState):
+    """S sequences of T tokens in all."""
+
+    makes = Sample
+    kind: Literal["sample"] = "sample"
+    order: Ints
+    lengths: Ints
+    values: dict[Literal[COLUMNS], Floats]  # type: ignore[valid-type]
+    scalars: dict[str, list[str | bool | int | float | None]]
+    full: bool
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        require(self.order.ndim == 1 and len(self.order) <= SEQUENCES, f"there are at most {SEQUENCES} sequences")
+        require((self.order[:-1] <= self.order[1:]).all(), "order must rise")
+        require_shape(tuple(self.order.shape), lengths=self.lengths)
+        require(((self.lengths > 0) & (self.lengths <= FIRST + LAST)).all(), "lengths are out of range")
+        require({"q", "p", "position"} <= self.values.keys(), "q, p and position are needed")
+        require_shape((int(self.lengths.sum()),), **self.values)
+        require(not any(x.isnan().any() for x in self.values.values()), "a value is a number")
+        rows = len(self.order)
+        require(all(len(column) == rows for column in self.scalars.values()), f"columns have {rows} values")
+        return self
+
+    @classmethod
+    def of(cls, state: Sample) -> Self:
+        """To be written."""
+        return cls(
+            order=torch.from_numpy(state.order),
+            lengths=torch.from_numpy(state.lengths),
+            values={name: torch.from_numpy(x) for name, x in state.values.items()},
+            scalars={name: list(map(_scalar, column)) for name, column in state.scalars.items()},
+            full=state.full,
+        )
+
+    def state(self) -> Sample:
+        """As it was."""
+        values = {name: x.numpy() for name, x in self.values.items()}
+        return Sample(self.order.numpy(), self.lengths.numpy(), values, dict(self.scalars), self.full)
+
+
+def _scalar(value: object) -> str | bool | int | float | None:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value if value is None or isinstance(value, str | bool | int | float) else str(value)
 
 
 class SavedGroups(SavedState):

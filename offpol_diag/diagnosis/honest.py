@@ -1,0 +1,123 @@
+"""What differs where nothing is wrong with the logged numbers: staleness, precision, outliers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from offpol_diag.diagnosis.rows import Floats, Rows
+from offpol_diag.diagnosis.signatures import Found, percent
+
+QUANTISED = ("fp8", "float8", "e4m3", "e5m2", "int8", "int4", "w8a8", "w4a16", "nvfp4", "mxfp", "awq", "gptq")
+"""Words of provenance that say that the engine's weights were quantised."""
+
+
+@dataclass(frozen=True)
+class Body:
+    """The shape of Δ over 1 − q, by which noise of logits moves a log-prob.
+
+    Attributes:
+        scale: robust standard deviation (from the median of the absolute value).
+        tail: share of tokens beyond 8 such deviations.
+        share: share of ΣK3, a token's cut at 1 nat, that lies in those.
+    """
+
+    scale: float
+    tail: float
+    share: float
+
+
+def body(rows: Rows) -> Body:
+    """Of tokens that are neither certain nor nearly impossible."""
+    some = (rows.q < -0.02) & (rows.q > -8)
+    if some.sum() < 30:
+        return Body(0.0, 0.0, 0.0)
+    scaled = np.abs(rows.delta[some]) / -np.expm1(rows.q[some])
+    scale = float(np.median(scaled)) / 0.6745
+    off = np.minimum(np.expm1(np.minimum(rows.delta[some], 2)) - np.minimum(rows.delta[some], 2), 1.0)
+    far = scaled > 8 * scale
+    return Body(scale, float(far.mean()), float(off[far].sum() / off.sum()) if off.sum() > 0 else 0.0)
+
+
+def _sizes(rows: Rows, column: str) -> dict[float, float]:
+    """Mean of min(K3, 1) by a numeric column, of values with at least 50 tokens."""
+    values = rows.column(column)
+    known = sorted({value for value in values if isinstance(value, int | float)})
+    k3 = np.minimum(np.expm1(np.minimum(rows.delta, 2)) - np.minimum(rows.delta, 2), 1.0)
+    total, many = rows.sum(k3), rows.lengths
+    found: dict[float, float] = {}
+    for value in known:
+        at = np.array([one == value for one in values])
+        if many[at].sum() >= 50:
+            found[value] = float(total[at].sum() / many[at].sum())
+    return found
+
+
+def _text(sizes: dict[float, float], name: str) -> str:
+    if len(sizes) > 6:
+        keys = list(sizes)
+        sizes = {key: sizes[key] for key in (*keys[:3], *keys[-3:])}
+    return "K3 (cut at 1 nat a token) by " + name + ": " + ", ".join(f"{k:g}: {v:.2g}" for k, v in sizes.items())
+
+
+def stale(rows: Rows, moved: float | None) -> Found | None:
+    """Find a mismatch that grows with the policy lag, or that goes with the advantages."""
+    lags = _sizes(rows, "policy_lag")
+    keys = list(lags)
+    every = np.ones(rows.tokens, bool), np.ones(rows.sequences, bool)
+    if len(keys) > 1 and lags[keys[0]] >= 0:
+        later = np.mean([lags[key] for key in keys[1:]])
+        if later > 2.5 * max(lags[keys[0]], 1e-7):
+            return Found("stale", _text(lags, "policy lag"), *every, None)
+    if len(keys) == 1 and keys[0] > 0 and next(iter(lags.values())) > 1e-4:
+        return Found("stale", _text(lags, "policy lag"), *every, None)
+    if moved is not None and moved > 4:
+        statistic = f"Σ A(r − 1) is {moved:.1f} standard errors above 0: the trainer has moved along the advantages"
+        return Found("stale", statistic, *every, None)
+    return None
+
+
+def frozen(rows: Rows) -> Found | None:
+    """Find a mismatch that grows with the training step from the engine's own level."""
+    steps = _sizes(rows, "step")
+    if len(steps) < 4:
+        return None
+    sizes = np.array(list(steps.values()))
+    third = max(1, len(sizes) // 3)
+    first, last = float(np.median(sizes[:third])), float(np.median(sizes[-third:]))
+    ranks = np.argsort(np.argsort(sizes))
+    trend = float(np.corrcoef(ranks, np.arange(len(sizes)))[0, 1])
+    if last < 4 * max(first, 1e-8) or trend < 0.6 or last < 2e-5:
+        return None
+    times = f"{last / max(first, 1e-8):.0f}"
+    every = np.ones(rows.tokens, bool), np.ones(rows.sequences, bool)
+    return Found("frozen_sync", _text(steps, "step"), *every, None, {"times": times})
+
+
+def outliers(rows: Rows) -> Found | None:
+    """Find a tight body of tokens and a few far ones that carry the mismatch."""
+    seen = body(rows)
+    if seen.scale > 0.03 or not 0.001 < seen.tail < 0.08 or seen.share < 0.85:
+        return None
+    statistic = (
+        f"{percent(seen.tail)} of the uncertain tokens lie beyond 8 times the usual |Δ|/(1 − q) of {seen.scale:.2g} and "
+        f"carry {percent(seen.share)} of K3"
+    )
+    every = np.ones(rows.tokens, bool), np.ones(rows.sequences, bool)
+    return Found("moe_outliers", statistic, *every, None)
+
+
+def broad(rows: Rows, provenance: dict[str, object]) -> Found:
+    """Name numerics by their size: quantised weights move every token by more than rounding does."""
+    seen = body(rows)
+    said = " ".join(str(value) for value in provenance.values()).lower()
+    quantised = any(word in said for word in QUANTISED) or seen.scale > 0.04
+    every = np.ones(rows.tokens, bool), np.ones(rows.sequences, bool)
+    statistic = f"|Δ|/(1 − q) is {seen.scale:.2g} for a usual token (robust standard deviation)"
+    return Found("quantized_rollout" if quantised else "numerics", statistic, *every, None)
+
+
+def levels(x: Floats) -> Floats:
+    """Logarithm of a size, with a floor for 0."""
+    return np.log(np.maximum(x, 1e-9))

@@ -1,0 +1,324 @@
+"""The diagnosis: every signature looked for in turn, by group too, and a verdict with what was found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from offpol_diag.diagnosis import honest, laws, signatures
+from offpol_diag.diagnosis.causes import CAUSES
+from offpol_diag.diagnosis.numbers import HEALTHY_K3, Evidence
+from offpol_diag.diagnosis.rows import Flags, Rows, measured
+from offpol_diag.diagnosis.signatures import Found, percent
+from offpol_diag.metrics.sample import Sample
+from offpol_diag.summary import After, Cause, Diagnosis, Example, Summary
+
+LOOKS: tuple[Callable[[Rows], Found | None], ...] = (
+    laws.storage,
+    signatures.sentinels,
+    signatures.shifts,
+    signatures.permutations,
+    signatures.boundaries,
+    signatures.special_tokens,
+    signatures.breaks,
+    signatures.contexts,
+    laws.sampling,
+)
+"""In this order: what is exact first; each sees the rows as the one before would leave them repaired."""
+TOKENS = 64
+"""Fewer tokens tell nothing."""
+ERRORS = 0.02
+"""Standard error of E[r] above which the identities are too blunt to rule a temperature or top-p out."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What was found, in order, with the rows that each signature looked at, and the rows that are left at the end."""
+
+    found: tuple[tuple[Found, Rows], ...]
+    rest: Rows
+
+    @property
+    def ids(self) -> set[str]:
+        """Ids of the causes."""
+        return {one.cause for one, _ in self.found}
+
+
+def look(rows: Rows) -> Seen:
+    """Look for every signature, each in what the one before left."""
+    found: list[tuple[Found, Rows]] = []
+    for signature in LOOKS:
+        if rows.tokens < TOKENS // 2:
+            break
+        one = signature(rows)
+        if one is not None and one.cause not in {other.cause for other, _ in found}:
+            found.append((one, rows))
+            if one.repaired is not None and one.repaired.tokens >= TOKENS // 4:
+                rows = one.repaired
+    return Seen(tuple(found), rows)
+
+
+# Groups: a fault that only some engines, hosts or steps have.
+
+NOT_GROUPS = ("sequence_id", "group_id", "policy_lag", "rollout_version", "train_version")
+MOST_VALUES = 64
+
+
+def partitions(rows: Rows) -> Iterator[tuple[str, dict[Any, Flags]]]:
+    """Columns of few values that say where a sequence comes from, and which sequences have each value."""
+    for name, column in rows.scalars.items():
+        if name in NOT_GROUPS:
+            continue
+        values = list(dict.fromkeys(column))
+        if not 2 <= len(values) <= MOST_VALUES:
+            continue
+        parts = {value: np.array([one == value for one in column]) for value in values}
+        if sum(at.sum() >= 4 for at in parts.values()) >= 2:
+            yield name, parts
+
+
+def locate(rows: Rows, sequences: Flags) -> str:
+    """The group that nearly all concerned sequences belong to and that nearly all others do not, or nothing."""
+    if sequences.mean() > 0.9:
+        return ""
+    for name, parts in partitions(rows):
+        inside = [value for value, at in parts.items() if sequences[at].mean() > 0.6]
+        if not inside:
+            continue
+        whole = np.logical_or.reduce([parts[value] for value in inside])
+        if whole.mean() < 0.9 and sequences[~whole].mean() < 0.05 and sequences[whole].sum() > 0.9 * sequences.sum():
+            return _named(name, inside, list(parts))
+    return ""
+
+
+def _named(name: str, inside: Sequence[Any], values: Sequence[Any]) -> str:
+    """`host = b`, `step 4 to 7`."""
+    if name == "step" and len(inside) > 1:
+        order = sorted(value for value in values if value is not None)
+        at = sorted(order.index(value) for value in inside)
+        if at == list(range(at[0], at[-1] + 1)):
+            return f"step {order[at[0]]} to {order[at[-1]]}"
+    return f"{name} = {', '.join(map(str, inside[:4]))}{' …' if len(inside) > 4 else ''}"
+
+
+def apart(rows: Rows) -> tuple[str, Any, Flags, float] | None:
+    """The group whose sequences stand out most by their level: column, value, sequences, times the others'."""
+    best: tuple[str, Any, Flags, float] | None = None
+    logs = honest.levels(rows.level)
+    for name, parts in partitions(rows):
+        if name == "step":
+            continue
+        for value, at in parts.items():
+            if at.sum() < 6 or (~at).sum() < 6 or at.mean() > 0.6:
+                continue
+            inside, outside = logs[at], logs[~at]
+            spread = np.sqrt(inside.var(ddof=1) / len(inside) + outside.var(ddof=1) / len(outside))
+            errors = (inside.mean() - outside.mean()) / max(spread, 1e-9)
+            times = float(np.exp(inside.mean() - outside.mean()))
+            if errors > 5.5 and times > 2.5 and (best is None or times > best[3]):
+                best = name, value, at, times
+    return best
+
+
+def by_group(rows: Rows, seen: Seen) -> tuple[Found, Rows, str] | None:
+    """A fault of one group: what its sequences show by themselves, or that they stand out."""
+    found = apart(rows)
+    if found is None:
+        return None
+    name, value, at, times = found
+    where = f"{name} = {value}"
+    alone = look(rows.only(at))
+    others = look(rows.only(~at)).ids
+    for one, _ in alone.found:
+        if one.cause not in others:
+            tokens, sequences = at[rows.owner], at
+            repaired = _joined(rows, at, one)
+            return replace(one, tokens=tokens, sequences=sequences, repaired=repaired), rows, where
+    if times < 4 or seen.ids:
+        return None
+    statistic = (
+        f"mean |Δ| of a sequence is {np.median(rows.level[at]):.2g} nats with {where} ({int(at.sum()):,} sequences) and "
+        f"{np.median(rows.level[~at]):.2g} with others ({int((~at).sum()):,}), medians"
+    )
+    said = {"where": where, "times": f"{times:.0f}"}
+    return Found("group_fault", statistic, at[rows.owner], at, rows.only(~at), said), rows, where
+
+
+def _joined(rows: Rows, at: Flags, one: Found) -> Rows | None:
+    """All rows with the group's repaired: simplest without the group where the repair drops tokens."""
+    return None if one.repaired is None else rows.only(~at)
+
+
+# The verdict.
+
+
+def diagnose(summary: Summary, sample: Sample | None) -> Diagnosis:
+    """Bug or honest mismatch, the causes with their evidence, what is ruled out and what cannot be decided.
+
+    Args:
+        summary: the numbers of the dump.
+        sample: sequences of it, token by token; None where there are none to look at.
+    """
+    evidence = Evidence(summary)
+    rows = Rows.of(sample) if sample is not None and len(sample.order) else None
+    if rows is None or rows.tokens < TOKENS:
+        many = summary.dump.tokens
+        return Diagnosis(verdict="cannot_tell", headline=f"{many:,} tokens are too few to tell.")
+    if not rows.delta.any():
+        return _identical(rows)
+    seen = look(rows)
+    located = [(one, before, locate(before, one.sequences)) for one, before in seen.found]
+    grouped = by_group(rows, seen)
+    if grouped is not None and not any(where for *_, where in located):
+        same = [i for i, (one, *_) in enumerate(located) if one.cause == grouped[0].cause]
+        if same:
+            located[same[0]] = grouped
+        elif not located:
+            located.append(grouped)
+    causes = [_cause(one, before, where) for one, before, where in located]
+    causes = [_positive(summary), *causes] if _positive(summary) else causes  # type: ignore[list-item]
+    bug = any(cause.kind == "bug" for cause in causes)
+    causes += [_cause(one, seen.rest, "") for one in _honest(seen.rest, summary, bug)]
+    return _judged(evidence, rows, seen, causes)
+
+
+def _identical(rows: Rows) -> Diagnosis:
+    headline = (
+        "The two columns hold the same numbers, token for token: was one copied from the other? Engines that agree to "
+        "the last bit exist; then this is what to expect."
+    )
+    return Diagnosis(verdict="cannot_tell", headline=headline, sequences=rows.sequences, tokens=rows.tokens)
+
+
+def _positive(summary: Summary) -> Cause | None:
+    """Positive log-probs, which the reader notes."""
+    notes = [note for note in summary.dump.notes if "no log-probabilities" in note]
+    if not notes:
+        return None
+    return Cause(
+        id="sentinel",
+        statement="A log-prob column holds positive values, which no log-probability can be.",
+        statistic=" ".join(notes),
+        violates="log-probs are at most 0",
+        exact=True,
+        confirm="look at the rows named in the note, in the trainer's tensors",
+        fix="log log-softmax values of the sampled token, in float32",
+    )
+
+
+def _honest(rows: Rows, summary: Summary, bug: bool) -> Iterator[Found]:
+    """What else differs; beside a bug only what is seen for itself."""
+    if rows.tokens < TOKENS or not rows.delta.any():
+        return
+    moved = summary.alignment.moved if summary.alignment else None
+    lags = {value for value in rows.column("policy_lag") if value is not None}
+    named = [one for one in (honest.stale(rows, None if bug else moved),) if one]
+    if not named and not (lags - {0}):
+        named += [one for one in (honest.frozen(rows),) if one]
+    if not named and not bug:
+        named += [one for one in (honest.outliers(rows),) if one]
+    yield from named
+    if not named and not bug:
+        yield honest.broad(rows, dict(summary.dump.provenance))
+
+
+def _cause(one: Found, before: Rows, where: str) -> Cause:
+    row = CAUSES[one.cause]
+    share = percent(float(one.tokens.mean()) if one.cause == "sentinel" else float(one.sequences.mean()))
+    column = one.said.get("column", "")
+    temperature = one.said.get("temperature", "")
+    words = {"share": share, "where": where, "side": "engine" if column == "rollout" else "trainer", "times": "", "examples": ""}
+    words |= one.said | {"temperature": f" (T ≈ {temperature})" if temperature else ""}
+    statement = row.sentence.format(**words)
+    if where and where not in statement:
+        statement += f", where {where}"
+    after = None
+    if row.kind == "bug" and one.repaired is not None and row.after:
+        size = measured(one.repaired)
+        if np.isfinite([size.k3, size.mean_ratio, size.ess]).all():
+            after = After(
+                what=row.after,
+                k3=size.k3,
+                mean_ratio=size.mean_ratio,
+                ess_tokens=size.ess,
+                tokens=size.tokens,
+                approximate=one.approximate,
+            )
+    return Cause(
+        id=one.cause,
+        kind=row.kind,
+        statement=statement[0].upper() + statement[1:] + ".",
+        statistic=one.statistic,
+        violates=row.violates,
+        exact=one.exact,
+        where=where,
+        tokens=int(one.tokens.sum()),
+        sequences=int(one.sequences.sum()),
+        examples=_examples(one, before) if row.kind == "bug" else [],
+        confirm=row.confirm.format(**words),
+        fix=row.fix.format(**words),
+        after=after,
+    )
+
+
+def _examples(one: Found, rows: Rows, most: int = 3) -> list[Example]:
+    """The worst token of each of a few sequences that are concerned."""
+    names = rows.column("sequence_id")
+    found: list[Example] = []
+    for i in np.flatnonzero(one.sequences)[:most]:
+        a, b = int(rows.starts[i]), int(rows.starts[i + 1])
+        at = a + int(np.where(one.tokens[a:b], np.abs(rows.delta[a:b]), -1).argmax())
+        found.append(
+            Example(
+                sequence_id=str(names[i] if names[i] is not None else i),
+                position=int(rows.position[at]),
+                rollout_log_prob=float(rows.q[at]),
+                train_log_prob=float(rows.p[at]),
+            )
+        )
+    return found
+
+
+def _judged(evidence: Evidence, rows: Rows, seen: Seen, causes: list[Cause]) -> Diagnosis:
+    looked = {"sequences": rows.sequences, "tokens": rows.tokens}
+    bugs = [cause for cause in causes if cause.kind == "bug"]
+    ruled_out = [row.ruled_out for id_, row in CAUSES.items() if row.ruled_out and id_ not in {c.id for c in causes}]
+    undecidable = _undecidable(rows)
+    if bugs:
+        return Diagnosis(verdict="bug", headline=bugs[0].statement, causes=causes, undecidable=undecidable, **looked)
+    k3 = evidence.number("k3")
+    ends = k3.interval or (k3.value, k3.value)
+    identities = laws.identities(seen.rest)
+    blunt = not identities.ratio.error < ERRORS and not (k3.value is not None and k3.value < HEALTHY_K3)
+    if blunt and identities.ratio.error > 0.1:
+        headline = (
+            f"E[r] = {identities.ratio.value:.3g} ± {identities.ratio.error:.2g}: too few tokens to tell a bug from a "
+            "mismatch."
+        )
+        return Diagnosis(verdict="cannot_tell", headline=headline, causes=causes, undecidable=undecidable, **looked)
+    small = ends[0] is not None and float(ends[0]) <= HEALTHY_K3 and evidence.value("k3") <= HEALTHY_K3
+    healthy = small and not evidence.value("f_2") > 2 * HEALTHY_K3
+    size = "as small as rounding makes it" if healthy else "real"
+    what = causes[0].statement if causes else ""
+    headline = f"{what} Nothing points to a logging bug, and the mismatch is {size}.".strip()
+    return Diagnosis(
+        verdict="healthy" if healthy else "honest_mismatch",
+        headline=headline,
+        causes=causes,
+        ruled_out=ruled_out,
+        undecidable=undecidable,
+        **looked,
+    )
+
+
+def _undecidable(rows: Rows) -> list[str]:
+    """What other columns would decide."""
+    found = []
+    if rows.entropy is None:
+        found.append("raw log-probs in both columns beside a temperature or top-p: needs the column entropy")
+    if rows.ids is None:
+        found.append("single tokens that are scored differently: needs the column token_ids")
+    return found

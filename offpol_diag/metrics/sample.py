@@ -1,0 +1,123 @@
+"""Whole sequences, chosen by hash, kept token by token for the diagnosis.
+
+What a fault leaves behind (a shift, a constant, a break) is looked for in tokens side by side, which sums cannot
+hold. A sample of sequences can: it is bounded, it merges, and it does not depend on how a dump is cut.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from offpol_diag import resample
+from offpol_diag.batch import Batch
+from offpol_diag.metrics.gap import Drift
+from offpol_diag.metrics.scene import Scene
+
+TOKENS, SEQUENCES = 1 << 17, 8192
+"""The sample is the longest prefix, in the order of the hashes, of so many tokens and sequences at most."""
+FIRST, LAST = 1536, 512
+"""Of a longer sequence its first and last tokens are kept, and what lies between is left out."""
+COLUMNS = ("q", "p", "position", "token_ids", "entropy", "advantages")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A sample of sequences.
+
+    Attributes:
+        order: hash of each sequence, rising, [S] int64.
+        lengths: tokens that are kept of each, [S] int64.
+        values: by name of `COLUMNS` the tokens of all sequences, end to end, [T] float64; a column that the dump
+            lacks is absent.
+        scalars: columns of the sequences by name, S values each.
+        full: whether sequences were left out.
+    """
+
+    order: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    values: dict[str, NDArray[np.float64]]
+    scalars: dict[str, list[Any]]
+    full: bool = False
+
+    def merge(self, other: Sample) -> Sample:
+        """The sample of both parts together."""
+        order = np.concatenate((self.order, other.order))
+        lengths = np.concatenate((self.lengths, other.lengths))
+        rank = np.argsort(order, kind="stable")
+        kept = _prefix(lengths[rank])
+        at = rank[:kept]
+        starts = np.concatenate(([0], np.cumsum(lengths)[:-1]))
+        tokens = _gathered(starts[at], lengths[at])
+        values = {
+            name: np.concatenate((self.values[name], other.values[name]))[tokens]
+            for name in self.values
+            if name in other.values
+        }
+        scalars = {
+            name: [both[i] for i in at]
+            for name, column in self.scalars.items()
+            if (both := [*column, *other.scalars.get(name, [None] * len(other.order))])
+        }
+        return Sample(order[at], lengths[at], values, scalars, self.full or other.full or kept < len(rank))
+
+
+def _prefix(lengths: NDArray[np.int64]) -> int:
+    """How many of the sequences fit, in their order; one does in any case."""
+    fit = int(np.searchsorted(np.cumsum(lengths), TOKENS, side="right"))
+    return min(max(fit, 1), SEQUENCES, len(lengths))
+
+
+def _gathered(begins: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Indices of runs of tokens, end to end."""
+    ends = np.cumsum(lengths)
+    return np.repeat(begins - (ends - lengths), lengths) + np.arange(int(ends[-1]) if len(ends) else 0)
+
+
+def sample(scene: Scene, drift: Drift) -> Sample:
+    """Of one batch, for the two policies of a drift; sequences without a token are left out."""
+    batch = scene.batch
+    q, p = (batch.policy(policy) for policy in (drift.denominator, drift.numerator))
+    assert q is not None
+    assert p is not None
+    filled = torch.nonzero(batch.lengths > 0).flatten()
+    hashes = _hashes(batch, q, p, filled).cpu().numpy()
+    whole = batch.lengths[filled].cpu().numpy()
+    rank = np.argsort(hashes, kind="stable")
+    kept = _prefix(np.minimum(whole[rank], FIRST + LAST))
+    at = rank[:kept]
+    begins, many = batch.cu_seqlens[filled].cpu().numpy()[at], whole[at]
+    lengths = np.minimum(many, FIRST + LAST)
+    within = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    skip = np.repeat(many - lengths, lengths) * (within >= FIRST)
+    tokens = torch.from_numpy(np.repeat(begins, lengths) + within + skip).to(q.device)
+    columns = {
+        "q": q,
+        "p": p,
+        "position": batch.position,
+        "token_ids": batch.token_ids,
+        "entropy": batch.entropy,
+        "advantages": batch.advantages,
+    }
+    values = {
+        name: x.index_select(0, tokens).to(torch.float64).cpu().numpy()
+        for name, x in columns.items()
+        if x is not None
+    }
+    rows = filled.cpu().numpy()[at]
+    scalars = {name: [column[i] for i in rows] for name, column in batch.scalars.items()}
+    return Sample(hashes[at], lengths, values, scalars, kept < len(rank))
+
+
+def _hashes(batch: Batch, q: Tensor, p: Tensor, rows: Tensor) -> Tensor:
+    """A hash of what each sequence holds: its group, its length, and its first and last log-probs, [S]."""
+    first, last = batch.cu_seqlens[rows], batch.cu_seqlens[rows + 1] - 1
+    found = resample.mix(batch.key[rows] + batch.lengths[rows])
+    for x, at in ((q, first), (p, last), (q, last), (p, first)):
+        found = resample.mix(found ^ x.index_select(0, at).contiguous().view(torch.int64))
+    return found
