@@ -6,7 +6,7 @@ policy is, and the mean surprisal −log q equals the mean entropy. K3 = k1 + E[
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -110,7 +110,8 @@ def sampling(rows: Rows) -> Found | None:
                 f"; log π_train follows {fitted.power:.2f} × log π_rollout (renormalised), which explains "
                 f"{percent(fitted.explained)} of |Δ|"
             )
-        said = {"temperature": f"{temperature:.2g}" if clear else "", "power": f"{fitted.power:.2f}"}
+        shape = "temperature" if clear else ""
+        said = {"temperature": f"{temperature:.2g}" if clear else "", "power": f"{fitted.power:.2f}", "shape": shape}
         repaired = rows.with_q(tempered(rows.q, fitted.power, fitted.rest)) if clear else None
         cause = "rollout_raw_logprobs" if raw else "trainer_temperature"
         return Found(cause, statistic, *every, repaired, said, approximate=True)
@@ -137,7 +138,7 @@ def _nucleus(rows: Rows, seen: Identities) -> Found | None:
     )
     return Found(
         "truncated_sampling", statistic, np.ones(rows.tokens, bool), np.ones(rows.sequences, bool),
-        rows.with_q(rows.q + np.minimum(rows.delta, 0)), {"mass": f"{np.exp(lowest):.2f}", "kept": f"{kept:.3f}"},
+        rows.with_q(rows.q + np.minimum(rows.delta, 0)), {"mass": f"{np.exp(lowest):.2f}", "kept": f"{kept:.3f}", "shape": "edge"},
         approximate=True,
     )
 
@@ -158,7 +159,7 @@ def _unlogged(rows: Rows, seen: Identities) -> Found | None:
     every = np.ones(rows.tokens, bool), np.ones(rows.sequences, bool)
     rare = float(np.mean(rows.q < np.log(0.02)))
     cause = "truncated_sampling" if rare < 0.002 else "rollout_raw_logprobs"
-    return Found(cause, statistic, *every, None, {"temperature": "", "power": "", "mass": "", "kept": "", "both": "yes"})
+    return Found(cause, statistic, *every, None, {"temperature": "", "power": "", "mass": "", "kept": "", "both": "yes", "shape": "entropy"})
 
 
 # Storage: the grid that log-probs lie on.
@@ -180,8 +181,9 @@ def storage(rows: Rows) -> Found | None:
                     f"them by {rounding:.1g} nats (root mean square), the whole mismatch is {size:.1g}"
                 )
                 every = np.ones(rows.tokens, bool), np.ones(rows.sequences, bool)
+                q, p = (np.where(y == 0, -1e-6, y) for y in (rows.q, rows.p))  # what was rounded to 0
                 return Found(
-                    "low_precision_storage", statistic, *every, None,
+                    "low_precision_storage", statistic, *every, replace(rows, q=q, p=p),
                     {"column": name, "grid": grid, "part": percent(min(1.0, (rounding / max(size, 1e-12)) ** 2))}, exact=True,
                 )
     return None

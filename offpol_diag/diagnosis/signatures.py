@@ -360,7 +360,7 @@ def breaks(rows: Rows) -> Found | None:
     at = seen.at[seen.broken]
     where = float(np.median(at))
     reach = rows.lengths > where * 1.25 + 6
-    same = reach.sum() >= 3 and np.mean(seen.broken[reach]) > 0.5 and np.mean(np.abs(at - where) <= 0.15 * where + 3) > 0.7
+    same = reach.sum() >= 3 and np.mean(seen.broken[reach]) > 0.3 and np.mean(np.abs(at - where) <= 0.15 * where + 3) > 0.7
     in_place = rows.keep(~tokens)
     statistic = (
         f"{many:,} of {int(long.sum()):,} sequences agree to {in_place.size.mean():.2g} nats a token outside and differ by "
@@ -439,7 +439,9 @@ def special_tokens(rows: Rows) -> Found | None:
         if not many[rest].sum():
             break
         others = total[rest].sum() / many[rest].sum()
-        if many[at] >= 5 and mean[at] > max(0.15, 8 * others) and share[at] > 0.5:
+        beyond = share[at] > 0.5 and mean[at] > 8 * others
+        nearly_all = share[at] > 0.9 and mean[at] > 3 * others and share[rest] @ many[rest] < 0.15 * many[rest].sum()
+        if many[at] >= 5 and mean[at] > 0.15 and (beyond or nearly_all):
             worst.append(int(at))
     if not worst:
         return None

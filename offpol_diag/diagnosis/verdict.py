@@ -53,12 +53,21 @@ def look(rows: Rows) -> Seen:
     for signature in LOOKS:
         if rows.tokens < TOKENS // 2:
             break
+        if signature is signatures.breaks and any(_misplaced(one) for one, _ in found):
+            continue
         one = signature(rows)
+        if one is not None and signature is laws.sampling and not one.said.get("shape") and found:
+            continue  # E[r] alone, beside a fault that may not be mended whole
         if one is not None and one.cause not in {other.cause for other, _ in found}:
             found.append((one, rows))
             if one.repaired is not None and one.repaired.tokens >= TOKENS // 4:
                 rows = one.repaired
     return Seen(tuple(found), rows)
+
+
+def _misplaced(one: Found) -> bool:
+    """Whether whole sequences are misplaced in many rows: those that were not put right look broken."""
+    return one.cause in ("off_by_one", "row_permutation") and bool(one.sequences.mean() > 0.3)
 
 
 # Groups: a fault that only some engines, hosts or steps have.

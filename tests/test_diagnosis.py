@@ -1,0 +1,206 @@
+"""The diagnosis names the planted cause, beside its nearest look-alikes, on real rollouts of the sample dumps."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from offpol_diag import tallies
+from offpol_diag.analyze import analyze
+from offpol_diag.metrics.sample import FIRST, LAST, SEQUENCES, TOKENS, Sample
+
+ROOT = Path(__file__).parent.parent
+SAMPLES = ("healthy", "quantized", "stale", "collapse")
+
+
+@cache
+def columns(name):
+    """A sample dump with masked tokens dropped: column → one array or value per sequence."""
+    table = pq.read_table(ROOT / "sample_data" / f"{name}.parquet").to_pydict()
+    masks = [np.array(mask, bool) for mask in table["response_mask"]]
+    found = {
+        key: [np.array(row)[mask] for row, mask in zip(table[key], masks, strict=True)]
+        for key in ("rollout_log_probs", "old_log_probs", "token_ids")
+    }
+    return found | {key: table[key] for key in ("step", "group_id", "policy_lag", "sequence_id")}
+
+
+def write(path, given, drop=()):
+    pq.write_table(pa.table({key: value for key, value in given.items() if key not in drop}), path)
+    return str(path)
+
+
+def diagnosed(path, given, drop=(), **options):
+    return analyze([write(path, given, drop)], presets=(), **options).diagnosis
+
+
+def rng():
+    return np.random.default_rng(7)
+
+
+def old(change):
+    return lambda given: given | {
+        "old_log_probs": [change(i, p, q, ids) for i, (p, q, ids) in enumerate(_three(given))]
+    }
+
+
+def rollout(change):
+    return lambda given: given | {
+        "rollout_log_probs": [change(i, q, p, ids) for i, (p, q, ids) in enumerate(_three(given))]
+    }
+
+
+def _three(given):
+    return zip(given["old_log_probs"], given["rollout_log_probs"], given["token_ids"], strict=True)
+
+
+def permuted(given):
+    """Row i gets the train log-probs of row i + 1, padded with what a forward pass makes of padding."""
+    p, chance = given["old_log_probs"], rng()
+    rows = []
+    for i, mine in enumerate(p):
+        other = p[(i + 1) % len(p)][: len(mine)]
+        rows.append(np.concatenate((other, -chance.exponential(3, len(mine) - len(other)))))
+    return given | {"old_log_probs": rows}
+
+
+def broken(i, p, q, ids):
+    """One row in ten scores other text from its middle on."""
+    half = len(p) // 2
+    return np.concatenate((p[:half], np.roll(p[half:], 1))) if i % 10 == 0 else p
+
+
+def beyond(given):
+    """Beyond token 60 the train column scores other text, in every row."""
+    p = given["old_log_probs"]
+    return given | {
+        "old_log_probs": [np.concatenate((x[:60], np.roll(x[60:], 3))) for x in p],
+    }
+
+
+FAULTS = {
+    "off_by_one": old(lambda i, p, q, ids: np.roll(p, 1)),
+    "off_by_one, the other way": old(lambda i, p, q, ids: np.roll(p, -1)),
+    "off_by_one, by three": rollout(lambda i, q, p, ids: np.roll(q, 3)),
+    "off_by_one, one row in ten": old(lambda i, p, q, ids: np.roll(p, 1) if i % 10 == 0 else p),
+    "row_permutation": permuted,
+    "sentinel, -9999": rollout(lambda i, q, p, ids: np.where(rng().random(len(q)) < 0.02, -9999.0, q)),
+    "sentinel, 0.0": rollout(
+        lambda i, q, p, ids: np.where(np.random.default_rng(i).random(len(q)) < 0.02, 0.0, q)
+    ),
+    "sentinel, log 1/V": old(
+        lambda i, p, q, ids: np.where(np.random.default_rng(i).random(len(p)) < 0.02, np.log(1 / 48), p)
+    ),
+    "boundary, last": old(
+        lambda i, p, q, ids: np.append(p[:-1], -1 - 3 * np.random.default_rng(i).random())
+    ),
+    "boundary, first": rollout(
+        lambda i, q, p, ids: np.concatenate(([-1 - 3 * np.random.default_rng(i).random()], q[1:]))
+    ),
+    "special_token": old(lambda i, p, q, ids: np.where(ids == 4, p - 1.0, p)),
+    "retokenization": old(broken),
+    "long_context": beyond,
+    "low_precision_storage": rollout(
+        lambda i, q, p, ids: (q.astype(np.float32).view(np.uint32) & 0xFFFF0000).view(np.float32)
+    ),
+    "low_precision_storage, decimals": rollout(lambda i, q, p, ids: np.round(q, 3)),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_planted_cause_is_named_first(tmp_path, name, fault):
+    found = diagnosed(tmp_path / "d.parquet", FAULTS[fault](columns(name)))
+    first = found.causes[0]
+
+    assert (found.verdict, first.id) == ("bug", fault.split(",")[0])
+    assert first.statistic
+    assert first.fix
+    assert first.examples
+    assert {one.id for one in found.causes if one.kind == "bug"} == {first.id}
+    if first.after:
+        assert first.after.k3 < 1.05 * analyze([str(tmp_path / "d.parquet")], presets=()).metrics["k3"].value
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_an_honest_mismatch_is_no_bug(tmp_path, name):
+    for many in (512, 64, 24):
+        given = {key: value[:: 512 // many] for key, value in columns(name).items()}
+        found = diagnosed(tmp_path / f"{many}.parquet", given)
+        assert found.verdict in ("healthy", "honest_mismatch")
+
+
+def test_unmasked_tool_output_is_a_wrong_mask_and_no_sentinel(tmp_path):
+    for name in SAMPLES:
+        table = pq.read_table(ROOT / "sample_data" / f"{name}.parquet").drop_columns(["response_mask"])
+        pq.write_table(table, tmp_path / "d.parquet")
+        found = analyze([str(tmp_path / "d.parquet")], presets=()).diagnosis
+        assert (found.verdict, found.causes[0].id) == ("bug", "wrong_mask")
+
+
+def test_the_repair_brings_back_the_numbers(tmp_path):
+    right = analyze([write(tmp_path / "a.parquet", columns("stale"))], presets=()).metrics
+    after = diagnosed(tmp_path / "b.parquet", FAULTS["off_by_one"](columns("stale"))).causes[0].after
+
+    assert after.k3 == pytest.approx(right["k3"].value, rel=0.05)
+    assert after.mean_ratio == pytest.approx(right["mean_ratio"].value, rel=0.01)
+    assert after.ess_tokens == pytest.approx(right["ess_tokens"].value, rel=0.05)
+
+
+def test_a_fault_of_one_host_names_the_host(tmp_path):
+    given = columns("quantized")
+    hosts = ["abcd"[i % 4] for i in range(len(given["step"]))]
+    old_log_probs = [np.roll(p, 1) if host == "c" else p for p, host in zip(given["old_log_probs"], hosts, strict=True)]
+    first = diagnosed(tmp_path / "d.parquet", given | {"old_log_probs": old_log_probs, "host": hosts}).causes[0]
+
+    assert (first.id, first.where) == ("off_by_one", "host = c")
+    assert "host = c" in first.statement
+
+
+def test_two_causes_are_both_named(tmp_path):
+    found = diagnosed(tmp_path / "d.parquet", FAULTS["boundary, last"](columns("stale")))
+
+    assert [one.id for one in found.causes] == ["boundary", "stale"]
+    assert [one.kind for one in found.causes] == ["bug", "honest"]
+
+
+def test_the_diagnosis_does_not_depend_on_how_the_dump_is_cut(tmp_path):
+    given = FAULTS["retokenization"](columns("stale"))
+    path = write(tmp_path / "d.parquet", given)
+    whole = analyze([path], presets=()).diagnosis
+    assert analyze([path], presets=(), workers=2, batch_tokens=4000).diagnosis == whole
+
+    pieces = []
+    for i in range(3):
+        piece = {key: value[i * 171 : (i + 1) * 171] for key, value in given.items()}
+        pieces.append(tmp_path / f"{i}.tally.json")
+        analyze([write(tmp_path / f"{i}.parquet", piece)], presets=(), tally=pieces[-1])
+    assert tallies.summary(tallies.merge(pieces)).diagnosis == whole
+
+
+def made(chance, many, longest):
+    """A sample as one batch leaves it, of random sequences."""
+    lengths = chance.integers(1, longest, many)
+    values = {"q": chance.normal(size=int(lengths.sum()))}
+    values["p"] = values["q"] + 1
+    order = np.sort(chance.integers(-(2**62), 2**62, many))
+    return Sample(order, lengths, values, {"step": list(range(many))})
+
+
+@pytest.mark.parametrize(("many", "longest"), [(50, 40), (400, FIRST + LAST), (SEQUENCES, 12)])
+def test_merging_samples_is_associative_and_bounded(many, longest):
+    chance = rng()
+    a, b, c = (made(chance, many, longest) for _ in range(3))
+    one, two = a.merge(b).merge(c), a.merge(b.merge(c))
+
+    assert (one.order == two.order).all()
+    assert (one.values["q"] == two.values["q"]).all()
+    assert one.scalars == two.scalars
+    assert one.lengths.sum() == len(one.values["p"]) <= max(TOKENS, one.lengths[0])
+    assert len(one.order) <= SEQUENCES
+    assert one.full == (len(one.order) < 3 * many)
