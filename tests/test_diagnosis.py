@@ -9,9 +9,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from scipy import stats
 
 from offpol_diag import tallies
 from offpol_diag.analyze import analyze
+from offpol_diag.diagnosis import laws
+from offpol_diag.diagnosis.rows import SURE, Rows, bound
 from offpol_diag.metrics.sample import FIRST, LAST, SEQUENCES, TOKENS, Sample
 
 ROOT = Path(__file__).parent.parent
@@ -44,15 +47,15 @@ def rng():
 
 
 def old(change):
-    return lambda given: given | {
-        "old_log_probs": [change(i, p, q, ids) for i, (p, q, ids) in enumerate(_three(given))]
-    }
+    return lambda given: (
+        given | {"old_log_probs": [change(i, p, q, ids) for i, (p, q, ids) in enumerate(_three(given))]}
+    )
 
 
 def rollout(change):
-    return lambda given: given | {
-        "rollout_log_probs": [change(i, q, p, ids) for i, (p, q, ids) in enumerate(_three(given))]
-    }
+    return lambda given: (
+        given | {"rollout_log_probs": [change(i, q, p, ids) for i, (p, q, ids) in enumerate(_three(given))]}
+    )
 
 
 def _three(given):
@@ -96,9 +99,7 @@ FAULTS = {
     "sentinel, log 1/V": old(
         lambda i, p, q, ids: np.where(np.random.default_rng(i).random(len(p)) < 0.02, np.log(1 / 48), p)
     ),
-    "boundary, last": old(
-        lambda i, p, q, ids: np.append(p[:-1], -1 - 3 * np.random.default_rng(i).random())
-    ),
+    "boundary, last": old(lambda i, p, q, ids: np.append(p[:-1], -1 - 3 * np.random.default_rng(i).random())),
     "boundary, first": rollout(
         lambda i, q, p, ids: np.concatenate(([-1 - 3 * np.random.default_rng(i).random()], q[1:]))
     ),
@@ -155,8 +156,12 @@ def test_the_repair_brings_back_the_numbers(tmp_path):
 def test_a_fault_of_one_host_names_the_host(tmp_path):
     given = columns("quantized")
     hosts = ["abcd"[i % 4] for i in range(len(given["step"]))]
-    old_log_probs = [np.roll(p, 1) if host == "c" else p for p, host in zip(given["old_log_probs"], hosts, strict=True)]
-    first = diagnosed(tmp_path / "d.parquet", given | {"old_log_probs": old_log_probs, "host": hosts}).causes[0]
+    old_log_probs = [
+        np.roll(p, 1) if host == "c" else p for p, host in zip(given["old_log_probs"], hosts, strict=True)
+    ]
+    first = diagnosed(tmp_path / "d.parquet", given | {"old_log_probs": old_log_probs, "host": hosts}).causes[
+        0
+    ]
 
     assert (first.id, first.where) == ("off_by_one", "host = c")
     assert "host = c" in first.statement
@@ -181,6 +186,51 @@ def test_the_diagnosis_does_not_depend_on_how_the_dump_is_cut(tmp_path):
         pieces.append(tmp_path / f"{i}.tally.json")
         analyze([write(tmp_path / f"{i}.parquet", piece)], presets=(), tally=pieces[-1])
     assert tallies.summary(tallies.merge(pieces)).diagnosis == whole
+
+
+def test_identical_columns_are_not_called_healthy(tmp_path):
+    given = columns("healthy")
+    found = diagnosed(tmp_path / "d.parquet", given | {"old_log_probs": given["rollout_log_probs"]})
+
+    assert found.verdict == "cannot_tell"
+    assert "same numbers" in found.headline
+
+
+def test_positive_log_probs_are_a_bug():
+    found = analyze([str(ROOT / "tests" / "golden" / "stale.parquet")], presets=()).diagnosis
+
+    assert (found.verdict, found.causes[0].id) == ("bug", "sentinel")
+    assert "positive" in found.headline
+
+
+@pytest.mark.parametrize("many", [1, 63])
+def test_a_handful_of_tokens_cannot_tell(tmp_path, many):
+    given = {"rollout_log_probs": [[-1.0]] * many, "old_log_probs": [[-1.1]] * many}
+
+    assert diagnosed(tmp_path / "d.parquet", given).verdict == "cannot_tell"
+
+
+@pytest.mark.parametrize("groups", [8, 20, 128, 100_000])
+@pytest.mark.parametrize("looks", [1, 8])
+def test_few_groups_and_many_looks_need_more_standard_errors(groups, looks):
+    """Beyond it a t of that many groups is as rare as a normal number beyond 5, over all looks together."""
+    assert bound(groups, looks) == pytest.approx(
+        stats.t.isf(stats.norm.sf(SURE) / looks, groups - 1), rel=0.05
+    )
+
+
+@pytest.mark.parametrize(("shift", "found"), [(0.1, True), (0.0015, False), (-0.1, True)])
+def test_the_identity_is_held_against_every_position(shift, found):
+    """E[r] is 1 at every position under any honest mismatch; 0.15% is what kernels round."""
+    chance = rng()
+    delta = chance.normal(0, 0.02, (400, 60)) - 0.02**2 / 2
+    delta[:, 0] += shift
+    q = -chance.exponential(1, (400, 60))
+    starts, position = np.arange(0, 400 * 60 + 1, 60), np.tile(np.arange(60), 400)
+    one = laws.positions(Rows(q.ravel(), (q + delta).ravel(), starts, position))
+
+    assert (one is not None) is found
+    assert not found or one.said["place"] == "the first token"
 
 
 def made(chance, many, longest):

@@ -16,7 +16,6 @@ from offpol_diag import catalogue
 from offpol_diag.analyze import analyze
 from offpol_diag.candidates import CANDIDATES, DEFAULT, NOTHING
 from offpol_diag.configs import TRAINERS
-from offpol_diag.diagnose import diagnose
 from offpol_diag.guards import guarded
 from offpol_diag.prescription import prescribed
 from offpol_diag.recommend import ALERTS, RULES, WORTH, advised, recommend
@@ -390,7 +389,7 @@ def test_without_a_trainer_nothing_is_said_in_its_syntax():
 @cache
 def sample(name):
     summary = analyze([f"sample_data/{name}.parquet"], device="cpu")
-    return advised(summary.model_copy(update={"diagnosis": diagnose(summary)}))
+    return advised(summary)
 
 
 @pytest.mark.parametrize("name", ["healthy", "quantized"])
@@ -410,7 +409,7 @@ def test_a_healthy_run_is_told_no_correction_for_a_gain_that_may_be_chance(seed,
     place = table.column_names.index("old_log_probs")
     pq.write_table(table.set_column(place, "old_log_probs", [old]), tmp_path / "d.parquet")
     summary = analyze([str(tmp_path / "d.parquet")], device="cpu")
-    found = advised(summary.model_copy(update={"diagnosis": diagnose(summary)}))
+    found = advised(summary)
 
     assert found.diagnosis.verdict == "healthy"
     assert (found.recommendation.decision, found.recommendation.rule) == ("no correction needed", "healthy")
@@ -451,20 +450,18 @@ def test_the_same_rows_with_and_without_group_id_get_no_opposite_answers(tmp_pat
     for columns in (table, table.drop_columns("group_id")):
         pq.write_table(columns, tmp_path / "d.parquet")
         summary = analyze([str(tmp_path / "d.parquet")], device="cpu")
-        diagnosis = diagnose(summary)
-        advice = recommend(summary.model_copy(update={"diagnosis": diagnosis}))
-        found.append((diagnosis.verdict, advice.decision))
+        assert summary.diagnosis.verdict == ("healthy" if name == "healthy" else "honest_mismatch")
+        found.append(recommend(summary).decision)
 
-    unsure, sure = ("cannot_tell", "not enough data"), ("honest_mismatch", "METHOD at THRESHOLD")
-    sure, least = (("healthy", "no correction needed"), 5) if name == "healthy" else (sure, 20)
+    sure, least = ("no correction needed", 5) if name == "healthy" else ("METHOD at THRESHOLD", 20)
     assert len(table) == 8 * prompts
-    assert found == [sure if many >= least else unsure for many in (prompts, len(table) // 16)]
+    assert found == [sure if many >= least else "not enough data" for many in (prompts, len(table) // 16)]
 
 
 @pytest.mark.parametrize("fault", ["shift", "raw"])
 def test_a_bug_is_to_be_fixed_first(tmp_path, fault):
     summary = analyze([dump(tmp_path / "d.parquet", fault=fault, noise=0.02)], device="cpu")
-    found = advised(summary.model_copy(update={"diagnosis": diagnose(summary)})).recommendation
+    found = advised(summary).recommendation
 
     assert (found.decision, found.rule, found.method) == ("fix the bug first", "bug", None)
 
@@ -483,7 +480,7 @@ def test_a_value_that_no_honest_run_has_leaves_a_recommendation(tmp_path, column
     rows = oracles.make_rows(0.1, many=100)
     rows[0][column][0] = value
     summary = analyze([oracles.write(rows, tmp_path / "d.parquet")], device="cpu")
-    found = advised(summary.model_copy(update={"diagnosis": diagnose(summary)}))
+    found = advised(summary)
 
     assert rule in (None, found.recommendation.rule)
     assert loads(found.to_json(), "x").recommendation == found.recommendation

@@ -22,7 +22,6 @@ from offpol_diag.blocks import Section, Table
 from offpol_diag.catalogue import load
 from offpol_diag.cli import app
 from offpol_diag.crosswalk.verl.parts import GENERATIONS, reject_parts
-from offpol_diag.diagnose import diagnose
 from offpol_diag.gate import Bound, judge
 from offpol_diag.presets import Preset, Reject
 from offpol_diag.recommend import recommend
@@ -69,56 +68,6 @@ def table(name: str, of: Section) -> Table:
 
 def section(name: str, summary: Summary) -> Section:
     return next(one for one in sections(summary) if one.id == name)
-
-
-# ---------------------------------------------------------------- the diagnosis
-
-
-@pytest.mark.parametrize(
-    ("change", "bug"),
-    [
-        ({"mean_ratio": about(1.01, 1.0, 3.5)}, False),  # not sure enough
-        ({"mean_ratio": about(1.01, 1.0, 4.5)}, True),
-        ({"mean_ratio": about(0.99, 1.0, 3.5)}, False),
-        ({"mean_ratio": about(1.0015, 1.0, 20.0)}, False),  # sure, and too small to be called one
-        ({"mean_ratio": about(1.0025, 1.0, 20.0)}, True),
-        ({"k1": about(-5e-6, 0.0, 20.0)}, False),
-        ({"k1": about(-2e-5, 0.0, 20.0)}, True),
-        ({"k1": about(-2e-3, 0.0, 3.5)}, False),
-    ],
-)
-def test_an_identity_is_broken_only_beyond_its_error_and_what_kernels_round(
-    change: dict[str, Number], bug: bool
-) -> None:
-    assert (diagnose(numbered(**change)).verdict == "bug") is bug
-
-
-@pytest.mark.parametrize(("times", "ids"), [(5.0, []), (20.0, ["boundary"])])
-def test_one_position_is_a_boundary_only_at_ten_times_every_other(times: float, ids: list[str]) -> None:
-    summary = make_summary(by=along("position", times * 3e-3, 3e-3, 2.9e-3, 3e-3))
-
-    assert [cause.id for cause in diagnose(summary).causes] == ids
-
-
-@pytest.mark.parametrize(("tokens", "told"), [(999, False), (1000, True)])
-def test_few_tokens_cannot_tell(tokens: int, told: bool) -> None:
-    assert (diagnose(make_summary(dump=dump_facts(tokens=tokens))).verdict != "cannot_tell") is told
-
-
-def test_of_two_causes_with_one_id_the_first_is_told() -> None:
-    found = diagnose(numbered(k1=about(-0.01, 0.0, 9.0), mean_ratio=about(1.01, 1.0, 9.0)))
-
-    assert [cause.id for cause in found.causes] == ["rollout_raw_logprobs"]
-    assert found.causes[0].statement in found.headline
-    assert "k1 = -0.01" in found.causes[0].statistic
-
-
-def test_what_a_heavy_tail_forbids_to_test_is_not_ruled_out() -> None:
-    heavy = numbered(mean_ratio=Number(value=1.0, interval=(0.99, 1.01), note="unreliable: k̂ = 0.80"))
-
-    assert any("E[r]" in line for line in diagnose(make_summary()).ruled_out)
-    assert not any("E[r]" in line for line in diagnose(heavy).ruled_out)
-    assert any("k1 < 0" in line for line in diagnose(heavy).ruled_out)
 
 
 # ---------------------------------------------------------------- the recommendation

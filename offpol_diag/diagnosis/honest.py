@@ -58,7 +58,9 @@ def _text(sizes: dict[float, float], name: str) -> str:
     if len(sizes) > 6:
         keys = list(sizes)
         sizes = {key: sizes[key] for key in (*keys[:3], *keys[-3:])}
-    return "K3 (cut at 1 nat a token) by " + name + ": " + ", ".join(f"{k:g}: {v:.2g}" for k, v in sizes.items())
+    return (
+        "K3 (cut at 1 nat a token) by " + name + ": " + ", ".join(f"{k:g}: {v:.2g}" for k, v in sizes.items())
+    )
 
 
 def stale(rows: Rows, moved: float | None) -> Found | None:
@@ -73,7 +75,9 @@ def stale(rows: Rows, moved: float | None) -> Found | None:
     if len(keys) == 1 and keys[0] > 0 and next(iter(lags.values())) > 1e-4:
         return Found("stale", _text(lags, "policy lag"), *every, None)
     if moved is not None and moved > 4:
-        statistic = f"Σ A(r − 1) is {moved:.1f} standard errors above 0: the trainer has moved along the advantages"
+        statistic = (
+            f"Σ A(r − 1) is {moved:.1f} standard errors above 0: the trainer has moved along the advantages"
+        )
         return Found("stale", statistic, *every, None)
     return None
 

@@ -6,6 +6,7 @@ policy is, and the mean surprisal −log q equals the mean entropy. K3 = k1 + E[
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,8 +14,8 @@ import numpy as np
 from offpol_diag.diagnosis.rows import Estimate, Flags, Floats, Rows, estimate
 from offpol_diag.diagnosis.signatures import Found, percent
 
-SURE = 5.0
-"""Standard errors from which an identity counts as broken: with the three tests, 2 in a million by chance."""
+VISIBLE = 2e-3
+"""Smallest |E[r] − 1| worth calling a bug: kernels that round their own log-probs stay below it."""
 REST = (1.0, 2.0, 4.0, 8.0, 16.0, 64.0)
 """Numbers of equally likely other tokens that are tried where a temperature is fitted."""
 
@@ -53,14 +54,14 @@ class Fitted:
     power: float
     rest: float
     explained: float
-    errors: float
+    sure: bool
 
 
 def tempered(q: Floats, power: float, rest: float) -> Floats:
     """log of q^power renormalised, where the mass 1 − q lies on `rest` equally likely tokens. q in nats."""
     other = np.log(np.maximum(-np.expm1(q), 1e-12))
     own, others = power * q, power * other + (1 - power) * np.log(rest)
-    return own - np.logaddexp(own, others)
+    return np.asarray(own - np.logaddexp(own, others))
 
 
 def fit_temperature(rows: Rows, most: int = 6_000) -> Fitted:
@@ -69,7 +70,7 @@ def fit_temperature(rows: Rows, most: int = 6_000) -> Fitted:
     q, p = rows.q[::step], rows.p[::step]
     some = (q > -12) & (q < -1e-3)
     if some.sum() < 100:
-        return Fitted(1.0, 1.0, 0.0, 0.0)
+        return Fitted(1.0, 1.0, 0.0, False)
     q, p = q[some], p[some]
 
     def off(power: float, rest: float) -> float:
@@ -80,9 +81,11 @@ def fit_temperature(rows: Rows, most: int = 6_000) -> Fitted:
     fine = power * np.exp(np.linspace(-0.05, 0.05, 21))
     least, power = min((off(power, rest), power) for power in fine)
     none = off(1.0, 1.0)
-    every = np.minimum(np.abs(rows.delta), 1.0) - np.minimum(np.abs(rows.p - tempered(rows.q, power, rest)), 1.0)
+    every = np.minimum(np.abs(rows.delta), 1.0) - np.minimum(
+        np.abs(rows.p - tempered(rows.q, power, rest)), 1.0
+    )
     gain = estimate(rows, every)
-    return Fitted(float(power), rest, 1 - least / none if none > 0 else 0.0, gain.errors_from(0.0))
+    return Fitted(float(power), rest, 1 - least / none if none > 0 else 0.0, gain.off(0.0) > 0)
 
 
 def sampling(rows: Rows) -> Found | None:
@@ -96,8 +99,8 @@ def sampling(rows: Rows) -> Found | None:
     if edge is not None:
         return edge
     fitted = fit_temperature(rows)
-    clear = fitted.explained > 0.3 and fitted.errors > SURE and abs(np.log(fitted.power)) > 0.02
-    negative = seen.k1.errors_from(0) < -SURE and seen.k1.value < -1e-5
+    clear = fitted.explained > 0.3 and fitted.sure and abs(np.log(fitted.power)) > 0.02
+    negative = seen.k1.off(0) < 0 and seen.k1.value < -1e-5
     if clear or negative:
         raw = seen.k1.value < 0
         temperature = 1 / fitted.power if raw else fitted.power
@@ -111,11 +114,15 @@ def sampling(rows: Rows) -> Found | None:
                 f"{percent(fitted.explained)} of |Δ|"
             )
         shape = "temperature" if clear else ""
-        said = {"temperature": f"{temperature:.2g}" if clear else "", "power": f"{fitted.power:.2f}", "shape": shape}
+        said = {
+            "temperature": f"{temperature:.2g}" if clear else "",
+            "power": f"{fitted.power:.2f}",
+            "shape": shape,
+        }
         repaired = rows.with_q(tempered(rows.q, fitted.power, fitted.rest)) if clear else None
         cause = "rollout_raw_logprobs" if raw else "trainer_temperature"
         return Found(cause, statistic, *every, repaired, said, approximate=True)
-    if seen.ratio.errors_from(1) > SURE and seen.ratio.value > 1.002:
+    if seen.ratio.off(1) > 0 and seen.ratio.value > 1 + VISIBLE:
         statistic = f"E[r] = {seen.ratio.value:.4g} [{seen.ratio.low:.4g}, {seen.ratio.high:.4g}]"
         return Found("rollout_raw_logprobs", statistic, *every, None, {"temperature": "", "power": ""})
     return _unlogged(rows, seen)
@@ -123,7 +130,7 @@ def sampling(rows: Rows) -> Found | None:
 
 def _nucleus(rows: Rows, seen: Identities) -> Found | None:
     """Find r ≤ 1 everywhere, by as much as the mass that a truncated sampler left out."""
-    if seen.k1.value <= 0 or seen.ratio.errors_from(1) > -SURE or seen.one_sided < 0.2:
+    if seen.k1.value <= 0 or seen.ratio.off(1) >= 0 or seen.one_sided < 0.2:
         return None
     noise = float(np.quantile(rows.delta, 0.995))
     lowest = float(np.quantile(rows.delta, 0.002))
@@ -137,8 +144,12 @@ def _nucleus(rows: Rows, seen: Identities) -> Found | None:
         "and are not"
     )
     return Found(
-        "truncated_sampling", statistic, np.ones(rows.tokens, bool), np.ones(rows.sequences, bool),
-        rows.with_q(rows.q + np.minimum(rows.delta, 0)), {"mass": f"{np.exp(lowest):.2f}", "kept": f"{kept:.3f}", "shape": "edge"},
+        "truncated_sampling",
+        statistic,
+        np.ones(rows.tokens, bool),
+        np.ones(rows.sequences, bool),
+        rows.with_q(rows.q + np.minimum(rows.delta, 0)),
+        {"mass": f"{np.exp(lowest):.2f}", "kept": f"{kept:.3f}", "shape": "edge"},
         approximate=True,
     )
 
@@ -150,7 +161,7 @@ FAR_MASS = 0.7
 def _unlogged(rows: Rows, seen: Identities) -> Found | None:
     """Find tokens more probable than their entropy allows: sampled sharper than either column says."""
     gap = seen.entropy
-    if gap is None or gap.errors_from(0) > -SURE or gap.value > -0.005:
+    if gap is None or gap.off(0) >= 0 or gap.value > -0.005:
         return None
     statistic = (
         f"surprisal − entropy = {gap.value:.3g} [{gap.low:.2g}, {gap.high:.2g}] nats; 0 where tokens were sampled from the "
@@ -159,7 +170,44 @@ def _unlogged(rows: Rows, seen: Identities) -> Found | None:
     every = np.ones(rows.tokens, bool), np.ones(rows.sequences, bool)
     rare = float(np.mean(rows.q < np.log(0.02)))
     cause = "truncated_sampling" if rare < 0.002 else "rollout_raw_logprobs"
-    return Found(cause, statistic, *every, None, {"temperature": "", "power": "", "mass": "", "kept": "", "both": "yes", "shape": "entropy"})
+    return Found(
+        cause,
+        statistic,
+        *every,
+        None,
+        {"temperature": "", "power": "", "mass": "", "kept": "", "both": "yes", "shape": "entropy"},
+    )
+
+
+def positions(rows: Rows) -> Found | None:
+    """Find positions of the response at which E[r] is not 1, where it is 1 at the others."""
+    octave = np.log2(rows.position + 1).astype(np.int64)
+    off = np.expm1(np.minimum(rows.delta, 3.0))
+    many = int(octave.max()) + 1
+    broken = []
+    for k in range(many):
+        at = octave == k
+        seen = estimate(rows, 1 + off, at)
+        tame = not (rows.delta[at] > FAR_MASS).any()  # a heavy tail that is missed also leaves E[r] below 1
+        if seen.off(1, many) > (-2 if tame else 0) and seen.off(1, many) and abs(seen.value - 1) > VISIBLE:
+            broken.append((k, seen))
+    if not broken or len(broken) > max(1, many // 3):
+        return None
+    tokens = np.isin(octave, [k for k, _ in broken])
+    places = [f"{2**k - 1}" if k == 0 else f"{2**k - 1}–{2 ** (k + 1) - 2}" for k, _ in broken]
+    place = f"position {', '.join(places)}" if places != ["0"] else "the first token"
+    statistic = "; ".join(
+        f"position {name}: E[r] = {seen.value:.4g} [{seen.low:.4g}, {seen.high:.4g}]"
+        for name, (_, seen) in zip(places, broken, strict=True)
+    )
+    return Found(
+        "boundary",
+        statistic,
+        tokens,
+        rows.sum(tokens) > 0,
+        rows.keep(~tokens),
+        {"place": place, "shape": "E"},
+    )
 
 
 # Storage: the grid that log-probs lie on.
@@ -183,21 +231,29 @@ def storage(rows: Rows) -> Found | None:
                 every = np.ones(rows.tokens, bool), np.ones(rows.sequences, bool)
                 q, p = (np.where(y == 0, -1e-6, y) for y in (rows.q, rows.p))  # what was rounded to 0
                 return Found(
-                    "low_precision_storage", statistic, *every, replace(rows, q=q, p=p),
-                    {"column": name, "grid": grid, "part": percent(min(1.0, (rounding / max(size, 1e-12)) ** 2))}, exact=True,
+                    "low_precision_storage",
+                    statistic,
+                    *every,
+                    replace(rows, q=q, p=p),
+                    {
+                        "column": name,
+                        "grid": grid,
+                        "part": percent(min(1.0, (rounding / max(size, 1e-12)) ** 2)),
+                    },
+                    exact=True,
                 )
     return None
 
 
 def _bfloat16(x: Floats) -> Flags:
-    return (x.astype(np.float32).view(np.uint32) & 0xFFFF) == 0
+    return np.asarray((x.astype(np.float32).view(np.uint32) & 0xFFFF) == 0)
 
 
 def _float16(x: Floats) -> Flags:
-    return x.astype(np.float16).astype(np.float32) == x.astype(np.float32)
+    return np.asarray(x.astype(np.float16).astype(np.float32) == x.astype(np.float32))
 
 
-def _decimal(places: int) -> object:
+def _decimal(places: int) -> Callable[[Floats], Flags]:
     def on(x: Floats) -> Flags:
         scaled = x * 10.0**places
         return np.abs(scaled - np.rint(scaled)) < 0.01
@@ -219,4 +275,4 @@ def _rounding(x: Floats, grid: str) -> float:
         bits = 8 if grid == "bfloat16" else 11
         step = 2.0 ** (np.floor(np.log2(np.abs(x))) - bits + 1)
         return float(np.sqrt(np.mean(step**2 / 12)))
-    return 10.0 ** -int(grid[0]) / np.sqrt(12)
+    return float(10.0 ** -int(grid[0]) / np.sqrt(12))

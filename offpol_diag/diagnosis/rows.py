@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from offpol_diag.metrics.sample import Sample
+from offpol_diag.student import quantile
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -18,6 +21,10 @@ Flags = NDArray[np.bool_]
 
 CAP = 3.0
 """Nats at which |Δ| is cut where one token must not decide: a factor of 20."""
+
+
+LARGEST = 1e6
+"""Nats at which logged values are cut, so that sums of squares stay finite."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +57,8 @@ class Rows:
         values = sample.values
         ids = values.get("token_ids")
         return cls(
-            values["q"],
-            values["p"],
+            np.clip(values["q"], -LARGEST, LARGEST),
+            np.clip(values["p"], -LARGEST, LARGEST),
             np.concatenate(([0], np.cumsum(sample.lengths))),
             values["position"].astype(np.int64),
             None if ids is None else ids.astype(np.int64),
@@ -129,7 +136,10 @@ class Rows:
             some(self.ids),
             some(self.entropy),
             some(self.advantages),
-            {name: [x for x, there in zip(column, filled, strict=True) if there] for name, column in self.scalars.items()},
+            {
+                name: [x for x, there in zip(column, filled, strict=True) if there]
+                for name, column in self.scalars.items()
+            },
         )
 
     def only(self, sequences: Flags) -> Rows:
@@ -145,14 +155,36 @@ class Rows:
         return list(self.scalars.get(name, [None] * self.sequences))
 
 
+SURE = 5.0
+"""Standard errors beyond which an identity counts as broken where groups are many: two-sided p = 6e-7."""
+
+
+def bound(groups: int, looks: int = 1) -> float:
+    """Standard errors that any of so many looks is beyond as rarely as a normal number is beyond `SURE`.
+
+    Each look has its share of that chance (Bonferroni), and the tails are those of Student's t with one degree of
+    freedom less than groups, by Wallace's normal score of t (1959).
+    """
+    normal, freedom = NormalDist(), max(groups - 1, 2)
+    score = normal.inv_cdf(normal.cdf(-SURE) / max(looks, 1)) * (8 * freedom + 3) / (8 * freedom + 1)
+    exponent = score**2 / freedom
+    return math.sqrt(freedom * math.expm1(exponent)) if exponent < 700 else math.inf
+
+
 @dataclass(frozen=True)
 class Estimate:
-    """A mean with a 95% interval from its spread over groups of sequences, and the standard errors it is off by."""
+    """A mean with a 95% interval from its spread over groups of sequences, its standard error, and how many groups."""
 
     value: float
     low: float
     high: float
     error: float
+    groups: int
+
+    def off(self, target: float, looks: int = 1) -> int:
+        """1 where the mean is surely above the target, −1 where it is surely below, else 0."""
+        errors = self.errors_from(target)
+        return 0 if not abs(errors) > bound(self.groups, looks) else 1 if errors > 0 else -1
 
     def errors_from(self, target: float) -> float:
         """Standard errors between the mean and `target`; infinite where there is no spread."""
@@ -182,14 +214,14 @@ def estimate(rows: Rows, x: NDArray[Any], among: Flags | None = None) -> Estimat
     count = np.bincount(which, rows.sum(kept), minlength=many)
     total, count = total[count > 0], count[count > 0]
     if not len(count):
-        return Estimate(np.nan, np.nan, np.nan, np.nan)
+        return Estimate(np.nan, np.nan, np.nan, np.nan, 0)
     value = float(total.sum() / count.sum())
     if len(count) < 2:
-        return Estimate(value, -np.inf, np.inf, np.inf)
+        return Estimate(value, -np.inf, np.inf, np.inf, 1)
     residual = total - value * count
     error = float(np.sqrt((residual**2).sum() * len(count) / (len(count) - 1)) / count.sum())
-    half = error * (1.96 + 2.4 / (len(count) - 1))  # Student's t quantile, to 1% from 4 groups on
-    return Estimate(value, value - half, value + half, error)
+    half = error * quantile(max(len(count) - 1, 2))
+    return Estimate(value, value - half, value + half, error, len(count))
 
 
 @dataclass(frozen=True)

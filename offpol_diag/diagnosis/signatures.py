@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from offpol_diag.diagnosis.rows import CAP, Flags, Floats, Ints, Rows
 
@@ -133,8 +132,13 @@ def _placed(rows: Rows, column: str, value: float, tokens: Flags) -> Found:
         f"{float(length.mean()):.2g} on average"
     )
     return Found(
-        cause, statistic, tokens, sequences, rows.keep(~tokens),
-        {"value": text, "column": column, "place": place, "edge": edge}, exact=True,
+        cause,
+        statistic,
+        tokens,
+        sequences,
+        rows.keep(~tokens),
+        {"value": text, "column": column, "place": place, "edge": edge},
+        exact=True,
     )
 
 
@@ -214,16 +218,22 @@ def _shifted(rows: Rows, sequences: Flags, lag: int, share: float) -> Found:
         f"{int(sequences.sum()):,} of {rows.sequences:,} sequences"
     )
     return Found(
-        "off_by_one", statistic, tokens, sequences, _settled(rows.with_q(moved).keep(~tokens | takes), share),
+        "off_by_one",
+        statistic,
+        tokens,
+        sequences,
+        _settled(rows.with_q(moved).keep(~tokens | takes), share),
         {
             "lag": str(k),
             "tokens": "one token" if k == 1 else f"{k} tokens",
             "later": "rollout" if lag > 0 else "train",
             "slice": (
-                f"old_log_probs[:, :-{k}] belongs to rollout_log_probs[:, {k}:]" if lag > 0
+                f"old_log_probs[:, :-{k}] belongs to rollout_log_probs[:, {k}:]"
+                if lag > 0
                 else f"old_log_probs[:, {k}:] belongs to rollout_log_probs[:, :-{k}]"
             ),
-        }, exact=True,
+        },
+        exact=True,
     )
 
 
@@ -267,14 +277,24 @@ def permutations(rows: Rows) -> Found | None:
     step = rows.column("step")
     group = rows.column("group_id")
     within = (
-        "its prompt" if any(group) and all(group[i] == group[j] for i, j in zip(who, mates, strict=True))
-        else "its step" if any(x is not None for x in step) and all(step[i] == step[j] for i, j in zip(who, mates, strict=True))
+        "its prompt"
+        if any(group) and all(group[i] == group[j] for i, j in zip(who, mates, strict=True))
+        else "its step"
+        if any(x is not None for x in step)
+        and all(step[i] == step[j] for i, j in zip(who, mates, strict=True))
         else "the dump"
     )
     return Found(
-        "row_permutation", statistic, sequences[rows.owner], sequences,
+        "row_permutation",
+        statistic,
+        sequences[rows.owner],
+        sequences,
         _settled(_matched(rows, who, mates), float(matched.mean())),
-        {"within": within, "examples": ", ".join(f"{i} → {j}" for i, j in zip(who[:3], mates[:3], strict=True))}, exact=True,
+        {
+            "within": within,
+            "examples": ", ".join(f"{i} → {j}" for i, j in zip(who[:3], mates[:3], strict=True)),
+        },
+        exact=True,
     )
 
 
@@ -317,7 +337,11 @@ class Breaks:
 
 def _breaks(rows: Rows) -> Breaks:
     """The stretch of each sequence in which the columns agree no better than by chance, if they do elsewhere."""
-    at, until, broken = np.zeros(rows.sequences, np.int64), rows.lengths.copy(), np.zeros(rows.sequences, bool)
+    at, until, broken = (
+        np.zeros(rows.sequences, np.int64),
+        rows.lengths.copy(),
+        np.zeros(rows.sequences, bool),
+    )
     for i in np.flatnonzero((rows.level > 0.03) & (rows.lengths >= 12)):
         a, b = rows.starts[i], rows.starts[i + 1]
         size = rows.size[a:b]
@@ -360,7 +384,11 @@ def breaks(rows: Rows) -> Found | None:
     at = seen.at[seen.broken]
     where = float(np.median(at))
     reach = rows.lengths > where * 1.25 + 6
-    same = reach.sum() >= 3 and np.mean(seen.broken[reach]) > 0.3 and np.mean(np.abs(at - where) <= 0.15 * where + 3) > 0.7
+    same = (
+        reach.sum() >= 3
+        and np.mean(seen.broken[reach]) > 0.3
+        and np.mean(np.abs(at - where) <= 0.15 * where + 3) > 0.7
+    )
     in_place = rows.keep(~tokens)
     statistic = (
         f"{many:,} of {int(long.sum()):,} sequences agree to {in_place.size.mean():.2g} nats a token outside and differ by "
@@ -409,14 +437,22 @@ def boundaries(rows: Rows) -> Found | None:
         if many < 8:
             continue
         mean, share = float(rows.size[at].mean()), float(np.mean(rows.size[at] > far))
-        if share * many >= 5 and share > max(0.1, min(12 * base, 0.5)) and mean > max(0.12, min(8 * usual, 1.0)):
+        if (
+            share * many >= 5
+            and share > max(0.1, min(12 * base, 0.5))
+            and mean > max(0.12, min(8 * usual, 1.0))
+        ):
             tokens = at & (rows.size > far) if share < 0.5 else at
             statistic = (
                 f"{name} differs by {mean:.2g} nats on average, tokens elsewhere by {usual:.2g}; {percent(share)} of "
                 f"{many:,} are beyond {far:.2g} nats, {percent(base)} elsewhere"
             )
             return Found(
-                "boundary", statistic, tokens, rows.sum(tokens) > 0, rows.keep(~at),
+                "boundary",
+                statistic,
+                tokens,
+                rows.sum(tokens) > 0,
+                rows.keep(~at),
                 {"place": name, "edge": name.split()[1]},
             )
     return None
@@ -440,7 +476,9 @@ def special_tokens(rows: Rows) -> Found | None:
             break
         others = total[rest].sum() / many[rest].sum()
         beyond = share[at] > 0.5 and mean[at] > 8 * others
-        nearly_all = share[at] > 0.9 and mean[at] > 3 * others and share[rest] @ many[rest] < 0.15 * many[rest].sum()
+        nearly_all = (
+            share[at] > 0.9 and mean[at] > 3 * others and share[rest] @ many[rest] < 0.15 * many[rest].sum()
+        )
         if many[at] >= 5 and mean[at] > 0.15 and (beyond or nearly_all):
             worst.append(int(at))
     if not worst:
@@ -455,7 +493,12 @@ def special_tokens(rows: Rows) -> Found | None:
         f"{elsewhere:.2g}"
     )
     return Found(
-        "special_token", statistic, tokens, rows.sum(tokens) > 0, rows.keep(~tokens), {"ids": names},
+        "special_token",
+        statistic,
+        tokens,
+        rows.sum(tokens) > 0,
+        rows.keep(~tokens),
+        {"ids": names},
     )
 
 

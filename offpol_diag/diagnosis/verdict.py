@@ -26,6 +26,7 @@ LOOKS: tuple[Callable[[Rows], Found | None], ...] = (
     signatures.breaks,
     signatures.contexts,
     laws.sampling,
+    laws.positions,
 )
 """In this order: what is exact first; each sees the rows as the one before would leave them repaired."""
 TOKENS = 64
@@ -56,13 +57,18 @@ def look(rows: Rows) -> Seen:
         if signature is signatures.breaks and any(_misplaced(one) for one, _ in found):
             continue
         one = signature(rows)
-        if one is not None and signature is laws.sampling and not one.said.get("shape") and found:
+        if one is not None and signature in (laws.sampling, laws.positions) and _plain(one) and found:
             continue  # E[r] alone, beside a fault that may not be mended whole
         if one is not None and one.cause not in {other.cause for other, _ in found}:
             found.append((one, rows))
             if one.repaired is not None and one.repaired.tokens >= TOKENS // 4:
                 rows = one.repaired
     return Seen(tuple(found), rows)
+
+
+def _plain(one: Found) -> bool:
+    """Whether only E[r] or k1 speaks for it, without a shape of its own."""
+    return one.said.get("shape", "") in ("", "E")
 
 
 def _misplaced(one: Found) -> bool:
@@ -98,7 +104,11 @@ def locate(rows: Rows, sequences: Flags) -> str:
         if not inside:
             continue
         whole = np.logical_or.reduce([parts[value] for value in inside])
-        if whole.mean() < 0.9 and sequences[~whole].mean() < 0.05 and sequences[whole].sum() > 0.9 * sequences.sum():
+        if (
+            whole.mean() < 0.9
+            and sequences[~whole].mean() < 0.05
+            and sequences[whole].sum() > 0.9 * sequences.sum()
+        ):
             return _named(name, inside, list(parts))
     return ""
 
@@ -239,7 +249,13 @@ def _cause(one: Found, before: Rows, where: str) -> Cause:
     share = percent(float(one.tokens.mean()) if one.cause == "sentinel" else float(one.sequences.mean()))
     column = one.said.get("column", "")
     temperature = one.said.get("temperature", "")
-    words = {"share": share, "where": where, "side": "engine" if column == "rollout" else "trainer", "times": "", "examples": ""}
+    words = {
+        "share": share,
+        "where": where,
+        "side": "engine" if column == "rollout" else "trainer",
+        "times": "",
+        "examples": "",
+    }
     words |= one.said | {"temperature": f" (T ≈ {temperature})" if temperature else ""}
     statement = row.sentence.format(**words)
     if where and where not in statement:
@@ -294,10 +310,14 @@ def _examples(one: Found, rows: Rows, most: int = 3) -> list[Example]:
 def _judged(evidence: Evidence, rows: Rows, seen: Seen, causes: list[Cause]) -> Diagnosis:
     looked = {"sequences": rows.sequences, "tokens": rows.tokens}
     bugs = [cause for cause in causes if cause.kind == "bug"]
-    ruled_out = [row.ruled_out for id_, row in CAUSES.items() if row.ruled_out and id_ not in {c.id for c in causes}]
+    ruled_out = [
+        row.ruled_out for id_, row in CAUSES.items() if row.ruled_out and id_ not in {c.id for c in causes}
+    ]
     undecidable = _undecidable(rows)
     if bugs:
-        return Diagnosis(verdict="bug", headline=bugs[0].statement, causes=causes, undecidable=undecidable, **looked)
+        return Diagnosis(
+            verdict="bug", headline=bugs[0].statement, causes=causes, undecidable=undecidable, **looked
+        )
     k3 = evidence.number("k3")
     ends = k3.interval or (k3.value, k3.value)
     identities = laws.identities(seen.rest)
@@ -307,7 +327,9 @@ def _judged(evidence: Evidence, rows: Rows, seen: Seen, causes: list[Cause]) -> 
             f"E[r] = {identities.ratio.value:.3g} ± {identities.ratio.error:.2g}: too few tokens to tell a bug from a "
             "mismatch."
         )
-        return Diagnosis(verdict="cannot_tell", headline=headline, causes=causes, undecidable=undecidable, **looked)
+        return Diagnosis(
+            verdict="cannot_tell", headline=headline, causes=causes, undecidable=undecidable, **looked
+        )
     small = ends[0] is not None and float(ends[0]) <= HEALTHY_K3 and evidence.value("k3") <= HEALTHY_K3
     healthy = small and not evidence.value("f_2") > 2 * HEALTHY_K3
     size = "as small as rounding makes it" if healthy else "real"

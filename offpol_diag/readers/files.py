@@ -197,7 +197,9 @@ def _small(groups: Sequence[pq.RowGroupMetaData]) -> frozenset[str]:
     for group in groups:
         for at in range(group.num_columns):
             column = group.column(at)
-            sizes[column.path_in_schema] = sizes.get(column.path_in_schema, 0) + column.total_uncompressed_size
+            sizes[column.path_in_schema] = (
+                sizes.get(column.path_in_schema, 0) + column.total_uncompressed_size
+            )
     return frozenset(name for name, size in sizes.items() if size <= SMALL * max(rows, 64))
 
 

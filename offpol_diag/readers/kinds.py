@@ -113,10 +113,14 @@ NUMBER = Kind("one number per row", _is_number)
 NUMBER_OR_LIST = Kind(
     "one number or a list of numbers per row", lambda dtype: _is_number(dtype) or _list_of(*NUMBERS)(dtype)
 )
+
+
 def describes(dtype: pa.DataType) -> bool:
     """Whether a column can say where a sequence comes from: text, an integer or a boolean."""
     inner = plain(dtype)
-    return pt.is_integer(inner) or pt.is_boolean(inner) or pt.is_string(inner) or pt.is_large_string(inner)
+    return bool(
+        pt.is_integer(inner) or pt.is_boolean(inner) or _is_any(inner, (pt.is_string, pt.is_large_string))
+    )
 
 
 LABEL = Kind("one value per row", lambda dtype: not pt.is_nested(plain(dtype)))

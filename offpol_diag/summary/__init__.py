@@ -6,13 +6,13 @@ a report again, and nothing above it computes a number.
 
 from offpol_diag.summary.advice import (
     After,
-    Example,
     Alignment,
     AlignmentRow,
     AtLength,
     Cause,
     Decision,
     Diagnosis,
+    Example,
     Fired,
     GateVerdict,
     Lengths,
@@ -36,9 +36,8 @@ from offpol_diag.summary.result import FORMAT, Summary, load, load_stream, loads
 from offpol_diag.summary.swept import NoiseFloor, PredictedKeep, SolvedWindow, Sweep, SweptPoint
 
 __all__ = [
-    "After",
-    "Example",
     "FORMAT",
+    "After",
     "Against",
     "Alignment",
     "AlignmentRow",
@@ -50,6 +49,7 @@ __all__ = [
     "Diagnosis",
     "Drops",
     "DumpFacts",
+    "Example",
     "Fired",
     "GateVerdict",
     "Histogram",

@@ -255,7 +255,9 @@ class SavedSample(SavedState):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        require(self.order.ndim == 1 and len(self.order) <= SEQUENCES, f"there are at most {SEQUENCES} sequences")
+        require(
+            self.order.ndim == 1 and len(self.order) <= SEQUENCES, f"there are at most {SEQUENCES} sequences"
+        )
         require((self.order[:-1] <= self.order[1:]).all(), "order must rise")
         require_shape(tuple(self.order.shape), lengths=self.lengths)
         require(((self.lengths > 0) & (self.lengths <= FIRST + LAST)).all(), "lengths are out of range")
