@@ -18,7 +18,8 @@ from offpol_diag.cli.request import decided
 from offpol_diag.contrast import of_presets
 from offpol_diag.crosswalk import BOOKS
 from offpol_diag.families import FAMILIES
-from offpol_diag.formulas import rejection, veto, weight
+from offpol_diag.formulas import NOTHING, rejection, veto, weight
+from offpol_diag.losses import BOUNDS
 from offpol_diag.presets import Preset
 from offpol_diag.render.terminal import brief, render_terminal
 from offpol_diag.sections import sections
@@ -91,12 +92,29 @@ The same word stands for different numbers in different trainers, and for severa
 `presets.NAME.as_logged` in a result holds the numbers that the preset's trainer would have logged for the
 dump as one batch, under these names and by these definitions; `logs` in the [catalogue](presets.md) says
 whose. Δ = log π_train − log π_rollout of a sampled token, r = e^Δ; for bypass presets π_train is π_θ. `*`
-stands for the name of an option.
+stands for the name of an option. A number that is not finite is `null`; that float32 overflows (e^x from
+x = 88.7 on) is reproduced for NeMo-RL, which clamps nothing.
 
 ## One word, several meanings
 
 {_table(("word", "logs", "means"), _shared(books))}
+
+## Bounds on the loss's own log-ratio
+
+Before e^u some trainers bound u = log π_θ − log π_anchor, the log of the ratio that their policy loss clips;
+beyond the bound a token pulls no more. A preset has its trainer's bound in `clip.safety`, and `pg_loss`,
+`update_*` and `ppo_kl` follow it. GSPO bounds the sequence's mean.
+
+{_table(("trainer", "PPO, CISPO", "GSPO", "read from"), _loss_bounds())}
 {"".join(_book(logs, names) for logs, names in books.items())}"""
+
+
+def _loss_bounds() -> list[Sequence[str]]:
+    """Every trainer's bounds on the log of its loss's ratio, with where they were read."""
+    return [
+        (trainer, *(NOTHING if one is None else f"{one:g}" for one in (token, sequence)), source)
+        for trainer, (token, sequence, source) in BOUNDS.items()
+    ]
 
 
 def _shared(books: Mapping[str, Mapping[str, str]]) -> list[Sequence[str]]:
@@ -144,6 +162,9 @@ token, r = e^Δ. Every value is computed in float64 from what stands in the file
 ## The gap between two policies
 
 Bare names are drift 1 (rollout → old). `drift2.NAME` is old → current, `total.NAME` rollout → current.
+The tokens of drift 2 were sampled from π_rollout and not from π_old: its `k3`, `chi2_token` and `tv` are
+sizes of the update, not divergences, and its `mean_ratio` need not be 1. `k1` adds up: `k1` + `drift2.k1` =
+`total.k1`.
 
 {_numbers(gap)}
 ## One preset

@@ -54,6 +54,8 @@ class Batch:
         scalars: other per-sequence columns by name (sequence_id, group_id, step, policy_lag, host, …), host
             lists of length S, None where null.
         masked: tokens that the mask excluded, per sequence, [S] int64.
+        masked_negative: those of them with A < 0, [S] int64; None where the dump has no advantage of each
+            token: then they have the advantage of their sequence.
     """
 
     rollout: Tensor
@@ -66,6 +68,7 @@ class Batch:
     current: Tensor | None = None
     advantages: Tensor | None = None
     rewards: Tensor | None = None
+    masked_negative: Tensor | None = None
     token_ids: Tensor | None = None
     entropy: Tensor | None = None
     scalars: dict[str, list[object]] = field(default_factory=dict)
@@ -134,6 +137,7 @@ class Batch:
             key=self.key[begin:end],
             masked=self.masked[begin:end],
             rewards=None if self.rewards is None else self.rewards[begin:end],
+            masked_negative=None if self.masked_negative is None else self.masked_negative[begin:end],
             scalars={name: column[begin:end] for name, column in self.scalars.items()},
         )
 

@@ -65,7 +65,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Series:
-    """One line, one set of points or one set of bars; `low`/`high` is a 95 % band."""
+    """One line, one set of points or one set of bars; `low`/`high` is a 95% band."""
 
     name: str
     x: tuple[float | str, ...]
@@ -90,6 +90,8 @@ class Figure:
     reference: tuple[tuple[float, str], ...] = ()
     """Horizontal lines: (y, label)."""
     y_unit: str = ""
+    named: str = ""
+    """Which points a reader asks for first, where a terminal draws a line without an axis."""
     marks: tuple[str, ...] = ()
     """A character for each series: with them a terminal draws every point, not a sparkline."""
 

@@ -104,15 +104,15 @@ CANDIDATES = (
     Candidate("seq_mis_0.5_2.0", "sequence MIS 0.5–2.0", "sequence", "seq_mis", None, "0.5–2.0"),
     Candidate(
         "geo_rs_0.1%",
-        "geometric rejection ±0.1 %",
+        "geometric rejection ±0.1%",
         "sequence",
         "decoupled_geo_rs",
         "bypass_pg_geo_rs",
-        "±0.1 %",
+        "±0.1%",
     ),
     Candidate(
         "geo_rs_1%",
-        "geometric rejection ±1 %",
+        "geometric rejection ±1%",
         "sequence",
         "decoupled_geo_rs",
         "bypass_pg_geo_rs",
@@ -121,7 +121,7 @@ CANDIDATES = (
     ),
     Candidate(
         "geo_rs_1%_token_tis_2.0",
-        "geometric rejection ±1 % with token TIS at 2.0",
+        "geometric rejection ±1% with token TIS at 2.0",
         "sequence",
         "decoupled_geo_rs_token_tis",
         "bypass_pg_geo_rs_token_tis",

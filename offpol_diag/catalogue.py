@@ -6,7 +6,6 @@ A file is TOML, one table per preset, by the grammar of `grammar.py`.
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
@@ -17,6 +16,7 @@ from typing import Any
 from offpol_diag.errors import UsageError, did_you_mean
 from offpol_diag.grammar import Spot, values
 from offpol_diag.presets import Preset
+from offpol_diag.wholefiles import MOST_TOML, read, toml
 
 ALL = "all"
 FORM = "a preset begins with its name alone in brackets: [name]"
@@ -159,7 +159,7 @@ def _without(preset: Preset, taken: set[str]) -> Preset:
 
 def _bytes(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read(path, MOST_TOML)
     except FileNotFoundError:
         Spot(str(path)).fail("no such file")
     except OSError as error:
@@ -174,10 +174,10 @@ def _presets(file: str, data: bytes) -> tuple[Preset, ...]:
 
 def _tables(at: Spot, data: bytes) -> dict[str, Any]:
     try:
-        tables = tomllib.loads(data.decode("utf-8-sig"))
+        tables = toml(data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         at.fail(f"not UTF-8 (byte {error.start})")
-    except (ValueError, RecursionError) as error:  # an integer too long, arrays too deep: no TOMLDecodeError
+    except ValueError as error:
         at.fail(f"not TOML: {error}")
     return tables or at.fail("holds no preset", FORM)
 

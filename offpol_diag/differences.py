@@ -1,7 +1,7 @@
 """Differences of numbers whose replicates are paired: interval, p-value, and a correction for many of them.
 
 The interval is made as that of any other number (`metrics/interval.py`), of the replicates' differences or
-ratios; the p-value is of the same t statistic, so that it is below 5 % where the interval excludes 0, or 1.
+ratios; the p-value is of the same t statistic, so that it is below 5% where the interval excludes 0, or 1.
 Two numbers above 0 are tested by the logarithm of their ratio: a prompt that is hard in both runs adds to
 their difference, and cancels in their ratio. Counting replicates
 could not show a p-value below 1/B, which a correction for many tests needs.
@@ -107,7 +107,7 @@ def p_value(differences: Tensor, groups: Groups) -> float | None:
 
 
 def _two_sided(t: float, freedom: float) -> float:
-    """P(|T| > t), by Wallace's normal score of t (1959): 2 % too large at most where that is 1 % or more."""
+    """P(|T| > t), by Wallace's normal score of t (1959): 2% too large at most where that is 1% or more."""
     score = (8 * freedom + 1) / (8 * freedom + 3) * math.sqrt(freedom * math.log1p(t * t / freedom))
     return math.erfc(score / math.sqrt(2))
 

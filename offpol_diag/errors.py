@@ -16,19 +16,30 @@ Anything else that is raised is a bug of ours and keeps its traceback.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class OffpolError(Exception):
     """An error the user can act on.
 
     Args:
-        message: what is wrong and where (file, row group, row, column), one sentence.
+        message: what is wrong and where (file, row group, row, column), one sentence on one line.
         hint: what to do about it.
+        details: further lines, one for each thing that is wrong.
+
+    Attributes:
+        lines: the message and its details: a line end within one of them is of a name, not ours.
     """
 
-    def __init__(self, message: str, hint: str = "") -> None:
+    def __init__(self, message: str, hint: str = "", details: Sequence[str] = ()) -> None:
         super().__init__(message)
-        self.message = message
+        self.lines = (message, *details)
         self.hint = hint
+
+    @property
+    def message(self) -> str:
+        """What is wrong, in as many lines as it takes."""
+        return "\n  ".join(self.lines)
 
 
 class UsageError(OffpolError):

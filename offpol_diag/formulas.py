@@ -221,7 +221,7 @@ CLIPPED = {
 
 
 def clipped(preset: Preset) -> str:
-    """Where the loss clips its own ratio: `the ratio π_θ/π_old to [0.8, 1.2]; where A < 0 at most −3 A`."""
+    """Where the loss clips its own ratio, `the ratio π_θ/π_old to [0.8, 1.2]`, and what else bounds it."""
     if preset.loss not in CLIPPED:
         return ""
     clip, what = preset.clip, CLIPPED[preset.loss].format(anchor=ANCHORS[preset.policy])
@@ -232,7 +232,15 @@ def clipped(preset: Preset) -> str:
         if clip.dual is None or preset.loss == "cispo"
         else f"; where A < 0 the loss is at most −{clip.dual:g} A"
     )
-    return f"{what} to [{low}, {high}]{dual}"
+    return f"{what} to [{low}, {high}]{dual}{_loss_bound(preset)}"
+
+
+def _loss_bound(preset: Preset) -> str:
+    """The bound on the log of that ratio; under GSPO it is one from above."""
+    safety = preset.clip.safety
+    if safety is None:
+        return ""
+    return f"; its log {'at most ' if preset.loss == 'gspo' else 'within ±'}{safety:g} before exp"
 
 
 def denominator(preset: Preset) -> str:

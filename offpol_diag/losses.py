@@ -2,8 +2,8 @@
 
 A is the advantage, π_θ the current policy, u = log π_θ − log π_anchor, r = e^u. The preset's weight is a
 constant in the gradient, so only the loss's own terms have one. Sources: Schulman et al. 2017 (PPO clip),
-Ye et al. 2020 (dual clip), Williams 1992 (REINFORCE), Zheng et al. 2025 (GSPO), MiniMax-M1 2025 (CISPO);
-bounds on u of verl's `compute_policy_loss_vanilla`.
+Ye et al. 2020 (dual clip), Williams 1992 (REINFORCE), Zheng et al. 2025 (GSPO), MiniMax-M1 2025 (CISPO).
+Some trainers bound u before exp (`BOUNDS`); a preset has its trainer's bound in `clip.safety`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,25 @@ from torch import Tensor
 from offpol_diag import segments
 from offpol_diag.batch import Batch
 from offpol_diag.presets import Clip, Preset
-from offpol_diag.ratios import Ratios
+from offpol_diag.ratios import OVERFLOW, Ratios
 
-SAFETY = 20.0
-"""Bound on |u| before exp, nats; beyond it r is constant, and a loss that goes through r pulls no more."""
+BOUNDS: dict[str, tuple[float | None, float | None, str]] = {
+    "verl": (20.0, 10.0, "1dda039b core_algos.py:1338,2070 (vanilla, cispo), 1590 (gspo, above only)"),
+    "openrlhf": (20.0, None, "3c3be623 openrlhf/models/loss.py:168"),
+    "skyrl": (20.0, 10.0, "a9564572e ppo_utils.py:567,782 (regular, cispo), 709 (gspo, above only)"),
+    "miles": (20.0, 20.0, "31f1ca961 loss_hub/math_utils.py:19-33"),
+    "slime": (None, None, "624b824a8 slime/utils/ppo_utils.py:125-171"),
+    "trl": (None, None, "f2cd57710 trl/trainer/grpo_trainer.py:3066"),
+    "ms-swift": (None, None, "3602360a5 swift/rlhf_trainers/grpo_trainer.py:1039"),
+    "nemo-rl": (None, None, "7ea279abf nemo_rl/algorithms/loss/loss_functions.py:527-540"),
+    "areal": (None, None, "4aef98d8d areal/utils/functional/functional.py:509"),
+    "roll": (None, None, "8eb27cc2 roll/pipeline/rlvr/actor_worker.py:72"),
+    "open-instruct": (None, None, "e6c3044aa open_instruct/grpo_fast.py:703"),
+}
+"""Trainer → its bound on |u| of a token before exp, on that of a sequence's mean under GSPO, and where.
 
+None: no bound. Beyond one r is constant, and a loss that goes through r pulls no more.
+"""
 
 KL_SUM = "kl sum", ()
 """The key under which Σ −u of all tokens of each sequence is kept."""
@@ -36,7 +50,7 @@ class TokenLoss:
         slope: its derivative with respect to its u (log π_θ where it has no ratio).
         clipped: whether the clip decided.
         clipped_lower: whether the dual clip decided (A < 0 only).
-        kl: −u of the token, verl's ppo_kl.
+        kl: −u of the token; within the bound where the token has a ratio of its own (verl's ppo_kl).
         weighted: whether the preset's importance weight multiplies this loss.
         pooled: where each sequence starts, [S+1], when u is the sequence's mean; None when it is the token's.
     """
@@ -66,7 +80,7 @@ class Terms:
         advantages: A.
         current: log π_θ, nats.
         ratio: r of the token, or of the sequence where the loss pools u.
-        moves: whether r still follows π_θ, i.e. |u| is within `SAFETY`.
+        moves: whether r still follows π_θ, i.e. u is within the preset's bound.
         clip: the preset's bounds on r.
     """
 
@@ -155,8 +169,7 @@ def weighted(preset: Preset) -> bool:
 
 def kind(preset: Preset) -> tuple[object, ...]:
     """What a preset's per-token loss depends on, besides the batch: equal kinds, equal `TokenLoss`."""
-    ratio = preset.loss not in ("reinforce", "surrogate")
-    return preset.loss, preset.policy == "old", preset.clip if ratio else None
+    return preset.loss, preset.policy == "old", preset.clip if _has_ratio(preset) else None
 
 
 def anchor_of(policy: str) -> str:
@@ -181,7 +194,8 @@ def _token_loss(ratios: Ratios, preset: Preset) -> TokenLoss:
     assert batch.current is not None
     assert batch.advantages is not None
     u = _u(ratios)
-    ratio, moves = ratios.once(("loss e^u", row.pooled), lambda: _ratio(ratios, u, row.pooled))
+    key = "loss e^u", row.pooled, _limits(preset)
+    ratio, moves = ratios.once(key, lambda: _ratio(ratios, u, *key[1:]))
     loss, slope, clipped, lower = row.of(Terms(batch.advantages, batch.current, ratio, moves, preset.clip))
     never = torch.zeros_like(u, dtype=torch.bool) if clipped is None or lower is None else u
     return TokenLoss(
@@ -196,8 +210,24 @@ def _token_loss(ratios: Ratios, preset: Preset) -> TokenLoss:
 
 
 def kl(ratios: Ratios, preset: Preset) -> Tensor:
-    """−u of every token, [T]."""
-    return ratios.once("loss kl", lambda: -_u(ratios))
+    """−u of every token, [T]; within the loss's bound where that is one on tokens."""
+    bound = preset.clip.safety if _has_ratio(preset) and not LOSSES[preset.loss].pooled else None
+    return ratios.once(("loss kl", bound), lambda: -_within(_u(ratios), bound))
+
+
+def _within(u: Tensor, bound: float | None) -> Tensor:
+    return u if bound is None else u.clamp(-bound, bound)
+
+
+def _has_ratio(preset: Preset) -> bool:
+    """Whether the loss has a ratio of its own."""
+    return preset.loss not in ("reinforce", "surrogate")
+
+
+def _limits(preset: Preset) -> tuple[float, float]:
+    """Between what u is held before exp; trainers that bound a sequence's mean do so from above only."""
+    bound = OVERFLOW if preset.clip.safety is None else preset.clip.safety
+    return (-OVERFLOW if LOSSES[preset.loss].pooled else -bound), bound
 
 
 def parts(advantages: Tensor) -> dict[str, Tensor]:
@@ -212,7 +242,7 @@ def by_sign(ratios: Ratios, preset: Preset) -> dict[str, TokenLoss]:
 
 def _by_sign(ratios: Ratios, preset: Preset) -> dict[str, TokenLoss]:
     u = mean_u(ratios)
-    held, none = u.clamp(-SAFETY, SAFETY), torch.zeros_like(u)
+    held, none = u.clamp(*_limits(preset)), torch.zeros_like(u)
     ratio, never = torch.exp(held), torch.zeros_like(u, dtype=torch.bool)
     found = {}
     for sign, a in {"positive": none + 1, "negative": none - 1}.items():
@@ -249,9 +279,9 @@ def _mean_u(whole: Ratios) -> Tensor:
     return -minus / segments.lengths(offsets).clamp(min=1)
 
 
-def _ratio(ratios: Ratios, u: Tensor, pooled: bool) -> tuple[Tensor, Tensor]:
+def _ratio(ratios: Ratios, u: Tensor, pooled: bool, limits: tuple[float, float]) -> tuple[Tensor, Tensor]:
     """e^u and whether it moves, [T]."""
     if pooled:
         u = segments.spread(mean_u(ratios), ratios.batch.cu_seqlens)
-    held = u.clamp(-SAFETY, SAFETY)
+    held = u.clamp(*limits)
     return torch.exp(held), held == u

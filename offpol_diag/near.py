@@ -26,7 +26,7 @@ RADII = (0.5, 0.2, 0.15, 0.09, 0.05, 0.03)
 
 FREE = Weight(over="token", action="none", upper=None, lower=None, safety=None)
 """The token weight that is r itself."""
-UNCLIPPED = Clip(low=None, high=None, dual=None)
+UNCLIPPED = Clip(low=None, high=None, dual=None, safety=None)
 
 ROUNDING = 1.01
 """A logged rollout probability may exceed 1 by what rounding leaves; this is more."""
@@ -190,7 +190,8 @@ def _clip_idle(preset: Preset, a: float) -> bool:
         return True
     clip = preset.clip
     low, high = None if clip.low is None else 1 - clip.low, None if clip.high is None else 1 + clip.high
-    return _outside(low, high, a) and _outside(None, clip.dual, a)
+    bounded = clip.safety is None or clip.safety > a
+    return bounded and _outside(low, high, a) and _outside(None, clip.dual, a)
 
 
 def _outside(lower: float | None, upper: float | None, a: float) -> bool:

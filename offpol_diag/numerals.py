@@ -105,7 +105,9 @@ def _between(value: float, low: float, high: float, sign: str) -> Written:
     ends = ", ".join(_fixed(end / unit, places) for end in (low, high))
     more = min(places + (width < 10), most)
     tail = _exponent(power) + sign
-    return Written(f"{_fixed(value / unit, more)}{tail}", f"[{ends}]{tail}")
+    found = _fixed(value / unit, more)
+    alone = f"0{sign}" if power and not found.strip("0.") else f"{found}{tail}"
+    return Written(alone, f"[{ends}]{tail}")
 
 
 def _most_places(value: float) -> int:

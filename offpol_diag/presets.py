@@ -173,15 +173,19 @@ class Clip:
         low: it is clipped below 1 − low; None leaves it.
         high: and above 1 + high; None leaves it.
         dual: ppo_clip and gspo: where A < 0 the loss is at most −dual·A; None for no dual clip.
+        safety: bound on |log| of that ratio before exp, nats (gspo: from above only); None = no bound. Which
+            trainer has one: `losses.BOUNDS`.
     """
 
     low: float | None = 0.2
     high: float | None = 0.2
     dual: float | None = 3.0
+    safety: float | None = 20.0
 
     def slips(self) -> Iterator[Slip]:
         """What the types let through and no trainer could mean."""
         yield from _not_negative(low=self.low, high=self.high)
+        yield from _above_zero(safety=self.safety)
         if self.dual is not None and self.dual <= 1:
             yield "dual", "it must be above 1"
 

@@ -23,7 +23,8 @@ from offpol_diag.scope import UNSETTLED, Settled
 
 OVERFLOW = 345.0
 """Largest |log weight| that is exponentiated: e^(2·345) is still a float64."""
-FLOAT32_OVERFLOW = math.log(torch.finfo(torch.float32).max)
+FLOAT32_MAX = torch.finfo(torch.float32).max
+FLOAT32_OVERFLOW = math.log(FLOAT32_MAX)
 """Largest log weight that float32 holds: what trainers that guard against inf take for too large."""
 
 T = TypeVar("T")

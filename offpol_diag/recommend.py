@@ -77,6 +77,11 @@ def _compared(seen: Evidence) -> dict[str, float | None]:
     return level | (_spared(seen) if _chosen(seen) else {})
 
 
+def _identical(seen: Evidence) -> bool:
+    """Whether Δ is exactly 0 at every token: one column may be a copy of the other."""
+    return seen.value("log_ratio_min") == 0.0 == seen.value("log_ratio_max")
+
+
 def _idle(seen: Evidence) -> bool:
     choice = _choice(seen.summary)
     if choice is None or choice.best == NOTHING.name:
@@ -154,6 +159,15 @@ RULES = (
         "not enough data",
     ),
     Rule(
+        "identical",
+        _identical,
+        ("log_ratio_min", "log_ratio_max"),
+        "The two columns hold the same numbers: they say nothing about a mismatch, unless both engines "
+        "really agree to the last bit.",
+        "two engines that compute apart do not agree exactly at every token",
+        "not enough data",
+    ),
+    Rule(
         "aligned",
         _aligned,
         ("k3",),
@@ -220,7 +234,7 @@ ALERTS = (
         "low ESS",
         lambda seen: seen.value("ess_tokens") < 0.3,
         ("ess_tokens",),
-        "Less than 30 % of the tokens count effectively.",
+        "Less than 30% of the tokens count effectively.",
         "verl guide: ESS < 0.3 is bad (there of clamped weights, which stay above E[w]/C; here of raw ones)",
     ),
     Rule(
@@ -255,7 +269,7 @@ ALERTS = (
         "multiplicative error",
         lambda seen: seen.value("mult_prob_error") > 1.05,
         ("mult_prob_error",),
-        "Tokens differ by more than 5 % on average.",
+        "Tokens differ by more than 5% on average.",
         "NeMo-RL: token_mult_prob_error above 1.05 is to be investigated",
     ),
     Rule(
@@ -276,7 +290,7 @@ ALERTS = (
         "product ratios unusable",
         lambda seen: seen.value("ess_sequences") < 0.1,
         ("ess_sequences", "khat_sequences"),
-        "Sequence-level importance sampling keeps less than 10 % of its sample size at these lengths.",
+        "Sequence-level importance sampling keeps less than 10% of its sample size at these lengths.",
         "ESS ≈ e^{−2·KL·T} for log-normal ratios (length trap)",
     ),
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +21,7 @@ from offpol_diag.metrics.pieces import pieces
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.presets import Preset
 from offpol_diag.tally import Study
+from offpol_diag.wholefiles import beside
 
 Factors = Mapping[str, Mapping[scope.Label, float]]
 """Preset → trainer batch → what its weights are divided by."""
@@ -37,7 +37,7 @@ class SequenceWriter:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._temp = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        self._temp = beside(path)
         self._writer: pq.ParquetWriter | None = None
 
     @classmethod
@@ -59,7 +59,7 @@ class SequenceWriter:
         """Append a batch's sequences, as `table` makes them."""
         if self._writer is None:
             self._writer = pq.ParquetWriter(self._temp, table.schema, compression="zstd")
-        self._writer.write_table(table.cast(self._writer.schema))
+        self._writer.write_table(table.cast(self._writer.schema, safe=False))
 
     def finish(self, factors: Factors) -> None:
         """Divide normalised weights by the mean of their trainer batch, close, put the file in its place."""
@@ -90,19 +90,27 @@ def _columns(scene: Scene, study: Study) -> dict[str, pa.Array]:
     assert p is not None
     assert q is not None
     found = {
-        "sequence_id": _scalar(batch, "sequence_id", pa.string(), str),
-        "step": _scalar(batch, "step", pa.int64(), int),
+        "sequence_id": _names(batch),
+        "step": _steps(batch),
         "length": pa.array(batch.lengths.cpu().numpy()),
         "log_ratio_sum": pa.array(segments.total(p - q, batch.cu_seqlens).cpu().numpy()),
     }
     return found | _preset_columns(scene, study.presets)
 
 
-def _scalar(batch: Batch, name: str, kind: pa.DataType, cast: type[str] | type[int]) -> pa.Array:
-    values = batch.scalars.get(name)
-    if values is None:
-        return pa.nulls(batch.sequences, kind)
-    return pa.array([None if value is None else cast(value) for value in values], kind)  # type: ignore[call-overload]
+def _names(batch: Batch) -> pa.Array:
+    values = _labels(batch, "sequence_id")
+    return pa.array([None if value is None else str(value) for value in values], pa.string())
+
+
+def _steps(batch: Batch) -> pa.Array:
+    """Whole numbers, unless the dump has them as floats."""
+    values = _labels(batch, "step")
+    return pa.array(values, pa.float64() if any(isinstance(value, float) for value in values) else pa.int64())
+
+
+def _labels(batch: Batch, name: str) -> list[object]:
+    return batch.scalars.get(name) or [None] * batch.sequences
 
 
 def _preset_columns(scene: Scene, presets: Sequence[Preset]) -> dict[str, pa.Array]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-import tomllib
+import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -11,8 +11,9 @@ from typing import Any
 from offpol_diag.errors import did_you_mean
 from offpol_diag.grammar import GRAMMAR, Spot, reader, readers, values
 from offpol_diag.presets import Clip, Preset, Reject, Veto, Weight
+from offpol_diag.wholefiles import toml
 
-PLACE = re.compile(r"(?P<part>[a-z]+)(?:\[(?P<index>\d+)\])?(?:\.(?P<key>[a-z_]+))?")
+PLACE = re.compile(r"(?P<part>[a-z]+)(?:\[(?P<index>\d{1,4})\])?(?:\.(?P<key>[a-z_]+))?")
 SETTINGS = "write them like weight.upper=3, reject[0].lower=0.99, veto.lower=1e-5 or clip.high=0.28"
 
 
@@ -37,6 +38,12 @@ def tuned(preset: Preset, settings: Mapping[str, str], file: str = "--set") -> P
         return preset
     said = ", ".join(f"{key}={value}" for key, value in settings.items())
     return replace(found, summary=f"{preset.summary} (with {said})")
+
+
+def command(name: str, settings: Mapping[str, str]) -> str:
+    """The command that shows a preset with these settings; with `--for TRAINER`, its configuration."""
+    said = ",".join(f"{key}={value}" for key, value in settings.items())
+    return f"offpol-diag presets {shlex.quote(name)}" + (f" --set {shlex.quote(said)}" if said else "")
 
 
 Place = tuple[str, int | None]  # a field of Preset, and which rule of it
@@ -98,6 +105,6 @@ def _with(part: Any, changes: dict[str, str], at: Spot) -> Any:
 def _value(text: str) -> Any:
     """As TOML would read it; what it cannot read is text."""
     try:
-        return tomllib.loads(f"x = {text}")["x"] if "\n" not in text else text
-    except tomllib.TOMLDecodeError:
+        return toml(f"x = {text}")["x"] if "\n" not in text else text
+    except ValueError:
         return text.strip()

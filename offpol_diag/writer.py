@@ -14,6 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from offpol_diag.wholefiles import beside
+
 Array = npt.NDArray[Any]
 
 METADATA_KEY = b"offpol_diag"
@@ -61,7 +63,7 @@ class DumpWriter:
         self._path = Path(path)
         if not self._path.parent.is_dir():
             raise ValueError(f"{self._path}: its directory does not exist; make it first")
-        self._temporary = self._path.with_name(self._path.name + ".tmp")
+        self._temporary = beside(self._path)
         self._metadata = {METADATA_KEY: _stamped(provenance or {})}
         self._row_group_tokens = row_group_tokens
         self._dtype = dtype

@@ -150,10 +150,11 @@ def skyrl_ppo_clip(d, eps=0.2):
     return masked_mean(-clipped > -plain, d.M)
 
 
-def skyrl_distances(log_ratio, mask, stem, ddof):
+def skyrl_distances(log_ratio, mask, stem, ddof, smallest=None):
     x = np.abs(log_ratio)[mask]
     std = x.std(ddof=ddof) if len(x) > ddof else math.nan
-    found = {"mean": x.mean(), "max": x.max(), "min": x.min(), "std": std}
+    smallest = x.min() if smallest is None else smallest
+    found = {"mean": x.mean(), "max": x.max(), "min": smallest, "std": std}
     return {f"policy/{stem}_abs_diff_{name}": value for name, value in found.items()}
 
 
@@ -205,7 +206,8 @@ def skyrl(d, tis=None, cap=None, sequence=None, low=None, high=None, outlier=Non
 def skyrl_anchored(d, clipped, more=lambda ratio, mask: {}):
     ratio = safe_exp(d.C - d.R)
     found = {"clip_ratio": masked_mean(clipped(d, ratio), d.M), **more(ratio, d.M)}
-    return found | skyrl_distances(d.C - d.R, d.M, "minibatch_rollout_logprobs", 0)
+    smallest = (np.abs(d.C - d.R) * d.M).min()  # of the padded batch, what is masked as 0
+    return found | skyrl_distances(d.C - d.R, d.M, "minibatch_rollout_logprobs", 0, smallest)
 
 
 def skyrl_rollout_is(d, ratio):

@@ -26,7 +26,6 @@ DRIFTS = {"": ("rollout", "old"), "drift2.": ("old", "current"), "total.": ("rol
 OVERFLOW = 345.0  # ratios.py: "Largest |log weight| that is exponentiated"
 FLOAT32_OVERFLOW = math.log((2 - 2**-23) * 2.0**127)
 COIN = 1e-8  # ratios.py: added to the probability of "another token" before its logarithm
-LOSS_SAFETY = 20.0
 
 
 @dataclass
@@ -435,6 +434,8 @@ def _losses(done: Applied, s: Sequence, preset: Any) -> None:
     anchor = s.old if preset.policy == "old" else s.rollout
     logs = [now - then for now, then in zip(s.current, anchor, strict=True)]
     done.kl = [-u for u in logs]
+    if preset.loss in ("ppo_clip", "cispo") and preset.clip.safety is not None:
+        done.kl = [clamp(-u, preset.clip.safety) for u in logs]
     if preset.loss == "gspo":
         logs = [mean(logs)] * s.n
     for a, now, u in zip(s.advantages, s.current, logs, strict=True):
@@ -457,17 +458,24 @@ def surrogate(a: float, now: float, u: float, clip: Any) -> Term:
 
 
 def cispo(a: float, now: float, u: float, clip: Any) -> Term:
-    r = math.exp(clamp(u, LOSS_SAFETY))
+    r = math.exp(clamp(u, clip.safety or math.inf))
     held = within(r, clip)
     return -a * held * now, -a * held, held != r, False
 
 
-def ppo(a: float, now: float, u: float, clip: Any) -> Term:
+def gspo(a: float, now: float, u: float, clip: Any) -> Term:
+    """PPO's, the mean of u bounded from above only."""
+    return ppo(a, now, u, clip, low=-math.inf)
+
+
+def ppo(a: float, now: float, u: float, clip: Any, low: float | None = None) -> Term:
     """Schulman's clip and Ye's dual clip."""
-    r = math.exp(clamp(u, LOSS_SAFETY))
+    high = clip.safety or math.inf
+    low = -high if low is None else low
+    r = math.exp(max(low, min(u, high)))
     plain, held = -a * r, -a * within(r, clip)
     worse = max(plain, held)
-    moves = abs(u) <= LOSS_SAFETY and not held > plain
+    moves = low <= u <= high and not held > plain
     if a < 0 and clip.dual is not None and worse > -a * clip.dual:
         return -a * clip.dual, 0.0, held > plain, True
     return worse, plain if moves else 0.0, held > plain, False
@@ -479,7 +487,7 @@ def within(r: float, clip: Any) -> float:
     return r if clip.high is None else min(r, 1 + clip.high)
 
 
-LOSSES = {"ppo_clip": ppo, "gspo": ppo, "reinforce": reinforce, "surrogate": surrogate, "cispo": cispo}
+LOSSES = {"ppo_clip": ppo, "gspo": gspo, "reinforce": reinforce, "surrogate": surrogate, "cispo": cispo}
 
 
 def preset_metrics(data: list[Sequence], preset: Any) -> tuple[dict[str, float], list[dict[str, Any]], float]:

@@ -77,7 +77,8 @@ def ratio(x, log_prob, anchor, preset):
     u = log_prob - anchor
     if preset.loss == "gspo":
         u = ((u * x.mask).sum(1) / x.mask.sum(1).clamp(min=1))[:, None].expand_as(u)
-    return torch.exp(u.clamp(-20, 20))
+        return torch.exp(u if preset.clip.safety is None else u.clamp(max=preset.clip.safety))
+    return torch.exp(u if preset.clip.safety is None else u.clamp(-preset.clip.safety, preset.clip.safety))
 
 
 def clipped(r, clip):

@@ -2,14 +2,19 @@
 
 import math
 import struct
+import subprocess
+import sys
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from typer.testing import CliRunner
 
+from offpol_diag.cli import app
 from offpol_diag.errors import DumpError
-from offpol_diag.readers import open_dump
+from offpol_diag.readers import kinds, open_dump
+from offpol_diag.readers.forms import LIST, LONG
 
 NAN, INF = math.nan, math.inf
 FLOATS = pa.list_(pa.float64())
@@ -253,6 +258,23 @@ def test_corruption_inside_a_page_is_found_and_placed(tmp_path, options, on_bad_
     )
 
 
+def test_a_footer_whose_columns_have_other_types_does_not_end_the_process(tmp_path):
+    path = tmp_path / "long.parquet"
+    columns = {"sequence_id": [0, 0, 1, 1], "rollout_log_prob": [-1.0] * 4, "old_log_prob": [-1.0] * 4}
+    pq.write_table(pa.table(columns), path, row_group_size=2)
+    data = path.read_bytes()
+    footer = len(data) - 8 - struct.unpack("<I", data[-8:-4])[0]
+    named = data.index(b"\x0bsequence_id", data.index(b"\x0bsequence_id", footer) + 1)
+    int64 = data.rindex(b"\x15\x04\x19", 0, named)
+    path.write_bytes(data[:int64] + b"\x15\x00\x19" + data[int64 + 3 :])  # a boolean
+    cut = (
+        "import sys; from offpol_diag.readers import open_dump, shards; shards.spans(open_dump(sys.argv[1:]))"
+    )
+    ran = subprocess.run([sys.executable, "-c", cut, str(path)], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert "column 'sequence_id': the data cannot be read" in refusal(str(path)).message
+
+
 def test_a_file_that_cannot_be_opened_is_refused(tmp_path, monkeypatch):
     path = write(tmp_path / "a.parquet")
 
@@ -307,6 +329,53 @@ def test_two_candidates_are_settled_by_the_line_in_the_hint(tmp_path):
     assert "inference_logprobs and logprobs can each be rollout_log_probs" in error.message
     assert "--columns rollout=inference_logprobs or --columns rollout=logprobs" in error.hint
     assert open_dump([path], columns={"rollout": "logprobs"}).info.columns["rollout_log_probs"] == "logprobs"
+
+
+def both(form, role, alias):
+    """A dump of one form in which two columns can play a part, with the same values."""
+    values = {
+        kinds.NUMBER: [1.0] * 4,
+        kinds.LABEL: [0, 0, 1, 1],
+        kinds.FLOATS: GOOD,
+        kinds.INTEGERS: [[1] * len(row) for row in GOOD],
+        kinds.FLAGS: [[1] * len(row) for row in GOOD],
+        kinds.NUMBER_OR_LIST: [1.0] * 4,
+        kinds.FLOAT: [-1.0] * 4,
+        kinds.INTEGER: [0, 1, 0, 1],
+        kinds.FLAG: [1] * 4,
+    }[role.kind]
+    columns = {"rollout_log_probs": GOOD, "old_log_probs": GOOD}
+    if form.long:
+        columns = {"rollout_log_probs": [-1.0] * 4, "old_log_probs": [-1.0] * 4, "sequence_id": [0, 0, 1, 1]}
+    return columns | {role.name: values, alias: values}
+
+
+PAIRS = [
+    (form, role, alias)
+    for form in (LIST, LONG)
+    for role in form.roles
+    for alias in dict.fromkeys(role.aliases)
+]
+
+
+@pytest.mark.parametrize(
+    ("form", "role", "alias"),
+    PAIRS,
+    ids=[f"{'long' if form.long else 'list'} {role.name} {alias}" for form, role, alias in PAIRS],
+)
+def test_a_canonical_name_beside_an_alias_is_ambiguous_in_every_part(tmp_path, form, role, alias):
+    path = write(tmp_path / "a.parquet", **both(form, role, alias))
+    error = refusal(path)
+    assert f"{role.name} and {alias} can each be {role.name}" in error.message
+    word = role.short or role.name
+    assert error.hint == f"say which: --columns {word}={role.name} or --columns {word}={alias}"
+    assert open_dump([path], columns={word: alias}).info.columns[role.name] == alias
+    assert open_dump([path], columns={word: role.name}).info.columns[role.name] == role.name
+
+
+def test_an_alias_of_both_forms_is_one_candidate(tmp_path):
+    more = {"rollout_log_probs": [-1.0], "old_log_probs": None, "old_logp": [-1.0], "sequence_id": [0]}
+    assert open_dump([write(tmp_path / "a.parquet", **more)]).info.columns["old_log_probs"] == "old_logp"
 
 
 OVERRIDES = {
@@ -480,3 +549,13 @@ def test_values_under_a_zero_of_the_mask_are_not_judged(tmp_path, row):
     dump = open_dump([path], on_bad_row="skip")
     list(dump.batches())
     assert dump.skipped.count == 0
+
+
+def test_weights_that_all_vanish_have_no_largest_share(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = write(tmp_path / "a.parquet", rollout_log_probs=[[], [-1.0]], old_log_probs=[[], [-1e308]])
+    ran = CliRunner().invoke(
+        app, ["analyze", path, "--presets", "token_is", "--no-html", "--json", "a.json", "-q"]
+    )
+    assert "Traceback" not in ran.stderr
+    assert "ZeroDivisionError" not in ran.stderr

@@ -97,7 +97,7 @@ def test_the_threshold_that_is_printed_is_the_bound_that_the_named_preset_applie
     if not applied and threshold is not None:
         applied = {round(1 - preset.clip.low, 9), round(1 + preset.clip.high, 9)}
     said = {float(x) for x in re.findall(r"\d+\.?\d*(?:e-\d+)?", threshold or "")}
-    if threshold == "±0.1 %":
+    if threshold == "±0.1%":
         said = {1 / 1.001, 1 / 0.999}
     assert len(said) == len(applied)
     assert all(any(math.isclose(x, y) for y in applied) for x in said)

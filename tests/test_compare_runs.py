@@ -173,9 +173,9 @@ def test_where_nothing_differs_nothing_is_named_and_raw_p_values_are_uniform(tmp
         found = against(*(read(path, seed=at) for path in two))
         fired += found.differing > 0
         raw += [one.p_value < 0.05 for one in found.contrasts if one.p_value is not None]
-    said = f"something was named in {fired} of {runs} runs; {sum(raw) / len(raw):.1%} of p-values below 5 %"
+    said = f"something was named in {fired} of {runs} runs; {sum(raw) / len(raw):.1%} of p-values below 5%"
     print(said)  # noqa: T201
-    assert fired <= 0.05 * runs + 2.3 * math.sqrt(0.0475 * runs), said  # 1 % of simulations would have more
+    assert fired <= 0.05 * runs + 2.3 * math.sqrt(0.0475 * runs), said  # 1% of simulations would have more
     assert 0.005 < sum(raw) / len(raw) < 0.13, said
 
 

@@ -63,23 +63,31 @@ def settings_of(snippet: Snippet, trainer: str) -> Flat:
         "yaml": trainer_settings.read_yaml,
         "hydra": trainer_settings.read_hydra,
         "toml": trainer_settings.read_toml,
-        "flags": lambda text: trainer_settings.read_flags(text, trainer),
+        "flags": lambda text: trainer_settings.read_flags(text, command_line(snippet, trainer)),
         "python": trainer_settings.read_dict if trainer == "colossalai" else trainer_settings.read_call,
     }
     return readers[snippet.language](snippet.text) if snippet.text or snippet.language == "flags" else {}
 
 
-OTHER_SPELLING = re.compile("before 0.10|since September 2026")
-"""Forms whose flags are others; tests of their own read them."""
+def command_line(snippet: Snippet, trainer: str) -> str:
+    """Whose flags they are: OpenRLHF has had three spellings."""
+    if trainer != "openrlhf":
+        return trainer
+    newest = "from 2026-09" in snippet.versions
+    return (
+        "openrlhf of 2026-09"
+        if newest
+        else "openrlhf"
+        if "from 0.10.2" in snippet.versions
+        else "openrlhf before 0.10.2"
+    )
 
 
 def alternatives(config: Config) -> list[Flat]:
     """Each way in which a configuration is written, as settings; a file goes with the flags that name it."""
     if any(one.file for one in config.snippets):
         return [{k: v for one in config.snippets for k, v in settings_of(one, config.trainer).items()}]
-    return [
-        settings_of(one, config.trainer) for one in config.snippets if not OTHER_SPELLING.search(one.title)
-    ]
+    return [settings_of(one, config.trainer) for one in config.snippets]
 
 
 @cache
@@ -224,16 +232,137 @@ def test_two_rules_of_one_option_cannot_be_said_to_verl() -> None:
 
 
 def test_each_generation_of_verl_has_its_own_keys() -> None:
-    assert said("verl_2025_10_token_mask_veto", "verl")["algorithm.rollout_is_veto_threshold"] == 1e-4
+    assert said("verl_2025_10_token_mask_veto", "verl", 2)["algorithm.rollout_is_veto_threshold"] == 1e-4
     assert said("geo_rs", "verl")[BLOCK + "rollout_token_veto_threshold"] == 1e-4
     assert said("geo_rs", "verl")[BLOCK + "rollout_rs"] == "geometric"
-    assert BLOCK + "bypass_mode" in said("token_is", "verl", 2)
-    assert "2026-01-14 cannot say this: a veto" in remarks("geo_rs", "verl")
+    assert "verl from 0.7.1 cannot say this: a veto" in remarks("geo_rs", "verl")
+
+
+def headings(name: str, trainer: str) -> list[str]:
+    return [one.versions for one in config_for(CATALOGUE[name], trainer).snippets]
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_the_newest_versions_block_comes_first(trainer: str) -> None:
+    for name in (name for name, other in PAIRS if other == trainer):
+        ages = [one.age for one in config_for(PRESETS[name], trainer).snippets]
+
+        assert [newest for newest, _ in ages] == sorted(newest for newest, _ in ages)
+        assert all(newest <= oldest for newest, oldest in ages)
+
+
+def test_blocks_carry_the_releases_that_take_them() -> None:
+    assert headings("seq_mis", "verl")[::2] == ["verl from 0.7.1", "verl from 0.6.1, before 0.7.1"]
+    assert headings("areal_m2po", "areal") == ["AReaL from 1.0.4", "AReaL from 1.0.1, before 1.0.4"]
+    assert headings("prime_rl_ipo", "prime-rl")[0] == "prime-rl from 2026-06-14 (release 0.6.0)"
+    assert headings("verl_2025_10_token_mask_veto", "verl")[::2] == [
+        "verl from 0.6.1, before 0.7.1",
+        "verl from 0.6.0, before 0.6.1",
+    ]
+    assert headings("skyrl_dppo_tv", "skyrl")[0] == "SkyRL from 0.3.0"
+    assert headings("prime_rl_v02_token", "prime-rl") == ["prime-rl from 0.2, before 0.5.0"]
+    assert headings("cispo", "nemo-rl")[0] == "NeMo-RL from 0.7.0"
+    assert headings("cispo", "slime") == ["slime from 0.3.1"]
+    assert headings("openrlhf_icepop", "openrlhf") == [
+        "OpenRLHF from 2026-09 (pull request 1339)",
+        "OpenRLHF from 0.10.2, before 2026-09 (pull request 1339)",
+        "OpenRLHF from 0.9.1, before 0.10.2",
+    ]
+
+
+def test_a_block_that_a_newer_one_covers_is_not_repeated() -> None:
+    assert headings("token_is", "verl") == ["verl from 0.6.1"] * 2  # as YAML, as overrides
+
+
+def test_in_bypass_mode_the_releases_before_0_7_1_go_on_with_ppos_clip() -> None:
+    assert headings("ppo_is_bypass", "verl")[-1] == "verl from 0.6.1, before 0.7.1"
+    assert headings("pure_is", "verl") == ["verl from 0.7.1"] * 2
+
+
+def test_m2po_needs_the_decoupled_loss() -> None:
+    """With the recomputed log-probs in the rollout's place its Δ is 0 and nothing is masked."""
+    new, old = said("areal_m2po", "areal"), said("areal_m2po", "areal", 1)
+
+    assert (new["actor.use_decoupled_loss"], new["actor.rejection_sampling"]) == (True, None)
+    assert (old["actor.use_decoupled_loss"], old["actor.behave_imp_weight_mode"]) == (True, "disabled")
+
+
+def test_roll_reads_pg_variant_from_its_worker_alone() -> None:
+    preset = replace(CATALOGUE["cispo"], clip=Clip(0.1, 0.1, None))
+    settings = settings_of(config_for(preset, "roll").snippets[0], "roll")
+
+    assert settings["actor_train.pg_variant"] == "cispo"
+    assert settings["actor_train.worker_cls"] == "roll.pipeline.rlvr.actor_pg_worker.ActorPGWorker"
+
+
+def test_roll_has_no_key_for_cispos_bounds() -> None:
+    with pytest.raises(ConfigError, match=r"other than 0\.1 and 0\.1.*dropped") as caught:
+        config_for(CATALOGUE["cispo"], "roll")
+
+    assert "verl, trl" in str(caught.value.hint)
+
+
+def test_roll_says_gspo() -> None:
+    assert said("gspo", "roll")["importance_sampling"] == "seq"
+
+
+def test_a_dual_clip_of_roll_is_1_and_twice_pg_clip() -> None:
+    preset = replace(CATALOGUE["token_is"], clip=Clip(0.1, 0.28, 4.0))
+    settings = settings_of(config_for(preset, "roll").snippets[0], "roll")
+
+    assert (settings["dual_clip_loss"], settings["pg_clip"]) == (True, 1.5)
+    assert (settings["pg_clip_low"], settings["pg_clip_high"]) == (0.1, 0.28)
+    assert "no dual clip" not in "".join(config_for(preset, "roll").remarks)
+
+
+@pytest.mark.parametrize("trainer", ["verl", "skyrl"])
+def test_a_dual_clip_that_the_loss_does_not_read_is_refused(trainer: str) -> None:
+    preset = replace(CATALOGUE["gspo"], clip=Clip(0.1, 0.28, 4.0))
+
+    with pytest.raises(ConfigError, match="dual clip under the GSPO loss"):
+        config_for(preset, trainer)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "words"),
+    [
+        ("skyrl", "unless policy_loss_type is dual_clip and clip_ratio_c is 3;"),
+        ("roll", "unless dual_clip_loss and use_pg_clip_range are true and pg_clip is 1 "),
+        ("trl", "unless delta is 3;"),
+    ],
+)
+def test_a_remark_on_the_dual_clip_says_what_turns_it_on(trainer: str, words: str) -> None:
+    assert f"no dual clip here {words}" in remarks("token_is", trainer)
+
+
+@pytest.mark.parametrize(
+    ("name", "trainer"),
+    [("swift_opsm", "ms-swift"), ("skyrl_dppo_tv", "skyrl"), ("skyrl_dppo_kl", "skyrl")],
+)
+def test_a_mask_without_a_clamp_is_not_told_to_have_one(name: str, trainer: str) -> None:
+    assert "clamped" not in remarks(name, trainer)
+
+
+@pytest.mark.parametrize("name", ["vanilla_is", "recompute", "nemo_rl_seq_error_mask"])
+def test_nemo_rls_ratio_is_null_where_its_type_is(name: str) -> None:
+    settings, start = said(name, "nemo-rl"), "loss_fn.truncated_importance_sampling_"
+
+    assert (settings[start + "type"], settings[start + "ratio"]) == (None, None)
+
+
+def test_prime_rls_first_losses_have_no_adv_tau() -> None:
+    assert "trainer.loss.adv_tau" not in said("prime_rl_v02_token", "prime-rl")
+    assert said("prime_rl_ipo", "prime-rl")["trainer.loss.adv_tau"] == 1.0
+
+
+def test_the_rollouts_log_probs_are_asked_for() -> None:
+    assert said("swift_opsm", "ms-swift")["use_vllm"] is True
+    assert said("tis", "flash-rl")["actor_rollout_ref.rollout.calculate_log_probs"] is True
 
 
 def test_icepop_names_the_verl_that_has_it() -> None:
-    assert "2026-03-24" in remarks("decoupled_token_icepop", "verl")
-    assert "2026-03-24" not in remarks("decoupled_token_is", "verl")
+    assert headings("decoupled_token_icepop", "verl")[0] == "verl from 0.8.0"
+    assert headings("decoupled_token_is", "verl")[0] == "verl from 0.6.1"
 
 
 def test_bypass_repeats_the_block_where_verls_actor_reads_it() -> None:
@@ -275,6 +404,7 @@ def test_openrlhfs_lower_bound_is_made_idle() -> None:
     key = "algo.advantage.is_correction_threshold"
 
     assert said("token_is", "openrlhf")[key] == [0.0, 2.0]
+    assert said("token_is", "openrlhf", 1)[key] == [0.0, 2.0]
     assert said("openrlhf_tis", "openrlhf")[key] == [0.5, 5.0]
 
 
@@ -288,20 +418,21 @@ def test_openrlhfs_lower_bound_is_made_idle() -> None:
     ],
 )
 def test_openrlhfs_newer_keys_are_a_level_a_mode_and_a_gate(name, level, mode, threshold) -> None:
-    newer = config_for(CATALOGUE[name], "openrlhf").snippets[1]
-    said = trainer_settings.read_flags(newer.text, "openrlhf since 2026-09")
+    newest = said(name, "openrlhf")
 
-    found = [said[f"algo.advantage.is_correction_{key}"] for key in ("level", "mode", "gating", "threshold")]
+    found = [
+        newest[f"algo.advantage.is_correction_{key}"] for key in ("level", "mode", "gating", "threshold")
+    ]
     assert found == [level, mode, "ratio", threshold]
 
 
-@pytest.mark.parametrize("name", ["token_is", "openrlhf_icepop", "openrlhf_seq_mask_tis"])
-def test_openrlhfs_older_spelling_says_the_same(name: str) -> None:
-    now, _, before = config_for(CATALOGUE[name], "openrlhf").snippets
-    new = trainer_settings.read_flags(now.text, "openrlhf")
-    old = trainer_settings.read_flags(before.text, "openrlhf before 0.10")
+def test_openrlhfs_types_have_had_two_names() -> None:
+    *_, after, before = (
+        one.text for one in config_for(CATALOGUE["openrlhf_seq_mask_tis"], "openrlhf").snippets
+    )
 
-    assert list(old.values()) == [new[key] for key in new]
+    assert "--vllm_is_correction_type seq-mask-tis" in after
+    assert "--vllm_is_correction_type mis" in before
 
 
 def test_ms_swift_cannot_say_the_product() -> None:
@@ -321,7 +452,7 @@ def test_areals_upper_bound_must_be_above_one() -> None:
 def test_older_keys_of_areal_stand_beside_the_new_ones() -> None:
     new, old = config_for(CATALOGUE["areal_cap_token_mask"], "areal").snippets
 
-    assert "v1.0.3" in old.title
+    assert old.versions == "AReaL from 1.0.1, before 1.0.4"
     assert settings_of(old, "areal")["actor.behave_imp_weight_mode"] == "token_mask"
     assert settings_of(new, "areal")["actor.rejection_sampling.action"] == "mask"
 
@@ -348,8 +479,8 @@ def test_nemo_rls_icepop_has_both_bounds() -> None:
 
 
 def test_trls_lower_bound_names_the_version_that_has_it() -> None:
-    assert "1.6.0 or later" in remarks("trl_token_clip", "trl")
-    assert "1.6.0 or later" not in remarks("trl_token_truncate", "trl")
+    assert headings("trl_token_clip", "trl") == ["TRL from 1.6.0"]
+    assert headings("trl_token_truncate", "trl") == ["TRL from 1.6.0", "TRL from 0.26.0, before 1.6.0"]
 
 
 def test_slimes_veto_comes_with_the_rejection_that_looks_at_it() -> None:
@@ -377,6 +508,12 @@ def test_guards_and_denominators_that_differ_are_remarked() -> None:
     assert "rejected tokens leave" in remarks("areal_icepop", "roll")
     assert "dual clip" in remarks("token_is", "trl")
     assert "clamped" not in remarks("decoupled_geo_rs_token_tis", "verl")
+
+
+def test_guards_are_those_of_the_newest_version_that_can_say_it() -> None:
+    assert "the clamp of the rejection acts on each token here" in remarks("seq_mis", "verl")
+    assert "acts on each token" not in remarks("geo_rs", "verl")
+    assert "rejected tokens leave" in remarks("slime_mis_veto", "verl")
 
 
 def test_a_clip_other_than_the_trainers_is_printed() -> None:

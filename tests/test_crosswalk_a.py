@@ -164,9 +164,9 @@ def verl_debug(p):
 
 
 def verl_actor(p, keep, clip_ratio=0.2, clip_ratio_c=3.0):
-    """`compute_policy_loss_vanilla` on the mask that rejection leaves."""
-    log, a = p.current - p.old, p.advantages
-    ratio = np.exp(np.clip(log, -20, 20))
+    """`compute_policy_loss_vanilla` on the mask that rejection leaves; it bounds u for ppo_kl too."""
+    log, a = np.clip(p.current - p.old, -20, 20), p.advantages
+    ratio = np.exp(log)
     plain, clipped = -a * ratio, -a * np.clip(ratio, 1 - clip_ratio, 1 + clip_ratio)
     worse, count = np.maximum(plain, clipped), keep.sum() + 1e-8
     return {

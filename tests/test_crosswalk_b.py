@@ -1,4 +1,4 @@
-"""What NeMo-RL, slime, its MIS helper and AReaL would have logged, against restatements on plain lists."""
+"""What NeMo-RL, slime, miles, their helper and AReaL would have logged, against restatements on lists."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ from tests.trainers import areal, logged_areal, logged_nemo_rl, logged_slime, ne
 from tests.trainers.samples import samples
 from tests.trainers.table import TABLE
 
-BUILT_IN = {
-    p.name: p for p in catalogue.load().values() if p.logs in ("nemo-rl", "slime", "slime-mis", "areal")
-}
+LOGS = ("nemo-rl", "slime", "slime-mis", "miles", "miles-mis", "areal", "areal-v1.0.3")
+BUILT_IN = {p.name: p for p in catalogue.load().values() if p.logs in LOGS}
 LOGGED = {
     nemo_rl.nemo_rl: logged_nemo_rl.nemo_rl,
     slime.tis: logged_slime.tis,
@@ -31,8 +30,6 @@ LOGGED = {
 }
 """What a trainer does to tokens → what it logs of it, under the same settings."""
 FILTERED = "ppo_actor/update/rs_filtered_fraction"
-CLAMPS = ("areal_cap_token_truncate", "areal_cap_sequence_truncate")
-"""Rows of the older cap that look like its successor's, which logs one name more."""
 
 
 # ---------------------------------------------------------------- dumps
@@ -79,7 +76,19 @@ def close_by(seed):
     ]
 
 
+def beyond_float32(seed):
+    """|Δ| and |u| around 88.7, from where e^x is inf in float32, a few of them beyond."""
+    rng = np.random.default_rng((20261124, seed))
+    rows = []
+    for _ in range(30):
+        n = int(rng.integers(1, 6))
+        old, current = (rng.choice([0.1, -0.2, 80.0, 88.0, -95.0, 101.0], n).tolist() for _ in range(2))
+        rows.append(row(old, current, [-110.0] * n, float(rng.normal()), float(rng.integers(0, 2))))
+    return rows
+
+
 DUMPS = {
+    "beyond float32": beyond_float32(0),
     "scattered": scattered(0),
     "scattered too": scattered(1, 90),
     "far off": far(0),
@@ -116,7 +125,8 @@ def logged(rows, path, name, **options):
 
 def restated(name, rows):
     trainer, settings = TABLE[name]
-    return LOGGED[trainer](samples(rows), **settings)
+    fork = {"miles": True} if name.startswith("miles") else {}
+    return LOGGED[trainer](samples(rows), **settings, **fork)
 
 
 def differences(got, want):
@@ -135,9 +145,7 @@ def differences(got, want):
 def wrong(summary, rows):
     found = {}
     for name in BUILT_IN:
-        got = dict(summary.presets[name].as_logged)
-        if name in CLAMPS:
-            del got[FILTERED]
+        got = summary.presets[name].as_logged
         found |= {(name, key): pair for key, pair in differences(got, restated(name, rows)).items()}
     return found
 
@@ -156,7 +164,7 @@ def test_every_number_is_what_the_trainer_would_have_logged(name, options, tmp_p
 
 def test_every_row_of_these_trainers_is_restated():
     assert {TABLE[name][0] for name in BUILT_IN} == set(LOGGED)
-    assert {preset.logs for preset in BUILT_IN.values()} == {"nemo-rl", "slime", "slime-mis", "areal"}
+    assert {preset.logs for preset in BUILT_IN.values()} == set(LOGS)
 
 
 @pytest.mark.parametrize(
@@ -164,7 +172,7 @@ def test_every_row_of_these_trainers_is_restated():
     [
         (
             ("current_log_probs",),
-            ("probs_ratio", "approx_entropy", "ois", "ppo_kl", "pg_clipfrac", "importance_"),
+            ("probs_ratio", "approx_entropy", "ois", "ppo_kl", "pg_clipfrac", "importance_", "ess_ratio"),
         ),
         (("advantages",), ("pg_clipfrac",)),
         (("rewards",), ("masked_correct_pct",)),
@@ -180,7 +188,7 @@ def test_a_name_whose_column_is_missing_is_left_out_and_the_others_stay(without,
             assert result.as_logged == {}
             continue
         want = restated(name, rows)
-        got = {key: x for key, x in result.as_logged.items() if key != FILTERED or name not in CLAMPS}
+        got = result.as_logged
         gone |= want.keys() - got.keys()
         assert differences(got, {key: want[key] for key in got}) == {}
 
@@ -192,7 +200,7 @@ def test_a_name_whose_column_is_missing_is_left_out_and_the_others_stay(without,
 
 
 def test_every_name_says_what_it_means_there():
-    for logs in ("nemo-rl", "slime", "slime-mis", "areal"):
+    for logs in LOGS:
         meanings = BOOKS[logs].names()
         assert len(meanings) >= 8
         assert all(len(text) > 20 and text.endswith(".") for text in meanings.values())
@@ -227,6 +235,38 @@ def test_nemo_rl_counts_a_weight_beyond_float32_as_0_which_no_upper_bound_finds(
     assert tis["train/sampling_importance_ratio"] == pytest.approx(1 / 2, rel=1e-7)  # (0 + 1) / 2
     assert tis["train/is_oob_ratio"] == 0
     assert icepop["train/is_oob_ratio"] == pytest.approx(1 / 2, rel=1e-7)
+
+
+def test_nemo_rls_exponentials_are_of_float32(tmp_path):
+    """Δ = 90 in the second sequence, u = 90 in the third: inf, where float64 would have e^90 = 1.2e39."""
+    rows = [row([0.5, 0.0]), row([90.0], rollout=[-95.0]), row([0.0], [90.0], rollout=[-95.0])]
+    found = logged(rows, tmp_path / "d.parquet", "nemo_rl_tis")
+    none = {name for name, value in found.items() if value is None}
+
+    assert none == {
+        f"train/{name}"
+        for name in (
+            "token_mult_prob_error",
+            "gen_kl_error",
+            "probs_ratio",
+            "probs_ratio_max",
+            "approx_entropy",
+            "max_seq_mult_prob_error",
+            "mean_seq_mult_prob_error",
+            "max_seq_mult_prob_error_after_mask",
+            "mean_seq_mult_prob_error_after_mask",
+        )
+    }
+    assert found["train/min_seq_mult_prob_error"] == 1
+    assert found["train/policy_kl_error"] == pytest.approx((math.exp(-0.5) - 0.5 + 89) / 4)
+
+
+def test_nemo_rl_knows_no_divergence_where_float32_holds_neither_probability(tmp_path):
+    none = logged([row([1.0], rollout=[-105.0])], tmp_path / "d.parquet", "nemo_rl_tis")
+    some = logged([row([5.0], rollout=[-105.0])], tmp_path / "d.parquet", "nemo_rl_tis")
+
+    assert none["train/js_divergence_error"] is None
+    assert some["train/js_divergence_error"] == pytest.approx(math.log(math.cosh(2.5)))
 
 
 def test_nemo_rl_counts_a_product_out_of_bounds_by_tokens_and_averages_it_by_sequences(tmp_path):
@@ -329,6 +369,56 @@ def test_slimes_opsm_fraction_sums_shares_and_divides_by_samples(tmp_path):
     assert "train/ois" not in found
 
 
+def test_slimes_opsm_fraction_counts_tool_tokens_above_the_line_only(tmp_path):
+    """Two loss tokens and three tool tokens, the drift 0.5: with A = −1 at all of them (2 + 3)/2."""
+    one = row([0.0] * 5, [-0.5] * 5, advantage=-1.0, mask=[1, 0, 0, 0, 1])
+    mixed = one | {"advantages": [1.0, -1.0, 0.0, -1.0, -1.0]}  # of each token: one in the mask, two outside
+    for name in ("slime_opsm", "miles_opsm"):
+        assert logged([one], tmp_path / "d.parquet", name)["train/opsm_clipfrac"] == pytest.approx(5 / 2)
+        assert logged([mixed], tmp_path / "d.parquet", name)["train/opsm_clipfrac"] == pytest.approx(3 / 2)
+
+
+def test_slimes_opsm_fraction_gives_tool_tokens_the_advantage_of_their_sample(tmp_path):
+    rows = [
+        row([0.0] * 4, [-0.5] * 4, mask=[1, 0, 0, 1]) | {"advantages": -1.0},
+        row([0.0] * 3, [-0.5] * 3, mask=[1, 0, 1]) | {"advantages": 1.0},
+        row([0.0] * 2, [-0.5] * 2, mask=[0, 0]) | {"advantages": -1.0},
+    ]
+    file = trainer_dumps.write(rows, tmp_path / "d.parquet")
+    found = analyze([file], presets=[BUILT_IN["slime_opsm"]]).presets["slime_opsm"].as_logged
+
+    assert found["train/opsm_clipfrac"] == pytest.approx((4 / 2 + 0 + 0) / 3)
+
+
+def test_miles_compares_the_anchor_with_the_rollout(tmp_path):
+    """Under --use-rollout-logprobs that is the rollout itself: 0, where slime has π_θ against it."""
+    rows = [row([0.3, -0.1], [0.5, -0.5])]
+    slime, miles = (logged(rows, tmp_path / "d.parquet", f"{one}_opsm") for one in ("slime", "miles"))
+
+    assert slime["train/train_rollout_logprob_abs_diff"] == pytest.approx(0.5)
+    assert miles["train/train_rollout_logprob_abs_diff"] == miles["train/train_rollout_kl"] == 0
+    assert logged(rows, tmp_path / "d.parquet", "miles_tis")[
+        "train/train_rollout_logprob_abs_diff"
+    ] == pytest.approx(0.2)
+
+
+def test_miles_logs_the_ess_of_the_update_within_samples(tmp_path):
+    """w = 2, 1 and 1: 9/(2 · 5)/…: (3²/(2·5) + 1 + 0)/3 with a sample of one and one without a token."""
+    rows = [row([0.0, 0.0], [LN2, 0.0]), row([0.0], [5.0]), row([0.0], mask=[0])]
+    found = logged(rows, tmp_path / "d.parquet", "miles_tis")
+
+    assert found["train/ess_ratio"] == pytest.approx((9 / 10 + 1 + 0) / 3)
+    small = logged([row([30.0], [5.0])], tmp_path / "d.parquet", "miles_tis")  # w = e^−20, Σw² below 1e-8
+    assert small["train/ess_ratio"] == pytest.approx(math.exp(-40) / 1e-8)
+
+
+def test_miles_bounds_its_k3_twice(tmp_path):
+    """Δ = log 2, 5 (k3 142, cut to 10) and −30 (k3 19 at −20, cut to 10)."""
+    found = logged([row([LN2]), row([5.0]), row([-30.0])], tmp_path / "d.parquet", "miles_tis")
+
+    assert found["train/train_rollout_kl"] == pytest.approx((1 - LN2 + 10 + 10) / 3)
+
+
 def test_slimes_loss_is_averaged_after_rejection_and_the_helper_before(tmp_path):
     """Δ = log 4 is rejected (above 2): it is 0 in the loss's mean, and still divides: (0 + log 3/2)/2."""
     found = logged(
@@ -411,6 +501,13 @@ def test_slimes_clip_fraction_is_the_losss_own(loss, share, tmp_path):
 # ---------------------------------------------------------------- by hand: AReaL
 
 ACTOR = "ppo_actor/update/"
+
+
+def test_areals_older_cap_logs_no_share_of_what_it_changed():
+    assert {preset.logs for name, preset in BUILT_IN.items() if name.startswith("areal_cap")} == {
+        "areal-v1.0.3"
+    }
+    assert set(BOOKS["areal"].names()) - set(BOOKS["areal-v1.0.3"].names()) == {FILTERED}
 
 
 def test_areals_importance_weight_is_0_where_a_token_was_dropped(tmp_path):

@@ -189,6 +189,21 @@ def test_skyrl_counts_padding_as_a_ratio_of_0():
     assert one("skyrl_tis_token", dump(rollout, old))["is_ratio_min"] == pytest.approx(2)
 
 
+@pytest.mark.parametrize("name", ["skyrl_rollout_is", "skyrl_dppo_tv", "skyrl_cispo_rollout"])
+def test_skyrls_smallest_difference_of_a_minibatch_is_0_where_anything_is_masked_or_padding(name):
+    """|log 2|, |log 3| and |log 2|: padded to four entries, or one of four masked, the smallest is 0."""
+    for rows, mask, least in (
+        ([[2, 3], [2, 2]], [[1, 1], [1, 1]], LN(2)),
+        ([[2, 3], [2, 2]], [[1, 1], [1, 0]], 0),
+        ([[2, 3], [2]], [[1, 1], [1]], 0),
+    ):
+        rollout, current = ratios(rows)
+        advantages = [[1.0] * len(row) for row in rows]
+        logged = one(name, dump(rollout, None, current, advantages, mask))
+        assert logged["policy/minibatch_rollout_logprobs_abs_diff_min"] == pytest.approx(least)
+        assert logged["policy/minibatch_rollout_logprobs_abs_diff_max"] == pytest.approx(LN(3))
+
+
 def test_skyrl_counts_each_mask_over_what_the_ones_before_it_left():
     """Row 1 has an outlier; row 2 loses its token of 6, and without it passes cap and band."""
     rollout, old = ratios([[200, 1], [6, 1.005], [1, 1]])

@@ -70,8 +70,15 @@ def test_few_groups_cannot_tell(tmp_path):
     assert found.headline == "19 groups, 300 sequences and 2,048 tokens are too few to tell."
 
 
-def test_a_column_that_is_missing_is_named_as_undecidable(tmp_path):
-    assert "missing column entropy" in " ".join(diagnosis(dump(tmp_path / "d.parquet")).undecidable)
+def test_only_what_a_test_would_have_read_is_called_undecidable(tmp_path):
+    assert diagnosis(dump(tmp_path / "d.parquet", noise=0.02)).undecidable == []
+
+
+def test_identical_columns_are_not_called_healthy(tmp_path):
+    found = diagnosis(dump(tmp_path / "d.parquet", noise=0.0))
+
+    assert found.verdict == "cannot_tell"
+    assert "same numbers" in found.headline
 
 
 @pytest.mark.parametrize(
@@ -121,7 +128,7 @@ def apart(value, errors):
     [(1.02, 6, True), (0.98, 6, True), (1.02, 4.1, False), (1.0015, 9, False), (1.02, 0.5, False)],
 )
 def test_the_identity_is_held_against_every_position(value, errors, found):
-    """4.1 standard errors are too few where 8 positions are looked at; 0.15 % is what kernels round."""
+    """4.1 standard errors are too few where 8 positions are looked at; 0.15% is what kernels round."""
     seen = diagnose(of_positions(*[apart(1.001, 0.5)] * 7, apart(value, errors)))
 
     assert [cause.id for cause in seen.causes] == (["boundary"] if found else [])

@@ -205,6 +205,27 @@ EVIDENCE = [
 EXIT = {True: 0, False: 1, None: 2}
 
 
+UP, DOWN = ("mean_ratio", "chi2_token", "chi2_sequence"), ("ess_tokens", "ess_sequences")
+
+
+@pytest.mark.parametrize("name", [f"{gap}{one}" for gap in ("", "drift2.", "total.") for one in UP + DOWN])
+@pytest.mark.parametrize("judge_by", ["interval", "point"])
+def test_a_heavy_tail_leaves_no_doubt_of_what_it_can_only_have_hidden(name: str, judge_by: Any) -> None:
+    above, below, around = between(1.2, 1.8, note=HEAVY), between(0.2, 0.8, note=HEAVY), between(0.9, 1.2)
+    cases = [(above, MAX), (above, MIN), (below, MAX), (below, MIN), (around, MAX), (around, MIN)]
+    cases += [(Number(log10=400.0, note=HEAVY), MAX), (Number(value=1.5, note=HEAVY), MAX)]
+    sure = (above, MAX) if name.rpartition(".")[2] in UP else (below, MIN)
+
+    for number, kind in cases:
+        summary = make_summary()
+        summary.metrics[name] = number.model_copy(update={"note": HEAVY})
+        (verdict,) = judge(summary, [Bound(name, kind, 1.0, judge=judge_by)])
+        assert verdict.passed is (False if (number, kind) == sure else None)
+        if verdict.passed is False:
+            assert "k̂ = 0.75" in verdict.reason
+            assert verdict.judged_on == "interval"
+
+
 def judged(number: Number, kind: Any, **how: Any) -> GateVerdict:
     summary = make_summary()
     summary.metrics["k3"] = number
@@ -243,9 +264,9 @@ def test_warnings_alone_that_could_say_nothing_are_no_pass() -> None:
 @pytest.mark.parametrize(
     ("number", "how", "said"),
     [
-        (between(1.2, 1.8), "interval", "1.5 is not ≤ 1; the whole 95 % interval lies beyond it, from 1.2"),
-        (between(0.2, 1.4), "interval", "0.8 ≤ 1; the 95 % interval holds values on both sides"),
-        (between(0.2, 1.4), "point", "0.8 ≤ 1; the 95 % interval holds values on both sides"),
+        (between(1.2, 1.8), "interval", "1.5 is not ≤ 1; the whole 95% interval lies beyond it, from 1.2"),
+        (between(0.2, 1.4), "interval", "0.8 ≤ 1; the 95% interval holds values on both sides"),
+        (between(0.2, 1.4), "point", "0.8 ≤ 1; the 95% interval holds values on both sides"),
         (between(0.2, 0.8), "interval", "0.5 ≤ 1"),
         (Number(value=0.5), "interval", "0.5 ≤ 1; no interval"),
         (Number(log10=45.2), "interval", "10^45.2 is not ≤ 1; no interval"),

@@ -558,7 +558,7 @@ def test_a_sample_of_groups_counts_all_of_them_to_a_few_percent():
         merged = merged.merge(accumulators.GroupSample.of(keys[start : start + 50_000], one))
 
     assert merged.full
-    assert merged.groups == pytest.approx(200_000, rel=0.05)  # 1/√4096 is 1.6 %
+    assert merged.groups == pytest.approx(200_000, rel=0.05)  # 1/√4096 is 1.6%
 
 
 def test_two_samples_that_were_not_full_are_full_together_where_groups_had_to_go():

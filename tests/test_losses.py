@@ -168,6 +168,17 @@ def test_on_policy_every_loss_pulls_with_minus_a_over_the_denominator(tmp_path, 
     assert torch.allclose(mine, want, rtol=1e-12, atol=1e-16)
 
 
+@pytest.mark.parametrize("loss", ["ppo_clip", "gspo", "cispo"])
+def test_a_token_beyond_the_bound_on_its_log_ratio_pulls_no_more(worlds, loss):
+    """Also where the bound is as tight as nothing but near tokens would need it."""
+    for safety in (0.05, 0.4, None):
+        case = preset("bounded", loss, clip=Clip(0.3, 0.4, None, safety))
+        value, by_log_prob, _ = trained(worlds[0], case, "pg_loss")
+
+        assert numbers(worlds[0], case)[0]["pg_loss"] == pytest.approx(value, rel=1e-9, abs=1e-14)
+        assert torch.allclose(gradient(worlds[0], case, "pg_loss"), by_log_prob, rtol=1e-9, atol=1e-15)
+
+
 def test_two_clips_of_one_loss_do_not_share_their_numbers(worlds):
     one, two = preset("one", "ppo_clip"), preset("two", "ppo_clip", clip=Clip(0.3, 0.4, None))
 

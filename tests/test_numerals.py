@@ -11,7 +11,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from offpol_diag.numerals import written
+from offpol_diag.numerals import say, written
 from offpol_diag.readout import presets
 from offpol_diag.summary import Number
 
@@ -57,3 +57,9 @@ def test_a_share_of_bounded_terms_is_a_share_or_not_known(hits, tries, share):
     out: Any = SimpleNamespace(reader=SimpleNamespace(column=lambda name, prefix: sums[name]))
 
     assert presets._bounded(Number(value=1.0), out, "").clamped == share
+
+
+def test_nothing_is_set_beside_the_power_of_a_value_that_rounds_to_0():
+    assert say(Number(value=-1e-5, interval=(-2e-3, 2e-3))) == "0 [-2, 2]e-3"
+    assert say(Number(value=1e-12, interval=(-2e-8, 2e-8), unit="fraction")) == "0% [-2, 2]e-6%"
+    assert say(Number(value=0.001, interval=(-0.2, 0.2))) == "0.00 [-0.2, 0.2]"

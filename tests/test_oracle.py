@@ -408,7 +408,7 @@ def test_the_bounds_of_divergences_are_inclusive_and_mean_what_they_say(tmp_path
 
 
 def test_k3_is_judged_exactly_where_exp_would_have_lost_it(tmp_path):
-    """k3 of 1e-7 nats is 5.00000017e-15; e^Δ − 1 − Δ is off by 1e-16 of 1, which is 2 % of that."""
+    """k3 of 1e-7 nats is 5.00000017e-15; e^Δ − 1 − Δ is off by 1e-16 of 1, which is 2% of that."""
     rule = Reject("k3", lower=4.99999e-15, upper=5.00001e-15)
     _, table = tried(tmp_path, [[1e-7] * 3, [-1e-7] * 3, [1.01e-7]], ruled(rule))
 

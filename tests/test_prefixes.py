@@ -72,7 +72,7 @@ def test_the_longest_response_has_the_ends_of_the_curves_interval_for_its_own():
     low, high = ([(at.tokens, at.ess_sequences.interval[end]) for at in found.curve] for end in (0, 1))
 
     assert (found.longest.value, found.longest.interval) == (42.0, (23.0, 181.0))
-    assert (longest(low), longest(high)) == (23.0, None)  # never above 10 % at the end: as far as is known
+    assert (longest(low), longest(high)) == (23.0, None)  # never above 10% at the end: as far as is known
     assert found.curve[-1].tokens == 181
 
 

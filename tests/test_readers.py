@@ -1,5 +1,6 @@
 """From Parquet to packed batches."""
 
+import json
 import math
 from itertools import pairwise
 
@@ -505,11 +506,6 @@ def test_a_trainers_names_are_known(tmp_path, rollout, old, mask):
     assert dump.info.columns == {"rollout_log_probs": rollout, "old_log_probs": old, "response_mask": mask}
 
 
-def test_a_canonical_name_goes_before_aliases(tmp_path):
-    path = write(tmp_path / "a.parquet", logprobs=OLD, inference_logprobs=OLD)
-    assert open_dump([path]).info.columns["rollout_log_probs"] == "rollout_log_probs"
-
-
 @pytest.mark.parametrize("word", ["rollout", "rollout_log_probs"])
 def test_an_override_goes_before_the_canonical_name(tmp_path, word):
     path = write(tmp_path / "a.parquet", mine=OLD)
@@ -555,6 +551,25 @@ def test_provenance_is_merged_over_files(tmp_path):
     write(tmp_path / "d.parquet", metadata={"offpol_diag": "[1]"})
     info = open_dump([str(tmp_path)]).info
     assert info.provenance == {"engine": ["vllm", "sglang"], "top_p": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("text", "provenance"),
+    [
+        (b"[" * 100_000, {}),
+        (b'{"a":' * 100_000 + b"1" + b"}" * 100_000, {}),
+        (b'{"n": ' + b"9" * 5000 + b"}", {}),
+        (b"\xff", {}),
+        (b'{"model": "a\\ud800", "\\udfff": ["\\ud83d\\ude00"]}', {"model": "a?", "?": ["😀"]}),
+    ],
+    ids=["deep list", "deep object", "long number", "no text", "surrogates"],
+)
+def test_provenance_is_of_no_harm(tmp_path, text, provenance):
+    table = pa.table({"rollout_log_probs": ROLLOUT, "old_log_probs": OLD})
+    pq.write_table(table.replace_schema_metadata({b"offpol_diag": text}), tmp_path / "a.parquet")
+    found = open_dump([str(tmp_path)]).info.provenance
+    assert found == provenance
+    json.dumps(found, ensure_ascii=False).encode()
 
 
 def test_progress_counts_every_row(tmp_path):

@@ -72,6 +72,8 @@ ROWS = [
     ({"facts": {"groups": 20}}, "ladder", "METHOD at THRESHOLD", "token_is"),
     ({"facts": {"groups": 19}, "k3": 9e-7}, "few", "not enough data", None),
     ({"k3": 9e-7}, "aligned", "no correction needed", None),
+    ({"k3": 0.0, "log_ratio_min": 0.0, "log_ratio_max": 0.0}, "identical", "not enough data", None),
+    ({"k3": 0.0, "log_ratio_min": 0.0, "log_ratio_max": 1e-9}, "aligned", "no correction needed", None),
     ({"k3": 1.1e-6}, "ladder", "METHOD at THRESHOLD", "token_is"),
     ({"facts": {"sequences": 320, "columns": BARE}}, "ladder", "METHOD at THRESHOLD", "token_is"),
     ({"facts": {"sequences": 319, "columns": BARE}}, "few", "not enough data", None),
@@ -399,7 +401,7 @@ def test_a_run_whose_mismatch_is_noise_needs_no_correction(name):
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_healthy_run_is_told_no_correction_for_a_gain_that_may_be_chance(seed, tmp_path):
-    """256 rows of `healthy` with other noise, as of bfloat16: the estimates see gains of 0.1 to 0.3 %."""
+    """256 rows of `healthy` with other noise, as of bfloat16: the estimates see gains of 0.1 to 0.3%."""
     rng, base = np.random.default_rng(seed), pq.read_table("sample_data/healthy.parquet")
     table = base.take(rng.integers(0, len(base), 256) if seed % 2 else np.arange(256) + seed * 20)
     rollout = [np.array(logs) for logs in table["rollout_log_probs"].to_pylist()]

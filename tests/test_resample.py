@@ -153,7 +153,7 @@ def covers(sums: np.ndarray, lengths: np.ndarray, keys: np.ndarray) -> bool:
 
 
 def test_an_interval_covers_the_truth_about_95_times_in_100():
-    """400 tries have a standard error of 1.1 %."""
+    """400 tries have a standard error of 1.1%."""
     rng = np.random.default_rng(1)
     hits = [covers(*dumps(i), np.repeat(rng.integers(0, 2**62, (60, 1)), 4, axis=1)) for i in range(400)]
     assert 0.92 <= np.mean(hits) <= 0.98
@@ -189,7 +189,7 @@ def test_an_interval_needs_a_few_groups_and_defined_replicates():
     lone = Sums.of({"x": torch.ones(1).double(), "tokens": torch.ones(1).double()}, draws[:1]).read()
     assert (
         Reader(lone, 60).number(MEAN).interval is None
-    )  # the only sequence is drawn 0 times in 37 % of replicates
+    )  # the only sequence is drawn 0 times in 37% of replicates
 
 
 def number(values: torch.Tensor, groups: int = 60, within: Range = ANYWHERE, **sizes: torch.Tensor):
@@ -273,7 +273,7 @@ def share(seen: float, units: float, counts: bool = True) -> tuple[float, float]
 
 
 def test_no_event_among_n_is_no_proof_that_there_is_none():
-    """Clopper–Pearson: the share at which seeing none has a chance of 2.5 %."""
+    """Clopper–Pearson: the share at which seeing none has a chance of 2.5%."""
     expected = stats.binomtest(0, 1000).proportion_ci(0.95).high
 
     assert share(0, 1000) == pytest.approx((0, expected))

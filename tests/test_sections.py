@@ -1,8 +1,12 @@
+import shlex
+
 import pytest
 from factory import dump_facts, make_summary, metrics, number, place, preset, recommendation, unknown
+from typer.testing import CliRunner
 
 from offpol_diag.blocks import Code, Figure, Section, Table, Text, Verdict
 from offpol_diag.candidates import CANDIDATES
+from offpol_diag.cli import app
 from offpol_diag.numerals import counted, say, size
 from offpol_diag.render.markdown import LIMIT, PARTS, render_markdown
 from offpol_diag.render.numbers import shown
@@ -53,7 +57,7 @@ def words(of: Section) -> str:
         (number(0.0, 0.0), "0"),
         (number(1.0, 1e-4), "1.00000 [0.9999, 1.0001]"),
         (number(0.0, unit="fraction"), "0%"),
-        (number(0.0, 2e-6), "0.0e-6 [-2, 2]e-6"),
+        (number(0.0, 2e-6), "0 [-2, 2]e-6"),
         (number(-1.5e-3, 2.1e-3), "-1.5e-3 [-4, 1]e-3"),
         (number(1234567.0), "1,234,567"),
         (number(1 / 3), "0.3333"),
@@ -110,6 +114,21 @@ def test_the_decision_comes_with_its_rule_its_numbers_and_the_runner_up():
     assert "Runner-up: seq_mis" in said
 
 
+@pytest.mark.parametrize("candidate", CANDIDATES, ids=lambda one: one.name)
+def test_the_verdict_names_its_preset_by_a_command_that_runs(candidate):
+    name, _, settings = candidate.named("old")
+    given = recommendation().model_copy(update={"method": name, "settings": settings})
+    said = words(section("verdict", recommendation=given))
+
+    (line,) = [line for line in said.splitlines() if line.startswith("Preset: ")]
+    program, *arguments = shlex.split(line.removeprefix("Preset: "))
+    ran = CliRunner().invoke(app, arguments)
+
+    assert program == "offpol-diag"
+    assert ran.exit_code == 0, ran.output
+    assert [value for value in settings.values() if f"={value}" not in ran.stdout] == []
+
+
 def test_an_alert_names_what_it_saw_and_its_source():
     given = section("verdict")
     assert table("alerts", given).rows[0][1:] == ("k1 = 2.05e-3 [1.9, 2.2]e-3", "verl issue 3984")
@@ -163,8 +182,8 @@ def test_the_runner_up_comes_with_its_price(price, said):
 )
 def test_the_longest_response_is_told(longest, said):
     known = recommendation().model_copy(update={"longest_response": longest})
-    assert f"whole sequences keeps 10 % ESS: {said}" in words(section("verdict", recommendation=known))
-    assert "10 % ESS" not in words(section("verdict"))
+    assert f"whole sequences keeps 10% ESS: {said}" in words(section("verdict", recommendation=known))
+    assert "10% ESS" not in words(section("verdict"))
 
 
 def test_the_method_and_those_beside_it_have_their_numbers_in_the_verdict():
@@ -278,7 +297,8 @@ def test_one_of_a_thing_is_told_without_an_s():
 
 
 def test_a_pair_of_policies_that_the_dump_lacks_has_no_column():
-    gap = {"k3": Number(value=0.1), "drift2.k3": unknown("missing column x"), "total.k3": Number(log10=400.0)}
+    lacking = {"drift2.k1": unknown("missing column x"), "drift2.k3": unknown("missing column x")}
+    gap = {"k3": Number(value=0.1), "total.k3": Number(log10=400.0)} | lacking
     said = section("policies", metrics=metrics() | gap)
 
     assert table("policies", said).header == (

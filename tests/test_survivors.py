@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ def about(value: float, target: float, errors: float) -> Number:
 
 
 def along(axis: str, *k3: float) -> dict[str, Location]:
-    """k3 along an axis, each within 1 %."""
+    """k3 along an axis, each within 1%."""
     places = [
         Place(
             key=str(i),
@@ -305,7 +306,26 @@ def test_the_bars_of_a_histogram_hold_every_token(tmp_path: Path) -> None:
     d = np.random.default_rng(0).standard_t(1.5, 30_000)
     found = measured([row([-1e6] * 30_000, (d - 1e6).tolist())], tmp_path).histograms["log_ratio"]
 
-    assert sum(found.counts) == pytest.approx(30_000, abs=1e-6)
+    assert sum(found.counts) == 30_000
+    assert (found.edges[0], found.edges[-1]) == (d.min() - 1e6 + 1e6, d.max() - 1e6 + 1e6)
+    assert all(low < high for low, high in pairwise(found.edges))
+
+
+def test_bars_of_a_histogram_count_whole_tokens_between_their_edges(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    d = np.concatenate((rng.normal(0, 0.02, 4000), [-20.125, 3.0, 0.0]))
+    found = measured([row([-25.0] * len(d), (d - 25.0).tolist())], tmp_path).histograms["log_ratio"]
+    logged = (d - 25.0) + 25.0
+
+    assert found.counts == np.histogram(logged, found.edges)[0].tolist()
+    assert (found.edges[0], found.edges[-1]) == (logged.min(), logged.max())
+
+
+def test_a_histogram_of_equal_values_has_one_bar(tmp_path: Path) -> None:
+    found = measured([row([-1.0] * 5, [-1.5] * 5)], tmp_path).histograms["log_ratio"]
+
+    assert found.counts == [5]
+    assert found.edges[0] <= -0.5 <= found.edges[1]
 
 
 def test_one_token_is_the_worst_hundredth_of_ten(tmp_path: Path) -> None:
@@ -453,3 +473,11 @@ def test_every_preset_can_be_looked_at_without_its_weights_being_applied() -> No
 
     assert len(found.presets) == len(idle) > 160
     assert {one.metrics["weight_mean"].value for one in found.presets.values() if one.metrics} <= {1.0, None}
+
+
+def test_the_second_drift_is_not_called_a_divergence(tmp_path: Path) -> None:
+    found = measured([row([-1.0], [-1.5], current_log_probs=[-2.25])], tmp_path).metrics
+
+    assert "not a KL" in found["drift2.k3"].formula
+    assert "KL(π_rollout‖π_train)" in found["total.k3"].formula
+    assert found["k1"].value + found["drift2.k1"].value == pytest.approx(found["total.k1"].value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -44,6 +45,14 @@ def swept(path: str, one: Preset = GEO, values=(1.001, 1.01, 1.5), **more):
 
 
 # ---------------------------------------------------------------- the command
+
+
+def test_the_window_is_named_by_a_command_that_runs() -> None:
+    ran = run("--preset", "geo_rs", "-q", "--keep", "0.95", width=200)
+    (line,) = re.findall(r"offpol-diag (presets geo_rs --set '[^']+')", " ".join(ran.stdout.split()))
+
+    assert RUNNER.invoke(app, shlex.split(line)).exit_code == 0
+    assert "reject[0].lower=" in line
 
 
 @pytest.mark.parametrize("width", [80, 120])
@@ -156,7 +165,7 @@ def test_no_threshold_is_marked_where_lengths_fare_alike(tmp_path) -> None:
 
 
 def test_a_window_beside_the_data_is_marked(tmp_path) -> None:
-    """k1 = 0.005: a window of ±0.1 % around 1 holds nothing, and one as wide around the data nearly all."""
+    """k1 = 0.005: a window of ±0.1% around 1 holds nothing, and one as wide around the data nearly all."""
     random = np.random.default_rng(0)
     found = swept(write(tmp_path / "beside.parquet", noise(random, 200, 400, 0.005, -0.005)))
     first = found.points[0]

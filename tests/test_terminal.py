@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import io
+import json
 
 import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
 from offpol_diag.blocks import Block, Figure, Section, Series, Table, Text, Verdict
+from offpol_diag.render.figures import plotly_figure
 from offpol_diag.render.terminal import PIPE_WIDTH, brief, make_console, render_terminal, sparkline
 from offpol_diag.sections import sections
 from offpol_diag.sections.comparison import comparison
-from offpol_diag.summary import Number
+from offpol_diag.summary import Location, Number, Place
 from tests.factory import make_comparison, make_summary
 
 
@@ -157,8 +159,20 @@ def test_a_sparkline_of_nothing_is_nothing(values: tuple[float | None, ...]) -> 
     assert sparkline(values) == ""
 
 
+HUGE = (-1.7e308, 1.7e308, 0.0, float("inf"), float("-inf"), float("nan"), None, 5e-324)
+
+
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize("marks", [(), ("x",)])
+def test_a_chart_of_anything_is_drawn(log: bool, marks: tuple[str, ...]) -> None:
+    for y in (HUGE, (1.7e308, 1.7e308), (float("inf"), float("inf")), ()):
+        draw(chart(*y, y_log=log, marks=marks))
+        json.dumps(plotly_figure(chart(*y, y_log=log, low=y, high=y[::-1])), allow_nan=False)
+
+
 def chart(*y: float | None, **more: object) -> Figure:
-    series = (Series("s", tuple(map(float, range(len(y)))), y),)
+    ends = {end: more.pop(end) for end in ("low", "high") if end in more}
+    series = (Series("s", tuple(map(float, range(len(y)))), y, **ends),)
     return Figure("f", "k3 by step", "c", "step", "nats", series, **more)
 
 
@@ -177,11 +191,11 @@ def test_a_chart_of_one_value_says_it_once() -> None:
     assert "k3 by step: 0.5 to 2 nats" in draw(chart(0.5, 2.0))
 
 
-def test_a_pipe_is_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pipe_is_120_wide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
     monkeypatch.setattr("sys.stdout", io.StringIO())
 
-    assert make_console().width == PIPE_WIDTH
+    assert make_console().width == PIPE_WIDTH == 120
 
 
 def test_columns_in_the_environment_set_the_width(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,8 +205,40 @@ def test_columns_in_the_environment_set_the_width(monkeypatch: pytest.MonkeyPatc
     assert make_console().width == 70
 
 
-def test_a_pipe_gets_one_line_per_paragraph_and_no_blanks_at_the_ends() -> None:
-    drawn = draw(Text("word " * 300), wide_table(3), width=PIPE_WIDTH)
+@pytest.mark.parametrize("wide", [False, True])
+def test_a_pipe_is_never_wider_than_120_columns_and_loses_nothing(
+    monkeypatch: pytest.MonkeyPatch, wide: bool
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setattr("sys.stdout", io.StringIO())
+    table = wide_table(30, wide=wide, context=("number_3",))
+    drawn = draw_piped(Section("s", "A section", (Text("word " * 300), table)))
 
-    assert max(map(len, drawn.splitlines())) > 1000
-    assert all(line == line.rstrip() for line in drawn.splitlines())
+    lines = drawn.splitlines()
+    assert max(map(cell_len, lines)) <= 120
+    assert all(line == line.rstrip() for line in lines)
+    assert drawn.count("[0.4, 0.6]") == 3 * 30
+    assert all(f"number_{i} " in f"{drawn} ".replace("\n", " ") for i in range(30))
+    assert "eft out" not in drawn
+
+
+def draw_piped(*given: Section) -> str:
+    console = make_console()
+    render_terminal(given, console, stack=False)
+    return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
+
+
+def test_the_groups_and_the_place_with_the_largest_k3_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setattr("sys.stdout", io.StringIO())
+    summary = make_summary()
+    for axis, numeric, keys in (("host", False, "abcde"), ("step", True, "12345")):
+        places = [
+            Place(key=key, order=i, tokens=9, sequences=9, metrics={"k3": Number(value=0.01 * (i + 1))})
+            for i, key in enumerate(keys)
+        ]
+        summary.by[axis] = Location(axis=axis, title=axis, numeric=numeric, places=places)
+    drawn = " ".join(draw_piped(*brief(sections(summary))).split())
+
+    assert "k3 by host: 0.01 to 0.05 k3, nats per token; largest: e (0.05), d (0.04), c (0.03)" in drawn
+    assert "k3 by step: 0.01 to 0.05 k3, nats per token; largest: 5 (0.05)" in drawn

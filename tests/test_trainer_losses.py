@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from offpol_diag.analyze import analyze
+from offpol_diag.losses import BOUNDS
 from tests import trainer_dumps
 from tests.trainers.ours import BUILT_IN, ours, policy_loss, read
 from tests.trainers.padded import padded
@@ -26,7 +27,7 @@ def weighted(name, batch):
 
 @pytest.fixture(scope="module")
 def dumps(tmp_path_factory):
-    """Rows without a token far off: where exp is not clamped, and where it is, the loss is the same."""
+    """Rows without a token far off: there float64 knows the digits of every loss."""
     where, found = tmp_path_factory.mktemp("losses"), []
     for seed in range(4):
         rng = np.random.default_rng((20261013, seed))
@@ -47,9 +48,9 @@ def test_a_rows_weighted_loss_is_its_trainers(name, dumps):
 @pytest.mark.parametrize(
     ("name", "loss", "options"),
     [
-        ("gspo", gspo, {"low": 3e-4, "high": 4e-4}),
+        ("gspo", gspo, {"low": 3e-4, "high": 4e-4, "bound": 10.0}),
         ("cispo", cispo, {}),
-        ("recompute", ppo, {"dual": 3.0}),  # verl's
+        ("recompute", ppo, {"dual": 3.0, "bound": 20.0}),  # verl's
     ],
 )
 def test_losses_that_correct_nothing(name, loss, options, dumps):
@@ -126,6 +127,27 @@ def test_verl_bounds_a_bad_tokens_loss_at_three_advantages_and_trl_does_not(loss
 
     assert loss("token_is", row) == pytest.approx([6.0])
     assert loss("trl_token_truncate", row) == pytest.approx([10.0])
+
+
+@pytest.mark.parametrize("name", [*TABLE, "gspo", "recompute"])
+def test_only_some_trainers_bound_the_losss_own_log_ratio(name, tmp_path):
+    """u = 25 and −25 with A = −1: e^20 or e^25, and from below no less than e^−20 where u is bounded."""
+    rows = [trainer_dumps.exact_row([1.0], current=[1.0 + u], advantage=-1.0) for u in (25.0, -25.0)]
+    p, batch = padded(rows), read(rows, tmp_path / "dump.parquet")
+    loss, options = (gspo, {"low": 3e-4, "high": 4e-4, "bound": 10.0}) if name == "gspo" else loss_of(name)
+    loss, options = (ppo, {"dual": 3.0, "bound": 20.0}) if name == "recompute" else (loss, options)
+
+    assert policy_loss(BUILT_IN[name], batch)[0] == pytest.approx(loss(p, **options)[p.mask], rel=1e-12)
+
+
+def test_a_preset_has_the_bound_that_its_trainers_loss_has():
+    """`losses.BOUNDS` says it of each trainer; a row is its first trainer's, or that whose names it logs."""
+    for preset in BUILT_IN.values():
+        trainer = (preset.trainers or ("",))[0]
+        if trainer not in BOUNDS or preset.loss in ("reinforce", "surrogate"):
+            continue
+        token, sequence, _ = BOUNDS[trainer]
+        assert preset.clip.safety == (sequence if preset.loss == "gspo" else token), preset.name
 
 
 def test_open_instruct_clips_higher(loss):

@@ -21,6 +21,7 @@ FAMILIES = (
     "openrlhf_",
     "nemo_rl_",
     "slime_",
+    "miles_",
     "areal_",
     "prime_rl_",
     "skyrl_",

@@ -95,6 +95,7 @@ def yes(text: str) -> bool:
 
 FLAGS: dict[str, dict[str, dict[str, Any]]] = {
     "ms-swift": {
+        "--use_vllm": {"type": yes, "default": False},
         "--rollout_importance_sampling_mode": {
             "choices": ["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]
         },
@@ -117,7 +118,7 @@ FLAGS: dict[str, dict[str, dict[str, Any]]] = {
         "--actor.eps_clip_low_high": {"type": float, "nargs": 2, "default": [0.2, 0.2]},
         "--actor.dual_clip": {"type": float},
     },
-    "openrlhf since 2026-09": {
+    "openrlhf of 2026-09": {
         "--algo.advantage.is_correction_level": {"choices": ["off", "token", "seq"], "default": "off"},
         "--algo.advantage.is_correction_mode": {"choices": ["mask", "clip"], "default": "mask"},
         "--algo.advantage.is_correction_gating": {
@@ -129,10 +130,10 @@ FLAGS: dict[str, dict[str, dict[str, Any]]] = {
         "--actor.eps_clip_low_high": {"type": float, "nargs": 2, "default": [0.2, 0.2]},
         "--actor.dual_clip": {"type": float},
     },
-    "openrlhf before 0.10": {
+    "openrlhf before 0.10.2": {
         "--enable_vllm_is_correction": {"action": "store_true"},
         "--vllm_is_truncated_threshold": {"type": float, "nargs": 2, "default": [0.5, 5.0]},
-        "--vllm_is_correction_type": {"choices": ["tis", "icepop", "seq-mask-tis"], "default": "tis"},
+        "--vllm_is_correction_type": {"choices": ["tis", "icepop", "seq-mask-tis", "mis"], "default": "tis"},
         "--policy_loss_type": {"choices": ["ppo", "gspo"], "default": "ppo"},
         "--eps_clip_low_high": {"type": float, "nargs": 2, "default": [0.2, 0.2]},
         "--dual_clip": {"type": float},
@@ -170,7 +171,7 @@ FLAGS["miles"] = FLAGS["slime"]
 
 def read_flags(text: str, trainer: str) -> Flat:
     """As the trainer's own command line declares them; an unknown flag ends the test."""
-    parser = argparse.ArgumentParser(exit_on_error=False)
+    parser = argparse.ArgumentParser(exit_on_error=False, allow_abbrev=False)
     for flag, how in FLAGS[trainer].items():
         parser.add_argument(flag, dest=flag[2:], **how)
     known, rest = parser.parse_known_args(shlex.split(text.replace("\\\n", " ")))
@@ -242,8 +243,8 @@ OVERS = {"token": "token", "sequence": "sum", "geometric": "mean"}
 
 def verl(f: Flat, batch: Batch) -> Effect:
     assert f["actor_rollout_ref.rollout.calculate_log_probs"] is True
-    run = verl_2025_10 if "algorithm.rollout_is" in f else verl_2025_11
-    found = (verl_2026 if BLOCK + "bypass_mode" in f else run)(f, batch)
+    run = verl_2025_10 if "algorithm.rollout_is" in f else verl_2026
+    found = (verl_2025_11 if BLOCK + "rollout_token_veto_threshold" in f else run)(f, batch)
     found.clip = (f.get(ACTOR + "clip_ratio_low", 0.2), f.get(ACTOR + "clip_ratio_high", 0.2))
     return found
 
@@ -268,10 +269,9 @@ def _verl_2025_10(f: Flat, s: Sequence) -> list[float]:
 
 def verl_2025_11(f: Flat, batch: Batch) -> Effect:
     f = {key.removeprefix(BLOCK): value for key, value in f.items()}
-    bypass, pure = f["bypass_old_logprob_for_rollout"], f["use_pure_rollout_correction"]
-    policy = "current" if pure else "rollout" if bypass else "old"
-    factors = [_verl_2025_11(f, s, deltas(s, policy)) for s in batch]
-    return Effect(factors, "reinforce" if pure else "ppo_clip", "rollout" if bypass else "old")
+    bypass = f["bypass_mode"]  # no weights and no rules there, whatever is set
+    factors = [ones(s) if bypass else _verl_2025_11(f, s, deltas(s)) for s in batch]
+    return Effect(factors, "ppo_clip", "rollout" if bypass else "old")
 
 
 def _verl_2025_11(f: Flat, s: Sequence, d: list[float]) -> list[float]:
@@ -347,6 +347,7 @@ VERL_K: dict[str, Callable[[float], float]] = {
 
 
 def flash_rl(f: Flat, batch: Batch) -> Effect:
+    assert f["actor_rollout_ref.rollout.calculate_log_probs"] is True
     cap = f[ACTOR + "tis_imp_ratio_cap"]
     factors = [clipped(exp(deltas(s)), None, cap) if cap > 0 else ones(s) for s in batch]
     return Effect(factors, clip=(f.get(ACTOR + "clip_ratio_low", 0.2), f.get(ACTOR + "clip_ratio_high", 0.2)))
@@ -365,7 +366,8 @@ def _trl(f: Flat, s: Sequence) -> list[float]:
     if not f["vllm_importance_sampling_correction"]:
         return mask
     where, _, action = f["vllm_importance_sampling_mode"].partition("_")
-    low, high = f.get("vllm_importance_sampling_clip_min"), f["vllm_importance_sampling_clip_max"]
+    cap = f.get("vllm_importance_sampling_cap")
+    low, high = f.get("vllm_importance_sampling_clip_min"), f.get("vllm_importance_sampling_clip_max", cap)
     w = exp(level(s, deltas(s), {"token": "token", "sequence": "sum"}[where]))
     assert action == "mask" or low is not None or high is not None
     w = clipped(w, low, high) if action == "truncate" else times(w, inside(w, low, high))
@@ -387,6 +389,10 @@ def ms_swift(f: Flat, batch: Batch) -> Effect:
 
 def _ms_swift(f: Flat, s: Sequence) -> list[float]:
     mask = opsm(s, f["off_policy_sequence_mask_delta"])
+    assert f["use_vllm"] or (f["rollout_importance_sampling_mode"], f["off_policy_sequence_mask_delta"]) == (
+        None,
+        None,
+    )
     mode, upper = f["rollout_importance_sampling_mode"], f["rollout_importance_sampling_threshold"]
     if mode is None:
         return mask
@@ -402,14 +408,27 @@ def _ms_swift(f: Flat, s: Sequence) -> list[float]:
 
 
 def openrlhf(f: Flat, batch: Batch) -> Effect:
+    """Whichever of its three spellings."""
     prefix = "algo.advantage.is_correction_"
-    clip = tuple(f["actor.eps_clip_low_high"])
-    gspo = f["actor.policy_loss_type"] == "gspo"
-    if gspo or not f[prefix + "enable"]:
-        anchor = "rollout" if f[prefix + "enable"] else "old"
-        return Effect([ones(s) for s in batch], "gspo" if gspo else "ppo_clip", anchor, clip)
-    low, high = f[prefix + "threshold"]
-    return Effect([_openrlhf(f[prefix + "type"], low, high, s) for s in batch], clip=clip)
+    if "enable_vllm_is_correction" in f:
+        on, kind = f["enable_vllm_is_correction"], f["vllm_is_correction_type"].replace("seq-mask-tis", "mis")
+        bounds, loss = f["vllm_is_truncated_threshold"], f["policy_loss_type"]
+        clip = tuple(f["eps_clip_low_high"])
+    elif prefix + "level" in f:
+        level, mode = f[prefix + "level"], f[prefix + "mode"]
+        assert f[prefix + "gating"] == "ratio"
+        assert (level, mode) != ("seq", "clip")
+        on, kind = level != "off", {"tokenclip": "tis", "tokenmask": "icepop"}.get(level + mode, "mis")
+        bounds, loss = f[prefix + "threshold"], f["actor.policy_loss_type"]
+        clip = tuple(f["actor.eps_clip_low_high"])
+    else:
+        on, kind = f[prefix + "enable"], f[prefix + "type"].replace("seq-mask-tis", "mis")
+        bounds, loss = f[prefix + "threshold"], f["actor.policy_loss_type"]
+        clip = tuple(f["actor.eps_clip_low_high"])
+    if loss == "gspo" or not on:
+        anchor = "rollout" if on else "old"
+        return Effect([ones(s) for s in batch], "gspo" if loss == "gspo" else "ppo_clip", anchor, clip)
+    return Effect([_openrlhf(kind, *bounds, s) for s in batch], clip=clip)
 
 
 def _openrlhf(kind: str, low: float, high: float, s: Sequence) -> list[float]:
@@ -417,7 +436,7 @@ def _openrlhf(kind: str, low: float, high: float, s: Sequence) -> list[float]:
     return {
         "tis": clipped(token, low, high),
         "icepop": times(token, inside(token, low, high)),
-        "seq-mask-tis": times(token, inside(geo, low, high)),
+        "mis": times(token, inside(geo, low, high)),
     }[kind]
 
 
@@ -434,7 +453,8 @@ def nemo_rl(f: Flat, batch: Batch) -> Effect:
 
 
 def _nemo_rl(g: Flat, s: Sequence, sequence: bool) -> list[float]:
-    w = ones(s)
+    w, start = ones(s), "truncated_importance_sampling_"
+    assert g[start + "ratio"] is None or g[start + "type"] is not None
     if g["use_importance_sampling_correction"]:
         w = exp(level(s, deltas(s), "sum" if sequence else "token"))
         kind, name = g["truncated_importance_sampling_type"], "truncated_importance_sampling_ratio"
@@ -527,7 +547,9 @@ def areal(f: Flat, batch: Batch) -> Effect:
     loss = "gspo" if f.get("importance_sampling_level") == "sequence" else "ppo_clip"
     bypass = not f["use_decoupled_loss"] and not f["recompute_logprob"]
     if "m2_threshold" in f:
-        factors = _m2po(batch, f["m2_threshold"])
+        assert f.get("rejection_sampling") is None
+        assert f.get("behave_imp_weight_mode") in (None, "disabled")
+        factors = _m2po(batch, f["m2_threshold"] if f["use_decoupled_loss"] else math.inf)
     else:
         run = _areal_cap if "behave_imp_weight_cap" in f else _areal
         factors = [run(f, s) if f["use_decoupled_loss"] else ones(s) for s in batch]
@@ -584,6 +606,8 @@ def _dppo_or_ipo(f: Flat, s: Sequence) -> list[float]:
     gap = [math.exp(c) - math.exp(r) for c, r in zip(s.current, s.rollout, strict=True)]
     if f["type"] == "ipo":
         return times(exp(deltas(s, "current")), [abs(g) <= f["ipo_threshold"] for g in gap])
+    if "ipo_mask_low" in f:
+        return times(exp(deltas(s, "current")), inside(gap, -f["ipo_mask_low"], f["ipo_mask_high"]))
     gone = [
         g > f["dppo_mask_high"] if a > 0 else g < -f["dppo_mask_low"]
         for g, a in zip(gap, s.advantages, strict=True)
@@ -665,11 +689,13 @@ def _skyrl(f: Flat, s: Sequence) -> list[float]:
 
 def roll(f: Flat, batch: Batch) -> Effect:
     assert f["enable_old_logprobs_recompute"] is True
-    if f.get("pg_variant") == "cispo":
-        clip, loss = (f["cispo_epsilon_low"], f["cispo_epsilon_high"]), "cispo"
+    if f.get("actor_train.worker_cls") == "roll.pipeline.rlvr.actor_pg_worker.ActorPGWorker":
+        assert f["actor_train.pg_variant"] == "cispo"
+        clip, loss = (0.1, 0.1), "cispo"
     else:
-        ranged = f.get("use_pg_clip_range", False)
-        clip, loss = ((f["pg_clip_low"], f["pg_clip_high"]) if ranged else (0.2, 0.2)), "ppo_clip"
+        ranged, seq = f.get("use_pg_clip_range", False), f.get("importance_sampling") == "seq"
+        clip = (f["pg_clip_low"], f["pg_clip_high"]) if ranged else (0.2, 0.2)
+        loss = "gspo" if seq else "ppo_clip"
     return Effect([_roll(f, s) for s in batch], loss, "old", clip)
 
 

@@ -54,5 +54,5 @@ POLICIES: dict[str, Policy] = {
     "verl's guide, by length": by_length,
     "always sequence TIS 2": always("seq_tis_2.0"),
     "always sequence MIS 0.5–2": always("seq_mis_0.5_2.0"),
-    "always geometric ±0.1 %": always("geo_rs_0.1%"),
+    "always geometric ±0.1%": always("geo_rs_0.1%"),
 }

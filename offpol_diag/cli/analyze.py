@@ -10,7 +10,7 @@ import typer
 from offpol_diag.cli import defaults, options
 from offpol_diag.cli.output import Outputs, default_html
 from offpol_diag.cli.request import Request
-from offpol_diag.cli.show import show_report
+from offpol_diag.cli.show import drawn_report
 
 Sequences = Annotated[
     Path | None,
@@ -56,24 +56,21 @@ def analyze(
     dumps = defaults.dumps(dump, quiet)
     files = Outputs(None if no_html else out or default_html(dumps), json, md, quiet, sequences, tally)
     files.check(*dumps)
-    files.begin()
-    request = Request(
-        preset_file,
-        columns,
-        group_by,
-        device,
-        seed,
-        on_bad_row,
-        quiet,
-        sequences,
-        tally,
-        engine,
-        workers,
-        batch_sequences=batch_sequences,
-        trainer=trainer,
-    )
-    summary = request.run("analyze", dumps, request.presets(presets))
-    files.write(summary)
-    if not files.takes_stdout():
-        show_report(summary, whole=no_html)
-    files.say_where()
+    with files.begin() as staged:
+        request = Request(
+            preset_file,
+            columns,
+            group_by,
+            device,
+            seed,
+            on_bad_row,
+            quiet,
+            staged.sequences,
+            staged.tally,
+            engine,
+            workers,
+            batch_sequences=batch_sequences,
+            trainer=trainer,
+        )
+        summary = request.run("analyze", dumps, request.presets(presets))
+        files.write(summary, lambda: drawn_report(summary, whole=no_html))

@@ -10,7 +10,7 @@ import typer
 from offpol_diag.cli import defaults, options
 from offpol_diag.cli.output import STDOUT, Outputs, note
 from offpol_diag.cli.request import Request, decided, ran
-from offpol_diag.cli.show import show
+from offpol_diag.cli.show import drawn
 from offpol_diag.errors import UsageError
 
 if TYPE_CHECKING:
@@ -80,22 +80,19 @@ def compare(
     dumps = list(dump or []) if two else defaults.dumps(dump, quiet)
     files = Outputs(out, json, md, quiet)
     files.check(*dumps)
-    files.begin()
-    request = Request(
-        preset_file, columns, group_by, device, seed, on_bad_row, quiet, engine=engine, workers=workers
-    )
-    if two:
-        _refuse(against, dumps)
-        summary = _runs(request, dumps[0], dumps[1], request.presets(presets) if presets else ())
-    else:
-        summary = _presets(request, dumps, *_chosen(request, presets or "all", against))
-    files.write(summary)
-    if not files.takes_stdout():
-        _show(summary)
-    files.say_where()
+    with files.begin():
+        request = Request(
+            preset_file, columns, group_by, device, seed, on_bad_row, quiet, engine=engine, workers=workers
+        )
+        if two:
+            _refuse(against, dumps)
+            summary = _runs(request, dumps[0], dumps[1], request.presets(presets) if presets else ())
+        else:
+            summary = _presets(request, dumps, *_chosen(request, presets or "all", against))
+        files.write(summary, lambda: _drawn(summary))
 
 
-def _show(summary: Summary) -> None:
+def _drawn(summary: Summary) -> str:
     """The comparison, without its charts."""
     from dataclasses import replace
 
@@ -103,7 +100,7 @@ def _show(summary: Summary) -> None:
     from offpol_diag.sections import sections
 
     (first,) = sections(summary, ("comparison", "runs"))
-    show([replace(first, blocks=tuple(one for one in first.blocks if not isinstance(one, Figure)))])
+    return drawn([replace(first, blocks=tuple(one for one in first.blocks if not isinstance(one, Figure)))])
 
 
 def _two(dump: Sequence[str] | None, as_one: bool) -> bool:

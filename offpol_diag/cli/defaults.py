@@ -6,7 +6,6 @@ the table `[tool.offpol-diag]` of `pyproject.toml`; the two are not merged.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from typing import NamedTuple
 
 from offpol_diag.cli.output import note
 from offpol_diag.errors import OffpolError, UsageError, did_you_mean
+from offpol_diag.wholefiles import MOST_TOML, read, toml
 
 
 class Home(NamedTuple):
@@ -122,12 +122,13 @@ def sample() -> Path:
 
 def _table(path: Path, inside: Sequence[str]) -> dict[str, object]:
     try:
-        table: object = tomllib.loads(path.read_text(encoding="utf-8"))
+        table: object = toml(read(path, MOST_TOML).decode("utf-8-sig"))
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return {}
     except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
         raise UsageError(
-            f"{path}: cannot be read as TOML ({error})", "mend it, or run in another folder"
+            f"{path}: cannot be read as TOML ({why})", "mend it, or run in another folder"
         ) from error
     for name in inside:
         table = table.get(name, {}) if isinstance(table, dict) else {}

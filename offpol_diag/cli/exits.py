@@ -13,14 +13,18 @@ from contextlib import contextmanager
 
 import typer
 
+from offpol_diag.cli.output import put
 from offpol_diag.cli.usage import PROGRAM, spoken
 from offpol_diag.errors import OffpolError
+from offpol_diag.printable import printable
 
 FAILED, COULD_NOT_SAY, INTERRUPTED, BROKEN_PIPE, TERMINATED = 1, 2, 130, 141, 143
 
 GRACE = 5.0
 """Seconds in which a second SIGTERM (`timeout` sends two) must not cut the cleaning up short."""
 
+LONGEST = 1600
+"""Characters of a line of an error."""
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 BUG = OffpolError(
     "this is a bug in offpol-diag", "please report it with the traceback above and what was run"
@@ -80,8 +84,17 @@ def exit_codes() -> Iterator[None]:
 
 def complain(error: OffpolError) -> None:
     """`error: …`, a blank line, `hint: …`, on stderr."""
-    parts = [f"error: {error.message}", *([f"hint: {error.hint}"] if error.hint else [])]
-    sys.stderr.write("\n\n".join(parts) + "\n")
+    message, *details = map(_short, error.lines)
+    put(sys.stderr, f"error: {message}")
+    sys.stderr.writelines(f"  {printable(one)}\n" for one in details)
+    if error.hint:
+        sys.stderr.write("\n")
+        put(sys.stderr, f"hint: {_short(error.hint)}")
+
+
+def _short(text: str) -> str:
+    """A text that may quote a value of any length, cut in the middle."""
+    return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} … {text[-LONGEST // 2 :]}"
 
 
 def _unforeseen(error: Exception) -> None:
@@ -91,7 +104,8 @@ def _unforeseen(error: Exception) -> None:
             OffpolError(f"{error.filename or 'output'}: cannot be written ({error.strerror})", "make room")
         )
         return
-    traceback.print_exception(error)
+    lines = "".join(traceback.format_exception(error)).splitlines()
+    put(sys.stderr, *lines)
     complain(BUG)
 
 

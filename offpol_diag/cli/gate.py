@@ -14,7 +14,7 @@ from offpol_diag.cli.ci import tell
 from offpol_diag.cli.exits import COULD_NOT_SAY, FAILED
 from offpol_diag.cli.output import URL, Outputs
 from offpol_diag.cli.request import Request
-from offpol_diag.cli.show import show
+from offpol_diag.cli.show import drawn
 from offpol_diag.errors import UsageError
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ GateFile = Annotated[
 ]
 Point = Annotated[
     bool,
-    typer.Option("--point", rich_help_panel=BOUNDS, help="Judge the plain values, not their 95 % intervals."),
+    typer.Option("--point", rich_help_panel=BOUNDS, help="Judge the plain values, not their 95% intervals."),
 ]
 Baseline = Annotated[
     Path | None,
@@ -137,7 +137,7 @@ def gate(
     0: every bound holds. 1: a bound failed. 2: no bound failed, but one could not be judged (a name that is
     no metric, a value that cannot be known from this dump or is unreliable, NaN), or nothing could be judged.
 
-    A bound fails only when the whole 95 % interval lies beyond it. An interval with values on both sides
+    A bound fails only when the whole 95% interval lies beyond it. An interval with values on both sides
     passes, and the table says that it is open. A number without an interval is judged by its value; a value
     on its bound passes.
 
@@ -152,17 +152,14 @@ def gate(
     asked = gather(at_most or (), at_least or (), gates, baseline, tolerance or (), only, presets, point)
     files = Outputs(html=out, json=json, markdown=md, quiet=quiet, junit=junit)
     files.check(*source, *(one for one in (gates, asked.result) if one))
-    files.begin()
-    request = Request(
-        preset_file, columns, None, device, seed, on_bad_row, quiet, engine=engine, workers=workers
-    )
-    base = _earlier(asked)
-    summary = _summary(request, source, asked)
-    judged = summary.model_copy(update={"gates": list(asked.judge(summary, base))})
-    files.write(judged)
-    if not files.takes_stdout():
-        _show(judged, base, asked)
-    files.say_where()
+    with files.begin():
+        request = Request(
+            preset_file, columns, None, device, seed, on_bad_row, quiet, engine=engine, workers=workers
+        )
+        base = _earlier(asked)
+        summary = _summary(request, source, asked)
+        judged = summary.model_copy(update={"gates": list(asked.judge(summary, base))})
+        files.write(judged, lambda: _drawn(judged, base, asked))
     tell(judged, files)
     raise SystemExit(EXITS[_outcome(judged)])
 
@@ -173,10 +170,10 @@ def _outcome(judged: Summary) -> str:
     return outcome(judged.gates)
 
 
-def _show(judged: Summary, base: Summary | None, asked: Asked) -> None:
+def _drawn(judged: Summary, base: Summary | None, asked: Asked) -> str:
     from offpol_diag.sections.gate import gate as section
 
-    show([section(judged.gates, asked.remarks(judged, base))])
+    return drawn([section(judged.gates, asked.remarks(judged, base))])
 
 
 def _earlier(asked: Asked) -> Summary | None:

@@ -11,7 +11,7 @@ from offpol_diag.cli import options
 from offpol_diag.cli.defaults import judged
 from offpol_diag.cli.output import Outputs, default_html
 from offpol_diag.cli.request import decided, trainer_name
-from offpol_diag.cli.show import show_report
+from offpol_diag.cli.show import drawn_report
 
 Tallies = Annotated[
     list[Path],
@@ -44,16 +44,13 @@ def merge(
     """
     files = Outputs(None if no_html else out or default_html(["merged"]), json, md, quiet, tally=tally)
     files.check(*tallies)
-    files.begin()
-    from offpol_diag import tallies as pieces
+    with files.begin() as staged:
+        from offpol_diag import tallies as pieces
 
-    with judged("for", trainer):
-        name = trainer_name(trainer)
-    whole = pieces.merge(tallies)
-    summary = decided(pieces.summary(whole, batch_sequences), name)
-    if tally:
-        pieces.write(tally, whole)
-    files.write(summary)
-    if not files.takes_stdout():
-        show_report(summary, whole=no_html)
-    files.say_where()
+        with judged("for", trainer):
+            name = trainer_name(trainer)
+        whole = pieces.merge(tallies)
+        summary = decided(pieces.summary(whole, batch_sequences), name)
+        if staged.tally:
+            pieces.write(staged.tally, whole)
+        files.write(summary, lambda: drawn_report(summary, whole=no_html))

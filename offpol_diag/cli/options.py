@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
+MOST_SEED, MOST_SEQUENCES = 2**63 - 1, 10**9
 INPUT, OUTPUT = "What is read", "What is written"
 
 Dumps = Annotated[
@@ -97,7 +98,9 @@ Workers = Annotated[
 ]
 Seed = Annotated[
     int,
-    typer.Option("--seed", envvar="OFFPOL_DIAG_SEED", min=0, help="Seed of the bootstrap intervals."),
+    typer.Option(
+        "--seed", envvar="OFFPOL_DIAG_SEED", min=0, max=MOST_SEED, help="Seed of the bootstrap intervals."
+    ),
 ]
 BatchSequences = Annotated[
     int | None,
@@ -106,6 +109,7 @@ BatchSequences = Annotated[
         envvar="OFFPOL_DIAG_BATCH_SEQUENCES",
         metavar="N",
         min=1,
+        max=MOST_SEQUENCES,
         help="Sequences in one update of your trainer, for which a method is recommended; left out: those of "
         "a usual step of the dump.",
     ),

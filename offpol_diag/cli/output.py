@@ -1,16 +1,22 @@
-"""Where results go: files that are whole or absent, stdout for what was asked for, stderr for the rest."""
+"""Where results go: files that are whole or absent, stdout for what was asked for, stderr for the rest.
+
+All that is printed passes through `put` here, or through the terminal's renderer.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from offpol_diag.errors import UsageError
+from offpol_diag.printable import printable, printable_lines
+from offpol_diag.wholefiles import beside
 
 if TYPE_CHECKING:
     from offpol_diag.summary import Summary
@@ -18,29 +24,45 @@ if TYPE_CHECKING:
 STDOUT = Path("-")
 URL = re.compile(r"[A-Za-z][\w+.-]+:/")
 """How a path looks that was given as a URL."""
+LONGEST_NAME = 255
+"""Bytes of a file's name that file systems allow."""
+STEM = 100
+"""Characters of a dump's name that a report's name takes."""
+
+
+def put(stream: TextIO, *lines: str) -> None:
+    """Print lines; what is no visible character in one of them is escaped, line ends too."""
+    stream.write("".join(f"{printable(line)}\n" for line in lines))
 
 
 def note(text: str, quiet: bool = False) -> None:
     """A remark to the person at the terminal, on stderr."""
     if not quiet:
-        sys.stderr.write(f"{text}\n")
+        put(sys.stderr, text)
 
 
 def print_line(text: str) -> None:
     """One line on stdout."""
-    sys.stdout.write(f"{text}\n")
+    put(sys.stdout, text)
 
 
 def check(target: Path | None, *sources: object) -> None:
     """Refuse, before any work is done, a place that cannot be written or that is one of the sources.
 
     Raises:
-        UsageError: a directory, a file in a directory that does not exist, a file that is read, a URL.
+        UsageError: a directory, a file in a directory that does not exist, a file that is read, a URL, a name
+            that no file can have.
     """
     if target is None or target == STDOUT:
         return
+    _check_names(target)
     if URL.match(str(target)):
         raise UsageError("results are written on this disk, and a URL is named", "name a file, and copy it")
+    with _told(target):
+        _check_place(target, *sources)
+
+
+def _check_place(target: Path, *sources: object) -> None:
     if target.is_dir():
         raise UsageError(f"{target}: is a directory", f"name a file in it: {target / 'report.html'}")
     if not target.parent.is_dir():
@@ -51,9 +73,23 @@ def check(target: Path | None, *sources: object) -> None:
         raise UsageError(f"{target}: is what is read", "write to another file")
 
 
+def _check_names(*names: object) -> None:
+    """Refuse what can be no file's name; the system's own calls answer it in many ways."""
+    for name in map(str, names):
+        parts = [] if URL.match(name) else re.split(r"[/\\]", name)
+        if "\0" in name or any(len(os.fsencode(part)) > LONGEST_NAME for part in parts):
+            rule = f"it holds a NUL, or more than {LONGEST_NAME} bytes between slashes"
+            raise UsageError(f"{name}: no file has such a name", rule)
+
+
 def _check_whole(option: str, target: Path | None, form: str, example: str) -> None:
     """What is put in place as a whole cannot be piped, and a device is nothing to be replaced."""
-    if target is not None and (target == STDOUT or (target.exists() and not target.is_file())):
+    if target is None:
+        return
+    _check_names(target)
+    with _told(target):
+        whole = target != STDOUT and (target.is_file() or not target.exists())
+    if not whole:
         raise UsageError(f"{option} {target}: {form} needs a file", f"name one: {option} {example}")
 
 
@@ -63,33 +99,71 @@ def write(target: Path, text: str) -> None:
     Raises:
         UsageError: the place cannot be written.
     """
-    if target == STDOUT:
-        _write_stdout(text)
-        return
-    check(target)
+    write_all({target: text})
+
+
+def write_all(texts: Mapping[Path, str], ready: Mapping[Path, Path] | None = None) -> None:
+    """Write texts to their files, each whole, and none before all could be written; `-` is stdout.
+
+    Args:
+        texts: place → text.
+        ready: place → a file beside it that is whole already and goes there.
+
+    Raises:
+        UsageError: a place cannot be written.
+    """
+    staged: dict[Path, Path] = {}
     try:
-        _replace(target.resolve(), text.encode())
+        for target, text in texts.items():
+            if _replaceable(target):
+                staged[target.resolve()] = _stage(target, text)
+        for target, file in {**staged, **(ready or {})}.items():
+            with _told(target):
+                file.replace(target)
+    finally:
+        for file in staged.values():
+            file.unlink(missing_ok=True)
+    for target, text in texts.items():
+        if target == STDOUT:
+            _write_stdout(text)
+        elif not _replaceable(target):  # a device or a pipe: there is nothing to put in its place
+            with _told(target):
+                target.write_bytes(_encoded(text))
+
+
+def _stage(target: Path, text: str) -> Path:
+    check(target)
+    file = beside(target.resolve())
+    try:
+        with _told(target):
+            file.write_bytes(_encoded(text))
+    except BaseException:
+        file.unlink(missing_ok=True)
+        raise
+    return file
+
+
+def _replaceable(target: Path) -> bool:
+    return target != STDOUT and (target.is_file() or not target.exists())
+
+
+def _encoded(text: str) -> bytes:
+    """UTF-8 whatever the locale: what is written is data."""
+    return text.encode("utf-8", "backslashreplace")
+
+
+@contextmanager
+def _told(target: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise UsageError(f"{target}: cannot be written ({error.strerror})", "choose another place") from error
 
 
 def _write_stdout(text: str) -> None:
-    """UTF-8 whatever the locale: what is piped is data."""
     sys.stdout.flush()
-    sys.stdout.buffer.write(text.encode())
+    sys.stdout.buffer.write(_encoded(text))
     sys.stdout.buffer.flush()
-
-
-def _replace(target: Path, data: bytes) -> None:
-    if target.exists() and not target.is_file():  # a device or a pipe: there is nothing to put in its place
-        target.write_bytes(data)
-        return
-    beside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        beside.write_bytes(data)
-        beside.replace(target)
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def default_html(sources: Sequence[str]) -> Path:
@@ -98,7 +172,8 @@ def default_html(sources: Sequence[str]) -> Path:
 
     parts = re.split(r"[/\\]", clean(sources[0]))
     stems = [re.sub(r"[^A-Za-z0-9_.=+-]+", "-", part.rsplit(".", 1)[0]).strip(".-") for part in parts]
-    return Path(f"offpol-diag-{next((stem for stem in reversed(stems) if stem), 'stdin')}.html")
+    stem = next((stem for stem in reversed(stems) if stem), "stdin")
+    return Path(f"offpol-diag-{stem[:STEM].strip('.-')}.html")
 
 
 # ---------------------------------------------------------------- results
@@ -117,7 +192,7 @@ def _json(summary: Summary) -> str:
 def _markdown(summary: Summary) -> str:
     from offpol_diag.render.markdown import render_markdown
 
-    return render_markdown(summary)
+    return printable_lines(render_markdown(summary))
 
 
 def _junit(summary: Summary) -> str:
@@ -132,6 +207,20 @@ FORMATS: dict[str, Callable[[Summary], str]] = {
     "markdown": _markdown,
     "junit": _junit,
 }
+
+
+def _suffixed(target: Path) -> Path:
+    """Beside the target, with its ending, by which Parquet and gzip are told."""
+    file = beside(target)
+    return file.with_name(f"{file.name}{target.suffix}")
+
+
+@dataclass(frozen=True)
+class Staged:
+    """Where the analysis writes what it writes itself, until all else is written too."""
+
+    sequences: Path | None = None
+    tally: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -158,6 +247,7 @@ class Outputs:
 
     def check(self, *sources: object) -> None:
         """Refuse places that cannot be written, two results in one place, and writing over what is read."""
+        _check_names(*sources)
         _check_whole("--sequences", self.sequences, "Parquet", "rows.parquet")
         _check_whole("--tally", self.tally, "a tally", "piece.tally.json.gz")
         targets = [*self._targets(), *(one for one in (self.sequences, self.tally) if one)]
@@ -167,21 +257,44 @@ class Outputs:
             place = "stdout" if targets.count(STDOUT) > 1 else "one file"
             raise UsageError(f"two results cannot both go to {place}", "give each a file of its own")
 
-    def begin(self) -> None:
-        """Begin with what does not wait for a result, beside what does."""
+    @contextmanager
+    def begin(self) -> Iterator[Staged]:
+        """Begin with what does not wait for a result, beside what does.
+
+        Yields:
+            Where the analysis writes what it writes itself; nothing of that stays there when the block ends.
+        """
         if self.html is not None:
             from offpol_diag.render import library
 
             library.begin()
+        staged = Staged(*(one and _suffixed(one.resolve()) for one in (self.sequences, self.tally)))
+        try:
+            yield staged
+        finally:
+            for file in (staged.sequences, staged.tally):
+                if file:
+                    with suppress(OSError):
+                        file.unlink(missing_ok=True)
 
-    def write(self, summary: Summary) -> None:
-        """Write every form that was asked for."""
-        for form, render in FORMATS.items():
-            target = getattr(self, form)
-            if target is not None:
-                write(target, render(summary))
+    def write(self, summary: Summary, drawn: Callable[[], str]) -> None:
+        """Write every form that was asked for, then print what is drawn, unless stdout holds a result.
 
-    def say_where(self) -> None:
+        All is rendered before anything is written, and written before anything is put in its place.
+        """
+        texts = {
+            target: render(summary)
+            for form, render in FORMATS.items()
+            if (target := getattr(self, form)) is not None
+        }
+        shown = "" if self.takes_stdout() else drawn()
+        own = [one for one in (self.sequences, self.tally) if one]
+        ready = {one.resolve(): _suffixed(one.resolve()) for one in own}
+        write_all(texts, ready)
+        sys.stdout.write(shown)
+        self._say_where()
+
+    def _say_where(self) -> None:
         """Print the path of every file, on stdout unless that holds a result."""
         say = note if self.takes_stdout() else print_line
         for form in (*FORMATS, "sequences", "tally"):

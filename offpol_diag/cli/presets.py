@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from offpol_diag.cli import options
 from offpol_diag.cli.output import STDOUT, check, note, write
-from offpol_diag.cli.show import show
+from offpol_diag.cli.show import drawn
+from offpol_diag.printable import printable_json, printable_lines
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -49,7 +51,7 @@ def presets(
     """The catalogue of corrections; with a NAME its exact formulas, or its configuration for a trainer."""
     from offpol_diag.catalogue import load
 
-    check(json)
+    check(json, *([preset_file] if preset_file else []))
     asked = _settings(settings)
     catalogue = load(preset_file)
     chosen = _tuned(catalogue.resolve(name or "all"), asked, name)
@@ -98,7 +100,8 @@ def _sayable(chosen: dict[str, Preset], trainer: str, quiet: bool) -> dict[str, 
 def _show(chosen: dict[str, Preset], named: bool) -> None:
     from offpol_diag.formulas import catalogue_section, preset_section
 
-    show([preset_section(one) for one in chosen.values()] if named else [catalogue_section(chosen)])
+    found = [preset_section(one) for one in chosen.values()] if named else [catalogue_section(chosen)]
+    sys.stdout.write(drawn(found))
 
 
 def _print_configs(chosen: dict[str, Preset], trainer: str, json: Any, quiet: bool) -> None:
@@ -109,7 +112,7 @@ def _print_configs(chosen: dict[str, Preset], trainer: str, json: Any, quiet: bo
     if json is not None:
         write(json, _json("configs", [_config(one) for one in configs]))
     if json != STDOUT:
-        write(STDOUT, "\n".join(config.text() for config in configs))
+        write(STDOUT, printable_lines("\n".join(config.text() for config in configs)))
     if json not in (None, STDOUT):
         note(f"json written to {json}", quiet)
 
@@ -117,7 +120,10 @@ def _print_configs(chosen: dict[str, Preset], trainer: str, json: Any, quiet: bo
 def _config(config: Config) -> dict[str, Any]:
     from dataclasses import asdict
 
-    return {**asdict(config), "text": config.text()}
+    said = {**asdict(config), "text": config.text()}
+    for snippet in said["snippets"]:
+        del snippet["age"]
+    return said
 
 
 def _rows(presets: Mapping[str, Preset]) -> dict[str, Any]:
@@ -129,4 +135,4 @@ def _rows(presets: Mapping[str, Preset]) -> dict[str, Any]:
 def _json(what: str, rows: object) -> str:
     import json
 
-    return json.dumps({"format": 1, what: rows}, indent=1, ensure_ascii=False) + "\n"
+    return printable_json(json.dumps({"format": 1, what: rows}, indent=1, ensure_ascii=False)) + "\n"

@@ -9,7 +9,7 @@ import typer
 
 from offpol_diag.cli import options
 from offpol_diag.cli.output import STDOUT, Outputs, default_html
-from offpol_diag.cli.show import show_report
+from offpol_diag.cli.show import drawn_report
 
 Result = Annotated[Path, typer.Argument(metavar="RESULT.json", help="What --json wrote; - is stdin.")]
 
@@ -23,15 +23,10 @@ def report(
     """Draw a report again from the JSON of a result; equal to the one first drawn."""
     import sys
 
-    from offpol_diag.summary import load, loads
+    from offpol_diag.summary import load, load_stream
 
     files = Outputs(html=out or default_html([str(result)]), markdown=md, quiet=quiet)
     files.check(result)
-    files.begin()
-    summary = (
-        loads(sys.stdin.buffer.read().decode(errors="replace"), "stdin") if result == STDOUT else load(result)
-    )
-    files.write(summary)
-    if not files.takes_stdout():
-        show_report(summary)
-    files.say_where()
+    with files.begin():
+        summary = load_stream(sys.stdin.buffer, "stdin") if result == STDOUT else load(result)
+        files.write(summary, lambda: drawn_report(summary))

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from offpol_diag.sweeps import Ask
 
 DEVICES = re.compile(r"auto|cpu|cuda(:\d+)?")
+WORKERS = re.compile("0*[1-9][0-9]{0,3}")
 LARGE = 16 << 20
 """Bytes of files for which workers are likely to pay."""
 GPU = Path("/dev/nvidia0")
@@ -172,8 +173,8 @@ def _workers(said: str) -> int | None:
     """How many processes; None for as many as pay."""
     if said == "auto":
         return None
-    if not said.isascii() or not said.isdecimal() or not int(said):
-        raise UsageError(f'--workers "{said}" is no number of processes', "say auto, or 1 or more")
+    if not WORKERS.fullmatch(said):
+        raise UsageError(f'--workers "{said}" is no number of processes', "say auto, or 1 to 9999")
     return int(said)
 
 

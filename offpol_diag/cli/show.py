@@ -10,16 +10,16 @@ if TYPE_CHECKING:
     from offpol_diag.summary import Summary
 
 
-def show(sections: Sequence[Section], stack: bool = True) -> None:
-    """Draw sections on stdout."""
-    from offpol_diag.render.terminal import make_console, render_terminal
+def drawn(sections: Sequence[Section], stack: bool = True) -> str:
+    """Sections as stdout shows them."""
+    from offpol_diag.render.terminal import draw, make_console
 
-    render_terminal(sections, make_console(), stack)
+    return draw(sections, make_console(), stack)
 
 
-def show_report(summary: Summary, whole: bool = False) -> None:
-    """Draw the summary of the report on stdout; `whole`: wide tables below rather than left out."""
+def drawn_report(summary: Summary, whole: bool = False) -> str:
+    """The summary of the report as stdout shows it; `whole`: wide tables below rather than left out."""
     from offpol_diag.render.terminal import BRIEF, brief
     from offpol_diag.sections import sections
 
-    show(brief(sections(summary, BRIEF)), stack=whole)
+    return drawn(brief(sections(summary, BRIEF)), stack=whole)

@@ -9,10 +9,11 @@ import typer
 from offpol_diag.cli import defaults, options
 from offpol_diag.cli.output import Outputs
 from offpol_diag.cli.request import Request
-from offpol_diag.cli.show import show
+from offpol_diag.cli.show import drawn
 from offpol_diag.errors import UsageError
 
 if TYPE_CHECKING:
+    from offpol_diag.summary import Summary
     from offpol_diag.sweeps import Ask
 
 Named = Annotated[
@@ -83,19 +84,20 @@ def sweep(
     dumps = defaults.dumps(dump, quiet)
     files = Outputs(out, json, md, quiet)
     files.check(*dumps)
-    files.begin()
-    request = Request(
-        preset_file, columns, None, device, seed, on_bad_row, quiet, engine=engine, workers=workers
-    )
-    ask = _ask(request, preset, which, at, keep, trainer)
-    summary = request.sweep(dumps, ask)
-    files.write(summary)
-    if not files.takes_stdout():
-        from offpol_diag.sections.sweep import sweep as section
+    with files.begin():
+        request = Request(
+            preset_file, columns, None, device, seed, on_bad_row, quiet, engine=engine, workers=workers
+        )
+        ask = _ask(request, preset, which, at, keep, trainer)
+        summary = request.sweep(dumps, ask)
+        files.write(summary, lambda: _drawn(summary))
 
-        found = section(summary)
-        show([found] if found else [])
-    files.say_where()
+
+def _drawn(summary: Summary) -> str:
+    from offpol_diag.sections.sweep import sweep as section
+
+    found = section(summary)
+    return drawn([found] if found else [])
 
 
 def _ask(

@@ -48,7 +48,8 @@ class Trainer:
 
 
 def _verl(preset: Preset, snippets: tuple[Snippet, ...]) -> Habits:
-    if preset.logs in ("verl-2025-10", "verl-2025-11"):
+    """Of the newest version that can say it."""
+    if all(one.age[0] for one in snippets):
         return Habits(20.0, denominator="kept")
     return Habits(20.0, rule_at="token", denominator=None if preset.policy == "old" else "all")
 
@@ -70,14 +71,14 @@ OVERFLOW = "a ratio that float32 cannot hold counts as 0 here"
 TRAINERS: dict[str, Trainer] = {
     "verl": Trainer(verl, _verl),
     "trl": Trainer(trl),
-    "ms-swift": Trainer(ms_swift, Habits(20.0, "token", "token")),
+    "ms-swift": Trainer(ms_swift, Habits(20.0, "token", "token", frozenset({"k1"}))),
     "openrlhf": Trainer(openrlhf),
     "nemo-rl": Trainer(nemo_rl, _nemo_rl),
     "slime": Trainer(slime, _slime),
     "miles": Trainer(miles, _slime),
     "areal": Trainer(areal, _areal),
     "prime-rl": Trainer(prime_rl),
-    "skyrl": Trainer(skyrl, Habits(20.0)),
+    "skyrl": Trainer(skyrl, Habits(20.0, unclamped=frozenset({"prob_diff", "binary_kl"}))),
     "roll": Trainer(roll, Habits(denominator="kept")),
     "open-instruct": Trainer(open_instruct, Habits(10.0, "token", "token")),
     "flash-rl": Trainer(flash_rl),
@@ -136,4 +137,12 @@ def _config(preset: Preset, name: str) -> Config:
     trainer = TRAINERS[name]
     snippets, remarks = trainer.translate(preset)
     every = (*remarks, *differences(preset, trainer.habits_of(preset, snippets)))
-    return Config(preset.name, name, snippets, tuple(dict.fromkeys(every)))
+    newest_first = sorted(snippets, key=lambda one: one.age[0])
+    shown = (one for i, one in enumerate(newest_first) if not any(_covers(a, one) for a in newest_first[:i]))
+    return Config(preset.name, name, tuple(shown), tuple(dict.fromkeys(every)))
+
+
+def _covers(newer: Snippet, older: Snippet) -> bool:
+    """Whether all versions that take the older block take the newer one as well."""
+    same = (newer.language, newer.file, newer.title) == (older.language, older.file, older.title)
+    return same and newer.age[1] >= older.age[1]

@@ -8,6 +8,7 @@ from offpol_diag.configs import syntax
 from offpol_diag.configs.config import Snippet
 from offpol_diag.configs.habits import ClipKeys, clip_remarks, clip_settings
 from offpol_diag.configs.parts import Parts, cannot
+from offpol_diag.configs.schema import block, older
 from offpol_diag.errors import ConfigError
 from offpol_diag.presets import Preset, Reject
 
@@ -27,8 +28,9 @@ def areal(preset: Preset) -> Said:
     parts.need(("old", "current"), ("ppo_clip", "gspo"))
     settings = {**_correction(parts), **_loss(preset)}
     parts.finish()
-    now = Snippet("yaml", syntax.yaml({ACTOR + key: value for key, value in settings.items()}))
-    return (now, *_before(preset)), (*_remarks(settings), *clip_remarks(preset, CLIP))
+    now = {ACTOR + key: value for key, value in settings.items()}
+    snippets = (block("areal", "yaml", syntax.yaml(now), now), *_before(preset))
+    return snippets, (*_remarks(settings), *clip_remarks(preset, CLIP))
 
 
 def _correction(parts: Parts) -> dict[str, Any]:
@@ -38,10 +40,15 @@ def _correction(parts: Parts) -> dict[str, Any]:
         moment = parts.take("k2", "batch", "upper")
         if moment is None:
             return dict(RECOMPUTE)
-        return {**RECOMPUTE, "m2_threshold": 2 * (moment.upper or 0.0)}
+        return {**DECOUPLED, "rejection_sampling": None, **_moment(moment)}
     if parts.loss == "gspo":
         cannot("weights under the GSPO loss")
     return {**DECOUPLED, **{RULE + key: value for key, value in _rule(parts).items()}}
+
+
+def _moment(rule: Reject) -> dict[str, Any]:
+    """Only the decoupled loss keeps the rollout's log-probs beside the recomputed ones."""
+    return {"m2_threshold": 2 * (rule.upper or 0.0)}
 
 
 def _rule(parts: Parts) -> dict[str, Any]:
@@ -96,7 +103,6 @@ def _loss(preset: Preset) -> dict[str, Any]:
 def _remarks(settings: dict[str, Any]) -> tuple[str, ...]:
     metric = str(settings.get(RULE + "metric", ""))
     found = (
-        metric and "rejection_sampling needs AReaL v1.0.4 or later",
         metric and "a log-ratio that is not finite counts as 0 here (weight 1)",
         metric == "kl_k1" and "kl_k1 is +log r here, the opposite sign of k1 elsewhere",
         metric == "kl_k3" and "kl_k3 is of π_rollout/π_train here, whatever its help says",
@@ -108,17 +114,21 @@ def _remarks(settings: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _before(preset: Preset) -> tuple[Snippet, ...]:
-    """The keys up to v1.0.3, where they can say it: an upper bound, and nothing else."""
+    """The keys of before 1.0.4, where they can say it: an upper bound, or M2PO without weights."""
     try:
         settings = _cap(Parts(preset))
     except ConfigError:
         return ()
-    block = {ACTOR + key: value for key, value in {**DECOUPLED, **settings, **_loss(preset)}.items()}
-    return (Snippet("yaml", syntax.yaml(block), "or, up to v1.0.3"),)
+    said = {ACTOR + key: value for key, value in {**DECOUPLED, **settings, **_loss(preset)}.items()}
+    return older("areal", "yaml", syntax.yaml(said), said)
 
 
 def _cap(parts: Parts) -> dict[str, Any]:
     parts.need(("old",), ("ppo_clip",))
+    moment = parts.take("k2", "batch", "upper") if parts.weight is None else None
+    if moment is not None:
+        parts.finish()
+        return {"behave_imp_weight_mode": "disabled", "behave_imp_weight_cap": None, **_moment(moment)}
     over = parts.weight.over if parts.weight else ""
     level = LEVELS.get(over) or cannot("no weight")
     band, mode = parts.take_band(over), "mask"

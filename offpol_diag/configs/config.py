@@ -15,14 +15,18 @@ class Snippet:
     Attributes:
         language: yaml, toml, python, flags (of a command line) or hydra (overrides on a command line).
         text: what is pasted; empty where there is nothing to set.
-        title: what it is, when there is more than one: `or as overrides`, `up to v1.0.3`.
+        title: what it is beside others for the same versions: `as overrides`.
         file: the file it belongs in, where the trainer reads one by its name.
+        versions: of the trainer, that take it: `verl from 0.7.1`; empty where its table has one version only.
+        age: of the newest and of the oldest of them, in changes of the trainer's keys; 0 is today's.
     """
 
     language: Language
     text: str
     title: str = ""
     file: str = ""
+    versions: str = ""
+    age: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True)
@@ -32,9 +36,9 @@ class Config:
     Attributes:
         preset: its name.
         trainer: the trainer's name.
-        snippets: the first is the trainer's usual way; a title says what a further one is for.
-        remarks: what the trainer does differently from the preset as computed here, and since which version
-            it has the keys. The bounds, what they are on and what is rejected never differ.
+        snippets: the newest version's first.
+        remarks: what the trainer does differently from the preset as computed here. The bounds, what they
+            are on and what is rejected never differ.
     """
 
     preset: str
@@ -49,5 +53,5 @@ class Config:
 
 
 def _block(snippet: Snippet) -> str:
-    heading = ": ".join(word for word in (snippet.file, snippet.title) if word)
+    heading = ", ".join(word for word in (snippet.file, snippet.versions, snippet.title) if word)
     return (f"\n# {heading}\n" if heading else "") + (snippet.text or "# nothing to set")

@@ -6,6 +6,7 @@ from offpol_diag.configs import syntax
 from offpol_diag.configs.config import Snippet
 from offpol_diag.configs.habits import ClipKeys, clip_bounds, clip_remarks
 from offpol_diag.configs.parts import Parts, cannot
+from offpol_diag.configs.schema import block
 from offpol_diag.presets import Preset
 
 Said = tuple[tuple[Snippet, ...], tuple[str, ...]]
@@ -19,8 +20,9 @@ def colossalai(preset: Preset) -> Said:
     parts.need(("current",), ("ppo_clip",))
     parts.finish()
     low, high = clip_bounds(preset)
-    text = syntax.mapping("grpo_config", {COLOSSAL.low: low, COLOSSAL.high: high})
-    return (Snippet("python", text),), tuple(clip_remarks(preset, COLOSSAL))
+    settings = {COLOSSAL.low: low, COLOSSAL.high: high}
+    snippet = block("colossalai", "python", syntax.mapping("grpo_config", settings), settings)
+    return (snippet,), tuple(clip_remarks(preset, COLOSSAL))
 
 
 def torchforge(preset: Preset) -> Said:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from offpol_diag.configs.parts import cannot
-from offpol_diag.presets import AGGREGATES, Clip, Denominator, Preset, Reject, Weight
+from offpol_diag.presets import AGGREGATES, Clip, Denominator, Preset, Reject, Statistic, Weight
 
 
 @dataclass(frozen=True)
@@ -18,6 +18,7 @@ class Habits:
         clamp: bound on |log-ratio| before exp, nats; None = none.
         clamp_at: whether that of the weight acts on each token or on the aggregate.
         rule_at: whether that of a rejection does.
+        unclamped: statistics of rejections that have no such bound.
         denominator: whether rejected tokens leave the loss's denominator; None where no setting rejects.
         overflow: what becomes of a ratio that float32 cannot hold, where the trainer has a rule for it.
     """
@@ -25,6 +26,7 @@ class Habits:
     clamp: float | None = None
     clamp_at: Literal["token", "aggregate"] = "aggregate"
     rule_at: Literal["token", "aggregate"] = "aggregate"
+    unclamped: frozenset[Statistic] = frozenset()
     denominator: Denominator | None = "all"
     overflow: str = ""
 
@@ -33,7 +35,8 @@ def differences(preset: Preset, habits: Habits) -> Iterator[str]:
     """What the trainer does differently though the method is the same, a sentence each."""
     yield from _clamps(preset.weight, habits.clamp, habits.clamp_at, "weight")
     for rule in preset.reject:
-        yield from _clamps(rule, habits.clamp, habits.rule_at, "rejection")
+        bound = None if rule.statistic in habits.unclamped else habits.clamp
+        yield from _clamps(rule, bound, habits.rule_at, "rejection")
     if preset.weight is not None and habits.overflow:
         yield habits.overflow
     if (preset.reject or preset.veto) and habits.denominator not in (None, preset.denominator):
@@ -66,7 +69,15 @@ def _clamp(bound: float | None) -> str:
 
 @dataclass(frozen=True)
 class ClipKeys:
-    """A trainer's keys for the clip of its own ratio, and their defaults; "" where it has no such key."""
+    """A trainer's keys for the clip of its own ratio, and their defaults; "" where it has no such key.
+
+    Attributes:
+        low: the key of the lower bound; high: of the upper one; dual: of the dual clip.
+        low_default: of each where nothing is set.
+        high_default: the same.
+        dual_default: the same; None for no dual clip.
+        dual_said: what turns a dual clip on, where that is more than its key.
+    """
 
     low: str
     high: str
@@ -74,6 +85,7 @@ class ClipKeys:
     low_default: float = 0.2
     high_default: float = 0.2
     dual_default: float | None = None
+    dual_said: Callable[[float], str] | None = None
 
 
 DUAL = Clip().dual
@@ -104,13 +116,20 @@ def clip_bounds(preset: Preset) -> tuple[float, float]:
     return (1.0 if preset.clip.low is None else preset.clip.low, preset.clip.high)
 
 
+def no_dual_clip(preset: Preset) -> None:
+    """Refuse a dual clip that was asked for under GSPO, where the trainer's loss has none."""
+    if preset.loss == "gspo" and preset.clip.dual not in (None, DUAL):
+        cannot("a dual clip under the GSPO loss")
+
+
 def clip_remarks(preset: Preset, keys: ClipKeys) -> Iterator[str]:
     """How the dual clip differs, where no key can help it."""
     if preset.loss != "ppo_clip":
         return
     dual = preset.clip.dual
     if dual is not None and keys.dual_default is None and (not keys.dual or dual == DUAL):
-        key = f" unless {keys.dual} is {dual:g}" if keys.dual else ""
+        said = keys.dual_said(dual) if keys.dual_said else f"{keys.dual} is {dual:g}"
+        key = f" unless {said}" if keys.dual else ""
         yield f"no dual clip here{key}; the preset bounds the loss at -{dual:g} A where A < 0"
     if dual is None and keys.dual_default is not None:
         yield f"dual clip: at most -{keys.dual_default:g} A here where A < 0, which the preset has not"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from offpol_diag.configs import syntax
-from offpol_diag.configs.config import Snippet
 from offpol_diag.configs.habits import ClipKeys, clip_remarks
 from offpol_diag.configs.parts import IDLE_HIGH, Parts, cannot
+from offpol_diag.configs.schema import block
 from offpol_diag.configs.trl import Said, loss, threshold
 from offpol_diag.presets import Preset
 
@@ -21,7 +21,8 @@ def ms_swift(preset: Preset) -> Said:
     delta = parts.take_opsm()
     settings, idle = _weights(parts)
     parts.finish()
-    settings |= threshold("off_policy_sequence_mask_delta", delta) | loss(preset, CLIP)
+    settings |= threshold("off_policy_sequence_mask_delta", delta)
+    settings = ({"use_vllm": "true"} if settings else {}) | settings | loss(preset, CLIP)
     remarks = (
         settings.get("rollout_importance_sampling_mode")
         and "the weights multiply the KL-to-reference term as well; needs vLLM 0.10.2 or later",
@@ -29,12 +30,13 @@ def ms_swift(preset: Preset) -> Said:
         delta is not None
         and "off_policy_sequence_mask_delta is in nats per token; rows leave the denominator under bnpo only",
     )
-    text = "" if not settings else syntax.flags(settings)
     nothing = (
-        () if settings else ("ms-swift corrects nothing unless rollout_importance_sampling_mode is set",)
+        ("ms-swift corrects nothing unless rollout_importance_sampling_mode is set",)
+        if "use_vllm" not in settings
+        else ()
     )
     said = (*nothing, *(str(text) for text in remarks if text), *clip_remarks(preset, CLIP))
-    return (Snippet("flags", text),), said
+    return (block("ms-swift", "flags", syntax.flags(settings), settings),), said
 
 
 def _weights(parts: Parts) -> tuple[dict[str, Any], bool]:

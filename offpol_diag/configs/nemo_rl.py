@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from offpol_diag.configs import syntax
 from offpol_diag.configs.config import Snippet
 from offpol_diag.configs.habits import ClipKeys, clip_bounds, clip_remarks, clip_settings
 from offpol_diag.configs.parts import Parts, cannot
+from offpol_diag.configs.schema import yaml_and_hydra
 from offpol_diag.presets import Preset
 
 Said = tuple[tuple[Snippet, ...], tuple[str, ...]]
 TYPE, RATIO, LOW = (f"truncated_importance_sampling_{key}" for key in ("type", "ratio", "ratio_min"))
 CLIP = ClipKeys("ratio_clip_min", "ratio_clip_max", "ratio_clip_c")
 LOSS = "loss_fn."
+RAW = {TYPE: None, RATIO: None}
+"""No truncation: a ratio that is left over from a base file is an error without its type."""
 
 
 def nemo_rl(preset: Preset) -> Said:
@@ -26,16 +28,15 @@ def nemo_rl(preset: Preset) -> Said:
     block = {LOSS + key: value for key, value in settings.items()}
     if error is not None:
         block["grpo.seq_logprob_error_threshold"] = error.upper
-    snippets = (
-        Snippet("yaml", syntax.yaml(block)),
-        Snippet("hydra", syntax.hydra(block), "or as overrides"),
+    return yaml_and_hydra("nemo-rl", block), (
+        *_remarks(settings, error is not None),
+        *clip_remarks(preset, CLIP),
     )
-    return snippets, (*_remarks(settings, error is not None), *clip_remarks(preset, CLIP))
 
 
 def _weights(parts: Parts) -> dict[str, Any]:
     if parts.weight is None:
-        return {"use_importance_sampling_correction": False}
+        return {"use_importance_sampling_correction": False, **RAW}
     on = {"use_importance_sampling_correction": True}
     if parts.weight.over == "sum" or parts.loss == "gspo":
         return on | _sequence(parts)
@@ -45,7 +46,7 @@ def _weights(parts: Parts) -> dict[str, Any]:
     weight = parts.take_weight("token", lower=True)
     if weight is None or weight.action == "none":
         rule = parts.take("ratio", "mean")
-        return on | (_bounded("seq-mask-tis", rule.lower, rule.upper) if rule else {TYPE: None})
+        return on | (_bounded("seq-mask-tis", rule.lower, rule.upper) if rule else RAW)
     return on | _tis(weight.lower, weight.upper)
 
 
@@ -55,7 +56,7 @@ def _sequence(parts: Parts) -> dict[str, Any]:
         cannot("weights of the product ratio without the GSPO loss")
     weight = parts.take_weight("sum", lower=True)
     if weight is None or weight.action == "none":
-        return {TYPE: None}
+        return dict(RAW)
     return _tis(weight.lower, weight.upper)
 
 
@@ -82,10 +83,9 @@ def _loss(preset: Preset) -> dict[str, Any]:
 
 def _remarks(settings: dict[str, Any], error: bool) -> tuple[str, ...]:
     found = (
-        settings.get(TYPE)
-        and f"{TYPE} needs NeMo-RL 0.6.0 or later; in 0.4 and 0.5 the ratio alone means tis",
-        settings.get(TYPE) == "tis" and settings[LOW] and "tis heeds its lower bound from 0.7.0 on",
-        error
-        and "seq_logprob_error_threshold needs NeMo-RL 0.6.0 or later; its sequences leave the denominator",
+        settings.get(TYPE) == "tis"
+        and not settings[LOW]
+        and f"before NeMo-RL 0.6.0 there is no {TYPE}: the ratio alone means tis",
+        error and "the sequences of seq_logprob_error_threshold leave the denominator",
     )
     return tuple(text for text in found if isinstance(text, str) and text)

@@ -8,6 +8,7 @@ from offpol_diag.configs import syntax
 from offpol_diag.configs.config import Snippet
 from offpol_diag.configs.habits import ClipKeys, clip_bounds, clip_remarks, clip_settings
 from offpol_diag.configs.parts import Band, Parts, cannot
+from offpol_diag.configs.schema import block
 from offpol_diag.presets import Preset
 
 Said = tuple[tuple[Snippet, ...], tuple[str, ...]]
@@ -26,7 +27,8 @@ def open_instruct(preset: Preset) -> Said:
     settings |= _rho(parts) if on else {}
     parts.finish()
     settings |= _loss(preset)
-    return (Snippet("flags", syntax.flags(settings)),), (*_remarks(settings, on), *clip_remarks(preset, CLIP))
+    snippet = block("open-instruct", "flags", syntax.flags(settings), settings)
+    return (snippet,), (*_remarks(settings, on), *clip_remarks(preset, CLIP))
 
 
 def _rho(parts: Parts) -> dict[str, Any]:
@@ -82,9 +84,7 @@ def _loss(preset: Preset) -> dict[str, Any]:
 
 def _remarks(settings: dict[str, Any], on: bool) -> tuple[str, ...]:
     found = (
-        on
-        and "a bound of 0 is off; these keys are of 2026-05-07 and later "
-        "(before: truncated_importance_sampling_ratio_cap)",
+        on and "a bound of 0 is off; before 2026-05-07 the key was truncated_importance_sampling_ratio_cap",
         "rho_mask_sequence_level" in settings
         and "a sequence is a packed row here, which may hold several responses",
         "rho_mask_tv_divergence" in settings

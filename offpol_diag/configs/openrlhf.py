@@ -1,4 +1,4 @@
-"""OpenRLHF: is_correction_type with two bounds; since September 2026 a level, a mode and a gate."""
+"""OpenRLHF: a level, a mode and a gate since September 2026; is_correction_type with two bounds before."""
 
 from __future__ import annotations
 
@@ -9,64 +9,68 @@ from offpol_diag.configs import syntax
 from offpol_diag.configs.config import Snippet
 from offpol_diag.configs.habits import ClipKeys, clip_remarks, clip_settings
 from offpol_diag.configs.parts import Parts, cannot
+from offpol_diag.configs.schema import older
 from offpol_diag.presets import Preset
 
 Said = tuple[tuple[Snippet, ...], tuple[str, ...]]
+Settings = dict[str, Any]
 CLIP = ClipKeys("low", "high", "actor.dual_clip")
+CORRECTION = "algo.advantage.is_correction_"
+LEVELS = {"tis": ("token", "clip"), "icepop": ("token", "mask"), "seq-mask-tis": ("seq", "mask")}
+FORMER = {"seq-mask-tis": "mis"}
+"""What a type was called before 0.9.4."""
 
 
 def openrlhf(preset: Preset) -> Said:
-    """is_correction_type with two bounds; an idle lower one is 0, an idle upper one inf."""
+    """A correction of tokens or sequences with two bounds; an idle lower one is 0, an idle upper one inf."""
     parts = Parts(preset)
     if parts.policy == "current":
         return _gspo(preset, parts)
     parts.need(("old",), ("ppo_clip", "gspo"))
     if parts.loss == "gspo" and parts.weight is not None:
         cannot("weights under the GSPO loss, which takes the rollout for its anchor instead")
-    settings = _loss(preset)
     if parts.weight is None:
         parts.finish()
-        nothing = "OpenRLHF corrects nothing without --algo.advantage.is_correction_enable"
-        return (Snippet("flags", syntax.flags(settings)),), (nothing, *clip_remarks(preset, CLIP))
+        nothing = "OpenRLHF corrects nothing unless its correction is on"
+        return _forms(_loss(preset), {}, {}), (nothing, *clip_remarks(preset, CLIP))
     kind, bounds = _type(parts)
     parts.finish()
-    prefix = "algo.advantage.is_correction_"
-    new = {f"{prefix}enable": True, f"{prefix}type": kind, f"{prefix}threshold": bounds, **settings}
-    old = {"enable": True, "type": kind, "threshold": bounds}
-    forms = Snippet("flags", syntax.flags(new)), _newer(kind, bounds, settings), _old(old, settings)
-    return forms, _remarks(preset, bounds)
-
-
-OLD = {
-    "enable": "enable_vllm_is_correction",
-    "type": "vllm_is_correction_type",
-    "threshold": "vllm_is_truncated_threshold",
-}
-
-
-LEVELS = {"tis": ("token", "clip"), "icepop": ("token", "mask"), "seq-mask-tis": ("seq", "mask")}
-
-
-def _newer(kind: str, bounds: tuple[float, float], loss: dict[str, Any]) -> Snippet:
-    """The keys that took the place of type and enable."""
     level, mode = LEVELS[kind]
-    words = {"level": level, "mode": mode, "gating": "ratio", "threshold": bounds}
-    settings = {f"algo.advantage.is_correction_{key}": value for key, value in words.items()}
-    return Snippet("flags", syntax.flags(settings | loss), "or, since September 2026 (pull request 1339)")
+    newest = {"level": level, "mode": mode, "gating": "ratio", "threshold": bounds}
+    before = {"enable": True, "type": kind, "threshold": bounds}
+    return _forms(_loss(preset), newest, before), _remarks(preset, bounds)
 
 
-def _old(correction: dict[str, Any], loss: dict[str, Any]) -> Snippet:
-    """The spelling before 0.10."""
-    old = {OLD[key]: value for key, value in correction.items()}
-    old |= {key.removeprefix("actor."): value for key, value in loss.items()}
-    return Snippet("flags", syntax.flags(old), "or, before 0.10 (and from 2026-02 on)")
+def _forms(loss: Settings, newest: Settings, before: Settings) -> tuple[Snippet, ...]:
+    """The correction in each spelling that has had it, the newest first; the same spellings once."""
+    flat = {key.removeprefix("actor."): value for key, value in loss.items()}
+    spelt = [
+        {CORRECTION + key: value for key, value in newest.items()} | loss,
+        {CORRECTION + key: value for key, value in before.items()} | loss,
+        _vllm(before) | flat,
+        _vllm(before | {"type": FORMER.get(before.get("type", ""), before.get("type"))} if before else {})
+        | flat,
+    ]
+    distinct = [one for i, one in enumerate(spelt) if one not in spelt[:i]]
+    found = tuple(form for one in distinct for form in older("openrlhf", "flags", syntax.flags(one), one))
+    return found or cannot("bounds that its command line refuses")
+
+
+def _vllm(correction: Settings) -> Settings:
+    """The spelling before 0.10.2."""
+    names = {
+        "enable": "enable_vllm_is_correction",
+        "type": "vllm_is_correction_type",
+        "threshold": "vllm_is_truncated_threshold",
+    }
+    return {names[key]: value for key, value in correction.items()}
 
 
 def _remarks(preset: Preset, bounds: tuple[float, float]) -> tuple[str, ...]:
     found = (
         bounds[0] == 0 and "a lower bound of 0 is idle; the default, 0.5, is not",
         bounds[1] == math.inf and "an upper bound of inf is idle",
-        "before 2025-12-11 the threshold was one upper bound; until 2026-02-06 seq-mask-tis was called mis",
+        "before 0.9.1 the threshold was one upper bound",
     )
     return (*(text for text in found if text), *clip_remarks(preset, CLIP))
 
@@ -89,9 +93,8 @@ def _open(low: float | None, high: float | None) -> tuple[float, float]:
 def _gspo(preset: Preset, parts: Parts) -> Said:
     parts.need(("current",), ("gspo",))
     parts.finish()
-    settings = {"algo.advantage.is_correction_enable": True, **_loss(preset)}
-    remark = "under gspo correction type and threshold are ignored: the rollout's log-probs become the anchor"
-    return (Snippet("flags", syntax.flags(settings)),), (remark,)
+    remark = "under gspo the correction's bounds are ignored: the rollout's log-probs become the anchor"
+    return _forms(_loss(preset), {"level": "token"}, {"enable": True}), (remark,)
 
 
 def _loss(preset: Preset) -> dict[str, Any]:

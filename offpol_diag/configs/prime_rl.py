@@ -1,4 +1,4 @@
-"""prime-rl: [trainer.loss], DPPO or IPO at HEAD; ratios and their masks before 2026-03-03."""
+"""prime-rl: [trainer.loss], DPPO or IPO; ratios and their masks before 0.5.0."""
 
 from __future__ import annotations
 
@@ -8,24 +8,31 @@ from typing import Any
 from offpol_diag.configs import syntax
 from offpol_diag.configs.config import Snippet
 from offpol_diag.configs.parts import Parts, cannot
+from offpol_diag.configs.schema import older
 from offpol_diag.presets import Preset, Reject
 
 Said = tuple[tuple[Snippet, ...], tuple[str, ...]]
 TABLE = "trainer.loss"
 KL = "kl_tau adds a term (log r)² on every loss token, masked ones included; 0 leaves it out"
-OLD = "these keys are gone since 2026-03-03: pin prime-rl before that (<= v0.4), or write a custom loss"
+OLD = "these keys are gone since 2026-03-03: pin prime-rl to release 0.4.0, or write a custom loss"
 
 
 def prime_rl(preset: Preset) -> Said:
     """One gradient pass against the rollout: there is no π_old."""
     parts = Parts(preset)
     parts.need(("current",), ("surrogate", "reinforce"))
-    settings, remarks = (_head if parts.loss == "surrogate" else _before)(parts)
+    forms, remarks = (_head if parts.loss == "surrogate" else _before)(parts)
     parts.finish()
-    return (Snippet("toml", syntax.toml(TABLE, settings)),), remarks
+    snippets = tuple(one for settings in forms for one in _written(settings))
+    return snippets or cannot("bounds that its classes refuse"), remarks
 
 
-def _head(parts: Parts) -> tuple[dict[str, Any], tuple[str, ...]]:
+def _written(settings: dict[str, Any]) -> tuple[Snippet, ...]:
+    named = {f"{TABLE}.{key}": value for key, value in settings.items()}
+    return older("prime-rl", "toml", syntax.toml(TABLE, settings), named)
+
+
+def _head(parts: Parts) -> tuple[tuple[dict[str, Any], ...], tuple[str, ...]]:
     weight = parts.take_weight("token", actions=("none",))
     if weight is None or len(parts.rules) != 1:
         cannot("this loss without exactly one mask on the probability difference")
@@ -33,19 +40,22 @@ def _head(parts: Parts) -> tuple[dict[str, Any], tuple[str, ...]]:
     plain = (rule.statistic, rule.over, rule.strict, rule.policy) == ("prob_diff", "token", False, None)
     if not plain or rule.lower is None or rule.upper is None or rule.upper < 0 < rule.lower:
         cannot("a mask on anything but the token's probability difference, with both bounds")
-    settings = {**_mask(rule, rule.lower, rule.upper), "adv_tau": 1.0, "kl_tau": 0.0}
-    return settings, (KL, "[loss] where the trainer runs alone", "needs prime-rl since 2026-04-06")
+    terms = {"adv_tau": 1.0, "kl_tau": 0.0}
+    forms = tuple({**mask, **terms} for mask in _masks(rule, rule.lower, rule.upper))
+    return forms, (KL, "[loss] where the trainer runs alone")
 
 
-def _mask(rule: Reject, low: float, high: float) -> dict[str, Any]:
+def _masks(rule: Reject, low: float, high: float) -> tuple[dict[str, Any], ...]:
+    """The newest spelling first."""
     if rule.advantage == "against_or_zero":
-        return {"type": "default", "dppo_mask_low": -low, "dppo_mask_high": high}
-    if rule.advantage == "any" and low == -high:
-        return {"type": "ipo", "ipo_threshold": high}
-    return cannot("this condition on the advantage, or bounds that are not symmetric")
+        return ({"type": "default", "dppo_mask_low": -low, "dppo_mask_high": high},)
+    if rule.advantage != "any":
+        return cannot(f"this condition on the advantage ({rule.advantage})")
+    two_sided = {"type": "default", "ipo_mask_low": -low, "ipo_mask_high": high}
+    return ({"type": "ipo", "ipo_threshold": high}, two_sided) if low == -high else (two_sided,)
 
 
-def _before(parts: Parts) -> tuple[dict[str, Any], tuple[str, ...]]:
+def _before(parts: Parts) -> tuple[tuple[dict[str, Any], ...], tuple[str, ...]]:
     parts.split_mask()
     parts.drop_idle()
     weight = parts.take_weight("token", "sum")
@@ -64,4 +74,4 @@ def _before(parts: Parts) -> tuple[dict[str, Any], tuple[str, ...]]:
     if weight.upper is not None:
         settings["sequence_clip_high"] = weight.upper
     by_length = ("each sequence is divided by its length here",) if weight.over == "sum" else ()
-    return {**settings, "adv_tau": 1.0, "kl_tau": 0.0}, (OLD, *by_length)
+    return ({**settings, "kl_tau": 0.0},), (OLD, *by_length)

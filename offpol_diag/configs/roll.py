@@ -8,19 +8,30 @@ from typing import Any
 from offpol_diag.configs import syntax
 from offpol_diag.configs.config import Snippet
 from offpol_diag.configs.habits import ClipKeys, clip_bounds, clip_remarks, clip_settings
-from offpol_diag.configs.parts import Parts
+from offpol_diag.configs.parts import Parts, cannot
+from offpol_diag.configs.schema import block
 from offpol_diag.presets import Preset, Reject
 
 Said = tuple[tuple[Snippet, ...], tuple[str, ...]]
 TYPES = {"token": "token", "segment": "segment", "mean": "geometric", "sum": "sequence"}
-CLIP = ClipKeys("pg_clip_low", "pg_clip_high")
+
+
+def _dual(bound: float) -> str:
+    switches = "dual_clip_loss and use_pg_clip_range are true"
+    return f"{switches} and pg_clip is {(bound - 1) / 2:g} (the bound is 1 + 2 pg_clip)"
+
+
+CLIP = ClipKeys("pg_clip_low", "pg_clip_high", "dual_clip_loss", dual_said=_dual)
 BLOCK = "train_infer_correction."
+PG_WORKER = "roll.pipeline.rlvr.actor_pg_worker.ActorPGWorker"
+CISPO = (0.1, 0.1)
+"""The bounds in its code: no configuration class has a key for them."""
 
 
 def roll(preset: Preset) -> Said:
     """One is_weight and a filter per rule; all filters must pass."""
     parts = Parts(preset)
-    parts.need(("old",), ("ppo_clip", "cispo"))
+    parts.need(("old",), ("ppo_clip", "gspo", "cispo"))
     parts.split_mask()
     settings = {**_weight(parts), BLOCK + "filters": _filters(parts)}
     parts.finish()
@@ -30,7 +41,11 @@ def roll(preset: Preset) -> Said:
         "under loss_agg_mode token-mean the sum ignores the mask: filtered tokens still push there",
     )
     shown = remarks if preset.reject else ()
-    return (Snippet("yaml", syntax.yaml(settings)),), (*shown, *clip_remarks(preset, CLIP))
+    seq = (
+        "importance_sampling is a key of the RLVR pipeline; its mean is over the tokens left by the filters",
+    )
+    said = (*shown, *(seq if preset.loss == "gspo" else ()), *clip_remarks(preset, CLIP))
+    return (block("roll", "yaml", syntax.yaml(settings), settings),), said
 
 
 def _weight(parts: Parts) -> dict[str, Any]:
@@ -67,7 +82,17 @@ def _filter(rule: Reject) -> dict[str, Any]:
 
 def _loss(preset: Preset) -> dict[str, Any]:
     if preset.loss == "cispo":
-        low, high = clip_bounds(preset)
-        return {"pg_variant": "cispo", "cispo_epsilon_low": low, "cispo_epsilon_high": high}
+        if clip_bounds(preset) != CISPO:
+            cannot(
+                "bounds of CISPO's weight other than 0.1 and 0.1: they stand in its code, "
+                "and cispo_epsilon_low and cispo_epsilon_high in YAML are dropped"
+            )
+        return {"actor_train.worker_cls": PG_WORKER, "actor_train.pg_variant": "cispo"}
     clip = clip_settings(preset, CLIP)
-    return {**({"use_pg_clip_range": True} if clip else {}), **clip}
+    dual = clip.pop(CLIP.dual, None)
+    seq = {"importance_sampling": "seq"} if preset.loss == "gspo" else {}
+    if dual is None:
+        return {**seq, **({"use_pg_clip_range": True} if clip else {}), **clip}
+    low, high = clip_bounds(preset)
+    bound = {"dual_clip_loss": True, "pg_clip": (dual - 1) / 2}
+    return {**seq, "use_pg_clip_range": True, CLIP.low: low, CLIP.high: high, **bound}

@@ -6,14 +6,21 @@ from typing import Any
 
 from offpol_diag.configs import syntax
 from offpol_diag.configs.config import Snippet
-from offpol_diag.configs.habits import ClipKeys, clip_bounds, clip_remarks, clip_settings
+from offpol_diag.configs.habits import ClipKeys, clip_bounds, clip_remarks, clip_settings, no_dual_clip
 from offpol_diag.configs.parts import IDLE_HIGH, IDLE_LOW, Parts, cannot
-from offpol_diag.presets import Clip, Preset, Weight
+from offpol_diag.configs.schema import block
+from offpol_diag.presets import Preset, Weight
 
 Said = tuple[tuple[Snippet, ...], tuple[str, ...]]
 ALGORITHM, CORRECTION = "trainer.algorithm.", "off_policy_correction."
-CLIP = ClipKeys("eps_clip_low", "eps_clip_high")
 DUAL = "clip_ratio_c"
+
+
+def _dual(bound: float) -> str:
+    return f"policy_loss_type is dual_clip and {DUAL} is {bound:g}"
+
+
+CLIP = ClipKeys("eps_clip_low", "eps_clip_high", DUAL, dual_said=_dual)
 IDLE = "bounds of 1.0e-9 and 1.0e+9 are idle: log-ratios are clamped to ±20"
 ORDER = "outliers, token mask, weights, sequence mask, in that order: each over what the one before has left"
 
@@ -23,11 +30,11 @@ def skyrl(preset: Preset) -> Said:
     parts = Parts(preset)
     settings = _bypass(parts) if parts.policy == "current" else _decoupled(parts)
     parts.finish()
-    block = {ALGORITHM + key: value for key, value in settings.items()}
-    block["generator.sampling_params.logprobs"] = 1
+    said = {ALGORITHM + key: value for key, value in settings.items()}
+    said["generator.sampling_params.logprobs"] = 1
     snippets = (
-        Snippet("hydra", syntax.hydra(block)),
-        Snippet("yaml", syntax.yaml(block), "or as YAML"),
+        block("skyrl", "hydra", syntax.hydra(said), said),
+        block("skyrl", "yaml", syntax.yaml(said), said, "as YAML"),
     )
     idle = {IDLE_LOW, IDLE_HIGH} & {value for value in settings.values() if isinstance(value, float)}
     several = len(preset.reject) + bool(preset.veto) > 1 or any(
@@ -99,12 +106,14 @@ def _sequence_mask(parts: Parts, tokens: bool) -> dict[str, Any]:
 def _loss(preset: Preset) -> dict[str, Any]:
     if preset.loss == "cispo":
         return {"policy_loss_type": "cispo", **_cispo(*clip_bounds(preset))}
+    no_dual_clip(preset)
     clip = clip_settings(preset, CLIP)
+    dual = clip.pop(DUAL, None)
     if preset.loss == "gspo":
         return {"policy_loss_type": "gspo", **clip}
-    if preset.clip.dual in (None, Clip().dual):  # the usual one is a guard, said in a remark
+    if dual is None:  # the usual one is a guard, said in a remark
         return {"policy_loss_type": "regular", **clip}
-    return {"policy_loss_type": "dual_clip", **clip, DUAL: preset.clip.dual}
+    return {"policy_loss_type": "dual_clip", **clip, DUAL: dual}
 
 
 def _cispo(low: float, high: float) -> dict[str, Any]:

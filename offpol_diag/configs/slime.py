@@ -11,6 +11,7 @@ from offpol_diag.configs import syntax
 from offpol_diag.configs.config import Snippet
 from offpol_diag.configs.habits import ClipKeys, clip_bounds, clip_remarks, clip_settings
 from offpol_diag.configs.parts import IDLE_HIGH, IDLE_LOW, Parts, cannot
+from offpol_diag.configs.schema import block
 from offpol_diag.errors import ConfigError
 from offpol_diag.presets import Loss, Preset
 
@@ -24,17 +25,20 @@ FILE = "mis.yaml"
 class Paths:
     """Where a trainer keeps its functions, and what it lacks."""
 
+    trainer: str
     icepop: str
     mis: str
     cispo: bool
 
 
 SLIME = Paths(
+    "slime",
     "slime.backends.megatron_utils.loss.icepop_function",
     "examples.train_infer_mismatch_helper.mis.compute_mis_weights_with_cp",
     True,
 )
 MILES = Paths(
+    "miles",
     "miles.backends.training_utils.loss_hub.corrections.icepop_function",
     "examples.infra_features.train_infer_mismatch_helper.mis.compute_mis_weights_with_cp",
     False,
@@ -47,12 +51,12 @@ def _said(preset: Preset, paths: Paths) -> Said:
     parts.need(("old", "current"), losses)
     loss = _loss(preset)
     if parts.policy == "current":
-        return _bypass(preset, parts, loss)
+        return _bypass(preset, parts, paths, loss)
     if parts.bare:
         parts.finish()
         nothing = "nothing is corrected without --use-tis"
-        return (Snippet("flags", syntax.flags(loss)),), (nothing, *clip_remarks(preset, CLIP))
-    if preset.logs == "slime-mis":
+        return (_flagged(paths, loss),), (nothing, *clip_remarks(preset, CLIP))
+    if preset.logs in ("slime-mis", "miles-mis"):
         return _helper(preset, paths, loss)
     try:
         return _flags(preset, paths, loss)
@@ -72,7 +76,11 @@ def _loss(preset: Preset) -> dict[str, Any]:
     return {**gspo, **clip_settings(preset, CLIP)}
 
 
-def _bypass(preset: Preset, parts: Parts, loss: dict[str, Any]) -> Said:
+def _flagged(paths: Paths, settings: dict[str, Any]) -> Snippet:
+    return block(paths.trainer, "flags", syntax.flags(settings), settings)
+
+
+def _bypass(preset: Preset, parts: Parts, paths: Paths, loss: dict[str, Any]) -> Said:
     """The rollout's log-probs for the old ones; OPSM asks the sign of each token's advantage."""
     delta = parts.take_opsm()
     parts.finish()
@@ -80,7 +88,7 @@ def _bypass(preset: Preset, parts: Parts, loss: dict[str, Any]) -> Said:
     remark = (
         "opsm asks each token's advantage: the same as the sequence's where all its tokens have one (GRPO)",
     )
-    snippet = Snippet("flags", syntax.flags({"use-rollout-logprobs": True, **opsm, **loss}))
+    snippet = _flagged(paths, {"use-rollout-logprobs": True, **opsm, **loss})
     return (snippet,), (*(remark if opsm else ()), *clip_remarks(preset, CLIP))
 
 
@@ -99,7 +107,7 @@ def _flags(preset: Preset, paths: Paths, loss: dict[str, Any]) -> Said:
         low, high = (None, None) if weight is None else (weight.lower, weight.upper)
     parts.finish()
     settings |= {"tis-clip": math.inf if high is None else high, "tis-clip-low": 0.0 if low is None else low}
-    return (Snippet("flags", syntax.flags({**settings, **loss})),), tuple(clip_remarks(preset, CLIP))
+    return (_flagged(paths, {**settings, **loss}),), tuple(clip_remarks(preset, CLIP))
 
 
 # ---------------------------------------------------------------- the MIS helper
@@ -116,10 +124,12 @@ def _helper(preset: Preset, paths: Paths, loss: dict[str, Any]) -> Said:
         "use-tis": True,
         "custom-config-path": FILE,
         "custom-tis-function-path": paths.mis,
+        **loss,
     }
+    both = {**run, **{f"{FILE}/{key}": value for key, value in settings.items()}}
     snippets = (
-        Snippet("yaml", syntax.yaml(settings), file=FILE),
-        Snippet("flags", syntax.flags({**run, **loss}), "flags"),
+        block(paths.trainer, "yaml", syntax.yaml(settings), both, file=FILE),
+        block(paths.trainer, "flags", syntax.flags(run), both, "flags"),
     )
     return snippets, (*_remarks(settings), *clip_remarks(preset, CLIP))
 

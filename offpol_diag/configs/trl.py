@@ -8,11 +8,13 @@ from offpol_diag.configs import syntax
 from offpol_diag.configs.config import Snippet
 from offpol_diag.configs.habits import ClipKeys, clip_bounds, clip_remarks, clip_settings
 from offpol_diag.configs.parts import Parts, cannot
+from offpol_diag.configs.schema import block, older
 from offpol_diag.presets import Preset
 
 Said = tuple[tuple[Snippet, ...], tuple[str, ...]]
 MODES = {"token": "token", "sum": "sequence"}
 CLIP = ClipKeys("epsilon", "epsilon_high", "delta")
+MAX, CAP = "vllm_importance_sampling_clip_max", "vllm_importance_sampling_cap"
 
 
 def trl(preset: Preset) -> Said:
@@ -24,16 +26,13 @@ def trl(preset: Preset) -> Said:
     parts.finish()
     settings = {"use_vllm": True, **weights, **threshold("off_policy_mask_threshold", delta)}
     settings |= loss(preset, CLIP)
-    bounded = settings.get("vllm_importance_sampling_clip_min") is not None
-    remarks = (
-        bounded and "vllm_importance_sampling_clip_min needs TRL 1.6.0 or later",
-        "before TRL 1.6.0 vllm_importance_sampling_clip_max was vllm_importance_sampling_cap"
-        if weights.get("vllm_importance_sampling_clip_max") is not None
-        else "",
-        delta is not None and "off_policy_mask_threshold is in nats per token",
+    before = {CAP if key == MAX else key: value for key, value in settings.items()}
+    snippets = (
+        block("trl", "python", syntax.call("GRPOConfig", settings), settings),
+        *(older("trl", "python", syntax.call("GRPOConfig", before), before) if MAX in settings else ()),
     )
-    snippet = Snippet("python", syntax.call("GRPOConfig", settings))
-    return (snippet,), (*(text for text in remarks if text), *clip_remarks(preset, CLIP))
+    nats = ("off_policy_mask_threshold is in nats per token",) if delta is not None else ()
+    return snippets, (*nats, *clip_remarks(preset, CLIP))
 
 
 def _weights(parts: Parts) -> dict[str, Any]:

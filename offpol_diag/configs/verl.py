@@ -1,20 +1,22 @@
 """verl: three generations of keys, and its fork for Flash-RL.
 
-Since 2026-01-14 its k1 bounds are compared with −Δ, so bounds [lo, hi] on r are written "1/hi_1/lo". A
-threshold is always a quoted string: YAML reads 0.5_2 as 0.52.
+Since 0.7.1 its k1 bounds are compared with −Δ, so bounds [lo, hi] on r are written "1/hi_1/lo". A threshold
+is always a quoted string: YAML reads 0.5_2 as 0.52.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from offpol_diag.configs import syntax
 from offpol_diag.configs.config import Snippet
-from offpol_diag.configs.habits import ClipKeys, clip_remarks, clip_settings
+from offpol_diag.configs.habits import ClipKeys, clip_remarks, clip_settings, no_dual_clip
 from offpol_diag.configs.parts import IDLE_HIGH, IDLE_LOW, Parts, cannot
+from offpol_diag.configs.schema import yaml_and_hydra
 from offpol_diag.errors import ConfigError
-from offpol_diag.presets import Preset, Reject, Weight
+from offpol_diag.presets import Preset, Reject
 
 Said = tuple[tuple[Snippet, ...], tuple[str, ...]]
 BLOCK = "algorithm.rollout_correction."
@@ -25,42 +27,43 @@ CLIP = ClipKeys("clip_ratio_low", "clip_ratio_high", "clip_ratio_c", dual_defaul
 LEVELS = {"token": "token", "sum": "sequence", "mean": "geometric"}
 OPTIONS = {"token": "token", "sum": "seq_sum", "mean": "seq_mean", "max": "seq_max"}
 IDLE = "bounds of 1.0e-9 and 1.0e+9 are idle: the log-ratio is clamped to ±20"
-NOW = "verl since 2026-01-14"
+NOW = "verl from 0.7.1"
 
 
 def verl(preset: Preset) -> Said:
-    """The keys of the generation whose logs the preset has, and today's beside older ones."""
-    older = {"verl-2025-10": october, "verl-2025-11": november}.get(preset.logs or "")
-    if older is None:
-        return january(preset)
-    snippets, remarks = older(preset)
+    """Today's keys, and those of the generation whose logs the preset has, or that could still say it."""
+    logs = preset.logs or ""
+    older = (november, october) if logs == "verl-2025-10" else (november,)
+    tried = [_try(january, preset)]
+    if logs in ("verl-2025-10", "verl-2025-11") or isinstance(tried[0], ConfigError):
+        tried += [_try(one, preset) for one in older]
+    said = [one for one in tried if isinstance(one, tuple)]
+    if not said:
+        raise next(one for one in tried if isinstance(one, ConfigError))
+    gone = f"{NOW} cannot say this: {tried[0].message}" if isinstance(tried[0], ConfigError) else ""
+    remarks = dict.fromkeys((*(text for _, texts in said for text in texts), *([gone] if gone else ())))
+    return tuple(one for snippets, _ in said for one in snippets), tuple(remarks)
+
+
+def _try(generation: Callable[[Preset], Said], preset: Preset) -> Said | ConfigError:
     try:
-        now, more = january(preset)
+        return generation(preset)
     except ConfigError as error:
-        return snippets, (*remarks, f"{NOW} cannot say this: {error.message}")
-    later = tuple(Snippet(one.language, one.text, _later(one.title)) for one in now)
-    return (*snippets, *later), (*remarks, *(f"{NOW}: {remark}" for remark in more if remark not in remarks))
-
-
-def _later(title: str) -> str:
-    return f"or, {NOW}, as overrides" if title else f"or, {NOW}"
+        return error
 
 
 def _said(settings: dict[str, Any], preset: Preset, *remarks: str, added: str = "") -> Said:
+    no_dual_clip(preset)
     settings = {**settings, **LOG_PROBS, **clip_settings(preset, CLIP, ACTOR)}
-    snippets = (
-        Snippet("yaml", syntax.yaml(settings)),
-        Snippet("hydra", syntax.hydra(settings, added), "or as overrides"),
-    )
     idle = (IDLE,) if {IDLE_HIGH, IDLE_LOW} & set(map(_number, settings.values())) else ()
-    return snippets, (*remarks, *idle, *clip_remarks(preset, CLIP))
+    return yaml_and_hydra("verl", settings, added), (*remarks, *idle, *clip_remarks(preset, CLIP))
 
 
 def _number(value: object) -> object:
     return value if isinstance(value, float) else None
 
 
-# ---------------------------------------------------------------- 2025-10-28 to 2025-11-07
+# ---------------------------------------------------------------- 0.6.0, and until 2025-11-07
 
 
 def october(preset: Preset) -> Said:
@@ -77,7 +80,9 @@ def october(preset: Preset) -> Said:
     parts.preset = Preset(preset.name, preset.summary)  # `apply` has been said
     parts.finish()
     block = {f"algorithm.{key}": value for key, value in settings.items()}
-    return _said(block, preset, "keys of verl from 2025-10-28 to 2025-11-07")
+    drops = settings["rollout_is_veto_threshold"] or settings.get("rollout_is_mode") == "mask"
+    zeroed = ("in verl 0.6.0 what is dropped stays in the denominator: its weight is 0",) if drops else ()
+    return _said(block, preset, *zeroed)
 
 
 def _october_weight(parts: Parts) -> dict[str, Any]:
@@ -93,35 +98,31 @@ def _october_weight(parts: Parts) -> dict[str, Any]:
     return {"rollout_is_level": level, "rollout_is_mode": "truncate", "rollout_is_threshold": upper}
 
 
-# ---------------------------------------------------------------- 2025-11-07 to 2026-01-14
+# ---------------------------------------------------------------- 0.6.1 and 0.7.0
 
 
 def november(preset: Preset) -> Said:
-    """algorithm.rollout_correction with rollout_rs and the veto; bounds on r itself."""
+    """algorithm.rollout_correction with rollout_rs and the veto; bounds on r itself.
+
+    In bypass mode these releases set the loss where the actors do not see it, so that a PPO clip against the
+    rollout is all they can do.
+    """
     parts = Parts(preset)
     bypass = parts.policy == "current"
-    parts.need(("old", "current"), ("ppo_clip", "reinforce") if bypass else ("ppo_clip",))
-    if bypass and parts.loss == "ppo_clip" and not parts.bare:
-        cannot("weights or rules of π_θ under a PPO clip")
+    parts.need(("old", "current"), ("ppo_clip",))
+    if bypass and not parts.bare:
+        cannot("weights or rules of π_θ")
     parts.split_mask()
-    settings = {**_november_weight(preset, parts), **_november_rule(parts)}
+    settings = {**_november_weight(parts), **_november_rule(parts)}
     veto = parts.take_veto()
     settings["rollout_token_veto_threshold"] = veto.lower if veto else None
-    settings["bypass_old_logprob_for_rollout"] = bypass
-    settings["use_pure_rollout_correction"] = parts.loss == "reinforce"
+    settings["bypass_mode"] = bypass
     parts.finish()
-    block = {BLOCK + key: value for key, value in settings.items()}
-    remark = (
-        "keys of verl from 2025-11-07; in December bypass_mode and use_policy_gradient replaced the last two"
-    )
-    return _said(block, preset, remark, "this generation ends on 2026-01-14")
+    return _said({BLOCK + key: value for key, value in settings.items()}, preset)
 
 
-def _november_weight(preset: Preset, parts: Parts) -> dict[str, Any]:
-    if preset.policy == "rollout" and preset.weight is not None:  # all 1, and logged as such
-        weight: Weight | None = preset.weight
-    else:
-        weight = parts.take_weight("token", "sum")
+def _november_weight(parts: Parts) -> dict[str, Any]:
+    weight = parts.take_weight("token", "sum")
     if weight is None:
         return {"rollout_is": None}
     upper = IDLE_HIGH if weight.upper is None else weight.upper
@@ -141,7 +142,7 @@ def _idle(low: float | None, high: float | None) -> tuple[float, float]:
     return (IDLE_LOW if low is None else low, IDLE_HIGH if high is None else high)
 
 
-# ---------------------------------------------------------------- since 2026-01-14
+# ---------------------------------------------------------------- since 0.7.1
 
 
 def january(preset: Preset) -> Said:
@@ -154,9 +155,7 @@ def january(preset: Preset) -> Said:
     settings = {**_january_weight(parts), **_january_rules(parts)}
     settings |= {"bypass_mode": bypass, **({"loss_type": parts.loss} if bypass else {})}
     if parts.veto is not None:
-        cannot(
-            "a veto on one token, which verl took out on 2026-01-14 (its nearest is rollout_rs=seq_max_k2)"
-        )
+        cannot("a veto on one token, which is gone since 2026-01-14 (its nearest is rollout_rs=seq_max_k2)")
     parts.finish()
     block = {BLOCK + key: value for key, value in settings.items()}
     if bypass:
@@ -215,15 +214,13 @@ def _k1(rule: Reject) -> tuple[float, float] | None:
 
 
 def _remarks(preset: Preset, settings: dict[str, Any], bypass: bool) -> tuple[str, ...]:
-    icepop = preset.weight is not None and preset.weight.action == "mask"
     rules = settings["rollout_rs"] is not None
     loose = not bypass and rules
     kept = "the V1 trainer (the default) counts rejected tokens in the denominator, the legacy one not"
     found = (
-        icepop and "needs verl since 2026-03-24 (d2916f5a): before, a threshold was one number",
         rules
         and any(rule.statistic in ("ratio", "k1") for rule in preset.reject)
-        and "verl compares k1 bounds with -log r: the thresholds are on 1/r",
+        and "since 0.7.1 verl compares k1 bounds with -log r: these thresholds are on 1/r",
         loose and kept,
         bypass and "without the second block the loss falls back to sequence weights with threshold 2",
     )
@@ -240,10 +237,6 @@ def flash_rl(preset: Preset) -> Said:
     weight = parts.take_weight("token", actions=("truncate",))
     parts.finish()
     cap = -1.0 if weight is None else weight.upper
-    settings = {ACTOR + "tis_imp_ratio_cap": cap, **clip_settings(preset, CLIP, ACTOR)}
+    settings = {ACTOR + "tis_imp_ratio_cap": cap, **LOG_PROBS, **clip_settings(preset, CLIP, ACTOR)}
     remark = "key of the fork yaof20/verl, main; its branch flash-rl calls it imp_ratio_cap"
-    snippets = (
-        Snippet("yaml", syntax.yaml(settings)),
-        Snippet("hydra", syntax.hydra(settings), "or as overrides"),
-    )
-    return snippets, (remark, *clip_remarks(preset, CLIP))
+    return yaml_and_hydra("flash-rl", settings), (remark, *clip_remarks(preset, CLIP))

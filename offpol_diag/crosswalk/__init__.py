@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from offpol_diag.crosswalk import (
     areal,
+    miles,
     nemo_rl,
     open_instruct,
     openrlhf,
@@ -33,6 +34,6 @@ BOOKS: dict[str, Book] = {
     nemo_rl.BOOK.logs: nemo_rl.BOOK,
     slime.BOOK.logs: slime.BOOK,
     slime_mis.BOOK.logs: slime_mis.BOOK,
-    areal.BOOK.logs: areal.BOOK,
+    **{book.logs: book for book in (*miles.BOOKS, *areal.BOOKS)},
 }
 """The word in a preset's `logs` → how that trainer logs."""

@@ -193,20 +193,21 @@ STATS = (
 )
 
 
+CHANGED = together("changed", changed, when=_filters)
 SUMS = (
     together("valid", counts(VALID)),
     together("behave", counts(BEHAVE)),
     *(stat.sum() for stat in STATS),
-    together("changed", changed, when=_filters),
 )
 EXTREMES = tuple(stat.ends() for stat in STATS)
+OF_STATS = tuple(entry for stat in STATS for entry in stat.entries())
 ENTRIES = (
-    *(entry for stat in STATS for entry in stat.entries()),
+    *OF_STATS,
     Entry(
         f"{SCOPE}rs_filtered_fraction",
         "Share of the valid tokens that rejection sampling drops (action mask) or whose weight it changes "
         "(action clamp). The trainer averages it over micro-batches, each weighing the same; here it is of "
-        "the whole dump. Not logged by the cap of v1.0.3 and older.",
+        "the whole dump. The cap of v1.0.3 and older does not log it (`areal-v1.0.3`).",
         lambda page: page("changed") / max(page("valid"), 1),
         _filters,
     ),
@@ -218,4 +219,8 @@ def _form(preset: Preset) -> object:
     return preset.weight and preset.weight.action, batch_wide(preset)
 
 
-BOOK = Ledger("areal", SUMS, EXTREMES, ENTRIES, _form)
+BOOKS = (
+    Ledger("areal", (*SUMS, CHANGED), EXTREMES, ENTRIES, _form),
+    Ledger("areal-v1.0.3", SUMS, EXTREMES, OF_STATS, _form),
+)
+"""The second is that of `behave_imp_weight_cap`, up to v1.0.3: actor.py:536-542 there, without the share."""

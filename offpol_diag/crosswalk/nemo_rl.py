@@ -3,6 +3,11 @@
 Δ = prev_logprobs − generation_logprobs; nothing is clamped. A mean is over tokens and divides by their number
 plus 1e-8. The error mask (seq_logprob_error_threshold) is applied before the loss, so that everything else is
 about the sequences it leaves. A sequence without a token counts as one whose sample_mask is 0.
+
+All of it is float32, where e^x is infinite from x = 88.7 on and a sum beyond 3.4e38: such a number is so here
+too, and nan where it is multiplied by 0. NeMo-RL multiplies masked tokens by 0 after exp (masked_mean,
+algorithms/utils.py:212-224 of 7ea279abf), so that one which overflows makes its means nan; that is not told
+here, since masked tokens are not read.
 """
 
 from __future__ import annotations
@@ -13,18 +18,28 @@ from collections.abc import Callable
 from offpol_diag.crosswalk.ledger import Entry, Ledger, Page
 from offpol_diag.crosswalk.nemo_rl_sums import EXTREMES, SUMS, bounds, geometric
 from offpol_diag.metrics.outcome import applied
+from offpol_diag.ratios import FLOAT32_MAX
 
 EPS = 1e-8
 
 
+def _single(x: float) -> float:
+    """As float32 holds it: infinite beyond its largest number."""
+    return math.copysign(math.inf, x) if abs(x) > FLOAT32_MAX else x
+
+
 def _mean(column: str) -> Callable[[Page], float]:
-    return lambda page: page(column) / (page("tokens") + EPS)
+    return lambda page: _single(page(column)) / (page("tokens") + EPS)
+
+
+def _divergence(page: Page) -> float:
+    return math.nan if page("vanished") else _mean("js")(page)
 
 
 def _mean_weight(page: Page) -> float:
     weight = applied(page.preset).weight
     per = "rows" if weight is not None and weight.over != "token" else "tokens"
-    return page("weights") / (page(per) + EPS)
+    return _single(page("weights")) / (page(per) + EPS)
 
 
 def _share_oob(page: Page) -> float:
@@ -39,9 +54,16 @@ def _correct(page: Page) -> float:
     return page("dropped_correct") / max(_dropped(page), 1)
 
 
-def _some(x: float) -> float:
-    """0 in place of an extreme of nothing."""
-    return x if math.isfinite(x) else 0.0
+Side = Callable[[Page, str], float]
+
+
+def _end(side: Side, name: str) -> Callable[[Page], float]:
+    return lambda page: _single(side(page, name))
+
+
+def _row_end(side: Side, name: str, rows: Callable[[Page], float]) -> Callable[[Page], float]:
+    """An extreme of sequences; 0 where there is none."""
+    return lambda page: side(page, name) if rows(page) else 0.0
 
 
 _OF_PAIR = "π_old/π_rollout; not clamped"
@@ -68,8 +90,9 @@ ENTRIES = (
     Entry(
         "train/js_divergence_error",
         "Mean over tokens of half the k3 of π_old and half that of π_rollout, each against the mean of the "
-        "two probabilities, at the sampled token only: a divergence of estimates, not bounded by log 2.",
-        _mean("js"),
+        "two probabilities, at the sampled token only: a divergence of estimates, not bounded by log 2; nan "
+        "as soon as float32 holds neither probability of a token (both logs below −102.9).",
+        _divergence,
     ),
     Entry(
         "train/sampling_importance_ratio",
@@ -99,20 +122,20 @@ ENTRIES = (
         _mean("clipped"),
     ),
     Entry(
-        "train/probs_ratio_min", "Smallest π_θ/π_old of a token, not clamped.", lambda p: p.low("ratio_range")
+        "train/probs_ratio_min", "Smallest π_θ/π_old of a token, not clamped.", _end(Page.low, "ratio_range")
     ),
     Entry(
-        "train/probs_ratio_max", "Largest π_θ/π_old of a token, not clamped.", lambda p: p.high("ratio_range")
+        "train/probs_ratio_max", "Largest π_θ/π_old of a token, not clamped.", _end(Page.high, "ratio_range")
     ),
     Entry(
         "train/probs_ratio_clamped_min",
         "Smallest clamped ratio of a token.",
-        lambda p: p.low("clipped_range"),
+        _end(Page.low, "clipped_range"),
     ),
     Entry(
         "train/probs_ratio_clamped_max",
         "Largest clamped ratio of a token.",
-        lambda p: p.high("clipped_range"),
+        _end(Page.high, "clipped_range"),
     ),
     Entry(
         "train/approx_entropy",
@@ -123,33 +146,33 @@ ENTRIES = (
     Entry(
         "train/max_seq_mult_prob_error",
         "Largest mean e^|Δ| of a sequence, before the error mask.",
-        lambda page: _some(page.high("row_errors")),
+        _row_end(Page.high, "row_errors", lambda page: page.sequences),
     ),
     Entry(
         "train/mean_seq_mult_prob_error",
         "Mean over sequences of their mean e^|Δ|, before the error mask; token_mult_prob_error weights them "
         "by length.",
-        lambda page: page("row_error") / max(page.sequences, 1),
+        lambda page: _single(page("row_error")) / max(page.sequences, 1),
     ),
     Entry(
         "train/min_seq_mult_prob_error",
         "Smallest mean e^|Δ| of a sequence, before the error mask.",
-        lambda page: _some(page.low("row_errors")),
+        _row_end(Page.low, "row_errors", lambda page: page.sequences),
     ),
     Entry(
         "train/max_seq_mult_prob_error_after_mask",
         "Largest mean e^|Δ| of a sequence that the error mask leaves; 0 if it leaves none.",
-        lambda page: _some(page.high("row_errors_left")),
+        _row_end(Page.high, "row_errors_left", lambda page: page("rows")),
     ),
     Entry(
         "train/mean_seq_mult_prob_error_after_mask",
         "Mean over the sequences that the error mask leaves of their mean e^|Δ|.",
-        lambda page: page("row_error_left") / max(page("rows"), 1),
+        lambda page: _single(page("row_error_left")) / max(page("rows"), 1),
     ),
     Entry(
         "train/min_seq_mult_prob_error_after_mask",
         "Smallest mean e^|Δ| of a sequence that the error mask leaves; 0 if it leaves none.",
-        lambda page: _some(page.low("row_errors_left")),
+        _row_end(Page.low, "row_errors_left", lambda page: page("rows")),
     ),
     Entry(
         "train/num_masked_seqs_by_logprob_error",

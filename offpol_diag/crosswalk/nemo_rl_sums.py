@@ -5,6 +5,7 @@ Everything is of the sequences that the error mask leaves.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable
 
 import torch
@@ -19,8 +20,10 @@ from offpol_diag.crosswalk.measures import Measure
 from offpol_diag.crosswalk.view import View
 from offpol_diag.metrics.outcome import applied
 from offpol_diag.presets import Over, Preset, Reject
-from offpol_diag.ratios import FLOAT32_OVERFLOW
+from offpol_diag.ratios import FLOAT32_MAX, FLOAT32_OVERFLOW
 
+FLOAT32_VANISHES = math.log(1.5) - 149 * math.log(2.0)
+"""Half of e^x is 0 in float32 from here on, nats."""
 SEQUENCES = ("sum", "mean")
 """What weights of sequences are taken over."""
 
@@ -105,7 +108,17 @@ def _shared_clipped(view: View) -> Tensor | None:
 def _surprisal(view: View) -> Tensor:
     current = view.batch.current
     assert current is not None
-    return -powers.ratio(view.of("current")) * current
+    drift = view.of("current")
+    found = -powers.ratio(drift) * current
+    if view.close:
+        return found
+    return torch.where((drift.delta > FLOAT32_OVERFLOW) & (current == 0), torch.nan, found)
+
+
+def _vanished(view: View) -> Tensor:
+    """Tokens whose mixture of both probabilities is 0."""
+    larger = torch.maximum(view.ratios.train, view.batch.rollout)
+    return (larger < FLOAT32_VANISHES).to(torch.float64)
 
 
 def _held(view: View) -> Tensor:
@@ -116,6 +129,7 @@ def _held(view: View) -> Tensor:
 ERROR = Measure("e^|Δ|", lambda view: view.ratios.token("mult_prob_error"))
 K3_REVERSE = Measure("k3 reverse", lambda view: view.ratios.token("k3_reverse"))
 JS = Measure("js", _js)
+VANISHED = Measure("nemo-rl vanished", _vanished)
 HELD = Measure("nemo-rl held r", _held)
 LOSS_RATIO = Measure("nemo-rl e^u", _ratio, lambda view: view.preset.loss, update.shared)
 CLIPPED = Measure("nemo-rl clipped e^u", _clipped, _loss, _shared_clipped)
@@ -179,8 +193,9 @@ def _too_large(view: View, over: Over) -> Tensor:
 
 
 def _error(view: View) -> Tensor:
-    """Mean e^|Δ| of each sequence, [S]; 0 for one without a token."""
-    return view.total(ERROR) / view.divisor
+    """Mean e^|Δ| of each sequence, [S]; 0 for one without a token, infinite where float32 has no room."""
+    total = view.total(ERROR)
+    return torch.where(total > FLOAT32_MAX, torch.inf, total) / view.divisor
 
 
 def _dropped_correct(view: View) -> Tensor:
@@ -196,6 +211,7 @@ SUMS = (
     _sum("k3", powers.K3),
     _sum("k3_reverse", K3_REVERSE),
     _sum("js", JS),
+    _sum("vanished", VANISHED),
     Column("weights", _weights, own=True, by=weighed),
     Column("oob", _oob, own=True, when=bounds),
     _sum("ratio", LOSS_RATIO, update.NEEDS),

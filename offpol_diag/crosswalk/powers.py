@@ -41,6 +41,8 @@ def _bounded(x: Tensor, safety: float, power: Callable[[float], float]) -> Tenso
 LOG = Measure("Δ", lambda view: view.ratios.delta)
 RATIO = Measure("r", lambda view: ratio(view.ratios))
 K3 = Measure("k3", lambda view: k3(view.ratios))
+K3_HELD = Measure("k3 to ±20, at most 10", lambda view: k3(view.ratios, 20.0).clamp(max=10.0))
+"""As ms-swift and miles bound it: log r within ±20, and what comes out."""
 DISTANCE = Measure("|Δ|", lambda view: distance(view.ratios))
 SQUARED = Measure("Δ²", lambda view: view.ratios.delta.square())
 TRAIN = Measure("log π_train", lambda view: view.ratios.train)

@@ -126,8 +126,8 @@ SUMS = (
 # ---------------------------------------------------------------- what is logged
 
 PADDING = (
-    "Since v0.2.0 ROLL's token-mean also adds up the padding, which no dump has; before that, and where "
-    "nothing is padded, it is this"
+    "Since v0.2.0 ROLL's token-mean also adds up prompts, tool tokens and padding (functionals.py:253-256 of "
+    "8eb27cc2), which a dump does not have, and divides by loss tokens; where there are none it is this"
 )
 WHAT = {
     "ratio token": "r = π_old/π_rollout of each token",

@@ -114,8 +114,9 @@ def _ratio_std(page: Page) -> float:
     return std(page("r − 1") - hole, page("(r − 1)²") + hole, page.tokens + hole)
 
 
-def _ratio_min(page: Page) -> float:
-    return min(page.low("r"), 0.0) if _hole(page) else page.low("r")
+def _padded_min(column: str) -> Callable[[Page], float]:
+    """Over the padded batch, where everything that is no loss token counts as 0."""
+    return lambda page: min(page.low(column), 0.0) if _hole(page) else page.low(column)
 
 
 def _per_token(column: str, of: str | None = None) -> Callable[[Page], float]:
@@ -179,7 +180,7 @@ CORRECTIONS = (
         "is_ratio_min",
         "0 as soon as one entry of the padded batch is masked or padding, else the smallest r: rarely a "
         "ratio",
-        _ratio_min,
+        _padded_min("r"),
         _corrects,
     ),
     Entry(
@@ -261,13 +262,12 @@ DISTANCE = {
 }
 
 
-def _distances(
-    stem: str, what: str, deviation: str, of: Callable[[Page], float], when: Callable[[Preset], bool]
-) -> tuple[Entry, ...]:
-    return (
-        *(Entry(f"{stem}_{name}", f"{what}, {text}", get, when) for name, (text, get) in DISTANCE.items()),
-        Entry(f"{stem}_std", f"{what}, {deviation}", of, when),
-    )
+Said = tuple[str, Callable[[Page], float]]
+
+
+def _distances(stem: str, what: str, when: Callable[[Preset], bool], **said: Said) -> tuple[Entry, ...]:
+    each = {**DISTANCE, **said}
+    return tuple(Entry(f"{stem}_{name}", f"{what}, {text}", of, when) for name, (text, of) in each.items())
 
 
 def _sample_std(page: Page) -> float:
@@ -284,16 +284,19 @@ ENTRIES = (
     *_distances(
         "policy/rollout_train_logprobs_abs_diff",
         "|log π_old − log π_rollout|, unclamped",
-        "standard deviation over loss tokens, n − 1 below",
-        _sample_std,
         _corrects,
+        std=("standard deviation over loss tokens, n − 1 below", _sample_std),
     ),
     *_distances(
         "policy/minibatch_rollout_logprobs_abs_diff",
         "|log π_θ − log π_rollout|, unclamped, which SkyRL logs where it takes no pass for π_old",
-        "standard deviation over loss tokens, n below",
-        _population_std,
         _anchored,
+        min=(
+            "0 as soon as one entry of the padded batch is masked or padding, else the smallest: rarely a "
+            "difference (worker_utils.py:48-57 of a9564572e)",
+            _padded_min("|d| of a token"),
+        ),
+        std=("standard deviation over loss tokens, n below", _population_std),
     ),
 )
 

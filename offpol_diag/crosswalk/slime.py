@@ -1,4 +1,4 @@
-"""What slime and miles log under `train/` of loss, vanilla TIS, IcePop and OPSM; the rest: `slime_mis`.
+"""What slime logs under `train/` of loss, vanilla TIS, IcePop and OPSM; its helper: `slime_mis`; `miles` too.
 
 Every number is reduced as the loss is by default: over the tokens of each sample, then over the samples of
 the batch, one without a token counting as 0; --calculate-per-token-loss makes token means of them instead.
@@ -10,17 +10,21 @@ still divides (up to v0.2.4 it left the denominator).
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from offpol_diag import correction
+from offpol_diag.batch import Batch
 from offpol_diag.crosswalk import powers, update
 from offpol_diag.crosswalk.keys import KEPT, kept
 from offpol_diag.crosswalk.ledger import Column, Entry, Ledger, Page, together
 from offpol_diag.crosswalk.measures import Measure
 from offpol_diag.crosswalk.view import View
 from offpol_diag.crosswalk.views import Views
-from offpol_diag.presets import Preset
+from offpol_diag.metrics import signs
+from offpol_diag.presets import Preset, Reject
 
 When = Callable[[Preset], bool]
 Rows = Callable[[View], Tensor]
@@ -64,7 +68,7 @@ KL = Measure("slime kl", lambda view: -update.log_ratio(view), update.pooled)
 OIS = Measure("slime ois", update.ratio, update.pooled)
 
 
-def _of_loss(name: str, of: Measure, rejects: bool, needs: tuple[str, ...] = ()) -> Column:
+def of_loss(name: str, of: Measure, rejects: bool, needs: tuple[str, ...] = ()) -> Column:
     """A number of the loss, per sample; with `rejects`, what the helper rejects counts as 0 in it."""
 
     def left(views: Views) -> Sequence[Tensor]:
@@ -82,10 +86,10 @@ def _of_loss(name: str, of: Measure, rejects: bool, needs: tuple[str, ...] = ())
 def loss_columns(rejects: bool) -> tuple[Column, ...]:
     """What is summed of the loss; `rejects` where a rejection zeroes it."""
     return (
-        _of_loss("abs_diff", powers.DISTANCE, rejects),
-        _of_loss("clipped", CLIPPED, rejects, (*update.NEEDS, "advantages")),
-        _of_loss("kl", KL, rejects, update.NEEDS),
-        _of_loss("ois", OIS, False, update.NEEDS),
+        of_loss("abs_diff", powers.DISTANCE, rejects),
+        of_loss("clipped", CLIPPED, rejects, (*update.NEEDS, "advantages")),
+        of_loss("kl", KL, rejects, update.NEEDS),
+        of_loss("ois", OIS, False, update.NEEDS),
     )
 
 
@@ -113,7 +117,7 @@ def loss_entries(corrected: When) -> tuple[Entry, ...]:
         Entry(
             "train/ois",
             "Mean of π_θ/π_old (1 before the first update), of all tokens, rejected or not; logged only "
-            "where TIS or the mismatch metrics are on. miles clamps its logarithm to ±20.",
+            "where TIS or the mismatch metrics are on. Not clamped.",
             mean("ois"),
             corrected,
         ),
@@ -128,8 +132,15 @@ def weighs(preset: Preset) -> bool:
     return preset.apply and preset.weight is not None
 
 
-def _opsm(preset: Preset) -> bool:
-    return preset.apply and any(rule.statistic == "k1" and rule.of_token for rule in preset.reject)
+def _opsm(preset: Preset) -> Reject | None:
+    """OPSM's rule as one on sequences, whatever the sign of A."""
+    rules = (rule for rule in preset.reject if rule.statistic == "k1" and rule.of_token)
+    found = next((rule for rule in rules if rule.advantage == "negative"), None)
+    return found and replace(found, advantage="any", advantage_of="unit")
+
+
+def _masks(preset: Preset) -> bool:
+    return preset.apply and _opsm(preset) is not None
 
 
 def _changed(view: View) -> Tensor:
@@ -139,7 +150,18 @@ def _changed(view: View) -> Tensor:
 
 
 def _masked(view: View) -> Tensor:
-    return (view.n - view.pieces.kept_tokens) / view.divisor
+    """Tokens with A < 0 of samples that drifted, those outside the loss mask too, over those in it."""
+    rule, negative = _opsm(view.preset), signs.every(view.scene)["negative"]
+    assert rule is not None
+    drifted = ~correction.passes(view.ratios, rule).values
+    return torch.where(drifted, negative + _outside(view.batch, negative), 0.0) / view.divisor
+
+
+def _outside(batch: Batch, negative: Tensor) -> Tensor:
+    """Tokens outside the loss mask with A < 0, [S]; without A of their own they have their sample's."""
+    if batch.masked_negative is not None:
+        return batch.masked_negative.to(torch.float64)
+    return torch.where(negative > 0, batch.masked.to(torch.float64), 0.0)
 
 
 EXCESS = Measure("|r − 1|", lambda view: powers.excess(view.ratios).abs())
@@ -151,7 +173,7 @@ BOOK = Ledger(
         Column("tis", lambda view: row_mean(powers.RATIO, view), when=weighs),
         Column("tis_abs", lambda view: row_mean(EXCESS, view), when=weighs),
         Column("tis_clipped", _changed, own=True, when=weighs),
-        Column("opsm", _masked, own=True, when=_opsm),
+        Column("opsm", _masked, own=True, when=_masks, needs=("advantages",)),
     ),
     (),
     (
@@ -173,11 +195,11 @@ BOOK = Ledger(
         Entry("train/tis_abs", "Mean |π_old/π_rollout − 1|, before truncation.", mean("tis_abs"), weighs),
         Entry(
             "train/opsm_clipfrac",
-            "Σ over samples of the share of their tokens that OPSM masks, which the reducer divides by the "
-            "samples of the batch like any sum of sample means; in a per-token run it divides that count by "
-            "tokens.",
+            "Tokens that OPSM masks over loss tokens, averaged over samples. Tool tokens with A < 0 (with "
+            "GRPO all of a sample's) count above and not below the line, so that it can exceed 1; per-token "
+            "runs divide the same sum by tokens (slime 624b824a8 ppo_utils.py:77-87).",
             mean("opsm"),
-            _opsm,
+            _masks,
         ),
     ),
 )

@@ -18,16 +18,11 @@ from offpol_diag.presets import Preset
 from offpol_diag.ratios import Level
 
 SAFETY = 20.0
-K3_MOST = 10.0
-"""The most that one token adds to k3_kl."""
 
 Make = Callable[[View], Tensor]
 
 
 # ---------------------------------------------------------------- the gap
-
-
-K3 = Measure("swift k3", lambda view: powers.k3(view.ratios, SAFETY).clamp(max=K3_MOST))
 
 
 def _mean(of: Measure) -> Make:
@@ -65,7 +60,7 @@ _GAP = (
     Column("rollout_ppl", lambda view: torch.exp(-_log_rollout(view))),
     Column("rollout_log_ppl", lambda view: -_log_rollout(view)),
     Column("kl", lambda view: -view.total(powers.LOG)),
-    Column("k3_kl", lambda view: view.total(K3)),
+    Column("k3_kl", lambda view: view.total(powers.K3_HELD)),
     Column("log_ppl_diff", _difference),
     Column("log_ppl_abs_diff", lambda view: _difference(view).abs()),
     Column("ppl_ratio", lambda view: torch.exp(_difference(view))),

@@ -37,6 +37,8 @@ __all__ = [
 
 Outcome = Literal["passed", "failed", "could not say"]
 
+MOST_NEAR = 5
+"""Bounds that could not be judged, after which names like theirs are no longer looked for: that is slow."""
 MOST_NAMED = 5
 """Steps that a reason lists by name."""
 
@@ -53,9 +55,13 @@ def judge(summary: Summary, bounds: Sequence[Bound]) -> tuple[GateVerdict, ...]:
     """One verdict per bound, in their order; none for a part of a bound into which no step falls."""
     idle = {bound for bound in bounds if _idle(summary, bound)}
     judged = {_whole(bound) for bound in bounds if bound not in idle}
-    return tuple(
-        _verdict(summary, bound) for bound in bounds if bound not in idle or _whole(bound) not in judged
-    )
+    asked = [bound for bound in bounds if bound not in idle or _whole(bound) not in judged]
+    made: list[GateVerdict] = []
+    silent = 0
+    for bound in asked:
+        made.append(_verdict(summary, bound, near=silent < MOST_NEAR))
+        silent += made[-1].passed is None
+    return tuple(made)
 
 
 def outcome(verdicts: Iterable[GateVerdict]) -> Outcome:
@@ -90,11 +96,11 @@ def _idle(summary: Summary, bound: Bound) -> bool:
 # ---------------------------------------------------------------- one bound
 
 
-def _verdict(summary: Summary, bound: Bound) -> GateVerdict:
+def _verdict(summary: Summary, bound: Bound, near: bool) -> GateVerdict:
     if not bound.over:
-        found = find(summary, bound.name)
+        found = find(summary, bound.name, near)
         return said(bound, found) if isinstance(found, str) else _of_number(bound, found)
-    listed = series(summary, bound.name, bound.steps)
+    listed = series(summary, bound.name, bound.steps, near)
     if isinstance(listed, str):
         return said(bound, listed)
     if bound.over == EVERY:
@@ -109,7 +115,7 @@ def said(bound: Bound, why: str) -> GateVerdict:
 
 
 def _of_number(bound: Bound, number: Number, where: str = "") -> GateVerdict:
-    return _ruled(bound, number, rule(number, bound.kind, bound.limit, bound.judge), where)
+    return _ruled(bound, number, rule(number, bound.kind, bound.limit, bound.judge, bound.name), where)
 
 
 def _ruled(bound: Bound, number: Number, ruling: Ruling, where: str = "", reason: str = "") -> GateVerdict:
@@ -141,7 +147,7 @@ def _asked(bound: Bound) -> dict[str, Any]:
 
 def _of_every_step(bound: Bound, listed: Series) -> GateVerdict:
     """The worst step decides; a failure is certain whatever the other steps would have said."""
-    rulings = [rule(number, bound.kind, bound.limit, bound.judge) for number in listed.numbers]
+    rulings = [rule(number, bound.kind, bound.limit, bound.judge, bound.name) for number in listed.numbers]
     failed = [at for at, ruling in enumerate(rulings) if ruling.passed is False]
     silent = [at for at, ruling in enumerate(rulings) if ruling.passed is None]
     at = _worst(bound, listed, failed) if failed else silent[0] if silent else _worst(bound, listed)

@@ -248,7 +248,7 @@ def _why(worse: Worse, change: Number, allowed: float, ruling: Ruling, here: Num
     better = (change.value or 0.0) < 0 and worse.sign != "either"
     kind = "changed" if worse.sign == "either" else "better" if better else "worse"
     size, right = apart(-(change.value or 0.0) if better else change.value or 0.0, allowed)
-    beyond = "the whole 95 % interval of the difference lies beyond that"
+    beyond = "the whole 95% interval of the difference lies beyond that"
     parts = (
         f"{kind} by {_with_interval(size, change, better)}, {right} allowed",
         beyond if ruling.passed is False and ruling.on == "interval" else "",

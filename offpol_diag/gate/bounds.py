@@ -146,7 +146,7 @@ class Bound:
         limit: finite.
         over: the quantifier over steps, see `Name`.
         level: whether a failure fails the gate, or is only told.
-        judge: whether the 95 % interval decides, or the plain value.
+        judge: whether the 95% interval decides, or the plain value.
         steps: the steps that the quantifier is over.
         source: who asks: an option, or a file and its table.
         note: what the file says about it.

@@ -6,7 +6,6 @@ same step the last decides.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,8 @@ from offpol_diag.gate.baseline import Against
 from offpol_diag.gate.bounds import Bound, Judge, Kind, Level, Span, Steps
 from offpol_diag.gate.schema import TABLES, BaselineTable, BoundTable, Defaults, GateFile, Override
 from offpol_diag.gate.tolerance import USUAL
+from offpol_diag.wholefiles import MOST_TOML, toml
+from offpol_diag.wholefiles import read as read_whole
 
 FORM = "its form is that of docs/ci.md: a bound is a table [[bound]] with a name and max or min"
 
@@ -69,14 +70,14 @@ def read(path: Path) -> Gates:
 
 def _toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_bytes().decode("utf-8-sig"))
+        return toml(read_whole(path, MOST_TOML).decode("utf-8-sig"))
     except FileNotFoundError as error:
         raise GateFileError(f"{path}: no such file", "give a gate file, see docs/ci.md") from error
     except OSError as error:
         raise GateFileError(f"{path}: cannot be read ({error.strerror})", "give a gate file") from error
     except UnicodeDecodeError as error:
         raise GateFileError(f"{path}: not UTF-8 (byte {error.start})", FORM) from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise GateFileError(f"{path}: not TOML: {error}", FORM) from error
 
 
@@ -87,8 +88,7 @@ def _place(path: Path, at: int) -> str:
 def _refused(path: Path, slips: Sequence[str]) -> GateFileError:
     if len(slips) == 1:
         return GateFileError(f"{path}: {slips[0]}", FORM)
-    lines = "".join(f"\n  {path}: {slip}" for slip in slips)
-    return GateFileError(f"{path}: {len(slips)} slips{lines}", FORM)
+    return GateFileError(f"{path}: {len(slips)} slips", FORM, [f"{path}: {slip}" for slip in slips])
 
 
 # ---------------------------------------------------------------- slips
@@ -232,9 +232,10 @@ def _parts(whole: Span, values: Values, rows: Sequence[Override]) -> list[tuple[
 
 def _bounds(row: BoundTable, number: str, held: Values, steps: Steps, source: str) -> Iterator[Bound]:
     limits: tuple[tuple[Kind, float | None], ...] = (("max", held.max), ("min", held.min))
+    note = " ".join(row.note.split())
     for kind, limit in limits:
         if limit is not None:
-            yield Bound(number, kind, limit, row.name.over, held.level, held.judge, steps, source, row.note)
+            yield Bound(number, kind, limit, row.name.over, held.level, held.judge, steps, source, note)
 
 
 def _against(row: BaselineTable, defaults: Defaults) -> Against:

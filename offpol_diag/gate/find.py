@@ -11,22 +11,24 @@ Found = Number | str
 """A `str` in place of a number is the reason why there is none."""
 
 
-def find(summary: Summary, name: str) -> Found:
-    """The number of that name, of the whole dump."""
+def find(summary: Summary, name: str, near: bool = True) -> Found:
+    """The number of that name, of the whole dump; `near`: where there is none, say what names are like it."""
     if name in summary.metrics:
         return summary.metrics[name]
     for prefix, metric in splits(name):
         result = preset(summary, prefix)
         if result is not None:
-            return _find_in_preset(result, prefix, metric)
-    return _absent(summary, name) or no_such("metric", name, _names(summary), "in this result")
+            return _find_in_preset(result, prefix, metric, near)
+    names = _names(summary) if near else []
+    return (near and _absent(summary, name)) or no_such("metric", name, names, "in this result")
 
 
 def preset(summary: Summary, name: str) -> PresetResult | None:
     """By name or alias, as the catalogue compares them."""
-    rows = summary.presets.items()
-    known = {plain(word): result for key, result in rows for word in (key, *result.aliases)}
-    return summary.presets.get(name) or known.get(plain(name))
+    if name in summary.presets:
+        return summary.presets[name]
+    wanted, rows = plain(name), summary.presets.items()
+    return next((row for key, row in rows if wanted in map(plain, (key, *row.aliases))), None)
 
 
 def preset_of(summary: Summary, name: str) -> str | None:
@@ -53,10 +55,11 @@ def _absent(summary: Summary, name: str) -> str:
     return f"{named} is not among the presets of this result; analyze the dump with --presets {named}"
 
 
-def _find_in_preset(result: PresetResult, named: str, metric: str) -> Found:
+def _find_in_preset(result: PresetResult, named: str, metric: str, near: bool) -> Found:
     if result.needs:
         return f"{named} needs {', '.join(result.needs)}, which the dump lacks"
-    return result.metrics.get(metric) or no_such("metric", metric, list(result.metrics), f"of {named}")
+    known = list(result.metrics) if near else []
+    return result.metrics.get(metric) or no_such("metric", metric, known, f"of {named}")
 
 
 def _names(summary: Summary) -> list[str]:

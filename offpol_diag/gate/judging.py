@@ -6,13 +6,15 @@
     no interval, or `point`              the value alone; on the bound passes
     a value that overflows               its log10 alone
     NaN, unknown, unreliable             could not say
+    unreliable, but beyond it for sure   failed
 
-What could not be said never passes.
+What could not be said never passes. For sure is what a heavy tail can only have hidden: see `HIDDEN`.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -21,7 +23,17 @@ from offpol_diag.numerals import doubted
 from offpol_diag.summary import Number
 
 SIGNS = {"max": "≤", "min": "≥"}
-OPEN = "the 95 % interval holds values on both sides of the bound"
+HIDDEN: Mapping[str, Kind] = {
+    "mean_ratio": "max",
+    "chi2_token": "max",
+    "chi2_sequence": "max",
+    "ess_tokens": "min",
+    "ess_sequences": "min",
+}
+"""Number → the kind of bound that it breaks for sure where its whole interval lies beyond it, however heavy
+the tail of the weights. The rarest and largest weights are those that a sample lacks: with them a mean of r
+or r² would be larger, and the effective sample size smaller."""
+OPEN = "the 95% interval holds values on both sides of the bound"
 
 
 @dataclass(frozen=True)
@@ -41,11 +53,11 @@ class Ruling:
     on: Literal["interval", "value", ""] = ""
 
 
-def rule(number: Number, kind: Kind, limit: float, judge: Judge = "interval") -> Ruling:
-    """Hold a number against a limit."""
+def rule(number: Number, kind: Kind, limit: float, judge: Judge = "interval", name: str = "") -> Ruling:
+    """Hold a number against a limit; of an unreliable one its name says what is certain all the same."""
     why = silent(number)
     if why:
-        return Ruling(None, why)
+        return _despite_the_tail(number, kind, limit, name) or Ruling(None, why)
     if judge == "interval" and number.value is not None and number.interval is not None:
         return _by_interval(number.value, number.interval, kind, limit, number.note)
     return _by_value(number, kind, limit, judge)
@@ -62,6 +74,17 @@ def silent(number: Number) -> str:
     return (number.unknown or "it is not a number") if odd else ""
 
 
+def _despite_the_tail(number: Number, kind: Kind, limit: float, name: str) -> Ruling | None:
+    """A failure that what the tail hides can only make worse."""
+    sound = number.model_copy(update={"note": None})
+    certain = HIDDEN.get(name.rpartition(".")[2]) == kind
+    if not doubted(number) or not certain or sound.value is None or sound.interval is None or silent(sound):
+        return None
+    note = f"{number.note}, but what a heavy tail hides lies farther beyond the bound"
+    ruling = _by_interval(sound.value, sound.interval, kind, limit, note)
+    return ruling if ruling.passed is False else None
+
+
 def _by_interval(
     value: float, interval: tuple[float, float], kind: Kind, limit: float, note: str | None
 ) -> Ruling:
@@ -71,7 +94,7 @@ def _by_interval(
     said = compared(value, kind, limit)
     if beyond:
         nearest = low if kind == "max" else high
-        why = f"the whole 95 % interval lies beyond it, from {apart(nearest, limit)[0]}"
+        why = f"the whole 95% interval lies beyond it, from {apart(nearest, limit)[0]}"
         return Ruling(False, _joined(said, why, note), on="interval")
     remark = "" if within else OPEN
     return Ruling(True, _joined(said, remark, note), open=not within, on="interval")

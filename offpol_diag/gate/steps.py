@@ -35,12 +35,12 @@ class Series:
         return f"only {here} of {here + self.left_out} steps are in this result" if self.left_out else ""
 
 
-def series(summary: Summary, name: str, steps: Steps) -> Series | str:
-    """The number at each step, or why there is none."""
+def series(summary: Summary, name: str, steps: Steps, near: bool = True) -> Series | str:
+    """The number at each step, or why there is none; `near` as in `find`."""
     location = summary.by.get("step")
     if location is None:
         return "the dump has no column step"
-    whole = find(summary, name)
+    whole = find(summary, name, near)
     chosen = [place for place in location.places if _at(place) in steps]
     if not chosen:
         return f"no step of this dump is among {steps}" if steps else "no row of this dump has a step"

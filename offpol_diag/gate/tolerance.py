@@ -18,7 +18,7 @@ class Tolerance:
     amount: float = 0.0
 
     def __str__(self) -> str:
-        parts = [f"{100 * self.share:g} %"] if self.share or not self.amount else []
+        parts = [f"{100 * self.share:g}%"] if self.share or not self.amount else []
         return " + ".join([*parts, *([f"{self.amount:g}"] if self.amount else [])])
 
     def of(self, value: float) -> float:

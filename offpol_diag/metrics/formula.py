@@ -117,7 +117,7 @@ class Reader:
         return blank.model_copy(update={"value": value, "interval": ends})
 
     def around(self, values: Tensor, within: Range = ANYWHERE) -> tuple[float, float] | None:
-        """The 95 % interval of [1+B] values; None with too few groups or defined replicates."""
+        """The 95% interval of [1+B] values; None with too few groups or defined replicates."""
         return interval.interval(values, self._effective, self.groups, within)
 
     @cached_property

@@ -278,6 +278,18 @@ ROWS = (
     ),
 )
 
+_SAMPLED_BEFORE = "Δ = log π_current − log π_old; tokens sampled from π_rollout, not π_old: {}"
+SECOND_DRIFT = {
+    "k1": "mean(−Δ), " + _SAMPLED_BEFORE.format("no KL; it adds up: k1 + drift2.k1 = total.k1"),
+    "k2": "mean(Δ²/2), " + _SAMPLED_BEFORE.format("a size of the change, not a KL"),
+    "k3": "mean(e^Δ − 1 − Δ), "
+    + _SAMPLED_BEFORE.format("a size of the change, not a KL, and does not add up"),
+    "mean_ratio": "mean(r), " + _SAMPLED_BEFORE.format("not 1 in general"),
+    "chi2_token": "mean(r²) − 1, " + _SAMPLED_BEFORE.format("not a χ²-divergence, and may be negative"),
+    "tv": "mean |r − 1| / 2, " + _SAMPLED_BEFORE.format("not a total variation distance"),
+}
+"""What these rows are for drift 2, whose reference policy is not the one that sampled the tokens."""
+
 CHI2_SEQUENCE = Formula(
     "chi2_sequence", "", _S, "mean over sequences of e^{2ΣΔ}, minus 1", mean("s2", _S), ABOVE_MINUS_ONE
 )

@@ -1,4 +1,4 @@
-"""The 95 % interval of a number, read off the number and its bootstrap replicates.
+"""The 95% interval of a number, read off the number and its bootstrap replicates.
 
 Two ends a multiple of the replicates' standard deviation away from the number, on a scale on which the range
 of the number has no end: the logarithm of what lies above the lower end, the log-odds between two ends, the
@@ -7,7 +7,7 @@ what is small or rare. The multiple is the quantile of Student's t: the standard
 from as many groups as the dump has in effect (Kish: fewer than there are where some groups hold most tokens)
 and from the replicates. Of G groups the bootstrap shows (G − 1)/G of the variance, which is put back.
 
-Percentiles of the replicates do less well on the same dumps (`tests/test_coverage.py`): 2.5 % of 256
+Percentiles of the replicates do less well on the same dumps (`tests/test_coverage.py`): 2.5% of 256
 replicates are 6, a noisy end; and they are too narrow when groups or events are few.
 
 References: Efron & Tibshirani 1993, ch. 12–13 (t intervals, transformed scales); Hesterberg 2015, "What

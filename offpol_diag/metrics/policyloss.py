@@ -236,5 +236,11 @@ ROWS = (
         "share where the dual clip decides",
         mean("clipped_lower", "kept"),
     ),
-    Formula("ppo_kl", "nats", "kept tokens", "mean(log π_anchor − log π_θ)", mean("kl", "kept")),
+    Formula(
+        "ppo_kl",
+        "nats",
+        "kept tokens",
+        "mean(log π_anchor − log π_θ), each bounded as the loss bounds it",
+        mean("kl", "kept"),
+    ),
 )

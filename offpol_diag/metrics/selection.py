@@ -15,7 +15,7 @@ from offpol_diag.metrics.stack import Stack
 from offpol_diag.summary import Numbers
 
 LENGTH_BINS = 256
-"""Eight to an octave: lengths below 12 are told apart exactly, longer ones to 9 %."""
+"""Eight to an octave: lengths below 12 are told apart exactly, longer ones to 9%."""
 
 
 ROUNDING = 1e-12

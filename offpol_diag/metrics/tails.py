@@ -189,12 +189,13 @@ def _share(reader: Reader, drift: Drift, high: dict[str, float]) -> Number:
 
 
 def _share_sequences(logs: LogSums, largest: float) -> Number:
-    share = math.exp(largest - float(logs.shift)) / float(logs.once[0])
+    total = float(logs.once[0])
+    share = math.exp(largest - float(logs.shift)) / total if total > 0 else math.nan
     return plain(share, "fraction", "sequences", "max w / Σw, w = e^{ΣΔ}")
 
 
 def _top_share(bins: State) -> Number:
-    """Share of Σk3 in the 1 % of tokens with the largest k3; linear within the bin of the cut."""
+    """Share of Σk3 in the 1% of tokens with the largest k3; linear within the bin of the cut."""
     assert isinstance(bins, Bins)
     counts, sums = bins.counts.cpu().flip(0), bins.sums.cpu().flip(0)
     want = math.ceil(0.01 * float(counts.sum()))
@@ -202,7 +203,7 @@ def _top_share(bins: State) -> Number:
     taken = ((want - before) / counts.clamp(min=1)).clamp(0, 1)
     total = float(sums.sum())
     share = float((sums * taken).sum()) / total if total > 0 else math.nan
-    return plain(share, "fraction", "tokens", "Σk3 of the 1 % of tokens with the largest k3, over Σk3")
+    return plain(share, "fraction", "tokens", "Σk3 of the 1% of tokens with the largest k3, over Σk3")
 
 
 def _quantiles(state: dict[str, State], drift: Drift) -> Numbers:

@@ -329,9 +329,10 @@ def _label_order(labels: tuple[str, ...]) -> Callable[[str], tuple[float, str]]:
 
 def _key_order(key: str) -> tuple[float, str]:
     try:
-        return float(key), key
+        found = float(key)
     except ValueError:
-        return float("inf"), key
+        found = math.inf
+    return (found if math.isfinite(found) else math.inf), key
 
 
 def _location(

@@ -15,6 +15,9 @@ schemas   types, in one file and across files
 slices    files → slices of rows, with their place for messages
 sizes     how large batches are, and row groups
 long      rows of one token → slices
+thrift    the protocol of Parquet's headers
+pages     whether the sizes that a column declares can be true
+plain     labels of any scalar type → numbers, booleans, text or bytes
 ragged    Arrow lists → values and lengths
 checks    which rows are bad, and why
 signs     positive log-probs on the train side

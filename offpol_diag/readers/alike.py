@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
 
-from offpol_diag.readers.ragged import Ints
+from offpol_diag.readers.ragged import Ints, dense
 from offpol_diag.readers.spans import Opening, Piece, Spans
 
 
@@ -78,7 +78,7 @@ def _within(column: pa.Array, spans: Spans) -> Iterator[tuple[int, int]]:
 
 def _codes(column: pa.Array) -> Ints:
     """A number per row that is the same where the values are."""
-    plain = column.dictionary_decode() if pt.is_dictionary(column.type) else column
+    plain = dense(column)
     if pt.is_null(plain.type):
         return np.zeros(len(plain), np.int64)
     indices: Ints = plain.dictionary_encode(null_encoding="encode").indices.to_numpy()

@@ -17,11 +17,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from offpol_diag.readers import columns
-from offpol_diag.readers.ragged import Flags, Ints, Ragged, span, starts
+from offpol_diag.readers.ragged import Flags, Floats, Ints, Ragged, span, starts
 from offpol_diag.readers.rows import Rows
 
 # Above 0 by this much (nats) is rounding: reduced precision puts a sure token a little above 0.
 TOLERANCE = 1e-3
+# What steps, lags and versions stay below: what is made of them is stored in 64 bits.
+LIMIT = 2.0**63
 
 SKIP = "mend the writer, or leave such rows out with --on-bad-row skip"
 HINTS = {
@@ -120,7 +122,17 @@ def _not_finite(_: int) -> str:
     return "it is null, NaN or infinite, and a finite number is needed"
 
 
-CHECKS: tuple[Check, ...] = (shapes, mask_values, token_values, rollout_signs, number_values)
+def count_values(rows: Rows) -> Iterator[Problem]:
+    """A step, lag or version that no integer of 64 bits holds; null and NaN are let through."""
+    for role, values in rows.counts.items():
+        yield from _at_rows(role, np.abs(values) >= LIMIT, _too_large(values), "number")
+
+
+def _too_large(values: Floats) -> Callable[[int], str]:
+    return lambda row: f"it is {values[row]:.6g}, and a number between -2^63 and 2^63 is needed"
+
+
+CHECKS: tuple[Check, ...] = (shapes, mask_values, token_values, rollout_signs, number_values, count_values)
 
 
 def _with_null(bad: Flags, column: Ragged) -> Flags:

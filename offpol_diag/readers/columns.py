@@ -21,6 +21,8 @@ POSITION = "position"
 ROLLOUT_VERSION, TRAIN_VERSION = "rollout_version", "train_version"
 # What reaches a batch as `scalars`.
 SCALARS = (SEQUENCE, GROUP, STEP, LAG, ROLLOUT_VERSION, TRAIN_VERSION)
+# Those of them that are numbers.
+COUNTS = (STEP, LAG, ROLLOUT_VERSION, TRAIN_VERSION)
 
 
 @dataclass(frozen=True)
@@ -142,8 +144,8 @@ def resolve(
 ) -> dict[str, str]:
     """Which column plays which part: our name → the column's name, for the parts that are played.
 
-    The user's word goes first, then the canonical name, then the aliases. A column that the user gave a part
-    plays no other.
+    The user's word goes first. Without it, a part is played by the one column with its canonical name or one
+    of its aliases. A column that the user gave a part plays no other.
 
     Args:
         names: the columns of the file.
@@ -159,7 +161,8 @@ def resolve(
     found = {role.name: given.get(role.name) or _candidate(role, free, file) for role in roles}
     mapping = {name: column for name, column in found.items() if column is not None}
     _require(mapping, names, file)
-    _once(mapping, names, file)
+    for column in mapping.values():
+        once(column, names, file)
     return mapping
 
 
@@ -197,9 +200,7 @@ def existing(column: str, names: Sequence[str], file: str) -> str:
 
 
 def _candidate(role: Role, names: Sequence[str], file: str) -> str | None:
-    if role.name in names:
-        return role.name
-    candidates = [alias for alias in role.aliases if alias in names]
+    candidates = [name for name in dict.fromkeys((role.name, *role.aliases)) if name in names]
     if len(candidates) > 1:
         word = role.short or role.name
         ways = " or ".join(f"--columns {word}={column}" for column in candidates)
@@ -219,11 +220,15 @@ def _require(mapping: Mapping[str, str], names: Sequence[str], file: str) -> Non
         )
 
 
-def _once(mapping: Mapping[str, str], names: Sequence[str], file: str) -> None:
-    twice = next((column for column in mapping.values() if names.count(column) > 1), None)
-    if twice is not None:
+def once(column: str, names: Sequence[str], file: str) -> None:
+    """Check that no two columns go by a name.
+
+    Raises:
+        DumpError: they do.
+    """
+    if names.count(column) > 1:
         raise DumpError(
-            f"{file}: two columns are called {twice!r}", "write the file again with one of them renamed"
+            f"{file}: two columns are called {column!r}", "write the file again with one of them renamed"
         )
 
 

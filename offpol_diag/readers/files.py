@@ -27,6 +27,8 @@ GLIMPSE = 1 << 12
 FETCHED_WHOLE = 128 << 20
 # Footers that are fetched at once.
 AT_ONCE = 16
+# Of an integer in the name of a directory, leading zeros counted.
+MOST_DIGITS = 64
 # What pyarrow raises on a damaged file: its own errors, OSError (codecs), ValueError (text in the footer).
 READ_ERRORS = (pa.ArrowException, OSError, ValueError)
 
@@ -118,6 +120,24 @@ def glimpse(parquet: pq.ParquetFile) -> pq.ParquetFile:
     return getattr(parquet, "glimpse", parquet)
 
 
+def chunk_of(parquet: pq.ParquetFile, group: int, leaf: int) -> pq.ColumnChunkMetaData:
+    """What the footer says of a column of a row group.
+
+    Raises:
+        Exception: one of `READ_ERRORS`.
+    """
+    # On a damaged footer, asking for a column's metadata ends the process; reading it raises. So read first:
+    # a batch of no rows, which `ParquetFile.iter_batches` refuses, opens the column and decodes nothing.
+    reader = glimpse(parquet).reader
+    next(reader.iter_batches(0, row_groups=[group], column_indices=[leaf], use_threads=False), None)
+    found = parquet.metadata.row_group(group).column(leaf)
+    if found.physical_type != parquet.schema.column(leaf).physical_type:  # its statistics end the process too
+        raise ValueError(
+            f"a column of {found.physical_type} is to hold {parquet.schema.column(leaf).physical_type}"
+        )
+    return found
+
+
 def open_again(path: Location) -> pq.ParquetFile:
     """A file that opened before.
 
@@ -147,8 +167,8 @@ def describe(files: Sequence[File]) -> list[Part]:
 
 
 def _describe(file: File, numeric: frozenset[str]) -> Part:
-    partitions = {key: _value(text, key in numeric) for key, text in file.partitions.items()}
     try:
+        partitions = {key: _value(text, key in numeric) for key, text in file.partitions.items()}
         with open_parquet(file.path) as parquet:
             schema, metadata = parquet.schema_arrow, parquet.metadata
             groups = [metadata.row_group(at) for at in range(metadata.num_row_groups)]
@@ -170,10 +190,17 @@ def _with_partitions(schema: pa.Schema, partitions: dict[str, pa.Scalar]) -> pa.
 
 
 def _integer_keys(files: Iterable[File]) -> frozenset[str]:
-    """Partition keys whose every value reads as an integer."""
+    """Partition keys whose every value reads as an integer of 64 bits."""
     pairs = [(key, text) for file in files for key, text in file.partitions.items()]
-    words = {key for key, text in pairs if text is not None and not text.removeprefix("-").isdecimal()}
+    words = {key for key, text in pairs if text is not None and not _is_integer(text)}
     return frozenset(key for key, _ in pairs) - words
+
+
+def _is_integer(text: str) -> bool:
+    """Whether text is an integer that 64 bits hold."""
+    if not text.removeprefix("-").isdecimal() or len(text) > MOST_DIGITS:
+        return False
+    return -(2**63) <= int(text) < 2**63
 
 
 def _value(text: str | None, numeric: bool) -> pa.Scalar:
@@ -183,10 +210,13 @@ def _value(text: str | None, numeric: bool) -> pa.Scalar:
 
 
 def _provenance(text: bytes) -> dict[str, object]:
-    """The metadata as an object; empty when it is none of ours (another tool may have rewritten the file)."""
+    """The metadata as an object; empty when it is none of ours (another tool may have rewritten the file).
+
+    Half a surrogate pair, which JSON can escape and nothing can write, becomes a question mark.
+    """
     try:
-        found = json.loads(text)
-    except ValueError:
+        found = json.loads(json.dumps(json.loads(text), ensure_ascii=False).encode(errors="replace"))
+    except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 
@@ -204,6 +234,8 @@ def merged(provenances: Iterable[dict[str, object]]) -> dict[str, object]:
 
 def _unreadable(path: Location, error: Exception) -> DumpError:
     """Why a file does not open, from its first and last bytes."""
+    if isinstance(error, UnicodeEncodeError):
+        return DumpError(f"{path}: the path is not UTF-8", "rename the file and its directories")
     if path.far and outage(path, error):
         return explained(path, error)
     try:

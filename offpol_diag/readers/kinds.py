@@ -27,6 +27,7 @@ TEXTS: tuple[Test, ...] = (
     pt.is_string_view,
     pt.is_binary,
     pt.is_large_binary,
+    pt.is_binary_view,
 )
 BYTES: tuple[Test, ...] = (
     pt.is_binary,
@@ -73,8 +74,9 @@ def is_bytes(dtype: pa.DataType) -> bool:
 
 
 def plain(dtype: pa.DataType) -> pa.DataType:
-    """The type without its dictionary."""
-    return dtype.value_type if pt.is_dictionary(dtype) else dtype
+    """The type without its dictionary, and an extension's as it is stored."""
+    inner = dtype.value_type if pt.is_dictionary(dtype) else dtype
+    return inner.storage_type if isinstance(inner, pa.BaseExtensionType) else inner
 
 
 def alike(one: pa.DataType, two: pa.DataType) -> bool:
@@ -111,7 +113,7 @@ NUMBER = Kind("one number per row", _is_number)
 NUMBER_OR_LIST = Kind(
     "one number or a list of numbers per row", lambda dtype: _is_number(dtype) or _list_of(*NUMBERS)(dtype)
 )
-LABEL = Kind("one value per row", lambda dtype: not pt.is_nested(dtype))
+LABEL = Kind("one value per row", lambda dtype: not pt.is_nested(plain(dtype)))
 
 LONG = "per row, as the other columns of one row per token"
 FLOAT = Kind(f"one float {LONG}", _one(pt.is_floating))

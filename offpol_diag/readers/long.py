@@ -25,7 +25,7 @@ from offpol_diag.readers.alike import Column, Flaw
 from offpol_diag.readers.checks import SKIP, Problem
 from offpol_diag.readers.files import Part
 from offpol_diag.readers.forms import TOKENS
-from offpol_diag.readers.ragged import Ints, starts
+from offpol_diag.readers.ragged import Ints, dense, starts
 from offpol_diag.readers.schemas import Plan
 from offpol_diag.readers.slices import Slice, cuts, tables
 from offpol_diag.readers.spans import Opening, Piece, Spans
@@ -260,7 +260,7 @@ def _constant(plan: Plan) -> list[Column]:
 
 def _hashable(ids: pa.Array) -> pa.Array:
     """Ids without a dictionary, text as bytes: it may be no UTF-8."""
-    plain = ids.dictionary_decode() if pt.is_dictionary(ids.type) else ids
+    plain = dense(ids)
     text = (pt.is_string, pt.is_large_string)
     return plain.cast(pa.large_binary()) if any(test(plain.type) for test in text) else plain
 
@@ -280,5 +280,4 @@ def _taken(tokens: pa.Table, order: Ints) -> pa.Table:
 
 def _widened(values: pa.Array, role: str) -> pa.Array:
     """Values in the widest type of their kind: files may differ."""
-    plain = values.dictionary_decode() if pt.is_dictionary(values.type) else values
-    return plain.cast(pa.int64() if role in WHOLE else pa.float64(), safe=False)
+    return dense(values).cast(pa.int64() if role in WHOLE else pa.float64(), safe=False)

@@ -136,7 +136,19 @@ def _copied(rows: Rows, values: Array, dtype: type[np.generic]) -> Array:
 
 
 def _sequence_arrays(rows: Rows) -> dict[str, Array]:
-    return {"rewards": rows.numbers[columns.REWARDS]} if columns.REWARDS in rows.numbers else {}
+    found: dict[str, Array] = {}
+    if columns.REWARDS in rows.numbers:
+        found["rewards"] = rows.numbers[columns.REWARDS]
+    if columns.ADVANTAGES in rows.lists:
+        found["masked_negative"] = _masked_negative(rows)
+    return found
+
+
+def _masked_negative(rows: Rows) -> Ints:
+    """Masked tokens with A < 0 in each row, [S]."""
+    if rows.whole:
+        return np.zeros(len(rows.lengths), np.int64)
+    return rows.counted(np.less(rows.lists[columns.ADVANTAGES].values, 0) & ~rows.live)
 
 
 def _keys(piece: Slice, plan: Plan, rollout: Array, layout: Layout) -> Ints:

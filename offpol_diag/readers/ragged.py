@@ -57,10 +57,9 @@ def ragged(column: pa.Array) -> Ragged:
     return Ragged(values, null, lengths.to_numpy(zero_copy_only=False).astype(np.int64), absent)
 
 
-def numbers(column: pa.Array) -> tuple[Array, Flags | None]:
-    """A column of numbers as float64 (integers and booleans: int64), and which are null."""
-    values, null = narrow(column)
-    return values.astype(np.float64 if values.dtype.kind == "f" else np.int64, copy=False), null
+def floats(column: pa.Array) -> Floats:
+    """A column of numbers as float64 in memory of its own, NaN where null."""
+    return np.array(dense(column).cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False))
 
 
 def narrow(column: pa.Array) -> tuple[Array, Flags | None]:
@@ -68,14 +67,20 @@ def narrow(column: pa.Array) -> tuple[Array, Flags | None]:
 
     Half floats come as float32, which the checks are fast in, and booleans as bytes.
     """
-    dense = column.dictionary_decode() if pt.is_dictionary(column.type) else column
-    null = dense.is_null().to_numpy(zero_copy_only=False) if dense.null_count else None
-    if pt.is_floating(dense.type):  # nulls turn into NaN here
-        values = dense.to_numpy(zero_copy_only=False)
+    found = dense(column)
+    null = found.is_null().to_numpy(zero_copy_only=False) if found.null_count else None
+    if pt.is_floating(found.type):  # nulls turn into NaN here
+        values = found.to_numpy(zero_copy_only=False)
         return values.astype(np.float32) if values.dtype == np.float16 else values, null
-    if not pt.is_integer(dense.type) or pt.is_uint64(dense.type):
-        dense = dense.cast(pa.uint8() if pt.is_boolean(dense.type) else pa.int64(), safe=False)
-    return (dense if null is None else dense.fill_null(0)).to_numpy(zero_copy_only=False), null
+    if not pt.is_integer(found.type) or pt.is_uint64(found.type):
+        found = found.cast(pa.uint8() if pt.is_boolean(found.type) else pa.int64(), safe=False)
+    return (found if null is None else found.fill_null(0)).to_numpy(zero_copy_only=False), null
+
+
+def dense(column: pa.Array) -> pa.Array:
+    """A column without its dictionary, and an extension's as it is stored."""
+    found = column.dictionary_decode() if pt.is_dictionary(column.type) else column
+    return found.storage if isinstance(found.type, pa.BaseExtensionType) else found
 
 
 def starts(lengths: Ints) -> Ints:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -15,7 +15,7 @@ from offpol_diag.readers.ragged import (
     Floats,
     Ints,
     Ragged,
-    numbers,
+    floats,
     ragged,
     starts,
 )
@@ -31,10 +31,12 @@ class Rows:
     Attributes:
         lists: columns with a list per row.
         numbers: columns with a number per row, [S] float64, NaN where null.
+        counts: labels that are numbers, likewise.
     """
 
     lists: dict[str, Ragged]
     numbers: dict[str, Floats]
+    counts: dict[str, Floats] = field(default_factory=dict)
 
     @property
     def lengths(self) -> Ints:
@@ -62,11 +64,13 @@ class Rows:
     @cached_property
     def kept_lengths(self) -> Ints:
         """How many of them each row has, [S]."""
-        if self.whole:
-            return self.lengths
+        return self.lengths if self.whole else self.counted(self.live)
+
+    def counted(self, flags: Flags) -> Ints:
+        """How many tokens of each row have a flag, [T] → [S]."""
         found = np.zeros(len(self.lengths), np.int64)
         filled = np.flatnonzero(self.lengths)  # of an empty row reduceat gives another one's token
-        found[filled] = np.add.reduceat(self.live.view(np.int8), self.offsets[filled], dtype=np.int32)
+        found[filled] = np.add.reduceat(flags.view(np.int8), self.offsets[filled], dtype=np.int32)
         return found
 
     @property
@@ -80,13 +84,9 @@ class Rows:
 
 
 def decode(table: pa.RecordBatch, plan: Plan) -> Rows:
-    """The columns of a slice that become tensors."""
+    """The columns of a slice that become tensors, and those of labels that must be numbers."""
     found = {role: table.column(name) for role, name in plan.columns.items()}
     lists = {role: ragged(column) for role, column in found.items() if kinds.is_list(column.type)}
-    single = {role: numbers(found[role]) for role in PER_SEQUENCE if role in found and role not in lists}
-    return Rows(lists, {role: _with_nan(values, null) for role, (values, null) in single.items()})
-
-
-def _with_nan(values: Floats | Ints, null: Flags | None) -> Floats:
-    floats = values.astype(np.float64)
-    return floats if null is None else np.where(null, np.nan, floats)
+    single = {role: floats(found[role]) for role in PER_SEQUENCE if role in found and role not in lists}
+    counts = {role: floats(found[role]) for role in columns.COUNTS if role in found}
+    return Rows(lists, single, counts)

@@ -37,6 +37,12 @@ class Plan:
         """Every column to read, once."""
         return list(dict.fromkeys((*self.columns.values(), *self.extra)))
 
+    @property
+    def labels(self) -> list[str]:
+        """The columns that end as labels of sequences, once."""
+        found = (self.columns[role] for role in columns.SCALARS if role in self.columns)
+        return list(dict.fromkeys((*found, *self.extra)))
+
     def only(self, roles: Collection[str]) -> Plan:
         """To read no more than the columns of some parts."""
         found = {role: name for role, name in self.columns.items() if role in roles}
@@ -67,6 +73,7 @@ def _plan(part: Part, overrides: Mapping[str, str], group_by: Sequence[str]) -> 
     extra = tuple(name for name in group_by if name not in known)
     for name in extra:
         columns.existing(name, part.schema.names, f"{part.path}: --group-by")
+        columns.once(name, part.schema.names, str(part.path))
         if form.long and name in {mapping.get(role) for role in TOKENS}:
             raise DumpError(f"{part.path}: --group-by: {name!r} holds a value per token", OTHER_GROUPS)
     return Plan(mapping, extra, form)

@@ -15,7 +15,7 @@ from typing import Any
 
 from offpol_diag.readers import columns
 from offpol_diag.readers.dump import Dump
-from offpol_diag.readers.files import Part, open_again
+from offpol_diag.readers.files import READ_ERRORS, Part, chunk_of, open_again
 from offpol_diag.readers.locations import Location
 from offpol_diag.readers.sizes import ROOM
 
@@ -151,7 +151,10 @@ def _safe(dump: Dump) -> list[bool]:
         return [True] * groups
     try:
         return _apart([bounds for part in dump.parts for bounds in _bounds(part, dump)])
-    except (TypeError, ValueError):  # ids that do not compare, or have no bounds
+    except (
+        TypeError,
+        *READ_ERRORS,
+    ):  # ids that do not compare or have no bounds, or damage, told when it is read
         return [False] * groups
 
 
@@ -182,7 +185,7 @@ def _bounds(part: Part, dump: Dump) -> Iterable[tuple[Any, Any]]:
     with open_again(part.path) as parquet:
         paths = [parquet.schema.column(i).path for i in range(len(parquet.schema))]
         leaf = paths.index(name)
-        found = [parquet.metadata.row_group(g).column(leaf).statistics for g in range(len(part.group_rows))]
+        found = [chunk_of(parquet, group, leaf).statistics for group in range(len(part.group_rows))]
     if any(statistics is None or not statistics.has_min_max for statistics in found):
         raise ValueError(f"{part.path}: no bounds of {name!r}")
     return [(statistics.min, statistics.max) for statistics in found]

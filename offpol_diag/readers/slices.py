@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,11 +14,13 @@ import pyarrow.parquet as pq
 from offpol_diag.errors import DumpError
 from offpol_diag.readers import columns
 from offpol_diag.readers.checks import Problem
-from offpol_diag.readers.files import READ_ERRORS, Part, first_line, glimpse, open_again, open_parquet
+from offpol_diag.readers.files import READ_ERRORS, Part, chunk_of, first_line, open_again, open_parquet
 from offpol_diag.readers.kept import KEPT
 from offpol_diag.readers.outages import outage
+from offpol_diag.readers.pages import check
+from offpol_diag.readers.plain import plain
 from offpol_diag.readers.ragged import Flags, Ints, starts
-from offpol_diag.readers.reel import Reel
+from offpol_diag.readers.reel import Reel, Rows
 from offpol_diag.readers.schemas import Plan
 
 # Row group, number of the first row in the file, and the rows.
@@ -123,7 +126,7 @@ def tables(part: Part, plan: Plan, most: Mapping[int, int]) -> Iterator[Located]
     """Row group, number of the first row in the file, and the rows, of whole row groups."""
     with open_again(part.path) as parquet:
         for group in part.groups:
-            yield from _placed(part, group, _read(parquet, part, group, plan, most[group]))
+            yield from _placed(part, group, plan, _read(parquet, part, group, plan, most[group]))
 
 
 def _located(part: Part, plan: Plan, most: Mapping[int, int], reel: Reel) -> Iterator[Located]:
@@ -132,19 +135,22 @@ def _located(part: Part, plan: Plan, most: Mapping[int, int], reel: Reel) -> Ite
         return tables(part, plan, most)
     group = part.groups.start
     rows = reel.rows((part.path, group), *part.between, lambda: _alone(part, group, plan, most[group]))
-    return _placed(part, group, rows)
+    return _placed(part, group, plan, rows)
 
 
-def _alone(part: Part, group: int, plan: Plan, tokens: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+def _alone(part: Part, group: int, plan: Plan, tokens: int) -> Rows:
     with open_again(part.path) as parquet:
         yield from _read(parquet, part, group, plan, tokens)
 
 
-def _placed(part: Part, group: int, found: Iterator[tuple[int, pa.RecordBatch]]) -> Iterator[Located]:
+def _placed(part: Part, group: int, plan: Plan, found: Rows) -> Iterator[Located]:
     first = sum(part.group_rows[:group])
     for done, table in found:
         for key, value in part.partitions.items():
             table = table.append_column(key, pa.repeat(value, table.num_rows))
+        for name in plan.labels:
+            at = table.schema.get_field_index(name)
+            table = table.set_column(at, name, plain(table.column(at)))
         yield group, first + done, table
 
 
@@ -152,26 +158,25 @@ def tokens_in(part: Part, group: int, plan: Plan) -> int:
     """Tokens of a row group, masked ones included, by the footer; an empty list counts as one.
 
     Raises:
-        DumpError: the file does not open any more, or not that column of it.
+        DumpError: the file does not open any more, or that column of it is damaged.
     """
     if plan.form.long:
         return part.group_rows[group]
     name = plan.columns[columns.ROLLOUT]
     with open_again(part.path) as parquet:
         try:
-            return _values(parquet, group, name)
+            return _checked(parquet, part, group, [name])[name]
         except READ_ERRORS as error:
             raise _corrupt(part, group, 0, [name], error) from error
 
 
-def _read(
-    parquet: pq.ParquetFile, part: Part, group: int, plan: Plan, tokens: int
-) -> Iterator[tuple[int, pa.RecordBatch]]:
+def _read(parquet: pq.ParquetFile, part: Part, group: int, plan: Plan, tokens: int) -> Rows:
     """One row group in pieces, each with the number of rows before it."""
     names = [name for name in plan.names if name not in part.partitions]
     done = 0
     try:
-        rows = _rows_at_once(parquet, group, plan.columns[columns.ROLLOUT], tokens)
+        values = _checked(parquet, part, group, names)[plan.columns[columns.ROLLOUT]]
+        rows = max(1, tokens * part.group_rows[group] // max(values, 1))
         key = str(part.path), part.bytes, group, rows
 
         def decoded(some: list[str]) -> Iterator[pa.RecordBatch]:
@@ -187,21 +192,24 @@ def _read(
         raise _corrupt(part, group, done, names, EOFError("not the rows its footer had"))
 
 
-def _rows_at_once(parquet: pq.ParquetFile, group: int, name: str, tokens: int) -> int:
-    """Rows of a row group that hold about `tokens` tokens, by the footer's count of values."""
-    values = _values(parquet, group, name)
-    return max(1, tokens * int(parquet.metadata.row_group(group).num_rows) // max(values, 1))
+def _checked(parquet: pq.ParquetFile, part: Part, group: int, names: list[str]) -> dict[str, int]:
+    """How many values columns of a row group have, by the footer; the sizes that they declare are checked.
 
+    Far away, where a look at a page is a request, the footer is believed for all but the first.
 
-def _values(parquet: pq.ParquetFile, group: int, name: str) -> int:
-    """How many values a column of a row group has, by the footer."""
+    Raises:
+        Exception: one of `READ_ERRORS`.
+    """
     paths = [parquet.schema.column(i).path for i in range(len(parquet.schema))]
-    leaf = next(i for i, path in enumerate(paths) if f"{path}.".startswith(f"{name}."))
-    # On a damaged footer, asking for a column's metadata ends the process; reading it raises. So read first:
-    # a batch of no rows, which `ParquetFile.iter_batches` refuses, opens the column and decodes nothing.
-    reader = glimpse(parquet).reader
-    next(reader.iter_batches(0, row_groups=[group], column_indices=[leaf], use_threads=False), None)
-    return int(parquet.metadata.row_group(group).column(leaf).num_values)
+    found: dict[str, int] = {}
+    with nullcontext() if part.path.far else part.path.open() as stream:
+        for name in names[:1] if part.path.far else names:
+            leaves = [i for i, path in enumerate(paths) if f"{path}.".startswith(f"{name}.")]
+            for leaf in leaves:
+                chunk = chunk_of(parquet, group, leaf)
+                check(chunk, part.group_rows[group], part.bytes, stream)
+                found.setdefault(name, int(chunk.num_values))
+    return found
 
 
 def _corrupt(part: Part, group: int, done: int, names: list[str], error: Exception) -> DumpError:
@@ -220,6 +228,7 @@ def _reads(part: Part, group: int, name: str) -> bool:
     """Whether a column of a row group can be read on its own."""
     try:
         with open_parquet(part.path) as parquet:
+            _checked(parquet, part, group, [name])
             for _ in parquet.iter_batches(1024, row_groups=[group], columns=[name]):
                 pass
     except READ_ERRORS:

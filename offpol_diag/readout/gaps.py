@@ -28,6 +28,10 @@ def _gap(out: Readout, drift: Drift) -> Numbers:
         found[drift.prefix + name] = plain(pick(*out.ranges[drift.prefix + source]), unit, over, text)
     high = {name: pair[1] for name, pair in out.ranges.items()}
     found |= tails.numbers(out.reader, out.tally.states, drift, high)
+    if drift.denominator == "old":
+        for name, text in gap.SECOND_DRIFT.items():
+            key = drift.prefix + name
+            found[key] = found[key].model_copy(update={"formula": text})
     return _cautioned(found, out, drift)
 
 
@@ -58,19 +62,39 @@ def _unknown(drift: Drift, columns: frozenset[str]) -> Numbers:
 
 
 def histogram(out: Readout, drift: Drift, bins: int = 81) -> Histogram:
-    """Δ over equal bins that span its 0.01 % to 99.99 % quantiles; the outermost take what lies beyond."""
+    """Count Δ in whole tokens, in bins that reach from the smallest Δ to the largest.
+
+    Bins are about equally wide within the 0.01% and 99.99% quantiles, and grow by a quarter each beyond;
+    their edges are edges of the lattice that Δ was counted on, so that no count is interpolated.
+    """
     counts = typed(out.tally.states[f"{drift.prefix}bins.d"], Counts).counts.cpu()
+    low, high = (float(end) for end in out.ranges[f"{drift.prefix}d"])
     reach = max(abs(loglattice.quantile(counts, q)) for q in (1e-4, 1 - 1e-4)) or 1e-6
-    edges = torch.linspace(-reach, reach, bins + 1, dtype=torch.float64)
     fine = loglattice.edges()
+    occupied = torch.nonzero(counts).flatten()
+    first, last = int(occupied[0]), int(occupied[-1]) + 1
+    at = torch.searchsorted(fine, _edges(reach, max(-low, high, reach), bins)).unique()  # type: ignore[no-untyped-call]
+    inner = at[(at > first) & (at < last)]
     below = torch.cat((torch.zeros(1, dtype=torch.float64), torch.cumsum(counts, 0)))
-    at = torch.searchsorted(fine, edges).clamp(1, len(fine) - 1)
-    share = ((edges - fine[at - 1]) / (fine[at] - fine[at - 1])).clamp(0, 1)
-    cumulative = below[at - 1] + share * (below[at] - below[at - 1])
-    cumulative[0], cumulative[-1] = 0.0, below[-1]
+    cuts = torch.cat((torch.tensor([first]), inner, torch.tensor([last])))
+    ends = [low, high] if low < high else fine[[first, last]].tolist()
     return Histogram(
         title=f"log-ratio, {drift.title}",
         unit="nats",
-        edges=edges.tolist(),
-        counts=cumulative.diff().clamp(min=0).tolist(),
+        edges=[ends[0], *fine[inner].tolist(), ends[1]],
+        counts=[round(count) for count in below[cuts].diff().tolist()],
     )
+
+
+GROWTH = 1.25
+"""How much wider each bin is than the one before it, beyond the equal ones."""
+
+
+def _edges(reach: float, furthest: float, bins: int) -> torch.Tensor:
+    """Edges to aim at, rising and symmetric: equal steps within ±reach, growing ones to ±furthest."""
+    tails = [reach]
+    while tails[-1] < furthest:
+        tails.append(tails[-1] * GROWTH)
+    beyond = torch.tensor(tails[1:], dtype=torch.float64)
+    inner = torch.linspace(-reach, reach, bins + 1, dtype=torch.float64)
+    return torch.cat((-beyond.flip(0), inner, beyond))

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from offpol_diag.gate import beyond
+from offpol_diag.printable import printable
 from offpol_diag.sections.gate import title, told, word
 from offpol_diag.summary import GateVerdict
 
@@ -42,4 +43,4 @@ def _kind(one: GateVerdict) -> str:
 
 def escaped(text: str, table: dict[str, str]) -> str:
     """With what would end the message, or the property, written as GitHub reads it back."""
-    return "".join(table.get(char, char) for char in text)
+    return "".join(table.get(char, char) for char in printable(text))

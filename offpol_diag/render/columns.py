@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -11,6 +10,7 @@ from rich.cells import cell_len
 from rich.table import Table as Grid
 
 from offpol_diag.blocks import Cell, Table
+from offpol_diag.printable import printable
 from offpol_diag.render.numbers import Shown, shown
 from offpol_diag.summary import Number
 
@@ -59,17 +59,18 @@ class Column:
         return self.natural if self.numeric else min(self.natural, TEXT_WIDTH)
 
 
-def fit(table: Table, width: int, stack: bool = False) -> Fitted:
+def fit(table: Table, width: int, stack: bool = False, all_of_it: bool = False) -> Fitted:
     """Choose intervals and columns so that the table is no wider than `width`.
 
     Columns for which there is no room are left out, or with `stack` set in a further grid below; those of
-    context go first.
+    context go first. With `all_of_it` intervals stay as well, and nothing is left out.
     """
     notes = _notes(table)
     full = _columns(table, notes, intervals=True)
     bare = _columns(table, notes, intervals=False)
     few = sum(column.numeric for column in full) <= FEW_NUMBERS and not _fits(bare, width)
-    whole = few or _fits(full, width)
+    whole = all_of_it or few or _fits(full, width)
+    stack = stack or all_of_it
     columns = full if whole else bare
     spared = () if stack or _fits(columns, width) else table.context
     columns = [column for column in columns if column.header not in spared]
@@ -86,11 +87,6 @@ def _without(table: Table, headers: Sequence[str]) -> Table:
     kept = [place for place, header in enumerate(table.header) if header not in headers]
     rows = tuple(tuple(row[place] for place in kept) for row in table.rows)
     return replace(table, header=tuple(table.header[place] for place in kept), rows=rows, context=())
-
-
-def clean(text: str) -> str:
-    """Text without control characters: a dump's strings must not drive the terminal."""
-    return "".join("\ufffd" if unicodedata.category(char) == "Cc" and char != "\n" else char for char in text)
 
 
 def _fits(columns: Sequence[Column], width: int) -> bool:
@@ -118,13 +114,13 @@ def _columns(table: Table, notes: Sequence[str], intervals: bool) -> list[Column
 
 def _column(header: str, cells: Sequence[Cell], notes: Sequence[str], intervals: bool) -> Column:
     texts = tuple(_written(shown(cell, terse=True), notes, intervals) for cell in cells)
-    return Column(clean(header), texts, any(isinstance(cell, int | Number) for cell in cells))
+    return Column(printable(header), texts, any(isinstance(cell, int | Number) for cell in cells))
 
 
 def _written(cell: Shown, notes: Sequence[str], intervals: bool) -> str:
     mark = f"({notes.index(cell.note) + 1})" if cell.note else ""
     parts = (cell.text, cell.interval if intervals else "", mark)
-    return clean(" ".join(part for part in parts if part)).replace("\n", " ")
+    return printable(" ".join(part for part in parts if part))
 
 
 def _notes(table: Table) -> list[str]:

@@ -20,8 +20,8 @@ def dots(figure: Figure, width: int) -> list[str]:
         figure: with `marks`, and the same `x` in every series.
         width: of the terminal.
     """
-    labels = [x if isinstance(x, str) else f"{x:g}" for x in figure.series[0].x]
-    margin = max(map(len, labels))
+    labels = [x if isinstance(x, str) else f"{x:g}" for series in figure.series[:1] for x in series.x]
+    margin = max(map(len, labels), default=0)
     field = max(min(width, WIDEST) - margin - 3, LEAST)
     low, high = _span(figure)
     rows = [f"{label:>{margin}} │{_row(figure, at, field, low, high)}│" for at, label in enumerate(labels)]
@@ -30,12 +30,18 @@ def dots(figure: Figure, width: int) -> list[str]:
     return [*rows, axis, *_legend(figure, width)]
 
 
+def share(value: float, low: float, high: float) -> float:
+    """How far a value lies from `low` to `high`, 0 to 1; their difference may be too large for a float."""
+    span = high / 2 - low / 2
+    return min(max((value / 2 - low / 2) / span, 0.0), 1.0) if span > 0 else 0.0
+
+
 def _span(figure: Figure) -> tuple[float, float]:
     """From the smallest to the largest value; of shares from 0 to 1 at least."""
     known = [y for series in figure.series for y in series.y if y is not None and math.isfinite(y)]
     ends = (0.0, 1.0) if figure.y_unit in FRACTIONS else ()
     low, high = min([*known, *ends], default=0.0), max([*known, *ends], default=1.0)
-    return low, high if high > low else low + 1.0
+    return low, high if high > low else max(low + 1.0, low)
 
 
 def _row(figure: Figure, at: int, field: int, low: float, high: float) -> str:
@@ -44,7 +50,7 @@ def _row(figure: Figure, at: int, field: int, low: float, high: float) -> str:
         y = series.y[at]
         if y is None or not math.isfinite(y):
             continue
-        place = round((y - low) / (high - low) * (field - 1))
+        place = round(share(y, low, high) * (field - 1))
         cells[place] = mark if cells[place] == " " else SEVERAL
     return "".join(cells)
 

@@ -6,6 +6,8 @@ so that light, dark and print share one definition. What figures have in common 
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Any
 
 from offpol_diag.blocks import Figure, Series
@@ -50,13 +52,25 @@ SHARED: Json = {
 
 
 def plotly_figure(figure: Figure) -> Json:
-    """`data` and `layout`, to be laid over `SHARED`."""
+    """`data` and `layout`, to be laid over `SHARED`, without what is not finite: no JSON may hold it."""
+    figure = replace(figure, series=tuple(map(_finite, figure.series)))
     traces = [
         trace
         for place, series in enumerate(figure.series)
         for trace in _traces(series, f"--c{place % COLOURS}")
     ]
     return {"data": traces, "layout": _layout(figure)}
+
+
+def _finite(series: Series) -> Series:
+    parts: dict[str, Any] = {
+        part: tuple(
+            value if isinstance(value, str) or (value is not None and math.isfinite(value)) else None
+            for value in getattr(series, part)
+        )
+        for part in ("x", "y", "low", "high")
+    }
+    return replace(series, **parts)
 
 
 def _layout(figure: Figure) -> Json:
@@ -76,7 +90,7 @@ def _layout(figure: Figure) -> Json:
 
 def _floor(figure: Figure) -> float | None:
     """Where a log axis ends below: an interval that reaches towards 0 must not flatten the curve."""
-    known = [y for series in figure.series for y in series.y if y is not None and y > 0]
+    known = [y for series in figure.series for y in series.y if y is not None and 0 < y < math.inf]
     return min(known) / _ROOM_BELOW if known else None
 
 
@@ -108,9 +122,7 @@ def _line(y: float) -> Json:
 
 
 def _label(y: float, label: str, log: bool) -> Json:
-    import math
-
-    at = math.log10(y) if log else y  # plotly wants annotations, but not shapes, in log units
+    at = math.log10(y) if log and y > 0 else y  # plotly wants annotations, but not shapes, in log units
     place = {"xref": "paper", "x": 1, "xanchor": "right", "y": at, "yanchor": "bottom"}
     return {**place, "text": label, "showarrow": False, "font": {"size": 11, "color": "--muted"}}
 
@@ -142,14 +154,20 @@ def _xy(series: Series) -> Json:
 def _errors(series: Series, colour: str) -> Json:
     """Asymmetric error bars; a point without an interval gets none."""
     whole = list(zip(series.y, series.low, series.high, strict=True))
-    up = [None if y is None or high is None else high - y for y, _, high in whole]
-    down = [None if y is None or low is None else y - low for y, low, _ in whole]
+    up = [_between(y, high) for y, _, high in whole]
+    down = [_between(low, y) for y, low, _ in whole]
     look = {"color": colour, "thickness": 1.2, "width": 0}
     return {"type": "data", "symmetric": False, "array": up, "arrayminus": down, **look}
 
 
+def _between(low: float | None, high: float | None) -> float | None:
+    """The difference; None where it is not known or no float can hold it."""
+    found = math.inf if low is None or high is None else high - low
+    return found if math.isfinite(found) else None
+
+
 def _band(series: Series, colour: str) -> list[Json]:
-    """The 95 % band as closed shapes, one per unbroken run of known intervals."""
+    """The 95% band as closed shapes, one per unbroken run of known intervals."""
     return [_shape(run, colour) for run in _runs(series)] if series.low else []
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import dataclass
 from itertools import groupby
@@ -20,6 +21,8 @@ from offpol_diag.summary import DumpFacts, Number, Summary
 
 _WHOLE = re.compile(r"--\w[\w-]*|\[[-\d.,]+, [-\d.,]+\][\de%-]*|\d[\d.,]*e-\d+%?")
 
+UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+"""Controls and lone surrogates: no page may hold them, and one may be printed."""
 MUCH = 3000
 """Folded tables for looking up with more cells than this in all travel gzipped; scripts unpack them."""
 
@@ -59,7 +62,7 @@ def render_html(summary: Summary) -> str:
             version=summary.run.version,
         )
     )
-    return page
+    return UNSEEN.sub("\ufffd", page)
 
 
 def templates_dir() -> Path:
@@ -164,17 +167,18 @@ def _data(figure: Figure) -> Table:
         (series.name, _x(x), Number(value=y, interval=_interval(series, place), unit=figure.y_unit))
         for series in figure.series
         for place, (x, y) in enumerate(zip(series.x, series.y, strict=True))
-        if y is not None
+        if y is not None and math.isfinite(y)
     )
     header = ("series", figure.x_label, figure.y_label)
     return Table(f"{figure.id}-data", f"Data of “{figure.title}”", header, rows)
 
 
 def _x(x: float | str) -> str | Number:
-    return x if isinstance(x, str) else Number(value=x)
+    return x if isinstance(x, str) else Number(value=x) if math.isfinite(x) else f"{x:g}"
 
 
 def _interval(series: Series, place: int) -> tuple[float, float] | None:
     low = series.low[place] if series.low else None
     high = series.high[place] if series.high else None
-    return None if low is None or high is None else (low, high)
+    known = low is not None and high is not None and math.isfinite(low) and math.isfinite(high)
+    return (low, high) if known else None  # type: ignore[return-value]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 
+from offpol_diag.printable import printable
 from offpol_diag.sections.gate import bound, title, told
 from offpol_diag.summary import GateVerdict, Summary
 
@@ -30,9 +31,8 @@ def render_junit(summary: Summary) -> str:
     """One suite, one test per bound."""
     suite = TestSuite(SUITE)
     suite.add_property("dump", _legal(", ".join(summary.dump.files)))
-    suite.add_property("version", summary.run.version)
-    for verdict in summary.gates:
-        suite.add_testcase(_case(verdict))
+    suite.add_property("version", _legal(summary.run.version))
+    suite.add_testcases([_case(verdict) for verdict in summary.gates])  # one by one it takes their square
     suite.time = summary.run.seconds.get("total", 0.0)
     xml = JUnitXml(SUITE)
     xml.add_testsuite(suite)
@@ -59,15 +59,15 @@ def _details(verdict: GateVerdict) -> list[str]:
         for line in (
             told(verdict),
             f"value: {verdict.value!r}",
-            f"95 % interval: {interval}",
+            f"95% interval: {interval}",
             f"asked by: {verdict.source or 'unknown'}",
         )
     ]
 
 
 def _legal(text: str) -> str:
-    """Text without the characters that XML cannot hold."""
-    return "".join(char if _allowed(ord(char)) else "\ufffd" for char in text)
+    """Text that may be printed, without the characters that XML cannot hold."""
+    return "".join(char if _allowed(ord(char)) else "\ufffd" for char in printable(text))
 
 
 def _allowed(code: int) -> bool:

@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 
 from offpol_diag.blocks import Block, Code, Section, Table, Text, Tone, Verdict
+from offpol_diag.printable import printable
 from offpol_diag.render.numbers import Shown, footnotes, shown
 from offpol_diag.sections import sections
 from offpol_diag.sections.gate import gate, report
@@ -33,7 +34,7 @@ def _gate(summary: Summary) -> list[Section]:
     if not summary.gates:
         return []
     head, *_ = gate(summary.gates).blocks
-    return [Section("gate", "Gate", (head, report(summary.gates)))]
+    return [Section("gate", "Gate", (head, report(summary.gates, whole=False)))]
 
 
 def _without_gates(section: Section) -> Section:
@@ -55,7 +56,7 @@ def _within(pieces: list[str]) -> list[str]:
 
 
 def _section(section: Section) -> list[str]:
-    return [f"## {section.title}", *(text for block in section.blocks if (text := _block(block)))]
+    return [f"## {escaped(section.title)}", *(text for block in section.blocks if (text := _block(block)))]
 
 
 def _block(block: Block) -> str:
@@ -97,5 +98,5 @@ def _row(cells: tuple[str, ...]) -> str:
 
 def escaped(text: str) -> str:
     """Text that Markdown and the HTML in it leave alone, on one line."""
-    one_line = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;")
+    one_line = printable(" ".join(text.split())).replace("&", "&amp;").replace("<", "&lt;")
     return re.sub(r"([\\`*|~]|(?<=\])\()", r"\\\1", one_line)

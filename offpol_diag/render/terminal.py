@@ -2,7 +2,8 @@
 
 What cannot fit is left out by rules, and named: tables meant for reference; `wide` tables that do not fit;
 the intervals, unless the numbers are few; then, in a summary, columns from the right, since a table puts the
-more important first (elsewhere they go below). A pipe is as wide as its content. Nothing depends on colour.
+more important first (elsewhere they go below). A pipe is `PIPE_WIDTH` wide and loses nothing: what does not
+fit goes below. Nothing depends on colour.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from rich.console import Console
 from rich.text import Text as Line
 
 from offpol_diag.blocks import Block, Code, Figure, Section, Table, Text, Tone, Verdict
-from offpol_diag.render.columns import Fitted, clean, fit
-from offpol_diag.render.dots import dots
+from offpol_diag.printable import disarmed, printable
+from offpol_diag.render.columns import Fitted, fit
+from offpol_diag.render.dots import dots, share
 
-PIPE_WIDTH = 100_000
+PIPE_WIDTH = 120
 PROSE_WIDTH = 100
 SPARK_LEAST, SPARK_WIDTH = 12, 32
 TICKS = "▁▂▃▄▅▆▇█"
@@ -35,7 +37,13 @@ MARKS: Mapping[Tone, tuple[str, str]] = {
 
 
 class PipeConsole(Console):
-    """A console that lets a broken pipe be known, instead of exiting with 1."""
+    """A console that lets a broken pipe be known, instead of exiting with 1.
+
+    Attributes:
+        whole: whether nothing may be left out for want of width.
+    """
+
+    whole = False
 
     def on_broken_pipe(self) -> NoReturn:
         """Leave it to the command line, where it has its own exit code."""
@@ -43,13 +51,13 @@ class PipeConsole(Console):
 
 
 def make_console() -> Console:
-    """Stdout: a terminal at its width, or `COLUMNS`; a pipe uncut."""
+    """Stdout: as wide as `COLUMNS` says, or the terminal is; a pipe is `PIPE_WIDTH`, and loses nothing."""
     reconfigure = getattr(sys.stdout, "reconfigure", None)
     if reconfigure is not None:
         reconfigure(errors="replace")
     console = PipeConsole(highlight=False, emoji=False, markup=False)
     if not console.is_terminal and not os.environ.get("COLUMNS"):
-        console.width = PIPE_WIDTH
+        console.width, console.whole = PIPE_WIDTH, True
     return console
 
 
@@ -100,63 +108,72 @@ def _cut(block: Block) -> Block:
 
 @dataclass(frozen=True)
 class Canvas:
-    """Where to draw, and whether what is too wide for it goes below (`stack`) or is left out."""
+    """Where to draw, and what becomes of what is too wide for it.
+
+    Attributes:
+        stack: columns go below; else they are left out.
+        whole: nothing is left out, intervals neither.
+    """
 
     console: Console
     stack: bool
+    whole: bool = False
 
     def print(self, line: Line, indent: int = 0) -> None:
-        """A paragraph: wrapped for a reader, one line for a pipe."""
-        width = (
-            self.console.width if self.console.width >= PIPE_WIDTH else min(self.console.width, PROSE_WIDTH)
-        )
-        for part in line.wrap(self.console, width - indent):
+        """A paragraph, wrapped for a reader."""
+        width = min(self.console.width, PROSE_WIDTH)
+        for part in line.wrap(self.console, max(width - indent, 1)):
             self.console.print(Line(" " * indent) + part)
 
 
 def render_terminal(sections: Sequence[Section], console: Console, stack: bool = True) -> None:
-    """Draw sections, in their order, without blanks at the ends of lines."""
-    canvas = Canvas(console, stack)
+    """Draw sections on a console."""
+    console.file.write(draw(sections, console, stack))
+
+
+def draw(sections: Sequence[Section], console: Console, stack: bool = True) -> str:
+    """Sections as the console shows them, in their order, without blanks at the ends of lines."""
+    canvas = Canvas(console, stack, getattr(console, "whole", False))
     with console.capture() as drawn:
         for section in sections:
-            canvas.print(Line("\n") + Line(clean(section.title), style="bold underline"))
+            canvas.print(Line("\n") + Line(printable(section.title), style="bold underline"))
             for block in section.blocks:
                 DRAW[type(block)](block, canvas)
-    console.file.writelines(f"{line.rstrip()}\n" for line in drawn.get().splitlines())
+    return "".join(f"{disarmed(line.rstrip())}\n" for line in drawn.get().split("\n")[:-1])
 
 
 def _text(block: Text, canvas: Canvas) -> None:
     mark, style = MARKS[block.tone]
     lead = Line() if block.tone == "info" else Line(f"{mark} ", style=style)
-    canvas.print(lead + Line(clean(block.text)))
+    canvas.print(lead + Line(printable(block.text)))
 
 
 def _code(block: Code, canvas: Canvas) -> None:
-    canvas.print(Line(f"\n{clean(block.caption)}:"))
+    canvas.print(Line(f"\n{printable(block.caption)}:"))
     for line in block.text.splitlines():
-        canvas.console.print(Line(clean(line)), soft_wrap=True)
+        canvas.console.print(Line(printable(line)), soft_wrap=True)
     canvas.print(Line())
 
 
 def _verdict(block: Verdict, canvas: Canvas) -> None:
     mark, style = MARKS[block.tone]
-    canvas.print(Line(f"{mark} {clean(block.label)}: ", style=style) + Line(clean(block.text)))
+    canvas.print(Line(f"{mark} {printable(block.label)}: ", style=style) + Line(printable(block.text)))
     for detail in block.detail:
-        canvas.print(Line(clean(detail), style="dim"), indent=4)
+        canvas.print(Line(printable(detail), style="dim"), indent=4)
 
 
 def _table(block: Table, canvas: Canvas) -> None:
     if block.collapsed:
         return
-    fitted = fit(block, canvas.console.width, canvas.stack and not block.wide)
-    canvas.print(Line(f"\n{clean(block.caption)}"))
+    fitted = fit(block, canvas.console.width, canvas.stack and not block.wide, canvas.whole)
+    canvas.print(Line(f"\n{printable(block.caption)}"))
     if block.wide and fitted.dropped:
         canvas.print(Line("(too wide for this terminal; an HTML report has it)", style="dim"))
         return
     for grid in fitted.grids:
         canvas.console.print(grid)
     for remark in _remarks(block, fitted):
-        canvas.print(Line(clean(remark), style="dim"))
+        canvas.print(Line(printable(remark), style="dim"))
 
 
 def _remarks(block: Table, fitted: Fitted) -> list[str]:
@@ -172,18 +189,19 @@ def _figure(block: Figure, canvas: Canvas) -> None:
         return
     spark = sparkline(block.series[0].y, block.y_log) if block.series else ""
     if spark:
-        known = [value for value in block.series[0].y if value is not None]
+        known = [value for value in block.series[0].y if value is not None and math.isfinite(value)]
         low, high = f"{min(known):.4g}", f"{max(known):.4g}"
         ends = f"{low if low == high else f'{low} to {high}'} {block.y_label}"
-        canvas.print(Line(f"{spark:<{SPARK_LEAST}}  {clean(block.title)}: {clean(ends)}"))
+        named = f"; {block.named}" if block.named else ""
+        canvas.print(Line(f"{spark:<{SPARK_LEAST}}  {printable(f'{block.title}: {ends}{named}')}"))
     if block.caption:
-        canvas.print(Line(f"{clean(block.caption)}\n", style="dim"))
+        canvas.print(Line(f"{printable(block.caption)}\n", style="dim"))
 
 
 def _dots(block: Figure, canvas: Canvas) -> None:
-    canvas.print(Line(f"\n{clean(block.title)}"))
+    canvas.print(Line(f"\n{printable(block.title)}"))
     for line in dots(block, canvas.console.width):
-        canvas.console.print(Line(clean(line)), soft_wrap=True)
+        canvas.console.print(Line(printable(line)), soft_wrap=True)
 
 
 def sparkline(values: Sequence[float | None], log: bool = False) -> str:
@@ -193,9 +211,8 @@ def sparkline(values: Sequence[float | None], log: bool = False) -> str:
     known = [height for height in heights if height is not None]
     if len(known) < 2:
         return ""
-    low, span = min(known), max(known) - min(known)
-    top = len(TICKS) - 1
-    return "".join(" " if h is None else TICKS[round(top * (h - low) / span) if span else 0] for h in heights)
+    low, high, top = min(known), max(known), len(TICKS) - 1
+    return "".join(" " if h is None else TICKS[round(top * share(h, low, high))] for h in heights)
 
 
 def _height(value: float | None, log: bool) -> float | None:

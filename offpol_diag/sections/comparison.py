@@ -50,7 +50,7 @@ def _tables(
     lines += [_row(metric, judged, found) for metric in known]
     facts = f"{count(summary.dump.tokens)} tokens, {count(summary.dump.sequences)} sequences"
     notes = (*((BETTER,) if others else ()), *_unknown(unknown))
-    values = _table("comparison", f"{facts}; 95 % intervals in brackets", lines, many, notes)
+    values = _table("comparison", f"{facts}; 95% intervals in brackets", lines, many, notes)
     return (values, *_differences(known, others, found, many))
 
 

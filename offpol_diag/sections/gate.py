@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 
 from offpol_diag.blocks import Section, Table, Tone, Verdict
 from offpol_diag.gate import beyond, outcome
-from offpol_diag.numerals import say_value
+from offpol_diag.numerals import count, say_value
 from offpol_diag.summary import GateVerdict, Number
 
+MOST = 100
+"""Bounds that a terminal and a comment are told of one by one."""
 SAID: Mapping[str, tuple[str, Tone]] = {
     "passed": ("Passed", "good"),
     "failed": ("Failed", "bad"),
@@ -24,7 +26,7 @@ WORDS: Mapping[tuple[bool | None, bool], str] = {
 """(passed, open) → what is said of a bound."""
 
 OPEN = (
-    "open: the 95 % interval holds values on both sides of the bound, which passes for want of evidence "
+    "open: the 95% interval holds values on both sides of the bound, which passes for want of evidence "
     "against it."
 )
 SIGNS: Mapping[str, str] = {"max": "≤", "min": "≥", "within": "±"}
@@ -33,31 +35,46 @@ SIGNS: Mapping[str, str] = {"max": "≤", "min": "≥", "within": "±"}
 def gate(verdicts: Sequence[GateVerdict], remarks: Sequence[str] = ()) -> Section:
     """The whole answer, the reasons for what is not plainly passed, and one row per bound."""
     label, tone = SAID[outcome(verdicts)]
-    why = tuple(f"{word(one)}: {told(one)}" for one in sorted(verdicts, key=_weight) if not _plain(one))
+    unlike = [one for one in sorted(verdicts, key=_weight) if not _plain(one)]
+    why = (*(f"{word(one)}: {told(one)}" for one in unlike[:MOST]), *_more(len(unlike), "such bounds"))
     head = Verdict(label, tally(verdicts), tone, why)
-    rows = tuple((word(one), holds(one), _found(one)) for one in verdicts)
-    notes = (OPEN, *remarks) if any(one.open for one in verdicts) else tuple(remarks)
+    rows = tuple((word(one), holds(one), _found(one)) for one in _chosen(verdicts))
+    opened = (OPEN,) if any(one.open for one in verdicts) else ()
+    notes = (*_more(len(verdicts), "bounds"), *opened, *remarks)
     table = Table("gates", "Every bound", ("gate", "must hold", "found"), rows, notes)
     return Section("gate", "Gate", (head, table))
 
 
-def report(verdicts: Sequence[GateVerdict]) -> Table:
-    """One row per bound, with its reason."""
-    rows = tuple((word(one), title(one), bound(one), found(one), _reason(one) or "–") for one in verdicts)
+def _chosen(verdicts: Sequence[GateVerdict]) -> Sequence[GateVerdict]:
+    """The verdicts in their order; of more than `MOST` those that matter."""
+    return verdicts if len(verdicts) <= MOST else sorted(verdicts, key=_weight)[:MOST]
+
+
+def _more(number: int, what: str) -> tuple[str, ...]:
+    """That there are more than `MOST`."""
+    more = f"{count(number - MOST)} more {what}: the HTML report, --json and --junit have them all."
+    return (more,) if number > MOST else ()
+
+
+def report(verdicts: Sequence[GateVerdict], whole: bool = True) -> Table:
+    """One row per bound, with its reason; where it is not the `whole`, of many bounds those that matter."""
+    chosen = verdicts if whole else _chosen(verdicts)
+    rows = tuple((word(one), title(one), bound(one), found(one), _reason(one) or "–") for one in chosen)
     passed = sum(one.passed is True for one in verdicts)
     header = ("gate", "number", "bound", "value", "why")
-    notes = (OPEN,) if any(one.open for one in verdicts) else ()
+    opened = (OPEN,) if any(one.open for one in verdicts) else ()
+    notes = opened if whole else (*_more(len(verdicts), "bounds"), *opened)
     return Table("gates", f"{passed} of {len(verdicts)} gates passed", header, rows, notes)
 
 
 def tally(verdicts: Sequence[GateVerdict]) -> str:
     """`3 of 5 bounds hold (1 open); 1 failed; 1 could not be judged; 1 warned`."""
-    count = sum(one.passed is True for one in verdicts)
+    passed = sum(one.passed is True for one in verdicts)
     errors = [one.passed for one in verdicts if one.level == "error"]
     warned = sum(one.level == "warn" and one.passed is not True for one in verdicts)
     opened = sum(one.open for one in verdicts)
     parts = (
-        f"{count} of {len(verdicts)} bounds hold" + (f" ({opened} open)" if opened else ""),
+        f"{passed} of {len(verdicts)} bounds hold" + (f" ({opened} open)" if opened else ""),
         f"{errors.count(False)} failed" if False in errors else "",
         f"{errors.count(None)} could not be judged" if None in errors else "",
         f"{warned} warned" if warned else "",

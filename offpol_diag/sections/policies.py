@@ -45,11 +45,13 @@ def _cell(summary: Summary, key: str) -> Cell:
 
 
 def _finding(summary: Summary) -> str:
-    """One clause per drift, in words."""
-    clauses = "; ".join(
-        f"{title}: {say(summary.metrics[prefix + 'k3'])}"
-        for prefix, title in DRIFTS
-        if prefix + "k3" in summary.metrics
-    )
+    """K1 of each pair of policies: of all the numbers it is the one that adds up."""
+    known = [(title, summary.metrics.get(f"{prefix}k1")) for prefix, title in DRIFTS]
+    clauses = "; ".join(f"{title}: {say(one)}" for title, one in known if one)
     opening = "Drift 1 comes from engine and staleness, drift 2 from the updates within the step."
-    return f"{opening} As k3, {clauses}." if clauses else opening
+    if not clauses:
+        return opening
+    return (
+        f"{opening} K1, which adds up over the two: {clauses}. "
+        "K3 of drift 2 is the size of the update, not a KL: the tokens were sampled from π_rollout."
+    )

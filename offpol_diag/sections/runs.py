@@ -100,7 +100,7 @@ def _tables(found: Against) -> tuple[Block, ...]:
     alike = [one for one in found.contrasts if one.differs is False]
     rest = [one for one in found.contrasts if one.differs is None]
     notes = (
-        f"p, corrected: {found.correction} over {count(found.tested)} tests; the intervals are 95 % each and "
+        f"p, corrected: {found.correction} over {count(found.tested)} tests; the intervals are 95% each and "
         "not corrected.",
     )
     main, more = ([one for one in alike if (one.name in first) is wanted] for wanted in (True, False))
@@ -172,7 +172,7 @@ def _curve(a: Location, b: Location) -> Figure:
     return Figure(
         id=f"runs-{a.axis}",
         title=f"{DRAWN} by {a.title}",
-        caption=f"{DRAWN} of both runs by {a.title}, with 95 % bands; each band is of one run alone.",
+        caption=f"{DRAWN} of both runs by {a.title}, with 95% bands; each band is of one run alone.",
         x_label=a.title,
         y_label=f"{DRAWN}, nats per token",
         series=(_series("A", a, numeric), _series("B", b, numeric)),
@@ -200,7 +200,7 @@ def _histogram(name: str, a: Histogram, b: Histogram) -> Figure:
     return Figure(
         id=f"runs-histogram-{name}",
         title=a.title,
-        caption="Share of the values in each bin, over its width; the outermost bins hold all beyond them.",
+        caption="Share of the tokens in each bin, divided by the width of the bin.",
         x_label=a.unit,
         y_label=f"density, 1/{a.unit}",
         series=(_density("A", a), _density("B", b)),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from offpol_diag import catalogue
 from offpol_diag.blocks import Block, Cell, Code, Figure, Section, Series, Table, Text, Verdict
 from offpol_diag.numerals import count, say, say_value
 from offpol_diag.summary import Number, Numbers, SolvedWindow, Summary, Sweep, SweptPoint
+from offpol_diag.tuning import command
 
 COLUMNS = (
     ("tokens_kept", "kept tokens"),
@@ -140,7 +142,7 @@ def _finding(found: Sweep) -> str:
     name = "acted" if "acted" in first.metrics else "tokens_kept"
     what = {"acted": "weights changed", "tokens_kept": "tokens kept"}[name]
     ends = (f"{say(point.metrics[name])} at {point.threshold:.7g}" for point in (first, last))
-    return f"{what}: {', and '.join(ends)}; bands are 95 % intervals."
+    return f"{what}: {', and '.join(ends)}; bands are 95% intervals."
 
 
 # ---------------------------------------------------------------- by length
@@ -235,11 +237,11 @@ def _window(found: Sweep, window: SolvedWindow) -> Verdict:
         f"({say_value(window.kept / window.of, 'fraction')}; asked: {say_value(window.asked, 'fraction')})."
     )
     label = "Window" if len(sides) == 2 else "Bound"
-    return Verdict(label, text, "info", tuple(filter(None, _evidence(window))))
+    return Verdict(label, text, "info", tuple(filter(None, _evidence(found.preset, window))))
 
 
-def _evidence(window: SolvedWindow) -> tuple[str, ...]:
-    settings = " ".join(f"--set {place}={bound!r}" for place, bound in window.point.bounds.items())
+def _evidence(preset: str, window: SolvedWindow) -> tuple[str, ...]:
+    settings = {place: repr(bound) for place, bound in window.point.bounds.items()}
     numbers = "; ".join(
         f"{head} {say(window.point.metrics[name])}"
         for name, head in COLUMNS[:6]
@@ -248,8 +250,14 @@ def _evidence(window: SolvedWindow) -> tuple[str, ...]:
     return (
         _centre(window),
         f"The preset with it: {numbers}.",
-        f"As the preset's bounds, on π_train/π_rollout: {settings}",
+        f"As the preset's bounds, on π_train/π_rollout: {_command(preset, settings)}",
     )
+
+
+def _command(preset: str, settings: Mapping[str, str]) -> str:
+    """A preset of the user's own stands in a file that is not known here."""
+    file = "" if preset in catalogue.load() else " --preset-file FILE"
+    return command(preset, settings) + file
 
 
 def _centre(window: SolvedWindow) -> str:
@@ -274,7 +282,7 @@ def _predicted(window: SolvedWindow) -> tuple[Block, ...]:
     notes = (
         f"The spread of log r per token at length L is √(a/L + b) with √a = {falling} and √b = {staying} "
         "nats: the first averages out over a response, the second does not.",
-        "In brackets 95 %: jackknife over groups, and how far the fit misses the lengths that were seen. "
+        "In brackets 95%: jackknife over groups, and how far the fit misses the lengths that were seen. "
         "Where none is seen (–) the fit extrapolates, and the interval takes its form for true.",
     )
     caption = "What the same bounds would keep of responses of other lengths"

@@ -15,6 +15,7 @@ from offpol_diag.summary import (
     Recommendation,
     Summary,
 )
+from offpol_diag.tuning import command
 
 DECISION_TONES: dict[str, Tone] = {
     "fix the bug first": "bad",
@@ -94,7 +95,7 @@ def _longest(given: Recommendation) -> tuple[str, ...]:
     if longest is None:
         return ()
     tokens = longest.unknown if longest.value is None else f"{say(longest)} tokens"
-    return (f"Longest response at which importance sampling of whole sequences keeps 10 % ESS: {tokens}",)
+    return (f"Longest response at which importance sampling of whole sequences keeps 10% ESS: {tokens}",)
 
 
 def _decision(given: Recommendation) -> str:
@@ -104,11 +105,8 @@ def _decision(given: Recommendation) -> str:
 
 
 def _preset(given: Recommendation) -> tuple[str, ...]:
-    """How the presets and the other commands name the method."""
-    if given.method is None:
-        return ()
-    settings = "".join(f" --set {key}={value}" for key, value in given.settings.items())
-    return (f"Preset: {given.method}{settings}",)
+    """The command that shows the method as a preset."""
+    return () if given.method is None else (f"Preset: {command(given.method, given.settings)}",)
 
 
 def _evidence(fired: Fired, metrics: Numbers) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from offpol_diag.blocks import Block, Cell, Figure, Section, Series, Table
-from offpol_diag.numerals import count, say
+from offpol_diag.numerals import count, say, say_value
 from offpol_diag.summary import Histogram, Location, Number, Place, Summary
 
 CURVES: tuple[tuple[str, str, tuple[tuple[float, str], ...]], ...] = (
@@ -15,6 +15,8 @@ CURVES: tuple[tuple[str, str, tuple[tuple[float, str], ...]], ...] = (
 )
 """Metric, axis label, reference lines."""
 
+WORST, MOST_NAMED = "k3", 3
+"""The number whose largest places are named, and how many groups are."""
 _LOG_SPAN = 20.0
 """A positive curve that spans more than this factor is drawn on a log axis."""
 
@@ -50,7 +52,19 @@ def _curve(location: Location, name: str, label: str, reference: tuple[tuple[flo
         y_log=_spans(numbers),
         y_unit=numbers[0].unit,
         reference=reference,
+        named=_largest(location, name) if name == WORST else "",
     )
+
+
+def _largest(location: Location, name: str) -> str:
+    """The places where a number is largest: of an ordered axis one, of groups a few."""
+    known = [
+        (value, place.key)
+        for place in location.places
+        if name in place.metrics and (value := place.metrics[name].value) is not None
+    ]
+    ranked = sorted(known, key=lambda pair: -pair[0])[: 1 if location.numeric else MOST_NAMED]
+    return "largest: " + ", ".join(f"{key} ({say_value(value)})" for value, key in ranked) if ranked else ""
 
 
 def _axis(places: list[Place]) -> tuple[float | str, ...]:
@@ -139,8 +153,7 @@ def _histogram(name: str, histogram: Histogram) -> Figure:
     centres = tuple((low + high) / 2 for low, high in pairwise(edges))
     counts = tuple(value or None for value in histogram.counts)
     caption = (
-        f"{count(round(sum(histogram.counts)))} values; the outermost bars hold all that lies beyond "
-        f"{edges[0]:.3g} and {edges[-1]:.3g} {histogram.unit}. "
+        f"{count(sum(histogram.counts))} tokens, from {edges[0]:.3g} to {edges[-1]:.3g} {histogram.unit}. "
         "Counts are on a logarithmic scale, so that the tails show."
     )
     bars = Series("count", centres, counts, kind="bar")

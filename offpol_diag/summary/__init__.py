@@ -30,7 +30,7 @@ from offpol_diag.summary.facts import DumpFacts, Run, Skipped
 from offpol_diag.summary.number import Model, Number, Numbers
 from offpol_diag.summary.places import Histogram, Location, Place, Worst, WorstSequence, WorstToken
 from offpol_diag.summary.presets import PresetResult, Rule
-from offpol_diag.summary.result import FORMAT, Summary, load, loads
+from offpol_diag.summary.result import FORMAT, Summary, load, load_stream, loads
 from offpol_diag.summary.swept import NoiseFloor, PredictedKeep, SolvedWindow, Sweep, SweptPoint
 
 __all__ = [
@@ -74,5 +74,6 @@ __all__ = [
     "WorstSequence",
     "WorstToken",
     "load",
+    "load_stream",
     "loads",
 ]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from offpol_diag.summary.number import Model, Number, Numbers
 
@@ -62,7 +62,7 @@ class AlignmentRow(Model):
     )
     score: float | None = Field(description="log of the alignment that is believed, prior and measurement")
     alignment: Number = Field(Number(), description="e^score: relative to the reference")
-    seen: Number = Field(Number(), description="e^measured, with its 95 % interval (jackknife)")
+    seen: Number = Field(Number(), description="e^measured, with its 95% interval (jackknife)")
     refused: str | None = Field(None, description="the guard that forbids it, whatever its score")
     metrics: Numbers = Field(
         {}, description="of its weights, at its own threshold; none of what judges whole sequences"
@@ -83,6 +83,12 @@ class Alignment(Model):
     )
     rows: dict[str, AlignmentRow]
 
+    @model_validator(mode="after")
+    def _has_reference(self) -> Self:
+        if self.reference not in self.rows:
+            raise ValueError("reference is one of the rows")
+        return self
+
 
 class AtLength(Model):
     """Sequence importance sampling on the first T tokens of every response that has as many."""
@@ -95,7 +101,7 @@ class AtLength(Model):
 class Lengths(Model):
     """What sequence importance sampling keeps of its sample size, by the length of the response."""
 
-    longest: Number = Field(description="tokens of a response up to which it keeps 10 % ESS")
+    longest: Number = Field(description="tokens of a response up to which it keeps 10% ESS")
     curve: list[AtLength] = Field(description="at rising T, as far as 50 responses go")
 
 
@@ -117,7 +123,7 @@ class Recommendation(Model):
         "each at its own threshold",
     )
     longest_response: Number | None = Field(
-        None, description="tokens of a response up to which sequence importance sampling keeps 10 % ESS"
+        None, description="tokens of a response up to which sequence importance sampling keeps 10% ESS"
     )
     config: str | None = Field(None, description="for the trainer asked for, ready to paste")
     fired: list[Fired] = []

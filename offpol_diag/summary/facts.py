@@ -2,9 +2,27 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Any
+
+from pydantic import Field, model_validator
 
 from offpol_diag.summary.number import Model
+
+DEEPEST = 32
+"""Containers within containers of what a dump's writer says of it: what lies deeper is shown as text."""
+
+
+def sound(value: Any, room: int = DEEPEST) -> Any:
+    """A value as JSON can hold it and any reader can take it: whole characters, and not too deep."""
+    if isinstance(value, str):
+        return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
+    if not isinstance(value, dict | list):
+        return value
+    if not room:
+        return "…"
+    if isinstance(value, list):
+        return [sound(one, room - 1) for one in value]
+    return {sound(key): sound(one, room - 1) for key, one in value.items()}
 
 
 class Skipped(Model):
@@ -16,6 +34,11 @@ class Skipped(Model):
 
 class DumpFacts(Model):
     """What was read."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _sound(cls, given: Any) -> Any:
+        return sound(given)
 
     files: list[str]
     rows: int

@@ -19,7 +19,7 @@ class Number(Model):
 
     value: float | None = None
     interval: tuple[float, float] | None = Field(
-        None, description="95 % interval, bootstrap over groups of sequences"
+        None, description="95% interval, bootstrap over groups of sequences"
     )
     unit: str = ""
     over: str = Field("", description="what it is averaged over")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Self
+
+from pydantic import Field, model_validator
 
 from offpol_diag.summary.number import Model, Numbers
 
@@ -34,7 +36,13 @@ class Histogram(Model):
     title: str
     unit: str
     edges: list[float]
-    counts: list[float]
+    counts: list[int]
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if len(self.edges) != len(self.counts) + 1:
+            raise ValueError(f"{len(self.edges)} edges do not bound {len(self.counts)} counts")
+        return self
 
 
 class WorstSequence(Model):

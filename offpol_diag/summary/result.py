@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, BinaryIO, Literal
 
 from pydantic import BaseModel, Field, ValidationError
 
 from offpol_diag.errors import ResultError
+from offpol_diag.printable import printable_json
 from offpol_diag.summary.advice import Alignment, Diagnosis, GateVerdict, Lengths, Recommendation
 from offpol_diag.summary.compared import Against, Comparison
 from offpol_diag.summary.facts import DumpFacts, Run
@@ -16,8 +19,10 @@ from offpol_diag.summary.number import Model, Numbers
 from offpol_diag.summary.places import Histogram, Location, Worst
 from offpol_diag.summary.presets import PresetResult
 from offpol_diag.summary.swept import Sweep
+from offpol_diag.wholefiles import MOST_RESULT, read, up_to
 
 FORMAT = 1
+HINT = "give the file that `offpol-diag analyze --json` wrote"
 
 
 class Summary(Model):
@@ -42,7 +47,8 @@ class Summary(Model):
 
     def to_json(self) -> str:
         """The published JSON, one object, indented, ending in a newline."""
-        return json.dumps(self.model_dump(mode="json"), indent=1, ensure_ascii=False) + "\n"
+        text = json.dumps(self.model_dump(mode="json"), indent=1, ensure_ascii=False)
+        return printable_json(text) + "\n"
 
 
 class _Stamp(BaseModel):
@@ -55,22 +61,31 @@ def load(path: Path) -> Summary:
     Raises:
         ResultError: not readable, not JSON, not ours, or of another format.
     """
+    with _readable(str(path)):
+        return loads(read(path, MOST_RESULT).decode(), str(path))
+
+
+def load_stream(stream: BinaryIO, name: str) -> Summary:
+    """Read a result from a stream, as `load` does; `name` is what errors call it."""
+    with _readable(name):
+        return loads(up_to(stream, MOST_RESULT).decode(), name)
+
+
+@contextmanager
+def _readable(name: str) -> Iterator[None]:
     try:
-        text = path.read_text(encoding="utf-8")
+        yield
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "not UTF-8"
-        message = f"{path}: cannot be read as a result ({why})"
-        raise ResultError(message, "give the file that --json wrote") from error
-    return loads(text, str(path))
+        raise ResultError(f"{name}: cannot be read as a result ({why})", HINT) from error
 
 
 def loads(text: str, name: str) -> Summary:
     """Parse the JSON of a result; `name` is what errors call it."""
-    hint = "give the file that `offpol-diag analyze --json` wrote"
     try:
         stamp = _Stamp.model_validate_json(text)
     except ValidationError as error:
-        raise ResultError(f"{name}: this is not a result of offpol-diag", hint) from error
+        raise ResultError(f"{name}: this is not a result of offpol-diag", HINT) from error
     if stamp.format != FORMAT:
         message = f"{name}: result format {stamp.format}, this version reads format {FORMAT}"
         raise ResultError(message, "analyze the dump again")
@@ -79,4 +94,4 @@ def loads(text: str, name: str) -> Summary:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise ResultError(f"{name}: {where}: {first['msg']}", hint) from error
+        raise ResultError(f"{name}: {where}: {first['msg']}", HINT) from error

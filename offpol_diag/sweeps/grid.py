@@ -18,7 +18,7 @@ MOST = 12
 MUCH = 0.1
 """A bound that changes more of the weights than that does no more than fix them."""
 LITTLE = 0.02
-"""A bound that keeps less than 1 % of tokens and of sequences keeps nothing to speak of."""
+"""A bound that keeps less than 1% of tokens and of sequences keeps nothing to speak of."""
 LIMIT = 200
 """Thresholds that can be asked for at once."""
 EXAMPLE = "--at 1.0001,1.001,1.01"

@@ -133,7 +133,7 @@ class Readings:
         return {row.name: reader.number(row) for row in ROWS}
 
     def borders(self) -> list[str]:
-        """The quartiles' lengths in words; a border lies within a bin, which is 9 % wide."""
+        """The quartiles' lengths in words; a border lies within a bin, which is 9% wide."""
         parts = quartile_parts(self.grid[:, 0])
         found = []
         for part in parts:

@@ -43,7 +43,7 @@ def check(share: float) -> float:
         UsageError: it is no share of anything.
     """
     if not 0 < share <= 1:  # also refuses NaN
-        raise UsageError(f"--keep {share:g}: it must be above 0 and at most 1", "to keep 95 %: --keep 0.95")
+        raise UsageError(f"--keep {share:g}: it must be above 0 and at most 1", "to keep 95%: --keep 0.95")
     return share
 
 

@@ -17,6 +17,7 @@ from typing import BinaryIO, Literal
 
 from pydantic import BaseModel, Field, ValidationError
 
+from offpol_diag import wholefiles
 from offpol_diag.accumulators import State
 from offpol_diag.errors import ResultError, UsageError
 from offpol_diag.presets import Preset
@@ -95,7 +96,7 @@ def write(path: Path, tally: TallyFile) -> None:
         UsageError: the place cannot be written.
     """
     text = tally.data().model_dump_json().encode() + b"\n"
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    beside = wholefiles.beside(path)
     try:
         packed = path.suffix.lower() == ".gz"
         beside.write_bytes(gzip.compress(text, LEVEL, mtime=0) if packed else text)
@@ -158,6 +159,7 @@ def _refusal(name: str, error: ValidationError) -> ResultError:
 
 def _text(path: Path) -> bytes:
     try:
+        wholefiles.check(path)
         with path.open("rb") as stream:
             size = os.fstat(stream.fileno()).st_size
             if not stream.peek(2).startswith(GZIP):

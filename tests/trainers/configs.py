@@ -110,25 +110,31 @@ def trl(keys: Keys) -> Read:
 
 def swift(keys: Keys) -> Read:
     names = "rollout_importance_sampling_mode rollout_importance_sampling_threshold"
+    assert set(keys) <= set(ASIDE["ms-swift"].split()) or keys.pop("use_vllm")
     return hub.swift, take(keys, f"{names} off_policy_sequence_mask_delta", ASIDE["ms-swift"])
+
+
+KINDS = {("token", "clip"): "tis", ("token", "mask"): "icepop", ("seq", "mask"): "seq-mask-tis"}
 
 
 def openrlhf(keys: Keys) -> Read:
     keys = {key.rsplit(".", 1)[-1]: value for key, value in keys.items()}
-    if not keys.pop("is_correction_enable", False):
+    if "is_correction_level" not in keys:
         return nothing, take(keys, "", "policy_loss_type " + ASIDE["openrlhf"])
+    level, mode = keys.pop("is_correction_level"), keys.pop("is_correction_mode", "mask")
+    assert keys.pop("is_correction_gating", "ratio") == "ratio"
+    keys["is_correction_type"] = KINDS[level, mode]
     names = "is_correction_type is_correction_threshold policy_loss_type"
     return hub.openrlhf, take(keys, names, ASIDE["openrlhf"])
 
 
 def nemo(keys: Keys) -> Read:
-    loss = keys.get("loss_fn", {})
+    loss, start = keys.get("loss_fn", {}), "truncated_importance_sampling_"
     error = take(keys.get("grpo", {}), "seq_logprob_error_threshold")
     if not loss.pop("use_importance_sampling_correction", False):
         assert not error
-        idle = " truncated_importance_sampling_type sequence_level_importance_ratios"
+        idle = f" {start}type {start}ratio sequence_level_importance_ratios"
         return nothing, take(loss, "", ASIDE["nemo-rl"] + idle)
-    start = "truncated_importance_sampling_"
     names = f"{start}type {start}ratio {start}ratio_min sequence_level_importance_ratios"
     return nemo_rl.nemo_rl, {**take(loss, names, ASIDE["nemo-rl"]), **error}
 
@@ -154,6 +160,8 @@ def slime_(keys: Keys) -> Read:
 def areal_(keys: Keys) -> Read:
     actor = keys["actor"]
     if "m2_threshold" in actor:
+        assert actor["use_decoupled_loss"]
+        assert actor.pop("rejection_sampling") is None
         return areal.m2po, take(actor, "m2_threshold", ASIDE["areal"])
     rejection = actor.pop("rejection_sampling", None)
     take(actor, "", ASIDE["areal"])
@@ -215,8 +223,7 @@ ASIDE = {
     "areal": "use_decoupled_loss recompute_logprob importance_sampling_level eps_clip eps_clip_higher",
     "prime-rl": "type adv_tau kl_tau",
     "skyrl": "logprobs cispo_eps_clip_low cispo_eps_clip_high eps_clip_low eps_clip_high",
-    "roll": "enable_old_logprobs_recompute use_pg_clip_range pg_clip_low pg_clip_high pg_variant "
-    "cispo_epsilon_low cispo_epsilon_high",
+    "roll": "enable_old_logprobs_recompute use_pg_clip_range pg_clip_low pg_clip_high importance_sampling",
     "open-instruct": "use_vllm_logprobs loss_fn clip_lower clip_higher",
 }
 READERS: dict[str, tuple[Callable[[str], Keys], Callable[[Keys], Read]]] = {

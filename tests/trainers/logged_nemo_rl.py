@@ -4,10 +4,21 @@ from __future__ import annotations
 
 import math
 
-from tests.trainers.samples import Listed, Sample, clamp, each, exp, flat, mean
+import numpy as np
+
+from tests.trainers.samples import Listed, Sample, clamp, each, flat, mean
 
 EPS = 1e-8
 LARGEST_FLOAT32 = 3.4028234663852886e38
+
+
+def exp(x: float) -> float:
+    """e^x in float32: inf where that has no room for it."""
+    return single(math.exp(min(x, 700.0)))
+
+
+def single(x: float) -> float:
+    return math.inf if x > LARGEST_FLOAT32 else x
 
 
 def finite(weight: float) -> float:
@@ -15,6 +26,8 @@ def finite(weight: float) -> float:
 
 
 def js(prev: float, gen: float) -> float:
+    if all(float(np.float32(0.5) * np.exp(np.float32(x))) == 0 for x in (prev, gen)):
+        return math.nan  # the logarithm of 0, and inf − inf
     mixture = math.log(0.5 * exp(prev) + 0.5 * exp(gen))
     return 0.5 * sum(exp(x - mixture) - (x - mixture) - 1 for x in (prev, gen))
 
@@ -42,7 +55,7 @@ def nemo_rl(
     tokens = sum(len(one) for one in left)
 
     def masked_mean(lists: Listed) -> float:
-        return math.fsum(flat(lists)) / (tokens + EPS)
+        return single(math.fsum(flat(lists))) / (tokens + EPS)
 
     gaps, moves = [one.gap() for one in left], [one.update() for one in left]
     if sequence_level_importance_ratios:
@@ -86,7 +99,7 @@ def nemo_rl(
         spread = [one * len(s) if len(one) < len(s) else one for one, s in zip(outside, left, strict=True)]
         found["is_oob_ratio"] = masked_mean(spread)
     per = len(left) if sequence_level_importance_ratios else tokens
-    found["sampling_importance_ratio"] = math.fsum(flat(weights)) / (per + EPS)
+    found["sampling_importance_ratio"] = single(math.fsum(flat(weights))) / (per + EPS)
     return {f"train/{name}": value for name, value in found.items()}
 
 
@@ -97,16 +110,16 @@ def extremes(name: str, lists: Listed) -> dict[str, float]:
 
 def errors(valid: list[Sample], threshold: float | None) -> tuple[dict[str, float], list[Sample]]:
     """grpo.py: the statistics of sequences, and what the mask leaves."""
-    found = [mean([exp(abs(d)) for d in one.gap()]) for one in valid]
+    found = [single(math.fsum(exp(abs(d)) for d in one.gap())) / len(one) for one in valid]
     kept = [threshold is None or error <= threshold for error in found]
     dropped = [one for one, on in zip(valid, kept, strict=True) if not on]
     after = [error for error, on in zip(found, kept, strict=True) if on]
     return {
         "max_seq_mult_prob_error": max(found, default=0.0),
-        "mean_seq_mult_prob_error": mean(found),
+        "mean_seq_mult_prob_error": single(math.fsum(found)) / max(len(found), 1),
         "min_seq_mult_prob_error": min(found, default=0.0),
         "max_seq_mult_prob_error_after_mask": max(after, default=0.0),
-        "mean_seq_mult_prob_error_after_mask": mean(after),
+        "mean_seq_mult_prob_error_after_mask": single(math.fsum(after)) / max(len(after), 1),
         "min_seq_mult_prob_error_after_mask": min(after, default=0.0),
         "num_masked_seqs_by_logprob_error": float(len(dropped)),
         "masked_correct_pct": mean([float(one.reward == 1) for one in dropped]),

@@ -1,4 +1,8 @@
-"""What slime 624b824a8 logs of a global batch, restated on plain lists; settings as in `slime`."""
+"""What slime 624b824a8 logs of a global batch, restated on plain lists; settings as in `slime`.
+
+With `miles` what miles 31f1ca961 does: it compares the anchor with the rollout where slime has π_θ, and logs
+the ESS of the update and a bounded k3 besides.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,7 @@ def spread(values: Rows, batch: list[Sample]) -> Listed:
     return [[value] * len(s) for value, s in zip(values, batch, strict=True)]
 
 
-def of_loss(batch: list[Sample], anchor: str, keep: Listed | None) -> dict[str, float]:
+def of_loss(batch: list[Sample], anchor: str, keep: Listed | None, miles: bool = False) -> dict[str, float]:
     """The anchor is compared with the rollout, or, when it is the rollout, π_θ is."""
     keep = keep or spread([1.0] * len(batch), batch)
 
@@ -35,12 +39,29 @@ def of_loss(batch: list[Sample], anchor: str, keep: Listed | None) -> dict[str, 
         [float(clip_wins(exp(u), a)) for u, a in zip(move, one.advantages, strict=True)]
         for move, one in zip(moves, batch, strict=True)
     ]
-    compared = "current" if anchor == "rollout" else "old"
-    return {
-        "train_rollout_logprob_abs_diff": masked([[abs(d) for d in one.gap(compared)] for one in batch]),
+    compared = anchor if miles else "current" if anchor == "rollout" else "old"
+    gaps = [one.gap(compared) for one in batch]
+    found = {
+        "train_rollout_logprob_abs_diff": masked(each(abs, gaps)),
         "pg_clipfrac": masked(wins),
         "ppo_kl": masked(each(lambda u: -u, moves)),
     }
+    if miles:
+        found["ess_ratio"] = mean([ess(move) for move in moves])
+        found["train_rollout_kl"] = masked(each(k3, gaps))
+    return found
+
+
+def ess(moves: Rows) -> float:
+    """Of the weights of one sample."""
+    w = [exp(clamp(u, -20, 20)) for u in moves]
+    return math.fsum(w) ** 2 / (max(len(w), 1) * max(math.fsum(x * x for x in w), 1e-8))
+
+
+def k3(d: float) -> float:
+    """e^d − 1 − d, d within ±20 and the result at most 10."""
+    d = clamp(d, -20, 20)
+    return clamp(math.expm1(d) - d, -10, 10)
 
 
 def ois(batch: list[Sample]) -> float:
@@ -48,7 +69,12 @@ def ois(batch: list[Sample]) -> float:
 
 
 def tis(
-    batch: list[Sample], *, tis_clip: float = 2.0, tis_clip_low: float = 0.0, icepop: bool = False
+    batch: list[Sample],
+    *,
+    tis_clip: float = 2.0,
+    tis_clip_low: float = 0.0,
+    icepop: bool = False,
+    miles: bool = False,
 ) -> dict[str, float]:
     ratios = [[exp(d) for d in one.gap()] for one in batch]
 
@@ -58,7 +84,7 @@ def tis(
         return clamp(r, tis_clip_low, tis_clip)
 
     found = {
-        **of_loss(batch, "old", None),
+        **of_loss(batch, "old", None, miles),
         "ois": ois(batch),
         "tis": reduce(ratios, batch),
         "tis_clipfrac": reduce(each(lambda r: float(weight(r) != r), ratios), batch),
@@ -67,13 +93,17 @@ def tis(
     return {f"train/{name}": value for name, value in found.items()}
 
 
-def opsm(batch: list[Sample], *, opsm_delta: float = 1e-4) -> dict[str, float]:
-    """With --use-rollout-logprobs; the count is summed in the loss and divided like every other sum."""
+def opsm(batch: list[Sample], *, opsm_delta: float = 1e-4, miles: bool = False) -> dict[str, float]:
+    """With --use-rollout-logprobs; the count is summed in the loss and divided like every other sum.
+
+    It is of all tokens of the response, those outside the loss mask too, and divided by those in it.
+    """
     shares = []
     for one in batch:
         drift = mean([-v for v in one.gap("current")])
-        shares.append(sum(a < 0 and drift > opsm_delta for a in one.advantages) / max(len(one), 1))
-    found = {**of_loss(batch, "rollout", None), "opsm_clipfrac": math.fsum(shares) / len(batch)}
+        every = (*one.advantages, *one.outside)
+        shares.append(sum(a < 0 and drift > opsm_delta for a in every) / max(len(one), 1))
+    found = {**of_loss(batch, "rollout", None, miles), "opsm_clipfrac": math.fsum(shares) / len(batch)}
     return {f"train/{name}": value for name, value in found.items()}
 
 
@@ -94,10 +124,11 @@ def mis(
     rs_upper_bound: float | None = None,
     rs_veto_threshold: float | None = None,
     tis_batch_normalize: bool = False,
+    miles: bool = False,
 ) -> dict[str, float]:
     found = gap(batch)
     if not use_tis:
-        return named(found, batch, None)
+        return named(found, batch, None, miles)
     low = 1 / tis_upper_bound if tis_lower_bound is None else tis_lower_bound
     high, keep = tis_upper_bound, spread([1.0] * len(batch), batch)
     weights = level(batch, tis_level)
@@ -131,15 +162,16 @@ def mis(
         found["batch_norm_factor"] = spread([factor] * len(batch), batch)
     for name, of in (("mean", mean), ("min", min), ("max", max)):
         found[f"is_ratio_{name}_final"] = spread([of(one) if one else 0.0 for one in weights], batch)
-    return named(found, batch, keep)
+    return named(found, batch, keep, miles)
 
 
-def named(found: dict[str, Listed], batch: list[Sample], keep: Listed | None) -> dict[str, float]:
+def named(
+    found: dict[str, Listed], batch: list[Sample], keep: Listed | None, miles: bool = False
+) -> dict[str, float]:
     """The helper's own are reduced under the mask as it was, the loss's under what it left."""
     own = {f"mis_{name}": reduce(lists, batch) for name, lists in found.items()}
-    return {
-        f"train/{name}": x for name, x in (of_loss(batch, "old", keep) | {"ois": ois(batch)} | own).items()
-    }
+    loss = of_loss(batch, "old", keep, miles) | {"ois": ois(batch)}
+    return {f"train/{name}": x for name, x in (loss | own).items()}
 
 
 def inside(keep: Listed, *flags: Listed) -> Listed:

@@ -1,6 +1,6 @@
 """The policy loss that a trainer's factor multiplies, per token; as its configuration has it by default.
 
-Some clip the log-ratio to ±20 before exp; they differ from the rest on absurd tokens only.
+`bound` is that on the log-ratio before exp: ±20 in verl, OpenRLHF, SkyRL and miles; the others have none.
 """
 
 from __future__ import annotations
@@ -21,15 +21,22 @@ def update(p: Padded, anchor: str) -> np.ndarray:
 
 
 def ppo(
-    p: Padded, *, low: float = 0.2, high: float = 0.2, dual: float | None = None, anchor: str = "old"
+    p: Padded,
+    *,
+    low: float = 0.2,
+    high: float = 0.2,
+    dual: float | None = None,
+    anchor: str = "old",
+    bound: float = np.inf,
 ) -> np.ndarray:
     """The worse of −A r and −A clip(r); where A < 0 never worse than −dual A."""
-    return _clipped(exp(update(p, anchor)), p.advantages, low, high, dual)
+    return _clipped(exp(np.clip(update(p, anchor), -bound, bound)), p.advantages, low, high, dual)
 
 
-def gspo(p: Padded, *, low: float, high: float, anchor: str = "old") -> np.ndarray:
-    """PPO's clip on one ratio for the row: the geometric mean."""
-    ratio = exp(row_mean(update(p, anchor), p.mask)) * np.ones(p.mask.shape)
+def gspo(p: Padded, *, low: float, high: float, anchor: str = "old", bound: float = np.inf) -> np.ndarray:
+    """PPO's clip on one ratio for the row: the geometric mean, bounded from above."""
+    mean = np.minimum(row_mean(update(p, anchor), p.mask), bound)
+    ratio = exp(mean) * np.ones(p.mask.shape)
     return _clipped(ratio, p.advantages, low, high, None)
 
 
@@ -40,7 +47,7 @@ def _clipped(ratio: np.ndarray, a: np.ndarray, low: float, high: float, dual: fl
 
 def cispo(p: Padded, *, low: float = 1.0, high: float = 4.0) -> np.ndarray:
     """−A log π_θ, times the clipped ratio, which no gradient passes."""
-    return np.clip(exp(update(p, "old")), 1 - low, 1 + high) * reinforce(p)
+    return np.clip(exp(np.clip(update(p, "old"), -20, 20)), 1 - low, 1 + high) * reinforce(p)
 
 
 def reinforce(p: Padded) -> np.ndarray:
@@ -54,9 +61,10 @@ def surrogate(p: Padded) -> np.ndarray:
 
 
 PLAIN: tuple[Loss, dict[str, Any]] = (ppo, {})
+BOUNDED: tuple[Loss, dict[str, Any]] = (ppo, {"bound": 20.0})
 OPEN_INSTRUCT = (ppo, {"high": 0.272})
 ALONE: dict[str, tuple[Loss, dict[str, Any]]] = {
-    "tis": (ppo, {"dual": 3.0}),  # the fork is of verl
+    "tis": (ppo, {"dual": 3.0, "bound": 20.0}),  # the fork is of verl
     "openrlhf_gspo": (gspo, {"low": 0.2, "high": 0.2, "anchor": "rollout"}),
     "nemo_rl_seq_product": (gspo, {"low": 0.2, "high": 0.2}),
     "prime_rl_dppo": (surrogate, {}),
@@ -68,11 +76,15 @@ ALONE: dict[str, tuple[Loss, dict[str, Any]]] = {
     "skyrl_dppo_kl": (surrogate, {}),
     "skyrl_cispo_rollout": (reinforce, {}),
     "slime_opsm": (ppo, {"anchor": "rollout"}),  # --use-rollout-logprobs
+    "miles_opsm": (ppo, {"anchor": "rollout", "bound": 20.0}),
     "deepseek_v32_mask": (ppo, {"anchor": "rollout"}),  # the report's π_old is the sampler
     "torchforge": (reinforce, {}),
 }
 
+BY_TRAINER = {"open": OPEN_INSTRUCT, "openrlhf": BOUNDED, "skyrl": BOUNDED, "miles": BOUNDED}
+
 
 def loss_of(name: str) -> tuple[Loss, dict[str, Any]]:
     """The loss of a row of the table, and its settings."""
-    return ALONE.get(name, OPEN_INSTRUCT if name.startswith("open_instruct_") else PLAIN)
+    trainer = name.partition("_")[0]
+    return ALONE.get(name, BY_TRAINER.get(trainer, PLAIN))

@@ -11,13 +11,14 @@ Listed = list[list[float]]
 
 @dataclass(frozen=True)
 class Sample:
-    """One response, masked tokens taken out; log-probs in nats."""
+    """One response, masked tokens taken out; log-probs in nats. `outside` are the advantages of those."""
 
     rollout: list[float]
     old: list[float]
     current: list[float]
     advantages: list[float]
     reward: float
+    outside: tuple[float, ...] = ()
 
     def __len__(self) -> int:
         return len(self.rollout)
@@ -42,7 +43,8 @@ def _sample(row: dict) -> Sample:
     advantages = given if isinstance(given, list) else [given] * len(row["response_mask"])
     columns = (row[f"{policy}_log_probs"] for policy in ("rollout", "old", "current"))
     lists = ([column[t] for t in kept] for column in (*columns, advantages))
-    return Sample(*lists, reward=row.get("rewards", 0.0))
+    outside = tuple(a for a, on in zip(advantages, row["response_mask"], strict=True) if not on)
+    return Sample(*lists, reward=row.get("rewards", 0.0), outside=outside)
 
 
 def exp(x: float) -> float:

@@ -99,6 +99,10 @@ TABLE: dict[str, tuple[Trainer, dict[str, Any]]] = {
         {"use_rs": True, "rs_lower_bound": 1e-9, "rs_upper_bound": 1e9, "rs_veto_threshold": 1e-4},
     ),
     "slime_opsm": (slime.opsm, {}),
+    "miles_tis": (slime.tis, {}),
+    "miles_icepop": (slime.tis, {"tis_clip_low": 0.5, "tis_clip": 5.0, "icepop": True}),
+    "miles_mis": (slime.mis, {"use_rs": True, "rs_veto_threshold": 1e-4, "tis_batch_normalize": True}),
+    "miles_opsm": (slime.opsm, {}),
     # ---- AReaL
     "areal_token_clamp": (areal.rejection_sampling, {"action": "clamp", "upper": 2.0}),
     "areal_icepop": (areal.rejection_sampling, {"upper": 5.0, "lower": 0.5}),

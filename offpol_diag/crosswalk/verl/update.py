@@ -67,6 +67,6 @@ MEANINGS = {
     "actor/pg_clipfrac": f"Share where the clipped term of the PPO loss is the larger one, {_MASK}.",
     "actor/pg_clipfrac_lower": f"Share where A < 0 and the dual clip decides, {_MASK}.",
     "actor/ppo_kl": f"Mean log π_anchor − log π_θ, nats, the anchor being π_old (π_rollout in bypass), "
-    f"{_MASK}: it may be negative.",
+    f"{_MASK}: it may be negative. PPO and CISPO bound it to ±20 per token; REINFORCE and GSPO do not.",
 }
 """Name → what it means."""

@@ -1,0 +1,182 @@
+"""Damaged gate files and configuration files, used by `gate` and by what reads a configuration.
+
+python tests/fuzz/gates.py --seconds 60 --seed 0
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from random import Random
+from typing import Any
+
+import mutations
+import runner
+
+GATES: dict[str, Any] = {
+    "defaults": {"level": "error", "judge": "interval"},
+    "bound": [
+        {"name": "k3", "max": 0.05, "note": "our FP8 runs sit at 0.012"},
+        {"name": "mean_ratio", "max": 1.1, "min": 0.9, "level": "warn", "judge": "point"},
+        {
+            "name": "step:k3",
+            "max": 0.1,
+            "steps": "1..",
+            "override": [{"steps": "..5", "max": 0.2, "level": "warn"}, {"steps": 2, "judge": "point"}],
+        },
+        {
+            "name": "ess_tokens",
+            "presets": ["token_is", "seq_mis"],
+            "min": 0.9,
+            "override": [{"presets": ["seq_mis"], "min": 0.3}],
+        },
+        {"name": "p90:token_is.ess_tokens", "min": 1e-3},
+    ],
+    "baseline": {
+        "result": "base.json",
+        "tolerance": "25%",
+        "presets": ["token_is"],
+        "only": ["k3", "median:k3"],
+        "tolerances": {"k3": "30% + 0.001", "token_is.ess_tokens": 0.05},
+    },
+}
+SETTINGS: dict[str, Any] = {
+    "dump": ["a.parquet"],
+    "presets": ["token_is", "seq_mis"],
+    "preset_file": "p.toml",
+    "columns": {"rollout": "rollout_log_probs", "old": "old_log_probs"},
+    "group_by": ["host"],
+    "device": "cpu",
+    "workers": 1,
+    "batch_sequences": 4,
+    "for": "verl",
+    "seed": 3,
+    "on_bad_row": "skip",
+    "quiet": True,
+}
+PRESETS = b'[own]\nsummary = "x"\n[own.weight]\nupper = 2\n'
+SPANS = (
+    "1..2",
+    "..",
+    "2..1",
+    "1..",
+    "..9",
+    "-1..3",
+    "0",
+    "1...2",
+    "9" * 400 + "..",
+    "1.5..2",
+    "a..b",
+    " 1 .. 2 ",
+)
+NAMES = (
+    "k3",
+    "step:k3",
+    "p0:k3",
+    "p100:k3",
+    "p101:k3",
+    "p99999:k3",
+    "first:drift2.k3",
+    "last:token_is.ess_tokens",
+    "total.k3",
+    "median:",
+    ":k3",
+    "step:step:k3",
+    "token_is.",
+    ".k3",
+    "nothing",
+    "none.k3",
+    "k3.k3.k3",
+    "mean:seq_mis.ess_sequences",
+)
+AMOUNTS = ("10%", "0", "-5%", "10%+0.001", "nan", "inf%", "1e400", "9" * 400 + "%", "%", "+", "10%%", "1%+1%")
+
+
+@cache
+def results() -> dict[str, bytes]:
+    """A dump and its result, of the presets that the gates name."""
+    dumps = {"a.parquet": runner.dump(8)}
+    way = ("analyze", "a.parquet", "--presets", "token_is,seq_mis", "--no-html", "--json", "base.json")
+    return runner.written(way, dumps)
+
+
+def make(random: Random) -> runner.Input:
+    """A gate file, or a configuration file, and a command that reads it."""
+    return _settings(random) if random.random() < 0.35 else _gates(random)
+
+
+def _gates(random: Random) -> runner.Input:
+    whole = json.loads(json.dumps(GATES))
+    if random.random() < 0.6:
+        _reword(random, whole)
+    text = _text(random, whole)
+    source = random.choice(("base.json", "base.json", "base.json", "a.parquet"))
+    more = random.choice(
+        (
+            (),
+            ("--baseline", "base.json"),
+            ("--html", "g.html", "--junit", "g.xml"),
+            ("--md", "-", "--json", "g.json"),
+            ("--point", "--junit", "-"),
+        )
+    )
+    environment = random.choice(({}, {}, {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": "s.md"}))
+    return runner.Input(
+        ("gate", source, "--gates", "g.toml", *more), results() | {"g.toml": text}, environment
+    )
+
+
+def _reword(random: Random, whole: dict[str, Any]) -> None:
+    """Other names, spans and amounts, many of them allowed."""
+    for _ in range(random.choice((1, 2, 3))):
+        bound, baseline = random.choice(whole["bound"]), whole["baseline"]
+        key = random.choice(("name", "steps", "override", "tolerance", "tolerances", "only", "many"))
+        if key == "name":
+            bound["name"] = random.choice(NAMES)
+        elif key == "steps":
+            bound["steps"] = random.choice(SPANS)
+        elif key == "override":
+            bound["override"] = [
+                {"steps": random.choice(SPANS), "max": 1.0} for _ in range(random.choice((1, 3, 50)))
+            ]
+        elif key == "tolerance":
+            baseline["tolerance"] = random.choice(AMOUNTS)
+        elif key == "tolerances":
+            baseline["tolerances"] = {random.choice(NAMES): random.choice(AMOUNTS)}
+        elif key == "only":
+            baseline["only"] = [random.choice(NAMES) for _ in range(2)]
+        else:
+            whole["bound"] += [dict(bound, max=0.1 + at) for at in range(100)]
+
+
+def _settings(random: Random) -> runner.Input:
+    """A configuration file, of either name, beside a command that reads it."""
+    keys = random.sample(list(SETTINGS), random.choice((1, 2, 5, len(SETTINGS))))
+    table: Any = json.loads(json.dumps({key: SETTINGS[key] for key in keys}))
+    name = random.choice(("offpol-diag.toml", "pyproject.toml"))
+    if name == "pyproject.toml":
+        table = {"tool": {"offpol-diag": table}}
+    files = results() | {"p.toml": PRESETS, name: _text(random, table)}
+    ways: tuple[tuple[str, ...], ...] = (
+        ("analyze", "a.parquet", "--no-html", "--json", "r.json"),
+        ("analyze", "a.parquet", "--no-html", "--presets", "token_is"),
+        ("analyze", "a.parquet", "--presets", "token_is", "--tally", "t.json"),
+        ("gate", "base.json", "--max", "k3=1"),
+        ("gate", "a.parquet", "--max", "k3=1", "--md", "-"),
+        ("compare", "--presets", "token_is,none"),
+        ("sweep", "--preset", "token_is"),
+        ("presets", "token_is"),
+        ("presets", "--json", "-"),
+        ("report", "base.json", "-o", "r.html"),
+    )
+    environment = random.choice(({}, {}, {"OFFPOL_DIAG_SEED": "3"}))
+    return runner.Input(random.choice(ways), files, environment)
+
+
+def _text(random: Random, table: Any) -> bytes:
+    text = mutations.as_toml(mutations.tree(random, table) if random.random() < 0.8 else table)
+    return mutations.blob(random, text) if random.random() < 0.2 else text
+
+
+if __name__ == "__main__":
+    raise SystemExit(runner.main(make))

@@ -1,0 +1,119 @@
+"""The fuzzers of `tests/fuzz`: each runs for a few seconds here, and finds what is planted."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FUZZ = Path(__file__).parent / "fuzz"
+FUZZERS = sorted(path.stem for path in FUZZ.glob("*.py") if path.stem not in ("runner", "mutations"))
+SECONDS = 60 / len(FUZZERS)
+COUNTS = re.compile(r"^(\d+) inputs: (\d+) answered, (\d+) refused, (\d+) badly$", re.M)
+
+
+def python(
+    *arguments: object, cwd: Path | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([str(FUZZ), *filter(None, [os.environ.get("PYTHONPATH")])])
+    known = dict(os.environ, PYTHONPATH=path, **environment)
+    line = [sys.executable, *map(str, arguments)]
+    return subprocess.run(line, capture_output=True, text=True, env=known, cwd=cwd)
+
+
+@pytest.mark.parametrize("name", FUZZERS)
+def test_no_input_is_answered_badly(name: str, tmp_path: Path) -> None:
+    ran = python(FUZZ / f"{name}.py", "--seconds", SECONDS, "--seed", 0, cwd=tmp_path)
+    found = COUNTS.search(ran.stdout)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert found, ran.stdout
+    assert int(found[1]) == int(found[2]) + int(found[3]) > 0
+
+
+# ---------------------------------------------------------------- they can fail
+
+PLANTED = {
+    "a traceback: ValueError in offpol_diag": "raise ValueError('planted')",
+    "a traceback: MemoryError in offpol_diag": "bytearray(4 << 30)",
+    "a control character is printed: U+001B": "sys.stdout.write('\\x1b[2J')",
+    "a line of the log is a command of GitHub Actions": "sys.stdout.write('x\\n::error::planted\\n')",
+    "exit code 1": "raise SystemExit(1)",
+    "exit code 2, and 1 errors with a hint each are told": "raise UsageError('no hint')",
+    "exit code 2, and 0 errors with a hint each are told": "raise SystemExit(2)",
+    "refused, and files are left or changed": "Path('left').touch(); raise UsageError('no', 'do')",
+    "an error is told, and the exit code is 0": "sys.stderr.write('error: x\\n\\nhint: y\\n')",
+    "a warning of Python: UserWarning": "warnings.warn('planted')",
+    "a temporary file is left": "Path('.x.json.1.tmp').touch()",
+    "a damaged .json: JSONDecodeError Expecting value": "Path('x.json').write_text('{\"a\": }')",
+    "a damaged .html: ValueError a name is markup": "Path('x.html').write_text('<planted>')",
+    "it ends by SIGSEGV": "os.kill(os.getpid(), 11)",
+    "it takes more than 1 s of a core": "while True: pass",
+    "it takes longer than 4 s": "time.sleep(60)",
+}
+"""What a fuzzer says → what `presets` does beside its work."""
+SCRIPT = """
+import json, os, sys, time, warnings
+from pathlib import Path
+from offpol_diag import catalogue
+from offpol_diag.errors import UsageError
+import runner
+
+planted, load = json.loads(sys.argv.pop()), catalogue.load
+numbers = iter(range(-1, len(planted)))  # the first input is made once more, before the time begins
+
+def spoilt(*given):
+    if "PLANTED" in os.environ:
+        exec(planted[int(os.environ["PLANTED"])], globals())
+    return load(*given)
+
+def make(random):
+    return runner.Input(("presets", "token_is"), environment={"PLANTED": str(max(0, next(numbers)))})
+
+runner.CPU_SECONDS, runner.WALL_SECONDS, catalogue.load = 1, 4, spoilt
+sys.exit(runner.main(make))
+"""
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
+    """A fuzzer of as many inputs as there are planted mistakes, and where it kept them."""
+    kept = tmp_path_factory.mktemp("kept")
+    ways = json.dumps(list(PLANTED.values()))
+    return python("-c", SCRIPT, "--seconds", 120, "--inputs", len(PLANTED), "--save", kept, ways), kept
+
+
+@pytest.mark.parametrize("said", PLANTED)
+def test_a_bad_answer_is_told_and_kept(
+    said: str, planted: tuple[subprocess.CompletedProcess[str], Path]
+) -> None:
+    ran, kept = planted
+    number = list(PLANTED).index(said)
+    assert f"bad: input {number} of seed 0: {said}" in ran.stdout, ran.stderr
+    assert f"see {kept}/0-{number}\n" in ran.stdout
+    assert json.loads((kept / f"0-{number}" / "input.json").read_text())["problem"].startswith(said)
+
+
+def test_bad_answers_are_counted_and_end_in_1(
+    planted: tuple[subprocess.CompletedProcess[str], Path],
+) -> None:
+    ran, _ = planted
+    found = COUNTS.search(ran.stdout)
+    assert found is not None
+    assert [int(count) for count in found.groups()] == [len(PLANTED), 0, 0, len(PLANTED)]
+    assert ran.returncode == 1
+
+
+def test_an_input_is_made_again_from_its_seed_and_number() -> None:
+    digest = (
+        "import hashlib, gates, runner; runner.warm(); "
+        "made = [runner.made(gates.make, 0, number) for number in range(20)]; "
+        "print(hashlib.sha256(repr(made).encode()).hexdigest())"
+    )
+    first, again = (python("-c", digest, PYTHONHASHSEED=seed) for seed in ("1", "2"))
+    assert first.stdout == again.stdout
+    assert len(first.stdout) == 65

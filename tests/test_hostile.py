@@ -1,0 +1,574 @@
+"""Hostile and odd input on the command line: what is printed, what is refused, what is left behind."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import unicodedata
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from factory import make_summary
+from typer.testing import CliRunner, Result
+
+from offpol_diag import wholefiles
+from offpol_diag.blocks import Code, Figure, Section, Series, Table, Text, Verdict
+from offpol_diag.cli import app, output
+from offpol_diag.cli.exits import complain
+from offpol_diag.cli.output import FORMATS
+from offpol_diag.errors import OffpolError
+from offpol_diag.gate import judge, parse
+from offpol_diag.printable import CONTROLS, printable, printable_json, printable_lines
+from offpol_diag.render.annotations import annotated
+from offpol_diag.render.terminal import draw, make_console
+from offpol_diag.summary import DumpFacts, Histogram, Location, Number, Place, loads
+
+SCRIPT = (sys.executable, "-m", "offpol_diag")
+EVIL = "x\x1b[31m\x9b2J\x07\u202e\n::error::pwned\r\n  ::stop-commands::t\u2028##[error]y\udcff"
+DIGITS = "9" * 5000
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name in [
+        *(name for name in os.environ if name.startswith("OFFPOL_DIAG_")),
+        "COLUMNS",
+        "GITHUB_ACTIONS",
+    ]:
+        monkeypatch.delenv(name, raising=False)
+    Path("now.json").write_text(make_summary().to_json())
+    return tmp_path
+
+
+def run(*args: str, **env: str) -> Result:
+    return CliRunner().invoke(app, list(args), env=env)
+
+
+def script(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*SCRIPT, *args], capture_output=True, text=True, env={**os.environ, **env}, timeout=60
+    )
+
+
+def files() -> list[str]:
+    return sorted(path.name for path in Path().iterdir())
+
+
+def harmless(text: str) -> None:
+    """Nothing in it drives a terminal or is a command to a CI system."""
+    assert not [char for char in text if char != "\n" and unicodedata.category(char) in CONTROLS]
+    assert not re.search(r"^\s*::|##\[", text, re.MULTILINE)
+
+
+def refused(ran: Result | subprocess.CompletedProcess[str]) -> str:
+    """One error, a blank line, a hint, code 2; the error."""
+    code = ran.exit_code if isinstance(ran, Result) else ran.returncode
+    assert code == 2, (ran.stdout, ran.stderr)
+    error, hint = ran.stderr.split("\n\n")
+    assert error.startswith("error: ")
+    assert hint.startswith("hint: ")
+    assert len(hint.splitlines()) == 1
+    assert len(ran.stderr) < 10_000
+    harmless(ran.stderr)
+    return error
+
+
+# ---------------------------------------------------------------- what is printed
+
+
+def test_one_line_is_made_of_any_text() -> None:
+    assert printable("é ∏r ✓ 中文") == "é ∏r ✓ 中文"
+    assert printable("a\tb\x1b[1m\nc\udcff") == r"a\tb\x1b[1m\nc\udcff"
+    assert printable_lines("a\n ::error::b\nc::d") == "a\n \\x3a:error::b\nc::d"
+    harmless(printable(EVIL))
+    harmless(printable_lines(EVIL))
+
+
+def test_json_means_the_same_and_may_be_printed() -> None:
+    value = {EVIL.replace("\udcff", ""): "\x7f\u200d\U000e0001"}
+    text = printable_json(json.dumps(value, indent=1, ensure_ascii=False))
+    harmless(text)
+    assert json.loads(text) == value
+    assert json.loads(printable_json(json.dumps("a\udcff", ensure_ascii=False))) == r"a\udcff"
+
+
+def test_an_error_has_no_line_that_a_name_began(capsys: pytest.CaptureFixture[str]) -> None:
+    complain(OffpolError(EVIL, EVIL, (EVIL, "second")))
+    said = capsys.readouterr().err
+    harmless(said)
+    assert len(said.splitlines()) == 5
+
+
+def test_a_message_that_quotes_a_long_value_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    complain(OffpolError(f"begin {DIGITS} end", "hint"))
+    said = capsys.readouterr().err
+    assert said.startswith("error: begin 9")
+    assert "9 end\n" in said
+    assert len(said) < 2000
+
+
+def test_remarks_are_harmless(capsys: pytest.CaptureFixture[str]) -> None:
+    output.note(EVIL)
+    output.print_line(EVIL)
+    said = capsys.readouterr()
+    harmless(said.err)
+    harmless(said.out)
+    assert (said.err.count("\n"), said.out.count("\n")) == (1, 1)
+
+
+def test_a_bug_whose_message_is_hostile_is_harmless(capsys: pytest.CaptureFixture[str]) -> None:
+    from offpol_diag.cli.exits import exit_codes
+
+    with pytest.raises(SystemExit), exit_codes():
+        raise ValueError(EVIL)
+    harmless(capsys.readouterr().err)
+
+
+def test_every_block_is_drawn_harmless(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout", io.StringIO())
+    series = (Series(EVIL, (0.0, 1.0), (1.0, 2.0)),)
+    blocks = (
+        Text(EVIL),
+        Text("word " * 18 + " ::error::wrapped"),
+        Verdict(EVIL, EVIL, "bad", (EVIL,)),
+        Code(EVIL, EVIL),
+        Table("t", EVIL, (EVIL, "b"), ((EVIL, EVIL), ("::error::first cell", "")), (EVIL,)),
+        Figure("f", EVIL, EVIL, EVIL, EVIL, series, named=EVIL),
+        Figure("f", EVIL, EVIL, EVIL, EVIL, series, marks=("x",)),
+    )
+    harmless(draw([Section("s", EVIL, blocks)], make_console()))
+
+
+def hostile() -> Any:
+    """A result in which all that is of anyone's making is hostile."""
+    evil = EVIL.replace("\udcff", "")
+    summary = make_summary()
+    places = [
+        Place(key=key, order=i, tokens=9, sequences=9, metrics={"k3": Number(value=0.1 * (i + 1))})
+        for i, key in enumerate((evil, "::error::key", "b"))
+    ]
+    summary.by[evil] = Location(axis=evil, title=evil, numeric=False, places=places)
+    summary.dump.files[:] = [evil]
+    summary.dump.notes.append(evil)
+    summary.dump.provenance[evil] = evil
+    for preset in summary.presets.values():
+        preset.summary = preset.note = evil
+    summary.presets[evil] = next(iter(summary.presets.values()))
+    bounds = [parse("k3=1e-9", "max"), parse(f"{evil.replace(':', '')}=1", "max")]
+    return summary.model_copy(update={"gates": list(judge(summary, bounds))})
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_every_form_of_a_result_is_harmless(form: str) -> None:
+    text = FORMATS[form](hostile())
+    text.encode()
+    if form == "html":
+        assert not set("\x1b\x9b\x07") & set(text)
+    else:
+        harmless(text)
+
+
+def test_annotations_are_those_of_the_gate_alone() -> None:
+    lines = list(annotated(hostile().gates))
+    assert [line.partition(" ")[0] for line in lines] == ["::error", "::error"]
+    assert all("\n" not in line and "\x1b" not in line for line in lines)
+
+
+NAMES = {
+    "a file": ("report", "{}.json"),
+    "a dump": ("analyze", "{}.parquet", "--no-html"),
+    "a preset": ("presets", "{}"),
+    "a preset file": ("presets", "--preset-file", "{}"),
+    "a trainer": ("presets", "tis", "--for", "{}"),
+    "a setting": ("presets", "tis", "--set", "{}=1"),
+    "a command": ("{}",),
+    "an option": ("gate", "now.json", "--{}"),
+    "a bound": ("gate", "now.json", "--max", "{}"),
+    "a quantifier": ("gate", "now.json", "--max", "{}:k3=1"),
+    "a tolerance": ("gate", "now.json", "--baseline", "now.json", "--tolerance", "{}"),
+    "a gate file": ("gate", "now.json", "--gates", "{}"),
+    "a place": ("report", "now.json", "-o", "no/{}"),
+    "a device": ("analyze", "-q", "--no-html", "--device", "{}"),
+    "workers": ("analyze", "-q", "--no-html", "--workers", "{}"),
+    "a tally": ("merge", "{}"),
+}
+
+
+@pytest.mark.parametrize("args", NAMES.values(), ids=NAMES.keys())
+def test_a_name_in_an_error_is_harmless(args: tuple[str, ...]) -> None:
+    refused(script(*(arg.format(EVIL) for arg in args)))
+
+
+def test_the_place_of_a_file_is_printed_harmless() -> None:
+    ran = script("report", "now.json", "-o", "a\x1b[31m\n::error::x.html")
+    assert ran.returncode == 0
+    harmless(ran.stdout)
+    assert r"html written to a\x1b[31m\n::error::x.html" in ran.stdout
+
+
+KEYS = {
+    "settings": ("offpol-diag.toml", '"{}" = 1', ("analyze",)),
+    "a setting's value": ("offpol-diag.toml", 'device = "{}"', ("analyze", "-q", "--no-html")),
+    "a preset file": ("p.toml", '["{}"]\nweight = 1', ("presets", "--preset-file", "p.toml")),
+    "a preset's key": ("p.toml", '[a]\n"{}" = 1', ("presets", "--preset-file", "p.toml")),
+    "a gate file": ("g.toml", '["{}"]\nx = 1', ("gate", "now.json", "--gates", "g.toml")),
+    "a bound's key": ("g.toml", '[[bound]]\nname="{0}"\n"{0}"=1', ("gate", "now.json", "--gates", "g.toml")),
+    "a result": ("r.json", '{{"{}": 1}}', ("report", "r.json")),
+    "a key of a result": ("r.json", '{{"format": 1, "{}": 1}}', ("report", "r.json")),
+    "a tally": ("t.json", '{{"format": 1, "offpol_diag": "{0}", "{0}": 1}}', ("merge", "t.json")),
+}
+
+
+@pytest.mark.parametrize(("name", "text", "args"), KEYS.values(), ids=KEYS.keys())
+def test_a_key_in_an_error_is_harmless(name: str, text: str, args: tuple[str, ...]) -> None:
+    evil = json.dumps(EVIL.replace("\udcff", "").replace("\u202e", ""))[1:-1]
+    Path(name).write_text(text.format(evil))
+    refused(run(*args))
+
+
+def test_a_preset_of_ones_own_is_shown_harmless() -> None:
+    evil = json.dumps(EVIL.replace("\udcff", ""))
+    Path("p.toml").write_text(f"[mine]\nsummary = {evil}\nnote = {evil}\nweight = {{ upper = 2 }}\n")
+    for args in (["mine"], ["mine", "--json", "-"], []):
+        ran = run("presets", *args, "--preset-file", "p.toml")
+        assert ran.exit_code == 0, ran.output
+        harmless(ran.stdout)
+
+
+# ---------------------------------------------------------------- numbers and names without bounds
+
+UNBOUNDED = {
+    "a seed": ("analyze", "-q", "--no-html", "--seed", str(2**63)),
+    "a long seed": ("analyze", "-q", "--no-html", "--seed", DIGITS),
+    "a batch": ("analyze", "-q", "--no-html", "--batch-sequences", "9" * 400),
+    "workers": ("analyze", "-q", "--no-html", "--workers", DIGITS),
+    "more workers than any machine has": ("analyze", "-q", "--no-html", "--workers", "10000"),
+    "a threshold": ("presets", "tis", "--set", f"weight.upper={DIGITS}"),
+    "a threshold beyond floats": ("presets", "tis", "--set", f"weight.upper={'9' * 400}"),
+    "a rule": ("presets", "tis", "--set", f"reject[{DIGITS}].upper=1"),
+    "a nested threshold": ("presets", "tis", "--set", f"weight.upper={'[' * 5000}"),
+    "a bound": ("gate", "now.json", "--max", f"k3={DIGITS}"),
+    "a percentile": ("gate", "now.json", "--max", f"p{DIGITS}:k3=1"),
+    "a tolerance": ("gate", "now.json", "--baseline", "now.json", "--tolerance", f"{DIGITS}%"),
+    "a swept threshold": ("sweep", "-q", "--preset", "tis", "--at", DIGITS),
+    "the name of a dump": ("analyze", "-q", "n" * 300 + ".parquet", "--no-html"),
+    "the name of a result": ("report", "n" * 300 + ".json"),
+    "the name of a report": ("report", "now.json", "-o", "n" * 300 + ".html"),
+    "the name of a tally": ("analyze", "-q", "--no-html", "--tally", "n" * 300),
+    "the name of rows": ("analyze", "-q", "--no-html", "--sequences", "n" * 300),
+    "the name of a gate file": ("gate", "now.json", "--gates", "n" * 300),
+    "the name of a preset file": ("presets", "--preset-file", "n" * 300),
+}
+
+
+TOLD_BY_TYPER = {"--seed", "--batch-sequences"}
+
+
+@pytest.mark.parametrize("args", UNBOUNDED.values(), ids=UNBOUNDED.keys())
+def test_what_has_no_bound_is_refused(args: tuple[str, ...]) -> None:
+    refused(script(*args) if TOLD_BY_TYPER & set(args) else run(*args))
+    assert files() == ["now.json"]
+
+
+NUL = "a\\u0000b"
+NULS = {
+    "a dump": ("offpol-diag.toml", f'dump = "{NUL}"', ("analyze", "-q", "--no-html")),
+    "a preset file": ("offpol-diag.toml", f'preset_file = "{NUL}"', ("presets",)),
+    "columns": ("offpol-diag.toml", f'columns = "rollout={NUL}"', ("analyze", "-q", "--no-html")),
+    "a column to group by": ("offpol-diag.toml", f'group_by = "{NUL}"', ("analyze", "-q", "--no-html")),
+    "a baseline": ("g.toml", f'[baseline]\nresult = "{NUL}"', ("gate", "now.json", "--gates", "g.toml")),
+}
+
+
+@pytest.mark.parametrize(("name", "text", "args"), NULS.values(), ids=NULS.keys())
+def test_a_nul_in_a_name_is_refused(name: str, text: str, args: tuple[str, ...]) -> None:
+    Path(name).write_text(text)
+    refused(script(*args))
+    assert files() == sorted([name, "now.json"])
+
+
+@pytest.mark.parametrize("columns", ["0", "1", "-3", "wide", DIGITS])
+def test_a_width_that_is_none_is_no_width(columns: str) -> None:
+    for args in (("--help",), ("gate", "now.json", "--max", "k3=1")):
+        ran = script(*args, COLUMNS=columns, LINES=columns)
+        assert ran.returncode == 0, ran.stderr
+        assert "Traceback" not in ran.stderr
+
+
+@pytest.mark.parametrize("stem", ["m" * 246, "中" * 80])
+def test_a_long_name_has_a_report_whose_name_fits(stem: str) -> None:
+    Path(f"{stem}.json").write_bytes(Path("now.json").read_bytes())
+    assert run("report", f"{stem}.json", "-o", f"{stem}.html").exit_code == 0
+    assert run("report", f"{stem}.json").exit_code == 0
+    assert len(files()) == 4
+    assert not [name for name in files() if name.endswith(".tmp")]
+
+
+def test_a_name_that_is_not_utf8_is_read_and_written() -> None:
+    name = os.fsdecode(b"a\xff.json")
+    Path(name).write_bytes(Path("now.json").read_bytes())
+    ran = script("report", name, "-o", name.replace("json", "html"), "--md", "a.md")
+    assert ran.returncode == 0, ran.stderr
+    assert Path(name.replace("json", "html")).exists()
+
+
+# ---------------------------------------------------------------- files that are read whole
+
+
+@pytest.fixture
+def fifo(folder: Path) -> str:
+    os.mkfifo("pipe")
+    return "pipe"
+
+
+READ_WHOLE = {
+    "a result": ("report", "{}"),
+    "a baseline": ("gate", "now.json", "--baseline", "{}"),
+    "a gate file": ("gate", "now.json", "--gates", "{}"),
+    "a preset file": ("presets", "--preset-file", "{}"),
+    "a tally": ("merge", "{}"),
+}
+
+
+@pytest.mark.parametrize("args", READ_WHOLE.values(), ids=READ_WHOLE.keys())
+@pytest.mark.timeout(20)
+def test_devices_pipes_and_directories_are_not_read(args: tuple[str, ...], fifo: str) -> None:
+    for place in ("/dev/zero", fifo, "."):
+        refused(run(*(arg.format(place) for arg in args)))
+
+
+@pytest.mark.parametrize("args", READ_WHOLE.values(), ids=READ_WHOLE.keys())
+def test_what_is_too_large_is_not_read(args: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    if args[0] == "merge":
+        monkeypatch.setattr("offpol_diag.tallies.file.MOST_BYTES", 4096)
+    monkeypatch.setattr("offpol_diag.catalogue.MOST_TOML", 4096)
+    monkeypatch.setattr("offpol_diag.gate.file.MOST_TOML", 4096)
+    monkeypatch.setattr("offpol_diag.summary.result.MOST_RESULT", 4096)
+    Path("large").write_bytes(b"x" * 5000)
+    assert "MiB" in refused(run(*(arg.format("large") for arg in args)))
+
+
+def test_a_result_on_stdin_is_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("offpol_diag.summary.result.MOST_RESULT", 4096)
+    ran = CliRunner().invoke(app, ["report", "-"], input=b"x" * 5000)
+    assert "larger" in refused(ran)
+
+
+DEEP: dict[str, Callable[[str], str]] = {
+    "arrays": lambda key: f"{key} = {'[' * 5000}{']' * 5000}",
+    "tables": lambda key: f"{key} = {'{a = ' * 2000}1{'}' * 2000}",
+    "dotted keys": lambda key: f"{key}.{'a.' * 5000}a = 1",
+}
+TOML = {
+    "settings": ("offpol-diag.toml", "presets", ("analyze", "-q", "--no-html")),
+    "presets": ("p.toml", "[x]\nweight", ("presets", "--preset-file", "p.toml")),
+    "gates": ("g.toml", "[[bound]]\nname", ("gate", "now.json", "--gates", "g.toml")),
+}
+
+
+@pytest.mark.parametrize("deep", DEEP.values(), ids=DEEP.keys())
+@pytest.mark.parametrize(("name", "key", "args"), TOML.values(), ids=TOML.keys())
+def test_what_nests_deep_is_no_toml(
+    deep: Callable[[str], str], name: str, key: str, args: tuple[str, ...]
+) -> None:
+    Path(name).write_text(deep(key))
+    assert "nest" in refused(run(*args))
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"format": 1, "dump": ' * 900 + "1" + "}" * 900])
+@pytest.mark.parametrize(
+    "args", [("report", "d.json"), ("gate", "d.json", "--max", "k3=1"), ("merge", "d.json")]
+)
+def test_what_nests_deep_is_no_result(text: str, args: tuple[str, ...]) -> None:
+    Path("d.json").write_text(text)
+    refused(run(*args))
+
+
+def test_depth_is_counted_in_containers() -> None:
+    assert wholefiles.toml("x = 1\ny = [[1], {a = [2]}]")["y"][1] == {"a": [2]}
+    assert wholefiles.toml(f"x = {'[' * 60}{']' * 60}")
+    with pytest.raises(ValueError, match="nest"):
+        wholefiles.toml(f"x = {'[' * 80}{']' * 80}")
+
+
+# ---------------------------------------------------------------- all or nothing
+
+
+@pytest.mark.parametrize("fails", ["html", "markdown", "drawing"])
+def test_a_run_that_fails_leaves_nothing_behind(fails: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> str:
+        raise OverflowError("a chart")
+
+    if fails == "drawing":
+        monkeypatch.setattr("offpol_diag.render.terminal.draw", fail)
+    else:
+        monkeypatch.setitem(FORMATS, fails, fail)
+    wanted = ("--presets", "tis", "--json", "r.json", "-o", "r.html", "--md", "r.md")
+    more = ("--sequences", "rows.parquet", "--tally", "r.tally.json.gz")
+    ran = run("analyze", *wanted, *more)
+    assert ran.exit_code == 2
+    assert files() == ["now.json"]
+    monkeypatch.undo()
+
+
+def test_all_files_of_a_run_appear() -> None:
+    wanted = ("--presets", "tis", "--json", "r.json", "-o", "r.html", "--md", "r.md")
+    more = ("--sequences", "rows.parquet", "--tally", "r.tally.json.gz")
+    ran = run("analyze", *wanted, *more)
+    assert ran.exit_code == 0, ran.output
+    assert files() == ["now.json", "r.html", "r.json", "r.md", "r.tally.json.gz", "rows.parquet"]
+    assert Path("r.tally.json.gz").read_bytes()[:2] == b"\x1f\x8b"
+    assert "tally written to r.tally.json.gz" in ran.stdout
+
+
+def test_of_two_files_none_appears_where_one_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("old.json").write_text("old")
+    write = Path.write_bytes
+
+    def torn(path: Path, data: bytes) -> int:
+        if "second" in path.name:
+            raise OSError(28, "No space left on device")
+        return write(path, data)
+
+    monkeypatch.setattr(Path, "write_bytes", torn)
+    with pytest.raises(OffpolError, match="No space left"):
+        output.write_all({Path("old.json"): "new", Path("second.md"): "new"})
+    assert files() == ["now.json", "old.json"]
+    assert Path("old.json").read_text() == "old"
+
+
+# ---------------------------------------------------------------- results that no analysis wrote
+
+ODD_KEYS = ("nan", "inf", "-inf", "1e999", "1_000", "٣", "")
+
+
+def test_a_page_is_drawn_of_places_with_odd_names() -> None:
+    summary = make_summary()
+    places = [
+        Place(key=key, order=i, tokens=9, sequences=9, metrics={"k3": Number(value=(i + 1) * 1e307)})
+        for i, key in enumerate(ODD_KEYS)
+    ]
+    summary.by["host"] = Location(axis="host", title="host", numeric=True, places=places)
+    Path("odd.json").write_text(summary.to_json())
+    ran = run("gate", "odd.json", "--max", "k3=1", "--html", "odd.html", "--md", "odd.md")
+    assert ran.exit_code == 0, ran.output
+    assert run("report", "odd.json").exit_code == 0
+
+
+def test_a_histogram_has_an_edge_more_than_counts() -> None:
+    with pytest.raises(ValueError, match="3 edges do not bound 3 counts"):
+        Histogram(title="t", unit="u", edges=[0, 1, 2], counts=[1, 2, 3])
+
+
+# ---------------------------------------------------------------- every refusal of the gate looks alike
+
+GATES = {
+    "no bound": ((), ""),
+    "no number": (("--max", "k3"), ""),
+    "no name": (("--max", "=1"), ""),
+    "no limit": (("--max", "k3=x"), ""),
+    "an infinite limit": (("--max", "k3=inf"), ""),
+    "an empty number": (("--max", "step:=1"), ""),
+    "no quantifier": (("--max", "often:k3=1"), ""),
+    "p0": (("--max", "p0:k3=1"), ""),
+    "an unknown preset": (("--baseline", "now.json", "--presets", "nonsense", "--only", "x:"), ""),
+    "a tolerance without a baseline": (("--tolerance", "10%"), ""),
+    "only without a baseline": (("--only", "k3"), ""),
+    "no tolerance": (("--baseline", "now.json", "--tolerance", "much"), ""),
+    "a negative tolerance": (("--baseline", "now.json", "--tolerance", "k3=-1"), ""),
+    "two tolerances in one": (("--baseline", "now.json", "--tolerance", "1%+2%"), ""),
+    "a tolerance of every step": (("--baseline", "now.json", "--tolerance", "step:k3=1%"), ""),
+    "only every step": (("--baseline", "now.json", "--only", "step:k3"), ""),
+    "no baseline there": (("--baseline", "none.json"), ""),
+    "a baseline that is none": (("--baseline", "gates.toml"), "x = 1"),
+    "two results": (("now.json", "--max", "k3=1"), ""),
+    "a result at a URL": (("https://x.org/a.json", "--max", "k3=1"), ""),
+    "no gate file there": (("--gates", "none.toml"), ""),
+    "an option that is none": (("--maximum", "k3=1"), ""),
+    "an option without a value": (("--max",), ""),
+    "no TOML": (("--gates", "gates.toml"), "x = "),
+    "no UTF-8": (("--gates", "gates.toml"), "\udcff"),
+    "an empty file": (("--gates", "gates.toml"), ""),
+    "no table": (("--gates", "gates.toml"), "bound = 1"),
+    "one table": (("--gates", "gates.toml"), "[bound]\nname = 'k3'"),
+    "an unknown table": (("--gates", "gates.toml"), "[bounds]\nname = 'k3'"),
+    "an unknown key": (("--gates", "gates.toml"), "[[bound]]\nname = 'k3'\nmaxx = 1"),
+    "a key missing": (("--gates", "gates.toml"), "[[bound]]\nmax = 1"),
+    "no limit in a file": (("--gates", "gates.toml"), "[[bound]]\nname = 'k3'"),
+    "two slips": (("--gates", "gates.toml"), "[[bound]]\nname = 'k3'\n[[bound]]\nmax = 1\nx = 2"),
+    "crossed limits": (("--gates", "gates.toml"), "[[bound]]\nname = 'k3'\nmax = 1\nmin = 2"),
+    "one bound twice": (
+        ("--gates", "gates.toml"),
+        "[[bound]]\nname = 'k3'\nmax = 1\n[[bound]]\nname = 'k3'\nmax = 2",
+    ),
+    "a word that is none": (("--gates", "gates.toml"), "[defaults]\nlevel = 'eror'"),
+    "a limit as text": (("--gates", "gates.toml"), "[[bound]]\nname = 'k3'\nmax = '1'"),
+    "a limit beyond floats": (("--gates", "gates.toml"), f"[[bound]]\nname = 'k3'\nmax = {'9' * 400}"),
+    "a limit beyond numbers": (("--gates", "gates.toml"), f"[[bound]]\nname = 'k3'\nmax = {DIGITS}"),
+    "nan": (("--gates", "gates.toml"), "[[bound]]\nname = 'k3'\nmax = nan"),
+    "steps of the whole": (("--gates", "gates.toml"), "[[bound]]\nname = 'k3'\nmax = 1\nsteps = 7"),
+    "no span": (("--gates", "gates.toml"), "[[bound]]\nname = 'step:k3'\nmax = 1\nsteps = 'x'"),
+    "a span that ends early": (
+        ("--gates", "gates.toml"),
+        "[[bound]]\nname = 'step:k3'\nmax = 1\nsteps = '9..1'",
+    ),
+    "an override of nothing": (("--gates", "gates.toml"), "[[bound]]\nname='k3'\nmax=1\n[[bound.override]]"),
+    "a baseline's tolerance": (("--gates", "gates.toml"), "[baseline]\nresult='now.json'\ntolerance='x'"),
+    "a baseline's key": (("--gates", "gates.toml"), "[baseline.tolerances]\n'step:k3' = 1"),
+    "a file's baseline is not there": (("--gates", "gates.toml"), "[baseline]\nresult='none.json'"),
+    "a NUL in a file's baseline": (("--gates", "gates.toml"), '[baseline]\nresult="a\\u0000.json"'),
+    "a date": (("--gates", "gates.toml"), "[[bound]]\nname = 1979-05-27\nmax = 1"),
+}
+
+
+@pytest.mark.parametrize(("args", "text"), GATES.values(), ids=GATES.keys())
+def test_every_refusal_of_the_gate_is_an_error_and_a_hint(args: tuple[str, ...], text: str) -> None:
+    Path("gates.toml").write_bytes(text.encode("utf-8", "surrogateescape"))
+    told = script if args in (("--maximum", "k3=1"), ("--max",)) else run
+    refused(told("gate", "now.json", "-o", "gate.html", "--junit", "gate.xml", *args))
+    assert files() == ["gates.toml", "now.json"]
+
+
+@pytest.mark.timeout(60)
+def test_thousands_of_bounds_are_judged_in_a_second_or_two() -> None:
+    import time
+
+    from offpol_diag.render.junit import render_junit
+    from offpol_diag.sections.gate import gate
+
+    summary = make_summary()
+    bounds = [parse(f"unknown_{i}=1", "max") for i in range(1000)]
+    bounds += [parse(f"k3={i}e-9", "max") for i in range(1000)]
+    began = time.process_time()
+    judged = summary.model_copy(update={"gates": list(judge(summary, bounds))})
+    drawn = draw([gate(judged.gates)], make_console())
+    render_junit(judged)
+    assert time.process_time() - began < 5
+    assert len(judged.gates) == 2000
+    assert "1,900 more" in drawn
+
+
+def test_what_a_writer_said_of_a_dump_is_held_by_json_whatever_it_is() -> None:
+    deep: Any = 1
+    for _ in range(300):
+        deep = {"a": [deep]}
+    facts = make_summary().dump.model_dump() | {
+        "files": ["a\udcff"],
+        "provenance": {"k\ud800": ["\udfff"], "deep": deep},
+    }
+    summary = make_summary()
+    summary.dump = DumpFacts(**facts)
+    again = loads(summary.to_json(), "again")
+    assert again.dump == summary.dump
+    assert again.dump.files == [r"a\udcff"]
+    assert again.dump.provenance[r"k\ud800"] == [r"\udfff"]
+    assert "…" in again.to_json()
+    for render in FORMATS.values():
+        render(again).encode()

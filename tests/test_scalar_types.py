@@ -1,0 +1,258 @@
+"""Scalar columns of every Arrow type, in every part that a scalar column can play."""
+
+from __future__ import annotations
+
+import json
+import math
+import uuid
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from offpol_diag.cli import app
+from offpol_diag.errors import DumpError
+from offpol_diag.readers import columns, open_dump
+
+LOGS = [[-0.5, -1.0], [-2.0], [-0.25], [-0.125, -4.0]]
+NAN, INF = math.nan, math.inf
+PARTS = (*columns.SCALARS, columns.REWARDS, columns.ADVANTAGES, "other")
+FAR = 2**63 - 1
+INSTANT = 1_700_000_000_123_456_789
+
+
+def raw(dtype: pa.DataType, *values: int) -> pa.Array:
+    """An array of values as they are stored, which the type may not allow; the last is null."""
+    width = np.dtype(f"int{dtype.bit_width}")
+    valid = pa.py_buffer(bytes([0b0111]))
+    return pa.Array.from_buffers(dtype, 4, [valid, pa.py_buffer(np.array([*values, 0], width))])
+
+
+def stored(dtype: Any, values: list[Any], storage: pa.DataType) -> pa.Array:
+    return pa.ExtensionArray.from_storage(dtype, pa.array(values, storage))
+
+
+def made() -> dict[str, pa.Array]:
+    """Four values of each type that Parquet can hold: the first two differ, the last is null."""
+    found = {}
+    for bits in (8, 16, 32, 64):
+        for name in (f"int{bits}", f"uint{bits}"):
+            found[name] = pa.array([1, 2, 3, None], getattr(pa, name)())
+    for bits in (16, 32, 64):
+        found[f"float{bits}"] = pa.array(np.array([1.0, 2.5, NAN, NAN], f"float{bits}"))
+    found["bool"] = pa.array([True, False, True, None])
+    found["null"] = pa.nulls(4)
+    for bits, digits in ((32, 5), (64, 15), (128, 38), (256, 76)):
+        dtype = getattr(pa, f"decimal{bits}")(digits, 2)
+        found[f"decimal{bits}"] = pa.array([Decimal("1.50"), Decimal("-2"), Decimal("3"), None], dtype)
+    for name in ("string", "large_string", "string_view", "binary", "large_binary", "binary_view"):
+        found[name] = pa.array([b"a", b"", b"\xc3\xa9", None], pa.binary()).cast(getattr(pa, name)())
+    found["fixed_size_binary"] = pa.array([b"ab", b"\xff\x00", b"\x1b[", None], pa.binary(2))
+    found["date32"] = raw(pa.date32(), 1, 2**31 - 1, -(2**31))
+    found["date64"] = raw(pa.date64(), 86_400_000, 86_400_000 * 10**9, -86_400_000)
+    for unit in ("s", "ms"):
+        found[f"time32 {unit}"] = raw(pa.time32(unit), 1, 86_000, -1)
+    for unit in ("us", "ns"):
+        found[f"time64 {unit}"] = raw(pa.time64(unit), 1, FAR, -1)
+    for unit in ("s", "ms", "us", "ns"):
+        far = FAR // 1000 if unit == "s" else FAR  # stored as milliseconds
+        for zone in (None, "UTC", "Europe/Berlin", "Nowhere/Land"):
+            found[f"timestamp {unit} {zone}"] = raw(pa.timestamp(unit, zone), INSTANT // 1000, far, -1)
+        found[f"duration {unit}"] = raw(pa.duration(unit), 1500, FAR, -1)
+    found["uuid"] = stored(
+        pa.uuid(), [uuid.UUID(int=1).bytes, uuid.UUID(int=2).bytes, b"\xff" * 16, None], pa.binary(16)
+    )
+    found["json"] = stored(pa.json_(), ['{"a":1}', "[1]", "{", None], pa.string())
+    found["bool8"] = stored(pa.bool8(), [1, 0, 2, None], pa.int8())
+    found["opaque"] = stored(pa.opaque(pa.int32(), "type", "vendor"), [1, 0, 2, None], pa.int32())
+    for name in ("int64", "uint64", "float64", "string", "binary", "date32", "decimal128", "time64 ns"):
+        found[f"dictionary {name}"] = found[name].dictionary_encode()
+    found["dictionary timestamp"] = found["timestamp ns None"].dictionary_encode()
+    return found
+
+
+def nested() -> dict[str, pa.Array]:
+    """What holds more than one value in a row."""
+    pairs = pa.array([[1, 2]] * 4, pa.list_(pa.int32(), 2))
+    return {
+        "struct": pa.array([{"a": 1}] * 4),
+        "list": pa.array([[1]] * 4),
+        "large_list": pa.array([[1]] * 4, pa.large_list(pa.int8())),
+        "map": pa.array([[("a", 1)]] * 4, pa.map_(pa.string(), pa.int8())),
+        "tensor": pa.ExtensionArray.from_storage(pa.fixed_shape_tensor(pa.int32(), [2]), pairs),
+    }
+
+
+SCALARS, NESTED = made(), nested()
+
+
+def write(folder: Any, store_schema: bool = True, **more: Any) -> str:
+    path = folder / "dump.parquet"
+    table = pa.table({"rollout_log_probs": LOGS, "old_log_probs": LOGS} | more)
+    pq.write_table(table, path, store_schema=store_schema)
+    return str(path)
+
+
+def read(path: str, **options: Any) -> Any:
+    (batch,) = open_dump([path], **options).batches()
+    return batch
+
+
+def answer(path: str, **options: Any) -> DumpError | None:
+    """The error that reading a dump ends in, if it does; any other exception fails the test."""
+    try:
+        read(path, **options)
+    except DumpError as error:
+        return error
+    return None
+
+
+@pytest.mark.parametrize("name", SCALARS)
+def test_every_scalar_type_is_a_label_of_which_null_and_nan_are_none(tmp_path, name):
+    for part in ("other", columns.GROUP, columns.SEQUENCE):
+        batch = read(write(tmp_path, **{part: SCALARS[name]}), group_by=[part])
+        labels = batch.scalars[part]
+        assert all(isinstance(label, bool | int | float | str | None) for label in labels)
+        assert labels[3] is None
+        assert name == "null" or len({labels[0], labels[1]} - {None}) == 2
+        assert all(label == label for label in labels)  # NaN is not
+        assert name == "null" or batch.key[0] != batch.key[1]
+
+
+SHOWN = {
+    "timestamp us None": (0, "2023-11-14 22:13:20.123456"),
+    "timestamp us Europe/Berlin": (0, "2023-11-14 22:13:20.123456Z"),
+    "timestamp s None": (2, "1969-12-31 23:59:59"),
+    "timestamp ms None": (1, f"<value out of range: {FAR}>"),
+    "timestamp us UTC": (1, f"<value out of range: {FAR}>Z"),
+    "date32": (1, f"<value out of range: {2**31 - 1}>"),
+    "time32 s": (0, "00:00:01"),
+    "time64 ns": (0, "00:00:00.000000001"),
+    "duration ms": (0, "1500 ms"),
+    "uuid": (0, "00000000-0000-0000-0000-000000000001"),
+    "json": (0, '{"a":1}'),
+    "bool8": (2, True),
+    "decimal128": (0, "1.50"),
+    "fixed_size_binary": (0, "ab"),
+    "dictionary timestamp": (2, "1969-12-31 23:59:59.999999999"),
+}
+
+
+@pytest.mark.parametrize(("name", "shown"), SHOWN.items(), ids=SHOWN)
+def test_labels_are_shown_as_text_that_can_be_read(tmp_path, name, shown):
+    at, text = shown
+    assert read(write(tmp_path, other=SCALARS[name]), group_by=["other"]).scalars["other"][at] == text
+
+
+def test_bytes_of_fixed_size_that_are_no_text_are_hexadecimal(tmp_path):
+    path = write(tmp_path, other=SCALARS["fixed_size_binary"])
+    assert read(path, group_by=["other"]).scalars["other"] == ["ab", "ff00", "1b5b", None]
+
+
+@pytest.mark.parametrize("store_schema", [True, False], ids=["arrow schema", "parquet types"])
+@pytest.mark.parametrize("part", PARTS)
+def test_every_type_is_read_or_refused_in_every_part(tmp_path, part, store_schema):
+    for column in (*SCALARS.values(), *NESTED.values()):
+        path = write(tmp_path, store_schema, **{part: column})
+        refused = answer(path, group_by=["other"] if part == "other" else [])
+        assert refused is None or (repr(part) in refused.message and refused.hint)
+
+
+@pytest.mark.parametrize("name", [*SCALARS, *NESTED])
+def test_a_column_that_nothing_needs_may_be_of_any_type(tmp_path, name):
+    column = {**SCALARS, **NESTED}[name]
+    assert read(write(tmp_path, other=column)).tokens == 6
+
+
+def test_a_report_groups_by_columns_of_every_type_at_once(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = [name for name in SCALARS if name != "null"]
+    path = write(tmp_path, **{f"c{i}": SCALARS[name] for i, name in enumerate(names)})
+    groups = ",".join(f"c{i}" for i in range(len(names)))
+    args = ["analyze", path, "--presets", "token_is", "--group-by", groups, "--json", "a.json", "-q"]
+    ran = CliRunner().invoke(app, [*args, "-o", "a.html", "--sequences", "s.parquet", "--md", "a.md"])
+    assert ran.exit_code == 0, ran.output
+    found = json.loads((tmp_path / "a.json").read_text())["by"]
+    assert {f"c{i}" for i in range(len(names))} <= found.keys()
+
+
+# --- numbers that are labels
+
+
+@pytest.mark.parametrize("part", columns.COUNTS)
+@pytest.mark.parametrize("value", [INF, -INF, 1e300], ids=str)
+def test_a_number_that_64_bits_do_not_hold_is_a_bad_row(tmp_path, part, value):
+    path = write(tmp_path, **{part: [1.0, value, NAN, None]})
+    with pytest.raises(DumpError, match=f"row 1, column '{part}': it is .*, and a number between"):
+        read(path)
+    assert read(path, on_bad_row="skip").scalars[part] == [1.0, None, None]
+
+
+def test_unsigned_steps_are_read_as_far_as_64_bits_with_a_sign_hold_them(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = write(tmp_path, step=pa.array([2**62, 1, 2, None], pa.uint64()))
+    ran = CliRunner().invoke(app, ["analyze", path, "--sequences", "s.parquet", "-q", "--no-html"])
+    assert ran.exit_code == 0, ran.output
+    assert pq.read_table("s.parquet").column("step").to_pylist() == [2**62, 1, 2, None]
+    with pytest.raises(DumpError, match=r"row 0, column 'step': it is 1.84467e\+19"):
+        read(write(tmp_path, step=pa.array([2**64 - 1, 1, 2, None], pa.uint64())))
+
+
+def test_an_unsigned_reward_keeps_its_value(tmp_path):
+    path = write(tmp_path, rewards=pa.array([2**64 - 2**11, 1, 2, 3], pa.uint64()))
+    assert read(path).rewards.tolist() == [float(2**64 - 2**11), 1.0, 2.0, 3.0]
+
+
+def test_a_fractional_step_is_a_trainer_batch_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = write(tmp_path, step=[0.5, 0.5, 1.5, 2.0])
+    norm = "verl_2026_01_token_is_norm"
+    ran = CliRunner().invoke(
+        app, ["analyze", path, "--presets", norm, "--sequences", "s.parquet", "-q", "--no-html"]
+    )
+    assert ran.exit_code == 0, ran.output
+    assert pq.read_table("s.parquet").column("step").to_pylist() == [0.5, 0.5, 1.5, 2.0]
+
+
+def test_a_label_that_reads_as_infinity_or_nan_is_text(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = write(tmp_path, other=["nan", "inf", "1e999", "7"])
+    ran = CliRunner().invoke(
+        app, ["analyze", path, "--group-by", "other", "--json", "a.json", "-q", "--no-html"]
+    )
+    assert ran.exit_code == 0, ran.output
+    by = json.loads((tmp_path / "a.json").read_text())["by"]["other"]
+    assert [place["key"] for place in by["places"]] == ["7", "1e999", "inf", "nan"]
+
+
+# --- names
+
+
+def test_columns_of_one_name_that_nothing_needs_are_no_harm(tmp_path):
+    path = tmp_path / "a.parquet"
+    names = ["rollout_log_probs", "old_log_probs", "x", "x"]
+    columns_ = [pa.array(LOGS), pa.array(LOGS), pa.array([1] * 4), pa.array(["a"] * 4)]
+    pq.write_table(pa.Table.from_arrays(columns_, names=names), path)
+    assert read(str(path)).tokens == 6
+    with pytest.raises(DumpError, match="two columns are called 'x'"):
+        open_dump([str(path)], group_by=["x"])
+
+
+@pytest.mark.parametrize("value", ["9223372036854775808", "-9223372036854775809", "1" * 100])
+def test_an_integer_beyond_64_bits_in_a_path_is_text(tmp_path, value):
+    folder = tmp_path / f"host={value}"
+    folder.mkdir()
+    assert read(write(folder), group_by=["host"]).scalars["host"] == [value] * 4
+
+
+def test_a_path_that_is_no_utf8_is_refused(tmp_path):
+    folder = tmp_path / b"host=\xff".decode(errors="surrogateescape")
+    folder.mkdir()
+    (folder / "dump.parquet").write_bytes(Path(write(tmp_path)).read_bytes())
+    with pytest.raises(DumpError, match="the path is not UTF-8"):
+        open_dump([str(folder)])

@@ -1,0 +1,238 @@
+"""Every printed key is one that its trainer has, with a value that it takes, and is read."""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+import shlex
+import tomllib
+from dataclasses import replace
+from importlib import resources
+from typing import Any
+
+import pytest
+import yaml
+
+from offpol_diag.catalogue import load
+from offpol_diag.configs import TRAINERS, Snippet, config_for, sayable
+from offpol_diag.configs.schema import Schema, schema
+from offpol_diag.errors import ConfigError
+from offpol_diag.presets import Clip, Preset, Weight
+
+CATALOGUE = load()
+TUNED = {
+    "dual": replace(CATALOGUE["token_is"], clip=Clip(0.1, 0.28, 4.0)),
+    "roll_cispo": replace(CATALOGUE["cispo"], clip=Clip(0.1, 0.1, None)),
+    "dual_gspo": replace(CATALOGUE["gspo"], clip=Clip(0.1, 0.28, 4.0)),
+    "normalized": replace(CATALOGUE["bypass_pg_is"], weight=Weight("sum", upper=2.0, normalize=True)),
+    "weighted_gspo": replace(CATALOGUE["nemo_rl_tis"], loss="gspo"),
+}
+PRESETS: dict[str, Preset] = {**CATALOGUE, **TUNED}
+PAIRS = [(name, trainer) for name, one in PRESETS.items() for trainer in sayable(one)]
+Keys = dict[str, Any]
+
+
+# ---------------------------------------------------------------- readers
+
+
+def nested(tree: Any, prefix: str = "") -> Keys:
+    found: Keys = {}
+    for key, value in tree.items():
+        found |= nested(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return found
+
+
+def scalar(word: str) -> Any:
+    if word in ("null", "true", "false", "inf"):
+        return {"null": None, "true": True, "false": False, "inf": math.inf}[word]
+    try:
+        return int(word) if word.isdigit() else float(word)
+    except ValueError:
+        return word.strip('"')
+
+
+def flags(text: str) -> Keys:
+    found: Keys = {}
+    for part in re.split(r"(?:^|\s)--", text.replace("\\\n", " "))[1:]:
+        key, *values = shlex.split(part)
+        given = [word if word in ("true", "false") else scalar(word) for word in values]
+        found[key] = True if not given else given[0] if len(given) == 1 else tuple(given)
+    return found
+
+
+def overrides(text: str) -> Keys:
+    pairs = (word.partition("=") for word in shlex.split(text.replace("\\\n", " ")))
+    return {
+        key.removeprefix("++"): value[1:-1] if value[:1] == '"' else scalar(value) for key, _, value in pairs
+    }
+
+
+def python(text: str) -> Keys:
+    (node,) = ast.parse(text).body
+    if isinstance(node, ast.Assign):
+        return dict(ast.literal_eval(node.value))
+    assert isinstance(node, ast.Expr)
+    assert isinstance(node.value, ast.Call)
+    return {str(word.arg): ast.literal_eval(word.value) for word in node.value.keywords}
+
+
+READERS = {
+    "yaml": lambda text: nested(yaml.safe_load(text) or {}),
+    "toml": lambda text: nested(tomllib.loads(text)),
+    "flags": flags,
+    "hydra": overrides,
+    "python": python,
+}
+
+
+def read(snippet: Snippet) -> Keys:
+    keys = READERS[snippet.language](snippet.text) if snippet.text else {}
+    return {f"{snippet.file}/{key}": value for key, value in keys.items()} if snippet.file else keys
+
+
+def versions(snippet: Snippet, table: Schema) -> tuple[str, ...]:
+    """Those that its heading names."""
+    newest, oldest = snippet.age
+    return table.versions[len(table.versions) - 1 - oldest : len(table.versions) - newest]
+
+
+# ---------------------------------------------------------------- all presets, all trainers
+
+
+@pytest.mark.parametrize(("name", "trainer"), PAIRS)
+def test_every_printed_key_is_one_that_its_versions_take_and_read(name: str, trainer: str) -> None:
+    table, snippets = schema(trainer), config_for(PRESETS[name], trainer).snippets
+    files = {key: value for one in snippets if one.file for key, value in read(one).items()}
+
+    for snippet in snippets:
+        beside = {} if not files else {k: v for one in snippets for k, v in read(one).items()}
+        assert versions(snippet, table)
+        for version in versions(snippet, table):
+            assert table.slips({**read(snippet), **beside}, version) == []
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_every_key_of_a_table_can_be_printed_or_is_asked_for(trainer: str) -> None:
+    """Else a row could be wrong without anything to tell."""
+    table = schema(trainer)
+    printed = {
+        key
+        for name, other in PAIRS
+        if other == trainer
+        for one in config_for(PRESETS[name], trainer).snippets
+        for key in read(one)
+    }
+    asked = {key for rule in table.rules for key in (*rule.when, *rule.need)}
+
+    assert {key for key in table.keys if "[]" not in key} - printed - asked == set()
+
+
+# ---------------------------------------------------------------- the tables themselves
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_a_table_says_where_each_row_was_read(trainer: str) -> None:
+    table = schema(trainer)
+
+    assert re.search(r"\b[0-9a-f]{7,9}\b", table.source)
+    assert all(key.file for rows in table.keys.values() for key in rows)
+    assert all(rule.file and rule.why for rule in table.rules)
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_a_table_names_only_versions_and_keys_that_it_has(trainer: str) -> None:
+    table = schema(trainer)
+    rows = [*(key for rows in table.keys.values() for key in rows), *table.rules]
+    named = {one for row in rows for one in (row.since, row.until) if one}
+    keys = {key for rule in table.rules for key in (*rule.when, *rule.need)}
+
+    assert named <= set(table.versions)
+    assert keys <= set(table.keys)
+
+
+def test_every_trainer_has_a_table_and_every_table_a_trainer() -> None:
+    files = resources.files("offpol_diag.configs").joinpath("keys").iterdir()
+
+    assert {one.name.removesuffix(".toml") for one in files if one.name.endswith(".toml")} == set(TRAINERS)
+
+
+# ---------------------------------------------------------------- what they would have caught
+
+
+WRONG = {
+    "AReaL's M2PO without the decoupled loss": (
+        "areal",
+        {"actor.use_decoupled_loss": False, "actor.recompute_logprob": True, "actor.m2_threshold": 0.04},
+    ),
+    "ROLL's variant outside its worker": ("roll", {"pg_variant": "cispo"}),
+    "ROLL's variant of a worker that does not read it": ("roll", {"actor_train.pg_variant": "cispo"}),
+    "ROLL's bounds of CISPO": ("roll", {"actor_train.cispo_epsilon_low": 1.0}),
+    "OpenRLHF's two forms at once": (
+        "openrlhf",
+        {"algo.advantage.is_correction_enable": True, "algo.advantage.is_correction_level": "token"},
+    ),
+    "NeMo-RL's ratio without a type": (
+        "nemo-rl",
+        {
+            "loss_fn.use_importance_sampling_correction": True,
+            "loss_fn.truncated_importance_sampling_type": None,
+            "loss_fn.truncated_importance_sampling_ratio": 2.0,
+        },
+    ),
+    "prime-rl's keys of two releases at once": (
+        "prime-rl",
+        {"trainer.loss.token_mask_low": 0.1, "trainer.loss.type": "ipo"},
+    ),
+    "verl's keys of five days": ("verl", {"algorithm.rollout_correction.use_pure_rollout_correction": True}),
+    "verl's bypass without the actor's copy": (
+        "verl",
+        {
+            "algorithm.rollout_correction.bypass_mode": True,
+            "algorithm.rollout_correction.loss_type": "reinforce",
+        },
+    ),
+    "ms-swift's weights without the rollout's log-probs": (
+        "ms-swift",
+        {"rollout_importance_sampling_mode": "token_truncate"},
+    ),
+    "Flash-RL's cap without the rollout's log-probs": (
+        "flash-rl",
+        {"actor_rollout_ref.actor.tis_imp_ratio_cap": 2.0},
+    ),
+    "slime's veto outside use_rs": (
+        "slime",
+        {"mis.yaml/use_rs": False, "mis.yaml/rs_veto_threshold": 1e-4},
+    ),
+    "a number where a word belongs": ("verl", {"algorithm.rollout_correction.rollout_is": 2.0}),
+    "true for a number": ("areal", {"actor.eps_clip": True}),
+    "a third bound": ("openrlhf", {"actor.eps_clip_low_high": (0.1, 0.2, 0.3)}),
+    "an option that is none": ("verl", {"algorithm.rollout_correction.rollout_rs": "token_k1,seq_max_k1"}),
+    "an upper bound that is not above 1": ("open-instruct", {"rho_mask_upper_bound": 0.5}),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_configuration_that_does_not_do_what_it_says_is_refused(what: str) -> None:
+    trainer, settings = WRONG[what]
+
+    with pytest.raises(ConfigError):
+        schema(trainer).span(settings)
+
+
+def test_adv_tau_begins_at_0_3_0() -> None:
+    settings = {"trainer.loss.ratio_type": "token", "trainer.loss.adv_tau": 1.0}
+
+    assert schema("prime-rl").slips(settings, "0.2")
+    assert not schema("prime-rl").slips(settings, "0.3.0")
+
+
+def test_a_span_has_no_gap() -> None:
+    """rollout_is takes the same words in every version of the block."""
+    table = schema("verl")
+
+    first, last = table.span({"algorithm.rollout_correction.rollout_is": None})
+
+    assert (table.versions[first], table.versions[last]) == ("0.6.1", "0.9.0")
+    assert table.spelt(first, last) == "verl from 0.6.1"
+    assert table.spelt(1, 2) == "verl from 0.6.1, before 0.7.1"
