@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import base64
+import copy
 import gzip
 import inspect
-import copy
 import json
 import math
 import struct

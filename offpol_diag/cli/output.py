@@ -96,8 +96,8 @@ def _check_whole(option: str, target: Path | None, form: str, example: str) -> N
 def write_all(texts: Mapping[Path, str], ready: Mapping[Path, Path] | None = None, shown: str = "") -> None:
     """Write texts to their files, each whole, and none before all could be written; `-` is stdout.
 
-    Stdout, devices and pipes come first: they cannot be staged. A reader of stdout who leaves early has what he
-    wanted, so that the files are put in place none the less.
+    Stdout, devices and pipes come first: they cannot be staged. Where a reader of stdout leaves early, which
+    is no failure, files are put in place none the less.
 
     Args:
         texts: place → text.
