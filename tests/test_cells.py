@@ -18,7 +18,7 @@ from offpol_diag.tally import observe
 from tests import oracles
 from tests.test_near import ALL, Large, apart, opened, tallied
 
-FOUR = ("slime_opsm", "roll_is_segment", "roll_turn", "open_instruct_rho_tv")
+CELLED = ("slime_opsm", "miles_opsm", "roll_is_segment", "roll_turn", "open_instruct_rho_tv")
 
 OF_TURNS = Weight(over="segment", upper=1.2, safety=None)
 PLAIN = Preset("p", "", loss="reinforce")
@@ -190,7 +190,7 @@ def test_all_presets_that_ship_find_in_cells_what_they_find_in_tokens(
 def test_no_preset_that_ships_looks_at_every_token():
     near = Near.of(ALL)
     assert [preset.name for preset in ALL if not near.divides(preset)] == []
-    assert {preset.name for preset in near.celled} == set(FOUR)
+    assert {preset.name for preset in near.celled} == set(CELLED)
 
 
 @pytest.mark.parametrize(

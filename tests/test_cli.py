@@ -524,7 +524,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_other(monkeypatch: pytest
 
     monkeypatch.setattr(Path, "replace", fail)
     with pytest.raises(UsageError, match="No space left"):
-        output.write(target, "new")
+        output.write_all({target: "new"})
 
     assert target.read_text() == "old"
     assert files() == ["r.html"]
@@ -533,8 +533,8 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_other(monkeypatch: pytest
 def test_a_link_is_followed_and_a_device_is_written_to() -> None:
     Path("real.html").write_text("old")
     Path("link.html").symlink_to("real.html")
-    output.write(Path("link.html"), "new")
-    output.write(Path("/dev/null"), "new")
+    output.write_all({Path("link.html"): "new"})
+    output.write_all({Path("/dev/null"): "new"})
 
     assert Path("link.html").is_symlink()
     assert Path("real.html").read_text() == "new"

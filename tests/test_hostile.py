@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import unicodedata
@@ -442,6 +443,30 @@ def test_of_two_files_none_appears_where_one_cannot_be_written(monkeypatch: pyte
         output.write_all({Path("old.json"): "new", Path("second.md"): "new"})
     assert files() == ["now.json", "old.json"]
     assert Path("old.json").read_text() == "old"
+
+
+@pytest.mark.parametrize(
+    ("args", "full"),
+    [
+        (("report", "now.json", "-o", "x.html", "--md", "/dev/full"), ""),
+        (("report", "now.json", "-o", "x.html", "--md", "-"), "stdout"),
+        (("report", "now.json", "-o", "x.html"), "stdout"),
+        (("presets", "tis", "--json", "x.json"), "stdout"),
+        (("presets", "tis", "--for", "verl", "--json", "x.json"), "stdout"),
+    ],
+)
+def test_where_a_device_or_stdout_is_full_no_file_appears(args: tuple[str, ...], full: str) -> None:
+    line = shlex.join([*SCRIPT, *args]) + (" > /dev/full" if full else "")
+    ran = subprocess.run(line, shell=True, capture_output=True, text=True, timeout=60)
+    assert (ran.returncode, files()) == (2, ["now.json"]), ran.stderr
+    assert "No space left on device" in ran.stderr
+    assert ran.stderr.count("\n") == 3, ran.stderr
+
+
+def test_files_appear_where_nobody_reads_stdout_to_its_end() -> None:
+    line = f"set -o pipefail; {shlex.join([*SCRIPT, 'report', 'now.json', '-o', 'x.html'])} | true"
+    ran = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60)
+    assert (ran.returncode, ran.stderr, files()) == (141, "", ["now.json", "x.html"])
 
 
 # ---------------------------------------------------------------- results that no analysis wrote

@@ -19,7 +19,7 @@ def test_a_file_that_cannot_be_finished_leaves_the_old_one_and_nothing_else(tmp_
 
     monkeypatch.setattr(Path, "write_bytes", torn)
     with pytest.raises(UsageError, match="cannot be written"):
-        output.write(target, "a new report")
+        output.write_all({target: "a new report"})
 
     assert target.read_text() == "old"
     assert list(tmp_path.iterdir()) == [target]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import copy
 import gzip
 import inspect
 import json
@@ -714,6 +715,18 @@ def judged(text: bytes) -> None:
         found = decided(tallies.summary(merging._first(file.parse(text, "x"))))
         found.to_json()
         render_html(found)
+
+
+def test_a_histogram_that_counted_nothing_is_drawn_empty(
+    places_of: tuple[dict[str, Any], list[tuple[Any, ...]]],
+) -> None:
+    whole = copy.deepcopy(places_of[0])
+    counts = whole["states"]["bins.d"]["counts"]
+    counts.update(arrays.written(torch.zeros(counts["shape"], dtype=torch.float64), arrays.FLOAT))
+    found = decided(tallies.summary(merging._first(file.parse(json.dumps(whole).encode(), "x"))))
+
+    assert found.histograms["log_ratio"].counts == []
+    assert "0 tokens" in render_html(found)
 
 
 def test_nothing_that_a_file_says_is_looked_up_or_run() -> None:

@@ -1,1 +1,1 @@
-"""How often the 95 % intervals hold the truth: dumps of known truth, drawn again and again."""
+"""How often the 95% intervals hold the truth: dumps of known truth, drawn again and again."""

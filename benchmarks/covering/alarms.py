@@ -27,9 +27,9 @@ class Fault:
 
 FAULTS = (
     Fault("E[r] = 1.02 everywhere", 0.02),
-    Fault("first token: r too large by 10 %", 0.095, 1),
-    Fault("first three tokens: r too large by 5 %", 0.05, 3),
-    Fault("first token: r too large by 2 %", 0.02, 1),
+    Fault("first token: r too large by 10%", 0.095, 1),
+    Fault("first three tokens: r too large by 5%", 0.05, 3),
+    Fault("first token: r too large by 2%", 0.02, 1),
 )
 
 

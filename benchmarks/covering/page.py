@@ -52,7 +52,7 @@ _HEAD = """<!-- Made by `python benchmarks/covering/run.py`; do not edit. -->
 
 # How often the intervals hold the truth
 
-Dumps are drawn from policies whose true numbers are known, the product reads them, and its own 95 %
+Dumps are drawn from policies whose true numbers are known, the product reads them, and its own 95%
 intervals are held against the truth. A true number is a closed form given the length and the spread of a
 response, averaged over 1.6 million responses; its standard error is at most a few hundredths of an
 interval's half width. There are eight responses to a prompt; prompts and responses differ in length and
@@ -64,11 +64,11 @@ is positive, log-odds for a fraction), G being the number of groups in effect. W
 n responses, the upper end of its share is 3.7/n: a response that goes wrong may do so throughout.
 
 `tis` is token TIS at 2.0, `mask` rejects tokens outside 0.5–2.0, `geo` rejects responses whose geometric
-mean ratio is more than 1 % off. `mask − geo` is the difference of the two presets as `compare` prints
+mean ratio is more than 1% off. `mask − geo` is the difference of the two presets as `compare` prints
 it."""
 
-_SUMMARY = ("prompts", "world", "dumps", "numbers", "median coverage", "within 93–97 %*", "lowest")
-_SHORT = """Over all numbers of a world that have a true value. *: no further outside 93–97 % than twice
+_SUMMARY = ("prompts", "world", "dumps", "numbers", "median coverage", "within 93–97%*", "lowest")
+_SHORT = """Over all numbers of a world that have a true value. *: no further outside 93–97% than twice
 the binomial error of so many dumps. Dumps in which the product called the number unreliable (k̂ of the
 tail) are left out of its coverage and counted below (u).
 
@@ -119,7 +119,7 @@ def coverage(one: Mapping[str, Any]) -> float:
 
 
 def error(one: Mapping[str, Any]) -> float:
-    """Binomial error of a coverage of 95 %."""
+    """Binomial error of a coverage of 95%."""
     return math.sqrt(0.05 * 0.95 / max(judged(one), 1))
 
 

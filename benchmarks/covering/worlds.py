@@ -114,7 +114,7 @@ HONEST = (
     ),
     World(
         "heavy",
-        "quantised: spread 0.25 that doubles between prompts, 1 % of spread 0.8",
+        "quantised: spread 0.25 that doubles between prompts, 1% of spread 0.8",
         0.25,
         0.5,
         0.3,

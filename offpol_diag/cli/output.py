@@ -93,42 +93,51 @@ def _check_whole(option: str, target: Path | None, form: str, example: str) -> N
         raise UsageError(f"{option} {target}: {form} needs a file", f"name one: {option} {example}")
 
 
-def write(target: Path, text: str) -> None:
-    """Write a text to a file, whole or not at all; `-` is stdout.
-
-    Raises:
-        UsageError: the place cannot be written.
-    """
-    write_all({target: text})
-
-
-def write_all(texts: Mapping[Path, str], ready: Mapping[Path, Path] | None = None) -> None:
+def write_all(texts: Mapping[Path, str], ready: Mapping[Path, Path] | None = None, shown: str = "") -> None:
     """Write texts to their files, each whole, and none before all could be written; `-` is stdout.
+
+    Stdout, devices and pipes come first: they cannot be staged. Where a reader of stdout leaves early, which
+    is no failure, files are put in place none the less.
 
     Args:
         texts: place → text.
         ready: place → a file beside it that is whole already and goes there.
+        shown: what stdout shows, where it is none of the places.
 
     Raises:
         UsageError: a place cannot be written.
+        BrokenPipeError: nobody reads stdout any more.
     """
     staged: dict[Path, Path] = {}
     try:
         for target, text in texts.items():
             if _replaceable(target):
                 staged[target.resolve()] = _stage(target, text)
+        left = None
+        try:
+            _write_streams(texts, shown)
+        except BrokenPipeError as error:
+            left = error
         for target, file in {**staged, **(ready or {})}.items():
             with _told(target):
                 file.replace(target)
+        if left:
+            raise left
     finally:
         for file in staged.values():
             file.unlink(missing_ok=True)
+
+
+def _write_streams(texts: Mapping[Path, str], shown: str) -> None:
+    """What goes to devices and pipes, where there is nothing to be replaced, and to stdout."""
     for target, text in texts.items():
-        if target == STDOUT:
-            _write_stdout(text)
-        elif not _replaceable(target):  # a device or a pipe: there is nothing to put in its place
+        if target != STDOUT and not _replaceable(target):
             with _told(target):
                 target.write_bytes(_encoded(text))
+    sys.stdout.write(shown)
+    sys.stdout.flush()
+    if STDOUT in texts:
+        _write_stdout(texts[STDOUT])
 
 
 def _stage(target: Path, text: str) -> Path:
@@ -278,9 +287,9 @@ class Outputs:
                         file.unlink(missing_ok=True)
 
     def write(self, summary: Summary, drawn: Callable[[], str]) -> None:
-        """Write every form that was asked for, then print what is drawn, unless stdout holds a result.
+        """Write every form that was asked for, and print what is drawn, unless stdout holds a result.
 
-        All is rendered before anything is written, and written before anything is put in its place.
+        All is rendered before anything is written, and written and printed before a file is put in its place.
         """
         texts = {
             target: render(summary)
@@ -290,8 +299,7 @@ class Outputs:
         shown = "" if self.takes_stdout() else drawn()
         own = [one for one in (self.sequences, self.tally) if one]
         ready = {one.resolve(): _suffixed(one.resolve()) for one in own}
-        write_all(texts, ready)
-        sys.stdout.write(shown)
+        write_all(texts, ready, shown)
         self._say_where()
 
     def _say_where(self) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from offpol_diag.cli import options
-from offpol_diag.cli.output import STDOUT, check, note, write
+from offpol_diag.cli.output import STDOUT, check, note, write_all
 from offpol_diag.cli.show import drawn
 from offpol_diag.printable import printable_json, printable_lines
 
@@ -59,10 +58,8 @@ def presets(
         _print_configs(chosen, trainer, json, quiet)
         return
     chosen = _sayable(chosen, trainer, quiet) if trainer else chosen
-    if json is not None:
-        write(json, _json("presets", _rows(chosen)))
-    if json != STDOUT:
-        _show(chosen, named=name is not None)
+    texts = {} if json is None else {json: _json("presets", _rows(chosen))}
+    write_all(texts, shown="" if json == STDOUT else _drawn(chosen, named=name is not None))
     if json not in (None, STDOUT):
         note(f"json written to {json}", quiet)
 
@@ -97,11 +94,11 @@ def _sayable(chosen: dict[str, Preset], trainer: str, quiet: bool) -> dict[str, 
     return {key: preset for key, preset in chosen.items() if sayable(preset, (name,))}
 
 
-def _show(chosen: dict[str, Preset], named: bool) -> None:
+def _drawn(chosen: dict[str, Preset], named: bool) -> str:
     from offpol_diag.formulas import catalogue_section, preset_section
 
     found = [preset_section(one) for one in chosen.values()] if named else [catalogue_section(chosen)]
-    sys.stdout.write(drawn(found))
+    return drawn(found)
 
 
 def _print_configs(chosen: dict[str, Preset], trainer: str, json: Any, quiet: bool) -> None:
@@ -109,10 +106,9 @@ def _print_configs(chosen: dict[str, Preset], trainer: str, json: Any, quiet: bo
     from offpol_diag.configs import config_for
 
     configs = [config_for(preset, trainer) for preset in chosen.values()]
-    if json is not None:
-        write(json, _json("configs", [_config(one) for one in configs]))
-    if json != STDOUT:
-        write(STDOUT, printable_lines("\n".join(config.text() for config in configs)))
+    text = printable_lines("\n".join(config.text() for config in configs))
+    found = {} if json is None else {json: _json("configs", [_config(one) for one in configs])}
+    write_all({STDOUT: text} | found)
     if json not in (None, STDOUT):
         note(f"json written to {json}", quiet)
 

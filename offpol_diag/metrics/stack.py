@@ -65,12 +65,17 @@ class Stack:
         """What each preset did."""
         return deeds(self.presets, self.items) if self.told is None else self.told
 
-    @cached_property
+    @property
     def few(self) -> Stack:
         """The same presets with one row for all that did the same."""
+        return self._fewer or self
+
+    @cached_property
+    def _fewer(self) -> Stack | None:
+        """That, or None where no two did the same: a stack that keeps itself is let go of late."""
         first, at = distinct(self.deeds)
         if self.which is not None or len(first) == len(at):
-            return self
+            return None
         names = tuple(preset.name for preset in self.presets)
         return replace(self._picked(first), names=names, which=at)
 

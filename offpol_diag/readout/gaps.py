@@ -68,6 +68,9 @@ def histogram(out: Readout, drift: Drift, bins: int = 81) -> Histogram:
     their edges are edges of the lattice that Δ was counted on, so that no count is interpolated.
     """
     counts = typed(out.tally.states[f"{drift.prefix}bins.d"], Counts).counts.cpu()
+    title, unit = f"log-ratio, {drift.title}", "nats"
+    if not counts.any():
+        return Histogram(title=title, unit=unit, edges=[0.0], counts=[])
     low, high = (float(end) for end in out.ranges[f"{drift.prefix}d"])
     reach = max(abs(loglattice.quantile(counts, q)) for q in (1e-4, 1 - 1e-4)) or 1e-6
     fine = loglattice.edges()
@@ -79,8 +82,8 @@ def histogram(out: Readout, drift: Drift, bins: int = 81) -> Histogram:
     cuts = torch.cat((torch.tensor([first]), inner, torch.tensor([last])))
     ends = [low, high] if low < high else fine[[first, last]].tolist()
     return Histogram(
-        title=f"log-ratio, {drift.title}",
-        unit="nats",
+        title=title,
+        unit=unit,
         edges=[ends[0], *fine[inner].tolist(), ends[1]],
         counts=[round(count) for count in below[cuts].diff().tolist()],
     )

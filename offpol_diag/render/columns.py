@@ -19,6 +19,8 @@ GAP = PADDING + 1
 """Between two columns: the padding and the divider."""
 TEXT_WIDTH = 28
 """What a column of words may be squeezed to; a column of numbers is never squeezed."""
+WORD_WIDTH = 48
+"""Up to this width no word is broken where nothing may be left out: names are searched for and copied."""
 FEW_NUMBERS = 3
 """Up to this many columns of numbers keep their intervals where leaving them out would not help."""
 
@@ -47,6 +49,7 @@ class Column:
     header: str
     cells: tuple[str, ...]
     numeric: bool
+    unbroken: bool = False
 
     @property
     def natural(self) -> int:
@@ -56,18 +59,22 @@ class Column:
     @property
     def least(self) -> int:
         """The width it cannot do without."""
-        return self.natural if self.numeric else min(self.natural, TEXT_WIDTH)
+        if self.numeric:
+            return self.natural
+        words = (cell_len(word) for text in self.cells for word in text.split())
+        longest = max(words, default=0) if self.unbroken else 0
+        return min(self.natural, max(TEXT_WIDTH, min(longest, WORD_WIDTH)))
 
 
 def fit(table: Table, width: int, stack: bool = False, all_of_it: bool = False) -> Fitted:
     """Choose intervals and columns so that the table is no wider than `width`.
 
     Columns for which there is no room are left out, or with `stack` set in a further grid below; those of
-    context go first. With `all_of_it` intervals stay as well, and nothing is left out.
+    context go first. With `all_of_it` intervals stay as well, nothing is left out, and no name is broken.
     """
     notes = _notes(table)
-    full = _columns(table, notes, intervals=True)
-    bare = _columns(table, notes, intervals=False)
+    full = _columns(table, notes, intervals=True, unbroken=all_of_it)
+    bare = _columns(table, notes, intervals=False, unbroken=all_of_it)
     few = sum(column.numeric for column in full) <= FEW_NUMBERS and not _fits(bare, width)
     whole = all_of_it or few or _fits(full, width)
     stack = stack or all_of_it
@@ -105,11 +112,12 @@ def _pages(columns: Sequence[Column], width: int) -> list[Sequence[Column]]:
     return pages
 
 
-def _columns(table: Table, notes: Sequence[str], intervals: bool) -> list[Column]:
-    return [
+def _columns(table: Table, notes: Sequence[str], intervals: bool, unbroken: bool) -> list[Column]:
+    columns = (
         _column(header, [row[place] for row in table.rows], notes, intervals)
         for place, header in enumerate(table.header)
-    ]
+    )
+    return [replace(column, unbroken=unbroken) for column in columns]
 
 
 def _column(header: str, cells: Sequence[Cell], notes: Sequence[str], intervals: bool) -> Column:

@@ -214,5 +214,5 @@ def _density(name: str, one: Histogram) -> Series:
     return Series(
         name=name,
         x=tuple((low + high) / 2 for low, high, _ in bins),
-        y=tuple(many / total / (high - low) or None for low, high, many in bins),
+        y=tuple(many / total / (high - low) or None if high > low else None for low, high, many in bins),
     )

@@ -1,65 +1,29 @@
-"""Damage small dumps in many ways and see that `offpol-diag analyze` answers each of them well.
+"""Small Parquet dumps, damaged in many ways, analyzed.
 
-A good answer is exit code 0, or 2 with `error: …` and no traceback, within SECONDS and MEMORY. Whatever is
-answered badly is kept with its arguments and what was said.
-
-    python tests/fuzz/parquet.py --seconds 60 --seed 0
+python tests/fuzz/parquet.py --seconds 60 --seed 0
 """
 
 from __future__ import annotations
 
-import argparse
-import itertools
 import json
-import multiprocessing
-import os
-import resource
 import struct
-import sys
-import tempfile
-import time
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from decimal import Decimal
-from multiprocessing.connection import Connection
-from pathlib import Path
 from random import Random
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+import runner
 
 from offpol_diag.readers.forms import LONG
 
-SECONDS = 20.0
-"""What an answer may take."""
-MEMORY = 1 << 30
-"""Bytes that a process may grow by."""
-ADDRESSES = 32 << 30
-"""Bytes of address space that it may have, so that a bomb ends it and not the machine."""
+ANALYZE = ("analyze", "dump.parquet", "--presets", "token_is,seq_mis", "--no-html", "-q", "--json", "a.json")
 NAN, INF = float("nan"), float("inf")
 CODECS = ("none", "snappy", "gzip", "brotli", "lz4", "zstd")
 NAMES = [name for role in LONG.roles for name in (role.name, *role.aliases)]
 
 Columns = dict[str, pa.Array]
-
-
-@dataclass(frozen=True)
-class Input:
-    """One input.
-
-    Attributes:
-        kind: how it was made.
-        data: the bytes of the file.
-        args: what `analyze` is told beside its name.
-    """
-
-    kind: str
-    data: bytes
-    args: list[str]
 
 
 # ---------------------------------------------------------------- valid dumps
@@ -350,187 +314,15 @@ MAKERS: dict[str, Callable[[Random], bytes]] = {
 }
 
 
-def make(draw: Random) -> Input:
-    """One input."""
-    kind = draw.choice(list(MAKERS))
-    data = MAKERS[kind](draw)
+def make(draw: Random) -> runner.Input:
+    """One dump, and how it is analyzed."""
+    data = draw.choice(list(MAKERS.values()))(draw)
     args = ["--group-by", draw.choice(("other", "step", "policy_lag", "rewards"))] * draw.randint(0, 1)
     args += ["--on-bad-row", "skip"] * draw.randint(0, 1)
     args += ["--columns", f"old={draw.choice(NAMES)}"] * (draw.random() < 0.05)
     args += ["--sequences", "sequences.parquet"] * (draw.random() < 0.3)
-    return Input(kind, data, args)
-
-
-# ---------------------------------------------------------------- the process that answers
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What became of an input.
-
-    Attributes:
-        code: exit code.
-        said: on stderr.
-        peak: bytes that the process has had at most so far.
-    """
-
-    code: int
-    said: str
-    peak: int
-
-    @property
-    def bad(self) -> str:
-        """Why it is no good answer; empty where it is one."""
-        if "Traceback" in self.said:
-            return "a traceback"
-        if self.code == 0 or (self.code == 2 and "error: " in self.said):
-            return ""
-        return f"exit code {self.code} without an error"
-
-
-def answer_all(pipe: Connection, folder: str) -> None:
-    """Answer inputs one after the other, until the pipe is closed."""
-    os.chdir(folder)
-    resource.setrlimit(resource.RLIMIT_AS, (ADDRESSES, ADDRESSES))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    from typer.testing import CliRunner
-
-    from offpol_diag.cli import app
-
-    base = ["analyze", "dump.parquet", "--presets", "token_is,seq_mis", "--no-html", "-q", "--json", "a.json"]
-    while True:
-        try:
-            args = pipe.recv()
-        except EOFError:
-            return
-        ran = CliRunner().invoke(app, [*base, *args])
-        said = ran.stderr
-        if ran.exception is not None and not isinstance(ran.exception, SystemExit):
-            said += f"Traceback: {ran.exception!r}"
-        pipe.send(Answer(ran.exit_code, said, _peak()))
-
-
-def _peak() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-@dataclass
-class Worker:
-    """A process that answers, started again where an answer ends it."""
-
-    folder: Path
-    pipe: Connection | None = None
-    process: Any = None
-    peak: int = 0
-
-    def start(self) -> None:
-        """A fresh process, warm after one valid dump."""
-        self.stop()
-        here, there = multiprocessing.Pipe()
-        self.process = multiprocessing.get_context("spawn").Process(
-            target=answer_all, args=(there, str(self.folder)), daemon=True
-        )
-        self.process.start()
-        there.close()
-        self.pipe, self.peak = here, 0
-        self.ask(Input("valid", valid(Random(0)), []), patience=120.0)
-
-    def ask(self, one: Input, patience: float = SECONDS) -> tuple[Answer | None, str]:
-        """The answer, and why it is a bad one; empty where it is good."""
-        (self.folder / "dump.parquet").write_bytes(one.data)
-        if self.pipe is None:
-            self.start()
-        assert self.pipe is not None
-        self.pipe.send(one.args)
-        try:
-            if not self.pipe.poll(patience):
-                self.stop()
-                return None, f"no answer in {patience:.0f} s"
-            found: Answer = self.pipe.recv()
-        except (EOFError, ConnectionError):
-            self.process.join()
-            code = self.process.exitcode
-            self.stop()
-            return None, f"the process ended with {code}"
-        grown = found.peak - self.peak if self.peak else 0
-        self.peak = self.peak or found.peak
-        if grown > MEMORY:
-            self.stop()
-            return found, f"it took {grown >> 20} MiB"
-        return found, found.bad
-
-    def stop(self) -> None:
-        """End the process."""
-        if self.pipe is not None:
-            self.pipe.close()
-            self.process.kill()
-            self.process.join()
-        self.pipe = self.process = None
-
-
-# ---------------------------------------------------------------- the run
-
-
-@dataclass
-class Count:
-    """What became of the inputs."""
-
-    answered: int = 0
-    refused: int = 0
-    badly: int = 0
-    kinds: Counter[str] = field(default_factory=Counter)
-
-    def __str__(self) -> str:
-        many = self.answered + self.refused + self.badly
-        return f"{many} inputs: {self.answered} answered, {self.refused} refused, {self.badly} badly"
-
-
-def keep(folder: Path, number: int, one: Input, found: Answer | None, why: str) -> Path:
-    """An input that was answered badly, and a note beside it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{number}-{one.kind}.parquet"
-    path.write_bytes(one.data)
-    note = f"{why}\narguments: {' '.join(one.args)}\n\n{found.said if found else ''}"
-    path.with_suffix(".txt").write_text(note, errors="backslashreplace")
-    return path
-
-
-def fuzz(seconds: float, seed: int, kept: Path) -> Count:
-    """Inputs for so many seconds, the same for the same seed; those that are answered badly are kept."""
-    count, end = Count(), time.monotonic() + seconds
-    with tempfile.TemporaryDirectory() as folder:
-        worker = Worker(Path(folder))
-        worker.start()
-        for number in itertools.count():
-            if time.monotonic() > end:
-                break
-            one = make(Random(f"{seed}/{number}"))
-            found, why = worker.ask(one)
-            if why:
-                count.badly += 1
-                sys.stderr.write(f"{keep(kept, number, one, found, why)}: {why}\n")
-            elif found is not None and found.code == 0:
-                count.answered += 1
-            else:
-                count.refused += 1
-            count.kinds[one.kind] += 1
-        worker.stop()
-    return count
-
-
-def main() -> int:
-    """The exit code: 1 where any input was answered badly."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--keep", type=Path, default=Path("fuzz-parquet"), help="folder for bad ones")
-    said = parser.parse_args()
-    count = fuzz(said.seconds, said.seed, said.keep.absolute())
-    sys.stdout.write(
-        f"{', '.join(f'{kind} {many}' for kind, many in sorted(count.kinds.items()))}\n{count}\n"
-    )
-    return 1 if count.badly else 0
+    return runner.Input((*ANALYZE, *args), {"dump.parquet": data})
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(runner.main(make))
