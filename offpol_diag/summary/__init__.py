@@ -5,12 +5,14 @@ a report again, and nothing above it computes a number.
 """
 
 from offpol_diag.summary.advice import (
+    After,
     Alignment,
     AlignmentRow,
     AtLength,
     Cause,
     Decision,
     Diagnosis,
+    Example,
     Fired,
     GateVerdict,
     Lengths,
@@ -35,6 +37,7 @@ from offpol_diag.summary.swept import NoiseFloor, PredictedKeep, SolvedWindow, S
 
 __all__ = [
     "FORMAT",
+    "After",
     "Against",
     "Alignment",
     "AlignmentRow",
@@ -46,6 +49,7 @@ __all__ = [
     "Diagnosis",
     "Drops",
     "DumpFacts",
+    "Example",
     "Fired",
     "GateVerdict",
     "Histogram",
