@@ -392,7 +392,7 @@ def test_a_result_with_a_comparison_is_read_back_whole(summary: Summary) -> None
 
 
 def test_every_report_has_the_comparison_right_after_the_diagnosis(summary: Summary) -> None:
-    assert [one.id for one in sections(summary) if one.id != "diagnosis"][0] == "comparison"
+    assert next(one.id for one in sections(summary) if one.id != "diagnosis") == "comparison"
     page, text = render_html(summary), render_markdown(summary)
     for report in (page, text):
         assert "Presets side by side" in report

@@ -102,11 +102,12 @@ def test_a_cause_comes_with_its_evidence_in_order():
         "Counted",
         "Violates",
         "Where",
+        "Examples",
         "To confirm",
         "Fix",
         "After the fix, with the shift undone",
     ]
-    assert "Where: engine = 3, 1,200 of 2,000 tokens, 60 of 64 sequences" in first.detail
+    assert "Where: engine = 3; 1,200 of 2,000 tokens; 60 of 64 sequences" in first.detail
 
 
 def test_what_was_estimated_is_called_evidence_and_empty_parts_are_left_out():
@@ -132,9 +133,18 @@ def test_an_approximate_repair_says_so_and_a_dump_of_two_policies_has_the_total_
     assert "E[r] ≈ 1.001" in last
 
 
-def test_examples_are_rows_of_a_table():
-    (table,) = [one for one in section(make_summary(diagnosis=BUG)).blocks if isinstance(one, Table)]
-    assert table.rows == (("p-1/s-<2>", 7, Number(value=-0.5), Number(value=-4.25)),)
+def test_examples_name_sequence_position_and_both_log_probs():
+    first, *_ = verdicts(make_summary(diagnosis=BUG))
+    said = "Examples: sequence p-1/s-<2>, position 7: log π_rollout -0.5, log π_train -4.25"
+    assert said in first.detail
+
+
+@pytest.mark.parametrize(("sequences", "said"), [(64, True), (5120, False)])
+def test_where_only_a_part_was_looked_at_it_says_so(sequences, said):
+    seen = HONEST.model_copy(update={"sequences": sequences, "tokens": 2000})
+    texts = [one.text for one in section(make_summary(diagnosis=seen)).blocks]
+    part = "Looked at one by one: 2,000 tokens of 64 sequences, of the 5,120 in the dump."
+    assert (part in texts) is said
 
 
 def test_what_was_ruled_out_and_what_cannot_be_decided_come_last():
@@ -206,6 +216,18 @@ def test_presets_side_by_side_are_not_ranked_beside_a_bug(diagnosis, better):
 
 
 # ---------------------------------------------------------------- the command
+
+
+def test_of_two_runs_each_has_its_diagnosis_before_the_comparison(dumps):
+    ran = run("compare", dumps / "honest.parquet", dumps / "broken.parquet", "-q")
+
+    a, b = (ran.stdout.index(f"{one}: ") for one in ("• A", "✗ B"))
+    assert a < b < ran.stdout.index("Run A against run B")
+
+
+def test_presets_side_by_side_come_after_the_diagnosis(dumps):
+    ran = run("compare", dumps / "broken.parquet", "--presets", "token_is,seq_mis", "-q")
+    assert ran.stdout.index("✗ Bug: ") < ran.stdout.index("Presets side by side")
 
 
 def run(*args):

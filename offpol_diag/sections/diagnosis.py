@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from offpol_diag.blocks import Block, Section, Table, Text, Tone, Verdict
+from offpol_diag.blocks import Block, Section, Text, Tone, Verdict
 from offpol_diag.numerals import count, counted, say, say_value
-from offpol_diag.summary import After, Cause, Diagnosis, Number, Numbers, Summary
+from offpol_diag.summary import After, Cause, Diagnosis, DumpFacts, Number, Numbers, Summary
 
 DIAGNOSES: dict[str, tuple[str, Tone]] = {
     "healthy": ("Healthy", "good"),
@@ -13,16 +13,18 @@ DIAGNOSES: dict[str, tuple[str, Tone]] = {
     "cannot_tell": ("Cannot tell", "warn"),
 }
 KINDS: dict[str, Tone] = {"bug": "bad", "honest": "info"}
-EXAMPLES = ("sequence", "position", "log π_rollout", "log π_train")
 
 
 def diagnosis(summary: Summary) -> Section | None:
-    """The diagnosis of the dump, or of both runs, and what was left out; None where there is neither."""
-    runs = ((summary.diagnosis, summary.metrics, ""),)
-    if summary.against:
-        runs = ((summary.diagnosis, summary.metrics, "A"), (summary.against.b.diagnosis, {}, "B"))
-    told = [_blocks(*run) for run in runs]
-    blocks = (*(told[0][:1]), *_skipped(summary), *told[0][1:], *(block for one in told[1:] for block in one))
+    """The diagnosis of the dump, with what was skipped, or of both runs; None where there is neither."""
+    own = summary.diagnosis, summary.dump, summary.metrics
+    other = summary.against
+    if other is None:
+        told = _blocks(*own)
+        blocks = (*told[:1], *_skipped(summary), *told[1:])
+    else:
+        theirs = {one.name: one.b for one in other.contrasts}
+        blocks = (*_blocks(*own, "A: "), *_blocks(other.b.diagnosis, other.b.dump, theirs, "B: "))
     return Section("diagnosis", "Diagnosis", blocks) if blocks else None
 
 
@@ -40,7 +42,7 @@ def _skipped(summary: Summary) -> tuple[Block, ...]:
     return (Verdict("Skipped rows", text, "warn", tuple(skipped.examples)),)
 
 
-def _blocks(given: Diagnosis | None, metrics: Numbers, run: str) -> tuple[Block, ...]:
+def _blocks(given: Diagnosis | None, dump: DumpFacts, metrics: Numbers, run: str = "") -> tuple[Block, ...]:
     """The sentence with the cause that it names, the other causes, and what was looked for in vain."""
     if given is None:
         return ()
@@ -53,10 +55,10 @@ def _blocks(given: Diagnosis | None, metrics: Numbers, run: str) -> tuple[Block,
             head = (f"Cause: {cause.id}", *detail)
         else:
             blocks.append(Verdict(f"Cause {place}, {cause.id}", cause.statement, KINDS[cause.kind], detail))
-        blocks += _examples(f"{run}{place}", cause)
     return (
-        Verdict(f"{run}: {label}" if run else label, _clause(given.headline), tone, head),
+        Verdict(f"{run}{label}", _clause(given.headline), tone, head),
         *blocks,
+        *_sampled(given, dump),
         *_listed("Ruled out", given.ruled_out),
         *_listed("Cannot be decided from this dump", given.undecidable),
     )
@@ -74,6 +76,7 @@ def _detail(cause: Cause, given: Diagnosis, metrics: Numbers) -> tuple[str, ...]
         f"{'Counted' if cause.exact else 'Evidence'}: {cause.statistic}",
         cause.violates and f"Violates: {cause.violates}",
         _found(cause, given),
+        _examples(cause),
         cause.confirm and f"To confirm: {cause.confirm}",
         cause.fix and f"Fix: {cause.fix}",
         cause.after and _after(cause.after, metrics),
@@ -87,20 +90,33 @@ def _found(cause: Cause, given: Diagnosis) -> str:
         f"{_of(cause.tokens, given.tokens)} tokens" if cause.tokens is not None else "",
         f"{_of(cause.sequences, given.sequences)} sequences" if cause.sequences is not None else "",
     )
-    parts = (cause.where, *concerned)
-    said = ", ".join(part for part in parts if part)
+    said = "; ".join(part for part in (cause.where, *concerned) if part)
     return said and f"Where: {said}"
 
 
-def _of(some: int, all_: int | None) -> str:
-    return count(some) if all_ is None else f"{count(some)} of {count(all_)}"
+def _of(some: int, whole: int | None) -> str:
+    if whole is None:
+        return count(some)
+    return f"all {count(some)}" if some == whole else f"{count(some)} of {count(whole)}"
+
+
+def _examples(cause: Cause) -> str:
+    said = "; ".join(
+        f"sequence {one.sequence_id}, position {one.position}: log π_rollout "
+        f"{say_value(one.rollout_log_prob)}, log π_train {say_value(one.train_log_prob)}"
+        for one in cause.examples
+    )
+    return said and f"Examples: {said}"
 
 
 def _after(after: After, metrics: Numbers) -> str:
     """K3, E[r] and ESS, as logged and with the cause undone."""
     sign = "≈ " if after.approximate else ""
-    pairs = (("K3", "k3", after.k3, "nats"), ("E[r]", "mean_ratio", after.mean_ratio, ""))
-    pairs = (*pairs, ("ESS", "ess_tokens", after.ess_tokens, "fraction"))
+    pairs = (
+        ("K3", "k3", after.k3, "nats"),
+        ("E[r]", "mean_ratio", after.mean_ratio, ""),
+        ("ESS", "ess_tokens", after.ess_tokens, "fraction"),
+    )
     numbers = ", ".join(
         f"{name} {_before(short, metrics)}{sign}{say_value(value, unit)}"
         for name, short, value, unit in pairs
@@ -115,13 +131,12 @@ def _before(short: str, metrics: Numbers) -> str:
     return f"{say(value.model_copy(update={'interval': None, 'note': None}))} → " if value else ""
 
 
-def _examples(place: str, cause: Cause) -> tuple[Block, ...]:
-    rows = tuple(
-        (one.sequence_id, one.position, Number(value=one.rollout_log_prob), Number(value=one.train_log_prob))
-        for one in cause.examples
-    )
-    caption = f"Examples of {cause.id}"
-    return (Table(f"examples-{place}", caption, EXAMPLES, rows),) if rows else ()
+def _sampled(given: Diagnosis, dump: DumpFacts) -> tuple[Block, ...]:
+    """How much was looked at token by token, where that is not the whole dump."""
+    if given.sequences is None or given.tokens is None or given.sequences >= dump.sequences:
+        return ()
+    looked = f"{counted(given.tokens, 'token')} of {counted(given.sequences, 'sequence')}"
+    return (Text(f"Looked at one by one: {looked}, of the {count(dump.sequences)} in the dump."),)
 
 
 def _listed(title: str, lines: list[str]) -> tuple[Block, ...]:
