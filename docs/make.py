@@ -6,8 +6,11 @@ import io
 import json
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from rich.console import Console
 
 from offpol_diag.analyze import analyze, examine
@@ -41,6 +44,7 @@ PRESET_HEADER = (
     "source",
 )
 COMPARED_LINES = 14
+DOCTOR_LINES = 20
 MADE = "<!-- Made by `python docs/make.py`; do not edit. -->\n\n"
 
 
@@ -185,11 +189,13 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def readme() -> str:
-    """The README, with what the first command really prints."""
-    readme = (HERE.parent / "README.md").read_text(encoding="utf-8")
-    before, start, rest = readme.partition("<!-- excerpt: made by `python docs/make.py` -->\n")
-    _, end, after = rest.partition("<!-- end of excerpt -->\n")
-    return f"{before}{start}{_excerpt()}{end}{after}"
+    """The README, with what the first commands really print."""
+    text = (HERE.parent / "README.md").read_text(encoding="utf-8")
+    for name, make in {"excerpt": _excerpt, "doctor": _doctor}.items():
+        before, start, rest = text.partition(f"<!-- {name}: made by `python docs/make.py` -->\n")
+        _, end, after = rest.partition(f"<!-- end of {name} -->\n")
+        text = f"{before}{start}{make()}{end}{after}"
+    return text
 
 
 def _excerpt() -> str:
@@ -199,19 +205,35 @@ def _excerpt() -> str:
     )
     two = found.summary()
     two = two.model_copy(update={"comparison": of_presets(found, two, "token_is")})
-    analyzed = _drawn(brief(sections(summary))[:2])
+    analyzed = _drawn(brief(sections(summary))[:3])
     compared = _drawn(sections(two)[:1])[:COMPARED_LINES]
-    lines = [
-        "```text",
+    return _printed(
         "$ offpol-diag analyze",
         *analyzed,
         "…",
         "$ offpol-diag compare --presets token_is,seq_mis",
         *compared,
         "…",
-        "```",
-    ]
-    return "\n".join(lines) + "\n"
+    )
+
+
+def _doctor() -> str:
+    """What is said of the sample with its trainer's column shifted by one token."""
+    with tempfile.TemporaryDirectory() as folder:
+        broken = Path(folder) / "shifted.parquet"
+        table = pq.read_table(sample())
+        place = table.schema.get_field_index("old_log_probs")
+        shifted = [row[1:] + row[-1:] for row in table.column(place).to_pylist()]
+        column = pa.array(shifted, table.field(place).type)
+        pq.write_table(table.set_column(place, table.field(place), column), broken)
+        summary = decided(analyze([str(broken)], device="cpu"))
+    (diagnosed,) = sections(summary, ("diagnosis",))
+    lines = _drawn([replace(diagnosed, title="")])[:DOCTOR_LINES]
+    return _printed("$ offpol-diag doctor shifted.parquet", *lines, "…")
+
+
+def _printed(*lines: str) -> str:
+    return "\n".join(("```text", *lines, "```")) + "\n"
 
 
 def _drawn(parts: Sequence[Section]) -> list[str]:

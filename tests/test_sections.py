@@ -14,7 +14,7 @@ from offpol_diag.render.terminal import BRIEF
 from offpol_diag.sections import SECTIONS, sections
 from offpol_diag.sections.crosswalk import ACROSS
 from offpol_diag.sections.where import finding
-from offpol_diag.summary import Location, Number, Recommendation, Skipped, Worst
+from offpol_diag.summary import Location, Number, Recommendation, Worst
 from tests.estimated import alignment, row
 
 OF_COMMANDS = ("comparison", "runs", "sweep")
@@ -75,9 +75,9 @@ def test_bytes_are_written_in_the_largest_unit_that_keeps_them_above_one():
     assert [size(0), size(1023), size(1024), size(3 * 1024**3)] == ["0 B", "1023 B", "1 KiB", "3 GiB"]
 
 
-def test_the_report_opens_with_the_verdict_and_every_section_has_its_own_id():
+def test_the_report_opens_with_the_diagnosis_and_every_section_has_its_own_id():
     ids = [one.id for one in sections(make_summary())]
-    assert ids[0] == "verdict"
+    assert ids[:1] == ["diagnosis"]
     assert ids == [one for one in SECTIONS if one not in OF_COMMANDS]
 
 
@@ -227,13 +227,6 @@ def test_the_configuration_is_shown_where_a_trainer_was_named():
 def test_a_decision_without_a_method_is_said_in_its_own_words(decision):
     given = recommendation().model_copy(update={"decision": decision, "method": None, "threshold": None})
     assert section("verdict", recommendation=given).blocks[0].label.lower() == decision
-
-
-def test_a_report_with_a_skipped_row_says_so_at_the_very_top():
-    skipped = Skipped(count=10, examples=["a.parquet, row 7: NaN in old_log_probs"])
-    first = section("verdict", dump=dump_facts(skipped=skipped)).blocks[0]
-    assert first.text.startswith("10 rows were skipped")
-    assert first.detail == ("a.parquet, row 7: NaN in old_log_probs",)
 
 
 def test_a_summary_with_the_bare_minimum_still_makes_a_report():

@@ -46,10 +46,16 @@ def test_no_line_is_wider_than_the_terminal(width: int) -> None:
     assert long == []
 
 
-def test_the_verdict_comes_first() -> None:
-    drawn = draw_sections(*brief(sections(make_summary())))
+def test_the_diagnosis_comes_first_and_the_verdict_after_it() -> None:
+    drawn = draw_sections(*brief(sections(make_summary()))).splitlines()
 
-    assert drawn.splitlines()[2].startswith("• token_is at upper 2: Use truncated token weights")
+    assert drawn[2].startswith("• Honest mismatch: the two engines disagree")
+    after = drawn.index("Verdict") + 1
+    assert drawn[after].startswith("• token_is at upper 2: Use truncated token weights")
+
+
+def test_a_section_without_a_title_begins_with_its_first_block() -> None:
+    assert draw_sections(Section("s", "", (Text("First."),))).splitlines() == ["First."]
 
 
 def test_a_summary_leaves_out_columns_from_the_right_and_names_them() -> None:

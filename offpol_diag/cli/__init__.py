@@ -14,6 +14,7 @@ import typer
 from offpol_diag.cli import defaults
 from offpol_diag.cli.analyze import analyze
 from offpol_diag.cli.compare import compare
+from offpol_diag.cli.doctor import doctor
 from offpol_diag.cli.exits import exit_codes
 from offpol_diag.cli.gate import gate
 from offpol_diag.cli.merge import merge
@@ -24,6 +25,7 @@ from offpol_diag.cli.sweep import sweep
 COMMANDS = (
     analyze,
     compare,
+    doctor,
     gate,
     merge,
     presets,
@@ -67,7 +69,8 @@ Version = Annotated[
 
 
 @app.callback(
-    epilog="Exit codes: 0 passed · 1 a gate failed · 2 could not say (bad arguments, bad dump, no data)."
+    epilog="Exit codes: 0 passed · 1 a gate failed, or doctor --strict found a bug · 2 could not say (bad "
+    "arguments, bad dump, no data)."
 )
 @exit_codes()
 def _root(context: typer.Context, version: Version = False) -> None:

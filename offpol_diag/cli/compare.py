@@ -93,14 +93,16 @@ def compare(
 
 
 def _drawn(summary: Summary) -> str:
-    """The comparison, without its charts."""
+    """The diagnosis and the comparison, without its charts."""
     from dataclasses import replace
 
     from offpol_diag.blocks import Figure
     from offpol_diag.sections import sections
 
-    (first,) = sections(summary, ("comparison", "runs"))
-    return drawn([replace(first, blocks=tuple(one for one in first.blocks if not isinstance(one, Figure)))])
+    parts = sections(summary, ("diagnosis", "comparison", "runs"))
+    return drawn(
+        [replace(one, blocks=tuple(b for b in one.blocks if not isinstance(b, Figure))) for one in parts]
+    )
 
 
 def _two(dump: Sequence[str] | None, as_one: bool) -> bool:

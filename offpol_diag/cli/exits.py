@@ -58,7 +58,8 @@ def terminator() -> Callable[[int, object], None]:
 def exit_codes() -> Iterator[None]:
     """Run a block; what it raises becomes a message on stderr and an exit code.
 
-    A failed gate is the only way to 1: a crash is 2, or CI would read it as a verdict.
+    A failed gate, and a bug found by `doctor --strict`, are the only ways to 1: a crash is 2, or CI would
+    read it as a verdict.
     """
     try:
         yield

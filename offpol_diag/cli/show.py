@@ -23,3 +23,12 @@ def drawn_report(summary: Summary, whole: bool = False) -> str:
     from offpol_diag.sections import sections
 
     return drawn(brief(sections(summary, BRIEF)), stack=whole)
+
+
+def drawn_diagnosis(summary: Summary) -> str:
+    """The diagnosis as stdout shows it, from its first sentence on."""
+    from dataclasses import replace
+
+    from offpol_diag.sections import sections
+
+    return drawn([replace(one, title="") for one in sections(summary, ("diagnosis",))])

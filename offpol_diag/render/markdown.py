@@ -12,7 +12,7 @@ from offpol_diag.sections import sections
 from offpol_diag.sections.gate import gate, report
 from offpol_diag.summary import Summary
 
-PARTS = ("comparison", "runs", "verdict", "numbers", "presets")
+PARTS = ("diagnosis", "comparison", "runs", "verdict", "numbers", "presets")
 """Sections that a pull request has room for."""
 
 ICONS: dict[Tone, str] = {"good": "✅", "warn": "⚠️", "bad": "❌", "info": "ℹ️"}
@@ -22,7 +22,7 @@ LIMIT = 60_000
 
 
 def render_markdown(summary: Summary) -> str:
-    """Gates, recommendation, headline numbers and presets; shorter than `LIMIT`."""
+    """Gates, diagnosis, recommendation, headline numbers and presets; shorter than `LIMIT`."""
     chosen = [_without_gates(section) for section in sections(summary, PARTS)]
     parts = [*_gate(summary), *chosen]
     pieces = ["# offpol-diag", *(piece for section in parts for piece in _section(section))]

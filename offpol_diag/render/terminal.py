@@ -62,6 +62,7 @@ def make_console() -> Console:
 
 
 BRIEF: Mapping[str, tuple[type[Block], ...]] = {
+    "diagnosis": (Text, Verdict),
     "comparison": (Text, Table),
     "runs": (Text, Verdict, Table),
     "verdict": (Text, Verdict, Code, Table),
@@ -136,7 +137,8 @@ def draw(sections: Sequence[Section], console: Console, stack: bool = True) -> s
     canvas = Canvas(console, stack, getattr(console, "whole", False))
     with console.capture() as drawn:
         for section in sections:
-            canvas.print(Line("\n") + Line(printable(section.title), style="bold underline"))
+            if section.title:
+                canvas.print(Line("\n") + Line(printable(section.title), style="bold underline"))
             for block in section.blocks:
                 DRAW[type(block)](block, canvas)
     return "".join(f"{disarmed(line.rstrip())}\n" for line in drawn.get().split("\n")[:-1])

@@ -7,6 +7,7 @@ from collections.abc import Callable, Container, Mapping
 from offpol_diag.blocks import Section
 from offpol_diag.sections.comparison import comparison
 from offpol_diag.sections.crosswalk import crosswalk
+from offpol_diag.sections.diagnosis import diagnosis
 from offpol_diag.sections.dump import dump
 from offpol_diag.sections.families import families
 from offpol_diag.sections.headline import headline
@@ -21,6 +22,7 @@ from offpol_diag.sections.worst import worst
 from offpol_diag.summary import Summary
 
 SECTIONS: Mapping[str, Callable[[Summary], Section | None]] = {
+    "diagnosis": diagnosis,
     "comparison": comparison,
     "runs": runs,
     "sweep": sweep,
@@ -37,7 +39,7 @@ SECTIONS: Mapping[str, Callable[[Summary], Section | None]] = {
 }
 """Id → how it is made, in reading order; None where the Summary holds nothing to say."""
 
-OF_TWO = frozenset({"runs", "made"})
+OF_TWO = frozenset({"diagnosis", "runs", "made"})
 """Where two runs were compared: what is said of one alone is in its own report."""
 
 

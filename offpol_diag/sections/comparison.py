@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from offpol_diag.better import DIRECTIONS
 from offpol_diag.blocks import Block, Cell, Section, Table, Text
 from offpol_diag.numerals import count
+from offpol_diag.sections.diagnosis import is_bug
 from offpol_diag.sections.drops import drops
 from offpol_diag.summary import Comparison, Number, PresetResult, Summary
 
@@ -46,10 +47,12 @@ def _tables(
         return (Text("None of these presets can be computed from this dump.", "warn"),)
     known, unknown = _metrics(judged)
     others = [name for name in judged if name in found.differences]
-    lines: list[tuple[Cell, ...]] = [("metric", *judged, "better")]
-    lines += [_row(metric, judged, found) for metric in known]
+    ranked = not is_bug(summary)
+    lines: list[tuple[Cell, ...]] = [("metric", *judged, *(("better",) if ranked else ()))]
+    lines += [_row(metric, judged, found, ranked) for metric in known]
     facts = f"{count(summary.dump.tokens)} tokens, {count(summary.dump.sequences)} sequences"
-    notes = (*((BETTER,) if others else ()), *_unknown(unknown))
+    note = BETTER if ranked else UNRANKED
+    notes = (*((note,) if others else ()), *_unknown(unknown))
     values = _table("comparison", f"{facts}; 95% intervals in brackets", lines, many, notes)
     return (values, *_differences(known, others, found, many))
 
@@ -58,6 +61,7 @@ BETTER = (
     "better: a preset is named where the interval of its difference from the next best excludes 0, and "
     "undecided stands where it does not; without intervals the values decide."
 )
+UNRANKED = "No preset is called better while the diagnosis is a bug: fix the bug first."
 PAIRED = (
     "What two presets share cancels within a replicate, so these intervals are usually narrower than those "
     "of the numbers themselves. Differences of shares are in percentage points."
@@ -109,7 +113,9 @@ def _has_value(result: PresetResult, metric: str) -> bool:
     return number is not None and (number.value is not None or number.log10 is not None)
 
 
-def _row(metric: str, judged: Mapping[str, PresetResult], found: Comparison) -> tuple[Cell, ...]:
+def _row(
+    metric: str, judged: Mapping[str, PresetResult], found: Comparison, ranked: bool
+) -> tuple[Cell, ...]:
     absent = Number(unknown="not computed for this preset")
     numbers = [result.metrics.get(metric, absent) for result in judged.values()]
-    return (metric, *numbers, found.better.get(metric, "–"))
+    return (metric, *numbers, *((found.better.get(metric, "–"),) if ranked else ()))

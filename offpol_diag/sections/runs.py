@@ -43,12 +43,7 @@ def _detail(summary: Summary, found: Against) -> tuple[str, ...]:
         f"({found.correction}): were nothing different, the chance of naming anything is "
         f"{say_value(found.level, 'share')} at most."
     )
-    verdicts = [
-        f"{run}: {one.headline}"
-        for run, one in (("A", summary.diagnosis), ("B", found.b.diagnosis))
-        if one is not None
-    ]
-    return (names, found.pairing.sentence, *([corrected] if found.tested else []), *verdicts)
+    return (names, found.pairing.sentence, *([corrected] if found.tested else []))
 
 
 def named(dump: DumpFacts) -> str:

@@ -1,20 +1,13 @@
-"""First of all: what to do, why, and whether the numbers can be trusted."""
+"""What to do and why, and what was asked of the gate."""
 
 from __future__ import annotations
 
 from offpol_diag.blocks import Block, Section, Table, Text, Tone, Verdict
-from offpol_diag.numerals import count, say
+from offpol_diag.numerals import say
 from offpol_diag.sections.advice import advice, weights
+from offpol_diag.sections.diagnosis import is_bug
 from offpol_diag.sections.gate import report
-from offpol_diag.summary import (
-    Cause,
-    Diagnosis,
-    Fired,
-    Number,
-    Numbers,
-    Recommendation,
-    Summary,
-)
+from offpol_diag.summary import Fired, Number, Numbers, Recommendation, Summary
 from offpol_diag.tuning import command
 
 DECISION_TONES: dict[str, Tone] = {
@@ -25,34 +18,30 @@ DECISION_TONES: dict[str, Tone] = {
     "not enough data": "warn",
 }
 
-DIAGNOSES: dict[str, tuple[str, Tone]] = {
-    "healthy": ("Healthy", "good"),
-    "honest_mismatch": ("Honest mismatch", "info"),
-    "bug": ("Bug", "bad"),
-    "cannot_tell": ("Cannot tell", "warn"),
-}
+FIX_FIRST = Verdict(
+    "Fix the bug first",
+    "No correction mends numbers that are logged wrongly, and one may make things worse.",
+    "bad",
+)
+"""All that is said of corrections while the diagnosis is a bug."""
 
 ALERTS = "Numbers stand where a source, named below, warns of them."
 
 
 def verdict(summary: Summary) -> Section:
-    """The decision, its evidence, the diagnosis and the gates."""
+    """The decision, its evidence, the alerts and the gates; nothing is ranked while there is a bug."""
     blocks = (
-        *_skipped(summary),
-        *(_recommendation(summary.recommendation, summary) if summary.recommendation else _silent()),
-        *(_diagnosis(summary.diagnosis) if summary.diagnosis else ()),
+        *_advice(summary),
         *((report(summary.gates),) if summary.gates else ()),
     )
     return Section("verdict", "Verdict", blocks)
 
 
-def _skipped(summary: Summary) -> tuple[Block, ...]:
-    skipped = summary.dump.skipped
-    if not skipped.count:
-        return ()
-    rows = "1 row was" if skipped.count == 1 else f"{count(skipped.count)} rows were"
-    text = f"{rows} skipped as bad; no number below covers them."
-    return (Verdict("Skipped rows", text, "warn", tuple(skipped.examples)),)
+def _advice(summary: Summary) -> tuple[Block, ...]:
+    given = summary.recommendation
+    if is_bug(summary):
+        return (FIX_FIRST, *_alerts(_alerted(given), summary.metrics))
+    return _recommendation(given, summary) if given else _silent()
 
 
 def _silent() -> tuple[Block, ...]:
@@ -71,14 +60,18 @@ def _recommendation(given: Recommendation, summary: Summary) -> tuple[Block, ...
     )
     head = Verdict(_decision(given), given.sentence, DECISION_TONES[given.decision], why)
     others = [fired for fired in given.fired if fired not in deciding]
-    alerts = [fired for fired in others if fired.level == "alert"]
     return (
         head,
         *weights(given),
         *advice(given, summary.alignment),
-        *_alerts(alerts, metrics),
+        *_alerts(_alerted(given), metrics),
         *_also([fired for fired in others if fired.level != "alert"], metrics),
     )
+
+
+def _alerted(given: Recommendation | None) -> list[Fired]:
+    fired = given.fired if given else []
+    return [one for one in fired if one.level == "alert"]
 
 
 def _runner_up(given: Recommendation) -> str:
@@ -119,7 +112,7 @@ def _saw(fired: Fired, metrics: Numbers) -> str:
 
 
 def _alerts(fired: list[Fired], metrics: Numbers) -> tuple[Block, ...]:
-    """One row each: there may be many, and the diagnosis comes after them."""
+    """One row each: there may be many."""
     label = "1 alert" if len(fired) == 1 else f"{len(fired)} alerts"
     rows = tuple((one.sentence, _saw(one, metrics) or "–", one.source or "–") for one in fired)
     table = Table("alerts", "What each alert saw, and who warns of it", ("alert", "it saw", "source"), rows)
@@ -140,26 +133,3 @@ def _number(name: str, value: float | None, metrics: Numbers) -> Number:
         if metric and metric.value == value
         else Number(value=value, unit=metric.unit if metric else "")
     )
-
-
-def _diagnosis(given: Diagnosis) -> tuple[Block, ...]:
-    label, tone = DIAGNOSES[given.verdict]
-    return (
-        Verdict(f"Diagnosis: {label}", given.headline, tone),
-        *(_cause(place, cause) for place, cause in enumerate(given.causes, 1)),
-        *_listed("Ruled out", given.ruled_out),
-        *_listed("Cannot be decided from this dump", given.undecidable),
-    )
-
-
-def _cause(place: int, cause: Cause) -> Verdict:
-    detail = (
-        f"Evidence: {cause.statistic}",
-        cause.confirm and f"To confirm: {cause.confirm}",
-        cause.fix and f"Fix: {cause.fix}",
-    )
-    return Verdict(f"Cause {place}: {cause.id}", cause.statement, "info", tuple(filter(None, detail)))
-
-
-def _listed(title: str, lines: list[str]) -> tuple[Block, ...]:
-    return (Text(f"{title}: {'; '.join(line.rstrip('.') for line in lines)}."),) if lines else ()

@@ -1,0 +1,143 @@
+"""Is it a bug or honest mismatch: one sentence, the causes with their evidence, and what is not known."""
+
+from __future__ import annotations
+
+from offpol_diag.blocks import Block, Section, Text, Tone, Verdict
+from offpol_diag.numerals import count, counted, say, say_value
+from offpol_diag.summary import After, Cause, Diagnosis, DumpFacts, Number, Numbers, Summary
+
+DIAGNOSES: dict[str, tuple[str, Tone]] = {
+    "healthy": ("Healthy", "good"),
+    "honest_mismatch": ("Honest mismatch", "info"),
+    "bug": ("Bug", "bad"),
+    "cannot_tell": ("Cannot tell", "warn"),
+}
+KINDS: dict[str, Tone] = {"bug": "bad", "honest": "info"}
+
+
+def diagnosis(summary: Summary) -> Section | None:
+    """The diagnosis of the dump, with what was skipped, or of both runs; None where there is neither."""
+    own = summary.diagnosis, summary.dump, summary.metrics
+    other = summary.against
+    if other is None:
+        told = _blocks(*own)
+        blocks = (*told[:1], *_skipped(summary), *told[1:])
+    else:
+        theirs = {one.name: one.b for one in other.contrasts}
+        blocks = (*_blocks(*own, "A: "), *_blocks(other.b.diagnosis, other.b.dump, theirs, "B: "))
+    return Section("diagnosis", "Diagnosis", blocks) if blocks else None
+
+
+def is_bug(summary: Summary) -> bool:
+    """Whether the log-probs are logged wrongly, so that no correction may be ranked."""
+    return summary.diagnosis is not None and summary.diagnosis.verdict == "bug"
+
+
+def _skipped(summary: Summary) -> tuple[Block, ...]:
+    skipped = summary.dump.skipped
+    if not skipped.count:
+        return ()
+    rows = "1 row was" if skipped.count == 1 else f"{count(skipped.count)} rows were"
+    text = f"{rows} skipped as bad; no number here covers them."
+    return (Verdict("Skipped rows", text, "warn", tuple(skipped.examples)),)
+
+
+def _blocks(given: Diagnosis | None, dump: DumpFacts, metrics: Numbers, run: str = "") -> tuple[Block, ...]:
+    """The sentence with the cause that it names, the other causes, and what was looked for in vain."""
+    if given is None:
+        return ()
+    label, tone = DIAGNOSES[given.verdict]
+    blocks: list[Block] = []
+    head: tuple[str, ...] = ()
+    for place, cause in enumerate(given.causes, 1):
+        detail = _detail(cause, given, metrics)
+        if place == 1 and given.headline.startswith(cause.statement):
+            head = (f"Cause: {cause.id}", *detail)
+        else:
+            blocks.append(Verdict(f"Cause {place}, {cause.id}", cause.statement, KINDS[cause.kind], detail))
+    return (
+        Verdict(f"{run}{label}", _clause(given.headline), tone, head),
+        *blocks,
+        *_sampled(given, dump),
+        *_listed("Ruled out", given.ruled_out),
+        *_listed("Cannot be decided from this dump", given.undecidable),
+    )
+
+
+def _clause(text: str) -> str:
+    """A sentence as it goes on after a colon: its first word in lower case, unless it is a symbol."""
+    word = text.partition(" ")[0].rstrip(",:;").replace("-", "")
+    plain = word.isalpha() and word[0].isupper() and (len(word) == 1 or word[1:].islower())
+    return text[0].lower() + text[1:] if plain else text
+
+
+def _detail(cause: Cause, given: Diagnosis, metrics: Numbers) -> tuple[str, ...]:
+    detail = (
+        f"{'Counted' if cause.exact else 'Evidence'}: {cause.statistic}",
+        cause.violates and f"Violates: {cause.violates}",
+        _found(cause, given),
+        _examples(cause),
+        cause.confirm and f"To confirm: {cause.confirm}",
+        cause.fix and f"Fix: {cause.fix}",
+        cause.after and _after(cause.after, metrics),
+    )
+    return tuple(line for line in detail if line)
+
+
+def _found(cause: Cause, given: Diagnosis) -> str:
+    """Where it was found, and how much of it among what was looked at."""
+    concerned = (
+        f"{_of(cause.tokens, given.tokens)} tokens" if cause.tokens is not None else "",
+        f"{_of(cause.sequences, given.sequences)} sequences" if cause.sequences is not None else "",
+    )
+    said = "; ".join(part for part in (cause.where, *concerned) if part)
+    return said and f"Where: {said}"
+
+
+def _of(some: int, whole: int | None) -> str:
+    if whole is None:
+        return count(some)
+    return f"all {count(some)}" if some == whole else f"{count(some)} of {count(whole)}"
+
+
+def _examples(cause: Cause) -> str:
+    said = "; ".join(
+        f"sequence {one.sequence_id}, position {one.position}: log π_rollout "
+        f"{say_value(one.rollout_log_prob)}, log π_train {say_value(one.train_log_prob)}"
+        for one in cause.examples
+    )
+    return said and f"Examples: {said}"
+
+
+def _after(after: After, metrics: Numbers) -> str:
+    """K3, E[r] and ESS, as logged and with the cause undone."""
+    sign = "≈ " if after.approximate else ""
+    pairs = (
+        ("K3", "k3", after.k3, "nats"),
+        ("E[r]", "mean_ratio", after.mean_ratio, ""),
+        ("ESS", "ess_tokens", after.ess_tokens, "fraction"),
+    )
+    numbers = ", ".join(
+        f"{name} {_before(short, metrics)}{sign}{say_value(value, unit)}"
+        for name, short, value, unit in pairs
+    )
+    return f"After the fix, {after.what}: {numbers} (over {counted(after.tokens, 'token')})"
+
+
+def _before(short: str, metrics: Numbers) -> str:
+    """The value as logged, of the main drift, with an arrow behind it."""
+    known = (metrics.get(name, Number()) for name in (short, f"total.{short}"))
+    value = next((one for one in known if one.value is not None or one.log10 is not None), None)
+    return f"{say(value.model_copy(update={'interval': None, 'note': None}))} → " if value else ""
+
+
+def _sampled(given: Diagnosis, dump: DumpFacts) -> tuple[Block, ...]:
+    """How much was looked at token by token, where that is not the whole dump."""
+    if given.sequences is None or given.tokens is None or given.sequences >= dump.sequences:
+        return ()
+    looked = f"{counted(given.tokens, 'token')} of {counted(given.sequences, 'sequence')}"
+    return (Text(f"Looked at one by one: {looked}, of the {count(dump.sequences)} in the dump."),)
+
+
+def _listed(title: str, lines: list[str]) -> tuple[Block, ...]:
+    return (Text(f"{title}: {'; '.join(line.rstrip('.') for line in lines)}."),) if lines else ()

@@ -1,0 +1,311 @@
+"""`offpol-diag doctor`, and how a diagnosis is shown everywhere."""
+
+import io
+
+import numpy as np
+import pytest
+from estimated import alignment
+from factory import dump_facts, make_comparison, make_summary, recommendation
+from rich.console import Console
+from typer.testing import CliRunner
+
+from offpol_diag import summary as results
+from offpol_diag.blocks import Figure, Table, Verdict
+from offpol_diag.cli import app
+from offpol_diag.render.html import render_html
+from offpol_diag.render.markdown import render_markdown
+from offpol_diag.render.terminal import brief, render_terminal
+from offpol_diag.sections import sections
+from offpol_diag.summary import After, Cause, Diagnosis, Example, Number, Skipped
+from offpol_diag.writer import DumpWriter
+
+SHIFTED = Cause(
+    id="off_by_one",
+    statement="The rollout column is shifted by one token.",
+    statistic="the columns correlate 1.00 one token apart and 0.22 in place",
+    violates="both columns are about the same sampled token",
+    exact=True,
+    where="engine = 3",
+    tokens=1200,
+    sequences=60,
+    examples=[Example(sequence_id="p-1/s-<2>", position=7, rollout_log_prob=-0.5, train_log_prob=-4.25)],
+    confirm="shift one column and look whether K3 falls",
+    fix="slice rollout_log_probs[:, 1:]",
+    after=After(what="with the shift undone", k3=4e-4, mean_ratio=1.001, ess_tokens=0.99, tokens=1140),
+)
+STALE = Cause(
+    id="stale",
+    kind="honest",
+    statement="Stale weights.",
+    statistic="K3 at lag 2 is 0.05",
+    fix="sync more often",
+)
+BUG = Diagnosis(
+    verdict="bug",
+    headline=SHIFTED.statement,
+    causes=[SHIFTED, STALE],
+    ruled_out=["permuted rows"],
+    undecidable=["special tokens: needs the column token_ids"],
+    sequences=64,
+    tokens=2000,
+)
+HONEST = Diagnosis(verdict="honest_mismatch", headline="The two engines disagree.")
+
+
+def section(summary, name="diagnosis"):
+    return next(one for one in sections(summary) if one.id == name)
+
+
+def verdicts(summary, name="diagnosis"):
+    return [one for one in section(summary, name).blocks if isinstance(one, Verdict)]
+
+
+def drawn(parts, width=100):
+    console = Console(file=io.StringIO(), width=width, highlight=False, markup=False, emoji=False)
+    render_terminal(parts, console)
+    return console.file.getvalue()
+
+
+# ---------------------------------------------------------------- what is said of a diagnosis
+
+
+@pytest.mark.parametrize(
+    ("verdict", "headline", "label", "said"),
+    [
+        ("bug", "The rollout column is shifted.", "Bug", "the rollout column is shifted."),
+        ("bug", "A log-prob is positive.", "Bug", "a log-prob is positive."),
+        ("honest_mismatch", "Numerics: two engines.", "Honest mismatch", "numerics: two engines."),
+        ("healthy", "K3 is small.", "Healthy", "K3 is small."),
+        ("cannot_tell", "E[r] = 0.9: too few.", "Cannot tell", "E[r] = 0.9: too few."),
+        ("cannot_tell", "12 tokens are too few.", "Cannot tell", "12 tokens are too few."),
+    ],
+)
+def test_the_first_block_of_all_is_the_verdict_in_one_sentence(verdict, headline, label, said):
+    summary = make_summary(diagnosis=Diagnosis(verdict=verdict, headline=headline))
+
+    first = sections(summary)[0].blocks[0]
+    assert (first.label, first.text) == (label, said)
+
+
+def test_the_cause_that_the_sentence_names_is_not_said_twice():
+    first, other = verdicts(make_summary(diagnosis=BUG))
+
+    assert first.detail[0] == "Cause: off_by_one"
+    assert (other.label, other.text, other.tone) == ("Cause 2, stale", "Stale weights.", "info")
+
+
+def test_a_cause_comes_with_its_evidence_in_order():
+    first, *_ = verdicts(make_summary(diagnosis=BUG))
+
+    assert [line.partition(":")[0] for line in first.detail] == [
+        "Cause",
+        "Counted",
+        "Violates",
+        "Where",
+        "Examples",
+        "To confirm",
+        "Fix",
+        "After the fix, with the shift undone",
+    ]
+    assert "Where: engine = 3; 1,200 of 2,000 tokens; 60 of 64 sequences" in first.detail
+
+
+def test_what_was_estimated_is_called_evidence_and_empty_parts_are_left_out():
+    _, other = verdicts(make_summary(diagnosis=BUG))
+    assert other.detail == ("Evidence: K3 at lag 2 is 0.05", "Fix: sync more often")
+
+
+def test_the_numbers_after_the_fix_stand_beside_those_before():
+    first, *_ = verdicts(make_summary(diagnosis=BUG))
+    assert first.detail[-1] == (
+        "After the fix, with the shift undone: K3 2.03e-3 → 4e-4, E[r] 1 → 1.001, "
+        "ESS 99.54% → 99% (over 1,140 tokens)"
+    )
+
+
+def test_an_approximate_repair_says_so_and_a_dump_of_two_policies_has_the_total_before():
+    after = SHIFTED.after.model_copy(update={"approximate": True})
+    seen = BUG.model_copy(update={"causes": [SHIFTED.model_copy(update={"after": after})]})
+    metrics = {"k3": Number(unknown="no π_old"), "total.k3": Number(value=0.5, note="a few tokens decide it")}
+    last = verdicts(make_summary(diagnosis=seen, metrics=metrics, by={}))[0].detail[-1]
+
+    assert "K3 0.5 → ≈ 4" in last
+    assert "E[r] ≈ 1.001" in last
+
+
+def test_examples_name_sequence_position_and_both_log_probs():
+    first, *_ = verdicts(make_summary(diagnosis=BUG))
+    said = "Examples: sequence p-1/s-<2>, position 7: log π_rollout -0.5, log π_train -4.25"
+    assert said in first.detail
+
+
+@pytest.mark.parametrize(("sequences", "said"), [(64, True), (5120, False)])
+def test_where_only_a_part_was_looked_at_it_says_so(sequences, said):
+    seen = HONEST.model_copy(update={"sequences": sequences, "tokens": 2000})
+    texts = [one.text for one in section(make_summary(diagnosis=seen)).blocks]
+    part = "Looked at one by one: 2,000 tokens of 64 sequences, of the 5,120 in the dump."
+    assert (part in texts) is said
+
+
+def test_what_was_ruled_out_and_what_cannot_be_decided_come_last():
+    *_, out, open_ = section(make_summary(diagnosis=BUG)).blocks
+    assert out.text == "Ruled out: permuted rows."
+    assert open_.text == "Cannot be decided from this dump: special tokens: needs the column token_ids."
+
+
+@pytest.mark.parametrize(("diagnosis", "before"), [(HONEST, ["Honest mismatch"]), (None, [])])
+def test_skipped_rows_are_told_right_after_the_sentence(diagnosis, before):
+    skipped = dump_facts(skipped=Skipped(count=10, examples=["a.parquet, row 7: NaN"]))
+    *first, last = verdicts(make_summary(diagnosis=diagnosis, dump=skipped))
+
+    assert [one.label for one in first] == before
+    assert last.text.startswith("10 rows were skipped")
+    assert last.detail == ("a.parquet, row 7: NaN",)
+
+
+def test_without_a_diagnosis_there_is_no_such_section():
+    assert "diagnosis" not in [one.id for one in sections(make_summary(diagnosis=None))]
+
+
+def test_page_and_pull_request_and_terminal_open_with_it():
+    summary = make_summary(diagnosis=BUG, gates=[])
+    page, text = render_html(summary), render_markdown(summary)
+
+    for shown in (page, text, drawn(brief(sections(summary)))):
+        sentence = shown.index("the rollout column is shifted by one token.")
+        assert sentence < shown.index("Fix the bug first")
+    assert "p-1/s-&lt;2>" in text
+    assert "p-1/s-<2>" not in page
+
+
+# ---------------------------------------------------------------- nothing is ranked beside a bug
+
+
+def test_while_it_is_a_bug_no_method_is_recommended_or_ranked():
+    given = recommendation().model_copy(update={"numbers": {"token TIS": {"k3": Number(value=0.1)}}})
+    summary = make_summary(diagnosis=BUG, recommendation=given, alignment=alignment())
+    blocks = section(summary, "verdict").blocks
+
+    assert (blocks[0].label, blocks[0].detail) == ("Fix the bug first", ())
+    assert [one.id for one in blocks if isinstance(one, Table | Figure)] == ["alerts", "gates"]
+    assert "Runner-up" not in drawn(brief(sections(summary)))
+
+
+def test_alerts_stay_while_it_is_a_bug():
+    assert [one.label for one in verdicts(make_summary(diagnosis=BUG), "verdict")] == [
+        "Fix the bug first",
+        "1 alert",
+    ]
+
+
+def test_without_a_bug_the_ranking_is_there():
+    tables = section(make_summary(diagnosis=HONEST, alignment=alignment()), "verdict").blocks
+    assert "candidates" in [one.id for one in tables if isinstance(one, Table)]
+
+
+@pytest.mark.parametrize(("diagnosis", "better"), [(BUG, False), (HONEST, True)])
+def test_presets_side_by_side_are_not_ranked_beside_a_bug(diagnosis, better):
+    summary = make_summary(diagnosis=diagnosis, comparison=make_comparison())
+    (table,) = [
+        one for one in section(summary, "comparison").blocks if getattr(one, "id", "") == "comparison"
+    ]
+
+    assert (table.header[-1] == "better") is better
+    assert any("fix the bug first" in note for note in table.notes) is not better
+    assert {len(row) for row in table.rows} == {len(table.header)}
+
+
+# ---------------------------------------------------------------- the command
+
+
+def test_of_two_runs_each_has_its_diagnosis_before_the_comparison(dumps):
+    ran = run("compare", dumps / "honest.parquet", dumps / "broken.parquet", "-q")
+
+    a, b = (ran.stdout.index(one) for one in (" A: ", "✗ B: Bug: "))
+    assert a < b < ran.stdout.index("Run A against run B")
+
+
+def test_presets_side_by_side_come_after_the_diagnosis(dumps):
+    ran = run("compare", dumps / "broken.parquet", "--presets", "token_is,seq_mis", "-q")
+    assert ran.stdout.index("✗ Bug: ") < ran.stdout.index("Presets side by side")
+
+
+def run(*args):
+    return CliRunner().invoke(app, [str(one) for one in args])
+
+
+@pytest.fixture(scope="module")
+def dumps(tmp_path_factory):
+    """An honest dump, and one whose trainer logs positive values."""
+    folder = tmp_path_factory.mktemp("doctor")
+    draw = np.random.default_rng(0)
+    lengths = draw.integers(5, 60, 96)
+    rollout = [-draw.exponential(0.5, n) - 0.2 for n in lengths]
+    old = [np.minimum(one + draw.normal(0, 0.03, len(one)), 0) for one in rollout]
+    broken = [np.where(np.arange(len(one)) % 7 == 0, 0.5, one) for one in old]
+    for name, column in (("honest", old), ("broken", broken)):
+        with DumpWriter(folder / f"{name}.parquet") as writer:
+            writer.write(
+                rollout_log_probs=rollout, old_log_probs=column, group_id=np.arange(96) // 4, engine=1
+            )
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_first_line_is_the_verdict_and_nothing_is_written(dumps, empty_folder):
+    ran = run("doctor", dumps / "broken.parquet", "-q")
+
+    assert ran.exit_code == 0
+    assert ran.stdout.startswith("✗ Bug: ")
+    assert list(empty_folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(("name", "code"), [("broken", 1), ("honest", 0)])
+def test_strict_fails_on_a_bug_and_on_nothing_else(dumps, name, code):
+    assert run("doctor", dumps / f"{name}.parquet", "-q", "--strict").exit_code == code
+
+
+def test_the_result_has_a_diagnosis_and_no_presets_and_no_recommendation(dumps):
+    ran = run("doctor", dumps / "broken.parquet", "-q", "--json", "-", "--group-by", "engine")
+
+    found = results.loads(ran.stdout, "stdout")
+    assert (found.run.command, found.diagnosis.verdict) == ("doctor", "bug")
+    assert (found.presets, found.recommendation) == ({}, None)
+    assert "engine" in found.by
+
+
+def test_every_form_is_written_where_asked_also_when_it_fails(dumps, empty_folder):
+    ran = run(
+        "doctor", dumps / "broken.parquet", "--strict", "--html", "d.html", "--md", "d.md", "--json", "d.json"
+    )
+
+    assert ran.exit_code == 1
+    assert sorted(one.name for one in empty_folder.iterdir()) == ["d.html", "d.json", "d.md"]
+    assert "**Bug**" in (empty_folder / "d.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["nowhere.parquet", "--strict"], "nowhere.parquet"),
+        (["--workers", "0"], "--workers"),
+        (["--device", "abacus"], "abacus"),
+        (["--columns", "rollout"], "names no column"),
+        (["--json", "-", "--md", "-"], "stdout"),
+        (["--html", "no/such/d.html"], "directory does not exist"),
+    ],
+)
+def test_bad_input_is_refused_with_a_hint(dumps, args, words):
+    given = args if args[0].endswith(".parquet") else [dumps / "honest.parquet", *args]
+    ran = run("doctor", *given, "-q")
+
+    assert ran.exit_code == 2
+    assert ran.stderr.startswith("error: ")
+    assert words in ran.stderr
+    assert "\nhint: " in ran.stderr
+    assert "Traceback" not in ran.stderr
