@@ -13,6 +13,10 @@ QUANTISED = ("fp8", "float8", "e4m3", "e5m2", "int8", "int4", "w8a8", "w4a16", "
 """Words of provenance that say that the engine's weights were quantised."""
 
 
+STALE = 0.16
+"""Scale of Δ/(1 − q) above which weights of another step are likelier than quantised ones of the same."""
+
+
 @dataclass(frozen=True)
 class Body:
     """The shape of Δ over 1 − q, by which noise of logits moves a log-prob.
@@ -85,9 +89,14 @@ def stale(rows: Rows, moved: float | None) -> Found | None:
 def frozen(rows: Rows) -> Found | None:
     """Find a mismatch that grows with the training step from the engine's own level."""
     steps = _sizes(rows, "step")
-    if len(steps) < 4:
-        return None
     sizes = np.array(list(steps.values()))
+    if len(steps) < 4:
+        rising = len(steps) > 1 and (np.diff(sizes) > 0).all() and sizes[-1] > 1.5 * sizes[0]
+        if not rising or body(rows).scale < STALE:
+            return None
+        every = np.ones(rows.tokens, bool), np.ones(rows.sequences, bool)
+        times = f"{sizes[-1] / max(sizes[0], 1e-8):.2g}"
+        return Found("frozen_sync", _text(steps, "step"), *every, None, {"times": times})
     third = max(1, len(sizes) // 3)
     first, last = float(np.median(sizes[:third])), float(np.median(sizes[-third:]))
     ranks = np.argsort(np.argsort(sizes))
@@ -102,7 +111,7 @@ def frozen(rows: Rows) -> Found | None:
 def outliers(rows: Rows) -> Found | None:
     """Find a tight body of tokens and a few far ones that carry the mismatch."""
     seen = body(rows)
-    if seen.scale > 0.03 or not 0.001 < seen.tail < 0.08 or seen.share < 0.85:
+    if seen.scale > 0.045 or not 0.001 < seen.tail < 0.08 or seen.share < 0.8:
         return None
     statistic = (
         f"{percent(seen.tail)} of the uncertain tokens lie beyond 8 times the usual |Δ|/(1 − q) of {seen.scale:.2g} and "
@@ -116,10 +125,14 @@ def broad(rows: Rows, provenance: dict[str, object]) -> Found:
     """Name numerics by their size: quantised weights move every token by more than rounding does."""
     seen = body(rows)
     said = " ".join(str(value) for value in provenance.values()).lower()
-    quantised = any(word in said for word in QUANTISED) or seen.scale > 0.04
+    quantised = any(word in said for word in QUANTISED)
     every = np.ones(rows.tokens, bool), np.ones(rows.sequences, bool)
     statistic = f"|Δ|/(1 − q) is {seen.scale:.2g} for a usual token (robust standard deviation)"
-    return Found("quantized_rollout" if quantised else "numerics", statistic, *every, None)
+    sizes = (("numerics", 0.04), ("quantized_rollout", STALE), ("stale", np.inf))
+    in_sync = {value for value in rows.column("policy_lag") if value is not None} == {0}
+    quantised |= in_sync and seen.scale > sizes[0][1]
+    cause = "quantized_rollout" if quantised else next(name for name, most in sizes if seen.scale <= most)
+    return Found(cause, statistic, *every, None)
 
 
 def levels(x: Floats) -> Floats:

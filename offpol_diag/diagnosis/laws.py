@@ -54,6 +54,7 @@ class Fitted:
     power: float
     rest: float
     explained: float
+    likely: bool
     sure: bool
 
 
@@ -70,7 +71,7 @@ def fit_temperature(rows: Rows, most: int = 6_000) -> Fitted:
     q, p = rows.q[::step], rows.p[::step]
     some = (q > -12) & (q < -1e-3)
     if some.sum() < 100:
-        return Fitted(1.0, 1.0, 0.0, False)
+        return Fitted(1.0, 1.0, 0.0, False, False)
     q, p = q[some], p[some]
 
     def off(power: float, rest: float) -> float:
@@ -85,7 +86,13 @@ def fit_temperature(rows: Rows, most: int = 6_000) -> Fitted:
         np.abs(rows.p - tempered(rows.q, power, rest)), 1.0
     )
     gain = estimate(rows, every)
-    return Fitted(float(power), rest, 1 - least / none if none > 0 else 0.0, gain.off(0.0) > 0)
+    return Fitted(
+        float(power),
+        rest,
+        1 - least / none if none > 0 else 0.0,
+        gain.errors_from(0.0) > 4,
+        gain.off(0.0) > 0,
+    )
 
 
 def sampling(rows: Rows) -> Found | None:
@@ -99,7 +106,8 @@ def sampling(rows: Rows) -> Found | None:
     if edge is not None:
         return edge
     fitted = fit_temperature(rows)
-    clear = fitted.explained > 0.3 and fitted.sure and abs(np.log(fitted.power)) > 0.02
+    plain = fitted.explained > 0.3 and fitted.likely
+    clear = (plain or (fitted.explained > 0.08 and fitted.sure)) and abs(np.log(fitted.power)) > 0.02
     negative = seen.k1.off(0) < 0 and seen.k1.value < -1e-5
     if clear or negative:
         raw = seen.k1.value < 0

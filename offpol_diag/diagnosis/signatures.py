@@ -352,8 +352,11 @@ def _breaks(rows: Rows) -> Breaks:
         inside, outside = size[begin : end + 1], np.concatenate((size[:begin], size[end + 1 :]))
         if len(inside) < 5 or len(outside) < 4:
             continue
-        if inside.mean() > 6 * outside.mean() + 0.1 and against_chance(rows, a + begin, a + end + 1) > CHANCE:
-            on = len(size) - end - 1 < 6 or against_chance(rows, a + begin, b) > CHANCE
+        chance = against_chance(rows, a + begin, a + end + 1)
+        to_end = len(size) - end - 1 < 6
+        quiet = np.quantile(outside, 0.95) < 0.15 and inside.mean() > 20 * outside.mean() and len(inside) >= 8
+        if inside.mean() > 6 * outside.mean() + 0.1 and chance > (0.5 if quiet and to_end else CHANCE):
+            on = to_end or against_chance(rows, a + begin, b) > CHANCE
             at[i], until[i], broken[i] = begin, len(size) if on else end + 1, True
     return Breaks(at, until, broken)
 
@@ -437,6 +440,9 @@ def boundaries(rows: Rows) -> Found | None:
         if many < 8:
             continue
         mean, share = float(rows.size[at].mean()), float(np.mean(rows.size[at] > far))
+        near = (rows.index > 0) & (rows.index < 4) & interior
+        if name == "the first token" and near.any() and rows.size[near].mean() > max(4 * usual, 0.2):
+            continue  # no single token: what follows differs too
         if (
             share * many >= 5
             and share > max(0.1, min(12 * base, 0.5))
@@ -458,6 +464,26 @@ def boundaries(rows: Rows) -> Found | None:
     return None
 
 
+def _usual(rows: Rows) -> Floats:
+    """Median of |Δ| among tokens of about the same probability, [T]: rare tokens differ more, whatever they are."""
+    edges = np.quantile(rows.q, np.linspace(0, 1, 13)[1:-1])
+    cell = np.searchsorted(edges, rows.q)
+    medians = np.array(
+        [np.median(rows.size[cell == k]) if (cell == k).any() else 0.0 for k in range(len(edges) + 1)]
+    )
+    return np.asarray(medians[cell])
+
+
+def edges(rows: Rows) -> tuple[Ints, Ints]:
+    """Distance of each token from the first and from the last of its run of unmasked tokens, [T] each."""
+    new = np.ones(rows.tokens + 1, bool)
+    new[1:-1] = (np.diff(rows.position) != 1) | (rows.index[1:] == 0)
+    at = np.flatnonzero(new)
+    which = np.cumsum(new[:-1]) - 1
+    place = np.arange(rows.tokens)
+    return place - at[which], at[which + 1] - 1 - place
+
+
 def special_tokens(rows: Rows) -> Found | None:
     """Find a few token ids that carry the mismatch wherever they stand."""
     if rows.ids is None:
@@ -469,6 +495,7 @@ def special_tokens(rows: Rows) -> Found | None:
     far = _outliers(rows)
     share = np.bincount(which, rows.size > min(far, 0.5)) / many
     order = np.argsort(-np.where(many >= 5, mean, 0))
+    usual = np.bincount(which, _usual(rows)) / many
     worst: list[int] = []
     for at in order[:8]:
         rest = np.delete(np.arange(len(values)), [*worst, at])
@@ -479,7 +506,7 @@ def special_tokens(rows: Rows) -> Found | None:
         nearly_all = (
             share[at] > 0.9 and mean[at] > 3 * others and share[rest] @ many[rest] < 0.15 * many[rest].sum()
         )
-        if many[at] >= 5 and mean[at] > 0.15 and (beyond or nearly_all):
+        if many[at] >= 5 and mean[at] > max(0.15, 4 * usual[at]) and (beyond or nearly_all):
             worst.append(int(at))
     if not worst:
         return None
@@ -502,9 +529,43 @@ def special_tokens(rows: Rows) -> Found | None:
     )
 
 
+EARLY, LATE = 8, 32
+"""Tokens at the start of a response that a wrong prompt spoils most, and from which on it matters less."""
+
+
 def contexts(rows: Rows) -> Found | None:
-    """Find responses that were scored after another prompt: far apart from the first token on, less so later."""
-    return None
+    """Find responses scored after another prompt: far apart from the first tokens on, and less so later."""
+    long = rows.lengths >= LATE + 8
+    if long.sum() < 6:
+        return None
+    first, later = rows.index < EARLY, rows.index >= LATE
+    early = rows.sum(np.where(first, rows.size, 0)) / np.minimum(rows.lengths, EARLY)
+    late = rows.sum(np.where(later, rows.size, 0)) / np.maximum(rows.lengths - LATE, 1)
+    usual = float(np.median(early[long]))
+    falling = long & (early > 0.15) & (early > 3 * late)
+    rising = long & (late > 0.15) & (late > 3 * early)
+    excess = (falling.sum() - rising.sum()) / np.sqrt(max(falling.sum() + rising.sum(), 1))
+    if falling.sum() < max(4, 0.02 * long.sum()) or excess < 2 or falling.sum() < 4 * rising.sum():
+        return None
+    share = float(falling.sum() / long.sum())
+    part = share < 0.5
+    if part and early[falling].mean() < 8 * max(usual, 1e-3):
+        return None
+    sequences = falling if part else np.ones(rows.sequences, bool)
+    tokens = sequences[rows.owner]
+    statistic = (
+        f"in {int(falling.sum()):,} of {int(long.sum()):,} longer responses the first {EARLY} tokens differ by "
+        f"{early[falling].mean():.2g} nats on average and those from {LATE} on by {late[falling].mean():.2g}; the other "
+        f"way round in {int(rising.sum()):,}"
+    )
+    repaired = rows.only(~falling) if part else rows.keep(later)
+    said = {
+        "share": percent(share) if part else "all",
+        "after": "without these sequences" if part else "from token 32 on",
+    }
+    return Found(
+        "wrong_context", statistic, tokens, sequences, repaired if repaired.tokens > 200 else None, said
+    )
 
 
 Signature = Callable[[Rows], Found | None]

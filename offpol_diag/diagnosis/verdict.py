@@ -22,9 +22,9 @@ LOOKS: tuple[Callable[[Rows], Found | None], ...] = (
     signatures.shifts,
     signatures.permutations,
     signatures.boundaries,
+    signatures.contexts,
     signatures.special_tokens,
     signatures.breaks,
-    signatures.contexts,
     laws.sampling,
     laws.positions,
 )
@@ -54,7 +54,9 @@ def look(rows: Rows) -> Seen:
     for signature in LOOKS:
         if rows.tokens < TOKENS // 2:
             break
-        if signature is signatures.breaks and any(_misplaced(one) for one, _ in found):
+        if signature in (signatures.breaks, signatures.special_tokens) and any(
+            _misplaced(one) for one, _ in found
+        ):
             continue
         one = signature(rows)
         if one is not None and signature in (laws.sampling, laws.positions) and _plain(one) and found:
@@ -63,7 +65,25 @@ def look(rows: Rows) -> Seen:
             found.append((one, rows))
             if one.repaired is not None and one.repaired.tokens >= TOKENS // 4:
                 rows = one.repaired
-    return Seen(tuple(found), rows)
+    return Seen(tuple(one for one in found if not _side_effect(one, found)), rows)
+
+
+CONSTANTS = ("sentinel", "wrong_mask", "boundary")
+
+
+def _side_effect(one: tuple[Found, Rows], found: Sequence[tuple[Found, Rows]]) -> bool:
+    """Whether a shift or a permutation explains it: what is moved in from beyond an edge or out of padding."""
+    seen, rows = one
+    moved = next((other for other, _ in found if _misplaced(other) or other.cause == "off_by_one"), None)
+    if moved is None or seen is moved or seen.cause not in (*CONSTANTS, "row_permutation"):
+        return False
+    if seen.cause == "row_permutation" or not seen.exact:
+        return True
+    first, last = signatures.edges(rows)
+    if moved.cause == "row_permutation":
+        return bool(np.mean(rows.from_end[seen.tokens] < rows.lengths[rows.owner[seen.tokens]] - 1) > 0.5)
+    reach = int(moved.said["lag"])
+    return bool(np.mean(np.minimum(first, last)[seen.tokens] < reach) > 0.7)
 
 
 def _plain(one: Found) -> bool:
@@ -73,7 +93,9 @@ def _plain(one: Found) -> bool:
 
 def _misplaced(one: Found) -> bool:
     """Whether whole sequences are misplaced in many rows: those that were not put right look broken."""
-    return one.cause in ("off_by_one", "row_permutation") and bool(one.sequences.mean() > 0.3)
+    return one.cause in ("off_by_one", "row_permutation", "wrong_context") and bool(
+        one.sequences.mean() > 0.3
+    )
 
 
 # Groups: a fault that only some engines, hosts or steps have.
