@@ -138,7 +138,10 @@ def sampling(rows: Rows) -> Found | None:
 
 def _nucleus(rows: Rows, seen: Identities) -> Found | None:
     """Find r ≤ 1 everywhere, by as much as the mass that a truncated sampler left out."""
-    if seen.k1.value <= 0 or seen.ratio.off(1) >= 0 or seen.one_sided < 0.2:
+    if seen.k1.value <= 0 or seen.one_sided < 0.2:
+        return None
+    ratio = estimate(rows, 1 + np.expm1(np.minimum(rows.delta, 3.0)), by_group=False)
+    if seen.ratio.off(1) >= 0 and (seen.one_sided < 0.6 or ratio.off(1) >= 0):
         return None
     noise = float(np.quantile(rows.delta, 0.995))
     lowest = float(np.quantile(rows.delta, 0.002))

@@ -199,16 +199,17 @@ def clusters(rows: Rows) -> Ints:
     return np.array([known.get(value, len(known) + i) for i, value in enumerate(column)], dtype=np.int64)
 
 
-def estimate(rows: Rows, x: NDArray[Any], among: Flags | None = None) -> Estimate:
+def estimate(rows: Rows, x: NDArray[Any], among: Flags | None = None, by_group: bool = True) -> Estimate:
     """Mean over tokens of x [T], with an interval from the spread of groups (a ratio estimator's).
 
     Args:
         rows: whose tokens.
         x: a value of each token.
         among: tokens to average over; None for all.
+        by_group: whether sequences of one prompt count together; else each counts for itself.
     """
     kept = np.ones(rows.tokens) if among is None else among.astype(np.float64)
-    which = clusters(rows)
+    which = clusters(rows) if by_group else np.arange(rows.sequences)
     many = int(which.max()) + 1 if len(which) else 0
     total = np.bincount(which, rows.sum(np.where(kept > 0, x, 0.0)), minlength=many)
     count = np.bincount(which, rows.sum(kept), minlength=many)

@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from offpol_diag.diagnosis.rows import CAP, Flags, Floats, Ints, Rows
+from offpol_diag.diagnosis.rows import CAP, Flags, Floats, Ints, Rows, bound
 
+IMPOSSIBLE = -90.0
+"""No token with so low a log-prob is ever sampled."""
 CHANCE = 0.9
 """From how near to chance on the columns of a stretch are called unrelated: honest ones stay below 0.85."""
 FAR = 0.7
@@ -56,10 +58,19 @@ def sentinels(rows: Rows) -> Found | None:
     """Find a constant that stands for a log-prob: 0.0, −9999, a clamp, log(1/V)."""
     for name, x, other in (("rollout", rows.q, rows.p), ("train", rows.p, rows.q)):
         value = _constant(x, other)
-        if value is not None:
+        if value is not None and not _same_context(rows, x == value, value):
             same = x == value
             return _placed(rows, name, value, _with_sure(rows, same, same & (np.abs(other - value) > 1e-3)))
     return None
+
+
+def _same_context(rows: Rows, tokens: Flags, value: float) -> bool:
+    """Whether a value may repeat because one token does in one context: at the start, always with the same id."""
+    if value == 0 or value < IMPOSSIBLE or (rows.index[tokens] == 0).mean() < 0.8:
+        return False
+    if rows.ids is not None:
+        return len(np.unique(rows.ids[tokens])) == 1
+    return bool(tokens.sum() < 0.9 * rows.sequences)
 
 
 def _with_sure(rows: Rows, same: Flags, sure: Flags) -> Flags:
@@ -82,18 +93,17 @@ def _constant(x: Floats, other: Floats) -> float | None:
     if zero.sum() >= 3 and (other[zero] < -FAR).any() and np.mean(other[zero] < -FAR) > 0.02:
         return 0.0
     values, counts = np.unique(x[x < -1e-2], return_counts=True)
-    if not len(values):
-        return None
-    order = np.argsort(-counts)[:6]
+    often = np.argsort(-counts)[:12]
+    alone: list[tuple[float, int, float]] = []  # value, how often, how far off: where the other column varies
+    for at in often[counts[often] >= 2]:
+        beside = other[x == values[at]]
+        if len(np.unique(beside)) > 0.5 * counts[at] or values[at] < IMPOSSIBLE:
+            alone.append((float(values[at]), int(counts[at]), float(np.median(np.abs(beside - values[at])))))
     usual = float(np.median(np.abs(x - other)))
-    for rank, at in enumerate(order):
-        value, many = float(values[at]), int(counts[at])
-        beside = other[x == value]
-        off = np.abs(beside - value)
-        impossible = value < -100 and many >= 2
-        next_one = int(counts[order[-1]]) if rank < len(order) - 1 else many
-        frequent = many >= 6 and many > 4 * next_one and len(np.unique(beside)) > 0.5 * many
-        if (impossible or frequent) and np.median(off) > max(0.3, 10 * usual):
+    for rank, (value, many, off) in enumerate(alone):
+        others = [count for one, count, _ in alone[rank + 1 :] if one >= IMPOSSIBLE]
+        frequent = many >= 6 and many > 2.5 * max(others, default=1)
+        if (value < IMPOSSIBLE or frequent) and off > max(0.3, 10 * usual):
             return value
     return None
 
@@ -342,6 +352,7 @@ def _breaks(rows: Rows) -> Breaks:
         rows.lengths.copy(),
         np.zeros(rows.sequences, bool),
     )
+    usual = float(np.median(rows.level))
     for i in np.flatnonzero((rows.level > 0.03) & (rows.lengths >= 12)):
         a, b = rows.starts[i], rows.starts[i + 1]
         size = rows.size[a:b]
@@ -354,7 +365,11 @@ def _breaks(rows: Rows) -> Breaks:
             continue
         chance = against_chance(rows, a + begin, a + end + 1)
         to_end = len(size) - end - 1 < 6
-        quiet = np.quantile(outside, 0.95) < 0.15 and inside.mean() > 20 * outside.mean() and len(inside) >= 8
+        quiet = (
+            len(inside) >= 8
+            and inside.mean() > max(0.8, 20 * outside.mean(), 10 * usual)
+            and np.quantile(outside, 0.95) < 0.15
+        )
         if inside.mean() > 6 * outside.mean() + 0.1 and chance > (0.5 if quiet and to_end else CHANCE):
             on = to_end or against_chance(rows, a + begin, b) > CHANCE
             at[i], until[i], broken[i] = begin, len(size) if on else end + 1, True
@@ -402,10 +417,50 @@ def breaks(rows: Rows) -> Found | None:
         cause = "long_context"
     elif to_end[seen.broken].mean() > 0.5:
         cause = "retokenization"
+    elif many < 0.2 * rows.sequences or np.median((seen.until - seen.at)[seen.broken]) > 12:
+        cause = "retokenization"
     else:
         cause = "wrong_mask"
         said |= {"place": "blocks inside the response (tool output?)", "column": "one", "value": ""}
     return Found(cause, statistic, tokens, seen.broken, in_place, said)
+
+
+JUMPS = tuple(round(2 ** (k / 2)) for k in range(8, 27))
+"""Positions at which a jump is looked for: 16 to 5,793, two to an octave."""
+
+
+def jumps(rows: Rows) -> Found | None:
+    """Find a position of the response at which the mismatch jumps, in nearly all sequences that reach it."""
+    best: tuple[float, int, float, float] | None = None
+    for at in JUMPS:
+        before = (rows.position >= at / 1.5) & (rows.position < at)
+        after = (rows.position >= at) & (rows.position < 1.5 * at)
+        enough = (rows.sum(before) >= 3) & (rows.sum(after) >= 3)
+        if enough.sum() < 6:
+            continue
+        low = rows.sum(np.where(before, rows.size, 0))[enough] / rows.sum(before)[enough]
+        high = rows.sum(np.where(after, rows.size, 0))[enough] / rows.sum(after)[enough]
+        gain = high - low
+        errors = float(gain.mean() / max(gain.std(ddof=1) / np.sqrt(len(gain)), 1e-12))
+        times = float(high.mean() / max(low.mean(), 1e-9))
+        if (
+            times > 3
+            and errors > bound(len(gain), len(JUMPS))
+            and high.mean() > 0.03
+            and (best is None or times > best[0])
+        ):
+            best = times, at, float(low.mean()), float(high.mean())
+    if best is None:
+        return None
+    times, at, low_, high_ = best
+    tokens = rows.position >= at
+    statistic = (
+        f"tokens {at / 1.5:.0f} to {at} differ by {low_:.2g} nats on average, tokens {at} to {1.5 * at:.0f} by {high_:.2g}, "
+        f"{times:.1f} times as much"
+    )
+    return Found(
+        "long_context", statistic, tokens, rows.sum(tokens) > 0, rows.keep(~tokens), {"where": str(at)}
+    )
 
 
 # Places: the first or last token, one token id.
@@ -465,13 +520,13 @@ def boundaries(rows: Rows) -> Found | None:
 
 
 def _usual(rows: Rows) -> Floats:
-    """Median of |Δ| among tokens of about the same probability, [T]: rare tokens differ more, whatever they are."""
+    """Mean of |Δ| among tokens of about the same probability, [T]: rare tokens differ more, whatever they are."""
     edges = np.quantile(rows.q, np.linspace(0, 1, 13)[1:-1])
     cell = np.searchsorted(edges, rows.q)
-    medians = np.array(
-        [np.median(rows.size[cell == k]) if (cell == k).any() else 0.0 for k in range(len(edges) + 1)]
+    means = np.array(
+        [np.mean(rows.size[cell == k]) if (cell == k).any() else 0.0 for k in range(len(edges) + 1)]
     )
-    return np.asarray(medians[cell])
+    return np.asarray(means[cell])
 
 
 def edges(rows: Rows) -> tuple[Ints, Ints]:
@@ -493,7 +548,7 @@ def special_tokens(rows: Rows) -> Found | None:
     total = np.bincount(which, rows.size)
     mean = total / many
     far = _outliers(rows)
-    share = np.bincount(which, rows.size > min(far, 0.5)) / many
+    share = np.bincount(which, rows.size > np.maximum(0.1, 0.5 * np.minimum(mean, far)[which])) / many
     order = np.argsort(-np.where(many >= 5, mean, 0))
     usual = np.bincount(which, _usual(rows)) / many
     worst: list[int] = []
@@ -506,12 +561,12 @@ def special_tokens(rows: Rows) -> Found | None:
         nearly_all = (
             share[at] > 0.9 and mean[at] > 3 * others and share[rest] @ many[rest] < 0.15 * many[rest].sum()
         )
-        if many[at] >= 5 and mean[at] > max(0.15, 4 * usual[at]) and (beyond or nearly_all):
+        if many[at] >= 8 and mean[at] > max(0.15, 4 * usual[at]) and (beyond or nearly_all):
             worst.append(int(at))
     if not worst:
         return None
     tokens = np.isin(which, worst)
-    if tokens.mean() > 0.3:
+    if tokens.mean() > 0.3 or total[worst].sum() < 0.1 * total.sum():
         return None
     elsewhere = float(rows.size[~tokens].mean())
     names = ", ".join(str(values[at]) for at in worst)

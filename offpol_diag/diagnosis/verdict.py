@@ -25,6 +25,7 @@ LOOKS: tuple[Callable[[Rows], Found | None], ...] = (
     signatures.contexts,
     signatures.special_tokens,
     signatures.breaks,
+    signatures.jumps,
     laws.sampling,
     laws.positions,
 )
@@ -74,7 +75,12 @@ CONSTANTS = ("sentinel", "wrong_mask", "boundary")
 def _side_effect(one: tuple[Found, Rows], found: Sequence[tuple[Found, Rows]]) -> bool:
     """Whether a shift or a permutation explains it: what is moved in from beyond an edge or out of padding."""
     seen, rows = one
-    moved = next((other for other, _ in found if _misplaced(other) or other.cause == "off_by_one"), None)
+    causes = {other.cause for other, _ in found}
+    if seen.cause == "off_by_one" and "retokenization" in causes and seen.sequences.mean() < 0.35:
+        return True  # sequences that break at their first tokens
+    moved = next((other for other, _ in found if other.cause in ("off_by_one", "row_permutation")), None)
+    if moved is not None and not _misplaced(moved) and len(seen.sequences) == len(moved.sequences):
+        moved = moved if moved.sequences[seen.sequences].mean() > 0.7 else None
     if moved is None or seen is moved or seen.cause not in (*CONSTANTS, "row_permutation"):
         return False
     if seen.cause == "row_permutation" or not seen.exact:
@@ -174,7 +180,7 @@ def by_group(rows: Rows, seen: Seen) -> tuple[Found, Rows, str] | None:
     alone = look(rows.only(at))
     others = look(rows.only(~at)).ids
     for one, _ in alone.found:
-        if one.cause not in others:
+        if one.cause not in others and _explains(one, rows.only(~at)):
             tokens, sequences = at[rows.owner], at
             repaired = _joined(rows, at, one)
             return replace(one, tokens=tokens, sequences=sequences, repaired=repaired), rows, where
@@ -186,6 +192,13 @@ def by_group(rows: Rows, seen: Seen) -> tuple[Found, Rows, str] | None:
     )
     said = {"where": where, "times": f"{times:.0f}"}
     return Found("group_fault", statistic, at[rows.owner], at, rows.only(~at), said), rows, where
+
+
+def _explains(one: Found, others: Rows) -> bool:
+    """Whether a group without this fault would be like the others."""
+    if one.repaired is None or one.cause not in ("special_token", "boundary"):
+        return True
+    return bool(np.median(one.repaired.level) < 2.5 * np.median(others.level))
 
 
 def _joined(rows: Rows, at: Flags, one: Found) -> Rows | None:
