@@ -65,8 +65,8 @@ def sentinels(rows: Rows) -> Found | None:
 
 
 def _same_context(rows: Rows, tokens: Flags, value: float) -> bool:
-    """Whether a value may repeat because one token does in one context: at the start, always with the same id."""
-    if value == 0 or value < IMPOSSIBLE or (rows.index[tokens] == 0).mean() < 0.8:
+    """Whether a value may repeat because one token does in one context: at one position, always with the same id."""
+    if value == 0 or value < IMPOSSIBLE or np.bincount(rows.index[tokens]).max() < 0.8 * tokens.sum():
         return False
     if rows.ids is not None:
         return len(np.unique(rows.ids[tokens])) == 1
@@ -361,7 +361,7 @@ def _breaks(rows: Rows) -> Breaks:
         end = int((excess - np.minimum.accumulate(before)).argmax())
         begin = int(before[: end + 1].argmin())
         inside, outside = size[begin : end + 1], np.concatenate((size[:begin], size[end + 1 :]))
-        if len(inside) < 5 or len(outside) < 4:
+        if len(outside) < 4 or (len(inside) < 5 and not (len(inside) > 2 and inside.mean() > 1.2)):
             continue
         chance = against_chance(rows, a + begin, a + end + 1)
         to_end = len(size) - end - 1 < 6
@@ -417,7 +417,7 @@ def breaks(rows: Rows) -> Found | None:
         cause = "long_context"
     elif to_end[seen.broken].mean() > 0.5:
         cause = "retokenization"
-    elif many < 0.2 * rows.sequences or np.median((seen.until - seen.at)[seen.broken]) > 12:
+    elif many < 0.08 * rows.sequences or np.median((seen.until - seen.at)[seen.broken]) > 12:
         cause = "retokenization"
     else:
         cause = "wrong_mask"
@@ -492,8 +492,8 @@ def boundaries(rows: Rows) -> Found | None:
     base = float(np.mean(rows.size[interior] > far))
     for name, at in places.items():
         many = int(at.sum())
-        if many < 8:
-            continue
+        if many < 8 or (usual > 0.4 and name != "the first token"):
+            continue  # what follows a tool's answer or ends a response changes most with the weights
         mean, share = float(rows.size[at].mean()), float(np.mean(rows.size[at] > far))
         near = (rows.index > 0) & (rows.index < 4) & interior
         if name == "the first token" and near.any() and rows.size[near].mean() > max(4 * usual, 0.2):
@@ -561,7 +561,7 @@ def special_tokens(rows: Rows) -> Found | None:
         nearly_all = (
             share[at] > 0.9 and mean[at] > 3 * others and share[rest] @ many[rest] < 0.15 * many[rest].sum()
         )
-        if many[at] >= 8 and mean[at] > max(0.15, 4 * usual[at]) and (beyond or nearly_all):
+        if many[at] >= 8 and mean[at] > max(0.15, 3 * usual[at]) and (beyond or nearly_all):
             worst.append(int(at))
     if not worst:
         return None

@@ -55,7 +55,7 @@ def look(rows: Rows) -> Seen:
     for signature in LOOKS:
         if rows.tokens < TOKENS // 2:
             break
-        if signature in (signatures.breaks, signatures.special_tokens) and any(
+        if signature in (signatures.breaks, signatures.jumps, signatures.special_tokens) and any(
             _misplaced(one) for one, _ in found
         ):
             continue
