@@ -1,0 +1,160 @@
+"""Keeps what was diagnosed, and writes docs/doctor.md from it and from nothing else."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+Row = dict[str, Any]
+HERE = Path(__file__).parent
+RESULTS = HERE / "results.json"
+DOCS = HERE.parents[1] / "docs" / "doctor.md"
+HONEST = ("numerics", "moe_outliers", "quantized_rollout", "stale", "frozen_sync")
+ALWAYS = ("numerics", "moe_outliers", "low_precision_storage")
+"""Causes that have no size above the numerics: they are these, or they are counted exactly."""
+ABOVE, TOKENS, SEQUENCES, ENOUGH = 3.0, 20, 8, 64
+SIZES = ((0, 31), (32, 63), (64, 127), (128, 255), (256, 511), (512, 9999))
+CHANGES = ((0, 1), (1, 3), (3, 10), (10, 100), (100, 1e9))
+SHARES = ((0, 20), (20, 100), (100, 1000), (1000, 1e9))
+
+
+def keep(split: str, rows: Sequence[Row]) -> None:
+    """Put the rows of one split in place of its last."""
+    kept = results() | {split: rows}
+    lines = ",\n".join(
+        f'"{name}": [\n' + ",\n".join(json.dumps(row, ensure_ascii=False) for row in some) + "\n]"
+        for name, some in kept.items()
+    )
+    RESULTS.write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
+
+
+def results() -> dict[str, list[Row]]:
+    """What is kept."""
+    return dict(json.loads(RESULTS.read_text(encoding="utf-8"))) if RESULTS.exists() else {}
+
+
+def write() -> None:
+    """Write the page."""
+    DOCS.write_text(text(results()), encoding="utf-8")
+
+
+def text(kept: dict[str, list[Row]]) -> str:
+    """The page."""
+    return _ENVIRONMENT.get_template("page.md.j2").render(kept=kept, tables=tables)
+
+
+def tables(rows: Sequence[Row]) -> str:
+    """Every table of one split."""
+    return _ENVIRONMENT.get_template("tables.md.j2").render(
+        single=[row for row in rows if not pair(row)],
+        pairs=[row for row in rows if pair(row)],
+        bugs=[row for row in rows if not honest(row) and not pair(row)],
+        honest=[row for row in rows if honest(row)],
+        alarms=[row for row in rows if honest(row) and row["verdict"] == "bug"],
+    )
+
+
+def pair(row: Row) -> bool:
+    """Whether there is more than one cause."""
+    return len(row["causes"]) > 1
+
+
+def honest(row: Row) -> bool:
+    """Whether nothing is wrong with what was logged."""
+    return all(cause in HONEST for cause in row["causes"])
+
+
+def said(row: Row) -> str:
+    """The cause that was named first, or the verdict where none was."""
+    return str(row["named"][0]) if row["named"] else str(row["verdict"])
+
+
+def first(row: Row) -> bool:
+    """Whether a true cause was named first; of numerics, that the dump is healthy says as much."""
+    right = {*row["causes"], *row["also"]}
+    return said(row) in right or ("numerics" in right and said(row) == "healthy")
+
+
+def among(row: Row) -> bool:
+    """Whether all true causes were named, in any order."""
+    return (
+        first(row)
+        if honest(row) and not pair(row)
+        else {*row["causes"]} <= {*row["named"]} or (not pair(row) and bool({*row["also"]} & {*row["named"]}))
+    )
+
+
+def judged(row: Row) -> bool:
+    """Whether the verdict is one of the right ones."""
+    return row["verdict"] in row["verdicts"]
+
+
+def above(row: Row) -> bool:
+    """Whether the fault is larger than the mismatch beside it, in enough tokens and sequences."""
+    if row["causes"][0] in ALWAYS:
+        return True
+    enough = row["off_tokens"] >= TOKENS and row["off_sequences"] >= SEQUENCES
+    return bool(enough and row["change"] >= ABOVE * row["noise"])
+
+
+def aimed(rows: Iterable[Row]) -> list[Row]:
+    """Dumps of 64 sequences or more with a fault above the numerics."""
+    return [row for row in rows if row["sequences"] >= ENOUGH and above(row)]
+
+
+def share(rows: Sequence[Row], right: Callable[[Row], bool]) -> str:
+    """12 / 13 (92%)."""
+    many = sum(map(right, rows))
+    return f"{many} / {len(rows)} ({100 * many / len(rows):.0f}%)" if rows else "–"
+
+
+def by_cause(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
+    """True cause → dumps, honest ones last."""
+    causes = dict.fromkeys(row["causes"][0] for row in sorted(rows, key=honest))
+    return [(cause, [row for row in rows if row["causes"][0] == cause]) for cause in causes]
+
+
+def confused(rows: Sequence[Row]) -> str:
+    """What was named first, most often first."""
+    return ", ".join(f"{name} {many}" for name, many in Counter(map(said, rows)).most_common())
+
+
+def between(rows: Sequence[Row], ends: tuple[float, float], what: str) -> list[Row]:
+    """Dumps whose number of sequences lies there (ends included), or else another size (the upper end is not)."""
+    low, high = ends
+    if what == "sequences":
+        return [row for row in rows if low <= row[what] <= high]
+    if what == "ratio":
+        return [row for row in rows if low <= row["change"] / max(row["noise"], 1e-9) < high]
+    return [row for row in rows if low <= row[what] < high]
+
+
+def seconds(rows: Sequence[Row], at: float) -> str:
+    """A quantile of the time."""
+    ordered = sorted(row["seconds"] for row in rows)
+    return f"{ordered[min(len(ordered) - 1, int(at * len(ordered)))]:.2g} s" if ordered else "–"
+
+
+_ENVIRONMENT = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(HERE),
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
+)
+_ENVIRONMENT.globals |= {
+    **{
+        one.__name__: one
+        for one in (said, first, among, judged, aimed, share, by_cause, confused, between, seconds)
+    },
+    "sizes": SIZES,
+    "changes": CHANGES,
+    "off": SHARES,
+    "statistics": statistics,
+}
