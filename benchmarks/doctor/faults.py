@@ -103,10 +103,8 @@ def row_permutation(work: Work, within: str, share: float = 1.0) -> None:
     source = np.where(np.arange(rows.q.shape[1]) < rows.ends[:, None], rows.p, 0.0)
     chosen = work.part(share)
     for label in np.unique(labels):
-        at = np.flatnonzero(chosen & (labels == label))
-        rows.p[at] = source[
-            np.roll(work.chance.permutation(at), 1)[np.argsort(work.chance.permutation(len(at)))]
-        ]
+        order = work.chance.permutation(np.flatnonzero(chosen & (labels == label)))
+        rows.p[order] = source[np.roll(order, 1)]
 
 
 def boundary(work: Work, place: str, share: float = 1.0) -> None:

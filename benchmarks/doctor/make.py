@@ -269,9 +269,8 @@ def make(cases: list[Case], out: Path, folder: Path) -> list[dict[str, Any]]:
     found = []
     for case in sorted(cases, key=lambda one: (one.shape.name, one.base)):
         found.append(made(case, folder, out))
-    found.sort(key=lambda one: str(one["name"]))
-    text = json.dumps(found, indent=1)
-    (out / "manifest.json").write_text(text + "\n", encoding="utf-8")
+        text = json.dumps(found, indent=1)  # each time: what is there can be used
+        (out / "manifest.json").write_text(text + "\n", encoding="utf-8")
     return found
 
 

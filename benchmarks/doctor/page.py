@@ -19,7 +19,7 @@ HONEST = ("numerics", "moe_outliers", "quantized_rollout", "stale", "frozen_sync
 ALWAYS = ("numerics", "moe_outliers", "low_precision_storage")
 """Causes that have no size above the numerics: they are these, or they are counted exactly."""
 ABOVE, TOKENS, SEQUENCES, ENOUGH = 3.0, 20, 8, 64
-SIZES = ((0, 31), (32, 63), (64, 127), (128, 255), (256, 511), (512, 9999))
+SIZES = ((16, 32), (32, 64), (64, 128), (128, 256), (256, 512), (512, 3001))
 CHANGES = ((0, 1), (1, 3), (3, 10), (10, 100), (100, 1e9))
 SHARES = ((0, 20), (20, 100), (100, 1000), (1000, 1e9))
 
@@ -126,10 +126,8 @@ def confused(rows: Sequence[Row]) -> str:
 
 
 def between(rows: Sequence[Row], ends: tuple[float, float], what: str) -> list[Row]:
-    """Dumps whose number of sequences lies there (ends included), or else another size (the upper end is not)."""
+    """Dumps of that size: sequences, tokens off, or change over noise; without the upper end."""
     low, high = ends
-    if what == "sequences":
-        return [row for row in rows if low <= row[what] <= high]
     if what == "ratio":
         return [row for row in rows if low <= row["change"] / max(row["noise"], 1e-9) < high]
     return [row for row in rows if low <= row[what] < high]

@@ -226,7 +226,6 @@ class World:
     def __init__(self, shape: Shape, folder: Path) -> None:
         self.shape, self.folder = shape, folder / shape.name
         self.task = TASKS[shape.task](shape.seed)
-        self.folder.mkdir(parents=True, exist_ok=True)
 
     @cached_property
     def weights(self) -> list[dict[str, Tensor]]:
@@ -248,6 +247,7 @@ class World:
         path = self.folder / f"{kind}-{hashlib.sha256(key.encode()).hexdigest()[:12]}.pt"
         if not path.exists():
             made = make()
+            self.folder.mkdir(parents=True, exist_ok=True)
             beside = path.with_suffix(f".{random.Random().getrandbits(32)}")
             torch.save(made, beside)
             beside.rename(path)

@@ -2,7 +2,7 @@
 
     python benchmarks/doctor/run.py [--split development|final] [--limit N] [--jobs 2] [--dumps DIR] [--write]
 
---dumps diagnoses what `make.py` has written there. --write keeps the rows in results.json and writes the page.
+--dumps diagnoses what `make.py` has written there. --write keeps the rows and writes the page.
 """
 
 from __future__ import annotations
