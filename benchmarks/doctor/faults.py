@@ -169,7 +169,7 @@ def wrong_context(work: Work, kind: str, share: float = 1.0) -> None:
     prompts = {
         "other": np.roll(rows.prompts, 8, axis=0),
         "empty": np.full_like(rows.prompts, blank),
-        "format": np.roll(rows.prompts, -2, axis=1),
+        "format": np.pad(rows.prompts[:, 2:], ((0, 0), (0, 2)), constant_values=blank),
     }[kind]
     rows.p = work.world.scored(rows, work.part(share), prompts, rows.tokens)
 

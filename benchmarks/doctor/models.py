@@ -63,6 +63,10 @@ class Model(nn.Module):
         """An empty state for so many sequences."""
         raise NotImplementedError
 
+    def narrowed(self, state: Any, rows: Tensor) -> Any:
+        """The state of some of its sequences."""
+        return {name: one if name == "length" else one[:, :, rows] for name, one in state.items()}
+
     def forward(self, tokens: Tensor, state: Any = None) -> Tensor:
         """Logits [S, n, V] after each of `tokens` [S, n]."""
         raise NotImplementedError
@@ -135,9 +139,12 @@ class Block(nn.Module):
         else:
             end = start + x.shape[1]
             cache[0, :, :, start:end], cache[1, :, :, start:end] = k, v
-            k, v = cache[:, :, :, :end].repeat_interleave(groups, dim=2)
+            k, v = cache[:, :, :, :end]
+            q = q.reshape(len(q), self.kv_heads, -1, self.size)  # queries of one key head below each other
             scores = (q @ k.transpose(-1, -2) / self.size**0.5).float()
-            seen = scores.masked_fill(hidden(start, end, kernel), -torch.inf).softmax(-1).to(q.dtype) @ v
+            unseen = hidden(start, end, kernel).repeat(groups, 1)
+            seen = scores.masked_fill(unseen, -torch.inf).softmax(-1).to(q.dtype) @ v
+            seen = seen.reshape(len(q), self.heads, -1, self.size)
         x = x + self.out(seen.transpose(1, 2).flatten(2))
         return x + self.mlp(self.between(x))
 
@@ -186,7 +193,8 @@ class Recurrent(Model):
 
     def begin(self, rows: int, positions: int) -> Any:
         """The hidden state of every layer."""
-        hidden = torch.zeros(self.gru.num_layers, rows, self.gru.hidden_size, dtype=self.embed.weight.dtype)
+        size = (self.gru.num_layers, 1, rows, self.gru.hidden_size)
+        hidden = torch.zeros(size, dtype=self.embed.weight.dtype)
         return {"hidden": hidden, "length": 0}
 
     def forward(self, tokens: Tensor, state: Any = None) -> Tensor:
@@ -207,11 +215,11 @@ class Recurrent(Model):
                 state["hidden"].mul_(self.kernel[2])
         for i in range(self.gru.num_layers):
             w, u, b, c = self.gru.all_weights[i]
-            h = state["hidden"][i]
+            h = state["hidden"][i, 0]
             (xr, xz, xn), (hr, hz, hn) = (F.linear(x, w, b)).chunk(3, -1), F.linear(h, u, c).chunk(3, -1)
             z = torch.sigmoid(xz + hz)
             x = (1 - z) * torch.tanh(xn + torch.sigmoid(xr + hr) * hn) + z * h
-            state["hidden"][i] = x
+            state["hidden"][i, 0] = x
         state["length"] += 1
         return x
 
@@ -307,8 +315,14 @@ def sample(
     state = model.begin(rows, prompts.shape[1] + longest)
     columns: dict[str, list[Tensor]] = {name: [] for name in ("tokens", "mask", "q", "q_raw", "kept")}
     fresh, ended, ends = prompts, torch.zeros(rows, dtype=torch.bool), torch.zeros(rows, dtype=torch.long)
+    alive, logits = torch.arange(rows), torch.zeros(rows, 1)
     for at in range(longest):
-        logits = model(fresh, state)[:, -1].float()
+        if ended[alive].float().mean() > 0.3:  # what has ended needs no more computing
+            held = ~ended[alive]
+            alive, state = alive[held], model.narrowed(state, held)
+        new = model(fresh[alive], state)[:, -1].float()
+        logits = logits if at else torch.zeros(rows, new.shape[1])
+        logits[alive] = new
         log_p = torch.log_softmax(logits / how.temperature, dim=-1)
         kept = how.kept(log_p)
         drawn_from = log_p if kept is None else log_p.masked_fill(~kept, -torch.inf).log_softmax(-1)
