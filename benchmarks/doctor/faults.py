@@ -6,8 +6,10 @@ A fault changes a copy of `Rows` in place, in the responses of `which` [S] only.
 from __future__ import annotations
 
 import copy
+import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,12 +30,14 @@ class Work:
         which: responses that the fault is in, [S] bool.
         chance: random numbers.
         world: the models, for what needs a forward.
+        concerned: tokens that the fault is about, where it moves others a little too, [S, L] bool.
     """
 
     rows: Rows
     which: Array
     chance: Generator
     world: World
+    concerned: Array | None = None
 
     @property
     def tokens(self) -> Array:
@@ -99,7 +103,7 @@ def off_by_one(work: Work, lag: int, column: str = "q", fill: str = "edge", shar
 def row_permutation(work: Work, within: str, share: float = 1.0) -> None:
     """Give responses the train log-probs of others, padded and cut as a padded tensor is."""
     rows = work.rows
-    labels = {"group": rows.group, "step": rows.step, "all": np.zeros_like(rows.group)}[within]
+    labels = {"group": rows.group, "step": rows.trainer, "all": np.zeros_like(rows.group)}[within]
     source = np.where(np.arange(rows.q.shape[1]) < rows.ends[:, None], rows.p, 0.0)
     chosen = work.part(share)
     for label in np.unique(labels):
@@ -134,8 +138,9 @@ def special_token(work: Work, kind: str, size: float, ids: int = 1) -> None:
     found, counts = np.unique(rows.tokens[work.tokens], return_counts=True)
     usual = np.argsort(-counts)[3 : max(5, min(20, int((counts > 20).sum())))]
     chosen = found[work.chance.choice(usual, ids, replace=False)]
+    work.concerned = np.isin(rows.tokens, chosen) & work.tokens
     if kind == "offset":
-        rows.q[np.isin(rows.tokens, chosen) & work.tokens] -= size
+        rows.q[work.concerned] -= size
         return
     model = work.world.version(int(rows.trainer[0]))
     changed = copy.deepcopy(model)
@@ -221,27 +226,24 @@ def none(work: Work) -> None:
 
 @dataclass(frozen=True)
 class Kind:
-    """One row of the table: a cause, how it is made, and how strongly.
+    """One cause: how it is made, and how strongly.
 
     Attributes:
         cause: its id, as the diagnosis should name it.
-        verdict: what the diagnosis should say; the first of several that are right.
         make: the fault.
-        severities: its arguments; every other one is kept for the published figures.
-        bases: names in `BASES` that it is made on.
+        severities: its arguments; every other one is kept for the final dumps.
+        bases: how the responses it is made on are sampled.
         also: causes that are as right.
         host: whether it may be on one host only.
-        part: whether it may be in a part of the responses only.
         columns: optional columns that it needs, True, or must not have, False; "zero" has 0 in all rows.
-        tasks: tasks that it can be made on; empty: all.
+        tasks: tasks or kinds of models that it can be made on; empty: all.
         experts: only on models with experts, or only on those without.
-        times: dumps for each severity, in the larger plan.
+        times: dumps for each severity.
     """
 
     cause: str
-    verdict: tuple[str, ...]
-    make: Fault
-    severities: tuple[tuple[Any, ...], ...]
+    make: Fault = none
+    severities: tuple[tuple[Any, ...], ...] = ((), ())
     bases: tuple[str, ...] = (
         "bf16",
         "bf16",
@@ -257,316 +259,36 @@ class Kind:
     )
     also: tuple[str, ...] = ()
     host: bool = False
-    part: bool = False
     columns: dict[str, bool | str] = field(default_factory=dict)
     tasks: tuple[str, ...] = ()
     experts: bool | None = None
     times: int = 5
 
+    @classmethod
+    def read(cls, row: dict[str, Any]) -> Kind:
+        """From a row of plan.toml."""
+        given = {name: _tuples(value) for name, value in row.items()}
+        return cls(**given | {"make": globals()[row.get("make", "none")]})
 
-BASES: dict[str, Base] = {
-    **{one: Base(one) for one in ("bf16", "fp16", "fp32", "fp8", "int8", "int4")},
-    **{f"T{t}": Base(how=Sampling(t)) for t in (0.6, 0.8, 1.2, 1.3)},
-    **{f"top-p {p}": Base(how=Sampling(1.0, p)) for p in (0.9, 0.95, 0.99)},
-    "top-k 20": Base(how=Sampling(1.0, 1.0, 20)),
-    "T0.8, top-p 0.95": Base(how=Sampling(0.8, 0.95)),
-    **{f"stale{lag}": Base(pairs=((lag, 0),)) for lag in (1, 2, 4, 8)},
-    "stale2, fp8": Base("fp8", pairs=((4, 2),)),
-    "T0.8, stale2": Base(how=Sampling(0.8), pairs=((4, 2),)),
-    "run": Base(pairs=tuple((s, s) for s in range(8))),
-    "run, fp8": Base("fp8", pairs=tuple((s, s) for s in range(8))),
-    "lags": Base(pairs=tuple((s, s - lag) for s in (4, 6, 8) for lag in (0, 1, 2, 4)), rows=768),
-    "frozen": Base(pairs=tuple((s, 0) for s in range(9)), rows=576),
-    "frozen, fp8": Base("fp8", pairs=tuple((s, 0) for s in range(9)), rows=576),
-    "tool": Base(inserts=True),
-    "tool, fp8": Base("fp8", inserts=True),
-    "many": Base(rows=3000, lengths=(8, 32)),
-    "long": Base(rows=48, lengths=(600, 1200)),
-    "window": Base(rows=256, lengths=(100, 240), kernel=("window", 80, 16)),
-    "window 64": Base(rows=256, lengths=(100, 240), kernel=("window", 80, 48)),
-    "stretch": Base(rows=256, lengths=(100, 240), kernel=("stretch", 64, 3.0)),
-    "stretch 1.2": Base(rows=256, lengths=(100, 240), kernel=("stretch", 64, 1.2)),
-    "reset": Base(rows=256, lengths=(100, 240), kernel=("reset", 80, 0.0)),
-    "decay": Base(rows=256, lengths=(100, 240), kernel=("decay", 80, 0.9)),
-}
-"""Name → how responses are sampled."""
+    @property
+    def verdicts(self) -> tuple[str, ...]:
+        """Those that are right."""
+        return ("healthy", "honest_mismatch") if self.cause in HONEST else ("bug",)
 
-HONEST = ("healthy", "honest_mismatch")
-MISMATCH = ("honest_mismatch", "healthy")
-BUG = ("bug",)
-PLAIN = (
-    "bf16",
-    "fp16",
-    "fp32",
-    "run",
-    "T0.6",
-    "T0.8",
-    "T1.2",
-    "T1.3",
-    "top-p 0.9",
-    "top-p 0.99",
-    "T0.8, top-p 0.95",
-)
-ONCE: tuple[tuple[Any, ...], ...] = ((), ())
 
-KINDS: tuple[Kind, ...] = (
-    Kind("numerics", HONEST, none, ONCE, PLAIN, experts=False, times=36),
-    Kind("numerics", HONEST, none, ONCE, ("tool", "many", "long", "top-k 20"), experts=False, times=16),
-    Kind(
-        "moe_outliers",
-        MISMATCH,
-        none,
-        ONCE,
-        ("bf16", "T0.8", "run", "many"),
-        ("numerics",),
-        experts=True,
-        times=16,
-    ),
-    Kind(
-        "quantized_rollout",
-        MISMATCH,
-        none,
-        ONCE,
-        ("fp8", "int4", "run, fp8", "tool, fp8"),
-        experts=False,
-        times=16,
-    ),
-    Kind("quantized_rollout", MISMATCH, none, ONCE, ("int8",), ("numerics",), experts=False, times=4),
-    Kind(
-        "quantized_rollout",
-        MISMATCH,
-        none,
-        ONCE,
-        ("fp8", "int4"),
-        ("moe_outliers", "numerics"),
-        experts=True,
-        times=6,
-    ),
-    Kind("stale", MISMATCH, none, ONCE, ("lags",), columns={"policy_lag": True}, times=14),
-    Kind(
-        "stale",
-        MISMATCH,
-        none,
-        ONCE,
-        ("stale1", "stale2", "stale4", "stale8", "stale2, fp8", "T0.8, stale2"),
-        ("quantized_rollout", "numerics", "moe_outliers"),
-        times=16,
-    ),
-    Kind(
-        "frozen_sync",
-        MISMATCH,
-        none,
-        ONCE,
-        ("frozen", "frozen, fp8"),
-        ("stale",),
-        columns={"step": True, "policy_lag": False},
-        times=6,
-    ),
-    Kind(
-        "frozen_sync",
-        MISMATCH,
-        none,
-        ONCE,
-        ("frozen",),
-        ("stale",),
-        columns={"step": True, "policy_lag": "zero"},
-        times=4,
-    ),
-    Kind(
-        "sentinel",
-        BUG,
-        sentinel,
-        (
-            (0.0, 0.01),
-            (0.0, 0.003),
-            (-9999.0, 0.003),
-            (-100.0, 0.01),
-            ("uniform", 0.01),
-            ("uniform", 0.03),
-            ("clamp", 0.03),
-            ("clamp", 0.05),
-            (0.0, 0.05, "p"),
-            (-100.0, 0.003, "p"),
-            (0.0, 0.003),
-            (0.0, 0.02),
-        ),
-        host=True,
-        times=4,
-    ),
-    Kind(
-        "wrong_mask",
-        BUG,
-        wrong_mask,
-        (("tool", "zero"), ("tool", "zero", 0.3), ("tool", "garbage"), ("tool", "garbage", 0.5)),
-        ("tool", "tool, fp8"),
-    ),
-    Kind(
-        "wrong_mask",
-        BUG,
-        wrong_mask,
-        (("end", "zero", 0.5), ("end", "zero", 0.2)),
-        ("bf16", "fp8", "stale1"),
-        ("boundary",),
-    ),
-    Kind(
-        "off_by_one",
-        BUG,
-        off_by_one,
-        (
-            (1,),
-            (-1,),
-            (-1, "p"),
-            (1, "p"),
-            (2,),
-            (-2,),
-            (3, "q", "zero"),
-            (-3, "q", "edge"),
-            (1, "q", "zero", 0.2),
-            (-1, "q", "edge", 0.2),
-        ),
-        host=True,
-        times=4,
-    ),
-    Kind(
-        "row_permutation",
-        BUG,
-        row_permutation,
-        (
-            ("all",),
-            ("group",),
-            ("group", 0.3),
-            ("all", 0.3),
-            ("step",),
-            ("step", 0.5),
-            ("all", 0.1),
-            ("group", 0.5),
-        ),
-        ("bf16", "fp16", "fp8", "T0.8", "run", "stale1", "many"),
-        columns={"step": True, "group_id": True},
-        times=4,
-    ),
-    Kind(
-        "boundary",
-        BUG,
-        boundary,
-        (("last",), ("last", 0.5), ("first",), ("first", 0.5), ("end",), ("end", 0.7)),
-        host=True,
-        times=6,
-    ),
-    Kind("boundary", BUG, boundary, (("after",), ("after", 0.7)), ("tool", "tool, fp8"), times=6),
-    Kind(
-        "special_token",
-        BUG,
-        special_token,
-        (
-            ("offset", 2.0),
-            ("offset", 1.0),
-            ("offset", 0.5),
-            ("offset", 0.3),
-            ("offset", 1.0, 2),
-            ("offset", -0.5, 2),
-            ("row", 0.3),
-            ("row", 0.6),
-        ),
-        ("bf16", "fp16", "fp8", "int8", "T0.8"),
-        columns={"token_ids": True},
-        times=4,
-    ),
-    Kind(
-        "retokenization",
-        BUG,
-        retokenization,
-        (
-            ("insert", 0.5),
-            ("insert", 0.2),
-            ("drop", 0.5),
-            ("drop", 0.2),
-            ("replace", 0.5),
-            ("replace", 0.3),
-            ("insert", 0.05),
-            ("drop", 0.1),
-        ),
-        ("bf16", "fp16", "fp8", "int8", "T0.8", "run"),
-        times=4,
-    ),
-    Kind(
-        "wrong_context",
-        BUG,
-        wrong_context,
-        (("other",), ("other", 0.3), ("empty",), ("empty", 0.5), ("format",), ("format", 0.3)),
-        ("bf16", "fp16", "fp8", "T0.8", "run"),
-        host=True,
-    ),
-    Kind(
-        "long_context",
-        BUG,
-        none,
-        ONCE,
-        ("window", "window 64", "stretch", "stretch 1.2"),
-        tasks=("attention",),
-        times=8,
-    ),
-    Kind("long_context", BUG, none, ONCE, ("reset", "decay"), tasks=("recurrent",), times=8),
-    Kind("rollout_raw_logprobs", BUG, rollout_raw_logprobs, ONCE, ("T0.6", "T0.8", "T1.2", "T1.3"), times=10),
-    Kind(
-        "trainer_temperature",
-        BUG,
-        trainer_temperature,
-        ONCE,
-        ("T0.6", "T0.8", "T1.2", "T1.3"),
-        host=True,
-        times=10,
-    ),
-    Kind(
-        "truncated_sampling",
-        BUG,
-        truncated_sampling,
-        ONCE,
-        ("top-p 0.9", "top-p 0.95", "top-p 0.99", "top-k 20", "T0.8, top-p 0.95"),
-        times=10,
-    ),
-    Kind(
-        "truncated_sampling",
-        BUG,
-        truncated_sampling,
-        ((True,), (True,)),
-        ("top-p 0.9", "top-p 0.95"),
-        ("rollout_raw_logprobs",),
-        columns={"entropy": True},
-        times=8,
-    ),
-    Kind(
-        "low_precision_storage",
-        BUG,
-        low_precision_storage,
-        (("bf16",), ("bf16", "p"), ("fp16",), ("fp16", "p"), ("3",), ("4",), ("4", "p"), ("3", "p")),
-        times=4,
-    ),
-    Kind(
-        "group_fault",
-        BUG,
-        group_fault,
-        (("int4",), ("int4",), ("stale4",), ("stale2",), ("stale8",), ("fp8",)),
-        ("bf16", "fp16", "run"),
-        columns={"host": True},
-        experts=False,
-    ),
-)
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
-PAIRS: tuple[tuple[str, tuple[tuple[str, tuple[Any, ...]], ...]], ...] = (
-    ("lags", (("boundary", ("last",)),)),
-    ("fp8", (("sentinel", (0.0, 0.01)),)),
-    ("fp8", (("sentinel", (-100.0, 0.01)),)),
-    ("bf16", (("off_by_one", (1,)), ("low_precision_storage", ("bf16",)))),
-    ("T0.8, stale2", (("trainer_temperature", ()),)),
-    ("T0.6", (("rollout_raw_logprobs", ()), ("low_precision_storage", ("3",)))),
-    ("bf16", (("boundary", ("last",)), ("sentinel", (0.0, 0.01)))),
-    ("tool", (("wrong_mask", ("tool",)), ("off_by_one", (1, "q", "edge", 0.3)))),
-    ("lags", (("special_token", ("offset", 1.0)),)),
-    ("top-p 0.95", (("truncated_sampling", ()), ("sentinel", (-100.0, 0.01)))),
-    ("int4", (("retokenization", ("insert", 0.3)),)),
-    ("run", (("row_permutation", ("group", 0.3)), ("boundary", ("first",)))),
-    ("bf16", (("wrong_context", ("other", 0.3)), ("sentinel", (-100.0, 0.01)))),
-    ("lags", (("off_by_one", (-1, "q", "edge", 0.2)),)),
-)
-"""Two causes at once: a base that may be one of them, and faults."""
+
+def _base(row: dict[str, Any]) -> Base:
+    """From a row of plan.toml."""
+    given = {name: _tuples(value) for name, value in row.items()}
+    how = {name: given.pop(name) for name in ("temperature", "top_p", "top_k") if name in given}
+    return Base(how=Sampling(**how), **given)
+
+
+HONEST = ("numerics", "moe_outliers", "quantized_rollout", "stale", "frozen_sync")
+_PLAN = tomllib.loads((Path(__file__).parent / "plan.toml").read_text(encoding="utf-8"))
+BASES = {name: _base(row) for name, row in _PLAN["bases"].items()}
+KINDS = tuple(map(Kind.read, _PLAN["kinds"]))
+PAIRS = tuple((row["base"], _tuples(row["faults"])) for row in _PLAN["pairs"])

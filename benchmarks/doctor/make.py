@@ -102,7 +102,10 @@ def _pairs(split: str) -> Iterator[Case]:
             )
             assert shape is not None
             columns = {name: value for kind in kinds for name, value in kind.columns.items()}
-            merged = replace(kinds[0], columns=columns | ({"policy_lag": True} if base == "lags" else {}))
+            merged = replace(
+                kinds[0],
+                columns=columns | ({"policy_lag": True} if base == "lags" or "stale" in base else {}),
+            )
             faults = tuple((kind, severity) for kind, (_, severity) in zip(kinds, parts, strict=True))
             yield _case("pair", split, shape, base, merged, faults, "all", chance)
 
@@ -175,7 +178,7 @@ def made(case: Case, folder: Path, out: Path) -> dict[str, Any]:
         "split": case.split,
         "causes": list(case.causes),
         "also": list(case.kind.also),
-        "verdicts": list(case.kind.verdict),
+        "verdicts": list(case.kind.verdicts),
         "family": case.shape.family,
         "model": case.shape.name,
         "base": case.base,
@@ -216,6 +219,7 @@ def size(case: Case, before: Rows, work: Work, noise: float, where: World) -> di
         return _size(sampled & work.which[:, None], off, float(off[sampled & ~work.which[:, None]].mean()))
     changed = sampled & ((rows.q != before.q) | (rows.p != before.p) | ~before.sampled)
     change = np.maximum(np.abs(rows.q - before.q), np.abs(rows.p - before.p))
+    changed &= True if work.concerned is None else work.concerned
     return _size(changed, np.where(before.sampled, change, off), noise)
 
 
@@ -237,7 +241,7 @@ def write(case: Case, work: Work, path: Path, chance: np.random.Generator) -> No
     optional: dict[str, Any] = {
         "group_id": rows.group,
         "token_ids": rows.tokens,
-        "step": rows.step,
+        "step": rows.trainer,
         "policy_lag": lag,
         "entropy": rows.entropy,
         "advantages": np.round(chance.normal(size=many), 3),

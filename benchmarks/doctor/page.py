@@ -11,11 +11,12 @@ from typing import Any
 
 import jinja2
 
+from benchmarks.doctor.faults import HONEST
+
 Row = dict[str, Any]
 HERE = Path(__file__).parent
 RESULTS = HERE / "results.json"
 DOCS = HERE.parents[1] / "docs" / "doctor.md"
-HONEST = ("numerics", "moe_outliers", "quantized_rollout", "stale", "frozen_sync")
 ALWAYS = ("numerics", "moe_outliers", "low_precision_storage")
 """Causes that have no size above the numerics: they are these, or they are counted exactly."""
 ABOVE, TOKENS, SEQUENCES, ENOUGH = 3.0, 20, 8, 64

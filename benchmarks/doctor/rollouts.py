@@ -182,7 +182,6 @@ class Rows:
     entropy_raw: Array
     ends: Array
     group: Array
-    step: Array
     lag: Array
     trainer: Array
     temperature: float = 1.0
@@ -313,7 +312,7 @@ class World:
         found = {name: value.numpy() for name, value in (drawn | scored | {"prompts": prompts}).items()}
         found["mask"] = found["mask"].astype(np.int8)
         found["group"] = i * many + np.arange(many) // SAMPLES
-        labels = {"step": i, "lag": trainer - old, "trainer": trainer}
+        labels = {"lag": trainer - old, "trainer": trainer}
         found |= {name: np.full(many, value) for name, value in labels.items()}
         return Rows(**found, temperature=base.how.temperature)
 
