@@ -125,7 +125,11 @@ def _case(
     if name == "pair":
         causes += (honest,) if honest and len(causes) == 1 else ("stale",) if "stale" in base else ()
     rows = int(chance.choice(SIZES))
-    rows = {"many": int(chance.choice((1000, 3000))), "long": int(chance.choice((16, 48)))}.get(base, rows)
+    rows = {
+        "many": int(chance.choice((1000, 3000))),
+        "long": int(chance.choice((16, 48))),
+        "longest": 32,
+    }.get(base, rows)
     many = len(BASES[base].pairs)
     steps = many > 1
     columns: dict[str, bool | str] = {

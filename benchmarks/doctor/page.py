@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -57,6 +56,7 @@ def tables(rows: Sequence[Row]) -> str:
         pairs=[row for row in rows if pair(row)],
         bugs=[row for row in rows if not honest(row) and not pair(row)],
         honest=[row for row in rows if honest(row)],
+        hosts=[row for row in rows if row["where"]],
         alarms=[row for row in rows if honest(row) and row["verdict"] == "bug"],
     )
 
@@ -104,6 +104,11 @@ def above(row: Row) -> bool:
     return bool(enough and row["change"] >= ABOVE * row["noise"])
 
 
+def placed(row: Row) -> bool:
+    """Whether a cause is said to be on the host that it is on."""
+    return any(row["where"] in place for place in row["places"])
+
+
 def aimed(rows: Iterable[Row]) -> list[Row]:
     """Dumps of 64 sequences or more with a fault above the numerics."""
     return [row for row in rows if row["sequences"] >= ENOUGH and above(row)]
@@ -148,12 +153,9 @@ _ENVIRONMENT = jinja2.Environment(
     keep_trailing_newline=True,
 )
 _ENVIRONMENT.globals |= {
-    **{
-        one.__name__: one
-        for one in (said, first, among, judged, aimed, share, by_cause, confused, between, seconds)
-    },
+    **{one.__name__: one for one in (said, first, among, judged, placed, aimed, share)},
+    **{one.__name__: one for one in (by_cause, confused, between, seconds)},
     "sizes": SIZES,
     "changes": CHANGES,
     "off": SHARES,
-    "statistics": statistics,
 }
