@@ -181,7 +181,7 @@ def made(case: Case, folder: Path, out: Path) -> dict[str, Any]:
         "path": f"{case.name}.parquet",
         "split": case.split,
         "causes": list(case.causes),
-        "also": list(case.kind.also),
+        "also": [*case.kind.also, *undecided(case)],
         "verdicts": list(case.kind.verdicts),
         "family": case.shape.family,
         "model": case.shape.name,
@@ -195,6 +195,11 @@ def made(case: Case, folder: Path, out: Path) -> dict[str, Any]:
         "columns": sorted(name for name, value in case.columns.items() if value),
         **size(case, before, work, noise, where),
     }
+
+
+def undecided(case: Case) -> list[str]:
+    """Without a lag nothing tells weights that are some steps old from weights that were rounded."""
+    return ["stale"] if case.causes == ("quantized_rollout",) and not case.columns["policy_lag"] else []
 
 
 def drawn(case: Case, where: World, chance: np.random.Generator) -> Work:

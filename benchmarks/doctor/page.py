@@ -83,12 +83,9 @@ def first(row: Row) -> bool:
 
 
 def among(row: Row) -> bool:
-    """Whether all true causes were named, in any order."""
-    return (
-        first(row)
-        if honest(row) and not pair(row)
-        else {*row["causes"]} <= {*row["named"]} or (not pair(row) and bool({*row["also"]} & {*row["named"]}))
-    )
+    """Whether all true causes were named, in any order; of a single one, what is as right will do."""
+    named = {*row["named"]}
+    return {*row["causes"]} <= named or (not pair(row) and (first(row) or bool({*row["also"]} & named)))
 
 
 def judged(row: Row) -> bool:
