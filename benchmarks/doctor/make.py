@@ -193,8 +193,15 @@ def made(case: Case, folder: Path, out: Path) -> dict[str, Any]:
         "sequences": len(work.rows.group),
         "tokens": int(work.rows.sampled.sum()),
         "columns": sorted(name for name, value in case.columns.items() if value),
+        "k3": None if case.kind.make is none else k3(before),
         **size(case, before, work, noise, where),
     }
+
+
+def k3(rows: Rows) -> float:
+    """Of the responses as they are."""
+    delta = (rows.p - rows.q)[rows.sampled].astype(np.float64)
+    return float((np.expm1(delta) - delta).mean())
 
 
 def undecided(case: Case) -> list[str]:

@@ -106,6 +106,16 @@ def placed(row: Row) -> bool:
     return any(row["where"] in place for place in row["places"])
 
 
+def undone(rows: Iterable[Row]) -> list[Row]:
+    """Bugs named first, with a number after the fix."""
+    return [row for row in rows if first(row) and row["k3"] is not None and row["after"] is not None]
+
+
+def near(row: Row) -> bool:
+    """Whether K3 after the fix is within a factor of 2 of K3 without the fault, or within 1e-6."""
+    return row["k3"] / 2 - 1e-6 <= row["after"] <= 2 * row["k3"] + 1e-6
+
+
 def aimed(rows: Iterable[Row]) -> list[Row]:
     """Dumps of 64 sequences or more with a fault above the numerics."""
     return [row for row in rows if row["sequences"] >= ENOUGH and above(row)]
@@ -150,7 +160,7 @@ _ENVIRONMENT = jinja2.Environment(
     keep_trailing_newline=True,
 )
 _ENVIRONMENT.globals |= {
-    **{one.__name__: one for one in (said, first, among, judged, placed, aimed, share)},
+    **{one.__name__: one for one in (said, first, among, judged, placed, near, aimed, undone, share)},
     **{one.__name__: one for one in (by_cause, confused, between, seconds)},
     "sizes": SIZES,
     "changes": CHANGES,

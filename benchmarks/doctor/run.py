@@ -26,7 +26,7 @@ from benchmarks.doctor import make, page
 
 Row = dict[str, Any]
 KEPT = ("name", "causes", "also", "verdicts", "family", "model", "base", "severity", "place", "where")
-KEPT += ("sequences", "tokens", "off_tokens", "off_sequences")
+KEPT += ("k3", "sequences", "tokens", "off_tokens", "off_sequences")
 
 
 def diagnosed(entry: Row, folder: Path) -> Row:
@@ -41,6 +41,7 @@ def diagnosed(entry: Row, folder: Path) -> Row:
         "named": [one.id for one in found.causes],
         "places": [one.where for one in found.causes],
         "statistic": found.causes[0].statistic if found.causes else found.headline,
+        "after": found.causes[0].after.k3 if found.causes and found.causes[0].after else None,
         "seconds": round(seconds, 3),
     }
     sizes = {name: float(f"{entry[name]:.3g}") for name in ("change", "noise")}
