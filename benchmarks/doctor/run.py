@@ -1,0 +1,77 @@
+"""Diagnoses every dump of a split, and writes figures and docs/doctor.md.
+
+    python benchmarks/doctor/run.py [--split development|final] [--limit N] [--jobs 2] [--dumps DIR] [--write]
+
+--dumps diagnoses what `make.py` has written there. --write keeps the rows and writes the page.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import offpol_diag
+from benchmarks.doctor import make, page
+
+Row = dict[str, Any]
+KEPT = ("name", "causes", "also", "verdicts", "family", "model", "base", "severity", "place", "where")
+KEPT += ("k3", "sequences", "tokens", "off_tokens", "off_sequences")
+
+
+def diagnosed(entry: Row, folder: Path) -> Row:
+    """What is known of a dump, and what the diagnosis says of it."""
+    torch.set_num_threads(1)
+    began = time.perf_counter()
+    found = offpol_diag.analyze([str(folder / entry["path"])], presets=(), device="cpu", workers=1).diagnosis
+    seconds = time.perf_counter() - began
+    assert found is not None
+    said = {
+        "verdict": found.verdict,
+        "named": [one.id for one in found.causes],
+        "places": [one.where for one in found.causes],
+        "statistic": found.causes[0].statistic if found.causes else found.headline,
+        "after": found.causes[0].after.k3 if found.causes and found.causes[0].after else None,
+        "seconds": round(seconds, 3),
+    }
+    sizes = {name: float(f"{entry[name]:.3g}") for name in ("change", "noise")}
+    return {name: entry[name] for name in KEPT} | sizes | said
+
+
+def main() -> None:
+    """Make, diagnose, print, keep."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--split", choices=make.SHAPES, default="development")
+    parser.add_argument("--limit", type=int)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--dumps", type=Path, help="a folder with a manifest.json; default: make them now")
+    parser.add_argument("--cache", type=Path, default=make.CACHE)
+    parser.add_argument("--write", action="store_true", help="keep the rows and write docs/doctor.md")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as made:
+        folder = given.dumps or Path(made)
+        if given.dumps is None:
+            make.make(make.chosen(given.split, given.limit), folder, given.cache)
+        entries = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))[: given.limit]
+        with ProcessPoolExecutor(given.jobs, mp_context=get_context("spawn")) as pool:
+            rows = list(pool.map(diagnosed, entries, [folder] * len(entries), chunksize=4))
+    print(page.tables(rows))
+    if given.write:
+        page.keep(given.split, rows)
+        page.write()
+
+
+if __name__ == "__main__":
+    main()
