@@ -57,7 +57,7 @@ CAUSES: dict[str, Row] = {
         "bug",
         "the rollout column is shifted by {tokens} against the train column",
         "both columns are about the same sampled token",
-        "{slice}",
+        "shift one column by {tokens}: K3 falls as it does below",
         "{slice}; logits at position t − 1 score token t, so slice logits[:, :-1] and tokens[:, 1:]",
         "with the shift undone",
         "columns shifted against each other (by up to 8 tokens)",

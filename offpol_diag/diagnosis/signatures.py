@@ -390,7 +390,7 @@ def breaks(rows: Rows) -> Found | None:
     seen = _breaks(rows)
     long = rows.lengths >= 12
     many = int(seen.broken.sum())
-    if many < max(3, 0.01 * rows.sequences):
+    if many < max(3, 0.015 * rows.sequences):
         return None
     inner = seen.broken & (seen.at > 0)
     to_end = seen.until >= rows.lengths - 1
@@ -415,9 +415,11 @@ def breaks(rows: Rows) -> Found | None:
     said = {"where": f"{where:.0f}", "share": percent(many / max(int(long.sum()), 1))}
     if same and to_end[seen.broken].mean() > 0.6:
         cause = "long_context"
-    elif to_end[seen.broken].mean() > 0.5:
-        cause = "retokenization"
-    elif many < 0.08 * rows.sequences or np.median((seen.until - seen.at)[seen.broken]) > 12:
+    elif (
+        to_end[seen.broken].mean() > 0.5
+        or many < 0.08 * rows.sequences
+        or np.median((seen.until - seen.at)[seen.broken]) > 12
+    ):
         cause = "retokenization"
     else:
         cause = "wrong_mask"
