@@ -1,4 +1,4 @@
-"""The diagnosis names the planted cause, beside its nearest look-alikes, on real rollouts of the sample dumps."""
+"""The diagnosis names the planted cause, beside its look-alikes, on real rollouts of the sample dumps."""
 
 from __future__ import annotations
 

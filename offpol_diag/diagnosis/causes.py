@@ -1,4 +1,4 @@
-"""Causes of a mismatch as a table: what to say, what it violates, how to confirm it, and the fix as one types it.
+"""Causes of a mismatch as a table: what to say, what it violates, how to confirm it, how to fix it.
 
 The words in braces are filled in by the signature that found the cause (`Found.said`).
 """
@@ -37,8 +37,10 @@ CAUSES: dict[str, Row] = {
         "bug",
         "{share} of the {column} log-probs are the constant {value}, which stands for a missing value",
         "log-probs of sampled tokens vary; one value does not come again and again",
-        "look at these tokens in what the {side} returns: a missing log-prob is filled in with {value} on the way",
-        "keep such tokens out of the loss (response_mask 0), and find where they get lost: streamed chunks, aborted "
+        "look at these tokens in what the {side} returns: a missing log-prob is filled in with {value} on "
+        "the way",
+        "keep such tokens out of the loss (response_mask 0), and find where they get lost: streamed "
+        "chunks, aborted "
         "and resumed requests, tokens the engine did not sample",
         "with these tokens masked",
         "constants in place of log-probs",
@@ -48,7 +50,8 @@ CAUSES: dict[str, Row] = {
         "the response mask includes tokens that were not sampled: {place}",
         "a token that the engine did not sample has no rollout log-prob",
         "print response_mask beside the text of the sequences named here",
-        "set response_mask to 0 on tool output, observations and padding (in multi-turn rollouts: 1 only on tokens "
+        "set response_mask to 0 on tool output, observations and padding (in multi-turn rollouts: 1 only "
+        "on tokens "
         "that the model generated)",
         "with these tokens masked",
         "unsampled tokens inside the mask",
@@ -64,7 +67,8 @@ CAUSES: dict[str, Row] = {
     ),
     "row_permutation": Row(
         "bug",
-        "rows are permuted: train log-probs stand beside another sequence's rollout log-probs, within {within}",
+        "rows are permuted: train log-probs stand beside another sequence's rollout log-probs, within "
+        "{within}",
         "both columns are about the same sequence",
         "rows whose train log-probs belong to another row: {examples}",
         "restore the order after dynamic batching or sorting by length (verl: revert_dynamic_batch, "
@@ -96,8 +100,10 @@ CAUSES: dict[str, Row] = {
         "bug",
         "{share} of the sequences break at some token: from there on the columns belong to different text",
         "columns that agree token by token do not stop to within a sequence",
-        "decode token_ids of the sequences named here around the break; compare with the ids that the engine returned",
-        "train on the engine's token ids (vLLM: return_token_ids / prompt_token_ids; SGLang: output_ids) instead of "
+        "decode token_ids of the sequences named here around the break; compare with the ids that the "
+        "engine returned",
+        "train on the engine's token ids (vLLM: return_token_ids / prompt_token_ids; SGLang: output_ids) "
+        "instead of "
         "tokenizing the text again",
         "without what follows the breaks",
         "sequences that break at a token",
@@ -106,8 +112,10 @@ CAUSES: dict[str, Row] = {
         "bug",
         "beyond about token {where} the engine computes something else",
         "kernels and weights differ at every position alike",
-        "score one long response with the engine's prefill (prompt_logprobs) and with its decode; compare beyond token {where}",
-        "switch off what only acts on long contexts: vLLM --disable-cascade-attn, --no-enable-chunked-prefill, a KV "
+        "score one long response with the engine's prefill (prompt_logprobs) and with its decode; compare "
+        "beyond token {where}",
+        "switch off what only acts on long contexts: vLLM --disable-cascade-attn, "
+        "--no-enable-chunked-prefill, a KV "
         "cache in fp8, a sliding window, rope scaling that differs between engine and trainer",
         "without what lies beyond",
         "a position from which on the columns disagree",
@@ -117,7 +125,8 @@ CAUSES: dict[str, Row] = {
         "engine and trainer scored {share} of the responses after different prompts",
         "the same weights after the same prompt give about the same log-probs",
         "print the prompt ids that the engine got and those the trainer used for one of these sequences",
-        "apply the chat template once, with the same system prompt and tools, and pass prompt ids instead of text",
+        "apply the chat template once, with the same system prompt and tools, and pass prompt ids instead "
+        "of text",
         "without these sequences",
         "responses scored after another prompt",
     ),
@@ -145,7 +154,8 @@ CAUSES: dict[str, Row] = {
         "the trainer does not divide its logits by the sampling temperature{temperature}",
         "log π_train is not a power of log π_rollout under any noise or staleness",
         "look for the division by temperature in the trainer's log-prob computation",
-        "divide the logits by the temperature before log-softmax (verl: actor_rollout_ref.rollout.temperature reaches "
+        "divide the logits by the temperature before log-softmax (verl: "
+        "actor_rollout_ref.rollout.temperature reaches "
         "compute_log_prob; TRL: temperature in GRPOConfig)",
         "with that temperature divided out (approximate)",
         "a temperature on one side only",
@@ -164,7 +174,8 @@ CAUSES: dict[str, Row] = {
         "sequences with {where} differ {times}-fold more than the others",
         "engines with the same weights and kernels differ alike",
         "restart or replace what is behind {where}, and compare again",
-        "check the weights, the version and the flags of {where}: a replica that missed a weight sync, another dtype or kernel",
+        "check the weights, the version and the flags of {where}: a replica that missed a weight sync, "
+        "another dtype or kernel",
         "without these sequences",
         "one engine, host or other group that stands out",
     ),

@@ -114,7 +114,8 @@ def outliers(rows: Rows) -> Found | None:
     if seen.scale > 0.045 or not 0.001 < seen.tail < 0.08 or seen.share < 0.8:
         return None
     statistic = (
-        f"{percent(seen.tail)} of the uncertain tokens lie beyond 8 times the usual |Δ|/(1 − q) of {seen.scale:.2g} and "
+        f"{percent(seen.tail)} of the uncertain tokens lie beyond 8 times the usual |Δ|/(1 − q) of "
+        f"{seen.scale:.2g} and "
         f"carry {percent(seen.share)} of K3"
     )
     every = np.ones(rows.tokens, bool), np.ones(rows.sequences, bool)

@@ -1,7 +1,8 @@
 """What must hold of tokens that were sampled from the logged π_rollout, and the shapes that break it.
 
-If tokens were sampled from the π_rollout that was logged, then E[r] = 1 and k1 = −E[Δ] ≥ 0 whatever the training
-policy is, and the mean surprisal −log q equals the mean entropy. K3 = k1 + E[r] − 1 holds for any numbers.
+If tokens were sampled from the π_rollout that was logged, then E[r] = 1 and k1 = −E[Δ] ≥ 0 whatever the
+training policy is, and the mean surprisal −log q equals the mean entropy. K3 = k1 + E[r] − 1 holds for any
+numbers.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Identities:
 
     @property
     def one_sided(self) -> float:
-        """(1 − E[r]) / E|r − 1|: 0 where π_rollout is the distribution that was sampled from, 1 where r ≤ 1."""
+        """(1 − E[r]) / E|r − 1|: 0 where tokens came from the logged π_rollout, 1 where r ≤ 1."""
         return (1 - self.ratio.value) / self.tv if self.tv > 0 else 0.0
 
 
@@ -96,7 +97,7 @@ def fit_temperature(rows: Rows, most: int = 6_000) -> Fitted:
 
 
 def sampling(rows: Rows) -> Found | None:
-    """Find a temperature or a truncation on one side only, or any other π_rollout that was not sampled from."""
+    """Find a temperature or a truncation on one side only, or a π_rollout that was not sampled from."""
     seen = identities(rows)
     size = float(np.mean(np.abs(rows.delta)))
     every = np.ones(rows.tokens, bool), np.ones(rows.sequences, bool)
@@ -113,7 +114,8 @@ def sampling(rows: Rows) -> Found | None:
         raw = seen.k1.value < 0
         temperature = 1 / fitted.power if raw else fitted.power
         statistic = (
-            f"k1 = {seen.k1.value:.3g} [{seen.k1.low:.2g}, {seen.k1.high:.2g}] nats, E[r] = {seen.ratio.value:.4g} "
+            f"k1 = {seen.k1.value:.3g} [{seen.k1.low:.2g}, {seen.k1.high:.2g}] nats, E[r] = "
+            f"{seen.ratio.value:.4g} "
             f"[{seen.ratio.low:.4g}, {seen.ratio.high:.4g}]"
         )
         if clear:
@@ -150,8 +152,10 @@ def _nucleus(rows: Rows, seen: Identities) -> Found | None:
     certain = (rows.q > -1e-6) & (rows.delta < -1e-3) & (rows.delta > -FAR_MASS)
     kept = seen.ratio.value
     statistic = (
-        f"E[r] = {kept:.5g} [{seen.ratio.low:.5g}, {seen.ratio.high:.5g}], and r lies below 1 nearly always: 99.5% of Δ are "
-        f"below {noise:.2g} and 99.8% above {lowest:.2g} nats; {percent(float(certain.mean()))} of tokens are logged as certain "
+        f"E[r] = {kept:.5g} [{seen.ratio.low:.5g}, {seen.ratio.high:.5g}], and r lies below 1 nearly "
+        "always: 99.5% of Δ are "
+        f"below {noise:.2g} and 99.8% above {lowest:.2g} nats; {percent(float(certain.mean()))} of tokens "
+        "are logged as certain "
         "and are not"
     )
     return Found(
@@ -175,7 +179,8 @@ def _unlogged(rows: Rows, seen: Identities) -> Found | None:
     if gap is None or gap.off(0) >= 0 or gap.value > -max(0.005, 2 * float(np.mean(rows.size))):
         return None  # an entropy of the other policy is off by about |Δ|
     statistic = (
-        f"surprisal − entropy = {gap.value:.3g} [{gap.low:.2g}, {gap.high:.2g}] nats; 0 where tokens were sampled from the "
+        f"surprisal − entropy = {gap.value:.3g} [{gap.low:.2g}, {gap.high:.2g}] nats; 0 where tokens were "
+        "sampled from the "
         "logged distribution"
     )
     every = np.ones(rows.tokens, bool), np.ones(rows.sequences, bool)
@@ -236,7 +241,8 @@ def storage(rows: Rows) -> Found | None:
                 rounding = _rounding(some, grid)
                 size = float(np.sqrt(np.mean(np.minimum(np.abs(rows.delta), 1) ** 2)))
                 statistic = (
-                    f"{percent(share)} of the {name} log-probs are {grid} numbers (by chance: {_CHANCE[grid]}); rounding moves "
+                    f"{percent(share)} of the {name} log-probs are {grid} numbers (by chance: "
+                    f"{_CHANCE[grid]}); rounding moves "
                     f"them by {rounding:.1g} nats (root mean square), the whole mismatch is {size:.1g}"
                 )
                 every = np.ones(rows.tokens, bool), np.ones(rows.sequences, bool)

@@ -147,7 +147,7 @@ class Rows:
         return self if sequences.all() else self.keep(sequences[self.owner])
 
     def with_q(self, q: Floats) -> Rows:
-        """Put other rollout log-probs beside the same tokens; the entropy that was logged is no longer theirs."""
+        """Put other rollout log-probs beside the same tokens; the logged entropy is no longer theirs."""
         return replace(self, q=q, entropy=None)
 
     def column(self, name: str) -> list[Any]:
@@ -162,8 +162,8 @@ SURE = 5.0
 def bound(groups: int, looks: int = 1) -> float:
     """Standard errors that any of so many looks is beyond as rarely as a normal number is beyond `SURE`.
 
-    Each look has its share of that chance (Bonferroni), and the tails are those of Student's t with one degree of
-    freedom less than groups, by Wallace's normal score of t (1959).
+    Each look has its share of that chance (Bonferroni), and the tails are those of Student's t with one
+    degree of freedom less than groups, by Wallace's normal score of t (1959).
     """
     normal, freedom = NormalDist(), max(groups - 1, 2)
     score = normal.inv_cdf(normal.cdf(-SURE) / max(looks, 1)) * (8 * freedom + 3) / (8 * freedom + 1)
@@ -173,7 +173,7 @@ def bound(groups: int, looks: int = 1) -> float:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean with a 95% interval from its spread over groups of sequences, its standard error, and how many groups."""
+    """A mean with a 95% interval from its spread over groups, its standard error, and how many groups."""
 
     value: float
     low: float

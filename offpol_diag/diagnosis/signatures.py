@@ -1,8 +1,9 @@
 """What each kind of fault leaves in the log-probs, looked for one after the other.
 
-A signature looks at `Rows` and answers with what it found, or None: which tokens and sequences are concerned, the
-numbers that show it, and the rows as they would be without the fault. The next signature looks at those, so that
-several faults at once are each seen. Statistics are cut at `CAP` nats a token: one outlier decides nothing.
+A signature looks at `Rows` and answers with what it found, or None: which tokens and sequences are concerned,
+the numbers that show it, and the rows as they would be without the fault. The next signature looks at those,
+so that several faults at once are each seen. Statistics are cut at `CAP` nats a token: one outlier decides
+nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ class Found:
         statistic: the numbers that show it.
         tokens: which tokens of the rows are concerned, [T].
         sequences: which sequences are concerned, [S].
-        repaired: the rows with the fault undone, or with what it spoilt left out; None where no repair is known.
+        repaired: the rows with the fault undone, or with what it spoilt left out; None where no repair is
+            known.
         exact: whether it was counted and needs no interval.
     """
 
@@ -65,7 +67,7 @@ def sentinels(rows: Rows) -> Found | None:
 
 
 def _same_context(rows: Rows, tokens: Flags, value: float) -> bool:
-    """Whether a value may repeat because one token does in one context: at one position, always with the same id."""
+    """Whether a value may repeat as one token does in one context: at one position, with the same id."""
     if value == 0 or value < IMPOSSIBLE or np.bincount(rows.index[tokens]).max() < 0.8 * tokens.sum():
         return False
     if rows.ids is not None:
@@ -86,8 +88,9 @@ def _with_sure(rows: Rows, same: Flags, sure: Flags) -> Flags:
 def _constant(x: Floats, other: Floats) -> float | None:
     """The value that stands at several tokens whose other log-prob varies and is far off, if there is one.
 
-    Log-probs repeat honestly where contexts do (the first tokens after one prompt): such values are as frequent as
-    others of their kind. A sentinel is much more frequent than the value after it, or no log-prob at all.
+    Log-probs repeat honestly where contexts do (the first tokens after one prompt): such values are as
+    frequent as others of their kind. A sentinel is much more frequent than the value after it, or no
+    log-prob at all.
     """
     zero = (x == 0) & (other < -1e-3)
     if zero.sum() >= 3 and (other[zero] < -FAR).any() and np.mean(other[zero] < -FAR) > 0.02:
@@ -118,7 +121,7 @@ def _runs(rows: Rows, tokens: Flags) -> tuple[Ints, Ints]:
 
 
 def _placed(rows: Rows, column: str, value: float, tokens: Flags) -> Found:
-    """Say by where the constants stand whether they are single, at an edge, or blocks that the mask should exclude."""
+    """Say by their places whether constants are single, at an edge, or blocks that the mask should exclude."""
     first, length = _runs(rows, tokens)
     sequences = rows.sum(tokens) > 0
     many, hit = int(tokens.sum()), int(sequences.sum())
@@ -224,7 +227,8 @@ def _shifted(rows: Rows, sequences: Flags, lag: int, share: float) -> Found:
     takes = tokens & ((rows.from_end if lag > 0 else rows.index) >= k)
     moved[takes] = rows.q[np.flatnonzero(takes) + lag]
     statistic = (
-        f"the columns correlate {apart:.2f} at {k} token{'s' if k > 1 else ''} apart and {placed:.2f} in place, in "
+        f"the columns correlate {apart:.2f} at {k} token{'s' if k > 1 else ''} apart and {placed:.2f} in "
+        "place, in "
         f"{int(sequences.sum()):,} of {rows.sequences:,} sequences"
     )
     return Found(
@@ -248,7 +252,7 @@ def _shifted(rows: Rows, sequences: Flags, lag: int, share: float) -> Found:
 
 
 def _settled(rows: Rows, share: float) -> Rows:
-    """Repaired rows without those that are still far off, where the fault is in most: they are of the same kind."""
+    """Repaired rows without those that are still far off, where most rows had the fault: it is theirs too."""
     return rows.only(rows.level < 0.5) if share > 0.3 and (rows.level < 0.5).any() else rows
 
 
@@ -281,7 +285,8 @@ def permutations(rows: Rows) -> Found | None:
     sequences = np.zeros(rows.sequences, bool)
     sequences[who] = True
     statistic = (
-        f"{len(who):,} of {rows.sequences:,} sequences agree with another sequence to {least[matched].mean():.2g} nats a "
+        f"{len(who):,} of {rows.sequences:,} sequences agree with another sequence to "
+        f"{least[matched].mean():.2g} nats a "
         f"token and with their own to {own[matched].mean():.2g}"
     )
     step = rows.column("step")
@@ -346,7 +351,7 @@ class Breaks:
 
 
 def _breaks(rows: Rows) -> Breaks:
-    """The stretch of each sequence in which the columns agree no better than by chance, if they do elsewhere."""
+    """The stretch of each sequence in which columns agree by chance only, where they agree elsewhere."""
     at, until, broken = (
         np.zeros(rows.sequences, np.int64),
         rows.lengths.copy(),
@@ -377,7 +382,7 @@ def _breaks(rows: Rows) -> Breaks:
 
 
 def against_chance(rows: Rows, first: int, last: int) -> float:
-    """Mean |p − q| of neighbouring tokens over that of all pairs of a p and a q among them; 1: unrelated columns."""
+    """Mean |p − q| of tokens in a row over that of all pairs of a p and a q among them; 1: unrelated."""
     p, q = rows.p[first:last], rows.q[first:last]
     if len(p) > 256:
         p, q = p[:256], q[:256]
@@ -409,7 +414,8 @@ def breaks(rows: Rows) -> Found | None:
     )
     in_place = rows.keep(~tokens)
     statistic = (
-        f"{many:,} of {int(long.sum()):,} sequences agree to {in_place.size.mean():.2g} nats a token outside and differ by "
+        f"{many:,} of {int(long.sum()):,} sequences agree to {in_place.size.mean():.2g} nats a token "
+        "outside and differ by "
         f"{rows.size[tokens].mean():.2g} inside"
     )
     said = {"where": f"{where:.0f}", "share": percent(many / max(int(long.sum()), 1))}
@@ -457,7 +463,8 @@ def jumps(rows: Rows) -> Found | None:
     times, at, low_, high_ = best
     tokens = rows.position >= at
     statistic = (
-        f"tokens {at / 1.5:.0f} to {at} differ by {low_:.2g} nats on average, tokens {at} to {1.5 * at:.0f} by {high_:.2g}, "
+        f"tokens {at / 1.5:.0f} to {at} differ by {low_:.2g} nats on average, tokens {at} to "
+        f"{1.5 * at:.0f} by {high_:.2g}, "
         f"{times:.1f} times as much"
     )
     return Found(
@@ -474,7 +481,7 @@ def _outliers(rows: Rows) -> float:
 
 
 def boundaries(rows: Rows) -> Found | None:
-    """Find a mismatch that sits on the first or last token of responses, or beside what the mask leaves out."""
+    """Find a mismatch that sits on the first or last token, or beside what the mask leaves out."""
     gaps = np.zeros(rows.tokens, bool)
     gaps[1:] = (np.diff(rows.position) > 1) & (rows.index[1:] > 0)
     before_gap = np.zeros(rows.tokens, bool)
@@ -507,7 +514,8 @@ def boundaries(rows: Rows) -> Found | None:
         ):
             tokens = at & (rows.size > far) if share < 0.5 else at
             statistic = (
-                f"{name} differs by {mean:.2g} nats on average, tokens elsewhere by {usual:.2g}; {percent(share)} of "
+                f"{name} differs by {mean:.2g} nats on average, tokens elsewhere by {usual:.2g}; "
+                f"{percent(share)} of "
                 f"{many:,} are beyond {far:.2g} nats, {percent(base)} elsewhere"
             )
             return Found(
@@ -522,7 +530,7 @@ def boundaries(rows: Rows) -> Found | None:
 
 
 def _usual(rows: Rows) -> Floats:
-    """Mean of |Δ| among tokens of about the same probability, [T]: rare tokens differ more, whatever they are."""
+    """Mean of |Δ| among tokens of about the same probability, [T]: rare tokens differ more, whichever."""
     edges = np.quantile(rows.q, np.linspace(0, 1, 13)[1:-1])
     cell = np.searchsorted(edges, rows.q)
     means = np.array(
@@ -573,7 +581,8 @@ def special_tokens(rows: Rows) -> Found | None:
     elsewhere = float(rows.size[~tokens].mean())
     names = ", ".join(str(values[at]) for at in worst)
     statistic = (
-        f"{int(tokens.sum()):,} tokens with id {names} differ by {rows.size[tokens].mean():.2g} nats on average, all others by "
+        f"{int(tokens.sum()):,} tokens with id {names} differ by {rows.size[tokens].mean():.2g} nats on "
+        "average, all others by "
         f"{elsewhere:.2g}"
     )
     return Found(
@@ -611,8 +620,10 @@ def contexts(rows: Rows) -> Found | None:
     sequences = falling if part else np.ones(rows.sequences, bool)
     tokens = sequences[rows.owner]
     statistic = (
-        f"in {int(falling.sum()):,} of {int(long.sum()):,} longer responses the first {EARLY} tokens differ by "
-        f"{early[falling].mean():.2g} nats on average and those from {LATE} on by {late[falling].mean():.2g}; the other "
+        f"in {int(falling.sum()):,} of {int(long.sum()):,} longer responses the first {EARLY} tokens "
+        "differ by "
+        f"{early[falling].mean():.2g} nats on average and those from {LATE} on by "
+        f"{late[falling].mean():.2g}; the other "
         f"way round in {int(rising.sum()):,}"
     )
     repaired = rows.only(~falling) if part else rows.keep(later)

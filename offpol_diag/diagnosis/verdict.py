@@ -38,7 +38,7 @@ ERRORS = 0.02
 
 @dataclass(frozen=True)
 class Seen:
-    """What was found, in order, with the rows that each signature looked at, and the rows that are left at the end."""
+    """What was found, in order, each with the rows that were looked at, and the rows left at the end."""
 
     found: tuple[tuple[Found, Rows], ...]
     rest: Rows
@@ -73,7 +73,7 @@ CONSTANTS = ("sentinel", "wrong_mask", "boundary")
 
 
 def _side_effect(one: tuple[Found, Rows], found: Sequence[tuple[Found, Rows]]) -> bool:
-    """Whether a shift or a permutation explains it: what is moved in from beyond an edge or out of padding."""
+    """Whether a shift or a permutation explains it: what moved in from beyond an edge or out of padding."""
     seen, rows = one
     causes = {other.cause for other, _ in found}
     if seen.cause == "off_by_one" and "retokenization" in causes and seen.sequences.mean() < 0.35:
@@ -124,7 +124,7 @@ def partitions(rows: Rows) -> Iterator[tuple[str, dict[Any, Flags]]]:
 
 
 def locate(rows: Rows, sequences: Flags) -> str:
-    """The group that nearly all concerned sequences belong to and that nearly all others do not, or nothing."""
+    """The group that nearly all concerned sequences, and hardly any other, belong to; or nothing."""
     if sequences.mean() > 0.9:
         return ""
     for name, parts in partitions(rows):
@@ -152,7 +152,7 @@ def _named(name: str, inside: Sequence[Any], values: Sequence[Any]) -> str:
 
 
 def apart(rows: Rows) -> tuple[str, Any, Flags, float] | None:
-    """The group whose sequences stand out most by their level: column, value, sequences, times the others'."""
+    """The group that stands out most by its level: column, value, sequences, times the others'."""
     best: tuple[str, Any, Flags, float] | None = None
     logs = honest.levels(rows.level)
     for name, parts in partitions(rows):
@@ -187,7 +187,8 @@ def by_group(rows: Rows, seen: Seen) -> tuple[Found, Rows, str] | None:
     if times < 4 or seen.ids:
         return None
     statistic = (
-        f"mean |Δ| of a sequence is {np.median(rows.level[at]):.2g} nats with {where} ({int(at.sum()):,} sequences) and "
+        f"mean |Δ| of a sequence is {np.median(rows.level[at]):.2g} nats with {where} ({int(at.sum()):,} "
+        "sequences) and "
         f"{np.median(rows.level[~at]):.2g} with others ({int((~at).sum()):,}), medians"
     )
     said = {"where": where, "times": f"{times:.0f}"}
@@ -241,7 +242,8 @@ def diagnose(summary: Summary, sample: Sample | None) -> Diagnosis:
 
 def _identical(rows: Rows) -> Diagnosis:
     headline = (
-        "The two columns hold the same numbers, token for token: was one copied from the other? Engines that agree to "
+        "The two columns hold the same numbers, token for token: was one copied from the other? Engines "
+        "that agree to "
         "the last bit exist; then this is what to expect."
     )
     return Diagnosis(verdict="cannot_tell", headline=headline, sequences=rows.sequences, tokens=rows.tokens)
@@ -359,7 +361,8 @@ def _judged(evidence: Evidence, rows: Rows, seen: Seen, causes: list[Cause]) -> 
     blunt = not identities.ratio.error < ERRORS and not (k3.value is not None and k3.value < HEALTHY_K3)
     if blunt and identities.ratio.error > 0.1:
         headline = (
-            f"E[r] = {identities.ratio.value:.3g} ± {identities.ratio.error:.2g}: too few tokens to tell a bug from a "
+            f"E[r] = {identities.ratio.value:.3g} ± {identities.ratio.error:.2g}: too few tokens to tell a "
+            "bug from a "
             "mismatch."
         )
         return Diagnosis(

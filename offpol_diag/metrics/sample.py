@@ -1,7 +1,7 @@
 """Whole sequences, chosen by hash, kept token by token for the diagnosis.
 
-What a fault leaves behind (a shift, a constant, a break) is looked for in tokens side by side, which sums cannot
-hold. A sample of sequences can: it is bounded, it merges, and it does not depend on how a dump is cut.
+What a fault leaves behind (a shift, a constant, a break) is looked for in tokens side by side, which sums
+cannot hold. A sample of sequences can: it is bounded, it merges, and it does not depend on how a dump is cut.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class Sample:
     Attributes:
         order: hash of each sequence, rising, [S] int64.
         lengths: tokens that are kept of each, [S] int64.
-        values: by name of `COLUMNS` the tokens of all sequences, end to end, [T] float64; a column that the dump
+        values: by name of `COLUMNS` the tokens of all sequences, end to end, [T] float64; a column that the
+            dump
             lacks is absent.
         scalars: columns of the sequences by name, S values each.
         full: whether sequences were left out.
