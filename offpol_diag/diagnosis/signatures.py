@@ -121,7 +121,7 @@ def _runs(rows: Rows, tokens: Flags) -> tuple[Ints, Ints]:
 
 
 def _placed(rows: Rows, column: str, value: float, tokens: Flags) -> Found:
-    """Say by their places whether constants are single, at an edge, or blocks that the mask should exclude."""
+    """Say by their places whether constants are single, at an edge, or blocks the mask should exclude."""
     first, length = _runs(rows, tokens)
     sequences = rows.sum(tokens) > 0
     many, hit = int(tokens.sum()), int(sequences.sum())
@@ -501,7 +501,7 @@ def boundaries(rows: Rows) -> Found | None:
     base = float(np.mean(rows.size[interior] > far))
     for name, at in places.items():
         many = int(at.sum())
-        if many < 8 or (usual > 0.4 and name != "the first token"):
+        if many < 8 or ((usual > 0.3 or base > 0.08) and name != "the first token"):
             continue  # what follows a tool's answer or ends a response changes most with the weights
         mean, share = float(rows.size[at].mean()), float(np.mean(rows.size[at] > far))
         near = (rows.index > 0) & (rows.index < 4) & interior
@@ -529,14 +529,13 @@ def boundaries(rows: Rows) -> Found | None:
     return None
 
 
-def _usual(rows: Rows) -> Floats:
-    """Mean of |Δ| among tokens of about the same probability, [T]: rare tokens differ more, whichever."""
-    edges = np.quantile(rows.q, np.linspace(0, 1, 13)[1:-1])
-    cell = np.searchsorted(edges, rows.q)
-    means = np.array(
-        [np.mean(rows.size[cell == k]) if (cell == k).any() else 0.0 for k in range(len(edges) + 1)]
-    )
-    return np.asarray(means[cell])
+def _usual(rows: Rows, at: Flags) -> float:
+    """Mean of |Δ| that flagged tokens would have if they were like others of about the same probability."""
+    cuts = np.quantile(rows.q, np.linspace(0, 1, 13)[1:-1])
+    cell = np.searchsorted(cuts, rows.q)
+    others = np.bincount(cell[~at], minlength=len(cuts) + 1)
+    total = np.bincount(cell[~at], rows.size[~at], minlength=len(cuts) + 1)
+    return float(np.mean((total / np.maximum(others, 1))[cell[at]]))
 
 
 def edges(rows: Rows) -> tuple[Ints, Ints]:
@@ -560,7 +559,6 @@ def special_tokens(rows: Rows) -> Found | None:
     far = _outliers(rows)
     share = np.bincount(which, rows.size > np.maximum(0.1, 0.5 * np.minimum(mean, far)[which])) / many
     order = np.argsort(-np.where(many >= 5, mean, 0))
-    usual = np.bincount(which, _usual(rows)) / many
     worst: list[int] = []
     for at in order[:8]:
         rest = np.delete(np.arange(len(values)), [*worst, at])
@@ -571,7 +569,9 @@ def special_tokens(rows: Rows) -> Found | None:
         nearly_all = (
             share[at] > 0.9 and mean[at] > 3 * others and share[rest] @ many[rest] < 0.15 * many[rest].sum()
         )
-        if many[at] >= 8 and mean[at] > max(0.15, 3 * usual[at]) and (beyond or nearly_all):
+        if many[at] < 8 or mean[at] < 0.15 or not (beyond or nearly_all):
+            continue
+        if mean[at] > 3 * _usual(rows, np.isin(which, [*worst, at])):
             worst.append(int(at))
     if not worst:
         return None
