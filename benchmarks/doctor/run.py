@@ -26,7 +26,7 @@ from benchmarks.doctor import make, page
 
 Row = dict[str, Any]
 KEPT = ("name", "causes", "also", "verdicts", "family", "model", "base", "severity", "place", "where")
-KEPT += ("k3", "sequences", "tokens", "off_tokens", "off_sequences")
+KEPT += ("sequences", "tokens", "off_tokens", "off_sequences")
 
 
 def diagnosed(entry: Row, folder: Path) -> Row:
@@ -36,15 +36,16 @@ def diagnosed(entry: Row, folder: Path) -> Row:
     found = offpol_diag.analyze([str(folder / entry["path"])], presets=(), device="cpu", workers=1).diagnosis
     seconds = time.perf_counter() - began
     assert found is not None
+    after = found.causes[0].after if found.causes else None
     said = {
         "verdict": found.verdict,
         "named": [one.id for one in found.causes],
         "places": [one.where for one in found.causes],
         "statistic": found.causes[0].statistic if found.causes else found.headline,
-        "after": found.causes[0].after.k3 if found.causes and found.causes[0].after else None,
+        "after": None if after is None or after.approximate else float(f"{after.k3:.3g}"),
         "seconds": round(seconds, 3),
     }
-    sizes = {name: float(f"{entry[name]:.3g}") for name in ("change", "noise")}
+    sizes = {name: entry[name] and float(f"{entry[name]:.3g}") for name in ("change", "noise", "k3")}
     return {name: entry[name] for name in KEPT} | sizes | said
 
 
