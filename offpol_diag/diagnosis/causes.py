@@ -127,7 +127,7 @@ CAUSES: dict[str, Row] = {
         "print the prompt ids that the engine got and those the trainer used for one of these sequences",
         "apply the chat template once, with the same system prompt and tools, and pass prompt ids instead "
         "of text",
-        "without these sequences",
+        "without these sequences, or from token 32 on where all are concerned",
         "responses scored after another prompt",
     ),
     "truncated_sampling": Row(

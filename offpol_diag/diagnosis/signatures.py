@@ -205,6 +205,8 @@ def shifts(rows: Rows) -> Found | None:
         moved |= at[LAGS.index(lag)] < 0.9 * among.level
     sequences = np.zeros(rows.sequences, bool)
     sequences[np.flatnonzero(bad)[moved]] = True
+    if sequences.mean() > 0.8:
+        sequences[:] = True  # the rest is too short, or too certain, to show it
     return _shifted(rows, sequences, lag, share)
 
 
@@ -224,7 +226,8 @@ def _shifted(rows: Rows, sequences: Flags, lag: int, share: float) -> Found:
     same = there.owner[k:] == there.owner[:-k]
     apart, placed = correlation(p[same], q[same]), correlation(there.p, there.q)
     moved = rows.q.copy()
-    takes = tokens & ((rows.from_end if lag > 0 else rows.index) >= k)
+    first, last = edges(rows)  # masked tokens lie between runs: what would come from there is not in the dump
+    takes = tokens & ((last if lag > 0 else first) >= k)
     moved[takes] = rows.q[np.flatnonzero(takes) + lag]
     statistic = (
         f"the columns correlate {apart:.2f} at {k} token{'s' if k > 1 else ''} apart and {placed:.2f} in "
@@ -304,7 +307,7 @@ def permutations(rows: Rows) -> Found | None:
         statistic,
         sequences[rows.owner],
         sequences,
-        _settled(_matched(rows, who, mates), float(matched.mean())),
+        _matched(rows, who, mates, np.setdiff1d(bad, who)),
         {
             "within": within,
             "examples": ", ".join(f"{i} → {j}" for i, j in zip(who[:3], mates[:3], strict=True)),
@@ -327,15 +330,19 @@ def _nearest(p: Floats, q: Floats, own: Ints) -> tuple[Ints, Floats]:
     return mate, least
 
 
-def _matched(rows: Rows, who: Ints, mates: Ints) -> Rows:
-    """The rows with the rollout log-probs of their mates, as far as both reach."""
+def _matched(rows: Rows, who: Ints, mates: Ints, lost: Ints) -> Rows:
+    """The rows with the rollout log-probs of their mates, as far as both reach, without those that have none."""
     q, kept = rows.q.copy(), np.ones(rows.tokens, bool)
     for i, j in zip(who, mates, strict=True):
         a, b = rows.starts[i], rows.starts[j]
-        many = min(rows.lengths[i], rows.lengths[j])
-        q[a : a + many] = rows.q[b : b + many]
-        kept[a + many : rows.starts[i + 1]] = False
-    return rows.with_q(q).keep(kept)
+        mine, theirs = rows.position[a : rows.starts[i + 1]], rows.position[b : rows.starts[j + 1]]
+        _, at, place = np.intersect1d(mine, theirs, assume_unique=True, return_indices=True)
+        q[a + at] = rows.q[b + place]
+        kept[a : rows.starts[i + 1]] = np.isin(mine, theirs)
+    kept &= ~np.isin(rows.owner, lost)
+    found = rows.with_q(q).keep(kept)
+    fits = found.level < 10 * np.median(found.level) + 0.05  # a row without a mate shows it
+    return found.only(fits) if fits.any() else found
 
 
 # Breaks: from a token on, or in a block, the columns no longer agree.
@@ -430,7 +437,7 @@ def breaks(rows: Rows) -> Found | None:
     else:
         cause = "wrong_mask"
         said |= {"place": "blocks inside the response (tool output?)", "column": "one", "value": ""}
-    return Found(cause, statistic, tokens, seen.broken, in_place, said)
+    return Found(cause, statistic, tokens, seen.broken, in_place, said, approximate=True)
 
 
 JUMPS = tuple(round(2 ** (k / 2)) for k in range(8, 27))
@@ -510,7 +517,7 @@ def boundaries(rows: Rows) -> Found | None:
         if (
             share * many >= 5
             and share > max(0.1, min(12 * base, 0.5))
-            and mean > max(0.12, min(8 * usual, 1.0))
+            and mean > max(0.12, 8 * usual if "masked" in name else min(8 * usual, 1.0))
         ):
             tokens = at & (rows.size > far) if share < 0.5 else at
             statistic = (
@@ -565,7 +572,7 @@ def special_tokens(rows: Rows) -> Found | None:
         if not many[rest].sum():
             break
         others = total[rest].sum() / many[rest].sum()
-        beyond = share[at] > 0.5 and mean[at] > 8 * others
+        beyond = share[at] > 0.75 and mean[at] > 8 * others
         nearly_all = (
             share[at] > 0.9 and mean[at] > 3 * others and share[rest] @ many[rest] < 0.15 * many[rest].sum()
         )
@@ -627,12 +634,15 @@ def contexts(rows: Rows) -> Found | None:
         f"way round in {int(rising.sum()):,}"
     )
     repaired = rows.only(~falling) if part else rows.keep(later)
-    said = {
-        "share": percent(share) if part else "all",
-        "after": "without these sequences" if part else "from token 32 on",
-    }
+    said = {"share": percent(share) if part else "all"}
     return Found(
-        "wrong_context", statistic, tokens, sequences, repaired if repaired.tokens > 200 else None, said
+        "wrong_context",
+        statistic,
+        tokens,
+        sequences,
+        repaired if repaired.tokens > 200 else None,
+        said,
+        approximate=True,
     )
 
 
