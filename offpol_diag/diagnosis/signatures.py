@@ -331,7 +331,7 @@ def _nearest(p: Floats, q: Floats, own: Ints) -> tuple[Ints, Floats]:
 
 
 def _matched(rows: Rows, who: Ints, mates: Ints, lost: Ints) -> Rows:
-    """The rows with the rollout log-probs of their mates, as far as both reach, without those that have none."""
+    """Rows with the rollout log-probs of their mates as far as both reach, without rows that have none."""
     q, kept = rows.q.copy(), np.ones(rows.tokens, bool)
     for i, j in zip(who, mates, strict=True):
         a, b = rows.starts[i], rows.starts[j]
