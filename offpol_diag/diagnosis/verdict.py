@@ -127,7 +127,12 @@ def locate(rows: Rows, sequences: Flags) -> str:
     """The group that nearly all concerned sequences, and hardly any other, belong to; or nothing."""
     if sequences.mean() > 0.9:
         return ""
+    total = int(sequences.sum())
     for name, parts in partitions(rows):
+        for value, at in parts.items():  # of so many, nearly all in one group is no chance
+            chance = -total * np.log(at.mean())
+            if sequences[at].sum() > 0.95 * total and chance > 9 + np.log(len(parts)):
+                return f"{name} = {value}"
         inside = [value for value, at in parts.items() if sequences[at].mean() > 0.6]
         if not inside:
             continue
