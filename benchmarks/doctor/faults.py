@@ -140,7 +140,7 @@ def special_token(work: Work, kind: str, size: float, ids: int = 1) -> None:
     chosen = found[work.chance.choice(usual, ids, replace=False)]
     work.concerned = np.isin(rows.tokens, chosen) & work.tokens
     if kind == "offset":
-        rows.q[work.concerned] -= size
+        rows.q[work.concerned] = np.minimum(rows.q[work.concerned] - size, -1e-4)  # no log-prob is above 0
         return
     model = work.world.version(int(rows.trainer[0]))
     changed = copy.deepcopy(model)

@@ -382,7 +382,9 @@ def _breaks(rows: Rows) -> Breaks:
             and inside.mean() > max(0.8, 20 * outside.mean(), 10 * usual)
             and np.quantile(outside, 0.95) < 0.15
         )
-        if inside.mean() > 6 * outside.mean() + 0.1 and chance > (0.5 if quiet and to_end else CHANCE):
+        if inside.mean() > max(6 * outside.mean() + 0.1, 6 * usual) and chance > (
+            0.5 if quiet and to_end else CHANCE
+        ):
             on = to_end or against_chance(rows, a + begin, b) > CHANCE
             at[i], until[i], broken[i] = begin, len(size) if on else end + 1, True
     return Breaks(at, until, broken)
@@ -402,7 +404,7 @@ def breaks(rows: Rows) -> Found | None:
     seen = _breaks(rows)
     long = rows.lengths >= 12
     many = int(seen.broken.sum())
-    if many < max(3, 0.015 * rows.sequences):
+    if many < max(3, 0.02 * rows.sequences):
         return None
     inner = seen.broken & (seen.at > 0)
     to_end = seen.until >= rows.lengths - 1
@@ -458,6 +460,8 @@ def jumps(rows: Rows) -> Found | None:
         gain = high - low
         errors = float(gain.mean() / max(gain.std(ddof=1) / np.sqrt(len(gain)), 1e-12))
         times = float(high.mean() / max(low.mean(), 1e-9))
+        if np.mean(high > 2 * low + 0.01) < 0.6:
+            continue  # sequences that break, each at its own token
         if (
             times > 3
             and errors > bound(len(gain), len(JUMPS))
@@ -516,8 +520,9 @@ def boundaries(rows: Rows) -> Found | None:
             continue  # no single token: what follows differs too
         if (
             share * many >= 5
-            and share > max(0.1, min(12 * base, 0.5))
-            and mean > max(0.12, 8 * usual if "masked" in name else min(8 * usual, 1.0))
+            and share > max(0.2, min(12 * base, 0.5))
+            and mean > max(0.12, min(8 * usual, 1.0))
+            and ("masked" not in name or share > 0.9 or usual < 0.03)  # the weights change most after a tool
         ):
             tokens = at & (rows.size > far) if share < 0.5 else at
             statistic = (
@@ -622,7 +627,7 @@ def contexts(rows: Rows) -> Found | None:
         return None
     share = float(falling.sum() / long.sum())
     part = share < 0.5
-    if part and early[falling].mean() < 8 * max(usual, 1e-3):
+    if part and (early[falling].mean() < max(8 * usual, 0.3) or falling.sum() < 10 * rising.sum()):
         return None
     sequences = falling if part else np.ones(rows.sequences, bool)
     tokens = sequences[rows.owner]

@@ -24,8 +24,8 @@ LOOKS: tuple[Callable[[Rows], Found | None], ...] = (
     signatures.boundaries,
     signatures.contexts,
     signatures.special_tokens,
-    signatures.breaks,
     signatures.jumps,
+    signatures.breaks,
     laws.sampling,
     laws.positions,
 )
