@@ -407,6 +407,7 @@ def tables(summary: Summary) -> dict[str, Table]:
 
 
 def test_differences_to_the_reference_stand_in_a_table_of_their_own(summary: Summary) -> None:
+    summary = summary.model_copy(update={"diagnosis": None})  # beside a bug nothing is called better
     found, compared = tables(summary), summary.comparison
     assert compared is not None
     assert found["comparison"].header == ("metric", *(one.name for one in SOME), "better")

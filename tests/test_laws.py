@@ -467,11 +467,18 @@ def parts() -> dict[str, list[Any]]:
 
     from offpol_diag.metrics.alignment import BUCKETS, FOLDS, Folds
     from offpol_diag.metrics.prefixes import Prefixes
+    from offpol_diag.metrics.sample import Sample
     from offpol_diag.metrics.selection import LENGTH_BINS, Grid
 
     def prefixes(n: int, wide: int) -> Prefixes:
         log = x(n * wide).view(n, wide) * 400
         return Prefixes.of(log, torch.arange(1, n + 1), draws(n))
+
+    def sample(n: int, longest: int) -> Sample:
+        lengths = np.minimum(np.arange(1, n + 1), longest)
+        values = {name: x(int(lengths.sum())).numpy() for name in ("q", "p", "position")}
+        order = np.sort(keys(n).numpy())
+        return Sample(order, lengths, values, {"step": list(range(n)), "host": ["a"] * n})
 
     def folds(n: int) -> Folds:
         rows = x(2 * FOLDS * BUCKETS).view(2, FOLDS, BUCKETS) * n
@@ -489,6 +496,7 @@ def parts() -> dict[str, list[Any]]:
         "Counts": [accumulators.Counts.of(x(n) * 10.0**n) for n in (4, 0, 9)],
         "Tail": [accumulators.Tail.of(x(n)) for n in (accumulators.TAIL, 0, 3 * accumulators.TAIL)],
         "LogSums": [accumulators.LogSums.of(v, draws(len(v))) for v in (x(3) * 800, x(1) - torch.inf, x(4))],
+        "Sample": [sample(5, 3), sample(1, 1), sample(300, 2048)],
         "Prefixes": [prefixes(3, 3), prefixes(0, 0), prefixes(6, 5)],
         "GroupSample": [
             accumulators.GroupSample.of(k, torch.ones(len(k), 2, dtype=torch.float64))
@@ -512,6 +520,8 @@ def equal(one: Any, two: Any) -> bool:
     if isinstance(one, torch.Tensor):
         top = float(one.abs().nan_to_num(posinf=0.0).max()) if one.numel() else 0.0
         return one.shape == two.shape and torch.allclose(one, two, rtol=1e-12, atol=1e-12 * top)
+    if isinstance(one, np.ndarray):
+        return bool(np.array_equal(one, two))
     if isinstance(one, accumulators.Sums):
         return one.names == two.names and equal(one.read(), two.read())
     if isinstance(one, accumulators.Tail):

@@ -231,6 +231,7 @@ def test_scalars_reach_the_batch_as_host_lists(tmp_path):
         "sequence_id": ["a", "b", "c", None],
         "step": [1, 1, 2, 2],
         "host": ["x", "y", "x", None],
+        "unused": [1, 2, 3, 4],  # small: the diagnosis looks for groups that stand out
     }
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from offpol_diag import resample
 from offpol_diag.batch import Batch
+from offpol_diag.host import here, sent
 from offpol_diag.metrics.gap import Drift
 from offpol_diag.metrics.scene import Scene
 
@@ -60,12 +61,13 @@ class Sample:
             for name in self.values
             if name in other.values
         }
-        scalars = {
-            name: [both[i] for i in at]
-            for name, column in self.scalars.items()
-            if (both := [*column, *other.scalars.get(name, [None] * len(other.order))])
-        }
+        names = dict.fromkeys((*self.scalars, *other.scalars))
+        both = {name: [*self._column(name), *other._column(name)] for name in names}
+        scalars = {name: [column[i] for i in at] for name, column in both.items()}
         return Sample(order[at], lengths[at], values, scalars, self.full or other.full or kept < len(rank))
+
+    def _column(self, name: str) -> list[Any]:
+        return self.scalars.get(name, [None] * len(self.order))
 
 
 def _prefix(lengths: NDArray[np.int64]) -> int:
@@ -81,22 +83,24 @@ def _gathered(begins: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[
 
 
 def sample(scene: Scene, drift: Drift) -> Sample:
-    """Of one batch, for the two policies of a drift; sequences without a token are left out."""
+    """Of one batch, for the two policies of a drift; sequences without a token are left out.
+
+    On a GPU the host waits twice: for what chooses the sequences, and for their tokens.
+    """
     batch = scene.batch
     q, p = (batch.policy(policy) for policy in (drift.denominator, drift.numerator))
     assert q is not None
     assert p is not None
-    filled = torch.nonzero(batch.lengths > 0).flatten()
-    hashes = _hashes(batch, q, p, filled).cpu().numpy()
-    whole = batch.lengths[filled].cpu().numpy()
+    starts = batch.cu_seqlens[:-1]
+    hashes, begins, whole = _host(torch.stack((_hashes(batch, q, p), starts, batch.lengths)))
     rank = np.argsort(hashes, kind="stable")
-    kept = _prefix(np.minimum(whole[rank], FIRST + LAST))
-    at = rank[:kept]
-    begins, many = batch.cu_seqlens[filled].cpu().numpy()[at], whole[at]
+    rank = rank[whole[rank] > 0]
+    at = rank[: _prefix(np.minimum(whole[rank], FIRST + LAST))]
+    many = whole[at]
     lengths = np.minimum(many, FIRST + LAST)
     within = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     skip = np.repeat(many - lengths, lengths) * (within >= FIRST)
-    tokens = torch.from_numpy(np.repeat(begins, lengths) + within + skip).to(q.device)
+    tokens = sent(torch.from_numpy(np.repeat(begins[at], lengths) + within + skip), q.device)
     columns = {
         "q": q,
         "p": p,
@@ -105,20 +109,27 @@ def sample(scene: Scene, drift: Drift) -> Sample:
         "entropy": batch.entropy,
         "advantages": batch.advantages,
     }
-    values = {
-        name: x.index_select(0, tokens).to(torch.float64).cpu().numpy()
-        for name, x in columns.items()
-        if x is not None
+    known = {
+        name: x.index_select(0, tokens).to(torch.float64) for name, x in columns.items() if x is not None
     }
-    rows = filled.cpu().numpy()[at]
-    scalars = {name: [column[i] for i in rows] for name, column in batch.scalars.items()}
-    return Sample(hashes[at], lengths, values, scalars, kept < len(rank))
+    values = dict(zip(known, _host(torch.stack(list(known.values()))), strict=True))
+    scalars = {name: [column[i] for i in at] for name, column in batch.scalars.items()}
+    return Sample(hashes[at], lengths, values, scalars, len(at) < len(rank))
 
 
-def _hashes(batch: Batch, q: Tensor, p: Tensor, rows: Tensor) -> Tensor:
-    """A hash of what each sequence holds: its group, its length, and its first and last log-probs, [S]."""
-    first, last = batch.cu_seqlens[rows], batch.cu_seqlens[rows + 1] - 1
-    found = resample.mix(batch.key[rows] + batch.lengths[rows])
+def _host(x: Tensor) -> NDArray[Any]:
+    return x.numpy() if here(x) else np.array(x.tolist()).reshape(x.shape)
+
+
+def _hashes(batch: Batch, q: Tensor, p: Tensor) -> Tensor:
+    """A hash of what each sequence holds: its group, its length, its first and last log-probs, [S] int64."""
+    end = max(batch.tokens - 1, 0)
+    first, last = (x.clamp(0, end) for x in (batch.cu_seqlens[:-1], batch.cu_seqlens[1:] - 1))
+    found = resample.mix(batch.key + batch.lengths)
     for x, at in ((q, first), (p, last), (q, last), (p, first)):
-        found = resample.mix(found ^ x.index_select(0, at).contiguous().view(torch.int64))
+        found = (
+            resample.mix(found ^ x.index_select(0, at).contiguous().view(torch.int64))
+            if batch.tokens
+            else found
+        )
     return found
