@@ -36,6 +36,7 @@ def dump(path, fault="none", noise=0.1, seed=0):
 
     none: rollout logits differ from the trainer's by Gaussian noise.
     raw: sampled at temperature 0.7, logged at 1.
+    trainer: sampled and logged at temperature 0.7, the trainer's at 1.
     nucleus: top-p 0.9 on the rollout side only.
     shift: old is off by one token.
     first: the first token's old is wrong.
@@ -44,7 +45,8 @@ def dump(path, fault="none", noise=0.1, seed=0):
     shape = (SEQUENCES, LENGTH, WORDS)
     trainer = rng.normal(size=shape) * rng.choice([1.0, 3.0], size=(SEQUENCES, LENGTH, 1))
     engine = trainer + noise * rng.normal(size=shape)
-    sampled = {"raw": log_softmax(engine / 0.7), "nucleus": nucleus(log_softmax(engine), 0.9)}
+    cold = log_softmax(engine / 0.7)
+    sampled = {"raw": cold, "trainer": cold, "nucleus": nucleus(log_softmax(engine), 0.9)}
     sampled = sampled.get(fault, log_softmax(engine))
     tokens = draw(sampled, rng)
     logged = log_softmax(engine) if fault == "raw" else sampled

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from faults import dump
 from scipy import stats
 
 from offpol_diag import tallies
@@ -186,6 +187,35 @@ def test_the_diagnosis_does_not_depend_on_how_the_dump_is_cut(tmp_path):
         pieces.append(tmp_path / f"{i}.tally.json")
         analyze([write(tmp_path / f"{i}.parquet", piece)], presets=(), tally=pieces[-1])
     assert tallies.summary(tallies.merge(pieces)).diagnosis == whole
+
+
+@pytest.mark.parametrize("noise", [0.02, 0.15])
+@pytest.mark.parametrize(
+    ("fault", "cause"),
+    [
+        ("raw", "rollout_raw_logprobs"),
+        ("trainer", "trainer_temperature"),
+        ("nucleus", "truncated_sampling"),
+        ("shift", "off_by_one"),
+        ("first", "boundary"),
+        ("none", None),
+    ],
+)
+def test_a_temperature_a_nucleus_and_noise_are_told_apart(tmp_path, fault, cause, noise):
+    found = analyze([dump(tmp_path / "d.parquet", fault=fault, noise=noise)], presets=()).diagnosis
+
+    assert (found.verdict == "bug") is (cause is not None)
+    assert cause is None or [one.id for one in found.causes if one.kind == "bug"] == [cause]
+
+
+@pytest.mark.parametrize(("fault", "temperature"), [("raw", 0.7), ("trainer", 0.7)])
+def test_the_temperature_is_fitted(tmp_path, fault, temperature):
+    first = analyze([dump(tmp_path / "d.parquet", fault=fault, noise=0.02)], presets=()).diagnosis.causes[0]
+
+    said = float(first.statement.split("T ≈ ")[1].split(")")[0])
+    assert said == pytest.approx(temperature, abs=0.12)
+    assert first.after.approximate
+    assert first.after.k3 < analyze([str(tmp_path / "d.parquet")], presets=()).metrics["k3"].value / 2
 
 
 def test_identical_columns_are_not_called_healthy(tmp_path):
