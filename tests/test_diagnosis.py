@@ -172,6 +172,19 @@ def test_a_fault_of_one_host_names_the_host(tmp_path):
     assert "host = c" in first.statement
 
 
+def test_rare_constants_of_one_host_name_the_host(tmp_path):
+    """Few of its sequences have one, and no sequence of another host."""
+    given = columns("healthy")
+    hosts = ["abcd"[i % 4] for i in range(len(given["step"]))]
+    q = [
+        np.where(np.arange(len(x)) == 7, -9999.0, x) if host == "c" and i % 8 == 2 else x
+        for i, (x, host) in enumerate(zip(given["rollout_log_probs"], hosts, strict=True))
+    ]
+    first = diagnosed(tmp_path / "d.parquet", given | {"rollout_log_probs": q, "host": hosts}).causes[0]
+
+    assert (first.id, first.where) == ("sentinel", "host = c")
+
+
 def test_two_causes_are_both_named(tmp_path):
     found = diagnosed(tmp_path / "d.parquet", FAULTS["boundary, last"](columns("stale")))
 
