@@ -177,7 +177,7 @@ def test_rare_constants_of_one_host_name_the_host(tmp_path):
     given = columns("healthy")
     hosts = ["abcd"[i % 4] for i in range(len(given["step"]))]
     q = [
-        np.where(np.arange(len(x)) == 7, -9999.0, x) if host == "c" and i % 8 == 2 else x
+        np.where(np.arange(len(x)) == 7, -9999.0, x) if host == "c" and i % 32 == 2 else x
         for i, (x, host) in enumerate(zip(given["rollout_log_probs"], hosts, strict=True))
     ]
     first = diagnosed(tmp_path / "d.parquet", given | {"rollout_log_probs": q, "host": hosts}).causes[0]
