@@ -169,7 +169,35 @@ def test_a_fault_of_one_host_names_the_host(tmp_path):
     ]
 
     assert (first.id, first.where) == ("off_by_one", "host = c")
+    assert first.after.what == "with the shift undone"
     assert "host = c" in first.statement
+
+
+def test_a_temperature_of_one_host_is_named_and_its_rows_left_out(tmp_path):
+    """What is undone is said as it was done: the host's sequences are left out, not repaired."""
+    table = pq.read_table(dump(tmp_path / "a.parquet", fault="none", noise=0.02)).to_pydict()
+    broken = pq.read_table(dump(tmp_path / "b.parquet", fault="trainer", noise=0.02)).to_pydict()
+    hosts = ["abcd"[i % 4] for i in range(len(table["group_id"]))]
+    given = {
+        name: [
+            (theirs if host == "c" else ours)
+            for ours, theirs, host in zip(mine, broken[name], hosts, strict=True)
+        ]
+        for name, mine in table.items()
+    }
+    first = diagnosed(tmp_path / "d.parquet", given | {"host": hosts}).causes[0]
+
+    assert (first.id, first.where) == ("trainer_temperature", "host = c")
+    assert first.after.what == "without these sequences"
+    assert first.after.tokens == 225 * 60
+
+
+def test_permuted_rows_are_told_by_their_ids(tmp_path):
+    first = diagnosed(tmp_path / "d.parquet", permuted(columns("healthy"))).causes[0]
+    one, two = first.confirm.rsplit(": ", 1)[1].split(", ")[0].split(" → ")
+    names = columns("healthy")["sequence_id"]
+
+    assert names[(names.index(one) + 1) % len(names)] == two
 
 
 def test_rare_constants_of_one_host_name_the_host(tmp_path):

@@ -292,8 +292,7 @@ def permutations(rows: Rows) -> Found | None:
         f"{least[matched].mean():.2g} nats a "
         f"token and with their own to {own[matched].mean():.2g}"
     )
-    step = rows.column("step")
-    group = rows.column("group_id")
+    step, group, names = (rows.column(name) for name in ("step", "group_id", "sequence_id"))
     within = (
         "its prompt"
         if any(group) and all(group[i] == group[j] for i, j in zip(who, mates, strict=True))
@@ -310,7 +309,9 @@ def permutations(rows: Rows) -> Found | None:
         _matched(rows, who, mates, np.setdiff1d(bad, who)),
         {
             "within": within,
-            "examples": ", ".join(f"{i} → {j}" for i, j in zip(who[:3], mates[:3], strict=True)),
+            "examples": ", ".join(
+                f"{names[i]} → {names[j]}" for i, j in zip(who[:3], mates[:3], strict=True)
+            ),
         },
         exact=True,
     )

@@ -186,9 +186,15 @@ def by_group(rows: Rows, seen: Seen) -> tuple[Found, Rows, str] | None:
     others = look(rows.only(~at)).ids
     for one, _ in alone.found:
         if one.cause not in others and _explains(one, rows.only(~at)):
-            tokens, sequences = at[rows.owner], at
-            repaired = _joined(rows, at, one)
-            return replace(one, tokens=tokens, sequences=sequences, repaired=repaired), rows, where
+            of_group = replace(
+                one,
+                tokens=at[rows.owner],
+                sequences=at,
+                repaired=rows.only(~at),
+                said=one.said | {"after": "without these sequences"},
+                approximate=False,
+            )
+            return of_group, rows, where
     if times < 4 or seen.ids:
         return None
     statistic = (
@@ -205,11 +211,6 @@ def _explains(one: Found, others: Rows) -> bool:
     if one.repaired is None or one.cause not in ("special_token", "boundary"):
         return True
     return bool(np.median(one.repaired.level) < 2.5 * np.median(others.level))
-
-
-def _joined(rows: Rows, at: Flags, one: Found) -> Rows | None:
-    """All rows with the group's repaired: simplest without the group where the repair drops tokens."""
-    return None if one.repaired is None else rows.only(~at)
 
 
 # The verdict.
@@ -239,7 +240,8 @@ def diagnose(summary: Summary, sample: Sample | None) -> Diagnosis:
         elif not located:
             located.append(grouped)
     causes = [_cause(one, before, where) for one, before, where in located]
-    causes = [_positive(summary), *causes] if _positive(summary) else causes  # type: ignore[list-item]
+    positive = _positive(summary)
+    causes = [positive, *causes] if positive else causes
     bug = any(cause.kind == "bug" for cause in causes)
     causes += [_cause(one, seen.rest, "") for one in _honest(seen.rest, summary, bug)]
     return _judged(evidence, rows, seen, causes)
@@ -302,12 +304,12 @@ def _cause(one: Found, before: Rows, where: str) -> Cause:
     statement = row.sentence.format(**words)
     if where and where not in statement:
         statement += f", where {where}"
-    after = None
-    if row.kind == "bug" and one.repaired is not None and row.after:
+    after, undone = None, one.said.get("after", row.after)
+    if row.kind == "bug" and one.repaired is not None and undone:
         size = measured(one.repaired)
         if np.isfinite([size.k3, size.mean_ratio, size.ess]).all():
             after = After(
-                what=row.after,
+                what=undone,
                 k3=size.k3,
                 mean_ratio=size.mean_ratio,
                 ess_tokens=size.ess,
