@@ -224,7 +224,9 @@ def _shifted(rows: Rows, sequences: Flags, lag: int, share: float) -> Found:
     there = rows.only(sequences)
     p, q = (there.p[:-k], there.q[k:]) if lag > 0 else (there.p[k:], there.q[:-k])
     same = there.owner[k:] == there.owner[:-k]
-    apart, placed = correlation(p[same], q[same]), correlation(there.p, there.q)
+    apart, placed = (
+        round(x, 2) + 0.0 for x in (correlation(p[same], q[same]), correlation(there.p, there.q))
+    )
     moved = rows.q.copy()
     first, last = edges(rows)  # masked tokens lie between runs: what would come from there is not in the dump
     takes = tokens & ((last if lag > 0 else first) >= k)
