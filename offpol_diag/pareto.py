@@ -64,7 +64,11 @@ def fit(tail: Tail) -> Fit | None:
     exceedances = beyond[there]
     if len(exceedances) < SMALLEST_TAIL or float(exceedances[-1]) <= 1e-12:
         return None
-    k, scale = (float(x) for x in fit_generalized_pareto(exceedances))
+    try:
+        k, scale = map(float, fit_generalized_pareto(exceedances))
+    except ZeroDivisionError:  # of equal values, where a point of pyro's grid is 0: a few less move the grid
+        few = exceedances[: math.isqrt(len(exceedances)) ** 2 - 1]
+        k, scale = map(float, fit_generalized_pareto(few))
     if not math.isfinite(k) or not scale > 0:
         return None
     return Fit(k, scale, float(top[size]), top[:size].flip(0)[there])

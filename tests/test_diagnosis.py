@@ -213,6 +213,56 @@ def test_rare_constants_of_one_host_name_the_host(tmp_path):
     assert (first.id, first.where) == ("sentinel", "host = c")
 
 
+def test_permuted_rows_are_seen_where_their_partners_are_not_in_the_sample(tmp_path):
+    tables = [pq.read_table(dump(tmp_path / f"{seed}.parquet", seed=seed)) for seed in (0, 1)]
+    given = {"rollout_log_probs": tables[0][0].to_pylist(), "old_log_probs": tables[1][1].to_pylist()}
+    found = diagnosed(tmp_path / "d.parquet", given)
+
+    assert found.causes[0].id == "row_permutation"
+    assert "not in the sample" in found.causes[0].statistic
+
+
+def test_a_token_left_out_early_is_no_shift(tmp_path):
+    """From token 5 on the train column is one token early, in one response of six."""
+    change = old(lambda i, p, q, ids: np.concatenate((p[:5], p[6:], p[-1:])) if i % 6 == 0 else p)
+    found = diagnosed(tmp_path / "d.parquet", change(columns("healthy")))
+
+    assert found.causes[0].id == "retokenization"
+
+
+def test_a_value_that_a_policy_repeats_is_no_sentinel(tmp_path):
+    """A loop in a few responses repeats one log-prob to the last bit; nobody wrote −0.1157038."""
+    chance = rng()
+    given = columns("healthy")
+    q = [x.astype(np.float32) for x in given["rollout_log_probs"]]
+    for x in q[:40]:
+        x[chance.permutation(len(x))[:4]] = -0.1157038
+    found = diagnosed(tmp_path / "d.parquet", given | {"rollout_log_probs": q})
+
+    assert "sentinel" not in {one.id for one in found.causes}
+    assert "wrong_mask" not in {one.id for one in found.causes}
+
+
+@pytest.mark.parametrize(("column", "cause"), [("host", "group_fault"), ("dataset", None)])
+def test_a_machine_that_differs_threefold_is_a_fault_and_a_kind_of_prompt_is_not(tmp_path, column, cause):
+    given = columns("healthy")
+    groups = ["abcd"[i % 4] for i in range(len(given["step"]))]
+    p = [
+        q + (3.5 if one == "c" else 1) * (p - q)
+        for p, q, one in zip(given["old_log_probs"], given["rollout_log_probs"], groups, strict=True)
+    ]
+    found = diagnosed(tmp_path / "d.parquet", given | {"old_log_probs": p, column: groups})
+    bugs = [one.id for one in found.causes if one.kind == "bug"]
+
+    assert bugs == ([cause] if cause else [])
+
+
+def test_quantised_weights_are_named_beside_an_exact_fault(tmp_path):
+    found = diagnosed(tmp_path / "d.parquet", FAULTS["sentinel, -9999"](columns("quantized")))
+
+    assert [one.id for one in found.causes] == ["sentinel", "quantized_rollout"]
+
+
 def test_two_causes_are_both_named(tmp_path):
     found = diagnosed(tmp_path / "d.parquet", FAULTS["boundary, last"](columns("stale")))
 

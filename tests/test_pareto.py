@@ -101,6 +101,14 @@ def test_sequence_weights_hundreds_of_nats_apart_have_a_large_khat(sigma):
     assert khat(log) == pytest.approx(arviz(log), rel=1e-6)
 
 
+def test_a_tail_of_equal_weights_is_fitted_wherever_the_grid_falls():
+    """Its largest 699 of 54,400 weights are one value, as quantised logits leave them."""
+    log = np.zeros(54_400)
+    log[:699] = 2.0**-22
+
+    assert math.isfinite(khat(log))
+
+
 def test_the_limit_is_the_published_one():
     """Vehtari et al. 2024: min(1 − 1/log10 S, 0.7)."""
     assert pareto.limit(100) == pytest.approx(0.5)

@@ -231,7 +231,8 @@ class Kind:
     Attributes:
         cause: its id, as the diagnosis should name it.
         make: the fault.
-        severities: its arguments; every other one is kept for the final dumps.
+        severities: its arguments; every other one is in the second dumps.
+        final: those of the final dumps, or () for those of the second.
         bases: how the responses it is made on are sampled.
         also: causes that are as right.
         host: whether it may be on one host only.
@@ -244,6 +245,7 @@ class Kind:
     cause: str
     make: Fault = none
     severities: tuple[tuple[Any, ...], ...] = ((), ())
+    final: tuple[tuple[Any, ...], ...] = ()
     bases: tuple[str, ...] = (
         "bf16",
         "bf16",
@@ -270,6 +272,12 @@ class Kind:
         given = {name: _tuples(value) for name, value in row.items()}
         return cls(**given | {"make": globals()[row.get("make", "none")]})
 
+    def of(self, split: str) -> tuple[tuple[Any, ...], ...]:
+        """Severities of a split."""
+        if split == "final" and self.final:
+            return self.final
+        return self.severities[split != "development" :: 2]
+
     @property
     def verdicts(self) -> tuple[str, ...]:
         """Those that are right."""
@@ -290,5 +298,7 @@ def _base(row: dict[str, Any]) -> Base:
 HONEST = ("numerics", "moe_outliers", "quantized_rollout", "stale", "frozen_sync")
 _PLAN = tomllib.loads((Path(__file__).parent / "plan.toml").read_text(encoding="utf-8"))
 BASES = {name: _base(row) for name, row in _PLAN["bases"].items()}
+FINAL_BASES: dict[str, str] = _PLAN["final_bases"]
+"""Bases of which the final dumps have others."""
 KINDS = tuple(map(Kind.read, _PLAN["kinds"]))
 PAIRS = tuple((row["base"], _tuples(row["faults"])) for row in _PLAN["pairs"])

@@ -23,7 +23,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from benchmarks.doctor.faults import BASES, KINDS, PAIRS, Kind, Work, none
+from benchmarks.doctor.faults import BASES, FINAL_BASES, KINDS, PAIRS, Kind, Work, none
 from benchmarks.doctor.models import Shape
 from benchmarks.doctor.rollouts import Array, Rows, World
 from offpol_diag import DumpWriter
@@ -38,15 +38,22 @@ SHAPES: dict[str, tuple[Shape, ...]] = {
         Shape("qwen-64", "bytes", 64, 3, 3, modern=True, kv_heads=2, steps=250),
         Shape("moe-sums-48", "sums", 48, 2, 4, experts=4, top=1, steps=250),
     ),
-    "final": (
+    "second": (
         Shape("gru-160", "bytes", 160, 1, 11, gru=True, steps=400),
         Shape("gru-96", "bytes", 96, 2, 12, gru=True, steps=250),
         Shape("qwen-80", "sums", 80, 2, 13, modern=True, kv_heads=1, steps=300),
         Shape("sums-56", "sums", 56, 2, 14, steps=300),
         Shape("moe-bytes-48", "bytes", 48, 2, 15, modern=True, kv_heads=2, experts=8, top=2, steps=200),
     ),
+    "final": (
+        Shape("retention-72", "words", 72, 2, 21, modern=True, retention=True, steps=300),
+        Shape("retention-64", "sums", 64, 3, 22, retention=True, steps=300),
+        Shape("gru-128", "words", 128, 1, 23, gru=True, steps=300),
+        Shape("qwen-72", "words", 72, 3, 24, modern=True, kv_heads=2, steps=250),
+        Shape("moe-words-48", "words", 48, 2, 25, modern=True, kv_heads=2, experts=4, top=2, steps=200),
+    ),
 }
-"""Split → models. Severities are split as well: every other one."""
+"""Split → models. Severities are split as well: every other one, and others for the final dumps."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +80,7 @@ def plan(split: str) -> list[Case]:
 
 def _single(split: str) -> Iterator[Case]:
     for row, kind in enumerate(KINDS):
-        for severity in kind.severities[split == "final" :: 2]:
+        for severity in kind.of(split):
             for time in range(kind.times):
                 chance = _chance(split, row, severity, time)
                 shape = _pick([one for one in SHAPES[split] if _fits(kind, one)], chance)
@@ -84,6 +91,7 @@ def _single(split: str) -> Iterator[Case]:
                     if kind.times >= len(kind.bases)
                     else str(chance.choice(kind.bases))
                 )
+                base = FINAL_BASES.get(base, base) if split == "final" else base
                 place = "host" if kind.host and chance.random() < 0.3 else "all"
                 yield _case(kind.cause, split, shape, base, kind, ((kind, severity),), place, chance)
 
@@ -148,7 +156,7 @@ def _case(
 
 
 def _fits(kind: Kind, shape: Shape) -> bool:
-    wants = {"attention": not shape.gru, "recurrent": shape.gru, shape.task: True}
+    wants = {"attention": not (shape.gru or shape.retention), "recurrent": shape.gru, shape.task: True}
     return all(wants.get(one, False) for one in kind.tasks) and kind.experts in (None, bool(shape.experts))
 
 

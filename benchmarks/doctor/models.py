@@ -21,11 +21,12 @@ class Shape:
 
     Attributes:
         name: what dumps call it.
-        task: what it is trained on, "sums" or "bytes".
+        task: what it is trained on, "sums", "bytes" or "words".
         width: of the hidden state.
         layers: how many blocks.
         seed: of its weights and its training.
         gru: recurrent instead of attention.
+        retention: linear attention that decays instead of a softmax.
         heads: of the queries.
         kv_heads: of keys and values.
         modern: norms of queries and keys, SwiGLU, embeddings tied to the output layer.
@@ -40,6 +41,7 @@ class Shape:
     layers: int
     seed: int
     gru: bool = False
+    retention: bool = False
     heads: int = 4
     kv_heads: int = 4
     modern: bool = False
@@ -50,7 +52,17 @@ class Shape:
     @property
     def family(self) -> str:
         """What tables call this kind of model."""
-        kind = "GRU" if self.gru else "MoE" if self.experts else "Qwen-like" if self.modern else "transformer"
+        kind = (
+            "GRU"
+            if self.gru
+            else "retention"
+            if self.retention
+            else "MoE"
+            if self.experts
+            else "Qwen-like"
+            if self.modern
+            else "transformer"
+        )
         return f"{kind}, {self.task}"
 
 
@@ -149,6 +161,44 @@ class Block(nn.Module):
         return x + self.mlp(self.between(x))
 
 
+class Retention(nn.Module):
+    """Linear attention that decays by position (RetNet), then a feed-forward layer.
+
+    The trainer computes it as a masked product of all positions, the engine token by token from a state.
+    """
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.heads, self.size = shape.heads, shape.width // shape.heads
+        self.before, self.between = nn.RMSNorm(shape.width), nn.RMSNorm(shape.width)
+        self.qkv = nn.Linear(shape.width, 3 * shape.width, bias=False)
+        self.gate, self.out = (nn.Linear(shape.width, shape.width, bias=False) for _ in range(2))
+        self.norm = nn.RMSNorm(self.size)
+        self.mlp = FeedForward(shape.width, shape.modern)
+        self.decay = (1 - torch.exp2(-2.0 - 1.5 * torch.arange(self.heads))).tolist()
+
+    def forward(self, x: Tensor, state: Tensor | None, start: int, kernel: Kernel | None) -> Tensor:
+        """`x` [S, n, width]; `state` [1, S, heads, size, size], changed in place."""
+        given = self.before(x)
+        q, k, v = self.qkv(given).unflatten(-1, (3, self.heads, self.size)).permute(2, 0, 3, 1, 4)
+        places = positions(start, x.shape[1], kernel)
+        q, k = rotate(q, places), rotate(k, places) / self.size**0.5
+        decay = torch.tensor(self.decay, dtype=torch.float32)[:, None, None]
+        at = torch.arange(x.shape[1])
+        if state is None:
+            past = decay ** (at[:, None] - at).clamp(min=0) * (at[:, None] >= at)
+            seen = (q @ k.transpose(-1, -2) * past.to(q.dtype)) @ v
+        else:
+            seen = torch.empty_like(v)
+            for i in range(x.shape[1]):
+                added = k[:, :, i, :, None].float() * v[:, :, i, None, :].float()
+                state.mul_(decay).add_(added)
+                seen[:, :, i] = (q[:, :, i, None] @ state[0].to(q.dtype)).squeeze(2)
+        mixed = self.norm(seen).transpose(1, 2).flatten(2)
+        x = x + self.out(F.silu(self.gate(given)) * mixed)
+        return x + self.mlp(self.between(x))
+
+
 class Transformer(Model):
     """Blocks between an embedding and an output layer."""
 
@@ -156,7 +206,8 @@ class Transformer(Model):
         super().__init__()
         self.shape = shape
         self.embed = nn.Embedding(vocabulary, shape.width)
-        self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
+        block = Retention if shape.retention else Block
+        self.blocks = nn.ModuleList(block(shape) for _ in range(shape.layers))
         self.norm = nn.RMSNorm(shape.width)
         self.head = nn.Linear(shape.width, vocabulary, bias=False)
         if shape.modern:
@@ -164,8 +215,11 @@ class Transformer(Model):
             self.head.weight = self.embed.weight
 
     def begin(self, rows: int, positions: int) -> Any:
-        """Keys and values of every layer, and how many positions they hold."""
+        """Keys and values of every layer, or its state, and how many positions they hold."""
         block = self.blocks[0]
+        if self.shape.retention:
+            held = torch.zeros(len(self.blocks), 1, rows, block.heads, block.size, block.size)
+            return {"cache": held, "length": 0}
         size = (len(self.blocks), 2, rows, block.kv_heads, positions, block.size)
         return {"cache": torch.zeros(size, dtype=self.embed.weight.dtype), "length": 0}
 

@@ -19,6 +19,7 @@ DOCS = HERE.parents[1] / "docs" / "doctor.md"
 ALWAYS = ("numerics", "moe_outliers", "low_precision_storage")
 """Causes that have no size above the numerics: they are these, or they are counted exactly."""
 ABOVE, TOKENS, SEQUENCES, ENOUGH = 3.0, 20, 8, 64
+TITLES = {"final": "Final dumps", "second": "Second dumps", "development": "Development dumps"}
 SIZES = ((16, 32), (32, 64), (64, 128), (128, 256), (256, 512), (512, 3001))
 CHANGES = ((0, 1), (1, 3), (3, 10), (10, 100), (100, 1e9))
 SHARES = ((0, 20), (20, 100), (100, 1000), (1000, 1e9))
@@ -46,7 +47,7 @@ def write() -> None:
 
 def text(kept: dict[str, list[Row]]) -> str:
     """The page."""
-    return _ENVIRONMENT.get_template("page.md.j2").render(kept=kept, tables=tables)
+    return _ENVIRONMENT.get_template("page.md.j2").render(kept=kept, tables=tables, titles=TITLES)
 
 
 def tables(rows: Sequence[Row]) -> str:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import hashlib
 import random
+import re
 import sys
 import sysconfig
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from functools import cache, cached_property
@@ -99,7 +101,7 @@ class Bytes:
         return found
 
     def prompts(self, rows: int) -> Tensor:
-        """First bytes of pieces, [rows, PROMPT]."""
+        """First tokens of pieces, [rows, PROMPT]."""
         return torch.tensor([list(one[:PROMPT]) for one in self._pieces(rows)])
 
     def tool(self, rows: int, inserts: bool) -> Any:
@@ -110,8 +112,36 @@ class Bytes:
         """Share of lower-case letters."""
         return ((tokens >= 97) & (tokens < 123)).float().mean(dim=1)
 
-    def _pieces(self, rows: int) -> list[bytes]:
+    def _pieces(self, rows: int) -> list[Any]:
         return self.chance.choices(corpus(), k=rows)
+
+
+@cache
+def words() -> tuple[list[list[int]], int]:
+    """The corpus in tokens of one or more bytes, and how many tokens there are; a byte is its own id."""
+    pattern = re.compile(rb" ?\w+| {2,}|\n +|[^\w\s]+")
+    counts = Counter(word for text in corpus() for word in pattern.findall(text) if len(word) > 1)
+    often = sorted(counts, key=lambda word: (-counts[word] * (len(word) - 1), word))[:384]
+    ids = {word: 128 + i for i, word in enumerate(often)}
+    longest = re.compile(b"|".join(map(re.escape, sorted(often, key=len, reverse=True))) + b"|.", re.DOTALL)
+    encoded = ([ids.get(one, one[0]) for one in longest.findall(text)] for text in corpus())
+    return [one for one in encoded if len(one) > 2 * PROMPT], 128 + len(often)
+
+
+class Words(Bytes):
+    """Going on with Python source in tokens of several bytes; the reward is the share of long ones."""
+
+    @cached_property
+    def vocabulary(self) -> int:  # type: ignore[override]
+        """How many tokens there are."""
+        return words()[1]
+
+    def rewards(self, prompts: Tensor, tokens: Tensor) -> Tensor:
+        """Share of tokens of more than one byte."""
+        return (tokens >= 128).float().mean(dim=1)
+
+    def _pieces(self, rows: int) -> list[Any]:
+        return self.chance.choices(words()[0], k=rows)
 
 
 class Inserter:
@@ -137,7 +167,7 @@ class Inserter:
         return self.chance.choice(corpus())[: self.chance.randint(3, 20)]
 
 
-TASKS = {"sums": Sums, "bytes": Bytes}
+TASKS = {"sums": Sums, "bytes": Bytes, "words": Words}
 
 
 EXACT = Sampling()

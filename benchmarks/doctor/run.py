@@ -1,6 +1,6 @@
 """Diagnoses every dump of a split, and writes figures and docs/doctor.md.
 
-    python benchmarks/doctor/run.py [--split development|final] [--limit N] [--jobs 2] [--dumps DIR] [--write]
+    python benchmarks/doctor/run.py [--split NAME] [--limit N] [--jobs 2] [--dumps DIR] [--write]
 
 --dumps diagnoses what `make.py` has written there. --write keeps the rows and writes the page.
 """

@@ -62,6 +62,8 @@ def sentinels(rows: Rows) -> Found | None:
         value = _constant(x, other)
         if value is not None and not _same_context(rows, x == value, value):
             same = x == value
+            if not _written(x, value) and np.mean(rows.sum(same) > 0) < 0.3:
+                continue
             return _placed(rows, name, value, _with_sure(rows, same, same & (np.abs(other - value) > 1e-3)))
     return None
 
@@ -109,6 +111,18 @@ def _constant(x: Floats, other: Floats) -> float | None:
         if (value < IMPOSSIBLE or frequent) and off > max(0.3, 10 * usual):
             return value
     return None
+
+
+def _written(x: Floats, value: float) -> bool:
+    """Whether somebody wrote this value: a bound of its column, a round number or −log of a whole one.
+
+    Any other value may repeat where a policy repeats itself word by word.
+    """
+    small = x[(x < -1e-2) & (x >= IMPOSSIBLE)]
+    if value < IMPOSSIBLE or value == 0 or value <= small.min() or value >= small.max():
+        return True
+    whole = np.exp(-value)
+    return abs(value * 1000 - round(value * 1000)) < 1e-3 or abs(whole - round(whole)) < 1e-6 * whole
 
 
 def _runs(rows: Rows, tokens: Flags) -> tuple[Ints, Ints]:
@@ -196,7 +210,10 @@ def shifts(rows: Rows) -> Found | None:
     moved = (least < 0.35 * among.level) & (gain > 2.0) & (among.lengths >= 6)
     if moved.sum() < 2:
         return None
-    lag = LAGS[int(np.bincount(best[moved], minlength=len(LAGS)).argmax())]
+    votes = np.bincount(best[moved], minlength=len(LAGS))
+    if votes.max() < 0.5 * votes.sum():
+        return None  # short sequences that fit at one of so many lags by chance
+    lag = LAGS[int(votes.argmax())]
     moved &= best == LAGS.index(lag)
     share = moved.sum() / max(int((among.lengths >= 6).sum()), 1)
     if moved.sum() < max(2, 0.02 * rows.sequences) or not _whole(among, moved, lag):
@@ -214,6 +231,11 @@ def _whole(rows: Rows, moved: Flags, lag: int) -> bool:
     """Whether the shift holds from the first tokens on, in most of the sequences."""
     k = abs(lag)
     head = rows.only(moved)
+    begin = head.keep(head.index < 4 + k)
+    here, there = begin.keep(begin.index < 4).level, _at_lag(begin, lag)[0]
+    in_place, shifted = there > 3 * here + 0.1, here > 3 * there + 0.1
+    if in_place.sum() > 0.3 * max(int((in_place | shifted).sum()), 1):
+        return False  # sequences that agree in place until a token is left out
     head = head.keep(head.index < np.maximum(6, head.lengths[head.owner] // 3) + k)
     at, _ = _at_lag(head, lag)
     return float(np.mean(at < 0.6 * np.maximum(head.level, 1e-9))) > 0.5
@@ -263,6 +285,8 @@ def _settled(rows: Rows, share: float) -> Rows:
 
 HEAD = 32
 """Tokens by which sequences are compared with each other."""
+PROBED = 128
+"""Sequences for which a partner is looked for at first: each is compared with all others."""
 
 
 def _heads(rows: Rows, x: Floats) -> Floats:
@@ -282,10 +306,12 @@ def permutations(rows: Rows) -> Found | None:
         return None
     q, p = _heads(rows, np.where(inner, rows.q, np.nan)), _heads(rows, np.where(inner, rows.p, np.nan))
     own = np.nanmean(np.minimum(np.abs(p[bad] - q[bad]), CAP), axis=1)
-    mate, least = _nearest(p[bad], q, bad)
-    matched = (least < 0.25 * own) & (own > 0.1)
-    if matched.sum() < 2 or matched.mean() < 0.3:
-        return None
+    probe = np.arange(0, len(bad), max(1, len(bad) // PROBED))  # every row is compared only where these match
+    for some in (probe, np.arange(len(bad))):
+        mate, least = _nearest(p[bad[some]], q, bad[some])
+        matched = (least < 0.25 * own[some]) & (own[some] > 0.1)
+        if matched.sum() < 2 or matched.mean() < 0.3:
+            return _unmatched(rows, bad)
     who, mates = bad[matched], mate[matched]
     sequences = np.zeros(rows.sequences, bool)
     sequences[who] = True
@@ -319,14 +345,65 @@ def permutations(rows: Rows) -> Found | None:
     )
 
 
+UNRELATED = 0.6
+"""Correlation within a response below which its columns belong to different responses."""
+
+
+def _unmatched(rows: Rows, bad: Ints) -> Found | None:
+    """Find sequences whose columns have the same distribution and nothing to do with each other.
+
+    So permuted rows look where their partners are not in the sample. A response after another prompt or
+    with another token in it is less probable to the trainer than to the engine; here neither is.
+    """
+    among = rows.only(np.isin(np.arange(rows.sequences), bad[:: max(1, len(bad) // PROBED)]))
+    chance = [against_chance(among, a, b) for a, b in zip(among.starts[:-1], among.starts[1:], strict=True)]
+    apart = np.array(chance) > 0.8
+    begun = among.sum(np.where(among.index < 4, among.size, 0.0)) / np.minimum(among.lengths, 4)
+    apart &= begun > 0.1
+    if apart.sum() < 8 or len(bad) < 0.02 * rows.sequences or apart.mean() < 0.5:
+        return None
+    there = among.only(apart)
+    head = there.keep(there.index < 8)
+    gap = float(np.mean(np.clip(head.delta, -CAP, CAP)))
+    ends = zip(there.starts[:-1], there.starts[1:], strict=True)
+    together = float(np.median([correlation(there.p[a:b], there.q[a:b]) for a, b in ends]))
+    if abs(gap) > 0.15 * float(head.size.mean()) or together > UNRELATED:
+        return None
+    sequences = np.zeros(rows.sequences, bool)
+    sequences[bad] = True
+    statistic = (
+        f"{len(bad):,} of {rows.sequences:,} sequences differ by more than 0.1 nats a token; in "
+        f"{int(apart.sum())} of {among.sequences} of these that were compared the columns differ by "
+        f"{there.size.mean():.2g} nats a token, correlate {together:.2f} and have the same mean "
+        f"to {abs(gap):.2g} nats: other rows' values; their own are not in the sample"
+    )
+    said = {
+        "within": "the dump",
+        "examples": "compare the first tokens of all rows of a step",
+        "after": "without these sequences",
+    }
+    return Found(
+        "row_permutation",
+        statistic,
+        sequences[rows.owner],
+        sequences,
+        rows.only(~sequences),
+        said,
+        approximate=True,
+    )
+
+
 def _nearest(p: Floats, q: Floats, own: Ints) -> tuple[Ints, Floats]:
     """For each row of p the other row of q that it is nearest to, and how near: mean of min(|p − q|, CAP)."""
     mate, least = np.zeros(len(p), np.int64), np.full(len(p), np.inf)
+    there = (~np.isnan(q)).astype(np.float32)
+    filled, known = np.nan_to_num(q).astype(np.float32), ~np.isnan(p)
     for i in range(len(p)):
-        off = np.minimum(np.abs(q - p[i]), CAP)
-        many = np.sum(~np.isnan(off), axis=1)
+        at = known[i]
+        off = np.minimum(np.abs(filled[:, at] - p[i, at].astype(np.float32)), CAP)
+        many = there[:, at].sum(axis=1)
         with np.errstate(invalid="ignore", divide="ignore"):
-            mean = np.where(many >= 5, np.nansum(off, axis=1) / many, np.inf)
+            mean = np.where(many >= 5, np.einsum("sh,sh->s", off, there[:, at]) / many, np.inf)
         mean[own[i]] = np.inf
         mate[i] = int(mean.argmin())
         least[i] = mean[mate[i]]
@@ -433,11 +510,7 @@ def breaks(rows: Rows) -> Found | None:
     said = {"where": f"{where:.0f}", "share": percent(many / max(int(long.sum()), 1))}
     if same and to_end[seen.broken].mean() > 0.6:
         cause = "long_context"
-    elif (
-        to_end[seen.broken].mean() > 0.5
-        or many < 0.08 * rows.sequences
-        or np.median((seen.until - seen.at)[seen.broken]) > 12
-    ):
+    elif to_end[seen.broken].mean() > 0.5 or _fading(rows, seen):
         cause = "retokenization"
     else:
         cause = "wrong_mask"
@@ -445,8 +518,23 @@ def breaks(rows: Rows) -> Found | None:
     return Found(cause, statistic, tokens, seen.broken, in_place, said, approximate=True)
 
 
-JUMPS = tuple(round(2 ** (k / 2)) for k in range(8, 27))
-"""Positions at which a jump is looked for: 16 to 5,793, two to an octave."""
+def _fading(rows: Rows, seen: Breaks) -> bool:
+    """Whether blocks begin with the token that differs most and fade: text after one other token.
+
+    In blocks that the engine never sampled all tokens differ alike.
+    """
+    worst_first, begin, end = [], [], []
+    for i in np.flatnonzero(seen.broken & (seen.until - seen.at >= 3)):
+        off = np.abs(rows.delta[rows.starts[i] + seen.at[i] : rows.starts[i] + seen.until[i]])
+        third = max(1, len(off) // 3)
+        worst_first.append(int(off.argmax()) < 2)
+        begin.append(np.minimum(off[:third], 4 * CAP).mean())
+        end.append(np.minimum(off[-third:], 4 * CAP).mean())
+    return not begin or bool(np.mean(worst_first) > 0.6 and np.mean(begin) > 1.8 * np.mean(end))
+
+
+JUMPS = tuple(round(2 ** (k / 4)) for k in range(16, 51))
+"""Positions at which a jump is looked for: 16 to 5,793, four to an octave."""
 
 
 def jumps(rows: Rows) -> Found | None:
@@ -518,14 +606,13 @@ def boundaries(rows: Rows) -> Found | None:
         if many < 8 or ((usual > 0.3 or base > 0.08) and name != "the first token"):
             continue  # what follows a tool's answer or ends a response changes most with the weights
         mean, share = float(rows.size[at].mean()), float(np.mean(rows.size[at] > far))
-        near = (rows.index > 0) & (rows.index < 4) & interior
-        if name == "the first token" and near.any() and rows.size[near].mean() > max(4 * usual, 0.2):
+        if name == "the first token" and _goes_on(rows, far, usual, interior):
             continue  # no single token: what follows differs too
         if (
             share * many >= 5
             and share > max(0.2, min(12 * base, 0.5))
             and mean > max(0.12, min(8 * usual, 1.0))
-            and ("masked" not in name or share > 0.9 or usual < 0.03)  # the weights change most after a tool
+            and ("masked" not in name or share > (0.4 if usual < 0.03 else 0.9))  # where weights change most
         ):
             tokens = at & (rows.size > far) if share < 0.5 else at
             statistic = (
@@ -542,6 +629,20 @@ def boundaries(rows: Rows) -> Found | None:
                 {"place": name, "edge": name.split()[1]},
             )
     return None
+
+
+def _goes_on(rows: Rows, far: float, usual: float, interior: Flags) -> bool:
+    """Whether the tokens after a first one that is far off are off as well, more than in other sequences."""
+    near = (rows.index > 0) & (rows.index < 4) & interior
+    if not near.any():
+        return False
+    if rows.size[near].mean() > max(4 * usual, 0.2):
+        return True
+    off = np.zeros(rows.sequences, bool)
+    off[rows.owner[(rows.index == 0) & (rows.size > far)]] = True
+    there, elsewhere = rows.size[near & off[rows.owner]], rows.size[near & ~off[rows.owner]]
+    beside = max(float(elsewhere.mean()) if len(elsewhere) else 0.0, usual)
+    return len(there) >= 12 and float(there.mean()) > 4 * beside
 
 
 def _usual(rows: Rows, at: Flags) -> float:
@@ -620,9 +721,11 @@ def contexts(rows: Rows) -> Found | None:
     if long.sum() < 6:
         return None
     first, later = rows.index < EARLY, rows.index >= LATE
-    early = rows.sum(np.where(first, rows.size, 0)) / np.minimum(rows.lengths, EARLY)
+    heads = np.where(first, rows.size, 0.0)
+    worst = np.maximum.reduceat(heads, rows.starts[:-1])  # one token that is far off is no context
+    early = (rows.sum(heads) - worst) / np.maximum(np.minimum(rows.lengths, EARLY) - 1, 1)
     late = rows.sum(np.where(later, rows.size, 0)) / np.maximum(rows.lengths - LATE, 1)
-    usual = float(np.median(early[long]))
+    usual = float(np.quantile(early[long], 0.25))
     falling = long & (early > 0.15) & (early > 3 * late)
     rising = long & (late > 0.15) & (late > 3 * early)
     excess = (falling.sum() - rising.sum()) / np.sqrt(max(falling.sum() + rising.sum(), 1))
@@ -630,7 +733,10 @@ def contexts(rows: Rows) -> Found | None:
         return None
     share = float(falling.sum() / long.sum())
     part = share < 0.5
-    if part and (early[falling].mean() < max(8 * usual, 0.3) or falling.sum() < 10 * rising.sum()):
+    if part and (
+        early[falling].mean() < max(8 * usual, 0.15 if usual < 0.01 else 0.3)
+        or falling.sum() < 10 * rising.sum()
+    ):
         return None
     sequences = falling if part else np.ones(rows.sequences, bool)
     tokens = sequences[rows.owner]

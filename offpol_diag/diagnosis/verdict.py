@@ -79,8 +79,12 @@ def _side_effect(one: tuple[Found, Rows], found: Sequence[tuple[Found, Rows]]) -
     if seen.cause == "off_by_one" and "retokenization" in causes and seen.sequences.mean() < 0.35:
         return True  # sequences that break at their first tokens
     moved = next((other for other, _ in found if other.cause in ("off_by_one", "row_permutation")), None)
-    if moved is not None and not _misplaced(moved) and len(seen.sequences) == len(moved.sequences):
-        moved = moved if moved.sequences[seen.sequences].mean() > 0.7 else None
+    doubtful = moved is not None and not (seen.exact and _misplaced(moved))
+    if moved is not None and doubtful and seen is not moved and not moved.sequences.all():
+        before = next(rows for other, rows in found if other is moved)
+        ids = set(np.array(before.column("sequence_id"), object)[moved.sequences])
+        of_moved = [name in ids for name in np.array(rows.column("sequence_id"), object)[seen.sequences]]
+        moved = moved if np.mean(of_moved) > 0.4 else None
     if moved is None or seen is moved or seen.cause not in (*CONSTANTS, "row_permutation"):
         return False
     if seen.cause == "row_permutation" or not seen.exact:
@@ -108,6 +112,20 @@ def _misplaced(one: Found) -> bool:
 
 NOT_GROUPS = ("sequence_id", "group_id", "policy_lag", "rollout_version", "train_version")
 MOST_VALUES = 64
+MACHINES = (
+    "host",
+    "engine",
+    "rank",
+    "worker",
+    "node",
+    "server",
+    "replica",
+    "gpu",
+    "device",
+    "pod",
+    "instance",
+)
+"""Words in the names of columns that say where a sequence was computed."""
 
 
 def partitions(rows: Rows) -> Iterator[tuple[str, dict[Any, Flags]]]:
@@ -195,8 +213,9 @@ def by_group(rows: Rows, seen: Seen) -> tuple[Found, Rows, str] | None:
                 approximate=False,
             )
             return of_group, rows, where
-    if times < 4 or seen.ids:
-        return None
+    machine = any(word in name.lower() for word in MACHINES)
+    if times < (2.5 if machine else 5) or seen.ids:
+        return None  # prompts of another kind may be harder to agree on; machines all do the same work
     statistic = (
         f"mean |Δ| of a sequence is {np.median(rows.level[at]):.2g} nats with {where} ({int(at.sum()):,} "
         "sequences) and "
@@ -243,7 +262,8 @@ def diagnose(summary: Summary, sample: Sample | None) -> Diagnosis:
     positive = _positive(summary)
     causes = [positive, *causes] if positive else causes
     bug = any(cause.kind == "bug" for cause in causes)
-    causes += [_cause(one, seen.rest, "") for one in _honest(seen.rest, summary, bug)]
+    mended = not any(one.approximate or one.repaired is None for one, *_ in located)
+    causes += [_cause(one, seen.rest, "") for one in _honest(seen.rest, summary, bug, mended)]
     return _judged(evidence, rows, seen, causes)
 
 
@@ -272,8 +292,8 @@ def _positive(summary: Summary) -> Cause | None:
     )
 
 
-def _honest(rows: Rows, summary: Summary, bug: bool) -> Iterator[Found]:
-    """What else differs; beside a bug only what is seen for itself."""
+def _honest(rows: Rows, summary: Summary, bug: bool, mended: bool) -> Iterator[Found]:
+    """What else differs; beside a bug only what is seen for itself, or in rows that are mended exactly."""
     if rows.tokens < TOKENS or not rows.delta.any():
         return
     moved = summary.alignment.moved if summary.alignment else None
@@ -284,8 +304,10 @@ def _honest(rows: Rows, summary: Summary, bug: bool) -> Iterator[Found]:
     if not named and not bug:
         named += [one for one in (honest.outliers(rows),) if one]
     yield from named
-    if not named and not bug:
-        yield honest.broad(rows, dict(summary.dump.provenance))
+    if not named:
+        size = honest.broad(rows, dict(summary.dump.provenance))
+        if not bug or (mended and size.cause == "quantized_rollout"):
+            yield size
 
 
 def _cause(one: Found, before: Rows, where: str) -> Cause:
