@@ -55,7 +55,6 @@ def analyze(
     engine: str = "local",
     workers: int | None = None,
     by_step: Sequence[str] = (),
-    update: float | None = None,
 ) -> Summary:
     """Analyse a dump under some presets.
 
@@ -76,7 +75,6 @@ def analyze(
         workers: processes that compute on the CPU; None for as many as pay on this machine. The numbers are
             the same to the last bit.
         by_step: names of numbers (`drift2.k3`, `token_is.ess_tokens`) to be had for every training step too.
-        update: sequences in one update of the trainer; None: those of a usual step of the dump.
 
     Returns:
         The Summary with the diagnosis, without recommendation and gates.
@@ -102,7 +100,6 @@ def analyze(
         engine=engine,
         workers=workers,
         by_step=by_step,
-        update=update,
     )
     return found.summary()
 
@@ -147,7 +144,6 @@ def examine(
     workers: int | None = None,
     against: str | None = None,
     by_step: Sequence[str] = (),
-    update: float | None = None,
 ) -> Examined:
     """What `analyze` reads its numbers from; its arguments, and errors.
 
@@ -157,9 +153,7 @@ def examine(
     start = engine_named(engine)
     size = batch_tokens or tokens_at_once(engine, device)
     dump = open_dump(sources, columns=columns, group_by=group_by, on_bad_row=on_bad_row, batch_tokens=size)
-    study = replace(
-        plan(dump, presets, group_by, seed), against=against, by_step=tuple(by_step), update=update
-    )
+    study = replace(plan(dump, presets, group_by, seed), against=against, by_step=tuple(by_step))
     with start(device, workers, progress) as runs:
         found = settled(runs, dump, study)
         seen = _tallied(runs, dump, study, found, sequences)

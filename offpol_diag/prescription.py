@@ -2,47 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from offpol_diag import catalogue
+from offpol_diag.candidates import NOTHING
 from offpol_diag.configs import config_for
 from offpol_diag.errors import ConfigError
-from offpol_diag.summary import Alignment, AlignmentRow, Recommendation
+from offpol_diag.presets import Policy
+from offpol_diag.summary import Recommendation
 from offpol_diag.tuning import tuned
 
-NOTHING = "recompute"
-"""The preset of no correction."""
 
-
-def sayable(alignment: Alignment, trainer: str) -> Alignment:
-    """The candidates, those refused that the trainer has no words for; to do nothing is always possible."""
-    rows = {
-        name: row if row.judges == "nothing" or _says(row, trainer) else row.model_copy(update=_mute(trainer))
-        for name, row in alignment.rows.items()
-    }
-    return alignment.model_copy(update={"rows": rows})
-
-
-def _mute(trainer: str) -> dict[str, str]:
-    return {"refused": f"{trainer} has no words for it"}
-
-
-def _says(row: AlignmentRow, trainer: str) -> bool:
-    if row.method is None or row.refused is not None:
-        return row.refused is not None
+def expressible(name: str, settings: Mapping[str, str], trainer: str) -> bool:
+    """Whether a trainer can be configured for a preset with these settings."""
     try:
-        config_for(tuned(catalogue.load()[row.method], row.settings), trainer)
+        config_for(tuned(catalogue.load()[name], settings), trainer)
     except ConfigError:
         return False
     return True
 
 
-def prescribed(given: Recommendation, trainer: str) -> str | None:
+def prescribed(given: Recommendation, trainer: str, policy: Policy = "old") -> str | None:
     """Ready to paste; a comment that says why where the trainer has no words for it; None without an advice.
 
     Args:
         given: a recommendation.
         trainer: the trainer's own name (`configs.trainer_named`).
+        policy: the train side of the dump.
     """
-    name = NOTHING if given.decision == "no correction needed" else given.method
+    name = NOTHING.preset_name(policy) if given.decision == "no correction needed" else given.method
     if name is None:
         return None
     try:

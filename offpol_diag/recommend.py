@@ -1,8 +1,9 @@
 """Which correction, if any: an ordered table of rules; the first whose condition holds decides.
 
-What is certain comes first (a bug, too few data, no mismatch), then the ladder decides by the estimates of
-`alignment`. Thresholds and bands that the field has published are alerts; each names its source and its
-regime. What a rule saw is printed with it, so that a reader can disagree.
+What is certain comes first: a bug, too little data, no mismatch. Then one measurement decides: whether r
+depends on what token it is. Where it does not, the mismatch is noise of single tokens; weights would add
+variance and take no bias away, and a mask is enough. Else, and where it cannot be measured, the default
+stands. Thresholds and bands that the field has published are alerts; each names its source and its regime.
 """
 
 from __future__ import annotations
@@ -12,15 +13,22 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
-from offpol_diag.candidates import DEFAULT, NOTHING
+from offpol_diag.candidates import DEFAULT, ICEPOP, MASK, NOTHING, Candidate
 from offpol_diag.diagnosis.numbers import FEWEST_GROUPS, FEWEST_SEQUENCES, FEWEST_TOKENS, SAMPLES, Evidence
-from offpol_diag.guards import guarded
-from offpol_diag.ladder import AHEAD, Choice, choose, instead_of, sure
-from offpol_diag.prescription import prescribed, sayable
-from offpol_diag.summary import AlignmentRow, Decision, Fired, Recommendation, Summary
+from offpol_diag.numerals import say
+from offpol_diag.prescription import expressible, prescribed
+from offpol_diag.summary import Decision, Fired, Label, Recommendation, Summary
 
-WORTH = 0.001
-"""A gain in alignment that is worth a correction."""
+NOISE = 0.15
+"""Upper end of the systematic share below which a mismatch counts as noise of single tokens.
+
+In the rollouts of `benchmarks/doctor` the share is 0 to 0.12 for rounding and for experts routed otherwise,
+and 0.24 to 0.8 for stale weights.
+"""
+SYSTEMATIC, FLOOR = 0.15, 5e-4
+"""Lower end of the systematic share from which even a small mismatch, above this K3, is not rounding."""
+VISIBLE, SURE = 3.0, 5.0
+"""Standard errors of the surrogate gain above 0 from which staleness is visible, and is beyond doubt."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +42,8 @@ class Rule:
         sentence: what it says.
         source: where the threshold comes from, and its regime.
         decision: what it decides; None for an alert.
-        offers: whether the ladder's choice is named.
+        label: whether the decision was measured or is the default.
+        offers: the method it names.
     """
 
     name: str
@@ -43,7 +52,8 @@ class Rule:
     sentence: str
     source: str
     decision: Decision | None = None
-    offers: bool = False
+    label: Label | None = None
+    offers: Candidate | None = None
 
 
 def _held(seen: Evidence) -> dict[str, float | None]:
@@ -52,75 +62,52 @@ def _held(seen: Evidence) -> dict[str, float | None]:
     return {"groups": groups, "sequences": dump.sequences, "tokens": dump.tokens}
 
 
-def _aligned(seen: Evidence) -> bool:
-    return seen.value("k3") < 1e-6
-
-
-def _hopeless(seen: Evidence) -> bool:
-    return seen.value("k3") > 1.0 or seen.value("ess_tokens") < 0.05 or seen.value("f_2") > 0.5
-
-
-def _is_healthy(seen: Evidence) -> bool:
-    diagnosis = seen.summary.diagnosis
-    return diagnosis is not None and diagnosis.verdict == "healthy"
-
-
-def _surely_ahead(seen: Evidence) -> bool:
-    """Whether a correction is ahead of none by more than its error, and by as much as matters."""
-    choice, alignment = _choice(seen.summary), seen.summary.alignment
-    return choice is not None and alignment is not None and choice.gain >= AHEAD and sure(alignment, choice)
-
-
-def _compared(seen: Evidence) -> dict[str, float | None]:
-    """The mismatch, and the estimates where there are any."""
-    level = {seen.prefix + name: seen.number(name).value for name in ("k3", "f_2")}
-    return level | (_spared(seen) if _chosen(seen) else {})
-
-
 def _identical(seen: Evidence) -> bool:
     """Whether Δ is exactly 0 at every token: one column may be a copy of the other."""
     return seen.value("log_ratio_min") == 0.0 == seen.value("log_ratio_max")
 
 
-def _idle(seen: Evidence) -> bool:
-    choice = _choice(seen.summary)
-    if choice is None or choice.best == NOTHING.name:
-        return choice is not None
-    return abs(choice.gain) < WORTH if choice.best == DEFAULT.name else choice.gain < AHEAD
+def _verdict(seen: Evidence) -> str:
+    return seen.summary.diagnosis.verdict if seen.summary.diagnosis else ""
 
 
-def _chosen(seen: Evidence) -> bool:
-    return _choice(seen.summary) is not None
+def _moved(seen: Evidence, errors: float) -> bool:
+    """Whether the trainer has moved along the advantages, by more than so many standard errors."""
+    found = seen.errors("surrogate_gain")
+    return found is not None and found > errors
 
 
-def _choice(summary: Summary) -> Choice | None:
-    return choose(summary.alignment) if summary.alignment else None
+def _depends(seen: Evidence) -> bool:
+    """Whether r surely depends on the token, or goes with the advantages: no rounding does that."""
+    share = seen.systematic
+    surely = share is not None and share[0] > SYSTEMATIC and seen.value("k3") > FLOOR
+    return surely or _moved(seen, SURE)
 
 
-def _weighed(seen: Evidence) -> dict[str, float | None]:
-    """The estimates that decided: of the choice, of the runner-up and of no correction."""
-    choice = _choice(seen.summary)
-    assert choice is not None
-    return _told(seen, choice, choice.gain)
+def _noise(seen: Evidence) -> bool:
+    """Whether r was measured not to depend on the token, and the trainer does not seem to have moved.
+
+    Tokens of one kind say little unless they answer the same prompt: elsewhere their contexts differ.
+    """
+    share = seen.systematic
+    calm = not _moved(seen, VISIBLE) and seen.policy == "old"
+    return share is not None and share[1] < NOISE and _grouped(seen) and calm
 
 
-def _spared(seen: Evidence) -> dict[str, float | None]:
-    """The same where no correction is the advice; the gain is that of the ladder's choice over it."""
-    choice, alignment = _choice(seen.summary), seen.summary.alignment
-    assert choice is not None
-    assert alignment is not None
-    return _told(seen, instead_of(alignment.rows, NOTHING.name), choice.gain)
+def _grouped(seen: Evidence) -> bool:
+    """Whether the dump has two responses to a prompt or more, and says so."""
+    dump = seen.summary.dump
+    return "group_id" in dump.columns and dump.sequences >= 2 * dump.groups
 
 
-def _told(seen: Evidence, choice: Choice, gain: float) -> dict[str, float | None]:
-    alignment = seen.summary.alignment
-    assert alignment is not None
-    rows = [name for name in (choice.best, choice.next, NOTHING.name) if name is not None]
-    return {f"{alignment.rows[name].title}, noise": alignment.rows[name].noise for name in rows} | {
-        "gain over no correction": gain,
-        "price of the runner-up": choice.price,
-        "trainer moved, standard errors": alignment.moved,
-        "sequences in an update": alignment.batch_sequences,
+def _measured(seen: Evidence) -> dict[str, float | None]:
+    low, high = seen.systematic or (None, None)
+    return {
+        seen.prefix + "k3": seen.number("k3").value,
+        seen.prefix + "f_2": seen.number("f_2").value,
+        "systematic share of r, lower end": low,
+        "systematic share of r, upper end": high,
+        "staleness, standard errors": seen.errors("surrogate_gain"),
     }
 
 
@@ -142,9 +129,10 @@ def _thirds(seen: Evidence) -> dict[str, float | None]:
 RULES = (
     Rule(
         "bug",
-        lambda seen: seen.summary.diagnosis is not None and seen.summary.diagnosis.verdict == "bug",
+        lambda seen: _verdict(seen) == "bug",
         ("mean_ratio", "k1", "k3"),
-        "No correction mends numbers that are logged wrongly, and one may make things worse.",
+        "Fix it before choosing a correction: what a correction does to wrong numbers says little of what it "
+        "does to the right ones.",
         "E_rollout[r] = 1 and k1 ≥ 0 hold for any honest mismatch",
         "fix the bug first",
     ),
@@ -168,61 +156,71 @@ RULES = (
         "not enough data",
     ),
     Rule(
-        "aligned",
-        _aligned,
-        ("k3",),
-        "The two policies agree to rounding; a correction would change nothing.",
-        "bitwise aligned engines are gated at 1e-6 (slime, vLLM × TorchTitan)",
-        "no correction needed",
-    ),
-    Rule(
-        "healthy",
-        lambda seen: _is_healthy(seen) and not _surely_ahead(seen),
-        _compared,
-        "The mismatch is as small as rounding, and no correction is ahead of none beyond doubt.",
-        "k3 and the share of tokens that differ by more than 2× at most 1e-3; alignment of the gradient, "
-        "estimated from this dump (docs/advice.md)",
-        "no correction needed",
-        offers=True,
-    ),
-    Rule(
-        "hopeless",
-        _hopeless,
-        ("k3", "ess_tokens", "f_2"),
-        "The drift is too large for any reweighting; change its source (weight sync, precision, replay).",
-        "slime and miles debugging notes: k3 above 1 at step 1 is a configuration error",
-        "no method helps",
-    ),
-    Rule(
-        "no gain",
-        _idle,
-        _spared,
-        "No correction makes the gradient point better by a tenth of a percent or more.",
-        "alignment of the gradient, estimated from this dump (docs/advice.md)",
-        "no correction needed",
-        offers=True,
-    ),
-    Rule(
-        "ladder",
-        _chosen,
-        _weighed,
-        "Of the methods that judge single tokens its gradient is believed to point best in updates of this "
-        "size: little noise, and no bias that shows.",
-        "alignment of the gradient, estimated from this dump (docs/advice.md)",
-        "METHOD at THRESHOLD",
-        offers=True,
-    ),
-    Rule(
         "unknown",
-        lambda seen: True,
+        lambda seen: seen.number("k3").value is None,
         (),
         "The mismatch of this dump could not be measured.",
         "",
         "not enough data",
     ),
+    Rule(
+        "aligned",
+        lambda seen: seen.value("k3") < 1e-6,
+        ("k3",),
+        "The two policies agree to rounding; a correction would change nothing.",
+        "bitwise aligned engines are gated at 1e-6 (slime, vLLM × TorchTitan)",
+        "no correction needed",
+        "no difference detected",
+    ),
+    Rule(
+        "healthy",
+        lambda seen: _verdict(seen) == "healthy" and not _depends(seen),
+        _measured,
+        "The mismatch is as small as rounding makes it; no correction would make a difference that shows.",
+        "k3 and the share of tokens that differ by more than 2× at most 1e-3",
+        "no correction needed",
+        "no difference detected",
+    ),
+    Rule(
+        "hopeless",
+        lambda seen: seen.value("f_2") > 0.5,
+        ("f_2", "k3"),
+        "Most tokens differ by more than a factor of 2: no weight mends that. Change the source of the drift "
+        "(weight sync, precision, replay).",
+        "a share of tokens, which no single outlier moves",
+        "no method helps",
+    ),
+    Rule(
+        "noise",
+        _noise,
+        _measured,
+        "The mismatch does not depend on the token: it is noise, which biases no gradient. Weights would add "
+        "variance; a mask of the few tokens that are far off is enough.",
+        "systematic share of r below 15%; judged in worlds with known gradients (docs/advice.md)",
+        "METHOD at THRESHOLD",
+        "measured",
+        MASK,
+    ),
+    Rule(
+        "default",
+        lambda seen: True,
+        _measured,
+        "Nothing was measured that is better than the default.",
+        "best simple rule in worlds with known gradients (docs/advice.md)",
+        "METHOD at THRESHOLD",
+        "default",
+        DEFAULT,
+    ),
 )
 
 ALERTS = (
+    Rule(
+        "configuration",
+        lambda seen: seen.value("k3") > 1.0,
+        ("k3",),
+        "k3 is above 1 nat.",
+        "slime and miles debugging notes: k3 above 1 at step 1 is a configuration error",
+    ),
     Rule(
         "weights off centre",
         lambda seen: abs(seen.value("mean_ratio") - 1) > 0.5,
@@ -297,52 +295,113 @@ ALERTS = (
 
 
 def advised(summary: Summary, trainer: str | None = None) -> Summary:
-    """The summary with what guards refuse and with the recommendation, as `trainer` is told it."""
-    summary = guarded(summary)
-    if trainer and summary.alignment:
-        summary = summary.model_copy(update={"alignment": sayable(summary.alignment, trainer)})
-    given = recommend(summary)
-    said = prescribed(given, trainer) if trainer else None
-    return summary.model_copy(update={"recommendation": given.model_copy(update={"config": said})})
+    """The summary with its recommendation, in the syntax of `trainer` where one is named."""
+    given = recommend(summary, trainer)
+    config = prescribed(given, trainer, Evidence(summary).policy) if trainer else None
+    return summary.model_copy(update={"recommendation": given.model_copy(update={"config": config})})
 
 
-def recommend(summary: Summary) -> Recommendation:
-    """The first rule that holds, and every alert."""
+def recommend(summary: Summary, trainer: str | None = None) -> Recommendation:
+    """What the first rule that holds decides, with reasons, what is not known, and every alert.
+
+    Args:
+        summary: the numbers of a dump and its diagnosis.
+        trainer: methods that it cannot express are passed over.
+    """
     seen = Evidence(summary)
-    rule = next(rule for rule in RULES if rule.holds(seen))
+    rule = next(rule for rule in RULES if rule.holds(seen) and _offered(rule, seen, trainer))
     alerts = [_fired(alert, seen, "alert") for alert in ALERTS if alert.holds(seen)]
     given = Recommendation(
         decision=rule.decision or "not enough data",
-        sentence=rule.sentence,
+        label=rule.label,
+        sentence=_with_place(rule.sentence, summary) if rule.name == "bug" else rule.sentence,
         rule=rule.name,
         longest_response=summary.lengths.longest if summary.lengths else None,
         fired=[_fired(rule, seen, "decision"), *alerts],
     )
-    choice = _choice(summary) if rule.offers else None
-    return _with(given, choice, summary) if choice else given
+    if rule.label is None:
+        return given
+    found: dict[str, object] = {"reasons": _reasons(seen), "unknown": _unknown(seen)}
+    if rule.offers is not None:
+        found |= _method(rule.offers, seen, trainer)
+    shown = [rule.offers, _next(rule.offers, seen, trainer), NOTHING] if rule.offers else [NOTHING, DEFAULT]
+    weights = {one.title: summary.weights.get(one.name, {}) for one in shown if one}
+    return given.model_copy(update=found | {"numbers": {name: of for name, of in weights.items() if of}})
 
 
-def _with(given: Recommendation, choice: Choice, summary: Summary) -> Recommendation:
-    """The recommendation with the ladder's choice, and the price of the one after it."""
-    assert summary.alignment is not None
-    rows = summary.alignment.rows
-    if given.decision == "no correction needed":
-        choice = instead_of(rows, NOTHING.name)
-    told = dict.fromkeys(name for name in (choice.best, choice.next, NOTHING.name) if name in rows)
-    found: dict[str, object] = {
-        "price": choice.price,
-        "runner_up": _named(rows, choice.next),
-        "numbers": {rows[name].title: rows[name].metrics for name in told},
+def _offered(rule: Rule, seen: Evidence, trainer: str | None) -> bool:
+    """Whether the rule's method can be said; the last rule stands in any case."""
+    return rule.offers is None or rule is RULES[-1] or _sayable(rule.offers, seen, trainer)
+
+
+def _sayable(one: Candidate, seen: Evidence, trainer: str | None) -> bool:
+    name = one.preset_name(seen.policy)
+    return name is not None and (trainer is None or expressible(name, one.changes(seen.policy), trainer))
+
+
+def _method(one: Candidate, seen: Evidence, trainer: str | None) -> dict[str, object]:
+    runner_up = _next(one, seen, trainer)
+    return {
+        "title": one.title,
+        "method": one.preset_name(seen.policy),
+        "threshold": one.threshold,
+        "settings": one.changes(seen.policy),
+        "runner_up": runner_up.title if runner_up else None,
     }
-    if given.decision == "METHOD at THRESHOLD":
-        best = rows[choice.best]
-        found |= {"title": best.title, "method": best.method}
-        found |= {"threshold": best.threshold, "settings": best.settings}
-    return given.model_copy(update=found)
 
 
-def _named(rows: dict[str, AlignmentRow], name: str | None) -> str | None:
-    return None if name is None else rows[name].title
+def _next(one: Candidate | None, seen: Evidence, trainer: str | None) -> Candidate | None:
+    """The method to try next: the default, or beside it IcePop, which drops what that truncates."""
+    other = ICEPOP if one is DEFAULT else DEFAULT
+    return other if one is not None and _sayable(other, seen, trainer) else None
+
+
+def _with_place(sentence: str, summary: Summary) -> str:
+    """The sentence, and which sequences can be used meanwhile where one group has the fault."""
+    causes = summary.diagnosis.causes if summary.diagnosis else []
+    where = next((cause.where for cause in causes if cause.kind == "bug" and cause.where), "")
+    return f"{sentence} Until then, leave out the sequences with {where}." if where else sentence
+
+
+# What speaks for it, in words.
+
+
+def _reasons(seen: Evidence) -> list[str]:
+    """The mismatch, whether staleness shows, whether r depends on the token."""
+    f_2 = say(seen.number("f_2"))
+    found = [f"Mismatch: K3 = {say(seen.number('k3'))} nats; {f_2} of the tokens differ by more than 2×."]
+    errors = seen.errors("surrogate_gain")
+    if errors is not None:
+        shown = "visible" if errors > VISIBLE else "not visible"
+        side = "above" if errors >= 0 else "below"
+        found.append(
+            f"Staleness {shown} in the advantages: cov(A, min(r, 2)) is {abs(errors):.1f} standard errors "
+            f"{side} 0."
+        )
+    share = seen.summary.diagnosis.systematic if seen.summary.diagnosis else None
+    if share is not None and _grouped(seen):
+        found.append(
+            f"Dependence on the token: {say(share)} of the variance of r is common to tokens of one kind; 0 "
+            "for noise."
+        )
+    return found
+
+
+def _unknown(seen: Evidence) -> list[str]:
+    """What this dump cannot say, and which column would."""
+    found = ["How far the gradient is off without a correction: a dump holds no gradients."]
+    columns = seen.summary.dump.columns
+    if "advantages" not in columns:
+        found.append("Whether staleness shows: needs the column advantages.")
+    if seen.systematic is None or not _grouped(seen):
+        lacking = [name for name in ("token_ids", "group_id") if name not in columns]
+        why = (
+            f"needs {' and '.join(lacking)}"
+            if lacking
+            else "too few tokens repeat among a prompt's responses"
+        )
+        found.append(f"Whether the mismatch is noise or depends on the token: {why}.")
+    return found
 
 
 def _fired(rule: Rule, seen: Evidence, level: Literal["decision", "alert"]) -> Fired:

@@ -24,7 +24,9 @@ def base(out: Readout) -> Replicates:
     """Of the gap and the raw weights, under the names of `Summary.metrics`; those that have an interval."""
     found: Replicates = {}
     for drift in out.study.drifts:
-        rows = (*gap.ROWS, tails.ESS_TOKENS)
+        rows: list[Formula] = [*gap.ROWS, tails.ESS_TOKENS]
+        if f"{drift.prefix}ax" in out.reader.sums:
+            rows.append(gap.SURROGATE)
         found |= {drift.prefix + row.name: _values(out, row, drift.prefix) for row in rows}
         found |= _of_sequences(out, drift)
     return found

@@ -13,7 +13,6 @@ from offpol_diag.accumulators import Extremes, State, Sums
 from offpol_diag.crosswalk import BOOKS
 from offpol_diag.crosswalk.ends import outermost
 from offpol_diag.metrics import (
-    alignment,
     drops,
     gap,
     method,
@@ -54,7 +53,6 @@ class Study:
         seed: of the bootstrap.
         replicates: of the bootstrap.
         against: the preset that the others are compared with, or None.
-        update: sequences in one update of the trainer; None: those of a usual step of the dump.
         by_step: numbers that are asked for by training step, besides those of `where`.
     """
 
@@ -64,7 +62,6 @@ class Study:
     seed: int
     replicates: int
     against: str | None = None
-    update: float | None = None
     by_step: tuple[str, ...] = ()
 
     @cached_property
@@ -82,13 +79,8 @@ class Study:
 
     @cached_property
     def candidates(self) -> tuple[Preset, ...]:
-        """What could be recommended for this dump."""
+        """Corrections that can be recommended for this dump, whose weights are summed beside the presets'."""
         return candidates.presets(self.side)
-
-    @cached_property
-    def weighed(self) -> tuple[Preset, ...]:
-        """Those of them whose weights are told of, at their own thresholds."""
-        return candidates.weighed(self.side)
 
     @property
     def side(self) -> Policy:
@@ -103,11 +95,11 @@ class Study:
     @cached_property
     def near(self) -> Near:
         """What makes a token near for these presets."""
-        return Near.of((*self.presets, *self.weighed))
+        return Near.of((*self.presets, *self.candidates))
 
     def ready(self) -> Study:
         """The same, with what every worker asks of it made here: it travels along."""
-        for name in ("candidates", "weighed", "near", "normalised", "logging"):
+        for name in ("candidates", "near", "normalised", "logging"):
             getattr(self, name)
         return self
 
@@ -150,9 +142,9 @@ def observe(study: Study, scene: Scene) -> Tally:
     if scene.near is not None and scene.learned is None and nearsums.large(scene.batch):
         _rehearse(study, scene, scene.near)
     states = _base(study, scene)
-    nearsums.prepare(scene, (*study.presets, *study.weighed))
+    nearsums.prepare(scene, (*study.presets, *study.candidates))
     found, ranges = _of_presets(study, scene)
-    states |= found | {"alignment": alignment.sums(scene, study.candidates)}
+    states |= found
     states["sample"] = sample.sample(scene, study.main)
     if study.pairs:
         states |= drops.states(scene, study.main, study.pairs)
@@ -171,7 +163,7 @@ def _of_presets(study: Study, scene: Scene) -> tuple[dict[str, State], Ranges]:
     stack, apart = _stacked(study, scene), frozenset(preset.name for preset in study.normalised)
     columns = _preset_columns(stack)
     once, normalised = (columns.only(at) for at in _parted(columns.names, apart))
-    resampled, weighed = Sheet.joined(_of_all(study, scene), once), Stack.of(scene, study.weighed).few
+    resampled, weighed = Sheet.joined(_of_all(study, scene), once), Stack.of(scene, study.candidates).few
     states: dict[str, State] = {
         "sums": _sums(scene, Sheet.joined(resampled, method.weight_columns(weighed))),
         "length": selection.by_length(stack),
@@ -240,7 +232,7 @@ def _of_all(study: Study, scene: Scene) -> Sheet:
     """Columns of all tokens whose numbers carry an interval."""
     found = scene.counts | update.shared(scene)
     for drift in study.drifts:
-        found |= gap.columns(scene, drift)
+        found |= gap.columns(scene, drift) | gap.surrogate(scene, drift)
     return Sheet.of(found)
 
 

@@ -52,6 +52,7 @@ GAP: Mapping[str, Worse] = {
     "log_ratio_min": FROM_0,
     "log_ratio_max": FROM_0,
     "tv": UP,
+    "surrogate_gain": FROM_0,
     "f_1_1": UP,
     "f_2": UP,
     "f_5": UP,

@@ -144,11 +144,21 @@ def policy_gap(data: list[Sequence], prefix: str) -> dict[str, float]:
         "log_ratio_min": min(deltas),
         "log_ratio_max": max(deltas),
         "tv": exact_mean([abs(mpmath.expm1(d)) / 2 for d in deltas]),
+        "surrogate_gain": surrogate_gain(there, prefix),
     }
     for tau in (1.1, 2.0, 5.0, 10.0):
         name = "f_" + f"{tau:g}".replace(".", "_")
         found[name] = sum(abs(d) > math.log(tau) for d in deltas) / len(deltas)
     return found
+
+
+def surrogate_gain(data: list[Sequence], prefix: str) -> float:
+    """cov(A, min(r, 2)) over tokens, by two passes; r − 1 varies as r does, and keeps its digits."""
+    below, above = DRIFTS[prefix]
+    a = [x for s in data for x in s.advantages]
+    moved = [min(math.expm1(min(d, 1.0)), 1.0) for s in data for d in s.delta(above, below)]
+    usual, middle = mean(a), mean(moved)
+    return mean([(x - usual) * (y - middle) for x, y in zip(a, moved, strict=True)])
 
 
 def exact_prob_diff(p: float, q: float) -> float:
@@ -197,7 +207,11 @@ def scales(data: list[Sequence], prefix: str) -> dict[str, float]:
     below, above = DRIFTS[prefix]
     there = [s for s in data if s.n]
     deltas = [d for s in there for d in s.delta(above, below)]
+    moved = [min(math.expm1(min(d, 1.0)), 1.0) for d in deltas]
+    advantages = [a for s in there for a in s.advantages]
+    sizes = [abs(a * x) for a, x in zip(advantages, moved, strict=True)]
     return {
+        "surrogate_gain": mean(sizes) + abs(mean(advantages)) * mean([abs(x) for x in moved]),
         "k1": mean([abs(d) for d in deltas]),
         "chi2_token": mean([abs(math.expm1(min(2 * d, 700))) for d in deltas]),
         "log_ppl_diff": mean([abs(mean(s.delta(above, below))) for s in there]),

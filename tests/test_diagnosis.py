@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from functools import cache
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +19,7 @@ from offpol_diag.analyze import analyze
 from offpol_diag.diagnosis import laws
 from offpol_diag.diagnosis.rows import SURE, Rows, bound
 from offpol_diag.metrics.sample import FIRST, LAST, SEQUENCES, TOKENS, Sample
+from tests import oracles
 
 ROOT = Path(__file__).parent.parent
 SAMPLES = ("healthy", "quantized", "stale", "collapse")
@@ -379,3 +382,215 @@ def test_merging_samples_is_associative_and_bounded(many, longest):
     assert one.lengths.sum() == len(one.values["p"]) <= max(TOKENS, one.lengths[0])
     assert len(one.order) <= SEQUENCES
     assert one.full == (len(one.order) < 3 * many)
+
+
+# ---------------------------------------------------------------- whether r depends on the token
+
+
+def responses(chance, many=30, prompts=10, words=4, longest=14, shift=0.3, noise=0.2):
+    """Ragged responses with gaps where tokens are masked: per response (prompt, positions, ids, Δ)."""
+    shifts = shift * chance.normal(size=(words + 1, words))
+    found = []
+    for i in range(many):
+        position = np.flatnonzero(chance.random(int(chance.integers(2, longest))) < 0.85)
+        ids = chance.integers(0, words, len(position))
+        follows = np.diff(position, prepend=-2) == 1
+        before = np.where(follows, np.concatenate(([words], ids))[: len(ids)], words)
+        delta = shifts[before, ids] + noise * chance.normal(size=len(ids))
+        found.append((f"p{i % prompts}", position.tolist(), ids.tolist(), delta.tolist()))
+    return [row for row in found if row[1]]
+
+
+def rows_of(given, named=True, ids=True):
+    """The responses as `Rows`, with the prompts' names or without."""
+    delta = np.array([d for *_, some in given for d in some])
+    return Rows(
+        np.full(len(delta), -1.0),
+        delta - 1.0,
+        np.concatenate(([0], np.cumsum([len(row[1]) for row in given]))),
+        np.array([t for _, position, _, _ in given for t in position]),
+        np.array([one for _, _, some, _ in given for one in some]) if ids else None,
+        scalars={"group_id": [name for name, *_ in given]} if named else {},
+    )
+
+
+def share_by_pairs(given, named):
+    """The systematic share, its ends and the number of clusters, by a loop over pairs of tokens."""
+    tokens = []
+    for owner, (prompt, position, ids, delta) in enumerate(given):
+        for t, (at, word, d) in enumerate(zip(position, ids, delta, strict=True)):
+            follows = t > 0 and position[t - 1] == at - 1
+            kind = (prompt if named else "", ids[t - 1] if follows else None, word)
+            tokens.append((kind, owner, min(math.exp(d), 2.0)))
+    middle = math.fsum(r for *_, r in tokens) / len(tokens)
+    above, below = {}, {}
+    for kind in {kind for kind, *_ in tokens}:
+        mine = [(owner, r - middle) for other, owner, r in tokens if other == kind]
+        pairs = [x * y for (i, x), (j, y) in product(mine, mine) if i != j]
+        if pairs:
+            cluster = kind[0] if named else kind
+            above.setdefault(cluster, []).append(len(mine) * math.fsum(pairs) / len(pairs))
+            below.setdefault(cluster, []).append(math.fsum(x * x for _, x in mine))
+    top, bottom = ({key: math.fsum(some) for key, some in sums.items()} for sums in (above, below))
+    whole = math.fsum(bottom.values())
+    value, parts = math.fsum(top.values()) / whole, len(top)
+    spread = math.fsum((top[key] - value * bottom[key]) ** 2 for key in top)
+    half = stats.t.ppf(0.975, parts - 1) * math.sqrt(spread * parts / (parts - 1)) / whole
+    return value, value - half, value + half, parts
+
+
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_systematic_share_is_that_of_all_pairs_of_different_responses(seed, named):
+    given = responses(np.random.default_rng(seed))
+    found = laws.systematic(rows_of(given, named))
+
+    value, low, high, parts = share_by_pairs(given, named)
+    assert found.value == pytest.approx(value, rel=1e-9, abs=1e-12)
+    assert (found.low, found.high) == pytest.approx((low, high), rel=1e-3)
+    assert found.groups == parts
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_token_beyond_any_float_counts_as_one_that_doubles(named):
+    given = responses(rng())
+    far = [
+        (name, at, ids, [1e5 if i == 0 else d for i, d in enumerate(some)]) for name, at, ids, some in given
+    ]
+    cut = [
+        (name, at, ids, [math.log(2) if i == 0 else d for i, d in enumerate(some)])
+        for name, at, ids, some in given
+    ]
+
+    assert laws.systematic(rows_of(far, named)) == laws.systematic(rows_of(cut, named))
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_the_systematic_share_does_not_depend_on_the_order_of_sequences(named):
+    chance = rng()
+    given = responses(chance)
+    one = laws.systematic(rows_of(given, named))
+    other = laws.systematic(rows_of([given[i] for i in chance.permutation(len(given))], named))
+
+    assert (one.value, one.low, one.high) == pytest.approx((other.value, other.low, other.high))
+    assert one.groups == other.groups
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_noise_of_single_tokens_has_no_systematic_share(named):
+    """The interval covers 0 about as often as it says, and lies close to it."""
+    found = [
+        laws.systematic(rows_of(responses(np.random.default_rng(seed), 200, 40, 6, 40, shift=0.0), named))
+        for seed in range(20)
+    ]
+
+    assert sum(one.low <= 0 <= one.high for one in found) >= 16
+    assert abs(np.mean([one.value for one in found])) < 0.01
+    assert all(one.low > -0.1 and one.high < 0.1 for one in found)
+
+
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize(("shift", "noise"), [(0.02, 0.04), (0.04, 0.04), (0.04, 0.02)])
+def test_a_shift_of_every_token_of_a_kind_has_the_share_that_was_planted(shift, noise, named):
+    given = responses(rng(), 400, 40, 6, 40, shift, noise)
+    found = laws.systematic(rows_of(given, named))
+
+    whole = np.var([math.expm1(d) for *_, some in given for d in some])
+    planted = 1 - noise**2 / whole
+    assert found.low - 0.02 < planted < found.high + 0.02
+    assert found.value == pytest.approx(planted, abs=0.06)
+
+
+def test_the_systematic_share_is_unknown_without_token_ids_or_where_kinds_hardly_repeat():
+    chance = rng()
+    alone = [
+        (name, at, (i * 100 + np.arange(len(at))).tolist(), some)
+        for i, (name, at, _, some) in enumerate(responses(chance))
+    ]
+
+    assert laws.systematic(rows_of(responses(chance))) is not None
+    assert laws.systematic(rows_of(responses(chance), ids=False)) is None
+    assert laws.systematic(rows_of(alone)) is None
+    assert laws.systematic(rows_of(responses(chance)[:1])) is None
+    assert laws.systematic(rows_of([(*row[:3], [0.1] * len(row[3])) for row in responses(chance)])) is None
+
+
+@pytest.mark.parametrize(("column", "least"), [(None, 0.15), ("group_id", 0.0), ("token_ids", None)])
+def test_a_diagnosis_has_the_systematic_share_where_there_are_token_ids(tmp_path, column, least):
+    """Without prompts, kinds of all prompts are one, and share less: r depends on the context too."""
+    found = diagnosed(tmp_path / "d.parquet", columns("stale"), drop=[column]).systematic
+
+    assert (found is None) is (least is None)
+    if found is not None:
+        low, high = found.interval
+        assert least < low < found.value < high < 0.5
+        assert found.unit == "fraction"
+
+
+# ---------------------------------------------------------------- whether the trainer has moved
+
+
+def moved(tmp_path, along, spread=0.0, many=160):
+    """Numbers of a dump whose trainer moved every token by `along` times its advantage."""
+    chance = rng()
+    rollout = [-chance.exponential(1, 40) - 1 for _ in range(many)]
+    advantages = [chance.normal(size=40) for _ in range(many)]
+    old = [q + along * a + spread * chance.normal(size=40) for q, a in zip(rollout, advantages, strict=True)]
+    given = {
+        "rollout_log_probs": rollout,
+        "old_log_probs": old,
+        "advantages": advantages,
+        "group_id": [i // 4 for i in range(many)],
+    }
+    return analyze([write(tmp_path / "d.parquet", given)], presets=()).metrics["surrogate_gain"]
+
+
+@pytest.mark.parametrize("along", [0.0, 0.05, -0.05])
+def test_the_surrogate_gain_shows_which_way_the_trainer_has_moved(tmp_path, along):
+    """To first order it is the move times the variance of the advantages, here 1."""
+    found = moved(tmp_path, along, spread=0.02)
+    low, high = found.interval
+
+    assert found.value == pytest.approx(along, abs=5e-3)
+    assert (low > 0, high < 0) == (along > 0, along < 0)
+
+
+def test_no_single_token_decides_the_surrogate_gain(tmp_path):
+    """A ratio counts as 2 at most."""
+    given = {
+        "old_log_probs": [[-1.0] * 20 for _ in range(64)],
+        "advantages": [[1.0] * 20] * 32 + [[-1.0] * 20] * 32,
+    }
+    given["rollout_log_probs"] = [row[:] for row in given["old_log_probs"]]
+    given["rollout_log_probs"][0][0] = -40.0
+    found = analyze([write(tmp_path / "d.parquet", given)], presets=()).metrics["surrogate_gain"]
+
+    assert found.value == pytest.approx(1 / (64 * 20), rel=1e-9)
+
+
+def test_the_surrogate_gain_needs_advantages(tmp_path):
+    rows = oracles.make_rows(0.1)
+    for row in rows:
+        del row["advantages"]
+    found = analyze([oracles.write(rows, tmp_path / "d.parquet")], presets=()).metrics
+
+    for prefix in ("", "drift2.", "total."):
+        assert found[f"{prefix}surrogate_gain"].value is None
+        assert "advantages" in found[f"{prefix}surrogate_gain"].unknown
+
+
+@pytest.mark.parametrize("prefix", ["", "drift2.", "total."])
+def test_the_surrogate_gain_of_merged_pieces_is_that_of_the_whole(tmp_path, prefix):
+    rows = oracles.make_rows(0.3, seed=3, many=60)
+    whole = analyze([oracles.write(rows, tmp_path / "d.parquet")], presets=()).metrics
+    pieces = [tmp_path / f"{i}.tally.json" for i in range(3)]
+    for i, piece in enumerate(pieces):
+        path = oracles.write(rows[20 * i : 20 * i + 20], tmp_path / f"{i}.parquet")
+        analyze([path], presets=(), tally=piece)
+    merged = tallies.summary(tallies.merge(pieces)).metrics
+    one, other = (found[f"{prefix}surrogate_gain"] for found in (whole, merged))
+
+    wanted = oracles.surrogate_gain([s for s in oracles.sequences(rows) if s.n], prefix)
+    assert one.value == pytest.approx(wanted, rel=1e-9, abs=1e-13)
+    assert other.value == pytest.approx(wanted, rel=1e-9, abs=1e-13)
+    assert other.interval == pytest.approx(one.interval, rel=1e-9, abs=1e-13)

@@ -4,7 +4,6 @@ import io
 
 import numpy as np
 import pytest
-from estimated import alignment
 from factory import dump_facts, make_comparison, make_summary, recommendation
 from rich.console import Console
 from typer.testing import CliRunner
@@ -183,12 +182,12 @@ def test_page_and_pull_request_and_terminal_open_with_it():
 
 def test_while_it_is_a_bug_no_method_is_recommended_or_ranked():
     given = recommendation().model_copy(update={"numbers": {"token TIS": {"k3": Number(value=0.1)}}})
-    summary = make_summary(diagnosis=BUG, recommendation=given, alignment=alignment())
+    summary = make_summary(diagnosis=BUG, recommendation=given)
     blocks = section(summary, "verdict").blocks
 
     assert (blocks[0].label, blocks[0].detail) == ("Fix the bug first", ())
     assert [one.id for one in blocks if isinstance(one, Table | Figure)] == ["alerts", "gates"]
-    assert "Runner-up" not in drawn(brief(sections(summary)))
+    assert "To try next" not in drawn(brief(sections(summary)))
 
 
 def test_alerts_stay_while_it_is_a_bug():
@@ -198,9 +197,13 @@ def test_alerts_stay_while_it_is_a_bug():
     ]
 
 
-def test_without_a_bug_the_ranking_is_there():
-    tables = section(make_summary(diagnosis=HONEST, alignment=alignment()), "verdict").blocks
-    assert "candidates" in [one.id for one in tables if isinstance(one, Table)]
+def test_without_a_bug_the_method_stands_beside_the_others():
+    given = recommendation().model_copy(update={"numbers": {"token TIS": {"k3": Number(value=0.1)}}})
+    summary = make_summary(diagnosis=HONEST, recommendation=given)
+    tables = section(summary, "verdict").blocks
+
+    assert "numbers" in [one.id for one in tables if isinstance(one, Table)]
+    assert "To try next" in drawn(brief(sections(summary)))
 
 
 @pytest.mark.parametrize(("diagnosis", "better"), [(BUG, False), (HONEST, True)])

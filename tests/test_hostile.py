@@ -248,7 +248,6 @@ def test_a_preset_of_ones_own_is_shown_harmless() -> None:
 UNBOUNDED = {
     "a seed": ("analyze", "-q", "--no-html", "--seed", str(2**63)),
     "a long seed": ("analyze", "-q", "--no-html", "--seed", DIGITS),
-    "a batch": ("analyze", "-q", "--no-html", "--batch-sequences", "9" * 400),
     "workers": ("analyze", "-q", "--no-html", "--workers", DIGITS),
     "more workers than any machine has": ("analyze", "-q", "--no-html", "--workers", "10000"),
     "a threshold": ("presets", "tis", "--set", f"weight.upper={DIGITS}"),
@@ -269,7 +268,7 @@ UNBOUNDED = {
 }
 
 
-TOLD_BY_TYPER = {"--seed", "--batch-sequences"}
+TOLD_BY_TYPER = {"--seed"}
 
 
 @pytest.mark.parametrize("args", UNBOUNDED.values(), ids=UNBOUNDED.keys())

@@ -465,7 +465,6 @@ def parts() -> dict[str, list[Any]]:
     def sums(n: int, *names: str) -> accumulators.Sums:
         return accumulators.Sums.of({name: 1e3 * x(n) for name in names}, draws(n))
 
-    from offpol_diag.metrics.alignment import BUCKETS, FOLDS, Folds
     from offpol_diag.metrics.prefixes import Prefixes
     from offpol_diag.metrics.sample import Sample
     from offpol_diag.metrics.selection import LENGTH_BINS, Grid
@@ -479,11 +478,6 @@ def parts() -> dict[str, list[Any]]:
         values = {name: x(int(lengths.sum())).numpy() for name in ("q", "p", "position")}
         order = np.sort(keys(n).numpy())
         return Sample(order, lengths, values, {"step": list(range(n)), "host": ["a"] * n})
-
-    def folds(n: int) -> Folds:
-        rows = x(2 * FOLDS * BUCKETS).view(2, FOLDS, BUCKETS) * n
-        whole = torch.full((FOLDS,), float(n), dtype=torch.float64)
-        return Folds(("a", "b"), rows, n * x(2), rows + 1, whole.sum(), n * x(FOLDS), whole, whole.sum())
 
     def keys(n: int) -> torch.Tensor:
         return torch.randint(-(2**62), 2**62, (n,), generator=generator)
@@ -511,7 +505,6 @@ def parts() -> dict[str, list[Any]]:
             accumulators.Best(3, tuple((float(s), f"{s}{t}") for s in (2, 1, 0))) for t in ("b", "a", "c")
         ],
         "Grid": [Grid(x(LENGTH_BINS * 3).view(LENGTH_BINS, 3)) for _ in range(3)],
-        "Folds": [folds(n) for n in (7, 0, 3)],
     }
 
 

@@ -15,7 +15,6 @@ from offpol_diag.sections import SECTIONS, sections
 from offpol_diag.sections.crosswalk import ACROSS
 from offpol_diag.sections.where import finding
 from offpol_diag.summary import Location, Number, Recommendation, Worst
-from tests.estimated import alignment, row
 
 OF_COMMANDS = ("comparison", "runs", "sweep")
 """Sections of what only some commands find."""
@@ -105,18 +104,18 @@ def test_every_row_of_every_table_has_as_many_cells_as_the_header():
     assert [block.id for block in blocks for row in block.rows if len(row) != len(block.header)] == []
 
 
-def test_the_decision_comes_with_its_rule_its_numbers_and_the_runner_up():
+def test_the_decision_comes_with_its_numbers_its_source_and_what_to_try_next():
     head = section("verdict").blocks[0]
     assert head.label == "token_is at upper 2"
     said = "\n".join(head.detail)
-    assert "heavy_sequence_tail" in said
-    assert "ess_sequences = 3.1% [2, 4]%" in said
-    assert "Runner-up: seq_mis" in said
+    assert "It saw: ess_sequences = 3.1% [2, 4]%" in said
+    assert "Source: Vehtari et al. 2024" in said
+    assert "To try next: seq_mis" in said
 
 
 @pytest.mark.parametrize("candidate", CANDIDATES, ids=lambda one: one.name)
 def test_the_verdict_names_its_preset_by_a_command_that_runs(candidate):
-    name, _, settings = candidate.named("old")
+    name, settings = candidate.preset_name("old"), candidate.changes("old")
     given = recommendation().model_copy(update={"method": name, "settings": settings})
     said = words(section("verdict", recommendation=given))
 
@@ -135,42 +134,30 @@ def test_an_alert_names_what_it_saw_and_its_source():
     assert "1 alert" in [block.label for block in given.blocks if isinstance(block, Verdict)]
 
 
-def test_every_candidate_has_a_row_with_its_estimates_and_who_refuses_it():
-    refused = row("seq_tis_2.0", kept=0.25, noise=3.0, refused="it keeps less than half of the weight")
-    estimates = alignment(seq_tis_2_0=refused, batch=512.4)
-    given = table("candidates", section("verdict", alignment=estimates))
-
-    assert [line[0] for line in given.rows] == [one.title for one in estimates.rows.values()]
-    cells = {line[0]: dict(zip(given.header, line, strict=True)) for line in given.rows}
-    assert cells["sequence TIS at 2.0"]["refused"] == "it keeps less than half of the weight"
-    assert cells["sequence TIS at 2.0"]["weight kept"] == Number(value=0.25)
-    assert cells["sequence TIS at 2.0"]["noise"] == Number(value=3.0)
-    assert cells["no correction"]["refused"] == "–"
-    assert "updates of 512 sequences, relative to token TIS at 5.0" in given.caption
-    assert "token ids" not in given.caption
-
-
-def test_what_cannot_be_seen_without_token_ids_is_said():
-    blind = alignment().model_copy(update={"direction": False})
-    assert "only the noise" in table("candidates", section("verdict", alignment=blind)).caption
-
-
-def test_without_an_estimate_no_candidates_are_shown():
-    unknown = {one.name: row(one.name, None) for one in CANDIDATES}
-    for estimates in (None, alignment().model_copy(update={"rows": unknown})):
-        assert "candidates" not in [
-            getattr(one, "id", "") for one in section("verdict", alignment=estimates).blocks
-        ]
-
-
-@pytest.mark.parametrize(
-    ("price", "said"),
-    [(0.0123, "would cost 1.23% of the alignment"), (0.0, "as good by the estimate"), (None, "as good by")],
-)
-def test_the_runner_up_comes_with_its_price(price, said):
-    given = recommendation().model_copy(update={"runner_up": "token mask", "price": price})
+def test_the_reasons_the_cost_and_what_is_not_known_come_with_the_decision():
+    cost = {
+        "truncated_high": number(0.012, unit="fraction"),
+        "truncated_low": number(0.0, unit="fraction"),
+        "ess_tokens": number(0.94, unit="fraction"),
+    }
+    given = recommendation().model_copy(
+        update={
+            "title": "token TIS at 2.0",
+            "label": "default",
+            "reasons": ["Mismatch: K3 = 5e-3 nats."],
+            "unknown": ["Whether staleness shows: needs the column advantages."],
+            "numbers": {"token TIS at 2.0": cost},
+        }
+    )
     head = section("verdict", recommendation=given).blocks[0]
-    assert any(line.startswith("Runner-up: token mask") and said in line for line in head.detail)
+
+    assert head.label == "Token TIS at 2.0 (default)"
+    assert head.detail[1:5] == (
+        "Mismatch: K3 = 5e-3 nats.",
+        "Cost: 1.2% of the weights truncated, ESS of tokens 94%",
+        "To try next: seq_mis at [0.5, 2]: it drops 25% of the sequences, the long ones first.",
+        "Not known: whether staleness shows: needs the column advantages.",
+    )
 
 
 @pytest.mark.parametrize(

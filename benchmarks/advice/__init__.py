@@ -1,1 +1,1 @@
-"""Proof that the advice is good: worlds in which the true gradient is known, and what advice does in them."""
+"""Does the recommended correction help? Judged in worlds where the policy gradient is known exactly."""

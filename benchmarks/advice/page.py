@@ -3,40 +3,50 @@
 from __future__ import annotations
 
 import json
-import math
-import statistics
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import jinja2
+import numpy as np
 
-from benchmarks.advice import table
-from benchmarks.advice.methods import NAMES
-from benchmarks.advice.policies import CHOOSING, POLICIES
-from benchmarks.advice.regimes import BATCHES, SIZES
+from benchmarks.advice.judge import BATCHES, METHODS, TOKEN
+from benchmarks.advice.worlds import Array
 
+Row = dict[str, Any]
 HERE = Path(__file__).parent
 RESULTS = HERE / "results.json"
-PARTS = {"tuned": False, "held out": True}
-SHOWN = (
-    *CHOOSING,
-    "always token TIS 2",
-    "always none",
-    "always IcePop 0.5–5",
-    "verl's guide, by severity",
-)
 DOCS = HERE.parents[1] / "docs" / "advice.md"
+RECOMMENDED, REFERENCE = "recommended", "always token TIS 2"
+HINDSIGHT = "best token method, in hindsight"
+BUG = "fix the bug first"
+NOISE = ("numerics", "heavy tails", "experts", "corrupted")
+"""Kinds whose mismatch is drawn anew at every token."""
+SMALL = 0.02
+"""k3 up to which a mismatch is an ordinary one."""
+WORST = 16
+LENGTHS = {"up to 16": 16, "17–128": 128, "129–512": 512, "513–1,000": 1000}
+"""Classes of the longest response, and their last."""
+KEPT = ("name", "family", "kind", "longest", "reward", "k3", "mean_length", "alignment", "best")
+KEPT_OF_RULES = ("chosen", "decision", "stated", "lacking")
 
 
-def keep(name: str, found: object) -> None:
-    """Put one part in place of its last: `regimes`, or `training`."""
-    kept = results() | {name: found}
+def keep(split: str, rows: list[Row]) -> None:
+    """Put the rows of one split in place of its last."""
+    kept = results() | {split: [{key: _rounded(row[key]) for key in KEPT + KEPT_OF_RULES} for row in rows]}
     RESULTS.write_text(json.dumps(kept, ensure_ascii=False, separators=(",", ":")) + "\n", encoding="utf-8")
 
 
-def results() -> dict[str, Any]:
-    """What is kept."""
+def _rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _rounded(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(one) for one in value]
+    return float(f"{value:.4g}") if isinstance(value, float) else value
+
+
+def results() -> dict[str, list[Row]]:
+    """What is kept, by split."""
     return dict(json.loads(RESULTS.read_text(encoding="utf-8"))) if RESULTS.exists() else {}
 
 
@@ -45,50 +55,113 @@ def write() -> None:
     DOCS.write_text(text(results()), encoding="utf-8")
 
 
-def text(kept: dict[str, Any]) -> str:
+def text(kept: dict[str, list[Row]]) -> str:
     """The page."""
-    rows = kept["regimes"]
-    parts = {name: [row for row in rows if row["held_out"] is which] for name, which in PARTS.items()}
-    return _template("page").render(
-        parts=parts, training=kept.get("training"), many=len(rows), worst_many=16, shown=SHOWN, **_shared()
-    )
+    return _ENVIRONMENT.get_template("page.md.j2").render(splits=kept)
 
 
-def tables(rows: list[table.Row]) -> str:
-    """The first table of the page, for a terminal."""
-    return _template("tables").render(rows=rows, **_shared())
+def tables(rows: list[Row]) -> str:
+    """The tables of one split, for a terminal."""
+    macros = _ENVIRONMENT.get_template("tables.md.j2").module
+    return str(macros.tables(rows))  # type: ignore[attr-defined]
 
 
-def _shared() -> dict[str, object]:
-    return {"policies": list(POLICIES), "batches": BATCHES, "sizes": SIZES, "methods": len(NAMES)}
+# ---------------------------------------------------------------- numbers
 
 
-def _known(rows: list[table.Row]) -> str:
-    """The median of the best alignments in batches of 256."""
-    return f"{statistics.median(row['best']['256'][1] for row in rows):.2f}"
+def policies(rows: list[Row]) -> list[str]:
+    """Those that were measured, and hindsight."""
+    return [*rows[0]["chosen"], HINDSIGHT]
 
 
-def _mean(values: list[float]) -> str:
-    return f"{statistics.mean(values):.3f}"
+def scores(row: Row, policy: str) -> Array:
+    """Share of the best alignment in hindsight, by dump and batch size, [dumps, batches]; 1 at most.
+
+    Dumps that are said to have a bug are left out, under every policy: there no method is named.
+    """
+    judged = np.array([said != BUG for said in row["decision"]])
+    found = []
+    for batch in map(str, BATCHES):
+        reached, best = row["alignment"][batch], row["best"][batch][1]
+        token = max(TOKEN, key=reached.__getitem__)
+        names = [token] * len(row["decision"]) if policy == HINDSIGHT else row["chosen"][policy]
+        found.append([min(reached[name] / best, 1.0) for name in names])
+    return np.array(found).T[judged]
 
 
-def _apart(both: tuple[list[float], list[float]]) -> str:
-    """Mean difference ± its standard error over pairs."""
-    apart = [one - other for one, other in zip(*both, strict=True)]
-    return f"{statistics.mean(apart):+.3f} ± {statistics.stdev(apart) / math.sqrt(len(apart)):.3f}"
-
-
-def _cells(values: Iterable[float]) -> str:
-    """Mean / 5th percentile, or a dash."""
-    found = [*values]
-    if not found:
+def reached(rows: Iterable[Row], policy: str) -> str:
+    """Mean / 5th percentile / least over regimes, dumps and batch sizes."""
+    every = np.concatenate([np.zeros(0), *(scores(row, policy).ravel() for row in rows)])
+    if not every.size:
         return "–"
-    said = table.told(found)
-    return f"{said['mean']:.3f} / {said['p5']:.3f}"
+    return f"{every.mean():.3f} / {np.percentile(every, 5):.3f} / {every.min():.2f}"
 
 
-def _template(name: str) -> jinja2.Template:
-    return _ENVIRONMENT.get_template(f"{name}.md.j2")
+def ahead(rows: Iterable[Row], policy: str) -> str:
+    """Mean difference to always token TIS 2 with a 95% interval, by a bootstrap over regimes."""
+    both = [scores(row, policy) - scores(row, REFERENCE) for row in rows]
+    apart = np.array([one.mean() for one in both if one.size])
+    if not len(apart):
+        return "–"
+    drawn = apart[np.random.default_rng(0).integers(0, len(apart), (4000, len(apart)))].mean(1)
+    low, high = np.percentile(drawn, [2.5, 97.5])
+    return f"{apart.mean():+.4f} ({low:+.4f} to {high:+.4f})"
+
+
+def share(values: Iterable[bool]) -> str:
+    """Of those that hold, with their number."""
+    found = [*values]
+    return f"{np.mean(found):.0%} of {len(found)}" if found else "–"
+
+
+def small(rows: Iterable[Row]) -> list[Row]:
+    """Those with an ordinary mismatch."""
+    return [row for row in rows if row["k3"] <= SMALL]
+
+
+def by_length(rows: list[Row]) -> dict[str, list[Row]]:
+    """By class of the longest response."""
+    first, found = 0, {}
+    for name, last in LENGTHS.items():
+        found[name] = [row for row in rows if first < row["longest"] <= last]
+        first = last
+    return {name: some for name, some in found.items() if some}
+
+
+def stable(rows: Iterable[Row]) -> str:
+    """Regimes whose dumps all get the same decision."""
+    return share(len(set(row["decision"])) == 1 for row in rows)
+
+
+def bugs(rows: Iterable[Row]) -> str:
+    """Dumps that are said to have a bug: all are honest but those of the kinds that are logged wrongly."""
+    return share(said == BUG for row in rows for said in row["decision"])
+
+
+def covered(rows: Iterable[Row]) -> str:
+    """Stated intervals of the systematic share that reach within 1% of 0, where the mismatch is noise.
+
+    The share of min(r, 2) is not exactly 0 there: what the bound cuts off depends on the token a little.
+    """
+    stated = (one for row in rows if row["kind"] in NOISE for one in row["stated"] if one)
+    return share(low <= 0.01 and high >= -0.01 for low, high in stated)
+
+
+def opposite(rows: Iterable[Row], column: str) -> str:
+    """Dumps without a column that get a correction where they got none with it, or the other way."""
+    both = ((row["lacking"].get(column), row["chosen"][RECOMMENDED][0]) for row in rows)
+    return share((one == "none") != (other == "none") for one, other in both if one is not None)
+
+
+def worst(rows: Iterable[Row]) -> list[Row]:
+    """The regimes in which the recommendation loses most."""
+    judged = [row for row in rows if scores(row, RECOMMENDED).size]
+    return sorted(judged, key=lambda row: float(scores(row, RECOMMENDED).min()))[:WORST]
+
+
+def _template_functions() -> dict[str, Callable[..., object]]:
+    names = (policies, scores, reached, ahead, small, by_length, stable, bugs, covered, opposite, worst)
+    return {one.__name__: one for one in names}
 
 
 _ENVIRONMENT = jinja2.Environment(
@@ -98,5 +171,5 @@ _ENVIRONMENT = jinja2.Environment(
     lstrip_blocks=True,
     keep_trailing_newline=True,
 )
-_ENVIRONMENT.filters |= {"cells": _cells, "known": _known, "mean": _mean, "apart": _apart}
-_ENVIRONMENT.globals |= {"scores": table.scores, "blind_scores": table.blind_scores, "worst": table.worst}
+_ENVIRONMENT.globals |= _template_functions()
+_ENVIRONMENT.globals |= {"batches": BATCHES, "methods": len(METHODS), "RECOMMENDED": RECOMMENDED}

@@ -1,79 +1,199 @@
-"""Proof that the advice is good: what `recommend` and other policies reach where the true gradient is known.
+"""How good the recommended correction is, where the true gradient is known.
 
-    python benchmarks/advice/run.py [--quick] [--write] [--workers N] [--cache FOLDER]
+    python benchmarks/advice/run.py --split development --cache /tmp/advice [--limit N] [--jobs 2] [--write]
 
-`--write` keeps what was measured in benchmarks/advice/results.json and writes docs/advice.md from it.
-`--quick` measures a few regimes only and keeps nothing. `--cache` keeps what was drawn in a folder and takes
-it from there, so that another rule is judged by the same dumps in seconds; it must be emptied when anything
-below the rules has changed. The training runs of the page are made by
-`training.py`.
+Draws the dumps of every regime into the cache, with the alignments of every correction beside them, unless
+they are there; then reads each dump as a user does, and prints what the recommendation and other policies
+reach.
+`--write` keeps the results in benchmarks/advice/results.json and writes docs/advice.md from it.
+Empty the cache when anything but a rule has changed.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import multiprocessing
-import pickle
 import sys
-from concurrent.futures import ProcessPoolExecutor, as_completed
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pyarrow.parquet as pq
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from benchmarks.advice import page, table
-from benchmarks.advice.regimes import Regime, regimes
+from benchmarks.advice import judge, page
+from benchmarks.advice.regimes import SPLITS, Regime, Split, regimes
+from offpol_diag import Summary, analyze
+from offpol_diag.candidates import CANDIDATES
+from offpol_diag.recommend import advised
+
+Row = dict[str, Any]
+DUMPS = 2
+LACKING = ("token_ids", "advantages", "group_id")
+"""Columns that a dump may lack, one at a time."""
+EVERY = 3
+"""Of so many regimes one is read without these columns too."""
+TITLES = {candidate.title: candidate.name for candidate in CANDIDATES}
 
 
 def main() -> None:
-    """Measure, print the tables, keep them."""
+    """Draw what is missing, read every dump, print the tables, keep them if asked."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true", help="a few regimes, in seconds; nothing is kept")
+    parser.add_argument("--split", choices=list(SPLITS), default="development")
+    parser.add_argument("--cache", type=Path, required=True, help="folder of the dumps and their truth")
+    parser.add_argument("--limit", type=int, help="so many regimes, from all worlds; nothing is kept")
+    parser.add_argument("--jobs", type=int, default=2, help="processes")
+    parser.add_argument("--draw", action="store_true", help="draw the dumps only")
     parser.add_argument("--write", action="store_true", help="keep the results and write the page")
-    parser.add_argument("--workers", type=int, default=2, help="processes")
-    parser.add_argument("--cache", type=Path, help="keep what was drawn here, and take it from here")
     given = parser.parse_args()
-    chosen = [regime for regime in regimes() if not given.quick or _quick(regime)]
-    rows = measured(chosen, given.workers, given.cache)
-    if given.write and not given.quick:
-        page.keep("regimes", rows)
+    chosen = regimes(given.split)
+    chosen = chosen[:: -(-len(chosen) // given.limit)] if given.limit else chosen
+    folder: Path = given.cache
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = _spread(_drawn, [(regime.split, regime.name, folder) for regime in chosen], given.jobs)
+    (folder / "manifest.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    if given.draw:
+        return
+    rows = _spread(_read, [(row, folder, at % EVERY == 0) for at, row in enumerate(rows)], given.jobs)
+    if given.write and not given.limit:
+        page.keep(given.split, rows)
         page.write()
     print(page.tables(rows))
 
 
-def _quick(regime: Regime) -> bool:
-    return regime.longest in (8, 12) and regime.kind.name.endswith(("0.05", "1.25", "4 steps old"))
-
-
-def measured(chosen: list[Regime], workers: int, cache: Path | None = None) -> list[table.Row]:
-    """A row for each regime, in their order; those of short responses are begun first."""
-    names = [one.name for one in sorted(chosen, key=lambda one: one.longest)]
-    rows: dict[str, table.Row] = {}
-    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _alone) as pool:
-        for job in as_completed([pool.submit(_row, name, cache) for name in names]):
-            row = job.result()
-            rows[row["name"]] = row
-            print(f"{len(rows)}/{len(chosen)} {row['name']}", file=sys.stderr)
-    return [rows[one.name] for one in chosen]
-
-
-def _row(name: str, cache: Path | None) -> table.Row:
-    regime = next(one for one in regimes() if one.name == name)
-    kept = cache / f"{name.replace(' ', '_')}.pickle" if cache else None
-    if kept and kept.exists():
-        return table.row(regime, pickle.loads(kept.read_bytes()))
-    found = table.measure(regime)
-    if kept:
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        kept.write_bytes(pickle.dumps(found))
-    return table.row(regime, found)
+def _spread(work: Callable[..., Row], jobs: list[tuple[Any, ...]], processes: int) -> list[Row]:
+    """The results in the order of the jobs."""
+    found: list[Row] = []
+    start = time.monotonic()
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _alone) as pool:
+        for row in pool.map(work, *zip(*jobs, strict=True)):
+            found.append(row)
+            words = f"{work.__name__[1:]} {len(found)}/{len(jobs)}, {time.monotonic() - start:.0f} s"
+            print(f"\r{words}", end="", file=sys.stderr, flush=True)
+    print(file=sys.stderr)
+    return found
 
 
 def _alone() -> None:
     torch.set_num_threads(1)
+
+
+# ---------------------------------------------------------------- dumps and their truth
+
+
+def _drawn(split: Split, name: str, folder: Path) -> Row:
+    """The row of a regime from the cache; drawn, judged and put there if it is not."""
+    regime = next(one for one in regimes(split) if one.name == name)
+    kept = folder / f"{split}-{regime.seed}.json"
+    if not kept.exists():
+        kept.write_text(json.dumps(_judged(regime, folder)) + "\n", encoding="utf-8")
+    return dict(json.loads(kept.read_text(encoding="utf-8")))
+
+
+def _judged(regime: Regime, folder: Path) -> Row:
+    """Facts of a regime, alignments by batch and method, the best by batch, and the files of its dumps."""
+    start = time.process_time()
+    world, rollout = regime.made()
+    k3, length = judge.facts(world, rollout)
+    found = judge.judge(world, rollout, regime.place.judged, np.random.default_rng(regime.seed + 2))
+    alignments, best = judge.table(world, found)
+    dumps = [f"{regime.split}-{regime.seed}.{at}.parquet" for at in range(DUMPS)]
+    for at, dump in enumerate(dumps):
+        rng = np.random.default_rng(regime.seed + 10 + at)
+        drawn = judge.sample(world, rollout, regime.place.sequences, rng)
+        judge.write(folder / dump, rollout, drawn, world.group)
+    return {
+        **asdict(regime.place),
+        "name": regime.name,
+        "split": regime.split,
+        "kind": regime.kind.kind,
+        "seed": regime.seed,
+        "k3": k3,
+        "mean_length": length,
+        "alignment": alignments,
+        "best": best,
+        "dumps": dumps,
+        "seconds": time.process_time() - start,
+    }
+
+
+# ---------------------------------------------------------------- policies
+
+
+def _read(row: Row, folder: Path, lacking: bool) -> Row:
+    """The row with what each policy chooses by each dump, `chosen`, and what the recommendation says."""
+    found: Row = row | {"chosen": {}, "decision": [], "stated": [], "lacking": {}}
+    for dump in row["dumps"]:
+        summary = _summary(folder / dump)
+        given = summary.recommendation
+        assert given is not None
+        found["decision"].append(given.title or given.decision)
+        share = summary.diagnosis.systematic if summary.diagnosis else None
+        found["stated"].append(share.interval if share else None)
+        for name, policy in POLICIES.items():
+            found["chosen"].setdefault(name, []).append(policy(summary))
+    for column in LACKING if lacking else ():
+        part = folder / f"without-{column}-{row['dumps'][0]}"
+        pq.write_table(pq.read_table(folder / row["dumps"][0]).drop_columns([column]), part)
+        found["lacking"][column] = recommended(_summary(part))
+        part.unlink()
+    return found
+
+
+def _summary(dump: Path) -> Summary:
+    """As a user reads a dump."""
+    try:
+        return advised(analyze([str(dump)], presets=(), device="cpu", workers=1))
+    except Exception as error:
+        error.add_note(f"while reading {dump}")
+        raise
+
+
+def recommended(summary: Summary) -> str:
+    """The candidate that is recommended; `none` where no correction, a repair or more data is asked for."""
+    given = summary.recommendation
+    assert given is not None
+    return TITLES[given.title] if given.decision == "METHOD at THRESHOLD" and given.title else "none"
+
+
+def by_severity(summary: Summary) -> str:
+    """verl's guide: nothing where the mismatch is negligible, then token TIS, sequence TIS where severe.
+
+    Its FAQ calls a mean difference of probabilities below 0.005 normal; it alerts at |KL| 0.1 and χ² 1.
+    """
+    apart, k1, chi2 = (summary.metrics[name].value or 0.0 for name in ("prob_diff_mean", "k1", "chi2_token"))
+    if apart < 0.005:
+        return "none"
+    return "seq_tis_2.0" if abs(k1) > 0.1 or chi2 > 1 else "token_tis_2.0"
+
+
+def _always(name: str) -> Callable[[Summary], str]:
+    return lambda summary: name
+
+
+POLICIES: dict[str, Callable[[Summary], str]] = {
+    "recommended": recommended,
+    "verl's guide, by severity": by_severity,
+    "always token TIS 2": _always("token_tis_2.0"),
+    "always token TIS 5": _always("token_tis_5.0"),
+    "always none": _always("none"),
+    "always IcePop 0.5–5": _always("token_icepop_0.5_5.0"),
+    "always IcePop 0.5–2": _always("token_icepop_0.5_2.0"),
+    "always token mask 0.5–2": _always("token_mask_0.5_2.0"),
+    "always sequence TIS 2": _always("seq_tis_2.0"),
+    "always sequence MIS 0.5–2": _always("seq_mis_0.5_2.0"),
+    "always geometric ±1%": _always("geo_rs_1%"),
+    "always geometric ±1% with token TIS 2": _always("geo_rs_1%_token_tis_2.0"),
+}
 
 
 if __name__ == "__main__":

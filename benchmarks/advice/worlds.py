@@ -1,12 +1,16 @@
-"""Worlds small enough that the true policy gradient is known.
+"""Worlds small enough that the policy gradient is known exactly, by dynamic programming.
 
-A policy is a table: the next token's logits given the prompt and the token before. A response's length is
-uniform between half of the longest and the longest. What is rewarded is one of:
+The logits of the next token depend on the prompt and the token before it. There are two families:
+
+    table    logits of their own for each prompt and previous token; a response ends by chance
+    network  logits = tanh(E[prompt] + F[previous] + c) W + bias; token 0 ends a response
+
+One of four rewards is given:
 
     found    one token in many leads to the goal, and one in more leads away again: 1 at the end, or 0
     ladder   three such steps are needed, and none leads away: 1 at the end, or 0
-    dense    every bigram has a reward of its own, which is 0 on average over the policy
-    drifting the same, not centred: most of it says nothing of a single token
+    dense    every bigram has a reward of its own, 0 on average over the policy
+    drifting the same, not centred: most of it says nothing about a single token
 
 Advantages are normalised within a group of samples of one prompt, as a trainer does: by mean and standard
 deviation where the reward is sparse, by the mean where it is dense.
@@ -23,64 +27,130 @@ import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+Family = Literal["table", "network"]
 Reward = Literal["found", "ladder", "dense", "drifting"]
 Generator = np.random.Generator
-TINY = 1e-6
+
+EPSILON = 1e-6
 """What a trainer adds to a standard deviation."""
 
 
 @dataclass(frozen=True)
 class World:
-    """Q prompts, V tokens, an environment of M states.
+    """A policy in training and its environment: Q prompts, V tokens, M states of the environment.
 
     Attributes:
-        theta: logits of the policy that is trained, [Q, V + 1, V]; the token before the first is V.
-        moves: probability of the environment's next state by prompt, state and token, [Q, M, V, M].
+        params: parameters of the policy in training, [P].
+        prompts: Q.
+        vocabulary: V; the previous token of the first one is V.
+        hidden: units of the hidden layer; 0 for the family `table`.
+        moves: probability of the next state by prompt, state and token, [Q, M, V, M].
         goal: reward of the state at the end, [Q, M].
         dense: reward of a bigram, [Q, V + 1, V]; None where only the end is rewarded.
-        ends: probability that a response ends after each token, if it has not before, [T].
+        ends: probability that the response ends after each token, whatever the token, [T].
         group: samples of one prompt.
     """
 
-    theta: Array
+    params: Array
+    prompts: int
+    vocabulary: int
+    hidden: int
     moves: Array
     goal: Array
     dense: Array | None
     ends: Array
     group: int = 8
 
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest response."""
-        return len(self.ends)
+    def at(self, params: Array) -> World:
+        """The same world with other parameters."""
+        return replace(self, params=params)
 
-    @property
-    def sparse(self) -> bool:
-        """Whether only the end is rewarded."""
-        return self.dense is None
+    def logits(self) -> Array:
+        """Of the policy in training, [Q, V + 1, V]."""
+        if not self.hidden:
+            return self.params.reshape(self.prompts, self.vocabulary + 1, self.vocabulary)
+        *_, output, bias = self.layers()
+        return self.activations() @ output + bias
 
-    def at(self, theta: Array) -> World:
-        """The same world with another policy in training."""
-        return replace(self, theta=theta)
+    def log_probs(self) -> Array:
+        """Of the policy in training, [Q, V + 1, V]."""
+        return log_softmax(self.logits())
+
+    def layers(self) -> list[Array]:
+        """Parameters by layer: [Q, H], [V + 1, H], [H], [H, V], [V]; for a table its logits alone."""
+        q, v, h = self.prompts, self.vocabulary, self.hidden
+        shapes = [(q, h), (v + 1, h), (h,), (h, v), (v,)] if h else [(q, v + 1, v)]
+        cuts = np.cumsum([math.prod(shape) for shape in shapes])[:-1]
+        return [part.reshape(shape) for part, shape in zip(np.split(self.params, cuts), shapes, strict=True)]
+
+    def activations(self) -> Array:
+        """Of the hidden layer, [Q, V + 1, H]."""
+        prompt, previous, offset, *_ = self.layers()
+        return np.tanh(prompt[:, None] + previous + offset)
+
+    def pullback(self, slopes: Array, prompt: Ints) -> Array:
+        """The chain rule: slopes by the logits of one prompt each [N, V + 1, V] → by parameters [N, P]."""
+        n, each = len(slopes), np.arange(len(slopes))
+        if not self.hidden:
+            found = np.zeros((n, self.prompts, slopes[0].size))
+            found[each, prompt] = slopes.reshape(n, -1)
+            return found.reshape(n, -1)
+        units, output = self.activations()[prompt], self.layers()[3]
+        inner = (slopes @ output.T) * (1 - units**2)
+        by_prompt = np.zeros((n, self.prompts, self.hidden))
+        by_prompt[each, prompt] = inner.sum(1)
+        layers = (by_prompt, inner, inner.sum(1), units.transpose(0, 2, 1) @ slopes, slopes.sum(1))
+        return np.concatenate([layer.reshape(n, -1) for layer in layers], 1)
 
 
-def make(longest: int, reward: Reward, seed: int, vocabulary: int = 8, prompts: int = 4) -> World:
-    """A world drawn at random."""
+def make(
+    family: Family,
+    longest: int,
+    reward: Reward,
+    seed: int,
+    vocabulary: int,
+    prompts: int = 4,
+    hidden: int = 0,
+) -> World:
+    """A world drawn at random; responses have 3/4 of `longest` tokens on average, those of a network 1/2."""
     rng = np.random.default_rng(seed)
-    theta = 1.5 * rng.normal(size=(prompts, vocabulary + 1, vocabulary))
-    if reward in ("dense", "drifting"):
-        moves, goal = np.ones((prompts, 1, vocabulary, 1)), np.zeros((prompts, 1))
-        dense = _dense(rng, theta, reward == "dense")
+    q, v, h = prompts, vocabulary, hidden
+    if family == "table":
+        params, length, ends = 1.5 * rng.normal(size=q * (v + 1) * v), 0.75 * longest, _ends(longest)
     else:
-        moves, goal = (_found if reward == "found" else _ladder)(rng, prompts, vocabulary, 0.75 * longest)
-        dense = None
-    return World(theta, moves, goal, dense, _ends(longest))
+        sizes = ((0.8, (q, h)), (1.0, (v + 1, h)), (0.3, (h,)), (2.2 / math.sqrt(h), (h, v)), (0.3, (v,)))
+        params = np.concatenate([size * rng.normal(size=shape).ravel() for size, shape in sizes])
+        length, ends = 0.5 * longest, np.eye(longest)[-1]
+    world = World(params, q, v, h, np.ones((q, 1, v, 1)), np.zeros((q, 1)), None, ends)
+    if family == "network":
+        world = _ending(world, length)
+    if reward in ("dense", "drifting"):
+        rewards, policy = rng.normal(size=(q, v + 1, v)), np.exp(world.log_probs())
+        mean = (policy * rewards).sum(-1, keepdims=True)
+        return replace(world, dense=rewards - mean if reward == "dense" else 0.5 * rewards)
+    moves, goal = _found(rng, q, v, length) if reward == "found" else _ladder(rng, q, v, length)
+    return replace(world, moves=moves, goal=goal)
 
 
-def _dense(rng: Generator, theta: Array, centred: bool) -> Array:
-    rewards = rng.normal(size=theta.shape)
-    mean = (np.exp(log_softmax(theta)) * rewards).sum(-1, keepdims=True)
-    return rewards - mean if centred else 0.5 * rewards
+def _ending(world: World, length: float) -> World:
+    """With the bias of token 0 at which responses have `length` tokens on average."""
+    low, high = -15.0, 15.0
+    for _ in range(14):
+        middle = (low + high) / 2
+        params = world.params.copy()
+        params[-world.vocabulary] = middle
+        longer = visits(world.at(params), np.exp(world.at(params).log_probs())).sum() > length * world.prompts
+        low, high = (middle, high) if longer else (low, middle)
+    return world.at(params)
+
+
+def _ends(longest: int) -> Array:
+    """Lengths are uniform between half of the longest and the longest."""
+    lengths = np.arange(max(longest // 2, 1), longest + 1)
+    chance = np.zeros(longest + 1)
+    chance[lengths] = 1 / len(lengths)
+    longer = chance[::-1].cumsum()[::-1]
+    return np.minimum(chance[1:] / longer[1:], 1.0)
 
 
 def _found(rng: Generator, prompts: int, vocabulary: int, length: float) -> tuple[Array, Array]:
@@ -90,7 +160,7 @@ def _found(rng: Generator, prompts: int, vocabulary: int, length: float) -> tupl
     moves[:, 0, :, 1], moves[:, 0, :, 0] = up, 1 - up
     moves[:, 1, :, 2], moves[:, 1, :, 1] = down, 1 - down
     moves[:, 2, :, 2] = 1
-    return moves, _only(prompts, 3, 1)
+    return moves, np.tile([0.0, 1.0, 0.0], (prompts, 1))
 
 
 def _ladder(rng: Generator, prompts: int, vocabulary: int, length: float) -> tuple[Array, Array]:
@@ -100,26 +170,12 @@ def _ladder(rng: Generator, prompts: int, vocabulary: int, length: float) -> tup
         up = _hazard(rng, prompts, vocabulary, 5.0 / length)
         moves[:, step, :, step + 1], moves[:, step, :, step] = up, 1 - up
     moves[:, 3, :, 3] = 1
-    return moves, _only(prompts, 4, 3)
+    return moves, np.tile([0.0, 0.0, 0.0, 1.0], (prompts, 1))
 
 
 def _hazard(rng: Generator, prompts: int, vocabulary: int, rate: float) -> Array:
     """Of each token; a few tokens hold most of it."""
     return np.minimum(rate * rng.gamma(0.6, 1, size=(prompts, vocabulary)), 0.9)
-
-
-def _only(prompts: int, states: int, rewarded: int) -> Array:
-    goal = np.zeros((prompts, states))
-    goal[:, rewarded] = 1
-    return goal
-
-
-def _ends(longest: int) -> Array:
-    lengths = np.arange(max(longest // 2, 1), longest + 1)
-    chance = np.zeros(longest + 1)
-    chance[lengths] = 1 / len(lengths)
-    left = chance[::-1].cumsum()[::-1]
-    return np.minimum(chance[1:] / left[1:], 1.0)
 
 
 def log_softmax(logits: Array) -> Array:
@@ -128,24 +184,118 @@ def log_softmax(logits: Array) -> Array:
     return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
 
 
-def mean_advantages(chance: float, group: int) -> tuple[float, float]:
-    """E[A | this sample succeeds], E[A | it fails], where each of the group succeeds with that chance."""
-    others = [math.comb(group - 1, k) * chance**k * (1 - chance) ** (group - 1 - k) for k in range(group)]
-    succeeds = sum(weight * _advantage(k + 1, 1, group) for k, weight in enumerate(others))
-    fails = sum(weight * _advantage(k, 0, group) for k, weight in enumerate(others))
-    return succeeds, fails
-
-
-def _advantage(successes: int, reward: int, group: int) -> float:
-    mean = successes / group
-    spread = math.sqrt(group * mean * (1 - mean) / (group - 1))
-    return (reward - mean) / (spread + TINY)
+# ---------------------------------------------------------------- advantages
 
 
 def advantages(world: World, rewards: Array) -> Array:
-    """Of samples in groups, one after the other, [N] → [N]."""
+    """Of samples in groups, one group after the other, [N] → [N]."""
     groups = rewards.reshape(-1, world.group)
     apart = groups - groups.mean(1, keepdims=True)
-    if world.sparse:
-        apart = apart / (groups.std(1, ddof=1, keepdims=True) + TINY)
+    if world.dense is None:
+        apart = apart / (groups.std(1, ddof=1, keepdims=True) + EPSILON)
     return apart.reshape(-1)
+
+
+def mean_advantages(chance: float, group: int) -> tuple[float, float]:
+    """E[A | this sample succeeds], E[A | it fails], where each of the others succeeds with that chance."""
+    others = [math.comb(group - 1, k) * chance**k * (1 - chance) ** (group - 1 - k) for k in range(group)]
+
+    def advantage(successes: int, reward: int) -> float:
+        mean = successes / group
+        return (reward - mean) / (math.sqrt(group * mean * (1 - mean) / (group - 1)) + EPSILON)
+
+    succeeds = sum(weight * advantage(k + 1, 1) for k, weight in enumerate(others))
+    fails = sum(weight * advantage(k, 0) for k, weight in enumerate(others))
+    return succeeds, fails
+
+
+# ---------------------------------------------------------------- dynamic programming
+
+
+def visits(world: World, policy: Array) -> Array:
+    """Expected tokens sampled after each previous token under a policy [Q, V + 1, V], [Q, V + 1]."""
+    there, _ = _forward(world, policy)
+    return there.sum((0, 3))
+
+
+def values(world: World, policy: Array) -> tuple[Array, Array]:
+    """Expected reward from the end of each token on, [T, Q, M, V], and of a whole response, [Q]."""
+    value = np.zeros((world.prompts, world.vocabulary + 1, world.goal.shape[1]))
+    bonus = 0.0 if world.dense is None else (policy * world.dense).sum(-1)[:, :, None]
+    after = np.zeros((len(world.ends), world.prompts, world.goal.shape[1], world.vocabulary))
+    moves = world.moves.transpose(0, 2, 1, 3)  # [Q, V, M, M]
+    for place in range(len(world.ends) - 1, -1, -1):
+        goes_on = _goes_on(world, place)[:, None]
+        then = goes_on * value[:, :-1] + (1 - goes_on) * world.goal[:, None]
+        after[place] = (moves @ then[..., None])[..., 0].transpose(0, 2, 1)
+        value = policy @ after[place].transpose(0, 2, 1) + bonus
+    return after, value[:, -1, 0]
+
+
+def credit(world: World, policy: Array, mean: Array | None = None) -> Array:
+    """Σ_t P(previous token at t) E[A | previous token, token at t], [Q, V + 1, V].
+
+    Times the probability and the weight of a token it is the coefficient of ∇log π in the expected gradient.
+
+    Args:
+        world: its rewards count; its parameters do not.
+        policy: who samples this response, [Q, V + 1, V].
+        mean: mean reward of the others in its group, [Q]; None: they have the same policy.
+    """
+    after, start = values(world, policy)
+    level, slope = _advantage_of_reward(world, start if mean is None else mean)
+    there, past = _forward(world, policy)
+    q, v = world.prompts, world.vocabulary
+    joined = there.transpose(1, 2, 0, 3).reshape(q, v + 1, -1) @ after.transpose(1, 0, 2, 3).reshape(q, -1, v)
+    seen = there.sum((0, 3))[..., None]
+    reward = past.sum(0)[..., None] + joined + (0.0 if world.dense is None else seen * world.dense)
+    return level[:, None, None] * seen + slope[:, None, None] * reward
+
+
+def gradient(world: World, coefficients: Array | None = None) -> Array:
+    """Σ coefficient × ∇log π(token), mean over prompts, by parameters [P].
+
+    Args:
+        world: its parameters are those of π.
+        coefficients: by prompt, previous token and token, [Q, V + 1, V]; None: the exact on-policy gradient.
+    """
+    policy = np.exp(world.log_probs())
+    if coefficients is None:
+        coefficients = policy * credit(world, policy)
+    slopes = coefficients - coefficients.sum(-1, keepdims=True) * policy
+    return world.pullback(slopes, np.arange(world.prompts)).sum(0) / world.prompts
+
+
+def _advantage_of_reward(world: World, mean: Array) -> tuple[Array, Array]:
+    """E[A | reward of this response] = level + slope × reward, by prompt, [Q] each."""
+    if world.dense is None:
+        both = np.array([mean_advantages(float(np.clip(p, 0, 1)), world.group) for p in mean])
+        return both[:, 1], both[:, 0] - both[:, 1]
+    slope = np.full(len(mean), 1 - 1 / world.group)
+    return -slope * mean, slope
+
+
+def _forward(world: World, policy: Array) -> tuple[Array, Array]:
+    """P(previous token, state) [T, Q, V + 1, M] and E[reward so far; previous token] [T, Q, V + 1]."""
+    q, v, m = world.prompts, world.vocabulary, world.goal.shape[1]
+    there, past = np.zeros((len(world.ends), q, v + 1, m)), np.zeros((len(world.ends), q, v + 1))
+    there[0, :, v, 0] = 1
+    moves = world.moves.transpose(0, 2, 1, 3)
+    across = policy.transpose(0, 2, 1)
+    earned = None if world.dense is None else (policy * world.dense).transpose(0, 2, 1)
+    for place in range(len(world.ends) - 1):
+        goes_on = _goes_on(world, place)
+        arrived = ((across @ there[place])[:, :, None, :] @ moves)[:, :, 0]
+        there[place + 1, :, :v] = goes_on[:, None] * arrived
+        if earned is not None:
+            gained = across @ past[place][..., None] + earned @ there[place]
+            past[place + 1, :, :v] = goes_on * gained[..., 0]
+    return there, past
+
+
+def _goes_on(world: World, place: int) -> Array:
+    """Probability that the response goes on after each token at a place, [V]."""
+    goes_on = np.full(world.vocabulary, 1 - world.ends[place])
+    if world.hidden:
+        goes_on[0] = 0
+    return goes_on

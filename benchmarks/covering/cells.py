@@ -10,7 +10,7 @@ import numpy as np
 
 from covering.truth import METRICS, PRESETS, Known
 from covering.worlds import WORLDS, World, batch
-from offpol_diag import candidates, readout
+from offpol_diag import candidates, catalogue, readout
 from offpol_diag.analyze import Observe
 from offpol_diag.batch import Batch
 from offpol_diag.differences import Groups, less
@@ -20,6 +20,7 @@ from offpol_diag.scope import UNSETTLED
 from offpol_diag.settle import Found
 from offpol_diag.summary import Number
 from offpol_diag.tally import Study
+from offpol_diag.tuning import tuned
 
 COLUMNS = frozenset({"rollout_log_probs", "old_log_probs"})
 REPLICATES = 256
@@ -33,9 +34,11 @@ class _Lean(Study):
 
 def study() -> Study:
     """The presets of the truth, as the product would try them."""
-    named = {preset.name: preset for preset in candidates.presets("old")}
-    presets = tuple(replace(named[ours], name=short) for short, ours in PRESETS.items())
-    return _Lean(presets, COLUMNS, (), 0, REPLICATES)
+    shipped = catalogue.load()
+    presets = (
+        replace(tuned(shipped[name], settings), name=short) for short, (name, settings) in PRESETS.items()
+    )
+    return _Lean(tuple(presets), COLUMNS, (), 0, REPLICATES)
 
 
 def numbers(given: Batch) -> dict[str, Number]:

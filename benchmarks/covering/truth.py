@@ -14,8 +14,12 @@ from scipy.special import ndtr
 
 from covering.worlds import MEAN_PROBABILITY, WORLDS, Array, Sequences, World, sequences
 
-PRESETS = {"tis": "token_tis_2.0", "mask": "token_mask_0.5_2.0", "geo": "geo_rs_1%"}
-"""Our name of a preset → that of the candidate."""
+PRESETS: dict[str, tuple[str, dict[str, str]]] = {
+    "tis": ("token_is", {"weight.upper": "2.0"}),
+    "mask": ("verl_2026_01_rs_token_k1", {"reject.lower": "0.5", "reject.upper": "2.0"}),
+    "geo": ("decoupled_geo_rs", {"reject.lower": "0.99", "reject.upper": "1.01"}),
+}
+"""Our name of a preset → the built-in one, and what of it is set otherwise."""
 UPPER, LOW, HIGH = 2.0, 0.5, 2.0
 """Of token TIS, and of the token mask."""
 WINDOW = (0.99, 1.01)

@@ -40,7 +40,6 @@ def analyze(
     engine: options.Engine = "local",
     workers: options.Workers = "auto",
     seed: options.Seed = 0,
-    batch_sequences: options.BatchSequences = None,
     trainer: options.Trainer = None,
     quiet: options.Quiet = False,
 ) -> None:
@@ -69,7 +68,6 @@ def analyze(
             staged.tally,
             engine,
             workers,
-            batch_sequences=batch_sequences,
             trainer=trainer,
         )
         summary = request.run("analyze", dumps, request.presets(presets))

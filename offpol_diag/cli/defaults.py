@@ -48,7 +48,6 @@ KEYS: Mapping[str, Callable[[object], str]] = {
     "device": str,
     "engine": str,
     "workers": str,
-    "batch_sequences": str,
     "for": str,
     "seed": str,
     "on_bad_row": str,

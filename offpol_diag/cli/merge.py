@@ -28,7 +28,6 @@ def merge(
     json: options.Json = None,
     md: options.Markdown = None,
     tally: options.Tally = None,
-    batch_sequences: options.BatchSequences = None,
     trainer: options.Trainer = None,
     quiet: options.Quiet = False,
 ) -> None:
@@ -50,7 +49,7 @@ def merge(
         with judged("for", trainer):
             name = trainer_name(trainer)
         whole = pieces.merge(tallies)
-        summary = decided(pieces.summary(whole, batch_sequences), name)
+        summary = decided(pieces.summary(whole), name)
         if staged.tally:
             pieces.write(staged.tally, whole)
         files.write(summary, lambda: drawn_report(summary, whole=no_html))

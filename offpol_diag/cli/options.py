@@ -102,18 +102,6 @@ Seed = Annotated[
         "--seed", envvar="OFFPOL_DIAG_SEED", min=0, max=MOST_SEED, help="Seed of the bootstrap intervals."
     ),
 ]
-BatchSequences = Annotated[
-    int | None,
-    typer.Option(
-        "--batch-sequences",
-        envvar="OFFPOL_DIAG_BATCH_SEQUENCES",
-        metavar="N",
-        min=1,
-        max=MOST_SEQUENCES,
-        help="Sequences in one update of your trainer, for which a method is recommended; left out: those of "
-        "a usual step of the dump.",
-    ),
-]
 Trainer = Annotated[
     str | None,
     typer.Option(

@@ -44,7 +44,6 @@ class Request:
     engine: str = "local"
     workers: str = "auto"
     by_step: tuple[str, ...] = ()
-    batch_sequences: int | None = None
     trainer: str | None = None
 
     def catalogue(self) -> Catalogue:
@@ -100,7 +99,6 @@ class Request:
                 progress=report,
                 by_step=self.by_step,
                 against=against,
-                update=self.batch_sequences,
                 **where,
             )
 

@@ -6,13 +6,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from offpol_diag.diagnosis.rows import Floats, Rows
+from offpol_diag.diagnosis.rows import SURE, Estimate, Floats, Rows, clusters
 from offpol_diag.diagnosis.signatures import Found, percent
 
 QUANTISED = ("fp8", "float8", "e4m3", "e5m2", "int8", "int4", "w8a8", "w4a16", "nvfp4", "mxfp", "awq", "gptq")
 """Words of provenance that say that the engine's weights were quantised."""
 
 
+ROUNDED = 0.04
+"""Scale of Δ/(1 − q) up to which a mismatch may be rounding."""
+NOISE, SYSTEMATIC, OTHER_STEP = 0.05, 0.15, 0.42
+"""Systematic share of r: below the first it is noise of single tokens, above the second no rounding, and
+above the third it is likelier of another step's weights than of quantised ones."""
 STALE = 0.16
 """Scale of Δ/(1 − q) above which weights of another step are likelier than quantised ones of the same."""
 
@@ -78,9 +83,10 @@ def stale(rows: Rows, moved: float | None) -> Found | None:
             return Found("stale", _text(lags, "policy lag"), *every, None)
     if len(keys) == 1 and keys[0] > 0 and next(iter(lags.values())) > 1e-4:
         return Found("stale", _text(lags, "policy lag"), *every, None)
-    if moved is not None and moved > 4:
+    if moved is not None and moved > SURE:
         statistic = (
-            f"Σ A(r − 1) is {moved:.1f} standard errors above 0: the trainer has moved along the advantages"
+            f"cov(A, min(r, 2)) is {moved:.1f} standard errors above 0: the trainer has moved along its "
+            "advantages"
         )
         return Found("stale", statistic, *every, None)
     return None
@@ -122,17 +128,38 @@ def outliers(rows: Rows) -> Found | None:
     return Found("moe_outliers", statistic, *every, None)
 
 
-def broad(rows: Rows, provenance: dict[str, object]) -> Found:
-    """Name numerics by their size: quantised weights move every token by more than rounding does."""
+def broad(rows: Rows, provenance: dict[str, object], share: Estimate | None) -> Found:
+    """Name a mismatch by its size and by whether it depends on the token.
+
+    Quantised weights move every token by more than rounding does, stale ones by more still, and both move
+    every occurrence of a kind of token alike; rounding does not.
+
+    Args:
+        rows: the tokens.
+        provenance: what the dump says of its engine.
+        share: systematic share of r (`laws.systematic`), or None where it cannot be measured.
+    """
     seen = body(rows)
     said = " ".join(str(value) for value in provenance.values()).lower()
-    quantised = any(word in said for word in QUANTISED)
     every = np.ones(rows.tokens, bool), np.ones(rows.sequences, bool)
     statistic = f"|Δ|/(1 − q) is {seen.scale:.2g} for a usual token (robust standard deviation)"
-    sizes = (("numerics", 0.04), ("quantized_rollout", STALE), ("stale", np.inf))
+    if share is not None:
+        statistic += (
+            f"; {percent(max(share.value, 0.0))} of the variance of r is common to tokens of one kind "
+            f"[{percent(max(share.low, 0.0))}, {percent(max(share.high, 0.0))}]"
+        )
     in_sync = {value for value in rows.column("policy_lag") if value is not None} == {0}
-    quantised |= in_sync and seen.scale > sizes[0][1]
-    cause = "quantized_rollout" if quantised else next(name for name, most in sizes if seen.scale <= most)
+    grouped = 2 * int(clusters(rows).max() + 1) <= rows.sequences
+    if share is not None and grouped and share.high < NOISE and seen.scale <= STALE:
+        cause = "numerics"
+    elif share is not None and share.low > OTHER_STEP and not in_sync:
+        cause = "stale"
+    elif any(word in said for word in QUANTISED) or (in_sync and seen.scale > ROUNDED):
+        cause = "quantized_rollout"
+    elif seen.scale <= ROUNDED and (share is None or share.low < SYSTEMATIC):
+        cause = "numerics"
+    else:
+        cause = "quantized_rollout" if seen.scale <= STALE else "stale"
     return Found(cause, statistic, *every, None)
 
 

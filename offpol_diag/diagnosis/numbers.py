@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from offpol_diag.presets import Policy
+from offpol_diag.student import Z
 from offpol_diag.summary import Number, Summary
 
 FEWEST_GROUPS, FEWEST_TOKENS = 20, 1000
@@ -33,6 +35,24 @@ class Evidence:
         """Its value; NaN when unknown, so that every comparison with it is false."""
         found = self.number(name).value
         return float("nan") if found is None else found
+
+    @property
+    def policy(self) -> Policy:
+        """The train side of the main drift."""
+        return "current" if self.prefix else "old"
+
+    def errors(self, name: str) -> float | None:
+        """How many standard errors a number lies above 0; None without an interval."""
+        number = self.number(name)
+        if number.value is None or number.interval is None or number.interval[0] == number.interval[1]:
+            return None
+        return number.value / ((number.interval[1] - number.interval[0]) / (2 * Z))
+
+    @property
+    def systematic(self) -> tuple[float, float] | None:
+        """Interval of the share of the variance of r that tokens of one kind have in common."""
+        found = self.summary.diagnosis.systematic if self.summary.diagnosis else None
+        return found.interval if found else None
 
     @property
     def prompts(self) -> int:

@@ -55,14 +55,14 @@ class Rows:
     def of(cls, sample: Sample) -> Rows:
         """The sequences of a sample."""
         values = sample.values
-        ids = values.get("token_ids")
+        ids, entropy = values.get("token_ids"), values.get("entropy")
         return cls(
             np.clip(values["q"], -LARGEST, LARGEST),
             np.clip(values["p"], -LARGEST, LARGEST),
             np.concatenate(([0], np.cumsum(sample.lengths))),
             values["position"].astype(np.int64),
             None if ids is None else ids.astype(np.int64),
-            values.get("entropy"),
+            None if entropy is None else np.clip(entropy, -LARGEST, LARGEST),
             values.get("advantages"),
             sample.scalars,
         )
@@ -111,6 +111,12 @@ class Rows:
     def level(self) -> Floats:
         """Mean of `size` over each sequence, [S] nats."""
         return self.mean(self.size)
+
+    @property
+    def k3_cut(self) -> float:
+        """Mean of K3 with each token's cut at 1 nat."""
+        delta = np.minimum(self.delta, 2.0)
+        return float(np.minimum(np.expm1(delta) - delta, 1.0).mean())
 
     def sum(self, x: NDArray[Any]) -> Floats:
         """Sum over each sequence of a value [T], [S]."""

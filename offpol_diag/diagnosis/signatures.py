@@ -301,7 +301,8 @@ def permutations(rows: Rows) -> Found | None:
     """Find sequences whose train log-probs are those of another sequence's rollout."""
     inner = (rows.from_end > 0) & (rows.index > 0)  # a fault of the last token alone is none of this
     level = rows.sum(np.where(inner, rows.size, 0.0)) / np.maximum(rows.lengths - 2, 1)
-    bad = np.flatnonzero((level > 0.1) & (rows.lengths >= 6))
+    many = rows.mean(inner & (rows.size > 0.1)) > 0.12  # not a few tokens that are far off
+    bad = np.flatnonzero((level > 0.1) & many & (rows.lengths >= 6))
     if len(bad) < 2:
         return None
     q, p = _heads(rows, np.where(inner, rows.q, np.nan)), _heads(rows, np.where(inner, rows.p, np.nan))
@@ -453,6 +454,8 @@ def _breaks(rows: Rows) -> Breaks:
         end = int((excess - np.minimum.accumulate(before)).argmax())
         begin = int(before[: end + 1].argmin())
         inside, outside = size[begin : end + 1], np.concatenate((size[:begin], size[end + 1 :]))
+        if (inside > 0.3).sum() < max(3, 0.25 * len(inside)):
+            continue  # a few tokens that are far off
         if len(outside) < 4 or (len(inside) < 5 and not (len(inside) > 2 and inside.mean() > 1.2)):
             continue
         chance = against_chance(rows, a + begin, a + end + 1)

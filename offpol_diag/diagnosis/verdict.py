@@ -11,10 +11,10 @@ import numpy as np
 from offpol_diag.diagnosis import honest, laws, signatures
 from offpol_diag.diagnosis.causes import CAUSES
 from offpol_diag.diagnosis.numbers import HEALTHY_K3, Evidence
-from offpol_diag.diagnosis.rows import Flags, Rows, measured
+from offpol_diag.diagnosis.rows import Estimate, Flags, Rows, measured
 from offpol_diag.diagnosis.signatures import Found, percent
 from offpol_diag.metrics.sample import Sample
-from offpol_diag.summary import After, Cause, Diagnosis, Example, Summary
+from offpol_diag.summary import After, Cause, Diagnosis, Example, Number, Summary
 
 LOOKS: tuple[Callable[[Rows], Found | None], ...] = (
     laws.storage,
@@ -263,8 +263,20 @@ def diagnose(summary: Summary, sample: Sample | None) -> Diagnosis:
     causes = [positive, *causes] if positive else causes
     bug = any(cause.kind == "bug" for cause in causes)
     mended = not any(one.approximate or one.repaired is None for one, *_ in located)
-    causes += [_cause(one, seen.rest, "") for one in _honest(seen.rest, summary, bug, mended)]
-    return _judged(evidence, rows, seen, causes)
+    share = laws.systematic(seen.rest)
+    causes += [_cause(one, seen.rest, "") for one in _honest(seen.rest, summary, bug, mended, share)]
+    found = _judged(evidence, rows, seen, causes)
+    return found if share is None else found.model_copy(update={"systematic": _share(share)})
+
+
+def _share(found: Estimate) -> Number:
+    return Number(
+        value=found.value,
+        interval=(found.low, found.high),
+        unit="fraction",
+        over="variance of min(r, 2)",
+        formula="what tokens of one kind (a token id after another) have in common",
+    )
 
 
 def _identical(rows: Rows) -> Diagnosis:
@@ -292,11 +304,11 @@ def _positive(summary: Summary) -> Cause | None:
     )
 
 
-def _honest(rows: Rows, summary: Summary, bug: bool, mended: bool) -> Iterator[Found]:
+def _honest(rows: Rows, summary: Summary, bug: bool, mended: bool, share: Estimate | None) -> Iterator[Found]:
     """What else differs; beside a bug only what is seen for itself, or in rows that are mended exactly."""
     if rows.tokens < TOKENS or not rows.delta.any():
         return
-    moved = summary.alignment.moved if summary.alignment else None
+    moved = Evidence(summary).errors("surrogate_gain")
     lags = {value for value in rows.column("policy_lag") if value is not None}
     named = [one for one in (honest.stale(rows, None if bug else moved),) if one]
     if not named and not (lags - {0}):
@@ -305,7 +317,7 @@ def _honest(rows: Rows, summary: Summary, bug: bool, mended: bool) -> Iterator[F
         named += [one for one in (honest.outliers(rows),) if one]
     yield from named
     if not named:
-        size = honest.broad(rows, dict(summary.dump.provenance))
+        size = honest.broad(rows, dict(summary.dump.provenance), share)
         if not bug or (mended and size.cause == "quantized_rollout"):
             yield size
 
@@ -398,8 +410,13 @@ def _judged(evidence: Evidence, rows: Rows, seen: Seen, causes: list[Cause]) -> 
             verdict="cannot_tell", headline=headline, causes=causes, undecidable=undecidable, **looked
         )
     small = ends[0] is not None and float(ends[0]) <= HEALTHY_K3 and evidence.value("k3") <= HEALTHY_K3
+    lone = not small and rows.k3_cut <= HEALTHY_K3  # one token that is far off is an alert, and no verdict
+    small = small or lone
     healthy = small and not evidence.value("f_2") > 2 * HEALTHY_K3
     size = "as small as rounding makes it" if healthy else "real"
+    if healthy and lone:
+        many = int((np.abs(rows.delta) > 1.0).sum())
+        size += f", but for {many:,} of {rows.tokens:,} tokens that are off by more than a nat"
     what = causes[0].statement if causes else ""
     headline = f"{what} Nothing points to a logging bug, and the mismatch is {size}.".strip()
     return Diagnosis(

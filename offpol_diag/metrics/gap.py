@@ -296,6 +296,27 @@ CHI2_SEQUENCE = Formula(
 
 Pick = Callable[[float, float], float]
 
+SURROGATE = Formula(
+    "surrogate_gain",
+    "",
+    _T,
+    "cov(A, min(r, 2)): how much likelier what was rewarded has become; 0 where π_train has not moved",
+    lambda get: get("ax") / get("tokens") - (get("a") / get("tokens")) * (get("x") / get("tokens")),
+)
+"""PPO's surrogate objective less its value at r = 1, with r cut at 2 so that no single token decides."""
+
+
+def surrogate(scene: Scene, drift: Drift) -> dict[str, Tensor]:
+    """Per-sequence sums [S] that `SURROGATE` reads: of A, of min(r, 2) − 1 and of their product."""
+    batch = scene.batch
+    q, p = batch.policy(drift.denominator), batch.policy(drift.numerator)
+    if batch.advantages is None or q is None or p is None:
+        return {}
+    x = torch.expm1((p - q).clamp(max=math.log(2)))
+    sums = {"a": batch.advantages, "x": x, "ax": batch.advantages * x}
+    return {drift.prefix + name: segments.total(one, batch.cu_seqlens) for name, one in sums.items()}
+
+
 EXTREMES: tuple[tuple[str, str, Pick, str, str, str], ...] = (
     ("prob_diff_max", "pd", lambda low, high: high, "", _T, "largest |π_train − π_rollout|"),
     ("log_ppl_diff_max", "g", lambda low, high: -low, "nats", _S, "largest −mean Δ of a sequence"),

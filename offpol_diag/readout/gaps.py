@@ -24,6 +24,11 @@ def metrics(out: Readout) -> Numbers:
 
 def _gap(out: Readout, drift: Drift) -> Numbers:
     found = {drift.prefix + row.name: out.reader.number(row, drift.prefix) for row in gap.ROWS}
+    found[drift.prefix + gap.SURROGATE.name] = (
+        out.reader.number(gap.SURROGATE, drift.prefix)
+        if "advantages" in out.study.columns
+        else missing(gap.SURROGATE, ["advantages"])
+    )
     for name, source, pick, unit, over, text in gap.EXTREMES:
         found[drift.prefix + name] = plain(pick(*out.ranges[drift.prefix + source]), unit, over, text)
     high = {name: pair[1] for name, pair in out.ranges.items()}
@@ -57,7 +62,7 @@ def _cautioned(found: Numbers, out: Readout, drift: Drift) -> Numbers:
 
 def _unknown(drift: Drift, columns: frozenset[str]) -> Numbers:
     lacking = [column for column in drift.columns if column not in columns]
-    rows: list[Formula] = [*gap.ROWS, gap.CHI2_SEQUENCE, tails.ESS_TOKENS, tails.ESS_SEQUENCES]
+    rows: list[Formula] = [*gap.ROWS, gap.SURROGATE, gap.CHI2_SEQUENCE, tails.ESS_TOKENS, tails.ESS_SEQUENCES]
     return {drift.prefix + row.name: missing(row, lacking) for row in rows}
 
 

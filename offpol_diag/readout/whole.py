@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from offpol_diag import candidates, evidence
+from offpol_diag import candidates
 from offpol_diag.accumulators import Best, Places, Sums
 from offpol_diag.diagnosis import diagnose
 from offpol_diag.metrics import bystep, prefixes, where
-from offpol_diag.metrics.alignment import Folds
 from offpol_diag.metrics.prefixes import Prefixes
 from offpol_diag.metrics.sample import Sample
 from offpol_diag.presets import Preset
@@ -24,15 +23,13 @@ def summary(study: Study, tally: Tally, presets: Sequence[Preset], facts: DumpFa
     out = Readout(study, tally)
     by = where.locations(_places(tally), out.reader.groups, study.group_by, whole=bool(study.by_step))
     by |= _asked(out, by)
-    folds = typed(tally.states["alignment"], Folds)
-    batch = study.update or evidence.per_update(by.get("step"), facts.sequences)
     found = Summary(
         dump=facts,
         metrics=metrics(out),
         presets={preset.name: preset_result(out, preset) for preset in presets},
         by=by,
         lengths=prefixes.lengths(out.reader, typed(tally.states["prefixes"], Prefixes)),
-        alignment=evidence.alignment(folds, study.side, study.columns, batch, _weighed(out)),
+        weights=_weights(out),
         histograms={f"{drift.prefix}log_ratio": histogram(out, drift) for drift in study.drifts},
         worst=Worst(
             sequences=[row for _, row in typed(tally.states["worst.sequences"], Best).records],
@@ -45,11 +42,11 @@ def summary(study: Study, tally: Tally, presets: Sequence[Preset], facts: DumpFa
     return found.model_copy(update={"diagnosis": seen})
 
 
-def _weighed(out: Readout) -> dict[str, Numbers]:
-    """What is said of the weights of every candidate, by its name."""
+def _weights(out: Readout) -> dict[str, Numbers]:
+    """Numbers of the weights of every correction that can be recommended, by its name."""
     return {
         preset.name.removeprefix(candidates.MARK): candidate_metrics(out, preset)
-        for preset in out.study.weighed
+        for preset in out.study.candidates
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from offpol_diag.blocks import Block, Section, Table, Text, Tone, Verdict
 from offpol_diag.numerals import say
-from offpol_diag.sections.advice import advice, weights
+from offpol_diag.sections.advice import config, weights
 from offpol_diag.sections.diagnosis import is_bug
 from offpol_diag.sections.gate import report
 from offpol_diag.summary import Fired, Number, Numbers, Recommendation, Summary
@@ -18,12 +18,12 @@ DECISION_TONES: dict[str, Tone] = {
     "not enough data": "warn",
 }
 
-FIX_FIRST = Verdict(
-    "Fix the bug first",
-    "No correction mends numbers that are logged wrongly, and one may make things worse.",
-    "bad",
+COSTS = (
+    ("truncated_high", "weights", "truncated"),
+    ("truncated_low", "weights", "below the lower bound"),
+    ("tokens_rejected", "tokens", "masked"),
 )
-"""All that is said of corrections while the diagnosis is a bug."""
+"""Number → over what, and what happened to it."""
 
 ALERTS = "Numbers stand where a source, named below, warns of them."
 
@@ -40,7 +40,8 @@ def verdict(summary: Summary) -> Section:
 def _advice(summary: Summary) -> tuple[Block, ...]:
     given = summary.recommendation
     if is_bug(summary):
-        return (FIX_FIRST, *_alerts(_alerted(given), summary.metrics))
+        said = given.sentence if given else ""
+        return (Verdict("Fix the bug first", said, "bad"), *_alerts(_alerted(given), summary.metrics))
     return _recommendation(given, summary) if given else _silent()
 
 
@@ -53,17 +54,19 @@ def _recommendation(given: Recommendation, summary: Summary) -> tuple[Block, ...
     deciding = [fired for fired in given.fired if fired.rule == given.rule]
     why = (
         *_preset(given),
-        f"Rule that fired: {given.rule}",
-        *(line for fired in deciding for line in _evidence(fired, metrics)),
-        f"Runner-up: {_runner_up(given)}",
+        *given.reasons,
+        *_costs(given),
+        *((f"To try next: {given.runner_up}",) if given.runner_up else ()),
+        *(f"Not known: {line[0].lower()}{line[1:]}" for line in given.unknown),
         *_longest(given),
+        *(line for fired in deciding for line in _evidence(fired, metrics, saw=not given.reasons)),
     )
     head = Verdict(_decision(given), given.sentence, DECISION_TONES[given.decision], why)
     others = [fired for fired in given.fired if fired not in deciding]
     return (
         head,
         *weights(given),
-        *advice(given, summary.alignment),
+        *config(given),
         *_alerts(_alerted(given), metrics),
         *_also([fired for fired in others if fired.level != "alert"], metrics),
     )
@@ -74,13 +77,17 @@ def _alerted(given: Recommendation | None) -> list[Fired]:
     return [one for one in fired if one.level == "alert"]
 
 
-def _runner_up(given: Recommendation) -> str:
-    if given.runner_up is None:
-        return "none"
-    if not given.price:
-        return f"{given.runner_up}; as good by the estimate, and not for sure"
-    price = Number(value=given.price, unit="fraction")
-    return f"{given.runner_up}; choosing it would cost {say(price)} of the alignment, by the estimate"
+def _costs(given: Recommendation) -> tuple[str, ...]:
+    """What the method does to the weights: how many it changes, and the sample size that is left."""
+    found = given.numbers.get(given.title or "", {})
+    parts = [
+        f"{say(found[name])} of the {over} {what}"
+        for name, over, what in COSTS
+        if name in found and found[name].value
+    ]
+    ess = found.get("ess_tokens")
+    parts += [f"ESS of tokens {say(ess)}"] if ess and ess.value is not None else []
+    return (f"Cost: {', '.join(parts)}",) if parts else ()
 
 
 def _longest(given: Recommendation) -> tuple[str, ...]:
@@ -94,7 +101,8 @@ def _longest(given: Recommendation) -> tuple[str, ...]:
 def _decision(given: Recommendation) -> str:
     at = f"{given.method} at {given.threshold}" if given.threshold else given.method
     said = given.title or at or given.decision
-    return said if said == at else said[0].upper() + said[1:]
+    label = f" ({given.label})" if given.label else ""
+    return (said if said == at else said[0].upper() + said[1:]) + label
 
 
 def _preset(given: Recommendation) -> tuple[str, ...]:
@@ -102,9 +110,10 @@ def _preset(given: Recommendation) -> tuple[str, ...]:
     return () if given.method is None else (f"Preset: {command(given.method, given.settings)}",)
 
 
-def _evidence(fired: Fired, metrics: Numbers) -> tuple[str, ...]:
-    saw = _saw(fired, metrics)
-    return (*((f"It saw: {saw}",) if saw else ()), *((f"Source: {fired.source}",) if fired.source else ()))
+def _evidence(fired: Fired, metrics: Numbers, saw: bool) -> tuple[str, ...]:
+    """Where a rule comes from, and the numbers it saw where no sentence has said them."""
+    said = _saw(fired, metrics) if saw else ""
+    return (*((f"It saw: {said}",) if said else ()), *((f"Source: {fired.source}",) if fired.source else ()))
 
 
 def _saw(fired: Fired, metrics: Numbers) -> str:

@@ -6,8 +6,6 @@ a report again, and nothing above it computes a number.
 
 from offpol_diag.summary.advice import (
     After,
-    Alignment,
-    AlignmentRow,
     AtLength,
     Cause,
     Decision,
@@ -15,6 +13,7 @@ from offpol_diag.summary.advice import (
     Example,
     Fired,
     GateVerdict,
+    Label,
     Lengths,
     Recommendation,
 )
@@ -39,8 +38,6 @@ __all__ = [
     "FORMAT",
     "After",
     "Against",
-    "Alignment",
-    "AlignmentRow",
     "AtLength",
     "Cause",
     "Comparison",
@@ -53,6 +50,7 @@ __all__ = [
     "Fired",
     "GateVerdict",
     "Histogram",
+    "Label",
     "Lengths",
     "Location",
     "LostSequence",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from offpol_diag.summary.number import Model, Number, Numbers
 
@@ -55,6 +55,11 @@ class Diagnosis(Model):
     causes: list[Cause] = Field([], description="the likeliest first")
     ruled_out: list[str] = []
     undecidable: list[str] = []
+    systematic: Number | None = Field(
+        None,
+        description="share of the variance of min(r, 2) that tokens of one kind (a token id after another) "
+        "have in common: 0 for noise of single tokens; null without token ids",
+    )
     sequences: int | None = Field(None, description="sequences that were looked at token by token")
     tokens: int | None = Field(None, description="tokens that were looked at one by one")
 
@@ -62,6 +67,9 @@ class Diagnosis(Model):
 Decision = Literal[
     "fix the bug first", "no correction needed", "METHOD at THRESHOLD", "no method helps", "not enough data"
 ]
+
+
+Label = Literal["measured", "default", "no difference detected"]
 
 
 class Fired(Model):
@@ -72,52 +80,6 @@ class Fired(Model):
     sentence: str
     saw: dict[str, float | None]
     source: str
-
-
-class AlignmentRow(Model):
-    """One method at one threshold: how well the gradient it induces would point, beside the reference."""
-
-    title: str
-    judges: Literal["nothing", "token", "sequence"] = Field(description="what one weight or rule is about")
-    method: str | None = Field(description="preset name; null: no built-in preset is this for such a dump")
-    threshold: str | None = None
-    settings: dict[str, str] = Field({}, description="what of the preset is set otherwise, as in --set")
-    kept: float = Field(description="mean weight over all tokens")
-    noise: float | None = Field(description="variance of the gradient's stand-in over the reference's")
-    expected: float | None = Field(description="log of the alignment, if only `kept` and `noise` differ")
-    measured: float | None = Field(description="log of the alignment, bias included; null: drowned in noise")
-    error: float | None = Field(description="standard error of `measured`; null: not known")
-    distance: float | None = Field(
-        None, description="variance of the difference to the reference's stand-in, over the reference's"
-    )
-    score: float | None = Field(description="log of the alignment that is believed, prior and measurement")
-    alignment: Number = Field(Number(), description="e^score: relative to the reference")
-    seen: Number = Field(Number(), description="e^measured, with its 95% interval (jackknife)")
-    refused: str | None = Field(None, description="the guard that forbids it, whatever its score")
-    metrics: Numbers = Field(
-        {}, description="of its weights, at its own threshold; none of what judges whole sequences"
-    )
-
-
-class Alignment(Model):
-    """Methods that could be recommended."""
-
-    batch_sequences: float = Field(description="sequences in one update of the trainer")
-    reference: str
-    direction: bool = Field(description="whether token ids and advantages allow to see a bias")
-    systematic: float | None = Field(
-        None, description="share of the variance of r that tokens of one kind have in common"
-    )
-    moved: float | None = Field(
-        None, description="Σ A (r − 1) in standard errors: how surely the trainer has moved since; null: no A"
-    )
-    rows: dict[str, AlignmentRow]
-
-    @model_validator(mode="after")
-    def _has_reference(self) -> Self:
-        if self.reference not in self.rows:
-            raise ValueError("reference is one of the rows")
-        return self
 
 
 class AtLength(Model):
@@ -139,6 +101,7 @@ class Recommendation(Model):
     """Which correction, at which threshold, and why."""
 
     decision: Decision
+    label: Label | None = Field(None, description="whether the decision was measured or is the default")
     title: str | None = Field(None, description="the method in words")
     method: str | None = Field(None, description="preset name when the decision is a method")
     threshold: str | None = None
@@ -146,7 +109,8 @@ class Recommendation(Model):
     sentence: str
     rule: str
     runner_up: str | None = None
-    price: float | None = Field(None, description="share of the alignment that the runner-up would cost")
+    reasons: list[str] = Field([], description="mismatch, staleness, dependence on the token, in sentences")
+    unknown: list[str] = Field([], description="what this dump cannot say, and which column would")
     numbers: dict[str, Numbers] = Field(
         {},
         description="of the weights of the method, of the runner-up and of no correction, by their titles, "

@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from offpol_diag.errors import ResultError
 from offpol_diag.printable import printable_json
-from offpol_diag.summary.advice import Alignment, Diagnosis, GateVerdict, Lengths, Recommendation
+from offpol_diag.summary.advice import Diagnosis, GateVerdict, Lengths, Recommendation
 from offpol_diag.summary.compared import Against, Comparison
 from offpol_diag.summary.facts import DumpFacts, Run
 from offpol_diag.summary.number import Model, Numbers
@@ -36,7 +36,9 @@ class Summary(Model):
     histograms: dict[str, Histogram] = {}
     worst: Worst = Worst()
     lengths: Lengths | None = None
-    alignment: Alignment | None = None
+    weights: dict[str, Numbers] = Field(
+        {}, description="of the weights of each method that can be recommended"
+    )
     diagnosis: Diagnosis | None = None
     recommendation: Recommendation | None = None
     gates: list[GateVerdict] = []

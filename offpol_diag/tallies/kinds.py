@@ -20,7 +20,6 @@ from offpol_diag.accumulators import (
     Sums,
     Tail,
 )
-from offpol_diag.metrics.alignment import Folds
 from offpol_diag.metrics.prefixes import Prefixes
 from offpol_diag.metrics.sample import Sample
 from offpol_diag.metrics.selection import Grid
@@ -124,7 +123,6 @@ KINDS: dict[tuple[type, ...], type[SavedState]] = {
     (Sample,): states.SavedSample,
     (GroupSample,): states.SavedGroups,
     (Grid,): states.SavedGrid,
-    (Folds,): states.SavedFolds,
     (Best,): states.SavedBest,
     (Places, Sums): SavedPlaces,
     (Places, Extremes): SavedSpans,
@@ -142,7 +140,6 @@ AnySaved = Annotated[
     | states.SavedSample
     | states.SavedGroups
     | states.SavedGrid
-    | states.SavedFolds
     | states.SavedBest
     | SavedPlaces
     | SavedSpans,

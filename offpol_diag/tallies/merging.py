@@ -121,7 +121,7 @@ def _plus(number: str, before: int) -> str:
 # ---------------------------------------------------------------- what comes of it
 
 
-def summary(whole: TallyFile, update: float | None = None) -> Summary:
+def summary(whole: TallyFile) -> Summary:
     """Every number of the report, of presets that the pieces can tell about.
 
     `update` is how many sequences an update of the trainer has; None: those of a usual step.
@@ -137,19 +137,19 @@ def summary(whole: TallyFile, update: float | None = None) -> Summary:
             f"{WHOLE}; or write advantages into the dump",
         )
     try:
-        return _summary(whole, broken, update)
+        return _summary(whole, broken)
     except (ArithmeticError, ValueError) as error:
         files = _some(list(dict.fromkeys(one.file for one in whole.held)))
         raise ResultError(f"{files}: the numbers contradict each other", expected.OTHER) from error
 
 
-def _summary(whole: TallyFile, broken: dict[str, list[str]], update: float | None) -> Summary:
+def _summary(whole: TallyFile, broken: dict[str, list[str]]) -> Summary:
     asked = whole.settings.asked(whole.name)
     torn = [one for one in asked if broken and Asked.of((one,), rewards=False)]
     counts = readout.counts(whole.tally)
     held = [one.piece for one in whole.held]
     return readout.summary(
-        replace(whole.settings.study(whole.name), update=update),
+        whole.settings.study(whole.name),
         whole.tally,
         [one for one in asked if one not in torn],
         pieces.facts(held, counts, _left_out(torn, broken)),

@@ -25,7 +25,6 @@ from offpol_diag.accumulators import (
     Sums,
     Tail,
 )
-from offpol_diag.metrics.alignment import BUCKETS, FOLDS, Folds
 from offpol_diag.metrics.prefixes import GRID, Prefixes
 from offpol_diag.metrics.sample import COLUMNS, FIRST, LAST, SEQUENCES, Sample
 from offpol_diag.metrics.selection import LENGTH_BINS, Grid
@@ -332,37 +331,6 @@ class SavedGrid(SavedState):
     def form(self) -> Form:
         """Columns."""
         return self.kind, self.values.shape[1]
-
-
-class SavedFolds(SavedState):
-    """M corrections."""
-
-    makes = Folds
-    kind: Literal["folds"] = "folds"
-    names: tuple[str, ...]
-    sums: Floats
-    weights: Floats
-    cells: Floats
-    spread: Floats
-    moved: Floats
-    sequences: Floats
-    tokens: Floats
-
-    @model_validator(mode="after")
-    def _fits(self) -> Self:
-        require_distinct(self.names)
-        require_shape((len(self.names), FOLDS, BUCKETS), sums=self.sums)
-        require_shape((len(self.names),), weights=self.weights)
-        require_shape((2, FOLDS, BUCKETS), cells=self.cells)
-        require_shape((FOLDS,), moved=self.moved, sequences=self.sequences)
-        require_shape((), spread=self.spread, tokens=self.tokens)
-        require_counts(self.sequences)
-        require_counts(self.tokens)
-        return self
-
-    def form(self) -> Form:
-        """Names, in their order."""
-        return self.kind, *self.names
 
 
 class SavedBest(SavedState):

@@ -54,7 +54,6 @@ WORDS: dict[str, tuple[str, ...]] = {
     "--engine": ("local",),
     "--workers": ("auto", "1", "2", "0", "-1", "+1", "9" * 5000, "٣"),
     "--seed": ("0", "7", str(2**31), str(2**63 - 1), str(2**63), str(2**64), "-1", "9" * 5000, "1e3"),
-    "--batch-sequences": ("1", "64", "0", "9" * 400, "9" * 5000, "-1", "1.5"),
     "--for": ("verl", "trl", "slime", "nosuch", "VERL", "all"),
     "--max": ("k3=0.1", "step:k3=1", "token_is.ess_tokens=0.5", "k3", "k3=", "=1", "k3=1=2"),
     "--min": ("k3=0.1", "ess_tokens=2", "k3=-1e400", "k3=0x1"),

@@ -48,7 +48,6 @@ SETTINGS: dict[str, Any] = {
     "group_by": ["host"],
     "device": "cpu",
     "workers": 1,
-    "batch_sequences": 4,
     "for": "verl",
     "seed": 3,
     "on_bad_row": "skip",

@@ -21,7 +21,7 @@ WAYS: tuple[tuple[str, ...], ...] = (
     ("merge", "bad", "good", "--no-html", "--json", "whole.json"),
     ("merge", "good", "bad", "--no-html", "--md", "-"),
     ("merge", "bad", "-o", "whole.html", "--md", "whole.md"),
-    ("merge", "bad", "good", "--no-html", "--tally", "both.tally.json", "--batch-sequences", "4"),
+    ("merge", "bad", "good", "--no-html", "--tally", "both.tally.json"),
     ("merge", "bad", "good", "--no-html", "--for", "verl"),
 )
 SHAPES: tuple[list[Any], ...] = (
