@@ -49,8 +49,15 @@ def test_every_setting_is_in_the_readme(key: str) -> None:
 def test_ci_runs_the_readmes_test_command_to_the_letter() -> None:
     (command,) = re.findall(r"^python3 -m venv .+ scripts/check$", README, re.MULTILINE)
 
-    last = (ROOT / ".ci" / "run").read_text(encoding="utf-8").strip().splitlines()[-1]
-    assert last == command
+    *_, first, then = (ROOT / ".ci" / "run").read_text(encoding="utf-8").strip().splitlines()
+    assert (first, then) == (command, ".venv/bin/pytest -m slow")
+
+
+def test_every_slow_module_is_there() -> None:
+    named = (ROOT / "tests" / "slow.txt").read_text(encoding="utf-8").split()
+
+    assert named == sorted(set(named))
+    assert all((ROOT / "tests" / f"{name}.py").exists() for name in named)
 
 
 def test_the_set_up_command_is_the_first_thing_to_run() -> None:

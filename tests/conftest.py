@@ -1,0 +1,17 @@
+"""Mark the modules that slow.txt names: `scripts/check` leaves them out, and CI runs them after it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+SLOW = frozenset(Path(__file__).with_name("slow.txt").read_text(encoding="utf-8").split())
+"""Modules whose tests take more than a few seconds together, or that measure a time."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark every test of a slow module."""
+    for item in items:
+        if item.path.stem in SLOW:
+            item.add_marker(pytest.mark.slow)
