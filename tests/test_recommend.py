@@ -382,6 +382,14 @@ def test_without_an_advice_there_is_nothing_to_paste(change):
     assert advised(given(**change), "verl").recommendation.config is None
 
 
+def test_no_correction_of_two_policies_is_said_with_the_rollout_as_the_anchor():
+    said = {prefix: advised(given(prefix=prefix, k3=9e-7), "verl") for prefix in ("", "total.")}
+    old, two = (one.recommendation.config for one in said.values())
+
+    assert old.startswith("# recompute for verl")
+    assert two.startswith("# ppo_is for verl")
+
+
 def test_without_a_trainer_nothing_is_said_in_its_syntax():
     assert advised(given()).recommendation.config is None
 
