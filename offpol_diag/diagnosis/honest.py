@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from offpol_diag.diagnosis.rows import SURE, Estimate, Floats, Rows, clusters
+from offpol_diag.diagnosis.rows import SURE, Estimate, Floats, Rows, answered_again
 from offpol_diag.diagnosis.signatures import Found, percent
 
 QUANTISED = ("fp8", "float8", "e4m3", "e5m2", "int8", "int4", "w8a8", "w4a16", "nvfp4", "mxfp", "awq", "gptq")
@@ -44,7 +44,7 @@ def body(rows: Rows) -> Body:
         return Body(0.0, 0.0, 0.0)
     scaled = np.abs(rows.delta[some]) / -np.expm1(rows.q[some])
     scale = float(np.median(scaled)) / 0.6745
-    off = np.minimum(np.expm1(np.minimum(rows.delta[some], 2)) - np.minimum(rows.delta[some], 2), 1.0)
+    off = rows.k3_cut[some]
     far = scaled > 8 * scale
     return Body(scale, float(far.mean()), float(off[far].sum() / off.sum()) if off.sum() > 0 else 0.0)
 
@@ -53,8 +53,7 @@ def _sizes(rows: Rows, column: str) -> dict[float, float]:
     """Mean of min(K3, 1) by a numeric column, of values with at least 50 tokens."""
     values = rows.column(column)
     known = sorted({value for value in values if isinstance(value, int | float)})
-    k3 = np.minimum(np.expm1(np.minimum(rows.delta, 2)) - np.minimum(rows.delta, 2), 1.0)
-    total, many = rows.sum(k3), rows.lengths
+    total, many = rows.sum(rows.k3_cut), rows.lengths
     found: dict[float, float] = {}
     for value in known:
         at = np.array([one == value for one in values])
@@ -149,8 +148,7 @@ def broad(rows: Rows, provenance: dict[str, object], share: Estimate | None) -> 
             f"[{percent(max(share.low, 0.0))}, {percent(max(share.high, 0.0))}]"
         )
     in_sync = {value for value in rows.column("policy_lag") if value is not None} == {0}
-    grouped = 2 * int(clusters(rows).max() + 1) <= rows.sequences
-    if share is not None and grouped and share.high < NOISE and seen.scale <= STALE:
+    if share is not None and answered_again(rows) and share.high < NOISE and seen.scale <= STALE:
         cause = "numerics"
     elif share is not None and share.low > OTHER_STEP and not in_sync:
         cause = "stale"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from offpol_diag.diagnosis.rows import Estimate, Flags, Floats, Rows, clusters, estimate
+from offpol_diag.diagnosis.rows import Estimate, Flags, Floats, Rows, answered_again, clusters, estimate
 from offpol_diag.diagnosis.signatures import Found, percent
 from offpol_diag.student import quantile
 
@@ -327,7 +327,7 @@ def systematic(rows: Rows) -> Estimate | None:
     follows = (rows.index > 0) & (np.diff(rows.position, prepend=-1) == 1)
     key = (np.where(follows, np.roll(ids, 1), -1) + 1) * (int(ids.max()) + 1) + ids
     group = clusters(rows)
-    grouped = bool(np.bincount(group).mean() >= 2)
+    grouped = answered_again(rows)
     if grouped:
         key = np.unique(key, return_inverse=True)[1] * (int(group.max()) + 1) + group[rows.owner]
     _, first, kind = np.unique(key, return_index=True, return_inverse=True)

@@ -112,11 +112,11 @@ class Rows:
         """Mean of `size` over each sequence, [S] nats."""
         return self.mean(self.size)
 
-    @property
-    def k3_cut(self) -> float:
-        """Mean of K3 with each token's cut at 1 nat."""
+    @cached_property
+    def k3_cut(self) -> Floats:
+        """K3 of each token, cut at 1 nat, [T]."""
         delta = np.minimum(self.delta, 2.0)
-        return float(np.minimum(np.expm1(delta) - delta, 1.0).mean())
+        return np.asarray(np.minimum(np.expm1(delta) - delta, 1.0))
 
     def sum(self, x: NDArray[Any]) -> Floats:
         """Sum over each sequence of a value [T], [S]."""
@@ -203,6 +203,11 @@ def clusters(rows: Rows) -> Ints:
     column = rows.column("group_id")
     known = {value: i for i, value in enumerate(dict.fromkeys(column)) if value is not None}
     return np.array([known.get(value, len(known) + i) for i, value in enumerate(column)], dtype=np.int64)
+
+
+def answered_again(rows: Rows) -> bool:
+    """Whether prompts have two responses or more on average."""
+    return 2 * len(np.unique(clusters(rows))) <= rows.sequences
 
 
 def estimate(rows: Rows, x: NDArray[Any], among: Flags | None = None, by_group: bool = True) -> Estimate:

@@ -410,7 +410,9 @@ def _judged(evidence: Evidence, rows: Rows, seen: Seen, causes: list[Cause]) -> 
             verdict="cannot_tell", headline=headline, causes=causes, undecidable=undecidable, **looked
         )
     small = ends[0] is not None and float(ends[0]) <= HEALTHY_K3 and evidence.value("k3") <= HEALTHY_K3
-    lone = not small and rows.k3_cut <= HEALTHY_K3  # one token that is far off is an alert, and no verdict
+    lone = (
+        not small and float(rows.k3_cut.mean()) <= HEALTHY_K3
+    )  # one token that is far off is an alert, and no verdict
     small = small or lone
     healthy = small and not evidence.value("f_2") > 2 * HEALTHY_K3
     size = "as small as rounding makes it" if healthy else "real"
