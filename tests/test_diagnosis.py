@@ -233,6 +233,42 @@ def test_a_token_left_out_early_is_no_shift(tmp_path):
     assert found.causes[0].id == "retokenization"
 
 
+def block(values):
+    """Train log-probs of six tokens of one response of five, from token 40 on, with values of their own."""
+
+    def change(i, p, q, ids):
+        if i % 5 or len(p) < 60:
+            return p
+        return np.concatenate((p[:40], values(np.random.default_rng(i), p[40:46]), p[46:]))
+
+    return old(change)
+
+
+@pytest.mark.parametrize(
+    ("values", "cause"),
+    [
+        (lambda chance, p: p - np.array([9, 6, 3, 1.5, 0.8, 0.4]), "retokenization"),
+        (lambda chance, p: -1 - chance.exponential(2.5, 6), "wrong_mask"),
+    ],
+)
+def test_a_block_that_fades_is_another_token_and_one_that_does_not_is_text_of_others(tmp_path, values, cause):
+    found = diagnosed(tmp_path / "d.parquet", block(values)(columns("healthy")))
+
+    assert found.causes[0].id == cause
+
+
+def test_a_few_tokens_that_are_far_off_are_no_temperature(tmp_path):
+    """One in 200 is logged 3 to 7 nats too low, at any place: E[r] is 2, and 1 without them."""
+
+    def change(i, q, p, ids):
+        chance = np.random.default_rng(i)
+        return q - (chance.random(len(q)) < 0.005) * chance.uniform(3, 7, len(q))
+
+    found = diagnosed(tmp_path / "d.parquet", rollout(change)(columns("healthy")))
+
+    assert found.verdict in ("healthy", "honest_mismatch")
+
+
 def test_a_value_that_a_policy_repeats_is_no_sentinel(tmp_path):
     """A loop in a few responses repeats one log-prob to the last bit; nobody wrote −0.1157038."""
     chance = rng()

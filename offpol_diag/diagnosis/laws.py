@@ -222,6 +222,9 @@ def positions(rows: Rows) -> Found | None:
     if not broken or len(broken) > max(1, many // 3):
         return None
     tokens = np.isin(octave, [k for k, _ in broken])
+    far = np.abs(rows.delta) > 1.0
+    if _few_far(rows) and far[tokens].mean() < 2 * far.mean():
+        return None  # a few tokens that are far off at any place
     places = [f"{2**k - 1}" if k == 0 else f"{2**k - 1}–{2 ** (k + 1) - 2}" for k, _ in broken]
     place = f"position {', '.join(places)}" if places != ["0"] else "the first token"
     statistic = "; ".join(
