@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -69,18 +68,6 @@ def test_a_result_is_drawn_and_judged_without_what_reads_dumps(
     Path("r.json").write_text(make_summary().to_json(), encoding="utf-8")
 
     assert imported("-m", "offpol_diag", *command) & HEAVY == drawing
-
-
-def test_help_is_there_within_a_third_of_a_second() -> None:
-    """In seconds of the processor, the best of five: a busy machine does not decide."""
-
-    def seconds() -> float:
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run([sys.executable, "-m", "offpol_diag", "--help"], capture_output=True, check=True)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-
-    assert min(seconds() for _ in range(5)) < 0.3
 
 
 def test_a_paragraph_of_a_commands_help_fills_its_lines() -> None:

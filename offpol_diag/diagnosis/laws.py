@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from offpol_diag.diagnosis.rows import Estimate, Flags, Floats, Rows, answered_again, clusters, estimate
 from offpol_diag.diagnosis.signatures import Found, percent
@@ -207,9 +208,14 @@ def _unlogged(rows: Rows, seen: Identities) -> Found | None:
     )
 
 
-def positions(rows: Rows) -> Found | None:
-    """Find positions of the response at which E[r] is not 1, where it is 1 at the others."""
-    octave = np.log2(rows.position + 1).astype(np.int64)
+def _octaves(rows: Rows) -> NDArray[np.int64]:
+    """Number of the octave of each token's position: 0; 1 and 2; 3 to 6; and so on."""
+    return np.log2(rows.position + 1).astype(np.int64)
+
+
+def _broken_octaves(rows: Rows) -> list[tuple[int, Estimate]]:
+    """Octaves of positions whose E[r] is certainly not 1, each with its E[r]."""
+    octave = _octaves(rows)
     off = np.expm1(np.minimum(rows.delta, 3.0))
     many = int(octave.max()) + 1
     broken = []
@@ -219,11 +225,20 @@ def positions(rows: Rows) -> Found | None:
         tame = not (rows.delta[at] > FAR_MASS).any()  # a heavy tail that is missed also leaves E[r] below 1
         if seen.off(1, many) > (-2 if tame else 0) and seen.off(1, many) and abs(seen.value - 1) > VISIBLE:
             broken.append((k, seen))
+    return broken
+
+
+def positions(rows: Rows) -> Found | None:
+    """Find positions of the response at which E[r] is not 1, where it is 1 at the others."""
+    octave = _octaves(rows)
+    many = int(octave.max()) + 1
+    broken = _broken_octaves(rows)
     if not broken or len(broken) > max(1, many // 3):
         return None
     tokens = np.isin(octave, [k for k, _ in broken])
     far = np.abs(rows.delta) > 1.0
-    if _few_far(rows) and far[tokens].mean() < 2 * far.mean():
+    everywhere = far[tokens].mean() < 2 * far.mean()
+    if everywhere and _few_far(rows) and not _broken_octaves(rows.keep(~far)):
         return None  # a few tokens that are far off at any place
     places = [f"{2**k - 1}" if k == 0 else f"{2**k - 1}–{2 ** (k + 1) - 2}" for k, _ in broken]
     place = f"position {', '.join(places)}" if places != ["0"] else "the first token"
