@@ -16,7 +16,7 @@ import part
 import peak
 import rounds
 
-from offpol_diag.tallies import merge
+from offpol_diag.analysis.merge import merge
 
 PIECES = 2
 SMALLER = 8

@@ -13,8 +13,10 @@ from typing import Literal
 
 import pyarrow as pa
 
-from offpol_diag import catalogue, correction, readout, resample, tallies
+from offpol_diag import catalogue, correction, resample
 from offpol_diag.accumulators import Floor
+from offpol_diag.analysis import readout, tally_file
+from offpol_diag.analysis.sequences import SequenceWriter, table
 from offpol_diag.batch import Batch
 from offpol_diag.engines import Each, Engine, Processes, Progress, Ray
 from offpol_diag.engines.devices import devices, on
@@ -25,10 +27,8 @@ from offpol_diag.metrics.scene import Scene
 from offpol_diag.presets import Preset
 from offpol_diag.readers import Dump, open_dump
 from offpol_diag.scope import UNSETTLED
-from offpol_diag.sequences import SequenceWriter, table
 from offpol_diag.settle import Asked, Found, settle
 from offpol_diag.summary import DumpFacts, Run, Summary
-from offpol_diag.tallies import TallyFile
 from offpol_diag.tally import Study, Tally, observe
 
 MADE = (
@@ -68,7 +68,7 @@ def analyze(
             for each task.
         seed: of the bootstrap.
         sequences: where to write one row per sequence (Parquet), or None.
-        tally: where to write the tally, to be merged with those of other pieces (`tallies.merge`), or None.
+        tally: where to write the tally, to be merged with those of other pieces (`analysis.merge`), or None.
         progress: called as rows are done.
         batch_tokens: tokens held at once by a worker; None for what the device has room for.
         engine: where it runs, one of `ENGINES`.
@@ -160,8 +160,10 @@ def examine(
     facts = readout.facts(dump, seen, (MADE,) if found.rewards else ())
     run = record(runs, study, facts)
     if tally:
-        one = tallies.piece(dump, seen, found, facts, run)
-        tallies.write(tally, TallyFile.of(study, presets, facts.columns, one, seen))
+        settings = tally_file.Settings.of(study, presets, facts.columns)
+        piece = tally_file.Piece.of(dump, seen, found, facts, run)
+        whole = tally_file.TallyFile("", settings, (tally_file.Held("", piece),), seen)
+        tally_file.write(tally, whole)
     return Examined(study, seen, presets, facts, run)
 
 
@@ -267,7 +269,7 @@ def _tallied(engine: Engine, dump: Dump, study: Study, found: Found, sequences: 
         if seen is None:
             raise DumpError("the dump has no sequence", "check that its writer was closed")
         if writer:
-            writer.finish(readout.factors(study, seen.tally))
+            writer.finish(readout.Readout(study, seen.tally).factors)
     return seen.tally
 
 

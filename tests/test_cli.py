@@ -414,9 +414,10 @@ main()
 @pytest.mark.parametrize(
     "place",
     [
-        "from offpol_diag.sequences import SequenceWriter; SequenceWriter.finish = stay",
+        "from offpol_diag.analysis.sequences import SequenceWriter; SequenceWriter.finish = stay",
         "Path.replace = stay",
-        "import offpol_diag.sequences as s; s._rescale = lambda path, _: (s._beside(path).touch(), stay())",
+        "import offpol_diag.analysis.sequences as s; "
+        "s._rescale = lambda path, _: (s._beside(path).touch(), stay())",
     ],
 )
 def test_a_sigterm_leaves_nothing_behind(place: str, dump: str) -> None:

@@ -18,16 +18,15 @@ from typer.testing import CliRunner
 
 from offpol_diag import DumpWriter
 from offpol_diag.accumulators import GroupSample
+from offpol_diag.analysis.readout import Readout
+from offpol_diag.analysis.replicates import Groups, _two_sided, base, holm, less, p_value
 from offpol_diag.analyze import Examined, examine
 from offpol_diag.catalogue import load
 from offpol_diag.cli import app
 from offpol_diag.contrast import of_runs, pairing
 from offpol_diag.contrast.effects import effect, size
 from offpol_diag.contrast.runs import _rank
-from offpol_diag.differences import Groups, _two_sided, holm, less, p_value
-from offpol_diag.readout import Readout
 from offpol_diag.render.html import render_html
-from offpol_diag.replicates import base
 from offpol_diag.summary import Against, Contrast, Number, loads
 
 NAMED = load().resolve("token_is,seq_mis")

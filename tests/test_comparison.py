@@ -11,20 +11,19 @@ import torch
 from scipy.stats import t as student
 
 from offpol_diag import resample
+from offpol_diag.analysis.readout import Readout
+from offpol_diag.analysis.replicates import Groups, base, of_preset
 from offpol_diag.analyze import Examined, analyze, examine
 from offpol_diag.blocks import Table, Text
 from offpol_diag.catalogue import load
 from offpol_diag.contrast import of_presets, reference
 from offpol_diag.contrast.presets import better
-from offpol_diag.differences import Groups
 from offpol_diag.errors import UsageError
 from offpol_diag.metrics import interval
 from offpol_diag.presets import Preset, Reject, Veto, Weight
 from offpol_diag.readers import open_dump
-from offpol_diag.readout import Readout
 from offpol_diag.render.html import render_html
 from offpol_diag.render.markdown import render_markdown
-from offpol_diag.replicates import base, of_preset
 from offpol_diag.sections import sections
 from offpol_diag.sections.comparison import comparison
 from offpol_diag.summary import Comparison, Drops, Number, Summary, loads

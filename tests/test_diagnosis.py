@@ -14,7 +14,7 @@ import pytest
 from faults import dump
 from scipy import stats
 
-from offpol_diag import tallies
+from offpol_diag.analysis.merge import merge, summary
 from offpol_diag.analyze import analyze
 from offpol_diag.diagnosis import laws
 from offpol_diag.diagnosis.rows import SURE, Rows, bound
@@ -320,7 +320,7 @@ def test_the_diagnosis_does_not_depend_on_how_the_dump_is_cut(tmp_path):
         piece = {key: value[i * 171 : (i + 1) * 171] for key, value in given.items()}
         pieces.append(tmp_path / f"{i}.tally.json")
         analyze([write(tmp_path / f"{i}.parquet", piece)], presets=(), tally=pieces[-1])
-    assert tallies.summary(tallies.merge(pieces)).diagnosis == whole
+    assert summary(merge(pieces)).diagnosis == whole
 
 
 @pytest.mark.parametrize("noise", [0.02, 0.15])
@@ -623,7 +623,7 @@ def test_the_surrogate_gain_of_merged_pieces_is_that_of_the_whole(tmp_path, pref
     for i, piece in enumerate(pieces):
         path = oracles.write(rows[20 * i : 20 * i + 20], tmp_path / f"{i}.parquet")
         analyze([path], presets=(), tally=piece)
-    merged = tallies.summary(tallies.merge(pieces)).metrics
+    merged = summary(merge(pieces)).metrics
     one, other = (found[f"{prefix}surrogate_gain"] for found in (whole, merged))
 
     wanted = oracles.surrogate_gain([s for s in oracles.sequences(rows) if s.n], prefix)

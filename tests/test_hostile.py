@@ -347,16 +347,16 @@ def test_devices_pipes_and_directories_are_not_read(args: tuple[str, ...], fifo:
 @pytest.mark.parametrize("args", READ_WHOLE.values(), ids=READ_WHOLE.keys())
 def test_what_is_too_large_is_not_read(args: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     if args[0] == "merge":
-        monkeypatch.setattr("offpol_diag.tallies.file.MOST_BYTES", 4096)
+        monkeypatch.setattr("offpol_diag.analysis.tally_file.MOST_BYTES", 4096)
     monkeypatch.setattr("offpol_diag.catalogue.MOST_TOML", 4096)
     monkeypatch.setattr("offpol_diag.gate.file.MOST_TOML", 4096)
-    monkeypatch.setattr("offpol_diag.summary.result.MOST_RESULT", 4096)
+    monkeypatch.setattr("offpol_diag.summary.MOST_RESULT", 4096)
     Path("large").write_bytes(b"x" * 5000)
     assert "MiB" in refused(run(*(arg.format("large") for arg in args)))
 
 
 def test_a_result_on_stdin_is_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("offpol_diag.summary.result.MOST_RESULT", 4096)
+    monkeypatch.setattr("offpol_diag.summary.MOST_RESULT", 4096)
     ran = CliRunner().invoke(app, ["report", "-"], input=b"x" * 5000)
     assert "larger" in refused(ran)
 

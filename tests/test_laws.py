@@ -26,7 +26,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from offpol_diag import accumulators, catalogue, metrics, readout, resample
+from offpol_diag import accumulators, catalogue, metrics, resample
+from offpol_diag.analysis import readout
 from offpol_diag.analyze import Observe, Observed, analyze, plan
 from offpol_diag.batch import Batch
 from offpol_diag.metrics.scene import Scene

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from offpol_diag import catalogue, tallies
+from offpol_diag import catalogue
+from offpol_diag.analysis import tally_file
+from offpol_diag.analysis.merge import merge, summary
+from offpol_diag.analysis.tally_file import read, write
 from offpol_diag.analyze import analyze
 from offpol_diag.cli.defaults import sample
 from offpol_diag.errors import OffpolError, ResultError, UsageError
@@ -46,7 +49,7 @@ def cut(table: pa.Table, folder: Path, parts: Sequence[Any]) -> list[str]:
     return files
 
 
-def by_step(table: pa.Table, pieces: int) -> list[list[int]]:
+def by_step(table: pa.Table, pieces: int = 2) -> list[list[int]]:
     """Row numbers, every step whole."""
     steps = table["step"].to_pylist()
     order = sorted(set(steps))
@@ -66,6 +69,9 @@ def by_group(table: pa.Table) -> list[list[int]]:
 def thirds(table: pa.Table) -> list[list[int]]:
     """Row numbers, cut without a look at steps, groups in two pieces among them."""
     return [list(range(table.num_rows))[start::3] for start in range(3)]
+
+
+Cut = Callable[[pa.Table], list[list[int]]]
 
 
 def analysed(files: Sequence[str], folder: Path, ending: str = ".json", **options: Any) -> list[Path]:
@@ -92,7 +98,7 @@ def equal(x: float | None, y: float | None, name: str) -> bool:
 
 
 def merged(paths: Sequence[Path]) -> Summary:
-    return tallies.summary(tallies.merge(paths))
+    return summary(merge(paths))
 
 
 @pytest.fixture(scope="module")
@@ -121,19 +127,11 @@ def test_pieces_cut_between_steps_say_what_one_run_says_under_every_preset(
 
     assert len(found.presets) == len(ALL) + 1
     assert different(whole, found) == {}
-    assert found.worst == whole.worst
-    assert found.dump == whole.dump
-    assert {
-        name: one.model_copy(update={"metrics": {}, "as_logged": {}}) for name, one in found.presets.items()
-    } == {
-        name: one.model_copy(update={"metrics": {}, "as_logged": {}}) for name, one in whole.presets.items()
-    }
-
-
-def test_intervals_of_merged_pieces_are_there(steps: tuple[list[str], Summary, list[Path]]) -> None:
-    """`different` would not see numbers that both sides lack."""
-    found = merged(steps[2])
-
+    assert (found.worst, found.dump) == (whole.worst, whole.dump)
+    for one, other in zip(found.presets.values(), whole.presets.values(), strict=True):
+        assert one.model_copy(update={"metrics": {}, "as_logged": {}}) == other.model_copy(
+            update={"metrics": {}, "as_logged": {}}
+        )
     assert found.metrics["k3"].interval is not None
     assert found.presets["areal_m2po"].metrics["ess_tokens"].interval is not None
     assert found.by["step"].places[0].metrics["k3"].interval is not None
@@ -143,8 +141,8 @@ def test_pieces_merge_in_any_order_and_as_a_tree(
     steps: tuple[list[str], Summary, list[Path]], tmp_path: Path
 ) -> None:
     _, whole, (a, b, c) = steps
-    tallies.write(tmp_path / "bc.json", tallies.merge([b, c]))
-    tallies.write(tmp_path / "ca.json.gz", tallies.merge([c, a]))
+    write(tmp_path / "bc.json", merge([b, c]))
+    write(tmp_path / "ca.json.gz", merge([c, a]))
 
     assert different(whole, merged([c, a, b])) == {}
     assert different(whole, merged([a, tmp_path / "bc.json"])) == {}
@@ -164,7 +162,7 @@ def test_a_single_tally_is_the_report_of_its_piece(
 
 def test_what_was_run_adds_up(steps: tuple[list[str], Summary, list[Path]]) -> None:
     _, whole, paths = steps
-    runs = [tallies.read(path).held[0].piece.run for path in paths]
+    runs = [read(path).held[0].piece.run for path in paths]
 
     found = merged(paths).run
 
@@ -174,100 +172,79 @@ def test_what_was_run_adds_up(steps: tuple[list[str], Summary, list[Path]]) -> N
     assert (found.device, found.engine, found.seed) == (runs[0].device, runs[0].engine, 0)
 
 
-@pytest.mark.parametrize(
-    "columns", [["current_log_probs"], ["advantages", "rewards"], ["group_id"], ["entropy"]]
-)
-def test_a_dump_that_lacks_columns_merges_as_well(
-    table: pa.Table, tmp_path: Path, columns: list[str]
-) -> None:
-    files = cut(table.drop_columns(columns), tmp_path, by_step(table, 2))
-
-    found = merged(analysed(files, tmp_path, presets=ALL))
-
-    assert different(analyze(files, presets=ALL), found) == {}
+def without(*columns: str) -> Callable[[pa.Table], pa.Table]:
+    return lambda table: table.drop_columns(list(columns))
 
 
-def test_a_dump_of_two_policies_and_no_other_column_merges(table: pa.Table, tmp_path: Path) -> None:
-    files = cut(table.select(["rollout_log_probs", "current_log_probs"]), tmp_path, thirds(table))
+def spoilt(rows: Sequence[int], value: float) -> Callable[[pa.Table], pa.Table]:
+    """A change: the first token of some rows' old policy has this value."""
 
-    found = merged(analysed(files, tmp_path, presets=SOME))
+    def change(table: pa.Table) -> pa.Table:
+        lists = table["old_log_probs"].to_pylist()
+        for row in rows:
+            lists[row][0] = value
+        return table.set_column(table.column_names.index("old_log_probs"), "old_log_probs", pa.array(lists))
 
-    assert different(analyze(files, presets=SOME), found) == {}
-
-
-def test_axes_of_ones_own_merge(table: pa.Table, tmp_path: Path) -> None:
-    hosts = pa.array([f"host-{row % 5}" for row in range(table.num_rows)])
-    files = cut(table.append_column("host", hosts), tmp_path, thirds(table))
-
-    found = merged(analysed(files, tmp_path, presets=SOME, group_by=["host"]))
-
-    assert [place.key for place in found.by["host"].places] == [f"host-{i}" for i in range(5)]
-    assert different(analyze(files, presets=SOME, group_by=["host"]), found) == {}
+    return change
 
 
-def test_without_presets_there_is_the_gap(table: pa.Table, tmp_path: Path) -> None:
-    files = cut(table, tmp_path, thirds(table))
+def numbered(table: pa.Table) -> pa.Table:
+    ids = pa.array([str(row) for row in range(table.num_rows)])
+    return table.drop_columns(["sequence_id"]).append_column("sequence_id", ids)
 
-    assert different(analyze(files), merged(analysed(files, tmp_path))) == {}
+
+def hosts(table: pa.Table) -> pa.Table:
+    return table.append_column("host", pa.array([f"host-{row % 5}" for row in range(table.num_rows)]))
 
 
-def test_the_seed_of_the_pieces_is_that_of_the_whole(table: pa.Table, tmp_path: Path) -> None:
-    files = cut(table, tmp_path, thirds(table))
+MADE = without("advantages")
+SAME: dict[str, tuple[Callable[[pa.Table], pa.Table], Cut, dict[str, Any]]] = {
+    "no current policy": (without("current_log_probs"), by_step, {"presets": ALL}),
+    "no advantages": (without("advantages", "rewards"), by_step, {"presets": ALL}),
+    "no groups": (without("group_id"), by_step, {"presets": ALL}),
+    "no entropy": (without("entropy"), by_step, {"presets": ALL}),
+    "two policies and no other column": (
+        lambda table: table.select(["rollout_log_probs", "current_log_probs"]),
+        thirds,
+        {"presets": SOME},
+    ),
+    "an axis of one's own": (hosts, thirds, {"presets": SOME, "group_by": ["host"]}),
+    "no presets": (without(), thirds, {}),
+    "another seed": (without(), thirds, {"presets": SOME, "seed": 7}),
+    "advantages made of rewards, steps whole": (MADE, by_step, {"presets": ALL}),
+    "advantages made of rewards, groups whole": (MADE, by_group, {"presets": SOME}),
+    "rows without ids, numbered as in the whole dump": (without("sequence_id"), thirds, {"presets": SOME}),
+    "rows whose ids are numbers": (numbered, thirds, {}),
+    "positive log-probs, counted over all": (spoilt([3, 4, 5, 300], 0.5), thirds, {}),
+    "skipped rows": (spoilt(range(20), math.nan), thirds, {"on_bad_row": "skip"}),
+    "the same without steps": (without("advantages", "step"), by_group, {"presets": SOME}),
+}
 
-    found = merged(analysed(files, tmp_path, presets=SOME, seed=7))
 
-    assert different(analyze(files, presets=SOME, seed=7), found) == {}
-    assert different(analyze(files, presets=SOME, seed=8), found) != {}
+@pytest.mark.parametrize("what", SAME)
+def test_merged_pieces_say_what_one_run_says(table: pa.Table, tmp_path: Path, what: str) -> None:
+    change, pieces, options = SAME[what]
+    files = cut(change(table), tmp_path, pieces(table))
+
+    whole, found = analyze(files, **options), merged(analysed(files, tmp_path, **options))
+
+    assert different(whole, found) == {}
+    assert (found.worst, found.dump) == (whole.worst, whole.dump)
+    assert list(found.by) == list(whole.by)
 
 
 # ---------------------------------------------------------------- rows, notes and provenance
 
 
-def test_rows_without_ids_are_numbered_as_in_the_whole_dump(table: pa.Table, tmp_path: Path) -> None:
+def test_rows_without_ids_are_numbered_in_a_tree_too(table: pa.Table, tmp_path: Path) -> None:
     files = cut(table.drop_columns(["sequence_id"]), tmp_path, thirds(table))
-    whole = analyze(files, presets=SOME).worst
-    a, b, c = analysed(files, tmp_path, presets=SOME)
-    tallies.write(tmp_path / "bc.json", tallies.merge([b, c]))
+    a, b, c = analysed(files, tmp_path)
+    write(tmp_path / "bc.json", merge([b, c]))
 
-    assert merged([a, b, c]).worst == whole
-    assert merged([a, tmp_path / "bc.json"]).worst == whole
-    assert len({row.sequence_id for row in whole.sequences}) == len(whole.sequences)
+    worst = merged([a, tmp_path / "bc.json"]).worst
 
-
-def test_rows_with_ids_keep_them(table: pa.Table, tmp_path: Path) -> None:
-    numbered = table.drop_columns(["sequence_id"]).append_column(
-        "sequence_id", pa.array([str(row) for row in range(table.num_rows)])
-    )
-    files = cut(numbered, tmp_path, thirds(table))
-
-    assert merged(analysed(files, tmp_path)).worst == analyze(files).worst
-
-
-def spoilt(table: pa.Table, rows: Sequence[int], value: float) -> pa.Table:
-    """The table with the first token of some rows' old policy changed."""
-    lists = table["old_log_probs"].to_pylist()
-    for row in rows:
-        lists[row][0] = value
-    at = table.column_names.index("old_log_probs")
-    return table.set_column(at, "old_log_probs", pa.array(lists))
-
-
-def test_positive_log_probs_are_counted_over_all_pieces(table: pa.Table, tmp_path: Path) -> None:
-    files = cut(spoilt(table, [3, 4, 5, 300], 0.5), tmp_path, thirds(table))
-
-    found = merged(analysed(files, tmp_path)).dump
-
-    assert found.notes == analyze(files).dump.notes
-    assert "4 of 44941 tokens" in found.notes[0]
-
-
-def test_skipped_rows_are_counted_over_all_pieces(table: pa.Table, tmp_path: Path) -> None:
-    files = cut(spoilt(table, range(20), float("nan")), tmp_path, thirds(table))
-
-    found = merged(analysed(files, tmp_path, on_bad_row="skip")).dump
-
-    assert found.skipped == analyze(files, on_bad_row="skip").dump.skipped
-    assert (found.skipped.count, len(found.skipped.examples)) == (20, 5)
+    assert worst == merged([a, b, c]).worst
+    assert len({row.sequence_id for row in worst.sequences}) == len(worst.sequences)
 
 
 def test_what_files_say_of_themselves_is_put_together(table: pa.Table, tmp_path: Path) -> None:
@@ -281,21 +258,12 @@ def test_what_files_say_of_themselves_is_put_together(table: pa.Table, tmp_path:
         rows = pq.read_table(file)
         pq.write_table(rows.replace_schema_metadata({"offpol_diag": json.dumps(one)}), file)
     a, b, c = analysed(files, tmp_path)
-    tallies.write(tmp_path / "ab.json", tallies.merge([a, b]))
+    write(tmp_path / "ab.json", merge([a, b]))
 
     whole = analyze(files).dump.provenance
     assert whole == {"engine": ["a", "b"], "tags": [1, 2], "x": 1}
     assert merged([a, b, c]).dump.provenance == whole
     assert merged([tmp_path / "ab.json", c]).dump.provenance == whole
-
-
-def test_remarks_that_all_pieces_make_are_made_once(table: pa.Table, tmp_path: Path) -> None:
-    files = cut(table.drop_columns(["advantages"]), tmp_path, by_step(table, 3))
-
-    found = merged(analysed(files, tmp_path, presets=SOME))
-
-    assert found.dump.notes == analyze(files, presets=SOME).dump.notes
-    assert len(found.dump.notes) == 1
 
 
 # ---------------------------------------------------------------- one row per token
@@ -316,37 +284,24 @@ def long_form(table: pa.Table, rows: int) -> pa.Table:
     return pa.Table.from_pylist(found)
 
 
-def test_a_dump_of_one_row_per_token_that_is_cut_between_sequences_merges(
+def test_a_dump_of_one_row_per_token_may_be_cut_between_sequences_only(
     table: pa.Table, tmp_path: Path
 ) -> None:
-    long = long_form(table, 40)
-    border = long["sequence_id"].to_pylist().index(table["sequence_id"][17].as_py())
-    files = cut(long, tmp_path, [range(border), range(border, long.num_rows)])
-    a, b = analysed(files, tmp_path, presets=SOME)
+    """Pieces of one sequence, which begin and end with the same, among them."""
+    for rows, first in ((40, 17), (2, 1)):
+        long = long_form(table, rows)
+        border = long["sequence_id"].to_pylist().index(table["sequence_id"][first].as_py())
+        files = cut(long, tmp_path, [range(border), range(border, long.num_rows)])
+        a, b = analysed(files, tmp_path, presets=SOME)
+        whole = analyze(files, presets=SOME)
+        assert whole.dump.rows == rows
+        assert different(whole, merged([a, b])) == {}
+        assert different(whole, merged([b, a])) == {}
 
-    whole = analyze(files, presets=SOME)
-    assert different(whole, merged([a, b])) == {}
-    assert different(whole, merged([b, a])) == {}
-    assert whole.dump.rows == 40
-
-
-def test_a_sequence_torn_between_two_pieces_is_refused(table: pa.Table, tmp_path: Path) -> None:
-    long = long_form(table, 40)
-    border = long["sequence_id"].to_pylist().index(table["sequence_id"][17].as_py()) + 1
-    files = cut(long, tmp_path, [range(border), range(border, long.num_rows)])
-    a, b = analysed(files, tmp_path, presets=SOME)
-
-    for paths in ([a, b], [b, a]):
-        assert f"{a} ends with a sequence that goes on in {b}" in refusal(paths).message
-
-
-def test_a_piece_of_one_sequence_is_not_torn(table: pa.Table, tmp_path: Path) -> None:
-    """It begins and ends with the same."""
-    long = long_form(table, 2)
-    border = long["sequence_id"].to_pylist().index(table["sequence_id"][1].as_py())
-    files = cut(long, tmp_path, [range(border), range(border, long.num_rows)])
-
-    assert merged(analysed(files, tmp_path)).dump.rows == 2
+        torn = cut(long, tmp_path, [range(border + 1), range(border + 1, long.num_rows)])
+        a, b = analysed(torn, tmp_path)
+        for paths in ([a, b], [b, a]):
+            assert f"{a} ends with a sequence that goes on in {b}" in refusal(paths).message
 
 
 # ---------------------------------------------------------------- what a whole step settles
@@ -372,24 +327,16 @@ def test_presets_by_step_are_left_out_where_a_step_is_torn_and_no_other_is_wrong
     assert "0.tally.json" in note
 
 
-def test_only_the_torn_step_is_named(table: pa.Table, tmp_path: Path) -> None:
-    rows = by_step(table, 2)
-    torn = [rows[0] + rows[1][:1], rows[1][1:]]
-    files = cut(table, tmp_path, torn)
-
-    (note,) = merged(analysed(files, tmp_path, presets=BY_STEP)).dump.notes
-
-    assert f"rows of step {table['step'][rows[1][0]].as_py()} lie in" in note
-
-
-def test_a_step_torn_between_branches_of_a_tree_is_seen(table: pa.Table, tmp_path: Path) -> None:
-    rows = by_step(table, 2)
-    files = cut(table, tmp_path, [rows[0][:10], rows[1], rows[0][10:]])
+def test_a_step_torn_between_branches_of_a_tree_is_seen_and_named(table: pa.Table, tmp_path: Path) -> None:
+    rows = by_step(table)
+    files = cut(table, tmp_path, [rows[0][:1], rows[1], rows[0][1:]])
     a, b, c = analysed(files, tmp_path, presets=BY_STEP)
-    tallies.write(tmp_path / "ab.json", tallies.merge([a, b]))
+    write(tmp_path / "ab.json", merge([a, b]))
 
     assert set(merged([a, b]).presets) == {one.name for one in BY_STEP}
-    assert merged([tmp_path / "ab.json", c]).presets == {}
+    found = merged([tmp_path / "ab.json", c])
+    assert found.presets == {}
+    assert f"rows of step {table['step'][rows[0][0]].as_py()} lie in" in found.dump.notes[0]
 
 
 def test_a_dump_without_steps_is_one_step(table: pa.Table, tmp_path: Path) -> None:
@@ -401,38 +348,14 @@ def test_a_dump_without_steps_is_one_step(table: pa.Table, tmp_path: Path) -> No
     assert "the dump, which has no step and is one, lies in 3 pieces" in found.dump.notes[0]
 
 
-def test_advantages_made_of_rewards_are_exact_where_every_step_is_whole(
-    table: pa.Table, tmp_path: Path
-) -> None:
-    files = cut(table.drop_columns(["advantages"]), tmp_path, by_step(table, 3))
-
-    found = merged(analysed(files, tmp_path, presets=ALL))
-
-    assert different(analyze(files, presets=ALL), found) == {}
-    assert found.presets["vanilla_is"].metrics["pg_loss"].value is not None
-
-
-@pytest.mark.parametrize("steps", [True, False])
-def test_advantages_made_of_rewards_are_exact_where_every_group_is_whole(
-    table: pa.Table, tmp_path: Path, steps: bool
-) -> None:
-    """A group is the sequences of one prompt in one step."""
-    gone = ["advantages"] if steps else ["advantages", "step"]
-    files = cut(table.drop_columns(gone), tmp_path, by_group(table))
-
-    found = merged(analysed(files, tmp_path, presets=SOME))
-
-    assert different(analyze(files, presets=SOME), found) == {}
-
-
 def test_advantages_made_of_the_rewards_of_torn_groups_are_refused(table: pa.Table, tmp_path: Path) -> None:
     files = cut(table.drop_columns(["advantages"]), tmp_path, thirds(table))
-    whole = tallies.merge(analysed(files, tmp_path, presets=SOME))
+    whole = merge(analysed(files, tmp_path, presets=SOME))
 
     with pytest.raises(
         ResultError, match=r"rows of step 10, 3, 4 and 5 more .* a group may be torn"
     ) as refused:
-        tallies.summary(whole)
+        summary(whole)
 
     assert "write advantages into the dump" in refused.value.hint
 
@@ -445,9 +368,9 @@ def test_groups_that_are_too_many_to_list_are_not_trusted_to_be_whole(
     files = cut(table.drop_columns(["advantages"]), tmp_path, by_group(table))
 
     def again(limit: int) -> Summary:
-        monkeypatch.setattr(tallies.pieces, most, limit)
+        monkeypatch.setattr(tally_file, most, limit)
         branch = tmp_path / "branch.json"
-        tallies.write(branch, tallies.merge(analysed(files, tmp_path, presets=SOME)))
+        write(branch, merge(analysed(files, tmp_path, presets=SOME)))
         return merged([branch])
 
     assert again(many).presets
@@ -460,7 +383,7 @@ def test_groups_that_are_too_many_to_list_are_not_trusted_to_be_whole(
 
 def refusal(paths: Sequence[Path]) -> OffpolError:
     with pytest.raises(ResultError) as refused:
-        tallies.merge(paths)
+        merge(paths)
     assert refused.value.hint
     return refused.value
 
@@ -481,7 +404,6 @@ UNLIKE: dict[str, Unlike] = {
         {"presets": SOME[:2]},
         "preset vanilla_is is in only one of them",
     ),
-    "more presets": ({"presets": SOME[:2]}, {"presets": SOME}, "preset vanilla_is is in only one of them"),
     "order": ({"presets": SOME}, {"presets": SOME[::-1]}, "order of the presets"),
     "thresholds": (
         {"presets": (TOKEN_IS,)},
@@ -503,11 +425,6 @@ UNLIKE: dict[str, Unlike] = {
         {"presets": (replace(TOKEN_IS, reject=(Reject(upper=2.0),)),)},
         "preset token_is.reject",
     ),
-    "words": (
-        {"presets": (TOKEN_IS,)},
-        {"presets": (replace(TOKEN_IS, loss="reinforce"),)},
-        'preset token_is.loss: "ppo_clip" and "reinforce"',
-    ),
 }
 
 
@@ -525,56 +442,31 @@ def test_pieces_that_were_not_analysed_alike_are_refused(
     assert said in error.message
 
 
-def test_columns_of_which_only_one_piece_has_some_are_refused(table: pa.Table, tmp_path: Path) -> None:
-    rows = by_step(table, 2)
-    (one,) = cut(table, tmp_path, rows[:1])
-    (tmp_path / "other").mkdir()
-    (two,) = cut(table.drop_columns(["entropy"]), tmp_path / "other", rows[1:])
-
-    error = refusal(analysed([one, two], tmp_path))
-
-    assert 'column entropy: "entropy" and nothing' in error.message
-
-
-def test_advantages_that_only_one_piece_had_to_make_are_refused(table: pa.Table, tmp_path: Path) -> None:
-    rows = by_step(table, 2)
-    (one,) = cut(table, tmp_path, rows[:1])
-    (tmp_path / "other").mkdir()
-    (two,) = cut(table.drop_columns(["advantages"]), tmp_path / "other", rows[1:])
-
-    assert "columns made" in refusal(analysed([one, two], tmp_path)).message
-
-
-@pytest.fixture(scope="module")
-def pair(halves: list[str], tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    return analysed(halves, tmp_path_factory.mktemp("pair"), presets=SOME)
-
-
-def test_a_tally_given_twice_is_refused(pair: list[Path]) -> None:
-    error = refusal([pair[0], pair[1], pair[0]])
-
-    assert f"was read for {pair[0]}, which is given twice" in error.message
-    assert "part-0.parquet" in error.message
-
-
-def test_a_file_read_for_two_pieces_is_refused_wherever_it_lies(
-    halves: list[str], pair: list[Path], tmp_path: Path
+@pytest.mark.parametrize(
+    ("column", "said"),
+    [("entropy", 'column entropy: "entropy" and nothing'), ("advantages", "columns made")],
+)
+def test_columns_that_only_one_piece_has_are_refused(
+    table: pa.Table, tmp_path: Path, column: str, said: str
 ) -> None:
-    copy = tmp_path / "another name.parquet"
+    (tmp_path / "other").mkdir()
+    rows = by_step(table)
+    (one,) = cut(table, tmp_path, rows[:1])
+    (two,) = cut(table.drop_columns([column]), tmp_path / "other", rows[1:])
+
+    assert said in refusal(analysed([one, two], tmp_path)).message
+
+
+def test_rows_that_are_read_twice_are_refused_wherever_they_lie(halves: list[str], tmp_path: Path) -> None:
+    a, b = analysed(halves, tmp_path)
+    copy, both, branch = tmp_path / "another name.parquet", tmp_path / "both.json", tmp_path / "branch.json"
     copy.write_bytes(Path(halves[0]).read_bytes())
-    both = tmp_path / "both.json"
-    analyze([halves[1], str(copy)], presets=SOME, tally=both)
+    analyze([halves[1], str(copy)], tally=both)
+    write(branch, merge([a, b]))
 
-    error = refusal([pair[0], both])
-
-    assert f"another name.parquet was read for {pair[0]} and {both}" in error.message
-
-
-def test_a_file_read_for_two_branches_of_a_tree_is_refused(pair: list[Path], tmp_path: Path) -> None:
-    branch = tmp_path / "branch.json"
-    tallies.write(branch, tallies.merge(pair))
-
-    assert f"{pair[1]} and {branch}" in refusal([pair[1], branch]).message
+    assert f"part-0.parquet was read for {a}, which is given twice" in refusal([a, b, a]).message
+    assert f"another name.parquet was read for {a} and {both}" in refusal([a, both]).message
+    assert f"{b} and {branch}" in refusal([b, branch]).message
 
 
 def test_files_of_one_shape_with_other_numbers_are_not_one(table: pa.Table, tmp_path: Path) -> None:
@@ -595,4 +487,4 @@ def test_files_of_one_shape_with_other_numbers_are_not_one(table: pa.Table, tmp_
 
 def test_no_file_at_all_is_refused() -> None:
     with pytest.raises(UsageError, match="no tally is given"):
-        tallies.merge([])
+        merge([])

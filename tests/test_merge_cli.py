@@ -88,19 +88,14 @@ def test_the_recommendation_is_made_for_the_trainer_that_is_named(
     assert run("merge", *pieces, "--for", "nobody").exit_code == 2
 
 
-def test_merge_writes_a_page_unless_told_otherwise(pieces: list[Path]) -> None:
-    assert run("merge", *pieces).exit_code == 0
-    assert files() == ["offpol-diag-merged.html"]
-
-
-def test_json_on_stdout_is_a_result_and_nothing_else(pieces: list[Path]) -> None:
+def test_merge_writes_a_page_unless_told_otherwise_and_what_is_asked_for(pieces: list[Path]) -> None:
     ran = run("merge", *pieces, "--no-html", "--json", "-")
-
     assert loads(ran.stdout, "stdout").dump.rows == 128
     assert files() == []
 
+    assert run("merge", *pieces).exit_code == 0
+    assert files() == ["offpol-diag-merged.html"]
 
-def test_markdown_is_written_too(pieces: list[Path]) -> None:
     assert run("merge", *pieces, "--no-html", "--md", "report.md").exit_code == 0
     assert "token_is" in Path("report.md").read_text()
 
@@ -110,7 +105,7 @@ def test_a_merged_tally_merges_again(dumps: list[Path], pieces: list[Path]) -> N
     ran = run("merge", "branch.json.gz", pieces[1], "--no-html", "--json", "-")
 
     assert loads(ran.stdout, "stdout").dump.rows == 128
-    assert gzip.decompress(Path("branch.json.gz").read_bytes()).startswith(b'{"format":1,')
+    assert gzip.decompress(Path("branch.json.gz").read_bytes()).startswith(b'{"format":2,')
 
 
 def test_a_result_of_merge_can_be_drawn_and_judged(pieces: list[Path]) -> None:
@@ -151,23 +146,17 @@ def refused(*args: object) -> str:
     return ran.stderr
 
 
-def test_a_hostile_file_is_an_error_with_a_hint_and_nothing_is_written(pieces: list[Path]) -> None:
+def test_a_file_that_is_no_tally_is_an_error_with_a_hint_and_nothing_is_written(
+    dumps: list[Path], pieces: list[Path]
+) -> None:
     Path("bad.json").write_bytes(b"[" * 1_000_000)
+    run("merge", *pieces, "--no-html", "--json", "result.json")
 
     said = refused("merge", pieces[0], "bad.json", "--json", "out.json", "--tally", "out.tally.json")
 
     assert "bad.json: this is not a tally of offpol-diag" in said
-
-
-def test_a_dump_or_a_result_is_no_tally(dumps: list[Path], pieces: list[Path]) -> None:
-    run("merge", *pieces, "--no-html", "--json", "result.json")
-
     assert "not a tally" in refused("merge", dumps[0])
     assert "not a tally" in refused("merge", "result.json")
-
-
-def test_the_same_tally_twice_is_an_error(pieces: list[Path]) -> None:
-    assert "is given twice" in refused("merge", pieces[0], pieces[1], pieces[0])
 
 
 def test_pieces_with_unlike_options_are_an_error_that_names_both(
@@ -180,27 +169,18 @@ def test_pieces_with_unlike_options_are_an_error_that_names_both(
     assert f"{pieces[0]} and b.json were not made alike: seed: 0 and 1" in said
 
 
-def test_a_tally_cannot_be_piped_nor_replace_a_device(dumps: list[Path], pieces: list[Path]) -> None:
-    assert "a tally needs a file" in refused("analyze", dumps[0], "--tally", "-")
-    assert "a tally needs a file" in refused("merge", pieces[0], "--tally", "/dev/null")
-    assert Path("/dev/null").is_char_device()
-
-
-def test_a_tally_is_not_written_over_what_is_read(dumps: list[Path], pieces: list[Path]) -> None:
+def test_a_tally_is_written_to_a_file_of_its_own(dumps: list[Path], pieces: list[Path]) -> None:
     before = pieces[0].read_bytes()
 
+    assert "a tally needs a file" in refused("analyze", dumps[0], "--tally", "-")
+    assert "a tally needs a file" in refused("merge", pieces[0], "--tally", "/dev/null")
     assert "is what is read" in refused("merge", *pieces, "--tally", pieces[0])
     assert "is what is read" in refused("merge", *pieces, "--json", pieces[0])
     assert "is what is read" in refused("analyze", dumps[0], "--tally", dumps[0])
-    assert pieces[0].read_bytes() == before
-
-
-def test_a_tally_and_a_result_cannot_share_a_file(dumps: list[Path]) -> None:
     assert "one file" in refused("analyze", dumps[0], "--tally", "x.json", "--json", "x.json")
-
-
-def test_a_tally_in_no_folder_is_refused_before_the_dump_is_read() -> None:
     assert "its directory does not exist" in refused("analyze", "no.parquet", "--tally", "no/x.json")
+    assert Path("/dev/null").is_char_device()
+    assert pieces[0].read_bytes() == before
 
 
 def test_merge_needs_a_file() -> None:

@@ -11,8 +11,8 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from offpol_diag.analysis import readout
 from offpol_diag.numerals import say, written
-from offpol_diag.readout import presets
 from offpol_diag.summary import Number
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
@@ -56,7 +56,7 @@ def test_a_share_of_bounded_terms_is_a_share_or_not_known(hits, tries, share):
     sums = {"bounded": torch.tensor([hits]), "tries": torch.tensor([tries])}
     out: Any = SimpleNamespace(reader=SimpleNamespace(column=lambda name, prefix: sums[name]))
 
-    assert presets._bounded(Number(value=1.0), out, "").clamped == share
+    assert readout._bounded(Number(value=1.0), out, "").clamped == share
 
 
 def test_nothing_is_set_beside_the_power_of_a_value_that_rounds_to_0():

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from offpol_diag import tallies
+from offpol_diag.analysis.merge import merge, summary
 from offpol_diag.analyze import analyze
 from offpol_diag.metrics.prefixes import FEWEST, GRID
 from offpol_diag.summary import Lengths, Number, loads
@@ -136,6 +136,6 @@ def test_merged_pieces_say_what_the_whole_says(tmp_path):
         pq.write_table(rows, tmp_path / f"{number}.parquet")
         files.append(tmp_path / f"{number}.tally")
         analyze([str(tmp_path / f"{number}.parquet")], device="cpu", tally=files[-1])
-    merged = tallies.summary(tallies.merge(files))
+    merged = summary(merge(files))
 
     assert same(merged.lengths, lengths("sample_data/collapse.parquet"))

@@ -10,12 +10,12 @@ import numpy as np
 
 from covering.truth import METRICS, PRESETS, Known
 from covering.worlds import WORLDS, World, batch
-from offpol_diag import candidates, catalogue, readout
+from offpol_diag import candidates, catalogue
+from offpol_diag.analysis import readout
+from offpol_diag.analysis.replicates import Groups, less, of_preset
 from offpol_diag.analyze import Observe
 from offpol_diag.batch import Batch
-from offpol_diag.differences import Groups, less
 from offpol_diag.numerals import doubted
-from offpol_diag.replicates import of_preset
 from offpol_diag.scope import UNSETTLED
 from offpol_diag.settle import Found
 from offpol_diag.summary import Number

@@ -20,8 +20,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import offpol_diag
+from offpol_diag.analysis import readout
 from offpol_diag.metrics import sample
-from offpol_diag.readout import whole
 
 DUMP = Path(__file__).parents[2] / "sample_data" / "healthy.parquet"
 
@@ -55,7 +55,7 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     watch = Stopwatch()
-    whole.diagnose = watch.timed(whole.diagnose)  # type: ignore[attr-defined]
+    readout.diagnose = watch.timed(readout.diagnose)  # type: ignore[attr-defined]
     sample.sample = watch.timed(sample.sample)
     for presets in ("", "token_is", "all"):
         seconds, shares = [], []

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from offpol_diag import loglattice, tables
+from offpol_diag.accumulators.fields import COUNTS, Floats, Saved
 from offpol_diag.host import here
 
 
@@ -21,10 +23,10 @@ def _count_(counts: Tensor, at: Tensor) -> None:
 
 
 @dataclass(frozen=True)
-class Counts:
+class Counts(Saved):
     """Counts on the lattice of `loglattice` (relative width 1/32)."""
 
-    counts: Tensor
+    counts: Annotated[Tensor, Floats(loglattice.SIZE, rule=COUNTS)]
 
     @classmethod
     def none(cls, device: torch.device) -> Counts:
@@ -48,11 +50,11 @@ class Counts:
 
 
 @dataclass(frozen=True)
-class Bins:
+class Bins(Saved):
     """Counts on the lattice of `loglattice` (relative width 1/32), and the sum within each bin."""
 
-    counts: Tensor
-    sums: Tensor
+    counts: Annotated[Tensor, Floats(loglattice.SIZE, rule=COUNTS)]
+    sums: Annotated[Tensor, Floats(loglattice.SIZE)]
 
     @classmethod
     def none(cls, device: torch.device) -> Bins:

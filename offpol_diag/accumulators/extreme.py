@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
+from offpol_diag.accumulators.fields import Floats, Names, Saved
+
 
 @dataclass(frozen=True)
-class Extremes:
+class Extremes(Saved):
     """Smallest and largest value seen, per name: [K] each."""
 
-    names: tuple[str, ...]
-    low: Tensor
-    high: Tensor
+    names: Annotated[tuple[str, ...], Names("K", ordered=True)]
+    low: Annotated[Tensor, Floats("K")]
+    high: Annotated[Tensor, Floats("K")]
 
     @classmethod
     def of(cls, values: dict[str, tuple[Tensor, Tensor]]) -> Extremes:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
+
+from offpol_diag.accumulators.fields import COUNTS, RISING, Floats, Ints, Saved, require
 
 SAMPLE = 4096
 """Groups kept for counts that are not sums; exact up to that many."""
 
 
 @dataclass(frozen=True)
-class GroupSample:
+class GroupSample(Saved):
     """A sample of groups, chosen by hash: the `SAMPLE` smallest keys.
 
     Exact while there are no more groups than that.
@@ -23,9 +26,14 @@ class GroupSample:
         full: whether groups had to be left out.
     """
 
-    keys: Tensor
-    values: Tensor
+    keys: Annotated[Tensor, Ints("groups", rule=RISING)]
+    values: Annotated[Tensor, Floats("groups", "C", rule=COUNTS)]
     full: bool = False
+
+    def check(self) -> None:
+        """Refuse more groups than are kept, and fewer where some were left out."""
+        require(len(self.keys) <= SAMPLE, f"there are at most {SAMPLE} keys")
+        require(not self.full or len(self.keys) == SAMPLE, f"a full sample has {SAMPLE} keys")
 
     @classmethod
     def of(cls, keys: Tensor, columns: Tensor) -> GroupSample:

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
+from offpol_diag.accumulators.fields import NUMBERS, Floats, Saved
+
 
 @dataclass(frozen=True)
-class LogSums:
+class LogSums(Saved):
     """Σ e^x and Σ e^{2x} for x too large for exp: held as e^{x - shift}, [..., 1+B] with the replicates.
 
     The leading dimensions are those of `shift`: there may be many sums, each with a shift of its own.
     """
 
-    shift: Tensor
-    once: Tensor
-    twice: Tensor
+    shift: Annotated[Tensor, Floats("...", rule=NUMBERS)]
+    once: Annotated[Tensor, Floats("...", "B")]
+    twice: Annotated[Tensor, Floats("...", "B")]
 
     @classmethod
     def of(cls, x: Tensor, draws: Tensor) -> LogSums:

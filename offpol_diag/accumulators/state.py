@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Generic, Protocol, Self, TypeVar
+from typing import Annotated, Generic, Protocol, Self, TypeVar
+
+from offpol_diag.accumulators.fields import Saved, Size, require
 
 
 class State(Protocol):
@@ -19,7 +21,7 @@ M = TypeVar("M", bound=State)
 
 
 @dataclass(frozen=True)
-class Places(Generic[M]):
+class Places(Saved, Generic[M]):
     """States by place: one step, one position bucket, one host; mostly sums."""
 
     sums: dict[str, M]
@@ -36,11 +38,15 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Best(Generic[T]):
+class Best(Saved, Generic[T]):
     """The k records with the highest score."""
 
-    k: int
+    k: Annotated[int, Size("K")]
     records: tuple[tuple[float, T], ...]
+
+    def check(self) -> None:
+        """Refuse more records than are kept."""
+        require(len(self.records) <= self.k, f"there are more than {self.k} records")
 
     def merge(self, other: Best[T]) -> Best[T]:
         """The best of both; equals are ordered by their text, so that the cut does not matter."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
@@ -11,11 +12,12 @@ import torch
 from torch import Tensor
 
 from offpol_diag import tables
+from offpol_diag.accumulators.fields import Floats, Ints, Names, Saved, require
 from offpol_diag.host import here
 
 
 @dataclass(frozen=True)
-class Sums:
+class Sums(Saved):
     """Sums of per-sequence columns, and the same sums in every bootstrap replicate.
 
     Columns that were equal everywhere so far share a row: presets that did the same left the same numbers.
@@ -27,11 +29,19 @@ class Sums:
         which: the row of each name, [K] int64 in the host's memory; None: each has its own.
     """
 
-    names: tuple[str, ...]
-    point: Tensor
-    rest: Tensor
-    drawn: Tensor
-    which: Tensor | None = None
+    names: Annotated[tuple[str, ...], Names("K")]
+    point: Annotated[Tensor, Floats("rows")]
+    rest: Annotated[Tensor, Floats("rows")]
+    drawn: Annotated[Tensor, Floats("rows", "B")]
+    which: Annotated[Tensor, Ints("K")] | None = None
+
+    def check(self) -> None:
+        """Refuse names without a row."""
+        rows = len(self.point)
+        if self.which is None:
+            require(len(self.names) == rows, f"point is of shape [{rows}], and must be [K]")
+        else:
+            require(((self.which >= 0) & (self.which < rows)).all(), f"which is not among {rows} rows")
 
     @classmethod
     def of(cls, columns: dict[str, Tensor], draws: Tensor, key: Tensor | None = None) -> Sums:

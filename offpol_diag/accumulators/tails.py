@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from offpol_diag.accumulators.fields import NUMBERS, UNSAVED, Count, Floats, Saved, require
 from offpol_diag.host import here
 
 TAIL = 1 << 15
@@ -36,7 +38,7 @@ class Floor:
 
 
 @dataclass(frozen=True)
-class Tail:
+class Tail(Saved):
     """The largest values of a sample.
 
     Attributes:
@@ -46,10 +48,15 @@ class Tail:
         floor: is told of the cut, for parts still to come.
     """
 
-    n: int
-    kept: Tensor
-    cut: float = -math.inf
-    floor: Floor | None = field(default=None, compare=False, repr=False)
+    n: Count
+    kept: Annotated[Tensor, Floats("kept", rule=NUMBERS)]
+    cut: Annotated[float, *UNSAVED] = -math.inf
+    floor: Annotated[Floor | None, *UNSAVED] = field(default=None, compare=False, repr=False)
+
+    def check(self) -> None:
+        """Refuse fewer values than are kept of so many, and more."""
+        most = min(self.n, 2 * TAIL)
+        require(min(self.n, TAIL) <= len(self.kept) <= most, f"{len(self.kept)} of {self.n} values are kept")
 
     @classmethod
     def of(cls, x: Tensor, floor: Floor | None = None) -> Tail:

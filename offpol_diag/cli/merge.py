@@ -44,12 +44,13 @@ def merge(
     files = Outputs(None if no_html else out or default_html(["merged"]), json, md, quiet, tally=tally)
     files.check(*tallies)
     with files.begin() as staged:
-        from offpol_diag import tallies as pieces
+        from offpol_diag.analysis import merge as pieces
+        from offpol_diag.analysis import tally_file
 
         with judged("for", trainer):
             name = trainer_name(trainer)
         whole = pieces.merge(tallies)
         summary = decided(pieces.summary(whole), name)
         if staged.tally:
-            pieces.write(staged.tally, whole)
+            tally_file.write(staged.tally, whole)
         files.write(summary, lambda: drawn_report(summary, whole=no_html))

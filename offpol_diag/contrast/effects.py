@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from offpol_diag.differences import ROUNDING
+from offpol_diag.analysis.replicates import ROUNDING
 from offpol_diag.numerals import FRACTIONS, written
 from offpol_diag.summary import Contrast, Number
 

@@ -7,9 +7,9 @@ from typing import Literal
 import torch
 
 from offpol_diag.accumulators import GroupSample
+from offpol_diag.analysis.readout import Readout
 from offpol_diag.analyze import Examined
 from offpol_diag.numerals import count
-from offpol_diag.readout import Readout
 from offpol_diag.summary import Pairing
 
 ENOUGH = 0.5

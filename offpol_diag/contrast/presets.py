@@ -7,14 +7,13 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from offpol_diag.accumulators import Sums
+from offpol_diag.analysis.readout import Readout
+from offpol_diag.analysis.replicates import Groups, Replicates, less, of_preset, sure
 from offpol_diag.analyze import Examined
 from offpol_diag.better import DIRECTIONS, Better
-from offpol_diag.differences import Groups, less, sure
 from offpol_diag.errors import UsageError
 from offpol_diag.metrics import drops
 from offpol_diag.metrics.formula import Reader
-from offpol_diag.readout import Readout
-from offpol_diag.replicates import Replicates, of_preset
 from offpol_diag.summary import Comparison, Number, Numbers, PresetResult, Summary
 
 NO_DIRECTION, EQUAL, UNDECIDED, UNKNOWN = "–", "equal", "undecided", "unknown"

@@ -9,17 +9,28 @@ from typing import TypeVar
 from torch import Tensor
 
 from offpol_diag import correction
+from offpol_diag.analysis.readout import Readout
+from offpol_diag.analysis.replicates import (
+    LEVEL,
+    Groups,
+    Replicates,
+    base,
+    compared,
+    holm,
+    less,
+    of_preset,
+    over,
+    p_value,
+    subtracted,
+)
 from offpol_diag.analyze import Examined
 from offpol_diag.better import MATTERS
 from offpol_diag.contrast.effects import effect, size
 from offpol_diag.contrast.pairing import pairing
-from offpol_diag.differences import LEVEL, Groups, compared, holm, less, over, p_value, subtracted
 from offpol_diag.errors import UsageError
 from offpol_diag.metrics.gap import DRIFTS
 from offpol_diag.metrics.interval import FEWEST_GROUPS
 from offpol_diag.numerals import doubted, say
-from offpol_diag.readout import Readout
-from offpol_diag.replicates import Replicates, base, of_preset
 from offpol_diag.summary import Against, Contrast, Number, Numbers, OtherRun, Summary
 
 T = TypeVar("T")

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from offpol_diag import host, segments
 from offpol_diag.accumulators import LogSums
+from offpol_diag.accumulators.fields import COUNTS, Floats, Saved, require
 from offpol_diag.host import here
 from offpol_diag.metrics.formula import Formula, Reader
 from offpol_diag.metrics.scene import Scene
@@ -41,7 +43,7 @@ ESS = Formula(
 
 
 @dataclass(frozen=True)
-class Prefixes:
+class Prefixes(Saved):
     """Products of ratios over the first T tokens of responses, for every T of `GRID`.
 
     Attributes:
@@ -50,7 +52,11 @@ class Prefixes:
     """
 
     logs: LogSums
-    many: Tensor
+    many: Annotated[Tensor, Floats(len(GRID), "B", rule=COUNTS)]
+
+    def check(self) -> None:
+        """Refuse sums at other lengths."""
+        require(self.logs.once.shape == self.many.shape, "logs and many are of one shape")
 
     @classmethod
     def of(cls, x: Tensor, lengths: Tensor, draws: Tensor) -> Prefixes:

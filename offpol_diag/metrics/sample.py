@@ -7,7 +7,7 @@ cannot hold. A sample of sequences can: it is bounded, it merges, and it does no
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from offpol_diag import resample
+from offpol_diag.accumulators.fields import LARGE, NUMBERS, Floats, Ints, Saved, Scalar, require
 from offpol_diag.batch import Batch
 from offpol_diag.host import here, sent
 from offpol_diag.metrics.gap import Drift
@@ -28,7 +29,7 @@ COLUMNS = ("q", "p", "position", "token_ids", "entropy", "advantages")
 
 
 @dataclass(frozen=True)
-class Sample:
+class Sample(Saved):
     """A sample of sequences.
 
     Attributes:
@@ -41,11 +42,23 @@ class Sample:
         full: whether sequences were left out.
     """
 
-    order: NDArray[np.int64]
-    lengths: NDArray[np.int64]
-    values: dict[str, NDArray[np.float64]]
-    scalars: dict[str, list[Any]]
+    order: Annotated[NDArray[np.int64], Ints("sequences")]
+    lengths: Annotated[NDArray[np.int64], Ints("sequences")]
+    values: dict[str, Annotated[NDArray[np.float64], Floats("tokens", rule=NUMBERS)]]
+    scalars: dict[str, list[Scalar]]
     full: bool = False
+
+    def check(self) -> None:
+        """Refuse lengths and columns that do not fit."""
+        rows, lengths = len(self.order), self.lengths
+        require(rows <= SEQUENCES, f"there are at most {SEQUENCES} sequences")
+        require((self.order[:-1] <= self.order[1:]).all(), "order must rise")
+        require(((lengths > 0) & (lengths <= FIRST + LAST)).all(), "lengths are out of range")
+        require({"q", "p", "position"} <= self.values.keys() <= set(COLUMNS), f"values are of {COLUMNS}")
+        whole = [x for name, x in self.values.items() if name in ("position", "token_ids")]
+        require(all((np.abs(x) < LARGE).all() for x in whole), "a position or a token id is a whole number")
+        require(len(self.values["q"]) == lengths.sum(), "values are not as many as lengths say")
+        require(all(len(column) == rows for column in self.scalars.values()), f"columns have {rows} values")
 
     def merge(self, other: Sample) -> Sample:
         """The sample of both parts together."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from offpol_diag import resample
 from offpol_diag.accumulators import GroupSample
+from offpol_diag.accumulators.fields import COUNTS, Floats, Saved
 from offpol_diag.metrics.formula import plain
 from offpol_diag.metrics.rows import Rows
 from offpol_diag.metrics.stack import Stack
@@ -23,10 +25,10 @@ ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)
-class Grid:
+class Grid(Saved):
     """Sequences, tokens and each preset's kept tokens by length: [LENGTH_BINS, 2 + P]."""
 
-    values: Tensor
+    values: Annotated[Tensor, Floats(LENGTH_BINS, "C", rule=COUNTS)]
 
     def merge(self, other: Grid) -> Grid:
         """Add."""

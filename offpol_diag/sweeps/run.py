@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from offpol_diag import correction, readout
+from offpol_diag import correction
+from offpol_diag.analysis import readout
 from offpol_diag.analyze import MADE, engine_named, plan, record, settled, tokens_at_once
 from offpol_diag.configs import config_for, trainer_named
 from offpol_diag.engines import Engine, Progress

@@ -15,11 +15,9 @@ import torch
 from torch import Tensor
 
 from offpol_diag import scope, segments
-from offpol_diag.batch import Batch
 from offpol_diag.errors import UsageError
 from offpol_diag.metrics.pieces import pieces
 from offpol_diag.metrics.scene import Scene
-from offpol_diag.presets import Preset
 from offpol_diag.tally import Study
 from offpol_diag.wholefiles import beside
 
@@ -43,7 +41,7 @@ class SequenceWriter:
     @classmethod
     @contextmanager
     def open(cls, path: Path | None) -> Iterator[SequenceWriter | None]:
-        """A writer, or None without a path; a block that fails leaves nothing behind."""
+        """Open a writer, or None without a path; a block that fails leaves nothing behind."""
         if path is None:
             yield None
             return
@@ -62,7 +60,7 @@ class SequenceWriter:
         self._writer.write_table(table.cast(self._writer.schema, safe=False))
 
     def finish(self, factors: Factors) -> None:
-        """Divide normalised weights by the mean of their trainer batch, close, put the file in its place."""
+        """Divide normalised weights by the mean of their trainer batch, and put the file in its place."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None
@@ -80,62 +78,40 @@ class SequenceWriter:
 
 
 def table(scene: Scene, study: Study) -> pa.Table:
-    """A batch's sequences, a row each."""
-    return pa.table(_columns(scene, study))
-
-
-def _columns(scene: Scene, study: Study) -> dict[str, pa.Array]:
+    """Describe a batch's sequences, a row each."""
     batch = scene.batch
     q, p = batch.policy(study.main.denominator), batch.policy(study.main.numerator)
     assert p is not None
     assert q is not None
+    ids, steps = (batch.scalars.get(name) or [None] * batch.sequences for name in ("sequence_id", "step"))
+    whole = not any(isinstance(step, float) for step in steps)
     found = {
-        "sequence_id": _names(batch),
-        "step": _steps(batch),
+        "sequence_id": pa.array([None if one is None else str(one) for one in ids], pa.string()),
+        "step": pa.array(steps, pa.int64() if whole else pa.float64()),
         "length": pa.array(batch.lengths.cpu().numpy()),
         "log_ratio_sum": pa.array(segments.total(p - q, batch.cu_seqlens).cpu().numpy()),
     }
-    return found | _preset_columns(scene, study.presets)
-
-
-def _names(batch: Batch) -> pa.Array:
-    values = _labels(batch, "sequence_id")
-    return pa.array([None if value is None else str(value) for value in values], pa.string())
-
-
-def _steps(batch: Batch) -> pa.Array:
-    """Whole numbers, unless the dump has them as floats."""
-    values = _labels(batch, "step")
-    return pa.array(values, pa.float64() if any(isinstance(value, float) for value in values) else pa.int64())
-
-
-def _labels(batch: Batch, name: str) -> list[object]:
-    return batch.scalars.get(name) or [None] * batch.sequences
-
-
-def _preset_columns(scene: Scene, presets: Sequence[Preset]) -> dict[str, pa.Array]:
-    done = [pieces(scene, preset) for preset in presets]
+    done = [pieces(scene, preset) for preset in study.presets]
     kept = _fetched([one.kept_tokens.to(torch.int64) for one in done])
     sums = _fetched([one.weight_sum for one in done])
     vetoed = _fetched([one.first.kept.vetoed for one in done])
-    found: dict[str, pa.Array] = {}
-    for at, (preset, one) in enumerate(zip(presets, done, strict=True)):
+    for at, (preset, one) in enumerate(zip(study.presets, done, strict=True)):
         nothing = pa.nulls(len(sums[at]), pa.float64())
         found |= {
             f"{preset.name}.kept_tokens": pa.array(kept[at]),
             f"{preset.name}.weight_sum": nothing if one.first.weighed is None else pa.array(sums[at]),
             f"{preset.name}.vetoed": pa.array(vetoed[at]),
         }
-    return found
+    return pa.table(found)
 
 
 def _fetched(columns: Sequence[Tensor]) -> npt.NDArray[Any]:
-    """Columns [S] as one table of the host: each copy would be waited for."""
+    """Copy columns [S] to the host as one table: on a GPU each copy is waited for."""
     return torch.stack(list(columns)).cpu().numpy() if columns else np.empty((0, 0))
 
 
 def _beside(path: Path) -> Path:
-    """Where a file is written again."""
+    """Name the file that rescaled rows are written to."""
     return path.with_name(path.name + "2")
 
 

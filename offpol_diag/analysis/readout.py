@@ -1,0 +1,404 @@
+"""Read a finished tally out into the Summary: every state is read once, here."""
+
+from __future__ import annotations
+
+import math
+import resource
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, TypeVar
+
+import torch
+
+from offpol_diag import candidates, correction, loglattice
+from offpol_diag.accumulators import Best, Counts, Extremes, GroupSample, Places, State, Sums
+from offpol_diag.aspects import aspects
+from offpol_diag.crosswalk import BOOKS
+from offpol_diag.crosswalk.read import Read
+from offpol_diag.diagnosis import diagnose
+from offpol_diag.formulas import guards
+from offpol_diag.formulas import method as in_words
+from offpol_diag.metrics import (
+    bystep,
+    gap,
+    method,
+    normal,
+    policyloss,
+    prefixes,
+    residual,
+    selection,
+    tails,
+    update,
+    where,
+)
+from offpol_diag.metrics.formula import Formula, Reader, missing, plain
+from offpol_diag.metrics.gap import DRIFTS, Drift
+from offpol_diag.metrics.prefixes import Prefixes
+from offpol_diag.metrics.sample import Sample
+from offpol_diag.metrics.selection import Grid
+from offpol_diag.presets import Preset
+from offpol_diag.readers import Dump
+from offpol_diag.summary import (
+    DumpFacts,
+    Histogram,
+    Location,
+    Number,
+    Numbers,
+    PresetResult,
+    Run,
+    Skipped,
+    Summary,
+    Worst,
+)
+from offpol_diag.tally import Study, Tally
+
+CONDITIONAL: tuple[tuple[tuple[Formula, ...], str, tuple[str, ...]], ...] = (
+    (method.SIGN_ROWS, "positive", ("advantages",)),
+    (update.ROWS, "update", ("advantages",)),
+    (policyloss.ROWS, "loss", ("current_log_probs", "advantages")),
+)
+"""Rows, a column that was summed where they can be computed, and the dump's columns that this takes."""
+
+S = TypeVar("S")
+
+
+def typed(state: State, kind: type[S]) -> S:
+    """Assert the type of a state."""
+    assert isinstance(state, kind)
+    return state
+
+
+@dataclass(frozen=True)
+class Readout:
+    """A tally with typed access to its states, each read once."""
+
+    study: Study
+    tally: Tally
+
+    @cached_property
+    def reader(self) -> Reader:
+        """Sums and replicates."""
+        sums = typed(self.tally.states["sums"], Sums).read()
+        sums |= normal.read(self.normal, self.study.normalised)
+        sums |= method.own_denominators(self.study.presets, sums)
+        longest = torch.tensor([self.ranges["response"][1]], dtype=torch.float64)
+        return Reader(sums | {"longest": longest}, self.groups.groups)
+
+    @cached_property
+    def ranges(self) -> dict[str, tuple[float, float]]:
+        """Extremes by name."""
+        return typed(self.tally.states["ranges"], Extremes).read()
+
+    @cached_property
+    def groups(self) -> GroupSample:
+        """The sample of groups."""
+        return typed(self.tally.states["group"], GroupSample)
+
+    @cached_property
+    def selected(self) -> dict[str, Numbers]:
+        """Numbers of the sequences and groups that each preset drops."""
+        found = selection.numbers(typed(self.tally.states["length"], Grid), self.groups)
+        return {preset.name: numbers for preset, numbers in zip(self.study.presets, found, strict=True)}
+
+    @cached_property
+    def rows(self) -> dict[str, dict[str, Number]]:
+        """Row → preset → its number, of those whose columns were summed."""
+        return dict(of_presets(self.study.presets, self.reader))
+
+    @property
+    def normal(self) -> Places[Sums]:
+        """Sums per trainer batch of presets that are normalised in it."""
+        return typed(self.tally.states["normal"], Places)
+
+    @cached_property
+    def factors(self) -> dict[str, dict[str, float]]:
+        """Preset → trainer batch → what its weights are divided by."""
+        return normal.factors(self.normal, self.study.normalised)
+
+    @cached_property
+    def logged(self) -> Read:
+        """The sums that trainers' own numbers are made of."""
+        both = {**typed(self.tally.states["logged"], Sums).read(), **self.reader.sums}
+        both |= normal.norms(self.normal, self.study.normalised)
+        return Read({name: float(values.numpy()[0]) for name, values in both.items()}, self.ranges)
+
+
+# ---------------------------------------------------------------- what was read
+
+
+def facts(dump: Dump, tally: Tally, made: Sequence[str] = ()) -> DumpFacts:
+    """Describe what was read and skipped; `made` are notes on columns made of others."""
+    skipped = dump.skipped
+    return DumpFacts(
+        **counts(tally),
+        files=list(dump.info.files),
+        rows=dump.info.rows,
+        columns=dict(dump.info.columns),
+        provenance=dict(dump.info.provenance),
+        skipped=Skipped(count=skipped.count, examples=[str(example) for example in skipped.examples]),
+        notes=[*dump.notes, *made],
+    )
+
+
+def counts(tally: Tally) -> dict[str, Any]:
+    """The fields of `DumpFacts` that a tally determines."""
+    sums = typed(tally.states["sums"], Sums).read()
+    groups = typed(tally.states["group"], GroupSample)
+    tokens, sequences = (round(float(sums[name][0])) for name in ("tokens", "sequences"))
+    return {
+        "sequences": sequences,
+        "tokens": tokens,
+        "masked_tokens": round(float(typed(tally.states["logged"], Sums).read()["masked"][0])),
+        "groups": groups.groups,
+        "groups_exact": not groups.full,
+        "mean_length": tokens / sequences,
+        "max_length": int(typed(tally.states["ranges"], Extremes).read()["length"][1]),
+    }
+
+
+def peak_rss() -> int:
+    """The most memory this process has held, in bytes."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+# ---------------------------------------------------------------- the whole
+
+
+def summary(study: Study, tally: Tally, presets: Sequence[Preset], facts: DumpFacts, run: Run) -> Summary:
+    """Read out every number of the report, and diagnose."""
+    out = Readout(study, tally)
+    places: dict[str, Places[Sums] | Sums] = {
+        name.removeprefix("where."): state
+        for name, state in tally.states.items()
+        if isinstance(state, Places | Sums) and name.startswith("where.")
+    }
+    by = where.locations(places, out.reader.groups, study.group_by, whole=bool(study.by_step))
+    by |= _with_requested(out, by)
+    found = Summary(
+        dump=facts,
+        metrics=metrics(out),
+        presets={preset.name: preset_result(out, preset) for preset in presets},
+        by=by,
+        lengths=prefixes.lengths(out.reader, typed(tally.states["prefixes"], Prefixes)),
+        weights={
+            preset.name.removeprefix(candidates.MARK): candidate_metrics(out, preset)
+            for preset in study.candidates
+        },
+        histograms={f"{drift.prefix}log_ratio": histogram(out, drift) for drift in study.drifts},
+        worst=Worst(
+            sequences=[row for _, row in typed(tally.states["worst.sequences"], Best).records],
+            tokens=[row for _, row in typed(tally.states["worst.tokens"], Best).records],
+        ),
+        run=run,
+    )
+    sample = tally.states.get("sample")
+    seen = diagnose(found, sample) if isinstance(sample, Sample) else None
+    return found.model_copy(update={"diagnosis": seen})
+
+
+def _with_requested(out: Readout, by: Mapping[str, Location]) -> dict[str, Location]:
+    """Add the numbers requested with `by_step` to the location table of steps."""
+    steps, found = out.tally.states.get("steps"), by.get("step")
+    if steps is None or found is None:
+        return {}
+    numbers = bystep.numbers(
+        typed(steps, Places), out.normal, out.study.presets, out.study.by_step, out.reader.groups
+    )
+    places = [place.model_copy(update={"asked": numbers.get(place.key, {})}) for place in found.places]
+    return {"step": found.model_copy(update={"places": places})}
+
+
+# ---------------------------------------------------------------- the drifts, whatever the preset
+
+
+def metrics(out: Readout) -> Numbers:
+    """The policy gap and the raw weights, for drift 1, drift 2 and the total."""
+    found: Numbers = {}
+    for drift in DRIFTS:
+        known = drift in out.study.drifts
+        found |= _gap(out, drift) if known else _unknown(drift, out.study.columns)
+    return found
+
+
+def _gap(out: Readout, drift: Drift) -> Numbers:
+    found = {drift.prefix + row.name: out.reader.number(row, drift.prefix) for row in gap.ROWS}
+    found[drift.prefix + gap.SURROGATE.name] = (
+        out.reader.number(gap.SURROGATE, drift.prefix)
+        if "advantages" in out.study.columns
+        else missing(gap.SURROGATE, ["advantages"])
+    )
+    for name, source, pick, unit, over, text in gap.EXTREMES:
+        found[drift.prefix + name] = plain(pick(*out.ranges[drift.prefix + source]), unit, over, text)
+    high = {name: pair[1] for name, pair in out.ranges.items()}
+    found |= tails.numbers(out.reader, out.tally.states, drift, high)
+    if drift.denominator == "old":
+        for name, text in gap.SECOND_DRIFT.items():
+            key = drift.prefix + name
+            found[key] = found[key].model_copy(update={"formula": text})
+    return _cautioned(found, out, drift)
+
+
+MEANS_OF_RATIOS = {
+    "mean_ratio": tails.doubt,
+    "chi2_token": tails.doubt,
+    "k3": tails.caution,
+    "tv": tails.caution,
+    "mult_prob_error": tails.caution,
+}
+"""Means over tokens of something that grows like r → how a heavy tail qualifies them."""
+
+
+def _cautioned(found: Numbers, out: Readout, drift: Drift) -> Numbers:
+    """Say where the tail of r cannot be trusted, and how often the overflow guard acted."""
+    khat = found[f"{drift.prefix}khat_tokens"]
+    overflow = float(out.reader.column("overflow", drift.prefix)[0]) / float(out.reader.sums["tokens"][0])
+    for name, judge in MEANS_OF_RATIOS.items():
+        number = judge(found[drift.prefix + name], khat)
+        found[drift.prefix + name] = number.model_copy(update={"clamped": overflow})
+    return found
+
+
+def _unknown(drift: Drift, columns: frozenset[str]) -> Numbers:
+    lacking = [column for column in drift.columns if column not in columns]
+    rows: list[Formula] = [*gap.ROWS, gap.SURROGATE, gap.CHI2_SEQUENCE, tails.ESS_TOKENS, tails.ESS_SEQUENCES]
+    return {drift.prefix + row.name: missing(row, lacking) for row in rows}
+
+
+def histogram(out: Readout, drift: Drift, bins: int = 81) -> Histogram:
+    """Count Δ in whole tokens, in bins that reach from the smallest Δ to the largest.
+
+    Bins are about equally wide within the 0.01% and 99.99% quantiles, and grow by a quarter each beyond;
+    their edges are edges of the lattice that Δ was counted on, so that no count is interpolated.
+    """
+    counts = typed(out.tally.states[f"{drift.prefix}bins.d"], Counts).counts.cpu()
+    title, unit = f"log-ratio, {drift.title}", "nats"
+    if not counts.any():
+        return Histogram(title=title, unit=unit, edges=[0.0], counts=[])
+    low, high = (float(end) for end in out.ranges[f"{drift.prefix}d"])
+    reach = max(abs(loglattice.quantile(counts, q)) for q in (1e-4, 1 - 1e-4)) or 1e-6
+    fine = loglattice.edges()
+    occupied = torch.nonzero(counts).flatten()
+    first, last = int(occupied[0]), int(occupied[-1]) + 1
+    at = torch.searchsorted(fine, _edges(reach, max(-low, high, reach), bins)).unique()  # type: ignore[no-untyped-call]
+    inner = at[(at > first) & (at < last)]
+    below = torch.cat((torch.zeros(1, dtype=torch.float64), torch.cumsum(counts, 0)))
+    cuts = torch.cat((torch.tensor([first]), inner, torch.tensor([last])))
+    ends = [low, high] if low < high else fine[[first, last]].tolist()
+    return Histogram(
+        title=title,
+        unit=unit,
+        edges=[ends[0], *fine[inner].tolist(), ends[1]],
+        counts=[round(count) for count in below[cuts].diff().tolist()],
+    )
+
+
+GROWTH = 1.25
+"""How much wider each bin is than the one before it, beyond the equal ones."""
+
+
+def _edges(reach: float, furthest: float, bins: int) -> torch.Tensor:
+    """Edges to aim at, rising and symmetric: equal steps within ±reach, growing ones to ±furthest."""
+    tails = [reach]
+    while tails[-1] < furthest:
+        tails.append(tails[-1] * GROWTH)
+    beyond = torch.tensor(tails[1:], dtype=torch.float64)
+    inner = torch.linspace(-reach, reach, bins + 1, dtype=torch.float64)
+    return torch.cat((-beyond.flip(0), inner, beyond))
+
+
+# ---------------------------------------------------------------- one preset
+
+
+def of_presets(presets: Sequence[Preset], reader: Reader) -> Iterator[tuple[str, dict[str, Number]]]:
+    """The numbers of all presets that carry an interval: row by row, a row of all presets at once.
+
+    What cannot happen is not counted, so that its 0 is exact.
+    """
+    names = [preset.name for preset in presets]
+    idle = {preset.name: method.idle(preset) for preset in presets}
+    rows = [(row, names) for row in (*method.ROWS, *residual.ROWS)]
+    for more, column, _ in CONDITIONAL:
+        have = [name for name in names if f"{name}|{column}" in reader.sums]
+        rows += [(row, have) for row in more]
+    for row, whose in rows:
+        found: dict[str, Number] = {}
+        for exact in (False, True):
+            some = [name for name in whose if (row.name in idle[name]) is exact]
+            read = replace(row, counts=row.counts and not exact)
+            found |= zip(some, reader.numbers(read, [f"{name}|" for name in some]), strict=True)
+        yield row.name, found
+
+
+def preset_result(out: Readout, preset: Preset) -> PresetResult:
+    """Read out one preset."""
+    needs = correction.needs(preset, set(out.study.columns))
+    logged: Mapping[str, float] = {}
+    if preset.logs in BOOKS and not needs:
+        logged = BOOKS[preset.logs].logged(preset, out.logged)
+    return PresetResult(
+        summary=preset.summary,
+        policy=preset.policy,
+        method=in_words(preset),
+        loss=preset.loss,
+        family=preset.family,
+        denominator=preset.denominator,
+        guards=list(guards(preset)),
+        aspects=aspects(preset),
+        applied=preset.apply,
+        aliases=list(preset.aliases),
+        trainers=list(preset.trainers),
+        source=preset.source,
+        note=preset.note,
+        logs=preset.logs,
+        needs=needs,
+        metrics={} if needs else preset_metrics(out, preset),
+        as_logged={name: value if abs(value) < math.inf else None for name, value in logged.items()},
+    )
+
+
+def candidate_metrics(out: Readout, preset: Preset) -> Numbers:
+    """Read out the weights of a correction that can be recommended."""
+    idle = method.idle(preset)
+    read = (replace(row, counts=row.counts and row.name not in idle) for row in method.WEIGHTS)
+    found = {row.name: out.reader.number(row, f"{preset.name}|") for row in read}
+    return found | _weight_range(out, preset)
+
+
+def preset_metrics(out: Readout, preset: Preset) -> Numbers:
+    """Read out one preset's numbers; one that the dump lacks columns for says which."""
+    found = {row.name: out.rows[row.name][preset.name] for row in (*method.ROWS, *residual.ROWS)}
+    found |= _weight_range(out, preset)
+    for rows, _, needed in CONDITIONAL:
+        lacking = [name for name in needed if name not in out.study.columns]
+        for row in rows:
+            read = out.rows[row.name].get(preset.name)
+            found[row.name] = missing(row, lacking) if read is None else read
+    found |= {name: _bounded(found[name], out, f"{preset.name}|") for name in BOUNDED}
+    return found | out.selected[preset.name]
+
+
+BOUNDED = ("weight_mean", "weight_std", "ess_tokens", "ess_sequences", "chi2_token", "chi2_sequence")
+"""Numbers of the weights, on which a preset's safety bound may have acted."""
+
+
+def _bounded(number: Number, out: Readout, prefix: str) -> Number:
+    """Add the share of weights on which the safety bound acted."""
+    hits, tries = (float(out.reader.column(name, prefix)[0]) for name in ("bounded", "tries"))
+    known = 0 <= hits <= tries and 0 < tries < math.inf
+    return number.model_copy(update={"clamped": hits / tries if known else None})
+
+
+def _weight_range(out: Readout, preset: Preset) -> Numbers:
+    name = f"{preset.name}|weight"
+    low, high = (
+        normal.span(typed(out.tally.states["normal.ranges"], Places), out.factors[preset.name], name)
+        if preset.name in out.factors
+        else out.ranges[name]
+    )
+    return {
+        "weight_min": plain(low, "", "kept tokens", "smallest final weight"),
+        "weight_max": plain(high, "", "kept tokens", "largest final weight"),
+    }

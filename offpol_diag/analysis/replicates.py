@@ -1,0 +1,173 @@
+"""The values behind the intervals: every number in each bootstrap replicate, and differences of two.
+
+Two numbers read with the same seed are paired by themselves: a group is drawn as often for the one as for the
+other, whichever presets, files or runs they come from.
+
+The interval of a difference is made as that of any other number (`metrics/interval.py`), of the replicates'
+differences or ratios; the p-value is of the same t statistic, so that it is below 5% where the interval
+excludes 0, or 1. Two numbers above 0 are tested by the logarithm of their ratio: a prompt that is hard in
+both runs adds to their difference, and cancels in their ratio. Counting replicates could not show a p-value
+below 1/B, which a correction for many tests needs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from offpol_diag.accumulators import LogSums
+from offpol_diag.analysis.readout import CONDITIONAL, Readout
+from offpol_diag.metrics import gap, interval, method, residual, tails
+from offpol_diag.metrics.formula import Formula
+from offpol_diag.metrics.gap import Drift
+from offpol_diag.metrics.interval import ANYWHERE, FEWEST_EFFECTIVE, FEWEST_GROUPS, POSITIVE, Range
+from offpol_diag.presets import Preset
+from offpol_diag.ratios import OVERFLOW
+from offpol_diag.summary import Number
+
+Replicates = dict[str, Tensor]
+"""Number → [1+B]: its value, then its replicates."""
+
+
+def base(out: Readout) -> Replicates:
+    """Compute replicates of `Summary.metrics`, by their names; of those that have an interval."""
+    found: Replicates = {}
+    for drift in out.study.drifts:
+        rows: list[Formula] = [*gap.ROWS, tails.ESS_TOKENS]
+        if f"{drift.prefix}ax" in out.reader.sums:
+            rows.append(gap.SURROGATE)
+        found |= {drift.prefix + row.name: _values(out, row, drift.prefix) for row in rows}
+        found |= _of_sequences(out, drift)
+    return found
+
+
+def _of_sequences(out: Readout, drift: Drift) -> Replicates:
+    """Compute replicates of sequence weights, which may be too large for sums."""
+    logs = out.tally.states[f"{drift.prefix}log.sequences"]
+    assert isinstance(logs, LogSums)
+    found = {f"{drift.prefix}{tails.ESS_SEQUENCES.name}": tails.ess_of_sequences(out.reader, logs)}
+    if float(logs.shift) <= OVERFLOW:
+        row = gap.CHI2_SEQUENCE
+        found[drift.prefix + row.name] = _values(out, row, drift.prefix)
+    return found
+
+
+def of_preset(out: Readout, preset: Preset) -> Replicates:
+    """Compute replicates of one preset's metrics, by their names; of those that have an interval."""
+    prefix = f"{preset.name}|"
+    rows: list[Formula] = [*method.ROWS, *residual.ROWS]
+    for more, column, _ in CONDITIONAL:
+        rows += more if prefix + column in out.reader.sums else ()
+    return {row.name: _values(out, row, prefix) for row in rows}
+
+
+def _values(out: Readout, row: Formula, prefix: str) -> Tensor:
+    return row.of(lambda name: out.reader.column(name, prefix))
+
+
+# ---------------------------------------------------------------- differences
+
+LEVEL = 0.05
+ROUNDING = 1e-12
+"""Relative difference that two sums of the same terms may show."""
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The groups that the bootstrap resampled.
+
+    Attributes:
+        many: how many groups there are; of two runs in the smaller.
+        effective: how many of one size would vary as much.
+    """
+
+    many: int
+    effective: float
+
+    @classmethod
+    def of(cls, tokens: Tensor, many: int) -> Groups:
+        """Count the groups of a dump from its number of tokens and its replicates, [1+B]."""
+        return cls(many, interval.effective(tokens, many))
+
+    def fewer(self, other: Groups) -> Groups:
+        """Take the fewer of two runs."""
+        return Groups(min(self.many, other.many), min(self.effective, other.effective))
+
+    @property
+    def enough(self) -> bool:
+        """Whether an interval says anything."""
+        return self.many >= FEWEST_GROUPS and self.effective >= FEWEST_EFFECTIVE
+
+
+def less(one: Tensor, other: Tensor, like: Number, groups: Groups, text: str) -> Number:
+    """Subtract numbers, [1+B] with their replicates; `like` has the unit, `text` is the formula."""
+    return _number(
+        subtracted(one, other), Number(unit=like.unit, over=like.over, formula=text), groups, ANYWHERE
+    )
+
+
+def subtracted(one: Tensor, other: Tensor) -> Tensor:
+    """Compute one − other, 0 where no more than the rounding of sums is between them."""
+    difference = one - other
+    return torch.where(difference.abs() <= ROUNDING * torch.maximum(one.abs(), other.abs()), 0.0, difference)
+
+
+def over(one: Tensor, other: Tensor, groups: Groups, text: str) -> Number | None:
+    """Divide one number by another; None where either is not above 0 in every replicate that has it."""
+    both = torch.stack((one, other))
+    if not bool(((both > 0) | both.isnan()).all()) or not bool((both[:, 0] > 0).all()):
+        return None
+    return _number(one / other, Number(formula=text), groups, POSITIVE)
+
+
+def compared(one: Tensor, other: Tensor) -> Tensor:
+    """Compute log(one / other) of numbers above 0, 0 where no more than rounding is between them."""
+    return torch.where(subtracted(one, other) == 0, 0.0, torch.log(one / other))
+
+
+def _number(values: Tensor, blank: Number, groups: Groups, within: Range) -> Number:
+    value = float(values[0])
+    if not math.isfinite(value):
+        return blank.model_copy(update={"unknown": "one of the two is not known"})
+    ends = interval.interval(values, groups.effective, groups.many, within)
+    return blank.model_copy(update={"value": value, "interval": ends})
+
+
+def sure(difference: Number) -> bool:
+    """Whether the interval of a difference excludes 0."""
+    return difference.interval is not None and not difference.interval[0] <= 0 <= difference.interval[1]
+
+
+def p_value(differences: Tensor, groups: Groups) -> float | None:
+    """Two-sided p-value of a difference or log-ratio and its replicates [1+B]; None without an interval."""
+    drawn = differences[1:]
+    drawn = drawn[drawn.isfinite()]
+    value = float(differences[0])
+    if not groups.enough or len(drawn) < max(0.9 * (len(differences) - 1), 2) or not math.isfinite(value):
+        return None
+    if value == 0:
+        return 1.0
+    g = groups.effective
+    error = float(drawn.std()) * math.sqrt(g / (g - 1))  # of G groups the bootstrap shows (G − 1)/G
+    freedom = 1 / (1 / (g - 1) + 1 / (len(drawn) - 1))
+    return _two_sided(abs(value) / error, freedom) if error > 0 else 0.0
+
+
+def _two_sided(t: float, freedom: float) -> float:
+    """P(|T| > t), by Wallace's normal score of t (1959): 2% too large at most where that is 1% or more."""
+    score = (8 * freedom + 1) / (8 * freedom + 3) * math.sqrt(freedom * math.log1p(t * t / freedom))
+    return math.erfc(score / math.sqrt(2))
+
+
+def holm(values: Sequence[float]) -> list[float]:
+    """Correct p-values for their number (Holm 1979): where none is real, one is below α with chance α."""
+    order = sorted(range(len(values)), key=lambda at: values[at])
+    found, worst = [0.0] * len(values), 0.0
+    for rank, at in enumerate(order):
+        worst = max(worst, min(1.0, (len(values) - rank) * values[at]))
+        found[at] = worst
+    return found

@@ -1,0 +1,466 @@
+"""A tally as a file, so that pieces of a dump may be analysed apart, on any machines, and merged.
+
+One JSON object, gzip where its name ends in .gz. Reading it runs nothing. It may come from strangers: its
+size is bounded before and after unpacking, the number of its values before they are made, every array's shape
+must be that of the bytes that are there, and the states must be those that this version makes of the presets
+and columns that the file names.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import os
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache, lru_cache
+from hashlib import blake2b
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, Self
+
+import pyarrow as pa
+import torch
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError, model_validator
+from torch import Tensor
+
+from offpol_diag import catalogue, correction, wholefiles
+from offpol_diag.accumulators import Best, Places, State, Sums, Tail
+from offpol_diag.accumulators.fields import LARGE, Count, Ints, form, require
+from offpol_diag.analysis import readout
+from offpol_diag.batch import Batch
+from offpol_diag.errors import ResultError, UsageError
+from offpol_diag.grammar import UNBOUNDED
+from offpol_diag.metrics.scene import Scene
+from offpol_diag.presets import Preset
+from offpol_diag.readers import Dump
+from offpol_diag.readers.alike import value
+from offpol_diag.readers.files import Part, open_again
+from offpol_diag.readers.signs import remarks
+from offpol_diag.scope import ONE, Settled
+from offpol_diag.settle import Asked, Found
+from offpol_diag.summary import DumpFacts, Model, Run, WorstSequence, WorstToken
+from offpol_diag.tally import Study, Tally, observe
+
+FORMAT = 2
+HINT = "give a file that `offpol-diag analyze --tally` wrote"
+DAMAGED = "copy it again, or analyze that piece again"
+AGAIN = "analyze the pieces again, all with the version that merges them"
+MOST_BYTES = 2 << 30
+"""A tally file as text, at most."""
+MOST_VALUES = 4_000_000
+"""Values in it (numbers inside arrays not counted), at most."""
+RATIO, ALWAYS = 64, 256 << 20
+"""A packed file may unpack to this many times its size, and to ALWAYS in any case."""
+GZIP, LEVEL = b"\x1f\x8b", 1
+MOST_REPLICATES = MOST_PRESETS = 4096
+MOST_GROUPS = 1 << 16
+"""Groups of rewards that a piece lists; of a piece with more only the steps are known."""
+MOST_GROUPS_IN_ALL = 1 << 20
+"""Groups that all pieces of a file list together; of more only the steps are written."""
+
+# ---------------------------------------------------------------- what was analysed
+
+
+class Settings(Model):
+    """How pieces were analysed: what must be equal before their tallies may be merged.
+
+    Attributes:
+        presets: name → table as in a preset file with every key, null for "none"; in order.
+        columns: our name → the column it was read from.
+        made: columns that were made of others: advantages, where they were made of rewards.
+        group_by: extra location axes.
+        seed: of the bootstrap.
+        replicates: of the bootstrap.
+    """
+
+    presets: dict[str, dict[str, Any]] = Field(max_length=MOST_PRESETS)
+    columns: dict[str, str]
+    made: list[str]
+    group_by: list[str]
+    seed: int = Field(ge=0, lt=2**63)
+    replicates: int = Field(ge=0, le=MOST_REPLICATES)
+
+    @classmethod
+    def of(cls, study: Study, requested: Sequence[Preset], columns: Mapping[str, str]) -> Settings:
+        """Collect the settings of an analysis; `requested` are its presets, `columns` ours → the dump's."""
+        tables: list[dict[str, Any]] = json.loads(json.dumps([asdict(preset) for preset in requested]))
+        return cls(
+            presets={table.pop("name"): table for table in tables},
+            columns=dict(columns),
+            made=sorted(study.columns - set(columns)),
+            group_by=list(study.group_by),
+            seed=study.seed,
+            replicates=study.replicates,
+        )
+
+    def requested(self, file: str) -> tuple[Preset, ...]:
+        """The presets of the analysis, also those that lack a column; `file` is what errors call the file.
+
+        Raises:
+            PresetError: a table that is no preset.
+        """
+        return tuple(catalogue.preset(file, name, _toml(one)) for name, one in self.presets.items())
+
+    def study(self, file: str) -> Study:
+        """The study that such an analysis measures.
+
+        Raises:
+            PresetError: a table that is no preset.
+        """
+        columns = frozenset(self.columns) | set(self.made)
+        able = tuple(one for one in self.requested(file) if not correction.needs(one, set(columns)))
+        return Study(able, columns, tuple(self.group_by), self.seed, self.replicates)
+
+
+def _toml(value: Any) -> Any:
+    """Turn JSON's null into what the grammar reads: `inf` for a bound that may be absent, else no key."""
+    if isinstance(value, dict):
+        kept = ((k, v) for k, v in value.items() if v is not None or k in UNBOUNDED)
+        return {k: math.inf if v is None else _toml(v) for k, v in kept}
+    return [_toml(one) for one in value] if isinstance(value, list) else value
+
+
+# ---------------------------------------------------------------- what was read
+
+
+class File(Model):
+    """A file of the dump: its name as it was read, and a digest of its Parquet footer."""
+
+    name: str
+    mark: str
+
+
+class Signs(Model):
+    """Counts of positive log-probs in one column."""
+
+    tokens: Count
+    positive: Count
+    first: str
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        require(self.positive <= self.tokens, "no more tokens than there are can be positive")
+        return self
+
+
+class Piece(Model):
+    """What one analysis read, and what tells whether it overlaps with another.
+
+    What a trainer batch settles before its tokens are judged (the cuts of M2PO, smoothed tails, advantages
+    made of rewards) was settled by the rows of the piece: it is what the whole dump would say only if no
+    other piece holds rows of that trainer batch.
+
+    Attributes:
+        facts: of the dump, but for the remarks that `signs` makes.
+        run: how the numbers were made.
+        files: those with rows.
+        signs: column → its positive values.
+        steps: the trainer batches that have rows in it.
+        ends: in the long form, digests of the ids of the first and the last sequence.
+        groups: keys of the groups whose rewards were made into advantages, where they were and are few.
+    """
+
+    facts: DumpFacts
+    run: Run
+    files: list[File]
+    signs: dict[str, Signs]
+    steps: list[str]
+    ends: tuple[str, str] | None = None
+    groups: Annotated[Tensor, Ints("groups")] | None = None
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        require(len(set(self.steps)) == len(self.steps), "a step stands twice")
+        require(self.groups is None or self.groups.ndim == 1, "groups must be of shape [groups]")
+        counts = (self.facts.rows, self.facts.skipped.count, self.run.peak_rss_bytes)
+        require(all(0 <= count < LARGE for count in counts), "a count is not negative, and below 2^62")
+        require(all(0 <= one < LARGE for one in self.run.seconds.values()), "seconds are not negative")
+        return self
+
+    @classmethod
+    def of(cls, dump: Dump, tally: Tally, found: Found, facts: DumpFacts, run: Run) -> Piece:
+        """Describe a dump that was read, with the tally that it made."""
+        normal = tally.states["normal"]
+        assert isinstance(normal, Places)
+        said = remarks(dump.signs)
+        keys = found.rewards.keys.cpu() if found.rewards else None
+        return cls(
+            facts=facts.model_copy(update={"notes": [note for note in facts.notes if note not in said]}),
+            run=run,
+            files=[File(name=str(part.path), mark=_mark(part)) for part in dump.parts],
+            signs={
+                column: Signs(tokens=count.tokens, positive=count.positive, first=count.first)
+                for column, count in dump.signs.items()
+            },
+            steps=sorted(normal.sums),
+            ends=_ends(dump),
+            groups=keys if keys is not None and len(keys) <= MOST_GROUPS else None,
+        )
+
+
+class Held(NamedTuple):
+    """A piece, and the tally file that it came from."""
+
+    file: str
+    piece: Piece
+
+
+def _mark(part: Part) -> str:
+    """Digest a footer: sizes, offsets and statistics of all columns."""
+    with open_again(part.path) as parquet:
+        footer = pa.BufferOutputStream()
+        parquet.metadata.write_metadata_file(footer)
+    return blake2b(footer.getvalue(), digest_size=16).hexdigest()
+
+
+def _ends(dump: Dump) -> tuple[str, str] | None:
+    """Digest the ids of the first and the last sequence of a dump in the long form."""
+    if not dump.long:
+        return None
+    name = dump.info.columns["sequence_id"]
+    return _id(dump.parts[0], name, 0), _id(dump.parts[-1], name, -1)
+
+
+def _id(part: Part, name: str, at: int) -> str:
+    """Digest the id in the first (0) or the last (-1) row of a file that has rows."""
+    found = part.partitions.get(name)
+    if found is None:
+        filled = [group for group, rows in enumerate(part.group_rows) if rows]
+        with open_again(part.path) as parquet:
+            found = parquet.read_row_group(filled[at], columns=[name]).column(name)[at]
+    return blake2b(str(value(found)).encode(), digest_size=16).hexdigest()
+
+
+# ---------------------------------------------------------------- the file
+
+
+class _Stamp(BaseModel):
+    format: int
+    offpol_diag: str
+
+
+class _Contents(Model):
+    """What a tally file holds; each state is as its class declares it."""
+
+    format: Literal[2] = 2
+    offpol_diag: str = Field(description="the version that made it")
+    settings: Settings
+    pieces: list[Piece] = Field(min_length=1)
+    states: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class TallyFile:
+    """A tally with all that is needed to merge it and to read it out.
+
+    Attributes:
+        name: the file it was read from, or what errors should call it.
+        settings: how its pieces were analysed.
+        held: its pieces, in the order of the dump.
+        tally: the states of all of them together.
+    """
+
+    name: str
+    settings: Settings
+    held: tuple[Held, ...]
+    tally: Tally
+
+
+def write(path: Path, tally: TallyFile) -> None:
+    """Write a tally file beside its place and put it there; nothing is left behind when that fails.
+
+    Raises:
+        UsageError: the place cannot be written.
+    """
+    contents = _Contents(
+        offpol_diag=version("offpol-diag"),
+        settings=tally.settings,
+        pieces=_limited([one.piece for one in tally.held]),
+        states={name: encoded(state) for name, state in tally.tally.states.items()},
+    )
+    text = contents.model_dump_json().encode() + b"\n"
+    beside = wholefiles.beside(path)
+    try:
+        packed = path.suffix.lower() == ".gz"
+        beside.write_bytes(gzip.compress(text, LEVEL, mtime=0) if packed else text)
+        beside.replace(path)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written ({error.strerror})", "choose another place") from error
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def _limited(pieces: list[Piece]) -> list[Piece]:
+    """Drop the groups of all pieces where those are too many to list."""
+    if sum(0 if one.groups is None else len(one.groups) for one in pieces) <= MOST_GROUPS_IN_ALL:
+        return pieces
+    return [one.model_copy(update={"groups": None}) for one in pieces]
+
+
+def encoded(state: State) -> Any:
+    """Encode a state for JSON, field by field as its class declares them."""
+    fewest = Tail(state.n, state.top) if isinstance(state, Tail) else state
+    return _codec(_kind(state)).dump_python(fewest, mode="json")
+
+
+def decoded(data: object, like: State) -> State:
+    """Decode what `encoded` made of a state that can be merged with `like`.
+
+    Raises:
+        ValueError: its fields are not those of such a state, contradict each other, or are of other columns.
+    """
+    state: State = _codec(_kind(like)).validate_python(data)
+    require(form(state) <= form(like), "its names and sizes are not those of the presets and columns")
+    return state
+
+
+def _kind(state: State) -> Any:
+    """Find the class of a state, and of what it holds."""
+    if isinstance(state, Best):
+        return Best[WorstSequence | WorstToken]
+    if isinstance(state, Places):
+        return Places[next(map(type, state.sums.values()), Sums)]  # type: ignore[misc]
+    return type(state)
+
+
+@cache
+def _codec(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+# ---------------------------------------------------------------- reading
+
+
+def read(path: Path) -> TallyFile:
+    """Read what `write` wrote.
+
+    Raises:
+        ResultError: not readable, not ours, too large, damaged, or of another format or version; or states,
+            names, sizes or counts that this version could not have made of such a study.
+        PresetError: a preset in it that the grammar does not allow.
+    """
+    return parse(_text(path), str(path))
+
+
+def parse(text: bytes, name: str) -> TallyFile:
+    """Parse a tally file's text; `name` is what errors call it."""
+    if text.count(b",") + text.count(b"[") + text.count(b"{") > MOST_VALUES:
+        raise ResultError(f"{name}: more than {MOST_VALUES} values, which no tally has", HINT)
+    _refuse_other_versions(text, name)
+    try:
+        contents = _Contents.model_validate_json(text)
+    except ValidationError as error:
+        raise _damaged(name, "", error) from error
+    study = contents.settings.study(name)
+    if not study.drifts:
+        raise ResultError(f"{name}: its columns are not those of two policies that can be compared", AGAIN)
+    tally = Tally(_states(contents.states, study, name))
+    _refuse_impossible(tally, name)
+    return TallyFile(name, contents.settings, tuple(Held(name, one) for one in contents.pieces), tally)
+
+
+def _refuse_other_versions(text: bytes, name: str) -> None:
+    try:
+        stamp = _Stamp.model_validate_json(text)
+    except ValidationError as error:
+        raise ResultError(f"{name}: this is not a tally of offpol-diag", HINT) from error
+    if stamp.format != FORMAT:
+        raise ResultError(
+            f"{name}: tally format {stamp.format}, this version reads format {FORMAT}",
+            "analyze that piece again with this version",
+        )
+    if stamp.offpol_diag != version("offpol-diag"):
+        made = f"offpol-diag {stamp.offpol_diag} made it, and this is {version('offpol-diag')}"
+        raise ResultError(f"{name}: {made}: what their numbers mean may differ", AGAIN)
+
+
+def _states(data: Mapping[str, object], study: Study, name: str) -> dict[str, State]:
+    wanted = _small(study).states
+    unlike = sorted(wanted.keys() ^ data.keys())
+    if unlike:
+        what = f"{', '.join(unlike[:3])}: the states in it are not those of its presets and columns"
+        raise ResultError(f"{name}: {what}", DAMAGED)
+    found: dict[str, State] = {}
+    for key, like in wanted.items():
+        try:
+            found[key] = decoded(data[key], like)
+        except ValueError as error:
+            raise _damaged(name, f"states.{key}", error) from error
+    return found
+
+
+def _refuse_impossible(tally: Tally, name: str) -> None:
+    """Refuse counts that no dump has."""
+    try:
+        counts = readout.counts(tally)
+        possible = counts["sequences"] > 0 and counts["tokens"] > 0 and counts["masked_tokens"] >= 0
+    except (ValueError, ArithmeticError):
+        possible = False
+    if not possible:
+        raise ResultError(f"{name}: it counts no sequences and tokens as a dump has them", AGAIN)
+
+
+def _damaged(name: str, within: str, error: ValueError) -> ResultError:
+    """Say what is wrong in a file, and where."""
+    where, what = [within] if within else [], str(error)
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        where, what = [*where, *map(str, first["loc"])], first["msg"]
+    return ResultError(f"{name}: {'.'.join(where)}: {what}", DAMAGED)
+
+
+def _text(path: Path) -> bytes:
+    """Read and unpack a file, up to the size that a tally may have."""
+    try:
+        wholefiles.check(path)
+        with path.open("rb") as stream:
+            size = os.fstat(stream.fileno()).st_size
+            if not stream.peek(2).startswith(GZIP):
+                return wholefiles.up_to(stream, MOST_BYTES)
+            with gzip.GzipFile(fileobj=stream) as plain:
+                return wholefiles.up_to(plain, min(MOST_BYTES, max(RATIO * size, ALWAYS)))  # type: ignore[arg-type]
+    except (OSError, EOFError, zlib.error) as error:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise ResultError(f"{path}: cannot be read as a tally ({why})", HINT) from error
+
+
+# ---------------------------------------------------------------- what a study makes
+
+LABEL = "0"
+
+
+@lru_cache(maxsize=1)  # files that are merged have one study
+def _small(study: Study) -> Tally:
+    """Analyse one sequence of two tokens: all tallies of the study have states of that form."""
+    asked = Asked.of(study.presets, rewards=False)
+    settled = Settled(
+        {cut: {ONE: math.inf, LABEL: math.inf} for cut in asked.cuts},
+        {tail: {ONE: None, LABEL: None} for tail in asked.tails},
+    )
+    return observe(study, Scene.of(_batch(study), study.seed, study.replicates, settled))
+
+
+def _batch(study: Study) -> Batch:
+    logs, ends = torch.tensor([-1.0, -1.0], dtype=torch.float64), torch.tensor([0, 2])
+    lag = {"policy_lag"} if study.columns >= {"rollout_version", "train_version"} else set()
+    values = {
+        "old": ("old_log_probs", logs),
+        "current": ("current_log_probs", logs),
+        "advantages": ("advantages", logs),
+        "entropy": ("entropy", -logs),
+        "token_ids": ("token_ids", torch.tensor([1, 2])),
+        "rewards": ("rewards", -logs[:1]),
+    }
+    return Batch(
+        rollout=logs,
+        cu_seqlens=ends,
+        cu_runs=ends,
+        position=torch.arange(2),
+        key=torch.tensor([0]),
+        masked=torch.tensor([0]),
+        scalars={name: [int(LABEL)] for name in {*study.columns, *study.group_by} | lag},
+        **{field: tensor for field, (column, tensor) in values.items() if column in study.columns},
+    )
