@@ -18,7 +18,7 @@ from offpol_diag.blocks import Section
 from offpol_diag.catalogue import load
 from offpol_diag.cli.defaults import sample
 from offpol_diag.cli.request import decided
-from offpol_diag.contrast import of_presets
+from offpol_diag.compare import of_presets
 from offpol_diag.crosswalk import BOOKS
 from offpol_diag.families import FAMILIES
 from offpol_diag.formulas import NOTHING, rejection, veto, weight

@@ -17,10 +17,10 @@ from typer.testing import CliRunner
 
 from offpol_diag.cli import app
 from offpol_diag.cli.defaults import sample
+from offpol_diag.directions import WATCHED_GAP
 from offpol_diag.gate.bounds import QUANTIFIERS
-from offpol_diag.gate.schema import BaselineTable, BoundTable, Defaults, Override
+from offpol_diag.gate.file import BaselineTable, BoundTable, Defaults, Override
 from offpol_diag.summary import load
-from offpol_diag.worse import WATCHED_GAP
 
 PAGE = Path(__file__).parents[1] / "docs" / "ci.md"
 RUN = CliRunner()

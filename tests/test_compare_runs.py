@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 from scipy.stats import t as student
@@ -23,9 +24,8 @@ from offpol_diag.analysis.replicates import Groups, _two_sided, base, holm, less
 from offpol_diag.analyze import Examined, examine
 from offpol_diag.catalogue import load
 from offpol_diag.cli import app
-from offpol_diag.contrast import of_runs, pairing
-from offpol_diag.contrast.effects import effect, size
-from offpol_diag.contrast.runs import _rank
+from offpol_diag.compare import of_runs
+from offpol_diag.compare.runs import _shared, effect, rank, size
 from offpol_diag.render.html import render_html
 from offpol_diag.summary import Against, Contrast, Number, loads
 
@@ -80,6 +80,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make(found / "others.parquet", 0.05, 4, range(500, 524))
     make(found / "two.parquet", 0.05, 5, current_log_probs=True)
     make(found / "three_prompts.parquet", 0.05, 6, range(3))
+    make(found / "bypass.parquet", 0.05, 1, old_log_probs=True)
+    pq.write_table(pq.read_table(found / "a.parquet").slice(0, 0), found / "empty.parquet")
     return found
 
 
@@ -154,8 +156,8 @@ def test_holm_rejects_step_by_step() -> None:
         values = (rng.random(8) ** 4).tolist()
         for alpha in (0.01, 0.05, 0.3):
             rejected = set()
-            for rank, at in enumerate(sorted(range(8), key=lambda i: values[i])):
-                if values[at] > alpha / (8 - rank):
+            for place, at in enumerate(sorted(range(8), key=lambda i: values[i])):
+                if values[at] > alpha / (8 - place):
                     break
                 rejected.add(at)
             assert {at for at, p in enumerate(holm(values)) if p <= alpha} == rejected
@@ -212,8 +214,6 @@ def test_pairing_narrows_the_interval_by_what_the_correlation_of_prompts_says(fo
 
 def by_prompt(path: Path) -> list[float]:
     """What each prompt adds to the mean k3: Σ(k3 − mean) over its tokens."""
-    import pyarrow.parquet as pq
-
     rows = pq.read_table(path).to_pylist()
     each = [
         (row["group_id"], math.expm1(p - q) - (p - q))
@@ -263,38 +263,29 @@ def test_of_more_groups_than_are_kept_the_shared_ones_are_estimated() -> None:
         return GroupSample.of(resample.mix(keys), torch.ones(last - first, 1, dtype=torch.float64))
 
     for other, shared in (((15_000, 45_000), 15_000), ((0, 30_000), 30_000), ((50_000, 60_000), 0)):
-        found = pairing._shared(sample(0, 30_000), sample(*other))
+        found = _shared(sample(0, 30_000), sample(*other))
         assert found == pytest.approx(shared, rel=0.1, abs=1)
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "differs", "said"),
+    ("one", "other", "differs", "unit", "said"),
     [
-        (0.002, 0.005, True, "2.5x larger"),
-        (0.005, 0.002, True, "smaller, 0.4x of A's"),
-        (0.002, 0.005, False, "2.5x of A's"),
-        (1.0, 1.003, True, "0.3% larger"),
-        (1.0, 0.997, True, "0.3% smaller"),
-        (-0.1, 0.2, True, "0.3 higher"),
-        (0.3, 0.3, False, "equal"),
+        (0.002, 0.005, True, "", "2.5x larger"),
+        (0.005, 0.002, True, "", "smaller, 0.4x of A's"),
+        (0.002, 0.005, False, "", "2.5x of A's"),
+        (1.0, 1.003, True, "", "0.3% larger"),
+        (1.0, 0.997, True, "", "0.3% smaller"),
+        (-0.1, 0.2, True, "", "0.3 higher"),
+        (0.3, 0.3, False, "", "equal"),
+        (0.9, 0.5, True, "fraction", "40 points lower"),  # large shares in points
+        (0.001, 0.002, True, "fraction", "2x larger"),
     ],
 )
-def test_the_effect_is_said_in_words(one: float, other: float, differs: bool, said: str) -> None:
-    a, b = Number(value=one), Number(value=other)
+def test_the_effect_is_said_in_words(one: float, other: float, differs: bool, unit: str, said: str) -> None:
+    a, b, gap = (Number(value=x, unit=unit) for x in (one, other, other - one))
     ratio = Number(value=other / one) if one > 0 and other > 0 else None
-    found = Contrast(name="x", a=a, b=b, difference=Number(value=other - one), ratio=ratio, differs=differs)
 
-    assert effect(found) == said
-
-
-def test_large_shares_are_compared_in_points_and_small_ones_by_their_ratio() -> None:
-    def of(one: float, other: float) -> str:
-        a, b, d = (Number(value=x, unit="fraction") for x in (one, other, other - one))
-        ratio = Number(value=other / one)
-        return effect(Contrast(name="x", a=a, b=b, difference=d, ratio=ratio, differs=True))
-
-    assert of(0.9, 0.5) == "40 points lower"
-    assert of(0.001, 0.002) == "2x larger"
+    assert effect(Contrast(name="x", a=a, b=b, difference=gap, ratio=ratio, differs=differs)) == said
 
 
 def test_the_size_of_a_difference_lies_between_0_and_1() -> None:
@@ -311,24 +302,17 @@ def test_what_rounding_alone_tells_apart_is_equal_and_ranks_alike() -> None:
     assert effect(of(0.3, 0.1 + 0.2)) == "equal"
     assert size(of(0.3, 0.1 + 0.2)) == 0
     assert effect(of(0.3, 0.3 + 1e-9)) != "equal"
-    assert _rank(of(1.0, 3.0), "") == _rank(of(1.0, 3.0 + 1e-15), "") < _rank(of(1.0, 2.99999), "")
+    assert rank(of(1.0, 3.0), "") == rank(of(1.0, 3.0 + 1e-15), "") < rank(of(1.0, 2.99999), "")
 
 
-def test_what_one_run_lacks_is_named_and_the_rest_compared(folder: Path, a: Examined) -> None:
-    found = against(a, read(str(folder / "two.parquet"), presets=load().resolve("token_is,tis")))
-
-    assert found.needs["drift 2: old → current"] == "B has no current_log_probs"
-    assert not [one for one in found.contrasts if one.name.startswith(("drift2.", "total."))]
-    assert named(found, "k3").differs is False
-
-
-def test_a_preset_that_needs_what_one_run_lacks_is_named(folder: Path) -> None:
+def test_what_one_run_lacks_is_named_and_the_rest_compared(folder: Path) -> None:
     presets = load().resolve("token_is,pure_is")
-    one, other = (read(str(folder / name), presets=presets) for name in ("a.parquet", "two.parquet"))
-    found = against(one, other)
+    found = against(*(read(str(folder / name), presets=presets) for name in ("a.parquet", "two.parquet")))
 
-    assert found.needs["pure_is"] == "B has no current_log_probs"
-    assert not [one for one in found.contrasts if one.name.startswith("pure_is.")]
+    lacking = "B has no current_log_probs"
+    assert found.needs == {**found.needs, "drift 2: old → current": lacking, "pure_is": lacking}
+    assert not [one for one in found.contrasts if one.name.startswith(("drift2.", "total.", "pure_is."))]
+    assert named(found, "k3").differs is False
     assert named(found, "token_is.ess_tokens").p_value is not None
 
 
@@ -426,6 +410,8 @@ def test_as_one_reads_two_dumps_as_one(folder: Path) -> None:
         (("a", "same"), ("--against", "token_is"), ("--against names a preset", "--as-one")),
         (("a",), ("--against", "nothing"), ('unknown preset "nothing"',)),
         (("two",), ("--presets", "token_is", "--against", "pure_is"), ("no current_log_probs",)),
+        (("a", "empty"), (), ("empty.parquet",)),
+        (("two", "bypass"), (), ("no pair of policies is in both",)),
     ],
 )
 def test_what_cannot_be_compared_is_refused(
@@ -442,25 +428,6 @@ def test_what_cannot_be_compared_is_refused(
 def test_stdin_is_one_run_at_most() -> None:
     refused = run("-", "-")
     assert (refused.exit_code, "stdin cannot be both runs" in refused.stderr) == (2, True)
-
-
-def test_an_empty_run_is_refused_by_its_name(folder: Path) -> None:
-    import pyarrow.parquet as pq
-
-    empty = str(folder / "empty.parquet")
-    pq.write_table(pq.read_table(folder / "a.parquet").slice(0, 0), empty)
-    refused = run(str(folder / "a.parquet"), empty)
-
-    assert refused.exit_code == 2
-    assert "empty.parquet" in refused.stderr
-
-
-def test_runs_without_a_pair_of_policies_in_common_are_refused(folder: Path) -> None:
-    bypass = make(folder / "bypass.parquet", 0.05, 1, old_log_probs=True)
-    refused = run(str(folder / "two.parquet"), bypass)
-
-    assert refused.exit_code == 2
-    assert "no pair of policies is in both" in refused.stderr
 
 
 def test_the_reference_may_be_any_preset(folder: Path) -> None:

@@ -16,8 +16,8 @@ from offpol_diag.analysis.replicates import Groups, base, of_preset
 from offpol_diag.analyze import Examined, analyze, examine
 from offpol_diag.blocks import Table, Text
 from offpol_diag.catalogue import load
-from offpol_diag.contrast import of_presets, reference
-from offpol_diag.contrast.presets import better
+from offpol_diag.compare import of_presets, reference
+from offpol_diag.compare.presets import leader
 from offpol_diag.errors import UsageError
 from offpol_diag.metrics import interval
 from offpol_diag.presets import Preset, Reject, Veto, Weight
@@ -189,27 +189,18 @@ def test_a_preset_is_better_only_where_the_difference_leaves_no_doubt(
 ) -> None:
     drawn = {"one": one, "other": other}
     numbers = {name: Number(value=float(values[0])) for name, values in drawn.items()}
-    assert better(numbers, drawn, direction, MANY) == said
+    assert leader(numbers, drawn, direction, MANY) == said
 
 
-def test_with_too_few_groups_nothing_is_better_and_without_replicates_the_values_are() -> None:
+def test_a_preset_is_better_by_the_values_only_where_there_are_no_replicates() -> None:
     drawn = {"one": replicates(0.9), "other": replicates(0.5)}
     numbers = {"one": Number(value=0.9), "other": Number(value=0.5)}
 
-    assert better(numbers, drawn, "higher", MANY) == "one"
-    assert better(numbers, drawn, "higher", Groups(4, 4.0)) == "undecided"
-    assert better(numbers, {}, "higher", MANY) == "one"
-
-
-@pytest.mark.parametrize(("third", "said"), [(Number(value=0.1), "a"), (Number(unknown="none"), "unknown")])
-def test_no_preset_is_called_better_while_one_of_them_is_unknown(third: Number, said: str) -> None:
-    three = {"b": Number(value=0.5), "a": Number(value=0.9), "c": third}
-
-    assert better(three, {}, "higher", MANY) == said
-
-
-def test_one_preset_alone_is_not_better() -> None:
-    assert better({"one": Number(value=1.0)}, {}, "higher", MANY) == "–"
+    assert leader(numbers, drawn, "higher", MANY) == "one"
+    assert leader(numbers, drawn, "higher", Groups(4, 4.0)) == "undecided"  # too few groups
+    assert leader(numbers, {}, "higher", MANY) == "one"
+    assert leader(numbers | {"c": Number(unknown="none")}, {}, "higher", MANY) == "unknown"
+    assert leader({"one": Number(value=1.0)}, {}, "higher", MANY) == "–"
 
 
 def test_the_reference_is_the_first_that_can_be_computed_unless_one_is_named() -> None:

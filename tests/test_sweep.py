@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from itertools import pairwise
 
@@ -15,9 +16,10 @@ from offpol_diag.catalogue import load
 from offpol_diag.cli.defaults import sample
 from offpol_diag.errors import UsageError
 from offpol_diag.presets import Preset, Reject, Veto, Weight
-from offpol_diag.sweeps import Ask, dials, pick, sweep
-from offpol_diag.sweeps.grid import asked, round_numbers, telling
+from offpol_diag.sweep import SweepOptions, pick, sweep, swept_bounds
+from offpol_diag.sweep.thresholds import informative, parse, round_numbers
 from tests import oracles
+from tests.devices import present
 
 CATALOGUE = load()
 DUMP = [str(sample())]
@@ -101,9 +103,9 @@ def dump(tmp_path_factory) -> str:
 def brute(dump):
     """Brute force: the whole analysis, with a preset for each threshold of each case."""
     every = [
-        replace(dial.turned(preset(name), dial.bounds(value)), name=f"{case}_{at}", logs=None)
+        replace(bound.moved(preset(name), bound.bounds(value)), name=f"{case}_{at}", logs=None)
         for case, (name, which, values) in enumerate(CASES)
-        for dial in [pick(preset(name), which)]
+        for bound in [pick(preset(name), which)]
         for at, value in enumerate(values)
     ]
     return analyze([dump], presets=every, workers=1).presets
@@ -113,15 +115,15 @@ def brute(dump):
 def test_every_threshold_equals_the_preset_applied_at_it(case, dump, brute) -> None:
     name, which, values = CASES[case]
     one = replace(preset(name), logs=None)
-    dial = pick(one, which)
-    found = sweep([dump], Ask(one, dial, values), workers=1, batch_tokens=3_000).sweep
+    bound = pick(one, which)
+    found = sweep([dump], SweepOptions(one, bound, values), workers=1, batch_tokens=3_000).sweep
 
     assert [point.threshold for point in found.points] == list(values)
     for at, point in enumerate(found.points):
         assert_equal(point, brute[f"{case}_{at}"].metrics)
-        if dial.part == "weight":
+        if bound.part == "weight":
             truth = brute[f"{case}_{at}"].metrics
-            sides = {"upper": ("high",), "lower": ("low",), "window": ("high", "low")}[dial.side]
+            sides = {"upper": ("high",), "lower": ("low",), "window": ("high", "low")}[bound.side]
             acted = math.fsum(truth[f"truncated_{side}"].value for side in sides)
             assert close(point.metrics["acted"].value, acted)
     seen = {(point.metrics["kappa"].value, point.metrics["tokens_kept"].value) for point in found.points}
@@ -145,7 +147,7 @@ def test_a_geometric_window_counts_what_a_loop_over_the_rows_counts() -> None:
     rows = oracles.sequences(pq.read_table(sample()).to_pylist())
     values = (1.0005, 1.001, 1.004, 1.03)
     one = replace(preset("geo_rs"), veto=None)
-    found = sweep(DUMP, Ask(one, pick(one, None), values), workers=1).sweep
+    found = sweep(DUMP, SweepOptions(one, pick(one, None), values), workers=1).sweep
     means = [math.fsum(row.delta("old")) / row.n for row in rows if row.n]
     lengths = [row.n for row in rows if row.n]
 
@@ -160,7 +162,9 @@ def test_a_truncated_weight_sums_what_a_loop_over_the_tokens_sums() -> None:
     rows = oracles.sequences(pq.read_table(sample()).to_pylist())
     ratios = [math.exp(d) for row in rows for d in row.delta("old")]
     values = (1.001, 1.2, 2.0)
-    found = sweep(DUMP, Ask(preset("token_is"), pick(preset("token_is"), None), values), workers=1).sweep
+    found = sweep(
+        DUMP, SweepOptions(preset("token_is"), pick(preset("token_is"), None), values), workers=1
+    ).sweep
 
     for point, b in zip(found.points, values, strict=True):
         weights = [min(r, b) for r in ratios]
@@ -173,13 +177,19 @@ def test_a_truncated_weight_sums_what_a_loop_over_the_tokens_sums() -> None:
         )
 
 
-def test_how_a_dump_is_cut_into_batches_and_workers_changes_nothing(dump) -> None:
+def test_batches_workers_and_device_change_nothing(dump) -> None:
     one = preset("seq_mis")
-    ask = Ask(one, pick(one, None), (1.1, 2.0), keep=0.6)
-    first, *others = (
-        sweep([dump], ask, workers=workers, batch_tokens=tokens).sweep
-        for workers, tokens in ((1, 1 << 18), (1, 700), (2, 3_000))
-    )
+    options = SweepOptions(one, pick(one, None), (1.1, 2.0), keep=0.6)
+    found = []
+    for workers, tokens, device in (
+        (1, 1 << 18, "cpu"),
+        (1, 700, "cpu"),
+        (2, 3_000, "cpu"),
+        (1, 3_000, "cuda:0"),
+    ):
+        with present(device):
+            found.append(sweep([dump], options, workers=workers, batch_tokens=tokens, device=device).sweep)
+    first, *others = found
     for other in others:
         assert other.window.point.bounds == first.window.point.bounds
         assert (other.window.kept, other.window.ties) == (first.window.kept, first.window.ties)
@@ -195,7 +205,7 @@ def test_the_bound_that_a_preset_is_about_is_swept_unless_another_is_named() -> 
     assert str(pick(preset("geo_rs"), None)) == "reject[0]"
     assert str(pick(preset("token_is"), None)) == "weight.upper"
     assert str(pick(preset("verl_2025_11_token_is_rs_veto"), None)) == "reject[0].upper"
-    assert [str(one) for one in dials(preset("geo_rs"))] == [
+    assert [str(one) for one in swept_bounds(preset("geo_rs"))] == [
         "reject[0]",
         "reject[0].upper",
         "reject[0].lower",
@@ -204,70 +214,58 @@ def test_the_bound_that_a_preset_is_about_is_swept_unless_another_is_named() -> 
     assert pick(preset("diff"), "reject.upper").index == 0
 
 
-@pytest.mark.parametrize("name", ["recompute", "vanilla_is", "psis_token", "disabled"])
-def test_a_preset_without_a_bound_is_refused(name) -> None:
-    with pytest.raises(UsageError, match="nothing to sweep"):
-        pick(preset(name), None)
-
-
-def test_a_preset_that_is_only_logged_is_refused() -> None:
-    with pytest.raises(UsageError, match="nothing is applied"):
-        pick(replace(preset("geo_rs"), apply=False), None)
-
-
-def test_an_unknown_bound_is_answered_with_those_there_are() -> None:
-    with pytest.raises(UsageError, match="no bound") as caught:
-        pick(preset("geo_rs"), "rejct.upper")
-    assert "reject[0].upper" in caught.value.hint
+@pytest.mark.parametrize(
+    ("one", "which", "said"),
+    [
+        *((preset(name), None, "nothing to sweep") for name in ("recompute", "vanilla_is", "disabled")),
+        (preset("psis_token"), None, "it has no bound"),
+        (replace(preset("geo_rs"), apply=False), None, "nothing is applied"),
+        (preset("geo_rs"), "rejct.upper", "no bound .*did you mean reject"),
+    ],
+)
+def test_what_cannot_be_swept_is_refused(one, which, said) -> None:
+    with pytest.raises(UsageError) as caught:
+        pick(one, which)
+    assert re.search(said, f"{caught.value.message} {caught.value.hint}")
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("name", "which", "text", "said"),
     [
-        ("1.1,1.01", "must rise"),
-        ("1.1,1.1", "must rise"),
-        ("nan", "no threshold"),
-        ("1.1,inf", "no threshold"),
-        ("tight", "is no number"),
-        ("", "is no number"),
-        ("0.5,2", "must be above 1"),
-        ("1.0,2", "must be above 1"),
-        (",".join(str(1 + k / 1000) for k in range(1, 400)), "200 are the most"),
+        ("geo_rs", None, "1.1,1.01", "must rise"),
+        ("geo_rs", None, "1.1,1.1", "must rise"),
+        ("geo_rs", None, "nan", "no threshold"),
+        ("geo_rs", None, "1.1,inf", "no threshold"),
+        ("geo_rs", None, "tight", "is no number"),
+        ("geo_rs", None, "", "is no number"),
+        ("geo_rs", None, "0.5,2", "must be above 1"),
+        ("geo_rs", None, "1.0,2", "must be above 1"),
+        ("geo_rs", None, ",".join(str(1 + k / 1000) for k in range(1, 400)), "200 are the most"),
+        ("geo_rs", "reject.upper", "0.9", "--at"),  # below the lower bound, which does not move
+        ("geo_rs", "veto.lower", "0", "--at"),
+        ("decoupled_k3_rs", None, "-1", "--at"),
+        ("token_is", None, "-0.5", "--at"),
     ],
 )
-def test_thresholds_that_cannot_be_meant_are_refused(text, said) -> None:
+def test_thresholds_that_a_preset_could_not_have_are_refused(name, which, text, said) -> None:
     with pytest.raises(UsageError, match=said):
-        asked(text, preset("geo_rs"), pick(preset("geo_rs"), None))
-
-
-@pytest.mark.parametrize(
-    ("name", "which", "text"),
-    [
-        ("geo_rs", "reject.upper", "0.9"),  # below the lower bound, which stands still
-        ("geo_rs", "veto.lower", "0"),
-        ("decoupled_k3_rs", None, "-1"),
-        ("token_is", None, "-0.5"),
-    ],
-)
-def test_a_threshold_that_a_preset_file_could_not_hold_is_refused(name, which, text) -> None:
-    with pytest.raises(UsageError, match="--at"):
-        asked(text, preset(name), pick(preset(name), which))
+        parse(text, preset(name), pick(preset(name), which))
 
 
 def test_every_preset_with_a_bound_has_round_thresholds_and_its_own() -> None:
     for one in CATALOGUE.values():
-        for dial in dials(one):
-            found = round_numbers(one, dial)
-            assert all(a < b for a, b in pairwise(found)), (one.name, str(dial))
-            assert dial.at(one) in found
-            assert len(found) > 5, (one.name, str(dial))
+        for bound in swept_bounds(one):
+            found = round_numbers(one, bound)
+            assert all(a < b for a, b in pairwise(found)), (one.name, str(bound))
+            assert bound.threshold(one) in found
+            assert len(found) > 5, (one.name, str(bound))
 
 
 def test_the_table_starts_and_ends_where_the_data_do() -> None:
     values = [1.0 + k for k in range(40)]
     effects = [0.0] * 10 + [k / 9 for k in range(10)] + [1.0] * 20
 
-    shown = telling(values, effects, own=3.0)
+    shown = informative(values, effects, own=3.0)
 
     assert shown[0] == 2  # the preset's own, wherever it is
     assert set(shown) - {2} == set(range(10, 20))
@@ -276,12 +274,12 @@ def test_the_table_starts_and_ends_where_the_data_do() -> None:
 def test_a_looser_bound_keeps_more(dump) -> None:
     for name in ("geo_rs", "areal_decoupled"):
         one = preset(name)
-        for dial in dials(one):
-            if dial.part == "weight":
+        for bound in swept_bounds(one):
+            if bound.part == "weight":
                 continue
-            found = sweep([dump], Ask(one, dial), workers=1).sweep.points
+            found = sweep([dump], SweepOptions(one, bound), workers=1).sweep.points
             kept = [point.metrics["tokens_kept"].value for point in found]
-            assert kept == sorted(kept, reverse=dial.side == "lower"), (name, str(dial))
+            assert kept == sorted(kept, reverse=bound.side == "lower"), (name, str(bound))
 
 
 def test_a_weight_that_float32_cannot_hold_stays_dropped_at_every_threshold(tmp_path) -> None:
@@ -289,7 +287,7 @@ def test_a_weight_that_float32_cannot_hold_stays_dropped_at_every_threshold(tmp_
     with DumpWriter(path) as dump:
         dump.write(rollout_log_probs=[[-1.0, -101.0]], old_log_probs=[[-1.0, -1.0]])
     one = preset("dropped_overflow")
-    found = sweep([str(path)], Ask(one, pick(one, None), (1.01, 2.0)), workers=1).sweep
+    found = sweep([str(path)], SweepOptions(one, pick(one, None), (1.01, 2.0)), workers=1).sweep
 
     assert [point.metrics["kappa"].value for point in found.points] == [0.5, 0.5]
     assert [point.metrics["acted"].value for point in found.points] == [0.5, 0.5]

@@ -15,10 +15,9 @@ from offpol_diag.catalogue import load
 from offpol_diag.cli.defaults import sample
 from offpol_diag.errors import UsageError
 from offpol_diag.presets import Preset, Reject, Veto
-from offpol_diag.sweeps import Ask, pick, sweep
-from offpol_diag.sweeps import ranks as ranks_of
-from offpol_diag.sweeps.lengths import LENGTHS, Model, Scale, Spreads
-from offpol_diag.sweeps.window import shortest
+from offpol_diag.sweep import SweepOptions, exact, pick, sweep
+from offpol_diag.sweep.lengths import LENGTHS, Model, Scale, Spreads
+from offpol_diag.sweep.window import check, shortest
 from tests import oracles
 
 CATALOGUE = load()
@@ -31,7 +30,7 @@ VETO = Preset("veto", "", veto=Veto(lower=1e-4))
 
 def solved(one: Preset, keep: float, path=None, **more):
     which = more.pop("which", None)
-    ask = Ask(one, pick(one, which), (1.5, 2.0), keep=keep, chosen=which is not None, **more)
+    ask = SweepOptions(one, pick(one, which), (1.5, 2.0), keep=keep, chosen=which is not None, **more)
     return sweep([str(path or sample())], ask, workers=1).sweep
 
 
@@ -109,8 +108,10 @@ def write(path, deltas, groups=None) -> str:
     return str(path)
 
 
-def test_ties_are_kept_and_said(tmp_path) -> None:
+@pytest.mark.parametrize("held", [exact.HELD, 3])
+def test_ties_are_kept_and_said(tmp_path, monkeypatch, held) -> None:
     """Three values only: no bound keeps half of a hundred equal ones."""
+    monkeypatch.setattr(exact, "HELD", held)
     path = write(tmp_path / "ties.parquet", [[0.0]] * 100 + [[0.25]] * 20 + [[-0.25]] * 20)
 
     found = solved(GEO, 0.5, path)
@@ -130,7 +131,7 @@ def test_a_dump_without_any_mismatch_has_a_window(tmp_path) -> None:
 
 def test_bins_with_too_many_values_are_cut_finer(monkeypatch) -> None:
     plain = solved(BAND, 0.9).window
-    monkeypatch.setattr(ranks_of, "HELD", 3)
+    monkeypatch.setattr(exact, "HELD", 3)
 
     assert solved(BAND, 0.9).window == plain
 
@@ -138,7 +139,7 @@ def test_bins_with_too_many_values_are_cut_finer(monkeypatch) -> None:
 @pytest.mark.parametrize("keep", [0.0, -0.1, 1.5, math.nan, math.inf])
 def test_a_share_that_is_none_is_refused(keep) -> None:
     with pytest.raises(UsageError, match="above 0 and at most 1"):
-        solved(GEO, keep)
+        check(keep, GEO, pick(GEO, None))
 
 
 @pytest.mark.parametrize(
@@ -150,8 +151,9 @@ def test_a_share_that_is_none_is_refused(keep) -> None:
     ],
 )
 def test_what_one_bound_alone_does_not_decide_is_refused(rule) -> None:
+    odd = Preset("odd", "", reject=(rule,))
     with pytest.raises(UsageError, match="--keep"):
-        solved(Preset("odd", "", reject=(rule,)), 0.9)
+        check(0.9, odd, pick(odd, None))
 
 
 def test_a_bound_is_the_shortest_number_that_does_it() -> None:
@@ -190,9 +192,9 @@ def drawn(falling: float, staying: float, many: int = 12_000, heavy: bool = Fals
     return torch.from_numpy(values), torch.from_numpy(lengths).to(torch.int64), keys
 
 
-def fitted(values, lengths, keys, use=None) -> Model:
+def fitted(values, lengths, keys) -> Model:
     scale = Scale(float(values.median()), float(values.std()) * 2)
-    found = Model.of(Spreads.of(values, lengths, keys, scale), scale, product=False, use=use)
+    found = Model.of(Spreads.of(values, lengths, keys, scale), scale, product=False)
     assert found is not None
     return found
 

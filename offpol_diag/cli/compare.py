@@ -136,7 +136,7 @@ def _refuse(against: str | None, dumps: Sequence[str]) -> None:
 
 def _runs(request: Request, a: str, b: str, chosen: Sequence[Preset]) -> Summary:
     """Both read alike, one after the other."""
-    from offpol_diag.contrast import of_runs
+    from offpol_diag.compare import of_runs
     from offpol_diag.readers.urls import clean
 
     note(
@@ -164,7 +164,7 @@ def _chosen(request: Request, presets: str, against: str | None) -> tuple[tuple[
 def _presets(
     request: Request, dumps: Sequence[str], chosen: Sequence[Preset], against: str | None
 ) -> Summary:
-    from offpol_diag.contrast import of_presets, reference
+    from offpol_diag.compare import of_presets, reference
 
     lacking = _lacking(request, dumps, chosen)
     first = reference(lacking, against)

@@ -19,7 +19,7 @@ from offpol_diag.errors import UsageError
 
 if TYPE_CHECKING:
     from offpol_diag.catalogue import Catalogue
-    from offpol_diag.gate.asked import Asked
+    from offpol_diag.gate import Requirements
     from offpol_diag.presets import Preset
     from offpol_diag.summary import Summary
 
@@ -147,19 +147,20 @@ def gate(
 
     Under GitHub Actions the job summary gets the Markdown, and the run is annotated.
     """
-    from offpol_diag.gate.asked import gather
+    from offpol_diag.gate import requirements
 
-    asked = gather(at_most or (), at_least or (), gates, baseline, tolerance or (), only, presets, point)
+    bounds = (at_most or (), at_least or (), gates)
+    required = requirements(*bounds, baseline, tolerance or (), only, presets, point)
     files = Outputs(html=out, json=json, markdown=md, quiet=quiet, junit=junit)
-    files.check(*source, *(one for one in (gates, asked.result) if one))
+    files.check(*source, *(one for one in (gates, required.result) if one))
     with files.begin():
         request = Request(
             preset_file, columns, None, device, seed, on_bad_row, quiet, engine=engine, workers=workers
         )
-        base = _earlier(asked)
-        summary = _summary(request, source, asked)
-        judged = summary.model_copy(update={"gates": list(asked.judge(summary, base))})
-        files.write(judged, lambda: _drawn(judged, base, asked))
+        base = _earlier(required)
+        summary = _summary(request, source, required)
+        judged = summary.model_copy(update={"gates": list(required.judge(summary, base))})
+        files.write(judged, lambda: _drawn(judged, base, required))
     tell(judged, files)
     raise SystemExit(EXITS[_outcome(judged)])
 
@@ -170,24 +171,24 @@ def _outcome(judged: Summary) -> str:
     return outcome(judged.gates)
 
 
-def _drawn(judged: Summary, base: Summary | None, asked: Asked) -> str:
+def _drawn(judged: Summary, base: Summary | None, required: Requirements) -> str:
     from offpol_diag.sections.gate import gate as section
 
-    return drawn([section(judged.gates, asked.remarks(judged, base))])
+    return drawn([section(judged.gates, required.remarks(judged, base))])
 
 
-def _earlier(asked: Asked) -> Summary | None:
+def _earlier(required: Requirements) -> Summary | None:
     from offpol_diag.summary import load
 
-    return load(asked.result) if asked.result else None
+    return load(required.result) if required.result else None
 
 
-def _summary(request: Request, source: Sequence[str], asked: Asked) -> Summary:
+def _summary(request: Request, source: Sequence[str], required: Requirements) -> Summary:
     """A result is judged as it is; a dump is analysed first, with the presets that the bounds name."""
     results = [name for name in source if name.lower().endswith(".json")]
     if not results:
         catalogue = request.catalogue()
-        return replace(request, by_step=asked.by_step).run("gate", source, _presets(asked, catalogue))
+        return replace(request, by_step=required.by_step).run("gate", source, _presets(required, catalogue))
     if any(map(URL.match, results)):
         raise UsageError("a result is read from this disk, and a URL is named", "copy it, and name the file")
     if len(source) > 1:
@@ -197,10 +198,10 @@ def _summary(request: Request, source: Sequence[str], asked: Asked) -> Summary:
     return load(Path(results[0]))
 
 
-def _presets(asked: Asked, catalogue: Catalogue) -> Sequence[Preset]:
+def _presets(required: Requirements, catalogue: Catalogue) -> Sequence[Preset]:
     """Those to compute; a slip in a name is told with the place it stands in."""
     found: dict[str, Preset] = {}
-    for place, names in asked.presets_by_place(catalogue):
+    for place, names in required.presets_by_place(catalogue):
         try:
             found |= {one.name: one for one in catalogue.resolve(",".join(names))} if names else {}
         except UsageError as error:

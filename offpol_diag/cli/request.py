@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from offpol_diag.catalogue import Catalogue
     from offpol_diag.presets import Preset
     from offpol_diag.summary import Summary
-    from offpol_diag.sweeps import Ask
+    from offpol_diag.sweep import SweepOptions
 
 DEVICES = re.compile(r"auto|cpu|cuda(:\d+)?")
 WORKERS = re.compile("0*[1-9][0-9]{0,3}")
@@ -102,18 +102,18 @@ class Request:
                 **where,
             )
 
-    def sweep(self, dumps: Sequence[str], ask: Ask) -> Summary:
+    def sweep(self, dumps: Sequence[str], options: SweepOptions) -> Summary:
         """One preset at many thresholds.
 
         Raises:
             OffpolError: the options or the dump cannot be used.
         """
         where = self.where(dumps)
-        from offpol_diag.sweeps import sweep
+        from offpol_diag.sweep import sweep
 
         self.prepare(dumps)
         with progress(self.quiet) as report:
-            return sweep(dumps, ask, progress=report, **where)
+            return sweep(dumps, options, progress=report, **where)
 
     def where(self, dumps: Sequence[str]) -> dict[str, Any]:
         """How a dump is read, and where the work is done: what every loop over one takes.

@@ -14,7 +14,7 @@ from offpol_diag.errors import UsageError
 
 if TYPE_CHECKING:
     from offpol_diag.summary import Summary
-    from offpol_diag.sweeps import Ask
+    from offpol_diag.sweep import SweepOptions
 
 Named = Annotated[
     str,
@@ -88,8 +88,8 @@ def sweep(
         request = Request(
             preset_file, columns, None, device, seed, on_bad_row, quiet, engine=engine, workers=workers
         )
-        ask = _ask(request, preset, which, at, keep, trainer)
-        summary = request.sweep(dumps, ask)
+        chosen = _checked(request, preset, which, at, keep, trainer)
+        summary = request.sweep(dumps, chosen)
         files.write(summary, lambda: _drawn(summary))
 
 
@@ -100,21 +100,22 @@ def _drawn(summary: Summary) -> str:
     return drawn([found] if found else [])
 
 
-def _ask(
+def _checked(
     request: Request, name: str, which: str | None, at: str | None, keep: float | None, trainer: str | None
-) -> Ask:
-    """What is asked, found sound before the dump is read."""
-    from offpol_diag.sweeps import Ask, grid, pick, window
+) -> SweepOptions:
+    """What to sweep, checked before the dump is read."""
+    from offpol_diag.sweep import SweepOptions, pick, thresholds, window
 
     found = request.presets(name)
     if len(found) != 1:
         raise UsageError(f"--preset {name}: one preset is swept at a time", "name one")
-    preset, dial = found[0], pick(found[0], which)
-    values = None if at is None else grid.asked(at, preset, dial)
+    preset, bound = found[0], pick(found[0], which)
+    values = None if at is None else thresholds.parse(at, preset, bound)
     if keep is not None:
-        window.check(keep)
-        window.solvable(preset, dial)
-    return Ask(preset, dial, values, keep, which is not None, _trainer(trainer, keep, request, name))
+        window.check(keep, preset, bound)
+    return SweepOptions(
+        preset, bound, values, keep, which is not None, _trainer(trainer, keep, request, name)
+    )
 
 
 def _trainer(trainer: str | None, keep: float | None, request: Request, name: str) -> str:

@@ -1,8 +1,8 @@
 """An earlier result as the bound: nothing may be worse than it was by more than a tolerance.
 
-Which way is worse is the metric's own (`worse.py`). The two results are taken as independent runs: the
-interval of their difference is made of both intervals, a side at a time (Zou and Donner 2008), and a
-comparison fails only where that whole interval lies beyond the tolerance.
+Which way is worse is said in `directions.py`. The two results are taken as independent runs: the interval of
+their difference is made of both intervals, a side at a time (Zou and Donner 2008), and a comparison fails
+only where that whole interval lies beyond the tolerance.
 """
 
 from __future__ import annotations
@@ -13,26 +13,22 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from offpol_diag.catalogue import ALL, plain
-from offpol_diag.gate.bounds import Judge, Level, Name, Steps
-from offpol_diag.gate.find import Found, find, preset, preset_of
-from offpol_diag.gate.judging import Ruling, apart, rule, shown, silent
-from offpol_diag.gate.steps import pick, series
-from offpol_diag.gate.tolerance import USUAL, Tolerance
+from offpol_diag.directions import WATCHED_GAP, WATCHED_PRESET, Worse, worse
+from offpol_diag.gate.bounds import USUAL, Judge, Level, Name, Tolerance
+from offpol_diag.gate.numbers import Found, find, look_up, preset, preset_of
+from offpol_diag.gate.verdicts import Ruling, apart, joined, rule, shown, silent
 from offpol_diag.numerals import doubted
-from offpol_diag.summary import GateVerdict, Number, PresetResult, Summary
-from offpol_diag.worse import EITHER, GAP, PRESET, WATCHED_GAP, WATCHED_PRESET, Worse
-
-DRIFTS = ("", "drift2.", "total.")
+from offpol_diag.summary import GateVerdict, Number, Summary
 
 # ---------------------------------------------------------------- what is compared
 
 
 @dataclass(frozen=True)
-class Against:
-    """What is asked of a baseline.
+class Baseline:
+    """Settings for comparing a result with an earlier one.
 
     Attributes:
-        label: what the baseline is called.
+        label: what the earlier result is called.
         only: the numbers to compare; empty for those that are watched by default.
         presets: further presets whose watched numbers are compared.
         default: the tolerance of all numbers without one of their own.
@@ -51,35 +47,50 @@ class Against:
 
     @property
     def named(self) -> tuple[Name, ...]:
-        """What the user names."""
+        """The numbers that the user names."""
         return tuple(dict.fromkeys((*self.only, *self.tolerances)))
 
 
-def against(now: Summary, base: Summary, asked: Against) -> tuple[GateVerdict, ...]:
-    """One verdict per number; what the user did not name is left out where the baseline cannot say it."""
-    found = tuple(_compare(now, base, one, asked) for one in asked.named)
-    watched = () if asked.only else _watched(now, base, asked)
-    return (*found, *(_compare(now, base, one, asked) for one in watched), *_absent(base, asked))
+def compare(now: Summary, base: Summary, settings: Baseline) -> tuple[GateVerdict, ...]:
+    """One verdict per number; of those that the user did not name, only what the baseline can say."""
+    names = list(settings.named)
+    absent: list[GateVerdict] = []
+    if not settings.only:
+        rows = _rows(base, settings)
+        watched = [f"{row}.{metric}" for row in rows if preset(base, row) for metric in WATCHED_PRESET]
+        watched = [*_gaps(base), *watched]
+        names += [Name(one) for one in watched if Name(one) not in names and _usable(find(base, one))]
+        absent = [
+            _verdict(Name(f"{row}.{WATCHED_PRESET[0]}"), settings, reason=_no_preset(base, settings, row))
+            for row in rows
+            if preset(base, row) is None
+        ]
+    return (*(_compare(now, base, one, settings) for one in names), *absent)
 
 
-def _watched(now: Summary, base: Summary, asked: Against) -> list[Name]:
-    """The usual numbers that the baseline has and can be trusted with."""
-    rows = [row for row in _rows(base, asked) if preset(base, row)]
-    names = [
-        Name(one) for one in (*_gaps(base), *(f"{row}.{metric}" for row in rows for metric in WATCHED_PRESET))
-    ]
-    return [one for one in names if one not in asked.named and _usable(_look_up(base, one))]
+def not_compared(now: Summary, base: Summary, settings: Baseline) -> str:
+    """A sentence on what was not compared; empty where everything was."""
+    if settings.only:
+        return ""
+    doubtful = [one for one in _gaps(base) if isinstance(found := find(base, one), Number) and doubted(found)]
+    named = {id(preset(base, row)) for row in _rows(base, settings)}
+    rows = [row for row, result in base.presets.items() if id(result) not in named]
+    parts = joined(
+        f"{', '.join(doubtful)}: unreliable in {settings.label}" if doubtful else "",
+        f"its presets ({_few(rows)}): name them with --presets" if rows else "",
+    )
+    return f"Not compared: {parts}." if parts else ""
 
 
 def _gaps(base: Summary) -> list[str]:
-    """The watched numbers of the gaps; the total where there is no drift 1, of which it is the rest."""
+    """The watched numbers of the policy gaps; the total where rollout → old is not known."""
     first = "" if _usable(find(base, "k3")) else "total."
-    return [f"{drift}{metric}" for drift in (first, "drift2.") for metric in WATCHED_GAP]
+    return [f"{gap}{metric}" for gap in (first, "drift2.") for metric in WATCHED_GAP]
 
 
-def _rows(base: Summary, asked: Against) -> list[str]:
-    """The presets asked for, each once; `all` are those of the baseline."""
-    every = [base.presets if plain(row) == ALL else [row] for row in asked.presets]
+def _rows(base: Summary, settings: Baseline) -> list[str]:
+    """The presets to compare, each once; `all` are those of the baseline."""
+    every = [base.presets if plain(row) == ALL else [row] for row in settings.presets]
     return list(dict.fromkeys(row for rows in every for row in rows))
 
 
@@ -87,56 +98,29 @@ def _usable(number: Found) -> bool:
     return isinstance(number, Number) and number.value is not None and not doubted(number)
 
 
-def _absent(base: Summary, asked: Against) -> list[GateVerdict]:
-    """Presets to be compared that the baseline does not have."""
-    lacking = [row for row in _rows(base, asked) if not asked.only and preset(base, row) is None]
-    return [
-        _verdict(Name(f"{row}.{WATCHED_PRESET[0]}"), asked, passed=None, reason=_no_preset(base, asked, row))
-        for row in lacking
-    ]
-
-
-def uncompared(now: Summary, base: Summary, asked: Against) -> str:
-    """What a reader should know was left out; empty where nothing was."""
-    if asked.only:
-        return ""
-    doubtful = [one for one in _gaps(base) if isinstance(found := find(base, one), Number) and doubted(found)]
-    parts = [f"{', '.join(doubtful)}: unreliable in {asked.label}"] if doubtful else []
-    named = {id(preset(base, row)) for row in _rows(base, asked)}
-    rows = [row for row, result in base.presets.items() if id(result) not in named]
-    parts += [f"its presets ({_few(rows)}): name them with --presets"] if rows else []
-    return f"Not compared: {'; '.join(parts)}." if parts else ""
-
-
 def _few(names: Sequence[str], most: int = 3) -> str:
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
 
-def _look_up(summary: Summary, asked: Name) -> Found:
-    if not asked.over:
-        return find(summary, asked.number)
-    listed = series(summary, asked.number, Steps())
-    picked = listed if isinstance(listed, str) else pick(listed, asked.over)
-    return picked if isinstance(picked, str) else picked[0]
-
-
 # ---------------------------------------------------------------- one comparison
 
 
-def _compare(now: Summary, base: Summary, one: Name, asked: Against) -> GateVerdict:
-    here, there = _look_up(now, one), _look_up(base, one)
+def _compare(now: Summary, base: Summary, name: Name, settings: Baseline) -> GateVerdict:
+    here, there = look_up(now, name)[0], look_up(base, name)[0]
+    if isinstance(here, str):
+        return _verdict(name, settings, reason=here)
+    theirs = _silence(there)
     why = (
-        (here if isinstance(here, str) else "")
-        or _incomparable(now, base, one, asked)
-        or _labelled(asked, _silence(there))
+        _incomparable(now, base, name, settings)
+        or (theirs and f"{settings.label}: {theirs}")
         or _silence(here)
     )
-    if isinstance(here, str) or isinstance(there, str):
-        return _verdict(one, asked, passed=None, reason=why)
+    if isinstance(there, str):
+        return _verdict(name, settings, reason=why)
     if why:
-        return _verdict(one, asked, here, there, passed=None, reason=why)
-    return _judged(one, asked, here, there, way(one.number))
+        return _verdict(name, settings, here, there, reason=why)
+    return _judged(name, settings, here, there)
 
 
 def _silence(number: Found) -> str:
@@ -146,75 +130,50 @@ def _silence(number: Found) -> str:
     return silent(number) or ("the value overflows float64" if number.value is None else "")
 
 
-def _labelled(asked: Against, why: str) -> str:
-    return f"{asked.label}: {why}" if why else ""
-
-
-def _incomparable(now: Summary, base: Summary, one: Name, asked: Against) -> str:
+def _incomparable(now: Summary, base: Summary, name: Name, settings: Baseline) -> str:
     """Why two numbers of one name are not the same thing."""
-    ours, theirs = (_row(summary, one.number) for summary in (now, base))
-    named = one.number.rpartition(".")[0]
+    ours, theirs = preset_of(now, name.number), preset_of(base, name.number)
+    named = name.number.rpartition(".")[0]
     if ours is None:
         return ""
     if theirs is None:
-        return _no_preset(base, asked, named)
+        return _no_preset(base, settings, named)
     if (ours.method, ours.policy, ours.loss) == (theirs.method, theirs.policy, theirs.loss):
         return ""
-    return f"{named} is another method in {asked.label}: {theirs.method} there, {ours.method} here"
+    return f"{named} is another method in {settings.label}: {theirs.method} there, {ours.method} here"
 
 
-def _no_preset(base: Summary, asked: Against, named: str) -> str:
+def _no_preset(base: Summary, settings: Baseline, named: str) -> str:
     has = f"it has {_few(list(base.presets), 8)}" if base.presets else "it has none"
-    return f"{asked.label} has no preset {named}; {has}"
+    return f"{settings.label} has no preset {named}; {has}"
 
 
-def _row(summary: Summary, number: str) -> PresetResult | None:
-    key = preset_of(summary, number)
-    return summary.presets[key] if key else None
-
-
-def way(number: str) -> Worse:
-    """Which way a number is worse."""
-    prefix, _, metric = number.rpartition(".")
-    return (GAP if f"{prefix}." in DRIFTS or not prefix else PRESET).get(metric, EITHER)
-
-
-def _judged(one: Name, asked: Against, here: Number, there: Number, worse: Worse) -> GateVerdict:
-    """By the difference in the worse direction; for `either`, by the difference both ways."""
-    ours, theirs = (_bad(number, worse) for number in (here, there))
+def _judged(name: Name, settings: Baseline, here: Number, there: Number) -> GateVerdict:
+    """Judge the difference in the worse direction, or in both where any change counts."""
+    prefix, _, metric = name.number.rpartition(".")
+    way = worse(f"{prefix}." if prefix else "", metric)
+    ours, theirs = (_badness(number, way) for number in (here, there))
     change = difference(ours, theirs)
-    allowed = asked.tolerances.get(one, asked.default).of(
-        theirs.value or 0.0
-    )  # of a distance, where one counts
-    rulings = [rule(change, "max", allowed, asked.judge)]
-    if worse.sign == "either":
-        rulings.append(rule(change, "min", -allowed, asked.judge))
+    allowed = settings.tolerances.get(name, settings.default).of(theirs.value or 0.0)
+    rulings = [rule(change, "max", allowed, settings.judge)]
+    if way.sign == "either":
+        rulings.append(rule(change, "min", -allowed, settings.judge))
     decided = min(rulings, key=lambda one: (one.passed is True, not one.open))
-    return _verdict(
-        one,
-        asked,
-        here,
-        there,
-        **_bound(worse, there.value or 0.0, allowed),
-        passed=decided.passed,
-        open=decided.open,
-        judged_on=decided.on,
-        reason=_why(worse, change, allowed, decided, here),
-    )
+    reason = _why(way, change, allowed, decided, here)
+    limit = _limit(way, there.value or 0.0, allowed)
+    return _verdict(name, settings, here, there, ruling=decided, reason=reason, **limit)
 
 
-def _bad(number: Number, worse: Worse) -> Number:
+def _badness(number: Number, way: Worse) -> Number:
     """The number so that higher is worse; a distance from a target has the interval of distances."""
     assert number.value is not None
-    low, high = number.interval or (number.value, number.value)
-    if worse.sign == "lower":
-        made = (-number.value, (-high, -low))
-    elif worse.sign == "away":
-        ends = sorted((abs(low - worse.target), abs(high - worse.target)))
-        made = (abs(number.value - worse.target), (0.0 if low <= worse.target <= high else ends[0], ends[1]))
-    else:
-        made = (number.value, (low, high))
-    return Number(value=made[0], interval=made[1] if number.interval else None)
+    value, (low, high) = number.value, number.interval or (number.value, number.value)
+    if way.sign == "lower":
+        value, low, high = -value, -high, -low
+    elif way.sign == "away":
+        ends = sorted((abs(low - way.target), abs(high - way.target)))
+        value, low, high = abs(value - way.target), 0.0 if low <= way.target <= high else ends[0], ends[1]
+    return Number(value=value, interval=(low, high) if number.interval else None)
 
 
 def difference(one: Number, other: Number) -> Number:
@@ -232,52 +191,58 @@ def difference(one: Number, other: Number) -> Number:
     return Number(value=gap, interval=(gap - below, gap + above))
 
 
-def _bound(worse: Worse, base: float, allowed: float) -> dict[str, Any]:
-    """What the value itself is held against."""
-    if worse.sign == "away":
-        return {"bound": "within", "centre": worse.target, "limit": abs(base - worse.target) + allowed}
-    if worse.sign == "either":
+def _limit(way: Worse, base: float, allowed: float) -> dict[str, Any]:
+    """The bound on the value itself."""
+    if way.sign == "away":
+        return {"bound": "within", "centre": way.target, "limit": abs(base - way.target) + allowed}
+    if way.sign == "either":
         return {"bound": "within", "centre": base, "limit": allowed}
-    if worse.sign == "lower":
+    if way.sign == "lower":
         return {"bound": "min", "limit": base - allowed}
     return {"bound": "max", "limit": base + allowed}
 
 
-def _why(worse: Worse, change: Number, allowed: float, ruling: Ruling, here: Number) -> str:
+def _why(way: Worse, change: Number, allowed: float, ruling: Ruling, here: Number) -> str:
     """`worse by 0.01 [0.005, 0.015], 0.002 allowed; …`."""
-    better = (change.value or 0.0) < 0 and worse.sign != "either"
-    kind = "changed" if worse.sign == "either" else "better" if better else "worse"
-    size, right = apart(-(change.value or 0.0) if better else change.value or 0.0, allowed)
-    beyond = "the whole 95% interval of the difference lies beyond that"
-    parts = (
-        f"{kind} by {_with_interval(size, change, better)}, {right} allowed",
-        beyond if ruling.passed is False and ruling.on == "interval" else "",
-        "no interval" if change.interval is None else "",
-        here.note or "",
+    value, (low, high) = change.value or 0.0, change.interval or (0.0, 0.0)
+    kind = "changed" if way.sign == "either" else "better" if value < 0 else "worse"
+    if kind == "better":
+        value, low, high = -value, -high, -low
+    size, right = apart(value, allowed)
+    interval = f" [{low:.3g}, {high:.3g}]" if change.interval else ""
+    sure = ruling.passed is False and ruling.on == "interval"
+    return joined(
+        f"{kind} by {size}{interval}, {right} allowed",
+        "the whole 95% interval of the difference lies beyond that" if sure else "",
+        "" if change.interval else "no interval",
+        here.note,
     )
-    return "; ".join(part for part in parts if part)
-
-
-def _with_interval(size: str, change: Number, turned: bool) -> str:
-    if change.interval is None:
-        return size
-    low, high = change.interval
-    ends = (-high, -low) if turned else (low, high)
-    return f"{size} [{ends[0]:.3g}, {ends[1]:.3g}]"
 
 
 def _verdict(
-    one: Name, asked: Against, here: Number | None = None, there: Number | None = None, **more: Any
+    name: Name,
+    settings: Baseline,
+    here: Number | None = None,
+    there: Number | None = None,
+    *,
+    reason: str,
+    ruling: Ruling | None = None,
+    **limit: Any,
 ) -> GateVerdict:
-    given: dict[str, Any] = {"bound": "max", "limit": 0.0, **more}
+    """Without a ruling nothing can be said."""
     earlier = shown(there or Number())
+    found = ruling or Ruling(None, reason)
     return GateVerdict(
-        name=str(one),
-        level=asked.level,
-        source=asked.label,
-        tolerance=str(asked.tolerances.get(one, asked.default)),
+        name=str(name),
+        level=settings.level,
+        source=settings.label,
+        tolerance=str(settings.tolerances.get(name, settings.default)),
         baseline=earlier["value"],
         baseline_interval=earlier["interval"],
         **shown(here or Number()),
-        **given,
+        passed=found.passed,
+        open=found.open,
+        judged_on=found.on,
+        reason=reason,
+        **({"bound": "max", "limit": 0.0} | limit),
     )

@@ -1,10 +1,12 @@
-"""What is asked for: a name, a limit, and how it is to be judged.
+"""What must hold: the name of a number, a limit or a tolerance, and the steps it is about.
 
     BOUND      = [QUANTIFIER ":"] NUMBER "=" LIMIT
     QUANTIFIER = step | first | last | min | max | mean | median | pNN      over the training steps
     NUMBER     = METRIC | drift2.METRIC | total.METRIC | PRESET.METRIC
+    TOLERANCE  = SHARE "%" | AMOUNT | SHARE "%" "+" AMOUNT
+    STEPS      = FIRST ".." LAST | FIRST ".." | ".." LAST | STEP
 
-The same grammar on the command line, in a gate file and for tolerances.
+The same grammar on the command line and in a gate file.
 """
 
 from __future__ import annotations
@@ -26,13 +28,12 @@ QUANTIFIERS = (EVERY, "first", "last", "min", "max", "mean", "median")
 PERCENTILE = re.compile(r"p(\d{1,2}(?:\.\d+)?)")
 GRAMMAR = f"a quantifier is {', '.join(QUANTIFIERS)} or pNN (p90: the 90th percentile over steps)"
 
-
-# ---------------------------------------------------------------- names
+# ---------------------------------------------------------------- names of numbers
 
 
 @dataclass(frozen=True)
 class Name:
-    """What a number is called.
+    """The name of a number.
 
     Attributes:
         number: a metric (`k3`, `drift2.k3`) or a preset's (`seq_mis.ess_tokens`).
@@ -47,30 +48,55 @@ class Name:
 
 
 def name(text: str) -> Name:
-    """`k3`, `seq_mis.ess_tokens`, `p90:k3`.
+    """Parse `k3`, `seq_mis.ess_tokens` or `p90:k3`.
 
     Raises:
         UsageError: there is no number, or what stands before the colon is no quantifier.
     """
-    before, colon, after = (part.strip() for part in text.rpartition(":"))
-    if not after or "=" in text:
+    over, colon, number = (part.strip() for part in text.rpartition(":"))
+    if not number or "=" in text:
         raise UsageError(f'"{text}" names no number', "a name is k3, seq_mis.ess_tokens or median:k3")
-    if colon and not _quantifies(before):
-        raise UsageError(f'"{text}": "{before}" is no quantifier', _meant(before))
-    return Name(after, before)
+    percentile = PERCENTILE.fullmatch(over)
+    if colon and over not in QUANTIFIERS and not (percentile and float(percentile[1]) > 0):
+        ends = {"p0": "say min", "p100": "say max"}.get(re.sub(r"\.0*$", "", over))
+        hint = ends or did_you_mean(over, list(QUANTIFIERS)) or GRAMMAR
+        raise UsageError(f'"{text}": "{over}" is no quantifier', hint)
+    return Name(number, over)
 
 
-def _quantifies(word: str) -> bool:
-    found = PERCENTILE.fullmatch(word)
-    return word in QUANTIFIERS or (found is not None and 0 < float(found[1]) < 100)
+def comparable(text: str) -> Name:
+    """Parse a name of which two runs have one number each.
+
+    Raises:
+        UsageError: no name, or one that quantifies over every step.
+    """
+    found = name(text)
+    if found.over == EVERY:
+        raise UsageError(
+            f'"{text}": two runs have different steps', f"compare max:{found.number} or median:{found.number}"
+        )
+    return found
 
 
-def _meant(word: str) -> str:
-    ends = {"p0": "say min", "p100": "say max"}
-    whole = re.sub(r"\.0*$", "", word)
-    if whole in ends:
-        return ends[whole]
-    return did_you_mean(word, list(QUANTIFIERS)) or GRAMMAR
+GAPS = ("drift2", "total")
+"""Prefixes of the metrics of the other two policy gaps; any other prefix is a preset."""
+
+
+def splits(name: str) -> Iterator[tuple[str, str]]:
+    """Split `a.b.c` into (a.b, c) and (a, b.c): names of presets and of metrics may both hold dots."""
+    parts = name.split(".")
+    for cut in range(len(parts) - 1, 0, -1):
+        yield ".".join(parts[:cut]), ".".join(parts[cut:])
+
+
+def presets_in(names: Iterable[str], known: Container[object]) -> tuple[str, ...]:
+    """The presets that names of numbers mention, each once: the only ones that need computing.
+
+    A prefix that is neither `known` nor a policy gap is returned too, so that the caller can refuse it.
+    """
+    prefixes = [[prefix for prefix, _ in splits(name)] for name in names]
+    found = (next((prefix for prefix in some if prefix in known), some[-1]) for some in prefixes if some)
+    return tuple(dict.fromkeys(prefix for prefix in found if prefix not in GAPS))
 
 
 # ---------------------------------------------------------------- steps
@@ -78,7 +104,7 @@ def _meant(word: str) -> str:
 
 @dataclass(frozen=True)
 class Span:
-    """Training steps from `first` to `last`, both within."""
+    """Training steps from `first` to `last`, both included."""
 
     first: float = -math.inf
     last: float = math.inf
@@ -87,18 +113,15 @@ class Span:
         return self.first <= step <= self.last
 
     def __str__(self) -> str:
-        ends = ("" if math.isinf(end) else f"{end:g}" for end in (self.first, self.last))
-        return ends_alike if (ends_alike := self._one()) else "..".join(ends)
-
-    def _one(self) -> str:
-        return f"{self.first:g}" if self.first == self.last else ""
+        first, last = ("" if math.isinf(end) else f"{end:g}" for end in (self.first, self.last))
+        return first if self.first == self.last else f"{first}..{last}"
 
 
 SPAN = re.compile(r"(-?\d+)?\s*\.\.\s*(-?\d+)?|(-?\d+)")
 
 
 def span(text: str) -> Span:
-    """`100..200`, `100..`, `..99`, `7`.
+    """Parse `100..200`, `100..`, `..99` or `7`.
 
     Raises:
         UsageError: anything else, or a span that ends before it begins.
@@ -115,7 +138,7 @@ def span(text: str) -> Span:
 
 @dataclass(frozen=True)
 class Steps:
-    """Those of `within`, less those of any span of `without`: where later rows of a file override."""
+    """The steps of `within` except those of any span of `without`, where a later override applies."""
 
     within: Span = Span()
     without: tuple[Span, ...] = ()
@@ -124,7 +147,7 @@ class Steps:
         return step in self.within and not any(step in one for one in self.without)
 
     def __bool__(self) -> bool:
-        """Whether anything is asked of the steps at all."""
+        """Whether the steps are restricted at all."""
         return self.within != Span() or bool(self.without)
 
     def __str__(self) -> str:
@@ -145,11 +168,11 @@ class Bound:
         kind: max or min.
         limit: finite.
         over: the quantifier over steps, see `Name`.
-        level: whether a failure fails the gate, or is only told.
+        level: whether a failure fails the gate (error) or is only reported (warn).
         judge: whether the 95% interval decides, or the plain value.
         steps: the steps that the quantifier is over.
-        source: who asks: an option, or a file and its table.
-        note: what the file says about it.
+        source: an option, or a gate file and its table.
+        note: what the gate file says about it.
     """
 
     name: str
@@ -163,13 +186,13 @@ class Bound:
     note: str = ""
 
     @property
-    def asked(self) -> Name:
-        """Its number's name with the quantifier."""
+    def full_name(self) -> Name:
+        """Its number with the quantifier."""
         return Name(self.name, self.over)
 
 
 def parse(text: str, kind: Kind, judge: Judge = "interval") -> Bound:
-    """`k3=0.002` as a bound.
+    """Parse `k3=0.002` as a bound.
 
     Raises:
         UsageError: no `=`, no name, no such quantifier, or a limit that is no finite number.
@@ -195,22 +218,52 @@ def _finite(text: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def splits(name: str) -> Iterator[tuple[str, str]]:
-    """`a.b.c` as (a.b, c), (a, b.c): a preset's name may hold dots, and so may a metric's."""
-    parts = name.split(".")
-    for cut in range(len(parts) - 1, 0, -1):
-        yield ".".join(parts[:cut]), ".".join(parts[cut:])
+# ---------------------------------------------------------------- tolerances
 
 
-GAPS = ("drift2", "total")
-"""Prefixes of the metrics of the other two policy gaps; any other prefix is a preset."""
+@dataclass(frozen=True)
+class Tolerance:
+    """How much worse is allowed: a share of the baseline's value, plus an amount in the metric's own unit."""
+
+    share: float = 0.0
+    amount: float = 0.0
+
+    def __str__(self) -> str:
+        parts = [f"{100 * self.share:g}%"] if self.share or not self.amount else []
+        return " + ".join([*parts, *([f"{self.amount:g}"] if self.amount else [])])
+
+    def of(self, value: float) -> float:
+        """The amount allowed for a baseline's value."""
+        return self.share * abs(value) + self.amount
 
 
-def presets_in(names: Iterable[str], known: Container[object]) -> tuple[str, ...]:
-    """The presets that names of numbers speak of, each once.
+USUAL = Tolerance(share=0.1)
 
-    What stands before a dot and is neither `known` nor a policy gap is given back too, to be refused.
+
+def tolerance(text: str) -> Tolerance:
+    """Parse `10%`, `0.001` or `10% + 0.001`.
+
+    Raises:
+        UsageError: anything else, a negative one, or one that is not finite.
     """
-    prefixes = [[prefix for prefix, _ in splits(name)] for name in names]
-    found = (next((prefix for prefix in some if prefix in known), some[-1]) for some in prefixes if some)
-    return tuple(dict.fromkeys(prefix for prefix in found if prefix not in GAPS))
+    parts = [part.strip() for part in re.split(r"(?<![eE])\+", text)]
+    shares = [_finite(part[:-1]) for part in parts if part.endswith("%")]
+    amounts = [_finite(part) for part in parts if not part.endswith("%")]
+    share, amount = shares[0] if shares else 0.0, amounts[0] if amounts else 0.0
+    if len(shares) > 1 or len(amounts) > 1 or share is None or amount is None or share < 0 or amount < 0:
+        example = 'write "10%" (of the baseline), "0.001" (in its unit) or "10% + 0.001"'
+        raise UsageError(f'"{text}" is no tolerance', example)
+    return Tolerance(share / 100, amount)
+
+
+def named_tolerance(text: str) -> tuple[Name | None, Tolerance]:
+    """Parse `10%`, for all numbers, or `k3=5%`, for one.
+
+    Raises:
+        UsageError: no such form.
+    """
+    before, equals, after = text.rpartition("=")
+    try:
+        return (comparable(before) if equals else None), tolerance(after)
+    except OffpolError as error:
+        raise UsageError(f'--tolerance "{text}": {error.message}', error.hint) from error

@@ -1,4 +1,4 @@
-"""A file of bounds (TOML): read, every slip told at once, and spread out into bounds.
+"""All that must hold: the bounds of options and of a gate file (TOML); every mistake in it has a message.
 
 An override of some steps splits its bound: each part has a verdict of its own. Of overrides that hold for the
 same step the last decides.
@@ -6,138 +6,233 @@ same step the last decides.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Self, TypeVar
 
-from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError, model_validator
+from pydantic_core import ErrorDetails, PydanticCustomError
 
-from offpol_diag.errors import GateFileError, did_you_mean
-from offpol_diag.gate.baseline import Against
-from offpol_diag.gate.bounds import Bound, Judge, Kind, Level, Span, Steps
-from offpol_diag.gate.schema import TABLES, BaselineTable, BoundTable, Defaults, GateFile, Override
-from offpol_diag.gate.tolerance import USUAL
+from offpol_diag.errors import GateFileError, OffpolError, UsageError, did_you_mean
+from offpol_diag.gate.baseline import Baseline, compare, not_compared
+from offpol_diag.gate.bounds import (
+    EVERY,
+    USUAL,
+    Bound,
+    Judge,
+    Kind,
+    Level,
+    Name,
+    Span,
+    Steps,
+    Tolerance,
+    comparable,
+    name,
+    named_tolerance,
+    parse,
+    presets_in,
+    span,
+    tolerance,
+)
+from offpol_diag.gate.verdicts import joined, judge
+from offpol_diag.summary import GateVerdict, Summary
 from offpol_diag.wholefiles import MOST_TOML, toml
 from offpol_diag.wholefiles import read as read_whole
 
+T = TypeVar("T")
+
 FORM = "its form is that of docs/ci.md: a bound is a table [[bound]] with a name and max or min"
 
-
-@dataclass(frozen=True)
-class Gates:
-    """What a file asks for.
-
-    Attributes:
-        bounds: in the order of the file.
-        against: what is asked of the baseline, or None.
-        result: the baseline it names, or None.
-    """
-
-    bounds: tuple[Bound, ...]
-    against: Against | None = None
-    result: Path | None = None
+# ---------------------------------------------------------------- schema
 
 
-def read(path: Path) -> Gates:
-    """Read a gate file.
+def _parsed(parse: Callable[[str], T], kinds: tuple[type, ...], rule: str) -> PlainValidator:
+    """A validator of values of some types, which the grammar of bounds reads as text."""
 
-    Raises:
-        GateFileError: it cannot be read, is not TOML, holds no bound, or has slips in it (all are told).
-    """
-    table = _toml(path)
-    try:
-        found = GateFile.model_validate(table)
-    except ValidationError as error:
-        slips = [_told(detail, table) for detail in error.errors()]
-        raise _refused(path, list(dict.fromkeys(slips))) from error
-    slips = [*_own_slips(found), *_twice(found)]
-    if slips:
-        raise _refused(path, slips)
-    if not found.bound and found.baseline is None:
-        raise GateFileError(f"{path}: holds no bound", FORM)
-    bounds = [
-        one for at, row in enumerate(found.bound) for one in _spread(row, found.defaults, _place(path, at))
-    ]
-    baseline = found.baseline
-    return Gates(
-        tuple(bounds),
-        _against(baseline, found.defaults) if baseline else None,
-        path.parent / baseline.result if baseline and baseline.result else None,
-    )
+    def validate(value: object) -> T:
+        if isinstance(value, bool) or not isinstance(value, kinds):
+            raise ValueError(rule)
+        try:
+            return parse(str(value))
+        except OffpolError as error:
+            raise ValueError(joined(error.message, error.hint)) from error
+
+    return PlainValidator(validate)
 
 
-def _toml(path: Path) -> dict[str, Any]:
-    try:
-        return toml(read_whole(path, MOST_TOML).decode("utf-8-sig"))
-    except FileNotFoundError as error:
-        raise GateFileError(f"{path}: no such file", "give a gate file, see docs/ci.md") from error
-    except OSError as error:
-        raise GateFileError(f"{path}: cannot be read ({error.strerror})", "give a gate file") from error
-    except UnicodeDecodeError as error:
-        raise GateFileError(f"{path}: not UTF-8 (byte {error.start})", FORM) from error
-    except ValueError as error:
-        raise GateFileError(f"{path}: not TOML: {error}", FORM) from error
+Named = Annotated[Name, _parsed(name, (str,), "it must be a string")]
+Compared = Annotated[Name, _parsed(comparable, (str,), "it must be a string")]
+Spanned = Annotated[
+    Span,
+    _parsed(span, (int, str), 'it must be a step (7) or a span of steps ("100..200", "100..", "..99")'),
+]
+Tolerated = Annotated[
+    Tolerance, _parsed(tolerance, (int, float, str), 'it must be an amount (0.001) or a share ("10%")')
+]
+KINDS: tuple[Kind, ...] = ("max", "min")
+Text = Annotated[str, Field(min_length=1)]
+
+Mistake = tuple[tuple[int | str, ...], str]
+"""A place below a table, and the rule it breaks."""
 
 
-def _place(path: Path, at: int) -> str:
-    return f"{path.name}: [[bound]] {at + 1}"
+class Table(BaseModel):
+    """A table of the file; unknown keys are refused, and so are numbers written as text."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
+
+    def mistakes(self) -> Iterator[Mistake]:
+        """Yield the mistakes of the table as a whole, which the types of its values do not exclude."""
+        yield from ()
+
+    @model_validator(mode="after")
+    def _sound(self) -> Self:
+        if found := list(self.mistakes()):
+            raise PydanticCustomError("mistakes", "mistakes", {"mistakes": found})
+        return self
 
 
-def _refused(path: Path, slips: Sequence[str]) -> GateFileError:
-    if len(slips) == 1:
-        return GateFileError(f"{path}: {slips[0]}", FORM)
-    return GateFileError(f"{path}: {len(slips)} slips", FORM, [f"{path}: {slip}" for slip in slips])
+class Defaults(Table):
+    """Level and judge of bounds that name none."""
+
+    level: Level = "error"
+    judge: Judge = "interval"
 
 
-# ---------------------------------------------------------------- slips
+class Override(Table):
+    """Other values for some steps, some presets, or both."""
+
+    steps: Spanned | None = None
+    presets: list[Text] = []
+    max: float | None = None
+    min: float | None = None
+    level: Level | None = None
+    judge: Judge | None = None
+
+    def mistakes(self) -> Iterator[Mistake]:
+        """Yield the mistakes that do not depend on its bound."""
+        if self.steps is None and not self.presets:
+            yield (), "it must say for which steps or presets it holds"
+        if not _over({}, self):
+            yield (), "it overrides nothing: give max, min, level or judge"
 
 
-def _told(detail: ErrorDetails, table: Mapping[str, Any]) -> str:
-    """`[[bound]] 2 (k3), maxx: no such key; did you mean max?`."""
-    *inside, last = detail["loc"] or ("",)
-    if isinstance(last, int) or last == "[key]":
-        key = str(inside[-2] if last == "[key]" else inside[-1]) if inside else ""
-        where = inside[:-2] if last == "[key]" else inside[:-1]
-        return f"{_where((*where, key), table)}: {_rule(detail, key, where)}"
-    return f"{_where((*inside, last), table)}: {_rule(detail, str(last), inside)}"
+class BoundTable(Table):
+    """One bound, for one number or for one number of several presets."""
+
+    name: Named
+    max: float | None = None
+    min: float | None = None
+    level: Level | None = None
+    judge: Judge | None = None
+    presets: list[Text] = []
+    steps: Spanned | None = None
+    note: str = ""
+    override: list[Override] = []
+
+    def mistakes(self) -> Iterator[Mistake]:
+        """Yield its own mistakes, and those of its overrides that depend on it."""
+        if self.max is None and self.min is None:
+            yield (), "it has no limit: give max, min or both"
+        if self.max is not None and self.min is not None and self.min > self.max:
+            yield ("min",), "it is above max: no number can satisfy both"
+        if self.steps is not None and not self.name.over:
+            instead = f"write {EVERY}:{self.name} or median:{self.name}"
+            yield ("steps",), f"{self.name} is a number of the whole dump; {instead}"
+        if self.presets and "." in self.name.number:
+            yield ("presets",), f"the name has a preset already: {self.name.number}"
+        for at, row in enumerate(self.override):
+            if row.steps is not None and self.name.over != EVERY:
+                yield ("override", at, "steps"), f"only bounds on {EVERY}:NAME differ by step"
+            if unknown := [one for one in row.presets if one not in self.presets]:
+                rule = f"{', '.join(unknown)} is not among the presets of the bound"
+                yield ("override", at, "presets"), rule
 
 
-def _where(loc: Sequence[int | str], table: Mapping[str, Any]) -> str:
-    """The table and the key, as one finds them in the file."""
+class BaselineTable(Table):
+    """An earlier result that nothing may be worse than."""
+
+    result: Text | None = None
+    tolerance: Tolerated | None = None
+    tolerances: dict[Compared, Tolerated] = {}
+    only: list[Compared] = []
+    presets: list[Text] = []
+    level: Level | None = None
+    judge: Judge | None = None
+
+
+class GateFile(Table):
+    """The whole file."""
+
+    defaults: Defaults = Defaults()
+    bound: list[BoundTable] = []
+    baseline: BaselineTable | None = None
+
+    def mistakes(self) -> Iterator[Mistake]:
+        """Yield bounds on the same thing: it would not be clear which is meant."""
+        seen: dict[object, int] = {}
+        for at, row in enumerate(self.bound):
+            for kind in KINDS:
+                key = (row.name, kind, row.level or self.defaults.level, tuple(row.presets), row.steps)
+                if getattr(row, kind) is not None and (first := seen.setdefault(key, at)) != at:
+                    yield ("bound", at, kind), f"[[bound]] {first + 1} has one already"
+
+
+TABLES: Mapping[str, type[Table]] = {
+    "defaults": Defaults,
+    "bound": BoundTable,
+    "override": Override,
+    "baseline": BaselineTable,
+}
+"""Key → the table that stands there."""
+
+# ---------------------------------------------------------------- mistakes
+
+
+def _messages(error: ValidationError, table: Mapping[str, Any]) -> list[str]:
+    """List a message for each mistake: `[[bound]] 2 (k3), maxx: no such key; did you mean max?`."""
+    found: list[str] = []
+    for detail in error.errors():
+        if detail["type"] == "mistakes":
+            found += [_message((*detail["loc"], *at), rule, table) for at, rule in detail["ctx"]["mistakes"]]
+            continue
+        loc = detail["loc"]
+        if loc[-1] == "[key]":  # of a table whose keys are values: the key itself is wrong
+            loc = loc[:-2]
+        elif isinstance(loc[-1], int):
+            loc = loc[:-1]
+        found.append(_message(loc, _rule(detail, loc), table))
+    return list(dict.fromkeys(found))
+
+
+def _message(loc: Sequence[int | str], rule: str, table: Mapping[str, Any]) -> str:
+    """The table and the key as one finds them in the file, and what is wrong there."""
     head, *rest = loc
-    if not rest:
-        return str(head)
-    if head != "bound" or not isinstance(rest[0], int):
-        return f"[{head}] {'.'.join(map(str, rest))}"
-    row = table["bound"][rest[0]]
+    if head != "bound" or not rest or not isinstance(rest[0], int):
+        return f"[{head}] {'.'.join(map(str, rest))}: {rule}" if rest else f"{head}: {rule}"
+    at, rest = rest[0], rest[1:]
+    row = table["bound"][at]
     named = f" ({row['name']})" if isinstance(row, dict) and isinstance(row.get("name"), str) else ""
-    return ", ".join([f"[[bound]] {rest[0] + 1}{named}", *_inner(rest[1:])])
+    words = [f"[[bound]] {at + 1}{named}"]
+    if rest[:1] == ["override"] and len(rest) > 1 and isinstance(rest[1], int):
+        words.append(f"override {rest[1] + 1}")
+        rest = rest[2:]
+    if rest:
+        words.append(".".join(map(str, rest)))
+    return f"{', '.join(words)}: {rule}"
 
 
-def _inner(rest: Sequence[int | str]) -> Iterator[str]:
-    words = list(rest)
-    if words[:1] == ["override"] and len(words) > 1 and isinstance(words[1], int):
-        yield f"override {words[1] + 1}"
-        words = words[2:]
-    if words:
-        yield ".".join(map(str, words))
-
-
-def _rule(detail: ErrorDetails, key: str, inside: Sequence[int | str]) -> str:
-    kind, given = detail["type"], detail["input"]
+def _rule(detail: ErrorDetails, loc: Sequence[int | str]) -> str:
+    kind, given, key = detail["type"], detail["input"], str(loc[-1]) if loc else ""
     if kind == "extra_forbidden":
-        known = list(_table(inside).model_fields)
-        return "; ".join(
-            part
-            for part in (f"no such key; the keys are {', '.join(known)}", did_you_mean(key, known))
-            if part
-        )
+        inside = [word for word in loc[:-1] if isinstance(word, str)]
+        known = list((TABLES[inside[-1]] if inside else GateFile).model_fields)
+        return joined(f"no such key; the keys are {', '.join(known)}", did_you_mean(key, known))
     if kind == "literal_error":
         words = str(detail["ctx"]["expected"]).replace("'", "")
         near = did_you_mean(given, words.split(" or ")) if isinstance(given, str) else ""
-        return "; ".join(part for part in (f"{given!r} is not {words}", near) if part)
+        return joined(f"{given!r} is not {words}", near)
     if kind == "list_type" and key in ARRAYS:
         return f"it must be a list of tables: write {ARRAYS[key]}"
     if kind == "value_error":
@@ -156,94 +251,185 @@ RULES = {
     "dict_type": "it must be a table",
     "model_type": "it must be a table",
 }
-"""pydantic's word for a slip → ours."""
+"""pydantic's name of a mistake → the message."""
 
+# ---------------------------------------------------------------- what must hold
 
-def _table(inside: Sequence[int | str]) -> type[BaseModel]:
-    words = [word for word in inside if isinstance(word, str)]
-    return TABLES[words[-1]] if words else GateFile
-
-
-def _own_slips(found: GateFile) -> list[str]:
-    """What only a whole table can say."""
-    return [
-        f"[[bound]] {at} ({row.name}){f', {key}' if key else ''}: {rule}"
-        for at, row in enumerate(found.bound, 1)
-        for key, rule in row.slips()
-    ]
-
-
-def _twice(found: GateFile) -> list[str]:
-    """Two bounds on the same thing, of which nobody could say which is meant."""
-    seen: dict[object, int] = {}
-    slips = []
-    for at, row in enumerate(found.bound, 1):
-        for kind in ("max", "min"):
-            key = (row.name, kind, row.level or found.defaults.level, tuple(row.presets), row.steps)
-            if getattr(row, kind) is not None and (first := seen.setdefault(key, at)) != at:
-                slips.append(f"[[bound]] {at} ({row.name}), {kind}: [[bound]] {first} has one already")
-    return slips
-
-
-# ---------------------------------------------------------------- bounds
+EXAMPLE = (
+    "say what must hold: --max k3=0.002 --min ess_tokens=0.5, --gates FILE.toml or --baseline RESULT.json"
+)
 
 
 @dataclass(frozen=True)
-class Values:
-    """What holds for one part of a bound."""
+class Requirements:
+    """Everything that one run of the gate checks.
 
-    max: float | None
-    min: float | None
-    level: Level
-    judge: Judge
+    Attributes:
+        bounds: in their order: options, then the file.
+        baseline: how to compare with an earlier result, or None.
+        result: where that is, or None.
+    """
 
-    def over(self, row: Override) -> Values:
-        """With what an override says."""
-        return Values(
-            self.max if row.max is None else row.max,
-            self.min if row.min is None else row.min,
-            row.level or self.level,
-            row.judge or self.judge,
+    bounds: tuple[Bound, ...]
+    baseline: Baseline | None = None
+    result: Path | None = None
+
+    @property
+    def by_step(self) -> tuple[str, ...]:
+        """The numbers that are needed by step."""
+        names = [bound.full_name for bound in self.bounds]
+        names += list(self.baseline.named) if self.baseline else []
+        return tuple(dict.fromkeys(one.number for one in names if one.over))
+
+    def presets_by_place(self, known: Container[object]) -> Iterator[tuple[str, tuple[str, ...]]]:
+        """The presets that are mentioned, by the place in the gate file (empty: an option)."""
+        for bound in self.bounds:
+            yield "" if bound.source.startswith("--") else bound.source, presets_in([bound.name], known)
+        if self.baseline:
+            yield "", presets_in([one.number for one in self.baseline.named], known)
+            yield "", self.baseline.presets
+
+    def judge(self, now: Summary, base: Summary | None) -> tuple[GateVerdict, ...]:
+        """Every verdict; `base` is the earlier result."""
+        compared = compare(now, base, self.baseline) if base and self.baseline else ()
+        return (*judge(now, self.bounds), *compared)
+
+    def remarks(self, now: Summary, base: Summary | None) -> tuple[str, ...]:
+        """Sentences for the reader beside the verdicts."""
+        said = not_compared(now, base, self.baseline) if base and self.baseline else ""
+        return (said,) if said else ()
+
+
+def requirements(
+    at_most: Sequence[str],
+    at_least: Sequence[str],
+    file: Path | None,
+    result: Path | None,
+    tolerances: Sequence[str],
+    only: str | None,
+    presets: str,
+    point: bool,
+) -> Requirements:
+    """Gather the requirements of options and of a gate file; options go before the file.
+
+    Raises:
+        UsageError: nothing is required, or an option cannot be meant.
+        GateFileError: the file has mistakes in it.
+    """
+    gates = read(file) if file else Requirements(())
+    bounds = (
+        *(parse(one, "max") for one in at_most),
+        *(parse(one, "min") for one in at_least),
+        *gates.bounds,
+    )
+    base = result or gates.result
+    if base is None and (tolerances or only or gates.baseline):
+        raise UsageError("there is a tolerance and no baseline", "name it: --baseline RESULT.json")
+    if not bounds and base is None:
+        raise UsageError("no bound is given", EXAMPLE)
+    baseline = None
+    if base:
+        given = dict(named_tolerance(one) for one in tolerances)
+        said = gates.baseline or Baseline()
+        baseline = replace(
+            said,
+            label=base.name,
+            default=given.get(None) or said.default,
+            tolerances={**said.tolerances, **{name: one for name, one in given.items() if name}},
+            only=tuple(comparable(word) for word in _words(only)) or said.only,
+            presets=_words(presets) or said.presets,
         )
+    if point:
+        bounds = tuple(replace(one, judge="point") for one in bounds)
+        baseline = replace(baseline, judge="point") if baseline else None
+    return Requirements(bounds, baseline, base)
 
 
-def _spread(row: BoundTable, defaults: Defaults, source: str) -> Iterator[Bound]:
-    for preset in row.presets or [""]:
-        values = Values(row.max, row.min, row.level or defaults.level, row.judge or defaults.judge)
-        rows = [one for one in row.override if not one.presets or preset in one.presets]
-        for one in rows:
-            values = values.over(one) if one.steps is None else values
-        parts = _parts(row.steps or Span(), values, [one for one in rows if one.steps is not None])
-        for steps, held in parts:
-            number = f"{preset}.{row.name.number}" if preset else row.name.number
-            yield from _bounds(row, number, held, steps, source)
+def _words(text: str | None) -> tuple[str, ...]:
+    return tuple(word.strip() for word in (text or "").split(",") if word.strip())
 
 
-def _parts(whole: Span, values: Values, rows: Sequence[Override]) -> list[tuple[Steps, Values]]:
-    """The steps that no override holds for, and those of each, less those of the ones after it."""
-    spans = [row.steps or Span() for row in rows]
-    parts = [(Steps(whole, tuple(spans)), values)]
-    for at, row in enumerate(rows):
-        within = Span(max(whole.first, spans[at].first), min(whole.last, spans[at].last))
-        if within.first <= within.last:
-            parts.append((Steps(within, tuple(spans[at + 1 :])), values.over(row)))
-    return parts
+# ---------------------------------------------------------------- reading a file
 
 
-def _bounds(row: BoundTable, number: str, held: Values, steps: Steps, source: str) -> Iterator[Bound]:
-    limits: tuple[tuple[Kind, float | None], ...] = (("max", held.max), ("min", held.min))
-    note = " ".join(row.note.split())
-    for kind, limit in limits:
-        if limit is not None:
-            yield Bound(number, kind, limit, row.name.over, held.level, held.judge, steps, source, note)
+def read(path: Path) -> Requirements:
+    """Read a gate file.
 
-
-def _against(row: BaselineTable, defaults: Defaults) -> Against:
-    return Against(
+    Raises:
+        GateFileError: it cannot be read, is not TOML, holds no bound, or has mistakes in it (all are listed).
+    """
+    table = _toml(path)
+    try:
+        found = GateFile.model_validate(table)
+    except ValidationError as error:
+        lines = [f"{path}: {message}" for message in _messages(error, table)]
+        if len(lines) == 1:
+            raise GateFileError(lines[0], FORM) from error
+        raise GateFileError(f"{path}: {len(lines)} mistakes", FORM, lines) from error
+    if not found.bound and found.baseline is None:
+        raise GateFileError(f"{path}: holds no bound", FORM)
+    bounds = tuple(
+        bound
+        for at, row in enumerate(found.bound, 1)
+        for bound in _bounds(row, found.defaults, f"{path.name}: [[bound]] {at}")
+    )
+    row = found.baseline
+    if row is None:
+        return Requirements(bounds)
+    baseline = Baseline(
         only=tuple(row.only),
         presets=tuple(row.presets),
         default=row.tolerance or USUAL,
         tolerances=row.tolerances,
-        level=row.level or defaults.level,
-        judge=row.judge or defaults.judge,
+        level=row.level or found.defaults.level,
+        judge=row.judge or found.defaults.judge,
     )
+    return Requirements(bounds, baseline, path.parent / row.result if row.result else None)
+
+
+def _toml(path: Path) -> dict[str, Any]:
+    try:
+        return toml(read_whole(path, MOST_TOML).decode("utf-8-sig"))
+    except FileNotFoundError as error:
+        raise GateFileError(f"{path}: no such file", "give a gate file, see docs/ci.md") from error
+    except OSError as error:
+        raise GateFileError(f"{path}: cannot be read ({error.strerror})", "give a gate file") from error
+    except UnicodeDecodeError as error:
+        raise GateFileError(f"{path}: not UTF-8 (byte {error.start})", FORM) from error
+    except ValueError as error:
+        raise GateFileError(f"{path}: not TOML: {error}", FORM) from error
+
+
+def _bounds(row: BoundTable, defaults: Defaults, source: str) -> Iterator[Bound]:
+    """Those of one table: a limit at a time, for each preset and each part of the steps."""
+    note = " ".join(row.note.split())
+    for preset in row.presets or [""]:
+        held = _over({"level": defaults.level, "judge": defaults.judge}, row)
+        rows = [one for one in row.override if not one.presets or preset in one.presets]
+        for one in rows:
+            held = _over(held, one) if one.steps is None else held
+        number = f"{preset}.{row.name.number}" if preset else row.name.number
+        for steps, values in _parts(row.steps or Span(), held, [one for one in rows if one.steps]):
+            level, judge = values["level"], values["judge"]
+            for kind in KINDS:
+                if kind in values:
+                    limit = values[kind]
+                    yield Bound(number, kind, limit, row.name.over, level, judge, steps, source, note)
+
+
+def _over(earlier: Mapping[str, Any], row: Override | BoundTable) -> dict[str, Any]:
+    """The limits, level and judge of a table, and the earlier ones where it says nothing."""
+    said = {key: getattr(row, key) for key in ("max", "min", "level", "judge")}
+    return {**earlier, **{key: value for key, value in said.items() if value is not None}}
+
+
+def _parts(
+    whole: Span, values: Mapping[str, Any], rows: Sequence[Override]
+) -> Iterator[tuple[Steps, Mapping[str, Any]]]:
+    """The steps that no override holds for, and those of each, less those of the ones after it."""
+    spans = [row.steps or Span() for row in rows]
+    yield Steps(whole, tuple(spans)), values
+    for at, row in enumerate(rows):
+        within = Span(max(whole.first, spans[at].first), min(whole.last, spans[at].last))
+        if within.first <= within.last:
+            yield Steps(within, tuple(spans[at + 1 :])), _over(values, row)

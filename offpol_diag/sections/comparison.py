@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from offpol_diag.better import DIRECTIONS
 from offpol_diag.blocks import Block, Cell, Section, Table, Text
+from offpol_diag.directions import FIRST_PRESET
 from offpol_diag.numerals import count
 from offpol_diag.sections.diagnosis import is_bug
 from offpol_diag.sections.drops import drops
@@ -102,8 +102,8 @@ def _unknown(names: list[str]) -> tuple[str, ...]:
 def _metrics(judged: Mapping[str, PresetResult]) -> tuple[list[str], list[str]]:
     """The metrics that some preset has a value for, and those that none has; those with a direction first."""
     found = dict.fromkeys(name for result in judged.values() for name in result.metrics)
-    ordered = [name for name in DIRECTIONS if name in found]
-    ordered += [name for name in found if name not in DIRECTIONS]
+    ordered = [name for name in FIRST_PRESET if name in found]
+    ordered += [name for name in found if name not in FIRST_PRESET]
     known = [name for name in ordered if any(_has_value(result, name) for result in judged.values())]
     return known, [name for name in ordered if name not in known]
 

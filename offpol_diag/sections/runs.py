@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import PurePath
 
-from offpol_diag.better import MATTERS
 from offpol_diag.blocks import Block, Cell, Figure, Section, Series, Table, Text, Tone, Verdict
-from offpol_diag.gate.baseline import DRIFTS
+from offpol_diag.directions import FIRST_GAP, GAP_PREFIXES
 from offpol_diag.numerals import count, say_value
 from offpol_diag.summary import Against, Contrast, DumpFacts, Histogram, Location, Number, Summary
 
@@ -112,8 +111,8 @@ def _tables(found: Against) -> tuple[Block, ...]:
 def _looked_at_first(found: Against) -> set[str]:
     """The main metrics, of the first drift that both runs have."""
     names = {one.name for one in found.contrasts}
-    prefix = next((drift for drift in DRIFTS if f"{drift}{DRAWN}" in names), "")
-    return {prefix + name for name in MATTERS}
+    prefix = next((drift for drift in GAP_PREFIXES if f"{drift}{DRAWN}" in names), "")
+    return {prefix + name for name in FIRST_GAP}
 
 
 def _table(

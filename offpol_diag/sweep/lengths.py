@@ -163,87 +163,74 @@ class Forecast:
 
 @dataclass(frozen=True)
 class Model:
-    """The fit of a dump, and those of it without one sixteenth of the groups each."""
+    """The fit of a dump, and those of it without one sixteenth of the groups each.
 
-    spreads: Spreads
+    Attributes:
+        rows: sequences by length and log r per token, [LENGTHS, BINS + 2].
+        scale: of log r.
+        whole: the fit.
+        without: the fits without a part.
+        product: whether windows are on the product ratio, not per token.
+    """
+
+    rows: Array
     scale: Scale
     whole: Fit
     without: tuple[Fit, ...]
     product: bool
 
     @classmethod
-    def of(
-        cls, spreads: Spreads, scale: Scale, product: bool, use: Sequence[int] | None = None
-    ) -> Model | None:
-        """Fitted on all length bins, or on some; `product`: the window is on the product ratio.
-
-        None where there is too little to fit.
-        """
-        counts, inverse = _used(spreads, use)
-        whole = fit(counts.sum(axis=0), inverse, scale)
+    def of(cls, spreads: Spreads, scale: Scale, product: bool) -> Model | None:
+        """Fit; None where there is too little to fit."""
+        counts = spreads.counts.cpu().numpy().astype(np.float64)
+        rows = counts.sum(axis=0)
+        many = rows.sum(axis=1)
+        middles = 2.0 ** -((np.arange(LENGTHS) + 0.5) / 4)
+        inverse = np.where(many > 0, spreads.inverse.cpu().numpy() / np.maximum(many, 1), middles)
+        whole = fit(rows, inverse, scale)
         if whole is None:
             return None
-        folds = [fit(counts.sum(axis=0) - one, inverse, scale) for one in counts if one.sum()]
-        return cls(spreads, scale, whole, tuple(one for one in folds if one is not None), product)
+        folds = [fit(rows - one, inverse, scale) for one in counts if one.sum()]
+        return cls(rows, scale, whole, tuple(one for one in folds if one is not None), product)
 
     def forecast(self, lengths: Sequence[float], window: tuple[float, float]) -> list[Forecast]:
         """At each length, for a window on the log of the ratio."""
-        miss = self._miss(window)
-        return [self._at(length, window, miss) for length in lengths]
+        miss, many = self._miss(window), len(self.without)
+        found = []
+        for length in lengths:
+            ends = self._per_token(length, window)
+            each = np.array([one.kept(length, ends) for one in self.without])
+            variance = (many - 1) / many * np.sum((each - each.mean()) ** 2) if many > 1 else 0.0
+            at = int(math.log2(max(length, 1.0)) * 4)
+            near = self.rows[max(at - 1, 0) : at + 2].sum(axis=0)  # within a quarter octave or so
+            seen = self._share(near, ends) if near.sum() >= ENOUGH else None
+            error = math.sqrt(float(variance) + miss**2)
+            found.append(Forecast(length, self.whole.kept(length, ends), error, seen))
+        return found
 
     def seen(self) -> tuple[float, float]:
         """The shortest and the longest length there is, to a quarter octave."""
-        at = torch.nonzero(self.spreads.counts.sum(dim=(0, 2))).flatten()
+        at = np.flatnonzero(self.rows.sum(axis=1))
         return 2.0 ** (float(at[0]) / 4), 2.0 ** (float(at[-1] + 1) / 4)
 
-    def _at(self, length: float, window: tuple[float, float], miss: float) -> Forecast:
-        ends = self._window(length, window)
-        each = np.array([one.kept(length, ends) for one in self.without])
-        many = len(each)
-        variance = (many - 1) / many * np.sum((each - each.mean()) ** 2) if many > 1 else 0.0
-        kept = self.whole.kept(length, ends)
-        return Forecast(length, kept, math.sqrt(float(variance) + miss**2), self.observed(length, window))
-
-    def _window(self, length: float, window: tuple[float, float]) -> tuple[float, float]:
-        """Per token."""
+    def _per_token(self, length: float, window: tuple[float, float]) -> tuple[float, float]:
         return (window[0] / length, window[1] / length) if self.product else window
 
-    def observed(self, length: float, window: tuple[float, float]) -> float | None:
-        """What the window keeps of sequences within a quarter octave or so of a length."""
-        at = int(math.log2(max(length, 1.0)) * 4)
-        rows = self.spreads.counts.sum(dim=0)[max(at - 1, 0) : at + 2].cpu().numpy()
-        return self._share(rows.sum(axis=0), length, window) if rows.sum() >= ENOUGH else None
-
-    def _share(self, counts: Array, length: float, window: tuple[float, float]) -> float:
-        low, high = self._window(length, window)
-        edges = self.scale.edges
+    def _share(self, counts: Array, window: tuple[float, float]) -> float:
+        """The share of sequences, counted by log r per token, that a window keeps."""
         upto = np.cumsum(counts)[:-1]
-        below, within = (float(np.interp(end, edges, upto)) for end in (low, high))
+        below, within = (float(np.interp(end, self.scale.edges, upto)) for end in window)
         return (within - below) / float(counts.sum())
 
     def _miss(self, window: tuple[float, float]) -> float:
         """How far the fit misses what is seen at each length, beyond what chance explains, by sequences."""
-        rows = self.spreads.counts.sum(dim=0).cpu().numpy()
-        many = rows.sum(axis=1)
+        many = self.rows.sum(axis=1)
         squares = weights = 0.0
         for at in np.flatnonzero(many >= ENOUGH):
             length = 2.0 ** ((at + 0.5) / 4)
-            seen = self._share(rows[at], length, window)
-            off = self.whole.kept(length, self._window(length, window)) - seen
+            ends = self._per_token(length, window)
+            seen = self._share(self.rows[at], ends)
             chance = max(seen * (1 - seen), 1 / many[at]) / many[at]
-            squares += many[at] * (off**2 - chance)
+            squares += many[at] * ((self.whole.kept(length, ends) - seen) ** 2 - chance)
             weights += many[at]
         return math.sqrt(max(squares / weights, 0.0)) if weights else 0.0
-
-
-def _used(spreads: Spreads, use: Sequence[int] | None) -> tuple[Array, Array]:
-    """Counts, and the mean of 1/L of each length bin."""
-    counts = spreads.counts.cpu().numpy().astype(np.float64)
-    many = counts.sum(axis=(0, 2))
-    middles = 2.0 ** -((np.arange(LENGTHS) + 0.5) / 4)
-    inverse = np.where(many > 0, spreads.inverse.cpu().numpy() / np.maximum(many, 1), middles)
-    if use is not None:
-        left = np.zeros(LENGTHS)
-        left[list(use)] = 1
-        counts = counts * left[None, :, None]
-    return counts, inverse

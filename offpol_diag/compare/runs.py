@@ -1,0 +1,304 @@
+"""Run A against run B: every number of both, the difference, and whether it is real after correction."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+import torch
+
+from offpol_diag import correction
+from offpol_diag.accumulators import GroupSample
+from offpol_diag.analysis.readout import Readout
+from offpol_diag.analysis.replicates import (
+    LEVEL,
+    ROUNDING,
+    Groups,
+    Replicates,
+    base,
+    compared,
+    holm,
+    of_preset,
+    over,
+    p_value,
+    subtracted,
+)
+from offpol_diag.analyze import Examined
+from offpol_diag.compare.presets import difference
+from offpol_diag.directions import FIRST_GAP
+from offpol_diag.errors import UsageError
+from offpol_diag.metrics.gap import DRIFTS
+from offpol_diag.metrics.interval import FEWEST_GROUPS
+from offpol_diag.numerals import FRACTIONS, count, doubted, say, written
+from offpol_diag.summary import Against, Contrast, Number, Numbers, OtherRun, Pairing, Summary
+
+T = TypeVar("T")
+
+CORRECTION = "Holm"
+EXTREME = "an extreme, a quantile or a tail index: it has no interval"
+ENOUGH = 0.5
+"""Of the smaller run's groups: what has to be shared for two runs to be called paired."""
+FEW = 0.2
+"""Shares up to this are compared by their ratio; larger ones by percentage points."""
+NEAR = 1.1
+"""A ratio closer to 1 than this is said in per cent."""
+
+
+def of_runs(a: Examined, b: Examined, one: Summary, other: Summary) -> Against:
+    """Run A, whose Summary is `one`, against run B.
+
+    Raises:
+        UsageError: the two dumps have no pair of policies in common.
+    """
+    prefix = next((drift.prefix for drift in a.study.drifts if drift in b.study.drifts), None)
+    if prefix is None:
+        has = [", ".join(sorted(c for c in run.study.columns if c.endswith("_log_probs"))) for run in (a, b)]
+        raise UsageError(
+            f"A has {has[0]} and B has {has[1]}: no pair of policies is in both, so nothing can be compared",
+            "write the same policies into both dumps",
+        )
+    mine, theirs = Side.of(a, one), Side.of(b, other)
+    groups = mine.groups.fewer(theirs.groups)
+    found = [_contrast(name, mine, theirs, groups) for name in mine.numbers if name in theirs.numbers]
+    corrected = iter(holm([contrast.p_value for contrast in found if contrast.p_value is not None]))
+    judged = [_judged(one, None if one.p_value is None else next(corrected)) for one in found]
+    ordered = sorted(judged, key=lambda contrast: rank(contrast, prefix))
+    tested = [contrast for contrast in ordered if contrast.differs is not None]
+    differing = [contrast for contrast in tested if contrast.differs]
+    same = len(set(a.facts.files) & set(b.facts.files))
+    files = "a file" if same == 1 else f"{same} files"
+    shared = f"A and B share {files}: those rows are compared with themselves."
+    return Against(
+        b=OtherRun(
+            dump=other.dump,
+            metrics=other.metrics,
+            presets=other.presets,
+            by=other.by,
+            histograms=other.histograms,
+            diagnosis=other.diagnosis,
+            run=other.run,
+        ),
+        headline=_headline(tested, differing, prefix, groups),
+        pairing=pairing(a, b),
+        correction=CORRECTION,
+        level=LEVEL,
+        tested=len(tested),
+        differing=len(differing),
+        contrasts=ordered,
+        needs=_needs(a, b),
+        notes=[shared] if same else [],
+    )
+
+
+# ---------------------------------------------------------------- one number
+
+
+@dataclass(frozen=True)
+class Side:
+    """One run: its numbers and their replicates, by full name (`k3`, `token_is.ess_tokens`)."""
+
+    numbers: Numbers
+    drawn: Replicates
+    groups: Groups
+
+    @classmethod
+    def of(cls, found: Examined, summary: Summary) -> Side:
+        """The metrics of the policy gaps that the dump has, and those of the presets of the study."""
+        out = Readout(found.study, found.tally)
+        there = {drift.prefix for drift in found.study.drifts}
+        numbers = {name: number for name, number in summary.metrics.items() if _drift(name) in there}
+        drawn = base(out)
+        for preset in found.study.presets:
+            numbers |= _under(preset.name, summary.presets[preset.name].metrics)
+            drawn |= _under(preset.name, of_preset(out, preset))
+        return cls(numbers, drawn, Groups.of(out.reader.sums["tokens"], out.groups.groups))
+
+
+def _drift(name: str) -> str:
+    """The prefix of the policy gap that a metric is about."""
+    return next((drift.prefix for drift in DRIFTS[1:] if name.startswith(drift.prefix)), DRIFTS[0].prefix)
+
+
+def _under(preset: str, found: Mapping[str, T]) -> dict[str, T]:
+    return {f"{preset}.{name}": value for name, value in found.items()}
+
+
+def _contrast(name: str, mine: Side, theirs: Side, groups: Groups) -> Contrast:
+    """Not yet corrected for the number of tests."""
+    a, b = mine.numbers[name], theirs.numbers[name]
+    if name not in mine.drawn or name not in theirs.drawn:
+        reason = a.unknown or b.unknown or EXTREME
+        plain = difference((b, a), (), groups, "B less A")
+        return Contrast(name=name, a=a, b=b, difference=plain, reason=reason)
+    one, other = mine.drawn[name], theirs.drawn[name]
+    gap = difference((b, a), (other, one), groups, "B less A, within each replicate")
+    ratio = over(other, one, groups, "B over A, within each replicate")
+    p, reason = None, ""
+    if not groups.enough:
+        reason = f"fewer than {FEWEST_GROUPS} groups, or some that hold most tokens"
+    elif doubted(a) or doubted(b):
+        reason = "unreliable: the tail of the weights is too heavy"
+    else:
+        p = p_value(subtracted(other, one) if ratio is None else compared(other, one), groups)
+        reason = "" if p is not None else a.unknown or b.unknown or "undefined in too many replicates"
+    return Contrast(name=name, a=a, b=b, difference=gap, ratio=ratio, p_value=p, reason=reason)
+
+
+def _judged(contrast: Contrast, p: float | None) -> Contrast:
+    """With the corrected p-value, and what follows."""
+    differs = None if p is None else p < LEVEL
+    done = contrast.model_copy(update={"p_adjusted": p, "differs": differs})
+    return done.model_copy(update={"effect": effect(done)})
+
+
+def rank(contrast: Contrast, prefix: str) -> tuple[int, int, int, float]:
+    """Sort key: what differs first; then metrics of `FIRST_GAP`, the gap, presets; then by size.
+
+    Rounding, which differs by device, does not decide between two that are as large.
+    """
+    judged = {True: 0, False: 1, None: 2}[contrast.differs]
+    name = contrast.name.removeprefix(prefix)
+    first = FIRST_GAP.index(name) if name in FIRST_GAP else len(FIRST_GAP)
+    of_preset = _drift(contrast.name) == "" and "." in contrast.name
+    return judged, first, int(of_preset), -float(f"{size(contrast):.9g}")
+
+
+# ---------------------------------------------------------------- the size of a difference
+
+
+def size(contrast: Contrast) -> float:
+    """|B − A| / (|A| + |B|): 0 where they are equal, 1 where one of them is 0."""
+    a, b = contrast.a.value, contrast.b.value
+    if a is None or b is None or _equal(a, b):
+        return 0.0
+    return abs(b - a) / (abs(a) + abs(b))
+
+
+def effect(contrast: Contrast) -> str:
+    """The size of a difference: `2.3x [1.9, 2.8] larger`; its direction only where it is established."""
+    a, b = contrast.a.value, contrast.b.value
+    if a is None or b is None:
+        return ""
+    if _equal(a, b):
+        return "equal"
+    share = contrast.b.unit in FRACTIONS
+    if contrast.ratio is not None and contrast.ratio.value is not None and not (share and max(a, b) > FEW):
+        return _times(contrast.ratio, contrast.ratio.value, contrast.differs)
+    word = ("higher" if b > a else "lower") if contrast.differs else "apart"
+    value, interval = written(_size_of(contrast.difference))
+    points = " points" if share else ""
+    return " ".join(part for part in (value + points, interval, word) if part)
+
+
+def _equal(a: float, b: float) -> bool:
+    """Whether they differ by rounding at most: two readings on a GPU do."""
+    return math.isclose(a, b, rel_tol=ROUNDING, abs_tol=0.0)
+
+
+def _size_of(difference: Number) -> Number:
+    """The difference as a positive number, its interval turned with it; a share in plain points."""
+    assert difference.value is not None
+    sign = 1 if difference.value >= 0 else -1
+    scale = sign * (100 if difference.unit in FRACTIONS else 1)
+    ends = difference.interval and tuple(sorted(scale * end for end in difference.interval))
+    return Number(value=scale * difference.value, interval=ends or None)
+
+
+def _times(ratio: Number, value: float, differs: bool | None) -> str:
+    """`2.3x [1.9, 2.8] larger`, `smaller, 0.43x [0.36, 0.53] of A's`, `0.3% [0.1, 0.5]% larger`."""
+    word = ("larger" if value > 1 else "smaller") if differs else ""
+    if 1 / NEAR < value < NEAR:
+        return _per_cent(ratio, value, word)
+    said, interval = written(ratio)
+    text = " ".join(part for part in (f"{said}x", interval) if part)
+    if not word:
+        return f"{text} of A's"
+    return f"{text} larger" if word == "larger" else f"smaller, {text} of A's"
+
+
+def _per_cent(ratio: Number, value: float, word: str) -> str:
+    sign = 1 if value > 1 else -1
+    ends = ratio.interval and tuple(sorted(sign * (end - 1) for end in ratio.interval))
+    number = Number(value=sign * (value - 1), interval=ends or None, unit="fraction")
+    return " ".join(part for part in (*written(number), word or "apart") if part)
+
+
+# ---------------------------------------------------------------- which groups both runs have
+
+
+By = Literal["group_id", "contents", "nothing"]
+WHAT = {"group_id": "prompts (group_id)", "contents": "responses", "nothing": "groups"}
+WHY = {
+    "group_id": "no group_id is in both runs",
+    "contents": "there is no group_id, and no response is in both",
+    "nothing": "only one of the two has a group_id",
+}
+
+
+def pairing(a: Examined, b: Examined) -> Pairing:
+    """Count groups in both runs and in one; the bootstrap draws shared groups together."""
+    one, other = (Readout(run.study, run.tally).groups for run in (a, b))
+    shared, exact = _shared(one, other), not (one.full or other.full)
+    only_a, only_b = max(one.groups - shared, 0), max(other.groups - shared, 0)
+    known = ["group_id" in run.facts.columns for run in (a, b)]
+    by: By = "group_id" if all(known) else "nothing" if any(known) else "contents"
+    sentence = f"Independent: {WHY[by]}; each run is resampled by itself."
+    if shared:
+        word = "Paired" if shared >= ENOUGH * (shared + min(only_a, only_b)) else "Paired in part"
+        about = "" if exact else "about "
+        sentence = (
+            f"{word}: {about}{count(shared)} {WHAT[by]} are in both runs and are resampled together; "
+            f"{about}{count(only_a)} are only in A and {about}{count(only_b)} only in B."
+        )
+    return Pairing(by=by, shared=shared, only_a=only_a, only_b=only_b, exact=exact, sentence=sentence)
+
+
+def _shared(one: GroupSample, other: GroupSample) -> int:
+    """Exact while all keys are known; else by how many of those are shared that both would know."""
+    last = min((int(sample.keys[-1]) for sample in (one, other) if sample.full), default=2**63 - 1)
+    mine, theirs = (sample.keys[sample.keys <= last] for sample in (one, other))
+    both = int(torch.isin(mine, theirs).sum())
+    return round(both * one.groups / max(len(mine), 1)) if one.full or other.full else both
+
+
+# ---------------------------------------------------------------- in words
+
+
+def _headline(tested: list[Contrast], differing: list[Contrast], prefix: str, groups: Groups) -> str:
+    if not tested:
+        return f"Cannot say: {groups.many} groups (prompts) are too few for intervals."
+    lead = next((c for c in differing or tested if c.name == f"{prefix}k3"), (differing or tested)[0])
+    said = f"{lead.name} is {lead.effect}{' in B' if lead.differs else ''}"
+    if not lead.effect:
+        said = f"{lead.name} is {say(lead.a)} in A and {say(lead.b)} in B"
+    many = f"{len(differing)} of {len(tested)} metrics differ after correction"
+    return f"{said}; {many}." if differing else f"No difference is established: {many}; {said}."
+
+
+def _needs(a: Examined, b: Examined) -> dict[str, str]:
+    """Policy gaps and presets that only one run has → the columns that the other one lacks."""
+    found: dict[str, str] = {}
+    runs = (("A", a), ("B", b))
+    for drift in DRIFTS:
+        lacking = {
+            run: [column for column in drift.columns if column not in one.study.columns] for run, one in runs
+        }
+        if bool(lacking["A"]) != bool(lacking["B"]):
+            found[drift.title] = _lacks(lacking)
+    for preset in a.presets:
+        lacking = {
+            run: correction.needs(preset, set(one.study.columns))
+            for run, one in runs
+            if preset.name not in {able.name for able in one.study.presets}
+        }
+        if lacking:
+            found[preset.name] = _lacks(lacking)
+    return found
+
+
+def _lacks(lacking: Mapping[str, list[str]]) -> str:
+    return "; ".join(
+        f"{run} has no {' and no '.join(columns)}" for run, columns in lacking.items() if columns
+    )

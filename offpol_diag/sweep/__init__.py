@@ -1,0 +1,161 @@
+"""One preset over many thresholds in one reading; with two more, the window that keeps a given share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from offpol_diag import correction
+from offpol_diag.analysis import readout
+from offpol_diag.analyze import MADE, engine_named, plan, record, settled, tokens_at_once
+from offpol_diag.configs import config_for, trainer_named
+from offpol_diag.engines import Engine, Progress
+from offpol_diag.errors import DumpError, UsageError
+from offpol_diag.presets import Preset
+from offpol_diag.readers import Dump, open_dump
+from offpol_diag.summary import Summary, Sweep
+from offpol_diag.sweep import remarks, thresholds, window
+from offpol_diag.sweep.evaluate import Plan, Swept
+from offpol_diag.sweep.readings import Readings
+from offpol_diag.sweep.thresholds import SweptBound, pick, swept_bounds
+from offpol_diag.tally import Study, Tally
+
+__all__ = ["SweepOptions", "SweptBound", "pick", "sweep", "swept_bounds"]
+
+MUCH = 0.1
+"""A bound that changes more of the weights than that does no more than fix them."""
+LITTLE = 0.02
+"""A bound that keeps less than 1% of tokens and of sequences keeps nothing to speak of."""
+PREFIXES = {"old": "", "current": "total."}
+"""Numerator → under which prefix the metrics of its policy gap are found."""
+
+
+@dataclass(frozen=True)
+class SweepOptions:
+    """The preset, the bound and the thresholds of a sweep.
+
+    Attributes:
+        preset: whose bound moves.
+        bound: which bound.
+        values: thresholds, rising; None for round numbers where the data are.
+        keep: the share that a window is to keep, or None.
+        chosen: whether that one bound was named, so that no other is solved for.
+        trainer: whose configuration of the window is printed, or empty.
+    """
+
+    preset: Preset
+    bound: SweptBound
+    values: tuple[float, ...] | None = None
+    keep: float | None = None
+    chosen: bool = False
+    trainer: str = ""
+
+
+def sweep(
+    sources: Sequence[str],
+    options: SweepOptions,
+    *,
+    columns: Mapping[str, str] | None = None,
+    on_bad_row: Literal["error", "skip"] = "error",
+    device: str = "auto",
+    seed: int = 0,
+    progress: Progress | None = None,
+    batch_tokens: int | None = None,
+    engine: str = "local",
+    workers: int | None = None,
+) -> Summary:
+    """A preset at many thresholds; the arguments beside `options` are those of `analyze`.
+
+    Returns:
+        The Summary of the dump with the preset as it stands, and `sweep` filled.
+
+    Raises:
+        UsageError: the dump lacks a column that the preset reads, or a window cannot be solved for.
+        DumpError: the dump cannot be read.
+        WorkerError: worker processes cannot be started, or are killed.
+        ClusterError: the cluster cannot be reached, or does not do its work.
+    """
+    start, preset = engine_named(engine), options.preset
+    if options.keep is not None:
+        window.check(options.keep, preset, options.bound)
+    size = batch_tokens or tokens_at_once(engine, device)
+    dump = open_dump(sources, columns=columns, group_by=(), on_bad_row=on_bad_row, batch_tokens=size)
+    study = plan(dump, (preset,), (), seed)
+    lacking = correction.needs(preset, set(study.columns))
+    if lacking:
+        raise UsageError(
+            f"the dump has no {' and no '.join(lacking)}, which {preset.name} cannot do without",
+            "name the column with --columns, or sweep another preset",
+        )
+    with start(device, workers, progress) as runs:
+        readings = _read(runs, dump, study, options)
+        found = _points(readings, options)
+        if options.keep is not None:
+            found = _solved(runs, dump, found, readings, options.keep, options)
+    made = (MADE,) if readings.plan.found.rewards else ()
+    facts = readout.facts(dump, readings.tally, made)
+    run = record(runs, study, facts, "sweep")
+    whole = readout.summary(study, readings.tally, (preset,), facts, run)
+    return whole.model_copy(update={"sweep": _with_k1(found, whole, options)})
+
+
+def _read(engine: Engine, dump: Dump, study: Study, options: SweepOptions) -> Readings:
+    """The one reading, after what the preset at every threshold needs to know of trainer batches."""
+    preset, bound = options.preset, options.bound
+    values = options.values or thresholds.round_numbers(preset, bound)
+    moved = tuple(bound.moved(preset, bound.bounds(value)) for value in values)
+    found = settled(engine, dump, replace(study, presets=(preset, *moved)))
+    todo = Plan(study, found, bound, values)
+    tally: Tally | None = engine.reduce(dump, Swept(todo))
+    if tally is None:
+        raise DumpError("the dump has no sequence", "check that its writer was closed")
+    return Readings(todo, tally)
+
+
+def _points(readings: Readings, options: SweepOptions) -> Sweep:
+    preset, bound, values = options.preset, options.bound, readings.plan.values
+    shown = list(range(len(values)))
+    if options.values is None:
+        effects = [readings.effect(at) for at in shown]
+        of_weight = bound.part == "weight"
+        effects = [min(one, MUCH) if of_weight else max(one, LITTLE) for one in effects]
+        shown = thresholds.informative(values, effects, bound.threshold(preset))
+    found = Sweep(
+        preset=preset.name,
+        which=str(bound),
+        others=[str(one) for one in swept_bounds(preset) if one != bound],
+        statistic=remarks.statistic(preset, bound),
+        unit=readings.units.removesuffix("s"),
+        quartiles=readings.borders(),
+        points=[readings.point(at) for at in shown],
+    )
+    return remarks.marked(found, readings)
+
+
+def _solved(
+    engine: Engine, dump: Dump, found: Sweep, readings: Readings, keep: float, options: SweepOptions
+) -> Sweep:
+    """With the window that keeps the share, and its configuration."""
+    sides = window.sides(options.preset, options.bound, options.chosen)
+    one, after = window.solve(engine, dump, readings, keep, sides)
+    update: dict[str, object] = {"point": remarks.marks(one.point, after, found.floor)}
+    if options.trainer:
+        config = config_for(after.plan.preset, options.trainer).text()
+        update |= {"trainer": trainer_named(options.trainer), "config": config}
+    one = one.model_copy(update=update)
+    said = [*found.remarks, *remarks.of_window(one, after, found.floor)]
+    return found.model_copy(update={"window": one, "remarks": said})
+
+
+def _with_k1(found: Sweep, whole: Summary, options: SweepOptions) -> Sweep:
+    """With −k1 beside the centre of the window: the same over tokens, where the centre is per token."""
+    bound, preset = options.bound, options.preset
+    k1 = whole.metrics.get(f"{PREFIXES.get(preset.policy, '')}k1")
+    per_token = bound.part != "veto" and bound.over(preset) in ("mean", "token")
+    window = found.window
+    if not per_token or window is None or window.centre is None or k1 is None or k1.value is None:
+        return found
+    ends = None if k1.interval is None else (-k1.interval[1], -k1.interval[0])
+    number = k1.model_copy(update={"value": -k1.value, "interval": ends, "formula": "mean of Δ"})
+    return found.model_copy(update={"window": window.model_copy(update={"centre_k1": number})})
