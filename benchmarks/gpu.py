@@ -26,9 +26,9 @@ from torch import Tensor
 from offpol_diag.analyze import Observe, analyze, plan
 from offpol_diag.batch import Batch
 from offpol_diag.catalogue import load
-from offpol_diag.engines import Local
 from offpol_diag.presets import Preset
 from offpol_diag.readers import open_dump
+from offpol_diag.run.pool import on
 from offpol_diag.scope import UNSETTLED
 from offpol_diag.settle import Asked, Found, settle
 
@@ -59,7 +59,7 @@ def job(bench: Bench, batch_tokens: int) -> tuple[Observe, list[Batch]]:
     dump = open_dump([str(bench.path)], batch_tokens=batch_tokens)
     study = plan(dump, bench.presets, (), 0)
     asked = Asked.of(study.presets, False)
-    found = settle(Local.on(bench.device), dump, asked) if asked else Found(UNSETTLED, None)
+    found = settle(on([bench.device]), dump, asked) if asked else Found(UNSETTLED, None)
     return Observe(study, found, False), [batch.to(bench.device) for batch in dump.batches()]
 
 

@@ -14,8 +14,8 @@ from statistics import median
 
 import pyarrow.parquet as pq
 
-from offpol_diag.engines.fitting import TOKENS
 from offpol_diag.readers import Dump, open_dump
+from offpol_diag.run.gpu import TOKENS
 
 BUFFER = 1 << 20
 Times = tuple[float, float]

@@ -3,7 +3,7 @@
     python benchmarks/workers.py [--sequences N] [--rounds N]
 
 Dumps of 2 M, 4 M and 8 M tokens; prints the seconds of two workers as a share of those of one. `WORTH`
-(`engines/processes.py`) lies where that falls below 1.
+(`run/pool.py`) lies where that falls below 1.
 """
 
 from __future__ import annotations

@@ -18,14 +18,15 @@ from offpol_diag.accumulators import Floor
 from offpol_diag.analysis import readout, tally_file
 from offpol_diag.analysis.sequences import SequenceWriter, table
 from offpol_diag.batch import Batch
-from offpol_diag.engines import Each, Engine, Processes, Progress, Ray
-from offpol_diag.engines.devices import devices, on
-from offpol_diag.engines.fitting import at_once, elsewhere
 from offpol_diag.errors import DumpError, UsageError
 from offpol_diag.host import here
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.presets import Preset
 from offpol_diag.readers import Dump, open_dump
+from offpol_diag.run.gpu import at_once, devices, elsewhere
+from offpol_diag.run.pool import Processes, on
+from offpol_diag.run.ray import Ray
+from offpol_diag.run.task import Each, Engine, Progress
 from offpol_diag.scope import UNSETTLED
 from offpol_diag.settle import Asked, Found, settle
 from offpol_diag.summary import DumpFacts, Run, Summary

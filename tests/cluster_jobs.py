@@ -87,8 +87,20 @@ def broken_pipe(first):
     raise BrokenPipeError("of the job's own")
 
 
+class Strange(Exception):
+    """Cannot be unpickled."""
+
+    def __init__(self, one, two):
+        super().__init__(one)
+
+
+def strange(first):
+    raise Strange(1, 2)
+
+
 TROUBLES = {
-    one.__name__: one for one in (killed_once, killed_always, unread_once, unread_always, bug, broken_pipe)
+    one.__name__: one
+    for one in (killed_once, killed_always, unread_once, unread_always, bug, broken_pipe, strange)
 }
 
 

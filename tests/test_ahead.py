@@ -133,7 +133,7 @@ def test_nothing_is_left_running_when_nobody_takes_more(path):
 @pytest.mark.skipif(REAL, reason="a real GPU is here")
 def test_an_analysis_on_a_gpu_reads_ahead_and_has_the_numbers_of_the_cpu(path, monkeypatch):
     used: list[int] = []
-    monkeypatch.setattr("offpol_diag.engines.local.ahead", lambda *a: (used.append(a[1]), ahead.ahead(*a))[1])
+    monkeypatch.setattr("offpol_diag.run.task.ahead", lambda *a: (used.append(a[1]), ahead.ahead(*a))[1])
     presets = catalogue.load().resolve("token_is,m2po,psis")
     here = numbers(analyze([path], presets=presets, batch_tokens=6000, device="cpu"))
     assert used == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -15,19 +14,18 @@ from offpol_diag import catalogue
 from offpol_diag.accumulators import Sums
 from offpol_diag.analyze import Observe, analyze, plan
 from offpol_diag.batch import Batch
-from offpol_diag.engines import Each, Local, fitting
-from offpol_diag.engines import devices as named
-from offpol_diag.engines.devices import Devices
-from offpol_diag.engines.fitting import Fit
-from offpol_diag.engines.staging import Here, Pinned, Staged, staging
 from offpol_diag.errors import DumpError, MemoryShortage, UsageError
 from offpol_diag.readers import open_dump
+from offpol_diag.run import gpu as named
+from offpol_diag.run.gpu import Fit, Sent, receive, send
+from offpol_diag.run.pool import Devices, on
+from offpol_diag.run.task import Each, Local
 from offpol_diag.scope import UNSETTLED
 from offpol_diag.settle import Found
 from tests import pretended
 from tests.devices import REAL
 
-CPU = torch.device("cpu")
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 SAMPLE = "sample_data/stale.parquet"
 
 
@@ -130,8 +128,8 @@ def test_a_report_says_why_no_gpu_was_taken(monkeypatch):
 
 
 def test_one_device_is_the_local_engine_and_several_are_read_by_shards():
-    assert isinstance(named.on([CPU]), Local)
-    assert isinstance(named.on([CPU, CPU]), Devices)
+    assert isinstance(on([CPU]), Local)
+    assert isinstance(on([CPU, CPU]), Devices)
 
 
 # ---------------------------------------------------------------- several devices
@@ -225,69 +223,17 @@ def test_the_error_of_the_first_shard_is_the_error(tmp_path):
 # ---------------------------------------------------------------- the way to a device
 
 
-class FakeStream:
-    """Stands for a CUDA stream; notes what it was told."""
-
-    def __init__(self, log: list[str], name: str) -> None:
-        self.log, self.name = log, name
-
-    def wait_event(self, event: FakeEvent) -> None:
-        self.log.append(f"{self.name} waits for {event.on}")
-
-
-@dataclass
-class FakeEvent:
-    """Stands for a CUDA event."""
-
-    on: str = ""
-
-    def record(self, stream: FakeStream) -> None:
-        self.on = stream.name
-
-
-class FakeCuda:
-    """Stands for torch.cuda where there is no GPU."""
-
-    Event = FakeEvent
-
-    def __init__(self, log: list[str]) -> None:
-        self.log = log
-
-    def Stream(self, device: torch.device) -> FakeStream:
-        return FakeStream(self.log, "copies")
-
-    @contextmanager
-    def device(self, device: torch.device):
-        self.log.append(f"at {device}")
-        yield
-        self.log.append("left")
-
-    @contextmanager
-    def stream(self, stream: FakeStream):
-        self.log.append(f"on {stream.name}")
-        yield
-        self.log.append("off")
-
-    def current_stream(self, device: torch.device) -> FakeStream:
-        return FakeStream(self.log, "work")
-
-
-def test_copies_run_on_a_stream_of_their_own_and_the_work_waits_for_them(monkeypatch):
-    log: list[str] = []
-    held: list[Tensor] = []
-    monkeypatch.setattr(Tensor, "record_stream", lambda x, stream: held.append(x))
-    way = Pinned(CPU, FakeCuda(log), lambda x: (log.append("pinned"), x.clone())[1])
+@pytest.mark.skipif(REAL, reason="a real GPU is here")
+def test_copies_run_on_a_stream_of_their_own_and_the_work_waits_for_them():
     batch = batches()[0]
-    staged = way.put(batch)
-    tensors = sum(isinstance(x, Tensor) for x in vars(batch).values() if x is not None)
+    with pretended.gpus():
+        sent = send(batch, GPU)
+        with pytest.raises(RuntimeError, match="another stream"):
+            sent.there.rollout + 1
+        found = receive(sent, GPU)
 
-    assert log == ["at cpu", "on copies", *["pinned"] * log.count("pinned"), "off", "left"]
-    assert log.count("pinned") in (tensors, tensors - 1)  # `lengths`, once asked for, is no field
-    found = way.take(staged)
-    assert log[-1] == "work waits for copies"
-    assert len(held) == log.count("pinned")
-    assert torch.equal(found.rollout, batch.rollout)
-    assert staged.host is batch
+    assert sent.host is batch
+    assert torch.equal(found.rollout.cpu(), batch.rollout)
 
 
 SHORT = {
@@ -298,28 +244,33 @@ SHORT = {
 """What is said where memory is short, by who says it."""
 
 
-@pytest.mark.parametrize("error", SHORT.values(), ids=SHORT)
-def test_a_batch_that_has_no_room_when_it_is_sent_is_sent_again_when_it_is_wanted(error):
-    def full(x: Tensor) -> Tensor:
+def raising(error: Exception) -> Any:
+    def fail(*_: Any) -> Any:
         raise error
 
-    way = Pinned(CPU, FakeCuda([]), full)
+    return fail
+
+
+@pytest.mark.skipif(REAL, reason="a real GPU is here")
+@pytest.mark.parametrize("error", SHORT.values(), ids=SHORT)
+def test_a_batch_that_has_no_room_when_it_is_sent_is_sent_again_when_it_is_wanted(error, monkeypatch):
+    monkeypatch.setattr(Tensor, "pin_memory", raising(error))
     batch = batches()[0]
-    staged = way.put(batch)
+    with pretended.gpus():
+        sent = send(batch, GPU)
+        assert sent.there is None
+        assert torch.equal(receive(sent, GPU).rollout.cpu(), batch.rollout)
 
-    assert staged.there is None
-    assert torch.equal(way.take(staged).rollout, batch.rollout)
 
-
-def test_what_is_no_lack_of_memory_is_raised():
-    def broken(*_: Any) -> Any:
-        raise RuntimeError("CUDA error: an illegal memory access was encountered")
-
+@pytest.mark.skipif(REAL, reason="a real GPU is here")
+def test_what_is_no_lack_of_memory_is_raised(monkeypatch):
+    broken = raising(RuntimeError("CUDA error: an illegal memory access was encountered"))
+    monkeypatch.setattr(Tensor, "pin_memory", broken)
     batch = batches()[0]
+    with pretended.gpus(), pytest.raises(RuntimeError, match="illegal"):
+        send(batch, GPU)
     with pytest.raises(RuntimeError, match="illegal"):
-        Pinned(CPU, FakeCuda([]), broken).put(batch)
-    with pytest.raises(RuntimeError, match="illegal"):
-        Fit(Here()).results(broken, Staged(batch, batch))
+        Fit(CPU).results(broken, Sent(batch, batch))
 
 
 @pytest.mark.parametrize("error", SHORT.values(), ids=SHORT)
@@ -330,20 +281,10 @@ def test_a_batch_is_halved_whoever_says_that_memory_is_short(error):
         return batch.sequences
 
     batch = batches()[0]
-    found = Fit(Here()).results(cramped, Staged(batch, batch))
+    found = Fit(CPU).results(cramped, Sent(batch, batch))
 
     assert len(found) > 1
     assert sum(found) == batch.sequences
-
-
-@pytest.mark.skipif(REAL, reason="a real GPU is here")
-def test_a_device_has_one_way_to_it():
-    with pretended.gpus(2):
-        one, other = (staging(torch.device("cuda", at)) for at in (0, 1))
-        again = staging(torch.device("cuda", 0))
-
-    assert isinstance(one, Pinned)
-    assert one is again is not other
 
 
 # ---------------------------------------------------------------- what does not fit
@@ -366,7 +307,7 @@ class Narrow:
 def test_a_batch_that_does_not_fit_is_cut_and_its_parts_come_in_order(most):
     (batch,) = open_dump([SAMPLE], batch_tokens=1 << 30).batches()
     longest = int(batch.lengths.max())
-    found = Fit(Here()).results(Narrow(max(most, longest)), Staged(batch, batch))
+    found = Fit(CPU).results(Narrow(max(most, longest)), Sent(batch, batch))
 
     assert (len(found) == 1) == (most == 10**9)
     assert sum(float(one.point[0]) for one in found) == batch.tokens
@@ -385,10 +326,10 @@ class Tried(Narrow):
 
 def test_a_batch_as_large_as_one_that_did_not_fit_is_not_tried_again():
     (batch,) = open_dump([SAMPLE], batch_tokens=1 << 30).batches()
-    fit, job = Fit(Here()), Tried(batch.tokens - 1)
-    first = fit.results(job, Staged(batch, batch))
+    fit, job = Fit(CPU), Tried(batch.tokens - 1)
+    first = fit.results(job, Sent(batch, batch))
     tried = list(job.seen)
-    again = fit.results(job, Staged(batch, batch))
+    again = fit.results(job, Sent(batch, batch))
 
     assert tried[0] == batch.tokens
     assert job.seen[len(tried) :] == tried[1:]
@@ -407,7 +348,7 @@ def test_a_single_sequence_is_tried_however_large_a_batch_did_not_fit():
         masked=torch.zeros(2, dtype=torch.int64),
     )
 
-    assert [float(one.point[0]) for one in Fit(Here()).results(Narrow(10), Staged(batch, batch))] == [10, 1]
+    assert [float(one.point[0]) for one in Fit(CPU).results(Narrow(10), Sent(batch, batch))] == [10, 1]
 
 
 @pytest.mark.parametrize(
@@ -422,9 +363,9 @@ def test_a_batch_on_a_gpu_is_as_large_as_its_memory_allows(memory, tokens, monke
         lambda device: SimpleNamespace(total_memory=memory if device.index else 1 << 50),
     )
 
-    assert fitting.at_once(named.devices("cuda:0").devices) == fitting.MOST
-    assert fitting.at_once(named.devices("auto").devices) == tokens
-    assert fitting.at_once([CPU]) == fitting.TOKENS == 1 << 20
+    assert named.at_once(named.devices("cuda:0").devices) == named.MOST
+    assert named.at_once(named.devices("auto").devices) == tokens
+    assert named.at_once([CPU]) == named.TOKENS == 1 << 20
 
 
 def test_the_numbers_of_parts_are_those_of_the_whole(dump):
@@ -459,7 +400,7 @@ def test_a_single_sequence_that_does_not_fit_is_an_error_with_a_hint():
     batch = batches()[0]
 
     with pytest.raises(MemoryShortage, match=r"one sequence of .* tokens") as caught:
-        Fit(Here()).results(Narrow(0), Staged(batch, batch))
+        Fit(CPU).results(Narrow(0), Sent(batch, batch))
     assert "--device cpu" in caught.value.hint
 
 

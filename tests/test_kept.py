@@ -1,7 +1,6 @@
 """Columns that a narrow reading decoded are not decoded again by the reading of all columns."""
 
 from dataclasses import fields
-from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -9,12 +8,10 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from offpol_diag.engines.crew import Crew, Hand
-from offpol_diag.engines.processes import Processes, Told, _Reading
-from offpol_diag.engines.tasks import Order
 from offpol_diag.readers import open_dump
 from offpol_diag.readers.kept import KEPT, Kept
 from offpol_diag.readers.shards import Span, cut
+from offpol_diag.run.pool import Processes
 
 ROWS, LENGTH = 60, 7
 TRAIN, ROLLOUT, MASK = "old_log_probs", "rollout_log_probs", "response_mask"
@@ -131,52 +128,6 @@ def test_another_size_of_pieces_is_another_reading(path, decoded):
 
     assert all(ROLLOUT in names for names in decoded)
     same_batches(found, list(open_dump([path], batch_tokens=40).batches()))
-
-
-# ---------------------------------------------------------------- who reads what
-
-
-def reading(hands, cuts=8, many=2):
-    crew = Crew(hands)
-    return _Reading(
-        crew, many, [Span(at, at + 1) for at in range(cuts)], Order(None, None, None, "cpu"), Told(None, 1)
-    )
-
-
-def hand(*read):
-    line = SimpleNamespace(send=lambda message: None)
-    return Hand(None, line, read={Span(at, at + 1) for at in read})
-
-
-def test_a_worker_is_given_what_it_has_read_before():
-    one, two = hand(1, 3), hand(0, 2)
-    at_work = reading([one, two])
-    at_work._hand_out()
-    assert (one.piece, two.piece) == (1, 0)
-    at_work._next(one)
-    at_work._next(two)
-    assert (one.piece, two.piece) == (3, 2)
-
-
-def test_a_worker_takes_what_nobody_has_read_before_what_another_has():
-    one, two = hand(), hand(0, 1)
-    at_work = reading([one, two])
-    at_work._next(one)
-    assert one.piece == 2
-    at_work._next(one)
-    assert one.piece == 3
-    at_work._next(one)  # no further ahead: those before are waited for
-    assert one.piece == 0
-
-
-def test_pieces_are_handed_out_in_order_at_first():
-    one, two = hand(), hand()
-    at_work = reading([one, two])
-    given = []
-    for worker in (one, two, two, one):
-        at_work._next(worker)
-        given.append(worker.piece)
-    assert given == [0, 1, 2, 3]
 
 
 def test_an_engine_of_this_machine_keeps_columns_until_it_is_closed():

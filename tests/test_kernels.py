@@ -12,13 +12,13 @@ import torch
 
 from offpol_diag import catalogue
 from offpol_diag.analyze import Observe, plan
-from offpol_diag.engines import Local
 from offpol_diag.metrics import method, policyloss, residual, update
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.metrics.stack import Stack
 from offpol_diag.near import Near
 from offpol_diag.presets import Preset, Reject, Weight
 from offpol_diag.readers import open_dump
+from offpol_diag.run.task import Local
 from offpol_diag.settle import Asked, settle
 from tests import pretended
 from tests.devices import REAL

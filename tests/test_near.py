@@ -9,12 +9,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from offpol_diag import catalogue, near
 from offpol_diag.analyze import analyze, plan
-from offpol_diag.engines import Local, local
 from offpol_diag.metrics import nearness, nearsums
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.near import RADII, Near, neutral, splits
 from offpol_diag.presets import Clip, Preset, Reject, Veto, Weight
 from offpol_diag.readers import open_dump
+from offpol_diag.run.task import Local
 from offpol_diag.scope import UNSETTLED
 from offpol_diag.settle import Asked, Found, settle
 from offpol_diag.tally import Study, observe
@@ -189,10 +189,8 @@ def test_a_further_preset_that_is_split_costs_nothing_per_token(tmp_path):
     assert counts[0] == counts[1]
 
 
-def test_two_runs_in_several_threads_give_the_same_bits(monkeypatch):
-    """What is asked of near tokens is learned before the first block, whichever thread comes first."""
+def test_two_runs_give_the_same_bits(monkeypatch):
     monkeypatch.setattr(nearsums, "BLOCK", 1000)
-    monkeypatch.setattr(local, "WORKERS", 3)
     runs = [
         analyze(["sample_data/healthy.parquet"], presets=ALL, device="cpu", batch_tokens=5000).model_dump(
             mode="json", exclude={"run"}

@@ -15,10 +15,9 @@ import torch
 
 from offpol_diag import catalogue, host
 from offpol_diag.analyze import Observe, analyze, plan
-from offpol_diag.engines import Local, fitting
-from offpol_diag.engines.local import one_thread
-from offpol_diag.engines.staging import Pinned
 from offpol_diag.readers import open_dump
+from offpol_diag.run import gpu
+from offpol_diag.run.task import Local, one_thread
 from offpol_diag.settle import Asked, settle
 from tests import gpu_room, gpu_rules, pretended
 from tests.devices import REAL
@@ -252,8 +251,8 @@ def test_a_gpu_takes_more_at_once_than_a_cpu_unless_asked_for_less(asked, monkey
         return plain(self, batch)
 
     monkeypatch.setattr(Observe, "__call__", noted)
-    monkeypatch.setattr(fitting, "TOKENS", 1 << 10)
-    with pretended.gpus(memory=fitting.BYTES << 22):
+    monkeypatch.setattr(gpu, "TOKENS", 1 << 10)
+    with pretended.gpus(memory=gpu.BYTES << 22):
         analyze(["sample_data/stale.parquet"], batch_tokens=asked)
 
     assert (len(seen) == 1) == (asked is None)
@@ -285,10 +284,10 @@ def seen(names: str, path: str, rows: bool) -> Counter[str]:
     asked = Asked.of(study.presets, "advantages" not in dump.info.columns)
     found = settle(Local(torch.device("cpu")), dump, asked)
     with pretended.gpus(), one_thread():
-        job, way = Observe(study, found, rows), Pinned(GPU)
-        job(way.take(way.put(next(dump.batches()))))
+        job = Observe(study, found, rows)
+        job(gpu.receive(gpu.send(next(dump.batches()), GPU), GPU))
         with pretended.counted() as waits:
-            job(way.take(way.put(next(dump.batches()))))
+            job(gpu.receive(gpu.send(next(dump.batches()), GPU), GPU))
     return waits
 
 

@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import random
 import signal
 import socket
 import subprocess
@@ -22,11 +21,12 @@ from cluster_jobs import Ids, Look, length
 
 from offpol_diag.analyze import ENGINES, analyze, tokens_at_once
 from offpol_diag.catalogue import load
-from offpol_diag.engines import Each, Local, Ray, cluster
-from offpol_diag.engines.fitting import BYTES
-from offpol_diag.engines.tree import FAN, Place, Tree
 from offpol_diag.errors import ClusterError, DumpError, UsageError
 from offpol_diag.readers import open_dump
+from offpol_diag.run import ray as cluster
+from offpol_diag.run.gpu import BYTES
+from offpol_diag.run.ray import FAN, Ray
+from offpol_diag.run.task import Each, packed, unpacked
 
 if "CI" in os.environ:
     import ray  # CI installs it: there its absence is a failure
@@ -205,8 +205,7 @@ def test_every_sequence_is_seen_once_in_order_and_merged_in_one_shape(nodes, tmp
 @pytest.fixture
 def one_retry(monkeypatch):
     """Ray waits longer before each."""
-    for module in (cluster, sys.modules[Ray.__module__]):
-        monkeypatch.setattr(module, "RETRIES", 1)
+    monkeypatch.setattr(cluster, "RETRIES", 1)
 
 
 @pytest.mark.parametrize("trouble", ["killed_once", "unread_once"])
@@ -287,7 +286,7 @@ def where():
 
 
 def test_a_node_with_another_version_is_refused(nodes, tmp_path, monkeypatch):
-    monkeypatch.setattr("offpol_diag.engines.ray.version", lambda name: "0.0.0")
+    monkeypatch.setattr("offpol_diag.run.ray.version", lambda name: "0.0.0")
     with pytest.raises(ClusterError, match=r"a node has offpol-diag .*, and this is 0\.0\.0"):
         reduced(tmp_path)
 
@@ -414,29 +413,26 @@ def test_a_cluster_that_could_never_run_a_task_is_refused(monkeypatch, there, de
         cluster.slots(device)
 
 
+class Brackets:
+    """Stands for a task that merges: says in which brackets."""
+
+    def remote(self, *parts):
+        assert 1 < len(parts) <= FAN
+        return f"({''.join(parts)})"
+
+
 @pytest.mark.parametrize("leaves", [1, 2, FAN, FAN + 1, FAN * FAN + 1, 200])
-def test_the_shape_of_the_tree_is_the_same_in_whatever_order_results_come(leaves):
-    made = {grown(leaves, seed) for seed in range(5)}
-    assert len(made) == 1
-    assert made.pop().replace("(", "").replace(")", "") == "".join(f"{i}," for i in range(leaves))
+def test_merges_keep_the_order_and_few_levels(leaves):
+    merges = cluster._Merges(Brackets())
+    for i in range(leaves):
+        merges.add(f"{i},")
+    root = merges.root()
 
-
-def grown(leaves, seed):
-    """The root, made of texts that say in which brackets they were merged."""
-    rng, tree = random.Random(seed), Tree(leaves)
-    ready = [(Place(0, i), f"{i},") for i in range(leaves)]
-    while ready:
-        step = tree.put(*ready.pop(rng.randrange(len(ready))))
-        if step:
-            place, parts = step
-            assert 1 < len(parts) <= FAN
-            ready.append((place, f"({''.join(parts)})"))
-    return tree.root
+    assert root.replace("(", "").replace(")", "") == "".join(f"{i}," for i in range(leaves))
+    assert FAN ** (len(root) - len(root.lstrip("("))) < FAN * max(leaves, 2)
 
 
 def test_a_view_travels_without_what_it_does_not_show():
-    from offpol_diag.engines.travel import packed, unpacked
-
     wide = torch.arange(1 << 16, dtype=torch.float64)
     data = packed({"view": wide[5:7], "strided": wide[:6].reshape(2, 3).T, "none": wide[:0]})
     assert len(data) < 2000
@@ -444,4 +440,3 @@ def test_a_view_travels_without_what_it_does_not_show():
     assert back["view"].tolist() == [5, 6]
     assert back["strided"].tolist() == [[0, 3], [1, 4], [2, 5]]
     back["view"] += 1  # what arrives can be written to
-    assert Local(torch.device("cpu")).name == "local"

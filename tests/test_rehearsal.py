@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from offpol_diag import catalogue, tally
-from offpol_diag.engines.travel import packed, unpacked
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.presets import Preset, Reject
 from offpol_diag.ratios import ROWS
+from offpol_diag.run.task import packed, unpacked
 from tests import oracles
 from tests.test_near import opened
 

@@ -8,9 +8,9 @@ import torch
 
 from offpol_diag import catalogue
 from offpol_diag.analyze import plan
-from offpol_diag.engines import Local
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.readers import open_dump
+from offpol_diag.run.task import Local
 from offpol_diag.settle import Asked, settle
 from offpol_diag.tally import observe
 

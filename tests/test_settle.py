@@ -17,11 +17,11 @@ import torch
 from offpol_diag import loglattice
 from offpol_diag.accumulators import TAIL, Bins, Floor, Tail
 from offpol_diag.analyze import Observe, analyze, plan
-from offpol_diag.engines import Local
 from offpol_diag.errors import DumpError
 from offpol_diag.presets import Preset, Reject, Weight
 from offpol_diag.ratios import Level
 from offpol_diag.readers import open_dump
+from offpol_diag.run.task import Local
 from offpol_diag.scope import UNSETTLED
 from offpol_diag.settle import Asked, Found, Look, cuts, look, settle
 from offpol_diag.settle.spans import Spans

@@ -16,8 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from offpol_diag import catalogue, segments
 from offpol_diag.analyze import Observe, analyze, plan
-from offpol_diag.engines import Local
 from offpol_diag.readers import open_dump
+from offpol_diag.run.task import Local
 from offpol_diag.settle import Asked, settle
 from tests.devices import gpu
 from tests.gpu_rules import WAITING

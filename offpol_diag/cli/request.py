@@ -136,11 +136,11 @@ class Request:
         }
 
     def prepare(self, dumps: Sequence[str]) -> None:
-        """Copy this process where workers are likely: all is imported by now, and no thread is begun."""
+        """Fork workers where they are likely needed: all is imported by now, and no thread is begun."""
         if self.workers != "1" and self.engine == "local" and _computes_here(self.device) and _large(dumps):
-            from offpol_diag import forks
+            from offpol_diag.run import pool
 
-            forks.copy()
+            pool.fork(_workers(self.workers))
 
 
 def ran(command: str, summary: Summary) -> Summary:

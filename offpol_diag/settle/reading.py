@@ -8,10 +8,9 @@ from torch import Tensor
 
 from offpol_diag import pareto
 from offpol_diag.accumulators import State
-from offpol_diag.engines import Engine
-from offpol_diag.engines.engine import Job
 from offpol_diag.errors import DumpError
 from offpol_diag.readers import Dump
+from offpol_diag.run.task import Engine, Job
 from offpol_diag.scope import Label, Settled
 from offpol_diag.settle.asked import Asked, Cut, Found
 from offpol_diag.settle.cuts import Gather, bin_of, falls_at

@@ -10,10 +10,10 @@ from offpol_diag import correction
 from offpol_diag.analysis import readout
 from offpol_diag.analyze import MADE, engine_named, plan, record, settled, tokens_at_once
 from offpol_diag.configs import config_for, trainer_named
-from offpol_diag.engines import Engine, Progress
 from offpol_diag.errors import DumpError, UsageError
 from offpol_diag.presets import Preset
 from offpol_diag.readers import Dump, open_dump
+from offpol_diag.run.task import Engine, Progress
 from offpol_diag.summary import Summary, Sweep
 from offpol_diag.sweep import remarks, thresholds, window
 from offpol_diag.sweep.evaluate import Plan, Swept

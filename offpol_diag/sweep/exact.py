@@ -17,9 +17,9 @@ from torch import Tensor
 from offpol_diag import loglattice
 from offpol_diag.accumulators import Bins
 from offpol_diag.batch import Batch
-from offpol_diag.engines import Engine
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.readers import Dump
+from offpol_diag.run.task import Engine
 from offpol_diag.sweep.evaluate import Plan, statistic
 
 HELD = 1 << 20

@@ -11,11 +11,11 @@ import torch
 from offpol_diag import loglattice
 from offpol_diag.accumulators import State
 from offpol_diag.batch import Batch
-from offpol_diag.engines import Engine
 from offpol_diag.errors import UsageError
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.presets import Preset, Reject, Weight
 from offpol_diag.readers import Dump
+from offpol_diag.run.task import Engine
 from offpol_diag.summary import Number, PredictedKeep, SolvedWindow
 from offpol_diag.sweep.evaluate import Plan, states, statistic
 from offpol_diag.sweep.exact import AtRank, at_ranks

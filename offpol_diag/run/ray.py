@@ -1,0 +1,393 @@
+"""A Ray cluster: one task per shard of the dump, and tasks that merge their results, eight at a time.
+
+The driver holds neither rows nor states: it submits tasks, a bounded number at a time, and reads their
+reports. Shards and merges depend on the dump alone, so neither the size of the cluster nor the order in which
+tasks end, nor a task that had to be run again, changes a bit of the result.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import reduce
+from importlib.metadata import version
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from offpol_diag.errors import ClusterError, DumpError, OffpolError, UsageError
+from offpol_diag.readers import Dump
+from offpol_diag.readers.dump import Noticed
+from offpol_diag.readers.files import first_line
+from offpol_diag.readers.shards import BYTES, Span, cut, spans
+from offpol_diag.run.pool import cores
+from offpol_diag.run.task import (
+    Clock,
+    Each,
+    Job,
+    Local,
+    M,
+    Order,
+    Progress,
+    Report,
+    be_one_thread,
+    merge,
+    packed,
+    read_shard,
+    unpacked,
+)
+
+ADDRESS = "RAY_ADDRESS"
+WHERE = f"check that the cluster runs and can be reached from here; without {ADDRESS} a local one is started"
+PATIENCE = 10.0
+"""Seconds in which a cluster must take a connection."""
+RETRIES = 3
+"""How often a task is run again when its worker died or its files could not be read."""
+AHEAD = 2
+"""Shards submitted for each that can be read at once: enough to keep the cluster busy."""
+FAN = 8
+"""Results merged at once."""
+SHARDS = {"cpu": BYTES, "cuda": 16 * BYTES}
+"""Bytes of the files in one task, at least: one with a GPU has a process of its own to start."""
+
+
+def named() -> dict[str, Any]:
+    """Options of every task."""
+    return {"max_retries": RETRIES, "name": "offpol-diag"}
+
+
+@dataclass
+class Ray:
+    """Tasks on a cluster that this process is connected to.
+
+    Attributes:
+        device: where the jobs run; with cuda every task takes a GPU, wherever Ray finds one.
+        slots: tasks that can run at once.
+        progress: called as tasks end.
+        clock: knows what all tasks spent.
+        shard: bytes of the files in one task, at least.
+        tasks: shards done so far, over all readings.
+    """
+
+    device: torch.device
+    slots: int
+    progress: Progress | None = None
+    clock: Clock = field(default_factory=Clock)
+    shard: int = BYTES
+    tasks: int = 0
+    beside = 0
+
+    @classmethod
+    @contextmanager
+    def on(cls, device: str, progress: Progress | None = None) -> Iterator[Ray]:
+        """An engine on the cluster of RAY_ADDRESS, or on one that is started here and stopped at the end.
+
+        Args:
+            device: auto and cpu are the CPUs of the nodes, cuda a GPU for each task.
+            progress: called with (rows done, rows in all).
+
+        Raises:
+            UsageError: Ray is not installed, or the device cannot be meant.
+            ClusterError: no cluster answers, or it has no such device.
+        """
+        kind = {"auto": "cpu", "cpu": "cpu", "cuda": "cuda"}.get(device)
+        if kind is None:
+            raise UsageError(
+                f"device {device!r}: tasks run where Ray has room",
+                "with --engine ray say cpu, or cuda for a GPU per task",
+            )
+        with connected():
+            yield cls(torch.device(kind), slots(kind), progress, shard=SHARDS[kind])
+
+    @property
+    def name(self) -> str:
+        """What a report says of it."""
+        return f"ray, {self.tasks} tasks"
+
+    def task(self, function: Callable[..., object], **more: Any) -> Any:
+        """A function as a task that reads a shard, with what it takes of its node by Ray's count.
+
+        A process that had one GPU and is given another still computes on the first: CUDA does not look again.
+        So no process has a second task with a GPU.
+        """
+        gpu = self.device.type == "cuda"
+        once = library().remote(max_calls=1)(function) if gpu else library().remote(function)
+        return once.options(num_cpus=1, num_gpus=int(gpu), scheduling_strategy="SPREAD", **named(), **more)
+
+    def reduce(self, dump: Dump, job: Job[M], each: Each[M] | None = None) -> M | None:
+        """One reading, `Engine.reduce`; a task that is lost is run again."""
+        cuts, noticed, done = spans(dump, self.shard), list[Noticed](), 0
+        merges = _Merges(library().remote(_merge).options(num_cpus=1, **named()))
+        order = packed(Order(dump, job, each.pick if each else None))
+        for report, picked in self._reports(cuts, order, merges):
+            for one in _fetched(picked) if each else ():
+                each.use(one)  # type: ignore[union-attr]
+            noticed.append(report.noticed)
+            self.tasks += 1
+            self.clock.read += report.read
+            self.clock.compute += report.compute
+            done += report.rows
+            if self.progress:
+                self.progress(done, dump.rows)
+        dump.notice(noticed)
+        found: M | None = unpacked(_fetched(merges.root()))
+        return found
+
+    def _reports(self, cuts: Sequence[Span], order: bytes, merges: _Merges) -> Iterator[tuple[Report, Any]]:
+        """Every shard's report, and where its picked things are, in order; few are under way at once.
+
+        Raises:
+            OffpolError: what a reading from the first row on would have met first.
+        """
+        work = self.task(_work, num_returns=3, retry_exceptions=[Unread])
+        given = version("offpol-diag"), self.device.type, library().put(order)
+        waiting: deque[tuple[Any, Any]] = deque()
+        try:
+            for span in cuts:
+                state, picked, report = work.remote(*given, span)
+                merges.add(state)
+                waiting.append((report, picked))
+                if len(waiting) >= AHEAD * self.slots:
+                    yield _fetched(waiting[0][0]), waiting.popleft()[1]
+            while waiting:
+                yield _fetched(waiting[0][0]), waiting.popleft()[1]
+        finally:
+            for report, _ in waiting:
+                library().cancel(report)
+
+
+class _Merges:
+    """A tree of merges whose shape depends on the number of results alone: sums depend on their order.
+
+    Tasks that merge are submitted before their arguments are there; Ray runs them when these are.
+    """
+
+    def __init__(self, task: Any) -> None:
+        self._task = task
+        self._levels: list[list[Any]] = [[]]
+
+    def add(self, state: Any, level: int = 0) -> None:
+        """Take the next result of a level, 0 holding those of shards."""
+        if level == len(self._levels):
+            self._levels.append([])
+        self._levels[level].append(state)
+        if len(self._levels[level]) == FAN:
+            self._close(level)
+
+    def _close(self, level: int) -> None:
+        states, self._levels[level] = self._levels[level], []
+        self.add(self._task.remote(*states) if len(states) > 1 else states[0], level + 1)
+
+    def root(self) -> Any:
+        """The one result, when the last one was taken."""
+        level = 0
+        while level < len(self._levels) - 1 or len(self._levels[level]) > 1:
+            if self._levels[level]:
+                self._close(level)
+            level += 1
+        return self._levels[level][0]
+
+
+# ---------------------------------------------------------------- a task
+
+
+class Unread(Exception):
+    """A shard could not be read, and may be readable the next time; holds the error."""
+
+    def __init__(self, error: OffpolError) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+class Refused(Unread):
+    """A shard cannot be read, however often that is tried; holds the error."""
+
+
+def _work(ours: str, device: str, data: bytes, span: Span) -> tuple[bytes, list[Any], Report]:
+    """One shard, read and merged in one thread.
+
+    Raises:
+        Unread: reading failed for a cause that may pass, of a disk or a network.
+        Refused: it failed for another that the user can do something about.
+    """
+    theirs = version("offpol-diag")
+    if theirs != ours:
+        raise Refused(ClusterError(f"a node has offpol-diag {theirs}, and this is {ours}", ALIKE))
+    be_one_thread()
+    order: Order = unpacked(data)
+    try:
+        return read_shard(order, cut(order.dump, span), Local(torch.device(device)))
+    except OffpolError as error:
+        raise (Unread if _may_pass(error) else Refused)(error) from error
+
+
+ALIKE = "install the same version on all nodes, or numbers of two definitions would be merged"
+
+
+def _may_pass(error: BaseException | None) -> bool:
+    """Whether a dump could not be read because of what a disk or a network did."""
+    if not isinstance(error, DumpError):
+        return False
+    cause = error.__cause__
+    while cause is not None and not isinstance(cause, OSError):
+        cause = cause.__cause__
+    return cause is not None
+
+
+def _merge(*states: bytes) -> bytes:
+    return packed(reduce(merge, map(unpacked, states)))
+
+
+def _fetched(ref: Any) -> Any:
+    """What a task returned.
+
+    Raises:
+        OffpolError: it failed, and the user can do something about it; a bug is raised as it is.
+    """
+    from ray.exceptions import RayError, RayTaskError
+
+    try:
+        return library().get(ref)
+    except RayTaskError as error:
+        cause = error.cause
+        if isinstance(cause, Unread | Refused):
+            raise cause.error from None
+        if isinstance(cause, ImportError) or "failed to import on the worker" in str(error):
+            raise ClusterError(
+                f"a node cannot import what a task needs ({first_line(cause)})",
+                "install the same offpol-diag on every node",
+            ) from error
+        raise
+    except RayError as error:
+        raise ClusterError(
+            f"the cluster lost a task {RETRIES + 1} times ({first_line(error)})",
+            "a worker that is killed most often had too little memory: offer Ray fewer CPUs per node",
+        ) from error
+
+
+# ---------------------------------------------------------------- the cluster
+
+
+def library() -> ModuleType:
+    """Ray.
+
+    Raises:
+        UsageError: it is not installed.
+    """
+    try:
+        import ray
+    except ImportError as error:
+        raise UsageError("Ray is not installed", 'pip install "offpol-diag[ray]"') from error
+    return ray
+
+
+def slots(kind: str) -> int:
+    """Tasks that the cluster can run at once.
+
+    Raises:
+        ClusterError: none; Ray would wait forever.
+    """
+    there = library().cluster_resources()
+    cpus, gpus = int(there.get("CPU", 0)), int(there.get("GPU", 0))
+    if kind == "cuda" and not gpus:
+        raise ClusterError("no node of the cluster has a GPU", "say --device cpu, or add a node with a GPU")
+    if not cpus:
+        raise ClusterError("no node of the cluster has a CPU for tasks", "add a node that offers CPUs to Ray")
+    return min(cpus, gpus) if kind == "cuda" else cpus
+
+
+@contextmanager
+def connected() -> Iterator[None]:
+    """Within the block there is a cluster; one that this process was connected to already stays so.
+
+    Raises:
+        UsageError: Ray is not installed.
+        ClusterError: the cluster that is named does not answer.
+    """
+    ray = library()
+    if ray.is_initialized():
+        yield
+        return
+    address = os.environ.get(ADDRESS, "")
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        _join(ray, address)
+        with _leaving_as(before):
+            yield
+    finally:
+        ray.shutdown()
+
+
+def _join(ray: Any, address: str) -> None:
+    quiet = {"log_to_driver": False, "logging_level": logging.CRITICAL}
+    _knock(address)
+    try:
+        if address:
+            ray.init(address=address, **quiet)
+        else:
+            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+            ray.init(address="local", num_cpus=cores(), include_dashboard=False, **quiet)
+    except (OSError, RuntimeError, ValueError, ImportError) as error:
+        who = f"{ADDRESS}={address}: the cluster" if address else "a local Ray"
+        raise ClusterError(f"{who} cannot be used ({first_line(error)})", WHERE) from error
+
+
+def _knock(address: str) -> None:
+    """Look whether a cluster is there: Ray itself tries for minutes, and writes of it to stderr.
+
+    It speaks gRPC, that is HTTP/2: whoever does answers a greeting with its settings. With TLS settings would
+    come only after a handshake.
+
+    Raises:
+        ClusterError: nobody is there, or not Ray, or that is no address.
+    """
+    if address in ("", "auto", "local"):
+        return
+    settings = bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))  # an empty frame; the 4 is the kind of frame
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), PATIENCE) as line:
+            if os.environ.get("RAY_USE_TLS", "0") == "0":
+                line.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + settings)
+                if line.recv(len(settings))[3:4] != settings[3:4]:
+                    raise OSError("what listens there is not Ray")
+    except (OSError, ValueError) as error:
+        said = f"no cluster answers there ({first_line(error)})"
+        raise ClusterError(f"{ADDRESS}={address}: {said}", WHERE) from error
+
+
+@contextmanager
+def _leaving_as(before: Any) -> Iterator[None]:
+    """SIGTERM does what it did `before`: Ray takes it for itself, and loses an exit's code while it waits.
+
+    An interrupt passes through Ray as it is, so an exit goes that way and becomes one again on this side.
+    """
+    exits: list[SystemExit] = []
+
+    def leave(signum: int, frame: object) -> None:
+        try:
+            before(signum, frame)
+        except SystemExit as stop:
+            exits.append(stop)
+            raise KeyboardInterrupt from stop
+
+    if before is None or threading.current_thread() is not threading.main_thread():
+        yield  # a handler that is not Python's is left alone, and only the main thread may change one
+        return
+    signal.signal(signal.SIGTERM, leave if callable(before) else before)
+    try:
+        yield
+    except KeyboardInterrupt:
+        if exits:
+            raise exits[0] from None
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
