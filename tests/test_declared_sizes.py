@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from offpol_diag.errors import DumpError
-from offpol_diag.readers import open_dump, thrift
-from offpol_diag.readers.pages import Implausible, check
+from offpol_diag.readers import open_dump
+from offpol_diag.readers.pages import Implausible, check, struct
 
 CODECS = ("none", "snappy", "gzip", "brotli", "lz4", "zstd")
 LAYOUTS = {
@@ -94,7 +94,7 @@ def test_a_page_that_claims_too_much_is_refused_with_little_memory(tmp_path, cod
     pq.write_table(constant(40, 50_000), path, compression=codec, **layout)
     data = bytearray(path.read_bytes())
     begin = pq.ParquetFile(path).metadata.row_group(0).column(0).data_page_offset
-    found, size = thrift.struct(bytes(data[begin : begin + 1000]))
+    found, size = struct(bytes(data[begin : begin + 1000]))
     true = zigzag(found[2] if field == "bytes" else found[5][1])
     at = data.index(true, begin, begin + size)
     data[at : at + len(true)] = zigzag((1 << 7 * len(true) - 1) - 1)

@@ -14,7 +14,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 import offpol_diag
 from offpol_diag.catalogue import load
 from offpol_diag.errors import DumpError
-from offpol_diag.readers import open_dump, ranges
+from offpol_diag.readers import open_dump, remote
 from tests.far_dumps import numbers, refusal, write
 
 pytestmark = pytest.mark.timeout(120)
@@ -59,8 +59,8 @@ class WebError(Exception):
 
 @pytest.fixture
 def flaky(monkeypatch, tmp_path):
-    monkeypatch.setattr(ranges, "FIRST_WAIT", 0.01)
-    monkeypatch.setattr(ranges, "SECONDS", 1.0)
+    monkeypatch.setattr(remote, "FIRST_WAIT", 0.01)
+    monkeypatch.setattr(remote, "SECONDS", 1.0)
     fsspec.register_implementation("flaky", Flaky, clobber=True)
     Flaky.store.clear()
     Flaky.trouble = staticmethod(lambda: None)
@@ -118,13 +118,13 @@ def test_a_filesystem_that_goes_on_failing_is_given_up_and_not_called_damaged(fl
     assert says in said
     assert "damaged" not in said
     assert SECRET not in said
-    assert len(asked) == (1 if "access" in says or "no such" in says else ranges.ATTEMPTS)
+    assert len(asked) == (1 if "access" in says or "no such" in says else remote.ATTEMPTS)
 
 
 def test_a_filesystem_that_never_answers_is_given_up(flaky, monkeypatch):
     dump = open_dump([flaky])
-    monkeypatch.setattr(ranges, "SECONDS", 0.1)
-    monkeypatch.setattr(ranges, "ATTEMPTS", 2)
+    monkeypatch.setattr(remote, "SECONDS", 0.1)
+    monkeypatch.setattr(remote, "ATTEMPTS", 2)
     Flaky.trouble = staticmethod(lambda: time.sleep(3))
     before = time.monotonic()
     with pytest.raises(DumpError, match="no answer within"):
@@ -146,8 +146,8 @@ def test_a_long_range_is_asked_for_in_pieces(monkeypatch):
         def open(self, *_, **__):
             return File(data)
 
-    monkeypatch.setattr(ranges, "PIECE", 30)
-    file = ranges.RangedFile(Filesystem(), "x")
+    monkeypatch.setattr(remote, "RANGE", 30)
+    file = remote.RangedFile(Filesystem(), "x")
     file.seek(-90, io.SEEK_END)
     assert file.read(85) == data[10:95]
     assert sizes == [30, 30, 25]
@@ -173,8 +173,8 @@ def test_a_short_answer_of_a_filesystem_is_no_end_of_the_file(monkeypatch):
             opened.append(Short())
             return opened[-1]
 
-    monkeypatch.setattr(ranges, "FIRST_WAIT", 0.0)
-    assert ranges.RangedFile(Filesystem(), "x").read() == b"0123456789"
+    monkeypatch.setattr(remote, "FIRST_WAIT", 0.0)
+    assert remote.RangedFile(Filesystem(), "x").read() == b"0123456789"
     assert len(opened) == 2, "a stream that failed is used no more"
 
 
@@ -184,7 +184,7 @@ def test_a_server_that_sends_whole_files_only_is_refused():
             return SimpleNamespace(size=None)
 
     with pytest.raises(io.UnsupportedOperation, match="read by ranges"):
-        ranges.RangedFile(Filesystem(), "x")
+        remote.RangedFile(Filesystem(), "x")
 
 
 def test_a_hub_is_read_through_its_own_filesystem(flaky, monkeypatch, tmp_path):

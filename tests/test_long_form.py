@@ -13,7 +13,7 @@ from offpol_diag.analyze import analyze
 from offpol_diag.catalogue import load
 from offpol_diag.errors import DumpError
 from offpol_diag.readers import long, open_dump
-from offpol_diag.readers.join import join
+from offpol_diag.readers.dump import join
 
 ALL = 1_000_000
 TOKEN_COLUMNS = {

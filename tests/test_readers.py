@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from offpol_diag.batch import Batch
 from offpol_diag.errors import DumpError
 from offpol_diag.readers import keys, open_dump
-from offpol_diag.readers.join import join
+from offpol_diag.readers.dump import join
 from offpol_diag.readers.sources import find
 
 FLOATS = pa.list_(pa.float64())
@@ -332,20 +332,6 @@ def test_how_the_dump_is_cut_changes_nothing(tmp_path, files, row_group_size, to
         write(tmp_path / "cut" / f"{i}.parquet", row_group_size, **piece)
     whole = read(write(tmp_path / "whole.parquet", **columns))
     assert plain(read(str(tmp_path / "cut"), batch_tokens=tokens)) == plain(whole)
-
-
-@pytest.mark.parametrize("tokens", [1, 50, 333])
-def test_batches_hold_no_more_tokens_than_asked_for_or_one_sequence(tmp_path, tokens):
-    path = write(tmp_path / "a.parquet", row_group_size=7, **many())
-    batches = list(open_dump([path], batch_tokens=tokens).batches())
-    assert all(batch.tokens <= tokens or (batch.lengths > 0).sum() == 1 for batch in batches)
-    assert len(batches) > 1
-
-
-def test_batches_keep_to_their_size_where_lengths_are_uneven(tmp_path):
-    rollout = [[-1.0]] * 50 + [[-1.0] * 40] * 50
-    path = write(tmp_path / "a.parquet", rollout_log_probs=rollout, old_log_probs=rollout)
-    assert max(batch.tokens for batch in open_dump([path], batch_tokens=100).batches()) <= 100
 
 
 def test_a_large_row_group_is_read_in_pieces(tmp_path, monkeypatch):

@@ -12,8 +12,7 @@ import pytest
 from offpol_diag.errors import DumpError
 from offpol_diag.readers import keys, open_dump
 from offpol_diag.readers.checks import CHECKS, TOLERANCE
-from offpol_diag.readers.ragged import Ragged, span
-from offpol_diag.readers.rows import Rows
+from offpol_diag.readers.decode import Ragged, Rows, span
 
 LENGTHS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4]
 
@@ -120,13 +119,6 @@ def test_the_span_of_values_is_nan_if_any_is(where):
     values[where] = np.nan
     assert all(np.isnan(span(values)))
     assert span(values[:0]) == (0.0, 0.0)
-
-
-def test_positions_beyond_the_table_are_mixed_like_those_in_it():
-    position = np.array([0, 3, 1, 2, 10**12, 7])
-    whole = keys._mixed(position)
-    assert [int(w) for w in whole] == [int(keys.mix(np.array([p], np.uint64))[0]) for p in position]
-    assert keys._mixed(position[:4]).tolist() == whole[:4].tolist()
 
 
 GROWN = """

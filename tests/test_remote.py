@@ -19,7 +19,7 @@ import pytest
 import offpol_diag
 from offpol_diag.catalogue import load
 from offpol_diag.errors import DumpError
-from offpol_diag.readers import files, locations, open_dump, ranges, stores
+from offpol_diag.readers import open_dump, parquet, remote
 from offpol_diag.readers.sources import find
 from tests.far_dumps import numbers, refusal, write
 from tests.s3server import gated, moto
@@ -83,11 +83,11 @@ def memory():
 @pytest.fixture
 def hasty(monkeypatch):
     """The same patience, in a hurry."""
-    monkeypatch.setattr(stores, "ATTEMPTS", 3)
-    monkeypatch.setattr(stores, "SILENT_SECONDS", 1.0)
-    monkeypatch.setattr(stores, "CONNECT_SECONDS", 1.0)
-    monkeypatch.setattr(ranges, "FIRST_WAIT", 0.01)
-    locations._opened.cache_clear()
+    monkeypatch.setattr(remote, "ATTEMPTS", 3)
+    monkeypatch.setattr(remote, "SILENT_SECONDS", 1.0)
+    monkeypatch.setattr(remote, "CONNECT_SECONDS", 1.0)
+    monkeypatch.setattr(remote, "FIRST_WAIT", 0.01)
+    remote._opened.cache_clear()
 
 
 def put(client, path, key, **options):
@@ -217,11 +217,11 @@ def test_the_files_of_a_dump_travel_to_other_processes(gate, tree, monkeypatch):
     parts = open_dump([f"s3://{BUCKET}/tree/d"])._parts
     sent = pickle.dumps(parts)
     monkeypatch.delenv("AWS_ENDPOINT_URL")
-    locations._opened.cache_clear()
+    remote._opened.cache_clear()
     arrived = pickle.loads(sent)
     assert arrived == parts
-    with files.open_again(arrived[0].path) as parquet:
-        assert parquet.metadata.num_rows == 4
+    with parquet.open_again(arrived[0].path) as opened:
+        assert opened.metadata.num_rows == 4
 
 
 # --- what is fetched
@@ -248,8 +248,8 @@ def wanted(path):
 @pytest.mark.parametrize("pieces", [False, True], ids=["row groups at once", "row groups in pieces"])
 def test_only_the_columns_that_are_read_are_fetched_and_once(gate, client, tmp_path, monkeypatch, pieces):
     url = big(client, tmp_path, "big.parquet", row_group_size=500)
-    monkeypatch.setattr(files, "FETCHED_WHOLE", 0 if pieces else files.FETCHED_WHOLE)
-    monkeypatch.setattr(files, "FAR_BUFFER", 1 << 16)
+    monkeypatch.setattr(parquet, "FETCHED_WHOLE", 0 if pieces else parquet.FETCHED_WHOLE)
+    monkeypatch.setattr(parquet, "REMOTE_BUFFER", 1 << 16)
     need, size = wanted(tmp_path / "big.parquet"), (tmp_path / "big.parquet").stat().st_size
     assert need < 0.4 * size
     dump = open_dump([url])
@@ -323,7 +323,7 @@ def test_a_public_bucket_needs_no_credentials(gate, client, tmp_path, monkeypatc
     assert open_dump([f"{public}?anonymous=true"]).rows == 4
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    locations._opened.cache_clear()
+    remote._opened.cache_clear()
     assert open_dump([public]).rows == 4
 
 
@@ -336,7 +336,7 @@ def test_missing_credentials_are_told_from_wrong_ones(gate, client, tmp_path, mo
     gate.plan = lambda *_: None
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    locations._opened.cache_clear()
+    remote._opened.cache_clear()
     error = refusal(private)
     assert error.message == f"{private}: access is denied, and there are no credentials"
     assert "AWS_ACCESS_KEY_ID" in error.hint
@@ -360,8 +360,8 @@ def test_a_server_that_fails_twice_is_asked_again(gate, client, tmp_path):
 def test_a_server_that_dies_in_the_middle_is_an_error_that_says_so(
     gate, client, tmp_path, hasty, monkeypatch
 ):
-    monkeypatch.setattr(files, "FETCHED_WHOLE", 0)
-    monkeypatch.setattr(files, "FAR_BUFFER", 1 << 12)
+    monkeypatch.setattr(parquet, "FETCHED_WHOLE", 0)
+    monkeypatch.setattr(parquet, "REMOTE_BUFFER", 1 << 12)
     url = put(client, write(tmp_path / "a.parquet", 4000, 20, row_group_size=1000), "dying.parquet")
     dump = open_dump([url], batch_tokens=20_000)
     batches = dump.batches()

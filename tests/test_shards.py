@@ -11,7 +11,7 @@ import torch
 
 from offpol_diag.errors import DumpError
 from offpol_diag.readers import Dump, open_dump
-from offpol_diag.readers.shards import MOST, Span, cut, pieces, shards, spans
+from offpol_diag.readers.shards import Span, cut, pieces, shards, spans
 
 GROUP = 8
 
@@ -88,9 +88,10 @@ def test_every_row_group_is_in_one_span_and_spans_have_about_the_size_that_was_a
     assert [one.end - one.begin for one in found] == [4, 4, 4, 3]
 
 
-def test_a_dump_that_would_have_too_many_shards_is_cut_into_larger_ones(tmp_path):
-    dump = open_dump([write(tmp_path / "many.parquet", rows(3 * MOST // 2), group=1)])
-    assert MOST // 2 < len(spans(dump, 1)) <= MOST
+def test_a_dump_that_would_have_too_many_shards_is_cut_into_larger_ones(tmp_path, monkeypatch):
+    monkeypatch.setattr("offpol_diag.readers.shards.MOST", 32)
+    dump = open_dump([write(tmp_path / "many.parquet", rows(48), group=1)])
+    assert 16 < len(spans(dump, 1)) <= 32
 
 
 def test_a_bad_row_is_named_by_its_place_in_the_whole_file(tmp_path):
@@ -164,38 +165,32 @@ def test_a_wrong_sign_is_found_where_the_first_shards_have_too_few_tokens_to_jud
     assert "wrong sign" in refusal(lambda: read_apart(open_dump([wrong]), 1))[0]
 
 
-def test_too_few_tokens_and_then_enough_of_the_wrong_sign_are_wrong_whatever_follows(tmp_path):
-    few = pa.table({"rollout_log_probs": [[-0.5] * 8] * 2, "old_log_probs": [[0.5] * 8] * 2})
-    paths = [write(tmp_path / "0.parquet", few), signed(tmp_path / "1", 0.5, -0.5, group=32)]
-    whole, apart = (open_dump(paths, batch_tokens=32) for _ in range(2))
-    assert "wrong sign" in refusal(lambda: sequences(whole))[0]
-    assert "wrong sign" in refusal(lambda: read_apart(apart, 1))[0]
+def eights(path, group, *old):
+    """Sequences of eight tokens with these values of `old`."""
+    rows = [[value] * 8 if isinstance(value, float) else value for value in old]
+    table = pa.table({"rollout_log_probs": [[-0.5] * 8] * len(rows), "old_log_probs": rows})
+    return write(path, table, group)
 
 
-def test_too_few_tokens_and_then_enough_of_the_right_sign_are_right_whatever_follows(tmp_path):
-    few = pa.table({"rollout_log_probs": [[-0.5] * 8] * 2, "old_log_probs": [[-0.5] * 8] * 2})
-    paths = [write(tmp_path / "0.parquet", few), signed(tmp_path / "1", -0.5, 0.5, group=32)]
-    whole, apart = (open_dump(paths, batch_tokens=32) for _ in range(2))
-    assert sequences(whole) == read_apart(apart, 1)
-    assert whole.notes == apart.notes
+SIGNS = {  # values of `old` in a small file, in a larger one, tokens of a batch, whether the sign is wrong
+    "few wrong, enough wrong": ([0.5] * 2, [0.5] * 4 + [-0.5] * 28, 32, True),
+    "few right, enough right": ([-0.5] * 2, [-0.5] * 4 + [0.5] * 28, 32, False),
+    "few wrong, many right": ([0.5] * 2, [-0.5] * 32, 300, False),
+    "some wrong in each sequence": ([[0.5] * 3 + [-0.5] * 5] * 2, [[0.5] * 3 + [-0.5] * 5] * 14, 16, False),
+}
 
 
-def test_a_few_positive_tokens_before_many_of_the_right_sign_are_right(tmp_path):
-    few = pa.table({"rollout_log_probs": [[-0.5] * 8] * 2, "old_log_probs": [[0.5] * 8] * 2})
-    paths = [write(tmp_path / "0.parquet", few), signed(tmp_path / "1", -0.5, -0.5, group=32)]
-    whole, apart = (open_dump(paths, batch_tokens=300) for _ in range(2))
-    assert sequences(whole) == read_apart(apart, 1)
-    assert whole.notes == apart.notes
-    assert "16 of 272 tokens" in whole.notes[0]
-
-
-def test_signs_of_several_small_shards_are_judged_together(tmp_path):
-    old = [[0.5] * 3 + [-0.5] * 5] * 16
-    table = pa.table({"rollout_log_probs": [[-0.5] * 8] * 16, "old_log_probs": old})
-    path = write(tmp_path / "x.parquet", table, group=2)
-    apart, whole = open_dump([path]), open_dump([path])
-    assert read_apart(apart, 1) == sequences(whole)
-    assert apart.notes == whole.notes
+@pytest.mark.parametrize(("few", "more", "tokens", "wrong"), SIGNS.values(), ids=SIGNS)
+def test_signs_of_small_shards_are_judged_together(tmp_path, few, more, tokens, wrong):
+    paths = [eights(tmp_path / "0.parquet", GROUP, *few), eights(tmp_path / "1.parquet", GROUP, *more)]
+    whole, apart = (open_dump(paths, batch_tokens=tokens) for _ in range(2))
+    if wrong:
+        assert "wrong sign" in refusal(lambda: sequences(whole))[0]
+        assert "wrong sign" in refusal(lambda: read_apart(apart, 1))[0]
+    else:
+        assert sequences(whole) == read_apart(apart, 1)
+        assert whole.notes == apart.notes
+        assert len(whole.notes) == 1
 
 
 def test_partitions_and_numbers_of_rows_are_those_of_the_whole(tmp_path):
@@ -272,11 +267,11 @@ def test_pieces_read_by_turns_by_two_readers_are_the_dump(tmp_path):
 
 
 def test_a_row_group_in_pieces_is_decoded_once_and_read_again_from_its_start(tmp_path, monkeypatch):
-    from offpol_diag.readers import slices
+    from offpol_diag.readers import rowgroups
 
     opened = []
-    real = slices.open_again
-    monkeypatch.setattr(slices, "open_again", lambda path: opened.append(path) or real(path))
+    real = rowgroups.open_again
+    monkeypatch.setattr(rowgroups, "open_again", lambda path: opened.append(path) or real(path))
     dump = open_dump([write(tmp_path / "x.parquet", full(), 64)], batch_tokens=8)
     cuts = pieces(dump, 128)
     opened.clear()

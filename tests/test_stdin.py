@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from offpol_diag.errors import DumpError
-from offpol_diag.readers.spool import spooled
+from offpol_diag.readers.sources import stdin_copy
 
 ROOT = Path(__file__).parents[1]
 ROWS = [[-0.5, -1.0, -0.25], [-2.0, -0.5], [-0.125, -4.0]]
@@ -117,7 +117,7 @@ def test_a_disk_without_room_is_told(monkeypatch):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"PAR1")))
     monkeypatch.setattr("shutil.copyfileobj", full)
     with pytest.raises(DumpError, match="No space left on device") as caught:
-        spooled()
+        stdin_copy()
     assert "TMPDIR" in caught.value.hint
 
 

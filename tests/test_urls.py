@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from offpol_diag.cli.output import default_html
-from offpol_diag.readers import locations, stores, urls
+from offpol_diag.readers import remote, urls
 
 SECRET = "wJalrXUtnFEMI/K7MDENG"
 
@@ -71,12 +71,12 @@ def test_a_report_is_named_after_the_last_part_of_a_url(source, name):
     ],
 )
 def test_the_place_of_a_url_in_its_filesystem(source, path):
-    found = stores.locate(source)
+    found = remote.locate(source)
     assert (found.path, str(found)) == (path, source)
 
 
 def test_neither_a_location_nor_its_store_shows_a_secret():
-    found = stores.locate(f"s3://AKIAKEY:{SECRET}@bucket/a.parquet")
+    found = remote.locate(f"s3://AKIAKEY:{SECRET}@bucket/a.parquet")
     assert SECRET not in repr(found)
     assert SECRET not in str(found)
 
@@ -86,8 +86,8 @@ def test_the_options_of_a_url_reach_the_filesystem(monkeypatch):
     made = {}
     monkeypatch.setattr("pyarrow.fs.S3FileSystem", lambda **options: made.update(options))
     monkeypatch.setattr("pyarrow.fs.resolve_s3_region", lambda bucket: f"region of {bucket}")
-    locations._opened.cache_clear()
-    assert stores.locate("s3://K:S@b/x?role_arn=r&force_virtual_addressing=true").store.filesystem is None
+    remote._opened.cache_clear()
+    assert remote.locate("s3://K:S@b/x?role_arn=r&force_virtual_addressing=true").store.filesystem is None
     assert (made["access_key"], made["secret_key"], made["role_arn"]) == ("K", "S", "r")
     assert (made["region"], made["anonymous"], made["force_virtual_addressing"]) == (
         "region of b",
@@ -96,9 +96,9 @@ def test_the_options_of_a_url_reach_the_filesystem(monkeypatch):
     )
     assert "endpoint_override" not in made
     made.clear()
-    assert stores.locate("s3://b/x?region=eu&anonymous=true").store.filesystem is None
+    assert remote.locate("s3://b/x?region=eu&anonymous=true").store.filesystem is None
     assert (made["region"], made["anonymous"], "access_key" in made) == ("eu", True, False)
-    locations._opened.cache_clear()
+    remote._opened.cache_clear()
 
 
 def test_where_the_region_cannot_be_found_the_environment_says_it(monkeypatch):
@@ -107,17 +107,17 @@ def test_where_the_region_cannot_be_found_the_environment_says_it(monkeypatch):
 
     monkeypatch.setattr("pyarrow.fs.resolve_s3_region", lost)
     monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-north-1")
-    assert stores._region("b", elsewhere=False) == "eu-north-1"
-    assert stores._region("b", elsewhere=True) == "eu-north-1"
+    assert remote._region("b", elsewhere=False) == "eu-north-1"
+    assert remote._region("b", elsewhere=True) == "eu-north-1"
     monkeypatch.delenv("AWS_DEFAULT_REGION")
     monkeypatch.delenv("AWS_REGION", raising=False)
-    assert stores._region("b", elsewhere=True) == "us-east-1"
+    assert remote._region("b", elsewhere=True) == "us-east-1"
     with pytest.raises(OSError, match="NETWORK_CONNECTION"):
-        stores._region("b", elsewhere=False)
+        remote._region("b", elsewhere=False)
 
 
 def test_every_scheme_and_option_is_in_the_docs():
     page = (Path(__file__).parents[1] / "docs" / "remote.md").read_text(encoding="utf-8")
-    for name, scheme in stores.SCHEMES.items():
+    for name, scheme in remote.SCHEMES.items():
         assert f"`{name}://" in page or name == "abfs"
         assert [word for word in scheme.options if f"`{word}=" not in page and f" `{word}=" not in page] == []

@@ -16,8 +16,8 @@ from offpol_diag.analysis import readout
 from offpol_diag.analysis.tally_file import AGAIN, Held, Piece, Settings, TallyFile, read
 from offpol_diag.errors import ResultError, UsageError
 from offpol_diag.presets import Preset
-from offpol_diag.readers.files import merged
-from offpol_diag.readers.signs import Count, remarks
+from offpol_diag.readers.checks import Count, remarks
+from offpol_diag.readers.parquet import merged
 from offpol_diag.scope import ONE, Label
 from offpol_diag.settle import Asked
 from offpol_diag.summary import DumpFacts, Run, Skipped, Summary

@@ -36,9 +36,9 @@ from offpol_diag.grammar import UNBOUNDED
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.presets import Preset
 from offpol_diag.readers import Dump
-from offpol_diag.readers.alike import value
-from offpol_diag.readers.files import Part, open_again
-from offpol_diag.readers.signs import remarks
+from offpol_diag.readers.checks import remarks
+from offpol_diag.readers.long import value
+from offpol_diag.readers.parquet import Part, open_again
 from offpol_diag.scope import ONE, Settled
 from offpol_diag.settle import Asked, Found
 from offpol_diag.summary import DumpFacts, Model, Run, WorstSequence, WorstToken

@@ -1,29 +1,29 @@
-"""Which rows are bad, and why.
+"""Check the values of rows: which are bad and why, what becomes of them, and the signs of the train columns.
 
 Most columns are found right by their smallest and largest value; only where those are not is every token
 looked at.
-
-A check takes rows and says what is wrong with some of them. The checks run in the order of `CHECKS`,
-each on the rows that passed those before it: values cannot be compared before the lists are known to be
-equally long.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from offpol_diag.errors import DumpError
 from offpol_diag.readers import columns
-from offpol_diag.readers.ragged import Flags, Floats, Ints, Ragged, span, starts
-from offpol_diag.readers.rows import Rows
+from offpol_diag.readers.decode import Flags, Floats, Ints, Problem, Ragged, Rows, Slice, decode, span
+from offpol_diag.readers.keys import starts
+from offpol_diag.readers.schema import Plan
 
-# Above 0 by this much (nats) is rounding: reduced precision puts a sure token a little above 0.
 TOLERANCE = 1e-3
-# What steps, lags and versions stay below: what is made of them is stored in 64 bits.
+"""Nats above 0 that are rounding: reduced precision puts a sure token a little above 0."""
 LIMIT = 2.0**63
+"""What steps, lags and versions stay below: what is made of them is stored in 64 bits."""
+EXAMPLES = 5
+"""Bad rows that are described when bad rows are skipped."""
 
 SKIP = "mend the writer, or leave such rows out with --on-bad-row skip"
 HINTS = {
@@ -36,36 +36,18 @@ HINTS = {
 }
 
 
-@dataclass(frozen=True)
-class Problem:
-    """Something wrong with some rows of a slice.
-
-    Attributes:
-        role: our name of the column.
-        rows: indices of the bad rows in the slice, ascending.
-        detail: what is wrong with the i-th of them.
-        hint: what to do.
-    """
-
-    role: str
-    rows: Ints
-    detail: Callable[[int], str]
-    hint: str
-
-
-Check = Callable[[Rows], Iterator[Problem]]
+# ---------------------------------------------------------------- what makes a row bad
 
 
 def shapes(rows: Rows) -> Iterator[Problem]:
     """A null where a list belongs; lists of different length in a row."""
     for role, column in rows.lists.items():
+        differs = ~column.absent & (column.lengths != rows.lengths)
         yield from _at_rows(role, column.absent, lambda _: "there is null where a list belongs", "null")
-        yield from _at_rows(
-            role, ~column.absent & (column.lengths != rows.lengths), _differs(column, rows), "length"
-        )
+        yield from _at_rows(role, differs, _lengths(column, rows), "length")
 
 
-def _differs(column: Ragged, rows: Rows) -> Callable[[int], str]:
+def _lengths(column: Ragged, rows: Rows) -> Callable[[int], str]:
     return lambda row: (
         f"it holds {column.lengths[row]} values and {columns.ROLLOUT} holds {rows.lengths[row]}"
     )
@@ -74,23 +56,20 @@ def _differs(column: Ragged, rows: Rows) -> Callable[[int], str]:
 def mask_values(rows: Rows) -> Iterator[Problem]:
     """A mask of something else than 0 and 1."""
     mask = rows.lists.get(columns.MASK)
-    if mask is not None and not _is_zero_or_one(mask):
+    if mask is None:
+        return
+    integers = mask.null is None and mask.values.dtype.kind in "iu"
+    if not (integers and mask.span[0] >= 0 and mask.span[1] <= 1):
         odd = (mask.values != 0) & (mask.values != 1)
         yield from _at_tokens(columns.MASK, mask, _with_null(odd, mask), "a mask is 0 or 1", "mask")
-
-
-def _is_zero_or_one(mask: Ragged) -> bool:
-    low, high = mask.span
-    return mask.null is None and mask.values.dtype.kind in "iu" and low >= 0 and high <= 1
 
 
 def token_values(rows: Rows) -> Iterator[Problem]:
     """A null, NaN or infinity at a token that counts."""
     for role, column in rows.lists.items():
-        if at_most(sys.float_info.max, column, rows):
-            continue
-        bad = _with_null(~np.isfinite(column.values), column) & rows.live
-        yield from _at_tokens(role, column, bad, "a token that counts needs a finite value", "value")
+        if not at_most(sys.float_info.max, column, rows):
+            bad = _with_null(~np.isfinite(column.values), column) & rows.live
+            yield from _at_tokens(role, column, bad, "a token that counts needs a finite value", "value")
 
 
 def rollout_signs(rows: Rows) -> Iterator[Problem]:
@@ -101,29 +80,15 @@ def rollout_signs(rows: Rows) -> Iterator[Problem]:
         yield from _at_tokens(columns.ROLLOUT, column, bad, "a log-probability is at most 0", "positive")
 
 
-def at_most(high: float, column: Ragged, rows: Rows) -> bool:
-    """Whether every token that counts has a finite value up to `high`; masked ones most often have too."""
-    if column.null is not None and (column.null & rows.live).any():
-        return False
-    return _inside(column.span, high) or _inside(span(rows.let_through(column.values)), high)
-
-
-def _inside(found: tuple[float, float], high: float) -> bool:
-    return -sys.float_info.max <= found[0] and found[1] <= high  # neither holds of NaN
-
-
 def number_values(rows: Rows) -> Iterator[Problem]:
     """A null, NaN or infinity where each row has one number."""
+    detail = "it is null, NaN or infinite, and a finite number is needed"
     for role, values in rows.numbers.items():
-        yield from _at_rows(role, ~np.isfinite(values), _not_finite, "number")
-
-
-def _not_finite(_: int) -> str:
-    return "it is null, NaN or infinite, and a finite number is needed"
+        yield from _at_rows(role, ~np.isfinite(values), lambda _: detail, "number")
 
 
 def count_values(rows: Rows) -> Iterator[Problem]:
-    """A step, lag or version that no integer of 64 bits holds; null and NaN are let through."""
+    """A step, lag or version that no integer of 64 bits holds; null and NaN are allowed."""
     for role, values in rows.counts.items():
         yield from _at_rows(role, np.abs(values) >= LIMIT, _too_large(values), "number")
 
@@ -132,7 +97,26 @@ def _too_large(values: Floats) -> Callable[[int], str]:
     return lambda row: f"it is {values[row]:.6g}, and a number between -2^63 and 2^63 is needed"
 
 
-CHECKS: tuple[Check, ...] = (shapes, mask_values, token_values, rollout_signs, number_values, count_values)
+CHECKS: tuple[Callable[[Rows], Iterator[Problem]], ...] = (
+    shapes,
+    mask_values,
+    token_values,
+    rollout_signs,
+    number_values,
+    count_values,
+)
+"""In order, each on the rows that passed those before it: lists are compared once they are equally long."""
+
+
+def at_most(high: float, column: Ragged, rows: Rows) -> bool:
+    """Whether every token that counts has a finite value up to `high`; masked ones most often have too."""
+    if column.null is not None and (column.null & rows.live).any():
+        return False
+    return _inside(column.span, high) or _inside(span(rows.unmasked(column.values)), high)
+
+
+def _inside(found: tuple[float, float], high: float) -> bool:
+    return -sys.float_info.max <= found[0] and found[1] <= high  # neither holds of NaN
 
 
 def _with_null(bad: Flags, column: Ragged) -> Flags:
@@ -140,7 +124,7 @@ def _with_null(bad: Flags, column: Ragged) -> Flags:
 
 
 def _at_rows(role: str, bad: Flags, detail: Callable[[int], str], hint: str) -> Iterator[Problem]:
-    """The problem of the rows that are bad, [S] bool; `detail` is told the row."""
+    """The problem of the rows that are bad, [S] bool; `detail` takes the row."""
     found = np.flatnonzero(bad)
     if found.size:
         yield Problem(role, found, lambda i: detail(found[i]), HINTS[hint])
@@ -152,21 +136,219 @@ def _at_tokens(role: str, column: Ragged, bad: Flags, why: str, hint: str) -> It
     if not found.size:
         return
     offsets = starts(column.lengths)
-    rows, index = np.unique(row_of(found, offsets), return_index=True)
+    rows, index = np.unique(_row_of(found, offsets), return_index=True)
     tokens = found[index]
-    yield Problem(
-        role,
-        rows,
-        lambda i: f"token {tokens[i] - offsets[rows[i]]} is {_shown(column, tokens[i])}, and {why}",
-        HINTS[hint],
-    )
+
+    def detail(i: int) -> str:
+        null = column.null is not None and column.null[tokens[i]]
+        shown = "null" if null else f"{column.values[tokens[i]]:.6g}"
+        return f"token {tokens[i] - offsets[rows[i]]} is {shown}, and {why}"
+
+    yield Problem(role, rows, detail, HINTS[hint])
 
 
-def row_of(tokens: Ints, offsets: Ints) -> Ints:
+def _row_of(tokens: Ints, offsets: Ints) -> Ints:
     """The row that each token [N] is in; rows start at `offsets` [S+1]."""
     return np.searchsorted(offsets, tokens, side="right") - 1
 
 
-def _shown(column: Ragged, token: int) -> str:
-    null = column.null is not None and column.null[token]
-    return "null" if null else f"{column.values[token]:.6g}"
+# ---------------------------------------------------------------- what becomes of bad rows
+
+
+@dataclass(frozen=True)
+class BadRow:
+    """A row that was left out, and why; rows count from 0 in their file."""
+
+    file: str
+    row_group: int
+    row: int
+    column: str
+    reason: str
+
+    def __str__(self) -> str:
+        """The sentence of an error."""
+        return (
+            f"{self.file}, row group {self.row_group}, row {self.row}, column {self.column!r}: {self.reason}"
+        )
+
+
+@dataclass
+class Skipped:
+    """Rows left out so far.
+
+    Attributes:
+        count: how many.
+        examples: the first `EXAMPLES`.
+    """
+
+    count: int = 0
+    examples: list[BadRow] = field(default_factory=list)
+
+    def merge(self, more: Skipped) -> None:
+        """Count those of the rows that follow."""
+        self.count += more.count
+        self.examples += more.examples[: EXAMPLES - len(self.examples)]
+
+
+def good_rows(piece: Slice, plan: Plan, skipped: Skipped | None) -> tuple[Slice, Rows]:
+    """The good rows of a slice, decoded.
+
+    Args:
+        piece: the slice.
+        plan: the columns.
+        skipped: where bad rows are counted; None to stop at the first.
+
+    Raises:
+        DumpError: a bad row that is not to be skipped.
+    """
+    if piece.problems:
+        piece = _without(piece, list(piece.problems), plan, skipped)
+    rows = decode(piece.table, plan)
+    for check in CHECKS:
+        problems = list(check(rows))
+        if problems:
+            piece = _without(piece, problems, plan, skipped)
+            rows = decode(piece.table, plan)
+    return piece, rows
+
+
+def _without(piece: Slice, problems: list[Problem], plan: Plan, skipped: Skipped | None) -> Slice:
+    def bad_row(problem: Problem, index: int) -> BadRow:
+        column = plan.columns.get(problem.role, problem.role)
+        row = int(piece.rows[problem.rows[index]])
+        return BadRow(piece.file, piece.row_group, row, column, problem.detail(index))
+
+    if skipped is None:
+        first = min(problems, key=lambda problem: int(problem.rows[0]))
+        raise DumpError(str(bad_row(first, 0)), first.hint)
+    bad = np.unique(np.concatenate([problem.rows for problem in problems]))
+    for row in bad[: EXAMPLES - len(skipped.examples)]:
+        problem = next(problem for problem in problems if row in problem.rows)
+        skipped.examples.append(bad_row(problem, int(np.searchsorted(problem.rows, row))))
+    skipped.count += len(bad)
+    good = np.ones(len(piece.rows), np.bool_)
+    good[bad] = False
+    return piece.keep(good)
+
+
+# ---------------------------------------------------------------- positive log-probs on the train side
+# A value above 0 is no log-probability. In the train columns it is reported, not refused: perturbed or
+# quantised dumps hold some, and every number stays defined. A column that is positive more often than not has
+# the wrong sign.
+
+TRAIN = (columns.OLD, columns.CURRENT)
+JUDGED_AT = 32
+"""Enough tokens that more than half of them positive is no accident."""
+NEGATE = "a log-probability is at most 0; if the column holds negative log-likelihoods, negate it"
+
+
+@dataclass
+class Count:
+    """What was seen of the signs of one column.
+
+    Attributes:
+        tokens: that count.
+        positive: beyond the tolerance.
+        sizeable: beyond the tolerance on either side of 0.
+        first: place and value of the first positive one.
+        judged: whether the sign was judged; `sizeable` is not counted from then on.
+        wrong: why the sign is wrong; empty when it was found right.
+    """
+
+    tokens: int = 0
+    positive: int = 0
+    sizeable: int = 0
+    first: str = ""
+    judged: bool = False
+    wrong: str = ""
+
+    def decided(self, more: int) -> bool:
+        """Whether so many tokens more, none of them positive, change nothing but their number."""
+        return self.judged or (not self.positive and self.tokens + more >= JUDGED_AT)
+
+    def add(self, more: Count) -> None:
+        """Count what was seen in the rows that follow; the first to see enough tokens has judged."""
+        if not self.judged:
+            self.sizeable += more.sizeable
+            self.judged, self.wrong = more.judged, more.wrong
+        self.tokens += more.tokens
+        self.positive += more.positive
+        self.first = self.first or more.first
+
+
+@dataclass(frozen=True)
+class Signs:
+    """Watches the signs of the train columns.
+
+    Attributes:
+        plan: the columns.
+        counts: by our name of the column.
+        waits: a wrong sign is an error only once `merge` knows that no row before these had judged.
+    """
+
+    plan: Plan
+    counts: dict[str, Count] = field(default_factory=dict)
+    waits: bool = False
+
+    def see(self, piece: Slice, rows: Rows) -> None:
+        """Count the next rows.
+
+        Raises:
+            DumpError: a column with the wrong sign.
+        """
+        for role in TRAIN:
+            if role in rows.lists:
+                count = self.counts.setdefault(role, Count())
+                if not (count.decided(rows.kept) and at_most(TOLERANCE, rows.lists[role], rows)):
+                    self._add(count, role, piece, rows)
+                count.tokens += rows.kept
+                self._judge(count)
+
+    def _add(self, count: Count, role: str, piece: Slice, rows: Rows) -> None:
+        values = np.where(rows.live, rows.lists[role].values, 0.0).astype(np.float64)
+        positive = np.flatnonzero(values > TOLERANCE)
+        count.positive += positive.size
+        if not count.judged:
+            count.sizeable += int((np.abs(values) > TOLERANCE).sum())
+        if positive.size and not count.first:
+            token = positive[0]
+            row = int(_row_of(positive[:1], rows.offsets)[0])
+            at = f"{piece.place(row)}, column {self.plan.columns[role]!r}"
+            count.first = f"{at}: token {token - rows.offsets[row]} is {values[token]:.6g}"
+
+    def _judge(self, count: Count) -> None:
+        if not count.judged and count.tokens >= JUDGED_AT:
+            count.judged = True
+            if 2 * count.positive > count.sizeable:
+                count.wrong = (
+                    f"{count.first}, and {count.positive} of {count.tokens} tokens are above 0 like it: "
+                    "the column has the wrong sign"
+                )
+        if count.wrong and not self.waits:
+            raise DumpError(count.wrong, NEGATE)
+
+    def merge(self, counts: Mapping[str, Count]) -> None:
+        """Count what others saw in the rows that follow.
+
+        Raises:
+            DumpError: a column with the wrong sign.
+        """
+        for role, more in counts.items():
+            count = self.counts.setdefault(role, Count())
+            count.add(more)
+            self._judge(count)
+
+    def notes(self) -> tuple[str, ...]:
+        """A warning for each column with positive values."""
+        return remarks({self.plan.columns[role]: count for role, count in self.counts.items()})
+
+
+def remarks(counts: Mapping[str, Count]) -> tuple[str, ...]:
+    """A warning for each column, by its name in the dump, with positive values."""
+    return tuple(
+        f"{count.positive} of {count.tokens} tokens ({count.positive / count.tokens:.2%}) of "
+        f"{column!r} are above 0 by more than {TOLERANCE:g} nats "
+        f"(first: {count.first}); such values are no log-probabilities"
+        for column, count in counts.items()
+        if count.positive
+    )

@@ -1,16 +1,17 @@
-"""Whose column is whose: the parts a column can play, the names it goes by, and the user's own word.
+"""Column roles: what each may hold, the names that trainers give it, and the user's own `--columns`.
 
-A new alias is a word in `ROLES`.
+A new name that a trainer uses is a word in `ROLES`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import pyarrow as pa
+import pyarrow.types as pt
+
 from offpol_diag.errors import DumpError, did_you_mean
-from offpol_diag.readers import kinds
-from offpol_diag.readers.kinds import Kind
 
 ROLLOUT, OLD, CURRENT = "rollout_log_probs", "old_log_probs", "current_log_probs"
 MASK, ADVANTAGES, REWARDS = "response_mask", "advantages", "rewards"
@@ -19,15 +20,122 @@ SEQUENCE, GROUP = "sequence_id", "group_id"
 STEP, LAG = "step", "policy_lag"
 POSITION = "position"
 ROLLOUT_VERSION, TRAIN_VERSION = "rollout_version", "train_version"
-# What reaches a batch as `scalars`.
-SCALARS = (SEQUENCE, GROUP, STEP, LAG, ROLLOUT_VERSION, TRAIN_VERSION)
-# Those of them that are numbers.
 COUNTS = (STEP, LAG, ROLLOUT_VERSION, TRAIN_VERSION)
+SCALARS = (SEQUENCE, GROUP, *COUNTS)
+"""What reaches a batch as `scalars`; those in `COUNTS` are numbers."""
+
+
+# ---------------------------------------------------------------- what a column holds
+# A width never matters (float16 or float64, list or large_list); what an element is does. The null type will
+# do for anything: it is what some writers make of a column that is empty or null throughout.
+
+Test = Callable[[pa.DataType], bool]
+
+LISTS: tuple[Test, ...] = (
+    pt.is_list,
+    pt.is_large_list,
+    pt.is_fixed_size_list,
+    pt.is_list_view,
+    pt.is_large_list_view,
+)
+BYTES: tuple[Test, ...] = (pt.is_binary, pt.is_large_binary, pt.is_binary_view, pt.is_fixed_size_binary)
+TEXTS: tuple[Test, ...] = (pt.is_string, pt.is_large_string, pt.is_string_view, *BYTES[:3])
+NUMBERS: tuple[Test, ...] = (pt.is_integer, pt.is_floating, pt.is_boolean)
+FAMILIES = {"anything": (pt.is_null,), "number": NUMBERS, "text": TEXTS}
+
+
+def is_list(dtype: pa.DataType) -> bool:
+    """Whether a column holds a list per row."""
+    return _is_any(dtype, LISTS)
+
+
+def is_padded(dtype: pa.DataType) -> bool:
+    """Whether every list of a column has the same length."""
+    return bool(pt.is_fixed_size_list(dtype))
+
+
+def is_float(dtype: pa.DataType) -> bool:
+    """Whether a column holds a float per row."""
+    return bool(pt.is_floating(stored(dtype)))
+
+
+def is_bytes(dtype: pa.DataType) -> bool:
+    """Whether a column holds bytes per row, which may be text."""
+    return _is_any(stored(dtype), BYTES)
+
+
+def is_described(dtype: pa.DataType) -> bool:
+    """Whether a column can say where a sequence comes from: text, an integer or a boolean."""
+    return _is_any(stored(dtype), (pt.is_integer, pt.is_boolean, pt.is_string, pt.is_large_string))
+
+
+def stored(dtype: pa.DataType) -> pa.DataType:
+    """The type without its dictionary, and an extension's as it is stored."""
+    inner = dtype.value_type if pt.is_dictionary(dtype) else dtype
+    return inner.storage_type if isinstance(inner, pa.BaseExtensionType) else inner
+
+
+def agree(one: pa.DataType, two: pa.DataType) -> bool:
+    """Whether two files agree on a column: in having lists, and in the family of the elements."""
+    return is_list(one) == is_list(two) and len({_family(one), _family(two)} - {"anything"}) < 2
+
+
+def _family(dtype: pa.DataType) -> str:
+    inner = stored(dtype.value_type if is_list(dtype) else dtype)
+    return next((name for name, tests in FAMILIES.items() if _is_any(inner, tests)), str(inner))
+
+
+def _is_any(dtype: pa.DataType, tests: tuple[Test, ...]) -> bool:
+    return any(test(dtype) for test in tests)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a column must hold.
+
+    Attributes:
+        needs: in words, for messages.
+        accepts: whether an Arrow type will do.
+    """
+
+    needs: str
+    accepts: Test
+
+
+def _list_of(*tests: Test) -> Test:
+    return lambda dtype: is_list(dtype) and _is_any(dtype.value_type, (*tests, pt.is_null))
+
+
+def _one(*tests: Test) -> Test:
+    return lambda dtype: _is_any(stored(dtype), (*tests, pt.is_null))
+
+
+FLOATS = Kind("a list of floats per row", _list_of(pt.is_floating))
+INTEGERS = Kind("a list of integers per row", _list_of(pt.is_integer))
+FLAGS = Kind("a list of 0 and 1 per row", _list_of(*NUMBERS))
+NUMBER = Kind("one number per row", _one(*NUMBERS))
+NUMBER_OR_LIST = Kind(
+    "one number or a list of numbers per row",
+    lambda dtype: NUMBER.accepts(dtype) or _list_of(*NUMBERS)(dtype),
+)
+LABEL = Kind("one value per row", lambda dtype: not pt.is_nested(stored(dtype)))
+IN_LONG_FORM = "per row, as the other columns of one row per token"
+INTEGER = Kind(f"one integer {IN_LONG_FORM}", _one(pt.is_integer))
+PER_TOKEN = {
+    FLOATS: Kind(f"one float {IN_LONG_FORM}", _one(pt.is_floating)),
+    INTEGERS: INTEGER,
+    FLAGS: Kind(f"one 0 or 1 {IN_LONG_FORM}", _one(*NUMBERS)),
+    NUMBER_OR_LIST: NUMBER,
+}
+"""What a list holds → what a row per token holds in its place."""
+
+
+# ---------------------------------------------------------------- roles
 
 
 @dataclass(frozen=True)
 class Role:
-    """A part a column can play.
+    """A role that a column can have.
 
     Attributes:
         name: our name, and the column's name in a canonical dump.
@@ -47,7 +155,7 @@ class Role:
 ROLES = (
     Role(
         ROLLOUT,
-        kinds.FLOATS,
+        FLOATS,
         (
             "rollout_logprobs",
             "rollout_logps",
@@ -79,7 +187,7 @@ ROLES = (
     ),
     Role(
         OLD,
-        kinds.FLOATS,
+        FLOATS,
         (
             "old_logprobs",
             "old_logps",
@@ -105,37 +213,37 @@ ROLES = (
     ),
     Role(
         CURRENT,
-        kinds.FLOATS,
+        FLOATS,
         ("current_logprobs", "current_logps", "log_prob", "per_token_logps"),
         short="current",
         per_token=("current_log_prob", "current_logprob", "current_logp"),
     ),
     Role(
         MASK,
-        kinds.FLAGS,
+        FLAGS,
         ("loss_mask", "loss_masks", "completion_mask", "token_loss_mask", "action_mask"),
         short="mask",
     ),
-    Role(ADVANTAGES, kinds.NUMBER_OR_LIST, ("advantage",)),
-    Role(REWARDS, kinds.NUMBER, ("reward",)),
+    Role(ADVANTAGES, NUMBER_OR_LIST, ("advantage",)),
+    Role(REWARDS, NUMBER, ("reward",)),
     Role(
         TOKEN_IDS,
-        kinds.INTEGERS,
+        INTEGERS,
         ("response_token_ids", "response_ids", "completion_ids"),
         per_token=("token_id",),
     ),
-    Role(ENTROPY, kinds.FLOATS, ("entropies", "rollout_entropy", "old_entropy")),
+    Role(ENTROPY, FLOATS, ("entropies", "rollout_entropy", "old_entropy")),
     Role(
         SEQUENCE,
-        kinds.LABEL,
+        LABEL,
         ("sample_id", "sample_index"),
         per_token=("rollout_id", "trajectory_id", "request_id"),
     ),
-    Role(GROUP, kinds.LABEL, ("prompt_id", "group_index", "uid")),
-    Role(STEP, kinds.NUMBER, ("global_step",)),
-    Role(LAG, kinds.NUMBER, ("staleness",)),
-    Role(ROLLOUT_VERSION, kinds.NUMBER),
-    Role(TRAIN_VERSION, kinds.NUMBER),
+    Role(GROUP, LABEL, ("prompt_id", "group_index", "uid")),
+    Role(STEP, NUMBER, ("global_step",)),
+    Role(LAG, NUMBER, ("staleness",)),
+    Role(ROLLOUT_VERSION, NUMBER),
+    Role(TRAIN_VERSION, NUMBER),
 )
 
 

@@ -2,27 +2,58 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from dataclasses import dataclass, field, fields, replace
+from itertools import chain
+from typing import Any, Literal
 
+import numpy as np
+import torch
+from torch import Tensor
+
+from offpol_diag import segments
 from offpol_diag.batch import Batch
 from offpol_diag.errors import DumpError
-from offpol_diag.readers import files, kinds
-from offpol_diag.readers.columns import MASK, ROLLOUT
-from offpol_diag.readers.files import DumpInfo, Part
-from offpol_diag.readers.join import join
+from offpol_diag.readers.checks import Count, Signs, Skipped, good_rows
+from offpol_diag.readers.columns import MASK, ROLLOUT, is_padded
+from offpol_diag.readers.decode import Slice, pack
 from offpol_diag.readers.long import gathered
-from offpol_diag.readers.pack import keep_memory, pack
-from offpol_diag.readers.reel import Reel
-from offpol_diag.readers.schemas import Plan, agree
-from offpol_diag.readers.signs import Count, Signs
-from offpol_diag.readers.sizes import Size, share, sizes
-from offpol_diag.readers.skipping import Sieve, Skipped
-from offpol_diag.readers.slices import Slice, slices, tokens_in
+from offpol_diag.readers.parquet import Part, describe, merged
+from offpol_diag.readers.rowgroups import Cursor, slices, tokens_in
+from offpol_diag.readers.schema import Plan, agree
 from offpol_diag.readers.sources import find
 
 Progress = Callable[[int], None]
+
+ROOM = 1.2
+"""By how much batches may be larger than `batch_tokens`, where that makes one batch less."""
+SLACK = 1.1
+"""By how much one may be larger than another: sequences are not cut, and footers tell sizes about."""
+RECYCLED = (32 << 20) - (64 << 10)
+"""Bytes; freeing the largest block that counts makes the GNU allocator keep smaller ones."""
+
+
+@dataclass(frozen=True)
+class DumpInfo:
+    """What a report says of the dump.
+
+    Attributes:
+        files: paths, as read.
+        rows: sequences, bad ones included; in the long form known once the dump was read, tokens until then.
+        row_groups: of all files.
+        bytes: size of the files.
+        columns: our name → the column it is read from.
+        provenance: what the files' metadata says of how the numbers were made; where files disagree, the list
+            of what they say.
+    """
+
+    files: tuple[str, ...]
+    rows: int
+    row_groups: int
+    bytes: int
+    columns: dict[str, str]
+    provenance: dict[str, object]
 
 
 @dataclass(frozen=True)
@@ -44,7 +75,7 @@ class Noticed:
 
 @dataclass
 class Dump:
-    """A dump whose files, columns and types were found right; its values are judged as they are read.
+    """A dump whose files, columns and types were found right; its values are checked as they are read.
 
     Attributes:
         info: what a report says of it.
@@ -63,7 +94,7 @@ class Dump:
     _waits: bool = False
     _before: int = 0
     _rate: float = 0.0
-    _reel: Reel = field(default_factory=Reel, compare=False, repr=False)
+    _cursor: Cursor = field(default_factory=Cursor, compare=False, repr=False)
 
     @property
     def long(self) -> bool:
@@ -80,19 +111,17 @@ class Dump:
         info = replace(self.info, rows=sum(part.rows for part in parts))
         first = before + sum(parts[0].group_rows[: parts[0].groups.start]) + (parts[0].between or (0,))[0]
         begun = Dump(info, list(parts), self._plan, self._skip, self._tokens, _rate=self._rate)
-        return replace(begun, _shard=True, _waits=first > 0, _before=before, _reel=self._reel)
+        return replace(begun, _shard=True, _waits=first > 0, _before=before, _cursor=self._cursor)
 
     def only(self, roles: Collection[str]) -> Dump:
-        """The same dump with no more than some columns, by our names; batches lack all else.
+        """The same dump with some columns alone, by our names; its batches have no positions, turns or keys.
 
-        They have no positions, turns or keys either. The dump itself, where rows are left out or put together
-        by what stands in all their columns.
+        It is the dump itself where rows are left out or put together by what stands in all their columns.
         """
         if self._skip or self.long:
             return self
-        needed = {ROLLOUT, MASK, *roles}
-        plan = self._plan.only(needed)
-        return replace(self, _plan=plan, skipped=Skipped(), _signs=None, _reel=Reel())
+        plan = self._plan.only({ROLLOUT, MASK, *roles})
+        return replace(self, _plan=plan, skipped=Skipped(), _signs=None, _cursor=Cursor())
 
     @property
     def rows(self) -> int:
@@ -117,17 +146,26 @@ class Dump:
     def group_tokens(self) -> list[float]:
         """About how many each row group holds that is read, masked ones included.
 
-        By its bytes before compression, and what they are to a token in the first of them.
+        By its bytes before compression, and what they are to a token in the first of them; by its rows in the
+        long form, and where footers do not tell bytes.
 
         Raises:
             DumpError: the first file does not open any more.
         """
-        found = sizes(self._parts, by_rows=self.long)
-        filled = next((one for one in found if one[2]), None)
-        if filled and not self._rate:
-            part, group, size = filled
-            self._rate = max(tokens_in(part, group, self._plan), 1) / size
-        return [self._rate * size * share(part, group) for part, group, size in found]
+        groups = [(part, at) for part in self._parts for at in part.groups]
+        stated = all(part.group_bytes[at] > 0 for part, at in groups if part.group_rows[at])
+        by_bytes = stated and not self.long
+        sizes = [
+            float(part.group_bytes[at] if by_bytes and part.group_rows[at] else part.group_rows[at])
+            for part, at in groups
+        ]
+        filled = next((i for i, size in enumerate(sizes) if size), None)
+        if filled is not None and not self._rate:
+            self._rate = max(tokens_in(*groups[filled], self._plan), 1) / sizes[filled]
+        return [
+            self._rate * size * (part.rows / part.group_rows[at] if part.between else 1.0)
+            for size, (part, at) in zip(sizes, groups, strict=True)
+        ]
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -149,21 +187,26 @@ class Dump:
         """The sequences as CPU float64 batches, in the order of the files; it can be called again.
 
         Args:
-            progress: Called with the number of rows just read, bad ones included; they add up to `rows`.
-            even: Whether they may be a little larger than was asked for, to be of about one size: a small one
-                costs what a large one does beside its tokens.
+            progress: called with the number of rows just read, bad ones included; they add up to `rows`.
+            even: whether they may be a little larger than `batch_tokens`, to be of about one size: a small
+                one costs what a large one does beside its tokens.
 
         Yields:
             Batches of at most about `batch_tokens` tokens, or of one sequence.
 
         Raises:
-            DumpError: A bad row (unless skipped), corrupt data, a column of the wrong sign, or nothing left:
+            DumpError: a bad row (unless skipped), corrupt data, a column of the wrong sign, or nothing left:
                 every row skipped or every token masked.
         """
-        keep_memory()
+        np.empty(
+            RECYCLED, np.uint8
+        )  # the memory of a batch is kept for the next; never touched, it takes none
         self.skipped, self._signs, self._kept = Skipped(), Signs(self._plan, waits=self._waits), 0
-        size = Size.evenly(self.tokens, self._tokens) if even else Size(self._tokens)
-        for batch in join(self._packed(size, self._signs, progress), size.most, size.aim):
+        most, aim = self._tokens, math.inf
+        if even:
+            most, tokens = max(1, int(ROOM * self._tokens)), self.tokens
+            aim = tokens / math.ceil(max(tokens, 1) / most)
+        for batch in join(self._packed(most, even, self._signs, progress or (lambda _: None)), most, aim):
             self._kept += batch.tokens
             if self._kept or self._shard:
                 yield batch
@@ -176,7 +219,7 @@ class Dump:
         return Noticed(self.info.rows, self._kept, self.skipped, signs)
 
     def notice(self, shards: Iterable[Noticed]) -> None:
-        """Know what the readings of its shards noticed, in order, as if all of it had been read here.
+        """Take in what the readings of its shards noticed, in order, as if all of it had been read here.
 
         Raises:
             DumpError: a column of the wrong sign, or nothing left.
@@ -191,25 +234,24 @@ class Dump:
         if not self._kept:
             raise self._nothing()
 
-    def _packed(self, size: Size, signs: Signs, progress: Progress | None) -> Iterator[Batch]:
-        sieve = Sieve(self._plan, self._skip, self.skipped)
+    def _packed(self, most: int, even: bool, signs: Signs, progress: Progress) -> Iterator[Batch]:
         sequences = 0
-        for piece in self._slices(size, progress or (lambda _: None)):
-            good, rows = sieve.sift(piece)
+        for piece in self._slices(most, even, progress):
+            good, rows = good_rows(piece, self._plan, self.skipped if self._skip else None)
             signs.see(good, rows)
             if len(good.rows):
                 yield pack(good, rows, self._plan)
             sequences += len(piece.rows)
         self.info = replace(self.info, rows=sequences)
 
-    def _slices(self, size: Size, progress: Progress) -> Iterator[Slice]:
-        if self._plan.form.long:
-            yield from gathered(self._parts, self._plan, size.most, progress)
+    def _slices(self, most: int, even: bool, progress: Progress) -> Iterator[Slice]:
+        if self.long:
+            yield from gathered(self._parts, self._plan, most, progress)
             return
-        before, held = self._before, iter(self.group_tokens if size.even else ())
+        before, tokens = self._before, iter(self.group_tokens if even else ())
         for part in self._parts:
-            most = {at: size.of(next(held, 0.0)) for at in part.groups}
-            for piece in slices(part, self._plan, before, most, self._reel):
+            sizes = {at: _evenly(next(tokens), most) if even else most for at in part.groups}
+            for piece in slices(part, self._plan, before, sizes, self._cursor):
                 yield piece
                 progress(len(piece.rows))
             before += sum(part.group_rows)
@@ -221,14 +263,12 @@ class Dump:
                 f"{name}: every row was skipped, all {self.info.rows}; the first: {self.skipped.examples[0]}",
                 "mend what is wrong with the first, then read again",
             )
-        return DumpError(f"{name}: no token is left in {self.info.rows} rows", _masked_hint(self._plan))
-
-
-def _masked_hint(plan: Plan) -> str:
-    mask = plan.columns.get(MASK)
-    if mask is None:
-        return "every list is empty; check the writer"
-    return f"column {mask!r} excludes every token; 1 is a token that counts, 0 one that does not"
+        mask = self._plan.columns.get(MASK)
+        hint = f"column {mask!r} excludes every token; 1 is a token that counts, 0 one that does not"
+        return DumpError(
+            f"{name}: no token is left in {self.info.rows} rows",
+            hint if mask else "every list is empty; check the writer",
+        )
 
 
 def open_dump(
@@ -243,35 +283,32 @@ def open_dump(
 
     Args:
         sources: Parquet files, directories (searched recursively for *.parquet) and globs.
-        columns: Which column plays a part, where its name does not say: `{"rollout": "my_logps"}`. A part is
+        columns: which column has a role, where its name does not say: `{"rollout": "my_logps"}`. A role is
             one of rollout, old, current, mask, or a canonical column name.
-        group_by: Columns with one value per row that should reach `Batch.scalars`.
-        on_bad_row: Whether a bad row is an error or is left out and counted.
-        batch_tokens: How many tokens, masked ones included, are held at once.
+        group_by: columns with one value per row that should reach `Batch.scalars`.
+        on_bad_row: whether a bad row is an error or is left out and counted.
+        batch_tokens: how many tokens, masked ones included, are held at once.
 
     Raises:
-        DumpError: A source that cannot be found or read, a column that is missing, ambiguous or of the wrong
+        DumpError: a source that cannot be found or read, a column that is missing, ambiguous or of the wrong
             type, files that differ, or no row at all.
     """
-    parts = files.describe(find(sources))
+    parts = describe(find(sources))
     filled = [part for part in parts if part.rows]
     if not filled:
         raise DumpError(
             f"{_named(parts)}: the dump is empty: it has no row", "check that its writer was closed"
         )
     plan = agree(filled, columns or {}, group_by)
-    return Dump(_info(parts, plan), filled, plan, on_bad_row == "skip", max(1, batch_tokens))
-
-
-def _info(parts: Sequence[Part], plan: Plan) -> DumpInfo:
-    return DumpInfo(
+    info = DumpInfo(
         files=tuple(str(part.path) for part in parts),
         rows=sum(part.rows for part in parts),
         row_groups=sum(len(part.group_rows) for part in parts),
         bytes=sum(part.bytes for part in parts),
         columns=dict(plan.columns),
-        provenance=files.merged(part.provenance for part in parts),
+        provenance=merged(part.provenance for part in parts),
     )
+    return Dump(info, filled, plan, on_bad_row == "skip", max(1, batch_tokens))
 
 
 def _named(parts: Sequence[Part]) -> str:
@@ -282,6 +319,52 @@ def _named(parts: Sequence[Part]) -> str:
 def _padding(part: Part, plan: Plan) -> tuple[str, ...]:
     """A warning where padding may be taken for tokens."""
     column = plan.columns[ROLLOUT]
-    if MASK in plan.columns or not kinds.is_padded(part.schema.field(column).type):
+    if MASK in plan.columns or not is_padded(part.schema.field(column).type):
         return ()
     return (f"{column!r} is padded to one length and there is no {MASK}: padding, if any, counts as tokens",)
+
+
+# ---------------------------------------------------------------- the size of batches
+
+
+def _evenly(tokens: float, most: int) -> int:
+    """The largest slice of a row group of so many tokens that is cut into about equal ones."""
+    return max(1, math.ceil(SLACK * tokens / math.ceil(max(tokens, 1) / most)))
+
+
+def join(batches: Iterable[Batch], most: int, aim: float = math.inf) -> Iterator[Batch]:
+    """The same sequences in order, in batches of at most `most` tokens unless one alone is larger.
+
+    Many small row groups are then no slower to analyse than a few large ones. A batch ends where it is
+    nearest to `aim` tokens.
+    """
+    held: list[Batch] = []
+    size = 0
+    for batch in batches:
+        if size and (size + batch.tokens > most or size + batch.tokens / 2 > aim):
+            yield _concatenated(held)
+            held, size = [], 0
+        held.append(batch)
+        size += batch.tokens
+    if held:
+        yield _concatenated(held)
+
+
+def _concatenated(batches: Sequence[Batch]) -> Batch:
+    if len(batches) == 1:
+        return batches[0]
+    joined: dict[str, Any] = {}
+    for name in (f.name for f in fields(Batch)):
+        values = [getattr(batch, name) for batch in batches]
+        if name == "scalars":
+            joined[name] = {key: list(chain.from_iterable(s[key] for s in values)) for key in values[0]}
+        else:
+            joined[name] = _cat([x for x in values if x is not None], name in ("cu_seqlens", "cu_runs"))
+    return Batch(**joined)
+
+
+def _cat(values: Sequence[Tensor], offsets: bool) -> Tensor | None:
+    if not values or not offsets:
+        return torch.cat(list(values)) if values else None
+    lengths = torch.cat([segments.lengths(value) for value in values])
+    return torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])

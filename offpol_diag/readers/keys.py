@@ -15,9 +15,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pt
 
-from offpol_diag.readers.ragged import Floats, Ints, starts
-
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
+
+
+def starts(lengths: Ints) -> Ints:
+    """Where each row starts, and the end: [S] → [S+1] int64."""
+    return np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
 
 
 def mix(x: Words) -> Words:
@@ -61,15 +66,7 @@ def _of_label(value: Any) -> int:
 def of_contents(rollout: Floats, position: Ints, lengths: Ints) -> Ints:
     """Keys from what sequences hold: kept log-probs [T] at positions [T], lengths [S] → [S] int64."""
     bits = (rollout + 0.0).view(np.uint64)  # + 0.0: -0.0 and 0.0 are one number
-    words = mix(bits ^ _mixed(position))
+    words = mix(bits ^ mix(position.astype(np.uint64)))
     sums = np.concatenate((np.zeros(1, np.uint64), np.cumsum(words, dtype=np.uint64)))  # modulo 2⁶⁴
     ends = starts(lengths)
     return mix(sums[ends[1:]] - sums[ends[:-1]]).view(np.int64)
-
-
-def _mixed(position: Ints) -> Words:
-    """`mix` of positions; from a table where they are small enough for it to pay."""
-    top = int(position.max(initial=0))
-    if top >= position.size or position.min(initial=0) < 0:
-        return mix(position.astype(np.uint64))
-    return mix(np.arange(top + 1, dtype=np.uint64))[position]

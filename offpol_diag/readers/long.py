@@ -1,40 +1,41 @@
-"""The long form, one row per token → slices of one row per sequence.
+"""Gather dumps of one row per token into slices of one row per sequence.
 
 A sequence begins at the first row with its id and waits for those that began before it, so the order of the
 sequences is that of their first rows, however the dump is cut. Its rows may lie anywhere, in one file or in
 several, as long as no more than `FAR` other rows lie between one and the next: so many rows are held, no
-matter how few tokens the reader is asked to hold. A bad row, in messages, is where its sequence begins.
+matter how few tokens the reader may hold. A bad row, in messages, is where its sequence begins.
 
 Tokens are ordered by the position column, if there is one, else by row. The first position of a sequence is
 its index 0. Where positions jump, the writer left tokens out: they part two turns as masked tokens do, but
-nobody knows more of them, and they are not counted as masked.
+nothing is known of them, and they are not counted as masked.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
 
 from offpol_diag.errors import DumpError
-from offpol_diag.readers import alike, columns
-from offpol_diag.readers.alike import Column, Flaw
-from offpol_diag.readers.checks import SKIP, Problem
-from offpol_diag.readers.files import Part
-from offpol_diag.readers.forms import TOKENS
-from offpol_diag.readers.ragged import Ints, dense, starts
-from offpol_diag.readers.schemas import Plan
-from offpol_diag.readers.slices import Slice, cuts, tables
-from offpol_diag.readers.spans import Opening, Piece, Spans
+from offpol_diag.readers import columns
+from offpol_diag.readers.checks import SKIP
+from offpol_diag.readers.decode import Ints, Problem, Slice, cuts, dense
+from offpol_diag.readers.keys import starts
+from offpol_diag.readers.parquet import Part
+from offpol_diag.readers.rowgroups import tables
+from offpol_diag.readers.schema import TOKENS, Plan
 
-# Rows of others between two rows of a sequence, at most: four row groups of a million.
 FAR = 4_000_000
-# Tokens are handed out once they are this part of those held; sorting then costs a few passes in all.
+"""Rows of others between two rows of a sequence, at most: four row groups of a million."""
 WORTHWHILE = 0.25
-NUMBER = ""  # the held column with the number of the sequence; no column of ours is called so
+"""Tokens are sorted and handed out once they are this part of those held; that costs a few passes in all."""
+NUMBER = ""
+"""The held column with the number of the sequence; no column of ours is called so."""
 WHOLE = frozenset({columns.TOKEN_IDS, columns.POSITION})
 
 
@@ -57,10 +58,84 @@ def gathered(
         for group, first, table in tables(part, plan, dict.fromkeys(part.groups, tokens)):
             if not table.num_rows:
                 continue
-            gathering.add(str(part.path), group, first, table)
+            gathering.add(Piece(str(part.path), group, first, _without_views(table)))
             yield from gathering.finished()
             progress(table.num_rows)
     yield from gathering.rest()
+
+
+class Piece(NamedTuple):
+    """Adjacent rows of a row group.
+
+    Attributes:
+        file: path.
+        group: number of the row group in the file.
+        first: number of the first row in the file.
+        table: the rows.
+    """
+
+    file: str
+    group: int
+    first: int
+    table: pa.RecordBatch
+
+    def place(self, row: int) -> str:
+        """Where a row of the piece stands."""
+        return f"{self.file}, row group {self.group}, row {self.first + row}"
+
+
+class Spans(NamedTuple):
+    """The rows of a piece, sequence by sequence.
+
+    Attributes:
+        order: the rows, by sequence and then as they stand, [N].
+        numbers: the sequences, ascending, [S].
+        begins: where each begins in `order`, [S].
+        ends: where it ends, [S].
+    """
+
+    order: Ints
+    numbers: Ints
+    begins: Ints
+    ends: Ints
+
+    @classmethod
+    def of(cls, numbers: Ints) -> Spans:
+        """From the number of each row's sequence, [N]."""
+        order = np.argsort(numbers, kind="stable")
+        ordered = numbers[order]
+        begins = np.flatnonzero(np.diff(ordered, prepend=-1))
+        return cls(order, ordered[begins], begins, np.append(begins[1:], len(order)))
+
+
+class Opening(NamedTuple):
+    """Sequences that begin in one piece.
+
+    Attributes:
+        file: path.
+        group: number of the row group.
+        first: number of the first of them; the others follow it.
+        rows: the row in the file that each begins in, [S].
+        table: what is constant in a sequence, S rows.
+    """
+
+    file: str
+    group: int
+    first: int
+    rows: Ints
+    table: pa.RecordBatch
+
+    @property
+    def end(self) -> int:
+        """The number after the last of them."""
+        return self.first + len(self.rows)
+
+    def between(self, begin: int, end: int) -> Opening:
+        """Those with numbers from `begin` to before `end`."""
+        low = min(max(begin - self.first, 0), len(self.rows))
+        high = max(min(end - self.first, len(self.rows)), low)
+        table = self.table.slice(low, high - low)
+        return Opening(self.file, self.group, self.first + low, self.rows[low:high], table)
 
 
 @dataclass
@@ -77,7 +152,7 @@ class Gathering:
         sizes: and its rows so far.
         held: their tokens, in the order of the rows.
         openings: and the rows they began in.
-        flaws: what is wrong with them, by number.
+        flaws: number → our name of a column and what is wrong with it.
     """
 
     plan: Plan
@@ -89,31 +164,34 @@ class Gathering:
     sizes: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     held: list[pa.Table] = field(default_factory=list)
     openings: list[Opening] = field(default_factory=list)
-    flaws: dict[int, Flaw] = field(default_factory=dict)
+    flaws: dict[int, tuple[str, str]] = field(default_factory=dict)
 
-    @property
-    def _roles(self) -> list[str]:
-        return [role for role in TOKENS if role in self.plan.columns]
-
-    def add(self, file: str, group: int, first: int, table: pa.RecordBatch) -> None:
-        """Take the next rows, the first of which has number `first` in its file.
+    def add(self, piece: Piece) -> None:
+        """Take the next rows.
 
         Raises:
             DumpError: a row without an id, or an id that comes back too late.
         """
-        piece = Piece(file, group, first, _without_views(table))
         begun = len(self.numbers)
         numbers = self._number(piece)
         spans = Spans.of(numbers)
         self._advance(piece, spans, begun)
         self._open(piece, spans, begun)
-        self._hold(piece, numbers)
-        self.read += table.num_rows
+        held = {NUMBER: pa.array(numbers)}
+        for role in TOKENS:
+            if role in self.plan.columns:  # in the widest type of its kind: files may differ
+                name = self.plan.columns[role]
+                wide = pa.int64() if role in WHOLE else pa.float64()
+                held[name] = dense(piece.table.column(name)).cast(wide, safe=False)
+        self.held.append(pa.table(held))
+        self.read += piece.table.num_rows
 
     def _number(self, piece: Piece) -> Ints:
         """The number of each row's sequence, [N]."""
         name = self.plan.columns[columns.SEQUENCE]
-        ids = _hashable(piece.table.column(name))
+        ids = dense(piece.table.column(name))
+        if pt.is_string(ids.type) or pt.is_large_string(ids.type):  # which may be no UTF-8
+            ids = ids.cast(pa.large_binary())
         missing = np.flatnonzero(ids.is_null(nan_is_null=True).to_numpy(zero_copy_only=False))
         if missing.size:
             raise DumpError(
@@ -127,50 +205,55 @@ class Gathering:
 
     def _advance(self, piece: Piece, spans: Spans, begun: int) -> None:
         """Note where sequences were last seen, and that no gap is too wide."""
-        new = len(self.numbers) - begun
-        self.last = np.concatenate((self.last, np.zeros(new, np.int64)))
-        self.sizes = np.concatenate((self.sizes, np.zeros(new, np.int64)))
-        heads = spans.order[spans.begins] + self.read
-        before = np.where(
-            spans.numbers < begun, self.last[np.maximum(spans.numbers - self.out, 0)], heads - 1
-        )
-        before[spans.numbers < self.out] = -FAR - 2
+        new = np.zeros(len(self.numbers) - begun, np.int64)
+        self.last, self.sizes = np.concatenate((self.last, new)), np.concatenate((self.sizes, new))
         rows = spans.order + self.read
+        open_ = self.last[np.maximum(spans.numbers - self.out, 0)]
         previous = np.concatenate(([0], rows[:-1]))
-        previous[spans.begins] = before
+        previous[spans.begins] = np.where(spans.numbers < begun, open_, rows[spans.begins] - 1)
+        previous[spans.begins[spans.numbers < self.out]] = -FAR - 2
         late = spans.order[rows - previous - 1 > FAR]
         if late.size:
-            raise self._too_late(piece, int(late.min()))
+            row, name = int(late.min()), self.plan.columns[columns.SEQUENCE]
+            raise DumpError(
+                f"{piece.place(row)}, column {name!r}: sequence {value(piece.table.column(name)[row])!r} "
+                f"comes back after more than {FAR} rows of others",
+                f"sort the dump by {name!r}, or write the rows of a sequence nearer to each other",
+            )
         self.last[spans.numbers - self.out] = rows[spans.ends - 1]
         self.sizes[spans.numbers - self.out] += spans.ends - spans.begins
 
-    def _too_late(self, piece: Piece, row: int) -> DumpError:
-        name = self.plan.columns[columns.SEQUENCE]
-        value = alike.value(piece.table.column(name)[row])
-        return DumpError(
-            f"{piece.place(row)}, column {name!r}: sequence {value!r} comes back after more than {FAR} rows "
-            "of others",
-            f"sort the dump by {name!r}, or write the rows of a sequence nearer to each other",
-        )
-
     def _open(self, piece: Piece, spans: Spans, begun: int) -> None:
         """Keep the first row of sequences that begin, and compare the others with it."""
-        constant = _constant(self.plan)
-        first = spans.order[spans.begins][spans.numbers >= begun]
+        roles = {name: role for role, name in self.plan.columns.items()}
+        constant = {name: roles.get(name, name) for name in self.plan.names}
+        constant = {name: role for name, role in constant.items() if role not in TOKENS}
+        heads = spans.order[spans.begins]
+        first = heads[spans.numbers >= begun]
         if first.size:
-            names = [self.plan.columns[columns.SEQUENCE], *(column.name for column in constant)]
-            table = piece.table.select(list(dict.fromkeys(names))).take(pa.array(first))
+            table = piece.table.select(list(constant)).take(pa.array(first))
             self.openings.append(Opening(piece.file, piece.group, begun, first + piece.first, table))
-        for column in constant:
-            for number, flaw in alike.differing(piece, spans, column, begun, self.openings):
-                self.flaws.setdefault(number, flaw)
+        old = int(np.searchsorted(spans.numbers, begun))  # sequences that began in an earlier piece
+        for name, role in constant.items():
+            if role == columns.SEQUENCE:
+                continue
+            values = piece.table.column(name)
+            differing = _differing(values, spans)
+            for at in dict.fromkeys((*range(old), *differing)):
+                number = int(spans.numbers[at])
+                one = self._first_value(number, name)
+                for row in (int(heads[at]), *differing.get(at, ())):
+                    two = value(values[row])
+                    if one != two and (one == one or two == two):  # NaN is NaN
+                        text = (
+                            f"a sequence has one value, and this one has {one!r} where it begins and "
+                            f"{two!r} in row {piece.first + row} of {piece.file}"
+                        )
+                        self.flaws.setdefault(number, (role, text))
 
-    def _hold(self, piece: Piece, numbers: Ints) -> None:
-        held = {NUMBER: pa.array(numbers)}
-        for role in self._roles:
-            name = self.plan.columns[role]
-            held[name] = _widened(piece.table.column(name), role)
-        self.held.append(pa.table(held))
+    def _first_value(self, number: int, name: str) -> Any:
+        opening = self.openings[bisect_right(self.openings, number, key=lambda one: one.first) - 1]
+        return value(opening.table.column(name)[number - opening.first])
 
     def finished(self) -> Iterator[Slice]:
         """Sequences that cannot go on, once there are enough of them."""
@@ -187,44 +270,40 @@ class Gathering:
         """The first sequences of those held."""
         if not count:
             return
-        tokens = self._sorted(self._taken(self.out + count))
-        offsets = starts(self.sizes[:count])
         begin, end = self.out, self.out + count
-        self.last, self.sizes, self.out = self.last[count:], self.sizes[count:], end
-        openings, self.openings = self.openings, [o for o in self.openings if o.end > end]
-        for opening in openings:
-            span = opening.between(begin, end)
-            if len(span.rows):
-                low, high = span.first - begin, span.end - begin
-                yield from self._slices(span, tokens, offsets[low : high + 1])
-
-    def _taken(self, end: int) -> pa.Table:
-        """The held tokens of sequences before `end`, which are held no longer."""
         tokens = pa.concat_tables(self.held).combine_chunks()
         go = tokens.column(NUMBER).to_numpy() < end
         self.held = [tokens.filter(pa.array(~go))]
-        return tokens.filter(pa.array(go))
+        tokens = self._sorted(tokens.filter(pa.array(go)))
+        offsets = starts(self.sizes[:count])
+        self.last, self.sizes, self.out = self.last[count:], self.sizes[count:], end
+        openings, self.openings = self.openings, [one for one in self.openings if one.end > end]
+        for opening in (one.between(begin, end) for one in openings):
+            if len(opening.rows):
+                low, high = opening.first - begin, opening.end - begin
+                yield from self._slices(opening, tokens, offsets[low : high + 1])
 
     def _sorted(self, tokens: pa.Table) -> pa.Table:
         """Tokens in the order of sequence, position and row; double positions are noted."""
         number = tokens.column(NUMBER).to_numpy()
         name = self.plan.columns.get(columns.POSITION)
         if name is None:
-            return _taken(tokens, np.argsort(number, kind="stable"))
-        null = tokens.column(name).is_null().to_numpy()
-        position = tokens.column(name).fill_null(0).to_numpy()
-        order = np.lexsort((position, number))
-        number, position = number[order], position[order]
-        twice = np.flatnonzero((np.diff(number) == 0) & (np.diff(position) == 0))
-        self._note(number, np.flatnonzero(null[order]), lambda _: "it is null in a row of the sequence")
-        self._note(number, twice, lambda row: f"two rows of the sequence are at position {position[row]}")
-        return _taken(tokens, order)
+            order = np.argsort(number, kind="stable")
+        else:
+            null = tokens.column(name).is_null().to_numpy()
+            position = tokens.column(name).fill_null(0).to_numpy()
+            order = np.lexsort((position, number))
+            number, position = number[order], position[order]
+            twice = np.flatnonzero((np.diff(number) == 0) & (np.diff(position) == 0))
+            self._note(number, np.flatnonzero(null[order]), lambda _: "it is null in a row of the sequence")
+            self._note(number, twice, lambda row: f"two rows of the sequence are at position {position[row]}")
+        return tokens if (np.diff(order) == 1).all() else tokens.take(pa.array(order))
 
     def _note(self, number: Ints, bad: Ints, text: Callable[[int], str]) -> None:
         """Note the first bad row of each sequence; rows [N] are sorted by number."""
         sequences, first = np.unique(number[bad], return_index=True)
         for sequence, row in zip(sequences.tolist(), bad[first].tolist(), strict=True):
-            self.flaws.setdefault(sequence, Flaw(columns.POSITION, text(row)))
+            self.flaws.setdefault(sequence, (columns.POSITION, text(row)))
 
     def _slices(self, opening: Opening, tokens: pa.Table, offsets: Ints) -> Iterator[Slice]:
         """The sequences of an opening, whose tokens lie at `offsets` [S+1]."""
@@ -240,29 +319,36 @@ class Gathering:
 
     def _problems(self, begin: int, end: int) -> tuple[Problem, ...]:
         """The flaws of some sequences, by column."""
-        flawed = [
-            (number - begin, self.flaws.pop(number)) for number in range(begin, end) if number in self.flaws
-        ]
-        found = []
-        for role in dict.fromkeys(flaw.role for _, flaw in flawed):
-            some = [(row, flaw.text) for row, flaw in flawed if flaw.role == role]
-            rows, texts = np.array([row for row, _ in some]), [text for _, text in some]
-            found.append(Problem(role, rows, texts.__getitem__, SKIP))
-        return tuple(found)
+        by_role: dict[str, list[tuple[int, str]]] = {}
+        for number in range(begin, end):
+            if number in self.flaws:
+                role, text = self.flaws.pop(number)
+                by_role.setdefault(role, []).append((number - begin, text))
+        return tuple(
+            Problem(role, np.array([row for row, _ in some]), [text for _, text in some].__getitem__, SKIP)
+            for role, some in by_role.items()
+        )
 
 
-def _constant(plan: Plan) -> list[Column]:
-    """The columns that have one value per sequence, save its id."""
-    played = {name: role for role, name in plan.columns.items()}
-    roles = {name: played.get(name, name) for name in plan.names}
-    return [Column(n, role) for n, role in roles.items() if role not in (*TOKENS, columns.SEQUENCE)]
+def _differing(column: pa.Array, spans: Spans) -> dict[int, tuple[int]]:
+    """Sequences whose rows in a piece differ: index in the spans → the first row that does."""
+    plain = dense(column)
+    if pt.is_null(plain.type):
+        return {}
+    codes = plain.dictionary_encode(null_encoding="encode").indices.to_numpy()[spans.order]
+    bad = np.flatnonzero(codes != np.repeat(codes[spans.begins], spans.ends - spans.begins))
+    which, at = np.unique(np.searchsorted(spans.begins, bad, side="right") - 1, return_index=True)
+    rows = spans.order[bad[at]]
+    return {index: (row,) for index, row in zip(which.tolist(), rows.tolist(), strict=True)}
 
 
-def _hashable(ids: pa.Array) -> pa.Array:
-    """Ids without a dictionary, text as bytes: it may be no UTF-8."""
-    plain = dense(ids)
-    text = (pt.is_string, pt.is_large_string)
-    return plain.cast(pa.large_binary()) if any(test(plain.type) for test in text) else plain
+def value(scalar: pa.Scalar) -> Any:
+    """A value for messages and comparisons; text that is not UTF-8 has marks in it."""
+    try:
+        found = scalar.as_py()
+    except UnicodeDecodeError:
+        found = scalar.as_buffer().to_pybytes()
+    return found.decode(errors="replace") if isinstance(found, bytes) else found
 
 
 def _without_views(table: pa.RecordBatch) -> pa.RecordBatch:
@@ -271,13 +357,3 @@ def _without_views(table: pa.RecordBatch) -> pa.RecordBatch:
     return table.cast(
         pa.schema([field.with_type(views.get(field.type, field.type)) for field in table.schema])
     )
-
-
-def _taken(tokens: pa.Table, order: Ints) -> pa.Table:
-    """The rows in an order, which most often is theirs."""
-    return tokens if (np.diff(order) == 1).all() else tokens.take(pa.array(order))
-
-
-def _widened(values: pa.Array, role: str) -> pa.Array:
-    """Values in the widest type of their kind: files may differ."""
-    return dense(values).cast(pa.int64() if role in WHOLE else pa.float64(), safe=False)

@@ -1,20 +1,19 @@
-"""Whether the sizes that a column declares can be true, before memory is taken for them.
+"""Check the sizes that a column declares before memory is taken for them.
 
 A page says how large it will be when it is decompressed, and how many values it holds; a few damaged bytes
 can claim gigabytes. What pages say must agree with the footer, and with the bytes that are there. A column
-that is the same throughout compresses ten thousandfold, so no usual ratio is asked for, only agreement.
+that is the same throughout compresses ten thousandfold, so no usual ratio is required, only agreement.
 """
 
 from __future__ import annotations
 
 import io
-from dataclasses import dataclass
-from typing import BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import pyarrow.parquet as pq
 
-from offpol_diag.readers import thrift
-from offpol_diag.readers.thrift import Struct
+Struct = dict[int, Any]
+"""The fields of a thrift struct by their numbers."""
 
 RATIOS = {"UNCOMPRESSED": 1, "SNAPPY": 24, "LZ4": 256, "LZ4_RAW": 256, "GZIP": 1_040, "ZSTD": 33_000}
 """Bytes that one byte can become at most, by how a codec writes a run; where none is named, any number."""
@@ -82,8 +81,7 @@ def _pages(chunk: pq.ColumnChunkMetaData, stream: BinaryIO, at: int, end: int) -
         raise Implausible(f"its pages claim {values} values, and the footer {chunk.num_values}")
 
 
-@dataclass(frozen=True)
-class Page:
+class Page(NamedTuple):
     """What a page's header says.
 
     Attributes:
@@ -120,10 +118,87 @@ def _header(stream: BinaryIO, at: int, end: int) -> tuple[Struct, int]:
         stream.seek(at, io.SEEK_SET)
         data = stream.read(min(window, end - at))
         try:
-            header, size = thrift.struct(data)
+            header, size = struct(data)
         except IndexError:
             continue
         except ValueError as error:
             raise Implausible(f"the page header at byte {at} is damaged ({error})") from error
         return header, at + size
     raise Implausible(f"the page header at byte {at} does not end")
+
+
+# ---------------------------------------------------------------- page headers
+
+TRUE, FALSE, BYTE, I16, I32, I64, DOUBLE, BINARY, LIST, SET, MAP, STRUCT = range(1, 13)
+DEEPEST = 16
+"""Structs in structs; Parquet's own headers have five."""
+
+
+def struct(data: bytes) -> tuple[Struct, int]:
+    """The struct that bytes begin with, in thrift's compact protocol, and where it ends.
+
+    Text and floats are skipped, and are None; maps, which no header has, are refused.
+
+    Raises:
+        IndexError: the data end before it does.
+        ValueError: what is there is no struct.
+    """
+    reader = _Compact(data)
+    return reader.struct(0), reader.at
+
+
+class _Compact:
+    """Reads thrift's compact protocol, as far as Parquet's headers need it."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data, self.at = data, 0
+
+    def struct(self, depth: int) -> Struct:
+        if depth > DEEPEST:
+            raise ValueError("structs are nested too deeply")
+        found: Struct = {}
+        number = 0
+        while head := self._byte():
+            kind, delta = head & 15, head >> 4
+            number = number + delta if delta else self._integer()
+            found[number] = kind == TRUE if kind in (TRUE, FALSE) else self._value(kind, depth)
+        return found
+
+    def _value(self, kind: int, depth: int) -> Any:
+        if kind in (TRUE, FALSE, BYTE):
+            return self._byte()
+        if kind in (I16, I32, I64):
+            return self._integer()
+        if kind in (DOUBLE, BINARY):
+            return self._skip(8 if kind == DOUBLE else self._unsigned())
+        if kind in (LIST, SET):
+            head = self._byte()
+            size = head >> 4 if head >> 4 < 15 else self._unsigned()
+            return [self._value(head & 15, depth) for _ in range(size)]
+        if kind == STRUCT:
+            return self.struct(depth + 1)
+        raise ValueError(f"there is no type {kind} in a header")
+
+    def _byte(self) -> int:
+        self.at += 1
+        return self.data[self.at - 1]
+
+    def _skip(self, size: int) -> None:
+        self.at += size
+        if self.at > len(self.data):
+            raise IndexError("the data end within a value")
+
+    def _unsigned(self) -> int:
+        found = shift = 0
+        while True:
+            byte = self._byte()
+            found |= (byte & 127) << shift
+            if byte < 128:
+                return found
+            shift += 7
+            if shift > 63:
+                raise ValueError("an integer has more than 64 bits")
+
+    def _integer(self) -> int:
+        found = self._unsigned()
+        return (found >> 1) ^ -(found & 1)

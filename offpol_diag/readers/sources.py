@@ -1,23 +1,37 @@
-"""What the user named → files to read.
+"""Expand what the user named (files, folders, globs, URLs, standard input) into the files to read.
 
 A new kind of source is a row in `KINDS`.
 """
 
 from __future__ import annotations
 
+import atexit
+import os
+import secrets
+import shutil
+import sys
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from functools import lru_cache
 from pathlib import Path
 from urllib.parse import unquote
 
+from pyarrow import fs
+
 from offpol_diag.errors import DumpError, did_you_mean
-from offpol_diag.readers import listing, spool, stores
-from offpol_diag.readers.listing import MAGIC, NO_GLOB
-from offpol_diag.readers.locations import Location, Store
-from offpol_diag.readers.outages import told
+from offpol_diag.readers.remote import Location, explaining, locate
 from offpol_diag.readers.urls import clean, is_url, split
 
+STDIN, STDIN_SHOWN = "-", "standard input"
+CHUNK = 1 << 20
+"""Bytes of standard input that are copied at a time."""
+FILE_URL = "file://"
 HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
+WILDCARDS = frozenset("*?[")
+NO_GLOB = "** stands alone between slashes: dir/**/*.parquet"
 
 
 @dataclass(frozen=True)
@@ -25,48 +39,43 @@ class File:
     """A file of the dump.
 
     Attributes:
-        path: Where it is.
-        partitions: Hive partition values from its directories (`step=3/`), None for a null partition.
+        path: where it is.
+        partitions: hive partition values from its directories (`step=3/`), None for a null partition.
     """
 
     path: Location
     partitions: dict[str, str | None] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Kind:
-    """A kind of source: which names are of it, and the files they stand for."""
-
-    takes: Callable[[str], bool]
-    files: Callable[[str], Iterable[Location]]
-
-
 def find(sources: Sequence[str]) -> list[File]:
-    """The files that `sources` stand for, in order, each file once.
+    """List the files that `sources` stand for, in order, each file once.
 
     Args:
-        sources: Files, directories (read recursively) or globs, on this disk or as URLs; `-` is stdin.
+        sources: files, directories (read recursively) or globs, on this disk or as URLs; `-` is stdin.
 
     Raises:
-        DumpError: A source that is not there or holds no Parquet file, that cannot be reached, or no source
+        DumpError: a source that is not there or holds no Parquet file, that cannot be reached, or no source
             at all.
     """
     if not sources:
         raise DumpError("no dump was named", "name a Parquet file, a directory or a glob")
     named = [str(source) for source in ([sources] if isinstance(sources, str) else sources)]
-    if named.count(spool.STDIN) > 1:
+    if named.count(STDIN) > 1:
         raise DumpError(
-            f"{spool.STDIN}: standard input is named twice", "it holds one Parquet file and is read once"
+            f"{STDIN}: standard input is named twice", "it holds one Parquet file and is read once"
         )
     paths = dict.fromkeys(path for source in named for path in _expand(source))
     return [File(path, _partitions(path)) for path in paths]
 
 
 def _expand(source: str) -> list[Location]:
-    kind = next((kind for kind in KINDS if kind.takes(source)), None)
-    if kind is None:
-        raise DumpError(f"{source}: no such file or directory", _nearby(Path(source)))
-    paths = sorted(kind.files(source), key=lambda path: path.parts)
+    files = next((files for applies, files in KINDS if applies(source)), None)
+    if files is None:
+        path = Path(source)
+        names = sorted(p.name for p in path.parent.iterdir()) if path.parent.is_dir() else []
+        hint = did_you_mean(path.name, names) or f"check the path; relative ones start at {Path.cwd()}"
+        raise DumpError(f"{source}: no such file or directory", hint)
+    paths = sorted(files(source), key=lambda path: path.parts)
     if not paths:
         raise DumpError(
             f"{clean(source)}: no Parquet file is there", "a directory is searched for files named *.parquet"
@@ -74,65 +83,174 @@ def _expand(source: str) -> list[Location]:
     return paths
 
 
-def _nearby(path: Path) -> str:
-    """A hint at siblings of a missing path with a similar name."""
-    folder = path.parent
-    names = sorted(p.name for p in folder.iterdir()) if folder.is_dir() else []
-    return did_you_mean(path.name, names) or f"check the path; relative ones start at {Path.cwd()}"
+def _partitions(path: Location) -> dict[str, str | None]:
+    pairs = (part.split("=", 1) for part in path.parts[:-1] if "=" in part)
+    return {unquote(key): None if value == HIVE_NULL else unquote(value) for key, value in pairs if key}
 
 
-def _in_directory(source: str) -> Iterator[Location]:
+def _hidden(names: Iterable[str]) -> bool:
+    """Whether writers hide what lies below directories, or in a file, of such names: `.name`, `_name`."""
+    return any(name[:1] in ("_", ".") for name in names)
+
+
+# ---------------------------------------------------------------- this disk
+
+
+def _in_directory(source: str | Path) -> Iterator[Location]:
     """Every *.parquet below, except what writers hide."""
-    root = Path(source)
-    for path in root.rglob("*.parquet"):
-        if path.is_file() and not any(map(listing.hides, path.relative_to(root).parts)):
+    for path in Path(source).rglob("*.parquet"):
+        if path.is_file() and not _hidden(path.relative_to(source).parts):
             yield Location.local(path)
 
 
 def _in_glob(source: str) -> Iterator[Location]:
     pattern = Path(source)
-    for match in _matches(pattern):
-        if any(listing.hides(part) for part in match.parts if part not in pattern.parts):
-            continue
-        if match.is_dir():
-            yield from _in_directory(str(match))
-        else:
-            yield Location.local(match)
-
-
-def _matches(pattern: Path) -> list[Path]:
     try:
-        return list(Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor))))
+        matches = list(Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor))))
     except ValueError as error:
         raise DumpError(f"{pattern}: not a glob ({error})", NO_GLOB) from error
+    for match in matches:
+        if not _hidden(part for part in match.parts if part not in pattern.parts):
+            yield from _in_directory(match) if match.is_dir() else [Location.local(match)]
+
+
+@lru_cache(maxsize=1)
+def stdin_copy() -> Path:
+    """Copy standard input to a temporary file that is removed when the process ends; it is read once.
+
+    A Parquet file is read from its end, and a pipe has none until it is over.
+
+    Raises:
+        DumpError: standard input is a terminal or is closed, or the disk has no room.
+    """
+    if sys.stdin is None or sys.stdin.closed or sys.stdin.isatty():
+        raise DumpError(
+            f"{STDIN}: nothing is piped into standard input",
+            "pipe one Parquet file in: cat step_100.parquet | offpol-diag analyze -",
+        )
+    path, owner = Path(tempfile.gettempdir(), f"offpol-diag-{secrets.token_hex(8)}.parquet"), os.getpid()
+
+    def remove() -> None:
+        if os.getpid() == owner:  # not at the end of a child process
+            path.unlink(missing_ok=True)
+
+    atexit.register(remove)  # first: a signal may come at any time
+    try:
+        with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
+            shutil.copyfileobj(sys.stdin.buffer, file, CHUNK)
+    except OSError as error:
+        raise DumpError(
+            f"{STDIN}: standard input cannot be kept in {path.parent} ({error.strerror})",
+            "Parquet is not read from a pipe as it comes: make room there, or set TMPDIR to another place",
+        ) from error
+    return path
+
+
+# ---------------------------------------------------------------- stores
 
 
 def _in_store(source: str) -> list[Location]:
-    """What a URL stands for; whatever its store raises is told as an error of ours."""
-    unopened = Location(Store(split(source).scheme, stores.locate, ""), "", clean(source))
-    with told(unopened):
-        return listing.files(stores.locate(source))
+    """The Parquet files that a URL stands for, found as they are on a disk."""
+    with explaining(clean(source), split(source).scheme):
+        place = locate(source)
+        kind = _kind(place, place.path)
+        if kind == fs.FileType.File:
+            return [place]
+        if kind == fs.FileType.Directory:
+            return list(_in_store_directory(place))
+        if not WILDCARDS.isdisjoint(place.path):
+            return list(_in_store_glob(place))
+        raise _missing(place)
 
 
-def _on_disk(url: str) -> list[Location]:
-    return _expand(unquote(url.removeprefix(FILE_URL)))
+def _kind(place: Location, path: str) -> fs.FileType:
+    return place.filesystem.get_file_info(path).type
 
 
-def _stdin(_: str) -> list[Location]:
-    return [Location.local(spool.spooled(), spool.SHOWN)]
+def _entries(place: Location, recursive: bool = False) -> list[fs.FileInfo]:
+    found: list[fs.FileInfo] = place.filesystem.get_file_info(
+        fs.FileSelector(place.path, recursive=recursive)
+    )
+    return found
 
 
-FILE_URL = "file://"
-KINDS = (
-    Kind(lambda source: source == spool.STDIN, _stdin),
-    Kind(lambda source: source.startswith(FILE_URL), _on_disk),
-    Kind(is_url, _in_store),
-    Kind(lambda source: Path(source).is_file(), lambda source: [Location.local(Path(source))]),
-    Kind(lambda source: Path(source).is_dir(), _in_directory),
-    Kind(lambda source: not MAGIC.isdisjoint(source), _in_glob),
+def _names_below(root: Location, path: str) -> list[str]:
+    return path[len(root.path.rstrip("/")) :].strip("/").split("/")
+
+
+def _in_store_directory(root: Location) -> Iterator[Location]:
+    for info in _entries(root, recursive=True):
+        names = _names_below(root, info.path)
+        if info.type == fs.FileType.File and names[-1].endswith(".parquet") and not _hidden(names):
+            yield root.at(info.path)
+
+
+def _in_store_glob(pattern: Location) -> Iterator[Location]:
+    root, segments = _split_glob(pattern)
+    if any("**" in segment and segment != "**" for segment in segments):
+        raise DumpError(f"{pattern}: not a glob", NO_GLOB)
+    for path, kind in _matches(root, segments):
+        found = root.at(path)
+        if not _hidden(name for name in _names_below(root, path) if name not in segments):
+            yield from _in_store_directory(found) if kind == fs.FileType.Directory else [found]
+
+
+def _split_glob(pattern: Location) -> tuple[Location, list[str]]:
+    """The deepest directory above every wildcard, and the remaining path segments."""
+    names = pattern.path.split("/")
+    first = next(i for i, name in enumerate(names) if not WILDCARDS.isdisjoint(name))
+    base = "/".join(names[:first]) or "/" * pattern.path.startswith("/")
+    shown = pattern.shown.removesuffix(pattern.path[len(base) :])
+    if shown == pattern.shown and pattern.store:
+        shown = f"{pattern.store.scheme}://{base.lstrip('/')}"
+    return Location(pattern.store, base, shown), [name for name in names[first:] if name]
+
+
+def _matches(root: Location, segments: list[str]) -> Iterator[tuple[str, fs.FileType]]:
+    """The paths below a directory that match the segments of a pattern."""
+    head, *rest = segments
+    if head == "**":
+        below = [info for info in _entries(root, recursive=True) if info.type == fs.FileType.Directory]
+        found = [(root.path, fs.FileType.Directory), *((info.path, info.type) for info in below)]
+    elif WILDCARDS.isdisjoint(head):
+        path = f"{root.path.rstrip('/')}/{head}"
+        kind = _kind(root, path)
+        found = [] if kind == fs.FileType.NotFound else [(path, kind)]
+    else:
+        found = [(info.path, info.type) for info in _entries(root) if fnmatchcase(info.base_name, head)]
+    for path, kind in found:
+        if not rest:
+            yield path, kind
+        elif kind == fs.FileType.Directory:
+            yield from _matches(root.at(path), rest)
+
+
+def _missing(place: Location) -> DumpError:
+    """Nothing is at a path: perhaps there is not even its bucket, perhaps a sibling is meant."""
+    bucket = place.path.partition("/")[0]
+    through_fsspec = isinstance(place.filesystem, fs.PyFileSystem)  # whose paths may begin with anything
+    if not through_fsspec and bucket and _kind(place, bucket) == fs.FileType.NotFound:
+        return DumpError(
+            f"{place}: there is no bucket {bucket!r}",
+            "check its name; a store of your own is named by AWS_ENDPOINT_URL",
+        )
+    hint = "check the path; keys are taken as written, %20 is no blank"
+    with suppress(Exception):  # a hint is not worth an error of its own
+        above, _, name = place.path.rpartition("/")
+        folder = Location(place.store, above, place.shown.removesuffix(name))
+        if above and _kind(folder, above) == fs.FileType.Directory:
+            hint = did_you_mean(name, sorted(info.base_name for info in _entries(folder))) or hint
+    return DumpError(f"{place}: no such file or directory", hint)
+
+
+# ---------------------------------------------------------------- kinds of source
+
+KINDS: tuple[tuple[Callable[[str], bool], Callable[[str], Iterable[Location]]], ...] = (
+    (lambda source: source == STDIN, lambda _: [Location.local(stdin_copy(), STDIN_SHOWN)]),
+    (lambda source: source.startswith(FILE_URL), lambda url: _expand(unquote(url.removeprefix(FILE_URL)))),
+    (is_url, _in_store),
+    (lambda source: Path(source).is_file(), lambda source: [Location.local(Path(source))]),
+    (lambda source: Path(source).is_dir(), _in_directory),
+    (lambda source: not WILDCARDS.isdisjoint(source), _in_glob),
 )
-
-
-def _partitions(path: Location) -> dict[str, str | None]:
-    pairs = (part.split("=", 1) for part in path.parts[:-1] if "=" in part)
-    return {unquote(key): None if value == HIVE_NULL else unquote(value) for key, value in pairs if key}
+"""Whether a name is a source of a kind → the files it stands for; the first kind that applies."""

@@ -32,9 +32,8 @@ from typing import Any
 import torch
 
 from offpol_diag.errors import OffpolError, WorkerError
-from offpol_diag.readers import Dump, kept
+from offpol_diag.readers import Dump
 from offpol_diag.readers.dump import Noticed
-from offpol_diag.readers.kept import KEPT
 from offpol_diag.readers.shards import BYTES, LEAST, Span, cut, of_batches, pieces
 from offpol_diag.run.task import (
     Clock,
@@ -118,8 +117,7 @@ class Processes:
         engine = cls(workers, progress, unused)
         engine._pool, _forked = _forked, None
         try:
-            with KEPT.open():
-                yield engine
+            yield engine
         finally:
             engine.close()
 
@@ -360,7 +358,6 @@ def _begin(environ: Mapping[str, str], rows: Any) -> None:
     gc.set_threshold(700, 10, 10)
     be_one_thread()
     _keep_memory()
-    KEPT.room = kept.ROOM
     _rows, _before = rows, _peak()
 
 
@@ -484,11 +481,11 @@ class Devices:
 
 # ---------------------------------------------------------------- what this process may use of the machine
 
-WORKER = 914 << 20
+WORKER = 850 << 20
 """Bytes that a worker takes of its own at most, beyond what it shares with the server it was forked from.
 
 Measured (`VmHWM`) with every preset and batches of `gpu.TOKENS`: 410 MB with three log-probs, 840 MB with
-every column per token and many tokens far from on-policy; and 64 MB that `readers.kept` may hold.
+every column per token and many tokens far from on-policy.
 """
 GROUP = Path("/sys/fs/cgroup")
 MEMORY = Path("/proc/meminfo")

@@ -26,7 +26,7 @@ import torch
 from offpol_diag.errors import ClusterError, DumpError, OffpolError, UsageError
 from offpol_diag.readers import Dump
 from offpol_diag.readers.dump import Noticed
-from offpol_diag.readers.files import first_line
+from offpol_diag.readers.parquet import first_line
 from offpol_diag.readers.shards import BYTES, Span, cut, spans
 from offpol_diag.run.pool import cores
 from offpol_diag.run.task import (

@@ -25,8 +25,8 @@ from torch import Tensor
 from offpol_diag.accumulators import State
 from offpol_diag.batch import Batch
 from offpol_diag.readers import Dump
-from offpol_diag.readers.ahead import ahead
 from offpol_diag.readers.dump import Noticed
+from offpol_diag.readers.shards import ahead
 from offpol_diag.run.gpu import Fit, send
 
 T = TypeVar("T")

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import runner
 
-from offpol_diag.readers.forms import LONG
+from offpol_diag.readers.schema import LONG
 
 ANALYZE = ("analyze", "dump.parquet", "--presets", "token_is,seq_mis", "--no-html", "-q", "--json", "a.json")
 NAN, INF = float("nan"), float("inf")

@@ -1,4 +1,4 @@
-"""What a Parquet file says of itself, and why one cannot be read."""
+"""Open Parquet files: what their footers say, and why one cannot be read."""
 
 from __future__ import annotations
 
@@ -11,48 +11,24 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from offpol_diag.errors import DumpError
-from offpol_diag.readers.locations import Location
-from offpol_diag.readers.outages import explained, outage
+from offpol_diag.readers.remote import Location, explained, outage
 from offpol_diag.readers.sources import File
 
 PROVENANCE = b"offpol_diag"
 MAGIC = b"PAR1"
-# Bytes of a column read at a time; pyarrow's default takes in a row group's whole columns, compressed.
-BUFFER = 1 << 20
-# The same over a network, where every piece waits for an answer.
-FAR_BUFFER = 8 << 20
-# And for a look at where a column begins.
+BUFFER, REMOTE_BUFFER = 1 << 20, 8 << 20
+"""Bytes of a column read at a time; over a network every read waits for an answer."""
 GLIMPSE = 1 << 12
-# Row groups up to this many bytes, decoded, are fetched whole: all their columns at once, in one go.
+"""The same for a look at where a column of a remote file begins."""
 FETCHED_WHOLE = 128 << 20
-# Footers that are fetched at once.
-AT_ONCE = 16
-# Of an integer in the name of a directory, leading zeros counted.
+"""Remote row groups up to this many bytes, decoded, are fetched whole: all columns in one go."""
+FOOTERS_AT_ONCE = 16
 MOST_DIGITS = 64
-# What pyarrow raises on a damaged file: its own errors, OSError (codecs), ValueError (text in the footer).
+"""Of an integer in the name of a directory, leading zeros counted."""
+SMALL = 64
+"""Bytes a row, before compression, of a column that says where a row comes from."""
 READ_ERRORS = (pa.ArrowException, OSError, ValueError)
-
-
-@dataclass(frozen=True)
-class DumpInfo:
-    """What a report says of the dump.
-
-    Attributes:
-        files: paths, as read.
-        rows: sequences, bad ones included; in the long form known once the dump was read, tokens until then.
-        row_groups: of all files.
-        bytes: size of the files.
-        columns: our name → the column it is read from.
-        provenance: what the files' metadata says of how the numbers were made; where files disagree, the list
-            of what they say.
-    """
-
-    files: tuple[str, ...]
-    rows: int
-    row_groups: int
-    bytes: int
-    columns: dict[str, str]
-    provenance: dict[str, object]
+"""What pyarrow raises on a damaged file: its own, those of codecs (OSError) and of text (ValueError)."""
 
 
 @dataclass(frozen=True)
@@ -98,50 +74,30 @@ class Part:
 
 
 def open_parquet(path: Location) -> pq.ParquetFile:
-    """The file, opened; page checksums are verified where the writer stored them."""
-    if path.far:
-        return _open_far(path)
-    return pq.ParquetFile(path.path, page_checksum_verification=True, pre_buffer=False, buffer_size=BUFFER)
+    """Open a file; page checksums are verified where the writer stored them.
 
-
-def _open_far(path: Location) -> pq.ParquetFile:
-    """A file in a store: only the footer is fetched now, and later the columns that are read."""
+    Of a remote one only the footer is fetched now, and later the columns that are read.
+    """
+    if not path.remote:
+        return pq.ParquetFile(
+            path.path, page_checksum_verification=True, pre_buffer=False, buffer_size=BUFFER
+        )
     stream = path.open()
     metadata = pq.read_metadata(stream)
     sizes = [metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups)]
-    whole = max(sizes, default=0) <= FETCHED_WHOLE
     found = pq.ParquetFile(
-        stream, metadata=metadata, page_checksum_verification=True, pre_buffer=whole, buffer_size=FAR_BUFFER
+        stream,
+        metadata=metadata,
+        page_checksum_verification=True,
+        pre_buffer=max(sizes, default=0) <= FETCHED_WHOLE,
+        buffer_size=REMOTE_BUFFER,
     )
     found.glimpse = pq.ParquetFile(stream, metadata=metadata, pre_buffer=False, buffer_size=GLIMPSE)
     return found
 
 
-def glimpse(parquet: pq.ParquetFile) -> pq.ParquetFile:
-    """The file for a look at a column that is not yet to be read, and so not to be fetched."""
-    return getattr(parquet, "glimpse", parquet)
-
-
-def chunk_of(parquet: pq.ParquetFile, group: int, leaf: int) -> pq.ColumnChunkMetaData:
-    """What the footer says of a column of a row group.
-
-    Raises:
-        Exception: one of `READ_ERRORS`.
-    """
-    # On a damaged footer, asking for a column's metadata ends the process; reading it raises. So read first:
-    # a batch of no rows, which `ParquetFile.iter_batches` refuses, opens the column and decodes nothing.
-    reader = glimpse(parquet).reader
-    next(reader.iter_batches(0, row_groups=[group], column_indices=[leaf], use_threads=False), None)
-    found = parquet.metadata.row_group(group).column(leaf)
-    if found.physical_type != parquet.schema.column(leaf).physical_type:  # its statistics end the process too
-        raise ValueError(
-            f"a column of {found.physical_type} is to hold {parquet.schema.column(leaf).physical_type}"
-        )
-    return found
-
-
 def open_again(path: Location) -> pq.ParquetFile:
-    """A file that opened before.
+    """Open a file that opened before.
 
     Raises:
         DumpError: it does not any more.
@@ -152,16 +108,34 @@ def open_again(path: Location) -> pq.ParquetFile:
         raise _unreadable(path, error) from error
 
 
+def chunk_of(parquet: pq.ParquetFile, group: int, leaf: int) -> pq.ColumnChunkMetaData:
+    """What the footer says of a column of a row group.
+
+    Raises:
+        Exception: one of `READ_ERRORS`.
+    """
+    # On a damaged footer, asking for a column's metadata ends the process; reading it raises. So read first:
+    # a batch of no rows, which `ParquetFile.iter_batches` refuses, opens the column and decodes nothing.
+    reader = getattr(parquet, "glimpse", parquet).reader
+    next(reader.iter_batches(0, row_groups=[group], column_indices=[leaf], use_threads=False), None)
+    found = parquet.metadata.row_group(group).column(leaf)
+    if found.physical_type != parquet.schema.column(leaf).physical_type:  # its statistics end the process too
+        raise ValueError(
+            f"a column of {found.physical_type} is to hold {parquet.schema.column(leaf).physical_type}"
+        )
+    return found
+
+
 def describe(files: Sequence[File]) -> list[Part]:
-    """The footers of all files.
+    """Read the footers of all files.
 
     Raises:
         DumpError: a file that is not Parquet, is damaged, or cannot be opened.
     """
     numeric = _integer_keys(files)
-    if not any(file.path.far for file in files):
+    if not any(file.path.remote for file in files):
         return [_describe(file, numeric) for file in files]
-    pool = ThreadPoolExecutor(AT_ONCE, "offpol-diag-footers")
+    pool = ThreadPoolExecutor(FOOTERS_AT_ONCE, "offpol-diag-footers")
     try:
         return list(pool.map(lambda file: _describe(file, numeric), files))
     finally:
@@ -182,12 +156,9 @@ def _describe(file: File, numeric: frozenset[str]) -> Part:
     except READ_ERRORS as error:
         raise _unreadable(file.path, error) from error
     partitions = {key: value for key, value in partitions.items() if key not in schema.names}
-    schema = _with_partitions(schema, partitions)
+    for key, value in partitions.items():
+        schema = schema.append(pa.field(key, value.type))
     return Part(file.path, schema, partitions, group_rows, group_bytes, size, provenance, small)
-
-
-SMALL = 64
-"""Bytes a row, before compression, of a column that says where a row comes from."""
 
 
 def _small(groups: Sequence[pq.RowGroupMetaData]) -> frozenset[str]:
@@ -195,18 +166,10 @@ def _small(groups: Sequence[pq.RowGroupMetaData]) -> frozenset[str]:
     rows = sum(group.num_rows for group in groups)
     sizes: dict[str, int] = {}
     for group in groups:
-        for at in range(group.num_columns):
-            column = group.column(at)
-            sizes[column.path_in_schema] = (
-                sizes.get(column.path_in_schema, 0) + column.total_uncompressed_size
-            )
+        for column in map(group.column, range(group.num_columns)):
+            name = column.path_in_schema
+            sizes[name] = sizes.get(name, 0) + column.total_uncompressed_size
     return frozenset(name for name, size in sizes.items() if size <= SMALL * max(rows, 64))
-
-
-def _with_partitions(schema: pa.Schema, partitions: dict[str, pa.Scalar]) -> pa.Schema:
-    for key, value in partitions.items():
-        schema = schema.append(pa.field(key, value.type))
-    return schema
 
 
 def _integer_keys(files: Iterable[File]) -> frozenset[str]:
@@ -256,7 +219,7 @@ def _unreadable(path: Location, error: Exception) -> DumpError:
     """Why a file does not open, from its first and last bytes."""
     if isinstance(error, UnicodeEncodeError):
         return DumpError(f"{path}: the path is not UTF-8", "rename the file and its directories")
-    if path.far and outage(path, error):
+    if outage(path, error):
         return explained(path, error)
     try:
         with path.open() as stream:
@@ -265,22 +228,24 @@ def _unreadable(path: Location, error: Exception) -> DumpError:
             stream.seek(max(stream.tell() - 4, 0))
             tail = stream.read(4)
     except OSError as failure:
-        if path.far:
+        if path.remote:
             return explained(path, failure)
         return DumpError(
             f"{path}: cannot be opened ({failure.strerror})", "check that it exists and may be read"
         )
-    causes = (
-        (not head, "the file is empty (0 bytes)", "its writer did not finish; dump again"),
-        (head != MAGIC, "not a Parquet file", "dumps are Parquet; other forms need converting first"),
-        (
-            tail != MAGIC,
+    if not head:
+        what, hint = "the file is empty (0 bytes)", "its writer did not finish; dump again"
+    elif head != MAGIC:
+        what, hint = "not a Parquet file", "dumps are Parquet; other forms need converting first"
+    elif tail != MAGIC:
+        what, hint = (
             "the file is truncated: its Parquet footer is missing",
             "copy it again; or its writer died",
-        ),
-        (True, f"the Parquet footer is corrupt ({first_line(error)})", "copy or dump the file again"),
-    )
-    return next(DumpError(f"{path}: {what}", hint) for applies, what, hint in causes if applies)
+        )
+    else:
+        what = f"the Parquet footer is corrupt ({first_line(error)})"
+        hint = "copy or dump the file again"
+    return DumpError(f"{path}: {what}", hint)
 
 
 def first_line(error: Exception) -> str:

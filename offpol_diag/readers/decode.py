@@ -1,0 +1,441 @@
+"""Decode rows of Arrow lists and labels into packed batches; what the mask excludes ends here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+from uuid import UUID
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pt
+import torch
+
+from offpol_diag.batch import Batch
+from offpol_diag.errors import DumpError
+from offpol_diag.readers import columns, keys
+from offpol_diag.readers.keys import starts
+from offpol_diag.readers.schema import Plan
+
+Array = npt.NDArray[Any]
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something wrong with some rows of a slice.
+
+    Attributes:
+        role: our name of the column, or the column's own where it has no role.
+        rows: indices of the bad rows in the slice, ascending.
+        detail: what is wrong with the i-th of them.
+        hint: what to do.
+    """
+
+    role: str
+    rows: Ints
+    detail: Callable[[int], str]
+    hint: str
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Rows of one row group, one sequence each.
+
+    Attributes:
+        file: path.
+        row_group: number in the file, from 0.
+        rows: number of each row in the file, from 0, [S].
+        before: rows in the files before this one.
+        table: the columns of the plan, S rows.
+        problems: what was found wrong before values are checked.
+    """
+
+    file: str
+    row_group: int
+    rows: Ints
+    before: int
+    table: pa.RecordBatch
+    problems: tuple[Problem, ...] = ()
+
+    def place(self, index: int) -> str:
+        """Where a row of the slice stands, for messages."""
+        return f"{self.file}, row group {self.row_group}, row {self.rows[index]}"
+
+    def keep(self, good: Flags) -> Slice:
+        """The rows that are good, [S] bool; none of them has a known problem."""
+        return replace(self, rows=self.rows[good], table=self.table.filter(pa.array(good)), problems=())
+
+
+def cuts(offsets: Ints, tokens: int) -> Iterator[tuple[int, int]]:
+    """Spans of rows that hold at most `tokens` tokens, or one row; rows start at `offsets` [S+1]."""
+    begin, rows = 0, len(offsets) - 1
+    while begin < rows:
+        fit = int(np.searchsorted(offsets, offsets[begin] + tokens, side="right")) - 1
+        end = max(fit, begin + 1)
+        yield begin, end
+        begin = end
+
+
+# ---------------------------------------------------------------- lists of tokens → arrays
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """A column of lists.
+
+    Attributes:
+        values: [N] numbers as wide as they are stored, NaN or 0 where null; read-only.
+        null: which values are null, [N] bool, or None when none is.
+        lengths: values per row, [S] int64; 0 for a null list.
+        absent: which rows hold no list at all, [S] bool.
+    """
+
+    values: Array
+    null: Flags | None
+    lengths: Ints
+    absent: Flags
+
+    @cached_property
+    def span(self) -> tuple[float, float]:
+        """`span` of the values."""
+        return span(self.values)
+
+
+def span(values: Array) -> tuple[float, float]:
+    """The smallest and the largest value, [N]; NaN if any is; 0 and 0 of none."""
+    if not values.size:
+        return 0.0, 0.0
+    with np.errstate(invalid="ignore"):
+        return values.min().item(), values.max().item()
+
+
+def ragged(column: pa.Array) -> Ragged:
+    """A list column of any of Arrow's list types, slices and nulls handled."""
+    lengths = pc.list_value_length(column).fill_null(0)
+    # Not `.values`: that is the whole parent of a slice, what lies under null lists included.
+    values, null = _narrow(column.flatten())
+    absent = column.is_null().to_numpy(zero_copy_only=False)
+    return Ragged(values, null, lengths.to_numpy(zero_copy_only=False).astype(np.int64), absent)
+
+
+def _narrow(column: pa.Array) -> tuple[Array, Flags | None]:
+    """A column of numbers as wide as they are stored, and which are null: NaN or 0 stand for those.
+
+    Half floats come as float32, which the checks are fast in, and booleans as bytes.
+    """
+    found = dense(column)
+    null = found.is_null().to_numpy(zero_copy_only=False) if found.null_count else None
+    if pt.is_floating(found.type):  # nulls turn into NaN here
+        values = found.to_numpy(zero_copy_only=False)
+        return values.astype(np.float32) if values.dtype == np.float16 else values, null
+    if not pt.is_integer(found.type) or pt.is_uint64(found.type):
+        found = found.cast(pa.uint8() if pt.is_boolean(found.type) else pa.int64(), safe=False)
+    return (found if null is None else found.fill_null(0)).to_numpy(zero_copy_only=False), null
+
+
+def _floats(column: pa.Array) -> Floats:
+    """A column of numbers as float64 in memory of its own, NaN where null."""
+    return np.array(dense(column).cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False))
+
+
+def dense(column: pa.Array) -> pa.Array:
+    """A column without its dictionary, and an extension's as it is stored."""
+    found = column.dictionary_decode() if pt.is_dictionary(column.type) else column
+    return found.storage if isinstance(found.type, pa.BaseExtensionType) else found
+
+
+@dataclass(frozen=True)
+class Rows:
+    """S rows as arrays under our names, masked tokens still there.
+
+    Attributes:
+        lists: columns with a list per row.
+        numbers: columns with a number per row, [S] float64, NaN where null.
+        counts: labels that are numbers, likewise.
+    """
+
+    lists: dict[str, Ragged]
+    numbers: dict[str, Floats]
+    counts: dict[str, Floats] = field(default_factory=dict)
+
+    @property
+    def lengths(self) -> Ints:
+        """Tokens per row, masked ones counted, [S]."""
+        return self.lists[columns.ROLLOUT].lengths
+
+    @cached_property
+    def offsets(self) -> Ints:
+        """Where each row starts, [S+1]."""
+        return starts(self.lengths)
+
+    @cached_property
+    def live(self) -> Flags:
+        """Tokens that the mask keeps, [T] bool; all where there is no mask."""
+        mask = self.lists.get(columns.MASK)
+        if mask is None:
+            return np.ones(int(self.offsets[-1]), np.bool_)
+        return np.equal(mask.values, 1)
+
+    @cached_property
+    def kept(self) -> int:
+        """How many those are."""
+        return int(np.count_nonzero(self.live))
+
+    @cached_property
+    def kept_lengths(self) -> Ints:
+        """How many of them each row has, [S]."""
+        return self.lengths if self.whole else self.counted(self.live)
+
+    def counted(self, flags: Flags) -> Ints:
+        """How many tokens of each row have a flag, [T] → [S]."""
+        found = np.zeros(len(self.lengths), np.int64)
+        filled = np.flatnonzero(self.lengths)  # of an empty row reduceat gives another one's token
+        found[filled] = np.add.reduceat(flags.view(np.int8), self.offsets[filled], dtype=np.int32)
+        return found
+
+    @property
+    def whole(self) -> bool:
+        """Whether the mask excludes no token."""
+        return self.kept == int(self.offsets[-1])
+
+    def unmasked(self, values: Array) -> Array:
+        """The values of the tokens that the mask keeps, [T] → [kept]; read-only."""
+        return values if self.kept == len(values) else values[self.live]
+
+
+def decode(table: pa.RecordBatch, plan: Plan) -> Rows:
+    """Decode the columns of a slice that become tensors, and the labels that must be numbers."""
+    found = {role: table.column(name) for role, name in plan.columns.items()}
+    lists = {role: ragged(column) for role, column in found.items() if columns.is_list(column.type)}
+    per_sequence = (columns.REWARDS, columns.ADVANTAGES)
+    single = {role: _floats(found[role]) for role in per_sequence if role in found and role not in lists}
+    counts = {role: _floats(found[role]) for role in columns.COUNTS if role in found}
+    return Rows(lists, single, counts)
+
+
+# ---------------------------------------------------------------- labels
+
+
+def plain(column: pa.Array) -> pa.Array:
+    """Rewrite labels of any scalar type as numbers, booleans, text or bytes; other types stay as they are.
+
+    Python's own dates end in the year 9999 and at microseconds, so Arrow writes temporal values as text. A
+    label that is NaN says nothing: it is null.
+
+    Raises:
+        pa.ArrowException: Arrow has no text for the type.
+    """
+    return next((rewrite(column) for applies, rewrite in REWRITES if applies(column.type)), column)
+
+
+def _without_nan(column: pa.Array) -> pa.Array:
+    wide = column.cast(pa.float32()) if pt.is_float16(column.type) else column
+    return pc.if_else(pc.is_nan(wide), None, wide)
+
+
+def _time(column: pa.Array) -> pa.Array:
+    """`00:00:01.500`; a fraction of zeros is left out."""
+    return pc.replace_substring_regex(column.cast(pa.string()), r"\.0+$", "")
+
+
+def _timestamp(column: pa.Array) -> pa.Array:
+    """`2026-01-31 00:00:01.500`, in UTC and with a Z where the type has a time zone."""
+    naive = _time(column.cast(pa.int64()).cast(pa.timestamp(column.type.unit)))
+    return naive if column.type.tz is None else pc.binary_join_element_wise(naive, "Z", "")
+
+
+def _duration(column: pa.Array) -> pa.Array:
+    """`1500 ms`."""
+    return pc.binary_join_element_wise(column.cast(pa.int64()).cast(pa.string()), column.type.unit, " ")
+
+
+def _uuid(column: pa.Array) -> pa.Array:
+    found = column.storage.to_pylist()
+    return pa.array([None if one is None else str(UUID(bytes=one)) for one in found], pa.string())
+
+
+def _fixed_bytes(column: pa.Array) -> pa.Array:
+    return pa.array([None if one is None else _text_or_hex(one) for one in column.to_pylist()], pa.string())
+
+
+def _text_or_hex(value: bytes) -> str:
+    """Hexadecimal digits where bytes are no text that prints; no text of the same column is as long."""
+    try:
+        text = value.decode()
+    except UnicodeDecodeError:
+        return value.hex()
+    return text if text.isprintable() else value.hex()
+
+
+def _is_extension(name: str) -> Callable[[pa.DataType], bool]:
+    return lambda dtype: isinstance(dtype, pa.BaseExtensionType) and dtype.extension_name == name
+
+
+REWRITES: tuple[tuple[Callable[[pa.DataType], bool], Callable[[pa.Array], pa.Array]], ...] = (
+    (pt.is_dictionary, lambda column: plain(column.dictionary_decode())),
+    (_is_extension("arrow.uuid"), _uuid),
+    (_is_extension("arrow.bool8"), lambda column: column.storage.cast(pa.bool_())),
+    (lambda dtype: isinstance(dtype, pa.BaseExtensionType), lambda column: plain(column.storage)),
+    (pt.is_floating, _without_nan),
+    (pt.is_timestamp, _timestamp),
+    (pt.is_time, _time),
+    (pt.is_duration, _duration),
+    (pt.is_fixed_size_binary, _fixed_bytes),
+    (lambda dtype: pt.is_temporal(dtype) or pt.is_decimal(dtype), lambda column: column.cast(pa.string())),
+)
+"""Types of labels → how they are rewritten."""
+
+
+def labels(piece: Slice, plan: Plan) -> dict[str, list[object]]:
+    """The per-sequence labels of a slice by name, lists of length S, None where null.
+
+    A missing `sequence_id` is the row's number in the whole dump; a missing `policy_lag` is the difference of
+    the versions.
+
+    Raises:
+        DumpError: text that is not UTF-8.
+    """
+    names = {role: plan.columns[role] for role in columns.SCALARS if role in plan.columns}
+    names |= {name: name for name in plan.extra}
+    found = {ours: _listed(piece, name) for ours, name in names.items()}
+    found |= {name: _described(piece, name) for name in plan.described if name not in found}
+    if columns.SEQUENCE not in found:
+        found = {columns.SEQUENCE: (piece.rows + piece.before).tolist()} | found
+    if columns.ROLLOUT_VERSION in found and columns.TRAIN_VERSION in found:
+        pairs = zip(found[columns.TRAIN_VERSION], found[columns.ROLLOUT_VERSION], strict=True)
+        found = {columns.LAG: [None if None in pair else pair[0] - pair[1] for pair in pairs]} | found
+    return found
+
+
+def _listed(piece: Slice, name: str) -> list[Any]:
+    column = piece.table.column(name)
+    try:
+        return [*map(_text, column.to_pylist())] if columns.is_bytes(column.type) else column.to_pylist()
+    except UnicodeDecodeError as error:
+        raise DumpError(
+            f"{piece.place(_first_undecodable(column))}, column {name!r}: the text is not UTF-8",
+            "write the column again as UTF-8 text",
+        ) from error
+
+
+def _described(piece: Slice, name: str) -> list[Any]:
+    """A column that nothing needs: None throughout where it cannot be read as text."""
+    try:
+        return list(piece.table.column(name).to_pylist())
+    except UnicodeDecodeError:
+        return [None] * len(piece.rows)
+
+
+def _text(value: Any) -> Any:
+    """The value; some writers store text as bytes."""
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _first_undecodable(column: pa.Array) -> int:
+    for index in range(len(column)):
+        try:
+            _text(column[index].as_py())
+        except UnicodeDecodeError:
+            return index
+    return 0
+
+
+# ---------------------------------------------------------------- rows → batch
+
+PER_TOKEN: dict[str, tuple[str, type[np.generic]]] = {
+    "rollout": (columns.ROLLOUT, np.float64),
+    "old": (columns.OLD, np.float64),
+    "current": (columns.CURRENT, np.float64),
+    "advantages": (columns.ADVANTAGES, np.float64),
+    "token_ids": (columns.TOKEN_IDS, np.int64),
+    "entropy": (columns.ENTROPY, np.float64),
+}
+"""Field of a batch → its column and type, for fields with a value per token."""
+
+
+def pack(piece: Slice, rows: Rows, plan: Plan) -> Batch:
+    """Pack good rows into a batch on the CPU.
+
+    Where the plan is `bare`, a batch has values, lengths and labels alone: its positions and keys are zeros,
+    and a turn is a sequence.
+
+    Raises:
+        DumpError: text that is not UTF-8.
+    """
+    scalars = labels(piece, plan)  # first: it refuses text that the keys could not hash
+    lengths = rows.kept_lengths
+    arrays = _values(rows, lengths)
+    tensors: dict[str, Any] = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    offsets = torch.from_numpy(starts(lengths))
+    masked = torch.from_numpy(rows.lengths - lengths)
+    if plan.bare:
+        zeros = torch.zeros(1, dtype=torch.int64)
+        position, key, runs = zeros.expand(len(arrays["rollout"])), zeros.expand(len(lengths)), offsets
+    else:
+        where, begins = _positions(rows, lengths)
+        position, runs = torch.from_numpy(where), torch.from_numpy(begins)
+        key = torch.from_numpy(_keys(piece, plan, arrays["rollout"], where, lengths))
+    return Batch(
+        **tensors,
+        cu_seqlens=offsets,
+        cu_runs=runs,
+        position=position,
+        key=key,
+        masked=masked,
+        scalars=scalars,
+    )
+
+
+def _values(rows: Rows, lengths: Ints) -> dict[str, Array]:
+    """The tensors that hold values, of sequences that keep so many tokens, [S]."""
+    found: dict[str, Array] = {}
+    for name, (role, dtype) in PER_TOKEN.items():
+        if role in rows.lists:
+            values = rows.lists[role].values
+            kept = rows.unmasked(values)  # copied where it is not yet: what Arrow decoded is read-only
+            found[name] = kept.astype(dtype, copy=kept is values)
+    if columns.ADVANTAGES in rows.numbers:  # one per sequence: every token has it
+        found["advantages"] = np.repeat(rows.numbers[columns.ADVANTAGES], lengths)
+    if columns.REWARDS in rows.numbers:
+        found["rewards"] = rows.numbers[columns.REWARDS]
+    if columns.ADVANTAGES in rows.lists:
+        negative = np.less(rows.lists[columns.ADVANTAGES].values, 0)
+        none = np.zeros(len(lengths), np.int64)
+        found["masked_negative"] = none if rows.whole else rows.counted(negative & ~rows.live)
+    return found
+
+
+def _positions(rows: Rows, lengths: Ints) -> tuple[Ints, Ints]:
+    """The index of each kept token in its response [T], and where runs of adjacent ones start [R+1]."""
+    token = np.arange(rows.kept) if rows.whole else np.flatnonzero(rows.live)
+    stated = rows.lists.get(columns.POSITION)
+    if stated is None:
+        masked = np.zeros(0, np.int64) if rows.whole else np.flatnonzero(~rows.live)
+        breaks = masked - np.arange(len(masked))  # kept tokens before each masked one
+        np.subtract(token, np.repeat(rows.offsets[:-1], lengths), out=token)
+    else:  # counted from anywhere
+        filled = lengths > 0
+        begins = stated.values[rows.offsets[:-1][filled]]
+        token = stated.values[token] - np.repeat(begins, lengths[filled])
+        breaks = np.flatnonzero(np.diff(token) != 1) + 1
+    offsets = starts(lengths)
+    run_begins = np.zeros(offsets[-1] + 1, np.bool_)
+    run_begins[breaks] = True
+    run_begins[offsets] = True
+    return token, np.flatnonzero(run_begins)
+
+
+def _keys(piece: Slice, plan: Plan, rollout: Array, position: Ints, lengths: Ints) -> Ints:
+    def contents() -> Ints:
+        return keys.of_contents(rollout, position, lengths)
+
+    if columns.GROUP not in plan.columns:
+        return contents()
+    return keys.of_groups(piece.table.column(plan.columns[columns.GROUP]), contents)

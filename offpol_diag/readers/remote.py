@@ -1,0 +1,633 @@
+"""Files on this disk and in object stores: where they are, how they are read, and what went wrong.
+
+Schemes that Arrow has a filesystem for are rows of `SCHEMES`; every other scheme goes through fsspec, read by
+byte ranges and with retries. How users of a scheme log in is a row of `ACCESS`; what a store may complain of,
+and what helps, a row of `CAUSES`.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+from collections.abc import Callable, Hashable, Iterator
+from concurrent.futures import Future, wait
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import lru_cache
+from pathlib import Path, PurePosixPath
+from threading import Thread
+from typing import Any, BinaryIO, TypeVar
+
+import pyarrow as pa
+from pyarrow import fs
+
+from offpol_diag.errors import DumpError, OffpolError, did_you_mean
+from offpol_diag.readers.urls import Url, cleaned, split
+
+T = TypeVar("T")
+Options = dict[str, str]
+
+ATTEMPTS = 5
+"""How often a request is sent before it is given up."""
+FIRST_WAIT, LONGEST_WAIT = 0.5, 8.0
+"""Seconds before the second attempt, doubled before each further one; a random part is added."""
+SECONDS = 30.0
+"""How long one attempt through fsspec may take."""
+CONNECT_SECONDS, SILENT_SECONDS = 5.0, 15.0
+"""How long an S3 server may take to be reached, and how long it may say nothing."""
+RETRY_SECONDS = 20.0
+"""How long a request to Google Cloud Storage is sent again."""
+RANGE = 8 << 20
+"""Bytes per request: what any connection worth waiting for brings within `SECONDS`."""
+
+
+# ---------------------------------------------------------------- places
+
+
+@dataclass(frozen=True)
+class Store:
+    """A filesystem, by what opens it: it can be pickled, and equal ones are opened once per process.
+
+    Attributes:
+        scheme: the word before `://`; empty for this disk.
+        opens: makes the filesystem from the options.
+        options: may hold secrets.
+    """
+
+    scheme: str
+    opens: Callable[[Any], fs.FileSystem]
+    options: Hashable = field(repr=False)
+
+    @property
+    def filesystem(self) -> fs.FileSystem:
+        """The filesystem, opened."""
+        return _opened(self)
+
+
+@lru_cache(maxsize=256)
+def _opened(store: Store) -> fs.FileSystem:
+    return store.opens(store.options)
+
+
+@dataclass(frozen=True)
+class Location:
+    """A file or a directory.
+
+    Attributes:
+        store: the filesystem it is in; None on this disk.
+        path: its path there.
+        shown: the name used in messages and reports, without secrets.
+    """
+
+    store: Store | None
+    path: str = field(repr=False)
+    shown: str
+
+    @classmethod
+    def local(cls, path: Path | str, shown: str = "") -> Location:
+        """A place on this disk, shown as its path by default."""
+        return cls(None, str(path), shown or str(path))
+
+    def __str__(self) -> str:
+        return self.shown
+
+    @property
+    def remote(self) -> bool:
+        """Whether reading it goes through a network, or through a library that may."""
+        return self.store is not None
+
+    @property
+    def filesystem(self) -> fs.FileSystem:
+        """The filesystem it is in."""
+        return self.store.filesystem if self.store else fs.LocalFileSystem()
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Directories and name, as shown; files are sorted by them."""
+        return (PurePosixPath if self.store else Path)(self.shown).parts
+
+    def open(self) -> pa.NativeFile | BinaryIO:
+        """Open it for reading bytes."""
+        return self.filesystem.open_input_file(self.path) if self.store else Path(self.path).open("rb")
+
+    def size(self) -> int:
+        """Bytes of the file."""
+        return int(
+            self.filesystem.get_file_info(self.path).size if self.store else Path(self.path).stat().st_size
+        )
+
+    def at(self, path: str) -> Location:
+        """Another place in the same store, by its path there."""
+        base = self.path.rstrip("/")
+        if base and path.startswith(base):
+            return Location(self.store, path, self.shown.rstrip("/") + path[len(base) :])
+        return Location(self.store, path, f"{self.store.scheme if self.store else ''}://{path.lstrip('/')}")
+
+
+# ---------------------------------------------------------------- schemes of Arrow
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How URLs of one scheme are read.
+
+    Attributes:
+        opens: options → the filesystem.
+        options: the words that may stand after `?`.
+        path: where a URL's file is in the filesystem.
+        endpoint: environment variables that name the server where the URL does not.
+    """
+
+    opens: Callable[[tuple[tuple[str, str], ...]], fs.FileSystem]
+    options: tuple[str, ...]
+    path: Callable[[Url], str]
+    endpoint: tuple[str, ...] = ()
+
+
+def locate(source: str) -> Location:
+    """The place that a URL names.
+
+    Raises:
+        DumpError: an option that the scheme does not have, or a URL that names no place.
+        Exception: what the library raises that opens the store.
+    """
+    url = split(source)
+    scheme = SCHEMES.get(url.scheme)
+    if scheme is None:
+        return _through_fsspec(source, url)
+    options = dict(url.options)
+    for word in options:
+        if word not in scheme.options:
+            known = f"after ? there may be {', '.join(scheme.options) or 'nothing'}"
+            raise DumpError(
+                f"{url.shown}: {url.scheme}:// has no option {word!r}",
+                did_you_mean(word, list(scheme.options)) or known,
+            )
+    endpoint = next(filter(None, map(os.environ.get, scheme.endpoint)), None)
+    if endpoint:  # part of the store, so that other processes read from the same server
+        options.setdefault("endpoint_override", endpoint)
+    options |= {"user": url.user, "secret": url.secret, "place": url.bucket, "scheme_": url.scheme}
+    store = Store(url.scheme, scheme.opens, tuple(sorted(options.items())))
+    return Location(store, scheme.path(url), url.shown.rstrip("/"))
+
+
+def _s3(options: tuple[tuple[str, str], ...]) -> fs.FileSystem:
+    given = dict(options)
+    endpoint, anonymous = _endpoint(given), _flag(given, "anonymous")
+    login = {"access_key": given["user"], "secret_key": given["secret"]} if given["secret"] else {}
+    return fs.S3FileSystem(
+        **({} if anonymous else login),
+        anonymous=anonymous,
+        region=given.get("region") or _region(given["place"], bool(endpoint)),
+        role_arn=given.get("role_arn"),
+        force_virtual_addressing=_flag(given, "force_virtual_addressing"),
+        tls_ca_file_path=os.environ.get("AWS_CA_BUNDLE"),
+        connect_timeout=CONNECT_SECONDS,
+        request_timeout=SILENT_SECONDS,
+        retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=ATTEMPTS),
+        **endpoint,
+    )
+
+
+def _gcs(options: tuple[tuple[str, str], ...]) -> fs.FileSystem:
+    given = dict(options)
+    return fs.GcsFileSystem(
+        anonymous=_flag(given, "anonymous") or given["user"] == "anonymous",
+        project_id=given.get("project_id"),
+        retry_time_limit=timedelta(seconds=RETRY_SECONDS),
+        **_endpoint(given),
+    )
+
+
+def _by_uri(options: tuple[tuple[str, str], ...]) -> fs.FileSystem:
+    """Open what Arrow opens by its URI alone."""
+    given = dict(options)
+    user, secret = given["user"], given["secret"]
+    login = f"{user}:{secret}@" if secret else f"{user}@" * bool(user)
+    return fs.FileSystem.from_uri(f"{given['scheme_']}://{login}{given['place']}/")[0]
+
+
+def _flag(given: Options, word: str) -> bool:
+    value = given.get(word, "").lower()
+    if value not in ("true", "1", "yes", "false", "0", "no", ""):
+        raise DumpError(f"{word}={value} is neither true nor false", f"write {word}=true, or leave it out")
+    return value in ("true", "1", "yes")
+
+
+def _endpoint(given: Options) -> Options:
+    """The server that stands in for the provider's own: `host:port`, or a URL."""
+    before, sign, after = given.get("endpoint_override", "").partition("://")
+    host, scheme = (after, before) if sign else (before, "")
+    found = {"endpoint_override": host.rstrip("/"), "scheme": given.get("scheme") or scheme}
+    return {key: value for key, value in found.items() if value}
+
+
+def _region(bucket: str, elsewhere: bool) -> str:
+    """The region of a bucket: the provider is asked; where it cannot say, the environment's."""
+    stated = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+    if elsewhere:
+        return stated or "us-east-1"
+    try:
+        return str(fs.resolve_s3_region(bucket))
+    except OSError:
+        if stated:
+            return stated
+        raise
+
+
+def _in_bucket(url: Url) -> str:
+    if not url.bucket:
+        raise DumpError(f"{url.shown}: names no bucket", f"write {url.scheme}://bucket/path")
+    return url.place.rstrip("/")
+
+
+def _below_host(url: Url) -> str:
+    return "/" + url.place.partition("/")[2].strip("/")
+
+
+def _below_container(url: Url) -> str:
+    if not url.user:
+        raise DumpError(
+            f"{url.shown}: names no container",
+            f"write {url.scheme}://container@account.dfs.core.windows.net/path",
+        )
+    return f"{url.user}{_below_host(url)}".rstrip("/")
+
+
+S3 = Scheme(
+    _s3,
+    ("region", "endpoint_override", "scheme", "anonymous", "role_arn", "force_virtual_addressing"),
+    _in_bucket,
+    ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"),
+)
+GCS = Scheme(_gcs, ("anonymous", "endpoint_override", "scheme", "project_id"), _in_bucket)
+AZURE_BLOBS, HADOOP = Scheme(_by_uri, (), _below_container), Scheme(_by_uri, (), _below_host)
+SCHEMES = {
+    "s3": S3,
+    "s3a": S3,
+    "gs": GCS,
+    "gcs": GCS,
+    "abfs": AZURE_BLOBS,
+    "abfss": AZURE_BLOBS,
+    "hdfs": HADOOP,
+    "viewfs": HADOOP,
+}
+
+
+# ---------------------------------------------------------------- fsspec, with retries
+
+
+def _through_fsspec(source: str, url: Url) -> Location:
+    from fsspec.core import url_to_fs
+
+    found, path = url_to_fs(source)
+    shown = url.shown.rstrip("/") if url.place.strip("/") else url.shown
+    return Location(Store(url.scheme, _adapted, found), path, shown)
+
+
+def _adapted(found: Any) -> fs.FileSystem:
+    return fs.PyFileSystem(Ranged(found))
+
+
+class Ranged(fs.FSSpecHandler):  # type: ignore[misc]  # Arrow has no types
+    """Arrow's adapter of an fsspec filesystem, with retries and time limits."""
+
+    def get_file_info(self, paths: list[str]) -> list[fs.FileInfo]:
+        """What is at some paths."""
+        found: list[fs.FileInfo] = retried(lambda: fs.FSSpecHandler.get_file_info(self, paths))
+        return found
+
+    def get_file_info_selector(self, selector: fs.FileSelector) -> list[fs.FileInfo]:
+        """What is in a directory."""
+        found: list[fs.FileInfo] = retried(lambda: fs.FSSpecHandler.get_file_info_selector(self, selector))
+        return found
+
+    def open_input_file(self, path: str) -> pa.PythonFile:
+        """Open a file for reading at any place."""
+        return pa.PythonFile(RangedFile(self.fs, path), mode="r")
+
+
+class RangedFile(io.RawIOBase):
+    """A file that is read by byte ranges, each requested again when it fails."""
+
+    def __init__(self, filesystem: Any, path: str) -> None:
+        self._filesystem, self._path = filesystem, path
+        self._at = 0
+        self._stream: Any = None
+        self._size = retried(self._measured)
+
+    def readable(self) -> bool:
+        """Yes."""
+        return True
+
+    def seekable(self) -> bool:
+        """Yes."""
+        return True
+
+    def tell(self) -> int:
+        """Where the next byte is read."""
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Move; nothing is fetched."""
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        return self._at
+
+    def read(self, size: int | None = -1) -> bytes:
+        """The next bytes, up to the end of the file."""
+        rest = max(self._size - self._at, 0)
+        end = self._at + (rest if size is None or size < 0 else min(size, rest))
+        ranges = []
+        while self._at < end:
+            ranges.append(retried(lambda: self._fetched(min(RANGE, end - self._at))))
+            self._at += len(ranges[-1])
+        return b"".join(ranges)
+
+    def _fetched(self, size: int) -> bytes:
+        # A stream that failed, or that a timed-out attempt still reads, is not used again.
+        stream, self._stream = self._opened(), None
+        stream.seek(self._at)
+        found: bytes = stream.read(size)
+        if len(found) != size:
+            raise ConnectionError(f"{len(found)} bytes came where {size} were asked for")
+        self._stream = stream
+        return found
+
+    def _measured(self) -> int:
+        size = self._opened().size
+        if size is None:
+            raise io.UnsupportedOperation("the server sends whole files only, and Parquet is read by ranges")
+        return int(size)
+
+    def _opened(self) -> Any:
+        if self._stream is None:
+            self._stream = self._filesystem.open(self._path, "rb", cache_type="none")
+        return self._stream
+
+
+FINAL = (
+    FileNotFoundError,
+    PermissionError,
+    IsADirectoryError,
+    NotADirectoryError,
+    ImportError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    NotImplementedError,
+)
+"""Errors that another attempt does not mend."""
+
+
+class StoreError(OSError):
+    """What a store's client raised, as an error that Arrow hands on; `status` is that of a web server."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(f"{type(error).__name__}: {error}")
+        self.status = http_status(error)
+
+
+def retried(call: Callable[[], T]) -> T:
+    """Return what a call returns, after up to `ATTEMPTS` attempts of `SECONDS` each, with growing waits.
+
+    Raises:
+        Exception: what the last attempt raised, or what no further attempt would mend.
+    """
+    # Imported here: it brings asyncio along, which reading from this disk does without.
+    from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential, wait_random
+
+    attempts = Retrying(
+        stop=stop_after_attempt(ATTEMPTS),
+        wait=wait_exponential(FIRST_WAIT, LONGEST_WAIT) + wait_random(0, FIRST_WAIT),
+        retry=retry_if_exception(_passing),
+        reraise=True,
+    )
+    try:
+        found: T = attempts(within, SECONDS, call)
+        return found
+    except (*FINAL, ConnectionError, TimeoutError):
+        raise
+    except Exception as error:
+        raise StoreError(error) from error
+
+
+def _passing(error: BaseException) -> bool:
+    """Whether what went wrong may go right a second later."""
+    status = http_status(error)
+    if status is not None:
+        return status >= 500 or status in (408, 429)  # timed out, too many requests
+    return isinstance(error, Exception) and not isinstance(error, FINAL)
+
+
+def http_status(error: BaseException) -> int | None:
+    """The status that a web server answered with, whichever client raised the error."""
+    found = getattr(error, "status", None) or getattr(getattr(error, "response", None), "status_code", None)
+    return found if isinstance(found, int) else None
+
+
+def within(seconds: float, call: Callable[[], T]) -> T:
+    """Return what a call returns, if it does so in time; one that does not is abandoned in its thread.
+
+    Raises:
+        TimeoutError: it did not.
+        BaseException: what it raised.
+    """
+    answer: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            answer.set_result(call())
+        except BaseException as error:
+            answer.set_exception(error)
+
+    Thread(target=run, daemon=True, name="offpol-diag-range").start()
+    if not wait([answer], seconds).done:
+        raise TimeoutError(f"no answer within {seconds:g} s")
+    return answer.result()
+
+
+# ---------------------------------------------------------------- what went wrong
+
+
+@dataclass(frozen=True)
+class Access:
+    """How users of a scheme log in.
+
+    Attributes:
+        access: what to set or to run.
+        network: what to look at when nothing answers.
+        absent: what to look at when nothing is there.
+    """
+
+    access: str
+    network: str = "check the network and the host"
+    absent: str = "check the name and the path"
+
+
+AWS = Access(
+    "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (and AWS_SESSION_TOKEN if they are temporary), or "
+    "AWS_PROFILE; add ?anonymous=true to read a public bucket without them",
+    "check the network, and the endpoint if one is named (AWS_ENDPOINT_URL, endpoint_override=…)",
+    "check the bucket and the path; a store of your own is named by AWS_ENDPOINT_URL",
+)
+GOOGLE = Access(
+    "run `gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS; add ?anonymous=true "
+    "to read a public bucket without"
+)
+AZURE = Access("run `az login`, or set AZURE_TENANT_ID, AZURE_CLIENT_ID and AZURE_CLIENT_SECRET")
+HUB = Access(
+    "set HF_TOKEN, or run `hf auth login`; a gated repository wants its terms accepted first",
+    absent="check the name; a private repository is there only for those who set HF_TOKEN",
+)
+ANY = Access("check what this filesystem needs to know you by (its environment variables, its login)")
+ACCESS = {"s3": AWS, "s3a": AWS, "gs": GOOGLE, "gcs": GOOGLE, "abfs": AZURE, "abfss": AZURE, "hf": HUB}
+IN_EXTRA = ("hf", "http", "https")
+EXTRA = 'pip install "offpol-diag[remote]"'
+
+
+def _no_aws_credentials() -> bool:
+    """Whether there is no sign of credentials; those of a machine of AWS leave none either."""
+    home = Path.home() / ".aws"
+    files = (
+        Path(os.environ.get("AWS_SHARED_CREDENTIALS_FILE") or home / "credentials"),
+        Path(os.environ.get("AWS_CONFIG_FILE") or home / "config"),
+    )
+    variables = (
+        "AWS_ACCESS_KEY_ID",
+        "AWS_WEB_IDENTITY_TOKEN_FILE",
+        "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+        "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+    )
+    return not any(map(os.environ.get, variables)) and not any(file.is_file() for file in files)
+
+
+@dataclass(frozen=True)
+class Cause:
+    """A reason for which a store does not give what was requested.
+
+    Attributes:
+        message: what is wrong; `{words}` are the library's own.
+        hint: what to do; `{access}`, `{network}`, `{absent}` are the scheme's, `{package}` what to install.
+        pattern: of the texts of such errors.
+        types: of such errors.
+        statuses: of web servers that answer so.
+    """
+
+    message: str
+    hint: str
+    pattern: str = r"(?!)"
+    types: tuple[type[BaseException], ...] = ()
+    statuses: tuple[int, ...] = ()
+
+    def applies(self, error: BaseException) -> bool:
+        """Whether an error is of this kind."""
+        known = isinstance(error, self.types) or http_status(error) in self.statuses
+        return known or bool(re.search(self.pattern, str(error)))
+
+
+DENIED = Cause(
+    "access is denied",
+    "{access}",
+    r"AWS Error (?:ACCESS_DENIED|INVALID_ACCESS_KEY_ID|SIGNATURE_DOES_NOT_MATCH|INVALID_CLIENT_TOKEN_ID"
+    r"|UNRECOGNIZED_CLIENT)|HTTP status 40[13]|PERMISSION_DENIED|UNAUTHENTICATED|OAuth2 access token"
+    r"|ExpiredToken|InvalidToken",
+    (PermissionError,),
+    (401, 403),
+)
+CAUSES = (
+    Cause("a package that reads this kind of URL is not installed", "{package}", types=(ImportError,)),
+    Cause(
+        "there is no such kind of URL",
+        "s3, gs, abfss, hdfs, hf and https are known, and what else fsspec knows",
+        r"Protocol not known",
+    ),
+    Cause(
+        "Java or Hadoop's libhdfs is not found",
+        "set JAVA_HOME and HADOOP_HOME, and CLASSPATH to what `hadoop classpath --glob` prints",
+        r"libjvm|libhdfs",
+    ),
+    DENIED,
+    Cause(
+        "the bucket is in another region",
+        "add ?region=… with the region that its owner names, or set AWS_REGION",
+        r"HTTP status 301|PermanentRedirect|AuthorizationHeaderMalformed",
+    ),
+    Cause(
+        "no such bucket, file or directory",
+        "{absent}",
+        r"NO_SUCH_BUCKET|NO_SUCH_KEY|NoSuchBucket|Bucket '.*' not found|Path does not exist|NOT_FOUND",
+        (FileNotFoundError,),
+        (404, 410),
+    ),
+    Cause(
+        "the store cannot be reached ({words})",
+        "{network}; requests were sent again, with waits between them",
+        r"NETWORK_CONNECTION|NETWORK_FAILURE|REQUEST_TIMEOUT|curlCode|CURL error|[Cc]onnection refused"
+        r"|[Cc]annot connect|[Cc]ould not (?:connect|resolve)|Name or service not known",
+        (ConnectionError, TimeoutError),
+    ),
+    Cause(
+        "the store does not answer as it should ({words})",
+        "requests were sent again, with waits between them; try later",
+        r"HTTP status (?:429|5\d\d)|SLOW_DOWN|INTERNAL_FAILURE|SERVICE_UNAVAILABLE|UNAVAILABLE",
+        (StoreError,),
+    ),
+    Cause(
+        "the store refuses ({words})",
+        "{access}; or the endpoint or the region is not the bucket's",
+        r"AWS Error|google::cloud|Azure",
+    ),
+)
+OTHER = Cause("cannot be read ({words})", "check the URL")
+
+
+@contextmanager
+def explaining(shown: str, scheme: str) -> Iterator[None]:
+    """Turn what a store raises within the block into an error that says why a URL cannot be read.
+
+    Raises:
+        DumpError: why not.
+    """
+    try:
+        yield
+    except OffpolError:
+        raise
+    except Exception as error:
+        message, hint = _explained(scheme, error, _cause(error) or OTHER)
+        raise DumpError(f"{shown}: {message}", hint) from error
+
+
+def outage(location: Location, error: BaseException) -> tuple[str, str] | None:
+    """What happened to a store and what to do; None where the store did well, and so the file is damaged."""
+    cause = _cause(error) if location.store else None
+    return _explained(location.store.scheme, error, cause) if location.store and cause else None
+
+
+def explained(location: Location, error: BaseException) -> DumpError:
+    """The error that says why a place in a store cannot be read."""
+    scheme = location.store.scheme if location.store else ""
+    message, hint = _explained(scheme, error, _cause(error) or OTHER)
+    return DumpError(f"{location}: {message}", hint)
+
+
+def _cause(error: BaseException) -> Cause | None:
+    return next((cause for cause in CAUSES if cause.applies(error)), None)
+
+
+def _explained(scheme: str, error: BaseException, cause: Cause) -> tuple[str, str]:
+    access = ACCESS.get(scheme, ANY)
+    words = _quoted(error)
+    without = cause is DENIED and access is AWS and _no_aws_credentials()
+    message = cause.message.replace("{words}", words) + ", and there are no credentials" * without
+    package = EXTRA if scheme in IN_EXTRA else f"install what it needs: {words}"
+    return message, cause.hint.format(package=package, **vars(access))
+
+
+def _quoted(error: BaseException) -> str:
+    """A library's words on one line, of bearable length and without what is secret in URLs."""
+    text = cleaned(" ".join(str(error).split())) or type(error).__name__
+    text = re.sub(r"^When .*?(?=AWS Error)| ?\(Request ID: [^)]*\)", "", text).rstrip(". ")
+    return text if len(text) <= 200 else text[:199] + "…"
