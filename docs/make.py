@@ -19,7 +19,6 @@ from offpol_diag.catalogue import load
 from offpol_diag.cli.defaults import sample
 from offpol_diag.cli.request import decided
 from offpol_diag.compare import of_presets
-from offpol_diag.crosswalk import BOOKS
 from offpol_diag.families import FAMILIES
 from offpol_diag.formulas import NOTHING, rejection, veto, weight
 from offpol_diag.losses import BOUNDS
@@ -27,6 +26,7 @@ from offpol_diag.presets import Preset
 from offpol_diag.render.terminal import brief, render_terminal
 from offpol_diag.sections import sections
 from offpol_diag.summary import Numbers, Summary
+from offpol_diag.trainers import LOGS
 from offpol_diag.writer import DumpWriter
 
 HERE = Path(__file__).parent
@@ -89,7 +89,7 @@ def _preset(preset: Preset) -> Sequence[str]:
 
 def crosswalk() -> str:
     """What each trainer's names mean, and which words mean several things."""
-    books = {logs: book.names() for logs, book in BOOKS.items()}
+    books = {logs: book.names() for logs, book in LOGS.items()}
     return f"""{MADE}# This name means …
 
 The same word stands for different numbers in different trainers, and for several in one trainer over time.

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 from offpol_diag import catalogue
 from offpol_diag.candidates import NOTHING
-from offpol_diag.configs import config_for
 from offpol_diag.errors import ConfigError
 from offpol_diag.presets import Policy
 from offpol_diag.summary import Recommendation
+from offpol_diag.trainers import config_for
 from offpol_diag.tuning import tuned
 
 
@@ -27,7 +27,7 @@ def prescribed(given: Recommendation, trainer: str, policy: Policy = "old") -> s
 
     Args:
         given: a recommendation.
-        trainer: the trainer's own name (`configs.trainer_named`).
+        trainer: the trainer's own name (`trainers.trainer_named`).
         policy: the train side of the dump.
     """
     name = NOTHING.preset_name(policy) if given.decision == "no correction needed" else given.method

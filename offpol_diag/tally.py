@@ -10,8 +10,6 @@ from torch import Tensor
 
 from offpol_diag import candidates
 from offpol_diag.accumulators import Extremes, State, Sums
-from offpol_diag.crosswalk import BOOKS
-from offpol_diag.crosswalk.ends import outermost
 from offpol_diag.metrics import (
     drops,
     gap,
@@ -35,6 +33,9 @@ from offpol_diag.metrics.walk import walk
 from offpol_diag.near import Near
 from offpol_diag.presets import Policy, Preset
 from offpol_diag.sheet import Sheet
+from offpol_diag.trainers import LOGS
+from offpol_diag.trainers.view import columns as trainer_columns
+from offpol_diag.trainers.view import outermost
 
 Ranges = dict[str, tuple[Tensor, Tensor]]
 """Smallest and largest, by name."""
@@ -114,13 +115,9 @@ class Study:
         return tuple(preset for preset in self.presets if preset not in self.normalised)
 
     @cached_property
-    def logging(self) -> tuple[tuple[Preset, ...], ...]:
-        """Presets whose trainer's numbers the crosswalk knows, by the shelf of its book."""
-        found: dict[str, list[Preset]] = {}
-        for preset in self.presets:
-            if preset.logs in BOOKS:
-                found.setdefault(BOOKS[preset.logs].shelf, []).append(preset)
-        return tuple(map(tuple, found.values()))
+    def logging(self) -> tuple[Preset, ...]:
+        """Presets of whose trainer it is known what it logs."""
+        return tuple(preset for preset in self.presets if preset.logs in LOGS)
 
 
 @dataclass(frozen=True)
@@ -267,14 +264,9 @@ def _logged_sums(scene: Scene, columns: dict[str, Tensor]) -> Sums:
 
 
 def _logged(study: Study, scene: Scene) -> tuple[dict[str, Tensor], Ranges]:
-    """Columns and ranges that only the crosswalk reads; of every trainer."""
-    columns = {"masked": scene.batch.masked.to(torch.float64)}
-    ranges: Ranges = {}
-    for presets in study.logging:
-        book = BOOKS[presets[0].logs or ""]
-        columns |= book.columns(scene, presets)
-        ranges |= book.ranges(scene, presets)
-    return columns, outermost(ranges)
+    """Columns and ranges that only trainers' logged numbers are read from."""
+    columns, ranges = trainer_columns(scene, study.logging)
+    return {"masked": scene.batch.masked.to(torch.float64)} | columns, outermost(ranges)
 
 
 def _ranges(study: Study, stack: Stack) -> Ranges:

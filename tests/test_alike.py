@@ -8,8 +8,6 @@ import torch
 
 from offpol_diag import catalogue, segments
 from offpol_diag.batch import Batch
-from offpol_diag.crosswalk import BOOKS
-from offpol_diag.crosswalk.ends import outermost
 from offpol_diag.metrics import alike, method, nearsums, policyloss, residual, selection, update
 from offpol_diag.metrics.alike import Marks
 from offpol_diag.metrics.scene import Scene
@@ -308,54 +306,3 @@ def test_equal_numbers_have_one_mark_and_flags_that_are_all_set_are_none():
     assert marks.of(x) == marks.of(x.clone()) != marks.of(torch.tensor([1.0, 2.0]))
     assert marks.of_mask(torch.tensor([True, True])) is marks.of_mask(None) is None
     assert marks.of_mask(torch.tensor([True, False])) is not None
-
-
-def booked(dump, presets, known):
-    """What AReaL's book makes of presets, with or without knowing which did the same, and of how many."""
-    study, found, batch = dump
-    scene = Scene.of(batch, 0, 16, found.settled, study.near)
-    deeds = Stack.of(scene, presets).deeds if known else ()
-    scene.deeds = {preset.name: deed for preset, deed in zip(presets, deeds, strict=False)}
-    book = BOOKS["areal"]
-    columns, ranges = book.columns(scene, tuple(presets)), book.ranges(scene, tuple(presets))
-    views = {id(view) for key, view in scene._memo.items() if key[0] == "view"}
-    return columns, outermost(ranges), len(views)
-
-
-AREAL = [preset for preset in ALL if preset.logs == "areal"]
-LOGS = Preset("x", "", "old", logs="areal")
-BOUNDS = {"upper": 1e30, "lower": 1e-30}
-M2PO = next(rules for one in AREAL if (rules := tuple(r for r in one.reject if r.over == "batch")))
-FORMS = {
-    "all that ship": AREAL,
-    "action": [
-        replace(LOGS, name=action, weight=Weight("token", action=action, **BOUNDS))
-        for action in ("mask", "truncate")
-    ],
-    "M2PO beside what drops more": [
-        replace(LOGS, name=str(len(rules)), reject=(*rules, Reject("ratio", upper=1.0001, lower=0.9999)))
-        for rules in (M2PO, ())
-    ],
-    "loss": [replace(LOGS, name=loss, loss=loss) for loss in ("ppo_clip", "gspo")],
-    "not applied": [
-        replace(LOGS, name=str(apply), apply=apply, weight=Weight("token", **BOUNDS))
-        for apply in (True, False)
-    ],
-}
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("of", ["dump", "calm"])
-def test_a_book_that_shares_its_columns_logs_the_same(request, of, form):
-    presets, data = FORMS[form], request.getfixturevalue(of)
-    (mine, ends, few), (alone, all_ends, many) = (booked(data, presets, known) for known in (True, False))
-
-    same(mine, alone)
-    assert ends == all_ends
-    assert few <= many == len(presets)
-
-
-def test_a_book_looks_once_at_presets_that_did_the_same(calm):
-    presets = [replace(idle(at), logs="areal", veto=None) for at in range(10)]
-
-    assert booked(calm, presets, True)[2] == 1

@@ -14,10 +14,10 @@ from typer.testing import CliRunner, Result
 
 from offpol_diag.catalogue import load
 from offpol_diag.cli import app
-from offpol_diag.configs import TRAINERS, Config, Snippet, config_for, sayable
-from offpol_diag.configs.syntax import inverse, number
 from offpol_diag.errors import ConfigError, PresetError, UsageError
 from offpol_diag.presets import Clip, Preset, Reject, Veto, Weight
+from offpol_diag.trainers import TRAINERS, Config, Snippet, config_for, sayable
+from offpol_diag.trainers.schema import inverse, number
 from offpol_diag.tuning import tuned
 from tests import oracles, trainer_settings
 from tests.trainer_settings import Flat

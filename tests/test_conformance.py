@@ -18,11 +18,10 @@ import pytest
 
 from offpol_diag import catalogue
 from offpol_diag.analyze import analyze
-from offpol_diag.configs import TRAINERS
 from offpol_diag.correction import needs
-from offpol_diag.crosswalk import BOOKS
 from offpol_diag.families import FAMILIES
 from offpol_diag.presets import UNSIGNED, Preset, Reject, Veto, Weight
+from offpol_diag.trainers import LOGS, TRAINERS
 from tests import oracles
 
 SHIPPED = tuple(replace(preset, logs=None) for preset in catalogue.load().resolve("all"))
@@ -110,7 +109,7 @@ def did(one: Done) -> tuple[Any, ...]:
 def test_a_row_says_whose_it_is_in_known_words(preset: Preset) -> None:
     assert preset.family in FAMILIES
     assert set(preset.trainers) <= set(TRAINERS)
-    assert preset.logs is None or preset.logs in BOOKS
+    assert preset.logs is None or preset.logs in LOGS
     assert preset.source.strip()
     assert preset.summary.strip() == preset.summary
     assert not preset.summary.endswith(".")

@@ -6,11 +6,6 @@ import pytest
 import torch
 
 from offpol_diag import correction, losses, segments
-from offpol_diag.crosswalk import update as update_terms
-from offpol_diag.crosswalk.keys import KEPT
-from offpol_diag.crosswalk.measures import Measure
-from offpol_diag.crosswalk.update import clip_key
-from offpol_diag.crosswalk.view import View
 from offpol_diag.metrics import nearsums, signs, update
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.near import Near
@@ -174,28 +169,6 @@ def test_what_all_presets_share_of_sequences_is_made_of_far_and_near_tokens(prep
     assert mine.keys() == theirs.keys()
     for name, x in mine.items():
         torch.testing.assert_close(x, theirs[name], rtol=1e-12, atol=1e-15)
-
-
-def test_a_rule_on_cells_leaves_together_what_it_does_not_ask_for(dump, monkeypatch):
-    _, found, batch = dump
-    rule = Reject("ratio", "mean", upper=1.0, advantage="positive", advantage_of="token")
-    preset = Preset("cells", "", "old", reject=(rule,), logs="slime")
-    scene = Scene.of(batch, 0, 16, found.settled, Near.of((preset,)))
-    view = View.at(scene, preset)
-    seen = []
-    measure = Measure(
-        "clip", lambda some: seen.append(some.batch.tokens) or update_terms.ratio(some), clip_key
-    )
-    total, alone = view.total(measure), View.at(Scene.of(batch, 0, 16, found.settled), preset).total(measure)
-
-    assert seen == [*(some.batch.tokens for some in scene.apart), batch.tokens]
-    torch.testing.assert_close(total, alone, rtol=1e-12, atol=0)
-    assert len(view.parts) == 1
-    assert view.total(measure, KEPT).equal(alone_kept(batch, found, preset, measure))
-
-
-def alone_kept(batch, found, preset, measure):
-    return View.at(Scene.of(batch, 0, 16, found.settled), preset).total(measure, KEPT)
 
 
 @pytest.mark.parametrize("over", OVER)

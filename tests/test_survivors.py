@@ -21,13 +21,13 @@ from offpol_diag.analyze import analyze
 from offpol_diag.blocks import Section, Table
 from offpol_diag.catalogue import load
 from offpol_diag.cli import app
-from offpol_diag.crosswalk.verl.parts import GENERATIONS, reject_parts
 from offpol_diag.gate import Bound, judge
 from offpol_diag.presets import Preset, Reject
 from offpol_diag.recommend import recommend
 from offpol_diag.render.terminal import sparkline
 from offpol_diag.sections import sections
 from offpol_diag.summary import Diagnosis, Location, Number, Place, PresetResult, Summary
+from offpol_diag.trainers.verl_sums import GENERATIONS, reject_parts
 from tests import oracles
 from tests.factory import dump_facts, make_summary
 
@@ -138,7 +138,7 @@ def test_the_longest_preset_name_before_a_dot_is_the_one_meant() -> None:
     assert judge(summary, [Bound("a.b.k3", "max", 9.0)])[0].value == 2.0
 
 
-# ---------------------------------------------------------------- the crosswalk
+# ---------------------------------------------------------------- what trainers log
 
 
 def test_a_ratio_without_a_lower_bound_is_logged_down_to_the_inverse_of_its_upper_one() -> None:
@@ -146,7 +146,7 @@ def test_a_ratio_without_a_lower_bound_is_logged_down_to_the_inverse_of_its_uppe
 
     parts = list(reject_parts(preset, GENERATIONS["verl-2025-11"]))
 
-    assert [(part.spread.limits.low, part.spread.limits.high) for part in parts] == [(0.25, 4.0)]
+    assert [(part.spread.low, part.spread.high) for part in parts] == [(0.25, 4.0)]
 
 
 # ---------------------------------------------------------------- what is shown

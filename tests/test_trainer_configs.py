@@ -7,7 +7,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from offpol_diag import configs
+from offpol_diag.trainers import config_for, sayable
 from tests import trainer_dumps
 from tests.trainers import areal
 from tests.trainers.configs import READERS, understood
@@ -20,7 +20,7 @@ PAIRS = [
     (name, trainer)
     for name, one in BUILT_IN.items()
     if name != BATCHWIDE
-    for trainer in configs.sayable(one, READERS)
+    for trainer in sayable(one, READERS)
 ]
 
 
@@ -53,7 +53,7 @@ def answers(dumps):
 @pytest.mark.parametrize(("name", "trainer"), PAIRS)
 def test_a_printed_config_makes_its_trainer_do_what_the_row_says(name, trainer, dumps, answers):
     p, _ = dumps
-    printed = configs.config_for(BUILT_IN[name], trainer)
+    printed = config_for(BUILT_IN[name], trainer)
 
     function, settings = understood(trainer, [(one.file, one.text) for one in printed.snippets])
 
@@ -63,7 +63,7 @@ def test_a_printed_config_makes_its_trainer_do_what_the_row_says(name, trainer, 
 
 
 def test_m2pos_threshold_is_printed_on_squares():
-    printed = configs.config_for(BUILT_IN[BATCHWIDE], "areal")
+    printed = config_for(BUILT_IN[BATCHWIDE], "areal")
 
     read_back = understood("areal", [(one.file, one.text) for one in printed.snippets])
 

@@ -15,10 +15,10 @@ import pytest
 import yaml
 
 from offpol_diag.catalogue import load
-from offpol_diag.configs import TRAINERS, Snippet, config_for, sayable
-from offpol_diag.configs.schema import Schema, schema
 from offpol_diag.errors import ConfigError
 from offpol_diag.presets import Clip, Preset, Weight
+from offpol_diag.trainers import TRAINERS, Snippet, config_for, sayable
+from offpol_diag.trainers.schema import Schema, schema
 
 CATALOGUE = load()
 TUNED = {
@@ -152,7 +152,7 @@ def test_a_table_names_only_versions_and_keys_that_it_has(trainer: str) -> None:
 
 
 def test_every_trainer_has_a_table_and_every_table_a_trainer() -> None:
-    files = resources.files("offpol_diag.configs").joinpath("keys").iterdir()
+    files = resources.files("offpol_diag.trainers").joinpath("keys").iterdir()
 
     assert {one.name.removesuffix(".toml") for one in files if one.name.endswith(".toml")} == set(TRAINERS)
 

@@ -444,7 +444,7 @@ def analysed(name, presets, folder, **options):
 
 
 def of_the_correction(result):
-    """What verl's helper logs; the rest is held in test_crosswalk_a."""
+    """What verl's helper logs; the rest is held in test_logged_a."""
     beside = ("training/", "actor/")
     return {name: value for name, value in result.as_logged.items() if not name.startswith(beside)}
 

@@ -15,8 +15,6 @@ import torch
 from offpol_diag import candidates, correction, loglattice
 from offpol_diag.accumulators import Best, Counts, Extremes, GroupSample, Places, State, Sums
 from offpol_diag.aspects import aspects
-from offpol_diag.crosswalk import BOOKS
-from offpol_diag.crosswalk.read import Read
 from offpol_diag.diagnosis import diagnose
 from offpol_diag.formulas import guards
 from offpol_diag.formulas import method as in_words
@@ -53,6 +51,8 @@ from offpol_diag.summary import (
     Worst,
 )
 from offpol_diag.tally import Study, Tally
+from offpol_diag.trainers import LOGS
+from offpol_diag.trainers.base import Read
 
 CONDITIONAL: tuple[tuple[tuple[Formula, ...], str, tuple[str, ...]], ...] = (
     (method.SIGN_ROWS, "positive", ("advantages",)),
@@ -336,8 +336,8 @@ def preset_result(out: Readout, preset: Preset) -> PresetResult:
     """Read out one preset."""
     needs = correction.needs(preset, set(out.study.columns))
     logged: Mapping[str, float] = {}
-    if preset.logs in BOOKS and not needs:
-        logged = BOOKS[preset.logs].logged(preset, out.logged)
+    if preset.logs in LOGS and not needs:
+        logged = LOGS[preset.logs].logged(preset, out.logged)
     return PresetResult(
         summary=preset.summary,
         policy=preset.policy,

@@ -14,8 +14,8 @@ from offpol_diag.printable import printable_json, printable_lines
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from offpol_diag.configs import Config
     from offpol_diag.presets import Preset
+    from offpol_diag.trainers import Config
 
 Name = Annotated[
     str | None,
@@ -87,7 +87,7 @@ def _tuned(found: tuple[Preset, ...], settings: dict[str, str], name: str | None
 
 
 def _sayable(chosen: dict[str, Preset], trainer: str, quiet: bool) -> dict[str, Preset]:
-    from offpol_diag.configs import sayable, trainer_named
+    from offpol_diag.trainers import sayable, trainer_named
 
     name = trainer_named(trainer)
     note(f"what {name} can say; `offpol-diag presets NAME --for {name}` prints it, ready to paste", quiet)
@@ -103,7 +103,7 @@ def _drawn(chosen: dict[str, Preset], named: bool) -> str:
 
 def _print_configs(chosen: dict[str, Preset], trainer: str, json: Any, quiet: bool) -> None:
     """Everything is translated before anything is printed."""
-    from offpol_diag.configs import config_for
+    from offpol_diag.trainers import config_for
 
     configs = [config_for(preset, trainer) for preset in chosen.values()]
     text = printable_lines("\n".join(config.text() for config in configs))

@@ -161,7 +161,7 @@ def trainer_name(said: str | None) -> str | None:
     Raises:
         UsageError: there is no such trainer.
     """
-    from offpol_diag.configs import trainer_named
+    from offpol_diag.trainers import trainer_named
 
     return None if said is None else trainer_named(said)
 

@@ -120,7 +120,7 @@ def _checked(
 
 def _trainer(trainer: str | None, keep: float | None, request: Request, name: str) -> str:
     """A trainer that can say the preset; its bounds are not known yet."""
-    from offpol_diag.configs import config_for, trainer_named
+    from offpol_diag.trainers import config_for, trainer_named
 
     if trainer is None:
         return ""

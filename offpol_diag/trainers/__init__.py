@@ -1,0 +1,100 @@
+"""Trainers: what each would have logged for a dump, and its own configuration of a preset.
+
+One file per trainer, a row of `TRAINERS` each. None of them imports torch; what a trainer's numbers are
+computed from is in `view.py`, which does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from offpol_diag.errors import ConfigError, UsageError, did_you_mean
+from offpol_diag.presets import Preset
+from offpol_diag.trainers import (
+    areal,
+    miles,
+    ms_swift,
+    nemo_rl,
+    open_instruct,
+    openrlhf,
+    others,
+    prime_rl,
+    roll,
+    skyrl,
+    slime,
+    trl,
+    verl,
+)
+from offpol_diag.trainers.base import Log
+from offpol_diag.trainers.config import Config, Snippet, Trainer
+
+__all__ = ["LOGS", "TRAINERS", "Config", "Snippet", "Trainer", "config_for", "sayable", "trainer_named"]
+
+TRAINERS: dict[str, Trainer] = {
+    trainer.name: trainer
+    for trainer in (
+        verl.TRAINER,
+        trl.TRAINER,
+        ms_swift.TRAINER,
+        openrlhf.TRAINER,
+        nemo_rl.TRAINER,
+        slime.TRAINER,
+        miles.TRAINER,
+        areal.TRAINER,
+        prime_rl.TRAINER,
+        skyrl.TRAINER,
+        roll.TRAINER,
+        open_instruct.TRAINER,
+        verl.FLASH_RL,
+        others.COLOSSALAI,
+        others.TORCHFORGE,
+    )
+}
+"""Every trainer, the catalogue's commonest first."""
+LOGS: dict[str, Log] = {log.name: log for trainer in TRAINERS.values() for log in trainer.logs}
+"""The word in a preset's `logs` → what that trainer logs."""
+
+
+def config_for(preset: Preset, trainer: str) -> Config:
+    """The preset in the trainer's own syntax.
+
+    Raises:
+        ConfigError: the trainer cannot say it; the message names the part, the hint who can.
+        UsageError: no such trainer.
+    """
+    name = trainer_named(trainer)
+    try:
+        return TRAINERS[name].config(preset)
+    except ConfigError as error:
+        able = ", ".join(sayable(preset))
+        hint = f"its config can be printed for {able}" if able else "no trainer's config can say it"
+        raise ConfigError(f"{name} cannot say {preset.name}: {error.message}", hint) from error
+
+
+def sayable(preset: Preset, trainers: Iterable[str] = TRAINERS) -> tuple[str, ...]:
+    """The trainers that can say the preset, by trying each."""
+    return tuple(name for name in trainers if _can(preset, TRAINERS[name]))
+
+
+def _can(preset: Preset, trainer: Trainer) -> bool:
+    try:
+        trainer.config(preset)
+    except ConfigError:
+        return False
+    return True
+
+
+def trainer_named(name: str) -> str:
+    """The trainer as this project spells it; case and `_` for `-` do not matter.
+
+    Raises:
+        UsageError: there is none of that name.
+    """
+    found = name.strip().lower().replace("_", "-")
+    if found not in TRAINERS:
+        known = list(TRAINERS)
+        raise UsageError(
+            f'unknown trainer "{name}"; there are {", ".join(known)}',
+            did_you_mean(found, known) or "write the preset for one of these",
+        )
+    return found

@@ -1,0 +1,431 @@
+"""What a trainer logs, as rows: numbers of tokens, what is summed of them, and the names made of those sums.
+
+The whole dump is one trainer batch. Nothing here imports torch, so that a trainer's configuration is printed
+at once; what rows are computed from is in `view.py`. Throughout r = π_train/π_rollout = e^Δ, and
+u = log π_θ − log π_anchor is the log of the ratio that a policy loss clips.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from offpol_diag.presets import Clip, Policy, Preset, Reject, Veto
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from offpol_diag.trainers.view import Tokens, View
+
+T = TypeVar("T")
+Ends = tuple["Tensor", "Tensor"]
+"""The smallest and the largest: [S] each, ±inf for a sequence that has none; or of all."""
+Columns = dict[str, "Tensor"]
+Ranges = dict[str, Ends]
+When = Callable[[Preset], bool]
+Rows = Callable[["View"], "Tensor"]
+"""A number of each sequence under one preset, [S] float64."""
+
+EPS = 1e-8
+"""What several masked means add to their denominator; it is reproduced."""
+SAFETY = 20.0
+"""Bound on log-ratios before exp, nats, in most trainers."""
+SMALLEST_NORM = 1e-8
+"""A mean weight that batch normalisation still divides by."""
+FLOAT32_MAX = 2.0**128 - 2.0**104
+FLOAT32_OVERFLOW = math.log(FLOAT32_MAX)
+"""From here on e^x is infinite in float32."""
+
+
+def applied(preset: Preset) -> Preset:
+    """What the trainer really does: a preset that is only logged changes nothing."""
+    return preset if preset.apply else replace(preset, weight=None, reject=(), veto=None)
+
+
+def always(preset: Preset) -> bool:
+    """Whatever the preset."""
+    return True
+
+
+def weighs(preset: Preset) -> bool:
+    """Whether there is a weight, and it is used."""
+    return preset.apply and preset.weight is not None
+
+
+# ---------------------------------------------------------------- one side of a rule
+
+Side = Literal["lower", "upper"]
+SIDES: tuple[Side, ...] = ("lower", "upper")
+
+
+def half(rule: Reject, side: Side) -> Reject | None:
+    """The rule with its lower or its upper bound alone; None where it has no such bound."""
+    if getattr(rule, side) is None:
+        return None
+    return replace(rule, upper=None) if side == "lower" else replace(rule, lower=None)
+
+
+def half_veto(veto: Veto | None, side: Side) -> Veto:
+    """The veto with that bound alone, if it has it."""
+    veto = veto or Veto()
+    return Veto(lower=veto.lower) if side == "lower" else Veto(upper=veto.upper)
+
+
+# ---------------------------------------------------------------- numbers of tokens
+
+
+@dataclass(frozen=True, eq=False)
+class Measure:
+    """A number or a flag of every token.
+
+    Attributes:
+        name: as no other measure is called that depends on no preset.
+        of: its values, [T].
+        own: whether it depends on more of a preset than its numerator.
+        near: what it is on tokens so close to on-policy that no rule and no bound of the preset acts on them;
+            None: the same, or 0 if it is `own`.
+        rows: what all tokens of a sequence have, [S], under presets where they have the same; else None.
+        policy: whose numerator it has, whatever the preset's.
+        linear: its sum over near tokens as one of those of other measures, each with a factor.
+        rising: a measure of which it is a rising function, and that function: it has the ends of that one.
+    """
+
+    name: str
+    of: Callable[[Tokens], Tensor]
+    own: bool = False
+    near: Measure | None = None
+    rows: Callable[[View], Tensor | None] | None = None
+    policy: Policy | None = None
+    linear: tuple[tuple[float, Measure], ...] = ()
+    rising: tuple[Measure, Callable[[Tensor], Tensor]] | None = None
+
+
+@dataclass(frozen=True)
+class Mask:
+    """Some of the tokens.
+
+    Attributes:
+        of: which, [T] bool; None for all.
+        near: whether tokens on which the preset cannot act are among them.
+    """
+
+    of: Callable[[Tokens], Tensor | None]
+    near: bool = True
+
+
+def clipped(x: Tensor, clip: Clip) -> Tensor:
+    """A ratio within [1 − low, 1 + high]; a side without a bound is left."""
+    low = None if clip.low is None else 1 - clip.low
+    high = None if clip.high is None else 1 + clip.high
+    return x if low is None and high is None else x.clamp(low, high)
+
+
+def _decides(tokens: Tokens) -> Tensor:
+    """Where the clipped term is the larger loss: −A clip(e^u) > −A e^u."""
+    r, a = tokens.update_ratio, tokens.advantages
+    return -a * clipped(r, tokens.preset.clip) > -a * r
+
+
+ONE = Measure("1", lambda x: x.delta * 0 + 1)
+LOG = Measure("Δ", lambda x: x.delta)
+DISTANCE = Measure("|Δ|", lambda x: x.delta.abs())
+SQUARED = Measure("Δ²", lambda x: x.delta.square())
+EXCESS = Measure("r − 1", lambda x: x.excess())
+EXCESS_SIZE = Measure("|r − 1|", lambda x: x.excess().abs())
+EXCESS_SQUARED = Measure("(r − 1)²", lambda x: x.excess().square())
+RATIO = Measure("r", lambda x: x.ratio(), linear=((1, ONE), (1, EXCESS)), rising=(LOG, lambda x: x.exp()))
+RATIO_HELD = Measure("r, Δ within ±20", lambda x: x.ratio(SAFETY), near=RATIO)
+K1 = Measure("−Δ", lambda x: -x.delta, linear=((-1, LOG),))
+K2 = Measure(
+    "Δ²/2",
+    lambda x: x.delta.square() / 2,
+    linear=((0.5, SQUARED),),
+    rising=(DISTANCE, lambda x: x.square() / 2),
+)
+K3 = Measure("r − 1 − Δ", lambda x: x.k3())
+K3_HELD = Measure("k3, Δ within ±20, at most 10", lambda x: x.k3(SAFETY).clamp(max=10.0), near=K3)
+PROB_DIFF = Measure("π_train − π_rollout", lambda x: x.probability_difference())
+ROLLOUT = Measure("log π_rollout", lambda x: x.batch.rollout, policy="rollout")
+TRAIN = Measure("log π_train", lambda x: x.ratios.train, linear=((1, ROLLOUT), (1, LOG)))
+POSITIVE = Measure("A > 0", lambda x: x.advantages > 0, policy="rollout")
+NEGATIVE = Measure("A < 0", lambda x: x.advantages < 0, policy="rollout")
+U = Measure("u", lambda x: x.update, rows=lambda view: view.pooled_update)
+UPDATE_RATIO = Measure(
+    "e^u",
+    lambda x: x.update_ratio,
+    rows=lambda view: view.pooled_ratio,
+    rising=(U, lambda x: x.exp()),
+)
+
+_SQUARES: dict[str, tuple[tuple[float, Measure], ...]] = {
+    EXCESS.name: ((1, EXCESS_SQUARED),),
+    RATIO.name: ((1, ONE), (2, EXCESS), (1, EXCESS_SQUARED)),
+    K1.name: ((1, SQUARED),),
+}
+"""Sums of squares that follow from others."""
+
+
+@cache
+def under(of: Measure, policy: Policy) -> Measure:
+    """A measure of another numerator than the preset's."""
+    return replace(of, policy=policy, rows=None)
+
+
+@cache
+def squared(of: Measure) -> Measure:
+    """The square of a measure that depends on no preset."""
+    near, linear = of.near and squared(of.near), _SQUARES.get(of.name, ())
+    return Measure(f"({of.name})²", lambda x: of.of(x).square(), near=near, linear=linear)
+
+
+RATIO_SQUARED = squared(RATIO_HELD)
+WEIGHT = Measure("weight", lambda x: x.weigh().final.values, own=True, near=RATIO)
+"""The final weight of a token, whether it is applied or not; of presets under which tokens have their own."""
+CLIP_DECIDES = Measure("the clip decides", _decides, own=True)
+KEPT = Mask(lambda x: x.kept)
+"""The tokens that pass the rules on tokens."""
+
+
+def clip_decides(view: View, mask: Mask | None = None) -> Tensor:
+    """How many tokens have a clipped term that is the larger loss, [S]; under GSPO all with one sign of A."""
+    r = view.pooled_ratio
+    if r is None:
+        return view.total(CLIP_DECIDES, mask)
+    bounded = clipped(r, view.preset.clip)
+    return view.total(POSITIVE, mask) * (bounded < r) + view.total(NEGATIVE, mask) * (bounded > r)
+
+
+def row_mean(of: Measure) -> Rows:
+    """Mean over the tokens of each sequence; 0 for one without any."""
+    return lambda view: view.total(of) / view.divisor
+
+
+def among(ends: Ends, there: Tensor) -> Ends:
+    """The ends of some of the sequences, ±inf for the others."""
+    return ends[0].masked_fill(~there, math.inf), ends[1].masked_fill(~there, -math.inf)
+
+
+def ends(x: Tensor, there: Tensor | None = None) -> Ends:
+    """Both ends of numbers of sequences, of those that are there."""
+    return (x, x) if there is None else among((x, x), there)
+
+
+# ---------------------------------------------------------------- what is summed
+
+
+@dataclass(frozen=True)
+class Sum:
+    """What is summed over the dump.
+
+    Attributes:
+        name: how entries ask for it.
+        of: it, of each sequence.
+        own: whether it depends on more of a preset than its numerator; else presets of a numerator share it.
+        when: under which presets it is needed.
+        needs: fields of the batch without which there is no such number: entries that read it are left out.
+    """
+
+    name: str
+    of: Rows
+    own: bool = False
+    when: When = always
+    needs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Range:
+    """Whose smallest and largest value over the dump is kept; the attributes are those of `Sum`."""
+
+    name: str
+    of: Callable[[View], Ends]
+    own: bool = False
+    when: When = always
+    needs: tuple[str, ...] = ()
+
+
+UPDATE = ("current",)
+"""The field without which there is no u; a preset is never run without its own numerator."""
+
+
+class Absent(LookupError):
+    """It was not summed, because the dump lacks what it needs or the preset does not ask for it."""
+
+
+@dataclass(frozen=True)
+class Read:
+    """Sums and extremes over the dump.
+
+    Attributes:
+        sums: column → its sum over the dump.
+        ranges: name → (smallest, largest).
+    """
+
+    sums: dict[str, float]
+    ranges: dict[str, tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class Totals:
+    """What an entry reads: the sums and extremes of one preset, by the names of `Sum` and `Range`."""
+
+    preset: Preset
+    read: Read
+    log: str
+
+    def __call__(self, name: str) -> float:
+        """The sum of that name over the dump.
+
+        Raises:
+            Absent: it was not summed.
+        """
+        return self._of(self.read.sums, name)
+
+    def low(self, name: str) -> float:
+        """The smallest value."""
+        return self._of(self.read.ranges, name)[0]
+
+    def high(self, name: str) -> float:
+        """The largest value."""
+        return self._of(self.read.ranges, name)[1]
+
+    def _of(self, found: Mapping[str, T], name: str) -> T:
+        for key in (own_key(self.preset, name), shared_key(self.log, self.preset, name)):
+            if key in found:
+                return found[key]
+        raise Absent(name)
+
+    @property
+    def tokens(self) -> float:
+        """Unmasked tokens of the dump."""
+        return self.read.sums["tokens"]
+
+    @property
+    def rows(self) -> float:
+        """Sequences, those without a token included."""
+        return self.read.sums["rows"]
+
+    @property
+    def sequences(self) -> float:
+        """Sequences with a token."""
+        return self.read.sums["sequences"]
+
+    @property
+    def longest(self) -> float:
+        """Tokens of the longest response, masked ones included: how wide a padded batch would be."""
+        return self.read.ranges["response"][1]
+
+
+def own_key(preset: Preset, name: str) -> str:
+    """Where a preset's own number is kept."""
+    return f"{preset.name}!{name}"
+
+
+def shared_key(log: str, preset: Preset, name: str) -> str:
+    """Where a number is kept that presets of one numerator share."""
+    return f"{log}/{preset.policy}/{name}"
+
+
+# ---------------------------------------------------------------- what is logged
+
+Value = Callable[[Totals], float]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One name that the trainer logs.
+
+    Attributes:
+        name: as it is logged, prefix and all.
+        meaning: its definition there in our words, and what it is not.
+        of: its value.
+        when: under which presets it is logged.
+    """
+
+    name: str
+    meaning: str
+    of: Value
+    when: When = always
+
+
+@dataclass(frozen=True, eq=False)
+class Log:
+    """What one trainer, or one generation of it, logs.
+
+    Attributes:
+        name: the word in a preset's `logs`.
+        sums: what is summed.
+        ranges: whose smallest and largest value are kept.
+        entries: what is logged, in the trainer's order.
+    """
+
+    name: str
+    sums: tuple[Sum, ...]
+    ranges: tuple[Range, ...]
+    entries: tuple[Entry, ...]
+
+    def columns(self, view: View) -> tuple[Columns, Ranges]:
+        """What is summed under one preset, [S] each, and the ends; what presets share is computed once."""
+        sums = {self._key(one, view): self._made(one, view) for one in self.sums if _asked(one, view)}
+        ranges = {self._key(one, view): self._made(one, view) for one in self.ranges if _asked(one, view)}
+        return sums, ranges
+
+    def _made(self, one: Sum | Range, view: View) -> Any:
+        if one.own:
+            return one.of(view)
+        key = self.name, view.preset.policy, type(one), one.name
+        return view.once(key, lambda: one.of(view))
+
+    def _key(self, one: Sum | Range, view: View) -> str:
+        return own_key(view.preset, one.name) if one.own else shared_key(self.name, view.preset, one.name)
+
+    def logged(self, preset: Preset, read: Read) -> dict[str, float]:
+        """What the trainer would have logged for the dump as one batch, under its names."""
+        return dict(self._lines(Totals(preset, read, self.name)))
+
+    def _lines(self, totals: Totals) -> Iterator[tuple[str, float]]:
+        """Name and number of each entry whose columns were summed."""
+        for entry in self.entries:
+            if entry.when(totals.preset):
+                with contextlib.suppress(Absent):
+                    yield entry.name, entry.of(totals)
+
+    def names(self) -> Mapping[str, str]:
+        """Each name → what it means there; where that depends on the preset, all that it can mean."""
+        found: dict[str, dict[str, None]] = {}
+        for entry in self.entries:
+            found.setdefault(entry.name, {})[entry.meaning] = None
+        return {name: ". Under other presets: ".join(meanings) for name, meanings in found.items()}
+
+
+def _asked(one: Sum | Range, view: View) -> bool:
+    """Whether the preset asks for it and the batch has what it needs."""
+    return one.when(view.preset) and all(getattr(view.batch, name) is not None for name in one.needs)
+
+
+def per_token(name: str) -> Value:
+    """A sum over the number of tokens."""
+    return lambda totals: totals(name) / totals.tokens
+
+
+def per_row(name: str) -> Value:
+    """A sum over the number of sequences, those without a token included."""
+    return lambda totals: totals(name) / totals.rows
+
+
+def highest(name: str) -> Value:
+    """The largest value."""
+    return lambda totals: totals.high(name)
+
+
+def lowest(name: str) -> Value:
+    """The smallest value."""
+    return lambda totals: totals.low(name)
+
+
+def std(first: float, second: float, n: float, less: float = 1) -> float:
+    """√((Σx² − (Σx)²/n) / (n − less)), x taken off any constant; NaN where nothing is left to divide by."""
+    return math.sqrt(max(second - first * first / n, 0.0) / (n - less)) if n > less else math.nan

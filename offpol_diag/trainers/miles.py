@@ -1,0 +1,100 @@
+"""miles, a fork of slime: two names more under `train/`, and the anchor in the place of π_θ.
+
+Off miles 31f1ca961: loss_hub/losses.py:290-385, loss_hub/math_utils.py:19-86 and 139-180. The numbers and the
+settings that it has in common with slime are those of `slime`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from offpol_diag.trainers import slime
+from offpol_diag.trainers.base import (
+    K3_HELD,
+    SAFETY,
+    UPDATE,
+    UPDATE_RATIO,
+    Entry,
+    Log,
+    Measure,
+    Sum,
+    Value,
+    per_row,
+    squared,
+)
+from offpol_diag.trainers.config import Trainer
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from offpol_diag.trainers.view import View
+
+LEAST = 1e-8
+"""The least that Σw² of a sample is taken for."""
+WEIGHT = Measure(
+    "e^u within e^±20", lambda x: x.update_ratio.clamp(math.exp(-SAFETY), math.exp(SAFETY)), near=UPDATE_RATIO
+)
+GAP = "train/train_rollout_logprob_abs_diff"
+
+
+def _ess(view: View) -> Tensor:
+    """(Σw)²/(n Σw²) of each sample, of the loss mask as it came; 0 for one without a token."""
+    if view.preset.loss == "gspo":
+        return view.there + view.zeros
+    return view.total(WEIGHT).square() / (view.divisor * view.total(squared(WEIGHT)).clamp(min=LEAST))
+
+
+def _of_anchor(of: Value) -> Value:
+    """A number of the anchor against the rollout: 0 where the rollout is the anchor."""
+    return lambda totals: of(totals) if totals.preset.policy == "old" else 0.0
+
+
+ESS = Entry(
+    "train/ess_ratio",
+    "Mean over samples of (Σw)²/(n Σw²), w = π_θ/π_old with its log within ±20: the effective sample size of "
+    "the update within a sample, not of the mismatch; 0 for a sample without a token, and of all tokens, "
+    "rejected or not. Under GSPO all w of a sample are equal, so that it is 1.",
+    per_row("ess"),
+)
+KL = Entry(
+    "train/train_rollout_kl",
+    "Mean of r − 1 − log r, r = π_old/π_rollout, with log r within ±20 and the result at most 10: k3, "
+    "averaged per sample first. Tokens that the MIS helper rejects are 0 in it and still divide; with "
+    "--use-rollout-logprobs it is 0.",
+    _of_anchor(per_row("rollout_kl")),
+)
+
+
+def _entry(entry: Entry) -> Entry:
+    """slime's entry as miles has it."""
+    if entry.name != GAP:
+        return entry
+    meaning = (
+        "Mean |log π_old − log π_rollout|, nats. With --use-rollout-logprobs π_rollout stands in π_old's "
+        "place, so that it is 0 whatever the mismatch. Tokens that the MIS helper rejects are 0 in it and "
+        "still divide."
+    )
+    return replace(entry, meaning=meaning, of=_of_anchor(entry.of))
+
+
+def _log(name: str, base: Log, rejects: bool) -> Log:
+    """slime's, with what miles has beside it."""
+    sums = (
+        *base.sums,
+        Sum("ess", _ess, own=True, needs=UPDATE),
+        slime.of_loss("rollout_kl", lambda view, mask: view.total(K3_HELD, mask), rejects),
+    )
+    return Log(name, sums, base.ranges, (*map(_entry, base.entries), ESS, KL))
+
+
+PATHS = slime.Paths(
+    "miles",
+    "miles.backends.training_utils.loss_hub.corrections.icepop_function",
+    "examples.infra_features.train_infer_mismatch_helper.mis.compute_mis_weights_with_cp",
+    False,
+)
+LOGS = (_log("miles", slime.LOG, rejects=False), _log("miles-mis", slime.MIS, rejects=True))
+TRAINER = Trainer("miles", partial(slime.translate, paths=PATHS), slime.habits, LOGS)

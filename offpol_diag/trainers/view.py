@@ -1,0 +1,617 @@
+"""One batch under one preset, as the rows of a trainer see it: sums and extremes over tokens.
+
+Nearly all tokens are near: so close to on-policy that a preset can do nothing to them. Their sums are made
+once for all presets of a numerator, a block at a time, so that a block's arrays stay in the cache; only the
+few far tokens are looked at preset by preset. All that trainers take from the engine is taken here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property, reduce
+from typing import Literal, TypeVar
+
+import torch
+from torch import Tensor
+
+from offpol_diag import correction, losses, segments
+from offpol_diag.batch import Batch
+from offpol_diag.correction import Weighed
+from offpol_diag.host import here
+from offpol_diag.memo import Memo
+from offpol_diag.metrics import outcome
+from offpol_diag.metrics.pieces import Pieces, pieces
+from offpol_diag.metrics.scene import Scene
+from offpol_diag.presets import Loss, Over, Policy, Preset, Reject, Statistic, Veto
+from offpol_diag.ratios import Ratios
+from offpol_diag.trainers import LOGS
+from offpol_diag.trainers.base import (
+    K1,
+    LOG,
+    ONE,
+    Columns,
+    Ends,
+    Mask,
+    Measure,
+    Ranges,
+    applied,
+    ends,
+    squared,
+)
+
+T = TypeVar("T")
+How = Literal["Σ", "ends"]
+Found = tuple[Tensor, ...]
+"""Σ over the tokens of each sequence; or the smallest and the largest: [S] each."""
+Asked = tuple[Policy, How, Measure]
+"""What is found under a numerator, of a measure that depends on no preset."""
+BLOCK = 1 << 16
+"""Near tokens that are summed together."""
+
+
+# ---------------------------------------------------------------- some tokens
+
+
+@dataclass(eq=False)
+class Tokens:
+    """Some tokens of a batch, or all, under one preset: what measures are computed from, [T] each.
+
+    Attributes:
+        ratios: of the preset's numerator.
+        preset: the preset.
+        near: whether they are so close to on-policy that no preset acts on them.
+    """
+
+    ratios: Ratios
+    preset: Preset
+    near: bool = False
+
+    @property
+    def batch(self) -> Batch:
+        """The packed tokens."""
+        return self.ratios.batch
+
+    @property
+    def delta(self) -> Tensor:
+        """Δ, nats."""
+        return self.ratios.delta
+
+    @property
+    def advantages(self) -> Tensor:
+        """A; there must be such a column."""
+        return _there(self.batch.advantages)
+
+    @property
+    def current(self) -> Tensor:
+        """log π_θ; there must be such a column."""
+        return _there(self.batch.current)
+
+    @property
+    def old(self) -> Tensor:
+        """log π_old; there must be such a column."""
+        return _there(self.batch.old)
+
+    @property
+    def entropy(self) -> Tensor:
+        """Of the sampled distribution, nats; there must be such a column."""
+        return _there(self.batch.entropy)
+
+    def of(self, policy: Policy) -> Tokens:
+        """The same under another numerator."""
+        return Tokens(self.ratios.of(policy), self.preset, self.near)
+
+    def ratio(self, safety: float | None = None) -> Tensor:
+        """r, Δ clamped to ±safety; of near tokens made of r − 1, which is there."""
+        if self.near:
+            return self.excess() + 1
+        return self.ratios.once(("e^Δ", safety), lambda: torch.exp(self.ratios.clamped(safety)))
+
+    def excess(self, safety: float | None = None) -> Tensor:
+        """r − 1, Δ clamped to ±safety."""
+        return self.ratios.once(("e^Δ − 1", safety), lambda: torch.expm1(self.ratios.clamped(safety)))
+
+    def k3(self, safety: float | None = None) -> Tensor:
+        """r − 1 − Δ, Δ clamped to ±safety."""
+        return self.ratios.once(
+            ("e^Δ − 1 − Δ", safety), lambda: self.excess(safety) - self.ratios.clamped(safety)
+        )
+
+    def probability_difference(self) -> Tensor:
+        """π_train − π_rollout."""
+        return self.rollout_probability() * self.excess()
+
+    def rollout_probability(self) -> Tensor:
+        """π_rollout."""
+        return self.ratios.of("rollout").once("π_rollout", lambda: self.batch.rollout.exp())
+
+    @property
+    def update(self) -> Tensor:
+        """u of each token, nats: of π_θ against π_old, or the rollout where the trainer has no π_old."""
+        if self.ratios.policy != "old":
+            return self.ratios.of("current").delta
+        return self.ratios.once("logged u", lambda: self.current - self.old)
+
+    @property
+    def update_ratio(self) -> Tensor:
+        """e^u of each token."""
+        if self.ratios.policy != "old":
+            return self.of("current").ratio()
+        return self.ratios.once("logged e^u", lambda: torch.exp(self.update))
+
+    def weigh(self) -> Weighed:
+        """The preset's weights of these tokens, whether they are applied or not."""
+        return correction.weigh(self.ratios, self.preset)
+
+    @property
+    def kept(self) -> Tensor | None:
+        """Those that pass the rules on tokens, [T] bool; None for all."""
+        return outcome.of(self.ratios, applied(self.preset)).kept.tokens
+
+    def left_by(self, before: Preset) -> Tensor | None:
+        """Tokens that some rules and the veto leave, sequences that they drop taken out; None for all."""
+        if not before.reject and before.veto is None:
+            return None
+        kept = correction.keep(self.ratios, before)
+        rows = segments.spread(kept.sequences, self.batch.cu_seqlens)
+        return rows if kept.tokens is None else rows & kept.tokens
+
+    def total(self, of: Measure, mask: Mask | None = None) -> Tensor:
+        """Σ over the tokens of each sequence, [S]; of flags, how many are set."""
+        x, left = self._values(of), None if mask is None else mask.of(self)
+        if x.dtype == torch.bool:
+            return segments.count(x if left is None else x & left, self.batch.cu_seqlens)
+        return segments.total(x if left is None else torch.where(left, x, 0.0), self.batch.cu_seqlens)
+
+    def ends(self, of: Measure, mask: Mask | None = None) -> Ends:
+        """The smallest and largest of each sequence, [S] each; ±inf where there is none."""
+        x, offsets = self._values(of), self.batch.cu_seqlens
+        left = None if mask is None else mask.of(self)
+        low, high = (x, x) if left is None else (torch.where(left, x, end) for end in (torch.inf, -torch.inf))
+        return segments.smallest(low, offsets), segments.largest(high, offsets)
+
+    def found(self, how: How, of: Measure, mask: Mask | None) -> Found:
+        """`total` or `ends`."""
+        return (self.total(of, mask),) if how == "Σ" else self.ends(of, mask)
+
+    def within(self, of: Measure, low: float, high: float) -> tuple[Tensor, ...]:
+        """Σ of a measure clamped to limits and of its square, and how many lie above and below, [S] each."""
+        x, offsets = self._values(of), self.batch.cu_seqlens
+        inside = x.clamp(low, high)
+        sums = (segments.total(each, offsets) for each in (inside, inside.square()))
+        return *sums, *(segments.count(flags, offsets) for flags in (x > high, x < low))
+
+    def _values(self, of: Measure) -> Tensor:
+        x = self if of.policy is None else self.of(of.policy)
+        return of.of(x) if of.own else x.ratios.once(("measure", of.name), lambda: of.of(x))
+
+
+def _there(x: Tensor | None) -> Tensor:
+    assert x is not None
+    return x
+
+
+Parts = tuple[Tokens, Ratios | None]
+"""The tokens on which a preset can act, and the near ones on which it cannot."""
+
+# ---------------------------------------------------------------- a batch under a preset
+
+
+@dataclass(eq=False)
+class View:
+    """One batch under one preset.
+
+    Attributes:
+        scene: the batch.
+        preset: the preset.
+    """
+
+    scene: Scene
+    preset: Preset
+    _memo: Memo = field(default_factory=Memo, repr=False)
+
+    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+        """`make()`, computed once per key for all presets of the batch."""
+        return self.scene.once(("trainers", key), make)
+
+    def mine(self, key: Hashable, make: Callable[[], T]) -> T:
+        """`make()`, computed once per key for this preset."""
+        return self._memo.once(key, make)
+
+    @cached_property
+    def ratios(self) -> Ratios:
+        """Of the preset's numerator, all tokens."""
+        return self.scene.ratios(self.preset.policy)
+
+    @property
+    def batch(self) -> Batch:
+        """The packed tokens."""
+        return self.scene.batch
+
+    @property
+    def n(self) -> Tensor:
+        """Tokens of each sequence, [S] float64."""
+        return self.once("n", lambda: self.batch.lengths.to(torch.float64))
+
+    @property
+    def divisor(self) -> Tensor:
+        """What means over the tokens of a sequence divide by: their number, or 1."""
+        return self.once("n or 1", lambda: self.n.clamp(min=1))
+
+    @property
+    def there(self) -> Tensor:
+        """Sequences with a token, [S] bool."""
+        return self.once("there", lambda: self.batch.lengths > 0)
+
+    @property
+    def zeros(self) -> Tensor:
+        """[S] float64."""
+        return self.once("zeros", lambda: torch.zeros_like(self.n))
+
+    # ------------------------------------------------------------ sums over tokens
+
+    def total(self, of: Measure, mask: Mask | None = None) -> Tensor:
+        """Σ over the tokens of each sequence that the mask leaves, [S]; of flags, how many are set."""
+        rows = of.rows and of.rows(self)
+        if rows is not None:
+            return rows * (self.n if mask is None else self._passed(mask))
+        return self._merged("Σ", of, mask)[0]
+
+    def ends(self, of: Measure, mask: Mask | None = None) -> Ends:
+        """The smallest and largest of each sequence, [S] each; ±inf where the mask leaves none."""
+        rows = of.rows and of.rows(self)
+        if rows is not None:
+            return ends(rows, self.there if mask is None else self._passed(mask) > 0)
+        low, high = self._merged("ends", of, mask)
+        return low, high
+
+    def within(self, of: Measure, low: float, high: float) -> tuple[Tensor, ...]:
+        """Σ of a measure clamped to limits and of its square, and how many lie above and below, [S] each."""
+        return self.mine(("within", of.name, low, high), lambda: self._within(of, low, high))
+
+    def _within(self, of: Measure, low: float, high: float) -> tuple[Tensor, ...]:
+        acted, near = self._unruled if of.own else self._split
+        first, same, policy = acted.within(of, low, high), on_near(of), self.preset.policy
+        if near is None or same is None:
+            return first
+        if self._idle(near_sum(self.scene, policy, "ends", same), low, high):
+            sums = (near_sum(self.scene, policy, "Σ", one)[0] for one in (same, squared(same)))
+            return *(x + more for x, more in zip(first, sums, strict=False)), *first[2:]
+        second = Tokens(near.of(policy), self.preset).within(same, low, high)
+        return tuple(x + more for x, more in zip(first, second, strict=True))
+
+    def _idle(self, spans: Found, low: float, high: float) -> bool:
+        """Whether limits act on none of some tokens, given their ends; a GPU is not asked."""
+        return here(spans[0]) and bool((spans[0] >= low).all()) and bool((spans[1] <= high).all())
+
+    def _passed(self, mask: Mask) -> Tensor:
+        """Tokens of each sequence that the mask leaves, [S]."""
+        acted, near = self._ruled
+        flags = mask.of(acted)
+        own, offsets = acted.batch.lengths.to(torch.float64), acted.batch.cu_seqlens
+        passed = own if flags is None else segments.count(flags, offsets)
+        return passed if near is None or not mask.near else passed + near.batch.lengths
+
+    def _merged(self, how: How, of: Measure, mask: Mask | None) -> Found:
+        """Of far and near tokens together."""
+        if not of.own and mask is None:
+            key = "all", how, of.policy or self.preset.policy, of.name
+            return self.once(key, lambda: self._joined(how, of, mask, self._split))
+        return self._joined(how, of, mask, self._unruled if mask is None else self._ruled)
+
+    def _joined(self, how: How, of: Measure, mask: Mask | None, parts: Parts) -> Found:
+        acted, near = parts
+        first, same = acted.found(how, of, mask), on_near(of)
+        if near is None or same is None or not (mask is None or mask.near):
+            return first
+        return _join(how, first, near_sum(self.scene, self.preset.policy, how, same))
+
+    @cached_property
+    def _split(self) -> Parts:
+        """Far and near tokens, whatever the preset."""
+        return self._parted(Preset("", "", self.preset.policy, loss="reinforce"))
+
+    @cached_property
+    def _ruled(self) -> Parts:
+        """The tokens on which the preset can act, and those near ones on which it cannot: None if all are."""
+        return self._parted(parting(self.preset))
+
+    @cached_property
+    def _unruled(self) -> Parts:
+        """The same for what no rule has a say in."""
+        weight = self.preset.weight
+        if not self.preset.reject or (weight and weight.among == "left"):
+            return self._ruled
+        return self._parted(parting(replace(self.preset, reject=(), veto=None)))
+
+    def _parted(self, judge: Preset | None) -> Parts:
+        if judge is None:
+            return Tokens(self.ratios, self.preset), None
+        far, *near = self.scene.parts(judge)
+        return Tokens(far[0], self.preset), near[0][0] if near else None
+
+    # ------------------------------------------------------------ what the preset does
+
+    @cached_property
+    def far(self) -> Ratios:
+        """Of the tokens on which a rule or a bound can act."""
+        return self._ruled[0].ratios
+
+    @cached_property
+    def _done(self) -> Pieces:
+        return pieces(self.scene, self.preset)
+
+    @property
+    def kept(self) -> Tensor:
+        """Sequences that pass every rule on sequences and the veto, [S] bool."""
+        return self._done.sequences
+
+    @property
+    def kept_tokens(self) -> Tensor:
+        """Tokens of each sequence that are left, [S]."""
+        return self._done.kept_tokens
+
+    @property
+    def kept_weights(self) -> Tensor:
+        """Σ of the weights over the tokens left, [S]."""
+        return self._done.sums.first
+
+    @property
+    def all_weights(self) -> Tensor:
+        """Σ of the weights over all tokens, [S]."""
+        return self._done.weight_sum
+
+    @property
+    def row_weights(self) -> Tensor | None:
+        """The weights of sequences, [S]; None where tokens have their own, or there are none."""
+        return self._done.per_sequence
+
+    @property
+    def weighed(self) -> Weighed | None:
+        """What the bounds of the weights did; None where no weight is applied."""
+        return self._done.first.weighed
+
+    @property
+    def vetoed(self) -> Tensor:
+        """Sequences that the veto drops, [S] float64."""
+        return self._done.first.kept.vetoed.to(torch.float64)
+
+    @property
+    def catastrophic(self) -> Tensor:
+        """Tokens beyond the veto's bounds, [S]."""
+        return self._done.first.kept.catastrophic
+
+    def weigh(self) -> Weighed:
+        """The weights, whether they are applied or not; of tokens, those of the far ones."""
+        return correction.weigh(self.far, self.preset)
+
+    def capped(self) -> Tensor:
+        """Tokens whose weight a bound moved, or whose sequence's weight it did, [S]."""
+        weighed = self.weighed
+        if weighed is None:
+            return self.zeros
+        moved = weighed.high + weighed.low
+        return moved * self.n if weighed.final.per == "sequence" else moved
+
+    def failing(self, *rules: Reject) -> Tensor:
+        """Tokens of each sequence that any of some rules drops, [S]."""
+        if not rules:
+            return self.zeros
+        kept = correction.keep(self.far, replace(self.preset, reject=rules, veto=None))
+        if kept.tokens is None:
+            return self.n * ~kept.sequences
+        return torch.where(kept.sequences, segments.count(~kept.tokens, self.far.batch.cu_seqlens), self.n)
+
+    def left_by(self, before: Preset) -> Tensor:
+        """Tokens of each sequence that some rules and the veto leave, [S]."""
+        kept = correction.keep(self.far, before)
+        if kept.tokens is None:
+            return self.n * kept.sequences
+        return (self.n - segments.count(~kept.tokens, self.far.batch.cu_seqlens)) * kept.sequences
+
+    def aggregate_of_left(self, over: Over, before: Preset) -> Tensor:
+        """Sum or mean of Δ over the tokens of each sequence that some rules and the veto leave, [S]."""
+        some = self.ratios
+        if before.reject or before.veto is not None:
+            some = correction.among(some, some, before)
+        return some.aggregate("ratio", over).values
+
+    def tokens_above(self, over: Over, bound: float) -> Tensor:
+        """Tokens of each sequence whose log-ratio, or their sequence's or turn's, is above a bound, [S]."""
+        some = self.ratios if over in ("sum", "mean") else self.far
+        log = some.aggregate("ratio", over)
+        found = correction.per_sequence(log.values > bound, log, some.batch)
+        return found * self.n if log.per == "sequence" else found
+
+    def passed_rows(self, *rules: Reject) -> Tensor:
+        """Sequences that rules on sequences let through, [S] bool."""
+        return correction.keep(self.far, replace(self.preset, reject=rules, veto=None)).sequences
+
+    def failing_alone(self, rule: Reject) -> Tensor:
+        """Tokens of each sequence that one rule drops by itself, [S]."""
+        if rule.over == "segment" and rule.advantage == "any":
+            above, below = correction.beyond(self.ratios.of(rule.policy), rule)
+            return correction.per_sequence(above.values | below.values, above, self.batch)
+        passed = correction.passes(self.far.of(rule.policy), rule)
+        if passed.per == "sequence":
+            return self.n * ~passed.values
+        return segments.count(~passed.values, self.far.batch.cu_seqlens)
+
+    def passes(self, rule: Reject) -> Tensor:
+        """Which sequences a rule on sequences lets through, [S] bool."""
+        return correction.passes(self.ratios, rule).values
+
+    def fails(self, rule: Reject | None) -> Tensor:
+        """The share of each sequence's tokens that one rule drops, 1 or 0 for a rule on sequences, [S]."""
+        if rule is None:
+            return self.zeros
+        passed = correction.passes(self.far, rule)
+        if passed.per == "sequence":
+            return (~passed.values & self.there).to(torch.float64)
+        return segments.count(~passed.values, self.far.batch.cu_seqlens) / self.divisor
+
+    def veto_hits(self, veto: Veto | None) -> Tensor:
+        """Tokens of each sequence that lie beyond a veto's bounds, [S]."""
+        return correction.veto_hits(self.far, veto)
+
+    # ------------------------------------------------------------ numbers of sequences
+
+    @property
+    def mean_log(self) -> Tensor:
+        """Mean Δ of each sequence, [S] nats; 0 for one without a token."""
+        return self.ratios.aggregate("ratio", "mean").values
+
+    def turns(self, statistic: Statistic) -> tuple[Tensor, Tensor, Callable[[Tensor], Tensor]]:
+        """Means of a statistic over turns [R], their tokens [R], and what adds up turns by sequence."""
+        batch = self.batch
+        many = segments.lengths(batch.cu_runs).to(torch.float64)
+        return self.ratios.turns(statistic), many, lambda x: segments.total(x, batch.turns)
+
+    @property
+    def pooled_update(self) -> Tensor | None:
+        """u of each sequence under GSPO, [S]; else None: tokens have their own."""
+        return losses.mean_u(self.ratios) if self.preset.loss == "gspo" else None
+
+    @property
+    def pooled_ratio(self) -> Tensor | None:
+        """e^u of each sequence under GSPO, [S]; else None."""
+        u = self.pooled_update
+        return None if u is None else self.once(("e^u", self.preset.policy), lambda: torch.exp(u))
+
+    def where_there(self, x: Tensor) -> Tensor:
+        """[S], 0 for a sequence without a token."""
+        return torch.where(self.there, x, 0.0)
+
+
+WITHOUT_CLIP = ("reinforce", "surrogate")
+"""Losses that have a clip and do not use it."""
+
+
+@cache
+def parting(preset: Preset) -> Preset | None:
+    """By what tokens are parted into far and near ones under a preset; None where they are not."""
+    in_full = preset.apply and preset.loss not in WITHOUT_CLIP
+    if in_full:
+        return applied(preset)
+    if preset.apply or _known_by_distance(preset):  # what is not used may still be logged
+        loss: Loss = "ppo_clip"
+        return replace(preset, apply=True, loss=loss)
+    return None
+
+
+def _known_by_distance(preset: Preset) -> bool:
+    """Whether |Δ| alone says where a preset that is only logged would act on tokens."""
+    psis = preset.weight is not None and preset.weight.action == "psis"
+    rules = (rule for rule in preset.reject if rule.on_tokens)
+    return not psis and all(rule.over == "token" and rule.statistic != "binary_kl" for rule in rules)
+
+
+# ---------------------------------------------------------------- near tokens
+
+
+def on_near(of: Measure) -> Measure | None:
+    """What a measure is on near tokens; None where it is 0."""
+    return of.near or (None if of.own else of)
+
+
+def _join(how: How, one: Found, two: Found) -> Found:
+    """Of two parts of the tokens → of both."""
+    if how == "Σ":
+        return (one[0] + two[0],)
+    return torch.minimum(one[0], two[0]), torch.maximum(one[1], two[1])
+
+
+def near_sum(scene: Scene, policy: Policy, how: How, of: Measure) -> Found:
+    """A sum or the ends over the near tokens of each sequence, made once."""
+    policy = of.policy or policy
+    return scene.once(("near", policy, how, of.name), lambda: _near_sum(scene, policy, how, of))
+
+
+def _near_sum(scene: Scene, policy: Policy, how: How, of: Measure) -> Found:
+    """Some follow from others; what does not is taken down for `prepare`."""
+    if how == "Σ" and of.linear:
+        parts = [near_sum(scene, policy, how, one)[0] * factor for factor, one in of.linear]
+        return (reduce(torch.add, parts),)
+    if how == "Σ" and of is ONE:
+        return (scene.apart[1].batch.lengths.to(torch.float64),)
+    if how == "ends" and of is K1:
+        low, high = near_sum(scene, policy, how, LOG)
+        return -high, -low
+    if how == "ends" and of.rising:
+        measure, rise = of.rising
+        return tuple(torch.where(x.isinf(), x, rise(x)) for x in near_sum(scene, policy, how, measure))
+    _asked(scene).append((policy, how, of))
+    return _of_block(scene.apart[1], policy, how, of)
+
+
+def _asked(scene: Scene) -> list[Asked]:
+    """What was summed of near tokens because nobody had prepared it."""
+    return scene.once("near sums", list)
+
+
+def _of_block(ratios: Ratios, policy: Policy, how: How, of: Measure) -> Found:
+    return Tokens(ratios.of(policy), Preset("", "", policy), near=True).found(how, of, None)
+
+
+def prepare(scene: Scene, asked: Sequence[Asked]) -> None:
+    """Make sums over near tokens, block by block."""
+    close = scene.apart[1].batch
+    parts: list[list[Found]] = []
+    for first, last in segments.spans(close.cu_seqlens, BLOCK):
+        block = Ratios(close.rows(first, last), "rollout", scene.settled)
+        parts.append([_of_block(block, *one) for one in asked])
+        block.forget()
+    for (policy, how, of), found in zip(asked, zip(*parts, strict=True), strict=True):
+        whole = tuple(torch.cat(each) for each in zip(*found, strict=True))
+        scene.once(("near", policy, how, of.name), lambda whole=whole: whole)  # type: ignore[misc]
+
+
+# ---------------------------------------------------------------- all presets
+
+
+def columns(scene: Scene, presets: Sequence[Preset]) -> tuple[Columns, Ranges]:
+    """What is summed of a batch for what the presets' trainers log, and whose ends are kept, [S] each."""
+    if scene.near is not None and here(scene.batch.rollout) and scene.batch.tokens > 2 * BLOCK:
+        prepare(scene, scene.near.once(_key(scene, presets), lambda: _rehearsed(scene, presets)))
+    found = _columns(scene, presets)
+    if scene.near is not None and scene.learned is not None:  # a rehearsal already
+        scene.near.once(_key(scene, presets), lambda: tuple(_asked(scene)))
+    return found
+
+
+OPTIONAL = ("old", "current", "advantages", "rewards", "entropy")
+"""Fields of a batch that a dump may lack."""
+
+
+def _key(scene: Scene, presets: Sequence[Preset]) -> Hashable:
+    """What presets ask of near tokens depends on them, and on what the dump has."""
+    return "trainers", *presets, *(name for name in OPTIONAL if getattr(scene.batch, name) is None)
+
+
+def _columns(scene: Scene, presets: Sequence[Preset]) -> tuple[Columns, Ranges]:
+    sums: Columns = {}
+    ranges: Ranges = {}
+    for preset in presets:
+        found = LOGS[preset.logs or ""].columns(View(scene, preset))
+        sums |= found[0]
+        ranges |= found[1]
+    return sums, ranges
+
+
+def _rehearsed(scene: Scene, presets: Sequence[Preset]) -> tuple[Asked, ...]:
+    """What the presets ask for of near tokens, learned from the first few sequences."""
+    many = min(4, scene.batch.sequences)
+    few = Scene(scene.batch.rows(0, many), scene.draws[:many, :1], scene.settled, scene.near)
+    _columns(few, presets)
+    asked = tuple(_asked(few))
+    few.forget()
+    return asked
+
+
+def outermost(ranges: Ranges) -> Ranges:
+    """The smallest and largest of all sequences, scalars; ±inf where there is none."""
+    found: Ranges = {}
+    for name, (low, high) in ranges.items():
+        ends = low.new_tensor([torch.inf]), low.new_tensor([-torch.inf])
+        found[name] = torch.cat((low, ends[0])).min(), torch.cat((high, ends[1])).max()
+    return found
