@@ -92,7 +92,8 @@ class Batch:
     def turns(self) -> Tensor:
         """Where the turns of each sequence start among all turns, [S+1] int64."""
         starts = torch.searchsorted(self.cu_runs[:-1], self.cu_seqlens[:-1])
-        return torch.cat((starts, sent(torch.tensor([len(self.cu_runs) - 1]), starts.device)))
+        many = len(self.cu_runs) - 1
+        return segments.sized(torch.cat((starts, sent(torch.tensor([many]), starts.device))), many)
 
     def policy(self, name: str) -> Tensor | None:
         """The log-probs of one of `POLICIES`, [T] float64, or None when the dump lacks them."""

@@ -9,13 +9,14 @@ Some trainers bound u before exp (`BOUNDS`); a preset has its trainer's bound in
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from offpol_diag import segments
 from offpol_diag.batch import Batch
+from offpol_diag.moments import Direction
 from offpol_diag.presets import Clip, Preset
 from offpol_diag.ratios import OVERFLOW, Ratios
 
@@ -36,9 +37,6 @@ BOUNDS: dict[str, tuple[float | None, float | None, str]] = {
 
 None: no bound. Beyond one r is constant, and a loss that goes through r pulls no more.
 """
-
-KL_SUM = "kl sum", ()
-"""The key under which Σ −u of all tokens of each sequence is kept."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +60,17 @@ class TokenLoss:
     kl: Tensor
     weighted: bool
     pooled: Tensor | None = None
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> TokenLoss:
+        """The same terms with a function applied to each."""
+        return replace(
+            self,
+            loss=function(self.loss),
+            slope=function(self.slope),
+            clipped=function(self.clipped),
+            clipped_lower=function(self.clipped_lower),
+            kl=function(self.kl),
+        )
 
     def gradient(self, factor: Tensor) -> Tensor:
         """d Σ factor·loss / d log π_θ of each token, [T], for constant factors [T] (w · kept / denominator).
@@ -177,6 +186,11 @@ def anchor_of(policy: str) -> str:
     return "old" if policy == "old" else "rollout"
 
 
+def drift(policy: str) -> Direction:
+    """The log-ratio u that the loss of a preset with this numerator has for each token."""
+    return "drift" if anchor_of(policy) == "old" else "current"
+
+
 def known(batch: Batch, preset: Preset) -> bool:
     """Whether the batch has what the preset's loss needs."""
     return batch.has("current") and batch.has("advantages") and batch.has(anchor_of(preset.policy))
@@ -273,10 +287,11 @@ def mean_u(ratios: Ratios) -> Tensor:
 
 def _mean_u(whole: Ratios) -> Tensor:
     offsets = whole.batch.cu_seqlens
-    minus = whole.joined(KL_SUM, lambda far: segments.total(-_u(far), far.batch.cu_seqlens), torch.add)
-    if minus is None:
+    if whole.apart is None:
         return segments.mean(_u(whole), offsets)
-    return -minus / segments.lengths(offsets).clamp(min=1)
+    far = whole.apart.far
+    total = segments.total(_u(far), far.batch.cu_seqlens) + whole.apart.near.of("d", drift(whole.policy))
+    return total / segments.lengths(offsets).clamp(min=1)
 
 
 def _ratio(ratios: Ratios, u: Tensor, pooled: bool, limits: tuple[float, float]) -> tuple[Tensor, Tensor]:

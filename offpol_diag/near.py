@@ -9,18 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
-from threading import Lock
-from typing import Any, TypeVar
 
 from offpol_diag.correction import by_turn
 from offpol_diag.losses import LOSSES
-from offpol_diag.memo import Memo
+from offpol_diag.moments import AWAY, TOWARD
 from offpol_diag.presets import Clip, Policy, Preset, Reject, Veto, Weight
 
-T = TypeVar("T")
-Asked = dict[tuple[Policy, object], Callable[[Any, Any], object]]
 RADII = (0.5, 0.2, 0.15, 0.09, 0.05, 0.03)
 """Candidates for the largest |Δ| of a near token, nats."""
 
@@ -55,27 +51,17 @@ class Near:
         rules: rules whose reach |Δ| does not tell, each with its numerator: a token that one of them drops is
             far.
         tails: smoothed token weights, each with its numerator: a token in the tail is far.
-        celled: presets for which near tokens of a sequence may differ, by turn or by the sign of A.
-        asked: what is asked of near tokens, by numerator and key, with what makes it of some of them; learned
-            from a few sequences (`tally.py`), so that batches can be looked at block by block. It does not
-            travel.
+        parted: presets for which near tokens of a sequence may differ, by turn or by the sign of A.
     """
 
     radius: float
     rules: tuple[tuple[Policy, Reject], ...] = ()
     tails: tuple[tuple[Policy, Weight], ...] = ()
-    celled: tuple[Preset, ...] = ()
-    asked: Asked = field(default_factory=dict, compare=False, repr=False)
-    lock: Lock = field(default_factory=Lock, compare=False, repr=False)
-    _memo: Memo = field(default_factory=Memo, compare=False, repr=False)
-
-    def once(self, key: object, make: Callable[[], T]) -> T:
-        """`make()`, computed once per key; it does not travel either."""
-        return self._memo.once(key, make)
+    parted: tuple[Preset, ...] = ()
 
     def divides(self, preset: Preset) -> bool:
-        """Whether near tokens are looked at apart, all at once or by cells; cells are those of `celled`."""
-        return splits(preset, self.radius) or preset in self.celled
+        """Whether near tokens are looked at apart, by sequence or, for those of `parted`, finer."""
+        return splits(preset, self.radius) or preset in self.parted
 
     def leaves(self, preset: Preset) -> bool:
         """Whether rules on tokens and the veto of a preset drop no near token."""
@@ -84,9 +70,6 @@ class Near:
             for rule in preset.reject
         )
         return rules and _veto_idle(preset.veto, self.radius)
-
-    def __reduce__(self) -> tuple[type[Near], tuple[object, ...]]:
-        return Near, (self.radius, self.rules, self.tails, self.celled)
 
     @classmethod
     def of(cls, presets: Sequence[Preset]) -> Near:
@@ -108,8 +91,8 @@ class Near:
 @cache
 def splits(preset: Preset, a: float) -> bool:
     """Whether near tokens, with |Δ| within ±a, are all alike for a preset (given what `Near` watches)."""
-    celled = preset.apply and (by_turn(preset.weight) or any(map(on_cells, preset.reject)))
-    return divides(preset, a) and not celled
+    parted = preset.apply and (by_turn(preset.weight) or any(map(on_turns, preset.reject)))
+    return divides(preset, a) and not parted
 
 
 @cache
@@ -117,17 +100,32 @@ def divides(preset: Preset, a: float) -> bool:
     """Whether near tokens of a sequence are alike but for their turn and the sign of A."""
     if not preset.apply:
         return _clip_idle(preset, a)
-    rules = all(_rule_idle(rule, a) or _watched(rule) or on_cells(rule) for rule in preset.reject)
+    rules = all(_rule_idle(rule, a) or _watched(rule) or on_turns(rule) for rule in preset.reject)
     weight = by_turn(preset.weight) or _weight_idle(preset.weight, a)
-    return rules and weight and _veto_idle(preset.veto, a) and _clip_idle(preset, a)
+    return rules and weight and bool(signs(preset)) and _veto_idle(preset.veto, a) and _clip_idle(preset, a)
 
 
-def on_cells(rule: Reject) -> bool:
+def on_turns(rule: Reject) -> bool:
     """Whether a rule judges a turn or a sequence and drops its tokens, or those with some sign of A.
 
     So many may fail that they are not watched.
     """
     return rule.on_tokens and rule.over not in ("token", "batch") and not _watched(rule)
+
+
+def signs(preset: Preset) -> tuple[str, ...]:
+    """Which signs (`Moments.sign`) part near tokens for rules on turns or sequences; none: too many."""
+    asked = {
+        AWAY + (rule.policy or preset.policy) if rule.advantage == "away" else "A"
+        for rule in preset.reject
+        if on_turns(rule) and rule.advantage != "any"
+    }
+    if not asked:
+        return ("",)
+    if asked == {"A"}:
+        return ("1+", "1-", "1=")
+    (one, *more) = asked
+    return () if more or one == "A" else (one, one.replace(AWAY, TOWARD))
 
 
 @cache

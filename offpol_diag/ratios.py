@@ -7,7 +7,7 @@ and kept, so that presets share them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, TypeVar
@@ -18,6 +18,7 @@ from torch import Tensor
 from offpol_diag import host, segments
 from offpol_diag.batch import Batch, Some
 from offpol_diag.memo import Memo
+from offpol_diag.moments import Moments
 from offpol_diag.presets import Over, Policy, Preset, Statistic
 from offpol_diag.scope import UNSETTLED, Settled
 
@@ -81,8 +82,23 @@ _PARTS: dict[str, tuple[Over, Callable[[Tensor, Tensor], Tensor]]] = {
     "min": ("min", torch.minimum),
 }
 """What is asked of some of a sequence's tokens and of the others, and what makes of both that of all."""
-ROWS = "of sequences"
-"""Before the keys of what is known of some tokens of each sequence."""
+
+_OF_MOMENTS: dict[str, Callable[[Moments, Policy], Tensor]] = {
+    "ratio": lambda m, d: m.of("d", d),
+    "k1": lambda m, d: -m.of("d", d),
+    "k2": lambda m, d: m.of("d²", d) / 2,
+    "k3": lambda m, d: m.of("k3", d),
+    "k3_reverse": lambda m, d: m.of("k3_reverse", d),
+    "mult_prob_error": lambda m, d: m.n + m.of("e^|d| − 1", d),
+    "prob_diff": lambda m, d: m.of("x", d, "π_rollout"),
+    "tv": lambda m, d: m.of("|x|", d) / 2,
+}
+"""The sum of each statistic over near tokens; one without a row is taken from the tokens."""
+_LARGEST: dict[str, Callable[[Moments, Policy], Tensor]] = {
+    "ratio": lambda m, d: m.high(d),
+    "k1": lambda m, d: -m.low(d),
+}
+"""Its largest value over near tokens."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +121,12 @@ class Apart:
     left: Tensor | None = None
     rows: Tensor | None = None
 
+    @property
+    def near(self) -> Moments:
+        """Moments of the near tokens."""
+        assert self.close.moments is not None
+        return self.close.moments
+
     @cached_property
     def tokens(self) -> Tensor:
         """How many tokens of each sequence are left, before whole ones go, [S]."""
@@ -126,6 +148,7 @@ class Ratios:
         settled: what the trainer batch settles for rules and weights that look beyond one sequence.
         peers: the same batch's ratios of other numerators, shared by all of them.
         left: which tokens aggregates run over, [T] bool, or what makes that; None for all.
+        moments: of these tokens, where they are near ones: what is summed of them is taken from there.
         whole: where this batch is some tokens of another one: that one's ratios, which judge sequences and
             turns.
         rows: of which of its sequences each one here has tokens, [S]; None where they are the same.
@@ -137,6 +160,7 @@ class Ratios:
     settled: Settled = UNSETTLED
     peers: dict[str, Ratios] = field(default_factory=dict, repr=False)
     left: Tensor | Callable[[], Tensor] | None = field(default=None, repr=False)
+    moments: Moments | None = field(default=None, repr=False)
     whole: Ratios | None = field(default=None, repr=False)
     rows: Tensor | None = field(default=None, repr=False)
     apart: Apart | None = field(default=None, init=False, repr=False)
@@ -174,14 +198,6 @@ class Ratios:
         """`make()`, computed once per key."""
         return self._memo.once(key, make)
 
-    def kept(self) -> dict[object, object]:
-        """Everything computed so far, by key."""
-        return dict(self._memo)
-
-    def put(self, found: Mapping[object, object]) -> None:
-        """Take what was computed elsewhere."""
-        self._memo.update(found)
-
     def slim(self, size: int) -> None:
         """Drop what holds a tensor of at least `size` numbers, of the other numerators too."""
         for ratios in (self, *self.peers.values()):
@@ -193,6 +209,12 @@ class Ratios:
             ratios._memo.clear()
             ratios.apart = None
         self.peers.clear()
+
+    def together(self) -> Ratios:
+        """The same ratios, whose sums are made of far and near tokens together."""
+        if self.apart is None:
+            return self
+        return self.once("together", lambda: Ratios(self.batch, self.policy, self.settled))
 
     @property
     def train(self) -> Tensor:
@@ -244,42 +266,30 @@ class Ratios:
 
     def of_sequences(self, statistic: Statistic, how: Over) -> Tensor:
         """The sum, max or min of a statistic over the tokens of each sequence that are here, [S]."""
-        return self.once(
-            (ROWS, statistic, how),
-            lambda: _OVER_SEQUENCE[how][0](self.token(statistic), self.batch.cu_seqlens),
-        )
+        return self.once(("of sequences", statistic, how), lambda: self._of_sequences(statistic, how))
 
-    def asked_of_sequences(self) -> list[tuple[Statistic, Over]]:
-        """What `of_sequences` has to tell of near tokens so that all that was aggregated here is known."""
-        asked = [
-            key for key in self._memo if isinstance(key, tuple) and len(key) == 3 and key[0] in _STATISTICS
-        ]
-        return [(key[0], _PARTS[key[1]][0]) for key in asked if key[1] in _PARTS]
+    def _of_sequences(self, statistic: Statistic, how: Over) -> Tensor:
+        known = {"sum": _OF_MOMENTS, "max": _LARGEST}.get(how, {})
+        if self.moments is not None and statistic in known:
+            return known[statistic](self.moments, self.policy)
+        return _OVER_SEQUENCE[how][0](self.token(statistic), self.batch.cu_seqlens)
 
     def beyond(self, bound: float) -> Ratios:
         """The ratios of tokens that none is missing from whose |Δ| exceeds a bound."""
         return self.apart.far if self.apart is not None and self.apart.reach < bound else self
 
-    def joined(self, key: object, of: Callable[[Ratios], T], join: Callable[[T, T], T]) -> T | None:
-        """What is made of far tokens, with what is known of near ones by a key; None where nothing is."""
-        if self.apart is None or key not in self.apart.close._memo:
-            return None
-        return join(of(self.apart.far), self.apart.close._memo[key])  # type: ignore[arg-type]
-
     def _of_both(self, statistic: Statistic, over: Over, safety: float | None) -> Tensor | None:
-        """Of far tokens and near ones; None where those are not known yet or a bound acts on them."""
+        """Of far tokens and near ones; None where they are not told apart or a bound acts on near ones."""
         apart = self.apart
         if apart is None or (safety is not None and safety < apart.reach):
             return None
         how, join = _PARTS[over]
         reduce, absent = _OVER_SEQUENCE[how]
-        values = self.joined(
-            (ROWS, statistic, how),
-            lambda far: reduce(apart.of_left(far.token(statistic, safety), absent), far.batch.cu_seqlens),
-            join,
+        far = apart.far
+        values = join(
+            reduce(apart.of_left(far.token(statistic, safety), absent), far.batch.cu_seqlens),
+            apart.close.of_sequences(statistic, how),
         )
-        if values is None:
-            return None
         values = values / apart.tokens.clamp(min=1) if over == "mean" else values
         return values if apart.rows is None else torch.where(apart.rows & (apart.tokens > 0), values, 0.0)
 

@@ -8,13 +8,13 @@ from functools import cache, cached_property
 import torch
 from torch import Tensor
 
-from offpol_diag import candidates
+from offpol_diag import candidates, moments, segments
 from offpol_diag.accumulators import Extremes, State, Sums
+from offpol_diag.host import here
 from offpol_diag.metrics import (
     drops,
     gap,
     method,
-    nearsums,
     normal,
     policyloss,
     prefixes,
@@ -136,10 +136,10 @@ class Tally:
 
 def observe(study: Study, scene: Scene) -> Tally:
     """One batch's states."""
-    if scene.near is not None and scene.learned is None and nearsums.large(scene.batch):
-        _rehearse(study, scene, scene.near)
     states = _base(study, scene)
-    nearsums.prepare(scene, (*study.presets, *study.candidates))
+    near = scene.near
+    if near is not None and any(near.divides(one) for one in (*study.presets, *study.candidates)):
+        scene.judge_apart()
     found, ranges = _of_presets(study, scene)
     states |= found
     states["sample"] = sample.sample(scene, study.main)
@@ -157,10 +157,10 @@ def observe(study: Study, scene: Scene) -> Tally:
 
 def _of_presets(study: Study, scene: Scene) -> tuple[dict[str, State], Ranges]:
     """What presets do to the batch; the columns it is summed of are let go of here."""
-    stack, apart = _stacked(study, scene), frozenset(preset.name for preset in study.normalised)
+    stack, apart = Stack.of(scene, study.presets), frozenset(preset.name for preset in study.normalised)
     columns = _preset_columns(stack)
     once, normalised = (columns.only(at) for at in _parted(columns.names, apart))
-    resampled, weighed = Sheet.joined(_of_all(study, scene), once), Stack.of(scene, study.candidates).few
+    resampled, weighed = Sheet.joined(_of_all(study, scene), once), Stack.of(scene, study.candidates)
     states: dict[str, State] = {
         "sums": _sums(scene, Sheet.joined(resampled, method.weight_columns(weighed))),
         "length": selection.by_length(stack),
@@ -179,30 +179,6 @@ def _parted(columns: tuple[str, ...], apart: frozenset[str]) -> tuple[list[int],
     flags = [name.rpartition("|")[0] in apart for name in columns]
     once, normalised = ([at for at, flag in enumerate(flags) if flag is x] for x in (False, True))
     return once, normalised
-
-
-def _stacked(study: Study, scene: Scene) -> Stack:
-    """The presets applied, with a row for all that did the same; the scene is told what they did."""
-    stack = Stack.of(scene, study.presets)
-    scene.deeds = dict(zip((preset.name for preset in study.presets), stack.deeds, strict=True))
-    return stack.few
-
-
-def _rehearse(study: Study, scene: Scene, near: Near) -> None:
-    """Learn from the first few sequences, once, what will be asked of near tokens.
-
-    Presets ask when they judge whole sequences, and trainers' columns; nothing else asks more.
-    """
-    with near.lock:
-        if near.asked or not study.logging:
-            return
-        many = min(4, scene.batch.sequences)
-        few = Scene(scene.batch.rows(0, many), scene.draws[:many, :1], scene.settled, near, learned={})
-        Stack.of(few, study.presets)
-        _logged(study, few)
-        near.asked.update(few.learned or {})
-        near.asked.update(few.asked_of_sequences())
-        few.forget()
 
 
 def _base(study: Study, scene: Scene) -> dict[str, State]:
@@ -235,7 +211,7 @@ def _of_all(study: Study, scene: Scene) -> Sheet:
 
 def _preset_columns(stack: Stack) -> Sheet:
     """What is summed of presets."""
-    if not nearsums.large(stack.batch):
+    if stack.batch.tokens <= 2 * moments.BLOCK or not here(stack.batch.rollout):
         return _columns(stack)
     apart, whole = stack.divided
     return Sheet.joined(_columns(apart), _by_block(whole))
@@ -250,9 +226,9 @@ def _by_block(stack: Stack) -> Sheet:
     if not stack.presets:
         return _columns(stack)
     found: list[Sheet] = []
-    for first, last in nearsums.spans(stack.batch.cu_seqlens, nearsums.BLOCK):
+    for first, last in segments.spans(stack.batch.cu_seqlens, moments.BLOCK):
         scene = Scene(stack.batch.rows(first, last), stack.scene.draws[first:last], stack.scene.settled)
-        found.append(_columns(stack.on(scene)))
+        found.append(_columns(Stack.of(scene, stack.presets)))
         scene.forget()
     return Sheet.beside(found)
 

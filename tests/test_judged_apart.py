@@ -1,19 +1,16 @@
 """Whole sequences are judged by far tokens and sums of near ones, and come out as by all their tokens."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
-from offpol_diag import correction, losses, segments
-from offpol_diag.metrics import nearsums, signs, update
+from offpol_diag import correction, losses
+from offpol_diag.batch import Batch
+from offpol_diag.metrics import signs, update
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.near import Near
 from offpol_diag.presets import Preset, Reject, Veto, Weight
 from offpol_diag.ratios import Ratios
-from offpol_diag.tally import observe
 from tests import oracles
-from tests.test_alike import plain as one_sequence
 from tests.test_near import opened
 
 STATISTICS = ("ratio", "k1", "k2", "k3", "k3_reverse", "mult_prob_error", "prob_diff", "tv")
@@ -28,14 +25,9 @@ def dump(tmp_path_factory):
 
 @pytest.fixture
 def scene(dump):
-    """Its near tokens are those within 0.09, and of each sequence everything is known of them."""
+    """Its near tokens are those within 0.09."""
     _, found, batch = dump
     one = Scene.of(batch, 0, 16, found.settled, Near(0.09))
-    for policy in ("old", "current"):
-        one.ratios(policy)
-        for statistic in STATISTICS:
-            for how in ("sum", "max", "min"):
-                one.apart[1].of(policy).of_sequences(statistic, how)
     one.judge_apart()
     yield one
     one.forget()
@@ -69,19 +61,9 @@ def test_an_aggregate_is_that_of_all_tokens(scene, looked, statistic, over, safe
     assert found.per == wanted.per == "sequence"
     torch.testing.assert_close(found.values, wanted.values, rtol=1e-12, atol=1e-14)
     acts = safety is not None and safety < 0.09
-    assert many == (scene.batch.tokens if acts else scene.apart[0].batch.tokens)
-
-
-def test_what_is_not_known_of_near_tokens_is_made_of_all(dump, looked):
-    _, found, batch = dump
-    scene = Scene.of(batch, 0, 16, found.settled, Near(0.09))
-    scene.ratios("old")
-    scene.judge_apart()
-    looked.clear()
-    values = scene.ratios("old").aggregate("k3", "sum").values
-
-    assert looked == [batch.tokens]
-    assert torch.equal(values, Ratios(batch, "old").aggregate("k3", "sum").values)
+    far = scene.apart[0].batch.tokens
+    known = over in ("sum", "mean") or (over == "max" and statistic in ("ratio", "k1"))
+    assert acts or not known or many == far
 
 
 @pytest.mark.parametrize("safety", [0.2, 0.05, None])
@@ -104,50 +86,6 @@ def test_a_batch_that_is_let_go_of_is_judged_by_all_again(scene):
     assert ratios.apart is None
 
 
-def test_a_further_rule_on_sequences_looks_at_far_tokens_only(dump, monkeypatch, looked):
-    study, found, batch = dump
-    monkeypatch.setattr(nearsums, "BLOCK", 200)
-    rules = [Reject(statistic, over, upper=1.01) for statistic in ("k2", "tv") for over in OVER]
-    presets = tuple(Preset(f"{rule.statistic} {rule.over}", "", "old", reject=(rule,)) for rule in rules)
-    study = replace(study, presets=(*study.presets, *presets))
-    scene = Scene.of(batch, 0, 16, found.settled, study.near)
-    observe(study, scene)
-    scene.forget()  # what is asked is known now
-    one = Scene.of(batch, 0, 16, found.settled, study.near)
-    nearsums.prepare(one, study.presets)
-    looked.clear()
-    for preset in presets:
-        correction.keep(one.ratios("old"), preset)
-
-    assert looked
-    assert set(looked) == {one.apart[0].batch.tokens}
-
-
-@pytest.fixture
-def prepared(dump, monkeypatch):
-    """A batch whose near tokens are summed, under all presets, and all that was learned before."""
-    study, found, batch = dump
-    monkeypatch.setattr(nearsums, "BLOCK", 200)
-    for _ in range(2):
-        scene = Scene.of(batch, 0, 16, found.settled, study.near)
-        observe(study, scene)
-        scene.forget()
-    one = Scene.of(batch, 0, 16, found.settled, study.near)
-    for policy in ("old", "current"):
-        one.ratios(policy)
-    nearsums.prepare(one, study.presets)
-    yield one
-    one.forget()
-
-
-@pytest.fixture
-def summed(monkeypatch):
-    """Over how many tokens sums were taken, each time."""
-    counts, plain = [], segments._reduced
-    monkeypatch.setattr(segments, "_reduced", lambda x, *args: counts.append(len(x)) or plain(x, *args))
-    return counts
-
-
 SHARED = {
     "mean u, around π_old": lambda scene: {"u": losses.mean_u(scene.ratios("old"))},
     "mean u, around π_rollout": lambda scene: {"u": losses.mean_u(scene.ratios("current"))},
@@ -157,15 +95,11 @@ SHARED = {
 
 
 @pytest.mark.parametrize("what", SHARED)
-def test_what_all_presets_share_of_sequences_is_made_of_far_and_near_tokens(prepared, dump, summed, what):
+def test_what_all_presets_share_of_sequences_is_made_of_far_and_near_tokens(scene, dump, what):
     _, found, batch = dump
-    prepared._memo.pop("signs", None)  # the cells may have asked already
-    summed.clear()
-    mine = SHARED[what](prepared)
-    many = max(summed, default=0)
+    mine = SHARED[what](scene)
     theirs = SHARED[what](Scene.of(batch, 0, 16, found.settled))
 
-    assert many <= prepared.apart[0].batch.tokens < batch.tokens / 2
     assert mine.keys() == theirs.keys()
     for name, x in mine.items():
         torch.testing.assert_close(x, theirs[name], rtol=1e-12, atol=1e-15)
@@ -186,21 +120,25 @@ def test_what_is_left_of_sequences_is_judged_apart(scene, looked, before, safety
     rule = Reject("k2", over, among="left")
     looked.clear()
     mine = correction.seen(whole, before, rule).aggregate("k2", over, safety).values
-    assert set(looked) <= {scene.apart[0].batch.tokens}
+    assert over in ("max", "min") or set(looked) <= {scene.apart[0].batch.tokens}
     theirs = correction.seen(plain, before, rule).aggregate("k2", over, safety).values
 
     assert over == "min" or not torch.equal(theirs, plain.aggregate("k2", over, safety).values)
     torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-14)
 
 
+def two_sequences(drift):
+    """Two sequences of as many tokens, with these Δ."""
+    d = torch.tensor(drift, dtype=torch.float64)
+    starts = torch.tensor([0, len(d) // 2, len(d)])
+    none = torch.zeros(2, dtype=torch.int64)
+    return Batch(torch.full_like(d, -5.0), starts, starts, torch.arange(len(d)), none, none, old=d - 5.0)
+
+
 def test_a_sequence_of_which_no_token_is_left_has_nothing():
-    batch = one_sequence([0.0, 0.01, 1.0, 1.1], [0, 4])
-    batch = replace(
-        batch, cu_seqlens=torch.tensor([0, 2, 4]), cu_runs=torch.tensor([0, 2, 4]), key=batch.key.repeat(2)
-    )
+    batch = two_sequences([0.0, 0.01, 1.0, 1.1])
     scene = Scene.of(batch, 0, 16, near=Near(0.09))
     whole = scene.ratios("old")
-    scene.apart[1].of("old").of_sequences("ratio", "max")
     scene.judge_apart()
     before = Preset("", "", "old", reject=(Reject("ratio", upper=2.0),))
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from offpol_diag import catalogue, near
+from offpol_diag import catalogue, moments, near
 from offpol_diag.analyze import analyze, plan
-from offpol_diag.metrics import nearness, nearsums
+from offpol_diag.metrics import nearness
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.near import RADII, Near, neutral, splits
 from offpol_diag.presets import Clip, Preset, Reject, Veto, Weight
@@ -58,7 +58,7 @@ def apart(one, two, name):
 @pytest.mark.parametrize("sigma", [1e-8, 1e-4, 0.03, 0.2, 1.0])
 @pytest.mark.parametrize("block", [40, 10**9])
 def test_near_and_far_tokens_together_are_all_tokens(tmp_path, monkeypatch, sigma, block):
-    monkeypatch.setattr(nearsums, "BLOCK", block)
+    monkeypatch.setattr(moments, "BLOCK", block)
     rows = oracles.make_rows(sigma, seed=11, many=40, outliers=0.02)
     study, found, batch = opened(rows, tmp_path)
 
@@ -183,14 +183,14 @@ def test_a_further_preset_that_is_split_costs_nothing_per_token(tmp_path):
     for presets in (named[:1], named):
         study, _, batch = opened(rows, tmp_path, presets)
         scene = Scene.of(batch, 0, 2, near=study.near)
-        with Large(batch.tokens // 2) as large:
+        with Large(9 * batch.tokens // 10) as large:
             observe(study, scene)
         counts.append(large.count)
     assert counts[0] == counts[1]
 
 
 def test_two_runs_give_the_same_bits(monkeypatch):
-    monkeypatch.setattr(nearsums, "BLOCK", 1000)
+    monkeypatch.setattr(moments, "BLOCK", 1000)
     runs = [
         analyze(["sample_data/healthy.parquet"], presets=ALL, device="cpu", batch_tokens=5000).model_dump(
             mode="json", exclude={"run"}
@@ -207,7 +207,7 @@ def test_blocks_change_no_number(monkeypatch):
 
 
 def _numbers(block, monkeypatch):
-    monkeypatch.setattr(nearsums, "BLOCK", block)
+    monkeypatch.setattr(moments, "BLOCK", block)
     found = analyze(["sample_data/stale.parquet"], presets=ALL, device="cpu", batch_tokens=10**6)
     metrics = {(name, key): x for name, one in found.presets.items() for key, x in one.metrics.items()}
     logged = {
@@ -224,9 +224,9 @@ def _close(x, y):
 def test_a_few_very_long_sequences_are_looked_at_in_blocks_too(tmp_path, monkeypatch, many):
     rows = [row for row in oracles.make_rows(0.1, seed=9, many=12) if sum(row["response_mask"]) > 20][:many]
     path = oracles.write(rows, tmp_path / "long.parquet")
-    monkeypatch.setattr(nearsums, "BLOCK", 10**9)
+    monkeypatch.setattr(moments, "BLOCK", 10**9)
     whole = analyze([path], presets=ALL, device="cpu").model_dump(mode="json", exclude={"run"})
-    monkeypatch.setattr(nearsums, "BLOCK", 5)
+    monkeypatch.setattr(moments, "BLOCK", 5)
     cut = analyze([path], presets=ALL, device="cpu").model_dump(mode="json", exclude={"run"})
     assert cut["presets"].keys() == whole["presets"].keys()
     for name, one in cut["presets"].items():

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.test_alike import plain
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from offpol_diag import catalogue, segments
@@ -16,7 +17,6 @@ from offpol_diag.settle import Asked, settle
 from offpol_diag.trainers import LOGS, base, view
 from offpol_diag.trainers.view import View, columns, outermost
 from tests import oracles
-from tests.test_alike import plain
 from tests.test_near import opened
 
 ALL = catalogue.load().resolve("all")

@@ -76,6 +76,8 @@ def _of_turns(ratios: Ratios, preset: Preset) -> Weighed:
 
 def _log_ratio(ratios: Ratios, weight: Weight) -> Level:
     """log r that a weight is made of, bounded where `safety_at` says."""
+    if weight.action == "psis":
+        ratios = ratios.together()  # the tail was found among sums made like this, to the last bit
     if not by_turn(weight):
         return ratios.log_ratio(weight.over, weight.safety, weight.safety_at)
     if weight.safety is None or weight.safety_at == "token":

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from offpol_diag import segments
 from offpol_diag.correction import weight_key
-from offpol_diag.metrics.deeds import Acted, nothing
 from offpol_diag.metrics.formula import Formula, Lookup, mean
 from offpol_diag.metrics.interval import POSITIVE
 from offpol_diag.metrics.outcome import NORMS, Outcome, applied, norm, normalised, token_rules, token_weights
@@ -29,8 +29,8 @@ def columns(stack: Stack) -> Sheet:
         **_weights(stack),
         "w11": stack.sums["about_one"],
         "touched": kept.map(lambda x: ((x < n) & there).to(torch.float64)),
-        "vetoed": stack.rows(lambda deed: deed.vetoed, lambda done: done.first.kept.vetoed.to(torch.float64)),
-        "catastrophic": stack.rows(lambda deed: deed.catastrophic, lambda done: done.first.kept.catastrophic),
+        "vetoed": stack.rows(lambda item: item.first.kept.vetoed).map(segments.numbers),
+        "catastrophic": stack.rows(lambda item: item.first.kept.catastrophic),
         **_by_sign(stack),
     }
     return Sheet.joined(stack.named(found), _norms(stack))
@@ -56,24 +56,13 @@ def _weights(stack: Stack) -> dict[str, Rows]:
     }
 
 
-ACTED: dict[str, Callable[[Acted], Hashable]] = {
-    "high": lambda acted: acted.high,
-    "low": lambda acted: acted.low,
-    "units": lambda acted: acted.per,
-    "bounded": lambda acted: acted.bounded,
-    "tries": lambda acted: (acted.per, acted.tries),
-}
-"""What bounds of the weights did, and what tells two presets apart there."""
+ACTED = ("high", "low", "units", "bounded", "tries")
+"""What bounds of the weights did, by the names of `Pieces.acted`."""
 
 
 def _acted(stack: Stack, there: Tensor) -> dict[str, Rows]:
-    def of(name: str, by: Callable[[Acted], Hashable]) -> Rows:
-        return stack.rows(
-            lambda deed: None if deed.weights is None else by(deed.weights),
-            lambda done: done.acted(stack.n, there, stack.none)[name],
-        )
-
-    return {name: of(name, by) for name, by in ACTED.items()}
+    each = [item.acted(stack.n, there, stack.none) for item in stack.items]
+    return {name: Rows.of_tensors([one[name] for one in each]) for name in ACTED}
 
 
 def _norms(stack: Stack) -> Sheet:
@@ -88,7 +77,7 @@ def _by_sign(stack: Stack) -> dict[str, Rows | Tensor]:
     """Tokens and kept tokens where the advantage is positive and where it is negative."""
     if stack.batch.advantages is None:
         return {}
-    left = stack.total(nothing, sign_counts)
+    left = stack.total(sign_counts)
     kept = {f"{name}_kept": joined(torch.mul, x, stack.sequences) for name, x in left.items()}
     return every(stack.scene) | kept
 
@@ -99,7 +88,8 @@ def ranges(stack: Stack) -> dict[str, tuple[Tensor, Tensor]]:
         return {}
     lows, highs = weight_spans(stack)
     low, high = lows.values.amin(dim=1).unbind(), highs.values.amax(dim=1).unbind()
-    return {f"{name}|weight": (low[lows.at[row]], high[highs.at[row]]) for name, row in stack.users}
+    names = [f"{preset.name}|weight" for preset in stack.presets]
+    return {name: (low[lows.at[row]], high[highs.at[row]]) for row, name in enumerate(names)}
 
 
 def weight_spans(stack: Stack) -> tuple[Rows, Rows]:
@@ -109,7 +99,7 @@ def weight_spans(stack: Stack) -> tuple[Rows, Rows]:
 
 def _weight_spans(stack: Stack) -> tuple[Rows, Rows]:
     found = stack.of_weights(
-        lambda w, passed: {"high": w, "minus low": -w}, token_span, lambda lot: lot.span(token_span)
+        lambda w, passed: {"high": w, "minus low": -w}, token_span, lambda near: near.once("span", near.span)
     )
     high, minus = (joined(_there, x, stack.kept) for x in found.values())
     return minus.map(torch.neg), high

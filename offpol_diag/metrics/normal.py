@@ -49,7 +49,7 @@ def _members(scene: Scene) -> dict[Label, Tensor]:
 
 def ranges(stack: Stack, names: Container[str]) -> Places[Extremes]:
     """Smallest and largest final weight of a kept token, per trainer batch, before it is divided."""
-    users = [(name, at) for name, at in stack.users if name in names]
+    users = [(one.name, at) for at, one in enumerate(stack.presets) if one.name in names]
     low, high = weight_spans(stack) if users else (None, None)
     spans = {f"{name}|weight": (low.of_preset(at), high.of_preset(at)) for name, at in users if low and high}
     return Places({label: _extremes(spans, at) for label, at in _members(stack.scene).items()})

@@ -16,7 +16,8 @@ from torch import Tensor
 from offpol_diag import correction, segments
 from offpol_diag.correction import Kept, Weighed
 from offpol_diag.metrics.summed import Inputs, Summed, left
-from offpol_diag.presets import Preset, Reject
+from offpol_diag.moments import Moments
+from offpol_diag.presets import Policy, Preset, Reject
 from offpol_diag.ratios import Ratios
 from offpol_diag.segments import numbers
 
@@ -29,7 +30,7 @@ NORMS = ("norm", "norm_units")
 
 
 @dataclass(frozen=True)
-class Moments:
+class WeightSums:
     """Sums per sequence, [S] float64 each.
 
     Σw and Σw² stay exact when every weight is tiny, Σ(w − 1) and Σ(w − 1)² when every weight is near 1.
@@ -50,17 +51,17 @@ class Moments:
         """By the name of the sum."""
         return dict(vars(self))
 
-    def map(self, function: Callable[[Tensor], Tensor]) -> Moments:
+    def map(self, function: Callable[[Tensor], Tensor]) -> WeightSums:
         """The same sums with a function applied to each."""
-        return Moments(**{name: function(x) for name, x in self.named().items()})
+        return WeightSums(**{name: function(x) for name, x in self.named().items()})
 
-    def times(self, x: Tensor) -> Moments:
+    def times(self, x: Tensor) -> WeightSums:
         """Every sum times x [S]."""
-        return Moments(self.first * x, self.second * x, self.excess * x, self.about_one * x)
+        return WeightSums(self.first * x, self.second * x, self.excess * x, self.about_one * x)
 
-    def plus(self, more: Moments) -> Moments:
+    def plus(self, more: WeightSums) -> WeightSums:
         """Sums over the tokens of both."""
-        return Moments(
+        return WeightSums(
             self.first + more.first,
             self.second + more.second,
             self.excess + more.excess,
@@ -103,19 +104,19 @@ class Outcome:
         return correction.weigh(self.ratios, self.preset).final.values * lengths
 
     @cached_property
-    def sums(self) -> Moments:
+    def sums(self) -> WeightSums:
         """Of the final weights, over kept tokens."""
         weight, tokens = self.preset.weight, self.kept_tokens
         if weight is None:
             none = torch.zeros_like(tokens)
-            return Moments(tokens, tokens, none, none)
+            return WeightSums(tokens, tokens, none, none)
         if weight.over in PER_SEQUENCE:
             return powers(correction.weigh(self.ratios, self.preset).final.values).times(tokens)
         return self.moments().times(self.kept.sequences)
 
-    def moments(self) -> Moments:
+    def moments(self) -> WeightSums:
         """Of tokens' own weights, over those that pass the rules on tokens."""
-        return Moments(**token_moments(self, self.preset))
+        return WeightSums(**token_moments(self, self.preset))
 
     @cached_property
     def weighed(self) -> Weighed | None:
@@ -168,9 +169,9 @@ def _total(ratios: Ratios, preset: Preset) -> Tensor:
     )
 
 
-def powers(w: Tensor) -> Moments:
+def powers(w: Tensor) -> WeightSums:
     """What each weight adds to the sums."""
-    return Moments(w, w.square(), w - 1, (w - 1).square())
+    return WeightSums(w, w.square(), w - 1, (w - 1).square())
 
 
 def token_weights(done: Outcome) -> Tensor:
@@ -183,13 +184,21 @@ def _moments(weights: Tensor, keep: Tensor | None) -> dict[str, Tensor]:
     return powers(weights).map(lambda x: left(x, keep)).named()
 
 
+def near_weight_sums(near: Moments, policy: Policy) -> WeightSums:
+    """Of near tokens, which weigh r."""
+    x, xx = near.of("x", policy), near.of("x²", policy)
+    return WeightSums(near.n + x, near.n + 2 * x + xx, x, xx)
+
+
 def token_rules(done: Outcome, preset: Preset) -> tuple[Reject, ...]:
     """What the mask of single tokens depends on; presets that drop whole sequences share what follows."""
     return applied(preset).reject if done.kept.tokens is not None else ()
 
 
 passing_tokens = Summed(
-    lambda done, preset: ("left", token_rules(done, preset)), _passing, lambda keep: {"passed": numbers(keep)}
+    lambda done, preset: ("left", token_rules(done, preset)),
+    _passing,
+    lambda keep: {"passed": numbers(keep)},
 )
 """How many tokens pass the rules on tokens."""
 token_moments: Summed[Outcome] = Summed(
@@ -197,7 +206,7 @@ token_moments: Summed[Outcome] = Summed(
     lambda done, preset: (token_weights(done), done.kept.tokens),
     _moments,
 )
-"""`Moments` of tokens' own weights, over those that pass the rules on tokens."""
+"""`WeightSums` of tokens' own weights, over those that pass the rules on tokens."""
 
 
 def norm(done: Weights, preset: Preset) -> dict[str, Tensor]:

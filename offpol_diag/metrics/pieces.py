@@ -1,109 +1,119 @@
 """One preset applied to one batch, near and far tokens apart: sums of both, per sequence.
 
 What acts on whole sequences is decided once, by all tokens; what acts on tokens is looked at where it can.
-Near tokens are summed as if nothing acted on them; what acts on a cell of them multiplies its sums.
+Near tokens are summed as if nothing acted on them; what acts on a turn, or on tokens with one sign of the
+advantage, multiplies the moments of those.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from offpol_diag import losses, segments
-from offpol_diag.metrics.cells import cells, passes, weights
-from offpol_diag.metrics.outcome import PER_SEQUENCE, Moments, Outcome, applied, of, powers
+from offpol_diag.correction import beyond, by_turn, fails, seen, weigh_turns
+from offpol_diag.memo import Memo
+from offpol_diag.metrics.outcome import (
+    PER_SEQUENCE,
+    Outcome,
+    WeightSums,
+    applied,
+    near_weight_sums,
+    of,
+    powers,
+)
 from offpol_diag.metrics.scene import Scene
-from offpol_diag.metrics.summed import Columns, Summed
-from offpol_diag.near import neutral, splits
-from offpol_diag.presets import Preset
+from offpol_diag.moments import AWAY, Moments
+from offpol_diag.near import neutral, on_turns, signs
+from offpol_diag.presets import Preset, Reject
 from offpol_diag.ratios import Ratios
 
-Make = Summed[Outcome]
-"""Sums over the tokens of an outcome that pass the rules on tokens."""
+Columns = Mapping[str, Tensor]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Lot:
-    """Near tokens by cells [C], or by sequences where no cells matter, and what the preset does to each.
+class Near:
+    """The near tokens of each sequence, or of each turn with one sign of A, and what a preset does to them.
 
     Attributes:
-        done: what is left of the preset for single tokens, applied.
-        preset: that.
-        there: cells whose tokens are looked at here, [C] bool; None for all.
-        passes: cells that pass the rules on tokens, [C] bool; None for all.
-        weights: of cells, [C]; None where tokens have their own, sequences have, or there are none.
-        starts: where the cells of each sequence start, [S+1]; None where a cell is a sequence.
+        ratios: of the preset's numerator, all tokens.
+        preset: what is left of the preset for near tokens.
+        moments: over K rows: sequences [S] or turns [R].
+        passes: rows that pass the rules on tokens, [R] bool; None for all.
+        weights: of turns, [R]; None where tokens or sequences have their own, or there are none.
     """
 
-    done: Outcome
+    ratios: Ratios
     preset: Preset
-    there: Tensor | None = None
+    moments: Moments
     passes: Tensor | None = None
     weights: Tensor | None = None
-    starts: Tensor | None = None
+    _memo: Memo = field(default_factory=Memo, repr=False, compare=False)
 
-    @cached_property
-    def left(self) -> Tensor | None:
-        """1 where a cell is looked at here and passes, [C] float64; None for all."""
-        if self.passes is None:
-            return None
-        return (self.passes if self.there is None else self.passes & self.there).to(torch.float64)
+    def once(self, key: object, make: Callable[[], T]) -> T:
+        """`make()`, computed once per key."""
+        return self._memo.once(key, make)
 
     def of_passed(self, x: Tensor) -> Tensor:
-        """Sums of cells → sums [S] over those that pass."""
-        return self._added(x if self.left is None else x * self.left)
+        """Sums of rows → sums [S] over those that pass."""
+        return self.of_all(x if self.passes is None else torch.where(self.passes, x, 0.0))
 
     def of_weighed(self, x: Tensor) -> Tensor:
-        """The same, each cell's times its weight."""
+        """The same, each row's times its weight."""
         return self.of_passed(x if self.weights is None else x * self.weights)
 
     def of_all(self, x: Tensor) -> Tensor:
-        """Sums of cells → sums [S], whether they pass or not."""
-        return self._added(x if self.there is None else torch.where(self.there, x, 0.0))
+        """Sums of rows → sums [S], whether they pass or not."""
+        return segments.total(x, self.ratios.batch.turns) if self.moments.by_turn else x
 
-    def _added(self, x: Tensor) -> Tensor:
-        return x if self.starts is None else segments.total(x, self.starts)
+    def given(self, x: Tensor) -> Tensor:
+        """A number of each sequence [S] given to its rows."""
+        return segments.spread(x, self.ratios.batch.turns) if self.moments.by_turn else x
 
     @cached_property
     def passed(self) -> Tensor:
         """Tokens that pass the rules on tokens, [S]."""
-        return self.of_passed(self.done.passed)
+        return self.of_passed(self.moments.n)
 
     @property
     def weight_sum(self) -> Tensor:
         """Σ of the final weights, of tokens that do not pass too, [S]."""
-        return self.of_all(self.done.weight_sum if self.weights is None else self.weights * self.done.passed)
+        if self.weights is not None:
+            return self.of_all(self.weights * self.moments.n)
+        return self.of_all(self.moments.exp(self.preset.policy) if self.preset.weight else self.moments.n)
 
-    def moments(self) -> Moments:
-        """Of tokens' own weights or their cells', over those that pass."""
-        w, done = self.weights, self.done
-        each = done.moments() if w is None else powers(w).times(done.passed)
+    def sums(self) -> WeightSums:
+        """Of tokens' own weights or their turns', over those that pass."""
+        w, n = self.weights, self.moments.n
+        each = near_weight_sums(self.moments, self.preset.policy) if w is None else powers(w).times(n)
         return each.map(self.of_passed)
 
-    def span(self, of: Make) -> Columns:
+    def span(self) -> Columns:
         """The largest of the weights that pass, and of their negatives, [S]; -inf where none does."""
-        w = self.weights
-        found = of(self.done, self.preset) if w is None else {"high": w, "minus low": -w}
-        if self.left is None:
+        w, policy = self.weights, self.preset.policy
+        high = self.moments.high(policy).exp() if w is None else w
+        low = self.moments.low(policy).exp() if w is None else w
+        there = self.moments.n > 0 if self.passes is None else self.passes & (self.moments.n > 0)
+        each = {"high": high, "minus low": -low}
+        found = {name: torch.where(there, x, -torch.inf) for name, x in each.items()}
+        if not self.moments.by_turn:
             return found
-        there = (self.left > 0) & (self.done.passed > 0)
-        found = {name: torch.where(there, x, -torch.inf) for name, x in found.items()}
-        if self.starts is None:
-            return found
-        return {name: segments.largest(x, self.starts) for name, x in found.items()}
+        return {name: segments.largest(x, self.ratios.batch.turns) for name, x in found.items()}
 
 
-How = Callable[[Lot, Columns], Columns]
-"""What becomes of sums over cells: sums per sequence."""
+How = Callable[[Near, Columns], Columns]
+"""What becomes of sums over rows: sums per sequence."""
 
 
-def passing(lot: Lot, sums: Columns) -> Columns:
-    """Over the cells that pass."""
-    return {name: lot.of_passed(x) for name, x in sums.items()}
+def passing(near: Near, sums: Columns) -> Columns:
+    """Over the rows that pass."""
+    return {name: near.of_passed(x) for name, x in sums.items()}
 
 
 @dataclass(frozen=True)
@@ -120,18 +130,7 @@ class Pieces:
     ratios: Ratios
     preset: Preset
     first: Outcome
-    near: tuple[Lot, ...] = ()
-
-    @property
-    def each(self) -> tuple[tuple[Outcome, Preset], ...]:
-        """Outcomes token by token, each with the preset as it applies there; of cells there are none.
-
-        Raises:
-            ValueError: the preset looks at cells.
-        """
-        if any(lot.passes is not None for lot in self.near):
-            raise ValueError("sums of cells are no outcomes of tokens")
-        return (self.first, self.preset), *((lot.done, lot.preset) for lot in self.near)
+    near: tuple[Near, ...] = ()
 
     @property
     def weighs_tokens(self) -> bool:
@@ -142,7 +141,7 @@ class Pieces:
     @cached_property
     def passed(self) -> Tensor:
         """Tokens that pass the rules on tokens, [S]."""
-        return _sum(self.first.passed, [lot.passed for lot in self.near])
+        return _sum(self.first.passed, [near.passed for near in self.near])
 
     @cached_property
     def kept_tokens(self) -> Tensor:
@@ -154,20 +153,16 @@ class Pieces:
         """Σ of the final weights over all tokens, rejected or not, [S]."""
         if self.per_sequence is not None:
             return self.per_sequence * self.ratios.batch.lengths
-        return _sum(self.first.weight_sum, [lot.weight_sum for lot in self.near])
+        return _sum(self.first.weight_sum, [near.weight_sum for near in self.near])
 
     @cached_property
-    def sums(self) -> Moments:
+    def sums(self) -> WeightSums:
         """Of the final weights, over kept tokens."""
         if not self.weighs_tokens:
             one = torch.ones_like(self.kept_tokens)
             return powers(one if self.per_sequence is None else self.per_sequence).times(self.kept_tokens)
-        return Moments(**self.moments()).times(self.sequences)
-
-    def moments(self) -> dict[str, Tensor]:
-        """Sums of tokens' own weights, over those that pass the rules on tokens."""
-        each = [self.first.moments().named(), *(lot.moments().named() for lot in self.near)]
-        return {name: _sum(x, [one[name] for one in each[1:]]) for name, x in each[0].items()}
+        each = reduce(WeightSums.plus, (near.sums() for near in self.near), self.first.moments())
+        return each.times(self.sequences)
 
     @property
     def sequences(self) -> Tensor:
@@ -218,14 +213,29 @@ def pieces(scene: Scene, preset: Preset) -> Pieces:
 def _pieces(scene: Scene, ratios: Ratios, preset: Preset) -> Pieces:
     if not scene.divides(preset):
         return Pieces(ratios, preset, of(ratios, preset))
-    far, rules = scene.apart[0].of(preset.policy), neutral(preset)
-    return Pieces(ratios, preset, of(far, preset), tuple(_lots(scene, preset, rules)))
+    far = scene.apart[0].of(preset.policy)
+    return Pieces(ratios, preset, of(far, preset), tuple(_near(scene, ratios, preset)))
 
 
-def _lots(scene: Scene, preset: Preset, rules: Preset) -> Iterator[Lot]:
-    if scene.near is None or splits(preset, scene.near.radius):
-        yield Lot(of(scene.apart[1].of(preset.policy), rules), rules)
+def _near(scene: Scene, ratios: Ratios, preset: Preset) -> Iterator[Near]:
+    """The near tokens: by sequence; by turn where a rule or weight is of turns; by sign where a rule asks."""
+    moments, rest = scene.moments, neutral(preset)
+    rules = [(at, rule) for at, rule in enumerate(preset.reject) if on_turns(rule)]
+    if not rules and not by_turn(preset.weight):
+        yield ratios.once(("near", rest), lambda: Near(ratios, rest, moments))
         return
-    for at in cells(scene, preset):
-        done, passed = of(at.ratios.of(preset.policy), rules), passes(scene, preset, at)
-        yield Lot(done, rules, at.there, passed, weights(scene, preset, at), at.starts)
+    weights = weigh_turns(ratios, preset).final.values if by_turn(preset.weight) else None
+    for sign in signs(preset):
+        passed = [_passes(ratios, preset, at, rule, sign) for at, rule in rules]
+        passes = reduce(torch.logical_and, passed) if passed else None
+        yield Near(ratios, rest, moments.turns(sign), passes, weights)
+
+
+def _passes(ratios: Ratios, preset: Preset, at: int, rule: Reject, sign: str) -> Tensor:
+    """Which turns a rule lets through where the advantage has a sign, [R] bool."""
+    before = replace(preset, reject=preset.reject[:at])
+    above, below = beyond(seen(ratios, before, rule), rule)
+    sample = 1.0 if sign == "1+" or sign.startswith(AWAY) else -1.0 if sign == "1-" else 0.0
+    advantage = above.values.new_full((), sample, dtype=torch.float64)
+    passed = ~fails(rule, above.values, below.values, advantage)
+    return passed if above.per == "turn" else segments.spread(passed, ratios.batch.turns)

@@ -10,14 +10,14 @@ from torch import Tensor
 from offpol_diag import losses, segments
 from offpol_diag.correction import weight_key
 from offpol_diag.losses import TokenLoss
-from offpol_diag.metrics.deeds import Deed, of_sequence, of_token
 from offpol_diag.metrics.formula import Formula, mean
 from offpol_diag.metrics.outcome import PER_SEQUENCE, Outcome, token_rules, token_weights
-from offpol_diag.metrics.pieces import Lot, Pieces
+from offpol_diag.metrics.pieces import Near, Pieces
 from offpol_diag.metrics.rows import Rows, joined
 from offpol_diag.metrics.signs import sign_counts
 from offpol_diag.metrics.stack import Stack
 from offpol_diag.metrics.summed import Columns, Inputs, Summed, flagged, left
+from offpol_diag.moments import Direction
 from offpol_diag.presets import Preset
 from offpol_diag.ratios import Ratios
 from offpol_diag.sheet import Sheet
@@ -28,10 +28,8 @@ def columns(stack: Stack) -> Sheet:
     stack = stack.only(lambda preset: losses.known(stack.batch, preset))
     if not stack.presets:
         return stack.named({})
-    sums, kept = stack.total(of_loss, clip_sums), stack.kept
-    summed = joined(
-        torch.mul, stack.total(of_weighed_loss, weighed_sums, weighing)["loss"], sequence_weights(stack)
-    )
+    sums, kept = stack.total(clip_sums), stack.kept
+    summed = joined(torch.mul, stack.total(weighed_sums, weighing)["loss"], sequence_weights(stack))
     found = {
         "loss": summed,
         "loss_mean": joined(lambda loss, many: loss / many.clamp(min=1), summed, kept),
@@ -41,23 +39,9 @@ def columns(stack: Stack) -> Sheet:
     return stack.named(found)
 
 
-def of_loss(deed: Deed) -> Hashable:
-    """The loss before weights."""
-    return deed.loss
-
-
-def of_weighed_loss(deed: Deed) -> Hashable:
-    """The loss with the weights of tokens."""
-    return deed.loss, of_token(deed) if deed.weighed else None
-
-
 def sequence_weights(stack: Stack) -> Rows:
     """What multiplies the loss of a whole sequence, 0 where it is dropped."""
-    weights = stack.rows(
-        lambda deed: of_sequence(deed) if deed.weighed else None,
-        lambda item: _multiplier(item, stack.one),
-    )
-    return joined(torch.mul, weights, stack.sequences)
+    return joined(torch.mul, stack.rows(lambda item: _multiplier(item, stack.one)), stack.sequences)
 
 
 def _multiplier(item: Pieces, one: Tensor) -> Tensor:
@@ -65,10 +49,10 @@ def _multiplier(item: Pieces, one: Tensor) -> Tensor:
     return one if weights is None else weights
 
 
-def weighing(lot: Lot, sums: Columns) -> Columns:
+def weighing(near: Near, sums: Columns) -> Columns:
     """Sums of the loss, times the weight of each turn where it multiplies the loss."""
-    weighs = losses.weighted(lot.preset)
-    return {name: lot.of_weighed(x) if weighs else lot.of_passed(x) for name, x in sums.items()}
+    weighs = losses.weighted(near.preset)
+    return {name: near.of_weighed(x) if weighs else near.of_passed(x) for name, x in sums.items()}
 
 
 def weighs_tokens(done: Outcome, preset: Preset) -> bool:
@@ -111,7 +95,47 @@ def _weighed(
     return {name: x * each for name, x in terms.items()}
 
 
-weighed_sums = Summed(_key_of_weighed, _of_weighed, _weighed)
+def _near_weighed(near: Near) -> dict[str, Tensor]:
+    """On near tokens the loss is neither clipped nor bounded, and a weight of tokens is r."""
+    preset, moments = near.preset, near.moments
+    weight = preset.policy if preset.weight is not None and losses.weighted(preset) else "rollout"
+    if near_pooled(near):
+        masses = {sign: moments.exp(weight, side=side) for sign, side in SIDES.items()}
+        both = near_by_sign(near)
+        return {
+            "loss": _added(both, lambda sign, one: one.loss * masses[sign]),
+            "pull": _added(both, lambda sign, one: one.slope.abs() * masses[sign]),
+        }
+
+    def sums(ratio: Direction, column: str = "") -> tuple[Tensor, Tensor]:
+        """Σ A column e^d, and the same of |A|."""
+        up, down = (moments.exp(ratio, column, side) for side in SIDES.values())
+        return up - down, up + down
+
+    if not losses.known(near.ratios.batch, preset):
+        return {"pull": sums(weight)[1]}
+    own = preset.loss in ("ppo_clip", "cispo")  # whose own ratio e^u multiplies the weight e^Δ
+    ratio = weight if not own else "current" if weight == "old" else losses.drift(preset.policy)
+    signed, size = sums(ratio)
+    times_log = preset.loss in ("reinforce", "cispo")
+    return {"loss": -(sums(ratio, "log π_θ")[0] if times_log else signed), "pull": size}
+
+
+SIDES = {"positive": "A+", "negative": "A-"}
+
+
+def near_pooled(near: Near) -> bool:
+    """Whether all tokens of a sequence share the ratio of their loss."""
+    return losses.LOSSES[near.preset.loss].pooled and losses.known(near.ratios.batch, near.preset)
+
+
+def near_by_sign(near: Near) -> dict[str, TokenLoss]:
+    """A pooled loss where A is 1 and where it is −1, of each row."""
+    both = losses.by_sign(near.ratios, near.preset)
+    return {sign: one.map(near.given) for sign, one in both.items()}
+
+
+weighed_sums = Summed(_key_of_weighed, _of_weighed, _weighed, near=_near_weighed)
 """Σ w·loss and Σ|w·slope| over tokens that pass the rules on tokens, [S], w of tokens only.
 
 Without π_θ there is no loss, and the slope is −A.
@@ -127,12 +151,8 @@ def _added(both: dict[str, TokenLoss], make: Callable[[str, TokenLoss], Tensor])
 def mass_sums(done: Outcome, preset: Preset, weighed: bool = True) -> dict[str, Tensor]:
     """Σ w·|A| by sign over tokens that pass the rules on tokens, [S], w of tokens only, or 1."""
     weighed = weighed and weighs_tokens(done, preset)
-    key = MASS[0], weight_key(preset) if weighed else None, token_rules(done, preset)
+    key = "mass", weight_key(preset) if weighed else None, token_rules(done, preset)
     return done.ratios.once(key, lambda: _mass_sums(done, weighed))
-
-
-MASS = "mass", None, ()
-"""The key under which the sums without weights over all tokens are kept."""
 
 
 def masses(ratios: Ratios) -> dict[str, Tensor]:
@@ -153,7 +173,7 @@ def _mass_sums(done: Outcome, weighed: bool) -> dict[str, Tensor]:
 
 def kl_sum(done: Outcome, preset: Preset) -> Tensor:
     """Σ(log π_anchor − log π_θ) over tokens that pass the rules on tokens, [S]."""
-    key = losses.KL_SUM[0], token_rules(done, preset)
+    key = "kl sum", token_rules(done, preset)
     return done.ratios.once(key, lambda: _total(done, losses.kl(done.ratios, preset), done.kept.tokens))
 
 
@@ -170,6 +190,20 @@ def _of_clip(done: Outcome, preset: Preset) -> Inputs | dict[str, Tensor]:
     return loss.clipped, loss.clipped_lower, loss.kl, done.kept.tokens
 
 
+def _near_clip(near: Near) -> dict[str, Tensor]:
+    kl = -near.moments.of("d", losses.drift(near.preset.policy))
+    if near_pooled(near):
+        both = near_by_sign(near)
+        tokens = {"positive": near.moments.of(side="1+"), "negative": near.moments.of(side="1-")}
+        return {
+            "clipped": _added(both, lambda sign, one: one.clipped * tokens[sign]),
+            "clipped_lower": _added(both, lambda sign, one: one.clipped_lower * tokens[sign]),
+            "kl": kl,
+        }
+    none = torch.zeros_like(kl)
+    return {"clipped": none, "clipped_lower": none, "kl": kl}
+
+
 clip_sums = Summed(
     lambda done, preset: ("clip sums", losses.kind(preset), token_rules(done, preset)),
     _of_clip,
@@ -178,6 +212,7 @@ clip_sums = Summed(
         "clipped_lower": flagged(lower, keep),
         "kl": left(kl, keep),
     },
+    near=_near_clip,
 )
 """Tokens where the clip decides, where the dual clip does, and Σ(log π_anchor − log π_θ)."""
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from offpol_diag.metrics.deeds import nothing
 from offpol_diag.metrics.formula import Formula, mean
 from offpol_diag.metrics.interval import ABOVE_MINUS_ONE, POSITIVE
 from offpol_diag.metrics.outcome import Outcome, token_rules
@@ -24,7 +23,7 @@ def columns(stack: Stack) -> Sheet:
     """Per-sequence columns [S]: Σ k3 over kept tokens, the perplexity ratio and w² − 1 of what is left."""
     if not stack.presets:
         return stack.named({})
-    found, kept, sums = stack.total(nothing, gap_sums), stack.kept, stack.sums
+    found, kept, sums = stack.total(gap_sums), stack.kept, stack.sums
     left, n = kept.map(_there), stack.n.clamp(min=1)
     columns = {
         "residual_k3": joined(torch.mul, found["k3"], stack.sequences),
@@ -65,6 +64,10 @@ gap_sums = Summed(
     lambda done, preset: ("residual", token_rules(done, preset)),
     _gap,
     lambda k3, delta, keep: {"k3": left(k3, keep), "delta": left(delta, keep)},
+    near=lambda near: {
+        "k3": near.moments.of("k3", near.preset.policy),
+        "delta": near.moments.of("d", near.preset.policy),
+    },
 )
 """Σ k3 and ΣΔ of the tokens that pass every rule on tokens."""
 

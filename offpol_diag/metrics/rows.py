@@ -30,10 +30,10 @@ class Rows:
     at: tuple[int, ...]
 
     @classmethod
-    def made(cls, keys: Sequence[Key], make: Callable[[int], Tensor]) -> Rows:
-        """A row [S] of the first preset with each key; equal keys mean equal rows. There must be a preset."""
-        first, at = distinct(keys)
-        return cls(torch.stack([make(preset) for preset in first]), at)
+    def of_tensors(cls, rows: Sequence[Tensor]) -> Rows:
+        """A row [S] of each preset, one for all that have the same tensor; there must be a preset."""
+        first, at = distinct([id(row) for row in rows])
+        return cls(torch.stack([rows[preset] for preset in first]), at)
 
     @property
     def all(self) -> Tensor:

@@ -65,7 +65,7 @@ def by_group(stack: Stack) -> GroupSample:
 def _of_every(stack: Stack, x: Tensor) -> Tensor:
     """A column for every preset in place of one for all that left the same: the last R of [N, k + R]."""
     shared = x.shape[1] - len(stack.kept.values)
-    at = (*range(shared), *(shared + stack.kept.at[row] for _, row in stack.users))
+    at = (*range(shared), *(shared + row for row in stack.kept.at))
     return Rows(x.T, at).all.T
 
 

@@ -8,33 +8,31 @@ from offpol_diag import segments
 from offpol_diag.metrics.outcome import Outcome, token_rules
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.metrics.summed import Inputs, Summed, flagged
+from offpol_diag.moments import Moments
 from offpol_diag.presets import Preset
 from offpol_diag.ratios import Ratios
 
-EVERY = "signs", ()
-"""The key under which the counts of all tokens are kept."""
-
-
-def signs(ratios: Ratios) -> dict[str, Tensor]:
-    """Tokens with A > 0 and with A < 0, [S] each."""
-    offsets = ratios.batch.cu_seqlens
-    return ratios.once(
-        EVERY, lambda: {name: segments.count(at, offsets) for name, at in _flags(ratios).items()}
-    )
-
 
 def every(scene: Scene) -> dict[str, Tensor]:
-    """The same of all tokens of the batch: of far ones and what is known of near ones, if it is."""
+    """Tokens of the batch with A > 0 and with A < 0, [S] each."""
     return scene.once("signs", lambda: _every(scene))
 
 
 def _every(scene: Scene) -> dict[str, Tensor]:
-    both = (ratios.joined(EVERY, signs, _added) for ratios in scene.numerators)
-    return next((found for found in both if found is not None), None) or signs(scene.ratios("rollout"))
+    ratios = scene.ratios("rollout")
+    if ratios.apart is None:
+        return _counts(ratios)
+    far, near = _counts(ratios.apart.far), _near_counts(ratios.apart.near)
+    return {name: x + near[name] for name, x in far.items()}
 
 
-def _added(one: dict[str, Tensor], two: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: x + two[name] for name, x in one.items()}
+def _counts(ratios: Ratios) -> dict[str, Tensor]:
+    offsets = ratios.batch.cu_seqlens
+    return {name: segments.count(at, offsets) for name, at in _flags(ratios).items()}
+
+
+def _near_counts(near: Moments) -> dict[str, Tensor]:
+    return {"positive": near.of(side="1+"), "negative": near.of(side="1-")}
 
 
 def _flags(ratios: Ratios) -> dict[str, Tensor]:
@@ -49,8 +47,9 @@ def _counted(done: Outcome, preset: Preset) -> Inputs:
 
 
 sign_counts = Summed(
-    lambda done, preset: (EVERY[0], token_rules(done, preset)),
+    lambda done, preset: ("signs", token_rules(done, preset)),
     _counted,
     lambda up, down, keep: {"positive": flagged(up, keep), "negative": flagged(down, keep)},
+    near=lambda near: _near_counts(near.moments),
 )
 """Tokens by the sign of their advantage that pass the rules on tokens, [S]."""

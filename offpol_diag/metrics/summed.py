@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -60,12 +60,19 @@ class Summed(Generic[A]):
             they are made of other sums. What presets share must be one tensor.
         terms: the inputs → what each token adds; rows of them [K, T] → such rows.
         how: what becomes of the terms.
+        near: the sums over near tokens (`pieces.Near`), row by row.
     """
 
     key: Callable[[A, Preset], Hashable]
     inputs: Callable[[A, Preset], Inputs | dict[str, Tensor]]
     terms: Callable[..., dict[str, Tensor]]
     how: How = TOTAL
+    near: Callable[[Any], dict[str, Tensor]] | None = None
+
+    def of_near(self, near: object) -> dict[str, Tensor]:
+        """Of near tokens, row by row."""
+        assert self.near is not None
+        return self.near(near)
 
     def __call__(self, done: A, preset: Preset) -> dict[str, Tensor]:
         """Of one preset, [S] each."""

@@ -16,12 +16,13 @@ from offpol_diag.correction import weight_key
 from offpol_diag.metrics.formula import Formula, Lookup
 from offpol_diag.metrics.interval import POSITIVE
 from offpol_diag.metrics.outcome import Outcome, token_rules, token_weights
-from offpol_diag.metrics.pieces import Lot
+from offpol_diag.metrics.pieces import Near
 from offpol_diag.metrics.policyloss import (
-    MASS,
+    SIDES,
     mass_sums,
     masses,
-    of_weighed_loss,
+    near_by_sign,
+    near_pooled,
     pooled,
     sequence_weights,
     weighed_sums,
@@ -46,21 +47,19 @@ def shared(scene: Scene) -> dict[str, Tensor]:
 
 
 def _masses(scene: Scene) -> dict[str, Tensor]:
-    """Of far tokens and what is known of near ones, by whatever numerator; else of all."""
-    both = (ratios.joined(MASS, masses, _added) for ratios in scene.numerators)
-    return next((found for found in both if found is not None), None) or masses(scene.ratios("rollout"))
-
-
-def _added(one: dict[str, Tensor], two: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {sign: x + two[sign] for sign, x in one.items()}
+    ratios = scene.ratios("rollout")
+    if ratios.apart is None:
+        return masses(ratios)
+    far, near = masses(ratios.apart.far), ratios.apart.near
+    return {sign: far[sign] + near.of(side=side) for sign, side in SIDES.items()}
 
 
 def columns(stack: Stack) -> Sheet:
     """Per-sequence columns [S]: Σ|slope · w| of what still pulls, and Σ|A| by sign of what does not."""
     if stack.batch.advantages is None or not stack.presets:
         return stack.named({})
-    whole, still = sequence_weights(stack), stack.total(of_weighed_loss, still_sums, stilling)
-    pull = stack.total(of_weighed_loss, weighed_sums, weighing)["pull"]
+    whole, still = sequence_weights(stack), stack.total(still_sums, stilling)
+    pull = stack.total(weighed_sums, weighing)["pull"]
     mass = shared(stack.scene)
     found = {"update": joined(torch.mul, pull, whole)}
     for sign in SIGNS:
@@ -70,15 +69,15 @@ def columns(stack: Stack) -> Sheet:
     return stack.named(found)
 
 
-def stilling(lot: Lot, sums: Columns) -> Columns:
-    """Where a cell does not pass, or its turn weighs 0, all of it pulls nothing."""
-    pulls = lot.passes
+def stilling(near: Near, sums: Columns) -> Columns:
+    """Where a turn does not pass or weighs 0, all of it pulls nothing."""
+    pulls = near.passes
+    if near.weights is not None and losses.weighted(near.preset):
+        pulls = near.weights != 0 if pulls is None else pulls & (near.weights != 0)
     if pulls is None:
-        return sums
-    if lot.weights is not None and losses.weighted(lot.preset):
-        pulls = pulls & (lot.weights != 0)
-    mass = mass_sums(lot.done, lot.preset, weighed=False)
-    return {name: lot.of_all(torch.where(pulls, x, mass[name])) for name, x in sums.items()}
+        return {name: near.of_all(x) for name, x in sums.items()}
+    mass = {sign: near.moments.of(side=side) for sign, side in SIDES.items()}
+    return {name: near.of_all(torch.where(pulls, x, mass[name])) for name, x in sums.items()}
 
 
 def _may_be_zero(done: Outcome, preset: Preset) -> bool:
@@ -117,7 +116,18 @@ def _still(
     return {sign: torch.where(pulls, 0.0, x) for sign, x in zip(SIGNS, (up, down), strict=True)}
 
 
-still_sums = Summed(_key_of_still, _of_still, _still)
+def _near_still(near: Near) -> dict[str, Tensor]:
+    """Every near token pulls, unless the clip of a whole sequence acts."""
+    if near_pooled(near):
+        both = near_by_sign(near)
+        return {
+            sign: torch.where(both[sign].slope == 0, near.moments.of(side=side), 0.0)
+            for sign, side in SIDES.items()
+        }
+    return dict.fromkeys(SIGNS, torch.zeros_like(near.moments.n))
+
+
+still_sums = Summed(_key_of_still, _of_still, _still, near=_near_still)
 """Σ|A| by sign of the tokens that pull nothing: by a rule, by the loss's clip or by a weight of 0."""
 
 

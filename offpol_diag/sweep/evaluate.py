@@ -19,7 +19,7 @@ from torch import Tensor
 from offpol_diag import correction, segments, tables
 from offpol_diag.accumulators import Bins, State, Sums
 from offpol_diag.batch import Batch
-from offpol_diag.metrics.outcome import PER_SEQUENCE, Moments, Outcome, of, powers
+from offpol_diag.metrics.outcome import PER_SEQUENCE, Outcome, WeightSums, of, powers
 from offpol_diag.metrics.scene import Scene
 from offpol_diag.metrics.selection import LENGTH_BINS, Grid, length_bin
 from offpol_diag.presets import Preset, Reject, Weight
@@ -187,7 +187,7 @@ class Thresholds:
     """
 
     kept: Tensor
-    sums: Moments
+    sums: WeightSums
     acted: Tensor
 
 
@@ -214,7 +214,7 @@ def _one_by_one(scene: Scene, preset: Preset, bound: SweptBound, values: Sequenc
     sums = [one.sums.named() for one in done]
     return Thresholds(
         torch.stack([one.kept_tokens for one in done]),
-        Moments(**{name: torch.stack([one[name] for one in sums]) for name in sums[0]}),
+        WeightSums(**{name: torch.stack([one[name] for one in sums]) for name in sums[0]}),
         torch.stack([_acted(one, bound) for one in done]),
     )
 
@@ -245,7 +245,7 @@ def _token_rule(scene: Scene, preset: Preset, bound: SweptBound, values: Sequenc
     kept = gaps.within(None)
     none = torch.zeros_like(kept)
     if done.weighed is None:
-        return Thresholds(kept, Moments(kept, kept, none, none), none)
+        return Thresholds(kept, WeightSums(kept, kept, none, none), none)
     each = powers(done.weighed.final.values)
     of_sequences = preset.weight is not None and preset.weight.over in PER_SEQUENCE
     return Thresholds(kept, each.times(kept) if of_sequences else each.map(gaps.within), none)

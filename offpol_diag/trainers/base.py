@@ -92,6 +92,8 @@ class Measure:
         policy: whose numerator it has, whatever the preset's.
         linear: its sum over near tokens as one of those of other measures, each with a factor.
         rising: a measure of which it is a rising function, and that function: it has the ends of that one.
+        moment: its sum over near tokens as a named moment (`Moments.of`): function, log-ratio, column, side.
+            The log-ratio is "Δ", "u" or one of the moments' own.
     """
 
     name: str
@@ -102,6 +104,7 @@ class Measure:
     policy: Policy | None = None
     linear: tuple[tuple[float, Measure], ...] = ()
     rising: tuple[Measure, Callable[[Tensor], Tensor]] | None = None
+    moment: tuple[str, str, str, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -130,13 +133,13 @@ def _decides(tokens: Tokens) -> Tensor:
     return -a * clipped(r, tokens.preset.clip) > -a * r
 
 
-ONE = Measure("1", lambda x: x.delta * 0 + 1)
-LOG = Measure("Δ", lambda x: x.delta)
-DISTANCE = Measure("|Δ|", lambda x: x.delta.abs())
-SQUARED = Measure("Δ²", lambda x: x.delta.square())
-EXCESS = Measure("r − 1", lambda x: x.excess())
-EXCESS_SIZE = Measure("|r − 1|", lambda x: x.excess().abs())
-EXCESS_SQUARED = Measure("(r − 1)²", lambda x: x.excess().square())
+ONE = Measure("1", lambda x: x.delta * 0 + 1, moment=("1", "", "", ""))
+LOG = Measure("Δ", lambda x: x.delta, moment=("d", "Δ", "", ""))
+DISTANCE = Measure("|Δ|", lambda x: x.delta.abs(), moment=("|d|", "Δ", "", ""))
+SQUARED = Measure("Δ²", lambda x: x.delta.square(), moment=("d²", "Δ", "", ""))
+EXCESS = Measure("r − 1", lambda x: x.excess(), moment=("x", "Δ", "", ""))
+EXCESS_SIZE = Measure("|r − 1|", lambda x: x.excess().abs(), moment=("|x|", "Δ", "", ""))
+EXCESS_SQUARED = Measure("(r − 1)²", lambda x: x.excess().square(), moment=("x²", "Δ", "", ""))
 RATIO = Measure("r", lambda x: x.ratio(), linear=((1, ONE), (1, EXCESS)), rising=(LOG, lambda x: x.exp()))
 RATIO_HELD = Measure("r, Δ within ±20", lambda x: x.ratio(SAFETY), near=RATIO)
 K1 = Measure("−Δ", lambda x: -x.delta, linear=((-1, LOG),))
@@ -146,25 +149,39 @@ K2 = Measure(
     linear=((0.5, SQUARED),),
     rising=(DISTANCE, lambda x: x.square() / 2),
 )
-K3 = Measure("r − 1 − Δ", lambda x: x.k3())
+K3 = Measure("r − 1 − Δ", lambda x: x.k3(), moment=("k3", "Δ", "", ""))
 K3_HELD = Measure("k3, Δ within ±20, at most 10", lambda x: x.k3(SAFETY).clamp(max=10.0), near=K3)
-PROB_DIFF = Measure("π_train − π_rollout", lambda x: x.probability_difference())
-ROLLOUT = Measure("log π_rollout", lambda x: x.batch.rollout, policy="rollout")
+PROB_DIFF = Measure(
+    "π_train − π_rollout", lambda x: x.probability_difference(), moment=("x", "Δ", "π_rollout", "")
+)
+ROLLOUT = Measure(
+    "log π_rollout", lambda x: x.batch.rollout, policy="rollout", moment=("1", "", "log π_rollout", "")
+)
 TRAIN = Measure("log π_train", lambda x: x.ratios.train, linear=((1, ROLLOUT), (1, LOG)))
-POSITIVE = Measure("A > 0", lambda x: x.advantages > 0, policy="rollout")
-NEGATIVE = Measure("A < 0", lambda x: x.advantages < 0, policy="rollout")
-U = Measure("u", lambda x: x.update, rows=lambda view: view.pooled_update)
+POSITIVE = Measure("A > 0", lambda x: x.advantages > 0, policy="rollout", moment=("1", "", "", "1+"))
+NEGATIVE = Measure("A < 0", lambda x: x.advantages < 0, policy="rollout", moment=("1", "", "", "1-"))
+U = Measure("u", lambda x: x.update, rows=lambda view: view.pooled_update, moment=("d", "u", "", ""))
+UPDATE_EXCESS = Measure("e^u − 1", lambda x: x.update_ratio - 1, moment=("x", "u", "", ""))
+UPDATE_EXCESS_SQUARED = Measure(
+    "(e^u − 1)²", lambda x: (x.update_ratio - 1).square(), moment=("x²", "u", "", "")
+)
 UPDATE_RATIO = Measure(
     "e^u",
     lambda x: x.update_ratio,
     rows=lambda view: view.pooled_ratio,
+    linear=((1, ONE), (1, UPDATE_EXCESS)),
     rising=(U, lambda x: x.exp()),
 )
 
+_K3_SQUARED = Measure("k3²", lambda x: x.k3().square(), moment=("k3²", "Δ", "", ""))
+_FOURTH = Measure("Δ⁴", lambda x: x.delta.square().square(), moment=("d⁴", "Δ", "", ""))
 _SQUARES: dict[str, tuple[tuple[float, Measure], ...]] = {
     EXCESS.name: ((1, EXCESS_SQUARED),),
     RATIO.name: ((1, ONE), (2, EXCESS), (1, EXCESS_SQUARED)),
+    UPDATE_RATIO.name: ((1, ONE), (2, UPDATE_EXCESS), (1, UPDATE_EXCESS_SQUARED)),
     K1.name: ((1, SQUARED),),
+    K2.name: ((0.25, _FOURTH),),
+    K3.name: ((1, _K3_SQUARED),),
 }
 """Sums of squares that follow from others."""
 

@@ -22,6 +22,7 @@ from offpol_diag.trainers.base import (
     FLOAT32_MAX,
     FLOAT32_OVERFLOW,
     K3,
+    ONE,
     RATIO,
     UPDATE,
     UPDATE_RATIO,
@@ -124,14 +125,26 @@ def _clipped_rows(view: View) -> Tensor | None:
     return None if r is None else clipped(r, view.preset.clip)
 
 
-ERROR = Measure("e^|Δ|", lambda x: x.ratios.token("mult_prob_error"))
-K3_REVERSE = Measure("1/r − 1 + Δ", lambda x: x.ratios.token("k3_reverse"))
-JS = Measure("log cosh(Δ/2)", lambda x: (2 * (x.delta / 4).sinh().square()).log1p())
+_ERROR_EXCESS = Measure("e^|Δ| − 1", lambda x: x.delta.abs().expm1(), moment=("e^|d| − 1", "Δ", "", ""))
+ERROR = Measure("e^|Δ|", lambda x: x.ratios.token("mult_prob_error"), linear=((1, ONE), (1, _ERROR_EXCESS)))
+K3_REVERSE = Measure(
+    "1/r − 1 + Δ", lambda x: x.ratios.token("k3_reverse"), moment=("k3_reverse", "Δ", "", "")
+)
+JS = Measure(
+    "log cosh(Δ/2)",
+    lambda x: (2 * (x.delta / 4).sinh().square()).log1p(),
+    moment=("log cosh(d/2)", "Δ", "", ""),
+)
 """½ k3 of π_old and ½ k3 of π_rollout, each against the mean of both probabilities."""
 VANISHED = Measure("no float32 probability", _vanished)
 HELD = Measure("r, 0 beyond float32", _held, near=RATIO)
-SURPRISAL = Measure("−(π_θ/π_rollout) log π_θ", _surprisal)
-CURRENT = Measure("log π_θ", lambda x: x.current)
+CURRENT = Measure("log π_θ", lambda x: x.current, moment=("1", "", "log π_θ", ""))
+_MORE = Measure(
+    "(π_θ/π_rollout − 1) log π_θ",
+    lambda x: x.of("current").excess() * x.current,
+    moment=("x", "current", "log π_θ", ""),
+)
+SURPRISAL = Measure("−(π_θ/π_rollout) log π_θ", _surprisal, linear=((-1, CURRENT), (-1, _MORE)))
 CLIPPED_RATIO = Measure(
     "clipped e^u",
     lambda x: clipped(x.update_ratio, x.preset.clip),

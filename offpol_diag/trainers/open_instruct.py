@@ -66,8 +66,14 @@ def _local(view: View, of: Measure) -> Measure:
     return under(of, "old" if view.batch.current is None else "current")
 
 
-MOVED = Measure("π_θ/π_old − 1", lambda x: (x.of("current").delta - x.of("old").delta).expm1())
-REVERSE = Measure("π_rollout Δ", lambda x: x.rollout_probability() * x.delta)
+MOVED = Measure(
+    "π_θ/π_old − 1",
+    lambda x: (x.of("current").delta - x.of("old").delta).expm1(),
+    moment=("x", "drift", "", ""),
+)
+REVERSE = Measure(
+    "π_rollout Δ", lambda x: x.rollout_probability() * x.delta, moment=("d", "Δ", "π_rollout", "")
+)
 BOTH = ("current", "old")
 
 SUMS = (

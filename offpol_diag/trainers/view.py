@@ -23,13 +23,13 @@ from offpol_diag.memo import Memo
 from offpol_diag.metrics import outcome
 from offpol_diag.metrics.pieces import Pieces, pieces
 from offpol_diag.metrics.scene import Scene
+from offpol_diag.moments import Direction
 from offpol_diag.presets import Loss, Over, Policy, Preset, Reject, Statistic, Veto
 from offpol_diag.ratios import Ratios
 from offpol_diag.trainers import LOGS
 from offpol_diag.trainers.base import (
     K1,
     LOG,
-    ONE,
     Columns,
     Ends,
     Mask,
@@ -44,8 +44,6 @@ T = TypeVar("T")
 How = Literal["Σ", "ends"]
 Found = tuple[Tensor, ...]
 """Σ over the tokens of each sequence; or the smallest and the largest: [S] each."""
-Asked = tuple[Policy, How, Measure]
-"""What is found under a numerator, of a measure that depends on no preset."""
 BLOCK = 1 << 16
 """Near tokens that are summed together."""
 
@@ -528,42 +526,43 @@ def near_sum(scene: Scene, policy: Policy, how: How, of: Measure) -> Found:
 
 
 def _near_sum(scene: Scene, policy: Policy, how: How, of: Measure) -> Found:
-    """Some follow from others; what does not is taken down for `prepare`."""
+    """From the named moments, or from other such sums; else from the tokens."""
     if how == "Σ" and of.linear:
         parts = [near_sum(scene, policy, how, one)[0] * factor for factor, one in of.linear]
         return (reduce(torch.add, parts),)
-    if how == "Σ" and of is ONE:
-        return (scene.apart[1].batch.lengths.to(torch.float64),)
-    if how == "ends" and of is K1:
+    if of.moment is not None and (how == "Σ" or (of.moment[0] == "d" and not any(of.moment[2:]))):
+        return _of_moments(scene, policy, how, of.moment)
+    if how == "ends" and of.name == K1.name:
         low, high = near_sum(scene, policy, how, LOG)
         return -high, -low
     if how == "ends" and of.rising:
         measure, rise = of.rising
         return tuple(torch.where(x.isinf(), x, rise(x)) for x in near_sum(scene, policy, how, measure))
-    _asked(scene).append((policy, how, of))
-    return _of_block(scene.apart[1], policy, how, of)
-
-
-def _asked(scene: Scene) -> list[Asked]:
-    """What was summed of near tokens because nobody had prepared it."""
-    return scene.once("near sums", list)
+    return _of_blocks(scene, policy, how, of)
 
 
 def _of_block(ratios: Ratios, policy: Policy, how: How, of: Measure) -> Found:
     return Tokens(ratios.of(policy), Preset("", "", policy), near=True).found(how, of, None)
 
 
-def prepare(scene: Scene, asked: Sequence[Asked]) -> None:
-    """Make sums over near tokens, block by block."""
-    close = scene.apart[1].batch
-    parts: list[list[Found]] = []
-    for first, last in segments.spans(close.cu_seqlens, BLOCK):
-        block = Ratios(close.rows(first, last), "rollout", scene.settled)
-        parts.append([_of_block(block, *one) for one in asked])
+def _of_moments(scene: Scene, policy: Policy, how: How, moment: tuple[str, str, str, str]) -> Found:
+    function, over, column, side = moment
+    d: Direction = policy if over == "Δ" else losses.drift(policy) if over == "u" else over  # type: ignore[assignment]
+    moments = scene.moments
+    return (moments.of(function, d, column, side),) if how == "Σ" else (moments.low(d), moments.high(d))
+
+
+def _of_blocks(scene: Scene, policy: Policy, how: How, of: Measure) -> Found:
+    """Of the tokens themselves, block by block on a CPU."""
+    close = scene.apart[1]
+    if not here(close.batch.cu_seqlens):
+        return _of_block(close, policy, how, of)
+    found = []
+    for first, last in segments.spans(close.batch.cu_seqlens, BLOCK):
+        block = Ratios(close.batch.rows(first, last), "rollout", scene.settled)
+        found.append(_of_block(block, policy, how, of))
         block.forget()
-    for (policy, how, of), found in zip(asked, zip(*parts, strict=True), strict=True):
-        whole = tuple(torch.cat(each) for each in zip(*found, strict=True))
-        scene.once(("near", policy, how, of.name), lambda whole=whole: whole)  # type: ignore[misc]
+    return tuple(torch.cat(each) for each in zip(*found, strict=True))
 
 
 # ---------------------------------------------------------------- all presets
@@ -571,24 +570,6 @@ def prepare(scene: Scene, asked: Sequence[Asked]) -> None:
 
 def columns(scene: Scene, presets: Sequence[Preset]) -> tuple[Columns, Ranges]:
     """What is summed of a batch for what the presets' trainers log, and whose ends are kept, [S] each."""
-    if scene.near is not None and here(scene.batch.rollout) and scene.batch.tokens > 2 * BLOCK:
-        prepare(scene, scene.near.once(_key(scene, presets), lambda: _rehearsed(scene, presets)))
-    found = _columns(scene, presets)
-    if scene.near is not None and scene.learned is not None:  # a rehearsal already
-        scene.near.once(_key(scene, presets), lambda: tuple(_asked(scene)))
-    return found
-
-
-OPTIONAL = ("old", "current", "advantages", "rewards", "entropy")
-"""Fields of a batch that a dump may lack."""
-
-
-def _key(scene: Scene, presets: Sequence[Preset]) -> Hashable:
-    """What presets ask of near tokens depends on them, and on what the dump has."""
-    return "trainers", *presets, *(name for name in OPTIONAL if getattr(scene.batch, name) is None)
-
-
-def _columns(scene: Scene, presets: Sequence[Preset]) -> tuple[Columns, Ranges]:
     sums: Columns = {}
     ranges: Ranges = {}
     for preset in presets:
@@ -596,16 +577,6 @@ def _columns(scene: Scene, presets: Sequence[Preset]) -> tuple[Columns, Ranges]:
         sums |= found[0]
         ranges |= found[1]
     return sums, ranges
-
-
-def _rehearsed(scene: Scene, presets: Sequence[Preset]) -> tuple[Asked, ...]:
-    """What the presets ask for of near tokens, learned from the first few sequences."""
-    many = min(4, scene.batch.sequences)
-    few = Scene(scene.batch.rows(0, many), scene.draws[:many, :1], scene.settled, scene.near)
-    _columns(few, presets)
-    asked = tuple(_asked(few))
-    few.forget()
-    return asked
 
 
 def outermost(ranges: Ranges) -> Ranges:

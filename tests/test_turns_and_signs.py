@@ -8,17 +8,16 @@ import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from offpol_diag.metrics import nearsums
-from offpol_diag.metrics.cells import cells, told_by
+from offpol_diag import moments
 from offpol_diag.metrics.pieces import pieces
 from offpol_diag.metrics.scene import Scene
-from offpol_diag.near import RADII, Near, splits
+from offpol_diag.near import RADII, Near, signs, splits
 from offpol_diag.presets import Clip, Preset, Reject, Veto, Weight
 from offpol_diag.tally import observe
 from tests import oracles
 from tests.test_near import ALL, Large, apart, opened, tallied
 
-CELLED = ("slime_opsm", "miles_opsm", "roll_is_segment", "roll_turn", "open_instruct_rho_tv")
+PARTED = ("slime_opsm", "miles_opsm", "roll_is_segment", "roll_turn", "open_instruct_rho_tv")
 
 OF_TURNS = Weight(over="segment", upper=1.2, safety=None)
 PLAIN = Preset("p", "", loss="reinforce")
@@ -166,10 +165,10 @@ def alike(study, found, batch):
     st.integers(0, 99),
     st.sampled_from([30, 10**9]),
 )
-def test_any_preset_finds_in_cells_what_it_finds_in_tokens(
+def test_any_preset_finds_by_turn_and_sign_what_it_finds_in_tokens(
     tmp_path, monkeypatch, found, signs, sigma, seed, block
 ):
-    monkeypatch.setattr(nearsums, "BLOCK", block)
+    monkeypatch.setattr(moments, "BLOCK", block)
     tried = [replace(preset, name=f"p{i}") for i, preset in enumerate(found)]
     alike(*opened(turned(sigma, seed, signs), tmp_path, tried))
 
@@ -177,10 +176,10 @@ def test_any_preset_finds_in_cells_what_it_finds_in_tokens(
 @pytest.mark.parametrize("signs", ["token", "row", "turn"])
 @pytest.mark.parametrize("sigma", [1e-3, 0.02, 0.3])
 @pytest.mark.parametrize("block", [30, 10**9])
-def test_all_presets_that_ship_find_in_cells_what_they_find_in_tokens(
+def test_all_presets_that_ship_find_by_turn_and_sign_what_they_find_in_tokens(
     tmp_path, monkeypatch, signs, sigma, block
 ):
-    monkeypatch.setattr(nearsums, "BLOCK", block)
+    monkeypatch.setattr(moments, "BLOCK", block)
     alike(*opened(turned(sigma, 7, signs), tmp_path))
 
 
@@ -190,30 +189,30 @@ def test_all_presets_that_ship_find_in_cells_what_they_find_in_tokens(
 def test_no_preset_that_ships_looks_at_every_token():
     near = Near.of(ALL)
     assert [preset.name for preset in ALL if not near.divides(preset)] == []
-    assert {preset.name for preset in near.celled} == set(CELLED)
+    assert {preset.name for preset in near.parted} == set(PARTED)
 
 
 @pytest.mark.parametrize(
     ("preset", "by"),
     [
-        (replace(PLAIN, weight=OF_TURNS), {"turn"}),
-        (replace(PLAIN, weight=replace(OF_TURNS, among="left")), {"turn"}),
-        (replace(PLAIN, reject=(NEGATIVE,)), {"sign"}),
-        (replace(PLAIN, reject=(replace(NEGATIVE, advantage="any"),)), set()),
-        (replace(PLAIN, reject=(AWAY,)), {"old"}),
-        (replace(PLAIN, reject=(replace(AWAY, policy="current"), NEGATIVE)), {"current", "sign"}),
-        (replace(PLAIN, reject=(Reject("ratio", "segment", 0.9, 1.1, among="left"),)), {"turn"}),
+        (replace(PLAIN, weight=OF_TURNS), ("",)),
+        (replace(PLAIN, weight=replace(OF_TURNS, among="left")), ("",)),
+        (replace(PLAIN, reject=(NEGATIVE,)), ("1+", "1-", "1=")),
+        (replace(PLAIN, reject=(replace(NEGATIVE, advantage="any"),)), ("",)),
+        (replace(PLAIN, reject=(AWAY,)), ("away old", "toward old")),
+        (replace(PLAIN, reject=(replace(AWAY, policy="current"),)), ("away current", "toward current")),
+        (replace(PLAIN, reject=(Reject("ratio", "segment", 0.9, 1.1, among="left"),)), ("",)),
         (
             replace(PLAIN, reject=(Reject("ratio", "segment", 0.9, 1.1, advantage="away", among="left"),)),
-            {"turn", "old"},
+            ("away old", "toward old"),
         ),
     ],
     ids=str,
 )
-def test_by_what_a_preset_tells_near_tokens_apart(preset, by):
+def test_by_which_signs_near_tokens_are_parted(preset, by):
     near = Near.of([preset])
-    assert near.celled == (preset,)
-    assert told_by(preset) == by
+    assert near.parted == (preset,)
+    assert signs(preset) == by
     assert not splits(preset, RADII[-1])
 
 
@@ -224,50 +223,19 @@ def test_by_what_a_preset_tells_near_tokens_apart(preset, by):
         replace(PLAIN, weight=OF_TURNS, veto=Veto(lower=0.99)),
         replace(PLAIN, weight=OF_TURNS, reject=(Reject("ratio", "token", 0.99, 1.01),)),
         replace(PLAIN, weight=Weight(upper=1.01), reject=(NEGATIVE,)),
+        replace(PLAIN, reject=(replace(AWAY, policy="current"), NEGATIVE)),  # two signs
     ],
     ids=str,
 )
 def test_what_acts_on_single_near_tokens_makes_a_preset_look_at_all(preset):
     near = Near.of([preset])
     assert not near.divides(preset)
-    assert near.celled == ()
+    assert near.parted == ()
 
 
 def scene_of(rows, folder, presets):
     study, _, batch = opened(rows, folder, presets)
     return Scene.of(batch, 0, 2, near=study.near)
-
-
-def test_sequences_are_cells_where_nothing_tells_their_tokens_apart(tmp_path):
-    """One turn, or one sign of A, each: nothing is summed a second time."""
-    rows = oracles.make_rows(0.01, seed=3, many=40)
-    for i, row in enumerate(rows):
-        row["response_mask"] = [1] * len(row["response_mask"])
-        row["advantages"] = [(-1.0, 0.0, 2.0)[i % 3]] * len(row["advantages"])
-    named = [
-        replace(PLAIN, name="turns", weight=OF_TURNS),
-        replace(PLAIN, name="signs", reject=(NEGATIVE,)),
-        replace(PLAIN, name="away", reject=(replace(AWAY, upper=0.5),)),
-    ]
-    scene = scene_of(rows, tmp_path, named)
-    assert [len(cells(scene, preset)) for preset in named] == [1, 1, 1]
-    dropped = pieces(scene, named[1]).passed
-    assert 0 < int((dropped == 0).sum()) < len(rows)
-
-
-def test_only_sequences_in_which_it_matters_are_summed_again(tmp_path):
-    rows = oracles.make_rows(0.01, seed=3, many=12)
-    for i, row in enumerate(rows):
-        n = len(row["rollout_log_probs"])
-        row["response_mask"] = [1] * n
-        row["advantages"] = [(-1.0) ** t if i in (1, 2) else -1.0 for t in range(n)]
-        away = 0.03 if i in (1, 4) else -0.03  # k1 is −Δ: the other ones fail
-        row["old_log_probs"] = [q + away if q < -0.1 else q for q in row["rollout_log_probs"]]
-    preset = replace(PLAIN, reject=(NEGATIVE,))
-    scene = scene_of(rows, tmp_path, [preset])
-    _, finer = cells(scene, preset)
-    assert finer.sequence.unique().tolist() == [2]
-    assert len(finer.sequence) == 2
 
 
 @pytest.mark.parametrize(
@@ -276,14 +244,12 @@ def test_only_sequences_in_which_it_matters_are_summed_again(tmp_path):
         lambda i: replace(PLAIN, weight=replace(OF_TURNS, upper=1.2 + i)),
         lambda i: replace(PLAIN, reject=(replace(NEGATIVE, upper=1e-4 * (i + 1)),)),
         lambda i: replace(PLAIN, weight=Weight(upper=2.0 + i), reject=(replace(AWAY, upper=0.01 * (i + 1)),)),
-        lambda i: replace(
-            PLAIN, weight=OF_TURNS, reject=(replace(NEGATIVE, upper=1e-4 * (i + 1)), replace(AWAY, upper=0.1))
-        ),
+        lambda i: replace(PLAIN, weight=OF_TURNS, reject=(replace(NEGATIVE, upper=1e-4 * (i + 1)),)),
     ],
-    ids=["turns", "sign", "away", "all"],
+    ids=["turns", "sign", "away", "turns and sign"],
 )
 @pytest.mark.parametrize("signs", ["token", "row"])
-def test_a_further_preset_of_cells_costs_nothing_per_token(tmp_path, make, signs):
+def test_a_further_preset_of_turns_or_signs_costs_nothing_per_token(tmp_path, make, signs):
     rows = turned(0.005, 2, signs, many=400)
     named = [replace(make(i), name=f"p{i}") for i in range(6)]
     counts = []
@@ -314,27 +280,3 @@ def test_weights_of_turns_are_those_of_their_tokens(tmp_path):
     assert float(done.weight_sum[0]) == pytest.approx(expected, rel=1e-12)
     assert float(done.sums.first[0]) == pytest.approx(expected, rel=1e-12)
     assert float(done.first.weighed.high[0]) == 2
-
-
-def test_what_asks_token_by_token_is_told_where_there_are_cells(tmp_path):
-    named = [replace(PLAIN, name="plain"), replace(PLAIN, name="turns", weight=OF_TURNS)]
-    scene = scene_of(turned(0.01, 2, "row"), tmp_path, named)
-    plain, of_turns = (pieces(scene, preset) for preset in named)
-    assert sum(done.ratios.batch.tokens for done, _ in plain.each) == scene.batch.tokens
-    with pytest.raises(ValueError, match="cells"):
-        _ = of_turns.each
-
-
-def test_tokens_of_a_few_sequences_that_are_one_cell_are_in_no_cell_of_others(tmp_path, monkeypatch):
-    """Cells are summed where they lie, and such sequences lie between them."""
-    monkeypatch.setattr(nearsums, "BLOCK", 30)
-    for module in ("cells", "moments"):  # however many they are
-        monkeypatch.setattr(f"offpol_diag.metrics.{module}.FEW", 0)
-    rows = turned(0.02, 5, "row")
-    study, found, batch = opened(rows, tmp_path, [replace(PLAIN, name="p", weight=OF_TURNS)])
-    scene = Scene.of(batch, 0, 2, found.settled, study.near)
-    whole, fine = cells(scene, study.presets[0])
-    assert bool(whole.there.any())
-    assert fine.ratios.batch.without is not None
-    assert not bool((fine.ratios.batch.without.diff() <= 0).any())
-    alike(study, found, batch)
