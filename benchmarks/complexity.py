@@ -18,7 +18,7 @@ import presets
 import rounds
 
 from offpol_diag.analyze import analyze
-from offpol_diag.catalogue import load
+from offpol_diag.presets.catalogue import load
 
 GROWTH = 0.25
 STEEPER = 0.5

@@ -16,15 +16,15 @@ from types import FrameType
 from typing import Any
 
 import offpol_diag
-from offpol_diag import catalogue, resample
-from offpol_diag.accumulators import Sums
 from offpol_diag.analyze import plan
-from offpol_diag.metrics import method
-from offpol_diag.metrics.formula import Reader
-from offpol_diag.metrics.scene import Scene
-from offpol_diag.metrics.stack import Stack
+from offpol_diag.engine import method, resample
+from offpol_diag.engine.accumulators import Sums
+from offpol_diag.engine.formula import Reader
+from offpol_diag.engine.rows import Sheet
+from offpol_diag.engine.scene import Scene
+from offpol_diag.engine.stack import Stack
+from offpol_diag.presets import catalogue
 from offpol_diag.readers import open_dump
-from offpol_diag.sheet import Sheet
 from offpol_diag.summary import Number
 
 PACKAGE = Path(offpol_diag.__file__).parent

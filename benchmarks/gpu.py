@@ -23,14 +23,14 @@ import rounds
 import torch
 from torch import Tensor
 
+from offpol_diag.analysis.first_reading import Asked, Found, settle
 from offpol_diag.analyze import Observe, analyze, plan
 from offpol_diag.batch import Batch
-from offpol_diag.catalogue import load
+from offpol_diag.engine.scope import UNSETTLED
 from offpol_diag.presets import Preset
+from offpol_diag.presets.catalogue import load
 from offpol_diag.readers import open_dump
 from offpol_diag.run.pool import on
-from offpol_diag.scope import UNSETTLED
-from offpol_diag.settle import Asked, Found, settle
 
 NO_GPU = "no GPU here: a check of the script on the CPU, not a measurement"
 SIZES = (1 << 18, 1 << 20, 1 << 22, 1 << 23, 1 << 24)

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from offpol_diag.analyze import analyze
-from offpol_diag.catalogue import load
+from offpol_diag.presets.catalogue import load
 from offpol_diag.summary import Summary
 
 COLUMNS = ("rollout_log_probs", "old_log_probs", "response_mask")

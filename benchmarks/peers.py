@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import rounds
 
 from offpol_diag.analyze import analyze
-from offpol_diag.catalogue import load
+from offpol_diag.presets.catalogue import load
 
 COLUMNS = ["rollout_log_probs", "old_log_probs", "current_log_probs", "response_mask", "advantages"]
 

@@ -16,8 +16,8 @@ import part
 import rounds
 
 from offpol_diag.analyze import analyze
-from offpol_diag.catalogue import load
 from offpol_diag.presets import Preset
+from offpol_diag.presets.catalogue import load
 
 COUNTS = (1, 20, 60)
 

@@ -15,16 +15,16 @@ from rich.console import Console
 
 from offpol_diag.analyze import analyze, examine
 from offpol_diag.blocks import Section
-from offpol_diag.catalogue import load
 from offpol_diag.cli.defaults import sample
 from offpol_diag.cli.request import decided
 from offpol_diag.compare import of_presets
-from offpol_diag.families import FAMILIES
-from offpol_diag.formulas import NOTHING, rejection, veto, weight
-from offpol_diag.losses import BOUNDS
+from offpol_diag.engine.losses import BOUNDS
 from offpol_diag.presets import Preset
-from offpol_diag.render.terminal import brief, render_terminal
-from offpol_diag.sections import sections
+from offpol_diag.presets.catalogue import load
+from offpol_diag.presets.families import FAMILIES
+from offpol_diag.presets.formulas import NOTHING, rejection, veto, weight
+from offpol_diag.report.render.terminal import brief, render_terminal
+from offpol_diag.report.sections import sections
 from offpol_diag.summary import Numbers, Summary
 from offpol_diag.trainers import LOGS
 from offpol_diag.writer import DumpWriter
@@ -69,7 +69,7 @@ over a response of n tokens. The numerator is π_old (decoupled: the trainer rec
 rollout's log-probs are the anchor). Rejected tokens leave the denominator of the loss (kept) or stay in it
 (all). `offpol-diag presets NAME` prints one preset in full, with its guards; `--for TRAINER` its config,
 ready to paste. `logs`: whose names `as_logged` has, explained in [crosswalk.md](crosswalk.md). The file is
-[`presets.toml`](../offpol_diag/presets.toml); a file of your own has the same form
+[`presets.toml`](../offpol_diag/presets/presets.toml); a file of your own has the same form
 (`--preset-file`, [grammar](preset-files.md)).
 {families}"""
 

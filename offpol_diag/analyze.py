@@ -13,24 +13,24 @@ from typing import Literal
 
 import pyarrow as pa
 
-from offpol_diag import catalogue, correction, resample
-from offpol_diag.accumulators import Floor
 from offpol_diag.analysis import readout, tally_file
+from offpol_diag.analysis.first_reading import Asked, Found, settle
 from offpol_diag.analysis.sequences import SequenceWriter, table
+from offpol_diag.analysis.tally import Study, Tally, observe
 from offpol_diag.batch import Batch
+from offpol_diag.engine import correction, resample
+from offpol_diag.engine.accumulators import Floor
+from offpol_diag.engine.host import here
+from offpol_diag.engine.scene import Scene
+from offpol_diag.engine.scope import UNSETTLED
 from offpol_diag.errors import DumpError, UsageError
-from offpol_diag.host import here
-from offpol_diag.metrics.scene import Scene
-from offpol_diag.presets import Preset
+from offpol_diag.presets import Preset, catalogue
 from offpol_diag.readers import Dump, open_dump
 from offpol_diag.run.gpu import at_once, devices, elsewhere
 from offpol_diag.run.pool import Processes, on
 from offpol_diag.run.ray import Ray
 from offpol_diag.run.task import Each, Engine, Progress
-from offpol_diag.scope import UNSETTLED
-from offpol_diag.settle import Asked, Found, settle
 from offpol_diag.summary import DumpFacts, Run, Summary
-from offpol_diag.tally import Study, Tally, observe
 
 MADE = (
     "there are no advantages: they are made of the rewards, normalised within each group (prompt) of a step "

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from offpol_diag import segments
-from offpol_diag.host import here, sent
+from offpol_diag.engine import segments
+from offpol_diag.engine.host import here, sent
 
 POLICIES = ("rollout", "old", "current")
 PER_TOKEN = ("rollout", "old", "current", "advantages", "position", "token_ids", "entropy")

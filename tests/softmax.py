@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 import torch
 
-from offpol_diag import DumpWriter, losses, segments
+from offpol_diag import DumpWriter
 from offpol_diag.analyze import analyze
-from offpol_diag.metrics.scene import Scene
+from offpol_diag.engine import losses, segments
+from offpol_diag.engine.scene import Scene
 from offpol_diag.presets import Clip, Preset, Reject, Weight
 from offpol_diag.readers import open_dump
 from tests.whole import outcome, token_mask

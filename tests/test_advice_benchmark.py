@@ -16,7 +16,7 @@ from benchmarks.advice import judge, mismatch, page, regimes, worlds
 from benchmarks.advice.mismatch import Make
 from benchmarks.advice.worlds import Array, Family, Reward, World
 from offpol_diag.analyze import analyze
-from offpol_diag.candidates import CANDIDATES
+from offpol_diag.presets.candidates import CANDIDATES
 
 WORLDS: list[tuple[Family, Reward]] = [
     ("table", "found"),

@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from offpol_diag import catalogue
 from offpol_diag.analyze import analyze
 from offpol_diag.batch import Batch
 from offpol_diag.errors import DumpError
+from offpol_diag.presets import catalogue
 from offpol_diag.readers import Dump, open_dump, shards
 from tests import pretended
 from tests.devices import REAL

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from offpol_diag.aspects import ASPECTS, aspects
-from offpol_diag.catalogue import load
 from offpol_diag.presets import Clip, Preset, Reject, Veto, Weight
+from offpol_diag.presets.aspects import ASPECTS, aspects
+from offpol_diag.presets.catalogue import load
 
 BASE = Preset(
     "base",

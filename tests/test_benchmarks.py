@@ -35,8 +35,8 @@ import torch
 import workers
 
 from offpol_diag.analyze import analyze
-from offpol_diag.catalogue import load
 from offpol_diag.presets import Preset
+from offpol_diag.presets.catalogue import load
 from offpol_diag.summary import Summary
 
 ROOT = Path(__file__).parents[1]

@@ -7,10 +7,10 @@ import re
 
 import pytest
 
-from offpol_diag import catalogue
-from offpol_diag.candidates import CANDIDATES, DEFAULT, ICEPOP, MARK, MASK, NOTHING, presets
-from offpol_diag.formulas import method
-from offpol_diag.tuning import tuned
+from offpol_diag.presets import catalogue
+from offpol_diag.presets.candidates import CANDIDATES, DEFAULT, ICEPOP, MARK, MASK, NOTHING, presets
+from offpol_diag.presets.formulas import method
+from offpol_diag.presets.tuning import tuned
 
 SHIPPED = catalogue.load()
 SIDES = ("old", "current")

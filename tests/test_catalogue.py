@@ -10,10 +10,10 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 
-from offpol_diag.catalogue import Catalogue, load, plain, words
 from offpol_diag.errors import PresetError, UsageError
-from offpol_diag.grammar import LOGS
 from offpol_diag.presets import Clip, Preset, Reject, Veto, Weight, WeightOver
+from offpol_diag.presets.catalogue import Catalogue, load, plain, words
+from offpol_diag.presets.grammar import LOGS
 
 SHIPPED = load()
 GOLDEN = Path(__file__).with_name("golden_presets.toml")

@@ -393,7 +393,7 @@ def test_an_interrupt_within_a_command_is_130(monkeypatch: pytest.MonkeyPatch) -
     def interrupt(path: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("offpol_diag.catalogue.load", interrupt)
+    monkeypatch.setattr("offpol_diag.presets.catalogue.load", interrupt)
 
     assert run("presets").exit_code == 130
 
@@ -668,7 +668,7 @@ def test_a_slip_in_the_file_is_refused(text: str, dump: str) -> None:
 
 
 def test_the_catalogue_lists_every_preset() -> None:
-    from offpol_diag.catalogue import load
+    from offpol_diag.presets.catalogue import load
 
     said = script("presets").stdout
     assert [name for name in load() if not re.search(rf"^{re.escape(name)} ", said, re.MULTILINE)] == []

@@ -18,15 +18,15 @@ from scipy.stats import t as student
 from typer.testing import CliRunner
 
 from offpol_diag import DumpWriter
-from offpol_diag.accumulators import GroupSample
 from offpol_diag.analysis.readout import Readout
 from offpol_diag.analysis.replicates import Groups, _two_sided, base, holm, less, p_value
 from offpol_diag.analyze import Examined, examine
-from offpol_diag.catalogue import load
 from offpol_diag.cli import app
 from offpol_diag.compare import of_runs
 from offpol_diag.compare.runs import _shared, effect, rank, size
-from offpol_diag.render.html import render_html
+from offpol_diag.engine.accumulators import GroupSample
+from offpol_diag.presets.catalogue import load
+from offpol_diag.report.render.html import render_html
 from offpol_diag.summary import Against, Contrast, Number, loads
 
 NAMED = load().resolve("token_is,seq_mis")
@@ -257,7 +257,7 @@ def test_without_prompt_ids_equal_responses_are_paired(tmp_path: Path) -> None:
 
 def test_of_more_groups_than_are_kept_the_shared_ones_are_estimated() -> None:
     def sample(first: int, last: int) -> GroupSample:
-        from offpol_diag import resample
+        from offpol_diag.engine import resample
 
         keys = resample.mix(torch.arange(first, last))
         return GroupSample.of(resample.mix(keys), torch.ones(last - first, 1, dtype=torch.float64))
@@ -339,7 +339,7 @@ def test_a_number_whose_tail_is_too_heavy_is_not_tested(folder: Path, a: Examine
 
 
 def test_what_the_writers_said_of_the_runs_stands_beside_each_other_where_it_differs() -> None:
-    from offpol_diag.sections.runs import _provenance
+    from offpol_diag.report.sections.runs import _provenance
 
     a = {"engine": {"name": "vLLM", "dtype": "bf16"}, "trainer": "verl"}
     b = {"engine": {"name": "vLLM", "dtype": "fp8"}, "trainer": "verl", "note": "x"}

@@ -10,22 +10,22 @@ import pytest
 import torch
 from scipy.stats import t as student
 
-from offpol_diag import resample
 from offpol_diag.analysis.readout import Readout
 from offpol_diag.analysis.replicates import Groups, base, of_preset
 from offpol_diag.analyze import Examined, analyze, examine
 from offpol_diag.blocks import Table, Text
-from offpol_diag.catalogue import load
 from offpol_diag.compare import of_presets, reference
 from offpol_diag.compare.presets import leader
+from offpol_diag.engine import formula as interval
+from offpol_diag.engine import resample
 from offpol_diag.errors import UsageError
-from offpol_diag.metrics import interval
 from offpol_diag.presets import Preset, Reject, Veto, Weight
+from offpol_diag.presets.catalogue import load
 from offpol_diag.readers import open_dump
-from offpol_diag.render.html import render_html
-from offpol_diag.render.markdown import render_markdown
-from offpol_diag.sections import sections
-from offpol_diag.sections.comparison import comparison
+from offpol_diag.report.render.html import render_html
+from offpol_diag.report.render.markdown import render_markdown
+from offpol_diag.report.sections import sections
+from offpol_diag.report.sections.comparison import comparison
 from offpol_diag.summary import Comparison, Drops, Number, Summary, loads
 from tests import oracles
 from tests.factory import make_summary

@@ -12,13 +12,13 @@ from functools import cache
 import pytest
 from typer.testing import CliRunner, Result
 
-from offpol_diag.catalogue import load
 from offpol_diag.cli import app
 from offpol_diag.errors import ConfigError, PresetError, UsageError
 from offpol_diag.presets import Clip, Preset, Reject, Veto, Weight
+from offpol_diag.presets.catalogue import load
+from offpol_diag.presets.tuning import tuned
 from offpol_diag.trainers import TRAINERS, Config, Snippet, config_for, sayable
 from offpol_diag.trainers.schema import inverse, number
-from offpol_diag.tuning import tuned
 from tests import oracles, trainer_settings
 from tests.trainer_settings import Flat
 
@@ -620,7 +620,7 @@ def test_without_a_name_a_trainer_lists_what_it_can_say() -> None:
 
 
 def test_the_catalogue_keeps_families_together() -> None:
-    from offpol_diag.formulas import catalogue_section
+    from offpol_diag.presets.formulas import catalogue_section
 
     (table,) = catalogue_section(CATALOGUE).blocks
     families = [row[1] for row in table.rows]

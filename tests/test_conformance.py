@@ -16,11 +16,10 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from offpol_diag import catalogue
 from offpol_diag.analyze import analyze
-from offpol_diag.correction import needs
-from offpol_diag.families import FAMILIES
-from offpol_diag.presets import UNSIGNED, Preset, Reject, Veto, Weight
+from offpol_diag.engine.correction import needs
+from offpol_diag.presets import UNSIGNED, Preset, Reject, Veto, Weight, catalogue
+from offpol_diag.presets.families import FAMILIES
 from offpol_diag.trainers import LOGS, TRAINERS
 from tests import oracles
 

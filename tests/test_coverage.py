@@ -14,11 +14,11 @@ from covering.cells import cell, has_truth, numbers
 from covering.truth import Known, truths
 from covering.worlds import HONEST, SHIFTED, batch
 
-from offpol_diag.accumulators import Sums
 from offpol_diag.batch import Batch
-from offpol_diag.metrics import gap
-from offpol_diag.metrics.formula import Reader
-from offpol_diag.metrics.scene import Scene
+from offpol_diag.engine import gap
+from offpol_diag.engine.accumulators import Sums
+from offpol_diag.engine.formula import Reader
+from offpol_diag.engine.scene import Scene
 from offpol_diag.summary import Number
 
 LIGHT, HEAVY, *_ = HONEST

@@ -10,18 +10,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from offpol_diag import catalogue
-from offpol_diag.accumulators import Sums
+from offpol_diag.analysis.first_reading import Found
 from offpol_diag.analyze import Observe, analyze, plan
 from offpol_diag.batch import Batch
+from offpol_diag.engine.accumulators import Sums
+from offpol_diag.engine.scope import UNSETTLED
 from offpol_diag.errors import DumpError, MemoryShortage, UsageError
+from offpol_diag.presets import catalogue
 from offpol_diag.readers import open_dump
 from offpol_diag.run import gpu as named
 from offpol_diag.run.gpu import Fit, Sent, receive, send
 from offpol_diag.run.pool import Devices, on
 from offpol_diag.run.task import Each, Local
-from offpol_diag.scope import UNSETTLED
-from offpol_diag.settle import Found
 from tests import pretended
 from tests.devices import REAL
 

@@ -18,7 +18,7 @@ from offpol_diag.analysis.merge import merge, summary
 from offpol_diag.analyze import analyze
 from offpol_diag.diagnosis import laws
 from offpol_diag.diagnosis.rows import SURE, Rows, bound
-from offpol_diag.metrics.sample import FIRST, LAST, SEQUENCES, TOKENS, Sample
+from offpol_diag.engine.sample import FIRST, LAST, SEQUENCES, TOKENS, Sample
 from tests import oracles
 
 ROOT = Path(__file__).parent.parent

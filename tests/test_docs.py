@@ -132,7 +132,7 @@ def test_every_word_of_the_preset_grammar_stands_in_its_page():
 def test_the_preset_file_in_the_docs_is_read(tmp_path):
     import re
 
-    from offpol_diag import catalogue
+    from offpol_diag.presets import catalogue
 
     page = (ROOT / "docs" / "preset-files.md").read_text()
     (tmp_path / "mine.toml").write_text(re.search(r"```toml\n(.*?)```", page, re.DOTALL)[1])

@@ -11,10 +11,10 @@ from typer.testing import CliRunner
 from offpol_diag import summary as results
 from offpol_diag.blocks import Figure, Table, Verdict
 from offpol_diag.cli import app
-from offpol_diag.render.html import render_html
-from offpol_diag.render.markdown import render_markdown
-from offpol_diag.render.terminal import brief, render_terminal
-from offpol_diag.sections import sections
+from offpol_diag.report.render.html import render_html
+from offpol_diag.report.render.markdown import render_markdown
+from offpol_diag.report.render.terminal import brief, render_terminal
+from offpol_diag.report.sections import sections
 from offpol_diag.summary import After, Cause, Diagnosis, Example, Number, Skipped
 from offpol_diag.writer import DumpWriter
 

@@ -6,9 +6,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from offpol_diag import catalogue
-from offpol_diag.accumulators import SAMPLE
 from offpol_diag.analyze import analyze
+from offpol_diag.engine.accumulators import SAMPLE
+from offpol_diag.presets import catalogue
 from offpol_diag.summary import loads
 
 DUMPS = {

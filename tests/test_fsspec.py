@@ -12,8 +12,8 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 import offpol_diag
-from offpol_diag.catalogue import load
 from offpol_diag.errors import DumpError
+from offpol_diag.presets.catalogue import load
 from offpol_diag.readers import open_dump, remote
 from tests.far_dumps import numbers, refusal, write
 

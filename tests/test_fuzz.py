@@ -59,7 +59,7 @@ PLANTED = {
 SCRIPT = """
 import json, os, sys, time, warnings
 from pathlib import Path
-from offpol_diag import catalogue
+from offpol_diag.presets import catalogue
 from offpol_diag.errors import UsageError
 import runner
 

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from offpol_diag import catalogue
 from offpol_diag.analyze import analyze
 from offpol_diag.cli import app
 from offpol_diag.cli.defaults import sample
@@ -19,6 +18,7 @@ from offpol_diag.errors import UsageError
 from offpol_diag.gate import requirements
 from offpol_diag.gate.baseline import Baseline, compare, difference, not_compared
 from offpol_diag.gate.bounds import Name, Tolerance, comparable, named_tolerance, tolerance
+from offpol_diag.presets import catalogue
 from offpol_diag.summary import GateVerdict, Number, Summary
 from tests.factory import make_summary
 from tests.test_gate_steps import along

@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 from offpol_diag.cli import app
 from offpol_diag.gate import beyond
-from offpol_diag.render.annotations import annotated
-from offpol_diag.render.junit import render_junit
-from offpol_diag.sections.gate import bound, gate, holds
+from offpol_diag.report.render.annotations import annotated
+from offpol_diag.report.render.junit import render_junit
+from offpol_diag.report.sections.gate import bound, gate, holds
 from offpol_diag.summary import GateVerdict, Number, loads
 from tests.factory import make_summary
 

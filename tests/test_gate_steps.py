@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from offpol_diag import catalogue
 from offpol_diag.analyze import analyze
+from offpol_diag.engine import where
 from offpol_diag.gate import Bound, Steps, judge
 from offpol_diag.gate.bounds import Span
 from offpol_diag.gate.numbers import pool, quantile
-from offpol_diag.metrics import where
+from offpol_diag.presets import catalogue
 from offpol_diag.summary import GateVerdict, Location, Number, Place, Summary
 from offpol_diag.writer import DumpWriter
 from tests.factory import make_summary

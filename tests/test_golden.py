@@ -10,8 +10,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from offpol_diag import catalogue
 from offpol_diag.analyze import analyze
+from offpol_diag.presets import catalogue
 
 HERE = Path(__file__).parent
 GOLDEN = json.loads((HERE / "golden" / "verl.json").read_text())

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from offpol_diag import host
+from offpol_diag.engine import host
 from tests.devices import DEVICES, present
 
 X = [

@@ -26,8 +26,8 @@ from offpol_diag.cli.output import FORMATS
 from offpol_diag.errors import OffpolError
 from offpol_diag.gate import judge, parse
 from offpol_diag.printable import CONTROLS, printable, printable_json, printable_lines
-from offpol_diag.render.annotations import annotated
-from offpol_diag.render.terminal import draw, make_console
+from offpol_diag.report.render.annotations import annotated
+from offpol_diag.report.render.terminal import draw, make_console
 from offpol_diag.summary import DumpFacts, Histogram, Location, Number, Place, loads
 
 SCRIPT = (sys.executable, "-m", "offpol_diag")
@@ -348,7 +348,7 @@ def test_devices_pipes_and_directories_are_not_read(args: tuple[str, ...], fifo:
 def test_what_is_too_large_is_not_read(args: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     if args[0] == "merge":
         monkeypatch.setattr("offpol_diag.analysis.tally_file.MOST_BYTES", 4096)
-    monkeypatch.setattr("offpol_diag.catalogue.MOST_TOML", 4096)
+    monkeypatch.setattr("offpol_diag.presets.catalogue.MOST_TOML", 4096)
     monkeypatch.setattr("offpol_diag.gate.file.MOST_TOML", 4096)
     monkeypatch.setattr("offpol_diag.summary.MOST_RESULT", 4096)
     Path("large").write_bytes(b"x" * 5000)
@@ -407,7 +407,7 @@ def test_a_run_that_fails_leaves_nothing_behind(fails: str, monkeypatch: pytest.
         raise OverflowError("a chart")
 
     if fails == "drawing":
-        monkeypatch.setattr("offpol_diag.render.terminal.draw", fail)
+        monkeypatch.setattr("offpol_diag.report.render.terminal.draw", fail)
     else:
         monkeypatch.setitem(FORMATS, fails, fail)
     wanted = ("--presets", "tis", "--json", "r.json", "-o", "r.html", "--md", "r.md")
@@ -564,8 +564,8 @@ def test_every_refusal_of_the_gate_is_an_error_and_a_hint(args: tuple[str, ...],
 def test_thousands_of_bounds_are_judged_in_a_second_or_two() -> None:
     import time
 
-    from offpol_diag.render.junit import render_junit
-    from offpol_diag.sections.gate import gate
+    from offpol_diag.report.render.junit import render_junit
+    from offpol_diag.report.sections.gate import gate
 
     summary = make_summary()
     bounds = [parse(f"unknown_{i}=1", "max") for i in range(1000)]

@@ -9,10 +9,10 @@ from factory import by, crowded, dump_facts, make_summary, metrics, number
 
 from offpol_diag.blocks import Figure, Series, Table
 from offpol_diag.errors import ResultError
-from offpol_diag.render.embedded import DATA_ID, base85, packed, unpacked
-from offpol_diag.render.figures import plotly_figure
-from offpol_diag.render.html import _environment, _unbroken, read_back, render_html, templates_dir
-from offpol_diag.render.tables import laid_out
+from offpol_diag.report.render.embedded import DATA_ID, base85, packed, unpacked
+from offpol_diag.report.render.figures import plotly_figure
+from offpol_diag.report.render.html import _environment, _unbroken, read_back, render_html, templates_dir
+from offpol_diag.report.render.tables import laid_out
 from offpol_diag.summary import Number, loads
 
 BUDGET = 3_000_000

@@ -3,13 +3,12 @@
 import pytest
 import torch
 
-from offpol_diag import correction, losses
 from offpol_diag.batch import Batch
-from offpol_diag.metrics import signs, update
-from offpol_diag.metrics.scene import Scene
-from offpol_diag.near import Near
+from offpol_diag.engine import correction, losses, update
+from offpol_diag.engine import outcome as signs
+from offpol_diag.engine.ratios import Ratios
+from offpol_diag.engine.scene import Near, Scene
 from offpol_diag.presets import Preset, Reject, Veto, Weight
-from offpol_diag.ratios import Ratios
 from tests import oracles
 from tests.test_near import opened
 

@@ -10,16 +10,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from offpol_diag import catalogue
+from offpol_diag.analysis.first_reading import Asked, settle
 from offpol_diag.analyze import Observe, plan
-from offpol_diag.metrics import method, policyloss, residual, update
-from offpol_diag.metrics.scene import Scene
-from offpol_diag.metrics.stack import Stack
-from offpol_diag.near import Near
-from offpol_diag.presets import Preset, Reject, Weight
+from offpol_diag.engine import method, policyloss, residual, update
+from offpol_diag.engine.scene import Near, Scene
+from offpol_diag.engine.stack import Stack
+from offpol_diag.presets import Preset, Reject, Weight, catalogue
 from offpol_diag.readers import open_dump
 from offpol_diag.run.task import Local
-from offpol_diag.settle import Asked, settle
 from tests import pretended
 from tests.devices import REAL
 

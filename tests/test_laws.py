@@ -26,16 +26,17 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from offpol_diag import accumulators, catalogue, metrics, resample
+from offpol_diag import engine as metrics
 from offpol_diag.analysis import readout
+from offpol_diag.analysis.first_reading import Asked
+from offpol_diag.analysis.tally import Tally, observe
 from offpol_diag.analyze import Observe, Observed, analyze, plan
 from offpol_diag.batch import Batch
-from offpol_diag.metrics.scene import Scene
-from offpol_diag.presets import Preset, Reject, Weight
+from offpol_diag.engine import accumulators, resample
+from offpol_diag.engine.scene import Scene
+from offpol_diag.presets import Preset, Reject, Weight, catalogue
 from offpol_diag.readers import open_dump
-from offpol_diag.settle import Asked
 from offpol_diag.summary import Number, Run, Summary
-from offpol_diag.tally import Tally, observe
 from tests import oracles
 
 BUILT_IN = catalogue.load().resolve("all")
@@ -466,9 +467,9 @@ def parts() -> dict[str, list[Any]]:
     def sums(n: int, *names: str) -> accumulators.Sums:
         return accumulators.Sums.of({name: 1e3 * x(n) for name in names}, draws(n))
 
-    from offpol_diag.metrics.prefixes import Prefixes
-    from offpol_diag.metrics.sample import Sample
-    from offpol_diag.metrics.selection import LENGTH_BINS, Grid
+    from offpol_diag.engine.prefixes import Prefixes
+    from offpol_diag.engine.sample import Sample
+    from offpol_diag.engine.selection import LENGTH_BINS, Grid
 
     def prefixes(n: int, wide: int) -> Prefixes:
         log = x(n * wide).view(n, wide) * 400

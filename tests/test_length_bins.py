@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from offpol_diag.metrics.selection import LENGTH_BINS, length_bin
+from offpol_diag.engine.selection import LENGTH_BINS, length_bin
 from tests.devices import DEVICES, present
 
 LENGTHS = [*range(1, 2000), *(2**n + by for n in range(11, 31) for by in (-1, 0, 1))]

@@ -14,8 +14,8 @@ import pytest
 from typer.testing import CliRunner
 
 from offpol_diag.cli import app
-from offpol_diag.render import library as module
-from offpol_diag.render.library import begin, library
+from offpol_diag.report.render import library as module
+from offpol_diag.report.render.library import begin, library
 
 SOURCE = "draw()"
 

@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from offpol_diag import catalogue
 from offpol_diag.analyze import analyze
+from offpol_diag.presets import catalogue
 from offpol_diag.trainers import LOGS
 from tests import trainer_dumps
 from tests.trainer_dumps import exact_row

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from offpol_diag import catalogue
 from offpol_diag.analyze import analyze
+from offpol_diag.presets import catalogue
 from offpol_diag.trainers import LOGS
 from tests import trainer_dumps
 from tests.trainers import areal, logged_areal, logged_nemo_rl, logged_slime, nemo_rl, slime

@@ -11,9 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 from logged_c_reference import COLUMNS, WORDS, Padded, open_instruct_debug
 
-from offpol_diag import catalogue
 from offpol_diag.analyze import analyze
-from offpol_diag.presets import Preset, Weight
+from offpol_diag.presets import Preset, Weight, catalogue
 from offpol_diag.trainers import LOGS
 
 OURS = ("prime-rl", "skyrl", "roll", "open-instruct")

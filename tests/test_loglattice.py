@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offpol_diag import loglattice
-from offpol_diag.accumulators import Bins
+from offpol_diag.engine import loglattice
+from offpol_diag.engine.accumulators import Bins
 
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)
 FINE = st.floats(2.0**-39, 2.0**90) | st.floats(-(2.0**90), -(2.0**-39)) | st.just(0.0)

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from offpol_diag.analyze import analyze
-from offpol_diag.catalogue import load
 from offpol_diag.errors import DumpError
+from offpol_diag.presets.catalogue import load
 from offpol_diag.readers import long, open_dump
 from offpol_diag.readers.dump import join
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from offpol_diag import losses
+from offpol_diag.engine import losses
 from offpol_diag.presets import Clip, Veto
 from tests.softmax import (
     AGGREGATIONS,

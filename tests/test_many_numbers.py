@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from offpol_diag.metrics import interval, method, policyloss, residual, update
-from offpol_diag.metrics.formula import Formula, Reader, mean
-from offpol_diag.metrics.interval import SHARE
+from offpol_diag.engine import formula as interval
+from offpol_diag.engine import method, policyloss, residual, update
+from offpol_diag.engine.formula import SHARE, Formula, Reader, mean
 from offpol_diag.summary import Number
 
 NAMES = ("a", "b", "c", "d")

@@ -14,14 +14,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from offpol_diag import catalogue
 from offpol_diag.analysis import tally_file
 from offpol_diag.analysis.merge import merge, summary
 from offpol_diag.analysis.tally_file import read, write
 from offpol_diag.analyze import analyze
 from offpol_diag.cli.defaults import sample
 from offpol_diag.errors import OffpolError, ResultError, UsageError
-from offpol_diag.presets import Preset, Reject, Weight
+from offpol_diag.presets import Preset, Reject, Weight, catalogue
 from offpol_diag.summary import Summary
 from tests.test_laws import SCALES, numbers
 

@@ -6,9 +6,9 @@ import math
 import pytest
 import torch
 
-from offpol_diag import moments, segments
 from offpol_diag.batch import Batch
-from offpol_diag.moments import COLUMNS, FUNCTIONS, Moments
+from offpol_diag.engine import moments, segments
+from offpol_diag.engine.moments import COLUMNS, FUNCTIONS, Moments
 
 LENGTHS = (5, 0, 40, 1, 0, 300, 7)
 D = {"old": ("rollout", "old"), "current": ("rollout", "current"), "drift": ("old", "current")}

@@ -7,17 +7,17 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from offpol_diag import catalogue, moments, near
+from offpol_diag.analysis.first_reading import Asked, Found, settle
+from offpol_diag.analysis.tally import Study, observe
 from offpol_diag.analyze import analyze, plan
-from offpol_diag.metrics import nearness
-from offpol_diag.metrics.scene import Scene
-from offpol_diag.near import RADII, Near, neutral, splits
-from offpol_diag.presets import Clip, Preset, Reject, Veto, Weight
+from offpol_diag.engine import moments
+from offpol_diag.engine import scene as near
+from offpol_diag.engine import scene as nearness
+from offpol_diag.engine.scene import RADII, Near, Scene, neutral, splits
+from offpol_diag.engine.scope import UNSETTLED
+from offpol_diag.presets import Clip, Preset, Reject, Veto, Weight, catalogue
 from offpol_diag.readers import open_dump
 from offpol_diag.run.task import Local
-from offpol_diag.scope import UNSETTLED
-from offpol_diag.settle import Asked, Found, settle
-from offpol_diag.tally import Study, observe
 from tests import oracles
 from tests.whole import outcome
 

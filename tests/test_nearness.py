@@ -7,14 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from offpol_diag import correction
 from offpol_diag.batch import Batch
-from offpol_diag.metrics import nearness
-from offpol_diag.metrics.scene import Scene
-from offpol_diag.near import Near
+from offpol_diag.engine import correction
+from offpol_diag.engine import scene as nearness
+from offpol_diag.engine.ratios import Ratios
+from offpol_diag.engine.scene import Near, Scene
+from offpol_diag.engine.scope import Settled, Smooth
 from offpol_diag.presets import Reject, Weight
-from offpol_diag.ratios import Ratios
-from offpol_diag.scope import Settled, Smooth
 from tests import oracles
 from tests.test_moments import near_batch
 from tests.test_near import opened

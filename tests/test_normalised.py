@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from offpol_diag import catalogue
-from offpol_diag.metrics import normal
+from offpol_diag.engine import normal
+from offpol_diag.presets import catalogue
 
 SIZES = {"near one": 1 + 1e-7, "tiny": 1e-7, "large": 1e9, "half": 0.45, "twice": 2.1}
 

@@ -21,7 +21,6 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from offpol_diag import catalogue
 from offpol_diag.analyze import analyze
 from offpol_diag.presets import (
     UNSIGNED,
@@ -40,6 +39,7 @@ from offpol_diag.presets import (
     Veto,
     Weight,
     WeightOver,
+    catalogue,
 )
 from tests import oracles
 from tests.devices import gpu, like_gpu, present

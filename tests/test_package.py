@@ -28,7 +28,11 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_wheel_holds_everything_that_is_read_at_run_time(wheel: Path) -> None:
     inside = set(zipfile.ZipFile(wheel).namelist())
     shipped = {f"offpol_diag/templates/{path.name}" for path in (ROOT / "templates").iterdir()}
-    needed = shipped | {"offpol_diag/presets.toml", "offpol_diag/data/sample.parquet", "offpol_diag/py.typed"}
+    needed = shipped | {
+        "offpol_diag/presets/presets.toml",
+        "offpol_diag/data/sample.parquet",
+        "offpol_diag/py.typed",
+    }
 
     assert shipped
     assert needed - inside == set()

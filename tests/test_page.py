@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from factory import crowded, make_summary
 
-from offpol_diag.render.html import render_html
+from offpol_diag.report.render.html import render_html
 
 pytestmark = pytest.mark.browser
 

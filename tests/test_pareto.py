@@ -14,9 +14,9 @@ import pytest
 import torch
 from arviz_stats.base import array_stats
 
-from offpol_diag import pareto
-from offpol_diag.accumulators import TAIL, Tail
 from offpol_diag.analyze import analyze
+from offpol_diag.engine import pareto
+from offpol_diag.engine.accumulators import TAIL, Tail
 from tests import oracles
 
 

@@ -22,16 +22,16 @@ from cluster_jobs import Ids, Look, Threads, length
 from threadpoolctl import threadpool_info, threadpool_limits
 from typer.testing import CliRunner
 
-from offpol_diag import catalogue
+from offpol_diag.analysis.first_reading import Asked, Found, settle
 from offpol_diag.analyze import Observe, analyze, plan
 from offpol_diag.cli import app, request
+from offpol_diag.engine.scope import UNSETTLED
 from offpol_diag.errors import DumpError, UsageError, WorkerError
+from offpol_diag.presets import catalogue
 from offpol_diag.readers import open_dump, shards
 from offpol_diag.run import pool
 from offpol_diag.run.pool import Processes
 from offpol_diag.run.task import Each, Local
-from offpol_diag.scope import UNSETTLED
-from offpol_diag.settle import Asked, Found, settle
 from tests.devices import present
 
 CPU = torch.device("cpu")

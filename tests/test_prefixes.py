@@ -12,7 +12,7 @@ import pytest
 
 from offpol_diag.analysis.merge import merge, summary
 from offpol_diag.analyze import analyze
-from offpol_diag.metrics.prefixes import FEWEST, GRID
+from offpol_diag.engine.prefixes import FEWEST, GRID
 from offpol_diag.summary import Lengths, Number, loads
 from tests import oracles
 from tests.devices import DEVICES, present

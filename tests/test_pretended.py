@@ -13,12 +13,13 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from offpol_diag import catalogue, host
+from offpol_diag.analysis.first_reading import Asked, settle
 from offpol_diag.analyze import Observe, analyze, plan
+from offpol_diag.engine import host
+from offpol_diag.presets import catalogue
 from offpol_diag.readers import open_dump
 from offpol_diag.run import gpu
 from offpol_diag.run.task import Local, one_thread
-from offpol_diag.settle import Asked, settle
 from tests import gpu_room, gpu_rules, pretended
 from tests.devices import REAL
 from tests.test_waits import numbers, same

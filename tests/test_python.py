@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 import offpol_diag
-from offpol_diag.catalogue import load
 from offpol_diag.errors import UsageError
+from offpol_diag.presets.catalogue import load
 
 HEALTHY = "sample_data/healthy.parquet"
 NAMES = ["token_is", "seq_mis"]

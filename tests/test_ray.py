@@ -20,8 +20,8 @@ import torch
 from cluster_jobs import Ids, Look, length
 
 from offpol_diag.analyze import ENGINES, analyze, tokens_at_once
-from offpol_diag.catalogue import load
 from offpol_diag.errors import ClusterError, DumpError, UsageError
+from offpol_diag.presets.catalogue import load
 from offpol_diag.readers import open_dump
 from offpol_diag.run import ray as cluster
 from offpol_diag.run.gpu import BYTES

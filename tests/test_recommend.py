@@ -13,13 +13,23 @@ import pyarrow.parquet as pq
 import pytest
 from faults import dump
 
-from offpol_diag import catalogue
+from offpol_diag.advice.prescription import expressible, prescribed
+from offpol_diag.advice.recommend import (
+    ALERTS,
+    FLOOR,
+    NOISE,
+    RULES,
+    SURE,
+    SYSTEMATIC,
+    VISIBLE,
+    advised,
+    recommend,
+)
 from offpol_diag.analyze import analyze
-from offpol_diag.candidates import CANDIDATES, DEFAULT, ICEPOP, MASK, NOTHING
-from offpol_diag.prescription import expressible, prescribed
-from offpol_diag.recommend import ALERTS, FLOOR, NOISE, RULES, SURE, SYSTEMATIC, VISIBLE, advised, recommend
-from offpol_diag.sections.advice import WEIGHTS
-from offpol_diag.student import Z
+from offpol_diag.engine.student import Z
+from offpol_diag.presets import catalogue
+from offpol_diag.presets.candidates import CANDIDATES, DEFAULT, ICEPOP, MASK, NOTHING
+from offpol_diag.report.sections.advice import WEIGHTS
 from offpol_diag.summary import Cause, Decision, Diagnosis, Label, Lengths, Number, loads
 from offpol_diag.trainers import TRAINERS
 from tests import oracles

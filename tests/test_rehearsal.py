@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from offpol_diag import catalogue, tally
-from offpol_diag.metrics.scene import Scene
-from offpol_diag.presets import Preset, Reject
-from offpol_diag.ratios import ROWS
+from offpol_diag.analysis import tally
+from offpol_diag.engine.ratios import ROWS
+from offpol_diag.engine.scene import Scene
+from offpol_diag.presets import Preset, Reject, catalogue
 from offpol_diag.run.task import packed, unpacked
 from tests import oracles
 from tests.test_near import opened

@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import offpol_diag
-from offpol_diag.catalogue import load
 from offpol_diag.errors import DumpError
+from offpol_diag.presets.catalogue import load
 from offpol_diag.readers import open_dump, parquet, remote
 from offpol_diag.readers.sources import find
 from tests.far_dumps import numbers, refusal, write

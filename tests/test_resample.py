@@ -11,12 +11,21 @@ import pytest
 import torch
 from scipy import stats
 
-from offpol_diag import catalogue, resample
-from offpol_diag.accumulators import Sums
 from offpol_diag.analyze import analyze
-from offpol_diag.metrics import method
-from offpol_diag.metrics.formula import Formula, Reader, mean
-from offpol_diag.metrics.interval import ANYWHERE, FEWEST_GROUPS, POSITIVE, SHARE, Range, effective
+from offpol_diag.engine import method, resample
+from offpol_diag.engine.accumulators import Sums
+from offpol_diag.engine.formula import (
+    ANYWHERE,
+    FEWEST_GROUPS,
+    POSITIVE,
+    SHARE,
+    Formula,
+    Range,
+    Reader,
+    effective,
+    mean,
+)
+from offpol_diag.presets import catalogue
 from tests.devices import DEVICES
 
 KEYS = torch.arange(3000, dtype=torch.int64) * 7919 - 10_000_000

@@ -2,8 +2,7 @@
 
 import torch
 
-from offpol_diag.metrics.rows import Rows, distinct, joined, together, woven
-from offpol_diag.sheet import Sheet
+from offpol_diag.engine.rows import Rows, Sheet, distinct, joined, together, woven
 
 
 def of(values, at):

@@ -6,13 +6,13 @@ import weakref
 import pytest
 import torch
 
-from offpol_diag import catalogue
+from offpol_diag.analysis.first_reading import Asked, settle
+from offpol_diag.analysis.tally import observe
 from offpol_diag.analyze import plan
-from offpol_diag.metrics.scene import Scene
+from offpol_diag.engine.scene import Scene
+from offpol_diag.presets import catalogue
 from offpol_diag.readers import open_dump
 from offpol_diag.run.task import Local
-from offpol_diag.settle import Asked, settle
-from offpol_diag.tally import observe
 
 
 @pytest.fixture

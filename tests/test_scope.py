@@ -13,9 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 from arviz_stats.base import array_stats
 
-from offpol_diag import catalogue
 from offpol_diag.analyze import analyze
-from offpol_diag.presets import Preset, Reject, Weight
+from offpol_diag.presets import Preset, Reject, Weight, catalogue
 
 M2PO = Preset("m2", "", reject=(Reject("k2", "batch", upper=0.02),))
 NORMAL = Preset("n", "", weight=Weight(upper=2.0, normalize=True))

@@ -5,15 +5,15 @@ from factory import dump_facts, make_summary, metrics, number, place, preset, re
 from typer.testing import CliRunner
 
 from offpol_diag.blocks import Code, Figure, Section, Table, Text, Verdict
-from offpol_diag.candidates import CANDIDATES
 from offpol_diag.cli import app
 from offpol_diag.numerals import counted, say, size
-from offpol_diag.render.markdown import LIMIT, PARTS, render_markdown
-from offpol_diag.render.numbers import shown
-from offpol_diag.render.terminal import BRIEF
-from offpol_diag.sections import SECTIONS, sections
-from offpol_diag.sections.crosswalk import ACROSS
-from offpol_diag.sections.where import finding
+from offpol_diag.presets.candidates import CANDIDATES
+from offpol_diag.report.render.markdown import LIMIT, PARTS, render_markdown
+from offpol_diag.report.render.numbers import shown
+from offpol_diag.report.render.terminal import BRIEF
+from offpol_diag.report.sections import SECTIONS, sections
+from offpol_diag.report.sections.crosswalk import ACROSS
+from offpol_diag.report.sections.where import finding
 from offpol_diag.summary import Location, Number, Recommendation, Worst
 
 OF_COMMANDS = ("comparison", "runs", "sweep")

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offpol_diag import segments
+from offpol_diag.engine import segments
 from tests.devices import DEVICES
 
 RUNS = st.lists(st.lists(st.floats(-1e6, 1e6), max_size=7), max_size=8)

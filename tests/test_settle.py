@@ -14,17 +14,18 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from offpol_diag import loglattice
-from offpol_diag.accumulators import TAIL, Bins, Floor, Tail
+from offpol_diag.analysis import first_reading as cuts
+from offpol_diag.analysis import first_reading as look
+from offpol_diag.analysis.first_reading import Asked, Found, Look, Spans, settle
 from offpol_diag.analyze import Observe, analyze, plan
+from offpol_diag.engine import loglattice
+from offpol_diag.engine.accumulators import TAIL, Bins, Floor, Tail
+from offpol_diag.engine.ratios import Level
+from offpol_diag.engine.scope import UNSETTLED
 from offpol_diag.errors import DumpError
 from offpol_diag.presets import Preset, Reject, Weight
-from offpol_diag.ratios import Level
 from offpol_diag.readers import open_dump
 from offpol_diag.run.task import Local
-from offpol_diag.scope import UNSETTLED
-from offpol_diag.settle import Asked, Found, Look, cuts, look, settle
-from offpol_diag.settle.spans import Spans
 
 M2PO = Preset("m2", "", reject=(Reject("k2", "batch", upper=0.02),))
 PSIS = Preset("p", "", weight=Weight(over="token", action="psis", safety=None))

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from offpol_diag import resample
-from offpol_diag.accumulators import Sums
-from offpol_diag.accumulators.sums import _pairs
+from offpol_diag.engine import resample
+from offpol_diag.engine.accumulators import Sums, _pairs
 
 RANDOM = np.random.default_rng(11)
 S, B = 24, 6

@@ -3,11 +3,10 @@
 import pytest
 import torch
 
-from offpol_diag.metrics import method
-from offpol_diag.metrics.rows import Rows
-from offpol_diag.metrics.stack import Stack
+from offpol_diag.engine import method
+from offpol_diag.engine.rows import Rows, Sheet
+from offpol_diag.engine.stack import Stack
 from offpol_diag.presets import Preset
-from offpol_diag.sheet import Sheet
 
 
 def _read(sheet):

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from offpol_diag import segments
-from offpol_diag.metrics import summed
-from offpol_diag.metrics.rows import Rows
-from offpol_diag.metrics.summed import MOST, Summed, Table, left
+from offpol_diag.engine import rows as summed
+from offpol_diag.engine import segments
+from offpol_diag.engine.rows import MOST, Rows, Summed, Table, left
 from offpol_diag.presets import Preset
 from tests.devices import DEVICES
 

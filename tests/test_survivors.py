@@ -16,16 +16,16 @@ import torch
 from typer.testing import CliRunner
 
 from offpol_diag import summary as summaries
-from offpol_diag.accumulators import SAMPLE, GroupSample
+from offpol_diag.advice.recommend import recommend
 from offpol_diag.analyze import analyze
 from offpol_diag.blocks import Section, Table
-from offpol_diag.catalogue import load
 from offpol_diag.cli import app
+from offpol_diag.engine.accumulators import SAMPLE, GroupSample
 from offpol_diag.gate import Bound, judge
 from offpol_diag.presets import Preset, Reject
-from offpol_diag.recommend import recommend
-from offpol_diag.render.terminal import sparkline
-from offpol_diag.sections import sections
+from offpol_diag.presets.catalogue import load
+from offpol_diag.report.render.terminal import sparkline
+from offpol_diag.report.sections import sections
 from offpol_diag.summary import Diagnosis, Location, Number, Place, PresetResult, Summary
 from offpol_diag.trainers.verl_sums import GENERATIONS, reject_parts
 from tests import oracles

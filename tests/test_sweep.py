@@ -12,10 +12,10 @@ import pytest
 
 from offpol_diag import DumpWriter
 from offpol_diag.analyze import analyze
-from offpol_diag.catalogue import load
 from offpol_diag.cli.defaults import sample
 from offpol_diag.errors import UsageError
 from offpol_diag.presets import Preset, Reject, Veto, Weight
+from offpol_diag.presets.catalogue import load
 from offpol_diag.sweep import SweepOptions, pick, sweep, swept_bounds
 from offpol_diag.sweep.thresholds import informative, parse, round_numbers
 from tests import oracles

@@ -17,7 +17,7 @@ from offpol_diag import DumpWriter
 from offpol_diag.blocks import Figure, Series
 from offpol_diag.cli import app
 from offpol_diag.presets import Preset, Reject
-from offpol_diag.render.dots import dots
+from offpol_diag.report.render.dots import dots
 from offpol_diag.summary import loads
 from offpol_diag.sweep import SweepOptions, pick, sweep
 from offpol_diag.sweep.rounding import of_logits

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from offpol_diag import DumpWriter
-from offpol_diag.catalogue import load
 from offpol_diag.cli.defaults import sample
 from offpol_diag.errors import UsageError
 from offpol_diag.presets import Preset, Reject, Veto
+from offpol_diag.presets.catalogue import load
 from offpol_diag.sweep import SweepOptions, exact, pick, sweep
 from offpol_diag.sweep.lengths import LENGTHS, Model, Scale, Spreads
 from offpol_diag.sweep.window import check, shortest

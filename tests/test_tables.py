@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from offpol_diag import resample, segments, tables
-from offpol_diag.accumulators import TAIL, Sums, Tail, sums
-from offpol_diag.metrics import where, worst
+from offpol_diag.engine import accumulators as sums
+from offpol_diag.engine import resample, segments, tables, where, worst
+from offpol_diag.engine.accumulators import TAIL, Sums, Tail
 from tests.devices import DEVICES
 
 RANDOM = np.random.default_rng(7)

@@ -22,8 +22,15 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from offpol_diag import catalogue, loglattice
-from offpol_diag.accumulators import (
+from offpol_diag.analysis import tally_file
+from offpol_diag.analysis.merge import merge, summary
+from offpol_diag.analysis.tally import Study
+from offpol_diag.analysis.tally_file import Settings, decoded, encoded, read, write
+from offpol_diag.analyze import analyze
+from offpol_diag.cli.defaults import sample
+from offpol_diag.cli.request import decided
+from offpol_diag.engine import loglattice
+from offpol_diag.engine.accumulators import (
     SAMPLE,
     Best,
     Bins,
@@ -37,21 +44,14 @@ from offpol_diag.accumulators import (
     Tail,
     extremes,
 )
-from offpol_diag.accumulators.fields import Floats, Ints
-from offpol_diag.analysis import tally_file
-from offpol_diag.analysis.merge import merge, summary
-from offpol_diag.analysis.tally_file import Settings, decoded, encoded, read, write
-from offpol_diag.analyze import analyze
-from offpol_diag.cli.defaults import sample
-from offpol_diag.cli.request import decided
+from offpol_diag.engine.fields import Floats, Ints
+from offpol_diag.engine.prefixes import GRID, Prefixes
+from offpol_diag.engine.sample import Sample
+from offpol_diag.engine.selection import LENGTH_BINS, Grid
 from offpol_diag.errors import OffpolError, ResultError, UsageError
-from offpol_diag.metrics.prefixes import GRID, Prefixes
-from offpol_diag.metrics.sample import Sample
-from offpol_diag.metrics.selection import LENGTH_BINS, Grid
-from offpol_diag.presets import Clip, Preset, Reject, Veto, Weight
-from offpol_diag.render.html import render_html
+from offpol_diag.presets import Clip, Preset, Reject, Veto, Weight, catalogue
+from offpol_diag.report.render.html import render_html
 from offpol_diag.summary import WorstSequence, WorstToken
-from offpol_diag.tally import Study
 from tests.test_laws import equal, parts, state_classes
 
 ALL = catalogue.load().resolve("all")

@@ -10,10 +10,10 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from offpol_diag.blocks import Block, Figure, Section, Series, Table, Text, Verdict
-from offpol_diag.render.figures import plotly_figure
-from offpol_diag.render.terminal import PIPE_WIDTH, brief, make_console, render_terminal, sparkline
-from offpol_diag.sections import sections
-from offpol_diag.sections.comparison import comparison
+from offpol_diag.report.render.figures import plotly_figure
+from offpol_diag.report.render.terminal import PIPE_WIDTH, brief, make_console, render_terminal, sparkline
+from offpol_diag.report.sections import sections
+from offpol_diag.report.sections.comparison import comparison
 from offpol_diag.summary import Location, Number, Place
 from tests.factory import make_comparison, make_summary
 

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import yaml
 
-from offpol_diag.catalogue import load
 from offpol_diag.errors import ConfigError
 from offpol_diag.presets import Clip, Preset, Weight
+from offpol_diag.presets.catalogue import load
 from offpol_diag.trainers import TRAINERS, Snippet, config_for, sayable
 from offpol_diag.trainers.schema import Schema, schema
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from offpol_diag.analyze import analyze
-from offpol_diag.losses import BOUNDS
+from offpol_diag.engine.losses import BOUNDS
 from tests import trainer_dumps
 from tests.trainers.ours import BUILT_IN, ours, policy_loss, read
 from tests.trainers.padded import padded

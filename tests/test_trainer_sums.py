@@ -7,13 +7,12 @@ import torch
 from tests.test_alike import plain
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from offpol_diag import catalogue, segments
+from offpol_diag.analysis.first_reading import Asked, settle
 from offpol_diag.batch import Batch
-from offpol_diag.metrics.pieces import pieces
-from offpol_diag.metrics.scene import Scene
-from offpol_diag.near import Near, splits
-from offpol_diag.presets import Clip, Preset, Reject, Veto, Weight
-from offpol_diag.settle import Asked, settle
+from offpol_diag.engine import segments
+from offpol_diag.engine.outcome import pieces
+from offpol_diag.engine.scene import Near, Scene, splits
+from offpol_diag.presets import Clip, Preset, Reject, Veto, Weight, catalogue
 from offpol_diag.trainers import LOGS, base, view
 from offpol_diag.trainers.view import View, columns, outermost
 from tests import oracles

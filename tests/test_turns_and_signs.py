@@ -8,12 +8,11 @@ import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from offpol_diag import moments
-from offpol_diag.metrics.pieces import pieces
-from offpol_diag.metrics.scene import Scene
-from offpol_diag.near import RADII, Near, signs, splits
+from offpol_diag.analysis.tally import observe
+from offpol_diag.engine import moments
+from offpol_diag.engine.outcome import pieces
+from offpol_diag.engine.scene import RADII, Near, Scene, signs, splits
 from offpol_diag.presets import Clip, Preset, Reject, Veto, Weight
-from offpol_diag.tally import observe
 from tests import oracles
 from tests.test_near import ALL, Large, apart, opened, tallied
 

@@ -8,9 +8,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from offpol_diag import DumpWriter, catalogue, losses
+from offpol_diag import DumpWriter
 from offpol_diag.analyze import analyze
-from offpol_diag.presets import Weight
+from offpol_diag.engine import losses
+from offpol_diag.presets import Weight, catalogue
 from tests.softmax import BAND, CASES, RAW, TOKEN, gradient, numbers, preset, tokens, world
 
 

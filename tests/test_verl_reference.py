@@ -15,9 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 import verl_reference
 
-from offpol_diag import catalogue
 from offpol_diag.analyze import analyze
-from offpol_diag.metrics.outcome import applied
+from offpol_diag.engine.outcome import applied
+from offpol_diag.presets import catalogue
 
 HERE = Path(__file__).parent
 GOLDEN = json.loads((HERE / "golden" / "verl.json").read_text())

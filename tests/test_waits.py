@@ -14,11 +14,12 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from offpol_diag import catalogue, segments
+from offpol_diag.analysis.first_reading import Asked, settle
 from offpol_diag.analyze import Observe, analyze, plan
+from offpol_diag.engine import segments
+from offpol_diag.presets import catalogue
 from offpol_diag.readers import open_dump
 from offpol_diag.run.task import Local
-from offpol_diag.settle import Asked, settle
 from tests.devices import gpu
 from tests.gpu_rules import WAITING
 

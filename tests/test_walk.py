@@ -7,14 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from offpol_diag import host, loglattice, segments, tables
-from offpol_diag.accumulators import bins
-from offpol_diag.accumulators import tails as largest
 from offpol_diag.batch import Batch
-from offpol_diag.metrics import gap, tails, terms, where, worst
-from offpol_diag.metrics.gap import DRIFTS
-from offpol_diag.metrics.scene import Scene
-from offpol_diag.metrics.walk import walk
+from offpol_diag.engine import accumulators as bins
+from offpol_diag.engine import accumulators as largest
+from offpol_diag.engine import gap, host, loglattice, segments, tables, tails, terms, where, worst
+from offpol_diag.engine.gap import DRIFTS
+from offpol_diag.engine.scene import Scene
+from offpol_diag.engine.terms import walk
 
 LENGTHS = [7, 0, 1, 40, 3, 0, 0, 25, 90, 2, 2, 60, 0]
 SIZES = {

@@ -2,8 +2,8 @@
 
 import torch
 
-from offpol_diag import segments
-from offpol_diag.metrics.outcome import applied, of
+from offpol_diag.engine import segments
+from offpol_diag.engine.outcome import applied, of
 
 
 def outcome(scene, preset):

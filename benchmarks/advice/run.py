@@ -31,8 +31,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from benchmarks.advice import judge, page
 from benchmarks.advice.regimes import SPLITS, Regime, Split, regimes
 from offpol_diag import Summary, analyze
-from offpol_diag.candidates import CANDIDATES
-from offpol_diag.recommend import advised
+from offpol_diag.advice.recommend import advised
+from offpol_diag.presets.candidates import CANDIDATES
 
 Row = dict[str, Any]
 DUMPS = 2

@@ -10,17 +10,17 @@ import numpy as np
 
 from covering.truth import METRICS, PRESETS, Known
 from covering.worlds import WORLDS, World, batch
-from offpol_diag import candidates, catalogue
 from offpol_diag.analysis import readout
+from offpol_diag.analysis.first_reading import Found
 from offpol_diag.analysis.replicates import Groups, less, of_preset
+from offpol_diag.analysis.tally import Study
 from offpol_diag.analyze import Observe
 from offpol_diag.batch import Batch
+from offpol_diag.engine.scope import UNSETTLED
 from offpol_diag.numerals import doubted
-from offpol_diag.scope import UNSETTLED
-from offpol_diag.settle import Found
+from offpol_diag.presets import candidates, catalogue
+from offpol_diag.presets.tuning import tuned
 from offpol_diag.summary import Number
-from offpol_diag.tally import Study
-from offpol_diag.tuning import tuned
 
 COLUMNS = frozenset({"rollout_log_probs", "old_log_probs"})
 REPLICATES = 256

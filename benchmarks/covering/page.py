@@ -58,7 +58,7 @@ response, averaged over 1.6 million responses; its standard error is at most a f
 interval's half width. There are eight responses to a prompt; prompts and responses differ in length and
 in the size of the mismatch, so that tokens are dependent twice over. What is resampled is the prompt.
 
-How an interval is made stands in `offpol_diag/metrics/interval.py`: the number ± t · √(G/(G − 1))
+How an interval is made stands in `offpol_diag/engine/formula.py`: the number ± t · √(G/(G − 1))
 standard deviations of its bootstrap replicates, on the scale on which its range has no end (log for what
 is positive, log-odds for a fraction), G being the number of groups in effect. Where no event was seen in
 n responses, the upper end of its share is 3.7/n: a response that goes wrong may do so throughout.

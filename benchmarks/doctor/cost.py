@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import offpol_diag
 from offpol_diag.analysis import readout
-from offpol_diag.metrics import sample
+from offpol_diag.engine import sample
 
 DUMP = Path(__file__).parents[2] / "sample_data" / "healthy.parquet"
 

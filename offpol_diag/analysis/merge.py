@@ -11,17 +11,17 @@ from pathlib import Path
 
 import torch
 
-from offpol_diag.accumulators import Best, State
 from offpol_diag.analysis import readout
+from offpol_diag.analysis.first_reading import Asked
+from offpol_diag.analysis.tally import Tally
 from offpol_diag.analysis.tally_file import AGAIN, Held, Piece, Settings, TallyFile, read
+from offpol_diag.engine.accumulators import Best, State
+from offpol_diag.engine.scope import ONE, Label
 from offpol_diag.errors import ResultError, UsageError
 from offpol_diag.presets import Preset
 from offpol_diag.readers.checks import Count, remarks
 from offpol_diag.readers.parquet import merged
-from offpol_diag.scope import ONE, Label
-from offpol_diag.settle import Asked
 from offpol_diag.summary import DumpFacts, Run, Skipped, Summary
-from offpol_diag.tally import Tally
 
 ALIKE = "analyze every piece with the same version and options: presets, columns, group-by, seed"
 ONCE = "give every piece once; if two tallies overlap, analyze the rows that only one of them has again"

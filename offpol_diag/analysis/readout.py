@@ -12,15 +12,13 @@ from typing import Any, TypeVar
 
 import torch
 
-from offpol_diag import candidates, correction, loglattice
-from offpol_diag.accumulators import Best, Counts, Extremes, GroupSample, Places, State, Sums
-from offpol_diag.aspects import aspects
+from offpol_diag.analysis.tally import Study, Tally
 from offpol_diag.diagnosis import diagnose
-from offpol_diag.formulas import guards
-from offpol_diag.formulas import method as in_words
-from offpol_diag.metrics import (
+from offpol_diag.engine import (
     bystep,
+    correction,
     gap,
+    loglattice,
     method,
     normal,
     policyloss,
@@ -31,12 +29,16 @@ from offpol_diag.metrics import (
     update,
     where,
 )
-from offpol_diag.metrics.formula import Formula, Reader, missing, plain
-from offpol_diag.metrics.gap import DRIFTS, Drift
-from offpol_diag.metrics.prefixes import Prefixes
-from offpol_diag.metrics.sample import Sample
-from offpol_diag.metrics.selection import Grid
-from offpol_diag.presets import Preset
+from offpol_diag.engine.accumulators import Best, Counts, Extremes, GroupSample, Places, State, Sums
+from offpol_diag.engine.formula import Formula, Reader, missing, plain
+from offpol_diag.engine.gap import DRIFTS, Drift
+from offpol_diag.engine.prefixes import Prefixes
+from offpol_diag.engine.sample import Sample
+from offpol_diag.engine.selection import Grid
+from offpol_diag.presets import Preset, candidates
+from offpol_diag.presets.aspects import aspects
+from offpol_diag.presets.formulas import guards
+from offpol_diag.presets.formulas import method as in_words
 from offpol_diag.readers import Dump
 from offpol_diag.summary import (
     DumpFacts,
@@ -50,7 +52,6 @@ from offpol_diag.summary import (
     Summary,
     Worst,
 )
-from offpol_diag.tally import Study, Tally
 from offpol_diag.trainers import LOGS
 from offpol_diag.trainers.base import Read
 

@@ -3,7 +3,7 @@
 Two numbers read with the same seed are paired by themselves: a group is drawn as often for the one as for the
 other, whichever presets, files or runs they come from.
 
-The interval of a difference is made as that of any other number (`metrics/interval.py`), of the replicates'
+The interval of a difference is made as that of any other number (`engine/formula.py`), of the replicates'
 differences or ratios; the p-value is of the same t statistic, so that it is below 5% where the interval
 excludes 0, or 1. Two numbers above 0 are tested by the logarithm of their ratio: a prompt that is hard in
 both runs adds to their difference, and cancels in their ratio. Counting replicates could not show a p-value
@@ -19,14 +19,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from offpol_diag.accumulators import LogSums
 from offpol_diag.analysis.readout import CONDITIONAL, Readout
-from offpol_diag.metrics import gap, interval, method, residual, tails
-from offpol_diag.metrics.formula import Formula
-from offpol_diag.metrics.gap import Drift
-from offpol_diag.metrics.interval import ANYWHERE, FEWEST_EFFECTIVE, FEWEST_GROUPS, POSITIVE, Range
+from offpol_diag.engine import formula, gap, method, residual, tails
+from offpol_diag.engine.accumulators import LogSums
+from offpol_diag.engine.formula import ANYWHERE, FEWEST_EFFECTIVE, FEWEST_GROUPS, POSITIVE, Formula, Range
+from offpol_diag.engine.gap import Drift
+from offpol_diag.engine.ratios import OVERFLOW
 from offpol_diag.presets import Preset
-from offpol_diag.ratios import OVERFLOW
 from offpol_diag.summary import Number
 
 Replicates = dict[str, Tensor]
@@ -91,7 +90,7 @@ class Groups:
     @classmethod
     def of(cls, tokens: Tensor, many: int) -> Groups:
         """Count the groups of a dump from its number of tokens and its replicates, [1+B]."""
-        return cls(many, interval.effective(tokens, many))
+        return cls(many, formula.effective(tokens, many))
 
     def fewer(self, other: Groups) -> Groups:
         """Take the fewer of two runs."""
@@ -133,7 +132,7 @@ def _number(values: Tensor, blank: Number, groups: Groups, within: Range) -> Num
     value = float(values[0])
     if not math.isfinite(value):
         return blank.model_copy(update={"unknown": "one of the two is not known"})
-    ends = interval.interval(values, groups.effective, groups.many, within)
+    ends = formula.interval(values, groups.effective, groups.many, within)
     return blank.model_copy(update={"value": value, "interval": ends})
 
 

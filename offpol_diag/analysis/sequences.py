@@ -14,11 +14,11 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
-from offpol_diag import scope, segments
+from offpol_diag.analysis.tally import Study
+from offpol_diag.engine import scope, segments
+from offpol_diag.engine.outcome import pieces
+from offpol_diag.engine.scene import Scene
 from offpol_diag.errors import UsageError
-from offpol_diag.metrics.pieces import pieces
-from offpol_diag.metrics.scene import Scene
-from offpol_diag.tally import Study
 from offpol_diag.wholefiles import beside
 
 Factors = Mapping[str, Mapping[scope.Label, float]]

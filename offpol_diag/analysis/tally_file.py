@@ -26,23 +26,24 @@ import torch
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError, model_validator
 from torch import Tensor
 
-from offpol_diag import catalogue, correction, wholefiles
-from offpol_diag.accumulators import Best, Places, State, Sums, Tail
-from offpol_diag.accumulators.fields import LARGE, Count, Ints, form, require
+from offpol_diag import wholefiles
 from offpol_diag.analysis import readout
+from offpol_diag.analysis.first_reading import Asked, Found
+from offpol_diag.analysis.tally import Study, Tally, observe
 from offpol_diag.batch import Batch
+from offpol_diag.engine import correction
+from offpol_diag.engine.accumulators import Best, Places, State, Sums, Tail
+from offpol_diag.engine.fields import LARGE, Count, Ints, form, require
+from offpol_diag.engine.scene import Scene
+from offpol_diag.engine.scope import ONE, Settled
 from offpol_diag.errors import ResultError, UsageError
-from offpol_diag.grammar import UNBOUNDED
-from offpol_diag.metrics.scene import Scene
-from offpol_diag.presets import Preset
+from offpol_diag.presets import Preset, catalogue
+from offpol_diag.presets.grammar import UNBOUNDED
 from offpol_diag.readers import Dump
 from offpol_diag.readers.checks import remarks
 from offpol_diag.readers.long import value
 from offpol_diag.readers.parquet import Part, open_again
-from offpol_diag.scope import ONE, Settled
-from offpol_diag.settle import Asked, Found
 from offpol_diag.summary import DumpFacts, Model, Run, WorstSequence, WorstToken
-from offpol_diag.tally import Study, Tally, observe
 
 FORMAT = 2
 HINT = "give a file that `offpol-diag analyze --tally` wrote"

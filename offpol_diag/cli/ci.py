@@ -24,7 +24,7 @@ def tell(summary: Summary, files: Outputs) -> None:
 
 def _add(place: Path, summary: Summary) -> None:
     """Append; a summary that cannot be written is no reason to fail a gate."""
-    from offpol_diag.render.markdown import render_markdown
+    from offpol_diag.report.render.markdown import render_markdown
 
     try:
         with place.open("a", encoding="utf-8") as file:
@@ -35,7 +35,7 @@ def _add(place: Path, summary: Summary) -> None:
 
 def _annotate(summary: Summary, files: Outputs) -> None:
     """On stdout, as GitHub's own tools do; on stderr, which it reads as well, where stdout holds a result."""
-    from offpol_diag.render.annotations import annotated
+    from offpol_diag.report.render.annotations import annotated
 
     lines = "".join(f"{line}\n" for line in annotated(summary.gates)).encode()
     stream = sys.stderr if files.takes_stdout() else sys.stdout

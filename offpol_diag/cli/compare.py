@@ -97,7 +97,7 @@ def _drawn(summary: Summary) -> str:
     from dataclasses import replace
 
     from offpol_diag.blocks import Figure
-    from offpol_diag.sections import sections
+    from offpol_diag.report.sections import sections
 
     parts = sections(summary, ("diagnosis", "comparison", "runs"))
     return drawn(
@@ -181,7 +181,7 @@ def _lacking(request: Request, dumps: Sequence[str], chosen: Sequence[Preset]) -
         UsageError: none of them can be computed; it is said before the dump is read.
     """
     from offpol_diag.analyze import plan
-    from offpol_diag.correction import needs
+    from offpol_diag.engine.correction import needs
     from offpol_diag.readers import open_dump
 
     dump = open_dump(dumps, columns=request.which_columns())
@@ -198,8 +198,8 @@ def _lacking(request: Request, dumps: Sequence[str], chosen: Sequence[Preset]) -
 
 def _instead(request: Request, columns: Mapping[str, str], missing: Mapping[str, None]) -> str:
     """What to do about columns that are missing."""
-    from offpol_diag.catalogue import load
-    from offpol_diag.correction import needs
+    from offpol_diag.engine.correction import needs
+    from offpol_diag.presets.catalogue import load
 
     able = [name for name, preset in load(request.preset_file).items() if not needs(preset, set(columns))]
     ways = [f"try --presets {','.join(able[:MOST_NAMED])}"] if able else []

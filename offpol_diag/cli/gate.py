@@ -18,9 +18,9 @@ from offpol_diag.cli.show import drawn
 from offpol_diag.errors import UsageError
 
 if TYPE_CHECKING:
-    from offpol_diag.catalogue import Catalogue
     from offpol_diag.gate import Requirements
     from offpol_diag.presets import Preset
+    from offpol_diag.presets.catalogue import Catalogue
     from offpol_diag.summary import Summary
 
 EXITS = {"passed": 0, "failed": FAILED, "could not say": COULD_NOT_SAY}
@@ -172,7 +172,7 @@ def _outcome(judged: Summary) -> str:
 
 
 def _drawn(judged: Summary, base: Summary | None, required: Requirements) -> str:
-    from offpol_diag.sections.gate import gate as section
+    from offpol_diag.report.sections.gate import gate as section
 
     return drawn([section(judged.gates, required.remarks(judged, base))])
 

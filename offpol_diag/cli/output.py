@@ -189,7 +189,7 @@ def default_html(sources: Sequence[str]) -> Path:
 
 
 def _html(summary: Summary) -> str:
-    from offpol_diag.render.html import render_html
+    from offpol_diag.report.render.html import render_html
 
     return render_html(summary)
 
@@ -199,13 +199,13 @@ def _json(summary: Summary) -> str:
 
 
 def _markdown(summary: Summary) -> str:
-    from offpol_diag.render.markdown import render_markdown
+    from offpol_diag.report.render.markdown import render_markdown
 
     return printable_lines(render_markdown(summary))
 
 
 def _junit(summary: Summary) -> str:
-    from offpol_diag.render.junit import render_junit
+    from offpol_diag.report.render.junit import render_junit
 
     return render_junit(summary)
 
@@ -274,7 +274,7 @@ class Outputs:
             Where the analysis writes what it writes itself; nothing of that stays there when the block ends.
         """
         if self.html is not None:
-            from offpol_diag.render import library
+            from offpol_diag.report.render import library
 
             library.begin()
         staged = Staged(*(one and _suffixed(one.resolve()) for one in (self.sequences, self.tally)))

@@ -48,7 +48,7 @@ def presets(
     quiet: options.Quiet = False,
 ) -> None:
     """The catalogue of corrections; with a NAME its exact formulas, or its configuration for a trainer."""
-    from offpol_diag.catalogue import load
+    from offpol_diag.presets.catalogue import load
 
     check(json, *([preset_file] if preset_file else []))
     asked = _settings(settings)
@@ -66,7 +66,7 @@ def presets(
 
 def _settings(given: list[str] | None) -> dict[str, str]:
     from offpol_diag.errors import UsageError
-    from offpol_diag.tuning import SETTINGS
+    from offpol_diag.presets.tuning import SETTINGS
 
     split = [part.partition("=") for text in given or () for part in options.names(text)]
     for key, sign, value in split:
@@ -77,7 +77,7 @@ def _settings(given: list[str] | None) -> dict[str, str]:
 
 def _tuned(found: tuple[Preset, ...], settings: dict[str, str], name: str | None) -> dict[str, Preset]:
     from offpol_diag.errors import UsageError
-    from offpol_diag.tuning import tuned
+    from offpol_diag.presets.tuning import tuned
 
     if settings and name is None:
         raise UsageError(
@@ -95,7 +95,7 @@ def _sayable(chosen: dict[str, Preset], trainer: str, quiet: bool) -> dict[str, 
 
 
 def _drawn(chosen: dict[str, Preset], named: bool) -> str:
-    from offpol_diag.formulas import catalogue_section, preset_section
+    from offpol_diag.presets.formulas import catalogue_section, preset_section
 
     found = [preset_section(one) for one in chosen.values()] if named else [catalogue_section(chosen)]
     return drawn(found)

@@ -16,8 +16,8 @@ from offpol_diag.errors import UsageError
 
 if TYPE_CHECKING:
     from offpol_diag.analyze import Examined
-    from offpol_diag.catalogue import Catalogue
     from offpol_diag.presets import Preset
+    from offpol_diag.presets.catalogue import Catalogue
     from offpol_diag.summary import Summary
     from offpol_diag.sweep import SweepOptions
 
@@ -48,7 +48,7 @@ class Request:
 
     def catalogue(self) -> Catalogue:
         """The presets that ship, and the user's; names that changed their meaning are told on stderr."""
-        from offpol_diag.catalogue import load
+        from offpol_diag.presets.catalogue import load
 
         with judged("preset_file", self.preset_file):
             found = load(self.preset_file)
@@ -150,7 +150,7 @@ def ran(command: str, summary: Summary) -> Summary:
 
 def decided(summary: Summary, trainer: str | None = None) -> Summary:
     """The summary with its recommendation, said to a trainer where one is named."""
-    from offpol_diag.recommend import advised
+    from offpol_diag.advice.recommend import advised
 
     return advised(summary, trainer)
 

@@ -12,15 +12,15 @@ if TYPE_CHECKING:
 
 def drawn(sections: Sequence[Section], stack: bool = True) -> str:
     """Sections as stdout shows them."""
-    from offpol_diag.render.terminal import draw, make_console
+    from offpol_diag.report.render.terminal import draw, make_console
 
     return draw(sections, make_console(), stack)
 
 
 def drawn_report(summary: Summary, whole: bool = False) -> str:
     """The summary of the report as stdout shows it; `whole`: wide tables below rather than left out."""
-    from offpol_diag.render.terminal import BRIEF, brief
-    from offpol_diag.sections import sections
+    from offpol_diag.report.render.terminal import BRIEF, brief
+    from offpol_diag.report.sections import sections
 
     return drawn(brief(sections(summary, BRIEF)), stack=whole)
 
@@ -29,6 +29,6 @@ def drawn_diagnosis(summary: Summary) -> str:
     """The diagnosis as stdout shows it, from its first sentence on."""
     from dataclasses import replace
 
-    from offpol_diag.sections import sections
+    from offpol_diag.report.sections import sections
 
     return drawn([replace(one, title="") for one in sections(summary, ("diagnosis",))])

@@ -94,7 +94,7 @@ def sweep(
 
 
 def _drawn(summary: Summary) -> str:
-    from offpol_diag.sections.sweep import sweep as section
+    from offpol_diag.report.sections.sweep import sweep as section
 
     found = section(summary)
     return drawn([found] if found else [])

@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from offpol_diag.accumulators import Sums
 from offpol_diag.analysis.readout import Readout
 from offpol_diag.analysis.replicates import Groups, less, of_preset, sure
 from offpol_diag.analyze import Examined
 from offpol_diag.directions import Better, better
+from offpol_diag.engine import drops
+from offpol_diag.engine.accumulators import Sums
+from offpol_diag.engine.formula import Reader
 from offpol_diag.errors import UsageError
-from offpol_diag.metrics import drops
-from offpol_diag.metrics.formula import Reader
 from offpol_diag.summary import Comparison, Number, Summary
 
 NO_DIRECTION, EQUAL, UNDECIDED, UNKNOWN = "–", "equal", "undecided", "unknown"

@@ -9,8 +9,6 @@ from typing import Literal, TypeVar
 
 import torch
 
-from offpol_diag import correction
-from offpol_diag.accumulators import GroupSample
 from offpol_diag.analysis.readout import Readout
 from offpol_diag.analysis.replicates import (
     LEVEL,
@@ -28,9 +26,11 @@ from offpol_diag.analysis.replicates import (
 from offpol_diag.analyze import Examined
 from offpol_diag.compare.presets import difference
 from offpol_diag.directions import FIRST_GAP
+from offpol_diag.engine import correction
+from offpol_diag.engine.accumulators import GroupSample
+from offpol_diag.engine.formula import FEWEST_GROUPS
+from offpol_diag.engine.gap import DRIFTS
 from offpol_diag.errors import UsageError
-from offpol_diag.metrics.gap import DRIFTS
-from offpol_diag.metrics.interval import FEWEST_GROUPS
 from offpol_diag.numerals import FRACTIONS, count, doubted, say, written
 from offpol_diag.summary import Against, Contrast, Number, Numbers, OtherRun, Pairing, Summary
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from offpol_diag.diagnosis.rows import Estimate, Flags, Floats, Rows, answered_again, clusters, estimate
 from offpol_diag.diagnosis.signatures import Found, percent
-from offpol_diag.student import quantile
+from offpol_diag.engine.student import quantile
 
 VISIBLE = 2e-3
 """Smallest |E[r] − 1| worth calling a bug: kernels that round their own log-probs stay below it."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from offpol_diag.engine.student import Z
 from offpol_diag.presets import Policy
-from offpol_diag.student import Z
 from offpol_diag.summary import Number, Summary
 
 FEWEST_GROUPS, FEWEST_TOKENS = 20, 1000

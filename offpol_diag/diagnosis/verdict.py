@@ -13,7 +13,7 @@ from offpol_diag.diagnosis.causes import CAUSES
 from offpol_diag.diagnosis.numbers import HEALTHY_K3, Evidence
 from offpol_diag.diagnosis.rows import Estimate, Flags, Rows, measured
 from offpol_diag.diagnosis.signatures import Found, percent
-from offpol_diag.metrics.sample import Sample
+from offpol_diag.engine.sample import Sample
 from offpol_diag.summary import After, Cause, Diagnosis, Example, Number, Summary
 
 LOOKS: tuple[Callable[[Rows], Found | None], ...] = (

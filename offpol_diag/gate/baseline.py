@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from offpol_diag.catalogue import ALL, plain
 from offpol_diag.directions import WATCHED_GAP, WATCHED_PRESET, Worse, worse
 from offpol_diag.gate.bounds import USUAL, Judge, Level, Name, Tolerance
 from offpol_diag.gate.numbers import Found, find, look_up, preset, preset_of
 from offpol_diag.gate.verdicts import Ruling, apart, joined, rule, shown, silent
 from offpol_diag.numerals import doubted
+from offpol_diag.presets.catalogue import ALL, plain
 from offpol_diag.summary import GateVerdict, Number, Summary
 
 # ---------------------------------------------------------------- what is compared

@@ -13,10 +13,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from offpol_diag.catalogue import plain
 from offpol_diag.errors import did_you_mean
 from offpol_diag.gate.bounds import GAPS, PERCENTILE, Name, Steps, splits
 from offpol_diag.numerals import doubted
+from offpol_diag.presets.catalogue import plain
 from offpol_diag.summary import Number, Place, PresetResult, Summary
 
 Found = Number | str

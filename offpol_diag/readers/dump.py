@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from offpol_diag import segments
 from offpol_diag.batch import Batch
+from offpol_diag.engine import segments
 from offpol_diag.errors import DumpError
 from offpol_diag.readers.checks import Count, Signs, Skipped, good_rows
 from offpol_diag.readers.columns import MASK, ROLLOUT, is_padded

@@ -22,8 +22,8 @@ import torch
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
-from offpol_diag.accumulators import State
 from offpol_diag.batch import Batch
+from offpol_diag.engine.accumulators import State
 from offpol_diag.readers import Dump
 from offpol_diag.readers.dump import Noticed
 from offpol_diag.readers.shards import ahead

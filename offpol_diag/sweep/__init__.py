@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from offpol_diag import correction
 from offpol_diag.analysis import readout
+from offpol_diag.analysis.tally import Study, Tally
 from offpol_diag.analyze import MADE, engine_named, plan, record, settled, tokens_at_once
+from offpol_diag.engine import correction
 from offpol_diag.errors import DumpError, UsageError
 from offpol_diag.presets import Preset
 from offpol_diag.readers import Dump, open_dump
@@ -18,7 +19,6 @@ from offpol_diag.sweep import remarks, thresholds, window
 from offpol_diag.sweep.evaluate import Plan, Swept
 from offpol_diag.sweep.readings import Readings
 from offpol_diag.sweep.thresholds import SweptBound, pick, swept_bounds
-from offpol_diag.tally import Study, Tally
 from offpol_diag.trainers import config_for, trainer_named
 
 __all__ = ["SweepOptions", "SweptBound", "pick", "sweep", "swept_bounds"]

@@ -16,19 +16,19 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from offpol_diag import correction, segments, tables
-from offpol_diag.accumulators import Bins, State, Sums
+from offpol_diag.analysis.first_reading import Found
+from offpol_diag.analysis.tally import Study, Tally, observe
 from offpol_diag.batch import Batch
-from offpol_diag.metrics.outcome import PER_SEQUENCE, Outcome, WeightSums, of, powers
-from offpol_diag.metrics.scene import Scene
-from offpol_diag.metrics.selection import LENGTH_BINS, Grid, length_bin
+from offpol_diag.engine import correction, segments, tables
+from offpol_diag.engine.accumulators import Bins, State, Sums
+from offpol_diag.engine.outcome import PER_SEQUENCE, Outcome, WeightSums, of, powers
+from offpol_diag.engine.ratios import FLOAT32_OVERFLOW
+from offpol_diag.engine.rows import Sheet
+from offpol_diag.engine.scene import Scene
+from offpol_diag.engine.selection import LENGTH_BINS, Grid, length_bin
 from offpol_diag.presets import Preset, Reject, Weight
-from offpol_diag.ratios import FLOAT32_OVERFLOW
-from offpol_diag.settle import Found
-from offpol_diag.sheet import Sheet
 from offpol_diag.sweep.rounding import Stored
 from offpol_diag.sweep.thresholds import SweptBound
-from offpol_diag.tally import Study, Tally, observe
 
 CELLS = 1 << 19
 """Thresholds times sequences held at once."""

@@ -14,10 +14,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from offpol_diag import loglattice
-from offpol_diag.accumulators import Bins
 from offpol_diag.batch import Batch
-from offpol_diag.metrics.scene import Scene
+from offpol_diag.engine import loglattice
+from offpol_diag.engine.accumulators import Bins
+from offpol_diag.engine.scene import Scene
 from offpol_diag.readers import Dump
 from offpol_diag.run.task import Engine
 from offpol_diag.sweep.evaluate import Plan, statistic

@@ -17,8 +17,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from offpol_diag import resample
-from offpol_diag.metrics.selection import length_bin
+from offpol_diag.engine import resample
+from offpol_diag.engine.selection import length_bin
 
 FOLDS, BINS, REACH = 16, 512, 4.0
 LENGTHS = 128

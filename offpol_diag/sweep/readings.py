@@ -10,15 +10,14 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from offpol_diag import loglattice
-from offpol_diag.accumulators import Bins, GroupSample, Sums
-from offpol_diag.metrics import method, residual
-from offpol_diag.metrics.formula import Formula, Reader, mean
-from offpol_diag.metrics.selection import Grid, quartile_parts
+from offpol_diag.analysis.tally import Tally
+from offpol_diag.engine import loglattice, method, residual
+from offpol_diag.engine.accumulators import Bins, GroupSample, Sums
+from offpol_diag.engine.formula import Formula, Reader, mean
+from offpol_diag.engine.selection import Grid, quartile_parts
 from offpol_diag.summary import Number, Numbers, SweptPoint
 from offpol_diag.sweep.evaluate import COLUMNS, Plan
 from offpol_diag.sweep.rounding import Stored
-from offpol_diag.tally import Tally
 
 KNOWN = {row.name: row for row in (*method.ROWS, *residual.ROWS)}
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from offpol_diag.formulas import RATIOS, judged
 from offpol_diag.numerals import say, say_value
 from offpol_diag.presets import Preset, Reject, Weight
+from offpol_diag.presets.formulas import RATIOS, judged
 from offpol_diag.summary import NoiseFloor, Number, SolvedWindow, Sweep, SweptPoint
 from offpol_diag.sweep import rounding
 from offpol_diag.sweep.readings import Readings

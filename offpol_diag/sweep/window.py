@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from offpol_diag import loglattice
-from offpol_diag.accumulators import State
+from offpol_diag.analysis.tally import Tally
 from offpol_diag.batch import Batch
+from offpol_diag.engine import loglattice
+from offpol_diag.engine.accumulators import State
+from offpol_diag.engine.scene import Scene
 from offpol_diag.errors import UsageError
-from offpol_diag.metrics.scene import Scene
 from offpol_diag.presets import Preset, Reject, Weight
 from offpol_diag.readers import Dump
 from offpol_diag.run.task import Engine
@@ -22,7 +23,6 @@ from offpol_diag.sweep.exact import AtRank, at_ranks
 from offpol_diag.sweep.lengths import Model, Scale, Spreads
 from offpol_diag.sweep.readings import Readings
 from offpol_diag.sweep.thresholds import Side, SweptBound
-from offpol_diag.tally import Tally
 
 SIGNED = ("ratio", "k1", "prob_diff")
 """Statistics that lie on both sides of what they are on-policy."""

@@ -12,18 +12,7 @@ from typing import TYPE_CHECKING
 
 from offpol_diag.presets import Over, Preset, Reject, Statistic
 from offpol_diag.trainers import schema
-from offpol_diag.trainers.base import (
-    EPS,
-    PROB_DIFF,
-    RATIO,
-    Entry,
-    Log,
-    Rows,
-    Sum,
-    Value,
-    When,
-    weighs,
-)
+from offpol_diag.trainers.base import EPS, PROB_DIFF, RATIO, Entry, Log, Rows, Sum, Value, When, weighs
 from offpol_diag.trainers.base import LOG as LOG_RATIO
 from offpol_diag.trainers.config import (
     ClipKeys,

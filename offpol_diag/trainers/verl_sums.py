@@ -34,7 +34,7 @@ from offpol_diag.trainers.base import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from offpol_diag.ratios import Ratios
+    from offpol_diag.engine.ratios import Ratios
     from offpol_diag.trainers.view import Tokens, View
 
 

@@ -15,30 +15,18 @@ from typing import Literal, TypeVar
 import torch
 from torch import Tensor
 
-from offpol_diag import correction, losses, segments
 from offpol_diag.batch import Batch
-from offpol_diag.correction import Weighed
-from offpol_diag.host import here
-from offpol_diag.memo import Memo
-from offpol_diag.metrics import outcome
-from offpol_diag.metrics.pieces import Pieces, pieces
-from offpol_diag.metrics.scene import Scene
-from offpol_diag.moments import Direction
+from offpol_diag.engine import correction, losses, outcome, segments
+from offpol_diag.engine.correction import Weighed
+from offpol_diag.engine.host import here
+from offpol_diag.engine.memo import Memo
+from offpol_diag.engine.moments import Direction
+from offpol_diag.engine.outcome import Pieces, pieces
+from offpol_diag.engine.ratios import Ratios
+from offpol_diag.engine.scene import Scene
 from offpol_diag.presets import Loss, Over, Policy, Preset, Reject, Statistic, Veto
-from offpol_diag.ratios import Ratios
 from offpol_diag.trainers import LOGS
-from offpol_diag.trainers.base import (
-    K1,
-    LOG,
-    Columns,
-    Ends,
-    Mask,
-    Measure,
-    Ranges,
-    applied,
-    ends,
-    squared,
-)
+from offpol_diag.trainers.base import K1, LOG, Columns, Ends, Mask, Measure, Ranges, applied, ends, squared
 
 T = TypeVar("T")
 How = Literal["Σ", "ends"]

@@ -64,7 +64,7 @@ WORDS: dict[str, tuple[str, ...]] = {
 @cache
 def catalogue() -> str:
     """Every preset that ships, as JSON."""
-    shipped = resources.files("offpol_diag").joinpath("presets.toml").read_text(encoding="utf-8")
+    shipped = resources.files("offpol_diag.presets").joinpath("presets.toml").read_text(encoding="utf-8")
     return json.dumps(tomllib.loads(shipped))
 
 

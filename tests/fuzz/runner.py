@@ -122,8 +122,8 @@ def warm() -> None:
             importlib.import_module(module.name)
     for name in LATE:
         importlib.import_module(name)
-    from offpol_diag import candidates
-    from offpol_diag.render.library import library
+    from offpol_diag.presets import candidates
+    from offpol_diag.report.render.library import library
 
     library()
     candidates.presets("old")

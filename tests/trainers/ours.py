@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from offpol_diag import catalogue, losses, segments
-from offpol_diag.metrics.outcome import norm, norm_factor
-from offpol_diag.metrics.scene import Scene
+from offpol_diag.analysis.first_reading import Asked, settle
+from offpol_diag.engine import losses, segments
+from offpol_diag.engine.outcome import norm, norm_factor
+from offpol_diag.engine.scene import Scene
+from offpol_diag.presets import catalogue
 from offpol_diag.readers import open_dump
-from offpol_diag.settle import Asked, settle
 from tests import trainer_dumps
 from tests.whole import outcome, token_mask
 

@@ -1,0 +1,413 @@
+"""Which correction, if any: an ordered table of rules; the first whose condition holds decides.
+
+What is certain comes first: a bug, too little data, no mismatch. Then one measurement decides: whether r
+depends on what token it is. Where it does not, the mismatch is noise of single tokens; weights would add
+variance and take no bias away, and a mask is enough. Else, and where it cannot be measured, the default
+stands. Thresholds and bands that the field has published are alerts; each names its source and its regime.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+from typing import Literal
+
+from offpol_diag.advice.prescription import expressible, prescribed
+from offpol_diag.diagnosis.numbers import FEWEST_GROUPS, FEWEST_SEQUENCES, FEWEST_TOKENS, SAMPLES, Evidence
+from offpol_diag.numerals import say
+from offpol_diag.presets.candidates import DEFAULT, ICEPOP, MASK, NOTHING, Candidate
+from offpol_diag.summary import Decision, Fired, Label, Recommendation, Summary
+
+NOISE = 0.15
+"""Upper end of the systematic share below which a mismatch counts as noise of single tokens.
+
+In the rollouts of `benchmarks/doctor` the share is 0 to 0.12 for rounding and for experts routed otherwise,
+and 0.24 to 0.8 for stale weights.
+"""
+SYSTEMATIC, FLOOR = 0.15, 5e-4
+"""Lower end of the systematic share from which even a small mismatch, above this K3, is not rounding."""
+VISIBLE, SURE = 3.0, 5.0
+"""Standard errors of the surrogate gain above 0 from which staleness is visible, and is beyond doubt."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One rule.
+
+    Attributes:
+        name: short, stable.
+        holds: its condition.
+        saw: the metrics it looks at, or a function that names what it saw.
+        sentence: what it says.
+        source: where the threshold comes from, and its regime.
+        decision: what it decides; None for an alert.
+        label: whether the decision was measured or is the default.
+        offers: the method it names.
+    """
+
+    name: str
+    holds: Callable[[Evidence], bool]
+    saw: tuple[str, ...] | Callable[[Evidence], dict[str, float | None]]
+    sentence: str
+    source: str
+    decision: Decision | None = None
+    label: Label | None = None
+    offers: Candidate | None = None
+
+
+def _held(seen: Evidence) -> dict[str, float | None]:
+    dump = seen.summary.dump
+    groups = dump.groups if "group_id" in dump.columns else None
+    return {"groups": groups, "sequences": dump.sequences, "tokens": dump.tokens}
+
+
+def _identical(seen: Evidence) -> bool:
+    """Whether Δ is exactly 0 at every token: one column may be a copy of the other."""
+    return seen.value("log_ratio_min") == 0.0 == seen.value("log_ratio_max")
+
+
+def _verdict(seen: Evidence) -> str:
+    return seen.summary.diagnosis.verdict if seen.summary.diagnosis else ""
+
+
+def _moved(seen: Evidence, errors: float) -> bool:
+    """Whether the trainer has moved along the advantages, by more than so many standard errors."""
+    found = seen.errors("surrogate_gain")
+    return found is not None and found > errors
+
+
+def _depends(seen: Evidence) -> bool:
+    """Whether r surely depends on the token, or goes with the advantages: no rounding does that."""
+    share = seen.systematic
+    surely = share is not None and share[0] > SYSTEMATIC and seen.value("k3") > FLOOR
+    return surely or _moved(seen, SURE)
+
+
+def _noise(seen: Evidence) -> bool:
+    """Whether r was measured not to depend on the token, and the trainer does not seem to have moved.
+
+    Tokens of one kind say little unless they answer the same prompt: elsewhere their contexts differ.
+    """
+    share = seen.systematic
+    calm = not _moved(seen, VISIBLE) and seen.policy == "old"
+    return share is not None and share[1] < NOISE and _grouped(seen) and calm
+
+
+def _grouped(seen: Evidence) -> bool:
+    """Whether the dump has two responses to a prompt or more, and says so."""
+    dump = seen.summary.dump
+    return "group_id" in dump.columns and dump.sequences >= 2 * dump.groups
+
+
+def _measured(seen: Evidence) -> dict[str, float | None]:
+    low, high = seen.systematic or (None, None)
+    return {
+        seen.prefix + "k3": seen.number("k3").value,
+        seen.prefix + "f_2": seen.number("f_2").value,
+        "systematic share of r, lower end": low,
+        "systematic share of r, upper end": high,
+        "staleness, standard errors": seen.errors("surrogate_gain"),
+    }
+
+
+def _growing(seen: Evidence) -> bool:
+    first, last = _thirds(seen).values()
+    return (last or 0.0) > max(5 * (first or 0.0), 1e-4)
+
+
+def _thirds(seen: Evidence) -> dict[str, float | None]:
+    """The median k3 of the first third of the steps, and of the last."""
+    where = seen.summary.by.get("step")
+    found = [place.metrics["k3"].value for place in (where.places if where else [])]
+    known = [value for value in found if value is not None]
+    ends = (known[: len(known) // 3], known[len(known) - len(known) // 3 :])
+    words = ("first third, median k3", "last third, median k3")
+    return {word: median(end) if end else None for word, end in zip(words, ends, strict=True)}
+
+
+RULES = (
+    Rule(
+        "bug",
+        lambda seen: _verdict(seen) == "bug",
+        ("mean_ratio", "k1", "k3"),
+        "Fix it before choosing a correction: what a correction does to wrong numbers says little of what it "
+        "does to the right ones.",
+        "E_rollout[r] = 1 and k1 ≥ 0 hold for any honest mismatch",
+        "fix the bug first",
+    ),
+    Rule(
+        "few",
+        lambda seen: seen.few,
+        _held,
+        f"Too little data to choose a method: at least {FEWEST_GROUPS} groups (prompts), {FEWEST_SEQUENCES} "
+        f"sequences and {FEWEST_TOKENS:,} tokens are needed; without a column group_id, which says what rows "
+        f"share a prompt, {FEWEST_GROUPS * SAMPLES} sequences.",
+        "bootstrap over groups",
+        "not enough data",
+    ),
+    Rule(
+        "identical",
+        _identical,
+        ("log_ratio_min", "log_ratio_max"),
+        "The two columns hold the same numbers: they say nothing about a mismatch, unless both engines "
+        "really agree to the last bit.",
+        "two engines that compute apart do not agree exactly at every token",
+        "not enough data",
+    ),
+    Rule(
+        "unknown",
+        lambda seen: seen.number("k3").value is None,
+        (),
+        "The mismatch of this dump could not be measured.",
+        "",
+        "not enough data",
+    ),
+    Rule(
+        "aligned",
+        lambda seen: seen.value("k3") < 1e-6,
+        ("k3",),
+        "The two policies agree to rounding; a correction would change nothing.",
+        "bitwise aligned engines are gated at 1e-6 (slime, vLLM × TorchTitan)",
+        "no correction needed",
+        "no difference detected",
+    ),
+    Rule(
+        "healthy",
+        lambda seen: _verdict(seen) == "healthy" and not _depends(seen),
+        _measured,
+        "The mismatch is as small as rounding makes it; no correction would make a difference that shows.",
+        "k3 and the share of tokens that differ by more than 2× at most 1e-3",
+        "no correction needed",
+        "no difference detected",
+    ),
+    Rule(
+        "hopeless",
+        lambda seen: seen.value("f_2") > 0.5,
+        ("f_2", "k3"),
+        "Most tokens differ by more than a factor of 2: no weight mends that. Change the source of the drift "
+        "(weight sync, precision, replay).",
+        "a share of tokens, which no single outlier moves",
+        "no method helps",
+    ),
+    Rule(
+        "noise",
+        _noise,
+        _measured,
+        "The mismatch does not depend on the token: it is noise, which biases no gradient. Weights would add "
+        "variance; a mask of the few tokens that are far off is enough.",
+        "systematic share of r below 15%; judged in worlds with known gradients (docs/advice.md)",
+        "METHOD at THRESHOLD",
+        "measured",
+        MASK,
+    ),
+    Rule(
+        "default",
+        lambda seen: True,
+        _measured,
+        "Nothing was measured that is better than the default.",
+        "best simple rule in worlds with known gradients (docs/advice.md)",
+        "METHOD at THRESHOLD",
+        "default",
+        DEFAULT,
+    ),
+)
+
+ALERTS = (
+    Rule(
+        "configuration",
+        lambda seen: seen.value("k3") > 1.0,
+        ("k3",),
+        "k3 is above 1 nat.",
+        "slime and miles debugging notes: k3 above 1 at step 1 is a configuration error",
+    ),
+    Rule(
+        "weights off centre",
+        lambda seen: abs(seen.value("mean_ratio") - 1) > 0.5,
+        ("mean_ratio",),
+        "The mean ratio is below 0.5 or above 1.5.",
+        "verl guide: rollout_is_mean < 0.5 or > 2 is a wiring error",
+    ),
+    Rule(
+        "low ESS",
+        lambda seen: seen.value("ess_tokens") < 0.3,
+        ("ess_tokens",),
+        "Less than 30% of the tokens count effectively.",
+        "verl guide: ESS < 0.3 is bad (there of clamped weights, which stay above E[w]/C; here of raw ones)",
+    ),
+    Rule(
+        "large KL",
+        lambda seen: abs(seen.value("k1")) > 0.1,
+        ("k1",),
+        "|k1| is above 0.1 nats per token.",
+        "verl guide: |kl| > 0.1",
+    ),
+    Rule(
+        "large χ²",
+        lambda seen: seen.value("chi2_token") > 1,
+        ("chi2_token",),
+        "The token χ² is above 1: the variance of the weights exceeds their mean squared.",
+        "verl guide: chi2_token > 1",
+    ),
+    Rule(
+        "above the merge gate",
+        lambda seen: seen.value("k3") > 0.015,
+        ("k3",),
+        "k3 is above the level at which a new model is refused.",
+        "prime-rl: KL < 0.015 at each of 20 steps before a model is merged",
+    ),
+    Rule(
+        "probability difference",
+        lambda seen: seen.value("prob_diff_mean") > 0.01,
+        ("prob_diff_mean",),
+        "The mean probability difference points at the engine's precision.",
+        "verl FAQ: normally below 0.005; above 0.01 is a precision problem of the engine",
+    ),
+    Rule(
+        "multiplicative error",
+        lambda seen: seen.value("mult_prob_error") > 1.05,
+        ("mult_prob_error",),
+        "Tokens differ by more than 5% on average.",
+        "NeMo-RL: token_mult_prob_error above 1.05 is to be investigated",
+    ),
+    Rule(
+        "growing",
+        _growing,
+        _thirds,
+        "The mismatch grows over the steps: k3 of the last third is more than five times that of the first.",
+        "Ring and LR-decay reports: growth is an optimisation symptom; corrections alone fail in long runs",
+    ),
+    Rule(
+        "heavy tail",
+        lambda seen: not seen.trusted("ess_tokens"),
+        ("khat_tokens",),
+        "The tail of the token ratios is too heavy for their means to be trusted.",
+        "Vehtari et al. 2024: k̂ above min(1 − 1/log10 n, 0.7)",
+    ),
+    Rule(
+        "product ratios unusable",
+        lambda seen: seen.value("ess_sequences") < 0.1,
+        ("ess_sequences", "khat_sequences"),
+        "Sequence-level importance sampling keeps less than 10% of its sample size at these lengths.",
+        "ESS ≈ e^{−2·KL·T} for log-normal ratios (length trap)",
+    ),
+)
+
+
+def advised(summary: Summary, trainer: str | None = None) -> Summary:
+    """The summary with its recommendation, in the syntax of `trainer` where one is named."""
+    given = recommend(summary, trainer)
+    config = prescribed(given, trainer, Evidence(summary).policy) if trainer else None
+    return summary.model_copy(update={"recommendation": given.model_copy(update={"config": config})})
+
+
+def recommend(summary: Summary, trainer: str | None = None) -> Recommendation:
+    """What the first rule that holds decides, with reasons, what is not known, and every alert.
+
+    Args:
+        summary: the numbers of a dump and its diagnosis.
+        trainer: methods that it cannot express are passed over.
+    """
+    seen = Evidence(summary)
+    rule = next(rule for rule in RULES if rule.holds(seen) and _offered(rule, seen, trainer))
+    alerts = [_fired(alert, seen, "alert") for alert in ALERTS if alert.holds(seen)]
+    given = Recommendation(
+        decision=rule.decision or "not enough data",
+        label=rule.label,
+        sentence=_with_place(rule.sentence, summary) if rule.name == "bug" else rule.sentence,
+        rule=rule.name,
+        longest_response=summary.lengths.longest if summary.lengths else None,
+        fired=[_fired(rule, seen, "decision"), *alerts],
+    )
+    if rule.label is None:
+        return given
+    found: dict[str, object] = {"reasons": _reasons(seen), "unknown": _unknown(seen)}
+    if rule.offers is not None:
+        found |= _method(rule.offers, seen, trainer)
+    shown = [rule.offers, _next(rule.offers, seen, trainer), NOTHING] if rule.offers else [NOTHING, DEFAULT]
+    weights = {one.title: summary.weights.get(one.name, {}) for one in shown if one}
+    return given.model_copy(update=found | {"numbers": {name: of for name, of in weights.items() if of}})
+
+
+def _offered(rule: Rule, seen: Evidence, trainer: str | None) -> bool:
+    """Whether the rule's method can be said; the last rule stands in any case."""
+    return rule.offers is None or rule is RULES[-1] or _sayable(rule.offers, seen, trainer)
+
+
+def _sayable(one: Candidate, seen: Evidence, trainer: str | None) -> bool:
+    name = one.preset_name(seen.policy)
+    return name is not None and (trainer is None or expressible(name, one.changes(seen.policy), trainer))
+
+
+def _method(one: Candidate, seen: Evidence, trainer: str | None) -> dict[str, object]:
+    runner_up = _next(one, seen, trainer)
+    return {
+        "title": one.title,
+        "method": one.preset_name(seen.policy),
+        "threshold": one.threshold,
+        "settings": one.changes(seen.policy),
+        "runner_up": runner_up.title if runner_up else None,
+    }
+
+
+def _next(one: Candidate | None, seen: Evidence, trainer: str | None) -> Candidate | None:
+    """The method to try next: the default, or beside it IcePop, which drops what that truncates."""
+    other = ICEPOP if one is DEFAULT else DEFAULT
+    return other if one is not None and _sayable(other, seen, trainer) else None
+
+
+def _with_place(sentence: str, summary: Summary) -> str:
+    """The sentence, and which sequences can be used meanwhile where one group has the fault."""
+    causes = summary.diagnosis.causes if summary.diagnosis else []
+    where = next((cause.where for cause in causes if cause.kind == "bug" and cause.where), "")
+    return f"{sentence} Until then, leave out the sequences with {where}." if where else sentence
+
+
+# What speaks for it, in words.
+
+
+def _reasons(seen: Evidence) -> list[str]:
+    """The mismatch, whether staleness shows, whether r depends on the token."""
+    f_2 = say(seen.number("f_2"))
+    found = [f"Mismatch: K3 = {say(seen.number('k3'))} nats; {f_2} of the tokens differ by more than 2×."]
+    errors = seen.errors("surrogate_gain")
+    if errors is not None:
+        shown = "visible" if errors > VISIBLE else "not visible"
+        side = "above" if errors >= 0 else "below"
+        found.append(
+            f"Staleness {shown} in the advantages: cov(A, min(r, 2)) is {abs(errors):.1f} standard errors "
+            f"{side} 0."
+        )
+    share = seen.summary.diagnosis.systematic if seen.summary.diagnosis else None
+    if share is not None and _grouped(seen):
+        found.append(
+            f"Dependence on the token: {say(share)} of the variance of r is common to tokens of one kind; 0 "
+            "for noise."
+        )
+    return found
+
+
+def _unknown(seen: Evidence) -> list[str]:
+    """What this dump cannot say, and which column would."""
+    found = ["How far the gradient is off without a correction: a dump holds no gradients."]
+    columns = seen.summary.dump.columns
+    if "advantages" not in columns:
+        found.append("Whether staleness shows: needs the column advantages.")
+    if seen.systematic is None or not _grouped(seen):
+        lacking = [name for name in ("token_ids", "group_id") if name not in columns]
+        why = (
+            f"needs {' and '.join(lacking)}"
+            if lacking
+            else "too few tokens repeat among a prompt's responses"
+        )
+        found.append(f"Whether the mismatch is noise or depends on the token: {why}.")
+    return found
+
+
+def _fired(rule: Rule, seen: Evidence, level: Literal["decision", "alert"]) -> Fired:
+    saw = (
+        rule.saw(seen)
+        if callable(rule.saw)
+        else {seen.prefix + name: seen.number(name).value for name in rule.saw}
+    )
+    return Fired(rule=rule.name, level=level, sentence=rule.sentence, saw=saw, source=rule.source)

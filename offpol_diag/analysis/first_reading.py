@@ -1,0 +1,310 @@
+"""The reading before the analysis: what a trainer batch has to say before a token can be judged.
+
+Batch-wide rules need the value from which on tokens are dropped, smoothed weights the tail that is replaced,
+and advantages made of rewards the mean reward of each group.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from offpol_diag.batch import Batch
+from offpol_diag.engine import loglattice, pareto, scope
+from offpol_diag.engine.accumulators import Bins, Floor, Places, State, Tail
+from offpol_diag.engine.advantages import GroupRewards
+from offpol_diag.engine.correction import statistic
+from offpol_diag.engine.host import here
+from offpol_diag.engine.ratios import Level, Ratios
+from offpol_diag.engine.scope import Label, Settled
+from offpol_diag.errors import DumpError
+from offpol_diag.presets import Policy, Preset, Reject, Weight
+from offpol_diag.readers import Dump, columns
+from offpol_diag.run.task import Engine, Job
+
+
+@dataclass(frozen=True)
+class Spans:
+    """Which rows of a batch are of which trainer batch.
+
+    Attributes:
+        rows: of every label, runs of sequences, from one to before another.
+        starts: where sequences begin in the tokens, at the ends of the runs.
+        filled: which sequences have a token, [S] bool; None where all have.
+    """
+
+    rows: dict[Label, list[tuple[int, int]]]
+    starts: dict[int, int]
+    filled: Tensor | None
+
+    @classmethod
+    def of(cls, batch: Batch) -> Spans:
+        """Told by the labels of its sequences."""
+        rows: dict[Label, list[tuple[int, int]]] = {}
+        for label, first, last in _runs(batch):
+            rows.setdefault(label, []).append((first, last))
+        ends = sorted({end for runs in rows.values() for run in runs for end in run})
+        starts = batch.cu_seqlens[ends].tolist()
+        filled = batch.lengths > 0
+        return cls(rows, dict(zip(ends, starts, strict=True)), None if bool(filled.all()) else filled)
+
+    def split(self, level: Level) -> Iterator[tuple[Label, Tensor]]:
+        """The values of each trainer batch; sequences without a token have none."""
+        for label, runs in self.rows.items():
+            parts = [self._part(level, *run) for run in runs]
+            yield label, parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _part(self, level: Level, begin: int, end: int) -> Tensor:
+        if level.per == "token":
+            return level.values[self.starts[begin] : self.starts[end]]
+        x = level.values[begin:end]
+        return x if self.filled is None else x[self.filled[begin:end]]
+
+
+def _runs(batch: Batch) -> Iterator[tuple[Label, int, int]]:
+    """Adjacent sequences of one trainer batch: its label, from which to before which."""
+    steps = batch.scalars.get(columns.STEP) or [None]
+    if batch.sequences and steps.count(steps[0]) == len(steps):  # most batches are of one step
+        yield scope.labels(batch.rows(0, 1))[0], 0, batch.sequences
+        return
+    first = 0
+    for label, run in groupby(scope.labels(batch)):
+        last = first + len(list(run))
+        yield label, first, last
+        first = last
+
+
+Cut = tuple[Policy, Reject]
+Smoothed = tuple[Policy, Weight]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the presets want to know of a trainer batch.
+
+    Attributes:
+        cuts: batch-wide rules, each with its numerator.
+        tails: weights that are smoothed, each with its numerator.
+        rewards: whether advantages have to be made of rewards.
+    """
+
+    cuts: tuple[Cut, ...]
+    tails: tuple[Smoothed, ...]
+    rewards: bool
+
+    @classmethod
+    def of(cls, presets: Sequence[Preset], rewards: bool) -> Asked:
+        """Collected from presets that will be applied."""
+        cuts = ((rule.policy or p.policy, rule) for p in presets for rule in p.reject if rule.over == "batch")
+        tails = ((p.policy, p.weight) for p in presets if p.weight and p.weight.action == "psis")
+        return cls(tuple(dict.fromkeys(cuts)), tuple(dict.fromkeys(tails)), rewards)
+
+    def __bool__(self) -> bool:
+        return bool(self.cuts or self.tails or self.rewards)
+
+    @property
+    def roles(self) -> frozenset[str]:
+        """The columns it takes to tell, by our names; the log-probs of the sampler are always there."""
+        policies = {policy for policy, _ in (*self.cuts, *self.tails)} - {"rollout"}
+        return frozenset({columns.STEP} | {f"{policy}_log_probs" for policy in policies})
+
+    def narrow(self, dump: Dump) -> Dump:
+        """The dump without what is not asked for; all of it where positions, turns or prompts are."""
+        turns = any(weight.over == "segment" for _, weight in self.tails)
+        return dump if self.rewards or turns else dump.only(self.roles)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the reading found; rewards only where they were asked for."""
+
+    settled: Settled
+    rewards: GroupRewards | None
+
+    def filled(self, batch: Batch) -> Batch:
+        """The batch, with advantages made of rewards where they were asked for."""
+        if self.rewards is None:
+            return batch
+        return replace(batch, advantages=self.rewards.advantages(batch))
+
+
+K = TypeVar("K")
+M = TypeVar("M", bound=State)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What is asked of some batches; rewards only where they were asked for."""
+
+    bins: dict[Cut, dict[Label, Bins]]
+    tails: dict[Smoothed, dict[Label, Tail]]
+    rewards: GroupRewards | None
+
+    def merge(self, other: Seen) -> Seen:
+        """Of both."""
+        rewards = other.rewards if self.rewards is None else self.rewards.merge(_there(other.rewards))
+        return Seen(_merged(self.bins, other.bins), _merged(self.tails, other.tails), rewards)
+
+
+def _there(rewards: GroupRewards | None) -> GroupRewards:
+    assert rewards is not None
+    return rewards
+
+
+def _merged(one: dict[K, dict[Label, M]], two: dict[K, dict[Label, M]]) -> dict[K, dict[Label, M]]:
+    return {key: Places(one.get(key, {})).merge(Places(found)).sums for key, found in two.items()}
+
+
+@dataclass(frozen=True)
+class Look:
+    """The job of the first reading.
+
+    Attributes:
+        asked: what is wanted.
+        floors: of each tail, below what no value counts any more; they rise while the dump is read.
+    """
+
+    asked: Asked
+    floors: dict[tuple[Smoothed, Label], Floor] = field(default_factory=dict, compare=False, repr=False)
+
+    def __reduce__(self) -> tuple[type[Look], tuple[Asked]]:
+        return Look, (self.asked,)
+
+    def __call__(self, batch: Batch) -> Seen:
+        """What is asked of one batch."""
+        ratios, asked, spans = Ratios(batch, "rollout"), self.asked, Spans.of(batch)
+        bins = {
+            cut: {at: _bins(x, cut[1]) for at, x in spans.split(values_of(ratios, cut))} for cut in asked.cuts
+        }
+        tails = {
+            key: {at: Tail.of(x, self._floor(key, at)) for at, x in spans.split(_logs(ratios, key))}
+            for key in asked.tails
+        }
+        rewards = GroupRewards.of(batch) if asked.rewards else None
+        ratios.forget()
+        return Seen(bins, tails, rewards)
+
+    def _floor(self, key: Smoothed, label: Label) -> Floor:
+        return self.floors.setdefault((key, label), Floor())
+
+
+def values_of(ratios: Ratios, cut: Cut) -> Level:
+    """What a rule judges a whole trainer batch by."""
+    return statistic(ratios.of(cut[0]), cut[1])
+
+
+def _logs(ratios: Ratios, key: Smoothed) -> Level:
+    policy, weight = key
+    return ratios.of(policy).log_ratio(weight.over, weight.safety, weight.safety_at)
+
+
+def _bins(x: Tensor, rule: Reject) -> Bins:
+    """Bins from where on the rule may cut.
+
+    A mean of values below `upper` is below `upper`, so none of them goes: all that lie below its bin are put
+    into one. On a GPU every value is binned: the host would wait to learn how few are large.
+    """
+    assert rule.upper is not None
+    if not here(x):
+        return Bins.of(x)
+    first = int(loglattice.index(x.new_tensor([rule.upper])))
+    values = x.numpy()
+    large = values >= float(loglattice.edges()[first])
+    at = np.flatnonzero(large)
+    rest = values[~large] if len(at) else values
+    return Bins.of(x[at]).plus(max(first - 1, 0), torch.from_numpy(rest))
+
+
+def bin_of(bins: Bins, rule: Reject) -> int:
+    """The bin in which the cut falls; 0 where nothing need be dropped (no unsigned value has that bin)."""
+    assert rule.upper is not None
+    counts, sums = torch.cumsum(bins.counts, 0), torch.cumsum(bins.sums, 0)
+    below = (counts > 0) & (sums < rule.upper * counts)
+    if bool(below[-1]) or not float(counts[-1]):
+        return 0
+    lowest = int(torch.nonzero(counts > 0)[0])
+    left = torch.nonzero(below)
+    return int(left[-1]) + 1 if len(left) else lowest
+
+
+@dataclass(frozen=True)
+class _Values:
+    """All values that share the bin of a cut, by rule and trainer batch."""
+
+    parts: dict[tuple[Cut, Label], Tensor]
+
+    def merge(self, other: _Values) -> _Values:
+        both = dict(self.parts)
+        for key, values in other.parts.items():
+            both[key] = torch.cat((both[key], values)) if key in both else values
+        return _Values(both)
+
+
+@dataclass(frozen=True)
+class Gather:
+    """The job of the second reading: `bins` says in which bin each cut falls."""
+
+    bins: dict[Cut, dict[Label, int]]
+
+    def __call__(self, batch: Batch) -> _Values:
+        """The values of one batch in those bins."""
+        ratios, spans, parts = Ratios(batch, "rollout"), Spans.of(batch), {}
+        for cut, wanted in self.bins.items():
+            for label, values in spans.split(values_of(ratios, cut)):
+                parts[cut, label] = values[loglattice.index(values) == wanted[label]]
+        ratios.forget()
+        return _Values(parts)
+
+
+def falls_at(bins: Bins, at: int, inside: Tensor | None, rule: Reject) -> float:
+    """The smallest value that goes, from the top of the bin down until the mean of the rest is below."""
+    if not at or inside is None or not len(inside):
+        return math.inf
+    assert rule.upper is not None
+    rising = torch.sort(inside).values
+    counts = bins.counts[:at].sum() + torch.arange(len(rising), device=rising.device)
+    sums = bins.sums[:at].sum() + torch.cumsum(torch.cat((rising.new_zeros(1), rising[:-1])), 0)
+    enough = (counts > 0) & (sums < rule.upper * counts)  # of dropping this value and all above it
+    if not bool(enough.any()):
+        return math.nextafter(float(rising[0]), math.inf)  # never everything: the smallest stay
+    return float(rising[int(torch.nonzero(enough)[-1])])
+
+
+def settle(engine: Engine, dump: Dump, asked: Asked) -> Found:
+    """Read the dump, and once more where a cut falls inside a bin of the lattice."""
+    seen = _read(engine, dump, asked, Look(asked)) or Seen({}, {}, None)
+    bins = {cut: {label: bin_of(one, cut[1]) for label, one in seen.bins[cut].items()} for cut in asked.cuts}
+    inside = _inside(engine, dump, {cut: found for cut, found in bins.items() if any(found.values())})
+    cuts = {
+        cut: {
+            label: falls_at(seen.bins[cut][label], at, inside.get((cut, label)), cut[1])
+            for label, at in found.items()
+        }
+        for cut, found in bins.items()
+    }
+    tails = {key: {at: pareto.smooth(tail) for at, tail in seen.tails[key].items()} for key in asked.tails}
+    return Found(Settled(cuts, tails), seen.rewards)
+
+
+def _read(engine: Engine, dump: Dump, asked: Asked, job: Job[M]) -> M | None:
+    """A reading of no more columns than it takes; only all of them say which row is the first bad one."""
+    narrow = asked.narrow(dump)
+    try:
+        return engine.reduce(narrow, job)
+    except DumpError:
+        if narrow is dump:
+            raise
+        return engine.reduce(dump, job)
+
+
+def _inside(engine: Engine, dump: Dump, bins: dict[Cut, dict[Label, int]]) -> dict[tuple[Cut, Label], Tensor]:
+    """All values that share the bin of a cut; the dump is not read when there is none."""
+    found = _read(engine, dump, Asked(tuple(bins), (), rewards=False), Gather(bins)) if bins else None
+    return found.parts if found else {}

@@ -1,0 +1,255 @@
+"""What a dump leaves behind while it streams by: named mergeable states, and how a batch becomes them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache, cached_property
+
+import torch
+from torch import Tensor
+
+from offpol_diag.engine import (
+    drops,
+    gap,
+    method,
+    moments,
+    normal,
+    policyloss,
+    prefixes,
+    residual,
+    sample,
+    segments,
+    selection,
+    tails,
+    update,
+    where,
+    worst,
+)
+from offpol_diag.engine.accumulators import Extremes, State, Sums
+from offpol_diag.engine.gap import DRIFTS, Drift
+from offpol_diag.engine.host import here
+from offpol_diag.engine.rows import Sheet
+from offpol_diag.engine.scene import Near, Scene
+from offpol_diag.engine.stack import Stack
+from offpol_diag.engine.terms import walk
+from offpol_diag.presets import Policy, Preset, candidates
+from offpol_diag.trainers import LOGS
+from offpol_diag.trainers.view import columns as trainer_columns
+from offpol_diag.trainers.view import outermost
+
+Ranges = dict[str, tuple[Tensor, Tensor]]
+"""Smallest and largest, by name."""
+PARTS = (method, residual, policyloss, update)
+"""Whose columns are summed of every preset, with an interval."""
+
+
+@dataclass(frozen=True)
+class Study:
+    """What is to be measured: fixed before the first batch.
+
+    Attributes:
+        presets: those whose columns the dump has, in order.
+        columns: canonical columns of the dump.
+        group_by: extra location axes.
+        seed: of the bootstrap.
+        replicates: of the bootstrap.
+        against: the preset that the others are compared with, or None.
+        by_step: numbers that are asked for by training step, besides those of `where`.
+    """
+
+    presets: tuple[Preset, ...]
+    columns: frozenset[str]
+    group_by: tuple[str, ...]
+    seed: int
+    replicates: int
+    against: str | None = None
+    by_step: tuple[str, ...] = ()
+
+    @cached_property
+    def pairs(self) -> tuple[tuple[Preset, Preset], ...]:
+        """The preset that others are compared with, and each of those; none where there are too many."""
+        if len(self.presets) > drops.MOST:
+            return ()
+        ours = [preset for preset in self.presets if preset.name == self.against]
+        return tuple((one, other) for one in ours for other in self.presets if other is not one)
+
+    @property
+    def drifts(self) -> tuple[Drift, ...]:
+        """The pairs of policies this dump has."""
+        return tuple(drift for drift in DRIFTS if set(drift.columns) <= self.columns)
+
+    @cached_property
+    def candidates(self) -> tuple[Preset, ...]:
+        """Corrections that can be recommended for this dump, whose weights are summed beside the presets'."""
+        return candidates.presets(self.side)
+
+    @property
+    def side(self) -> Policy:
+        """The train side of the main drift."""
+        return "old" if "old_log_probs" in self.columns else "current"
+
+    @property
+    def main(self) -> Drift:
+        """The drift that places and worst tokens are about: drift 1, or the total of a two-policy dump."""
+        return self.drifts[0]
+
+    @cached_property
+    def near(self) -> Near:
+        """What makes a token near for these presets."""
+        return Near.of((*self.presets, *self.candidates))
+
+    def ready(self) -> Study:
+        """The same, with what every worker asks of it made here: it travels along."""
+        for name in ("candidates", "near", "normalised", "logging"):
+            getattr(self, name)
+        return self
+
+    @cached_property
+    def normalised(self) -> tuple[Preset, ...]:
+        """Presets whose sums are kept per trainer batch."""
+        return normal.normalised(self.presets)
+
+    @cached_property
+    def once(self) -> tuple[Preset, ...]:
+        """All other presets: their sums are those of the dump."""
+        return tuple(preset for preset in self.presets if preset not in self.normalised)
+
+    @cached_property
+    def logging(self) -> tuple[Preset, ...]:
+        """Presets of whose trainer it is known what it logs."""
+        return tuple(preset for preset in self.presets if preset.logs in LOGS)
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Named states; merging two tallies merges each name."""
+
+    states: dict[str, State]
+
+    def merge(self, other: Tally) -> Tally:
+        """The tally of both parts together."""
+        merged = dict(self.states)
+        for name, state in other.states.items():
+            merged[name] = merged[name].merge(state) if name in merged else state
+        return Tally(merged)
+
+
+def observe(study: Study, scene: Scene) -> Tally:
+    """One batch's states."""
+    states = _base(study, scene)
+    near = scene.near
+    if near is not None and any(near.divides(one) for one in (*study.presets, *study.candidates)):
+        scene.judge_apart()
+    found, ranges = _of_presets(study, scene)
+    states |= found
+    states["sample"] = sample.sample(scene, study.main)
+    if study.pairs:
+        states |= drops.states(scene, study.main, study.pairs)
+    columns, logged = _logged(study, scene)
+    return Tally(
+        states
+        | {
+            "logged": _logged_sums(scene, columns),
+            "ranges": Extremes.of(ranges | logged),
+        }
+    )
+
+
+def _of_presets(study: Study, scene: Scene) -> tuple[dict[str, State], Ranges]:
+    """What presets do to the batch; the columns it is summed of are let go of here."""
+    stack, apart = Stack.of(scene, study.presets), frozenset(preset.name for preset in study.normalised)
+    columns = _preset_columns(stack)
+    once, normalised = (columns.only(at) for at in _parted(columns.names, apart))
+    resampled, weighed = Sheet.joined(_of_all(study, scene), once), Stack.of(scene, study.candidates)
+    states: dict[str, State] = {
+        "sums": _sums(scene, Sheet.joined(resampled, method.weight_columns(weighed))),
+        "length": selection.by_length(stack),
+        "group": selection.by_group(stack),
+        "normal": normal.sums(scene, Sheet.joined(Sheet.of({"tokens": stack.n}), normalised.trimmed)),
+        "normal.ranges": normal.ranges(stack, apart),
+    }
+    if study.by_step:
+        states["steps"] = normal.sums(scene, resampled)
+    return states, _ranges(study, stack) | method.ranges(weighed)
+
+
+@cache
+def _parted(columns: tuple[str, ...], apart: frozenset[str]) -> tuple[list[int], list[int]]:
+    """Where the columns of all other presets stand, and where those of the presets that are kept apart."""
+    flags = [name.rpartition("|")[0] in apart for name in columns]
+    once, normalised = ([at for at, flag in enumerate(flags) if flag is x] for x in (False, True))
+    return once, normalised
+
+
+def _base(study: Study, scene: Scene) -> dict[str, State]:
+    """What no preset has to do with; the columns of the drifts are made on the way."""
+    every, first = (gap.Gap, tails.Tails), (where.ByPlace, worst.Largest, prefixes.Products)
+    walk(scene, {drift: (*first, *every) if drift is study.main else every for drift in study.drifts})
+    axes = where.places(scene, study.main, study.group_by)
+    states: dict[str, State] = {
+        **{f"where.{axis}": found for axis, found in axes.items()},
+        "worst.sequences": worst.sequences(scene, study.main),
+        "worst.tokens": worst.tokens(scene, study.main),
+        "prefixes": prefixes.sums(scene, study.main),
+    }
+    for drift in study.drifts:
+        states |= tails.states(scene, drift)
+    return states
+
+
+def _sums(scene: Scene, sheet: Sheet) -> Sums:
+    return Sums.of_parts(sheet.names, sheet.parts, scene.draws, scene.batch.key, sheet.which)
+
+
+def _of_all(study: Study, scene: Scene) -> Sheet:
+    """Columns of all tokens whose numbers carry an interval."""
+    found = scene.counts | update.shared(scene)
+    for drift in study.drifts:
+        found |= gap.columns(scene, drift) | gap.surrogate(scene, drift)
+    return Sheet.of(found)
+
+
+def _preset_columns(stack: Stack) -> Sheet:
+    """What is summed of presets."""
+    if stack.batch.tokens <= 2 * moments.BLOCK or not here(stack.batch.rollout):
+        return _columns(stack)
+    apart, whole = stack.divided
+    return Sheet.joined(_columns(apart), _by_block(whole))
+
+
+def _columns(stack: Stack) -> Sheet:
+    return Sheet.joined(*(part.columns(stack) for part in PARTS))
+
+
+def _by_block(stack: Stack) -> Sheet:
+    """The same columns of presets that look at every token, a few sequences at a time."""
+    if not stack.presets:
+        return _columns(stack)
+    found: list[Sheet] = []
+    for first, last in segments.spans(stack.batch.cu_seqlens, moments.BLOCK):
+        scene = Scene(stack.batch.rows(first, last), stack.scene.draws[first:last], stack.scene.settled)
+        found.append(_columns(Stack.of(scene, stack.presets)))
+        scene.forget()
+    return Sheet.beside(found)
+
+
+def _logged_sums(scene: Scene, columns: dict[str, Tensor]) -> Sums:
+    """No number of a trainer's has an interval."""
+    sheet = Sheet.shared(columns)
+    return Sums.of_stacked(sheet.names, sheet.rows, scene.draws[:, :0], which=sheet.which)
+
+
+def _logged(study: Study, scene: Scene) -> tuple[dict[str, Tensor], Ranges]:
+    """Columns and ranges that only trainers' logged numbers are read from."""
+    columns, ranges = trainer_columns(scene, study.logging)
+    return {"masked": scene.batch.masked.to(torch.float64)} | columns, outermost(ranges)
+
+
+def _ranges(study: Study, stack: Stack) -> Ranges:
+    n = stack.n
+    longest = n + stack.batch.masked
+    found = {"length": (n.min(), n.max()), "response": (longest.min(), longest.max())}
+    for drift in study.drifts:
+        found |= gap.ranges(stack.scene, drift)
+    weights = method.ranges(stack)
+    return found | {name: weights[name] for name in (f"{preset.name}|weight" for preset in study.once)}

@@ -1,0 +1,334 @@
+"""The gap between two policies on the sampled tokens: k1, k2, k3, χ², perplexities, probability differences.
+
+Sums are taken of quantities that vanish on-policy (expm1, not exp), so that nothing is lost to cancellation
+when the drift is tiny.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from offpol_diag.engine import accumulators, segments
+from offpol_diag.engine.formula import (
+    ABOVE_MINUS_ONE,
+    ABOVE_ONE,
+    CORRELATION,
+    POSITIVE,
+    Formula,
+    Lookup,
+    mean,
+    spread,
+)
+from offpol_diag.engine.ratios import OVERFLOW
+from offpol_diag.engine.scene import Scene
+from offpol_diag.engine.terms import FAR, Array, Block, Pair, Terms, extremes, joined, seen
+from offpol_diag.presets import Policy
+
+FACTORS = (1.1, 2.0, 5.0, 10.0)
+"""τ of F(τ) = P(|Δ| > ln τ)."""
+
+
+@dataclass(frozen=True)
+class Drift:
+    """A pair of policies: π_train over π_rollout for drift 1, and so on."""
+
+    prefix: str
+    title: str
+    denominator: Policy
+    numerator: Policy
+
+    @property
+    def columns(self) -> tuple[str, str]:
+        """The dump columns it needs."""
+        return f"{self.denominator}_log_probs", f"{self.numerator}_log_probs"
+
+
+DRIFTS = (
+    Drift("", "drift 1: rollout → old", "rollout", "old"),
+    Drift("drift2.", "drift 2: old → current", "old", "current"),
+    Drift("total.", "total: rollout → current", "rollout", "current"),
+)
+
+
+def factor_name(tau: float) -> str:
+    """f_2 for τ = 2, f_1_1 for τ = 1.1."""
+    return "f_" + f"{tau:g}".replace(".", "_")
+
+
+def terms(scene: Scene, drift: Drift) -> Terms | None:
+    """What a drift makes of every token, shared by all who ask; None when a policy is missing."""
+    return scene.once(
+        ("terms", drift.prefix), lambda: Block.whole(scene.batch).terms(drift.denominator, drift.numerator)
+    )
+
+
+class Gap:
+    """Sums over every sequence, and extremes over all tokens."""
+
+    def __init__(self, scene: Scene, drift: Pair) -> None:
+        self.parts: list[dict[str, Array]] = []
+        self.spans: dict[str, list[tuple[Array, Array]]] = {"d": [], "pd": []}
+
+    def see(self, terms: Terms) -> None:
+        """The next block."""
+        self.parts.append(_token_sums(terms) | _probabilities(terms))
+        for name, span in {"d": terms.span, "pd": extremes(terms.pd)}.items():
+            self.spans[name].append(span)
+
+    @property
+    def columns(self) -> dict[str, Tensor]:
+        """By name, [S] each; none when a policy is missing. Σ(r² − 1) is Σ(r − 1)² + 2Σ(r − 1)."""
+        if not self.parts:
+            return {}
+        found = {name: joined([part[name] for part in self.parts]) for name in self.parts[0]}
+        return found | {"r2": found.pop("r11") + 2 * found["r1"], "tv": found["tv"] / 2}
+
+    @property
+    def ranges(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """The smallest and the largest, by name."""
+        return {name: _widest(spans) for name, spans in self.spans.items() if spans}
+
+
+def _widest(spans: Sequence[tuple[Array, Array]]) -> tuple[Tensor, Tensor]:
+    low, high = (torch.stack([torch.as_tensor(x) for x in ends]) for ends in zip(*spans, strict=True))
+    return low.min(), high.max()
+
+
+def columns(scene: Scene, drift: Drift) -> dict[str, Tensor]:
+    """Per-sequence sums [S] of everything the formulas need, or nothing when a policy is missing."""
+    return scene.once(("gap", drift.prefix), lambda: _columns(scene, drift))
+
+
+def _columns(scene: Scene, drift: Drift) -> dict[str, Tensor]:
+    named = seen(scene, drift, Gap).columns
+    return {
+        drift.prefix + name: values
+        for name, values in (named | _sequence_values(scene, named, drift)).items()
+    }
+
+
+def _token_sums(terms: Terms) -> dict[str, Array]:
+    """Sums of Δ, r and their kin."""
+    names = {"d": "delta", "dd": "dd", "abs": "size", **ratios(terms), "mult": "mult", "tv": "off"}
+    found = with_ratio({name: terms.sum(array) for name, array in names.items()})
+    return found | _counts(terms, found["d"])
+
+
+def ratios(terms: Terms) -> dict[str, str]:
+    """Of which arrays r and r² are summed: where Δ is large, r − 1 is no longer the small Δ + k3."""
+    found = {"k3": "k3", "r11": "r11"}
+    return found if terms.tame else {**found, "r1": "r1"}
+
+
+def with_ratio(sums: Mapping[str, Array]) -> dict[str, Array]:
+    """Sums with that of r − 1."""
+    return {"r1": sums["d"] + sums["k3"], **sums}
+
+
+def _counts(terms: Terms, like: Array) -> dict[str, Array]:
+    """Tokens of each sequence beyond each bound, [s]; a host looks only at those beyond the least."""
+    if terms.block.kit is torch:
+        return {
+            name: segments.count_above(terms.size, bound, terms.block.offsets)
+            for name, bound in _BEYOND.items()
+        }
+    found = dict.fromkeys(_BEYOND, np.zeros_like(like))
+    if terms.reach > FAR:
+        size, owner = terms.size[terms.far], terms.block.owners(terms.far)
+        for name, bound in _BEYOND.items():
+            if terms.reach > bound:
+                found[name] = np.bincount(owner[size > bound], minlength=len(like)).astype(np.float64)
+    return found
+
+
+_BEYOND = {"overflow": OVERFLOW, **{factor_name(tau): math.log(tau) for tau in FACTORS}}
+"""Column → the |Δ| beyond which it counts tokens."""
+
+
+def _probabilities(terms: Terms) -> dict[str, Array]:
+    """Sums of the probabilities q and p, their products and their differences."""
+    block, pd, pdd = terms.block, terms.sum("pd"), terms.sum("pdd")
+    q, qq = block.prob_sums(terms.denominator)
+    if terms.tame:  # p is near q: its sums are those of q and of the small p − q
+        cross = terms.sum("cross")
+        pq = qq + cross
+        block.learn(terms.numerator, q + terms.sum("diff"), pq + cross + pdd)
+    else:
+        pq = terms.sum("pq")
+    p, pp = block.prob_sums(terms.numerator)
+    return {"q": q, "qq": qq, "p": p, "pp": pp, "pd": pd, "pdd": pdd, "pq": pq}
+
+
+def _sequence_values(scene: Scene, sums: Mapping[str, Tensor], drift: Drift) -> dict[str, Tensor]:
+    """Values per sequence; an empty sequence has 0 everywhere."""
+    if not sums:
+        return {}
+    there, mean = scene.counts["sequences"], _mean(scene, sums["d"])
+    mean_q, mean_p = (_mean_log(scene, policy) for policy in (drift.denominator, drift.numerator))
+    return {
+        "g": mean,
+        "g_abs": mean.abs(),
+        "ppl_ratio": torch.expm1((-mean).clamp(max=2 * OVERFLOW)),
+        "s2": torch.expm1((2 * sums["d"]).clamp(max=2 * OVERFLOW)),
+        "ppl_p": torch.exp((-mean_p).clamp(max=2 * OVERFLOW)) * there,
+        "ppl_q": torch.exp((-mean_q).clamp(max=2 * OVERFLOW)) * there,
+    }
+
+
+def _mean(scene: Scene, total: Tensor) -> Tensor:
+    return total / scene.batch.lengths.clamp(min=1)
+
+
+def _mean_log(scene: Scene, policy: Policy) -> Tensor:
+    log = scene.batch.policy(policy)
+    assert log is not None
+    return scene.once(("mean log", policy), lambda: segments.mean(log, scene.batch.cu_seqlens))
+
+
+def ranges(scene: Scene, drift: Drift) -> dict[str, tuple[Tensor, Tensor]]:
+    """Smallest and largest: Δ, |p − q|, mean Δ of a sequence, ΣΔ of a sequence."""
+    return scene.once(("ranges", drift.prefix), lambda: _ranges(scene, drift))
+
+
+def _ranges(scene: Scene, drift: Drift) -> dict[str, tuple[Tensor, Tensor]]:
+    found = columns(scene, drift)
+    if not found:
+        return {}
+    there, total = scene.batch.lengths > 0, found[drift.prefix + "d"]
+    spans = seen(scene, drift, Gap).ranges | {
+        "g": accumulators.extremes(_mean(scene, total), there),
+        "s": accumulators.extremes(total, there),
+    }
+    return {drift.prefix + name: span for name, span in spans.items()}
+
+
+def _pearson(get: Lookup) -> Tensor:
+    n = get("tokens")
+    mean_p, mean_q = get("p") / n, get("q") / n
+    cov = get("pq") / n - mean_p * mean_q
+    var = (get("pp") / n - mean_p**2) * (get("qq") / n - mean_q**2)
+    return torch.where(var > 0, cov / torch.sqrt(var.clamp(min=1e-300)), torch.nan)
+
+
+_T, _S = "tokens", "sequences"
+
+ROWS = (
+    Formula(
+        "k1", "nats", _T, "mean(−Δ); estimates KL(π_rollout‖π_train)", lambda get: -get("d") / get("tokens")
+    ),
+    Formula("k2", "nats", _T, "mean(Δ²/2)", lambda get: get("dd") / get("tokens") / 2, POSITIVE),
+    Formula(
+        "k3",
+        "nats",
+        _T,
+        "mean(e^Δ − 1 − Δ); estimates KL(π_rollout‖π_train), never negative",
+        mean("k3"),
+        POSITIVE,
+    ),
+    Formula(
+        "mean_ratio",
+        "",
+        _T,
+        "mean(r); 1 when tokens were drawn from the logged π_rollout",
+        mean("r1", plus=1.0),
+        POSITIVE,
+    ),
+    Formula("chi2_token", "", _T, "mean(r²) − 1", mean("r2"), ABOVE_MINUS_ONE),
+    Formula(
+        "ppl_train", "", _S, "mean over sequences of exp(−mean log π_train)", mean("ppl_p", _S), POSITIVE
+    ),
+    Formula(
+        "ppl_rollout", "", _S, "mean over sequences of exp(−mean log π_rollout)", mean("ppl_q", _S), POSITIVE
+    ),
+    Formula(
+        "ppl_ratio", "", _S, "mean over sequences of exp(−mean Δ)", mean("ppl_ratio", _S, plus=1.0), POSITIVE
+    ),
+    Formula(
+        "ppl_ratio_pooled",
+        "",
+        _T,
+        "exp(−mean Δ) over all tokens",
+        lambda get: torch.exp(-get("d") / get("tokens")),
+        POSITIVE,
+    ),
+    Formula(
+        "log_ppl_diff", "nats", _S, "mean over sequences of −mean Δ", lambda get: -get("g") / get("sequences")
+    ),
+    Formula("log_ppl_abs_diff", "nats", _S, "mean over sequences of |mean Δ|", mean("g_abs", _S), POSITIVE),
+    Formula(
+        "prob_diff_mean", "", _T, "mean |π_train − π_rollout| of the sampled token", mean("pd"), POSITIVE
+    ),
+    Formula(
+        "prob_diff_std",
+        "",
+        _T,
+        "standard deviation of |π_train − π_rollout|",
+        spread("pd", "pdd", _T),
+        POSITIVE,
+    ),
+    Formula(
+        "pearson", "", _T, "correlation of the two probabilities of the sampled token", _pearson, CORRELATION
+    ),
+    Formula("mult_prob_error", "", _T, "mean(e^|Δ|)", mean("mult", plus=1.0), ABOVE_ONE),
+    Formula("abs_log_ratio", "nats", _T, "mean |Δ|", mean("abs"), POSITIVE),
+    Formula("log_ratio_std", "nats", _T, "standard deviation of Δ", spread("d", "dd", _T), POSITIVE),
+    Formula("tv", "", _T, "mean |r − 1| / 2; estimates the total variation distance", mean("tv"), POSITIVE),
+    *(
+        Formula(factor_name(tau), "fraction", _T, f"P(|Δ| > ln {tau:g})", mean(factor_name(tau)), counts=True)
+        for tau in FACTORS
+    ),
+)
+
+_SAMPLED_BEFORE = "Δ = log π_current − log π_old; tokens sampled from π_rollout, not π_old: {}"
+SECOND_DRIFT = {
+    "k1": "mean(−Δ), " + _SAMPLED_BEFORE.format("no KL; it adds up: k1 + drift2.k1 = total.k1"),
+    "k2": "mean(Δ²/2), " + _SAMPLED_BEFORE.format("a size of the change, not a KL"),
+    "k3": "mean(e^Δ − 1 − Δ), "
+    + _SAMPLED_BEFORE.format("a size of the change, not a KL, and does not add up"),
+    "mean_ratio": "mean(r), " + _SAMPLED_BEFORE.format("not 1 in general"),
+    "chi2_token": "mean(r²) − 1, " + _SAMPLED_BEFORE.format("not a χ²-divergence, and may be negative"),
+    "tv": "mean |r − 1| / 2, " + _SAMPLED_BEFORE.format("not a total variation distance"),
+}
+"""What these rows are for drift 2, whose reference policy is not the one that sampled the tokens."""
+
+CHI2_SEQUENCE = Formula(
+    "chi2_sequence", "", _S, "mean over sequences of e^{2ΣΔ}, minus 1", mean("s2", _S), ABOVE_MINUS_ONE
+)
+
+Pick = Callable[[float, float], float]
+
+SURROGATE = Formula(
+    "surrogate_gain",
+    "",
+    _T,
+    "cov(A, min(r, 2)): how much likelier what was rewarded has become; 0 where π_train has not moved",
+    lambda get: get("ax") / get("tokens") - (get("a") / get("tokens")) * (get("x") / get("tokens")),
+)
+"""PPO's surrogate objective less its value at r = 1, with r cut at 2 so that no single token decides."""
+
+
+def surrogate(scene: Scene, drift: Drift) -> dict[str, Tensor]:
+    """Per-sequence sums [S] that `SURROGATE` reads: of A, of min(r, 2) − 1 and of their product."""
+    batch = scene.batch
+    q, p = batch.policy(drift.denominator), batch.policy(drift.numerator)
+    if batch.advantages is None or q is None or p is None:
+        return {}
+    x = torch.expm1((p - q).clamp(max=math.log(2)))
+    sums = {"a": batch.advantages, "x": x, "ax": batch.advantages * x}
+    return {drift.prefix + name: segments.total(one, batch.cu_seqlens) for name, one in sums.items()}
+
+
+EXTREMES: tuple[tuple[str, str, Pick, str, str, str], ...] = (
+    ("prob_diff_max", "pd", lambda low, high: high, "", _T, "largest |π_train − π_rollout|"),
+    ("log_ppl_diff_max", "g", lambda low, high: -low, "nats", _S, "largest −mean Δ of a sequence"),
+    ("log_ppl_diff_min", "g", lambda low, high: -high, "nats", _S, "smallest −mean Δ of a sequence"),
+    ("log_ratio_min", "d", lambda low, high: low, "nats", _T, "smallest Δ"),
+    ("log_ratio_max", "d", lambda low, high: high, "nats", _T, "largest Δ"),
+)
+"""(name, range, what to take of (smallest, largest), unit, over, formula)."""

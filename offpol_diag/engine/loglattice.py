@@ -1,0 +1,94 @@
+"""A fixed lattice of bins, fine everywhere: 32 bins to each power of two, both signs.
+
+Log-ratios span 1e-8 to 1e3; bins of equal width would lose one end. The bin of a float64 is read off its
+bits, so binning is a shift, and histograms of two dumps merge by adding.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from offpol_diag.engine.host import here
+
+_LOW, _HIGH, _PER_OCTAVE_BITS = -40, 96, 5  # k3 of a log-ratio of 66 nats is 2^96
+_PER_OCTAVE = 1 << _PER_OCTAVE_BITS
+HALF = (_HIGH - _LOW) * _PER_OCTAVE
+SIZE = 2 * HALF + 1
+"""Bins: HALF negative ones, one around zero (|x| < 2^-40), HALF positive ones; the outermost take what lies
+beyond.
+"""
+
+
+_MAGNITUDES = 1 << (11 + _PER_OCTAVE_BITS)
+"""How many numbers an exponent and the first bits of a fraction make; the sign is the bit above."""
+CODES = 2 * _MAGNITUDES
+"""How many the first bits of a float64 are, with its sign."""
+_FIRST = ((1023 + _LOW) << _PER_OCTAVE_BITS) - 1
+"""The last magnitude of the bin around zero."""
+
+
+def index(x: Tensor) -> Tensor:
+    """The bin of each value: float64 → int64 in [0, SIZE)."""
+    return _bins(x.device).index_select(0, code(x))
+
+
+def code(x: Tensor, out: NDArray[np.float64] | None = None) -> Tensor:
+    """The first bits of each value, finer or as fine as bins: float64 → int64 in [0, CODES).
+
+    On a CPU, in the memory of `out`.
+    """
+    if here(x):
+        into = None if out is None else out.view(np.uint64)
+        bits = np.right_shift(x.numpy().view(np.uint64), np.uint64(52 - _PER_OCTAVE_BITS), out=into)
+        return torch.from_numpy(bits.view(np.int64))
+    return (x.contiguous().view(torch.int64) >> (52 - _PER_OCTAVE_BITS)).bitwise_and_(CODES - 1)
+
+
+def folded(tables: Tensor) -> Tensor:
+    """Of sums by code those by bin: [K, CODES] → [K, SIZE]."""
+    up, down = tables[:, :_MAGNITUDES], tables[:, _MAGNITUDES:]
+    return torch.cat((_beyond_zero(down).flip(1), _zero(up) + _zero(down), _beyond_zero(up)), dim=1)
+
+
+def _zero(side: Tensor) -> Tensor:
+    return side[:, : _FIRST + 1].sum(dim=1, keepdim=True)
+
+
+def _beyond_zero(side: Tensor) -> Tensor:
+    found = side[:, _FIRST + 1 : _FIRST + 1 + HALF].clone()
+    found[:, -1] += side[:, _FIRST + 1 + HALF :].sum(dim=1)
+    return found
+
+
+@cache
+def _bins(device: torch.device) -> Tensor:
+    """The bin of each code."""
+    step = (torch.arange(_MAGNITUDES, device=device) - _FIRST).clamp(0, HALF)
+    return torch.cat((HALF + step, HALF - step))
+
+
+def edges() -> Tensor:
+    """The SIZE + 1 edges of the bins, rising, float64."""
+    octave = torch.arange(_LOW, _HIGH, dtype=torch.float64)[:, None]
+    within = 1 + torch.arange(_PER_OCTAVE, dtype=torch.float64)[None, :] / _PER_OCTAVE
+    up = torch.cat(((2**octave * within).flatten(), torch.tensor([2.0**_HIGH], dtype=torch.float64)))
+    return torch.cat((-up.flip(0), up))
+
+
+def quantile(counts: Tensor, q: float) -> float:
+    """The q-quantile, linear within a bin (relative error at most 1/32); NaN when nothing was binned."""
+    total = float(counts.sum())
+    if total == 0:
+        return float("nan")
+    below = torch.cumsum(counts, 0)
+    wanted = max(q, 1e-12) * total  # q = 0: the first bin that holds anything
+    at = min(int(torch.searchsorted(below, torch.tensor(wanted, dtype=torch.float64))), SIZE - 1)
+    low, high = edges()[at : at + 2].tolist()
+    inside = float(counts[at])
+    share = (q * total - (float(below[at]) - inside)) / inside if inside else 0.5
+    return float(low + (high - low) * min(max(share, 0.0), 1.0))

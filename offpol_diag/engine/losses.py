@@ -1,0 +1,302 @@
+"""Per-token policy losses that the weights enter, and what each pulls log π_θ with.
+
+A is the advantage, π_θ the current policy, u = log π_θ − log π_anchor, r = e^u. The preset's weight is a
+constant in the gradient, so only the loss's own terms have one. Sources: Schulman et al. 2017 (PPO clip),
+Ye et al. 2020 (dual clip), Williams 1992 (REINFORCE), Zheng et al. 2025 (GSPO), MiniMax-M1 2025 (CISPO).
+Some trainers bound u before exp (`BOUNDS`); a preset has its trainer's bound in `clip.safety`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from offpol_diag.batch import Batch
+from offpol_diag.engine import segments
+from offpol_diag.engine.moments import Direction
+from offpol_diag.engine.ratios import OVERFLOW, Ratios
+from offpol_diag.presets import Clip, Preset
+
+BOUNDS: dict[str, tuple[float | None, float | None, str]] = {
+    "verl": (20.0, 10.0, "1dda039b core_algos.py:1338,2070 (vanilla, cispo), 1590 (gspo, above only)"),
+    "openrlhf": (20.0, None, "3c3be623 openrlhf/models/loss.py:168"),
+    "skyrl": (20.0, 10.0, "a9564572e ppo_utils.py:567,782 (regular, cispo), 709 (gspo, above only)"),
+    "miles": (20.0, 20.0, "31f1ca961 loss_hub/math_utils.py:19-33"),
+    "slime": (None, None, "624b824a8 slime/utils/ppo_utils.py:125-171"),
+    "trl": (None, None, "f2cd57710 trl/trainer/grpo_trainer.py:3066"),
+    "ms-swift": (None, None, "3602360a5 swift/rlhf_trainers/grpo_trainer.py:1039"),
+    "nemo-rl": (None, None, "7ea279abf nemo_rl/algorithms/loss/loss_functions.py:527-540"),
+    "areal": (None, None, "4aef98d8d areal/utils/functional/functional.py:509"),
+    "roll": (None, None, "8eb27cc2 roll/pipeline/rlvr/actor_worker.py:72"),
+    "open-instruct": (None, None, "e6c3044aa open_instruct/grpo_fast.py:703"),
+}
+"""Trainer → its bound on |u| of a token before exp, on that of a sequence's mean under GSPO, and where.
+
+None: no bound. Beyond one r is constant, and a loss that goes through r pulls no more.
+"""
+
+
+@dataclass(frozen=True)
+class TokenLoss:
+    """Per-token terms before the preset's weights and mask, [T] each.
+
+    Attributes:
+        loss: the value.
+        slope: its derivative with respect to its u (log π_θ where it has no ratio).
+        clipped: whether the clip decided.
+        clipped_lower: whether the dual clip decided (A < 0 only).
+        kl: −u of the token; within the bound where the token has a ratio of its own (verl's ppo_kl).
+        weighted: whether the preset's importance weight multiplies this loss.
+        pooled: where each sequence starts, [S+1], when u is the sequence's mean; None when it is the token's.
+    """
+
+    loss: Tensor
+    slope: Tensor
+    clipped: Tensor
+    clipped_lower: Tensor
+    kl: Tensor
+    weighted: bool
+    pooled: Tensor | None = None
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> TokenLoss:
+        """The same terms with a function applied to each."""
+        return replace(
+            self,
+            loss=function(self.loss),
+            slope=function(self.slope),
+            clipped=function(self.clipped),
+            clipped_lower=function(self.clipped_lower),
+            kl=function(self.kl),
+        )
+
+    def gradient(self, factor: Tensor) -> Tensor:
+        """d Σ factor·loss / d log π_θ of each token, [T], for constant factors [T] (w · kept / denominator).
+
+        Where u is the sequence's mean, every token of the sequence pulls with the mean of all its slopes.
+        """
+        own = factor * self.slope
+        return own if self.pooled is None else segments.spread(segments.mean(own, self.pooled), self.pooled)
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a loss is made of, [T] each.
+
+    Attributes:
+        advantages: A.
+        current: log π_θ, nats.
+        ratio: r of the token, or of the sequence where the loss pools u.
+        moves: whether r still follows π_θ, i.e. u is within the preset's bound.
+        clip: the preset's bounds on r.
+    """
+
+    advantages: Tensor
+    current: Tensor
+    ratio: Tensor
+    moves: Tensor
+    clip: Clip
+
+
+@dataclass(frozen=True)
+class Loss:
+    """One policy loss.
+
+    Attributes:
+        of: value, slope, and where the clip and the dual clip decide (None: nowhere).
+        weighted: whether the preset's weight multiplies it around any anchor; else only around π_old: around
+            π_rollout its own ratio is the correction already.
+        pooled: whether u is the mean over the sequence's tokens.
+    """
+
+    of: Callable[[Terms], tuple[Tensor, Tensor, Tensor | None, Tensor | None]]
+    weighted: bool = False
+    pooled: bool = False
+
+
+def _ppo(x: Terms) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """max(−A r, −A clip(r)), at most −dual·A where A < 0: −A times r bounded on the side that A pushes to."""
+    clip = x.clip
+    low, high = _bounds(clip)
+    if low is None and high is None and clip.dual is None:
+        loss = -x.advantages * x.ratio
+        return loss, torch.where(x.moves, loss, 0.0), None, None
+    negative = x.advantages < 0
+    up, down = _clamp(x.ratio, None, high), _clamp(x.ratio, low, clip.dual)
+    held = torch.where(negative, down, up)
+    loss = -x.advantages * held
+    slope = torch.where((held == x.ratio) & x.moves, loss, 0.0)
+    over = (x.ratio > high) & (x.advantages > 0) if high is not None else torch.zeros_like(negative)
+    clipped = over if low is None else over | ((x.ratio < low) & negative)
+    return loss, slope, clipped, None if clip.dual is None else (x.ratio > clip.dual) & negative
+
+
+def _reinforce(x: Terms) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """−A log π_θ."""
+    return -x.advantages * x.current, -x.advantages, None, None
+
+
+def _surrogate(x: Terms) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """−A, whose weight is the loss's own ratio: d(−A r) = −A r d log π_θ."""
+    return -x.advantages, -x.advantages, None, None
+
+
+def _cispo(x: Terms) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """−A log π_θ times the clipped r, a constant: no token loses its gradient."""
+    held = _clamp(x.ratio, *_bounds(x.clip))
+    slope = -x.advantages * held
+    return slope * x.current, slope, held != x.ratio, None
+
+
+LOSSES: dict[str, Loss] = {
+    "ppo_clip": Loss(_ppo),
+    "reinforce": Loss(_reinforce, weighted=True),
+    "surrogate": Loss(_surrogate, weighted=True),
+    "gspo": Loss(_ppo, pooled=True),
+    "cispo": Loss(_cispo),
+}
+
+
+def _bounds(clip: Clip) -> tuple[float | None, float | None]:
+    """Where r is clipped below and above."""
+    return None if clip.low is None else 1 - clip.low, None if clip.high is None else 1 + clip.high
+
+
+def _clamp(x: Tensor, low: float | None, high: float | None) -> Tensor:
+    return x if low is None and high is None else x.clamp(low, high)
+
+
+def weighted(preset: Preset) -> bool:
+    """Whether the preset's weight multiplies its loss.
+
+    Around π_rollout a loss with a ratio of its own is corrected by it; a weight would correct twice.
+    """
+    return preset.policy == "old" or LOSSES[preset.loss].weighted
+
+
+def kind(preset: Preset) -> tuple[object, ...]:
+    """What a preset's per-token loss depends on, besides the batch: equal kinds, equal `TokenLoss`."""
+    return preset.loss, preset.policy == "old", preset.clip if _has_ratio(preset) else None
+
+
+def anchor_of(policy: str) -> str:
+    """The policy whose ratio the loss clips: π_old for decoupled presets, else π_rollout."""
+    return "old" if policy == "old" else "rollout"
+
+
+def drift(policy: str) -> Direction:
+    """The log-ratio u that the loss of a preset with this numerator has for each token."""
+    return "drift" if anchor_of(policy) == "old" else "current"
+
+
+def known(batch: Batch, preset: Preset) -> bool:
+    """Whether the batch has what the preset's loss needs."""
+    return batch.has("current") and batch.has("advantages") and batch.has(anchor_of(preset.policy))
+
+
+def token_loss(ratios: Ratios, preset: Preset) -> TokenLoss | None:
+    """The preset's loss per token, or None when the batch lacks what it needs; `ratios` keeps the parts."""
+    if not known(ratios.batch, preset):
+        return None
+    return ratios.once(("loss of", kind(preset)), lambda: _token_loss(ratios, preset))
+
+
+def _token_loss(ratios: Ratios, preset: Preset) -> TokenLoss:
+    batch, row = ratios.batch, LOSSES[preset.loss]
+    assert batch.current is not None
+    assert batch.advantages is not None
+    u = _u(ratios)
+    key = "loss e^u", row.pooled, _limits(preset)
+    ratio, moves = ratios.once(key, lambda: _ratio(ratios, u, *key[1:]))
+    loss, slope, clipped, lower = row.of(Terms(batch.advantages, batch.current, ratio, moves, preset.clip))
+    never = torch.zeros_like(u, dtype=torch.bool) if clipped is None or lower is None else u
+    return TokenLoss(
+        loss,
+        slope,
+        never if clipped is None else clipped,
+        never if lower is None else lower,
+        kl(ratios, preset),
+        weighted(preset),
+        batch.cu_seqlens if row.pooled else None,
+    )
+
+
+def kl(ratios: Ratios, preset: Preset) -> Tensor:
+    """−u of every token, [T]; within the loss's bound where that is one on tokens."""
+    bound = preset.clip.safety if _has_ratio(preset) and not LOSSES[preset.loss].pooled else None
+    return ratios.once(("loss kl", bound), lambda: -_within(_u(ratios), bound))
+
+
+def _within(u: Tensor, bound: float | None) -> Tensor:
+    return u if bound is None else u.clamp(-bound, bound)
+
+
+def _has_ratio(preset: Preset) -> bool:
+    """Whether the loss has a ratio of its own."""
+    return preset.loss not in ("reinforce", "surrogate")
+
+
+def _limits(preset: Preset) -> tuple[float, float]:
+    """Between what u is held before exp; trainers that bound a sequence's mean do so from above only."""
+    bound = OVERFLOW if preset.clip.safety is None else preset.clip.safety
+    return (-OVERFLOW if LOSSES[preset.loss].pooled else -bound), bound
+
+
+def parts(advantages: Tensor) -> dict[str, Tensor]:
+    """|A| where A has each sign, 0 elsewhere, [T]."""
+    return {"positive": advantages.clamp(min=0), "negative": -advantages.clamp(max=0)}
+
+
+def by_sign(ratios: Ratios, preset: Preset) -> dict[str, TokenLoss]:
+    """A pooled loss where A is 1 and where it is −1, [S]: each token has |A| times that of its sequence."""
+    return ratios.once(("loss by sign", kind(preset)), lambda: _by_sign(ratios, preset))
+
+
+def _by_sign(ratios: Ratios, preset: Preset) -> dict[str, TokenLoss]:
+    u = mean_u(ratios)
+    held, none = u.clamp(*_limits(preset)), torch.zeros_like(u)
+    ratio, never = torch.exp(held), torch.zeros_like(u, dtype=torch.bool)
+    found = {}
+    for sign, a in {"positive": none + 1, "negative": none - 1}.items():
+        terms = Terms(a, none, ratio, held == u, preset.clip)
+        loss, slope, clipped, lower = LOSSES[preset.loss].of(terms)
+        clipped, lower = (never if x is None else x for x in (clipped, lower))
+        found[sign] = TokenLoss(loss, slope, clipped, lower, -u, weighted(preset))
+    return found
+
+
+def _u(ratios: Ratios) -> Tensor:
+    """Of every token, [T]."""
+    return ratios.once("loss u", lambda: _made_u(ratios.batch, anchor_of(ratios.policy)))
+
+
+def _made_u(batch: Batch, anchor: str) -> Tensor:
+    current, before = batch.current, batch.policy(anchor)
+    assert current is not None
+    assert before is not None
+    return current - before
+
+
+def mean_u(ratios: Ratios) -> Tensor:
+    """The mean of u over all tokens of each sequence, [S], also where only some are here."""
+    whole = ratios.whole or ratios
+    return ratios.own(whole.once("loss mean u", lambda: _mean_u(whole)))
+
+
+def _mean_u(whole: Ratios) -> Tensor:
+    offsets = whole.batch.cu_seqlens
+    if whole.apart is None:
+        return segments.mean(_u(whole), offsets)
+    far = whole.apart.far
+    total = segments.total(_u(far), far.batch.cu_seqlens) + whole.apart.near.of("d", drift(whole.policy))
+    return total / segments.lengths(offsets).clamp(min=1)
+
+
+def _ratio(ratios: Ratios, u: Tensor, pooled: bool, limits: tuple[float, float]) -> tuple[Tensor, Tensor]:
+    """e^u and whether it moves, [T]."""
+    if pooled:
+        u = segments.spread(mean_u(ratios), ratios.batch.cu_seqlens)
+    held = u.clamp(*limits)
+    return torch.exp(held), held == u

@@ -1,0 +1,295 @@
+"""What one preset does to the dump: its weights after processing, and what it rejects."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from offpol_diag.engine import segments
+from offpol_diag.engine.correction import weight_key
+from offpol_diag.engine.formula import POSITIVE, Formula, Lookup, mean
+from offpol_diag.engine.outcome import (
+    NORMS,
+    Outcome,
+    applied,
+    every,
+    norm,
+    normalised,
+    sign_counts,
+    token_rules,
+    token_weights,
+)
+from offpol_diag.engine.rows import MOST, Rows, Sheet, Summed, joined, left
+from offpol_diag.engine.stack import Stack
+from offpol_diag.presets import Preset
+
+
+def columns(stack: Stack) -> Sheet:
+    """Per-sequence columns [S] that the formulas of this module read, of every preset."""
+    if not stack.presets:
+        return stack.named({})
+    n, kept, there = stack.n, stack.kept, stack.n > 0
+    found = {
+        **_weights(stack),
+        "w11": stack.sums["about_one"],
+        "touched": kept.map(lambda x: ((x < n) & there).to(torch.float64)),
+        "vetoed": stack.rows(lambda item: item.first.kept.vetoed).map(segments.numbers),
+        "catastrophic": stack.rows(lambda item: item.first.kept.catastrophic),
+        **_by_sign(stack),
+    }
+    return Sheet.joined(stack.named(found), _norms(stack))
+
+
+def weight_columns(stack: Stack) -> Sheet:
+    """Those columns that `WEIGHTS` reads."""
+    return stack.named(_weights(stack) if stack.presets else {})
+
+
+def _weights(stack: Stack) -> dict[str, Rows]:
+    n, kept, sums = stack.n, stack.kept, stack.sums
+    there = n > 0
+    weight = sums["first"].map(lambda x: x / n.clamp(min=1))
+    return {
+        "kept": kept,
+        "w": sums["first"],
+        "ww": sums["second"],
+        "dropped": kept.map(lambda x: ((x == 0) & there).to(torch.float64)),
+        "v": weight,  # of a sequence: the mean over its tokens of what each contributes (0 when rejected)
+        "vv": weight.map(torch.square),
+        **_acted(stack, there.to(torch.float64)),
+    }
+
+
+ACTED = ("high", "low", "units", "bounded", "tries")
+"""What bounds of the weights did, by the names of `Pieces.acted`."""
+
+
+def _acted(stack: Stack, there: Tensor) -> dict[str, Rows]:
+    each = [item.acted(stack.n, there, stack.none) for item in stack.items]
+    return {name: Rows.of_tensors([one[name] for one in each]) for name in ACTED}
+
+
+def _norms(stack: Stack) -> Sheet:
+    """Of the presets that are normalised."""
+    stack = stack.only(normalised)
+    found = [norm(done, done.preset) for done in stack.items]
+    at = tuple(range(len(found)))
+    return stack.named({name: Rows(torch.stack([one[name] for one in found]), at) for name in NORMS if found})
+
+
+def _by_sign(stack: Stack) -> dict[str, Rows | Tensor]:
+    """Tokens and kept tokens where the advantage is positive and where it is negative."""
+    if stack.batch.advantages is None:
+        return {}
+    left = stack.total(sign_counts)
+    kept = {f"{name}_kept": joined(torch.mul, x, stack.sequences) for name, x in left.items()}
+    return every(stack.scene) | kept
+
+
+def ranges(stack: Stack) -> dict[str, tuple[Tensor, Tensor]]:
+    """Smallest and largest final weight of a kept token, of every preset."""
+    if not stack.presets:
+        return {}
+    lows, highs = weight_spans(stack)
+    low, high = lows.values.amin(dim=1).unbind(), highs.values.amax(dim=1).unbind()
+    names = [f"{preset.name}|weight" for preset in stack.presets]
+    return {name: (low[lows.at[row]], high[highs.at[row]]) for row, name in enumerate(names)}
+
+
+def weight_spans(stack: Stack) -> tuple[Rows, Rows]:
+    """Smallest and largest final weight of a sequence's kept tokens; (+inf, -inf) where none is."""
+    return stack.once("weight spans", lambda: _weight_spans(stack))
+
+
+def _weight_spans(stack: Stack) -> tuple[Rows, Rows]:
+    found = stack.of_weights(
+        lambda w, passed: {"high": w, "minus low": -w}, token_span, lambda near: near.once("span", near.span)
+    )
+    high, minus = (joined(_there, x, stack.kept) for x in found.values())
+    return minus.map(torch.neg), high
+
+
+def _there(x: Tensor, kept: Tensor) -> Tensor:
+    """The largest of each sequence's kept tokens, -inf where there is none."""
+    return torch.where(kept > 0, x, -torch.inf)
+
+
+token_span: Summed[Outcome] = Summed(
+    lambda done, preset: ("span", weight_key(preset), token_rules(done, preset)),
+    lambda done, preset: (token_weights(done), done.kept.tokens),
+    lambda w, keep: {"high": left(w, keep, -torch.inf), "minus low": left(-w, keep, -torch.inf)},
+    MOST,
+)
+"""The largest weight of a sequence's tokens that pass the rules on tokens, and minus the smallest one."""
+
+
+def own_denominators(presets: Sequence[Preset], sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What each preset's trainer divides its loss by, of sums read: kept tokens, or all tokens."""
+    kept = {
+        preset.name: f"{preset.name}|kept" if preset.denominator == "kept" else "tokens" for preset in presets
+    }
+    return {f"{name}|own": sums[column] for name, column in kept.items()}
+
+
+ROUNDING = 16 * torch.finfo(torch.float64).eps
+
+
+def _std(get: Lookup) -> Tensor:
+    """From the sums about 1, or about 0 where the mean is nearer to it, so that little cancels.
+
+    A variance below what rounding leaves of those sums (equal weights) is none.
+    """
+    mean_weight, n = get("w") / get("kept"), get("kept")
+    small = mean_weight < 0.5
+    about = torch.where(small, mean_weight, mean_weight - 1)
+    variance = torch.where(small, get("ww"), get("w11")) / n - about**2
+    floor = ROUNDING * torch.where(small, about**2, about.abs())
+    return torch.sqrt(torch.where(variance > floor, variance, (0.0 * variance).abs()))
+
+
+def _ess_tokens(get: Lookup) -> Tensor:
+    return get("w") ** 2 / (get("tokens") * get("ww"))
+
+
+_T, _S = "tokens", "sequences"
+
+ROWS = (
+    Formula("weight_mean", "", "kept tokens", "mean of the final weights", mean("w", "kept"), POSITIVE),
+    Formula("weight_std", "", "kept tokens", "standard deviation of the final weights", _std, POSITIVE),
+    Formula("ess_tokens", "fraction", _T, "(Σw)² / (n Σw²), a rejected token weighs 0", _ess_tokens),
+    Formula(
+        "ess_sequences",
+        "fraction",
+        _S,
+        "(Σv)² / (n Σv²), v = mean over the sequence's tokens of the final weight, 0 where rejected",
+        lambda get: get("v") ** 2 / (get("sequences") * get("vv")),
+    ),
+    Formula(
+        "truncated_high",
+        "fraction",
+        "weights",
+        "share of weights above the upper bound",
+        mean("high", "units"),
+        counts=True,
+    ),
+    Formula(
+        "truncated_low",
+        "fraction",
+        "weights",
+        "share of weights below the lower bound",
+        mean("low", "units"),
+        counts=True,
+    ),
+    Formula(
+        "tokens_rejected",
+        "fraction",
+        _T,
+        "share of tokens that rejection and veto remove",
+        lambda get: 1 - get("kept") / get("tokens"),
+        counts=True,
+    ),
+    Formula(
+        "sequences_dropped",
+        "fraction",
+        _S,
+        "share of sequences with no token left",
+        mean("dropped", _S),
+        counts=True,
+    ),
+    Formula(
+        "sequences_touched",
+        "fraction",
+        _S,
+        "share of sequences with at least one token rejected",
+        mean("touched", _S),
+        counts=True,
+    ),
+    Formula(
+        "vetoed", "fraction", _S, "share of sequences dropped by the veto", mean("vetoed", _S), counts=True
+    ),
+    Formula(
+        "catastrophic_tokens",
+        "fraction",
+        _T,
+        "share of tokens beyond the veto's bound",
+        mean("catastrophic"),
+        counts=True,
+    ),
+    Formula(
+        "loss_scale",
+        "",
+        "the preset's own denominator",
+        "Σw / kept tokens, or all tokens where rejected ones stay: the loss's scale in its trainer",
+        mean("w", "own"),
+        POSITIVE,
+    ),
+    Formula(
+        "loss_scale_removed",
+        "",
+        "kept tokens",
+        "Σw / kept tokens: the loss's scale when rejected tokens leave the denominator",
+        mean("w", "kept"),
+        POSITIVE,
+    ),
+    Formula(
+        "loss_scale_kept",
+        "",
+        _T,
+        "Σw / all tokens: the loss's scale when rejected tokens stay in the denominator",
+        mean("w"),
+        POSITIVE,
+    ),
+)
+
+WEIGHTS = tuple(
+    row
+    for row in ROWS
+    if row.name
+    in (
+        "weight_mean",
+        "ess_tokens",
+        "ess_sequences",
+        "truncated_high",
+        "truncated_low",
+        "tokens_rejected",
+        "sequences_dropped",
+    )
+)
+"""What is said of every method that could be recommended, at its own threshold."""
+
+_REJECTED = ("tokens_rejected", "sequences_dropped", "sequences_touched", "kept_positive", "kept_negative")
+
+
+def idle(preset: Preset) -> frozenset[str]:
+    """Events that this preset cannot make, whatever the data: their 0 is exact."""
+    done = applied(preset)
+    upper, lower = (done.weight.upper, done.weight.lower) if done.weight else (None, None)
+    able = {
+        **dict.fromkeys(_REJECTED, bool(done.reject or done.veto)),
+        **dict.fromkeys(("vetoed", "catastrophic_tokens"), done.veto is not None),
+        "truncated_high": upper is not None,
+        "truncated_low": lower is not None,
+    }
+    return frozenset(name for name, can in able.items() if not can)
+
+
+SIGN_ROWS = (
+    Formula(
+        "kept_positive",
+        "fraction",
+        "tokens with A > 0",
+        "share kept",
+        mean("positive_kept", "positive"),
+        counts=True,
+    ),
+    Formula(
+        "kept_negative",
+        "fraction",
+        "tokens with A < 0",
+        "share kept",
+        mean("negative_kept", "negative"),
+        counts=True,
+    ),
+)

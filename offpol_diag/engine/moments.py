@@ -1,0 +1,269 @@
+"""Moments of near tokens: sums of base functions of log-ratios, made once for all presets.
+
+On near tokens no rule and no bound on tokens acts, so that whatever a preset sums there is a linear form of
+these moments. A moment is Σ side(A) · column · f(d) over the tokens of a sequence or turn, d being the
+log-ratio of two policies; `FUNCTIONS`, `COLUMNS` and `DIRECTIONS` name the choices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property, reduce
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from offpol_diag.batch import Batch
+from offpol_diag.engine import host, segments
+from offpol_diag.engine.host import here
+
+BLOCK = 1 << 16
+"""Tokens of a block on a CPU, so that its arrays stay in a core's cache; a GPU takes a batch whole."""
+
+Direction = Literal["", "rollout", "old", "current", "drift"]
+DIRECTIONS: dict[Direction, tuple[str, str]] = {
+    "old": ("rollout", "old"),
+    "current": ("rollout", "current"),
+    "drift": ("old", "current"),
+}
+"""d = the log-prob of the second policy less that of the first, nats; "rollout" is d = 0, "" no d at all."""
+
+Function = Callable[[Tensor, Tensor], Tensor]
+FUNCTIONS: dict[str, Function] = {
+    "d": lambda d, x: d,
+    "x": lambda d, x: x,
+    "x²": lambda d, x: x.square(),
+    "k3": lambda d, x: x - d,
+    "|d|": lambda d, x: d.abs(),
+    "d²": lambda d, x: d.square(),
+    "|x|": lambda d, x: x.abs(),
+    "k3_reverse": lambda d, x: host.expm1(-d) + d,
+    "e^|d| − 1": lambda d, x: host.expm1(d.abs()),
+    "k3²": lambda d, x: (x - d).square(),
+    "d⁴": lambda d, x: d.square().square(),
+    "log cosh(d/2)": lambda d, x: torch.log1p(2 * torch.sinh(d / 4).square()),
+}
+"""By name, f of d and of x = e^d − 1; all are 0 where d is, so that a token left out is one with d = 0."""
+GROUPS = (("d", "x", "x²", "k3"), ("|d|", "d²", "|x|"))
+"""Functions that are made in one pass."""
+
+COLUMNS: dict[str, Callable[[Batch, slice], Tensor]] = {
+    "log π_rollout": lambda batch, at: batch.rollout[at],
+    "log π_old": lambda batch, at: _there(batch.old)[at],
+    "log π_θ": lambda batch, at: _there(batch.current)[at],
+    "π_rollout": lambda batch, at: host.exp(batch.rollout[at]),
+    "π_rollout²": lambda batch, at: host.exp(2 * batch.rollout[at]),
+}
+SIDES: dict[str, Callable[[Tensor], Tensor]] = {
+    "A+": lambda a: a.clamp(min=0),
+    "A-": lambda a: -a.clamp(max=0),
+    "1+": lambda a: segments.numbers(a > 0),
+    "1-": lambda a: segments.numbers(a < 0),
+    "1=": lambda a: segments.numbers(a == 0),
+}
+"""Parts of the advantage: |A| where A is positive, where it is negative; 1 where it is, and where it is 0."""
+AWAY, TOWARD = "away ", "toward "
+"""Before a direction: tokens with A·d > 0, whose update pushes r further from 1; and all others."""
+
+
+def _there(x: Tensor | None) -> Tensor:
+    assert x is not None
+    return x
+
+
+@dataclass(frozen=True, eq=False)
+class Moments:
+    """Sums over the near tokens of each sequence [S] or turn [R], float64; made when first asked for.
+
+    Attributes:
+        tokens: the tokens, and the sums made so far.
+        by_turn: whether a row is a turn.
+        sign: only tokens whose advantage has this sign count: "1+", "1-" or "1=" (it is 0), or those that are
+            `AWAY` or `TOWARD`; "" for all.
+    """
+
+    tokens: NearTokens
+    by_turn: bool = False
+    sign: str = ""
+
+    @classmethod
+    def near(cls, batch: Batch, far: Tensor) -> Moments:
+        """Those of all tokens of a batch but the far ones, whose places rise."""
+        return cls(NearTokens(batch, far))
+
+    def turns(self, sign: str = "") -> Moments:
+        """The same of each turn, over the tokens with one sign of the advantage."""
+        return Moments(self.tokens, True, sign)
+
+    @property
+    def n(self) -> Tensor:
+        """Tokens of each row."""
+        return self.of()
+
+    def of(self, function: str = "1", d: Direction = "", column: str = "", side: str = "") -> Tensor:
+        """Σ side(A) · column · f(d) of each row.
+
+        Args:
+            function: one of `FUNCTIONS`, or "1".
+            d: the log-ratio that it is of.
+            column: one of `COLUMNS`; "" for 1.
+            side: one of `SIDES`; "" for 1.
+        """
+        d = "" if function == "1" else d
+        key = "sequence", self.sign, side, column, d, function
+        if not self.by_turn and key in self.tokens.known:
+            return self.tokens.known[key]
+        if self.sign not in SIDES:
+            found = self.tokens.total(function, d, column, side, self.sign)
+        elif side and side[1] != self.sign[1]:
+            return torch.zeros_like(self.n)
+        else:
+            found = self.tokens.total(function, d, column, side or self.sign)
+        if not self.by_turn:
+            self.tokens.known[key] = found = segments.total(found, self.tokens.batch.turns)
+        return found
+
+    def exp(self, d: Direction, column: str = "", side: str = "") -> Tensor:
+        """Σ side(A) · column · e^d of each row."""
+        return self.of("1", "", column, side) + self.of("x", d, column, side)
+
+    def low(self, d: Direction) -> Tensor:
+        """Smallest d of each row, +inf of none."""
+        found = self.tokens.ends(d, self.sign)[0]
+        return found if self.by_turn else segments.smallest(found, self.tokens.batch.turns)
+
+    def high(self, d: Direction) -> Tensor:
+        """Largest d of each row, -inf of none."""
+        found = self.tokens.ends(d, self.sign)[1]
+        return found if self.by_turn else segments.largest(found, self.tokens.batch.turns)
+
+
+@dataclass(eq=False)
+class NearTokens:
+    """The near tokens of a batch and what is summed over each of its R turns, [R] float64.
+
+    Attributes:
+        batch: all tokens.
+        far: those that do not count, rising.
+        known: sums made so far.
+    """
+
+    batch: Batch
+    far: Tensor
+    known: dict[tuple[str, ...], Tensor] = field(default_factory=dict, repr=False)
+    _ends: dict[tuple[str, ...], tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
+    _excess: dict[Direction, Tensor] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def n(self) -> Tensor:
+        """How many there are in each turn."""
+        starts = self.batch.cu_runs
+        return segments.lengths(starts - torch.searchsorted(self.far, starts)).to(torch.float64)
+
+    def total(self, function: str, d: Direction, column: str, side: str, away: str = "") -> Tensor:
+        """Σ side(A) · column · f(d) over the tokens `away` of each turn; "1" for f, "" elsewhere for none."""
+        if d == "rollout":
+            return torch.zeros_like(self.n)
+        if side and self.advantages is not None:
+            return SIDES[side](self.advantages) * self.total(function, d, column, "", away)
+        if function == "1" and not column and not side and not away:
+            return self.n
+        key = away, side, column, d, function
+        if key not in self.known:
+            groups = () if side or column else GROUPS
+            group = next((names for names in groups if function in names), (function,))
+            self.known |= self._made(away, side, column, d, group)
+        return self.known[key]
+
+    @cached_property
+    def advantages(self) -> Tensor | None:
+        """The advantage of each turn where all its tokens have the same, else None; None on a GPU, too."""
+        a, starts = self.batch.advantages, self.batch.cu_runs
+        if a is None or not here(a) or not len(a):
+            return None
+        changes = a.numpy()[1:] != a.numpy()[:-1]
+        borders = starts[1:-1].numpy() - 1
+        return None if int(changes.sum()) > int(changes[borders].sum()) else a[starts[:-1]]
+
+    def ends(self, d: Direction, sign: str = "") -> tuple[Tensor, Tensor]:
+        """Smallest and largest d of each turn, ±inf of none."""
+        key = "ends", d, sign
+        if key not in self._ends:
+            self._ends[key] = self._made_ends(d, sign)
+        return self._ends[key]
+
+    # ------------------------------------------------------------------ passes over the tokens
+
+    def _made(
+        self, away: str, side: str, column: str, d: Direction, names: tuple[str, ...]
+    ) -> dict[tuple[str, ...], Tensor]:
+        found: dict[str, list[Tensor]] = {name: [] for name in names}
+        excess: list[Tensor] = []
+        for at, offsets, far in self._blocks:
+            factor = self._factor(away, side, column, at, far)
+            delta = self._delta(d, at, far) if d else None
+            x = None
+            if delta is not None:
+                x = self._excess[d][at] if d in self._excess else host.expm1(delta)
+                excess.append(x)
+            for name in names:
+                value = None if delta is None or x is None else FUNCTIONS[name](delta, x)
+                if factor is not None:
+                    value = factor if value is None else value * factor
+                assert value is not None
+                found[name].append(segments.total(value, offsets))
+        if d and d not in self._excess:
+            self._excess[d] = _joined(excess)
+        return {(away, side, column, d, name): _joined(parts) for name, parts in found.items()}
+
+    def _made_ends(self, d: Direction, sign: str) -> tuple[Tensor, Tensor]:
+        away, side = ("", sign) if sign in SIDES else (sign, "")
+        if d == "rollout":
+            there = self.total("1", "", "", side, away) > 0
+            return torch.where(there, 0.0, torch.inf), torch.where(there, 0.0, -torch.inf)
+        lows, highs = [], []
+        for at, offsets, far in self._blocks:
+            delta = self._delta(d, at, far)
+            counts = self._factor(away, side, "", at, far)
+            counts = torch.ones_like(delta).index_fill_(0, far, 0.0) if counts is None else counts
+            lows.append(segments.smallest(torch.where(counts > 0, delta, torch.inf), offsets))
+            highs.append(segments.largest(torch.where(counts > 0, delta, -torch.inf), offsets))
+        return _joined(lows), _joined(highs)
+
+    @cached_property
+    def _blocks(self) -> list[tuple[slice, Tensor, Tensor]]:
+        """Tokens in blocks of whole turns: which, where their turns begin, and which of them are far."""
+        starts = self.batch.cu_runs
+        if not here(starts):
+            return [(slice(0, self.batch.tokens), starts, self.far)]
+        found = []
+        for first, last in segments.spans(starts, BLOCK):
+            begin, end = int(starts[first]), int(starts[last])
+            low, high = torch.searchsorted(self.far, torch.tensor([begin, end])).tolist()
+            found.append((slice(begin, end), starts[first : last + 1] - begin, self.far[low:high] - begin))
+        return found
+
+    def _delta(self, d: Direction, at: slice, far: Tensor) -> Tensor:
+        """d of the tokens of a block, 0 of far ones."""
+        below, above = (_there(self.batch.policy(name)) for name in DIRECTIONS[d])
+        found = above[at] - below[at]
+        return found.index_fill_(0, far, 0.0)
+
+    def _factor(self, away: str, side: str, column: str, at: slice, far: Tensor) -> Tensor | None:
+        """What multiplies f(d) of each token of a block, 0 of far ones; None for 1."""
+        parts = []
+        if column:
+            parts.append(COLUMNS[column](self.batch, at))
+        if side:
+            parts.append(SIDES[side](_there(self.batch.advantages)[at]))
+        if away:
+            word, d = away.split()
+            pull = _there(self.batch.advantages)[at] * self._delta(d, at, far)  # type: ignore[arg-type]
+            parts.append(segments.numbers(pull > 0 if word + " " == AWAY else pull <= 0))
+        return reduce(torch.mul, parts).index_fill(0, far, 0.0) if parts else None
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -1,0 +1,155 @@
+"""Batch normalisation: a preset that divides its weights by their mean does so in every trainer batch.
+
+The mean is known when a trainer batch (the rows of one `step`) has been seen whole, so the sums of such
+presets are kept per trainer batch and rescaled when they are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from offpol_diag.engine import losses, outcome, scope
+from offpol_diag.engine.accumulators import Extremes, Places, Sums
+from offpol_diag.engine.method import weight_spans
+from offpol_diag.engine.outcome import NORMS, norm_factor
+from offpol_diag.engine.rows import Sheet
+from offpol_diag.engine.scene import Scene
+from offpol_diag.engine.scope import Label
+from offpol_diag.engine.stack import Stack
+from offpol_diag.presets import Preset
+
+Columns = dict[str, Tensor]
+
+
+def normalised(presets: Sequence[Preset]) -> tuple[Preset, ...]:
+    """The presets that are divided by a batch mean."""
+    return tuple(one for one in presets if outcome.normalised(one))
+
+
+def sums(scene: Scene, sheet: Sheet) -> Places[Sums]:
+    """Columns [S] summed per trainer batch."""
+    rows, members = sheet.rows, _members(scene).items()
+    return Places(
+        {
+            label: Sums.of_stacked(sheet.names, rows[:, at], scene.draws[at], which=sheet.which)
+            for label, at in members
+        }
+    )
+
+
+def _members(scene: Scene) -> dict[Label, Tensor]:
+    """Which rows each trainer batch has here."""
+    found, which = scope.codes(scene.batch)
+    return {label: torch.nonzero(which == at).flatten() for at, label in enumerate(found)}
+
+
+def ranges(stack: Stack, names: Container[str]) -> Places[Extremes]:
+    """Smallest and largest final weight of a kept token, per trainer batch, before it is divided."""
+    users = [(one.name, at) for at, one in enumerate(stack.presets) if one.name in names]
+    low, high = weight_spans(stack) if users else (None, None)
+    spans = {f"{name}|weight": (low.of_preset(at), high.of_preset(at)) for name, at in users if low and high}
+    return Places({label: _extremes(spans, at) for label, at in _members(stack.scene).items()})
+
+
+def _extremes(spans: Mapping[str, tuple[Tensor, Tensor]], at: Tensor) -> Extremes:
+    return Extremes.of({name: (low[at].min(), high[at].max()) for name, (low, high) in spans.items()})
+
+
+# ---------------------------------------------------------------- reading
+
+Get = Callable[[str], Tensor]
+
+_LINEAR = ("w", "v")
+_SQUARES = ("ww", "vv")
+_LOSS = ("loss", "loss_mean", "update")
+
+
+def _about_one(get: Get, f: Tensor) -> Tensor:
+    """Σ(w/f − 1)² from Σ(w − 1)², nothing lost when every weight is near 1; from Σw² where f is not."""
+    excess, kept = get("w") - get("kept"), get("kept")
+    near = (get("w11") + 2 * (1 - f) * excess + kept * (1 - f) ** 2) / f**2
+    return torch.where(_near_one(f), near, get("ww") / f**2 - 2 * get("w") / f + kept)
+
+
+def _over_one(squares: str, count: str, whole: str) -> Callable[[Get, Tensor], Tensor]:
+    """Σ(w²/f² − 1) from Σ(w² − 1), or from Σw² where f is not near 1."""
+
+    def made(get: Get, f: Tensor) -> Tensor:
+        near = (get(squares) + get(count) * (1 - f) * (1 + f)) / f**2
+        return torch.where(_near_one(f), near, get(whole) / f**2 - get(count))
+
+    return made
+
+
+def _near_one(f: Tensor) -> Tensor:
+    """Where weights are divided by so little that what they lack of 1 says more than they do."""
+    return (f - 1).abs() < 0.5
+
+
+_CENTRED: dict[str, Callable[[Get, Tensor], Tensor]] = {
+    "w11": _about_one,
+    "residual_ww": _over_one("residual_ww", "kept", "ww"),
+    "residual_vv": _over_one("residual_vv", "residual_left", "vv"),
+}
+
+
+def rescaled(read: Mapping[str, Tensor], preset: Preset) -> Columns:
+    """One trainer batch's sums [1+B] with the preset's weights divided by their mean; the norms are gone."""
+    prefix = f"{preset.name}|"
+
+    def get(name: str) -> Tensor:
+        return read[prefix + name]
+
+    f = norm_factor(get("norm"), get("norm_units"))
+    own = [name.removeprefix(prefix) for name in read if name.startswith(prefix)]
+    loss = f if losses.weighted(preset) else torch.ones_like(f)
+    done = {name: get(name) for name in own if name not in NORMS}
+    done |= {name: get(name) / f for name in _LINEAR if name in done}
+    done |= {name: get(name) / f**2 for name in _SQUARES if name in done}
+    done |= {name: get(name) / loss for name in _LOSS if name in done}
+    done |= {name: make(get, f) for name, make in _CENTRED.items()}
+    return {prefix + name: values for name, values in done.items()}
+
+
+def read(places: Places[Sums], presets: Sequence[Preset]) -> Columns:
+    """The rescaled sums of all trainer batches together."""
+    total: Columns = {}
+    for one in places.sums.values():
+        sums = one.read()
+        for preset in presets:
+            for name, values in rescaled(sums, preset).items():
+                total[name] = total[name] + values if name in total else values
+    return total
+
+
+def norms(places: Places[Sums], presets: Sequence[Preset]) -> Columns:
+    """What the means are made of, over all trainer batches, under the presets' names."""
+    total: Columns = {}
+    for one in places.sums.values():
+        sums = one.read()
+        for name in (f"{preset.name}|{norm}" for preset in presets for norm in NORMS):
+            total[name] = total[name] + sums[name] if name in total else sums[name]
+    return total
+
+
+def factors(places: Places[Sums], presets: Sequence[Preset]) -> dict[str, dict[Label, float]]:
+    """Preset → trainer batch → what its weights are divided by."""
+    return {
+        preset.name: {label: _factor(sums.read(), preset) for label, sums in places.sums.items()}
+        for preset in presets
+    }
+
+
+def _factor(read: Mapping[str, Tensor], preset: Preset) -> float:
+    total, units = (read[f"{preset.name}|{name}"][:1] for name in NORMS)
+    return float(norm_factor(total, units))
+
+
+def span(places: Places[Extremes], divisors: Mapping[Label, float], name: str) -> tuple[float, float]:
+    """Smallest and largest weight of all trainer batches, each divided by its own mean."""
+    pairs = {label: one.read()[name] for label, one in places.sums.items()}
+    low = min(pair[0] / divisors[label] for label, pair in pairs.items())
+    return low, max(pair[1] / divisors[label] for label, pair in pairs.items())

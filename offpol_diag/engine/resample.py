@@ -1,0 +1,90 @@
+"""Random weights of a Poisson bootstrap that do not depend on how a dump is cut.
+
+Each group of sequences (a prompt) is drawn Poisson(1) times in each replicate. The draw is a pure function
+of the group's key, the replicate's number and the seed (a counter-based hash), so cutting a dump into
+files, merging shards and reordering rows change nothing, and all sequences of a group are drawn together:
+tokens within a sequence, and samples of one prompt, are dependent.
+
+References: Hanley & MacGibbon 2006 (Poisson bootstrap); Steele et al. 2014, SplittableRandom (the mixer).
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from offpol_diag.engine import segments, tables
+from offpol_diag.engine.host import here, sent
+
+REPLICATES = 256
+Words = npt.NDArray[Any]
+
+
+def mix(x: Tensor) -> Tensor:
+    """SplitMix64's finaliser on int64 (wrapping arithmetic): a bijection that scatters its input."""
+    if here(x):
+        return torch.from_numpy(mixed(x.numpy()))
+    x = (x ^ _shift(x, 30)) * -0x40A7B892E31B1A47
+    x = (x ^ _shift(x, 27)) * -0x6B2FB644ECCEEE15
+    return x ^ _shift(x, 31)
+
+
+def mixed(x: Words) -> Words:
+    """The same of an array, in 0.4 of the time."""
+    x = x.view(np.uint64)
+    found = np.asarray(x >> np.uint64(30))
+    found ^= x
+    found *= np.uint64(0xBF58476D1CE4E5B9)
+    moved = np.asarray(found >> np.uint64(27))
+    found ^= moved
+    found *= np.uint64(0x94D049BB133111EB)
+    found ^= np.right_shift(found, np.uint64(31), out=moved)
+    return found.view(np.int64)
+
+
+def draws(key: Tensor, seed: int, replicates: int = REPLICATES) -> Tensor:
+    """How often each sequence's group is drawn: key [S] int64 → [S, replicates] float64, Poisson(1)."""
+    if not here(key):
+        return _draws(key, seed, replicates)
+    runs = tables.runs(key)  # neighbours of one group are drawn once
+    return torch.repeat_interleave(_draws(key[runs[:-1]], seed, replicates), segments.lengths(runs), dim=0)
+
+
+def _draws(key: Tensor, seed: int, replicates: int) -> Tensor:
+    counters = torch.arange((replicates + 1) // 2, device=key.device, dtype=torch.int64)
+    lanes = mix((counters + 1) * -0x61C8864680B583EB + int(mix(torch.tensor(seed))))
+    bits = mix(mix(key)[:, None] ^ lanes[None, :])
+    halves = torch.stack((bits & 0xFFFFFFFF, _shift(bits, 32)), dim=2).flatten(1)[:, :replicates].contiguous()
+    return _poisson(halves)
+
+
+def _poisson(uniform: Tensor) -> Tensor:
+    """32-bit numbers → draws: how many of the steps each has reached, float64."""
+    if not here(uniform):
+        steps = sent(torch.tensor(_poisson_steps()), uniform.device)
+        return torch.bucketize(uniform, steps, right=True).to(torch.float64)
+    reached = np.zeros(uniform.shape, np.uint8)  # comparing a few times costs a fifth of searching
+    for step in _poisson_steps():
+        reached += uniform.numpy() >= step
+    return torch.from_numpy(reached.astype(np.float64))
+
+
+def _shift(x: Tensor, by: int) -> Tensor:
+    """Logical right shift of int64 (torch's own is arithmetic)."""
+    return (x >> by) & ((1 << (64 - by)) - 1)
+
+
+@lru_cache(maxsize=1)
+def _poisson_steps() -> list[int]:
+    """The 32-bit thresholds at which a uniform number becomes 1, 2, 3 … draws."""
+    total, steps = 0.0, []
+    for k in range(14):
+        total += math.exp(-1.0) / math.factorial(k)
+        steps.append(round(total * 2**32))
+    return [step for step in steps if step < 2**32]

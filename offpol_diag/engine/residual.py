@@ -1,0 +1,105 @@
+"""The gap that is left among the tokens a preset keeps: a falling rejection rate must not be read as health.
+
+Numerator and denominator are the preset's own: π_old or π_θ over π_rollout.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from offpol_diag.engine.formula import ABOVE_MINUS_ONE, POSITIVE, Formula, mean
+from offpol_diag.engine.outcome import Outcome, token_rules
+from offpol_diag.engine.ratios import OVERFLOW
+from offpol_diag.engine.rows import Inputs, Sheet, Summed, joined, left
+from offpol_diag.engine.stack import Stack
+from offpol_diag.presets import Preset
+
+
+def columns(stack: Stack) -> Sheet:
+    """Per-sequence columns [S]: Σ k3 over kept tokens, the perplexity ratio and w² − 1 of what is left."""
+    if not stack.presets:
+        return stack.named({})
+    found, kept, sums = stack.total(gap_sums), stack.kept, stack.sums
+    left, n = kept.map(_there), stack.n.clamp(min=1)
+    columns = {
+        "residual_k3": joined(torch.mul, found["k3"], stack.sequences),
+        "residual_ppl": joined(_ppl, found["delta"], kept),
+        "residual_left": left,
+        "residual_ww": joined(
+            lambda squares, excess: squares + 2 * excess, sums["about_one"], sums["excess"]
+        ),
+        "residual_vv": joined(lambda excess, many: _vv(excess, many, n), sums["excess"], kept),
+    }
+    return stack.named(columns)
+
+
+def _there(kept: Tensor) -> Tensor:
+    """1 for a sequence with a token left."""
+    return (kept > 0).to(torch.float64)
+
+
+def _ppl(delta: Tensor, kept: Tensor) -> Tensor:
+    """exp(−mean Δ) − 1 over the tokens left, ΣΔ being `delta`; 0 where none is."""
+    gap = delta / kept.clamp(min=1)
+    return torch.expm1((-gap).clamp(max=2 * OVERFLOW)) * _there(kept)
+
+
+def _vv(excess: Tensor, kept: Tensor, n: Tensor) -> Tensor:
+    """v² − 1 of the mean weight v, a rejected token weighing 0, from Σ(w − 1); 0 where no token is left."""
+    away = (excess + kept - n) / n
+    return away * (away + 2) * _there(kept)
+
+
+def _gap(done: Outcome, preset: Preset) -> Inputs:
+    ratios, delta = done.ratios, done.ratios.delta
+    k3 = ratios.once("k3", lambda: torch.expm1(delta.clamp(-OVERFLOW, OVERFLOW)) - delta)
+    return k3, delta, done.kept.tokens
+
+
+gap_sums = Summed(
+    lambda done, preset: ("residual", token_rules(done, preset)),
+    _gap,
+    lambda k3, delta, keep: {"k3": left(k3, keep), "delta": left(delta, keep)},
+    near=lambda near: {
+        "k3": near.moments.of("k3", near.preset.policy),
+        "delta": near.moments.of("d", near.preset.policy),
+    },
+)
+"""Σ k3 and ΣΔ of the tokens that pass every rule on tokens."""
+
+
+ROWS = (
+    Formula(
+        "k3",
+        "nats",
+        "kept tokens",
+        "mean(e^Δ − 1 − Δ) of the tokens that are kept",
+        lambda get: get("residual_k3") / get("kept"),
+        POSITIVE,
+    ),
+    Formula(
+        "ppl_ratio",
+        "",
+        "sequences left",
+        "mean over sequences left of exp(−mean Δ of their kept tokens)",
+        lambda get: get("residual_ppl") / get("residual_left") + 1,
+        POSITIVE,
+    ),
+    Formula(
+        "chi2_token",
+        "",
+        "kept tokens",
+        "mean(w²) − 1 of the final weights",
+        mean("residual_ww", "kept"),
+        ABOVE_MINUS_ONE,
+    ),
+    Formula(
+        "chi2_sequence",
+        "",
+        "sequences left",
+        "mean(v²) − 1, v = mean final weight over the sequence's tokens, 0 where rejected",
+        mean("residual_vv", "residual_left"),
+        ABOVE_MINUS_ONE,
+    ),
+)

@@ -1,0 +1,148 @@
+"""Whole sequences, chosen by hash, kept token by token for the diagnosis.
+
+What a fault leaves behind (a shift, a constant, a break) is looked for in tokens side by side, which sums
+cannot hold. A sample of sequences can: it is bounded, it merges, and it does not depend on how a dump is cut.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from offpol_diag.batch import Batch
+from offpol_diag.engine import resample
+from offpol_diag.engine.fields import LARGE, NUMBERS, Floats, Ints, Saved, Scalar, require
+from offpol_diag.engine.gap import Drift
+from offpol_diag.engine.host import here, sent
+from offpol_diag.engine.scene import Scene
+
+TOKENS, SEQUENCES = 1 << 17, 8192
+"""The sample is the longest prefix, in the order of the hashes, of so many tokens and sequences at most."""
+FIRST, LAST = 1536, 512
+"""Of a longer sequence its first and last tokens are kept, and what lies between is left out."""
+COLUMNS = ("q", "p", "position", "token_ids", "entropy", "advantages")
+
+
+@dataclass(frozen=True)
+class Sample(Saved):
+    """A sample of sequences.
+
+    Attributes:
+        order: hash of each sequence, rising, [S] int64.
+        lengths: tokens that are kept of each, [S] int64.
+        values: by name of `COLUMNS` the tokens of all sequences, end to end, [T] float64; a column that the
+            dump
+            lacks is absent.
+        scalars: columns of the sequences by name, S values each.
+        full: whether sequences were left out.
+    """
+
+    order: Annotated[NDArray[np.int64], Ints("sequences")]
+    lengths: Annotated[NDArray[np.int64], Ints("sequences")]
+    values: dict[str, Annotated[NDArray[np.float64], Floats("tokens", rule=NUMBERS)]]
+    scalars: dict[str, list[Scalar]]
+    full: bool = False
+
+    def check(self) -> None:
+        """Refuse lengths and columns that do not fit."""
+        rows, lengths = len(self.order), self.lengths
+        require(rows <= SEQUENCES, f"there are at most {SEQUENCES} sequences")
+        require((self.order[:-1] <= self.order[1:]).all(), "order must rise")
+        require(((lengths > 0) & (lengths <= FIRST + LAST)).all(), "lengths are out of range")
+        require({"q", "p", "position"} <= self.values.keys() <= set(COLUMNS), f"values are of {COLUMNS}")
+        whole = [x for name, x in self.values.items() if name in ("position", "token_ids")]
+        require(all((np.abs(x) < LARGE).all() for x in whole), "a position or a token id is a whole number")
+        require(len(self.values["q"]) == lengths.sum(), "values are not as many as lengths say")
+        require(all(len(column) == rows for column in self.scalars.values()), f"columns have {rows} values")
+
+    def merge(self, other: Sample) -> Sample:
+        """The sample of both parts together."""
+        order = np.concatenate((self.order, other.order))
+        lengths = np.concatenate((self.lengths, other.lengths))
+        rank = np.argsort(order, kind="stable")
+        kept = _prefix(lengths[rank])
+        at = rank[:kept]
+        starts = np.concatenate(([0], np.cumsum(lengths)[:-1]))
+        tokens = _gathered(starts[at], lengths[at])
+        values = {
+            name: np.concatenate((self.values[name], other.values[name]))[tokens]
+            for name in self.values
+            if name in other.values
+        }
+        names = dict.fromkeys((*self.scalars, *other.scalars))
+        both = {name: [*self._column(name), *other._column(name)] for name in names}
+        scalars = {name: [column[i] for i in at] for name, column in both.items()}
+        return Sample(order[at], lengths[at], values, scalars, self.full or other.full or kept < len(rank))
+
+    def _column(self, name: str) -> list[Any]:
+        return self.scalars.get(name, [None] * len(self.order))
+
+
+def _prefix(lengths: NDArray[np.int64]) -> int:
+    """How many of the sequences fit, in their order; one does in any case."""
+    fit = int(np.searchsorted(np.cumsum(lengths), TOKENS, side="right"))
+    return min(max(fit, 1), SEQUENCES, len(lengths))
+
+
+def _gathered(begins: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Indices of runs of tokens, end to end."""
+    ends = np.cumsum(lengths)
+    return np.repeat(begins - (ends - lengths), lengths) + np.arange(int(ends[-1]) if len(ends) else 0)
+
+
+def sample(scene: Scene, drift: Drift) -> Sample:
+    """Of one batch, for the two policies of a drift; sequences without a token are left out.
+
+    On a GPU the host waits twice: for what chooses the sequences, and for their tokens.
+    """
+    batch = scene.batch
+    q, p = (batch.policy(policy) for policy in (drift.denominator, drift.numerator))
+    assert q is not None
+    assert p is not None
+    starts = batch.cu_seqlens[:-1]
+    hashes, begins, whole = _host(torch.stack((_hashes(batch, q, p), starts, batch.lengths)))
+    rank = np.argsort(hashes, kind="stable")
+    rank = rank[whole[rank] > 0]
+    at = rank[: _prefix(np.minimum(whole[rank], FIRST + LAST))]
+    many = whole[at]
+    lengths = np.minimum(many, FIRST + LAST)
+    within = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    skip = np.repeat(many - lengths, lengths) * (within >= FIRST)
+    tokens = sent(torch.from_numpy(np.repeat(begins[at], lengths) + within + skip), q.device)
+    columns = {
+        "q": q,
+        "p": p,
+        "position": batch.position,
+        "token_ids": batch.token_ids,
+        "entropy": batch.entropy,
+        "advantages": batch.advantages,
+    }
+    known = {
+        name: x.index_select(0, tokens).to(torch.float64) for name, x in columns.items() if x is not None
+    }
+    values = dict(zip(known, _host(torch.stack(list(known.values()))), strict=True))
+    scalars = {name: [column[i] for i in at] for name, column in batch.scalars.items()}
+    return Sample(hashes[at], lengths, values, scalars, len(at) < len(rank))
+
+
+def _host(x: Tensor) -> NDArray[Any]:
+    return x.numpy() if here(x) else np.array(x.tolist()).reshape(x.shape)
+
+
+def _hashes(batch: Batch, q: Tensor, p: Tensor) -> Tensor:
+    """A hash of what each sequence holds: its group, its length, its first and last log-probs, [S] int64."""
+    end = max(batch.tokens - 1, 0)
+    first, last = (x.clamp(0, end) for x in (batch.cu_seqlens[:-1], batch.cu_seqlens[1:] - 1))
+    found = resample.mix(batch.key + batch.lengths)
+    for x, at in ((q, first), (p, last), (q, last), (p, first)):
+        found = (
+            resample.mix(found ^ x.index_select(0, at).contiguous().view(torch.int64))
+            if batch.tokens
+            else found
+        )
+    return found

@@ -1,0 +1,362 @@
+"""One batch as the metrics see it: its near and far tokens, and log-ratios that are computed once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from offpol_diag.batch import Batch, places
+from offpol_diag.engine import correction, resample, segments
+from offpol_diag.engine.accumulators import Floor
+from offpol_diag.engine.correction import by_turn
+from offpol_diag.engine.host import here
+from offpol_diag.engine.losses import LOSSES
+from offpol_diag.engine.memo import Memo
+from offpol_diag.engine.moments import AWAY, BLOCK, TOWARD, Moments
+from offpol_diag.engine.ratios import Apart, Ratios
+from offpol_diag.engine.scope import UNSETTLED, Settled
+from offpol_diag.presets import Clip, Policy, Preset, Reject, Veto, Weight
+
+RADII = (0.5, 0.2, 0.15, 0.09, 0.05, 0.03)
+"""Candidates for the largest |Δ| of a near token, nats."""
+
+FREE = Weight(over="token", action="none", upper=None, lower=None, safety=None)
+"""The token weight that is r itself."""
+UNCLIPPED = Clip(low=None, high=None, dual=None, safety=None)
+
+ROUNDING = 1.01
+"""A logged rollout probability may exceed 1 by what rounding leaves; this is more."""
+
+SPANS: dict[str, Callable[[float], tuple[float, float]]] = {
+    "ratio": lambda a: (-a, a),
+    "k1": lambda a: (-a, a),
+    "k2": lambda a: (0.0, a * a / 2),
+    "k3": lambda a: (0.0, math.expm1(a) - a),
+    "k3_reverse": lambda a: (0.0, math.expm1(a) - a),
+    "mult_prob_error": lambda a: (1.0, math.exp(a)),
+    "prob_diff": lambda a: (ROUNDING * math.expm1(-a), ROUNDING * math.expm1(a)),
+    "tv": lambda a: (0.0, math.expm1(a) / 2),
+}
+"""Between what a token's statistic lies when |Δ| <= a; without a row (binary_kl: at π_train = 1 it is large
+however small Δ is) it may be anything.
+"""
+
+
+@dataclass(frozen=True)
+class Near:
+    """What makes a token near, for some presets.
+
+    Attributes:
+        radius: the largest |Δ| between any two policies, nats.
+        rules: rules whose reach |Δ| does not tell, each with its numerator: a token that one of them drops is
+            far.
+        tails: smoothed token weights, each with its numerator: a token in the tail is far.
+        parted: presets for which near tokens of a sequence may differ, by turn or by the sign of A.
+    """
+
+    radius: float
+    rules: tuple[tuple[Policy, Reject], ...] = ()
+    tails: tuple[tuple[Policy, Weight], ...] = ()
+    parted: tuple[Preset, ...] = ()
+
+    def divides(self, preset: Preset) -> bool:
+        """Whether near tokens are looked at apart, by sequence or, for those of `parted`, finer."""
+        return splits(preset, self.radius) or preset in self.parted
+
+    def leaves(self, preset: Preset) -> bool:
+        """Whether rules on tokens and the veto of a preset drop no near token."""
+        rules = all(
+            _rule_idle(rule, self.radius) or (rule.policy or preset.policy, rule) in self.rules
+            for rule in preset.reject
+        )
+        return rules and _veto_idle(preset.veto, self.radius)
+
+    @classmethod
+    def of(cls, presets: Sequence[Preset]) -> Near:
+        """With the largest of `RADII` at which as many presets can be split as at the smallest."""
+        applied = [preset if preset.apply else replace(preset, weight=None, reject=()) for preset in presets]
+        most = sum(divides(preset, RADII[-1]) for preset in applied)
+        a = next(a for a in RADII if sum(divides(preset, a) for preset in applied) == most)
+        split = [preset for preset in applied if divides(preset, a)]
+        rules = ((rule.policy or p.policy, rule) for p in split for rule in p.reject if _watched(rule))
+        tails = ((p.policy, p.weight) for p in split if p.weight and _smoothed(p.weight))
+        return cls(
+            a,
+            tuple(dict.fromkeys(rules)),
+            tuple(dict.fromkeys(tails)),
+            tuple(preset for preset in split if not splits(preset, a)),
+        )
+
+
+@cache
+def splits(preset: Preset, a: float) -> bool:
+    """Whether near tokens, with |Δ| within ±a, are all alike for a preset (given what `Near` watches)."""
+    parted = preset.apply and (by_turn(preset.weight) or any(map(on_turns, preset.reject)))
+    return divides(preset, a) and not parted
+
+
+@cache
+def divides(preset: Preset, a: float) -> bool:
+    """Whether near tokens of a sequence are alike but for their turn and the sign of A."""
+    if not preset.apply:
+        return _clip_idle(preset, a)
+    rules = all(_rule_idle(rule, a) or _watched(rule) or on_turns(rule) for rule in preset.reject)
+    weight = by_turn(preset.weight) or _weight_idle(preset.weight, a)
+    return rules and weight and bool(signs(preset)) and _veto_idle(preset.veto, a) and _clip_idle(preset, a)
+
+
+def on_turns(rule: Reject) -> bool:
+    """Whether a rule judges a turn or a sequence and drops its tokens, or those with some sign of A.
+
+    So many may fail that they are not watched.
+    """
+    return rule.on_tokens and rule.over not in ("token", "batch") and not _watched(rule)
+
+
+def signs(preset: Preset) -> tuple[str, ...]:
+    """Which signs (`Moments.sign`) part near tokens for rules on turns or sequences; none: too many."""
+    asked = {
+        AWAY + (rule.policy or preset.policy) if rule.advantage == "away" else "A"
+        for rule in preset.reject
+        if on_turns(rule) and rule.advantage != "any"
+    }
+    if not asked:
+        return ("",)
+    if asked == {"A"}:
+        return ("1+", "1-", "1=")
+    (one, *more) = asked
+    return () if more or one == "A" else (one, one.replace(AWAY, TOWARD))
+
+
+@cache
+def neutral(preset: Preset) -> Preset:
+    """The preset as near tokens see it: equal for all that split, of one numerator, loss and kind of weight.
+
+    A sequence's weight and what drops whole sequences multiply the sums afterwards.
+    """
+    on_tokens = preset.apply and preset.weight is not None and preset.weight.over == "token"
+    clip = preset.clip if LOSSES[preset.loss].pooled else UNCLIPPED
+    return Preset("", "", preset.policy, FREE if on_tokens else None, (), None, preset.loss, clip)
+
+
+def _rule_idle(rule: Reject, a: float) -> bool:
+    """Rules on sequences are no matter of single tokens; of the others |Δ| must tell."""
+    if not rule.on_tokens:
+        return True
+    if rule.over != "token" or rule.statistic not in SPANS:
+        return False
+    low, high = SPANS[rule.statistic](a)
+    lower, upper = (_edge(bound, rule.statistic) for bound in (rule.lower, rule.upper))
+    return (lower is None or lower < low) and (upper is None or upper > high)
+
+
+def _watched(rule: Reject) -> bool:
+    """Whether a rule on tokens is looked at by itself, since |Δ| does not say where it acts.
+
+    A rule whose bounds are tighter than any radius is not: nearly all tokens might be far.
+    """
+    if rule.among != "all" or not rule.on_tokens:
+        return False
+    return rule.over in ("segment", "batch") or (rule.over == "token" and rule.statistic not in SPANS)
+
+
+def _edge(bound: float | None, statistic: str) -> float | None:
+    if bound is None or statistic != "ratio":
+        return bound
+    return math.log(bound) if bound > 0 else -math.inf
+
+
+def _weight_idle(weight: Weight | None, a: float) -> bool:
+    if weight is None:
+        return True
+    if weight.over != "token":
+        return weight.over != "segment"
+    return (weight.safety is None or weight.safety > a) and _outside(weight.lower, weight.upper, a)
+
+
+def _smoothed(weight: Weight) -> bool:
+    return weight.over == "token" and weight.action == "psis"
+
+
+def _veto_idle(veto: Veto | None, a: float) -> bool:
+    return veto is None or _outside(veto.lower, veto.upper, a)
+
+
+def _clip_idle(preset: Preset, a: float) -> bool:
+    """Losses without a ratio have no clip; a pooled one is about sequences."""
+    if preset.loss in ("reinforce", "surrogate") or LOSSES[preset.loss].pooled:
+        return True
+    clip = preset.clip
+    low, high = None if clip.low is None else 1 - clip.low, None if clip.high is None else 1 + clip.high
+    bounded = clip.safety is None or clip.safety > a
+    return bounded and _outside(low, high, a) and _outside(None, clip.dual, a)
+
+
+def _outside(lower: float | None, upper: float | None, a: float) -> bool:
+    """Whether bounds on r leave every |Δ| <= a alone."""
+    above = upper is None or (upper > 0 and math.log(upper) > a)
+    return above and (lower is None or lower <= 0 or math.log(lower) < -a)
+
+
+def close(ratios: Ratios, near: Near) -> Tensor:
+    """Which tokens are near, [T] bool; `ratios` are of all tokens, of any numerator.
+
+    On a CPU they are looked at in blocks of whole sequences, which stay in a core's cache.
+    """
+    batch = ratios.batch
+    if not here(batch.rollout) or batch.tokens <= BLOCK:
+        return _close(ratios, near)
+    found = []
+    for first, last in segments.spans(batch.cu_seqlens, BLOCK):
+        block = Ratios(batch.rows(first, last), ratios.policy, ratios.settled)
+        found.append(_close(block, near))
+        block.forget()
+    return torch.cat(found)
+
+
+def _close(ratios: Ratios, near: Near) -> Tensor:
+    found = torch.ones_like(ratios.batch.rollout, dtype=torch.bool)
+    for gap in _gaps(ratios):
+        found &= gap.abs() <= near.radius  # a NaN is far
+    for policy, rule in near.rules:
+        found &= correction.passes(ratios.of(policy), rule).values
+    for policy, weight in near.tails:
+        found &= ~correction.in_tail(ratios.of(policy), weight)
+    return found
+
+
+def _gaps(ratios: Ratios) -> list[Tensor]:
+    """Every log-ratio that a preset or a loss may look at, [T]."""
+    batch = ratios.batch
+    found = [ratios.of(policy).delta for policy in ("old", "current") if batch.has(policy)]
+    if batch.old is not None and batch.current is not None:
+        found.append(batch.current - batch.old)
+    return found
+
+
+T = TypeVar("T")
+POLICIES: tuple[Policy, ...] = ("rollout", "old", "current")
+
+
+@dataclass
+class Scene:
+    """A batch, its bootstrap draws [S, B], and the log-ratios computed so far.
+
+    Attributes:
+        near: what makes a token near; None: all tokens are looked at preset by preset.
+        floors: by tail, what earlier batches say of it; None for a batch by itself.
+    """
+
+    batch: Batch
+    draws: Tensor
+    settled: Settled = UNSETTLED
+    near: Near | None = None
+    floors: dict[str, Floor] | None = None
+    _ratios: dict[str, Ratios] = field(default_factory=dict)
+    _memo: Memo = field(default_factory=Memo, repr=False)
+    _parts: tuple[Ratios, Ratios] | None = field(default=None, repr=False)
+
+    @classmethod
+    def of(
+        cls,
+        batch: Batch,
+        seed: int,
+        replicates: int,
+        settled: Settled = UNSETTLED,
+        near: Near | None = None,
+    ) -> Scene:
+        """Draw for every sequence."""
+        return cls(batch, resample.draws(batch.key, seed, replicates), settled, near)
+
+    def ratios(self, policy: Policy) -> Ratios:
+        """π_policy/π_rollout, shared by everything that asks."""
+        if policy not in self._ratios:
+            self._ratios[policy] = Ratios(self.batch, policy, self.settled, self._ratios)
+        return self._ratios[policy]
+
+    @property
+    def numerators(self) -> tuple[Ratios, ...]:
+        """The ratios that were asked for so far."""
+        return tuple(self._ratios.values())
+
+    def parts(self, preset: Preset) -> tuple[tuple[Ratios, Preset], ...]:
+        """The tokens the preset can act on, and all others with what is left of the preset for them.
+
+        One part with all tokens, where the preset looks beyond single tokens or sequences.
+        """
+        if self.near is None or not splits(preset, self.near.radius):
+            return ((self.ratios(preset.policy), preset),)
+        far, close = self.apart
+        return (far.of(preset.policy), preset), (close.of(preset.policy), neutral(preset))
+
+    def divides(self, preset: Preset) -> bool:
+        """Whether near tokens are looked at apart."""
+        return self.near is not None and self.near.divides(preset)
+
+    @property
+    def moments(self) -> Moments:
+        """Of the near tokens; there must be something that makes a token near."""
+        moments = self.apart[1].moments
+        assert moments is not None
+        return moments
+
+    @property
+    def apart(self) -> tuple[Ratios, Ratios]:
+        """Far tokens and near ones; there must be something that makes a token near."""
+        if self._parts is None:
+            assert self.near is not None
+            self._parts = self._split(self.near)
+        return self._parts
+
+    def judge_apart(self) -> None:
+        """From now on whole sequences are judged by far tokens and what is known of near ones."""
+        assert self.near is not None
+        far, close = self.apart
+        for policy in POLICIES:
+            if self.batch.has(policy):
+                parts = far.of(policy), close.of(policy)
+                self.ratios(policy).apart = Apart(*parts, self.near.radius, self.near.leaves)
+
+    def _split(self, near: Near) -> tuple[Ratios, Ratios]:
+        """The same batch's far and near tokens."""
+        whole = self.ratios("rollout")
+        far = places(~close(whole, near))
+        few, rest = self.batch.some(far), self.batch.some(None, far)
+        return (
+            Ratios(few, "rollout", self.settled, whole=whole),
+            Ratios(rest, "rollout", self.settled, whole=whole, moments=Moments.near(self.batch, far)),
+        )
+
+    def floor(self, tail: str) -> Floor | None:
+        """Below what no value of a tail counts any more."""
+        return None if self.floors is None else self.floors.setdefault(tail, Floor())
+
+    def once(self, key: object, make: Callable[[], T]) -> T:
+        """`make()`, computed once per key."""
+        return self._memo.once(key, make)
+
+    def slim(self) -> None:
+        """Let go of what is as long as the tokens; who asks again gets it made again."""
+        size = max(2 * self.batch.sequences, 4096)
+        self._memo.slim(size)
+        for ratios in (*self._ratios.values(), *(self._parts or ())[1:]):
+            ratios.slim(size)
+
+    def forget(self) -> None:
+        """Let go of all that was computed; outcomes and ratios know each other, so no one else would soon."""
+        for ratios in (*self._ratios.values(), *(self._parts or ())):
+            ratios.forget()
+        self._parts = None
+        self._memo.clear()
+
+    @property
+    def counts(self) -> dict[str, Tensor]:
+        """Columns that every mean divides by: tokens, sequences with a token, rows."""
+        n = self.batch.lengths.to(torch.float64)
+        return {"tokens": n, "sequences": (n > 0).to(torch.float64), "rows": torch.ones_like(n)}

@@ -1,0 +1,113 @@
+"""Whom a preset drops: kept tokens by length quartile, and groups that lose every sample."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from offpol_diag.engine import resample
+from offpol_diag.engine.accumulators import GroupSample
+from offpol_diag.engine.fields import COUNTS, Floats, Saved
+from offpol_diag.engine.formula import plain
+from offpol_diag.engine.rows import Rows
+from offpol_diag.engine.stack import Stack
+from offpol_diag.summary import Numbers
+
+LENGTH_BINS = 256
+"""Eight to an octave: lengths below 12 are told apart exactly, longer ones to 9%."""
+
+
+ROUNDING = 1e-12
+"""What the logarithm of a power of two may lack on a GPU; no length is as near below the end of a bin."""
+
+
+@dataclass(frozen=True)
+class Grid(Saved):
+    """Sequences, tokens and each preset's kept tokens by length: [LENGTH_BINS, 2 + P]."""
+
+    values: Annotated[Tensor, Floats(LENGTH_BINS, "C", rule=COUNTS)]
+
+    def merge(self, other: Grid) -> Grid:
+        """Add."""
+        return Grid(self.values + other.values)
+
+
+def length_bin(lengths: Tensor) -> Tensor:
+    """The bin of each length (in tokens, at least 1)."""
+    return (
+        (torch.log2(lengths.clamp(min=1).to(torch.float64)) * 8 + ROUNDING)
+        .floor()
+        .to(torch.int64)
+        .clamp(max=LENGTH_BINS - 1)
+    )
+
+
+def by_length(stack: Stack) -> Grid:
+    """Bin the batch by length."""
+    there = (stack.n > 0).to(torch.float64)
+    stacked = torch.cat((there[None], stack.n[None], stack.kept.values)).T
+    at = length_bin(stack.batch.lengths)
+    grid = stacked.new_zeros(LENGTH_BINS, stacked.shape[1]).index_add_(0, at, stacked)
+    return Grid(_of_every(stack, grid))
+
+
+def by_group(stack: Stack) -> GroupSample:
+    """Sequences, and each preset's sequences with a token left, by group."""
+    there = stack.n > 0
+    columns = torch.cat((there[None], stack.kept.values > 0)).T.to(torch.float64)
+    found = GroupSample.of(resample.mix(stack.batch.key), columns)
+    return GroupSample(found.keys, _of_every(stack, found.values), found.full)
+
+
+def _of_every(stack: Stack, x: Tensor) -> Tensor:
+    """A column for every preset in place of one for all that left the same: the last R of [N, k + R]."""
+    shared = x.shape[1] - len(stack.kept.values)
+    at = (*range(shared), *(shared + row for row in stack.kept.at))
+    return Rows(x.T, at).all.T
+
+
+def numbers(grid: Grid, groups: GroupSample) -> list[Numbers]:
+    """The numbers of every preset, in their order."""
+    shares, lost = _quartile_shares(grid.values.cpu()), _lost(groups.values.cpu())
+    return [_of_one(*each) for each in zip(shares, lost, strict=True)]
+
+
+def _of_one(shares: list[float], lost: float) -> Numbers:
+    text = "kept share of the tokens in this quartile of sequence length (binned, 8 bins to an octave)"
+    found = {f"kept_length_q{i}": plain(x, "fraction", "tokens", text) for i, x in enumerate(shares, 1)}
+    found["groups_lost"] = plain(
+        lost, "fraction", "groups", "share of groups (prompts) with no sequence left"
+    )
+    return found
+
+
+def _quartile_shares(grid: Tensor) -> list[list[float]]:
+    """Kept share in each quarter of the sequences by length, of each preset; NaN of no tokens."""
+    sequences, tokens, kept = grid[:, 0], grid[:, 1:2], grid[:, 2:]
+    parts = quartile_parts(sequences)
+    found: list[list[float]] = (parts @ kept / (parts @ tokens)).T.tolist()
+    return found
+
+
+def _lost(groups: Tensor) -> list[float]:
+    """Share of groups without a sequence left, of each preset."""
+    there = groups[:, :1] > 0
+    lost = ((groups[:, 1:] == 0) & there).sum(0) / there.sum().clamp(min=1).to(groups.dtype)
+    found: list[float] = lost.tolist()
+    return found
+
+
+def quartile_parts(sequences: Tensor) -> Tensor:
+    """Which part of each length bin lies in which quarter of the sequences: [bins] → [4, bins].
+
+    A bin on a border is split in proportion.
+    """
+    total = float(sequences.sum())
+    before = torch.cumsum(sequences, 0) - sequences
+    borders = total * torch.arange(5, dtype=sequences.dtype)[:, None] / 4
+    inside = (before + sequences).clamp(max=borders[1:]) - before.clamp(min=borders[:-1])
+    part = inside.clamp(min=0) / sequences.clamp(min=1e-300)
+    return torch.where(sequences > 0, part, 0.0)

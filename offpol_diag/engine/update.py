@@ -1,0 +1,167 @@
+"""How much of the update a preset leaves, and on whom it takes it away, by the sign of the advantage.
+
+Uncorrected, token t pulls on log π_θ with |A_t|. Under a preset it pulls with |slope · w| where it is kept,
+0 elsewhere. Without π_θ the loss's own clip is idle: the view of the first minibatch, where π_θ = π_old.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+import torch
+from torch import Tensor
+
+from offpol_diag.engine import losses
+from offpol_diag.engine.correction import weight_key
+from offpol_diag.engine.formula import POSITIVE, Formula, Lookup
+from offpol_diag.engine.outcome import Near, Outcome, token_rules, token_weights
+from offpol_diag.engine.policyloss import (
+    SIDES,
+    mass_sums,
+    masses,
+    near_by_sign,
+    near_pooled,
+    pooled,
+    sequence_weights,
+    weighed_sums,
+    weighing,
+    weighs_tokens,
+)
+from offpol_diag.engine.rows import Columns, Inputs, Sheet, Summed, joined
+from offpol_diag.engine.scene import Scene
+from offpol_diag.engine.stack import Stack
+from offpol_diag.presets import Preset
+
+SIGNS = ("positive", "negative")
+
+
+def shared(scene: Scene) -> dict[str, Tensor]:
+    """Σ|A| of each sequence by sign, [S]: the same for every preset."""
+    if scene.batch.advantages is None:
+        return {}
+    return scene.once("mass", lambda: {f"mass_{sign}": x for sign, x in _masses(scene).items()})
+
+
+def _masses(scene: Scene) -> dict[str, Tensor]:
+    ratios = scene.ratios("rollout")
+    if ratios.apart is None:
+        return masses(ratios)
+    far, near = masses(ratios.apart.far), ratios.apart.near
+    return {sign: far[sign] + near.of(side=side) for sign, side in SIDES.items()}
+
+
+def columns(stack: Stack) -> Sheet:
+    """Per-sequence columns [S]: Σ|slope · w| of what still pulls, and Σ|A| by sign of what does not."""
+    if stack.batch.advantages is None or not stack.presets:
+        return stack.named({})
+    whole, still = sequence_weights(stack), stack.total(still_sums, stilling)
+    pull = stack.total(weighed_sums, weighing)["pull"]
+    mass = shared(stack.scene)
+    found = {"update": joined(torch.mul, pull, whole)}
+    for sign in SIGNS:
+        found[f"still_{sign}"] = joined(
+            lambda factor, x, gone=mass[f"mass_{sign}"]: torch.where(factor == 0, gone, x), whole, still[sign]
+        )
+    return stack.named(found)
+
+
+def stilling(near: Near, sums: Columns) -> Columns:
+    """Where a turn does not pass or weighs 0, all of it pulls nothing."""
+    pulls = near.passes
+    if near.weights is not None and losses.weighted(near.preset):
+        pulls = near.weights != 0 if pulls is None else pulls & (near.weights != 0)
+    if pulls is None:
+        return {name: near.of_all(x) for name, x in sums.items()}
+    mass = {sign: near.moments.of(side=side) for sign, side in SIDES.items()}
+    return {name: near.of_all(torch.where(pulls, x, mass[name])) for name, x in sums.items()}
+
+
+def _may_be_zero(done: Outcome, preset: Preset) -> bool:
+    """Whether a token's weight may be 0, and take its pull with it."""
+    rule = done.preset.weight
+    zero = rule is not None and (rule.action == "mask" or rule.overflow == "zero")
+    return zero and weighs_tokens(done, preset)
+
+
+def _key_of_still(done: Outcome, preset: Preset) -> Hashable:
+    kind = losses.kind(preset) if losses.known(done.ratios.batch, preset) else None
+    weight = weight_key(preset) if _may_be_zero(done, preset) else None
+    return "still", kind, weight, token_rules(done, preset)
+
+
+def _of_still(done: Outcome, preset: Preset) -> Inputs | dict[str, Tensor]:
+    zero = _may_be_zero(done, preset)
+    if pooled(done, preset) and done.kept.tokens is None and not zero:
+        mass = mass_sums(done, preset, weighed=False)
+        each = losses.by_sign(done.ratios, preset)
+        return {sign: torch.where(one.slope == 0, mass[sign], 0.0) for sign, one in each.items()}
+    ratios, advantages = done.ratios, done.ratios.batch.advantages
+    assert advantages is not None
+    loss = losses.token_loss(ratios, preset)
+    parts = ratios.once("parts", lambda: losses.parts(advantages))
+    slope = advantages if loss is None else loss.slope
+    return (*parts.values(), slope, token_weights(done) if zero else None, done.kept.tokens)
+
+
+def _still(
+    up: Tensor, down: Tensor, slope: Tensor, weights: Tensor | None, keep: Tensor | None
+) -> dict[str, Tensor]:
+    pulls = slope != 0
+    pulls = pulls if weights is None else pulls & (weights != 0)
+    pulls = pulls if keep is None else pulls & keep
+    return {sign: torch.where(pulls, 0.0, x) for sign, x in zip(SIGNS, (up, down), strict=True)}
+
+
+def _near_still(near: Near) -> dict[str, Tensor]:
+    """Every near token pulls, unless the clip of a whole sequence acts."""
+    if near_pooled(near):
+        both = near_by_sign(near)
+        return {
+            sign: torch.where(both[sign].slope == 0, near.moments.of(side=side), 0.0)
+            for sign, side in SIDES.items()
+        }
+    return dict.fromkeys(SIGNS, torch.zeros_like(near.moments.n))
+
+
+still_sums = Summed(_key_of_still, _of_still, _still, near=_near_still)
+"""Σ|A| by sign of the tokens that pull nothing: by a rule, by the loss's clip or by a weight of 0."""
+
+
+def _all(get: Lookup, name: str) -> Tensor:
+    return get(f"{name}_positive") + get(f"{name}_negative")
+
+
+_ZERO = "Σ|A| of tokens that pull nothing (rejected, vetoed, weight 0, or clipped away) / Σ|A|"
+_VIEW = "; without current_log_probs no clip acts (π_θ = π_old)"
+
+ROWS = (
+    Formula(
+        "update_kept",
+        "",
+        "Σ|A|",
+        f"Σ|w · ∂L/∂log π_θ| over kept tokens / Σ|A|: the size of the update that is left{_VIEW}",
+        lambda get: get("update") / _all(get, "mass"),
+        POSITIVE,
+    ),
+    Formula(
+        "update_removed",
+        "fraction",
+        "Σ|A|",
+        _ZERO + _VIEW,
+        lambda get: _all(get, "still") / _all(get, "mass"),
+    ),
+    Formula(
+        "update_removed_positive",
+        "fraction",
+        "Σ|A| where A > 0",
+        f"{_ZERO}, where A > 0{_VIEW}",
+        lambda get: get("still_positive") / get("mass_positive"),
+    ),
+    Formula(
+        "update_removed_negative",
+        "fraction",
+        "Σ|A| where A < 0",
+        f"{_ZERO}, where A < 0{_VIEW}",
+        lambda get: get("still_negative") / get("mass_negative"),
+    ),
+)

@@ -1,0 +1,163 @@
+"""The sequences and tokens with the largest mismatch, to be looked at one by one."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from offpol_diag.batch import Batch
+from offpol_diag.engine import gap, segments
+from offpol_diag.engine.accumulators import Best
+from offpol_diag.engine.gap import Drift
+from offpol_diag.engine.host import here
+from offpol_diag.engine.scene import Scene
+from offpol_diag.engine.terms import Array, Pair, Terms, joined, seen
+from offpol_diag.summary import WorstSequence, WorstToken
+
+SEQUENCES, TOKENS, CONTEXT, TIES = 10, 20, 3, 1000
+
+
+class Largest:
+    """How large |Δ| gets in every sequence."""
+
+    def __init__(self, scene: Scene, drift: Pair) -> None:
+        self.parts: list[Array] = []
+
+    def see(self, terms: Terms) -> None:
+        """The next block."""
+        self.parts.append(segments.largest_of(terms.size, terms.block.offsets))
+
+    @property
+    def most(self) -> Tensor:
+        """[S]; -inf for an empty sequence."""
+        return joined(self.parts)
+
+
+def sequences(scene: Scene, drift: Drift) -> Best[WorstSequence]:
+    """The sequences with the largest mean k3 above 0."""
+    batch, columns = scene.batch, gap.columns(scene, drift)
+    k3 = columns[f"{drift.prefix}k3"] / batch.lengths.clamp(min=1)
+    at = _largest(k3, SEQUENCES)
+    whole = torch.stack((at, batch.lengths[at]), dim=1)
+    most = seen(scene, drift, Largest).most
+    real = torch.stack((k3, columns[f"{drift.prefix}d"], most), dim=1)[at]
+    rows = [_sequence(batch, *ints, *reals) for ints, reals in _best(whole, real, SEQUENCES)]
+    none: Best[WorstSequence] = Best(SEQUENCES, ())
+    return none.merge(Best(SEQUENCES, tuple((row.k3_mean, row) for row in rows)))
+
+
+def tokens(scene: Scene, drift: Drift) -> Best[WorstToken]:
+    """The tokens with the largest |Δ|, with the log-ratios around them."""
+    batch = scene.batch
+    q, p = (batch.policy(policy) for policy in (drift.denominator, drift.numerator))
+    assert q is not None
+    assert p is not None
+    at = _among(batch, seen(scene, drift, Largest).most)
+    at = at[_largest((p[at] - q[at]).abs(), TOKENS)]
+    around = _around(q, p, at)
+    real = torch.cat((around[:, CONTEXT : CONTEXT + 1].abs(), _columns(at, q, p), around), dim=1)
+    rows = [_token(batch, ints, reals) for ints, reals in _best(_whole(batch, at), real, TOKENS)]
+    none: Best[WorstToken] = Best(TOKENS, ())
+    return none.merge(Best(TOKENS, tuple((abs(row.log_ratio), row) for row in rows)))
+
+
+def _among(batch: Batch, most: Tensor) -> Tensor:
+    """Tokens among which the largest are: those of sequences that have one as large as the last of the best.
+
+    Elsewhere than on a CPU all are, since the host would have to wait to learn how many those are.
+    """
+    if not here(most):
+        return torch.arange(batch.tokens, device=most.device)
+    last = float(torch.topk(most, TOKENS).values[-1]) if len(most) >= TOKENS else 0.0
+    rows = torch.nonzero((most >= last) & (most > 0)).flatten()
+    lengths = batch.lengths[rows]
+    begins = batch.cu_seqlens[rows] - (torch.cumsum(lengths, 0) - lengths)
+    return torch.repeat_interleave(begins, lengths) + torch.arange(int(lengths.sum()))
+
+
+def _largest(scores: Tensor, many: int) -> Tensor:
+    """Where the largest scores are, falling, and up to `TIES` that equal the last; `Best` chooses by text.
+
+    On a CPU the few that are as large are found before they are sorted. Elsewhere all are sorted: the host
+    would have to wait to learn how few they are.
+    """
+    if not here(scores):
+        return torch.sort(scores, descending=True, stable=True).indices[: many + TIES]
+    candidates = _as_large(scores.numpy(), many)
+    falling, order = torch.sort(scores[candidates], descending=True, stable=True)
+    worth = int((falling >= falling[many - 1]).sum()) if len(falling) > many else len(falling)
+    return candidates[order[: min(worth, many + TIES)]]
+
+
+def _as_large(scores: npt.NDArray[np.float64], many: int) -> Tensor:
+    """Where scores are above 0 and as large as the best of every 64th: all of the best, and not many more."""
+    some = np.sort(scores[::64])[-many:]
+    last = some[0] if len(some) == many else 0.0
+    return torch.from_numpy(np.flatnonzero((scores >= last) & (scores > 0)))
+
+
+def _best(whole: Tensor, real: Tensor, many: int) -> list[tuple[list[int], list[float]]]:
+    """Both tables' rows on the host, as far as the score (the first of the reals) is above 0 and a best."""
+    rows: list[tuple[list[int], list[float]]] = list(zip(whole.tolist(), real.tolist(), strict=True))
+    last = rows[min(many, len(rows)) - 1][1][0] if rows else 0.0
+    return [row for row in rows if row[1][0] >= last and row[1][0] > 0]
+
+
+def _sequence(batch: Batch, at: int, length: int, k3: float, total: float, most: float) -> WorstSequence:
+    return WorstSequence(
+        sequence_id=_text(batch, "sequence_id", at),
+        step=_step(batch, at),
+        length=length,
+        log_ratio_sum=total,
+        k3_mean=k3,
+        max_abs_log_ratio=most,
+    )
+
+
+def _columns(at: Tensor, *values: Tensor) -> Tensor:
+    return torch.stack([x[at] for x in values], dim=1)
+
+
+def _whole(batch: Batch, at: Tensor) -> Tensor:
+    """What is whole about tokens: the sequence, the place in it, its length, the position, the token's id."""
+    owner = torch.searchsorted(batch.cu_seqlens, at, right=True) - 1
+    start, end = batch.cu_seqlens[owner], batch.cu_seqlens[owner + 1]
+    ids = at if batch.token_ids is None else batch.token_ids[at]
+    return torch.stack((owner, at - start, end - start, batch.position[at], ids), dim=1)
+
+
+def _around(q: Tensor, p: Tensor, at: Tensor) -> Tensor:
+    """Δ of tokens and their neighbours, [many, 2 · CONTEXT + 1]; a stranger where the batch ends."""
+    steps = torch.arange(-CONTEXT, CONTEXT + 1, device=at.device)
+    near = (at[:, None] + steps).clamp(0, max(len(q) - 1, 0))
+    return p[near] - q[near]
+
+
+def _token(batch: Batch, ints: list[int], reals: list[float]) -> WorstToken:
+    sequence, at, length, position, token = ints
+    _, q, p, *around = reals
+    return WorstToken(
+        sequence_id=_text(batch, "sequence_id", sequence),
+        step=_step(batch, sequence),
+        position=position,
+        length=length,
+        token_id=None if batch.token_ids is None else token,
+        rollout_log_prob=q,
+        train_log_prob=p,
+        log_ratio=around[CONTEXT],
+        before=around[max(CONTEXT - at, 0) : CONTEXT],
+        after=around[CONTEXT + 1 : CONTEXT + length - at],
+    )
+
+
+def _text(batch: Batch, name: str, at: int) -> str:
+    values = batch.scalars.get(name)
+    return "?" if values is None or values[at] is None else str(values[at])
+
+
+def _step(batch: Batch, at: int) -> int | None:
+    values = batch.scalars.get("step")
+    found = None if values is None else values[at]
+    return found if isinstance(found, int) else None

@@ -1,0 +1,86 @@
+"""The corrections that can be recommended, each with the preset that a trainer knows it by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+
+from offpol_diag.presets import Policy, Preset, catalogue
+from offpol_diag.presets.tuning import tuned
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A method at a threshold; its bounds are on r = π_train/π_rollout.
+
+    Attributes:
+        name: short, stable.
+        title: in words.
+        decoupled: the built-in preset where the train side is π_old.
+        bypass: the built-in preset where the train side is π_θ; None: there is none.
+        threshold: as it is printed.
+        settings: place in the preset → value, by the grammar of a preset file.
+    """
+
+    name: str
+    title: str
+    decoupled: str
+    bypass: str | None
+    threshold: str | None = None
+    settings: tuple[tuple[str, str], ...] = ()
+
+    def preset_name(self, policy: Policy) -> str | None:
+        """The built-in preset for dumps with that train side."""
+        return self.decoupled if policy == "old" else self.bypass
+
+    def changes(self, policy: Policy) -> dict[str, str]:
+        """What of that preset is set otherwise than it is shipped."""
+        row = _shipped()[self.preset_name(policy) or self.decoupled]
+        return {key: value for key, value in self.settings if _changed(row, key, value)}
+
+    def preset(self, policy: Policy) -> Preset:
+        """The preset with its settings, marked as a candidate."""
+        row = _shipped()[self.preset_name(policy) or self.decoupled]
+        return replace(tuned(row, dict(self.settings)), name=MARK + self.name)
+
+
+def _changed(row: Preset, key: str, value: str) -> bool:
+    return replace(tuned(row, {key: value}), summary=row.summary) != row
+
+
+@cache
+def _shipped() -> Mapping[str, Preset]:
+    return catalogue.load()
+
+
+MARK = "candidate:"
+"""Before the names of candidates among presets; no name of a preset has a colon."""
+
+NOTHING = Candidate("none", "no correction", "recompute", "ppo_is")
+DEFAULT = Candidate(
+    "token_tis_2.0", "token TIS at 2.0", "token_is", "bypass_pg_token_is", "2.0", (("weight.upper", "2.0"),)
+)
+ICEPOP = Candidate(
+    "token_icepop_0.5_5.0",
+    "token IcePop 0.5–5.0",
+    "decoupled_token_icepop",
+    "bypass_pg_token_icepop",
+    "0.5–5.0",
+    (("weight.upper", "5.0"), ("weight.lower", "0.5")),
+)
+MASK = Candidate(
+    "token_mask_0.5_2.0",
+    "token mask 0.5–2.0",
+    "verl_2026_01_rs_token_k1",
+    None,
+    "0.5–2.0",
+    (("reject.lower", "0.5"), ("reject.upper", "2.0")),
+)
+CANDIDATES = (NOTHING, DEFAULT, ICEPOP, MASK)
+
+
+@cache
+def presets(policy: Policy) -> tuple[Preset, ...]:
+    """The candidates that exist for dumps with that train side, as presets."""
+    return tuple(one.preset(policy) for one in CANDIDATES if one.preset_name(policy))

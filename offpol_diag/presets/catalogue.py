@@ -1,0 +1,207 @@
+"""The catalogue: the presets that ship, and a user's own file of the same form.
+
+A file is TOML, one table per preset, by the grammar of `grammar.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from offpol_diag.errors import UsageError, did_you_mean
+from offpol_diag.presets import Preset
+from offpol_diag.presets.grammar import Spot, values
+from offpol_diag.wholefiles import MOST_TOML, read, toml
+
+ALL = "all"
+FORM = "a preset begins with its name alone in brackets: [name]"
+BUILT_IN = "presets.toml"
+NAME = re.compile(r"[A-Za-z0-9_.+-]+")
+
+
+# ---------------------------------------------------------------- the catalogue
+
+
+class Catalogue(Mapping[str, Preset]):
+    """Presets by name, in the order of their files.
+
+    A preset is also found by an alias, in any case, and with `-` for `_`.
+
+    Args:
+        presets: the rows, names and aliases unique.
+        replaced: names of built-in rows, or aliases of them, that a user's file took over.
+    """
+
+    def __init__(self, presets: tuple[Preset, ...], replaced: tuple[str, ...] = ()) -> None:
+        self._rows = {preset.name: preset for preset in presets}
+        self._found = {plain(word): preset for preset in presets for word in words(preset)}
+        self._replaced = replaced
+
+    def __getitem__(self, name: str) -> Preset:
+        return self._found[plain(name)]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def replaced(self) -> tuple[str, ...]:
+        """The built-in names and aliases that mean something else because the user's file says so."""
+        return self._replaced
+
+    def resolve(self, spec: str) -> tuple[Preset, ...]:
+        """The presets of a comma-separated list, each once, in the order asked for; `all` is every one.
+
+        Raises:
+            UsageError: a name is unknown, or the list is empty.
+        """
+        asked = [word.strip() for word in spec.split(",") if word.strip()]
+        if not asked:
+            raise UsageError("no preset is named", "name some, separated by commas, or say all")
+        found = (preset for word in asked for preset in self._expand(word))
+        return tuple({preset.name: preset for preset in found}.values())
+
+    def _expand(self, word: str) -> tuple[Preset, ...]:
+        if plain(word) == ALL:
+            return tuple(self.values())
+        if word not in self:
+            hint = did_you_mean(plain(word), sorted(self._found))
+            raise UsageError(f'unknown preset "{word}"', hint or "`offpol-diag presets` lists them")
+        return (self[word],)
+
+
+def chosen(presets: str | Iterable[Preset | str]) -> tuple[Preset, ...]:
+    """Presets that a program asks for: a list of names in one text, or presets and names.
+
+    Raises:
+        UsageError: a name is unknown, or something else is among them.
+    """
+    if isinstance(presets, str):
+        return load().resolve(presets)
+    every = [load().resolve(one) if isinstance(one, str) else (one,) for one in _each(presets)]
+    found = tuple(preset for some in every for preset in some)
+    for one in found:
+        if not isinstance(one, Preset):
+            raise UsageError(f"{type(one).__name__} is no preset", PRESETS)
+    return found
+
+
+PRESETS = 'give names as in presets="token_is,seq_mis", or presets of catalogue.load()'
+
+
+def _each(presets: object) -> Iterable[Preset | str]:
+    """Of what can be gone through; a single preset is one."""
+    if isinstance(presets, Preset):
+        return (presets,)
+    if not isinstance(presets, Iterable):
+        raise UsageError(f"presets cannot be {type(presets).__name__}", PRESETS)
+    return presets
+
+
+def plain(name: str) -> str:
+    """A name as it is compared: without case, `-` and `_` the same."""
+    return name.casefold().replace("-", "_")
+
+
+def words(preset: Preset) -> tuple[str, ...]:
+    """Every word that finds the preset."""
+    return (preset.name, *preset.aliases)
+
+
+def load(path: Path | None = None) -> Catalogue:
+    """The built-in presets, and a user's over them.
+
+    A user's row replaces the built-in row of the same name, whole; a name or alias of the user's that is only
+    an alias of a built-in row is taken from that row.
+
+    Raises:
+        PresetError: the file cannot be read or has a slip in it.
+    """
+    shipped = _shipped()
+    return _overlay(shipped, _presets(str(path), _bytes(path)), str(path)) if path else Catalogue(shipped)
+
+
+@cache
+def _shipped() -> tuple[Preset, ...]:
+    """Read once: it takes as long as the analysis of a hundred thousand tokens."""
+    return _presets(BUILT_IN, resources.files("offpol_diag.presets").joinpath(BUILT_IN).read_bytes())
+
+
+def _overlay(shipped: tuple[Preset, ...], own: tuple[Preset, ...], file: str) -> Catalogue:
+    mine = {plain(preset.name): preset for preset in own}
+    _refuse_hidden({plain(row.name) for row in shipped} - set(mine), own, file)
+    taken = {plain(word) for preset in own for word in words(preset)}
+    merged = {plain(row.name): mine.get(plain(row.name)) or _without(row, taken) for row in shipped} | mine
+    gone = tuple(word for row in shipped for word in words(row) if plain(word) in taken)
+    return Catalogue(tuple(merged.values()), gone)
+
+
+def _refuse_hidden(names: set[str], own: tuple[Preset, ...], file: str) -> None:
+    for preset in own:
+        for alias in preset.aliases:
+            if plain(alias) in names:
+                Spot(file, preset.name, "aliases").fail(f'"{alias}" is the name of a built-in preset')
+
+
+def _without(preset: Preset, taken: set[str]) -> Preset:
+    return replace(preset, aliases=tuple(alias for alias in preset.aliases if plain(alias) not in taken))
+
+
+# ---------------------------------------------------------------- one file
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return read(path, MOST_TOML)
+    except FileNotFoundError:
+        Spot(str(path)).fail("no such file")
+    except OSError as error:
+        Spot(str(path)).fail(f"cannot be read ({error.strerror})")
+
+
+def _presets(file: str, data: bytes) -> tuple[Preset, ...]:
+    presets = tuple(preset(file, name, table) for name, table in _tables(Spot(file), data).items())
+    _refuse_clash(presets, file)
+    return presets
+
+
+def _tables(at: Spot, data: bytes) -> dict[str, Any]:
+    try:
+        tables = toml(data.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        at.fail(f"not UTF-8 (byte {error.start})")
+    except ValueError as error:
+        at.fail(f"not TOML: {error}")
+    return tables or at.fail("holds no preset", FORM)
+
+
+def preset(file: str, name: str, table: object) -> Preset:
+    """One preset of a file, from its table.
+
+    Raises:
+        PresetError: a slip in it.
+    """
+    at = Spot(file, name)
+    if not isinstance(table, dict):
+        at.refuse(table, "a preset is a table", FORM)
+    found = Preset(name, **{"summary": f"from {file}", **values(Preset, table, at)})
+    for word in words(found):
+        if plain(word) == ALL or not NAME.fullmatch(word):
+            at.fail(f'"{word}" cannot be a name: letters, digits and _ . + - make one, and {ALL} is taken')
+    return found
+
+
+def _refuse_clash(presets: tuple[Preset, ...], file: str) -> None:
+    owner: dict[str, str] = {}
+    for preset in presets:
+        for word in words(preset):
+            if plain(word) in owner:
+                Spot(file, preset.name).fail(f'"{word}" already finds [{owner[plain(word)]}]')
+            owner[plain(word)] = preset.name

@@ -1,0 +1,1 @@
+"""What a report says, as blocks (`sections`), and how blocks are drawn (`render`)."""

@@ -1,0 +1,146 @@
+"""A table made to fit a width: which columns stay, how wide each may be, and what is said below."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from rich import box
+from rich.cells import cell_len
+from rich.table import Table as Grid
+
+from offpol_diag.blocks import Cell, Table
+from offpol_diag.printable import printable
+from offpol_diag.report.render.numbers import Shown, shown
+from offpol_diag.summary import Number
+
+PADDING = 2
+GAP = PADDING + 1
+"""Between two columns: the padding and the divider."""
+TEXT_WIDTH = 28
+"""What a column of words may be squeezed to; a column of numbers is never squeezed."""
+WORD_WIDTH = 48
+"""Up to this width no word is broken where nothing may be left out: names are searched for and copied."""
+FEW_NUMBERS = 3
+"""Up to this many columns of numbers keep their intervals where leaving them out would not help."""
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A table that fits.
+
+    Attributes:
+        grids: to be printed, one under the other; the first column stands in each.
+        dropped: headers of the columns left out.
+        without_intervals: whether the intervals were left out.
+        notes: cautions that belong to single numbers, numbered as in the cells.
+    """
+
+    grids: tuple[Grid, ...]
+    dropped: tuple[str, ...]
+    without_intervals: bool
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column, written out."""
+
+    header: str
+    cells: tuple[str, ...]
+    numeric: bool
+    unbroken: bool = False
+
+    @property
+    def natural(self) -> int:
+        """The width it would like."""
+        return max(cell_len(text) for text in (self.header, *self.cells))
+
+    @property
+    def least(self) -> int:
+        """The width it cannot do without."""
+        if self.numeric:
+            return self.natural
+        words = (cell_len(word) for text in self.cells for word in text.split())
+        longest = max(words, default=0) if self.unbroken else 0
+        return min(self.natural, max(TEXT_WIDTH, min(longest, WORD_WIDTH)))
+
+
+def fit(table: Table, width: int, stack: bool = False, all_of_it: bool = False) -> Fitted:
+    """Choose intervals and columns so that the table is no wider than `width`.
+
+    Columns for which there is no room are left out, or with `stack` set in a further grid below; those of
+    context go first. With `all_of_it` intervals stay as well, nothing is left out, and no name is broken.
+    """
+    notes = _notes(table)
+    full = _columns(table, notes, intervals=True, unbroken=all_of_it)
+    bare = _columns(table, notes, intervals=False, unbroken=all_of_it)
+    few = sum(column.numeric for column in full) <= FEW_NUMBERS and not _fits(bare, width)
+    whole = all_of_it or few or _fits(full, width)
+    stack = stack or all_of_it
+    columns = full if whole else bare
+    spared = () if stack or _fits(columns, width) else table.context
+    columns = [column for column in columns if column.header not in spared]
+    pages = _pages(columns, width)
+    dropped = (*spared, *(column.header for page in pages[1:] for column in page[1:]))
+    if dropped and not stack:
+        return replace(fit(_without(table, dropped), width), dropped=dropped)
+    numbered = tuple(f"({place}) {note}" for place, note in enumerate(notes, 1))
+    return Fitted(tuple(_grid(page) for page in pages), (), not whole, numbered)
+
+
+def _without(table: Table, headers: Sequence[str]) -> Table:
+    """The table without these columns, so that nothing is said of what is not seen."""
+    kept = [place for place, header in enumerate(table.header) if header not in headers]
+    rows = tuple(tuple(row[place] for place in kept) for row in table.rows)
+    return replace(table, header=tuple(table.header[place] for place in kept), rows=rows, context=())
+
+
+def _fits(columns: Sequence[Column], width: int) -> bool:
+    return sum(column.least + GAP for column in columns) - GAP <= width
+
+
+def _pages(columns: Sequence[Column], width: int) -> list[Sequence[Column]]:
+    """The columns in groups that fit, the first column in each; no group without a second."""
+    label, rest = columns[:1], list(columns[1:])
+    pages: list[Sequence[Column]] = []
+    while rest or not pages:
+        counts = range(len(rest), 1, -1)
+        count = next((count for count in counts if _fits([*label, *rest[:count]], width)), 1)
+        pages.append([*label, *rest[:count]])
+        rest = rest[count:]
+    return pages
+
+
+def _columns(table: Table, notes: Sequence[str], intervals: bool, unbroken: bool) -> list[Column]:
+    columns = (
+        _column(header, [row[place] for row in table.rows], notes, intervals)
+        for place, header in enumerate(table.header)
+    )
+    return [replace(column, unbroken=unbroken) for column in columns]
+
+
+def _column(header: str, cells: Sequence[Cell], notes: Sequence[str], intervals: bool) -> Column:
+    texts = tuple(_written(shown(cell, terse=True), notes, intervals) for cell in cells)
+    return Column(printable(header), texts, any(isinstance(cell, int | Number) for cell in cells))
+
+
+def _written(cell: Shown, notes: Sequence[str], intervals: bool) -> str:
+    mark = f"({notes.index(cell.note) + 1})" if cell.note else ""
+    parts = (cell.text, cell.interval if intervals else "", mark)
+    return printable(" ".join(part for part in parts if part))
+
+
+def _notes(table: Table) -> list[str]:
+    """Every distinct caution, in reading order."""
+    found = (shown(cell, terse=True).note for row in table.rows for cell in row)
+    return [note for note in dict.fromkeys(found) if note]
+
+
+def _grid(columns: Sequence[Column]) -> Grid:
+    grid = Grid(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, PADDING, 0, 0), show_edge=False)
+    for column in columns:
+        grid.add_column(column.header, no_wrap=column.numeric, min_width=column.least, overflow="fold")
+    for row in zip(*(column.cells for column in columns), strict=True):
+        grid.add_row(*row)
+    return grid

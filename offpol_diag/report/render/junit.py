@@ -1,0 +1,74 @@
+"""The gate's verdicts as JUnit XML, which CI systems list test by test.
+
+    passed                       a test that passed; what is open about it is its output
+    failed                       a failure
+    could not say                an error
+    the same, at level warn      a skipped test, which fails no pipeline
+
+The texts are those of the terminal.
+"""
+
+from __future__ import annotations
+
+from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
+
+from offpol_diag.printable import printable
+from offpol_diag.report.sections.gate import bound, title, told
+from offpol_diag.summary import GateVerdict, Summary
+
+SUITE = "offpol-diag gate"
+HEAD = '<?xml version="1.0" encoding="utf-8"?>\n'
+KINDS: dict[tuple[bool | None, str], type[Failure] | type[Error] | type[Skipped]] = {
+    (False, "error"): Failure,
+    (None, "error"): Error,
+    (False, "warn"): Skipped,
+    (None, "warn"): Skipped,
+}
+"""(passed, level) → what JUnit calls it; nothing for what passed."""
+
+
+def render_junit(summary: Summary) -> str:
+    """One suite, one test per bound."""
+    suite = TestSuite(SUITE)
+    suite.add_property("dump", _legal(", ".join(summary.dump.files)))
+    suite.add_property("version", _legal(summary.run.version))
+    suite.add_testcases([_case(verdict) for verdict in summary.gates])  # one by one it takes their square
+    suite.time = summary.run.seconds.get("total", 0.0)
+    xml = JUnitXml(SUITE)
+    xml.add_testsuite(suite)
+    return HEAD + xml.tostring().decode() + "\n"  # type: ignore[no-untyped-call, no-any-return]
+
+
+def _case(verdict: GateVerdict) -> TestCase:
+    case = TestCase(_legal(f"{title(verdict)} {bound(verdict)}"), classname="offpol_diag.gate")
+    kind = KINDS.get((verdict.passed, verdict.level))
+    text = _legal(told(verdict))
+    if kind is None:
+        case.system_out = text
+        return case
+    result = kind(text, f"{verdict.level}: {'failed' if verdict.passed is False else 'could not say'}")
+    result.text = "\n".join(_details(verdict))
+    case.result = [result]
+    return case
+
+
+def _details(verdict: GateVerdict) -> list[str]:
+    interval = f"[{verdict.interval[0]!r}, {verdict.interval[1]!r}]" if verdict.interval else "none"
+    return [
+        _legal(line)
+        for line in (
+            told(verdict),
+            f"value: {verdict.value!r}",
+            f"95% interval: {interval}",
+            f"asked by: {verdict.source or 'unknown'}",
+        )
+    ]
+
+
+def _legal(text: str) -> str:
+    """Text that may be printed, without the characters that XML cannot hold."""
+    return "".join(char if _allowed(ord(char)) else "\ufffd" for char in printable(text))
+
+
+def _allowed(code: int) -> bool:
+    return code in (0x9, 0xA, 0xD) or 0x20 <= code <= 0xD7FF or 0xE000 <= code <= 0xFFFD or code >= 0x10000

@@ -1,0 +1,116 @@
+"""A table as the page lays it out, and its rows in HTML.
+
+A report has some 20,000 cells, so that their markup is joined here: a template takes ten times as long.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup, escape
+
+from offpol_diag.blocks import Table
+from offpol_diag.report.render.numbers import Kind, Shown, footnotes, shown
+from offpol_diag.summary import Number
+
+DENSE = 4
+"""A table with more numbers in a row than this is dense; so is one with twice as many columns."""
+
+TALL = 50
+"""A table with more rows than this is tall."""
+
+LONG = 40
+"""A text with more characters than this is prose."""
+
+PLAIN: Mapping[bool, tuple[Kind, ...]] = {True: ("number", "none"), False: ("text",)}
+"""Whether a table is dense → the kinds of cell that are not marked in it: what most of them are."""
+
+
+_SPECIAL = re.compile("[&<>\"']")
+
+
+@dataclass(frozen=True)
+class TableView:
+    """A table to be laid out.
+
+    `dense` ones set intervals under values, `tall` ones scroll in a box, `packed` ones travel gzipped.
+    """
+
+    table: Table
+    numeric: tuple[bool, ...]
+    tooltips: tuple[str, ...]
+    body: Markup
+    footnotes: tuple[str, ...]
+    dense: bool
+    tall: bool
+    packed: bool
+
+
+def laid_out(table: Table, packed: bool = False) -> TableView:
+    """The view of a table."""
+    numbers = max((sum(isinstance(cell, Number) for cell in row) for row in table.rows), default=0)
+    cells = [[shown(cell, terse=numbers > 1) for cell in row] for row in table.rows]
+    columns = [[row[place] for row in cells] for place in range(len(table.header))]
+    marks = footnotes(cells) if numbers > 1 else {}
+    heads = tuple(_most([cell.meaning for cell in column if cell.meaning]) for column in columns)
+    numeric = tuple(any(cell.kind == "number" for cell in column) for column in columns)
+    dense = numbers > DENSE or (numbers > 1 and len(table.header) > 2 * DENSE)
+    body = Markup("".join(_row(row, heads, marks, PLAIN[dense]) for row in cells))
+    return TableView(table, numeric, heads, body, tuple(marks), dense, len(cells) > TALL, packed)
+
+
+def _most(meanings: list[str]) -> str:
+    """The meaning that more than half have, if they are several: the column's head says it for them."""
+    common = Counter(meanings).most_common(1)
+    return common[0][0] if common and len(meanings) > 1 and 2 * common[0][1] > len(meanings) else ""
+
+
+# ---------------------------------------------------------------- in HTML
+
+
+def breakable(name: str) -> Markup:
+    """A long name/with_underscores that a narrow column may break after each slash and underscore."""
+    return Markup(_safe(name).replace("_", "_<wbr>").replace("/", "/<wbr>"))
+
+
+def _safe(text: str) -> str:
+    """A text as HTML; few hold what has to be escaped, and to see that is quicker than to try."""
+    return str(escape(text)) if _SPECIAL.search(text) else text
+
+
+def _row(
+    cells: Sequence[Shown], heads: Sequence[str], marks: Mapping[str, int], plain: Sequence[Kind]
+) -> str:
+    """The first cell says what the row is of."""
+    first, *rest = (_look(cell, head, plain) for cell, head in zip(cells, heads, strict=True))
+    label = f'<th scope="row"{first}>{breakable(cells[0].text)}{_beside(cells[0], marks)}</th>'
+    values = (
+        f"<td{look}>{_safe(cell.text)}{_beside(cell, marks)}</td>"
+        for cell, look in zip(cells[1:], rest, strict=True)
+    )
+    return f"<tr>{label}{''.join(values)}</tr>\n"
+
+
+def _look(cell: Shown, head: str, plain: Sequence[Kind]) -> str:
+    """The class and the tooltip of a cell."""
+    prose = cell.kind == "text" and len(cell.text) > LONG
+    kind = ' class="text prose"' if prose else "" if cell.kind in plain else f' class="{cell.kind}"'
+    said = _beyond(head, cell)
+    return f'{kind} title="{_safe(said)}"' if said else kind
+
+
+def _beyond(head: str, cell: Shown) -> str:
+    """What a cell's tooltip says beyond that of its column's head."""
+    said = (cell.meaning if cell.meaning != head else "", cell.bound)
+    return " · ".join(part for part in said if part)
+
+
+def _beside(cell: Shown, marks: Mapping[str, int]) -> str:
+    """What stands beside the value: a mark of its footnote, the interval, a note that has no footnote."""
+    interval = f" <i>{_safe(cell.interval)}</i>" if cell.interval else ""
+    if cell.note in marks:
+        return f"<sup>{marks[cell.note]}</sup>{interval}"
+    return f'{interval}<span class="caution">{_safe(cell.note)}</span>' if cell.note else interval

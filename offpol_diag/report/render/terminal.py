@@ -1,0 +1,232 @@
+"""Blocks in a terminal: the verdict's sentence first, tables fitted to the width, a sparkline for a chart.
+
+What cannot fit is left out by rules, and named: tables meant for reference; `wide` tables that do not fit;
+the intervals, unless the numbers are few; then, in a summary, columns from the right, since a table puts the
+more important first (elsewhere they go below). A pipe is `PIPE_WIDTH` wide and loses nothing: what does not
+fit goes below. Nothing depends on colour.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn
+
+from rich.console import Console
+from rich.text import Text as Line
+
+from offpol_diag.blocks import Block, Code, Figure, Section, Table, Text, Tone, Verdict
+from offpol_diag.printable import disarmed, printable
+from offpol_diag.report.render.columns import Fitted, fit
+from offpol_diag.report.render.dots import dots, share
+
+PIPE_WIDTH = 120
+PROSE_WIDTH = 100
+SPARK_LEAST, SPARK_WIDTH = 12, 32
+TICKS = "▁▂▃▄▅▆▇█"
+
+MARKS: Mapping[Tone, tuple[str, str]] = {
+    "good": ("✓", "bold green"),
+    "warn": ("!", "bold yellow"),
+    "bad": ("✗", "bold red"),
+    "info": ("•", "bold"),
+}
+
+
+class PipeConsole(Console):
+    """A console that lets a broken pipe be known, instead of exiting with 1.
+
+    Attributes:
+        whole: whether nothing may be left out for want of width.
+    """
+
+    whole = False
+
+    def on_broken_pipe(self) -> NoReturn:
+        """Leave it to the command line, where it has its own exit code."""
+        raise BrokenPipeError
+
+
+def make_console() -> Console:
+    """Stdout: as wide as `COLUMNS` says, or the terminal is; a pipe is `PIPE_WIDTH`, and loses nothing."""
+    reconfigure = getattr(sys.stdout, "reconfigure", None)
+    if reconfigure is not None:
+        reconfigure(errors="replace")
+    console = PipeConsole(highlight=False, emoji=False, markup=False)
+    if not console.is_terminal and not os.environ.get("COLUMNS"):
+        console.width, console.whole = PIPE_WIDTH, True
+    return console
+
+
+BRIEF: Mapping[str, tuple[type[Block], ...]] = {
+    "diagnosis": (Text, Verdict),
+    "comparison": (Text, Table),
+    "runs": (Text, Verdict, Table),
+    "verdict": (Text, Verdict, Code, Table),
+    "numbers": (Text, Table),
+    "dump": (Text, Verdict),
+    "presets": (Text, Table),
+    "where": (Figure,),
+}
+"""What a person at a terminal is told of the report, section by section; the HTML has the rest."""
+
+BRIEF_ROWS = 32
+
+
+def brief(sections: Sequence[Section]) -> tuple[Section, ...]:
+    """The sections of a report, cut down to a summary."""
+    chosen = (section for section in sections if section.id in BRIEF)
+    short = (replace(section, blocks=_brief_blocks(section)) for section in chosen)
+    return tuple(section for section in short if section.blocks)
+
+
+def _brief_blocks(section: Section) -> tuple[Block, ...]:
+    kept = [block for block in section.blocks if isinstance(block, BRIEF[section.id]) and not _beyond(block)]
+    return tuple(_cut(block) for block in kept)
+
+
+def _beyond(block: Block) -> bool:
+    """A table that is too wide for a summary; a chart of a single point, of which nothing would be drawn."""
+    return block.wide if isinstance(block, Table) else isinstance(block, Figure) and not _drawn(block)
+
+
+def _drawn(block: Figure) -> bool:
+    return bool(block.marks) or any(sparkline(series.y, block.y_log) for series in block.series[:1])
+
+
+def _cut(block: Block) -> Block:
+    """A table without its many rows, a chart without its sentence."""
+    if isinstance(block, Figure):
+        return replace(block, caption="")
+    if not isinstance(block, Table) or len(block.rows) <= BRIEF_ROWS:
+        return block
+    note = f"{len(block.rows) - BRIEF_ROWS} more rows; an HTML report has them all."
+    return replace(block, rows=block.rows[:BRIEF_ROWS], notes=(note, *block.notes))
+
+
+@dataclass(frozen=True)
+class Canvas:
+    """Where to draw, and what becomes of what is too wide for it.
+
+    Attributes:
+        stack: columns go below; else they are left out.
+        whole: nothing is left out, intervals neither.
+    """
+
+    console: Console
+    stack: bool
+    whole: bool = False
+
+    def print(self, line: Line, indent: int = 0) -> None:
+        """A paragraph, wrapped for a reader."""
+        width = min(self.console.width, PROSE_WIDTH)
+        for part in line.wrap(self.console, max(width - indent, 1)):
+            self.console.print(Line(" " * indent) + part)
+
+
+def render_terminal(sections: Sequence[Section], console: Console, stack: bool = True) -> None:
+    """Draw sections on a console."""
+    console.file.write(draw(sections, console, stack))
+
+
+def draw(sections: Sequence[Section], console: Console, stack: bool = True) -> str:
+    """Sections as the console shows them, in their order, without blanks at the ends of lines."""
+    canvas = Canvas(console, stack, getattr(console, "whole", False))
+    with console.capture() as drawn:
+        for section in sections:
+            if section.title:
+                canvas.print(Line("\n") + Line(printable(section.title), style="bold underline"))
+            for block in section.blocks:
+                DRAW[type(block)](block, canvas)
+    return "".join(f"{disarmed(line.rstrip())}\n" for line in drawn.get().split("\n")[:-1])
+
+
+def _text(block: Text, canvas: Canvas) -> None:
+    mark, style = MARKS[block.tone]
+    lead = Line() if block.tone == "info" else Line(f"{mark} ", style=style)
+    canvas.print(lead + Line(printable(block.text)))
+
+
+def _code(block: Code, canvas: Canvas) -> None:
+    canvas.print(Line(f"\n{printable(block.caption)}:"))
+    for line in block.text.splitlines():
+        canvas.console.print(Line(printable(line)), soft_wrap=True)
+    canvas.print(Line())
+
+
+def _verdict(block: Verdict, canvas: Canvas) -> None:
+    mark, style = MARKS[block.tone]
+    canvas.print(Line(f"{mark} {printable(block.label)}: ", style=style) + Line(printable(block.text)))
+    for detail in block.detail:
+        canvas.print(Line(printable(detail), style="dim"), indent=4)
+
+
+def _table(block: Table, canvas: Canvas) -> None:
+    if block.collapsed:
+        return
+    fitted = fit(block, canvas.console.width, canvas.stack and not block.wide, canvas.whole)
+    canvas.print(Line(f"\n{printable(block.caption)}"))
+    if block.wide and fitted.dropped:
+        canvas.print(Line("(too wide for this terminal; an HTML report has it)", style="dim"))
+        return
+    for grid in fitted.grids:
+        canvas.console.print(grid)
+    for remark in _remarks(block, fitted):
+        canvas.print(Line(printable(remark), style="dim"))
+
+
+def _remarks(block: Table, fitted: Fitted) -> list[str]:
+    intervals = ["the intervals"] if fitted.without_intervals else []
+    missing = [*fitted.dropped, *intervals]
+    left_out = [f"Left out for want of width: {', '.join(missing)}."] if missing else []
+    return [*fitted.notes, *block.notes, *left_out]
+
+
+def _figure(block: Figure, canvas: Canvas) -> None:
+    if block.marks:
+        _dots(block, canvas)
+        return
+    spark = sparkline(block.series[0].y, block.y_log) if block.series else ""
+    if spark:
+        known = [value for value in block.series[0].y if value is not None and math.isfinite(value)]
+        low, high = f"{min(known):.4g}", f"{max(known):.4g}"
+        ends = f"{low if low == high else f'{low} to {high}'} {block.y_label}"
+        named = f"; {block.named}" if block.named else ""
+        canvas.print(Line(f"{spark:<{SPARK_LEAST}}  {printable(f'{block.title}: {ends}{named}')}"))
+    if block.caption:
+        canvas.print(Line(f"{printable(block.caption)}\n", style="dim"))
+
+
+def _dots(block: Figure, canvas: Canvas) -> None:
+    canvas.print(Line(f"\n{printable(block.title)}"))
+    for line in dots(block, canvas.console.width):
+        canvas.console.print(Line(printable(line)), soft_wrap=True)
+
+
+def sparkline(values: Sequence[float | None], log: bool = False) -> str:
+    """One tick per value, at most `SPARK_WIDTH` of them; a gap where there is none."""
+    step = max(1, math.ceil(len(values) / SPARK_WIDTH))
+    heights = [_height(value, log) for value in values[::step]]
+    known = [height for height in heights if height is not None]
+    if len(known) < 2:
+        return ""
+    low, high, top = min(known), max(known), len(TICKS) - 1
+    return "".join(" " if h is None else TICKS[round(top * share(h, low, high))] for h in heights)
+
+
+def _height(value: float | None, log: bool) -> float | None:
+    if value is None or not math.isfinite(value) or (log and value <= 0):
+        return None
+    return math.log10(value) if log else value
+
+
+DRAW: Mapping[type[Block], Callable[[Any, Canvas], None]] = {
+    Text: _text,
+    Verdict: _verdict,
+    Code: _code,
+    Table: _table,
+    Figure: _figure,
+}

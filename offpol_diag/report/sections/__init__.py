@@ -1,0 +1,50 @@
+"""What a report says: one function per section, from a Summary to blocks. No number is computed here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Mapping
+
+from offpol_diag.blocks import Section
+from offpol_diag.report.sections.comparison import comparison
+from offpol_diag.report.sections.crosswalk import crosswalk
+from offpol_diag.report.sections.diagnosis import diagnosis
+from offpol_diag.report.sections.dump import dump
+from offpol_diag.report.sections.families import families
+from offpol_diag.report.sections.headline import headline
+from offpol_diag.report.sections.made import made
+from offpol_diag.report.sections.policies import policies
+from offpol_diag.report.sections.presets import presets
+from offpol_diag.report.sections.runs import runs
+from offpol_diag.report.sections.sweep import sweep
+from offpol_diag.report.sections.verdict import verdict
+from offpol_diag.report.sections.where import where
+from offpol_diag.report.sections.worst import worst
+from offpol_diag.summary import Summary
+
+SECTIONS: Mapping[str, Callable[[Summary], Section | None]] = {
+    "diagnosis": diagnosis,
+    "comparison": comparison,
+    "runs": runs,
+    "sweep": sweep,
+    "verdict": verdict,
+    "numbers": headline,
+    "dump": dump,
+    "presets": presets,
+    "families": families,
+    "policies": policies,
+    "where": where,
+    "worst": worst,
+    "crosswalk": crosswalk,
+    "made": made,
+}
+"""Id → how it is made, in reading order; None where the Summary holds nothing to say."""
+
+OF_TWO = frozenset({"diagnosis", "runs", "made"})
+"""Where two runs were compared: what is said of one alone is in its own report."""
+
+
+def sections(summary: Summary, among: Container[str] = SECTIONS) -> tuple[Section, ...]:
+    """The report, section by section; `among`: the ids of those that are wanted."""
+    told: Container[str] = SECTIONS if summary.against is None else OF_TWO
+    made = (make(summary) for name, make in SECTIONS.items() if name in told and name in among)
+    return tuple(section for section in made if section is not None)

@@ -1,0 +1,144 @@
+"""What to do and why, and what was asked of the gate."""
+
+from __future__ import annotations
+
+from offpol_diag.blocks import Block, Section, Table, Text, Tone, Verdict
+from offpol_diag.numerals import say
+from offpol_diag.presets.tuning import command
+from offpol_diag.report.sections.advice import config, weights
+from offpol_diag.report.sections.diagnosis import is_bug
+from offpol_diag.report.sections.gate import report
+from offpol_diag.summary import Fired, Number, Numbers, Recommendation, Summary
+
+DECISION_TONES: dict[str, Tone] = {
+    "fix the bug first": "bad",
+    "no correction needed": "good",
+    "METHOD at THRESHOLD": "info",
+    "no method helps": "bad",
+    "not enough data": "warn",
+}
+
+COSTS = (
+    ("truncated_high", "weights", "truncated"),
+    ("truncated_low", "weights", "below the lower bound"),
+    ("tokens_rejected", "tokens", "masked"),
+)
+"""Number → over what, and what happened to it."""
+
+ALERTS = "Numbers stand where a source, named below, warns of them."
+
+
+def verdict(summary: Summary) -> Section:
+    """The decision, its evidence, the alerts and the gates; nothing is ranked while there is a bug."""
+    blocks = (
+        *_advice(summary),
+        *((report(summary.gates),) if summary.gates else ()),
+    )
+    return Section("verdict", "Verdict", blocks)
+
+
+def _advice(summary: Summary) -> tuple[Block, ...]:
+    given = summary.recommendation
+    if is_bug(summary):
+        said = given.sentence if given else ""
+        return (Verdict("Fix the bug first", said, "bad"), *_alerts(_alerted(given), summary.metrics))
+    return _recommendation(given, summary) if given else _silent()
+
+
+def _silent() -> tuple[Block, ...]:
+    return (Text("No recommendation was made for this dump; the numbers below stand on their own."),)
+
+
+def _recommendation(given: Recommendation, summary: Summary) -> tuple[Block, ...]:
+    metrics = summary.metrics
+    deciding = [fired for fired in given.fired if fired.rule == given.rule]
+    why = (
+        *_preset(given),
+        *given.reasons,
+        *_costs(given),
+        *((f"To try next: {given.runner_up}",) if given.runner_up else ()),
+        *(f"Not known: {line[0].lower()}{line[1:]}" for line in given.unknown),
+        *_longest(given),
+        *(line for fired in deciding for line in _evidence(fired, metrics, saw=not given.reasons)),
+    )
+    head = Verdict(_decision(given), given.sentence, DECISION_TONES[given.decision], why)
+    others = [fired for fired in given.fired if fired not in deciding]
+    return (
+        head,
+        *weights(given),
+        *config(given),
+        *_alerts(_alerted(given), metrics),
+        *_also([fired for fired in others if fired.level != "alert"], metrics),
+    )
+
+
+def _alerted(given: Recommendation | None) -> list[Fired]:
+    fired = given.fired if given else []
+    return [one for one in fired if one.level == "alert"]
+
+
+def _costs(given: Recommendation) -> tuple[str, ...]:
+    """What the method does to the weights: how many it changes, and the sample size that is left."""
+    found = given.numbers.get(given.title or "", {})
+    parts = [
+        f"{say(found[name])} of the {over} {what}"
+        for name, over, what in COSTS
+        if name in found and found[name].value
+    ]
+    ess = found.get("ess_tokens")
+    parts += [f"ESS of tokens {say(ess)}"] if ess and ess.value is not None else []
+    return (f"Cost: {', '.join(parts)}",) if parts else ()
+
+
+def _longest(given: Recommendation) -> tuple[str, ...]:
+    longest = given.longest_response
+    if longest is None:
+        return ()
+    tokens = longest.unknown if longest.value is None else f"{say(longest)} tokens"
+    return (f"Longest response at which importance sampling of whole sequences keeps 10% ESS: {tokens}",)
+
+
+def _decision(given: Recommendation) -> str:
+    at = f"{given.method} at {given.threshold}" if given.threshold else given.method
+    said = given.title or at or given.decision
+    label = f" ({given.label})" if given.label else ""
+    return (said if said == at else said[0].upper() + said[1:]) + label
+
+
+def _preset(given: Recommendation) -> tuple[str, ...]:
+    """The command that shows the method as a preset."""
+    return () if given.method is None else (f"Preset: {command(given.method, given.settings)}",)
+
+
+def _evidence(fired: Fired, metrics: Numbers, saw: bool) -> tuple[str, ...]:
+    """Where a rule comes from, and the numbers it saw where no sentence has said them."""
+    said = _saw(fired, metrics) if saw else ""
+    return (*((f"It saw: {said}",) if said else ()), *((f"Source: {fired.source}",) if fired.source else ()))
+
+
+def _saw(fired: Fired, metrics: Numbers) -> str:
+    return "; ".join(f"{name} = {say(_number(name, value, metrics))}" for name, value in fired.saw.items())
+
+
+def _alerts(fired: list[Fired], metrics: Numbers) -> tuple[Block, ...]:
+    """One row each: there may be many."""
+    label = "1 alert" if len(fired) == 1 else f"{len(fired)} alerts"
+    rows = tuple((one.sentence, _saw(one, metrics) or "–", one.source or "–") for one in fired)
+    table = Table("alerts", "What each alert saw, and who warns of it", ("alert", "it saw", "source"), rows)
+    return (Verdict(label, ALERTS, "warn"), table) if fired else ()
+
+
+def _also(fired: list[Fired], metrics: Numbers) -> tuple[Block, ...]:
+    rows = tuple((one.rule, one.sentence, _saw(one, metrics) or "–", one.source or "–") for one in fired)
+    header = ("rule", "what it says", "what it saw", "source")
+    return (Table("rules", "Other rules whose condition held", header, rows, wide=True),) if rows else ()
+
+
+def _number(name: str, value: float | None, metrics: Numbers) -> Number:
+    """The number as the rule saw it, with the interval where it is the metric itself."""
+    metric = metrics.get(name)
+    return (
+        metric
+        if metric and metric.value == value
+        else Number(value=value, unit=metric.unit if metric else "")
+    )
