@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.test_alike import plain
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from offpol_diag.analysis.first_reading import Asked, settle
@@ -16,6 +15,7 @@ from offpol_diag.presets import Clip, Preset, Reject, Veto, Weight, catalogue
 from offpol_diag.trainers import LOGS, base, view
 from offpol_diag.trainers.view import View, columns, outermost
 from tests import oracles
+from tests.test_judged_apart import two_sequences
 from tests.test_near import opened
 
 ALL = catalogue.load().resolve("all")
@@ -133,7 +133,7 @@ GSPO = Preset("p", "", "old", loss="gspo", clip=Clip(0.02, 0.03, None))
 @pytest.fixture(params=[None, 0.09], ids=["whole", "apart"])
 def few(request):
     """Sequences of u up, down, next to none and mixed, A of both signs and 0; one has no token."""
-    one = plain([0.0] * 10, [0, 10])
+    one = two_sequences([0.0] * 10)
     u = row(0.1, 0.06, -0.2, 0.01, 0.01, 0.02, 0.3, -0.3, 0.02, 0.05)
     batch = replace(
         one,

@@ -75,7 +75,7 @@ def render_html(summary: Summary) -> str:
 
 def templates_dir() -> Path:
     """Inside the package when installed from a wheel, at the top of the repository otherwise."""
-    package = Path(__file__).parents[1]
+    package = Path(__file__).parents[2]
     inside = package / "templates"
     return inside if inside.is_dir() else package.parent / "templates"
 
