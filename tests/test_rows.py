@@ -19,12 +19,12 @@ def test_each_preset_reads_its_row():
     assert A.map(torch.neg).all.tolist() == (-A.all).tolist()
 
 
-def test_equal_keys_are_made_once_for_the_first_that_has_them():
-    made = []
-    found = Rows.made("xyxz", lambda at: made.append(at) or torch.full((2,), float(at)))
+def test_the_same_tensor_is_one_row():
+    x, y = torch.zeros(2), torch.ones(2)
+    found = Rows.of_tensors([x, y, x, torch.zeros(2)])
 
-    assert made == [0, 1, 3]
-    assert found.all.tolist() == [[0, 0], [1, 1], [0, 0], [3, 3]]
+    assert found.at == (0, 1, 0, 2)
+    assert found.all.tolist() == [[0, 0], [1, 1], [0, 0], [0, 0]]
 
 
 def test_two_of_equal_places_are_joined_row_by_row():

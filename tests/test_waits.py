@@ -81,10 +81,9 @@ def _told(seen: Counter[str], name: str, method: Any) -> Any:
 
 
 def test_the_host_waits_as_often_with_all_presets_as_with_one(far, monkeypatch):
-    one = counted("tis", monkeypatch)
+    one, every = (sum(counted(names, monkeypatch).values()) for names in ("tis", "all"))
 
-    assert one == counted("all", monkeypatch)
-    assert 0 < sum(one.values()) < 30
+    assert 0 < one <= every <= one + 1 < 30  # once more: some trainers' numbers look at every near token
 
 
 def test_a_batch_of_many_sequences_stays_whole_on_a_gpu(far, monkeypatch):

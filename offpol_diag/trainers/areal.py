@@ -42,6 +42,7 @@ from offpol_diag.trainers.base import (
     applied,
     ends,
     under,
+    where,
 )
 from offpol_diag.trainers.base import LOG as LOG_RATIO
 from offpol_diag.trainers.config import (
@@ -112,7 +113,7 @@ class Some:
 
     def total(self, view: View, of: Measure) -> Tensor:
         """Σ over them, [S]."""
-        return view.total(of, self.tokens).where(self.sequences(view), 0.0)
+        return view.total(of, self.tokens).masked_fill(~self.sequences(view), 0.0)
 
     def ends(self, view: View, of: Measure) -> Ends:
         """The smallest and the largest of each sequence."""
@@ -164,7 +165,7 @@ def _masked_ratio(view: View) -> Ends:
     """The smallest and largest ratio kept, and 0 for each sequence that lost a token."""
     low, high = LEFT.ends(view, UPDATE_RATIO)
     lost = _dropped(view) > 0
-    return low.clamp(max=0.0).where(lost, low), high.clamp(min=0.0).where(lost, high)
+    return where(lost, low.clamp(max=0.0), low), where(lost, high.clamp(min=0.0), high)
 
 
 def _weighted(view: View) -> Tensor:

@@ -216,6 +216,13 @@ def clip_decides(view: View, mask: Mask | None = None) -> Tensor:
     return view.total(POSITIVE, mask) * (bounded < r) + view.total(NEGATIVE, mask) * (bounded > r)
 
 
+def where(flags: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """x where flags are set, else y; of any shape."""
+    import torch
+
+    return torch.where(flags, x, y)
+
+
 def row_mean(of: Measure) -> Rows:
     """Mean over the tokens of each sequence; 0 for one without any."""
     return lambda view: view.total(of) / view.divisor

@@ -31,6 +31,7 @@ from offpol_diag.trainers.base import (
     highest,
     lowest,
     row_mean,
+    where,
 )
 from offpol_diag.trainers.base import LOG as LOG_RATIO
 from offpol_diag.trainers.config import (
@@ -90,7 +91,7 @@ def _beyond(view: View) -> Tensor:
 
 def _without(view: View, of_masked: float, sums: Tensor) -> Tensor:
     """Sums per row, those of rows that sequence_mask drops replaced by as much for each token."""
-    return (view.n * of_masked).where(_beyond(view), sums) if _of_rows(view.preset) else sums
+    return where(_beyond(view), view.n * of_masked, sums) if _of_rows(view.preset) else sums
 
 
 def _kept_weight(view: View) -> Tensor:

@@ -79,7 +79,7 @@ def _left(view: View) -> Tensor:
 
 
 def _in_left(x: Tensor, view: View) -> Tensor:
-    return x.where(_left(view), 0.0)
+    return x.masked_fill(~_left(view), 0.0)
 
 
 def _sum(name: str, of: Measure) -> Sum:

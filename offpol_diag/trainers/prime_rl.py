@@ -40,6 +40,7 @@ from offpol_diag.trainers.base import (
     row_mean,
     squared,
     std,
+    where,
 )
 from offpol_diag.trainers.base import LOG as LOG_RATIO
 from offpol_diag.trainers.config import Parts, Said, Settings, Snippet, Trainer, cannot
@@ -91,7 +92,7 @@ def _dropped(view: View) -> Tensor:
 
 def _over_dropped(of: Measure) -> Rows:
     """Σ over the tokens that the rules drop: all of a sequence that is dropped as a whole."""
-    return lambda view: view.total(of, FAILED).where(view.kept, view.total(of))
+    return lambda view: where(view.kept, view.total(of, FAILED), view.total(of))
 
 
 def _of_sign(of: Measure) -> Rows:
@@ -100,7 +101,7 @@ def _of_sign(of: Measure) -> Rows:
 
 
 def _kept_kl(view: View) -> Tensor:
-    return view.total(KL, KEPT).where(view.kept, 0.0)
+    return view.total(KL, KEPT).masked_fill(~view.kept, 0.0)
 
 
 def _mean(of: Rows, tokens: Rows) -> Rows:

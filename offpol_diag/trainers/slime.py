@@ -106,7 +106,7 @@ def of_loss(name: str, of: OfLoss, rejects: bool, needs: tuple[str, ...] = ()) -
     def mean(view: View) -> Tensor:
         if not rejects:
             return of(view, None) / view.divisor
-        return (of(view, KEPT) / view.divisor).where(view.kept, 0.0)
+        return (of(view, KEPT) / view.divisor).masked_fill(~view.kept, 0.0)
 
     return Sum(name, mean, own=True, needs=needs)
 
@@ -187,8 +187,8 @@ def _opsm_masks(view: View) -> Tensor:
     assert rule is not None
     outside = batch.masked_negative  # without A of their own they have their sample's
     if outside is None:
-        outside = batch.masked.where(negative > 0, 0)
-    return ((negative + outside) / view.divisor).where(~view.passes(rule), 0.0)
+        outside = batch.masked.masked_fill(negative <= 0, 0)
+    return ((negative + outside) / view.divisor).masked_fill(view.passes(rule), 0.0)
 
 
 LOG = Log(
