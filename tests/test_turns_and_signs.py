@@ -16,7 +16,7 @@ from offpol_diag.presets import Clip, Preset, Reject, Veto, Weight
 from tests import oracles
 from tests.test_near import ALL, Large, apart, opened, tallied
 
-PARTED = ("slime_opsm", "miles_opsm", "roll_is_segment", "roll_turn", "open_instruct_rho_tv")
+PARTED = ("slime_opsm", "miles_opsm", "roll_is_segment", "roll_turn")
 
 OF_TURNS = Weight(over="segment", upper=1.2, safety=None)
 PLAIN = Preset("p", "", loss="reinforce")
@@ -198,13 +198,7 @@ def test_no_preset_that_ships_looks_at_every_token():
         (replace(PLAIN, weight=replace(OF_TURNS, among="left")), ("",)),
         (replace(PLAIN, reject=(NEGATIVE,)), ("1+", "1-", "1=")),
         (replace(PLAIN, reject=(replace(NEGATIVE, advantage="any"),)), ("",)),
-        (replace(PLAIN, reject=(AWAY,)), ("away old", "toward old")),
-        (replace(PLAIN, reject=(replace(AWAY, policy="current"),)), ("away current", "toward current")),
         (replace(PLAIN, reject=(Reject("ratio", "segment", 0.9, 1.1, among="left"),)), ("",)),
-        (
-            replace(PLAIN, reject=(Reject("ratio", "segment", 0.9, 1.1, advantage="away", among="left"),)),
-            ("away old", "toward old"),
-        ),
     ],
     ids=str,
 )
@@ -222,7 +216,7 @@ def test_by_which_signs_near_tokens_are_parted(preset, by):
         replace(PLAIN, weight=OF_TURNS, veto=Veto(lower=0.99)),
         replace(PLAIN, weight=OF_TURNS, reject=(Reject("ratio", "token", 0.99, 1.01),)),
         replace(PLAIN, weight=Weight(upper=1.01), reject=(NEGATIVE,)),
-        replace(PLAIN, reject=(replace(AWAY, policy="current"), NEGATIVE)),  # two signs
+        replace(PLAIN, reject=(replace(AWAY, among="left"),)),
     ],
     ids=str,
 )
@@ -242,10 +236,9 @@ def scene_of(rows, folder, presets):
     [
         lambda i: replace(PLAIN, weight=replace(OF_TURNS, upper=1.2 + i)),
         lambda i: replace(PLAIN, reject=(replace(NEGATIVE, upper=1e-4 * (i + 1)),)),
-        lambda i: replace(PLAIN, weight=Weight(upper=2.0 + i), reject=(replace(AWAY, upper=0.01 * (i + 1)),)),
         lambda i: replace(PLAIN, weight=OF_TURNS, reject=(replace(NEGATIVE, upper=1e-4 * (i + 1)),)),
     ],
-    ids=["turns", "sign", "away", "turns and sign"],
+    ids=["turns", "sign", "turns and sign"],
 )
 @pytest.mark.parametrize("signs", ["token", "row"])
 def test_a_further_preset_of_turns_or_signs_costs_nothing_per_token(tmp_path, make, signs):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property, reduce
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -46,8 +46,9 @@ FUNCTIONS: dict[str, Function] = {
     "log cosh(d/2)": lambda d, x: torch.log1p(2 * torch.sinh(d / 4).square()),
 }
 """By name, f of d and of x = e^d − 1; all are 0 where d is, so that a token left out is one with d = 0."""
-GROUPS = (("d", "x", "x²", "k3"), ("|d|", "d²", "|x|"))
-"""Functions that are made in one pass."""
+GROUPS = {"": (("d", "x", "x²", "k3"), ("|d|", "d²", "|x|")), "π_rollout": (("d", "x"),)}
+"""By column, functions that are made in one pass."""
+ENDS = ("low", "high")
 
 COLUMNS: dict[str, Callable[[Batch, slice], Tensor]] = {
     "log π_rollout": lambda batch, at: batch.rollout[at],
@@ -64,8 +65,6 @@ SIDES: dict[str, Callable[[Tensor], Tensor]] = {
     "1=": lambda a: segments.numbers(a == 0),
 }
 """Parts of the advantage: |A| where A is positive, where it is negative; 1 where it is, and where it is 0."""
-AWAY, TOWARD = "away ", "toward "
-"""Before a direction: tokens with A·d > 0, whose update pushes r further from 1; and all others."""
 
 
 def _there(x: Tensor | None) -> Tensor:
@@ -80,8 +79,7 @@ class Moments:
     Attributes:
         tokens: the tokens, and the sums made so far.
         by_turn: whether a row is a turn.
-        sign: only tokens whose advantage has this sign count: "1+", "1-" or "1=" (it is 0), or those that are
-            `AWAY` or `TOWARD`; "" for all.
+        sign: only tokens whose advantage has this sign count: "1+", "1-" or "1=" (it is 0); "" for all.
     """
 
     tokens: NearTokens
@@ -115,12 +113,9 @@ class Moments:
         key = "sequence", self.sign, side, column, d, function
         if not self.by_turn and key in self.tokens.known:
             return self.tokens.known[key]
-        if self.sign not in SIDES:
-            found = self.tokens.total(function, d, column, side, self.sign)
-        elif side and side[1] != self.sign[1]:
+        if self.sign and side and side[1] != self.sign[1]:
             return torch.zeros_like(self.n)
-        else:
-            found = self.tokens.total(function, d, column, side or self.sign)
+        found = self.tokens.total(function, d, column, side or self.sign)
         if not self.by_turn:
             self.tokens.known[key] = found = segments.total(found, self.tokens.batch.turns)
         return found
@@ -153,7 +148,6 @@ class NearTokens:
     batch: Batch
     far: Tensor
     known: dict[tuple[str, ...], Tensor] = field(default_factory=dict, repr=False)
-    _ends: dict[tuple[str, ...], tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
     _excess: dict[Direction, Tensor] = field(default_factory=dict, repr=False)
 
     @cached_property
@@ -162,20 +156,18 @@ class NearTokens:
         starts = self.batch.cu_runs
         return segments.lengths(starts - torch.searchsorted(self.far, starts)).to(torch.float64)
 
-    def total(self, function: str, d: Direction, column: str, side: str, away: str = "") -> Tensor:
-        """Σ side(A) · column · f(d) over the tokens `away` of each turn; "1" for f, "" elsewhere for none."""
+    def total(self, function: str, d: Direction, column: str, side: str) -> Tensor:
+        """Σ side(A) · column · f(d) of each turn; "1" for f, "" for 1 elsewhere."""
         if d == "rollout":
             return torch.zeros_like(self.n)
         if side and self.advantages is not None:
-            return SIDES[side](self.advantages) * self.total(function, d, column, "", away)
-        if function == "1" and not column and not side and not away:
+            return SIDES[side](self.advantages) * self.total(function, d, column, "")
+        if function == "1" and not column and not side:
             return self.n
-        key = away, side, column, d, function
-        if key not in self.known:
-            groups = () if side or column else GROUPS
-            group = next((names for names in groups if function in names), (function,))
-            self.known |= self._made(away, side, column, d, group)
-        return self.known[key]
+        if (side, column, d, function) not in self.known:
+            groups = () if side else GROUPS.get(column, ())
+            self._make(side, column, d, next((names for names in groups if function in names), (function,)))
+        return self.known[side, column, d, function]
 
     @cached_property
     def advantages(self) -> Tensor | None:
@@ -189,48 +181,53 @@ class NearTokens:
 
     def ends(self, d: Direction, sign: str = "") -> tuple[Tensor, Tensor]:
         """Smallest and largest d of each turn, ±inf of none."""
-        key = "ends", d, sign
-        if key not in self._ends:
-            self._ends[key] = self._made_ends(d, sign)
-        return self._ends[key]
+        if d == "rollout":
+            there = self.total("1", "", "", sign) > 0
+            return torch.where(there, 0.0, torch.inf), torch.where(there, 0.0, -torch.inf)
+        if (sign, "", d, "low") not in self.known:
+            self._make(sign, "", d, ENDS)
+        return self.known[sign, "", d, "low"], self.known[sign, "", d, "high"]
 
     # ------------------------------------------------------------------ passes over the tokens
 
-    def _made(
-        self, away: str, side: str, column: str, d: Direction, names: tuple[str, ...]
-    ) -> dict[tuple[str, ...], Tensor]:
+    def _make(self, side: str, column: str, d: Direction, names: tuple[str, ...]) -> None:
+        """Sum some functions, or find both ends, in one pass."""
         found: dict[str, list[Tensor]] = {name: [] for name in names}
         excess: list[Tensor] = []
         for at, offsets, far in self._blocks:
-            factor = self._factor(away, side, column, at, far)
-            delta = self._delta(d, at, far) if d else None
-            x = None
-            if delta is not None:
-                x = self._excess[d][at] if d in self._excess else host.expm1(delta)
-                excess.append(x)
-            for name in names:
-                value = None if delta is None or x is None else FUNCTIONS[name](delta, x)
-                if factor is not None:
-                    value = factor if value is None else value * factor
-                assert value is not None
-                found[name].append(segments.total(value, offsets))
-        if d and d not in self._excess:
-            self._excess[d] = _joined(excess)
-        return {(away, side, column, d, name): _joined(parts) for name, parts in found.items()}
-
-    def _made_ends(self, d: Direction, sign: str) -> tuple[Tensor, Tensor]:
-        away, side = ("", sign) if sign in SIDES else (sign, "")
-        if d == "rollout":
-            there = self.total("1", "", "", side, away) > 0
-            return torch.where(there, 0.0, torch.inf), torch.where(there, 0.0, -torch.inf)
-        lows, highs = [], []
-        for at, offsets, far in self._blocks:
+            factor = self._factor(side, column, at, far)
+            if not d:
+                found["1"].append(segments.total(_there(factor), offsets))
+                continue
             delta = self._delta(d, at, far)
-            counts = self._factor(away, side, "", at, far)
-            counts = torch.ones_like(delta).index_fill_(0, far, 0.0) if counts is None else counts
-            lows.append(segments.smallest(torch.where(counts > 0, delta, torch.inf), offsets))
-            highs.append(segments.largest(torch.where(counts > 0, delta, -torch.inf), offsets))
-        return _joined(lows), _joined(highs)
+            if names == ENDS:
+                self._find_ends(found, delta, offsets, far, factor)
+                continue
+            x = self._excess[d][at] if d in self._excess else host.expm1(delta)
+            excess.append(x)
+            for name in names:
+                value = FUNCTIONS[name](delta, x)
+                found[name].append(segments.total(value if factor is None else value * factor, offsets))
+        if excess and d not in self._excess:
+            self._excess[d] = _joined(excess)
+        self.known |= {(side, column, d, name): _joined(parts) for name, parts in found.items()}
+
+    def _find_ends(
+        self,
+        found: dict[str, list[Tensor]],
+        delta: Tensor,
+        offsets: Tensor,
+        far: Tensor,
+        counts: Tensor | None,
+    ) -> None:
+        for name, absent, end in (
+            ("low", torch.inf, segments.smallest),
+            ("high", -torch.inf, segments.largest),
+        ):
+            delta.index_fill_(0, far, absent)
+            found[name].append(
+                end(delta if counts is None else torch.where(counts > 0, delta, absent), offsets)
+            )
 
     @cached_property
     def _blocks(self) -> list[tuple[slice, Tensor, Tensor]]:
@@ -251,18 +248,13 @@ class NearTokens:
         found = above[at] - below[at]
         return found.index_fill_(0, far, 0.0)
 
-    def _factor(self, away: str, side: str, column: str, at: slice, far: Tensor) -> Tensor | None:
+    def _factor(self, side: str, column: str, at: slice, far: Tensor) -> Tensor | None:
         """What multiplies f(d) of each token of a block, 0 of far ones; None for 1."""
-        parts = []
-        if column:
-            parts.append(COLUMNS[column](self.batch, at))
+        found = COLUMNS[column](self.batch, at) if column else None
         if side:
-            parts.append(SIDES[side](_there(self.batch.advantages)[at]))
-        if away:
-            word, d = away.split()
-            pull = _there(self.batch.advantages)[at] * self._delta(d, at, far)  # type: ignore[arg-type]
-            parts.append(segments.numbers(pull > 0 if word + " " == AWAY else pull <= 0))
-        return reduce(torch.mul, parts).index_fill(0, far, 0.0) if parts else None
+            of_side = SIDES[side](_there(self.batch.advantages)[at])
+            found = of_side if found is None else found * of_side
+        return None if found is None else found.index_fill(0, far, 0.0)
 
 
 def _joined(parts: list[Tensor]) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 from offpol_diag.engine import correction, losses, segments
 from offpol_diag.engine.correction import Kept, Weighed, beyond, by_turn, fails, seen, weigh_turns
 from offpol_diag.engine.memo import Memo
-from offpol_diag.engine.moments import AWAY, Moments
+from offpol_diag.engine.moments import Moments
 from offpol_diag.engine.ratios import Ratios
 from offpol_diag.engine.rows import Inputs, Summed, flagged, left
 from offpol_diag.engine.scene import Scene, neutral, on_turns, signs
@@ -426,7 +426,7 @@ def _passes(ratios: Ratios, preset: Preset, at: int, rule: Reject, sign: str) ->
     """Which turns a rule lets through where the advantage has a sign, [R] bool."""
     before = replace(preset, reject=preset.reject[:at])
     above, below = beyond(seen(ratios, before, rule), rule)
-    sample = 1.0 if sign == "1+" or sign.startswith(AWAY) else -1.0 if sign == "1-" else 0.0
+    sample = {"1+": 1.0, "1-": -1.0}.get(sign, 0.0)
     advantage = above.values.new_full((), sample, dtype=torch.float64)
     passed = ~fails(rule, above.values, below.values, advantage)
     return passed if above.per == "turn" else segments.spread(passed, ratios.batch.turns)

@@ -18,7 +18,7 @@ from offpol_diag.engine.correction import by_turn
 from offpol_diag.engine.host import here
 from offpol_diag.engine.losses import LOSSES
 from offpol_diag.engine.memo import Memo
-from offpol_diag.engine.moments import AWAY, BLOCK, TOWARD, Moments
+from offpol_diag.engine.moments import BLOCK, Moments
 from offpol_diag.engine.ratios import Apart, Ratios
 from offpol_diag.engine.scope import UNSETTLED, Settled
 from offpol_diag.presets import Clip, Policy, Preset, Reject, Veto, Weight
@@ -108,7 +108,7 @@ def divides(preset: Preset, a: float) -> bool:
         return _clip_idle(preset, a)
     rules = all(_rule_idle(rule, a) or _watched(rule) or on_turns(rule) for rule in preset.reject)
     weight = by_turn(preset.weight) or _weight_idle(preset.weight, a)
-    return rules and weight and bool(signs(preset)) and _veto_idle(preset.veto, a) and _clip_idle(preset, a)
+    return rules and weight and _veto_idle(preset.veto, a) and _clip_idle(preset, a)
 
 
 def on_turns(rule: Reject) -> bool:
@@ -116,22 +116,14 @@ def on_turns(rule: Reject) -> bool:
 
     So many may fail that they are not watched.
     """
-    return rule.on_tokens and rule.over not in ("token", "batch") and not _watched(rule)
+    beyond = rule.on_tokens and rule.over not in ("token", "batch") and rule.advantage != "away"
+    return beyond and not _watched(rule)
 
 
 def signs(preset: Preset) -> tuple[str, ...]:
-    """Which signs (`Moments.sign`) part near tokens for rules on turns or sequences; none: too many."""
-    asked = {
-        AWAY + (rule.policy or preset.policy) if rule.advantage == "away" else "A"
-        for rule in preset.reject
-        if on_turns(rule) and rule.advantage != "any"
-    }
-    if not asked:
-        return ("",)
-    if asked == {"A"}:
-        return ("1+", "1-", "1=")
-    (one, *more) = asked
-    return () if more or one == "A" else (one, one.replace(AWAY, TOWARD))
+    """Which signs of the advantage (`Moments.sign`) part near tokens for rules on turns or sequences."""
+    by_sign = any(on_turns(rule) and rule.advantage != "any" for rule in preset.reject)
+    return ("1+", "1-", "1=") if by_sign else ("",)
 
 
 @cache
@@ -163,7 +155,9 @@ def _watched(rule: Reject) -> bool:
     """
     if rule.among != "all" or not rule.on_tokens:
         return False
-    return rule.over in ("segment", "batch") or (rule.over == "token" and rule.statistic not in SPANS)
+    if rule.over == "token":
+        return rule.statistic not in SPANS
+    return rule.over in ("segment", "batch") or rule.advantage == "away"
 
 
 def _edge(bound: float | None, statistic: str) -> float | None:
