@@ -127,6 +127,22 @@ def test_every_moment_is_the_sum_of_its_terms(batch, monkeypatch, block, by_turn
             assert mine == pytest.approx(wanted, rel=1e-12, abs=1e-13), (d, function, column, side)
 
 
+@pytest.mark.parametrize("function", ["d", "x", "k3", "|d|"])
+def test_ends_are_those_of_the_values(batch, function):
+    found = Moments.near(batch, FAR)
+    values = [F[function](x) for x in delta(batch, "current")]
+    for _ in range(2):  # the second time with e^d − 1 at hand
+        pairs = zip(batch.cu_seqlens[:-1].tolist(), batch.cu_seqlens[1:].tolist(), strict=True)
+        for row, (first, last) in enumerate(pairs):
+            seen = [values[t] for t in near_of(batch, first, last)]
+            ends = min(seen, default=math.inf), max(seen, default=-math.inf)
+            mine = float(found.low("current", function)[row]), float(found.high("current", function)[row])
+            assert mine == pytest.approx(ends, rel=1e-14, abs=1e-17)
+        assert found.of("x", "current").tolist() == pytest.approx(
+            expected(batch, batch.cu_seqlens, [math.expm1(x) for x in delta(batch, "current")]), rel=1e-12
+        )
+
+
 @pytest.mark.parametrize("sign", ["1+", "1-", "1="])
 def test_only_tokens_with_the_sign_count(batch, sign):
     found = Moments.near(batch, FAR).turns(sign)

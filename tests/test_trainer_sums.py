@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from offpol_diag.analysis.first_reading import Asked, settle
 from offpol_diag.batch import Batch
-from offpol_diag.engine import segments
+from offpol_diag.engine import moments, segments
 from offpol_diag.engine.outcome import pieces
 from offpol_diag.engine.scene import Near, Scene, splits
 from offpol_diag.presets import Clip, Preset, Reject, Veto, Weight, catalogue
@@ -319,7 +319,8 @@ def test_further_presets_with_other_thresholds_look_at_no_array_of_all_tokens_ag
 
 @pytest.mark.parametrize("logs", LOGS)
 def test_no_value_is_waited_for_on_a_gpu(logs, batch, monkeypatch):
-    monkeypatch.setattr(view, "here", lambda x: False)
+    for module in (view, moments):
+        monkeypatch.setattr(module, "here", lambda x: False)
     scene = scened(batch, BY_LOG[logs])
     with Seen() as seen:
         columns(scene, BY_LOG[logs])

@@ -48,7 +48,6 @@ FUNCTIONS: dict[str, Function] = {
 """By name, f of d and of x = e^d − 1; all are 0 where d is, so that a token left out is one with d = 0."""
 GROUPS = {"": (("d", "x", "x²", "k3"), ("|d|", "d²", "|x|")), "π_rollout": (("d", "x"),)}
 """By column, functions that are made in one pass."""
-ENDS = ("low", "high")
 
 COLUMNS: dict[str, Callable[[Batch, slice], Tensor]] = {
     "log π_rollout": lambda batch, at: batch.rollout[at],
@@ -124,14 +123,14 @@ class Moments:
         """Σ side(A) · column · e^d of each row."""
         return self.of("1", "", column, side) + self.of("x", d, column, side)
 
-    def low(self, d: Direction) -> Tensor:
-        """Smallest d of each row, +inf of none."""
-        found = self.tokens.ends(d, self.sign)[0]
+    def low(self, d: Direction, function: str = "d") -> Tensor:
+        """Smallest f(d) of each row, +inf of none."""
+        found = self.tokens.ends(function, d, self.sign)[0]
         return found if self.by_turn else segments.smallest(found, self.tokens.batch.turns)
 
-    def high(self, d: Direction) -> Tensor:
-        """Largest d of each row, -inf of none."""
-        found = self.tokens.ends(d, self.sign)[1]
+    def high(self, d: Direction, function: str = "d") -> Tensor:
+        """Largest f(d) of each row, -inf of none."""
+        found = self.tokens.ends(function, d, self.sign)[1]
         return found if self.by_turn else segments.largest(found, self.tokens.batch.turns)
 
 
@@ -179,19 +178,20 @@ class NearTokens:
         borders = starts[1:-1].numpy() - 1
         return None if int(changes.sum()) > int(changes[borders].sum()) else a[starts[:-1]]
 
-    def ends(self, d: Direction, sign: str = "") -> tuple[Tensor, Tensor]:
-        """Smallest and largest d of each turn, ±inf of none."""
+    def ends(self, function: str, d: Direction, sign: str = "") -> tuple[Tensor, Tensor]:
+        """Smallest and largest f(d) of each turn, ±inf of none."""
         if d == "rollout":
             there = self.total("1", "", "", sign) > 0
             return torch.where(there, 0.0, torch.inf), torch.where(there, 0.0, -torch.inf)
-        if (sign, "", d, "low") not in self.known:
-            self._make(sign, "", d, ENDS)
-        return self.known[sign, "", d, "low"], self.known[sign, "", d, "high"]
+        keys = [(sign, end, d, function) for end in ("low", "high")]
+        if keys[0] not in self.known:
+            self.known |= zip(keys, self._made_ends(function, d, sign), strict=True)
+        return self.known[keys[0]], self.known[keys[1]]
 
     # ------------------------------------------------------------------ passes over the tokens
 
     def _make(self, side: str, column: str, d: Direction, names: tuple[str, ...]) -> None:
-        """Sum some functions, or find both ends, in one pass."""
+        """Sum some functions in one pass."""
         found: dict[str, list[Tensor]] = {name: [] for name in names}
         excess: list[Tensor] = []
         for at, offsets, far in self._blocks:
@@ -200,9 +200,6 @@ class NearTokens:
                 found["1"].append(segments.total(_there(factor), offsets))
                 continue
             delta = self._delta(d, at, far)
-            if names == ENDS:
-                self._find_ends(found, delta, offsets, far, factor)
-                continue
             x = self._excess[d][at] if d in self._excess else host.expm1(delta)
             excess.append(x)
             for name in names:
@@ -212,22 +209,24 @@ class NearTokens:
             self._excess[d] = _joined(excess)
         self.known |= {(side, column, d, name): _joined(parts) for name, parts in found.items()}
 
-    def _find_ends(
-        self,
-        found: dict[str, list[Tensor]],
-        delta: Tensor,
-        offsets: Tensor,
-        far: Tensor,
-        counts: Tensor | None,
-    ) -> None:
-        for name, absent, end in (
-            ("low", torch.inf, segments.smallest),
-            ("high", -torch.inf, segments.largest),
-        ):
-            delta.index_fill_(0, far, absent)
-            found[name].append(
-                end(delta if counts is None else torch.where(counts > 0, delta, absent), offsets)
-            )
+    def _made_ends(self, function: str, d: Direction, sign: str) -> tuple[Tensor, Tensor]:
+        lows: list[Tensor] = []
+        highs: list[Tensor] = []
+        for at, offsets, far in self._blocks:
+            value = delta = self._delta(d, at, far)
+            if function != "d":
+                x = self._excess[d][at] if d in self._excess else host.expm1(delta)
+                value = FUNCTIONS[function](delta, x)
+                value = value.clone() if value is x else value
+            counts = self._factor(sign, "", at, far) if sign else None
+            for found, absent, end in (
+                (lows, torch.inf, segments.smallest),
+                (highs, -torch.inf, segments.largest),
+            ):
+                value.index_fill_(0, far, absent)
+                seen = value if counts is None else torch.where(counts > 0, value, absent)
+                found.append(end(seen, offsets))
+        return _joined(lows), _joined(highs)
 
     @cached_property
     def _blocks(self) -> list[tuple[slice, Tensor, Tensor]]:

@@ -97,6 +97,11 @@ _OF_MOMENTS: dict[str, Callable[[Moments, Policy], Tensor]] = {
 _LARGEST: dict[str, Callable[[Moments, Policy], Tensor]] = {
     "ratio": lambda m, d: m.high(d),
     "k1": lambda m, d: -m.low(d),
+    "k2": lambda m, d: m.high(d, "d²") / 2,
+    "k3": lambda m, d: m.high(d, "k3"),
+    "k3_reverse": lambda m, d: m.high(d, "k3_reverse"),
+    "mult_prob_error": lambda m, d: 1 + m.high(d, "e^|d| − 1"),
+    "tv": lambda m, d: m.high(d, "|x|") / 2,
 }
 """Its largest value over near tokens."""
 

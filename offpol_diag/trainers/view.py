@@ -281,8 +281,11 @@ class View:
     def _merged(self, how: How, of: Measure, mask: Mask | None) -> Found:
         """Of far and near tokens together."""
         if not of.own and mask is None:
-            key = "all", how, of.policy or self.preset.policy, of.name
-            return self.once(key, lambda: self._joined(how, of, mask, self._split))
+            policy = of.policy or self.preset.policy
+            key = "all", how, policy, of.name
+            if of.moment or of.linear or of.rising:
+                return self.once(key, lambda: self._joined(how, of, mask, self._split))
+            return self.once(key, lambda: _of_blocks(self.scene.ratios(policy), how, of))
         return self._joined(how, of, mask, self._unruled if mask is None else self._ruled)
 
     def _joined(self, how: How, of: Measure, mask: Mask | None, parts: Parts) -> Found:
@@ -518,7 +521,7 @@ def _near_sum(scene: Scene, policy: Policy, how: How, of: Measure) -> Found:
     if how == "Σ" and of.linear:
         parts = [near_sum(scene, policy, how, one)[0] * factor for factor, one in of.linear]
         return (reduce(torch.add, parts),)
-    if of.moment is not None and (how == "Σ" or (of.moment[0] == "d" and not any(of.moment[2:]))):
+    if of.moment is not None and (how == "Σ" or not any(of.moment[2:])):
         return _of_moments(scene, policy, how, of.moment)
     if how == "ends" and of.name == K1.name:
         low, high = near_sum(scene, policy, how, LOG)
@@ -526,29 +529,28 @@ def _near_sum(scene: Scene, policy: Policy, how: How, of: Measure) -> Found:
     if how == "ends" and of.rising:
         measure, rise = of.rising
         return tuple(torch.where(x.isinf(), x, rise(x)) for x in near_sum(scene, policy, how, measure))
-    return _of_blocks(scene, policy, how, of)
-
-
-def _of_block(ratios: Ratios, policy: Policy, how: How, of: Measure) -> Found:
-    return Tokens(ratios.of(policy), Preset("", "", policy), near=True).found(how, of, None)
+    return _of_blocks(scene.apart[1].of(policy), how, of)
 
 
 def _of_moments(scene: Scene, policy: Policy, how: How, moment: tuple[str, str, str, str]) -> Found:
     function, over, column, side = moment
     d: Direction = policy if over == "Δ" else losses.drift(policy) if over == "u" else over  # type: ignore[assignment]
     moments = scene.moments
-    return (moments.of(function, d, column, side),) if how == "Σ" else (moments.low(d), moments.high(d))
+    if how == "Σ":
+        return (moments.of(function, d, column, side),)
+    return moments.low(d, function), moments.high(d, function)
 
 
-def _of_blocks(scene: Scene, policy: Policy, how: How, of: Measure) -> Found:
-    """Of the tokens themselves, block by block on a CPU."""
-    close = scene.apart[1]
-    if not here(close.batch.cu_seqlens):
-        return _of_block(close, policy, how, of)
+def _of_blocks(ratios: Ratios, how: How, of: Measure) -> Found:
+    """From the tokens themselves, block by block on a CPU."""
+    policy, batch = ratios.policy, ratios.batch
+    nothing = Preset("", "", policy)
+    if not here(batch.cu_seqlens):
+        return Tokens(ratios, nothing).found(how, of, None)
     found = []
-    for first, last in segments.spans(close.batch.cu_seqlens, BLOCK):
-        block = Ratios(close.batch.rows(first, last), "rollout", scene.settled)
-        found.append(_of_block(block, policy, how, of))
+    for first, last in segments.spans(batch.cu_seqlens, BLOCK):
+        block = Ratios(batch.rows(first, last), policy, ratios.settled)
+        found.append(Tokens(block, nothing).found(how, of, None))
         block.forget()
     return tuple(torch.cat(each) for each in zip(*found, strict=True))
 
