@@ -283,7 +283,8 @@ class View:
         if not of.own and mask is None:
             policy = of.policy or self.preset.policy
             key = "all", how, policy, of.name
-            if of.moment or of.linear or of.rising:
+            same = on_near(of)
+            if same is None or same.moment or same.linear or same.rising:
                 return self.once(key, lambda: self._joined(how, of, mask, self._split))
             return self.once(key, lambda: _of_blocks(self.scene.ratios(policy), how, of))
         return self._joined(how, of, mask, self._unruled if mask is None else self._ruled)
