@@ -40,13 +40,21 @@ FUNCTIONS: dict[str, Function] = {
     "d²": lambda d, x: d.square(),
     "|x|": lambda d, x: x.abs(),
     "k3_reverse": lambda d, x: host.expm1(-d) + d,
-    "e^|d| − 1": lambda d, x: host.expm1(d.abs()),
+    "e^|d| − 1": lambda d, x: torch.maximum(x, -x / (x + 1)),
     "k3²": lambda d, x: (x - d).square(),
     "d⁴": lambda d, x: d.square().square(),
-    "log cosh(d/2)": lambda d, x: torch.log1p(2 * torch.sinh(d / 4).square()),
+    "log cosh(d/2)": lambda d, x: torch.log1p(x.square() / (4 * (x + 1))) / 2,
 }
 """By name, f of d and of x = e^d − 1; all are 0 where d is, so that a token left out is one with d = 0."""
-GROUPS = {"": (("d", "x", "x²", "k3"), ("|d|", "d²", "|x|")), "π_rollout": (("d", "x"),)}
+GROUPS = {
+    "": (
+        ("d", "x", "x²", "k3"),
+        ("|d|", "d²", "|x|"),
+        ("k3²", "d⁴"),
+        ("k3_reverse", "e^|d| − 1", "log cosh(d/2)"),
+    ),
+    "π_rollout": (("d", "x"),),
+}
 """By column, functions that are made in one pass."""
 
 COLUMNS: dict[str, Callable[[Batch, slice], Tensor]] = {
