@@ -1,4 +1,4 @@
-"""The one loop over a dump, and the Summary that is left of it."""
+"""The analysis of a dump: one pass over its batches, and the Summary."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MADE = (
     "as GRPO does"
 )
 ROWS = 3 << 18
-"""Sequences times presets that are observed at once: with more, a batch is observed in parts."""
+"""Sequences × presets processed at once; a batch with more is split."""
 
 
 def analyze(
@@ -107,14 +107,14 @@ def analyze(
 
 @dataclass(frozen=True)
 class Examined:
-    """What one reading of a dump leaves, replicates and all.
+    """Results of one pass over a dump, including bootstrap replicates.
 
     Attributes:
-        study: what was measured.
-        tally: what was seen.
-        presets: those asked for, also where the dump lacks a column.
-        facts: what was read.
-        run: how.
+        study: the quantities measured.
+        tally: the accumulated states.
+        presets: the presets requested, also those that lack a column.
+        facts: description of the rows read.
+        run: device, seed, time and memory.
     """
 
     study: Study
@@ -124,7 +124,7 @@ class Examined:
     run: Run
 
     def summary(self) -> Summary:
-        """Every number of it, and the diagnosis."""
+        """Read out every number, and the diagnosis."""
         return readout.summary(self.study, self.tally, self.presets, self.facts, self.run)
 
 
@@ -146,9 +146,9 @@ def examine(
     against: str | None = None,
     by_step: Sequence[str] = (),
 ) -> Examined:
-    """What `analyze` reads its numbers from; its arguments, and errors.
+    """Compute the states from which `analyze` reads its numbers; same arguments and errors.
 
-    `against` names a preset whose drops are compared with those of each other one; no tally is written then.
+    `against` names a preset whose drops are compared with those of each other one; it excludes `tally`.
     """
     sources, presets = paths(sources), catalogue.chosen(presets)
     start = engine_named(engine)
@@ -169,7 +169,7 @@ def examine(
 
 
 def paths(sources: str | Path | Sequence[str | Path]) -> list[str]:
-    """Names of files, directories and globs, as a program gives them.
+    """List the names of files, directories and globs given by a program.
 
     Raises:
         UsageError: something else is given, a table in memory for one.
@@ -186,7 +186,7 @@ def paths(sources: str | Path | Sequence[str | Path]) -> list[str]:
 
 
 def record(runs: Engine, study: Study, facts: DumpFacts, command: str = "analyze") -> Run:
-    """How the numbers were made: where, with what seed, of how much, in what time."""
+    """Record how the numbers were made: device, seed, amount of data, time, memory."""
     return Run(
         command=command,
         version=version("offpol-diag"),
@@ -218,22 +218,22 @@ def _there(device: str, workers: int | None, progress: Progress | None) -> Abstr
 
 
 def _no_workers(workers: int | None, why: str, instead: str) -> None:
-    """Refuse more than one."""
+    """Refuse more than one worker."""
     if workers and workers > 1:
         raise UsageError(f"--workers {workers} is for the CPU of this machine: {why}", instead)
 
 
 ENGINES: Mapping[str, Start] = {"local": _here, "ray": _there}
-"""Engine → how it is started: told the device, how many workers, and whom to tell the progress."""
+"""Engine → the function that starts it, from device, number of workers and progress callback."""
 
 
 def tokens_at_once(engine: str, device: str) -> int:
-    """Tokens to a batch where nobody asked for a number: more where GPUs do the work."""
+    """Return the default number of tokens per batch: more where GPUs do the work."""
     return at_once(devices(device).devices) if engine == "local" else elsewhere(device)
 
 
 def engine_named(name: str) -> Start:
-    """How an engine is started.
+    """Return the function that starts an engine.
 
     Raises:
         UsageError: there is none of that name.
@@ -244,7 +244,7 @@ def engine_named(name: str) -> Start:
 
 
 def plan(dump: Dump, presets: Sequence[Preset], group_by: Sequence[str], seed: int) -> Study:
-    """Which presets and drifts this dump allows."""
+    """Determine the presets and drifts that this dump allows."""
     columns = frozenset(dump.info.columns)
     columns |= {"advantages"} if _makes_advantages(columns) else set()
     able = tuple(preset for preset in presets if not correction.needs(preset, set(columns)))
@@ -252,18 +252,18 @@ def plan(dump: Dump, presets: Sequence[Preset], group_by: Sequence[str], seed: i
 
 
 def _makes_advantages(columns: frozenset[str]) -> bool:
-    """Whether advantages are made of rewards: only where there are none, and groups are known."""
+    """Return whether advantages are computed from rewards: only if there are none and groups are known."""
     return "advantages" not in columns and {"rewards", "group_id"} <= columns
 
 
 def settled(engine: Engine, dump: Dump, study: Study) -> Found:
-    """What has to be known before the analysis; the dump is read for it only when something is asked."""
+    """Compute the quantities needed before the analysis; the dump is read only if there are any."""
     asked = Asked.of(study.presets, _makes_advantages(frozenset(dump.info.columns)))
     return settle(engine, dump, asked) if asked else Found(UNSETTLED, None)
 
 
 def _tallied(engine: Engine, dump: Dump, study: Study, found: Found, sequences: Path | None) -> Tally:
-    """The one reading that observes; rows of sequences are written as they come."""
+    """Run the main pass over the dump; rows of sequences are written as they come."""
     with SequenceWriter.open(sequences) as writer:
         each = Each[Observed](attrgetter("rows"), writer.write) if writer else None
         seen: Observed | None = engine.reduce(dump, Observe(study.ready(), found, bool(writer)), each)
@@ -276,13 +276,13 @@ def _tallied(engine: Engine, dump: Dump, study: Study, found: Found, sequences: 
 
 @dataclass(frozen=True)
 class Observed:
-    """What one batch leaves: its tally, and its rows where somebody writes them."""
+    """Results on one batch: its tally, and its per-sequence rows if they are written."""
 
     tally: Tally
     rows: pa.Table | None
 
     def merge(self, other: Observed) -> Observed:
-        """The tally of both; rows were written already."""
+        """Merge the tallies of both; their rows have been written."""
         return Observed(self.tally.merge(other.tally), None)
 
 
@@ -291,10 +291,10 @@ class Observe:
     """The job of an analysis.
 
     Attributes:
-        study: what is measured.
-        found: by the reading before.
-        rows: whether rows of sequences are wanted.
-        floors: of each tail, below what no value counts any more; they rise while the dump is read.
+        study: the quantities to measure.
+        found: results of the first pass.
+        rows: whether per-sequence rows are needed.
+        floors: for each tail, the bound below which values can be ignored; it rises as the dump is read.
     """
 
     study: Study
@@ -303,7 +303,7 @@ class Observe:
     floors: dict[str, Floor] = field(default_factory=dict, compare=False, repr=False)
 
     def __call__(self, batch: Batch) -> Observed:
-        """A batch's tally."""
+        """Compute a batch's tally."""
         tables: list[pa.Table] = []
 
         def told(seen: Observed) -> Tally:  # merged one by one: a part's tally is as large as the batch's
@@ -314,7 +314,7 @@ class Observe:
         return Observed(reduce(Tally.merge, each), _joined(tables))
 
     def _parts(self, batch: Batch) -> list[Batch]:
-        """A GPU's stays whole: to cut it the host would have to wait."""
+        """Split a batch into parts; on a GPU not, since that would make the host wait."""
         return batch.parts(ROWS // max(len(self.study.presets), 1)) if here(batch.rollout) else [batch]
 
     def _seen(self, batch: Batch) -> Observed:

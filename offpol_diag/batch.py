@@ -1,7 +1,7 @@
-"""A packed batch of sequences: what the readers make and everything else consumes.
+"""A packed batch of sequences: the output of the readers and the input of the analysis.
 
-No padding and no mask exist here: the readers drop what the mask excludes. Shapes: T tokens, S sequences, R
-runs.
+It has no padding and no mask: the readers drop masked tokens. Shapes: T tokens, S sequences, R runs of
+adjacent unmasked tokens (turns).
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ POLICIES = ("rollout", "old", "current")
 PER_TOKEN = ("rollout", "old", "current", "advantages", "position", "token_ids", "entropy")
 
 FEW = 4
-"""Tokens that are left out of a batch are few where there are this many times as many others."""
+"""Tokens left out of a batch count as few if the others are at least this many times as many."""
 
 
 def places(flags: Tensor) -> Tensor:
-    """Where flags are set, rising."""
+    """Return the indices of set flags, rising."""
     if here(flags):  # numpy takes a sixth of the time
         return torch.from_numpy(np.flatnonzero(flags.numpy()))
     return torch.nonzero(flags).flatten()
@@ -75,39 +75,39 @@ class Batch:
 
     @property
     def tokens(self) -> int:
-        """T."""
+        """Number of tokens, T."""
         return self.rollout.numel()
 
     @property
     def sequences(self) -> int:
-        """S, empty ones included."""
+        """Number of sequences, S, empty ones included."""
         return self.cu_seqlens.numel() - 1
 
     @cached_property
     def lengths(self) -> Tensor:
-        """Unmasked tokens per sequence, [S] int64."""
+        """Number of unmasked tokens per sequence, [S] int64."""
         return segments.lengths(self.cu_seqlens)
 
     @cached_property
     def turns(self) -> Tensor:
-        """Where the turns of each sequence start among all turns, [S+1] int64."""
+        """Index of each sequence's first turn among all turns, [S+1] int64."""
         starts = torch.searchsorted(self.cu_runs[:-1], self.cu_seqlens[:-1])
         many = len(self.cu_runs) - 1
         return segments.sized(torch.cat((starts, sent(torch.tensor([many]), starts.device))), many)
 
     def policy(self, name: str) -> Tensor | None:
-        """The log-probs of one of `POLICIES`, [T] float64, or None when the dump lacks them."""
+        """Return the log-probs of one of `POLICIES`, [T] float64, or None when the dump lacks them."""
         found: Tensor | None = getattr(self, name)
         return found
 
     def has(self, name: str) -> bool:
-        """Whether it has a column of tokens."""
+        """Return whether the batch has a column of tokens."""
         return getattr(self, name) is not None
 
     def some(self, index: Tensor | None, without: Tensor | None = None) -> Some:
-        """All sequences with only some of their tokens, `index` [K] rising; turns are not told apart.
+        """Select tokens `index` [K], rising, of all sequences; turns are not kept.
 
-        `without` are all other tokens, rising, where they are known and few; one of both is enough.
+        `without` are the indices of all other tokens, rising; one of both is enough.
         """
         every = Some.of(self, index, without)
         many = self.tokens - len(without) if without is not None else len(every.index)
@@ -115,19 +115,19 @@ class Batch:
         return every.by(cu_seqlens=starts, cu_runs=starts)
 
     def halves(self) -> tuple[Batch, Batch]:
-        """Two batches in order, cut between sequences near the middle token; of two sequences or more."""
+        """Split a batch of two or more sequences in two, between sequences near the middle token."""
         middle = int(torch.searchsorted(self.cu_seqlens, self.tokens // 2))
         at = min(max(middle, 1), self.sequences - 1)
         return self.rows(0, at), self.rows(at, self.sequences)
 
     def parts(self, most: int) -> list[Batch]:
-        """In order, as even as can be, each of at most so many sequences, or of one."""
+        """Split a batch in order into even parts of at most `most` sequences, or of one."""
         many = max(math.ceil(self.sequences / max(most, 1)), 1)
         cuts = [self.sequences * i // many for i in range(many + 1)]
         return [self] if many == 1 else [self.rows(begin, end) for begin, end in pairwise(cuts)]
 
     def rows(self, begin: int, end: int) -> Batch:
-        """The sequences from one to before another; what a sequence holds is not copied."""
+        """Return sequences `begin` to before `end`, as views."""
         first, last = (int(self.cu_seqlens[at]) for at in (begin, end))
         runs = self.cu_runs[(self.cu_runs > first) & (self.cu_runs < last)]
         ends = self.cu_runs.new_tensor([first, last] if last > first else [first])
@@ -143,14 +143,14 @@ class Batch:
         )
 
     def _cut(self, at: slice, **of_rows: Any) -> Batch:
-        """Some of the tokens in a row, and what else becomes of the batch."""
+        """Slice the token columns, and replace the others."""
         values: dict[str, Any] = {
             name: None if (x := getattr(self, name)) is None else x[at] for name in PER_TOKEN
         }
         return replace(self, **values, **of_rows)
 
     def over(self, function: Callable[[Tensor], Tensor]) -> Batch:
-        """The same batch with a function applied to every tensor."""
+        """Return the same batch with a function applied to every tensor."""
         found: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
         moved: dict[str, Any] = {
             name: function(x) if isinstance(x, Tensor) else x for name, x in found.items()
@@ -158,7 +158,7 @@ class Batch:
         return Batch(**moved)
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Batch:
-        """The same batch on another device; the host remembers how many tokens there are."""
+        """Copy the batch to another device; token counts stay known on the host."""
         batch = self.over(lambda x: x.to(device, non_blocking=non_blocking))
         for offsets in (batch.cu_seqlens, batch.cu_runs):
             segments.sized(offsets, self.tokens)
@@ -166,11 +166,11 @@ class Batch:
 
 
 class Some(Batch):
-    """Some of a batch's tokens; a column is copied when it is first asked for.
+    """A subset of a batch's tokens; a column is copied on first use.
 
     Attributes:
         whole: the batch.
-        without: all other tokens, where that is known and `index` rises; else None.
+        without: indices of all other tokens if they are known, rising; else None.
     """
 
     whole: Batch
@@ -178,7 +178,7 @@ class Some(Batch):
 
     @classmethod
     def of(cls, whole: Batch, index: Tensor | None, without: Tensor | None = None, **changes: Any) -> Some:
-        """Of a batch, whose rows they have unless `changes` says what else."""
+        """Build a subset; its per-sequence fields are the batch's, unless `changes` replaces them."""
         made = cls.__new__(cls)
         own = {f.name: getattr(whole, f.name) for f in fields(whole) if f.name not in (*PER_TOKEN, *changes)}
         vars(made).update(own | changes, whole=whole, without=without)
@@ -187,25 +187,25 @@ class Some(Batch):
         return made
 
     def by(self, **of_rows: Any) -> Some:
-        """The same tokens by other rows."""
+        """Return the same tokens with other per-sequence fields."""
         return Some.of(self.whole, vars(self).get("index"), self.without, **of_rows)
 
     @cached_property
     def index(self) -> Tensor:
-        """Which tokens, [K] int64; found when it is first asked for where all others tell it."""
+        """Indices of the tokens, [K] int64; computed on first use if only `without` is known."""
         assert self.without is not None
         there = torch.ones(self.whole.tokens, dtype=torch.bool, device=self.without.device)
         there.index_fill_(0, self.without, False)
         return places(there)
 
     def before(self, at: Tensor) -> Tensor:
-        """How many of the tokens, which rise, stand before places in the batch."""
+        """Count the subset's tokens before given indices of the batch; the subset must be rising."""
         if self.without is None:
             return torch.searchsorted(self.index, at)
         return at - torch.searchsorted(self.without, at)
 
     def nth(self, k: Tensor) -> Tensor:
-        """Where in the batch some of the tokens stand, counted from 0."""
+        """Return the indices in the batch of the k-th tokens of the subset, counted from 0."""
         if self.without is None:
             return self.index[k]
         before = self.without - torch.arange(len(self.without), device=k.device)
@@ -213,7 +213,7 @@ class Some(Batch):
 
     @property
     def tokens(self) -> int:
-        """K; nothing is copied to know it."""
+        """Number of tokens, K, without copying a column."""
         return segments.tokens(self.cu_seqlens)
 
     def _cut(self, at: slice, **of_rows: Any) -> Batch:
@@ -222,7 +222,7 @@ class Some(Batch):
         return Some.of(self.whole, self.index[at], **rows)
 
     def has(self, name: str) -> bool:
-        """Whether it has a column of tokens; none is copied to know it."""
+        """Return whether the batch has a column of tokens, without copying it."""
         return self.whole.has(name)
 
     def _copied(self, name: str) -> Tensor | None:
@@ -234,7 +234,7 @@ _OF_ROWS = tuple(f.name for f in fields(Batch) if f.name not in PER_TOKEN)
 
 
 def _column(name: str) -> cached_property[Tensor | None]:
-    """A column of some tokens; the dataclass sets no field of its own where there is one."""
+    """Build the property that copies a token column on first use."""
     made = cached_property(lambda some: some._copied(name))
     made.__set_name__(Some, name)
     return made

@@ -1,7 +1,7 @@
-"""Every number of every report: plain floats with units, and the JSON of them (`format = 1`).
+"""The Summary, which holds every number of every report, and its JSON (`format = 1`).
 
-A `Summary` is what all renderers, the recommendation and the gate read. Nothing below it is needed to draw
-a report again, and nothing above it computes a number.
+Renderers, the recommendation and the gate read only a `Summary`: it suffices to draw a report again, and none
+of them computes a number of the analysis.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ Numbers = dict[str, Number]
 # ---------------------------------------------------------------- what was read, and how
 
 DEEPEST = 32
-"""Containers within containers of what a dump's writer says of it: what lies deeper is shown as text."""
+"""Deepest nesting of a writer's provenance that is kept; deeper containers are replaced by "…"."""
 
 
 def sound(value: Any, room: int = DEEPEST) -> Any:
-    """A value as JSON can hold it and any reader can take it: whole characters, and not too deep."""
+    """Make a value valid for JSON and every reader: whole characters, and limited depth."""
     if isinstance(value, str):
         return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
     if not isinstance(value, dict | list):
@@ -563,7 +563,7 @@ class Summary(Model):
     run: Run
 
     def to_json(self) -> str:
-        """The published JSON, one object, indented, ending in a newline."""
+        """Return the published JSON: one object, indented, ending in a newline."""
         text = json.dumps(self.model_dump(mode="json"), indent=1, ensure_ascii=False)
         return printable_json(text) + "\n"
 
@@ -583,7 +583,7 @@ def load(path: Path) -> Summary:
 
 
 def load_stream(stream: BinaryIO, name: str) -> Summary:
-    """Read a result from a stream, as `load` does; `name` is what errors call it."""
+    """Read a result from a stream, as `load` does; `name` is its name in errors."""
     with _readable(name):
         return loads(up_to(stream, MOST_RESULT).decode(), name)
 
@@ -598,7 +598,7 @@ def _readable(name: str) -> Iterator[None]:
 
 
 def loads(text: str, name: str) -> Summary:
-    """Parse the JSON of a result; `name` is what errors call it."""
+    """Parse the JSON of a result; `name` is its name in errors."""
     try:
         stamp = _Stamp.model_validate_json(text)
     except ValidationError as error:

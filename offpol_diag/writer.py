@@ -180,7 +180,7 @@ def _stamped(provenance: Mapping[str, Any]) -> str:
 
 
 def _encodings(schema: pa.Schema) -> dict[str, Any]:
-    """Float lists byte-split, a dictionary for all else; checksums, so that a flipped bit is found."""
+    """Choose encodings: byte-split for float lists, a dictionary for all else; with checksums."""
     lists = {f.name: f.type.value_type for f in schema if pa.types.is_list(f.type)}
     paths = {name: f"{name}.list.element" if name in lists else name for name in schema.names}
     split = [paths[name] for name, kind in lists.items() if pa.types.is_floating(kind)]
@@ -190,7 +190,7 @@ def _encodings(schema: pa.Schema) -> dict[str, Any]:
 
 
 def _table(columns: Mapping[str, Any], dtype: str, schema: pa.Schema | None) -> pa.Table:
-    """One batch as a table [S rows], in the types of `schema` where there is one."""
+    """Convert one batch to a table [S rows], with the types of `schema` if given."""
     _require(columns, schema)
     mask = columns.get("response_mask")
     keep = _keep(mask) if _is_padded(mask) else None
@@ -218,7 +218,7 @@ def _is_padded(value: Any) -> bool:
 
 
 def _is_per_token(name: str, value: Any) -> bool:
-    """Advantages alone come in both forms: one per sequence or one per token."""
+    """Return whether a column is per token; advantages can be per sequence or per token."""
     if name != "advantages":
         return name in FLOAT_TOKENS or name in INT_TOKENS
     first = value[0] if isinstance(value, Sequence) and value else 0.0
@@ -226,7 +226,7 @@ def _is_per_token(name: str, value: Any) -> bool:
 
 
 def _numpy(value: Any) -> Array:
-    """A tensor on any device, or an array-like, as a NumPy array."""
+    """Convert a tensor on any device, or an array-like, to a NumPy array."""
     if not hasattr(value, "detach"):
         return np.asarray(value)
     value = value.detach().to("cpu")
@@ -237,7 +237,7 @@ def _numpy(value: Any) -> Array:
 
 
 def _keep(mask: Any) -> Array:
-    """[S, L] bool: true up to the last 1 of each row."""
+    """Return [S, L] bool: true up to the last 1 of each row."""
     return np.logical_or.accumulate((_numpy(mask) != 0)[:, ::-1], axis=1)[:, ::-1]
 
 
@@ -303,7 +303,7 @@ def _scalar_array(name: str, value: Any, rows: int) -> pa.Array:
 
 
 def _cast(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """The table in the first batch's types; a later batch must not lose anything by it."""
+    """Cast a table to the first batch's types; refuse a lossy cast."""
     try:
         return table.select(schema.names).cast(schema)
     except pa.ArrowInvalid as slip:

@@ -1,4 +1,4 @@
-"""From the states that a dump leaves to the Summary: read out, saved, merged.
+"""From the accumulated states of a dump to the Summary: read out, saved, merged.
 
 readout     states → every number of the report
 replicates  the values behind the intervals, and differences of two of them

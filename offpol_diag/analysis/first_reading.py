@@ -1,7 +1,7 @@
-"""The reading before the analysis: what a trainer batch has to say before a token can be judged.
+"""First pass over the dump: quantities of a whole trainer batch that must be known before tokens are judged.
 
-Batch-wide rules need the value from which on tokens are dropped, smoothed weights the tail that is replaced,
-and advantages made of rewards the mean reward of each group.
+Batch-wide rejection rules (M2PO) need the cut from which on tokens are dropped, smoothed weights (PSIS) the
+tail that is replaced, and advantages made of rewards the mean and deviation of each group.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from offpol_diag.run.task import Engine, Job
 
 @dataclass(frozen=True)
 class Spans:
-    """Which rows of a batch are of which trainer batch.
+    """Sequences of a batch by trainer batch.
 
     Attributes:
-        rows: of every label, runs of sequences, from one to before another.
-        starts: where sequences begin in the tokens, at the ends of the runs.
-        filled: which sequences have a token, [S] bool; None where all have.
+        rows: trainer batch → runs of adjacent sequences, each as (first, one past the last).
+        starts: sequence index → its first token, for the ends of all runs.
+        filled: sequences with at least one token, [S] bool; None where all have one.
     """
 
     rows: dict[Label, list[tuple[int, int]]]
@@ -46,7 +46,7 @@ class Spans:
 
     @classmethod
     def of(cls, batch: Batch) -> Spans:
-        """Told by the labels of its sequences."""
+        """Group a batch's sequences by their labels."""
         rows: dict[Label, list[tuple[int, int]]] = {}
         for label, first, last in _runs(batch):
             rows.setdefault(label, []).append((first, last))
@@ -56,7 +56,7 @@ class Spans:
         return cls(rows, dict(zip(ends, starts, strict=True)), None if bool(filled.all()) else filled)
 
     def split(self, level: Level) -> Iterator[tuple[Label, Tensor]]:
-        """The values of each trainer batch; sequences without a token have none."""
+        """Yield each trainer batch with its values; sequences without a token are left out."""
         for label, runs in self.rows.items():
             parts = [self._part(level, *run) for run in runs]
             yield label, parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -69,7 +69,7 @@ class Spans:
 
 
 def _runs(batch: Batch) -> Iterator[tuple[Label, int, int]]:
-    """Adjacent sequences of one trainer batch: its label, from which to before which."""
+    """Yield each run of adjacent sequences of one trainer batch: label, first, one past the last."""
     steps = batch.scalars.get(columns.STEP) or [None]
     if batch.sequences and steps.count(steps[0]) == len(steps):  # most batches are of one step
         yield scope.labels(batch.rows(0, 1))[0], 0, batch.sequences
@@ -87,12 +87,12 @@ Smoothed = tuple[Policy, Weight]
 
 @dataclass(frozen=True)
 class Asked:
-    """What the presets want to know of a trainer batch.
+    """Quantities of each trainer batch that the presets depend on.
 
     Attributes:
-        cuts: batch-wide rules, each with its numerator.
-        tails: weights that are smoothed, each with its numerator.
-        rewards: whether advantages have to be made of rewards.
+        cuts: batch-wide rejection rules, each with the numerator of its ratio.
+        tails: Pareto-smoothed weights, each with the numerator of its ratio.
+        rewards: whether advantages must be computed from rewards.
     """
 
     cuts: tuple[Cut, ...]
@@ -101,7 +101,7 @@ class Asked:
 
     @classmethod
     def of(cls, presets: Sequence[Preset], rewards: bool) -> Asked:
-        """Collected from presets that will be applied."""
+        """Collect them from the presets that will be applied."""
         cuts = ((rule.policy or p.policy, rule) for p in presets for rule in p.reject if rule.over == "batch")
         tails = ((p.policy, p.weight) for p in presets if p.weight and p.weight.action == "psis")
         return cls(tuple(dict.fromkeys(cuts)), tuple(dict.fromkeys(tails)), rewards)
@@ -111,25 +111,25 @@ class Asked:
 
     @property
     def roles(self) -> frozenset[str]:
-        """The columns it takes to tell, by our names; the log-probs of the sampler are always there."""
+        """Columns needed, by canonical name; the rollout log-probs are always read."""
         policies = {policy for policy, _ in (*self.cuts, *self.tails)} - {"rollout"}
         return frozenset({columns.STEP} | {f"{policy}_log_probs" for policy in policies})
 
     def narrow(self, dump: Dump) -> Dump:
-        """The dump without what is not asked for; all of it where positions, turns or prompts are."""
+        """Restrict a dump to the columns needed; all of them where rewards or turns are needed."""
         turns = any(weight.over == "segment" for _, weight in self.tails)
         return dump if self.rewards or turns else dump.only(self.roles)
 
 
 @dataclass(frozen=True)
 class Found:
-    """What the reading found; rewards only where they were asked for."""
+    """Results of the first pass; rewards only where advantages are computed from them."""
 
     settled: Settled
     rewards: GroupRewards | None
 
     def filled(self, batch: Batch) -> Batch:
-        """The batch, with advantages made of rewards where they were asked for."""
+        """Add advantages computed from rewards to a batch, where they were requested."""
         if self.rewards is None:
             return batch
         return replace(batch, advantages=self.rewards.advantages(batch))
@@ -141,14 +141,14 @@ M = TypeVar("M", bound=State)
 
 @dataclass(frozen=True)
 class Seen:
-    """What is asked of some batches; rewards only where they were asked for."""
+    """Statistics of some batches; rewards only where advantages are computed from them."""
 
     bins: dict[Cut, dict[Label, Bins]]
     tails: dict[Smoothed, dict[Label, Tail]]
     rewards: GroupRewards | None
 
     def merge(self, other: Seen) -> Seen:
-        """Of both."""
+        """Merge the statistics of two parts of a dump."""
         rewards = other.rewards if self.rewards is None else self.rewards.merge(_there(other.rewards))
         return Seen(_merged(self.bins, other.bins), _merged(self.tails, other.tails), rewards)
 
@@ -164,11 +164,11 @@ def _merged(one: dict[K, dict[Label, M]], two: dict[K, dict[Label, M]]) -> dict[
 
 @dataclass(frozen=True)
 class Look:
-    """The job of the first reading.
+    """The job of the first pass.
 
     Attributes:
-        asked: what is wanted.
-        floors: of each tail, below what no value counts any more; they rise while the dump is read.
+        asked: the quantities to collect.
+        floors: for each tail, the bound below which values can be ignored; it rises as the dump is read.
     """
 
     asked: Asked
@@ -178,7 +178,7 @@ class Look:
         return Look, (self.asked,)
 
     def __call__(self, batch: Batch) -> Seen:
-        """What is asked of one batch."""
+        """Collect the statistics of one batch."""
         ratios, asked, spans = Ratios(batch, "rollout"), self.asked, Spans.of(batch)
         bins = {
             cut: {at: _bins(x, cut[1]) for at, x in spans.split(values_of(ratios, cut))} for cut in asked.cuts
@@ -196,7 +196,7 @@ class Look:
 
 
 def values_of(ratios: Ratios, cut: Cut) -> Level:
-    """What a rule judges a whole trainer batch by."""
+    """Compute the statistic that a batch-wide rule is applied to."""
     return statistic(ratios.of(cut[0]), cut[1])
 
 
@@ -206,10 +206,10 @@ def _logs(ratios: Ratios, key: Smoothed) -> Level:
 
 
 def _bins(x: Tensor, rule: Reject) -> Bins:
-    """Bins from where on the rule may cut.
+    """Bin a rule's statistic, finely only where the cut may fall.
 
-    A mean of values below `upper` is below `upper`, so none of them goes: all that lie below its bin are put
-    into one. On a GPU every value is binned: the host would wait to learn how few are large.
+    A mean of values below `upper` is below `upper`, so none of those is dropped: all below its bin are put
+    into one bin. On a GPU every value is binned: counting the large ones would make the host wait.
     """
     assert rule.upper is not None
     if not here(x):
@@ -223,7 +223,7 @@ def _bins(x: Tensor, rule: Reject) -> Bins:
 
 
 def bin_of(bins: Bins, rule: Reject) -> int:
-    """The bin in which the cut falls; 0 where nothing need be dropped (no unsigned value has that bin)."""
+    """Find the bin of the cut; 0 where nothing need be dropped (no unsigned value has that bin)."""
     assert rule.upper is not None
     counts, sums = torch.cumsum(bins.counts, 0), torch.cumsum(bins.sums, 0)
     below = (counts > 0) & (sums < rule.upper * counts)
@@ -236,7 +236,7 @@ def bin_of(bins: Bins, rule: Reject) -> int:
 
 @dataclass(frozen=True)
 class _Values:
-    """All values that share the bin of a cut, by rule and trainer batch."""
+    """Values that share the bin of a cut, by rule and trainer batch."""
 
     parts: dict[tuple[Cut, Label], Tensor]
 
@@ -249,12 +249,12 @@ class _Values:
 
 @dataclass(frozen=True)
 class Gather:
-    """The job of the second reading: `bins` says in which bin each cut falls."""
+    """The job of the second pass; `bins` has the bin in which each cut falls."""
 
     bins: dict[Cut, dict[Label, int]]
 
     def __call__(self, batch: Batch) -> _Values:
-        """The values of one batch in those bins."""
+        """Collect the values of one batch in those bins."""
         ratios, spans, parts = Ratios(batch, "rollout"), Spans.of(batch), {}
         for cut, wanted in self.bins.items():
             for label, values in spans.split(values_of(ratios, cut)):
@@ -264,16 +264,16 @@ class Gather:
 
 
 def falls_at(bins: Bins, at: int, inside: Tensor | None, rule: Reject) -> float:
-    """The smallest value that goes, from the top of the bin down until the mean of the rest is below."""
+    """Find the smallest value dropped, going down the bin until the mean of the rest is below `upper`."""
     if not at or inside is None or not len(inside):
         return math.inf
     assert rule.upper is not None
     rising = torch.sort(inside).values
     counts = bins.counts[:at].sum() + torch.arange(len(rising), device=rising.device)
     sums = bins.sums[:at].sum() + torch.cumsum(torch.cat((rising.new_zeros(1), rising[:-1])), 0)
-    enough = (counts > 0) & (sums < rule.upper * counts)  # of dropping this value and all above it
+    enough = (counts > 0) & (sums < rule.upper * counts)  # if this value and all above it are dropped
     if not bool(enough.any()):
-        return math.nextafter(float(rising[0]), math.inf)  # never everything: the smallest stay
+        return math.nextafter(float(rising[0]), math.inf)  # never drop everything: keep the smallest
     return float(rising[int(torch.nonzero(enough)[-1])])
 
 
@@ -294,7 +294,7 @@ def settle(engine: Engine, dump: Dump, asked: Asked) -> Found:
 
 
 def _read(engine: Engine, dump: Dump, asked: Asked, job: Job[M]) -> M | None:
-    """A reading of no more columns than it takes; only all of them say which row is the first bad one."""
+    """Read only the columns needed; after an error read all, to name the first bad row of the whole dump."""
     narrow = asked.narrow(dump)
     try:
         return engine.reduce(narrow, job)
@@ -305,6 +305,6 @@ def _read(engine: Engine, dump: Dump, asked: Asked, job: Job[M]) -> M | None:
 
 
 def _inside(engine: Engine, dump: Dump, bins: dict[Cut, dict[Label, int]]) -> dict[tuple[Cut, Label], Tensor]:
-    """All values that share the bin of a cut; the dump is not read when there is none."""
+    """Collect all values that share the bin of a cut; without such a bin the dump is not read."""
     found = _read(engine, dump, Asked(tuple(bins), (), rewards=False), Gather(bins)) if bins else None
     return found.parts if found else {}

@@ -157,7 +157,7 @@ def _shared_steps(held: Sequence[Held]) -> dict[Label, list[str]]:
 
 
 def _groups_apart(held: Sequence[Held]) -> bool:
-    """Whether the groups of every piece are known, and none of them lies in two pieces."""
+    """Return whether the groups of every part are known and none of them lies in two parts."""
     known = [one.groups for _, one in held if one.groups is not None]
     if len(known) < len(held):
         return False
@@ -169,11 +169,11 @@ def _groups_apart(held: Sequence[Held]) -> bool:
 
 
 def summary(whole: TallyFile) -> Summary:
-    """Read out every number of the report; presets that the pieces cannot decide are left out, with a note.
+    """Read out every number of the report; presets that cannot be computed are left out, with a note.
 
     Raises:
         ResultError: advantages were made of the rewards of groups that lie in more than one piece; or numbers
-            in the files contradict each other, as no dump leaves them.
+            in the files contradict each other in a way that no dump can cause.
     """
     broken = _shared_steps(whole.held)
     if whole.settings.made and broken and not _groups_apart(whole.held):
@@ -218,7 +218,7 @@ def _some(words: Sequence[str]) -> str:
 
 
 def _facts(pieces: Sequence[Piece], counts: Mapping[str, object], left_out: Sequence[str]) -> DumpFacts:
-    """Join what was read in all pieces, in the order of the dump; `counts` are of the merged tally."""
+    """Combine the facts of all parts, in the order of the dump; `counts` are of the merged tally."""
     parts = [one.facts for one in pieces]
     signs: dict[str, Count] = {}
     for one in pieces:
@@ -239,7 +239,7 @@ def _facts(pieces: Sequence[Piece], counts: Mapping[str, object], left_out: Sequ
 
 
 def _provenance(found: Sequence[dict[str, object]]) -> dict[str, object]:
-    """Join provenance as of all files at once; a list that not all pieces have is of single files' values."""
+    """Combine provenance as if all files were read at once; lists that differ between parts are merged."""
     agreed = {key: value for key, value in found[0].items() if all(one.get(key) == value for one in found)}
     apart = (
         {key: value}
@@ -252,7 +252,7 @@ def _provenance(found: Sequence[dict[str, object]]) -> dict[str, object]:
 
 
 def _run(pieces: Sequence[Piece], counts: Mapping[str, int]) -> Run:
-    """Join how the numbers were made: seconds are added up, memory is the most that any piece held."""
+    """Combine how the numbers were made: seconds are summed, peak memory is the largest of any part."""
     runs = [one.run for one in pieces]
     return runs[0].model_copy(
         update={

@@ -60,13 +60,13 @@ CONDITIONAL: tuple[tuple[tuple[Formula, ...], str, tuple[str, ...]], ...] = (
     (update.ROWS, "update", ("advantages",)),
     (policyloss.ROWS, "loss", ("current_log_probs", "advantages")),
 )
-"""Rows, a column that was summed where they can be computed, and the dump's columns that this takes."""
+"""Formulas, a column that is summed only where they can be computed, and the dump columns they need."""
 
 S = TypeVar("S")
 
 
 def typed(state: State, kind: type[S]) -> S:
-    """Assert the type of a state."""
+    """Return a state after asserting its type."""
     assert isinstance(state, kind)
     return state
 
@@ -80,7 +80,7 @@ class Readout:
 
     @cached_property
     def reader(self) -> Reader:
-        """Sums and replicates."""
+        """Sums and their bootstrap replicates."""
         sums = typed(self.tally.states["sums"], Sums).read()
         sums |= normal.read(self.normal, self.study.normalised)
         sums |= method.own_denominators(self.study.presets, sums)
@@ -89,38 +89,38 @@ class Readout:
 
     @cached_property
     def ranges(self) -> dict[str, tuple[float, float]]:
-        """Extremes by name."""
+        """Smallest and largest values by name."""
         return typed(self.tally.states["ranges"], Extremes).read()
 
     @cached_property
     def groups(self) -> GroupSample:
-        """The sample of groups."""
+        """The sample of groups, kept for counts that are not sums."""
         return typed(self.tally.states["group"], GroupSample)
 
     @cached_property
     def selected(self) -> dict[str, Numbers]:
-        """Numbers of the sequences and groups that each preset drops."""
+        """Preset → its numbers of dropped sequences and groups."""
         found = selection.numbers(typed(self.tally.states["length"], Grid), self.groups)
         return {preset.name: numbers for preset, numbers in zip(self.study.presets, found, strict=True)}
 
     @cached_property
     def rows(self) -> dict[str, dict[str, Number]]:
-        """Row → preset → its number, of those whose columns were summed."""
+        """Metric → preset → number, for presets whose columns were summed."""
         return dict(of_presets(self.study.presets, self.reader))
 
     @property
     def normal(self) -> Places[Sums]:
-        """Sums per trainer batch of presets that are normalised in it."""
+        """Sums per trainer batch, for presets whose weights are normalised there."""
         return typed(self.tally.states["normal"], Places)
 
     @cached_property
     def factors(self) -> dict[str, dict[str, float]]:
-        """Preset → trainer batch → what its weights are divided by."""
+        """Preset → trainer batch → the factor that its weights are divided by."""
         return normal.factors(self.normal, self.study.normalised)
 
     @cached_property
     def logged(self) -> Read:
-        """The sums that trainers' own numbers are made of."""
+        """The sums from which the trainers' own logged numbers are computed."""
         both = {**typed(self.tally.states["logged"], Sums).read(), **self.reader.sums}
         both |= normal.norms(self.normal, self.study.normalised)
         return Read({name: float(values.numpy()[0]) for name, values in both.items()}, self.ranges)
@@ -130,7 +130,7 @@ class Readout:
 
 
 def facts(dump: Dump, tally: Tally, made: Sequence[str] = ()) -> DumpFacts:
-    """Describe what was read and skipped; `made` are notes on columns made of others."""
+    """Describe the rows read and skipped; `made` are notes on columns computed from others."""
     skipped = dump.skipped
     return DumpFacts(
         **counts(tally),
@@ -144,7 +144,7 @@ def facts(dump: Dump, tally: Tally, made: Sequence[str] = ()) -> DumpFacts:
 
 
 def counts(tally: Tally) -> dict[str, Any]:
-    """The fields of `DumpFacts` that a tally determines."""
+    """Compute the fields of `DumpFacts` that a tally determines."""
     sums = typed(tally.states["sums"], Sums).read()
     groups = typed(tally.states["group"], GroupSample)
     tokens, sequences = (round(float(sums[name][0])) for name in ("tokens", "sequences"))
@@ -160,7 +160,7 @@ def counts(tally: Tally) -> dict[str, Any]:
 
 
 def peak_rss() -> int:
-    """The most memory this process has held, in bytes."""
+    """Return the peak resident memory of this process, in bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 
@@ -216,7 +216,7 @@ def _with_requested(out: Readout, by: Mapping[str, Location]) -> dict[str, Locat
 
 
 def metrics(out: Readout) -> Numbers:
-    """The policy gap and the raw weights, for drift 1, drift 2 and the total."""
+    """Read out the policy gap and the uncorrected ratios for drift 1, drift 2 and the total."""
     found: Numbers = {}
     for drift in DRIFTS:
         known = drift in out.study.drifts
@@ -249,11 +249,11 @@ MEANS_OF_RATIOS = {
     "tv": tails.caution,
     "mult_prob_error": tails.caution,
 }
-"""Means over tokens of something that grows like r → how a heavy tail qualifies them."""
+"""Means over tokens of quantities that grow like r → the function that qualifies them under a heavy tail."""
 
 
 def _cautioned(found: Numbers, out: Readout, drift: Drift) -> Numbers:
-    """Say where the tail of r cannot be trusted, and how often the overflow guard acted."""
+    """Mark means that a heavy tail of r makes unreliable, and add how often the overflow guard acted."""
     khat = found[f"{drift.prefix}khat_tokens"]
     overflow = float(out.reader.column("overflow", drift.prefix)[0]) / float(out.reader.sums["tokens"][0])
     for name, judge in MEANS_OF_RATIOS.items():
@@ -297,11 +297,11 @@ def histogram(out: Readout, drift: Drift, bins: int = 81) -> Histogram:
 
 
 GROWTH = 1.25
-"""How much wider each bin is than the one before it, beyond the equal ones."""
+"""Factor by which each bin beyond the equal ones is wider than the one before it."""
 
 
 def _edges(reach: float, furthest: float, bins: int) -> torch.Tensor:
-    """Edges to aim at, rising and symmetric: equal steps within ±reach, growing ones to ±furthest."""
+    """Compute target edges, rising and symmetric: equal steps within ±reach, growing ones to ±furthest."""
     tails = [reach]
     while tails[-1] < furthest:
         tails.append(tails[-1] * GROWTH)
@@ -314,9 +314,9 @@ def _edges(reach: float, furthest: float, bins: int) -> torch.Tensor:
 
 
 def of_presets(presets: Sequence[Preset], reader: Reader) -> Iterator[tuple[str, dict[str, Number]]]:
-    """The numbers of all presets that carry an interval: row by row, a row of all presets at once.
+    """Yield each metric with the numbers of all presets that carry an interval.
 
-    What cannot happen is not counted, so that its 0 is exact.
+    Events that a preset's rules make impossible are not counted as rare events, so that their 0 is exact.
     """
     names = [preset.name for preset in presets]
     idle = {preset.name: method.idle(preset) for preset in presets}
@@ -361,7 +361,7 @@ def preset_result(out: Readout, preset: Preset) -> PresetResult:
 
 
 def candidate_metrics(out: Readout, preset: Preset) -> Numbers:
-    """Read out the weights of a correction that can be recommended."""
+    """Read out the weights of a candidate correction."""
     idle = method.idle(preset)
     read = (replace(row, counts=row.counts and row.name not in idle) for row in method.WEIGHTS)
     found = {row.name: out.reader.number(row, f"{preset.name}|") for row in read}
@@ -369,7 +369,7 @@ def candidate_metrics(out: Readout, preset: Preset) -> Numbers:
 
 
 def preset_metrics(out: Readout, preset: Preset) -> Numbers:
-    """Read out one preset's numbers; one that the dump lacks columns for says which."""
+    """Read out one preset's numbers; where columns are missing, the number names them."""
     found = {row.name: out.rows[row.name][preset.name] for row in (*method.ROWS, *residual.ROWS)}
     found |= _weight_range(out, preset)
     for rows, _, needed in CONDITIONAL:
@@ -382,7 +382,7 @@ def preset_metrics(out: Readout, preset: Preset) -> Numbers:
 
 
 BOUNDED = ("weight_mean", "weight_std", "ess_tokens", "ess_sequences", "chi2_token", "chi2_sequence")
-"""Numbers of the weights, on which a preset's safety bound may have acted."""
+"""Numbers computed from the weights, which a preset's safety bound may have changed."""
 
 
 def _bounded(number: Number, out: Readout, prefix: str) -> Number:

@@ -1,7 +1,7 @@
-"""The values behind the intervals: every number in each bootstrap replicate, and differences of two.
+"""The bootstrap replicates behind the intervals of all numbers, and differences of two of them.
 
-Two numbers read with the same seed are paired by themselves: a group is drawn as often for the one as for the
-other, whichever presets, files or runs they come from.
+Two numbers read with the same seed are paired: the bootstrap draws a group equally often for both, whichever
+presets, files or runs they come from.
 
 The interval of a difference is made as that of any other number (`engine/formula.py`), of the replicates'
 differences or ratios; the p-value is of the same t statistic, so that it is below 5% where the interval
@@ -72,7 +72,7 @@ def _values(out: Readout, row: Formula, prefix: str) -> Tensor:
 
 LEVEL = 0.05
 ROUNDING = 1e-12
-"""Relative difference that two sums of the same terms may show."""
+"""Largest relative difference that rounding can cause between two sums of the same terms."""
 
 
 @dataclass(frozen=True)
@@ -80,8 +80,8 @@ class Groups:
     """The groups that the bootstrap resampled.
 
     Attributes:
-        many: how many groups there are; of two runs in the smaller.
-        effective: how many of one size would vary as much.
+        many: number of groups; for two runs that of the smaller.
+        effective: effective number of groups: as many of equal size would vary as much.
     """
 
     many: int
@@ -93,12 +93,12 @@ class Groups:
         return cls(many, formula.effective(tokens, many))
 
     def fewer(self, other: Groups) -> Groups:
-        """Take the fewer of two runs."""
+        """Take the smaller counts of two runs."""
         return Groups(min(self.many, other.many), min(self.effective, other.effective))
 
     @property
     def enough(self) -> bool:
-        """Whether an interval says anything."""
+        """Return whether there are enough groups for an interval."""
         return self.many >= FEWEST_GROUPS and self.effective >= FEWEST_EFFECTIVE
 
 
@@ -110,13 +110,13 @@ def less(one: Tensor, other: Tensor, like: Number, groups: Groups, text: str) ->
 
 
 def subtracted(one: Tensor, other: Tensor) -> Tensor:
-    """Compute one − other, 0 where no more than the rounding of sums is between them."""
+    """Compute one − other, set to 0 where the difference is no more than rounding."""
     difference = one - other
     return torch.where(difference.abs() <= ROUNDING * torch.maximum(one.abs(), other.abs()), 0.0, difference)
 
 
 def over(one: Tensor, other: Tensor, groups: Groups, text: str) -> Number | None:
-    """Divide one number by another; None where either is not above 0 in every replicate that has it."""
+    """Divide one number by another; None unless both are above 0 in every defined replicate."""
     both = torch.stack((one, other))
     if not bool(((both > 0) | both.isnan()).all()) or not bool((both[:, 0] > 0).all()):
         return None
@@ -124,7 +124,7 @@ def over(one: Tensor, other: Tensor, groups: Groups, text: str) -> Number | None
 
 
 def compared(one: Tensor, other: Tensor) -> Tensor:
-    """Compute log(one / other) of numbers above 0, 0 where no more than rounding is between them."""
+    """Compute log(one / other) of positive numbers, set to 0 where the difference is mere rounding."""
     return torch.where(subtracted(one, other) == 0, 0.0, torch.log(one / other))
 
 
@@ -137,12 +137,12 @@ def _number(values: Tensor, blank: Number, groups: Groups, within: Range) -> Num
 
 
 def sure(difference: Number) -> bool:
-    """Whether the interval of a difference excludes 0."""
+    """Return whether the interval of a difference excludes 0."""
     return difference.interval is not None and not difference.interval[0] <= 0 <= difference.interval[1]
 
 
 def p_value(differences: Tensor, groups: Groups) -> float | None:
-    """Two-sided p-value of a difference or log-ratio and its replicates [1+B]; None without an interval."""
+    """Compute the two-sided p-value of a difference or log-ratio [1+B]; None with too few groups."""
     drawn = differences[1:]
     drawn = drawn[drawn.isfinite()]
     value = float(differences[0])
@@ -157,13 +157,13 @@ def p_value(differences: Tensor, groups: Groups) -> float | None:
 
 
 def _two_sided(t: float, freedom: float) -> float:
-    """P(|T| > t), by Wallace's normal score of t (1959): 2% too large at most where that is 1% or more."""
+    """Compute P(|T| > t) by Wallace's normal score of t (1959): at most 2% too large where it is ≥ 1%."""
     score = (8 * freedom + 1) / (8 * freedom + 3) * math.sqrt(freedom * math.log1p(t * t / freedom))
     return math.erfc(score / math.sqrt(2))
 
 
 def holm(values: Sequence[float]) -> list[float]:
-    """Correct p-values for their number (Holm 1979): where none is real, one is below α with chance α."""
+    """Correct p-values for multiple testing (Holm 1979): the family-wise error rate is at most α."""
     order = sorted(range(len(values)), key=lambda at: values[at])
     found, worst = [0.0] * len(values), 0.0
     for rank, at in enumerate(order):

@@ -1,4 +1,4 @@
-"""One row per sequence, as Parquet: what each preset keeps of it and weighs it with."""
+"""One row per sequence, as Parquet: kept tokens, sum of weights and veto of each preset."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from offpol_diag.errors import UsageError
 from offpol_diag.wholefiles import beside
 
 Factors = Mapping[str, Mapping[scope.Label, float]]
-"""Preset → trainer batch → what its weights are divided by."""
+"""Preset → trainer batch → the factor that its weights are divided by."""
 
 
 class SequenceWriter:
-    """Streams rows to a file beside the target and renames it at the end.
+    """Stream rows to a file beside the target and rename it at the end.
 
     Columns: sequence_id, step, length, log_ratio_sum (ΣΔ of the main drift), and per preset NAME.kept_tokens,
     NAME.weight_sum (Σ of the final weights over all unmasked tokens; null where the preset has no weight),
@@ -60,7 +60,7 @@ class SequenceWriter:
         self._writer.write_table(table.cast(self._writer.schema, safe=False))
 
     def finish(self, factors: Factors) -> None:
-        """Divide normalised weights by the mean of their trainer batch, and put the file in its place."""
+        """Divide normalised weights by their trainer batch's factor, and rename the file to its target."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None
@@ -106,12 +106,12 @@ def table(scene: Scene, study: Study) -> pa.Table:
 
 
 def _fetched(columns: Sequence[Tensor]) -> npt.NDArray[Any]:
-    """Copy columns [S] to the host as one table: on a GPU each copy is waited for."""
+    """Copy columns [S] to the host as one table: on a GPU each copy is a synchronisation."""
     return torch.stack(list(columns)).cpu().numpy() if columns else np.empty((0, 0))
 
 
 def _beside(path: Path) -> Path:
-    """Name the file that rescaled rows are written to."""
+    """Return the path that rescaled rows are written to."""
     return path.with_name(path.name + "2")
 
 

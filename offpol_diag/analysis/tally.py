@@ -1,4 +1,4 @@
-"""What a dump leaves behind while it streams by: named mergeable states, and how a batch becomes them."""
+"""The tally of a dump: named mergeable states, and how a batch is added to them."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ from offpol_diag.trainers.view import columns as trainer_columns
 from offpol_diag.trainers.view import outermost
 
 Ranges = dict[str, tuple[Tensor, Tensor]]
-"""Smallest and largest, by name."""
+"""Name → (smallest, largest)."""
 PARTS = (method, residual, policyloss, update)
-"""Whose columns are summed of every preset, with an interval."""
+"""Modules whose columns are summed for every preset and carry an interval."""
 
 
 @dataclass(frozen=True)
 class Study:
-    """What is to be measured: fixed before the first batch.
+    """The quantities to measure, fixed before the first batch.
 
     Attributes:
         presets: those whose columns the dump has, in order.
@@ -54,7 +54,7 @@ class Study:
         seed: of the bootstrap.
         replicates: of the bootstrap.
         against: the preset that the others are compared with, or None.
-        by_step: numbers that are asked for by training step, besides those of `where`.
+        by_step: numbers requested by training step, besides those of `where`.
     """
 
     presets: tuple[Preset, ...]
@@ -67,7 +67,7 @@ class Study:
 
     @cached_property
     def pairs(self) -> tuple[tuple[Preset, Preset], ...]:
-        """The preset that others are compared with, and each of those; none where there are too many."""
+        """Pairs of the preset compared against and each other preset; none where there are too many."""
         if len(self.presets) > drops.MOST:
             return ()
         ours = [preset for preset in self.presets if preset.name == self.against]
@@ -75,48 +75,48 @@ class Study:
 
     @property
     def drifts(self) -> tuple[Drift, ...]:
-        """The pairs of policies this dump has."""
+        """Pairs of policies whose log-probs are in the dump."""
         return tuple(drift for drift in DRIFTS if set(drift.columns) <= self.columns)
 
     @cached_property
     def candidates(self) -> tuple[Preset, ...]:
-        """Corrections that can be recommended for this dump, whose weights are summed beside the presets'."""
+        """Corrections that can be recommended for this dump; their weights are summed beside the presets'."""
         return candidates.presets(self.side)
 
     @property
     def side(self) -> Policy:
-        """The train side of the main drift."""
+        """The numerator of the main drift: old where the dump has it, else current."""
         return "old" if "old_log_probs" in self.columns else "current"
 
     @property
     def main(self) -> Drift:
-        """The drift that places and worst tokens are about: drift 1, or the total of a two-policy dump."""
+        """The main drift, used for locations and worst tokens: drift 1, or the total in a two-policy dump."""
         return self.drifts[0]
 
     @cached_property
     def near(self) -> Near:
-        """What makes a token near for these presets."""
+        """Bounds within which a token counts as near for these presets."""
         return Near.of((*self.presets, *self.candidates))
 
     def ready(self) -> Study:
-        """The same, with what every worker asks of it made here: it travels along."""
+        """Compute the cached properties that every worker needs, so that they are pickled with the study."""
         for name in ("candidates", "near", "normalised", "logging"):
             getattr(self, name)
         return self
 
     @cached_property
     def normalised(self) -> tuple[Preset, ...]:
-        """Presets whose sums are kept per trainer batch."""
+        """Presets whose sums are kept per trainer batch, for their weights are normalised there."""
         return normal.normalised(self.presets)
 
     @cached_property
     def once(self) -> tuple[Preset, ...]:
-        """All other presets: their sums are those of the dump."""
+        """All other presets, whose sums are over the whole dump."""
         return tuple(preset for preset in self.presets if preset not in self.normalised)
 
     @cached_property
     def logging(self) -> tuple[Preset, ...]:
-        """Presets of whose trainer it is known what it logs."""
+        """Presets of trainers whose own logged numbers can be computed."""
         return tuple(preset for preset in self.presets if preset.logs in LOGS)
 
 
@@ -127,7 +127,7 @@ class Tally:
     states: dict[str, State]
 
     def merge(self, other: Tally) -> Tally:
-        """The tally of both parts together."""
+        """Merge the tallies of two parts of a dump."""
         merged = dict(self.states)
         for name, state in other.states.items():
             merged[name] = merged[name].merge(state) if name in merged else state
@@ -135,7 +135,7 @@ class Tally:
 
 
 def observe(study: Study, scene: Scene) -> Tally:
-    """One batch's states."""
+    """Compute the states of one batch."""
     states = _base(study, scene)
     near = scene.near
     if near is not None and any(near.divides(one) for one in (*study.presets, *study.candidates)):
@@ -156,7 +156,7 @@ def observe(study: Study, scene: Scene) -> Tally:
 
 
 def _of_presets(study: Study, scene: Scene) -> tuple[dict[str, State], Ranges]:
-    """What presets do to the batch; the columns it is summed of are let go of here."""
+    """Compute the states of all presets; the per-sequence columns are freed on return."""
     stack, apart = Stack.of(scene, study.presets), frozenset(preset.name for preset in study.normalised)
     columns = _preset_columns(stack)
     once, normalised = (columns.only(at) for at in _parted(columns.names, apart))
@@ -175,14 +175,14 @@ def _of_presets(study: Study, scene: Scene) -> tuple[dict[str, State], Ranges]:
 
 @cache
 def _parted(columns: tuple[str, ...], apart: frozenset[str]) -> tuple[list[int], list[int]]:
-    """Where the columns of all other presets stand, and where those of the presets that are kept apart."""
+    """Return the indices of the columns of other presets, and of the presets that are kept apart."""
     flags = [name.rpartition("|")[0] in apart for name in columns]
     once, normalised = ([at for at, flag in enumerate(flags) if flag is x] for x in (False, True))
     return once, normalised
 
 
 def _base(study: Study, scene: Scene) -> dict[str, State]:
-    """What no preset has to do with; the columns of the drifts are made on the way."""
+    """Compute the states that depend on no preset; the columns of the drifts are computed on the way."""
     every, first = (gap.Gap, tails.Tails), (where.ByPlace, worst.Largest, prefixes.Products)
     walk(scene, {drift: (*first, *every) if drift is study.main else every for drift in study.drifts})
     axes = where.places(scene, study.main, study.group_by)
@@ -202,7 +202,7 @@ def _sums(scene: Scene, sheet: Sheet) -> Sums:
 
 
 def _of_all(study: Study, scene: Scene) -> Sheet:
-    """Columns of all tokens whose numbers carry an interval."""
+    """Compute columns over all tokens whose numbers carry an interval."""
     found = scene.counts | update.shared(scene)
     for drift in study.drifts:
         found |= gap.columns(scene, drift) | gap.surrogate(scene, drift)
@@ -210,7 +210,7 @@ def _of_all(study: Study, scene: Scene) -> Sheet:
 
 
 def _preset_columns(stack: Stack) -> Sheet:
-    """What is summed of presets."""
+    """Compute the columns that are summed per preset."""
     if stack.batch.tokens <= 2 * moments.BLOCK or not here(stack.batch.rollout):
         return _columns(stack)
     apart, whole = stack.divided
@@ -222,7 +222,7 @@ def _columns(stack: Stack) -> Sheet:
 
 
 def _by_block(stack: Stack) -> Sheet:
-    """The same columns of presets that look at every token, a few sequences at a time."""
+    """Compute the same columns a few sequences at a time, for presets that look at every token."""
     if not stack.presets:
         return _columns(stack)
     found: list[Sheet] = []
@@ -234,13 +234,13 @@ def _by_block(stack: Stack) -> Sheet:
 
 
 def _logged_sums(scene: Scene, columns: dict[str, Tensor]) -> Sums:
-    """No number of a trainer's has an interval."""
+    """Sum columns of the trainers' numbers, without replicates: none of them has an interval."""
     sheet = Sheet.shared(columns)
     return Sums.of_stacked(sheet.names, sheet.rows, scene.draws[:, :0], which=sheet.which)
 
 
 def _logged(study: Study, scene: Scene) -> tuple[dict[str, Tensor], Ranges]:
-    """Columns and ranges that only trainers' logged numbers are read from."""
+    """Compute the columns and ranges from which only the trainers' logged numbers are read."""
     columns, ranges = trainer_columns(scene, study.logging)
     return {"masked": scene.batch.masked.to(torch.float64)} | columns, outermost(ranges)
 

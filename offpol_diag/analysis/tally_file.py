@@ -1,9 +1,9 @@
-"""A tally as a file, so that pieces of a dump may be analysed apart, on any machines, and merged.
+"""A tally as a file, so that parts of a dump can be analysed apart, on any machines, and merged.
 
-One JSON object, gzip where its name ends in .gz. Reading it runs nothing. It may come from strangers: its
-size is bounded before and after unpacking, the number of its values before they are made, every array's shape
-must be that of the bytes that are there, and the states must be those that this version makes of the presets
-and columns that the file names.
+One JSON object, gzip where its name ends in .gz. The file is untrusted: reading it executes nothing, its size
+is bounded before and after unpacking, the number of its values before they are parsed, every array's shape
+must match its bytes, and the states must be those that this version computes for the presets and columns
+that the file names.
 """
 
 from __future__ import annotations
@@ -50,28 +50,28 @@ HINT = "give a file that `offpol-diag analyze --tally` wrote"
 DAMAGED = "copy it again, or analyze that piece again"
 AGAIN = "analyze the pieces again, all with the version that merges them"
 MOST_BYTES = 2 << 30
-"""A tally file as text, at most."""
+"""Largest size of a tally file as text."""
 MOST_VALUES = 4_000_000
-"""Values in it (numbers inside arrays not counted), at most."""
+"""Largest number of values in it (numbers inside arrays not counted)."""
 RATIO, ALWAYS = 64, 256 << 20
-"""A packed file may unpack to this many times its size, and to ALWAYS in any case."""
+"""Largest unpacked size: this many times the packed size, or ALWAYS where that is more."""
 GZIP, LEVEL = b"\x1f\x8b", 1
 MOST_REPLICATES = MOST_PRESETS = 4096
 MOST_GROUPS = 1 << 16
-"""Groups of rewards that a piece lists; of a piece with more only the steps are known."""
+"""Most reward groups that a part lists; with more, only its steps are recorded."""
 MOST_GROUPS_IN_ALL = 1 << 20
-"""Groups that all pieces of a file list together; of more only the steps are written."""
+"""Most reward groups that all parts of a file list together; with more, only their steps are recorded."""
 
 # ---------------------------------------------------------------- what was analysed
 
 
 class Settings(Model):
-    """How pieces were analysed: what must be equal before their tallies may be merged.
+    """Settings of an analysis, which must be equal before tallies may be merged.
 
     Attributes:
         presets: name → table as in a preset file with every key, null for "none"; in order.
         columns: our name → the column it was read from.
-        made: columns that were made of others: advantages, where they were made of rewards.
+        made: columns computed from others: advantages, where they were computed from rewards.
         group_by: extra location axes.
         seed: of the bootstrap.
         replicates: of the bootstrap.
@@ -98,7 +98,7 @@ class Settings(Model):
         )
 
     def requested(self, file: str) -> tuple[Preset, ...]:
-        """The presets of the analysis, also those that lack a column; `file` is what errors call the file.
+        """Return the presets of the analysis, also those that lack a column; `file` is its name in errors.
 
         Raises:
             PresetError: a table that is no preset.
@@ -106,7 +106,7 @@ class Settings(Model):
         return tuple(catalogue.preset(file, name, _toml(one)) for name, one in self.presets.items())
 
     def study(self, file: str) -> Study:
-        """The study that such an analysis measures.
+        """Return the study that such an analysis measures.
 
         Raises:
             PresetError: a table that is no preset.
@@ -117,7 +117,7 @@ class Settings(Model):
 
 
 def _toml(value: Any) -> Any:
-    """Turn JSON's null into what the grammar reads: `inf` for a bound that may be absent, else no key."""
+    """Turn JSON null into TOML: `inf` for a bound that may be absent, else no key."""
     if isinstance(value, dict):
         kept = ((k, v) for k, v in value.items() if v is not None or k in UNBOUNDED)
         return {k: math.inf if v is None else _toml(v) for k, v in kept}
@@ -128,7 +128,7 @@ def _toml(value: Any) -> Any:
 
 
 class File(Model):
-    """A file of the dump: its name as it was read, and a digest of its Parquet footer."""
+    """A file of the dump: its path as given, and a digest of its Parquet footer."""
 
     name: str
     mark: str
@@ -148,20 +148,20 @@ class Signs(Model):
 
 
 class Piece(Model):
-    """What one analysis read, and what tells whether it overlaps with another.
+    """The rows that one analysis read, with what shows whether it overlaps with another.
 
-    What a trainer batch settles before its tokens are judged (the cuts of M2PO, smoothed tails, advantages
-    made of rewards) was settled by the rows of the piece: it is what the whole dump would say only if no
-    other piece holds rows of that trainer batch.
+    Quantities of a whole trainer batch that are needed before its tokens are judged (the cuts of M2PO,
+    smoothed tails, advantages computed from rewards) were computed from the rows of this part: they are those
+    of the whole dump only if no other part holds rows of that trainer batch.
 
     Attributes:
-        facts: of the dump, but for the remarks that `signs` makes.
+        facts: of the dump, without the remarks that follow from `signs`.
         run: how the numbers were made.
-        files: those with rows.
-        signs: column → its positive values.
-        steps: the trainer batches that have rows in it.
+        files: those that have rows.
+        signs: column → its counts of positive values.
+        steps: labels of the trainer batches that have rows in it.
         ends: in the long form, digests of the ids of the first and the last sequence.
-        groups: keys of the groups whose rewards were made into advantages, where they were and are few.
+        groups: keys of the groups whose rewards were made into advantages; None if none or too many.
     """
 
     facts: DumpFacts
@@ -183,7 +183,7 @@ class Piece(Model):
 
     @classmethod
     def of(cls, dump: Dump, tally: Tally, found: Found, facts: DumpFacts, run: Run) -> Piece:
-        """Describe a dump that was read, with the tally that it made."""
+        """Describe a dump that was read, and the tally computed from it."""
         normal = tally.states["normal"]
         assert isinstance(normal, Places)
         said = remarks(dump.signs)
@@ -203,14 +203,14 @@ class Piece(Model):
 
 
 class Held(NamedTuple):
-    """A piece, and the tally file that it came from."""
+    """A part of a dump, and the tally file that it came from."""
 
     file: str
     piece: Piece
 
 
 def _mark(part: Part) -> str:
-    """Digest a footer: sizes, offsets and statistics of all columns."""
+    """Digest a file's footer: sizes, offsets and statistics of all columns."""
     with open_again(part.path) as parquet:
         footer = pa.BufferOutputStream()
         parquet.metadata.write_metadata_file(footer)
@@ -244,7 +244,7 @@ class _Stamp(BaseModel):
 
 
 class _Contents(Model):
-    """What a tally file holds; each state is as its class declares it."""
+    """Contents of a tally file; each state is saved as its class declares."""
 
     format: Literal[2] = 2
     offpol_diag: str = Field(description="the version that made it")
@@ -255,10 +255,10 @@ class _Contents(Model):
 
 @dataclass(frozen=True)
 class TallyFile:
-    """A tally with all that is needed to merge it and to read it out.
+    """A tally with everything needed to merge it and to read it out.
 
     Attributes:
-        name: the file it was read from, or what errors should call it.
+        name: the file it was read from, or its name in errors.
         settings: how its pieces were analysed.
         held: its pieces, in the order of the dump.
         tally: the states of all of them together.
@@ -295,7 +295,7 @@ def write(path: Path, tally: TallyFile) -> None:
 
 
 def _limited(pieces: list[Piece]) -> list[Piece]:
-    """Drop the groups of all pieces where those are too many to list."""
+    """Drop the groups of all parts where there are too many to list."""
     if sum(0 if one.groups is None else len(one.groups) for one in pieces) <= MOST_GROUPS_IN_ALL:
         return pieces
     return [one.model_copy(update={"groups": None}) for one in pieces]
@@ -308,7 +308,7 @@ def encoded(state: State) -> Any:
 
 
 def decoded(data: object, like: State) -> State:
-    """Decode what `encoded` made of a state that can be merged with `like`.
+    """Decode a state encoded by `encoded`, which must be mergeable with `like`.
 
     Raises:
         ValueError: its fields are not those of such a state, contradict each other, or are of other columns.
@@ -319,7 +319,7 @@ def decoded(data: object, like: State) -> State:
 
 
 def _kind(state: State) -> Any:
-    """Find the class of a state, and of what it holds."""
+    """Return the class of a state, with its type parameter."""
     if isinstance(state, Best):
         return Best[WorstSequence | WorstToken]
     if isinstance(state, Places):
@@ -336,7 +336,7 @@ def _codec(kind: Any) -> TypeAdapter[Any]:
 
 
 def read(path: Path) -> TallyFile:
-    """Read what `write` wrote.
+    """Read a file that `write` wrote.
 
     Raises:
         ResultError: not readable, not ours, too large, damaged, or of another format or version; or states,
@@ -347,7 +347,7 @@ def read(path: Path) -> TallyFile:
 
 
 def parse(text: bytes, name: str) -> TallyFile:
-    """Parse a tally file's text; `name` is what errors call it."""
+    """Parse a tally file's text; `name` is its name in errors."""
     if text.count(b",") + text.count(b"[") + text.count(b"{") > MOST_VALUES:
         raise ResultError(f"{name}: more than {MOST_VALUES} values, which no tally has", HINT)
     _refuse_other_versions(text, name)
@@ -394,7 +394,7 @@ def _states(data: Mapping[str, object], study: Study, name: str) -> dict[str, St
 
 
 def _refuse_impossible(tally: Tally, name: str) -> None:
-    """Refuse counts that no dump has."""
+    """Refuse counts that no dump can have."""
     try:
         counts = readout.counts(tally)
         possible = counts["sequences"] > 0 and counts["tokens"] > 0 and counts["masked_tokens"] >= 0
@@ -405,7 +405,7 @@ def _refuse_impossible(tally: Tally, name: str) -> None:
 
 
 def _damaged(name: str, within: str, error: ValueError) -> ResultError:
-    """Say what is wrong in a file, and where."""
+    """Build the error with the place in the file and what is wrong there."""
     where, what = [within] if within else [], str(error)
     if isinstance(error, ValidationError):
         first = error.errors()[0]
@@ -414,7 +414,7 @@ def _damaged(name: str, within: str, error: ValueError) -> ResultError:
 
 
 def _text(path: Path) -> bytes:
-    """Read and unpack a file, up to the size that a tally may have."""
+    """Read and unpack a file, up to the largest size allowed."""
     try:
         wholefiles.check(path)
         with path.open("rb") as stream:
@@ -435,7 +435,7 @@ LABEL = "0"
 
 @lru_cache(maxsize=1)  # files that are merged have one study
 def _small(study: Study) -> Tally:
-    """Analyse one sequence of two tokens: all tallies of the study have states of that form."""
+    """Analyse one sequence of two tokens: the states of every tally of the study have the same form."""
     asked = Asked.of(study.presets, rewards=False)
     settled = Settled(
         {cut: {ONE: math.inf, LABEL: math.inf} for cut in asked.cuts},

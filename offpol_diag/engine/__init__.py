@@ -1,1 +1,1 @@
-"""What is measured: observers turn a batch into mergeable states, rows turn states into numbers."""
+"""Measurement: batches are turned into mergeable states, and states into numbers by formulas."""

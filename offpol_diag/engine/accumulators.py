@@ -31,10 +31,10 @@ from offpol_diag.engine.host import here
 
 
 class State(Protocol):
-    """What a tally is made of."""
+    """A mergeable accumulator; a tally is a set of them."""
 
     def merge(self, other: Self) -> Self:
-        """The state of both parts together."""
+        """Merge the states of two parts of a dump."""
         ...
 
 
@@ -43,7 +43,7 @@ M = TypeVar("M", bound=State)
 
 @dataclass(frozen=True)
 class Places(Saved, Generic[M]):
-    """States by place: one step, one position bucket, one host; mostly sums."""
+    """States by place (a step, a position bucket, a host); mostly sums."""
 
     sums: dict[str, M]
 
@@ -66,11 +66,11 @@ class Best(Saved, Generic[T]):
     records: tuple[tuple[float, T], ...]
 
     def check(self) -> None:
-        """Refuse more records than are kept."""
+        """Refuse more than k records."""
         require(len(self.records) <= self.k, f"there are more than {self.k} records")
 
     def merge(self, other: Best[T]) -> Best[T]:
-        """The best of both; equals are ordered by their text, so that the cut does not matter."""
+        """Keep the k highest of both; ties are ordered by their text, so that the result is deterministic."""
         both = sorted((*self.records, *other.records), key=lambda record: -record[0])
         best: list[tuple[float, T]] = []
         for _, equal in groupby(both, key=lambda record: record[0]):
@@ -91,7 +91,7 @@ class Extremes(Saved):
 
     @classmethod
     def of(cls, values: dict[str, tuple[Tensor, Tensor]]) -> Extremes:
-        """From pairs of scalars (smallest, largest); ±inf where there was nothing to see."""
+        """Build from pairs of scalars (smallest, largest); ±inf where there was no value."""
         if not values:
             return cls((), torch.empty(0), torch.empty(0))
         low, high = zip(*values.values(), strict=True)
@@ -104,12 +104,12 @@ class Extremes(Saved):
         return Extremes(self.names, torch.minimum(self.low, other.low), torch.maximum(self.high, other.high))
 
     def read(self) -> dict[str, tuple[float, float]]:
-        """Name → (smallest, largest)."""
+        """Return name → (smallest, largest)."""
         return dict(zip(self.names, zip(self.low.tolist(), self.high.tolist(), strict=True), strict=True))
 
 
 def extremes(x: Tensor, there: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Smallest and largest of a tensor where `there` is true; (+inf, -inf) when that is nowhere."""
+    """Return the smallest and largest element where `there` is true; (+inf, -inf) where it nowhere is."""
     if x.numel() == 0:
         return x.new_full((), torch.inf), x.new_full((), -torch.inf)
     if there is not None:
@@ -120,7 +120,7 @@ def extremes(x: Tensor, there: Tensor | None = None) -> tuple[Tensor, Tensor]:
 
 
 SAMPLE = 4096
-"""Groups kept for counts that are not sums; exact up to that many."""
+"""Most groups kept for counts that are not sums; the counts are exact up to that many."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class GroupSample(Saved):
     Attributes:
         keys: [G] int64, sorted, distinct.
         values: [G, C] float64, per-group sums of C columns.
-        full: whether groups had to be left out.
+        full: whether groups were dropped from the sample.
     """
 
     keys: Annotated[Tensor, Ints("groups", rule=RISING)]
@@ -140,23 +140,23 @@ class GroupSample(Saved):
     full: bool = False
 
     def check(self) -> None:
-        """Refuse more groups than are kept, and fewer where some were left out."""
+        """Refuse more groups than the sample holds, and fewer where it is full."""
         require(len(self.keys) <= SAMPLE, f"there are at most {SAMPLE} keys")
         require(not self.full or len(self.keys) == SAMPLE, f"a full sample has {SAMPLE} keys")
 
     @classmethod
     def of(cls, keys: Tensor, columns: Tensor) -> GroupSample:
-        """Sum columns [S, C] by key [S] (mixed, so that its order is random)."""
+        """Sum columns [S, C] by key [S]; keys must be hashed, so that their order is random."""
         distinct, inverse = torch.unique(keys, return_inverse=True)
         values = torch.zeros(len(distinct), columns.shape[1], dtype=columns.dtype, device=columns.device)
         values.index_add_(0, inverse, columns)
         return cls(distinct[:SAMPLE], values[:SAMPLE], len(distinct) > SAMPLE)
 
     def merge(self, other: GroupSample) -> GroupSample:
-        """Sum where both know a group; keep the smallest keys."""
+        """Sum the values of groups in both; keep the smallest keys."""
         keys = torch.unique(torch.cat((self.keys, other.keys)))
         values = self.values.new_zeros(min(len(keys), SAMPLE), self.values.shape[1])
-        for one in (self, other):  # each knows a group once
+        for one in (self, other):  # each has a group once
             at = torch.searchsorted(keys, one.keys)
             kept = int((at < len(values)).sum())
             values[at[:kept]] += one.values[:kept]
@@ -164,7 +164,7 @@ class GroupSample(Saved):
 
     @property
     def groups(self) -> int:
-        """How many groups there are: exact unless `full`, else estimated from how dense the keys are."""
+        """Number of groups: exact unless `full`, else estimated from the density of the keys."""
         if not self.full:
             return len(self.keys)
         share = (float(self.keys[-1]) + 2.0**63) / 2.0**64
@@ -173,7 +173,7 @@ class GroupSample(Saved):
 
 @dataclass(frozen=True)
 class LogSums(Saved):
-    """Σ e^x and Σ e^{2x} for x too large for exp: held as e^{x - shift}, [..., 1+B] with the replicates.
+    """Σ e^x and Σ e^{2x} for x too large for exp: held as e^{x − shift}, [..., 1+B] with the replicates.
 
     The leading dimensions are those of `shift`: there may be many sums, each with a shift of its own.
     """
@@ -184,7 +184,7 @@ class LogSums(Saved):
 
     @classmethod
     def of(cls, x: Tensor, draws: Tensor) -> LogSums:
-        """From log-weights x [..., S] and draws [S, B]."""
+        """Sum log-weights x [..., S] under draws [S, B]."""
         largest = x.amax(dim=-1) if x.shape[-1] else x.new_full(x.shape[:-1], -torch.inf)
         shift = torch.clamp(largest, min=-1e300)
         x = x - shift[..., None]
@@ -201,7 +201,7 @@ class LogSums(Saved):
 
 
 def _count_(counts: Tensor, at: Tensor) -> None:
-    """Add how often each place occurs."""
+    """Add how often each index occurs, in place."""
     if here(at):
         counts.numpy()[:] += np.bincount(at.numpy(), minlength=len(counts))
     else:
@@ -216,7 +216,7 @@ class Counts(Saved):
 
     @classmethod
     def none(cls, device: torch.device) -> Counts:
-        """Of no value."""
+        """Start empty."""
         return cls(torch.zeros(loglattice.SIZE, dtype=torch.float64, device=device))
 
     @classmethod
@@ -227,11 +227,11 @@ class Counts(Saved):
         return found
 
     def add_(self, x: Tensor) -> None:
-        """Bin the values of a tensor too, in place."""
+        """Add the values of a tensor, in place."""
         _count_(self.counts, loglattice.index(x))
 
     def merge(self, other: Counts) -> Counts:
-        """Add."""
+        """Add the counts."""
         return Counts(self.counts + other.counts)
 
 
@@ -244,7 +244,7 @@ class Bins(Saved):
 
     @classmethod
     def none(cls, device: torch.device) -> Bins:
-        """Of no value."""
+        """Start empty."""
         counts, sums = torch.zeros(2, loglattice.SIZE, dtype=torch.float64, device=device)
         return cls(counts, sums)
 
@@ -256,20 +256,20 @@ class Bins(Saved):
         return found
 
     def add_(self, x: Tensor) -> None:
-        """Bin the values of a tensor too, in place."""
+        """Add the values of a tensor, in place."""
         at = loglattice.index(x)
         _count_(self.counts, at)
         self.sums.scatter_add_(0, at, x)
 
     def plus(self, at: int, x: Tensor) -> Bins:
-        """With the values of a tensor put into one bin."""
+        """Return a copy with the values of a tensor added to one bin."""
         counts, sums = self.counts.clone(), self.sums.clone()
         counts[at] += x.numel()
         sums[at] += x.sum()
         return Bins(counts, sums)
 
     def merge(self, other: Bins) -> Bins:
-        """Add."""
+        """Add the counts and sums."""
         return Bins(self.counts + other.counts, self.sums + other.sums)
 
 
@@ -277,13 +277,13 @@ class Bins(Saved):
 class Sums(Saved):
     """Sums of per-sequence columns, and the same sums in every bootstrap replicate.
 
-    Columns that were equal everywhere so far share a row: presets that did the same left the same numbers.
+    Columns that have been equal so far share a row: presets with the same effect have the same sums.
 
     Attributes:
         names: K column names.
-        point: [R] the sums; `rest` [R] what rounding lost of them (compensated summation).
+        point: [R] the sums; `rest` [R] the rounding errors of them (compensated summation).
         drawn: [R, B] the sums with each sequence counted as often as its group was drawn.
-        which: the row of each name, [K] int64 in the host's memory; None: each has its own.
+        which: the row of each name, [K] int64 on the host; None: each has its own.
     """
 
     names: Annotated[tuple[str, ...], Names("K")]
@@ -293,7 +293,7 @@ class Sums(Saved):
     which: Annotated[Tensor, Ints("K")] | None = None
 
     def check(self) -> None:
-        """Refuse names without a row."""
+        """Refuse names whose row does not exist."""
         rows = len(self.point)
         if self.which is None:
             require(len(self.names) == rows, f"point is of shape [{rows}], and must be [K]")
@@ -302,7 +302,7 @@ class Sums(Saved):
 
     @classmethod
     def of(cls, columns: dict[str, Tensor], draws: Tensor, key: Tensor | None = None) -> Sums:
-        """Sum columns of shape [S] under draws [S, B]; equal keys [S] say whose draws are the same."""
+        """Sum columns [S] under draws [S, B]; sequences with equal keys [S] have equal draws."""
         return cls.of_stacked(tuple(columns), torch.stack(tuple(columns.values())), draws, key)
 
     @classmethod
@@ -314,7 +314,7 @@ class Sums(Saved):
         key: Tensor | None = None,
         which: Tensor | None = None,
     ) -> Sums:
-        """The same of columns that lie in one tensor, [K, S]; of [R, S] with `which` [K] is each name's."""
+        """Sum columns in one tensor [K, S]; or [R, S], where `which` [K] is the row of each name."""
         return cls.of_parts(names, (columns,), draws, key, which)
 
     @classmethod
@@ -326,7 +326,7 @@ class Sums(Saved):
         key: Tensor | None = None,
         which: Tensor | None = None,
     ) -> Sums:
-        """The same of rows that lie in several tensors, one after the other: what is summed is not copied."""
+        """Sum rows that lie in several tensors, one after the other, without copying them together."""
         point, (drawn, same) = torch.cat([part.sum(dim=1) for part in parts]), _drawn(parts, draws, key)
         if same is not None:
             first, rows = _pairs(same, point.numpy().view(np.int64))
@@ -336,7 +336,7 @@ class Sums(Saved):
 
     @property
     def whole(self) -> Sums:
-        """The same with a row for each name."""
+        """The same sums with a row for each name."""
         if self.which is None:
             return self
         return Sums(self.names, *self._rows(self.which.to(self.point.device)))
@@ -345,7 +345,7 @@ class Sums(Saved):
         return self.point.index_select(0, at), self.rest.index_select(0, at), self.drawn.index_select(0, at)
 
     def merge(self, other: Sums) -> Sums:
-        """Two-sum of the points; columns that only one side has are kept."""
+        """Add with compensated summation (two-sum); columns that only one side has are kept."""
         if self.names != other.names:
             return self.whole._widen(other.whole).merge(other.whole._widen(self.whole))
         if self.which is None or other.which is None:
@@ -357,14 +357,14 @@ class Sums(Saved):
         return one._plus(two, which)
 
     def _plus(self, other: Sums, which: Tensor | None) -> Sums:
-        """Row by row."""
+        """Add row by row."""
         point = self.point + other.point
         moved = point - self.point
         lost = (self.point - (point - moved)) + (other.point - moved)
         return Sums(self.names, point, self.rest + other.rest + lost, self.drawn + other.drawn, which)
 
     def _widen(self, other: Sums) -> Sums:
-        """The same sums over the union of both sets of columns, in sorted order."""
+        """Return the same sums over the union of both sets of columns, in sorted order."""
         names = tuple(sorted({*self.names, *other.names}))
         at = {name: i for i, name in enumerate(self.names)}
         mine = torch.tensor([at.get(name, len(self.names)) for name in names], device=self.point.device)
@@ -372,14 +372,14 @@ class Sums(Saved):
         return Sums(names, *wide)
 
     def read(self) -> dict[str, Tensor]:
-        """Name → [1+B] on the CPU: the sum, then its replicates; names that share a row share it here too."""
+        """Return name → [1+B] on the CPU: the sum, then its replicates; names of one row share the tensor."""
         both = torch.cat(((self.point + self.rest)[:, None], self.drawn), dim=1).cpu().unbind()
         each = both if self.which is None else [both[at] for at in self.which.tolist()]
         return dict(zip(self.names, each, strict=True))
 
 
 def _pairs(one: Tensor, two: npt.NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-    """Of N pairs of whole numbers, where each distinct one is first, [R], and which of those each is, [N]."""
+    """Return the index of each distinct pair of integers, [R], and which of those each of N pairs is, [N]."""
     order = np.lexsort((two, one.numpy()))  # stable: the first of equal ones comes first
     x, y = one.numpy()[order], two[order]
     new = np.concatenate(([True], (x[1:] != x[:-1]) | (y[1:] != y[:-1])))[: len(x)]
@@ -389,23 +389,23 @@ def _pairs(one: Tensor, two: npt.NDArray[np.int64]) -> tuple[Tensor, Tensor]:
 
 
 def _drawn(parts: Sequence[Tensor], draws: Tensor, key: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Columns [K, S] in parts times draws [S, B], rows, and the row of each; None: each has its own.
+    """Multiply columns [K, S], in parts, by draws [S, B] → rows, and the row of each; None: each has its own.
 
-    Neighbours with one key, drawn alike, are added first.
+    Adjacent sequences with equal keys, whose draws are equal, are added first.
     """
     begins = None if key is None or not here(key) or not len(key) else tables.runs(key)[:-1]
     if begins is None or 2 * len(begins) > len(draws):
         return torch.cat([part @ draws for part in parts]), None
-    with np.errstate(all="ignore"):  # inf - inf is a NaN that the readers of sums know
+    with np.errstate(all="ignore"):  # inf − inf is a NaN, which readers of sums handle
         together = [np.add.reduceat(part.numpy(), begins.numpy(), axis=1) for part in parts]
         return _of_distinct(np.concatenate(together), draws[begins])
 
 
 def _of_distinct(rows: npt.NDArray[np.float64], draws: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Rows [K, G] times draws [G, B], as `_drawn` gives them; equal rows are multiplied once.
+    """Multiply rows [K, G] by draws [G, B], equal rows once; returns the same as `_drawn`.
 
-    Presets that did the same in a batch left the same columns there, and most of what is rare left zeros.
-    Which rows may be equal is told by their products with one vector, and looked at before it is believed.
+    Presets with the same effect on a batch have equal columns, and columns of rare events are mostly zero.
+    Rows that may be equal are found by their products with one vector, and compared before they are shared.
     """
     mark = rows @ np.sqrt(np.arange(2.0, 2.0 + rows.shape[1]))
     _, first, which = np.unique(mark, return_index=True, return_inverse=True)
@@ -426,16 +426,16 @@ fitted.
 
 
 class Floor:
-    """A bound that rises while the parts of a sample come; it does not travel.
+    """A lower bound of the tail that rises while parts of a sample arrive; it is pickled without its value.
 
     Attributes:
-        at: `TAIL` values of the parts that came so far are not below it; -inf while that is not known.
+        at: at least `TAIL` values of the parts so far are not below it; -inf while that is not known.
     """
 
     at: float = -math.inf
 
     def rise(self, to: float) -> None:
-        """Learn a bound; a lower one than is known teaches nothing."""
+        """Raise the bound; a lower value changes nothing."""
         self.at = max(self.at, to)
 
     def __reduce__(self) -> tuple[type[Floor], tuple[()]]:
@@ -449,8 +449,8 @@ class Tail(Saved):
     Attributes:
         n: how many values there were.
         kept: the `TAIL` largest of them and perhaps more, in no order.
-        cut: no value below it need be kept: `TAIL` are not below it. -inf where that is not known.
-        floor: is told of the cut, for parts still to come.
+        cut: values below it need not be kept, for at least `TAIL` are not below it; -inf where not known.
+        floor: receives the cut, for parts still to come.
     """
 
     n: Count
@@ -459,19 +459,19 @@ class Tail(Saved):
     floor: Annotated[Floor | None, *UNSAVED] = field(default=None, compare=False, repr=False)
 
     def check(self) -> None:
-        """Refuse fewer values than are kept of so many, and more."""
+        """Refuse fewer values than must be kept, and more than may be."""
         most = min(self.n, 2 * TAIL)
         require(min(self.n, TAIL) <= len(self.kept) <= most, f"{len(self.kept)} of {self.n} values are kept")
 
     @classmethod
     def of(cls, x: Tensor, floor: Floor | None = None) -> Tail:
-        """From all values of a sample.
+        """Keep the largest of all values of a sample.
 
-        With a `floor`, from those of a part of it, all of whose parts will be merged: what lies below the
-        floor is of no use.
+        With a `floor`, x is a part of a sample all of whose parts will be merged: values below the floor are
+        not needed.
         """
         n, known = x.numel(), -math.inf if floor is None else floor.at
-        if not here(x):  # no shape may depend on values: the host would wait for them
+        if not here(x):  # shapes must not depend on values: the host would wait for them
             return cls(n, torch.topk(x, min(n, TAIL), sorted=False).values, floor=floor)
         if known > -math.inf:
             return cls._largest(n, _not_below(x, known), known, floor)
@@ -488,7 +488,7 @@ class Tail(Saved):
 
     @classmethod
     def _largest(cls, n: int, kept: Tensor, cut: float, floor: Floor | None) -> Tail:
-        """Of n values those that are not below a cut, or fewer where they are many."""
+        """Keep those of n values that are not below a cut, or the `TAIL` largest where they are too many."""
         return cls(n, kept, cut, floor)._told() if len(kept) <= 2 * TAIL else cls._cut(n, kept, floor)
 
     @classmethod
@@ -502,7 +502,7 @@ class Tail(Saved):
         return self
 
     def merge(self, other: Tail) -> Tail:
-        """The largest of both."""
+        """Keep the largest of both."""
         n, cut = self.n + other.n, max(self.cut, other.cut)
         kept = torch.cat([one.kept if one.cut == cut else _not_below(one.kept, cut) for one in (self, other)])
         floor = self.floor or other.floor
@@ -513,12 +513,12 @@ class Tail(Saved):
 
     @property
     def top(self) -> Tensor:
-        """The `TAIL` largest, in falling order."""
+        """The `TAIL` largest, in descending order."""
         return torch.topk(self.kept, min(TAIL, len(self.kept))).values
 
 
 def _below_the_largest(x: npt.NDArray[np.float64]) -> float:
-    """A guess from every few values: a little more than `TAIL` of x are larger."""
+    """Estimate from a subsample a cut above which slightly more than `TAIL` values of x lie."""
     some = x[:: max(len(x) >> 13, 1)]
     rank = max(len(some) - math.ceil(len(some) * min(1.15 * TAIL / len(x), 1.0)), 0)
     return float(np.partition(some, rank)[rank])

@@ -1,4 +1,4 @@
-"""Advantages made of rewards where a dump has none: normalised within the group, as GRPO does.
+"""Advantages computed from rewards where a dump has none: normalised within the group, as GRPO does.
 
 A = (reward − mean of the group) / (standard deviation of the group + 1e-6), the deviation with n − 1; a group
 is the sequences of one prompt in one step, and a group of one has the reward itself.
@@ -27,8 +27,8 @@ class GroupRewards:
 
     Attributes:
         keys: [G] int64, sorted, distinct.
-        count: sequences, [G] float64.
-        mean: of their rewards, [G].
+        count: number of sequences, [G] float64.
+        mean: mean reward, [G].
         away: Σ (reward − mean)², [G].
     """
 
@@ -39,14 +39,14 @@ class GroupRewards:
 
     @classmethod
     def of(cls, batch: Batch) -> GroupRewards:
-        """The groups of one batch, which must have rewards."""
+        """Collect the groups of one batch, which must have rewards."""
         assert batch.rewards is not None
         ones = torch.ones_like(batch.rewards)
         return cls._of(_keys(batch), ones, batch.rewards, torch.zeros_like(ones))
 
     @classmethod
     def _of(cls, keys: Tensor, count: Tensor, mean: Tensor, away: Tensor) -> GroupRewards:
-        """Parts with the same key become one (Chan, Golub, LeVeque 1979)."""
+        """Combine parts with the same key (Chan, Golub, LeVeque 1979)."""
         distinct, which = torch.unique(keys, return_inverse=True)
         empty = count.new_zeros(len(distinct))
         total = empty.index_add(0, which, count)
@@ -55,13 +55,13 @@ class GroupRewards:
         return cls(distinct, total, middle, empty.index_add(0, which, away + apart))
 
     def merge(self, other: GroupRewards) -> GroupRewards:
-        """The groups of both parts together."""
+        """Merge the groups of two parts of a dump."""
         mine, theirs = ((one.keys, one.count, one.mean, one.away) for one in (self, other))
         keys, count, mean, away = (torch.cat(pair) for pair in zip(mine, theirs, strict=True))
         return GroupRewards._of(keys, count, mean, away)
 
     def advantages(self, batch: Batch) -> Tensor:
-        """Of every token, [T] float64; the batch must be of the same dump."""
+        """Compute the advantage of every token, [T] float64; the batch must be of the same dump."""
         assert batch.rewards is not None
         keys, count, mean, away = self._on(batch.rewards.device)
         at = torch.searchsorted(keys, _keys(batch))
@@ -71,13 +71,13 @@ class GroupRewards:
         return segments.spread(torch.where(alone, batch.rewards / (1 + EPS), grouped), batch.cu_seqlens)
 
     def _on(self, device: torch.device) -> list[Tensor]:
-        """Its fields where a batch lies: what several GPUs saw was merged on the host."""
+        """Move the fields to a batch's device: those of several GPUs were merged on the host."""
         found: list[Tensor] = [getattr(self, field.name) for field in fields(self)]
         return found if self.keys.device == device else [sent(x, device) for x in found]
 
 
 def _keys(batch: Batch) -> Tensor:
-    """A key per sequence: its prompt's, told apart by step, [S] int64."""
+    """Hash prompt and step of each sequence to the key of its group, [S] int64."""
     found, which = scope.codes(batch)
     steps = sent(torch.tensor([_word(label) for label in found], dtype=torch.int64), which.device)
     return resample.mix(batch.key ^ steps[which])

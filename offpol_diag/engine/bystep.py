@@ -1,7 +1,7 @@
-"""Any number by training step, where it is asked for: the sums of a dump, kept apart by step.
+"""Any metric by training step, on request: the same sums as of the whole dump, kept per step.
 
-What is no sum (tails, quantiles, extremes, weights of whole sequences in the log domain) has no number by
-step.
+Metrics that are not computed from sums (tails, quantiles, extremes, sequence weights in the log domain) have
+no value by step.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ def numbers(
     names: Sequence[str],
     groups: int,
 ) -> dict[Label, Numbers]:
-    """Step → the numbers named, as far as sums give them.
+    """Return step → the numbers requested, as far as sums give them.
 
     Args:
-        steps: what is summed of a dump, by step.
-        apart: the same of presets that are normalised in each step.
-        presets: all of them.
-        names: as in the gate: `k3`, `drift2.k3`, `PRESET.ess_tokens`; a preset by name or alias.
-        groups: of the dump.
+        steps: sums of the dump's columns, by step.
+        apart: the same for presets whose weights are normalised in each step.
+        presets: all presets analysed.
+        names: as in `gate`: `k3`, `drift2.k3`, `PRESET.ess_tokens`; a preset by name or alias.
+        groups: number of groups in the dump.
     """
     rows = {name: found for name in names if (found := _row(name, presets)) is not None}
     return {
@@ -48,7 +48,7 @@ def numbers(
 
 
 def _reader(sums: Mapping[str, Tensor], groups: int) -> Reader:
-    """No step has more groups than sequences."""
+    """Read one step's sums; a step has at most as many groups as sequences."""
     return Reader(sums, min(groups, round(float(sums["sequences"][0]))))
 
 
@@ -67,13 +67,13 @@ def _read(reader: Reader, rows: Mapping[str, tuple[Formula, str]]) -> Numbers:
     for name, (row, prefix) in rows.items():
         try:
             found[name] = reader.number(row, prefix)
-        except KeyError:  # a column that this dump, or a single step, does not have
+        except KeyError:  # a column that the dump, or this step, does not have
             continue
     return found
 
 
 def _row(name: str, presets: Sequence[Preset]) -> tuple[Formula, str] | None:
-    """The formula of a name, and the prefix of its columns."""
+    """Find the formula of a name, and the prefix of its columns."""
     for prefix, metric, rows in _readings(name, presets):
         found = next((row for row in rows if row.name == metric), None)
         if found is not None:

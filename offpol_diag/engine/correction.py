@@ -1,7 +1,7 @@
 """Weights, rejection and veto of one preset on one batch.
 
-Pure; every bound is on r = π_train/π_rollout. What acts on whole sequences is kept per sequence [S], what
-acts on tokens per token [T]; nothing is broadcast that need not be.
+Pure functions; every bound is on r = π_train/π_rollout. Results that concern whole sequences are kept per
+sequence [S], those of tokens per token [T]; nothing is broadcast needlessly.
 """
 
 from __future__ import annotations
@@ -22,36 +22,36 @@ from offpol_diag.presets import AGGREGATES, Over, Preset, Reject, Veto, Weight
 
 
 def outside(x: Tensor, edge: float, sign: int, strict: bool = False) -> Tensor:
-    """Where x lies beyond an edge, upwards (sign 1) or downwards (-1); on it too if `strict`."""
+    """Return where x lies above (sign 1) or below (sign -1) an edge; with `strict` also where x equals it."""
     if sign > 0:
         return x >= edge if strict else x > edge
     return x <= edge if strict else x < edge
 
 
 def past(x: Tensor, bound: float | None, sign: int, strict: bool = False) -> Tensor | None:
-    """Where log x lies beyond log(bound); None where there is no such bound."""
+    """Return where log x lies beyond log(bound); None without a bound."""
     if bound is None or (bound <= 0 and sign < 0):
         return None
     return outside(x, math.log(bound), sign, strict)
 
 
 def either(*flags: Tensor | None) -> Tensor | None:
-    """Where any of those that are there is set; None where none is there."""
+    """Return where any of the given flags is set; None where all are None."""
     there = [one for one in flags if one is not None]
     return reduce(torch.logical_or, there) if there else None
 
 
 def passes(ratios: Ratios, rule: Reject) -> Level:
-    """Which tokens or sequences one rejection rule lets through, `ratios` being of the rule's numerator."""
+    """Return the tokens or sequences that pass one rejection rule; `ratios` have the rule's numerator."""
     if ratios.whole is not None and not rule.on_tokens:
         return passes(ratios.whole, rule)
     return ratios.once(rule, lambda: _passes(ratios, rule))
 
 
 def statistic(ratios: Ratios, rule: Reject) -> Level:
-    """The number a rule judges; for `ratio` its logarithm.
+    """Compute the statistic that a rule bounds; for `ratio` its logarithm.
 
-    The safety bounds log-ratios: the aggregated one, which only ratio and k1 have, or each token's.
+    The rule's `safety` clamps the aggregated log-ratio (ratio and k1 only) or each token's.
     """
     early, late = _safety(rule)
     found = ratios.aggregate(rule.statistic, rule.over, early)
@@ -62,7 +62,7 @@ def statistic(ratios: Ratios, rule: Reject) -> Level:
 
 
 def _safety(rule: Reject) -> tuple[float | None, float | None]:
-    """The bound on each token's Δ, and the one on the aggregate."""
+    """Return the bound on each token's Δ, and the bound on the aggregate."""
     late = rule.safety_at == "aggregate" and rule.statistic in AGGREGATES
     return (None, rule.safety) if late else (rule.safety, None)
 
@@ -81,7 +81,7 @@ def _passes(ratios: Ratios, rule: Reject) -> Level:
 
 
 def beyond(ratios: Ratios, rule: Reject) -> tuple[Level, Level]:
-    """Which tokens, turns or sequences lie above the upper bound, and which below the lower one."""
+    """Return the tokens, turns or sequences above the upper bound, and those below the lower one."""
     x = _judged(ratios, rule)
     above, below = (x.map(lambda v, s=sign: _flags(_outside(v, rule, s), v)) for sign in (1, -1))  # type: ignore[misc]
     return above, below
@@ -92,7 +92,7 @@ def _flags(found: Tensor | None, like: Tensor) -> Tensor:
 
 
 def _judged(ratios: Ratios, rule: Reject) -> Level:
-    """The statistic of what the rule judges: of a turn once."""
+    """Compute the statistic per unit that the rule judges; per turn for rules on turns."""
     if rule.over != "segment":
         return statistic(ratios, rule)
     early, late = _safety(rule)
@@ -101,7 +101,7 @@ def _judged(ratios: Ratios, rule: Reject) -> Level:
 
 
 def _of_tokens(flags: Level, ratios: Ratios) -> Level:
-    """Given to the tokens that are here."""
+    """Spread flags to the tokens of this batch."""
     if flags.per == "token":
         return flags
     if flags.per == "turn":
@@ -110,7 +110,7 @@ def _of_tokens(flags: Level, ratios: Ratios) -> Level:
 
 
 def _outside(x: Tensor, rule: Reject, sign: int) -> Tensor | None:
-    """Where a statistic lies beyond the rule's upper (sign 1) or lower (-1) bound; None without one."""
+    """Return where a statistic is beyond the rule's upper (sign 1) or lower (-1) bound; None without one."""
     bound = rule.upper if sign > 0 else rule.lower
     if bound is None:
         return None
@@ -118,7 +118,7 @@ def _outside(x: Tensor, rule: Reject, sign: int) -> Tensor | None:
 
 
 def _inside(x: Tensor, rule: Reject) -> Tensor:
-    """Where a statistic lies within the rule's bounds."""
+    """Return where a statistic lies within the rule's bounds."""
     return ~_flags(either(*(_outside(x, rule, sign) for sign in (1, -1))), x)
 
 
@@ -130,16 +130,16 @@ _SIGNS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "against_or_zero": lambda above, below, a: (above & (a > 0)) | (below & (a <= 0)),
     "away": lambda above, below, a: (above | below) & (a > 0),
 }
-"""Which violations count, given the advantage (for `away` times Δ)."""
+"""Sign condition → violations that count, given the advantage (for `away` times Δ)."""
 
 
 def fails(rule: Reject, above: Tensor, below: Tensor, advantage: Tensor) -> Tensor:
-    """Where a violation counts, given the advantage (for `away` times Δ)."""
+    """Return where a violation counts, given the advantage (for `away` times Δ)."""
     return _SIGNS[rule.advantage](above, below, advantage)
 
 
 def _advantage(rule: Reject, like: Level, ratios: Ratios) -> Tensor:
-    """Of tokens, or of sequences, which have the mean of their tokens'; times Δ where `away` is asked."""
+    """Return the advantage of tokens, or the mean advantage of sequences; for `away` A·Δ of tokens."""
     batch = ratios.batch
     if batch.advantages is None:
         raise ValueError("a rule conditioned on advantages needs the advantages column")
@@ -156,7 +156,7 @@ def _mean_advantage(batch: Batch) -> Tensor:
 
 
 def veto_hits(ratios: Ratios, veto: Veto | None) -> Tensor:
-    """Tokens whose unclamped r lies strictly beyond the veto's bounds, per sequence: [S] float64."""
+    """Count tokens whose unclamped r lies strictly beyond the veto's bounds, per sequence: [S] float64."""
     return ratios.once(("veto hits", veto), lambda: _veto_hits(ratios, veto))
 
 
@@ -173,12 +173,12 @@ def _veto_hits(ratios: Ratios, veto: Veto | None) -> Tensor:
 
 @dataclass(frozen=True)
 class Kept:
-    """What rejection and veto leave.
+    """Tokens and sequences that pass rejection and veto.
 
     Attributes:
-        tokens: [T] bool, or None when no rule acts on tokens.
-        sequences: [S] bool: passed every rule on sequences and the veto.
-        vetoed: [S] bool.
+        tokens: tokens that pass, [T] bool, or None when no rule acts on tokens.
+        sequences: sequences that pass every rule on sequences and the veto, [S] bool.
+        vetoed: sequences that the veto drops, [S] bool.
         catastrophic: tokens beyond the veto's bounds, [S] float64.
     """
 
@@ -189,7 +189,7 @@ class Kept:
 
 
 def keep(ratios: Ratios, preset: Preset) -> Kept:
-    """What a preset's rejection rules and veto leave of the batch."""
+    """Apply a preset's rejection rules and veto to the batch."""
     return ratios.once((preset.reject, preset.veto), lambda: _keep(ratios, preset))
 
 
@@ -208,20 +208,20 @@ def _keep(ratios: Ratios, preset: Preset) -> Kept:
 
 
 def _vetoed(ratios: Ratios, veto: Veto | None) -> tuple[Tensor, Tensor]:
-    """Sequences that a veto drops, and all others, [S] bool."""
+    """Return the sequences that a veto drops, and all others, [S] bool each."""
     vetoed = veto_hits(ratios, veto) > 0
     return vetoed, ~vetoed
 
 
 def on_tokens(rules: tuple[Reject, ...]) -> tuple[Reject, ...]:
-    """Those of the rules under which tokens fail one by one."""
+    """Return the rules under which tokens fail one by one."""
     return tuple(rule for rule in rules if rule.on_tokens)
 
 
 def seen(ratios: Ratios, preset: Preset, part: Weight | Reject) -> Ratios:
-    """The ratios as one part of a preset sees them: its numerator, over the tokens left to it.
+    """Return the ratios for one part of a preset: its numerator, aggregated over the tokens it counts.
 
-    Of `preset` that is what drops tokens before.
+    `preset` holds the veto and the rules that drop tokens before this part.
     """
     own = ratios.of(part.policy) if isinstance(part, Reject) else ratios
     if part.among == "all" or part.over == "token":
@@ -235,13 +235,13 @@ def seen(ratios: Ratios, preset: Preset, part: Weight | Reject) -> Ratios:
 
 
 def among(ratios: Ratios, own: Ratios, before: Preset) -> Ratios:
-    """Ratios aggregated over what a veto and rules on tokens leave, which judge other ones of the batch."""
+    """Return `own`, aggregated only over the tokens that a veto and rules on tokens keep."""
     key = "among", before.policy, before.veto, before.reject
     return own.once(key, lambda: own.among(lambda: _left(ratios, before), _left_apart(ratios, own, before)))
 
 
 def _left_apart(ratios: Ratios, own: Ratios, before: Preset) -> Apart | None:
-    """What is left of far tokens, where near ones all are."""
+    """Return the far tokens that are kept, where the near ones are all kept; else None."""
     if ratios.apart is None or own.apart is None or not ratios.apart.leaves(before):
         return None
     kept = keep(ratios.apart.far, before)
@@ -249,7 +249,7 @@ def _left_apart(ratios: Ratios, own: Ratios, before: Preset) -> Apart | None:
 
 
 def _left(ratios: Ratios, preset: Preset) -> Tensor:
-    """Tokens that the veto and rules on tokens leave, [T]."""
+    """Return the tokens that the veto and rules on tokens keep, [T] bool."""
     kept = keep(ratios, preset)
     sequences = segments.spread(kept.sequences, ratios.batch.cu_seqlens)
     return sequences if kept.tokens is None else sequences & kept.tokens
@@ -260,12 +260,12 @@ class Weighed:
     """A preset's weights before rejection.
 
     Attributes:
-        raw: the ratio after the safety bound, before truncation.
+        raw: the ratio after the safety bound, before truncation or masking.
         final: after truncation or masking; not normalised (ESS does not depend on scale).
-        high: how many tokens (of turns all, or 1 for the sequence) lie above `upper`, [S].
-        low: how many lie below `lower`, [S].
-        bounded: on how many the safety bound acted, [S].
-        tries: of how many weights, or of how many tokens where it acts on tokens, [S].
+        high: number of tokens (for turns all of theirs; for a sequence weight 1) above `upper`, [S].
+        low: the same number below `lower`, [S].
+        bounded: number of weights or tokens on which the safety bound acted, [S].
+        tries: number of weights, or of tokens where the safety bound acts on tokens, [S].
     """
 
     raw: Level
@@ -277,14 +277,14 @@ class Weighed:
 
 
 def weight_key(preset: Preset) -> object:
-    """What a preset's weights depend on: presets with equal keys have equal weights."""
+    """Key of a preset's weights: presets with equal keys have equal weights."""
     if preset.weight is None or preset.weight.among == "all":
         return preset.weight
     return preset.weight, preset.veto, on_tokens(preset.reject)
 
 
 def weigh(ratios: Ratios, preset: Preset) -> Weighed:
-    """Weights of every token or sequence under the preset's weight rule, which it must have."""
+    """Compute the weights of all tokens or sequences; the preset must have a weight rule."""
     assert preset.weight is not None
     weight = preset.weight
     if by_turn(weight):
@@ -295,28 +295,28 @@ def weigh(ratios: Ratios, preset: Preset) -> Weighed:
 
 
 def by_turn(weight: Weight | None) -> bool:
-    """Whether a turn has one weight; smoothing asks how many tokens have it."""
+    """Return whether a turn has a single weight; Pareto smoothing works on its tokens instead."""
     return weight is not None and weight.over == "segment" and weight.action != "psis"
 
 
 def weigh_turns(ratios: Ratios, preset: Preset) -> Weighed:
-    """Weights of every turn under the preset's weight rule, which must be one on turns."""
+    """Compute the weights of all turns; the preset's weight rule must be one on turns."""
     assert preset.weight is not None
     weight, whole = preset.weight, ratios.whole or ratios
     return whole.once(("weight", weight_key(preset)), lambda: _weigh(seen(whole, preset, weight), weight))
 
 
 def _of_turns(ratios: Ratios, preset: Preset) -> Weighed:
-    """The weights of turns given to the tokens that are here."""
+    """Spread the weights of turns to the tokens of this batch."""
     found = weigh_turns(ratios, preset)
     raw, final = (Level(ratios.of_turns(each.values), "token") for each in (found.raw, found.final))
     return replace(found, raw=raw, final=final)
 
 
 def _log_ratio(ratios: Ratios, weight: Weight) -> Level:
-    """log r that a weight is made of, bounded where `safety_at` says."""
+    """Compute the log r that a weight is made of, bounded where `safety_at` says."""
     if weight.action == "psis":
-        ratios = ratios.together()  # the tail was found among sums made like this, to the last bit
+        ratios = ratios.together()  # bitwise equal to the sums in which the tail was found
     if not by_turn(weight):
         return ratios.log_ratio(weight.over, weight.safety, weight.safety_at)
     if weight.safety is None or weight.safety_at == "token":
@@ -336,27 +336,27 @@ def _weigh(ratios: Ratios, weight: Weight) -> Weighed:
 
 
 def _exponentiated(ratios: Ratios, weight: Weight, log: Level) -> Level:
-    """r of log r, which is that of all weights over the same with the same safety bound."""
+    """Compute r from log r; shared by all weights of the same `over` and safety bound."""
     key = "e^log r", log.per, weight.over, weight.safety, weight.safety_at
     return ratios.once(key, lambda: log.map(lambda x: torch.exp(x.clamp(-OVERFLOW, OVERFLOW))))
 
 
 def _counted(ratios: Ratios, flags: Tensor | None, log: Level) -> Tensor:
-    """How many of each sequence lie beyond a bound, [S]; none where there is no such bound."""
+    """Count the weights of each sequence beyond a bound, [S]; 0 without a bound."""
     if flags is None:
         return ratios.once("no weight", lambda: torch.zeros_like(ratios.batch.lengths, dtype=torch.float64))
     return per_sequence(flags, log, ratios.batch)
 
 
 def _held(weights: Level, log: Level, weight: Weight) -> Level:
-    """The weights, 0 where float32 cannot hold them and the trainer drops those, whatever the lower bound."""
+    """Set weights that float32 cannot hold to 0, where the trainer drops those."""
     if weight.overflow == "limit":
         return weights
     return weights.map(lambda x: torch.where(log.values > FLOAT32_OVERFLOW, 0.0, x))
 
 
 def _bounded(ratios: Ratios, weight: Weight) -> tuple[Tensor, Tensor]:
-    """How often |log r| exceeds the safety bound, and of how many: [S] each."""
+    """Count how often |log r| exceeds the safety bound, and of how many: [S] each."""
     over: Over = "token" if weight.safety_at == "token" else weight.over
     return ratios.once(("bounded", over, weight.safety), lambda: _beyond_safety(ratios, over, weight.safety))
 
@@ -400,7 +400,7 @@ def _psis(ratios: Ratios, weight: Weight, log: Level, raw: Level, outside: Tenso
 
 
 def in_tail(ratios: Ratios, weight: Weight) -> Tensor:
-    """Which weights Pareto smoothing may replace, of tokens [T] or sequences [S]."""
+    """Return the weights that Pareto smoothing may replace, of tokens [T] or sequences [S]."""
     log = ratios.log_ratio(weight.over, weight.safety, weight.safety_at)
     return ratios.settled.in_tail(ratios.policy, weight, log.values, log.per, ratios.batch)
 
@@ -414,9 +414,9 @@ _ACTIONS: dict[str, Callable[[Ratios, Weight, Level, Level, Tensor | None], Leve
 
 
 def per_sequence(flag: Tensor, like: Level, batch: Batch) -> Tensor:
-    """Flags per token or per sequence → counts per sequence [S] float64 (empty sequences count 0).
+    """Count flags per token or sequence by sequence, [S] float64 (empty sequences count 0).
 
-    Of turns all tokens count.
+    A flagged turn counts all its tokens.
     """
     if like.per == "token":
         return segments.count(flag, batch.cu_seqlens)
@@ -426,7 +426,7 @@ def per_sequence(flag: Tensor, like: Level, batch: Batch) -> Tensor:
 
 
 def needs(preset: Preset, columns: set[str]) -> list[str]:
-    """The columns this preset reads and the dump lacks, e.g. ['current_log_probs']."""
+    """Return the columns that a preset reads and the dump lacks, e.g. ['current_log_probs']."""
     policies = dict.fromkeys((preset.policy, *(rule.policy for rule in preset.reject if rule.policy)))
     wanted = [f"{policy}_log_probs" for policy in policies if policy != "rollout"]
     if any(rule.advantage != "any" for rule in preset.reject):

@@ -1,7 +1,7 @@
-"""What one preset drops and another keeps, token by token: how much, of what kind, and examples.
+"""Tokens that one preset drops and another keeps: how many, of what kind, and examples.
 
-A token is dropped where nothing of its update is left: rejected, vetoed, or of weight 0. A sequence is
-dropped where all its tokens are.
+A token is dropped if it contributes nothing to the update: rejected, vetoed, or of weight 0. A sequence is
+dropped if all its tokens are.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from offpol_diag.presets import Preset, Reject, formulas
 from offpol_diag.summary import Drops, LostSequence, Lot, Number
 
 MOST = 8
-"""With more presets than this, what each drops is not looked at."""
+"""With more presets than this, drops are not compared."""
 EXAMPLES = 5
 EVERY = "every"
-"""What the columns of all tokens, and of all sequences, begin with."""
+"""Prefix of the columns over all tokens and all sequences."""
 
 Pair = tuple[Preset, Preset]
 
 
 def states(scene: Scene, drift: Drift, pairs: Sequence[Pair]) -> dict[str, State]:
-    """Sums over what each preset drops and the other keeps, both ways, and the largest |ΣΔ| of it."""
+    """Compute sums over tokens that one preset drops and the other keeps, both ways, and examples."""
     every = torch.ones(scene.batch.tokens, dtype=torch.bool, device=scene.batch.rollout.device)
     columns = _columns(scene, drift, EVERY, every, scene.counts["sequences"])
     found: dict[str, State] = {}
@@ -52,14 +52,14 @@ def _named(dropped_by: str, kept_by: str) -> str:
 
 
 def _left(scene: Scene, preset: Preset) -> Tensor:
-    """Which tokens still pull under a preset, [T] bool."""
+    """Return the tokens that contribute to the loss under a preset as applied, [T] bool."""
     used = applied(preset)
     key = ("left", used.policy, used.weight, used.reject, used.veto)
     return scene.once(key, lambda: left(scene.ratios(used.policy), used))
 
 
 def left(ratios: Ratios, preset: Preset) -> Tensor:
-    """Which tokens a preset leaves in the loss with a weight that is not 0, [T] bool."""
+    """Return the tokens that a preset keeps in the loss with a weight that is not 0, [T] bool."""
     kept, offsets = correction.keep(ratios, preset), ratios.batch.cu_seqlens
     found = segments.spread(kept.sequences, offsets)
     found = found if kept.tokens is None else found & kept.tokens
@@ -71,7 +71,7 @@ def left(ratios: Ratios, preset: Preset) -> Tensor:
 
 
 def _gone(batch: Batch, lost: Tensor, left: Tensor) -> Tensor:
-    """1 for sequences that lose tokens and have none left, [S]."""
+    """Return 1 for sequences that lose tokens and keep none, else 0, [S]."""
     some, none = (segments.count(flags, batch.cu_seqlens) for flags in (lost, left))
     return ((some > 0) & (none == 0)).to(torch.float64)
 
@@ -80,7 +80,7 @@ def _gone(batch: Batch, lost: Tensor, left: Tensor) -> Tensor:
 
 
 def _columns(scene: Scene, drift: Drift, named: str, lost: Tensor, gone: Tensor) -> dict[str, Tensor]:
-    """Columns [S] over the tokens `lost` [T], and over the sequences `gone` [S]."""
+    """Compute columns [S] over the tokens `lost` [T], and over the sequences `gone` [S]."""
     batch, offsets, delta = scene.batch, scene.batch.cu_seqlens, _delta(scene, drift)
     tokens = {
         **_kind(batch, segments.count(lost, offsets)),
@@ -105,7 +105,7 @@ def _delta(scene: Scene, drift: Drift) -> Tensor:
 
 
 def _kind(batch: Batch, many: Tensor) -> dict[str, Tensor]:
-    """How many there are, the lengths and the rewards of their sequences."""
+    """Compute the count, and the lengths and rewards of the sequences, weighted by it."""
     found = {"count": many, "length": many * batch.lengths}
     return found if batch.rewards is None else found | {"reward": many * batch.rewards}
 
@@ -118,7 +118,7 @@ def _signs(advantages: Tensor | None) -> Mapping[str, Tensor]:
 
 
 def _examples(scene: Scene, drift: Drift, preset: Preset, lost: Tensor) -> Best[LostSequence]:
-    """Of the sequences that lose tokens, those with the largest |ΣΔ|."""
+    """Return the sequences with the largest |ΣΔ| among those that lose tokens."""
     batch = scene.batch
     tokens = segments.count(lost, batch.cu_seqlens)
     total = segments.total(_delta(scene, drift), batch.cu_seqlens)
@@ -150,7 +150,7 @@ def _scalar(batch: Batch, name: str, at: int) -> object:
 
 
 def fired(scene: Scene, preset: Preset, at: int) -> list[str]:
-    """What in a preset drops tokens of the sequence `at`, in words."""
+    """List in words the parts of a preset that drop tokens of the sequence `at`."""
     used = applied(preset)
     ratios = scene.ratios(used.policy)
     rules = [_broken(correction.seen(ratios, before, rule), rule, at) for rule, before in _one_by_one(used)]
@@ -158,12 +158,12 @@ def fired(scene: Scene, preset: Preset, at: int) -> list[str]:
 
 
 def _one_by_one(preset: Preset) -> list[tuple[Reject, Preset]]:
-    """Each rule, and the preset with the rules that stand before it."""
+    """Return each rule, and the preset with only the rules before it."""
     return [(rule, replace(preset, reject=preset.reject[:i])) for i, rule in enumerate(preset.reject)]
 
 
 def _broken(ratios: Ratios, rule: Reject, at: int) -> str:
-    """How a rule is broken: by how many tokens, or by which value of the sequence."""
+    """Describe a broken rule: by the number of tokens, or by the sequence's value."""
     many = int((~_of(correction.passes(ratios, rule), ratios.batch, at)).sum())
     if not many:
         return ""
@@ -197,7 +197,7 @@ def _tokens(many: int) -> str:
 
 
 def _of(level: Level, batch: Batch, at: int) -> Tensor:
-    """The values of one sequence, or of its tokens."""
+    """Return the value of one sequence, or the values of its tokens."""
     if level.per == "sequence":
         return level.values[at : at + 1]
     return level.values[int(batch.cu_seqlens[at]) : int(batch.cu_seqlens[at + 1])]
@@ -207,12 +207,12 @@ def _of(level: Level, batch: Batch, at: int) -> Tensor:
 
 
 def everything(reader: Reader) -> tuple[Lot, Lot]:
-    """All tokens, and all sequences, to put the others beside."""
+    """Read the numbers of all tokens, and of all sequences, for comparison."""
     return _lot(reader, EVERY, "tokens", "all"), _lot(reader, EVERY, "sequences", "all")
 
 
 def drops(reader: Reader, states: Mapping[str, State], ours: str, theirs: str) -> Drops:
-    """What one preset drops and another keeps."""
+    """Read the numbers of what one preset drops and another keeps."""
     named, text = _named(ours, theirs), f"dropped by {ours}, kept by {theirs}"
     best = states[f"drops.{named}"]
     assert isinstance(best, Best)

@@ -1,4 +1,4 @@
-"""What states declare of their fields: one codec saves any of them, and refuses what no dump leaves.
+"""Declarations of the fields of states: one codec saves any state, and refuses impossible ones.
 
 An array is annotated with its type and the sizes of its axes, as in `Annotated[Tensor, Floats("rows", "B")]`.
 A size with one name is the same in all fields of a state. Names in capitals are sizes that the presets and
@@ -27,7 +27,7 @@ from torch import Tensor
 
 MOST_AXES = 3
 LARGE = 2**62
-"""Above every count: no sum of two overflows an int64."""
+"""Upper limit of every count: no sum of two overflows an int64."""
 Rule = tuple[Callable[[Tensor], Tensor | bool], str]
 COUNTS: Rule = (lambda x: ((x >= 0) & (x < LARGE)).all(), "a count is finite and not negative")
 NUMBERS: Rule = (lambda x: not x.isnan().any(), "a value is a number, not NaN")
@@ -36,7 +36,7 @@ Count = Annotated[int, Field(ge=0, lt=LARGE)]
 
 
 def require(holds: object, rule: str) -> None:
-    """Raise a ValueError, which pydantic turns into a message with its place, unless something holds."""
+    """Raise a ValueError unless `holds`; pydantic adds the field's place to its message."""
     if not holds:
         raise ValueError(rule)
 
@@ -50,7 +50,7 @@ class Saved:
         """Refuse fields that contradict each other; called on what was read from a file.
 
         Raises:
-            ValueError: no dump leaves such a state.
+            ValueError: a state that no dump can cause.
         """
 
 
@@ -59,12 +59,12 @@ class Saved:
 
 @dataclass(frozen=True)
 class Array:
-    """Marks a tensor or an array.
+    """Marker of a tensor or an array.
 
     Attributes:
-        kind: of a number in the file.
-        shape: sizes of the axes, by name or as they are; "..." first stands for any axes.
-        rule: what holds of the numbers.
+        kind: numpy type of its numbers in the file.
+        shape: sizes of the axes, by name or as numbers; a leading "..." stands for any axes.
+        rule: condition on the numbers, with its text.
     """
 
     kind: str
@@ -72,7 +72,7 @@ class Array:
     rule: Rule | None = None
 
     def __get_pydantic_core_schema__(self, source: Any, _: GetCoreSchemaHandler) -> CoreSchema:
-        """Tell pydantic how to read and write it."""
+        """Give pydantic the schema that reads and writes the array."""
         read = self.read if source is Tensor else lambda value: self.read(value).numpy()
         written = core_schema.plain_serializer_function_ser_schema(self.written)
         return core_schema.no_info_plain_validator_function(read, serialization=written)
@@ -154,10 +154,10 @@ def Ints(*shape: str | int, rule: Rule | None = None) -> Array:
 
 @dataclass(frozen=True)
 class Names:
-    """Marks the names of columns, all different, which states that are merged have in common.
+    """Marker of column names, all different, that merged states have in common.
 
     Attributes:
-        size: the name of their number.
+        size: the name of the size that is their number.
         ordered: whether they must be in one order too.
     """
 
@@ -165,7 +165,7 @@ class Names:
     ordered: bool = False
 
     def sizes(self, names: tuple[str, ...]) -> Iterator[tuple[str | int, object]]:
-        """Yield their number, and themselves as a size in capitals."""
+        """Yield their number, and the names themselves as a size in capitals."""
         require(len(set(names)) == len(names), "a name stands twice")
         yield self.size, len(names)
         yield "NAMES", names if self.ordered else tuple(sorted(names))
@@ -173,7 +173,7 @@ class Names:
 
 @dataclass(frozen=True)
 class Size:
-    """Marks a number that is a size."""
+    """Marker of a number that is a size."""
 
     name: str
 
@@ -187,7 +187,7 @@ def _never(value: object) -> None:
 
 
 UNSAVED = (Field(exclude=True), PlainValidator(_never))
-"""Marks a field that is not saved: read back, it has its default."""
+"""Markers of a field that is not saved: read back, it has its default."""
 
 
 def _scalar(value: object) -> object:
@@ -202,13 +202,13 @@ def _plain(value: object) -> object:
 
 
 Scalar = Annotated[Any, PlainValidator(_scalar), PlainSerializer(_plain)]
-"""A value of a dump's scalar column; in a file, what JSON lacks is text."""
+"""A value of a dump's scalar column; in a file, values that JSON lacks are text."""
 
 # ---------------------------------------------------------------- what a state declares
 
 
 def form(state: object) -> frozenset[tuple[str, object]]:
-    """What states must have in common to be merged: their names and the sizes in capitals, by their places.
+    """Return the properties that mergeable states share: names and the sizes in capitals, by place.
 
     Raises:
         ValueError: fields of the state contradict each other.
@@ -240,7 +240,7 @@ def _hints(kind: type) -> Mapping[str, Any]:
 
 
 def _marked(hint: Any, value: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield the marked values in a field with their markers, and states in it with None."""
+    """Yield the marked values in a field with their markers, and nested states with None."""
     args = get_args(hint)
     if is_dataclass(value):
         yield None, value

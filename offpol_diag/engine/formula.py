@@ -17,26 +17,26 @@ from offpol_diag.summary import Number
 
 Array = npt.NDArray[np.float64]
 Ends = tuple[float, float]
-"""Of an interval."""
+"""The two ends of an interval."""
 FEWEST_GROUPS = 5
-"""Below this many groups a bootstrap interval says nothing."""
+"""Fewest groups for which a bootstrap interval is given."""
 FEWEST_EFFECTIVE = 3.0
-"""And below this many in effect."""
+"""Fewest effective groups for which a bootstrap interval is given."""
 
 
 @dataclass(frozen=True)
 class Range:
-    """Where a number can lie; ±inf where there is no end."""
+    """The range of a number's possible values; ±inf where it has no end."""
 
     low: float = -math.inf
     high: float = math.inf
 
     def inside(self, value: float) -> bool:
-        """Whether it lies between the ends, on neither."""
+        """Return whether a value lies strictly between the ends."""
         return self.low < value < self.high
 
     def around(self, value: float, half: float) -> tuple[float, float]:
-        """The interval of half width `half`, to first order, on the scale without ends."""
+        """Return the interval of half width `half`, to first order, on a scale (log, logit) without ends."""
         if not self.inside(value):
             return max(value - half, min(self.low, value)), min(value + half, max(self.high, value))
         if self.high < math.inf:
@@ -65,13 +65,13 @@ CORRELATION = Range(-1.0, 1.0)
 
 
 def interval(values: Tensor, groups: float, many: int, within: Range) -> Ends | None:
-    """The interval of a number and its replicates.
+    """Compute the 95% interval of a number from its replicates.
 
     Args:
         values: [1+B], the number and its replicates.
-        groups: how many groups there are in effect.
-        many: how many groups there are.
-        within: where the number can lie.
+        groups: effective number of groups.
+        many: number of groups.
+        within: range of the number's possible values.
 
     Returns:
         Its ends, or None with too few groups or defined replicates.
@@ -80,7 +80,7 @@ def interval(values: Tensor, groups: float, many: int, within: Range) -> Ends | 
 
 
 def intervals(values: Tensor, groups: float, many: int, within: Range) -> list[Ends | None]:
-    """`interval` of every row of [N, 1+B] values: of thousands most of the price would be in the calls."""
+    """Compute `interval` for every row of [N, 1+B] values, at less overhead than one by one."""
     if many < FEWEST_GROUPS or groups < FEWEST_EFFECTIVE:
         return [None] * len(values)
     every = values.numpy()  # of short vectors numpy's overhead is a tenth of torch's
@@ -91,7 +91,7 @@ def intervals(values: Tensor, groups: float, many: int, within: Range) -> list[E
 
 
 def _halves(drawn: Array, groups: float) -> list[float]:
-    """Half the width of an interval for each row of replicates [N, B]; NaN where too few are finite."""
+    """Return the half width of the interval of each row of replicates [N, B]; NaN with too few finite."""
     fewest = max(0.9 * drawn.shape[1], 2)
     if drawn.shape[1] < fewest:
         return [math.nan] * len(drawn)
@@ -105,7 +105,7 @@ def _halves(drawn: Array, groups: float) -> list[float]:
 
 
 def _deviations(drawn: Array) -> list[float]:
-    """Standard deviation of each row; 0 where all are equal, which rounding of their mean would hide."""
+    """Compute the standard deviation of each row; exactly 0 where all values are equal."""
     centred, n = drawn - drawn[:, :1], drawn.shape[1]
     sums = np.square(centred.sum(axis=1)) / n
     squares = [float(np.dot(row, row)) for row in centred]
@@ -113,17 +113,18 @@ def _deviations(drawn: Array) -> list[float]:
     return [math.sqrt(max(square - rest, 0.0) / (n - 1)) for square, rest in each]
 
 
-@lru_cache(1024)  # most numbers of a dump have as many groups and replicates
+@lru_cache(1024)  # most numbers of a dump share groups and replicates
 def _times(groups: float, replicates: int) -> float:
-    """Half width of an interval in standard deviations of the replicates."""
+    """Return the half width of an interval in standard deviations of the replicates."""
     freedom = 1 / (1 / (groups - 1) + 1 / (replicates - 1))
     return quantile(freedom) * math.sqrt(groups / (groups - 1))
 
 
 def effective(size: Tensor, groups: int) -> float:
-    """How many groups of one size would vary as much: (Σn)² / Σn².
+    """Return the effective number of groups, (Σn)² / Σn²: as many of equal size would vary as much.
 
-    Of the sum of the groups' sizes n and its replicates, [1+B]: under Poisson draws its variance is Σn².
+    `size` is the sum of the groups' sizes n and its replicates, [1+B]; under Poisson draws its variance is
+    Σn².
     """
     drawn, whole = size.numpy()[1:], float(size[0])
     with np.errstate(over="ignore", invalid="ignore"):  # what overflows has no interval
@@ -132,7 +133,7 @@ def effective(size: Tensor, groups: int) -> float:
 
 
 def none_of(units: float) -> float:
-    """The upper end of the interval of a share when no event was seen in so many units: about 3.7 / units."""
+    """Return the upper end of the interval of a share of which no event was seen: about 3.7 / units."""
     return float(1 - 0.025 ** (1 / units))
 
 
@@ -146,11 +147,11 @@ class Formula:
     Attributes:
         name: the key of JSON, gate and tables.
         unit: nats, ratio, fraction, …; empty for a pure number.
-        over: what it is averaged over.
+        over: what the metric is averaged over.
         text: the formula, with Δ = log π_train − log π_rollout and r = e^Δ.
         of: sums by column name ([1+B] each) → the metric, [1+B].
-        within: where it can lie; a fraction lies between 0 and 1.
-        counts: whether it is a share of events, none of which may have happened by chance; else 0 is exact.
+        within: range of its possible values; a fraction lies between 0 and 1.
+        counts: whether it is a share of events, so that 0 may be chance; else 0 is exact.
     """
 
     name: str
@@ -163,30 +164,30 @@ class Formula:
 
     @property
     def range(self) -> Range:
-        """Where it can lie."""
+        """Range of possible values."""
         return SHARE if self.unit == "fraction" else self.within
 
 
 @dataclass(frozen=True)
 class Reader:
-    """Reads formulas off the sums of a dump.
+    """Computes formulas from the sums of a dump.
 
     Attributes:
         sums: column → [1+B], the sum and its replicates.
-        groups: how many groups were resampled.
+        groups: number of groups that were resampled.
     """
 
     sums: Mapping[str, Tensor]
     groups: int
 
     def number(self, row: Formula, prefix: str = "") -> Number:
-        """One metric with its interval; `prefix` is put before every column name except the shared counts."""
+        """Compute one metric with its interval; `prefix` precedes column names except shared counts."""
         return self.wrap(row.of(lambda name: self.column(name, prefix)), row)
 
     def numbers(self, row: Formula, prefixes: Sequence[str]) -> list[Number]:
-        """The metric under each of many prefixes, made at once: the price of one is mostly in the calls.
+        """Compute a metric under many prefixes at once, at less overhead than one by one.
 
-        Where prefixes share all sums that it is made of, it is one number that they share.
+        Prefixes that share all sums of the metric share its number.
         """
         if not prefixes:
             return []
@@ -204,21 +205,21 @@ class Reader:
         return [each[key] for key in made_of]
 
     def _own(self, row: Formula, prefix: str) -> tuple[str, ...]:
-        """The columns that a metric asks for, but those of the dump."""
+        """Return the columns that a metric reads, without those shared by the dump."""
         asked: dict[str, None] = {}
         row.of(lambda name: asked.setdefault(name) or self.column(name, prefix))
         return tuple(name for name in asked if name not in SHARED)
 
     def column(self, name: str, prefix: str = "") -> Tensor:
-        """A column's sum and replicates."""
+        """Return a column's sum and replicates, [1+B]."""
         return self.sums[name if name in SHARED else prefix + name]
 
     def wrap(self, values: Tensor, row: Formula) -> Number:
-        """[1+B] values → a Number."""
+        """Turn [1+B] values into a Number."""
         return self._wrapped(values[None], row)[0]
 
     def _wrapped(self, values: Tensor, row: Formula) -> list[Number]:
-        """[N, 1+B] values → Numbers."""
+        """Turn [N, 1+B] values into Numbers."""
         first, blank = values[:, 0].tolist(), describe(row.unit, row.over, row.text)
         known = [at for at, value in enumerate(first) if math.isfinite(value)]
         there = values if len(known) == len(first) else values[known]
@@ -235,12 +236,12 @@ class Reader:
         return blank.model_copy(update={"value": value, "interval": ends})
 
     def around(self, values: Tensor, within: Range = ANYWHERE) -> tuple[float, float] | None:
-        """The 95% interval of [1+B] values; None with too few groups or defined replicates."""
+        """Compute the 95% interval of [1+B] values; None with too few groups or finite replicates."""
         return interval(values, self._effective, self.groups, within)
 
     @cached_property
     def _effective(self) -> float:
-        """Groups, by how unequally the tokens are spread over them."""
+        """Effective number of groups, from the tokens of each group."""
         tokens = self.sums.get("tokens")
         return float(self.groups) if tokens is None else effective(tokens, self.groups)
 
@@ -251,7 +252,7 @@ def _unknown(blank: Number, value: float) -> Number:
 
 
 def _unseen(value: float, sequences: float) -> tuple[float, float]:
-    """When no event happened, or every one, among so many responses, whose tokens may share an event."""
+    """Return the interval of 0 or 1 when no sequence, or every one, had the event."""
     missed = none_of(sequences)
     return (0.0, missed) if value == 0 else (1 - missed, 1.0)
 
@@ -261,12 +262,12 @@ SHARED = frozenset({"tokens", "sequences", "rows", "longest", "mass_positive", "
 
 
 def describe(unit: str, over: str, text: str) -> Number:
-    """A Number that has no value yet."""
+    """Build a Number without a value."""
     return Number(unit=unit, over=over, formula=text)
 
 
 def plain(value: float, unit: str, over: str, text: str) -> Number:
-    """A Number without an interval (an extreme, a tail index); unknown when it is not finite."""
+    """Build a Number without an interval (an extreme, a tail index); unknown when it is not finite."""
     number = describe(unit, over, text)
     if not math.isfinite(value):
         return number.model_copy(update={"unknown": "undefined for this dump"})
@@ -274,16 +275,16 @@ def plain(value: float, unit: str, over: str, text: str) -> Number:
 
 
 def missing(row: Formula, columns: list[str]) -> Number:
-    """The number that cannot be known because the dump lacks columns."""
+    """Build a Number that is unknown because the dump lacks columns."""
     unknown = "missing column " + ", ".join(columns)
     return describe(row.unit, row.over, row.text).model_copy(update={"unknown": unknown})
 
 
 def mean(column: str, per: str = "tokens", plus: float = 0.0) -> Callable[[Lookup], Tensor]:
-    """The mean of a column, plus a constant that was taken off before summing."""
+    """Return the formula of a column's mean, plus a constant subtracted before summing."""
     return lambda get: get(column) / get(per) + plus
 
 
 def spread(first: str, second: str, per: str) -> Callable[[Lookup], Tensor]:
-    """Standard deviation from Σx and Σx²."""
+    """Return the formula of the standard deviation from Σx and Σx²."""
     return lambda get: torch.sqrt((get(second) / get(per) - (get(first) / get(per)) ** 2).clamp(min=0))

@@ -1,4 +1,4 @@
-"""The gap between two policies on the sampled tokens: k1, k2, k3, χ², perplexities, probability differences.
+"""The gap between two policies on the sampled tokens: K1, K2, K3, χ², perplexities, probability differences.
 
 Sums are taken of quantities that vanish on-policy (expm1, not exp), so that nothing is lost to cancellation
 when the drift is tiny.
@@ -36,7 +36,7 @@ FACTORS = (1.1, 2.0, 5.0, 10.0)
 
 @dataclass(frozen=True)
 class Drift:
-    """A pair of policies: π_train over π_rollout for drift 1, and so on."""
+    """A pair of policies; the ratio is numerator over denominator: π_train over π_rollout for drift 1."""
 
     prefix: str
     title: str
@@ -45,7 +45,7 @@ class Drift:
 
     @property
     def columns(self) -> tuple[str, str]:
-        """The dump columns it needs."""
+        """The dump columns that the drift needs."""
         return f"{self.denominator}_log_probs", f"{self.numerator}_log_probs"
 
 
@@ -57,33 +57,33 @@ DRIFTS = (
 
 
 def factor_name(tau: float) -> str:
-    """f_2 for τ = 2, f_1_1 for τ = 1.1."""
+    """Return the name of F(τ): f_2 for τ = 2, f_1_1 for τ = 1.1."""
     return "f_" + f"{tau:g}".replace(".", "_")
 
 
 def terms(scene: Scene, drift: Drift) -> Terms | None:
-    """What a drift makes of every token, shared by all who ask; None when a policy is missing."""
+    """Compute a drift's per-token terms, once per scene; None when a policy is missing."""
     return scene.once(
         ("terms", drift.prefix), lambda: Block.whole(scene.batch).terms(drift.denominator, drift.numerator)
     )
 
 
 class Gap:
-    """Sums over every sequence, and extremes over all tokens."""
+    """Collect sums over every sequence, and extremes over all tokens."""
 
     def __init__(self, scene: Scene, drift: Pair) -> None:
         self.parts: list[dict[str, Array]] = []
         self.spans: dict[str, list[tuple[Array, Array]]] = {"d": [], "pd": []}
 
     def see(self, terms: Terms) -> None:
-        """The next block."""
+        """Add the next block."""
         self.parts.append(_token_sums(terms) | _probabilities(terms))
         for name, span in {"d": terms.span, "pd": extremes(terms.pd)}.items():
             self.spans[name].append(span)
 
     @property
     def columns(self) -> dict[str, Tensor]:
-        """By name, [S] each; none when a policy is missing. Σ(r² − 1) is Σ(r − 1)² + 2Σ(r − 1)."""
+        """Sums by name, [S] each; none when a policy is missing. Σ(r² − 1) is Σ(r − 1)² + 2Σ(r − 1)."""
         if not self.parts:
             return {}
         found = {name: joined([part[name] for part in self.parts]) for name in self.parts[0]}
@@ -91,7 +91,7 @@ class Gap:
 
     @property
     def ranges(self) -> dict[str, tuple[Tensor, Tensor]]:
-        """The smallest and the largest, by name."""
+        """Smallest and largest value by name."""
         return {name: _widest(spans) for name, spans in self.spans.items() if spans}
 
 
@@ -101,7 +101,7 @@ def _widest(spans: Sequence[tuple[Array, Array]]) -> tuple[Tensor, Tensor]:
 
 
 def columns(scene: Scene, drift: Drift) -> dict[str, Tensor]:
-    """Per-sequence sums [S] of everything the formulas need, or nothing when a policy is missing."""
+    """Compute the per-sequence sums [S] that the formulas need; empty when a policy is missing."""
     return scene.once(("gap", drift.prefix), lambda: _columns(scene, drift))
 
 
@@ -114,25 +114,25 @@ def _columns(scene: Scene, drift: Drift) -> dict[str, Tensor]:
 
 
 def _token_sums(terms: Terms) -> dict[str, Array]:
-    """Sums of Δ, r and their kin."""
+    """Compute sums of Δ, Δ², |Δ|, r and related terms."""
     names = {"d": "delta", "dd": "dd", "abs": "size", **ratios(terms), "mult": "mult", "tv": "off"}
     found = with_ratio({name: terms.sum(array) for name, array in names.items()})
     return found | _counts(terms, found["d"])
 
 
 def ratios(terms: Terms) -> dict[str, str]:
-    """Of which arrays r and r² are summed: where Δ is large, r − 1 is no longer the small Δ + k3."""
+    """Name the arrays that r and r² are summed from: for large Δ, r − 1 is summed itself, not as Δ + k3."""
     found = {"k3": "k3", "r11": "r11"}
     return found if terms.tame else {**found, "r1": "r1"}
 
 
 def with_ratio(sums: Mapping[str, Array]) -> dict[str, Array]:
-    """Sums with that of r − 1."""
+    """Add the sum of r − 1, where it is not there yet."""
     return {"r1": sums["d"] + sums["k3"], **sums}
 
 
 def _counts(terms: Terms, like: Array) -> dict[str, Array]:
-    """Tokens of each sequence beyond each bound, [s]; a host looks only at those beyond the least."""
+    """Count the tokens of each sequence beyond each bound, [s]; on a CPU only |Δ| > FAR is looked at."""
     if terms.block.kit is torch:
         return {
             name: segments.count_above(terms.size, bound, terms.block.offsets)
@@ -148,11 +148,11 @@ def _counts(terms: Terms, like: Array) -> dict[str, Array]:
 
 
 _BEYOND = {"overflow": OVERFLOW, **{factor_name(tau): math.log(tau) for tau in FACTORS}}
-"""Column → the |Δ| beyond which it counts tokens."""
+"""Column → the |Δ| above which it counts tokens."""
 
 
 def _probabilities(terms: Terms) -> dict[str, Array]:
-    """Sums of the probabilities q and p, their products and their differences."""
+    """Compute sums of the probabilities q (denominator) and p (numerator), their products and differences."""
     block, pd, pdd = terms.block, terms.sum("pd"), terms.sum("pdd")
     q, qq = block.prob_sums(terms.denominator)
     if terms.tame:  # p is near q: its sums are those of q and of the small p − q
@@ -166,7 +166,7 @@ def _probabilities(terms: Terms) -> dict[str, Array]:
 
 
 def _sequence_values(scene: Scene, sums: Mapping[str, Tensor], drift: Drift) -> dict[str, Tensor]:
-    """Values per sequence; an empty sequence has 0 everywhere."""
+    """Compute values per sequence; an empty sequence has 0 everywhere."""
     if not sums:
         return {}
     there, mean = scene.counts["sequences"], _mean(scene, sums["d"])
@@ -192,7 +192,7 @@ def _mean_log(scene: Scene, policy: Policy) -> Tensor:
 
 
 def ranges(scene: Scene, drift: Drift) -> dict[str, tuple[Tensor, Tensor]]:
-    """Smallest and largest: Δ, |p − q|, mean Δ of a sequence, ΣΔ of a sequence."""
+    """Compute smallest and largest Δ, |p − q|, mean Δ of a sequence and ΣΔ of a sequence."""
     return scene.once(("ranges", drift.prefix), lambda: _ranges(scene, drift))
 
 
@@ -295,7 +295,7 @@ SECOND_DRIFT = {
     "chi2_token": "mean(r²) − 1, " + _SAMPLED_BEFORE.format("not a χ²-divergence, and may be negative"),
     "tv": "mean |r − 1| / 2, " + _SAMPLED_BEFORE.format("not a total variation distance"),
 }
-"""What these rows are for drift 2, whose reference policy is not the one that sampled the tokens."""
+"""Formula texts for drift 2, whose denominator is not the policy that sampled the tokens."""
 
 CHI2_SEQUENCE = Formula(
     "chi2_sequence", "", _S, "mean over sequences of e^{2ΣΔ}, minus 1", mean("s2", _S), ABOVE_MINUS_ONE
@@ -314,7 +314,7 @@ SURROGATE = Formula(
 
 
 def surrogate(scene: Scene, drift: Drift) -> dict[str, Tensor]:
-    """Per-sequence sums [S] that `SURROGATE` reads: of A, of min(r, 2) − 1 and of their product."""
+    """Compute the per-sequence sums [S] of A, of min(r, 2) − 1 and of their product."""
     batch = scene.batch
     q, p = batch.policy(drift.denominator), batch.policy(drift.numerator)
     if batch.advantages is None or q is None or p is None:
@@ -331,4 +331,4 @@ EXTREMES: tuple[tuple[str, str, Pick, str, str, str], ...] = (
     ("log_ratio_min", "d", lambda low, high: low, "nats", _T, "smallest Δ"),
     ("log_ratio_max", "d", lambda low, high: high, "nats", _T, "largest Δ"),
 )
-"""(name, range, what to take of (smallest, largest), unit, over, formula)."""
+"""(name, range, function of (smallest, largest), unit, over, formula)."""

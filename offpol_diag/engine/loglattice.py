@@ -1,4 +1,4 @@
-"""A fixed lattice of bins, fine everywhere: 32 bins to each power of two, both signs.
+"""A fixed logarithmic lattice of bins: 32 bins to each power of two, for both signs.
 
 Log-ratios span 1e-8 to 1e3; bins of equal width would lose one end. The bin of a float64 is read off its
 bits, so binning is a shift, and histograms of two dumps merge by adding.
@@ -19,28 +19,28 @@ _LOW, _HIGH, _PER_OCTAVE_BITS = -40, 96, 5  # k3 of a log-ratio of 66 nats is 2^
 _PER_OCTAVE = 1 << _PER_OCTAVE_BITS
 HALF = (_HIGH - _LOW) * _PER_OCTAVE
 SIZE = 2 * HALF + 1
-"""Bins: HALF negative ones, one around zero (|x| < 2^-40), HALF positive ones; the outermost take what lies
-beyond.
+"""Number of bins: HALF negative ones, one around zero (|x| < 2^-40), HALF positive ones; the outermost also
+hold all values beyond.
 """
 
 
 _MAGNITUDES = 1 << (11 + _PER_OCTAVE_BITS)
-"""How many numbers an exponent and the first bits of a fraction make; the sign is the bit above."""
+"""Number of combinations of exponent and leading fraction bits; the sign is the bit above."""
 CODES = 2 * _MAGNITUDES
-"""How many the first bits of a float64 are, with its sign."""
+"""Number of combinations of the leading bits of a float64, with its sign."""
 _FIRST = ((1023 + _LOW) << _PER_OCTAVE_BITS) - 1
-"""The last magnitude of the bin around zero."""
+"""The largest magnitude code of the bin around zero."""
 
 
 def index(x: Tensor) -> Tensor:
-    """The bin of each value: float64 → int64 in [0, SIZE)."""
+    """Return the bin of each value: float64 → int64 in [0, SIZE)."""
     return _bins(x.device).index_select(0, code(x))
 
 
 def code(x: Tensor, out: NDArray[np.float64] | None = None) -> Tensor:
-    """The first bits of each value, finer or as fine as bins: float64 → int64 in [0, CODES).
+    """Return the leading bits of each value, at least as fine as the bins: float64 → int64 in [0, CODES).
 
-    On a CPU, in the memory of `out`.
+    On a CPU the result uses the memory of `out`.
     """
     if here(x):
         into = None if out is None else out.view(np.uint64)
@@ -50,7 +50,7 @@ def code(x: Tensor, out: NDArray[np.float64] | None = None) -> Tensor:
 
 
 def folded(tables: Tensor) -> Tensor:
-    """Of sums by code those by bin: [K, CODES] → [K, SIZE]."""
+    """Add up sums by code to sums by bin: [K, CODES] → [K, SIZE]."""
     up, down = tables[:, :_MAGNITUDES], tables[:, _MAGNITUDES:]
     return torch.cat((_beyond_zero(down).flip(1), _zero(up) + _zero(down), _beyond_zero(up)), dim=1)
 
@@ -67,13 +67,13 @@ def _beyond_zero(side: Tensor) -> Tensor:
 
 @cache
 def _bins(device: torch.device) -> Tensor:
-    """The bin of each code."""
+    """Return the bin of each code."""
     step = (torch.arange(_MAGNITUDES, device=device) - _FIRST).clamp(0, HALF)
     return torch.cat((HALF + step, HALF - step))
 
 
 def edges() -> Tensor:
-    """The SIZE + 1 edges of the bins, rising, float64."""
+    """Return the SIZE + 1 edges of the bins, rising, float64."""
     octave = torch.arange(_LOW, _HIGH, dtype=torch.float64)[:, None]
     within = 1 + torch.arange(_PER_OCTAVE, dtype=torch.float64)[None, :] / _PER_OCTAVE
     up = torch.cat(((2**octave * within).flatten(), torch.tensor([2.0**_HIGH], dtype=torch.float64)))
@@ -81,7 +81,7 @@ def edges() -> Tensor:
 
 
 def quantile(counts: Tensor, q: float) -> float:
-    """The q-quantile, linear within a bin (relative error at most 1/32); NaN when nothing was binned."""
+    """Compute the q-quantile, linear within a bin (relative error at most 1/32); NaN without values."""
     total = float(counts.sum())
     if total == 0:
         return float("nan")

@@ -1,4 +1,4 @@
-"""Per-token policy losses that the weights enter, and what each pulls log π_θ with.
+"""Per-token policy losses and their derivatives with respect to log π_θ.
 
 A is the advantage, π_θ the current policy, u = log π_θ − log π_anchor, r = e^u. The preset's weight is a
 constant in the gradient, so only the loss's own terms have one. Sources: Schulman et al. 2017 (PPO clip),
@@ -33,9 +33,9 @@ BOUNDS: dict[str, tuple[float | None, float | None, str]] = {
     "roll": (None, None, "8eb27cc2 roll/pipeline/rlvr/actor_worker.py:72"),
     "open-instruct": (None, None, "e6c3044aa open_instruct/grpo_fast.py:703"),
 }
-"""Trainer → its bound on |u| of a token before exp, on that of a sequence's mean under GSPO, and where.
+"""Trainer → its bound on a token's |u| before exp, its bound on GSPO's sequence mean of u, and the source.
 
-None: no bound. Beyond one r is constant, and a loss that goes through r pulls no more.
+None: no bound. Beyond a bound r is constant, and a loss that depends on r has no gradient.
 """
 
 
@@ -45,12 +45,12 @@ class TokenLoss:
 
     Attributes:
         loss: the value.
-        slope: its derivative with respect to its u (log π_θ where it has no ratio).
-        clipped: whether the clip decided.
-        clipped_lower: whether the dual clip decided (A < 0 only).
-        kl: −u of the token; within the bound where the token has a ratio of its own (verl's ppo_kl).
+        slope: its derivative with respect to u (log π_θ where the loss has no ratio).
+        clipped: whether the clip is active.
+        clipped_lower: whether the dual clip is active (A < 0 only).
+        kl: −u of the token, bounded where the loss bounds u token by token (verl's ppo_kl).
         weighted: whether the preset's importance weight multiplies this loss.
-        pooled: where each sequence starts, [S+1], when u is the sequence's mean; None when it is the token's.
+        pooled: where each sequence starts, [S+1], if u is the sequence's mean; None if it is the token's.
     """
 
     loss: Tensor
@@ -62,7 +62,7 @@ class TokenLoss:
     pooled: Tensor | None = None
 
     def map(self, function: Callable[[Tensor], Tensor]) -> TokenLoss:
-        """The same terms with a function applied to each."""
+        """Return the same terms with a function applied to each."""
         return replace(
             self,
             loss=function(self.loss),
@@ -73,9 +73,9 @@ class TokenLoss:
         )
 
     def gradient(self, factor: Tensor) -> Tensor:
-        """d Σ factor·loss / d log π_θ of each token, [T], for constant factors [T] (w · kept / denominator).
+        """Compute d Σ factor·loss / d log π_θ of each token, [T]; factors [T] are constants (w · kept / n).
 
-        Where u is the sequence's mean, every token of the sequence pulls with the mean of all its slopes.
+        Where u is the sequence's mean, every token has the mean of `factor·slope` over its sequence.
         """
         own = factor * self.slope
         return own if self.pooled is None else segments.spread(segments.mean(own, self.pooled), self.pooled)
@@ -83,13 +83,13 @@ class TokenLoss:
 
 @dataclass(frozen=True)
 class Terms:
-    """What a loss is made of, [T] each.
+    """Inputs of a loss, [T] each.
 
     Attributes:
         advantages: A.
         current: log π_θ, nats.
         ratio: r of the token, or of the sequence where the loss pools u.
-        moves: whether r still follows π_θ, i.e. u is within the preset's bound.
+        moves: whether r depends on π_θ, i.e. u is within the preset's bound.
         clip: the preset's bounds on r.
     """
 
@@ -105,9 +105,9 @@ class Loss:
     """One policy loss.
 
     Attributes:
-        of: value, slope, and where the clip and the dual clip decide (None: nowhere).
-        weighted: whether the preset's weight multiplies it around any anchor; else only around π_old: around
-            π_rollout its own ratio is the correction already.
+        of: inputs → value, slope, and where the clip and the dual clip are active (None: nowhere).
+        weighted: whether the preset's weight multiplies it for any anchor; else only for the anchor π_old:
+            with the anchor π_rollout its own ratio is already the correction.
         pooled: whether u is the mean over the sequence's tokens.
     """
 
@@ -117,7 +117,7 @@ class Loss:
 
 
 def _ppo(x: Terms) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    """max(−A r, −A clip(r)), at most −dual·A where A < 0: −A times r bounded on the side that A pushes to."""
+    """Compute max(−A r, −A clip(r)), capped at −dual·A where A < 0: −A r with r bounded on A's side."""
     clip = x.clip
     low, high = _bounds(clip)
     if low is None and high is None and clip.dual is None:
@@ -134,17 +134,17 @@ def _ppo(x: Terms) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
 
 
 def _reinforce(x: Terms) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    """−A log π_θ."""
+    """Compute −A log π_θ."""
     return -x.advantages * x.current, -x.advantages, None, None
 
 
 def _surrogate(x: Terms) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    """−A, whose weight is the loss's own ratio: d(−A r) = −A r d log π_θ."""
+    """Compute −A; its weight is the loss's own ratio: d(−A r) = −A r d log π_θ."""
     return -x.advantages, -x.advantages, None, None
 
 
 def _cispo(x: Terms) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    """−A log π_θ times the clipped r, a constant: no token loses its gradient."""
+    """Compute −A log π_θ times the clipped r as a constant: every token keeps its gradient."""
     held = _clamp(x.ratio, *_bounds(x.clip))
     slope = -x.advantages * held
     return slope * x.current, slope, held != x.ratio, None
@@ -160,7 +160,7 @@ LOSSES: dict[str, Loss] = {
 
 
 def _bounds(clip: Clip) -> tuple[float | None, float | None]:
-    """Where r is clipped below and above."""
+    """Return the bounds below and above which r is clipped."""
     return None if clip.low is None else 1 - clip.low, None if clip.high is None else 1 + clip.high
 
 
@@ -169,35 +169,35 @@ def _clamp(x: Tensor, low: float | None, high: float | None) -> Tensor:
 
 
 def weighted(preset: Preset) -> bool:
-    """Whether the preset's weight multiplies its loss.
+    """Return whether the preset's weight multiplies its loss.
 
-    Around π_rollout a loss with a ratio of its own is corrected by it; a weight would correct twice.
+    With the anchor π_rollout a loss with a ratio of its own is corrected by it; a weight would correct twice.
     """
     return preset.policy == "old" or LOSSES[preset.loss].weighted
 
 
 def kind(preset: Preset) -> tuple[object, ...]:
-    """What a preset's per-token loss depends on, besides the batch: equal kinds, equal `TokenLoss`."""
+    """Key of a preset's per-token loss: on the same batch, presets with equal keys have equal `TokenLoss`."""
     return preset.loss, preset.policy == "old", preset.clip if _has_ratio(preset) else None
 
 
 def anchor_of(policy: str) -> str:
-    """The policy whose ratio the loss clips: π_old for decoupled presets, else π_rollout."""
+    """Return the denominator of the loss's own ratio: π_old for decoupled presets, else π_rollout."""
     return "old" if policy == "old" else "rollout"
 
 
 def drift(policy: str) -> Direction:
-    """The log-ratio u that the loss of a preset with this numerator has for each token."""
+    """Return the log-ratio u in the loss of a preset with this numerator."""
     return "drift" if anchor_of(policy) == "old" else "current"
 
 
 def known(batch: Batch, preset: Preset) -> bool:
-    """Whether the batch has what the preset's loss needs."""
+    """Return whether the batch has the columns that the preset's loss needs."""
     return batch.has("current") and batch.has("advantages") and batch.has(anchor_of(preset.policy))
 
 
 def token_loss(ratios: Ratios, preset: Preset) -> TokenLoss | None:
-    """The preset's loss per token, or None when the batch lacks what it needs; `ratios` keeps the parts."""
+    """Compute the preset's loss per token, cached in `ratios`; None when the batch lacks columns."""
     if not known(ratios.batch, preset):
         return None
     return ratios.once(("loss of", kind(preset)), lambda: _token_loss(ratios, preset))
@@ -224,7 +224,7 @@ def _token_loss(ratios: Ratios, preset: Preset) -> TokenLoss:
 
 
 def kl(ratios: Ratios, preset: Preset) -> Tensor:
-    """−u of every token, [T]; within the loss's bound where that is one on tokens."""
+    """Compute −u of every token, [T], within the loss's bound where that applies to tokens."""
     bound = preset.clip.safety if _has_ratio(preset) and not LOSSES[preset.loss].pooled else None
     return ratios.once(("loss kl", bound), lambda: -_within(_u(ratios), bound))
 
@@ -234,23 +234,23 @@ def _within(u: Tensor, bound: float | None) -> Tensor:
 
 
 def _has_ratio(preset: Preset) -> bool:
-    """Whether the loss has a ratio of its own."""
+    """Return whether the loss has a ratio of its own."""
     return preset.loss not in ("reinforce", "surrogate")
 
 
 def _limits(preset: Preset) -> tuple[float, float]:
-    """Between what u is held before exp; trainers that bound a sequence's mean do so from above only."""
+    """Return the bounds of u before exp; trainers bound a sequence's mean from above only."""
     bound = OVERFLOW if preset.clip.safety is None else preset.clip.safety
     return (-OVERFLOW if LOSSES[preset.loss].pooled else -bound), bound
 
 
 def parts(advantages: Tensor) -> dict[str, Tensor]:
-    """|A| where A has each sign, 0 elsewhere, [T]."""
+    """Split A into |A| where it is positive and |A| where it is negative, 0 elsewhere, [T] each."""
     return {"positive": advantages.clamp(min=0), "negative": -advantages.clamp(max=0)}
 
 
 def by_sign(ratios: Ratios, preset: Preset) -> dict[str, TokenLoss]:
-    """A pooled loss where A is 1 and where it is −1, [S]: each token has |A| times that of its sequence."""
+    """Compute a pooled loss at A = 1 and at A = −1, [S]; a token has |A| times that of its sequence."""
     return ratios.once(("loss by sign", kind(preset)), lambda: _by_sign(ratios, preset))
 
 
@@ -268,7 +268,7 @@ def _by_sign(ratios: Ratios, preset: Preset) -> dict[str, TokenLoss]:
 
 
 def _u(ratios: Ratios) -> Tensor:
-    """Of every token, [T]."""
+    """Compute u of every token, [T]."""
     return ratios.once("loss u", lambda: _made_u(ratios.batch, anchor_of(ratios.policy)))
 
 
@@ -280,7 +280,7 @@ def _made_u(batch: Batch, anchor: str) -> Tensor:
 
 
 def mean_u(ratios: Ratios) -> Tensor:
-    """The mean of u over all tokens of each sequence, [S], also where only some are here."""
+    """Compute the mean of u over all tokens of each sequence, [S], also where this batch has only some."""
     whole = ratios.whole or ratios
     return ratios.own(whole.once("loss mean u", lambda: _mean_u(whole)))
 
@@ -295,7 +295,7 @@ def _mean_u(whole: Ratios) -> Tensor:
 
 
 def _ratio(ratios: Ratios, u: Tensor, pooled: bool, limits: tuple[float, float]) -> tuple[Tensor, Tensor]:
-    """e^u and whether it moves, [T]."""
+    """Compute e^u and whether it depends on π_θ, [T]."""
     if pooled:
         u = segments.spread(mean_u(ratios), ratios.batch.cu_seqlens)
     held = u.clamp(*limits)

@@ -1,4 +1,4 @@
-"""What one preset does to the dump: its weights after processing, and what it rejects."""
+"""The effect of one preset on the dump: its final weights, and the tokens it rejects."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from offpol_diag.presets import Preset
 
 
 def columns(stack: Stack) -> Sheet:
-    """Per-sequence columns [S] that the formulas of this module read, of every preset."""
+    """Compute the per-sequence columns [S] of this module's formulas, for every preset."""
     if not stack.presets:
         return stack.named({})
     n, kept, there = stack.n, stack.kept, stack.n > 0
@@ -43,7 +43,7 @@ def columns(stack: Stack) -> Sheet:
 
 
 def weight_columns(stack: Stack) -> Sheet:
-    """Those columns that `WEIGHTS` reads."""
+    """Compute only the columns that `WEIGHTS` reads."""
     return stack.named(_weights(stack) if stack.presets else {})
 
 
@@ -56,14 +56,14 @@ def _weights(stack: Stack) -> dict[str, Rows]:
         "w": sums["first"],
         "ww": sums["second"],
         "dropped": kept.map(lambda x: ((x == 0) & there).to(torch.float64)),
-        "v": weight,  # of a sequence: the mean over its tokens of what each contributes (0 when rejected)
+        "v": weight,  # per sequence: mean over its tokens of the final weight (0 where rejected)
         "vv": weight.map(torch.square),
         **_acted(stack, there.to(torch.float64)),
     }
 
 
 ACTED = ("high", "low", "units", "bounded", "tries")
-"""What bounds of the weights did, by the names of `Pieces.acted`."""
+"""Counts of weights on which bounds acted, by the names of `Pieces.acted`."""
 
 
 def _acted(stack: Stack, there: Tensor) -> dict[str, Rows]:
@@ -72,7 +72,7 @@ def _acted(stack: Stack, there: Tensor) -> dict[str, Rows]:
 
 
 def _norms(stack: Stack) -> Sheet:
-    """Of the presets that are normalised."""
+    """Compute the normalisation sums of presets whose weights are normalised."""
     stack = stack.only(normalised)
     found = [norm(done, done.preset) for done in stack.items]
     at = tuple(range(len(found)))
@@ -80,7 +80,7 @@ def _norms(stack: Stack) -> Sheet:
 
 
 def _by_sign(stack: Stack) -> dict[str, Rows | Tensor]:
-    """Tokens and kept tokens where the advantage is positive and where it is negative."""
+    """Count tokens and kept tokens with A > 0 and with A < 0."""
     if stack.batch.advantages is None:
         return {}
     left = stack.total(sign_counts)
@@ -89,7 +89,7 @@ def _by_sign(stack: Stack) -> dict[str, Rows | Tensor]:
 
 
 def ranges(stack: Stack) -> dict[str, tuple[Tensor, Tensor]]:
-    """Smallest and largest final weight of a kept token, of every preset."""
+    """Return the smallest and largest final weight of a kept token, for every preset."""
     if not stack.presets:
         return {}
     lows, highs = weight_spans(stack)
@@ -99,7 +99,7 @@ def ranges(stack: Stack) -> dict[str, tuple[Tensor, Tensor]]:
 
 
 def weight_spans(stack: Stack) -> tuple[Rows, Rows]:
-    """Smallest and largest final weight of a sequence's kept tokens; (+inf, -inf) where none is."""
+    """Return the smallest and largest final weight of each sequence's kept tokens; (+inf, -inf) if none."""
     return stack.once("weight spans", lambda: _weight_spans(stack))
 
 
@@ -112,7 +112,7 @@ def _weight_spans(stack: Stack) -> tuple[Rows, Rows]:
 
 
 def _there(x: Tensor, kept: Tensor) -> Tensor:
-    """The largest of each sequence's kept tokens, -inf where there is none."""
+    """Return the largest value of each sequence's kept tokens, -inf where none is kept."""
     return torch.where(kept > 0, x, -torch.inf)
 
 
@@ -122,11 +122,11 @@ token_span: Summed[Outcome] = Summed(
     lambda w, keep: {"high": left(w, keep, -torch.inf), "minus low": left(-w, keep, -torch.inf)},
     MOST,
 )
-"""The largest weight of a sequence's tokens that pass the rules on tokens, and minus the smallest one."""
+"""Largest weight of a sequence's tokens that pass the rules on tokens, and minus the smallest one."""
 
 
 def own_denominators(presets: Sequence[Preset], sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What each preset's trainer divides its loss by, of sums read: kept tokens, or all tokens."""
+    """Return the denominator of each preset's trainer's loss, from sums: kept tokens, or all tokens."""
     kept = {
         preset.name: f"{preset.name}|kept" if preset.denominator == "kept" else "tokens" for preset in presets
     }
@@ -137,9 +137,9 @@ ROUNDING = 16 * torch.finfo(torch.float64).eps
 
 
 def _std(get: Lookup) -> Tensor:
-    """From the sums about 1, or about 0 where the mean is nearer to it, so that little cancels.
+    """Compute the standard deviation of the weights from sums about 1, or about 0 where the mean is below ½.
 
-    A variance below what rounding leaves of those sums (equal weights) is none.
+    A variance below the rounding error of those sums (equal weights) counts as 0.
     """
     mean_weight, n = get("w") / get("kept"), get("kept")
     small = mean_weight < 0.5
@@ -257,13 +257,13 @@ WEIGHTS = tuple(
         "sequences_dropped",
     )
 )
-"""What is said of every method that could be recommended, at its own threshold."""
+"""Metrics of every candidate correction, at its own threshold."""
 
 _REJECTED = ("tokens_rejected", "sequences_dropped", "sequences_touched", "kept_positive", "kept_negative")
 
 
 def idle(preset: Preset) -> frozenset[str]:
-    """Events that this preset cannot make, whatever the data: their 0 is exact."""
+    """Return the events that this preset cannot cause, whatever the data: their 0 is exact."""
     done = applied(preset)
     upper, lower = (done.weight.upper, done.weight.lower) if done.weight else (None, None)
     able = {

@@ -1,8 +1,8 @@
-"""Moments of near tokens: sums of base functions of log-ratios, made once for all presets.
+"""Moments of near tokens: sums of functions of log-ratios, computed once for all presets.
 
-On near tokens no rule and no bound on tokens acts, so that whatever a preset sums there is a linear form of
-these moments. A moment is Σ side(A) · column · f(d) over the tokens of a sequence or turn, d being the
-log-ratio of two policies; `FUNCTIONS`, `COLUMNS` and `DIRECTIONS` name the choices.
+On near tokens no rule and no bound on tokens acts, so every sum over them that a preset needs is a linear
+form of these moments. A moment is Σ side(A) · column · f(d) over the tokens of a sequence or turn, d being
+the log-ratio of two policies; `FUNCTIONS`, `COLUMNS` and `DIRECTIONS` name the choices.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from offpol_diag.engine import host, segments
 from offpol_diag.engine.host import here
 
 BLOCK = 1 << 16
-"""Tokens of a block on a CPU, so that its arrays stay in a core's cache; a GPU takes a batch whole."""
+"""Tokens per block on a CPU, so that its arrays fit in a core's cache; a GPU takes a whole batch."""
 
 Direction = Literal["", "rollout", "old", "current", "drift"]
 DIRECTIONS: dict[Direction, tuple[str, str]] = {
@@ -28,7 +28,7 @@ DIRECTIONS: dict[Direction, tuple[str, str]] = {
     "current": ("rollout", "current"),
     "drift": ("old", "current"),
 }
-"""d = the log-prob of the second policy less that of the first, nats; "rollout" is d = 0, "" no d at all."""
+"""d = log-prob of the second policy minus that of the first, nats; "rollout" is d = 0, "" no d at all."""
 
 Function = Callable[[Tensor, Tensor], Tensor]
 FUNCTIONS: dict[str, Function] = {
@@ -71,7 +71,7 @@ SIDES: dict[str, Callable[[Tensor], Tensor]] = {
     "1-": lambda a: segments.numbers(a < 0),
     "1=": lambda a: segments.numbers(a == 0),
 }
-"""Parts of the advantage: |A| where A is positive, where it is negative; 1 where it is, and where it is 0."""
+"""Parts of the advantage: |A| where A > 0, |A| where A < 0; 1 where A > 0, A < 0, and A = 0."""
 
 
 def _there(x: Tensor | None) -> Tensor:
@@ -81,12 +81,12 @@ def _there(x: Tensor | None) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Moments:
-    """Sums over the near tokens of each sequence [S] or turn [R], float64; made when first asked for.
+    """Sums over the near tokens of each sequence [S] or turn [R], float64, computed on first use.
 
     Attributes:
-        tokens: the tokens, and the sums made so far.
+        tokens: the near tokens, with the sums computed so far.
         by_turn: whether a row is a turn.
-        sign: only tokens whose advantage has this sign count: "1+", "1-" or "1=" (it is 0); "" for all.
+        sign: count only tokens with this sign of the advantage: "1+", "1-" or "1=" (A = 0); "" for all.
     """
 
     tokens: NearTokens
@@ -95,24 +95,24 @@ class Moments:
 
     @classmethod
     def near(cls, batch: Batch, far: Tensor) -> Moments:
-        """Those of all tokens of a batch but the far ones, whose places rise."""
+        """Build the moments of all tokens of a batch but the far ones, whose indices must rise."""
         return cls(NearTokens(batch, far))
 
     def turns(self, sign: str = "") -> Moments:
-        """The same of each turn, over the tokens with one sign of the advantage."""
+        """Return the same moments per turn, over the tokens with one sign of the advantage."""
         return Moments(self.tokens, True, sign)
 
     @property
     def n(self) -> Tensor:
-        """Tokens of each row."""
+        """Number of tokens of each row."""
         return self.of()
 
     def of(self, function: str = "1", d: Direction = "", column: str = "", side: str = "") -> Tensor:
-        """Σ side(A) · column · f(d) of each row.
+        """Compute Σ side(A) · column · f(d) of each row.
 
         Args:
             function: one of `FUNCTIONS`, or "1".
-            d: the log-ratio that it is of.
+            d: the log-ratio that the function is applied to.
             column: one of `COLUMNS`; "" for 1.
             side: one of `SIDES`; "" for 1.
         """
@@ -128,7 +128,7 @@ class Moments:
         return found
 
     def exp(self, d: Direction, column: str = "", side: str = "") -> Tensor:
-        """Σ side(A) · column · e^d of each row."""
+        """Compute Σ side(A) · column · e^d of each row."""
         return self.of("1", "", column, side) + self.of("x", d, column, side)
 
     def low(self, d: Direction, function: str = "d") -> Tensor:
@@ -144,12 +144,12 @@ class Moments:
 
 @dataclass(eq=False)
 class NearTokens:
-    """The near tokens of a batch and what is summed over each of its R turns, [R] float64.
+    """The near tokens of a batch, and sums over each of its R turns, [R] float64.
 
     Attributes:
         batch: all tokens.
-        far: those that do not count, rising.
-        known: sums made so far.
+        far: indices of the far tokens, which do not count, rising.
+        known: sums computed so far.
     """
 
     batch: Batch
@@ -159,12 +159,12 @@ class NearTokens:
 
     @cached_property
     def n(self) -> Tensor:
-        """How many there are in each turn."""
+        """Number of near tokens in each turn."""
         starts = self.batch.cu_runs
         return segments.lengths(starts - torch.searchsorted(self.far, starts)).to(torch.float64)
 
     def total(self, function: str, d: Direction, column: str, side: str) -> Tensor:
-        """Σ side(A) · column · f(d) of each turn; "1" for f, "" for 1 elsewhere."""
+        """Compute Σ side(A) · column · f(d) of each turn; "1" for f and "" elsewhere stand for 1."""
         if d == "rollout":
             return torch.zeros_like(self.n)
         if side and self.advantages is not None:
@@ -178,7 +178,7 @@ class NearTokens:
 
     @cached_property
     def advantages(self) -> Tensor | None:
-        """The advantage of each turn where all its tokens have the same, else None; None on a GPU, too."""
+        """Advantage of each turn, if constant within every turn and on a CPU; else None."""
         a, starts = self.batch.advantages, self.batch.cu_runs
         if a is None or not here(a) or not len(a):
             return None
@@ -238,7 +238,7 @@ class NearTokens:
 
     @cached_property
     def _blocks(self) -> list[tuple[slice, Tensor, Tensor]]:
-        """Tokens in blocks of whole turns: which, where their turns begin, and which of them are far."""
+        """Blocks of whole turns: their tokens, offsets of their turns, and which of the tokens are far."""
         starts = self.batch.cu_runs
         if not here(starts):
             return [(slice(0, self.batch.tokens), starts, self.far)]
@@ -250,13 +250,13 @@ class NearTokens:
         return found
 
     def _delta(self, d: Direction, at: slice, far: Tensor) -> Tensor:
-        """d of the tokens of a block, 0 of far ones."""
+        """Compute d of a block's tokens, set to 0 for far ones."""
         below, above = (_there(self.batch.policy(name)) for name in DIRECTIONS[d])
         found = above[at] - below[at]
         return found.index_fill_(0, far, 0.0)
 
     def _factor(self, side: str, column: str, at: slice, far: Tensor) -> Tensor | None:
-        """What multiplies f(d) of each token of a block, 0 of far ones; None for 1."""
+        """Compute the factor of f(d) of each token of a block, 0 for far ones; None for 1."""
         found = COLUMNS[column](self.batch, at) if column else None
         if side:
             of_side = SIDES[side](_there(self.batch.advantages)[at])

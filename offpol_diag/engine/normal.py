@@ -1,7 +1,7 @@
-"""Batch normalisation: a preset that divides its weights by their mean does so in every trainer batch.
+"""Batch normalisation: weights divided by their mean over each trainer batch.
 
-The mean is known when a trainer batch (the rows of one `step`) has been seen whole, so the sums of such
-presets are kept per trainer batch and rescaled when they are read.
+The mean is known only when a trainer batch (the rows of one `step`) has been seen whole, so the sums of
+presets that normalise are kept per trainer batch and rescaled when they are read.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ Columns = dict[str, Tensor]
 
 
 def normalised(presets: Sequence[Preset]) -> tuple[Preset, ...]:
-    """The presets that are divided by a batch mean."""
+    """Return the presets whose weights are divided by a batch mean."""
     return tuple(one for one in presets if outcome.normalised(one))
 
 
 def sums(scene: Scene, sheet: Sheet) -> Places[Sums]:
-    """Columns [S] summed per trainer batch."""
+    """Sum columns [S] per trainer batch."""
     rows, members = sheet.rows, _members(scene).items()
     return Places(
         {
@@ -41,13 +41,13 @@ def sums(scene: Scene, sheet: Sheet) -> Places[Sums]:
 
 
 def _members(scene: Scene) -> dict[Label, Tensor]:
-    """Which rows each trainer batch has here."""
+    """Return trainer batch → indices of its sequences in this batch."""
     found, which = scope.codes(scene.batch)
     return {label: torch.nonzero(which == at).flatten() for at, label in enumerate(found)}
 
 
 def ranges(stack: Stack, names: Container[str]) -> Places[Extremes]:
-    """Smallest and largest final weight of a kept token, per trainer batch, before it is divided."""
+    """Return the extremes of the final weights of kept tokens per trainer batch, before normalisation."""
     users = [(one.name, at) for at, one in enumerate(stack.presets) if one.name in names]
     low, high = weight_spans(stack) if users else (None, None)
     spans = {f"{name}|weight": (low.of_preset(at), high.of_preset(at)) for name, at in users if low and high}
@@ -68,14 +68,14 @@ _LOSS = ("loss", "loss_mean", "update")
 
 
 def _about_one(get: Get, f: Tensor) -> Tensor:
-    """Σ(w/f − 1)² from Σ(w − 1)², nothing lost when every weight is near 1; from Σw² where f is not."""
+    """Compute Σ(w/f − 1)²: from Σ(w − 1)², precise when weights are near 1; from Σw² where f is not."""
     excess, kept = get("w") - get("kept"), get("kept")
     near = (get("w11") + 2 * (1 - f) * excess + kept * (1 - f) ** 2) / f**2
     return torch.where(_near_one(f), near, get("ww") / f**2 - 2 * get("w") / f + kept)
 
 
 def _over_one(squares: str, count: str, whole: str) -> Callable[[Get, Tensor], Tensor]:
-    """Σ(w²/f² − 1) from Σ(w² − 1), or from Σw² where f is not near 1."""
+    """Compute Σ(w²/f² − 1) from Σ(w² − 1), or from Σw² where f is not near 1."""
 
     def made(get: Get, f: Tensor) -> Tensor:
         near = (get(squares) + get(count) * (1 - f) * (1 + f)) / f**2
@@ -85,7 +85,7 @@ def _over_one(squares: str, count: str, whole: str) -> Callable[[Get, Tensor], T
 
 
 def _near_one(f: Tensor) -> Tensor:
-    """Where weights are divided by so little that what they lack of 1 says more than they do."""
+    """Return where the divisor is within ½ of 1, so that sums about 1 are the more precise."""
     return (f - 1).abs() < 0.5
 
 
@@ -97,7 +97,7 @@ _CENTRED: dict[str, Callable[[Get, Tensor], Tensor]] = {
 
 
 def rescaled(read: Mapping[str, Tensor], preset: Preset) -> Columns:
-    """One trainer batch's sums [1+B] with the preset's weights divided by their mean; the norms are gone."""
+    """Divide one trainer batch's sums [1+B] by the preset's mean weight; the norms are dropped."""
     prefix = f"{preset.name}|"
 
     def get(name: str) -> Tensor:
@@ -115,7 +115,7 @@ def rescaled(read: Mapping[str, Tensor], preset: Preset) -> Columns:
 
 
 def read(places: Places[Sums], presets: Sequence[Preset]) -> Columns:
-    """The rescaled sums of all trainer batches together."""
+    """Add up the rescaled sums of all trainer batches."""
     total: Columns = {}
     for one in places.sums.values():
         sums = one.read()
@@ -126,7 +126,7 @@ def read(places: Places[Sums], presets: Sequence[Preset]) -> Columns:
 
 
 def norms(places: Places[Sums], presets: Sequence[Preset]) -> Columns:
-    """What the means are made of, over all trainer batches, under the presets' names."""
+    """Add up the normalisation sums of all trainer batches."""
     total: Columns = {}
     for one in places.sums.values():
         sums = one.read()
@@ -136,7 +136,7 @@ def norms(places: Places[Sums], presets: Sequence[Preset]) -> Columns:
 
 
 def factors(places: Places[Sums], presets: Sequence[Preset]) -> dict[str, dict[Label, float]]:
-    """Preset → trainer batch → what its weights are divided by."""
+    """Return preset → trainer batch → the factor that its weights are divided by."""
     return {
         preset.name: {label: _factor(sums.read(), preset) for label, sums in places.sums.items()}
         for preset in presets
@@ -149,7 +149,7 @@ def _factor(read: Mapping[str, Tensor], preset: Preset) -> float:
 
 
 def span(places: Places[Extremes], divisors: Mapping[Label, float], name: str) -> tuple[float, float]:
-    """Smallest and largest weight of all trainer batches, each divided by its own mean."""
+    """Return the smallest and largest weight of all trainer batches, each divided by its own mean."""
     pairs = {label: one.read()[name] for label, one in places.sums.items()}
     low = min(pair[0] / divisors[label] for label, pair in pairs.items())
     return low, max(pair[1] / divisors[label] for label, pair in pairs.items())

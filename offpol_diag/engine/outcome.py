@@ -1,4 +1,4 @@
-"""One preset applied to one batch: what is kept, with which weights, of far tokens and of near ones."""
+"""One preset applied to one batch: kept tokens and their weights, for far tokens and for near ones."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from offpol_diag.engine.segments import numbers
 from offpol_diag.presets import Policy, Preset, Reject
 
 PER_SEQUENCE = ("sum", "mean")
-"""Weights over these are one for the whole sequence; over `token` and `segment` tokens have their own."""
+"""`over` of weights that a whole sequence shares; over `token` and `segment` tokens have their own."""
 SMALLEST_NORM = 1e-8
-"""A mean weight that batch normalisation still divides by."""
+"""Normalisation divides only by mean weights above this."""
 NORMS = ("norm", "norm_units")
-"""What that mean is made of: a sum, and of how many."""
+"""Names of the sums that the mean weight is computed from: Σ of weights, and their number."""
 
 
 @dataclass(frozen=True)
 class WeightSums:
-    """Sums per sequence, [S] float64 each.
+    """Sums of weights per sequence, [S] float64 each.
 
     Σw and Σw² stay exact when every weight is tiny, Σ(w − 1) and Σ(w − 1)² when every weight is near 1.
 
@@ -47,19 +47,19 @@ class WeightSums:
     about_one: Tensor
 
     def named(self) -> dict[str, Tensor]:
-        """By the name of the sum."""
+        """Return the sums by name."""
         return dict(vars(self))
 
     def map(self, function: Callable[[Tensor], Tensor]) -> WeightSums:
-        """The same sums with a function applied to each."""
+        """Return the same sums with a function applied to each."""
         return WeightSums(**{name: function(x) for name, x in self.named().items()})
 
     def times(self, x: Tensor) -> WeightSums:
-        """Every sum times x [S]."""
+        """Multiply every sum by x [S]."""
         return WeightSums(self.first * x, self.second * x, self.excess * x, self.about_one * x)
 
     def plus(self, more: WeightSums) -> WeightSums:
-        """Sums over the tokens of both."""
+        """Add the sums of other tokens."""
         return WeightSums(
             self.first + more.first,
             self.second + more.second,
@@ -73,9 +73,9 @@ class Outcome:
     """One preset applied to one batch, per sequence [S] float64.
 
     Attributes:
-        ratios: of the preset's numerator policy.
-        preset: one with the same weight, rules and veto.
-        kept: what is left.
+        ratios: ratios of the preset's numerator policy.
+        preset: a preset with the same weight, rules and veto.
+        kept: tokens and sequences that pass rejection and veto.
     """
 
     ratios: Ratios
@@ -84,12 +84,12 @@ class Outcome:
 
     @cached_property
     def passed(self) -> Tensor:
-        """Tokens that pass the rules on tokens."""
+        """Number of tokens that pass the rules on tokens."""
         return passing_tokens(self, self.preset)["passed"]
 
     @cached_property
     def kept_tokens(self) -> Tensor:
-        """Tokens left."""
+        """Number of kept tokens."""
         return self.passed * self.kept.sequences
 
     @cached_property
@@ -104,7 +104,7 @@ class Outcome:
 
     @cached_property
     def sums(self) -> WeightSums:
-        """Of the final weights, over kept tokens."""
+        """Sums of the final weights over kept tokens."""
         weight, tokens = self.preset.weight, self.kept_tokens
         if weight is None:
             none = torch.zeros_like(tokens)
@@ -114,41 +114,41 @@ class Outcome:
         return self.moments().times(self.kept.sequences)
 
     def moments(self) -> WeightSums:
-        """Of tokens' own weights, over those that pass the rules on tokens."""
+        """Sum tokens' own weights over tokens that pass the rules on tokens."""
         return WeightSums(**token_moments(self, self.preset))
 
     @cached_property
     def weighed(self) -> Weighed | None:
-        """Weights before rejection; None when the preset has none (then every weight is 1)."""
+        """Weights before rejection; None where the preset has none (every weight is 1)."""
         return None if self.preset.weight is None else correction.weigh(self.ratios, self.preset)
 
 
 class Weights(Protocol):
-    """What knows the sum of all weights: an outcome."""
+    """Protocol of objects that have the sum of all weights per sequence."""
 
     @property
     def ratios(self) -> Ratios:
-        """Of all tokens."""
+        """Ratios of all tokens."""
         ...
 
     @property
     def weight_sum(self) -> Tensor:
-        """Per sequence, [S]."""
+        """Sum of all weights per sequence, [S]."""
         ...
 
 
 def applied(preset: Preset) -> Preset:
-    """What the trainer really does: a preset that is only logged changes nothing."""
+    """Return the preset as its trainer applies it: one that is only logged changes nothing."""
     return preset if preset.apply else replace(preset, weight=None, reject=(), veto=None)
 
 
 def normalised(preset: Preset) -> bool:
-    """Whether weights are divided by a batch mean; a preset that is only logged divides nothing."""
+    """Return whether weights are divided by a batch mean; a preset that is only logged divides nothing."""
     return preset.apply and preset.weight is not None and preset.weight.normalize
 
 
 def of(ratios: Ratios, preset: Preset) -> Outcome:
-    """A preset that is applied, on some tokens or all; presets that share rules share the work."""
+    """Apply a preset to some tokens or all; presets that share rules share the work."""
     key = ("outcome", preset.weight, preset.reject, preset.veto)
     return ratios.once(key, lambda: Outcome(ratios, preset, correction.keep(ratios, preset)))
 
@@ -161,7 +161,7 @@ def _passing(done: Outcome, preset: Preset) -> Inputs | dict[str, Tensor]:
 
 
 def _total(ratios: Ratios, preset: Preset) -> Tensor:
-    """Σ of the weights of tokens."""
+    """Sum the weights of all tokens per sequence."""
     return ratios.once(
         ("total", correction.weight_key(preset)),
         lambda: segments.total(correction.weigh(ratios, preset).final.values, ratios.batch.cu_seqlens),
@@ -169,12 +169,12 @@ def _total(ratios: Ratios, preset: Preset) -> Tensor:
 
 
 def powers(w: Tensor) -> WeightSums:
-    """What each weight adds to the sums."""
+    """Compute the terms that each weight adds to the sums."""
     return WeightSums(w, w.square(), w - 1, (w - 1).square())
 
 
 def token_weights(done: Outcome) -> Tensor:
-    """The weights of tokens, [T], which must have their own."""
+    """Return the weights of tokens, [T]; the preset must weight tokens, not sequences."""
     assert done.weighed is not None
     return done.weighed.final.values
 
@@ -184,13 +184,13 @@ def _moments(weights: Tensor, keep: Tensor | None) -> dict[str, Tensor]:
 
 
 def near_weight_sums(near: Moments, policy: Policy) -> WeightSums:
-    """Of near tokens, which weigh r."""
+    """Compute the weight sums of near tokens, whose weight is r."""
     x, xx = near.of("x", policy), near.of("x²", policy)
     return WeightSums(near.n + x, near.n + 2 * x + xx, x, xx)
 
 
 def token_rules(done: Outcome, preset: Preset) -> tuple[Reject, ...]:
-    """What the mask of single tokens depends on; presets that drop whole sequences share what follows."""
+    """Key of the mask of single tokens: empty for presets that only drop whole sequences."""
     return applied(preset).reject if done.kept.tokens is not None else ()
 
 
@@ -199,7 +199,7 @@ passing_tokens = Summed(
     _passing,
     lambda keep: {"passed": numbers(keep)},
 )
-"""How many tokens pass the rules on tokens."""
+"""Number of tokens that pass the rules on tokens."""
 token_moments: Summed[Outcome] = Summed(
     lambda done, preset: ("moments", correction.weight_key(done.preset), token_rules(done, preset)),
     lambda done, preset: (token_weights(done), done.kept.tokens),
@@ -209,7 +209,7 @@ token_moments: Summed[Outcome] = Summed(
 
 
 def norm(done: Weights, preset: Preset) -> dict[str, Tensor]:
-    """What batch normalisation divides by: the mean weight before rejection, over tokens or sequences."""
+    """Compute the sums of the normalising mean: weights before rejection, over tokens or sequences."""
     if preset.weight is None or not preset.weight.normalize:
         return {}
     n = done.ratios.batch.lengths.to(torch.float64)
@@ -219,7 +219,7 @@ def norm(done: Weights, preset: Preset) -> dict[str, Tensor]:
 
 
 def norm_factor(total: Tensor, units: Tensor) -> Tensor:
-    """What batch normalisation divides by; 1 where the mean weight is at most 1e-8, as in verl."""
+    """Compute the divisor of batch normalisation; 1 where the mean weight is at most 1e-8, as in verl."""
     mean_weight = total / units
     return torch.where(mean_weight > SMALLEST_NORM, mean_weight, 1.0)
 
@@ -230,14 +230,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Near:
-    """The near tokens of each sequence, or of each turn with one sign of A, and what a preset does to them.
+    """Near tokens of each sequence, or of each turn with one sign of A, under one preset.
 
     Attributes:
-        ratios: of the preset's numerator, all tokens.
-        preset: what is left of the preset for near tokens.
-        moments: over K rows: sequences [S] or turns [R].
+        ratios: ratios of the preset's numerator, for all tokens.
+        preset: the part of the preset that acts on near tokens.
+        moments: sums per row: sequences [S] or turns [R].
         passes: rows that pass the rules on tokens, [R] bool; None for all.
-        weights: of turns, [R]; None where tokens or sequences have their own, or there are none.
+        weights: weights of turns, [R]; None where tokens or sequences have their own, or there are none.
     """
 
     ratios: Ratios
@@ -248,45 +248,45 @@ class Near:
     _memo: Memo = field(default_factory=Memo, repr=False, compare=False)
 
     def once(self, key: object, make: Callable[[], T]) -> T:
-        """`make()`, computed once per key."""
+        """Return `make()`, computed once per key."""
         return self._memo.once(key, make)
 
     def of_passed(self, x: Tensor) -> Tensor:
-        """Sums of rows → sums [S] over those that pass."""
+        """Add up sums of rows to sums [S] over the rows that pass."""
         return self.of_all(x if self.passes is None else torch.where(self.passes, x, 0.0))
 
     def of_weighed(self, x: Tensor) -> Tensor:
-        """The same, each row's times its weight."""
+        """Add up sums of rows that pass to sums [S], each row times its weight."""
         return self.of_passed(x if self.weights is None else x * self.weights)
 
     def of_all(self, x: Tensor) -> Tensor:
-        """Sums of rows → sums [S], whether they pass or not."""
+        """Add up sums of rows to sums [S], whether the rows pass or not."""
         return segments.total(x, self.ratios.batch.turns) if self.moments.by_turn else x
 
     def given(self, x: Tensor) -> Tensor:
-        """A number of each sequence [S] given to its rows."""
+        """Spread a number of each sequence [S] to its rows."""
         return segments.spread(x, self.ratios.batch.turns) if self.moments.by_turn else x
 
     @cached_property
     def passed(self) -> Tensor:
-        """Tokens that pass the rules on tokens, [S]."""
+        """Number of tokens that pass the rules on tokens, [S]."""
         return self.of_passed(self.moments.n)
 
     @property
     def weight_sum(self) -> Tensor:
-        """Σ of the final weights, of tokens that do not pass too, [S]."""
+        """Sum of the final weights over all near tokens, also those that do not pass, [S]."""
         if self.weights is not None:
             return self.of_all(self.weights * self.moments.n)
         return self.of_all(self.moments.exp(self.preset.policy) if self.preset.weight else self.moments.n)
 
     def sums(self) -> WeightSums:
-        """Of tokens' own weights or their turns', over those that pass."""
+        """Sum tokens' own weights, or their turns', over the rows that pass."""
         w, n = self.weights, self.moments.n
         each = near_weight_sums(self.moments, self.preset.policy) if w is None else powers(w).times(n)
         return each.map(self.of_passed)
 
     def span(self) -> Columns:
-        """The largest of the weights that pass, and of their negatives, [S]; -inf where none does."""
+        """Return the largest weight that passes, and minus the smallest one, [S]; -inf where none passes."""
         w, policy = self.weights, self.preset.policy
         high = self.moments.high(policy).exp() if w is None else w
         low = self.moments.low(policy).exp() if w is None else w
@@ -299,23 +299,23 @@ class Near:
 
 
 How = Callable[[Near, Columns], Columns]
-"""What becomes of sums over rows: sums per sequence."""
+"""Function from sums over rows to sums per sequence."""
 
 
 def passing(near: Near, sums: Columns) -> Columns:
-    """Over the rows that pass."""
+    """Add up sums over the rows that pass."""
     return {name: near.of_passed(x) for name, x in sums.items()}
 
 
 @dataclass(frozen=True)
 class Pieces:
-    """A preset applied to a batch; the names are those of `Outcome`, over all its tokens.
+    """A preset applied to a whole batch; attributes are those of `Outcome`, over all its tokens.
 
     Attributes:
-        ratios: of the preset's numerator policy, all tokens.
-        preset: as it is applied.
-        first: the outcome of what every rule and the veto have seen: the far tokens, or all.
-        near: the near ones, where they are looked at apart.
+        ratios: ratios of the preset's numerator policy, for all tokens.
+        preset: the preset as it is applied.
+        first: the outcome on the far tokens, or on all where near tokens are not separate.
+        near: the near tokens, where they are separate.
     """
 
     ratios: Ratios
@@ -325,30 +325,30 @@ class Pieces:
 
     @property
     def weighs_tokens(self) -> bool:
-        """Whether tokens have weights of their own."""
+        """Return whether tokens have weights of their own."""
         weight = self.preset.weight
         return weight is not None and weight.over not in PER_SEQUENCE
 
     @cached_property
     def passed(self) -> Tensor:
-        """Tokens that pass the rules on tokens, [S]."""
+        """Number of tokens that pass the rules on tokens, [S]."""
         return _sum(self.first.passed, [near.passed for near in self.near])
 
     @cached_property
     def kept_tokens(self) -> Tensor:
-        """Tokens left, [S]."""
+        """Number of kept tokens, [S]."""
         return self.passed * self.sequences
 
     @cached_property
     def weight_sum(self) -> Tensor:
-        """Σ of the final weights over all tokens, rejected or not, [S]."""
+        """Sum of the final weights over all tokens, rejected or not, [S]."""
         if self.per_sequence is not None:
             return self.per_sequence * self.ratios.batch.lengths
         return _sum(self.first.weight_sum, [near.weight_sum for near in self.near])
 
     @cached_property
     def sums(self) -> WeightSums:
-        """Of the final weights, over kept tokens."""
+        """Sums of the final weights over kept tokens."""
         if not self.weighs_tokens:
             one = torch.ones_like(self.kept_tokens)
             return powers(one if self.per_sequence is None else self.per_sequence).times(self.kept_tokens)
@@ -357,28 +357,28 @@ class Pieces:
 
     @property
     def sequences(self) -> Tensor:
-        """Which sequences passed every rule on sequences and the veto, [S] bool."""
+        """Sequences that pass every rule on sequences and the veto, [S] bool."""
         return self.first.kept.sequences
 
     @property
     def per_sequence(self) -> Tensor | None:
-        """The weights of sequences, [S]; None when tokens have their own, or there are none."""
+        """Weights of sequences, [S]; None when tokens have their own, or there are none."""
         weight, weighed = self.first.preset.weight, self.first.weighed
         if weight is None or weighed is None or weight.over not in PER_SEQUENCE:
             return None
         return weighed.final.values
 
     def acted(self, n: Tensor, there: Tensor, none: Tensor) -> dict[str, Tensor]:
-        """What the bounds of the weights did, per sequence [S] float64; near no bound acts.
+        """Count weights on which bounds acted, per sequence [S] float64; bounds never act on near tokens.
 
         Args:
             n: tokens of each sequence, as float64.
-            there: 1 where there is one.
+            there: 1 where the sequence has a token, else 0.
             none: 0 everywhere.
 
         Returns:
-            high: weights above `upper`; low: below `lower`; units: of how many weights; bounded: on how many
-            the safety bound acted, of how many tries.
+            high: weights above `upper`; low: below `lower`; units: number of weights; bounded: weights or
+            tokens on which the safety bound acted; tries: number of those.
         """
         weighed = self.first.weighed
         if weighed is None:
@@ -409,7 +409,7 @@ def _pieces(scene: Scene, ratios: Ratios, preset: Preset) -> Pieces:
 
 
 def _near(scene: Scene, ratios: Ratios, preset: Preset) -> Iterator[Near]:
-    """The near tokens: by sequence; by turn where a rule or weight is of turns; by sign where a rule asks."""
+    """Yield the near tokens: by sequence, or by turn (and sign of A) where a rule or the weight needs it."""
     moments, rest = scene.moments, neutral(preset)
     rules = [(at, rule) for at, rule in enumerate(preset.reject) if on_turns(rule)]
     if not rules and not by_turn(preset.weight):
@@ -423,7 +423,7 @@ def _near(scene: Scene, ratios: Ratios, preset: Preset) -> Iterator[Near]:
 
 
 def _passes(ratios: Ratios, preset: Preset, at: int, rule: Reject, sign: str) -> Tensor:
-    """Which turns a rule lets through where the advantage has a sign, [R] bool."""
+    """Return which turns pass a rule for advantages of one sign, [R] bool."""
     before = replace(preset, reject=preset.reject[:at])
     above, below = beyond(seen(ratios, before, rule), rule)
     sample = {"1+": 1.0, "1-": -1.0}.get(sign, 0.0)
@@ -433,7 +433,7 @@ def _passes(ratios: Ratios, preset: Preset, at: int, rule: Reject, sign: str) ->
 
 
 def every(scene: Scene) -> dict[str, Tensor]:
-    """Tokens of the batch with A > 0 and with A < 0, [S] each."""
+    """Count the batch's tokens with A > 0 and with A < 0, [S] each."""
     return scene.once("signs", lambda: _every(scene))
 
 
@@ -455,7 +455,7 @@ def _near_counts(near: Moments) -> dict[str, Tensor]:
 
 
 def _flags(ratios: Ratios) -> dict[str, Tensor]:
-    """Where A has each sign, [T] bool."""
+    """Return where A > 0 and where A < 0, [T] bool."""
     advantages = ratios.batch.advantages
     assert advantages is not None
     return ratios.once("signs of A", lambda: {"positive": advantages > 0, "negative": advantages < 0})
@@ -471,4 +471,4 @@ sign_counts = Summed(
     lambda up, down, keep: {"positive": flagged(up, keep), "negative": flagged(down, keep)},
     near=lambda near: _near_counts(near.moments),
 )
-"""Tokens by the sign of their advantage that pass the rules on tokens, [S]."""
+"""Number of tokens with A > 0 and A < 0 that pass the rules on tokens, [S]."""

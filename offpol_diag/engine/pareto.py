@@ -1,6 +1,6 @@
-"""Pareto k̂: how heavy the tail of the importance weights is.
+"""Pareto k̂: the tail index of the importance weights; the larger, the heavier the tail.
 
-Above min(1 − 1/log10 n, 0.7) means of the weights (ESS, χ², E[r]) cannot be trusted at this sample size.
+Above min(1 − 1/log10 n, 0.7) means of the weights (ESS, χ², E[r]) are unreliable at this sample size.
 
 Reference: Vehtari, Simpson, Gelman, Yao, Gabry 2024, "Pareto smoothed importance sampling"; Zhang &
 Stephens 2009.
@@ -21,7 +21,7 @@ SMALLEST_TAIL = 5
 
 
 def limit(n: int) -> float:
-    """The k̂ above which estimates from n weights are unreliable."""
+    """Return the k̂ above which estimates from n weights are unreliable."""
     return min(1 - 1 / math.log10(n), 0.7) if n > 10 else 0.0
 
 
@@ -42,7 +42,7 @@ class Fit:
 
 
 def khat(tail: Tail) -> float | None:
-    """k̂ of the largest M = min(n/5, 3√n) weights; None when the tail is constant or too short.
+    """Return k̂ of the largest M = min(n/5, 3√n) weights; None when the tail is constant or too short.
 
     Beyond 1.2e8 weights M is capped by the tail that was kept.
     """
@@ -51,7 +51,7 @@ def khat(tail: Tail) -> float | None:
 
 
 def fit(tail: Tail) -> Fit | None:
-    """The fit to the largest M = min(n/5, 3√n) weights; None when the tail is constant or too short."""
+    """Fit the largest M = min(n/5, 3√n) weights; None when the tail is constant or too short."""
     from pyro.ops.stats import fit_generalized_pareto
 
     top = tail.top.cpu()
@@ -60,13 +60,13 @@ def fit(tail: Tail) -> Fit | None:
         return None
     weights = torch.exp(top[: size + 1] - top[0])
     beyond = (weights[:size] - weights[size]).flip(0)
-    there = beyond > 0  # a weight equal to the border is not beyond it, and the fit has no place for it
+    there = beyond > 0  # a weight equal to the threshold has no exceedance to fit
     exceedances = beyond[there]
     if len(exceedances) < SMALLEST_TAIL or float(exceedances[-1]) <= 1e-12:
         return None
     try:
         k, scale = map(float, fit_generalized_pareto(exceedances))
-    except ZeroDivisionError:  # of equal values, where a point of pyro's grid is 0: a few less move the grid
+    except ZeroDivisionError:  # for equal values a point of pyro's grid can be 0: drop a few
         few = exceedances[: math.isqrt(len(exceedances)) ** 2 - 1]
         k, scale = map(float, fit_generalized_pareto(few))
     if not math.isfinite(k) or not scale > 0:
@@ -75,9 +75,9 @@ def fit(tail: Tail) -> Fit | None:
 
 
 def smooth(tail: Tail) -> Smooth | None:
-    """Pareto smoothing: the i-th largest of M weights becomes the fit's quantile at (i − ½)/M.
+    """Smooth the tail: the i-th smallest of its M weights becomes the fitted quantile at (i − ½)/M.
 
-    No weight may exceed the largest raw one, and equal weights share the mean of what their ranks would get.
+    No weight may exceed the largest raw one; equal weights share the mean of the values for their ranks.
     None when there is no tail to fit.
     """
     fitted = fit(tail)

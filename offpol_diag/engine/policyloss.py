@@ -28,7 +28,7 @@ from offpol_diag.presets import Preset
 
 
 def columns(stack: Stack) -> Sheet:
-    """Weighted loss over kept tokens, its mean over the sequence's kept tokens, clip counts, ppo_kl."""
+    """Compute the weighted loss over kept tokens, its mean per sequence, clip counts and ppo_kl."""
     stack = stack.only(lambda preset: losses.known(stack.batch, preset))
     if not stack.presets:
         return stack.named({})
@@ -44,7 +44,7 @@ def columns(stack: Stack) -> Sheet:
 
 
 def sequence_weights(stack: Stack) -> Rows:
-    """What multiplies the loss of a whole sequence, 0 where it is dropped."""
+    """Return the weight on the loss of each sequence; 1 without one, 0 where it is dropped."""
     return joined(torch.mul, stack.rows(lambda item: _multiplier(item, stack.one)), stack.sequences)
 
 
@@ -54,19 +54,19 @@ def _multiplier(item: Pieces, one: Tensor) -> Tensor:
 
 
 def weighing(near: Near, sums: Columns) -> Columns:
-    """Sums of the loss, times the weight of each turn where it multiplies the loss."""
+    """Add up loss sums, each turn's times its weight where that multiplies the loss."""
     weighs = losses.weighted(near.preset)
     return {name: near.of_weighed(x) if weighs else near.of_passed(x) for name, x in sums.items()}
 
 
 def weighs_tokens(done: Outcome, preset: Preset) -> bool:
-    """Whether tokens have weights of their own that multiply their loss."""
+    """Return whether tokens have weights of their own that multiply their loss."""
     weight = done.preset.weight
     return weight is not None and weight.over not in PER_SEQUENCE and losses.weighted(preset)
 
 
 def pooled(done: Outcome, preset: Preset) -> bool:
-    """Whether all tokens of a sequence share the ratio of their loss."""
+    """Return whether all tokens of a sequence share the loss's ratio."""
     return losses.LOSSES[preset.loss].pooled and losses.known(done.ratios.batch, preset)
 
 
@@ -100,7 +100,7 @@ def _weighed(
 
 
 def _near_weighed(near: Near) -> dict[str, Tensor]:
-    """On near tokens the loss is neither clipped nor bounded, and a weight of tokens is r."""
+    """Compute the sums on near tokens, where the loss is not clipped or bounded and a token's weight is r."""
     preset, moments = near.preset, near.moments
     weight = preset.policy if preset.weight is not None and losses.weighted(preset) else "rollout"
     if near_pooled(near):
@@ -112,13 +112,13 @@ def _near_weighed(near: Near) -> dict[str, Tensor]:
         }
 
     def sums(ratio: Direction, column: str = "") -> tuple[Tensor, Tensor]:
-        """Σ A column e^d, and the same of |A|."""
+        """Compute Σ A · column · e^d, and the same with |A|."""
         up, down = (moments.exp(ratio, column, side) for side in SIDES.values())
         return up - down, up + down
 
     if not losses.known(near.ratios.batch, preset):
         return {"pull": sums(weight)[1]}
-    own = preset.loss in ("ppo_clip", "cispo")  # whose own ratio e^u multiplies the weight e^Δ
+    own = preset.loss in ("ppo_clip", "cispo")  # the loss's own ratio e^u multiplies the weight e^Δ
     ratio = weight if not own else "current" if weight == "old" else losses.drift(preset.policy)
     signed, size = sums(ratio)
     times_log = preset.loss in ("reinforce", "cispo")
@@ -129,12 +129,12 @@ SIDES = {"positive": "A+", "negative": "A-"}
 
 
 def near_pooled(near: Near) -> bool:
-    """Whether all tokens of a sequence share the ratio of their loss."""
+    """Return whether all tokens of a sequence share the loss's ratio."""
     return losses.LOSSES[near.preset.loss].pooled and losses.known(near.ratios.batch, near.preset)
 
 
 def near_by_sign(near: Near) -> dict[str, TokenLoss]:
-    """A pooled loss where A is 1 and where it is −1, of each row."""
+    """Compute a pooled loss at A = 1 and at A = −1, for each row."""
     both = losses.by_sign(near.ratios, near.preset)
     return {sign: one.map(near.given) for sign, one in both.items()}
 
@@ -147,20 +147,20 @@ Without π_θ there is no loss, and the slope is −A.
 
 
 def _added(both: dict[str, TokenLoss], make: Callable[[str, TokenLoss], Tensor]) -> Tensor:
-    """What is made for each sign of the advantage, added up."""
+    """Add up a term computed for each sign of the advantage."""
     one, two = (make(sign, loss) for sign, loss in both.items())
     return one + two
 
 
 def mass_sums(done: Outcome, preset: Preset, weighed: bool = True) -> dict[str, Tensor]:
-    """Σ w·|A| by sign over tokens that pass the rules on tokens, [S], w of tokens only, or 1."""
+    """Compute Σ w·|A| by sign of A over tokens that pass the rules on tokens, [S]; w of tokens, or 1."""
     weighed = weighed and weighs_tokens(done, preset)
     key = "mass", weight_key(preset) if weighed else None, token_rules(done, preset)
     return done.ratios.once(key, lambda: _mass_sums(done, weighed))
 
 
 def masses(ratios: Ratios) -> dict[str, Tensor]:
-    """Σ|A| by sign over all tokens, [S]."""
+    """Compute Σ|A| by sign of A over all tokens, [S]."""
     advantages, offsets = ratios.batch.advantages, ratios.batch.cu_seqlens
     assert advantages is not None
     return {sign: segments.total(part, offsets) for sign, part in losses.parts(advantages).items()}
@@ -176,7 +176,7 @@ def _mass_sums(done: Outcome, weighed: bool) -> dict[str, Tensor]:
 
 
 def kl_sum(done: Outcome, preset: Preset) -> Tensor:
-    """Σ(log π_anchor − log π_θ) over tokens that pass the rules on tokens, [S]."""
+    """Compute Σ(log π_anchor − log π_θ) over tokens that pass the rules on tokens, [S]."""
     key = "kl sum", token_rules(done, preset)
     return done.ratios.once(key, lambda: _total(done, losses.kl(done.ratios, preset), done.kept.tokens))
 
@@ -218,11 +218,11 @@ clip_sums = Summed(
     },
     near=_near_clip,
 )
-"""Tokens where the clip decides, where the dual clip does, and Σ(log π_anchor − log π_θ)."""
+"""Number of tokens where the clip and the dual clip are active, and Σ(log π_anchor − log π_θ)."""
 
 
 def _total(done: Outcome, x: Tensor, keep: Tensor | None) -> Tensor:
-    """Per sequence [S], over the tokens to keep."""
+    """Sum x over the kept tokens of each sequence, [S]."""
     return segments.total(x if keep is None else torch.where(keep, x, 0.0), done.ratios.batch.cu_seqlens)
 
 

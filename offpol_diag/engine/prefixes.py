@@ -1,7 +1,7 @@
-"""How much of its sample size importance sampling of whole sequences keeps, by the length of the response.
+"""Effective sample size of sequence-level importance sampling, by length of the response.
 
-Of every response the first T tokens are taken, for T on a fixed grid: the weight is the product of their
-ratios. A response with fewer than T tokens has left by then. ESS is Kish's, over the responses that are left.
+The weight is the product of the ratios of a response's first T tokens, for T on a fixed grid; responses with
+fewer than T tokens are left out at T. ESS is Kish's, over the responses that remain.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from offpol_diag.engine.terms import Pair, Terms, seen
 from offpol_diag.summary import AtLength, Lengths, Number
 
 GRID = tuple(sorted({round(2 ** (half / 2)) for half in range(35)}))
-"""T in tokens, two to an octave, up to 131,072."""
+"""T in tokens, two values to an octave, up to 131,072."""
 FEWEST = 50
-"""Responses below which ESS at a length is not taken: among few each counts for a large share by itself."""
+"""Fewest responses for an ESS at a length: each of a few makes up a large share by itself."""
 KEPT = 0.1
-"""The share of the sample size below which sequence importance sampling is taken to be unusable."""
+"""ESS below which sequence-level importance sampling is considered unusable."""
 ESS = Formula(
     "ess_sequences",
     "fraction",
@@ -47,24 +47,24 @@ class Prefixes(Saved):
 
     Attributes:
         logs: Σw and Σw² of the responses with at least T tokens, [G, 1+B] each.
-        many: how many those are, [G, 1+B].
+        many: number of those responses, [G, 1+B].
     """
 
     logs: LogSums
     many: Annotated[Tensor, Floats(len(GRID), "B", rule=COUNTS)]
 
     def check(self) -> None:
-        """Refuse sums at other lengths."""
+        """Refuse sums of different shapes."""
         require(self.logs.once.shape == self.many.shape, "logs and many are of one shape")
 
     @classmethod
     def of(cls, x: Tensor, lengths: Tensor, draws: Tensor) -> Prefixes:
-        """From log-weights [S, g] at the first g lengths, -inf where a response has left, and lengths [S]."""
+        """Build from log-weights [S, g] at the first g lengths, -inf beyond a response's end, and lengths."""
         return cls.padded(LogSums.of(x.T.contiguous(), draws), _many(lengths, draws)[: x.shape[1]])
 
     @classmethod
     def padded(cls, logs: LogSums, many: Tensor) -> Prefixes:
-        """From sums at the first lengths, where no response has any of the others."""
+        """Build from sums at the first lengths, if no response reaches the others."""
         more = len(GRID) - len(many)
         none = many.new_zeros(more, many.shape[1])
         shift = torch.cat((logs.shift, logs.shift.new_full((more,), -1e300)))
@@ -72,17 +72,17 @@ class Prefixes(Saved):
         return cls(LogSums(shift, once, twice), many)
 
     def merge(self, other: Prefixes) -> Prefixes:
-        """Of both parts."""
+        """Merge the sums of two parts of a dump."""
         return Prefixes(self.logs.merge(other.logs), self.many + other.many)
 
     @cached_property
     def ess(self) -> Tensor:
-        """(Σw)² / (n Σw²), [G, 1+B] on the CPU; NaN where no response is left."""
+        """(Σw)² / (n Σw²), [G, 1+B] on the CPU; NaN where no response is that long."""
         return (self.logs.once**2 / (self.many * self.logs.twice)).cpu()
 
 
 def _many(lengths: Tensor, draws: Tensor) -> Tensor:
-    """Responses with at least T tokens, and how often those were drawn, [G, 1+B]."""
+    """Count the responses with at least T tokens, and their bootstrap draws, [G, 1+B]."""
     reached = torch.searchsorted(_grid(lengths), lengths.contiguous(), right=True)
     each = torch.cat((torch.ones_like(draws[:, :1]), draws), dim=1)
     by_last = each.new_zeros(len(GRID) + 1, each.shape[1]).index_add_(0, reached, each)
@@ -94,19 +94,19 @@ def _grid(like: Tensor) -> Tensor:
 
 
 class Products:
-    """Log-weights over the first T tokens of every sequence."""
+    """Collect log-weights over the first T tokens of every sequence."""
 
     def __init__(self, scene: Scene, drift: Pair) -> None:
         self.rows: list[slice] = []
         self.parts: list[Tensor] = []
 
     def see(self, terms: Terms) -> None:
-        """The next block."""
+        """Add the next block."""
         self.rows.append(terms.block.rows)
         self.parts.append(_products(torch.as_tensor(terms.delta), terms.block.offsets))
 
     def state(self, scene: Scene) -> Prefixes:
-        """Of all blocks."""
+        """Build the state from all blocks."""
         batch, wide = scene.batch, max((part.shape[1] for part in self.parts), default=0)
         x = batch.rollout.new_full((batch.sequences, wide), -torch.inf)
         for rows, part in zip(self.rows, self.parts, strict=True):
@@ -115,7 +115,7 @@ class Products:
 
 
 def _products(delta: Tensor, offsets: Tensor) -> Tensor:
-    """ΣΔ over the first T tokens [s, g], -inf where there are fewer; up to the longest on a host."""
+    """Compute ΣΔ over the first T tokens [s, g], -inf where there are fewer; on a CPU up to the longest."""
     lengths, grid = segments.lengths(offsets), _grid(offsets)
     if here(offsets):
         grid = grid[: np.searchsorted(GRID, int(lengths.max()) if len(lengths) else 0, side="right")]
@@ -126,7 +126,7 @@ def _products(delta: Tensor, offsets: Tensor) -> Tensor:
 
 
 def sums(scene: Scene, drift: Pair) -> Prefixes:
-    """What a batch adds."""
+    """Compute the state of one batch."""
     return seen(scene, drift, Products).state(scene)
 
 
@@ -134,13 +134,13 @@ def sums(scene: Scene, drift: Pair) -> Prefixes:
 
 
 def lengths(reader: Reader, prefixes: Prefixes) -> Lengths:
-    """ESS by length, and the longest response at which a tenth is kept."""
+    """Read out ESS by length, and the longest response at which a tenth is kept."""
     curve = list(_curve(reader, prefixes))
     return Lengths(longest=_longest(curve), curve=curve)
 
 
 def _curve(reader: Reader, prefixes: Prefixes) -> Iterator[AtLength]:
-    """As far as enough responses go."""
+    """Yield the points of the curve, as long as there are enough responses."""
     for tokens, many, ess in zip(GRID, prefixes.many[:, 0].tolist(), prefixes.ess, strict=True):
         if many < FEWEST:
             return
@@ -148,7 +148,7 @@ def _curve(reader: Reader, prefixes: Prefixes) -> Iterator[AtLength]:
 
 
 def _longest(curve: Sequence[AtLength]) -> Number:
-    """Where the curve first falls below `KEPT`, with where the ends of its intervals do."""
+    """Find the length where the curve first falls below `KEPT`, with an interval."""
     number = Number(
         unit="tokens",
         over="responses",
@@ -172,9 +172,9 @@ def _longest(curve: Sequence[AtLength]) -> Number:
 
 
 def _crossing(curve: Sequence[AtLength], ess: Sequence[float | None]) -> float | None:
-    """The last whole token before ESS first falls below `KEPT`; None where it does not.
+    """Return the last whole token before ESS first falls below `KEPT`; None where it never does.
 
-    Between two lengths log ESS is taken for a line, as it is for log-normal ratios; of no token it is 0.
+    log ESS is interpolated linearly in T, as is exact for log-normal ratios; at T = 0 it is 0.
     """
     before, above = 0, math.log(1 / KEPT)
     for at, share in zip(curve, ess, strict=True):

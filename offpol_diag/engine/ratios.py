@@ -1,7 +1,7 @@
 """Log-ratios of one numerator policy over one batch, aggregated over tokens, sequences and turns.
 
-Δ = log π_train − log π_rollout of the sampled token; r = e^Δ. Aggregates are computed when first asked for
-and kept, so that presets share them.
+Δ = log π_train − log π_rollout of the sampled token; r = e^Δ. Aggregates are computed on first use and
+cached, so that presets share them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ OVERFLOW = 345.0
 """Largest |log weight| that is exponentiated: e^(2·345) is still a float64."""
 FLOAT32_MAX = torch.finfo(torch.float32).max
 FLOAT32_OVERFLOW = math.log(FLOAT32_MAX)
-"""Largest log weight that float32 holds: what trainers that guard against inf take for too large."""
+"""Largest log weight that float32 holds: trainers that guard against inf drop larger ones."""
 
 T = TypeVar("T")
 
@@ -39,7 +39,7 @@ class Level:
     per: Literal["token", "sequence", "turn"]
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Level:
-        """The same level with a function applied to its values."""
+        """Return the same level with a function applied to its values."""
         return Level(function(self.values), self.per)
 
 
@@ -59,7 +59,7 @@ are taken too."""
 
 
 def _binary_kl(d: Tensor, q: Tensor) -> Tensor:
-    """KL between two coins, "this token or another": π_rollout's from π_train's, nats; 0 on-policy."""
+    """Compute the KL from π_rollout to π_train of "this token or another", nats; 0 on-policy."""
     this = -host.exp(q) * d
     other, train = -host.expm1(q), -host.expm1(q + d)
     return this + other * torch.log((other + COIN) / (train.clamp(min=0) + COIN))
@@ -74,14 +74,14 @@ _OVER_SEQUENCE: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], float]] = {
     "max": (segments.largest, -torch.inf),
     "min": (segments.smallest, torch.inf),
 }
-"""How a sequence aggregates its tokens, and what a token counts as that has left it."""
+"""Aggregation over a sequence, and the value that makes it ignore a token."""
 _PARTS: dict[str, tuple[Over, Callable[[Tensor, Tensor], Tensor]]] = {
     "sum": ("sum", torch.add),
     "mean": ("sum", torch.add),
     "max": ("max", torch.maximum),
     "min": ("min", torch.minimum),
 }
-"""What is asked of some of a sequence's tokens and of the others, and what makes of both that of all."""
+"""Aggregate of each of two subsets of a sequence, and the function that joins both."""
 
 _OF_MOMENTS: dict[str, Callable[[Moments, Policy], Tensor]] = {
     "ratio": lambda m, d: m.of("d", d),
@@ -93,7 +93,7 @@ _OF_MOMENTS: dict[str, Callable[[Moments, Policy], Tensor]] = {
     "prob_diff": lambda m, d: m.of("x", d, "π_rollout"),
     "tv": lambda m, d: m.of("|x|", d) / 2,
 }
-"""The sum of each statistic over near tokens; one without a row is taken from the tokens."""
+"""Sum of each statistic over near tokens; statistics without an entry are computed token by token."""
 _LARGEST: dict[str, Callable[[Moments, Policy], Tensor]] = {
     "ratio": lambda m, d: m.high(d),
     "k1": lambda m, d: -m.low(d),
@@ -103,20 +103,20 @@ _LARGEST: dict[str, Callable[[Moments, Policy], Tensor]] = {
     "mult_prob_error": lambda m, d: 1 + m.high(d, "e^|d| − 1"),
     "tv": lambda m, d: m.high(d, "|x|") / 2,
 }
-"""Its largest value over near tokens."""
+"""Largest value of a statistic over near tokens."""
 
 
 @dataclass(frozen=True)
 class Apart:
-    """A batch's ratios by how far its tokens are off.
+    """Ratios of a batch, split into far tokens (large |Δ|) and near ones.
 
     Attributes:
-        far: of the far tokens.
-        close: of all others; what is summed of them may be known without a look at them.
-        reach: no |Δ| of those is larger, nats.
-        leaves: whether rules on tokens and a veto, those of a preset, drop no near token.
-        left: which far tokens aggregates run over, [F] bool; None for all.
-        rows: of which sequences they run over the near ones, and any, [S] bool; None for all.
+        far: ratios of the far tokens.
+        close: ratios of the near tokens; sums over them may come from moments.
+        reach: largest |Δ| that a near token may have, nats.
+        leaves: whether a preset's rules on tokens and veto drop no near token.
+        left: far tokens that aggregates run over, [F] bool; None for all.
+        rows: sequences that aggregates cover, [S] bool; None for all.
     """
 
     far: Ratios
@@ -134,12 +134,12 @@ class Apart:
 
     @cached_property
     def tokens(self) -> Tensor:
-        """How many tokens of each sequence are left, before whole ones go, [S]."""
+        """Number of tokens of each sequence that aggregates run over, [S]."""
         lost = 0.0 if self.left is None else segments.count(~self.left, self.far.batch.cu_seqlens)
         return self.far.batch.lengths + self.close.batch.lengths - lost
 
     def of_left(self, x: Tensor, absent: float) -> Tensor:
-        """Values of far tokens [F], those that are gone counting as something that is not seen."""
+        """Set the far tokens [F] that are excluded to a value that the aggregate ignores."""
         return x if self.left is None else torch.where(self.left, x, absent)
 
 
@@ -150,14 +150,14 @@ class Ratios:
     Attributes:
         batch: the packed batch.
         policy: old, current, or rollout (Δ is 0 everywhere).
-        settled: what the trainer batch settles for rules and weights that look beyond one sequence.
-        peers: the same batch's ratios of other numerators, shared by all of them.
-        left: which tokens aggregates run over, [T] bool, or what makes that; None for all.
-        moments: of these tokens, where they are near ones: what is summed of them is taken from there.
-        whole: where this batch is some tokens of another one: that one's ratios, which judge sequences and
-            turns.
-        rows: of which of its sequences each one here has tokens, [S]; None where they are the same.
-        apart: these ratios as those of far tokens and of near ones; None where all are looked at alike.
+        settled: cuts and tails per trainer batch, for rules and weights that look beyond one sequence.
+        peers: ratios of the same batch with other numerators, shared by all of them.
+        left: tokens that aggregates run over, [T] bool, or a function that computes them; None for all.
+        moments: moments of these tokens, if they are near ones; sums are taken from there.
+        whole: if this batch is a subset of tokens of another one, that one's ratios, on which sequences and
+            turns are judged.
+        rows: index in `whole` of each sequence, [S]; None where the sequences are the same.
+        apart: these ratios split into far and near tokens; None where they are not split.
     """
 
     batch: Batch
@@ -172,7 +172,7 @@ class Ratios:
     _memo: Memo = field(default_factory=Memo, repr=False)
 
     def of(self, policy: Policy | None) -> Ratios:
-        """The ratios of another numerator; None for this one's own."""
+        """Return the ratios with another numerator; None for this one's own."""
         if policy is None or policy == self.policy:
             return self
         if policy not in self.peers:
@@ -181,14 +181,14 @@ class Ratios:
         return self.peers[policy]
 
     def among(self, left: Callable[[], Tensor], apart: Apart | None = None) -> Ratios:
-        """The same ratios, aggregated over the tokens that are `left` [T]; `apart` tells it without that."""
+        """Return the same ratios, aggregated over the tokens `left` [T]; `apart` is a faster way to do so."""
         found = Ratios(self.batch, self.policy, self.settled, self.peers, left)
         found.apart = apart
         return found
 
     @property
     def index(self) -> Tensor | None:
-        """Where the tokens stand among the whole's, [T]; None where that is not known."""
+        """Indices of the tokens in the whole batch, [T]; None where they are not known."""
         batch = self.batch
         known = self.whole is not None and isinstance(batch, Some) and batch.whole is self.whole.batch
         return batch.index if known and isinstance(batch, Some) else None
@@ -200,23 +200,23 @@ class Ratios:
         return self.left
 
     def once(self, key: object, make: Callable[[], T]) -> T:
-        """`make()`, computed once per key."""
+        """Return `make()`, computed once per key."""
         return self._memo.once(key, make)
 
     def slim(self, size: int) -> None:
-        """Drop what holds a tensor of at least `size` numbers, of the other numerators too."""
+        """Drop cached tensors of at least `size` numbers, of the other numerators too."""
         for ratios in (self, *self.peers.values()):
             ratios._memo.slim(size)
 
     def forget(self) -> None:
-        """Drop everything computed so far, of the other numerators too: what was found knows who found it."""
+        """Drop all cached values, of the other numerators too: they form reference cycles."""
         for ratios in (self, *self.peers.values()):
             ratios._memo.clear()
             ratios.apart = None
         self.peers.clear()
 
     def together(self) -> Ratios:
-        """The same ratios, whose sums are made of far and near tokens together."""
+        """Return the same ratios, not split into far and near tokens."""
         if self.apart is None:
             return self
         return self.once("together", lambda: Ratios(self.batch, self.policy, self.settled))
@@ -235,23 +235,23 @@ class Ratios:
         return self.once("delta", lambda: self.train - self.batch.rollout)
 
     def clamped(self, safety: float | None) -> Tensor:
-        """Δ clamped to ±safety, [T]."""
+        """Return Δ clamped to ±safety, [T]."""
         if safety is None:
             return self.delta
         return self.once(("clamped", safety), lambda: self.delta.clamp(-safety, safety))
 
     def token(self, statistic: Statistic, safety: float | None = None) -> Tensor:
-        """The statistic of every token, [T]; `ratio` as its logarithm."""
+        """Compute the statistic of every token, [T]; `ratio` as its logarithm."""
         return self.once((statistic, safety), lambda: self._token(statistic, safety))
 
     def _token(self, statistic: Statistic, safety: float | None) -> Tensor:
         return _STATISTICS[statistic](self.clamped(safety), self.batch.rollout)
 
     def aggregate(self, statistic: Statistic, over: Over, safety: float | None = None) -> Level:
-        """The statistic over tokens, sequences or turns, each token's Δ clamped to ±safety first.
+        """Compute the statistic over tokens, sequences or turns; each token's Δ is clamped to ±safety first.
 
-        Per sequence: sum, mean, max, min of its tokens (an empty sequence has 0). A turn's mean is given to
-        its tokens. Sequences are judged by all their tokens, also where this batch has only some of them.
+        Per sequence: sum, mean, max or min of its tokens (0 for an empty sequence). A turn's mean is spread
+        to its tokens. Sequences are aggregated over all their tokens, also where this batch is a subset.
         """
         if over == "segment":
             key = ("of turns", statistic, safety)
@@ -270,7 +270,7 @@ class Ratios:
         return Level(torch.where(there, values, 0.0), "sequence")
 
     def of_sequences(self, statistic: Statistic, how: Over) -> Tensor:
-        """The sum, max or min of a statistic over the tokens of each sequence that are here, [S]."""
+        """Compute the sum, max or min of a statistic over this batch's tokens of each sequence, [S]."""
         return self.once(("of sequences", statistic, how), lambda: self._of_sequences(statistic, how))
 
     def _of_sequences(self, statistic: Statistic, how: Over) -> Tensor:
@@ -280,11 +280,11 @@ class Ratios:
         return _OVER_SEQUENCE[how][0](self.token(statistic), self.batch.cu_seqlens)
 
     def beyond(self, bound: float) -> Ratios:
-        """The ratios of tokens that none is missing from whose |Δ| exceeds a bound."""
+        """Return ratios that include all tokens whose |Δ| exceeds a bound."""
         return self.apart.far if self.apart is not None and self.apart.reach < bound else self
 
     def _of_both(self, statistic: Statistic, over: Over, safety: float | None) -> Tensor | None:
-        """Of far tokens and near ones; None where they are not told apart or a bound acts on near ones."""
+        """Aggregate over far and near tokens; None where they are not split or a bound acts on near ones."""
         apart = self.apart
         if apart is None or (safety is not None and safety < apart.reach):
             return None
@@ -299,11 +299,11 @@ class Ratios:
         return values if apart.rows is None else torch.where(apart.rows & (apart.tokens > 0), values, 0.0)
 
     def own(self, x: Tensor) -> Tensor:
-        """What each sequence here has of a number of the whole's sequences, [S]."""
+        """Map a number of the whole batch's sequences to the sequences here, [S]."""
         return x if self.rows is None else x[self.rows]
 
     def turns(self, statistic: Statistic, safety: float | None = None) -> Tensor:
-        """Mean of the statistic over each turn, [R]; of all tokens, also where only some are here."""
+        """Compute the mean of the statistic over each turn, [R], over all tokens of the whole batch."""
         if self.whole is not None:
             return self.whole.turns(statistic, safety)
         runs = self.batch.cu_runs
@@ -312,7 +312,7 @@ class Ratios:
         )
 
     def of_turns(self, x: Tensor) -> Tensor:
-        """Each turn's value [R] given to its tokens that are here, [T]."""
+        """Spread each turn's value [R] to its tokens in this batch, [T]."""
         whole, index = self.whole, self.index
         if whole is None or index is None:
             return segments.spread(x, (whole or self).batch.cu_runs)
@@ -320,7 +320,7 @@ class Ratios:
         return x[at]
 
     def _reduced(self, x: Tensor, over: Over, offsets: Tensor) -> Tensor:
-        """Per run [R], over the tokens that are left; 0 where none is."""
+        """Aggregate per run [R], over the included tokens; 0 where there is none."""
         reduce, absent = _OVER_SEQUENCE[over]
         left = self._left
         if left is None:
@@ -331,7 +331,7 @@ class Ratios:
         return torch.where(there > 0, values, 0.0)
 
     def log_ratio(self, over: Over, safety: float | None, safety_at: str) -> Level:
-        """log r over tokens, sequences or turns, bounded where `safety_at` says."""
+        """Compute log r over tokens, sequences or turns, bounded where `safety_at` says."""
         if safety is None:
             return self.aggregate("ratio", over)
         if safety_at == "token":

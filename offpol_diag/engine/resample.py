@@ -1,4 +1,4 @@
-"""Random weights of a Poisson bootstrap that do not depend on how a dump is cut.
+"""Poisson bootstrap weights that do not depend on how a dump is split.
 
 Each group of sequences (a prompt) is drawn Poisson(1) times in each replicate. The draw is a pure function
 of the group's key, the replicate's number and the seed (a counter-based hash), so cutting a dump into
@@ -27,7 +27,7 @@ Words = npt.NDArray[Any]
 
 
 def mix(x: Tensor) -> Tensor:
-    """SplitMix64's finaliser on int64 (wrapping arithmetic): a bijection that scatters its input."""
+    """Apply SplitMix64's finaliser to int64 (wrapping arithmetic): a bijection that scatters its input."""
     if here(x):
         return torch.from_numpy(mixed(x.numpy()))
     x = (x ^ _shift(x, 30)) * -0x40A7B892E31B1A47
@@ -36,7 +36,7 @@ def mix(x: Tensor) -> Tensor:
 
 
 def mixed(x: Words) -> Words:
-    """The same of an array, in 0.4 of the time."""
+    """Compute the same of a numpy array, in 0.4 of the time."""
     x = x.view(np.uint64)
     found = np.asarray(x >> np.uint64(30))
     found ^= x
@@ -49,10 +49,10 @@ def mixed(x: Words) -> Words:
 
 
 def draws(key: Tensor, seed: int, replicates: int = REPLICATES) -> Tensor:
-    """How often each sequence's group is drawn: key [S] int64 → [S, replicates] float64, Poisson(1)."""
+    """Draw each sequence's group Poisson(1) times: key [S] int64 → counts [S, replicates] float64."""
     if not here(key):
         return _draws(key, seed, replicates)
-    runs = tables.runs(key)  # neighbours of one group are drawn once
+    runs = tables.runs(key)  # adjacent sequences of one group are drawn once
     return torch.repeat_interleave(_draws(key[runs[:-1]], seed, replicates), segments.lengths(runs), dim=0)
 
 
@@ -65,24 +65,24 @@ def _draws(key: Tensor, seed: int, replicates: int) -> Tensor:
 
 
 def _poisson(uniform: Tensor) -> Tensor:
-    """32-bit numbers → draws: how many of the steps each has reached, float64."""
+    """Turn uniform 32-bit numbers into Poisson(1) draws, float64."""
     if not here(uniform):
         steps = sent(torch.tensor(_poisson_steps()), uniform.device)
         return torch.bucketize(uniform, steps, right=True).to(torch.float64)
-    reached = np.zeros(uniform.shape, np.uint8)  # comparing a few times costs a fifth of searching
+    reached = np.zeros(uniform.shape, np.uint8)  # a few comparisons cost a fifth of a search
     for step in _poisson_steps():
         reached += uniform.numpy() >= step
     return torch.from_numpy(reached.astype(np.float64))
 
 
 def _shift(x: Tensor, by: int) -> Tensor:
-    """Logical right shift of int64 (torch's own is arithmetic)."""
+    """Shift int64 right logically (torch's own shift is arithmetic)."""
     return (x >> by) & ((1 << (64 - by)) - 1)
 
 
 @lru_cache(maxsize=1)
 def _poisson_steps() -> list[int]:
-    """The 32-bit thresholds at which a uniform number becomes 1, 2, 3 … draws."""
+    """Return the 32-bit thresholds at which a uniform number becomes 1, 2, 3 … draws."""
     total, steps = 0.0, []
     for k in range(14):
         total += math.exp(-1.0) / math.factorial(k)

@@ -1,4 +1,4 @@
-"""The gap that is left among the tokens a preset keeps: a falling rejection rate must not be read as health.
+"""The policy gap among the tokens that a preset keeps: a falling rejection rate alone is no sign of health.
 
 Numerator and denominator are the preset's own: π_old or π_θ over π_rollout.
 """
@@ -17,7 +17,7 @@ from offpol_diag.presets import Preset
 
 
 def columns(stack: Stack) -> Sheet:
-    """Per-sequence columns [S]: Σ k3 over kept tokens, the perplexity ratio and w² − 1 of what is left."""
+    """Compute the per-sequence columns [S]: Σ k3 over kept tokens, their perplexity ratio and w² − 1."""
     if not stack.presets:
         return stack.named({})
     found, kept, sums = stack.total(gap_sums), stack.kept, stack.sums
@@ -35,18 +35,18 @@ def columns(stack: Stack) -> Sheet:
 
 
 def _there(kept: Tensor) -> Tensor:
-    """1 for a sequence with a token left."""
+    """Return 1 for a sequence with a kept token, else 0."""
     return (kept > 0).to(torch.float64)
 
 
 def _ppl(delta: Tensor, kept: Tensor) -> Tensor:
-    """exp(−mean Δ) − 1 over the tokens left, ΣΔ being `delta`; 0 where none is."""
+    """Compute exp(−mean Δ) − 1 over the kept tokens, `delta` being ΣΔ; 0 where none is kept."""
     gap = delta / kept.clamp(min=1)
     return torch.expm1((-gap).clamp(max=2 * OVERFLOW)) * _there(kept)
 
 
 def _vv(excess: Tensor, kept: Tensor, n: Tensor) -> Tensor:
-    """v² − 1 of the mean weight v, a rejected token weighing 0, from Σ(w − 1); 0 where no token is left."""
+    """Compute v² − 1 from Σ(w − 1), v = mean weight, 0 for rejected tokens; 0 where no token is kept."""
     away = (excess + kept - n) / n
     return away * (away + 2) * _there(kept)
 

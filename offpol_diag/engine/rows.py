@@ -1,4 +1,4 @@
-"""Numbers of each sequence under many presets: rows that presets share, sums of tokens, columns by name."""
+"""Per-sequence numbers of many presets: rows shared by equal presets, sums over tokens, named columns."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Rows:
     """Numbers of S sequences under P presets.
 
     Attributes:
-        values: R rows that differ, or may: [R, S]; or [R, N, S] of N numbers each.
+        values: R distinct rows (some may be equal): [R, S]; or [R, N, S] with N numbers each.
         at: the row of each preset, P of them.
     """
 
@@ -34,25 +34,25 @@ class Rows:
 
     @classmethod
     def of_tensors(cls, rows: Sequence[Tensor]) -> Rows:
-        """A row [S] of each preset, one for all that have the same tensor; there must be a preset."""
+        """Build from a row [S] per preset, stored once where the tensor is the same; needs a preset."""
         first, at = distinct([id(row) for row in rows])
         return cls(torch.stack([rows[preset] for preset in first]), at)
 
     @property
     def all(self) -> Tensor:
-        """A row of each preset, [P, S]."""
+        """A row for each preset, [P, S]."""
         return self._picked(self.at)
 
     def of_preset(self, preset: int) -> Tensor:
-        """That of one preset, [S]."""
+        """Return the row of one preset, [S]."""
         return self.values[self.at[preset]]
 
     def of(self, presets: Sequence[int]) -> Rows:
-        """Those of some presets."""
+        """Select some presets."""
         return Rows(self.values, tuple([self.at[preset] for preset in presets]))
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Rows:
-        """What is made of each number."""
+        """Apply a function to all rows."""
         return Rows(function(self.values), self.at)
 
     def _picked(self, at: tuple[int, ...]) -> Tensor:
@@ -62,29 +62,29 @@ class Rows:
 
 
 def together(*rows: Rows) -> tuple[list[Tensor], tuple[int, ...]]:
-    """The rows of several for each combination that occurs, [R, S] each; and which each preset has."""
+    """Return, for each combination of rows that occurs, [R, S] of each; and each preset's combination."""
     places, at = _combined(tuple([one.at for one in rows]))
     return [one._picked(own) for one, own in zip(rows, places, strict=True)], at
 
 
 @lru_cache(256)
 def _combined(ats: tuple[tuple[int, ...], ...]) -> tuple[list[tuple[int, ...]], tuple[int, ...]]:
-    """The row of each for each combination that occurs, and which of those each preset has.
+    """Return the row of each for each combination that occurs, and the combination of each preset.
 
-    The columns of a batch ask for few, again and again.
+    Cached: the columns of every batch repeat few combinations.
     """
     first, at = distinct(list(zip(*ats, strict=True)))
     return [tuple([own[preset] for preset in first]) for own in ats], at
 
 
 def joined(function: Callable[..., Tensor], *rows: Rows) -> Rows:
-    """What is made of several rows, for each combination of them that occurs."""
+    """Apply a function to several, once for each combination of their rows that occurs."""
     picked, at = together(*rows)
     return Rows(function(*picked), at)
 
 
 def woven(parts: Mapping[tuple[int, ...], Rows]) -> Rows:
-    """The rows of some presets and those of all others."""
+    """Merge the rows of disjoint sets of presets."""
     begin = 0
     at: dict[int, int] = {}
     for presets, rows in parts.items():
@@ -96,12 +96,12 @@ def woven(parts: Mapping[tuple[int, ...], Rows]) -> Rows:
 
 
 def laid(parts: Sequence[Tensor]) -> Tensor:
-    """Rows in one tensor, one part after the other."""
+    """Concatenate rows into one tensor."""
     return parts[0] if len(parts) == 1 else torch.cat(tuple(parts))
 
 
 def distinct(keys: Sequence[Hashable]) -> tuple[list[int], tuple[int, ...]]:
-    """Where each key occurs first, and which of those each one is equal to."""
+    """Return the index where each distinct key first occurs, and for each key which of those it is."""
     row: dict[Hashable, int] = {}
     at = tuple([row.setdefault(key, len(row)) for key in keys])
     first: list[int] = []
@@ -118,7 +118,7 @@ def _range(many: int) -> tuple[int, ...]:
 
 @lru_cache(1024)
 def _sent(at: tuple[int, ...], device: torch.device) -> Tensor:
-    """Places where they are looked up; on a GPU they depend on the presets alone, and are sent once."""
+    """Copy indices to a device; cached, since they depend on the presets alone."""
     return torch.tensor(at, dtype=torch.int64).to(device)
 
 
@@ -126,11 +126,11 @@ Columns = Mapping[str, Tensor]
 Inputs = tuple[Tensor | None, ...]
 Join = Callable[[Tensor, Tensor], Tensor]
 AT_ONCE, OF_GPU = 1 << 16, 1 << 22
-"""Tokens times rows that are looked at together, so that they stay in the caches or fit beside all else."""
+"""Tokens × rows processed at once, so that they fit in the caches (CPU) or in memory (GPU)."""
 
 
 class How(NamedTuple):
-    """What becomes of a sequence's tokens, and what makes of that of some and of others that of all."""
+    """A reduction over a sequence's tokens, and the function that joins its results on two subsets."""
 
     reduce: Reduce
     join: Join
@@ -145,7 +145,7 @@ class Applied(Protocol):
 
     @property
     def ratios(self) -> Ratios:
-        """Of those tokens."""
+        """Ratios of those tokens."""
         ...
 
 
@@ -154,15 +154,15 @@ A = TypeVar("A", bound=Applied)
 
 @dataclass(frozen=True, eq=False)
 class Summed(Generic[A]):
-    """What is summed, by name.
+    """Named sums over tokens that presets share.
 
     Attributes:
-        key: what tells two sums over the same tokens apart.
-        inputs: what they are made of, [T] each, None where there is nothing; or the sums themselves, where
-            they are made of other sums. What presets share must be one tensor.
-        terms: the inputs → what each token adds; rows of them [K, T] → such rows.
-        how: what becomes of the terms.
-        near: the sums over near tokens (`pieces.Near`), row by row.
+        key: identifies the sum: over the same tokens, equal keys have equal sums.
+        inputs: tensors that the terms are computed from, [T] each, None where absent; or the sums themselves,
+            if computed from other sums. Inputs that presets share must be the same tensor.
+        terms: inputs → the terms of each token; of rows of inputs [K, T] → rows of terms.
+        how: reduction of the terms over a sequence.
+        near: the sums over near tokens (`outcome.Near`), row by row.
     """
 
     key: Callable[[A, Preset], Hashable]
@@ -172,12 +172,12 @@ class Summed(Generic[A]):
     near: Callable[[Any], dict[str, Tensor]] | None = None
 
     def of_near(self, near: object) -> dict[str, Tensor]:
-        """Of near tokens, row by row."""
+        """Compute the sums over near tokens, row by row."""
         assert self.near is not None
         return self.near(near)
 
     def __call__(self, done: A, preset: Preset) -> dict[str, Tensor]:
-        """Of one preset, [S] each."""
+        """Compute the sums of one preset, [S] each."""
         return done.ratios.once(self.key(done, preset), lambda: self._of_one(done, preset))
 
     def _of_one(self, done: A, preset: Preset) -> dict[str, Tensor]:
@@ -187,7 +187,7 @@ class Summed(Generic[A]):
         return {name: self.how.reduce(x, offsets) for name, x in self.terms(*found).items()}
 
     def of_many(self, asked: Sequence[tuple[A, Preset]]) -> Table:
-        """Of many presets."""
+        """Compute the sums of many presets."""
         alike: dict[Hashable, _Alike] = {}
         for at, (done, preset) in enumerate(asked):
             offsets, found = done.ratios.batch.cu_seqlens, self.inputs(done, preset)
@@ -207,13 +207,13 @@ class Summed(Generic[A]):
         return Table(parts[0].names, Rows(laid([part.rows.values for part in parts]), at))
 
     def _rows(self, few: Sequence[Inputs], offsets: Tensor) -> Table:
-        """One for each, in their order."""
+        """Compute one row for each, in their order."""
         terms = self.terms(*map(_stacked, zip(*few, strict=True)))
         every = [x.expand(len(few), -1) for x in terms.values()]
         return Table(tuple(terms), Rows(self._reduced(every, offsets), tuple(range(len(few)))))
 
     def _reduced(self, terms: Sequence[Tensor], offsets: Tensor) -> Tensor:
-        """N names' rows [K, T] → [K, N, S]; on a GPU in one operation, elsewhere without a copy of them."""
+        """Reduce N names' rows [K, T] to [K, N, S]: on a GPU in one operation, else without copying them."""
         reduce = self.how.reduce
         if here(offsets):
             return torch.stack([segments.of_rows(reduce, x, offsets) for x in terms], 1)
@@ -230,7 +230,7 @@ class Table:
 
     @classmethod
     def of(cls, columns: Sequence[Columns]) -> Table:
-        """Each preset's columns [S]; where the tensors are the same ones it is one row."""
+        """Build from each preset's columns [S]; presets with the same tensors share a row."""
         names = tuple(columns[0])
         each = [[one[name] for name in names] for one in columns]
         first, at = distinct([tuple(map(id, one)) for one in each])
@@ -239,16 +239,16 @@ class Table:
 
     @classmethod
     def woven(cls, tables: Mapping[tuple[int, ...], Table]) -> Table:
-        """The rows of some presets and those of all others."""
+        """Merge the rows of disjoint sets of presets."""
         (one, *_) = tables.values()
         return cls(one.names, woven({presets: table.rows for presets, table in tables.items()}))
 
     def of_presets(self, presets: Sequence[int]) -> Table:
-        """The rows of some presets."""
+        """Select some presets."""
         return Table(self.names, self.rows.of(presets))
 
     def joined(self, more: Table, join: Join) -> Table:
-        """With those of other tokens."""
+        """Join with the sums over other tokens."""
         return Table(self.names, joined(join, self.rows, more.rows))
 
     @property
@@ -260,7 +260,7 @@ class Table:
 
 @dataclass(frozen=True)
 class _Alike:
-    """Presets on the same tokens that lack the same inputs, with those; or with their sums."""
+    """Presets on the same tokens that lack the same inputs, with their inputs or their sums."""
 
     offsets: Tensor
     presets: list[int] = field(default_factory=list)
@@ -268,7 +268,7 @@ class _Alike:
     sums: list[dict[str, Tensor]] = field(default_factory=list)
 
     def add(self, preset: int, found: Inputs | dict[str, Tensor]) -> None:
-        """One preset more."""
+        """Add one preset."""
         self.presets.append(preset)
         if isinstance(found, dict):
             self.sums.append(found)
@@ -277,30 +277,30 @@ class _Alike:
 
 
 def _stacked(inputs: Sequence[Tensor | None]) -> Tensor | None:
-    """Rows [K, T]; [T] where all have the same."""
+    """Stack inputs as rows [K, T]; return [T] if all are the same tensor."""
     if all(x is inputs[0] for x in inputs):
         return inputs[0]
     return torch.stack(inputs)  # type: ignore[arg-type]
 
 
 def left(x: Tensor, keep: Tensor | None, absent: float = 0.0) -> Tensor:
-    """What tokens that are kept add, the others counting as something that is not seen."""
+    """Set tokens that are not kept to `absent`, which the reduction ignores."""
     return x if keep is None else torch.where(keep, x, absent)
 
 
 def flagged(flags: Tensor, keep: Tensor | None) -> Tensor:
-    """1 for tokens with a flag that are kept, 0 for all others."""
+    """Return 1 for kept tokens with a flag, else 0."""
     return segments.numbers(flags if keep is None else flags & keep)
 
 
 @dataclass(frozen=True)
 class Sheet:
-    """Columns of a batch of S sequences; R of them have numbers of their own.
+    """Columns of a batch of S sequences; columns may share one of R rows.
 
     Attributes:
-        names: C of them, each once.
-        parts: rows [S], in any number of tensors: [r, S] float64 each.
-        which: the row of each name, [C] int64 in the host's memory; None: each name has its own.
+        names: C column names, all different.
+        parts: the rows, in any number of tensors, [r, S] float64 each.
+        which: the row of each name, [C] int64 on the host; None: each name has its own.
     """
 
     names: tuple[str, ...]
@@ -309,12 +309,12 @@ class Sheet:
 
     @classmethod
     def of(cls, columns: Mapping[str, Tensor]) -> Sheet:
-        """Of one column [S] or more."""
+        """Build from one or more columns [S]."""
         return cls(tuple(columns), (torch.stack(tuple(columns.values())),))
 
     @classmethod
     def shared(cls, columns: Mapping[str, Tensor]) -> Sheet:
-        """Of one column [S] or more; those that are the same tensor share a row."""
+        """Build from one or more columns [S]; columns that are the same tensor share a row."""
         own = {id(x): x for x in columns.values()}
         row = {key: at for at, key in enumerate(own)}
         which = torch.tensor([row[id(x)] for x in columns.values()])
@@ -322,7 +322,7 @@ class Sheet:
 
     @classmethod
     def joined(cls, *sheets: Sheet) -> Sheet:
-        """The columns of all, for the same sequences."""
+        """Combine columns of the same sequences."""
         names = tuple(chain.from_iterable(sheet.names for sheet in sheets))
         parts = tuple(chain.from_iterable(sheet.parts for sheet in sheets))
         if all(sheet.which is None for sheet in sheets):
@@ -333,17 +333,17 @@ class Sheet:
 
     @classmethod
     def beside(cls, sheets: Sequence[Sheet]) -> Sheet:
-        """The sequences of all, one sheet after the other; they have the same names in the same rows."""
+        """Concatenate the sequences of several; names and rows must be the same."""
         return cls(sheets[0].names, (torch.cat([sheet.rows for sheet in sheets], dim=1),), sheets[0].which)
 
     def only(self, columns: Sequence[int]) -> Sheet:
-        """Some of the columns, by their places; the rows of others are still there."""
+        """Select columns by index; rows of others are not dropped."""
         names = tuple([self.names[at] for at in columns])
         return Sheet(names, self.parts, self._places[torch.tensor(columns, dtype=torch.int64)])
 
     @property
     def trimmed(self) -> Sheet:
-        """The same columns, and no row that none of them has."""
+        """The same columns without rows that none of them uses."""
         if not self.parts:
             return self
         rows, which = torch.unique(self._places, return_inverse=True)
@@ -356,7 +356,7 @@ class Sheet:
 
     @property
     def height(self) -> int:
-        """R."""
+        """Number of rows, R."""
         return sum(len(part) for part in self.parts)
 
     @property

@@ -1,7 +1,7 @@
-"""Whole sequences, chosen by hash, kept token by token for the diagnosis.
+"""A sample of whole sequences, chosen by hash, kept token by token for the diagnosis.
 
-What a fault leaves behind (a shift, a constant, a break) is looked for in tokens side by side, which sums
-cannot hold. A sample of sequences can: it is bounded, it merges, and it does not depend on how a dump is cut.
+Logging faults (a shift, a constant, a break) show only in adjacent tokens, which sums cannot hold. A sample
+of sequences can: it is bounded, it merges, and it does not depend on how a dump is split.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from offpol_diag.engine.host import here, sent
 from offpol_diag.engine.scene import Scene
 
 TOKENS, SEQUENCES = 1 << 17, 8192
-"""The sample is the longest prefix, in the order of the hashes, of so many tokens and sequences at most."""
+"""The sample is the longest prefix, in hash order, of at most so many tokens and sequences."""
 FIRST, LAST = 1536, 512
-"""Of a longer sequence its first and last tokens are kept, and what lies between is left out."""
+"""Number of first and last tokens kept of a longer sequence; those between are dropped."""
 COLUMNS = ("q", "p", "position", "token_ids", "entropy", "advantages")
 
 
@@ -34,12 +34,11 @@ class Sample(Saved):
 
     Attributes:
         order: hash of each sequence, rising, [S] int64.
-        lengths: tokens that are kept of each, [S] int64.
-        values: by name of `COLUMNS` the tokens of all sequences, end to end, [T] float64; a column that the
-            dump
-            lacks is absent.
-        scalars: columns of the sequences by name, S values each.
-        full: whether sequences were left out.
+        lengths: number of kept tokens of each, [S] int64.
+        values: column of `COLUMNS` → the tokens of all sequences, concatenated, [T] float64; columns that
+            the dump lacks are absent.
+        scalars: per-sequence columns by name, S values each.
+        full: whether sequences were dropped from the sample.
     """
 
     order: Annotated[NDArray[np.int64], Ints("sequences")]
@@ -49,7 +48,7 @@ class Sample(Saved):
     full: bool = False
 
     def check(self) -> None:
-        """Refuse lengths and columns that do not fit."""
+        """Refuse lengths and columns that contradict each other."""
         rows, lengths = len(self.order), self.lengths
         require(rows <= SEQUENCES, f"there are at most {SEQUENCES} sequences")
         require((self.order[:-1] <= self.order[1:]).all(), "order must rise")
@@ -61,7 +60,7 @@ class Sample(Saved):
         require(all(len(column) == rows for column in self.scalars.values()), f"columns have {rows} values")
 
     def merge(self, other: Sample) -> Sample:
-        """The sample of both parts together."""
+        """Merge the samples of two parts of a dump."""
         order = np.concatenate((self.order, other.order))
         lengths = np.concatenate((self.lengths, other.lengths))
         rank = np.argsort(order, kind="stable")
@@ -84,21 +83,21 @@ class Sample(Saved):
 
 
 def _prefix(lengths: NDArray[np.int64]) -> int:
-    """How many of the sequences fit, in their order; one does in any case."""
+    """Return how many of the sequences fit, in their order; at least one."""
     fit = int(np.searchsorted(np.cumsum(lengths), TOKENS, side="right"))
     return min(max(fit, 1), SEQUENCES, len(lengths))
 
 
 def _gathered(begins: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Indices of runs of tokens, end to end."""
+    """Return the indices of runs of tokens, concatenated."""
     ends = np.cumsum(lengths)
     return np.repeat(begins - (ends - lengths), lengths) + np.arange(int(ends[-1]) if len(ends) else 0)
 
 
 def sample(scene: Scene, drift: Drift) -> Sample:
-    """Of one batch, for the two policies of a drift; sequences without a token are left out.
+    """Sample one batch, for the two policies of a drift; sequences without a token are left out.
 
-    On a GPU the host waits twice: for what chooses the sequences, and for their tokens.
+    On a GPU the host waits twice: for the hashes, and for the sampled tokens.
     """
     batch = scene.batch
     q, p = (batch.policy(policy) for policy in (drift.denominator, drift.numerator))
@@ -135,7 +134,7 @@ def _host(x: Tensor) -> NDArray[Any]:
 
 
 def _hashes(batch: Batch, q: Tensor, p: Tensor) -> Tensor:
-    """A hash of what each sequence holds: its group, its length, its first and last log-probs, [S] int64."""
+    """Hash each sequence's group, length, and first and last log-probs, [S] int64."""
     end = max(batch.tokens - 1, 0)
     first, last = (x.clamp(0, end) for x in (batch.cu_seqlens[:-1], batch.cu_seqlens[1:] - 1))
     found = resample.mix(batch.key + batch.lengths)

@@ -1,4 +1,4 @@
-"""One batch as the metrics see it: its near and far tokens, and log-ratios that are computed once."""
+"""One batch with its bootstrap draws, log-ratios computed once, and its split into near and far tokens."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ RADII = (0.5, 0.2, 0.15, 0.09, 0.05, 0.03)
 """Candidates for the largest |Δ| of a near token, nats."""
 
 FREE = Weight(over="token", action="none", upper=None, lower=None, safety=None)
-"""The token weight that is r itself."""
+"""The token weight r, without bounds."""
 UNCLIPPED = Clip(low=None, high=None, dual=None, safety=None)
 
 ROUNDING = 1.01
-"""A logged rollout probability may exceed 1 by what rounding leaves; this is more."""
+"""Upper limit of a logged rollout probability: rounding may raise it above 1, by less than this."""
 
 SPANS: dict[str, Callable[[float], tuple[float, float]]] = {
     "ratio": lambda a: (-a, a),
@@ -43,21 +43,21 @@ SPANS: dict[str, Callable[[float], tuple[float, float]]] = {
     "prob_diff": lambda a: (ROUNDING * math.expm1(-a), ROUNDING * math.expm1(a)),
     "tv": lambda a: (0.0, math.expm1(a) / 2),
 }
-"""Between what a token's statistic lies when |Δ| <= a; without a row (binary_kl: at π_train = 1 it is large
-however small Δ is) it may be anything.
+"""Statistic → the range of a token's value when |Δ| <= a. Statistics without an entry have no such range
+(binary_kl: at π_train = 1 it is large however small Δ is).
 """
 
 
 @dataclass(frozen=True)
 class Near:
-    """What makes a token near, for some presets.
+    """Conditions under which a token is near, for some presets.
 
     Attributes:
-        radius: the largest |Δ| between any two policies, nats.
-        rules: rules whose reach |Δ| does not tell, each with its numerator: a token that one of them drops is
-            far.
-        tails: smoothed token weights, each with its numerator: a token in the tail is far.
-        parted: presets for which near tokens of a sequence may differ, by turn or by the sign of A.
+        radius: largest |Δ| between any two policies of a near token, nats.
+        rules: rules whose effect does not follow from |Δ|, each with its numerator: tokens that one of them
+            drops are far.
+        tails: Pareto-smoothed token weights, each with its numerator: tokens in the tail are far.
+        parted: presets that treat near tokens of a sequence differently by turn or by the sign of A.
     """
 
     radius: float
@@ -66,11 +66,11 @@ class Near:
     parted: tuple[Preset, ...] = ()
 
     def divides(self, preset: Preset) -> bool:
-        """Whether near tokens are looked at apart, by sequence or, for those of `parted`, finer."""
+        """Return whether a preset's near tokens are processed separately from its far ones."""
         return splits(preset, self.radius) or preset in self.parted
 
     def leaves(self, preset: Preset) -> bool:
-        """Whether rules on tokens and the veto of a preset drop no near token."""
+        """Return whether rules on tokens and the veto of a preset drop no near token."""
         rules = all(
             _rule_idle(rule, self.radius) or (rule.policy or preset.policy, rule) in self.rules
             for rule in preset.reject
@@ -79,7 +79,7 @@ class Near:
 
     @classmethod
     def of(cls, presets: Sequence[Preset]) -> Near:
-        """With the largest of `RADII` at which as many presets can be split as at the smallest."""
+        """Choose the largest of `RADII` at which as many presets can be split as at the smallest."""
         applied = [preset if preset.apply else replace(preset, weight=None, reject=()) for preset in presets]
         most = sum(divides(preset, RADII[-1]) for preset in applied)
         a = next(a for a in RADII if sum(divides(preset, a) for preset in applied) == most)
@@ -96,14 +96,14 @@ class Near:
 
 @cache
 def splits(preset: Preset, a: float) -> bool:
-    """Whether near tokens, with |Δ| within ±a, are all alike for a preset (given what `Near` watches)."""
+    """Return whether a preset treats all near tokens, |Δ| within ±a, alike (given what `Near` watches)."""
     parted = preset.apply and (by_turn(preset.weight) or any(map(on_turns, preset.reject)))
     return divides(preset, a) and not parted
 
 
 @cache
 def divides(preset: Preset, a: float) -> bool:
-    """Whether near tokens of a sequence are alike but for their turn and the sign of A."""
+    """Return whether a preset treats near tokens of a sequence alike but for their turn and the sign of A."""
     if not preset.apply:
         return _clip_idle(preset, a)
     rules = all(_rule_idle(rule, a) or _watched(rule) or on_turns(rule) for rule in preset.reject)
@@ -112,25 +112,25 @@ def divides(preset: Preset, a: float) -> bool:
 
 
 def on_turns(rule: Reject) -> bool:
-    """Whether a rule judges a turn or a sequence and drops its tokens, or those with some sign of A.
+    """Return whether a rule judges turns or sequences and drops their tokens, or those with some sign of A.
 
-    So many may fail that they are not watched.
+    Such rules are not watched: they may drop most tokens.
     """
     beyond = rule.on_tokens and rule.over not in ("token", "batch") and rule.advantage != "away"
     return beyond and not _watched(rule)
 
 
 def signs(preset: Preset) -> tuple[str, ...]:
-    """Which signs of the advantage (`Moments.sign`) part near tokens for rules on turns or sequences."""
+    """Return the signs of A (`Moments.sign`) by which rules on turns or sequences split near tokens."""
     by_sign = any(on_turns(rule) and rule.advantage != "any" for rule in preset.reject)
     return ("1+", "1-", "1=") if by_sign else ("",)
 
 
 @cache
 def neutral(preset: Preset) -> Preset:
-    """The preset as near tokens see it: equal for all that split, of one numerator, loss and kind of weight.
+    """Return the preset's part that acts on near tokens: numerator, loss and kind of weight.
 
-    A sequence's weight and what drops whole sequences multiply the sums afterwards.
+    Weights of sequences and rules that drop sequences multiply the sums afterwards.
     """
     on_tokens = preset.apply and preset.weight is not None and preset.weight.over == "token"
     clip = preset.clip if LOSSES[preset.loss].pooled else UNCLIPPED
@@ -138,7 +138,7 @@ def neutral(preset: Preset) -> Preset:
 
 
 def _rule_idle(rule: Reject, a: float) -> bool:
-    """Rules on sequences are no matter of single tokens; of the others |Δ| must tell."""
+    """Return whether a rule drops no token with |Δ| <= a; rules on sequences do not concern single tokens."""
     if not rule.on_tokens:
         return True
     if rule.over != "token" or rule.statistic not in SPANS:
@@ -149,9 +149,9 @@ def _rule_idle(rule: Reject, a: float) -> bool:
 
 
 def _watched(rule: Reject) -> bool:
-    """Whether a rule on tokens is looked at by itself, since |Δ| does not say where it acts.
+    """Return whether a rule on tokens is evaluated to find far tokens, since |Δ| does not show its effect.
 
-    A rule whose bounds are tighter than any radius is not: nearly all tokens might be far.
+    Rules with bounds tighter than every radius are not: nearly all tokens might be far.
     """
     if rule.among != "all" or not rule.on_tokens:
         return False
@@ -183,7 +183,7 @@ def _veto_idle(veto: Veto | None, a: float) -> bool:
 
 
 def _clip_idle(preset: Preset, a: float) -> bool:
-    """Losses without a ratio have no clip; a pooled one is about sequences."""
+    """Return whether a loss's clip acts on no token with |Δ| <= a; pooled losses clip whole sequences."""
     if preset.loss in ("reinforce", "surrogate") or LOSSES[preset.loss].pooled:
         return True
     clip = preset.clip
@@ -193,15 +193,15 @@ def _clip_idle(preset: Preset, a: float) -> bool:
 
 
 def _outside(lower: float | None, upper: float | None, a: float) -> bool:
-    """Whether bounds on r leave every |Δ| <= a alone."""
+    """Return whether bounds on r act on no |Δ| <= a."""
     above = upper is None or (upper > 0 and math.log(upper) > a)
     return above and (lower is None or lower <= 0 or math.log(lower) < -a)
 
 
 def close(ratios: Ratios, near: Near) -> Tensor:
-    """Which tokens are near, [T] bool; `ratios` are of all tokens, of any numerator.
+    """Return which tokens are near, [T] bool; `ratios` are of all tokens, of any numerator.
 
-    On a CPU they are looked at in blocks of whole sequences, which stay in a core's cache.
+    On a CPU the batch is processed in blocks of whole sequences that fit in a core's cache.
     """
     batch = ratios.batch
     if not here(batch.rollout) or batch.tokens <= BLOCK:
@@ -226,7 +226,7 @@ def _close(ratios: Ratios, near: Near) -> Tensor:
 
 
 def _gaps(ratios: Ratios) -> list[Tensor]:
-    """Every log-ratio that a preset or a loss may look at, [T]."""
+    """List every log-ratio that a preset or a loss may use, [T] each."""
     batch = ratios.batch
     found = [ratios.of(policy).delta for policy in ("old", "current") if batch.has(policy)]
     if batch.old is not None and batch.current is not None:
@@ -243,8 +243,8 @@ class Scene:
     """A batch, its bootstrap draws [S, B], and the log-ratios computed so far.
 
     Attributes:
-        near: what makes a token near; None: all tokens are looked at preset by preset.
-        floors: by tail, what earlier batches say of it; None for a batch by itself.
+        near: conditions under which a token is near; None: all tokens are processed preset by preset.
+        floors: by tail, bounds from earlier batches; None for a batch by itself.
     """
 
     batch: Batch
@@ -265,24 +265,24 @@ class Scene:
         settled: Settled = UNSETTLED,
         near: Near | None = None,
     ) -> Scene:
-        """Draw for every sequence."""
+        """Build with bootstrap draws for every sequence."""
         return cls(batch, resample.draws(batch.key, seed, replicates), settled, near)
 
     def ratios(self, policy: Policy) -> Ratios:
-        """π_policy/π_rollout, shared by everything that asks."""
+        """Return the ratios π_policy/π_rollout, computed once."""
         if policy not in self._ratios:
             self._ratios[policy] = Ratios(self.batch, policy, self.settled, self._ratios)
         return self._ratios[policy]
 
     @property
     def numerators(self) -> tuple[Ratios, ...]:
-        """The ratios that were asked for so far."""
+        """The ratios computed so far."""
         return tuple(self._ratios.values())
 
     def parts(self, preset: Preset) -> tuple[tuple[Ratios, Preset], ...]:
-        """The tokens the preset can act on, and all others with what is left of the preset for them.
+        """Return the far tokens with the preset, and the near ones with the part of it that acts on them.
 
-        One part with all tokens, where the preset looks beyond single tokens or sequences.
+        One part with all tokens, where the preset cannot be split.
         """
         if self.near is None or not splits(preset, self.near.radius):
             return ((self.ratios(preset.policy), preset),)
@@ -290,26 +290,26 @@ class Scene:
         return (far.of(preset.policy), preset), (close.of(preset.policy), neutral(preset))
 
     def divides(self, preset: Preset) -> bool:
-        """Whether near tokens are looked at apart."""
+        """Return whether a preset's near tokens are processed separately."""
         return self.near is not None and self.near.divides(preset)
 
     @property
     def moments(self) -> Moments:
-        """Of the near tokens; there must be something that makes a token near."""
+        """Moments of the near tokens; `near` must be set."""
         moments = self.apart[1].moments
         assert moments is not None
         return moments
 
     @property
     def apart(self) -> tuple[Ratios, Ratios]:
-        """Far tokens and near ones; there must be something that makes a token near."""
+        """Ratios of the far tokens and of the near ones; `near` must be set."""
         if self._parts is None:
             assert self.near is not None
             self._parts = self._split(self.near)
         return self._parts
 
     def judge_apart(self) -> None:
-        """From now on whole sequences are judged by far tokens and what is known of near ones."""
+        """Make sequence-level ratios use far tokens and moments of near ones from now on."""
         assert self.near is not None
         far, close = self.apart
         for policy in POLICIES:
@@ -318,7 +318,7 @@ class Scene:
                 self.ratios(policy).apart = Apart(*parts, self.near.radius, self.near.leaves)
 
     def _split(self, near: Near) -> tuple[Ratios, Ratios]:
-        """The same batch's far and near tokens."""
+        """Split the batch into far and near tokens."""
         whole = self.ratios("rollout")
         far = places(~close(whole, near))
         few, rest = self.batch.some(far), self.batch.some(None, far)
@@ -328,22 +328,22 @@ class Scene:
         )
 
     def floor(self, tail: str) -> Floor | None:
-        """Below what no value of a tail counts any more."""
+        """Return the bound below which values of a tail can be ignored."""
         return None if self.floors is None else self.floors.setdefault(tail, Floor())
 
     def once(self, key: object, make: Callable[[], T]) -> T:
-        """`make()`, computed once per key."""
+        """Return `make()`, computed once per key."""
         return self._memo.once(key, make)
 
     def slim(self) -> None:
-        """Let go of what is as long as the tokens; who asks again gets it made again."""
+        """Drop cached values as long as the tokens; they are recomputed on use."""
         size = max(2 * self.batch.sequences, 4096)
         self._memo.slim(size)
         for ratios in (*self._ratios.values(), *(self._parts or ())[1:]):
             ratios.slim(size)
 
     def forget(self) -> None:
-        """Let go of all that was computed; outcomes and ratios know each other, so no one else would soon."""
+        """Drop all cached values; outcomes and ratios form reference cycles, so nothing else would soon."""
         for ratios in (*self._ratios.values(), *(self._parts or ())):
             ratios.forget()
         self._parts = None
@@ -351,6 +351,6 @@ class Scene:
 
     @property
     def counts(self) -> dict[str, Tensor]:
-        """Columns that every mean divides by: tokens, sequences with a token, rows."""
+        """Denominators of means: tokens, sequences with a token, rows; [S] each."""
         n = self.batch.lengths.to(torch.float64)
         return {"tokens": n, "sequences": (n > 0).to(torch.float64), "rows": torch.ones_like(n)}

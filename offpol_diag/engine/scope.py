@@ -1,8 +1,8 @@
-"""What one trainer batch settles for methods that look beyond a sequence: where a cut falls, how a tail ends.
+"""Trainer batches, and quantities of each that rules and weights need before a token can be judged.
 
-A trainer batch is the rows of one `step`; without that column the whole dump is one. Batch-wide rules (M2PO)
-and Pareto smoothing need these numbers before a token can be judged, so they are gathered in a reading of the
-dump that goes before (`settle.py`).
+A trainer batch is the rows of one `step`; without that column it is the whole dump. Batch-wide rules (M2PO)
+need the cut, Pareto smoothing the tail; both are computed in a first pass over the dump
+(`analysis/first_reading.py`).
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ ONE: Label = ""
 
 
 def labels(batch: Batch) -> list[Label]:
-    """The trainer batch of each sequence, [S]; rows without a step are one of their own."""
+    """Return the trainer batch of each sequence, [S]; rows without a step form one of their own."""
     steps = batch.scalars.get("step")
     return [ONE] * batch.sequences if steps is None else [label(step) for step in steps]
 
 
 def label(step: object) -> Label:
-    """The label of the trainer batch of a step."""
+    """Return the label of a step's trainer batch."""
     whole = isinstance(step, float) and step.is_integer()
     return "∅" if step is None else str(int(step) if whole else step)  # type: ignore[call-overload]
 
 
 def codes(batch: Batch) -> tuple[list[Label], Tensor]:
-    """The labels that occur, in order of appearance, and which each sequence has, [S] int64."""
+    """Return the distinct labels, in order of appearance, and the index of each sequence's, [S] int64."""
     every = labels(batch)
     at = {label: i for i, label in enumerate(dict.fromkeys(every))}
     which = [at[label] for label in every]
@@ -44,18 +44,18 @@ def codes(batch: Batch) -> tuple[list[Label], Tensor]:
 
 
 def of_units(which: Tensor, per: str, batch: Batch) -> Tensor:
-    """A sequence's code given to its tokens where values are per token."""
+    """Spread a sequence's code to its tokens where values are per token."""
     return segments.spread(which, batch.cu_seqlens) if per == "token" else which
 
 
 @dataclass(frozen=True)
 class Smooth:
-    """How a trainer batch's largest log-weights are replaced.
+    """A map that replaces a trainer batch's largest log-weights.
 
     Attributes:
-        above: log-weights up to this one stay.
-        old: the log-weights that are replaced, rising, distinct, [M].
-        new: what they become, rising, [M].
+        above: log-weights up to this value are unchanged.
+        old: log-weights that are replaced, rising, distinct, [M].
+        new: their replacements, rising, [M].
     """
 
     above: float
@@ -63,7 +63,7 @@ class Smooth:
     new: Tensor
 
     def __call__(self, log: Tensor) -> Tensor:
-        """Log-weights of any shape, smoothed."""
+        """Smooth log-weights of any shape."""
         old, new = sent(self.old, log.device), sent(self.new, log.device)
         after = torch.searchsorted(old, log).clamp(max=len(old) - 1)
         before = (after - 1).clamp(min=0)
@@ -77,21 +77,21 @@ class Settled:
 
     Attributes:
         cuts: (numerator, rule) → trainer batch → the value from which on tokens are dropped.
-        tails: (numerator, weight) → trainer batch → how its tail is smoothed; None where it has none.
+        tails: (numerator, weight) → trainer batch → its smoothing; None where no tail was fitted.
     """
 
     cuts: Mapping[tuple[Policy, Reject], Mapping[Label, float]] = field(default_factory=dict)
     tails: Mapping[tuple[Policy, Weight], Mapping[Label, Smooth | None]] = field(default_factory=dict)
 
     def cut(self, policy: Policy, rule: Reject, batch: Batch) -> Tensor:
-        """The value from which on tokens are dropped, of every token [T]; inf where none need be."""
+        """Return the value from which on tokens are dropped, for every token [T]; inf where none need be."""
         found, which = codes(batch)
         cuts = self.cuts[policy, rule]
         by_label = _sent([cuts[one] for one in found], batch.rollout.device)
         return segments.spread(by_label[which], batch.cu_seqlens)
 
     def smoothed(self, policy: Policy, weight: Weight, log: Tensor, per: str, batch: Batch) -> Tensor:
-        """Log-weights [T] or [S] with the tail of their trainer batch smoothed."""
+        """Smooth the tails of log-weights [T] or [S] by trainer batch."""
         found, which = codes(batch)
         which, tails = of_units(which, per, batch), self.tails[policy, weight]
         for at, one in enumerate(found):
@@ -100,7 +100,7 @@ class Settled:
         return log
 
     def in_tail(self, policy: Policy, weight: Weight, log: Tensor, per: str, batch: Batch) -> Tensor:
-        """Which log-weights [T] or [S] lie in the tail of their trainer batch."""
+        """Return which log-weights [T] or [S] lie in the tail of their trainer batch."""
         found, which = codes(batch)
         tails = self.tails[policy, weight]
         above = _sent([torch.inf if (t := tails[one]) is None else t.above for one in found], log.device)
@@ -112,4 +112,4 @@ def _sent(values: list[float], device: torch.device) -> Tensor:
 
 
 UNSETTLED = Settled()
-"""For methods that look at one sequence at a time."""
+"""No cuts and tails: for methods that look at one sequence at a time."""

@@ -1,7 +1,7 @@
 """Reductions over runs of a packed tensor.
 
-A packed tensor `x [T]` holds the tokens of all sequences one after the other; `offsets [S+1]` says where
-each run starts and ends. Empty runs are allowed: their sum is 0, their maximum -inf, their minimum +inf.
+A packed tensor `x [T]` holds the tokens of all sequences one after the other; `offsets [S+1]` are the indices
+where each run starts and ends. Empty runs are allowed: sum 0, maximum -inf, minimum +inf.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from offpol_diag.engine.host import here
 
 
 def lengths(offsets: Tensor) -> Tensor:
-    """Tokens per run, [S] int64."""
+    """Number of tokens per run, [S] int64."""
     return offsets[1:] - offsets[:-1]
 
 
@@ -30,12 +30,12 @@ def total(x: Tensor, offsets: Tensor) -> Tensor:
 
 
 def total_of(x: Tensor | Floats, offsets: Tensor) -> Tensor | Floats:
-    """`total`; of an array of numpy's as such an array."""
+    """Compute `total` of a tensor or a numpy array, as the same kind."""
     return _of_array(x, offsets, np.add, 0.0) if isinstance(x, np.ndarray) else total(x, offsets)
 
 
 def largest_of(x: Tensor | Floats, offsets: Tensor) -> Tensor | Floats:
-    """`largest`; of an array of numpy's as such an array."""
+    """Compute `largest` of a tensor or a numpy array, as the same kind."""
     return _of_array(x, offsets, np.maximum, -math.inf) if isinstance(x, np.ndarray) else largest(x, offsets)
 
 
@@ -53,18 +53,18 @@ def _reduced(x: Tensor, offsets: Tensor, kernel: np.ufunc, name: str, empty: flo
     # On a CPU numpy's reduceat takes a ninth of the time of torch's segment_reduce, and sums pairwise.
     if x.requires_grad or not here(x):
         return torch.segment_reduce(x, name, offsets=offsets, initial=empty)
-    with np.errstate(all="ignore"):  # inf - inf is a NaN that the readers of sums know
+    with np.errstate(all="ignore"):  # inf − inf is a NaN, which readers of sums handle
         return torch.from_numpy(_of_array(x.numpy(), offsets, kernel, empty))
 
 
 def _of_array(x: Floats, offsets: Tensor, kernel: np.ufunc, empty: float) -> Floats:
-    """Of every row."""
+    """Reduce each run of every row."""
     starts, filled, runs = _filled(offsets)
     if filled is None and runs:
         values: Floats = kernel.reduceat(x, starts, axis=-1)
         return values
     found = np.empty((*x.shape[:-1], runs))
-    found.fill(empty)  # half of what numpy's `full` takes
+    found.fill(empty)  # half the time of numpy's `full`
     if len(starts):
         at = filled if x.ndim == 1 else (..., filled)
         found[at] = kernel.reduceat(x, starts, axis=-1)
@@ -75,7 +75,7 @@ Reduce = Callable[[Tensor, Tensor], Tensor]
 
 
 def of_rows(reduce: Reduce, x: Tensor, offsets: Tensor) -> Tensor:
-    """A reduction of this module over each run of every row: [K, T] → [K, S]."""
+    """Apply a reduction of this module to each run of every row: [K, T] → [K, S]."""
     if here(x):
         return reduce(x, offsets)  # numpy takes all rows at once
     return reduce(x.flatten(), _in_rows(offsets, *x.shape)).view(len(x), len(offsets) - 1)
@@ -85,7 +85,7 @@ _ROWS: MutableMapping[Tensor, dict[tuple[int, int], Tensor]] = WeakTensorKeyDict
 
 
 def _in_rows(offsets: Tensor, rows: int, tokens: int) -> Tensor:
-    """Where the runs begin and end when so many rows lie one after the other, [K·S+1]; made once."""
+    """Return the offsets of the runs of all rows laid end to end, [K·S+1], computed once per size."""
     if rows == 1:
         return offsets
     known, size = _ROWS.setdefault(offsets, {}), (rows, tokens)
@@ -100,9 +100,9 @@ Filled = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None, int]
 
 
 def _filled(offsets: Tensor) -> Filled:
-    """Where the runs that are not empty begin, which they are (None: all), and how many runs there are.
+    """Return the starts of the non-empty runs, their indices (None: all runs), and the number of runs.
 
-    Kept with the offsets.
+    Cached on the offsets.
     """
     found: Filled | None = getattr(offsets, "_filled", None)
     if found is None:
@@ -115,7 +115,7 @@ def _filled(offsets: Tensor) -> Filled:
 
 
 def begins(offsets: Tensor) -> npt.NDArray[np.int64] | None:
-    """Where the runs begin, if there are any and none is empty; of offsets on a CPU."""
+    """Return the starts of all runs if there are any and none is empty, else None; offsets on a CPU."""
     found, filled, _ = _filled(offsets)
     return found if filled is None and len(found) else None
 
@@ -142,37 +142,37 @@ _TOKENS: MutableMapping[Tensor, int] = WeakTensorKeyDictionary()
 
 
 def sized(offsets: Tensor, tokens: int) -> Tensor:
-    """The same offsets, of which the host knows from now on how many tokens they reach over."""
+    """Return the same offsets after recording on the host how many tokens they cover."""
     _TOKENS[offsets] = tokens
     return offsets
 
 
 def tokens(offsets: Tensor) -> int:
-    """T: what the last offset says; a GPU is asked once."""
+    """Return T, the last offset; read from a GPU only once."""
     if offsets not in _TOKENS:
         sized(offsets, int(offsets[-1]))
     return _TOKENS[offsets]
 
 
 def count(x: Tensor, offsets: Tensor) -> Tensor:
-    """True tokens per run: [T] bool → [S] float64."""
+    """Count true tokens per run: [T] bool → [S] float64."""
     return total(numbers(x), offsets)
 
 
 def numbers(flags: Tensor) -> Tensor:
-    """1 where a flag is set, 0 elsewhere, float64."""
+    """Convert flags to float64: 1 where set, 0 elsewhere."""
     if not here(flags):
         return flags.to(torch.float64)
     return torch.from_numpy(flags.numpy().astype(np.float64))  # torch takes thrice the time
 
 
 def count_above(x: Tensor, bound: float, offsets: Tensor) -> Tensor:
-    """Tokens per run that lie above a bound: [T] float64 → [S] float64."""
+    """Count tokens per run above a bound: [T] float64 → [S] float64."""
     return count(above(x, bound), offsets)
 
 
 def above(x: Tensor, bound: float) -> Tensor:
-    """Which values lie above a bound, bool."""
+    """Return which values lie above a bound, bool."""
     if not here(x):
         return x > bound
     return torch.from_numpy(np.greater(x.numpy(), bound))  # torch takes thrice the time

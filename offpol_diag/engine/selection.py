@@ -1,4 +1,4 @@
-"""Whom a preset drops: kept tokens by length quartile, and groups that lose every sample."""
+"""Selection effects of a preset: kept tokens by length quartile, and groups that lose every sample."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from offpol_diag.engine.stack import Stack
 from offpol_diag.summary import Numbers
 
 LENGTH_BINS = 256
-"""Eight to an octave: lengths below 12 are told apart exactly, longer ones to 9%."""
+"""Eight bins to an octave: lengths below 12 have bins of their own, longer ones are binned to 9%."""
 
 
 ROUNDING = 1e-12
-"""What the logarithm of a power of two may lack on a GPU; no length is as near below the end of a bin."""
+"""Largest error of log2 of a power of two on a GPU; no length is that close below the end of a bin."""
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,12 @@ class Grid(Saved):
     values: Annotated[Tensor, Floats(LENGTH_BINS, "C", rule=COUNTS)]
 
     def merge(self, other: Grid) -> Grid:
-        """Add."""
+        """Add the counts."""
         return Grid(self.values + other.values)
 
 
 def length_bin(lengths: Tensor) -> Tensor:
-    """The bin of each length (in tokens, at least 1)."""
+    """Return the bin of each length (in tokens, at least 1)."""
     return (
         (torch.log2(lengths.clamp(min=1).to(torch.float64)) * 8 + ROUNDING)
         .floor()
@@ -55,7 +55,7 @@ def by_length(stack: Stack) -> Grid:
 
 
 def by_group(stack: Stack) -> GroupSample:
-    """Sequences, and each preset's sequences with a token left, by group."""
+    """Count sequences, and each preset's sequences with a kept token, by group."""
     there = stack.n > 0
     columns = torch.cat((there[None], stack.kept.values > 0)).T.to(torch.float64)
     found = GroupSample.of(resample.mix(stack.batch.key), columns)
@@ -63,14 +63,14 @@ def by_group(stack: Stack) -> GroupSample:
 
 
 def _of_every(stack: Stack, x: Tensor) -> Tensor:
-    """A column for every preset in place of one for all that left the same: the last R of [N, k + R]."""
+    """Expand the last R of k + R columns [N, k + R], shared by equal presets, to a column per preset."""
     shared = x.shape[1] - len(stack.kept.values)
     at = (*range(shared), *(shared + row for row in stack.kept.at))
     return Rows(x.T, at).all.T
 
 
 def numbers(grid: Grid, groups: GroupSample) -> list[Numbers]:
-    """The numbers of every preset, in their order."""
+    """Read the numbers of every preset, in their order."""
     shares, lost = _quartile_shares(grid.values.cpu()), _lost(groups.values.cpu())
     return [_of_one(*each) for each in zip(shares, lost, strict=True)]
 
@@ -85,7 +85,7 @@ def _of_one(shares: list[float], lost: float) -> Numbers:
 
 
 def _quartile_shares(grid: Tensor) -> list[list[float]]:
-    """Kept share in each quarter of the sequences by length, of each preset; NaN of no tokens."""
+    """Compute the kept share of tokens in each quarter of the sequences by length; NaN without tokens."""
     sequences, tokens, kept = grid[:, 0], grid[:, 1:2], grid[:, 2:]
     parts = quartile_parts(sequences)
     found: list[list[float]] = (parts @ kept / (parts @ tokens)).T.tolist()
@@ -93,7 +93,7 @@ def _quartile_shares(grid: Tensor) -> list[list[float]]:
 
 
 def _lost(groups: Tensor) -> list[float]:
-    """Share of groups without a sequence left, of each preset."""
+    """Compute the share of groups without a kept sequence, for each preset."""
     there = groups[:, :1] > 0
     lost = ((groups[:, 1:] == 0) & there).sum(0) / there.sum().clamp(min=1).to(groups.dtype)
     found: list[float] = lost.tolist()
@@ -101,7 +101,7 @@ def _lost(groups: Tensor) -> list[float]:
 
 
 def quartile_parts(sequences: Tensor) -> Tensor:
-    """Which part of each length bin lies in which quarter of the sequences: [bins] → [4, bins].
+    """Compute the part of each length bin that lies in each quarter of the sequences: [bins] → [4, bins].
 
     A bin on a border is split in proportion.
     """

@@ -1,4 +1,4 @@
-"""Many presets applied to one batch: a row per preset, so that a step is one operation for all of them."""
+"""Many presets applied to one batch at once, with a row per distinct result."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Stack:
-    """Presets applied to a batch; numbers are float64, the names those of `Pieces`.
+    """Presets applied to one batch; numbers are float64, attributes those of `Pieces`.
 
     Attributes:
-        scene: the batch as the observers see it.
-        presets: P of them.
-        items: each one's pieces.
+        scene: the batch and its log-ratios.
+        presets: the P presets.
+        items: the result of each preset.
     """
 
     scene: Scene
@@ -53,12 +53,12 @@ class Stack:
         return cls(scene, tuple(presets), tuple(pieces(scene, preset) for preset in presets))
 
     def only(self, which: Callable[[Preset], bool]) -> Stack:
-        """The rows of some presets."""
+        """Select the presets for which `which` is true."""
         return self._picked([at for at, preset in enumerate(self.presets) if which(preset)])
 
     @property
     def divided(self) -> tuple[Stack, Stack]:
-        """The rows of presets that look at near tokens apart, and those of all others."""
+        """Presets whose near tokens are separate, and all others."""
         apart = [bool(item.near) for item in self.items]
         one, two = ([at for at, flag in enumerate(apart) if flag is x] for x in (True, False))
         return self._picked(one), self._picked(two)
@@ -69,14 +69,14 @@ class Stack:
         return Stack(self.scene, tuple(self.presets[row] for row in at), tuple(self.items[row] for row in at))
 
     def named(self, columns: Mapping[str, Rows | Tensor]) -> Sheet:
-        """Columns → one column [S] per preset, under its name; [S] where all presets have the same."""
+        """Name columns by preset: one column [S] per preset; a plain tensor [S] is shared by all presets."""
         many = len(self.presets)
         rows = [x if isinstance(x, Rows) else Rows(x[None], (0,) * many) for x in columns.values()]
         names = _names(tuple(columns), tuple(preset.name for preset in self.presets))
         return Sheet(names, tuple(x.values for x in rows), self._places(rows))
 
     def _places(self, rows: Sequence[Rows]) -> Tensor | None:
-        """Where each name's column lies, [columns · names] int64; None of no column."""
+        """Return the row of each name's column, [columns · names] int64; None without columns."""
         if not rows:
             return None
         begins = np.cumsum([0, *(len(x.values) for x in rows[:-1])])
@@ -104,45 +104,45 @@ class Stack:
         return torch.ones_like(self.n)
 
     def once(self, key: object, make: Callable[[], T]) -> T:
-        """`make()`, computed once per key."""
+        """Return `make()`, computed once per key."""
         return self._memo.once(key, make)
 
     def rows(self, make: Callable[[Pieces], Tensor]) -> Rows:
-        """A row [S] of each preset, once for all that have the same tensor."""
+        """Compute a row [S] per preset, stored once for presets with the same tensor."""
         if not self.items:
             return Rows(self.n.new_zeros((0, len(self.n))), ())
         return Rows.of_tensors([make(item) for item in self.items])
 
     @cached_property
     def sequences(self) -> Rows:
-        """1 where a sequence passed every rule on sequences and the veto."""
+        """1 where a sequence passes every rule on sequences and the veto, else 0."""
         return self.rows(lambda item: item.sequences).map(segments.numbers)
 
     @cached_property
     def passed(self) -> Rows:
-        """Tokens that pass the rules on tokens."""
+        """Number of tokens that pass the rules on tokens."""
         if not self.items:
             return self.rows(lambda item: self.n)
         return self.summed(passing_tokens, lambda near: {"passed": near.passed})["passed"]
 
     @cached_property
     def kept(self) -> Rows:
-        """Tokens left."""
+        """Number of kept tokens."""
         return joined(torch.mul, self.passed, self.sequences)
 
     @property
     def kept_tokens(self) -> Tensor:
-        """The same, [P, S]."""
+        """Number of kept tokens, [P, S]."""
         return self.kept.all
 
     @cached_property
     def weights(self) -> Rows:
-        """The weights of sequences; 1 where tokens have their own, or there are none."""
+        """Weights of sequences; 1 where tokens have their own, or there are none."""
         return self.rows(lambda item: self.one if item.per_sequence is None else item.per_sequence)
 
     @cached_property
     def sums(self) -> dict[str, Rows]:
-        """Of the final weights over the tokens left, by the names of `WeightSums`."""
+        """Sums of the final weights over kept tokens, by the names of `WeightSums`."""
         found = self.of_weights(
             lambda w, passed: powers(w).times(passed).named(),
             token_moments,
@@ -156,7 +156,7 @@ class Stack:
         make: Summed[Outcome],
         near: Callable[[Near], Columns],
     ) -> dict[str, Rows]:
-        """What is made of the weights, by column: of a sequence's and what passes, or of tokens' own."""
+        """Compute columns from weights: of sequences by `whole`, of tokens by `make` and `near`."""
         own, others = (
             [at for at, item in enumerate(self.items) if item.weighs_tokens is x] for x in (True, False)
         )
@@ -168,7 +168,7 @@ class Stack:
         return {name: woven({tuple(others): x, tuple(own): of_tokens[name]}) for name, x in found.items()}
 
     def total(self, make: Summed[Outcome], how: How = passing) -> dict[str, Rows]:
-        """Sums over the tokens that pass the rules on tokens, by column; whoever asks again gets the same."""
+        """Sum over the tokens that pass the rules on tokens, by column; cached."""
 
         def sums(near: Near) -> Columns:
             return near.once((make, how), lambda: how(near, near.once(make, lambda: make.of_near(near))))
@@ -176,7 +176,7 @@ class Stack:
         return self.once(make, lambda: self.summed(make, sums))
 
     def summed(self, make: Summed[Outcome], near: Callable[[Near], Columns]) -> dict[str, Rows]:
-        """What is summed of far tokens, joined with what is made of near ones, by column."""
+        """Sum over far tokens and join with the results on near ones, by column."""
         table = make.of_many([(item.first, item.preset) for item in self.items])
         parts = [[near(one) for one in item.near] for item in self.items]
         return _with_near(table, parts, make.how.join).columns
@@ -185,7 +185,7 @@ class Stack:
 def _with_near(
     far: Table, near: Sequence[Sequence[Columns]], join: Callable[[Tensor, Tensor], Tensor]
 ) -> Table:
-    """Each preset's columns of far tokens joined with those of its near ones."""
+    """Join each preset's columns of far tokens with those of its near ones."""
     many: dict[int, list[int]] = {}
     for preset, parts in enumerate(near):
         many.setdefault(len(parts), []).append(preset)
@@ -200,5 +200,5 @@ def _with_near(
 
 @cache
 def _names(columns: tuple[str, ...], presets: tuple[str, ...]) -> tuple[str, ...]:
-    """Of one column under every preset, then of the next; every batch asks for the same."""
+    """Name columns for every preset, column by column; cached, since every batch has the same."""
     return tuple(f"{preset}|{column}" for column in columns for preset in presets)

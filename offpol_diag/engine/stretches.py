@@ -1,6 +1,6 @@
-"""Stretches of a sequence in which nothing changes that places are told by: one octave, one sign.
+"""Runs of tokens of one sequence, position octave and advantage sign.
 
-Sums over places whose tokens stand together need no code for each token: they are sums over runs.
+Sums over locations whose tokens are adjacent need no code per token: they are sums over runs.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Stretches:
-    """M stretches of a batch in the host's memory.
+    """The M runs of a batch in host memory.
 
     Attributes:
-        begins: where each begins and the last one ends, [M+1].
-        rows: which sequence each is of, [M].
-        octaves: of its positions, [M].
-        sequences: S.
-        signs: of its advantages, [M]: 0 below zero, 1 at it, 2 above; None where there are none, or where
-            they change so often that they are better looked at token by token.
+        begins: first token of each run, and the end of the last, [M+1].
+        rows: sequence of each run, [M].
+        octaves: octave of its positions, [M].
+        sequences: number of sequences, S.
+        signs: sign of its advantages, [M]: 0 for A < 0, 1 for A = 0, 2 for A > 0; None without advantages, or
+            where they change sign so often that single tokens are cheaper.
     """
 
     begins: Tensor
@@ -40,7 +40,7 @@ class Stretches:
 
     @classmethod
     def of(cls, batch: Batch, octaves: int) -> Stretches:
-        """With the last of so many octaves for all that is beyond it."""
+        """Find the runs; the last of `octaves` octaves includes all later positions."""
         runs = batch.cu_runs.numpy()
         begins, octave = _by_octave(runs, batch.position.numpy()[runs[:-1]], octaves - 1)
         sign, cuts = _signs(batch)
@@ -64,18 +64,18 @@ class Stretches:
 
     @cached_property
     def firsts(self) -> Ints:
-        """Where the stretches of each sequence begin among all, [S+1]."""
+        """Index of the first run of each sequence, [S+1]."""
         return np.searchsorted(self.rows.numpy(), np.arange(self.sequences + 1))
 
     def within(self, block: Block) -> tuple[Ints, Tensor]:
-        """Of one block: where its stretches begin, and where those of each sequence do among them, [s+1]."""
+        """Return the first tokens of a block's runs, and the index of each sequence's first run, [s+1]."""
         firsts = self.firsts[block.rows.start : block.rows.stop + 1]
         begins = self.begins.numpy()[firsts[0] : firsts[-1]] - block.tokens.start
         return begins, torch.from_numpy(firsts - firsts[0])
 
 
 def _by_octave(runs: Ints, positions: Ints, last: int) -> tuple[Ints, Ints]:
-    """Where stretches of one octave begin, and the end, and their octaves."""
+    """Return the starts of runs of one octave, with the end, and their octaves."""
     ends = positions + np.diff(runs) - 1
     low, high = (np.minimum(_octave(x), last) for x in (positions, ends))
     many = high - low + 1
@@ -87,13 +87,13 @@ def _by_octave(runs: Ints, positions: Ints, last: int) -> tuple[Ints, Ints]:
 
 
 def _octave(x: Ints) -> Ints:
-    """⌊log2(x + 1)⌋, of what is below 0 as of 0."""
+    """Compute ⌊log2(x + 1)⌋; negative x count as 0."""
     found: Ints = np.frexp(np.maximum(x + 1, 1).astype(np.float64))[1].astype(np.int64) - 1
     return found
 
 
 def _signs(batch: Batch) -> tuple[NDArray[np.int8] | None, Ints | None]:
-    """The sign of the advantage of each token, [T], and where it changes, unless that is often."""
+    """Return the sign of each token's advantage, [T], and where it changes (None if that is often)."""
     if batch.advantages is None:
         return None, None
     x = batch.advantages.numpy()

@@ -1,4 +1,4 @@
-"""Sums by code: how many tokens, or how much of a column, each code has."""
+"""Sums by code: the number of tokens, or the sum of a column, for each code."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from offpol_diag.engine.host import here
 
 
 def count(codes: Tensor, size: int) -> Tensor:
-    """How often each code occurs: [T] int64 in [0, size) → [size] float64."""
+    """Count how often each code occurs: [T] int64 in [0, size) → [size] float64."""
     if here(codes):
         return torch.bincount(codes, minlength=size).to(torch.float64)
     return total(codes, size, torch.ones(codes.shape, dtype=torch.float64, device=codes.device))
 
 
 def total(codes: Tensor, size: int, x: Tensor) -> Tensor:
-    """The sum of x [T] float64 by code: [T] int64 in [0, size) → [size] float64."""
+    """Sum x [T] float64 by code: [T] int64 in [0, size) → [size] float64."""
     if here(codes):
         return torch.bincount(codes, weights=x, minlength=size)
     return x.new_zeros(size).index_add_(0, codes, x)  # bincount would look for the largest code on the host
@@ -29,13 +29,13 @@ def total(codes: Tensor, size: int, x: Tensor) -> Tensor:
 def by_sequence(
     at: Tensor, size: int, offsets: Tensor, columns: Mapping[str, Tensor]
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """How many tokens of each sequence have each code, and their sums of every column, [S, size] each.
+    """Count tokens and sum columns for each sequence and code, [S, size] each.
 
     Args:
-        at: whole numbers in [0, size), of whatever width, [T].
-        size: up to 63.
-        offsets: where sequences begin, [S+1].
-        columns: [T] float64 each.
+        at: code of each token, integers in [0, size) of any width, [T].
+        size: number of codes, at most 63.
+        offsets: where sequences start, [S+1].
+        columns: columns to sum, [T] float64 each.
     """
     many = (len(offsets) - 1) * size
     if here(at):
@@ -47,7 +47,7 @@ def by_sequence(
 
 
 def _firsts(offsets: Tensor, size: int) -> Tensor:
-    """Of every token, what the codes of its sequence begin with, [T]."""
+    """Return the first code of each token's sequence, [T]."""
     first = torch.arange(0, (len(offsets) - 1) * size, size, device=offsets.device)
     return segments.spread(first, offsets)
 
@@ -65,7 +65,7 @@ def _by_run_or_lane(
 
 
 def _runs_within(at: Tensor, offsets: Tensor) -> Tensor:
-    """Where runs of equal codes in a sequence begin, and the end, [R+1]."""
+    """Return the starts of runs of equal codes within sequences, and the end, [R+1]."""
     values, ends = at.numpy(), offsets.numpy()
     begins = np.ones(len(values) + 1, np.bool_)
     np.not_equal(values[1:], values[:-1], out=begins[1:-1])
@@ -74,7 +74,7 @@ def _runs_within(at: Tensor, offsets: Tensor) -> Tensor:
 
 
 def few_by_sequence(at: Tensor, size: int, offsets: Tensor, which: Tensor) -> Tensor:
-    """How many of some tokens, `which` [T] bool, each sequence has with each code, [S, size] float64."""
+    """Count the tokens selected by `which` [T] bool for each sequence and code, [S, size] float64."""
     many = (len(offsets) - 1) * size
     if not here(at):
         return total(_firsts(offsets, size) + at, many, which.to(torch.float64)).view(-1, size)
@@ -83,7 +83,7 @@ def few_by_sequence(at: Tensor, size: int, offsets: Tensor, which: Tensor) -> Te
 
 
 def runs(codes: Tensor) -> Tensor:
-    """Where runs of equal codes begin, and the end: [T] int64 on a CPU → [R+1]."""
+    """Return the starts of runs of equal codes, and the end: [T] int64 on a CPU → [R+1]."""
     values = codes.numpy()
     begins = np.flatnonzero(values[1:] != values[:-1]) + 1
     return (
@@ -97,7 +97,7 @@ LANES = 4
 def _in_lanes(
     at: Tensor, size: int, offsets: Tensor, columns: Mapping[str, Tensor]
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Every fourth token has a table of its own: adding twice in a row to one place makes a core wait."""
+    """Sum in four interleaved tables: adding twice in a row to one address stalls a core."""
     lane = np.tile(np.arange(LANES, dtype=np.uint8), len(at) // LANES + 1)[: len(at)]
     within = at.numpy().astype(np.uint8) * np.uint8(LANES) + lane  # narrow, and so at a fraction of the cost
     codes = _firsts(offsets, size * LANES).add_(torch.from_numpy(within.astype(np.int64)))

@@ -1,4 +1,4 @@
-"""The raw importance weights: effective sample size, Pareto k̂, the largest share, the shape of Δ."""
+"""Uncorrected importance ratios: effective sample size, Pareto k̂, largest share, distribution of Δ."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LN10 = math.log(10)
 
 
 class Tails:
-    """Histograms of Δ and of k3, and the largest Δ, of tokens."""
+    """Collect histograms of Δ and of k3, and the largest Δ, over tokens."""
 
     def __init__(self, scene: Scene, drift: Pair) -> None:
         device = scene.batch.rollout.device
@@ -32,7 +32,7 @@ class Tails:
         self.known, self.many, self.largest = self.floor.at, 0, list[Array]()
 
     def see(self, terms: Terms) -> None:
-        """The next block."""
+        """Add the next block."""
         self._count(terms)
         self.many += len(terms.delta)
         self.largest.append(self._large(terms))
@@ -47,7 +47,7 @@ class Tails:
         k3_sums.scatter_add_(0, at, k3)
 
     def _large(self, terms: Terms) -> Array:
-        """What may be among the largest, of the host's; it stays when the block's arrays go."""
+        """Return values that may be among the largest; on a CPU a copy, since the arrays are reused."""
         delta = terms.delta
         if isinstance(delta, Tensor):
             return delta
@@ -55,7 +55,7 @@ class Tails:
 
     @property
     def states(self) -> tuple[Counts, Bins, Tail]:
-        """Of Δ and of k3, and of the largest Δ."""
+        """Histograms of Δ and of k3, and the tail of Δ."""
         counts, k3_counts, k3_sums = loglattice.folded(self.tables)
         largest = Tail.of(joined(self.largest), self.floor)
         return Counts(counts), Bins(k3_counts, k3_sums), replace(largest, n=self.many)
@@ -66,7 +66,7 @@ def _tail(drift: Pair, over: str) -> str:
 
 
 def states(scene: Scene, drift: Drift) -> dict[str, State]:
-    """Histogram of Δ and of k3, tails of r over tokens and sequences, Σ and Σ² of the sequence weights."""
+    """Compute histograms of Δ and k3, tails over tokens and sequences, and Σw and Σw² of sequences."""
     found = seen(scene, drift, Tails)
     if not found.largest:
         return {}
@@ -83,7 +83,7 @@ def states(scene: Scene, drift: Drift) -> dict[str, State]:
 
 
 def _filled(scene: Scene) -> Tensor:
-    """Which sequences have a token; a GPU is asked once."""
+    """Return the indices of sequences with a token; read from a GPU only once."""
     return scene.once("filled", lambda: torch.nonzero(scene.batch.lengths > 0).flatten())
 
 
@@ -103,7 +103,7 @@ ESS_SEQUENCES = Formula(
 
 
 def numbers(reader: Reader, state: dict[str, State], drift: Drift, high: dict[str, float]) -> Numbers:
-    """The raw-weight metrics of one drift, with a note where the tail makes them unreliable."""
+    """Read the uncorrected-ratio metrics of one drift, with a note where the tail makes them unreliable."""
     khat_t = _khat(state, f"{drift.prefix}tail.tokens", "tokens", "r")
     khat_s = _khat(state, f"{drift.prefix}tail.sequences", "sequences", "e^{ΣΔ}")
     logs = state[f"{drift.prefix}log.sequences"]
@@ -141,7 +141,7 @@ def _khat(state: dict[str, State], key: str, over: str, weight: str) -> Number:
 
 
 def doubt(number: Number, khat: Number) -> Number:
-    """Call a mean of weights unreliable whose tail is too heavy."""
+    """Note that a mean of weights is unreliable where their tail is too heavy."""
     if not khat.note:
         return number
     return number.model_copy(
@@ -150,7 +150,7 @@ def doubt(number: Number, khat: Number) -> Number:
 
 
 def caution(number: Number, khat: Number) -> Number:
-    """Say of a mean that shares the tail of the weights that a few tokens decide it."""
+    """Note that a few tokens dominate a mean, where the tail of the weights is too heavy."""
     if not khat.note:
         return number
     return number.model_copy(update={"note": f"a few tokens decide it: k̂ = {khat.value:.2f}"})
@@ -161,13 +161,13 @@ def _ess_sequences(reader: Reader, logs: LogSums) -> Number:
 
 
 def ess_of_sequences(reader: Reader, logs: LogSums) -> Tensor:
-    """(Σw)² / (n Σw²) of the dump and of each replicate, [1+B]."""
+    """Compute (Σw)² / (n Σw²) of the dump and of each replicate, [1+B]."""
     values: Tensor = logs.once**2 / (reader.sums["sequences"].to(logs.once.device) * logs.twice)
     return values.cpu()
 
 
 def chi2_sequence(reader: Reader, logs: LogSums, drift: Drift) -> Number:
-    """E[e^{2ΣΔ}] − 1: from expm1 while that fits, else in the log domain with its log10."""
+    """Compute E[e^{2ΣΔ}] − 1: by expm1 where that does not overflow, else as a log10."""
     if float(logs.shift) <= OVERFLOW:
         return reader.number(CHI2_SEQUENCE, drift.prefix)
     log = torch.log(logs.twice.cpu()) + 2 * logs.shift.cpu() - torch.log(reader.sums["sequences"])
@@ -193,7 +193,7 @@ def _share_sequences(logs: LogSums, largest: float) -> Number:
 
 
 def _top_share(bins: State) -> Number:
-    """Share of Σk3 in the 1% of tokens with the largest k3; linear within the bin of the cut."""
+    """Compute the share of Σk3 in the 1% of tokens with the largest k3; linear within a bin."""
     assert isinstance(bins, Bins)
     counts, sums = bins.counts.cpu().flip(0), bins.sums.cpu().flip(0)
     want = math.ceil(0.01 * float(counts.sum()))

@@ -1,4 +1,4 @@
-"""Arrays that the base metrics share, block by block, and the walk over the blocks."""
+"""Per-token arrays that the base metrics share, block by block, and the iteration over the blocks."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from offpol_diag.engine.scene import Scene
 from offpol_diag.presets import Policy
 
 BLOCK = 1 << 17
-"""Tokens of a block: in smaller ones, being called at all costs numpy and torch more than the work."""
+"""Tokens per block: in smaller ones, call overhead of numpy and torch exceeds the work."""
 
 Array = Any
-"""numpy's or torch's: what is asked of them goes by one name in both."""
+"""A numpy array or torch tensor: the code uses only names that both have."""
 
 FAR = math.log(1.1)
-"""The least |Δ| beyond which tokens are counted."""
+"""Smallest |Δ| above which tokens are counted."""
 TAME = 3.0
-"""Largest |Δ| for which r − 1 tells r, r² and e^|Δ| to 13 digits."""
+"""Largest |Δ| for which r − 1 gives r, r² and e^|Δ| to 13 digits."""
 
 
 class Room(dict[str, Any]):
-    """Where arrays of a block are made, by name: memory [t] that the block before has left, ones at first."""
+    """Output arrays of a block by name, in memory [t] reused from the block before; ones at first."""
 
     def __init__(self, memory: dict[str, NDArray[np.float64]], size: int, tokens: int) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Room(dict[str, Any]):
 
 
 class Nowhere(Room):
-    """Where torch likes."""
+    """No output arrays: torch allocates its own."""
 
     def __init__(self) -> None:
         super().__init__({}, 0, 0)
@@ -62,11 +62,11 @@ class Block:
 
     Attributes:
         batch: the packed batch.
-        rows: which of its S sequences.
-        tokens: which of its T tokens.
-        offsets: where each sequence of the block begins, [s+1] from 0.
-        room: where arrays are made.
-        kit: numpy or torch, whose arrays are.
+        rows: slice of the batch's S sequences.
+        tokens: slice of the batch's T tokens.
+        offsets: where each sequence of the block starts, [s+1], from 0.
+        room: memory for arrays.
+        kit: numpy or torch, the module of the arrays.
     """
 
     batch: Batch
@@ -80,12 +80,12 @@ class Block:
 
     @classmethod
     def whole(cls, batch: Batch) -> Block:
-        """All of a batch, as torch's arrays."""
+        """Return a whole batch as one block of torch tensors."""
         return cls(batch, slice(0, batch.sequences), slice(0, batch.tokens), batch.cu_seqlens)
 
     @classmethod
     def all(cls, batch: Batch) -> Iterator[Block]:
-        """A batch in blocks; in one on a GPU, which has no use for smaller ones."""
+        """Yield a batch in blocks; on a GPU in a single one."""
         starts = batch.cu_seqlens
         if not here(batch.rollout):
             yield cls.whole(batch)
@@ -101,11 +101,11 @@ class Block:
 
     @property
     def lengths(self) -> Tensor:
-        """Tokens of each sequence, [s]."""
+        """Number of tokens of each sequence, [s]."""
         return self.batch.lengths[self.rows]
 
     def owners(self, tokens: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Which sequences some tokens are of, in the host's memory."""
+        """Return the sequences of some tokens, on the host."""
         return np.searchsorted(self.offsets.numpy(), tokens, side="right") - 1
 
     @cached_property
@@ -115,11 +115,11 @@ class Block:
 
     @cached_property
     def begins(self) -> NDArray[np.int64] | None:
-        """Where the host sees sequences begin, if none is empty."""
+        """Starts of the sequences on a CPU if none is empty, else None."""
         return None if self.kit is torch else segments.begins(self.offsets)
 
     def sum(self, x: Array) -> Array:
-        """Over each sequence, [s]."""
+        """Sum over each sequence, [s]."""
         begins = self.begins
         return segments.total_of(x, self.offsets) if begins is None else np.add.reduceat(x, begins)
 
@@ -130,28 +130,28 @@ class Block:
 
     @property
     def position(self) -> Tensor:
-        """The index of each token in its response, [t]."""
+        """Index of each token in its response, [t]."""
         return self.batch.position[self.tokens]
 
     @property
     def advantages(self) -> Tensor | None:
-        """Of each token, [t], or None."""
+        """Advantage of each token, [t], or None."""
         return None if self.batch.advantages is None else self.batch.advantages[self.tokens]
 
     def log(self, policy: Policy) -> Array | None:
-        """The log-probs of a policy, [t], or None when the dump lacks them."""
+        """Return the log-probs of a policy, [t], or None when the dump lacks them."""
         found = self.batch.policy(policy)
         if found is None:
             return None
         return found[self.tokens] if self.kit is torch else found.numpy()[self.tokens]
 
     def terms(self, denominator: Policy, numerator: Policy) -> Terms | None:
-        """What a pair of policies makes of every token; None when one of them is missing."""
+        """Return a policy pair's per-token terms; None when a policy is missing."""
         q, p = self.log(denominator), self.log(numerator)
         return None if q is None or p is None else Terms(self, denominator, numerator, q, p)
 
     def prob(self, policy: Policy) -> Array:
-        """The probability of every token under a policy, [t]."""
+        """Return the probability of every token under a policy, [t]."""
         if policy not in self._probs:
             log = self.log(policy)
             assert log is not None
@@ -159,27 +159,27 @@ class Block:
         return self._probs[policy]
 
     def prob_sums(self, policy: Policy) -> tuple[Array, Array]:
-        """The sums of the probabilities and of their squares, [s] each."""
+        """Return the sums of a policy's probabilities and of their squares, [s] each."""
         if policy not in self._sums:
             prob = self.prob(policy)
             self._sums[policy] = self.sum(prob), self.sum(self.kit.square(prob, out=self.room[""]))
         return self._sums[policy]
 
     def learn(self, policy: Policy, once: Array, twice: Array) -> None:
-        """Learn the sums of the probabilities of a policy, and of their squares, from who has them."""
+        """Store the sums of a policy's probabilities and of their squares, computed elsewhere."""
         self._sums[policy] = once, twice
 
 
 @dataclass(eq=False)
 class Terms:
-    """Arrays [t] of Δ = p − q on one block, made when first asked for.
+    """Arrays [t] of Δ = p − q and functions of it on one block, computed on first use.
 
     Attributes:
-        block: whose tokens they are.
+        block: block of the tokens.
         denominator, numerator: the policies.
         q: log-probs of the denominator, [t].
         p: log-probs of the numerator, [t].
-        summed: sums by name, [s], that somebody had to make on the way.
+        summed: sums by name, [s], that were computed along the way.
     """
 
     block: Block
@@ -193,7 +193,7 @@ class Terms:
         self._kit, self._room = self.block.kit, self.block.room
 
     def sum(self, name: str) -> Array:
-        """Over each sequence of the array of that name, [s], unless it was made already."""
+        """Sum the array of that name over each sequence, [s], unless that is already in `summed`."""
         return self.summed[name] if name in self.summed else self.block.sum(getattr(self, name))
 
     @cached_property
@@ -203,12 +203,12 @@ class Terms:
 
     @cached_property
     def span(self) -> tuple[Array, Array]:
-        """The smallest and the largest Δ; (+inf, -inf) of no token."""
+        """Smallest and largest Δ; (+inf, -inf) without tokens."""
         return extremes(self.delta)
 
     @cached_property
     def reach(self) -> float:
-        """The largest |Δ|; inf where the host would have to wait to learn it."""
+        """Largest |Δ|; inf on a GPU, where reading it would make the host wait."""
         if self.block.kit is torch:
             return math.inf
         low, high = self.span
@@ -216,18 +216,18 @@ class Terms:
 
     @cached_property
     def tame(self) -> bool:
-        """Whether r − 1 may stand in for r and e^|Δ|."""
+        """Return whether |Δ| is small enough everywhere to compute r and e^|Δ| from r − 1."""
         return self.reach <= TAME
 
     @cached_property
     def far(self) -> NDArray[np.int64]:
-        """Where a host sees |Δ| beyond `FAR`, rising."""
+        """Indices of tokens with |Δ| > `FAR` on a CPU, rising."""
         if not self.reach > FAR:
             return np.empty(0, np.int64)
         return np.flatnonzero(self.size > FAR)
 
     def beyond(self, bound: float) -> Array:
-        """Which tokens have |Δ| beyond a bound of at least `FAR`: where a host sees them; else [t] bool."""
+        """Return tokens with |Δ| above a bound ≥ `FAR`: on a CPU their indices, else [t] bool."""
         if self.block.kit is torch:
             return self.size > bound
         return self.far[self.size[self.far] > bound]
@@ -239,12 +239,12 @@ class Terms:
 
     @property
     def dd(self) -> Array:
-        """Δ², [t]; for the moment."""
+        """Δ², [t]; a temporary, overwritten by the next."""
         return self._kit.square(self.delta, out=self._room[""])
 
     @cached_property
     def r1(self) -> Array:
-        """r − 1, with Δ within what can be exponentiated, [t]."""
+        """r − 1, [t], with Δ clamped so that e^Δ does not overflow."""
         wild = not self.reach <= OVERFLOW
         x = self._kit.clip(self.delta, -OVERFLOW, OVERFLOW, out=self._room[""]) if wild else self.delta
         return host.expm1(x, self._room["r1"])
@@ -266,7 +266,7 @@ class Terms:
 
     @property
     def mult(self) -> Array:
-        """e^|Δ| − 1, [t]: the larger of r − 1 and |r − 1| / r; for the moment."""
+        """e^|Δ| − 1, [t]: the larger of r − 1 and |r − 1| / r; a temporary, overwritten by the next."""
         kit, out = self._kit, self._room[""]
         if self.tame:
             return kit.maximum(
@@ -286,81 +286,81 @@ class Terms:
 
     @property
     def pdd(self) -> Array:
-        """(π_train − π_rollout)², [t]; for the moment."""
+        """(π_train − π_rollout)², [t]; a temporary, overwritten by the next."""
         return self._kit.square(self.diff, out=self._room[""])
 
     @property
     def cross(self) -> Array:
-        """π_rollout (π_train − π_rollout), [t]; for the moment."""
+        """π_rollout (π_train − π_rollout), [t]; a temporary, overwritten by the next."""
         return self._kit.multiply(self.block.prob(self.denominator), self.diff, out=self._room[""])
 
     @property
     def pq(self) -> Array:
-        """π_train π_rollout, [t]; for the moment."""
+        """π_train π_rollout, [t]; a temporary, overwritten by the next."""
         prob = self.block.prob
         return self._kit.multiply(prob(self.numerator), prob(self.denominator), out=self._room[""])
 
 
 def extremes(x: Array) -> tuple[Array, Array]:
-    """Smallest and largest, of numpy's as of torch's; (+inf, -inf) of nothing."""
+    """Return the smallest and largest value of an array or tensor; (+inf, -inf) of an empty one."""
     if isinstance(x, Tensor):
         return accumulators.extremes(x)
     return (np.minimum.reduce(x), np.maximum.reduce(x)) if len(x) else (math.inf, -math.inf)
 
 
 def joined(parts: Sequence[Array]) -> Tensor:
-    """What one block after the other left, along the last dimension."""
+    """Concatenate the results of blocks along the last dimension."""
     if isinstance(parts[0], Tensor):
         return torch.cat(list(parts), dim=-1)
     return torch.from_numpy(np.concatenate(parts, axis=-1))
 
 
 class Pair(Protocol):
-    """Two policies, and what the names of their numbers begin with."""
+    """Two policies, and the prefix of their numbers' names."""
 
     @property
     def prefix(self) -> str:
-        """What tells the pair apart."""
+        """Prefix of the names."""
         ...
 
     @property
     def denominator(self) -> Policy:
-        """The policy below."""
+        """Policy in the denominator of the ratio."""
         ...
 
     @property
     def numerator(self) -> Policy:
-        """The policy above."""
+        """Policy in the numerator of the ratio."""
         ...
 
 
 class Watch(Protocol):
-    """Sees what a pair of policies makes of the tokens of one block after the other."""
+    """Collects results from the terms of one block after another."""
 
     def __init__(self, scene: Scene, pair: Pair) -> None: ...
 
     def see(self, terms: Terms) -> None:
-        """The next block."""
+        """Add the next block."""
 
 
 W = TypeVar("W", bound=Watch)
 
 
 def walk(scene: Scene, asked: Mapping[Pair, Sequence[type[Watch]]]) -> None:
-    """Let all see every block, in the order asked; a pair of which the batch lacks a policy has no blocks."""
+    """Pass every block to all collectors, in order; a pair that lacks a policy has no blocks."""
     for pair, watches in _walked(scene, asked).items():
         for watch in watches:
             scene.once((type(watch), pair.prefix), lambda watch=watch: watch)  # type: ignore[misc]
 
 
 def seen(scene: Scene, pair: Pair, make: type[W]) -> W:
-    """Who saw every block; from a walk of its own where there was none."""
+    """Return the collector that saw every block, after a pass of its own if there was none."""
     return scene.once((make, pair.prefix), lambda: _walked(scene, {pair: (make,)})[pair][0])
 
 
 def _walked(scene: Scene, asked: Mapping[Pair, Sequence[type[W]]]) -> dict[Pair, list[W]]:
     found = {pair: [make(scene, pair) for make in makes] for pair, makes in asked.items()}
-    with np.errstate(all="ignore"):  # inf - inf is a NaN that the readers of sums know
+    with np.errstate(all="ignore"):  # inf − inf is a NaN, which readers of sums handle
         for block in Block.all(scene.batch):
             for pair, watches in found.items():
                 terms = block.terms(pair.denominator, pair.numerator)

@@ -1,7 +1,7 @@
-"""How much of the update a preset leaves, and on whom it takes it away, by the sign of the advantage.
+"""Share of the policy update that a preset removes, by the sign of the advantage.
 
-Uncorrected, token t pulls on log π_θ with |A_t|. Under a preset it pulls with |slope · w| where it is kept,
-0 elsewhere. Without π_θ the loss's own clip is idle: the view of the first minibatch, where π_θ = π_old.
+Uncorrected, the gradient of token t on log π_θ is |A_t|. Under a preset it is |slope · w| for kept tokens and
+0 elsewhere. Without π_θ the loss's own clip is inactive, as in the first minibatch, where π_θ = π_old.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SIGNS = ("positive", "negative")
 
 
 def shared(scene: Scene) -> dict[str, Tensor]:
-    """Σ|A| of each sequence by sign, [S]: the same for every preset."""
+    """Compute Σ|A| of each sequence by sign of A, [S]; the same for every preset."""
     if scene.batch.advantages is None:
         return {}
     return scene.once("mass", lambda: {f"mass_{sign}": x for sign, x in _masses(scene).items()})
@@ -51,7 +51,7 @@ def _masses(scene: Scene) -> dict[str, Tensor]:
 
 
 def columns(stack: Stack) -> Sheet:
-    """Per-sequence columns [S]: Σ|slope · w| of what still pulls, and Σ|A| by sign of what does not."""
+    """Compute Σ|slope · w| of the remaining update, and Σ|A| by sign of what is removed, [S] each."""
     if stack.batch.advantages is None or not stack.presets:
         return stack.named({})
     whole, still = sequence_weights(stack), stack.total(still_sums, stilling)
@@ -66,7 +66,7 @@ def columns(stack: Stack) -> Sheet:
 
 
 def stilling(near: Near, sums: Columns) -> Columns:
-    """Where a turn does not pass or weighs 0, all of it pulls nothing."""
+    """Add up the removed Σ|A|: all of a turn that does not pass or has weight 0."""
     pulls = near.passes
     if near.weights is not None and losses.weighted(near.preset):
         pulls = near.weights != 0 if pulls is None else pulls & (near.weights != 0)
@@ -77,7 +77,7 @@ def stilling(near: Near, sums: Columns) -> Columns:
 
 
 def _may_be_zero(done: Outcome, preset: Preset) -> bool:
-    """Whether a token's weight may be 0, and take its pull with it."""
+    """Return whether tokens' weights may be 0, which removes their gradient."""
     rule = done.preset.weight
     zero = rule is not None and (rule.action == "mask" or rule.overflow == "zero")
     return zero and weighs_tokens(done, preset)
@@ -113,7 +113,7 @@ def _still(
 
 
 def _near_still(near: Near) -> dict[str, Tensor]:
-    """Every near token pulls, unless the clip of a whole sequence acts."""
+    """Compute the Σ|A| removed on near tokens: 0 unless the clip of a whole sequence acts."""
     if near_pooled(near):
         both = near_by_sign(near)
         return {
@@ -124,7 +124,7 @@ def _near_still(near: Near) -> dict[str, Tensor]:
 
 
 still_sums = Summed(_key_of_still, _of_still, _still, near=_near_still)
-"""Σ|A| by sign of the tokens that pull nothing: by a rule, by the loss's clip or by a weight of 0."""
+"""Σ|A| by sign of the tokens without gradient: by a rule, the loss's clip or a weight of 0."""
 
 
 def _all(get: Lookup, name: str) -> Tensor:

@@ -1,6 +1,6 @@
-"""Where the mismatch is: by step, lag, length, position, probability, advantage sign, any column.
+"""The mismatch by location: step, lag, length, position, probability, advantage sign, any column.
 
-An axis is a row: it gives every sequence, or every token, its place.
+An axis maps every sequence, or every token, to its place.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from offpol_diag.engine.terms import Array, Block, Pair, Terms, joined, seen
 from offpol_diag.summary import Location, Place
 
 MOST_PLACES = 400
-"""Rows of a location table; a longer axis is thinned in the report, not in the tally."""
+"""Most rows of a location table; a longer axis is thinned in the report, not in the tally."""
 
 POSITIONS = 18
 _LOG_EDGES = tuple(math.log(edge) for edge in (0.01, 0.1, 0.5, 0.9, 0.99))
@@ -36,7 +36,7 @@ _LOG_EDGES = tuple(math.log(edge) for edge in (0.01, 0.1, 0.5, 0.9, 0.99))
 
 @dataclass(frozen=True)
 class TokenAxis:
-    """Places of tokens: `at(block)` gives each token its bucket [t], or None when the dump cannot say."""
+    """An axis of tokens: `at(block)` gives each token's bucket [t], or None when the dump lacks it."""
 
     name: str
     title: str
@@ -46,7 +46,7 @@ class TokenAxis:
 
 @dataclass(frozen=True)
 class SequenceAxis:
-    """Places of sequences: one of the dump's scalar columns, or a function of the batch; keys are texts."""
+    """An axis of sequences: a scalar column of the dump, or a function of the batch; keys are texts."""
 
     name: str
     title: str
@@ -54,7 +54,7 @@ class SequenceAxis:
 
 
 def _octave(x: Tensor) -> Tensor:
-    """⌊log2 x⌋ of whole numbers from 1, off the exponent of a float64."""
+    """Compute ⌊log2 x⌋ of integers ≥ 1, from the exponent of a float64."""
     return (x.to(torch.float64).view(torch.int64) >> 52).sub_(1023)
 
 
@@ -64,7 +64,7 @@ def _octave_labels(count: int) -> tuple[str, ...]:
 
 
 def _probability(block: Block) -> Tensor:
-    """How many edges lie below each token's probability: comparing costs less than searching."""
+    """Return the probability bucket of each token: the number of edges below it, by comparisons."""
     log = block.rollout
     if isinstance(log, Tensor):
         return sum((log > edge).view(torch.uint8) for edge in _LOG_EDGES)  # type: ignore[return-value]
@@ -75,7 +75,7 @@ def _probability(block: Block) -> Tensor:
 
 
 def _sign(block: Block) -> Tensor | None:
-    """0 below zero, 1 at it, 2 above."""
+    """Return the sign bucket of each token: 0 for A < 0, 1 for A = 0, 2 for A > 0."""
     x = block.advantages
     if x is None:
         return None
@@ -83,7 +83,7 @@ def _sign(block: Block) -> Tensor | None:
 
 
 def _position(block: Block) -> Tensor:
-    """The octave of each token's position."""
+    """Return the octave of each token's position."""
     return _octave(block.position + 1).clamp_(max=POSITIONS - 1)
 
 
@@ -105,7 +105,7 @@ TOKEN_AXES = (
 
 
 def column_axis(name: str, title: str = "") -> SequenceAxis:
-    """An axis along a scalar column of the dump."""
+    """Build an axis along a scalar column of the dump."""
     return SequenceAxis(name, title or name, lambda batch: batch.scalars.get(name))
 
 
@@ -134,11 +134,11 @@ ROWS = (
 
 
 COLUMNS = ("d", "k3", "r1", "r2", "abs", "pd", "f_2")
-"""What is summed of each place, and the counts."""
+"""Columns summed for each place, besides the counts."""
 
 
 class ByPlace:
-    """Sums by sequence and place along every axis of tokens."""
+    """Collect sums by sequence and place along every axis of tokens."""
 
     def __init__(self, scene: Scene, drift: Pair) -> None:
         self.rows = scene.batch.sequences
@@ -146,7 +146,7 @@ class ByPlace:
         self.stretches = Stretches.of(scene.batch, POSITIONS) if here(scene.batch.rollout) else None
 
     def see(self, terms: Terms) -> None:
-        """The next block."""
+        """Add the next block."""
         arrays, beyond = _arrays(terms), terms.beyond(_FAR)
         if self.stretches is not None:
             self._keep("", _by_run(terms, self.stretches, arrays, beyond))
@@ -158,12 +158,12 @@ class ByPlace:
         self.parts.setdefault(name, []).append(part)
 
     def _along(self, name: str) -> Tensor | None:
-        """The place of each stretch along an axis, [M]."""
+        """Return the place of each run along an axis, [M]."""
         runs = self.stretches
         return None if runs is None else {"position": runs.octaves, "advantage_sign": runs.signs}.get(name)
 
     def table(self, axis: TokenAxis) -> Tensor | None:
-        """The sums, [C, S, places], or None where the dump cannot say the place."""
+        """Return the sums [C, S, places] along an axis, or None where the dump lacks it."""
         at, runs, size = self._along(axis.name), self.stretches, len(axis.labels)
         if at is None or runs is None:
             return _table(self.parts[axis.name], size) if axis.name in self.parts else None
@@ -173,7 +173,7 @@ class ByPlace:
 
 
 def places(scene: Scene, drift: Drift, group_by: Sequence[str]) -> dict[str, Places[Sums] | Sums]:
-    """Sums by place along every axis that this dump has; of tokens, all places in one."""
+    """Sum by place along every axis of the dump; for token axes, all places in one `Sums`."""
     by_place, columns = seen(scene, drift, ByPlace), gap.columns(scene, drift)
     if not columns:
         return {}
@@ -218,18 +218,18 @@ def _token_places(scene: Scene, table: Tensor, axis: TokenAxis) -> Sums:
 _KEPT = ("d", "k3", "r1", "abs", "pd", "r11", "f_2", "tokens")
 _NAMED = ("d", "k3", "r1", "abs", "pd", "r2", "f_2", "tokens", "sequences")
 _FAR = math.log(2)
-"""The |Δ| beyond which f_2 counts tokens."""
+"""The |Δ| above which f_2 counts tokens."""
 
 
 def _arrays(terms: Terms) -> dict[str, str]:
-    """Of which arrays of the tokens there are sums, by name."""
+    """Return name → the array of per-token terms that is summed."""
     return {"d": "delta", "abs": "size", "pd": "pd", **gap.ratios(terms)}
 
 
 def _by_run(terms: Terms, stretches: Stretches, arrays: Mapping[str, str], beyond: Array) -> Array:
-    """Sums over stretches, [C, m]; those over sequences, which are made of them, are kept.
+    """Sum over runs, [C, m]; sums over sequences follow from them and are kept.
 
-    Not those of k3, by which sequences are ranked: where stretches are cut must not decide a rank.
+    Except k3, by which sequences are ranked: its rounding must not depend on where runs are cut.
     """
     begins, whole = stretches.within(terms.block)
     sums = {name: np.add.reduceat(getattr(terms, array), begins) for name, array in arrays.items()}
@@ -241,7 +241,7 @@ def _by_run(terms: Terms, stretches: Stretches, arrays: Mapping[str, str], beyon
 
 
 def _by_code(at: Tensor, size: int, terms: Terms, arrays: Mapping[str, str], beyond: Array) -> Array:
-    """Sums by sequence and place, each token with a code of its own, [C, s · size]."""
+    """Sum by sequence and place, by a code for each token, [C, s · size]."""
     block, made = terms.block, {name: getattr(terms, array) for name, array in arrays.items()}
     if block.kit is torch:
         tokens, sums = tables.by_sequence(at, size, block.offsets, made)
@@ -260,7 +260,7 @@ LANES = 4
 
 
 def _lanes(at: NDArray[np.uint8], size: int, block: Block) -> Tensor:
-    """The code of sequence, place and lane: adding twice in a row to one number makes a core wait."""
+    """Compute codes of sequence, place and lane: adding twice in a row to one address stalls a core."""
     firsts = np.arange(0, len(block.lengths) * size * LANES, size * LANES)
     codes = np.repeat(firsts, block.lengths.numpy())
     codes += at * np.uint8(LANES) + _pattern(1 << len(at).bit_length())[: len(at)]
@@ -269,7 +269,7 @@ def _lanes(at: NDArray[np.uint8], size: int, block: Block) -> Tensor:
 
 @cache
 def _pattern(size: int) -> NDArray[np.uint8]:
-    """The lanes in turn."""
+    """Return the lanes in rotation."""
     return np.tile(np.arange(LANES, dtype=np.uint8), size // LANES + 1)
 
 
@@ -285,7 +285,7 @@ def _table(parts: Sequence[Array], size: int) -> Tensor:
 
 
 def _by_label(sums: Sums, axis: TokenAxis) -> Places[Sums]:
-    """The places that have a token, each with sums of its own."""
+    """Split sums by label into the places that have a token."""
     size, sums = len(axis.labels), sums.whole
     names = tuple(name.rsplit("|", 1)[0] for name in sums.names[::size])
     found = {
@@ -299,7 +299,7 @@ def _by_label(sums: Sums, axis: TokenAxis) -> Places[Sums]:
 def locations(
     found: Mapping[str, Places[Sums] | Sums], groups: int, group_by: Sequence[str], whole: bool = False
 ) -> dict[str, Location]:
-    """Read every axis out, in the order of its places; `whole`: without a cap on their number."""
+    """Read out every axis, in the order of its places; with `whole`, without a cap on their number."""
     tokens = {axis.name: axis for axis in TOKEN_AXES}
     sequences = {axis.name: axis for axis in (*SEQUENCE_AXES, *map(column_axis, group_by))}
     return {
@@ -351,7 +351,7 @@ def _location(
 
 
 def _thin(keys: list[str]) -> list[str]:
-    """At most MOST_PLACES keys, evenly spaced, the first and the last among them."""
+    """Select at most MOST_PLACES keys, evenly spaced, including the first and last."""
     if len(keys) <= MOST_PLACES:
         return keys
     stride = (len(keys) - 1) / (MOST_PLACES - 1)

@@ -1,4 +1,4 @@
-"""The sequences and tokens with the largest mismatch, to be looked at one by one."""
+"""The sequences and tokens with the largest mismatch."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ SEQUENCES, TOKENS, CONTEXT, TIES = 10, 20, 3, 1000
 
 
 class Largest:
-    """How large |Δ| gets in every sequence."""
+    """Collect the largest |Δ| of every sequence."""
 
     def __init__(self, scene: Scene, drift: Pair) -> None:
         self.parts: list[Array] = []
 
     def see(self, terms: Terms) -> None:
-        """The next block."""
+        """Add the next block."""
         self.parts.append(segments.largest_of(terms.size, terms.block.offsets))
 
     @property
     def most(self) -> Tensor:
-        """[S]; -inf for an empty sequence."""
+        """Largest |Δ| of each sequence, [S]; -inf for an empty sequence."""
         return joined(self.parts)
 
 
 def sequences(scene: Scene, drift: Drift) -> Best[WorstSequence]:
-    """The sequences with the largest mean k3 above 0."""
+    """Find the sequences with the largest mean k3 above 0."""
     batch, columns = scene.batch, gap.columns(scene, drift)
     k3 = columns[f"{drift.prefix}k3"] / batch.lengths.clamp(min=1)
     at = _largest(k3, SEQUENCES)
@@ -49,7 +49,7 @@ def sequences(scene: Scene, drift: Drift) -> Best[WorstSequence]:
 
 
 def tokens(scene: Scene, drift: Drift) -> Best[WorstToken]:
-    """The tokens with the largest |Δ|, with the log-ratios around them."""
+    """Find the tokens with the largest |Δ|, with the log-ratios around them."""
     batch = scene.batch
     q, p = (batch.policy(policy) for policy in (drift.denominator, drift.numerator))
     assert q is not None
@@ -64,9 +64,9 @@ def tokens(scene: Scene, drift: Drift) -> Best[WorstToken]:
 
 
 def _among(batch: Batch, most: Tensor) -> Tensor:
-    """Tokens among which the largest are: those of sequences that have one as large as the last of the best.
+    """Return candidates: tokens of sequences whose largest |Δ| is among the largest.
 
-    Elsewhere than on a CPU all are, since the host would have to wait to learn how many those are.
+    On a GPU all tokens are candidates: counting fewer would make the host wait.
     """
     if not here(most):
         return torch.arange(batch.tokens, device=most.device)
@@ -78,10 +78,10 @@ def _among(batch: Batch, most: Tensor) -> Tensor:
 
 
 def _largest(scores: Tensor, many: int) -> Tensor:
-    """Where the largest scores are, falling, and up to `TIES` that equal the last; `Best` chooses by text.
+    """Return the indices of the largest scores, falling, with up to `TIES` ties; `Best` chooses by text.
 
-    On a CPU the few that are as large are found before they are sorted. Elsewhere all are sorted: the host
-    would have to wait to learn how few they are.
+    On a CPU candidates are selected before sorting. On a GPU all are sorted: counting candidates would make
+    the host wait.
     """
     if not here(scores):
         return torch.sort(scores, descending=True, stable=True).indices[: many + TIES]
@@ -92,14 +92,14 @@ def _largest(scores: Tensor, many: int) -> Tensor:
 
 
 def _as_large(scores: npt.NDArray[np.float64], many: int) -> Tensor:
-    """Where scores are above 0 and as large as the best of every 64th: all of the best, and not many more."""
+    """Select scores above 0 and at least the `many`-th best of every 64th: all of the best, and few more."""
     some = np.sort(scores[::64])[-many:]
     last = some[0] if len(some) == many else 0.0
     return torch.from_numpy(np.flatnonzero((scores >= last) & (scores > 0)))
 
 
 def _best(whole: Tensor, real: Tensor, many: int) -> list[tuple[list[int], list[float]]]:
-    """Both tables' rows on the host, as far as the score (the first of the reals) is above 0 and a best."""
+    """Return both tables' rows on the host, if the score (first real) is above 0 and among the best."""
     rows: list[tuple[list[int], list[float]]] = list(zip(whole.tolist(), real.tolist(), strict=True))
     last = rows[min(many, len(rows)) - 1][1][0] if rows else 0.0
     return [row for row in rows if row[1][0] >= last and row[1][0] > 0]
@@ -121,7 +121,7 @@ def _columns(at: Tensor, *values: Tensor) -> Tensor:
 
 
 def _whole(batch: Batch, at: Tensor) -> Tensor:
-    """What is whole about tokens: the sequence, the place in it, its length, the position, the token's id."""
+    """Return integers of tokens: sequence, index in it, its length, position, token id."""
     owner = torch.searchsorted(batch.cu_seqlens, at, right=True) - 1
     start, end = batch.cu_seqlens[owner], batch.cu_seqlens[owner + 1]
     ids = at if batch.token_ids is None else batch.token_ids[at]
@@ -129,7 +129,7 @@ def _whole(batch: Batch, at: Tensor) -> Tensor:
 
 
 def _around(q: Tensor, p: Tensor, at: Tensor) -> Tensor:
-    """Δ of tokens and their neighbours, [many, 2 · CONTEXT + 1]; a stranger where the batch ends."""
+    """Return Δ of tokens and their neighbours, [many, 2 · CONTEXT + 1], also across sequence borders."""
     steps = torch.arange(-CONTEXT, CONTEXT + 1, device=at.device)
     near = (at[:, None] + steps).clamp(0, max(len(q) - 1, 0))
     return p[near] - q[near]

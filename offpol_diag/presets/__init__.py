@@ -1,7 +1,7 @@
-"""Presets: what one correction does, as data.
+"""Presets: correction methods as data.
 
 A preset is a table in `presets.toml`, or in a user's file of the same form. Every bound is on
-r = π_train/π_rollout, or on a divergence of it; `over` says over what it is taken.
+r = π_train/π_rollout, or on a divergence of it; `over` names the aggregation that the bound applies to.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ AGGREGATES = frozenset({"ratio", "k1"})
 """Statistics whose sequence form is an aggregated log-ratio, which a safety bound can act on."""
 UNSIGNED = frozenset({"k2", "k3", "k3_reverse", "tv", "binary_kl"})
 """Statistics that are 0 on-policy and grow with the drift whichever way it goes."""
-Slip = tuple[str, str]  # the key, or "" for the whole table; and the rule its value breaks
+Slip = tuple[str, str]  # (key, or "" for the whole table; the rule that its value breaks)
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class Weight:
             turn).
         action: truncate (clamp to the bounds), mask (0 outside the bounds, the token stays in the mask:
             IcePop), none (the raw ratio), psis (the raw ratio, the largest of the trainer batch smoothed).
-        upper: largest weight, or None. With `none` it bounds nothing: it is what weights are counted
-            against as truncated, and the threshold of what the trainer logs.
+        upper: largest weight, or None. With `none` it bounds nothing: weights above it are only counted as
+            truncated, and it is the threshold of what the trainer logs.
         lower: smallest weight, or None.
         normalize: divide by the mean of the weights as processed but before any rejection, over the trainer
             batch (the rows of one `step`): over tokens for `token`, over sequences (each one's mean weight)
@@ -48,10 +48,10 @@ class Weight:
         safety: bound on |log weight| before exp, nats; None = no bound.
         safety_at: whether that bound acts on the aggregated log-ratio or on each token before aggregation.
         strict: whether a weight equal to a bound of `mask` counts as outside.
-        overflow: what becomes of a weight that float32 cannot hold (log r > 88.7): `limit` leaves it to the
+        overflow: treatment of a weight that float32 cannot hold (log r > 88.7): `limit` leaves it to the
             bounds, `zero` drops it.
-        among: whether sums and means run over `all` tokens of the sequence or over those `left` by the veto
-            and by the rules on tokens.
+        among: whether sums and means run over `all` tokens of the sequence, or over those that pass the veto
+            and the rules on tokens (`left`).
     """
 
     over: WeightOver = "token"
@@ -66,7 +66,7 @@ class Weight:
     among: Among = "all"
 
     def slips(self) -> Iterator[Slip]:
-        """What the types let through and no trainer could mean."""
+        """Yield values that have the right type but make no sense."""
         yield from _above_zero(upper=self.upper, safety=self.safety)
         yield from _not_negative(lower=self.lower)
         yield from _ordered(self.lower, self.upper)
@@ -95,12 +95,12 @@ class Reject:
             where the update pushes further past it (upper where A > 0, lower where A < 0), against_or_zero =
             the same with A = 0 counted as negative; away = tokens whose update pushes r further from 1
             (A·Δ > 0).
-        advantage_of: whose advantage that is where the rule is on sequences: the sequence's mean (unit) or
-            each token's; what fails then is the token. `away` is always of the token.
+        advantage_of: advantage used where the rule is on sequences: the sequence's mean (unit), or each
+            token's, in which case tokens fail one by one. `away` always uses the token's.
         policy: numerator of r for this rule, where it is not the preset's.
         strict: whether a value equal to a bound is outside.
-        among: whether the aggregate runs over `all` tokens of the sequence or over those `left` by the veto
-            and by the rules on tokens before it.
+        among: whether the aggregate runs over `all` tokens of the sequence, or over those that pass the
+            veto and the rules on tokens before it (`left`).
         safety: bound on |Δ| before the statistic, nats; None = no bound.
         safety_at: whether that bound acts on the aggregated log-ratio or on each token. The aggregate can be
             bounded for ratio and k1 only; every other statistic bounds each token's Δ.
@@ -120,16 +120,16 @@ class Reject:
 
     @property
     def on_tokens(self) -> bool:
-        """Whether tokens fail one by one; else whole sequences do."""
+        """Return whether tokens fail one by one; else whole sequences do."""
         return self.over in ("token", "segment", "batch") or self.of_token
 
     @property
     def of_token(self) -> bool:
-        """Whether the advantage asked about is each token's own."""
+        """Return whether each token's own advantage is used."""
         return self.advantage == "away" or self.advantage_of == "token"
 
     def slips(self) -> Iterator[Slip]:
-        """What the types let through and no trainer could mean."""
+        """Yield values that have the right type but make no sense."""
         yield from _above_zero(safety=self.safety)
         if self.statistic in ("ratio", "mult_prob_error"):
             yield from _above_zero(lower=self.lower, upper=self.upper)
@@ -159,7 +159,7 @@ class Veto:
     upper: float | None = None
 
     def slips(self) -> Iterator[Slip]:
-        """What the types let through and no trainer could mean."""
+        """Yield values that have the right type but make no sense."""
         yield from _above_zero(lower=self.lower, upper=self.upper)
         yield from _ordered(self.lower, self.upper)
         yield from _some_bound(self.lower, self.upper)
@@ -167,14 +167,14 @@ class Veto:
 
 @dataclass(frozen=True)
 class Clip:
-    """Where the policy loss clips its own ratio π_θ/π_anchor.
+    """Bounds at which the policy loss clips its own ratio π_θ/π_anchor.
 
     Attributes:
-        low: it is clipped below 1 − low; None leaves it.
-        high: and above 1 + high; None leaves it.
+        low: the ratio is clipped below 1 − low; None: not clipped below.
+        high: the ratio is clipped above 1 + high; None: not clipped above.
         dual: ppo_clip and gspo: where A < 0 the loss is at most −dual·A; None for no dual clip.
-        safety: bound on |log| of that ratio before exp, nats (gspo: from above only); None = no bound. Which
-            trainer has one: `losses.BOUNDS`.
+        safety: bound on |log| of that ratio before exp, nats (gspo: upper bound only); None = no bound.
+            `losses.BOUNDS` lists the trainers' bounds.
     """
 
     low: float | None = 0.2
@@ -183,7 +183,7 @@ class Clip:
     safety: float | None = 20.0
 
     def slips(self) -> Iterator[Slip]:
-        """What the types let through and no trainer could mean."""
+        """Yield values that have the right type but make no sense."""
         yield from _not_negative(low=self.low, high=self.high)
         yield from _above_zero(safety=self.safety)
         if self.dual is not None and self.dual <= 1:
@@ -199,21 +199,21 @@ class Preset:
         summary: one line for the catalogue.
         policy: numerator of r: old (decoupled, three policies), current (bypass, two), rollout (r is 1 by
             construction: the trainer takes the rollout log-probs for its own).
-        weight: or None when the loss is not weighted.
-        reject: all must hold for a token to be kept.
-        veto: or None.
+        weight: the importance weight, or None when the loss is not weighted.
+        reject: rejection rules; a token is kept only if all hold.
+        veto: rule that drops whole sequences, or None.
         loss: the policy loss the weights enter: ppo_clip, reinforce (−A log π_θ), surrogate (−A; the weight
             is the loss's own ratio), gspo (PPO clip on the geometric mean of π_θ/π_anchor), cispo (−A log π_θ
             times the clipped, constant π_θ/π_anchor).
-        clip: where that loss clips.
+        clip: bounds at which that loss clips its own ratio.
         denominator: whether rejected tokens leave the loss's denominator (kept) or stay in it (all).
-        family: the idea, in a word that trainers share; rows of one family differ in their definitions.
+        family: name of the method, shared by trainers; presets of one family differ in their definitions.
         apply: False when the trainer only logs the numbers and changes neither weights nor mask.
         aliases: other names people search for.
-        trainers: whose configuration the catalogue can print.
-        logs: whose names and definitions the crosswalk uses, or None.
-        source: where the row comes from: trainer, version, function.
-        note: what a reader should know before comparing it with another row.
+        trainers: trainers for which the catalogue can print the configuration.
+        logs: trainer whose names and definitions of logged numbers are used, or None.
+        source: origin of the preset: trainer, version, function.
+        note: caveats when comparing it with another preset.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""A preset taken apart, aspect by aspect: where two rows of one idea may differ in definition.
+"""A preset described aspect by aspect, to show how presets of one family differ.
 
 r_t = π_train/π_rollout of token t, Δ = log r; every bound is on r or on a divergence of it.
 """
@@ -15,7 +15,7 @@ NONE = "none"
 
 
 def aspects(preset: Preset) -> dict[str, str]:
-    """Aspect → what this preset does in it, in words; in the order of `ASPECTS`."""
+    """Return aspect → the preset's value in words; in the order of `ASPECTS`."""
     return {name: say(preset) for name, say in ASPECTS.items()}
 
 
@@ -102,11 +102,11 @@ ASPECTS: Mapping[str, Callable[[Preset], str]] = {
     "clip of the loss": lambda preset: clipped(preset) or NONE,
     "application": lambda preset: "to the loss" if preset.apply else "only logged",
 }
-"""Aspect → how it is said, most telling first."""
+"""Aspect → the function that describes it, most distinctive first."""
 
 
 def _rules(preset: Preset) -> Iterator[tuple[str, Weight | Reject]]:
-    """The parts that have bounds, each with its word."""
+    """Yield the weight and rules, each with its word."""
     if preset.weight is not None:
         yield "weight", preset.weight
     for rule in preset.reject:

@@ -1,4 +1,4 @@
-"""The corrections that can be recommended, each with the preset that a trainer knows it by."""
+"""Candidate corrections for the recommendation, each with the built-in preset that implements it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class Candidate:
     """A method at a threshold; its bounds are on r = π_train/π_rollout.
 
     Attributes:
-        name: short, stable.
-        title: in words.
-        decoupled: the built-in preset where the train side is π_old.
-        bypass: the built-in preset where the train side is π_θ; None: there is none.
-        threshold: as it is printed.
+        name: short and stable key.
+        title: the method in words.
+        decoupled: built-in preset where the numerator is π_old.
+        bypass: built-in preset where the numerator is π_θ; None: there is none.
+        threshold: threshold as printed.
         settings: place in the preset → value, by the grammar of a preset file.
     """
 
@@ -31,16 +31,16 @@ class Candidate:
     settings: tuple[tuple[str, str], ...] = ()
 
     def preset_name(self, policy: Policy) -> str | None:
-        """The built-in preset for dumps with that train side."""
+        """Return the built-in preset for dumps whose numerator is `policy`."""
         return self.decoupled if policy == "old" else self.bypass
 
     def changes(self, policy: Policy) -> dict[str, str]:
-        """What of that preset is set otherwise than it is shipped."""
+        """Return the settings that differ from the preset as shipped."""
         row = _shipped()[self.preset_name(policy) or self.decoupled]
         return {key: value for key, value in self.settings if _changed(row, key, value)}
 
     def preset(self, policy: Policy) -> Preset:
-        """The preset with its settings, marked as a candidate."""
+        """Build the preset with its settings, marked as a candidate."""
         row = _shipped()[self.preset_name(policy) or self.decoupled]
         return replace(tuned(row, dict(self.settings)), name=MARK + self.name)
 
@@ -55,7 +55,7 @@ def _shipped() -> Mapping[str, Preset]:
 
 
 MARK = "candidate:"
-"""Before the names of candidates among presets; no name of a preset has a colon."""
+"""Prefix of the names of candidates among presets; no preset's name has a colon."""
 
 NOTHING = Candidate("none", "no correction", "recompute", "ppo_is")
 DEFAULT = Candidate(
@@ -82,5 +82,5 @@ CANDIDATES = (NOTHING, DEFAULT, ICEPOP, MASK)
 
 @cache
 def presets(policy: Policy) -> tuple[Preset, ...]:
-    """The candidates that exist for dumps with that train side, as presets."""
+    """Return the candidates for dumps whose numerator is `policy`, as presets."""
     return tuple(one.preset(policy) for one in CANDIDATES if one.preset_name(policy))

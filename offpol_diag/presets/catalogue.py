@@ -1,4 +1,4 @@
-"""The catalogue: the presets that ship, and a user's own file of the same form.
+"""The catalogue of presets: the built-in ones, and a user's file of the same form.
 
 A file is TOML, one table per preset, by the grammar of `grammar.py`.
 """
@@ -30,11 +30,11 @@ NAME = re.compile(r"[A-Za-z0-9_.+-]+")
 class Catalogue(Mapping[str, Preset]):
     """Presets by name, in the order of their files.
 
-    A preset is also found by an alias, in any case, and with `-` for `_`.
+    Lookup also finds aliases, ignores case, and treats `-` and `_` as equal.
 
     Args:
         presets: the rows, names and aliases unique.
-        replaced: names of built-in rows, or aliases of them, that a user's file took over.
+        replaced: names and aliases of built-in presets that a user's file redefines.
     """
 
     def __init__(self, presets: tuple[Preset, ...], replaced: tuple[str, ...] = ()) -> None:
@@ -53,11 +53,11 @@ class Catalogue(Mapping[str, Preset]):
 
     @property
     def replaced(self) -> tuple[str, ...]:
-        """The built-in names and aliases that mean something else because the user's file says so."""
+        """Built-in names and aliases that the user's file redefines."""
         return self._replaced
 
     def resolve(self, spec: str) -> tuple[Preset, ...]:
-        """The presets of a comma-separated list, each once, in the order asked for; `all` is every one.
+        """Resolve a comma-separated list to presets, each once, in that order; `all` is every one.
 
         Raises:
             UsageError: a name is unknown, or the list is empty.
@@ -78,7 +78,7 @@ class Catalogue(Mapping[str, Preset]):
 
 
 def chosen(presets: str | Iterable[Preset | str]) -> tuple[Preset, ...]:
-    """Presets that a program asks for: a list of names in one text, or presets and names.
+    """Resolve a program's argument to presets: names in one text, or a sequence of presets and names.
 
     Raises:
         UsageError: a name is unknown, or something else is among them.
@@ -97,7 +97,7 @@ PRESETS = 'give names as in presets="token_is,seq_mis", or presets of catalogue.
 
 
 def _each(presets: object) -> Iterable[Preset | str]:
-    """Of what can be gone through; a single preset is one."""
+    """Check that presets are iterable; wrap a single one."""
     if isinstance(presets, Preset):
         return (presets,)
     if not isinstance(presets, Iterable):
@@ -106,20 +106,20 @@ def _each(presets: object) -> Iterable[Preset | str]:
 
 
 def plain(name: str) -> str:
-    """A name as it is compared: without case, `-` and `_` the same."""
+    """Normalise a name for comparison: lower case, `-` as `_`."""
     return name.casefold().replace("-", "_")
 
 
 def words(preset: Preset) -> tuple[str, ...]:
-    """Every word that finds the preset."""
+    """Return the name and aliases of a preset."""
     return (preset.name, *preset.aliases)
 
 
 def load(path: Path | None = None) -> Catalogue:
-    """The built-in presets, and a user's over them.
+    """Load the built-in presets, overlaid with a user's file.
 
-    A user's row replaces the built-in row of the same name, whole; a name or alias of the user's that is only
-    an alias of a built-in row is taken from that row.
+    A user's preset replaces the built-in preset of the same name entirely; a name or alias of the user's that
+    is only an alias of a built-in preset is removed from that one.
 
     Raises:
         PresetError: the file cannot be read or has a slip in it.
@@ -130,7 +130,7 @@ def load(path: Path | None = None) -> Catalogue:
 
 @cache
 def _shipped() -> tuple[Preset, ...]:
-    """Read once: it takes as long as the analysis of a hundred thousand tokens."""
+    """Load the built-in presets once: it takes as long as the analysis of 100,000 tokens."""
     return _presets(BUILT_IN, resources.files("offpol_diag.presets").joinpath(BUILT_IN).read_bytes())
 
 
@@ -183,7 +183,7 @@ def _tables(at: Spot, data: bytes) -> dict[str, Any]:
 
 
 def preset(file: str, name: str, table: object) -> Preset:
-    """One preset of a file, from its table.
+    """Build one preset of a file from its table.
 
     Raises:
         PresetError: a slip in it.

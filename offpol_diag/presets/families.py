@@ -1,4 +1,4 @@
-"""The ideas behind the presets, in words that trainers share; rows of one family differ in definitions."""
+"""Families of presets: method names that trainers share; presets of one family differ in definitions."""
 
 FAMILIES = {
     "no correction": "the loss is not corrected for the rollout's drift",
@@ -28,4 +28,4 @@ FAMILIES = {
     "GSPO": "the policy loss clips one ratio per sequence, its geometric mean",
     "CISPO": "the clipped ratio is a constant weight: no token's gradient is lost to the clip",
 }
-"""Word → what is done, in a sentence; from doing nothing to what needs most."""
+"""Family → what it does, in a sentence; from no correction to the most demanding."""

@@ -1,4 +1,4 @@
-"""A preset in formulas: what it weighs, rejects and vetoes, with the direction of the ratio.
+"""Presets as formulas: weight, rejection and veto, with the direction of the ratio.
 
 r_t = π_train/π_rollout of token t, Δ = log r; ∏r over the response is the product ratio of the sequence.
 """
@@ -68,7 +68,7 @@ NOTHING = "–"
 
 
 def weight(rule: Weight | None) -> str:
-    """The weight that multiplies the loss: `min(r_t, 2)`."""
+    """Write the weight that multiplies the loss: `min(r_t, 2)`."""
     if rule is None:
         return NOTHING
     text = _weighted(rule, RATIOS[rule.over])
@@ -92,7 +92,7 @@ def _weighted(rule: Weight, ratio: str) -> str:
 
 
 def rejection(rules: tuple[Reject, ...]) -> str:
-    """What is kept; every rule must hold: `sequences with 0.5 ≤ ∏r ≤ 2`."""
+    """Write the conditions for keeping tokens or sequences, all required: `sequences with 0.5 ≤ ∏r ≤ 2`."""
     return "; ".join(_rule(rule) for rule in rules) or NOTHING
 
 
@@ -104,12 +104,12 @@ def _rule(rule: Reject) -> str:
 
 
 def judged(rule: Reject) -> str:
-    """The number a rule judges: `∏r`, `mean (r−1−Δ)`."""
+    """Write the statistic that a rule bounds: `∏r`, `mean (r−1−Δ)`."""
     return RATIOS[rule.over] if rule.statistic == "ratio" else OVER[rule.over] + STATISTICS[rule.statistic]
 
 
 def bounds(rule: Reject) -> str:
-    """Where that number must lie: `0.5 ≤ ∏r ≤ 2`."""
+    """Write the bounds on that statistic: `0.5 ≤ ∏r ≤ 2`."""
     return _between(judged(rule), rule.lower, rule.upper, rule.strict or rule.over == "batch")
 
 
@@ -118,13 +118,13 @@ def _by_token(rule: Reject) -> bool:
 
 
 def _own(rule: Reject) -> str:
-    """What a rule sees that the preset's other parts do not."""
+    """Write a rule's own numerator and token set, where they are not the preset's."""
     numerator = f" (r = π_{POLICIES[rule.policy]}/π_rollout)" if rule.policy else ""
     return numerator + (" over the tokens left" if rule.among == "left" else "")
 
 
 def veto(rule: Veto | None) -> str:
-    """What one token does to its sequence: `any r_t < 0.0001`."""
+    """Write the condition on a token that drops its sequence: `any r_t < 0.0001`."""
     if rule is None:
         return NOTHING
     sides = (
@@ -135,7 +135,7 @@ def veto(rule: Veto | None) -> str:
 
 
 def method(preset: Preset) -> str:
-    """Weight, rejection and veto in one line."""
+    """Write weight, rejection and veto in one line."""
     parts = (
         ("weight", weight(preset.weight)),
         ("keep", rejection(preset.reject)),
@@ -155,7 +155,7 @@ def _between(what: str, lower: float | None, upper: float | None, strict: bool =
 
 
 def catalogue_section(presets: Mapping[str, Preset]) -> Section:
-    """Every preset, a row each; those of one family together, in the order in which families first appear."""
+    """Build a table of all presets, grouped by family in the order of first appearance."""
     rows = tuple(
         (
             name,
@@ -183,7 +183,7 @@ def _by_family(presets: Mapping[str, Preset]) -> list[tuple[str, Preset]]:
 
 
 def preset_section(preset: Preset) -> Section:
-    """One preset, line by line."""
+    """Build the section that describes one preset."""
     rows = tuple((word, text) for word, text in _lines(preset) if text)
     note = (Text(f"Note: {preset.note}", "warn"),) if preset.note else ()
     return Section(
@@ -217,11 +217,11 @@ CLIPPED = {
     "gspo": "the ratio (∏π_θ/{anchor})^(1/n)",
     "cispo": "the weight π_θ/{anchor}",
 }
-"""Which ratio a loss clips itself, for the losses that do."""
+"""Loss → the ratio or weight that it clips, for losses that clip."""
 
 
 def clipped(preset: Preset) -> str:
-    """Where the loss clips its own ratio, `the ratio π_θ/π_old to [0.8, 1.2]`, and what else bounds it."""
+    """Write the clip of the loss's own ratio, `the ratio π_θ/π_old to [0.8, 1.2]`, and its other bounds."""
     if preset.loss not in CLIPPED:
         return ""
     clip, what = preset.clip, CLIPPED[preset.loss].format(anchor=ANCHORS[preset.policy])
@@ -236,7 +236,7 @@ def clipped(preset: Preset) -> str:
 
 
 def _loss_bound(preset: Preset) -> str:
-    """The bound on the log of that ratio; under GSPO it is one from above."""
+    """Write the bound on the log of that ratio; under GSPO an upper bound only."""
     safety = preset.clip.safety
     if safety is None:
         return ""
@@ -244,7 +244,7 @@ def _loss_bound(preset: Preset) -> str:
 
 
 def denominator(preset: Preset) -> str:
-    """What becomes of the loss's denominator, where the method takes anything out of the loss."""
+    """Write whether rejected tokens stay in the loss's denominator; empty where none are removed."""
     masked = preset.weight is not None and preset.weight.action == "mask"
     found = (
         (preset.reject or preset.veto) and DENOMINATORS[preset.denominator],
@@ -254,7 +254,7 @@ def denominator(preset: Preset) -> str:
 
 
 def guards(preset: Preset) -> tuple[str, ...]:
-    """What becomes of numbers that are too large, and bounds that are not the usual ones."""
+    """List the treatment of values that are too large, and unusual bounds."""
     rule = preset.weight
     found = (
         rule and (_clamp(rule) or "no bound on the log-ratio before exp"),

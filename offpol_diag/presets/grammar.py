@@ -1,7 +1,7 @@
-"""The grammar of a preset, read off the dataclasses of `presets.py`: how values are read and slips told.
+"""The grammar of a preset file, derived from the dataclasses of `presets`: reading and checking values.
 
-A field is a key, and its type says what may stand there. What a type cannot say is the dataclass's own
-`slips`.
+Each field is a key, and its type determines the allowed values. Rules that a type cannot express are in the
+dataclass's own `slips`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LOGS = (
     "roll",
     "open-instruct",
 )
-"""Whose names and definitions the crosswalk knows."""
+"""Trainers, with versions, whose names and definitions of logged numbers are known."""
 
 BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 GRAMMAR = "its form is that of offpol_diag/presets.toml; or see: offpol-diag presets NAME --json -"
@@ -48,7 +48,7 @@ UNBOUNDED = frozenset({"safety", "dual", "low", "high"})
 
 @dataclass(frozen=True)
 class Spot:
-    """Where in a preset file something stands: what every complaint begins with."""
+    """A place in a preset file, with which error messages begin."""
 
     file: str
     table: str | None = None
@@ -61,20 +61,20 @@ class Spot:
         return f"{self.file}: [{header}] {self.key}".rstrip()
 
     def at(self, key: str) -> Spot:
-        """The same table, a key further in."""
+        """Return the place of a key further in."""
         return replace(self, key=f"{self.key}.{key}" if self.key else key)
 
     def fail(self, problem: str, hint: str = "") -> NoReturn:
-        """Say what is wrong here."""
+        """Raise an error about this place."""
         raise PresetError(f"{self}: {problem}", hint or GRAMMAR)
 
     def refuse(self, value: object, rule: str, hint: str = "") -> NoReturn:
-        """Say which value stands here, and the rule it breaks."""
+        """Raise an error that shows the value at this place and the rule it breaks."""
         raise PresetError(f"{self} = {shown(value)}; {rule}", hint or GRAMMAR)
 
 
 def shown(value: object) -> str:
-    """A value as a message shows it."""
+    """Format a value for a message."""
     text = repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= 60 else text[:57] + "..."
 
@@ -84,14 +84,14 @@ Part = Weight | Reject | Veto | Clip
 
 
 def values(kind: type, table: object, at: Spot) -> dict[str, Any]:
-    """A table's values as arguments for `kind`."""
+    """Read a table's values as arguments for `kind`."""
     if not isinstance(table, dict):
         at.refuse(table, f"it must be a table of {', '.join(readers(kind))}")
     return {key: reader(kind, key, value, at)(value, at.at(key)) for key, value in table.items()}
 
 
 def reader(kind: type, key: str, value: object, at: Spot) -> Reader:
-    """What reads the value of a key.
+    """Return the function that reads the value of a key.
 
     Raises:
         PresetError: there is no such key.
@@ -106,7 +106,7 @@ def reader(kind: type, key: str, value: object, at: Spot) -> Reader:
 
 @cache
 def readers(kind: type) -> dict[str, Reader]:
-    """The keys that a table of this kind has → what reads each."""
+    """Return key → the function that reads it, for a table of this kind."""
     hints = get_type_hints(kind)
     return {
         field.name: READERS.get(hints[field.name]) or partial(_word, get_args(hints[field.name]))
@@ -162,7 +162,7 @@ def _rules(value: object, at: Spot) -> tuple[Part, ...]:
 READERS: dict[object, Reader] = {
     bool: _flag,
     str: _text,
-    str | None: partial(_word, LOGS),  # `logs`, the only one
+    str | None: partial(_word, LOGS),  # only `logs` has this type
     float | None: _number,
     tuple[str, ...]: _texts,
     Weight | None: partial(_part, Weight),
@@ -171,4 +171,4 @@ READERS: dict[object, Reader] = {
     Policy | None: partial(_word, get_args(Policy)),
     tuple[Reject, ...]: _rules,
 }
-"""A field's type → how its value is read; a Literal's words are the ones allowed."""
+"""Type of a field → the function that reads its value; a Literal allows only its own words."""

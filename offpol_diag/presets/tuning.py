@@ -1,4 +1,4 @@
-"""One preset with some of its values changed: its thresholds tuned, by the grammar of a preset file."""
+"""Presets with changed values (`--set`), by the grammar of a preset file."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ SETTINGS = "write them like weight.upper=3, reject[0].lower=0.99, veto.lower=1e-
 
 
 def tuned(preset: Preset, settings: Mapping[str, str], file: str = "--set") -> Preset:
-    """The preset with some of its values changed: thresholds mostly, but any key of a preset's table.
+    """Change values of a preset: mostly thresholds, but any key of a preset's table.
 
     Args:
-        preset: what is changed.
+        preset: preset to change.
         settings: `part.key` (weight, reject, veto, clip) or `key` → the value as it would stand in a preset
             file; text needs no quotes. `reject` is every rule, `reject[0]` the first.
-        file: what a complaint calls the place where the settings stand.
+        file: name of the settings' source in error messages.
 
     Raises:
         PresetError: no such part or key, a value that a preset file could not hold, or values that together
@@ -41,16 +41,16 @@ def tuned(preset: Preset, settings: Mapping[str, str], file: str = "--set") -> P
 
 
 def command(name: str, settings: Mapping[str, str]) -> str:
-    """The command that shows a preset with these settings; with `--for TRAINER`, its configuration."""
+    """Return the command that shows a preset with these settings."""
     said = ",".join(f"{key}={value}" for key, value in settings.items())
     return f"offpol-diag presets {shlex.quote(name)}" + (f" --set {shlex.quote(said)}" if said else "")
 
 
-Place = tuple[str, int | None]  # a field of Preset, and which rule of it
+Place = tuple[str, int | None]  # (field of Preset, index of the rule)
 
 
 def _by_part(settings: Mapping[str, str], at: Spot) -> dict[Place, dict[str, str]]:
-    """Changes by the part they are of: bounds that move together are checked together."""
+    """Group changes by part: bounds that change together are checked together."""
     parts: dict[Place, dict[str, str]] = {}
     for path, value in settings.items():
         match = PLACE.fullmatch(path)
@@ -103,7 +103,7 @@ def _with(part: Any, changes: dict[str, str], at: Spot) -> Any:
 
 
 def _value(text: str) -> Any:
-    """As TOML would read it; what it cannot read is text."""
+    """Parse a value as TOML; what is not TOML is text."""
     try:
         return toml(f"x = {text}")["x"] if "\n" not in text else text
     except ValueError:
