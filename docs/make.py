@@ -7,6 +7,7 @@ import json
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -44,7 +45,9 @@ PRESET_HEADER = (
     "source",
 )
 COMPARED_LINES = 14
-DOCTOR_LINES = 20
+DOCTOR_LINES, SHORT_LINES = 20, 4
+SHOWN = {"diagnosis": 7, "verdict": 5}
+"""Lines of the README's picture, by section."""
 MADE = "<!-- Made by `python docs/make.py`; do not edit. -->\n\n"
 
 
@@ -190,22 +193,45 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def readme() -> str:
     """The README, with what the first commands really print."""
-    text = (HERE.parent / "README.md").read_text(encoding="utf-8")
-    for name, make in {"excerpt": _excerpt, "doctor": _doctor}.items():
+    return _filled("../README.md")
+
+
+def report() -> str:
+    """What a report holds, with more of what the commands print."""
+    return _filled("report.md")
+
+
+def _filled(name: str) -> str:
+    """A page with its excerpts made again."""
+    text = (HERE / name).read_text(encoding="utf-8")
+    for name, make in EXCERPTS.items():
         before, start, rest = text.partition(f"<!-- {name}: made by `python docs/make.py` -->\n")
-        _, end, after = rest.partition(f"<!-- end of {name} -->\n")
-        text = f"{before}{start}{make()}{end}{after}"
+        if start:
+            _, end, after = rest.partition(f"<!-- end of {name} -->\n")
+            text = f"{before}{start}{make()}{end}{after}"
     return text
 
 
+@cache
+def _analyzed() -> tuple[Section, ...]:
+    """What is said of the sample, under every preset."""
+    return sections(decided(analyze([str(sample())], presets=load().resolve("all"), device="cpu")))
+
+
+def _picture() -> str:
+    """The first lines of the diagnosis and of the verdict."""
+    drawn = {part.id: _drawn([part]) for part in brief(_analyzed())}
+    lines = [line for name, many in SHOWN.items() for line in (*drawn[name][:many], "…")]
+    return _printed("$ offpol-diag analyze", *lines)
+
+
 def _excerpt() -> str:
-    summary = decided(analyze([str(sample())], presets=load().resolve("all"), device="cpu"))
     found = examine(
         [str(sample())], presets=load().resolve("token_is,seq_mis"), device="cpu", against="token_is"
     )
     two = found.summary()
     two = two.model_copy(update={"comparison": of_presets(found, two, "token_is")})
-    analyzed = _drawn(brief(sections(summary))[:3])
+    analyzed = _drawn(brief(_analyzed())[:3])
     compared = _drawn(sections(two)[:1])[:COMPARED_LINES]
     return _printed(
         "$ offpol-diag analyze",
@@ -217,8 +243,14 @@ def _excerpt() -> str:
     )
 
 
-def _doctor() -> str:
+def _doctor(most: int = DOCTOR_LINES) -> str:
     """What is said of the sample with its trainer's column shifted by one token."""
+    lines = _drawn([replace(_diagnosed(), title="")])[:most]
+    return _printed("$ offpol-diag doctor shifted.parquet", *lines, "…")
+
+
+@cache
+def _diagnosed() -> Section:
     with tempfile.TemporaryDirectory() as folder:
         broken = Path(folder) / "shifted.parquet"
         table = pq.read_table(sample())
@@ -228,8 +260,16 @@ def _doctor() -> str:
         pq.write_table(table.set_column(place, table.field(place), column), broken)
         summary = decided(analyze([str(broken)], device="cpu"))
     (diagnosed,) = sections(summary, ("diagnosis",))
-    lines = _drawn([replace(diagnosed, title="")])[:DOCTOR_LINES]
-    return _printed("$ offpol-diag doctor shifted.parquet", *lines, "…")
+    return diagnosed
+
+
+EXCERPTS: dict[str, Callable[[], str]] = {
+    "picture": _picture,
+    "excerpt": _excerpt,
+    "doctor": _doctor,
+    "doctor in short": partial(_doctor, SHORT_LINES),
+}
+"""Name in a page → what makes its text."""
 
 
 def _printed(*lines: str) -> str:
@@ -264,6 +304,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "presets.md": presets,
     "metrics.md": metrics,
     "crosswalk.md": crosswalk,
+    "report.md": report,
     "../README.md": readme,
 }
 """File → what makes its text."""
