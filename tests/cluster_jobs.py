@@ -1,4 +1,4 @@
-"""Jobs for a cluster whose workers come to grief: what went wrong once is marked by a file, and not again."""
+"""Jobs for a cluster whose workers fail once: a file marks that a failure has happened."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from offpol_diag.errors import DumpError
 
 @dataclass(frozen=True)
 class Ids:
-    """The sequences seen, in order, and what was merged with what."""
+    """The ids of the sequences in order, and a record of the merges."""
 
     ids: tuple[int, ...]
     shape: str = "."
@@ -54,7 +54,7 @@ class Look:
 
 @dataclass(frozen=True)
 class Threads:
-    """How many threads the products of numpy may take while a batch is computed."""
+    """The number of threads that numpy's matrix products may use while a batch is computed."""
 
     def __call__(self, batch):
         np.ones((2, 2)) @ np.ones((2, 2))
@@ -105,5 +105,5 @@ TROUBLES = {
 
 
 def length(seen: Ids) -> int:
-    """What is picked of a batch's result."""
+    """Return the number of ids in a batch's result."""
     return len(seen.ids)

@@ -21,18 +21,18 @@ _LIBRARY = None if REAL else pretended.install()
 
 
 def gpu(*values: Any, name: str | None = None) -> Any:
-    """A parameter that needs a GPU."""
+    """Return a pytest parameter that is skipped without a GPU."""
     return pytest.param(*values, marks=_GPU, id=name)
 
 
 def like_gpu(*values: Any, name: str = "pretended") -> Any:
-    """The same parameter where a pretended GPU stands for one."""
+    """Return a pytest parameter that runs on the emulated GPU, and is skipped if there is a real one."""
     return pytest.param(*values, marks=_PRETENDED, id=name)
 
 
 @contextmanager
 def present(device: str) -> Iterator[None]:
-    """The device is told of by torch, also where it is pretended."""
+    """Make torch report the device within the block, also an emulated one."""
     if device == "cpu" or REAL:
         yield
         return

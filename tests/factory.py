@@ -1,4 +1,4 @@
-"""A full and plausible Summary, by hand: a healthy-looking mixture-of-experts run with a long tail."""
+"""A complete, plausible Summary, written by hand: a healthy mixture-of-experts run with a heavy tail."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NO_CURRENT = "missing column current_log_probs"
 
 
 def number(value: float, spread: float | None = None, unit: str = "", **more: Any) -> Number:
-    """A number whose interval is `spread` to either side."""
+    """Return a number with the interval value ± spread."""
     interval = None if spread is None else (value - spread, value + spread)
     return Number(value=value, interval=interval, unit=unit, **more)
 
@@ -303,7 +303,7 @@ def make_summary(**changes: Any) -> Summary:
 
 
 def crowded() -> Summary:
-    """As many presets as the catalogue has, and more, each with numbers and names of its own."""
+    """Return a Summary with more presets than the catalogue, each with its own numbers and names."""
     rows = {}
     for place in range(220):
         numbers = {

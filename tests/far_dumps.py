@@ -1,4 +1,4 @@
-"""What tests of dumps elsewhere share: small dumps, refusals, and results without time and place."""
+"""Helpers of tests of remote dumps: small dumps, refusals, and results without time and place."""
 
 import json
 
@@ -36,7 +36,7 @@ def refusal(*sources):
 
 
 def numbers(summary):
-    """All of a result that does not say where and when it was made."""
+    """Return a result without the fields that depend on place and time."""
     found = json.loads(summary.to_json())
     found["dump"].pop("files")
     for name in ("seconds", "peak_rss_bytes"):

@@ -13,12 +13,12 @@ def log_softmax(x):
 
 
 def draw(log_probs, rng):
-    """A token from each row of log-probs, by the Gumbel trick."""
+    """Sample a token from each row of log-probs by the Gumbel trick."""
     return (log_probs + rng.gumbel(size=log_probs.shape)).argmax(-1)
 
 
 def nucleus(log_probs, top_p):
-    """The distribution renormalised over the smallest set whose mass reaches top_p."""
+    """Renormalise the distribution over the smallest set whose mass reaches top_p."""
     order = np.argsort(-log_probs, -1)
     mass = np.cumsum(np.exp(np.take_along_axis(log_probs, order, -1)), -1)
     keep = np.concatenate([np.ones_like(mass[..., :1], bool), mass[..., :-1] < top_p], -1)

@@ -1,4 +1,4 @@
-"""How much lies on a pretended GPU, and that no more does than it has room for."""
+"""Memory accounting of an emulated GPU, with a limit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 @dataclass
 class Room:
-    """What tensors take that were made while it is watched; those that share memory take it once.
+    """The memory of tensors created while this is active; shared memory counts once.
 
     Attributes:
         limit: bytes, at most.

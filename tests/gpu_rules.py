@@ -1,4 +1,4 @@
-"""What a GPU refuses, what makes the host wait for it, and in which order it may add: for `pretended.py`.
+"""Rules of an emulated GPU for `pretended.py`: refused calls, synchronising calls, order of summation.
 
 Read off torch: which operators have a kernel for CUDA stands in the list that it ships, the rest in its
 sources (`SegmentReduce.cu`, `TensorAdvancedIndexing.cpp`, `Copy.cu`).
@@ -40,7 +40,7 @@ ROUGH = {f"aten::{name}" for name in ("exp", "expm1", "log", "log1p", "log2", "s
 
 Args = tuple[Any, ...]
 There = Callable[[Any], bool]
-"""Whether something is a tensor on a GPU."""
+"""Predicate: a tensor on a GPU."""
 
 
 @cache
@@ -86,7 +86,7 @@ def _of_numbers(name: str, tensors: list[Tensor]) -> bool:
 
 
 def waits(name: str, args: Args, kwargs: dict[str, Any], there: There) -> str | None:
-    """What makes the host wait for a GPU in a call of an operator, if anything does."""
+    """Return the reason why an operator call makes the host wait for a GPU, if it does."""
     if name in WAITING:
         return name
     if name == "aten::copy_" and there(args[0]) != there(args[1]):
@@ -116,7 +116,7 @@ def _of_places(name: str, args: Args, there: There) -> str | None:
 
 
 def rough(name: str, found: Any) -> Any:
-    """What a function of a GPU gives where the host's gives `found`: the last bit is its own.
+    """Perturb the last bit of a host function's result, as a GPU's function may differ.
 
     It is the same for the same number, and 0, 1 and what is no number stay.
     """
@@ -128,7 +128,7 @@ def rough(name: str, found: Any) -> Any:
 
 
 def shuffled(name: str, args: Args, kwargs: dict[str, Any]) -> tuple[Args, dict[str, Any], bool]:
-    """The same sum, its terms in another order, of tensors of the host; and whether to turn what comes out.
+    """Reorder the terms of a sum of host tensors; also return whether to reverse the result.
 
     A GPU adds in an order of its own, and with atomic additions in another one each time.
     """

@@ -1,4 +1,4 @@
-"""What prime-rl, SkyRL, ROLL and open-instruct log, restated on padded arrays.
+"""Reference for the logged metrics of prime-rl, SkyRL, ROLL and open-instruct, on padded arrays.
 
 The restatements work the way the trainers do: on rows padded to one width, with a mask, row by row where the
 trainer goes row by row. They share nothing with the package; options carry the trainer's own names.
@@ -51,7 +51,7 @@ def mean_and_max(rows):
 
 
 def prime_step(d):
-    """What train.py logs of all loss tokens."""
+    """Compute the metrics that train.py logs over all loss tokens."""
     kl = kl_of(d.C - d.R)[d.M]
     std = kl.std(ddof=1) if len(kl) > 1 else math.nan
     return {

@@ -1,4 +1,4 @@
-"""The textbook for what looks beyond one sequence: batch-wide cuts and Pareto-smoothed tails.
+"""Reference for methods that act across sequences: batch-wide cuts and Pareto-smoothed tails.
 
 Vehtari, Simpson, Gelman, Yao, Gabry 2024 (Pareto smoothed importance sampling, JMLR 25:72) with the estimator
 of Zhang & Stephens 2009; M2PO's cut from the docstring of `presets.Reject`. Nothing is shared with the
@@ -14,7 +14,7 @@ PRIOR = 10.0  # observations that the prior k = 1/2 counts for
 
 
 def cut(values: list[float], upper: float) -> float:
-    """The value from which on tokens go: the largest do, until the mean of the rest is below `upper`.
+    """Return the cut: tokens from this value on are dropped, until the mean of the rest is below `upper`.
 
     Never everything: the smallest value stays.
     """
@@ -26,7 +26,7 @@ def cut(values: list[float], upper: float) -> float:
 
 
 def smoothed(logs: list[float]) -> dict[float, float]:
-    """What the largest log-weights of one trainer batch become; equal ones share their mean weight.
+    """Return the smoothed values of the largest log-weights of a trainer batch; ties share their mean weight.
 
     Empty where the tail is too short or flat to be fitted.
     """

@@ -1,4 +1,4 @@
-"""The textbook, slow and obvious: what every number means, in lists, `math.fsum` and, where needed, `mpmath`.
+"""Slow reference implementation of every metric, with lists, `math.fsum` and, where needed, `mpmath`.
 
 Written from DESIGN §3-§6, the docstrings of `presets.py` and the formula texts; nothing is shared with the
 package.
@@ -30,7 +30,7 @@ COIN = 1e-8  # ratios.py: added to the probability of "another token" before its
 
 @dataclass
 class Sequence:
-    """What the mask leaves of one row; `turn` numbers the contiguous runs of unmasked tokens."""
+    """The unmasked tokens of one row; `turn` numbers the contiguous runs of unmasked tokens."""
 
     rollout: list[float]
     old: list[float]
@@ -177,7 +177,7 @@ def ess(weights: list[Any], n: int) -> float:
 
 
 def raw_weights(data: list[Sequence], prefix: str) -> dict[str, float]:
-    """What §5 calls weights, raw: r of tokens and e^{ΣΔ} of sequences."""
+    """Return the raw weights of DESIGN §5: r of tokens and e^{ΣΔ} of sequences."""
     below, above = DRIFTS[prefix]
     per_sequence = [s.delta(above, below) for s in data if s.n]
     deltas = [d for one in per_sequence for d in one]
@@ -226,7 +226,7 @@ def scales(data: list[Sequence], prefix: str) -> dict[str, float]:
 
 @dataclass
 class Scope:
-    """What one trainer batch settles: each batch-wide rule's cut, what the largest log-weights become."""
+    """Values fixed per trainer batch: the cut of each batch-wide rule, the smoothed largest log-weights."""
 
     cuts: dict[Any, float] = field(default_factory=dict)
     tail: dict[float, float] = field(default_factory=dict)
@@ -353,14 +353,14 @@ def _aggregated(s: Sequence, x: list[float], over: str, seen: list[bool]) -> lis
 
 
 def on_tokens(rule: Any) -> bool:
-    """Whether single tokens fail, or whole sequences."""
+    """Return whether a rule drops single tokens rather than whole sequences."""
     return (
         rule.over in ("token", "segment", "batch") or rule.advantage == "away" or rule.advantage_of == "token"
     )
 
 
 def passes(s: Sequence, delta: list[float], rule: Any, seen: list[bool], scope: Scope) -> list[bool]:
-    """Where a rule's bounds hold, or it does not act."""
+    """Return whether a rule keeps each token: its bounds hold, or it does not act."""
     if rule.over == "batch":
         return [x < scope.cuts[rule] for x in judged(s, delta, rule, seen)]
     in_log = rule.statistic == "ratio"
@@ -621,7 +621,7 @@ def _kept_by_sign(pairs: list[tuple[Sequence, Applied]]) -> dict[str, float]:
 
 
 def _update(pairs: list[tuple[Sequence, Applied]], preset: Any) -> dict[str, float]:
-    """What is left of Σ|A|, and the share of it on tokens that pull nothing, by the sign of A."""
+    """Return Σ|A·weight| of kept tokens over Σ|A|, and the share of Σ|A| without gradient, by sign of A."""
     sizes = []
     for s, one in pairs:
         slopes = one.slopes or s.advantages

@@ -1,4 +1,4 @@
-"""A GPU that is pretended: its tensors lie in the host's memory, and are as hard to get at as a GPU's.
+"""An emulated GPU: its tensors are in host memory, with the access restrictions of a real GPU.
 
 What the code asks of a GPU is checked where there is none: tensors of the host and of the GPU, or of two
 GPUs, do not meet in one operator; numpy does not see a GPU's; what a GPU lacks is refused (`gpu_rules.py`).
@@ -130,7 +130,7 @@ def at(device: Any) -> torch.device:
 
 @contextmanager
 def counted() -> Iterator[Counter[str]]:
-    """What makes the host wait for a pretended GPU within the block, and how often."""
+    """Count the synchronisations with an emulated GPU within the block, by reason."""
     seen: Counter[str] = Counter()
 
     def tell(why: str) -> None:
@@ -179,7 +179,7 @@ def run(operator: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _one_place(name: str, tensors: list[Tensor]) -> torch.device:
-    """Where all of them are, but for those of the host that a GPU takes too."""
+    """Return the common device of all tensors, except host tensors that a GPU accepts too."""
     there = [x for x in tensors if isinstance(x, There)]
     if name not in ACROSS and len({x.where for x in there}) > 1:
         raise RuntimeError(f"{name}: tensors of two GPUs")
@@ -195,7 +195,7 @@ def _is_there(x: Any) -> bool:
 
 
 def _on_its_stream(name: str, tensors: list[Tensor]) -> None:
-    """What was made on another stream may be given away while it is used here."""
+    """Refuse tensors of another stream without `record_stream`: their memory may be reused meanwhile."""
     if any(isinstance(x, There) and x.stream not in (None, _here.now) for x in tensors):
         raise RuntimeError(f"{name}: a tensor of another stream, which was told of no use")
 

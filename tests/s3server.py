@@ -1,4 +1,4 @@
-"""An S3 server on this machine, and a gate before it that counts what passes and can fail."""
+"""A local S3 server, and a proxy before it that counts requests and can inject failures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BUSY = b"<?xml version='1.0'?><Error><Code>SlowDown</Code><Message>Slower, pleas
 
 @dataclass
 class Gate:
-    """What goes through to the server behind it.
+    """The settings and the request log of the proxy.
 
     Attributes:
         backend: host and port of the server.

@@ -127,7 +127,7 @@ def trainer_mask(x, preset):
 
 
 def factors(x, keep, how):
-    """What a kept token's loss is multiplied by, so that the sum over tokens is the trainer's loss."""
+    """Return the factor of each kept token's loss with which the sum over tokens is the trainer's loss."""
     rows = keep.any(1).sum()
     keep = keep.to(torch.float64)
     return {

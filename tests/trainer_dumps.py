@@ -14,7 +14,7 @@ FAR_BOUNDS = (1e-4, 100.0)
 NATS = (0.7, -0.1, -0.5, 2.0, -1e-4)
 """Bounds that trainers put on Δ itself, or (2.0) on Δ²/2."""
 HAIR = 3e-5
-"""How far beside a bound: relatively, and at most this on a log."""
+"""Relative distance from a bound, and the largest on a log."""
 WILD = (-100.0, -25.0, 25.0, 100.0)
 
 
@@ -94,7 +94,7 @@ def coin_kl(mu: float, pi: float) -> float:
 
 
 def bisect(f, goal: float, low: float, high: float) -> float:
-    """Where f, which is below the goal at `low` and above it at `high`, reaches it."""
+    """Find the point in [low, high] where f, below the goal at `low` and above at `high`, reaches it."""
     for _ in range(200):
         middle = (low + high) / 2
         low, high = (middle, high) if f(middle) < goal else (low, middle)

@@ -1,4 +1,4 @@
-"""What trainers do with their settings, in lists: the other half of every printed configuration.
+"""Reference implementation of trainers' settings, with lists, to check printed configurations.
 
 Written from what the trainers document and do; nothing is shared with the package. A reader turns a snippet
 into a flat dict; a trainer's function turns that dict and a batch into what multiplies each token's loss (0
@@ -408,7 +408,7 @@ def _ms_swift(f: Flat, s: Sequence) -> list[float]:
 
 
 def openrlhf(f: Flat, batch: Batch) -> Effect:
-    """Whichever of its three spellings."""
+    """Apply OpenRLHF's correction in any of its three spellings."""
     prefix = "algo.advantage.is_correction_"
     if "enable_vllm_is_correction" in f:
         on, kind = f["enable_vllm_is_correction"], f["vllm_is_correction_type"].replace("seq-mask-tis", "mis")
@@ -469,7 +469,7 @@ def _nemo_rl(g: Flat, s: Sequence, sequence: bool) -> list[float]:
 
 
 def slime(f: Flat, batch: Batch) -> Effect:
-    """Flags, and what mis.yaml has added to them."""
+    """Apply slime's flags and the settings of mis.yaml."""
     estimator = f["advantage-estimator"]
     low, high = f["eps-clip"], f["eps-clip-high"]
     clip = (low, low if high is None else high)
@@ -665,7 +665,7 @@ def _skyrl_dppo(f: Flat, s: Sequence) -> list[float]:
 
 
 def _skyrl(f: Flat, s: Sequence) -> list[float]:
-    """Each step sees the mask that the one before has left."""
+    """Apply SkyRL's corrections in order, each on the mask that the previous one returned."""
     c = {key.removeprefix(CORRECTION): value for key, value in f.items()}
     d, keep = bounded(deltas(s), 20), [True] * s.n
     out = inside(exp(d), c.get("outlier_token_is_threshold_low"), c.get("outlier_token_is_threshold_high"))

@@ -1,4 +1,4 @@
-"""What verl's helper computes, restated on padded float64 arrays [B, L]: slow, plain, and independent of us.
+"""Slow reference of verl's helper on padded float64 arrays [B, L], independent of the package.
 
 Four generations: `mismatch_helper` of 2025-10 (4424616d), `rollout_corr_helper` of 2025-11 (418f964a), of
 2026-01 (b178a3cd) and of 2026-03 (1dda039b), which has no golden numbers. Arguments have the names that

@@ -1,1 +1,1 @@
-"""Which correction to use: candidates, the rules that choose, and the configuration of the choice."""
+"""Recommendation of a correction: the rules that choose, and the trainer's configuration of the choice."""

@@ -1,4 +1,4 @@
-"""A recommendation in a trainer's own syntax."""
+"""Configuration of a recommendation in a trainer's own syntax."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from offpol_diag.trainers import config_for
 
 
 def expressible(name: str, settings: Mapping[str, str], trainer: str) -> bool:
-    """Whether a trainer can be configured for a preset with these settings."""
+    """Return whether a trainer can be configured for a preset with these settings."""
     try:
         config_for(tuned(catalogue.load()[name], settings), trainer)
     except ConfigError:
@@ -22,12 +22,12 @@ def expressible(name: str, settings: Mapping[str, str], trainer: str) -> bool:
 
 
 def prescribed(given: Recommendation, trainer: str, policy: Policy = "old") -> str | None:
-    """Ready to paste; a comment that says why where the trainer has no words for it; None without an advice.
+    """Return the configuration to paste, or a comment if the trainer cannot express it, or None.
 
     Args:
-        given: a recommendation.
+        given: a recommendation; the result is None if it names no method.
         trainer: the trainer's own name (`trainers.trainer_named`).
-        policy: the train side of the dump.
+        policy: the train policy of the dump.
     """
     name = NOTHING.preset_name(policy) if given.decision == "no correction needed" else given.method
     if name is None:

@@ -1,9 +1,9 @@
-"""Which correction, if any: an ordered table of rules; the first whose condition holds decides.
+"""Recommendation of a correction, if any: the first rule of an ordered table whose condition holds decides.
 
-What is certain comes first: a bug, too little data, no mismatch. Then one measurement decides: whether r
-depends on what token it is. Where it does not, the mismatch is noise of single tokens; weights would add
-variance and take no bias away, and a mask is enough. Else, and where it cannot be measured, the default
-stands. Thresholds and bands that the field has published are alerts; each names its source and its regime.
+Certain cases come first: a bug, too little data, no mismatch. Then one measurement decides: whether r depends
+on the token. If not, the mismatch is noise of single tokens: weights would add variance and remove no bias,
+and a mask is enough. Else, or if it cannot be measured, the default applies. Published thresholds are alerts;
+each names its source and its regime.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from offpol_diag.presets.candidates import DEFAULT, ICEPOP, MASK, NOTHING, Candi
 from offpol_diag.summary import Decision, Fired, Label, Recommendation, Summary
 
 NOISE = 0.15
-"""Upper end of the systematic share below which a mismatch counts as noise of single tokens.
+"""The mismatch counts as noise of single tokens if the systematic share's upper end is below this.
 
-In the rollouts of `benchmarks/doctor` the share is 0 to 0.12 for rounding and for experts routed otherwise,
-and 0.24 to 0.8 for stale weights.
+In the rollouts of `benchmarks/doctor` the share is 0 to 0.12 for rounding and different expert routing, and
+0.24 to 0.8 for stale weights.
 """
 SYSTEMATIC, FLOOR = 0.15, 5e-4
-"""Lower end of the systematic share from which even a small mismatch, above this K3, is not rounding."""
+"""Even a small mismatch is not rounding if the systematic share's lower end and K3 exceed these."""
 VISIBLE, SURE = 3.0, 5.0
-"""Standard errors of the surrogate gain above 0 from which staleness is visible, and is beyond doubt."""
+"""Standard errors of the surrogate gain above 0 at which staleness is visible, and at which it is certain."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One rule.
+    """One rule of the recommendation, or one alert.
 
     Attributes:
-        name: short, stable.
-        holds: its condition.
-        saw: the metrics it looks at, or a function that names what it saw.
-        sentence: what it says.
-        source: where the threshold comes from, and its regime.
-        decision: what it decides; None for an alert.
+        name: short, stable id.
+        holds: the condition.
+        saw: names of the metrics to report, or a function that returns name → value.
+        sentence: text for the user.
+        source: origin of the threshold, and the regime it applies to.
+        decision: the decision; None for an alert.
         label: whether the decision was measured or is the default.
-        offers: the method it names.
+        offers: the recommended method, or None.
     """
 
     name: str
@@ -63,7 +63,7 @@ def _held(seen: Evidence) -> dict[str, float | None]:
 
 
 def _identical(seen: Evidence) -> bool:
-    """Whether Δ is exactly 0 at every token: one column may be a copy of the other."""
+    """Return whether Δ is exactly 0 at every token: one column may be a copy of the other."""
     return seen.value("log_ratio_min") == 0.0 == seen.value("log_ratio_max")
 
 
@@ -72,22 +72,22 @@ def _verdict(seen: Evidence) -> str:
 
 
 def _moved(seen: Evidence, errors: float) -> bool:
-    """Whether the trainer has moved along the advantages, by more than so many standard errors."""
+    """Return whether the surrogate gain is above 0 by more than so many standard errors: stale weights."""
     found = seen.errors("surrogate_gain")
     return found is not None and found > errors
 
 
 def _depends(seen: Evidence) -> bool:
-    """Whether r surely depends on the token, or goes with the advantages: no rounding does that."""
+    """Return whether r certainly depends on the token or correlates with the advantages, unlike rounding."""
     share = seen.systematic
     surely = share is not None and share[0] > SYSTEMATIC and seen.value("k3") > FLOOR
     return surely or _moved(seen, SURE)
 
 
 def _noise(seen: Evidence) -> bool:
-    """Whether r was measured not to depend on the token, and the trainer does not seem to have moved.
+    """Return whether r measurably does not depend on the token, and no staleness is visible.
 
-    Tokens of one kind say little unless they answer the same prompt: elsewhere their contexts differ.
+    This needs several responses per prompt: tokens of one kind are comparable only in similar contexts.
     """
     share = seen.systematic
     calm = not _moved(seen, VISIBLE) and seen.policy == "old"
@@ -95,7 +95,7 @@ def _noise(seen: Evidence) -> bool:
 
 
 def _grouped(seen: Evidence) -> bool:
-    """Whether the dump has two responses to a prompt or more, and says so."""
+    """Return whether the dump has group_id, with at least two responses per prompt on average."""
     dump = seen.summary.dump
     return "group_id" in dump.columns and dump.sequences >= 2 * dump.groups
 
@@ -117,7 +117,7 @@ def _growing(seen: Evidence) -> bool:
 
 
 def _thirds(seen: Evidence) -> dict[str, float | None]:
-    """The median k3 of the first third of the steps, and of the last."""
+    """Return the median K3 of the first third of the steps, and of the last."""
     where = seen.summary.by.get("step")
     found = [place.metrics["k3"].value for place in (where.places if where else [])]
     known = [value for value in found if value is not None]
@@ -295,18 +295,18 @@ ALERTS = (
 
 
 def advised(summary: Summary, trainer: str | None = None) -> Summary:
-    """The summary with its recommendation, in the syntax of `trainer` where one is named."""
+    """Add the recommendation to the summary, with the configuration of `trainer` if one is named."""
     given = recommend(summary, trainer)
     config = prescribed(given, trainer, Evidence(summary).policy) if trainer else None
     return summary.model_copy(update={"recommendation": given.model_copy(update={"config": config})})
 
 
 def recommend(summary: Summary, trainer: str | None = None) -> Recommendation:
-    """What the first rule that holds decides, with reasons, what is not known, and every alert.
+    """Return the decision of the first rule that holds, with reasons, unknowns and alerts.
 
     Args:
         summary: the numbers of a dump and its diagnosis.
-        trainer: methods that it cannot express are passed over.
+        trainer: methods that this trainer cannot express are skipped.
     """
     seen = Evidence(summary)
     rule = next(rule for rule in RULES if rule.holds(seen) and _offered(rule, seen, trainer))
@@ -330,7 +330,7 @@ def recommend(summary: Summary, trainer: str | None = None) -> Recommendation:
 
 
 def _offered(rule: Rule, seen: Evidence, trainer: str | None) -> bool:
-    """Whether the rule's method can be said; the last rule stands in any case."""
+    """Return whether the rule's method can be expressed; always true of the last rule."""
     return rule.offers is None or rule is RULES[-1] or _sayable(rule.offers, seen, trainer)
 
 
@@ -351,23 +351,23 @@ def _method(one: Candidate, seen: Evidence, trainer: str | None) -> dict[str, ob
 
 
 def _next(one: Candidate | None, seen: Evidence, trainer: str | None) -> Candidate | None:
-    """The method to try next: the default, or beside it IcePop, which drops what that truncates."""
+    """Return the runner-up: the default, or IcePop if that is the choice; None if it cannot be expressed."""
     other = ICEPOP if one is DEFAULT else DEFAULT
     return other if one is not None and _sayable(other, seen, trainer) else None
 
 
 def _with_place(sentence: str, summary: Summary) -> str:
-    """The sentence, and which sequences can be used meanwhile where one group has the fault."""
+    """Add which sequences to leave out until the fix, if only one group has the fault."""
     causes = summary.diagnosis.causes if summary.diagnosis else []
     where = next((cause.where for cause in causes if cause.kind == "bug" and cause.where), "")
     return f"{sentence} Until then, leave out the sequences with {where}." if where else sentence
 
 
-# What speaks for it, in words.
+# The reasons, in words.
 
 
 def _reasons(seen: Evidence) -> list[str]:
-    """The mismatch, whether staleness shows, whether r depends on the token."""
+    """State the size of the mismatch, and whether staleness and dependence on the token are visible."""
     f_2 = say(seen.number("f_2"))
     found = [f"Mismatch: K3 = {say(seen.number('k3'))} nats; {f_2} of the tokens differ by more than 2×."]
     errors = seen.errors("surrogate_gain")
@@ -388,7 +388,7 @@ def _reasons(seen: Evidence) -> list[str]:
 
 
 def _unknown(seen: Evidence) -> list[str]:
-    """What this dump cannot say, and which column would."""
+    """List the questions that the dump cannot answer, and the columns that would."""
     found = ["How far the gradient is off without a correction: a dump holds no gradients."]
     columns = seen.summary.dump.columns
     if "advantages" not in columns:

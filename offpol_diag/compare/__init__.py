@@ -1,4 +1,4 @@
-"""Presets against one of them on one dump, and one run against another."""
+"""Comparisons: presets with a reference preset on one dump, and one run with another."""
 
 from offpol_diag.compare.presets import of_presets, reference
 from offpol_diag.compare.runs import of_runs

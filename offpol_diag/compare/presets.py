@@ -1,4 +1,4 @@
-"""Presets on one dump against one of them: paired differences, which is better, what each drops."""
+"""Comparison of presets with a reference on one dump: paired differences, the better one, dropped tokens."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ NO_DIRECTION, EQUAL, UNDECIDED, UNKNOWN = "–", "equal", "undecided", "unknown"
 
 
 def reference(names: Mapping[str, list[str]], against: str | None) -> str | None:
-    """The preset that others are compared with: the one named, else the first that can be computed.
+    """Return the preset that others are compared with: the one named, else the first that can be computed.
 
     Args:
-        names: presets in the order in which they were named → the columns that the dump lacks for them.
-        against: the one named by the user, or None.
+        names: preset, in the user's order → the columns it needs that the dump lacks.
+        against: the preset named by the user, or None.
 
     Raises:
-        UsageError: the one named needs a column that the dump lacks.
+        UsageError: the named preset needs a column that the dump lacks.
     """
     if against is None:
         return next((name for name, needs in names.items() if not needs), None)
@@ -40,7 +40,7 @@ def reference(names: Mapping[str, list[str]], against: str | None) -> str | None
 
 
 def of_presets(found: Examined, summary: Summary, against: str) -> Comparison:
-    """The presets of a study against one of them; `summary` has its numbers."""
+    """Compare the presets of a study with the preset `against`; `summary` holds their numbers."""
     out = Readout(found.study, found.tally)
     drawn = {preset.name: of_preset(out, preset) for preset in found.study.presets}
     numbers = {name: summary.presets[name].metrics for name in drawn}
@@ -86,12 +86,12 @@ def of_presets(found: Examined, summary: Summary, against: str) -> Comparison:
 
 
 def difference(both: Sequence[Number], drawn: Sequence[Tensor], groups: Groups, text: str) -> Number:
-    """One number less another: within each replicate where both have replicates, else of the values.
+    """Return the difference of two numbers: within each replicate if both have replicates, else of values.
 
     Args:
-        both: the two numbers.
-        drawn: the replicates [1+B] of each that has some.
-        groups: what was resampled.
+        both: the two numbers; the second is subtracted.
+        drawn: the value and replicates [1+B] of each number that has them.
+        groups: the groups that were resampled.
         text: the formula of the difference.
     """
     one, other = both
@@ -106,10 +106,10 @@ def difference(both: Sequence[Number], drawn: Sequence[Tensor], groups: Groups, 
 def leader(
     numbers: Mapping[str, Number], drawn: Mapping[str, Tensor], direction: Better, groups: Groups
 ) -> str:
-    """The preset whose number is better, or in words why none is named.
+    """Return the preset with the best number, or a word saying why none is named.
 
-    It is named where the interval of its difference from the next excludes 0. A number without replicates
-    (the largest weight) is what it is on this dump: there the values decide.
+    It is named if the interval of its difference from the second best excludes 0. For a number without
+    replicates (the largest weight) the values decide.
     """
     if direction == "neither" or len(numbers) < 2:
         return NO_DIRECTION

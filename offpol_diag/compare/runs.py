@@ -1,4 +1,4 @@
-"""Run A against run B: every number of both, the difference, and whether it is real after correction."""
+"""Comparison of two runs: each number of both, its difference, and a test corrected for multiplicity."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ T = TypeVar("T")
 CORRECTION = "Holm"
 EXTREME = "an extreme, a quantile or a tail index: it has no interval"
 ENOUGH = 0.5
-"""Of the smaller run's groups: what has to be shared for two runs to be called paired."""
+"""Share of the smaller run's groups that both runs must have to be called paired."""
 FEW = 0.2
 """Shares up to this are compared by their ratio; larger ones by percentage points."""
 NEAR = 1.1
-"""A ratio closer to 1 than this is said in per cent."""
+"""Ratios between 1/1.1 and 1.1 are written in per cent."""
 
 
 def of_runs(a: Examined, b: Examined, one: Summary, other: Summary) -> Against:
-    """Run A, whose Summary is `one`, against run B.
+    """Compare run B, whose Summary is `other`, with run A, whose Summary is `one`.
 
     Raises:
         UsageError: the two dumps have no pair of policies in common.
@@ -97,7 +97,7 @@ def of_runs(a: Examined, b: Examined, one: Summary, other: Summary) -> Against:
 
 @dataclass(frozen=True)
 class Side:
-    """One run: its numbers and their replicates, by full name (`k3`, `token_is.ess_tokens`)."""
+    """The numbers of one run and their bootstrap replicates, by full name (`k3`, `token_is.ess_tokens`)."""
 
     numbers: Numbers
     drawn: Replicates
@@ -105,7 +105,7 @@ class Side:
 
     @classmethod
     def of(cls, found: Examined, summary: Summary) -> Side:
-        """The metrics of the policy gaps that the dump has, and those of the presets of the study."""
+        """Collect the metrics of the dump's policy gaps and of the study's presets."""
         out = Readout(found.study, found.tally)
         there = {drift.prefix for drift in found.study.drifts}
         numbers = {name: number for name, number in summary.metrics.items() if _drift(name) in there}
@@ -117,7 +117,7 @@ class Side:
 
 
 def _drift(name: str) -> str:
-    """The prefix of the policy gap that a metric is about."""
+    """Return the prefix of the policy gap that a metric belongs to."""
     return next((drift.prefix for drift in DRIFTS[1:] if name.startswith(drift.prefix)), DRIFTS[0].prefix)
 
 
@@ -126,7 +126,7 @@ def _under(preset: str, found: Mapping[str, T]) -> dict[str, T]:
 
 
 def _contrast(name: str, mine: Side, theirs: Side, groups: Groups) -> Contrast:
-    """Not yet corrected for the number of tests."""
+    """Compare one number of both runs; the p-value is not yet corrected for the number of tests."""
     a, b = mine.numbers[name], theirs.numbers[name]
     if name not in mine.drawn or name not in theirs.drawn:
         reason = a.unknown or b.unknown or EXTREME
@@ -147,16 +147,16 @@ def _contrast(name: str, mine: Side, theirs: Side, groups: Groups) -> Contrast:
 
 
 def _judged(contrast: Contrast, p: float | None) -> Contrast:
-    """With the corrected p-value, and what follows."""
+    """Add the corrected p-value, the decision and the effect in words."""
     differs = None if p is None else p < LEVEL
     done = contrast.model_copy(update={"p_adjusted": p, "differs": differs})
     return done.model_copy(update={"effect": effect(done)})
 
 
 def rank(contrast: Contrast, prefix: str) -> tuple[int, int, int, float]:
-    """Sort key: what differs first; then metrics of `FIRST_GAP`, the gap, presets; then by size.
+    """Return the sort key: significant differences first; then `FIRST_GAP`, other metrics, presets.
 
-    Rounding, which differs by device, does not decide between two that are as large.
+    Ties go by relative size, rounded so that floating-point differences between devices do not matter.
     """
     judged = {True: 0, False: 1, None: 2}[contrast.differs]
     name = contrast.name.removeprefix(prefix)
@@ -169,7 +169,7 @@ def rank(contrast: Contrast, prefix: str) -> tuple[int, int, int, float]:
 
 
 def size(contrast: Contrast) -> float:
-    """|B − A| / (|A| + |B|): 0 where they are equal, 1 where one of them is 0."""
+    """Return |B − A| / (|A| + |B|): 0 if they are equal, 1 if one is 0 or the signs differ."""
     a, b = contrast.a.value, contrast.b.value
     if a is None or b is None or _equal(a, b):
         return 0.0
@@ -177,7 +177,7 @@ def size(contrast: Contrast) -> float:
 
 
 def effect(contrast: Contrast) -> str:
-    """The size of a difference: `2.3x [1.9, 2.8] larger`; its direction only where it is established."""
+    """Return the size of a difference as text: `2.3x [1.9, 2.8] larger`; direction only if significant."""
     a, b = contrast.a.value, contrast.b.value
     if a is None or b is None:
         return ""
@@ -193,12 +193,12 @@ def effect(contrast: Contrast) -> str:
 
 
 def _equal(a: float, b: float) -> bool:
-    """Whether they differ by rounding at most: two readings on a GPU do."""
+    """Return whether two numbers differ by rounding at most, as two passes on a GPU do."""
     return math.isclose(a, b, rel_tol=ROUNDING, abs_tol=0.0)
 
 
 def _size_of(difference: Number) -> Number:
-    """The difference as a positive number, its interval turned with it; a share in plain points."""
+    """Return the absolute difference with its interval; shares in percentage points."""
     assert difference.value is not None
     sign = 1 if difference.value >= 0 else -1
     scale = sign * (100 if difference.unit in FRACTIONS else 1)
@@ -207,7 +207,7 @@ def _size_of(difference: Number) -> Number:
 
 
 def _times(ratio: Number, value: float, differs: bool | None) -> str:
-    """`2.3x [1.9, 2.8] larger`, `smaller, 0.43x [0.36, 0.53] of A's`, `0.3% [0.1, 0.5]% larger`."""
+    """Format B/A: `2.3x [1.9, 2.8] larger`, `smaller, 0.43x [0.36, 0.53] of A's`, `0.3% larger`."""
     word = ("larger" if value > 1 else "smaller") if differs else ""
     if 1 / NEAR < value < NEAR:
         return _per_cent(ratio, value, word)
@@ -225,7 +225,7 @@ def _per_cent(ratio: Number, value: float, word: str) -> str:
     return " ".join(part for part in (*written(number), word or "apart") if part)
 
 
-# ---------------------------------------------------------------- which groups both runs have
+# ---------------------------------------------------------------- shared groups
 
 
 By = Literal["group_id", "contents", "nothing"]
@@ -238,7 +238,7 @@ WHY = {
 
 
 def pairing(a: Examined, b: Examined) -> Pairing:
-    """Count groups in both runs and in one; the bootstrap draws shared groups together."""
+    """Count the groups in both runs and in only one; the bootstrap resamples shared groups together."""
     one, other = (Readout(run.study, run.tally).groups for run in (a, b))
     shared, exact = _shared(one, other), not (one.full or other.full)
     only_a, only_b = max(one.groups - shared, 0), max(other.groups - shared, 0)
@@ -256,7 +256,7 @@ def pairing(a: Examined, b: Examined) -> Pairing:
 
 
 def _shared(one: GroupSample, other: GroupSample) -> int:
-    """Exact while all keys are known; else by how many of those are shared that both would know."""
+    """Count shared groups: exactly if all keys are kept, else estimated from the smallest keys of both."""
     last = min((int(sample.keys[-1]) for sample in (one, other) if sample.full), default=2**63 - 1)
     mine, theirs = (sample.keys[sample.keys <= last] for sample in (one, other))
     both = int(torch.isin(mine, theirs).sum())
@@ -278,7 +278,7 @@ def _headline(tested: list[Contrast], differing: list[Contrast], prefix: str, gr
 
 
 def _needs(a: Examined, b: Examined) -> dict[str, str]:
-    """Policy gaps and presets that only one run has → the columns that the other one lacks."""
+    """Return policy gap or preset that only one run has → the columns that the other run lacks."""
     found: dict[str, str] = {}
     runs = (("A", a), ("B", b))
     for drift in DRIFTS:

@@ -1,4 +1,4 @@
-"""Is it a bug, or honest mismatch, and which one?"""
+"""Diagnosis of a mismatch: a logging or engine bug, or an honest difference, and its cause."""
 
 from offpol_diag.diagnosis.verdict import diagnose
 

@@ -1,6 +1,6 @@
-"""Causes of a mismatch as a table: what to say, what it violates, how to confirm it, how to fix it.
+"""Table of the causes of a mismatch: the sentence, the violated identity, how to confirm it, how to fix it.
 
-The words in braces are filled in by the signature that found the cause (`Found.said`).
+The signature that found the cause fills in the fields in braces (`Found.said`).
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ class Row:
     """One cause.
 
     Attributes:
-        kind: whether the logged numbers or the engine are broken, or the policies honestly differ.
+        kind: bug if the logged numbers or the engine are wrong, honest if the policies really differ.
         sentence: what is wrong, in a clause that follows "Bug:" or "Honest mismatch:".
         violates: the identity or fact that the numbers contradict.
-        confirm: what would settle it.
-        fix: what to change, with the keys of engines and trainers where there are such.
-        after: what is undone for the numbers after the fix.
-        ruled_out: what may be said when it was looked for and not found; empty: nothing.
+        confirm: how to confirm the cause.
+        fix: what to change, with the keys of engines and trainers if there are any.
+        after: the repair that the numbers after the fix assume.
+        ruled_out: the phrase that reports the cause as ruled out; empty if it cannot be.
     """
 
     kind: Literal["bug", "honest"]
@@ -215,4 +215,4 @@ CAUSES: dict[str, Row] = {
         "",
     ),
 }
-"""Id → row, in the order in which causes are looked for."""
+"""Cause id → row."""

@@ -1,4 +1,4 @@
-"""What differs where nothing is wrong with the logged numbers: staleness, precision, outliers."""
+"""Honest causes of a mismatch, with correctly logged numbers: staleness, precision, outliers."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from offpol_diag.diagnosis.rows import SURE, Estimate, Floats, Rows, answered_ag
 from offpol_diag.diagnosis.signatures import Found, percent
 
 QUANTISED = ("fp8", "float8", "e4m3", "e5m2", "int8", "int4", "w8a8", "w4a16", "nvfp4", "mxfp", "awq", "gptq")
-"""Words of provenance that say that the engine's weights were quantised."""
+"""Words in the provenance that mean quantised rollout weights."""
 
 
 ROUNDED = 0.04
-"""Scale of Δ/(1 − q) up to which a mismatch may be rounding."""
+"""Largest scale of Δ/(1 − π_rollout) that rounding may explain."""
 NOISE, SYSTEMATIC, OTHER_STEP = 0.05, 0.15, 0.42
-"""Systematic share of r: below the first it is noise of single tokens, above the second no rounding, and
-above the third it is likelier of another step's weights than of quantised ones."""
+"""Systematic share of r: below the first, noise of single tokens; above the second, not rounding; above the
+third, weights of another step are likelier than quantised ones."""
 STALE = 0.16
-"""Scale of Δ/(1 − q) above which weights of another step are likelier than quantised ones of the same."""
+"""Scale of Δ/(1 − π_rollout) above which weights of another step are likelier than quantised ones."""
 
 
 @dataclass(frozen=True)
 class Body:
-    """The shape of Δ over 1 − q, by which noise of logits moves a log-prob.
+    """Robust statistics of |Δ|/(1 − π_rollout): noise of logits moves a log-prob by about noise × (1 − π).
 
     Attributes:
-        scale: robust standard deviation (from the median of the absolute value).
-        tail: share of tokens beyond 8 such deviations.
-        share: share of ΣK3, a token's cut at 1 nat, that lies in those.
+        scale: robust standard deviation (median of the absolute value / 0.6745).
+        tail: share of tokens beyond 8 times the scale.
+        share: share of ΣK3 (cut at 1 nat a token) that those tokens carry.
     """
 
     scale: float
@@ -38,7 +38,7 @@ class Body:
 
 
 def body(rows: Rows) -> Body:
-    """Of tokens that are neither certain nor nearly impossible."""
+    """Compute the statistics over tokens with −8 < log π_rollout < −0.02; zeros for fewer than 30."""
     some = (rows.q < -0.02) & (rows.q > -8)
     if some.sum() < 30:
         return Body(0.0, 0.0, 0.0)
@@ -50,7 +50,7 @@ def body(rows: Rows) -> Body:
 
 
 def _sizes(rows: Rows, column: str) -> dict[float, float]:
-    """Mean of min(K3, 1) by a numeric column, of values with at least 50 tokens."""
+    """Return the mean of min(K3, 1) by value of a numeric column, for values with at least 50 tokens."""
     values = rows.column(column)
     known = sorted({value for value in values if isinstance(value, int | float)})
     total, many = rows.sum(rows.k3_cut), rows.lengths
@@ -72,7 +72,7 @@ def _text(sizes: dict[float, float], name: str) -> str:
 
 
 def stale(rows: Rows, moved: float | None) -> Found | None:
-    """Find a mismatch that grows with the policy lag, or that goes with the advantages."""
+    """Find a mismatch that grows with the policy lag, or correlates with the advantages."""
     lags = _sizes(rows, "policy_lag")
     keys = list(lags)
     every = np.ones(rows.tokens, bool), np.ones(rows.sequences, bool)
@@ -92,7 +92,7 @@ def stale(rows: Rows, moved: float | None) -> Found | None:
 
 
 def frozen(rows: Rows) -> Found | None:
-    """Find a mismatch that grows with the training step from the engine's own level."""
+    """Find a mismatch that grows with the training step."""
     steps = _sizes(rows, "step")
     sizes = np.array(list(steps.values()))
     if len(steps) < 4:
@@ -114,7 +114,7 @@ def frozen(rows: Rows) -> Found | None:
 
 
 def outliers(rows: Rows) -> Found | None:
-    """Find a tight body of tokens and a few far ones that carry the mismatch."""
+    """Find a mismatch carried by a few outliers, with all other tokens close."""
     seen = body(rows)
     if seen.scale > 0.045 or not 0.001 < seen.tail < 0.08 or seen.share < 0.8:
         return None
@@ -128,15 +128,15 @@ def outliers(rows: Rows) -> Found | None:
 
 
 def broad(rows: Rows, provenance: dict[str, object], share: Estimate | None) -> Found:
-    """Name a mismatch by its size and by whether it depends on the token.
+    """Classify a mismatch as numerics, quantised or stale weights, by its scale and its systematic share.
 
-    Quantised weights move every token by more than rounding does, stale ones by more still, and both move
-    every occurrence of a kind of token alike; rounding does not.
+    Quantised weights move tokens by more than rounding does, stale ones by more still, and both shift every
+    occurrence of a kind of token alike; rounding does not.
 
     Args:
         rows: the tokens.
-        provenance: what the dump says of its engine.
-        share: systematic share of r (`laws.systematic`), or None where it cannot be measured.
+        provenance: the dump's metadata about its engine.
+        share: systematic share of r (`laws.systematic`), or None if it cannot be estimated.
     """
     seen = body(rows)
     said = " ".join(str(value) for value in provenance.values()).lower()
@@ -162,5 +162,5 @@ def broad(rows: Rows, provenance: dict[str, object], share: Estimate | None) -> 
 
 
 def levels(x: Floats) -> Floats:
-    """Logarithm of a size, with a floor for 0."""
+    """Return log x, with x at least 1e-9."""
     return np.log(np.maximum(x, 1e-9))

@@ -1,4 +1,4 @@
-"""What must hold of tokens that were sampled from the logged π_rollout, and the shapes that break it.
+"""Identities that hold for tokens sampled from the logged π_rollout, and the faults that violate them.
 
 If tokens were sampled from the π_rollout that was logged, then E[r] = 1 and k1 = −E[Δ] ≥ 0 whatever the
 training policy is, and the mean surprisal −log q equals the mean entropy. K3 = k1 + E[r] − 1 holds for any
@@ -18,14 +18,14 @@ from offpol_diag.diagnosis.signatures import Found, percent
 from offpol_diag.engine.student import quantile
 
 VISIBLE = 2e-3
-"""Smallest |E[r] − 1| worth calling a bug: kernels that round their own log-probs stay below it."""
+"""Smallest |E[r] − 1| that counts as a bug; rounding of log-probs by kernels stays below it."""
 REST = (1.0, 2.0, 4.0, 8.0, 16.0, 64.0)
-"""Numbers of equally likely other tokens that are tried where a temperature is fitted."""
+"""Numbers of equally likely other tokens that are tried when a temperature is fitted."""
 
 
 @dataclass(frozen=True)
 class Identities:
-    """The three, each with its interval; `entropy` is None where none is logged."""
+    """Estimates of K1, E[r] and surprisal − entropy (None without logged entropy); `tv` is E|r − 1|."""
 
     k1: Estimate
     ratio: Estimate
@@ -34,12 +34,12 @@ class Identities:
 
     @property
     def one_sided(self) -> float:
-        """(1 − E[r]) / E|r − 1|: 0 where tokens came from the logged π_rollout, 1 where r ≤ 1."""
+        """(1 − E[r]) / E|r − 1|: 0 for tokens sampled from the logged π_rollout, 1 if r ≤ 1 everywhere."""
         return (1 - self.ratio.value) / self.tv if self.tv > 0 else 0.0
 
 
 def identities(rows: Rows) -> Identities:
-    """Estimate them from rows; ratios above e^3 are cut, which can only lower E[r]."""
+    """Estimate the identities; ratios are cut at e^3, which can only lower E[r]."""
     off = np.expm1(np.minimum(rows.delta, 3.0))
     known = rows.entropy is not None and np.isfinite(rows.entropy).all() and bool((rows.entropy > 0).any())
     return Identities(
@@ -52,7 +52,7 @@ def identities(rows: Rows) -> Identities:
 
 @dataclass(frozen=True)
 class Fitted:
-    """π_train as π_rollout at another temperature: p ∝ q^power."""
+    """Fit of π_train as π_rollout at another temperature: π_train ∝ π_rollout^power."""
 
     power: float
     rest: float
@@ -62,14 +62,14 @@ class Fitted:
 
 
 def tempered(q: Floats, power: float, rest: float) -> Floats:
-    """log of q^power renormalised, where the mass 1 − q lies on `rest` equally likely tokens. q in nats."""
+    """Return log of π^power renormalised, with the mass 1 − π on `rest` equally likely tokens; q = log π."""
     other = np.log(np.maximum(-np.expm1(q), 1e-12))
     own, others = power * q, power * other + (1 - power) * np.log(rest)
     return np.asarray(own - np.logaddexp(own, others))
 
 
 def fit_temperature(rows: Rows, most: int = 6_000) -> Fitted:
-    """The power that turns q into p best, in mean |log p − log p(q)|, and how much of that it explains."""
+    """Fit the power that minimises mean |log π_train − log π_tempered|, and the share of |Δ| it explains."""
     step = max(1, rows.tokens // most)
     q, p = rows.q[::step], rows.p[::step]
     some = (q > -12) & (q < -1e-3)
@@ -99,7 +99,7 @@ def fit_temperature(rows: Rows, most: int = 6_000) -> Fitted:
 
 
 def sampling(rows: Rows) -> Found | None:
-    """Find a temperature or a truncation on one side only, or a π_rollout that was not sampled from."""
+    """Find a temperature or truncation on one side only, or tokens not sampled from the logged π_rollout."""
     seen = identities(rows)
     size = float(np.mean(np.abs(rows.delta)))
     every = np.ones(rows.tokens, bool), np.ones(rows.sequences, bool)
@@ -143,7 +143,7 @@ def sampling(rows: Rows) -> Found | None:
 
 
 def _few_far(rows: Rows) -> bool:
-    """Whether tokens beyond a factor of e, one in 30 at most, break the identities, and no others do."""
+    """Return whether only tokens with |Δ| > 1, fewer than one in 30, break the identities."""
     far = np.abs(rows.delta) > 1.0
     if not 0 < far.mean() < 1 / 30:
         return False
@@ -152,7 +152,7 @@ def _few_far(rows: Rows) -> bool:
 
 
 def _nucleus(rows: Rows, seen: Identities) -> Found | None:
-    """Find r ≤ 1 everywhere, by as much as the mass that a truncated sampler left out."""
+    """Find top-p or top-k sampling: r ≤ 1 nearly everywhere, r being the mass that was kept."""
     if seen.k1.value <= 0 or seen.one_sided < 0.2:
         return None
     ratio = estimate(rows, 1 + np.expm1(np.minimum(rows.delta, 3.0)), by_group=False)
@@ -183,11 +183,11 @@ def _nucleus(rows: Rows, seen: Identities) -> Found | None:
 
 
 FAR_MASS = 0.7
-"""−log of the smallest mass that a nucleus is thought to keep, nats."""
+"""−log of the smallest mass that top-p or top-k sampling is assumed to keep, nats."""
 
 
 def _unlogged(rows: Rows, seen: Identities) -> Found | None:
-    """Find tokens more probable than their entropy allows: sampled sharper than either column says."""
+    """Find surprisal below the logged entropy: sampling was sharper than the logged distribution."""
     gap = seen.entropy
     if gap is None or gap.off(0) >= 0 or gap.value > -max(0.005, 2 * float(np.mean(rows.size))):
         return None  # an entropy of the other policy is off by about |Δ|
@@ -209,12 +209,12 @@ def _unlogged(rows: Rows, seen: Identities) -> Found | None:
 
 
 def _octaves(rows: Rows) -> NDArray[np.int64]:
-    """Number of the octave of each token's position: 0; 1 and 2; 3 to 6; and so on."""
+    """Return the octave of each token's position: 0 for 0; 1 for 1 and 2; 2 for 3 to 6; and so on, [T]."""
     return np.log2(rows.position + 1).astype(np.int64)
 
 
 def _broken_octaves(rows: Rows) -> list[tuple[int, Estimate]]:
-    """Octaves of positions whose E[r] is certainly not 1, each with its E[r]."""
+    """List the octaves of positions whose E[r] differs significantly from 1, with their E[r]."""
     octave = _octaves(rows)
     off = np.expm1(np.minimum(rows.delta, 3.0))
     many = int(octave.max()) + 1
@@ -222,14 +222,14 @@ def _broken_octaves(rows: Rows) -> list[tuple[int, Estimate]]:
     for k in range(many):
         at = octave == k
         seen = estimate(rows, 1 + off, at)
-        tame = not (rows.delta[at] > FAR_MASS).any()  # a heavy tail that is missed also leaves E[r] below 1
+        tame = not (rows.delta[at] > FAR_MASS).any()  # E[r] is also below 1 if a heavy tail was not sampled
         if seen.off(1, many) > (-2 if tame else 0) and seen.off(1, many) and abs(seen.value - 1) > VISIBLE:
             broken.append((k, seen))
     return broken
 
 
 def positions(rows: Rows) -> Found | None:
-    """Find positions of the response at which E[r] is not 1, where it is 1 at the others."""
+    """Find a few ranges of positions where E[r] is not 1, while it is 1 elsewhere."""
     octave = _octaves(rows)
     many = int(octave.max()) + 1
     broken = _broken_octaves(rows)
@@ -256,7 +256,7 @@ def positions(rows: Rows) -> Found | None:
     )
 
 
-# Storage: the grid that log-probs lie on.
+# Storage: number formats of log-probs.
 
 
 def storage(rows: Rows) -> Found | None:
@@ -317,7 +317,7 @@ _CHANCE = {"bfloat16": "0.002%", "float16": "0.01%", **{f"{k}-decimal": "2%" for
 
 
 def _rounding(x: Floats, grid: str) -> float:
-    """Root mean square error of rounding to the grid, nats."""
+    """Return the root mean square error of rounding to a grid, nats."""
     if grid in ("bfloat16", "float16"):
         bits = 8 if grid == "bfloat16" else 11
         step = 2.0 ** (np.floor(np.log2(np.abs(x))) - bits + 1)
@@ -325,19 +325,19 @@ def _rounding(x: Floats, grid: str) -> float:
     return float(10.0 ** -int(grid[0]) / np.sqrt(12))
 
 
-# How much of the mismatch belongs to kinds of tokens.
+# The systematic share of the mismatch.
 
 FEWEST_KINDS, COVERED = 8, 0.2
-"""Clusters, and share of the tokens in kinds that repeat, below which no share is estimated."""
+"""Fewest clusters, and smallest share of tokens in repeated kinds, for an estimate."""
 
 
 def systematic(rows: Rows) -> Estimate | None:
-    """Estimate the share of the variance of min(r, 2) that all tokens of one kind have in common.
+    """Estimate the systematic share: the share of the variance of min(r, 2) common to tokens of one kind.
 
-    A kind is a token id after another one, among responses to the same prompt where the dump says which share
-    one. Rounding and experts routed otherwise differ from token to token; other weights (stale, quantised) or
-    another temperature shift every occurrence of a kind alike. Products of different responses' tokens are
-    free of each token's own noise. None without token ids, or where kinds hardly repeat.
+    A kind is a pair of consecutive token ids, within one prompt if the dump has group_id. Rounding and
+    different expert routing vary from token to token; other weights (stale, quantised) or another
+    temperature shift every occurrence of a kind alike. Products of tokens of different responses cancel
+    each token's own noise. None without token ids, or if kinds hardly repeat.
     """
     if rows.ids is None or rows.sequences < 2:
         return None

@@ -1,4 +1,4 @@
-"""The dump's own numbers as the verdict and the recommendation read them."""
+"""Access to a dump's metrics for the verdict and the recommendation."""
 
 from __future__ import annotations
 
@@ -10,39 +10,39 @@ from offpol_diag.summary import Number, Summary
 
 FEWEST_GROUPS, FEWEST_TOKENS = 20, 1000
 FEWEST_SEQUENCES, FEWEST_INTERVAL = 50, 5
-"""Sequences below which nothing is said, and prompts below which no interval is believed."""
+"""Fewest sequences for a verdict, and fewest prompts for an interval to be used."""
 SAMPLES = 16
-"""Rows that one prompt may have where no column says which share one; each is its own group by name only."""
+"""Assumed number of rows per prompt in a dump without group_id."""
 HEALTHY_K3 = 1e-3
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """The main drift's numbers: drift 1, or the total of a two-policy dump."""
+    """The metrics of the main policy gap: rollout → old, or rollout → current in a two-policy dump."""
 
     summary: Summary
 
     @property
     def prefix(self) -> str:
-        """'' for drift 1, 'total.' when the dump has no old log-probs."""
+        """Prefix of its metrics: '' for rollout → old, 'total.' if the dump has no old log-probs."""
         return "" if self.number("k3", "").value is not None else "total."
 
     def number(self, name: str, prefix: str | None = None) -> Number:
-        """A metric, or an empty one."""
+        """Return a metric, or an empty Number."""
         return self.summary.metrics.get((self.prefix if prefix is None else prefix) + name, Number())
 
     def value(self, name: str) -> float:
-        """Its value; NaN when unknown, so that every comparison with it is false."""
+        """Return the value of a metric; NaN if unknown, so that every comparison with it is false."""
         found = self.number(name).value
         return float("nan") if found is None else found
 
     @property
     def policy(self) -> Policy:
-        """The train side of the main drift."""
+        """The train policy of the main gap."""
         return "current" if self.prefix else "old"
 
     def errors(self, name: str) -> float | None:
-        """How many standard errors a number lies above 0; None without an interval."""
+        """Return how many standard errors a metric lies above 0; None without an interval."""
         number = self.number(name)
         if number.value is None or number.interval is None or number.interval[0] == number.interval[1]:
             return None
@@ -50,22 +50,21 @@ class Evidence:
 
     @property
     def systematic(self) -> tuple[float, float] | None:
-        """Interval of the share of the variance of r that tokens of one kind have in common."""
+        """95% interval of the systematic share (`laws.systematic`), or None."""
         found = self.summary.diagnosis.systematic if self.summary.diagnosis else None
         return found.interval if found else None
 
     @property
     def prompts(self) -> int:
-        """Distinct groups; where the dump does not name them, as few as there may be."""
+        """Number of prompts; without group_id, a conservative guess from `SAMPLES`."""
         dump = self.summary.dump
         return dump.groups if "group_id" in dump.columns else dump.sequences // SAMPLES
 
     @property
     def few(self) -> bool:
-        """Whether there is too little data to tell.
+        """Return whether there is too little data for a verdict.
 
-        That the mismatch is small needs fewer prompts than anything else, and the same with and without
-        `group_id`.
+        Fewer prompts are needed to find that the mismatch is small.
         """
         dump = self.summary.dump
         if dump.sequences < FEWEST_SEQUENCES or dump.tokens < FEWEST_TOKENS:
@@ -74,10 +73,10 @@ class Evidence:
 
     @property
     def small(self) -> bool:
-        """Whether the interval of k3 lies below what is healthy, and hardly a token is far off."""
+        """Return whether the interval of K3 and the share of tokens off by more than 2× are at most 1e-3."""
         ends = self.number("k3").interval
         return ends is not None and ends[1] <= HEALTHY_K3 and self.value("f_2") <= HEALTHY_K3
 
     def trusted(self, name: str) -> bool:
-        """Whether the tail of the weights lets the number be believed."""
+        """Return whether a metric is reliable: it has no note on a heavy tail."""
         return self.number(name).note is None

@@ -1,4 +1,4 @@
-"""Sequences of a dump as flat numpy arrays, and what signatures measure on them."""
+"""Sequences of a dump as flat numpy arrays, and the statistics that signatures use."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
 CAP = 3.0
-"""Nats at which |Δ| is cut where one token must not decide: a factor of 20."""
+"""Bound on |Δ| in robust statistics, nats: a factor of 20."""
 
 
 LARGEST = 1e6
-"""Nats at which logged values are cut, so that sums of squares stay finite."""
+"""Bound on logged values, nats, so that sums of squares stay finite."""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """S sequences of at least one token each, T tokens end to end; masked tokens are absent.
+    """S non-empty sequences with T tokens in all, concatenated, without masked tokens.
 
     Attributes:
         q: log π_rollout of the sampled token, [T], nats.
         p: log π_train of the same token (old, or current in a dump of two policies), [T], nats.
-        starts: where each sequence begins, [S + 1].
-        position: index of the token in its response, masked tokens counted, [T].
+        starts: index of the first token of each sequence, and T, [S + 1].
+        position: index of the token in its response, counting masked tokens, [T].
         ids: token ids [T], or None.
-        entropy: of the distribution that was sampled from, as logged, [T] nats, or None.
-        advantages: of the tokens, [T], or None.
-        scalars: other columns of the sequences by name, S values each, None where null.
+        entropy: logged entropy of the sampling distribution, [T] nats, or None.
+        advantages: advantage of each token, [T], or None.
+        scalars: name → other column of the sequences, S values each, None for null.
     """
 
     q: Floats
@@ -53,7 +53,7 @@ class Rows:
 
     @classmethod
     def of(cls, sample: Sample) -> Rows:
-        """The sequences of a sample."""
+        """Build the rows from a sample."""
         values = sample.values
         ids, entropy = values.get("token_ids"), values.get("entropy")
         return cls(
@@ -69,32 +69,32 @@ class Rows:
 
     @property
     def tokens(self) -> int:
-        """T."""
+        """Number of tokens T."""
         return len(self.q)
 
     @property
     def sequences(self) -> int:
-        """S."""
+        """Number of sequences S."""
         return len(self.starts) - 1
 
     @cached_property
     def lengths(self) -> Ints:
-        """Tokens of each sequence, [S]."""
+        """Number of tokens of each sequence, [S]."""
         return np.diff(self.starts)
 
     @cached_property
     def owner(self) -> Ints:
-        """The sequence of each token, [T]."""
+        """Index of the sequence of each token, [T]."""
         return np.repeat(np.arange(self.sequences), self.lengths)
 
     @cached_property
     def index(self) -> Ints:
-        """Place of each token among the unmasked ones of its sequence, from 0, [T]."""
+        """Index of each token among the unmasked tokens of its sequence, [T]."""
         return np.arange(self.tokens) - self.starts[self.owner]
 
     @cached_property
     def from_end(self) -> Ints:
-        """The same, counted from the last token, [T]."""
+        """Index counted back from the last unmasked token of the sequence, [T]."""
         return self.lengths[self.owner] - 1 - self.index
 
     @cached_property
@@ -104,30 +104,30 @@ class Rows:
 
     @cached_property
     def size(self) -> Floats:
-        """|Δ|, at most `CAP`, [T] nats."""
+        """min(|Δ|, `CAP`), [T] nats."""
         return np.minimum(np.abs(self.delta), CAP)
 
     @cached_property
     def level(self) -> Floats:
-        """Mean of `size` over each sequence, [S] nats."""
+        """Mean of `size` per sequence, [S] nats."""
         return self.mean(self.size)
 
     @cached_property
     def k3_cut(self) -> Floats:
-        """K3 of each token, cut at 1 nat, [T]."""
+        """min(K3, 1) of each token, [T] nats."""
         delta = np.minimum(self.delta, 2.0)
         return np.asarray(np.minimum(np.expm1(delta) - delta, 1.0))
 
     def sum(self, x: NDArray[Any]) -> Floats:
-        """Sum over each sequence of a value [T], [S]."""
+        """Sum values [T] over each sequence, [S]."""
         return np.add.reduceat(x.astype(np.float64), self.starts[:-1]) if self.tokens else np.zeros(0)
 
     def mean(self, x: NDArray[Any]) -> Floats:
-        """Mean over each sequence of a value [T], [S]."""
+        """Average values [T] over each sequence, [S]."""
         return self.sum(x) / self.lengths
 
     def keep(self, tokens: Flags) -> Rows:
-        """Drop the tokens that are not flagged, and sequences that are left empty."""
+        """Drop the tokens that are not flagged, and sequences that become empty."""
         counts = np.bincount(self.owner[tokens], minlength=self.sequences)
         filled = counts > 0
 
@@ -153,23 +153,23 @@ class Rows:
         return self if sequences.all() else self.keep(sequences[self.owner])
 
     def with_q(self, q: Floats) -> Rows:
-        """Put other rollout log-probs beside the same tokens; the logged entropy is no longer theirs."""
+        """Replace the rollout log-probs, and drop the logged entropy, which belongs to the old ones."""
         return replace(self, q=q, entropy=None)
 
     def column(self, name: str) -> list[Any]:
-        """Values of a scalar column, [S]; all None where the dump lacks it."""
+        """Return a scalar column, [S]; all None if the dump lacks it."""
         return list(self.scalars.get(name, [None] * self.sequences))
 
 
 SURE = 5.0
-"""Standard errors beyond which an identity counts as broken where groups are many: two-sided p = 6e-7."""
+"""Standard errors beyond which an identity counts as violated, with many groups: two-sided p = 6e-7."""
 
 
 def bound(groups: int, looks: int = 1) -> float:
-    """Standard errors that any of so many looks is beyond as rarely as a normal number is beyond `SURE`.
+    """Return the critical value, in standard errors, with the significance level of `SURE` over all tests.
 
-    Each look has its share of that chance (Bonferroni), and the tails are those of Student's t with one
-    degree of freedom less than groups, by Wallace's normal score of t (1959).
+    The level is divided among the `looks` tests (Bonferroni). The tails are those of Student's t with
+    groups − 1 degrees of freedom, by Wallace's normal approximation (1959).
     """
     normal, freedom = NormalDist(), max(groups - 1, 2)
     score = normal.inv_cdf(normal.cdf(-SURE) / max(looks, 1)) * (8 * freedom + 3) / (8 * freedom + 1)
@@ -179,7 +179,7 @@ def bound(groups: int, looks: int = 1) -> float:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean with a 95% interval from its spread over groups, its standard error, and how many groups."""
+    """A mean with its 95% interval and standard error over groups, and the number of groups."""
 
     value: float
     low: float
@@ -188,36 +188,36 @@ class Estimate:
     groups: int
 
     def off(self, target: float, looks: int = 1) -> int:
-        """1 where the mean is surely above the target, −1 where it is surely below, else 0."""
+        """Return 1 if the mean is significantly above the target, −1 if below, else 0."""
         errors = self.errors_from(target)
         return 0 if not abs(errors) > bound(self.groups, looks) else 1 if errors > 0 else -1
 
     def errors_from(self, target: float) -> float:
-        """Standard errors between the mean and `target`; infinite where there is no spread."""
+        """Return (mean − target) in standard errors; infinite if there is no spread."""
         off = self.value - target
         return off / self.error if self.error > 0 else float(np.sign(off)) * float("inf") if off else 0.0
 
 
 def clusters(rows: Rows) -> Ints:
-    """A number for the group (prompt) of each sequence, [S]; each its own where there is no group_id."""
+    """Return the group (prompt) index of each sequence, [S]; one group per sequence without group_id."""
     column = rows.column("group_id")
     known = {value: i for i, value in enumerate(dict.fromkeys(column)) if value is not None}
     return np.array([known.get(value, len(known) + i) for i, value in enumerate(column)], dtype=np.int64)
 
 
 def answered_again(rows: Rows) -> bool:
-    """Whether prompts have two responses or more on average."""
+    """Return whether prompts have at least two responses on average."""
     return 2 * len(np.unique(clusters(rows))) <= rows.sequences
 
 
 def estimate(rows: Rows, x: NDArray[Any], among: Flags | None = None, by_group: bool = True) -> Estimate:
-    """Mean over tokens of x [T], with an interval from the spread of groups (a ratio estimator's).
+    """Estimate the mean of x [T] over tokens, with a ratio estimator's interval over groups.
 
     Args:
-        rows: whose tokens.
-        x: a value of each token.
-        among: tokens to average over; None for all.
-        by_group: whether sequences of one prompt count together; else each counts for itself.
+        rows: the tokens.
+        x: a value of each token, [T].
+        among: flags of the tokens to average over, [T]; None for all.
+        by_group: whether to cluster by prompt; else by sequence.
     """
     kept = np.ones(rows.tokens) if among is None else among.astype(np.float64)
     which = clusters(rows) if by_group else np.arange(rows.sequences)
@@ -238,7 +238,7 @@ def estimate(rows: Rows, x: NDArray[Any], among: Flags | None = None, by_group: 
 
 @dataclass(frozen=True)
 class Size:
-    """How large a mismatch is: what is recomputed after a fix."""
+    """Size of a mismatch: the metrics recomputed after a repair."""
 
     k3: float
     mean_ratio: float
@@ -247,7 +247,7 @@ class Size:
 
 
 def measured(rows: Rows) -> Size:
-    """K3, E[r] and the ESS of token ratios."""
+    """Compute K3, E[r] and the ESS of token ratios."""
     if not rows.tokens:
         return Size(np.nan, np.nan, np.nan, 0)
     with np.errstate(over="ignore", invalid="ignore"):

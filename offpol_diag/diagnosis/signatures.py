@@ -1,9 +1,8 @@
-"""What each kind of fault leaves in the log-probs, looked for one after the other.
+"""Signatures: detectors of faults in the log-probs.
 
-A signature looks at `Rows` and answers with what it found, or None: which tokens and sequences are concerned,
-the numbers that show it, and the rows as they would be without the fault. The next signature looks at those,
-so that several faults at once are each seen. Statistics are cut at `CAP` nats a token: one outlier decides
-nothing.
+A signature takes `Rows` and returns a `Found` or None: the tokens and sequences affected, the evidence, and
+the rows with the fault repaired. The next signature works on the repaired rows, so that several simultaneous
+faults are all found. Statistics cut |Δ| at `CAP` nats a token, so that no single outlier decides.
 """
 
 from __future__ import annotations
@@ -16,26 +15,26 @@ import numpy as np
 from offpol_diag.diagnosis.rows import CAP, Flags, Floats, Ints, Rows, bound
 
 IMPOSSIBLE = -90.0
-"""No token with so low a log-prob is ever sampled."""
+"""Log-prob below which no token is ever sampled, nats."""
 CHANCE = 0.9
-"""From how near to chance on the columns of a stretch are called unrelated: honest ones stay below 0.85."""
+"""`against_chance` from which the columns of a run of tokens are unrelated; honest ones stay below 0.85."""
 FAR = 0.7
-"""|Δ| in nats, a factor of 2, from which two log-probs of one token are called different."""
+"""|Δ| from which two log-probs of one token count as different, nats: a factor of 2."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """One signature that was found.
+    """The result of a signature that found its fault.
 
     Attributes:
         cause: id of the cause.
-        said: words to fill into the cause's sentences.
-        statistic: the numbers that show it.
-        tokens: which tokens of the rows are concerned, [T].
-        sequences: which sequences are concerned, [S].
-        repaired: the rows with the fault undone, or with what it spoilt left out; None where no repair is
-            known.
-        exact: whether it was counted and needs no interval.
+        said: field → text to fill into the cause's sentences.
+        statistic: the evidence, in words.
+        tokens: flags of the affected tokens, [T].
+        sequences: flags of the affected sequences, [S].
+        repaired: the rows with the fault undone, or without the affected tokens; None if no repair is known.
+        exact: whether the evidence is a count and needs no interval.
+        approximate: whether the repair is approximate.
     """
 
     cause: str
@@ -49,11 +48,11 @@ class Found:
 
 
 def percent(share: float) -> str:
-    """16%, 0.42%."""
+    """Format a share: 16%, 0.42%."""
     return f"{100 * share:.2g}%" if share < 0.995 else f"{100 * share:.3g}%"
 
 
-# Sentinels: one value again and again where a log-prob should be.
+# Sentinels: one constant in place of log-probs.
 
 
 def sentinels(rows: Rows) -> Found | None:
@@ -69,7 +68,7 @@ def sentinels(rows: Rows) -> Found | None:
 
 
 def _same_context(rows: Rows, tokens: Flags, value: float) -> bool:
-    """Whether a value may repeat as one token does in one context: at one position, with the same id."""
+    """Return whether a value may be one token repeated in one context: same position, same id."""
     if value == 0 or value < IMPOSSIBLE or np.bincount(rows.index[tokens]).max() < 0.8 * tokens.sum():
         return False
     if rows.ids is not None:
@@ -78,7 +77,7 @@ def _same_context(rows: Rows, tokens: Flags, value: float) -> bool:
 
 
 def _with_sure(rows: Rows, same: Flags, sure: Flags) -> Flags:
-    """Tokens of those runs of flagged neighbours that hold a sure one."""
+    """Keep the runs of consecutive flagged tokens that contain a token of `sure`, as flags [T]."""
     first, length = _runs(rows, same)
     which = np.repeat(np.arange(len(first)), length)
     held = np.bincount(which[sure[same]], minlength=len(first)) > 0
@@ -88,18 +87,17 @@ def _with_sure(rows: Rows, same: Flags, sure: Flags) -> Flags:
 
 
 def _constant(x: Floats, other: Floats) -> float | None:
-    """The value that stands at several tokens whose other log-prob varies and is far off, if there is one.
+    """Find a constant at several tokens whose other log-prob varies and is far off, or None.
 
-    Log-probs repeat honestly where contexts do (the first tokens after one prompt): such values are as
-    frequent as others of their kind. A sentinel is much more frequent than the value after it, or no
-    log-prob at all.
+    Log-probs also repeat honestly if contexts do (the first tokens after one prompt), but no such value is
+    much more frequent than the next one. A sentinel is, or it is too low to be a log-prob.
     """
     zero = (x == 0) & (other < -1e-3)
     if zero.sum() >= 3 and (other[zero] < -FAR).any() and np.mean(other[zero] < -FAR) > 0.02:
         return 0.0
     values, counts = np.unique(x[x < -1e-2], return_counts=True)
     often = np.argsort(-counts)[:12]
-    alone: list[tuple[float, int, float]] = []  # value, how often, how far off: where the other column varies
+    alone: list[tuple[float, int, float]] = []  # value, count, median |Δ|: if the other column varies
     for at in often[counts[often] >= 2]:
         beside = other[x == values[at]]
         if len(np.unique(beside)) > 0.5 * counts[at] or values[at] < IMPOSSIBLE:
@@ -114,7 +112,7 @@ def _constant(x: Floats, other: Floats) -> float | None:
 
 
 def _written(x: Floats, value: float) -> bool:
-    """Whether somebody wrote this value: a bound of its column, a round number or −log of a whole one.
+    """Return whether a value looks written: a bound of its column, a round number or −log of an integer.
 
     Any other value may repeat where a policy repeats itself word by word.
     """
@@ -126,7 +124,7 @@ def _written(x: Floats, value: float) -> bool:
 
 
 def _runs(rows: Rows, tokens: Flags) -> tuple[Ints, Ints]:
-    """First token and length of each run of flagged neighbours within a sequence."""
+    """Return the first token and the length of each run of consecutive flagged tokens within a sequence."""
     start = tokens.copy()
     start[1:] &= ~(tokens[:-1] & (rows.index[1:] > 0))
     first = np.flatnonzero(start)
@@ -135,7 +133,7 @@ def _runs(rows: Rows, tokens: Flags) -> tuple[Ints, Ints]:
 
 
 def _placed(rows: Rows, column: str, value: float, tokens: Flags) -> Found:
-    """Say by their places whether constants are single, at an edge, or blocks the mask should exclude."""
+    """Classify constants by position: single tokens, an edge, or blocks that the mask should exclude."""
     first, length = _runs(rows, tokens)
     sequences = rows.sum(tokens) > 0
     many, hit = int(tokens.sum()), int(sequences.sum())
@@ -169,13 +167,13 @@ def _placed(rows: Rows, column: str, value: float, tokens: Flags) -> Found:
     )
 
 
-# Alignment: the columns belong to the same tokens, one or more places apart, or to another row.
+# Alignment: columns shifted against each other, or permuted between rows.
 
 LAGS = tuple(lag for k in range(1, 9) for lag in (k, -k))
 
 
 def _at_lag(rows: Rows, lag: int) -> tuple[Floats, Ints]:
-    """Mean of min(|p_t − q_{t+lag}|, CAP) over each sequence, [S], and over how many tokens."""
+    """Return the mean of min(|p_t − q_{t+lag}|, CAP) of each sequence and its number of tokens, [S] each."""
     k = abs(lag)
     if rows.tokens <= k:
         return np.full(rows.sequences, np.inf), np.zeros(rows.sequences, np.int64)
@@ -189,7 +187,7 @@ def _at_lag(rows: Rows, lag: int) -> tuple[Floats, Ints]:
 
 
 def correlation(x: Floats, y: Floats) -> float:
-    """Pearson's, of log-probs cut at −20; NaN for fewer than 3 values or a constant."""
+    """Return the Pearson correlation of log-probs cut at −20; NaN for fewer than 3 values or a constant."""
     if len(x) < 3:
         return float("nan")
     x, y = np.maximum(x, -20), np.maximum(y, -20)
@@ -198,7 +196,7 @@ def correlation(x: Floats, y: Floats) -> float:
 
 
 def shifts(rows: Rows) -> Found | None:
-    """Find sequences whose columns agree some tokens apart and not in place."""
+    """Find sequences whose columns agree if one is shifted by a few tokens, and not in place."""
     bad = rows.level > 0.02
     if bad.sum() < 2:
         return None
@@ -228,7 +226,7 @@ def shifts(rows: Rows) -> Found | None:
 
 
 def _whole(rows: Rows, moved: Flags, lag: int) -> bool:
-    """Whether the shift holds from the first tokens on, in most of the sequences."""
+    """Return whether the shift starts at the first tokens of most sequences."""
     k = abs(lag)
     head = rows.only(moved)
     begin = head.keep(head.index < 4 + k)
@@ -279,18 +277,18 @@ def _shifted(rows: Rows, sequences: Flags, lag: int, share: float) -> Found:
 
 
 def _settled(rows: Rows, share: float) -> Rows:
-    """Repaired rows without those that are still far off, where most rows had the fault: it is theirs too."""
+    """Drop repaired rows with mean |Δ| ≥ 0.5 if many rows had the fault: they likely have it too."""
     return rows.only(rows.level < 0.5) if share > 0.3 and (rows.level < 0.5).any() else rows
 
 
 HEAD = 32
-"""Tokens by which sequences are compared with each other."""
+"""Number of first tokens by which sequences are compared with each other."""
 PROBED = 128
-"""Sequences for which a partner is looked for at first: each is compared with all others."""
+"""Number of sequences that are matched against all others first, before all are."""
 
 
 def _heads(rows: Rows, x: Floats) -> Floats:
-    """The first `HEAD` values of each sequence, [S, HEAD]; NaN beyond its end."""
+    """Return the first `HEAD` values of each sequence, [S, HEAD]; NaN beyond its end."""
     found = np.full((rows.sequences, HEAD), np.nan)
     at = rows.index < HEAD
     found[rows.owner[at], rows.index[at]] = np.maximum(x[at], -20)
@@ -347,14 +345,13 @@ def permutations(rows: Rows) -> Found | None:
 
 
 UNRELATED = 0.6
-"""Correlation within a response below which its columns belong to different responses."""
+"""Correlation of the columns of a response below which they belong to different responses."""
 
 
 def _unmatched(rows: Rows, bad: Ints) -> Found | None:
-    """Find sequences whose columns have the same distribution and nothing to do with each other.
+    """Find permuted rows whose partners are not in the sample: equal distributions, unrelated columns.
 
-    So permuted rows look where their partners are not in the sample. A response after another prompt or
-    with another token in it is less probable to the trainer than to the engine; here neither is.
+    After another prompt or a changed token, in contrast, a response is less probable under the trainer.
     """
     among = rows.only(np.isin(np.arange(rows.sequences), bad[:: max(1, len(bad) // PROBED)]))
     chance = [against_chance(among, a, b) for a, b in zip(among.starts[:-1], among.starts[1:], strict=True)]
@@ -395,7 +392,7 @@ def _unmatched(rows: Rows, bad: Ints) -> Found | None:
 
 
 def _nearest(p: Floats, q: Floats, own: Ints) -> tuple[Ints, Floats]:
-    """For each row of p the other row of q that it is nearest to, and how near: mean of min(|p − q|, CAP)."""
+    """Find the nearest other row of q for each row of p, and its distance: mean of min(|p − q|, CAP)."""
     mate, least = np.zeros(len(p), np.int64), np.full(len(p), np.inf)
     there = (~np.isnan(q)).astype(np.float32)
     filled, known = np.nan_to_num(q).astype(np.float32), ~np.isnan(p)
@@ -412,7 +409,7 @@ def _nearest(p: Floats, q: Floats, own: Ints) -> tuple[Ints, Floats]:
 
 
 def _matched(rows: Rows, who: Ints, mates: Ints, lost: Ints) -> Rows:
-    """Rows with the rollout log-probs of their mates as far as both reach, without rows that have none."""
+    """Give rows `who` the rollout log-probs of rows `mates` at common positions; drop the rows `lost`."""
     q, kept = rows.q.copy(), np.ones(rows.tokens, bool)
     for i, j in zip(who, mates, strict=True):
         a, b = rows.starts[i], rows.starts[j]
@@ -426,12 +423,12 @@ def _matched(rows: Rows, who: Ints, mates: Ints, lost: Ints) -> Rows:
     return found.only(fits) if fits.any() else found
 
 
-# Breaks: from a token on, or in a block, the columns no longer agree.
+# Breaks: the columns disagree from some token on, or in a block.
 
 
 @dataclass(frozen=True)
 class Breaks:
-    """Where sequences break: each value [S]."""
+    """The block of each sequence in which its columns disagree: first token, end, and a flag, [S] each."""
 
     at: Ints
     until: Ints
@@ -439,7 +436,7 @@ class Breaks:
 
 
 def _breaks(rows: Rows) -> Breaks:
-    """The stretch of each sequence in which columns agree by chance only, where they agree elsewhere."""
+    """Find the block of each sequence in which the columns are unrelated, though they agree elsewhere."""
     at, until, broken = (
         np.zeros(rows.sequences, np.int64),
         rows.lengths.copy(),
@@ -474,7 +471,7 @@ def _breaks(rows: Rows) -> Breaks:
 
 
 def against_chance(rows: Rows, first: int, last: int) -> float:
-    """Mean |p − q| of tokens in a row over that of all pairs of a p and a q among them; 1: unrelated."""
+    """Return the ratio of mean |p − q| of tokens to that of all pairs (p, q) of them; 1: unrelated."""
     p, q = rows.p[first:last], rows.q[first:last]
     if len(p) > 256:
         p, q = p[:256], q[:256]
@@ -483,7 +480,7 @@ def against_chance(rows: Rows, first: int, last: int) -> float:
 
 
 def breaks(rows: Rows) -> Found | None:
-    """Find sequences that agree up to a token and not from there on, or not in a block."""
+    """Find sequences whose columns disagree from some token on, or in a block."""
     seen = _breaks(rows)
     long = rows.lengths >= 12
     many = int(seen.broken.sum())
@@ -522,9 +519,9 @@ def breaks(rows: Rows) -> Found | None:
 
 
 def _fading(rows: Rows, seen: Breaks) -> bool:
-    """Whether blocks begin with the token that differs most and fade: text after one other token.
+    """Return whether |Δ| is largest at the start of blocks and then fades, as after one changed token.
 
-    In blocks that the engine never sampled all tokens differ alike.
+    In blocks that the engine never sampled, all tokens differ alike.
     """
     worst_first, begin, end = [], [], []
     for i in np.flatnonzero(seen.broken & (seen.until - seen.at >= 3)):
@@ -537,11 +534,11 @@ def _fading(rows: Rows, seen: Breaks) -> bool:
 
 
 JUMPS = tuple(round(2 ** (k / 4)) for k in range(16, 51))
-"""Positions at which a jump is looked for: 16 to 5,793, four to an octave."""
+"""Positions tested for a jump: 16 to 5,793, four to an octave."""
 
 
 def jumps(rows: Rows) -> Found | None:
-    """Find a position of the response at which the mismatch jumps, in nearly all sequences that reach it."""
+    """Find a position at which the mismatch jumps in nearly all sequences that reach it."""
     best: tuple[float, int, float, float] | None = None
     for at in JUMPS:
         before = (rows.position >= at / 1.5) & (rows.position < at)
@@ -581,12 +578,12 @@ def jumps(rows: Rows) -> Found | None:
 
 
 def _outliers(rows: Rows) -> float:
-    """The |Δ| that one token in a hundred exceeds, at least 0.2 nats."""
+    """Return the 99th percentile of |Δ|, at least 0.2 nats."""
     return max(0.2, float(np.quantile(rows.size, 0.99)))
 
 
 def boundaries(rows: Rows) -> Found | None:
-    """Find a mismatch that sits on the first or last token, or beside what the mask leaves out."""
+    """Find a mismatch at the first or last token, or beside masked tokens."""
     gaps = np.zeros(rows.tokens, bool)
     gaps[1:] = (np.diff(rows.position) > 1) & (rows.index[1:] > 0)
     before_gap = np.zeros(rows.tokens, bool)
@@ -635,7 +632,7 @@ def boundaries(rows: Rows) -> Found | None:
 
 
 def _goes_on(rows: Rows, far: float, usual: float, interior: Flags) -> bool:
-    """Whether the tokens after a first one that is far off are off as well, more than in other sequences."""
+    """Return whether the mismatch of the first token continues in the tokens after it."""
     near = (rows.index > 0) & (rows.index < 4) & interior
     if not near.any():
         return False
@@ -649,7 +646,7 @@ def _goes_on(rows: Rows, far: float, usual: float, interior: Flags) -> bool:
 
 
 def _usual(rows: Rows, at: Flags) -> float:
-    """Mean of |Δ| that flagged tokens would have if they were like others of about the same probability."""
+    """Return the mean |Δ| of unflagged tokens, weighted to the probabilities of the flagged ones."""
     cuts = np.quantile(rows.q, np.linspace(0, 1, 13)[1:-1])
     cell = np.searchsorted(cuts, rows.q)
     others = np.bincount(cell[~at], minlength=len(cuts) + 1)
@@ -658,7 +655,7 @@ def _usual(rows: Rows, at: Flags) -> float:
 
 
 def edges(rows: Rows) -> tuple[Ints, Ints]:
-    """Distance of each token from the first and from the last of its run of unmasked tokens, [T] each."""
+    """Return the distance of each token from both ends of its run of unmasked tokens, [T] each."""
     new = np.ones(rows.tokens + 1, bool)
     new[1:-1] = (np.diff(rows.position) != 1) | (rows.index[1:] == 0)
     at = np.flatnonzero(new)
@@ -668,7 +665,7 @@ def edges(rows: Rows) -> tuple[Ints, Ints]:
 
 
 def special_tokens(rows: Rows) -> Found | None:
-    """Find a few token ids that carry the mismatch wherever they stand."""
+    """Find a few token ids that carry the mismatch at any position."""
     if rows.ids is None:
         return None
     values, which = np.unique(rows.ids, return_inverse=True)
@@ -715,11 +712,11 @@ def special_tokens(rows: Rows) -> Found | None:
 
 
 EARLY, LATE = 8, 32
-"""Tokens at the start of a response that a wrong prompt spoils most, and from which on it matters less."""
+"""A wrong prompt affects the first `EARLY` tokens of a response most, and tokens from `LATE` on less."""
 
 
 def contexts(rows: Rows) -> Found | None:
-    """Find responses scored after another prompt: far apart from the first tokens on, and less so later."""
+    """Find responses scored after another prompt: a mismatch that is large at first and smaller later."""
     long = rows.lengths >= LATE + 8
     if long.sum() < 6:
         return None

@@ -1,4 +1,4 @@
-"""The diagnosis: every signature looked for in turn, by group too, and a verdict with what was found."""
+"""The diagnosis: run all signatures, also by group, and derive the verdict."""
 
 from __future__ import annotations
 
@@ -29,28 +29,28 @@ LOOKS: tuple[Callable[[Rows], Found | None], ...] = (
     laws.sampling,
     laws.positions,
 )
-"""In this order: what is exact first; each sees the rows as the one before would leave them repaired."""
+"""The signatures in the order in which they run, exact ones first; each works on the repaired rows."""
 TOKENS = 64
-"""Fewer tokens tell nothing."""
+"""Fewest tokens for a diagnosis."""
 ERRORS = 0.02
-"""Standard error of E[r] above which the identities are too blunt to rule a temperature or top-p out."""
+"""Largest standard error of E[r] at which the identities can rule out a temperature or top-p."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What was found, in order, each with the rows that were looked at, and the rows left at the end."""
+    """The findings in order, each with the rows that it was found in, and the rows after all repairs."""
 
     found: tuple[tuple[Found, Rows], ...]
     rest: Rows
 
     @property
     def ids(self) -> set[str]:
-        """Ids of the causes."""
+        """The ids of the causes found."""
         return {one.cause for one, _ in self.found}
 
 
 def look(rows: Rows) -> Seen:
-    """Look for every signature, each in what the one before left."""
+    """Run all signatures in order, each on the rows repaired by the one before."""
     found: list[tuple[Found, Rows]] = []
     for signature in LOOKS:
         if rows.tokens < TOKENS // 2:
@@ -73,7 +73,7 @@ CONSTANTS = ("sentinel", "wrong_mask", "boundary")
 
 
 def _side_effect(one: tuple[Found, Rows], found: Sequence[tuple[Found, Rows]]) -> bool:
-    """Whether a shift or a permutation explains it: what moved in from beyond an edge or out of padding."""
+    """Return whether a shift or permutation explains a finding, e.g. values moved in from padding."""
     seen, rows = one
     causes = {other.cause for other, _ in found}
     if seen.cause == "off_by_one" and "retokenization" in causes and seen.sequences.mean() < 0.35:
@@ -97,12 +97,12 @@ def _side_effect(one: tuple[Found, Rows], found: Sequence[tuple[Found, Rows]]) -
 
 
 def _plain(one: Found) -> bool:
-    """Whether only E[r] or k1 speaks for it, without a shape of its own."""
+    """Return whether the only evidence is E[r] or K1, without a specific pattern."""
     return one.said.get("shape", "") in ("", "E")
 
 
 def _misplaced(one: Found) -> bool:
-    """Whether whole sequences are misplaced in many rows: those that were not put right look broken."""
+    """Return whether over 30% of sequences are misaligned; unrepaired ones then look like other faults."""
     return one.cause in ("off_by_one", "row_permutation", "wrong_context") and bool(
         one.sequences.mean() > 0.3
     )
@@ -129,7 +129,7 @@ MACHINES = (
 
 
 def partitions(rows: Rows) -> Iterator[tuple[str, dict[Any, Flags]]]:
-    """Columns of few values that say where a sequence comes from, and which sequences have each value."""
+    """Yield columns with few values that describe a sequence's origin, and value → flags [S]."""
     for name, column in rows.scalars.items():
         if name in NOT_GROUPS:
             continue
@@ -142,12 +142,12 @@ def partitions(rows: Rows) -> Iterator[tuple[str, dict[Any, Flags]]]:
 
 
 def locate(rows: Rows, sequences: Flags) -> str:
-    """The group that nearly all concerned sequences, and hardly any other, belong to; or nothing."""
+    """Return the group of nearly all affected sequences and hardly any others (`host = b`), or ''."""
     if sequences.mean() > 0.9:
         return ""
     total = int(sequences.sum())
     for name, parts in partitions(rows):
-        for value, at in parts.items():  # of so many, nearly all in one group is no chance
+        for value, at in parts.items():  # nearly all of so many in one group is not by chance
             chance = -total * np.log(at.mean())
             if sequences[at].sum() > 0.95 * total and chance > 9 + np.log(len(parts)):
                 return f"{name} = {value}"
@@ -165,7 +165,7 @@ def locate(rows: Rows, sequences: Flags) -> str:
 
 
 def _named(name: str, inside: Sequence[Any], values: Sequence[Any]) -> str:
-    """`host = b`, `step 4 to 7`."""
+    """Format a group: `host = b`, `step 4 to 7`."""
     if name == "step" and len(inside) > 1:
         order = sorted(value for value in values if value is not None)
         at = sorted(order.index(value) for value in inside)
@@ -175,7 +175,7 @@ def _named(name: str, inside: Sequence[Any], values: Sequence[Any]) -> str:
 
 
 def apart(rows: Rows) -> tuple[str, Any, Flags, float] | None:
-    """The group that stands out most by its level: column, value, sequences, times the others'."""
+    """Return the group that differs most from the others in mean |Δ|: column, value, flags [S], ratio."""
     best: tuple[str, Any, Flags, float] | None = None
     logs = honest.levels(rows.level)
     for name, parts in partitions(rows):
@@ -194,7 +194,7 @@ def apart(rows: Rows) -> tuple[str, Any, Flags, float] | None:
 
 
 def by_group(rows: Rows, seen: Seen) -> tuple[Found, Rows, str] | None:
-    """A fault of one group: what its sequences show by themselves, or that they stand out."""
+    """Find a fault of one group: a cause found only in its sequences, or a mismatch larger than elsewhere."""
     found = apart(rows)
     if found is None:
         return None
@@ -226,7 +226,7 @@ def by_group(rows: Rows, seen: Seen) -> tuple[Found, Rows, str] | None:
 
 
 def _explains(one: Found, others: Rows) -> bool:
-    """Whether a group without this fault would be like the others."""
+    """Return whether a group would be like the others without this fault."""
     if one.repaired is None or one.cause not in ("special_token", "boundary"):
         return True
     return bool(np.median(one.repaired.level) < 2.5 * np.median(others.level))
@@ -236,11 +236,11 @@ def _explains(one: Found, others: Rows) -> bool:
 
 
 def diagnose(summary: Summary, sample: Sample | None) -> Diagnosis:
-    """Bug or honest mismatch, the causes with their evidence, what is ruled out and what cannot be decided.
+    """Return the verdict (bug or honest mismatch), causes with evidence, and ruled-out or undecidable ones.
 
     Args:
         summary: the numbers of the dump.
-        sample: sequences of it, token by token; None where there are none to look at.
+        sample: a sample of its sequences, token by token; None if there is none.
     """
     evidence = Evidence(summary)
     rows = Rows.of(sample) if sample is not None and len(sample.order) else None
@@ -289,7 +289,7 @@ def _identical(rows: Rows) -> Diagnosis:
 
 
 def _positive(summary: Summary) -> Cause | None:
-    """Positive log-probs, which the reader notes."""
+    """Return the cause for positive log-probs, if the reader noted any."""
     notes = [note for note in summary.dump.notes if "no log-probabilities" in note]
     if not notes:
         return None
@@ -305,7 +305,7 @@ def _positive(summary: Summary) -> Cause | None:
 
 
 def _honest(rows: Rows, summary: Summary, bug: bool, mended: bool, share: Estimate | None) -> Iterator[Found]:
-    """What else differs; beside a bug only what is seen for itself, or in rows that are mended exactly."""
+    """Yield honest causes; with a bug, only those with evidence of their own, or found after exact repair."""
     if rows.tokens < TOKENS or not rows.delta.any():
         return
     moved = Evidence(summary).errors("surrogate_gain")
@@ -368,7 +368,7 @@ def _cause(one: Found, before: Rows, where: str) -> Cause:
 
 
 def _examples(one: Found, rows: Rows, most: int = 3) -> list[Example]:
-    """The worst token of each of a few sequences that are concerned."""
+    """Return the worst token of each of a few affected sequences."""
     names = rows.column("sequence_id")
     found: list[Example] = []
     for i in np.flatnonzero(one.sequences)[:most]:
@@ -412,7 +412,7 @@ def _judged(evidence: Evidence, rows: Rows, seen: Seen, causes: list[Cause]) -> 
     small = ends[0] is not None and float(ends[0]) <= HEALTHY_K3 and evidence.value("k3") <= HEALTHY_K3
     lone = (
         not small and float(rows.k3_cut.mean()) <= HEALTHY_K3
-    )  # one token that is far off is an alert, and no verdict
+    )  # a single outlier token is an alert, not a verdict
     small = small or lone
     healthy = small and not evidence.value("f_2") > 2 * HEALTHY_K3
     size = "as small as rounding makes it" if healthy else "real"
@@ -432,7 +432,7 @@ def _judged(evidence: Evidence, rows: Rows, seen: Seen, causes: list[Cause]) -> 
 
 
 def _undecidable(rows: Rows) -> list[str]:
-    """What other columns would decide."""
+    """List the questions that need other columns."""
     found = []
     if rows.entropy is None:
         found.append("raw log-probs in both columns beside a temperature or top-p: needs the column entropy")

@@ -1,8 +1,7 @@
-"""Hold numbers against bounds, or against an earlier result: numbers and bounds → verdicts.
+"""Check numbers against limits, or against an earlier result.
 
-`bounds.py` is the grammar of bounds, `numbers.py` finds the number that a name means, `verdicts.py` judges
-it, `baseline.py` compares with an earlier result, and `file.py` gathers what must hold from options and a
-gate file.
+`bounds.py` parses bounds, `numbers.py` looks up a number by name, `verdicts.py` checks it against its bound,
+`baseline.py` compares with an earlier result, and `file.py` collects the bounds of options and a gate file.
 """
 
 from offpol_diag.gate.bounds import Bound, Name, Span, Steps, name, parse, span

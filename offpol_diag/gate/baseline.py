@@ -1,8 +1,8 @@
-"""An earlier result as the bound: nothing may be worse than it was by more than a tolerance.
+"""Comparison with an earlier result: a number fails if it is worse by more than a tolerance.
 
-Which way is worse is said in `directions.py`. The two results are taken as independent runs: the interval of
-their difference is made of both intervals, a side at a time (Zou and Donner 2008), and a comparison fails
-only where that whole interval lies beyond the tolerance.
+`directions.py` says which direction is worse. The two results count as independent runs: the interval of
+their difference combines both intervals, each end by itself (Zou and Donner 2008), and a comparison fails
+only if that whole interval lies beyond the tolerance.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class Baseline:
     """Settings for comparing a result with an earlier one.
 
     Attributes:
-        label: what the earlier result is called.
-        only: the numbers to compare; empty for those that are watched by default.
-        presets: further presets whose watched numbers are compared.
-        default: the tolerance of all numbers without one of their own.
-        tolerances: of single numbers, which are thereby compared.
-        level: whether a failure fails the gate.
-        judge: whether intervals decide.
+        label: name of the earlier result in messages.
+        only: the numbers to compare; empty for the default ones.
+        presets: presets whose default numbers are compared too.
+        default: tolerance of the numbers that are not in `tolerances`.
+        tolerances: number → its own tolerance; these numbers are always compared.
+        level: whether a failure fails the gate (error) or is only reported (warn).
+        judge: whether the 95% interval decides, or the plain value.
     """
 
     label: str = "the baseline"
@@ -47,12 +47,12 @@ class Baseline:
 
     @property
     def named(self) -> tuple[Name, ...]:
-        """The numbers that the user names."""
+        """The numbers named by the user."""
         return tuple(dict.fromkeys((*self.only, *self.tolerances)))
 
 
 def compare(now: Summary, base: Summary, settings: Baseline) -> tuple[GateVerdict, ...]:
-    """One verdict per number; of those that the user did not name, only what the baseline can say."""
+    """Return one verdict per number; default numbers only if their value in the baseline is reliable."""
     names = list(settings.named)
     absent: list[GateVerdict] = []
     if not settings.only:
@@ -69,7 +69,7 @@ def compare(now: Summary, base: Summary, settings: Baseline) -> tuple[GateVerdic
 
 
 def not_compared(now: Summary, base: Summary, settings: Baseline) -> str:
-    """A sentence on what was not compared; empty where everything was."""
+    """Return a sentence naming what was not compared; empty if everything was."""
     if settings.only:
         return ""
     doubtful = [one for one in _gaps(base) if isinstance(found := find(base, one), Number) and doubted(found)]
@@ -83,13 +83,13 @@ def not_compared(now: Summary, base: Summary, settings: Baseline) -> str:
 
 
 def _gaps(base: Summary) -> list[str]:
-    """The watched numbers of the policy gaps; the total where rollout → old is not known."""
+    """List the default numbers of the policy gaps: rollout → old (or rollout → current), old → current."""
     first = "" if _usable(find(base, "k3")) else "total."
     return [f"{gap}{metric}" for gap in (first, "drift2.") for metric in WATCHED_GAP]
 
 
 def _rows(base: Summary, settings: Baseline) -> list[str]:
-    """The presets to compare, each once; `all` are those of the baseline."""
+    """List the presets to compare, each once; `all` stands for every preset of the baseline."""
     every = [base.presets if plain(row) == ALL else [row] for row in settings.presets]
     return list(dict.fromkeys(row for rows in every for row in rows))
 
@@ -124,14 +124,14 @@ def _compare(now: Summary, base: Summary, name: Name, settings: Baseline) -> Gat
 
 
 def _silence(number: Found) -> str:
-    """Why a number cannot be compared; empty where it can."""
+    """Return the reason why a number cannot be compared; empty if it can."""
     if isinstance(number, str):
         return number
     return silent(number) or ("the value overflows float64" if number.value is None else "")
 
 
 def _incomparable(now: Summary, base: Summary, name: Name, settings: Baseline) -> str:
-    """Why two numbers of one name are not the same thing."""
+    """Return the reason why the two numbers of this name are not comparable; empty if they are."""
     ours, theirs = preset_of(now, name.number), preset_of(base, name.number)
     named = name.number.rpartition(".")[0]
     if ours is None:
@@ -165,7 +165,7 @@ def _judged(name: Name, settings: Baseline, here: Number, there: Number) -> Gate
 
 
 def _badness(number: Number, way: Worse) -> Number:
-    """The number so that higher is worse; a distance from a target has the interval of distances."""
+    """Transform a number so that higher is worse: negate it, or take its distance from the target."""
     assert number.value is not None
     value, (low, high) = number.value, number.interval or (number.value, number.value)
     if way.sign == "lower":
@@ -177,9 +177,9 @@ def _badness(number: Number, way: Worse) -> Number:
 
 
 def difference(one: Number, other: Number) -> Number:
-    """`one` less `other`, of independent runs; without an interval where either has none.
+    """Return `one` − `other` of independent runs; without an interval if either has none.
 
-    Each end is as far from the difference as the two ends that make it are from their values, in quadrature.
+    Each end lies √(a² + b²) from the difference, a and b being the distances of the two ends it comes from.
     """
     assert one.value is not None
     assert other.value is not None
@@ -192,7 +192,7 @@ def difference(one: Number, other: Number) -> Number:
 
 
 def _limit(way: Worse, base: float, allowed: float) -> dict[str, Any]:
-    """The bound on the value itself."""
+    """Return the fields of the verdict that give the bound on the value itself."""
     if way.sign == "away":
         return {"bound": "within", "centre": way.target, "limit": abs(base - way.target) + allowed}
     if way.sign == "either":
@@ -203,7 +203,7 @@ def _limit(way: Worse, base: float, allowed: float) -> dict[str, Any]:
 
 
 def _why(way: Worse, change: Number, allowed: float, ruling: Ruling, here: Number) -> str:
-    """`worse by 0.01 [0.005, 0.015], 0.002 allowed; …`."""
+    """Return the reason: `worse by 0.01 [0.005, 0.015], 0.002 allowed; …`."""
     value, (low, high) = change.value or 0.0, change.interval or (0.0, 0.0)
     kind = "changed" if way.sign == "either" else "better" if value < 0 else "worse"
     if kind == "better":
@@ -229,7 +229,7 @@ def _verdict(
     ruling: Ruling | None = None,
     **limit: Any,
 ) -> GateVerdict:
-    """Without a ruling nothing can be said."""
+    """Build the verdict; without a ruling the number could not be judged."""
     earlier = shown(there or Number())
     found = ruling or Ruling(None, reason)
     return GateVerdict(

@@ -1,4 +1,4 @@
-"""What must hold: the name of a number, a limit or a tolerance, and the steps it is about.
+"""Parser of bounds: the name of a number, a limit or a tolerance, and the training steps it applies to.
 
     BOUND      = [QUANTIFIER ":"] NUMBER "=" LIMIT
     QUANTIFIER = step | first | last | min | max | mean | median | pNN      over the training steps
@@ -6,7 +6,7 @@
     TOLERANCE  = SHARE "%" | AMOUNT | SHARE "%" "+" AMOUNT
     STEPS      = FIRST ".." LAST | FIRST ".." | ".." LAST | STEP
 
-The same grammar on the command line and in a gate file.
+The command line and gate files use the same grammar.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ GRAMMAR = f"a quantifier is {', '.join(QUANTIFIERS)} or pNN (p90: the 90th perce
 
 @dataclass(frozen=True)
 class Name:
-    """The name of a number.
+    """The name of a number, with an optional quantifier over training steps.
 
     Attributes:
         number: a metric (`k3`, `drift2.k3`) or a preset's (`seq_mis.ess_tokens`).
@@ -65,10 +65,10 @@ def name(text: str) -> Name:
 
 
 def comparable(text: str) -> Name:
-    """Parse a name of which two runs have one number each.
+    """Parse a name that means one number per run, so that two runs can be compared.
 
     Raises:
-        UsageError: no name, or one that quantifies over every step.
+        UsageError: not a name, or its quantifier is `step` (one number per step).
     """
     found = name(text)
     if found.over == EVERY:
@@ -90,7 +90,7 @@ def splits(name: str) -> Iterator[tuple[str, str]]:
 
 
 def presets_in(names: Iterable[str], known: Container[object]) -> tuple[str, ...]:
-    """The presets that names of numbers mention, each once: the only ones that need computing.
+    """List the presets named in names of numbers, each once: the only presets to compute.
 
     A prefix that is neither `known` nor a policy gap is returned too, so that the caller can refuse it.
     """
@@ -104,7 +104,7 @@ def presets_in(names: Iterable[str], known: Container[object]) -> tuple[str, ...
 
 @dataclass(frozen=True)
 class Span:
-    """Training steps from `first` to `last`, both included."""
+    """A range of training steps from `first` to `last`, both included."""
 
     first: float = -math.inf
     last: float = math.inf
@@ -138,7 +138,7 @@ def span(text: str) -> Span:
 
 @dataclass(frozen=True)
 class Steps:
-    """The steps of `within` except those of any span of `without`, where a later override applies."""
+    """The steps in `within` but in no span of `without`, to which later overrides apply."""
 
     within: Span = Span()
     without: tuple[Span, ...] = ()
@@ -147,7 +147,7 @@ class Steps:
         return step in self.within and not any(step in one for one in self.without)
 
     def __bool__(self) -> bool:
-        """Whether the steps are restricted at all."""
+        """Return whether the steps are restricted at all."""
         return self.within != Span() or bool(self.without)
 
     def __str__(self) -> str:
@@ -161,7 +161,7 @@ class Steps:
 
 @dataclass(frozen=True)
 class Bound:
-    """One bound: the number must not exceed (`max`) or fall below (`min`) the limit.
+    """A limit that a number must not exceed (`max`) or fall below (`min`).
 
     Attributes:
         name: a metric (`k3`, `drift2.k3`) or a preset's (`seq_mis.ess_tokens`).
@@ -170,9 +170,9 @@ class Bound:
         over: the quantifier over steps, see `Name`.
         level: whether a failure fails the gate (error) or is only reported (warn).
         judge: whether the 95% interval decides, or the plain value.
-        steps: the steps that the quantifier is over.
-        source: an option, or a gate file and its table.
-        note: what the gate file says about it.
+        steps: the steps that the quantifier ranges over.
+        source: the option, or the gate file and the table in it.
+        note: the user's note from the gate file.
     """
 
     name: str
@@ -187,7 +187,7 @@ class Bound:
 
     @property
     def full_name(self) -> Name:
-        """Its number with the quantifier."""
+        """The name with its quantifier."""
         return Name(self.name, self.over)
 
 
@@ -223,7 +223,7 @@ def _finite(text: str) -> float | None:
 
 @dataclass(frozen=True)
 class Tolerance:
-    """How much worse is allowed: a share of the baseline's value, plus an amount in the metric's own unit."""
+    """Allowed worsening: a share of the baseline's value plus an amount in the metric's unit."""
 
     share: float = 0.0
     amount: float = 0.0
@@ -233,7 +233,7 @@ class Tolerance:
         return " + ".join([*parts, *([f"{self.amount:g}"] if self.amount else [])])
 
     def of(self, value: float) -> float:
-        """The amount allowed for a baseline's value."""
+        """Return the allowed amount for a given baseline value."""
         return self.share * abs(value) + self.amount
 
 
@@ -257,10 +257,10 @@ def tolerance(text: str) -> Tolerance:
 
 
 def named_tolerance(text: str) -> tuple[Name | None, Tolerance]:
-    """Parse `10%`, for all numbers, or `k3=5%`, for one.
+    """Parse `10%` (for all numbers) or `k3=5%` (for one).
 
     Raises:
-        UsageError: no such form.
+        UsageError: neither of these forms.
     """
     before, equals, after = text.rpartition("=")
     try:

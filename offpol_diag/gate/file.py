@@ -1,7 +1,7 @@
-"""All that must hold: the bounds of options and of a gate file (TOML); every mistake in it has a message.
+"""Bounds from options and from a gate file (TOML), with a message for every mistake in the file.
 
-An override of some steps splits its bound: each part has a verdict of its own. Of overrides that hold for the
-same step the last decides.
+An override for some steps splits its bound, and each part gets its own verdict. Where several overrides apply
+to a step, the last one decides.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ FORM = "its form is that of docs/ci.md: a bound is a table [[bound]] with a name
 
 
 def _parsed(parse: Callable[[str], T], kinds: tuple[type, ...], rule: str) -> PlainValidator:
-    """A validator of values of some types, which the grammar of bounds reads as text."""
+    """Return a pydantic validator that parses values of the given types from their text."""
 
     def validate(value: object) -> T:
         if isinstance(value, bool) or not isinstance(value, kinds):
@@ -74,16 +74,16 @@ KINDS: tuple[Kind, ...] = ("max", "min")
 Text = Annotated[str, Field(min_length=1)]
 
 Mistake = tuple[tuple[int | str, ...], str]
-"""A place below a table, and the rule it breaks."""
+"""The path of a mistake within its table, and its message."""
 
 
 class Table(BaseModel):
-    """A table of the file; unknown keys are refused, and so are numbers written as text."""
+    """A table of the file; refuses unknown keys and numbers written as strings."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
 
     def mistakes(self) -> Iterator[Mistake]:
-        """Yield the mistakes of the table as a whole, which the types of its values do not exclude."""
+        """Yield mistakes that checking the type of each value cannot find."""
         yield from ()
 
     @model_validator(mode="after")
@@ -94,14 +94,14 @@ class Table(BaseModel):
 
 
 class Defaults(Table):
-    """Level and judge of bounds that name none."""
+    """Default level and judge of the bounds."""
 
     level: Level = "error"
     judge: Judge = "interval"
 
 
 class Override(Table):
-    """Other values for some steps, some presets, or both."""
+    """Other values of a bound for some steps, some presets, or both."""
 
     steps: Spanned | None = None
     presets: list[Text] = []
@@ -111,7 +111,7 @@ class Override(Table):
     judge: Judge | None = None
 
     def mistakes(self) -> Iterator[Mistake]:
-        """Yield the mistakes that do not depend on its bound."""
+        """Yield mistakes of the override by itself."""
         if self.steps is None and not self.presets:
             yield (), "it must say for which steps or presets it holds"
         if not _over({}, self):
@@ -119,7 +119,7 @@ class Override(Table):
 
 
 class BoundTable(Table):
-    """One bound, for one number or for one number of several presets."""
+    """A bound on one number, or on that number of each of several presets."""
 
     name: Named
     max: float | None = None
@@ -132,7 +132,7 @@ class BoundTable(Table):
     override: list[Override] = []
 
     def mistakes(self) -> Iterator[Mistake]:
-        """Yield its own mistakes, and those of its overrides that depend on it."""
+        """Yield mistakes of the bound, and of its overrides given the bound."""
         if self.max is None and self.min is None:
             yield (), "it has no limit: give max, min or both"
         if self.max is not None and self.min is not None and self.min > self.max:
@@ -151,7 +151,7 @@ class BoundTable(Table):
 
 
 class BaselineTable(Table):
-    """An earlier result that nothing may be worse than."""
+    """The earlier result to compare with, and its tolerances."""
 
     result: Text | None = None
     tolerance: Tolerated | None = None
@@ -163,14 +163,14 @@ class BaselineTable(Table):
 
 
 class GateFile(Table):
-    """The whole file."""
+    """The schema of a gate file."""
 
     defaults: Defaults = Defaults()
     bound: list[BoundTable] = []
     baseline: BaselineTable | None = None
 
     def mistakes(self) -> Iterator[Mistake]:
-        """Yield bounds on the same thing: it would not be clear which is meant."""
+        """Yield bounds that repeat an earlier one for the same number, side, level, presets and steps."""
         seen: dict[object, int] = {}
         for at, row in enumerate(self.bound):
             for kind in KINDS:
@@ -185,7 +185,7 @@ TABLES: Mapping[str, type[Table]] = {
     "override": Override,
     "baseline": BaselineTable,
 }
-"""Key → the table that stands there."""
+"""Key in the file → the table class that it holds."""
 
 # ---------------------------------------------------------------- mistakes
 
@@ -207,7 +207,7 @@ def _messages(error: ValidationError, table: Mapping[str, Any]) -> list[str]:
 
 
 def _message(loc: Sequence[int | str], rule: str, table: Mapping[str, Any]) -> str:
-    """The table and the key as one finds them in the file, and what is wrong there."""
+    """Format a mistake as `[[bound]] 2 (k3), override 1, max: rule`."""
     head, *rest = loc
     if head != "bound" or not rest or not isinstance(rest[0], int):
         return f"[{head}] {'.'.join(map(str, rest))}: {rule}" if rest else f"{head}: {rule}"
@@ -251,7 +251,7 @@ RULES = {
     "dict_type": "it must be a table",
     "model_type": "it must be a table",
 }
-"""pydantic's name of a mistake → the message."""
+"""pydantic's error type → the message."""
 
 # ---------------------------------------------------------------- what must hold
 
@@ -262,12 +262,12 @@ EXAMPLE = (
 
 @dataclass(frozen=True)
 class Requirements:
-    """Everything that one run of the gate checks.
+    """The bounds and the baseline that one run of the gate checks.
 
     Attributes:
-        bounds: in their order: options, then the file.
-        baseline: how to compare with an earlier result, or None.
-        result: where that is, or None.
+        bounds: those of options first, then those of the file.
+        baseline: settings for comparing with an earlier result, or None.
+        result: path of the earlier result, or None.
     """
 
     bounds: tuple[Bound, ...]
@@ -276,13 +276,13 @@ class Requirements:
 
     @property
     def by_step(self) -> tuple[str, ...]:
-        """The numbers that are needed by step."""
+        """The names of the numbers that are needed at each training step."""
         names = [bound.full_name for bound in self.bounds]
         names += list(self.baseline.named) if self.baseline else []
         return tuple(dict.fromkeys(one.number for one in names if one.over))
 
     def presets_by_place(self, known: Container[object]) -> Iterator[tuple[str, tuple[str, ...]]]:
-        """The presets that are mentioned, by the place in the gate file (empty: an option)."""
+        """Yield (place, presets named there); the place is a gate file's table, or empty for an option."""
         for bound in self.bounds:
             yield "" if bound.source.startswith("--") else bound.source, presets_in([bound.name], known)
         if self.baseline:
@@ -290,12 +290,12 @@ class Requirements:
             yield "", self.baseline.presets
 
     def judge(self, now: Summary, base: Summary | None) -> tuple[GateVerdict, ...]:
-        """Every verdict; `base` is the earlier result."""
+        """Return all verdicts on the result `now`; `base` is the earlier result."""
         compared = compare(now, base, self.baseline) if base and self.baseline else ()
         return (*judge(now, self.bounds), *compared)
 
     def remarks(self, now: Summary, base: Summary | None) -> tuple[str, ...]:
-        """Sentences for the reader beside the verdicts."""
+        """Return notes to print with the verdicts."""
         said = not_compared(now, base, self.baseline) if base and self.baseline else ""
         return (said,) if said else ()
 
@@ -310,10 +310,10 @@ def requirements(
     presets: str,
     point: bool,
 ) -> Requirements:
-    """Gather the requirements of options and of a gate file; options go before the file.
+    """Collect the requirements of options and of a gate file; options take precedence.
 
     Raises:
-        UsageError: nothing is required, or an option cannot be meant.
+        UsageError: there is no bound and no baseline, or an option is invalid.
         GateFileError: the file has mistakes in it.
     """
     gates = read(file) if file else Requirements(())
@@ -401,7 +401,7 @@ def _toml(path: Path) -> dict[str, Any]:
 
 
 def _bounds(row: BoundTable, defaults: Defaults, source: str) -> Iterator[Bound]:
-    """Those of one table: a limit at a time, for each preset and each part of the steps."""
+    """Yield the bounds of one table: one per limit, preset and part of the steps."""
     note = " ".join(row.note.split())
     for preset in row.presets or [""]:
         held = _over({"level": defaults.level, "judge": defaults.judge}, row)
@@ -418,7 +418,7 @@ def _bounds(row: BoundTable, defaults: Defaults, source: str) -> Iterator[Bound]
 
 
 def _over(earlier: Mapping[str, Any], row: Override | BoundTable) -> dict[str, Any]:
-    """The limits, level and judge of a table, and the earlier ones where it says nothing."""
+    """Update earlier limits, level and judge by those that a table sets."""
     said = {key: getattr(row, key) for key in ("max", "min", "level", "judge")}
     return {**earlier, **{key: value for key, value in said.items() if value is not None}}
 
@@ -426,7 +426,7 @@ def _over(earlier: Mapping[str, Any], row: Override | BoundTable) -> dict[str, A
 def _parts(
     whole: Span, values: Mapping[str, Any], rows: Sequence[Override]
 ) -> Iterator[tuple[Steps, Mapping[str, Any]]]:
-    """The steps that no override holds for, and those of each, less those of the ones after it."""
+    """Yield the steps without an override, then those of each override without those of later overrides."""
     spans = [row.steps or Span() for row in rows]
     yield Steps(whole, tuple(spans)), values
     for at, row in enumerate(rows):

@@ -1,10 +1,10 @@
-"""The number of a name in a result: of the whole dump, at each training step, or one number of all steps.
+"""Lookup of a number by name in a result: of the whole dump, at each step, or pooled over steps.
 
 A `str` in place of a number is the reason why there is none.
 
-The interval of a quantifier goes from that of the steps' lower ends to that of their upper ends: it may be
-wider than need be, and assumes nothing about how steps depend on each other. A step without an interval
-counts with its value.
+The interval of a quantifier (mean, median, percentile) applies it to the steps' lower ends and to their upper
+ends: this is conservative, and assumes nothing about how steps depend on each other. A step without an
+interval contributes its value to both.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ Found = Number | str
 
 ALL_STEPS = Steps()
 FEWEST = 5
-"""Sequences of a step below which an interval says nothing."""
+"""Fewest sequences of a step for which its interval is used."""
 
 # ---------------------------------------------------------------- of the whole dump
 
 
 def find(summary: Summary, name: str, near: bool = True) -> Found:
-    """The number of that name; `near`: where there is none, suggest similar names (which is slow)."""
+    """Return the number of this name, or why there is none; `near`: suggest similar names (slow)."""
     if name in summary.metrics:
         return summary.metrics[name]
     for prefix, metric in splits(name):
@@ -57,7 +57,7 @@ def _no_metric(name: str, known: list[str], where: str) -> str:
 
 
 def preset(summary: Summary, name: str) -> PresetResult | None:
-    """The preset of that name or alias, in any spelling that the catalogue takes."""
+    """Return the preset of this name or alias, in any spelling that the catalogue accepts, or None."""
     if name in summary.presets:
         return summary.presets[name]
     rows = summary.presets.items()
@@ -65,7 +65,7 @@ def preset(summary: Summary, name: str) -> PresetResult | None:
 
 
 def preset_of(summary: Summary, name: str) -> PresetResult | None:
-    """The preset whose number a name is; None for a number of a policy gap."""
+    """Return the preset that a number belongs to; None for a metric of a policy gap."""
     if name in summary.metrics:
         return None
     found = (preset(summary, prefix) for prefix, _ in splits(name))
@@ -77,12 +77,12 @@ def preset_of(summary: Summary, name: str) -> PresetResult | None:
 
 @dataclass(frozen=True)
 class Series:
-    """One number at every chosen step, in the order of the steps.
+    """One number at each selected step, in order.
 
     Attributes:
         keys: the steps.
-        numbers: one for each.
-        missing: why nothing can be said of all steps; empty where all are listed.
+        numbers: the number at each step.
+        missing: a sentence if some selected steps are not in the result; else empty.
     """
 
     keys: tuple[str, ...]
@@ -91,7 +91,7 @@ class Series:
 
 
 def series(summary: Summary, name: str, steps: Steps, near: bool = True) -> Series | str:
-    """The number at each step, or why there is none; `near` as in `find`."""
+    """Return the number at each step, or the reason why there is none; `near` as in `find`."""
     location = summary.by.get("step")
     if location is None:
         return "the dump has no column step"
@@ -104,20 +104,20 @@ def series(summary: Summary, name: str, steps: Steps, near: bool = True) -> Seri
     found = tuple(one for one in numbers if one is not None)
     if len(found) < len(chosen):
         return _unlisted(whole, name)
-    of_one = steps.within.first == steps.within.last  # of a single step none can be left out
+    of_one = steps.within.first == steps.within.last  # a single step that is listed is complete
     every = len(chosen) + (0 if of_one else location.left_out)
     missing = f"only {len(chosen)} of {every} steps are in this result" if len(chosen) < every else ""
     return Series(tuple(place.key for place in chosen), found, missing)
 
 
 def any_step(summary: Summary, steps: Steps) -> bool:
-    """Whether the dump has a step among these."""
+    """Return whether the dump has any of these steps."""
     location = summary.by.get("step")
     return location is not None and any(_step(place) in steps for place in location.places)
 
 
 def _step(place: Place) -> float:
-    """NaN for the rows without a step, which lie in no span."""
+    """Return the step of a place; NaN, which lies in no span, for rows without a step."""
     try:
         return float(place.key)
     except ValueError:
@@ -125,13 +125,13 @@ def _step(place: Place) -> float:
 
 
 def _known(summary: Summary, prefix: str) -> bool:
-    """Whether the dump has that policy gap; places describe the first one that it has."""
+    """Return whether the dump has this policy gap; metrics by place are those of its first gap."""
     number = summary.metrics.get(f"{prefix}k3", Number())
     return number.value is not None or number.log10 is not None
 
 
 def _at(place: Place, name: str, main: str, whole: Found) -> Number | None:
-    """The number at a step, which shares the tail that makes the whole dump's unreliable."""
+    """Return the number at a step; it is unreliable if that of the whole dump is."""
     own = place.metrics.get(name.removeprefix(main)) if name.startswith(main) else None
     found = place.asked.get(name) or own
     if found is None:
@@ -143,7 +143,7 @@ def _at(place: Place, name: str, main: str, whole: Found) -> Number | None:
 
 
 def _unlisted(whole: Found, name: str) -> str:
-    """Why a number is not listed by step."""
+    """Return the reason why a number is not listed by step."""
     if isinstance(whole, str):
         return whole
     if whole.value is None and whole.log10 is None and whole.unknown:
@@ -155,7 +155,7 @@ def _unlisted(whole: Found, name: str) -> str:
 
 
 def look_up(summary: Summary, name: Name, steps: Steps = ALL_STEPS, near: bool = True) -> tuple[Found, str]:
-    """The number of a name, and the step it is that of (empty: of no single one)."""
+    """Return the number of this name, and the step it was taken from (empty if not a single step)."""
     if not name.over:
         return find(summary, name.number, near), ""
     found = series(summary, name.number, steps, near)
@@ -175,7 +175,7 @@ def look_up(summary: Summary, name: Name, steps: Steps = ALL_STEPS, near: bool =
 
 
 def size(number: Number) -> float:
-    """The key by which numbers are ranked; one that overflows lies above all floats."""
+    """Return the sort key of a number: its value, or +∞ if it overflows float64."""
     if number.value is not None:
         return number.value
     return math.inf if number.log10 is not None else math.nan
@@ -189,7 +189,7 @@ def _unknown(found: Series) -> str:
 
 
 def pool(numbers: Sequence[Number], over: str) -> Number:
-    """The mean, the median or a percentile (`p90`) of numbers, with its interval."""
+    """Return the mean, median or a percentile (`p90`) of numbers, with its interval."""
     percentile = PERCENTILE.fullmatch(over)
     share = float(percentile[1]) / 100 if percentile else 0.5
 
@@ -206,7 +206,7 @@ def pool(numbers: Sequence[Number], over: str) -> Number:
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """Linear between the two nearest order statistics."""
+    """Return a quantile, interpolated linearly between order statistics."""
     ranked = sorted(values)
     at = share * (len(ranked) - 1)
     low = math.floor(at)

@@ -1,17 +1,17 @@
-"""Hold numbers against limits.
+"""Check numbers against limits.
 
-One number against one limit:
+One number and one limit:
 
     whole interval within the bound      passed
     whole interval beyond it             failed
-    values on both sides                 passed, open: no evidence of a failure
+    limit inside the interval            passed, open: no evidence of a failure
     no interval, or `point`              the value alone; on the bound passes
     a value that overflows               its log10 alone
     NaN, unknown, unreliable             could not say
-    unreliable, but beyond it for sure   failed (see `HIDDEN`)
+    unreliable, but certainly beyond it  failed (see `HIDDEN`)
 
-Of all bounds: failed if any failed, else could not say if any could not be judged, else passed. Bounds of
-level warn take no part in that, unless nothing at all could be judged.
+All bounds together: failed if any failed, else could not say if any could not be judged, else passed. Bounds
+of level warn do not count, except that some bound must have been judged for the gate to pass.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from offpol_diag.summary import GateVerdict, Number, Summary
 Outcome = Literal["passed", "failed", "could not say"]
 
 MOST_NEAR = 5
-"""Bounds that could not be judged, after which similar names are no longer suggested: that is slow."""
+"""After this many bounds that could not be judged, similar names are no longer suggested, which is slow."""
 MOST_NAMED = 5
-"""Steps that a reason lists by name."""
+"""Most steps that a reason lists."""
 SIGNS = {"max": "≤", "min": "≥"}
 HIDDEN: Mapping[str, Kind] = {
     "mean_ratio": "max",
@@ -40,9 +40,9 @@ HIDDEN: Mapping[str, Kind] = {
     "ess_tokens": "min",
     "ess_sequences": "min",
 }
-"""Number → the kind of bound that it breaks for sure where its whole interval lies beyond it, however heavy
-the tail of the weights. The rarest and largest weights are those that a sample lacks: with them a mean of r
-or r² would be larger, and the effective sample size smaller."""
+"""Number → the kind of bound that it certainly breaks if its whole interval lies beyond the limit, however
+heavy the tail of the weights: a sample misses the rarest, largest weights, which would make a mean of r or r²
+larger and the effective sample size smaller."""
 OPEN = "the 95% interval holds values on both sides of the bound"
 
 # ---------------------------------------------------------------- one number
@@ -53,10 +53,10 @@ class Ruling:
     """The verdict on one number.
 
     Attributes:
-        passed: None where nothing can be said.
-        reason: why.
-        open: the interval holds values on both sides.
-        on: what decided.
+        passed: None if the number could not be judged.
+        reason: an explanation for the user.
+        open: whether the limit lies inside the interval.
+        on: whether the interval or the value decided; empty if neither.
     """
 
     passed: bool | None
@@ -66,7 +66,7 @@ class Ruling:
 
 
 def rule(number: Number, kind: Kind, limit: float, judge: Judge = "interval", name: str = "") -> Ruling:
-    """Hold a number against a limit; by its `name` an unreliable one may still be beyond it for sure."""
+    """Check a number against a limit; an unreliable number can fail only if `HIDDEN` lists its `name`."""
     why = silent(number)
     if why:
         sound = number.model_copy(update={"note": None})
@@ -81,7 +81,7 @@ def rule(number: Number, kind: Kind, limit: float, judge: Judge = "interval", na
 
 
 def silent(number: Number) -> str:
-    """The reason why the number cannot be judged; empty where it can."""
+    """Return the reason why a number cannot be judged; empty if it can."""
     if doubted(number):
         return number.note or "unreliable"
     if number.value is None and number.log10 is None:
@@ -92,7 +92,7 @@ def silent(number: Number) -> str:
 
 
 def _by_interval(number: Number, kind: Kind, limit: float, note: str | None) -> Ruling | None:
-    """None where there is no interval."""
+    """Check the interval against the limit; None if there is no interval."""
     if number.value is None or number.interval is None:
         return None
     near, far = number.interval if kind == "max" else number.interval[::-1]
@@ -123,13 +123,13 @@ def _keeps(value: float, kind: Kind, limit: float) -> bool:
 
 
 def _compared(value: float, kind: Kind, limit: float) -> str:
-    """`0.0125 is not ≤ 0.002`."""
+    """Return the comparison in words: `0.0125 is not ≤ 0.002`."""
     left, right = apart(value, limit)
     return f"{left} {'' if _keeps(value, kind, limit) else 'is not '}{SIGNS[kind]} {right}"
 
 
 def apart(value: float, limit: float) -> tuple[str, str]:
-    """Both numbers with as many digits as show that they differ; four at least."""
+    """Format two numbers with just enough digits to tell them apart; at least four."""
     for digits in range(4, 18):
         pair = (f"{value:.{digits}g}", f"{limit:.{digits}g}")
         if pair[0] != pair[1] or value == limit:
@@ -138,12 +138,12 @@ def apart(value: float, limit: float) -> tuple[str, str]:
 
 
 def joined(*parts: str | None) -> str:
-    """Join the parts of a reason that are not empty."""
+    """Join the non-empty parts of a reason."""
     return "; ".join(part for part in parts if part)
 
 
 def shown(number: Number) -> dict[str, Any]:
-    """The fields of a verdict that show its number; infinite and NaN values are left out."""
+    """Return the fields of a verdict that hold its number; None for infinite and NaN values."""
     low, high = number.interval or (math.nan, math.nan)
     return {
         "value": _finite(number.value),
@@ -160,7 +160,7 @@ def _finite(value: float | None) -> float | None:
 
 
 def judge(summary: Summary, bounds: Sequence[Bound]) -> tuple[GateVerdict, ...]:
-    """One verdict per bound, in their order; none for a part of a bound into which no step falls."""
+    """Return the verdicts on bounds, in order; parts of a split bound without any step are skipped."""
     by_step = "step" in summary.by
     idle = {bound for bound in bounds if by_step and not any_step(summary, bound.steps)}
     judged = {_whole(bound) for bound in bounds if bound not in idle}
@@ -174,7 +174,7 @@ def judge(summary: Summary, bounds: Sequence[Bound]) -> tuple[GateVerdict, ...]:
 
 
 def outcome(verdicts: Iterable[GateVerdict]) -> Outcome:
-    """A failure decides; then a bound that could not be judged; nothing judged at all is not a pass."""
+    """Combine verdicts: any failure fails; else, if one or all were not judged, "could not say"."""
     every = list(verdicts)
     said = [verdict.passed for verdict in every if verdict.level == "error"]
     if False in said:
@@ -184,7 +184,7 @@ def outcome(verdicts: Iterable[GateVerdict]) -> Outcome:
 
 
 def beyond(verdict: GateVerdict) -> bool:
-    """Whether the plain value lies on the wrong side of the bound, whatever its interval."""
+    """Return whether the plain value lies on the wrong side of the bound, whatever its interval."""
     value, limit = verdict.value, verdict.limit
     if value is None:
         return False
@@ -194,7 +194,7 @@ def beyond(verdict: GateVerdict) -> bool:
 
 
 def _whole(bound: Bound) -> tuple[object, ...]:
-    """A key that the parts of one bound, which hold at different steps, have in common."""
+    """Return a key shared by the parts of one bound, which apply at different steps."""
     return bound.source, bound.full_name, bound.kind
 
 
@@ -215,7 +215,7 @@ def _rule(bound: Bound, number: Number) -> Ruling:
 
 
 def _unsaid(bound: Bound, why: str) -> GateVerdict:
-    """The verdict that the bound could not be judged, with the reason."""
+    """Build the verdict that a bound could not be judged, with the reason."""
     return _said(bound, Number(), Ruling(None, why), "", why)
 
 
@@ -238,7 +238,7 @@ def _said(bound: Bound, number: Number, ruling: Ruling, where: str, reason: str)
 
 
 def _of_every_step(bound: Bound, listed: Series) -> GateVerdict:
-    """The worst step decides; a failure is certain whatever the other steps would have said."""
+    """Judge a bound on every step by the worst one; one failed step is enough to fail."""
     rulings = [_rule(bound, number) for number in listed.numbers]
     steps = range(len(rulings))
     failed = [at for at in steps if rulings[at].passed is False]

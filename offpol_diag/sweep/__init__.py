@@ -1,4 +1,4 @@
-"""One preset over many thresholds in one reading; with two more, the window that keeps a given share."""
+"""Sweep of one preset over many thresholds in one pass, and the bounds that keep a given share."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from offpol_diag.trainers import config_for, trainer_named
 __all__ = ["SweepOptions", "SweptBound", "pick", "sweep", "swept_bounds"]
 
 MUCH = 0.1
-"""A bound that changes more of the weights than that does no more than fix them."""
+"""Thresholds of a weight that change more than this share of the weights count as equal in effect."""
 LITTLE = 0.02
-"""A bound that keeps less than 1% of tokens and of sequences keeps nothing to speak of."""
+"""Thresholds whose kept shares of tokens and of sequences sum to less than this count as equal in effect."""
 PREFIXES = {"old": "", "current": "total."}
-"""Numerator → under which prefix the metrics of its policy gap are found."""
+"""Numerator policy → prefix of the metrics of its policy gap."""
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,12 @@ class SweepOptions:
     """The preset, the bound and the thresholds of a sweep.
 
     Attributes:
-        preset: whose bound moves.
-        bound: which bound.
-        values: thresholds, rising; None for round numbers where the data are.
-        keep: the share that a window is to keep, or None.
-        chosen: whether that one bound was named, so that no other is solved for.
-        trainer: whose configuration of the window is printed, or empty.
+        preset: the preset.
+        bound: the bound of the preset that varies.
+        values: thresholds, ascending; None for round numbers in the range of the data.
+        keep: the share that the solved bounds must keep, or None.
+        chosen: whether the user named the bound, so that only this one is solved for.
+        trainer: the trainer whose configuration of the solved bounds is printed, or empty.
     """
 
     preset: Preset
@@ -65,16 +65,16 @@ def sweep(
     engine: str = "local",
     workers: int | None = None,
 ) -> Summary:
-    """A preset at many thresholds; the arguments beside `options` are those of `analyze`.
+    """Evaluate a preset at many thresholds; arguments other than `options` are those of `analyze`.
 
     Returns:
-        The Summary of the dump with the preset as it stands, and `sweep` filled.
+        The Summary of the dump with the unchanged preset, and `sweep` filled.
 
     Raises:
-        UsageError: the dump lacks a column that the preset reads, or a window cannot be solved for.
+        UsageError: the dump lacks a column that the preset reads, or the bounds cannot be solved for.
         DumpError: the dump cannot be read.
         WorkerError: worker processes cannot be started, or are killed.
-        ClusterError: the cluster cannot be reached, or does not do its work.
+        ClusterError: the cluster cannot be reached, or fails.
     """
     start, preset = engine_named(engine), options.preset
     if options.keep is not None:
@@ -101,7 +101,7 @@ def sweep(
 
 
 def _read(engine: Engine, dump: Dump, study: Study, options: SweepOptions) -> Readings:
-    """The one reading, after what the preset at every threshold needs to know of trainer batches."""
+    """Read the dump once, after computing what rules over whole trainer batches need at each threshold."""
     preset, bound = options.preset, options.bound
     values = options.values or thresholds.round_numbers(preset, bound)
     moved = tuple(bound.moved(preset, bound.bounds(value)) for value in values)
@@ -136,7 +136,7 @@ def _points(readings: Readings, options: SweepOptions) -> Sweep:
 def _solved(
     engine: Engine, dump: Dump, found: Sweep, readings: Readings, keep: float, options: SweepOptions
 ) -> Sweep:
-    """With the window that keeps the share, and its configuration."""
+    """Add the bounds that keep the share `keep`, and their configuration."""
     sides = window.sides(options.preset, options.bound, options.chosen)
     one, after = window.solve(engine, dump, readings, keep, sides)
     update: dict[str, object] = {"point": remarks.marks(one.point, after, found.floor)}
@@ -149,7 +149,7 @@ def _solved(
 
 
 def _with_k1(found: Sweep, whole: Summary, options: SweepOptions) -> Sweep:
-    """With −k1 beside the centre of the window: the same over tokens, where the centre is per token."""
+    """Add −K1 (the mean of Δ) to the centre of the window, where the centre is a mean per token."""
     bound, preset = options.bound, options.preset
     k1 = whole.metrics.get(f"{PREFIXES.get(preset.policy, '')}k1")
     per_token = bound.part != "veto" and bound.over(preset) in ("mean", "token")

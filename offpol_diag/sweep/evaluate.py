@@ -1,9 +1,8 @@
-"""A preset at many thresholds in one reading: sums per threshold of a batch.
+"""Sums of a batch for one preset at many thresholds, in one pass.
 
-Whether a token stays is decided by where its statistic lies among the thresholds, so tokens are sorted into
-the gaps between thresholds once; what each threshold keeps is a running sum over the gaps. Where one token's
-fate depends on others (a cut through the trainer batch, a mean over the tokens left), or whole sequences are
-judged, the preset is applied at each threshold.
+Tokens are sorted once into the intervals between thresholds; what each threshold keeps is a cumulative sum
+over the intervals. Where one token's decision depends on others (a cut over the trainer batch, a mean over
+the tokens kept) or a rule is on sequences, the preset is applied at each threshold.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from offpol_diag.sweep.rounding import Stored
 from offpol_diag.sweep.thresholds import SweptBound
 
 CELLS = 1 << 19
-"""Thresholds times sequences held at once."""
+"""Largest number of thresholds × sequences in memory at once."""
 COLUMNS = (
     "kept",
     "left",
@@ -45,18 +44,18 @@ COLUMNS = (
     "residual_left",
     "acted",
 )
-"""Sums of each threshold, by the names that the formulas of `metrics.method` and `metrics.residual` read."""
+"""Names of the sums per threshold, as the formulas of `engine.method` and `engine.residual` read them."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The plan of a sweep; it is sent to the workers.
+    """The plan of a sweep, as sent to the workers.
 
     Attributes:
-        study: what is measured besides, with the preset as it stands.
-        found: what was found out of whole trainer batches beforehand.
-        bound: the bound that moves.
-        values: the thresholds, rising.
+        study: the analysis of the unchanged preset, computed in the same pass.
+        found: statistics of whole trainer batches from the first pass.
+        bound: the bound that varies.
+        values: the thresholds, ascending.
     """
 
     study: Study
@@ -71,13 +70,13 @@ class Plan:
 
     @property
     def per_token(self) -> bool:
-        """Whether the bound acts on tokens one by one."""
+        """Return whether the bound acts on tokens rather than on sequences."""
         return self.bound.part != "veto" and self.bound.over(self.preset) in ("token", "segment", "batch")
 
 
 @dataclass(frozen=True)
 class Swept:
-    """The job of a sweep: the states of an analysis and those of the sweep, of one batch."""
+    """The job of a sweep: compute the states of the analysis and of the sweep of one batch."""
 
     plan: Plan
 
@@ -92,7 +91,7 @@ class Swept:
 
 
 def states(plan: Plan, batch: Batch) -> dict[str, State]:
-    """The states of the sweep, a few sequences at a time."""
+    """Compute the states of the sweep, in blocks of sequences that bound the memory."""
     size = max(1, CELLS // max(len(plan.values), 1))
     firsts = range(0, batch.sequences, size)
     parts = (batch.rows(first, min(first + size, batch.sequences)) for first in firsts)
@@ -116,9 +115,9 @@ def _states(plan: Plan, batch: Batch) -> dict[str, State]:
 
 
 def statistic(scene: Scene, plan: Plan) -> Tensor | None:
-    """The statistic that is compared with the thresholds, of every token or non-empty sequence.
+    """Compute the statistic compared with the thresholds, of each token or non-empty sequence.
 
-    Ratios as logarithms. None where it depends on other tokens of the preset or on the trainer batch.
+    Ratios are returned as logs. None if it depends on which tokens are kept, or on the trainer batch.
     """
     rule, bound, ratios = plan.bound.rule(plan.preset), plan.bound, scene.ratios(plan.preset.policy)
     there = scene.batch.lengths > 0
@@ -135,13 +134,13 @@ def statistic(scene: Scene, plan: Plan) -> Tensor | None:
 
 
 def _worst(delta: Tensor, batch: Batch, bound: SweptBound) -> Tensor:
-    """The Δ of each sequence that a veto judges it by, [S]."""
+    """Return the smallest or largest Δ of each sequence, which the veto compares with its bound, [S]."""
     reduced = segments.smallest if bound.side == "lower" else segments.largest
     return reduced(delta, batch.cu_seqlens)
 
 
 def columns(scene: Scene, preset: Preset, bound: SweptBound, values: Sequence[float]) -> dict[str, Tensor]:
-    """`COLUMNS` of the preset at rising thresholds, [N, S] float64 each."""
+    """Compute `COLUMNS` of the preset at N ascending thresholds, [N, S] float64 each."""
     found = _method(preset, bound)(scene, preset, bound, values)
     n, kept, sums = scene.counts["tokens"], found.kept, found.sums
     weight = sums.first / n.clamp(min=1)
@@ -154,7 +153,7 @@ def columns(scene: Scene, preset: Preset, bound: SweptBound, values: Sequence[fl
 
 
 def _sums(scene: Scene, rows: dict[str, Tensor], many: int) -> Sums:
-    """Sums of every column at every threshold; also of policy lag 0, where only numerics differ."""
+    """Sum each column at each threshold; also over sequences of policy lag 0, where only numerics differ."""
     lags = scene.batch.scalars.get("policy_lag", [None] * scene.batch.sequences)
     fresh = scene.batch.rollout.new_tensor([1.0 if lag == 0 else 0.0 for lag in lags])
     rows = rows | {"fresh_kept": rows["kept"] * fresh, "fresh_left": rows["left"] * fresh}
@@ -166,7 +165,7 @@ def _sums(scene: Scene, rows: dict[str, Tensor], many: int) -> Sums:
 
 
 def _by_length(scene: Scene, rows: dict[str, Tensor]) -> Grid:
-    """[length bins, 2 + N columns]: sequences, tokens, then every column of every threshold."""
+    """Sum by length bin: sequences, tokens, then each column at each threshold, [bins, 2 + columns × N]."""
     counts = scene.counts
     every = torch.cat((counts["sequences"][None], counts["tokens"][None], *rows.values())).T
     at = length_bin(scene.batch.lengths)
@@ -178,12 +177,12 @@ def _by_length(scene: Scene, rows: dict[str, Tensor]) -> Grid:
 
 @dataclass(frozen=True)
 class Thresholds:
-    """[N, S] float64 each: N thresholds, S sequences.
+    """Results at N thresholds for S sequences, [N, S] float64 each.
 
     Attributes:
         kept: tokens kept.
-        sums: of the final weights over them.
-        acted: weights that the bound changes; 0 where the bound is not one of the weight.
+        sums: sums of the final weights over the tokens kept.
+        acted: number of weights that the bound changes; 0 if the bound is not on the weight.
     """
 
     kept: Tensor
@@ -220,7 +219,7 @@ def _one_by_one(scene: Scene, preset: Preset, bound: SweptBound, values: Sequenc
 
 
 def _acted(done: Outcome, bound: SweptBound) -> Tensor:
-    """Weights beyond the bound that moves, [S]."""
+    """Count the weights beyond the varying bound, [S]."""
     if bound.part != "weight" or done.weighed is None:
         return torch.zeros_like(done.kept_tokens)
     sides = {"upper": done.weighed.high, "lower": done.weighed.low}
@@ -275,11 +274,11 @@ class _Gaps:
     """Tokens sorted into the gaps between N thresholds.
 
     Attributes:
-        at: of how many thresholds each token lies outside, from the tightest on, [T] int64 in [0, N].
+        at: number of thresholds that each token lies outside of, tightest first, [T] int64 in [0, N].
         size: N.
-        done: the rest of the preset, which says what else is dropped.
-        bound: says which end is the tightest.
-        every: whether dropped tokens count as well.
+        done: outcome of the rest of the preset, whose dropped tokens are left out.
+        bound: the varying bound; its side says which end is the tightest.
+        every: whether to count dropped tokens too.
     """
 
     at: Tensor
@@ -289,16 +288,16 @@ class _Gaps:
     every: bool = False
 
     def within(self, x: Tensor | None) -> Tensor:
-        """The sum of x [T] (None: 1 for each) over the tokens within each threshold, [N, S]."""
+        """Sum x [T] (None: count) over the tokens within each threshold, [N, S]."""
         found = self._by_gap(x).cumsum(dim=1)[:, : self.size].T
         return found.flip(0) if self.bound.side == "lower" else found
 
     def everything(self, x: Tensor | None) -> Tensor:
-        """The sum over all tokens, [N, S]."""
+        """Sum x over all tokens, the same at each threshold, [N, S]."""
         return self._by_gap(x).sum(dim=1).expand(self.size, -1)
 
     def _by_gap(self, x: Tensor | None) -> Tensor:
-        """[S, N + 1]; nothing of what is dropped."""
+        """Sum x by sequence and interval, without dropped tokens, [S, N + 1]."""
         batch, kept = self.done.ratios.batch, self.done.kept
         many = batch.sequences * (self.size + 1)
         first = torch.arange(0, many, self.size + 1, device=self.at.device)
@@ -313,7 +312,7 @@ class _Gaps:
 def _gap(
     x: Tensor, bound: SweptBound, rule: Weight | Reject, values: Sequence[float], logarithmic: bool
 ) -> Tensor:
-    """Count the thresholds that each value lies outside of, tightest first; N beyond a fixed bound."""
+    """Count the thresholds that each value lies outside of, tightest first; N if beyond a fixed bound."""
     tight_first = list(values) if bound.side != "lower" else list(values)[::-1]
     bounds = [bound.bounds(value) for value in tight_first]
     found = torch.zeros(x.shape, dtype=torch.int64, device=x.device)

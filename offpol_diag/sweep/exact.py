@@ -1,7 +1,7 @@
-"""The exact values of a statistic at given ranks, found without keeping all values.
+"""Exact order statistics of a statistic, without keeping all values.
 
-The lattice of the first reading says in which bin a rank lies. The next reading gathers the values of that
-bin; where they are too many it counts them in finer parts first, with a reading each time.
+The histogram of the first pass gives the bin of each rank. The next pass collects the values in that bin; if
+there are too many, further passes first narrow it down by finer histograms.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from offpol_diag.run.task import Engine
 from offpol_diag.sweep.evaluate import Plan, statistic
 
 HELD = 1 << 20
-"""Values of a bracket that are gathered; more of them are counted in parts, unless that does not help."""
+"""Most values of a bracket that are collected; a bracket with more is narrowed down first if it can be."""
 FINER = 4096
 ROUNDS = 4
 
 
 class AtRank(NamedTuple):
-    """The value at a rank, its neighbours (±inf where there is none), and how many are smaller or equal."""
+    """The value at a rank, its neighbours (±inf if none), and the counts of smaller and of equal values."""
 
     under: float
     value: float
@@ -40,10 +40,10 @@ class AtRank(NamedTuple):
 
 @dataclass(frozen=True)
 class Bracket:
-    """Where a rank lies: low <= x < high, with `inside` values, `below` of them smaller.
+    """An interval low ≤ x < high that contains a rank, with `inside` values in it and `below` smaller ones.
 
     Attributes:
-        parts: whether values are counted in `FINER` equal parts, each by its lower edge, and not one by one.
+        parts: whether values are rounded down to the edges of `FINER` equal bins rather than kept exactly.
     """
 
     low: float
@@ -54,13 +54,13 @@ class Bracket:
 
     @property
     def finite(self) -> bool:
-        """Whether it can be cut into equal parts."""
+        """Return whether both ends are finite, so that it can be cut into equal bins."""
         return math.isfinite(self.high - self.low)
 
 
 @dataclass(frozen=True)
 class Gathered:
-    """Distinct values in a bracket, how often each, and the nearest on both sides."""
+    """The distinct values in a bracket with their counts, and the nearest values below and above it."""
 
     values: Tensor
     counts: Tensor
@@ -69,7 +69,7 @@ class Gathered:
 
     @classmethod
     def of(cls, x: Tensor, bracket: Bracket) -> Gathered:
-        """Gather the values of one batch."""
+        """Collect the values of one batch."""
         below, above = x[x < bracket.low], x[x >= bracket.high]
         inside = x[(x >= bracket.low) & (x < bracket.high)]
         if bracket.parts:
@@ -91,7 +91,7 @@ class Gathered:
         return Gathered(values, counts, max(self.under, other.under), min(self.over, other.over))
 
     def at(self, rank: int, below: float) -> AtRank:
-        """The value at a rank (1 is the smallest), `below` values being smaller than all of these."""
+        """Return the value at a rank (1 is the smallest); `below` values lie under the bracket."""
         upto = below + torch.cumsum(self.counts, 0)
         at = int(torch.searchsorted(upto, torch.tensor(float(rank), dtype=torch.float64)))
         around = [self.under, *self.values.tolist(), self.over]
@@ -106,7 +106,7 @@ def _edges(bracket: Bracket) -> Tensor:
 
 @dataclass(frozen=True)
 class Each:
-    """The gathered values of each bracket."""
+    """The collected values of each bracket."""
 
     found: tuple[Gathered, ...]
 
@@ -117,13 +117,13 @@ class Each:
 
 @dataclass(frozen=True)
 class Gather:
-    """The job: the values in each bracket, of one batch."""
+    """The job of one pass: collect the values of one batch in each bracket."""
 
     plan: Plan
     brackets: tuple[Bracket, ...]
 
     def __call__(self, batch: Batch) -> Each:
-        """Gather."""
+        """Collect the values of one batch."""
         scene = Scene.of(self.plan.found.filled(batch), 0, 1, self.plan.found.settled)
         x = statistic(scene, self.plan)
         assert x is not None
@@ -132,7 +132,7 @@ class Gather:
 
 
 def at_ranks(engine: Engine, dump: Dump, plan: Plan, bins: Bins, ranks: Sequence[int]) -> list[AtRank]:
-    """The value at each rank (1 is the smallest), and what lies around it."""
+    """Find the value at each rank (1 is the smallest) and its neighbours."""
     brackets = [_bracket(bins, rank) for rank in ranks]
     for left in range(ROUNDS, -1, -1):
         brackets = [replace(one, parts=left > 0 and one.inside > HELD and one.finite) for one in brackets]
@@ -148,7 +148,7 @@ def at_ranks(engine: Engine, dump: Dump, plan: Plan, bins: Bins, ranks: Sequence
 
 
 def _finer(bracket: Bracket, found: AtRank) -> Bracket:
-    """The part that has the rank, known by its lower edge."""
+    """Return the bin of the bracket whose lower edge was found at the rank."""
     edges = _edges(bracket)
     value = torch.tensor(found.value, dtype=torch.float64)
     at = int(torch.searchsorted(edges, value, right=True)) - 1  # of equal edges the last
@@ -157,7 +157,7 @@ def _finer(bracket: Bracket, found: AtRank) -> Bracket:
 
 
 def _bracket(bins: Bins, rank: int) -> Bracket:
-    """The lattice bin of a rank, a float wider: bins of negative values hold their lower edge's neighbour."""
+    """Return the histogram bin of a rank; bins of negative values are (low, high], so both ends move up."""
     upto = torch.cumsum(bins.counts, 0)
     at = int(torch.searchsorted(upto, torch.tensor(float(rank), dtype=torch.float64)))
     low, high = loglattice.edges()[at : at + 2].tolist()

@@ -1,9 +1,9 @@
-"""What a window on log r would keep of responses of other lengths.
+"""Forecast of the share of sequences that a window on log r keeps at other response lengths.
 
-log r of a sequence, per token, spreads by √(a/L + b) at length L: the noise of single tokens averages out,
-and what the tokens of a response share does not. a and b are fitted to the spread seen at each length, and
-the shape is that of the data, all lengths scaled to one. The uncertainty is a jackknife over sixteenths of
-the groups, and how far the fit misses what is seen.
+The model: log r of a sequence, per token, has standard deviation √(a/L + b) at length L, since the noise of
+single tokens averages out and what the tokens of a response share does not. a and b are fitted to the spread
+at each length; the shape is the data's own, with all lengths scaled to unit spread. The standard error
+combines a jackknife over sixteenths of the groups with the misfit of the model.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from offpol_diag.engine.selection import length_bin
 
 FOLDS, BINS, REACH = 16, 512, 4.0
 LENGTHS = 128
-"""Bins of length, four to an octave."""
+"""Number of length bins, four to an octave."""
 ENOUGH = 30
-"""Sequences of about one length whose spread is worth fitting."""
+"""Fewest sequences of a length bin for its spread to be fitted."""
 Array = npt.NDArray[np.float64]
 
 
@@ -37,20 +37,20 @@ class Scale:
 
     @property
     def edges(self) -> Array:
-        """BINS + 1 of them."""
+        """The edges of the bins, [BINS + 1]."""
         return self.middle + self.half * np.linspace(-REACH, REACH, BINS + 1)
 
 
 @dataclass(frozen=True)
 class Spreads:
-    """Sequences by fold, length and log r per token: [FOLDS, LENGTHS, BINS + 2]; and Σ 1/L by length."""
+    """Counts of sequences by fold, length and log r per token [FOLDS, LENGTHS, BINS + 2]; Σ 1/L by length."""
 
     counts: Tensor
     inverse: Tensor
 
     @classmethod
     def of(cls, x: Tensor, lengths: Tensor, key: Tensor, scale: Scale) -> Spreads:
-        """From log r per token [S] of sequences that have one, their lengths and their groups' keys."""
+        """Count sequences from their log r per token, lengths and group keys, [S] each."""
         edges = torch.from_numpy(scale.edges).to(x.device)
         at = torch.searchsorted(edges, x.contiguous())
         bins = (length_bin(lengths) // 2).clamp(max=LENGTHS - 1)
@@ -61,20 +61,20 @@ class Spreads:
         return cls(counts.view(FOLDS, LENGTHS, BINS + 2), inverse)
 
     def merge(self, other: Spreads) -> Spreads:
-        """Add."""
+        """Add the counts."""
         return Spreads(self.counts + other.counts, self.inverse + other.inverse)
 
 
 @dataclass(frozen=True)
 class Fit:
-    """√(falling/L + staying) at length L, and the shape of what it scales.
+    """The fitted spread √(falling/L + staying) at length L, and the standardised distribution of log r.
 
     Attributes:
         middle: the median of log r per token.
-        falling: a, nats² times tokens.
+        falling: a, nats² × tokens.
         staying: b, nats².
-        low, high: of every filled bin, its ends in spreads of its length, [K].
-        weight: how many sequences each has, [K].
+        low, high: ends of each non-empty bin, in units of the spread at its length, [K].
+        weight: number of sequences in each bin, [K].
     """
 
     middle: float
@@ -85,7 +85,7 @@ class Fit:
     weight: Array
 
     def kept(self, length: float, window: tuple[float, float]) -> float:
-        """The share of sequences of a length whose log r per token lies in the window."""
+        """Return the modelled share of sequences of a length whose log r per token lies in the window."""
         spread = math.sqrt(self.falling / length + self.staying) or 1e-300
         first, last = ((end - self.middle) / spread for end in window)
         inside = np.minimum(self.high, last) - np.maximum(self.low, first)
@@ -94,10 +94,10 @@ class Fit:
 
 
 def fit(counts: Array, inverse: Array, scale: Scale) -> Fit | None:
-    """From sequences by length and log r [LENGTHS, BINS + 2] and the mean of 1/L in each length bin.
+    """Fit to counts by length and log r [LENGTHS, BINS + 2] and the mean of 1/L in each length bin.
 
     Returns:
-        None where no length has `ENOUGH` sequences.
+        The fit, or None if no length bin has `ENOUGH` sequences.
     """
     many = counts.sum(axis=1)
     usable = np.flatnonzero(many >= ENOUGH)
@@ -123,7 +123,7 @@ def fit(counts: Array, inverse: Array, scale: Scale) -> Fit | None:
 
 
 def _quantiles(counts: Array, scale: Scale, wanted: Sequence[float]) -> list[float]:
-    """Linear within a bin; what lies beyond the axis counts at its ends."""
+    """Return quantiles, interpolated linearly within bins; values beyond the axis count at its ends."""
     edges = np.concatenate(([scale.edges[0]], scale.edges, [scale.edges[-1]]))
     upto = np.concatenate(([0.0], np.cumsum(counts)))
     total = upto[-1]
@@ -131,7 +131,7 @@ def _quantiles(counts: Array, scale: Scale, wanted: Sequence[float]) -> list[flo
 
 
 def _line(inverse: Array, variance: Array, many: Array) -> tuple[float, float]:
-    """a and b, neither below 0, of variance = a/L + b; a variance is known to √(2/n) of itself."""
+    """Fit variance = a/L + b, a, b ≥ 0, by weighted least squares; each has a relative error of √(2/n)."""
     fitted = np.maximum(np.average(variance, weights=many), 1e-300) * np.ones_like(variance)
     best = (0.0, float(fitted[0]))
     for _ in range(8):
@@ -153,7 +153,7 @@ def _weighted(x: Array, y: Array, w: Array) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Forecast:
-    """A share kept at one length, with its standard error, and what was seen there."""
+    """The share kept at one length, its standard error, and the observed share near that length."""
 
     length: float
     kept: float
@@ -163,14 +163,14 @@ class Forecast:
 
 @dataclass(frozen=True)
 class Model:
-    """The fit of a dump, and those of it without one sixteenth of the groups each.
+    """The fit of a dump, and its jackknife fits, each without one sixteenth of the groups.
 
     Attributes:
-        rows: sequences by length and log r per token, [LENGTHS, BINS + 2].
-        scale: of log r.
-        whole: the fit.
-        without: the fits without a part.
-        product: whether windows are on the product ratio, not per token.
+        rows: counts of sequences by length and log r per token, [LENGTHS, BINS + 2].
+        scale: the axis of log r.
+        whole: the fit to all groups.
+        without: the jackknife fits.
+        product: whether windows are on the product of token ratios rather than on the geometric mean.
     """
 
     rows: Array
@@ -181,7 +181,7 @@ class Model:
 
     @classmethod
     def of(cls, spreads: Spreads, scale: Scale, product: bool) -> Model | None:
-        """Fit; None where there is too little to fit."""
+        """Fit the model; None if there are too few sequences."""
         counts = spreads.counts.cpu().numpy().astype(np.float64)
         rows = counts.sum(axis=0)
         many = rows.sum(axis=1)
@@ -194,7 +194,7 @@ class Model:
         return cls(rows, scale, whole, tuple(one for one in folds if one is not None), product)
 
     def forecast(self, lengths: Sequence[float], window: tuple[float, float]) -> list[Forecast]:
-        """At each length, for a window on the log of the ratio."""
+        """Forecast the share kept at each length by a window on the log of the ratio."""
         miss, many = self._miss(window), len(self.without)
         found = []
         for length in lengths:
@@ -209,7 +209,7 @@ class Model:
         return found
 
     def seen(self) -> tuple[float, float]:
-        """The shortest and the longest length there is, to a quarter octave."""
+        """Return the shortest and the longest length of the dump, to a quarter octave."""
         at = np.flatnonzero(self.rows.sum(axis=1))
         return 2.0 ** (float(at[0]) / 4), 2.0 ** (float(at[-1] + 1) / 4)
 
@@ -217,13 +217,13 @@ class Model:
         return (window[0] / length, window[1] / length) if self.product else window
 
     def _share(self, counts: Array, window: tuple[float, float]) -> float:
-        """The share of sequences, counted by log r per token, that a window keeps."""
+        """Return the share that a window keeps of sequences counted by log r per token."""
         upto = np.cumsum(counts)[:-1]
         below, within = (float(np.interp(end, self.scale.edges, upto)) for end in window)
         return (within - below) / float(counts.sum())
 
     def _miss(self, window: tuple[float, float]) -> float:
-        """How far the fit misses what is seen at each length, beyond what chance explains, by sequences."""
+        """Return the root mean square misfit over lengths, beyond sampling noise, weighted by sequences."""
         many = self.rows.sum(axis=1)
         squares = weights = 0.0
         for at in np.flatnonzero(many >= ENOUGH):

@@ -1,4 +1,4 @@
-"""From the sums of a sweep to the numbers of each threshold: a metric is a row, and another row adds one."""
+"""The numbers of each threshold, from the sums of a sweep; each metric is a row of a table."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ROWS = (
     KNOWN["chi2_token"],
     KNOWN["chi2_sequence"],
 )
-"""Of each threshold, overall and by length quartile: what is kept, bias (κ) and variance (ESS, χ²)."""
+"""Metrics of each threshold, overall and by length quartile: share kept, bias (κ), variance (ESS, χ²)."""
 ACTED = Formula(
     "acted", "fraction", "weights", "share of weights that the bound changes", mean("acted", "units")
 )
@@ -47,35 +47,35 @@ S = TypeVar("S")
 
 @dataclass(frozen=True)
 class Readings:
-    """The states of a finished sweep under their types."""
+    """Typed access to the states of a finished sweep."""
 
     plan: Plan
     tally: Tally
 
     def state(self, name: str, kind: type[S]) -> S:
-        """One of the sweep's states."""
+        """Return one of the sweep's states."""
         found = self.tally.states[name]
         assert isinstance(found, kind)
         return found
 
     @cached_property
     def sums(self) -> dict[str, Tensor]:
-        """Column → [1+B]."""
+        """Column → its sum and replicates, [1+B]."""
         return self.state("sweep.sums", Sums).read()
 
     @cached_property
     def reader(self) -> Reader:
-        """Sums and replicates."""
+        """Reader of formulas over the sums and their replicates."""
         return Reader(self.sums, self.state("group", GroupSample).groups)
 
     @cached_property
     def grid(self) -> Tensor:
-        """Sums by length: [bins, 2 + columns × N]."""
+        """Sums by length bin, [bins, 2 + columns × N]."""
         return self.state("sweep.length", Grid).values.cpu()
 
     @cached_property
     def shape(self) -> Bins | None:
-        """The statistic on the lattice of `loglattice`; None where it is not one of single units."""
+        """Histogram of the statistic on the grid of `loglattice`; None if it depends on other units."""
         if "sweep.shape" not in self.tally.states:
             return None
         found = self.state("sweep.shape", Bins)
@@ -83,21 +83,21 @@ class Readings:
 
     @property
     def stored(self) -> Stored:
-        """The format of the stored values."""
+        """State of the number formats of the stored log-probs."""
         return self.state("sweep.steps", Stored)
 
     @property
     def length(self) -> float:
-        """Mean tokens of a response."""
+        """Mean number of tokens of a response."""
         return float(self.sums["tokens"][0] / self.sums["sequences"][0])
 
     @property
     def units(self) -> str:
-        """The units that the bound acts on: tokens or sequences."""
+        """Units that the bound acts on: "tokens" or "sequences"."""
         return "tokens" if self.plan.per_token else "sequences"
 
     def point(self, at: int) -> SweptPoint:
-        """One threshold."""
+        """Return the numbers of one threshold."""
         plan, value = self.plan, self.plan.values[at]
         found = {row.name: self.reader.number(row, f"{at}|") for row in ROWS}
         if plan.bound.part == "weight":
@@ -116,7 +116,7 @@ class Readings:
         )
 
     def _quartile(self, at: int, part: Tensor) -> Numbers:
-        """The same numbers of one quarter of the sequences."""
+        """Return the metrics of `ROWS` for one length quartile of the sequences."""
         whole = (part @ self.grid)[:, None]
         columns = whole[2 + at :: len(self.plan.values)]
         sums = {"sequences": whole[0], "tokens": whole[1], **dict(zip(COLUMNS, columns, strict=True))}
@@ -124,14 +124,14 @@ class Readings:
         return {row.name: reader.number(row) for row in ROWS}
 
     def effect(self, at: int) -> float:
-        """How much the threshold does: the share of weights it changes, or what it keeps."""
+        """Return the share of weights that the threshold changes, or the sum of the shares that it keeps."""
         tokens, sequences = self.sums["tokens"][0], self.sums["sequences"][0]
         if self.plan.bound.part == "weight":
             return float(self.sums[f"{at}|acted"][0] / tokens)
         return float(self.sums[f"{at}|kept"][0] / tokens + self.sums[f"{at}|left"][0] / sequences)
 
     def borders(self) -> list[str]:
-        """The quartiles' lengths in words; a border lies within a bin, which is 9% wide."""
+        """Return the length range of each quartile as text, accurate to a bin (9% wide)."""
         found = []
         for part in quartile_parts(self.grid[:, 0]):
             inside = torch.nonzero(part * self.grid[:, 0] > DIGITS).flatten().tolist()
@@ -140,16 +140,16 @@ class Readings:
         return found
 
     def centre(self) -> float | None:
-        """The mean of the statistic over its units."""
+        """Return the mean of the statistic."""
         many = 0.0 if self.shape is None else float(self.shape.counts.sum())
         return float(self.shape.sums.sum()) / many if self.shape is not None and many else None
 
     def median(self) -> float | None:
-        """The middle value of the statistic, to 1/32."""
+        """Return the median of the statistic, to 1/32."""
         return None if self.shape is None else loglattice.quantile(self.shape.counts, 0.5)
 
     def share_between(self, low: float, high: float) -> float:
-        """About which share of the units has the statistic in between (bins of 1/32)."""
+        """Return the approximate share of the statistic's values in [low, high] (bins of 1/32)."""
         assert self.shape is not None
         counts, edges = self.shape.counts, loglattice.edges()
         within = edges[1:].clamp(max=high) - edges[:-1].clamp(min=low)
@@ -157,5 +157,5 @@ class Readings:
         return float((counts * parts).sum() / counts.sum())
 
     def kept(self, numbers: Mapping[str, Number]) -> float | None:
-        """The share kept of what the bound acts on."""
+        """Return the kept share of tokens or sequences, whichever the bound acts on."""
         return numbers[f"{self.units}_kept"].value

@@ -1,4 +1,4 @@
-"""Warnings of a sweep: thresholds that drop long responses, lie under the noise, or beside the data.
+"""Warnings of a sweep: thresholds that drop long responses, lie below the noise, or miss the data.
 
 Each kind of warning marks points (`marks`) and has a sentence on one of them (`SENTENCES`).
 """
@@ -17,17 +17,18 @@ from offpol_diag.sweep.readings import Readings
 from offpol_diag.sweep.thresholds import LOGARITHMIC, SweptBound
 
 TRAP, TRAP_RATIO = 0.05, 0.9
-"""A threshold drops long responses when it keeps so much less of the longest quarter than of the shortest."""
+"""A threshold drops long responses if the kept share of the longest quarter is lower by this much, and less
+than this multiple, than that of the shortest."""
 FLIPS = 0.32
-"""A threshold that drops more than that of lag 0 lies within one standard deviation of pure numerics."""
+"""A threshold that drops more than this share at lag 0 lies within one standard deviation of numerics."""
 MORE, LEAST = 1.2, 0.05
-"""How much more of the data a window must keep for the one beside it to be called misplaced."""
+"""A window is misplaced if one as wide around the median keeps this many times, and this much, more."""
 
 Floors = Sequence[NoiseFloor]
 
 
 def statistic(preset: Preset, bound: SweptBound) -> str:
-    """The formula of the statistic that is compared with the thresholds."""
+    """Return the formula of the statistic that is compared with the thresholds."""
     rule = bound.rule(preset)
     if isinstance(rule, Reject):
         return judged(rule)
@@ -37,7 +38,7 @@ def statistic(preset: Preset, bound: SweptBound) -> str:
 
 
 def marked(found: Sweep, readings: Readings) -> Sweep:
-    """The sweep with its noise floors, every point's marks, and a sentence on each kind of mark."""
+    """Add the noise floors, the marks of each point, and a sentence on each kind of mark."""
     accounts = floors(readings)
     points = [marks(point, readings, accounts) for point in found.points]
     said = [text for sentence in SENTENCES if (text := sentence(points, readings, accounts))]
@@ -50,7 +51,7 @@ def marked(found: Sweep, readings: Readings) -> Sweep:
 
 
 def marks(point: SweptPoint, readings: Readings, accounts: Floors) -> SweptPoint:
-    """The point with its marks."""
+    """Add the marks of a point."""
     found = {
         "length": _trapped(point, readings),
         "floor": _under_storage(point, readings, accounts) or _under_lag(point),
@@ -60,7 +61,7 @@ def marks(point: SweptPoint, readings: Readings, accounts: Floors) -> SweptPoint
 
 
 def of_window(one: SolvedWindow, after: Readings, accounts: Floors) -> list[str]:
-    """Warnings about bounds that were solved for."""
+    """Return the warnings about solved bounds."""
     point = one.point
     short, long = _shares(point, after)
     said = {
@@ -79,12 +80,12 @@ def of_window(one: SolvedWindow, after: Readings, accounts: Floors) -> list[str]
 
 
 def _shares(point: SweptPoint, readings: Readings) -> tuple[float, float]:
-    """Shares kept of the shortest and of the longest quarter; 0 of an empty one."""
+    """Return the kept shares of the shortest and of the longest quarter; 0 for an empty one."""
     return readings.kept(point.quartiles[0]) or 0.0, readings.kept(point.quartiles[-1]) or 0.0
 
 
 def _trapped(point: SweptPoint, readings: Readings) -> bool:
-    """Whether clearly fewer of the longest quarter are kept than of the shortest."""
+    """Return whether clearly less of the longest quarter is kept than of the shortest."""
     short, long = _shares(point, readings)
     return short - long > TRAP and long < TRAP_RATIO * short
 
@@ -106,7 +107,7 @@ def _of_length(points: Sequence[SweptPoint], readings: Readings, _: Floors) -> s
 
 
 def floors(readings: Readings) -> list[NoiseFloor]:
-    """Noise floors: of the stored values as seen, and of formats in which logits may be computed."""
+    """Return the noise floors: of the formats of the stored values, and of low-precision logits."""
     first, second = readings.stored.formats()
     kinds = first if first == second else f"{first} (rollout) and {second} (trainer)"
     rows = [(f"log-probs stored as {kinds}", readings.stored.deviation(), True)]
@@ -134,7 +135,7 @@ def _in_statistic(deviation: float, readings: Readings) -> Number:
 
 
 def _distance(point: SweptPoint, readings: Readings) -> float:
-    """How far from on-policy the nearest moving bound lies, in the units of the noise."""
+    """Return the distance of the nearest varying bound from on-policy, in the units of the noise."""
     bounds = list(point.bounds.values())
     if readings.plan.bound.statistic(readings.plan.preset) not in LOGARITHMIC:
         return min(map(abs, bounds))
@@ -182,7 +183,7 @@ def _of_lag(points: Sequence[SweptPoint], readings: Readings, _: Floors) -> str:
 
 
 def _beside(point: SweptPoint, readings: Readings) -> bool:
-    """Whether a window loses half the data, and one as wide around their middle would keep clearly more."""
+    """Return whether a window drops over half the data and one as wide at the median keeps clearly more."""
     kept = readings.kept(point.metrics)
     if kept is None or kept >= 0.5:
         return False
@@ -191,9 +192,9 @@ def _beside(point: SweptPoint, readings: Readings) -> bool:
 
 
 def _around_the_data(point: SweptPoint, readings: Readings) -> tuple[float, float, float, float] | None:
-    """Log of both bounds, of the middle of the data, and about which share a window as wide keeps there.
+    """Return the logs of both bounds and of the median, and the share kept by a window as wide around it.
 
-    The bounds are those of a rule on a ratio, the one that does not move included; None of others.
+    None unless the rule is on a ratio and has both bounds, whether they vary or not.
     """
     rule, middle = readings.plan.bound.rule(readings.plan.preset), readings.median()
     if not isinstance(rule, Reject) or rule.statistic != "ratio" or middle is None:
@@ -227,12 +228,12 @@ SENTENCES: tuple[Sentence, ...] = (_of_centre, _of_length, _of_lag, _of_storage)
 
 
 def _example(points: Sequence[SweptPoint], mark: str) -> SweptPoint | None:
-    """The preset's own threshold where it is marked, else the loosest that is."""
+    """Return the preset's own threshold if it has the mark, else the last point that has it, or None."""
     found = [point for point in points if mark in point.marks]
     own = [point for point in found if point.own]
     return next(iter(own or found[-1:]), None)
 
 
 def _named(point: SweptPoint) -> str:
-    """A threshold in a sentence."""
+    """Format a threshold for a sentence."""
     return f"{point.threshold:.7g}{' (the preset as it stands)' if point.own else ''}"

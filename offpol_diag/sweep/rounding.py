@@ -1,7 +1,7 @@
-"""How far rounding alone moves a log-ratio: by how log-probs are stored, and by how logits are computed.
+"""Noise of a log-ratio from rounding alone: of stored log-probs, and of logits in low precision.
 
-A number x stored with m bits of fraction lies up to half a step, 2^(⌊log2|x|⌋ − m)/2, from what it was, so
-that its error has the variance step²/12; the errors of both policies add.
+A number x stored with m fraction bits is off by up to half a step, 2^(⌊log2|x|⌋ − m)/2; the variance of the
+error is step²/12, and the errors of both policies add.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ import torch
 from torch import Tensor
 
 BITS = {"bfloat16": 7, "float16": 10, "float32": 23}
-"""Bits of the fraction of each format."""
+"""Number format → its fraction bits."""
 LOGIT = 10.0
-"""A large logit of a language model: its step is what a matrix product in a format leaves uncertain."""
+"""A typical large logit of a language model; its rounding step is the error of a matrix product."""
 
 
 @dataclass(frozen=True)
 class Stored:
-    """State from which the format of the stored values is recognised.
+    """Counts by which the number formats of the stored log-probs are recognised.
 
     Attributes:
-        unfit: how many values of the sampler's and of the trainer's column each format of `BITS` cannot hold,
-            [2, 3].
-        squares: Σ 4^⌊log2|x|⌋ of both columns, [2]: of steps, squared, with no bits of fraction.
-        tokens: how many, [].
+        unfit: number of values of the rollout and the train column that each format of `BITS` cannot hold
+            exactly, [2, 3].
+        squares: Σ 4^⌊log2|x|⌋ of both columns, [2]; times 4^−m this is the sum of squared steps.
+        tokens: number of tokens, [].
     """
 
     unfit: Tensor
@@ -35,7 +35,7 @@ class Stored:
 
     @classmethod
     def of(cls, rollout: Tensor, train: Tensor) -> Stored:
-        """Make the state of a batch from its log-probs under both policies, [T] each."""
+        """Compute the state of a batch from its log-probs under both policies, [T] each."""
         both = (rollout, train)
         many = rollout.new_tensor(float(rollout.numel()))
         return cls(torch.stack([_unfit(x) for x in both]), torch.stack([_squares(x) for x in both]), many)
@@ -45,7 +45,7 @@ class Stored:
         return Stored(self.unfit + other.unfit, self.squares + other.squares, self.tokens + other.tokens)
 
     def formats(self) -> tuple[str, str]:
-        """The coarsest format that holds every value of the sampler's and the trainer's column."""
+        """Return the coarsest format that holds every value of the rollout and of the train column."""
         first, second = (
             next((name for name, many in zip(BITS, row, strict=True) if not many), "float64")
             for row in self.unfit.cpu().tolist()
@@ -53,7 +53,7 @@ class Stored:
         return first, second
 
     def deviation(self) -> float:
-        """Standard deviation of Δ by the rounding of what is stored, nats."""
+        """Return the standard deviation of Δ due to the rounding of stored values, nats."""
         variance = sum(
             square * 4.0 ** -BITS.get(name, 52)
             for square, name in zip(self.squares.cpu().tolist(), self.formats(), strict=True)
@@ -72,15 +72,15 @@ def _squares(x: Tensor) -> Tensor:
 
 
 def of_logits(bits: int) -> float:
-    """Standard deviation of Δ when both policies round one logit of about `LOGIT` to that many bits, nats."""
+    """Return the standard deviation of Δ if both policies round a logit of `LOGIT` to so many bits, nats."""
     step = 2.0 ** (math.floor(math.log2(LOGIT)) - bits)
     return step / math.sqrt(12) * math.sqrt(2)
 
 
 def in_statistic(statistic: str, over: str, deviation: float, length: float) -> float | None:
-    """How far a token's noise moves a statistic over so many tokens; a divergence has its mean.
+    """Propagate the noise of Δ of a token to a statistic over `length` tokens: its standard deviation.
 
-    None where no rule is known.
+    For K2 and K3, which are never negative, its mean. None if no rule is known.
     """
     factors = {
         ("ratio", "k1"): {"token": 1.0, "mean": length**-0.5, "sum": length**0.5},

@@ -1,4 +1,4 @@
-"""Which bound of a preset moves, and to which thresholds."""
+"""The bound of a preset that a sweep varies, and its thresholds."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ Bounded = Weight | Reject | Veto
 LOGARITHMIC = ("ratio", "mult_prob_error")
 """Statistics whose bounds are factors: 1.001 is near, and a window is [1/b, b]."""
 ALIKE = 0.01
-"""How far the logs of two bounds may differ for them to count as 1/b and b."""
+"""Largest relative difference of |log| of two bounds that count as 1/b and b."""
 
-# ---------------------------------------------------------------- the bound that moves
+# ---------------------------------------------------------------- the varying bound
 
 
 @dataclass(frozen=True)
 class SweptBound:
-    """One bound of a preset, or two that move together.
+    """One bound of a preset, or two that vary together.
 
     Attributes:
         part: weight, reject or veto.
-        index: which rule of reject; None for the others.
+        index: position of the rule in reject; None for the others.
         side: upper, lower, or window: [1/b, b].
     """
 
@@ -40,38 +40,38 @@ class SweptBound:
 
     @property
     def place(self) -> str:
-        """The part in a preset's table."""
+        """The key of the part in a preset's table: `weight`, `reject[0]`, `veto`."""
         return self.part if self.index is None else f"{self.part}[{self.index}]"
 
     def rule(self, preset: Preset) -> Bounded:
-        """The part of the preset that has the bound."""
+        """Return the part of the preset that has the bound."""
         found: Bounded = preset.reject[self.index] if self.index is not None else getattr(preset, self.part)
         return found
 
     def over(self, preset: Preset) -> str:
-        """The level that the bound acts on: token, segment, sum, mean, …; of a veto the token."""
+        """Return the level that the bound acts on: token, segment, sum, mean, …; token for a veto."""
         return "token" if self.part == "veto" else self.rule(preset).over  # type: ignore[union-attr]
 
     def statistic(self, preset: Preset) -> str:
-        """The statistic that is compared with the bound, by its name."""
+        """Return the name of the statistic that is compared with the bound."""
         rule = self.rule(preset)
         return rule.statistic if isinstance(rule, Reject) else "ratio"
 
     def threshold(self, preset: Preset) -> float | None:
-        """Where the bound is in the preset; of a window, its upper end."""
+        """Return the preset's own bound; for a window, its upper end."""
         rule = self.rule(preset)
         return rule.lower if self.side == "lower" else rule.upper
 
     def bounds(self, value: float) -> dict[str, float]:
-        """The keys of the part that move, and where to."""
+        """Return the keys of the part that vary, with their values at a threshold."""
         return {"lower": 1 / value, "upper": value} if self.side == "window" else {self.side: value}
 
     def places(self, bounds: Mapping[str, float]) -> dict[str, float]:
-        """The bounds by their places in a preset's table."""
+        """Return the bounds by their full keys in a preset's table."""
         return {f"{self.place}.{side}": value for side, value in bounds.items()}
 
     def moved(self, preset: Preset, bounds: Mapping[str, float | None]) -> Preset:
-        """The preset with bounds of the part replaced."""
+        """Return the preset with bounds of the part replaced."""
         rule: Any = replace(self.rule(preset), **bounds)  # type: ignore[arg-type]
         if self.index is None:
             return replace(preset, **{self.part: rule})
@@ -80,7 +80,7 @@ class SweptBound:
 
 
 def swept_bounds(preset: Preset) -> tuple[SweptBound, ...]:
-    """Every bound of a preset that can move, what it is about first: a window, then each side."""
+    """List the bounds of a preset that can vary: rules first, then weight and veto; windows before sides."""
     if not preset.apply:
         return ()
     parts: list[tuple[str, int | None, Bounded]] = [
@@ -100,7 +100,7 @@ def swept_bounds(preset: Preset) -> tuple[SweptBound, ...]:
 
 
 def _reciprocal(rule: Bounded) -> bool:
-    """Whether the bounds are 1/b and b."""
+    """Return whether the bounds are 1/b and b."""
     factor = not isinstance(rule, Reject) or rule.statistic == "ratio"
     if not factor or isinstance(rule, Veto) or not rule.lower or not rule.upper or rule.upper <= 1:
         return False
@@ -109,10 +109,10 @@ def _reciprocal(rule: Bounded) -> bool:
 
 
 def pick(preset: Preset, which: str | None) -> SweptBound:
-    """The bound of that name (`reject.upper` is that of the first rule that has one), or the main one.
+    """Return the bound of this name (`reject.upper`: of the first rule that has one), or the main one.
 
     Raises:
-        UsageError: the preset has no bound, or none of that name.
+        UsageError: the preset has no bound, or none of this name.
     """
     found = swept_bounds(preset)
     if not found:
@@ -133,20 +133,20 @@ def pick(preset: Preset, which: str | None) -> SweptBound:
 # ---------------------------------------------------------------- thresholds
 
 STEPS = (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)
-"""Round numbers to a decade."""
+"""Round numbers within a decade."""
 FAR = (2.0, 2.5, 3.0, 4.0, 5.0, 7.0, 10.0, 15.0, 20.0, 30.0, 50.0, 100.0, 1000.0, 10_000.0)
 MOST = 12
-"""Thresholds that a table has room for."""
+"""Most thresholds that a table shows, roughly."""
 LIMIT = 200
-"""Thresholds that can be given at once."""
+"""Most thresholds that `--at` accepts."""
 EXAMPLE = "--at 1.0001,1.001,1.01"
 
 
 def parse(text: str, preset: Preset, bound: SweptBound) -> tuple[float, ...]:
-    """The thresholds of `--at`, rising.
+    """Parse the thresholds of `--at`, which must ascend.
 
     Raises:
-        UsageError: not numbers, not rising, too many, or no bound can be there.
+        UsageError: not numbers, not ascending, too many, or invalid for the bound.
     """
     values = [_number(word.strip()) for word in text.split(",")]
     if any(one >= two for one, two in pairwise(values)):
@@ -170,7 +170,7 @@ def _number(word: str) -> float:
 
 
 def _objection(value: float, preset: Preset, bound: SweptBound) -> tuple[str, str] | None:
-    """Why the bound cannot be there, and a hint: a preset file could not hold it."""
+    """Return why a threshold is invalid for the bound, and a hint; None if it is valid."""
     if bound.side == "window" and value <= 1:
         hint = f"give b, or sweep one side with --which {bound}.upper"
         return " is the window [1/b, b] on r, and b must be above 1", hint
@@ -181,7 +181,7 @@ def _objection(value: float, preset: Preset, bound: SweptBound) -> tuple[str, st
 
 
 def round_numbers(preset: Preset, bound: SweptBound) -> tuple[float, ...]:
-    """Every round threshold that could matter, rising, the preset's own among them."""
+    """List all round thresholds of a wide range, ascending, and the preset's own."""
     statistic, below = bound.statistic(preset), bound.side == "lower"
     if statistic in LOGARITHMIC:
         values = [*(_tidy(1 + x) for x in _decades(-6, -1)), *FAR]
@@ -200,20 +200,20 @@ def _decades(first: int, last: int) -> Iterator[float]:
 
 
 def _tidy(x: float) -> float:
-    """The float nearest to the decimal that was meant."""
+    """Return the float nearest to the intended decimal: 9 significant digits."""
     return float(f"{x:.9g}")
 
 
 def informative(values: Sequence[float], effects: Sequence[float], own: float | None) -> list[int]:
-    """The thresholds worth showing: where the effect changes, evenly thinned, and always the preset's own.
+    """Select the thresholds to show: where the effect changes, evenly thinned, and the preset's own.
 
     Args:
-        values: rising.
-        effects: what each one does, e.g. the share kept.
+        values: thresholds, ascending.
+        effects: the effect of each, e.g. the share kept.
         own: the preset's own threshold.
 
     Returns:
-        Their indices, rising.
+        Their indices, ascending.
     """
     changes = [at for at, (one, two) in enumerate(pairwise(effects)) if abs(one - two) > 1e-12]
     first, last = (changes[0], changes[-1] + 1) if changes else (0, len(values) - 1)

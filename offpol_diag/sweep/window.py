@@ -1,4 +1,4 @@
-"""The bounds that keep a given share, and what they would keep of other lengths."""
+"""Bounds that keep a given share, and a forecast of what they keep at other response lengths."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ from offpol_diag.sweep.readings import Readings
 from offpol_diag.sweep.thresholds import Side, SweptBound
 
 SIGNED = ("ratio", "k1", "prob_diff")
-"""Statistics that lie on both sides of what they are on-policy."""
+"""Statistics that deviate from their on-policy value in both directions."""
 LENGTHS = tuple(2.0**power for power in range(5, 18))
 FURTHER = 8.0
-"""How many times the longest response, or the shortest, a forecast reaches."""
+"""The forecast reaches this many times the longest length, and this fraction of the shortest."""
 SPARE = 1e-3
-"""How far beyond the outermost value a bound is put, of that value."""
+"""Relative distance of a bound from the outermost value, if there is no value beyond it."""
 NORMAL = 1.96
 MOST_NATS = 700.0
-"""e^±this is still a float."""
+"""Largest |log| of a bound, whose exponential is still a float."""
 
 
 def check(share: float, preset: Preset, bound: SweptBound) -> None:
-    """Refuse a share that is none, and what no bound alone decides.
+    """Refuse a share outside (0, 1], and bounds that cannot be solved for.
 
     Raises:
-        UsageError: the share is no share of anything, or what the bound drops depends on more than each
-            unit's own statistic.
+        UsageError: the share is invalid, or what the bound drops depends on more than the statistic of each
+            token or sequence.
     """
     if not 0 < share <= 1:  # also refuses NaN
         raise UsageError(f"--keep {share:g}: it must be above 0 and at most 1", "to keep 95%: --keep 0.95")
@@ -54,7 +54,7 @@ def check(share: float, preset: Preset, bound: SweptBound) -> None:
 
 
 def sides(preset: Preset, bound: SweptBound, chosen: bool) -> tuple[Side, ...]:
-    """Which bounds are solved for: both where the preset has both, unless one was `chosen`."""
+    """Return the sides to solve for: both if the preset has both, unless one was `chosen`."""
     rule = bound.rule(preset)
     signed = bound.statistic(preset) in SIGNED
     both = rule.lower is not None and rule.upper is not None and signed and not chosen
@@ -64,7 +64,7 @@ def sides(preset: Preset, bound: SweptBound, chosen: bool) -> tuple[Side, ...]:
 def solve(
     engine: Engine, dump: Dump, readings: Readings, share: float, sought: tuple[Side, ...]
 ) -> tuple[SolvedWindow, Readings]:
-    """The window; and the readings of the preset with it, which has been applied to the dump."""
+    """Solve for the bounds that keep the share; also return the readings of the preset with these bounds."""
     plan, shape = readings.plan, readings.shape
     assert shape is not None
     many = round(float(shape.counts.sum()))
@@ -91,7 +91,7 @@ def solve(
 def _applied(
     engine: Engine, dump: Dump, readings: Readings, bounds: dict[str, float], side: Side
 ) -> tuple[Plan, Tally]:
-    """A reading of the preset with its new bounds, seen from one of them."""
+    """Read the dump with the new bounds, with the bound on `side` as the one that varies."""
     plan = readings.plan
     preset = plan.bound.moved(plan.preset, bounds)
     study, bound = replace(plan.study, presets=(preset,)), replace(plan.bound, side=side)
@@ -102,7 +102,7 @@ def _applied(
 
 
 def _bound(found: AtRank, side: Side, logs: bool) -> float:
-    """The shortest number between the last value kept and the first that is not."""
+    """Return the number with fewest digits between the last value kept and the first one dropped."""
     value = found.value
     spare = max(abs(value) * SPARE, 1e-9)
     if side == "upper":
@@ -111,12 +111,12 @@ def _bound(found: AtRank, side: Side, logs: bool) -> float:
 
 
 def shortest(low: float, high: float, logs: bool, nearest: float) -> float:
-    """The number of fewest digits that lies, with its log where `logs`, strictly between two values.
+    """Return the number of fewest digits strictly between two values; if `logs`, its log is.
 
-    Where floats leave no room between them: the one whose log is `nearest`.
+    If no float lies between them: the one whose value, or log, is `nearest`.
 
     Raises:
-        UsageError: its log is beyond what floats hold.
+        UsageError: its exponential overflows or underflows.
     """
     if logs and abs(nearest) > MOST_NATS:
         what = f"--keep: the bound would have to let through |log r| = {abs(nearest):.4g} nats"
@@ -138,7 +138,7 @@ def shortest(low: float, high: float, logs: bool, nearest: float) -> float:
 
 @dataclass(frozen=True)
 class After:
-    """The job that follows: the preset with its new bounds, and how the statistic spreads by length."""
+    """The job of the last pass: the preset with its new bounds, and the spread of the statistic by length."""
 
     plan: Plan
     scale: Scale | None
@@ -164,7 +164,7 @@ def _product(plan: Plan) -> bool:
 
 
 def _scale(readings: Readings) -> Scale | None:
-    """The axis for log r per token; None where the statistic is not the ratio of a sequence."""
+    """Return the axis for log r per token; None unless the statistic is the ratio of a sequence."""
     plan, shape = readings.plan, readings.shape
     of_sequences = plan.bound.over(plan.preset) in ("sum", "mean")
     if plan.bound.statistic(plan.preset) != "ratio" or not of_sequences or shape is None:

@@ -1,7 +1,7 @@
-"""Trainers: what each would have logged for a dump, and its own configuration of a preset.
+"""Trainers: the metrics that each would have logged for a dump, and its own configuration of a preset.
 
-One file per trainer, a row of `TRAINERS` each. None of them imports torch; what a trainer's numbers are
-computed from is in `view.py`, which does.
+There is one file per trainer, and a row of `TRAINERS` for each. None of them imports torch; `view.py`, which
+computes their metrics, does.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ TRAINERS: dict[str, Trainer] = {
         others.TORCHFORGE,
     )
 }
-"""Every trainer, the catalogue's commonest first."""
+"""All trainers, the most common ones of the catalogue first."""
 LOGS: dict[str, Log] = {log.name: log for trainer in TRAINERS.values() for log in trainer.logs}
 """The word in a preset's `logs` → what that trainer logs."""
 
 
 def config_for(preset: Preset, trainer: str) -> Config:
-    """The preset in the trainer's own syntax.
+    """Return the preset in the trainer's own syntax.
 
     Raises:
-        ConfigError: the trainer cannot say it; the message names the part, the hint who can.
+        ConfigError: the trainer cannot express it; the message names the part, the hint other trainers.
         UsageError: no such trainer.
     """
     name = trainer_named(trainer)
@@ -72,7 +72,7 @@ def config_for(preset: Preset, trainer: str) -> Config:
 
 
 def sayable(preset: Preset, trainers: Iterable[str] = TRAINERS) -> tuple[str, ...]:
-    """The trainers that can say the preset, by trying each."""
+    """List the trainers that can express the preset."""
     return tuple(name for name in trainers if _can(preset, TRAINERS[name]))
 
 
@@ -85,10 +85,10 @@ def _can(preset: Preset, trainer: Trainer) -> bool:
 
 
 def trainer_named(name: str) -> str:
-    """The trainer as this project spells it; case and `_` for `-` do not matter.
+    """Return a trainer's canonical name; ignores case, and takes `_` for `-`.
 
     Raises:
-        UsageError: there is none of that name.
+        UsageError: there is no trainer of this name.
     """
     found = name.strip().lower().replace("_", "-")
     if found not in TRAINERS:

@@ -69,28 +69,28 @@ SCOPE = "ppo_actor/update/"
 
 
 def _samples(preset: Preset) -> bool:
-    """Whether rejection_sampling is set, or the behave_imp_weight_cap that it replaced."""
+    """Return whether rejection_sampling is set, or the behave_imp_weight_cap that it replaced."""
     return applied(preset).weight is not None
 
 
 def _filters(preset: Preset) -> bool:
-    """Whether it is rejection_sampling for certain: a weight masked without its token is the older cap."""
+    """Return whether rejection_sampling is set: a weight masked without its token means the older cap."""
     return _samples(preset) and not _masks(preset)
 
 
 def _masks(preset: Preset) -> bool:
-    """Whether a weight can be 0: float64 has room for every weight that is not masked."""
+    """Return whether a weight can be 0, which only a mask makes it."""
     rule = applied(preset).weight
     return rule is not None and rule.action == "mask"
 
 
 def _of_tokens(preset: Preset) -> bool:
-    """Under GSPO the ratio is of what is left of each sequence, which is not made here."""
+    """Return whether ratios are of tokens; AReaL's GSPO ratio over kept tokens is not computed here."""
     return preset.loss != "gspo"
 
 
 def _over_batch(preset: Preset) -> tuple[Reject, ...]:
-    """M2PO, which edits the loss mask before anything is counted."""
+    """Return the M2PO rules, which edit the loss mask before any statistic."""
     return tuple(rule for rule in applied(preset).reject if rule.over == "batch")
 
 
@@ -99,12 +99,12 @@ def _over_batch(preset: Preset) -> tuple[Reject, ...]:
 
 @dataclass(frozen=True)
 class Some:
-    """The tokens that a statistic runs over.
+    """A denominator: the tokens that a statistic averages over.
 
     Attributes:
-        name: what their count is called.
-        tokens: which tokens of a sequence.
-        sequences: whose, [S] bool; one of them may have none.
+        name: name of the count.
+        tokens: selection of tokens within sequences.
+        sequences: computes the flags of the sequences, [S] bool; some of them may have no token.
     """
 
     name: str
@@ -112,26 +112,26 @@ class Some:
     sequences: Rows
 
     def total(self, view: View, of: Measure) -> Tensor:
-        """Σ over them, [S]."""
+        """Return the sum of a measure over these tokens, [S]."""
         return view.total(of, self.tokens).masked_fill(~self.sequences(view), 0.0)
 
     def ends(self, view: View, of: Measure) -> Ends:
-        """The smallest and the largest of each sequence."""
+        """Return the minimum and maximum over these tokens of each sequence, [S] each."""
         return among(view.ends(of, self.tokens), self.sequences(view))
 
     def count(self, view: View) -> Tensor:
-        """How many tokens, [S]."""
+        """Count these tokens of each sequence, [S]."""
         return view.mine(("count", self.name), lambda: self.total(view, ONE))
 
 
 def _valid(x: Tokens) -> Tensor | None:
-    """What M2PO leaves."""
+    """Flag the tokens that M2PO keeps; None for all."""
     rules = _over_batch(x.preset)
     return x.left_by(replace(x.preset, reject=rules, veto=None)) if rules else None
 
 
 def _with_weight(x: Tokens) -> Tensor | None:
-    """Tokens that are kept, with a weight above 0 where tokens have their own."""
+    """Flag kept tokens; with token weights that can be 0, only those with a weight above 0."""
     if not _masks(x.preset) or x.weigh().final.per == "sequence":
         return x.kept
     above = x.weigh().final.values > 0
@@ -153,11 +153,11 @@ BEHAVE = Some("behave", Mask(_with_weight), _behaving)
 # ---------------------------------------------------------------- what is summed
 
 V, V_SQUARED, V_DUAL = (under(of, "current") for of in (K1, K2, K3))
-"""Of both drifts together."""
+"""K1, K2, K3 of π_θ against π_rollout."""
 
 
 def _dropped(view: View) -> Tensor:
-    """Valid tokens that are dropped."""
+    """Count the valid tokens that are dropped, [S]."""
     return VALID.count(view) - LEFT.count(view)
 
 
@@ -181,24 +181,24 @@ def _weight_ends(view: View) -> Ends:
 
 
 def _changed(view: View) -> Tensor:
-    """Valid tokens that are dropped, or whose weight is clamped."""
+    """Count the valid tokens that are dropped or have a clamped weight, [S]."""
     rule = view.preset.weight
     return _dropped(view) + (view.capped() if rule and rule.action == "truncate" else 0.0)
 
 
 @dataclass(frozen=True)
 class Stat:
-    """What is logged with its average and extremes.
+    """A statistic that is logged as average, minimum and maximum.
 
     Attributes:
-        name: as in the tracker, below the scope.
-        meaning: what is averaged.
-        of: its value at every token.
-        over: its denominator.
-        when: under which presets.
-        needs: fields of the batch.
-        total: its sum per sequence, where that is not plainly of its values over its denominator.
-        ends: its ends per sequence, likewise.
+        name: name in the tracker, below the scope.
+        meaning: the averaged quantity.
+        of: the measure of each token.
+        over: the denominator.
+        when: predicate: the presets under which it is logged.
+        needs: required fields of the batch.
+        total: computes the sum per sequence, if it is not the sum of `of` over `over`.
+        ends: computes the extremes per sequence, likewise.
     """
 
     name: str
@@ -235,10 +235,10 @@ class Stat:
 
 
 def _count(totals: Totals, per: str) -> float:
-    """How many tokens the denominator has.
+    """Return the number of tokens of the denominator.
 
     Raises:
-        Absent: none.
+        Absent: there are none.
     """
     found = totals(per)
     if found == 0:
@@ -339,7 +339,7 @@ DECOUPLED = {"use_decoupled_loss": True, "recompute_logprob": True}
 
 
 def areal(preset: Preset) -> Said:
-    """Bypass, recompute, or the decoupled loss with one rule."""
+    """Translate a preset: bypass, recompute, or the decoupled loss with one rule."""
     parts = Parts(preset)
     parts.need(("old", "current"), ("ppo_clip", "gspo"))
     settings = {**_correction(parts), **_loss(preset)}
@@ -363,7 +363,7 @@ def _correction(parts: Parts) -> Settings:
 
 
 def _moment(rule: Reject) -> Settings:
-    """Only the decoupled loss keeps the rollout's log-probs beside the recomputed ones."""
+    """Require the decoupled loss, which alone keeps the rollout's log-probs beside the recomputed ones."""
     return {"m2_threshold": 2 * (rule.upper or 0.0)}
 
 
@@ -383,7 +383,7 @@ def _rule(parts: Parts) -> Settings:
 
 
 def _fits(rule: Reject, over: str) -> bool:
-    """Whether the rule leaves the weight there what it is: with a ratio of sequences it is their mean."""
+    """Return whether the rule does not change the weight; a rule on sequence ratios makes it their mean."""
     if rule.statistic not in METRICS or rule.over == "batch":
         return False
     if rule.statistic == "ratio" and rule.over != "token":

@@ -1,7 +1,7 @@
-"""What a trainer logs, as rows: numbers of tokens, what is summed of them, and the names made of those sums.
+"""Building blocks of trainers' logged metrics: token measures, their sums and extremes, and named entries.
 
-The whole dump is one trainer batch. Nothing here imports torch, so that a trainer's configuration is printed
-at once; what rows are computed from is in `view.py`. Throughout r = π_train/π_rollout = e^Δ, and
+The whole dump is one trainer batch. Nothing here imports torch, so that printing a trainer's configuration is
+fast; `view.py` computes the values. Throughout r = π_train/π_rollout = e^Δ, and
 u = log π_θ − log π_anchor is the log of the ratio that a policy loss clips.
 """
 
@@ -23,36 +23,36 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Ends = tuple["Tensor", "Tensor"]
-"""The smallest and the largest: [S] each, ±inf for a sequence that has none; or of all."""
+"""Minimum and maximum of each sequence, [S] each, ±inf for a sequence without values; or of all."""
 Columns = dict[str, "Tensor"]
 Ranges = dict[str, Ends]
 When = Callable[[Preset], bool]
 Rows = Callable[["View"], "Tensor"]
-"""A number of each sequence under one preset, [S] float64."""
+"""Function that computes a number of each sequence under one preset, [S] float64."""
 
 EPS = 1e-8
-"""What several masked means add to their denominator; it is reproduced."""
+"""Constant that several trainers' masked means add to the denominator; reproduced here."""
 SAFETY = 20.0
 """Bound on log-ratios before exp, nats, in most trainers."""
 SMALLEST_NORM = 1e-8
-"""A mean weight that batch normalisation still divides by."""
+"""Lower bound on the mean weight that batch normalisation divides by."""
 FLOAT32_MAX = 2.0**128 - 2.0**104
 FLOAT32_OVERFLOW = math.log(FLOAT32_MAX)
 """From here on e^x is infinite in float32."""
 
 
 def applied(preset: Preset) -> Preset:
-    """What the trainer really does: a preset that is only logged changes nothing."""
+    """Return the preset as applied: without weight, rules and veto if it is only logged."""
     return preset if preset.apply else replace(preset, weight=None, reject=(), veto=None)
 
 
 def always(preset: Preset) -> bool:
-    """Whatever the preset."""
+    """Return True for every preset."""
     return True
 
 
 def weighs(preset: Preset) -> bool:
-    """Whether there is a weight, and it is used."""
+    """Return whether the preset has a weight and applies it."""
     return preset.apply and preset.weight is not None
 
 
@@ -63,14 +63,14 @@ SIDES: tuple[Side, ...] = ("lower", "upper")
 
 
 def half(rule: Reject, side: Side) -> Reject | None:
-    """The rule with its lower or its upper bound alone; None where it has no such bound."""
+    """Return the rule with only its lower or upper bound; None if it has no such bound."""
     if getattr(rule, side) is None:
         return None
     return replace(rule, upper=None) if side == "lower" else replace(rule, lower=None)
 
 
 def half_veto(veto: Veto | None, side: Side) -> Veto:
-    """The veto with that bound alone, if it has it."""
+    """Return the veto with only that bound, if it has it."""
     veto = veto or Veto()
     return Veto(lower=veto.lower) if side == "lower" else Veto(upper=veto.upper)
 
@@ -80,18 +80,18 @@ def half_veto(veto: Veto | None, side: Side) -> Veto:
 
 @dataclass(frozen=True, eq=False)
 class Measure:
-    """A number or a flag of every token.
+    """A number or flag of each token.
 
     Attributes:
-        name: as no other measure is called that depends on no preset.
-        of: its values, [T].
-        own: whether it depends on more of a preset than its numerator.
-        near: what it is on tokens so close to on-policy that no rule and no bound of the preset acts on them;
-            None: the same, or 0 if it is `own`.
-        rows: what all tokens of a sequence have, [S], under presets where they have the same; else None.
-        policy: whose numerator it has, whatever the preset's.
-        linear: its sum over near tokens as one of those of other measures, each with a factor.
-        rising: a measure of which it is a rising function, and that function: it has the ends of that one.
+        name: unique among the measures that do not depend on the preset.
+        of: computes the values, [T].
+        own: whether it depends on more of the preset than its numerator policy.
+        near: its equivalent on near tokens, which no rule and no bound of the preset can act on; None:
+            itself, or 0 if it is `own`.
+        rows: computes one value per sequence, [S], for presets under which its tokens share it; else None.
+        policy: fixed numerator policy; None for the preset's.
+        linear: its sum over near tokens as a linear combination: (factor, measure) pairs.
+        rising: another measure and an increasing function of it that equals this one; gives the extremes.
         moment: its sum over near tokens as a named moment (`Moments.of`): function, log-ratio, column, side.
             The log-ratio is "Δ", "u" or one of the moments' own.
     """
@@ -109,11 +109,11 @@ class Measure:
 
 @dataclass(frozen=True)
 class Mask:
-    """Some of the tokens.
+    """A selection of tokens.
 
     Attributes:
-        of: which, [T] bool; None for all.
-        near: whether tokens on which the preset cannot act are among them.
+        of: computes the flags of the selected tokens, [T] bool; None for all.
+        near: whether near tokens, on which the preset cannot act, are selected.
     """
 
     of: Callable[[Tokens], Tensor | None]
@@ -121,14 +121,14 @@ class Mask:
 
 
 def clipped(x: Tensor, clip: Clip) -> Tensor:
-    """A ratio within [1 − low, 1 + high]; a side without a bound is left."""
+    """Clip a ratio to [1 − low, 1 + high]; None means no bound on that side."""
     low = None if clip.low is None else 1 - clip.low
     high = None if clip.high is None else 1 + clip.high
     return x if low is None and high is None else x.clamp(low, high)
 
 
 def _decides(tokens: Tokens) -> Tensor:
-    """Where the clipped term is the larger loss: −A clip(e^u) > −A e^u."""
+    """Flag the tokens whose clipped term is the larger loss: −A clip(e^u) > −A e^u, [T]."""
     r, a = tokens.update_ratio, tokens.advantages
     return -a * clipped(r, tokens.preset.clip) > -a * r
 
@@ -183,32 +183,32 @@ _SQUARES: dict[str, tuple[tuple[float, Measure], ...]] = {
     K2.name: ((0.25, _FOURTH),),
     K3.name: ((1, _K3_SQUARED),),
 }
-"""Sums of squares that follow from others."""
+"""Squares of measures whose sums follow from those of other measures."""
 
 
 @cache
 def under(of: Measure, policy: Policy) -> Measure:
-    """A measure of another numerator than the preset's."""
+    """Return the measure with a fixed numerator policy instead of the preset's."""
     return replace(of, policy=policy, rows=None)
 
 
 @cache
 def squared(of: Measure) -> Measure:
-    """The square of a measure that depends on no preset."""
+    """Return the square of a measure that does not depend on the preset."""
     near, linear = of.near and squared(of.near), _SQUARES.get(of.name, ())
     return Measure(f"({of.name})²", lambda x: of.of(x).square(), near=near, linear=linear)
 
 
 RATIO_SQUARED = squared(RATIO_HELD)
 WEIGHT = Measure("weight", lambda x: x.weigh().final.values, own=True, near=RATIO)
-"""The final weight of a token, whether it is applied or not; of presets under which tokens have their own."""
+"""The final weight of a token, applied or not; only for presets with token weights."""
 CLIP_DECIDES = Measure("the clip decides", _decides, own=True)
 KEPT = Mask(lambda x: x.kept)
 """The tokens that pass the rules on tokens."""
 
 
 def clip_decides(view: View, mask: Mask | None = None) -> Tensor:
-    """How many tokens have a clipped term that is the larger loss, [S]; under GSPO all with one sign of A."""
+    """Count the tokens whose clipped term is the larger loss, [S]; under GSPO all with one sign of A."""
     r = view.pooled_ratio
     if r is None:
         return view.total(CLIP_DECIDES, mask)
@@ -217,40 +217,40 @@ def clip_decides(view: View, mask: Mask | None = None) -> Tensor:
 
 
 def where(flags: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """x where flags are set, else y; of any shape."""
+    """Return x where flags are set, else y; any shape."""
     import torch
 
     return torch.where(flags, x, y)
 
 
 def row_mean(of: Measure) -> Rows:
-    """Mean over the tokens of each sequence; 0 for one without any."""
+    """Return the mean of a measure over the tokens of each sequence; 0 for one without tokens."""
     return lambda view: view.total(of) / view.divisor
 
 
 def among(ends: Ends, there: Tensor) -> Ends:
-    """The ends of some of the sequences, ±inf for the others."""
+    """Replace the extremes of sequences that are not flagged by ±inf."""
     return ends[0].masked_fill(~there, math.inf), ends[1].masked_fill(~there, -math.inf)
 
 
 def ends(x: Tensor, there: Tensor | None = None) -> Ends:
-    """Both ends of numbers of sequences, of those that are there."""
+    """Return one number per sequence as its minimum and maximum; ±inf for sequences not flagged."""
     return (x, x) if there is None else among((x, x), there)
 
 
-# ---------------------------------------------------------------- what is summed
+# ---------------------------------------------------------------- sums and extremes
 
 
 @dataclass(frozen=True)
 class Sum:
-    """What is summed over the dump.
+    """A sum over the dump.
 
     Attributes:
-        name: how entries ask for it.
-        of: it, of each sequence.
-        own: whether it depends on more of a preset than its numerator; else presets of a numerator share it.
-        when: under which presets it is needed.
-        needs: fields of the batch without which there is no such number: entries that read it are left out.
+        name: name by which entries read it.
+        of: computes the summand of each sequence, [S].
+        own: whether it depends on more of the preset than its numerator; else shared between such presets.
+        when: predicate: the presets that need it.
+        needs: fields of the batch that it requires; entries that read it are skipped without them.
     """
 
     name: str
@@ -262,7 +262,7 @@ class Sum:
 
 @dataclass(frozen=True)
 class Range:
-    """Whose smallest and largest value over the dump is kept; the attributes are those of `Sum`."""
+    """A minimum and maximum over the dump; the attributes are those of `Sum`."""
 
     name: str
     of: Callable[[View], Ends]
@@ -272,11 +272,11 @@ class Range:
 
 
 UPDATE = ("current",)
-"""The field without which there is no u; a preset is never run without its own numerator."""
+"""The field that u requires; a preset is never run without its own numerator."""
 
 
 class Absent(LookupError):
-    """It was not summed, because the dump lacks what it needs or the preset does not ask for it."""
+    """Raised for a sum that was not computed: the dump lacks a column, or the preset does not need it."""
 
 
 @dataclass(frozen=True)
@@ -294,26 +294,26 @@ class Read:
 
 @dataclass(frozen=True)
 class Totals:
-    """What an entry reads: the sums and extremes of one preset, by the names of `Sum` and `Range`."""
+    """The sums and extremes of one preset over the dump, by the names of `Sum` and `Range`."""
 
     preset: Preset
     read: Read
     log: str
 
     def __call__(self, name: str) -> float:
-        """The sum of that name over the dump.
+        """Return the sum of this name over the dump.
 
         Raises:
-            Absent: it was not summed.
+            Absent: it was not computed.
         """
         return self._of(self.read.sums, name)
 
     def low(self, name: str) -> float:
-        """The smallest value."""
+        """Return the minimum of this name over the dump."""
         return self._of(self.read.ranges, name)[0]
 
     def high(self, name: str) -> float:
-        """The largest value."""
+        """Return the maximum of this name over the dump."""
         return self._of(self.read.ranges, name)[1]
 
     def _of(self, found: Mapping[str, T], name: str) -> T:
@@ -324,49 +324,49 @@ class Totals:
 
     @property
     def tokens(self) -> float:
-        """Unmasked tokens of the dump."""
+        """Number of unmasked tokens of the dump."""
         return self.read.sums["tokens"]
 
     @property
     def rows(self) -> float:
-        """Sequences, those without a token included."""
+        """Number of sequences, including those without unmasked tokens."""
         return self.read.sums["rows"]
 
     @property
     def sequences(self) -> float:
-        """Sequences with a token."""
+        """Number of sequences with an unmasked token."""
         return self.read.sums["sequences"]
 
     @property
     def longest(self) -> float:
-        """Tokens of the longest response, masked ones included: how wide a padded batch would be."""
+        """Length of the longest response, including masked tokens: the width of a padded batch."""
         return self.read.ranges["response"][1]
 
 
 def own_key(preset: Preset, name: str) -> str:
-    """Where a preset's own number is kept."""
+    """Return the key of a number that belongs to one preset."""
     return f"{preset.name}!{name}"
 
 
 def shared_key(log: str, preset: Preset, name: str) -> str:
-    """Where a number is kept that presets of one numerator share."""
+    """Return the key of a number that presets with the same numerator share."""
     return f"{log}/{preset.policy}/{name}"
 
 
-# ---------------------------------------------------------------- what is logged
+# ---------------------------------------------------------------- logged entries
 
 Value = Callable[[Totals], float]
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One name that the trainer logs.
+    """One metric that the trainer logs.
 
     Attributes:
-        name: as it is logged, prefix and all.
-        meaning: its definition there in our words, and what it is not.
-        of: its value.
-        when: under which presets it is logged.
+        name: the logged name, with its prefix.
+        meaning: its definition in the trainer, and what it must not be confused with.
+        of: computes its value.
+        when: predicate: the presets under which it is logged.
     """
 
     name: str
@@ -377,13 +377,13 @@ class Entry:
 
 @dataclass(frozen=True, eq=False)
 class Log:
-    """What one trainer, or one generation of it, logs.
+    """The metrics that one trainer, or one generation of it, logs.
 
     Attributes:
-        name: the word in a preset's `logs`.
-        sums: what is summed.
-        ranges: whose smallest and largest value are kept.
-        entries: what is logged, in the trainer's order.
+        name: the value of `logs` in presets.
+        sums: sums to compute.
+        ranges: minima and maxima to compute.
+        entries: logged metrics, in the trainer's order.
     """
 
     name: str
@@ -392,7 +392,7 @@ class Log:
     entries: tuple[Entry, ...]
 
     def columns(self, view: View) -> tuple[Columns, Ranges]:
-        """What is summed under one preset, [S] each, and the ends; what presets share is computed once."""
+        """Compute the summands and extremes of each sequence, [S]; shared ones only once per batch."""
         sums = {self._key(one, view): self._made(one, view) for one in self.sums if _asked(one, view)}
         ranges = {self._key(one, view): self._made(one, view) for one in self.ranges if _asked(one, view)}
         return sums, ranges
@@ -407,18 +407,18 @@ class Log:
         return own_key(view.preset, one.name) if one.own else shared_key(self.name, view.preset, one.name)
 
     def logged(self, preset: Preset, read: Read) -> dict[str, float]:
-        """What the trainer would have logged for the dump as one batch, under its names."""
+        """Return name → value that the trainer would have logged for the dump as one batch."""
         return dict(self._lines(Totals(preset, read, self.name)))
 
     def _lines(self, totals: Totals) -> Iterator[tuple[str, float]]:
-        """Name and number of each entry whose columns were summed."""
+        """Yield name and value of each entry whose sums were computed."""
         for entry in self.entries:
             if entry.when(totals.preset):
                 with contextlib.suppress(Absent):
                     yield entry.name, entry.of(totals)
 
     def names(self) -> Mapping[str, str]:
-        """Each name → what it means there; where that depends on the preset, all that it can mean."""
+        """Return logged name → meaning; all meanings if they depend on the preset."""
         found: dict[str, dict[str, None]] = {}
         for entry in self.entries:
             found.setdefault(entry.name, {})[entry.meaning] = None
@@ -426,30 +426,30 @@ class Log:
 
 
 def _asked(one: Sum | Range, view: View) -> bool:
-    """Whether the preset asks for it and the batch has what it needs."""
+    """Return whether the preset needs a sum and the batch has the fields that it requires."""
     return one.when(view.preset) and all(getattr(view.batch, name) is not None for name in one.needs)
 
 
 def per_token(name: str) -> Value:
-    """A sum over the number of tokens."""
+    """Return the entry value: a sum divided by the number of tokens."""
     return lambda totals: totals(name) / totals.tokens
 
 
 def per_row(name: str) -> Value:
-    """A sum over the number of sequences, those without a token included."""
+    """Return the entry value: a sum divided by the number of sequences, including empty ones."""
     return lambda totals: totals(name) / totals.rows
 
 
 def highest(name: str) -> Value:
-    """The largest value."""
+    """Return the entry value: a maximum."""
     return lambda totals: totals.high(name)
 
 
 def lowest(name: str) -> Value:
-    """The smallest value."""
+    """Return the entry value: a minimum."""
     return lambda totals: totals.low(name)
 
 
 def std(first: float, second: float, n: float, less: float = 1) -> float:
-    """√((Σx² − (Σx)²/n) / (n − less)), x taken off any constant; NaN where nothing is left to divide by."""
+    """Return √((Σx² − (Σx)²/n) / (n − less)) from Σx and Σx²; NaN if n ≤ less. A shift of x is allowed."""
     return math.sqrt(max(second - first * first / n, 0.0) / (n - less)) if n > less else math.nan

@@ -1,8 +1,8 @@
-"""A trainer's own configuration of a preset: what is printed, a preset taken apart, and what trainers share.
+"""Translation of a preset into a trainer's own configuration: output types and shared helpers.
 
 A translation goes by what a preset does (weight, rules, veto, numerator, loss, clip), never by its name. It
-takes what its trainer can say; what is left over is refused, so that a part that nobody has thought of is
-never dropped in silence. What a trainer's own guards make different is a remark.
+consumes the parts that its trainer can express and refuses the preset if any remain, so that no part is
+dropped silently. Differences due to the trainer's own guards become remarks.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from offpol_diag.presets import (
 )
 from offpol_diag.trainers.base import Log
 
-# ---------------------------------------------------------------- what is printed
+# ---------------------------------------------------------------- output
 
 Language = Literal["yaml", "toml", "python", "flags", "hydra"]
 
 
 @dataclass(frozen=True)
 class Snippet:
-    """One piece of text to paste.
+    """A block of configuration to paste.
 
     Attributes:
         language: yaml, toml, python, flags (of a command line) or hydra (overrides on a command line).
-        text: what is pasted; empty where there is nothing to set.
-        title: what it is beside others for the same versions: `as overrides`.
-        file: the file it belongs in, where the trainer reads one by its name.
-        versions: of the trainer, that take it: `verl from 0.7.1`; empty where its table has one version only.
-        age: of the newest and of the oldest of them, in changes of the trainer's keys; 0 is today's.
+        text: the block; empty if there is nothing to set.
+        title: distinguishes blocks for the same versions: `as overrides`.
+        file: name of the file it belongs in, if the trainer reads a fixed one.
+        versions: the trainer's versions that accept it: `verl from 0.7.1`; empty if its table has only one.
+        age: of the newest and the oldest of them, in changes of the trainer's keys; 0 is the current one.
     """
 
     language: Language
@@ -54,14 +54,14 @@ class Snippet:
 
 @dataclass(frozen=True)
 class Config:
-    """One preset in one trainer's own syntax.
+    """A preset in a trainer's own syntax.
 
     Attributes:
-        preset: its name.
+        preset: the preset's name.
         trainer: the trainer's name.
-        snippets: the newest version's first.
-        remarks: what the trainer does differently from the preset as computed here. The bounds, what they
-            are on and what is rejected never differ.
+        snippets: blocks, for the newest version first.
+        remarks: differences from the preset as computed here; never in the bounds, the quantities they
+            apply to, or what is rejected.
     """
 
     preset: str
@@ -70,7 +70,7 @@ class Config:
     remarks: tuple[str, ...] = ()
 
     def text(self) -> str:
-        """All of it, to be pasted: remarks and headings are comments, which every syntax here spells `#`."""
+        """Return the full text to paste; remarks and headings are `#` comments, valid in every language."""
         head = [f"# {self.preset} for {self.trainer}", *(f"# {remark}" for remark in self.remarks)]
         return "\n".join([*head, *map(_block, self.snippets)]) + "\n"
 
@@ -80,7 +80,7 @@ def _block(snippet: Snippet) -> str:
     return (f"\n# {heading}\n" if heading else "") + (snippet.text or "# nothing to set")
 
 
-# ---------------------------------------------------------------- a preset taken apart
+# ---------------------------------------------------------------- the parts of a preset
 
 Band = tuple[float | None, float | None]
 LEVELS = {
@@ -102,19 +102,21 @@ IDLE_LOW, IDLE_HIGH = 1e-9, 1e9
 
 
 def cannot(part: str) -> NoReturn:
-    """Refuse, naming the part that cannot be said."""
+    """Raise ConfigError, naming the part that the trainer cannot express."""
     raise ConfigError(part)
 
 
 class Parts:
-    """A preset whose parts are taken one by one.
+    """The parts of a preset that a translation consumes one by one.
 
     Attributes:
-        preset: as given.
-        policy: numerator; `rollout` has become `current` without weights and rules, which is the same.
-        weight: what is left of it.
-        rules: what is left of them.
-        veto: what is left of it.
+        preset: the preset; one with numerator `rollout` becomes `current` without weight, rules and veto,
+            which is equivalent.
+        policy: the numerator policy.
+        loss: the loss.
+        weight: the weight, or None once consumed.
+        rules: the rejection rules not yet consumed.
+        veto: the veto, or None once consumed.
     """
 
     def __init__(self, preset: Preset) -> None:
@@ -128,11 +130,11 @@ class Parts:
 
     @property
     def bare(self) -> bool:
-        """Whether nothing is left to say."""
+        """Return whether every part has been consumed."""
         return self.weight is None and not self.rules and self.veto is None
 
     def need(self, policies: Sequence[Policy], losses: Sequence[Loss]) -> None:
-        """Refuse another numerator or loss."""
+        """Refuse a preset with another numerator or loss than these."""
         if self.policy not in policies:
             cannot(f"ratios of {NUMERATORS[self.policy]}")
         if self.loss not in losses:
@@ -145,7 +147,7 @@ class Parts:
         lower: bool = False,
         normalize: bool = False,
     ) -> Weight | None:
-        """The weight, if the trainer has its level and action; `none` loses the bounds it counts with."""
+        """Consume the weight; refuse it if its level or action is unsupported. `none` drops its bounds."""
         found = self.weight
         if found is None:
             return None
@@ -154,9 +156,9 @@ class Parts:
         return replace(found, upper=None, lower=None) if found.action == "none" else found
 
     def take_band(self, over: str) -> Band | None:
-        """The bounds inside which the raw ratio is the weight and outside which nothing counts, if any.
+        """Consume a weight that is the raw ratio inside two bounds and 0 outside; return the bounds or None.
 
-        Either a weight of action mask, or a rule over the same level that leaves truncation idle.
+        This is either a weight of action mask, or a weight with a rule over the same level within its bounds.
         """
         weight = self.weight
         if weight is None or weight.over != over or weight.normalize or weight.strict:
@@ -172,7 +174,7 @@ class Parts:
         return (rule.lower, rule.upper)
 
     def split_mask(self) -> None:
-        """A weight that is 0 outside its bounds becomes the raw ratio and a rule with those bounds."""
+        """Replace a weight of action mask by the raw ratio and a rule with the same bounds."""
         weight = self.weight
         if weight is not None and weight.action == "mask" and not weight.normalize:
             rule = Reject("ratio", weight.over, weight.lower, weight.upper, strict=weight.strict)
@@ -180,7 +182,7 @@ class Parts:
             self.weight = replace(weight, action="none", lower=None, upper=None, strict=False)
 
     def drop_idle(self) -> None:
-        """A truncation that a rule over the same level leaves nothing to do becomes the raw ratio."""
+        """Replace a truncation without effect, due to a rule over the same level, by the raw ratio."""
         weight = self.weight
         rule = self._find("ratio", weight.over) if weight is not None and not weight.normalize else None
         if weight is not None and rule is not None and _within(rule, weight):
@@ -189,7 +191,7 @@ class Parts:
     def take(
         self, statistic: Statistic, over: str, sides: Literal["both", "upper"] = "both"
     ) -> Reject | None:
-        """A rule on this statistic, whoever's advantage it is of, if there is one with those bounds."""
+        """Consume the rule on this statistic and level, for any advantage; None if there is none."""
         found = self._find(statistic, over)
         if found is None or (sides == "upper" and found.lower is not None):
             return None
@@ -197,7 +199,7 @@ class Parts:
         return found
 
     def take_opsm(self) -> float | None:
-        """The bound, in nats per token, of a mask on sequences of negative advantage against π_θ."""
+        """Consume OPSM: a mask on sequences with A < 0 by mean log π_rollout/π_θ; return its bound, nats."""
         for rule in self.rules:
             right = (rule.statistic, rule.over, rule.advantage, rule.lower) == (
                 "k1",
@@ -211,7 +213,7 @@ class Parts:
         return None
 
     def take_veto(self, upper: bool = False) -> Veto | None:
-        """The veto, refused if it has a bound on large ratios that the trainer lacks."""
+        """Consume the veto; refuse one with an upper bound unless `upper` is supported."""
         found = self.veto
         if found is not None and found.upper is not None and not upper:
             cannot("a veto on large ratios")
@@ -223,7 +225,7 @@ class Parts:
         return next((rule for rule in plain if (rule.statistic, rule.over) == (statistic, over)), None)
 
     def finish(self) -> None:
-        """Refuse what nobody has taken."""
+        """Refuse the preset if any part was not consumed, or if it is only logged."""
         if self.weight is not None:
             cannot(_weight_words(self.weight))
         if self.rules:
@@ -235,26 +237,26 @@ class Parts:
 
 
 def _settled(preset: Preset) -> Preset:
-    """With the rollout's log-probs on both sides r is 1: weights are 1 and nothing is rejected."""
+    """Replace the numerator `rollout`, with which r = 1, by `current` without weight, rules and veto."""
     if preset.policy != "rollout":
         return preset
     return replace(preset, policy="current", weight=None, reject=(), veto=None)
 
 
 def _independent(preset: Preset) -> tuple[Reject, ...]:
-    """`among = left` is `all` where no rule on tokens comes first: a veto leaves sequences whole or empty."""
+    """Return the rules, with `among = left` as `all` if no rule is on tokens, which is equivalent."""
     if any(rule.on_tokens for rule in preset.reject):
         return preset.reject
     return tuple(replace(rule, among="all") for rule in preset.reject)
 
 
 def _odd(rule: Reject, policy: bool = True) -> bool:
-    """Whether a rule has a turn that a plain key cannot mean."""
+    """Return whether a rule has an option that ordinary configuration keys cannot express."""
     return rule.strict or rule.among == "left" or (policy and rule.policy is not None)
 
 
 def _within(rule: Reject, weight: Weight) -> bool:
-    """Whether what a rule keeps is never truncated."""
+    """Return whether the weight never truncates what the rule keeps."""
     if weight.action == "none":
         return True
     high = weight.upper is None or (rule.upper is not None and rule.upper <= weight.upper)
@@ -292,20 +294,20 @@ def _rule_words(rule: Reject, policy: str) -> str:
     return f"a rejection by {rule.statistic} over {what.removeprefix('the ')}{own}{sign}{left}"
 
 
-# ---------------------------------------------------------------- what a trainer does whatever is set
+# ---------------------------------------------------------------- a trainer's fixed behaviour
 
 
 @dataclass(frozen=True)
 class Habits:
-    """A trainer's own guards.
+    """Numerical guards of a trainer that no setting changes.
 
     Attributes:
-        clamp: bound on |log-ratio| before exp, nats; None = none.
-        clamp_at: whether that of the weight acts on each token or on the aggregate.
-        rule_at: whether that of a rejection does.
-        unclamped: statistics of rejections that have no such bound.
-        denominator: whether rejected tokens leave the loss's denominator; None where no setting rejects.
-        overflow: what becomes of a ratio that float32 cannot hold, where the trainer has a rule for it.
+        clamp: bound on |log-ratio| before exp, nats; None for no bound.
+        clamp_at: whether the clamp of the weight acts on each token or on the aggregate.
+        rule_at: whether the clamp of a rejection does.
+        unclamped: rejection statistics without a clamp.
+        denominator: which tokens the loss's denominator counts; None if nothing can be rejected.
+        overflow: sentence on ratios that overflow float32, if the trainer treats them specially.
     """
 
     clamp: float | None = None
@@ -317,7 +319,7 @@ class Habits:
 
 
 def differences(preset: Preset, habits: Habits) -> Iterator[str]:
-    """What the trainer does differently though the method is the same, a sentence each."""
+    """Yield a sentence for each numerical difference between the trainer and the preset."""
     yield from _clamps(preset.weight, habits.clamp, habits.clamp_at, "weight")
     for rule in preset.reject:
         bound = None if rule.statistic in habits.unclamped else habits.clamp
@@ -354,14 +356,14 @@ def _clamp(bound: float | None) -> str:
 
 @dataclass(frozen=True)
 class ClipKeys:
-    """A trainer's keys for the clip of its own ratio, and their defaults; "" where it has no such key.
+    """A trainer's keys for the PPO clip, and their defaults; "" for a missing key.
 
     Attributes:
-        low: the key of the lower bound; high: of the upper one; dual: of the dual clip.
-        low_default: of each where nothing is set.
-        high_default: the same.
-        dual_default: the same; None for no dual clip.
-        dual_said: what turns a dual clip on, where that is more than its key.
+        low: key of the lower bound; high: of the upper one; dual: of the dual clip.
+        low_default: the trainer's default of `low`.
+        high_default: the trainer's default of `high`.
+        dual_default: the trainer's default of `dual`; None for no dual clip.
+        dual_said: describes the settings that turn the dual clip on, if one key is not enough.
     """
 
     low: str
@@ -374,14 +376,14 @@ class ClipKeys:
 
 
 DUAL = Clip().dual
-"""The dual clip of a preset that does not speak of it: a guard, not printed where the trainer has none."""
+"""The dual clip of presets by default: a guard, which is not printed if the trainer has none."""
 
 
 def clip_settings(preset: Preset, keys: ClipKeys, prefix: str = "") -> dict[str, Any]:
-    """The clip's keys that are not at the trainer's default.
+    """Return the clip settings that differ from the trainer's defaults.
 
     Raises:
-        ConfigError: a ratio that is not clipped from above, which no trainer's key can mean.
+        ConfigError: the ratio has no upper clip, which no trainer can express.
     """
     if preset.loss not in ("ppo_clip", "gspo", "cispo"):
         return {}
@@ -395,20 +397,20 @@ def clip_settings(preset: Preset, keys: ClipKeys, prefix: str = "") -> dict[str,
 
 
 def clip_bounds(preset: Preset) -> tuple[float, float]:
-    """(low, high) of the clip; a ratio is never below 0, so no lower bound is low = 1."""
+    """Return (low, high) of the clip; no lower bound is low = 1, since a ratio is never below 0."""
     if preset.clip.high is None:
         cannot("a ratio that the loss does not clip from above")
     return (1.0 if preset.clip.low is None else preset.clip.low, preset.clip.high)
 
 
 def no_dual_clip(preset: Preset) -> None:
-    """Refuse a dual clip that was asked for under GSPO, where the trainer's loss has none."""
+    """Refuse a non-default dual clip under GSPO, for trainers whose GSPO loss has none."""
     if preset.loss == "gspo" and preset.clip.dual not in (None, DUAL):
         cannot("a dual clip under the GSPO loss")
 
 
 def clip_remarks(preset: Preset, keys: ClipKeys) -> Iterator[str]:
-    """How the dual clip differs, where no key can help it."""
+    """Yield a remark on the dual clip if the trainer's differs from the preset's."""
     if preset.loss != "ppo_clip":
         return
     dual = preset.clip.dual
@@ -429,13 +431,13 @@ Settings = dict[str, Any]
 
 @dataclass(frozen=True)
 class Trainer:
-    """One trainer.
+    """A trainer: its translation of presets, its numerical guards and its logged metrics.
 
     Attributes:
-        name: as this project spells it; its keys are in `keys/NAME.toml`.
-        translate: a preset in its own syntax.
-        habits: what it does whatever is set, or how that follows from a preset and what was said of it.
-        logs: what it logs, a row per generation of its names.
+        name: canonical name; its keys are in `keys/NAME.toml`.
+        translate: translates a preset into snippets and remarks.
+        habits: its numerical guards, or a function of the preset and its snippets that returns them.
+        logs: its logged metrics, one `Log` per generation.
     """
 
     name: str
@@ -444,10 +446,10 @@ class Trainer:
     logs: tuple[Log, ...] = ()
 
     def config(self, preset: Preset) -> Config:
-        """A preset in its own syntax.
+        """Return a preset in the trainer's own syntax.
 
         Raises:
-            ConfigError: it cannot say it; the message is the part that it cannot say.
+            ConfigError: the trainer cannot express it; the message is the part that it cannot express.
         """
         snippets, remarks = self.translate(preset)
         habits = self.habits if isinstance(self.habits, Habits) else self.habits(preset, snippets)
@@ -458,11 +460,11 @@ class Trainer:
 
 
 def _covers(newer: Snippet, older: Snippet) -> bool:
-    """Whether all versions that take the older block take the newer one as well."""
+    """Return whether all versions that accept the older block accept the newer one too."""
     same = (newer.language, newer.file, newer.title) == (older.language, older.file, older.title)
     return same and newer.age[1] >= older.age[1]
 
 
 def remarks(*found: object) -> tuple[str, ...]:
-    """Those that apply: conditions `and`ed with a text each."""
+    """Keep the remarks that apply: arguments are conditions `and`ed with a text."""
     return tuple(text for text in found if isinstance(text, str) and text)

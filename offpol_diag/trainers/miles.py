@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from offpol_diag.trainers.view import View
 
 LEAST = 1e-8
-"""The least that Σw² of a sample is taken for."""
+"""Lower bound on Σw² of a sample."""
 WEIGHT = Measure(
     "e^u within e^±20", lambda x: x.update_ratio.clamp(math.exp(-SAFETY), math.exp(SAFETY)), near=UPDATE_RATIO
 )
@@ -41,7 +41,7 @@ GAP = "train/train_rollout_logprob_abs_diff"
 
 
 def _ess(view: View) -> Tensor:
-    """(Σw)²/(n Σw²) of each sample, of the loss mask as it came; 0 for one without a token."""
+    """Return (Σw)²/(n Σw²) of each sample over the original loss mask, [S]; 0 for one without tokens."""
     if view.preset.loss == "gspo":
         return view.there + view.zeros
     return view.total(WEIGHT).square() / (view.divisor * view.total(squared(WEIGHT)).clamp(min=LEAST))

@@ -56,52 +56,52 @@ if TYPE_CHECKING:
 
 
 def weighs(preset: Preset) -> bool:
-    """Whether an importance sampling mode is set; without one only the gap is logged."""
+    """Return whether an importance sampling mode is set; without one only the gap is logged."""
     return preset.weight is not None
 
 
 def _gate(preset: Preset) -> float | None:
-    """sequence_mask: the largest geometric mean that a row may have."""
+    """Return the upper bound on a row's geometric mean under sequence_mask, or None."""
     rules = (rule for rule in preset.reject if rule.statistic == "ratio" and rule.over == "mean")
     return next((rule.upper for rule in rules if rule.policy in (None, preset.policy)), None)
 
 
 def _threshold(preset: Preset) -> float:
-    """C of the mode."""
+    """Return the threshold C of the mode."""
     assert preset.weight is not None
     return preset.weight.upper or _gate(preset) or math.inf
 
 
 def _of_rows(preset: Preset) -> bool:
-    """Whether the mode judges sequences."""
+    """Return whether the mode acts on sequences."""
     weight = preset.weight
     assert weight is not None
     return weight.over != "token" or (weight.upper is None and _gate(preset) is not None)
 
 
 def _difference(view: View) -> Tensor:
-    """Mean log π_rollout less mean log π_old of a row."""
+    """Return mean log π_rollout − mean log π_old of each row, [S] nats."""
     return -row_mean(LOG_RATIO)(view)
 
 
 def _beyond(view: View) -> Tensor:
-    """Rows whose mean Δ, each bounded to ±20, is above ln C: what sequence modes judge, [S] bool."""
+    """Flag rows whose mean Δ, clamped to ±20, is above ln C, as sequence modes do, [S] bool."""
     return view.ratios.aggregate("ratio", "mean", SAFETY).values > math.log(_threshold(view.preset))
 
 
 def _without(view: View, of_masked: float, sums: Tensor) -> Tensor:
-    """Sums per row, those of rows that sequence_mask drops replaced by as much for each token."""
+    """Replace the sums of rows that sequence_mask drops by `of_masked` per token, [S]."""
     return where(_beyond(view), view.n * of_masked, sums) if _of_rows(view.preset) else sums
 
 
 def _kept_weight(view: View) -> Tensor:
-    """Σ of the weights: sequence_mask multiplies token ratios by 0 or 1."""
+    """Sum the weights of each row, [S]; sequence_mask multiplies token ratios by 0 or 1."""
     weights = row_weights(view)
     return _without(view, 0.0, view.total(WEIGHT)) if weights is None else weights * view.n
 
 
 def _bounded(power: int) -> Rows:
-    """Σ of the weights, or of their squares, within [1/C, C]: what the ESS is of."""
+    """Return the sum of weights clamped to [1/C, C], or of their squares, from which the ESS is made."""
 
     def of(view: View) -> Tensor:
         high, weights = _threshold(view.preset), row_weights(view)
@@ -151,7 +151,7 @@ def _row_mean(name: str, minus: float = 0.0) -> Value:
 
 
 ESS_LEAST = 1e-10
-"""The least that the normalised second moment is taken for."""
+"""Lower bound on the normalised second moment."""
 
 
 def _ess(totals: Totals) -> float:

@@ -60,18 +60,18 @@ if TYPE_CHECKING:
     from offpol_diag.trainers.view import Tokens, View
 
 FLOAT32_VANISHES = math.log(1.5) - 149 * math.log(2.0)
-"""Half of e^x is 0 in float32 from here on, nats."""
+"""Half of e^x is 0 in float32 below this x, nats."""
 
-# ---------------------------------------------------------------- what the error mask leaves
+# ---------------------------------------------------------------- the error mask
 
 
 def _errors(preset: Preset) -> tuple[Reject, ...]:
-    """The error mask, if there is one."""
+    """Return the rules of the error mask, if any."""
     return tuple(rule for rule in applied(preset).reject if rule.statistic == "mult_prob_error")
 
 
 def _left(view: View) -> Tensor:
-    """Sequences with a token that the error mask leaves, [S] bool."""
+    """Flag the non-empty sequences that the error mask keeps, [S] bool."""
     left = view.there
     for rule in _errors(view.preset):
         left = left & view.passes(rule)
@@ -83,12 +83,12 @@ def _in_left(x: Tensor, view: View) -> Tensor:
 
 
 def _sum(name: str, of: Measure) -> Sum:
-    """Σ over the tokens that are left."""
+    """Return a sum over the sequences that the error mask keeps."""
     return Sum(name, lambda view: _in_left(view.total(of), view), own=True)
 
 
 def _of_loss(name: str, of: Callable[[Preset], Measure]) -> tuple[Sum, Range]:
-    """The same of the loss's own ratio, and its extremes."""
+    """Return a sum and the extremes of a measure of the loss over the sequences that the error mask keeps."""
     return (
         Sum(name, lambda view: _in_left(view.total(of(view.preset)), view), own=True, needs=UPDATE),
         Range(
@@ -104,12 +104,12 @@ def _of_loss(name: str, of: Callable[[Preset], Measure]) -> tuple[Sum, Range]:
 
 
 def _vanished(x: Tokens) -> Tensor:
-    """Tokens whose mixture of both probabilities is 0."""
+    """Flag tokens at which the mean of both probabilities is 0 in float32."""
     return (x.ratios.train < FLOAT32_VANISHES) & (x.batch.rollout < FLOAT32_VANISHES)
 
 
 def _held(x: Tokens) -> Tensor:
-    """The ratio, 0 where float32 cannot hold it."""
+    """Return r, with 0 where it overflows float32, [T]."""
     return x.ratio().masked_fill(x.delta > FLOAT32_OVERFLOW, 0.0)
 
 
@@ -175,18 +175,18 @@ def _weights(view: View) -> Tensor:
 
 
 def _geometric(preset: Preset) -> tuple[Reject, ...]:
-    """The rule of seq-mask-tis."""
+    """Return the rules of seq-mask-tis: bounds on the geometric mean."""
     return tuple(r for r in applied(preset).reject if r.statistic == "ratio" and r.over == "mean")
 
 
 def _bounds(preset: Preset) -> bool:
-    """Whether truncated_importance_sampling_type is set."""
+    """Return whether truncated_importance_sampling_type is set."""
     weight = applied(preset).weight
     return bool(_geometric(preset)) or (weight is not None and weight.action in ("truncate", "mask"))
 
 
 def _oob(view: View) -> Tensor:
-    """Tokens out of bounds, or under seq-mask-tis sequences."""
+    """Count tokens out of bounds; under seq-mask-tis, flag sequences; [S]."""
     rules = _geometric(view.preset)
     if not rules:
         return _in_left(_oob_tokens(view), view)
@@ -197,7 +197,7 @@ def _oob(view: View) -> Tensor:
 
 
 def _oob_tokens(view: View) -> Tensor:
-    """A weight that float32 cannot hold is 0 when it is compared, so only a lower bound finds it."""
+    """Count tokens out of bounds, [S]; overflowed weights are 0 first, so only a lower bound counts them."""
     weight, outside = view.preset.weight, view.capped()
     if weight is None or weight.overflow != "zero" or weight.lower:
         return outside
@@ -249,7 +249,7 @@ RANGES = (
 
 
 def _single(x: float) -> float:
-    """As float32 holds it: infinite beyond its largest number."""
+    """Return x as in float32: infinite beyond its largest number."""
     return math.copysign(math.inf, x) if abs(x) > FLOAT32_MAX else x
 
 
@@ -288,7 +288,7 @@ def _high(name: str) -> Value:
 
 
 def _row_end(side: Callable[[Totals, str], float], name: str, rows: Value) -> Value:
-    """An extreme of sequences; 0 where there is none."""
+    """Return an extreme over sequences; 0 if there are none."""
     return lambda totals: side(totals, name) if rows(totals) else 0.0
 
 

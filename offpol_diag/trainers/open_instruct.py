@@ -51,13 +51,13 @@ if TYPE_CHECKING:
 
 
 def _clamped(view: View) -> Tensor:
-    """Tokens whose ρ, or whose sequence's, the clamp moves; dropped ones included."""
+    """Count the tokens whose ρ, or whose sequence's ρ, is clamped, including dropped tokens."""
     weight = view.preset.weight
     return view.capped() if weight is not None and weight.action == "truncate" else view.zeros
 
 
 def _dropped(side: Side) -> Rows:
-    """Tokens that the mask drops at one bound."""
+    """Count the tokens that the mask drops at one bound."""
     return lambda view: view.failing(*filter(None, [half(rule, side) for rule in view.preset.reject]))
 
 

@@ -74,7 +74,7 @@ CLIP = ClipKeys("low", "high", "actor.dual_clip")
 CORRECTION = "algo.advantage.is_correction_"
 LEVELS = {"tis": ("token", "clip"), "icepop": ("token", "mask"), "seq-mask-tis": ("seq", "mask")}
 FORMER = {"seq-mask-tis": "mis"}
-"""What a type was called before 0.9.4."""
+"""Type → its name before 0.9.4."""
 
 
 def openrlhf(preset: Preset) -> Said:

@@ -52,32 +52,32 @@ if TYPE_CHECKING:
     from offpol_diag.trainers.view import Tokens, View
 
 LARGEST = 1e30
-"""Where newer versions cut one token's mismatch KL off; older ones log inf beyond float32."""
+"""Bound on one token's mismatch KL in newer versions; older ones log inf beyond float32."""
 
 KL = Measure("k3 up to 1e30", lambda x: (x.excess().clamp(max=LARGEST) - x.delta).clamp(max=LARGEST), near=K3)
 ENTROPY = Measure("entropy", lambda x: x.entropy, policy="rollout")
 
 
 def _now(preset: Preset) -> bool:
-    """The losses since 2026-03, whose masks are on probability differences."""
+    """Return whether the loss is one since 2026-03, with masks on probability differences."""
     return any(rule.statistic == "prob_diff" for rule in preset.reject)
 
 
 def _then(preset: Preset) -> bool:
-    """Those of v0.2."""
+    """Return whether the loss is one of v0.2."""
     return not _now(preset)
 
 
 def _default(preset: Preset) -> bool:
-    """The loss whose mask looks at the advantage; `ipo` logs less."""
+    """Return whether the mask depends on the advantage, as by default; `ipo` logs less."""
     return any(rule.statistic == "prob_diff" and rule.advantage != "any" for rule in preset.reject)
 
 
-# ---------------------------------------------------------------- what the mask drops
+# ---------------------------------------------------------------- dropped tokens
 
 
 def _failed(x: Tokens) -> Tensor:
-    """Tokens that the rules on tokens drop."""
+    """Flag the tokens that the rules on tokens drop."""
     kept = x.kept
     return x.delta != x.delta if kept is None else ~kept
 
@@ -86,17 +86,17 @@ FAILED = Mask(_failed, near=False)
 
 
 def _dropped(view: View) -> Tensor:
-    """How many tokens the preset's rules drop."""
+    """Count the tokens that the preset's rules drop, [S]."""
     return view.n - view.kept_tokens
 
 
 def _over_dropped(of: Measure) -> Rows:
-    """Σ over the tokens that the rules drop: all of a sequence that is dropped as a whole."""
+    """Return the sum over dropped tokens, including all tokens of dropped sequences, [S]."""
     return lambda view: where(view.kept, view.total(of, FAILED), view.total(of))
 
 
 def _of_sign(of: Measure) -> Rows:
-    """How many dropped tokens have an advantage of that sign; without advantages all."""
+    """Count the dropped tokens with an advantage of this sign, [S]; all if there are no advantages."""
     return lambda view: _over_dropped(ONE if view.batch.advantages is None else of)(view)
 
 
@@ -105,7 +105,7 @@ def _kept_kl(view: View) -> Tensor:
 
 
 def _mean(of: Rows, tokens: Rows) -> Rows:
-    """Per sequence, a mean over that many of its tokens; 0 where there is none."""
+    """Divide a sum of each sequence by a number of its tokens, [S]; 0 if there are none."""
     return lambda view: of(view) / tokens(view).clamp(min=1)
 
 
@@ -129,7 +129,7 @@ SIGNED_MEANS: dict[str, Rows] = {
 
 
 def _bands(preset: Preset, over: str, side: Side) -> list[Reject]:
-    """Each band of r, on one side alone."""
+    """List the rules on r at a level, each with only one of its bounds."""
     rules = (rule for rule in preset.reject if rule.statistic == "ratio" and rule.over == over)
     return [one for rule in rules if (one := half(rule, side))]
 

@@ -44,7 +44,7 @@ STATISTICS: dict[str, Statistic] = {"ratio": "ratio", "diff": "prob_diff"}
 
 
 def _row_mean(total: Tensor, view: View) -> Tensor:
-    """ROLL's masked mean of a row from its sum."""
+    """Return ROLL's masked mean of each row from its sum."""
     return total / (view.n + EPS)
 
 
@@ -54,7 +54,7 @@ def _of_row(value: Tensor, view: View) -> Tensor:
 
 
 def _of_turns(statistic: Statistic, view: View, exp: bool) -> Tensor:
-    """Row means of what each turn's mean becomes."""
+    """Return row means of a function of each turn's mean."""
     means, many, added = view.turns(statistic)
     each = means * (many / (many + EPS))
     return _row_mean(added((each.exp() if exp else each) * many), view)
@@ -83,7 +83,7 @@ def _filters(measure: str, granularity: str) -> When:
 
 
 def _passed(measure: str, granularity: str) -> Rows:
-    """Tokens that one filter lets through; the last one's where there are several of a kind."""
+    """Count the tokens that a filter keeps; the last filter's if there are several of a kind."""
     return lambda view: view.n - view.failing_alone(_rules(view.preset, measure, granularity)[-1])
 
 
@@ -92,12 +92,12 @@ def _rejects(preset: Preset) -> bool:
 
 
 def _capped(preset: Preset) -> bool:
-    """is_weight with an upper bound, where weights are applied."""
+    """Return whether an is_weight with an upper bound is applied."""
     return weighs(preset) and preset.weight is not None and preset.weight.upper is not None
 
 
 def _above(view: View) -> Tensor:
-    """Tokens whose weight is above the bound."""
+    """Count the tokens whose weight is above the bound."""
     weighed = view.weighed
     assert weighed is not None
     return weighed.high * view.n if weighed.final.per == "sequence" else weighed.high

@@ -31,7 +31,7 @@ Settings = Mapping[str, Any]
 
 
 def number(value: float) -> str:
-    """The shortest text that reads back as this float, in every syntax here.
+    """Format a float as the shortest text that every language here reads back as the same float.
 
     An exponent has a dot before it and a sign: YAML reads 1e-4 as a string, 1.0e-4 as a number.
     """
@@ -118,7 +118,7 @@ def _override(key: str, value: Any, added: str) -> str:
 
 
 def toml(table: str, settings: Settings) -> str:
-    """One table."""
+    """Format one TOML table."""
     return "\n".join([f"[{table}]", *(f"{key} = {_toml(value)}" for key, value in settings.items())])
 
 
@@ -129,7 +129,7 @@ def _toml(value: Any) -> str:
 
 
 def flags(settings: Settings) -> str:
-    """A line per flag, to stand in a command; True is a flag without a value, a tuple several values."""
+    """Format command-line flags, one per line; True is a flag without a value, a tuple several values."""
     return " \\\n".join(" ".join([f"--{key}", *_arguments(value)]) for key, value in settings.items())
 
 
@@ -141,14 +141,14 @@ def _arguments(value: Any) -> list[str]:
 
 
 def call(function: str, settings: Settings) -> str:
-    """A call in Python, an argument per line."""
+    """Format a Python call, one argument per line."""
     return "\n".join(
         [f"{function}(", *(f"    {key}={_literal(value)}," for key, value in settings.items()), ")"]
     )
 
 
 def mapping(name: str, settings: Settings) -> str:
-    """A dict in Python."""
+    """Format a Python dict."""
     items = (f'    "{key}": {_literal(value)},' for key, value in settings.items())
     return "\n".join([f"{name} = {{", *items, "}"])
 
@@ -204,7 +204,7 @@ class Key:
     below: float | None = None
 
     def slip(self, value: Any) -> str:
-        """What its class has against a value; "" for nothing."""
+        """Return the trainer's objection to a value; "" if it is valid."""
         kinds = [kind for kind in self.types if isinstance(value, KINDS[kind])]
         if not kinds or (isinstance(value, bool) and not {"bool", "flag"} & set(self.types)):
             return f"it takes {' or '.join(self.types)}"
@@ -260,7 +260,7 @@ class Schema:
     rules: tuple[Rule, ...]
 
     def slips(self, settings: Settings, version: str) -> list[str]:
-        """All that one version has against these settings."""
+        """List the objections of one version to these settings."""
         found: dict[str, None] = {}
         for given in scopes(settings):
             slips = ((name, value, self._slip(name, value, version)) for name, value in given.items())
@@ -329,7 +329,7 @@ def _said(value: Any) -> str:
 
 
 def scopes(settings: Settings) -> Iterator[dict[str, Any]]:
-    """The settings, and again with each item of a list of tables, its keys as `filters[].agg_type`."""
+    """Return the settings, and again per item of a list of tables, with keys like `filters[].agg_type`."""
     yield dict(settings)
     for name, value in settings.items():
         for item in value if isinstance(value, list) else ():
@@ -338,7 +338,7 @@ def scopes(settings: Settings) -> Iterator[dict[str, Any]]:
 
 @cache
 def schema(trainer: str) -> Schema:
-    """The table of one trainer."""
+    """Return the schema of one trainer."""
     text = resources.files("offpol_diag.trainers").joinpath("keys", f"{trainer}.toml").read_text("utf-8")
     table = tomllib.loads(text)
     keys: dict[str, tuple[Key, ...]] = {}
@@ -354,7 +354,7 @@ def schema(trainer: str) -> Schema:
 
 
 def _row(row: Mapping[str, Any], *but: str) -> dict[str, Any]:
-    """The rest of a row; text that stands for null is None."""
+    """Return the remaining fields of a row, with text that stands for null as None."""
     rest = {key: value for key, value in row.items() if key not in but}
     if "values" in rest:
         rest["values"] = tuple(rest["values"])
@@ -392,7 +392,7 @@ def block(
 def older(
     trainer: str, language: Language, text: str, settings: Settings, title: str = ""
 ) -> tuple[Snippet, ...]:
-    """The same of an older spelling; nothing where no version takes it."""
+    """Return the block of an older spelling; nothing if no version accepts it."""
     try:
         return (block(trainer, language, text, settings, title),)
     except ConfigError:
@@ -400,7 +400,7 @@ def older(
 
 
 def yaml_and_hydra(trainer: str, settings: Settings, added: str = "") -> tuple[Snippet, ...]:
-    """The same settings as YAML and as overrides."""
+    """Return the settings as a YAML block and as command-line overrides."""
     return (
         block(trainer, "yaml", yaml(settings), settings),
         block(trainer, "hydra", hydra(settings, added), settings, "as overrides"),

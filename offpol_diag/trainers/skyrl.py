@@ -58,12 +58,12 @@ if TYPE_CHECKING:
 
 
 def _corrects(preset: Preset) -> bool:
-    """The corrections of a loss that is anchored at π_old."""
+    """Return whether the loss is anchored at π_old, and so has separate corrections."""
     return preset.policy == "old"
 
 
 def _anchored(preset: Preset) -> bool:
-    """The losses whose own ratio is π_θ/π_rollout: they are the correction."""
+    """Return whether the loss's own ratio is π_θ/π_rollout, which is then the correction."""
     return preset.policy == "current"
 
 
@@ -91,21 +91,21 @@ def _masks(over: str) -> When:
     return lambda preset: _corrects(preset) and any(rule.over == over for rule in preset.reject)
 
 
-# ---------------------------------------------------------------- what is summed
+# ---------------------------------------------------------------- sums
 
 
 def _token_rules(preset: Preset) -> Preset:
-    """The preset up to its token mask."""
+    """Return the preset with only its rules on tokens."""
     return replace(preset, reject=tuple(rule for rule in preset.reject if rule.over == "token"))
 
 
 def _beyond(x: Tensor, edge: float | None, sign: int) -> Tensor:
-    """Where log x, clamped to ±20, is above (sign 1) or below (−1) log(edge)."""
+    """Flag where x, a log clamped to ±20, is above (sign 1) or below (−1) log(edge)."""
     return x != x if edge is None else x.clamp(-SAFETY, SAFETY) * sign > math.log(edge) * sign
 
 
 def _outlier(side: Side | None) -> Rows:
-    """Rows with a token beyond the outlier bounds, or beyond one of them."""
+    """Flag rows with a token beyond the outlier bounds, or beyond one of them."""
 
     def of(view: View) -> Tensor:
         veto = view.preset.veto
@@ -115,12 +115,12 @@ def _outlier(side: Side | None) -> Rows:
 
 
 def _left_by_tokens(view: View) -> Tensor:
-    """How many tokens the outlier and token masks leave."""
+    """Count the tokens that the outlier and token masks keep, [S]."""
     return view.left_by(_token_rules(view.preset))
 
 
 def _capped_tokens(view: View) -> Tensor:
-    """Tokens that are left and whose r is above the weight's cap."""
+    """Count the kept tokens whose r is above the weight's cap, [S]."""
     return view.total(CAPPED)
 
 
@@ -131,7 +131,7 @@ def _capped(x: Tokens) -> Tensor:
 
 
 def _capped_rows(view: View) -> Tensor:
-    """Rows whose product of r over the tokens left is above the weight's cap."""
+    """Flag rows whose product of r over kept tokens is above the weight's cap."""
     total = view.aggregate_of_left("sum", _token_rules(view.preset))
     return _beyond(total, (view.preset.weight or Weight()).upper, 1) + view.zeros
 

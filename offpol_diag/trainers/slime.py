@@ -82,7 +82,7 @@ if TYPE_CHECKING:
 
 
 def _moves(x: Tokens) -> Tensor:
-    """Where CISPO's weight is clipped."""
+    """Flag the tokens whose CISPO weight is clipped."""
     return clipped(x.update_ratio, x.preset.clip) != x.update_ratio
 
 
@@ -90,7 +90,7 @@ MOVES = Measure("CISPO's weight moves", _moves, own=True)
 
 
 def _clipped(view: View, mask: Mask | None) -> Tensor:
-    """Tokens whose clipped loss is the larger one: REINFORCE clips none, CISPO wherever its weight moves."""
+    """Count tokens whose clipped loss is the larger one, [S]; with CISPO, those whose weight is clipped."""
     loss = view.preset.loss
     if loss == "reinforce":
         return view.zeros
@@ -101,7 +101,7 @@ OfLoss = Callable[["View", Mask | None], "Tensor"]
 
 
 def of_loss(name: str, of: OfLoss, rejects: bool, needs: tuple[str, ...] = ()) -> Sum:
-    """A number of the loss, per sample; with `rejects`, what the helper rejects counts as 0 in it."""
+    """Return a per-sample mean of the loss's tokens; with `rejects`, tokens that the helper rejects are 0."""
 
     def mean(view: View) -> Tensor:
         if not rejects:
@@ -121,7 +121,7 @@ def _loss_sums(rejects: bool) -> tuple[Sum, ...]:
 
 
 def loss_entries(corrected: When) -> tuple[Entry, ...]:
-    """What is logged of the loss; `corrected` says under which presets a TIS function is called."""
+    """Return the entries of the loss; `corrected` selects the presets under which a TIS function runs."""
     return (
         Entry(
             "train/train_rollout_logprob_abs_diff",
@@ -155,7 +155,7 @@ def loss_entries(corrected: When) -> tuple[Entry, ...]:
 
 
 def _opsm(preset: Preset) -> Reject | None:
-    """OPSM's rule as one on sequences, whatever the sign of A."""
+    """Return OPSM's rule as a rule on sequences for any sign of A, or None."""
     rules = (rule for rule in preset.reject if rule.statistic == "k1" and rule.of_token)
     found = next((rule for rule in rules if rule.advantage == "negative"), None)
     return found and replace(found, advantage="any", advantage_of="unit")
@@ -166,7 +166,7 @@ def _masks(preset: Preset) -> bool:
 
 
 def _share(counts: Tensor, view: View) -> Tensor:
-    """Counts of tokens, or 1 for a sample → the share of the sample's tokens."""
+    """Convert counts of tokens, or flags of samples, to shares of each sample's tokens."""
     weighed = view.weighed
     assert weighed is not None
     return counts / view.divisor if weighed.final.per == "token" else counts
@@ -177,7 +177,7 @@ def _changed(view: View) -> Tensor:
 
 
 def _acted(which: str) -> Rows:
-    """How many weights a bound moved."""
+    """Return the share of weights beyond one bound, per sample."""
     return lambda view: _share(getattr(view.weighed, which), view)
 
 
@@ -237,7 +237,7 @@ def _bands(preset: Preset) -> tuple[Reject, ...]:
 
 
 def _band(preset: Preset, of: str) -> Reject | None:
-    """The band of tis_mode mask, or that of use_rs."""
+    """Return the rule of tis_mode mask ("tis") or of use_rs ("rs"), or None."""
     bands = _bands(preset)
     mine, others = (bands[:1], bands[1:]) if _tis_masks(preset) else ((), bands)
     found = mine if of == "tis" else others
@@ -245,7 +245,7 @@ def _band(preset: Preset, of: str) -> Reject | None:
 
 
 def _mode(preset: Preset) -> str:
-    """truncate, clip or mask; empty where no weight is made."""
+    """Return tis_mode: truncate, clip or mask; empty if no weight is computed."""
     rule = preset.weight
     if not weighs(preset) or rule is None:
         return ""
@@ -257,28 +257,28 @@ def _mode(preset: Preset) -> str:
 
 
 def _tis_masks(preset: Preset) -> bool:
-    """tis_mode mask: the weight stays as it is, and a rule on the same aggregate is in its place."""
+    """Return whether tis_mode is mask: an unbounded weight, with a rule on the same aggregate."""
     rule = preset.weight
     return weighs(preset) and rule is not None and rule.action == "none" and _bands(preset)[:1] != ()
 
 
 def _in_mode(mode: str) -> When:
-    """Whether tis_mode is this one."""
+    """Return whether tis_mode is this one."""
     return lambda preset: _mode(preset) == mode
 
 
 def _rejects(preset: Preset) -> bool:
-    """use_rs; a preset with a veto alone has opened the band, since the veto is evaluated nowhere else."""
+    """Return whether use_rs is set, which a veto requires too."""
     return weighs(preset) and (_band(preset, "rs") is not None or preset.veto is not None)
 
 
 def _vetoes(preset: Preset) -> bool:
-    """Whether rs_veto_threshold is set."""
+    """Return whether rs_veto_threshold is set."""
     return weighs(preset) and preset.veto is not None
 
 
 def _normalizes(preset: Preset) -> bool:
-    """Whether tis_batch_normalize is set."""
+    """Return whether tis_batch_normalize is set."""
     return weighs(preset) and preset.weight is not None and preset.weight.normalize
 
 
@@ -370,7 +370,7 @@ MIS_SUMS = (
 
 
 def _factor(totals: Totals) -> float:
-    """What the final weights are divided by: their mean over tokens, or over samples, empty ones too."""
+    """Return the divisor of the final weights: their mean over tokens, or over samples with empty ones."""
     weight = totals.preset.weight
     if weight is None or not weight.normalize:
         return 1.0
@@ -563,7 +563,7 @@ FILE = "mis.yaml"
 
 @dataclass(frozen=True)
 class Paths:
-    """Where a trainer keeps its functions, and what it lacks."""
+    """Paths of a trainer's functions, and the features that it lacks."""
 
     trainer: str
     icepop: str

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 def corrects(preset: Preset) -> bool:
-    """Whether the correction is on: without it none of these names is logged."""
+    """Return whether the correction is on; without it none of these names is logged."""
     return preset.weight is not None
 
 
@@ -59,7 +59,7 @@ def _total(view: View) -> Tensor:
 
 
 def _units(view: View) -> Tensor:
-    """Of how many weights the mean is: tokens, or every row."""
+    """Return the number of weights in the mean: of tokens, or of all rows."""
     return view.n if row_weights(view) is None else view.n * 0 + 1
 
 

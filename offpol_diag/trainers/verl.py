@@ -52,20 +52,20 @@ class Verl(Log):
         super().__init__(name, (), (), ())
 
     def columns(self, view: View) -> tuple[Columns, Ranges]:
-        """What is summed under one preset, and whose extremes are kept."""
+        """Compute the summands and extremes under one preset."""
         return verl_sums.columns(view)
 
     def logged(self, preset: Preset, read: Read) -> Logged:
-        """What this generation would have logged for the dump as one batch."""
+        """Return name → value that this generation would have logged for the dump as one batch."""
         return _logged(preset, read)
 
     def names(self) -> Mapping[str, str]:
-        """Each name → what it means there."""
+        """Return logged name → meaning."""
         return _names(self.name)
 
 
 def _logged(preset: Preset, read: Read) -> Logged:
-    """What this preset's generation would have logged for the whole dump as one batch."""
+    """Return name → value that the preset's generation would have logged for the dump as one batch."""
     generation = GENERATIONS[preset.logs or ""]
     found = _gap(preset, generation, read)
     weight = weight_part(preset, generation)
@@ -137,7 +137,7 @@ def _ratio_spread(part: Part, generation: Generation, read: Read) -> Logged:
 
 
 def _per_row(key: str, rows: float, read: Read) -> Logged:
-    """The same of the row means."""
+    """Return verl's statistics of the row means."""
     low, high = read.ranges[f"{key}/m"]
     return {
         "seq_mean": _row_mean(read, key, rows),
@@ -149,7 +149,7 @@ def _per_row(key: str, rows: float, read: Read) -> Logged:
 
 
 def _rows_beyond(key: str, rows: float, read: Read) -> Logged:
-    """How many row means lie beyond the thresholds."""
+    """Return the shares of row means beyond the thresholds."""
     return {
         "seq_fraction_high": read.sums[f"{key}/m_high"] / rows,
         "seq_fraction_low": read.sums[f"{key}/m_low"] / rows,
@@ -157,7 +157,7 @@ def _rows_beyond(key: str, rows: float, read: Read) -> Logged:
 
 
 def _exp(x: float) -> float:
-    """e^x, infinite where that overflows, as torch has it."""
+    """Return e^x, infinite on overflow as in torch."""
     return math.exp(x) if x < 709 else math.inf
 
 
@@ -211,12 +211,12 @@ def _divergence(preset: Preset, part: Part, at: int, read: Read) -> Logged:
 
 
 def _mean(read: Read, column: str) -> float:
-    """verl's masked mean over tokens."""
+    """Return verl's masked mean over tokens."""
     return read.sums[column] / (read.sums["tokens"] + EPS)
 
 
 def _std(read: Read, key: str, center: float = 0.0) -> float:
-    """Of the clamped statistic, over tokens; 0 for one token.
+    """Return the standard deviation of the clamped statistic over tokens; 0 for one token.
 
     From the sums about the center where there are some, so that little cancels; verl's means divide by
     n + 1e-8, which the last two terms make up for.
@@ -272,7 +272,7 @@ def _probabilities(read: Read) -> Logged:
 
 
 def _pearson(sums: dict[str, float], n: float) -> float:
-    """NaN where a policy's probabilities do not vary."""
+    """Return the Pearson correlation of both probabilities; NaN if one does not vary."""
     p, q = sums["p"] / n, sums["q"] / n
     of_p, of_q = sums["pp"] / n - p * p, sums["qq"] / n - q * q
     return (sums["pq"] / n - p * q) / math.sqrt(of_p * of_q) if of_p > 0 and of_q > 0 else math.nan
@@ -282,7 +282,7 @@ _ACTOR = {"actor/pg_clipfrac": "clipped", "actor/pg_clipfrac_lower": "clipped_lo
 
 
 def _actor(preset: Preset, read: Read) -> Logged:
-    """Over the tokens that rejection leaves; nothing where the dump has no update to look at.
+    """Return `actor/` metrics over the tokens kept; empty if the dump has no update.
 
     REINFORCE clips nothing, and logs no share of it.
     """
@@ -705,7 +705,7 @@ def flash_rl(preset: Preset) -> Said:
 
 
 def _habits(preset: Preset, snippets: tuple[Snippet, ...]) -> Habits:
-    """Of the newest version that can say it."""
+    """Return the guards of the newest version that can express the preset."""
     if all(one.age[0] for one in snippets):
         return Habits(20.0, denominator="kept")
     return Habits(20.0, rule_at="token", denominator=None if preset.policy == "old" else "all")

@@ -1,6 +1,6 @@
-"""What is summed of a dump for what verl logs: spreads of statistics, the gap, and what rejection removes.
+"""Sums behind verl's logged metrics: distributions of statistics, the policy gap, and rejection counts.
 
-Takes over rows run over empty ones too (as 0), but for the rejection statistics of 2026.
+Statistics over rows include empty ones (as 0), except the rejection statistics of 2026.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Generation:
-    """How one generation names and splits what it logs.
+    """Names and layout of the metrics of one generation.
 
     Attributes:
         prefix: before every name; `gap` is put before the names of the policy-gap numbers.
@@ -74,7 +74,7 @@ GENERATIONS = {
 
 
 def generation(preset: Preset) -> Generation:
-    """How a preset's generation names and splits what it logs."""
+    """Return the generation of a preset's logged metrics."""
     return GENERATIONS[preset.logs or ""]
 
 
@@ -99,13 +99,13 @@ class Spread:
 
 @dataclass(frozen=True)
 class Part:
-    """One spread that a preset logs: under which stem, of which statistic.
+    """One statistic whose distribution a preset logs, and the stem of its names.
 
     Attributes:
-        stem: before its names.
-        spread: of the raw statistic.
-        rule: whose statistic it is.
-        applied: of the weights after truncation or masking, where the generation logs those.
+        stem: prefix of its names.
+        spread: sums of the raw statistic.
+        rule: the weight or rule that the statistic belongs to.
+        applied: sums of the weights after truncation or masking, if the generation logs those.
     """
 
     stem: str
@@ -115,7 +115,7 @@ class Part:
 
     @property
     def of_rows(self) -> bool:
-        """Whether a row has one value, else tokens have their own."""
+        """Return whether the statistic has one value per row rather than per token."""
         return self.rule.over not in ("token", "segment")
 
 
@@ -262,7 +262,7 @@ def _raw(view: View, part: Part) -> Tensor | Measure:
 
 
 def _dense(name: str, of: Callable[[Tokens], Tensor]) -> Measure:
-    """Of turns, or of a statistic that verl has not: of all tokens at once."""
+    """Return a measure without an equivalent on near tokens, for turns or statistics that verl lacks."""
     return Measure(name, of, own=True)
 
 
@@ -274,14 +274,14 @@ def _statistic(preset: Preset, part: Part) -> Statistic | None:
 
 
 def _level(ratios: Ratios, name: Statistic | None, over: Over) -> Tensor:
-    """Weights before truncation are exp of the log-ratio clamped to ±20 after aggregation."""
+    """Return a statistic, or for None the raw weight exp(log-ratio clamped to ±20 after aggregation)."""
     if name is None:
         return ratios.log_ratio(over, SAFETY, "aggregate").values.exp()
     return ratios.aggregate(name, over, SAFETY).values
 
 
 def _applied(view: View, part: Part) -> Tensor | Measure:
-    """The weights that the loss gets; a truncation has no lower bound there."""
+    """Return the weights that the loss gets; truncation there has no lower bound."""
     raw, weight = _raw(view, part), view.preset.weight
     assert weight is not None
     high = math.inf if weight.upper is None else weight.upper
@@ -314,7 +314,7 @@ def _spread(view: View, spread: Spread, part: Part, make: Make) -> tuple[Columns
 
 
 def _counted(view: View, spread: Spread) -> Tensor:
-    """Rows that count, [S] bool."""
+    """Flag the rows that count, [S] bool."""
     return view.n >= 0 if spread.empty else view.there
 
 
@@ -325,14 +325,14 @@ def _beyond(view: View, spread: Spread, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _within_tokens(view: View, spread: Spread, x: Measure) -> Columns:
-    """Sums within the limits, and how many tokens are beyond them."""
+    """Return the sums of the clamped statistic, and the counts of tokens beyond the limits."""
     inside, squares, high, low = view.within(x, spread.low, spread.high)
     rows = {"high_rows": view.zeros, "low_rows": view.zeros}
     return {"c": inside, "cc": squares, "high": high, "low": low, **rows}
 
 
 def _within_rows(view: View, spread: Spread, x: Tensor) -> Columns:
-    """The same of rows, all of whose tokens have x: geometric means lie within 1e-3 of 1."""
+    """Return the same sums if all tokens of a row share x: geometric means lie within 1e-3 of 1."""
     n, inside = view.n, x.clamp(spread.low, spread.high)
     off = inside - spread.center
     high, low = _beyond(view, spread, x)
@@ -340,7 +340,7 @@ def _within_rows(view: View, spread: Spread, x: Tensor) -> Columns:
     return {"c": inside * n, "cc": inside * (inside * n), "c1": off * n, "cd": off.square() * n, **beyond}
 
 
-# ---------------------------------------------------------------- what rejection removes
+# ---------------------------------------------------------------- rejected tokens
 
 
 def _dropped(view: View) -> Columns:

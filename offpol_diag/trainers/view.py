@@ -1,8 +1,8 @@
-"""One batch under one preset, as the rows of a trainer see it: sums and extremes over tokens.
+"""Sums and extremes over the tokens of one batch under one preset, for trainers' logged metrics.
 
-Nearly all tokens are near: so close to on-policy that a preset can do nothing to them. Their sums are made
-once for all presets of a numerator, a block at a time, so that a block's arrays stay in the cache; only the
-few far tokens are looked at preset by preset. All that trainers take from the engine is taken here.
+Nearly all tokens are near: so close to on-policy that no rule and no bound of a preset acts on them. Their
+sums are computed once for all presets of a numerator, in blocks that fit the cache; only the few far tokens
+are processed for each preset. This is the trainers' only access to the engine.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from offpol_diag.trainers.base import K1, LOG, Columns, Ends, Mask, Measure, Ran
 T = TypeVar("T")
 How = Literal["Σ", "ends"]
 Found = tuple[Tensor, ...]
-"""Σ over the tokens of each sequence; or the smallest and the largest: [S] each."""
+"""The sum over the tokens of each sequence, or the minimum and the maximum, [S] each."""
 BLOCK = 1 << 16
-"""Near tokens that are summed together."""
+"""Number of near tokens in a block."""
 
 
 # ---------------------------------------------------------------- some tokens
@@ -41,12 +41,12 @@ BLOCK = 1 << 16
 
 @dataclass(eq=False)
 class Tokens:
-    """Some tokens of a batch, or all, under one preset: what measures are computed from, [T] each.
+    """All or some tokens of a batch under one preset: the inputs of measures, [T] each.
 
     Attributes:
-        ratios: of the preset's numerator.
+        ratios: the tokens' ratios with the preset's numerator.
         preset: the preset.
-        near: whether they are so close to on-policy that no preset acts on them.
+        near: whether all are near tokens, on which no preset acts.
     """
 
     ratios: Ratios
@@ -84,11 +84,11 @@ class Tokens:
         return _there(self.batch.entropy)
 
     def of(self, policy: Policy) -> Tokens:
-        """The same under another numerator."""
+        """Return the same tokens with another numerator."""
         return Tokens(self.ratios.of(policy), self.preset, self.near)
 
     def ratio(self, safety: float | None = None) -> Tensor:
-        """r, Δ clamped to ±safety; of near tokens made of r − 1, which is there."""
+        """Return r, with Δ clamped to ±safety; for near tokens computed from r − 1, which is cached."""
         if self.near:
             return self.excess() + 1
         return self.ratios.once(("e^Δ", safety), lambda: torch.exp(self.ratios.clamped(safety)))
@@ -131,11 +131,11 @@ class Tokens:
 
     @property
     def kept(self) -> Tensor | None:
-        """Those that pass the rules on tokens, [T] bool; None for all."""
+        """Flags of tokens that pass the rules on tokens, [T] bool; None for all."""
         return outcome.of(self.ratios, applied(self.preset)).kept.tokens
 
     def left_by(self, before: Preset) -> Tensor | None:
-        """Tokens that some rules and the veto leave, sequences that they drop taken out; None for all."""
+        """Return flags of tokens that a preset's rules and veto keep, [T] bool; None for all."""
         if not before.reject and before.veto is None:
             return None
         kept = correction.keep(self.ratios, before)
@@ -178,7 +178,7 @@ def _there(x: Tensor | None) -> Tensor:
 
 
 Parts = tuple[Tokens, Ratios | None]
-"""The tokens on which a preset can act, and the near ones on which it cannot."""
+"""Far tokens, on which a preset can act, and near ones, on which it cannot (None if all are far)."""
 
 # ---------------------------------------------------------------- a batch under a preset
 
@@ -206,7 +206,7 @@ class View:
 
     @cached_property
     def ratios(self) -> Ratios:
-        """Of the preset's numerator, all tokens."""
+        """The ratios of all tokens with the preset's numerator."""
         return self.scene.ratios(self.preset.policy)
 
     @property
@@ -221,7 +221,7 @@ class View:
 
     @property
     def divisor(self) -> Tensor:
-        """What means over the tokens of a sequence divide by: their number, or 1."""
+        """Divisor of means over the tokens of each sequence: max(number, 1), [S]."""
         return self.once("n or 1", lambda: self.n.clamp(min=1))
 
     @property
@@ -231,7 +231,7 @@ class View:
 
     @property
     def zeros(self) -> Tensor:
-        """[S] float64."""
+        """Zeros, [S] float64."""
         return self.once("zeros", lambda: torch.zeros_like(self.n))
 
     # ------------------------------------------------------------ sums over tokens
@@ -267,7 +267,7 @@ class View:
         return tuple(x + more for x, more in zip(first, second, strict=True))
 
     def _idle(self, spans: Found, low: float, high: float) -> bool:
-        """Whether limits act on none of some tokens, given their ends; a GPU is not asked."""
+        """Return whether the extremes lie within the limits; False on a GPU, to avoid a sync."""
         return here(spans[0]) and bool((spans[0] >= low).all()) and bool((spans[1] <= high).all())
 
     def _passed(self, mask: Mask) -> Tensor:
@@ -279,7 +279,7 @@ class View:
         return passed if near is None or not mask.near else passed + near.batch.lengths
 
     def _merged(self, how: How, of: Measure, mask: Mask | None) -> Found:
-        """Of far and near tokens together."""
+        """Return the sums or extremes over far and near tokens together."""
         if not of.own and mask is None:
             policy = of.policy or self.preset.policy
             key = "all", how, policy, of.name
@@ -298,17 +298,17 @@ class View:
 
     @cached_property
     def _split(self) -> Parts:
-        """Far and near tokens, whatever the preset."""
+        """Far and near tokens by the widest criterion, the same for all presets."""
         return self._parted(Preset("", "", self.preset.policy, loss="reinforce"))
 
     @cached_property
     def _ruled(self) -> Parts:
-        """The tokens on which the preset can act, and those near ones on which it cannot: None if all are."""
+        """Far tokens, on which the preset can act, and near ones (None if all are far)."""
         return self._parted(parting(self.preset))
 
     @cached_property
     def _unruled(self) -> Parts:
-        """The same for what no rule has a say in."""
+        """Far and near tokens for measures that rejection rules do not affect."""
         weight = self.preset.weight
         if not self.preset.reject or (weight and weight.among == "left"):
             return self._ruled
@@ -320,11 +320,11 @@ class View:
         far, *near = self.scene.parts(judge)
         return Tokens(far[0], self.preset), near[0][0] if near else None
 
-    # ------------------------------------------------------------ what the preset does
+    # ------------------------------------------------------------ the outcome of the preset
 
     @cached_property
     def far(self) -> Ratios:
-        """Of the tokens on which a rule or a bound can act."""
+        """The ratios of far tokens, on which a rule or a bound can act."""
         return self._ruled[0].ratios
 
     @cached_property
@@ -358,7 +358,7 @@ class View:
 
     @property
     def weighed(self) -> Weighed | None:
-        """What the bounds of the weights did; None where no weight is applied."""
+        """The weights with the effect of their bounds; None if no weight is applied."""
         return self._done.first.weighed
 
     @property
@@ -384,7 +384,7 @@ class View:
         return moved * self.n if weighed.final.per == "sequence" else moved
 
     def failing(self, *rules: Reject) -> Tensor:
-        """Tokens of each sequence that any of some rules drops, [S]."""
+        """Count the tokens of each sequence that any of these rules drops, [S]."""
         if not rules:
             return self.zeros
         kept = correction.keep(self.far, replace(self.preset, reject=rules, veto=None))
@@ -393,14 +393,14 @@ class View:
         return torch.where(kept.sequences, segments.count(~kept.tokens, self.far.batch.cu_seqlens), self.n)
 
     def left_by(self, before: Preset) -> Tensor:
-        """Tokens of each sequence that some rules and the veto leave, [S]."""
+        """Count the tokens of each sequence that a preset's rules and veto keep, [S]."""
         kept = correction.keep(self.far, before)
         if kept.tokens is None:
             return self.n * kept.sequences
         return (self.n - segments.count(~kept.tokens, self.far.batch.cu_seqlens)) * kept.sequences
 
     def aggregate_of_left(self, over: Over, before: Preset) -> Tensor:
-        """Sum or mean of Δ over the tokens of each sequence that some rules and the veto leave, [S]."""
+        """Return the sum or mean of Δ over the tokens that a preset's rules and veto keep, [S]."""
         some = self.ratios
         if before.reject or before.veto is not None:
             some = correction.among(some, some, before)
@@ -414,7 +414,7 @@ class View:
         return found * self.n if log.per == "sequence" else found
 
     def passed_rows(self, *rules: Reject) -> Tensor:
-        """Sequences that rules on sequences let through, [S] bool."""
+        """Flag the sequences that pass these rules on sequences, [S] bool."""
         return correction.keep(self.far, replace(self.preset, reject=rules, veto=None)).sequences
 
     def failing_alone(self, rule: Reject) -> Tensor:
@@ -428,7 +428,7 @@ class View:
         return segments.count(~passed.values, self.far.batch.cu_seqlens)
 
     def passes(self, rule: Reject) -> Tensor:
-        """Which sequences a rule on sequences lets through, [S] bool."""
+        """Flag the sequences that pass a rule on sequences, [S] bool."""
         return correction.passes(self.ratios, rule).values
 
     def fails(self, rule: Reject | None) -> Tensor:
@@ -452,7 +452,7 @@ class View:
         return self.ratios.aggregate("ratio", "mean").values
 
     def turns(self, statistic: Statistic) -> tuple[Tensor, Tensor, Callable[[Tensor], Tensor]]:
-        """Means of a statistic over turns [R], their tokens [R], and what adds up turns by sequence."""
+        """Return means of a statistic over turns [R], token counts [R], and a function to sum by sequence."""
         batch = self.batch
         many = segments.lengths(batch.cu_runs).to(torch.float64)
         return self.ratios.turns(statistic), many, lambda x: segments.total(x, batch.turns)
@@ -469,7 +469,7 @@ class View:
         return None if u is None else self.once(("e^u", self.preset.policy), lambda: torch.exp(u))
 
     def where_there(self, x: Tensor) -> Tensor:
-        """[S], 0 for a sequence without a token."""
+        """Return x with 0 for sequences without a token, [S]."""
         return torch.where(self.there, x, 0.0)
 
 
@@ -479,7 +479,7 @@ WITHOUT_CLIP = ("reinforce", "surrogate")
 
 @cache
 def parting(preset: Preset) -> Preset | None:
-    """By what tokens are parted into far and near ones under a preset; None where they are not."""
+    """Return the preset whose bounds separate far from near tokens, or None if all tokens are far."""
     in_full = preset.apply and preset.loss not in WITHOUT_CLIP
     if in_full:
         return applied(preset)
@@ -490,7 +490,7 @@ def parting(preset: Preset) -> Preset | None:
 
 
 def _known_by_distance(preset: Preset) -> bool:
-    """Whether |Δ| alone says where a preset that is only logged would act on tokens."""
+    """Return whether |Δ| alone determines the tokens that a logged-only preset would act on."""
     psis = preset.weight is not None and preset.weight.action == "psis"
     rules = (rule for rule in preset.reject if rule.on_tokens)
     return not psis and all(rule.over == "token" and rule.statistic != "binary_kl" for rule in rules)
@@ -500,25 +500,25 @@ def _known_by_distance(preset: Preset) -> bool:
 
 
 def on_near(of: Measure) -> Measure | None:
-    """What a measure is on near tokens; None where it is 0."""
+    """Return the measure's equivalent on near tokens; None if it is 0 there."""
     return of.near or (None if of.own else of)
 
 
 def _join(how: How, one: Found, two: Found) -> Found:
-    """Of two parts of the tokens → of both."""
+    """Combine the sums or extremes of two parts of the tokens."""
     if how == "Σ":
         return (one[0] + two[0],)
     return torch.minimum(one[0], two[0]), torch.maximum(one[1], two[1])
 
 
 def near_sum(scene: Scene, policy: Policy, how: How, of: Measure) -> Found:
-    """A sum or the ends over the near tokens of each sequence, made once."""
+    """Return a sum or the extremes over the near tokens of each sequence, computed once per batch."""
     policy = of.policy or policy
     return scene.once(("near", policy, how, of.name), lambda: _near_sum(scene, policy, how, of))
 
 
 def _near_sum(scene: Scene, policy: Policy, how: How, of: Measure) -> Found:
-    """From the named moments, or from other such sums; else from the tokens."""
+    """Compute it from named moments or from other near sums if possible, else from the tokens."""
     if how == "Σ" and of.linear:
         parts = [near_sum(scene, policy, how, one)[0] * factor for factor, one in of.linear]
         return (reduce(torch.add, parts),)
@@ -560,7 +560,7 @@ def _of_blocks(ratios: Ratios, how: How, of: Measure) -> Found:
 
 
 def columns(scene: Scene, presets: Sequence[Preset]) -> tuple[Columns, Ranges]:
-    """What is summed of a batch for what the presets' trainers log, and whose ends are kept, [S] each."""
+    """Compute the sums and extremes of a batch that the presets' logged metrics need, [S] each."""
     sums: Columns = {}
     ranges: Ranges = {}
     for preset in presets:
@@ -571,7 +571,7 @@ def columns(scene: Scene, presets: Sequence[Preset]) -> tuple[Columns, Ranges]:
 
 
 def outermost(ranges: Ranges) -> Ranges:
-    """The smallest and largest of all sequences, scalars; ±inf where there is none."""
+    """Reduce extremes over sequences to scalars; ±inf if there is no sequence."""
     found: Ranges = {}
     for name, (low, high) in ranges.items():
         ends = low.new_tensor([torch.inf]), low.new_tensor([-torch.inf])
