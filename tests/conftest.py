@@ -9,9 +9,15 @@ import pytest
 SLOW = frozenset(Path(__file__).with_name("slow.txt").read_text(encoding="utf-8").split())
 """Modules whose tests take more than a few seconds together, or that measure a time."""
 
+ALONE = frozenset({"test_pool", "test_process", "test_ray", "test_stdin"})
+"""Slow modules that start processes of their own or measure a time: nothing may run beside them."""
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark every test of a slow module."""
+    assert ALONE <= SLOW
     for item in items:
         if item.path.stem in SLOW:
             item.add_marker(pytest.mark.slow)
+        if item.path.stem in ALONE:
+            item.add_marker(pytest.mark.alone)

@@ -48,7 +48,7 @@ class There(Tensor):
 
     __torch_function__ = torch._C._disabled_torch_function_impl
     inside: Tensor
-    where: torch.device
+    place: torch.device
     stream: Stream | None
     """On which it was made; None for the one on which all work is done, and for what that may use too."""
 
@@ -63,7 +63,7 @@ class There(Tensor):
             layout=inside.layout,
             device=HOST,
         )
-        self.inside, self.where, self.stream = inside, where, stream
+        self.inside, self.place, self.stream = inside, where, stream
         for room in gpu_room.watched:
             room.take(self, inside)
         return self
@@ -73,17 +73,17 @@ class There(Tensor):
         return run(operator, args, kwargs or {})
 
     def __repr__(self) -> str:
-        return f"There({self.inside}, {self.where})"
+        return f"There({self.inside}, {self.place})"
 
     def __deepcopy__(self, memo: Any) -> There:
-        return There(self.inside.clone(), self.where)
+        return There(self.inside.clone(), self.place)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise RuntimeError("a tensor is pickled on a GPU")
 
     @property
     def device(self) -> torch.device:
-        return self.where
+        return self.place
 
     @property
     def is_cuda(self) -> bool:
@@ -99,7 +99,7 @@ class There(Tensor):
         if "device" in kwargs:
             return found
         wait("new_tensor")
-        return There(found, self.where)
+        return There(found, self.place)
 
     def tolist(self) -> Any:
         wait("tolist")
@@ -110,13 +110,13 @@ class There(Tensor):
         return self.inside.clone()
 
     def to(self, *args: Any, **kwargs: Any) -> Tensor:
-        goal = next((x for x in (*args, *kwargs.values()) if isinstance(x, str | torch.device)), self.where)
+        goal = next((x for x in (*args, *kwargs.values()) if isinstance(x, str | torch.device)), self.place)
         rest = [x for x in args if not isinstance(x, str | torch.device)]
         found = self.inside.to(*rest, **{name: x for name, x in kwargs.items() if name != "device"})
         if torch.device(goal).type == "cpu":
             wait("to the host")
             return found.clone()
-        return self if found is self.inside and at(goal) == self.where else There(found, at(goal))
+        return self if found is self.inside and at(goal) == self.place else There(found, at(goal))
 
     def record_stream(self, stream: Any) -> None:
         self.stream = None
@@ -181,13 +181,13 @@ def run(operator: Any, args: Any, kwargs: Any) -> Any:
 def _one_place(name: str, tensors: list[Tensor]) -> torch.device:
     """Return the common device of all tensors, except host tensors that a GPU accepts too."""
     there = [x for x in tensors if isinstance(x, There)]
-    if name not in ACROSS and len({x.where for x in there}) > 1:
+    if name not in ACROSS and len({x.place for x in there}) > 1:
         raise RuntimeError(f"{name}: tensors of two GPUs")
     host = [x for x in tensors if not isinstance(x, There)]
     fine = name in ACROSS or (name in PLACES and isinstance(tensors[0], There))
     if not fine and any(x.dim() or name not in SINGLE for x in host):
         raise RuntimeError(f"{name}: tensors of the host's memory and of a GPU")
-    return there[0].where
+    return there[0].place
 
 
 def _is_there(x: Any) -> bool:

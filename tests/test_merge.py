@@ -199,9 +199,9 @@ def hosts(table: pa.Table) -> pa.Table:
 MADE = without("advantages")
 SAME: dict[str, tuple[Callable[[pa.Table], pa.Table], Cut, dict[str, Any]]] = {
     "no current policy": (without("current_log_probs"), by_step, {"presets": ALL}),
-    "no advantages": (without("advantages", "rewards"), by_step, {"presets": ALL}),
-    "no groups": (without("group_id"), by_step, {"presets": ALL}),
-    "no entropy": (without("entropy"), by_step, {"presets": ALL}),
+    "no advantages": (without("advantages", "rewards"), by_step, {"presets": SOME}),
+    "no groups": (without("group_id"), by_step, {"presets": SOME}),
+    "no entropy": (without("entropy"), by_step, {"presets": SOME}),
     "two policies and no other column": (
         lambda table: table.select(["rollout_log_probs", "current_log_probs"]),
         thirds,

@@ -147,7 +147,7 @@ def test_charts_take_the_colours_of_the_theme(visit):
     until(page, f"{colour} !== '{light}'")
 
 
-@pytest.mark.parametrize("width", [380, 768, 1280, 1920])
+@pytest.mark.parametrize("width", [380, 1280])
 def test_the_body_never_scrolls_sideways(visit, width):
     page = visit(viewport={"width": width, "height": 800})
     page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")

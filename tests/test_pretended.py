@@ -296,10 +296,11 @@ def seen(names: str, path: str, rows: bool) -> Counter[str]:
 def test_the_host_waits_as_often_with_all_presets_as_with_one(without_advantages, rows):
     """Copies counted, which `test_waits.py` cannot see."""
     path = without_advantages if rows else "sample_data/stale.parquet"
-    one = seen("tis", path, rows)
+    one, every = seen("tis", path, rows), seen("all", path, rows)
 
-    assert one == seen("all", path, rows)
-    assert 0 < sum(one.values()) <= 32
+    assert one <= every
+    assert every - one <= Counter({"aten::nonzero": 1})  # where the near tokens stand
+    assert 0 < sum(every.values()) <= 32
 
 
 def test_what_lies_on_a_gpu_is_counted_and_more_than_it_has_room_for_is_refused():

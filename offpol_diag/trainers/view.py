@@ -574,6 +574,6 @@ def outermost(ranges: Ranges) -> Ranges:
     """Reduce extremes over sequences to scalars; ±inf if there is no sequence."""
     found: Ranges = {}
     for name, (low, high) in ranges.items():
-        ends = low.new_tensor([torch.inf]), low.new_tensor([-torch.inf])
+        ends = low.new_full((1,), torch.inf), low.new_full((1,), -torch.inf)  # filled there: no GPU waits
         found[name] = torch.cat((low, ends[0])).min(), torch.cat((high, ends[1])).max()
     return found
