@@ -1,6 +1,6 @@
-"""What a report is made of: five kinds of block, which every renderer can draw.
+"""Define the five kinds of block that a report consists of.
 
-Sections fill them from a Summary; renderers draw them; neither computes a number.
+Sections create blocks from a Summary, and renderers draw them; neither computes numbers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Verdict:
-    """One sentence that decides something; `detail` is the evidence."""
+    """A one-sentence conclusion; `detail` is the evidence."""
 
     label: str
     text: str
@@ -44,12 +44,12 @@ Cell = str | int | Number | None
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells; a `Number` is drawn with its interval, its formula as a tooltip.
+    """A table; a `Number` is drawn with its interval, and its formula as a tooltip.
 
-    `wide` tables may be left out where there is no room (the terminal); `collapsed` ones are reference
-    material, folded where that is possible and left out elsewhere; `caption` says the finding in words.
-    Columns of `context` are the first to go where there is no room. A `lookup` table is searched, not read:
-    where there is much of that, it may come last.
+    `wide` tables may be omitted where space is short (the terminal); `collapsed` ones are reference material,
+    folded where possible and omitted elsewhere; `caption` states the finding in words. Columns of `context`
+    are the first to be omitted where space is short. `lookup` marks tables to be searched rather than read;
+    large ones may be placed last.
     """
 
     id: str
@@ -77,7 +77,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Figure:
-    """A chart; `caption` says the finding in words, so that the chart can be missed."""
+    """A chart; `caption` states the finding in words, for readers without the chart."""
 
     id: str
     title: str
@@ -91,9 +91,9 @@ class Figure:
     """Horizontal lines: (y, label)."""
     y_unit: str = ""
     named: str = ""
-    """Which points a reader asks for first, where a terminal draws a line without an axis."""
+    """Names of the extreme points to mention where a terminal draws a line without an axis."""
     marks: tuple[str, ...] = ()
-    """A character for each series: with them a terminal draws every point, not a sparkline."""
+    """A character for each series; if given, a terminal draws every point instead of a sparkline."""
 
 
 Block = Text | Verdict | Code | Table | Figure
@@ -101,7 +101,7 @@ Block = Text | Verdict | Code | Table | Figure
 
 @dataclass(frozen=True)
 class Section:
-    """A titled part of the report."""
+    """A titled section of the report."""
 
     id: str
     title: str

@@ -1,7 +1,7 @@
-"""Which way each metric is worse, which numbers are watched by default, and which a report shows first.
+"""Define in which direction each metric is worse, default metrics of the gate, and metrics shown first.
 
-Names are those after a prefix (`drift2.`, `total.`) or a preset. Imports nothing heavy: a result is gated and
-drawn without torch.
+Names are without the prefix of a policy gap (`drift2.`, `total.`) or preset. Imports nothing heavy, so that
+results are gated and drawn without torch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Better = Literal["higher", "lower", "neither"]
 
 @dataclass(frozen=True)
 class Worse:
-    """`higher` or `lower` is worse; `away`: farther from `target` is; `either`: any change counts."""
+    """The worse direction of a metric: `higher`, `lower`, `away` from `target`, or `either` (any change)."""
 
     sign: Sign
     target: float = 0.0
@@ -50,7 +50,7 @@ GAP = _table(
         FROM_1: "mean_ratio ppl_ratio ppl_ratio_pooled",
     }
 )
-"""Of a policy gap: rollout → old, `drift2.` (old → current), `total.` (rollout → current)."""
+"""Metrics of a policy gap: rollout → old, `drift2.` (old → current), `total.` (rollout → current)."""
 
 PRESET = _table(
     {
@@ -64,14 +64,14 @@ PRESET = _table(
         FROM_1: "weight_mean loss_scale loss_scale_removed loss_scale_kept ppl_ratio update_kept",
     }
 )
-"""Of a preset."""
+"""Metrics of a preset."""
 
 
 GAP_PREFIXES = ("", "drift2.", "total.")
 
 
 def worse(prefix: str, metric: str) -> Worse:
-    """Which way a metric is worse, of a policy gap (prefix empty, `drift2.`, `total.`) or of a preset."""
+    """Return a metric's worse direction, for a policy gap (prefix "", `drift2.`, `total.`) or a preset."""
     return (GAP if prefix in GAP_PREFIXES else PRESET).get(metric, EITHER)
 
 
@@ -79,24 +79,24 @@ WATCHED_GAP = _names("k3 mean_ratio ppl_ratio prob_diff_mean pearson f_2 ess_tok
 WATCHED_PRESET = _names(
     "ess_tokens ess_sequences tokens_rejected sequences_dropped truncated_high k3 loss_scale"
 )
-"""Compared with a baseline by default: different aspects of the mismatch, none growing with the dump."""
+"""Metrics compared with a baseline by default: distinct aspects, none of which grows with the dump."""
 
 FIRST_GAP = _names(
     "k3 k1 mean_ratio ess_tokens ess_sequences chi2_token chi2_sequence ppl_ratio prob_diff_mean "
     "mult_prob_error f_2 f_10"
 )
-"""Of a policy gap, shown first and in this order."""
+"""Metrics of a policy gap that are shown first, in this order."""
 FIRST_PRESET = _names(
     "ess_tokens ess_sequences tokens_rejected sequences_dropped sequences_touched vetoed truncated_high "
     "truncated_low catastrophic_tokens weight_mean weight_std weight_min weight_max loss_scale_removed "
     "loss_scale_kept pg_loss pg_clipfrac pg_clipfrac_lower ppo_kl"
 )
-"""Of a preset: effective samples, lost data and weights; other numbers follow."""
+"""Metrics of a preset that are shown first: effective sample size, lost data and weights."""
 RANKED = frozenset(FIRST_PRESET[: FIRST_PRESET.index("loss_scale_removed")])
-"""Of these a comparison of presets says which one is better."""
+"""Metrics for which a comparison of presets states the better one."""
 
 
 def better(metric: str) -> Better:
-    """Which way a preset's metric is better, where a comparison says so."""
+    """Return the better direction of a preset's metric, or `neither` for unranked metrics."""
     ways: dict[Worse, Better] = {UP: "lower", DOWN: "higher"}
     return ways.get(PRESET[metric], "neither") if metric in RANKED else "neither"

@@ -1,13 +1,13 @@
-"""What can go wrong, as a tree.
+"""Exceptions of the package, as a tree.
 
     OffpolError            one clear sentence, and a hint; the CLI prints both and exits with 2
-    ├── UsageError         arguments that cannot be meant (an unknown preset, a bound that is no number)
+    ├── UsageError         invalid arguments (an unknown preset, a bound that is no number)
     ├── DumpError          a dump that cannot be read, or whose values cannot be log-probs
-    ├── PresetError        a preset file with a slip in it
-    ├── GateFileError      a file of bounds with slips in it
-    ├── ConfigError        a preset that a trainer's configuration cannot say
-    ├── ResultError        a result file that is not ours, or of another format
-    ├── MemoryShortage     a sequence that the device has no room for
+    ├── PresetError        a preset file with a mistake
+    ├── GateFileError      a gate file that cannot be read, or with mistakes
+    ├── ConfigError        a preset that a trainer's configuration cannot express
+    ├── ResultError        a result file of another program or format
+    ├── MemoryShortage     a sequence that exceeds the device's memory
     ├── WorkerError        worker processes that cannot be started, or are killed
     └── ClusterError       a cluster that cannot be reached, or that loses its workers
 
@@ -25,10 +25,10 @@ class OffpolError(Exception):
     Args:
         message: what is wrong and where (file, row group, row, column), one sentence on one line.
         hint: what to do about it.
-        details: further lines, one for each thing that is wrong.
+        details: further lines, one per mistake.
 
     Attributes:
-        lines: the message and its details: a line end within one of them is of a name, not ours.
+        lines: the message and its details; line ends within them belong to quoted names.
     """
 
     def __init__(self, message: str, hint: str = "", details: Sequence[str] = ()) -> None:
@@ -38,28 +38,28 @@ class OffpolError(Exception):
 
     @property
     def message(self) -> str:
-        """What is wrong, in as many lines as it takes."""
+        """The message and its details, one per line."""
         return "\n  ".join(self.lines)
 
 
 class UsageError(OffpolError):
-    """The arguments cannot be meant."""
+    """The arguments are invalid."""
 
 
 class DumpError(OffpolError):
-    """The dump cannot be read, or its values cannot be what they claim to be."""
+    """The dump cannot be read, or its values cannot be log-probs."""
 
 
 class PresetError(OffpolError):
-    """A preset file has a slip in it."""
+    """A preset file has a mistake."""
 
 
 class GateFileError(OffpolError):
-    """A file of bounds cannot be read, or has slips in it."""
+    """A gate file cannot be read, or has mistakes."""
 
 
 class ConfigError(OffpolError):
-    """A trainer's configuration cannot say the preset."""
+    """A trainer's configuration cannot express the preset."""
 
 
 class ResultError(OffpolError):
@@ -67,19 +67,19 @@ class ResultError(OffpolError):
 
 
 class MemoryShortage(OffpolError):
-    """The device has no room for a single sequence."""
+    """The device has too little memory for a single sequence."""
 
 
 class WorkerError(OffpolError):
-    """A worker process of this machine cannot be started, or was killed."""
+    """A local worker process cannot be started, or was killed."""
 
 
 class ClusterError(OffpolError):
-    """The cluster cannot be reached, or does not do its work."""
+    """The cluster cannot be reached, or fails."""
 
 
 def did_you_mean(word: str, known: list[str]) -> str:
-    """The known words nearest to `word`, in any case, as the end of a hint; empty when none is near."""
+    """Suggest known words similar to `word`, ignoring case, as a hint; empty if none is similar."""
     import difflib
 
     lower = {one.lower(): one for one in known}

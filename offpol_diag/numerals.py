@@ -1,4 +1,4 @@
-"""How a number is written, in sentences and in tables: with as many digits as its interval supports."""
+"""Format numbers for sentences and tables, with as many digits as their intervals support."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ _PLAIN_PERCENT = 1e-4
 _DIGITS = 4
 _DECIMALS_MAX = 9
 _LEAST_POWER, _MOST = -307, 1e300
-"""What keeps powers of ten and percentages within float64: files may hold any number."""
+"""Bounds that keep powers of ten and percentages within float64, since files may hold any number."""
 _ROUND_OFF = 1e-9
-"""Decades: a half width of 9.999…e-5 counts as 1e-4."""
+"""Rounding tolerance in decades: a half width of 9.999…e-5 counts as 1e-4."""
 
 
 class Written(NamedTuple):
-    """A number in two pieces, so that a table can set the interval smaller; `interval` may be empty."""
+    """A formatted number: value and interval (may be empty), separate so that tables can style them."""
 
     value: str
     interval: str
 
 
 def written(number: Number) -> Written:
-    """The value and its interval: `2.03e-3` and `[1.9, 2.2]e-3`.
+    """Format a value and its interval: `2.03e-3` and `[1.9, 2.2]e-3`.
 
     The interval is rounded to the leading digit of its half width, the value to one digit more. An interval
     without width is not written. A number that its note calls unreliable stands behind that word, without
@@ -41,7 +41,7 @@ def written(number: Number) -> Written:
 
 
 def doubted(number: Number) -> bool:
-    """Whether the tail of the weights makes the number unreliable."""
+    """Return whether the number is unreliable because of heavy-tailed weights."""
     return number.note is not None and number.note.startswith("unreliable")
 
 
@@ -55,27 +55,27 @@ def _written(number: Number, found: float) -> Written:
 
 
 def say(number: Number) -> str:
-    """The number as it stands in a sentence."""
+    """Format a number for a sentence."""
     return " ".join(part for part in written(number) if part)
 
 
 def say_value(value: float | None, unit: str = "") -> str:
-    """A bare value as it stands in a sentence."""
+    """Format a value without interval for a sentence."""
     return say(Number(value=value, unit=unit))
 
 
 def count(value: int) -> str:
-    """A whole number with its thousands set apart: 1,234,567."""
+    """Format an integer with thousands separators: 1,234,567."""
     return f"{value:,}"
 
 
 def counted(value: int, noun: str) -> str:
-    """So many of something that takes an s: `1 token`, `2,608 tokens`."""
+    """Format a count with its noun, plural in -s: `1 token`, `2,608 tokens`."""
     return f"{count(value)} {noun}{'' if value == 1 else 's'}"
 
 
 def size(number_of_bytes: int) -> str:
-    """Bytes in the largest unit that keeps them above 1: 512 MiB."""
+    """Format bytes in the largest unit that keeps the number at 1 or more: 512 MiB."""
     power = min(int(math.log2(max(number_of_bytes, 1)) // 10), 4)
     return f"{number_of_bytes / 1024**power:.4g} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
 
@@ -111,7 +111,7 @@ def _between(value: float, low: float, high: float, sign: str) -> Written:
 
 
 def _most_places(value: float) -> int:
-    """Decimals of a percentage: four digits decide everything that is decided on a share."""
+    """Return the maximum decimals of a percentage; four digits are enough for any decision on a share."""
     return max(0, _DIGITS - 1 - math.floor(math.log10(abs(value)))) if value else _DECIMALS_MAX
 
 
@@ -120,7 +120,7 @@ def _fixed(value: float, places: int) -> str:
 
 
 def _power(value: float, sign: str = "") -> int:
-    """The power of ten set apart; 0 where a plain decimal reads better: a percentage to 0.0001%."""
+    """Return the power of ten to factor out; 0 where a plain decimal reads better: percentages to 0.0001%."""
     if value == 0 or (_PLAIN_PERCENT if sign else _PLAIN[0]) <= abs(value) < _PLAIN[1]:
         return 0
     return max(math.floor(math.log10(abs(value))), _LEAST_POWER)

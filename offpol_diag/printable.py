@@ -1,8 +1,7 @@
-"""Text as it may be printed: names in it cannot drive a terminal, start a line, or command a CI system.
+"""Escape text for printing: names in it must not control a terminal, break lines or command a CI system.
 
-File names, columns, keys of files and options are of anyone's making. What is printed passes through here:
-`printable` makes one line of a text that holds such names, `printable_lines` goes over whole output whose
-line ends are our own.
+Names of files, columns, keys and options are untrusted. `printable` escapes a text with such names into one
+line; `printable_lines` escapes whole output and keeps its line ends.
 """
 
 from __future__ import annotations
@@ -12,32 +11,32 @@ import re
 import unicodedata
 
 CONTROLS = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
-"""Unicode categories: controls, invisible marks of direction and the like, lone surrogates, line ends."""
+"""Unicode categories of control and format characters, lone surrogates, and line and paragraph separators."""
 COMMAND = re.compile(r"^(\s*):(?=:)|##(?=\[)", re.MULTILINE)
-"""What GitHub reads as a command: `::error::` at the beginning of a line, `##[error]` anywhere in it."""
+"""GitHub workflow commands: `::error::` at the beginning of a line, `##[error]` anywhere."""
 
 
 def printable(text: str) -> str:
-    r"""One line, with what is no visible character written as Python escapes it: `\n`, `\x1b`, `\udcff`."""
+    r"""Escape invisible characters as Python does, line ends included: `\n`, `\x1b`, `\udcff`."""
     if not text.isprintable():
         text = "".join(map(_escaped, text))
     return COMMAND.sub(_disarmed, text) if ":" in text or "#" in text else text
 
 
 def printable_lines(text: str) -> str:
-    """The same of each line; line ends stay."""
+    """Apply `printable` to each line; line ends stay."""
     return "\n".join(map(printable, text.split("\n")))
 
 
 def printable_json(text: str) -> str:
-    """The text of a JSON value, which means the same; a lone surrogate, which no JSON may hold, as text."""
+    """Return equivalent JSON with unprintable characters escaped; lone surrogates become text."""
     if not text.replace("\n", "").isprintable():
         text = "".join(char if char == "\n" else _escaped_in_json(char) for char in text)
     return text.replace("##[", "##\\u005b")
 
 
 def disarmed(text: str) -> str:
-    """Lines that hold colours of our own, none of which is a command."""
+    """Disable GitHub workflow commands in lines, keeping our colour codes."""
     return COMMAND.sub(_disarmed, text)
 
 

@@ -1,6 +1,6 @@
-"""Files that are read or written whole: results, presets, gates, settings. No device, and no more than fits.
+"""Read and write small files (results, presets, gates, settings), refusing devices and oversized files.
 
-What is wrong with one is an OSError or a ValueError, with words that can stand in a message.
+Errors are OSError or ValueError, with texts that can be used in messages.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 MOST_TOML = 16 << 20
-"""Bytes of a file that people write."""
+"""Maximum bytes of a hand-written file."""
 MOST_RESULT = 512 << 20
-"""Bytes of a result."""
+"""Maximum bytes of a result file."""
 LONGEST = 200
-"""Bytes of a file's name that leave room for more: 255 is what file systems allow."""
+"""Bytes of a file name that leave room for a suffix: file systems allow 255."""
 DEEPEST = 64
-"""Tables within tables: what goes deeper is meant to exhaust who goes after it."""
+"""Maximum nesting of tables; deeper files are refused, as they could exhaust the stack."""
 
 
 def read(path: Path, most: int) -> bytes:
-    """The bytes of a plain file.
+    """Read a regular file.
 
     Raises:
-        OSError: it cannot be read, is a device, a pipe or a directory, or is larger than `most`.
+        OSError: it cannot be read, is a device, a pipe or a directory, or exceeds `most` bytes.
     """
     check(path)
     with path.open("rb") as stream:
@@ -35,10 +35,10 @@ def read(path: Path, most: int) -> bytes:
 
 
 def check(path: Path) -> None:
-    """Refuse what is no plain file.
+    """Check that a path is a regular file.
 
     Raises:
-        OSError: it is not there, or a device, a pipe or a directory.
+        OSError: it does not exist, or is a device, a pipe or a directory.
     """
     if "\0" in str(path):
         raise OSError(errno.EINVAL, "its name holds a NUL")
@@ -50,10 +50,10 @@ def check(path: Path) -> None:
 
 
 def up_to(stream: BinaryIO, most: int) -> bytes:
-    """What a stream holds.
+    """Read a stream to its end.
 
     Raises:
-        OSError: that is more than `most` bytes.
+        OSError: it holds more than `most` bytes.
     """
     data = stream.read(most + 1)
     if len(data) > most:
@@ -62,17 +62,17 @@ def up_to(stream: BinaryIO, most: int) -> bytes:
 
 
 def beside(path: Path) -> Path:
-    """Where a file is written until it is whole: in its folder, by a name that fits however long its own."""
+    """Return a temporary path in the same directory, for writing a file before it is renamed."""
     name = os.fsencode(path.name)
     kept = path.name if len(name) <= LONGEST else f"offpol-diag-{zlib.crc32(name):08x}"
     return path.with_name(f".{kept}.{os.getpid()}.tmp")
 
 
 def toml(text: str) -> dict[str, Any]:
-    """A text as TOML.
+    """Parse TOML.
 
     Raises:
-        ValueError: it is none, holds an integer that no computer could, or nests too deep.
+        ValueError: the text is no TOML, holds too long an integer, or is nested too deeply.
     """
     try:
         table = tomllib.loads(text)
@@ -84,7 +84,7 @@ def toml(text: str) -> dict[str, Any]:
 
 
 def _depth(value: object) -> int:
-    """How deep containers nest, up to one more than `DEEPEST`; by levels, since a stack is finite."""
+    """Return the nesting depth, at most `DEEPEST` + 1; iterative, to avoid overflowing the stack."""
     level, depth = [value], 0
     while level and depth <= DEEPEST:
         inside = (one for one in level if isinstance(one, dict | list))

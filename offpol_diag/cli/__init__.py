@@ -43,7 +43,7 @@ app = typer.Typer(
 
 
 def _help(command: Callable[..., None]) -> str:
-    """The docstring with its paragraphs on one line each: typer keeps line ends where the source has them."""
+    """Return a command's docstring with each paragraph on one line, since typer keeps line ends."""
     paragraphs = (inspect.getdoc(command) or "").split("\n\n")
     return "\n\n".join(paragraph.replace("\n", " ") for paragraph in paragraphs)
 

@@ -1,4 +1,4 @@
-"""What a CI system is told besides files: GitHub's job summary and annotations."""
+"""Write GitHub's job summary and annotations."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def tell(summary: Summary, files: Outputs) -> None:
 
 
 def _add(place: Path, summary: Summary) -> None:
-    """Append; a summary that cannot be written is no reason to fail a gate."""
+    """Append to the job summary; failing to write it does not fail a gate."""
     from offpol_diag.report.render.markdown import render_markdown
 
     try:
@@ -34,7 +34,7 @@ def _add(place: Path, summary: Summary) -> None:
 
 
 def _annotate(summary: Summary, files: Outputs) -> None:
-    """On stdout, as GitHub's own tools do; on stderr, which it reads as well, where stdout holds a result."""
+    """Print annotations on stdout, or on stderr, which GitHub also reads, if stdout holds a result."""
     from offpol_diag.report.render.annotations import annotated
 
     lines = "".join(f"{line}\n" for line in annotated(summary.gates)).encode()

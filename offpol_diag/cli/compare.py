@@ -93,7 +93,7 @@ def compare(
 
 
 def _drawn(summary: Summary) -> str:
-    """The diagnosis and the comparison, without its charts."""
+    """Return the diagnosis and the comparison as text, without charts."""
     from dataclasses import replace
 
     from offpol_diag.blocks import Figure
@@ -106,7 +106,7 @@ def _drawn(summary: Summary) -> str:
 
 
 def _two(dump: Sequence[str] | None, as_one: bool) -> bool:
-    """Whether two runs are compared.
+    """Return whether two runs are compared.
 
     Raises:
         UsageError: more than two DUMPs, and nothing says that they are one.
@@ -135,7 +135,7 @@ def _refuse(against: str | None, dumps: Sequence[str]) -> None:
 
 
 def _runs(request: Request, a: str, b: str, chosen: Sequence[Preset]) -> Summary:
-    """Both read alike, one after the other."""
+    """Analyse both runs alike, one after the other, and compare them."""
     from offpol_diag.compare import of_runs
     from offpol_diag.readers.urls import clean
 
@@ -151,7 +151,7 @@ def _runs(request: Request, a: str, b: str, chosen: Sequence[Preset]) -> Summary
 
 
 def _chosen(request: Request, presets: str, against: str | None) -> tuple[tuple[Preset, ...], str | None]:
-    """The presets named, and the one that the others are compared with, by its own name."""
+    """Return the named presets, and the name of the reference preset."""
     chosen = request.presets(presets)
     if against is None:
         return chosen, None
@@ -175,10 +175,10 @@ def _presets(
 
 
 def _lacking(request: Request, dumps: Sequence[str], chosen: Sequence[Preset]) -> dict[str, list[str]]:
-    """Preset → the columns that the dump lacks for it.
+    """Return the columns that the dump lacks for each preset.
 
     Raises:
-        UsageError: none of them can be computed; it is said before the dump is read.
+        UsageError: no preset can be computed; raised before the dump is read.
     """
     from offpol_diag.analyze import plan
     from offpol_diag.engine.correction import needs
@@ -197,7 +197,7 @@ def _lacking(request: Request, dumps: Sequence[str], chosen: Sequence[Preset]) -
 
 
 def _instead(request: Request, columns: Mapping[str, str], missing: Mapping[str, None]) -> str:
-    """What to do about columns that are missing."""
+    """Return a hint on missing columns."""
     from offpol_diag.engine.correction import needs
     from offpol_diag.presets.catalogue import load
 

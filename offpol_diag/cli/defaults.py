@@ -1,4 +1,4 @@
-"""What is used when nothing was said: a file in the working directory, else the sample dump.
+"""Read default settings from a file in the working directory; the default dump is else the sample.
 
 Flags beat the environment (`OFFPOL_DIAG_*`), which beats the file. The file is `offpol-diag.toml`, or else
 the table `[tool.offpol-diag]` of `pyproject.toml`; the two are not merged.
@@ -18,7 +18,7 @@ from offpol_diag.wholefiles import MOST_TOML, read, toml
 
 
 class Home(NamedTuple):
-    """A file that may hold settings, and the tables to go through inside it."""
+    """A file that may hold settings, and the path of tables to them."""
 
     file: str
     tables: tuple[str, ...]
@@ -53,12 +53,12 @@ KEYS: Mapping[str, Callable[[object], str]] = {
     "on_bad_row": str,
     "quiet": str,
 }
-"""What a file may set → how it is said on the command line. Keys may be written with `-` or `_`."""
+"""Settings allowed in a file → conversion to command-line form. Keys may be written with `-` or `_`."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a file says.
+    """Settings read from a file.
 
     Attributes:
         file: the file it was read from, or empty.
@@ -72,10 +72,10 @@ class Settings:
 
 
 def settings(folder: Path = Path()) -> Settings:
-    """The settings of a folder; empty when no file there holds any.
+    """Read the settings of a directory; empty if no file there has any.
 
     Raises:
-        UsageError: the file is not TOML, or holds a key that is none of ours.
+        UsageError: the file is not TOML, or has an unknown key.
     """
     for home in HOMES:
         table = _table(folder / home.file, home.tables)
@@ -85,7 +85,7 @@ def settings(folder: Path = Path()) -> Settings:
 
 
 def dumps(given: Sequence[str] | None, quiet: bool = False) -> list[str]:
-    """The dumps to read: those given, else the one a file names, else the sample; says so on stderr."""
+    """Return the dumps to read: those given, else the settings file's, else the sample, noted on stderr."""
     if given:
         if len(given) > 1:
             note(f"{len(given)} DUMPs given: they are read as one dump", quiet)
@@ -104,7 +104,7 @@ def dumps(given: Sequence[str] | None, quiet: bool = False) -> list[str]:
 
 @contextmanager
 def judged(key: str, value: object) -> Iterator[None]:
-    """Within the block a value is judged: an error about one that a file gave begins with that file."""
+    """Validate a value within the block; errors on a value from a settings file name that file."""
     try:
         yield
     except OffpolError as error:
@@ -115,7 +115,7 @@ def judged(key: str, value: object) -> Iterator[None]:
 
 
 def sample() -> Path:
-    """The sample dump inside the package."""
+    """Return the path of the sample dump in the package."""
     return Path(__file__).parents[1] / "data" / "sample.parquet"
 
 

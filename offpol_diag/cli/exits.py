@@ -1,4 +1,4 @@
-"""Exit codes, and the one place where errors become them."""
+"""Convert errors to exit codes."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from offpol_diag.printable import printable
 FAILED, COULD_NOT_SAY, INTERRUPTED, BROKEN_PIPE, TERMINATED = 1, 2, 130, 141, 143
 
 GRACE = 5.0
-"""Seconds in which a second SIGTERM (`timeout` sends two) must not cut the cleaning up short."""
+"""Seconds during which a second SIGTERM (`timeout` sends two) is ignored, so that clean-up completes."""
 
 LONGEST = 1600
-"""Characters of a line of an error."""
+"""Maximum characters per line of an error."""
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 BUG = OffpolError(
     "this is a bug in offpol-diag", "please report it with the traceback above and what was run"
@@ -32,7 +32,7 @@ BUG = OffpolError(
 
 
 def run(app: Callable[..., object]) -> None:
-    """Run the command line of this process: its arguments, its signals, its exit code."""
+    """Run the command line: arguments, signals, exit code."""
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, terminator())
     with exit_codes(), spoken():
@@ -42,7 +42,7 @@ def run(app: Callable[..., object]) -> None:
 
 
 def terminator() -> Callable[[int, object], None]:
-    """A handler that leaves like Ctrl-C does: what is half-written is removed on the way out."""
+    """Return a SIGTERM handler that exits like Ctrl-C, so that incomplete files are removed."""
     last = float("-inf")
 
     def leave(signum: int, frame: object) -> None:
@@ -56,7 +56,7 @@ def terminator() -> Callable[[int, object], None]:
 
 @contextmanager
 def exit_codes() -> Iterator[None]:
-    """Run a block; what it raises becomes a message on stderr and an exit code.
+    """Convert errors raised within the block to a message on stderr and an exit code.
 
     A failed gate, and a bug found by `doctor --strict`, are the only ways to 1: a crash is 2, or CI would
     read it as a verdict.
@@ -84,7 +84,7 @@ def exit_codes() -> Iterator[None]:
 
 
 def complain(error: OffpolError) -> None:
-    """`error: …`, a blank line, `hint: …`, on stderr."""
+    """Print `error: …`, a blank line and `hint: …` on stderr."""
     message, *details = map(_short, error.lines)
     put(sys.stderr, f"error: {message}")
     sys.stderr.writelines(f"  {printable(one)}\n" for one in details)
@@ -94,12 +94,12 @@ def complain(error: OffpolError) -> None:
 
 
 def _short(text: str) -> str:
-    """A text that may quote a value of any length, cut in the middle."""
+    """Shorten a long text in the middle."""
     return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} … {text[-LONGEST // 2 :]}"
 
 
 def _unforeseen(error: Exception) -> None:
-    """A full disk is the machine's; anything else is a bug of ours and shows its traceback."""
+    """Report an unexpected error: a full disk by a message, anything else as a bug with its traceback."""
     if isinstance(error, OSError) and error.errno in NO_ROOM:
         complain(
             OffpolError(f"{error.filename or 'output'}: cannot be written ({error.strerror})", "make room")
@@ -111,5 +111,5 @@ def _unforeseen(error: Exception) -> None:
 
 
 def _silence_stdout() -> None:
-    """Nobody reads stdout any more: keep the interpreter's last flush from complaining about it."""
+    """Redirect a closed stdout, so that the interpreter's final flush does not fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -184,7 +184,7 @@ def _earlier(required: Requirements) -> Summary | None:
 
 
 def _summary(request: Request, source: Sequence[str], required: Requirements) -> Summary:
-    """A result is judged as it is; a dump is analysed first, with the presets that the bounds name."""
+    """Load a result, or analyse a dump with the presets that the bounds name."""
     results = [name for name in source if name.lower().endswith(".json")]
     if not results:
         catalogue = request.catalogue()
@@ -199,7 +199,7 @@ def _summary(request: Request, source: Sequence[str], required: Requirements) ->
 
 
 def _presets(required: Requirements, catalogue: Catalogue) -> Sequence[Preset]:
-    """Those to compute; a slip in a name is told with the place it stands in."""
+    """Return the presets to compute; an error on a name says where it is used."""
     found: dict[str, Preset] = {}
     for place, names in required.presets_by_place(catalogue):
         try:

@@ -1,4 +1,4 @@
-"""Every option that more than one command has, declared once."""
+"""Options shared by several commands."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ Tally = Annotated[
 
 
 def pairs(text: str | None) -> dict[str, str]:
-    """`a=b,c=d` as a mapping.
+    """Parse `a=b,c=d` into a mapping.
 
     Raises:
         UsageError: a part has no `=`, or nothing on one side of it.
@@ -161,5 +161,5 @@ def pairs(text: str | None) -> dict[str, str]:
 
 
 def names(text: str | None) -> tuple[str, ...]:
-    """`a,b` as a tuple of words."""
+    """Parse `a,b` into a tuple of words."""
     return tuple(word.strip() for word in (text or "").split(",") if word.strip())

@@ -1,6 +1,6 @@
-"""Where results go: files that are whole or absent, stdout for what was asked for, stderr for the rest.
+"""Write results: files atomically, requested output to stdout, everything else to stderr.
 
-All that is printed passes through `put` here, or through the terminal's renderer.
+All printed text passes through `put` or the terminal renderer.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ if TYPE_CHECKING:
 
 STDOUT = Path("-")
 URL = re.compile(r"[A-Za-z][\w+.-]+:/")
-"""How a path looks that was given as a URL."""
+"""Pattern of a path that was given as a URL."""
 LONGEST_NAME = 255
-"""Bytes of a file's name that file systems allow."""
+"""Maximum bytes of a file name."""
 STEM = 100
-"""Characters of a dump's name that a report's name takes."""
+"""Maximum characters of a dump's name used in a report's name."""
 
 
 def put(stream: TextIO, *lines: str) -> None:
-    """Print lines; what is no visible character in one of them is escaped, line ends too."""
+    """Print lines with invisible characters escaped, line ends within a line included."""
     stream.write("".join(f"{printable(line)}\n" for line in lines))
 
 
 def note(text: str, quiet: bool = False) -> None:
-    """A remark to the person at the terminal, on stderr."""
+    """Print a remark on stderr."""
     if not quiet:
         put(sys.stderr, text)
 
 
 def print_line(text: str) -> None:
-    """One line on stdout."""
+    """Print one line on stdout."""
     put(sys.stdout, text)
 
 
 def check(target: Path | None, *sources: object) -> None:
-    """Refuse, before any work is done, a place that cannot be written or that is one of the sources.
+    """Refuse, before any work is done, a target that cannot be written or that is one of the sources.
 
     Raises:
         UsageError: a directory, a file in a directory that does not exist, a file that is read, a URL, a name
@@ -74,7 +74,7 @@ def _check_place(target: Path, *sources: object) -> None:
 
 
 def _check_names(*names: object) -> None:
-    """Refuse what can be no file's name; the system's own calls answer it in many ways."""
+    """Refuse invalid file names, for which system calls raise various errors."""
     for name in map(str, names):
         parts = [] if URL.match(name) else re.split(r"[/\\]", name)
         if "\0" in name or any(len(os.fsencode(part)) > LONGEST_NAME for part in parts):
@@ -83,7 +83,7 @@ def _check_names(*names: object) -> None:
 
 
 def _check_whole(option: str, target: Path | None, form: str, example: str) -> None:
-    """What is put in place as a whole cannot be piped, and a device is nothing to be replaced."""
+    """Refuse stdout, pipes and devices for files that are renamed into place."""
     if target is None:
         return
     _check_names(target)
@@ -94,19 +94,19 @@ def _check_whole(option: str, target: Path | None, form: str, example: str) -> N
 
 
 def write_all(texts: Mapping[Path, str], ready: Mapping[Path, Path] | None = None, shown: str = "") -> None:
-    """Write texts to their files, each whole, and none before all could be written; `-` is stdout.
+    """Write texts to their files atomically, and none before all can be written; `-` is stdout.
 
-    Stdout, devices and pipes come first: they cannot be staged. Where a reader of stdout leaves early, which
-    is no failure, files are put in place none the less.
+    Stdout, devices and pipes are written first, as they cannot be staged. If stdout is closed early, which is
+    no failure, the files are still put in place.
 
     Args:
-        texts: place → text.
-        ready: place → a file beside it that is whole already and goes there.
-        shown: what stdout shows, where it is none of the places.
+        texts: target → text.
+        ready: target → complete temporary file to be renamed to it.
+        shown: text for stdout, if stdout is no target.
 
     Raises:
-        UsageError: a place cannot be written.
-        BrokenPipeError: nobody reads stdout any more.
+        UsageError: a target cannot be written.
+        BrokenPipeError: stdout was closed.
     """
     staged: dict[Path, Path] = {}
     try:
@@ -129,7 +129,7 @@ def write_all(texts: Mapping[Path, str], ready: Mapping[Path, Path] | None = Non
 
 
 def _write_streams(texts: Mapping[Path, str], shown: str) -> None:
-    """What goes to devices and pipes, where there is nothing to be replaced, and to stdout."""
+    """Write to devices, pipes and stdout."""
     for target, text in texts.items():
         if target != STDOUT and not _replaceable(target):
             with _told(target):
@@ -157,7 +157,7 @@ def _replaceable(target: Path) -> bool:
 
 
 def _encoded(text: str) -> bytes:
-    """UTF-8 whatever the locale: what is written is data."""
+    """Encode as UTF-8, whatever the locale."""
     return text.encode("utf-8", "backslashreplace")
 
 
@@ -176,7 +176,7 @@ def _write_stdout(text: str) -> None:
 
 
 def default_html(sources: Sequence[str]) -> Path:
-    """`offpol-diag-<stem>.html` in the working directory, after the last part of the first source."""
+    """Return `offpol-diag-<stem>.html` in the working directory, named after the first source."""
     from offpol_diag.readers.urls import clean
 
     parts = re.split(r"[/\\]", clean(sources[0]))
@@ -219,14 +219,14 @@ FORMATS: dict[str, Callable[[Summary], str]] = {
 
 
 def _suffixed(target: Path) -> Path:
-    """Beside the target, with its ending, by which Parquet and gzip are told."""
+    """Return a temporary path beside the target with its suffix, by which formats are recognised."""
     file = beside(target)
     return file.with_name(f"{file.name}{target.suffix}")
 
 
 @dataclass(frozen=True)
 class Staged:
-    """Where the analysis writes what it writes itself, until all else is written too."""
+    """Temporary files that the analysis itself writes, renamed when all other output is written."""
 
     sequences: Path | None = None
     tally: Path | None = None
@@ -234,7 +234,7 @@ class Staged:
 
 @dataclass(frozen=True)
 class Outputs:
-    """The forms in which a result was asked for.
+    """The requested output forms of a result.
 
     Args:
         html: a file, or None.
@@ -255,7 +255,7 @@ class Outputs:
     junit: Path | None = None
 
     def check(self, *sources: object) -> None:
-        """Refuse places that cannot be written, two results in one place, and writing over what is read."""
+        """Refuse targets that cannot be written, two results with one target, and overwriting a source."""
         _check_names(*sources)
         _check_whole("--sequences", self.sequences, "Parquet", "rows.parquet")
         _check_whole("--tally", self.tally, "a tally", "piece.tally.json.gz")
@@ -268,10 +268,10 @@ class Outputs:
 
     @contextmanager
     def begin(self) -> Iterator[Staged]:
-        """Begin with what does not wait for a result, beside what does.
+        """Start work that needs no result, in parallel with the analysis.
 
         Yields:
-            Where the analysis writes what it writes itself; nothing of that stays there when the block ends.
+            The temporary files for the analysis to write, removed at the end of the block if still present.
         """
         if self.html is not None:
             from offpol_diag.report.render import library
@@ -287,9 +287,9 @@ class Outputs:
                         file.unlink(missing_ok=True)
 
     def write(self, summary: Summary, drawn: Callable[[], str]) -> None:
-        """Write every form that was asked for, and print what is drawn, unless stdout holds a result.
+        """Write every requested form, and print the drawn text unless stdout holds a result.
 
-        All is rendered before anything is written, and written and printed before a file is put in its place.
+        Everything is rendered before anything is written, and written and printed before files are renamed.
         """
         texts = {
             target: render(summary)
@@ -311,7 +311,7 @@ class Outputs:
                 say(f"{form} written to {target}")
 
     def takes_stdout(self) -> bool:
-        """Whether stdout holds a result, so that nothing else may go there."""
+        """Return whether stdout holds a result, so that nothing else may be printed there."""
         return STDOUT in self._targets()
 
     def _targets(self) -> list[Path]:

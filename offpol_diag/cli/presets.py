@@ -102,7 +102,7 @@ def _drawn(chosen: dict[str, Preset], named: bool) -> str:
 
 
 def _print_configs(chosen: dict[str, Preset], trainer: str, json: Any, quiet: bool) -> None:
-    """Everything is translated before anything is printed."""
+    """Print presets as a trainer's configuration; all are translated before any is printed."""
     from offpol_diag.trainers import config_for
 
     configs = [config_for(preset, trainer) for preset in chosen.values()]

@@ -1,8 +1,7 @@
-"""The process that runs one command and ends: what a library sets up for long lives costs it a third.
+"""Tune the interpreter for a process that runs one command, which saves a third of its time.
 
-The collector of garbage would look through all that was imported again and again, and once more at the end.
-Nothing large waits for it, since what a batch took is let go of without it. The threads of numpy's products
-would keep other cores busy while they wait for the next one; ours are small.
+The garbage collector would repeatedly scan all imported modules, and once more at exit; memory of batches is
+freed without it. BLAS threads would keep other cores busy while idle, and our matrix products are small.
 """
 
 from __future__ import annotations
@@ -13,17 +12,17 @@ import os
 import re
 
 SELDOM = 500_000
-"""New objects, less those that went by themselves, after which it looks; a small analysis makes half."""
+"""Net number of new objects that triggers a collection; a small analysis makes half as many."""
 SIZES, SIZE = ("COLUMNS", "LINES", "TERMINAL_WIDTH"), re.compile("[1-9][0-9]{1,3}")
-"""What says how large a terminal is, and what it may say: 10 to 9,999."""
+"""Environment variables of the terminal's size, and their valid values: 10 to 9,999."""
 THREADS = "OPENBLAS_NUM_THREADS"
-"""Read when numpy is imported, here and in the processes that this one starts."""
+"""Environment variable read when numpy is imported, here and in child processes."""
 
 
 def settle() -> None:
-    """Before anything is imported for a command; what the user says of threads stands.
+    """Configure the process before a command's imports; the user's number of threads is kept.
 
-    A width that is none would end in rich with a traceback.
+    Invalid terminal sizes are removed, since rich would raise on them.
     """
     for name in SIZES:
         if not SIZE.fullmatch(os.environ.get(name, "")):

@@ -1,4 +1,4 @@
-"""How far a run is: a bar with its rate and the time left, on stderr, where that is a terminal."""
+"""Show progress on stderr, if it is a terminal: a bar with the rate and the remaining time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Report = Callable[[int, int], None]
 
 @contextmanager
 def progress(quiet: bool) -> Iterator[Report | None]:
-    """A function to report progress to, or None where nobody would see it."""
+    """Yield a function that reports progress, or None if progress is not shown."""
     from rich.console import Console
 
     console = Console(stderr=True)

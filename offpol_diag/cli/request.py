@@ -1,4 +1,4 @@
-"""From options to a finished summary: what `analyze`, `compare` and `gate` share."""
+"""Turn options into a finished summary, for `analyze`, `compare` and `gate`."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 DEVICES = re.compile(r"auto|cpu|cuda(:\d+)?")
 WORKERS = re.compile("0*[1-9][0-9]{0,3}")
 LARGE = 16 << 20
-"""Bytes of files for which workers are likely to pay."""
+"""File bytes above which workers are probably faster."""
 GPU = Path("/dev/nvidia0")
 
 
 @dataclass(frozen=True)
 class Request:
-    """What to read and how, as the command line says it; the fields are the options of `options.py`."""
+    """The options of a command on what to read and how; the fields are the options of `options.py`."""
 
     preset_file: Path | None
     columns: str | None
@@ -47,7 +47,7 @@ class Request:
     trainer: str | None = None
 
     def catalogue(self) -> Catalogue:
-        """The presets that ship, and the user's; names that changed their meaning are told on stderr."""
+        """The built-in and the user's presets; names with a changed meaning are noted on stderr."""
         from offpol_diag.presets.catalogue import load
 
         with judged("preset_file", self.preset_file):
@@ -57,18 +57,18 @@ class Request:
         return found
 
     def presets(self, named: str) -> tuple[Preset, ...]:
-        """The presets named."""
+        """Return the named presets."""
         catalogue = self.catalogue()
         with judged("presets", named):
             return catalogue.resolve(named)
 
     def which_columns(self) -> dict[str, str] | None:
-        """Our name of a column → the dump's, where the user says it."""
+        """Return the user's overrides: canonical column name → the dump's."""
         with judged("columns", self.columns):
             return pairs(self.columns) or None
 
     def run(self, command: str, dumps: Sequence[str], presets: Sequence[Preset]) -> Summary:
-        """Analyse, diagnose, recommend.
+        """Analyse and diagnose dumps, and recommend a correction.
 
         Raises:
             OffpolError: the options, the dump or a preset file cannot be used.
@@ -80,7 +80,7 @@ class Request:
     def examined(
         self, dumps: Sequence[str], presets: Sequence[Preset], against: str | None = None
     ) -> Examined:
-        """Analyse, and keep what the intervals were made of.
+        """Analyse dumps, and keep the data behind the intervals.
 
         Raises:
             OffpolError: the options, the dump or a preset file cannot be used.
@@ -103,7 +103,7 @@ class Request:
             )
 
     def sweep(self, dumps: Sequence[str], options: SweepOptions) -> Summary:
-        """One preset at many thresholds.
+        """Evaluate one preset at many thresholds.
 
         Raises:
             OffpolError: the options or the dump cannot be used.
@@ -116,7 +116,7 @@ class Request:
             return sweep(dumps, options, progress=report, **where)
 
     def where(self, dumps: Sequence[str]) -> dict[str, Any]:
-        """How a dump is read, and where the work is done: what every loop over one takes.
+        """Return the arguments on reading and engine for every pass over a dump.
 
         Raises:
             OffpolError: one of the options cannot be used.
@@ -136,7 +136,7 @@ class Request:
         }
 
     def prepare(self, dumps: Sequence[str]) -> None:
-        """Fork workers where they are likely needed: all is imported by now, and no thread is begun."""
+        """Fork workers if they are probably needed, after all imports and before any thread is started."""
         if self.workers != "1" and self.engine == "local" and _computes_here(self.device) and _large(dumps):
             from offpol_diag.run import pool
 
@@ -144,22 +144,22 @@ class Request:
 
 
 def ran(command: str, summary: Summary) -> Summary:
-    """The summary, made by a command."""
+    """Return the summary with the name of its command."""
     return summary.model_copy(update={"run": summary.run.model_copy(update={"command": command})})
 
 
 def decided(summary: Summary, trainer: str | None = None) -> Summary:
-    """The summary with its recommendation, said to a trainer where one is named."""
+    """Return the summary with its recommendation, as a trainer's configuration if one is named."""
     from offpol_diag.advice.recommend import advised
 
     return advised(summary, trainer)
 
 
 def trainer_name(said: str | None) -> str | None:
-    """The trainer's own name.
+    """Return a trainer's canonical name.
 
     Raises:
-        UsageError: there is no such trainer.
+        UsageError: the trainer is unknown.
     """
     from offpol_diag.trainers import trainer_named
 
@@ -167,7 +167,7 @@ def trainer_name(said: str | None) -> str | None:
 
 
 def _workers(said: str) -> int | None:
-    """How many processes; None for as many as pay."""
+    """Return the number of processes; None to choose automatically."""
     if said == "auto":
         return None
     if not WORKERS.fullmatch(said):
@@ -176,12 +176,12 @@ def _workers(said: str) -> int | None:
 
 
 def _computes_here(device: str) -> bool:
-    """Whether that is likely the CPU, as far as can be told without asking a library."""
+    """Return whether the device is probably the CPU, judged without importing a library."""
     return device == "cpu" or (device == "auto" and not GPU.exists())
 
 
 def _large(dumps: Sequence[str]) -> bool:
-    """Whether files are large, as far as can be told by a glance: of URLs and globs nothing is known."""
+    """Return whether local files and directories are large; URLs and globs are ignored."""
     return sum(size for dump in map(Path, dumps) for size in _sizes(dump)) >= LARGE
 
 

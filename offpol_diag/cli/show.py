@@ -1,4 +1,4 @@
-"""The terminal: what every command prints for people."""
+"""Render sections for the terminal."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
 
 
 def drawn(sections: Sequence[Section], stack: bool = True) -> str:
-    """Sections as stdout shows them."""
+    """Return sections as text for stdout."""
     from offpol_diag.report.render.terminal import draw, make_console
 
     return draw(sections, make_console(), stack)
 
 
 def drawn_report(summary: Summary, whole: bool = False) -> str:
-    """The summary of the report as stdout shows it; `whole`: wide tables below rather than left out."""
+    """Return the report's summary as text for stdout; `whole` moves columns that do not fit below."""
     from offpol_diag.report.render.terminal import BRIEF, brief
     from offpol_diag.report.sections import sections
 
@@ -26,7 +26,7 @@ def drawn_report(summary: Summary, whole: bool = False) -> str:
 
 
 def drawn_diagnosis(summary: Summary) -> str:
-    """The diagnosis as stdout shows it, from its first sentence on."""
+    """Return the diagnosis as text for stdout, starting with its first sentence."""
     from dataclasses import replace
 
     from offpol_diag.report.sections import sections

@@ -103,7 +103,7 @@ def _drawn(summary: Summary) -> str:
 def _checked(
     request: Request, name: str, which: str | None, at: str | None, keep: float | None, trainer: str | None
 ) -> SweepOptions:
-    """What to sweep, checked before the dump is read."""
+    """Return the options of the sweep, validated before the dump is read."""
     from offpol_diag.sweep import SweepOptions, pick, thresholds, window
 
     found = request.presets(name)
@@ -119,7 +119,7 @@ def _checked(
 
 
 def _trainer(trainer: str | None, keep: float | None, request: Request, name: str) -> str:
-    """A trainer that can say the preset; its bounds are not known yet."""
+    """Return the trainer's name after checking that it can express the preset, with bounds to be found."""
     from offpol_diag.trainers import config_for, trainer_named
 
     if trainer is None:

@@ -1,6 +1,6 @@
-"""What typer refuses, said the way everything else is: one sentence with its place, and a hint.
+"""Convert typer's usage errors to our own form: one sentence with its location, and a hint.
 
-Typer's own exceptions have no public names; they are told by what they carry.
+Typer's exceptions have no public names; they are recognised by their attributes.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from offpol_diag.errors import UsageError
 
 PROGRAM = "offpol-diag"
 NEAR = re.compile(r" (?:Did you mean (?P<words>.+)\?|\(Possible options: (?P<options>.+)\))$")
-"""How typer ends a message that has something to propose."""
+"""Pattern of the suggestion at the end of typer's messages."""
 
 
 @runtime_checkable
 class Refusal(Protocol):
-    """What typer raises at arguments that it cannot take; `param` is there where one of them is bad."""
+    """Protocol of typer's usage errors; `param` is the invalid parameter, if there is one."""
 
     ctx: Any
 
     def format_message(self) -> str:
-        """What is wrong."""
+        """Return the error message."""
 
 
 @contextmanager
 def spoken() -> Iterator[None]:
-    """What typer refuses within the block becomes a UsageError."""
+    """Convert typer's errors within the block to UsageError."""
     try:
         yield
     except Exception as error:
@@ -41,7 +41,7 @@ def spoken() -> Iterator[None]:
 
 
 def _bare(error: Refusal) -> SystemExit:
-    """No argument at all: typer has drawn the help already, where it draws with rich."""
+    """Return the exit for a call without arguments; with rich, typer has printed the help already."""
     sys.stderr.write(error.format_message())
     return SystemExit(2)
 
@@ -56,7 +56,7 @@ def _refusal(error: Refusal) -> UsageError:
 
 
 def _message(error: Refusal) -> str:
-    """Typer's words; a value that came from elsewhere than a flag is named after its place."""
+    """Return typer's message; values from elsewhere than a flag are named after their source."""
     reason = str(getattr(error, "message", "")).removeprefix("Value error, ")
     param = getattr(error, "param", None)
     if param is None or not reason:
@@ -72,12 +72,12 @@ def _place(context: Any, param: Any) -> str:
 
 
 def _plain(message: str) -> str:
-    """As our own messages begin and end."""
+    """Return a message in the style of our own: lower case, without a final full stop."""
     return message[:1].lower() + message[1:].removesuffix(".")
 
 
 def _command(error: Refusal) -> str:
-    """The command whose help tells more; typer knows it but where an option lacks its value."""
+    """Return the command whose help to suggest; typer knows it unless an option lacks its value."""
     if error.ctx is not None:
         return str(error.ctx.command_path)
     said = [word for word in sys.argv[1:2] if not word.startswith("-")]

@@ -1,21 +1,21 @@
-"""From Parquet files to packed batches: `open_dump(sources).batches()`.
+"""Read Parquet files into packed batches: `open_dump(sources).batches()`.
 
-urls       a URL in parts, and without what is secret
-remote     files on this disk and in stores: retries, and why one cannot be read
-sources    what the user named → files
-parquet    a file's metadata; why a file cannot be read
-columns    roles of columns: aliases, overrides, what they may hold
-schema     the form and the columns of a dump, in one file and across files
-pages      the sizes that a column declares, checked
+urls       parse URLs, and remove credentials from them
+remote     local and remote files: access, retries, error messages
+sources    paths, directories, globs and URLs → list of files
+parquet    file metadata; errors of unreadable files
+columns    roles of columns: aliases, overrides, accepted types
+schema     form (wide or long) and columns of a dump, checked across files
+pages      checks of the sizes declared in page headers
 rowgroups  row groups → slices of rows
 decode     slices → arrays → batches
-keys       what the bootstrap draws
-checks     bad rows, and signs of the train columns
-long       rows of one token → slices
-dump       all of it, one after the other
-shards     a dump in parts that can be read apart
+keys       resampling key of each sequence, for the bootstrap
+checks     bad rows, and the signs of the train columns
+long       long form (one row per token) → slices
+dump       the steps above as one reader
+shards     division of a dump into parts that can be read independently
 
-What reads with torch is imported on first use: a URL can be cleaned without (PEP 562).
+Modules that need torch are imported on first use (PEP 562), so that `urls` works without it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Check the values of rows: which are bad and why, what becomes of them, and the signs of the train columns.
+"""Validate the values of rows, refuse or skip bad rows, and check the signs of the train columns.
 
-Most columns are found right by their smallest and largest value; only where those are not is every token
-looked at.
+Most columns pass by their minimum and maximum alone; single tokens are checked only where these fail.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from offpol_diag.readers.keys import starts
 from offpol_diag.readers.schema import Plan
 
 TOLERANCE = 1e-3
-"""Nats above 0 that are rounding: reduced precision puts a sure token a little above 0."""
+"""Largest log-prob in nats that counts as rounding: in reduced precision a certain token can exceed 0."""
 LIMIT = 2.0**63
-"""What steps, lags and versions stay below: what is made of them is stored in 64 bits."""
+"""Upper limit on the magnitude of steps, lags and versions, which are stored as 64-bit integers."""
 EXAMPLES = 5
-"""Bad rows that are described when bad rows are skipped."""
+"""Number of skipped rows that are described individually."""
 
 SKIP = "mend the writer, or leave such rows out with --on-bad-row skip"
 HINTS = {
@@ -36,11 +35,11 @@ HINTS = {
 }
 
 
-# ---------------------------------------------------------------- what makes a row bad
+# ---------------------------------------------------------------- checks of rows
 
 
 def shapes(rows: Rows) -> Iterator[Problem]:
-    """A null where a list belongs; lists of different length in a row."""
+    """Find null lists, and rows whose lists differ in length."""
     for role, column in rows.lists.items():
         differs = ~column.absent & (column.lengths != rows.lengths)
         yield from _at_rows(role, column.absent, lambda _: "there is null where a list belongs", "null")
@@ -54,7 +53,7 @@ def _lengths(column: Ragged, rows: Rows) -> Callable[[int], str]:
 
 
 def mask_values(rows: Rows) -> Iterator[Problem]:
-    """A mask of something else than 0 and 1."""
+    """Find mask values other than 0 and 1."""
     mask = rows.lists.get(columns.MASK)
     if mask is None:
         return
@@ -65,7 +64,7 @@ def mask_values(rows: Rows) -> Iterator[Problem]:
 
 
 def token_values(rows: Rows) -> Iterator[Problem]:
-    """A null, NaN or infinity at a token that counts."""
+    """Find null, NaN and infinite values at unmasked tokens."""
     for role, column in rows.lists.items():
         if not at_most(sys.float_info.max, column, rows):
             bad = _with_null(~np.isfinite(column.values), column) & rows.live
@@ -73,7 +72,7 @@ def token_values(rows: Rows) -> Iterator[Problem]:
 
 
 def rollout_signs(rows: Rows) -> Iterator[Problem]:
-    """A rollout log-prob above 0: the policy that sampled the token gave it a probability, so it has one."""
+    """Find rollout log-probs above 0, which are errors: the rollout policy is normalised."""
     column = rows.lists[columns.ROLLOUT]
     if not at_most(TOLERANCE, column, rows):
         bad = (column.values.astype(np.float64) > TOLERANCE) & rows.live
@@ -81,14 +80,14 @@ def rollout_signs(rows: Rows) -> Iterator[Problem]:
 
 
 def number_values(rows: Rows) -> Iterator[Problem]:
-    """A null, NaN or infinity where each row has one number."""
+    """Find null, NaN and infinite values in columns with one number per row."""
     detail = "it is null, NaN or infinite, and a finite number is needed"
     for role, values in rows.numbers.items():
         yield from _at_rows(role, ~np.isfinite(values), lambda _: detail, "number")
 
 
 def count_values(rows: Rows) -> Iterator[Problem]:
-    """A step, lag or version that no integer of 64 bits holds; null and NaN are allowed."""
+    """Find steps, lags and versions that exceed 64-bit integers; null and NaN are allowed."""
     for role, values in rows.counts.items():
         yield from _at_rows(role, np.abs(values) >= LIMIT, _too_large(values), "number")
 
@@ -105,11 +104,11 @@ CHECKS: tuple[Callable[[Rows], Iterator[Problem]], ...] = (
     number_values,
     count_values,
 )
-"""In order, each on the rows that passed those before it: lists are compared once they are equally long."""
+"""Checks in order; each runs on the rows that passed the earlier ones, so values may assume equal lengths."""
 
 
 def at_most(high: float, column: Ragged, rows: Rows) -> bool:
-    """Whether every token that counts has a finite value up to `high`; masked ones most often have too."""
+    """Return whether every unmasked token has a finite value of at most `high`."""
     if column.null is not None and (column.null & rows.live).any():
         return False
     return _inside(column.span, high) or _inside(span(rows.unmasked(column.values)), high)
@@ -124,14 +123,14 @@ def _with_null(bad: Flags, column: Ragged) -> Flags:
 
 
 def _at_rows(role: str, bad: Flags, detail: Callable[[int], str], hint: str) -> Iterator[Problem]:
-    """The problem of the rows that are bad, [S] bool; `detail` takes the row."""
+    """Yield a Problem for the rows flagged in `bad` [S], if any; `detail` maps a row to its message."""
     found = np.flatnonzero(bad)
     if found.size:
         yield Problem(role, found, lambda i: detail(found[i]), HINTS[hint])
 
 
 def _at_tokens(role: str, column: Ragged, bad: Flags, why: str, hint: str) -> Iterator[Problem]:
-    """The problem of the rows with bad tokens, [T] bool; the first bad token of each row is named."""
+    """Yield a Problem for rows with tokens flagged in `bad` [T]; it names each row's first such token."""
     found = np.flatnonzero(bad)
     if not found.size:
         return
@@ -148,16 +147,16 @@ def _at_tokens(role: str, column: Ragged, bad: Flags, why: str, hint: str) -> It
 
 
 def _row_of(tokens: Ints, offsets: Ints) -> Ints:
-    """The row that each token [N] is in; rows start at `offsets` [S+1]."""
+    """Return the row of each token index [N]; rows start at `offsets` [S+1]."""
     return np.searchsorted(offsets, tokens, side="right") - 1
 
 
-# ---------------------------------------------------------------- what becomes of bad rows
+# ---------------------------------------------------------------- refusing or skipping bad rows
 
 
 @dataclass(frozen=True)
 class BadRow:
-    """A row that was left out, and why; rows count from 0 in their file."""
+    """A skipped row and the reason; rows are numbered from 0 within their file."""
 
     file: str
     row_group: int
@@ -166,7 +165,7 @@ class BadRow:
     reason: str
 
     def __str__(self) -> str:
-        """The sentence of an error."""
+        """Return the location and the reason as an error message."""
         return (
             f"{self.file}, row group {self.row_group}, row {self.row}, column {self.column!r}: {self.reason}"
         )
@@ -174,10 +173,10 @@ class BadRow:
 
 @dataclass
 class Skipped:
-    """Rows left out so far.
+    """Count and examples of skipped rows.
 
     Attributes:
-        count: how many.
+        count: number of skipped rows.
         examples: the first `EXAMPLES`.
     """
 
@@ -185,21 +184,21 @@ class Skipped:
     examples: list[BadRow] = field(default_factory=list)
 
     def merge(self, more: Skipped) -> None:
-        """Count those of the rows that follow."""
+        """Add the skipped rows of a later part of the dump."""
         self.count += more.count
         self.examples += more.examples[: EXAMPLES - len(self.examples)]
 
 
 def good_rows(piece: Slice, plan: Plan, skipped: Skipped | None) -> tuple[Slice, Rows]:
-    """The good rows of a slice, decoded.
+    """Decode a slice and drop its bad rows.
 
     Args:
         piece: the slice.
         plan: the columns.
-        skipped: where bad rows are counted; None to stop at the first.
+        skipped: counter of bad rows; None to raise at the first one.
 
     Raises:
-        DumpError: a bad row that is not to be skipped.
+        DumpError: a bad row, where `skipped` is None.
     """
     if piece.problems:
         piece = _without(piece, list(piece.problems), plan, skipped)
@@ -238,21 +237,21 @@ def _without(piece: Slice, problems: list[Problem], plan: Plan, skipped: Skipped
 
 TRAIN = (columns.OLD, columns.CURRENT)
 JUDGED_AT = 32
-"""Enough tokens that more than half of them positive is no accident."""
+"""Number of tokens from which a majority of positive values is not chance."""
 NEGATE = "a log-probability is at most 0; if the column holds negative log-likelihoods, negate it"
 
 
 @dataclass
 class Count:
-    """What was seen of the signs of one column.
+    """Running counts of the signs in one column.
 
     Attributes:
-        tokens: that count.
-        positive: beyond the tolerance.
-        sizeable: beyond the tolerance on either side of 0.
-        first: place and value of the first positive one.
+        tokens: unmasked tokens.
+        positive: tokens with values above the tolerance.
+        sizeable: tokens whose absolute value exceeds the tolerance.
+        first: location and value of the first positive token.
         judged: whether the sign was judged; `sizeable` is not counted from then on.
-        wrong: why the sign is wrong; empty when it was found right.
+        wrong: error message if the sign is wrong, else empty.
     """
 
     tokens: int = 0
@@ -263,11 +262,11 @@ class Count:
     wrong: str = ""
 
     def decided(self, more: int) -> bool:
-        """Whether so many tokens more, none of them positive, change nothing but their number."""
+        """Return whether `more` further tokens, none of them positive, could change only the token count."""
         return self.judged or (not self.positive and self.tokens + more >= JUDGED_AT)
 
     def add(self, more: Count) -> None:
-        """Count what was seen in the rows that follow; the first to see enough tokens has judged."""
+        """Add the counts of later rows; the earliest judgement of the sign is kept."""
         if not self.judged:
             self.sizeable += more.sizeable
             self.judged, self.wrong = more.judged, more.wrong
@@ -278,12 +277,12 @@ class Count:
 
 @dataclass(frozen=True)
 class Signs:
-    """Watches the signs of the train columns.
+    """Sign check of the train columns, updated row by row.
 
     Attributes:
         plan: the columns.
-        counts: by our name of the column.
-        waits: a wrong sign is an error only once `merge` knows that no row before these had judged.
+        counts: canonical column name → counts.
+        waits: whether a wrong sign is raised only in `merge`, when the counts of earlier rows are known.
     """
 
     plan: Plan
@@ -291,7 +290,7 @@ class Signs:
     waits: bool = False
 
     def see(self, piece: Slice, rows: Rows) -> None:
-        """Count the next rows.
+        """Update the counts with the next rows.
 
         Raises:
             DumpError: a column with the wrong sign.
@@ -328,7 +327,7 @@ class Signs:
             raise DumpError(count.wrong, NEGATE)
 
     def merge(self, counts: Mapping[str, Count]) -> None:
-        """Count what others saw in the rows that follow.
+        """Add the counts of later rows, made by other readers.
 
         Raises:
             DumpError: a column with the wrong sign.
@@ -339,7 +338,7 @@ class Signs:
             self._judge(count)
 
     def notes(self) -> tuple[str, ...]:
-        """A warning for each column with positive values."""
+        """Return a warning for each column with positive values."""
         return remarks({self.plan.columns[role]: count for role, count in self.counts.items()})
 
 

@@ -1,6 +1,6 @@
-"""Column roles: what each may hold, the names that trainers give it, and the user's own `--columns`.
+"""Column roles: accepted types, trainers' names for them, and overrides from `--columns`.
 
-A new name that a trainer uses is a word in `ROLES`.
+To support another trainer's name for a column, add it to the aliases in `ROLES`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ POSITION = "position"
 ROLLOUT_VERSION, TRAIN_VERSION = "rollout_version", "train_version"
 COUNTS = (STEP, LAG, ROLLOUT_VERSION, TRAIN_VERSION)
 SCALARS = (SEQUENCE, GROUP, *COUNTS)
-"""What reaches a batch as `scalars`; those in `COUNTS` are numbers."""
+"""Columns passed to a batch as `scalars`; those in `COUNTS` are numeric."""
 
 
 # ---------------------------------------------------------------- what a column holds
@@ -45,38 +45,38 @@ FAMILIES = {"anything": (pt.is_null,), "number": NUMBERS, "text": TEXTS}
 
 
 def is_list(dtype: pa.DataType) -> bool:
-    """Whether a column holds a list per row."""
+    """Return whether a column holds one list per row."""
     return _is_any(dtype, LISTS)
 
 
 def is_padded(dtype: pa.DataType) -> bool:
-    """Whether every list of a column has the same length."""
+    """Return whether the column has a fixed-size list type."""
     return bool(pt.is_fixed_size_list(dtype))
 
 
 def is_float(dtype: pa.DataType) -> bool:
-    """Whether a column holds a float per row."""
+    """Return whether a column holds one float per row."""
     return bool(pt.is_floating(stored(dtype)))
 
 
 def is_bytes(dtype: pa.DataType) -> bool:
-    """Whether a column holds bytes per row, which may be text."""
+    """Return whether a column holds binary values, which may be text."""
     return _is_any(stored(dtype), BYTES)
 
 
 def is_described(dtype: pa.DataType) -> bool:
-    """Whether a column can say where a sequence comes from: text, an integer or a boolean."""
+    """Return whether a column can describe a sequence's origin: text, integer or boolean."""
     return _is_any(stored(dtype), (pt.is_integer, pt.is_boolean, pt.is_string, pt.is_large_string))
 
 
 def stored(dtype: pa.DataType) -> pa.DataType:
-    """The type without its dictionary, and an extension's as it is stored."""
+    """Return a type without dictionary encoding, and the storage type of an extension type."""
     inner = dtype.value_type if pt.is_dictionary(dtype) else dtype
     return inner.storage_type if isinstance(inner, pa.BaseExtensionType) else inner
 
 
 def agree(one: pa.DataType, two: pa.DataType) -> bool:
-    """Whether two files agree on a column: in having lists, and in the family of the elements."""
+    """Return whether two column types agree in being lists and in the family of their elements."""
     return is_list(one) == is_list(two) and len({_family(one), _family(two)} - {"anything"}) < 2
 
 
@@ -91,11 +91,11 @@ def _is_any(dtype: pa.DataType, tests: tuple[Test, ...]) -> bool:
 
 @dataclass(frozen=True)
 class Kind:
-    """What a column must hold.
+    """A requirement on a column's type.
 
     Attributes:
-        needs: in words, for messages.
-        accepts: whether an Arrow type will do.
+        needs: the requirement in words, for messages.
+        accepts: returns whether an Arrow type meets it.
     """
 
     needs: str
@@ -127,7 +127,7 @@ PER_TOKEN = {
     FLAGS: Kind(f"one 0 or 1 {IN_LONG_FORM}", _one(*NUMBERS)),
     NUMBER_OR_LIST: NUMBER,
 }
-"""What a list holds → what a row per token holds in its place."""
+"""Requirement in the wide form (a list per row) → requirement in the long form (a row per token)."""
 
 
 # ---------------------------------------------------------------- roles
@@ -138,11 +138,11 @@ class Role:
     """A role that a column can have.
 
     Attributes:
-        name: our name, and the column's name in a canonical dump.
-        kind: what the column must hold.
-        aliases: what trainers call it.
-        short: what `--columns` may call it.
-        per_token: what else it is called where a row is a token.
+        name: canonical column name.
+        kind: requirement on the column's type.
+        aliases: trainers' names for the column.
+        short: short name accepted by `--columns`.
+        per_token: further names in the long form (one row per token).
     """
 
     name: str
@@ -250,19 +250,19 @@ ROLES = (
 def resolve(
     names: Sequence[str], overrides: Mapping[str, str], file: str, roles: Sequence[Role] = ROLES
 ) -> dict[str, str]:
-    """Which column plays which part: our name → the column's name, for the parts that are played.
+    """Assign columns to roles: canonical name → the column's name, for the roles found.
 
-    The user's word goes first. Without it, a part is played by the one column with its canonical name or one
-    of its aliases. A column that the user gave a part plays no other.
+    Overrides take precedence. Otherwise a role goes to the one column with its canonical name or one of its
+    aliases. A column named in an override has no other role.
 
     Args:
         names: the columns of the file.
-        overrides: a part (canonical or short name) → the column that plays it.
+        overrides: role (canonical or short name) → column.
         file: the file's name, for messages.
-        roles: the parts there are.
+        roles: the roles to assign.
 
     Raises:
-        DumpError: a senseless override, two candidates for one part, or a required column missing.
+        DumpError: an invalid override, two candidates for one role, or a missing required column.
     """
     given = _given(names, overrides, file, roles)
     free = [name for name in names if name not in given.values()]
@@ -296,7 +296,7 @@ def _given(
 
 
 def existing(column: str, names: Sequence[str], file: str) -> str:
-    """The column, which must be among `names`.
+    """Return the column's name after checking that it is among `names`.
 
     Raises:
         DumpError: it is not.
@@ -329,7 +329,7 @@ def _require(mapping: Mapping[str, str], names: Sequence[str], file: str) -> Non
 
 
 def once(column: str, names: Sequence[str], file: str) -> None:
-    """Check that no two columns go by a name.
+    """Check that column names are unique.
 
     Raises:
         DumpError: they do.
@@ -341,5 +341,5 @@ def once(column: str, names: Sequence[str], file: str) -> None:
 
 
 def there_are(names: Sequence[str]) -> str:
-    """The columns, for a hint."""
+    """Return a list of the columns, for a hint."""
     return f"the columns are {', '.join(names)}"

@@ -1,4 +1,4 @@
-"""Decode rows of Arrow lists and labels into packed batches; what the mask excludes ends here."""
+"""Decode Arrow lists and labels into packed batches, without masked tokens."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ Flags = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Problem:
-    """Something wrong with some rows of a slice.
+    """A defect in some rows of a slice.
 
     Attributes:
-        role: our name of the column, or the column's own where it has no role.
+        role: canonical name of the column, or its own name where it has no role.
         rows: indices of the bad rows in the slice, ascending.
-        detail: what is wrong with the i-th of them.
-        hint: what to do.
+        detail: returns the description of the i-th of them.
+        hint: suggested remedy.
     """
 
     role: str
@@ -54,7 +54,7 @@ class Slice:
         rows: number of each row in the file, from 0, [S].
         before: rows in the files before this one.
         table: the columns of the plan, S rows.
-        problems: what was found wrong before values are checked.
+        problems: defects found before values are checked.
     """
 
     file: str
@@ -65,16 +65,16 @@ class Slice:
     problems: tuple[Problem, ...] = ()
 
     def place(self, index: int) -> str:
-        """Where a row of the slice stands, for messages."""
+        """Return the location of a row, for messages."""
         return f"{self.file}, row group {self.row_group}, row {self.rows[index]}"
 
     def keep(self, good: Flags) -> Slice:
-        """The rows that are good, [S] bool; none of them has a known problem."""
+        """Return the rows flagged in `good` [S], without problems."""
         return replace(self, rows=self.rows[good], table=self.table.filter(pa.array(good)), problems=())
 
 
 def cuts(offsets: Ints, tokens: int) -> Iterator[tuple[int, int]]:
-    """Spans of rows that hold at most `tokens` tokens, or one row; rows start at `offsets` [S+1]."""
+    """Yield ranges of rows with at most `tokens` tokens, or one row; rows start at `offsets` [S+1]."""
     begin, rows = 0, len(offsets) - 1
     while begin < rows:
         fit = int(np.searchsorted(offsets, offsets[begin] + tokens, side="right")) - 1
@@ -104,12 +104,12 @@ class Ragged:
 
     @cached_property
     def span(self) -> tuple[float, float]:
-        """`span` of the values."""
+        """Return the minimum and maximum of the values; see `span`."""
         return span(self.values)
 
 
 def span(values: Array) -> tuple[float, float]:
-    """The smallest and the largest value, [N]; NaN if any is; 0 and 0 of none."""
+    """Return the minimum and maximum of values [N]: NaN if any value is NaN, (0, 0) if there are none."""
     if not values.size:
         return 0.0, 0.0
     with np.errstate(invalid="ignore"):
@@ -117,18 +117,18 @@ def span(values: Array) -> tuple[float, float]:
 
 
 def ragged(column: pa.Array) -> Ragged:
-    """A list column of any of Arrow's list types, slices and nulls handled."""
+    """Convert a column of any Arrow list type; slices and nulls are handled."""
     lengths = pc.list_value_length(column).fill_null(0)
-    # Not `.values`: that is the whole parent of a slice, what lies under null lists included.
+    # Not `.values`, which also covers rows outside a slice and elements under null lists.
     values, null = _narrow(column.flatten())
     absent = column.is_null().to_numpy(zero_copy_only=False)
     return Ragged(values, null, lengths.to_numpy(zero_copy_only=False).astype(np.int64), absent)
 
 
 def _narrow(column: pa.Array) -> tuple[Array, Flags | None]:
-    """A column of numbers as wide as they are stored, and which are null: NaN or 0 stand for those.
+    """Convert a numeric column in its stored width, with NaN or 0 for nulls; also return the null flags.
 
-    Half floats come as float32, which the checks are fast in, and booleans as bytes.
+    Half floats become float32, in which the checks are faster, and booleans become bytes.
     """
     found = dense(column)
     null = found.is_null().to_numpy(zero_copy_only=False) if found.null_count else None
@@ -141,24 +141,24 @@ def _narrow(column: pa.Array) -> tuple[Array, Flags | None]:
 
 
 def _floats(column: pa.Array) -> Floats:
-    """A column of numbers as float64 in memory of its own, NaN where null."""
+    """Copy a numeric column to a float64 array, NaN where null."""
     return np.array(dense(column).cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False))
 
 
 def dense(column: pa.Array) -> pa.Array:
-    """A column without its dictionary, and an extension's as it is stored."""
+    """Decode a dictionary column, and return an extension column's storage."""
     found = column.dictionary_decode() if pt.is_dictionary(column.type) else column
     return found.storage if isinstance(found.type, pa.BaseExtensionType) else found
 
 
 @dataclass(frozen=True)
 class Rows:
-    """S rows as arrays under our names, masked tokens still there.
+    """S rows as arrays by canonical column name, masked tokens included.
 
     Attributes:
         lists: columns with a list per row.
         numbers: columns with a number per row, [S] float64, NaN where null.
-        counts: labels that are numbers, likewise.
+        counts: numeric labels, likewise.
     """
 
     lists: dict[str, Ragged]
@@ -167,17 +167,17 @@ class Rows:
 
     @property
     def lengths(self) -> Ints:
-        """Tokens per row, masked ones counted, [S]."""
+        """Tokens per row, masked ones included, [S]."""
         return self.lists[columns.ROLLOUT].lengths
 
     @cached_property
     def offsets(self) -> Ints:
-        """Where each row starts, [S+1]."""
+        """Start offset of each row, and the end, [S+1]."""
         return starts(self.lengths)
 
     @cached_property
     def live(self) -> Flags:
-        """Tokens that the mask keeps, [T] bool; all where there is no mask."""
+        """Flags of unmasked tokens, [T] bool; all True without a mask."""
         mask = self.lists.get(columns.MASK)
         if mask is None:
             return np.ones(int(self.offsets[-1]), np.bool_)
@@ -185,16 +185,16 @@ class Rows:
 
     @cached_property
     def kept(self) -> int:
-        """How many those are."""
+        """Number of unmasked tokens."""
         return int(np.count_nonzero(self.live))
 
     @cached_property
     def kept_lengths(self) -> Ints:
-        """How many of them each row has, [S]."""
+        """Unmasked tokens per row, [S]."""
         return self.lengths if self.whole else self.counted(self.live)
 
     def counted(self, flags: Flags) -> Ints:
-        """How many tokens of each row have a flag, [T] → [S]."""
+        """Count the flagged tokens of each row, [T] → [S]."""
         found = np.zeros(len(self.lengths), np.int64)
         filled = np.flatnonzero(self.lengths)  # of an empty row reduceat gives another one's token
         found[filled] = np.add.reduceat(flags.view(np.int8), self.offsets[filled], dtype=np.int32)
@@ -202,16 +202,16 @@ class Rows:
 
     @property
     def whole(self) -> bool:
-        """Whether the mask excludes no token."""
+        """True if no token is masked."""
         return self.kept == int(self.offsets[-1])
 
     def unmasked(self, values: Array) -> Array:
-        """The values of the tokens that the mask keeps, [T] → [kept]; read-only."""
+        """Return the values of unmasked tokens, [T] → [kept]; read-only."""
         return values if self.kept == len(values) else values[self.live]
 
 
 def decode(table: pa.RecordBatch, plan: Plan) -> Rows:
-    """Decode the columns of a slice that become tensors, and the labels that must be numbers."""
+    """Decode the columns of a slice that become tensors, and the numeric labels."""
     found = {role: table.column(name) for role, name in plan.columns.items()}
     lists = {role: ragged(column) for role, column in found.items() if columns.is_list(column.type)}
     per_sequence = (columns.REWARDS, columns.ADVANTAGES)
@@ -227,7 +227,7 @@ def plain(column: pa.Array) -> pa.Array:
     """Rewrite labels of any scalar type as numbers, booleans, text or bytes; other types stay as they are.
 
     Python's own dates end in the year 9999 and at microseconds, so Arrow writes temporal values as text. A
-    label that is NaN says nothing: it is null.
+    label that is NaN becomes null.
 
     Raises:
         pa.ArrowException: Arrow has no text for the type.
@@ -241,18 +241,18 @@ def _without_nan(column: pa.Array) -> pa.Array:
 
 
 def _time(column: pa.Array) -> pa.Array:
-    """`00:00:01.500`; a fraction of zeros is left out."""
+    """Format times as `00:00:01.500`, without a fraction of zeros."""
     return pc.replace_substring_regex(column.cast(pa.string()), r"\.0+$", "")
 
 
 def _timestamp(column: pa.Array) -> pa.Array:
-    """`2026-01-31 00:00:01.500`, in UTC and with a Z where the type has a time zone."""
+    """Format timestamps as `2026-01-31 00:00:01.500`, in UTC with a Z where the type has a time zone."""
     naive = _time(column.cast(pa.int64()).cast(pa.timestamp(column.type.unit)))
     return naive if column.type.tz is None else pc.binary_join_element_wise(naive, "Z", "")
 
 
 def _duration(column: pa.Array) -> pa.Array:
-    """`1500 ms`."""
+    """Format durations as `1500 ms`."""
     return pc.binary_join_element_wise(column.cast(pa.int64()).cast(pa.string()), column.type.unit, " ")
 
 
@@ -266,7 +266,7 @@ def _fixed_bytes(column: pa.Array) -> pa.Array:
 
 
 def _text_or_hex(value: bytes) -> str:
-    """Hexadecimal digits where bytes are no text that prints; no text of the same column is as long."""
+    """Return bytes as text if printable, else as hexadecimal, which is longer than any text of the column."""
     try:
         text = value.decode()
     except UnicodeDecodeError:
@@ -290,11 +290,11 @@ REWRITES: tuple[tuple[Callable[[pa.DataType], bool], Callable[[pa.Array], pa.Arr
     (pt.is_fixed_size_binary, _fixed_bytes),
     (lambda dtype: pt.is_temporal(dtype) or pt.is_decimal(dtype), lambda column: column.cast(pa.string())),
 )
-"""Types of labels → how they are rewritten."""
+"""Test of a label's type → function that rewrites the column."""
 
 
 def labels(piece: Slice, plan: Plan) -> dict[str, list[object]]:
-    """The per-sequence labels of a slice by name, lists of length S, None where null.
+    """Return the per-sequence labels of a slice by name: lists of length S, None where null.
 
     A missing `sequence_id` is the row's number in the whole dump; a missing `policy_lag` is the difference of
     the versions.
@@ -326,7 +326,7 @@ def _listed(piece: Slice, name: str) -> list[Any]:
 
 
 def _described(piece: Slice, name: str) -> list[Any]:
-    """A column that nothing needs: None throughout where it cannot be read as text."""
+    """Return the values of a column without a role, all None where it cannot be read as text."""
     try:
         return list(piece.table.column(name).to_pylist())
     except UnicodeDecodeError:
@@ -334,7 +334,7 @@ def _described(piece: Slice, name: str) -> list[Any]:
 
 
 def _text(value: Any) -> Any:
-    """The value; some writers store text as bytes."""
+    """Return the value, with bytes decoded as text: some writers store text as bytes."""
     return value.decode() if isinstance(value, bytes) else value
 
 
@@ -357,7 +357,7 @@ PER_TOKEN: dict[str, tuple[str, type[np.generic]]] = {
     "token_ids": (columns.TOKEN_IDS, np.int64),
     "entropy": (columns.ENTROPY, np.float64),
 }
-"""Field of a batch → its column and type, for fields with a value per token."""
+"""Per-token field of a batch → its column and type."""
 
 
 def pack(piece: Slice, rows: Rows, plan: Plan) -> Batch:
@@ -394,7 +394,7 @@ def pack(piece: Slice, rows: Rows, plan: Plan) -> Batch:
 
 
 def _values(rows: Rows, lengths: Ints) -> dict[str, Array]:
-    """The tensors that hold values, of sequences that keep so many tokens, [S]."""
+    """Return the per-token value arrays of a batch; `lengths` [S] counts unmasked tokens."""
     found: dict[str, Array] = {}
     for name, (role, dtype) in PER_TOKEN.items():
         if role in rows.lists:
@@ -413,14 +413,14 @@ def _values(rows: Rows, lengths: Ints) -> dict[str, Array]:
 
 
 def _positions(rows: Rows, lengths: Ints) -> tuple[Ints, Ints]:
-    """The index of each kept token in its response [T], and where runs of adjacent ones start [R+1]."""
+    """Return each unmasked token's index in its response [T], and the starts of contiguous runs [R+1]."""
     token = np.arange(rows.kept) if rows.whole else np.flatnonzero(rows.live)
     stated = rows.lists.get(columns.POSITION)
     if stated is None:
         masked = np.zeros(0, np.int64) if rows.whole else np.flatnonzero(~rows.live)
         breaks = masked - np.arange(len(masked))  # kept tokens before each masked one
         np.subtract(token, np.repeat(rows.offsets[:-1], lengths), out=token)
-    else:  # counted from anywhere
+    else:  # positions may start at any number
         filled = lengths > 0
         begins = stated.values[rows.offsets[:-1][filled]]
         token = stated.values[token] - np.repeat(begins, lengths[filled])

@@ -1,4 +1,4 @@
-"""A dump, opened: what it is, and its sequences as batches."""
+"""Open a dump and read its sequences as batches."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ from offpol_diag.readers.sources import find
 Progress = Callable[[int], None]
 
 ROOM = 1.2
-"""By how much batches may be larger than `batch_tokens`, where that makes one batch less."""
+"""Largest size of an even batch relative to `batch_tokens`."""
 SLACK = 1.1
-"""By how much one may be larger than another: sequences are not cut, and footers tell sizes about."""
+"""Tolerance on the size of even slices: sequences are not cut, and footers give sizes approximately."""
 RECYCLED = (32 << 20) - (64 << 10)
-"""Bytes; freeing the largest block that counts makes the GNU allocator keep smaller ones."""
+"""Bytes just below glibc's maximum mmap threshold; freeing such a block makes malloc reuse smaller ones."""
 
 
 @dataclass(frozen=True)
 class DumpInfo:
-    """What a report says of the dump.
+    """Facts about a dump, for the report.
 
     Attributes:
         files: paths, as read.
-        rows: sequences, bad ones included; in the long form known once the dump was read, tokens until then.
+        rows: sequences, bad ones included; in the long form tokens, until the dump has been read.
         row_groups: of all files.
         bytes: size of the files.
-        columns: our name → the column it is read from.
-        provenance: what the files' metadata says of how the numbers were made; where files disagree, the list
-            of what they say.
+        columns: canonical name → the column it is read from.
+        provenance: how the numbers were made, from the files' metadata; where files disagree, the list
+            of their values.
     """
 
     files: tuple[str, ...]
@@ -58,13 +58,13 @@ class DumpInfo:
 
 @dataclass(frozen=True)
 class Noticed:
-    """What a reading noticed beside its batches.
+    """Counts and findings of one pass over a dump, besides its batches.
 
     Attributes:
         rows: sequences, bad ones included.
-        tokens: that were kept.
-        skipped: rows left out.
-        signs: what was seen of the signs of the train columns, by our name.
+        tokens: unmasked tokens.
+        skipped: skipped rows.
+        signs: canonical name of each train column → counts of its signs.
     """
 
     rows: int
@@ -75,11 +75,11 @@ class Noticed:
 
 @dataclass
 class Dump:
-    """A dump whose files, columns and types were found right; its values are checked as they are read.
+    """A dump with validated files, columns and types; its values are checked as they are read.
 
     Attributes:
-        info: what a report says of it.
-        skipped: rows left out by the last reading so far.
+        info: facts for the report.
+        skipped: rows skipped so far by the latest pass.
     """
 
     info: DumpInfo
@@ -98,14 +98,14 @@ class Dump:
 
     @property
     def long(self) -> bool:
-        """Whether a row is a token."""
+        """True in the long form (one row per token)."""
         return self._plan.form.long
 
     def shard(self, parts: Sequence[Part], before: int) -> Dump:
-        """Some of its rows as a dump, of which it is no error to hold no token.
+        """Return some of its rows as a dump, which may be without tokens.
 
         Args:
-            parts: files, or row groups of them.
+            parts: files or row groups.
             before: rows of the files before them.
         """
         info = replace(self.info, rows=sum(part.rows for part in parts))
@@ -114,9 +114,9 @@ class Dump:
         return replace(begun, _shard=True, _waits=first > 0, _before=before, _cursor=self._cursor)
 
     def only(self, roles: Collection[str]) -> Dump:
-        """The same dump with some columns alone, by our names; its batches have no positions, turns or keys.
+        """Return the dump with some columns only, by canonical name; batches lack positions, turns and keys.
 
-        It is the dump itself where rows are left out or put together by what stands in all their columns.
+        Returns the dump itself where bad rows are skipped or rows are tokens, since both need all columns.
         """
         if self._skip or self.long:
             return self
@@ -130,27 +130,27 @@ class Dump:
 
     @property
     def batch_tokens(self) -> int:
-        """How many tokens, masked ones included, are held at once."""
+        """Tokens per batch, masked ones included."""
         return self._tokens
 
     @property
     def tokens(self) -> float:
-        """About how many its files hold, masked ones included.
+        """Approximate number of tokens, masked ones included.
 
         Raises:
-            DumpError: its first file does not open any more.
+            DumpError: the first file can no longer be opened.
         """
         return sum(self.group_tokens)
 
     @property
     def group_tokens(self) -> list[float]:
-        """About how many each row group holds that is read, masked ones included.
+        """Approximate number of tokens in each row group that is read, masked ones included.
 
-        By its bytes before compression, and what they are to a token in the first of them; by its rows in the
-        long form, and where footers do not tell bytes.
+        Estimated from uncompressed bytes, at the bytes per token of the first row group; from rows in the
+        long form and where footers give no bytes.
 
         Raises:
-            DumpError: the first file does not open any more.
+            DumpError: the first file can no longer be opened.
         """
         groups = [(part, at) for part in self._parts for at in part.groups]
         stated = all(part.group_bytes[at] > 0 for part, at in groups if part.group_rows[at])
@@ -169,38 +169,38 @@ class Dump:
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """Its files, those without rows left out."""
+        """Files of the dump that have rows."""
         return tuple(self._parts)
 
     @property
     def signs(self) -> dict[str, Count]:
-        """What the last reading so far saw of the signs of columns, by their names in the dump."""
+        """Counts of signs from the latest pass, by the dump's column names."""
         counts = self._signs.counts if self._signs else {}
         return {self._plan.columns[role]: count for role, count in counts.items()}
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Warnings from opening and from the last reading; complete once the reading ended."""
+        """Warnings from opening and from the latest pass; complete when the pass has ended."""
         return (*_padding(self._parts[0], self._plan), *(self._signs.notes() if self._signs else ()))
 
     def batches(self, progress: Progress | None = None, even: bool = False) -> Iterator[Batch]:
-        """The sequences as CPU float64 batches, in the order of the files; it can be called again.
+        """Yield the sequences as CPU float64 batches, in the order of the files; can be called repeatedly.
 
         Args:
             progress: called with the number of rows just read, bad ones included; they add up to `rows`.
-            even: whether they may be a little larger than `batch_tokens`, to be of about one size: a small
-                one costs what a large one does beside its tokens.
+            even: whether batches may exceed `batch_tokens` by up to `ROOM` to be of similar size, which saves
+                the fixed cost of a small last batch.
 
         Yields:
             Batches of at most about `batch_tokens` tokens, or of one sequence.
 
         Raises:
-            DumpError: a bad row (unless skipped), corrupt data, a column of the wrong sign, or nothing left:
-                every row skipped or every token masked.
+            DumpError: a bad row (unless skipped), corrupt data, a column of the wrong sign, or no token, as
+                every row is skipped or every token masked.
         """
         np.empty(
             RECYCLED, np.uint8
-        )  # the memory of a batch is kept for the next; never touched, it takes none
+        )  # makes malloc reuse memory between batches; the block is never touched, so it costs no memory
         self.skipped, self._signs, self._kept = Skipped(), Signs(self._plan, waits=self._waits), 0
         most, aim = self._tokens, math.inf
         if even:
@@ -214,15 +214,15 @@ class Dump:
             raise self._nothing()
 
     def noticed(self) -> Noticed:
-        """What the last reading noticed; complete once it ended."""
+        """Return the findings of the latest pass; complete when the pass has ended."""
         signs = self._signs.counts if self._signs else {}
         return Noticed(self.info.rows, self._kept, self.skipped, signs)
 
     def notice(self, shards: Iterable[Noticed]) -> None:
-        """Take in what the readings of its shards noticed, in order, as if all of it had been read here.
+        """Merge the findings of all shards, in order, as if the dump had been read in one pass.
 
         Raises:
-            DumpError: a column of the wrong sign, or nothing left.
+            DumpError: a column of the wrong sign, or no unmasked token.
         """
         self.skipped, self._signs, self._kept, rows = Skipped(), Signs(self._plan), 0, 0
         for one in shards:
@@ -283,11 +283,11 @@ def open_dump(
 
     Args:
         sources: Parquet files, directories (searched recursively for *.parquet) and globs.
-        columns: which column has a role, where its name does not say: `{"rollout": "my_logps"}`. A role is
-            one of rollout, old, current, mask, or a canonical column name.
-        group_by: columns with one value per row that should reach `Batch.scalars`.
-        on_bad_row: whether a bad row is an error or is left out and counted.
-        batch_tokens: how many tokens, masked ones included, are held at once.
+        columns: role → column, for columns not found by name: `{"rollout": "my_logps"}`. A role is one of
+            rollout, old, current, mask, or a canonical column name.
+        group_by: further columns with one value per row to put into `Batch.scalars`.
+        on_bad_row: whether to raise at a bad row, or to skip and count it.
+        batch_tokens: tokens per batch, masked ones included.
 
     Raises:
         DumpError: a source that cannot be found or read, a column that is missing, ambiguous or of the wrong
@@ -317,7 +317,7 @@ def _named(parts: Sequence[Part]) -> str:
 
 
 def _padding(part: Part, plan: Plan) -> tuple[str, ...]:
-    """A warning where padding may be taken for tokens."""
+    """Return a warning if padding may be counted as tokens."""
     column = plan.columns[ROLLOUT]
     if MASK in plan.columns or not is_padded(part.schema.field(column).type):
         return ()
@@ -328,15 +328,15 @@ def _padding(part: Part, plan: Plan) -> tuple[str, ...]:
 
 
 def _evenly(tokens: float, most: int) -> int:
-    """The largest slice of a row group of so many tokens that is cut into about equal ones."""
+    """Return the slice size that divides a row group of `tokens` evenly, at about `most` tokens or fewer."""
     return max(1, math.ceil(SLACK * tokens / math.ceil(max(tokens, 1) / most)))
 
 
 def join(batches: Iterable[Batch], most: int, aim: float = math.inf) -> Iterator[Batch]:
-    """The same sequences in order, in batches of at most `most` tokens unless one alone is larger.
+    """Join batches, in order, up to `most` tokens; a larger batch stays on its own.
 
-    Many small row groups are then no slower to analyse than a few large ones. A batch ends where it is
-    nearest to `aim` tokens.
+    Many small row groups are then as fast to analyse as a few large ones. Each joined batch ends where its
+    size is nearest to `aim` tokens.
     """
     held: list[Batch] = []
     size = 0

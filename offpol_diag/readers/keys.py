@@ -1,7 +1,7 @@
-"""A 64-bit key per sequence: the unit that the bootstrap draws.
+"""Compute a 64-bit key per sequence, which identifies its resampling unit in the bootstrap.
 
-The key depends on what a sequence is, never on where it stands, so that cutting a dump into files, merging or
-reordering changes no key.
+The key depends on the sequence's group id or contents, never on its position in the dump, so that splitting,
+merging or reordering files changes no key.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ Words = npt.NDArray[np.uint64]
 
 
 def starts(lengths: Ints) -> Ints:
-    """Where each row starts, and the end: [S] → [S+1] int64."""
+    """Return the start offset of each row, and the end, from lengths: [S] → [S+1] int64."""
     return np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
 
 
 def mix(x: Words) -> Words:
-    """A bijection of 64-bit words that spreads every bit, [N] → [N] (splitmix64, Steele et al. 2014)."""
+    """Hash 64-bit words bijectively, [N] → [N] (splitmix64, Steele et al. 2014)."""
     x = x + np.uint64(0x9E3779B97F4A7C15)  # arrays of words wrap around without a warning
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         x ^= x >> np.uint64(shift)
@@ -36,7 +36,7 @@ def mix(x: Words) -> Words:
 
 
 def of_groups(ids: pa.Array, contents: Callable[[], Ints]) -> Ints:
-    """Keys from group ids, [S] → [S] int64; where an id is null, the key is that of `contents()` [S]."""
+    """Return keys from group ids, [S] → [S] int64; null ids take theirs from `contents()` [S]."""
     encoded = ids if pt.is_dictionary(ids.type) else ids.dictionary_encode()
     uniques = _of_labels(encoded.dictionary) if len(encoded.dictionary) else np.zeros(1, np.uint64)
     codes = encoded.indices.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
@@ -46,7 +46,7 @@ def of_groups(ids: pa.Array, contents: Callable[[], Ints]) -> Ints:
 
 
 def _of_labels(values: pa.Array) -> Words:
-    """`_of_label` of each value, [N]; a whole number's bits are those of its word."""
+    """Apply `_of_label` to each value, [N]; vectorised for integers."""
     if pt.is_integer(values.type) and not values.null_count:
         words: Words = values.to_numpy().astype(np.uint64)
         return words
@@ -54,7 +54,7 @@ def _of_labels(values: pa.Array) -> Words:
 
 
 def _of_label(value: Any) -> int:
-    """A 64-bit word for a group id; a number is itself, so that files which store 3 and 3.0 agree."""
+    """Return a 64-bit word for a group id; integers map to themselves, so that 3 and 3.0 agree."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, int):
@@ -64,7 +64,7 @@ def _of_label(value: Any) -> int:
 
 
 def of_contents(rollout: Floats, position: Ints, lengths: Ints) -> Ints:
-    """Keys from what sequences hold: kept log-probs [T] at positions [T], lengths [S] → [S] int64."""
+    """Return keys from contents: unmasked log-probs [T], their positions [T] and lengths [S] → [S] int64."""
     bits = (rollout + 0.0).view(np.uint64)  # + 0.0: -0.0 and 0.0 are one number
     words = mix(bits ^ mix(position.astype(np.uint64)))
     sums = np.concatenate((np.zeros(1, np.uint64), np.cumsum(words, dtype=np.uint64)))  # modulo 2⁶⁴

@@ -33,25 +33,25 @@ from offpol_diag.readers.schema import TOKENS, Plan
 FAR = 4_000_000
 """Rows of others between two rows of a sequence, at most: four row groups of a million."""
 WORTHWHILE = 0.25
-"""Tokens are sorted and handed out once they are this part of those held; that costs a few passes in all."""
+"""Share of buffered tokens that must belong to finished sequences before these are sorted and yielded."""
 NUMBER = ""
-"""The held column with the number of the sequence; no column of ours is called so."""
+"""Name of the buffered column with the sequence number; no other column has an empty name."""
 WHOLE = frozenset({columns.TOKEN_IDS, columns.POSITION})
 
 
 def gathered(
     parts: Sequence[Part], plan: Plan, tokens: int, progress: Callable[[int], None]
 ) -> Iterator[Slice]:
-    """The sequences of a dump in the long form, at most about `tokens` tokens at a time and at least one.
+    """Yield the sequences of a long-form dump in slices of about `tokens` tokens, or of one sequence.
 
     Args:
         parts: the files.
         plan: the columns to read.
-        tokens: masked ones count.
+        tokens: tokens per slice, masked ones included.
         progress: called with the number of rows just read.
 
     Raises:
-        DumpError: data that cannot be read, a row without an id, or an id that comes back too late.
+        DumpError: unreadable data, a row without an id, or an id that recurs after more than `FAR` rows.
     """
     gathering = Gathering(plan, tokens)
     for part in parts:
@@ -80,18 +80,18 @@ class Piece(NamedTuple):
     table: pa.RecordBatch
 
     def place(self, row: int) -> str:
-        """Where a row of the piece stands."""
+        """Return the location of a row, for messages."""
         return f"{self.file}, row group {self.group}, row {self.first + row}"
 
 
 class Spans(NamedTuple):
-    """The rows of a piece, sequence by sequence.
+    """The rows of a piece, grouped by sequence.
 
     Attributes:
-        order: the rows, by sequence and then as they stand, [N].
-        numbers: the sequences, ascending, [S].
-        begins: where each begins in `order`, [S].
-        ends: where it ends, [S].
+        order: row indices sorted by sequence, then by row, [N].
+        numbers: the sequence numbers, ascending, [S].
+        begins: start of each sequence in `order`, [S].
+        ends: end of each sequence in `order`, [S].
     """
 
     order: Ints
@@ -101,7 +101,7 @@ class Spans(NamedTuple):
 
     @classmethod
     def of(cls, numbers: Ints) -> Spans:
-        """From the number of each row's sequence, [N]."""
+        """Group rows by their sequence numbers [N]."""
         order = np.argsort(numbers, kind="stable")
         ordered = numbers[order]
         begins = np.flatnonzero(np.diff(ordered, prepend=-1))
@@ -114,9 +114,9 @@ class Opening(NamedTuple):
     Attributes:
         file: path.
         group: number of the row group.
-        first: number of the first of them; the others follow it.
-        rows: the row in the file that each begins in, [S].
-        table: what is constant in a sequence, S rows.
+        first: number of the first sequence; the others are consecutive.
+        rows: first row of each sequence, numbered in the file, [S].
+        table: the columns that are constant within a sequence, S rows.
     """
 
     file: str
@@ -127,11 +127,11 @@ class Opening(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The number after the last of them."""
+        """One past the number of the last sequence."""
         return self.first + len(self.rows)
 
     def between(self, begin: int, end: int) -> Opening:
-        """Those with numbers from `begin` to before `end`."""
+        """Return the sequences numbered `begin` to `end` − 1."""
         low = min(max(begin - self.first, 0), len(self.rows))
         high = max(min(end - self.first, len(self.rows)), low)
         table = self.table.slice(low, high - low)
@@ -140,19 +140,19 @@ class Opening(NamedTuple):
 
 @dataclass
 class Gathering:
-    """Sequences that may go on, numbered in the order of their first rows.
+    """Buffer of unfinished sequences, numbered in the order of their first rows.
 
     Attributes:
         plan: the columns.
-        tokens: about how many a slice holds.
-        numbers: id → number, of every sequence so far.
+        tokens: approximate tokens per slice.
+        numbers: id → number, for every sequence so far.
         read: rows so far.
-        out: sequences that were handed out.
-        last: the last row of each of the others.
-        sizes: and its rows so far.
-        held: their tokens, in the order of the rows.
-        openings: and the rows they began in.
-        flaws: number → our name of a column and what is wrong with it.
+        out: number of sequences already yielded.
+        last: latest row of each buffered sequence.
+        sizes: rows so far of each buffered sequence.
+        held: tokens of the buffered sequences, in the order of the rows.
+        openings: first rows of the buffered sequences.
+        flaws: sequence number → canonical column name and description of the defect.
     """
 
     plan: Plan
@@ -167,10 +167,10 @@ class Gathering:
     flaws: dict[int, tuple[str, str]] = field(default_factory=dict)
 
     def add(self, piece: Piece) -> None:
-        """Take the next rows.
+        """Add the next rows.
 
         Raises:
-            DumpError: a row without an id, or an id that comes back too late.
+            DumpError: a row without an id, or an id that recurs after more than `FAR` rows.
         """
         begun = len(self.numbers)
         numbers = self._number(piece)
@@ -179,7 +179,7 @@ class Gathering:
         self._open(piece, spans, begun)
         held = {NUMBER: pa.array(numbers)}
         for role in TOKENS:
-            if role in self.plan.columns:  # in the widest type of its kind: files may differ
+            if role in self.plan.columns:  # in the widest type of its kind, since files may differ
                 name = self.plan.columns[role]
                 wide = pa.int64() if role in WHOLE else pa.float64()
                 held[name] = dense(piece.table.column(name)).cast(wide, safe=False)
@@ -187,10 +187,10 @@ class Gathering:
         self.read += piece.table.num_rows
 
     def _number(self, piece: Piece) -> Ints:
-        """The number of each row's sequence, [N]."""
+        """Return the number of each row's sequence, [N]."""
         name = self.plan.columns[columns.SEQUENCE]
         ids = dense(piece.table.column(name))
-        if pt.is_string(ids.type) or pt.is_large_string(ids.type):  # which may be no UTF-8
+        if pt.is_string(ids.type) or pt.is_large_string(ids.type):  # which may be invalid UTF-8
             ids = ids.cast(pa.large_binary())
         missing = np.flatnonzero(ids.is_null(nan_is_null=True).to_numpy(zero_copy_only=False))
         if missing.size:
@@ -204,7 +204,7 @@ class Gathering:
         return numbers
 
     def _advance(self, piece: Piece, spans: Spans, begun: int) -> None:
-        """Note where sequences were last seen, and that no gap is too wide."""
+        """Update the latest row of each sequence, and refuse gaps of more than `FAR` rows."""
         new = np.zeros(len(self.numbers) - begun, np.int64)
         self.last, self.sizes = np.concatenate((self.last, new)), np.concatenate((self.sizes, new))
         rows = spans.order + self.read
@@ -224,7 +224,7 @@ class Gathering:
         self.sizes[spans.numbers - self.out] += spans.ends - spans.begins
 
     def _open(self, piece: Piece, spans: Spans, begun: int) -> None:
-        """Keep the first row of sequences that begin, and compare the others with it."""
+        """Store the first row of each new sequence, and record later rows that differ in constant columns."""
         roles = {name: role for role, name in self.plan.columns.items()}
         constant = {name: roles.get(name, name) for name in self.plan.names}
         constant = {name: role for name, role in constant.items() if role not in TOKENS}
@@ -256,18 +256,18 @@ class Gathering:
         return value(opening.table.column(name)[number - opening.first])
 
     def finished(self) -> Iterator[Slice]:
-        """Sequences that cannot go on, once there are enough of them."""
+        """Yield sequences that can have no further rows, once these hold enough tokens."""
         open_ = np.flatnonzero(self.read - self.last - 1 <= FAR)
         count = int(open_[0]) if open_.size else len(self.last)
         if self.sizes[:count].sum() > WORTHWHILE * self.sizes.sum():
             yield from self._hand_out(count)
 
     def rest(self) -> Iterator[Slice]:
-        """All others: nothing comes after them."""
+        """Yield the remaining sequences at the end of the dump."""
         yield from self._hand_out(len(self.last))
 
     def _hand_out(self, count: int) -> Iterator[Slice]:
-        """The first sequences of those held."""
+        """Yield the first `count` buffered sequences."""
         if not count:
             return
         begin, end = self.out, self.out + count
@@ -284,7 +284,7 @@ class Gathering:
                 yield from self._slices(opening, tokens, offsets[low : high + 1])
 
     def _sorted(self, tokens: pa.Table) -> pa.Table:
-        """Tokens in the order of sequence, position and row; double positions are noted."""
+        """Sort tokens by sequence, position and row; record null and duplicate positions."""
         number = tokens.column(NUMBER).to_numpy()
         name = self.plan.columns.get(columns.POSITION)
         if name is None:
@@ -300,13 +300,13 @@ class Gathering:
         return tokens if (np.diff(order) == 1).all() else tokens.take(pa.array(order))
 
     def _note(self, number: Ints, bad: Ints, text: Callable[[int], str]) -> None:
-        """Note the first bad row of each sequence; rows [N] are sorted by number."""
+        """Record the first bad row of each sequence; rows [N] are sorted by sequence number."""
         sequences, first = np.unique(number[bad], return_index=True)
         for sequence, row in zip(sequences.tolist(), bad[first].tolist(), strict=True):
             self.flaws.setdefault(sequence, (columns.POSITION, text(row)))
 
     def _slices(self, opening: Opening, tokens: pa.Table, offsets: Ints) -> Iterator[Slice]:
-        """The sequences of an opening, whose tokens lie at `offsets` [S+1]."""
+        """Yield the sequences of an opening as slices; their tokens lie at `offsets` [S+1]."""
         for begin, end in cuts(offsets, self.tokens):
             part = tokens.slice(offsets[begin], offsets[end] - offsets[begin])
             bounds = pa.array(offsets[begin : end + 1] - offsets[begin])
@@ -318,7 +318,7 @@ class Gathering:
             yield Slice(opening.file, opening.group, opening.rows[begin:end], 0, found, problems)
 
     def _problems(self, begin: int, end: int) -> tuple[Problem, ...]:
-        """The flaws of some sequences, by column."""
+        """Return and remove the defects of some sequences, by column."""
         by_role: dict[str, list[tuple[int, str]]] = {}
         for number in range(begin, end):
             if number in self.flaws:
@@ -331,7 +331,7 @@ class Gathering:
 
 
 def _differing(column: pa.Array, spans: Spans) -> dict[int, tuple[int]]:
-    """Sequences whose rows in a piece differ: index in the spans → the first row that does."""
+    """Find sequences with differing values in a piece: index in the spans → the first differing row."""
     plain = dense(column)
     if pt.is_null(plain.type):
         return {}
@@ -343,7 +343,7 @@ def _differing(column: pa.Array, spans: Spans) -> dict[int, tuple[int]]:
 
 
 def value(scalar: pa.Scalar) -> Any:
-    """A value for messages and comparisons; text that is not UTF-8 has marks in it."""
+    """Return a Python value for messages and comparisons; invalid UTF-8 becomes replacement characters."""
     try:
         found = scalar.as_py()
     except UnicodeDecodeError:
@@ -352,7 +352,7 @@ def value(scalar: pa.Scalar) -> Any:
 
 
 def _without_views(table: pa.RecordBatch) -> pa.RecordBatch:
-    """The same rows; Arrow cannot pick rows of text in views."""
+    """Replace string and binary views by large types: Arrow cannot `take` from views."""
     views = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
     return table.cast(
         pa.schema([field.with_type(views.get(field.type, field.type)) for field in table.schema])

@@ -16,37 +16,37 @@ Struct = dict[int, Any]
 """The fields of a thrift struct by their numbers."""
 
 RATIOS = {"UNCOMPRESSED": 1, "SNAPPY": 24, "LZ4": 256, "LZ4_RAW": 256, "GZIP": 1_040, "ZSTD": 33_000}
-"""Bytes that one byte can become at most, by how a codec writes a run; where none is named, any number."""
+"""Maximum compression ratio of each codec; unlimited for codecs not listed."""
 SLACK = 64 << 20
-"""Bytes by which pages may be larger than the footer says: some writers count in another way."""
+"""Bytes by which pages may exceed the footer's size, since some writers count differently."""
 LONGEST = 1 << 24
-"""Values of a row, on average, that need no bytes behind them."""
+"""Mean values per row that are accepted whatever the compressed size."""
 PER_BYTE = 64
-"""Values that are plausible for each byte, where rows are longer than that."""
+"""Values per compressed byte that are accepted beyond `LONGEST` values per row."""
 WINDOWS = (1 << 10, 1 << 16, 1 << 24)
-"""Bytes of a page's header that are read; the next one where it is longer."""
+"""Bytes read for a page header, tried in turn until the header is complete."""
 FRAME = 1 << 10
-"""Bytes by which a page may be larger than its ratio allows: what a codec writes around an empty one."""
+"""Bytes by which a page may exceed its maximum ratio, for the codec's fixed overhead."""
 DATA, INDEX, DICTIONARY, DATA_V2 = range(4)
 DETAILS = {DATA: 5, DICTIONARY: 7, DATA_V2: 8}
-"""Kind of page → the field of its header with the number of values."""
+"""Kind of page → field of its header that holds the number of values."""
 
 
 class Implausible(ValueError):
-    """What a column says of its size cannot be."""
+    """A column declares an impossible size."""
 
 
 def check(chunk: pq.ColumnChunkMetaData, rows: int, size: int, stream: BinaryIO | None) -> None:
-    """Check the sizes that a column of a row group declares.
+    """Check the sizes declared by a column of a row group.
 
     Args:
-        chunk: what the footer says of it.
-        rows: of the row group.
+        chunk: its metadata in the footer.
+        rows: rows of the row group.
         size: bytes of the file.
-        stream: the file, for a look at the pages' headers; None to believe them.
+        stream: the file, to check page headers too; None to check the footer only.
 
     Raises:
-        Implausible: they cannot be true.
+        Implausible: a size is impossible.
     """
     if not chunk.num_values:
         return  # nothing is read, and writers say of no page where it is
@@ -67,7 +67,7 @@ def _begin(chunk: pq.ColumnChunkMetaData) -> int:
 
 
 def _pages(chunk: pq.ColumnChunkMetaData, stream: BinaryIO, at: int, end: int) -> None:
-    """The pages in their order, until all values have come."""
+    """Check the pages in order, until all values are accounted for."""
     most = 2 * chunk.total_uncompressed_size + SLACK
     values = size = 0
     while values < chunk.num_values and at < end:
@@ -82,13 +82,13 @@ def _pages(chunk: pq.ColumnChunkMetaData, stream: BinaryIO, at: int, end: int) -
 
 
 class Page(NamedTuple):
-    """What a page's header says.
+    """Sizes declared in a page header.
 
     Attributes:
-        kind: of page.
-        large: its bytes, decompressed.
-        small: its bytes in the file.
-        values: how many it holds.
+        kind: kind of page.
+        large: uncompressed bytes.
+        small: compressed bytes.
+        values: number of values.
     """
 
     kind: int
@@ -98,7 +98,7 @@ class Page(NamedTuple):
 
 
 def _page(header: Struct, codec: str) -> Page:
-    """A page that can be as its header says."""
+    """Parse a page header and check that its sizes are possible."""
     kind, large, small = (header.get(field) for field in (1, 2, 3))
     held: Struct = next((header[at] for page, at in DETAILS.items() if page == kind and at in header), {})
     values = held.get(1, 0) if isinstance(held, dict) else None
@@ -113,7 +113,7 @@ def _page(header: Struct, codec: str) -> Page:
 
 
 def _header(stream: BinaryIO, at: int, end: int) -> tuple[Struct, int]:
-    """A page's header, and where the page begins."""
+    """Read a page header; return it with the offset of the page's data."""
     for window in WINDOWS:
         stream.seek(at, io.SEEK_SET)
         data = stream.read(min(window, end - at))
@@ -131,24 +131,24 @@ def _header(stream: BinaryIO, at: int, end: int) -> tuple[Struct, int]:
 
 TRUE, FALSE, BYTE, I16, I32, I64, DOUBLE, BINARY, LIST, SET, MAP, STRUCT = range(1, 13)
 DEEPEST = 16
-"""Structs in structs; Parquet's own headers have five."""
+"""Maximum nesting of structs; Parquet's own headers need five levels."""
 
 
 def struct(data: bytes) -> tuple[Struct, int]:
-    """The struct that bytes begin with, in thrift's compact protocol, and where it ends.
+    """Parse a struct in Thrift's compact protocol; return it with its length in bytes.
 
-    Text and floats are skipped, and are None; maps, which no header has, are refused.
+    Text and floats become None; maps, which no header has, are refused.
 
     Raises:
-        IndexError: the data end before it does.
-        ValueError: what is there is no struct.
+        IndexError: the data end within the struct.
+        ValueError: the data are no struct.
     """
     reader = _Compact(data)
     return reader.struct(0), reader.at
 
 
 class _Compact:
-    """Reads thrift's compact protocol, as far as Parquet's headers need it."""
+    """Reader of Thrift's compact protocol, as far as Parquet's headers need it."""
 
     def __init__(self, data: bytes) -> None:
         self.data, self.at = data, 0

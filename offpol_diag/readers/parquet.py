@@ -1,4 +1,4 @@
-"""Open Parquet files: what their footers say, and why one cannot be read."""
+"""Open Parquet files, read their footers, and explain failures."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from offpol_diag.readers.sources import File
 PROVENANCE = b"offpol_diag"
 MAGIC = b"PAR1"
 BUFFER, REMOTE_BUFFER = 1 << 20, 8 << 20
-"""Bytes of a column read at a time; over a network every read waits for an answer."""
+"""Bytes of a column per read; larger for remote files, where each read costs a round trip."""
 GLIMPSE = 1 << 12
-"""The same for a look at where a column of a remote file begins."""
+"""Bytes per read when only the beginning of a remote column is inspected."""
 FETCHED_WHOLE = 128 << 20
-"""Remote row groups up to this many bytes, decoded, are fetched whole: all columns in one go."""
+"""Remote row groups up to this many uncompressed bytes are fetched with all columns at once."""
 FOOTERS_AT_ONCE = 16
 MOST_DIGITS = 64
-"""Of an integer in the name of a directory, leading zeros counted."""
+"""Maximum digits of an integer in a directory name, leading zeros included."""
 SMALL = 64
-"""Bytes a row, before compression, of a column that says where a row comes from."""
+"""Maximum uncompressed bytes per row of a column that describes a row's origin."""
 READ_ERRORS = (pa.ArrowException, OSError, ValueError)
-"""What pyarrow raises on a damaged file: its own, those of codecs (OSError) and of text (ValueError)."""
+"""Exceptions that pyarrow raises on damaged files, OSError from codecs and ValueError from text included."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """One file of a dump, as its footer describes it.
+    """One file of a dump, as described by its footer.
 
     Attributes:
         path: the file.
@@ -44,9 +44,8 @@ class Part:
         bytes: size of the file.
         provenance: the JSON object under `PROVENANCE` in its metadata.
         small: its flat columns of at most `SMALL` bytes a row, those from hive partitions among them.
-        span: the row groups that are read, from one to before another; None for all.
-        between: the rows of the one row group of `span` that are read, from one to before another, counted
-            from its first; None for all.
+        span: the row groups that are read, as (begin, end); None for all.
+        between: the rows that are read, as (begin, end) within the single row group of `span`; None for all.
     """
 
     path: Location
@@ -67,7 +66,7 @@ class Part:
 
     @property
     def rows(self) -> int:
-        """Rows that are read."""
+        """Number of rows that are read."""
         if self.between:
             return self.between[1] - self.between[0]
         return sum(self.group_rows[group] for group in self.groups)
@@ -76,7 +75,7 @@ class Part:
 def open_parquet(path: Location) -> pq.ParquetFile:
     """Open a file; page checksums are verified where the writer stored them.
 
-    Of a remote one only the footer is fetched now, and later the columns that are read.
+    For a remote file only the footer is fetched; columns are fetched when they are read.
     """
     if not path.remote:
         return pq.ParquetFile(
@@ -97,10 +96,10 @@ def open_parquet(path: Location) -> pq.ParquetFile:
 
 
 def open_again(path: Location) -> pq.ParquetFile:
-    """Open a file that opened before.
+    """Reopen a file.
 
     Raises:
-        DumpError: it does not any more.
+        DumpError: the file can no longer be opened.
     """
     try:
         return open_parquet(path)
@@ -109,12 +108,12 @@ def open_again(path: Location) -> pq.ParquetFile:
 
 
 def chunk_of(parquet: pq.ParquetFile, group: int, leaf: int) -> pq.ColumnChunkMetaData:
-    """What the footer says of a column of a row group.
+    """Return the footer's metadata of a column in a row group.
 
     Raises:
         Exception: one of `READ_ERRORS`.
     """
-    # On a damaged footer, asking for a column's metadata ends the process; reading it raises. So read first:
+    # With a damaged footer, a look at a column's metadata ends the process; reading it raises. So read first:
     # a batch of no rows, which `ParquetFile.iter_batches` refuses, opens the column and decodes nothing.
     reader = getattr(parquet, "glimpse", parquet).reader
     next(reader.iter_batches(0, row_groups=[group], column_indices=[leaf], use_threads=False), None)
@@ -162,7 +161,7 @@ def _describe(file: File, numeric: frozenset[str]) -> Part:
 
 
 def _small(groups: Sequence[pq.RowGroupMetaData]) -> frozenset[str]:
-    """Top-level columns without lists that take few bytes."""
+    """Return top-level columns without lists of at most `SMALL` bytes per row."""
     rows = sum(group.num_rows for group in groups)
     sizes: dict[str, int] = {}
     for group in groups:
@@ -173,14 +172,14 @@ def _small(groups: Sequence[pq.RowGroupMetaData]) -> frozenset[str]:
 
 
 def _integer_keys(files: Iterable[File]) -> frozenset[str]:
-    """Partition keys whose every value reads as an integer of 64 bits."""
+    """Return partition keys whose values are all 64-bit integers."""
     pairs = [(key, text) for file in files for key, text in file.partitions.items()]
     words = {key for key, text in pairs if text is not None and not _is_integer(text)}
     return frozenset(key for key, _ in pairs) - words
 
 
 def _is_integer(text: str) -> bool:
-    """Whether text is an integer that 64 bits hold."""
+    """Return whether text is a 64-bit integer."""
     if not text.removeprefix("-").isdecimal() or len(text) > MOST_DIGITS:
         return False
     return -(2**63) <= int(text) < 2**63
@@ -193,9 +192,9 @@ def _value(text: str | None, numeric: bool) -> pa.Scalar:
 
 
 def _provenance(text: bytes) -> dict[str, object]:
-    """The metadata as an object; empty when it is none of ours (another tool may have rewritten the file).
+    """Parse the provenance metadata; empty if invalid (another tool may have rewritten the file).
 
-    Half a surrogate pair, which JSON can escape and nothing can write, becomes a question mark.
+    A lone surrogate, which JSON can escape but UTF-8 cannot encode, becomes a question mark.
     """
     try:
         found = json.loads(json.dumps(json.loads(text), ensure_ascii=False).encode(errors="replace"))
@@ -205,7 +204,7 @@ def _provenance(text: bytes) -> dict[str, object]:
 
 
 def merged(provenances: Iterable[dict[str, object]]) -> dict[str, object]:
-    """One provenance for several files: a value where they agree, the list of different values where not."""
+    """Merge the provenance of several files: one value where they agree, else the list of distinct values."""
     seen: dict[str, list[object]] = {}
     for provenance in provenances:
         for key, value in provenance.items():
@@ -216,7 +215,7 @@ def merged(provenances: Iterable[dict[str, object]]) -> dict[str, object]:
 
 
 def _unreadable(path: Location, error: Exception) -> DumpError:
-    """Why a file does not open, from its first and last bytes."""
+    """Explain why a file cannot be opened, from its first and last bytes."""
     if isinstance(error, UnicodeEncodeError):
         return DumpError(f"{path}: the path is not UTF-8", "rename the file and its directories")
     if outage(path, error):
@@ -249,5 +248,5 @@ def _unreadable(path: Location, error: Exception) -> DumpError:
 
 
 def first_line(error: Exception) -> str:
-    """What a library says, kept to one line."""
+    """Return the first line of an error message, or the name of the error's type."""
     return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,8 +1,7 @@
-"""Files on this disk and in object stores: where they are, how they are read, and what went wrong.
+"""Access files on local disk and in object stores, and explain failures.
 
-Schemes that Arrow has a filesystem for are rows of `SCHEMES`; every other scheme goes through fsspec, read by
-byte ranges and with retries. How users of a scheme log in is a row of `ACCESS`; what a store may complain of,
-and what helps, a row of `CAUSES`.
+Schemes with an Arrow filesystem are rows of `SCHEMES`; other schemes use fsspec, with byte-range requests and
+retries. `ACCESS` holds login hints by scheme, `CAUSES` the known failures and their remedies.
 """
 
 from __future__ import annotations
@@ -30,17 +29,17 @@ T = TypeVar("T")
 Options = dict[str, str]
 
 ATTEMPTS = 5
-"""How often a request is sent before it is given up."""
+"""Maximum attempts per request."""
 FIRST_WAIT, LONGEST_WAIT = 0.5, 8.0
 """Seconds before the second attempt, doubled before each further one; a random part is added."""
 SECONDS = 30.0
-"""How long one attempt through fsspec may take."""
+"""Timeout of one attempt through fsspec."""
 CONNECT_SECONDS, SILENT_SECONDS = 5.0, 15.0
-"""How long an S3 server may take to be reached, and how long it may say nothing."""
+"""Timeouts for connecting to an S3 server and for its responses."""
 RETRY_SECONDS = 20.0
-"""How long a request to Google Cloud Storage is sent again."""
+"""Time limit on retrying a request to Google Cloud Storage."""
 RANGE = 8 << 20
-"""Bytes per request: what any connection worth waiting for brings within `SECONDS`."""
+"""Bytes per request, small enough for slow connections to finish within `SECONDS`."""
 
 
 # ---------------------------------------------------------------- places
@@ -48,12 +47,12 @@ RANGE = 8 << 20
 
 @dataclass(frozen=True)
 class Store:
-    """A filesystem, by what opens it: it can be pickled, and equal ones are opened once per process.
+    """A picklable description of a filesystem; equal descriptions are opened once per process.
 
     Attributes:
-        scheme: the word before `://`; empty for this disk.
-        opens: makes the filesystem from the options.
-        options: may hold secrets.
+        scheme: the URL scheme; empty for local disk.
+        opens: creates the filesystem from the options.
+        options: arguments of `opens`, which may hold secrets.
     """
 
     scheme: str
@@ -76,8 +75,8 @@ class Location:
     """A file or a directory.
 
     Attributes:
-        store: the filesystem it is in; None on this disk.
-        path: its path there.
+        store: its filesystem; None for local disk.
+        path: its path in that filesystem.
         shown: the name used in messages and reports, without secrets.
     """
 
@@ -87,7 +86,7 @@ class Location:
 
     @classmethod
     def local(cls, path: Path | str, shown: str = "") -> Location:
-        """A place on this disk, shown as its path by default."""
+        """Return a local location, shown as its path by default."""
         return cls(None, str(path), shown or str(path))
 
     def __str__(self) -> str:
@@ -95,7 +94,7 @@ class Location:
 
     @property
     def remote(self) -> bool:
-        """Whether reading it goes through a network, or through a library that may."""
+        """True if reading may use the network."""
         return self.store is not None
 
     @property
@@ -105,7 +104,7 @@ class Location:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Directories and name, as shown; files are sorted by them."""
+        """Path components as shown, by which files are sorted."""
         return (PurePosixPath if self.store else Path)(self.shown).parts
 
     def open(self) -> pa.NativeFile | BinaryIO:
@@ -113,13 +112,13 @@ class Location:
         return self.filesystem.open_input_file(self.path) if self.store else Path(self.path).open("rb")
 
     def size(self) -> int:
-        """Bytes of the file."""
+        """Return the size of the file in bytes."""
         return int(
             self.filesystem.get_file_info(self.path).size if self.store else Path(self.path).stat().st_size
         )
 
     def at(self, path: str) -> Location:
-        """Another place in the same store, by its path there."""
+        """Return another location in the same store, by its path."""
         base = self.path.rstrip("/")
         if base and path.startswith(base):
             return Location(self.store, path, self.shown.rstrip("/") + path[len(base) :])
@@ -131,12 +130,12 @@ class Location:
 
 @dataclass(frozen=True)
 class Scheme:
-    """How URLs of one scheme are read.
+    """Access to URLs of one scheme.
 
     Attributes:
         opens: options → the filesystem.
-        options: the words that may stand after `?`.
-        path: where a URL's file is in the filesystem.
+        options: allowed query parameters.
+        path: returns the path of a URL in the filesystem.
         endpoint: environment variables that name the server where the URL does not.
     """
 
@@ -147,11 +146,11 @@ class Scheme:
 
 
 def locate(source: str) -> Location:
-    """The place that a URL names.
+    """Return the location of a URL.
 
     Raises:
-        DumpError: an option that the scheme does not have, or a URL that names no place.
-        Exception: what the library raises that opens the store.
+        DumpError: an unknown option, or a URL without a bucket or container.
+        Exception: an error of the library that opens the store.
     """
     url = split(source)
     scheme = SCHEMES.get(url.scheme)
@@ -166,7 +165,7 @@ def locate(source: str) -> Location:
                 did_you_mean(word, list(scheme.options)) or known,
             )
     endpoint = next(filter(None, map(os.environ.get, scheme.endpoint)), None)
-    if endpoint:  # part of the store, so that other processes read from the same server
+    if endpoint:  # stored in the options, so that other processes use the same server
         options.setdefault("endpoint_override", endpoint)
     options |= {"user": url.user, "secret": url.secret, "place": url.bucket, "scheme_": url.scheme}
     store = Store(url.scheme, scheme.opens, tuple(sorted(options.items())))
@@ -202,7 +201,7 @@ def _gcs(options: tuple[tuple[str, str], ...]) -> fs.FileSystem:
 
 
 def _by_uri(options: tuple[tuple[str, str], ...]) -> fs.FileSystem:
-    """Open what Arrow opens by its URI alone."""
+    """Open a filesystem that Arrow creates from a URI."""
     given = dict(options)
     user, secret = given["user"], given["secret"]
     login = f"{user}:{secret}@" if secret else f"{user}@" * bool(user)
@@ -217,7 +216,7 @@ def _flag(given: Options, word: str) -> bool:
 
 
 def _endpoint(given: Options) -> Options:
-    """The server that stands in for the provider's own: `host:port`, or a URL."""
+    """Return Arrow's arguments for a custom endpoint, given as `host:port` or as a URL."""
     before, sign, after = given.get("endpoint_override", "").partition("://")
     host, scheme = (after, before) if sign else (before, "")
     found = {"endpoint_override": host.rstrip("/"), "scheme": given.get("scheme") or scheme}
@@ -225,7 +224,7 @@ def _endpoint(given: Options) -> Options:
 
 
 def _region(bucket: str, elsewhere: bool) -> str:
-    """The region of a bucket: the provider is asked; where it cannot say, the environment's."""
+    """Return a bucket's region from the provider, or from the environment as a fallback."""
     stated = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
     if elsewhere:
         return stated or "us-east-1"
@@ -292,25 +291,25 @@ def _adapted(found: Any) -> fs.FileSystem:
 
 
 class Ranged(fs.FSSpecHandler):  # type: ignore[misc]  # Arrow has no types
-    """Arrow's adapter of an fsspec filesystem, with retries and time limits."""
+    """Arrow's adapter of an fsspec filesystem, with retries and timeouts."""
 
     def get_file_info(self, paths: list[str]) -> list[fs.FileInfo]:
-        """What is at some paths."""
+        """Return the file information of paths."""
         found: list[fs.FileInfo] = retried(lambda: fs.FSSpecHandler.get_file_info(self, paths))
         return found
 
     def get_file_info_selector(self, selector: fs.FileSelector) -> list[fs.FileInfo]:
-        """What is in a directory."""
+        """List a directory."""
         found: list[fs.FileInfo] = retried(lambda: fs.FSSpecHandler.get_file_info_selector(self, selector))
         return found
 
     def open_input_file(self, path: str) -> pa.PythonFile:
-        """Open a file for reading at any place."""
+        """Open a file for random access."""
         return pa.PythonFile(RangedFile(self.fs, path), mode="r")
 
 
 class RangedFile(io.RawIOBase):
-    """A file that is read by byte ranges, each requested again when it fails."""
+    """A file read by byte ranges, with retries of each request."""
 
     def __init__(self, filesystem: Any, path: str) -> None:
         self._filesystem, self._path = filesystem, path
@@ -327,16 +326,16 @@ class RangedFile(io.RawIOBase):
         return True
 
     def tell(self) -> int:
-        """Where the next byte is read."""
+        """Return the current offset."""
         return self._at
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Move; nothing is fetched."""
+        """Set the offset; nothing is fetched."""
         self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
         return self._at
 
     def read(self, size: int | None = -1) -> bytes:
-        """The next bytes, up to the end of the file."""
+        """Read up to `size` bytes from the current offset."""
         rest = max(self._size - self._at, 0)
         end = self._at + (rest if size is None or size < 0 else min(size, rest))
         ranges = []
@@ -346,7 +345,7 @@ class RangedFile(io.RawIOBase):
         return b"".join(ranges)
 
     def _fetched(self, size: int) -> bytes:
-        # A stream that failed, or that a timed-out attempt still reads, is not used again.
+        # A stream that failed, or that a timed-out attempt may still read, is not reused.
         stream, self._stream = self._opened(), None
         stream.seek(self._at)
         found: bytes = stream.read(size)
@@ -379,11 +378,11 @@ FINAL = (
     AttributeError,
     NotImplementedError,
 )
-"""Errors that another attempt does not mend."""
+"""Errors that are not retried."""
 
 
 class StoreError(OSError):
-    """What a store's client raised, as an error that Arrow hands on; `status` is that of a web server."""
+    """A client's error as an OSError, which Arrow passes on; `status` is the HTTP status."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(f"{type(error).__name__}: {error}")
@@ -391,12 +390,12 @@ class StoreError(OSError):
 
 
 def retried(call: Callable[[], T]) -> T:
-    """Return what a call returns, after up to `ATTEMPTS` attempts of `SECONDS` each, with growing waits.
+    """Call a function with up to `ATTEMPTS` attempts of `SECONDS` each and exponential backoff.
 
     Raises:
-        Exception: what the last attempt raised, or what no further attempt would mend.
+        Exception: the error of the last attempt, or one that is not retried.
     """
-    # Imported here: it brings asyncio along, which reading from this disk does without.
+    # Imported here because it imports asyncio, which local files do not need.
     from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential, wait_random
 
     attempts = Retrying(
@@ -415,7 +414,7 @@ def retried(call: Callable[[], T]) -> T:
 
 
 def _passing(error: BaseException) -> bool:
-    """Whether what went wrong may go right a second later."""
+    """Return whether an error may be transient."""
     status = http_status(error)
     if status is not None:
         return status >= 500 or status in (408, 429)  # timed out, too many requests
@@ -423,17 +422,17 @@ def _passing(error: BaseException) -> bool:
 
 
 def http_status(error: BaseException) -> int | None:
-    """The status that a web server answered with, whichever client raised the error."""
+    """Return the HTTP status of an error, from any client library; None if there is none."""
     found = getattr(error, "status", None) or getattr(getattr(error, "response", None), "status_code", None)
     return found if isinstance(found, int) else None
 
 
 def within(seconds: float, call: Callable[[], T]) -> T:
-    """Return what a call returns, if it does so in time; one that does not is abandoned in its thread.
+    """Call a function in a thread with a timeout; a call that exceeds it is abandoned.
 
     Raises:
-        TimeoutError: it did not.
-        BaseException: what it raised.
+        TimeoutError: the call took too long.
+        BaseException: the error that the call raised.
     """
     answer: Future[T] = Future()
 
@@ -454,12 +453,12 @@ def within(seconds: float, call: Callable[[], T]) -> T:
 
 @dataclass(frozen=True)
 class Access:
-    """How users of a scheme log in.
+    """Hints on credentials and access for a scheme.
 
     Attributes:
-        access: what to set or to run.
-        network: what to look at when nothing answers.
-        absent: what to look at when nothing is there.
+        access: how to log in.
+        network: what to check when the store cannot be reached.
+        absent: what to check when the path does not exist.
     """
 
     access: str
@@ -489,7 +488,7 @@ EXTRA = 'pip install "offpol-diag[remote]"'
 
 
 def _no_aws_credentials() -> bool:
-    """Whether there is no sign of credentials; those of a machine of AWS leave none either."""
+    """Return whether no AWS credentials are configured; EC2 instance roles cannot be detected."""
     home = Path.home() / ".aws"
     files = (
         Path(os.environ.get("AWS_SHARED_CREDENTIALS_FILE") or home / "credentials"),
@@ -506,14 +505,14 @@ def _no_aws_credentials() -> bool:
 
 @dataclass(frozen=True)
 class Cause:
-    """A reason for which a store does not give what was requested.
+    """A known cause of failure, with the errors that indicate it.
 
     Attributes:
-        message: what is wrong; `{words}` are the library's own.
+        message: what is wrong; `{words}` is the library's message.
         hint: what to do; `{access}`, `{network}`, `{absent}` are the scheme's, `{package}` what to install.
-        pattern: of the texts of such errors.
-        types: of such errors.
-        statuses: of web servers that answer so.
+        pattern: regular expression found in messages of such errors.
+        types: exception types of such errors.
+        statuses: HTTP statuses of such errors.
     """
 
     message: str
@@ -523,7 +522,7 @@ class Cause:
     statuses: tuple[int, ...] = ()
 
     def applies(self, error: BaseException) -> bool:
-        """Whether an error is of this kind."""
+        """Return whether an error indicates this cause."""
         known = isinstance(error, self.types) or http_status(error) in self.statuses
         return known or bool(re.search(self.pattern, str(error)))
 
@@ -586,10 +585,10 @@ OTHER = Cause("cannot be read ({words})", "check the URL")
 
 @contextmanager
 def explaining(shown: str, scheme: str) -> Iterator[None]:
-    """Turn what a store raises within the block into an error that says why a URL cannot be read.
+    """Convert errors raised within the block into a DumpError that explains them.
 
     Raises:
-        DumpError: why not.
+        DumpError: an error of the store, explained.
     """
     try:
         yield
@@ -601,13 +600,13 @@ def explaining(shown: str, scheme: str) -> Iterator[None]:
 
 
 def outage(location: Location, error: BaseException) -> tuple[str, str] | None:
-    """What happened to a store and what to do; None where the store did well, and so the file is damaged."""
+    """Return the message and hint of a store's failure; None if the store works, so the file is damaged."""
     cause = _cause(error) if location.store else None
     return _explained(location.store.scheme, error, cause) if location.store and cause else None
 
 
 def explained(location: Location, error: BaseException) -> DumpError:
-    """The error that says why a place in a store cannot be read."""
+    """Return an error that explains why a location cannot be read."""
     scheme = location.store.scheme if location.store else ""
     message, hint = _explained(scheme, error, _cause(error) or OTHER)
     return DumpError(f"{location}: {message}", hint)
@@ -627,7 +626,7 @@ def _explained(scheme: str, error: BaseException, cause: Cause) -> tuple[str, st
 
 
 def _quoted(error: BaseException) -> str:
-    """A library's words on one line, of bearable length and without what is secret in URLs."""
+    """Return a library's message on one line, shortened and without credentials."""
     text = cleaned(" ".join(str(error).split())) or type(error).__name__
     text = re.sub(r"^When .*?(?=AWS Error)| ?\(Request ID: [^)]*\)", "", text).rstrip(". ")
     return text if len(text) <= 200 else text[:199] + "…"

@@ -1,4 +1,4 @@
-"""Read row groups as slices: rows that fit in memory, with their place in the file for messages."""
+"""Read row groups as slices that fit in memory, with their location for messages."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from offpol_diag.readers.remote import outage
 from offpol_diag.readers.schema import Plan
 
 Located = tuple[int, int, pa.RecordBatch]
-"""Number of a row group, number of the first row in the file, and the rows."""
+"""Number of a row group, number of the first row in the file, and a table of rows."""
 Rows = Iterator[tuple[int, pa.RecordBatch]]
-"""Tables, each with the number of rows of the row group before it."""
+"""Tables, each with the number of its first row within the row group."""
 
 
 class Cursor:
-    """Reads pieces of a row group by turns with others: it stays open where the last piece ended.
+    """Reader of row ranges in a row group that keeps the file open where the previous range ended.
 
-    Rows in the middle of a row group are reached only by decoding all before them. Pieces in rising order
-    cost one decoding of the row group in all, whoever reads those between them. A pickled copy is closed.
+    Rows in the middle of a row group are reached only by decoding all rows before them. Ranges in ascending
+    order, with gaps or without, decode the row group only once. A pickled copy is closed.
     """
 
     def __init__(self) -> None:
@@ -42,13 +42,13 @@ class Cursor:
         return Cursor, ()
 
     def rows(self, key: Hashable, begin: int, end: int, opened: Callable[[], Rows]) -> Rows:
-        """The rows from one to before another.
+        """Yield the rows `begin` to `end` − 1 of a row group.
 
         Args:
-            key: which row group.
+            key: identifies the row group.
             begin: counted from its first row.
             end: at most its number of rows.
-            opened: begins to read it from its first row.
+            opened: starts reading the row group at its first row.
         """
         if key != self._key or begin < self._at:
             self._key, self._tables, self._rest, self._at = key, opened(), None, 0
@@ -62,7 +62,7 @@ class Cursor:
                 yield first + low, table.slice(low, high - low)
 
     def _next(self) -> tuple[int, pa.RecordBatch]:
-        """What was read and not used, or the next table; after an error the next call opens it again."""
+        """Return the unused rest of the previous table, or the next table; after an error, `rows` reopens."""
         found, self._rest = self._rest, None
         if found is None:
             key, self._key = self._key, None
@@ -72,14 +72,14 @@ class Cursor:
 
 
 def slices(part: Part, plan: Plan, before: int, most: Mapping[int, int], cursor: Cursor) -> Iterator[Slice]:
-    """The rows of a file, at most so many tokens at a time and at least one row.
+    """Yield the rows of a file in slices of at most `most` tokens, or of one row.
 
     Args:
         part: the file.
         plan: the columns to read.
         before: rows in the files before this one.
-        most: row group → tokens, masked ones counted.
-        cursor: where a row group that is read in pieces stays open.
+        most: row group → tokens per slice, masked ones included.
+        cursor: keeps a partly read row group open.
 
     Raises:
         DumpError: data that cannot be read.
@@ -95,17 +95,17 @@ def slices(part: Part, plan: Plan, before: int, most: Mapping[int, int], cursor:
 
 
 def tables(part: Part, plan: Plan, most: Mapping[int, int]) -> Iterator[Located]:
-    """The rows of whole row groups, in tables of about so many tokens."""
+    """Yield the rows of whole row groups, in tables of about `most` tokens."""
     with open_again(part.path) as parquet:
         for group in part.groups:
             yield from _placed(part, group, plan, _read(parquet, part, group, plan, most[group]))
 
 
 def tokens_in(part: Part, group: int, plan: Plan) -> int:
-    """Tokens of a row group, masked ones included, by the footer; an empty list counts as one.
+    """Return a row group's tokens from the footer, masked ones included; an empty list counts as one.
 
     Raises:
-        DumpError: the file does not open any more, or that column of it is damaged.
+        DumpError: the file can no longer be opened, or the column is damaged.
     """
     if plan.form.long:
         return part.group_rows[group]
@@ -118,9 +118,9 @@ def tokens_in(part: Part, group: int, plan: Plan) -> int:
 
 
 def _filled(pieces: Iterator[Located], name: str, most: Mapping[int, int]) -> Iterator[Located]:
-    """The same rows in tables of at most `most` tokens by column `name`, or of one row.
+    """Regroup rows into tables of at most `most` tokens, by the lists in column `name`, or of one row.
 
-    The end of one piece and the beginning of the next make one table, so that few batches have to be joined.
+    Tables may span several input pieces, so that few batches have to be joined.
     """
     held: Located | None = None
     try:
@@ -140,7 +140,7 @@ def _filled(pieces: Iterator[Located], name: str, most: Mapping[int, int]) -> It
             yield from full
     except DumpError:
         if held:
-            yield held  # these rows were read before the error: what is wrong with them goes first
+            yield held  # rows read before the error come first, since errors in them take precedence
         raise
     if held:
         yield held
@@ -164,7 +164,7 @@ def _placed(part: Part, group: int, plan: Plan, found: Rows) -> Iterator[Located
 
 
 def _read(parquet: pq.ParquetFile, part: Part, group: int, plan: Plan, tokens: int) -> Rows:
-    """One row group in pieces, each with the number of rows before it."""
+    """Yield one row group in tables, each with the number of its first row."""
     names = [name for name in plan.names if name not in part.partitions]
     done = 0
     try:
@@ -180,9 +180,9 @@ def _read(parquet: pq.ParquetFile, part: Part, group: int, plan: Plan, tokens: i
 
 
 def _checked(parquet: pq.ParquetFile, part: Part, group: int, names: list[str]) -> dict[str, int]:
-    """Check the sizes that columns of a row group declare; how many values each has, by the footer.
+    """Check the declared sizes of columns in a row group; return each column's number of values.
 
-    In a store, where a look at a page is a request, the footer is believed for all but the first.
+    For remote files, where each page header costs a request, only the first column's pages are checked.
 
     Raises:
         Exception: one of `READ_ERRORS`.
@@ -212,7 +212,7 @@ def _corrupt(part: Part, group: int, done: int, names: list[str], error: Excepti
 
 
 def _reads(part: Part, group: int, name: str) -> bool:
-    """Whether a column of a row group can be read on its own."""
+    """Return whether a column of a row group can be read."""
     try:
         with open_parquet(part.path) as parquet:
             _checked(parquet, part, group, [name])

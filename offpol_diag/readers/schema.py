@@ -1,4 +1,4 @@
-"""The form of a dump, its columns and their types: in one file and across files."""
+"""Determine the form of a dump, its columns and their types, and check them across files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from offpol_diag.readers.parquet import Part
 OTHER_COLUMN = "write the column again in that type, or give the part to another column with --columns"
 OTHER_GROUPS = "group by a column with one value per sequence"
 MOST_DESCRIBED = 16
-"""Columns that are read for the diagnosis besides those that have a role."""
+"""Maximum number of columns without a role that are read for the diagnosis."""
 
 
 # ---------------------------------------------------------------- a row is a sequence or a token
@@ -23,7 +23,7 @@ MOST_DESCRIBED = 16
 
 @dataclass(frozen=True)
 class Form:
-    """A form that a dump can have: a row is a sequence and holds lists, or is a token and holds numbers.
+    """Form of a dump: wide (a row is a sequence, with lists) or long (a row is a token, with numbers).
 
     Attributes:
         roles: the roles that its columns can have.
@@ -34,18 +34,18 @@ class Form:
     long: bool = False
 
     def __reduce__(self) -> str:
-        """Pickle by name: the tests of its kinds are functions without one."""
+        """Pickle by name, since the lambdas in `Kind` cannot be pickled."""
         return "LONG" if self.long else "LIST"
 
     def kind(self, name: str) -> Kind:
-        """What the column of a role must hold."""
+        """Return the type requirement of a role's column."""
         return next(role.kind for role in self.roles if role.name == name)
 
     def resolve(self, names: Sequence[str], overrides: Mapping[str, str], file: str) -> dict[str, str]:
-        """Our name → the column's name.
+        """Assign columns to roles: canonical name → the column's name.
 
         Raises:
-            DumpError: as `columns.resolve`, or one row per token and no column says of which sequence.
+            DumpError: as `columns.resolve`, or the long form without a sequence column.
         """
         mapping = columns.resolve(names, overrides, file, self.roles)
         if self.long and columns.SEQUENCE not in mapping:
@@ -69,9 +69,9 @@ TOKENS = (*(role.name for role in columns.ROLES if role.kind in columns.PER_TOKE
 
 
 def form_of(schema: pa.Schema, overrides: Mapping[str, str]) -> Form:
-    """The form of a file.
+    """Determine the form of a file.
 
-    It is the long one if a column that can be the rollout log-probs holds one float per row and no column
+    It is the long form if a column that can be the rollout log-probs holds one float per row and no column
     with a value per token holds lists.
     """
 
@@ -90,14 +90,14 @@ def form_of(schema: pa.Schema, overrides: Mapping[str, str]) -> Form:
 
 @dataclass(frozen=True)
 class Plan:
-    """Which columns to read, as what.
+    """The columns to read and their roles.
 
     Attributes:
-        columns: our name → the column's name.
-        extra: group-by columns that have no role of ours.
+        columns: canonical name → the column's name.
+        extra: group-by columns without a role.
         form: whether a row is a sequence or a token.
-        described: further columns of few bytes a row, which the diagnosis searches for groups that stand out.
-        bare: whether positions, turns and keys of the batches are not needed.
+        described: further small columns, which the diagnosis searches for conspicuous groups.
+        bare: whether batches lack positions, turns and keys.
     """
 
     columns: dict[str, str]
@@ -108,23 +108,23 @@ class Plan:
 
     @property
     def names(self) -> list[str]:
-        """Every column to read, once."""
+        """All columns to read, without duplicates."""
         return list(dict.fromkeys((*self.columns.values(), *self.extra, *self.described)))
 
     @property
     def labels(self) -> list[str]:
-        """The columns that end as labels of sequences, once."""
+        """The columns that become labels of sequences, without duplicates."""
         found = (self.columns[role] for role in columns.SCALARS if role in self.columns)
         return list(dict.fromkeys((*found, *self.extra)))
 
     def only(self, roles: Collection[str]) -> Plan:
-        """The plan that reads the columns of some roles alone."""
+        """Return a plan that reads only the columns of some roles."""
         found = {role: name for role, name in self.columns.items() if role in roles}
         return replace(self, columns=found, extra=(), described=(), bare=True)
 
 
 def agree(parts: Sequence[Part], overrides: Mapping[str, str], group_by: Sequence[str]) -> Plan:
-    """The one plan that fits all files.
+    """Return a plan that fits all files.
 
     Raises:
         DumpError: a column that is missing, ambiguous or of the wrong type, or two files that differ.
@@ -154,7 +154,7 @@ def _plan(part: Part, overrides: Mapping[str, str], group_by: Sequence[str]) -> 
 
 
 def _described(parts: Sequence[Part], plan: Plan) -> tuple[str, ...]:
-    """Small columns of text, integers or booleans that every file has, of one type, and that have no role."""
+    """Return small text, integer or boolean columns without a role that all files have with one type."""
     taken = {*plan.columns.values(), *plan.extra}
 
     def everywhere(field: pa.Field) -> bool:
@@ -183,7 +183,7 @@ def _check_types(part: Part, plan: Plan) -> None:
 
 
 def _check_same(first: Part, other: Part, plan: Plan, overrides: Mapping[str, str]) -> None:
-    """Refuse a second file whose columns are not those of the first, in name or in family of types."""
+    """Refuse a file whose columns differ from the first file's in name or family of types."""
     there = other.schema.names
     found = [
         f"{name!r} is in the first and missing in the second" for name in plan.names if name not in there

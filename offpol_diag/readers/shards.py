@@ -1,8 +1,8 @@
-"""Cut a dump into dumps: row groups, or parts of one, that can be read apart and are together the whole.
+"""Divide a dump into parts of whole or partial row groups that can be read independently.
 
-Where to cut depends on the dump alone, never on how many will read it, so that its numbers do not either. In
-the long form the rows of a sequence may lie anywhere, so a cut is made only where the footers say that no id
-can be on both sides.
+The division depends on the dump alone, so the number of readers does not change results. In the long form the
+rows of a sequence may lie anywhere, so a cut is made only where the footers show that no id occurs on both
+sides.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from offpol_diag.readers.parquet import READ_ERRORS, Part, chunk_of, open_again
 from offpol_diag.readers.remote import Location
 
 FEW = (1, 2, 4, 8, 12, 16)
-"""Pieces of a dump, so that the cores of most machines are done at the same time."""
+"""Numbers of parts that divide evenly among the usual numbers of cores."""
 LEAST, MOST_TOKENS = 1 << 20, 1 << 21
-"""Tokens of a piece: of fewer, its fixed cost is felt; with more, too little is shared out."""
+"""Limits on tokens per part: fewer make fixed costs dominate, more leave too few parts to distribute."""
 BYTES = 32 << 20
-"""Of the files, in one shard: a few seconds of work for a core."""
+"""File bytes per shard: a few seconds of work for a core."""
 MOST = 4096
-"""Shards: a dump that would have more is cut into larger ones."""
+"""Maximum number of shards; larger dumps get larger shards."""
 LARGE = 2
-"""Batches in a row group, from which on threads do not hold it whole."""
+"""Batches in a row group above which one thread reads the dump."""
 
 
 @dataclass(frozen=True)
 class Span:
-    """Row groups of a dump, from one to before another, counted through all its files.
+    """A range of row groups, numbered through all files of a dump.
 
     Attributes:
-        begin: the first.
-        end: the one after the last.
-        rows: of a single row group, those from one to before another, counted from its first; None for all.
+        begin: the first row group.
+        end: one past the last row group.
+        rows: range (begin, end) of rows within a single row group; None for all.
     """
 
     begin: int
@@ -49,29 +49,29 @@ class Span:
 
 
 def spans(dump: Dump, size: int = BYTES) -> list[Span]:
-    """Where to cut a dump: every row group once, in order; at least one span.
+    """Divide a dump into spans: every row group once, in order; at least one span.
 
     Args:
-        dump: what is to be cut.
-        size: bytes of the files in a span, at least, save in the last; it has one row group or more.
+        dump: the dump.
+        size: minimum file bytes per span, except the last.
     """
     size = max(size, dump.info.bytes // MOST)
-    # The bytes of a row group are a share of its file's by its rows.
+    # A row group's bytes are estimated from its share of the file's rows.
     weights = (part.bytes * rows / part.rows for part in dump.parts for rows in part.group_rows)
     return _grouped(weights, _safe(dump), lambda held, _: held >= size)
 
 
 def pieces(dump: Dump, least: int = LEAST) -> list[Span]:
-    """Where to cut a dump for the cores of one machine; at least one span.
+    """Divide a dump into spans for the cores of one machine; at least one span.
 
-    Small row groups go together, and one that is larger than a piece is cut between its rows.
+    Small row groups are grouped, and large ones are divided between rows.
 
     Args:
-        dump: what is to be cut.
-        least: tokens of a piece of a small dump, about; one that holds little more is not cut.
+        dump: the dump.
+        least: approximate minimum tokens per span; a dump with little more is not divided.
 
     Raises:
-        DumpError: a file does not open any more.
+        DumpError: a file can no longer be opened.
     """
     weights = dump.group_tokens
     many = sum(weights) / (ROOM * least)
@@ -89,14 +89,14 @@ def _grouped(
     rows: Sequence[int] = (),
     parts: Sequence[int] = (),
 ) -> list[Span]:
-    """Spans of row groups.
+    """Group row groups into spans.
 
     Args:
-        weights: of each row group.
-        safe: whether a cut before it parts no sequence.
-        full: whether a span that weighs so much ends before a row group of such a weight.
-        rows: of each row group that may be cut.
-        parts: into how many it is cut where it begins a span.
+        weights: size of each row group.
+        safe: for each row group, whether a cut before it splits no sequence.
+        full: (size of the span, size of the next row group) → whether the span ends here.
+        rows: rows of each row group that may be divided.
+        parts: number of parts that each row group is divided into if it begins a span.
     """
     found, begin, held = list[Span](), 0, 0.0
     for group, weight in enumerate(weights):
@@ -113,10 +113,10 @@ def _grouped(
 
 
 def cut(dump: Dump, span: Span) -> Dump:
-    """The row groups of a span as a dump, which may be read in another process and another folder.
+    """Return a span as a dump that can be read in another process and working directory.
 
-    Rows are numbered as in the whole, and files go by the same names. That no token is left in it is no
-    error; `Dump.notice` gives the whole what all shards noticed.
+    Rows and files keep their numbers and names. A span without tokens is no error; `Dump.notice` merges the
+    findings of all shards into the whole dump.
     """
     parts, before, first = [], 0, 0
     for part in dump.parts:
@@ -131,12 +131,12 @@ def cut(dump: Dump, span: Span) -> Dump:
 
 
 def shards(dump: Dump, size: int = BYTES) -> list[Dump]:
-    """The dump in pieces, in order: `spans`, each `cut`."""
+    """Return the shards of a dump, in order."""
     return [cut(dump, span) for span in spans(dump, size)]
 
 
 def of_batches(dump: Dump, least: int = 1) -> list[Dump]:
-    """The dump in pieces of about a batch, or of so many bytes of its files where that is more."""
+    """Return the dump in parts of about one batch, or of `least` file bytes where that is more."""
     share = dump.batch_tokens / max(dump.tokens, 1.0)
     return shards(dump, max(least, int(share * dump.info.bytes)))
 
@@ -149,7 +149,7 @@ def _absolute(path: Location) -> Location:
 
 
 def _safe(dump: Dump) -> list[bool]:
-    """Whether a cut before each row group parts no sequence."""
+    """Return, for each row group, whether a cut before it splits no sequence."""
     groups = sum(len(part.group_rows) for part in dump.parts)
     if not dump.long:
         return [True] * groups
@@ -158,15 +158,15 @@ def _safe(dump: Dump) -> list[bool]:
         lowest = list(accumulate((low for low, _ in reversed(bounds)), min))[::-1]
         highest = accumulate((high for _, high in bounds), max)
         return [False, *(bool(high < low) for high, low in zip(highest, lowest[1:], strict=False))]
-    except (TypeError, *READ_ERRORS):  # ids that do not compare or have no bounds, or damage, found when read
+    except (TypeError, *READ_ERRORS):  # ids not comparable or without bounds; damage is reported when read
         return [False] * groups
 
 
 def _bounds(part: Part, dump: Dump) -> Iterable[tuple[Any, Any]]:
-    """The smallest and the largest id of each row group, by the file's footer.
+    """Yield the minimum and maximum id of each row group, from the footer.
 
     Raises:
-        ValueError: it does not say.
+        ValueError: the footer does not hold them.
     """
     name = dump.info.columns[columns.SEQUENCE]
     if name in part.partitions:
@@ -185,20 +185,20 @@ def _bounds(part: Part, dump: Dump) -> Iterable[tuple[Any, Any]]:
 
 
 def ahead(dump: Dump, threads: int, progress: Callable[[int], None]) -> Iterator[Batch]:
-    """Read with several threads: every batch in order, as `Dump.batches` of even ones.
+    """Read with several threads; yield every batch in order, like `Dump.batches` with `even`.
 
-    Parquet is decoded without the interpreter's lock, so threads share that work out, for a GPU that computes
-    a batch in less time than a core decodes it. Where the dump is cut depends on it alone, so the number of
-    threads changes no batch. As many batches are held as there are threads, and the one that was taken. Row
-    groups of many batches are read by one thread: their rows are reached only by decoding those before them.
+    Parquet is decoded without the interpreter's lock, so threads keep up with a GPU that computes a batch
+    faster than one core decodes it. The division depends on the dump alone, so the number of threads changes
+    no batch. At most one batch per thread is buffered, besides the one in use. Where a row group has many
+    batches, one thread reads the dump, since rows are reached only by decoding those before them.
 
     Args:
-        dump: what is read; it has what the reading noticed once the last batch was taken.
-        threads: how many.
-        progress: called in the thread of the caller with the number of rows just taken.
+        dump: the dump; it holds the findings once the last batch is consumed.
+        threads: number of threads.
+        progress: called in the caller's thread with the number of rows just read.
 
     Raises:
-        DumpError: as `Dump.batches`; the first by the order of the rows.
+        DumpError: as `Dump.batches`; the first in row order.
     """
     if max(dump.group_tokens) > LARGE * dump.batch_tokens:
         yield from dump.batches(progress, even=True)

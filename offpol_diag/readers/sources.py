@@ -1,6 +1,6 @@
-"""Expand what the user named (files, folders, globs, URLs, standard input) into the files to read.
+"""Expand sources (files, directories, globs, URLs, standard input) into the files to read.
 
-A new kind of source is a row in `KINDS`.
+To support a new kind of source, add a row to `KINDS`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from offpol_diag.readers.urls import clean, is_url, split
 
 STDIN, STDIN_SHOWN = "-", "standard input"
 CHUNK = 1 << 20
-"""Bytes of standard input that are copied at a time."""
+"""Bytes per read when standard input is copied."""
 FILE_URL = "file://"
 HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 WILDCARDS = frozenset("*?[")
@@ -39,7 +39,7 @@ class File:
     """A file of the dump.
 
     Attributes:
-        path: where it is.
+        path: its location.
         partitions: hive partition values from its directories (`step=3/`), None for a null partition.
     """
 
@@ -54,8 +54,7 @@ def find(sources: Sequence[str]) -> list[File]:
         sources: files, directories (read recursively) or globs, on this disk or as URLs; `-` is stdin.
 
     Raises:
-        DumpError: a source that is not there or holds no Parquet file, that cannot be reached, or no source
-            at all.
+        DumpError: no source, or a source that does not exist, holds no Parquet file or cannot be reached.
     """
     if not sources:
         raise DumpError("no dump was named", "name a Parquet file, a directory or a glob")
@@ -89,7 +88,7 @@ def _partitions(path: Location) -> dict[str, str | None]:
 
 
 def _hidden(names: Iterable[str]) -> bool:
-    """Whether writers hide what lies below directories, or in a file, of such names: `.name`, `_name`."""
+    """Return whether any name marks a hidden file or directory, by a leading `.` or `_`."""
     return any(name[:1] in ("_", ".") for name in names)
 
 
@@ -97,7 +96,7 @@ def _hidden(names: Iterable[str]) -> bool:
 
 
 def _in_directory(source: str | Path) -> Iterator[Location]:
-    """Every *.parquet below, except what writers hide."""
+    """Yield every *.parquet file below a directory, except hidden ones."""
     for path in Path(source).rglob("*.parquet"):
         if path.is_file() and not _hidden(path.relative_to(source).parts):
             yield Location.local(path)
@@ -118,7 +117,7 @@ def _in_glob(source: str) -> Iterator[Location]:
 def stdin_copy() -> Path:
     """Copy standard input to a temporary file that is removed when the process ends; it is read once.
 
-    A Parquet file is read from its end, and a pipe has none until it is over.
+    Parquet is read from the end of the file, which a pipe cannot seek to.
 
     Raises:
         DumpError: standard input is a terminal or is closed, or the disk has no room.
@@ -131,10 +130,10 @@ def stdin_copy() -> Path:
     path, owner = Path(tempfile.gettempdir(), f"offpol-diag-{secrets.token_hex(8)}.parquet"), os.getpid()
 
     def remove() -> None:
-        if os.getpid() == owner:  # not at the end of a child process
+        if os.getpid() == owner:  # not when a child process exits
             path.unlink(missing_ok=True)
 
-    atexit.register(remove)  # first: a signal may come at any time
+    atexit.register(remove)  # registered before the file exists, since a signal may come at any time
     try:
         with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
             shutil.copyfileobj(sys.stdin.buffer, file, CHUNK)
@@ -150,7 +149,7 @@ def stdin_copy() -> Path:
 
 
 def _in_store(source: str) -> list[Location]:
-    """The Parquet files that a URL stands for, found as they are on a disk."""
+    """Return the Parquet files at a URL: a file, a directory or a glob."""
     with explaining(clean(source), split(source).scheme):
         place = locate(source)
         kind = _kind(place, place.path)
@@ -196,7 +195,7 @@ def _in_store_glob(pattern: Location) -> Iterator[Location]:
 
 
 def _split_glob(pattern: Location) -> tuple[Location, list[str]]:
-    """The deepest directory above every wildcard, and the remaining path segments."""
+    """Split a pattern into the deepest directory without wildcards and the remaining path segments."""
     names = pattern.path.split("/")
     first = next(i for i, name in enumerate(names) if not WILDCARDS.isdisjoint(name))
     base = "/".join(names[:first]) or "/" * pattern.path.startswith("/")
@@ -207,7 +206,7 @@ def _split_glob(pattern: Location) -> tuple[Location, list[str]]:
 
 
 def _matches(root: Location, segments: list[str]) -> Iterator[tuple[str, fs.FileType]]:
-    """The paths below a directory that match the segments of a pattern."""
+    """Yield the paths below a directory that match the segments of a pattern."""
     head, *rest = segments
     if head == "**":
         below = [info for info in _entries(root, recursive=True) if info.type == fs.FileType.Directory]
@@ -226,7 +225,7 @@ def _matches(root: Location, segments: list[str]) -> Iterator[tuple[str, fs.File
 
 
 def _missing(place: Location) -> DumpError:
-    """Nothing is at a path: perhaps there is not even its bucket, perhaps a sibling is meant."""
+    """Explain a missing path: its bucket does not exist, or a similar name does."""
     bucket = place.path.partition("/")[0]
     through_fsspec = isinstance(place.filesystem, fs.PyFileSystem)  # whose paths may begin with anything
     if not through_fsspec and bucket and _kind(place, bucket) == fs.FileType.NotFound:
@@ -235,7 +234,7 @@ def _missing(place: Location) -> DumpError:
             "check its name; a store of your own is named by AWS_ENDPOINT_URL",
         )
     hint = "check the path; keys are taken as written, %20 is no blank"
-    with suppress(Exception):  # a hint is not worth an error of its own
+    with suppress(Exception):  # failing to find a hint must not hide the error
         above, _, name = place.path.rpartition("/")
         folder = Location(place.store, above, place.shown.removesuffix(name))
         if above and _kind(folder, above) == fs.FileType.Directory:
@@ -253,4 +252,4 @@ KINDS: tuple[tuple[Callable[[str], bool], Callable[[str], Iterable[Location]]], 
     (lambda source: Path(source).is_dir(), _in_directory),
     (lambda source: not WILDCARDS.isdisjoint(source), _in_glob),
 )
-"""Whether a name is a source of a kind → the files it stands for; the first kind that applies."""
+"""Kinds of source: a test of the source, and a function that lists its files; the first match is used."""

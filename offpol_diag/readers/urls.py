@@ -1,4 +1,4 @@
-"""A source that is a URL: its parts, and the same URL without what is secret in it."""
+"""Parse source URLs, and remove credentials from them for display."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from urllib.parse import parse_qsl, unquote
 
 SCHEME = re.compile(r"(?P<scheme>[A-Za-z][\w+.-]+(?:::[A-Za-z][\w+.-]+)*)://(?P<rest>.*)", re.DOTALL)
-# A host's port is no password. A secret key may hold slashes that nobody escaped.
+# A host's port is no password. A secret key may hold unescaped slashes.
 CREDENTIALS = re.compile(r"(?P<user>[^/:@]*)(?::(?!\d+(?:/|$))(?P<secret>[^@]*))?@")
-# A `?` without a word and a `=` after it is part of a glob, save on the web.
+# A `?` not followed by a word and `=` is part of a glob, except in http(s) URLs.
 OPTIONS = re.compile(r"\?(?=[\w.-]+=)(?P<options>.*)$", re.DOTALL)
 WEB_QUERY = re.compile(r"\?(?P<options>.*)$", re.DOTALL)
 WEB = frozenset({"http", "https"})
-# Here the name before @ is a container, not a person.
+# In these schemes the name before @ is a container, not a user.
 CONTAINERS = frozenset({"abfs", "abfss"})
 IN_TEXT = re.compile(r"[A-Za-z][\w+.-]+://[^\s'\"<>]*")
 
@@ -24,11 +24,11 @@ class Url:
 
     Attributes:
         scheme: in lower case.
-        place: what comes after it: bucket or host, and path, as written.
+        place: bucket or host, and path, as written.
         shown: the URL without credentials and options.
         user: the name before `@`, or empty.
         secret: the password after it, or empty.
-        options: what is said after `?`.
+        options: the query parameters after `?`.
     """
 
     scheme: str
@@ -40,17 +40,17 @@ class Url:
 
     @property
     def bucket(self) -> str:
-        """The first part of the place."""
+        """The first segment of `place`: bucket or host."""
         return self.place.partition("/")[0]
 
 
 def is_url(source: str) -> bool:
-    """Whether a source names a place by its scheme, as in `s3://…`."""
+    """Return whether a source is a URL, such as `s3://…`."""
     return bool(SCHEME.match(source))
 
 
 def split(source: str) -> Url:
-    """A URL in parts; the keys of a store are taken as they are written, never unescaped."""
+    """Split a URL into its parts; object keys are never unescaped."""
     scheme, rest = _halves(source)
     query = _query(scheme).search(rest)
     place = rest[: query.start()] if query else rest
@@ -66,7 +66,7 @@ def split(source: str) -> Url:
 
 
 def clean(source: str) -> str:
-    """A source as it may be shown: a URL loses its credentials and its options, anything else is as it is."""
+    """Return a source for display: URLs without credentials and options, other sources unchanged."""
     if not is_url(source):
         return source
     scheme, rest = _halves(source)
@@ -78,7 +78,7 @@ def clean(source: str) -> str:
 
 
 def cleaned(text: str) -> str:
-    """A library's message, every URL in it cleaned."""
+    """Remove credentials and options from every URL in a message."""
     return IN_TEXT.sub(lambda found: clean(found[0]), text)
 
 

@@ -1,1 +1,1 @@
-"""What a report says, as blocks (`sections`), and how blocks are drawn (`render`)."""
+"""Compose a report from blocks (`sections`) and draw it in several formats (`render`)."""

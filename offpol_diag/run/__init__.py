@@ -1,1 +1,1 @@
-"""Where an analysis runs: this process, worker processes, the GPUs of this machine, a Ray cluster."""
+"""Engines that run an analysis: in this process, in worker processes, on local GPUs, on a Ray cluster."""

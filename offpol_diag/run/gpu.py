@@ -1,4 +1,4 @@
-"""GPUs: which of them compute, how batches get there, and what to do where memory is short."""
+"""Select GPUs, transfer batches to them, and handle shortage of memory."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ HINT = "give auto, cpu, cuda or cuda:N"
 
 @dataclass(frozen=True)
 class Choice:
-    """Where to compute.
+    """The devices to compute on.
 
     Attributes:
         devices: at least one, of one kind.
-        unused: why no GPU was taken though there is one; empty where that is not so.
+        unused: why an existing GPU is not used; else empty.
     """
 
     devices: tuple[torch.device, ...]
@@ -35,10 +35,10 @@ class Choice:
 
 
 def devices(name: str) -> Choice:
-    """What a name means here: auto is all GPUs that work, or the CPU where none does; cuda is all GPUs.
+    """Return the devices of a name: auto is all working GPUs, or the CPU if there are none; cuda is all GPUs.
 
     Raises:
-        UsageError: no such device, or it does not work.
+        UsageError: the device does not exist or does not work.
     """
     there = torch.cuda.device_count() if torch.cuda.is_available() else 0
     every = tuple(torch.device("cuda", at) for at in range(there))
@@ -60,7 +60,7 @@ def devices(name: str) -> Choice:
 
 
 def _working(every: Sequence[torch.device]) -> Choice:
-    """The GPUs that work, else the CPU."""
+    """Return the working GPUs, else the CPU."""
     why = {device: trouble(device) for device in every}
     fine = tuple(device for device in every if not why[device])
     unused = "; ".join(f"{device} does not work: {said}" for device, said in why.items() if said)
@@ -68,7 +68,7 @@ def _working(every: Sequence[torch.device]) -> Choice:
 
 
 def trouble(device: torch.device) -> str:
-    """Why a device cannot compute: its driver is too old, others hold all its memory; empty where it can."""
+    """Return why a device cannot compute (say, too old a driver or no free memory); empty if it can."""
     try:
         float(torch.ones(1, dtype=torch.float64, device=device).exp())
     except RuntimeError as error:
@@ -79,27 +79,27 @@ def trouble(device: torch.device) -> str:
 # ---------------------------------------------------------------- how much at once
 
 TOKENS = 1 << 20
-"""Of a batch on a CPU: many, since a batch has a price of its own; few, for the memory."""
+"""Tokens per batch on a CPU, a balance between the fixed cost of a batch and memory."""
 MOST = 1 << 23
-"""Of a batch on a GPU, where thousands of kernels are started for each, however small it is."""
+"""Maximum tokens per batch on a GPU, where each batch launches thousands of kernels whatever its size."""
 BYTES = 3200
-"""Of a GPU's memory for each token of a batch: twice what its tensors take with every preset."""
+"""GPU memory per token of a batch: twice the size of its tensors with every preset."""
 UNSEEN = {"cuda": 1 << 22}
-"""Of a batch on a device of another machine, by its kind: such a GPU is believed to have 16 GB."""
+"""Tokens per batch on a remote device, by its kind; remote GPUs are assumed to have 16 GB."""
 
 
 def at_once(devices: Sequence[torch.device]) -> int:
-    """Tokens to a batch that all of some devices have room for."""
+    """Return the tokens per batch that fit on every one of the devices."""
     return min(map(_tokens, devices))
 
 
 def elsewhere(kind: str) -> int:
-    """Tokens to a batch on a device that is not seen from here: auto, cpu or cuda."""
+    """Return the tokens per batch on a remote device: auto, cpu or cuda."""
     return UNSEEN.get(kind, TOKENS)
 
 
 def _tokens(device: torch.device) -> int:
-    """A power of two, so that GPUs that differ by little give the same bits."""
+    """Return the tokens per batch on a device, a power of two so that similar GPUs give equal results."""
     if device.type != "cuda":
         return TOKENS
     room = torch.cuda.get_device_properties(device).total_memory // BYTES
@@ -111,12 +111,12 @@ def _tokens(device: torch.device) -> int:
 
 @dataclass(frozen=True)
 class Sent:
-    """A batch on its way to a device.
+    """A batch whose copy to a device has begun.
 
     Attributes:
-        host: as it was read.
-        there: on the device, perhaps not yet whole; None where it is still to be sent.
-        ready: the CUDA event after which it is whole; None where nothing need be waited for.
+        host: the batch on the host.
+        there: the batch on the device, perhaps incomplete; None if it is not yet sent.
+        ready: the CUDA event that marks the end of the copy; None if there is nothing to wait for.
     """
 
     host: Batch
@@ -126,15 +126,15 @@ class Sent:
 
 @cache
 def _stream(device: torch.device) -> Any:
-    """The one stream for copies: memory that is freed on one stream does not serve another."""
+    """Return the device's only copy stream; the allocator does not reuse memory across streams."""
     return torch.cuda.Stream(device=device)  # type: ignore[no-untyped-call]
 
 
 def send(batch: Batch, device: torch.device) -> Sent:
-    """Begin the copy of a batch, through pinned memory and beside the work on the batch before.
+    """Start copying a batch through pinned memory, overlapping with computation on the previous batch.
 
-    The thread turns to the device before it turns to the stream: leaving the stream of another device it
-    would wake the first one, which others may hold.
+    The device is made current before the stream: otherwise, leaving the stream would initialise the first
+    device, which other processes may use.
     """
     if device.type != "cuda":
         return Sent(batch, batch)
@@ -151,10 +151,10 @@ def send(batch: Batch, device: torch.device) -> Sent:
 
 
 def receive(sent: Sent, device: torch.device) -> Batch:
-    """The batch on the device, whole for all that is queued from now on; the host does not wait.
+    """Return the batch on the device, complete for kernels queued from now on; the host does not wait.
 
     Raises:
-        RuntimeError: it has no room there; see `out_of_memory`.
+        RuntimeError: the device has no memory for it; see `out_of_memory`.
     """
     if sent.there is None:
         return sent.host.to(device)
@@ -166,7 +166,7 @@ def receive(sent: Sent, device: torch.device) -> Batch:
 
 
 def _kept_for(stream: Any, x: Tensor) -> Tensor:
-    """The memory of x is not given away before what that stream does with it is done."""
+    """Keep the memory of x from being reused before the stream's work on it is done."""
     x.record_stream(stream)
     return x
 
@@ -174,28 +174,28 @@ def _kept_for(stream: Any, x: Tensor) -> Tensor:
 # ---------------------------------------------------------------- memory
 
 FULL = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
-"""What CUDA and its libraries say where memory is short that torch did not ask for itself."""
+"""Texts of out-of-memory errors from CUDA and its libraries that torch does not raise as its own."""
 
 
 def out_of_memory(error: RuntimeError) -> bool:
-    """Whether memory was short, of the device or that from which it copies."""
+    """Return whether an error means that device or pinned memory ran out."""
     return isinstance(error, torch.OutOfMemoryError) or any(word in str(error) for word in FULL)
 
 
 @dataclass
 class Fit:
-    """Runs jobs on a device; a batch that does not fit is cut in two, and so on, down to one sequence.
+    """Runner of jobs on a device that halves batches that do not fit, down to one sequence.
 
     Attributes:
-        device: where.
-        short: the fewest tokens that did not fit; batches nearly as large are not tried.
+        device: the device.
+        short: the fewest tokens that did not fit; batches nearly as large are halved without a try.
     """
 
     device: torch.device
     short: float = float("inf")
 
     def results(self, job: Callable[[Batch], T], sent: Sent) -> list[T]:
-        """The job's result for the batch, or for its parts, in order, where memory is short.
+        """Return the job's result for the batch, or, where memory is short, for its parts in order.
 
         Raises:
             MemoryShortage: one sequence alone does not fit.
@@ -205,14 +205,14 @@ class Fit:
         if may_fit and (found := self._tried(job, sent)):
             return found
         del sent
-        if may_fit:  # only out here: within `except`, the error still holds the frames of the job
-            gc.collect()  # what was computed of a batch may be in reference cycles
+        if may_fit:  # not within `except`, where the error still holds the frames of the job
+            gc.collect()  # results of a batch may be in reference cycles
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
         return [found for half in host.halves() for found in self.results(job, Sent(half))]
 
     def _tried(self, job: Callable[[Batch], T], sent: Sent) -> list[T]:
-        """The job's result for the batch; nothing where memory is short."""
+        """Return the job's result for the batch; an empty list if memory is short."""
         try:
             return [job(receive(sent, self.device))]
         except RuntimeError as error:

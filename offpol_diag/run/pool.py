@@ -1,7 +1,7 @@
-"""Several workers of this machine: a process for each core of the CPU, or a thread for each GPU.
+"""Run an analysis with several local workers: one process per CPU core, or one thread per GPU.
 
-Two threads on the CPU would wait for the interpreter's lock most of the time. This process holds no batch:
-only what was merged so far, and the results of pieces that wait for an earlier one.
+Threads on the CPU would mostly wait for the interpreter's lock. The main process holds no batches, only the
+result merged so far and results of parts that wait for an earlier one.
 """
 
 from __future__ import annotations
@@ -56,22 +56,22 @@ from offpol_diag.run.task import (
 )
 
 WORTH = 2_500_000
-"""Tokens from which on more than one worker is faster, their start counted.
+"""Minimum tokens for which several workers are faster, including their start-up.
 
 Whole commands with every preset on two cores (`benchmarks/workers.py`): with two workers 2.1 M tokens take
 as long as with one, 4.2 M 0.90 of that, 8.4 M 0.87.
 """
 AHEAD = 2
-"""Pieces that may be begun before the first of them is done, for each worker."""
+"""Parts of the dump submitted per worker before the first of them is done."""
 OFTEN = 0.1
-"""Seconds between two looks at how far workers are, where somebody wants to know."""
+"""Seconds between progress updates."""
 READERS = 8
-"""Threads that read for one GPU at most: each holds a batch."""
+"""Maximum reader threads per GPU; each holds a batch."""
 CPU = torch.device("cpu")
 
 
 def on(found: Sequence[torch.device], progress: Progress | None = None) -> Engine:
-    """The engine for GPUs of this machine: several have a thread each, for one alone all cores read."""
+    """Return the engine for local GPUs: a thread for each of several, or reader threads for a single one."""
     if len(found) > 1:
         return Devices(tuple(found), progress)
     return Local(found[0], readers=0 if found[0] == CPU else min(cores(), READERS), progress=progress)
@@ -82,19 +82,19 @@ def on(found: Sequence[torch.device], progress: Progress | None = None) -> Engin
 
 @dataclass
 class Processes:
-    """The CPU of this machine: each worker process takes the next piece of the dump as soon as it is free.
+    """Engine of local CPU processes; each takes the next part of the dump as soon as it is free.
 
-    One worker is this process itself.
+    With one worker, the work is done in this process.
 
     Attributes:
-        workers: processes, at most; None for as many as there is room for, where they are worth their start.
+        workers: maximum number of processes; None to use one per core, as memory allows, for large dumps.
         progress: called as rows are read.
-        unused: why no GPU was taken, where there is one.
-        clock: knows what all workers spent.
-        least: tokens of the smallest piece.
+        unused: why an existing GPU is not used.
+        clock: time spent by all workers.
+        least: minimum tokens per part.
         device: the CPU.
-        used: workers that were started.
-        beside: bytes that workers took at most, beside this process.
+        used: number of workers used.
+        beside: peak memory of the workers in bytes, without this process.
     """
 
     workers: int | None = None
@@ -112,7 +112,7 @@ class Processes:
     def on(
         cls, workers: int | None, progress: Progress | None = None, unused: str = ""
     ) -> Iterator[Processes]:
-        """An engine whose workers end with the block."""
+        """Yield an engine whose workers are terminated at the end of the block."""
         global _forked
         engine = cls(workers, progress, unused)
         engine._pool, _forked = _forked, None
@@ -123,12 +123,12 @@ class Processes:
 
     @property
     def name(self) -> str:
-        """What a report says of it."""
+        """Name of the engine in a report."""
         many = f"local, {self.used} processes" if self.used > 1 else "local"
         return f"{many}; {self.unused}" if self.unused else many
 
     def close(self) -> None:
-        """End the workers at once."""
+        """Kill the workers."""
         if self._pool:
             self._pool.end()
         self._pool = None
@@ -137,7 +137,7 @@ class Processes:
         """One reading, `Engine.reduce`.
 
         Raises:
-            WorkerError: workers cannot be started, or are killed again and again.
+            WorkerError: workers cannot be started, or are killed repeatedly.
         """
         cuts = pieces(dump, self.least)
         many = 1 if self.workers is None and dump.tokens < WORTH else min(len(cuts), self._most())
@@ -152,13 +152,13 @@ class Processes:
             return merged(((state, part.noticed()) for part, state in states), dump)
 
     def _most(self) -> int:
-        """Workers, at most; memory that they take already does not count against them."""
+        """Return the maximum number of workers; a running pool keeps its number, whatever memory it uses."""
         return self._pool.workers if self._pool else self.workers or room()
 
     def _by_workers(
         self, many: int, cuts: Sequence[Span], dump: Dump, job: Job[M], each: Each[M] | None
     ) -> Iterator[tuple[M | None, Noticed]]:
-        """Every piece by workers, in order."""
+        """Yield the result of every part from workers, in order."""
         self.used = max(self.used, many)
         order = packed(Order(dump, job, each.pick if each else None))
         try:
@@ -169,12 +169,13 @@ class Processes:
             raise
 
     def _answers(self, many: int, cuts: Sequence[Span], order: bytes, rows: int) -> Iterator[Answer]:
-        """Every piece's answer, in order; few wait for an earlier one.
+        """Yield every part's answer in order; the number waiting for an earlier one is bounded.
 
-        When a worker is killed, a new pool does its work, once, with one worker fewer: memory may be short.
+        When a worker is killed, its work is retried once in a new pool with one worker fewer, in case memory
+        ran out.
 
         Raises:
-            WorkerError: workers cannot be started, or were killed twice while the same piece was waited for.
+            WorkerError: workers cannot be started, or were killed twice at the same part.
         """
         ahead, lost, done, told = AHEAD * many, -1, 0, 0
         waiting: dict[int, Future[Answer]] = {}
@@ -207,7 +208,7 @@ class Processes:
 
 
 def _lost(future: Future[Any]) -> bool:
-    """Whether a piece has to be read again."""
+    """Return whether a part has to be read again."""
     return future.cancelled() or isinstance(future.exception(), BrokenProcessPool)
 
 
@@ -219,42 +220,42 @@ def _killed(ended: str) -> OffpolError:
 
 
 METHOD = "forkserver" if sys.platform == "linux" else "spawn"
-"""How workers are started. Elsewhere forking is missing or unsafe, and each worker imports for itself."""
+"""Start method of workers. Outside Linux, forking is missing or unsafe, and each worker imports anew."""
 PRELOAD = "offpol_diag.run.preload"
 HINT = "say --workers 1 to do without them"
 LATER = "pyro.ops.stats"
-"""Needed when a reading ends: imported while workers are busy."""
+"""Module needed after a pass over the dump; imported while workers are busy."""
 _forked: _Pool | None = None
-"""Workers that wait for the first reading of a command."""
+"""Workers forked in advance for the first pass of a command."""
 
 
 def fork(workers: int | None) -> None:
-    """Fork workers from this process as it stands, if that is safe; an engine will take them.
+    """Fork workers from this process, if that is safe; the next engine uses them.
 
-    They have all that was imported by now, and what was imported lies in memory once. A process that has
-    threads cannot be forked: children would find their locks in whatever state they are.
+    They share the memory of modules imported so far. A process with threads cannot be forked safely: locks
+    held by other threads would stay locked in the children.
     """
     global _forked
     if sys.platform == "linux" and threading.active_count() == 1 and _forked is None:
-        gc.freeze()  # the collector writes to what it looks at, and a page that is written to is copied
+        gc.freeze()  # the collector writes to objects it visits, which would copy shared pages
         many = workers or room()
         pool = _Pool(many, AHEAD * many, "fork")
-        with warnings.catch_warnings():  # pyarrow has a thread, whose locks it sets right in a fork
+        with warnings.catch_warnings():  # pyarrow has a thread, but resets its locks in a fork
             warnings.simplefilter("ignore", DeprecationWarning)
             try:
                 pool.start()
-            except OSError:  # the engine will try it with a server, and tell the error of that
+            except OSError:  # the engine tries the fork server instead, and reports its error
                 pool.end()
                 return
         _forked = pool
 
 
 class _Pool:
-    """Worker processes, started as pieces come.
+    """A pool of worker processes, started as parts are submitted.
 
     Attributes:
-        workers: at most.
-        rows: read so far of each piece under way, by its slot.
+        workers: maximum number of processes.
+        rows: rows read so far of each part in progress, by its slot.
     """
 
     def __init__(self, workers: int, slots: int, method: str = "") -> None:
@@ -267,11 +268,11 @@ class _Pool:
         self._executor = ProcessPoolExecutor(workers, context, _begin, given)
 
     def submit(self, order: bytes, span: Span, slot: int) -> Future[Answer]:
-        """Give the workers a piece.
+        """Submit a part to the workers.
 
         Raises:
-            WorkerError: the system does not start them.
-            BrokenProcessPool: one was killed.
+            WorkerError: a worker cannot be started.
+            BrokenProcessPool: a worker was killed.
         """
         self.rows[slot] = 0
         try:
@@ -284,39 +285,39 @@ class _Pool:
             raise WorkerError(f"a worker process cannot be started ({said})", HINT) from error
 
     def start(self) -> None:
-        """Start all workers at once, where they are forked from this process."""
+        """Start all workers now, if they are forked from this process."""
         with apart():
             self._executor.submit(os.getpid)
 
     def grown(self, answer: Answer) -> int:
-        """Bytes that all workers took at most beyond what they began with."""
+        """Return the peak memory of all workers in bytes, beyond their memory at the start."""
         self._grown[answer.pid] = answer.grown
         return sum(self._grown.values())
 
     def end(self) -> str:
-        """Kill the workers, which hold nothing that has to be put away; how one of them ended before."""
+        """Kill the workers, which need no clean-up; return how a worker had ended before."""
         processes = [*(self._executor._processes or {}).values()]
         codes = [process.exitcode for process in processes]
         for process in processes:
             process.kill()
         self._executor.shutdown(cancel_futures=True)
-        own = [code for code in codes if code not in (None, 0, -signal.SIGTERM)]  # the executor terminates
+        own = [code for code in codes if code not in (None, 0, -signal.SIGTERM)]  # the executor sends SIGTERM
         return next((f"signal {-code}" if code < 0 else f"exit code {code}" for code in own), "unknown how")
 
 
 def serve() -> None:
-    """Start the server, if there is none, and do not wait until it has imported."""
+    """Start the fork server if it is not running, without waiting for its imports."""
     from multiprocessing import forkserver, resource_tracker
 
     mp.set_forkserver_preload([PRELOAD])
-    resource_tracker.ensure_running()  # it unblocks signals, so it goes first
+    resource_tracker.ensure_running()  # first, since it unblocks signals
     with apart():
         forkserver.ensure_running()
 
 
 @contextmanager
 def apart() -> Iterator[None]:
-    """What is started in the block never hears Ctrl-C, and does not run the caller's script again."""
+    """Shield processes started in the block from Ctrl-C and from re-running the caller's script."""
     main = sys.modules["__main__"]
     sys.modules["__main__"] = types.ModuleType("__main__")
     masks = hasattr(signal, "pthread_sigmask")
@@ -334,7 +335,7 @@ def apart() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Answer:
-    """What comes back of a piece: the result, which process has it, and bytes by which that grew at most."""
+    """The result of a part, the worker's process id, and the peak growth of its memory in bytes."""
 
     result: Result
     pid: int
@@ -346,15 +347,15 @@ _before = 0
 
 
 def _begin(environ: Mapping[str, str], rows: Any) -> None:
-    """Before the first piece: one thread, no Ctrl-C, and an end when the process that has the pool ends."""
+    """Initialise a worker: one thread, no Ctrl-C, and exit when the parent process ends."""
     global _rows, _before
     threading.Thread(target=_end_with_parent, daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # by which the executor ends workers
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # sent by the executor to end workers
     os.environ.update(environ)
-    gc.enable()  # the server has none, and a command has it seldom
+    gc.enable()  # off in the server, and rarely run in a command
     gc.set_threshold(700, 10, 10)
     be_one_thread()
     _keep_memory()
@@ -362,7 +363,7 @@ def _begin(environ: Mapping[str, str], rows: Any) -> None:
 
 
 def _end_with_parent() -> None:
-    """At once, whatever is under way: nobody waits for it any more."""
+    """Exit at once when the parent process ends."""
     parent = mp.parent_process()
     assert parent is not None
     connection.wait([parent.sentinel])
@@ -370,10 +371,10 @@ def _end_with_parent() -> None:
 
 
 def _keep_memory() -> None:
-    """Give no memory back to the system, which clears every page before it gives it out again.
+    """Make malloc keep freed memory: the system would have to zero each page again.
 
-    A tenth of a worker's time goes there otherwise. It takes no more at most, and keeps that until it ends.
-    Nothing happens where there is another allocator than GNU's.
+    Saves a tenth of a worker's time. Peak memory stays the same, and is held until the worker ends. No effect
+    with allocators other than glibc's.
     """
     trim, maps = -1, -4
     if sys.platform == "linux":
@@ -384,7 +385,7 @@ def _keep_memory() -> None:
 
 
 def _peak() -> int:
-    """Bytes that this process has taken at most."""
+    """Return the peak memory of this process in bytes."""
     import resource
 
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -393,13 +394,13 @@ def _peak() -> int:
 
 @lru_cache(maxsize=1)
 def _order(data: bytes) -> Order:
-    """The order of a reading, unpacked once: what its job learns of the dump serves its later pieces."""
+    """Unpack the order of a pass, cached so that later parts reuse what its job has computed."""
     found: Order = unpacked(data)
     return found
 
 
 def _work(data: bytes, span: Span, slot: int) -> Answer:
-    """One piece, read and merged."""
+    """Read one part and merge its results."""
     order = _order(data)
 
     def count(done: int, rows: int) -> None:
@@ -415,7 +416,7 @@ def _work(data: bytes, span: Span, slot: int) -> Answer:
 
 
 def _portable(error: Exception) -> Exception:
-    """An error that survives its way: one that cannot be unpickled would look like the loss of a worker."""
+    """Return a picklable form of an error: one that cannot be unpickled would look like a lost worker."""
     try:
         unpacked(packed(error))
     except Exception:
@@ -428,14 +429,14 @@ def _portable(error: Exception) -> Exception:
 
 @dataclass
 class Devices:
-    """A thread for each GPU, which takes the next shard of the dump as soon as it is free.
+    """Engine with a thread per GPU; each takes the next shard of the dump as soon as it is free.
 
     Attributes:
         devices: where the jobs run.
         progress: called as rows are read.
-        clock: knows what all devices spent.
-        shard: bytes of the files that a device takes at once, at least.
-        device: of what kind they are.
+        clock: time spent by all devices.
+        shard: minimum file bytes per shard.
+        device: the kind of the devices.
     """
 
     devices: tuple[torch.device, ...]
@@ -450,7 +451,7 @@ class Devices:
 
     @property
     def name(self) -> str:
-        """What a report says of it."""
+        """Name of the engine in a report."""
         return f"local, {len(self.devices)} devices"
 
     def reduce(self, dump: Dump, job: Job[M], each: Each[M] | None = None) -> M | None:
@@ -482,7 +483,7 @@ class Devices:
 # ---------------------------------------------------------------- what this process may use of the machine
 
 WORKER = 850 << 20
-"""Bytes that a worker takes of its own at most, beyond what it shares with the server it was forked from.
+"""Peak memory of a worker in bytes, without memory shared with the fork server.
 
 Measured (`VmHWM`) with every preset and batches of `gpu.TOKENS`: 410 MB with three log-probs, 840 MB with
 every column per token and many tokens far from on-policy.
@@ -492,7 +493,7 @@ MEMORY = Path("/proc/meminfo")
 
 
 def cores() -> int:
-    """How many cores this process may use: by its affinity and the quota of its control group."""
+    """Return the number of cores this process may use, by CPU affinity and cgroup quota."""
     there = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = _words("cpu.max") or _words("cpu/cpu.cfs_quota_us") + _words("cpu/cpu.cfs_period_us")
     if len(quota) == 2 and quota[0].isdecimal() and int(quota[1]):
@@ -501,7 +502,7 @@ def cores() -> int:
 
 
 def room() -> int:
-    """Workers: one for each core, as far as the memory reaches; at least one."""
+    """Return the number of workers: one per core, as free memory allows, at least one."""
     known = [found for found in (_free_in_machine(), _free_in_group()) if found is not None]
     return max(1, min([cores(), *(found // WORKER for found in known)]))
 
@@ -512,7 +513,7 @@ def _free_in_machine() -> int | None:
 
 
 def _free_in_group() -> int | None:
-    """The cache of files counts as taken there, but is given back when memory is needed."""
+    """Return the cgroup's free memory in bytes, counting the page cache, which can be reclaimed, as free."""
     most, taken = _words("memory.max"), _words("memory.current")
     if not most or not taken or not most[0].isdecimal():
         return None

@@ -1,4 +1,4 @@
-"""A Ray cluster: one task per shard of the dump, and tasks that merge their results, eight at a time.
+"""Run an analysis on a Ray cluster: one task per shard of the dump, and tasks that merge eight results each.
 
 The driver holds neither rows nor states: it submits tasks, a bounded number at a time, and reads their
 reports. Shards and merges depend on the dump alone, so neither the size of the cluster nor the order in which
@@ -48,33 +48,33 @@ from offpol_diag.run.task import (
 ADDRESS = "RAY_ADDRESS"
 WHERE = f"check that the cluster runs and can be reached from here; without {ADDRESS} a local one is started"
 PATIENCE = 10.0
-"""Seconds in which a cluster must take a connection."""
+"""Timeout in seconds for connecting to a cluster."""
 RETRIES = 3
-"""How often a task is run again when its worker died or its files could not be read."""
+"""Maximum retries of a task whose worker died or whose files could not be read."""
 AHEAD = 2
-"""Shards submitted for each that can be read at once: enough to keep the cluster busy."""
+"""Shards submitted per task slot, enough to keep the cluster busy."""
 FAN = 8
-"""Results merged at once."""
+"""Results merged per task."""
 SHARDS = {"cpu": BYTES, "cuda": 16 * BYTES}
-"""Bytes of the files in one task, at least: one with a GPU has a process of its own to start."""
+"""Minimum file bytes per task; more with a GPU, where each task starts its own process."""
 
 
 def named() -> dict[str, Any]:
-    """Options of every task."""
+    """Return the options of every task."""
     return {"max_retries": RETRIES, "name": "offpol-diag"}
 
 
 @dataclass
 class Ray:
-    """Tasks on a cluster that this process is connected to.
+    """Engine of tasks on the connected cluster.
 
     Attributes:
-        device: where the jobs run; with cuda every task takes a GPU, wherever Ray finds one.
-        slots: tasks that can run at once.
+        device: where the jobs run; with cuda every task gets one GPU of the cluster.
+        slots: number of tasks that can run at once.
         progress: called as tasks end.
-        clock: knows what all tasks spent.
-        shard: bytes of the files in one task, at least.
-        tasks: shards done so far, over all readings.
+        clock: time spent by all tasks.
+        shard: minimum file bytes per task.
+        tasks: shards done so far, over all passes.
     """
 
     device: torch.device
@@ -88,14 +88,14 @@ class Ray:
     @classmethod
     @contextmanager
     def on(cls, device: str, progress: Progress | None = None) -> Iterator[Ray]:
-        """An engine on the cluster of RAY_ADDRESS, or on one that is started here and stopped at the end.
+        """Yield an engine on the cluster at RAY_ADDRESS, or on a local one that is stopped at the end.
 
         Args:
             device: auto and cpu are the CPUs of the nodes, cuda a GPU for each task.
             progress: called with (rows done, rows in all).
 
         Raises:
-            UsageError: Ray is not installed, or the device cannot be meant.
+            UsageError: Ray is not installed, or the device is not allowed.
             ClusterError: no cluster answers, or it has no such device.
         """
         kind = {"auto": "cpu", "cpu": "cpu", "cuda": "cuda"}.get(device)
@@ -109,21 +109,21 @@ class Ray:
 
     @property
     def name(self) -> str:
-        """What a report says of it."""
+        """Name of the engine in a report."""
         return f"ray, {self.tasks} tasks"
 
     def task(self, function: Callable[..., object], **more: Any) -> Any:
-        """A function as a task that reads a shard, with what it takes of its node by Ray's count.
+        """Return a function as a Ray task that reads a shard, with its resource requirements.
 
-        A process that had one GPU and is given another still computes on the first: CUDA does not look again.
-        So no process has a second task with a GPU.
+        CUDA selects the GPU of a process only once, so a process that was later assigned another would still
+        use the first. Hence each process runs at most one GPU task.
         """
         gpu = self.device.type == "cuda"
         once = library().remote(max_calls=1)(function) if gpu else library().remote(function)
         return once.options(num_cpus=1, num_gpus=int(gpu), scheduling_strategy="SPREAD", **named(), **more)
 
     def reduce(self, dump: Dump, job: Job[M], each: Each[M] | None = None) -> M | None:
-        """One reading, `Engine.reduce`; a task that is lost is run again."""
+        """Run one pass, see `Engine.reduce`; lost tasks are retried."""
         cuts, noticed, done = spans(dump, self.shard), list[Noticed](), 0
         merges = _Merges(library().remote(_merge).options(num_cpus=1, **named()))
         order = packed(Order(dump, job, each.pick if each else None))
@@ -142,10 +142,10 @@ class Ray:
         return found
 
     def _reports(self, cuts: Sequence[Span], order: bytes, merges: _Merges) -> Iterator[tuple[Report, Any]]:
-        """Every shard's report, and where its picked things are, in order; few are under way at once.
+        """Yield every shard's report and a reference to its picked results, in order; few tasks run ahead.
 
         Raises:
-            OffpolError: what a reading from the first row on would have met first.
+            OffpolError: the first error in row order.
         """
         work = self.task(_work, num_returns=3, retry_exceptions=[Unread])
         given = version("offpol-diag"), self.device.type, library().put(order)
@@ -165,9 +165,9 @@ class Ray:
 
 
 class _Merges:
-    """A tree of merges whose shape depends on the number of results alone: sums depend on their order.
+    """A tree of merges whose shape depends only on the number of results: sums depend on their order.
 
-    Tasks that merge are submitted before their arguments are there; Ray runs them when these are.
+    Merge tasks are submitted before their arguments exist; Ray runs them when these are ready.
     """
 
     def __init__(self, task: Any) -> None:
@@ -175,7 +175,7 @@ class _Merges:
         self._levels: list[list[Any]] = [[]]
 
     def add(self, state: Any, level: int = 0) -> None:
-        """Take the next result of a level, 0 holding those of shards."""
+        """Add the next result of a level; level 0 holds results of shards."""
         if level == len(self._levels):
             self._levels.append([])
         self._levels[level].append(state)
@@ -187,7 +187,7 @@ class _Merges:
         self.add(self._task.remote(*states) if len(states) > 1 else states[0], level + 1)
 
     def root(self) -> Any:
-        """The one result, when the last one was taken."""
+        """Return the final result, after the last one was added."""
         level = 0
         while level < len(self._levels) - 1 or len(self._levels[level]) > 1:
             if self._levels[level]:
@@ -200,7 +200,7 @@ class _Merges:
 
 
 class Unread(Exception):
-    """A shard could not be read, and may be readable the next time; holds the error."""
+    """A transient failure to read a shard, worth a retry; holds the error."""
 
     def __init__(self, error: OffpolError) -> None:
         super().__init__(error)
@@ -208,15 +208,15 @@ class Unread(Exception):
 
 
 class Refused(Unread):
-    """A shard cannot be read, however often that is tried; holds the error."""
+    """A permanent failure to read a shard; holds the error."""
 
 
 def _work(ours: str, device: str, data: bytes, span: Span) -> tuple[bytes, list[Any], Report]:
-    """One shard, read and merged in one thread.
+    """Read and merge one shard in one thread.
 
     Raises:
-        Unread: reading failed for a cause that may pass, of a disk or a network.
-        Refused: it failed for another that the user can do something about.
+        Unread: reading failed for a transient cause, of a disk or a network.
+        Refused: reading failed for another cause that the user can fix.
     """
     theirs = version("offpol-diag")
     if theirs != ours:
@@ -233,7 +233,7 @@ ALIKE = "install the same version on all nodes, or numbers of two definitions wo
 
 
 def _may_pass(error: BaseException | None) -> bool:
-    """Whether a dump could not be read because of what a disk or a network did."""
+    """Return whether a dump could not be read because of a disk or network failure."""
     if not isinstance(error, DumpError):
         return False
     cause = error.__cause__
@@ -247,10 +247,10 @@ def _merge(*states: bytes) -> bytes:
 
 
 def _fetched(ref: Any) -> Any:
-    """What a task returned.
+    """Return the result of a task.
 
     Raises:
-        OffpolError: it failed, and the user can do something about it; a bug is raised as it is.
+        OffpolError: it failed for a cause that the user can fix; bugs are raised unchanged.
     """
     from ray.exceptions import RayError, RayTaskError
 
@@ -277,10 +277,10 @@ def _fetched(ref: Any) -> Any:
 
 
 def library() -> ModuleType:
-    """Ray.
+    """Import Ray.
 
     Raises:
-        UsageError: it is not installed.
+        UsageError: Ray is not installed.
     """
     try:
         import ray
@@ -290,10 +290,10 @@ def library() -> ModuleType:
 
 
 def slots(kind: str) -> int:
-    """Tasks that the cluster can run at once.
+    """Return the number of tasks that the cluster can run at once.
 
     Raises:
-        ClusterError: none; Ray would wait forever.
+        ClusterError: it can run none, so Ray would wait forever.
     """
     there = library().cluster_resources()
     cpus, gpus = int(there.get("CPU", 0)), int(there.get("GPU", 0))
@@ -306,11 +306,11 @@ def slots(kind: str) -> int:
 
 @contextmanager
 def connected() -> Iterator[None]:
-    """Within the block there is a cluster; one that this process was connected to already stays so.
+    """Connect to a cluster within the block; an existing connection is used and kept.
 
     Raises:
         UsageError: Ray is not installed.
-        ClusterError: the cluster that is named does not answer.
+        ClusterError: the named cluster does not answer.
     """
     ray = library()
     if ray.is_initialized():
@@ -341,17 +341,17 @@ def _join(ray: Any, address: str) -> None:
 
 
 def _knock(address: str) -> None:
-    """Look whether a cluster is there: Ray itself tries for minutes, and writes of it to stderr.
+    """Check that a cluster answers: Ray itself would try for minutes and write to stderr.
 
-    It speaks gRPC, that is HTTP/2: whoever does answers a greeting with its settings. With TLS settings would
-    come only after a handshake.
+    Ray uses gRPC over HTTP/2, whose servers answer a client's preface with a SETTINGS frame. With TLS this
+    would come only after a handshake.
 
     Raises:
-        ClusterError: nobody is there, or not Ray, or that is no address.
+        ClusterError: nothing answers, it is not Ray, or the address is invalid.
     """
     if address in ("", "auto", "local"):
         return
-    settings = bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))  # an empty frame; the 4 is the kind of frame
+    settings = bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))  # an empty frame of type 4, SETTINGS
     host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), PATIENCE) as line:
@@ -366,9 +366,9 @@ def _knock(address: str) -> None:
 
 @contextmanager
 def _leaving_as(before: Any) -> Iterator[None]:
-    """SIGTERM does what it did `before`: Ray takes it for itself, and loses an exit's code while it waits.
+    """Use the SIGTERM handler `before` within the block: Ray's own loses exit codes while Ray waits.
 
-    An interrupt passes through Ray as it is, so an exit goes that way and becomes one again on this side.
+    Ray passes KeyboardInterrupt through, so an exit is raised as one and converted back on leaving the block.
     """
     exits: list[SystemExit] = []
 
@@ -380,7 +380,7 @@ def _leaving_as(before: Any) -> Iterator[None]:
             raise KeyboardInterrupt from stop
 
     if before is None or threading.current_thread() is not threading.main_thread():
-        yield  # a handler that is not Python's is left alone, and only the main thread may change one
+        yield  # handlers not set by Python are kept, and only the main thread may set one
         return
     signal.signal(signal.SIGTERM, leave if callable(before) else before)
     try:

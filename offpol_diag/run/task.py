@@ -1,7 +1,7 @@
-"""What every engine shares: a job, one process that runs it over a dump, and one shard's share of the work.
+"""Define jobs, engines and shard tasks, and the engine of a single process.
 
-Where a dump is cut and in which order results are merged depends on the dump alone, so neither the number of
-workers nor which of them was faster changes a bit of the result.
+The division of a dump and the order of merging depend on the dump alone, so neither the number of workers nor
+their speed changes a bit of the result.
 """
 
 from __future__ import annotations
@@ -32,48 +32,48 @@ from offpol_diag.run.gpu import Fit, send
 T = TypeVar("T")
 M = TypeVar("M", bound=State)
 Job = Callable[[Batch], M]
-"""A pure function of one batch on the device it is to run on; a frozen dataclass, which can be pickled."""
+"""A pure function of one batch, already on its device; a frozen dataclass, so that it can be pickled."""
 Progress = Callable[[int, int], None]
 """Called with (rows done, rows in all)."""
 
 
 @dataclass(frozen=True)
 class Each(Generic[M]):
-    """What is done with every batch's result before it is merged.
+    """A hook that sees every batch's result before it is merged.
 
     Attributes:
-        pick: what is wanted of a result, taken where the job ran; a function that can be pickled.
-        use: called with that in this process, in the order of the rows.
+        pick: extracts data from a result in the process of the job; a picklable function.
+        use: called with these data in this process, in the order of the rows.
     """
 
     pick: Callable[[M], Any]
     use: Callable[[Any], None]
 
     def __call__(self, seen: M) -> None:
-        """Both, where the job ran here."""
+        """Apply `pick` and `use` to the result of a job in this process."""
         self.use(self.pick(seen))
 
 
 @dataclass
 class Clock:
-    """Where the time went, in seconds; what runs at once is counted once for each that runs."""
+    """Time spent in seconds; parallel workers are summed."""
 
     started: float = field(default_factory=time.perf_counter)
     read: float = 0.0
     compute: float = 0.0
 
     def seconds(self) -> dict[str, float]:
-        """Total, waiting for the reader (decoding included), computing."""
+        """Return the seconds in total, waiting for the reader (decoding included), and computing."""
         total = time.perf_counter() - self.started
         return {"total": total, "read": self.read, "compute": self.compute}
 
 
 class Engine(Protocol):
-    """Runs jobs over the batches of a dump and merges their results.
+    """Protocol of engines, which run jobs over the batches of a dump and merge their results.
 
     Attributes:
         device: where the jobs run.
-        clock: knows where the time went.
+        clock: time spent.
     """
 
     device: torch.device
@@ -81,21 +81,21 @@ class Engine(Protocol):
 
     @property
     def name(self) -> str:
-        """What a report says of it."""
+        """Name of the engine in a report."""
         ...
 
     @property
     def beside(self) -> int:
-        """Bytes of this machine that its processes took at most, beside this one."""
+        """Peak memory of its local processes in bytes, without this process."""
         ...
 
     def reduce(self, dump: Dump, job: Job[M], each: Each[M] | None = None) -> M | None:
-        """One reading of the dump: `job` on every batch, merged in the order of the rows.
+        """Run `job` on every batch in one pass over the dump, and merge the results in row order.
 
         Args:
-            dump: afterwards it knows what the reading skipped and noted.
-            job: what to do with a batch.
-            each: what is done with every batch's result before it is merged.
+            dump: the dump; afterwards it holds the findings of the pass.
+            job: the function of a batch.
+            each: hook for every batch's result before it is merged.
 
         Returns:
             The merged result; None when the dump has no batch.
@@ -111,14 +111,14 @@ class Engine(Protocol):
 
 @dataclass
 class Local:
-    """One process on one device.
+    """Engine of one process on one device.
 
     Attributes:
         device: where the jobs run.
-        beside_reading: whether a thread computes while another reads.
-        readers: threads that read, where the device is a GPU; with 0 the dump is read as for a CPU.
+        beside_reading: whether reading and computing overlap, in two threads.
+        readers: reader threads for a GPU; with 0 the dump is read as for a CPU.
         progress: called as rows are read.
-        clock: knows where the time went.
+        clock: time spent.
     """
 
     device: torch.device
@@ -138,7 +138,7 @@ class Local:
         return found
 
     def over(self, dumps: Sequence[Dump], job: Job[M], each: Each[M] | None = None) -> Iterator[M | None]:
-        """`reduce` of one dump after the other; the next is begun while one is computed."""
+        """Yield `reduce` of each dump; reading the next overlaps with computing."""
         merged: M | None = None
         at = 0
         for which, seen in self._results(dumps, job):
@@ -153,7 +153,7 @@ class Local:
             merged = None
 
     def _results(self, dumps: Sequence[Dump], job: Job[M]) -> Iterator[tuple[int, M]]:
-        """Results in order, each with the number of its dump; reading runs ahead by one batch."""
+        """Yield results in order, each with the index of its dump; reading is one batch ahead."""
         calls = (partial(self._run, job, at, send(batch, self.device)) for at, batch in self._batches(dumps))
         if self.beside_reading:
             with one_thread(), ThreadPoolExecutor(1, "offpol-diag", torch.set_num_threads, (1,)) as pool:
@@ -171,7 +171,7 @@ class Local:
             self.clock.compute += time.perf_counter() - before
 
     def _batches(self, dumps: Sequence[Dump]) -> Iterator[tuple[int, Batch]]:
-        """Every batch, with the number of its dump."""
+        """Yield every batch, with the index of its dump."""
         done, rows = 0, sum(dump.rows for dump in dumps)
 
         def count(some: int) -> None:
@@ -192,12 +192,12 @@ class Local:
 
 
 def in_order(pool: Executor, calls: Iterable[Callable[[], T]], most: int) -> Iterator[T]:
-    """The results of calls in their order; when one more than `most` wait, the first is waited for."""
+    """Run calls in a pool and yield their results in order, with at most `most` + 1 calls pending."""
     waiting: deque[Future[T]] = deque()
     try:
         for call in calls:
             waiting.append(pool.submit(call))
-            del call  # it holds a batch, and the next one is about to be read
+            del call  # frees its batch before the next one is read
             if len(waiting) > most:
                 yield waiting.popleft().result()
         while waiting:
@@ -209,7 +209,7 @@ def in_order(pool: Executor, calls: Iterable[Callable[[], T]], most: int) -> Ite
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Within the block torch and numpy's products take one thread: other cores have work of their own."""
+    """Limit torch and BLAS to one thread within the block, so that other workers keep their cores."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -220,7 +220,7 @@ def one_thread() -> Iterator[None]:
 
 
 def be_one_thread() -> None:
-    """The whole process has one core: threads of libraries would take those of other workers."""
+    """Limit this process to one thread per library for good, so that other workers keep their cores."""
     torch.set_num_threads(1)
     pa.set_cpu_count(1)
     threadpool_limits(1, user_api="blas")
@@ -231,12 +231,12 @@ def be_one_thread() -> None:
 
 @dataclass(frozen=True)
 class Order:
-    """What is to be done with every shard of a dump.
+    """The work to do on every shard of a dump.
 
     Attributes:
-        dump: the whole.
-        job: done with every batch.
-        pick: what of a batch's result goes back beside the merged state; None for nothing.
+        dump: the whole dump.
+        job: run on every batch.
+        pick: extracts data from each batch's result to return besides the merged state; None for none.
     """
 
     dump: Dump
@@ -246,13 +246,13 @@ class Order:
 
 @dataclass(frozen=True)
 class Report:
-    """What a worker says of its shard; small, whatever the shard.
+    """A worker's report on its shard; small whatever the shard's size.
 
     Attributes:
-        noticed: by the reader.
-        rows: of the files.
-        read: seconds.
-        compute: seconds.
+        noticed: findings of the reader.
+        rows: rows read from the files.
+        read: seconds of reading.
+        compute: seconds of computing.
     """
 
     noticed: Noticed
@@ -262,11 +262,11 @@ class Report:
 
 
 Result = tuple[bytes, list[Any], Report]
-"""The merged state, packed; what was picked of every batch, in order; the report."""
+"""The merged state, packed; the data picked from every batch, in order; the report."""
 
 
 def read_shard(order: Order, shard: Dump, engine: Local) -> Result:
-    """One shard, read and merged."""
+    """Read one shard and merge its results."""
     picked: list[Any] = []
     rows = shard.rows
     state = engine.reduce(shard, order.job, Each(order.pick, picked.append) if order.pick else None)
@@ -274,7 +274,7 @@ def read_shard(order: Order, shard: Dump, engine: Local) -> Result:
 
 
 def taken(result: Result, each: Each[M] | None, clock: Clock) -> tuple[M | None, Noticed]:
-    """A shard's state, and what its reader noticed; what was picked is used, and its seconds are counted."""
+    """Unpack a shard's state and reader findings; use its picked data and add its times to the clock."""
     data, picked, report = result
     for one in picked:
         if each:
@@ -285,7 +285,7 @@ def taken(result: Result, each: Each[M] | None, clock: Clock) -> tuple[M | None,
 
 
 def merged(shards: Iterable[tuple[M | None, Noticed]], dump: Dump) -> M | None:
-    """The states of all shards, merged in their order; the dump is told what their readers noticed."""
+    """Merge the states of all shards in order, and their readers' findings into the dump."""
     found: M | None = None
     noticed = []
     for state, notes in shards:
@@ -296,7 +296,7 @@ def merged(shards: Iterable[tuple[M | None, Noticed]], dump: Dump) -> M | None:
 
 
 def merge(one: M | None, two: M | None) -> M | None:
-    """Both; None stands for a dump without batches."""
+    """Merge two states; None stands for a dump without batches."""
     return two if one is None else one if two is None else one.merge(two)
 
 
@@ -308,10 +308,10 @@ class _Packer(pickle.Pickler):
 
 
 def packed(thing: object) -> bytes:
-    """A job, a dump or a state, pickled, with tensors as plain arrays of the host.
+    """Pickle a job, dump or state, with tensors as NumPy arrays.
 
-    A state that was made on a GPU can so be merged where there is none, and a view of a large tensor takes no
-    more than what it shows.
+    A state from a GPU can thus be merged on machines without one, and a view of a large tensor takes only its
+    own size.
     """
     out = io.BytesIO()
     _Packer(out, pickle.HIGHEST_PROTOCOL).dump(thing)
@@ -319,5 +319,5 @@ def packed(thing: object) -> bytes:
 
 
 def unpacked(data: bytes) -> Any:
-    """The same again, tensors on the CPU; bytes come only from processes of the same run."""
+    """Unpickle a `packed` object, tensors on the CPU; the bytes come only from processes of the same run."""
     return pickle.loads(data)

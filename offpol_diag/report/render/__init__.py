@@ -1,1 +1,1 @@
-"""Drawing a report; no module here computes a number."""
+"""Draw a report; no module here computes numbers."""

@@ -1,4 +1,4 @@
-"""Verdicts as annotations of a GitHub Actions run: `::error title=…::…`, one line each."""
+"""Write gate verdicts as GitHub Actions annotations: `::error title=…::…`, one line each."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from offpol_diag.report.sections.gate import title, told, word
 from offpol_diag.summary import GateVerdict
 
 MOST = 10
-"""GitHub shows so many of each kind for a step, and drops the rest without a word."""
+"""Maximum annotations of each kind that GitHub shows per step; it silently drops more."""
 
 DATA = {"%": "%25", "\r": "%0D", "\n": "%0A"}
 PROPERTY = DATA | {":": "%3A", ",": "%2C"}
 
 
 def annotated(verdicts: Sequence[GateVerdict]) -> Iterator[str]:
-    """Lines, failures first; what was left out for want of room is told in the last of its kind."""
+    """Yield annotation lines, failures first; the last of each kind counts those omitted."""
     said = [(kind, one) for one in verdicts if (kind := _kind(one))]
     totals, seen = Counter(kind for kind, _ in said), Counter[str]()
     for kind, one in sorted(said, key=lambda pair: pair[1].passed is None):
@@ -35,12 +35,12 @@ def _title(one: GateVerdict) -> str:
 
 
 def _kind(one: GateVerdict) -> str:
-    """The command, or empty for what plainly passed."""
+    """Return the annotation command of a verdict; empty if it passed without remarks."""
     if one.passed is True:
         return "notice" if one.open and beyond(one) else ""
     return "error" if one.level == "error" else "warning"
 
 
 def escaped(text: str, table: dict[str, str]) -> str:
-    """With what would end the message, or the property, written as GitHub reads it back."""
+    """Escape characters that would end a message or property, as GitHub decodes them."""
     return "".join(table.get(char, char) for char in printable(text))

@@ -1,4 +1,4 @@
-"""A table made to fit a width: which columns stay, how wide each may be, and what is said below."""
+"""Fit a table to a width: select columns, set their widths, and collect notes."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from offpol_diag.summary import Number
 
 PADDING = 2
 GAP = PADDING + 1
-"""Between two columns: the padding and the divider."""
+"""Characters between two columns: padding and divider."""
 TEXT_WIDTH = 28
-"""What a column of words may be squeezed to; a column of numbers is never squeezed."""
+"""Minimum width of a shrunk text column; numeric columns are never shrunk."""
 WORD_WIDTH = 48
-"""Up to this width no word is broken where nothing may be left out: names are searched for and copied."""
+"""Width up to which words stay unbroken in complete output, so that names can be searched and copied."""
 FEW_NUMBERS = 3
-"""Up to this many columns of numbers keep their intervals where leaving them out would not help."""
+"""Maximum numeric columns that keep their intervals where omitting these would not help."""
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """A table that fits.
+    """A table fitted to a width.
 
     Attributes:
-        grids: to be printed, one under the other; the first column stands in each.
-        dropped: headers of the columns left out.
-        without_intervals: whether the intervals were left out.
-        notes: cautions that belong to single numbers, numbered as in the cells.
+        grids: grids to print one below the other, each with the first column.
+        dropped: headers of omitted columns.
+        without_intervals: whether intervals are omitted.
+        notes: cautions on single numbers, numbered as in the cells.
     """
 
     grids: tuple[Grid, ...]
@@ -44,7 +44,7 @@ class Fitted:
 
 @dataclass(frozen=True)
 class Column:
-    """One column, written out."""
+    """A column of formatted cells."""
 
     header: str
     cells: tuple[str, ...]
@@ -53,12 +53,12 @@ class Column:
 
     @property
     def natural(self) -> int:
-        """The width it would like."""
+        """Width without wrapping."""
         return max(cell_len(text) for text in (self.header, *self.cells))
 
     @property
     def least(self) -> int:
-        """The width it cannot do without."""
+        """Minimum width."""
         if self.numeric:
             return self.natural
         words = (cell_len(word) for text in self.cells for word in text.split())
@@ -69,8 +69,8 @@ class Column:
 def fit(table: Table, width: int, stack: bool = False, all_of_it: bool = False) -> Fitted:
     """Choose intervals and columns so that the table is no wider than `width`.
 
-    Columns for which there is no room are left out, or with `stack` set in a further grid below; those of
-    context go first. With `all_of_it` intervals stay as well, nothing is left out, and no name is broken.
+    Columns that do not fit are omitted, or with `stack` placed in a further grid below; columns of context go
+    first. With `all_of_it` nothing is omitted, intervals included, and no name is broken.
     """
     notes = _notes(table)
     full = _columns(table, notes, intervals=True, unbroken=all_of_it)
@@ -90,7 +90,7 @@ def fit(table: Table, width: int, stack: bool = False, all_of_it: bool = False) 
 
 
 def _without(table: Table, headers: Sequence[str]) -> Table:
-    """The table without these columns, so that nothing is said of what is not seen."""
+    """Return the table without some columns, so that notes cover visible cells only."""
     kept = [place for place, header in enumerate(table.header) if header not in headers]
     rows = tuple(tuple(row[place] for place in kept) for row in table.rows)
     return replace(table, header=tuple(table.header[place] for place in kept), rows=rows, context=())
@@ -101,7 +101,7 @@ def _fits(columns: Sequence[Column], width: int) -> bool:
 
 
 def _pages(columns: Sequence[Column], width: int) -> list[Sequence[Column]]:
-    """The columns in groups that fit, the first column in each; no group without a second."""
+    """Split the columns into groups that fit, each with the first column and at least one other."""
     label, rest = columns[:1], list(columns[1:])
     pages: list[Sequence[Column]] = []
     while rest or not pages:
@@ -132,7 +132,7 @@ def _written(cell: Shown, notes: Sequence[str], intervals: bool) -> str:
 
 
 def _notes(table: Table) -> list[str]:
-    """Every distinct caution, in reading order."""
+    """Return the distinct cautions of a table, in reading order."""
     found = (shown(cell, terse=True).note for row in table.rows for cell in row)
     return [note for note in dict.fromkeys(found) if note]
 

@@ -1,4 +1,4 @@
-"""A figure in plain characters: a row for each point of the axis, a character for each series."""
+"""Draw a figure in plain text: a row for each point of the axis, a character for each series."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from offpol_diag.blocks import Figure
 from offpol_diag.numerals import FRACTIONS, say_value
 
 WIDEST, LEAST = 100, 20
-"""Columns of a terminal that are used, and of the field at least."""
+"""Maximum width of a drawing, and minimum width of its plotting area, in characters."""
 SEVERAL = "*"
-"""Where marks fall on one another."""
+"""Character for overlapping marks."""
 
 
 def dots(figure: Figure, width: int) -> list[str]:
-    """Lines no wider than `width`, if it leaves room for a field of `LEAST`.
+    """Return lines no wider than `width`, unless the plotting area would be narrower than `LEAST`.
 
     Args:
-        figure: with `marks`, and the same `x` in every series.
-        width: of the terminal.
+        figure: a figure with `marks` and the same `x` in every series.
+        width: width of the terminal.
     """
     labels = [x if isinstance(x, str) else f"{x:g}" for series in figure.series[:1] for x in series.x]
     margin = max(map(len, labels), default=0)
@@ -31,13 +31,13 @@ def dots(figure: Figure, width: int) -> list[str]:
 
 
 def share(value: float, low: float, high: float) -> float:
-    """How far a value lies from `low` to `high`, 0 to 1; their difference may be too large for a float."""
+    """Return a value's relative position between `low` and `high`, 0 to 1, without overflow of high − low."""
     span = high / 2 - low / 2
     return min(max((value / 2 - low / 2) / span, 0.0), 1.0) if span > 0 else 0.0
 
 
 def _span(figure: Figure) -> tuple[float, float]:
-    """From the smallest to the largest value; of shares from 0 to 1 at least."""
+    """Return the range of values; for shares it includes 0 to 1."""
     known = [y for series in figure.series for y in series.y if y is not None and math.isfinite(y)]
     ends = (0.0, 1.0) if figure.y_unit in FRACTIONS else ()
     low, high = min([*known, *ends], default=0.0), max([*known, *ends], default=1.0)
@@ -56,7 +56,7 @@ def _row(figure: Figure, at: int, field: int, low: float, high: float) -> str:
 
 
 def _legend(figure: Figure, width: int) -> list[str]:
-    """What each mark is, in as many lines as it takes."""
+    """Return the legend of the marks, wrapped into lines."""
     parts = [f"{mark} {series.name}" for series, mark in zip(figure.series, figure.marks, strict=True)]
     lines = [""]
     for part in [*parts, f"{SEVERAL} several"]:

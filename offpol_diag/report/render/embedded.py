@@ -1,7 +1,7 @@
-"""What a page carries packed, its summary above all: gzipped, then written in 85 characters.
+"""Embed data in a page, the summary above all, gzipped and encoded in base 85.
 
-Base 85 takes a sixteenth less than base 64, of two megabytes. Of the summary, fields at their default are
-left out; reading fills them in again, exactly.
+Base 85 is a sixteenth smaller than base 64, for some two megabytes. Fields of the summary with their default
+value are omitted, and restored exactly on reading.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from offpol_diag.summary import Summary, loads
 DATA_ID = "offpol-diag-data"
 
 DIGITS = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;,=>?@^_`{|}~"
-"""Of RFC 1924, with `,` for `<`, which a script element must not hold."""
+"""Digits of RFC 1924, with `,` for `<`, which is not allowed in a script element."""
 
 HINT = "give the report that `analyze` wrote"
 
 
 def embedded(summary: Summary) -> str:
-    """What stands in the script element `DATA_ID`; equal summaries give equal texts."""
+    """Return the text of the script element `DATA_ID`; equal summaries give equal texts."""
     data = {"format": summary.format, **summary.model_dump(mode="json", exclude_defaults=True)}
     return packed(json.dumps(data, ensure_ascii=False, separators=(",", ":")))
 
 
 def packed(text: str) -> str:
-    """A text gzipped, in base 85, so that a script element can hold it."""
+    """Gzip a text and encode it in base 85, safe in a script element."""
     return base85(gzipped(text))
 
 
 def gzipped(text: str) -> bytes:
-    """A text as small as gzip makes it; equal texts give equal bytes."""
+    """Gzip a text at maximum compression; equal texts give equal bytes."""
     return gzip.compress(text.encode(), 9, mtime=0)
 
 
 def base85(data: bytes) -> str:
-    """Bytes in base 85 (RFC 1924) with `,` for `<`; the standard library takes seven times as long."""
+    """Encode bytes in base 85 (RFC 1924) with `,` for `<`, seven times as fast as the standard library."""
     import numpy as np
 
     spare = -len(data) % 4
@@ -54,17 +54,17 @@ def base85(data: bytes) -> str:
 
 
 def unpacked(text: str) -> str:
-    """The text that `packed` was given; ValueError, OSError or EOFError where it is damaged."""
+    """Decode the output of `packed`; ValueError, OSError or EOFError if it is damaged."""
     return gzip.decompress(base64.b85decode(text.replace(",", "<"))).decode()
 
 
 def digest(text: str) -> str:
-    """SHA-256 in base 64, as a content security policy names a script."""
+    """Return the SHA-256 in base 64, as used in a content security policy."""
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
 def read_back(html: str) -> str:
-    """The JSON of the summary in a page, as `Summary.to_json` writes it.
+    """Extract the summary's JSON from a page, as written by `Summary.to_json`.
 
     Raises:
         ResultError: the page is not a report of ours, or its data are damaged.
@@ -80,5 +80,5 @@ def read_back(html: str) -> str:
 
 
 def script_json(text: str) -> str:
-    """JSON that can stand inside a script element: nothing in it can close or open one."""
+    """Escape JSON for a script element, so that it can neither close nor open one."""
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")

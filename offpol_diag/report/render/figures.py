@@ -1,7 +1,7 @@
-"""A figure block as a plotly figure.
+"""Convert a figure block to a plotly figure.
 
-Colours are the names of the page's CSS variables (`--c0`, `--muted`); the page resolves them when it draws,
-so that light, dark and print share one definition. What figures have in common is `SHARED`, once per page.
+Colours are names of the page's CSS variables (`--c0`, `--muted`), resolved when the page draws, so that
+light, dark and print share one definition. Settings common to all figures are in `SHARED`, once per page.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ SHARED: Json = {
     },
     "config": {"responsive": True, "displayModeBar": False},
 }
-"""Layout and settings under those of each figure."""
+"""Default layout and settings of all figures."""
 
 
 def plotly_figure(figure: Figure) -> Json:
-    """`data` and `layout`, to be laid over `SHARED`, without what is not finite: no JSON may hold it."""
+    """Return `data` and `layout`, to be merged into `SHARED`; non-finite numbers become null, as in JSON."""
     figure = replace(figure, series=tuple(map(_finite, figure.series)))
     traces = [
         trace
@@ -89,7 +89,7 @@ def _layout(figure: Figure) -> Json:
 
 
 def _floor(figure: Figure) -> float | None:
-    """Where a log axis ends below: an interval that reaches towards 0 must not flatten the curve."""
+    """Return the lower end of a log axis, limited so that intervals close to 0 do not flatten the curve."""
     known = [y for series in figure.series for y in series.y if y is not None and 0 < y < math.inf]
     return min(known) / _ROOM_BELOW if known else None
 
@@ -99,14 +99,14 @@ def _scale(log: bool) -> Json:
 
 
 def _categories(figure: Figure) -> Json:
-    """The names in the order of the series: plotly's is that of the traces, and a band may lack one."""
+    """Fix the order of categories to that of the series; plotly's own follows traces, which may lack some."""
     names = list(dict.fromkeys(x for series in figure.series for x in series.x if isinstance(x, str)))
     order = {"categoryorder": "array", "categoryarray": names}
     return {"type": "category", "autotickangles": [0, -40, -90], **order} if names else _whole(figure)
 
 
 def _whole(figure: Figure) -> Json:
-    """A tick at every whole number where there are few of them, and never between two."""
+    """Return a tick at every integer if the points are few integers, else plotly's default."""
     points = [x for series in figure.series for x in series.x if isinstance(x, float)]
     few = points and all(x.is_integer() for x in points) and max(points) - min(points) <= _FEW
     return {"dtick": 1} if few else {}
@@ -152,7 +152,7 @@ def _xy(series: Series) -> Json:
 
 
 def _errors(series: Series, colour: str) -> Json:
-    """Asymmetric error bars; a point without an interval gets none."""
+    """Return asymmetric error bars; points without an interval get none."""
     whole = list(zip(series.y, series.low, series.high, strict=True))
     up = [_between(y, high) for y, _, high in whole]
     down = [_between(low, y) for y, low, _ in whole]
@@ -161,13 +161,13 @@ def _errors(series: Series, colour: str) -> Json:
 
 
 def _between(low: float | None, high: float | None) -> float | None:
-    """The difference; None where it is not known or no float can hold it."""
+    """Return high − low; None if unknown or not finite."""
     found = math.inf if low is None or high is None else high - low
     return found if math.isfinite(found) else None
 
 
 def _band(series: Series, colour: str) -> list[Json]:
-    """The 95% band as closed shapes, one per unbroken run of known intervals."""
+    """Return the 95% band as closed shapes, one per contiguous run of known intervals."""
     return [_shape(run, colour) for run in _runs(series)] if series.low else []
 
 

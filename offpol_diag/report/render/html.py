@@ -1,4 +1,4 @@
-"""The report as one self-contained HTML file that needs no network and reads with JavaScript off."""
+"""Render the report as one self-contained HTML file, without network access, readable without JavaScript."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from offpol_diag.summary import DumpFacts, Number, Summary
 _WHOLE = re.compile(r"--\w[\w-]*|\[[-\d.,]+, [-\d.,]+\][\de%-]*|\d[\d.,]*e-\d+%?")
 
 UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
-"""Controls and lone surrogates: no page may hold them, and one may be printed."""
+"""Control characters and lone surrogates, which HTML does not allow."""
 MUCH = 3000
-"""Folded tables for looking up with more cells than this in all travel gzipped; scripts unpack them."""
+"""Total cells of folded lookup tables above which these are embedded gzipped and unpacked by a script."""
 
 
 __all__ = ["read_back", "render_html", "templates_dir"]
@@ -48,7 +48,7 @@ class FigureView:
 
 
 def render_html(summary: Summary) -> str:
-    """The whole page; equal summaries give equal pages."""
+    """Render the whole page; equal summaries give equal pages."""
     script, early = _asset("report.js"), _asset("theme.js")
     drawing, report = library(), sections(summary)
     pack = _much(report)
@@ -74,7 +74,7 @@ def render_html(summary: Summary) -> str:
 
 
 def templates_dir() -> Path:
-    """Inside the package when installed from a wheel, at the top of the repository otherwise."""
+    """Return the templates' directory: in the package if installed from a wheel, else in the repository."""
     package = Path(__file__).parents[2]
     inside = package / "templates"
     return inside if inside.is_dir() else package.parent / "templates"
@@ -95,14 +95,14 @@ def _environment() -> Any:
 
 
 def _unbroken(text: str) -> Any:
-    """A sentence in which no number, interval or option is broken over two lines."""
+    """Return a sentence as HTML with numbers, intervals and options protected from line breaks."""
     from markupsafe import Markup, escape
 
     return Markup(_WHOLE.sub(r'<span class="n">\g<0></span>', str(escape(text))))
 
 
 def _led(caption: str) -> Any:
-    """A caption whose opening words, up to a colon, stand out."""
+    """Return a caption as HTML with the words before its colon emphasised."""
     from markupsafe import Markup, escape
 
     head, colon, rest = caption.partition(": ")
@@ -114,7 +114,7 @@ def _asset(name: str) -> str:
 
 
 def _policy(*digests: str) -> str:
-    """A content security policy: these scripts and no others, inline style, and no network at all."""
+    """Return a content security policy that allows these scripts and inline styles, and no network."""
     hashes = " ".join(f"'sha256-{one}'" for one in digests)
     return (
         f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; "
@@ -144,7 +144,7 @@ def _facts(summary: Summary) -> str:
 
 
 def _much(report: tuple[Section, ...]) -> bool:
-    """Whether the tables for looking up are too much to stand in the page as they are."""
+    """Return whether the lookup tables are too large to embed uncompressed."""
     tables = (block for section in report for block in section.blocks if isinstance(block, Table))
     return sum(len(table.rows) * len(table.header) for table in tables if _folded(table)) > MUCH
 
@@ -154,7 +154,7 @@ def _folded(table: Table) -> bool:
 
 
 def _grouped(blocks: tuple[Block, ...], pack: bool) -> list[tuple[str, list[Any]]]:
-    """Runs of blocks of one kind: figures that follow each other share a row."""
+    """Group consecutive blocks of one kind, so that adjacent figures share a row."""
     return [
         (kind, [_view(block, pack) for block in run])
         for kind, run in groupby(blocks, lambda block: type(block).__name__)
@@ -170,7 +170,7 @@ def _view(block: Block, pack: bool) -> Block | TableView | FigureView:
 
 
 def _data(figure: Figure) -> Table:
-    """The numbers of a figure, one row per point."""
+    """Return the numbers of a figure as a table, one row per point."""
     rows = tuple(
         (series.name, _x(x), Number(value=y, interval=_interval(series, place), unit=figure.y_unit))
         for series in figure.series

@@ -1,6 +1,6 @@
-"""The gate's verdicts as JUnit XML, which CI systems list test by test.
+"""Render the gate's verdicts as JUnit XML, which CI systems list test by test.
 
-    passed                       a test that passed; what is open about it is its output
+    passed                       a test that passed; open questions are its output
     failed                       a failure
     could not say                an error
     the same, at level warn      a skipped test, which fails no pipeline
@@ -24,15 +24,15 @@ KINDS: dict[tuple[bool | None, str], type[Failure] | type[Error] | type[Skipped]
     (False, "warn"): Skipped,
     (None, "warn"): Skipped,
 }
-"""(passed, level) → what JUnit calls it; nothing for what passed."""
+"""(passed, level) → JUnit result; absent if passed."""
 
 
 def render_junit(summary: Summary) -> str:
-    """One suite, one test per bound."""
+    """Return one suite with one test per bound."""
     suite = TestSuite(SUITE)
     suite.add_property("dump", _legal(", ".join(summary.dump.files)))
     suite.add_property("version", _legal(summary.run.version))
-    suite.add_testcases([_case(verdict) for verdict in summary.gates])  # one by one it takes their square
+    suite.add_testcases([_case(verdict) for verdict in summary.gates])  # one by one takes quadratic time
     suite.time = summary.run.seconds.get("total", 0.0)
     xml = JUnitXml(SUITE)
     xml.add_testsuite(suite)
@@ -66,7 +66,7 @@ def _details(verdict: GateVerdict) -> list[str]:
 
 
 def _legal(text: str) -> str:
-    """Text that may be printed, without the characters that XML cannot hold."""
+    """Return printable text without characters that XML does not allow."""
     return "".join(char if _allowed(ord(char)) else "\ufffd" for char in printable(text))
 
 

@@ -1,7 +1,7 @@
-"""The plotly.js that ships with plotly, as a page carries it: gzipped, and allowed to run by its digest.
+"""Prepare plotly's bundled plotly.js for embedding: gzipped, with its digest for the content security policy.
 
-To gzip it takes as long as all else in a page. Nothing in it depends on a summary: `begin` has it made beside
-what comes before a page, on another core, since gzip needs no lock of the interpreter.
+Gzipping it takes as long as rendering the rest of a page. It does not depend on the summary, so `begin`
+starts it early in a thread; gzip releases the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ class Library(NamedTuple):
 
 
 def library() -> Library:
-    """What every page carries; who asks while it is being made waits for it."""
+    """Return the script for all pages, waiting for `begin` if it is in progress."""
     with _LOCK:
         return _made()
 
 
 def begin() -> None:
-    """Begin to make it, and do not wait; what goes wrong is told to who asks for it."""
+    """Start preparing the script in a thread; errors are raised by `library`."""
     Thread(target=_quietly, name="offpol-diag-library", daemon=True).start()
 
 

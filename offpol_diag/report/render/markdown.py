@@ -1,4 +1,4 @@
-"""The short report, for a pull request or a job summary: GitHub flavoured Markdown."""
+"""Render a short report in GitHub flavoured Markdown, for pull requests and job summaries."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from offpol_diag.report.sections.gate import gate, report
 from offpol_diag.summary import Summary
 
 PARTS = ("diagnosis", "comparison", "runs", "verdict", "numbers", "presets")
-"""Sections that a pull request has room for."""
+"""Sections of the short report."""
 
 ICONS: dict[Tone, str] = {"good": "✅", "warn": "⚠️", "bad": "❌", "info": "ℹ️"}
 
 LIMIT = 60_000
-"""Bytes; GitHub refuses comments of 65 536 characters."""
+"""Maximum bytes; GitHub refuses comments of 65 536 characters."""
 
 
 def render_markdown(summary: Summary) -> str:
-    """Gates, diagnosis, recommendation, headline numbers and presets; shorter than `LIMIT`."""
+    """Render gates, diagnosis, recommendation, headline numbers and presets, in at most `LIMIT` bytes."""
     chosen = [_without_gates(section) for section in sections(summary, PARTS)]
     parts = [*_gate(summary), *chosen]
     pieces = ["# offpol-diag", *(piece for section in parts for piece in _section(section))]
@@ -30,7 +30,7 @@ def render_markdown(summary: Summary) -> str:
 
 
 def _gate(summary: Summary) -> list[Section]:
-    """What was asked stands first."""
+    """Return the gate's section, if bounds were given; it comes first."""
     if not summary.gates:
         return []
     head, *_ = gate(summary.gates).blocks
@@ -44,7 +44,7 @@ def _without_gates(section: Section) -> Section:
 
 
 def _within(pieces: list[str]) -> list[str]:
-    """As many pieces, from the first, as the limit allows; a cut is said."""
+    """Return as many leading blocks as the limit allows, with a notice if any are omitted."""
     kept: list[str] = []
     room = LIMIT - 200
     for piece in pieces:
@@ -97,6 +97,6 @@ def _row(cells: tuple[str, ...]) -> str:
 
 
 def escaped(text: str) -> str:
-    """Text that Markdown and the HTML in it leave alone, on one line."""
+    """Escape text for Markdown and HTML, on one line."""
     one_line = printable(" ".join(text.split())).replace("&", "&amp;").replace("<", "&lt;")
     return re.sub(r"([\\`*|~]|(?<=\])\()", r"\\\1", one_line)

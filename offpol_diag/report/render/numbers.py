@@ -1,4 +1,4 @@
-"""Cells as every renderer shows them."""
+"""Convert table cells to the parts that all renderers show."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ Kind = Literal["number", "text", "unknown", "none"]
 
 
 class Shown(NamedTuple):
-    """A cell in pieces.
+    """The parts of a cell.
 
     Attributes:
         text: the value.
         interval: the interval, or empty.
-        note: a caution that belongs to the cell; a renderer sets it as a footnote.
+        note: a caution on the cell, shown as a footnote.
         meaning: formula, averaging and unit, for a tooltip.
-        bound: how often a safety bound acted on it, for a tooltip; empty where it never did.
-        kind: number, text, unknown (the text then says why, unless `note` does), or none: it does not apply.
+        bound: how often a safety bound applied, for a tooltip; empty if never.
+        kind: number, text, unknown (`text` or `note` gives the reason), or none (not applicable).
     """
 
     text: str
@@ -33,7 +33,7 @@ class Shown(NamedTuple):
 
 
 def shown(cell: Cell, terse: bool = False) -> Shown:
-    """The pieces of a cell; `terse` moves the reason of an unknown number into its note."""
+    """Return the parts of a cell; `terse` moves the reason of an unknown number to its note."""
     if cell is None:
         return Shown("–", kind="none")
     if isinstance(cell, str):
@@ -44,13 +44,13 @@ def shown(cell: Cell, terse: bool = False) -> Shown:
 
 
 def footnotes(rows: Iterable[Iterable[Shown]]) -> dict[str, int]:
-    """The notes of a table's cells, numbered in reading order; equal notes share a number."""
+    """Number the notes of a table's cells in reading order; equal notes share a number."""
     notes = dict.fromkeys(cell.note for row in rows for cell in row if cell.note)
     return {note: number for number, note in enumerate(notes, 1)}
 
 
 def meaning(number: Number) -> str:
-    """Formula, averaging and unit of a number, in one line."""
+    """Return the formula, averaging and unit of a number in one line."""
     parts = (number.formula, number.over and f"over {number.over}", number.unit and f"unit: {number.unit}")
     return " · ".join(part for part in parts if part)
 

@@ -1,6 +1,6 @@
-"""A table as the page lays it out, and its rows in HTML.
+"""Lay out tables for the page and render their rows as HTML.
 
-A report has some 20,000 cells, so that their markup is joined here: a template takes ten times as long.
+A report has some 20,000 cells, so rows are rendered here; a template takes ten times as long.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from offpol_diag.report.render.numbers import Kind, Shown, footnotes, shown
 from offpol_diag.summary import Number
 
 DENSE = 4
-"""A table with more numbers in a row than this is dense; so is one with twice as many columns."""
+"""Numbers per row above which a table is dense; so is one with twice as many columns."""
 
 TALL = 50
-"""A table with more rows than this is tall."""
+"""Rows above which a table is tall."""
 
 LONG = 40
-"""A text with more characters than this is prose."""
+"""Characters above which a text is prose."""
 
 PLAIN: Mapping[bool, tuple[Kind, ...]] = {True: ("number", "none"), False: ("text",)}
-"""Whether a table is dense → the kinds of cell that are not marked in it: what most of them are."""
+"""Dense or not → the default kinds of cell, which get no CSS class."""
 
 
 _SPECIAL = re.compile("[&<>\"']")
@@ -34,9 +34,9 @@ _SPECIAL = re.compile("[&<>\"']")
 
 @dataclass(frozen=True)
 class TableView:
-    """A table to be laid out.
+    """A table with its layout.
 
-    `dense` ones set intervals under values, `tall` ones scroll in a box, `packed` ones travel gzipped.
+    `dense` tables show intervals below values, `tall` ones scroll in a box, `packed` ones are gzipped.
     """
 
     table: Table
@@ -50,7 +50,7 @@ class TableView:
 
 
 def laid_out(table: Table, packed: bool = False) -> TableView:
-    """The view of a table."""
+    """Return the layout of a table."""
     numbers = max((sum(isinstance(cell, Number) for cell in row) for row in table.rows), default=0)
     cells = [[shown(cell, terse=numbers > 1) for cell in row] for row in table.rows]
     columns = [[row[place] for row in cells] for place in range(len(table.header))]
@@ -63,7 +63,7 @@ def laid_out(table: Table, packed: bool = False) -> TableView:
 
 
 def _most(meanings: list[str]) -> str:
-    """The meaning that more than half have, if they are several: the column's head says it for them."""
+    """Return the meaning shared by more than half of several cells, which moves to the column's header."""
     common = Counter(meanings).most_common(1)
     return common[0][0] if common and len(meanings) > 1 and 2 * common[0][1] > len(meanings) else ""
 
@@ -72,19 +72,19 @@ def _most(meanings: list[str]) -> str:
 
 
 def breakable(name: str) -> Markup:
-    """A long name/with_underscores that a narrow column may break after each slash and underscore."""
+    """Return a name with optional line breaks after each slash and underscore."""
     return Markup(_safe(name).replace("_", "_<wbr>").replace("/", "/<wbr>"))
 
 
 def _safe(text: str) -> str:
-    """A text as HTML; few hold what has to be escaped, and to see that is quicker than to try."""
+    """Escape a text for HTML; testing first is faster, as few texts need it."""
     return str(escape(text)) if _SPECIAL.search(text) else text
 
 
 def _row(
     cells: Sequence[Shown], heads: Sequence[str], marks: Mapping[str, int], plain: Sequence[Kind]
 ) -> str:
-    """The first cell says what the row is of."""
+    """Render a row; its first cell is the header."""
     first, *rest = (_look(cell, head, plain) for cell, head in zip(cells, heads, strict=True))
     label = f'<th scope="row"{first}>{breakable(cells[0].text)}{_beside(cells[0], marks)}</th>'
     values = (
@@ -95,7 +95,7 @@ def _row(
 
 
 def _look(cell: Shown, head: str, plain: Sequence[Kind]) -> str:
-    """The class and the tooltip of a cell."""
+    """Return the class and tooltip attributes of a cell."""
     prose = cell.kind == "text" and len(cell.text) > LONG
     kind = ' class="text prose"' if prose else "" if cell.kind in plain else f' class="{cell.kind}"'
     said = _beyond(head, cell)
@@ -103,13 +103,13 @@ def _look(cell: Shown, head: str, plain: Sequence[Kind]) -> str:
 
 
 def _beyond(head: str, cell: Shown) -> str:
-    """What a cell's tooltip says beyond that of its column's head."""
+    """Return the parts of a cell's tooltip that its column's header lacks."""
     said = (cell.meaning if cell.meaning != head else "", cell.bound)
     return " · ".join(part for part in said if part)
 
 
 def _beside(cell: Shown, marks: Mapping[str, int]) -> str:
-    """What stands beside the value: a mark of its footnote, the interval, a note that has no footnote."""
+    """Render what follows the value: footnote mark, interval, and a note without a footnote."""
     interval = f" <i>{_safe(cell.interval)}</i>" if cell.interval else ""
     if cell.note in marks:
         return f"<sup>{marks[cell.note]}</sup>{interval}"

@@ -1,9 +1,9 @@
-"""Blocks in a terminal: the verdict's sentence first, tables fitted to the width, a sparkline for a chart.
+"""Render blocks in a terminal: the verdict first, tables fitted to the width, charts as sparklines.
 
-What cannot fit is left out by rules, and named: tables meant for reference; `wide` tables that do not fit;
-the intervals, unless the numbers are few; then, in a summary, columns from the right, since a table puts the
-more important first (elsewhere they go below). A pipe is `PIPE_WIDTH` wide and loses nothing: what does not
-fit goes below. Nothing depends on colour.
+What does not fit is omitted in this order, and named: reference tables; `wide` tables; intervals, unless
+there are few numbers; then, in a summary, columns from the right, the less important ones (elsewhere they are
+moved below). A pipe is `PIPE_WIDTH` wide and omits nothing: what does not fit is moved below. Nothing
+depends on colour.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ MARKS: Mapping[Tone, tuple[str, str]] = {
 
 
 class PipeConsole(Console):
-    """A console that lets a broken pipe be known, instead of exiting with 1.
+    """A console that raises on a broken pipe instead of exiting with 1.
 
     Attributes:
-        whole: whether nothing may be left out for want of width.
+        whole: whether nothing may be omitted for lack of width.
     """
 
     whole = False
 
     def on_broken_pipe(self) -> NoReturn:
-        """Leave it to the command line, where it has its own exit code."""
+        """Re-raise the error, for which the command line has its own exit code."""
         raise BrokenPipeError
 
 
 def make_console() -> Console:
-    """Stdout: as wide as `COLUMNS` says, or the terminal is; a pipe is `PIPE_WIDTH`, and loses nothing."""
+    """Return a console on stdout, as wide as `COLUMNS` or the terminal; pipes use `PIPE_WIDTH`, complete."""
     reconfigure = getattr(sys.stdout, "reconfigure", None)
     if reconfigure is not None:
         reconfigure(errors="replace")
@@ -71,13 +71,13 @@ BRIEF: Mapping[str, tuple[type[Block], ...]] = {
     "presets": (Text, Table),
     "where": (Figure,),
 }
-"""What a person at a terminal is told of the report, section by section; the HTML has the rest."""
+"""Section → kinds of block in the terminal's summary; the HTML report has the rest."""
 
 BRIEF_ROWS = 32
 
 
 def brief(sections: Sequence[Section]) -> tuple[Section, ...]:
-    """The sections of a report, cut down to a summary."""
+    """Reduce the sections of a report to a summary."""
     chosen = (section for section in sections if section.id in BRIEF)
     short = (replace(section, blocks=_brief_blocks(section)) for section in chosen)
     return tuple(section for section in short if section.blocks)
@@ -89,7 +89,7 @@ def _brief_blocks(section: Section) -> tuple[Block, ...]:
 
 
 def _beyond(block: Block) -> bool:
-    """A table that is too wide for a summary; a chart of a single point, of which nothing would be drawn."""
+    """Return whether a block is omitted from a summary: a wide table, or a chart of a single point."""
     return block.wide if isinstance(block, Table) else isinstance(block, Figure) and not _drawn(block)
 
 
@@ -98,7 +98,7 @@ def _drawn(block: Figure) -> bool:
 
 
 def _cut(block: Block) -> Block:
-    """A table without its many rows, a chart without its sentence."""
+    """Shorten a block: a table to fewer rows, a chart to no caption."""
     if isinstance(block, Figure):
         return replace(block, caption="")
     if not isinstance(block, Table) or len(block.rows) <= BRIEF_ROWS:
@@ -109,11 +109,11 @@ def _cut(block: Block) -> Block:
 
 @dataclass(frozen=True)
 class Canvas:
-    """Where to draw, and what becomes of what is too wide for it.
+    """A console to draw on, with the treatment of tables that are too wide.
 
     Attributes:
-        stack: columns go below; else they are left out.
-        whole: nothing is left out, intervals neither.
+        stack: whether columns that do not fit are moved below; else they are omitted.
+        whole: whether nothing is omitted, intervals included.
     """
 
     console: Console
@@ -121,7 +121,7 @@ class Canvas:
     whole: bool = False
 
     def print(self, line: Line, indent: int = 0) -> None:
-        """A paragraph, wrapped for a reader."""
+        """Print a paragraph, wrapped to a readable width."""
         width = min(self.console.width, PROSE_WIDTH)
         for part in line.wrap(self.console, max(width - indent, 1)):
             self.console.print(Line(" " * indent) + part)
@@ -133,7 +133,7 @@ def render_terminal(sections: Sequence[Section], console: Console, stack: bool =
 
 
 def draw(sections: Sequence[Section], console: Console, stack: bool = True) -> str:
-    """Sections as the console shows them, in their order, without blanks at the ends of lines."""
+    """Return sections as text for the console, in order, without trailing blanks."""
     canvas = Canvas(console, stack, getattr(console, "whole", False))
     with console.capture() as drawn:
         for section in sections:
@@ -207,7 +207,7 @@ def _dots(block: Figure, canvas: Canvas) -> None:
 
 
 def sparkline(values: Sequence[float | None], log: bool = False) -> str:
-    """One tick per value, at most `SPARK_WIDTH` of them; a gap where there is none."""
+    """Return a sparkline of at most `SPARK_WIDTH` ticks, one per value, with gaps for missing values."""
     step = max(1, math.ceil(len(values) / SPARK_WIDTH))
     heights = [_height(value, log) for value in values[::step]]
     known = [height for height in heights if height is not None]

@@ -1,4 +1,4 @@
-"""What a report says: one function per section, from a Summary to blocks. No number is computed here."""
+"""Compose the sections of a report: one function each, from a Summary to blocks. Computes no number."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ SECTIONS: Mapping[str, Callable[[Summary], Section | None]] = {
     "crosswalk": crosswalk,
     "made": made,
 }
-"""Id → how it is made, in reading order; None where the Summary holds nothing to say."""
+"""Id → function that makes the section, in reading order; it returns None if there is nothing to report."""
 
 OF_TWO = frozenset({"diagnosis", "runs", "made"})
-"""Where two runs were compared: what is said of one alone is in its own report."""
+"""Sections shown for a comparison of two runs; the others belong to the report of a single run."""
 
 
 def sections(summary: Summary, among: Container[str] = SECTIONS) -> tuple[Section, ...]:
-    """The report, section by section; `among`: the ids of those that are wanted."""
+    """Return the sections of the report; `among` restricts them to some ids."""
     told: Container[str] = SECTIONS if summary.against is None else OF_TWO
     made = (make(summary) for name, make in SECTIONS.items() if name in told and name in among)
     return tuple(section for section in made if section is not None)

@@ -19,12 +19,12 @@ WEIGHTS = (
 
 
 def config(given: Recommendation) -> tuple[Block, ...]:
-    """The configuration, where a trainer is named."""
+    """Return the configuration to paste, if a trainer is named."""
     return (Code("The configuration, ready to paste", given.config),) if given.config else ()
 
 
 def weights(given: Recommendation) -> tuple[Block, ...]:
-    """What the method, the runner-up and no correction do to the weights, each at its own threshold."""
+    """Return a table of the weights under the method, the runner-up and no correction."""
     rows: list[tuple[Cell, ...]] = [
         (title, *map(metrics.get, WEIGHTS)) for title, metrics in given.numbers.items() if metrics
     ]

@@ -12,11 +12,11 @@ from offpol_diag.report.sections.drops import drops
 from offpol_diag.summary import Comparison, Number, PresetResult, Summary
 
 ACROSS = 8
-"""So many presets stand in columns; more of them in rows."""
+"""Maximum number of presets shown as columns; more are shown as rows."""
 
 
 def comparison(summary: Summary) -> Section | None:
-    """The numbers, the differences, what each preset drops; None where no presets were compared."""
+    """Return numbers, differences and drops of the presets; None if no presets were compared."""
     found = summary.comparison
     if found is None:
         return None
@@ -69,7 +69,7 @@ PAIRED = (
 
 
 def _differences(known: list[str], others: list[str], found: Comparison, many: bool) -> tuple[Block, ...]:
-    """Each of the other presets less the reference; numbers that all have alike are left out, and named."""
+    """Return each preset's difference from the reference; numbers equal for all are omitted and listed."""
     rows = {metric: [found.differences[name].get(metric) for name in others] for metric in known}
     alike = [metric for metric, cells in rows.items() if all(one and one.value == 0 for one in cells)]
     lines: list[tuple[Cell, ...]] = [("metric", *(f"{name} − {found.against}" for name in others))]
@@ -89,7 +89,7 @@ def _table(
     notes: tuple[str, ...],
     folded: bool = False,
 ) -> Table:
-    """Lines as they are, or as columns."""
+    """Return a table of lines, transposed if `turned`."""
     header, *rows = zip(*lines, strict=True) if turned else lines
     titles = ("preset" if turned else "metric", *map(str, header[1:]))
     return Table(name, caption, titles, tuple(rows), notes, collapsed=folded)
@@ -100,7 +100,7 @@ def _unknown(names: list[str]) -> tuple[str, ...]:
 
 
 def _metrics(judged: Mapping[str, PresetResult]) -> tuple[list[str], list[str]]:
-    """The metrics that some preset has a value for, and those that none has; those with a direction first."""
+    """Return the metrics with a value for some preset, and those without; metrics with a direction first."""
     found = dict.fromkeys(name for result in judged.values() for name in result.metrics)
     ordered = [name for name in FIRST_PRESET if name in found]
     ordered += [name for name in found if name not in FIRST_PRESET]

@@ -1,4 +1,4 @@
-"""What each trainer would have logged for this batch, under its own names."""
+"""Section on the metrics that each trainer would have logged for this batch, under its own names."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ LEAD = (
 NOTE = "–: the trainer does not log that name under that preset."
 
 ACROSS = 8
-"""So many presets stand side by side; a set of names with more goes on in a further table."""
+"""Maximum number of presets side by side; further ones go into another table."""
 
 
 def crosswalk(summary: Summary) -> Section | None:
-    """Per set of names: what is the same under every preset, then the rest with a column for each preset."""
+    """Return per set of names the numbers equal under all presets, then the rest by preset."""
     logging = {name: preset for name, preset in judged(summary).items() if preset.as_logged}
     sets = dict.fromkeys(one.logs or "" for name, one in summary.presets.items() if name in logging)
     tables = tuple(table for logs in sets for table in _set(logs, logging))
@@ -30,7 +30,7 @@ def crosswalk(summary: Summary) -> Section | None:
 
 
 def _set(logs: str, logging: Presets, across: int = ACROSS) -> Iterator[Table]:
-    """The tables of one set of names."""
+    """Yield the tables of one set of names."""
     presets = {name: one for name, one in logging.items() if (one.logs or "") == logs}
     same, apart = _split(presets)
     if same:
@@ -42,7 +42,7 @@ def _set(logs: str, logging: Presets, across: int = ACROSS) -> Iterator[Table]:
 
 
 def _split(presets: Presets) -> tuple[list[str], list[str]]:
-    """The names with one number under all of several presets, and the others."""
+    """Split names into those with equal numbers under all of several presets, and the others."""
     names = dict.fromkeys(name for one in presets.values() for name in one.as_logged)
     same = [name for name in names if len(presets) > 1 and _alike(name, presets)]
     return same, [name for name in names if name not in set(same)]
@@ -78,7 +78,7 @@ def _by_name(logs: str, presets: Presets, names: list[str], across: int) -> Iter
 
 
 def _portions(presets: Presets, across: int) -> Iterator[Presets]:
-    """The presets in portions of about one size, none larger than `across`."""
+    """Split the presets into groups of similar size, at most `across` each."""
     portions = -(-len(presets) // across)
     left = iter(presets.items())
     while some := dict(islice(left, -(-len(presets) // portions))):
@@ -102,5 +102,5 @@ def _all(presets: Presets) -> str:
 
 
 def _logged(preset: PresetResult, name: str) -> Number | None:
-    """The number; None where the trainer does not log that name under this preset."""
+    """Return the number; None if the trainer does not log that name under this preset."""
     return Number(value=preset.as_logged[name]) if name in preset.as_logged else None

@@ -1,4 +1,4 @@
-"""Is it a bug or honest mismatch: one sentence, the causes with their evidence, and what is not known."""
+"""Section on the diagnosis, bug or real mismatch: one sentence, causes with evidence, and open questions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KINDS: dict[str, Tone] = {"bug": "bad", "honest": "info"}
 
 
 def diagnosis(summary: Summary) -> Section | None:
-    """The diagnosis of the dump, with what was skipped, or of both runs; None where there is neither."""
+    """Return the diagnosis of the dump, with skipped rows, or of both runs; None if there is neither."""
     own = summary.diagnosis, summary.dump, summary.metrics
     other = summary.against
     if other is None:
@@ -29,7 +29,7 @@ def diagnosis(summary: Summary) -> Section | None:
 
 
 def is_bug(summary: Summary) -> bool:
-    """Whether the log-probs are logged wrongly, so that no correction may be ranked."""
+    """Return whether the log-probs are logged wrongly, so that no correction may be ranked."""
     return summary.diagnosis is not None and summary.diagnosis.verdict == "bug"
 
 
@@ -43,7 +43,7 @@ def _skipped(summary: Summary) -> tuple[Block, ...]:
 
 
 def _blocks(given: Diagnosis | None, dump: DumpFacts, metrics: Numbers, run: str = "") -> tuple[Block, ...]:
-    """The sentence with the cause that it names, the other causes, and what was looked for in vain."""
+    """Return the conclusion with its cause, the other causes, and the checks that found nothing."""
     if given is None:
         return ()
     label, tone = DIAGNOSES[given.verdict]
@@ -65,7 +65,7 @@ def _blocks(given: Diagnosis | None, dump: DumpFacts, metrics: Numbers, run: str
 
 
 def _clause(text: str) -> str:
-    """A sentence as it goes on after a colon: its first word in lower case, unless it is a symbol."""
+    """Return a sentence with its first word in lower case, unless it is a symbol, to follow a colon."""
     word = text.partition(" ")[0].rstrip(",:;").replace("-", "")
     plain = word.isalpha() and word[0].isupper() and (len(word) == 1 or word[1:].islower())
     return text[0].lower() + text[1:] if plain else text
@@ -85,7 +85,7 @@ def _detail(cause: Cause, given: Diagnosis, metrics: Numbers) -> tuple[str, ...]
 
 
 def _found(cause: Cause, given: Diagnosis) -> str:
-    """Where it was found, and how much of it among what was looked at."""
+    """Return the location of a cause, and how many of the examined tokens and sequences it affects."""
     concerned = (
         f"{_of(cause.tokens, given.tokens)} tokens" if cause.tokens is not None else "",
         f"{_of(cause.sequences, given.sequences)} sequences" if cause.sequences is not None else "",
@@ -110,7 +110,7 @@ def _examples(cause: Cause) -> str:
 
 
 def _after(after: After, metrics: Numbers) -> str:
-    """K3, E[r] and ESS, as logged and with the cause undone."""
+    """Return K3, E[r] and ESS, as logged and with the cause fixed."""
     sign = "≈ " if after.approximate else ""
     pairs = (
         ("K3", "k3", after.k3, "nats"),
@@ -125,14 +125,14 @@ def _after(after: After, metrics: Numbers) -> str:
 
 
 def _before(short: str, metrics: Numbers) -> str:
-    """The value as logged, of the main drift, with an arrow behind it."""
+    """Return the logged value of the main drift, followed by an arrow; empty if unknown."""
     known = (metrics.get(name, Number()) for name in (short, f"total.{short}"))
     value = next((one for one in known if one.value is not None or one.log10 is not None), None)
     return f"{say(value.model_copy(update={'interval': None, 'note': None}))} → " if value else ""
 
 
 def _sampled(given: Diagnosis, dump: DumpFacts) -> tuple[Block, ...]:
-    """How much was looked at token by token, where that is not the whole dump."""
+    """Return how much of the dump was examined token by token, if not all of it."""
     if given.sequences is None or given.tokens is None or given.sequences >= dump.sequences:
         return ()
     looked = f"{counted(given.tokens, 'token')} of {counted(given.sequences, 'sequence')}"

@@ -1,4 +1,4 @@
-"""What one preset drops and another keeps."""
+"""Tokens and sequences that one preset drops and another keeps."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TOO_MANY = "Name up to 8 presets to see what each drops that the first keeps."
 
 
 def drops(found: Comparison, many: bool) -> tuple[Block, ...]:
-    """Sentences, a table of kinds, and examples."""
+    """Return sentences, a table by kind, and examples."""
     if many:
         return (Text(TOO_MANY),)
     if not found.drops or found.all_tokens is None or found.all_sequences is None:
@@ -86,7 +86,7 @@ def _row(what: str, lot: Lot) -> tuple[Cell, ...]:
 
 
 def _examples(found: Comparison) -> tuple[Block, ...]:
-    """Without the columns that the dump does not have."""
+    """Return a table of examples, without columns that the dump lacks."""
     rows = [_example(one, row) for one in found.drops for row in one.examples]
     if not rows:
         return ()

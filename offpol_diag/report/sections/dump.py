@@ -1,4 +1,4 @@
-"""What was read."""
+"""Section on the dump and its data quality."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EXPECTED = (
 
 
 def dump(summary: Summary) -> Section:
-    """Files, counts, columns, provenance, notes and skipped rows."""
+    """Return files, counts, columns, provenance, notes and skipped rows."""
     facts = summary.dump
     blocks: tuple[Block, ...] = (
         Text(_sentence(facts)),
@@ -87,7 +87,7 @@ def _provenance(facts: DumpFacts) -> tuple[Block, ...]:
 
 
 def _stated(value: object) -> str:
-    """A text as it is, anything else as JSON."""
+    """Return text unchanged, anything else as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 

@@ -1,4 +1,4 @@
-"""One idea under many names: in what the presets of a family differ, and how far apart their numbers are."""
+"""Section on families of similar presets: how their definitions and numbers differ."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ LEAD = (
 )
 
 NUMBERS = ("weight_mean", "ess_tokens", "tokens_rejected", "loss_scale")
-"""What the definitions are held against."""
+"""Metrics compared within a family."""
 
 POLICIES = {"old": "π_old", "current": "π_θ", "rollout": "π_rollout"}
 
 
 def families(summary: Summary) -> Section | None:
-    """Per family of two presets or more, a folded table; its caption says what differs."""
+    """Return a folded table per family of two or more presets; its caption states the differences."""
     groups = by_family(judged(summary))
     several = {family: rows for family, rows in groups.items() if family and len(rows) > 1}
     tables = (_table(f"same-{place}", *group) for place, group in enumerate(several.items(), 1))
@@ -43,7 +43,7 @@ def _table(identity: str, family: str, rows: Presets) -> Table:
 
 
 REJECTED = "rejected tokens"
-"""The aspect that says what becomes of the loss's denominator."""
+"""The aspect that describes the loss's denominator."""
 
 DEFINED = ("numerator", REJECTED, "guards", "trainers")
 
@@ -61,12 +61,12 @@ def _row(one: PresetResult, names: tuple[str, ...]) -> tuple[Cell, ...]:
 
 
 def _aspects(presets: int, apart: list[str]) -> str:
-    """In what the definitions differ."""
+    """Return a sentence on the aspects in which the definitions differ."""
     return f"{presets} presets that {f'differ in {_listed(apart)}' if apart else 'are defined alike'}."
 
 
 def _differing(rows: Presets) -> Iterator[tuple[str, list[str]]]:
-    """Aspects in which not all rows do the same, each with the ways of doing it."""
+    """Yield the aspects in which presets differ, each with its distinct values."""
     for aspect in dict.fromkeys(name for one in rows.values() for name in one.aspects):
         found = list(dict.fromkeys(one.aspects.get(aspect, "none") for one in rows.values()))
         if len(found) > 1:
@@ -74,7 +74,7 @@ def _differing(rows: Presets) -> Iterator[tuple[str, list[str]]]:
 
 
 def _numbers(rows: Presets, names: tuple[str, ...]) -> str:
-    """From where to where each number goes, or that all are equal."""
+    """Return a sentence on the range of each number, or that all are equal."""
     spans = {
         name: _span([one.metrics[name] for one in rows.values() if name in one.metrics]) for name in names
     }
@@ -86,7 +86,7 @@ def _numbers(rows: Presets, names: tuple[str, ...]) -> str:
 
 
 def _span(numbers: list[Number]) -> tuple[str, ...]:
-    """The smallest and the largest, as they stand in a sentence; nothing where none is known."""
+    """Return the minimum and maximum, formatted for a sentence; empty if no value is known."""
     known = {one.value: one.unit for one in numbers if one.value is not None}
     return tuple(say_value(value, known[value]) for value in (min(known), max(known))) if known else ()
 

@@ -1,4 +1,4 @@
-"""The gate: what was asked, what was found, and whether it holds."""
+"""Section on the gate: bounds, values found, and whether the bounds hold."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from offpol_diag.numerals import count, say_value
 from offpol_diag.summary import GateVerdict, Number
 
 MOST = 100
-"""Bounds that a terminal and a comment are told of one by one."""
+"""Maximum number of bounds listed in the terminal and in comments."""
 SAID: Mapping[str, tuple[str, Tone]] = {
     "passed": ("Passed", "good"),
     "failed": ("Failed", "bad"),
@@ -23,7 +23,7 @@ WORDS: Mapping[tuple[bool | None, bool], str] = {
     (False, False): "✗ failed",
     (None, False): "? could not say",
 }
-"""(passed, open) → what is said of a bound."""
+"""(passed, open) → verdict in words."""
 
 OPEN = (
     "open: the 95% interval holds values on both sides of the bound, which passes for want of evidence "
@@ -33,7 +33,7 @@ SIGNS: Mapping[str, str] = {"max": "≤", "min": "≥", "within": "±"}
 
 
 def gate(verdicts: Sequence[GateVerdict], remarks: Sequence[str] = ()) -> Section:
-    """The whole answer, the reasons for what is not plainly passed, and one row per bound."""
+    """Return the overall verdict, the reasons where a bound did not simply pass, and one row per bound."""
     label, tone = SAID[outcome(verdicts)]
     unlike = [one for one in sorted(verdicts, key=_weight) if not _plain(one)]
     why = (*(f"{word(one)}: {told(one)}" for one in unlike[:MOST]), *_more(len(unlike), "such bounds"))
@@ -46,18 +46,18 @@ def gate(verdicts: Sequence[GateVerdict], remarks: Sequence[str] = ()) -> Sectio
 
 
 def _chosen(verdicts: Sequence[GateVerdict]) -> Sequence[GateVerdict]:
-    """The verdicts in their order; of more than `MOST` those that matter."""
+    """Return the verdicts in order; if there are more than `MOST`, the most important ones."""
     return verdicts if len(verdicts) <= MOST else sorted(verdicts, key=_weight)[:MOST]
 
 
 def _more(number: int, what: str) -> tuple[str, ...]:
-    """That there are more than `MOST`."""
+    """Return a note if there are more than `MOST`."""
     more = f"{count(number - MOST)} more {what}: the HTML report, --json and --junit have them all."
     return (more,) if number > MOST else ()
 
 
 def report(verdicts: Sequence[GateVerdict], whole: bool = True) -> Table:
-    """One row per bound, with its reason; where it is not the `whole`, of many bounds those that matter."""
+    """Return a table of bounds with reasons; unless `whole`, the most important ones if there are many."""
     chosen = verdicts if whole else _chosen(verdicts)
     rows = tuple((word(one), title(one), bound(one), found(one), _reason(one) or "–") for one in chosen)
     passed = sum(one.passed is True for one in verdicts)
@@ -68,7 +68,7 @@ def report(verdicts: Sequence[GateVerdict], whole: bool = True) -> Table:
 
 
 def tally(verdicts: Sequence[GateVerdict]) -> str:
-    """`3 of 5 bounds hold (1 open); 1 failed; 1 could not be judged; 1 warned`."""
+    """Return a count: `3 of 5 bounds hold (1 open); 1 failed; 1 could not be judged; 1 warned`."""
     passed = sum(one.passed is True for one in verdicts)
     errors = [one.passed for one in verdicts if one.level == "error"]
     warned = sum(one.level == "warn" and one.passed is not True for one in verdicts)
@@ -83,23 +83,23 @@ def tally(verdicts: Sequence[GateVerdict]) -> str:
 
 
 def word(one: GateVerdict) -> str:
-    """Passed, open, failed, could not say; with the level where that is not error."""
+    """Return the verdict (passed, open, failed, could not say), with the level unless it is error."""
     return WORDS[one.passed, one.open] + (" (warn)" if one.level == "warn" and one.passed is not True else "")
 
 
 def title(one: GateVerdict) -> str:
-    """The number's name, and the steps it was asked of."""
+    """Return the number's name, with the steps that it covers."""
     return f"{one.name} (steps {one.steps})" if one.steps else one.name
 
 
 def holds(one: GateVerdict) -> str:
-    """What must hold, in one line: `step:k3 ≤ 0.002, worst at step 7`."""
+    """Return the condition in one line: `step:k3 ≤ 0.002, worst at step 7`."""
     worst = "worst " if one.name.startswith("step:") else ""
     return f"{title(one)} {bound(one)}" + (f", {worst}at {one.where}" if one.where else "")
 
 
 def bound(one: GateVerdict) -> str:
-    """`≤ 0.002`, or what the baseline allows."""
+    """Return the bound: `≤ 0.002`, or one relative to the baseline."""
     if not one.tolerance:
         return f"{SIGNS[one.bound]} {say_value(one.limit)}"
     base = "baseline" if one.baseline is None else f"baseline {say_value(one.baseline)}"
@@ -111,7 +111,7 @@ def bound(one: GateVerdict) -> str:
 
 
 def found(one: GateVerdict) -> Number:
-    """The value that was judged."""
+    """Return the judged value."""
     silent = one.value is None and one.log10 is None
     return Number(
         value=one.value,
@@ -122,7 +122,7 @@ def found(one: GateVerdict) -> Number:
 
 
 def told(one: GateVerdict) -> str:
-    """The number, the reason, and what the gate file says about it."""
+    """Return the number's name, the reason, and the gate file's note."""
     return f"{title(one)}: {_reason(one)}"
 
 
@@ -131,15 +131,15 @@ def _reason(one: GateVerdict) -> str:
 
 
 def _found(one: GateVerdict) -> Number | str:
-    """Short: the reason stands above the table."""
+    """Return the value in short form: the reason is given above the table."""
     return "–" if one.value is None and one.log10 is None else found(one)
 
 
 def _plain(one: GateVerdict) -> bool:
-    """Passed, and nothing more to say than that."""
+    """Return whether a bound passed without remarks."""
     return one.passed is True and not (one.open and beyond(one))
 
 
 def _weight(one: GateVerdict) -> tuple[bool, int]:
-    """Failures first, then what could not be said, then what is open; errors before warnings."""
+    """Return a sort key: failed, not judged, open, passed; errors before warnings."""
     return one.level == "warn", {False: 0, None: 1, True: 2}[one.passed]

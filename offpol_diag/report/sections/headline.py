@@ -1,4 +1,4 @@
-"""The numbers people ask for first, each with its interval and what it says."""
+"""Section of headline numbers, each with its interval and meaning."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ BANDS: tuple[tuple[str, str, str, str], ...] = (
 
 
 def headline(summary: Summary) -> Section:
-    """Drift 1 where the dump knows it, else the total drift."""
+    """Return the headline numbers of rollout → old if known, else of rollout → current."""
     rows = tuple(
         (name, summary.metrics[name], says)
         for short, says in HEADLINE
@@ -45,7 +45,7 @@ def headline(summary: Summary) -> Section:
 
 
 def _known(summary: Summary, short: str) -> str | None:
-    """The metric's name, over the total drift where drift 1 has no value; None where there is neither."""
+    """Return the metric's name for rollout → old if known, else for rollout → current, else None."""
     here = [name for name in (short, f"total.{short}") if name in summary.metrics]
     return next((name for name in here if _has_value(summary.metrics[name])), here[0] if here else None)
 

@@ -1,4 +1,4 @@
-"""How the numbers were made, and what each of them means."""
+"""Section on the provenance of the numbers and their definitions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CONVENTIONS = (
 
 
 def made(summary: Summary) -> Section:
-    """The run, then every name with its formula and unit."""
+    """Return facts on the run, then every name with its formula and unit."""
     run = summary.run
     definitions = (*_defined("", summary.metrics), *_of_presets(summary))
     return Section(
@@ -49,7 +49,7 @@ def _run(run: Run) -> tuple[tuple[Cell, ...], ...]:
 
 
 def _of_presets(summary: Summary) -> tuple[tuple[Cell, ...], ...]:
-    """Per-preset numbers, defined once: the first preset that has one speaks for all."""
+    """Return the definitions of per-preset numbers, each from the first preset that has the number."""
     first: Numbers = {}
     for preset in summary.presets.values():
         first = {**preset.metrics, **first}

@@ -1,4 +1,4 @@
-"""Three policies, two drifts, and their total."""
+"""Section on the gaps between rollout, old and current policy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DRIFTS = (
 
 
 def policies(summary: Summary) -> Section | None:
-    """Every gap metric under each drift, side by side."""
+    """Return every gap metric for each pair of policies, side by side."""
     names = _names(summary)
     if not names:
         return None
@@ -26,7 +26,7 @@ def policies(summary: Summary) -> Section | None:
 
 
 def _names(summary: Summary) -> tuple[str, ...]:
-    """Names that some drift besides drift 1 also has."""
+    """Return the metrics that another pair besides rollout → old also has."""
     others = [prefix for prefix, _ in DRIFTS if prefix]
     shared = (
         key.removeprefix(prefix) for key in summary.metrics for prefix in others if key.startswith(prefix)
@@ -35,7 +35,7 @@ def _names(summary: Summary) -> tuple[str, ...]:
 
 
 def _known(summary: Summary, prefix: str) -> bool:
-    """Whether the dump has both policies of a drift."""
+    """Return whether the dump has both policies of a pair."""
     found = summary.metrics.get(f"{prefix}k3", Number())
     return found.value is not None or found.log10 is not None
 
@@ -45,7 +45,7 @@ def _cell(summary: Summary, key: str) -> Cell:
 
 
 def _finding(summary: Summary) -> str:
-    """K1 of each pair of policies: of all the numbers it is the one that adds up."""
+    """Return a sentence on K1 of each pair of policies, the one metric that is additive."""
     known = [(title, summary.metrics.get(f"{prefix}k1")) for prefix, title in DRIFTS]
     clauses = "; ".join(f"{title}: {say(one)}" for title, one in known if one)
     opening = "Drift 1 comes from engine and staleness, drift 2 from the updates within the step."

@@ -1,4 +1,4 @@
-"""Every correction on this dump, side by side."""
+"""Section on all corrections of this dump, side by side."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MAIN = (
     "loss_scale_removed",
     "loss_scale_kept",
 )
-"""The main table, most decisive first: where there is no room, columns are left out from the right."""
+"""Columns of the main table, most decisive first, since columns are omitted from the right."""
 
 LOSSES = (
     "pg_loss",
@@ -42,14 +42,14 @@ LOSSES = (
     "ppo_kl",
 )
 RAW = (("old", "", "raw weights, drift 1"), ("current", "total.", "raw weights, total drift"))
-"""Numerator of a preset, prefix of the metrics its raw weights are found under, title of their row."""
+"""Numerator of a preset, prefix of the metrics of its uncorrected weights, title of their row."""
 
 RAW_NAMES = {"weight_mean": "mean_ratio"}
-"""Raw numbers that bear another name than the processed ones."""
+"""Preset metric → gap metric, where the uncorrected number has another name."""
 
 
 def presets(summary: Summary) -> Section | None:
-    """The recommended preset and one of each family, the families, losses, and all else folded away."""
+    """Return the recommended preset and one of each family, the families, losses, and the rest folded."""
     able = judged(summary)
     if not summary.presets:
         return None
@@ -77,14 +77,14 @@ def _counted(summary: Summary, able: Presets) -> str:
 
 
 def _instead(summary: Summary, lacking: Container[str]) -> str:
-    """How a dump of two policies is read for most presets."""
+    """Return a hint on reading a dump of two policies for most presets."""
     current = summary.dump.columns.get("current_log_probs")
     read = "old_log_probs" in lacking and current is not None
     return f" The trainer's one policy is read as the old one with --columns old={current}." if read else ""
 
 
 def _under(given: Recommendation | None) -> str:
-    """The recommended method at its own threshold, which may not be that of the preset."""
+    """Return a sentence on the recommended method at its own threshold, not the preset's."""
     best = given.numbers.get(given.title, {}) if given and given.title else {}
     kept = {
         "ess_sequences": "the effective sample size over sequences is",
@@ -117,7 +117,7 @@ def _caption(able: Presets, short: Presets) -> str:
 
 
 def _more(able: Presets, short: Presets) -> tuple[str, ...]:
-    """Where the presets are that the shortlist leaves out."""
+    """Return a note on where to find presets outside the shortlist."""
     if len(short) == len(able):
         return ()
     return (
@@ -127,7 +127,7 @@ def _more(able: Presets, short: Presets) -> tuple[str, ...]:
 
 
 OPEN = 8
-"""Presets that cannot be computed are folded away where there are more than this."""
+"""Number of presets that cannot be computed above which they are folded."""
 
 NOTES = (
     "Raw weights are those before any correction; every other row is after its own.",
@@ -148,13 +148,13 @@ def _title(name: str, preset: PresetResult, summary: Summary) -> str:
 
 
 def _recommended(summary: Summary) -> str:
-    """The mark of the recommended preset; its row has the preset's own threshold."""
+    """Return the mark of the recommended preset; its row is at the preset's own threshold."""
     given = summary.recommendation
     return f"recommended, but at {given.threshold}" if given and given.settings else "recommended"
 
 
 def _raw(summary: Summary, able: Presets, names: tuple[str, ...]) -> tuple[tuple[Cell, ...], ...]:
-    """What the presets start from, one row per numerator that some preset uses."""
+    """Return the uncorrected weights, one row per numerator that some preset uses."""
     used = {preset.policy for preset in able.values()}
     return tuple(
         (title, "–", *(summary.metrics.get(prefix + RAW_NAMES.get(name, name)) for name in names))
@@ -164,7 +164,7 @@ def _raw(summary: Summary, able: Presets, names: tuple[str, ...]) -> tuple[tuple
 
 
 def _families(summary: Summary, able: Presets) -> tuple[Block, ...]:
-    """A folded table per family, where the shortlist has left any preset out."""
+    """Return a folded table per family, if the shortlist omits any preset."""
     if len(able) <= FEW:
         return ()
     names = _present(MAIN, able)
@@ -192,12 +192,12 @@ def _missing() -> Number:
 
 
 def _present(names: tuple[str, ...], able: Presets) -> tuple[str, ...]:
-    """Those that some preset has a value for."""
+    """Return the names that some preset has a value for."""
     return tuple(name for name in names if any(_known(preset, name) for preset in able.values()))
 
 
 def _absent(names: tuple[str, ...], able: Presets) -> tuple[str, ...]:
-    """What is said of those that no preset has a value for: one sentence for each reason."""
+    """Return notes on names without a value for any preset, one sentence per reason."""
     reasons: dict[str, list[str]] = {}
     for name in names:
         number = next((one.metrics[name] for one in able.values() if name in one.metrics), None)

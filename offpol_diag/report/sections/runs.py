@@ -1,4 +1,4 @@
-"""Run A against run B: whether they differ, in what and by how much."""
+"""Section on run A against run B: whether they differ, in which numbers and by how much."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DRAWN = "k3"
 
 
 def runs(summary: Summary) -> Section | None:
-    """None where there is one run."""
+    """Return the comparison of two runs; None if there is one run."""
     found = summary.against
     if found is None:
         return None
@@ -46,7 +46,7 @@ def _detail(summary: Summary, found: Against) -> tuple[str, ...]:
 
 
 def named(dump: DumpFacts) -> str:
-    """A run by its first file, and how many more."""
+    """Return a name for a run: its first file, and the number of others."""
     first = dump.files[0] if dump.files else "a dump"
     more = f" and {count(len(dump.files) - 1)} more" if len(dump.files) > 1 else ""
     return f"{first}{more}"
@@ -67,7 +67,7 @@ def _facts(a: DumpFacts, b: DumpFacts) -> Table:
 
 
 def _provenance(a: dict[str, object], b: dict[str, object]) -> list[tuple[Cell, ...]]:
-    """What the writers said about the runs, where it differs."""
+    """Return the provenance fields in which the runs differ."""
     mine, theirs = _flat(a), _flat(b)
     keys = dict.fromkeys([*mine, *theirs])
     absent = "not said"
@@ -76,7 +76,7 @@ def _provenance(a: dict[str, object], b: dict[str, object]) -> list[tuple[Cell, 
 
 
 def _flat(found: dict[str, object], before: str = "") -> dict[str, str]:
-    """Nested tables as `outer.inner`."""
+    """Flatten nested tables to keys such as `outer.inner`."""
     flat: dict[str, str] = {}
     for key, value in found.items():
         name = f"{before}{key}"
@@ -88,7 +88,7 @@ def _flat(found: dict[str, object], before: str = "") -> dict[str, str]:
 
 
 def _tables(found: Against) -> tuple[Block, ...]:
-    """What differs, what does not (what a reader looks at first is shown), and what was not tested."""
+    """Return tables of differing, equal (main metrics unfolded) and untested numbers."""
     first = _looked_at_first(found)
     differ = [one for one in found.contrasts if one.differs]
     alike = [one for one in found.contrasts if one.differs is False]
@@ -109,7 +109,7 @@ def _tables(found: Against) -> tuple[Block, ...]:
 
 
 def _looked_at_first(found: Against) -> set[str]:
-    """The main metrics, of the first drift that both runs have."""
+    """Return the main metrics of the first pair of policies that both runs have."""
     names = {one.name for one in found.contrasts}
     prefix = next((drift for drift in GAP_PREFIXES if f"{drift}{DRAWN}" in names), "")
     return {prefix + name for name in FIRST_GAP}

@@ -1,4 +1,4 @@
-"""One preset at many thresholds: what each keeps, and whom; the window that keeps an asked share."""
+"""Section on one preset at many thresholds: data kept overall and by length; bounds for a requested share."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COLUMNS = (
     ("chi2_sequence", "χ² seq."),
     ("fresh_kept", "lag 0 kept"),
 )
-"""Number and head of each column of the main table, if it says anything."""
+"""Metric and header of each column of the main table, if it is informative."""
 DRAWN = (
     ("tokens_kept", "tokens kept", "T"),
     ("sequences_kept", "sequences kept", "S"),
@@ -29,7 +29,7 @@ DRAWN = (
     ("ess_tokens", "ESS over tokens", "E"),
     ("ess_sequences", "ESS over sequences", "e"),
 )
-"""Number, its name in the figure, and the character that stands for it where there are no colours."""
+"""Metric, its label in the figure, and its character in plain text."""
 LETTERS = {"length": "L", "floor": "N", "centre": "C"}
 QUARTERS = ("q1 short", "q2", "q3", "q4 long")
 KAPPA = (
@@ -39,7 +39,7 @@ KAPPA = (
 
 
 def sweep(summary: Summary) -> Section | None:
-    """None where nothing was swept."""
+    """Return the results of a sweep; None if there was none."""
     found = summary.sweep
     if found is None:
         return None
@@ -84,7 +84,7 @@ def _table(found: Sweep) -> Table:
 
 
 def _telling(found: Sweep, name: str) -> bool:
-    """Not where it is unknown, or 0 all along; nor where weights are bounded and nothing is dropped."""
+    """Return whether a metric is informative: not all unknown or 0, nor, for bounded weights, all 1."""
     values = {point.metrics[name].value for point in found.points if name in point.metrics}
     weights = any("acted" in point.metrics for point in found.points)
     return bool(values - {None, 0.0}) and not (weights and values == {1.0})
@@ -117,7 +117,7 @@ def _figure(found: Sweep) -> Figure:
 
 
 def _distinct(found: Sweep) -> list[tuple[str, str, str]]:
-    """Without those that lie on an earlier one all along: with no weights, ESS is what is kept."""
+    """Return the curves without exact duplicates: without weights, ESS equals the share kept."""
     lines: dict[tuple[float | None, ...], tuple[str, str, str]] = {}
     for one in DRAWN:
         values = tuple(point.metrics.get(one[0], Number()).value for point in found.points)
@@ -195,7 +195,7 @@ def _length_figure(found: Sweep) -> Figure:
 
 
 def _details(found: Sweep) -> tuple[Block, ...]:
-    """Every number of every quartile."""
+    """Return a table of all numbers by quartile."""
     names = [(name, head) for name, head in COLUMNS if name in found.points[0].quartiles[0]]
     rows = tuple(
         (_label(point), quarter, *_cells(numbers, names))
@@ -255,7 +255,7 @@ def _evidence(preset: str, window: SolvedWindow) -> tuple[str, ...]:
 
 
 def _command(preset: str, settings: Mapping[str, str]) -> str:
-    """A preset of the user's own stands in a file that is not known here."""
+    """Return the command for a preset; a user's preset needs its file, which is unknown here."""
     file = "" if preset in catalogue.load() else " --preset-file FILE"
     return command(preset, settings) + file
 

@@ -1,4 +1,4 @@
-"""What to do and why, and what was asked of the gate."""
+"""Section on the recommendation, its evidence, and the gate's verdicts."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ COSTS = (
     ("truncated_low", "weights", "below the lower bound"),
     ("tokens_rejected", "tokens", "masked"),
 )
-"""Number → over what, and what happened to it."""
+"""Metric, with what it counts and what the method does to it."""
 
 ALERTS = "Numbers stand where a source, named below, warns of them."
 
 
 def verdict(summary: Summary) -> Section:
-    """The decision, its evidence, the alerts and the gates; nothing is ranked while there is a bug."""
+    """Return the recommendation, its evidence, the alerts and the gates; with a bug, nothing is ranked."""
     blocks = (
         *_advice(summary),
         *((report(summary.gates),) if summary.gates else ()),
@@ -78,7 +78,7 @@ def _alerted(given: Recommendation | None) -> list[Fired]:
 
 
 def _costs(given: Recommendation) -> tuple[str, ...]:
-    """What the method does to the weights: how many it changes, and the sample size that is left."""
+    """Return how many weights the method changes, and the effective sample size after it."""
     found = given.numbers.get(given.title or "", {})
     parts = [
         f"{say(found[name])} of the {over} {what}"
@@ -106,12 +106,12 @@ def _decision(given: Recommendation) -> str:
 
 
 def _preset(given: Recommendation) -> tuple[str, ...]:
-    """The command that shows the method as a preset."""
+    """Return the command that shows the method as a preset."""
     return () if given.method is None else (f"Preset: {command(given.method, given.settings)}",)
 
 
 def _evidence(fired: Fired, metrics: Numbers, saw: bool) -> tuple[str, ...]:
-    """Where a rule comes from, and the numbers it saw where no sentence has said them."""
+    """Return a rule's source, and its input numbers unless a sentence states them already."""
     said = _saw(fired, metrics) if saw else ""
     return (*((f"It saw: {said}",) if said else ()), *((f"Source: {fired.source}",) if fired.source else ()))
 
@@ -121,7 +121,7 @@ def _saw(fired: Fired, metrics: Numbers) -> str:
 
 
 def _alerts(fired: list[Fired], metrics: Numbers) -> tuple[Block, ...]:
-    """One row each: there may be many."""
+    """Return a table of alerts, one row each."""
     label = "1 alert" if len(fired) == 1 else f"{len(fired)} alerts"
     rows = tuple((one.sentence, _saw(one, metrics) or "–", one.source or "–") for one in fired)
     table = Table("alerts", "What each alert saw, and who warns of it", ("alert", "it saw", "source"), rows)
@@ -135,7 +135,7 @@ def _also(fired: list[Fired], metrics: Numbers) -> tuple[Block, ...]:
 
 
 def _number(name: str, value: float | None, metrics: Numbers) -> Number:
-    """The number as the rule saw it, with the interval where it is the metric itself."""
+    """Return the rule's input number, with an interval if it is a metric."""
     metric = metrics.get(name)
     return (
         metric

@@ -1,4 +1,4 @@
-"""Where the mismatch is: along steps, positions, lengths, probabilities, lags and groups; and its shape."""
+"""Section on the mismatch by step, position, length, probability, lag and group, and its histograms."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ CURVES: tuple[tuple[str, str, tuple[tuple[float, str], ...]], ...] = (
 """Metric, axis label, reference lines."""
 
 WORST, MOST_NAMED = "k3", 3
-"""The number whose largest places are named, and how many groups are."""
+"""Metric whose largest values are located, and the maximum number of groups named."""
 _LOG_SPAN = 20.0
-"""A positive curve that spans more than this factor is drawn on a log axis."""
+"""Ratio of maximum to minimum above which a positive curve is drawn on a log axis."""
 
 
 def where(summary: Summary) -> Section | None:
-    """Three curves and a table per axis, then the histograms."""
+    """Return three curves and a table per axis, then the histograms."""
     blocks = (
         *(block for place in summary.by.values() for block in _location(place)),
         *(_histogram(name, one) for name, one in summary.histograms.items()),
@@ -57,7 +57,7 @@ def _curve(location: Location, name: str, label: str, reference: tuple[tuple[flo
 
 
 def _largest(location: Location, name: str) -> str:
-    """The places where a number is largest: of an ordered axis one, of groups a few."""
+    """Return where a number is largest: one place on an ordered axis, a few groups otherwise."""
     known = [
         (value, place.key)
         for place in location.places
@@ -68,7 +68,7 @@ def _largest(location: Location, name: str) -> str:
 
 
 def _axis(places: list[Place]) -> tuple[float | str, ...]:
-    """Numbers where the keys are numbers; else the keys, which are already in order (buckets, names)."""
+    """Return keys as numbers if possible, else as they are, already in order (buckets, names)."""
     try:
         return tuple(float(place.key) for place in places)
     except ValueError:
@@ -92,7 +92,7 @@ def _spans(numbers: list[Number]) -> bool:
 
 
 def finding(location: Location, name: str) -> str:
-    """What the curve shows, as far as the intervals support it."""
+    """Return a sentence on what the curve shows, as far as the intervals support it."""
     known = [(place.key, place.metrics[name]) for place in location.places if name in place.metrics]
     sure = [
         (key, number) for key, number in known if number.value is not None and number.interval is not None

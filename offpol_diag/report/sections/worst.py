@@ -1,4 +1,4 @@
-"""The worst sequences, and the worst tokens with their neighbours."""
+"""Section on the worst sequences, and the worst tokens with their neighbours."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NOTE = "Positions count from 0. Δ = log π_train − log π_rollout."
 
 
 def worst(summary: Summary) -> Section | None:
-    """None where the dump has no mismatch to show."""
+    """Return the worst sequences and tokens; None if there is no mismatch."""
     sequences = tuple(_sequence(one) for one in summary.worst.sequences)
     tokens = tuple(_token(one) for one in summary.worst.tokens)
     first = f"{counted(len(sequences), 'sequence')} with the largest mean k3"
@@ -62,7 +62,7 @@ def _row(values: list[float]) -> str:
 def _table(
     name: str, caption: str, header: tuple[str, ...], rows: tuple[tuple[Cell, ...], ...]
 ) -> tuple[Block, ...]:
-    """Without the columns that the dump does not have, which the notes name."""
+    """Return a table without columns that the dump lacks, which the notes name."""
     absent = [i for i in range(len(header)) if all(row[i] is None for row in rows)]
     kept = tuple(tuple(_said(cell) for i, cell in enumerate(row) if i not in absent) for row in rows)
     heads = tuple(head for i, head in enumerate(header) if i not in absent)
