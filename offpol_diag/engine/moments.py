@@ -247,7 +247,7 @@ class NearTokens:
             begin, end = int(starts[first]), int(starts[last])
             low, high = torch.searchsorted(self.far, torch.tensor([begin, end])).tolist()
             found.append((slice(begin, end), starts[first : last + 1] - begin, self.far[low:high] - begin))
-        return found
+        return found or [(slice(0, 0), starts, self.far)]
 
     def _delta(self, d: Direction, at: slice, far: Tensor) -> Tensor:
         """Compute d of a block's tokens, set to 0 for far ones."""
