@@ -171,3 +171,9 @@ def test_the_numerator_that_sampled_has_no_log_ratio(batch):
 def test_the_tables_here_are_those_of_the_code():
     assert {*FUNCTIONS, "1"} == {*F}
     assert {*COLUMNS, ""} == {*C}
+
+
+def test_sequences_without_a_token_have_no_moments():
+    found = Moments.near(near_batch(lengths=(0, 0)), torch.zeros(0, dtype=torch.int64))
+    assert found.of("x", "old").tolist() == found.exp("old", side="A+").tolist() == [0.0, 0.0]
+    assert found.low("old").tolist() == [math.inf, math.inf]
