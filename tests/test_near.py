@@ -138,7 +138,7 @@ PLAIN = Preset("p", "", weight=TOKEN, loss="reinforce")
         (replace(PLAIN, reject=(Reject("ratio", "mean", 0.999, 1.001, among="left"),)), True),
         (replace(PLAIN, reject=(Reject("ratio", "segment", 0.999, 1.001),)), True),  # watched
         (replace(PLAIN, reject=(Reject("ratio", "segment", 0.999, 1.001, among="left"),)), False),
-        (replace(PLAIN, reject=(Reject("k1", "mean", None, 0.1, advantage="away"),)), False),
+        (replace(PLAIN, reject=(Reject("k1", "mean", None, 0.1, advantage="away"),)), True),  # watched
         (replace(PLAIN, loss="ppo_clip", clip=Clip(0.2, 0.2, 3.0)), True),
         (replace(PLAIN, loss="ppo_clip", clip=Clip(0.2, 0.05, None)), False),
         (replace(PLAIN, loss="ppo_clip", clip=Clip(0.05, None, None)), False),

@@ -436,7 +436,8 @@ def test_presets_that_share_weights_do_not_share_their_rejections(tmp_path):
 
     for preset in (one, two):
         alone, _ = tried(tmp_path, rows, preset)
-        assert {n: number.value for n, number in together[preset.name].metrics.items()} == alone
+        found = {n: number.value for n, number in together[preset.name].metrics.items()}
+        assert found == pytest.approx(alone, rel=1e-14)  # which tokens are near depends on all presets
 
 
 def test_a_token_at_the_vetos_bound_is_no_catastrophe(tmp_path):
