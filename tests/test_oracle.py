@@ -437,7 +437,9 @@ def test_presets_that_share_weights_do_not_share_their_rejections(tmp_path):
     for preset in (one, two):
         alone, _ = tried(tmp_path, rows, preset)
         found = {n: number.value for n, number in together[preset.name].metrics.items()}
-        assert found == pytest.approx(alone, rel=1e-14)  # which tokens are near depends on all presets
+        assert found.keys() == alone.keys()
+        for name, value in alone.items():  # which tokens are near depends on all presets
+            assert found[name] == (value if value is None else pytest.approx(value, rel=1e-14)), name
 
 
 def test_a_token_at_the_vetos_bound_is_no_catastrophe(tmp_path):
