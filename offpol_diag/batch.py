@@ -204,13 +204,6 @@ class Some(Batch):
             return torch.searchsorted(self.index, at)
         return at - torch.searchsorted(self.without, at)
 
-    def nth(self, k: Tensor) -> Tensor:
-        """Return the indices in the batch of the k-th tokens of the subset, counted from 0."""
-        if self.without is None:
-            return self.index[k]
-        before = self.without - torch.arange(len(self.without), device=k.device)
-        return k + torch.searchsorted(before, k, right=True)
-
     @property
     def tokens(self) -> int:
         """Number of tokens, K, without copying a column."""

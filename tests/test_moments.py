@@ -38,10 +38,8 @@ SIDE = {
 C = {
     "": lambda b, t: 1.0,
     "log π_rollout": lambda b, t: float(b.rollout[t]),
-    "log π_old": lambda b, t: float(b.old[t]),
     "log π_θ": lambda b, t: float(b.current[t]),
     "π_rollout": lambda b, t: math.exp(b.rollout[t]),
-    "π_rollout²": lambda b, t: math.exp(2 * b.rollout[t]),
 }
 
 

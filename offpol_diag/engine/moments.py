@@ -59,10 +59,8 @@ GROUPS = {
 
 COLUMNS: dict[str, Callable[[Batch, slice], Tensor]] = {
     "log π_rollout": lambda batch, at: batch.rollout[at],
-    "log π_old": lambda batch, at: _there(batch.old)[at],
     "log π_θ": lambda batch, at: _there(batch.current)[at],
     "π_rollout": lambda batch, at: host.exp(batch.rollout[at]),
-    "π_rollout²": lambda batch, at: host.exp(2 * batch.rollout[at]),
 }
 SIDES: dict[str, Callable[[Tensor], Tensor]] = {
     "A+": lambda a: a.clamp(min=0),
