@@ -6,7 +6,6 @@ import io
 import json
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 
@@ -24,8 +23,10 @@ from offpol_diag.presets import Preset
 from offpol_diag.presets.catalogue import load
 from offpol_diag.presets.families import FAMILIES
 from offpol_diag.presets.formulas import NOTHING, rejection, veto, weight
-from offpol_diag.report.render.terminal import brief, render_terminal
-from offpol_diag.report.sections import sections
+from offpol_diag.report.render.brief import answer_lines
+from offpol_diag.report.render.terminal import render_terminal
+from offpol_diag.report.sections.answer import answer
+from offpol_diag.report.sections.short import short
 from offpol_diag.summary import Numbers, Summary
 from offpol_diag.trainers import LOGS
 from offpol_diag.writer import DumpWriter
@@ -44,10 +45,9 @@ PRESET_HEADER = (
     "logs",
     "source",
 )
-COMPARED_LINES = 14
 DOCTOR_LINES, SHORT_LINES = 20, 4
-SHOWN = {"diagnosis": 7, "verdict": 5}
-"""Lines of the README's picture, by section."""
+PICTURE_LINES = 15
+"""Lines of the README's picture."""
 MADE = "<!-- Made by `python docs/make.py`; do not edit. -->\n\n"
 
 
@@ -213,16 +213,14 @@ def _filled(name: str) -> str:
 
 
 @cache
-def _analyzed() -> tuple[Section, ...]:
-    """What is said of the sample, under every preset."""
-    return sections(decided(analyze([str(sample())], presets=load().resolve("all"), device="cpu")))
+def _analyzed() -> Summary:
+    """The result of the sample, under every preset."""
+    return decided(analyze([str(sample())], presets=load().resolve("all"), device="cpu"))
 
 
 def _picture() -> str:
-    """The first lines of the diagnosis and of the verdict."""
-    drawn = {part.id: _drawn([part]) for part in brief(_analyzed())}
-    lines = [line for name, many in SHOWN.items() for line in (*drawn[name][:many], "…")]
-    return _printed("$ offpol-diag analyze", *lines)
+    """The top of what `analyze` prints."""
+    return _printed("$ offpol-diag analyze", *_answered(_analyzed())[:PICTURE_LINES], "…")
 
 
 def _excerpt() -> str:
@@ -231,26 +229,23 @@ def _excerpt() -> str:
     )
     two = found.summary()
     two = two.model_copy(update={"comparison": of_presets(found, two, "token_is")})
-    analyzed = _drawn(brief(_analyzed())[:3])
-    compared = _drawn(sections(two)[:1])[:COMPARED_LINES]
     return _printed(
         "$ offpol-diag analyze",
-        *analyzed,
-        "…",
+        *_answered(_analyzed()),
+        "",
         "$ offpol-diag compare --presets token_is,seq_mis",
-        *compared,
-        "…",
+        *_drawn(short(two)),
     )
 
 
 def _doctor(most: int = DOCTOR_LINES) -> str:
     """What is said of the sample with its trainer's column shifted by one token."""
-    lines = _drawn([replace(_diagnosed(), title="")])[:most]
+    lines = _answered(_diagnosed())[:most]
     return _printed("$ offpol-diag doctor shifted.parquet", *lines, "…")
 
 
 @cache
-def _diagnosed() -> Section:
+def _diagnosed() -> Summary:
     with tempfile.TemporaryDirectory() as folder:
         broken = Path(folder) / "shifted.parquet"
         table = pq.read_table(sample())
@@ -258,9 +253,12 @@ def _diagnosed() -> Section:
         shifted = [row[1:] + row[-1:] for row in table.column(place).to_pylist()]
         column = pa.array(shifted, table.field(place).type)
         pq.write_table(table.set_column(place, table.field(place), column), broken)
-        summary = decided(analyze([str(broken)], device="cpu"))
-    (diagnosed,) = sections(summary, ("diagnosis",))
-    return diagnosed
+        return analyze([str(broken)], device="cpu")
+
+
+def _answered(summary: Summary) -> list[str]:
+    """The lines that a terminal of 100 columns shows."""
+    return [text for text, _ in answer_lines(answer(summary), 100)]
 
 
 EXCERPTS: dict[str, Callable[[], str]] = {

@@ -10,14 +10,14 @@ from offpol_diag.summary import Number
 FRACTIONS = frozenset({"fraction", "share", "probability"})
 """Units written as a percentage."""
 
-_PLAIN = (1e-2, 1e5)
-_PLAIN_PERCENT = 1e-4
-_DIGITS = 4
-_DECIMALS_MAX = 9
-_LEAST_POWER, _MOST = -307, 1e300
-"""Bounds that keep powers of ten and percentages within float64, since files may hold any number."""
-_ROUND_OFF = 1e-9
-"""Rounding tolerance in decades: a half width of 9.999…e-5 counts as 1e-4."""
+_PLAIN, _PLAIN_PERCENT = (1e-4, 1e6), (1e-3, 1e6)
+"""Magnitudes that are written without a power of ten; of other numbers, and of percentages."""
+_DIGITS, _EXACT, _WHOLE = 2, 4, 4
+"""Significant digits of a measured number and of a bound; digits before the point that are always written."""
+_MOST = 1e300
+"""Bound that keeps percentages within float64, since files may hold any number."""
+_NEAR_1, _PLACES_NEAR_1 = 0.05, 4
+"""Distance from 1 below which it is written, and the most decimals for that (of shares: two fewer)."""
 
 
 class Written(NamedTuple):
@@ -28,16 +28,27 @@ class Written(NamedTuple):
 
 
 def written(number: Number) -> Written:
-    """Format a value and its interval: `2.03e-3` and `[1.9, 2.2]e-3`.
+    """Format a value and its interval: `0.26` and `[0.19, 0.34]`, `94%` and `[92%, 95%]`.
 
-    The interval is rounded to the leading digit of its half width, the value to one digit more. An interval
-    without width is not written. A number that its note calls unreliable stands behind that word, without
-    the interval, which would promise too much.
+    Two significant digits, or as many as the interval tells apart. An interval without width is not written.
+    A star marks a value that its note calls unreliable.
     """
     if number.value is None:
         return Written(_absent(number), "")
-    plain = _written(number, number.value)
-    return Written(f"unreliable: {plain.value}", "") if doubted(number) else plain
+    value, (low, high) = number.value, number.interval or (number.value, number.value)
+    share = number.unit in FRACTIONS and max(abs(value), abs(low), abs(high)) < _MOST
+    scale, sign = (100.0, "%") if share else (1.0, "")
+    mark = "*" if doubted(number) else ""
+    if low == high and (value * scale).is_integer() and abs(value) < 1e12:
+        return Written(f"{int(value * scale):,}{sign}{mark}", "")
+    if low == high:
+        return Written(_plain(value * scale, _alone(value * scale, scale), sign) + mark, "")
+    half = (high / 2 - low / 2) * scale
+    wide = low < 0 < high
+    found, *ends = (
+        _plain(x * scale, _places(x * scale, half, wide, scale), sign) for x in (value, low, high)
+    )
+    return Written(found + mark, f"[{', '.join(ends)}]")
 
 
 def doubted(number: Number) -> bool:
@@ -45,23 +56,24 @@ def doubted(number: Number) -> bool:
     return number.note is not None and number.note.startswith("unreliable")
 
 
-def _written(number: Number, found: float) -> Written:
-    low, high = number.interval or (found, found)
-    share = number.unit in FRACTIONS and max(abs(found), abs(low), abs(high)) < _MOST
-    scale, sign = (100.0, "%") if share else (1.0, "")
-    if low == high:
-        return Written(_alone(found * scale, sign), "")
-    return _between(found * scale, low * scale, high * scale, sign)
-
-
 def say(number: Number) -> str:
-    """Format a number for a sentence."""
-    return " ".join(part for part in written(number) if part)
+    """Format a number for a sentence: `16% [0.86%, 80%], unreliable`."""
+    value, interval = written(number)
+    said = " ".join(part for part in (value.removesuffix("*"), interval) if part)
+    return f"{said}, unreliable" if number.value is not None and doubted(number) else said
 
 
 def say_value(value: float | None, unit: str = "") -> str:
-    """Format a value without interval for a sentence."""
-    return say(Number(value=value, unit=unit))
+    """Format a bound, or another exact value, to four significant digits."""
+    if value is None or not math.isfinite(value):
+        return _absent(Number())
+    scale, sign = (100.0, "%") if unit in FRACTIONS and abs(value) < _MOST else (1.0, "")
+    found = value * scale
+    if found.is_integer() and abs(found) < 1e15:
+        return f"{int(found):,}{sign}"
+    text = _plain(found, _EXACT - 1 - _power(found), "")
+    head, mark, tail = text.partition("e")
+    return (head.rstrip("0").rstrip(".") if "." in head else head) + mark + tail + sign
 
 
 def count(value: int) -> str:
@@ -86,45 +98,36 @@ def _absent(number: Number) -> str:
     return f"cannot be known: {number.unknown}" if number.unknown else "cannot be known"
 
 
-def _alone(value: float, sign: str = "") -> str:
-    if value.is_integer() and abs(value) < 1e15:
-        return f"{int(value):,}{sign}"
-    power = _power(value, sign)
-    return f"{value / 10.0**power:.{_DIGITS}g}{_exponent(power)}{sign}"
+def _power(value: float) -> int:
+    return math.floor(math.log10(abs(value))) if value else 0
 
 
-def _between(value: float, low: float, high: float, sign: str) -> Written:
-    half = high / 2 - low / 2
-    power = _power(max(abs(value), half), sign)
-    unit = 10.0**power
-    width = half / unit
-    if not width > 0:
-        return Written(_alone(value, sign), "")
-    most = _most_places(value / unit) if sign else _DECIMALS_MAX
-    places = min(max(0, -math.floor(math.log10(width) + _ROUND_OFF)), most)
-    ends = ", ".join(_fixed(end / unit, places) for end in (low, high))
-    more = min(places + (width < 10), most)
-    tail = _exponent(power) + sign
-    found = _fixed(value / unit, more)
-    alone = f"0{sign}" if power and not found.strip("0.") else f"{found}{tail}"
-    return Written(alone, f"[{ends}]{tail}")
+def _alone(value: float, one: float) -> int:
+    """Return the decimals of a value without interval; `one` is 1 on its scale."""
+    away = abs(value - one) / one
+    if 0 < away < _NEAR_1:
+        return min(max(-_power(away * one), _DIGITS - 1 - _power(value)), _most(one))
+    return max(_DIGITS - 1 - _power(value), min(0, _WHOLE - 1 - _power(value)))
 
 
-def _most_places(value: float) -> int:
-    """Return the maximum decimals of a percentage; four digits are enough for any decision on a share."""
-    return max(0, _DIGITS - 1 - math.floor(math.log10(abs(value)))) if value else _DECIMALS_MAX
+def _most(one: float) -> int:
+    return _PLACES_NEAR_1 if one == 1 else _PLACES_NEAR_1 - 2
 
 
-def _fixed(value: float, places: int) -> str:
-    return f"{round(value, places) + 0.0:,.{places}f}"
+def _places(value: float, half: float, crosses_0: bool, one: float) -> int:
+    """Return the decimals of a value, or of an end of its interval, given the interval's half width."""
+    least = -_power(half)
+    own = _DIGITS - 1 - _power(value) if value else least
+    places = min(max(own, least), least + 1) if crosses_0 else max(own, least)
+    return max(min(places, _most(one)), own) if abs(value) >= one / 2 else places
 
 
-def _power(value: float, sign: str = "") -> int:
-    """Return the power of ten to factor out; 0 where a plain decimal reads better: percentages to 0.0001%."""
-    if value == 0 or (_PLAIN_PERCENT if sign else _PLAIN[0]) <= abs(value) < _PLAIN[1]:
-        return 0
-    return max(math.floor(math.log10(abs(value))), _LEAST_POWER)
-
-
-def _exponent(power: int) -> str:
-    return f"e{power}" if power else ""
+def _plain(value: float, places: int, sign: str) -> str:
+    """Format with so many decimals (negative: to tens, hundreds, …), by a power of ten if far from 1."""
+    low, high = _PLAIN_PERCENT if sign else _PLAIN
+    if abs(value) < 1 and not round(value, places):
+        value = 0.0
+    if value == 0 or low <= abs(value) < high:
+        return f"{round(value, places) + 0.0:,.{max(places, 0) if value else 0}f}{sign}"
+    mantissa, power = f"{value:.{min(max(places + _power(value), 0), 16)}e}".split("e")
+    return f"{mantissa}e{int(power)}{sign}"

@@ -117,8 +117,8 @@ def test_what_was_estimated_is_called_evidence_and_empty_parts_are_left_out():
 def test_the_numbers_after_the_fix_stand_beside_those_before():
     first, *_ = verdicts(make_summary(diagnosis=BUG))
     assert first.detail[-1] == (
-        "After the fix, with the shift undone: K3 2.03e-3 → 4e-4, E[r] 1 → 1.001, "
-        "ESS 99.54% → 99% (over 1,140 tokens)"
+        "After the fix, with the shift undone: K3 0.0020 → 0.0004, E[r] 1.0000 → 1.001, "
+        "ESS 99.5% → 99% (over 1,140 tokens)"
     )
 
 
@@ -128,7 +128,7 @@ def test_an_approximate_repair_says_so_and_a_dump_of_two_policies_has_the_total_
     metrics = {"k3": Number(unknown="no π_old"), "total.k3": Number(value=0.5, note="a few tokens decide it")}
     last = verdicts(make_summary(diagnosis=seen, metrics=metrics, by={}))[0].detail[-1]
 
-    assert "K3 0.5 → ≈ 4" in last
+    assert "K3 0.50 → ≈ 0.0004" in last
     assert "E[r] ≈ 1.001" in last
 
 
@@ -222,14 +222,14 @@ def test_presets_side_by_side_are_not_ranked_beside_a_bug(diagnosis, better):
 
 
 def test_of_two_runs_each_has_its_diagnosis_before_the_comparison(dumps):
-    ran = run("compare", dumps / "honest.parquet", dumps / "broken.parquet", "-q")
+    ran = run("compare", dumps / "honest.parquet", dumps / "broken.parquet", "-qv")
 
     a, b = (ran.stdout.index(one) for one in (" A: ", "✗ B: Bug: "))
     assert a < b < ran.stdout.index("Run A against run B")
 
 
 def test_presets_side_by_side_come_after_the_diagnosis(dumps):
-    ran = run("compare", dumps / "broken.parquet", "--presets", "token_is,seq_mis", "-q")
+    ran = run("compare", dumps / "broken.parquet", "--presets", "token_is,seq_mis", "-qv")
     assert ran.stdout.index("✗ Bug: ") < ran.stdout.index("Presets side by side")
 
 
@@ -264,7 +264,10 @@ def test_the_first_line_is_the_verdict_and_nothing_is_written(dumps, empty_folde
     ran = run("doctor", dumps / "broken.parquet", "-q")
 
     assert ran.exit_code == 0
-    assert ran.stdout.startswith("✗ Bug: ")
+    assert ran.stdout.splitlines() == [
+        "BUG: a log-prob column holds positive values, which no log-probability can be."
+    ]
+    assert run("doctor", dumps / "broken.parquet", "-qv").stdout.startswith("\nDiagnosis\n✗ Bug: ")
     assert list(empty_folder.iterdir()) == []
 
 

@@ -68,7 +68,7 @@ def test_the_verdict_table_fits_a_terminal_without_colour(width: int) -> None:
     text = " ".join(" ".join(lines).split())
     assert "\x1b" not in text
     assert "✗ Failed:" in text
-    assert "2.03e-3 [1.9, 2.2]e-3" in text
+    assert "0.0020 [0.0019, 0.0022]" in text
     assert "seq_mis.sequences_dropped ≥ 0.2" in text
     assert "Left out" not in text
 
@@ -102,13 +102,13 @@ def test_the_head_counts_what_became_of_the_bounds(verdicts: list[GateVerdict], 
 @pytest.mark.parametrize(
     ("one", "said"),
     [
-        (verdict(), "k3 ≤ 2e-3"),
+        (verdict(), "k3 ≤ 0.002"),
         (verdict(bound="min", limit=0.5), "k3 ≥ 0.5"),
         (
             verdict(name="step:k3", steps="10..", where="step 12"),
-            "step:k3 (steps 10..) ≤ 2e-3, worst at step 12",
+            "step:k3 (steps 10..) ≤ 0.002, worst at step 12",
         ),
-        (verdict(name="last:k3", where="step 12"), "last:k3 ≤ 2e-3, at step 12"),
+        (verdict(name="last:k3", where="step 12"), "last:k3 ≤ 0.002, at step 12"),
         (verdict(baseline=0.5, tolerance="10%"), "k3 ≤ baseline 0.5 + 10%"),
         (verdict(bound="min", baseline=0.5, tolerance="10%"), "k3 ≥ baseline 0.5 − 10%"),
         (verdict(bound="within", centre=0.5, baseline=0.5, tolerance="10%"), "k3 baseline 0.5 ± 10%"),

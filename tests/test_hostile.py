@@ -211,7 +211,7 @@ def test_the_place_of_a_file_is_printed_harmless() -> None:
     ran = script("report", "now.json", "-o", "a\x1b[31m\n::error::x.html")
     assert ran.returncode == 0
     harmless(ran.stdout)
-    assert r"html written to a\x1b[31m\n::error::x.html" in ran.stdout
+    assert r"report  a\x1b[31m\n::error::x.html" in ran.stdout
 
 
 KEYS = {
@@ -407,7 +407,7 @@ def test_a_run_that_fails_leaves_nothing_behind(fails: str, monkeypatch: pytest.
         raise OverflowError("a chart")
 
     if fails == "drawing":
-        monkeypatch.setattr("offpol_diag.report.render.terminal.draw", fail)
+        monkeypatch.setattr("offpol_diag.report.render.terminal.terminal", fail)
     else:
         monkeypatch.setitem(FORMATS, fails, fail)
     wanted = ("--presets", "tis", "--json", "r.json", "-o", "r.html", "--md", "r.md")
@@ -425,7 +425,7 @@ def test_all_files_of_a_run_appear() -> None:
     assert ran.exit_code == 0, ran.output
     assert files() == ["now.json", "r.html", "r.json", "r.md", "r.tally.json.gz", "rows.parquet"]
     assert Path("r.tally.json.gz").read_bytes()[:2] == b"\x1f\x8b"
-    assert "tally written to r.tally.json.gz" in ran.stdout
+    assert "tally   r.tally.json.gz" in ran.stdout
 
 
 def test_of_two_files_none_appears_where_one_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:

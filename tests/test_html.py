@@ -163,8 +163,8 @@ def test_verdict_tables_and_captions_are_in_the_page_without_any_script(page):
     text = Outline(page).text
     for expected in (
         "token_is at upper 2",
-        "2.03e-3",
-        "[1.9, 2.2]e-3",
+        "0.0020",
+        "[0.0019, 0.0022]",
         "k3 by step",
         "rises with step",
         "prompt-17/sample-1",
@@ -208,8 +208,8 @@ def markup(*cells) -> str:
 
 def test_a_cell_is_marked_by_its_kind_where_most_are_of_another():
     one, text = number(0.5, 0.01), "t" * 40
-    alone = '<td class="number">0.500 <i>[0.49, 0.51]</i></td>'
-    crowd = "<td>0.500 <i>[0.49, 0.51]</i></td>"
+    alone = '<td class="number">0.50 <i>[0.49, 0.51]</i></td>'
+    crowd = "<td>0.50 <i>[0.49, 0.51]</i></td>"
 
     assert markup(one, text, None) == f'{alone}<td>{text}</td><td class="none">–</td>'
     assert markup(*[one] * 5, text, None) == f'{crowd * 5}<td class="text">{text}</td><td>–</td>'
@@ -219,7 +219,7 @@ def test_a_cell_is_marked_by_its_kind_where_most_are_of_another():
 
 def test_a_mark_stands_between_a_number_and_its_interval():
     doubted = number(0.5, 0.01, note="a caution")
-    said, rest = "0.500", " <i>[0.49, 0.51]</i>"
+    said, rest = "0.50", " <i>[0.49, 0.51]</i>"
 
     assert markup(doubted) == f'<td class="number">{said}{rest}<span class="caution">a caution</span></td>'
     assert markup(doubted, doubted) == 2 * f'<td class="number">{said}<sup>1</sup>{rest}</td>'

@@ -54,7 +54,7 @@ def pieces(dumps: list[Path], tmp_path_factory: pytest.TempPathFactory) -> list[
     for dump, tally in zip(dumps, made, strict=True):
         ran = run("analyze", dump, *PRESETS, "--no-html", "--tally", tally)
         assert ran.exit_code == 0, ran.output
-        assert ran.stdout.endswith(f"tally written to {tally}\n")
+        assert ran.stdout.endswith(f"tally   {tally}\n")
     return made
 
 
@@ -73,7 +73,7 @@ def test_merged_pieces_are_reported_as_one_run_over_both(dumps: list[Path], piec
     assert merged.diagnosis is not None
     assert merged.run.command == "merge"
     assert "<html" in Path("merged.html").read_text()
-    assert two.stdout.endswith("html written to merged.html\njson written to merged.json\n")
+    assert two.stdout.endswith("report  merged.html\njson    merged.json\n")
 
 
 def test_the_recommendation_is_made_for_the_trainer_that_is_named(

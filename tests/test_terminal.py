@@ -1,21 +1,159 @@
-"""The terminal renderer: what is drawn at which width, and what never reaches the terminal."""
+"""The terminal: the answer in forty lines, tables at any width, and what never reaches the terminal."""
 
 from __future__ import annotations
 
 import io
 import json
+from pathlib import Path
 
+import faults
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 from rich.cells import cell_len
 from rich.console import Console
+from typer.testing import CliRunner
 
 from offpol_diag.blocks import Block, Figure, Section, Series, Table, Text, Verdict
+from offpol_diag.cli import app
+from offpol_diag.report.render.brief import LINES, answer_lines, plain, sparkline
 from offpol_diag.report.render.figures import plotly_figure
-from offpol_diag.report.render.terminal import PIPE_WIDTH, brief, make_console, render_terminal, sparkline
+from offpol_diag.report.render.terminal import PIPE_WIDTH, brief, make_console, render_terminal, terminal
 from offpol_diag.report.sections import sections
+from offpol_diag.report.sections.answer import answer
 from offpol_diag.report.sections.comparison import comparison
-from offpol_diag.summary import Location, Number, Place
-from tests.factory import make_comparison, make_summary
+from offpol_diag.summary import Diagnosis, Location, Number, Place, Summary, load
+from tests.factory import dump_facts, make_comparison, make_summary
+
+SAMPLES = Path(__file__).parents[1] / "sample_data"
+BUGS = ("shift", "raw", "nucleus", "trainer", "first")
+PARTS = ("onestep", "onedrift", "tiny")
+DUMPS = ("collapse", "healthy", "quantized", "stale", *PARTS, *BUGS)
+PRESETS = "token_is,decoupled_token_icepop,seq_is,seq_mis,geo_rs,recompute"
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Summary]:
+    """Results of the samples, of dumps with a fault, and of parts of a dump."""
+    folder = tmp_path_factory.mktemp("dumps")
+    whole = pq.read_table(SAMPLES / "collapse.parquet")
+    pq.write_table(whole.filter(pc.equal(whole["step"], 5)), folder / "onestep.parquet")
+    pq.write_table(whole.drop_columns(["old_log_probs"]), folder / "onedrift.parquet")
+    pq.write_table(whole.slice(0, 3), folder / "tiny.parquet")
+    for name in BUGS:
+        faults.dump(str(folder / f"{name}.parquet"), name)
+    found = {}
+    for name in DUMPS:
+        dump = folder / f"{name}.parquet"
+        dump = dump if dump.exists() else SAMPLES / f"{name}.parquet"
+        made = folder / f"{name}.json"
+        ran = CliRunner().invoke(
+            app, ["analyze", str(dump), "--presets", PRESETS, "--no-html", "--json", str(made)]
+        )
+        assert ran.exit_code == 0, ran.output
+        found[name] = load(made)
+    return found
+
+
+def lines(summary: Summary, width: int = 80, encoding: str = "utf-8") -> list[str]:
+    return [text for text, _ in answer_lines(answer(summary), width, encoding)]
+
+
+def said(summary: Summary) -> str:
+    return " ".join(" ".join(lines(summary)).split())
+
+
+# ---------------------------------------------------------------- the answer
+
+
+@pytest.mark.parametrize("name", DUMPS)
+def test_the_answer_takes_forty_lines_at_most_and_no_more_than_the_width(
+    results: dict[str, Summary], name: str
+) -> None:
+    for width in (40, 60, 80, 120):
+        drawn = [line for line in lines(results[name], width) if "offpol-diag " not in line]  # to be copied
+        assert max(map(cell_len, drawn)) <= width
+    assert len(lines(results[name])) + 2 <= LINES == 40  # two lines say where the files are
+    assert not any(word in said(results[name]).split() for word in ("nan", "None", "null"))
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("collapse", ["SEVERE off-policy mismatch: K3 KL is 0.26 nats per token [0.19, 0.34]"]),
+        ("collapse", ["It collapses: K3 rises from 0.00072 (step 0) to 0.73 (step 8)"]),
+        ("collapse", ["No sign of one.", "in sync (lag 0) K3 is 0.00072", "E[r] = 1 cannot be tested"]),
+        ("collapse", ["Token TIS at 2.0: ESS 16%* → 93%, 0.62% truncated", "a toss-up, so the simpler one"]),
+        (
+            "collapse",
+            ["9 published levels are crossed", "* unreliable: k̂ = 0.97", "recommended", "runner-up"],
+        ),
+        ("collapse", ["--max k3=0.015", "offpol-diag presets token_is --for"]),
+        ("healthy", ["TYPICAL off-policy mismatch", "No correction is needed.", "--max k3=0.001"]),
+        ("quantized", ["No correction is needed."]),
+        ("stale", ["ELEVATED off-policy mismatch", "At the source: fewer steps between weight syncs"]),
+        ("onestep", ["TOO LITTLE DATA for a verdict", "(severe)"]),
+        ("onedrift", ["(rollout → current)", "--max total.k3=0.015"]),
+        ("tiny", ["TOO LITTLE DATA for a verdict", "3 sequences, 489 tokens, 1 prompt"]),
+        ("shift", ["BUG: the rollout column is shifted by one token", "0.0039 after the fix"]),
+        ("raw", ["BUG: the rollout column does not hold", "To confirm", "log processed log-probs in the"]),
+    ],
+)
+def test_the_answer_says(results: dict[str, Summary], name: str, words: list[str]) -> None:
+    assert all(word.lower() in said(results[name]).lower() for word in words), said(results[name])
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_beside_a_bug_no_correction_is_shown(results: dict[str, Summary], name: str) -> None:
+    assert lines(results[name])[2].startswith("BUG: ")
+    assert "kept tokens" not in said(results[name])
+    assert "recommended" not in said(results[name])
+
+
+def test_quiet_is_one_line_and_verbose_the_tables(results: dict[str, Summary]) -> None:
+    for summary in results.values():
+        assert terminal(summary, quiet=True).count("\n") == 1
+        assert "Headline numbers" in terminal(summary, verbose=True, quiet=True)
+
+
+def test_cautions_stand_before_the_verdict_and_are_cut_where_they_are_many() -> None:
+    notes = [f"note {i}: {'word ' * 60}" for i in range(30)]
+    drawn = lines(make_summary(dump=dump_facts(notes=notes, skipped={"count": 3, "examples": []})))
+
+    assert "! 3 rows were skipped as bad; no number here covers them." in drawn[:3]
+    assert len(drawn) + 2 <= LINES
+
+
+@pytest.mark.parametrize("verdict", ["healthy", "honest_mismatch", "bug", "cannot_tell"])
+def test_any_result_has_an_answer(verdict: str) -> None:
+    summary = make_summary(diagnosis=Diagnosis(verdict=verdict, headline="A headline."), by={})
+    for one in (
+        summary,
+        summary.model_copy(update={"recommendation": None, "metrics": {}, "diagnosis": None}),
+    ):
+        assert lines(one)[2]
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp437", "utf-8"])
+def test_an_encoding_that_lacks_a_character_gets_its_plain_spelling(
+    results: dict[str, Summary], encoding: str
+) -> None:
+    for name in ("collapse", "shift"):
+        drawn = "\n".join(lines(results[name], 80, encoding))
+        drawn.encode(encoding)
+        assert "?" not in drawn.replace("Bug?", "")
+    assert plain("K3 ≤ 2 → π", "ascii") == "K3 <= 2 -> pi"
+
+
+def test_a_curve_shows_its_shape() -> None:
+    assert sparkline((0.0, 1.0, 2.0, None, 7.0)) == "▁▂▃ █"
+    assert sparkline((1.0, 10.0, 100.0), log=True) == sparkline((0.0, 1.0, 2.0))
+    assert sparkline((3.0, 3.0)) == "▁▁"
+    for values in ((), (1.0,), (None, None), (float("nan"), float("inf"), 1.0)):
+        assert sparkline(values) == ""
+
+
+# ---------------------------------------------------------------- tables
 
 
 def draw(*blocks: Block, width: int = 80, stack: bool = True, **console: object) -> str:
@@ -36,49 +174,29 @@ def wide_table(columns: int, rows: int = 3, **more: object) -> Table:
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 200])
-def test_no_line_is_wider_than_the_terminal(width: int) -> None:
+def test_no_line_of_the_tables_is_wider_than_the_terminal(width: int) -> None:
     summary = make_summary(comparison=make_comparison())
     compared = comparison(summary)
     assert compared is not None
     drawn = draw_sections(*brief(sections(summary)), compared, width=width)
 
-    long = [line for line in drawn.splitlines() if cell_len(line) > width]
-    assert long == []
+    assert [line for line in drawn.splitlines() if cell_len(line) > width] == []
 
 
-def test_the_diagnosis_comes_first_and_the_verdict_after_it() -> None:
-    drawn = draw_sections(*brief(sections(make_summary()))).splitlines()
+def test_columns_that_do_not_fit_go_below_or_in_a_summary_are_left_out_and_named() -> None:
+    below, without = draw(wide_table(12)), draw(wide_table(12), stack=False)
 
-    assert drawn[2].startswith("• Honest mismatch: the two engines disagree")
-    after = drawn.index("Verdict") + 1
-    assert drawn[after].startswith("• token_is at upper 2: Use truncated token weights")
-
-
-def test_a_section_without_a_title_begins_with_its_first_block() -> None:
-    assert draw_sections(Section("s", "", (Text("First."),))).splitlines() == ["First."]
-
-
-def test_a_summary_leaves_out_columns_from_the_right_and_names_them() -> None:
-    drawn = draw(wide_table(12), width=80, stack=False)
-
-    assert "number_0" in drawn.splitlines()[4]
-    assert "Left out for want of width:" in drawn
-    assert "number_11" in drawn.split("Left out")[1]
-
-
-def test_elsewhere_columns_that_do_not_fit_go_below() -> None:
-    drawn = draw(wide_table(12), width=80)
-
-    headers = [line for line in drawn.splitlines() if line.startswith("preset")]
+    headers = [line for line in below.splitlines() if line.startswith("preset")]
     assert len(headers) > 1
     assert all(f"number_{i} " in f"{' '.join(headers)} " for i in range(12))
+    assert "number_0" in without.splitlines()[4]
+    assert "number_11" in without.split("Left out for want of width:")[1]
 
 
 def test_columns_of_context_go_first_where_there_is_no_room() -> None:
     narrow = draw(wide_table(6, context=("number_0",)), width=60, stack=False)
-    roomy = draw(wide_table(6, context=("number_0",)), width=300, stack=False)
 
-    assert "number_0" in roomy
+    assert "number_0" in draw(wide_table(6, context=("number_0",)), width=300, stack=False)
     assert "number_1" in narrow.splitlines()[4]
     assert "number_0" in narrow.split("Left out for want of width:")[1]
 
@@ -92,56 +210,39 @@ def test_no_caution_is_printed_of_a_column_that_is_left_out() -> None:
     assert "caution 11" not in drawn
 
 
-def test_many_numbers_lose_their_intervals_before_a_column_is_lost() -> None:
-    narrow, wide = draw(wide_table(6), width=90), draw(wide_table(6), width=300)
+def test_many_numbers_lose_their_intervals_before_a_column_is_lost_and_few_do_not() -> None:
+    narrow = draw(wide_table(6), width=90)
 
-    assert "[0.4, 0.6]" in wide
-    assert "[0.4, 0.6]" not in narrow
+    assert "[0.40, 0.60]" in draw(wide_table(6), width=300)
+    assert "[0.40, 0.60]" not in narrow
     assert "the intervals" in narrow
     assert "number_5" in narrow
+    assert "[0.40, 0.60]" in draw(wide_table(2), width=27)
 
 
-def test_few_numbers_keep_their_intervals_where_leaving_them_out_would_not_help() -> None:
-    assert "[0.4, 0.6]" in draw(wide_table(2), width=25)
-    assert "[0.4, 0.6]" not in draw(wide_table(2), width=40)
-
-
-def test_a_wide_table_is_left_out_where_it_does_not_fit() -> None:
-    table = wide_table(12, wide=True)
-
-    assert "an HTML report has it" in draw(table, width=80)
-    assert "number_11" in draw(table, width=400)
-
-
-def test_a_collapsed_table_is_left_out() -> None:
+def test_wide_collapsed_and_long_tables_are_left_out_or_cut() -> None:
+    assert "an HTML report has it" in draw(wide_table(12, wide=True), width=80)
+    assert "number_11" in draw(wide_table(12, wide=True), width=400)
     assert "number_0" not in draw(wide_table(1, collapsed=True))
-
-
-def test_a_summary_cuts_long_tables_and_says_so() -> None:
-    table = wide_table(1, rows=100)
-    (section,) = brief([Section("presets", "Presets", (table,))])
-
-    drawn = draw_sections(section)
+    drawn = draw_sections(*brief([Section("presets", "Presets", (wide_table(1, rows=100),))]))
     assert "row 31" in drawn
     assert "row 32" not in drawn
     assert "68 more rows; an HTML report has them all." in drawn
 
 
 def test_a_caution_is_a_numbered_note_below() -> None:
-    table = Table("t", "A caption", ("n", "v"), (("khat", Number(value=1.0, note="unreliable")),))
-    drawn = draw(table)
+    drawn = draw(Table("t", "A caption", ("n", "v"), (("khat", Number(value=1.0, note="unreliable")),)))
 
-    assert "unreliable: 1 (1)" in drawn
+    assert "1* (1)" in drawn
     assert "(1) unreliable" in drawn
 
 
 def test_every_tone_can_be_told_without_colour() -> None:
-    leads = {
-        tone: draw(Verdict("Label", "words", tone)).splitlines()[2][0]
-        for tone in ("good", "warn", "bad", "info")
-    }
+    leads = [
+        draw(Verdict("Label", "words", tone)).splitlines()[2][0] for tone in ("good", "warn", "bad", "info")
+    ]
 
-    assert len(set(leads.values())) == 4
+    assert len(set(leads)) == 4
 
 
 def test_strings_from_a_dump_cannot_drive_the_terminal() -> None:
@@ -149,20 +250,13 @@ def test_strings_from_a_dump_cannot_drive_the_terminal() -> None:
     table = Table("t", evil, (evil, "b"), ((evil, evil),), (evil,))
     figure = Figure("f", evil, evil, evil, evil, (Series(evil, (0.0, 1.0), (1.0, 2.0)),))
     drawn = draw(Text(evil), Verdict(evil, evil, "bad", (evil,)), table, figure, width=400)
+    drawn += "".join(lines(make_summary(dump=dump_facts(files=[evil], notes=[evil]))))
 
     assert not set("\x1b\x07\x9b") & set(drawn)
     assert "[bold]x[/bold] :smile:" in drawn
 
 
-def test_a_sparkline_shows_the_shape() -> None:
-    assert sparkline((0.0, 1.0, 2.0, None, 7.0)) == "▁▂▃ █"
-    assert sparkline((1.0, 10.0, 100.0), log=True) == sparkline((0.0, 1.0, 2.0))
-    assert sparkline((3.0, 3.0)) == "▁▁"
-
-
-@pytest.mark.parametrize("values", [(), (1.0,), (None, None), (float("nan"), float("inf"), 1.0)])
-def test_a_sparkline_of_nothing_is_nothing(values: tuple[float | None, ...]) -> None:
-    assert sparkline(values) == ""
+# ---------------------------------------------------------------- charts
 
 
 HUGE = (-1.7e308, 1.7e308, 0.0, float("inf"), float("-inf"), float("nan"), None, 5e-324)
@@ -197,17 +291,19 @@ def test_a_chart_of_one_value_says_it_once() -> None:
     assert "k3 by step: 0.5 to 2 nats" in draw(chart(0.5, 2.0))
 
 
-def test_a_pipe_is_120_wide(monkeypatch: pytest.MonkeyPatch) -> None:
+# ---------------------------------------------------------------- pipes
+
+
+def pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make stdout a pipe; not in a fixture, after which pytest sets its own."""
     monkeypatch.delenv("COLUMNS", raising=False)
     monkeypatch.setattr("sys.stdout", io.StringIO())
 
+
+def test_a_pipe_is_120_wide_unless_the_environment_sets_the_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe(monkeypatch)
     assert make_console().width == PIPE_WIDTH == 120
-
-
-def test_columns_in_the_environment_set_the_width(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "70")
-    monkeypatch.setattr("sys.stdout", io.StringIO())
-
     assert make_console().width == 70
 
 
@@ -215,17 +311,26 @@ def test_columns_in_the_environment_set_the_width(monkeypatch: pytest.MonkeyPatc
 def test_a_pipe_is_never_wider_than_120_columns_and_loses_nothing(
     monkeypatch: pytest.MonkeyPatch, wide: bool
 ) -> None:
-    monkeypatch.delenv("COLUMNS", raising=False)
-    monkeypatch.setattr("sys.stdout", io.StringIO())
+    pipe(monkeypatch)
     table = wide_table(30, wide=wide, context=("number_3",))
     drawn = draw_piped(Section("s", "A section", (Text("word " * 300), table)))
 
-    lines = drawn.splitlines()
-    assert max(map(cell_len, lines)) <= 120
-    assert all(line == line.rstrip() for line in lines)
-    assert drawn.count("[0.4, 0.6]") == 3 * 30
+    assert max(map(cell_len, drawn.splitlines())) <= 120
+    assert all(line == line.rstrip() for line in drawn.splitlines())
+    assert drawn.count("[0.40, 0.60]") == 3 * 30
     assert all(f"number_{i} " in f"{drawn} ".replace("\n", " ") for i in range(30))
     assert "eft out" not in drawn
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+def test_what_is_piped_is_never_wider_than_120_columns(
+    results: dict[str, Summary], monkeypatch: pytest.MonkeyPatch, verbose: bool
+) -> None:
+    pipe(monkeypatch)
+    for summary in results.values():
+        drawn = terminal(summary, verbose)
+        assert max(map(cell_len, drawn.splitlines())) <= 120
+        assert "\x1b" not in drawn
 
 
 def draw_piped(*given: Section) -> str:
@@ -235,8 +340,7 @@ def draw_piped(*given: Section) -> str:
 
 
 def test_the_groups_and_the_place_with_the_largest_k3_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("COLUMNS", raising=False)
-    monkeypatch.setattr("sys.stdout", io.StringIO())
+    pipe(monkeypatch)
     summary = make_summary()
     for axis, numeric, keys in (("host", False, "abcde"), ("step", True, "12345")):
         places = [

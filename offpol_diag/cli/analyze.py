@@ -8,9 +8,8 @@ from typing import Annotated
 import typer
 
 from offpol_diag.cli import defaults, options
-from offpol_diag.cli.output import Outputs, default_html
+from offpol_diag.cli.output import Outputs, default_html, shown
 from offpol_diag.cli.request import Request
-from offpol_diag.cli.show import drawn_report
 
 Sequences = Annotated[
     Path | None,
@@ -42,6 +41,7 @@ def analyze(
     seed: options.Seed = 0,
     trainer: options.Trainer = None,
     quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
 ) -> None:
     """How bad is the mismatch, how sure is that, and where is it: terminal summary and one HTML file.
 
@@ -71,4 +71,4 @@ def analyze(
             trainer=trainer,
         )
         summary = request.run("analyze", dumps, request.presets(presets))
-        files.write(summary, lambda: drawn_report(summary, whole=no_html))
+        files.write(summary, lambda: shown(summary, verbose, quiet, whole=no_html))

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from offpol_diag.cli import defaults, options
-from offpol_diag.cli.output import STDOUT, Outputs, note
+from offpol_diag.cli.output import STDOUT, Outputs, note, shown
 from offpol_diag.cli.request import Request, decided, ran
-from offpol_diag.cli.show import drawn
 from offpol_diag.errors import UsageError
 
 if TYPE_CHECKING:
@@ -65,6 +64,7 @@ def compare(
     workers: options.Workers = "auto",
     seed: options.Seed = 0,
     quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
 ) -> None:
     """Corrections side by side on one dump, or run A against run B.
 
@@ -89,20 +89,7 @@ def compare(
             summary = _runs(request, dumps[0], dumps[1], request.presets(presets) if presets else ())
         else:
             summary = _presets(request, dumps, *_chosen(request, presets or "all", against))
-        files.write(summary, lambda: _drawn(summary))
-
-
-def _drawn(summary: Summary) -> str:
-    """Return the diagnosis and the comparison as text, without charts."""
-    from dataclasses import replace
-
-    from offpol_diag.blocks import Figure
-    from offpol_diag.report.sections import sections
-
-    parts = sections(summary, ("diagnosis", "comparison", "runs"))
-    return drawn(
-        [replace(one, blocks=tuple(b for b in one.blocks if not isinstance(b, Figure))) for one in parts]
-    )
+        files.write(summary, lambda: shown(summary, verbose, quiet))
 
 
 def _two(dump: Sequence[str] | None, as_one: bool) -> bool:

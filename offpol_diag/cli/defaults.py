@@ -52,6 +52,7 @@ KEYS: Mapping[str, Callable[[object], str]] = {
     "seed": str,
     "on_bad_row": str,
     "quiet": str,
+    "verbose": str,
 }
 """Settings allowed in a file → conversion to command-line form. Keys may be written with `-` or `_`."""
 

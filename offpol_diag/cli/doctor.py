@@ -8,9 +8,8 @@ import typer
 
 from offpol_diag.cli import defaults, options
 from offpol_diag.cli.exits import FAILED
-from offpol_diag.cli.output import Outputs
+from offpol_diag.cli.output import Outputs, shown
 from offpol_diag.cli.request import Request
-from offpol_diag.cli.show import drawn_diagnosis
 
 Strict = Annotated[bool, typer.Option("--strict", help="Exit with 1 where the verdict is a bug.")]
 
@@ -29,6 +28,7 @@ def doctor(
     workers: options.Workers = "auto",
     seed: options.Seed = 0,
     quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
 ) -> None:
     """Is the mismatch a bug, and which one: the verdict, its causes with their evidence, and the fix.
 
@@ -46,6 +46,6 @@ def doctor(
             None, columns, group_by, device, seed, on_bad_row, quiet, engine=engine, workers=workers
         )
         summary = request.run("doctor", dumps, ()).model_copy(update={"recommendation": None})
-        files.write(summary, lambda: drawn_diagnosis(summary))
+        files.write(summary, lambda: shown(summary, verbose, quiet))
     if strict and summary.diagnosis and summary.diagnosis.verdict == "bug":
         raise SystemExit(FAILED)

@@ -12,9 +12,8 @@ import typer
 from offpol_diag.cli import options
 from offpol_diag.cli.ci import tell
 from offpol_diag.cli.exits import COULD_NOT_SAY, FAILED
-from offpol_diag.cli.output import URL, Outputs
+from offpol_diag.cli.output import URL, Outputs, shown
 from offpol_diag.cli.request import Request
-from offpol_diag.cli.show import drawn
 from offpol_diag.errors import UsageError
 
 if TYPE_CHECKING:
@@ -131,6 +130,7 @@ def gate(
     workers: options.Workers = "auto",
     seed: options.Seed = 0,
     quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
 ) -> None:
     """Hold numbers against bounds, or against an earlier result; the exit code is the verdict.
 
@@ -148,6 +148,7 @@ def gate(
     Under GitHub Actions the job summary gets the Markdown, and the run is annotated.
     """
     from offpol_diag.gate import requirements
+    from offpol_diag.report.sections.gate import gate as section
 
     bounds = (at_most or (), at_least or (), gates)
     required = requirements(*bounds, baseline, tolerance or (), only, presets, point)
@@ -160,7 +161,12 @@ def gate(
         base = _earlier(required)
         summary = _summary(request, source, required)
         judged = summary.model_copy(update={"gates": list(required.judge(summary, base))})
-        files.write(judged, lambda: _drawn(judged, base, required))
+        files.write(
+            judged,
+            lambda: shown(
+                judged, verbose, quiet, sections=[section(judged.gates, required.remarks(judged, base))]
+            ),
+        )
     tell(judged, files)
     raise SystemExit(EXITS[_outcome(judged)])
 
@@ -169,12 +175,6 @@ def _outcome(judged: Summary) -> str:
     from offpol_diag.gate import outcome
 
     return outcome(judged.gates)
-
-
-def _drawn(judged: Summary, base: Summary | None, required: Requirements) -> str:
-    from offpol_diag.report.sections.gate import gate as section
-
-    return drawn([section(judged.gates, required.remarks(judged, base))])
 
 
 def _earlier(required: Requirements) -> Summary | None:

@@ -9,9 +9,8 @@ import typer
 
 from offpol_diag.cli import options
 from offpol_diag.cli.defaults import judged
-from offpol_diag.cli.output import Outputs, default_html
+from offpol_diag.cli.output import Outputs, default_html, shown
 from offpol_diag.cli.request import decided, trainer_name
-from offpol_diag.cli.show import drawn_report
 
 Tallies = Annotated[
     list[Path],
@@ -30,6 +29,7 @@ def merge(
     tally: options.Tally = None,
     trainer: options.Trainer = None,
     quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
 ) -> None:
     """Pieces of a dump, analysed apart on any machines, as one report: the same as of one run over the whole.
 
@@ -53,4 +53,4 @@ def merge(
         summary = decided(pieces.summary(whole), name)
         if staged.tally:
             tally_file.write(staged.tally, whole)
-        files.write(summary, lambda: drawn_report(summary, whole=no_html))
+        files.write(summary, lambda: shown(summary, verbose, quiet, whole=no_html))

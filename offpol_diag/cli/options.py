@@ -113,7 +113,11 @@ Trainer = Annotated[
 ]
 Quiet = Annotated[
     bool,
-    typer.Option("--quiet", "-q", envvar="OFFPOL_DIAG_QUIET", help="No progress and no remarks on stderr."),
+    typer.Option("--quiet", "-q", envvar="OFFPOL_DIAG_QUIET", help="One line; no progress and no remarks."),
+]
+Verbose = Annotated[
+    bool,
+    typer.Option("--verbose", "-v", envvar="OFFPOL_DIAG_VERBOSE", help="Every table, not the short answer."),
 ]
 Html = Annotated[
     Path | None,

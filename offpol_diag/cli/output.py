@@ -19,6 +19,7 @@ from offpol_diag.printable import printable, printable_lines
 from offpol_diag.wholefiles import beside
 
 if TYPE_CHECKING:
+    from offpol_diag.blocks import Section
     from offpol_diag.summary import Summary
 
 STDOUT = Path("-")
@@ -218,6 +219,18 @@ FORMATS: dict[str, Callable[[Summary], str]] = {
 }
 
 
+LABELS = {"html": "report", "markdown": "md"}
+
+
+def shown(
+    summary: Summary, verbose: bool, quiet: bool, sections: Sequence[Section] = (), whole: bool = False
+) -> str:
+    """Return a result as text for stdout, as `report.render.terminal.terminal` draws it."""
+    from offpol_diag.report.render.terminal import terminal
+
+    return terminal(summary, verbose, quiet, sections, whole)
+
+
 def _suffixed(target: Path) -> Path:
     """Return a temporary path beside the target with its suffix, by which formats are recognised."""
     file = beside(target)
@@ -308,7 +321,7 @@ class Outputs:
         for form in (*FORMATS, "sequences", "tally"):
             target = getattr(self, form)
             if target not in (None, STDOUT) and not self.quiet:
-                say(f"{form} written to {target}")
+                say(f"{LABELS.get(form, form):<8}{target}")
 
     def takes_stdout(self) -> bool:
         """Return whether stdout holds a result, so that nothing else may be printed there."""

@@ -61,7 +61,7 @@ def presets(
     texts = {} if json is None else {json: _json("presets", _rows(chosen))}
     write_all(texts, shown="" if json == STDOUT else _drawn(chosen, named=name is not None))
     if json not in (None, STDOUT):
-        note(f"json written to {json}", quiet)
+        note(f"json    {json}", quiet)
 
 
 def _settings(given: list[str] | None) -> dict[str, str]:
@@ -110,7 +110,7 @@ def _print_configs(chosen: dict[str, Preset], trainer: str, json: Any, quiet: bo
     found = {} if json is None else {json: _json("configs", [_config(one) for one in configs])}
     write_all({STDOUT: text} | found)
     if json not in (None, STDOUT):
-        note(f"json written to {json}", quiet)
+        note(f"json    {json}", quiet)
 
 
 def _config(config: Config) -> dict[str, Any]:

@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from offpol_diag.cli import options
-from offpol_diag.cli.output import STDOUT, Outputs, default_html
-from offpol_diag.cli.show import drawn_report
+from offpol_diag.cli.output import STDOUT, Outputs, default_html, shown
 
 Result = Annotated[Path, typer.Argument(metavar="RESULT.json", help="What --json wrote; - is stdin.")]
 
@@ -19,6 +18,7 @@ def report(
     out: options.Html = None,
     md: options.Markdown = None,
     quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
 ) -> None:
     """Draw a report again from the JSON of a result; equal to the one first drawn."""
     import sys
@@ -29,4 +29,4 @@ def report(
     files.check(result)
     with files.begin():
         summary = load_stream(sys.stdin.buffer, "stdin") if result == STDOUT else load(result)
-        files.write(summary, lambda: drawn_report(summary))
+        files.write(summary, lambda: shown(summary, verbose, quiet))

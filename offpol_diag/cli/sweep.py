@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from offpol_diag.cli import defaults, options
-from offpol_diag.cli.output import Outputs
+from offpol_diag.cli.output import Outputs, shown
 from offpol_diag.cli.request import Request
-from offpol_diag.cli.show import drawn
 from offpol_diag.errors import UsageError
 
 if TYPE_CHECKING:
-    from offpol_diag.summary import Summary
     from offpol_diag.sweep import SweepOptions
 
 Named = Annotated[
@@ -74,6 +72,7 @@ def sweep(
     workers: options.Workers = "auto",
     seed: options.Seed = 0,
     quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
 ) -> None:
     """Threshold against what is kept, ESS, bias and variance: one preset at many thresholds, in one reading.
 
@@ -90,14 +89,7 @@ def sweep(
         )
         chosen = _checked(request, preset, which, at, keep, trainer)
         summary = request.sweep(dumps, chosen)
-        files.write(summary, lambda: _drawn(summary))
-
-
-def _drawn(summary: Summary) -> str:
-    from offpol_diag.report.sections.sweep import sweep as section
-
-    found = section(summary)
-    return drawn([found] if found else [])
+        files.write(summary, lambda: shown(summary, verbose, quiet))
 
 
 def _checked(

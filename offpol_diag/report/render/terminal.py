@@ -1,4 +1,4 @@
-"""Render blocks in a terminal: the verdict first, tables fitted to the width, charts as sparklines.
+"""Draw a result in a terminal: by default the answer, with --verbose the tables, with --quiet one line.
 
 What does not fit is omitted in this order, and named: reference tables; `wide` tables; intervals, unless
 there are few numbers; then, in a summary, columns from the right, the less important ones (elsewhere they are
@@ -20,13 +20,17 @@ from rich.text import Text as Line
 
 from offpol_diag.blocks import Block, Code, Figure, Section, Table, Text, Tone, Verdict
 from offpol_diag.printable import disarmed, printable
+from offpol_diag.report.render.brief import plain, print_answer, sparkline
 from offpol_diag.report.render.columns import Fitted, fit
-from offpol_diag.report.render.dots import dots, share
+from offpol_diag.report.render.dots import dots
+from offpol_diag.report.sections import sections
+from offpol_diag.report.sections.answer import answer, headline
+from offpol_diag.report.sections.short import short
+from offpol_diag.summary import Summary
 
 PIPE_WIDTH = 120
 PROSE_WIDTH = 100
-SPARK_LEAST, SPARK_WIDTH = 12, 32
-TICKS = "▁▂▃▄▅▆▇█"
+SPARK_LEAST = 12
 
 MARKS: Mapping[Tone, tuple[str, str]] = {
     "good": ("✓", "bold green"),
@@ -74,6 +78,58 @@ BRIEF: Mapping[str, tuple[type[Block], ...]] = {
 """Section → kinds of block in the terminal's summary; the HTML report has the rest."""
 
 BRIEF_ROWS = 32
+
+
+def terminal(
+    summary: Summary,
+    verbose: bool = False,
+    quiet: bool = False,
+    given: Sequence[Section] = (),
+    whole: bool = False,
+) -> str:
+    """Return a result as text for stdout.
+
+    Args:
+        summary: the result.
+        verbose: whether to draw the tables; else the answer, or the short form of what was asked.
+        quiet: whether to draw one line, if not verbose.
+        given: sections to draw instead (of a gate).
+        whole: whether columns that do not fit are moved below, for want of a page that has them.
+    """
+    console = make_console()
+    of_one = summary.against is None and summary.comparison is None and summary.sweep is None
+    if quiet and not verbose:
+        said = _first(given or short(summary)) if given or not of_one else headline(summary)[0]
+        return f"{disarmed(plain(printable(said), console.encoding))}\n"
+    if given:
+        return draw(given, console)
+    if not of_one:
+        return draw(_asked(summary) if verbose else short(summary), console)
+    if verbose:
+        among = BRIEF if summary.recommendation else ("diagnosis",)
+        return draw(brief(sections(summary, among)), console, stack=whole)
+    with console.capture() as drawn:
+        print_answer(answer(summary), console)
+    text = "".join(f"{disarmed(line.rstrip())}\n" for line in drawn.get().split("\n")[:-1])
+    config = summary.recommendation and summary.recommendation.config
+    asked = Code("The configuration, ready to paste", config) if config else None
+    return text + (draw([Section("config", "", (asked,))], console) if asked else "")
+
+
+def _asked(summary: Summary) -> list[Section]:
+    """Return the sections on what was compared or swept in full; comparisons without charts."""
+    if summary.sweep is not None:
+        return list(sections(summary, ("sweep",)))
+    found = sections(summary, ("diagnosis", "comparison", "runs"))
+    return [replace(one, blocks=tuple(b for b in one.blocks if not isinstance(b, Figure))) for one in found]
+
+
+def _first(found: Sequence[Section]) -> str:
+    """Return the conclusion of the first section in one line."""
+    for block in (block for section in found for block in section.blocks):
+        if isinstance(block, Verdict):
+            return f"{block.label}: {block.text}"
+    return next((block.text for section in found for block in section.blocks if isinstance(block, Text)), "")
 
 
 def brief(sections: Sequence[Section]) -> tuple[Section, ...]:
@@ -141,7 +197,9 @@ def draw(sections: Sequence[Section], console: Console, stack: bool = True) -> s
                 canvas.print(Line("\n") + Line(printable(section.title), style="bold underline"))
             for block in section.blocks:
                 DRAW[type(block)](block, canvas)
-    return "".join(f"{disarmed(line.rstrip())}\n" for line in drawn.get().split("\n")[:-1])
+    return "".join(
+        f"{disarmed(plain(line.rstrip(), console.encoding))}\n" for line in drawn.get().split("\n")[:-1]
+    )
 
 
 def _text(block: Text, canvas: Canvas) -> None:
@@ -168,7 +226,7 @@ def _table(block: Table, canvas: Canvas) -> None:
     if block.collapsed:
         return
     fitted = fit(block, canvas.console.width, canvas.stack and not block.wide, canvas.whole)
-    canvas.print(Line(f"\n{printable(block.caption)}"))
+    canvas.print(Line(f"\n{printable(block.caption)}") if block.caption else Line())
     if block.wide and fitted.dropped:
         canvas.print(Line("(too wide for this terminal; an HTML report has it)", style="dim"))
         return
@@ -204,23 +262,6 @@ def _dots(block: Figure, canvas: Canvas) -> None:
     canvas.print(Line(f"\n{printable(block.title)}"))
     for line in dots(block, canvas.console.width):
         canvas.console.print(Line(printable(line)), soft_wrap=True)
-
-
-def sparkline(values: Sequence[float | None], log: bool = False) -> str:
-    """Return a sparkline of at most `SPARK_WIDTH` ticks, one per value, with gaps for missing values."""
-    step = max(1, math.ceil(len(values) / SPARK_WIDTH))
-    heights = [_height(value, log) for value in values[::step]]
-    known = [height for height in heights if height is not None]
-    if len(known) < 2:
-        return ""
-    low, high, top = min(known), max(known), len(TICKS) - 1
-    return "".join(" " if h is None else TICKS[round(top * share(h, low, high))] for h in heights)
-
-
-def _height(value: float | None, log: bool) -> float | None:
-    if value is None or not math.isfinite(value) or (log and value <= 0):
-        return None
-    return math.log10(value) if log else value
 
 
 DRAW: Mapping[type[Block], Callable[[Any, Canvas], None]] = {

@@ -1,0 +1,189 @@
+"""Draw the answer in a terminal: at most `LINES` lines, within its width, readable without colour."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.text import Text as Line
+
+from offpol_diag.bands import Tone
+from offpol_diag.numerals import doubted, say, written
+from offpol_diag.printable import printable
+from offpol_diag.report.render.dots import share
+from offpol_diag.report.sections.answer import Answer, Correction, Tile
+from offpol_diag.summary import Number
+
+LINES, WIDEST = 40, 100
+FILES = 3
+"""Lines that are left for the names of the files written."""
+MOST_WRAPPED = 3
+"""Lines of one fact; of the rest --verbose tells."""
+WORD = 20
+"""Width that the last column needs, so that its text is cut and not left out."""
+TICKS, TICKS_WIDTH, BAR = "▁▂▃▄▅▆▇█", 9, 16
+STYLES: dict[Tone, str] = {"good": "bold green", "info": "bold", "warn": "bold yellow", "bad": "bold red"}
+ASCII = str.maketrans(
+    dict(zip("▁▂▃▄▅▆▇█·─│•✓✗–−×…’", "_.:-=+*#.-|*vx--x.'", strict=True))
+    | {
+        "→": "->",
+        "≤": "<=",
+        "≥": ">=",
+        "±": "+-",
+        "Δ": "Delta",
+        "π": "pi",
+        "Π": "prod",
+        "∏": "prod",
+        "θ": "theta",
+    }
+    | {"χ": "chi", "²": "2", "κ": "kappa", "λ": "lambda", "Σ": "sum", "∑": "sum", "√": "sqrt", "≈": "~"}
+    | {"\u0302": "hat", "←": "<-", "↑": "^", "↓": "v", "∞": "inf", "·": ".", "°": "deg", "‖": "||"}
+)
+"""Plain spellings of the characters that an encoding may lack."""
+
+
+def plain(text: str, encoding: str) -> str:
+    """Return text that the encoding can hold, spelled in ASCII where it cannot."""
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        return text.translate(ASCII).encode(encoding, "replace").decode(encoding)
+    return text
+
+
+def answer_lines(answer: Answer, width: int, encoding: str = "utf-8") -> list[tuple[str, str]]:
+    """Return the lines of an answer, each with its style, in at most `LINES` less what files' names take."""
+    width = min(width, WIDEST)
+    for shorter in _ever_shorter(answer):
+        lines = list(_lines(shorter, width, lambda text: plain(printable(text), encoding)))
+        if len(lines) <= LINES - FILES:
+            break
+    return lines
+
+
+def print_answer(answer: Answer, console: Console) -> None:
+    """Print an answer on a console."""
+    for text, style in answer_lines(answer, console.width, console.encoding):
+        console.print(Line(text, style=style), soft_wrap=True)
+
+
+def _ever_shorter(answer: Answer) -> list[Answer]:
+    """Return the answer, then with fewer corrections, findings, cautions and headline numbers."""
+    found = [answer]
+    for change in (
+        {"corrections": answer.corrections[:4]},
+        {"others": ""},
+        {"findings": answer.findings[:2]},
+        {"corrections": answer.corrections[:3]},
+        {"facts": tuple(fact for fact in answer.facts if fact[0] != "Warnings")},
+        {"cautions": answer.cautions[:2]},
+        {"findings": ()},
+        {"tiles": answer.tiles[:4]},
+        {"corrections": ()},
+        {"cautions": answer.cautions[:1]},
+    ):
+        found.append(replace(found[-1], **change))
+    return found
+
+
+Spell = Callable[[str], str]
+
+
+def _lines(answer: Answer, width: int, spell: Spell) -> list[tuple[str, str]]:
+    found = [(line, "") for line in _wrapped(spell(answer.about), width)]
+    found += [(line, "yellow") for one in answer.cautions for line in _wrapped(spell(f"! {one}"), width, 2)]
+    found.append(("", ""))
+    found += [
+        (line, STYLES[answer.tone]) for one in answer.headline if one for line in _wrapped(spell(one), width)
+    ]
+    found.append(("", ""))
+    margin = max((len(label) for label, _ in answer.facts), default=0) + 2
+    for label, text in answer.facts:
+        for place, line in enumerate(_wrapped(spell(text), width - margin, MOST_WRAPPED)):
+            found.append((f"{'' if place else label:<{margin}}{line}", ""))
+    for block in (_tiles(answer, width, spell), _corrections(answer.corrections, width, spell)):
+        found += [("", ""), *((line, "") for line in block)] if block else []
+    found += [(spell(answer.others), "")] if answer.others else []
+    found += [("", "")] if answer.findings else []
+    found += [(line, "") for one in answer.findings for line in _wrapped(spell(f"• {one}"), width, indent=2)]
+    found.append(("", ""))
+    found += [(f"{label:<8}{spell(text)}", "") for label, text in answer.commands]
+    return found
+
+
+def _wrapped(text: str, width: int, most: int = 100, indent: int = 0) -> list[str]:
+    hanging = {"subsequent_indent": " " * indent, "max_lines": most, "placeholder": " …"}
+    return textwrap.wrap(text, max(width, 20), break_on_hyphens=False, **hanging)  # type: ignore[arg-type]
+
+
+def _tiles(answer: Answer, width: int, spell: Spell) -> list[str]:
+    if not answer.tiles:
+        return []
+    header = ["", "value", "band", answer.steps]
+    rows = [[tile.label, tile.value, tile.band, _course(tile)] for tile in answer.tiles]
+    notes = dict.fromkeys(tile.number.note for tile in answer.tiles if doubted(tile.number))
+    return [*_columns([header, *rows], width, spell), *(spell(f"* {note}") for note in notes)]
+
+
+def _course(tile: Tile) -> str:
+    """Return a tile's curve, with its ends."""
+    known = [value for value in tile.curve if value is not None]
+    if len(known) < 2:
+        return ""
+    log = tile.unit != "fraction" and min(known) > 0 and max(known) > 30 * min(known)
+    first, last = (say(Number(value=value, unit=tile.unit)) for value in (known[0], known[-1]))
+    return f"{sparkline(tile.curve, log, TICKS_WIDTH):<{TICKS_WIDTH}}  {first} → {last}"
+
+
+def _corrections(rows: Sequence[Correction], width: int, spell: Spell) -> list[str]:
+    if not rows:
+        return []
+    cells = [["", "kept tokens", "ESS", "rule"]]
+    for row in rows:
+        full = round(BAR * (row.kept or 0.0))
+        bar = "" if row.kept is None else "█" * full + "·" * (BAR - full)
+        kept = "" if row.kept is None else f"{bar} {say(Number(value=row.kept, unit='fraction')):>5}"
+        cells.append([row.name, kept, written(row.ess).value, row.what])
+    return _columns(cells, width, spell)
+
+
+def _columns(rows: Sequence[Sequence[str]], width: int, spell: Spell) -> list[str]:
+    """Return rows in columns, under a rule; columns from the right go where there is no room for them."""
+    cells = [[spell(cell) for cell in row] for row in rows]
+    while True:
+        widths = [max(cell_len(cell) for cell in column) for column in zip(*cells, strict=True)]
+        total = sum(widths) + 2 * (len(widths) - 1)
+        if total <= width or len(widths) == 2:
+            break
+        room = width - total + widths[-1]
+        if room >= WORD:
+            cells = [[*row[:-1], (_wrapped(row[-1], room, 1) or [""])[0]] for row in cells]
+        else:
+            cells = [row[:-1] for row in cells]
+    lines = [
+        "  ".join(cell + " " * (w - cell_len(cell)) for cell, w in zip(row, widths, strict=True))
+        for row in cells
+    ]
+    head, *body = (line.rstrip()[:width] for line in lines)
+    return [head, spell("─" * min(total, width)), *body]
+
+
+def sparkline(values: Sequence[float | None], log: bool = False, width: int = 32) -> str:
+    """Return a sparkline of at most `width` ticks, with gaps for missing values; empty for fewer than two."""
+    step = max(1, math.ceil(len(values) / width))
+    heights = [_height(value, log) for value in values[::step]]
+    known = [height for height in heights if height is not None]
+    if len(known) < 2:
+        return ""
+    low, high, top = min(known), max(known), len(TICKS) - 1
+    return "".join(" " if h is None else TICKS[round(top * share(h, low, high))] for h in heights)
+
+
+def _height(value: float | None, log: bool) -> float | None:
+    if value is None or not math.isfinite(value) or (log and value <= 0):
+        return None
+    return math.log10(value) if log else value
