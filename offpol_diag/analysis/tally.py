@@ -205,7 +205,7 @@ def _of_all(study: Study, scene: Scene) -> Sheet:
     """Compute columns over all tokens whose numbers carry an interval."""
     found = scene.counts | update.shared(scene)
     for drift in study.drifts:
-        found |= gap.columns(scene, drift) | gap.surrogate(scene, drift)
+        found |= gap.columns(scene, drift)
     return Sheet.of(found)
 
 

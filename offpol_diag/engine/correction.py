@@ -14,10 +14,11 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from offpol_diag.batch import Batch
+from offpol_diag.batch import Batch, places
 from offpol_diag.engine import segments
+from offpol_diag.engine.host import here
 from offpol_diag.engine.memo import Memo
-from offpol_diag.engine.ratios import FLOAT32_OVERFLOW, OVERFLOW, Apart, Level, Ratios
+from offpol_diag.engine.ratios import COIN, FLOAT32_OVERFLOW, OVERFLOW, Apart, Level, Ratios
 from offpol_diag.presets import AGGREGATES, Over, Preset, Reject, Veto, Weight
 
 
@@ -46,6 +47,34 @@ def passes(ratios: Ratios, rule: Reject) -> Level:
     if ratios.whole is not None and not rule.on_tokens:
         return passes(ratios.whole, rule)
     return ratios.once(rule, lambda: _passes(ratios, rule))
+
+
+def passing_tokens(ratios: Ratios, rule: Reject) -> Tensor | None:
+    """Return the tokens that pass a rule on tokens, [T] bool; None where all do, if that is cheap to see."""
+    if not here(ratios.batch.rollout):
+        return passes(ratios, rule).values
+    if rule.statistic == "binary_kl" and rule.over == "token" and rule.upper is not None:
+        few = places(~_binary_kl_below(ratios, rule.upper))
+        if rule.lower is None and 2 * len(few) < ratios.batch.tokens:
+            some = Ratios(ratios.batch.some(few), ratios.policy, ratios.settled)
+            return torch.ones_like(ratios.delta, dtype=torch.bool).index_put_(
+                (few,), passes(some, rule).values
+            )
+    if rule.over not in ("token", "batch"):
+        above, below = beyond(ratios, rule)
+        if not (above.values | below.values).any():
+            return None
+    return passes(ratios, rule).values
+
+
+def _binary_kl_below(ratios: Ratios, bound: float) -> Tensor:
+    """Return tokens whose binary KL is certainly below a bound, as χ² is, which is never less.
+
+    χ² = π_rollout x² / ((1 + x) (1 − π_train)) with x = r − 1; `COIN` adds at most itself to the KL.
+    """
+    x, rollout = ratios.excess(), ratios.probabilities
+    train = rollout * (x + 1)
+    return rollout * x.square() < 0.99 * (bound - COIN) * (x + 1) * (1 - train)
 
 
 def statistic(ratios: Ratios, rule: Reject) -> Level:

@@ -77,7 +77,7 @@ class Gap:
 
     def see(self, terms: Terms) -> None:
         """Add the next block."""
-        self.parts.append(_token_sums(terms) | _probabilities(terms))
+        self.parts.append(_token_sums(terms) | _probabilities(terms) | _surrogate(terms))
         for name, span in {"d": terms.span, "pd": extremes(terms.pd)}.items():
             self.spans[name].append(span)
 
@@ -163,6 +163,16 @@ def _probabilities(terms: Terms) -> dict[str, Array]:
         pq = terms.sum("pq")
     p, pp = block.prob_sums(terms.numerator)
     return {"q": q, "qq": qq, "p": p, "pp": pp, "pd": pd, "pdd": pdd, "pq": pq}
+
+
+def _surrogate(terms: Terms) -> dict[str, Array]:
+    """Compute sums of A, of min(r, 2) − 1 and of their product."""
+    block, kit = terms.block, terms.block.kit
+    if block.advantages is None:
+        return {}
+    x: Array = kit.clip(terms.r1, None, 1.0, out=block.room[""])
+    a: Array = block.advantages if kit is torch else block.advantages.numpy()
+    return {"a": block.sum(a), "x": block.sum(x), "ax": block.sum(kit.multiply(a, x, out=x))}
 
 
 def _sequence_values(scene: Scene, sums: Mapping[str, Tensor], drift: Drift) -> dict[str, Tensor]:
@@ -311,17 +321,6 @@ SURROGATE = Formula(
     lambda get: get("ax") / get("tokens") - (get("a") / get("tokens")) * (get("x") / get("tokens")),
 )
 """PPO's surrogate objective less its value at r = 1, with r cut at 2 so that no single token decides."""
-
-
-def surrogate(scene: Scene, drift: Drift) -> dict[str, Tensor]:
-    """Compute the per-sequence sums [S] of A, of min(r, 2) − 1 and of their product."""
-    batch = scene.batch
-    q, p = batch.policy(drift.denominator), batch.policy(drift.numerator)
-    if batch.advantages is None or q is None or p is None:
-        return {}
-    x = torch.expm1((p - q).clamp(max=math.log(2)))
-    sums = {"a": batch.advantages, "x": x, "ax": batch.advantages * x}
-    return {drift.prefix + name: segments.total(one, batch.cu_seqlens) for name, one in sums.items()}
 
 
 EXTREMES: tuple[tuple[str, str, Pick, str, str, str], ...] = (

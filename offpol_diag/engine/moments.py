@@ -33,6 +33,7 @@ DIRECTIONS: dict[Direction, tuple[str, str]] = {
 Function = Callable[[Tensor, Tensor], Tensor]
 FUNCTIONS: dict[str, Function] = {
     "d": lambda d, x: d,
+    "−d": lambda d, x: -d,
     "x": lambda d, x: x,
     "x²": lambda d, x: x.square(),
     "k3": lambda d, x: x - d,
@@ -57,10 +58,10 @@ GROUPS = {
 }
 """By column, functions that are made in one pass."""
 
-COLUMNS: dict[str, Callable[[Batch, slice], Tensor]] = {
-    "log π_rollout": lambda batch, at: batch.rollout[at],
-    "log π_θ": lambda batch, at: _there(batch.current)[at],
-    "π_rollout": lambda batch, at: host.exp(batch.rollout[at]),
+COLUMNS: dict[str, Callable[[NearTokens], Tensor]] = {
+    "log π_rollout": lambda near: near.batch.rollout,
+    "log π_θ": lambda near: _there(near.batch.current),
+    "π_rollout": lambda near: near.probabilities,
 }
 SIDES: dict[str, Callable[[Tensor], Tensor]] = {
     "A+": lambda a: a.clamp(min=0),
@@ -92,9 +93,9 @@ class Moments:
     sign: str = ""
 
     @classmethod
-    def near(cls, batch: Batch, far: Tensor) -> Moments:
+    def near(cls, batch: Batch, far: Tensor, excess: dict[Direction, Tensor] | None = None) -> Moments:
         """Build the moments of all tokens of a batch but the far ones, whose indices must rise."""
-        return cls(NearTokens(batch, far))
+        return cls(NearTokens(batch, far, excess or {}))
 
     def turns(self, sign: str = "") -> Moments:
         """Return the same moments per turn, over the tokens with one sign of the advantage."""
@@ -131,13 +132,16 @@ class Moments:
 
     def low(self, d: Direction, function: str = "d") -> Tensor:
         """Smallest f(d) of each row, +inf of none."""
-        found = self.tokens.ends(function, d, self.sign)[0]
+        found = self.tokens.low(function, d, self.sign)
         return found if self.by_turn else segments.smallest(found, self.tokens.batch.turns)
 
     def high(self, d: Direction, function: str = "d") -> Tensor:
-        """Largest f(d) of each row, -inf of none."""
-        found = self.tokens.ends(function, d, self.sign)[1]
-        return found if self.by_turn else segments.largest(found, self.tokens.batch.turns)
+        """Largest f(d) of each row, -inf of none: at an end of d, as f is monotone on each side of 0."""
+        low, high = self.low(d), -self.low(d, "−d")
+        if function == "d":
+            return high
+        ends = torch.maximum(*(FUNCTIONS[function](x, host.expm1(x)) for x in (low, high)))
+        return torch.where(low > high, -torch.inf, ends)
 
 
 @dataclass(eq=False)
@@ -147,13 +151,24 @@ class NearTokens:
     Attributes:
         batch: all tokens.
         far: indices of the far tokens, which do not count, rising.
+        excess: e^d − 1 of all tokens, [T], where it is known; far ones are set to 0 here.
         known: sums computed so far.
     """
 
     batch: Batch
     far: Tensor
+    excess: dict[Direction, Tensor] = field(default_factory=dict, repr=False)
     known: dict[tuple[str, ...], Tensor] = field(default_factory=dict, repr=False)
-    _excess: dict[Direction, Tensor] = field(default_factory=dict, repr=False)
+    _log_ratios: dict[Direction, Tensor] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        for x in self.excess.values():
+            x.index_fill_(0, self.far, 0.0)
+
+    @cached_property
+    def probabilities(self) -> Tensor:
+        """π_rollout of every token, [T]."""
+        return host.exp(self.batch.rollout)
 
     @cached_property
     def n(self) -> Tensor:
@@ -171,7 +186,7 @@ class NearTokens:
             return self.n
         if (side, column, d, function) not in self.known:
             groups = () if side else GROUPS.get(column, ())
-            self._make(side, column, d, next((names for names in groups if function in names), (function,)))
+            self._sum(side, column, d, next((names for names in groups if function in names), (function,)))
         return self.known[side, column, d, function]
 
     @cached_property
@@ -184,55 +199,37 @@ class NearTokens:
         borders = starts[1:-1].numpy() - 1
         return None if int(changes.sum()) > int(changes[borders].sum()) else a[starts[:-1]]
 
-    def ends(self, function: str, d: Direction, sign: str = "") -> tuple[Tensor, Tensor]:
-        """Smallest and largest f(d) of each turn, ±inf of none."""
+    def low(self, function: str, d: Direction, sign: str = "") -> Tensor:
+        """Smallest f(d) of each turn, +inf of none."""
         if d == "rollout":
-            there = self.total("1", "", "", sign) > 0
-            return torch.where(there, 0.0, torch.inf), torch.where(there, 0.0, -torch.inf)
-        keys = [(sign, end, d, function) for end in ("low", "high")]
-        if keys[0] not in self.known:
-            self.known |= zip(keys, self._made_ends(function, d, sign), strict=True)
-        return self.known[keys[0]], self.known[keys[1]]
+            return torch.where(self.total("1", "", "", sign) > 0, 0.0, torch.inf)
+        key = sign, "low", d, function
+        if key not in self.known:
+            self.known[key] = self._low(function, d, sign)
+        return self.known[key]
 
     # ------------------------------------------------------------------ passes over the tokens
 
-    def _make(self, side: str, column: str, d: Direction, names: tuple[str, ...]) -> None:
+    def _sum(self, side: str, column: str, d: Direction, names: tuple[str, ...]) -> None:
         """Sum some functions in one pass."""
         found: dict[str, list[Tensor]] = {name: [] for name in names}
-        excess: list[Tensor] = []
         for at, offsets, far in self._blocks:
             factor = self._factor(side, column, at, far)
-            if not d:
-                found["1"].append(segments.total(_there(factor), offsets))
-                continue
-            delta = self._delta(d, at, far)
-            x = self._excess[d][at] if d in self._excess else host.expm1(delta)
-            excess.append(x)
+            delta, x = (self._log_ratio(d)[at], self._expm1(d)[at]) if d else (self.batch.rollout[at],) * 2
             for name in names:
-                value = FUNCTIONS[name](delta, x)
-                found[name].append(segments.total(value if factor is None else value * factor, offsets))
-        if excess and d not in self._excess:
-            self._excess[d] = _joined(excess)
+                value = _there(factor) if name == "1" else FUNCTIONS[name](delta, x)
+                value = value if factor is None or name == "1" else value * factor
+                found[name].append(segments.total(value, offsets))
         self.known |= {(side, column, d, name): _joined(parts) for name, parts in found.items()}
 
-    def _made_ends(self, function: str, d: Direction, sign: str) -> tuple[Tensor, Tensor]:
-        lows: list[Tensor] = []
-        highs: list[Tensor] = []
+    def _low(self, function: str, d: Direction, sign: str) -> Tensor:
+        found = []
         for at, offsets, far in self._blocks:
-            value = delta = self._delta(d, at, far)
-            if function != "d":
-                x = self._excess[d][at] if d in self._excess else host.expm1(delta)
-                value = FUNCTIONS[function](delta, x)
-                value = value.clone() if value is x else value
-            counts = self._factor(sign, "", at, far) if sign else None
-            for found, absent, end in (
-                (lows, torch.inf, segments.smallest),
-                (highs, -torch.inf, segments.largest),
-            ):
-                value.index_fill_(0, far, absent)
-                seen = value if counts is None else torch.where(counts > 0, value, absent)
-                found.append(end(seen, offsets))
-        return _joined(lows), _joined(highs)
+            value = FUNCTIONS[function](self._log_ratio(d)[at], self._expm1(d)[at])
+            if sign:
+                value = torch.where(_there(self._factor(sign, "", at, far)) > 0, value, torch.inf)
+            found.append(segments.smallest(value.index_fill(0, far, torch.inf), offsets))
+        return _joined(found)
 
     @cached_property
     def _blocks(self) -> list[tuple[slice, Tensor, Tensor]]:
@@ -247,15 +244,22 @@ class NearTokens:
             found.append((slice(begin, end), starts[first : last + 1] - begin, self.far[low:high] - begin))
         return found or [(slice(0, 0), starts, self.far)]
 
-    def _delta(self, d: Direction, at: slice, far: Tensor) -> Tensor:
-        """Compute d of a block's tokens, set to 0 for far ones."""
-        below, above = (_there(self.batch.policy(name)) for name in DIRECTIONS[d])
-        found = above[at] - below[at]
-        return found.index_fill_(0, far, 0.0)
+    def _log_ratio(self, d: Direction) -> Tensor:
+        """Return d of every token, 0 of far ones, [T]."""
+        if d not in self._log_ratios:
+            below, above = (_there(self.batch.policy(name)) for name in DIRECTIONS[d])
+            self._log_ratios[d] = (above - below).index_fill_(0, self.far, 0.0)
+        return self._log_ratios[d]
+
+    def _expm1(self, d: Direction) -> Tensor:
+        """Return e^d − 1 of every token, 0 of far ones, [T]."""
+        if d not in self.excess:
+            self.excess[d] = host.expm1(self._log_ratio(d))
+        return self.excess[d]
 
     def _factor(self, side: str, column: str, at: slice, far: Tensor) -> Tensor | None:
         """Compute the factor of f(d) of each token of a block, 0 for far ones; None for 1."""
-        found = COLUMNS[column](self.batch, at) if column else None
+        found = COLUMNS[column](self)[at] if column else None
         if side:
             of_side = SIDES[side](_there(self.batch.advantages)[at])
             found = of_side if found is None else found * of_side

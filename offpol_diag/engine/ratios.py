@@ -43,19 +43,19 @@ class Level:
         return Level(function(self.values), self.per)
 
 
-_STATISTICS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "ratio": lambda d, q: d,
-    "k1": lambda d, q: -d,
-    "k2": lambda d, q: d.square() / 2,
-    "k3": lambda d, q: host.expm1(d) - d,
-    "k3_reverse": lambda d, q: host.expm1(-d) + d,
-    "mult_prob_error": lambda d, q: host.exp(d.abs()),
-    "prob_diff": lambda d, q: host.exp(q) * host.expm1(d),
-    "tv": lambda d, q: host.expm1(d).abs() / 2,
-    "binary_kl": lambda d, q: _binary_kl(d, q),
+_STATISTICS: dict[str, Callable[[Ratios, float | None], Tensor]] = {
+    "ratio": lambda x, safety: x.clamped(safety),
+    "k1": lambda x, safety: -x.clamped(safety),
+    "k2": lambda x, safety: x.clamped(safety).square() / 2,
+    "k3": lambda x, safety: x.excess(safety) - x.clamped(safety),
+    "k3_reverse": lambda x, safety: host.expm1(-x.clamped(safety)) + x.clamped(safety),
+    "mult_prob_error": lambda x, safety: host.exp(x.clamped(safety).abs()),
+    "prob_diff": lambda x, safety: x.probabilities * x.excess(safety),
+    "tv": lambda x, safety: x.excess(safety).abs() / 2,
+    "binary_kl": lambda x, safety: _binary_kl(x.clamped(safety), x.batch.rollout),
 }
-"""Per-token statistics as functions of Δ and log π_rollout; `ratio` stays in the log domain, where its bounds
-are taken too."""
+"""Statistic of every token, with Δ clamped to ±safety; `ratio` stays in the log domain, where its bounds are
+taken too."""
 
 
 def _binary_kl(d: Tensor, q: Tensor) -> Tensor:
@@ -203,11 +203,6 @@ class Ratios:
         """Return `make()`, computed once per key."""
         return self._memo.once(key, make)
 
-    def slim(self, size: int) -> None:
-        """Drop cached tensors of at least `size` numbers, of the other numerators too."""
-        for ratios in (self, *self.peers.values()):
-            ratios._memo.slim(size)
-
     def forget(self) -> None:
         """Drop all cached values, of the other numerators too: they form reference cycles."""
         for ratios in (self, *self.peers.values()):
@@ -240,12 +235,28 @@ class Ratios:
             return self.delta
         return self.once(("clamped", safety), lambda: self.delta.clamp(-safety, safety))
 
+    @property
+    def probabilities(self) -> Tensor:
+        """π_rollout, [T]."""
+        return self.of("rollout").once("π_rollout", lambda: host.exp(self.batch.rollout))
+
+    def excess(self, safety: float | None = None) -> Tensor:
+        """Return r − 1, with Δ clamped to ±safety, [T]."""
+        if safety is None:
+            return self.once("r − 1", lambda: host.expm1(self.delta))
+        low, high = math.expm1(-safety), math.expm1(safety)
+        return self.once(("r − 1", safety), lambda: self.excess().clamp(low, high))
+
+    def know(self, excess: Tensor) -> None:
+        """Take r − 1 of every token, [T], as given: it was computed elsewhere."""
+        self.once("r − 1", lambda: excess)
+
     def token(self, statistic: Statistic, safety: float | None = None) -> Tensor:
         """Compute the statistic of every token, [T]; `ratio` as its logarithm."""
         return self.once((statistic, safety), lambda: self._token(statistic, safety))
 
     def _token(self, statistic: Statistic, safety: float | None) -> Tensor:
-        return _STATISTICS[statistic](self.clamped(safety), self.batch.rollout)
+        return _STATISTICS[statistic](self, safety)
 
     def aggregate(self, statistic: Statistic, over: Over, safety: float | None = None) -> Level:
         """Compute the statistic over tokens, sequences or turns; each token's Δ is clamped to ±safety first.

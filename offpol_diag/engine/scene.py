@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TypeVar
@@ -18,7 +18,7 @@ from offpol_diag.engine.correction import by_turn
 from offpol_diag.engine.host import here
 from offpol_diag.engine.losses import LOSSES
 from offpol_diag.engine.memo import Memo
-from offpol_diag.engine.moments import BLOCK, Moments
+from offpol_diag.engine.moments import BLOCK, DIRECTIONS, Moments
 from offpol_diag.engine.ratios import Apart, Ratios
 from offpol_diag.engine.scope import UNSETTLED, Settled
 from offpol_diag.presets import Clip, Policy, Preset, Reject, Veto, Weight
@@ -198,20 +198,24 @@ def _outside(lower: float | None, upper: float | None, a: float) -> bool:
     return above and (lower is None or lower <= 0 or math.log(lower) < -a)
 
 
-def close(ratios: Ratios, near: Near) -> Tensor:
+def close(ratios: Ratios, near: Near, excess: Mapping[tuple[Policy, Policy], Tensor] | None = None) -> Tensor:
     """Return which tokens are near, [T] bool; `ratios` are of all tokens, of any numerator.
 
-    On a CPU the batch is processed in blocks of whole sequences that fit in a core's cache.
+    On a CPU the batch is processed in blocks of whole sequences that fit in a core's cache. `excess` is
+    e^Δ − 1 of pairs of policies, [T], where it is known.
     """
-    batch = ratios.batch
-    if not here(batch.rollout) or batch.tokens <= BLOCK:
-        return _close(ratios, near)
-    found = []
-    for first, last in segments.spans(batch.cu_seqlens, BLOCK):
-        block = Ratios(batch.rows(first, last), ratios.policy, ratios.settled)
+    batch, found = ratios.batch, []
+    whole = not here(batch.rollout) or batch.tokens <= BLOCK
+    spans = [(0, batch.sequences)] if whole else segments.spans(batch.cu_seqlens, BLOCK)
+    for first, last in spans:
+        block = Ratios(batch if whole else batch.rows(first, last), ratios.policy, ratios.settled)
+        begin = 0 if whole else int(batch.cu_seqlens[first])
+        for (denominator, numerator), x in (excess or {}).items():
+            if denominator == "rollout":
+                block.of(numerator).know(x[begin : begin + block.batch.tokens])
         found.append(_close(block, near))
         block.forget()
-    return torch.cat(found)
+    return found[0] if len(found) == 1 else torch.cat(found)
 
 
 def _close(ratios: Ratios, near: Near) -> Tensor:
@@ -219,7 +223,8 @@ def _close(ratios: Ratios, near: Near) -> Tensor:
     for gap in _gaps(ratios):
         found &= gap.abs() <= near.radius  # a NaN is far
     for policy, rule in near.rules:
-        found &= correction.passes(ratios.of(policy), rule).values
+        passed = correction.passing_tokens(ratios.of(policy), rule)
+        found = found if passed is None else found & passed
     for policy, weight in near.tails:
         found &= ~correction.in_tail(ratios.of(policy), weight)
     return found
@@ -245,6 +250,7 @@ class Scene:
     Attributes:
         near: conditions under which a token is near; None: all tokens are processed preset by preset.
         floors: by tail, bounds from earlier batches; None for a batch by itself.
+        excess: e^Δ − 1 of pairs of policies (denominator, numerator), [T], that were computed on the way.
     """
 
     batch: Batch
@@ -252,6 +258,7 @@ class Scene:
     settled: Settled = UNSETTLED
     near: Near | None = None
     floors: dict[str, Floor] | None = None
+    excess: dict[tuple[Policy, Policy], Tensor] = field(default_factory=dict, repr=False)
     _ratios: dict[str, Ratios] = field(default_factory=dict)
     _memo: Memo = field(default_factory=Memo, repr=False)
     _parts: tuple[Ratios, Ratios] | None = field(default=None, repr=False)
@@ -320,11 +327,12 @@ class Scene:
     def _split(self, near: Near) -> tuple[Ratios, Ratios]:
         """Split the batch into far and near tokens."""
         whole = self.ratios("rollout")
-        far = places(~close(whole, near))
+        far = places(~close(whole, near, self.excess))
+        excess = {d: self.excess[pair] for d, pair in DIRECTIONS.items() if pair in self.excess}
         few, rest = self.batch.some(far), self.batch.some(None, far)
         return (
             Ratios(few, "rollout", self.settled, whole=whole),
-            Ratios(rest, "rollout", self.settled, whole=whole, moments=Moments.near(self.batch, far)),
+            Ratios(rest, "rollout", self.settled, whole=whole, moments=Moments.near(self.batch, far, excess)),
         )
 
     def floor(self, tail: str) -> Floor | None:
@@ -335,19 +343,13 @@ class Scene:
         """Return `make()`, computed once per key."""
         return self._memo.once(key, make)
 
-    def slim(self) -> None:
-        """Drop cached values as long as the tokens; they are recomputed on use."""
-        size = max(2 * self.batch.sequences, 4096)
-        self._memo.slim(size)
-        for ratios in (*self._ratios.values(), *(self._parts or ())[1:]):
-            ratios.slim(size)
-
     def forget(self) -> None:
         """Drop all cached values; outcomes and ratios form reference cycles, so nothing else would soon."""
         for ratios in (*self._ratios.values(), *(self._parts or ())):
             ratios.forget()
         self._parts = None
         self._memo.clear()
+        self.excess.clear()
 
     @property
     def counts(self) -> dict[str, Tensor]:

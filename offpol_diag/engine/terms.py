@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
@@ -25,6 +25,9 @@ BLOCK = 1 << 17
 
 Array = Any
 """A numpy array or torch tensor: the code uses only names that both have."""
+
+Kept = dict[tuple[Policy, Policy], Tensor]
+"""Denominator and numerator → an array of all tokens, [T]."""
 
 FAR = math.log(1.1)
 """Smallest |Δ| above which tokens are counted."""
@@ -67,6 +70,7 @@ class Block:
         offsets: where each sequence of the block starts, [s+1], from 0.
         room: memory for arrays.
         kit: numpy or torch, the module of the arrays.
+        kept: arrays of all tokens [T] to which e^Δ − 1 of each pair of policies is written; None to drop it.
     """
 
     batch: Batch
@@ -75,6 +79,7 @@ class Block:
     offsets: Tensor
     room: Room = field(default_factory=Nowhere, repr=False)
     kit: Any = torch
+    kept: Kept | None = field(default=None, repr=False)
     _probs: dict[Policy, Array] = field(default_factory=dict, repr=False)
     _sums: dict[Policy, tuple[Array, Array]] = field(default_factory=dict, repr=False)
 
@@ -84,11 +89,11 @@ class Block:
         return cls(batch, slice(0, batch.sequences), slice(0, batch.tokens), batch.cu_seqlens)
 
     @classmethod
-    def all(cls, batch: Batch) -> Iterator[Block]:
+    def all(cls, batch: Batch, kept: Kept | None = None) -> Iterator[Block]:
         """Yield a batch in blocks; on a GPU in a single one."""
         starts = batch.cu_seqlens
         if not here(batch.rollout):
-            yield cls.whole(batch)
+            yield replace(cls.whole(batch), kept=kept)
             return
         spans = segments.spans(starts, BLOCK)
         size = max((int(starts[last] - starts[first]) for first, last in spans), default=0)
@@ -97,7 +102,7 @@ class Block:
             begin, end = int(starts[first]), int(starts[last])
             offsets = starts[first : last + 1] - begin
             room = Room(memory, size, end - begin)
-            yield cls(batch, slice(first, last), slice(begin, end), offsets, room, np)
+            yield cls(batch, slice(first, last), slice(begin, end), offsets, room, np, kept)
 
     @property
     def lengths(self) -> Tensor:
@@ -247,7 +252,15 @@ class Terms:
         """r − 1, [t], with Δ clamped so that e^Δ does not overflow."""
         wild = not self.reach <= OVERFLOW
         x = self._kit.clip(self.delta, -OVERFLOW, OVERFLOW, out=self._room[""]) if wild else self.delta
-        return host.expm1(x, self._room["r1"])
+        pair, kept = (self.denominator, self.numerator), self.block.kept
+        if kept is None:
+            return host.expm1(x, self._room["r1"])
+        if self._kit is torch:
+            kept[pair] = host.expm1(x)
+            return kept[pair]
+        if pair not in kept:
+            kept[pair] = torch.empty_like(self.block.batch.rollout)
+        return host.expm1(x, kept[pair].numpy()[self.block.tokens])
 
     @cached_property
     def off(self) -> Array:
@@ -361,7 +374,7 @@ def seen(scene: Scene, pair: Pair, make: type[W]) -> W:
 def _walked(scene: Scene, asked: Mapping[Pair, Sequence[type[W]]]) -> dict[Pair, list[W]]:
     found = {pair: [make(scene, pair) for make in makes] for pair, makes in asked.items()}
     with np.errstate(all="ignore"):  # inf − inf is a NaN, which readers of sums handle
-        for block in Block.all(scene.batch):
+        for block in Block.all(scene.batch, scene.excess if scene.near else None):
             for pair, watches in found.items():
                 terms = block.terms(pair.denominator, pair.numerator)
                 for watch in watches if terms else ():

@@ -95,7 +95,7 @@ class Tokens:
 
     def excess(self, safety: float | None = None) -> Tensor:
         """r − 1, Δ clamped to ±safety."""
-        return self.ratios.once(("e^Δ − 1", safety), lambda: torch.expm1(self.ratios.clamped(safety)))
+        return self.ratios.excess(safety)
 
     def k3(self, safety: float | None = None) -> Tensor:
         """r − 1 − Δ, Δ clamped to ±safety."""
