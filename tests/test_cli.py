@@ -350,6 +350,13 @@ def test_a_bad_value_in_a_file_names_the_file(text: str, words: str, dump: str) 
     assert_refused(script("compare", dump), words)
 
 
+def test_a_trainer_in_a_file_is_that_of_analyze_and_merge_and_leaves_sweep_alone(dump: str) -> None:
+    Path("offpol-diag.toml").write_text("for = 'verll'")
+
+    assert_refused(script("analyze", dump), "error: offpol-diag.toml: for: ")
+    assert script("sweep", dump, "--preset", "token_is", "--at", "2", "-q").returncode == 0
+
+
 def test_without_arguments_there_is_help() -> None:
     ran = script()
 

@@ -119,3 +119,13 @@ def test_groups_are_counted_exactly_up_to_the_sample_and_estimated_beyond(tmp_pa
 
     assert facts.groups_exact is exact
     assert facts.groups == pytest.approx(groups, rel=0.0 if exact else 0.1)
+
+
+@pytest.mark.parametrize("lowest", [-400.0, -1e155, -1e300])
+def test_k3_is_not_negative_where_its_ratio_is_clamped(tmp_path, lowest):
+    dump = {"rollout_log_probs": [[lowest, -1.0]] * 9, "old_log_probs": [[-1.0, -1.0]] * 9}
+    pq.write_table(pa.table(dump), tmp_path / "dump.parquet")
+    k3 = analyze([str(tmp_path / "dump.parquet")], presets=(), workers=1).metrics["k3"]
+
+    assert k3.value == pytest.approx(math.expm1(345) / 2, rel=1e-12)
+    assert k3.clamped == 0.5

@@ -234,6 +234,32 @@ def test_what_is_not_known_on_both_sides_is_never_said_to_be_no_worse(
     assert said in verdict.reason
 
 
+@pytest.mark.parametrize(
+    ("name", "now", "base", "passed"),
+    [
+        ("mean_ratio", at(19.0, 5.0), 1.0, False),
+        ("mean_ratio", at(0.5, 0.1), 1.0, None),  # with the hidden weights it might be 1
+        ("mean_ratio", at(1.05, 0.1), 1.0, None),
+        ("chi2_token", at(9.0, 1.0), 1.0, False),
+        ("chi2_token", at(0.1, 0.01), 1.0, None),
+        ("ess_tokens", at(0.1, 0.05), 0.9, False),
+        ("ess_tokens", at(0.9, 0.05), 0.1, None),
+        ("k3", at(9.0, 1.0), 1.0, None),
+        ("mean_ratio", Number(value=19.0), 1.0, None),
+    ],
+)
+@pytest.mark.parametrize("judge", ["interval", "point"])
+def test_a_heavy_tail_leaves_no_doubt_that_it_is_worse_than_a_baseline_without(
+    name: str, now: Number, base: float, passed: bool | None, judge: Any
+) -> None:
+    heavy = now.model_copy(update={"note": HEAVY.note})
+
+    verdict = compared(name, heavy, at(base), tolerance("10%"), judge=judge)
+
+    assert verdict.passed is passed
+    assert "k̂ = 0.8" in verdict.reason
+
+
 def test_a_name_that_one_side_lacks_is_said() -> None:
     now, base = make_summary(), make_summary()
     del base.metrics["k3"]

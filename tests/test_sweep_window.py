@@ -15,7 +15,7 @@ from offpol_diag.cli.defaults import sample
 from offpol_diag.errors import UsageError
 from offpol_diag.presets import Preset, Reject, Veto
 from offpol_diag.presets.catalogue import load
-from offpol_diag.sweep import SweepOptions, exact, pick, sweep
+from offpol_diag.sweep import SweepOptions, pick, sweep
 from offpol_diag.sweep.lengths import LENGTHS, Model, Scale, Spreads
 from offpol_diag.sweep.window import check, shortest
 from tests import oracles
@@ -108,10 +108,8 @@ def write(path, deltas, groups=None) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("held", [exact.HELD, 3])
-def test_ties_are_kept_and_said(tmp_path, monkeypatch, held) -> None:
+def test_ties_are_kept_and_said(tmp_path) -> None:
     """Three values only: no bound keeps half of a hundred equal ones."""
-    monkeypatch.setattr(exact, "HELD", held)
     path = write(tmp_path / "ties.parquet", [[0.0]] * 100 + [[0.25]] * 20 + [[-0.25]] * 20)
 
     found = solved(GEO, 0.5, path)
@@ -127,13 +125,6 @@ def test_a_dump_without_any_mismatch_has_a_window(tmp_path) -> None:
 
     assert (found.window.kept, found.window.of) == (40, 40)
     assert found.window.point.metrics["sequences_kept"].value == 1
-
-
-def test_bins_with_too_many_values_are_cut_finer(monkeypatch) -> None:
-    plain = solved(BAND, 0.9).window
-    monkeypatch.setattr(exact, "HELD", 3)
-
-    assert solved(BAND, 0.9).window == plain
 
 
 @pytest.mark.parametrize("keep", [0.0, -0.1, 1.5, math.nan, math.inf])

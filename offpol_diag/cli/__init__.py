@@ -76,4 +76,7 @@ Version = Annotated[
 def _root(context: typer.Context, version: Version = False) -> None:
     """Off-policy mismatch in LLM reinforcement learning, from a dump of per-token log-probs."""
     options = defaults.settings().options
-    context.default_map = {command.__name__: options for command in COMMANDS}
+    trainer = {"trainer": options["for"]} if "for" in options else {}
+    context.default_map = {
+        command.__name__: options | (trainer if command in (analyze, merge) else {}) for command in COMMANDS
+    }

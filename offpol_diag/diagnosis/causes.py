@@ -39,9 +39,8 @@ CAUSES: dict[str, Row] = {
         "log-probs of sampled tokens vary; one value does not come again and again",
         "look at these tokens in what the {side} returns: a missing log-prob is filled in with {value} on "
         "the way",
-        "keep such tokens out of the loss (response_mask 0), and find where they get lost: streamed "
-        "chunks, aborted "
-        "and resumed requests, tokens the engine did not sample",
+        "keep such tokens out of the loss (response_mask 0), and find where they get lost: streamed chunks, "
+        "aborted and resumed requests, tokens the engine did not sample",
         "with these tokens masked",
         "constants in place of log-probs",
     ),
@@ -50,9 +49,8 @@ CAUSES: dict[str, Row] = {
         "the response mask includes tokens that were not sampled: {place}",
         "a token that the engine did not sample has no rollout log-prob",
         "print response_mask beside the text of the sequences named here",
-        "set response_mask to 0 on tool output, observations and padding (in multi-turn rollouts: 1 only "
-        "on tokens "
-        "that the model generated)",
+        "set response_mask to 0 on tool output, observations and padding (in multi-turn rollouts: 1 only on "
+        "tokens that the model generated)",
         "with these tokens masked",
         "unsampled tokens inside the mask",
     ),
@@ -103,8 +101,7 @@ CAUSES: dict[str, Row] = {
         "decode token_ids of the sequences named here around the break; compare with the ids that the "
         "engine returned",
         "train on the engine's token ids (vLLM: return_token_ids / prompt_token_ids; SGLang: output_ids) "
-        "instead of "
-        "tokenizing the text again",
+        "instead of tokenizing the text again",
         "without what follows the breaks",
         "sequences that break at a token",
     ),
@@ -155,8 +152,7 @@ CAUSES: dict[str, Row] = {
         "log π_train is not a power of log π_rollout under any noise or staleness",
         "look for the division by temperature in the trainer's log-prob computation",
         "divide the logits by the temperature before log-softmax (verl: "
-        "actor_rollout_ref.rollout.temperature reaches "
-        "compute_log_prob; TRL: temperature in GRPOConfig)",
+        "actor_rollout_ref.rollout.temperature reaches compute_log_prob; TRL: temperature in GRPOConfig)",
         "with that temperature divided out (approximate)",
         "a temperature on one side only",
     ),

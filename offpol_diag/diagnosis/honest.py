@@ -75,19 +75,18 @@ def stale(rows: Rows, moved: float | None) -> Found | None:
     """Find a mismatch that grows with the policy lag, or correlates with the advantages."""
     lags = _sizes(rows, "policy_lag")
     keys = list(lags)
-    every = np.ones(rows.tokens, bool), np.ones(rows.sequences, bool)
     if len(keys) > 1 and lags[keys[0]] >= 0:
         later = np.mean([lags[key] for key in keys[1:]])
         if later > 2.5 * max(lags[keys[0]], 1e-7):
-            return Found("stale", _text(lags, "policy lag"), *every, None)
+            return Found("stale", _text(lags, "policy lag"), *rows.every, None)
     if len(keys) == 1 and keys[0] > 0 and next(iter(lags.values())) > 1e-4:
-        return Found("stale", _text(lags, "policy lag"), *every, None)
+        return Found("stale", _text(lags, "policy lag"), *rows.every, None)
     if moved is not None and moved > SURE:
         statistic = (
             f"cov(A, min(r, 2)) is {moved:.1f} standard errors above 0: the trainer has moved along its "
             "advantages"
         )
-        return Found("stale", statistic, *every, None)
+        return Found("stale", statistic, *rows.every, None)
     return None
 
 
@@ -99,9 +98,8 @@ def frozen(rows: Rows) -> Found | None:
         rising = len(steps) > 1 and (np.diff(sizes) > 0).all() and sizes[-1] > 1.5 * sizes[0]
         if not rising or body(rows).scale < STALE:
             return None
-        every = np.ones(rows.tokens, bool), np.ones(rows.sequences, bool)
         times = f"{sizes[-1] / max(sizes[0], 1e-8):.2g}"
-        return Found("frozen_sync", _text(steps, "step"), *every, None, {"times": times})
+        return Found("frozen_sync", _text(steps, "step"), *rows.every, None, {"times": times})
     third = max(1, len(sizes) // 3)
     first, last = float(np.median(sizes[:third])), float(np.median(sizes[-third:]))
     ranks = np.argsort(np.argsort(sizes))
@@ -109,8 +107,7 @@ def frozen(rows: Rows) -> Found | None:
     if last < 4 * max(first, 1e-8) or trend < 0.6 or last < 2e-5:
         return None
     times = f"{last / max(first, 1e-8):.0f}"
-    every = np.ones(rows.tokens, bool), np.ones(rows.sequences, bool)
-    return Found("frozen_sync", _text(steps, "step"), *every, None, {"times": times})
+    return Found("frozen_sync", _text(steps, "step"), *rows.every, None, {"times": times})
 
 
 def outliers(rows: Rows) -> Found | None:
@@ -120,11 +117,9 @@ def outliers(rows: Rows) -> Found | None:
         return None
     statistic = (
         f"{percent(seen.tail)} of the uncertain tokens lie beyond 8 times the usual |Δ|/(1 − q) of "
-        f"{seen.scale:.2g} and "
-        f"carry {percent(seen.share)} of K3"
+        f"{seen.scale:.2g} and carry {percent(seen.share)} of K3"
     )
-    every = np.ones(rows.tokens, bool), np.ones(rows.sequences, bool)
-    return Found("moe_outliers", statistic, *every, None)
+    return Found("moe_outliers", statistic, *rows.every, None)
 
 
 def broad(rows: Rows, provenance: dict[str, object], share: Estimate | None) -> Found:
@@ -140,7 +135,6 @@ def broad(rows: Rows, provenance: dict[str, object], share: Estimate | None) -> 
     """
     seen = body(rows)
     said = " ".join(str(value) for value in provenance.values()).lower()
-    every = np.ones(rows.tokens, bool), np.ones(rows.sequences, bool)
     statistic = f"|Δ|/(1 − q) is {seen.scale:.2g} for a usual token (robust standard deviation)"
     if share is not None:
         statistic += (
@@ -158,7 +152,7 @@ def broad(rows: Rows, provenance: dict[str, object], share: Estimate | None) -> 
         cause = "numerics"
     else:
         cause = "quantized_rollout" if seen.scale <= STALE else "stale"
-    return Found(cause, statistic, *every, None)
+    return Found(cause, statistic, *rows.every, None)
 
 
 def levels(x: Floats) -> Floats:

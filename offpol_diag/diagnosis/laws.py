@@ -102,7 +102,6 @@ def sampling(rows: Rows) -> Found | None:
     """Find a temperature or truncation on one side only, or tokens not sampled from the logged π_rollout."""
     seen = identities(rows)
     size = float(np.mean(np.abs(rows.delta)))
-    every = np.ones(rows.tokens, bool), np.ones(rows.sequences, bool)
     if size < 1e-5:
         return _unlogged(rows, seen)
     edge = _nucleus(rows, seen)
@@ -119,8 +118,7 @@ def sampling(rows: Rows) -> Found | None:
         temperature = 1 / fitted.power if raw else fitted.power
         statistic = (
             f"k1 = {seen.k1.value:.3g} [{seen.k1.low:.2g}, {seen.k1.high:.2g}] nats, E[r] = "
-            f"{seen.ratio.value:.4g} "
-            f"[{seen.ratio.low:.4g}, {seen.ratio.high:.4g}]"
+            f"{seen.ratio.value:.4g} [{seen.ratio.low:.4g}, {seen.ratio.high:.4g}]"
         )
         if clear:
             statistic += (
@@ -135,10 +133,10 @@ def sampling(rows: Rows) -> Found | None:
         }
         repaired = rows.with_q(tempered(rows.q, fitted.power, fitted.rest)) if clear else None
         cause = "rollout_raw_logprobs" if raw else "trainer_temperature"
-        return Found(cause, statistic, *every, repaired, said, approximate=True)
+        return Found(cause, statistic, *rows.every, repaired, said, approximate=True)
     if seen.ratio.off(1) > 0 and seen.ratio.value > 1 + VISIBLE:
         statistic = f"E[r] = {seen.ratio.value:.4g} [{seen.ratio.low:.4g}, {seen.ratio.high:.4g}]"
-        return Found("rollout_raw_logprobs", statistic, *every, None, {"temperature": "", "power": ""})
+        return Found("rollout_raw_logprobs", statistic, *rows.every, None, {"temperature": "", "power": ""})
     return _unlogged(rows, seen)
 
 
@@ -165,17 +163,14 @@ def _nucleus(rows: Rows, seen: Identities) -> Found | None:
     certain = (rows.q > -1e-6) & (rows.delta < -1e-3) & (rows.delta > -FAR_MASS)
     kept = seen.ratio.value
     statistic = (
-        f"E[r] = {kept:.5g} [{seen.ratio.low:.5g}, {seen.ratio.high:.5g}], and r lies below 1 nearly "
-        "always: 99.5% of Δ are "
-        f"below {noise:.2g} and 99.8% above {lowest:.2g} nats; {percent(float(certain.mean()))} of tokens "
-        "are logged as certain "
-        "and are not"
+        f"E[r] = {kept:.5g} [{seen.ratio.low:.5g}, {seen.ratio.high:.5g}], and r lies below 1 nearly always: "
+        f"99.5% of Δ are below {noise:.2g} and 99.8% above {lowest:.2g} nats; "
+        f"{percent(float(certain.mean()))} of tokens are logged as certain and are not"
     )
     return Found(
         "truncated_sampling",
         statistic,
-        np.ones(rows.tokens, bool),
-        np.ones(rows.sequences, bool),
+        *rows.every,
         rows.with_q(rows.q + np.minimum(rows.delta, 0)),
         {"mass": f"{np.exp(lowest):.2f}", "kept": f"{kept:.3f}", "shape": "edge"},
         approximate=True,
@@ -193,16 +188,14 @@ def _unlogged(rows: Rows, seen: Identities) -> Found | None:
         return None  # an entropy of the other policy is off by about |Δ|
     statistic = (
         f"surprisal − entropy = {gap.value:.3g} [{gap.low:.2g}, {gap.high:.2g}] nats; 0 where tokens were "
-        "sampled from the "
-        "logged distribution"
+        "sampled from the logged distribution"
     )
-    every = np.ones(rows.tokens, bool), np.ones(rows.sequences, bool)
     rare = float(np.mean(rows.q < np.log(0.02)))
     cause = "truncated_sampling" if rare < 0.002 else "rollout_raw_logprobs"
     return Found(
         cause,
         statistic,
-        *every,
+        *rows.every,
         None,
         {"temperature": "", "power": "", "mass": "", "kept": "", "both": "yes", "shape": "entropy"},
     )
@@ -275,12 +268,11 @@ def storage(rows: Rows) -> Found | None:
                     f"{_CHANCE[grid]}); rounding moves "
                     f"them by {rounding:.1g} nats (root mean square), the whole mismatch is {size:.1g}"
                 )
-                every = np.ones(rows.tokens, bool), np.ones(rows.sequences, bool)
                 q, p = (np.where(y == 0, -1e-6, y) for y in (rows.q, rows.p))  # what was rounded to 0
                 return Found(
                     "low_precision_storage",
                     statistic,
-                    *every,
+                    *rows.every,
                     replace(rows, q=q, p=p),
                     {
                         "column": name,

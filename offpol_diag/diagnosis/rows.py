@@ -52,7 +52,7 @@ class Rows:
     scalars: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, sample: Sample) -> Rows:
+    def sampled(cls, sample: Sample) -> Rows:
         """Build the rows from a sample."""
         values = sample.values
         ids, entropy = values.get("token_ids"), values.get("entropy")
@@ -111,6 +111,15 @@ class Rows:
     def level(self) -> Floats:
         """Mean of `size` per sequence, [S] nats."""
         return self.mean(self.size)
+
+    @property
+    def every(self) -> tuple[Flags, Flags]:
+        """Flags of all tokens, [T], and of all sequences, [S]."""
+        return np.ones(self.tokens, bool), np.ones(self.sequences, bool)
+
+    def of(self, sequences: Ints) -> Flags:
+        """Return flags of these sequences, [S]."""
+        return np.isin(np.arange(self.sequences), sequences)
 
     @cached_property
     def k3_cut(self) -> Floats:
@@ -236,23 +245,11 @@ def estimate(rows: Rows, x: NDArray[Any], among: Flags | None = None, by_group: 
     return Estimate(value, value - half, value + half, error, len(count))
 
 
-@dataclass(frozen=True)
-class Size:
-    """Size of a mismatch: the metrics recomputed after a repair."""
-
-    k3: float
-    mean_ratio: float
-    ess: float
-    tokens: int
-
-
-def measured(rows: Rows) -> Size:
-    """Compute K3, E[r] and the ESS of token ratios."""
-    if not rows.tokens:
-        return Size(np.nan, np.nan, np.nan, 0)
+def measured(rows: Rows) -> dict[str, float]:
+    """Compute K3, E[r] and the ESS of token ratios, e.g. after a repair."""
     with np.errstate(over="ignore", invalid="ignore"):
         off = np.expm1(np.clip(rows.delta, -700, 300))
         k3 = float(np.mean(off - np.clip(rows.delta, -700, 300)))
         mean = float(np.mean(off))
         ess = float((1 + mean) ** 2 / (1 + 2 * mean + np.mean(off**2)))
-    return Size(k3, 1 + mean, ess, rows.tokens)
+    return {"k3": k3, "mean_ratio": 1 + mean, "ess_tokens": ess}

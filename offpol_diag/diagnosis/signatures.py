@@ -7,7 +7,6 @@ faults are all found. Statistics cut |Δ| at `CAP` nats a token, so that no sing
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -218,8 +217,7 @@ def shifts(rows: Rows) -> Found | None:
         return None
     if share > 0.3:  # then it is the rule: also where a large mismatch hides it
         moved |= at[LAGS.index(lag)] < 0.9 * among.level
-    sequences = np.zeros(rows.sequences, bool)
-    sequences[np.flatnonzero(bad)[moved]] = True
+    sequences = rows.of(np.flatnonzero(bad)[moved])
     if sequences.mean() > 0.8:
         sequences[:] = True  # the rest is too short, or too certain, to show it
     return _shifted(rows, sequences, lag, share)
@@ -253,8 +251,7 @@ def _shifted(rows: Rows, sequences: Flags, lag: int, share: float) -> Found:
     moved[takes] = rows.q[np.flatnonzero(takes) + lag]
     statistic = (
         f"the columns correlate {apart:.2f} at {k} token{'s' if k > 1 else ''} apart and {placed:.2f} in "
-        "place, in "
-        f"{int(sequences.sum()):,} of {rows.sequences:,} sequences"
+        f"place, in {int(sequences.sum()):,} of {rows.sequences:,} sequences"
     )
     return Found(
         "off_by_one",
@@ -312,22 +309,16 @@ def permutations(rows: Rows) -> Found | None:
         if matched.sum() < 2 or matched.mean() < 0.3:
             return _unmatched(rows, bad)
     who, mates = bad[matched], mate[matched]
-    sequences = np.zeros(rows.sequences, bool)
-    sequences[who] = True
+    sequences = rows.of(who)
     statistic = (
         f"{len(who):,} of {rows.sequences:,} sequences agree with another sequence to "
-        f"{least[matched].mean():.2g} nats a "
-        f"token and with their own to {own[matched].mean():.2g}"
+        f"{least[matched].mean():.2g} nats a token and with their own to {own[matched].mean():.2g}"
     )
-    step, group, names = (rows.column(name) for name in ("step", "group_id", "sequence_id"))
-    within = (
-        "its prompt"
-        if any(group) and all(group[i] == group[j] for i, j in zip(who, mates, strict=True))
-        else "its step"
-        if any(x is not None for x in step)
-        and all(step[i] == step[j] for i, j in zip(who, mates, strict=True))
-        else "the dump"
-    )
+    names, pairs, within = rows.column("sequence_id"), list(zip(who, mates, strict=True)), "the dump"
+    for name, words in (("step", "its step"), ("group_id", "its prompt")):
+        column = rows.column(name)
+        if any(x is not None for x in column) and all(column[i] == column[j] for i, j in pairs):
+            within = words
     return Found(
         "row_permutation",
         statistic,
@@ -336,9 +327,7 @@ def permutations(rows: Rows) -> Found | None:
         _matched(rows, who, mates, np.setdiff1d(bad, who)),
         {
             "within": within,
-            "examples": ", ".join(
-                f"{names[i]} → {names[j]}" for i, j in zip(who[:3], mates[:3], strict=True)
-            ),
+            "examples": ", ".join(f"{names[i]} → {names[j]}" for i, j in pairs[:3]),
         },
         exact=True,
     )
@@ -353,7 +342,7 @@ def _unmatched(rows: Rows, bad: Ints) -> Found | None:
 
     After another prompt or a changed token, in contrast, a response is less probable under the trainer.
     """
-    among = rows.only(np.isin(np.arange(rows.sequences), bad[:: max(1, len(bad) // PROBED)]))
+    among = rows.only(rows.of(bad[:: max(1, len(bad) // PROBED)]))
     chance = [against_chance(among, a, b) for a, b in zip(among.starts[:-1], among.starts[1:], strict=True)]
     apart = np.array(chance) > 0.8
     begun = among.sum(np.where(among.index < 4, among.size, 0.0)) / np.minimum(among.lengths, 4)
@@ -367,8 +356,7 @@ def _unmatched(rows: Rows, bad: Ints) -> Found | None:
     together = float(np.median([correlation(there.p[a:b], there.q[a:b]) for a, b in ends]))
     if abs(gap) > 0.15 * float(head.size.mean()) or together > UNRELATED:
         return None
-    sequences = np.zeros(rows.sequences, bool)
-    sequences[bad] = True
+    sequences = rows.of(bad)
     statistic = (
         f"{len(bad):,} of {rows.sequences:,} sequences differ by more than 0.1 nats a token; in "
         f"{int(apart.sum())} of {among.sequences} of these that were compared the columns differ by "
@@ -437,11 +425,8 @@ class Breaks:
 
 def _breaks(rows: Rows) -> Breaks:
     """Find the block of each sequence in which the columns are unrelated, though they agree elsewhere."""
-    at, until, broken = (
-        np.zeros(rows.sequences, np.int64),
-        rows.lengths.copy(),
-        np.zeros(rows.sequences, bool),
-    )
+    at, until = np.zeros(rows.sequences, np.int64), rows.lengths.copy()
+    broken = np.zeros(rows.sequences, bool)
     usual = float(np.median(rows.level))
     for i in np.flatnonzero((rows.level > 0.03) & (rows.lengths >= 12)):
         a, b = rows.starts[i], rows.starts[i + 1]
@@ -472,9 +457,8 @@ def _breaks(rows: Rows) -> Breaks:
 
 def against_chance(rows: Rows, first: int, last: int) -> float:
     """Return the ratio of mean |p − q| of tokens to that of all pairs (p, q) of them; 1: unrelated."""
+    last = min(last, first + 256)
     p, q = rows.p[first:last], rows.q[first:last]
-    if len(p) > 256:
-        p, q = p[:256], q[:256]
     pairs = np.minimum(np.abs(p[:, None] - q[None, :]), CAP).mean()
     return float(np.minimum(np.abs(p - q), CAP).mean() / pairs) if pairs > 0 else 0.0
 
@@ -503,9 +487,8 @@ def breaks(rows: Rows) -> Found | None:
     )
     in_place = rows.keep(~tokens)
     statistic = (
-        f"{many:,} of {int(long.sum()):,} sequences agree to {in_place.size.mean():.2g} nats a token "
-        "outside and differ by "
-        f"{rows.size[tokens].mean():.2g} inside"
+        f"{many:,} of {int(long.sum()):,} sequences agree to {in_place.size.mean():.2g} nats a token outside "
+        f"and differ by {rows.size[tokens].mean():.2g} inside"
     )
     said = {"where": f"{where:.0f}", "share": percent(many / max(int(long.sum()), 1))}
     if same and to_end[seen.broken].mean() > 0.6:
@@ -565,9 +548,8 @@ def jumps(rows: Rows) -> Found | None:
     times, at, low_, high_ = best
     tokens = rows.position >= at
     statistic = (
-        f"tokens {at / 1.5:.0f} to {at} differ by {low_:.2g} nats on average, tokens {at} to "
-        f"{1.5 * at:.0f} by {high_:.2g}, "
-        f"{times:.1f} times as much"
+        f"tokens {at / 1.5:.0f} to {at} differ by {low_:.2g} nats on average, tokens {at} to {1.5 * at:.0f} "
+        f"by {high_:.2g}, {times:.1f} times as much"
     )
     return Found(
         "long_context", statistic, tokens, rows.sum(tokens) > 0, rows.keep(~tokens), {"where": str(at)}
@@ -617,8 +599,7 @@ def boundaries(rows: Rows) -> Found | None:
             tokens = at & (rows.size > far) if share < 0.5 else at
             statistic = (
                 f"{name} differs by {mean:.2g} nats on average, tokens elsewhere by {usual:.2g}; "
-                f"{percent(share)} of "
-                f"{many:,} are beyond {far:.2g} nats, {percent(base)} elsewhere"
+                f"{percent(share)} of {many:,} are beyond {far:.2g} nats, {percent(base)} elsewhere"
             )
             return Found(
                 "boundary",
@@ -638,8 +619,7 @@ def _goes_on(rows: Rows, far: float, usual: float, interior: Flags) -> bool:
         return False
     if rows.size[near].mean() > max(4 * usual, 0.2):
         return True
-    off = np.zeros(rows.sequences, bool)
-    off[rows.owner[(rows.index == 0) & (rows.size > far)]] = True
+    off = rows.of(rows.owner[(rows.index == 0) & (rows.size > far)])
     there, elsewhere = rows.size[near & off[rows.owner]], rows.size[near & ~off[rows.owner]]
     beside = max(float(elsewhere.mean()) if len(elsewhere) else 0.0, usual)
     return len(there) >= 12 and float(there.mean()) > 4 * beside
@@ -698,8 +678,7 @@ def special_tokens(rows: Rows) -> Found | None:
     names = ", ".join(str(values[at]) for at in worst)
     statistic = (
         f"{int(tokens.sum()):,} tokens with id {names} differ by {rows.size[tokens].mean():.2g} nats on "
-        "average, all others by "
-        f"{elsewhere:.2g}"
+        f"average, all others by {elsewhere:.2g}"
     )
     return Found(
         "special_token",
@@ -741,11 +720,9 @@ def contexts(rows: Rows) -> Found | None:
     sequences = falling if part else np.ones(rows.sequences, bool)
     tokens = sequences[rows.owner]
     statistic = (
-        f"in {int(falling.sum()):,} of {int(long.sum()):,} longer responses the first {EARLY} tokens "
-        "differ by "
-        f"{early[falling].mean():.2g} nats on average and those from {LATE} on by "
-        f"{late[falling].mean():.2g}; the other "
-        f"way round in {int(rising.sum()):,}"
+        f"in {int(falling.sum()):,} of {int(long.sum()):,} longer responses the first {EARLY} tokens differ "
+        f"by {early[falling].mean():.2g} nats on average and those from {LATE} on by "
+        f"{late[falling].mean():.2g}; the other way round in {int(rising.sum()):,}"
     )
     repaired = rows.only(~falling) if part else rows.keep(later)
     said = {"share": percent(share) if part else "all"}
@@ -758,6 +735,3 @@ def contexts(rows: Rows) -> Found | None:
         said,
         approximate=True,
     )
-
-
-Signature = Callable[[Rows], Found | None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -112,19 +113,7 @@ def _misplaced(one: Found) -> bool:
 
 NOT_GROUPS = ("sequence_id", "group_id", "policy_lag", "rollout_version", "train_version")
 MOST_VALUES = 64
-MACHINES = (
-    "host",
-    "engine",
-    "rank",
-    "worker",
-    "node",
-    "server",
-    "replica",
-    "gpu",
-    "device",
-    "pod",
-    "instance",
-)
+MACHINES = re.compile("host|engine|rank|worker|node|server|replica|gpu|device|pod|instance")
 """Words in the names of columns that say where a sequence was computed."""
 
 
@@ -213,13 +202,12 @@ def by_group(rows: Rows, seen: Seen) -> tuple[Found, Rows, str] | None:
                 approximate=False,
             )
             return of_group, rows, where
-    machine = any(word in name.lower() for word in MACHINES)
+    machine = MACHINES.search(name.lower())
     if times < (2.5 if machine else 5) or seen.ids:
         return None  # prompts of another kind may be harder to agree on; machines all do the same work
     statistic = (
         f"mean |Δ| of a sequence is {np.median(rows.level[at]):.2g} nats with {where} ({int(at.sum()):,} "
-        "sequences) and "
-        f"{np.median(rows.level[~at]):.2g} with others ({int((~at).sum()):,}), medians"
+        f"sequences) and {np.median(rows.level[~at]):.2g} with others ({int((~at).sum()):,}), medians"
     )
     said = {"where": where, "times": f"{times:.0f}"}
     return Found("group_fault", statistic, at[rows.owner], at, rows.only(~at), said), rows, where
@@ -243,12 +231,17 @@ def diagnose(summary: Summary, sample: Sample | None) -> Diagnosis:
         sample: a sample of its sequences, token by token; None if there is none.
     """
     evidence = Evidence(summary)
-    rows = Rows.of(sample) if sample is not None and len(sample.order) else None
+    rows = Rows.sampled(sample) if sample is not None and len(sample.order) else None
     if rows is None or rows.tokens < TOKENS:
         many = summary.dump.tokens
         return Diagnosis(verdict="cannot_tell", headline=f"{many:,} tokens are too few to tell.")
     if not rows.delta.any():
-        return _identical(rows)
+        headline = (
+            "The two columns hold the same numbers, token for token: was one copied from the other? Engines "
+            "that agree to the last bit exist; then this is what to expect."
+        )
+        looked = {"sequences": rows.sequences, "tokens": rows.tokens}
+        return Diagnosis(verdict="cannot_tell", headline=headline, **looked)
     seen = look(rows)
     located = [(one, before, locate(before, one.sequences)) for one, before in seen.found]
     grouped = by_group(rows, seen)
@@ -266,26 +259,16 @@ def diagnose(summary: Summary, sample: Sample | None) -> Diagnosis:
     share = laws.systematic(seen.rest)
     causes += [_cause(one, seen.rest, "") for one in _honest(seen.rest, summary, bug, mended, share)]
     found = _judged(evidence, rows, seen, causes)
-    return found if share is None else found.model_copy(update={"systematic": _share(share)})
-
-
-def _share(found: Estimate) -> Number:
-    return Number(
-        value=found.value,
-        interval=(found.low, found.high),
+    if share is None:
+        return found
+    systematic = Number(
+        value=share.value,
+        interval=(share.low, share.high),
         unit="fraction",
         over="variance of min(r, 2)",
         formula="what tokens of one kind (a token id after another) have in common",
     )
-
-
-def _identical(rows: Rows) -> Diagnosis:
-    headline = (
-        "The two columns hold the same numbers, token for token: was one copied from the other? Engines "
-        "that agree to "
-        "the last bit exist; then this is what to expect."
-    )
-    return Diagnosis(verdict="cannot_tell", headline=headline, sequences=rows.sequences, tokens=rows.tokens)
+    return found.model_copy(update={"systematic": systematic})
 
 
 def _positive(summary: Summary) -> Cause | None:
@@ -339,17 +322,10 @@ def _cause(one: Found, before: Rows, where: str) -> Cause:
     if where and where not in statement:
         statement += f", where {where}"
     after, undone = None, one.said.get("after", row.after)
-    if row.kind == "bug" and one.repaired is not None and undone:
+    if row.kind == "bug" and one.repaired is not None and one.repaired.tokens and undone:
         size = measured(one.repaired)
-        if np.isfinite([size.k3, size.mean_ratio, size.ess]).all():
-            after = After(
-                what=undone,
-                k3=size.k3,
-                mean_ratio=size.mean_ratio,
-                ess_tokens=size.ess,
-                tokens=size.tokens,
-                approximate=one.approximate,
-            )
+        if np.isfinite(list(size.values())).all():
+            after = After(what=undone, tokens=one.repaired.tokens, approximate=one.approximate, **size)
     return Cause(
         id=one.cause,
         kind=row.kind,
@@ -403,8 +379,7 @@ def _judged(evidence: Evidence, rows: Rows, seen: Seen, causes: list[Cause]) -> 
     if blunt and identities.ratio.error > 0.1:
         headline = (
             f"E[r] = {identities.ratio.value:.3g} ± {identities.ratio.error:.2g}: too few tokens to tell a "
-            "bug from a "
-            "mismatch."
+            "bug from a mismatch."
         )
         return Diagnosis(
             verdict="cannot_tell", headline=headline, causes=causes, undecidable=undecidable, **looked

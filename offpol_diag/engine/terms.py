@@ -274,8 +274,11 @@ class Terms:
 
     @cached_property
     def k3(self) -> Array:
-        """e^Δ − 1 − Δ, [t]."""
-        return self._kit.subtract(self.r1, self.delta, out=self._room["k3"])
+        """e^Δ − 1 − Δ, [t]; never negative, since a Δ whose r is clamped is clamped too."""
+        delta = self.delta
+        if not self.reach <= OVERFLOW:
+            delta = self._kit.clip(delta, -math.inf, OVERFLOW, out=self._room["k3"])
+        return self._kit.subtract(self.r1, delta, out=self._room["k3"])
 
     @property
     def mult(self) -> Array:

@@ -42,7 +42,8 @@ def sequences(scene: Scene, drift: Drift) -> Best[WorstSequence]:
     at = _largest(k3, SEQUENCES)
     whole = torch.stack((at, batch.lengths[at]), dim=1)
     most = seen(scene, drift, Largest).most
-    real = torch.stack((k3, columns[f"{drift.prefix}d"], most), dim=1)[at]
+    total = columns[f"{drift.prefix}d"].nan_to_num()  # a sum beyond float64 is shown as its largest number
+    real = torch.stack((k3, total, most), dim=1)[at]
     rows = [_sequence(batch, *ints, *reals) for ints, reals in _best(whole, real, SEQUENCES)]
     none: Best[WorstSequence] = Best(SEQUENCES, ())
     return none.merge(Best(SEQUENCES, tuple((row.k3_mean, row) for row in rows)))

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from offpol_diag.directions import WATCHED_GAP, WATCHED_PRESET, Worse, worse
 from offpol_diag.gate.bounds import USUAL, Judge, Level, Name, Tolerance
 from offpol_diag.gate.numbers import Found, find, look_up, preset, preset_of
-from offpol_diag.gate.verdicts import Ruling, apart, joined, rule, shown, silent
+from offpol_diag.gate.verdicts import HIDDEN, Ruling, apart, joined, rule, shown, silent
 from offpol_diag.numerals import doubted
 from offpol_diag.presets.catalogue import ALL, plain
 from offpol_diag.summary import GateVerdict, Number, Summary
@@ -61,7 +61,7 @@ def compare(now: Summary, base: Summary, settings: Baseline) -> tuple[GateVerdic
         watched = [*_gaps(base), *watched]
         names += [Name(one) for one in watched if Name(one) not in names and _usable(find(base, one))]
         absent = [
-            _verdict(Name(f"{row}.{WATCHED_PRESET[0]}"), settings, reason=_no_preset(base, settings, row))
+            _verdict(Name(f"{row}.{WATCHED_PRESET[0]}"), settings, _no_preset(base, settings, row))
             for row in rows
             if preset(base, row) is None
         ]
@@ -99,8 +99,7 @@ def _usable(number: Found) -> bool:
 
 
 def _few(names: Sequence[str], most: int = 3) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 # ---------------------------------------------------------------- one comparison
@@ -109,25 +108,33 @@ def _few(names: Sequence[str], most: int = 3) -> str:
 def _compare(now: Summary, base: Summary, name: Name, settings: Baseline) -> GateVerdict:
     here, there = look_up(now, name)[0], look_up(base, name)[0]
     if isinstance(here, str):
-        return _verdict(name, settings, reason=here)
-    theirs = _silence(there)
-    why = (
-        _incomparable(now, base, name, settings)
-        or (theirs and f"{settings.label}: {theirs}")
-        or _silence(here)
-    )
+        return _verdict(name, settings, here)
+    theirs = there if isinstance(there, str) else _silence(there)
+    why = _incomparable(now, base, name, settings) or (theirs and f"{settings.label}: {theirs}")
     if isinstance(there, str):
-        return _verdict(name, settings, reason=why)
-    if why:
-        return _verdict(name, settings, here, there, reason=why)
-    return _judged(name, settings, here, there)
+        return _verdict(name, settings, why)
+    if not why and (ours := _silence(here)):
+        return _surely_worse(name, settings, here, there) or _verdict(name, settings, ours, here, there)
+    return _verdict(name, settings, why, here, there) if why else _judged(name, settings, here, there)
 
 
-def _silence(number: Found) -> str:
+def _silence(number: Number) -> str:
     """Return the reason why a number cannot be compared; empty if it can."""
-    if isinstance(number, str):
-        return number
     return silent(number) or ("the value overflows float64" if number.value is None else "")
+
+
+def _surely_worse(name: Name, settings: Baseline, here: Number, there: Number) -> GateVerdict | None:
+    """Return the failure that a heavy tail can only have made to look smaller; None if there is none."""
+    prefix, _, metric = name.number.rpartition(".")
+    sound = here.model_copy(update={"note": f"although {here.note}: what a heavy tail hides is worse still"})
+    kind = HIDDEN.get(metric)
+    if kind is None or _silence(sound) or sound.value is None or sound.interval is None:
+        return None
+    way = worse(f"{prefix}." if prefix else "", metric)
+    outward = way.sign == ("higher" if kind == "max" else "lower")
+    outward = outward or (way.sign == "away" and sound.interval[0] >= way.target)
+    found = _judged(name, replace(settings, judge="interval"), sound, there)
+    return found if outward and found.passed is False and found.judged_on == "interval" else None
 
 
 def _incomparable(now: Summary, base: Summary, name: Name, settings: Baseline) -> str:
@@ -152,16 +159,19 @@ def _judged(name: Name, settings: Baseline, here: Number, there: Number) -> Gate
     """Judge the difference in the worse direction, or in both where any change counts."""
     prefix, _, metric = name.number.rpartition(".")
     way = worse(f"{prefix}." if prefix else "", metric)
-    ours, theirs = (_badness(number, way) for number in (here, there))
-    change = difference(ours, theirs)
-    allowed = settings.tolerances.get(name, settings.default).of(theirs.value or 0.0)
-    rulings = [rule(change, "max", allowed, settings.judge)]
+    change, base = difference(_badness(here, way), _badness(there, way)), there.value or 0.0
+    allowed = settings.tolerances.get(name, settings.default).of(_badness(there, way).value or 0.0)
+    decided = rule(change, "max", allowed, settings.judge)
     if way.sign == "either":
-        rulings.append(rule(change, "min", -allowed, settings.judge))
-    decided = min(rulings, key=lambda one: (one.passed is True, not one.open))
+        other = rule(change, "min", -allowed, settings.judge)
+        decided = min(decided, other, key=lambda one: (one.passed is True, not one.open))
+    limit: dict[str, Any] = {
+        "away": {"bound": "within", "centre": way.target, "limit": abs(base - way.target) + allowed},
+        "either": {"bound": "within", "centre": base, "limit": allowed},
+        "lower": {"bound": "min", "limit": base - allowed},
+    }.get(way.sign, {"bound": "max", "limit": base + allowed})
     reason = _why(way, change, allowed, decided, here)
-    limit = _limit(way, there.value or 0.0, allowed)
-    return _verdict(name, settings, here, there, ruling=decided, reason=reason, **limit)
+    return _verdict(name, settings, reason, here, there, decided, **limit)
 
 
 def _badness(number: Number, way: Worse) -> Number:
@@ -191,17 +201,6 @@ def difference(one: Number, other: Number) -> Number:
     return Number(value=gap, interval=(gap - below, gap + above))
 
 
-def _limit(way: Worse, base: float, allowed: float) -> dict[str, Any]:
-    """Return the fields of the verdict that give the bound on the value itself."""
-    if way.sign == "away":
-        return {"bound": "within", "centre": way.target, "limit": abs(base - way.target) + allowed}
-    if way.sign == "either":
-        return {"bound": "within", "centre": base, "limit": allowed}
-    if way.sign == "lower":
-        return {"bound": "min", "limit": base - allowed}
-    return {"bound": "max", "limit": base + allowed}
-
-
 def _why(way: Worse, change: Number, allowed: float, ruling: Ruling, here: Number) -> str:
     """Return the reason: `worse by 0.01 [0.005, 0.015], 0.002 allowed; …`."""
     value, (low, high) = change.value or 0.0, change.interval or (0.0, 0.0)
@@ -222,10 +221,9 @@ def _why(way: Worse, change: Number, allowed: float, ruling: Ruling, here: Numbe
 def _verdict(
     name: Name,
     settings: Baseline,
+    reason: str,
     here: Number | None = None,
     there: Number | None = None,
-    *,
-    reason: str,
     ruling: Ruling | None = None,
     **limit: Any,
 ) -> GateVerdict:

@@ -151,9 +151,10 @@ class Steps:
         return self.within != Span() or bool(self.without)
 
     def __str__(self) -> str:
-        inside = "" if self.within == Span() else str(self.within)
         outside = f"except {', '.join(map(str, self.without))}" if self.without else ""
-        return ", ".join(part for part in (inside, outside) if part)
+        return ", ".join(
+            part for part in ("" if self.within == Span() else str(self.within), outside) if part
+        )
 
 
 # ---------------------------------------------------------------- bounds
@@ -212,10 +213,9 @@ def parse(text: str, kind: Kind, judge: Judge = "interval") -> Bound:
 
 def _finite(text: str) -> float | None:
     try:
-        value = float(text)
+        return value if math.isfinite(value := float(text)) else None
     except ValueError:
         return None
-    return value if math.isfinite(value) else None
 
 
 # ---------------------------------------------------------------- tolerances
@@ -229,8 +229,8 @@ class Tolerance:
     amount: float = 0.0
 
     def __str__(self) -> str:
-        parts = [f"{100 * self.share:g}%"] if self.share or not self.amount else []
-        return " + ".join([*parts, *([f"{self.amount:g}"] if self.amount else [])])
+        share, amount = f"{100 * self.share:g}%", f"{self.amount:g}"
+        return " + ".join([share] * bool(self.share or not self.amount) + [amount] * bool(self.amount))
 
     def of(self, value: float) -> float:
         """Return the allowed amount for a given baseline value."""
@@ -249,8 +249,9 @@ def tolerance(text: str) -> Tolerance:
     parts = [part.strip() for part in re.split(r"(?<![eE])\+", text)]
     shares = [_finite(part[:-1]) for part in parts if part.endswith("%")]
     amounts = [_finite(part) for part in parts if not part.endswith("%")]
-    share, amount = shares[0] if shares else 0.0, amounts[0] if amounts else 0.0
-    if len(shares) > 1 or len(amounts) > 1 or share is None or amount is None or share < 0 or amount < 0:
+    share, amount = (sum(one or 0.0 for one in some) for some in (shares, amounts))
+    some = [-1.0 if one is None else one for one in (*shares, *amounts)]
+    if len(shares) > 1 or len(amounts) > 1 or min(some) < 0:
         example = 'write "10%" (of the baseline), "0.001" (in its unit) or "10% + 0.001"'
         raise UsageError(f'"{text}" is no tolerance', example)
     return Tolerance(share / 100, amount)

@@ -358,14 +358,22 @@ def read(path: Path) -> Requirements:
     Raises:
         GateFileError: it cannot be read, is not TOML, holds no bound, or has mistakes in it (all are listed).
     """
-    table = _toml(path)
     try:
+        table = toml(read_whole(path, MOST_TOML).decode("utf-8-sig"))
         found = GateFile.model_validate(table)
+    except FileNotFoundError as error:
+        raise GateFileError(f"{path}: no such file", "give a gate file, see docs/ci.md") from error
+    except OSError as error:
+        raise GateFileError(f"{path}: cannot be read ({error.strerror})", "give a gate file") from error
+    except UnicodeDecodeError as error:
+        raise GateFileError(f"{path}: not UTF-8 (byte {error.start})", FORM) from error
     except ValidationError as error:
         lines = [f"{path}: {message}" for message in _messages(error, table)]
         if len(lines) == 1:
             raise GateFileError(lines[0], FORM) from error
         raise GateFileError(f"{path}: {len(lines)} mistakes", FORM, lines) from error
+    except ValueError as error:
+        raise GateFileError(f"{path}: not TOML: {error}", FORM) from error
     if not found.bound and found.baseline is None:
         raise GateFileError(f"{path}: holds no bound", FORM)
     bounds = tuple(
@@ -385,19 +393,6 @@ def read(path: Path) -> Requirements:
         judge=row.judge or found.defaults.judge,
     )
     return Requirements(bounds, baseline, path.parent / row.result if row.result else None)
-
-
-def _toml(path: Path) -> dict[str, Any]:
-    try:
-        return toml(read_whole(path, MOST_TOML).decode("utf-8-sig"))
-    except FileNotFoundError as error:
-        raise GateFileError(f"{path}: no such file", "give a gate file, see docs/ci.md") from error
-    except OSError as error:
-        raise GateFileError(f"{path}: cannot be read ({error.strerror})", "give a gate file") from error
-    except UnicodeDecodeError as error:
-        raise GateFileError(f"{path}: not UTF-8 (byte {error.start})", FORM) from error
-    except ValueError as error:
-        raise GateFileError(f"{path}: not TOML: {error}", FORM) from error
 
 
 def _bounds(row: BoundTable, defaults: Defaults, source: str) -> Iterator[Bound]:

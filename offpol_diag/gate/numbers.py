@@ -34,21 +34,19 @@ def find(summary: Summary, name: str, near: bool = True) -> Found:
         return summary.metrics[name]
     for prefix, metric in splits(name):
         result = preset(summary, prefix)
-        if result is None:
-            continue
-        if result.needs:
+        if result is not None and result.needs:
             return f"{prefix} needs {', '.join(result.needs)}, which the dump lacks"
-        known = list(result.metrics) if near else []
-        return result.metrics.get(metric) or _no_metric(metric, known, f"of {prefix}")
+        if result is not None:
+            known = list(result.metrics) if near else []
+            return result.metrics.get(metric) or _no_metric(metric, known, f"of {prefix}")
     if not near:
         return _no_metric(name, [], "in this result")
     own = {key: list(result.metrics) for key, result in summary.presets.items()}
-    named = next(
-        (prefix for prefix, metric in splits(name) if any(metric in one for one in own.values())), ""
-    )
+    metrics = {metric for result in own.values() for metric in result}
+    named = next((prefix for prefix, metric in splits(name) if metric in metrics), "")
     if named and not did_you_mean(named, [*own, *GAPS]):
         return f"{named} is not among the presets of this result; analyze the dump with --presets {named}"
-    every = [*summary.metrics, *(f"{key}.{metric}" for key, one in own.items() for metric in one)]
+    every = [*summary.metrics, *(f"{key}.{metric}" for key, result in own.items() for metric in result)]
     return _no_metric(name, every, "in this result")
 
 
@@ -68,8 +66,7 @@ def preset_of(summary: Summary, name: str) -> PresetResult | None:
     """Return the preset that a number belongs to; None for a metric of a policy gap."""
     if name in summary.metrics:
         return None
-    found = (preset(summary, prefix) for prefix, _ in splits(name))
-    return next((one for one in found if one is not None), None)
+    return next((found for prefix, _ in splits(name) if (found := preset(summary, prefix))), None)
 
 
 # ---------------------------------------------------------------- by step
@@ -91,64 +88,48 @@ class Series:
 
 
 def series(summary: Summary, name: str, steps: Steps, near: bool = True) -> Series | str:
-    """Return the number at each step, or the reason why there is none; `near` as in `find`."""
+    """Return the number at each step, or the reason why there is none; `near` as in `find`.
+
+    A number is unreliable at each step if that of the whole dump is. Metrics by place are those of the first
+    policy gap of the dump.
+    """
     location = summary.by.get("step")
     if location is None:
         return "the dump has no column step"
-    whole = find(summary, name, near)
-    chosen = [place for place in location.places if _step(place) in steps]
+    whole, chosen = find(summary, name, near), chosen_steps(summary, steps)
     if not chosen:
         return f"no step of this dump is among {steps}" if steps else "no row of this dump has a step"
-    main = next((prefix for prefix in ("", *(f"{gap}." for gap in GAPS)) if _known(summary, prefix)), "")
-    numbers = [_at(place, name, main, whole) for place in chosen]
-    found = tuple(one for one in numbers if one is not None)
-    if len(found) < len(chosen):
-        return _unlisted(whole, name)
+    first = {prefix: summary.metrics.get(f"{prefix}k3", Number()) for prefix in ("", "drift2.", "total.")}
+    main = next((prefix for prefix, one in first.items() if not math.isnan(size(one))), "")
+    update = {"note": whole.note} if isinstance(whole, Number) and doubted(whole) else {}
+    numbers = []
+    for place in chosen:
+        own = place.metrics.get(name.removeprefix(main)) if name.startswith(main) else None
+        number = place.asked.get(name) or own
+        if number is not None:
+            few = {"interval": None} if place.sequences < FEWEST else {}
+            numbers.append(number.model_copy(update=few | update))
+    if len(numbers) < len(chosen):
+        if isinstance(whole, str):
+            return whole
+        unknown = whole.unknown if math.isnan(size(whole)) else None
+        return unknown or f"{name} is not listed by step in this result; gate the dump itself"
     of_one = steps.within.first == steps.within.last  # a single step that is listed is complete
     every = len(chosen) + (0 if of_one else location.left_out)
     missing = f"only {len(chosen)} of {every} steps are in this result" if len(chosen) < every else ""
-    return Series(tuple(place.key for place in chosen), found, missing)
+    return Series(tuple(place.key for place in chosen), tuple(numbers), missing)
 
 
-def any_step(summary: Summary, steps: Steps) -> bool:
-    """Return whether the dump has any of these steps."""
-    location = summary.by.get("step")
-    return location is not None and any(_step(place) in steps for place in location.places)
+def chosen_steps(summary: Summary, steps: Steps) -> list[Place]:
+    """List the steps of the dump that are among these; rows without a step are in none."""
 
+    def number(place: Place) -> float:
+        try:
+            return float(place.key)
+        except ValueError:
+            return math.nan
 
-def _step(place: Place) -> float:
-    """Return the step of a place; NaN, which lies in no span, for rows without a step."""
-    try:
-        return float(place.key)
-    except ValueError:
-        return math.nan
-
-
-def _known(summary: Summary, prefix: str) -> bool:
-    """Return whether the dump has this policy gap; metrics by place are those of its first gap."""
-    number = summary.metrics.get(f"{prefix}k3", Number())
-    return number.value is not None or number.log10 is not None
-
-
-def _at(place: Place, name: str, main: str, whole: Found) -> Number | None:
-    """Return the number at a step; it is unreliable if that of the whole dump is."""
-    own = place.metrics.get(name.removeprefix(main)) if name.startswith(main) else None
-    found = place.asked.get(name) or own
-    if found is None:
-        return None
-    if place.sequences < FEWEST:
-        found = found.model_copy(update={"interval": None})
-    unreliable = isinstance(whole, Number) and doubted(whole)
-    return found.model_copy(update={"note": whole.note}) if unreliable else found  # type: ignore[union-attr]
-
-
-def _unlisted(whole: Found, name: str) -> str:
-    """Return the reason why a number is not listed by step."""
-    if isinstance(whole, str):
-        return whole
-    if whole.value is None and whole.log10 is None and whole.unknown:
-        return whole.unknown
-    return f"{name} is not listed by step in this result; gate the dump itself"
+    return [place for place in summary.by["step"].places if number(place) in steps]
 
 
 # ---------------------------------------------------------------- one number of all steps
@@ -164,28 +145,22 @@ def look_up(summary: Summary, name: Name, steps: Steps = ALL_STEPS, near: bool =
     sizes = [size(number) for number in found.numbers]
     picked = {"first": 0, "last": len(sizes) - 1}.get(name.over)
     if picked is None:
-        silent = found.missing or _unknown(found)
-        if silent:
-            return silent, ""
-        if name.over in ("min", "max"):
-            picked = sizes.index(min(sizes) if name.over == "min" else max(sizes))
-    if picked is None:
-        return pool(found.numbers, name.over), ""
+        if found.missing:
+            return found.missing, ""
+        for key, number, its in zip(found.keys, found.numbers, sizes, strict=True):
+            if math.isnan(its):
+                return f"at step {key}: {number.unknown or 'it is not a number'}", ""
+        if name.over not in ("min", "max"):
+            return pool(found.numbers, name.over), ""
+        picked = sizes.index(min(sizes) if name.over == "min" else max(sizes))
     return found.numbers[picked], f"step {found.keys[picked]}"
 
 
 def size(number: Number) -> float:
-    """Return the sort key of a number: its value, or +∞ if it overflows float64."""
+    """Return the sort key of a number: its value, +∞ if it overflows float64, NaN if it is unknown."""
     if number.value is not None:
         return number.value
     return math.inf if number.log10 is not None else math.nan
-
-
-def _unknown(found: Series) -> str:
-    for key, number in zip(found.keys, found.numbers, strict=True):
-        if math.isnan(size(number)):
-            return f"at step {key}: {number.unknown or 'it is not a number'}"
-    return ""
 
 
 def pool(numbers: Sequence[Number], over: str) -> Number:
@@ -206,7 +181,7 @@ def pool(numbers: Sequence[Number], over: str) -> Number:
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """Return a quantile, interpolated linearly between order statistics."""
+    """Return a quantile, interpolated linearly between order statistics; values may be infinite."""
     ranked = sorted(values)
     at = share * (len(ranked) - 1)
     low = math.floor(at)

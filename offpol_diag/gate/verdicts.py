@@ -17,12 +17,13 @@ of level warn do not count, except that some bound must have been judged for the
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from offpol_diag.gate.bounds import EVERY, Bound, Judge, Kind
-from offpol_diag.gate.numbers import Series, any_step, look_up, series, size
+from offpol_diag.gate.numbers import Series, chosen_steps, look_up, series, size
 from offpol_diag.numerals import doubted
 from offpol_diag.summary import GateVerdict, Number, Summary
 
@@ -32,7 +33,6 @@ MOST_NEAR = 5
 """After this many bounds that could not be judged, similar names are no longer suggested, which is slow."""
 MOST_NAMED = 5
 """Most steps that a reason lists."""
-SIGNS = {"max": "≤", "min": "≥"}
 HIDDEN: Mapping[str, Kind] = {
     "mean_ratio": "max",
     "chi2_token": "max",
@@ -67,17 +67,33 @@ class Ruling:
 
 def rule(number: Number, kind: Kind, limit: float, judge: Judge = "interval", name: str = "") -> Ruling:
     """Check a number against a limit; an unreliable number can fail only if `HIDDEN` lists its `name`."""
-    why = silent(number)
+    keeps = operator.le if kind == "max" else operator.ge
+    near, far = (number.interval or (math.nan, math.nan))[:: 1 if kind == "max" else -1]
+    has_interval = number.value is not None and number.interval is not None
+    beyond_it = has_interval and not keeps(near, limit)
+    note, why = number.note, silent(number)
     if why:
         sound = number.model_copy(update={"note": None})
-        if doubted(number) and HIDDEN.get(name.rpartition(".")[2]) == kind and not silent(sound):
-            note = f"{number.note}, but what a heavy tail hides lies farther beyond the bound"
-            ruling = _by_interval(sound, kind, limit, note)
-            if ruling is not None and ruling.passed is False:
-                return ruling
-        return Ruling(None, why)
-    by_interval = _by_interval(number, kind, limit, number.note) if judge == "interval" else None
-    return by_interval or _by_value(number, kind, limit, judge)
+        if silent(sound) or not beyond_it or HIDDEN.get(name.rpartition(".")[2]) != kind:
+            return Ruling(None, why)
+        judge, note = "interval", f"{note}, but what a heavy tail hides lies farther beyond the bound"
+    if number.value is None:  # too large for a float: its log10 is compared
+        held = keeps(number.log10 or 0.0, math.log10(limit) if limit > 0 else -math.inf)
+        left, right = f"10^{number.log10:.4g}", f"{limit:.4g}"
+    else:
+        held = keeps(number.value, limit)
+        left, right = apart(number.value, limit)
+    said = f"{left} {'' if held else 'is not '}{'≤' if kind == 'max' else '≥'} {right}"
+    if not has_interval:
+        return Ruling(held, joined(said, "no interval" if judge == "interval" else "", note), on="value")
+    if judge == "point":
+        straddles = min(near, far) <= limit <= max(near, far) and near != far
+        return Ruling(held, joined(said, OPEN if straddles else "", note), on="value")
+    if beyond_it:
+        why = f"the whole 95% interval lies beyond it, from {apart(near, limit)[0]}"
+        return Ruling(False, joined(said, why, note), on="interval")
+    within = keeps(far, limit)
+    return Ruling(True, joined(said, "" if within else OPEN, note), open=not within, on="interval")
 
 
 def silent(number: Number) -> str:
@@ -89,43 +105,6 @@ def silent(number: Number) -> str:
     parts = (number.value, number.log10, *(number.interval or ()))
     odd = any(part is not None and math.isnan(part) for part in parts)
     return (number.unknown or "it is not a number") if odd else ""
-
-
-def _by_interval(number: Number, kind: Kind, limit: float, note: str | None) -> Ruling | None:
-    """Check the interval against the limit; None if there is no interval."""
-    if number.value is None or number.interval is None:
-        return None
-    near, far = number.interval if kind == "max" else number.interval[::-1]
-    said = _compared(number.value, kind, limit)
-    if not _keeps(near, kind, limit):
-        why = f"the whole 95% interval lies beyond it, from {apart(near, limit)[0]}"
-        return Ruling(False, joined(said, why, note), on="interval")
-    within = _keeps(far, kind, limit)
-    return Ruling(True, joined(said, "" if within else OPEN, note), open=not within, on="interval")
-
-
-def _by_value(number: Number, kind: Kind, limit: float, judge: Judge) -> Ruling:
-    if number.value is None:  # too large for a float: its log10 is compared
-        held = _keeps(number.log10 or 0.0, kind, math.log10(limit) if limit > 0 else -math.inf)
-        sign = SIGNS[kind] if held else f"is not {SIGNS[kind]}"
-        said = f"10^{number.log10:.4g} {sign} {limit:.4g}"
-    else:
-        held, said = _keeps(number.value, kind, limit), _compared(number.value, kind, limit)
-    low, high = number.interval or (limit, limit)
-    straddles = OPEN if low <= limit <= high and low < high else ""
-    return Ruling(
-        held, joined(said, straddles if judge == "point" else "no interval", number.note), on="value"
-    )
-
-
-def _keeps(value: float, kind: Kind, limit: float) -> bool:
-    return value <= limit if kind == "max" else value >= limit
-
-
-def _compared(value: float, kind: Kind, limit: float) -> str:
-    """Return the comparison in words: `0.0125 is not ≤ 0.002`."""
-    left, right = apart(value, limit)
-    return f"{left} {'' if _keeps(value, kind, limit) else 'is not '}{SIGNS[kind]} {right}"
 
 
 def apart(value: float, limit: float) -> tuple[str, str]:
@@ -144,16 +123,11 @@ def joined(*parts: str | None) -> str:
 
 def shown(number: Number) -> dict[str, Any]:
     """Return the fields of a verdict that hold its number; None for infinite and NaN values."""
-    low, high = number.interval or (math.nan, math.nan)
-    return {
-        "value": _finite(number.value),
-        "interval": (low, high) if math.isfinite(low) and math.isfinite(high) else None,
-        "log10": _finite(number.log10),
-    }
-
-
-def _finite(value: float | None) -> float | None:
-    return None if value is None or not math.isfinite(value) else value
+    value, log10 = (
+        None if one is None or not math.isfinite(one) else one for one in (number.value, number.log10)
+    )
+    known = number.interval is not None and all(map(math.isfinite, number.interval))
+    return {"value": value, "interval": number.interval if known else None, "log10": log10}
 
 
 # ---------------------------------------------------------------- bounds
@@ -161,13 +135,17 @@ def _finite(value: float | None) -> float | None:
 
 def judge(summary: Summary, bounds: Sequence[Bound]) -> tuple[GateVerdict, ...]:
     """Return the verdicts on bounds, in order; parts of a split bound without any step are skipped."""
+
+    def whole(bound: Bound) -> tuple[object, ...]:  # shared by the parts of one bound, for different steps
+        return bound.source, bound.full_name, bound.kind
+
     by_step = "step" in summary.by
-    idle = {bound for bound in bounds if by_step and not any_step(summary, bound.steps)}
-    judged = {_whole(bound) for bound in bounds if bound not in idle}
+    idle = {bound for bound in bounds if by_step and not chosen_steps(summary, bound.steps)}
+    judged = {whole(bound) for bound in bounds if bound not in idle}
     made: list[GateVerdict] = []
     unsaid = 0
     for bound in bounds:
-        if bound not in idle or _whole(bound) not in judged:
+        if bound not in idle or whole(bound) not in judged:
             made.append(_verdict(summary, bound, near=unsaid < MOST_NEAR))
             unsaid += made[-1].passed is None
     return tuple(made)
@@ -190,36 +168,25 @@ def beyond(verdict: GateVerdict) -> bool:
         return False
     if verdict.bound == "within":
         return abs(value - (verdict.centre or 0.0)) > limit
-    return not _keeps(value, verdict.bound, limit)
-
-
-def _whole(bound: Bound) -> tuple[object, ...]:
-    """Return a key shared by the parts of one bound, which apply at different steps."""
-    return bound.source, bound.full_name, bound.kind
+    return value > limit if verdict.bound == "max" else value < limit
 
 
 def _verdict(summary: Summary, bound: Bound, near: bool) -> GateVerdict:
     if bound.over == EVERY:
         listed = series(summary, bound.name, bound.steps, near)
-        return _unsaid(bound, listed) if isinstance(listed, str) else _of_every_step(bound, listed)
+        return _said(bound, listed) if isinstance(listed, str) else _of_every_step(bound, listed)
     found, where = look_up(summary, bound.full_name, bound.steps, near)
     if isinstance(found, str):
-        return _unsaid(bound, found)
-    ruling = _rule(bound, found)
-    reason = f"{where}: {ruling.reason}" if where else ruling.reason
-    return _said(bound, found, ruling, where, reason)
+        return _said(bound, found)
+    ruling = rule(found, bound.kind, bound.limit, bound.judge, bound.name)
+    return _said(bound, f"{where}: {ruling.reason}" if where else ruling.reason, found, ruling, where)
 
 
-def _rule(bound: Bound, number: Number) -> Ruling:
-    return rule(number, bound.kind, bound.limit, bound.judge, bound.name)
-
-
-def _unsaid(bound: Bound, why: str) -> GateVerdict:
-    """Build the verdict that a bound could not be judged, with the reason."""
-    return _said(bound, Number(), Ruling(None, why), "", why)
-
-
-def _said(bound: Bound, number: Number, ruling: Ruling, where: str, reason: str) -> GateVerdict:
+def _said(
+    bound: Bound, reason: str, number: Number | None = None, ruling: Ruling | None = None, where: str = ""
+) -> GateVerdict:
+    """Build the verdict; without a ruling the bound could not be judged."""
+    ruling = ruling or Ruling(None, reason)
     return GateVerdict(
         name=str(bound.full_name),
         bound=bound.kind,
@@ -228,7 +195,7 @@ def _said(bound: Bound, number: Number, ruling: Ruling, where: str, reason: str)
         steps=str(bound.steps),
         source=bound.source,
         note=bound.note,
-        **shown(number),
+        **shown(number or Number()),
         passed=ruling.passed,
         open=ruling.open,
         judged_on=ruling.on,
@@ -239,30 +206,30 @@ def _said(bound: Bound, number: Number, ruling: Ruling, where: str, reason: str)
 
 def _of_every_step(bound: Bound, listed: Series) -> GateVerdict:
     """Judge a bound on every step by the worst one; one failed step is enough to fail."""
-    rulings = [_rule(bound, number) for number in listed.numbers]
+    rulings = [rule(one, bound.kind, bound.limit, bound.judge, bound.name) for one in listed.numbers]
     steps = range(len(rulings))
     failed = [at for at in steps if rulings[at].passed is False]
     unsaid = [at for at in steps if rulings[at].passed is None]
+    opened = [at for at in steps if rulings[at].open]
+
+    def counted(those: Sequence[int], verb: str) -> str:
+        named, more = ", ".join(listed.keys[at] for at in those[:MOST_NAMED]), len(those) - MOST_NAMED
+        return f"{len(those)} of {len(steps)} steps {verb}: {named}" + (
+            f" and {more} more" if more > 0 else ""
+        )
+
     if listed.missing and not failed and not unsaid:
-        return _unsaid(bound, f"{listed.missing}; gate the dump itself")
+        return _said(bound, f"{listed.missing}; gate the dump itself")
     sign = 1.0 if bound.kind == "max" else -1.0
-    worst = max(failed or steps, key=lambda at: sign * size(listed.numbers[at]))
-    at = unsaid[0] if unsaid and not failed else worst
+    at = max(failed or steps, key=lambda at: sign * size(listed.numbers[at]))
+    lead, more = "worst at", ""
+    if failed:
+        more = counted(failed, "fail")
+    elif unsaid:
+        at, lead, more = unsaid[0], "at", counted(unsaid, "cannot be judged")
+    elif opened and opened != [at]:
+        more = "the intervals of " + counted(opened, "hold values on both sides")
     ruling, where = rulings[at], f"step {listed.keys[at]}"
-    if failed or unsaid:
-        those, verb = (failed, "fail") if failed else (unsaid, "cannot be judged")
-        more = f"{len(those)} of {len(steps)} steps {verb}: {_listed(listed, those)}"
-    else:
-        opened = [at for at in steps if rulings[at].open]
-        alone = len(opened) == 1 and ruling.open
-        ruling = Ruling(True, ruling.reason, bool(opened), ruling.on)
-        more = f"the intervals of {len(opened)} of {len(steps)} steps hold values on both sides: "
-        more = more + _listed(listed, opened) if opened and not alone else ""
-    lead = "at" if unsaid and not failed else "worst at"
-    return _said(bound, listed.numbers[at], ruling, where, joined(f"{lead} {where}: {ruling.reason}", more))
-
-
-def _listed(listed: Series, those: Sequence[int]) -> str:
-    more = len(those) - MOST_NAMED
-    named = ", ".join(listed.keys[at] for at in those[:MOST_NAMED])
-    return f"{named} and {more} more" if more > 0 else named
+    reason = joined(f"{lead} {where}: {ruling.reason}", more)
+    whole = ruling if failed or unsaid else replace(ruling, open=bool(opened))
+    return _said(bound, reason, listed.numbers[at], whole, where)

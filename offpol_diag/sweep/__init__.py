@@ -11,11 +11,12 @@ from offpol_diag.analysis.tally import Study, Tally
 from offpol_diag.analyze import MADE, engine_named, plan, record, settled, tokens_at_once
 from offpol_diag.engine import correction
 from offpol_diag.errors import DumpError, UsageError
-from offpol_diag.presets import Preset
+from offpol_diag.presets import Preset, Reject, Weight
+from offpol_diag.presets.formulas import RATIOS, judged
 from offpol_diag.readers import Dump, open_dump
 from offpol_diag.run.task import Engine, Progress
 from offpol_diag.summary import Summary, Sweep
-from offpol_diag.sweep import remarks, thresholds, window
+from offpol_diag.sweep import thresholds, window
 from offpol_diag.sweep.evaluate import Plan, Swept
 from offpol_diag.sweep.readings import Readings
 from offpol_diag.sweep.thresholds import SweptBound, pick, swept_bounds
@@ -105,8 +106,7 @@ def _read(engine: Engine, dump: Dump, study: Study, options: SweepOptions) -> Re
     preset, bound = options.preset, options.bound
     values = options.values or thresholds.round_numbers(preset, bound)
     moved = tuple(bound.moved(preset, bound.bounds(value)) for value in values)
-    found = settled(engine, dump, replace(study, presets=(preset, *moved)))
-    todo = Plan(study, found, bound, values)
+    todo = Plan(study, settled(engine, dump, replace(study, presets=(preset, *moved))), bound, values)
     tally: Tally | None = engine.reduce(dump, Swept(todo))
     if tally is None:
         raise DumpError("the dump has no sequence", "check that its writer was closed")
@@ -121,31 +121,39 @@ def _points(readings: Readings, options: SweepOptions) -> Sweep:
         of_weight = bound.part == "weight"
         effects = [min(one, MUCH) if of_weight else max(one, LITTLE) for one in effects]
         shown = thresholds.informative(values, effects, bound.threshold(preset))
-    found = Sweep(
+    points = [readings.point(at) for at in shown]
+    return Sweep(
         preset=preset.name,
         which=str(bound),
         others=[str(one) for one in swept_bounds(preset) if one != bound],
-        statistic=remarks.statistic(preset, bound),
-        unit=readings.units.removesuffix("s"),
+        statistic=_statistic(preset, bound),
+        unit=readings.plan.units.removesuffix("s"),
         quartiles=readings.borders(),
-        points=[readings.point(at) for at in shown],
+        points=points,
+        floor=readings.floors,
+        remarks=readings.remarks(points),
     )
-    return remarks.marked(found, readings)
+
+
+def _statistic(preset: Preset, bound: SweptBound) -> str:
+    """Return the formula of the statistic that is compared with the thresholds."""
+    rule = bound.rule(preset)
+    if isinstance(rule, Reject):
+        return judged(rule)
+    if isinstance(rule, Weight):
+        return RATIOS[rule.over]
+    return "r_t, any token" if bound.side == "upper" else "the smallest r_t"
 
 
 def _solved(
     engine: Engine, dump: Dump, found: Sweep, readings: Readings, keep: float, options: SweepOptions
 ) -> Sweep:
     """Add the bounds that keep the share `keep`, and their configuration."""
-    sides = window.sides(options.preset, options.bound, options.chosen)
-    one, after = window.solve(engine, dump, readings, keep, sides)
-    update: dict[str, object] = {"point": remarks.marks(one.point, after, found.floor)}
+    one, after = window.solve(engine, dump, readings, keep, options.chosen)
     if options.trainer:
         config = config_for(after.plan.preset, options.trainer).text()
-        update |= {"trainer": trainer_named(options.trainer), "config": config}
-    one = one.model_copy(update=update)
-    said = [*found.remarks, *remarks.of_window(one, after, found.floor)]
-    return found.model_copy(update={"window": one, "remarks": said})
+        one = one.model_copy(update={"trainer": trainer_named(options.trainer), "config": config})
+    return found.model_copy(update={"window": one, "remarks": found.remarks + after.window_remarks(one)})
 
 
 def _with_k1(found: Sweep, whole: Summary, options: SweepOptions) -> Sweep:

@@ -8,7 +8,6 @@ the tokens kept) or a rule is on sequences, the preset is applied at each thresh
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 
@@ -69,9 +68,10 @@ class Plan:
         return self.study.presets[0]
 
     @property
-    def per_token(self) -> bool:
-        """Return whether the bound acts on tokens rather than on sequences."""
-        return self.bound.part != "veto" and self.bound.over(self.preset) in ("token", "segment", "batch")
+    def units(self) -> str:
+        """Units that the bound acts on: "tokens" or "sequences"."""
+        on_tokens = self.bound.over(self.preset) in ("token", "segment", "batch")
+        return "tokens" if on_tokens and self.bound.part != "veto" else "sequences"
 
 
 @dataclass(frozen=True)
@@ -92,16 +92,16 @@ class Swept:
 
 def states(plan: Plan, batch: Batch) -> dict[str, State]:
     """Compute the states of the sweep, in blocks of sequences that bound the memory."""
-    size = max(1, CELLS // max(len(plan.values), 1))
+    size = max(1, CELLS // len(plan.values))
     firsts = range(0, batch.sequences, size)
-    parts = (batch.rows(first, min(first + size, batch.sequences)) for first in firsts)
-    return reduce(Tally.merge, (Tally(_states(plan, part)) for part in parts)).states
+    blocks = (batch.rows(first, min(first + size, batch.sequences)) for first in firsts)
+    return reduce(Tally.merge, (Tally(_states(plan, block)) for block in blocks)).states
 
 
 def _states(plan: Plan, batch: Batch) -> dict[str, State]:
     study = plan.study
     scene = Scene.of(batch, study.seed, study.replicates, plan.found.settled)
-    rows = columns(scene, plan.preset, plan.bound, plan.values)
+    rows = columns(scene, plan)
     found: dict[str, State] = {
         "sweep.sums": _sums(scene, rows, len(plan.values)),
         "sweep.length": _by_length(scene, rows),
@@ -119,11 +119,10 @@ def statistic(scene: Scene, plan: Plan) -> Tensor | None:
 
     Ratios are returned as logs. None if it depends on which tokens are kept, or on the trainer batch.
     """
-    rule, bound, ratios = plan.bound.rule(plan.preset), plan.bound, scene.ratios(plan.preset.policy)
+    rule, ratios = plan.bound.rule(plan.preset), scene.ratios(plan.preset.policy)
     there = scene.batch.lengths > 0
-    if bound.part == "veto":
-        return _worst(ratios.delta, scene.batch, bound)[there]
-    assert isinstance(rule, Reject | Weight)
+    if not isinstance(rule, Reject | Weight):
+        return _worst(ratios.delta, scene.batch, plan.bound)[there]
     if rule.among == "left" or rule.over == "batch":
         return None
     if isinstance(rule, Reject):
@@ -139,17 +138,16 @@ def _worst(delta: Tensor, batch: Batch, bound: SweptBound) -> Tensor:
     return reduced(delta, batch.cu_seqlens)
 
 
-def columns(scene: Scene, preset: Preset, bound: SweptBound, values: Sequence[float]) -> dict[str, Tensor]:
+def columns(scene: Scene, plan: Plan) -> dict[str, Tensor]:
     """Compute `COLUMNS` of the preset at N ascending thresholds, [N, S] float64 each."""
-    found = _method(preset, bound)(scene, preset, bound, values)
-    n, kept, sums = scene.counts["tokens"], found.kept, found.sums
+    n, (kept, sums, acted) = scene.counts["tokens"], _thresholds(scene, plan)
     weight = sums.first / n.clamp(min=1)
     left = (kept > 0).to(torch.float64)
     away = (sums.excess + kept - n) / n.clamp(min=1)
     touched = ((kept < n) & (n > 0)).to(torch.float64)
     residual_ww, residual_vv = sums.about_one + 2 * sums.excess, away * (away + 2) * left
     made = (kept, left, touched, sums.first, sums.second, weight, weight.square())
-    return dict(zip(COLUMNS, (*made, residual_ww, residual_vv, left, found.acted), strict=True))
+    return dict(zip(COLUMNS, (*made, residual_ww, residual_vv, left, acted), strict=True))
 
 
 def _sums(scene: Scene, rows: dict[str, Tensor], many: int) -> Sums:
@@ -174,44 +172,28 @@ def _by_length(scene: Scene, rows: dict[str, Tensor]) -> Grid:
 
 # ---------------------------------------------------------------- one preset at all thresholds
 
-
-@dataclass(frozen=True)
-class Thresholds:
-    """Results at N thresholds for S sequences, [N, S] float64 each.
-
-    Attributes:
-        kept: tokens kept.
-        sums: sums of the final weights over the tokens kept.
-        acted: number of weights that the bound changes; 0 if the bound is not on the weight.
-    """
-
-    kept: Tensor
-    sums: WeightSums
-    acted: Tensor
+Thresholds = tuple[Tensor, WeightSums, Tensor]
+"""At N thresholds for S sequences, [N, S] float64 each: the tokens kept, the sums of the final weights over
+them, and the number of weights that the bound changes (0 if it is not on the weight)."""
 
 
-Method = Callable[[Scene, Preset, SweptBound, Sequence[float]], Thresholds]
-
-
-def _method(preset: Preset, bound: SweptBound) -> Method:
-    rule, weight = bound.rule(preset), preset.weight
-    if bound.part == "veto":
-        return _veto
-    if any(part.among == "left" for part in (*preset.reject, *([weight] if weight else ()))):
-        return _one_by_one
+def _thresholds(scene: Scene, plan: Plan) -> Thresholds:
+    preset, rule = plan.preset, plan.bound.rule(plan.preset)
+    if not isinstance(rule, Reject | Weight):
+        return _veto(scene, plan)
+    depends = any(part.among == "left" for part in (*preset.reject, preset.weight) if part)
     if isinstance(rule, Reject):
-        plain = rule.over in ("token", "segment") and rule.advantage == "any"
-        return _token_rule if plain else _one_by_one
-    assert isinstance(rule, Weight)
-    truncated_twice = rule.action == "truncate" and bound.side == "window"
-    return _one_by_one if rule.over in PER_SEQUENCE or truncated_twice else _token_weight
+        alone = rule.over in ("token", "segment") and rule.advantage == "any"
+    else:
+        alone = rule.over not in PER_SEQUENCE and (rule.action != "truncate" or plan.bound.side != "window")
+    return _by_token(scene, plan, rule) if alone and not depends else _one_by_one(scene, plan)
 
 
-def _one_by_one(scene: Scene, preset: Preset, bound: SweptBound, values: Sequence[float]) -> Thresholds:
-    ratios = scene.ratios(preset.policy)
-    done = [of(ratios, bound.moved(preset, bound.bounds(value))) for value in values]
+def _one_by_one(scene: Scene, plan: Plan) -> Thresholds:
+    ratios, bound = scene.ratios(plan.preset.policy), plan.bound
+    done = [of(ratios, bound.moved(plan.preset, bound.bounds(value))) for value in plan.values]
     sums = [one.sums.named() for one in done]
-    return Thresholds(
+    return (
         torch.stack([one.kept_tokens for one in done]),
         WeightSums(**{name: torch.stack([one[name] for one in sums]) for name in sums[0]}),
         torch.stack([_acted(one, bound) for one in done]),
@@ -226,47 +208,42 @@ def _acted(done: Outcome, bound: SweptBound) -> Tensor:
     return sides[bound.side] if bound.side in sides else done.weighed.high + done.weighed.low
 
 
-def _veto(scene: Scene, preset: Preset, bound: SweptBound, values: Sequence[float]) -> Thresholds:
-    done = of(scene.ratios(preset.policy), bound.moved(preset, {bound.side: None}))
-    worst = _worst(done.ratios.delta, scene.batch, bound)
-    edges = worst.new_tensor([math.log(value) for value in values])[:, None]
-    passed = (worst >= edges if bound.side == "lower" else worst <= edges).to(torch.float64)
-    return Thresholds(done.kept_tokens * passed, done.sums.times(passed), torch.zeros_like(passed))
+def _veto(scene: Scene, plan: Plan) -> Thresholds:
+    done = of(scene.ratios(plan.preset.policy), plan.bound.moved(plan.preset, {plan.bound.side: None}))
+    worst = _worst(done.ratios.delta, scene.batch, plan.bound)
+    edges = worst.new_tensor([math.log(value) for value in plan.values])[:, None]
+    passed = (worst >= edges if plan.bound.side == "lower" else worst <= edges).to(torch.float64)
+    return done.kept_tokens * passed, done.sums.times(passed), torch.zeros_like(passed)
 
 
-def _token_rule(scene: Scene, preset: Preset, bound: SweptBound, values: Sequence[float]) -> Thresholds:
-    rule = bound.rule(preset)
-    assert isinstance(rule, Reject)
-    others = replace(preset, reject=tuple(one for at, one in enumerate(preset.reject) if at != bound.index))
-    done = of(scene.ratios(preset.policy), others)
-    x = correction.statistic(done.ratios.of(rule.policy), rule).values
-    gaps = _Gaps(_gap(x, bound, rule, values, rule.statistic == "ratio"), len(values), done, bound)
-    kept = gaps.within(None)
-    none = torch.zeros_like(kept)
-    if done.weighed is None:
-        return Thresholds(kept, WeightSums(kept, kept, none, none), none)
-    each = powers(done.weighed.final.values)
-    of_sequences = preset.weight is not None and preset.weight.over in PER_SEQUENCE
-    return Thresholds(kept, each.times(kept) if of_sequences else each.map(gaps.within), none)
-
-
-def _token_weight(scene: Scene, preset: Preset, bound: SweptBound, values: Sequence[float]) -> Thresholds:
-    weight = bound.rule(preset)
-    assert isinstance(weight, Weight)
-    done = of(scene.ratios(preset.policy), preset)
-    log = done.ratios.log_ratio(weight.over, weight.safety, weight.safety_at).values
-    free = bound.moved(preset, dict.fromkeys(bound.bounds(1.0)))
-    raw = correction.weigh(done.ratios, free).final.values
-    at = _gap(log, bound, weight, values, logarithmic=True)
-    acted = _Gaps(at, len(values), done, bound, every=True)
-    if weight.overflow == "zero":
-        at = torch.where(log > FLOAT32_OVERFLOW, 0, at)  # dropped whatever the bound
-    gaps = _Gaps(at, len(values), done, bound)
+def _by_token(scene: Scene, plan: Plan, rule: Reject | Weight) -> Thresholds:
+    """Sort tokens into the gaps between thresholds; a token beyond one is dropped, or weighs a constant."""
+    preset, bound = plan.preset, plan.bound
+    others = tuple(one for at, one in enumerate(preset.reject) if bound.part != "reject" or at != bound.index)
+    done = of(scene.ratios(preset.policy), replace(preset, reject=others))
+    if isinstance(rule, Reject):
+        x = correction.statistic(done.ratios.of(rule.policy), rule).values
+        gaps = _Gaps(_outside(x, plan, rule), plan, done)
+        kept = gaps.within(None)
+        none = torch.zeros_like(kept)
+        if done.weighed is None:
+            return kept, WeightSums(kept, kept, none, none), none
+        each = powers(done.weighed.final.values)
+        of_sequences = preset.weight is not None and preset.weight.over in PER_SEQUENCE
+        return kept, each.times(kept) if of_sequences else each.map(gaps.within), none
+    x = done.ratios.log_ratio(rule.over, rule.safety, rule.safety_at).values
+    raw = correction.weigh(done.ratios, bound.moved(preset, dict.fromkeys(bound.bounds(1.0)))).final.values
+    at = _outside(x, plan, rule)
+    weights = _Gaps(at, plan, done, every=True)
+    acted = weights.everything(None) - weights.within(None)
+    if rule.overflow == "zero":
+        at = torch.where(x > FLOAT32_OVERFLOW, 0, at)  # dropped whatever the bound
+    gaps = _Gaps(at, plan, done)
     kept = gaps.everything(None)
     beyond = kept - gaps.within(None)
-    ends = kept.new_tensor([value if weight.action == "truncate" else 0.0 for value in values])[:, None]
-    inside, at_end = powers(raw).map(gaps.within), powers(ends).map(lambda x: x * beyond)
-    return Thresholds(kept, inside.plus(at_end), acted.everything(None) - acted.within(None))
+    ends = kept.new_tensor([value if rule.action == "truncate" else 0.0 for value in plan.values])
+    at_end = powers(ends[:, None]).map(lambda x: x * beyond)
+    return kept, powers(raw).map(gaps.within).plus(at_end), acted
 
 
 @dataclass(frozen=True)
@@ -275,59 +252,51 @@ class _Gaps:
 
     Attributes:
         at: number of thresholds that each token lies outside of, tightest first, [T] int64 in [0, N].
-        size: N.
+        plan: the thresholds, and the varying bound, whose side says which end is the tightest.
         done: outcome of the rest of the preset, whose dropped tokens are left out.
-        bound: the varying bound; its side says which end is the tightest.
         every: whether to count dropped tokens too.
     """
 
     at: Tensor
-    size: int
+    plan: Plan
     done: Outcome
-    bound: SweptBound
     every: bool = False
 
     def within(self, x: Tensor | None) -> Tensor:
         """Sum x [T] (None: count) over the tokens within each threshold, [N, S]."""
-        found = self._by_gap(x).cumsum(dim=1)[:, : self.size].T
-        return found.flip(0) if self.bound.side == "lower" else found
+        found = self._by_gap(x).cumsum(dim=1)[:, :-1].T
+        return found.flip(0) if self.plan.bound.side == "lower" else found
 
     def everything(self, x: Tensor | None) -> Tensor:
         """Sum x over all tokens, the same at each threshold, [N, S]."""
-        return self._by_gap(x).sum(dim=1).expand(self.size, -1)
+        return self._by_gap(x).sum(dim=1).expand(len(self.plan.values), -1)
 
     def _by_gap(self, x: Tensor | None) -> Tensor:
         """Sum x by sequence and interval, without dropped tokens, [S, N + 1]."""
-        batch, kept = self.done.ratios.batch, self.done.kept
-        many = batch.sequences * (self.size + 1)
-        first = torch.arange(0, many, self.size + 1, device=self.at.device)
+        batch, kept, wide = self.done.ratios.batch, self.done.kept, len(self.plan.values) + 1
+        first = torch.arange(0, batch.sequences * wide, wide, device=self.at.device)
         codes = segments.spread(first, batch.cu_seqlens) + self.at
         if not self.every and kept.tokens is not None:
             codes, x = codes[kept.tokens], None if x is None else x[kept.tokens]
+        many = batch.sequences * wide
         found = tables.count(codes, many) if x is None else tables.total(codes, many, x.contiguous())
-        found = found.view(batch.sequences, self.size + 1)
+        found = found.view(batch.sequences, wide)
         return found if self.every else found * kept.sequences.to(torch.float64)[:, None]
 
 
-def _gap(
-    x: Tensor, bound: SweptBound, rule: Weight | Reject, values: Sequence[float], logarithmic: bool
-) -> Tensor:
+def _outside(x: Tensor, plan: Plan, rule: Weight | Reject) -> Tensor:
     """Count the thresholds that each value lies outside of, tightest first; N if beyond a fixed bound."""
-    tight_first = list(values) if bound.side != "lower" else list(values)[::-1]
-    bounds = [bound.bounds(value) for value in tight_first]
+    values = sorted(plan.values, reverse=plan.bound.side == "lower")
+    bounds = [plan.bound.bounds(value) for value in values]
+    logs = isinstance(rule, Weight) or rule.statistic == "ratio"
     found = torch.zeros(x.shape, dtype=torch.int64, device=x.device)
     for side, sign in (("upper", 1), ("lower", -1)):
         moving = [one[side] for one in bounds if side in one]
         fixed = getattr(rule, side)
         if not moving and (fixed is None or isinstance(rule, Weight)):
             continue  # beyond a fixed bound of the weight a token still counts
-        edges = x.new_tensor([sign * _edge(one, logarithmic) for one in moving or [fixed]])
-        outside = torch.searchsorted(edges, (x * sign).contiguous(), right=rule.strict)
+        edges = [(math.log(one) if one > 0 else -math.inf) if logs else one for one in moving or [fixed]]
+        signed = x.new_tensor([sign * edge for edge in edges])
+        outside = torch.searchsorted(signed, (x * sign).contiguous(), right=rule.strict)
         found = torch.maximum(found, outside if moving else len(values) * outside)
     return found
-
-
-def _edge(bound: float, logarithmic: bool) -> float:
-    if not logarithmic:
-        return bound
-    return math.log(bound) if bound > 0 else -math.inf

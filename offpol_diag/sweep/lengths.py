@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +27,7 @@ LENGTHS = 128
 ENOUGH = 30
 """Fewest sequences of a length bin for its spread to be fitted."""
 Array = npt.NDArray[np.float64]
+Window = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -51,11 +53,9 @@ class Spreads:
     @classmethod
     def of(cls, x: Tensor, lengths: Tensor, key: Tensor, scale: Scale) -> Spreads:
         """Count sequences from their log r per token, lengths and group keys, [S] each."""
-        edges = torch.from_numpy(scale.edges).to(x.device)
-        at = torch.searchsorted(edges, x.contiguous())
+        at = torch.searchsorted(torch.from_numpy(scale.edges).to(x.device), x.contiguous())
         bins = (length_bin(lengths) // 2).clamp(max=LENGTHS - 1)
-        fold = resample.mix(key) & (FOLDS - 1)
-        code = (fold * LENGTHS + bins) * (BINS + 2) + at
+        code = ((resample.mix(key) & (FOLDS - 1)) * LENGTHS + bins) * (BINS + 2) + at
         counts = x.new_zeros(FOLDS * LENGTHS * (BINS + 2)).index_add_(0, code, torch.ones_like(x))
         inverse = x.new_zeros(LENGTHS).index_add_(0, bins, 1 / lengths.to(x.dtype))
         return cls(counts.view(FOLDS, LENGTHS, BINS + 2), inverse)
@@ -84,7 +84,7 @@ class Fit:
     high: Array
     weight: Array
 
-    def kept(self, length: float, window: tuple[float, float]) -> float:
+    def kept(self, length: float, window: Window) -> float:
         """Return the modelled share of sequences of a length whose log r per token lies in the window."""
         spread = math.sqrt(self.falling / length + self.staying) or 1e-300
         first, last = ((end - self.middle) / spread for end in window)
@@ -99,35 +99,24 @@ def fit(counts: Array, inverse: Array, scale: Scale) -> Fit | None:
     Returns:
         The fit, or None if no length bin has `ENOUGH` sequences.
     """
-    many = counts.sum(axis=1)
+    many, edges = counts.sum(axis=1), scale.edges
     usable = np.flatnonzero(many >= ENOUGH)
     if not len(usable):
         return None
-    rows = [_quantiles(counts[at], scale, (0.1587, 0.8413)) for at in usable]
-    variance = np.array([((high - low) / 2) ** 2 for low, high in rows])
+
+    def quantiles(row: Array, *wanted: float) -> Array:  # linear within bins; beyond the axis, its ends
+        upto = np.concatenate(([0.0], np.cumsum(row)))
+        found: Array = np.interp(np.array(wanted) * upto[-1], upto, np.pad(edges, 1, mode="edge"))
+        return found
+
+    variance = np.array([(np.diff(quantiles(counts[at], 0.1587, 0.8413))[0] / 2) ** 2 for at in usable])
     falling, staying = _line(inverse[usable], variance, many[usable])
-    (middle,) = _quantiles(counts.sum(axis=0), scale, (0.5,))
+    middle = float(quantiles(counts.sum(axis=0), 0.5)[0])
     spread = np.sqrt(falling * inverse + staying)
-    edges = scale.edges
-    low = np.concatenate(([edges[0] - scale.half], edges))
-    high = np.concatenate((edges, [edges[-1] + scale.half]))
     at, bins = np.nonzero((counts > 0) & (spread > 0)[:, None])
-    return Fit(
-        middle,
-        falling,
-        staying,
-        (low[bins] - middle) / spread[at],
-        (high[bins] - middle) / spread[at],
-        counts[at, bins],
-    )
-
-
-def _quantiles(counts: Array, scale: Scale, wanted: Sequence[float]) -> list[float]:
-    """Return quantiles, interpolated linearly within bins; values beyond the axis count at its ends."""
-    edges = np.concatenate(([scale.edges[0]], scale.edges, [scale.edges[-1]]))
-    upto = np.concatenate(([0.0], np.cumsum(counts)))
-    total = upto[-1]
-    return [float(np.interp(q * total, upto, edges)) for q in wanted]
+    ends = np.concatenate(([edges[0] - scale.half], edges, [edges[-1] + scale.half]))
+    low, high = ((ends[bins + more] - middle) / spread[at] for more in (0, 1))
+    return Fit(middle, falling, staying, low, high, counts[at, bins])
 
 
 def _line(inverse: Array, variance: Array, many: Array) -> tuple[float, float]:
@@ -141,8 +130,9 @@ def _line(inverse: Array, variance: Array, many: Array) -> tuple[float, float]:
 
 
 def _weighted(x: Array, y: Array, w: Array) -> tuple[float, float]:
-    options = [(float(np.sum(w * x * y) / np.sum(w * x * x)), 0.0), (0.0, float(np.average(y, weights=w)))]
-    mean_x, mean_y = np.average(x, weights=w), np.average(y, weights=w)
+    """Return the slope and intercept, neither negative, with the least weighted squared error."""
+    mean_x, mean_y = np.average(x, weights=w), float(np.average(y, weights=w))
+    options = [(float(np.sum(w * x * y) / np.sum(w * x * x)), 0.0), (0.0, mean_y)]
     spread = np.sum(w * (x - mean_x) ** 2)
     if spread > 0:
         slope = float(np.sum(w * (x - mean_x) * (y - mean_y)) / spread)
@@ -151,8 +141,7 @@ def _weighted(x: Array, y: Array, w: Array) -> tuple[float, float]:
     return min(allowed, key=lambda one: float(np.sum(w * (y - one[0] * x - one[1]) ** 2)))
 
 
-@dataclass(frozen=True)
-class Forecast:
+class Forecast(NamedTuple):
     """The share kept at one length, its standard error, and the observed share near that length."""
 
     length: float
@@ -188,12 +177,12 @@ class Model:
         middles = 2.0 ** -((np.arange(LENGTHS) + 0.5) / 4)
         inverse = np.where(many > 0, spreads.inverse.cpu().numpy() / np.maximum(many, 1), middles)
         whole = fit(rows, inverse, scale)
+        folds = [fit(rows - one, inverse, scale) for one in counts if one.sum()]
         if whole is None:
             return None
-        folds = [fit(rows - one, inverse, scale) for one in counts if one.sum()]
         return cls(rows, scale, whole, tuple(one for one in folds if one is not None), product)
 
-    def forecast(self, lengths: Sequence[float], window: tuple[float, float]) -> list[Forecast]:
+    def forecast(self, lengths: Sequence[float], window: Window) -> list[Forecast]:
         """Forecast the share kept at each length by a window on the log of the ratio."""
         miss, many = self._miss(window), len(self.without)
         found = []
@@ -213,16 +202,15 @@ class Model:
         at = np.flatnonzero(self.rows.sum(axis=1))
         return 2.0 ** (float(at[0]) / 4), 2.0 ** (float(at[-1] + 1) / 4)
 
-    def _per_token(self, length: float, window: tuple[float, float]) -> tuple[float, float]:
+    def _per_token(self, length: float, window: Window) -> Window:
         return (window[0] / length, window[1] / length) if self.product else window
 
-    def _share(self, counts: Array, window: tuple[float, float]) -> float:
+    def _share(self, counts: Array, window: Window) -> float:
         """Return the share that a window keeps of sequences counted by log r per token."""
-        upto = np.cumsum(counts)[:-1]
-        below, within = (float(np.interp(end, self.scale.edges, upto)) for end in window)
-        return (within - below) / float(counts.sum())
+        below, within = np.interp(window, self.scale.edges, np.cumsum(counts)[:-1])
+        return float((within - below) / counts.sum())
 
-    def _miss(self, window: tuple[float, float]) -> float:
+    def _miss(self, window: Window) -> float:
         """Return the root mean square misfit over lengths, beyond sampling noise, weighted by sequences."""
         many = self.rows.sum(axis=1)
         squares = weights = 0.0

@@ -1,23 +1,31 @@
-"""The numbers of each threshold, from the sums of a sweep; each metric is a row of a table."""
+"""The numbers of each threshold, from the sums of a sweep, and the warnings about thresholds.
+
+A point is marked where its threshold drops long responses (`length`), lies below the noise (`floor`) or
+misses the data (`centre`); each kind of warning has a sentence on one such point.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from offpol_diag.analysis.readout import typed
 from offpol_diag.analysis.tally import Tally
 from offpol_diag.engine import loglattice, method, residual
 from offpol_diag.engine.accumulators import Bins, GroupSample, Sums
 from offpol_diag.engine.formula import Formula, Reader, mean
 from offpol_diag.engine.selection import Grid, quartile_parts
-from offpol_diag.summary import Number, Numbers, SweptPoint
+from offpol_diag.numerals import say, say_value
+from offpol_diag.presets import Reject
+from offpol_diag.summary import NoiseFloor, Number, Numbers, SolvedWindow, SweptPoint
+from offpol_diag.sweep import rounding
 from offpol_diag.sweep.evaluate import COLUMNS, Plan
-from offpol_diag.sweep.rounding import Stored
+from offpol_diag.sweep.thresholds import LOGARITHMIC
 
 KNOWN = {row.name: row for row in (*method.ROWS, *residual.ROWS)}
 
@@ -42,78 +50,74 @@ ACTED = Formula(
 )
 FRESH = "share kept of what was sampled at policy lag 0, where only numerics make the policies differ"
 DIGITS = 1e-12
-S = TypeVar("S")
+TRAP, TRAP_RATIO = 0.05, 0.9
+"""A threshold drops long responses if the kept share of the longest quarter is lower by this much, and less
+than this multiple, than that of the shortest."""
+FLIPS = 0.32
+"""A threshold that drops more than this share at lag 0 lies within one standard deviation of numerics."""
+MORE, LEAST = 1.2, 0.05
+"""A window is misplaced if one as wide around the median keeps this many times, and this much, more."""
 
 
 @dataclass(frozen=True)
 class Readings:
-    """Typed access to the states of a finished sweep."""
+    """The numbers of a finished sweep, read from its states."""
 
     plan: Plan
     tally: Tally
 
-    def state(self, name: str, kind: type[S]) -> S:
-        """Return one of the sweep's states."""
-        found = self.tally.states[name]
-        assert isinstance(found, kind)
-        return found
-
     @cached_property
     def sums(self) -> dict[str, Tensor]:
         """Column → its sum and replicates, [1+B]."""
-        return self.state("sweep.sums", Sums).read()
+        return typed(self.tally.states["sweep.sums"], Sums).read()
 
     @cached_property
     def reader(self) -> Reader:
         """Reader of formulas over the sums and their replicates."""
-        return Reader(self.sums, self.state("group", GroupSample).groups)
+        return Reader(self.sums, typed(self.tally.states["group"], GroupSample).groups)
 
     @cached_property
     def grid(self) -> Tensor:
         """Sums by length bin, [bins, 2 + columns × N]."""
-        return self.state("sweep.length", Grid).values.cpu()
+        return typed(self.tally.states["sweep.length"], Grid).values.cpu()
 
     @cached_property
     def shape(self) -> Bins | None:
         """Histogram of the statistic on the grid of `loglattice`; None if it depends on other units."""
         if "sweep.shape" not in self.tally.states:
             return None
-        found = self.state("sweep.shape", Bins)
+        found = typed(self.tally.states["sweep.shape"], Bins)
         return Bins(found.counts.cpu(), found.sums.cpu())
-
-    @property
-    def stored(self) -> Stored:
-        """State of the number formats of the stored log-probs."""
-        return self.state("sweep.steps", Stored)
 
     @property
     def length(self) -> float:
         """Mean number of tokens of a response."""
         return float(self.sums["tokens"][0] / self.sums["sequences"][0])
 
-    @property
-    def units(self) -> str:
-        """Units that the bound acts on: "tokens" or "sequences"."""
-        return "tokens" if self.plan.per_token else "sequences"
-
     def point(self, at: int) -> SweptPoint:
-        """Return the numbers of one threshold."""
+        """Return the numbers of one threshold, with its marks."""
         plan, value = self.plan, self.plan.values[at]
         found = {row.name: self.reader.number(row, f"{at}|") for row in ROWS}
         if plan.bound.part == "weight":
-            found[ACTED.name] = self.reader.wrap(self.sums[f"{at}|acted"] / self.sums[self.units], ACTED)
-        there = self.sums[f"fresh_{self.units}"]
+            found[ACTED.name] = self.reader.wrap(self.sums[f"{at}|acted"] / self.sums[plan.units], ACTED)
+        there = self.sums[f"fresh_{plan.units}"]
         if float(there[0]):  # else the dump has nothing of lag 0
-            column = "fresh_kept" if plan.per_token else "fresh_left"
-            row = Formula("fresh_kept", "fraction", f"{self.units} of lag 0", FRESH, mean(column))
+            column = "fresh_kept" if plan.units == "tokens" else "fresh_left"
+            row = Formula("fresh_kept", "fraction", f"{plan.units} of lag 0", FRESH, mean(column))
             found[row.name] = self.reader.wrap(self.sums[f"{at}|{column}"] / there, row)
-        return SweptPoint(
+        point = SweptPoint(
             threshold=value,
             bounds=plan.bound.places(plan.bound.bounds(value)),
             own=value == plan.bound.threshold(plan.preset),
             metrics=found,
             quartiles=[self._quartile(at, part) for part in quartile_parts(self.grid[:, 0])],
         )
+        marks = {
+            "length": self._trapped(point),
+            "floor": self._under_storage(point) or _under_lag(point),
+            "centre": self._beside(point),
+        }
+        return point.model_copy(update={"marks": [name for name, true in marks.items() if true]})
 
     def _quartile(self, at: int, part: Tensor) -> Numbers:
         """Return the metrics of `ROWS` for one length quartile of the sequences."""
@@ -144,18 +148,177 @@ class Readings:
         many = 0.0 if self.shape is None else float(self.shape.counts.sum())
         return float(self.shape.sums.sum()) / many if self.shape is not None and many else None
 
-    def median(self) -> float | None:
-        """Return the median of the statistic, to 1/32."""
-        return None if self.shape is None else loglattice.quantile(self.shape.counts, 0.5)
+    def kept(self, numbers: Mapping[str, Number]) -> float:
+        """Return the kept share of tokens or sequences, whichever the bound acts on; 0 if there are none."""
+        return numbers[f"{self.plan.units}_kept"].value or 0.0
 
-    def share_between(self, low: float, high: float) -> float:
-        """Return the approximate share of the statistic's values in [low, high] (bins of 1/32)."""
-        assert self.shape is not None
+    def remarks(self, points: Sequence[SweptPoint]) -> list[str]:
+        """Return a sentence on each kind of mark."""
+        said = [*self._of_centre(points), *self._of_length(points), *self._of_lag(points)]
+        said += self._of_storage(points)
+        weight = self.plan.preset.weight
+        if weight is not None and weight.normalize:
+            said.append(
+                "The weights are shown before they are divided by their batch mean, after which κ is near 1."
+            )
+        return said
+
+    def window_remarks(self, one: SolvedWindow) -> list[str]:
+        """Return the warnings about solved bounds."""
+        short, long = (say_value(self.kept(one.point.quartiles[at]), "fraction") for at in (0, -1))
+        said = (
+            (
+                "length" in one.point.marks,
+                f"Length trap: the solved bounds keep {short} of the shortest quarter of responses and "
+                f"{long} of the longest.",
+            ),
+            (
+                self._under_storage(one.point),
+                "The solved bounds lie under the noise floor of the stored values.",
+            ),
+            (
+                _under_lag(one.point),
+                "The solved bounds drop much of policy lag 0 as well, where only numerics differ.",
+            ),
+            (
+                one.ties > 0,
+                f"{one.ties} more than asked are kept: they equal the last one, and no bound parts them.",
+            ),
+        )
+        return [text for true, text in said if true]
+
+    # ------------------------------------------------------------ length
+
+    def _trapped(self, point: SweptPoint) -> bool:
+        """Return whether clearly less of the longest quarter is kept than of the shortest."""
+        short, long = self.kept(point.quartiles[0]), self.kept(point.quartiles[-1])
+        return short - long > TRAP and long < TRAP_RATIO * short
+
+    def _of_length(self, points: Sequence[SweptPoint]) -> Iterator[str]:
+        for point in _example(points, "length"):
+            short, long = (say_value(self.kept(point.quartiles[at]), "fraction") for at in (0, -1))
+            borders = self.borders()
+            yield (
+                f"Length trap (L): at {_named(point)}, {short} is kept of the shortest quarter of responses "
+                f"({borders[0]} tokens) and {long} of the longest ({borders[-1]}). The batch that is left is "
+                "a shorter one, whatever its quality."
+            )
+
+    # ------------------------------------------------------------ numerics
+
+    @cached_property
+    def floors(self) -> list[NoiseFloor]:
+        """Noise floors: of the formats of the stored values, and of low-precision logits."""
+        stored = typed(self.tally.states["sweep.steps"], rounding.Stored)
+        first, second = stored.formats()
+        kinds = first if first == second else f"{first} (rollout) and {second} (trainer)"
+        rows = [(f"log-probs stored as {kinds}", stored.deviation(), True)]
+        for name, bits in rounding.BITS.items():
+            what = f"logits of about {rounding.LOGIT:g} computed in {name}"
+            rows.append((what, rounding.of_logits(bits), False))
+        text = "standard deviation of Δ of a token"
+        return [
+            NoiseFloor(
+                source=source,
+                per_token=Number(value=value, unit="nats", formula=text),
+                statistic=self._in_statistic(value),
+                found=found,
+            )
+            for source, value, found in rows
+        ]
+
+    def _in_statistic(self, deviation: float) -> Number:
+        name, over = self.plan.bound.statistic(self.plan.preset), self.plan.bound.over(self.plan.preset)
+        moved = rounding.in_statistic(name, over, deviation, self.length)
+        if moved is None:
+            return Number(unknown=f"no rule is known for {name} over {over}")
+        return Number(
+            value=moved, formula="how far that moves (the log of) the statistic, at the mean length"
+        )
+
+    def _distance(self, point: SweptPoint) -> float:
+        """Return the distance of the nearest varying bound from on-policy, in the units of the noise."""
+        bounds = list(point.bounds.values())
+        if self.plan.bound.statistic(self.plan.preset) not in LOGARITHMIC:
+            return min(map(abs, bounds))
+        logs = [math.log(one) for one in bounds if one > 0]
+        return abs(logs[1] - logs[0]) / 2 if len(logs) == 2 else min(map(abs, logs), default=math.inf)
+
+    def _under_storage(self, point: SweptPoint) -> bool:
+        stored = self.floors[0].statistic.value
+        return stored is not None and self._distance(point) < stored
+
+    def _of_storage(self, points: Sequence[SweptPoint]) -> Iterator[str]:
+        below = [point for point in points if self._under_storage(point)]
+        if below:
+            several = f"the threshold {_named(below[0])} lies"
+            if len(below) > 1:
+                several = f"{len(below)} thresholds, from {_named(below[0])} to {_named(below[-1])}, lie"
+            yield (
+                f"Noise floor (N): {self.floors[0].source} alone move the statistic by "
+                f"{say(self.floors[0].statistic)}, and {several} closer than that: what is kept there is "
+                "decided by rounding."
+            )
+
+    def _of_lag(self, points: Sequence[SweptPoint]) -> Iterator[str]:
+        for point in _example([one for one in points if _under_lag(one)], "floor"):
+            dropped = 1 - (point.metrics["fresh_kept"].value or 0.0)
+            yield (
+                f"Noise floor (N): at {_named(point)}, {say_value(dropped, 'fraction')} of the "
+                f"{self.plan.units} of policy lag 0 are dropped, where nothing but numerics (and what is "
+                "wrong with them) makes the policies differ."
+            )
+
+    # ------------------------------------------------------------ centre
+
+    def _beside(self, point: SweptPoint) -> bool:
+        """Return whether a window drops over half the data and one as wide at the median far less."""
+        kept, found = self.kept(point.metrics), self._around_the_data(point)
+        return kept < 0.5 and found is not None and found[-1] > max(MORE * kept, kept + LEAST)
+
+    def _around_the_data(self, point: SweptPoint) -> tuple[float, float, float, float] | None:
+        """Return both bounds and the median on r, and the share kept by a window as wide around the median.
+
+        The share is approximate (bins of 1/32). None unless the rule is on a ratio and has both bounds,
+        varying or not.
+        """
+        rule = self.plan.bound.rule(self.plan.preset)
+        if not isinstance(rule, Reject) or rule.statistic != "ratio" or self.shape is None:
+            return None
+        moved = {name.rpartition(".")[2]: bound for name, bound in point.bounds.items()}
+        low, high = moved.get("lower", rule.lower), moved.get("upper", rule.upper)
+        if not low or not high:
+            return None
         counts, edges = self.shape.counts, loglattice.edges()
-        within = edges[1:].clamp(max=high) - edges[:-1].clamp(min=low)
+        middle, half = loglattice.quantile(counts, 0.5), (math.log(high) - math.log(low)) / 2
+        within = edges[1:].clamp(max=middle + half) - edges[:-1].clamp(min=middle - half)
         parts = (within / (edges[1:] - edges[:-1])).clamp(0, 1)
-        return float((counts * parts).sum() / counts.sum())
+        return low, high, math.exp(middle), float((counts * parts).sum() / counts.sum())
 
-    def kept(self, numbers: Mapping[str, Number]) -> float | None:
-        """Return the kept share of tokens or sequences, whichever the bound acts on."""
-        return numbers[f"{self.units}_kept"].value
+    def _of_centre(self, points: Sequence[SweptPoint]) -> Iterator[str]:
+        for point in _example(points, "centre"):
+            found = self._around_the_data(point)
+            assert found is not None
+            low, high, middle, share = found
+            yield (
+                f"Beside the data (C): the window {low:.6g} to {high:.6g} lies around 1, keeps "
+                f"{say_value(self.kept(point.metrics), 'fraction')}; half of the data lie below {middle:.6g} "
+                f"(E[log r] = {self.centre():.3g}). A window as wide around that would keep about "
+                f"{say_value(round(share, 2), 'fraction')}; --keep solves for one."
+            )
+
+
+def _under_lag(point: SweptPoint) -> bool:
+    kept = point.metrics.get("fresh_kept")
+    return kept is not None and kept.value is not None and 1 - kept.value > FLIPS
+
+
+def _example(points: Sequence[SweptPoint], mark: str) -> list[SweptPoint]:
+    """Return the preset's own threshold if it has the mark, else the last point that has it, if any."""
+    found = [point for point in points if mark in point.marks]
+    return [point for point in found if point.own][:1] or found[-1:]
+
+
+def _named(point: SweptPoint) -> str:
+    """Format a threshold for a sentence."""
+    return f"{point.threshold:.7g}{' (the preset as it stands)' if point.own else ''}"

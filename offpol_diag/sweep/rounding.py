@@ -36,39 +36,26 @@ class Stored:
     @classmethod
     def of(cls, rollout: Tensor, train: Tensor) -> Stored:
         """Compute the state of a batch from its log-probs under both policies, [T] each."""
-        both = (rollout, train)
-        many = rollout.new_tensor(float(rollout.numel()))
-        return cls(torch.stack([_unfit(x) for x in both]), torch.stack([_squares(x) for x in both]), many)
+        both = torch.stack((rollout, train))
+        unfit = [(both.to(getattr(torch, name)).to(torch.float64) != both).sum(1) for name in BITS]
+        steps = torch.exp2(2.0 * (torch.frexp(both).exponent.to(torch.float64) - 1))
+        squares = torch.where(both == 0, 0.0, steps).sum(1)
+        return cls(torch.stack(unfit, 1).to(torch.float64), squares, rollout.new_tensor(float(len(rollout))))
 
     def merge(self, other: Stored) -> Stored:
-        """Merge."""
+        """Add the counts."""
         return Stored(self.unfit + other.unfit, self.squares + other.squares, self.tokens + other.tokens)
 
-    def formats(self) -> tuple[str, str]:
+    def formats(self) -> list[str]:
         """Return the coarsest format that holds every value of the rollout and of the train column."""
-        first, second = (
-            next((name for name, many in zip(BITS, row, strict=True) if not many), "float64")
-            for row in self.unfit.cpu().tolist()
-        )
-        return first, second
+        rows = self.unfit.tolist()
+        return [next((name for name, n in zip(BITS, row, strict=True) if not n), "float64") for row in rows]
 
     def deviation(self) -> float:
         """Return the standard deviation of Δ due to the rounding of stored values, nats."""
-        variance = sum(
-            square * 4.0 ** -BITS.get(name, 52)
-            for square, name in zip(self.squares.cpu().tolist(), self.formats(), strict=True)
-        )
+        pairs = zip(self.squares.tolist(), self.formats(), strict=True)
+        variance = sum(square * 4.0 ** -BITS.get(name, 52) for square, name in pairs)
         return math.sqrt(variance / 12 / max(float(self.tokens), 1.0))
-
-
-def _unfit(x: Tensor) -> Tensor:
-    kinds = (torch.bfloat16, torch.float16, torch.float32)
-    return torch.stack([(x.to(kind).to(torch.float64) != x).sum() for kind in kinds]).to(torch.float64)
-
-
-def _squares(x: Tensor) -> Tensor:
-    _, power = torch.frexp(x[x != 0])
-    return torch.exp2(2.0 * (power.to(torch.float64) - 1)).sum()
 
 
 def of_logits(bits: int) -> float:
@@ -82,11 +69,11 @@ def in_statistic(statistic: str, over: str, deviation: float, length: float) -> 
 
     For K2 and K3, which are never negative, its mean. None if no rule is known.
     """
-    factors = {
-        ("ratio", "k1"): {"token": 1.0, "mean": length**-0.5, "sum": length**0.5},
-        ("ratio",): {"segment": length**-0.5},
-        ("k2", "k3"): {"token": deviation / 2, "mean": deviation / 2, "sum": length * deviation / 2},
-    }
-    found = (by[over] for names, by in factors.items() if statistic in names and over in by)
-    factor = next(found, None)
-    return None if factor is None else deviation * factor
+    factors = {"token": 1.0, "mean": length**-0.5, "sum": length**0.5}
+    if statistic in ("k2", "k3"):
+        factors = {"token": deviation / 2, "mean": deviation / 2, "sum": length * deviation / 2}
+    elif statistic == "ratio":
+        factors["segment"] = length**-0.5
+    elif statistic != "k1":
+        return None
+    return deviation * factors[over] if over in factors else None

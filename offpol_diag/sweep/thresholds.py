@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal
@@ -83,17 +83,16 @@ def swept_bounds(preset: Preset) -> tuple[SweptBound, ...]:
     """List the bounds of a preset that can vary: rules first, then weight and veto; windows before sides."""
     if not preset.apply:
         return ()
-    parts: list[tuple[str, int | None, Bounded]] = [
-        ("reject", index, rule) for index, rule in enumerate(preset.reject)
+    parts: list[tuple[str, int | None, Bounded | None]] = [
+        *(("reject", index, rule) for index, rule in enumerate(preset.reject)),
+        ("weight", None, preset.weight),
+        ("veto", None, preset.veto),
     ]
-    if preset.weight is not None and preset.weight.action in ("truncate", "mask"):
-        parts.append(("weight", None, preset.weight))
-    if preset.veto:
-        parts.append(("veto", None, preset.veto))
     sides: tuple[Side, ...] = ("window", "upper", "lower")
     return tuple(
         SweptBound(part, index, side)
         for part, index, rule in parts
+        if rule and not (isinstance(rule, Weight) and rule.action not in ("truncate", "mask"))
         for side in sides
         if (_reciprocal(rule) if side == "window" else getattr(rule, side) is not None)
     )
@@ -148,7 +147,14 @@ def parse(text: str, preset: Preset, bound: SweptBound) -> tuple[float, ...]:
     Raises:
         UsageError: not numbers, not ascending, too many, or invalid for the bound.
     """
-    values = [_number(word.strip()) for word in text.split(",")]
+    values = []
+    for word in map(str.strip, text.split(",")):
+        try:
+            values.append(float(word))
+        except ValueError:
+            raise UsageError(f'--at: "{word}" is no number', f"write them like {EXAMPLE}") from None
+        if not math.isfinite(values[-1]):
+            raise UsageError(f"--at: {word} is no threshold", "give finite numbers")
     if any(one >= two for one, two in pairwise(values)):
         raise UsageError(f"--at {text}: thresholds must rise", f"write them like {EXAMPLE}")
     if len(values) > LIMIT:
@@ -157,16 +163,6 @@ def parse(text: str, preset: Preset, bound: SweptBound) -> tuple[float, ...]:
         if objection := _objection(value, preset, bound):
             raise UsageError(f"--at {value:g}: {bound}{objection[0]}", objection[1])
     return tuple(values)
-
-
-def _number(word: str) -> float:
-    try:
-        value = float(word)
-    except ValueError:
-        raise UsageError(f'--at: "{word}" is no number', f"write them like {EXAMPLE}") from None
-    if not math.isfinite(value):
-        raise UsageError(f"--at: {word} is no threshold", "give finite numbers")
-    return value
 
 
 def _objection(value: float, preset: Preset, bound: SweptBound) -> tuple[str, str] | None:
@@ -182,21 +178,21 @@ def _objection(value: float, preset: Preset, bound: SweptBound) -> tuple[str, st
 
 def round_numbers(preset: Preset, bound: SweptBound) -> tuple[float, ...]:
     """List all round thresholds of a wide range, ascending, and the preset's own."""
+
+    def decades(first: int, last: int) -> list[float]:
+        return [_tidy(step * 10.0**power) for power in range(first, last + 1) for step in STEPS]
+
     statistic, below = bound.statistic(preset), bound.side == "lower"
-    if statistic in LOGARITHMIC:
-        values = [*(_tidy(1 + x) for x in _decades(-6, -1)), *FAR]
-        if below:
-            values = [_tidy(2 - x) for x in values if x < 2] + [0.1**k for k in range(1, 9)]
-    else:
+    if statistic not in LOGARITHMIC:
         sign = -1 if below and statistic in ("k1", "prob_diff") else 1
-        values = [sign * x for x in _decades(-8, 2)]
+        values = [sign * x for x in decades(-8, 2)]
+    elif below:
+        values = [_tidy(1 - x) for x in decades(-6, -1)] + [0.1**k for k in range(1, 9)]
+    else:
+        values = [_tidy(1 + x) for x in decades(-6, -1)] + list(FAR)
     found = {value for value in values if _objection(value, preset, bound) is None}
     own = bound.threshold(preset)
-    return tuple(sorted(found | ({own} if own is not None else set())))
-
-
-def _decades(first: int, last: int) -> Iterator[float]:
-    return (_tidy(step * 10.0**power) for power in range(first, last + 1) for step in STEPS)
+    return tuple(sorted(found if own is None else found | {own}))
 
 
 def _tidy(x: float) -> float:
@@ -207,13 +203,7 @@ def _tidy(x: float) -> float:
 def informative(values: Sequence[float], effects: Sequence[float], own: float | None) -> list[int]:
     """Select the thresholds to show: where the effect changes, evenly thinned, and the preset's own.
 
-    Args:
-        values: thresholds, ascending.
-        effects: the effect of each, e.g. the share kept.
-        own: the preset's own threshold.
-
-    Returns:
-        Their indices, ascending.
+    `effects` holds the effect, e.g. the share kept, of each of the ascending `values`. Returns indices.
     """
     changes = [at for at, (one, two) in enumerate(pairwise(effects)) if abs(one - two) > 1e-12]
     first, last = (changes[0], changes[-1] + 1) if changes else (0, len(values) - 1)

@@ -1,17 +1,24 @@
-"""Bounds that keep a given share, and a forecast of what they keep at other response lengths."""
+"""Bounds that keep a given share, and a forecast of what they keep at other response lengths.
+
+The histogram of the first pass gives the bin of each rank; the next pass collects the values in that bin, so
+that the order statistic is exact. The last pass applies the preset with the solved bounds.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
+from offpol_diag.analysis.readout import typed
 from offpol_diag.analysis.tally import Tally
 from offpol_diag.batch import Batch
 from offpol_diag.engine import loglattice
-from offpol_diag.engine.accumulators import State
+from offpol_diag.engine.accumulators import Bins
 from offpol_diag.engine.scene import Scene
 from offpol_diag.errors import UsageError
 from offpol_diag.presets import Preset, Reject, Weight
@@ -19,7 +26,6 @@ from offpol_diag.readers import Dump
 from offpol_diag.run.task import Engine
 from offpol_diag.summary import Number, PredictedKeep, SolvedWindow
 from offpol_diag.sweep.evaluate import Plan, states, statistic
-from offpol_diag.sweep.exact import AtRank, at_ranks
 from offpol_diag.sweep.lengths import Model, Scale, Spreads
 from offpol_diag.sweep.readings import Readings
 from offpol_diag.sweep.thresholds import Side, SweptBound
@@ -53,55 +59,45 @@ def check(share: float, preset: Preset, bound: SweptBound) -> None:
         raise UsageError(f"--keep: {bound} of {preset.name} acts only for some signs of the advantage", hint)
 
 
-def sides(preset: Preset, bound: SweptBound, chosen: bool) -> tuple[Side, ...]:
-    """Return the sides to solve for: both if the preset has both, unless one was `chosen`."""
-    rule = bound.rule(preset)
-    signed = bound.statistic(preset) in SIGNED
-    both = rule.lower is not None and rule.upper is not None and signed and not chosen
-    return ("lower", "upper") if both or bound.side == "window" else (bound.side,)
-
-
 def solve(
-    engine: Engine, dump: Dump, readings: Readings, share: float, sought: tuple[Side, ...]
+    engine: Engine, dump: Dump, readings: Readings, share: float, chosen: bool
 ) -> tuple[SolvedWindow, Readings]:
-    """Solve for the bounds that keep the share; also return the readings of the preset with these bounds."""
+    """Solve for the bounds that keep the share; also return the readings of the preset with these bounds.
+
+    Both bounds of the rule are sought if it has both, unless the user has `chosen` one.
+    """
     plan, shape = readings.plan, readings.shape
     assert shape is not None
+    rule, name = plan.bound.rule(plan.preset), plan.bound.statistic(plan.preset)
+    both = rule.lower is not None and rule.upper is not None and name in SIGNED and not chosen
+    two = both or plan.bound.side == "window"
+    sought: tuple[Side, ...] = ("lower", "upper") if two else (plan.bound.side,)
+
     many = round(float(shape.counts.sum()))
     keep = max(1, math.ceil(share * many - 1e-9))
-    below = (many - keep) // 2 if len(sought) == 2 else many - keep if sought == ("lower",) else 0
+    below = (many - keep) // 2 if two else many - keep if sought == ("lower",) else 0
     ranks = {"lower": below + 1, "upper": below + keep}
-    each = at_ranks(engine, dump, plan, shape, [ranks[side] for side in sought])
-    found = dict(zip(sought, each, strict=True))
-    logs = plan.bound.statistic(plan.preset) == "ratio"
-    bounds: dict[str, float] = {side: _bound(one, side, logs) for side, one in found.items()}
+    found = at_ranks(engine, dump, plan, shape, {side: ranks[side] for side in sought})
+    bounds: dict[str, float] = {side: _bound(one, side, name == "ratio") for side, one in found.items()}
     upto = found["upper"].before + found["upper"].equal if "upper" in found else many
     kept = upto - (found["lower"].before if "lower" in found else 0)
 
-    after = Readings(*_applied(engine, dump, readings, bounds, sought[-1]))
+    preset = plan.bound.moved(plan.preset, bounds)
+    study, bound = replace(plan.study, presets=(preset,)), replace(plan.bound, side=sought[-1])
+    turned, scale = replace(plan, study=study, bound=bound, values=(bounds[sought[-1]],)), _scale(readings)
+    seen = engine.reduce(dump, After(turned, scale))
+    assert seen is not None
+    after = Readings(turned, Tally(readings.tally.states | seen.states))
     point = after.point(0).model_copy(update={"bounds": plan.bound.places(bounds), "own": False})
     centre = None
-    if len(sought) == 2:
-        formula = "mean of the log of the statistic"
-        centre = Number(value=readings.centre(), unit="nats", over=readings.units, formula=formula)
+    if two:
+        text, value = "mean of the log of the statistic", readings.centre()
+        centre = Number(value=value, unit="nats", over=plan.units, formula=text)
     window = SolvedWindow(asked=share, kept=kept, of=many, ties=kept - keep, centre=centre, point=point)
-    return _forecast(window, after, _scale(readings)), after
+    return _forecast(window, after, scale), after
 
 
-def _applied(
-    engine: Engine, dump: Dump, readings: Readings, bounds: dict[str, float], side: Side
-) -> tuple[Plan, Tally]:
-    """Read the dump with the new bounds, with the bound on `side` as the one that varies."""
-    plan = readings.plan
-    preset = plan.bound.moved(plan.preset, bounds)
-    study, bound = replace(plan.study, presets=(preset,)), replace(plan.bound, side=side)
-    turned = replace(plan, study=study, bound=bound, values=(bounds[side],))
-    seen = engine.reduce(dump, After(turned, _scale(readings)))
-    assert seen is not None
-    return turned, Tally(readings.tally.states | seen.states)
-
-
-def _bound(found: AtRank, side: Side, logs: bool) -> float:
+def _bound(found: AtRank, side: str, logs: bool) -> float:
     """Return the number with fewest digits between the last value kept and the first one dropped."""
     value = found.value
     spare = max(abs(value) * SPARE, 1e-9)
@@ -118,19 +114,111 @@ def shortest(low: float, high: float, logs: bool, nearest: float) -> float:
     Raises:
         UsageError: its exponential overflows or underflows.
     """
-    if logs and abs(nearest) > MOST_NATS:
-        what = f"--keep: the bound would have to let through |log r| = {abs(nearest):.4g} nats"
-        raise UsageError(f"{what}, which no number holds", "ask for a smaller share")
-    if logs:
-        low, high = max(low, nearest - 1), min(high, nearest + 1)
     into: Callable[[float], float] = math.exp if logs else float
     back: Callable[[float], float] = math.log if logs else float
+    if logs:
+        if abs(nearest) > MOST_NATS:
+            what = f"--keep: the bound would have to let through |log r| = {abs(nearest):.4g} nats"
+            raise UsageError(f"{what}, which no number holds", "ask for a smaller share")
+        low, high = max(low, nearest - 1), min(high, nearest + 1)
     middle = into((low + high) / 2)
     for digits in range(1, 18):
         found = float(f"{middle:.{digits}g}")
         if (found > 0 or not logs) and low < back(found) < high:
             return found
     return into(nearest)
+
+
+# ---------------------------------------------------------------- exact order statistics
+
+
+class AtRank(NamedTuple):
+    """The value at a rank, its neighbours (±inf if none), and the counts of smaller and of equal values."""
+
+    under: float
+    value: float
+    over: float
+    before: int
+    equal: int
+
+
+class Bracket(NamedTuple):
+    """An interval low ≤ x < high that contains a rank, and the number of values below it."""
+
+    low: float
+    high: float
+    below: float
+
+    @classmethod
+    def of(cls, bins: Bins, rank: int) -> Bracket:
+        """Return the bin of a rank; bins of negative values are (low, high], so their ends move up."""
+        upto = torch.cumsum(bins.counts, 0)
+        at = int(torch.searchsorted(upto, float(rank)))
+        low, high = loglattice.edges()[at : at + 2].tolist()
+        if at <= loglattice.HALF:  # the bin around zero is (low, high)
+            low = math.nextafter(low, math.inf)
+            high = math.nextafter(high, math.inf) if at < loglattice.HALF else high
+        low, high = -math.inf if at == 0 else low, math.inf if at == loglattice.SIZE - 1 else high
+        return cls(low, high, float(upto[at] - bins.counts[at]))
+
+
+@dataclass(frozen=True)
+class Inside:
+    """The distinct values in a bracket and their counts, a pair per batch; the nearest values outside it."""
+
+    blocks: tuple[tuple[Tensor, Tensor], ...]
+    under: float
+    over: float
+
+    @classmethod
+    def of(cls, x: Tensor, bracket: Bracket) -> Inside:
+        """Collect the values of one batch."""
+        below, above = x[x < bracket.low], x[x >= bracket.high]
+        inside = x[(x >= bracket.low) & (x < bracket.high)]
+        values, counts = torch.unique(inside, return_counts=True)
+        under = float(below.max()) if len(below) else -math.inf
+        over = float(above.min()) if len(above) else math.inf
+        return cls(((values.cpu(), counts.cpu()),), under, over)
+
+    def merge(self, other: Inside) -> Inside:
+        """Join the values."""
+        return Inside(self.blocks + other.blocks, max(self.under, other.under), min(self.over, other.over))
+
+    def at(self, rank: int, below: float) -> AtRank:
+        """Return the value at a rank (1 is the smallest); `below` values lie under the bracket."""
+        each, many = (torch.cat(parts) for parts in zip(*self.blocks, strict=True))
+        values, where = torch.unique(each, return_inverse=True)
+        counts = torch.zeros(len(values), dtype=torch.int64).index_add_(0, where, many)
+        upto = round(below) + torch.cumsum(counts, 0)
+        at = int(torch.searchsorted(upto, rank))
+        under, value, over = [self.under, *values.tolist(), self.over][at : at + 3]
+        return AtRank(under, value, over, int(upto[at] - counts[at]), int(counts[at]))
+
+
+@dataclass(frozen=True)
+class Gather:
+    """The job of one pass: collect the values of one batch in each bracket."""
+
+    plan: Plan
+    brackets: dict[Side, Bracket]
+
+    def __call__(self, batch: Batch) -> Tally:
+        """Collect the values of one batch."""
+        scene = Scene.of(self.plan.found.filled(batch), 0, 1, self.plan.found.settled)
+        x = statistic(scene, self.plan)
+        assert x is not None
+        scene.forget()
+        return Tally({side: Inside.of(x, one) for side, one in self.brackets.items()})
+
+
+def at_ranks(engine: Engine, dump: Dump, plan: Plan, bins: Bins, ranks: dict[Side, int]) -> dict[str, AtRank]:
+    """Find the value at each rank (1 is the smallest) and its neighbours."""
+    brackets = {side: Bracket.of(bins, rank) for side, rank in ranks.items()}
+    seen = engine.reduce(dump, Gather(plan, brackets))
+    assert seen is not None
+    return {
+        side: typed(seen.states[side], Inside).at(rank, brackets[side].below) for side, rank in ranks.items()
+    }
 
 
 # ---------------------------------------------------------------- other lengths
@@ -146,17 +234,17 @@ class After:
     def __call__(self, batch: Batch) -> Tally:
         """Compute the states of one batch."""
         batch = self.plan.found.filled(batch)
-        found: dict[str, State] = dict(states(self.plan, batch))
-        if self.scale is not None:
-            scene = Scene.of(batch, 0, 1, self.plan.found.settled)
-            x = statistic(scene, self.plan)
-            assert x is not None
-            there = torch.nonzero(batch.lengths > 0).flatten()
-            lengths = batch.lengths[there]
-            x = x / lengths if _product(self.plan) else x
-            found["sweep.spreads"] = Spreads.of(x, lengths, batch.key[there], self.scale)
-            scene.forget()
-        return Tally(found)
+        found = Tally(states(self.plan, batch))
+        if self.scale is None:
+            return found
+        scene = Scene.of(batch, 0, 1, self.plan.found.settled)
+        x = statistic(scene, self.plan)
+        assert x is not None
+        there = torch.nonzero(batch.lengths > 0).flatten()
+        lengths = batch.lengths[there]
+        x = x / lengths if _product(self.plan) else x
+        scene.forget()
+        return Tally(found.states | {"sweep.spreads": Spreads.of(x, lengths, batch.key[there], self.scale)})
 
 
 def _product(plan: Plan) -> bool:
@@ -175,32 +263,29 @@ def _scale(readings: Readings) -> Scale | None:
 
 
 def _forecast(found: SolvedWindow, after: Readings, scale: Scale | None) -> SolvedWindow:
+    """Add the shares that the bounds would keep at other lengths."""
     if scale is None:
         return found
-    model = Model.of(after.state("sweep.spreads", Spreads), scale, _product(after.plan))
+    model = Model.of(typed(after.tally.states["sweep.spreads"], Spreads), scale, _product(after.plan))
     if model is None:
         return found
     rule = after.plan.bound.rule(after.plan.preset)
-    ends = (
-        math.log(rule.lower) if rule.lower else -math.inf,
-        math.log(rule.upper) if rule.upper else math.inf,
-    )
+    low, high = (math.log(end) if end else math.inf for end in (rule.lower, rule.upper))
     least, most = model.seen()
     lengths = [one for one in LENGTHS if least / FURTHER <= one <= most * FURTHER]
     text = "from the spread of log r by length; jackknife over groups and the misfit of the fit"
     predicted = []
-    for one in model.forecast(lengths, ends):
-        interval = (max(one.kept - NORMAL * one.error, 0.0), min(one.kept + NORMAL * one.error, 1.0))
-        kept = Number(value=one.kept, interval=interval, unit="fraction", over="sequences", formula=text)
+    for one in model.forecast(lengths, (low if rule.lower else -math.inf, high)):
+        ends = max(one.kept - NORMAL * one.error, 0.0), min(one.kept + NORMAL * one.error, 1.0)
+        kept = Number(value=one.kept, interval=ends, unit="fraction", over="sequences", formula=text)
         seen = None
         if one.observed is not None:
             seen = Number(value=one.observed, unit="fraction", over="sequences")
         predicted.append(PredictedKeep(length=one.length, kept=kept, observed=seen))
     falling = "√a of √(a/L + b), the spread of log r per token at L tokens: what averages out"
+    staying = "√b of the same: what does not"
     spread = {
         "falling": Number(value=math.sqrt(model.whole.falling), unit="nats", formula=falling),
-        "staying": Number(
-            value=math.sqrt(model.whole.staying), unit="nats", formula="√b of the same: what does not"
-        ),
+        "staying": Number(value=math.sqrt(model.whole.staying), unit="nats", formula=staying),
     }
     return found.model_copy(update={"predicted": predicted, "spread": spread})
