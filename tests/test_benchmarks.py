@@ -83,8 +83,9 @@ def ratios(path: Path) -> list[list[float]]:
 # ---------------------------------------------------------------- every script
 
 
-@pytest.mark.parametrize("name", report.SECTIONS)
+@pytest.mark.parametrize("name", ["startup", "memory"])
 def test_a_part_runs_prints_its_section_and_keeps_its_result(name: str, tmp_path: Path) -> None:
+    """The parts that time processes; the others are measured in this process below."""
     kept = tmp_path / "results.json"
     command = [sys.executable, str(ROOT / "benchmarks" / "run.py"), f"--only={name}", f"--results={kept}"]
 
@@ -92,15 +93,8 @@ def test_a_part_runs_prints_its_section_and_keeps_its_result(name: str, tmp_path
         [*command, "--sequences=12", "--rounds=1", "--write"], capture_output=True, text=True
     )
 
-    if name == "complexity" and done.returncode:  # so few tokens: the times are noise, and it may say so
-        assert "complexity: time" in done.stderr
-        return
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"## {report.SECTIONS[name]}\n")
-    if name == "gpu" and not torch.cuda.is_available():
-        assert "no GPU here" in done.stdout
-        assert not kept.exists(), "a check on the CPU is not kept as a measurement"
-        return
     assert set(report.results(kept)) == {name}
 
 

@@ -13,7 +13,7 @@ import pytest
 
 FUZZ = Path(__file__).parent / "fuzz"
 FUZZERS = sorted(path.stem for path in FUZZ.glob("*.py") if path.stem not in ("runner", "mutations"))
-SECONDS = 60 / len(FUZZERS)
+SECONDS = 30 / len(FUZZERS)
 COUNTS = re.compile(r"^(\d+) inputs: (\d+) answered, (\d+) refused, (\d+) badly$", re.M)
 
 
