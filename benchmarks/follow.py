@@ -39,7 +39,7 @@ def number(name: str, metric: str) -> Number:
     for batch in dump.batches():
         scene = Scene.of(batch, study.seed, resample.REPLICATES, near=study.near)
         columns = Sheet.joined(Sheet.of(scene.counts), method.columns(Stack.of(scene, study.presets)))
-        seen.append(Sums.of_parts(columns.names, columns.parts, scene.draws, batch.key, columns.which))
+        seen.append(Sums.of_stacked(columns.names, columns.parts, scene.draws, batch.key, columns.which))
     sums = reduce(Sums.merge, seen).read()
     (row,) = [row for row in method.ROWS if row.name == metric]
     ours = {key.removeprefix(f"{name}|"): values for key, values in sums.items()}

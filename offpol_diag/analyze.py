@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import reduce
 from importlib.metadata import version
 from operator import attrgetter
@@ -19,7 +19,6 @@ from offpol_diag.analysis.sequences import SequenceWriter, table
 from offpol_diag.analysis.tally import Study, Tally, observe
 from offpol_diag.batch import Batch
 from offpol_diag.engine import correction, resample
-from offpol_diag.engine.accumulators import Floor
 from offpol_diag.engine.host import here
 from offpol_diag.engine.scene import Scene
 from offpol_diag.engine.scope import UNSETTLED
@@ -86,23 +85,7 @@ def analyze(
         WorkerError: a worker process cannot be started, or is killed again and again.
         ClusterError: the cluster cannot be reached, or does not do its work.
     """
-    found = examine(
-        sources,
-        presets=presets,
-        columns=columns,
-        group_by=group_by,
-        on_bad_row=on_bad_row,
-        device=device,
-        seed=seed,
-        sequences=sequences,
-        tally=tally,
-        progress=progress,
-        batch_tokens=batch_tokens,
-        engine=engine,
-        workers=workers,
-        by_step=by_step,
-    )
-    return found.summary()
+    return examine(**locals()).summary()  # all arguments under their names
 
 
 @dataclass(frozen=True)
@@ -175,14 +158,14 @@ def paths(sources: str | Path | Sequence[str | Path]) -> list[str]:
         UsageError: something else is given, a table in memory for one.
     """
     each = [sources] if isinstance(sources, str | Path) else sources
-    listed = isinstance(each, list | tuple)
-    strange = [one for one in each if not isinstance(one, str | Path)] if listed else [each]
-    if strange:
-        kind = type(strange[0])
-        hint = "write a table to a Parquet file first, or log with offpol_diag.DumpWriter, and give the path"
+    listed = each if isinstance(each, list | tuple) else [each]
+    strange = next((one for one in listed if not isinstance(one, str | Path)), None)
+    if strange is not None:
+        kind = type(strange)
         name = f"{kind.__module__.partition('.')[0]}.{kind.__qualname__}".removeprefix("builtins.")
+        hint = "write a table to a Parquet file first, or log with offpol_diag.DumpWriter, and give the path"
         raise UsageError(f"a dump is given by its path, not as {name}", hint)
-    return [str(one) for one in each]
+    return [str(one) for one in listed]
 
 
 def record(runs: Engine, study: Study, facts: DumpFacts, command: str = "analyze") -> Run:
@@ -208,17 +191,16 @@ def _here(device: str, workers: int | None, progress: Progress | None) -> Abstra
     found = devices(device)
     if [one.type for one in found.devices] == ["cpu"]:
         return Processes.on(workers, progress, found.unused)
-    _no_workers(workers, "a GPU is kept busy by one process", "add --device cpu")
+    _one_worker(workers, "a GPU is kept busy by one process", "add --device cpu")
     return nullcontext(on(found.devices, progress))
 
 
 def _there(device: str, workers: int | None, progress: Progress | None) -> AbstractContextManager[Engine]:
-    _no_workers(workers, "with --engine ray the cluster says how many", "offer Ray more or fewer CPUs")
+    _one_worker(workers, "with --engine ray the cluster says how many", "offer Ray more or fewer CPUs")
     return Ray.on(device, progress)
 
 
-def _no_workers(workers: int | None, why: str, instead: str) -> None:
-    """Refuse more than one worker."""
+def _one_worker(workers: int | None, why: str, instead: str) -> None:
     if workers and workers > 1:
         raise UsageError(f"--workers {workers} is for the CPU of this machine: {why}", instead)
 
@@ -294,37 +276,27 @@ class Observe:
         study: the quantities to measure.
         found: results of the first pass.
         rows: whether per-sequence rows are needed.
-        floors: for each tail, the bound below which values can be ignored; it rises as the dump is read.
     """
 
     study: Study
     found: Found
     rows: bool
-    floors: dict[str, Floor] = field(default_factory=dict, compare=False, repr=False)
 
     def __call__(self, batch: Batch) -> Observed:
-        """Compute a batch's tally."""
+        """Compute a batch's tally; on a CPU in parts of at most `ROWS` sequences × presets."""
+        batch = self.found.filled(batch)
+        most = ROWS // max(len(self.study.presets), 1)
         tables: list[pa.Table] = []
 
-        def told(seen: Observed) -> Tally:  # merged one by one: a part's tally is as large as the batch's
-            tables.extend([] if seen.rows is None else [seen.rows])
-            return seen.tally
+        def tally(part: Batch) -> Tally:
+            study = self.study
+            scene = Scene.of(part, study.seed, study.replicates, self.found.settled, study.near)
+            seen = observe(study, scene)
+            if self.rows:
+                tables.append(table(scene, study))
+            scene.forget()
+            return seen
 
-        each = map(told, map(self._seen, self._parts(self.found.filled(batch))))
-        return Observed(reduce(Tally.merge, each), _joined(tables))
-
-    def _parts(self, batch: Batch) -> list[Batch]:
-        """Split a batch into parts; on a GPU not, since that would make the host wait."""
-        return batch.parts(ROWS // max(len(self.study.presets), 1)) if here(batch.rollout) else [batch]
-
-    def _seen(self, batch: Batch) -> Observed:
-        study = self.study
-        scene = Scene.of(batch, study.seed, study.replicates, self.found.settled, study.near)
-        scene.floors = self.floors
-        seen = Observed(observe(study, scene), table(scene, study) if self.rows else None)
-        scene.forget()
-        return seen
-
-
-def _joined(tables: Sequence[pa.Table]) -> pa.Table | None:
-    return pa.concat_tables(tables) if tables else None
+        # merged one by one, for a part's tally is as large as the batch's; to count parts a GPU would wait
+        parts = batch.parts(most) if here(batch.rollout) else [batch]
+        return Observed(reduce(Tally.merge, map(tally, parts)), pa.concat_tables(tables) if tables else None)

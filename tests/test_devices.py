@@ -165,7 +165,7 @@ def test_two_devices_say_what_one_reading_says(dump):
 
     assert isinstance(one["sums"], Sums)
     assert torch.allclose(one["sums"].whole.point, two["sums"].whole.point, rtol=1e-12, atol=1e-12)
-    assert torch.equal(one["tail.tokens"].top, two["tail.tokens"].top)
+    assert torch.equal(*(each["tail.tokens"].kept.sort().values for each in (one, two)))
     assert seen.noticed().tokens == opened.noticed().tokens
     assert seen.noticed().rows == opened.noticed().rows
 

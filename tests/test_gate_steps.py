@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from offpol_diag.analyze import analyze
-from offpol_diag.engine import where
+from offpol_diag.engine import breakdowns
 from offpol_diag.gate import Bound, Steps, judge
 from offpol_diag.gate.bounds import Span
 from offpol_diag.gate.numbers import pool, quantile
@@ -333,7 +333,7 @@ def test_asking_by_step_changes_no_other_number(dump: Path) -> None:
 
 
 def test_a_dump_that_is_gated_by_step_lists_every_step(dump: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(where, "MOST_PLACES", 2)
+    monkeypatch.setattr(breakdowns, "MOST_PLACES", 2)
 
     assert analyze([str(dump)], workers=1).by["step"].left_out == 1
     assert analyze([str(dump)], by_step=("k3",), workers=1).by["step"].left_out == 0

@@ -29,10 +29,9 @@ import torch
 from offpol_diag import engine
 from offpol_diag.analysis import readout
 from offpol_diag.analysis.first_reading import Asked
-from offpol_diag.analysis.tally import Tally, observe
-from offpol_diag.analyze import Observe, Observed, analyze, plan
-from offpol_diag.batch import Batch
-from offpol_diag.engine import accumulators, resample
+from offpol_diag.analysis.tally import Study, Tally, observe
+from offpol_diag.analyze import analyze, plan
+from offpol_diag.engine import accumulators, resample, tails
 from offpol_diag.engine.scene import Scene
 from offpol_diag.presets import Preset, Reject, Weight, catalogue
 from offpol_diag.readers import open_dump
@@ -94,6 +93,9 @@ def numbers(summary: Summary) -> Iterator[tuple[str, float | None]]:
     for name, histogram in summary.histograms.items():
         for i, count in enumerate(histogram.counts):
             yield f"{name} bin {i}", count
+    for at in summary.lengths.curve if summary.lengths else ():
+        yield f"length {at.tokens}: sequences", at.sequences
+        yield from _ends(f"length {at.tokens}: ess", at.ess_sequences)
 
 
 def _ends(name: str, number: Number) -> Iterator[tuple[str, float | None]]:
@@ -222,16 +224,15 @@ def test_how_the_dump_is_cut_changes_no_number(rows, whole, tmp_path, cut):
 @pytest.mark.parametrize("most", [1, 5, 24])
 def test_a_batch_observed_in_parts_of_few_sequences_is_the_same(rows, whole, tmp_path, monkeypatch, most):
     sizes: list[int] = []
-    seen = Observe._seen
+    module = importlib.import_module("offpol_diag.analyze")
+    observe = module.observe
 
-    def counted(self: Observe, batch: Batch) -> Observed:
-        sizes.append(batch.sequences)
-        return seen(self, batch)
+    def counted(study: Study, scene: Scene) -> Tally:
+        sizes.append(scene.batch.sequences)
+        return observe(study, scene)
 
-    monkeypatch.setattr(Observe, "_seen", counted)
-    monkeypatch.setattr(
-        importlib.import_module("offpol_diag.analyze"), "ROWS", most * len((*BUILT_IN, *MORE))
-    )
+    monkeypatch.setattr(module, "observe", counted)
+    monkeypatch.setattr(module, "ROWS", most * len((*BUILT_IN, *MORE)))
     table = tmp_path / "rows.parquet"
     assert not different(analyzed([rows], tmp_path, sequences=table), whole)
     assert (len(sizes), sum(sizes)) == (-(-24 // most), 24)
@@ -243,17 +244,18 @@ def test_a_batch_observed_in_parts_of_few_sequences_is_the_same(rows, whole, tmp
 
 def test_what_parts_of_a_batch_leave_is_merged_one_by_one(rows, tmp_path, monkeypatch):
     alive: weakref.WeakSet[Tally] = weakref.WeakSet()
-    most, seen = [0], Observe._seen
+    module = importlib.import_module("offpol_diag.analyze")
+    most, observe = [0], module.observe
 
-    def counted(self: Observe, batch: Batch) -> Observed:
-        found = seen(self, batch)
-        alive.add(found.tally)
+    def counted(study: Study, scene: Scene) -> Tally:
+        found = observe(study, scene)
+        alive.add(found)
         most[0] = max(most[0], len(alive))
         return found
 
     monkeypatch.setattr(Tally, "__hash__", object.__hash__)
-    monkeypatch.setattr(Observe, "_seen", counted)
-    monkeypatch.setattr(importlib.import_module("offpol_diag.analyze"), "ROWS", 1)
+    monkeypatch.setattr(module, "observe", counted)
+    monkeypatch.setattr(module, "ROWS", 1)
     analyze([oracles.write(rows, tmp_path / "rows.parquet", None)])
     assert most[0] <= 3 < len(rows)
 
@@ -492,8 +494,8 @@ def parts() -> dict[str, list[Any]]:
         "Sums": [sums(4, "a", "b"), sums(7, "b", "c"), sums(0, "a")],
         "Extremes": [accumulators.Extremes.of({"a": accumulators.extremes(x(n))}) for n in (3, 0, 5)],
         "Bins": [accumulators.Bins.of(x(n) * 10.0**n) for n in (4, 0, 9)],
-        "Counts": [accumulators.Counts.of(x(n) * 10.0**n) for n in (4, 0, 9)],
-        "Tail": [accumulators.Tail.of(x(n)) for n in (accumulators.TAIL, 0, 3 * accumulators.TAIL)],
+        "Counts": [accumulators.Counts(accumulators.Bins.of(x(n) * 10.0**n).counts) for n in (4, 0, 9)],
+        "Tail": [tails.Tail.of(x(n)) for n in (tails.TAIL, 0, 3 * tails.TAIL)],
         "LogSums": [accumulators.LogSums.of(v, draws(len(v))) for v in (x(3) * 800, x(1) - torch.inf, x(4))],
         "Sample": [sample(5, 3), sample(1, 1), sample(300, 2048)],
         "Prefixes": [prefixes(3, 3), prefixes(0, 0), prefixes(6, 5)],
@@ -522,8 +524,8 @@ def equal(one: Any, two: Any) -> bool:
         return bool(np.array_equal(one, two))
     if isinstance(one, accumulators.Sums):
         return one.names == two.names and equal(one.read(), two.read())
-    if isinstance(one, accumulators.Tail):
-        return one.n == two.n and equal(one.top, two.top)
+    if isinstance(one, tails.Tail):
+        return one.n == two.n and equal(one.kept.sort().values, two.kept.sort().values)
     if dataclasses.is_dataclass(one):
         return all(equal(getattr(one, f.name), getattr(two, f.name)) for f in dataclasses.fields(one))
     if isinstance(one, dict):

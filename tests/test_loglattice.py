@@ -69,17 +69,6 @@ def test_a_quantile_is_within_a_bin_of_an_order_statistic(values, q):
     assert min(near) - slack <= got <= max(near) + slack
 
 
-@given(st.lists(FINE, min_size=1, max_size=40), st.lists(FINE, max_size=40))
-def test_bins_of_two_parts_add_up_to_those_of_the_whole(one, two):
-    whole = Bins.of(torch.tensor(one + two, dtype=torch.float64))
-    parts = Bins.of(torch.tensor(one, dtype=torch.float64)).merge(
-        Bins.of(torch.tensor(two, dtype=torch.float64))
-    )
-    assert torch.equal(parts.counts, whole.counts)
-    assert torch.allclose(parts.sums, whole.sums, rtol=1e-12)
-    assert float(whole.counts.sum()) == len(one) + len(two)
-
-
 def test_quantiles_of_nothing_are_undefined():
     assert math.isnan(loglattice.quantile(torch.zeros(loglattice.SIZE, dtype=torch.float64), 0.5))
 
@@ -89,15 +78,3 @@ def test_k3_of_a_token_at_60_nats_has_a_bin_of_its_own():
     k3 = [math.expm1(d) - d for d in (8.0, 20.0, 30.0, 60.0, 65.0)]
     assert len(set(bins(k3).tolist())) == 5
     assert max(bins(k3).tolist()) < loglattice.SIZE - 1
-
-
-def test_sums_by_code_folded_are_sums_by_bin():
-    one = [0.0, 5e-324, 1e-13, 2.0**-40, 0.02, 1.0, 3.7, 2.0**95, 2.0**96, 2.0**97, 1e300, math.inf]
-    x = torch.tensor([sign * value for value in one for sign in (1, -1)] + [math.nan], dtype=torch.float64)
-    tables = torch.zeros(2, loglattice.CODES, dtype=torch.float64)
-    tables.scatter_add_(1, loglattice.code(x).expand(2, -1), torch.arange(2.0 * len(x)).double().view(2, -1))
-    expected = torch.zeros(2, loglattice.SIZE, dtype=torch.float64)
-    for at, value in enumerate(loglattice.index(x).tolist()):
-        expected[:, value] += torch.tensor([at, at + len(x)])
-
-    assert torch.equal(loglattice.folded(tables), expected)

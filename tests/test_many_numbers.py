@@ -10,7 +10,6 @@ import torch
 from offpol_diag.engine import formula as interval
 from offpol_diag.engine import method, policyloss, residual, update
 from offpol_diag.engine.formula import SHARE, Formula, Reader, mean
-from offpol_diag.summary import Number
 
 NAMES = ("a", "b", "c", "d")
 PREFIXES = tuple(f"{name}|" for name in NAMES)
@@ -73,10 +72,6 @@ def test_prefixes_that_share_all_sums_of_a_metric_share_its_number() -> None:
     assert a != d
 
 
-def test_of_no_preset_there_is_no_number(reader: Reader) -> None:
-    assert reader.numbers(ROWS[0], []) == []
-
-
 def test_what_is_made_of_the_dumps_own_columns_is_each_presets(reader: Reader) -> None:
     row = Formula("x", "", "", "", mean("sequences"))
     one = reader.number(row)
@@ -107,18 +102,3 @@ def test_each_row_of_intervals_has_as_many_replicates_as_are_finite_there() -> N
     assert found == [*wanted, None]
     for few in ((30.0, 4), (2.9, GROUPS)):
         assert interval.intervals(values, *few, SHARE) == [None] * 3
-
-
-def test_the_share_of_defined_replicates_is_each_rows_own() -> None:
-    values = torch.rand(2, 1 + 20, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    values[0, 1:3] = math.nan  # 18 of 20 are enough
-    values[1, 1:4] = math.nan
-    enough, few = interval.intervals(values, 30.0, GROUPS, SHARE)
-    assert enough is not None
-    assert few is None
-
-
-def test_numbers_know_what_they_are(reader: Reader) -> None:
-    for found in reader.numbers(ROWS[0], PREFIXES):
-        assert isinstance(found, Number)
-        assert (found.unit, found.over, found.formula) == (ROWS[0].unit, ROWS[0].over, ROWS[0].text)

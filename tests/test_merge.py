@@ -19,7 +19,7 @@ from offpol_diag.analysis.merge import merge, summary
 from offpol_diag.analysis.tally_file import read, write
 from offpol_diag.analyze import analyze
 from offpol_diag.cli.defaults import sample
-from offpol_diag.errors import OffpolError, ResultError, UsageError
+from offpol_diag.errors import OffpolError, ResultError
 from offpol_diag.presets import Preset, Reject, Weight, catalogue
 from offpol_diag.summary import Summary
 from tests.test_laws import SCALES, numbers
@@ -233,17 +233,6 @@ def test_merged_pieces_say_what_one_run_says(table: pa.Table, tmp_path: Path, wh
 
 
 # ---------------------------------------------------------------- rows, notes and provenance
-
-
-def test_rows_without_ids_are_numbered_in_a_tree_too(table: pa.Table, tmp_path: Path) -> None:
-    files = cut(table.drop_columns(["sequence_id"]), tmp_path, thirds(table))
-    a, b, c = analysed(files, tmp_path)
-    write(tmp_path / "bc.json", merge([b, c]))
-
-    worst = merged([a, tmp_path / "bc.json"]).worst
-
-    assert worst == merged([a, b, c]).worst
-    assert len({row.sequence_id for row in worst.sequences}) == len(worst.sequences)
 
 
 def test_what_files_say_of_themselves_is_put_together(table: pa.Table, tmp_path: Path) -> None:
@@ -482,8 +471,3 @@ def test_files_of_one_shape_with_other_numbers_are_not_one(table: pa.Table, tmp_
     assert Path(files[0]).stat().st_size == Path(files[1]).stat().st_size
 
     assert merged(analysed(files, tmp_path)).dump.rows == 16
-
-
-def test_no_file_at_all_is_refused() -> None:
-    with pytest.raises(UsageError, match="no tally is given"):
-        merge([])

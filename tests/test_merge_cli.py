@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import os
 from pathlib import Path
 
@@ -100,22 +99,6 @@ def test_merge_writes_a_page_unless_told_otherwise_and_what_is_asked_for(pieces:
     assert "token_is" in Path("report.md").read_text()
 
 
-def test_a_merged_tally_merges_again(dumps: list[Path], pieces: list[Path]) -> None:
-    assert run("merge", pieces[0], "--no-html", "-q", "--tally", "branch.json.gz").exit_code == 0
-    ran = run("merge", "branch.json.gz", pieces[1], "--no-html", "--json", "-")
-
-    assert loads(ran.stdout, "stdout").dump.rows == 128
-    assert gzip.decompress(Path("branch.json.gz").read_bytes()).startswith(b'{"format":2,')
-
-
-def test_a_result_of_merge_can_be_drawn_and_judged(pieces: list[Path]) -> None:
-    assert run("merge", *pieces, "--no-html", "--json", "merged.json").exit_code == 0
-
-    assert run("report", "merged.json").exit_code == 0
-    assert run("gate", "merged.json", "--max", "k3=1").exit_code == 0
-    assert run("gate", "merged.json", "--max", "k3=0").exit_code == 1
-
-
 def test_what_is_left_out_is_said_on_stdout_in_the_page_and_in_json(dumps: list[Path]) -> None:
     table = pq.read_table(dumps[0])
     for part in (0, 1):
@@ -159,16 +142,6 @@ def test_a_file_that_is_no_tally_is_an_error_with_a_hint_and_nothing_is_written(
     assert "not a tally" in refused("merge", "result.json")
 
 
-def test_pieces_with_unlike_options_are_an_error_that_names_both(
-    dumps: list[Path], pieces: list[Path]
-) -> None:
-    assert run("analyze", dumps[1], *PRESETS, "--seed", 1, "--no-html", "--tally", "b.json").exit_code == 0
-
-    said = refused("merge", pieces[0], "b.json")
-
-    assert f"{pieces[0]} and b.json were not made alike: seed: 0 and 1" in said
-
-
 def test_a_tally_is_written_to_a_file_of_its_own(dumps: list[Path], pieces: list[Path]) -> None:
     before = pieces[0].read_bytes()
 
@@ -181,10 +154,6 @@ def test_a_tally_is_written_to_a_file_of_its_own(dumps: list[Path], pieces: list
     assert "its directory does not exist" in refused("analyze", "no.parquet", "--tally", "no/x.json")
     assert Path("/dev/null").is_char_device()
     assert pieces[0].read_bytes() == before
-
-
-def test_merge_needs_a_file() -> None:
-    assert "TALLY.json" in run("merge").output
 
 
 @pytest.mark.parametrize("command", ["analyze", "merge"])

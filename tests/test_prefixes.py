@@ -7,13 +7,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 
-from offpol_diag.analysis.merge import merge, summary
 from offpol_diag.analyze import analyze
 from offpol_diag.engine.prefixes import FEWEST, GRID
-from offpol_diag.summary import Lengths, Number, loads
+from offpol_diag.summary import Lengths, Number
 from tests import oracles
 from tests.devices import DEVICES, present
 from tests.oracles import Sequence
@@ -101,12 +99,6 @@ def test_fewer_than_fifty_responses_have_no_longest_length(tmp_path):
     assert found.curve == []
 
 
-def test_a_result_that_was_written_has_the_curve(tmp_path):
-    found = analyze(["sample_data/stale.parquet"], device="cpu")
-
-    assert loads(found.to_json(), "again").lengths == found.lengths
-
-
 # ---------------------------------------------------------------- however the dump is read
 
 
@@ -127,15 +119,3 @@ def test_batches_and_workers_change_no_length():
 
     assert same(lengths("sample_data/collapse.parquet", batch_tokens=500), whole)
     assert lengths("sample_data/collapse.parquet", workers=2) == whole
-
-
-def test_merged_pieces_say_what_the_whole_says(tmp_path):
-    table = pq.read_table("sample_data/collapse.parquet")
-    files = []
-    for number, rows in enumerate((table.slice(0, 100), table.slice(100, 40), table.slice(140))):
-        pq.write_table(rows, tmp_path / f"{number}.parquet")
-        files.append(tmp_path / f"{number}.tally")
-        analyze([str(tmp_path / f"{number}.parquet")], device="cpu", tally=files[-1])
-    merged = summary(merge(files))
-
-    assert same(merged.lengths, lengths("sample_data/collapse.parquet"))

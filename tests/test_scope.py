@@ -112,12 +112,6 @@ def test_m2po_of_equal_values_at_the_cut_removes_all(tmp_path):
     assert sequences(rows, [preset], tmp_path)["m2.kept_tokens"].to_list() == [3]
 
 
-def test_m2po_leaves_a_batch_alone_that_is_below_already(tmp_path):
-    rows = made([0] * 10, sigma=1e-3)
-
-    assert sequences(rows, [M2PO], tmp_path)["m2.kept_tokens"].to_list() == [len(deltas(row)) for row in rows]
-
-
 # ---------------------------------------------------------------- Pareto smoothing
 
 

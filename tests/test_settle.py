@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import math
-import pickle
 from dataclasses import fields
 from typing import Any
 
@@ -14,18 +12,17 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from offpol_diag.analysis import first_reading as cuts
-from offpol_diag.analysis import first_reading as look
-from offpol_diag.analysis.first_reading import Asked, Found, Look, Spans, settle
-from offpol_diag.analyze import Observe, analyze, plan
+from offpol_diag.analysis import first_reading
+from offpol_diag.analysis.first_reading import Asked, Spans, settle
+from offpol_diag.analyze import analyze
 from offpol_diag.engine import loglattice
-from offpol_diag.engine.accumulators import TAIL, Bins, Floor, Tail
+from offpol_diag.engine.accumulators import Bins
 from offpol_diag.engine.ratios import Level
-from offpol_diag.engine.scope import UNSETTLED
 from offpol_diag.errors import DumpError
 from offpol_diag.presets import Preset, Reject, Weight
 from offpol_diag.readers import open_dump
 from offpol_diag.run.task import Local
+from tests import oracle_scope
 
 M2PO = Preset("m2", "", reject=(Reject("k2", "batch", upper=0.02),))
 PSIS = Preset("p", "", weight=Weight(over="token", action="psis", safety=None))
@@ -84,16 +81,6 @@ def test_a_narrow_reading_gives_the_same_values_lengths_and_steps(tmp_path, mask
         assert len(batch.position) == batch.tokens
         assert len(batch.key) == batch.sequences
         assert batch.cu_runs.tolist() == batch.cu_seqlens.tolist()
-
-
-def test_a_narrow_reading_leaves_the_dump_as_it_was(tmp_path):
-    dump = open_dump([saved(made([1] * 20), tmp_path)], batch_tokens=31)
-    before = [told(batch) for batch in dump.batches()]
-
-    list(dump.only({"old_log_probs"}).batches())
-
-    assert next(dump.batches()).current is not None
-    assert [told(batch) for batch in dump.batches()] == before
 
 
 def test_the_columns_of_a_narrow_reading_are_those_that_are_asked_for():
@@ -172,124 +159,13 @@ VALUES = {
 
 @pytest.mark.parametrize("upper", [0.02, 0.25, 1e-4, 0.7, 3.0])
 @pytest.mark.parametrize("values", VALUES)
-def test_a_cut_is_where_it_is_when_every_value_is_binned(values, upper):
+def test_a_cut_found_by_bins_is_that_of_dropping_value_by_value(values, upper):
     x = torch.from_numpy(VALUES[values](np.random.default_rng(3)))
-    rule = Reject("k2", "batch", upper=upper)
-    few, every = look._bins(x, rule), Bins.of(x)
+    rule, bins = Reject("k2", "batch", upper=upper), Bins.of(x)
+    at = first_reading.bin_of(bins, rule)
 
-    at = cuts.bin_of(few, rule)
-    inside = x[loglattice.index(x) == at]
-
-    assert at == cuts.bin_of(every, rule)
-    assert cuts.falls_at(few, at, inside, rule) == cuts.falls_at(every, at, inside, rule)
-    assert float(few.counts.sum()) == len(x)
-    assert float(few.sums.sum()) == pytest.approx(math.fsum(x.tolist()), rel=1e-12)
-    assert few.sums.dtype == few.counts.dtype == torch.float64
-
-
-def test_values_that_cannot_go_are_not_binned_one_by_one():
-    x = torch.linspace(0.0, 0.03, 1000, dtype=torch.float64)
-    filled = torch.nonzero(look._bins(x, M2PO.reject[0]).counts).flatten()
-
-    assert len(filled) < 1 + 32
-    assert int(filled[0]) == int(loglattice.index(torch.tensor([0.02], dtype=torch.float64))) - 1
-
-
-def test_on_a_gpu_every_value_is_binned(monkeypatch):
-    x = torch.linspace(0.0, 0.03, 1000, dtype=torch.float64)
-    every = Bins.of(x)
-    monkeypatch.setattr(look, "here", lambda x: False)
-
-    assert torch.equal(look._bins(x, M2PO.reject[0]).counts, every.counts)
-
-
-# ---------------------------------------------------------------- tails
-
-
-def test_a_tail_above_a_rising_floor_is_that_of_all_values():
-    draw, floor = np.random.default_rng(0), Floor()
-    parts = [
-        torch.from_numpy(draw.standard_normal(n)) for n in (TAIL // 2, 3 * TAIL, TAIL, 3 * TAIL, 9 * TAIL)
-    ]
-    merged, kept = Tail.of(parts[0], floor), []
-    for part in parts[1:]:
-        one = Tail.of(part, floor)
-        kept.append(len(one.kept))
-        merged = merged.merge(one)
-
-    assert torch.equal(merged.top, torch.sort(torch.cat(parts), descending=True).values[:TAIL])
-    assert merged.n == sum(map(len, parts))
-    assert floor.at <= float(merged.top[-1])
-    assert int((torch.cat(parts) >= floor.at).sum()) >= TAIL
-    assert kept[1] < TAIL // 2
-    assert max(kept) <= 2 * TAIL
-
-
-@pytest.mark.parametrize("order", [1, -1])
-def test_a_floor_is_right_when_the_largest_come_last_or_first(order):
-    x = torch.from_numpy(np.linspace(0.0, 1.0, 8 * TAIL)[::order].copy())
-    floor = Floor()
-    merged = Tail.of(x[:0], floor)
-    for part in x.split(TAIL):
-        merged = merged.merge(Tail.of(part, floor))
-
-    assert torch.equal(merged.top, torch.sort(x, descending=True).values[:TAIL])
-
-
-def test_a_floor_does_not_travel():
-    floor = Floor()
-    floor.rise(3.0)
-    floor.rise(2.0)
-    look = Look(Asked.of((PSIS,), False), {(("old", PSIS.weight), ""): floor})
-
-    assert floor.at == 3.0
-    assert pickle.loads(pickle.dumps(floor)).at == -math.inf
-    assert pickle.loads(pickle.dumps(look)).floors == {}
-    assert pickle.loads(pickle.dumps(look)) == look
-
-
-def test_the_tails_of_an_analysis_rise_above_a_floor_and_are_those_of_the_dump(tmp_path):
-    draw = np.random.default_rng(1)
-    logs = draw.standard_normal((40, 8192)) - 9.0
-    rows = [{"rollout_log_probs": [-9.0] * 8192, "old_log_probs": row.tolist()} for row in logs]
-    dump = open_dump([saved(rows, tmp_path)], batch_tokens=1 << 16)
-    job = Observe(plan(dump, (), (), 0), Found(UNSETTLED, None), rows=False)
-    parts = [job(batch).tally.states["tail.tokens"] for batch in dump.batches()]
-    merged = functools.reduce(Tail.merge, parts)
-
-    assert len(parts) == 6
-    assert merged.n == logs.size
-    assert merged.top.tolist() == np.sort((logs - -9.0).ravel())[::-1][:TAIL].tolist()
-    assert 0 < len(parts[-1].kept) < len(parts[0].kept)
-    assert {name for name, floor in job.floors.items() if floor.at > -math.inf} == {"tail.tokens"}
-    assert all(floor.at == -math.inf for floor in pickle.loads(pickle.dumps(job)).floors.values())
-
-
-def test_each_trainer_batch_has_a_floor_of_its_own(tmp_path):
-    """Step 1 has the larger values and is read first."""
-    draw = np.random.default_rng(0)
-    rows = [
-        {
-            "rollout_log_probs": [-9.0] * 8192,
-            "old_log_probs": (draw.random(8192) - 9 + shift).tolist(),
-            "step": step,
-        }
-        for step, shift in ((1, 3.0), (2, 0.0))
-        for _ in range(9)
-    ]
-    dump = open_dump([saved(rows, tmp_path)], batch_tokens=1 << 16)
-    look = Look(Asked.of((PSIS,), False))
-    seen = None
-    for batch in dump.batches():
-        one = look(batch)
-        seen = one if seen is None else seen.merge(one)
-
-    for step in (1, 2):
-        values = np.concatenate([np.subtract(r["old_log_probs"], -9.0) for r in rows if r["step"] == step])
-        (found,) = [tails[str(step)] for tails in seen.tails.values()]
-        assert found.n == len(values)
-        assert found.top.tolist() == np.sort(values)[::-1][:TAIL].tolist()
-    assert len(look.floors) == 2
+    found = first_reading.falls_at(bins, at, x[loglattice.index(x) == at], rule)
+    assert found == oracle_scope.cut(x.tolist(), upper)
 
 
 # ---------------------------------------------------------------- trainer batches

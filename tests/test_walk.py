@@ -8,9 +8,7 @@ import pytest
 import torch
 
 from offpol_diag.batch import Batch
-from offpol_diag.engine import accumulators as bins
-from offpol_diag.engine import accumulators as largest
-from offpol_diag.engine import gap, host, loglattice, segments, tables, tails, terms, where, worst
+from offpol_diag.engine import accumulators, breakdowns, gap, host, segments, tails, terms, worst
 from offpol_diag.engine.gap import DRIFTS
 from offpol_diag.engine.scene import Scene
 from offpol_diag.engine.terms import walk
@@ -75,7 +73,7 @@ def seen(of):
     """Everything the walk leaves, as numbers by name."""
     one = scene(of)
     main = DRIFTS[0]
-    every, first = (gap.Gap, tails.Tails), (where.ByPlace, worst.Largest)
+    every, first = (gap.Gap, tails.Tails), (breakdowns.ByPlace, worst.Largest)
     walk(one, {drift: (*first, *every) if drift is main else every for drift in DRIFTS})
     found = {}
     for drift in DRIFTS:
@@ -85,10 +83,10 @@ def seen(of):
         found[f"d {drift.prefix}"] = states[f"{drift.prefix}bins.d"].counts.tolist()
         k3 = states[f"{drift.prefix}bins.k3"]
         found[f"k3 {drift.prefix}"] = [*k3.counts.tolist(), *k3.sums.tolist()]
-        found[f"tail {drift.prefix}"] = states[f"{drift.prefix}tail.tokens"].top.tolist()
-    for axis in where.TOKEN_AXES:
-        table = one.once((where.ByPlace, ""), lambda: None).table(axis)
-        found[f"where {axis.name}"] = [] if table is None else table.flatten().tolist()
+        found[f"tail {drift.prefix}"] = sorted(states[f"{drift.prefix}tail.tokens"].kept.tolist())
+    parts = one.once((breakdowns.ByPlace, ""), lambda: None).parts
+    for axis, found_parts in parts.items():
+        found[f"where {axis}"] = torch.cat(found_parts, dim=1).flatten().tolist()
     found["worst"] = [row.log_ratio for _, row in worst.tokens(one, main).records]
     found["most"] = [row.max_abs_log_ratio for _, row in worst.sequences(one, main).records]
     return found
@@ -194,17 +192,23 @@ def tables_of(of, drift, name):
     return members
 
 
+def by_place(one, axis):
+    """Sums of a scene along an axis, [C, S, places]."""
+    parts = one.once((breakdowns.ByPlace, ""), lambda: None).parts[axis.name]
+    return torch.cat(parts, dim=1).view(len(breakdowns.COLUMNS), -1, len(axis.labels))
+
+
 @pytest.mark.parametrize("block", [1, 50, 10_000])
 @pytest.mark.parametrize("advantages", ["of sequences", "of tokens", "of parts"])
-@pytest.mark.parametrize("axis", where.TOKEN_AXES, ids=lambda axis: axis.name)
+@pytest.mark.parametrize("axis", breakdowns.TOKEN_AXES, ids=lambda axis: axis.name)
 @pytest.mark.parametrize("size", [0.02, 2.0])
 def test_sums_by_place_are_plain_sums(axis, advantages, block, size, monkeypatch):
     monkeypatch.setattr(terms, "BLOCK", block)
     of, drift = batch(size, advantages=advantages), DRIFTS[0]
     one = scene(of)
-    walk(one, {drift: (where.ByPlace, gap.Gap)})
-    table = one.once((where.ByPlace, ""), lambda: None).table(axis)
-    found = dict(zip(where._KEPT, table, strict=True))
+    walk(one, {drift: (breakdowns.ByPlace, gap.Gap)})
+    table = by_place(one, axis)
+    found = dict(zip(breakdowns.COLUMNS, table, strict=True))
 
     members = tables_of(of, drift, axis.name)
     q, p = of.rollout.tolist(), of.old.tolist()
@@ -223,8 +227,8 @@ def test_positions_below_zero_lose_no_token():
     of = batch(masked=False, lengths=[9])
     of.position[:] -= 4
     one = scene(of)
-    walk(one, {DRIFTS[0]: (where.ByPlace,)})
-    tokens = one.once((where.ByPlace, ""), lambda: None).table(where.TOKEN_AXES[0])[-1]
+    walk(one, {DRIFTS[0]: (breakdowns.ByPlace,)})
+    tokens = by_place(one, breakdowns.TOKEN_AXES[0])[breakdowns.COLUMNS.index("tokens")]
 
     assert tokens[0, :4].tolist() == [5, 2, 2, 0]
 
@@ -247,7 +251,7 @@ def test_blocks_leave_what_the_whole_leaves(size, advantages, monkeypatch):
 def test_what_a_host_sees_at_once_is_what_a_gpu_is_not_asked_for(size, advantages, monkeypatch):
     of = batch(SIZES[size], advantages=advantages)
     ours = seen(of)
-    for module in (terms, where, worst, loglattice, bins, largest, segments, tables):
+    for module in (accumulators, terms, tails, worst, segments):
         monkeypatch.setattr(module, "here", lambda x: False)
 
     same(ours, seen(of))
@@ -272,7 +276,7 @@ def test_a_policy_that_is_missing_leaves_nothing():
 
     assert gap.columns(one, DRIFTS[0]) == gap.ranges(one, DRIFTS[0]) == {}
     assert tails.states(one, DRIFTS[1]) == {}
-    assert where.places(one, DRIFTS[0], ()) == {}
+    assert breakdowns.places(one, DRIFTS[0], ()) == {}
     assert gap.columns(one, DRIFTS[2])
 
 
@@ -331,18 +335,6 @@ def test_arrays_are_exponentiated_in_place_on_any_processor(wide, monkeypatch):
     assert into[2] == pytest.approx(math.exp(2.0), rel=1e-15)
 
 
-def test_how_stretches_are_cut_changes_no_rank():
-    one, two = (batch(0.3, advantages=kind, masked=False) for kind in ("of parts", "none"))
-    found, expected = ([row.k3_mean for _, row in _worst(of).records] for of in (one, two))
-    assert found == expected
-
-
-def _worst(of):
-    one = scene(of)
-    walk(one, {DRIFTS[0]: (where.ByPlace, worst.Largest, gap.Gap)})
-    return worst.sequences(one, DRIFTS[0])
-
-
 @pytest.mark.parametrize("lengths", [LENGTHS, [40, 40, 40], [7] * 9])
 def test_a_block_leaves_nothing_to_the_next(lengths, monkeypatch):
     """Blocks share their memory: what one made must be summed, or copied, before the next is looked at."""
@@ -352,26 +344,3 @@ def test_a_block_leaves_nothing_to_the_next(lengths, monkeypatch):
     monkeypatch.setattr(terms.Room, "__missing__", lambda room, name: np.ones(room.tokens))
 
     assert seen(of) == found
-
-
-def test_the_largest_ratios_are_those_above_what_is_known(monkeypatch):
-    monkeypatch.setattr(largest, "TAIL", 40)
-    monkeypatch.setattr(terms, "BLOCK", 30)
-    parts, floor, states = [batch(0.3, seed=seed) for seed in range(4)], {}, []
-    for of in parts:
-        one = scene(of)
-        one.floors = floor
-        if states:
-            of.old[5] = of.rollout[5] + floor["tail.tokens"].at + 1e-9
-        states.append(tails.states(one, DRIFTS[0])["tail.tokens"])
-    whole = states[0]
-    for state in states[1:]:
-        whole = whole.merge(state)
-    every = torch.cat([of.old - of.rollout for of in parts])
-
-    assert floor["tail.tokens"].at > 0
-    assert len(states[-1].kept) < parts[-1].tokens
-    for of, state in zip(parts[1:], states[1:], strict=True):
-        assert float(of.old[5] - of.rollout[5]) in state.kept
-    assert whole.n == len(every)
-    assert whole.top.tolist() == sorted(every.tolist(), reverse=True)[:40]

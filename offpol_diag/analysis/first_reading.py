@@ -8,22 +8,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from offpol_diag.batch import Batch
-from offpol_diag.engine import loglattice, pareto, scope
-from offpol_diag.engine.accumulators import Bins, Floor, Places, State, Tail
+from offpol_diag.engine import loglattice, scope
+from offpol_diag.engine.accumulators import Bins, Places, State
 from offpol_diag.engine.advantages import GroupRewards
 from offpol_diag.engine.correction import statistic
-from offpol_diag.engine.host import here
 from offpol_diag.engine.ratios import Level, Ratios
 from offpol_diag.engine.scope import Label, Settled
+from offpol_diag.engine.tails import Tail, smooth
 from offpol_diag.errors import DumpError
 from offpol_diag.presets import Policy, Preset, Reject, Weight
 from offpol_diag.readers import Dump, columns
@@ -48,7 +47,9 @@ class Spans:
     def of(cls, batch: Batch) -> Spans:
         """Group a batch's sequences by their labels."""
         rows: dict[Label, list[tuple[int, int]]] = {}
-        for label, first, last in _runs(batch):
+        last = 0
+        for label, run in groupby(scope.labels(batch)):
+            first, last = last, last + sum(1 for _ in run)
             rows.setdefault(label, []).append((first, last))
         ends = sorted({end for runs in rows.values() for run in runs for end in run})
         starts = batch.cu_seqlens[ends].tolist()
@@ -66,19 +67,6 @@ class Spans:
             return level.values[self.starts[begin] : self.starts[end]]
         x = level.values[begin:end]
         return x if self.filled is None else x[self.filled[begin:end]]
-
-
-def _runs(batch: Batch) -> Iterator[tuple[Label, int, int]]:
-    """Yield each run of adjacent sequences of one trainer batch: label, first, one past the last."""
-    steps = batch.scalars.get(columns.STEP) or [None]
-    if batch.sequences and steps.count(steps[0]) == len(steps):  # most batches are of one step
-        yield scope.labels(batch.rows(0, 1))[0], 0, batch.sequences
-        return
-    first = 0
-    for label, run in groupby(scope.labels(batch)):
-        last = first + len(list(run))
-        yield label, first, last
-        first = last
 
 
 Cut = tuple[Policy, Reject]
@@ -164,35 +152,18 @@ def _merged(one: dict[K, dict[Label, M]], two: dict[K, dict[Label, M]]) -> dict[
 
 @dataclass(frozen=True)
 class Look:
-    """The job of the first pass.
-
-    Attributes:
-        asked: the quantities to collect.
-        floors: for each tail, the bound below which values can be ignored; it rises as the dump is read.
-    """
+    """The job of the first pass: collect the quantities asked for."""
 
     asked: Asked
-    floors: dict[tuple[Smoothed, Label], Floor] = field(default_factory=dict, compare=False, repr=False)
-
-    def __reduce__(self) -> tuple[type[Look], tuple[Asked]]:
-        return Look, (self.asked,)
 
     def __call__(self, batch: Batch) -> Seen:
         """Collect the statistics of one batch."""
         ratios, asked, spans = Ratios(batch, "rollout"), self.asked, Spans.of(batch)
-        bins = {
-            cut: {at: _bins(x, cut[1]) for at, x in spans.split(values_of(ratios, cut))} for cut in asked.cuts
-        }
-        tails = {
-            key: {at: Tail.of(x, self._floor(key, at)) for at, x in spans.split(_logs(ratios, key))}
-            for key in asked.tails
-        }
+        bins = {cut: {at: Bins.of(x) for at, x in spans.split(values_of(ratios, cut))} for cut in asked.cuts}
+        tails = {key: {at: Tail.of(x) for at, x in spans.split(_logs(ratios, key))} for key in asked.tails}
         rewards = GroupRewards.of(batch) if asked.rewards else None
         ratios.forget()
         return Seen(bins, tails, rewards)
-
-    def _floor(self, key: Smoothed, label: Label) -> Floor:
-        return self.floors.setdefault((key, label), Floor())
 
 
 def values_of(ratios: Ratios, cut: Cut) -> Level:
@@ -203,23 +174,6 @@ def values_of(ratios: Ratios, cut: Cut) -> Level:
 def _logs(ratios: Ratios, key: Smoothed) -> Level:
     policy, weight = key
     return ratios.of(policy).log_ratio(weight.over, weight.safety, weight.safety_at)
-
-
-def _bins(x: Tensor, rule: Reject) -> Bins:
-    """Bin a rule's statistic, finely only where the cut may fall.
-
-    A mean of values below `upper` is below `upper`, so none of those is dropped: all below its bin are put
-    into one bin. On a GPU every value is binned: counting the large ones would make the host wait.
-    """
-    assert rule.upper is not None
-    if not here(x):
-        return Bins.of(x)
-    first = int(loglattice.index(x.new_tensor([rule.upper])))
-    values = x.numpy()
-    large = values >= float(loglattice.edges()[first])
-    at = np.flatnonzero(large)
-    rest = values[~large] if len(at) else values
-    return Bins.of(x[at]).plus(max(first - 1, 0), torch.from_numpy(rest))
 
 
 def bin_of(bins: Bins, rule: Reject) -> int:
@@ -289,7 +243,7 @@ def settle(engine: Engine, dump: Dump, asked: Asked) -> Found:
         }
         for cut, found in bins.items()
     }
-    tails = {key: {at: pareto.smooth(tail) for at, tail in seen.tails[key].items()} for key in asked.tails}
+    tails = {key: {at: smooth(tail) for at, tail in seen.tails[key].items()} for key in asked.tails}
     return Found(Settled(cuts, tails), seen.rewards)
 
 

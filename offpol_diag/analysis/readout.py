@@ -8,14 +8,14 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
 from offpol_diag.analysis.tally import Study, Tally
 from offpol_diag.diagnosis import diagnose
 from offpol_diag.engine import (
-    bystep,
+    breakdowns,
     correction,
     gap,
     loglattice,
@@ -27,9 +27,8 @@ from offpol_diag.engine import (
     selection,
     tails,
     update,
-    where,
 )
-from offpol_diag.engine.accumulators import Best, Counts, Extremes, GroupSample, Places, State, Sums
+from offpol_diag.engine.accumulators import Best, Counts, Extremes, GroupSample, Places, Sums, typed
 from offpol_diag.engine.formula import Formula, Reader, missing, plain
 from offpol_diag.engine.gap import DRIFTS, Drift
 from offpol_diag.engine.prefixes import Prefixes
@@ -61,14 +60,6 @@ CONDITIONAL: tuple[tuple[tuple[Formula, ...], str, tuple[str, ...]], ...] = (
     (policyloss.ROWS, "loss", ("current_log_probs", "advantages")),
 )
 """Formulas, a column that is summed only where they can be computed, and the dump columns they need."""
-
-S = TypeVar("S")
-
-
-def typed(state: State, kind: type[S]) -> S:
-    """Return a state after asserting its type."""
-    assert isinstance(state, kind)
-    return state
 
 
 @dataclass(frozen=True)
@@ -176,7 +167,7 @@ def summary(study: Study, tally: Tally, presets: Sequence[Preset], facts: DumpFa
         for name, state in tally.states.items()
         if isinstance(state, Places | Sums) and name.startswith("where.")
     }
-    by = where.locations(places, out.reader.groups, study.group_by, whole=bool(study.by_step))
+    by = breakdowns.locations(places, out.reader.groups, study.group_by, whole=bool(study.by_step))
     by |= _with_requested(out, by)
     found = Summary(
         dump=facts,
@@ -205,7 +196,7 @@ def _with_requested(out: Readout, by: Mapping[str, Location]) -> dict[str, Locat
     steps, found = out.tally.states.get("steps"), by.get("step")
     if steps is None or found is None:
         return {}
-    numbers = bystep.numbers(
+    numbers = breakdowns.by_step(
         typed(steps, Places), out.normal, out.study.presets, out.study.by_step, out.reader.groups
     )
     places = [place.model_copy(update={"asked": numbers.get(place.key, {})}) for place in found.places]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from offpol_diag.engine import (
+    breakdowns,
     drops,
     gap,
     method,
@@ -22,7 +23,6 @@ from offpol_diag.engine import (
     selection,
     tails,
     update,
-    where,
     worst,
 )
 from offpol_diag.engine.accumulators import Extremes, State, Sums
@@ -54,7 +54,7 @@ class Study:
         seed: of the bootstrap.
         replicates: of the bootstrap.
         against: the preset that the others are compared with, or None.
-        by_step: numbers requested by training step, besides those of `where`.
+        by_step: numbers requested by training step, besides those of `breakdowns`.
     """
 
     presets: tuple[Preset, ...]
@@ -183,9 +183,9 @@ def _parted(columns: tuple[str, ...], apart: frozenset[str]) -> tuple[list[int],
 
 def _base(study: Study, scene: Scene) -> dict[str, State]:
     """Compute the states that depend on no preset; the columns of the drifts are computed on the way."""
-    every, first = (gap.Gap, tails.Tails), (where.ByPlace, worst.Largest, prefixes.Products)
+    every, first = (gap.Gap, tails.Tails), (breakdowns.ByPlace, worst.Largest, prefixes.Products)
     walk(scene, {drift: (*first, *every) if drift is study.main else every for drift in study.drifts})
-    axes = where.places(scene, study.main, study.group_by)
+    axes = breakdowns.places(scene, study.main, study.group_by)
     states: dict[str, State] = {
         **{f"where.{axis}": found for axis, found in axes.items()},
         "worst.sequences": worst.sequences(scene, study.main),
@@ -198,7 +198,7 @@ def _base(study: Study, scene: Scene) -> dict[str, State]:
 
 
 def _sums(scene: Scene, sheet: Sheet) -> Sums:
-    return Sums.of_parts(sheet.names, sheet.parts, scene.draws, scene.batch.key, sheet.which)
+    return Sums.of_stacked(sheet.names, sheet.parts, scene.draws, scene.batch.key, sheet.which)
 
 
 def _of_all(study: Study, scene: Scene) -> Sheet:

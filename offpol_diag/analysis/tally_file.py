@@ -32,7 +32,7 @@ from offpol_diag.analysis.first_reading import Asked, Found
 from offpol_diag.analysis.tally import Study, Tally, observe
 from offpol_diag.batch import Batch
 from offpol_diag.engine import correction
-from offpol_diag.engine.accumulators import Best, Places, State, Sums, Tail
+from offpol_diag.engine.accumulators import Best, Places, State, Sums
 from offpol_diag.engine.fields import LARGE, Count, Ints, form, require
 from offpol_diag.engine.scene import Scene
 from offpol_diag.engine.scope import ONE, Settled
@@ -303,8 +303,7 @@ def _limited(pieces: list[Piece]) -> list[Piece]:
 
 def encoded(state: State) -> Any:
     """Encode a state for JSON, field by field as its class declares them."""
-    fewest = Tail(state.n, state.top) if isinstance(state, Tail) else state
-    return _codec(_kind(state)).dump_python(fewest, mode="json")
+    return _codec(_kind(state)).dump_python(state, mode="json")
 
 
 def decoded(data: object, like: State) -> State:

@@ -1,25 +1,21 @@
-"""States that merge: sums with bootstrap replicates, bins, extremes, groups, tails."""
+"""States that merge: sums with bootstrap replicates, histograms, extremes, groups, the best records."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Annotated, Generic, Protocol, Self, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from offpol_diag.engine import loglattice, tables
+from offpol_diag.engine import loglattice
 from offpol_diag.engine.fields import (
     COUNTS,
     NUMBERS,
     RISING,
-    UNSAVED,
-    Count,
     Floats,
     Ints,
     Names,
@@ -28,6 +24,26 @@ from offpol_diag.engine.fields import (
     require,
 )
 from offpol_diag.engine.host import here
+
+
+def runs(codes: Tensor) -> Tensor:
+    """Return the starts of runs of equal codes, and the end: [T] int64 on a CPU → [R+1]."""
+    begins = np.flatnonzero(np.diff(codes.numpy(), prepend=codes[:1] - 1))
+    return torch.from_numpy(np.append(begins, len(codes)))
+
+
+def count_by(codes: Tensor, size: int) -> Tensor:
+    """Count how often each code occurs: [T] int64 in [0, size) → [size] float64."""
+    if here(codes):
+        return torch.bincount(codes, minlength=size).to(torch.float64)
+    return sum_by(codes, size, torch.ones(codes.shape, dtype=torch.float64, device=codes.device))
+
+
+def sum_by(codes: Tensor, size: int, x: Tensor) -> Tensor:
+    """Sum x [T] float64 by code: [T] int64 in [0, size) → [size] float64."""
+    if here(codes):
+        return torch.bincount(codes, weights=x, minlength=size).to(torch.float64)  # int64 of no codes
+    return x.new_zeros(size).index_add_(0, codes, x)  # bincount would look for the largest code on the host
 
 
 class State(Protocol):
@@ -39,6 +55,13 @@ class State(Protocol):
 
 
 M = TypeVar("M", bound=State)
+S = TypeVar("S")
+
+
+def typed(state: object, kind: type[S]) -> S:
+    """Return a state after asserting its type."""
+    assert isinstance(state, kind)
+    return state
 
 
 @dataclass(frozen=True)
@@ -200,35 +223,11 @@ class LogSums(Saved):
         return LogSums(shift, once, self.twice * mine**2 + other.twice * theirs**2)
 
 
-def _count_(counts: Tensor, at: Tensor) -> None:
-    """Add how often each index occurs, in place."""
-    if here(at):
-        counts.numpy()[:] += np.bincount(at.numpy(), minlength=len(counts))
-    else:
-        counts.add_(tables.count(at, len(counts)))
-
-
 @dataclass(frozen=True)
 class Counts(Saved):
-    """Counts on the lattice of `loglattice` (relative width 1/32)."""
+    """A histogram on the lattice of `loglattice` (relative width 1/32)."""
 
     counts: Annotated[Tensor, Floats(loglattice.SIZE, rule=COUNTS)]
-
-    @classmethod
-    def none(cls, device: torch.device) -> Counts:
-        """Start empty."""
-        return cls(torch.zeros(loglattice.SIZE, dtype=torch.float64, device=device))
-
-    @classmethod
-    def of(cls, x: Tensor) -> Counts:
-        """Bin the values of a tensor."""
-        found = cls.none(x.device)
-        found.add_(x)
-        return found
-
-    def add_(self, x: Tensor) -> None:
-        """Add the values of a tensor, in place."""
-        _count_(self.counts, loglattice.index(x))
 
     def merge(self, other: Counts) -> Counts:
         """Add the counts."""
@@ -237,36 +236,16 @@ class Counts(Saved):
 
 @dataclass(frozen=True)
 class Bins(Saved):
-    """Counts on the lattice of `loglattice` (relative width 1/32), and the sum within each bin."""
+    """A histogram on the lattice of `loglattice` (relative width 1/32), and the sum within each bin."""
 
     counts: Annotated[Tensor, Floats(loglattice.SIZE, rule=COUNTS)]
     sums: Annotated[Tensor, Floats(loglattice.SIZE)]
 
     @classmethod
-    def none(cls, device: torch.device) -> Bins:
-        """Start empty."""
-        counts, sums = torch.zeros(2, loglattice.SIZE, dtype=torch.float64, device=device)
-        return cls(counts, sums)
-
-    @classmethod
     def of(cls, x: Tensor) -> Bins:
         """Bin the values of a tensor."""
-        found = cls.none(x.device)
-        found.add_(x)
-        return found
-
-    def add_(self, x: Tensor) -> None:
-        """Add the values of a tensor, in place."""
         at = loglattice.index(x)
-        _count_(self.counts, at)
-        self.sums.scatter_add_(0, at, x)
-
-    def plus(self, at: int, x: Tensor) -> Bins:
-        """Return a copy with the values of a tensor added to one bin."""
-        counts, sums = self.counts.clone(), self.sums.clone()
-        counts[at] += x.numel()
-        sums[at] += x.sum()
-        return Bins(counts, sums)
+        return cls(count_by(at, loglattice.SIZE), sum_by(at, loglattice.SIZE, x))
 
     def merge(self, other: Bins) -> Bins:
         """Add the counts and sums."""
@@ -309,29 +288,23 @@ class Sums(Saved):
     def of_stacked(
         cls,
         names: tuple[str, ...],
-        columns: Tensor,
+        rows: Tensor | Sequence[Tensor],
         draws: Tensor,
         key: Tensor | None = None,
         which: Tensor | None = None,
     ) -> Sums:
-        """Sum columns in one tensor [K, S]; or [R, S], where `which` [K] is the row of each name."""
-        return cls.of_parts(names, (columns,), draws, key, which)
+        """Sum rows [R, S], in one tensor or several; `which` [K] is the row of each name, None: its own.
 
-    @classmethod
-    def of_parts(
-        cls,
-        names: tuple[str, ...],
-        parts: Sequence[Tensor],
-        draws: Tensor,
-        key: Tensor | None = None,
-        which: Tensor | None = None,
-    ) -> Sums:
-        """Sum rows that lie in several tensors, one after the other, without copying them together."""
-        point, (drawn, same) = torch.cat([part.sum(dim=1) for part in parts]), _drawn(parts, draws, key)
-        if same is not None:
-            first, rows = _pairs(same, point.numpy().view(np.int64))
-            point, drawn = point[first], drawn[same[first]]
-            which = rows if which is None else rows[which]
+        Adjacent sequences with equal keys, whose draws are equal, are added before they are multiplied.
+        """
+        parts = (rows,) if isinstance(rows, Tensor) else rows
+        point = torch.cat([part.sum(dim=1) for part in parts])
+        begins = runs(key)[:-1] if key is not None and here(key) and len(key) else None
+        if begins is not None and 2 * len(begins) <= len(draws):
+            with np.errstate(all="ignore"):  # inf − inf is a NaN, which readers of sums handle
+                grouped = [np.add.reduceat(part.numpy(), begins.numpy(), axis=1) for part in parts]
+            parts, draws = [torch.from_numpy(part) for part in grouped], draws[begins]
+        drawn = torch.cat([part @ draws for part in parts])
         return cls(names, point, torch.zeros_like(point), drawn, which)
 
     @property
@@ -339,193 +312,34 @@ class Sums(Saved):
         """The same sums with a row for each name."""
         if self.which is None:
             return self
-        return Sums(self.names, *self._rows(self.which.to(self.point.device)))
-
-    def _rows(self, at: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return self.point.index_select(0, at), self.rest.index_select(0, at), self.drawn.index_select(0, at)
+        at = self.which.to(self.point.device)
+        return Sums(self.names, *(x.index_select(0, at) for x in (self.point, self.rest, self.drawn)))
 
     def merge(self, other: Sums) -> Sums:
         """Add with compensated summation (two-sum); columns that only one side has are kept."""
-        if self.names != other.names:
-            return self.whole._widen(other.whole).merge(other.whole._widen(self.whole))
-        if self.which is None or other.which is None:
-            return self.whole._plus(other.whole, None)
-        if torch.equal(self.which, other.which):
-            return self._plus(other, self.which)
-        first, which = _pairs(self.which, other.which.numpy())
-        one, two = (Sums(self.names, *each._rows(each.which[first])) for each in (self, other))  # type: ignore[index]
-        return one._plus(two, which)
+        one, two = self, other
+        if one.names != two.names:
+            one, two = one.whole._widen(two.names), two.whole._widen(one.names)
+        same = one.which is two.which or (
+            one.which is not None and two.which is not None and torch.equal(one.which, two.which)
+        )
+        if not same:
+            one, two = one.whole, two.whole
+        point = one.point + two.point
+        moved = point - one.point
+        lost = (one.point - (point - moved)) + (two.point - moved)
+        return Sums(one.names, point, one.rest + two.rest + lost, one.drawn + two.drawn, one.which)
 
-    def _plus(self, other: Sums, which: Tensor | None) -> Sums:
-        """Add row by row."""
-        point = self.point + other.point
-        moved = point - self.point
-        lost = (self.point - (point - moved)) + (other.point - moved)
-        return Sums(self.names, point, self.rest + other.rest + lost, self.drawn + other.drawn, which)
-
-    def _widen(self, other: Sums) -> Sums:
-        """Return the same sums over the union of both sets of columns, in sorted order."""
-        names = tuple(sorted({*self.names, *other.names}))
+    def _widen(self, names: tuple[str, ...]) -> Sums:
+        """Return the same sums with zeros for names that are only in `names`, in sorted order."""
+        every = tuple(sorted({*self.names, *names}))
         at = {name: i for i, name in enumerate(self.names)}
-        mine = torch.tensor([at.get(name, len(self.names)) for name in names], device=self.point.device)
+        mine = torch.tensor([at.get(name, len(self.names)) for name in every], device=self.point.device)
         wide = [torch.cat((x, torch.zeros_like(x[:1])))[mine] for x in (self.point, self.rest, self.drawn)]
-        return Sums(names, *wide)
+        return Sums(every, *wide)
 
     def read(self) -> dict[str, Tensor]:
         """Return name → [1+B] on the CPU: the sum, then its replicates; names of one row share the tensor."""
         both = torch.cat(((self.point + self.rest)[:, None], self.drawn), dim=1).cpu().unbind()
         each = both if self.which is None else [both[at] for at in self.which.tolist()]
         return dict(zip(self.names, each, strict=True))
-
-
-def _pairs(one: Tensor, two: npt.NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-    """Return the index of each distinct pair of integers, [R], and which of those each of N pairs is, [N]."""
-    order = np.lexsort((two, one.numpy()))  # stable: the first of equal ones comes first
-    x, y = one.numpy()[order], two[order]
-    new = np.concatenate(([True], (x[1:] != x[:-1]) | (y[1:] != y[:-1])))[: len(x)]
-    which = np.empty(len(order), np.int64)
-    which[order] = np.cumsum(new) - 1
-    return torch.from_numpy(order[new]), torch.from_numpy(which)
-
-
-def _drawn(parts: Sequence[Tensor], draws: Tensor, key: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Multiply columns [K, S], in parts, by draws [S, B] → rows, and the row of each; None: each has its own.
-
-    Adjacent sequences with equal keys, whose draws are equal, are added first.
-    """
-    begins = None if key is None or not here(key) or not len(key) else tables.runs(key)[:-1]
-    if begins is None or 2 * len(begins) > len(draws):
-        return torch.cat([part @ draws for part in parts]), None
-    with np.errstate(all="ignore"):  # inf − inf is a NaN, which readers of sums handle
-        together = [np.add.reduceat(part.numpy(), begins.numpy(), axis=1) for part in parts]
-        return _of_distinct(np.concatenate(together), draws[begins])
-
-
-def _of_distinct(rows: npt.NDArray[np.float64], draws: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Multiply rows [K, G] by draws [G, B], equal rows once; returns the same as `_drawn`.
-
-    Presets with the same effect on a batch have equal columns, and columns of rare events are mostly zero.
-    Rows that may be equal are found by their products with one vector, and compared before they are shared.
-    """
-    mark = rows @ np.sqrt(np.arange(2.0, 2.0 + rows.shape[1]))
-    _, first, which = np.unique(mark, return_index=True, return_inverse=True)
-    other = np.flatnonzero(
-        (rows[first][which] != rows).any(axis=1)
-    )  # of nearly the same product, or no numbers
-    few = rows[np.concatenate((first, other))]
-    which[other] = len(first) + np.arange(len(other))
-    if 2 * len(few) > len(rows):
-        return torch.from_numpy(rows) @ draws, None
-    return torch.from_numpy(few) @ draws, torch.from_numpy(which)
-
-
-TAIL = 1 << 15
-"""Largest values kept for a tail fit: enough for M = 3√n up to n = 1.2e8; beyond that a smaller tail is
-fitted.
-"""
-
-
-class Floor:
-    """A lower bound of the tail that rises while parts of a sample arrive; it is pickled without its value.
-
-    Attributes:
-        at: at least `TAIL` values of the parts so far are not below it; -inf while that is not known.
-    """
-
-    at: float = -math.inf
-
-    def rise(self, to: float) -> None:
-        """Raise the bound; a lower value changes nothing."""
-        self.at = max(self.at, to)
-
-    def __reduce__(self) -> tuple[type[Floor], tuple[()]]:
-        return Floor, ()
-
-
-@dataclass(frozen=True)
-class Tail(Saved):
-    """The largest values of a sample.
-
-    Attributes:
-        n: how many values there were.
-        kept: the `TAIL` largest of them and perhaps more, in no order.
-        cut: values below it need not be kept, for at least `TAIL` are not below it; -inf where not known.
-        floor: receives the cut, for parts still to come.
-    """
-
-    n: Count
-    kept: Annotated[Tensor, Floats("kept", rule=NUMBERS)]
-    cut: Annotated[float, *UNSAVED] = -math.inf
-    floor: Annotated[Floor | None, *UNSAVED] = field(default=None, compare=False, repr=False)
-
-    def check(self) -> None:
-        """Refuse fewer values than must be kept, and more than may be."""
-        most = min(self.n, 2 * TAIL)
-        require(min(self.n, TAIL) <= len(self.kept) <= most, f"{len(self.kept)} of {self.n} values are kept")
-
-    @classmethod
-    def of(cls, x: Tensor, floor: Floor | None = None) -> Tail:
-        """Keep the largest of all values of a sample.
-
-        With a `floor`, x is a part of a sample all of whose parts will be merged: values below the floor are
-        not needed.
-        """
-        n, known = x.numel(), -math.inf if floor is None else floor.at
-        if not here(x):  # shapes must not depend on values: the host would wait for them
-            return cls(n, torch.topk(x, min(n, TAIL), sorted=False).values, floor=floor)
-        if known > -math.inf:
-            return cls._largest(n, _not_below(x, known), known, floor)
-        if n <= TAIL:
-            return cls(n, x.clone(), floor=floor)
-        return cls._above(n, x, _below_the_largest(x.numpy()), floor)
-
-    @classmethod
-    def _above(cls, n: int, x: Tensor, cut: float, floor: Floor | None) -> Tail:
-        kept = _not_below(x, cut)
-        if len(kept) < TAIL:
-            return cls._cut(n, x, floor)
-        return cls._largest(n, kept, cut, floor)
-
-    @classmethod
-    def _largest(cls, n: int, kept: Tensor, cut: float, floor: Floor | None) -> Tail:
-        """Keep those of n values that are not below a cut, or the `TAIL` largest where they are too many."""
-        return cls(n, kept, cut, floor)._told() if len(kept) <= 2 * TAIL else cls._cut(n, kept, floor)
-
-    @classmethod
-    def _cut(cls, n: int, x: Tensor, floor: Floor | None) -> Tail:
-        largest = np.partition(x.numpy(), len(x) - TAIL)[-TAIL:]
-        return cls(n, torch.from_numpy(largest.copy()), float(largest[0]), floor)._told()
-
-    def _told(self) -> Tail:
-        if self.floor is not None:
-            self.floor.rise(self.cut)
-        return self
-
-    def merge(self, other: Tail) -> Tail:
-        """Keep the largest of both."""
-        n, cut = self.n + other.n, max(self.cut, other.cut)
-        kept = torch.cat([one.kept if one.cut == cut else _not_below(one.kept, cut) for one in (self, other)])
-        floor = self.floor or other.floor
-        if len(kept) > 2 * TAIL:
-            fewer = Tail.of(kept)
-            kept, cut = fewer.kept, fewer.cut
-        return Tail(n, kept, cut, floor)._told()
-
-    @property
-    def top(self) -> Tensor:
-        """The `TAIL` largest, in descending order."""
-        return torch.topk(self.kept, min(TAIL, len(self.kept))).values
-
-
-def _below_the_largest(x: npt.NDArray[np.float64]) -> float:
-    """Estimate from a subsample a cut above which slightly more than `TAIL` values of x lie."""
-    some = x[:: max(len(x) >> 13, 1)]
-    rank = max(len(some) - math.ceil(len(some) * min(1.15 * TAIL / len(x), 1.0)), 0)
-    return float(np.partition(some, rank)[rank])
-
-
-def _not_below(x: Tensor, cut: float) -> Tensor:
-    values = x.numpy()
-    return torch.from_numpy(
-        values[np.flatnonzero(values >= cut)]
-    )  # few are: their places cost less than a mask

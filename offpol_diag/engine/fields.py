@@ -182,14 +182,6 @@ class Size:
         yield self.name, value
 
 
-def _never(value: object) -> None:
-    raise ValueError("is not saved")
-
-
-UNSAVED = (Field(exclude=True), PlainValidator(_never))
-"""Markers of a field that is not saved: read back, it has its default."""
-
-
 def _scalar(value: object) -> object:
     require(value is None or isinstance(value, str | bool | int | float), "is not a scalar")
     return value

@@ -8,12 +8,8 @@ from __future__ import annotations
 
 from functools import cache
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
-
-from offpol_diag.engine.host import here
 
 _LOW, _HIGH, _PER_OCTAVE_BITS = -40, 96, 5  # k3 of a log-ratio of 66 nats is 2^96
 _PER_OCTAVE = 1 << _PER_OCTAVE_BITS
@@ -24,51 +20,22 @@ hold all values beyond.
 """
 
 
-_MAGNITUDES = 1 << (11 + _PER_OCTAVE_BITS)
+_CODES = 1 << (11 + _PER_OCTAVE_BITS)
 """Number of combinations of exponent and leading fraction bits; the sign is the bit above."""
-CODES = 2 * _MAGNITUDES
-"""Number of combinations of the leading bits of a float64, with its sign."""
 _FIRST = ((1023 + _LOW) << _PER_OCTAVE_BITS) - 1
-"""The largest magnitude code of the bin around zero."""
+"""The largest such combination of the bin around zero."""
 
 
 def index(x: Tensor) -> Tensor:
     """Return the bin of each value: float64 → int64 in [0, SIZE)."""
-    return _bins(x.device).index_select(0, code(x))
-
-
-def code(x: Tensor, out: NDArray[np.float64] | None = None) -> Tensor:
-    """Return the leading bits of each value, at least as fine as the bins: float64 → int64 in [0, CODES).
-
-    On a CPU the result uses the memory of `out`.
-    """
-    if here(x):
-        into = None if out is None else out.view(np.uint64)
-        bits = np.right_shift(x.numpy().view(np.uint64), np.uint64(52 - _PER_OCTAVE_BITS), out=into)
-        return torch.from_numpy(bits.view(np.int64))
-    return (x.contiguous().view(torch.int64) >> (52 - _PER_OCTAVE_BITS)).bitwise_and_(CODES - 1)
-
-
-def folded(tables: Tensor) -> Tensor:
-    """Add up sums by code to sums by bin: [K, CODES] → [K, SIZE]."""
-    up, down = tables[:, :_MAGNITUDES], tables[:, _MAGNITUDES:]
-    return torch.cat((_beyond_zero(down).flip(1), _zero(up) + _zero(down), _beyond_zero(up)), dim=1)
-
-
-def _zero(side: Tensor) -> Tensor:
-    return side[:, : _FIRST + 1].sum(dim=1, keepdim=True)
-
-
-def _beyond_zero(side: Tensor) -> Tensor:
-    found = side[:, _FIRST + 1 : _FIRST + 1 + HALF].clone()
-    found[:, -1] += side[:, _FIRST + 1 + HALF :].sum(dim=1)
-    return found
+    codes = (x.contiguous().view(torch.int64) >> (52 - _PER_OCTAVE_BITS)).bitwise_and_(2 * _CODES - 1)
+    return _bins(x.device).index_select(0, codes)
 
 
 @cache
 def _bins(device: torch.device) -> Tensor:
-    """Return the bin of each code."""
-    step = (torch.arange(_MAGNITUDES, device=device) - _FIRST).clamp(0, HALF)
+    """Return the bin of each combination of leading bits."""
+    step = (torch.arange(_CODES, device=device) - _FIRST).clamp(0, HALF)
     return torch.cat((HALF + step, HALF - step))
 
 

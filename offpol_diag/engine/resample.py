@@ -19,7 +19,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from offpol_diag.engine import segments, tables
+from offpol_diag.engine import segments
+from offpol_diag.engine.accumulators import runs
 from offpol_diag.engine.host import here, sent
 
 REPLICATES = 256
@@ -52,8 +53,9 @@ def draws(key: Tensor, seed: int, replicates: int = REPLICATES) -> Tensor:
     """Draw each sequence's group Poisson(1) times: key [S] int64 → counts [S, replicates] float64."""
     if not here(key):
         return _draws(key, seed, replicates)
-    runs = tables.runs(key)  # adjacent sequences of one group are drawn once
-    return torch.repeat_interleave(_draws(key[runs[:-1]], seed, replicates), segments.lengths(runs), dim=0)
+    begins = runs(key)  # adjacent sequences of one group are drawn once
+    drawn = _draws(key[begins[:-1]], seed, replicates)
+    return torch.repeat_interleave(drawn, segments.lengths(begins), dim=0)
 
 
 def _draws(key: Tensor, seed: int, replicates: int) -> Tensor:

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from offpol_diag.batch import Batch, places
 from offpol_diag.engine import correction, resample, segments
-from offpol_diag.engine.accumulators import Floor
 from offpol_diag.engine.correction import by_turn
 from offpol_diag.engine.host import here
 from offpol_diag.engine.losses import LOSSES
@@ -249,7 +248,6 @@ class Scene:
 
     Attributes:
         near: conditions under which a token is near; None: all tokens are processed preset by preset.
-        floors: by tail, bounds from earlier batches; None for a batch by itself.
         excess: e^Δ − 1 of pairs of policies (denominator, numerator), [T], that were computed on the way.
     """
 
@@ -257,7 +255,6 @@ class Scene:
     draws: Tensor
     settled: Settled = UNSETTLED
     near: Near | None = None
-    floors: dict[str, Floor] | None = None
     excess: dict[tuple[Policy, Policy], Tensor] = field(default_factory=dict, repr=False)
     _ratios: dict[str, Ratios] = field(default_factory=dict)
     _memo: Memo = field(default_factory=Memo, repr=False)
@@ -334,10 +331,6 @@ class Scene:
             Ratios(few, "rollout", self.settled, whole=whole),
             Ratios(rest, "rollout", self.settled, whole=whole, moments=Moments.near(self.batch, far, excess)),
         )
-
-    def floor(self, tail: str) -> Floor | None:
-        """Return the bound below which values of a tail can be ignored."""
-        return None if self.floors is None else self.floors.setdefault(tail, Floor())
 
     def once(self, key: object, make: Callable[[], T]) -> T:
         """Return `make()`, computed once per key."""

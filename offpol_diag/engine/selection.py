@@ -86,10 +86,18 @@ def _of_one(shares: list[float], lost: float) -> Numbers:
 
 def _quartile_shares(grid: Tensor) -> list[list[float]]:
     """Compute the kept share of tokens in each quarter of the sequences by length; NaN without tokens."""
-    sequences, tokens, kept = grid[:, 0], grid[:, 1:2], grid[:, 2:]
-    parts = quartile_parts(sequences)
-    found: list[list[float]] = (parts @ kept / (parts @ tokens)).T.tolist()
+    sums = by_quartile(grid)
+    found: list[list[float]] = (sums[:, 2:] / sums[:, 1:2]).T.tolist()
     return found
+
+
+def by_quartile(grid: Tensor) -> Tensor:
+    """Sum the columns of a grid over each quarter of the sequences by length: [bins, C] → [4, C].
+
+    A matrix product would round differently with the layout of the grid in memory, which depends on the
+    number of workers.
+    """
+    return (quartile_parts(grid[:, 0])[:, :, None] * grid.contiguous()).sum(dim=1)
 
 
 def _lost(groups: Tensor) -> list[float]:

@@ -1,85 +1,180 @@
-"""Uncorrected importance ratios: effective sample size, Pareto k̂, largest share, distribution of Δ."""
+"""The tails of the uncorrected importance ratios: Pareto k̂, effective sample size, largest shares.
+
+Pareto k̂ is the tail index of the largest weights: the larger, the heavier the tail. Above min(1 − 1/log10 n,
+0.7) means of the weights (ESS, χ², E[r]) are unreliable at this sample size.
+
+References: Vehtari, Simpson, Gelman, Yao, Gabry 2024, "Pareto smoothed importance sampling"; Zhang & Stephens
+2009.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from offpol_diag.engine import gap, loglattice, pareto
-from offpol_diag.engine.accumulators import Bins, Counts, Floor, LogSums, State, Tail
-from offpol_diag.engine.formula import Formula, Lookup, Reader, describe, plain
+from offpol_diag.engine import gap, loglattice
+from offpol_diag.engine.accumulators import Bins, Counts, LogSums, State, count_by, sum_by, typed
+from offpol_diag.engine.fields import NUMBERS, Count, Floats, Saved, require
+from offpol_diag.engine.formula import Formula, Reader, plain
 from offpol_diag.engine.gap import CHI2_SEQUENCE, Drift
+from offpol_diag.engine.host import here
 from offpol_diag.engine.ratios import OVERFLOW
 from offpol_diag.engine.scene import Scene
-from offpol_diag.engine.terms import Array, Pair, Terms, joined, seen
+from offpol_diag.engine.scope import Smooth
+from offpol_diag.engine.terms import Pair, Terms, seen
 from offpol_diag.summary import Number, Numbers
 
-QUANTILES = (0.001, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 0.999)
-_LN10 = math.log(10)
+TAIL = 1 << 15
+"""Largest values kept for a tail fit: enough for M = 3√n up to n = 1.2e8; beyond that a smaller tail is
+fitted.
+"""
+
+
+@dataclass(frozen=True)
+class Tail(Saved):
+    """The `TAIL` largest of n values, in no order."""
+
+    n: Count
+    kept: Annotated[Tensor, Floats("kept", rule=NUMBERS)]
+
+    def check(self) -> None:
+        """Refuse fewer or more values than are kept."""
+        require(len(self.kept) == min(self.n, TAIL), f"{len(self.kept)} of {self.n} values are kept")
+
+    @classmethod
+    def of(cls, x: Tensor, n: int | None = None) -> Tail:
+        """Keep the largest of the values of a sample; n, if x lacks some that are not among the largest."""
+        size, n = x.numel(), x.numel() if n is None else n
+        if size <= TAIL:
+            return cls(n, x.clone())
+        if here(x):
+            return cls(n, torch.from_numpy(np.partition(x.numpy(), size - TAIL)[size - TAIL :].copy()))
+        return cls(n, torch.topk(x, TAIL, sorted=False).values)
+
+    def merge(self, other: Tail) -> Tail:
+        """Keep the largest of both."""
+        return Tail.of(torch.cat((self.kept, other.kept)), self.n + other.n)
+
+
+# ---------------------------------------------------------------- fit of a tail
+
+SMALLEST_TAIL = 5
+
+
+def limit(n: int) -> float:
+    """Return the k̂ above which estimates from n weights are unreliable."""
+    return min(1 - 1 / math.log10(n), 0.7) if n > 10 else 0.0
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A generalised Pareto distribution fitted to the exceedances of the largest weights.
+
+    Attributes:
+        k: its shape; scale: its scale, in units of the largest weight.
+        above: the log-weight above which the tail begins.
+        logs: the M log-weights beyond it, rising, [M].
+    """
+
+    k: float
+    scale: float
+    above: float
+    logs: Tensor
+
+
+def khat(tail: Tail) -> float | None:
+    """Return k̂ of the largest M = min(n/5, 3√n) weights; None when the tail is constant or too short.
+
+    Beyond 1.2e8 weights M is capped by the tail that was kept.
+    """
+    fitted = fit(tail)
+    return None if fitted is None else fitted.k
+
+
+def fit(tail: Tail) -> Fit | None:
+    """Fit the largest M = min(n/5, 3√n) weights; None when the tail is constant or too short."""
+    from pyro.ops.stats import fit_generalized_pareto
+
+    top = tail.kept.cpu().sort(descending=True).values
+    size = min(math.ceil(min(tail.n / 5, 3 * math.sqrt(tail.n))), len(top) - 1)
+    if size < SMALLEST_TAIL:
+        return None
+    weights = torch.exp(top[: size + 1] - top[0])
+    beyond = (weights[:size] - weights[size]).flip(0)
+    there = beyond > 0  # a weight equal to the threshold has no exceedance to fit
+    exceedances = beyond[there]
+    if len(exceedances) < SMALLEST_TAIL or float(exceedances[-1]) <= 1e-12:
+        return None
+    try:
+        k, scale = map(float, fit_generalized_pareto(exceedances))
+    except ZeroDivisionError:  # for equal values a point of pyro's grid can be 0: drop a few
+        few = exceedances[: math.isqrt(len(exceedances)) ** 2 - 1]
+        k, scale = map(float, fit_generalized_pareto(few))
+    if not math.isfinite(k) or not scale > 0:
+        return None
+    return Fit(k, scale, float(top[size]), top[:size].flip(0)[there])
+
+
+def smooth(tail: Tail) -> Smooth | None:
+    """Smooth the tail: the i-th smallest of its M weights becomes the fitted quantile at (i − ½)/M.
+
+    No weight may exceed the largest raw one; equal weights share the mean of the values for their ranks.
+    None when there is no tail to fit.
+    """
+    fitted = fit(tail)
+    if fitted is None:
+        return None
+    size = len(fitted.logs)
+    p = (torch.arange(size, dtype=torch.float64) + 0.5) / size
+    stretch = torch.expm1(-fitted.k * torch.log1p(-p)) / fitted.k if fitted.k else -torch.log1p(-p)
+    top = float(fitted.logs[-1])
+    weights = (math.exp(fitted.above - top) + fitted.scale * stretch).clamp(max=1.0)
+    old, which = torch.unique(fitted.logs, return_inverse=True)
+    many = torch.zeros_like(old).index_add_(0, which, torch.ones_like(weights))
+    shared = torch.zeros_like(old).index_add_(0, which, weights) / many
+    return Smooth(fitted.above, old, torch.log(shared) + top)
+
+
+# ---------------------------------------------------------------- states of one batch
 
 
 class Tails:
-    """Collect histograms of Δ and of k3, and the largest Δ, over tokens."""
+    """Collect histograms of Δ and of k3 over tokens."""
 
     def __init__(self, scene: Scene, drift: Pair) -> None:
-        device = scene.batch.rollout.device
-        self.tables = torch.zeros(3, loglattice.CODES, dtype=torch.float64, device=device)
-        self.floor = scene.floor(_tail(drift, "tokens")) or Floor()
-        self.known, self.many, self.largest = self.floor.at, 0, list[Array]()
+        self.sums = torch.zeros(3, loglattice.SIZE, dtype=torch.float64, device=scene.batch.rollout.device)
 
     def see(self, terms: Terms) -> None:
         """Add the next block."""
-        self._count(terms)
-        self.many += len(terms.delta)
-        self.largest.append(self._large(terms))
-
-    def _count(self, terms: Terms) -> None:
-        codes = terms.block.room["codes"]
-        delta, k3, ones = map(torch.as_tensor, (terms.delta, terms.k3, terms.block.ones))
-        counts, k3_counts, k3_sums = self.tables
-        counts.scatter_add_(0, loglattice.code(delta, codes), ones)
-        at = loglattice.code(k3, codes)
-        k3_counts.scatter_add_(0, at, ones)
-        k3_sums.scatter_add_(0, at, k3)
-
-    def _large(self, terms: Terms) -> Array:
-        """Return values that may be among the largest; on a CPU a copy, since the arrays are reused."""
-        delta = terms.delta
-        if isinstance(delta, Tensor):
-            return delta
-        return delta[np.flatnonzero(delta >= self.known)] if self.known > -math.inf else delta.copy()
-
-    @property
-    def states(self) -> tuple[Counts, Bins, Tail]:
-        """Histograms of Δ and of k3, and the tail of Δ."""
-        counts, k3_counts, k3_sums = loglattice.folded(self.tables)
-        largest = Tail.of(joined(self.largest), self.floor)
-        return Counts(counts), Bins(k3_counts, k3_sums), replace(largest, n=self.many)
-
-
-def _tail(drift: Pair, over: str) -> str:
-    return f"{drift.prefix}tail.{over}"
+        delta, k3 = torch.as_tensor(terms.delta), torch.as_tensor(terms.k3)
+        at, size = loglattice.index(k3), loglattice.SIZE
+        found = count_by(loglattice.index(delta), size), count_by(at, size), sum_by(at, size, k3)
+        self.sums += torch.stack(found)
 
 
 def states(scene: Scene, drift: Drift) -> dict[str, State]:
     """Compute histograms of Δ and k3, tails over tokens and sequences, and Σw and Σw² of sequences."""
-    found = seen(scene, drift, Tails)
-    if not found.largest:
+    columns, batch = gap.columns(scene, drift), scene.batch
+    if not columns:
         return {}
-    delta, k3, largest = found.states
-    there, total = scene.batch.lengths > 0, gap.columns(scene, drift)[f"{drift.prefix}d"]
-    sequences = _tail(drift, "sequences")
-    return {
-        f"{drift.prefix}bins.d": delta,
-        f"{drift.prefix}bins.k3": k3,
-        _tail(drift, "tokens"): largest,
-        sequences: Tail.of(total[_filled(scene)], scene.floor(sequences)),
-        f"{drift.prefix}log.sequences": LogSums.of(torch.where(there, total, -torch.inf), scene.draws),
+    counts, k3_counts, k3_sums = seen(scene, drift, Tails).sums
+    there, total = batch.lengths > 0, columns[f"{drift.prefix}d"]
+    q, p = batch.policy(drift.denominator), batch.policy(drift.numerator)
+    assert q is not None
+    assert p is not None
+    found: dict[str, State] = {
+        "bins.d": Counts(counts),
+        "bins.k3": Bins(k3_counts, k3_sums),
+        "tail.tokens": Tail.of(p - q),
+        "tail.sequences": Tail.of(total[_filled(scene)]),
+        "log.sequences": LogSums.of(torch.where(there, total, -torch.inf), scene.draws),
     }
+    return {drift.prefix + name: state for name, state in found.items()}
 
 
 def _filled(scene: Scene) -> Tensor:
@@ -87,12 +182,18 @@ def _filled(scene: Scene) -> Tensor:
     return scene.once("filled", lambda: torch.nonzero(scene.batch.lengths > 0).flatten())
 
 
-def _ess_tokens(get: Lookup) -> Tensor:
-    n = get("tokens")
-    return (n + get("r1")) ** 2 / (n * (n + get("r2")))
+# ---------------------------------------------------------------- reading
+
+QUANTILES = (0.001, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 0.999)
 
 
-ESS_TOKENS = Formula("ess_tokens", "fraction", "tokens", "(Σr)² / (n Σr²), raw token ratios", _ess_tokens)
+ESS_TOKENS = Formula(
+    "ess_tokens",
+    "fraction",
+    "tokens",
+    "(Σr)² / (n Σr²), raw token ratios",
+    lambda get: (get("tokens") + get("r1")) ** 2 / (get("tokens") * (get("tokens") + get("r2"))),
+)
 ESS_SEQUENCES = Formula(
     "ess_sequences",
     "fraction",
@@ -102,62 +203,69 @@ ESS_SEQUENCES = Formula(
 )
 
 
-def numbers(reader: Reader, state: dict[str, State], drift: Drift, high: dict[str, float]) -> Numbers:
+def numbers(reader: Reader, states: dict[str, State], drift: Drift, high: dict[str, float]) -> Numbers:
     """Read the uncorrected-ratio metrics of one drift, with a note where the tail makes them unreliable."""
-    khat_t = _khat(state, f"{drift.prefix}tail.tokens", "tokens", "r")
-    khat_s = _khat(state, f"{drift.prefix}tail.sequences", "sequences", "e^{ΣΔ}")
-    logs = state[f"{drift.prefix}log.sequences"]
-    assert isinstance(logs, LogSums)
+    prefix, tokens, sequences = drift.prefix, float(reader.sums["tokens"][0]), "sequences"
+    khat_t = _khat(typed(states[f"{prefix}tail.tokens"], Tail), "tokens", "r")
+    khat_s = _khat(typed(states[f"{prefix}tail.sequences"], Tail), sequences, "e^{ΣΔ}")
+    logs = typed(states[f"{prefix}log.sequences"], LogSums)
+    ratios, products = tokens + float(reader.column("r1", prefix)[0]), float(logs.once[0])
+    largest = math.exp(min(high[f"{prefix}d"], OVERFLOW))
+    largest_product = math.exp(high[f"{prefix}s"] - float(logs.shift)) if products > 0 else math.nan
+    top = _top_share(typed(states[f"{prefix}bins.k3"], Bins))
+    counts = typed(states[f"{prefix}bins.d"], Counts).counts.cpu()
+    text = "quantile of Δ, from a histogram of relative bin width 1/32"
     found = {
-        "ess_tokens": doubt(reader.number(ESS_TOKENS, drift.prefix), khat_t),
-        "ess_sequences": doubt(_ess_sequences(reader, logs), khat_s),
+        "ess_tokens": doubt(reader.number(ESS_TOKENS, prefix), khat_t),
+        "ess_sequences": doubt(reader.wrap(ess_of_sequences(reader, logs), ESS_SEQUENCES), khat_s),
         "chi2_sequence": doubt(chi2_sequence(reader, logs, drift), khat_s),
         "khat_tokens": khat_t,
         "khat_sequences": khat_s,
-        "max_weight_share": _share(reader, drift, high),
-        "max_weight_share_sequences": _share_sequences(logs, high[f"{drift.prefix}s"]),
-        "k3_top1_share": _top_share(state[f"{drift.prefix}bins.k3"]),
+        "max_weight_share": plain(
+            largest / ratios if ratios > 0 else math.nan, "fraction", "tokens", "max r / Σr"
+        ),
+        "max_weight_share_sequences": plain(
+            largest_product / products if products > 0 else math.nan,
+            "fraction",
+            sequences,
+            "max w / Σw, w = e^{ΣΔ}",
+        ),
+        "k3_top1_share": plain(
+            top, "fraction", "tokens", "Σk3 of the 1% of tokens with the largest k3, over Σk3"
+        ),
     }
-    return {drift.prefix + name: number for name, number in (found | _quantiles(state, drift)).items()}
+    found |= {
+        f"log_ratio_p{q * 100:g}".replace(".", "_"): plain(quantile, "nats", "tokens", text)
+        for q, quantile in ((q, loglattice.quantile(counts, q)) for q in QUANTILES)
+    }
+    return {prefix + name: number for name, number in found.items()}
 
 
-def _khat(state: dict[str, State], key: str, over: str, weight: str) -> Number:
-    tail = state[key]
-    assert isinstance(tail, Tail)
+def _khat(tail: Tail, over: str, weight: str) -> Number:
     text = (
         f"generalised Pareto shape of the largest weights {weight}; unreliable above min(1 − 1/log10 n, 0.7)"
     )
-    k = pareto.khat(tail)
+    k, good = khat(tail), limit(tail.n)
     if k is None:
-        unknown = "the tail is constant or too short to fit"
-        return describe("", over, text).model_copy(update={"unknown": unknown})
-    number = plain(k, "", over, text)
-    good = pareto.limit(tail.n)
-    if k > good:
-        return number.model_copy(
-            update={"note": f"above {good:.2f}: means of these weights cannot be trusted"}
-        )
-    return number
+        return Number(over=over, formula=text, unknown="the tail is constant or too short to fit")
+    note = f"above {good:.2f}: means of these weights cannot be trusted" if k > good else None
+    return plain(k, "", over, text).model_copy(update={"note": note})
 
 
 def doubt(number: Number, khat: Number) -> Number:
     """Note that a mean of weights is unreliable where their tail is too heavy."""
-    if not khat.note:
-        return number
-    return number.model_copy(
-        update={"note": f"unreliable: k̂ = {khat.value:.2f} is {khat.note.split(':')[0]}"}
-    )
+    return _noted(number, khat, f"unreliable: k̂ = {{}} is {(khat.note or '').split(':')[0]}")
 
 
 def caution(number: Number, khat: Number) -> Number:
     """Note that a few tokens dominate a mean, where the tail of the weights is too heavy."""
+    return _noted(number, khat, "a few tokens decide it: k̂ = {}")
+
+
+def _noted(number: Number, khat: Number, note: str) -> Number:
     if not khat.note:
         return number
-    return number.model_copy(update={"note": f"a few tokens decide it: k̂ = {khat.value:.2f}"})
-
-
-def _ess_sequences(reader: Reader, logs: LogSums) -> Number:
-    return reader.wrap(ess_of_sequences(reader, logs), ESS_SEQUENCES)
+    return number.model_copy(update={"note": note.format(f"{khat.value:.2f}")})
 
 
 def ess_of_sequences(reader: Reader, logs: LogSums) -> Tensor:
@@ -168,49 +276,21 @@ def ess_of_sequences(reader: Reader, logs: LogSums) -> Tensor:
 
 def chi2_sequence(reader: Reader, logs: LogSums, drift: Drift) -> Number:
     """Compute E[e^{2ΣΔ}] − 1: by expm1 where that does not overflow, else as a log10."""
-    if float(logs.shift) <= OVERFLOW:
-        return reader.number(CHI2_SEQUENCE, drift.prefix)
-    log = torch.log(logs.twice.cpu()) + 2 * logs.shift.cpu() - torch.log(reader.sums["sequences"])
-    log10 = float(log[0]) / _LN10
-    number = describe(CHI2_SEQUENCE.unit, CHI2_SEQUENCE.over, CHI2_SEQUENCE.text)
-    return number.model_copy(
-        update={"log10": log10, "unknown": "overflows float64; see its log10"}
-        if math.isfinite(log10)
-        else {"unknown": "overflows float64, and so does its log10"}
-    )
+    row, shift = CHI2_SEQUENCE, float(logs.shift)
+    if shift <= OVERFLOW:
+        return reader.number(row, drift.prefix)
+    log = float(torch.log(logs.twice[0])) + 2 * shift - math.log(float(reader.sums["sequences"][0]))
+    log10, unknown = log / math.log(10), "overflows float64; see its log10"
+    if not math.isfinite(log10):
+        log10, unknown = None, "overflows float64, and so does its log10"  # type: ignore[assignment]
+    return Number(unit=row.unit, over=row.over, formula=row.text, log10=log10, unknown=unknown)
 
 
-def _share(reader: Reader, drift: Drift, high: dict[str, float]) -> Number:
-    total = float((reader.column("tokens") + reader.column("r1", drift.prefix))[0])
-    share = math.exp(min(high[f"{drift.prefix}d"], OVERFLOW)) / total if total > 0 else math.nan
-    return plain(share, "fraction", "tokens", "max r / Σr")
-
-
-def _share_sequences(logs: LogSums, largest: float) -> Number:
-    total = float(logs.once[0])
-    share = math.exp(largest - float(logs.shift)) / total if total > 0 else math.nan
-    return plain(share, "fraction", "sequences", "max w / Σw, w = e^{ΣΔ}")
-
-
-def _top_share(bins: State) -> Number:
+def _top_share(bins: Bins) -> float:
     """Compute the share of Σk3 in the 1% of tokens with the largest k3; linear within a bin."""
-    assert isinstance(bins, Bins)
     counts, sums = bins.counts.cpu().flip(0), bins.sums.cpu().flip(0)
     want = math.ceil(0.01 * float(counts.sum()))
     before = torch.cumsum(counts, 0) - counts
     taken = ((want - before) / counts.clamp(min=1)).clamp(0, 1)
     total = float(sums.sum())
-    share = float((sums * taken).sum()) / total if total > 0 else math.nan
-    return plain(share, "fraction", "tokens", "Σk3 of the 1% of tokens with the largest k3, over Σk3")
-
-
-def _quantiles(state: dict[str, State], drift: Drift) -> Numbers:
-    bins = state[f"{drift.prefix}bins.d"]
-    assert isinstance(bins, Counts)
-    text = "quantile of Δ, from a histogram of relative bin width 1/32"
-    return {
-        f"log_ratio_p{q * 100:g}".replace(".", "_"): plain(
-            loglattice.quantile(bins.counts.cpu(), q), "nats", "tokens", text
-        )
-        for q in QUANTILES
-    }
+    return float((sums * taken).sum()) / total if total > 0 else math.nan

@@ -114,11 +114,6 @@ class Block:
         return np.searchsorted(self.offsets.numpy(), tokens, side="right") - 1
 
     @cached_property
-    def ones(self) -> Array:
-        """1 for every token, [t]."""
-        return torch.ones_like(self.batch.rollout) if self.kit is torch else self.room["ones"]
-
-    @cached_property
     def begins(self) -> NDArray[np.int64] | None:
         """Starts of the sequences on a CPU if none is empty, else None."""
         return None if self.kit is torch else segments.begins(self.offsets)
@@ -184,7 +179,6 @@ class Terms:
         denominator, numerator: the policies.
         q: log-probs of the denominator, [t].
         p: log-probs of the numerator, [t].
-        summed: sums by name, [s], that were computed along the way.
     """
 
     block: Block
@@ -192,14 +186,13 @@ class Terms:
     numerator: Policy
     q: Array
     p: Array
-    summed: dict[str, Array] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         self._kit, self._room = self.block.kit, self.block.room
 
     def sum(self, name: str) -> Array:
-        """Sum the array of that name over each sequence, [s], unless that is already in `summed`."""
-        return self.summed[name] if name in self.summed else self.block.sum(getattr(self, name))
+        """Sum the array of that name over each sequence, [s]."""
+        return self.block.sum(getattr(self, name))
 
     @cached_property
     def delta(self) -> Array:
@@ -230,12 +223,6 @@ class Terms:
         if not self.reach > FAR:
             return np.empty(0, np.int64)
         return np.flatnonzero(self.size > FAR)
-
-    def beyond(self, bound: float) -> Array:
-        """Return tokens with |Δ| above a bound ≥ `FAR`: on a CPU their indices, else [t] bool."""
-        if self.block.kit is torch:
-            return self.size > bound
-        return self.far[self.size[self.far] > bound]
 
     @cached_property
     def size(self) -> Array:

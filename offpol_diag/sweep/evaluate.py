@@ -17,8 +17,8 @@ from torch import Tensor
 from offpol_diag.analysis.first_reading import Found
 from offpol_diag.analysis.tally import Study, Tally, observe
 from offpol_diag.batch import Batch
-from offpol_diag.engine import correction, segments, tables
-from offpol_diag.engine.accumulators import Bins, State, Sums
+from offpol_diag.engine import correction, segments
+from offpol_diag.engine.accumulators import Bins, State, Sums, count_by, sum_by
 from offpol_diag.engine.outcome import PER_SEQUENCE, Outcome, WeightSums, of, powers
 from offpol_diag.engine.ratios import FLOAT32_OVERFLOW
 from offpol_diag.engine.rows import Sheet
@@ -279,7 +279,7 @@ class _Gaps:
         if not self.every and kept.tokens is not None:
             codes, x = codes[kept.tokens], None if x is None else x[kept.tokens]
         many = batch.sequences * wide
-        found = tables.count(codes, many) if x is None else tables.total(codes, many, x.contiguous())
+        found = count_by(codes, many) if x is None else sum_by(codes, many, x.contiguous())
         found = found.view(batch.sequences, wide)
         return found if self.every else found * kept.sequences.to(torch.float64)[:, None]
 

@@ -14,12 +14,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from offpol_diag.analysis.readout import typed
 from offpol_diag.analysis.tally import Tally
 from offpol_diag.engine import loglattice, method, residual
-from offpol_diag.engine.accumulators import Bins, GroupSample, Sums
+from offpol_diag.engine.accumulators import Bins, GroupSample, Sums, typed
 from offpol_diag.engine.formula import Formula, Reader, mean
-from offpol_diag.engine.selection import Grid, quartile_parts
+from offpol_diag.engine.selection import Grid, by_quartile, quartile_parts
 from offpol_diag.numerals import say, say_value
 from offpol_diag.presets import Reject
 from offpol_diag.summary import NoiseFloor, Number, Numbers, SolvedWindow, SweptPoint
@@ -110,7 +109,7 @@ class Readings:
             bounds=plan.bound.places(plan.bound.bounds(value)),
             own=value == plan.bound.threshold(plan.preset),
             metrics=found,
-            quartiles=[self._quartile(at, part) for part in quartile_parts(self.grid[:, 0])],
+            quartiles=[self._quartile(at, sums) for sums in by_quartile(self.grid)],
         )
         marks = {
             "length": self._trapped(point),
@@ -119,9 +118,9 @@ class Readings:
         }
         return point.model_copy(update={"marks": [name for name, true in marks.items() if true]})
 
-    def _quartile(self, at: int, part: Tensor) -> Numbers:
-        """Return the metrics of `ROWS` for one length quartile of the sequences."""
-        whole = (part @ self.grid)[:, None]
+    def _quartile(self, at: int, whole: Tensor) -> Numbers:
+        """Return the metrics of `ROWS` for one length quartile of the sequences, from its sums [C]."""
+        whole = whole[:, None]
         columns = whole[2 + at :: len(self.plan.values)]
         sums = {"sequences": whole[0], "tokens": whole[1], **dict(zip(COLUMNS, columns, strict=True))}
         reader = Reader(sums, 0)

@@ -14,11 +14,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from offpol_diag.analysis.readout import typed
 from offpol_diag.analysis.tally import Tally
 from offpol_diag.batch import Batch
 from offpol_diag.engine import loglattice
-from offpol_diag.engine.accumulators import Bins
+from offpol_diag.engine.accumulators import Bins, typed
 from offpol_diag.engine.scene import Scene
 from offpol_diag.errors import UsageError
 from offpol_diag.presets import Preset, Reject, Weight

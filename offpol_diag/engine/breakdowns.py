@@ -1,0 +1,335 @@
+"""Numbers by location: step, lag, length, position, probability, advantage sign, any column.
+
+An axis maps every sequence, or every token, to its location. On request any number that is computed from sums
+is also read by training step (`by_step`); tails, quantiles, extremes and sequence weights in the log domain
+have no value by step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from offpol_diag.batch import Batch
+from offpol_diag.engine import gap, method, normal, policyloss, residual, segments, update
+from offpol_diag.engine.accumulators import Places, Sums, count_by, sum_by
+from offpol_diag.engine.formula import POSITIVE, Formula, Reader, mean
+from offpol_diag.engine.gap import DRIFTS, Drift
+from offpol_diag.engine.host import here, sent
+from offpol_diag.engine.scene import Scene
+from offpol_diag.engine.scope import Label
+from offpol_diag.engine.tails import ESS_TOKENS
+from offpol_diag.engine.terms import Block, Pair, Terms, joined, seen
+from offpol_diag.presets import Preset
+from offpol_diag.presets.catalogue import plain
+from offpol_diag.summary import Location, Numbers, Place
+
+MOST_PLACES = 400
+"""Most rows of a location table; a longer axis is thinned in the report, not in the tally."""
+
+POSITIONS = 18
+_LOG_EDGES = tuple(math.log(edge) for edge in (0.01, 0.1, 0.5, 0.9, 0.99))
+
+# ---------------------------------------------------------------- axes
+
+
+@dataclass(frozen=True)
+class TokenAxis:
+    """An axis of tokens: `at(block)` gives each token's place among `labels` [t], or None without it."""
+
+    name: str
+    title: str
+    labels: tuple[str, ...]
+    at: Callable[[Block], Tensor | None]
+
+
+@dataclass(frozen=True)
+class SequenceAxis:
+    """An axis of sequences: a scalar column of the dump, or a function of the batch; keys are texts."""
+
+    name: str
+    title: str
+    keys: Callable[[Batch], list[object] | None]
+
+
+def _octave(x: Tensor) -> Tensor:
+    """Compute ⌊log2 x⌋ of integers ≥ 1, from the exponent of a float64."""
+    return (x.to(torch.float64).view(torch.int64) >> 52).sub_(1023)
+
+
+def _position(block: Block) -> Tensor:
+    return _octave((block.position + 1).clamp(min=1)).clamp_(max=POSITIONS - 1)
+
+
+def _probability(block: Block) -> Tensor:
+    """Return the number of edges below each token's probability."""
+    log = torch.as_tensor(block.rollout)
+    return torch.bucketize(log, log.new_tensor(_LOG_EDGES))
+
+
+def _sign(block: Block) -> Tensor | None:
+    """Return 0 for A < 0, 1 for A = 0, 2 for A > 0."""
+    return None if block.advantages is None else torch.sign(block.advantages).to(torch.int64) + 1
+
+
+TOKEN_AXES = (
+    TokenAxis(
+        "position",
+        "position in the response",
+        (
+            *(f"{2**i - 1}–{2 ** (i + 1) - 2}" if i else "0" for i in range(POSITIONS - 1)),
+            f"{2 ** (POSITIONS - 1) - 1}+",
+        ),
+        _position,
+    ),
+    TokenAxis(
+        "rollout_probability",
+        "probability of the token under π_rollout",
+        ("< 0.01", "0.01–0.1", "0.1–0.5", "0.5–0.9", "0.9–0.99", "> 0.99"),
+        _probability,
+    ),
+    TokenAxis("advantage_sign", "sign of the advantage", ("A < 0", "A = 0", "A > 0"), _sign),
+)
+
+
+def column_axis(name: str, title: str = "") -> SequenceAxis:
+    """Build an axis along a scalar column of the dump."""
+    return SequenceAxis(name, title or name, lambda batch: batch.scalars.get(name))
+
+
+def _length_keys(batch: Batch) -> list[object]:
+    return list(_octave(batch.lengths.clamp(min=1)).tolist())
+
+
+LENGTH = SequenceAxis("length", "response length (unmasked tokens)", _length_keys)
+SEQUENCE_AXES = (
+    column_axis("step", "training step"),
+    column_axis("policy_lag", "policy lag (updates)"),
+    LENGTH,
+)
+
+_T = "tokens"
+ROWS = (
+    Formula("k3", "nats", _T, "mean(e^Δ − 1 − Δ)", mean("k3"), POSITIVE),
+    Formula("k1", "nats", _T, "mean(−Δ)", lambda get: -get("d") / get("tokens")),
+    Formula("mean_ratio", "", _T, "mean(r)", mean("r1", plus=1.0), POSITIVE),
+    ESS_TOKENS,
+    Formula("abs_log_ratio", "nats", _T, "mean |Δ|", mean("abs"), POSITIVE),
+    Formula("prob_diff_mean", "", _T, "mean |π_train − π_rollout|", mean("pd"), POSITIVE),
+    Formula("f_2", "fraction", _T, "P(|Δ| > ln 2)", mean("f_2"), counts=True),
+)
+
+
+COLUMNS = ("d", "k3", "r1", "abs", "pd", "r2", "f_2", "tokens", "sequences")
+"""Columns summed for each place."""
+
+# ---------------------------------------------------------------- sums of one batch
+
+
+class ByPlace:
+    """Collect sums by sequence and place along every axis of tokens."""
+
+    def __init__(self, scene: Scene, drift: Pair) -> None:
+        self.parts: dict[str, list[Tensor]] = {}
+
+    def see(self, terms: Terms) -> None:
+        """Add the next block."""
+        for axis in TOKEN_AXES:
+            at = axis.at(terms.block)
+            if at is not None:
+                self.parts.setdefault(axis.name, []).append(_by_code(at, len(axis.labels), terms))
+
+
+def _by_code(at: Tensor, size: int, terms: Terms) -> Tensor:
+    """Sum by sequence and place, by a code for each token, [C, s · size]."""
+    offsets = terms.block.offsets
+    many = (len(offsets) - 1) * size
+    codes = at + segments.spread(torch.arange(0, many, size, device=at.device), offsets)
+    arrays = {"d": "delta", "abs": "size", "pd": "pd", **gap.ratios(terms)}
+    sums = {
+        name: sum_by(codes, many, torch.as_tensor(getattr(terms, array))) for name, array in arrays.items()
+    }
+    sums = gap.with_ratio(sums) | {"tokens": count_by(codes, many)}
+    far = torch.as_tensor(terms.size) > math.log(2)
+    sums["f_2"] = count_by(codes[far], many) if here(far) else sum_by(codes, many, far.to(torch.float64))
+    sums["r2"] = sums["r11"] + 2 * sums["r1"]
+    sums["sequences"] = (sums["tokens"] > 0).to(torch.float64)
+    return torch.stack([sums[name] for name in COLUMNS])
+
+
+def places(scene: Scene, drift: Drift, group_by: Sequence[str]) -> dict[str, Places[Sums] | Sums]:
+    """Sum by place along every axis of the dump; for token axes, all places in one `Sums`."""
+    parts, columns = seen(scene, drift, ByPlace).parts, gap.columns(scene, drift)
+    if not columns:
+        return {}
+    shared = scene.counts
+    summed = {name: shared[name] if name in shared else columns[drift.prefix + name] for name in COLUMNS}
+    found: dict[str, Places[Sums] | Sums] = {}
+    for axis in (*SEQUENCE_AXES, *map(column_axis, group_by)):
+        keys = axis.keys(scene.batch)
+        if keys is not None:
+            found[axis.name] = _sequence_places(scene, summed, keys)
+    for token_axis in TOKEN_AXES:
+        if token_axis.name in parts:
+            found[token_axis.name] = _token_places(scene, joined(parts[token_axis.name]), token_axis.labels)
+    return found
+
+
+def _sequence_places(scene: Scene, columns: dict[str, Tensor], keys: Sequence[object]) -> Places[Sums]:
+    rows: dict[str, list[int]] = {}
+    for row, key in enumerate(keys):
+        rows.setdefault("∅" if key is None else str(key), []).append(row)
+    order = torch.tensor([row for members in rows.values() for row in members], dtype=torch.int64)
+    order = sent(order, scene.draws.device)
+    stacked, draws = torch.stack(tuple(columns.values()))[:, order], scene.draws[order]
+    found, start = {}, 0
+    for key, members in rows.items():
+        part = slice(start, start := start + len(members))
+        found[key] = Sums.of_stacked(tuple(columns), stacked[:, part], draws[part])
+    return Places(found)
+
+
+def _token_places(scene: Scene, table: Tensor, labels: Sequence[str]) -> Sums:
+    """Sum tables [C, S · places] over sequences."""
+    stacked = table.view(len(COLUMNS), -1, len(labels)).transpose(1, 2)  # [C, places, S]
+    names = tuple(f"{name}|{label}" for name in COLUMNS for label in labels)
+    return Sums.of_stacked(names, stacked.reshape(len(names), -1), scene.draws, scene.batch.key)
+
+
+# ---------------------------------------------------------------- reading
+
+
+def locations(
+    found: Mapping[str, Places[Sums] | Sums], groups: int, group_by: Sequence[str], whole: bool = False
+) -> dict[str, Location]:
+    """Read out every axis, in the order of its places; with `whole`, without a cap on their number."""
+    axes: list[TokenAxis | SequenceAxis] = [*SEQUENCE_AXES, *map(column_axis, group_by), *TOKEN_AXES]
+    return {a.name: _location(a, found[a.name], groups, whole) for a in axes if a.name in found}
+
+
+def _by_label(sums: Sums, labels: Sequence[str]) -> dict[str, Sums]:
+    """Split sums by label into the places that have a token."""
+    size, sums = len(labels), sums.whole
+    names = tuple(name.rsplit("|", 1)[0] for name in sums.names[::size])
+    found = {
+        label: Sums(names, *(x[at::size] for x in (sums.point, sums.rest, sums.drawn)))
+        for at, label in enumerate(labels)
+    }
+    tokens = names.index("tokens")
+    return {label: one for label, one in found.items() if one.point[tokens] > 0}
+
+
+def _number(key: str) -> float:
+    """Return a key as a number; inf if it is none."""
+    try:
+        found = float(key)
+    except ValueError:
+        found = math.inf
+    return found if math.isfinite(found) else math.inf
+
+
+def _location(
+    axis: TokenAxis | SequenceAxis, where: Places[Sums] | Sums, groups: int, whole: bool
+) -> Location:
+    if isinstance(axis, TokenAxis):
+        assert isinstance(where, Sums)
+        sums = _by_label(where, axis.labels)
+        order = {key: float(axis.labels.index(key)) for key in sums}
+    else:
+        assert isinstance(where, Places)
+        sums = where.sums
+        order = {key: _number(key) for key in sums}
+    keys = sorted(sums, key=lambda key: (order[key], key))
+    kept = keys if whole else _thin(keys)
+    listed = [
+        _place(
+            f"{2 ** int(key)}–{2 ** (int(key) + 1) - 1}" if axis is LENGTH else key,
+            order[key] if order[key] < math.inf else float(i),
+            Reader(sums[key].read(), groups),
+        )
+        for i, key in enumerate(kept)
+    ]
+    return Location(
+        axis=axis.name,
+        title=axis.title,
+        numeric=all(order[key] < math.inf for key in keys),
+        places=listed,
+        left_out=len(keys) - len(kept),
+    )
+
+
+def _thin(keys: list[str]) -> list[str]:
+    """Select at most MOST_PLACES keys, evenly spaced, including the first and last."""
+    if len(keys) <= MOST_PLACES:
+        return keys
+    stride = (len(keys) - 1) / (MOST_PLACES - 1)
+    return [keys[round(i * stride)] for i in range(MOST_PLACES)]
+
+
+def _place(key: str, order: float, reader: Reader) -> Place:
+    return Place(
+        key=key,
+        order=order,
+        tokens=round(float(reader.sums["tokens"][0])),
+        sequences=round(float(reader.sums["sequences"][0])),
+        metrics={row.name: reader.number(row) for row in ROWS},
+    )
+
+
+# ---------------------------------------------------------------- any number by step
+
+_GAP = (*gap.ROWS, ESS_TOKENS)
+_PRESET = (*method.ROWS, *method.SIGN_ROWS, *residual.ROWS, *update.ROWS, *policyloss.ROWS)
+
+
+def by_step(
+    steps: Places[Sums],
+    normalised: Places[Sums],
+    presets: Sequence[Preset],
+    names: Sequence[str],
+    groups: int,
+) -> dict[Label, Numbers]:
+    """Return step → the numbers requested, as far as sums give them.
+
+    Args:
+        steps: sums of the dump's columns, by step.
+        normalised: the same for presets whose weights are normalised in each step.
+        presets: all presets analysed.
+        names: as in `gate`: `k3`, `drift2.k3`, `PRESET.ess_tokens`; a preset by name or alias.
+        groups: number of groups in the dump.
+    """
+    rows = {name: row for name in names if (row := _row(name, presets)) is not None}
+    divided = normal.normalised(presets)
+    found: dict[Label, Numbers] = {}
+    for label, one in steps.sums.items():
+        sums = one.read()
+        if divided and label in normalised.sums:
+            own = normalised.sums[label].read()
+            for preset in divided:
+                sums |= normal.rescaled(own, preset)
+        sums |= method.own_denominators(presets, sums)
+        reader = Reader(sums, min(groups, round(float(sums["sequences"][0]))))
+        found[label] = {}
+        for name, (formula, prefix) in rows.items():
+            try:
+                found[label][name] = reader.number(formula, prefix)
+            except KeyError:  # a column that the dump, or this step, does not have
+                continue
+    return found
+
+
+def _row(name: str, presets: Sequence[Preset]) -> tuple[Formula, str] | None:
+    """Find the formula of a name, and the prefix of its columns."""
+    readings = [(d.prefix, name.removeprefix(d.prefix), _GAP) for d in DRIFTS if name.startswith(d.prefix)]
+    readings += [
+        (f"{preset.name}|", name[len(word) + 1 :], _PRESET)
+        for preset in presets
+        for word in (preset.name, *preset.aliases)
+        if plain(name).startswith(plain(word) + ".")
+    ]
+    every = ((row, prefix) for prefix, metric, rows in readings for row in rows if row.name == metric)
+    return next(every, None)

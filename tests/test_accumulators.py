@@ -1,0 +1,185 @@
+"""States of an analysis by themselves: sums whose columns share rows, draws, tails, the largest few."""
+
+from __future__ import annotations
+
+import math
+from functools import reduce
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from offpol_diag.engine import accumulators, breakdowns, resample, segments, worst
+from offpol_diag.engine.accumulators import Sums, count_by, runs, sum_by
+from offpol_diag.engine.tails import TAIL, Tail
+from tests.devices import DEVICES
+
+RANDOM = np.random.default_rng(11)
+S, B = 24, 6
+NAMES = tuple("abcdefgh")
+WHICH = {  # which of the rows of a part each name has
+    "all alike": [0] * 8,
+    "two halves": [0, 0, 0, 0, 1, 1, 1, 1],
+    "other halves": [0, 1, 0, 1, 0, 1, 0, 1],
+    "each its own": [7, 6, 5, 4, 3, 2, 1, 0],
+    "as the halves, in another order": [1, 1, 1, 1, 0, 0, 0, 0],
+}
+SHARED = [
+    ["two halves", "two halves"],
+    ["two halves", "as the halves, in another order"],
+    ["all alike", "two halves", "other halves"],
+    ["each its own", "all alike", "other halves"],
+    ["other halves", "each its own"],
+]
+
+
+def part(name: str) -> tuple[Sums, Sums]:
+    """One part of a dump, with shared rows and without."""
+    which = torch.tensor(WHICH[name])
+    rows = torch.from_numpy(RANDOM.standard_normal((int(which.max()) + 1, S)) * 1e3)
+    key = torch.from_numpy(RANDOM.integers(0, 9, S) * 977)
+    draws = resample.draws(key, 0, B)
+    return Sums.of_stacked(NAMES, rows, draws, which=which), Sums.of_stacked(NAMES, rows[which], draws)
+
+
+def same(one: Sums, two: Sums) -> bool:
+    """Whether all numbers are, to the bit, in the same order."""
+    mine, theirs = one.read(), two.read()
+    return [*mine] == [*theirs] and all(torch.equal(mine[name], theirs[name]) for name in mine)
+
+
+@pytest.mark.parametrize("names", SHARED, ids=", ".join)
+def test_sums_with_shared_rows_merge_like_those_without(names: list[str]) -> None:
+    shared, plain = zip(*map(part, names), strict=True)
+    one, two = reduce(Sums.merge, shared), reduce(Sums.merge, plain)
+
+    assert same(one, two)
+    assert torch.equal(one.whole.rest, two.rest)
+
+
+def test_sums_with_shared_rows_merge_with_sums_without() -> None:
+    (one, plain), (_, two) = part("two halves"), part("other halves")
+
+    assert same(one.merge(two), plain.merge(two))
+    assert same(two.merge(one), two.merge(plain))
+
+
+def test_sums_with_shared_rows_and_other_names_are_widened() -> None:
+    one, plain = part("two halves")
+    draws = torch.ones(S, B, dtype=torch.float64)
+    more = Sums.of({"a": torch.ones(S, dtype=torch.float64), "z": torch.zeros(S, dtype=torch.float64)}, draws)
+
+    assert same(one.merge(more), plain.merge(more))
+    assert same(more.merge(one), more.merge(plain))
+
+
+def test_names_that_share_a_row_are_read_into_one_tensor() -> None:
+    found = part("two halves")[0].read()
+
+    assert found["a"] is found["d"]
+    assert found["a"] is not found["e"]
+
+
+@pytest.mark.parametrize("groups", [1, 3, 30])
+def test_neighbours_of_one_group_are_added_before_they_are_drawn(groups):
+    key = torch.from_numpy(np.sort(RANDOM.integers(0, groups, 60)) * 977)
+    columns = {name: torch.from_numpy(RANDOM.standard_normal(60)) for name in "ab"}
+    draws = resample.draws(key, 0, 16)
+    one, two = Sums.of(columns, draws).read(), Sums.of(columns, draws, key).read()
+
+    for name in "ab":
+        assert one[name].tolist() == pytest.approx(two[name].tolist(), rel=1e-12, abs=1e-12)
+
+
+def test_a_group_that_comes_back_later_is_drawn_as_often_as_before():
+    key = torch.tensor([5, 5, 5, 9, 9, 9, 5, 5, 5])
+    draws = resample.draws(key, 0, 64)
+
+    assert torch.equal(draws, torch.cat([resample.draws(key[i : i + 1], 0, 64) for i in range(9)]))
+
+
+def test_a_number_at_a_step_of_poisson_has_reached_it():
+    steps = resample._poisson_steps()
+    found = resample._poisson(torch.tensor([step + by for step in steps for by in (-1, 0)]))
+
+    assert found.tolist() == [float(n) for at in range(len(steps)) for n in (at, at + 1)]
+
+
+@pytest.mark.parametrize("here", [True, False])
+def test_sums_by_code_are_those_of_a_plain_loop(here, monkeypatch):
+    monkeypatch.setattr(accumulators, "here", lambda x: here)
+    codes, x = RANDOM.integers(0, 6, 97), RANDOM.standard_normal(97)
+    counts, sums = (
+        count_by(torch.from_numpy(codes), 7),
+        sum_by(torch.from_numpy(codes), 7, torch.from_numpy(x)),
+    )
+
+    assert counts.tolist() == [(codes == code).sum() for code in range(7)]
+    assert sums.tolist() == pytest.approx([math.fsum(x[codes == code]) for code in range(7)], rel=1e-12)
+    nothing = torch.zeros(0, dtype=torch.int64)
+    assert sum_by(nothing, 2, torch.zeros(0).double()).dtype == torch.float64
+
+
+def test_runs_begin_where_a_code_changes_and_end_at_the_end():
+    assert runs(torch.tensor([4, 4, 1, 1, 1, 4])).tolist() == [0, 2, 5, 6]
+    assert runs(torch.tensor([9])).tolist() == [0, 1]
+    assert runs(torch.zeros(0, dtype=torch.int64)).tolist() == [0]
+
+
+def test_the_octave_of_a_position_is_the_length_of_its_bits():
+    positions = [*range(300), 2**17 - 2, 2**17 - 1, 2**40]
+    found = breakdowns._position(SimpleNamespace(position=torch.tensor(positions)))
+
+    assert found.tolist() == [min((at + 1).bit_length() - 1, 17) for at in positions]
+
+
+def test_the_sign_of_an_advantage_has_three_places():
+    x = torch.tensor([-2.0, -0.0, 0.0, 1e-300, 5.0], dtype=torch.float64)
+    assert breakdowns._sign(SimpleNamespace(advantages=x)).tolist() == [0, 1, 1, 2, 2]
+
+
+def test_tokens_above_a_bound_are_counted_without_those_at_it():
+    offsets = torch.tensor([0, 3, 3, 5])
+    x = torch.tensor([1.0, 2.0, 3.0, 2.0, 2.5], dtype=torch.float64)
+
+    assert segments.count_above(x, 2.0, offsets).tolist() == [1.0, 0.0, 1.0]
+
+
+ORDERS = {
+    "shuffled": lambda x: x,
+    "rising": np.sort,
+    "falling": lambda x: -np.sort(-x),
+    "every eighth large": lambda x: np.concatenate(np.array_split(np.sort(x), 8)).reshape(8, -1).T.ravel(),
+    "all equal": np.zeros_like,
+    "mostly equal": lambda x: np.maximum(x, 0.5),
+}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("n", [TAIL - 1, TAIL, TAIL + 1, 4 * TAIL])
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_tail_holds_the_largest_in_whatever_order_they_come(order, n, device):
+    n = n if n % 8 == 0 or order != "every eighth large" else 4 * TAIL
+    x = torch.from_numpy(ORDERS[order](np.random.default_rng(n).standard_normal(n)).copy())
+    tail = Tail.of(x.to(device))
+
+    assert torch.equal(tail.kept.cpu().sort().values, x.sort().values[-TAIL:])
+    assert tail.n == n
+
+
+@pytest.mark.parametrize("n", [0, 1, 3, 19, 20, 21, 5000])
+@pytest.mark.parametrize("values", ["distinct", "few", "equal", "zero"])
+def test_the_largest_few_are_those_of_a_full_sort(n, values):
+    x = {
+        "distinct": RANDOM.standard_normal(n),
+        "few": RANDOM.integers(-2, 3, n).astype(np.float64),
+        "equal": np.ones(n),
+        "zero": np.zeros(n),
+    }[values]
+    scores = torch.from_numpy(x)
+    found = worst._largest(scores, 20)
+    order = [i for i in np.argsort(-x, kind="stable").tolist() if x[i] > 0]
+    last = x[order[19]] if len(order) >= 20 else 0.0
+
+    assert found.tolist() == [i for i in order if x[i] >= last][: 20 + worst.TIES]
