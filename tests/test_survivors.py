@@ -27,7 +27,7 @@ from offpol_diag.presets.catalogue import load
 from offpol_diag.report.render.terminal import sparkline
 from offpol_diag.report.sections import sections
 from offpol_diag.summary import Diagnosis, Location, Number, Place, PresetResult, Summary
-from offpol_diag.trainers.verl_sums import GENERATIONS, reject_parts
+from offpol_diag.trainers.verl import GENERATIONS, reject_spread
 from tests import oracles
 from tests.factory import dump_facts, make_summary
 
@@ -144,9 +144,9 @@ def test_the_longest_preset_name_before_a_dot_is_the_one_meant() -> None:
 def test_a_ratio_without_a_lower_bound_is_logged_down_to_the_inverse_of_its_upper_one() -> None:
     preset = Preset("p", "", reject=(Reject("ratio", "token", upper=4.0),), logs="verl-2025-11")
 
-    parts = list(reject_parts(preset, GENERATIONS["verl-2025-11"]))
+    spreads = [reject_spread(rule, GENERATIONS["verl-2025-11"]) for rule in preset.reject]
 
-    assert [(part.spread.low, part.spread.high) for part in parts] == [(0.25, 4.0)]
+    assert [(one.low, one.high) for one in spreads] == [(0.25, 4.0)]
 
 
 # ---------------------------------------------------------------- what is shown

@@ -109,7 +109,7 @@ def test_every_printed_key_is_one_that_its_versions_take_and_read(name: str, tra
         beside = {} if not files else {k: v for one in snippets for k, v in read(one).items()}
         assert versions(snippet, table)
         for version in versions(snippet, table):
-            assert table.slips({**read(snippet), **beside}, version) == []
+            assert table.errors({**read(snippet), **beside}, version) == []
 
 
 @pytest.mark.parametrize("trainer", TRAINERS)
@@ -223,8 +223,8 @@ def test_a_configuration_that_does_not_do_what_it_says_is_refused(what: str) -> 
 def test_adv_tau_begins_at_0_3_0() -> None:
     settings = {"trainer.loss.ratio_type": "token", "trainer.loss.adv_tau": 1.0}
 
-    assert schema("prime-rl").slips(settings, "0.2")
-    assert not schema("prime-rl").slips(settings, "0.3.0")
+    assert schema("prime-rl").errors(settings, "0.2")
+    assert not schema("prime-rl").errors(settings, "0.3.0")
 
 
 def test_a_span_has_no_gap() -> None:
@@ -234,5 +234,5 @@ def test_a_span_has_no_gap() -> None:
     first, last = table.span({"algorithm.rollout_correction.rollout_is": None})
 
     assert (table.versions[first], table.versions[last]) == ("0.6.1", "0.9.0")
-    assert table.spelt(first, last) == "verl from 0.6.1"
-    assert table.spelt(1, 2) == "verl from 0.6.1, before 0.7.1"
+    assert table.heading(first, last) == "verl from 0.6.1"
+    assert table.heading(1, 2) == "verl from 0.6.1, before 0.7.1"

@@ -12,7 +12,7 @@ from offpol_diag.engine import moments, segments
 from offpol_diag.engine.outcome import pieces
 from offpol_diag.engine.scene import Near, Scene, splits
 from offpol_diag.presets import Clip, Preset, Reject, Veto, Weight, catalogue
-from offpol_diag.trainers import LOGS, base, view
+from offpol_diag.trainers import LOGS, measures, view
 from offpol_diag.trainers.view import View, columns, outermost
 from tests import oracles
 from tests.test_judged_apart import two_sequences
@@ -120,9 +120,20 @@ def test_tokens_that_m2po_drops_are_no_valid_ones_of_which_a_weight_is_changed(d
 
 
 def test_what_a_row_needs_is_what_a_batch_may_lack():
-    rows = [one for log in LOGS.values() for one in (*log.sums, *log.ranges)]
+    rows = [one for log in LOGS.values() for entry in log.entries for one in entry.value.columns]
     optional = {"old", "current", "advantages", "rewards", "entropy"}
     assert {name for one in rows for name in one.needs} <= optional
+
+
+@pytest.mark.parametrize("logs", LOGS)
+def test_no_two_columns_of_a_trainer_have_one_name(logs):
+    """Else one would stand for the other."""
+    entries = [*LOGS[logs].entries, *(e for preset in BY_LOG[logs] for e in LOGS[logs].entries_of(preset))]
+    columns = {one: (type(one), one.name, one.shared) for entry in entries for one in entry.value.columns}
+    of = {}
+    for one, key in columns.items():
+        of.setdefault(key, set()).add(getattr(one.of, "__qualname__", one.of))
+    assert {key: names for key, names in of.items() if len(names) > 1} == {}
 
 
 # ---------------------------------------------------------------- what all tokens of a sequence share
@@ -149,11 +160,11 @@ def few(request):
     scene.forget()
 
 
-@pytest.mark.parametrize("measure", [base.U, base.UPDATE_RATIO], ids=lambda measure: measure.name)
+@pytest.mark.parametrize("measure", [measures.U, measures.UPDATE_RATIO], ids=lambda measure: measure.name)
 def test_under_gspo_sums_and_ends_are_those_of_every_token(few, measure):
     pooled, alone = View(few, GSPO), View(few, replace(GSPO, loss="ppo_clip"))
     u = segments.mean(alone.batch.current - alone.batch.old, alone.batch.cu_seqlens)
-    each = u if measure is base.U else u.exp()
+    each = u if measure is measures.U else u.exp()
 
     torch.testing.assert_close(pooled.total(measure), each * pooled.n, rtol=1e-14, atol=0)
     low, high = pooled.ends(measure)
@@ -164,7 +175,7 @@ def test_under_gspo_sums_and_ends_are_those_of_every_token(few, measure):
 
 def test_tokens_of_one_sign_decide_together(few):
     """Means of u of 0.08, −0.095, 0.015, and 0.0175 are beyond the bounds twice: up and down."""
-    assert base.clip_decides(View(few, GSPO)).tolist() == [1.0, 2.0, 0.0, 0.0, 0.0]
+    assert measures.clip_decides(View(few, GSPO)).tolist() == [1.0, 2.0, 0.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize(

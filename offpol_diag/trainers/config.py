@@ -7,23 +7,12 @@ dropped silently. Differences due to the trainer's own guards become remarks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NoReturn
 
 from offpol_diag.errors import ConfigError
-from offpol_diag.presets import (
-    AGGREGATES,
-    Clip,
-    Denominator,
-    Loss,
-    Policy,
-    Preset,
-    Reject,
-    Statistic,
-    Veto,
-    Weight,
-)
+from offpol_diag.presets import AGGREGATES, Clip, Denominator, Preset, Reject, Statistic, Veto, Weight
 from offpol_diag.trainers.base import Log
 
 # ---------------------------------------------------------------- output
@@ -71,13 +60,11 @@ class Config:
 
     def text(self) -> str:
         """Return the full text to paste; remarks and headings are `#` comments, valid in every language."""
-        head = [f"# {self.preset} for {self.trainer}", *(f"# {remark}" for remark in self.remarks)]
-        return "\n".join([*head, *map(_block, self.snippets)]) + "\n"
-
-
-def _block(snippet: Snippet) -> str:
-    heading = ", ".join(word for word in (snippet.file, snippet.versions, snippet.title) if word)
-    return (f"\n# {heading}\n" if heading else "") + (snippet.text or "# nothing to set")
+        lines = [f"# {self.preset} for {self.trainer}", *(f"# {remark}" for remark in self.remarks)]
+        for one in self.snippets:
+            heading = ", ".join(word for word in (one.file, one.versions, one.title) if word)
+            lines.append((f"\n# {heading}\n" if heading else "") + (one.text or "# nothing to set"))
+        return "\n".join(lines) + "\n"
 
 
 # ---------------------------------------------------------------- the parts of a preset
@@ -99,6 +86,18 @@ NUMERATORS = {
 }
 IDLE_LOW, IDLE_HIGH = 1e-9, 1e9
 """Bounds that a ratio whose logarithm is clamped to ±20 never reaches: e^20 = 4.9e8."""
+Settings = dict[str, Any]
+"""Key, with dots between the parts of its path, → value."""
+
+
+def idle_bounds(low: float | None, high: float | None) -> tuple[float, float]:
+    """Replace missing bounds by idle ones."""
+    return (IDLE_LOW if low is None else low, IDLE_HIGH if high is None else high)
+
+
+def idle(settings: Mapping[str, Any]) -> bool:
+    """Return whether any bound is an idle one."""
+    return any(isinstance(value, float) and value in (IDLE_LOW, IDLE_HIGH) for value in settings.values())
 
 
 def cannot(part: str) -> NoReturn:
@@ -120,20 +119,20 @@ class Parts:
     """
 
     def __init__(self, preset: Preset) -> None:
-        preset = _settled(preset)
-        self.preset = preset
-        self.policy: Policy = preset.policy
-        self.loss: Loss = preset.loss
-        self.weight: Weight | None = preset.weight
-        self.veto: Veto | None = preset.veto
-        self.rules: list[Reject] = list(_independent(preset))
+        if preset.policy == "rollout":
+            preset = replace(preset, policy="current", weight=None, reject=(), veto=None)
+        self.preset, self.policy, self.loss = preset, preset.policy, preset.loss
+        self.weight, self.veto = preset.weight, preset.veto
+        self.rules = list(preset.reject)
+        if not any(rule.on_tokens for rule in self.rules):  # then `left` and `all` are equivalent
+            self.rules = [replace(rule, among="all") for rule in self.rules]
 
     @property
     def bare(self) -> bool:
         """Return whether every part has been consumed."""
         return self.weight is None and not self.rules and self.veto is None
 
-    def need(self, policies: Sequence[Policy], losses: Sequence[Loss]) -> None:
+    def need(self, policies: Sequence[str], losses: Sequence[str]) -> None:
         """Refuse a preset with another numerator or loss than these."""
         if self.policy not in policies:
             cannot(f"ratios of {NUMERATORS[self.policy]}")
@@ -151,7 +150,12 @@ class Parts:
         found = self.weight
         if found is None:
             return None
-        _check_weight(found, overs, actions, lower, normalize)
+        if found.over not in overs or found.action not in actions or found.strict:
+            cannot(_weight_words(found))
+        if found.normalize and not normalize:
+            cannot("weights divided by their batch mean")
+        if found.action == "truncate" and found.lower is not None and not lower:
+            cannot("a lower bound of the truncated weight")
         self.weight = None
         return replace(found, upper=None, lower=None) if found.action == "none" else found
 
@@ -201,13 +205,8 @@ class Parts:
     def take_opsm(self) -> float | None:
         """Consume OPSM: a mask on sequences with A < 0 by mean log π_rollout/π_θ; return its bound, nats."""
         for rule in self.rules:
-            right = (rule.statistic, rule.over, rule.advantage, rule.lower) == (
-                "k1",
-                "mean",
-                "negative",
-                None,
-            )
-            if right and (rule.policy or self.policy) == "current" and not _odd(rule, policy=False):
+            kind = (rule.statistic, rule.over, rule.advantage, rule.lower, rule.policy or self.policy)
+            if kind == ("k1", "mean", "negative", None, "current") and not unusual(rule, policy=False):
                 self.rules.remove(rule)
                 return rule.upper
         return None
@@ -221,7 +220,7 @@ class Parts:
         return found
 
     def _find(self, statistic: str, over: str) -> Reject | None:
-        plain = (rule for rule in self.rules if rule.advantage == "any" and not _odd(rule))
+        plain = (rule for rule in self.rules if rule.advantage == "any" and not unusual(rule))
         return next((rule for rule in plain if (rule.statistic, rule.over) == (statistic, over)), None)
 
     def finish(self) -> None:
@@ -236,21 +235,7 @@ class Parts:
             cannot("numbers that are logged and not applied")
 
 
-def _settled(preset: Preset) -> Preset:
-    """Replace the numerator `rollout`, with which r = 1, by `current` without weight, rules and veto."""
-    if preset.policy != "rollout":
-        return preset
-    return replace(preset, policy="current", weight=None, reject=(), veto=None)
-
-
-def _independent(preset: Preset) -> tuple[Reject, ...]:
-    """Return the rules, with `among = left` as `all` if no rule is on tokens, which is equivalent."""
-    if any(rule.on_tokens for rule in preset.reject):
-        return preset.reject
-    return tuple(replace(rule, among="all") for rule in preset.reject)
-
-
-def _odd(rule: Reject, policy: bool = True) -> bool:
+def unusual(rule: Reject, policy: bool = True) -> bool:
     """Return whether a rule has an option that ordinary configuration keys cannot express."""
     return rule.strict or rule.among == "left" or (policy and rule.policy is not None)
 
@@ -262,17 +247,6 @@ def _within(rule: Reject, weight: Weight) -> bool:
     high = weight.upper is None or (rule.upper is not None and rule.upper <= weight.upper)
     low = weight.lower is None or (rule.lower is not None and rule.lower >= weight.lower)
     return weight.action == "truncate" and high and low
-
-
-def _check_weight(
-    found: Weight, overs: Sequence[str], actions: Sequence[str], lower: bool, normalize: bool
-) -> None:
-    if found.over not in overs or found.action not in actions or found.strict:
-        cannot(_weight_words(found))
-    if found.normalize and not normalize:
-        cannot("weights divided by their batch mean")
-    if found.action == "truncate" and found.lower is not None and not lower:
-        cannot("a lower bound of the truncated weight")
 
 
 def _weight_words(weight: Weight) -> str:
@@ -336,7 +310,7 @@ def differences(preset: Preset, habits: Habits) -> Iterator[str]:
 def _clamps(part: Weight | Reject | None, bound: float | None, at: str, what: str) -> Iterator[str]:
     if part is None:
         return
-    here, there = _clamp(bound), _clamp(part.safety)
+    here, there = ("not clamped" if x is None else f"clamped to ±{x:g}" for x in (bound, part.safety))
     late = isinstance(part, Weight) or part.statistic in AGGREGATES
     if here != there:
         yield f"the log-ratio of the {what} is {here} here before exp; in the preset {there}"
@@ -345,10 +319,6 @@ def _clamps(part: Weight | Reject | None, bound: float | None, at: str, what: st
 
 
 AT = {"token": "each token", "aggregate": "the aggregate"}
-
-
-def _clamp(bound: float | None) -> str:
-    return "not clamped" if bound is None else f"clamped to ±{bound:g}"
 
 
 # ---------------------------------------------------------------- the clip of the loss
@@ -363,23 +333,36 @@ class ClipKeys:
         low_default: the trainer's default of `low`.
         high_default: the trainer's default of `high`.
         dual_default: the trainer's default of `dual`; None for no dual clip.
-        dual_said: describes the settings that turn the dual clip on, if one key is not enough.
+        dual_words: describes the settings that turn the dual clip on, if one key is not enough.
     """
 
-    low: str
-    high: str
+    low: str = ""
+    high: str = ""
     dual: str = ""
     low_default: float = 0.2
     high_default: float = 0.2
     dual_default: float | None = None
-    dual_said: Callable[[float], str] | None = None
+    dual_words: Callable[[float], str] | None = None
+
+    def remark(self, preset: Preset) -> str:
+        """Return a remark on the dual clip if the trainer's differs from the preset's, else ""."""
+        dual = preset.clip.dual
+        if preset.loss != "ppo_clip":
+            return ""
+        if dual is not None and self.dual_default is None and (not self.dual or dual == DUAL):
+            words = self.dual_words(dual) if self.dual_words else f"{self.dual} is {dual:g}"
+            unless = f" unless {words}" if self.dual else ""
+            return f"no dual clip here{unless}; the preset bounds the loss at -{dual:g} A where A < 0"
+        if dual is None and self.dual_default is not None:
+            return f"dual clip: at most -{self.dual_default:g} A here where A < 0, which the preset has not"
+        return ""
 
 
 DUAL = Clip().dual
 """The dual clip of presets by default: a guard, which is not printed if the trainer has none."""
 
 
-def clip_settings(preset: Preset, keys: ClipKeys, prefix: str = "") -> dict[str, Any]:
+def clip_settings(preset: Preset, keys: ClipKeys, prefix: str = "") -> Settings:
     """Return the clip settings that differ from the trainer's defaults.
 
     Raises:
@@ -388,7 +371,7 @@ def clip_settings(preset: Preset, keys: ClipKeys, prefix: str = "") -> dict[str,
     if preset.loss not in ("ppo_clip", "gspo", "cispo"):
         return {}
     low, high = clip_bounds(preset)
-    found: dict[str, Any] = {}
+    found: Settings = {}
     if (low, high) != (keys.low_default, keys.high_default):
         found = {keys.low: low, keys.high: high}
     if keys.dual and preset.loss != "cispo" and preset.clip.dual not in (None, DUAL, keys.dual_default):
@@ -403,30 +386,24 @@ def clip_bounds(preset: Preset) -> tuple[float, float]:
     return (1.0 if preset.clip.low is None else preset.clip.low, preset.clip.high)
 
 
+def cispo_high(preset: Preset) -> float:
+    """Return the upper bound of CISPO's weight less 1, for trainers whose weight has no lower bound."""
+    low, high = clip_bounds(preset)
+    if low < 1:
+        cannot("a lower bound of CISPO's weight")
+    return high
+
+
 def no_dual_clip(preset: Preset) -> None:
     """Refuse a non-default dual clip under GSPO, for trainers whose GSPO loss has none."""
     if preset.loss == "gspo" and preset.clip.dual not in (None, DUAL):
         cannot("a dual clip under the GSPO loss")
 
 
-def clip_remarks(preset: Preset, keys: ClipKeys) -> Iterator[str]:
-    """Yield a remark on the dual clip if the trainer's differs from the preset's."""
-    if preset.loss != "ppo_clip":
-        return
-    dual = preset.clip.dual
-    if dual is not None and keys.dual_default is None and (not keys.dual or dual == DUAL):
-        said = keys.dual_said(dual) if keys.dual_said else f"{keys.dual} is {dual:g}"
-        key = f" unless {said}" if keys.dual else ""
-        yield f"no dual clip here{key}; the preset bounds the loss at -{dual:g} A where A < 0"
-    if dual is None and keys.dual_default is not None:
-        yield f"dual clip: at most -{keys.dual_default:g} A here where A < 0, which the preset has not"
-
-
 # ---------------------------------------------------------------- a trainer
 
-Said = tuple[tuple[Snippet, ...], tuple[str, ...]]
+Translation = tuple[tuple[Snippet, ...], tuple[str, ...]]
 """Snippets, and remarks on what the trainer does differently."""
-Settings = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -435,14 +412,16 @@ class Trainer:
 
     Attributes:
         name: canonical name; its keys are in `keys/NAME.toml`.
-        translate: translates a preset into snippets and remarks.
+        translate: translates the parts of a preset into snippets and remarks.
         habits: its numerical guards, or a function of the preset and its snippets that returns them.
+        clip: its keys for the clip, if the remark on its dual clip is to follow the others.
         logs: its logged metrics, one `Log` per generation.
     """
 
     name: str
-    translate: Callable[[Preset], Said]
+    translate: Callable[[Parts], Translation]
     habits: Habits | Callable[[Preset, tuple[Snippet, ...]], Habits] = Habits()
+    clip: ClipKeys | None = None
     logs: tuple[Log, ...] = ()
 
     def config(self, preset: Preset) -> Config:
@@ -451,11 +430,12 @@ class Trainer:
         Raises:
             ConfigError: the trainer cannot express it; the message is the part that it cannot express.
         """
-        snippets, remarks = self.translate(preset)
+        snippets, found = self.translate(Parts(preset))
         habits = self.habits if isinstance(self.habits, Habits) else self.habits(preset, snippets)
         newest = sorted(snippets, key=lambda one: one.age[0])
         shown = (one for i, one in enumerate(newest) if not any(_covers(other, one) for other in newest[:i]))
-        every = dict.fromkeys((*remarks, *differences(preset, habits)))
+        clip = self.clip.remark(preset) if self.clip else ""
+        every = dict.fromkeys((*found, *remarks(clip), *differences(preset, habits)))
         return Config(preset.name, self.name, tuple(shown), tuple(every))
 
 

@@ -12,20 +12,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from offpol_diag.trainers import slime
-from offpol_diag.trainers.base import (
-    K3_HELD,
-    SAFETY,
-    UPDATE,
-    UPDATE_RATIO,
-    Entry,
-    Log,
-    Measure,
-    Sum,
-    Value,
-    per_row,
-    squared,
-)
+from offpol_diag.trainers.base import Entry, Log, Sum, Value, per_row, table
 from offpol_diag.trainers.config import Trainer
+from offpol_diag.trainers.measures import K3_HELD, SAFETY, UPDATE, UPDATE_RATIO, Measure, squared
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,57 +26,54 @@ LEAST = 1e-8
 WEIGHT = Measure(
     "e^u within e^±20", lambda x: x.update_ratio.clamp(math.exp(-SAFETY), math.exp(SAFETY)), near=UPDATE_RATIO
 )
-GAP = "train/train_rollout_logprob_abs_diff"
 
 
 def _ess(view: View) -> Tensor:
-    """Return (Σw)²/(n Σw²) of each sample over the original loss mask, [S]; 0 for one without tokens."""
+    """Return (Σw)²/(n Σw²) of each sequence over the original loss mask, [S]; 0 for one without tokens."""
     if view.preset.loss == "gspo":
         return view.there + view.zeros
     return view.total(WEIGHT).square() / (view.divisor * view.total(squared(WEIGHT)).clamp(min=LEAST))
 
 
-def _of_anchor(of: Value) -> Value:
+def _of_anchor(value: Value) -> Value:
     """A number of the anchor against the rollout: 0 where the rollout is the anchor."""
-    return lambda totals: of(totals) if totals.preset.policy == "old" else 0.0
+    return replace(value, of=lambda totals: value.of(totals) if totals.preset.policy == "old" else 0.0)
 
 
-ESS = Entry(
-    "train/ess_ratio",
-    "Mean over samples of (Σw)²/(n Σw²), w = π_θ/π_old with its log within ±20: the effective sample size of "
-    "the update within a sample, not of the mismatch; 0 for a sample without a token, and of all tokens, "
-    "rejected or not. Under GSPO all w of a sample are equal, so that it is 1.",
-    per_row("ess"),
-)
-KL = Entry(
-    "train/train_rollout_kl",
-    "Mean of r − 1 − log r, r = π_old/π_rollout, with log r within ±20 and the result at most 10: k3, "
-    "averaged per sample first. Tokens that the MIS helper rejects are 0 in it and still divide; with "
-    "--use-rollout-logprobs it is 0.",
-    _of_anchor(per_row("rollout_kl")),
-)
-
-
-def _entry(entry: Entry) -> Entry:
-    """slime's entry as miles has it."""
-    if entry.name != GAP:
-        return entry
-    meaning = (
-        "Mean |log π_old − log π_rollout|, nats. With --use-rollout-logprobs π_rollout stands in π_old's "
-        "place, so that it is 0 whatever the mismatch. Tokens that the MIS helper rejects are 0 in it and "
-        "still divide."
+def _names(rejects: bool) -> tuple[Entry, ...]:
+    """What miles has beside slime's."""
+    kl = slime.of_loss("rollout_kl", lambda view, mask: view.total(K3_HELD, mask), rejects)
+    return table(
+        {
+            "ess_ratio": (
+                per_row(Sum("ess", _ess, needs=UPDATE)),
+                "Mean over samples of (Σw)²/(n Σw²), w = π_θ/π_old with its log within ±20: the effective "
+                "sample size of the update within a sample, not of the mismatch; 0 for a sample without a "
+                "token, and of all tokens, rejected or not. Under GSPO all w of a sample are equal, so that "
+                "it is 1.",
+            ),
+            "train_rollout_kl": (
+                _of_anchor(per_row(kl)),
+                "Mean of r − 1 − log r, r = π_old/π_rollout, with log r within ±20 and the result at most "
+                "10: k3, averaged per sample first. Tokens that the MIS helper rejects are 0 in it and still "
+                "divide; with --use-rollout-logprobs it is 0.",
+            ),
+        },
+        "train/",
     )
-    return replace(entry, meaning=meaning, of=_of_anchor(entry.of))
 
 
-def _log(name: str, base: Log, rejects: bool) -> Log:
-    """slime's, with what miles has beside it."""
-    sums = (
-        *base.sums,
-        Sum("ess", _ess, own=True, needs=UPDATE),
-        slime.of_loss("rollout_kl", lambda view, mask: view.total(K3_HELD, mask), rejects),
-    )
-    return Log(name, sums, base.ranges, (*map(_entry, base.entries), ESS, KL))
+GAP = (
+    "Mean |log π_old − log π_rollout|, nats. With --use-rollout-logprobs π_rollout stands in π_old's place, "
+    "so that it is 0 whatever the mismatch. Tokens that the MIS helper rejects are 0 in it and still divide."
+)
+
+
+def _log(name: str, of: Log, rejects: bool) -> Log:
+    """slime's, with miles's own definition of the gap and what it has beside slime's."""
+    gap, *others = of.entries
+    gap = replace(gap, meaning=GAP, value=_of_anchor(gap.value))
+    return Log(name, (gap, *others, *_names(rejects)))
 
 
 PATHS = slime.Paths(
@@ -97,4 +83,4 @@ PATHS = slime.Paths(
     False,
 )
 LOGS = (_log("miles", slime.LOG, rejects=False), _log("miles-mis", slime.MIS, rejects=True))
-TRAINER = Trainer("miles", partial(slime.translate, paths=PATHS), slime.habits, LOGS)
+TRAINER = Trainer("miles", partial(slime.slime, paths=PATHS), slime.habits, slime.CLIP, LOGS)

@@ -11,22 +11,10 @@ import math
 from typing import TYPE_CHECKING
 
 from offpol_diag.presets import Over, Preset, Reject, Statistic
-from offpol_diag.trainers import schema
-from offpol_diag.trainers.base import EPS, PROB_DIFF, RATIO, Entry, Log, Rows, Sum, Value, When, weighs
-from offpol_diag.trainers.base import LOG as LOG_RATIO
-from offpol_diag.trainers.config import (
-    ClipKeys,
-    Habits,
-    Parts,
-    Said,
-    Settings,
-    Trainer,
-    cannot,
-    clip_bounds,
-    clip_remarks,
-    clip_settings,
-)
-from offpol_diag.trainers.schema import block
+from offpol_diag.trainers import config, schema
+from offpol_diag.trainers.base import Entry, Log, Rows, Sum, Value, weighs
+from offpol_diag.trainers.config import ClipKeys, Habits, Parts, Settings, Trainer, Translation
+from offpol_diag.trainers.measures import EPS, LOG, PROB_DIFF, RATIO
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,42 +41,87 @@ def _of_row(value: Tensor, view: View) -> Tensor:
     return view.where_there(_row_mean(value * view.n, view))
 
 
-def _of_turns(statistic: Statistic, view: View, exp: bool) -> Tensor:
-    """Return row means of a function of each turn's mean."""
+def _of_turns(statistic: Statistic, view: View) -> Tensor:
+    """Return row means of each turn's mean, of r its geometric mean."""
     means, many, added = view.turns(statistic)
     each = means * (many / (many + EPS))
-    return _row_mean(added((each.exp() if exp else each) * many), view)
+    return _row_mean(added((each.exp() if statistic == "ratio" else each) * many), view)
 
 
-MEANS: dict[str, Rows] = {
-    "ratio token": lambda view: _row_mean(view.total(RATIO), view),
-    "ratio geometric": lambda view: _of_row(_row_mean(view.total(LOG_RATIO), view).exp(), view),
-    "ratio sequence": lambda view: _of_row(view.total(LOG_RATIO).exp(), view),
-    "ratio segment": lambda view: _of_turns("ratio", view, exp=True),
-    "diff token": lambda view: _row_mean(view.total(PROB_DIFF), view),
-    "diff geometric": lambda view: _of_row(_row_mean(view.total(PROB_DIFF), view), view),
-    "diff sequence": lambda view: _of_row(view.total(PROB_DIFF), view),
-    "diff segment": lambda view: _of_turns("prob_diff", view, exp=False),
+MEANS: dict[tuple[str, str], tuple[Rows, str]] = {
+    ("ratio", "token"): (
+        lambda view: _row_mean(view.total(RATIO), view),
+        "r = π_old/π_rollout of each token",
+    ),
+    ("ratio", "geometric"): (
+        lambda view: _of_row(_row_mean(view.total(LOG), view).exp(), view),
+        "the geometric mean of r = π_old/π_rollout over the sequence",
+    ),
+    ("ratio", "sequence"): (
+        lambda view: _of_row(view.total(LOG).exp(), view),
+        "the product of r = π_old/π_rollout over the sequence",
+    ),
+    ("ratio", "segment"): (
+        lambda view: _of_turns("ratio", view),
+        "the geometric mean of r = π_old/π_rollout over the turn (a contiguous run of the mask)",
+    ),
+    ("diff", "token"): (
+        lambda view: _row_mean(view.total(PROB_DIFF), view),
+        "π_old − π_rollout, signed, of each token",
+    ),
+    ("diff", "geometric"): (
+        lambda view: _of_row(_row_mean(view.total(PROB_DIFF), view), view),
+        "the arithmetic mean of π_old − π_rollout over the sequence, whatever its name says",
+    ),
+    ("diff", "sequence"): (
+        lambda view: _of_row(view.total(PROB_DIFF), view),
+        "the sum of π_old − π_rollout over the sequence, so it grows with length",
+    ),
+    ("diff", "segment"): (
+        lambda view: _of_turns("prob_diff", view),
+        "the mean of π_old − π_rollout over the turn",
+    ),
 }
-"""Shared by presets."""
+"""(measure, granularity) → its row means, and what they are of."""
+PADDING = (
+    "Since v0.2.0 ROLL's token-mean also adds up prompts, tool tokens and padding (functionals.py:253-256 of "
+    "8eb27cc2), which a dump does not have, and divides by loss tokens; where there are none it is this"
+)
 
 
-def _rules(preset: Preset, measure: str, granularity: str) -> list[Reject]:
-    kind = STATISTICS[measure], GRANULARITIES[granularity]
-    return [rule for rule in preset.reject if (rule.statistic, rule.over) == kind]
+def _mean(measure: str, granularity: str) -> Entry:
+    of, what = MEANS[measure, granularity]
+    column = Sum(f"{measure} {granularity}", of, shared=True)
+    return Entry(
+        f"actor/train_infer_{measure}_{granularity}_mean@sum",
+        Value(lambda totals: totals(column) / (totals.sequences + EPS), (column,)),
+        f"{what}: mean over the tokens of a sequence, then over sequences with a token, "
+        "before any filter or bound. Older versions log only the granularities they filter by",
+    )
 
 
-def _filters(measure: str, granularity: str) -> When:
-    return lambda preset: bool(_rules(preset, measure, granularity))
+def _pass_rate(measure: str, granularity: str) -> Entry:
+    """The share of tokens that a filter keeps; the last filter's if there are several of a kind."""
+
+    def rules(preset: Preset) -> list[Reject]:
+        kind = STATISTICS[measure], GRANULARITIES[granularity]
+        return [rule for rule in preset.reject if (rule.statistic, rule.over) == kind]
+
+    passed = Sum(
+        f"{measure} {granularity} passed",
+        lambda view: view.n - view.failing_alone(rules(view.preset)[-1]),
+    )
+    return Entry(
+        f"actor/train_infer_{granularity}_{measure}_mask_mean@sum",
+        _over_tokens(passed),
+        f"the share of tokens that this filter lets through, alone, by {MEANS[measure, granularity][1]}. "
+        f"{PADDING}",
+        lambda preset: bool(rules(preset)),
+    )
 
 
-def _passed(measure: str, granularity: str) -> Rows:
-    """Count the tokens that a filter keeps; the last filter's if there are several of a kind."""
-    return lambda view: view.n - view.failing_alone(_rules(view.preset, measure, granularity)[-1])
-
-
-def _rejects(preset: Preset) -> bool:
-    return bool(preset.reject)
+def _over_tokens(column: Sum) -> Value:
+    return Value(lambda totals: totals(column) / max(totals.tokens, 1.0), (column,))
 
 
 def _capped(preset: Preset) -> bool:
@@ -103,78 +136,23 @@ def _above(view: View) -> Tensor:
     return weighed.high * view.n if weighed.final.per == "sequence" else weighed.high
 
 
-SUMS = (
-    *(Sum(name, of) for name, of in MEANS.items()),
-    Sum("above", _above, own=True, when=_capped),
-    Sum("left", lambda view: view.kept_tokens, own=True, when=_rejects),
-    *(
-        Sum(f"{measure} {name} passed", _passed(measure, name), own=True, when=_filters(measure, name))
-        for measure in STATISTICS
-        for name in GRANULARITIES
-    ),
-)
-
-PADDING = (
-    "Since v0.2.0 ROLL's token-mean also adds up prompts, tool tokens and padding (functionals.py:253-256 of "
-    "8eb27cc2), which a dump does not have, and divides by loss tokens; where there are none it is this"
-)
-WHAT = {
-    "ratio token": "r = π_old/π_rollout of each token",
-    "ratio geometric": "the geometric mean of r = π_old/π_rollout over the sequence",
-    "ratio sequence": "the product of r = π_old/π_rollout over the sequence",
-    "ratio segment": "the geometric mean of r = π_old/π_rollout over the turn (a contiguous run of the mask)",
-    "diff token": "π_old − π_rollout, signed, of each token",
-    "diff geometric": "the arithmetic mean of π_old − π_rollout over the sequence, whatever its name says",
-    "diff sequence": "the sum of π_old − π_rollout over the sequence, so it grows with length",
-    "diff segment": "the mean of π_old − π_rollout over the turn",
-}
-
-
-def _over_samples(column: str) -> Value:
-    return lambda totals: totals(column) / (totals.sequences + EPS)
-
-
-def _over_tokens(column: str) -> Value:
-    return lambda totals: totals(column) / max(totals.tokens, 1.0)
-
-
-def _mean_entry(measure: str, name: str) -> Entry:
-    return Entry(
-        f"actor/train_infer_{measure}_{name}_mean@sum",
-        f"{WHAT[f'{measure} {name}']}: mean over the tokens of a sequence, then over sequences with a token, "
-        "before any filter or bound. Older versions log only the granularities they filter by",
-        _over_samples(f"{measure} {name}"),
-    )
-
-
-def _pass_rate(measure: str, name: str) -> Entry:
-    return Entry(
-        f"actor/train_infer_{name}_{measure}_mask_mean@sum",
-        f"the share of tokens that this filter lets through, alone, by {WHAT[f'{measure} {name}']}. "
-        f"{PADDING}",
-        _over_tokens(f"{measure} {name} passed"),
-        _filters(measure, name),
-    )
-
-
+LEFT = Sum("left", lambda view: view.kept_tokens)
 ENTRIES = (
-    *(_mean_entry(measure, name) for measure in STATISTICS for name in GRANULARITIES),
+    *(_mean(*kind) for kind in MEANS),
     Entry(
         "actor/is_weight_clipfrac@sum",
+        _over_tokens(Sum("above", _above)),
         f"the share of tokens whose weight is above its upper bound, filtered ones included. {PADDING}",
-        _over_tokens("above"),
         _capped,
     ),
-    *(_pass_rate(measure, name) for measure in STATISTICS for name in GRANULARITIES),
+    *(_pass_rate(*kind) for kind in MEANS),
     Entry(
         "actor/train_infer_final_mask_mean",
+        Value(lambda totals: totals(LEFT) / (totals.tokens + EPS), (LEFT,)),
         "the share of tokens that all filters let through; over loss tokens, without padding",
-        lambda totals: totals("left") / (totals.tokens + EPS),
-        _rejects,
+        lambda preset: bool(preset.reject),
     ),
 )
-
-LOG = Log("roll", SUMS, (), ENTRIES)
 
 # ---------------------------------------------------------------- configuration
 
@@ -186,81 +164,65 @@ def _dual(bound: float) -> str:
     return f"{switches} and pg_clip is {(bound - 1) / 2:g} (the bound is 1 + 2 pg_clip)"
 
 
-CLIP = ClipKeys("pg_clip_low", "pg_clip_high", "dual_clip_loss", dual_said=_dual)
+CLIP = ClipKeys("pg_clip_low", "pg_clip_high", "dual_clip_loss", dual_words=_dual)
 BLOCK = "train_infer_correction."
 PG_WORKER = "roll.pipeline.rlvr.actor_pg_worker.ActorPGWorker"
 CISPO = (0.1, 0.1)
 """The bounds in its code: no configuration class has a key for them."""
 
 
-def roll(preset: Preset) -> Said:
+def roll(parts: Parts) -> Translation:
     """One is_weight and a filter per rule; all filters must pass."""
-    parts = Parts(preset)
     parts.need(("old",), ("ppo_clip", "gspo", "cispo"))
     parts.split_mask()
-    settings = {**_weight(parts), BLOCK + "filters": _filters_said(parts)}
-    parts.finish()
-    settings |= {"enable_old_logprobs_recompute": True, **_loss(preset)}
-    found = (
-        "with enable_old_logprobs_recompute the filters act on the whole batch",
-        "under loss_agg_mode token-mean the sum ignores the mask: filtered tokens still push there",
-    )
-    shown = found if preset.reject else ()
-    seq = (
-        "importance_sampling is a key of the RLVR pipeline; its mean is over the tokens left by the filters",
-    )
-    said = (*shown, *(seq if preset.loss == "gspo" else ()), *clip_remarks(preset, CLIP))
-    return (block("roll", "yaml", schema.yaml(settings), settings),), said
-
-
-def _weight(parts: Parts) -> Settings:
     weight = parts.take_weight(*TYPES)
-    found: Settings = {"enabled": weight is not None}
+    settings: Settings = {f"{BLOCK}is_weight.enabled": weight is not None}
     if weight is not None:
-        found |= {"weight_type": TYPES[weight.over], "upper_bound": weight.upper}
-    return {f"{BLOCK}is_weight.{key}": value for key, value in found.items()}
-
-
-def _filters_said(parts: Parts) -> list[Settings]:
-    taken = ((rule, parts.take(rule.statistic, rule.over)) for rule in tuple(parts.rules) if _fits(rule))
-    return [_filter(rule) for rule, found in taken if found is not None]
-
-
-def _fits(rule: Reject) -> bool:
-    return rule.statistic in ("ratio", "prob_diff") and rule.over in TYPES
+        settings[f"{BLOCK}is_weight.weight_type"] = TYPES[weight.over]
+        settings[f"{BLOCK}is_weight.upper_bound"] = weight.upper
+    fitting = [r for r in parts.rules if r.statistic in ("ratio", "prob_diff") and r.over in TYPES]
+    settings[f"{BLOCK}filters"] = [_filter(r) for r in fitting if parts.take(r.statistic, r.over)]
+    parts.finish()
+    settings |= {"enable_old_logprobs_recompute": True, **_loss(parts.preset)}
+    rules = bool(parts.preset.reject)
+    return (schema.block("roll", "yaml", settings),), config.remarks(
+        rules and "with enable_old_logprobs_recompute the filters act on the whole batch",
+        rules and "under loss_agg_mode token-mean the sum ignores the mask: filtered tokens still push there",
+        parts.loss == "gspo"
+        and "importance_sampling is a key of the RLVR pipeline; its mean is over the "
+        "tokens left by the filters",
+    )
 
 
 def _filter(rule: Reject) -> Settings:
     ratio = rule.statistic == "ratio"
-    least = 0.0 if ratio else -math.inf
-    low, high = least if rule.lower is None else rule.lower, math.inf if rule.upper is None else rule.upper
-    name = "ratio" if ratio else "diff"
+    name, least = ("ratio", 0.0) if ratio else ("diff", -math.inf)
     return {
         "enabled": True,
         "agg_type": TYPES[rule.over],
         "ratio_enabled": ratio,
         "diff_enabled": not ratio,
-        f"{name}_low": low,
-        f"{name}_high": high,
+        f"{name}_low": least if rule.lower is None else rule.lower,
+        f"{name}_high": math.inf if rule.upper is None else rule.upper,
     }
 
 
 def _loss(preset: Preset) -> Settings:
     if preset.loss == "cispo":
-        if clip_bounds(preset) != CISPO:
-            cannot(
+        if config.clip_bounds(preset) != CISPO:
+            config.cannot(
                 "bounds of CISPO's weight other than 0.1 and 0.1: they stand in its code, "
                 "and cispo_epsilon_low and cispo_epsilon_high in YAML are dropped"
             )
         return {"actor_train.worker_cls": PG_WORKER, "actor_train.pg_variant": "cispo"}
-    clip = clip_settings(preset, CLIP)
+    clip = config.clip_settings(preset, CLIP)
     dual = clip.pop(CLIP.dual, None)
     seq = {"importance_sampling": "seq"} if preset.loss == "gspo" else {}
     if dual is None:
         return {**seq, **({"use_pg_clip_range": True} if clip else {}), **clip}
-    low, high = clip_bounds(preset)
+    low, high = config.clip_bounds(preset)
     bound = {"dual_clip_loss": True, "pg_clip": (dual - 1) / 2}
     return {**seq, "use_pg_clip_range": True, CLIP.low: low, CLIP.high: high, **bound}
 
 
-TRAINER = Trainer("roll", roll, Habits(denominator="kept"), (LOG,))
+TRAINER = Trainer("roll", roll, Habits(denominator="kept"), CLIP, (Log("roll", ENTRIES),))

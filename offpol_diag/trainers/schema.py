@@ -12,7 +12,7 @@ import json
 import math
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cache
@@ -20,14 +20,12 @@ from importlib import resources
 from typing import Any
 
 from offpol_diag.errors import ConfigError
-from offpol_diag.trainers.config import Language, Snippet, cannot
+from offpol_diag.trainers.config import Language, Settings, Snippet, cannot
 
 PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 RESERVED = frozenset({"true", "false", "yes", "no", "on", "off", "null", "y", "n"})
 """Words that a YAML reader takes for something else than a string."""
 SMALL, LARGE = 1e-3, 1e6
-
-Settings = Mapping[str, Any]
 
 
 def number(value: float) -> str:
@@ -104,22 +102,22 @@ def _scalar(value: Any) -> str:
 def hydra(settings: Settings, added: str = "") -> str:
     """Overrides for a command line, quoted once for the shell and once for Hydra.
 
-    Args:
-        settings: dotted keys.
-        added: keys below this one may be absent from the trainer's own YAML, so they are written with `++`.
+    Keys below `added` may be absent from the trainer's own YAML, so they are written with `++`.
     """
-    return " \\\n".join(_override(key, value, added) for key, value in settings.items())
+    lines = []
+    for key, value in settings.items():
+        sign = "++" if added and key.startswith(added) else ""
+        text = _scalar(value).replace(".inf", "inf")
+        lines.append(f"{sign}{key}='{text}'" if text.startswith('"') else f"{sign}{key}={text}")
+    return " \\\n".join(lines)
 
 
-def _override(key: str, value: Any, added: str) -> str:
-    sign = "++" if added and key.startswith(added) else ""
-    text = _scalar(value).replace(".inf", "inf")
-    return f"{sign}{key}='{text}'" if text.startswith('"') else f"{sign}{key}={text}"
-
-
-def toml(table: str, settings: Settings) -> str:
-    """Format one TOML table."""
-    return "\n".join([f"[{table}]", *(f"{key} = {_toml(value)}" for key, value in settings.items())])
+def toml(settings: Settings) -> str:
+    """Format the TOML table that all keys are in."""
+    table = next(iter(settings)).rpartition(".")[0]
+    return "\n".join(
+        [f"[{table}]", *(f"{key.removeprefix(table + '.')} = {_toml(x)}" for key, x in settings.items())]
+    )
 
 
 def _toml(value: Any) -> str:
@@ -134,33 +132,26 @@ def flags(settings: Settings) -> str:
 
 
 def _arguments(value: Any) -> list[str]:
-    if value is True:
-        return []
-    values = value if isinstance(value, tuple) else (value,)
+    values = () if value is True else value if isinstance(value, tuple) else (value,)
     return [number(one) if isinstance(one, float) and one != math.inf else str(one) for one in values]
 
 
 def call(function: str, settings: Settings) -> str:
-    """Format a Python call, one argument per line."""
-    return "\n".join(
-        [f"{function}(", *(f"    {key}={_literal(value)}," for key, value in settings.items()), ")"]
-    )
+    """Format a Python call, one argument per line; of `dict` if it is no class."""
+    lines = (f"    {key}={_literal(value)}," for key, value in settings.items())
+    return "\n".join([f"{function}(", *lines, ")"])
 
 
 def mapping(name: str, settings: Settings) -> str:
     """Format a Python dict."""
-    items = (f'    "{key}": {_literal(value)},' for key, value in settings.items())
-    return "\n".join([f"{name} = {{", *items, "}"])
+    lines = (f'    "{key}": {_literal(value)},' for key, value in settings.items())
+    return "\n".join([f"{name} = {{", *lines, "}"])
 
 
 def _literal(value: Any) -> str:
-    return (
-        number(value)
-        if isinstance(value, float)
-        else json.dumps(value)
-        if isinstance(value, str)
-        else repr(value)
-    )
+    if isinstance(value, float):
+        return number(value)
+    return json.dumps(value) if isinstance(value, str) else repr(value)
 
 
 # ---------------------------------------------------------------- what a configuration takes
@@ -188,7 +179,7 @@ class Key:
         file: where it was read.
         since: the first version with it in this form; until: the last one.
         values: the only ones; empty where any of its type will do.
-        default: what it is where nothing is said.
+        default: what it is where nothing is set.
         above, least, below: bounds on a number.
     """
 
@@ -199,11 +190,11 @@ class Key:
     until: str = ""
     values: tuple[Any, ...] = ()
     default: Any = None
-    above: float | None = None
-    least: float | None = None
-    below: float | None = None
+    above: float = -math.inf
+    least: float = -math.inf
+    below: float = math.inf
 
-    def slip(self, value: Any) -> str:
+    def error(self, value: Any) -> str:
         """Return the trainer's objection to a value; "" if it is valid."""
         kinds = [kind for kind in self.types if isinstance(value, KINDS[kind])]
         if not kinds or (isinstance(value, bool) and not {"bool", "flag"} & set(self.types)):
@@ -212,13 +203,13 @@ class Key:
         if self.values and value is not None and any(one not in self.values for one in several):
             return f"it takes {', '.join(map(str, self.values))}"
         if isinstance(value, int | float) and not isinstance(value, bool):
-            return "".join(f"it must be {word}" for word, fine in self._bounds(value) if not fine)
+            bounds = {
+                f"above {self.above}": self.above == -math.inf or value > self.above,
+                f"at least {self.least}": value >= self.least,
+                f"below {self.below}": self.below == math.inf or value < self.below,
+            }
+            return "".join(f"it must be {word}" for word, holds in bounds.items() if not holds)
         return "it takes two numbers" if "pair" in kinds and len(value) != 2 else ""
-
-    def _bounds(self, value: float) -> Iterator[tuple[str, bool]]:
-        yield f"above {self.above}", self.above is None or value > self.above
-        yield f"at least {self.least}", self.least is None or value >= self.least
-        yield f"below {self.below}", self.below is None or value < self.below
 
 
 @dataclass(frozen=True)
@@ -234,7 +225,7 @@ class Rule:
     """
 
     when: Mapping[str, Any]
-    need: Mapping[str, tuple[Any, ...]]
+    need: Mapping[str, Sequence[Any]]
     why: str
     file: str
     since: str = ""
@@ -259,78 +250,71 @@ class Schema:
     keys: Mapping[str, tuple[Key, ...]]
     rules: tuple[Rule, ...]
 
-    def slips(self, settings: Settings, version: str) -> list[str]:
+    def errors(self, settings: Settings, version: str) -> list[str]:
         """List the objections of one version to these settings."""
         found: dict[str, None] = {}
-        for given in scopes(settings):
-            slips = ((name, value, self._slip(name, value, version)) for name, value in given.items())
-            found |= {f"{name} = {_said(value)}: {slip}": None for name, value, slip in slips if slip}
-            found |= dict.fromkeys(self._unmet(given, version))
+        for scope in _scopes(settings):
+            for name, value in scope.items():
+                if error := self._error(name, value, version):
+                    shown = str(value).lower() if value is None or isinstance(value, bool) else value
+                    found[f"{name} = {shown}: {error}"] = None
+            found |= dict.fromkeys(self._unmet(scope, version))
         return list(found)
 
     def span(self, settings: Settings) -> tuple[int, int]:
-        """The places in `versions` of the first and the last that take these settings, without a gap.
+        """Return the places in `versions` of the first and last that accept the settings, without a gap.
 
         Raises:
             ConfigError: none does.
         """
-        fine = [not self.slips(settings, version) for version in self.versions]
-        if not any(fine):
-            cannot("; ".join(self.slips(settings, self.versions[-1])))
-        last = max(i for i, one in enumerate(fine) if one)
-        first = next(i for i in range(last + 1) if all(fine[i : last + 1]))
+        valid = [not self.errors(settings, version) for version in self.versions]
+        if not any(valid):
+            cannot("; ".join(self.errors(settings, self.versions[-1])))
+        last = max(i for i, one in enumerate(valid) if one)
+        first = next(i for i in range(last + 1) if all(valid[i : last + 1]))
         return first, last
 
-    def spelt(self, first: int, last: int) -> str:
-        """A span as a heading says it: `verl from 0.6.1, before 0.7.1`; "" where there is only one."""
+    def heading(self, first: int, last: int) -> str:
+        """Return a span as a heading, `verl from 0.6.1, before 0.7.1`; "" if there is only one version."""
         if len(self.versions) == 1:
             return ""
         end = f", before {self.versions[last + 1]}" if last + 1 < len(self.versions) else ""
         return f"{self.name} from {self.versions[first]}{end}"
 
-    def _slip(self, name: str, value: Any, version: str) -> str:
+    def _error(self, name: str, value: Any, version: str) -> str:
         rows = [key for key in self.keys.get(name, ()) if self._holds(key, version)]
         if not rows:
             return f"there is no such key in {self.name} {version}"
-        slips = [key.slip(value) for key in rows]
-        return "" if "" in slips else slips[0]
+        errors = [key.error(value) for key in rows]
+        return "" if "" in errors else errors[0]
 
-    def _unmet(self, given: Settings, version: str) -> Iterator[str]:
+    def _unmet(self, scope: Settings, version: str) -> Iterator[str]:
+        def holds(name: str, *wanted: Any) -> bool:
+            rows = (key.default for key in self.keys.get(name, ()) if self._holds(key, version))
+            value = scope[name] if name in scope else next(rows, None)
+            return any(_is(value, want) for want in wanted)
+
         for rule in self.rules:
-            if self._holds(rule, version) and all(
-                _is(self._value(given, key, version), want) for key, want in rule.when.items()
-            ):
+            if self._holds(rule, version) and all(holds(*condition) for condition in rule.when.items()):
                 for key, wanted in rule.need.items():
-                    if not any(_is(self._value(given, key, version), want) for want in wanted):
+                    if not holds(key, *wanted):
                         yield f"{', '.join(rule.when)}: {rule.why}"
 
-    def _value(self, given: Settings, name: str, version: str) -> Any:
-        if name in given:
-            return given[name]
-        return next((key.default for key in self.keys.get(name, ()) if self._holds(key, version)), None)
-
     def _holds(self, row: Key | Rule, version: str) -> bool:
+        first, last = row.since or self.versions[0], row.until or self.versions[-1]
         at = self.versions.index
-        return (not row.since or at(row.since) <= at(version)) and (
-            not row.until or at(version) <= at(row.until)
-        )
+        return at(first) <= at(version) <= at(last)
 
 
 def _is(value: Any, want: Any) -> bool:
-    if want == "set":
-        return value is not None
-    if want == "null":
-        return value is None
+    if want in ("set", "null"):
+        return bool((value is None) == (want == "null"))
     return bool(value == want) and isinstance(value, bool) == isinstance(want, bool)
 
 
-def _said(value: Any) -> str:
-    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
-
-
-def scopes(settings: Settings) -> Iterator[dict[str, Any]]:
-    """Return the settings, and again per item of a list of tables, with keys like `filters[].agg_type`."""
-    yield dict(settings)
+def _scopes(settings: Settings) -> Iterator[Settings]:
+    """Yield the settings, and again per item of a list of tables, with keys like `filters[].agg_type`."""
+    yield settings
     for name, value in settings.items():
         for item in value if isinstance(value, list) else ():
             yield {**settings, **{f"{name}[].{key}": one for key, one in item.items()}}
@@ -343,58 +327,62 @@ def schema(trainer: str) -> Schema:
     table = tomllib.loads(text)
     keys: dict[str, tuple[Key, ...]] = {}
     for row in table.get("key", ()):
-        for name in row.pop("names"):
-            one = Key(name, tuple(row["type"].split(" or ")), **_row(row, "type"))
+        names, types = row.pop("names"), tuple(row.pop("type").split(" or "))
+        default = row.pop("default", None)
+        for name in names:
+            one = Key(name, types, **row, default=None if default == "null" else default)
             keys[name] = (*keys.get(name, ()), one)
-    rules = (
-        Rule(row["when"], {k: tuple(v) for k, v in row["need"].items()}, **_row(row, "when", "need"))
-        for row in table.get("rule", ())
-    )
-    return Schema(table["name"], table["source"], tuple(table["versions"]), keys, tuple(rules))
-
-
-def _row(row: Mapping[str, Any], *but: str) -> dict[str, Any]:
-    """Return the remaining fields of a row, with text that stands for null as None."""
-    rest = {key: value for key, value in row.items() if key not in but}
-    if "values" in rest:
-        rest["values"] = tuple(rest["values"])
-    if rest.get("default") in ("null",):
-        rest["default"] = None
-    return rest
+    rules = tuple(Rule(**row) for row in table.get("rule", ()))
+    return Schema(table["name"], table["source"], tuple(table["versions"]), keys, rules)
 
 
 # ---------------------------------------------------------------- blocks
 
 
 def block(
-    trainer: str, language: Language, text: str, settings: Settings, title: str = "", file: str = ""
+    trainer: str,
+    language: Language,
+    settings: Settings,
+    title: str = "",
+    *,
+    file: str = "",
+    name: str = "",
+    added: str = "",
+    shown: Settings | None = None,
 ) -> Snippet:
-    """A piece of text, with the versions that take its settings.
+    """Return a block of configuration to paste, with the versions that accept its settings.
 
     Args:
-        trainer: whose.
-        language: of the text.
-        text: as it is pasted.
-        settings: all that is set together with it, as the table names it.
-        title: what it is, beside its versions.
+        trainer: the trainer's name.
+        language: its language.
+        settings: all that is set together with it, as the trainer's table of keys names it.
+        title: distinguishes it from blocks for the same versions.
         file: the file it belongs in.
+        name: in Python, the class that is called, or the dict.
+        added: Hydra keys below this one may be absent from the trainer's own YAML.
+        shown: the settings that this block itself holds; None: all.
 
     Raises:
-        ConfigError: no version takes them.
+        ConfigError: no version accepts them.
     """
-    table = schema(trainer)
+    table, shown = schema(trainer), settings if shown is None else shown
     first, last = table.span(settings)
     newest = len(table.versions) - 1
-    versions = table.spelt(first, last) if settings else ""
+    text = {
+        "yaml": lambda: yaml(shown),
+        "hydra": lambda: hydra(shown, added),
+        "toml": lambda: toml(shown),
+        "flags": lambda: flags(shown),
+        "python": lambda: (call if name[:1].isupper() else mapping)(name, shown),
+    }[language]()
+    versions = table.heading(first, last) if settings else ""
     return Snippet(language, text, title, file, versions, (newest - last, newest - first))
 
 
-def older(
-    trainer: str, language: Language, text: str, settings: Settings, title: str = ""
-) -> tuple[Snippet, ...]:
+def older(trainer: str, language: Language, settings: Settings, name: str = "") -> tuple[Snippet, ...]:
     """Return the block of an older spelling; nothing if no version accepts it."""
     try:
-        return (block(trainer, language, text, settings, title),)
+        return (block(trainer, language, settings, name=name),)
     except ConfigError:
         return ()
 
@@ -402,6 +390,6 @@ def older(
 def yaml_and_hydra(trainer: str, settings: Settings, added: str = "") -> tuple[Snippet, ...]:
     """Return the settings as a YAML block and as command-line overrides."""
     return (
-        block(trainer, "yaml", yaml(settings), settings),
-        block(trainer, "hydra", hydra(settings, added), settings, "as overrides"),
+        block(trainer, "yaml", settings),
+        block(trainer, "hydra", settings, "as overrides", added=added),
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, reduce
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,13 +20,13 @@ from offpol_diag.engine import correction, losses, outcome, segments
 from offpol_diag.engine.correction import Weighed
 from offpol_diag.engine.host import here
 from offpol_diag.engine.memo import Memo
-from offpol_diag.engine.moments import Direction
 from offpol_diag.engine.outcome import Pieces, pieces
 from offpol_diag.engine.ratios import Ratios
 from offpol_diag.engine.scene import Scene
-from offpol_diag.presets import Loss, Over, Policy, Preset, Reject, Statistic, Veto
+from offpol_diag.presets import Over, Policy, Preset, Reject, Statistic, Veto
 from offpol_diag.trainers import LOGS
-from offpol_diag.trainers.base import K1, LOG, Columns, Ends, Mask, Measure, Ranges, applied, ends, squared
+from offpol_diag.trainers.base import Columns, Ends, Ranges, applied, ends
+from offpol_diag.trainers.measures import K1, LOG, Mask, Measure, squared
 
 T = TypeVar("T")
 How = Literal["Σ", "ends"]
@@ -63,25 +63,11 @@ class Tokens:
         """Δ, nats."""
         return self.ratios.delta
 
-    @property
-    def advantages(self) -> Tensor:
-        """A; there must be such a column."""
-        return _there(self.batch.advantages)
-
-    @property
-    def current(self) -> Tensor:
-        """log π_θ; there must be such a column."""
-        return _there(self.batch.current)
-
-    @property
-    def old(self) -> Tensor:
-        """log π_old; there must be such a column."""
-        return _there(self.batch.old)
-
-    @property
-    def entropy(self) -> Tensor:
-        """Of the sampled distribution, nats; there must be such a column."""
-        return _there(self.batch.entropy)
+    def column(self, name: str) -> Tensor:
+        """Return an optional column of the batch, which must be there."""
+        found = getattr(self.batch, name)
+        assert isinstance(found, Tensor)
+        return found
 
     def of(self, policy: Policy) -> Tokens:
         """Return the same tokens with another numerator."""
@@ -103,10 +89,6 @@ class Tokens:
             ("e^Δ − 1 − Δ", safety), lambda: self.excess(safety) - self.ratios.clamped(safety)
         )
 
-    def probability_difference(self) -> Tensor:
-        """π_train − π_rollout."""
-        return self.rollout_probability() * self.excess()
-
     def rollout_probability(self) -> Tensor:
         """π_rollout."""
         return self.ratios.of("rollout").once("π_rollout", lambda: self.batch.rollout.exp())
@@ -116,7 +98,7 @@ class Tokens:
         """u of each token, nats: of π_θ against π_old, or the rollout where the trainer has no π_old."""
         if self.ratios.policy != "old":
             return self.ratios.of("current").delta
-        return self.ratios.once("logged u", lambda: self.current - self.old)
+        return self.ratios.once("logged u", lambda: self.column("current") - self.column("old"))
 
     @property
     def update_ratio(self) -> Tensor:
@@ -142,23 +124,16 @@ class Tokens:
         rows = segments.spread(kept.sequences, self.batch.cu_seqlens)
         return rows if kept.tokens is None else rows & kept.tokens
 
-    def total(self, of: Measure, mask: Mask | None = None) -> Tensor:
-        """Σ over the tokens of each sequence, [S]; of flags, how many are set."""
-        x, left = self._values(of), None if mask is None else mask.of(self)
-        if x.dtype == torch.bool:
-            return segments.count(x if left is None else x & left, self.batch.cu_seqlens)
-        return segments.total(x if left is None else torch.where(left, x, 0.0), self.batch.cu_seqlens)
-
-    def ends(self, of: Measure, mask: Mask | None = None) -> Ends:
-        """The smallest and largest of each sequence, [S] each; ±inf where there is none."""
+    def found(self, how: How, of: Measure, mask: Mask | None) -> Found:
+        """Return the sum of each sequence, [S], of flags how many are set; or both extremes, [S] each."""
         x, offsets = self._values(of), self.batch.cu_seqlens
         left = None if mask is None else mask.of(self)
+        if how == "Σ" and x.dtype == torch.bool:
+            return (segments.count(x if left is None else x & left, offsets),)
+        if how == "Σ":
+            return (segments.total(x if left is None else torch.where(left, x, 0.0), offsets),)
         low, high = (x, x) if left is None else (torch.where(left, x, end) for end in (torch.inf, -torch.inf))
         return segments.smallest(low, offsets), segments.largest(high, offsets)
-
-    def found(self, how: How, of: Measure, mask: Mask | None) -> Found:
-        """`total` or `ends`."""
-        return (self.total(of, mask),) if how == "Σ" else self.ends(of, mask)
 
     def within(self, of: Measure, low: float, high: float) -> tuple[Tensor, ...]:
         """Σ of a measure clamped to limits and of its square, and how many lie above and below, [S] each."""
@@ -170,11 +145,6 @@ class Tokens:
     def _values(self, of: Measure) -> Tensor:
         x = self if of.policy is None else self.of(of.policy)
         return of.of(x) if of.own else x.ratios.once(("measure", of.name), lambda: of.of(x))
-
-
-def _there(x: Tensor | None) -> Tensor:
-    assert x is not None
-    return x
 
 
 Parts = tuple[Tokens, Ratios | None]
@@ -248,27 +218,24 @@ class View:
         rows = of.rows and of.rows(self)
         if rows is not None:
             return ends(rows, self.there if mask is None else self._passed(mask) > 0)
-        low, high = self._merged("ends", of, mask)
-        return low, high
+        return self._merged("ends", of, mask)  # type: ignore[return-value]
 
     def within(self, of: Measure, low: float, high: float) -> tuple[Tensor, ...]:
         """Σ of a measure clamped to limits and of its square, and how many lie above and below, [S] each."""
-        return self.mine(("within", of.name, low, high), lambda: self._within(of, low, high))
 
-    def _within(self, of: Measure, low: float, high: float) -> tuple[Tensor, ...]:
-        acted, near = self._unruled if of.own else self._split
-        first, same, policy = acted.within(of, low, high), on_near(of), self.preset.policy
-        if near is None or same is None:
-            return first
-        if self._idle(near_sum(self.scene, policy, "ends", same), low, high):
-            sums = (near_sum(self.scene, policy, "Σ", one)[0] for one in (same, squared(same)))
-            return *(x + more for x, more in zip(first, sums, strict=False)), *first[2:]
-        second = Tokens(near.of(policy), self.preset).within(same, low, high)
-        return tuple(x + more for x, more in zip(first, second, strict=True))
+        def found() -> tuple[Tensor, ...]:
+            acted, near = self._unruled if of.own else self._split
+            first, same, policy = acted.within(of, low, high), on_near(of), self.preset.policy
+            if near is None or same is None:
+                return first
+            least, most = near_sum(self.scene, policy, "ends", same)
+            if here(least) and bool((least >= low).all()) and bool((most <= high).all()):  # no GPU waits
+                sums = (near_sum(self.scene, policy, "Σ", one)[0] for one in (same, squared(same)))
+                return *(x + more for x, more in zip(first, sums, strict=False)), *first[2:]
+            second = Tokens(near.of(policy), self.preset).within(same, low, high)
+            return tuple(x + more for x, more in zip(first, second, strict=True))
 
-    def _idle(self, spans: Found, low: float, high: float) -> bool:
-        """Return whether the extremes lie within the limits; False on a GPU, to avoid a sync."""
-        return here(spans[0]) and bool((spans[0] >= low).all()) and bool((spans[1] <= high).all())
+        return self.mine(("within", of.name, low, high), found)
 
     def _passed(self, mask: Mask) -> Tensor:
         """Tokens of each sequence that the mask leaves, [S]."""
@@ -280,21 +247,25 @@ class View:
 
     def _merged(self, how: How, of: Measure, mask: Mask | None) -> Found:
         """Return the sums or extremes over far and near tokens together."""
-        if not of.own and mask is None:
-            policy = of.policy or self.preset.policy
-            key = "all", how, policy, of.name
-            same = on_near(of)
-            if same is None or same.moment or same.linear or same.rising:
-                return self.once(key, lambda: self._joined(how, of, mask, self._split))
-            return self.once(key, lambda: _of_blocks(self.scene.ratios(policy), how, of))
-        return self._joined(how, of, mask, self._unruled if mask is None else self._ruled)
+        same, policy = on_near(of), of.policy or self.preset.policy
 
-    def _joined(self, how: How, of: Measure, mask: Mask | None, parts: Parts) -> Found:
-        acted, near = parts
-        first, same = acted.found(how, of, mask), on_near(of)
-        if near is None or same is None or not (mask is None or mask.near):
-            return first
-        return _join(how, first, near_sum(self.scene, self.preset.policy, how, same))
+        def joined(parts: Parts) -> Found:
+            acted, near = parts
+            first = acted.found(how, of, mask)
+            if near is None or same is None or not (mask is None or mask.near):
+                return first
+            second = near_sum(self.scene, policy, how, same)
+            if how == "Σ":
+                return (first[0] + second[0],)
+            return torch.minimum(first[0], second[0]), torch.maximum(first[1], second[1])
+
+        if of.own or mask is not None:
+            return joined(self._unruled if mask is None else self._ruled)
+        if same is None or same.moment or same.linear or same.rising:
+            return self.once(("all", how, policy, of.name), lambda: joined(self._split))
+        return self.once(
+            ("all", how, policy, of.name), lambda: _of_blocks(self.scene.ratios(policy), how, of)
+        )
 
     @cached_property
     def _split(self) -> Parts:
@@ -413,9 +384,9 @@ class View:
         found = correction.per_sequence(log.values > bound, log, some.batch)
         return found * self.n if log.per == "sequence" else found
 
-    def passed_rows(self, *rules: Reject) -> Tensor:
-        """Flag the sequences that pass these rules on sequences, [S] bool."""
-        return correction.keep(self.far, replace(self.preset, reject=rules, veto=None)).sequences
+    def passed_rows(self) -> Tensor:
+        """Flag the sequences that pass the rules on sequences, whatever the veto drops, [S] bool."""
+        return correction.keep(self.far, replace(self.preset, veto=None)).sequences
 
     def failing_alone(self, rule: Reject) -> Tensor:
         """Tokens of each sequence that one rule drops by itself, [S]."""
@@ -473,27 +444,17 @@ class View:
         return torch.where(self.there, x, 0.0)
 
 
-WITHOUT_CLIP = ("reinforce", "surrogate")
-"""Losses that have a clip and do not use it."""
-
-
 @cache
 def parting(preset: Preset) -> Preset | None:
     """Return the preset whose bounds separate far from near tokens, or None if all tokens are far."""
-    in_full = preset.apply and preset.loss not in WITHOUT_CLIP
-    if in_full:
-        return applied(preset)
-    if preset.apply or _known_by_distance(preset):  # what is not used may still be logged
-        loss: Loss = "ppo_clip"
-        return replace(preset, apply=True, loss=loss)
-    return None
-
-
-def _known_by_distance(preset: Preset) -> bool:
-    """Return whether |Δ| alone determines the tokens that a logged-only preset would act on."""
-    psis = preset.weight is not None and preset.weight.action == "psis"
+    if preset.apply and preset.loss not in ("reinforce", "surrogate"):  # these have a clip and do not use it
+        return preset
     rules = (rule for rule in preset.reject if rule.on_tokens)
-    return not psis and all(rule.over == "token" and rule.statistic != "binary_kl" for rule in rules)
+    by_distance = all(rule.over == "token" and rule.statistic != "binary_kl" for rule in rules)
+    psis = preset.weight is not None and preset.weight.action == "psis"
+    if preset.apply or (by_distance and not psis):  # what is not used may still be logged
+        return replace(preset, apply=True, loss="ppo_clip")
+    return None
 
 
 # ---------------------------------------------------------------- near tokens
@@ -502,13 +463,6 @@ def _known_by_distance(preset: Preset) -> bool:
 def on_near(of: Measure) -> Measure | None:
     """Return the measure's equivalent on near tokens; None if it is 0 there."""
     return of.near or (None if of.own else of)
-
-
-def _join(how: How, one: Found, two: Found) -> Found:
-    """Combine the sums or extremes of two parts of the tokens."""
-    if how == "Σ":
-        return (one[0] + two[0],)
-    return torch.minimum(one[0], two[0]), torch.maximum(one[1], two[1])
 
 
 def near_sum(scene: Scene, policy: Policy, how: How, of: Measure) -> Found:
@@ -522,8 +476,12 @@ def _near_sum(scene: Scene, policy: Policy, how: How, of: Measure) -> Found:
     if how == "Σ" and of.linear:
         parts = [near_sum(scene, policy, how, one)[0] * factor for factor, one in of.linear]
         return (reduce(torch.add, parts),)
-    if of.moment is not None and (how == "Σ" or not any(of.moment[2:])):
-        return _of_moments(scene, policy, how, of.moment)
+    if of.moment and (how == "Σ" or not any(of.moment[2:])):
+        function, over, column, side = (*of.moment, "", "")[:4]
+        d: Any = policy if over == "Δ" else losses.drift(policy) if over == "u" else over
+        if how == "Σ":
+            return (scene.moments.of(function, d, column, side),)
+        return scene.moments.low(d, function), scene.moments.high(d, function)
     if how == "ends" and of.name == K1.name:
         low, high = near_sum(scene, policy, how, LOG)
         return -high, -low
@@ -531,15 +489,6 @@ def _near_sum(scene: Scene, policy: Policy, how: How, of: Measure) -> Found:
         measure, rise = of.rising
         return tuple(torch.where(x.isinf(), x, rise(x)) for x in near_sum(scene, policy, how, measure))
     return _of_blocks(scene.apart[1].of(policy), how, of)
-
-
-def _of_moments(scene: Scene, policy: Policy, how: How, moment: tuple[str, str, str, str]) -> Found:
-    function, over, column, side = moment
-    d: Direction = policy if over == "Δ" else losses.drift(policy) if over == "u" else over  # type: ignore[assignment]
-    moments = scene.moments
-    if how == "Σ":
-        return (moments.of(function, d, column, side),)
-    return moments.low(d, function), moments.high(d, function)
 
 
 def _of_blocks(ratios: Ratios, how: How, of: Measure) -> Found:
