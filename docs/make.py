@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from rich.console import Console
 
+from offpol_diag.advice.recommend import advised as decided
 from offpol_diag.analyze import analyze, examine
 from offpol_diag.blocks import Section
 from offpol_diag.cli.defaults import sample
-from offpol_diag.cli.request import decided
 from offpol_diag.compare import of_presets
 from offpol_diag.engine.losses import BOUNDS
 from offpol_diag.presets import Preset

@@ -117,7 +117,7 @@ def test_a_message_that_quotes_a_long_value_is_cut(capsys: pytest.CaptureFixture
 
 def test_remarks_are_harmless(capsys: pytest.CaptureFixture[str]) -> None:
     output.note(EVIL)
-    output.print_line(EVIL)
+    output.say_where("json", EVIL)
     said = capsys.readouterr()
     harmless(said.err)
     harmless(said.out)
@@ -168,7 +168,7 @@ def hostile() -> Any:
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_every_form_of_a_result_is_harmless(form: str) -> None:
-    text = FORMATS[form](hostile())
+    text = output.render(form, hostile())
     text.encode()
     if form == "html":
         assert not set("\x1b\x9b\x07") & set(text)
@@ -409,7 +409,7 @@ def test_a_run_that_fails_leaves_nothing_behind(fails: str, monkeypatch: pytest.
     if fails == "drawing":
         monkeypatch.setattr("offpol_diag.report.render.terminal.terminal", fail)
     else:
-        monkeypatch.setitem(FORMATS, fails, fail)
+        monkeypatch.setitem(FORMATS, fails, (fails, "operator:truediv"))
     wanted = ("--presets", "tis", "--json", "r.json", "-o", "r.html", "--md", "r.md")
     more = ("--sequences", "rows.parquet", "--tally", "r.tally.json.gz")
     ran = run("analyze", *wanted, *more)
@@ -594,5 +594,5 @@ def test_what_a_writer_said_of_a_dump_is_held_by_json_whatever_it_is() -> None:
     assert again.dump.files == [r"a\udcff"]
     assert again.dump.provenance[r"k\ud800"] == [r"\udfff"]
     assert "…" in again.to_json()
-    for render in FORMATS.values():
-        render(again).encode()
+    for form in FORMATS:
+        output.render(form, again).encode()

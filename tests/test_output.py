@@ -1,15 +1,58 @@
-"""Files appear whole or not at all."""
+"""Files appear whole or not at all, as what they replace; stdout gets all of it, or the exit code says so."""
 
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from offpol_diag.cli import output
+from offpol_diag.cli import app, output
 from offpol_diag.errors import UsageError
+from offpol_diag.writer import DumpWriter
+from tests.factory import make_summary
+
+SCRIPT = (sys.executable, "-m", "offpol_diag")
+FEW = ("--presets", "token_is", "-q")
 
 
-def test_a_file_that_cannot_be_finished_leaves_the_old_one_and_nothing_else(tmp_path, monkeypatch):
-    target = tmp_path / "report.html"
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """A folder with a dump and a result, and nothing else."""
+    monkeypatch.chdir(tmp_path)
+    Path("dumps").mkdir()
+    with DumpWriter(Path("dumps/one.parquet")) as writer:
+        tokens = [[-1.0, -0.5, -2.0], [-0.25, -3.0]]
+        writer.write(rollout_log_probs=tokens, old_log_probs=tokens)
+    Path("now.json").write_text(make_summary().to_json())
+    return tmp_path
+
+
+def run(*args):
+    return CliRunner().invoke(app, [str(one) for one in args])
+
+
+def shell(*args, into="", **env):
+    return subprocess.run(
+        f"{shlex.join([*SCRIPT, *args])} {into}",
+        shell=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=os.environ | env,
+    )
+
+
+def test_a_file_that_cannot_be_finished_leaves_the_old_one_and_nothing_else(monkeypatch):
+    target = Path("report.html")
     target.write_text("old")
     write = Path.write_bytes
 
@@ -22,4 +65,133 @@ def test_a_file_that_cannot_be_finished_leaves_the_old_one_and_nothing_else(tmp_
         output.write_all({target: "a new report"})
 
     assert target.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [target]
+    assert sorted(one.name for one in Path().iterdir()) == ["dumps", "now.json", "report.html"]
+
+
+# ---------------------------------------------------------------- what is read is not written over
+
+
+@pytest.mark.parametrize(
+    "source", ["dumps/one.parquet", "dumps", "dumps/*.parquet", "d*", "file://{}/dumps", "link"]
+)
+@pytest.mark.parametrize("target", ["dumps/one.parquet", "other.parquet"])
+def test_no_target_is_one_of_the_files_that_a_source_stands_for(source, target, folder):
+    Path("link").symlink_to("dumps")
+    os.link("dumps/one.parquet", "other.parquet")
+    before = Path("dumps/one.parquet").read_bytes()
+    ran = run("analyze", source.format(folder), "--no-html", "--sequences", target, *FEW)
+
+    assert (ran.exit_code, Path("dumps/one.parquet").read_bytes()) == (2, before)
+    assert "is what is read" in ran.stderr
+
+
+def test_a_preset_file_is_not_written_over():
+    Path("own.toml").write_text("")
+    ran = run("analyze", "dumps", "--preset-file", "own.toml", "--no-html", "--json", "own.toml")
+    assert (ran.exit_code, Path("own.toml").read_text()) == (2, "")
+
+
+# ---------------------------------------------------------------- a file is replaced as what it was
+
+
+def test_links_are_followed_and_modes_kept():
+    for name in ("rows.parquet", "piece.tally.json", "page.html", "r.json"):
+        Path(f"real-{name}").touch(mode=0o600)
+        Path(name).symlink_to(f"real-{name}")
+    Path("new.md").symlink_to("not-yet.md")
+    out = (
+        "--sequences",
+        "rows.parquet",
+        "--tally",
+        "piece.tally.json",
+        "-o",
+        "page.html",
+        "--json",
+        "r.json",
+    )
+    assert run("analyze", "dumps", *FEW, *out, "--md", "new.md").exit_code == 0
+
+    for name in ("rows.parquet", "piece.tally.json", "page.html", "r.json"):
+        real = Path(f"real-{name}")
+        assert Path(name).is_symlink()
+        assert real.stat().st_size > 0
+        assert real.stat().st_mode & 0o777 == 0o600
+    assert Path("not-yet.md").read_text().startswith("#")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_leaves_nothing_behind(number, code):
+    code_before = (
+        "import time; from pathlib import Path; Path.replace = lambda *_: (print('!'), time.sleep(60));"
+    )
+    main = f"{code_before} import sys; sys.argv[1:] = {['report', 'now.json', '-o', 'x.html']}; "
+    main += "from offpol_diag.__main__ import main; main()"
+    command = [sys.executable, "-u", "-c", main]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        while process.stdout.readline() != "!\n":
+            pass
+        process.send_signal(number)
+        process.stdout.read()
+
+    assert process.returncode == code
+    assert sorted(one.name for one in Path().iterdir()) == ["dumps", "now.json"]
+
+
+# ---------------------------------------------------------------- stdout and stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_all_of_a_result_goes_into_a_pipe_that_does_not_block(unbuffered):
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    found = []
+
+    def read():
+        time.sleep(1.0)  # until the pipe is full
+        with os.fdopen(reader, "rb") as stream:
+            found.append(stream.read())
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    command = [*SCRIPT, "presets", "--json", "-"]
+    ran = subprocess.run(command, stdout=writer, env=os.environ | {"PYTHONUNBUFFERED": unbuffered})
+    os.close(writer)
+    thread.join()
+
+    assert ran.returncode == 0
+    assert json.loads(found[0])["format"] == 1
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="NO /dev/full HERE: a full disk was not tried")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_result_that_does_not_fit_on_the_disk_is_an_error(unbuffered, folder):
+    limited = f"ulimit -f 8; {shlex.join([*SCRIPT, 'presets', '--json', '-'])} > r.json"
+    for line in (limited, limited.replace("r.json", "/dev/full").replace("ulimit -f 8; ", "")):
+        ran = subprocess.run(
+            ["bash", "-c", f"trap '' XFSZ; {line}"],
+            capture_output=True,
+            text=True,
+            env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
+        )
+        assert ran.returncode == 2
+        assert ran.stderr.startswith("error: ")
+        assert "Traceback" not in ran.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("into", ["2>&-", "2>/dev/full", ">&- 2>&-"])
+def test_1_means_that_a_gate_failed_and_nothing_else(into):
+    assert shell("gate", "MISSING", "--max", "k3=1", into=into).returncode == 2
+    assert shell("gate", "now.json", "--max", "k3=1e-9", into=into.replace(">&- 2", "2")).returncode == 1
+
+
+@pytest.mark.slow
+def test_a_closed_stdout_is_an_error_and_no_file_appears():
+    ran = shell("report", "now.json", "-o", "x.html", into=">&-")
+
+    assert ran.returncode == 2
+    assert ran.stderr.startswith("error: ")
+    assert not Path("x.html").exists()

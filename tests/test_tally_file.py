@@ -18,13 +18,13 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from offpol_diag.advice.recommend import advised as decided
 from offpol_diag.analysis import tally_file
 from offpol_diag.analysis.merge import merge, summary
 from offpol_diag.analysis.tally import Study
 from offpol_diag.analysis.tally_file import Settings, decoded, encoded, read, write
 from offpol_diag.analyze import analyze
 from offpol_diag.cli.defaults import sample
-from offpol_diag.cli.request import decided
 from offpol_diag.engine import loglattice
 from offpol_diag.engine.accumulators import (
     SAMPLE,

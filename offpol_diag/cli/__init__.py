@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from offpol_diag.cli import defaults
+from offpol_diag.cli import defaults, options
 from offpol_diag.cli.analyze import analyze
 from offpol_diag.cli.compare import compare
 from offpol_diag.cli.doctor import doctor
@@ -22,16 +22,7 @@ from offpol_diag.cli.presets import presets
 from offpol_diag.cli.report import report
 from offpol_diag.cli.sweep import sweep
 
-COMMANDS = (
-    analyze,
-    compare,
-    doctor,
-    gate,
-    merge,
-    presets,
-    report,
-    sweep,
-)
+COMMANDS = (analyze, compare, doctor, gate, merge, presets, report, sweep)
 
 app = typer.Typer(
     name="offpol-diag",
@@ -62,9 +53,7 @@ def _show_version(wanted: bool) -> None:
 
 Version = Annotated[
     bool,
-    typer.Option(
-        "--version", "-V", callback=_show_version, is_eager=True, help="Print the version and exit."
-    ),
+    options.option("Print the version and exit.", "--version", "-V", callback=_show_version, is_eager=True),
 ]
 
 

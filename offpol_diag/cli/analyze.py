@@ -5,20 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from offpol_diag.cli import defaults, options
-from offpol_diag.cli.output import Outputs, default_html, shown
+from offpol_diag.cli.output import Outputs, default_html
 from offpol_diag.cli.request import Request
 
+ROWS = "Write one row per sequence: its length, ΣΔ, and what each preset keeps of it."
 Sequences = Annotated[
-    Path | None,
-    typer.Option(
-        "--sequences",
-        metavar="FILE.parquet",
-        rich_help_panel=options.OUTPUT,
-        help="Write one row per sequence: its length, ΣΔ, and what each preset keeps of it.",
-    ),
+    Path | None, options.option(ROWS, "--sequences", metavar="FILE.parquet", panel=options.OUTPUT)
 ]
 
 
@@ -54,21 +47,10 @@ def analyze(
     """
     dumps = defaults.dumps(dump, quiet)
     files = Outputs(None if no_html else out or default_html(dumps), json, md, quiet, sequences, tally)
-    files.check(*dumps)
+    files.check(*dumps, *([preset_file] if preset_file else []))
     with files.begin() as staged:
         request = Request(
-            preset_file,
-            columns,
-            group_by,
-            device,
-            seed,
-            on_bad_row,
-            quiet,
-            staged.sequences,
-            staged.tally,
-            engine,
-            workers,
-            trainer=trainer,
+            preset_file, columns, group_by, device, seed, on_bad_row, quiet, engine, workers, trainer=trainer
         )
-        summary = request.run("analyze", dumps, request.presets(presets))
-        files.write(summary, lambda: shown(summary, verbose, quiet, whole=no_html))
+        summary = request.run("analyze", dumps, request.presets(presets), **staged)
+        files.write(summary, verbose, whole=no_html)

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from offpol_diag.cli import defaults, options
-from offpol_diag.cli.output import STDOUT, Outputs, note, shown
-from offpol_diag.cli.request import Request, decided, ran
+from offpol_diag.cli.output import STDOUT, Outputs, note
+from offpol_diag.cli.request import Request, ran
 from offpol_diag.errors import UsageError
 
 if TYPE_CHECKING:
@@ -18,33 +16,17 @@ if TYPE_CHECKING:
 
 MOST_NAMED = 3
 TWO = 2
-
+LIST = (
+    "Corrections to evaluate; `offpol-diag presets` lists them. Of one dump all, of two runs none, "
+    "unless you name some."
+)
 Presets = Annotated[
-    str | None,
-    typer.Option(
-        "--presets",
-        envvar="OFFPOL_DIAG_PRESETS",
-        metavar="all|NAME,NAME",
-        rich_help_panel=options.INPUT,
-        help="Corrections to evaluate; `offpol-diag presets` lists them. Of one dump all, of two runs none, "
-        "unless you name some.",
-    ),
+    str | None, options.option(LIST, "--presets", metavar="all|NAME,NAME", panel=options.INPUT, env=True)
 ]
-Reference = Annotated[
-    str | None,
-    typer.Option(
-        "--against",
-        metavar="NAME",
-        rich_help_panel=options.INPUT,
-        help="The preset that the others are compared with; the first of --presets unless you name one.",
-    ),
-]
-AsOne = Annotated[
-    bool,
-    typer.Option(
-        "--as-one", rich_help_panel=options.INPUT, help="Read several DUMPs as the parts of one dump."
-    ),
-]
+FIRST = "The preset that the others are compared with; the first of --presets unless you name one."
+Reference = Annotated[str | None, options.option(FIRST, "--against", metavar="NAME", panel=options.INPUT)]
+PARTS = "Read several DUMPs as the parts of one dump."
+AsOne = Annotated[bool, options.option(PARTS, "--as-one", panel=options.INPUT)]
 
 
 def compare(
@@ -76,89 +58,60 @@ def compare(
     both runs have (group_id) are resampled together. With --as-one they are the parts of one dump; a quoted
     glob or a directory is one DUMP as well.
     """
-    two = _two(dump, as_one)
-    dumps = list(dump or []) if two else defaults.dumps(dump, quiet)
-    files = Outputs(out, json, md, quiet)
-    files.check(*dumps)
-    with files.begin():
-        request = Request(
-            preset_file, columns, group_by, device, seed, on_bad_row, quiet, engine=engine, workers=workers
-        )
-        if two:
-            _refuse(against, dumps)
-            summary = _runs(request, dumps[0], dumps[1], request.presets(presets) if presets else ())
-        else:
-            summary = _presets(request, dumps, *_chosen(request, presets or "all", against))
-        files.write(summary, lambda: shown(summary, verbose, quiet))
-
-
-def _two(dump: Sequence[str] | None, as_one: bool) -> bool:
-    """Return whether two runs are compared.
-
-    Raises:
-        UsageError: more than two DUMPs, and nothing says that they are one.
-    """
-    many = len(dump or ())
-    if many > TWO and not as_one:
+    if len(dump or ()) > TWO and not as_one:
         raise UsageError(
-            f"{many} DUMPs given: two are compared as run A and run B, more are not",
+            f"{len(dump or ())} DUMPs given: two are compared as run A and run B, more are not",
             "add --as-one to read them as the parts of one dump, or name each run by a directory or a quoted "
             "glob: compare 'before/*.parquet' 'after/*.parquet'",
         )
-    return many == TWO and not as_one
+    two = len(dump or ()) == TWO and not as_one
+    dumps = list(dump or []) if two else defaults.dumps(dump, quiet)
+    files = Outputs(out, json, md, quiet)
+    files.check(*dumps, *([preset_file] if preset_file else []))
+    with files.begin():
+        request = Request(preset_file, columns, group_by, device, seed, on_bad_row, quiet, engine, workers)
+        if two:
+            summary = _runs(request, dumps[0], dumps[1], request.presets(presets) if presets else (), against)
+        else:
+            summary = _presets(request, dumps, presets or "all", against)
+        files.write(summary, verbose)
 
 
-# ---------------------------------------------------------------- run A against run B
-
-
-def _refuse(against: str | None, dumps: Sequence[str]) -> None:
+def _runs(request: Request, a: str, b: str, chosen: Sequence[Preset], against: str | None) -> Summary:
+    """Analyse both runs alike, one after the other, and compare them."""
     if against is not None:
         raise UsageError(
             "--against names a preset, and two DUMPs are compared as run A and run B",
             "leave it out, or add --as-one to compare presets on both dumps as one",
         )
-    if all(dump == str(STDOUT) for dump in dumps):
+    if a == b == str(STDOUT):
         raise UsageError("stdin cannot be both runs", "name a file for one of them")
-
-
-def _runs(request: Request, a: str, b: str, chosen: Sequence[Preset]) -> Summary:
-    """Analyse both runs alike, one after the other, and compare them."""
     from offpol_diag.compare import of_runs
     from offpol_diag.readers.urls import clean
 
-    note(
-        f"2 DUMPs given: {clean(a)} is run A, {clean(b)} is run B (--as-one reads them as one)", request.quiet
-    )
+    names = f"{clean(a)} is run A, {clean(b)} is run B"
+    note(f"2 DUMPs given: {names} (--as-one reads them as one)", request.quiet)
     one, other = request.examined([a], chosen), request.examined([b], chosen)
     first, second = ran("compare", one.summary()), other.summary()
     return first.model_copy(update={"against": of_runs(one, other, first, second)})
 
 
-# ---------------------------------------------------------------- presets side by side
-
-
-def _chosen(request: Request, presets: str, against: str | None) -> tuple[tuple[Preset, ...], str | None]:
-    """Return the named presets, and the name of the reference preset."""
-    chosen = request.presets(presets)
-    if against is None:
-        return chosen, None
-    named = request.catalogue().resolve(against)
-    if len(named) != 1:
-        raise UsageError(f"--against {against}: not one preset", "name one")
-    return (*chosen, *(one for one in named if one not in chosen)), named[0].name
-
-
-def _presets(
-    request: Request, dumps: Sequence[str], chosen: Sequence[Preset], against: str | None
-) -> Summary:
+def _presets(request: Request, dumps: Sequence[str], named: str, against: str | None) -> Summary:
+    """Compare the named presets with one of them."""
+    from offpol_diag.advice.recommend import advised
     from offpol_diag.compare import of_presets, reference
 
-    lacking = _lacking(request, dumps, chosen)
-    first = reference(lacking, against)
+    chosen, base = request.presets(named), None
+    if against is not None:
+        found = request.catalogue().resolve(against)
+        if len(found) != 1:
+            raise UsageError(f"--against {against}: not one preset", "name one")
+        chosen, base = (*chosen, *(one for one in found if one not in chosen)), found[0].name
+    first = reference(_lacking(request, dumps, chosen), base)
     assert first is not None  # or there would have been an error
-    found = request.examined(dumps, chosen, first)
-    summary = ran("compare", found.summary())
-    return decided(summary.model_copy(update={"comparison": of_presets(found, summary, first)}))
+    examined = request.examined(dumps, chosen, against=first)
+    summary = ran("compare", examined.summary())
+    return advised(summary.model_copy(update={"comparison": of_presets(examined, summary, first)}))
 
 
 def _lacking(request: Request, dumps: Sequence[str], chosen: Sequence[Preset]) -> dict[str, list[str]]:

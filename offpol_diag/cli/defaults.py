@@ -10,49 +10,31 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 from offpol_diag.cli.output import note
 from offpol_diag.errors import OffpolError, UsageError, did_you_mean
 from offpol_diag.wholefiles import MOST_TOML, read, toml
 
-
-class Home(NamedTuple):
-    """A file that may hold settings, and the path of tables to them."""
-
-    file: str
-    tables: tuple[str, ...]
-
-
-HOMES = (Home("offpol-diag.toml", ()), Home("pyproject.toml", ("tool", "offpol-diag")))
+HOMES: Mapping[str, tuple[str, ...]] = {"offpol-diag.toml": (), "pyproject.toml": ("tool", "offpol-diag")}
+"""Files that may hold settings → the path of tables to them."""
 
 
 def _listed(value: object) -> str:
-    return ",".join(str(item) for item in value) if isinstance(value, list) else str(value)
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _paired(value: object) -> str:
-    return (
-        ",".join(f"{ours}={theirs}" for ours, theirs in value.items())
-        if isinstance(value, dict)
-        else str(value)
-    )
+    pairs = value.items() if isinstance(value, dict) else ()
+    return ",".join(f"{ours}={theirs}" for ours, theirs in pairs) or str(value)
 
 
+OPTIONS = ("preset_file", "device", "engine", "workers", "for", "seed", "on_bad_row", "quiet", "verbose")
 KEYS: Mapping[str, Callable[[object], str]] = {
     "dump": _listed,
     "presets": _listed,
-    "preset_file": str,
     "columns": _paired,
     "group_by": _listed,
-    "device": str,
-    "engine": str,
-    "workers": str,
-    "for": str,
-    "seed": str,
-    "on_bad_row": str,
-    "quiet": str,
-    "verbose": str,
+    **dict.fromkeys(OPTIONS, str),
 }
 """Settings allowed in a file → conversion to command-line form. Keys may be written with `-` or `_`."""
 
@@ -78,10 +60,13 @@ def settings(folder: Path = Path()) -> Settings:
     Raises:
         UsageError: the file is not TOML, or has an unknown key.
     """
-    for home in HOMES:
-        table = _table(folder / home.file, home.tables)
+    for file, tables in HOMES.items():
+        table = _table(folder / file, tables)
         if table:
-            return _settings(home.file, table)
+            values = {_key(file, key): value for key, value in table.items()}
+            dump = values.pop("dump", [])
+            named = tuple(map(str, dump)) if isinstance(dump, list) else (str(dump),)
+            return Settings(file, named, {key: KEYS[key](value) for key, value in values.items()})
     return Settings()
 
 
@@ -133,13 +118,6 @@ def _table(path: Path, inside: Sequence[str]) -> dict[str, object]:
     for name in inside:
         table = table.get(name, {}) if isinstance(table, dict) else {}
     return table if isinstance(table, dict) else {}
-
-
-def _settings(file: str, table: dict[str, object]) -> Settings:
-    values = {_key(file, key): value for key, value in table.items()}
-    dump = values.pop("dump", [])
-    named = tuple(str(item) for item in dump) if isinstance(dump, list) else (str(dump),)
-    return Settings(file, named, {key: KEYS[key](value) for key, value in values.items()})
 
 
 def _key(file: str, key: str) -> str:

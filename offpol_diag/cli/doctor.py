@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from offpol_diag.cli import defaults, options
 from offpol_diag.cli.exits import FAILED
-from offpol_diag.cli.output import Outputs, shown
+from offpol_diag.cli.output import Outputs
 from offpol_diag.cli.request import Request
 
-Strict = Annotated[bool, typer.Option("--strict", help="Exit with 1 where the verdict is a bug.")]
+Strict = Annotated[bool, options.option("Exit with 1 where the verdict is a bug.", "--strict")]
 
 
 def doctor(
@@ -42,10 +40,8 @@ def doctor(
     files = Outputs(out, json, md, quiet)
     files.check(*dumps)
     with files.begin():
-        request = Request(
-            None, columns, group_by, device, seed, on_bad_row, quiet, engine=engine, workers=workers
-        )
+        request = Request(None, columns, group_by, device, seed, on_bad_row, quiet, engine, workers)
         summary = request.run("doctor", dumps, ()).model_copy(update={"recommendation": None})
-        files.write(summary, lambda: shown(summary, verbose, quiet))
+        files.write(summary, verbose)
     if strict and summary.diagnosis and summary.diagnosis.verdict == "bug":
         raise SystemExit(FAILED)

@@ -9,7 +9,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import typer
 
@@ -18,14 +18,15 @@ from offpol_diag.cli.usage import PROGRAM, spoken
 from offpol_diag.errors import OffpolError
 from offpol_diag.printable import printable
 
-FAILED, COULD_NOT_SAY, INTERRUPTED, BROKEN_PIPE, TERMINATED = 1, 2, 130, 141, 143
-
+FAILED, COULD_NOT_SAY, INTERRUPTED, BROKEN_PIPE = 1, 2, 130, 141
+SIGNALS = {signal.SIGTERM: 143, signal.SIGHUP: 129}
+"""Signals at which incomplete files are removed → exit code."""
 GRACE = 5.0
-"""Seconds during which a second SIGTERM (`timeout` sends two) is ignored, so that clean-up completes."""
-
+"""Seconds during which a second signal (`timeout` sends two) is ignored, so that clean-up completes."""
 LONGEST = 1600
 """Maximum characters per line of an error."""
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EBADF)
+"""Errors of writing that are no bugs: no room, or a closed stdout."""
 BUG = OffpolError(
     "this is a bug in offpol-diag", "please report it with the traceback above and what was run"
 )
@@ -33,23 +34,37 @@ BUG = OffpolError(
 
 def run(app: Callable[..., object]) -> None:
     """Run the command line: arguments, signals, exit code."""
-    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, terminator())
+    _open_streams()
+    for number in SIGNALS:
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, terminator())
     with exit_codes(), spoken():
         code = app(prog_name=PROGRAM, standalone_mode=False)
         if isinstance(code, int):  # what typer makes of `typer.Exit`
             raise SystemExit(code)
 
 
+def _open_streams() -> None:
+    """Open closed standard streams: a closed stdout then refuses text, a closed stderr swallows it."""
+    while (number := os.open(os.devnull, os.O_RDONLY)) <= 2:
+        pass
+    os.close(number)
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    if sys.stderr is None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+
+
 def terminator() -> Callable[[int, object], None]:
-    """Return a SIGTERM handler that exits like Ctrl-C, so that incomplete files are removed."""
+    """Return a signal handler that exits like Ctrl-C, so that incomplete files are removed."""
     last = float("-inf")
 
     def leave(signum: int, frame: object) -> None:
         nonlocal last
         if time.monotonic() - last > GRACE:
             last = time.monotonic()
-            raise SystemExit(TERMINATED)
+            raise SystemExit(SIGNALS[signal.Signals(signum)])
 
     return leave
 
@@ -79,18 +94,28 @@ def exit_codes() -> Iterator[None]:
         _silence_stdout()
         raise SystemExit(BROKEN_PIPE) from error
     except Exception as error:
-        _unforeseen(error)
+        if isinstance(error, OSError) and error.errno in REFUSED:
+            where = error.filename or "output"
+            complain(
+                OffpolError(f"{where}: cannot be written ({error.strerror})", "make room, or open stdout")
+            )
+            _silence_stdout()
+        else:
+            with suppress(OSError):
+                put(sys.stderr, *"".join(traceback.format_exception(error)).splitlines())
+            complain(BUG)
         raise SystemExit(COULD_NOT_SAY) from error
 
 
 def complain(error: OffpolError) -> None:
-    """Print `error: …`, a blank line and `hint: …` on stderr."""
+    """Print `error: …`, a blank line and `hint: …` on stderr, if anything can be printed there."""
     message, *details = map(_short, error.lines)
-    put(sys.stderr, f"error: {message}")
-    sys.stderr.writelines(f"  {printable(one)}\n" for one in details)
-    if error.hint:
-        sys.stderr.write("\n")
-        put(sys.stderr, f"hint: {_short(error.hint)}")
+    with suppress(OSError):
+        put(sys.stderr, f"error: {message}")
+        sys.stderr.writelines(f"  {printable(one)}\n" for one in details)
+        if error.hint:
+            sys.stderr.write("\n")
+            put(sys.stderr, f"hint: {_short(error.hint)}")
 
 
 def _short(text: str) -> str:
@@ -98,18 +123,7 @@ def _short(text: str) -> str:
     return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} … {text[-LONGEST // 2 :]}"
 
 
-def _unforeseen(error: Exception) -> None:
-    """Report an unexpected error: a full disk by a message, anything else as a bug with its traceback."""
-    if isinstance(error, OSError) and error.errno in NO_ROOM:
-        complain(
-            OffpolError(f"{error.filename or 'output'}: cannot be written ({error.strerror})", "make room")
-        )
-        return
-    lines = "".join(traceback.format_exception(error)).splitlines()
-    put(sys.stderr, *lines)
-    complain(BUG)
-
-
 def _silence_stdout() -> None:
-    """Redirect a closed stdout, so that the interpreter's final flush does not fail."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    """Redirect a stdout that cannot be written, so that the interpreter's final flush does not fail."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +11,7 @@ import typer
 from offpol_diag.cli import options
 from offpol_diag.cli.ci import tell
 from offpol_diag.cli.exits import COULD_NOT_SAY, FAILED
-from offpol_diag.cli.output import URL, Outputs, shown
+from offpol_diag.cli.output import URL, Outputs
 from offpol_diag.cli.request import Request
 from offpol_diag.errors import UsageError
 
@@ -31,81 +30,30 @@ Source = Annotated[
         metavar="DUMP|RESULT.json", help="A dump, or a result that --json wrote, to be judged as it is."
     ),
 ]
-AtMost = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--max",
-        metavar="NAME=NUMBER",
-        rich_help_panel=BOUNDS,
-        help="The largest value that passes: --max k3=0.002. Repeatable.",
-    ),
-]
-AtLeast = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--min",
-        metavar="NAME=NUMBER",
-        rich_help_panel=BOUNDS,
-        help="The smallest value that passes: --min seq_mis.ess_tokens=0.5. Repeatable.",
-    ),
-]
-GateFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--gates",
-        metavar="FILE.toml",
-        rich_help_panel=BOUNDS,
-        help="Bounds from a file, with levels and overrides by step and preset (docs/ci.md).",
-    ),
-]
-Point = Annotated[
-    bool,
-    typer.Option("--point", rich_help_panel=BOUNDS, help="Judge the plain values, not their 95% intervals."),
-]
-Baseline = Annotated[
-    Path | None,
-    typer.Option(
-        "--baseline",
-        metavar="RESULT.json",
-        rich_help_panel=BASELINE,
-        help="Nothing may be worse than in this result by more than the tolerance.",
-    ),
-]
+PAIR = "NAME=NUMBER"
+MAX = "The largest value that passes: --max k3=0.002. Repeatable."
+AtMost = Annotated[list[str] | None, options.option(MAX, "--max", metavar=PAIR, panel=BOUNDS)]
+MIN = "The smallest value that passes: --min seq_mis.ess_tokens=0.5. Repeatable."
+AtLeast = Annotated[list[str] | None, options.option(MIN, "--min", metavar=PAIR, panel=BOUNDS)]
+FILE = "Bounds from a file, with levels and overrides by step and preset (docs/ci.md)."
+GateFile = Annotated[Path | None, options.option(FILE, "--gates", metavar="FILE.toml", panel=BOUNDS)]
+VALUES = "Judge the plain values, not their 95% intervals."
+Point = Annotated[bool, options.option(VALUES, "--point", panel=BOUNDS)]
+BASE = "Nothing may be worse than in this result by more than the tolerance."
+Baseline = Annotated[Path | None, options.option(BASE, "--baseline", metavar="RESULT.json", panel=BASELINE)]
+WORSE = (
+    "How much worse is allowed: a share of the baseline's value, an amount, or both (10%+0.001); of one "
+    "number or of all. Default 10%. Repeatable."
+)
 Tolerances = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--tolerance",
-        metavar="[NAME=]10%|0.001",
-        rich_help_panel=BASELINE,
-        help="How much worse is allowed: a share of the baseline's value, an amount, or both (10%+0.001); of "
-        "one number or of all. Default 10%. Repeatable.",
-    ),
+    list[str] | None, options.option(WORSE, "--tolerance", metavar="[NAME=]10%|0.001", panel=BASELINE)
 ]
-Only = Annotated[
-    str | None,
-    typer.Option(
-        "--only", metavar="NAME,NAME", rich_help_panel=BASELINE, help="Compare these numbers and no others."
-    ),
-]
-Presets = Annotated[
-    str,
-    typer.Option(
-        "--presets",
-        envvar="OFFPOL_DIAG_PRESETS",
-        metavar="NAME,NAME",
-        rich_help_panel=BASELINE,
-        help="Presets whose numbers are compared as well.",
-    ),
-]
-JUnit = Annotated[
-    Path | None,
-    typer.Option(
-        "--junit",
-        metavar="FILE.xml",
-        rich_help_panel=options.OUTPUT,
-        help="Write the verdicts as JUnit XML; - is stdout.",
-    ),
-]
+THESE = "Compare these numbers and no others."
+Only = Annotated[str | None, options.option(THESE, "--only", metavar="NAME,NAME", panel=BASELINE)]
+MORE = "Presets whose numbers are compared as well."
+Presets = Annotated[str, options.option(MORE, "--presets", metavar="NAME,NAME", panel=BASELINE, env=True)]
+XML = "Write the verdicts as JUnit XML; - is stdout."
+JUnit = Annotated[Path | None, options.option(XML, "--junit", metavar="FILE.xml", panel=options.OUTPUT)]
 
 
 def gate(
@@ -147,48 +95,31 @@ def gate(
 
     Under GitHub Actions the job summary gets the Markdown, and the run is annotated.
     """
-    from offpol_diag.gate import requirements
+    from offpol_diag.gate import outcome, requirements
     from offpol_diag.report.sections.gate import gate as section
+    from offpol_diag.summary import load
 
     bounds = (at_most or (), at_least or (), gates)
     required = requirements(*bounds, baseline, tolerance or (), only, presets, point)
     files = Outputs(html=out, json=json, markdown=md, quiet=quiet, junit=junit)
-    files.check(*source, *(one for one in (gates, required.result) if one))
+    files.check(*source, *(one for one in (gates, required.result, preset_file) if one))
     with files.begin():
         request = Request(
-            preset_file, columns, None, device, seed, on_bad_row, quiet, engine=engine, workers=workers
+            preset_file, columns, None, device, seed, on_bad_row, quiet, engine, workers, required.by_step
         )
-        base = _earlier(required)
+        base = load(required.result) if required.result else None
         summary = _summary(request, source, required)
         judged = summary.model_copy(update={"gates": list(required.judge(summary, base))})
-        files.write(
-            judged,
-            lambda: shown(
-                judged, verbose, quiet, sections=[section(judged.gates, required.remarks(judged, base))]
-            ),
-        )
-    tell(judged, files)
-    raise SystemExit(EXITS[_outcome(judged)])
-
-
-def _outcome(judged: Summary) -> str:
-    from offpol_diag.gate import outcome
-
-    return outcome(judged.gates)
-
-
-def _earlier(required: Requirements) -> Summary | None:
-    from offpol_diag.summary import load
-
-    return load(required.result) if required.result else None
+        files.write(judged, verbose, [section(judged.gates, required.remarks(judged, base))])
+    tell(judged, files.takes_stdout())
+    raise SystemExit(EXITS[outcome(judged.gates)])
 
 
 def _summary(request: Request, source: Sequence[str], required: Requirements) -> Summary:
     """Load a result, or analyse a dump with the presets that the bounds name."""
     results = [name for name in source if name.lower().endswith(".json")]
     if not results:
-        catalogue = request.catalogue()
-        return replace(request, by_step=required.by_step).run("gate", source, _presets(required, catalogue))
+        return request.run("gate", source, _presets(required, request.catalogue()))
     if any(map(URL.match, results)):
         raise UsageError("a result is read from this disk, and a URL is named", "copy it, and name the file")
     if len(source) > 1:

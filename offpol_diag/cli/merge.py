@@ -8,9 +8,8 @@ from typing import Annotated
 import typer
 
 from offpol_diag.cli import options
-from offpol_diag.cli.defaults import judged
-from offpol_diag.cli.output import Outputs, default_html, shown
-from offpol_diag.cli.request import decided, trainer_name
+from offpol_diag.cli.output import Outputs, default_html
+from offpol_diag.cli.request import trainer_name
 
 Tallies = Annotated[
     list[Path],
@@ -44,13 +43,13 @@ def merge(
     files = Outputs(None if no_html else out or default_html(["merged"]), json, md, quiet, tally=tally)
     files.check(*tallies)
     with files.begin() as staged:
+        from offpol_diag.advice.recommend import advised
         from offpol_diag.analysis import merge as pieces
         from offpol_diag.analysis import tally_file
 
-        with judged("for", trainer):
-            name = trainer_name(trainer)
+        name = trainer_name(trainer)
         whole = pieces.merge(tallies)
-        summary = decided(pieces.summary(whole), name)
-        if staged.tally:
-            tally_file.write(staged.tally, whole)
-        files.write(summary, lambda: shown(summary, verbose, quiet, whole=no_html))
+        summary = advised(pieces.summary(whole), name)
+        if tally:
+            tally_file.write(staged["tally"], whole)
+        files.write(summary, verbose, whole=no_html)

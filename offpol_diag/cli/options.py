@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
-MOST_SEED, MOST_SEQUENCES = 2**63 - 1, 10**9
+MOST_SEED = 2**63 - 1
 INPUT, OUTPUT = "What is read", "What is written"
+
+
+def option(help: str, *flags: str, metavar: str = "", panel: str = "", env: bool = False, **more: Any) -> Any:
+    """Return a typer option; with `env` it can also be set as OFFPOL_DIAG_NAME, after its first long flag."""
+    name = next(flag for flag in flags if flag.startswith("--")).strip("-").upper().replace("-", "_")
+    return typer.Option(
+        *flags,
+        help=help,
+        metavar=metavar or None,
+        rich_help_panel=panel or None,
+        envvar=f"OFFPOL_DIAG_{name}" if env else None,
+        **more,
+    )
+
 
 Dumps = Annotated[
     list[str] | None,
@@ -20,131 +34,40 @@ Dumps = Annotated[
         "Left out: the dump that pyproject.toml or offpol-diag.toml names, else the sample.",
     ),
 ]
-Presets = Annotated[
-    str,
-    typer.Option(
-        "--presets",
-        envvar="OFFPOL_DIAG_PRESETS",
-        metavar="all|NAME,NAME",
-        rich_help_panel=INPUT,
-        help="Corrections to evaluate; `offpol-diag presets` lists them.",
-    ),
-]
-PresetFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--preset-file",
-        envvar="OFFPOL_DIAG_PRESET_FILE",
-        metavar="FILE",
-        rich_help_panel=INPUT,
-        help="Presets of your own (TOML, the grammar of the catalogue).",
-    ),
-]
-Columns = Annotated[
-    str | None,
-    typer.Option(
-        "--columns",
-        envvar="OFFPOL_DIAG_COLUMNS",
-        metavar="rollout=NAME,old=NAME",
-        rich_help_panel=INPUT,
-        help="Which column is which, where the names do not say it.",
-    ),
-]
-GroupBy = Annotated[
-    str | None,
-    typer.Option(
-        "--group-by",
-        envvar="OFFPOL_DIAG_GROUP_BY",
-        metavar="COLUMN,COLUMN",
-        rich_help_panel=INPUT,
-        help="Break the numbers down by these columns (host, engine, env).",
-    ),
-]
-OnBadRow = Annotated[
-    Literal["error", "skip"],
-    typer.Option(
-        "--on-bad-row",
-        envvar="OFFPOL_DIAG_ON_BAD_ROW",
-        rich_help_panel=INPUT,
-        help="Stop at a row that cannot be read, or leave it out and say so at the top of every report.",
-    ),
-]
-Device = Annotated[
-    str,
-    typer.Option(
-        "--device",
-        envvar="OFFPOL_DIAG_DEVICE",
-        metavar="auto|cpu|cuda[:N]",
-        help="Where to compute.",
-    ),
-]
-Engine = Annotated[
-    Literal["local", "ray"],
-    typer.Option(
-        "--engine",
-        envvar="OFFPOL_DIAG_ENGINE",
-        help="This machine, or the Ray cluster of RAY_ADDRESS (docs/ray.md); the numbers are the same.",
-    ),
-]
-Workers = Annotated[
-    str,
-    typer.Option(
-        "--workers",
-        envvar="OFFPOL_DIAG_WORKERS",
-        metavar="auto|N",
-        help="Processes that compute on the CPU; auto is one for each core, where memory and dump are large "
-        "enough. The numbers are the same.",
-    ),
-]
-Seed = Annotated[
-    int,
-    typer.Option(
-        "--seed", envvar="OFFPOL_DIAG_SEED", min=0, max=MOST_SEED, help="Seed of the bootstrap intervals."
-    ),
-]
-Trainer = Annotated[
-    str | None,
-    typer.Option(
-        "--for",
-        envvar="OFFPOL_DIAG_FOR",
-        metavar="TRAINER",
-        help="Print the recommended method in this trainer's own syntax (verl, trl, slime, …).",
-    ),
-]
-Quiet = Annotated[
-    bool,
-    typer.Option("--quiet", "-q", envvar="OFFPOL_DIAG_QUIET", help="One line; no progress and no remarks."),
-]
-Verbose = Annotated[
-    bool,
-    typer.Option("--verbose", "-v", envvar="OFFPOL_DIAG_VERBOSE", help="Every table, not the short answer."),
-]
-Html = Annotated[
-    Path | None,
-    typer.Option(
-        "--out", "-o", "--html", metavar="FILE", rich_help_panel=OUTPUT, help="Where the HTML report goes."
-    ),
-]
-Json = Annotated[
-    Path | None,
-    typer.Option(
-        "--json", metavar="FILE|-", rich_help_panel=OUTPUT, help="Write the result as JSON; - is stdout."
-    ),
-]
+LIST = "Corrections to evaluate; `offpol-diag presets` lists them."
+Presets = Annotated[str, option(LIST, "--presets", metavar="all|NAME,NAME", panel=INPUT, env=True)]
+OWN = "Presets of your own (TOML, the grammar of the catalogue)."
+PresetFile = Annotated[Path | None, option(OWN, "--preset-file", metavar="FILE", panel=INPUT, env=True)]
+WHICH = "Which column is which, where the names do not say it."
+NAMES = "rollout=NAME,old=NAME"
+Columns = Annotated[str | None, option(WHICH, "--columns", metavar=NAMES, panel=INPUT, env=True)]
+BY = "Break the numbers down by these columns (host, engine, env)."
+GroupBy = Annotated[str | None, option(BY, "--group-by", metavar="COLUMN,COLUMN", panel=INPUT, env=True)]
+BAD = "Stop at a row that cannot be read, or leave it out and say so at the top of every report."
+OnBadRow = Annotated[Literal["error", "skip"], option(BAD, "--on-bad-row", panel=INPUT, env=True)]
+Device = Annotated[str, option("Where to compute.", "--device", metavar="auto|cpu|cuda[:N]", env=True)]
+WHERE = "This machine, or the Ray cluster of RAY_ADDRESS (docs/ray.md); the numbers are the same."
+Engine = Annotated[Literal["local", "ray"], option(WHERE, "--engine", env=True)]
+MANY = (
+    "Processes that compute on the CPU; auto is one for each core, where memory and dump are large enough. "
+    "The numbers are the same."
+)
+Workers = Annotated[str, option(MANY, "--workers", metavar="auto|N", env=True)]
+Seed = Annotated[int, option("Seed of the bootstrap intervals.", "--seed", env=True, min=0, max=MOST_SEED)]
+PASTE = "Print the recommended method in this trainer's own syntax (verl, trl, slime, …)."
+Trainer = Annotated[str | None, option(PASTE, "--for", metavar="TRAINER", env=True)]
+Quiet = Annotated[bool, option("One line; no progress and no remarks.", "--quiet", "-q", env=True)]
+Verbose = Annotated[bool, option("Every table, not the short answer.", "--verbose", "-v", env=True)]
+PAGE = "Where the HTML report goes."
+Html = Annotated[Path | None, option(PAGE, "--out", "-o", "--html", metavar="FILE", panel=OUTPUT)]
+RESULT = "Write the result as JSON; - is stdout."
+Json = Annotated[Path | None, option(RESULT, "--json", metavar="FILE|-", panel=OUTPUT)]
 Markdown = Annotated[
-    Path | None,
-    typer.Option("--md", metavar="FILE|-", rich_help_panel=OUTPUT, help="Write Markdown; - is stdout."),
+    Path | None, option("Write Markdown; - is stdout.", "--md", metavar="FILE|-", panel=OUTPUT)
 ]
-NoHtml = Annotated[bool, typer.Option("--no-html", rich_help_panel=OUTPUT, help="Write no HTML report.")]
-Tally = Annotated[
-    Path | None,
-    typer.Option(
-        "--tally",
-        metavar="FILE.tally.json[.gz]",
-        rich_help_panel=OUTPUT,
-        help="Write the sums that all numbers are made of, for `offpol-diag merge`.",
-    ),
-]
+NoHtml = Annotated[bool, option("Write no HTML report.", "--no-html", panel=OUTPUT)]
+SUMS = "Write the sums that all numbers are made of, for `offpol-diag merge`."
+Tally = Annotated[Path | None, option(SUMS, "--tally", metavar="FILE.tally.json[.gz]", panel=OUTPUT)]
 
 
 def pairs(text: str | None) -> dict[str, str]:

@@ -1,21 +1,26 @@
 """Write results: files atomically, requested output to stdout, everything else to stderr.
 
-All printed text passes through `put` or the terminal renderer.
+All printed text passes through `put`, `note`, `emit` or the terminal renderer.
 """
 
 from __future__ import annotations
 
+import glob
+import io
 import os
+import pkgutil
 import re
+import select
+import stat
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from offpol_diag.errors import UsageError
-from offpol_diag.printable import printable, printable_lines
+from offpol_diag.printable import printable
 from offpol_diag.wholefiles import beside
 
 if TYPE_CHECKING:
@@ -25,10 +30,19 @@ if TYPE_CHECKING:
 STDOUT = Path("-")
 URL = re.compile(r"[A-Za-z][\w+.-]+:/")
 """Pattern of a path that was given as a URL."""
-LONGEST_NAME = 255
-"""Maximum bytes of a file name."""
-STEM = 100
-"""Maximum characters of a dump's name used in a report's name."""
+FILE_URL = "file://"
+LONGEST_NAME, STEM = 255, 100
+"""Maximum bytes of a file name, and characters of a dump's name used in a report's name."""
+FORMATS = {
+    "html": ("report", "offpol_diag.report.render.html:render_html"),
+    "json": ("json", "offpol_diag.summary:Summary.to_json"),
+    "markdown": ("md", "offpol_diag.report.render.markdown:render_markdown"),
+    "junit": ("junit", "offpol_diag.report.render.junit:render_junit"),
+}
+"""Field of `Outputs` → its label, and the function that renders it."""
+
+
+# ---------------------------------------------------------------- streams
 
 
 def put(stream: TextIO, *lines: str) -> None:
@@ -42,39 +56,71 @@ def note(text: str, quiet: bool = False) -> None:
         put(sys.stderr, text)
 
 
-def print_line(text: str) -> None:
-    """Print one line on stdout."""
-    put(sys.stdout, text)
+def emit(text: str, encoding: str = "utf-8") -> None:
+    """Write all of a text to stdout, whether or not it is buffered or blocks.
+
+    Raises:
+        OSError: stdout is closed, its disk is full, or nobody reads it (BrokenPipeError).
+    """
+    data = memoryview(text.encode(encoding, "backslashreplace" if encoding == "utf-8" else "replace"))
+    sys.stdout.flush()
+    try:
+        descriptor = sys.stdout.fileno()
+    except io.UnsupportedOperation:  # a stream in memory
+        sys.stdout.buffer.write(data)
+        return
+    while data:
+        try:
+            data = data[os.write(descriptor, data) :]
+        except BlockingIOError:
+            select.select([], [descriptor], [])
 
 
-def check(target: Path | None, *sources: object) -> None:
+def shown(
+    summary: Summary, verbose: bool, quiet: bool, sections: Sequence[Section] = (), whole: bool = False
+) -> str:
+    """Return a result as text for stdout, as `report.render.terminal.terminal` draws it."""
+    from offpol_diag.report.render import terminal
+
+    return terminal.terminal(summary, verbose, quiet, sections, whole)
+
+
+# ---------------------------------------------------------------- files
+
+
+def check(target: Path, *sources: object) -> None:
     """Refuse, before any work is done, a target that cannot be written or that is one of the sources.
 
     Raises:
         UsageError: a directory, a file in a directory that does not exist, a file that is read, a URL, a name
             that no file can have.
     """
-    if target is None or target == STDOUT:
+    if target == STDOUT:
         return
-    _check_names(target)
+    check_names(target)
     if URL.match(str(target)):
         raise UsageError("results are written on this disk, and a URL is named", "name a file, and copy it")
     with _told(target):
-        _check_place(target, *sources)
+        if target.is_dir():
+            raise UsageError(f"{target}: is a directory", f"name a file in it: {target / 'report.html'}")
+        if not target.parent.is_dir():
+            raise UsageError(
+                f"{target}: its directory does not exist", f"make it first: mkdir -p {target.parent}"
+            )
+        if target.exists() and any(target.samefile(one) for one in _files(sources) if one.exists()):
+            raise UsageError(f"{target}: is what is read", "write to another file")
 
 
-def _check_place(target: Path, *sources: object) -> None:
-    if target.is_dir():
-        raise UsageError(f"{target}: is a directory", f"name a file in it: {target / 'report.html'}")
-    if not target.parent.is_dir():
-        raise UsageError(
-            f"{target}: its directory does not exist", f"make it first: mkdir -p {target.parent}"
-        )
-    if target.resolve() in {Path(str(source)).resolve() for source in sources}:
-        raise UsageError(f"{target}: is what is read", "write to another file")
+def _files(sources: Iterable[object]) -> Iterator[Path]:
+    """Yield the local files that sources stand for: files, those in directories, matches of globs."""
+    for source in map(str, sources):
+        local = source.removeprefix(FILE_URL)
+        if source != str(STDOUT) and not URL.match(local):
+            for path in map(Path, [local, *glob.iglob(local, recursive=True)]):  # noqa: PTH207
+                yield from path.rglob("*.parquet") if path.is_dir() else [path]
 
 
-def _check_names(*names: object) -> None:
+def check_names(*names: object) -> None:
     """Refuse invalid file names, for which system calls raise various errors."""
     for name in map(str, names):
         parts = [] if URL.match(name) else re.split(r"[/\\]", name)
@@ -83,18 +129,7 @@ def _check_names(*names: object) -> None:
             raise UsageError(f"{name}: no file has such a name", rule)
 
 
-def _check_whole(option: str, target: Path | None, form: str, example: str) -> None:
-    """Refuse stdout, pipes and devices for files that are renamed into place."""
-    if target is None:
-        return
-    _check_names(target)
-    with _told(target):
-        whole = target != STDOUT and (target.is_file() or not target.exists())
-    if not whole:
-        raise UsageError(f"{option} {target}: {form} needs a file", f"name one: {option} {example}")
-
-
-def write_all(texts: Mapping[Path, str], ready: Mapping[Path, Path] | None = None, shown: str = "") -> None:
+def write_all(texts: Mapping[Path, str], staged: Mapping[Path, Path] | None = None, shown: str = "") -> None:
     """Write texts to their files atomically, and none before all can be written; `-` is stdout.
 
     Stdout, devices and pipes are written first, as they cannot be staged. If stdout is closed early, which is
@@ -102,64 +137,50 @@ def write_all(texts: Mapping[Path, str], ready: Mapping[Path, Path] | None = Non
 
     Args:
         texts: target → text.
-        ready: target → complete temporary file to be renamed to it.
+        staged: target → complete temporary file to be renamed to it.
         shown: text for stdout, if stdout is no target.
 
     Raises:
         UsageError: a target cannot be written.
         BrokenPipeError: stdout was closed.
     """
-    staged: dict[Path, Path] = {}
+    ready = dict(staged or {})
     try:
         for target, text in texts.items():
             if _replaceable(target):
-                staged[target.resolve()] = _stage(target, text)
+                check(target)
+                ready[target] = beside(target.resolve())
+                with _told(target):
+                    if target.exists():
+                        ready[target].touch(stat.S_IMODE(target.stat().st_mode))
+                    ready[target].write_bytes(text.encode("utf-8", "backslashreplace"))
         left = None
         try:
-            _write_streams(texts, shown)
+            for target, text in texts.items():
+                if target != STDOUT and not _replaceable(target):
+                    with _told(target):
+                        target.write_bytes(text.encode("utf-8", "backslashreplace"))
+            if STDOUT in texts:
+                emit(texts[STDOUT])
+            elif shown:
+                emit(shown, sys.stdout.encoding or "utf-8")
         except BrokenPipeError as error:
             left = error
-        for target, file in {**staged, **(ready or {})}.items():
+        for target, file in ready.items():
             with _told(target):
-                file.replace(target)
+                if target.exists():
+                    file.chmod(stat.S_IMODE(target.stat().st_mode))
+                file.replace(target.resolve())
         if left:
             raise left
     finally:
-        for file in staged.values():
-            file.unlink(missing_ok=True)
-
-
-def _write_streams(texts: Mapping[Path, str], shown: str) -> None:
-    """Write to devices, pipes and stdout."""
-    for target, text in texts.items():
-        if target != STDOUT and not _replaceable(target):
-            with _told(target):
-                target.write_bytes(_encoded(text))
-    sys.stdout.write(shown)
-    sys.stdout.flush()
-    if STDOUT in texts:
-        _write_stdout(texts[STDOUT])
-
-
-def _stage(target: Path, text: str) -> Path:
-    check(target)
-    file = beside(target.resolve())
-    try:
-        with _told(target):
-            file.write_bytes(_encoded(text))
-    except BaseException:
-        file.unlink(missing_ok=True)
-        raise
-    return file
+        for file in ready.values():
+            with suppress(OSError):
+                file.unlink(missing_ok=True)
 
 
 def _replaceable(target: Path) -> bool:
     return target != STDOUT and (target.is_file() or not target.exists())
-
-
-def _encoded(text: str) -> bytes:
-    """Encode as UTF-8, whatever the locale."""
-    return text.encode("utf-8", "backslashreplace")
 
 
 @contextmanager
@@ -168,12 +189,6 @@ def _told(target: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise UsageError(f"{target}: cannot be written ({error.strerror})", "choose another place") from error
-
-
-def _write_stdout(text: str) -> None:
-    sys.stdout.flush()
-    sys.stdout.buffer.write(_encoded(text))
-    sys.stdout.buffer.flush()
 
 
 def default_html(sources: Sequence[str]) -> Path:
@@ -189,74 +204,20 @@ def default_html(sources: Sequence[str]) -> Path:
 # ---------------------------------------------------------------- results
 
 
-def _html(summary: Summary) -> str:
-    from offpol_diag.report.render.html import render_html
-
-    return render_html(summary)
-
-
-def _json(summary: Summary) -> str:
-    return summary.to_json()
-
-
-def _markdown(summary: Summary) -> str:
-    from offpol_diag.report.render.markdown import render_markdown
-
-    return printable_lines(render_markdown(summary))
-
-
-def _junit(summary: Summary) -> str:
-    from offpol_diag.report.render.junit import render_junit
-
-    return render_junit(summary)
-
-
-FORMATS: dict[str, Callable[[Summary], str]] = {
-    "html": _html,
-    "json": _json,
-    "markdown": _markdown,
-    "junit": _junit,
-}
-
-
-LABELS = {"html": "report", "markdown": "md"}
-
-
-def shown(
-    summary: Summary, verbose: bool, quiet: bool, sections: Sequence[Section] = (), whole: bool = False
-) -> str:
-    """Return a result as text for stdout, as `report.render.terminal.terminal` draws it."""
-    from offpol_diag.report.render.terminal import terminal
-
-    return terminal(summary, verbose, quiet, sections, whole)
-
-
-def _suffixed(target: Path) -> Path:
-    """Return a temporary path beside the target with its suffix, by which formats are recognised."""
-    file = beside(target)
-    return file.with_name(f"{file.name}{target.suffix}")
-
-
-@dataclass(frozen=True)
-class Staged:
-    """Temporary files that the analysis itself writes, renamed when all other output is written."""
-
-    sequences: Path | None = None
-    tally: Path | None = None
+def render(form: str, summary: Summary) -> str:
+    """Return a result in one of the `FORMATS`."""
+    text: str = pkgutil.resolve_name(FORMATS[form][1])(summary)
+    return text
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """The requested output forms of a result.
+    """The requested output forms of a result: a file, `-` for stdout, or None.
 
     Args:
-        html: a file, or None.
-        json: a file, `-` for stdout, or None.
-        markdown: a file, `-` for stdout, or None.
+        html, json, markdown, junit: rendered from the result.
         quiet: whether remarks are left out.
-        sequences: a Parquet file that the analysis itself writes, row by row, or None.
-        tally: a file for the tally, or None.
-        junit: a file for the gate's verdicts, or None.
+        sequences, tally: files that the analysis itself writes, to the path in `staged`.
     """
 
     html: Path | None = None
@@ -266,13 +227,25 @@ class Outputs:
     sequences: Path | None = None
     tally: Path | None = None
     junit: Path | None = None
+    staged: dict[str, Path] = field(default_factory=dict)
 
     def check(self, *sources: object) -> None:
         """Refuse targets that cannot be written, two results with one target, and overwriting a source."""
-        _check_names(*sources)
-        _check_whole("--sequences", self.sequences, "Parquet", "rows.parquet")
-        _check_whole("--tally", self.tally, "a tally", "piece.tally.json.gz")
-        targets = [*self._targets(), *(one for one in (self.sequences, self.tally) if one)]
+        check_names(*sources)
+        for option, target, form, example in (
+            ("--sequences", self.sequences, "Parquet", "rows.parquet"),
+            ("--tally", self.tally, "a tally", "piece.tally.json.gz"),
+        ):
+            if target is not None:
+                check_names(target)
+                with _told(target):
+                    if not _replaceable(target):
+                        raise UsageError(
+                            f"{option} {target}: {form} needs a file", f"name one: {option} {example}"
+                        )
+                name = beside(target.resolve())
+                self.staged[option.strip("-")] = name.with_name(f"{name.name}{target.suffix}")
+        targets = [*self._forms().values(), *(one for one in (self.sequences, self.tally) if one)]
         for target in targets:
             check(target, *sources)
         if len({target.resolve() for target in targets}) < len(targets):
@@ -280,52 +253,49 @@ class Outputs:
             raise UsageError(f"two results cannot both go to {place}", "give each a file of its own")
 
     @contextmanager
-    def begin(self) -> Iterator[Staged]:
-        """Start work that needs no result, in parallel with the analysis.
+    def begin(self) -> Iterator[dict[str, Path]]:
+        """Start work that needs no result, and remove temporary files at the end of the block.
 
         Yields:
-            The temporary files for the analysis to write, removed at the end of the block if still present.
+            `staged`: `sequences` and `tally`, where asked for, → the file that the analysis is to write.
         """
         if self.html is not None:
             from offpol_diag.report.render import library
 
             library.begin()
-        staged = Staged(*(one and _suffixed(one.resolve()) for one in (self.sequences, self.tally)))
         try:
-            yield staged
+            yield self.staged
         finally:
-            for file in (staged.sequences, staged.tally):
-                if file:
-                    with suppress(OSError):
-                        file.unlink(missing_ok=True)
+            for file in self.staged.values():
+                with suppress(OSError):
+                    file.unlink(missing_ok=True)
 
-    def write(self, summary: Summary, drawn: Callable[[], str]) -> None:
-        """Write every requested form, and print the drawn text unless stdout holds a result.
+    def write(
+        self, summary: Summary, verbose: bool = False, sections: Sequence[Section] = (), whole: bool = False
+    ) -> None:
+        """Write every requested form, and draw the result on stdout unless that holds a form.
 
         Everything is rendered before anything is written, and written and printed before files are renamed.
         """
-        texts = {
-            target: render(summary)
-            for form, render in FORMATS.items()
-            if (target := getattr(self, form)) is not None
-        }
-        shown = "" if self.takes_stdout() else drawn()
-        own = [one for one in (self.sequences, self.tally) if one]
-        ready = {one.resolve(): _suffixed(one.resolve()) for one in own}
-        write_all(texts, ready, shown)
-        self._say_where()
-
-    def _say_where(self) -> None:
-        """Print the path of every file, on stdout unless that holds a result."""
-        say = note if self.takes_stdout() else print_line
+        texts = {target: render(form, summary) for form, target in self._forms().items()}
+        drawn = "" if self.takes_stdout() else shown(summary, verbose, self.quiet, sections, whole)
+        write_all(texts, {getattr(self, form): file for form, file in self.staged.items()}, drawn)
+        if self.quiet:
+            return
         for form in (*FORMATS, "sequences", "tally"):
             target = getattr(self, form)
-            if target not in (None, STDOUT) and not self.quiet:
-                say(f"{LABELS.get(form, form):<8}{target}")
+            if target not in (None, STDOUT):
+                say_where(FORMATS.get(form, (form,))[0], target, self.takes_stdout())
 
     def takes_stdout(self) -> bool:
         """Return whether stdout holds a result, so that nothing else may be printed there."""
-        return STDOUT in self._targets()
+        return STDOUT in self._forms().values()
 
-    def _targets(self) -> list[Path]:
-        return [target for form in FORMATS if (target := getattr(self, form)) is not None]
+    def _forms(self) -> dict[str, Path]:
+        return {form: target for form in FORMATS if (target := getattr(self, form)) is not None}
+
+
+def say_where(label: str, target: Path, aside: bool = False) -> None:
+    """Print where a file is: on stdout, or `aside` on stderr."""
+    line = f"{label:<8}{target}"
+    note(line) if aside else emit(f"{printable(line)}\n", sys.stdout.encoding or "utf-8")

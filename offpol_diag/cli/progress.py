@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
 
 Report = Callable[[int, int], None]
 """Called with (rows done, rows in all)."""
@@ -27,14 +23,10 @@ def progress(quiet: bool) -> Iterator[Report | None]:
     rate = TextColumn("rows, {task.fields[rate]} rows/s,")
     columns = (TextColumn("reading"), BarColumn(), MofNCompleteColumn(), rate, TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as bar:
-        yield _reporter(bar)
+        task = bar.add_task("reading", total=None, rate="–")
 
+        def report(done: int, total: int) -> None:
+            speed = bar.tasks[0].speed
+            bar.update(task, completed=done, total=total, rate="–" if speed is None else f"{speed:,.0f}")
 
-def _reporter(bar: Progress) -> Report:
-    task = bar.add_task("reading", total=None, rate="–")
-
-    def report(done: int, total: int) -> None:
-        speed = bar.tasks[0].speed
-        bar.update(task, completed=done, total=total, rate="–" if speed is None else f"{speed:,.0f}")
-
-    return report
+        yield report

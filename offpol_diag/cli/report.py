@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from offpol_diag.cli import options
-from offpol_diag.cli.output import STDOUT, Outputs, default_html, shown
+from offpol_diag.cli.output import STDOUT, Outputs, default_html
 
 Result = Annotated[Path, typer.Argument(metavar="RESULT.json", help="What --json wrote; - is stdin.")]
 
@@ -21,12 +22,10 @@ def report(
     verbose: options.Verbose = False,
 ) -> None:
     """Draw a report again from the JSON of a result; equal to the one first drawn."""
-    import sys
-
     from offpol_diag.summary import load, load_stream
 
     files = Outputs(html=out or default_html([str(result)]), markdown=md, quiet=quiet)
     files.check(result)
     with files.begin():
         summary = load_stream(sys.stdin.buffer, "stdin") if result == STDOUT else load(result)
-        files.write(summary, lambda: shown(summary, verbose, quiet))
+        files.write(summary, verbose)

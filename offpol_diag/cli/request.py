@@ -1,9 +1,9 @@
-"""Turn options into a finished summary, for `analyze`, `compare` and `gate`."""
+"""Turn options into a finished summary, for every command that reads a dump."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -39,8 +39,6 @@ class Request:
     seed: int
     on_bad_row: Literal["error", "skip"]
     quiet: bool
-    sequences: Path | None = None
-    tally: Path | None = None
     engine: str = "local"
     workers: str = "auto"
     by_step: tuple[str, ...] = ()
@@ -67,39 +65,32 @@ class Request:
         with judged("columns", self.columns):
             return pairs(self.columns) or None
 
-    def run(self, command: str, dumps: Sequence[str], presets: Sequence[Preset]) -> Summary:
+    def run(self, command: str, dumps: Sequence[str], presets: Sequence[Preset], **written: Path) -> Summary:
         """Analyse and diagnose dumps, and recommend a correction.
 
         Raises:
             OffpolError: the options, the dump or a preset file cannot be used.
         """
-        with judged("for", self.trainer):
-            trainer = trainer_name(self.trainer)
-        return decided(ran(command, self.examined(dumps, presets).summary()), trainer)
+        trainer = trainer_name(self.trainer)
+        found = self.examined(dumps, presets, **written)
+        from offpol_diag.advice.recommend import advised
 
-    def examined(
-        self, dumps: Sequence[str], presets: Sequence[Preset], against: str | None = None
-    ) -> Examined:
-        """Analyse dumps, and keep the data behind the intervals.
+        return advised(ran(command, found.summary()), trainer)
+
+    def examined(self, dumps: Sequence[str], presets: Sequence[Preset], **more: Any) -> Examined:
+        """Analyse dumps, and keep the data behind the intervals; `more` is passed to `analyze.examine`.
 
         Raises:
             OffpolError: the options, the dump or a preset file cannot be used.
         """
-        where = self.where(dumps)
+        where = self._where()
         from offpol_diag.analyze import examine
 
         self.prepare(dumps)
+        by = names(self.group_by)
         with progress(self.quiet) as report:
             return examine(
-                dumps,
-                presets=presets,
-                group_by=names(self.group_by),
-                sequences=self.sequences,
-                tally=self.tally,
-                progress=report,
-                by_step=self.by_step,
-                against=against,
-                **where,
+                dumps, presets=presets, group_by=by, progress=report, by_step=self.by_step, **more, **where
             )
 
     def sweep(self, dumps: Sequence[str], options: SweepOptions) -> Summary:
@@ -108,14 +99,14 @@ class Request:
         Raises:
             OffpolError: the options or the dump cannot be used.
         """
-        where = self.where(dumps)
+        where = self._where()
         from offpol_diag.sweep import sweep
 
         self.prepare(dumps)
         with progress(self.quiet) as report:
             return sweep(dumps, options, progress=report, **where)
 
-    def where(self, dumps: Sequence[str]) -> dict[str, Any]:
+    def _where(self) -> dict[str, Any]:
         """Return the arguments on reading and engine for every pass over a dump.
 
         Raises:
@@ -123,7 +114,8 @@ class Request:
         """
         columns = self.which_columns()
         with judged("device", self.device):
-            _check_device(self.device)
+            if not DEVICES.fullmatch(self.device):
+                raise UsageError(f'unknown device "{self.device}"', "say auto, cpu, cuda or cuda:N")
         with judged("workers", self.workers):
             workers = _workers(self.workers)
         return {
@@ -137,7 +129,8 @@ class Request:
 
     def prepare(self, dumps: Sequence[str]) -> None:
         """Fork workers if they are probably needed, after all imports and before any thread is started."""
-        if self.workers != "1" and self.engine == "local" and _computes_here(self.device) and _large(dumps):
+        on_cpu = self.device == "cpu" or (self.device == "auto" and not GPU.exists())
+        if self.workers != "1" and self.engine == "local" and on_cpu and _bytes(dumps) >= LARGE:
             from offpol_diag.run import pool
 
             pool.fork(_workers(self.workers))
@@ -148,13 +141,6 @@ def ran(command: str, summary: Summary) -> Summary:
     return summary.model_copy(update={"run": summary.run.model_copy(update={"command": command})})
 
 
-def decided(summary: Summary, trainer: str | None = None) -> Summary:
-    """Return the summary with its recommendation, as a trainer's configuration if one is named."""
-    from offpol_diag.advice.recommend import advised
-
-    return advised(summary, trainer)
-
-
 def trainer_name(said: str | None) -> str | None:
     """Return a trainer's canonical name.
 
@@ -163,7 +149,8 @@ def trainer_name(said: str | None) -> str | None:
     """
     from offpol_diag.trainers import trainer_named
 
-    return None if said is None else trainer_named(said)
+    with judged("for", said):
+        return None if said is None else trainer_named(said)
 
 
 def _workers(said: str) -> int | None:
@@ -175,24 +162,12 @@ def _workers(said: str) -> int | None:
     return int(said)
 
 
-def _computes_here(device: str) -> bool:
-    """Return whether the device is probably the CPU, judged without importing a library."""
-    return device == "cpu" or (device == "auto" and not GPU.exists())
-
-
-def _large(dumps: Sequence[str]) -> bool:
-    """Return whether local files and directories are large; URLs and globs are ignored."""
-    return sum(size for dump in map(Path, dumps) for size in _sizes(dump)) >= LARGE
-
-
-def _sizes(path: Path) -> Iterator[int]:
-    try:
-        found = path.rglob("*.parquet") if path.is_dir() else [path]
-        yield from (one.stat().st_size for one in found)
-    except OSError:
-        return
-
-
-def _check_device(device: str) -> None:
-    if not DEVICES.fullmatch(device):
-        raise UsageError(f'unknown device "{device}"', "say auto, cpu, cuda or cuda:N")
+def _bytes(dumps: Sequence[str]) -> int:
+    """Return the size of local files and directories; URLs, globs and what cannot be read count nothing."""
+    size = 0
+    for path in map(Path, dumps):
+        try:
+            size += sum(one.stat().st_size for one in (path.rglob("*.parquet") if path.is_dir() else [path]))
+        except OSError:
+            continue
+    return size

@@ -4,54 +4,27 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from offpol_diag.cli import defaults, options
-from offpol_diag.cli.output import Outputs, shown
+from offpol_diag.cli.output import Outputs
 from offpol_diag.cli.request import Request
 from offpol_diag.errors import UsageError
 
 if TYPE_CHECKING:
     from offpol_diag.sweep import SweepOptions
 
-Named = Annotated[
-    str,
-    typer.Option(
-        "--preset",
-        metavar="NAME",
-        rich_help_panel=options.INPUT,
-        help="Whose threshold moves; `offpol-diag presets` lists them.",
-    ),
-]
-Which = Annotated[
-    str | None,
-    typer.Option(
-        "--which",
-        metavar="BOUND",
-        help="Which of its bounds: weight.upper, reject.upper, reject[1].lower, veto.lower; reject or weight "
-        "alone is the window [1/b, b]. Left out: the one that the preset is about.",
-    ),
-]
-At = Annotated[
-    str | None,
-    typer.Option(
-        "--at",
-        metavar="B,B,…",
-        help="The thresholds, rising. Left out: round numbers where the data change.",
-    ),
-]
-Keep = Annotated[
-    float | None,
-    typer.Option(
-        "--keep",
-        metavar="SHARE",
-        help="Solve for the bounds that keep this share (0.95), around the data; reads the dump twice more.",
-    ),
-]
-For = Annotated[
-    str | None,
-    typer.Option("--for", metavar="TRAINER", help="With --keep: print the bounds as this trainer's config."),
-]
+WHOSE = "Whose threshold moves; `offpol-diag presets` lists them."
+Named = Annotated[str, options.option(WHOSE, "--preset", metavar="NAME", panel=options.INPUT)]
+BOUND = (
+    "Which of its bounds: weight.upper, reject.upper, reject[1].lower, veto.lower; reject or weight alone is "
+    "the window [1/b, b]. Left out: the one that the preset is about."
+)
+Which = Annotated[str | None, options.option(BOUND, "--which", metavar="BOUND")]
+THRESHOLDS = "The thresholds, rising. Left out: round numbers where the data change."
+At = Annotated[str | None, options.option(THRESHOLDS, "--at", metavar="B,B,…")]
+SHARE = "Solve for the bounds that keep this share (0.95), around the data; reads the dump twice more."
+Keep = Annotated[float | None, options.option(SHARE, "--keep", metavar="SHARE")]
+PASTE = "With --keep: print the bounds as this trainer's config."
+For = Annotated[str | None, options.option(PASTE, "--for", metavar="TRAINER")]
 
 
 def sweep(
@@ -82,14 +55,12 @@ def sweep(
     """
     dumps = defaults.dumps(dump, quiet)
     files = Outputs(out, json, md, quiet)
-    files.check(*dumps)
+    files.check(*dumps, *([preset_file] if preset_file else []))
     with files.begin():
-        request = Request(
-            preset_file, columns, None, device, seed, on_bad_row, quiet, engine=engine, workers=workers
-        )
+        request = Request(preset_file, columns, None, device, seed, on_bad_row, quiet, engine, workers)
         chosen = _checked(request, preset, which, at, keep, trainer)
         summary = request.sweep(dumps, chosen)
-        files.write(summary, lambda: shown(summary, verbose, quiet))
+        files.write(summary, verbose)
 
 
 def _checked(
@@ -97,6 +68,7 @@ def _checked(
 ) -> SweepOptions:
     """Return the options of the sweep, validated before the dump is read."""
     from offpol_diag.sweep import SweepOptions, pick, thresholds, window
+    from offpol_diag.trainers import config_for, trainer_named
 
     found = request.presets(name)
     if len(found) != 1:
@@ -105,21 +77,13 @@ def _checked(
     values = None if at is None else thresholds.parse(at, preset, bound)
     if keep is not None:
         window.check(keep, preset, bound)
-    return SweepOptions(
-        preset, bound, values, keep, which is not None, _trainer(trainer, keep, request, name)
-    )
-
-
-def _trainer(trainer: str | None, keep: float | None, request: Request, name: str) -> str:
-    """Return the trainer's name after checking that it can express the preset, with bounds to be found."""
-    from offpol_diag.trainers import config_for, trainer_named
-
-    if trainer is None:
-        return ""
-    if keep is None:
-        raise UsageError(
-            "--for prints the bounds that --keep solves for",
-            f"add --keep 0.95, or print the preset: offpol-diag presets {name} --for {trainer}",
-        )
-    config_for(request.presets(name)[0], trainer)
-    return trainer_named(trainer)
+    name_there = ""
+    if trainer is not None:
+        if keep is None:
+            raise UsageError(
+                "--for prints the bounds that --keep solves for",
+                f"add --keep 0.95, or print the preset: offpol-diag presets {name} --for {trainer}",
+            )
+        config_for(preset, trainer)  # which refuses a preset that it cannot express
+        name_there = trainer_named(trainer)
+    return SweepOptions(preset, bound, values, keep, which is not None, name_there)

@@ -9,7 +9,7 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from offpol_diag.cli import defaults
 from offpol_diag.errors import UsageError
@@ -19,34 +19,21 @@ NEAR = re.compile(r" (?:Did you mean (?P<words>.+)\?|\(Possible options: (?P<opt
 """Pattern of the suggestion at the end of typer's messages."""
 
 
-@runtime_checkable
-class Refusal(Protocol):
-    """Protocol of typer's usage errors; `param` is the invalid parameter, if there is one."""
-
-    ctx: Any
-
-    def format_message(self) -> str:
-        """Return the error message."""
-
-
 @contextmanager
 def spoken() -> Iterator[None]:
-    """Convert typer's errors within the block to UsageError."""
+    """Convert typer's errors within the block to UsageError; without arguments the exit code is 2."""
     try:
         yield
     except Exception as error:
-        if not isinstance(error, Refusal):
+        if not (hasattr(error, "format_message") and hasattr(error, "ctx")):
             raise
-        raise _bare(error) if type(error).__name__ == "NoArgsIsHelpError" else _refusal(error) from error
+        if type(error).__name__ == "NoArgsIsHelpError":  # with rich, typer has printed the help already
+            sys.stderr.write(error.format_message())
+            raise SystemExit(2) from error
+        raise _refusal(error) from error
 
 
-def _bare(error: Refusal) -> SystemExit:
-    """Return the exit for a call without arguments; with rich, typer has printed the help already."""
-    sys.stderr.write(error.format_message())
-    return SystemExit(2)
-
-
-def _refusal(error: Refusal) -> UsageError:
+def _refusal(error: Any) -> UsageError:
     message = _message(error)
     near = NEAR.search(message)
     if near is None:
@@ -55,20 +42,17 @@ def _refusal(error: Refusal) -> UsageError:
     return UsageError(message[: near.start()].removesuffix("."), f"did you mean {proposed}?")
 
 
-def _message(error: Refusal) -> str:
+def _message(error: Any) -> str:
     """Return typer's message; values from elsewhere than a flag are named after their source."""
     reason = str(getattr(error, "message", "")).removeprefix("Value error, ")
     param = getattr(error, "param", None)
     if param is None or not reason:
         return _plain(error.format_message())
-    return f"{_place(error.ctx, param)}: {_plain(reason)}"
-
-
-def _place(context: Any, param: Any) -> str:
-    source = getattr(context.get_parameter_source(param.name), "name", "")
+    source = getattr(error.ctx.get_parameter_source(param.name), "name", "")
+    place = param.envvar if source == "ENVIRONMENT" else param.opts[0]
     if source == "DEFAULT_MAP":
-        return f"{defaults.settings().file}: {param.name}"
-    return str(param.envvar) if source == "ENVIRONMENT" else str(param.opts[0])
+        place = f"{defaults.settings().file}: {param.name}"
+    return f"{place}: {_plain(reason)}"
 
 
 def _plain(message: str) -> str:
@@ -76,7 +60,7 @@ def _plain(message: str) -> str:
     return message[:1].lower() + message[1:].removesuffix(".")
 
 
-def _command(error: Refusal) -> str:
+def _command(error: Any) -> str:
     """Return the command whose help to suggest; typer knows it unless an option lacks its value."""
     if error.ctx is not None:
         return str(error.ctx.command_path)

@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 from offpol_diag.blocks import Block, Code, Section, Table, Text, Tone, Verdict
-from offpol_diag.printable import printable
+from offpol_diag.printable import printable, printable_lines
 from offpol_diag.report.render.numbers import Shown, footnotes, shown
 from offpol_diag.report.sections import sections
 from offpol_diag.report.sections.gate import gate, report
@@ -26,7 +26,7 @@ def render_markdown(summary: Summary) -> str:
     chosen = [_without_gates(section) for section in sections(summary, PARTS)]
     parts = [*_gate(summary), *chosen]
     pieces = ["# offpol-diag", *(piece for section in parts for piece in _section(section))]
-    return "\n\n".join(_within(pieces)) + "\n"
+    return printable_lines("\n\n".join(_within(pieces)) + "\n")
 
 
 def _gate(summary: Summary) -> list[Section]:
