@@ -62,10 +62,13 @@ def up_to(stream: BinaryIO, most: int) -> bytes:
 
 
 def beside(path: Path) -> Path:
-    """Return a temporary path in the same directory, for writing a file before it is renamed."""
+    """Return a temporary path in the same directory, for writing a file before it is renamed.
+
+    It is absolute, since Arrow takes a relative one such as `run:1/a.parquet` for a URL.
+    """
     name = os.fsencode(path.name)
     kept = path.name if len(name) <= LONGEST else f"offpol-diag-{zlib.crc32(name):08x}"
-    return path.with_name(f".{kept}.{os.getpid()}.tmp")
+    return path.absolute().with_name(f".{kept}.{os.getpid()}.tmp")
 
 
 def toml(text: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import pytest
 
 from offpol_diag.errors import DumpError
 from offpol_diag.readers import open_dump
-from offpol_diag.readers.pages import Implausible, check, struct
+from offpol_diag.readers.parquet import Implausible, check_sizes, struct
 
 CODECS = ("none", "snappy", "gzip", "brotli", "lz4", "zstd")
 LAYOUTS = {
@@ -122,7 +122,7 @@ def judged(pages: bytes, size: int = 10**6, rows: int = 1, stream: bool = True, 
         "num_values": 1,
         "compression": "ZSTD",
     }
-    check(SimpleNamespace(**said | footer), rows, size, io.BytesIO(b"PAR1" + pages) if stream else None)
+    check_sizes(SimpleNamespace(**said | footer), rows, size, io.BytesIO(b"PAR1" + pages) if stream else None)
 
 
 PAGE = header() + b"\0" * 8

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from offpol_diag.batch import Batch
 from offpol_diag.errors import DumpError
-from offpol_diag.readers import keys, open_dump
+from offpol_diag.readers import decode, open_dump
 from offpol_diag.readers.dump import join
 from offpol_diag.readers.sources import find
 
@@ -299,7 +299,7 @@ def test_the_two_zeros_are_one_number_to_a_key(tmp_path):
 
 def test_mix_is_splitmix64():
     # First outputs of the reference generator seeded with 0 and with 1234567 (Vigna's splitmix64.c).
-    found = keys.mix(np.array([0, 1234567], dtype=np.uint64)).tolist()
+    found = decode.mix(np.array([0, 1234567], dtype=np.uint64)).tolist()
     assert found == [0xE220A8397B1DCDAF, 6457827717110365317]
 
 

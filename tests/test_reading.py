@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from offpol_diag.errors import DumpError
-from offpol_diag.readers import keys, open_dump
+from offpol_diag.readers import decode, open_dump
 from offpol_diag.readers.checks import CHECKS, TOLERANCE
 from offpol_diag.readers.decode import Ragged, Rows, span
 
@@ -96,20 +96,23 @@ def test_values_stay_as_narrow_as_they_are_stored_and_bounds_are_exact():
 def test_a_group_has_one_key_in_whatever_numbers_it_is_written(kind):
     signed = not pa.types.is_unsigned_integer(kind)
     ids = [3, 0, None, 100, 3, -7 if signed else 7]
-    found = keys.of_groups(pa.array(ids, kind), lambda: np.full(6, 5))
+    found = decode.keys_of_groups(pa.array(ids, kind), lambda: np.full(6, 5))
     expected = [
-        5 if one is None else int(keys.mix(np.array([one % 2**64], np.uint64)).view(np.int64)[0])
+        5 if one is None else int(decode.mix(np.array([one % 2**64], np.uint64)).view(np.int64)[0])
         for one in ids
     ]
     assert found.tolist() == expected
-    assert keys.of_groups(pa.array(ids, kind).dictionary_encode(), lambda: np.full(6, 5)).tolist() == expected
+    assert (
+        decode.keys_of_groups(pa.array(ids, kind).dictionary_encode(), lambda: np.full(6, 5)).tolist()
+        == expected
+    )
 
 
 def test_the_largest_ids_are_kept_apart():
     ids = [2**64 - 1, 2**63, 2**63 - 1]
-    found = keys.of_groups(pa.array(ids, pa.uint64()), lambda: np.zeros(3, np.int64))
-    assert found.tolist() == keys.mix(np.array(ids, np.uint64)).view(np.int64).tolist()
-    assert keys.of_groups(pa.array([-1]), lambda: np.zeros(1, np.int64))[0] == found[0]
+    found = decode.keys_of_groups(pa.array(ids, pa.uint64()), lambda: np.zeros(3, np.int64))
+    assert found.tolist() == decode.mix(np.array(ids, np.uint64)).view(np.int64).tolist()
+    assert decode.keys_of_groups(pa.array([-1]), lambda: np.zeros(1, np.int64))[0] == found[0]
 
 
 @pytest.mark.parametrize("where", [0, 2, 4])

@@ -220,7 +220,7 @@ def test_the_files_of_a_dump_travel_to_other_processes(gate, tree, monkeypatch):
     remote._opened.cache_clear()
     arrived = pickle.loads(sent)
     assert arrived == parts
-    with parquet.open_again(arrived[0].path) as opened:
+    with parquet.open_again(arrived[0]) as opened:
         assert opened.metadata.num_rows == 4
 
 

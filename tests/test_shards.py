@@ -73,7 +73,8 @@ def refusal(act):
 
 @pytest.mark.parametrize("size", [1, 1500, 1 << 30])
 def test_shards_hold_the_sequences_of_the_dump_in_order(tmp_path, size):
-    whole, apart = open_dump([dump_of(tmp_path)]), open_dump([dump_of(tmp_path)])
+    folder = dump_of(tmp_path)
+    whole, apart = open_dump([folder]), open_dump([folder])
     assert sequences(whole) == read_apart(apart, size)
     assert len(spans(apart, size)) == {1: 15, 1 << 30: 1}.get(size, len(spans(apart, size)))
     assert apart.info == whole.info
@@ -267,11 +268,11 @@ def test_pieces_read_by_turns_by_two_readers_are_the_dump(tmp_path):
 
 
 def test_a_row_group_in_pieces_is_decoded_once_and_read_again_from_its_start(tmp_path, monkeypatch):
-    from offpol_diag.readers import rowgroups
+    from offpol_diag.readers import parquet
 
     opened = []
-    real = rowgroups.open_again
-    monkeypatch.setattr(rowgroups, "open_again", lambda path: opened.append(path) or real(path))
+    real = parquet.open_again
+    monkeypatch.setattr(parquet, "open_again", lambda path: opened.append(path) or real(path))
     dump = open_dump([write(tmp_path / "x.parquet", full(), 64)], batch_tokens=8)
     cuts = pieces(dump, 128)
     opened.clear()

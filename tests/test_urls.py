@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from offpol_diag.cli.output import default_html
-from offpol_diag.readers import remote, urls
+from offpol_diag.readers import remote, sources
 
 SECRET = "wJalrXUtnFEMI/K7MDENG"
 
@@ -33,17 +33,17 @@ SECRET = "wJalrXUtnFEMI/K7MDENG"
     ],
 )
 def test_a_url_is_taken_apart_and_shown_without_what_is_secret(source, shown, place, user, secret):
-    url = urls.split(source)
+    url = sources.split(source)
     assert (url.shown, url.place, url.user, url.secret) == (shown, place, user, secret)
     assert secret not in repr(url) or not secret
-    assert urls.clean(source) == shown
-    assert urls.cleaned(f"cannot read '{source}' now") == f"cannot read '{shown}' now"
+    assert sources.clean(source) == shown
+    assert sources.cleaned(f"cannot read '{source}' now") == f"cannot read '{shown}' now"
 
 
 @pytest.mark.parametrize("source", ["a.parquet", "/tmp/x:y@z?a=b", "C://x", "-", "", "a::b", "d/s3://x"])
 def test_what_is_no_url_is_left_as_it_is(source):
-    assert not urls.is_url(source)
-    assert urls.clean(source) == source
+    assert not sources.is_url(source)
+    assert sources.clean(source) == source
 
 
 @pytest.mark.parametrize(

@@ -211,7 +211,7 @@ class Held(NamedTuple):
 
 def _mark(part: Part) -> str:
     """Digest a file's footer: sizes, offsets and statistics of all columns."""
-    with open_again(part.path) as parquet:
+    with open_again(part) as parquet:
         footer = pa.BufferOutputStream()
         parquet.metadata.write_metadata_file(footer)
     return blake2b(footer.getvalue(), digest_size=16).hexdigest()
@@ -230,7 +230,7 @@ def _id(part: Part, name: str, at: int) -> str:
     found = part.partitions.get(name)
     if found is None:
         filled = [group for group, rows in enumerate(part.group_rows) if rows]
-        with open_again(part.path) as parquet:
+        with open_again(part) as parquet:
             found = parquet.read_row_group(filled[at], columns=[name]).column(name)[at]
     return blake2b(str(value(found)).encode(), digest_size=16).hexdigest()
 

@@ -87,7 +87,7 @@ def _runs(request: Request, a: str, b: str, chosen: Sequence[Preset], against: s
     if a == b == str(STDOUT):
         raise UsageError("stdin cannot be both runs", "name a file for one of them")
     from offpol_diag.compare import of_runs
-    from offpol_diag.readers.urls import clean
+    from offpol_diag.readers.sources import clean
 
     names = f"{clean(a)} is run A, {clean(b)} is run B"
     note(f"2 DUMPs given: {names} (--as-one reads them as one)", request.quiet)

@@ -78,7 +78,7 @@ def dumps(given: Sequence[str] | None, quiet: bool = False) -> list[str]:
         return list(given)
     found = settings()
     if found.dump:
-        from offpol_diag.readers.urls import clean
+        from offpol_diag.readers.sources import clean
 
         whole = ", as one dump" if len(found.dump) > 1 else ""
         named = ", ".join(map(clean, found.dump))

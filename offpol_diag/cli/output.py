@@ -193,7 +193,7 @@ def _told(target: Path) -> Iterator[None]:
 
 def default_html(sources: Sequence[str]) -> Path:
     """Return `offpol-diag-<stem>.html` in the working directory, named after the first source."""
-    from offpol_diag.readers.urls import clean
+    from offpol_diag.readers.sources import clean
 
     parts = re.split(r"[/\\]", clean(sources[0]))
     stems = [re.sub(r"[^A-Za-z0-9_.=+-]+", "-", part.rsplit(".", 1)[0]).strip(".-") for part in parts]

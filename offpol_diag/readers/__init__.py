@@ -1,21 +1,16 @@
 """Read Parquet files into packed batches: `open_dump(sources).batches()`.
 
-urls       parse URLs, and remove credentials from them
-remote     local and remote files: access, retries, error messages
 sources    paths, directories, globs and URLs → list of files
-parquet    file metadata; errors of unreadable files
-columns    roles of columns: aliases, overrides, accepted types
-schema     form (wide or long) and columns of a dump, checked across files
-pages      checks of the sizes declared in page headers
-rowgroups  row groups → slices of rows
-decode     slices → arrays → batches
-keys       resampling key of each sequence, for the bootstrap
+remote     files behind URLs: access, listing, retries, error messages
+columns    roles of columns: aliases, overrides, types; the columns of a dump, checked across files
+parquet    footers; declared sizes; row groups → tables of whole rows
+decode     tables → arrays → batches; labels and keys of sequences
 checks     bad rows, and the signs of the train columns
-long       long form (one row per token) → slices
+long       long form (one row per token) → tables of one row per sequence
 dump       the steps above as one reader
 shards     division of a dump into parts that can be read independently
 
-Modules that need torch are imported on first use (PEP 562), so that `urls` works without it.
+Modules that need torch are imported on first use (PEP 562), so that `sources` works without it.
 """
 
 from __future__ import annotations

@@ -13,9 +13,8 @@ import numpy as np
 
 from offpol_diag.errors import DumpError
 from offpol_diag.readers import columns
-from offpol_diag.readers.decode import Flags, Floats, Ints, Problem, Ragged, Rows, Slice, decode, span
-from offpol_diag.readers.keys import starts
-from offpol_diag.readers.schema import Plan
+from offpol_diag.readers.columns import Plan
+from offpol_diag.readers.decode import Flags, Floats, Ints, Problem, Ragged, Rows, Slice, decode, span, starts
 
 TOLERANCE = 1e-3
 """Largest log-prob in nats that counts as rounding: in reduced precision a certain token can exceed 0."""

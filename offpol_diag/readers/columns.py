@@ -1,17 +1,21 @@
-"""Column roles: accepted types, trainers' names for them, and overrides from `--columns`.
+"""Find the columns of a dump: roles, accepted types, trainers' names, overrides, and what all files share.
 
 To support another trainer's name for a column, add it to the aliases in `ROLES`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.types as pt
 
 from offpol_diag.errors import DumpError, did_you_mean
+
+if TYPE_CHECKING:
+    from offpol_diag.readers.parquet import Part
 
 ROLLOUT, OLD, CURRENT = "rollout_log_probs", "old_log_probs", "current_log_probs"
 MASK, ADVANTAGES, REWARDS = "response_mask", "advantages", "rewards"
@@ -59,11 +63,6 @@ def is_float(dtype: pa.DataType) -> bool:
     return bool(pt.is_floating(stored(dtype)))
 
 
-def is_bytes(dtype: pa.DataType) -> bool:
-    """Return whether a column holds binary values, which may be text."""
-    return _is_any(stored(dtype), BYTES)
-
-
 def is_described(dtype: pa.DataType) -> bool:
     """Return whether a column can describe a sequence's origin: text, integer or boolean."""
     return _is_any(stored(dtype), (pt.is_integer, pt.is_boolean, pt.is_string, pt.is_large_string))
@@ -75,7 +74,7 @@ def stored(dtype: pa.DataType) -> pa.DataType:
     return inner.storage_type if isinstance(inner, pa.BaseExtensionType) else inner
 
 
-def agree(one: pa.DataType, two: pa.DataType) -> bool:
+def _alike(one: pa.DataType, two: pa.DataType) -> bool:
     """Return whether two column types agree in being lists and in the family of their elements."""
     return is_list(one) == is_list(two) and len({_family(one), _family(two)} - {"anything"}) < 2
 
@@ -140,115 +139,125 @@ class Role:
     Attributes:
         name: canonical column name.
         kind: requirement on the column's type.
-        aliases: trainers' names for the column.
+        aliases: trainers' names for the column, as words of one text.
         short: short name accepted by `--columns`.
-        per_token: further names in the long form (one row per token).
+        per_token: further names in the long form (one row per token), likewise.
     """
 
     name: str
     kind: Kind
-    aliases: tuple[str, ...] = ()
+    aliases: str = ""
     short: str = ""
-    per_token: tuple[str, ...] = ()
+    per_token: str = ""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The canonical name and the aliases."""
+        return self.name, *self.aliases.split()
 
 
 ROLES = (
     Role(
         ROLLOUT,
         FLOATS,
-        (
-            "rollout_logprobs",
-            "rollout_logps",
-            "inference_logprobs",
-            "inference_log_probs",
-            "generation_logprobs",
-            "sampling_per_token_logps",
-            "rollout_per_token_logps",
-            "sampling_logprobs",
-            "behavior_logprobs",
-            "vllm_logprobs",
-            "sglang_logprobs",
-            "logprobs",
-        ),
+        "rollout_logprobs rollout_logps inference_logprobs inference_log_probs generation_logprobs "
+        "sampling_per_token_logps rollout_per_token_logps sampling_logprobs behavior_logprobs vllm_logprobs "
+        "sglang_logprobs logprobs",
         short="rollout",
-        per_token=(
-            "rollout_log_prob",
-            "rollout_logprob",
-            "rollout_logp",
-            "inference_logprob",
-            "inference_log_prob",
-            "generation_logprob",
-            "sampling_logprob",
-            "behavior_logprob",
-            "vllm_logprob",
-            "sglang_logprob",
-            "logprob",
-        ),
+        per_token="rollout_log_prob rollout_logprob rollout_logp inference_logprob inference_log_prob "
+        "generation_logprob sampling_logprob behavior_logprob vllm_logprob sglang_logprob logprob",
     ),
     Role(
         OLD,
         FLOATS,
-        (
-            "old_logprobs",
-            "old_logps",
-            "old_logp",
-            "prev_logprobs",
-            "trainer_logprobs",
-            "old_per_token_logps",
-            "old_action_log_probs",
-            "action_log_probs",
-            "prox_logp",
-            "log_probs",
-        ),
+        "old_logprobs old_logps old_logp prev_logprobs trainer_logprobs old_per_token_logps "
+        "old_action_log_probs action_log_probs prox_logp log_probs",
         short="old",
-        per_token=(
-            "old_log_prob",
-            "old_logprob",
-            "old_logp",
-            "prev_logprob",
-            "trainer_logprob",
-            "old_action_log_prob",
-            "action_log_prob",
-        ),
+        per_token="old_log_prob old_logprob old_logp prev_logprob trainer_logprob old_action_log_prob "
+        "action_log_prob",
     ),
     Role(
         CURRENT,
         FLOATS,
-        ("current_logprobs", "current_logps", "log_prob", "per_token_logps"),
+        "current_logprobs current_logps log_prob per_token_logps",
         short="current",
-        per_token=("current_log_prob", "current_logprob", "current_logp"),
+        per_token="current_log_prob current_logprob current_logp",
     ),
-    Role(
-        MASK,
-        FLAGS,
-        ("loss_mask", "loss_masks", "completion_mask", "token_loss_mask", "action_mask"),
-        short="mask",
-    ),
-    Role(ADVANTAGES, NUMBER_OR_LIST, ("advantage",)),
-    Role(REWARDS, NUMBER, ("reward",)),
-    Role(
-        TOKEN_IDS,
-        INTEGERS,
-        ("response_token_ids", "response_ids", "completion_ids"),
-        per_token=("token_id",),
-    ),
-    Role(ENTROPY, FLOATS, ("entropies", "rollout_entropy", "old_entropy")),
-    Role(
-        SEQUENCE,
-        LABEL,
-        ("sample_id", "sample_index"),
-        per_token=("rollout_id", "trajectory_id", "request_id"),
-    ),
-    Role(GROUP, LABEL, ("prompt_id", "group_index", "uid")),
-    Role(STEP, NUMBER, ("global_step",)),
-    Role(LAG, NUMBER, ("staleness",)),
+    Role(MASK, FLAGS, "loss_mask loss_masks completion_mask token_loss_mask action_mask", short="mask"),
+    Role(ADVANTAGES, NUMBER_OR_LIST, "advantage"),
+    Role(REWARDS, NUMBER, "reward"),
+    Role(TOKEN_IDS, INTEGERS, "response_token_ids response_ids completion_ids", per_token="token_id"),
+    Role(ENTROPY, FLOATS, "entropies rollout_entropy old_entropy"),
+    Role(SEQUENCE, LABEL, "sample_id sample_index", per_token="rollout_id trajectory_id request_id"),
+    Role(GROUP, LABEL, "prompt_id group_index uid"),
+    Role(STEP, NUMBER, "global_step"),
+    Role(LAG, NUMBER, "staleness"),
     Role(ROLLOUT_VERSION, NUMBER),
     Role(TRAIN_VERSION, NUMBER),
 )
 
 
+# ---------------------------------------------------------------- a row is a sequence or a token
+
+
+@dataclass(frozen=True)
+class Form:
+    """Form of a dump: wide (a row is a sequence, with lists) or long (a row is a token, with numbers).
+
+    Attributes:
+        roles: the roles that its columns can have.
+        long: whether a row is a token.
+    """
+
+    roles: tuple[Role, ...]
+    long: bool = False
+
+    def __reduce__(self) -> str:
+        """Pickle by name, since the lambdas in `Kind` cannot be pickled."""
+        return "LONG" if self.long else "LIST"
+
+    def kind(self, name: str) -> Kind:
+        """Return the type requirement of a role's column."""
+        return next(role.kind for role in self.roles if role.name == name)
+
+
+LIST = Form(ROLES)
+LONG = Form(
+    (
+        *(
+            replace(r, kind=PER_TOKEN.get(r.kind, r.kind), aliases=f"{r.aliases} {r.per_token}")
+            for r in ROLES
+        ),
+        Role(POSITION, INTEGER, "token_position pos t"),
+    ),
+    long=True,
+)
+TOKENS = (*(role.name for role in ROLES if role.kind in PER_TOKEN), POSITION)
+"""Roles with a value per token in the long form."""
+
+
+# ---------------------------------------------------------------- columns → roles
+
+
+def form_of(schema: pa.Schema, overrides: Mapping[str, str]) -> Form:
+    """Determine the form of a file.
+
+    It is the long form if a column that can be the rollout log-probs holds one float per row and no column
+    with a value per token holds lists.
+    """
+    lists = one_float = False
+    for role in LONG.roles:
+        if role.name in TOKENS:
+            given = [overrides[word] for word in (role.name, role.short) if word in overrides]
+            names = [name for name in given or role.names if schema.names.count(name) == 1]
+            types = [schema.field(name).type for name in names]
+            lists = lists or any(map(is_list, types))
+            one_float = one_float or (role.name == ROLLOUT and any(map(is_float, types)))
+    return LONG if one_float and not lists else LIST
+
+
 def resolve(
-    names: Sequence[str], overrides: Mapping[str, str], file: str, roles: Sequence[Role] = ROLES
+    names: Sequence[str], overrides: Mapping[str, str], file: str, form: Form = LIST
 ) -> dict[str, str]:
     """Assign columns to roles: canonical name → the column's name, for the roles found.
 
@@ -259,19 +268,41 @@ def resolve(
         names: the columns of the file.
         overrides: role (canonical or short name) → column.
         file: the file's name, for messages.
-        roles: the roles to assign.
+        form: the form of the file.
 
     Raises:
         DumpError: an invalid override, two candidates for one role, or a missing required column.
     """
-    given = _given(names, overrides, file, roles)
-    free = [name for name in names if name not in given.values()]
-    found = {role.name: given.get(role.name) or _candidate(role, free, file) for role in roles}
-    mapping = {name: column for name, column in found.items() if column is not None}
-    _require(mapping, names, file)
+    mapping = _given(names, overrides, file, form.roles)
+    free = [name for name in names if name not in mapping.values()]
+    for role in form.roles:
+        candidates = [name for name in dict.fromkeys(role.names) if name in free]
+        if role.name in mapping or not candidates:
+            continue
+        if len(candidates) > 1:
+            ways = " or ".join(f"--columns {role.short or role.name}={column}" for column in candidates)
+            raise DumpError(
+                f"{file}: {' and '.join(candidates)} can each be {role.name}", f"say which: {ways}"
+            )
+        mapping[role.name] = candidates[0]
+    there_are = f"the columns are {', '.join(names)}"
+    if ROLLOUT not in mapping:
+        raise DumpError(
+            f"{file}: no column holds {ROLLOUT}", f"name it with --columns rollout=…; {there_are}"
+        )
+    if OLD not in mapping and CURRENT not in mapping:
+        raise DumpError(
+            f"{file}: no column holds {OLD} or {CURRENT}, and one of them is needed",
+            f"name it with --columns old=…; {there_are}",
+        )
     for column in mapping.values():
-        once(column, names, file)
-    return mapping
+        _once(column, names, file)
+    if form.long and SEQUENCE not in mapping:
+        raise DumpError(
+            f"{file}: there is one row per token, and no column holds {SEQUENCE}",
+            f"name it with --columns {SEQUENCE}=…; {there_are}",
+        )
+    return {role.name: mapping[role.name] for role in form.roles if role.name in mapping}
 
 
 def _given(
@@ -282,64 +313,159 @@ def _given(
     for word, column in overrides.items():
         role = words.get(word)
         if role is None:
-            known = ", ".join(words)
             raise DumpError(
                 f"--columns {word}={column}: no part is called {word!r}",
-                did_you_mean(word, list(words)) or f"the parts are {known}",
+                did_you_mean(word, list(words)) or f"the parts are {', '.join(words)}",
             )
         if column in given.values():
             raise DumpError(
                 f"--columns: {column!r} is given two parts", "each part needs a column of its own"
             )
-        given[role.name] = existing(column, names, file)
+        _exists(column, names, file)
+        given[role.name] = column
     return given
 
 
-def existing(column: str, names: Sequence[str], file: str) -> str:
-    """Return the column's name after checking that it is among `names`.
-
-    Raises:
-        DumpError: it is not.
-    """
+def _exists(column: str, names: Sequence[str], file: str) -> None:
     if column not in names:
         near = did_you_mean(column, list(names))
-        raise DumpError(f"{file}: there is no column {column!r}", near or there_are(names))
-    return column
-
-
-def _candidate(role: Role, names: Sequence[str], file: str) -> str | None:
-    candidates = [name for name in dict.fromkeys((role.name, *role.aliases)) if name in names]
-    if len(candidates) > 1:
-        word = role.short or role.name
-        ways = " or ".join(f"--columns {word}={column}" for column in candidates)
-        raise DumpError(f"{file}: {' and '.join(candidates)} can each be {role.name}", f"say which: {ways}")
-    return candidates[0] if candidates else None
-
-
-def _require(mapping: Mapping[str, str], names: Sequence[str], file: str) -> None:
-    if ROLLOUT not in mapping:
         raise DumpError(
-            f"{file}: no column holds {ROLLOUT}", f"name it with --columns rollout=…; {there_are(names)}"
-        )
-    if OLD not in mapping and CURRENT not in mapping:
-        raise DumpError(
-            f"{file}: no column holds {OLD} or {CURRENT}, and one of them is needed",
-            f"name it with --columns old=…; {there_are(names)}",
+            f"{file}: there is no column {column!r}", near or f"the columns are {', '.join(names)}"
         )
 
 
-def once(column: str, names: Sequence[str], file: str) -> None:
-    """Check that column names are unique.
-
-    Raises:
-        DumpError: they do.
-    """
+def _once(column: str, names: Sequence[str], file: str) -> None:
     if names.count(column) > 1:
         raise DumpError(
             f"{file}: two columns are called {column!r}", "write the file again with one of them renamed"
         )
 
 
-def there_are(names: Sequence[str]) -> str:
-    """Return a list of the columns, for a hint."""
-    return f"the columns are {', '.join(names)}"
+# ---------------------------------------------------------------- which columns are read
+
+
+OTHER_COLUMN = "write the column again in that type, or give the part to another column with --columns"
+OTHER_GROUPS = "group by a column with one value per sequence"
+MOST_DESCRIBED = 16
+"""Maximum number of columns without a role that are read for the diagnosis."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The columns to read and their roles.
+
+    Attributes:
+        columns: canonical name → the column's name.
+        extra: group-by columns without a role.
+        form: whether a row is a sequence or a token.
+        described: further small columns, which the diagnosis searches for conspicuous groups.
+        bare: whether batches lack positions, turns and keys.
+    """
+
+    columns: dict[str, str]
+    extra: tuple[str, ...]
+    form: Form = LIST
+    bare: bool = False
+    described: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> list[str]:
+        """All columns to read, without duplicates."""
+        return list(dict.fromkeys((*self.columns.values(), *self.extra, *self.described)))
+
+    @property
+    def labels(self) -> list[str]:
+        """The columns that become labels of sequences, without duplicates."""
+        found = (self.columns[role] for role in SCALARS if role in self.columns)
+        return list(dict.fromkeys((*found, *self.extra)))
+
+    def only(self, roles: Collection[str]) -> Plan:
+        """Return a plan that reads only the columns of some roles."""
+        found = {role: name for role, name in self.columns.items() if role in roles}
+        return replace(self, columns=found, extra=(), described=(), bare=True)
+
+
+def agree(parts: Sequence[Part], overrides: Mapping[str, str], group_by: Sequence[str]) -> Plan:
+    """Return a plan that fits all files.
+
+    Raises:
+        DumpError: a column that is missing, ambiguous or of the wrong type, or two files that differ.
+    """
+    first = parts[0]
+    plan = _plan(first, overrides, group_by)
+    _check_types(first, plan)
+    plan = replace(plan, described=_described(parts, plan))
+    for other in parts[1:]:
+        _check_same(first, other, plan, overrides)
+        _check_types(other, plan)
+    return plan
+
+
+def _plan(part: Part, overrides: Mapping[str, str], group_by: Sequence[str]) -> Plan:
+    form = form_of(part.schema, overrides)
+    mapping = resolve(part.schema.names, overrides, str(part.path), form)
+    versioned = {ROLLOUT_VERSION, TRAIN_VERSION} <= mapping.keys()
+    known = {name for name in SCALARS if name in mapping} | ({LAG} if versioned else set())
+    extra = tuple(name for name in group_by if name not in known)
+    for name in extra:
+        _exists(name, part.schema.names, f"{part.path}: --group-by")
+        _once(name, part.schema.names, str(part.path))
+        if form.long and name in {mapping.get(role) for role in TOKENS}:
+            raise DumpError(f"{part.path}: --group-by: {name!r} holds a value per token", OTHER_GROUPS)
+    return Plan(mapping, extra, form)
+
+
+def _described(parts: Sequence[Part], plan: Plan) -> tuple[str, ...]:
+    """Return small text, integer or boolean columns without a role that all files have with one type."""
+    taken = {*plan.columns.values(), *plan.extra}
+
+    def everywhere(field: pa.Field) -> bool:
+        return all(
+            field.name in part.small
+            and part.schema.names.count(field.name) == 1
+            and part.schema.field(field.name).type == field.type
+            for part in parts
+        )
+
+    found = [
+        field.name
+        for field in parts[0].schema
+        if field.name not in taken and is_described(field.type) and everywhere(field)
+    ]
+    return () if plan.form.long else tuple(found[:MOST_DESCRIBED])
+
+
+def _check_types(part: Part, plan: Plan) -> None:
+    needs = [(name, plan.form.kind(role), OTHER_COLUMN) for role, name in plan.columns.items()]
+    needs += [(name, LABEL, OTHER_GROUPS) for name in plan.extra]
+    for name, kind, hint in needs:
+        dtype = part.schema.field(name).type
+        if not kind.accepts(dtype):
+            raise DumpError(f"{part.path}: column {name!r} holds {dtype}, and {kind.needs} is needed", hint)
+
+
+def _check_same(first: Part, other: Part, plan: Plan, overrides: Mapping[str, str]) -> None:
+    """Refuse a file whose columns differ from the first file's in name or family of types."""
+    there = other.schema.names
+    found = [
+        f"{name!r} is in the first and missing in the second" for name in plan.names if name not in there
+    ]
+    if not found:
+        resolved = resolve(there, overrides, str(other.path), plan.form)
+        found = [
+            f"{name!r} is in the second and missing in the first"
+            for role, name in resolved.items()
+            if plan.columns.get(role) != name
+        ]
+    if not found:
+        types = [(name, first.schema.field(name).type, other.schema.field(name).type) for name in plan.names]
+        found = [
+            f"{name!r} holds {one} in the first and {two} in the second"
+            for name, one, two in types
+            if not _alike(one, two)
+        ]
+    if found:
+        raise DumpError(
+            f"{first.path} and {other.path} differ: column {found[0]}",
+            "read files of one form at a time, or write them alike",
+        )

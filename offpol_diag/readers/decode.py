@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from hashlib import blake2b
 from typing import Any
 from uuid import UUID
 
@@ -17,14 +18,14 @@ import torch
 
 from offpol_diag.batch import Batch
 from offpol_diag.errors import DumpError
-from offpol_diag.readers import columns, keys
-from offpol_diag.readers.keys import starts
-from offpol_diag.readers.schema import Plan
+from offpol_diag.readers import columns
+from offpol_diag.readers.columns import Plan
 
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
+Words = npt.NDArray[np.uint64]
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,11 @@ class Slice:
     def keep(self, good: Flags) -> Slice:
         """Return the rows flagged in `good` [S], without problems."""
         return replace(self, rows=self.rows[good], table=self.table.filter(pa.array(good)), problems=())
+
+
+def starts(lengths: Ints) -> Ints:
+    """Return the start offset of each row, and the end, from lengths: [S] → [S+1] int64."""
+    return np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
 
 
 def cuts(offsets: Ints, tokens: int) -> Iterator[tuple[int, int]]:
@@ -256,13 +262,8 @@ def _duration(column: pa.Array) -> pa.Array:
     return pc.binary_join_element_wise(column.cast(pa.int64()).cast(pa.string()), column.type.unit, " ")
 
 
-def _uuid(column: pa.Array) -> pa.Array:
-    found = column.storage.to_pylist()
-    return pa.array([None if one is None else str(UUID(bytes=one)) for one in found], pa.string())
-
-
-def _fixed_bytes(column: pa.Array) -> pa.Array:
-    return pa.array([None if one is None else _text_or_hex(one) for one in column.to_pylist()], pa.string())
+def _each(column: pa.Array, text: Callable[[bytes], str]) -> pa.Array:
+    return pa.array([None if one is None else text(one) for one in column.to_pylist()], pa.string())
 
 
 def _text_or_hex(value: bytes) -> str:
@@ -280,14 +281,14 @@ def _is_extension(name: str) -> Callable[[pa.DataType], bool]:
 
 REWRITES: tuple[tuple[Callable[[pa.DataType], bool], Callable[[pa.Array], pa.Array]], ...] = (
     (pt.is_dictionary, lambda column: plain(column.dictionary_decode())),
-    (_is_extension("arrow.uuid"), _uuid),
+    (_is_extension("arrow.uuid"), lambda column: _each(column.storage, lambda one: str(UUID(bytes=one)))),
     (_is_extension("arrow.bool8"), lambda column: column.storage.cast(pa.bool_())),
     (lambda dtype: isinstance(dtype, pa.BaseExtensionType), lambda column: plain(column.storage)),
     (pt.is_floating, _without_nan),
     (pt.is_timestamp, _timestamp),
     (pt.is_time, _time),
     (pt.is_duration, _duration),
-    (pt.is_fixed_size_binary, _fixed_bytes),
+    (pt.is_fixed_size_binary, lambda column: _each(column, _text_or_hex)),
     (lambda dtype: pt.is_temporal(dtype) or pt.is_decimal(dtype), lambda column: column.cast(pa.string())),
 )
 """Test of a label's type → function that rewrites the column."""
@@ -315,9 +316,11 @@ def labels(piece: Slice, plan: Plan) -> dict[str, list[object]]:
 
 
 def _listed(piece: Slice, name: str) -> list[Any]:
+    """Return a column's values; bytes are decoded as text, since some writers store text as bytes."""
     column = piece.table.column(name)
     try:
-        return [*map(_text, column.to_pylist())] if columns.is_bytes(column.type) else column.to_pylist()
+        values: list[Any] = column.to_pylist()
+        return [v.decode() if isinstance(v, bytes) else v for v in values]
     except UnicodeDecodeError as error:
         raise DumpError(
             f"{piece.place(_first_undecodable(column))}, column {name!r}: the text is not UTF-8",
@@ -333,15 +336,12 @@ def _described(piece: Slice, name: str) -> list[Any]:
         return [None] * len(piece.rows)
 
 
-def _text(value: Any) -> Any:
-    """Return the value, with bytes decoded as text: some writers store text as bytes."""
-    return value.decode() if isinstance(value, bytes) else value
-
-
 def _first_undecodable(column: pa.Array) -> int:
-    for index in range(len(column)):
+    for index, value in enumerate(column):
         try:
-            _text(column[index].as_py())
+            found = value.as_py()
+            if isinstance(found, bytes):
+                found.decode()
         except UnicodeDecodeError:
             return index
     return 0
@@ -432,10 +432,62 @@ def _positions(rows: Rows, lengths: Ints) -> tuple[Ints, Ints]:
     return token, np.flatnonzero(run_begins)
 
 
+# ---------------------------------------------------------------- keys
+# A 64-bit key per sequence identifies its unit of the bootstrap. It depends on the sequence's group id, or
+# on its contents, never on its position in the dump, so that splitting or reordering files changes no key.
+
+
 def _keys(piece: Slice, plan: Plan, rollout: Array, position: Ints, lengths: Ints) -> Ints:
     def contents() -> Ints:
-        return keys.of_contents(rollout, position, lengths)
+        return keys_of_contents(rollout, position, lengths)
 
     if columns.GROUP not in plan.columns:
         return contents()
-    return keys.of_groups(piece.table.column(plan.columns[columns.GROUP]), contents)
+    return keys_of_groups(piece.table.column(plan.columns[columns.GROUP]), contents)
+
+
+def mix(x: Words) -> Words:
+    """Hash 64-bit words bijectively, [N] → [N] (splitmix64, Steele et al. 2014)."""
+    x = x + np.uint64(0x9E3779B97F4A7C15)  # arrays of words wrap around without a warning
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        x ^= x >> np.uint64(shift)
+        x *= np.uint64(factor)
+    x ^= x >> np.uint64(31)
+    return x
+
+
+def keys_of_groups(ids: pa.Array, contents: Callable[[], Ints]) -> Ints:
+    """Return keys from group ids, [S] → [S] int64; null ids take theirs from `contents()` [S]."""
+    encoded = ids if pt.is_dictionary(ids.type) else ids.dictionary_encode()
+    uniques = _of_labels(encoded.dictionary) if len(encoded.dictionary) else np.zeros(1, np.uint64)
+    codes = encoded.indices.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+    found = mix(uniques)[codes].view(np.int64)
+    null = encoded.is_null().to_numpy(zero_copy_only=False)
+    return np.where(null, contents(), found) if null.any() else found
+
+
+def _of_labels(values: pa.Array) -> Words:
+    """Apply `_of_label` to each value, [N]; vectorised for integers."""
+    if pt.is_integer(values.type) and not values.null_count:
+        words: Words = values.to_numpy().astype(np.uint64)
+        return words
+    return np.array([_of_label(value) for value in values.to_pylist()], dtype=np.uint64)
+
+
+def _of_label(value: Any) -> int:
+    """Return a 64-bit word for a group id; integers map to themselves, so that 3 and 3.0 agree."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, int):
+        return value % 2**64
+    text = value if isinstance(value, bytes) else str(value).encode()
+    return int.from_bytes(blake2b(text, digest_size=8).digest(), "little")
+
+
+def keys_of_contents(rollout: Floats, position: Ints, lengths: Ints) -> Ints:
+    """Return keys from contents: unmasked log-probs [T], their positions [T] and lengths [S] → [S] int64."""
+    bits = (rollout + 0.0).view(np.uint64)  # + 0.0: -0.0 and 0.0 are one number
+    words = mix(bits ^ mix(position.astype(np.uint64)))
+    sums = np.concatenate((np.zeros(1, np.uint64), np.cumsum(words, dtype=np.uint64)))  # modulo 2⁶⁴
+    ends = starts(lengths)
+    return mix(sums[ends[1:]] - sums[ends[:-1]]).view(np.int64)

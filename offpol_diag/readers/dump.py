@@ -16,12 +16,10 @@ from offpol_diag.batch import Batch
 from offpol_diag.engine import segments
 from offpol_diag.errors import DumpError
 from offpol_diag.readers.checks import Count, Signs, Skipped, good_rows
-from offpol_diag.readers.columns import MASK, ROLLOUT, is_padded
+from offpol_diag.readers.columns import MASK, ROLLOUT, Plan, agree, is_padded
 from offpol_diag.readers.decode import Slice, pack
 from offpol_diag.readers.long import gathered
-from offpol_diag.readers.parquet import Part, describe, merged
-from offpol_diag.readers.rowgroups import Cursor, slices, tokens_in
-from offpol_diag.readers.schema import Plan, agree
+from offpol_diag.readers.parquet import Cursor, Part, describe, merged, slices, tokens_in
 from offpol_diag.readers.sources import find
 
 Progress = Callable[[int], None]

@@ -24,11 +24,9 @@ import pyarrow.types as pt
 from offpol_diag.errors import DumpError
 from offpol_diag.readers import columns
 from offpol_diag.readers.checks import SKIP
-from offpol_diag.readers.decode import Ints, Problem, Slice, cuts, dense
-from offpol_diag.readers.keys import starts
-from offpol_diag.readers.parquet import Part
-from offpol_diag.readers.rowgroups import tables
-from offpol_diag.readers.schema import TOKENS, Plan
+from offpol_diag.readers.columns import TOKENS, Plan
+from offpol_diag.readers.decode import Ints, Problem, Slice, cuts, dense, starts
+from offpol_diag.readers.parquet import Part, tables
 
 FAR = 4_000_000
 """Rows of others between two rows of a sequence, at most: four row groups of a million."""

@@ -1,18 +1,33 @@
-"""Open Parquet files, read their footers, and explain failures."""
+"""Read Parquet: footers, and row groups as tables of whole rows; explain failures.
+
+Before memory is taken for a column, the sizes that it declares are checked. A page says how large it will be
+when it is decompressed, and how many values it holds; a few damaged bytes can claim gigabytes. What pages say
+must agree with the footer, and with the bytes that are there. A column that is the same throughout compresses
+ten thousandfold, so no usual ratio is required, only agreement.
+"""
 
 from __future__ import annotations
 
+import io
 import json
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
+from itertools import chain
+from typing import Any, BinaryIO
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from offpol_diag.errors import DumpError
-from offpol_diag.readers.remote import Location, explained, outage
-from offpol_diag.readers.sources import File
+from offpol_diag.readers.columns import ROLLOUT, Plan
+from offpol_diag.readers.decode import Slice, cuts, plain, starts
+from offpol_diag.readers.remote import OTHER, outage
+from offpol_diag.readers.sources import File, Location
 
 PROVENANCE = b"offpol_diag"
 MAGIC = b"PAR1"
@@ -31,6 +46,9 @@ READ_ERRORS = (pa.ArrowException, OSError, ValueError)
 """Exceptions that pyarrow raises on damaged files, OSError from codecs and ValueError from text included."""
 
 
+# ---------------------------------------------------------------- footers
+
+
 @dataclass(frozen=True)
 class Part:
     """One file of a dump, as described by its footer.
@@ -41,7 +59,7 @@ class Part:
         partitions: partition column → value.
         group_rows: rows of each row group.
         group_bytes: bytes of each row group before compression, as the footer says.
-        bytes: size of the file.
+        state: the file's `Location.state` when it was opened; its size comes first.
         provenance: the JSON object under `PROVENANCE` in its metadata.
         small: its flat columns of at most `SMALL` bytes a row, those from hive partitions among them.
         span: the row groups that are read, as (begin, end); None for all.
@@ -53,11 +71,16 @@ class Part:
     partitions: dict[str, pa.Scalar]
     group_rows: tuple[int, ...]
     group_bytes: tuple[int, ...]
-    bytes: int
+    state: tuple[Any, ...]
     provenance: dict[str, object]
     small: frozenset[str] = frozenset()
     span: tuple[int, int] | None = None
     between: tuple[int, int] | None = None
+
+    @property
+    def bytes(self) -> int:
+        """Size of the file."""
+        return int(self.state[0])
 
     @property
     def groups(self) -> range:
@@ -77,10 +100,9 @@ def open_parquet(path: Location) -> pq.ParquetFile:
 
     For a remote file only the footer is fetched; columns are fetched when they are read.
     """
-    if not path.remote:
-        return pq.ParquetFile(
-            path.path, page_checksum_verification=True, pre_buffer=False, buffer_size=BUFFER
-        )
+    if not path.store:  # by its bytes: a name may look like a URI, or not be UTF-8
+        stream = pa.OSFile(os.fsencode(path.path))
+        return pq.ParquetFile(stream, page_checksum_verification=True, pre_buffer=False, buffer_size=BUFFER)
     stream = path.open()
     metadata = pq.read_metadata(stream)
     sizes = [metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups)]
@@ -95,16 +117,29 @@ def open_parquet(path: Location) -> pq.ParquetFile:
     return found
 
 
-def open_again(path: Location) -> pq.ParquetFile:
-    """Reopen a file.
+def open_again(part: Part) -> pq.ParquetFile:
+    """Reopen a file of the dump.
 
     Raises:
-        DumpError: the file can no longer be opened.
+        DumpError: the file can no longer be opened, or was replaced.
     """
     try:
-        return open_parquet(path)
+        found = open_parquet(part.path)
+        _unchanged(part)
     except READ_ERRORS as error:
-        raise _unreadable(path, error) from error
+        raise _unreadable(part.path, error) from error
+    return found
+
+
+def _unchanged(part: Part) -> None:
+    """Check that a file is still the one that was opened first: rows of two files must not mix."""
+    state, now = part.state, part.path.state()
+    elsewhere = len(state) > 2 and state[-1] != now[-1]  # on another machine
+    if state[0] != now[0] or (state != now and not elsewhere):
+        raise DumpError(
+            f"{part.path}: the file was changed while it was read",
+            "wait until its writer has ended, or read a copy; then read again",
+        )
 
 
 def chunk_of(parquet: pq.ParquetFile, group: int, leaf: int) -> pq.ColumnChunkMetaData:
@@ -131,8 +166,10 @@ def describe(files: Sequence[File]) -> list[Part]:
     Raises:
         DumpError: a file that is not Parquet, is damaged, or cannot be opened.
     """
-    numeric = _integer_keys(files)
-    if not any(file.path.remote for file in files):
+    pairs = [(key, text) for file in files for key, text in file.partitions.items()]
+    words = {key for key, text in pairs if text is not None and not _is_integer(text)}
+    numeric = frozenset(key for key, _ in pairs) - words
+    if not any(file.path.store for file in files):
         return [_describe(file, numeric) for file in files]
     pool = ThreadPoolExecutor(FOOTERS_AT_ONCE, "offpol-diag-footers")
     try:
@@ -142,22 +179,29 @@ def describe(files: Sequence[File]) -> list[Part]:
 
 
 def _describe(file: File, numeric: frozenset[str]) -> Part:
+    """Read a footer; partition columns in `numeric` hold integers, the others text."""
     try:
         partitions = {key: _value(text, key in numeric) for key, text in file.partitions.items()}
+        state = file.path.state()
         with open_parquet(file.path) as parquet:
             schema, metadata = parquet.schema_arrow, parquet.metadata
             groups = [metadata.row_group(at) for at in range(metadata.num_row_groups)]
             group_rows = tuple(group.num_rows for group in groups)
             group_bytes = tuple(group.total_byte_size for group in groups)
             provenance = _provenance((metadata.metadata or {}).get(PROVENANCE, b"{}"))
-            size = file.path.size()
             small = _small(groups) | partitions.keys()
     except READ_ERRORS as error:
         raise _unreadable(file.path, error) from error
     partitions = {key: value for key, value in partitions.items() if key not in schema.names}
     for key, value in partitions.items():
         schema = schema.append(pa.field(key, value.type))
-    return Part(file.path, schema, partitions, group_rows, group_bytes, size, provenance, small)
+    return Part(file.path, schema, partitions, group_rows, group_bytes, state, provenance, small)
+
+
+def _value(text: str | None, numeric: bool) -> pa.Scalar:
+    if numeric:
+        return pa.scalar(None if text is None else int(text), pa.int64())
+    return pa.scalar(text, pa.string())
 
 
 def _small(groups: Sequence[pq.RowGroupMetaData]) -> frozenset[str]:
@@ -171,24 +215,11 @@ def _small(groups: Sequence[pq.RowGroupMetaData]) -> frozenset[str]:
     return frozenset(name for name, size in sizes.items() if size <= SMALL * max(rows, 64))
 
 
-def _integer_keys(files: Iterable[File]) -> frozenset[str]:
-    """Return partition keys whose values are all 64-bit integers."""
-    pairs = [(key, text) for file in files for key, text in file.partitions.items()]
-    words = {key for key, text in pairs if text is not None and not _is_integer(text)}
-    return frozenset(key for key, _ in pairs) - words
-
-
 def _is_integer(text: str) -> bool:
     """Return whether text is a 64-bit integer."""
     if not text.removeprefix("-").isdecimal() or len(text) > MOST_DIGITS:
         return False
     return -(2**63) <= int(text) < 2**63
-
-
-def _value(text: str | None, numeric: bool) -> pa.Scalar:
-    if numeric:
-        return pa.scalar(None if text is None else int(text), pa.int64())
-    return pa.scalar(text, pa.string())
 
 
 def _provenance(text: bytes) -> dict[str, object]:
@@ -216,10 +247,8 @@ def merged(provenances: Iterable[dict[str, object]]) -> dict[str, object]:
 
 def _unreadable(path: Location, error: Exception) -> DumpError:
     """Explain why a file cannot be opened, from its first and last bytes."""
-    if isinstance(error, UnicodeEncodeError):
-        return DumpError(f"{path}: the path is not UTF-8", "rename the file and its directories")
-    if outage(path, error):
-        return explained(path, error)
+    if lost := outage(path, error):
+        return DumpError(f"{path}: {lost[0]}", lost[1])
     try:
         with path.open() as stream:
             head = stream.read(4)
@@ -227,20 +256,17 @@ def _unreadable(path: Location, error: Exception) -> DumpError:
             stream.seek(max(stream.tell() - 4, 0))
             tail = stream.read(4)
     except OSError as failure:
-        if path.remote:
-            return explained(path, failure)
-        return DumpError(
-            f"{path}: cannot be opened ({failure.strerror})", "check that it exists and may be read"
-        )
+        what, hint = f"cannot be opened ({failure.strerror})", "check that it exists and may be read"
+        if path.store:
+            what, hint = outage(path, failure) or (OTHER.message.replace("{words}", str(failure)), OTHER.hint)
+        return DumpError(f"{path}: {what}", hint)
     if not head:
         what, hint = "the file is empty (0 bytes)", "its writer did not finish; dump again"
     elif head != MAGIC:
         what, hint = "not a Parquet file", "dumps are Parquet; other forms need converting first"
     elif tail != MAGIC:
-        what, hint = (
-            "the file is truncated: its Parquet footer is missing",
-            "copy it again; or its writer died",
-        )
+        what = "the file is truncated: its Parquet footer is missing"
+        hint = "copy it again; or its writer died"
     else:
         what = f"the Parquet footer is corrupt ({first_line(error)})"
         hint = "copy or dump the file again"
@@ -250,3 +276,367 @@ def _unreadable(path: Location, error: Exception) -> DumpError:
 def first_line(error: Exception) -> str:
     """Return the first line of an error message, or the name of the error's type."""
     return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+# ---------------------------------------------------------------- sizes that a column declares
+
+RATIOS = {"UNCOMPRESSED": 1, "SNAPPY": 24, "LZ4": 256, "LZ4_RAW": 256, "GZIP": 1_040, "ZSTD": 33_000}
+"""Maximum compression ratio of each codec; unlimited for codecs not listed."""
+SLACK = 64 << 20
+"""Bytes by which pages may exceed the footer's size, since some writers count differently."""
+LONGEST = 1 << 24
+"""Mean values per row that are accepted whatever the compressed size."""
+PER_BYTE = 64
+"""Values per compressed byte that are accepted beyond `LONGEST` values per row."""
+WINDOWS = (1 << 10, 1 << 16, 1 << 24)
+"""Bytes read for a page header, tried in turn until the header is complete."""
+FRAME = 1 << 10
+"""Bytes by which a page may exceed its maximum ratio, for the codec's fixed overhead."""
+DATA, INDEX, DICTIONARY, DATA_V2 = range(4)
+DETAILS = {DATA: 5, DICTIONARY: 7, DATA_V2: 8}
+"""Kind of page → field of its header that holds the number of values."""
+
+
+class Implausible(ValueError):
+    """A column declares an impossible size."""
+
+
+def check_sizes(chunk: pq.ColumnChunkMetaData, rows: int, size: int, stream: BinaryIO | None) -> None:
+    """Check the sizes declared by a column of a row group.
+
+    Args:
+        chunk: its metadata in the footer.
+        rows: rows of the row group.
+        size: bytes of the file.
+        stream: the file, to check page headers too; None to check the footer only.
+
+    Raises:
+        Implausible: a size is impossible.
+    """
+    if not chunk.num_values:
+        return  # nothing is read, and writers say of no page where it is
+    data, dictionary = chunk.data_page_offset, chunk.dictionary_page_offset
+    begin = int(dictionary if dictionary and 0 < dictionary < data else data)
+    end = begin + chunk.total_compressed_size
+    if not 0 < begin <= end <= size:
+        raise Implausible(f"it lies at bytes {begin} to {end} of a file of {size}")
+    values, backed = chunk.num_values, PER_BYTE * chunk.total_compressed_size
+    if values < 0 or values > max(LONGEST * rows, backed):
+        raise Implausible(f"{values} values in {rows} rows and {chunk.total_compressed_size} bytes")
+    if stream is not None:
+        _check_pages(chunk, stream, begin, end)
+
+
+def _check_pages(chunk: pq.ColumnChunkMetaData, stream: BinaryIO, at: int, end: int) -> None:
+    """Check the pages in order, until all values are accounted for."""
+    most = 2 * chunk.total_uncompressed_size + SLACK
+    values = size = 0
+    while values < chunk.num_values and at < end:
+        header, at = _header(stream, at, end)
+        kind, large, small, count = _page(header, chunk.compression)
+        at, size = at + small, size + large
+        if at > end or size > most:
+            raise Implausible(f"its pages claim {size} bytes, and the footer {most - SLACK >> 1}")
+        values += 0 if kind in (INDEX, DICTIONARY) else count
+    if values != chunk.num_values:
+        raise Implausible(f"its pages claim {values} values, and the footer {chunk.num_values}")
+
+
+def _page(header: Struct, codec: str) -> tuple[int, int, int, int]:
+    """Return a page's kind, uncompressed and compressed bytes and values, after checking that they can be."""
+    held: Any = next(
+        (header[at] for page, at in DETAILS.items() if page == header.get(1) and at in header), {}
+    )
+    sizes: list[Any] = [header.get(1), header.get(2), header.get(3)]
+    sizes.append(held.get(1, 0) if isinstance(held, dict) else None)
+    if not all(isinstance(size, int) and size >= 0 for size in sizes):
+        raise Implausible("the header of a page is damaged")
+    kind, large, small, values = sizes
+    if codec in RATIOS and large > RATIOS[codec] * small + FRAME:
+        raise Implausible(f"a page of {small} bytes claims {large} by {codec.lower()}")
+    if kind == DICTIONARY and values > large:
+        raise Implausible(f"a dictionary of {large} bytes claims {values} values")
+    return kind, large, small, values
+
+
+def _header(stream: BinaryIO, at: int, end: int) -> tuple[Struct, int]:
+    """Read a page header; return it with the offset of the page's data."""
+    for window in WINDOWS:
+        stream.seek(at, io.SEEK_SET)
+        data = stream.read(min(window, end - at))
+        try:
+            header, size = struct(data)
+        except IndexError:
+            continue
+        except ValueError as error:
+            raise Implausible(f"the page header at byte {at} is damaged ({error})") from error
+        return header, at + size
+    raise Implausible(f"the page header at byte {at} does not end")
+
+
+Struct = dict[int, Any]
+"""The fields of a Thrift struct by their numbers."""
+TRUE, FALSE, BYTE, I16, I32, I64, DOUBLE, BINARY, LIST, SET, MAP, STRUCT = range(1, 13)
+DEEPEST = 16
+"""Maximum nesting of structs; Parquet's own headers need five levels."""
+
+
+def struct(data: bytes) -> tuple[Struct, int]:
+    """Parse a struct in Thrift's compact protocol; return it with its length in bytes.
+
+    Text and floats become None; maps, which no header has, are refused.
+
+    Raises:
+        IndexError: the data end within the struct.
+        ValueError: the data are no struct.
+    """
+    at = 0
+
+    def unsigned() -> int:
+        nonlocal at
+        found = shift = 0
+        while True:
+            byte, at = data[at], at + 1
+            found |= (byte & 127) << shift
+            if byte < 128:
+                return found
+            shift += 7
+            if shift > 63:
+                raise ValueError("an integer has more than 64 bits")
+
+    def integer() -> int:
+        found = unsigned()
+        return (found >> 1) ^ -(found & 1)
+
+    def value(kind: int, depth: int) -> Any:
+        nonlocal at
+        if kind in (I16, I32, I64):
+            return integer()
+        if kind in (TRUE, FALSE, BYTE):
+            at += 1
+            return data[at - 1]
+        if kind in (DOUBLE, BINARY):
+            size = 8 if kind == DOUBLE else unsigned()
+            at += size
+            if at > len(data):
+                raise IndexError("the data end within a value")
+            return None
+        if kind in (LIST, SET):
+            head, at = data[at], at + 1
+            size = head >> 4 if head >> 4 < 15 else unsigned()
+            return [value(head & 15, depth) for _ in range(size)]
+        if kind == STRUCT:
+            return fields(depth + 1)
+        raise ValueError(f"there is no type {kind} in a header")
+
+    def fields(depth: int) -> Struct:
+        nonlocal at
+        if depth > DEEPEST:
+            raise ValueError("structs are nested too deeply")
+        found: Struct = {}
+        number = 0
+        while True:
+            head, at = data[at], at + 1
+            if not head:
+                return found
+            kind = head & 15
+            number = number + (head >> 4) if head >> 4 else integer()
+            found[number] = kind == TRUE if kind in (TRUE, FALSE) else value(kind, depth)
+
+    return fields(0), at
+
+
+# ---------------------------------------------------------------- row groups as tables
+
+Located = tuple[int, int, pa.RecordBatch]
+"""Number of a row group, number of the first row in the file, and a table of rows."""
+Rows = Iterator[tuple[int, pa.RecordBatch]]
+"""Tables, each with the number of its first row within the row group."""
+
+
+class Cursor:
+    """Reader of row ranges in a row group that keeps the file open where the previous range ended.
+
+    Rows in the middle of a row group are reached only by decoding all rows before them. Ranges in ascending
+    order, with gaps or without, decode the row group only once. A pickled copy is closed.
+    """
+
+    def __init__(self) -> None:
+        self._key: Hashable = None
+        self._tables: Rows = iter(())
+        self._at = 0
+
+    def __reduce__(self) -> tuple[type[Cursor], tuple[()]]:
+        return Cursor, ()
+
+    def rows(self, key: Hashable, begin: int, end: int, opened: Callable[[], Rows]) -> Rows:
+        """Yield the rows `begin` to `end` − 1 of the row group `key`, which `opened` reads from its start."""
+        if key != self._key or begin < self._at:
+            self._tables, self._at = opened(), 0
+        self._key = None  # until the range is read without an error
+        while self._at < end:
+            first, table = next(self._tables)
+            low, high = max(begin - first, 0), min(end - first, table.num_rows)
+            self._at = first + high
+            if high < table.num_rows:
+                self._tables = chain([(first + high, table.slice(high))], self._tables)
+            if low < high:
+                yield first + low, table.slice(low, high - low)
+        self._key = key
+
+
+def slices(part: Part, plan: Plan, before: int, most: Mapping[int, int], cursor: Cursor) -> Iterator[Slice]:
+    """Yield the rows of a file in slices of at most `most` tokens, or of one row.
+
+    Args:
+        part: the file.
+        plan: the columns to read.
+        before: rows in the files before this one.
+        most: row group → tokens per slice, masked ones included.
+        cursor: keeps a partly read row group open.
+
+    Raises:
+        DumpError: data that cannot be read.
+    """
+    if part.between is None:
+        found = tables(part, plan, most)
+    else:
+        group = part.groups.start
+
+        def opened() -> Rows:
+            with open_again(part) as parquet:
+                yield from _read(parquet, part, group, plan, most[group])
+
+        rows = cursor.rows((part.path, group), *part.between, opened)
+        found = _placed(part, group, plan, rows)
+    for group, first, table in _filled(found, plan.columns[ROLLOUT], most):
+        yield Slice(str(part.path), group, np.arange(first, first + table.num_rows), before, table)
+
+
+def tables(part: Part, plan: Plan, most: Mapping[int, int]) -> Iterator[Located]:
+    """Yield the rows of whole row groups, in tables of about `most` tokens."""
+    with open_again(part) as parquet:
+        for group in part.groups:
+            yield from _placed(part, group, plan, _read(parquet, part, group, plan, most[group]))
+
+
+def tokens_in(part: Part, group: int, plan: Plan) -> int:
+    """Return a row group's tokens from the footer, masked ones included; an empty list counts as one.
+
+    Raises:
+        DumpError: the file can no longer be opened, or the column is damaged.
+    """
+    if plan.form.long:
+        return part.group_rows[group]
+    name = plan.columns[ROLLOUT]
+    with open_again(part) as parquet:
+        try:
+            return _checked(parquet, part, group, [name])[name]
+        except READ_ERRORS as error:
+            raise _corrupt(part, group, 0, [name], error) from error
+
+
+def _filled(found: Iterator[Located], name: str, most: Mapping[int, int]) -> Iterator[Located]:
+    """Regroup rows into tables of at most `most` tokens, by the lists in column `name`, or of one row.
+
+    Tables may span several input tables, so that few batches have to be joined.
+    """
+    held: Located | None = None
+    try:
+        for group, first, table in found:
+            if not table.num_rows:
+                continue
+            if held and held[0] != group:
+                yield held
+                held = None
+            joined = pa.Table.from_batches([held[2], table] if held else [table])
+            first = held[1] if held else first
+            lengths = pc.list_value_length(joined.column(name)).fill_null(0).to_numpy()
+            *full, held = (
+                (group, first + begin, joined.slice(begin, end - begin).combine_chunks().to_batches()[0])
+                for begin, end in cuts(starts(lengths), most[group])
+            )
+            yield from full
+    except DumpError:
+        if held:
+            yield held  # rows read before the error come first, since errors in them take precedence
+        raise
+    if held:
+        yield held
+
+
+def _placed(part: Part, group: int, plan: Plan, found: Rows) -> Iterator[Located]:
+    """Add the columns of hive partitions, and rewrite labels as plain values."""
+    first = sum(part.group_rows[:group])
+    for done, table in found:
+        for key, value in part.partitions.items():
+            table = table.append_column(key, pa.repeat(value, table.num_rows))
+        for name in plan.labels:
+            at = table.schema.get_field_index(name)
+            table = table.set_column(at, name, plain(table.column(at)))
+        yield group, first + done, table
+
+
+def _read(parquet: pq.ParquetFile, part: Part, group: int, plan: Plan, tokens: int) -> Rows:
+    """Yield one row group in tables, each with the number of its first row."""
+    names = [name for name in plan.names if name not in part.partitions]
+    done = 0
+    try:
+        values = _checked(parquet, part, group, names)[plan.columns[ROLLOUT]]
+        rows = max(1, tokens * part.group_rows[group] // max(values, 1))
+        for table in parquet.iter_batches(rows, row_groups=[group], columns=names):
+            if not part.path.store:
+                _unchanged(part)
+            yield done, table
+            done += table.num_rows
+    except READ_ERRORS as error:
+        raise _corrupt(part, group, done, names, error) from error
+    if done != part.group_rows[group]:
+        raise _corrupt(part, group, done, names, EOFError("not the rows its footer had"))
+
+
+def _checked(parquet: pq.ParquetFile, part: Part, group: int, names: list[str]) -> dict[str, int]:
+    """Check the declared sizes of columns in a row group; return each column's number of values.
+
+    For remote files, where each page header costs a request, only the first column's pages are checked.
+
+    Raises:
+        Exception: one of `READ_ERRORS`.
+    """
+    paths = [parquet.schema.column(i).path for i in range(len(parquet.schema))]
+    remote, found = part.path.store, dict[str, int]()
+    with nullcontext() if remote else part.path.open() as stream:
+        for name in names[:1] if remote else names:
+            for leaf, path in enumerate(paths):
+                if f"{path}.".startswith(f"{name}."):
+                    chunk = chunk_of(parquet, group, leaf)
+                    check_sizes(chunk, part.group_rows[group], part.bytes, stream)
+                    found.setdefault(name, int(chunk.num_values))
+    return found
+
+
+def _corrupt(part: Part, group: int, done: int, names: list[str], error: Exception) -> DumpError:
+    """Return the error of a row group that cannot be read; raise it if the file was changed meanwhile."""
+    first = sum(part.group_rows[:group]) + done
+    where = f"{part.path}, row group {group}, from row {first} on"
+    with suppress(*READ_ERRORS):
+        _unchanged(part)
+    if lost := outage(part.path, error):
+        return DumpError(f"{where}: {lost[0]}", lost[1])
+    culprits = ", ".join(repr(name) for name in names if not _reads(part, group, name)) or "unknown"
+    return DumpError(
+        f"{where}, column {culprits}: the data cannot be read ({first_line(error)})",
+        "the file is damaged: copy it again and compare sizes; if the error stays, dump again",
+    )
+
+
+def _reads(part: Part, group: int, name: str) -> bool:
+    """Return whether a column of a row group can be read."""
+    try:
+        with open_parquet(part.path) as parquet:
+            _checked(parquet, part, group, [name])
+            for _ in parquet.iter_batches(1024, row_groups=[group], columns=[name]):
+                pass
+    except READ_ERRORS:
+        return False
+    return True

@@ -1,4 +1,4 @@
-"""Access files on local disk and in object stores, and explain failures.
+"""Read files and directories behind URLs, and explain failures.
 
 Schemes with an Arrow filesystem are rows of `SCHEMES`; other schemes use fsspec, with byte-range requests and
 retries. `ACCESS` holds login hints by scheme, `CAUSES` the known failures and their remedies.
@@ -11,19 +11,20 @@ import os
 import re
 from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import Future, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from fnmatch import fnmatchcase
 from functools import lru_cache
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from threading import Thread
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 from pyarrow import fs
 
 from offpol_diag.errors import DumpError, OffpolError, did_you_mean
-from offpol_diag.readers.urls import Url, cleaned, split
+from offpol_diag.readers.sources import NO_GLOB, WILDCARDS, Location, Url, clean, cleaned, hidden, split
 
 T = TypeVar("T")
 Options = dict[str, str]
@@ -42,7 +43,7 @@ RANGE = 8 << 20
 """Bytes per request, small enough for slow connections to finish within `SECONDS`."""
 
 
-# ---------------------------------------------------------------- places
+# ---------------------------------------------------------------- stores
 
 
 @dataclass(frozen=True)
@@ -71,64 +72,6 @@ def _opened(store: Store) -> fs.FileSystem:
 
 
 @dataclass(frozen=True)
-class Location:
-    """A file or a directory.
-
-    Attributes:
-        store: its filesystem; None for local disk.
-        path: its path in that filesystem.
-        shown: the name used in messages and reports, without secrets.
-    """
-
-    store: Store | None
-    path: str = field(repr=False)
-    shown: str
-
-    @classmethod
-    def local(cls, path: Path | str, shown: str = "") -> Location:
-        """Return a local location, shown as its path by default."""
-        return cls(None, str(path), shown or str(path))
-
-    def __str__(self) -> str:
-        return self.shown
-
-    @property
-    def remote(self) -> bool:
-        """True if reading may use the network."""
-        return self.store is not None
-
-    @property
-    def filesystem(self) -> fs.FileSystem:
-        """The filesystem it is in."""
-        return self.store.filesystem if self.store else fs.LocalFileSystem()
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        """Path components as shown, by which files are sorted."""
-        return (PurePosixPath if self.store else Path)(self.shown).parts
-
-    def open(self) -> pa.NativeFile | BinaryIO:
-        """Open it for reading bytes."""
-        return self.filesystem.open_input_file(self.path) if self.store else Path(self.path).open("rb")
-
-    def size(self) -> int:
-        """Return the size of the file in bytes."""
-        return int(
-            self.filesystem.get_file_info(self.path).size if self.store else Path(self.path).stat().st_size
-        )
-
-    def at(self, path: str) -> Location:
-        """Return another location in the same store, by its path."""
-        base = self.path.rstrip("/")
-        if base and path.startswith(base):
-            return Location(self.store, path, self.shown.rstrip("/") + path[len(base) :])
-        return Location(self.store, path, f"{self.store.scheme if self.store else ''}://{path.lstrip('/')}")
-
-
-# ---------------------------------------------------------------- schemes of Arrow
-
-
-@dataclass(frozen=True)
 class Scheme:
     """Access to URLs of one scheme.
 
@@ -139,7 +82,7 @@ class Scheme:
         endpoint: environment variables that name the server where the URL does not.
     """
 
-    opens: Callable[[tuple[tuple[str, str], ...]], fs.FileSystem]
+    opens: Callable[[Options], fs.FileSystem]
     options: tuple[str, ...]
     path: Callable[[Url], str]
     endpoint: tuple[str, ...] = ()
@@ -167,13 +110,21 @@ def locate(source: str) -> Location:
     endpoint = next(filter(None, map(os.environ.get, scheme.endpoint)), None)
     if endpoint:  # stored in the options, so that other processes use the same server
         options.setdefault("endpoint_override", endpoint)
-    options |= {"user": url.user, "secret": url.secret, "place": url.bucket, "scheme_": url.scheme}
-    store = Store(url.scheme, scheme.opens, tuple(sorted(options.items())))
+    options |= {
+        "user": url.user,
+        "secret": url.secret,
+        "place": url.place.partition("/")[0],
+        "scheme_": url.scheme,
+    }
+    store = Store(url.scheme, _by_options, (url.scheme, tuple(sorted(options.items()))))
     return Location(store, scheme.path(url), url.shown.rstrip("/"))
 
 
-def _s3(options: tuple[tuple[str, str], ...]) -> fs.FileSystem:
-    given = dict(options)
+def _by_options(how: tuple[str, tuple[tuple[str, str], ...]]) -> fs.FileSystem:
+    return SCHEMES[how[0]].opens(dict(how[1]))
+
+
+def _s3(given: Options) -> fs.FileSystem:
     endpoint, anonymous = _endpoint(given), _flag(given, "anonymous")
     login = {"access_key": given["user"], "secret_key": given["secret"]} if given["secret"] else {}
     return fs.S3FileSystem(
@@ -190,8 +141,7 @@ def _s3(options: tuple[tuple[str, str], ...]) -> fs.FileSystem:
     )
 
 
-def _gcs(options: tuple[tuple[str, str], ...]) -> fs.FileSystem:
-    given = dict(options)
+def _gcs(given: Options) -> fs.FileSystem:
     return fs.GcsFileSystem(
         anonymous=_flag(given, "anonymous") or given["user"] == "anonymous",
         project_id=given.get("project_id"),
@@ -200,9 +150,8 @@ def _gcs(options: tuple[tuple[str, str], ...]) -> fs.FileSystem:
     )
 
 
-def _by_uri(options: tuple[tuple[str, str], ...]) -> fs.FileSystem:
+def _by_uri(given: Options) -> fs.FileSystem:
     """Open a filesystem that Arrow creates from a URI."""
-    given = dict(options)
     user, secret = given["user"], given["secret"]
     login = f"{user}:{secret}@" if secret else f"{user}@" * bool(user)
     return fs.FileSystem.from_uri(f"{given['scheme_']}://{login}{given['place']}/")[0]
@@ -237,7 +186,7 @@ def _region(bucket: str, elsewhere: bool) -> str:
 
 
 def _in_bucket(url: Url) -> str:
-    if not url.bucket:
+    if not url.place.partition("/")[0]:
         raise DumpError(f"{url.shown}: names no bucket", f"write {url.scheme}://bucket/path")
     return url.place.rstrip("/")
 
@@ -275,6 +224,109 @@ SCHEMES = {
 }
 
 
+# ---------------------------------------------------------------- files, directories and globs
+
+
+def files(source: str) -> Iterator[Location]:
+    """Yield the Parquet files at a URL: a file, a directory or a glob.
+
+    Raises:
+        DumpError: nothing is there, or the store cannot be reached.
+    """
+    with explaining(clean(source), split(source).scheme):
+        place = locate(source)
+        kind = _kind(place, place.path)
+        if kind == fs.FileType.File:
+            yield place
+        elif kind == fs.FileType.Directory:
+            yield from _in_directory(place)
+        elif not WILDCARDS.isdisjoint(place.path):
+            yield from _in_glob(place)
+        else:
+            raise _missing(place)
+
+
+def _filesystem(place: Location) -> fs.FileSystem:
+    assert place.store is not None
+    return place.store.filesystem
+
+
+def _kind(place: Location, path: str) -> fs.FileType:
+    return _filesystem(place).get_file_info(path).type
+
+
+def _entries(place: Location, recursive: bool = False) -> list[fs.FileInfo]:
+    found: list[fs.FileInfo] = _filesystem(place).get_file_info(
+        fs.FileSelector(place.path, recursive=recursive)
+    )
+    return found
+
+
+def _names_below(root: Location, path: str) -> list[str]:
+    return path[len(root.path.rstrip("/")) :].strip("/").split("/")
+
+
+def _in_directory(root: Location) -> Iterator[Location]:
+    for info in _entries(root, recursive=True):
+        names = _names_below(root, info.path)
+        if info.type == fs.FileType.File and names[-1].endswith(".parquet") and not hidden(names):
+            yield root.at(info.path)
+
+
+def _in_glob(pattern: Location) -> Iterator[Location]:
+    """Yield what matches below the deepest directory without wildcards."""
+    names = pattern.path.split("/")
+    first = next(i for i, name in enumerate(names) if not WILDCARDS.isdisjoint(name))
+    base = "/".join(names[:first]) or "/" * pattern.path.startswith("/")
+    shown = pattern.shown.removesuffix(pattern.path[len(base) :])
+    if shown == pattern.shown and pattern.store:
+        shown = f"{pattern.store.scheme}://{base.lstrip('/')}"
+    root, segments = Location(pattern.store, base, shown), [name for name in names[first:] if name]
+    if any("**" in segment and segment != "**" for segment in segments):
+        raise DumpError(f"{pattern}: not a glob", NO_GLOB)
+    for path, kind in _matches(root, segments):
+        found = root.at(path)
+        if not hidden(name for name in _names_below(root, path) if name not in segments):
+            yield from _in_directory(found) if kind == fs.FileType.Directory else [found]
+
+
+def _matches(root: Location, segments: list[str]) -> Iterator[tuple[str, fs.FileType]]:
+    """Yield the paths below a directory that match the segments of a pattern."""
+    head, *rest = segments
+    if head == "**":
+        below = [info for info in _entries(root, recursive=True) if info.type == fs.FileType.Directory]
+        found = [(root.path, fs.FileType.Directory), *((info.path, info.type) for info in below)]
+    elif WILDCARDS.isdisjoint(head):
+        path = f"{root.path.rstrip('/')}/{head}"
+        kind = _kind(root, path)
+        found = [] if kind == fs.FileType.NotFound else [(path, kind)]
+    else:
+        found = [(info.path, info.type) for info in _entries(root) if fnmatchcase(info.base_name, head)]
+    for path, kind in found:
+        if not rest:
+            yield path, kind
+        elif kind == fs.FileType.Directory:
+            yield from _matches(root.at(path), rest)
+
+
+def _missing(place: Location) -> DumpError:
+    """Explain a missing path: its bucket does not exist, or a similar name does."""
+    bucket = place.path.partition("/")[0]
+    through_fsspec = isinstance(_filesystem(place), fs.PyFileSystem)  # whose paths may begin with anything
+    if not through_fsspec and bucket and _kind(place, bucket) == fs.FileType.NotFound:
+        return DumpError(
+            f"{place}: there is no bucket {bucket!r}",
+            "check its name; a store of your own is named by AWS_ENDPOINT_URL",
+        )
+    hint = "check the path; keys are taken as written, %20 is no blank"
+    with suppress(Exception):  # failing to find a hint must not hide the error
+        above, _, name = place.path.rpartition("/")
+        folder = Location(place.store, above, place.shown.removesuffix(name))
+        if above and _kind(folder, above) == fs.FileType.Directory:
+            hint = did_you_mean(name, sorted(info.base_name for info in _entries(folder))) or hint
+    return DumpError(f"{place}: no such file or directory", hint)
+
+
 # ---------------------------------------------------------------- fsspec, with retries
 
 
@@ -293,15 +345,13 @@ def _adapted(found: Any) -> fs.FileSystem:
 class Ranged(fs.FSSpecHandler):  # type: ignore[misc]  # Arrow has no types
     """Arrow's adapter of an fsspec filesystem, with retries and timeouts."""
 
-    def get_file_info(self, paths: list[str]) -> list[fs.FileInfo]:
+    def get_file_info(self, paths: list[str]) -> Any:
         """Return the file information of paths."""
-        found: list[fs.FileInfo] = retried(lambda: fs.FSSpecHandler.get_file_info(self, paths))
-        return found
+        return retried(lambda: fs.FSSpecHandler.get_file_info(self, paths))
 
-    def get_file_info_selector(self, selector: fs.FileSelector) -> list[fs.FileInfo]:
+    def get_file_info_selector(self, selector: fs.FileSelector) -> Any:
         """List a directory."""
-        found: list[fs.FileInfo] = retried(lambda: fs.FSSpecHandler.get_file_info_selector(self, selector))
-        return found
+        return retried(lambda: fs.FSSpecHandler.get_file_info_selector(self, selector))
 
     def open_input_file(self, path: str) -> pa.PythonFile:
         """Open a file for random access."""
@@ -605,20 +655,12 @@ def outage(location: Location, error: BaseException) -> tuple[str, str] | None:
     return _explained(location.store.scheme, error, cause) if location.store and cause else None
 
 
-def explained(location: Location, error: BaseException) -> DumpError:
-    """Return an error that explains why a location cannot be read."""
-    scheme = location.store.scheme if location.store else ""
-    message, hint = _explained(scheme, error, _cause(error) or OTHER)
-    return DumpError(f"{location}: {message}", hint)
-
-
 def _cause(error: BaseException) -> Cause | None:
     return next((cause for cause in CAUSES if cause.applies(error)), None)
 
 
 def _explained(scheme: str, error: BaseException, cause: Cause) -> tuple[str, str]:
-    access = ACCESS.get(scheme, ANY)
-    words = _quoted(error)
+    access, words = ACCESS.get(scheme, ANY), _quoted(error)
     without = cause is DENIED and access is AWS and _no_aws_credentials()
     message = cause.message.replace("{words}", words) + ", and there are no credentials" * without
     package = EXTRA if scheme in IN_EXTRA else f"install what it needs: {words}"

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from offpol_diag.batch import Batch
-from offpol_diag.readers import columns
+from offpol_diag.readers.columns import SEQUENCE
 from offpol_diag.readers.dump import ROOM, Dump, Noticed
 from offpol_diag.readers.parquet import READ_ERRORS, Part, chunk_of, open_again
-from offpol_diag.readers.remote import Location
+from offpol_diag.readers.sources import Location
 
 FEW = (1, 2, 4, 8, 12, 16)
 """Numbers of parts that divide evenly among the usual numbers of cores."""
@@ -142,7 +142,7 @@ def of_batches(dump: Dump, least: int = 1) -> list[Dump]:
 
 
 def _absolute(path: Location) -> Location:
-    return path if path.remote else replace(path, path=str(Path(path.path).absolute()))
+    return path if path.store else replace(path, path=str(Path(path.path).absolute()))
 
 
 # ---------------------------------------------------------------- the long form
@@ -168,11 +168,11 @@ def _bounds(part: Part, dump: Dump) -> Iterable[tuple[Any, Any]]:
     Raises:
         ValueError: the footer does not hold them.
     """
-    name = dump.info.columns[columns.SEQUENCE]
+    name = dump.info.columns[SEQUENCE]
     if name in part.partitions:
         value = part.partitions[name].as_py()
         return [(value, value)] * len(part.group_rows)
-    with open_again(part.path) as parquet:
+    with open_again(part) as parquet:
         paths = [parquet.schema.column(i).path for i in range(len(parquet.schema))]
         leaf = paths.index(name)
         found = [chunk_of(parquet, group, leaf).statistics for group in range(len(part.group_rows))]

@@ -1,37 +1,156 @@
 """Expand sources (files, directories, globs, URLs, standard input) into the files to read.
 
-To support a new kind of source, add a row to `KINDS`.
+To support a new kind of source, add a row to `KINDS`. This module imports neither torch nor Arrow.
 """
 
 from __future__ import annotations
 
 import atexit
 import os
+import platform
+import re
 import secrets
 import shutil
+import stat
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from functools import lru_cache
-from pathlib import Path
-from urllib.parse import unquote
-
-from pyarrow import fs
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, BinaryIO
+from urllib.parse import parse_qsl, unquote
 
 from offpol_diag.errors import DumpError, did_you_mean
-from offpol_diag.readers.remote import Location, explaining, locate
-from offpol_diag.readers.urls import clean, is_url, split
 
-STDIN, STDIN_SHOWN = "-", "standard input"
-CHUNK = 1 << 20
-"""Bytes per read when standard input is copied."""
-FILE_URL = "file://"
-HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
-WILDCARDS = frozenset("*?[")
-NO_GLOB = "** stands alone between slashes: dir/**/*.parquet"
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from offpol_diag.readers.remote import Store
+
+# ---------------------------------------------------------------- URLs
+
+SCHEME = re.compile(r"(?P<scheme>[A-Za-z][\w+.-]+(?:::[A-Za-z][\w+.-]+)*)://(?P<rest>.*)", re.DOTALL)
+# A host's port is no password. A secret key may hold unescaped slashes.
+CREDENTIALS = re.compile(r"(?P<user>[^/:@]*)(?::(?!\d+(?:/|$))(?P<secret>[^@]*))?@")
+# A `?` not followed by a word and `=` is part of a glob, except in http(s) URLs.
+OPTIONS = re.compile(r"\?(?=[\w.-]+=)(?P<options>.*)$", re.DOTALL)
+WEB_QUERY = re.compile(r"\?(?P<options>.*)$", re.DOTALL)
+WEB = frozenset({"http", "https"})
+CONTAINERS = frozenset({"abfs", "abfss"})
+"""Schemes in which the name before @ is a container, not a user."""
+IN_TEXT = re.compile(r"[A-Za-z][\w+.-]+://[^\s'\"<>]*")
+
+
+@dataclass(frozen=True)
+class Url:
+    """The parts of a URL.
+
+    Attributes:
+        scheme: in lower case.
+        place: bucket or host, and path, as written.
+        shown: the URL without credentials and options.
+        user: the name before `@`, or empty.
+        secret: the password after it, or empty.
+        options: the query parameters after `?`.
+    """
+
+    scheme: str
+    place: str = field(repr=False)
+    shown: str
+    user: str = field(default="", repr=False)
+    secret: str = field(default="", repr=False)
+    options: dict[str, str] = field(default_factory=dict, repr=False)
+
+
+def is_url(source: str) -> bool:
+    """Return whether a source is a URL, such as `s3://…`."""
+    return bool(SCHEME.match(source))
+
+
+def split(source: str) -> Url:
+    """Split a URL into its parts; object keys are never unescaped."""
+    found = SCHEME.fullmatch(source)
+    if found is None:
+        raise ValueError(f"{source!r} is no URL")
+    scheme, place = found["scheme"].lower(), found["rest"]
+    query = (WEB_QUERY if scheme.rpartition("::")[2] in WEB else OPTIONS).search(place)
+    place = place[: query.start()] if query else place
+    shown, login = place, CREDENTIALS.match(place)
+    user = secret = ""
+    if login:
+        place, user, secret = place[login.end() :], unquote(login["user"]), unquote(login["secret"] or "")
+        if login["secret"] or scheme not in CONTAINERS:
+            shown = place
+    options = dict(parse_qsl(query["options"], keep_blank_values=True)) if query else {}
+    return Url(scheme, place, f"{scheme}://{shown}", user, secret, options)
+
+
+def clean(source: str) -> str:
+    """Return a source for display: URLs without credentials and options, other sources unchanged."""
+    return split(source).shown if is_url(source) else source
+
+
+def cleaned(text: str) -> str:
+    """Remove credentials and options from every URL in a message."""
+    return IN_TEXT.sub(lambda found: clean(found[0]), text)
+
+
+# ---------------------------------------------------------------- files
+
+NODE = platform.node()
+
+
+@dataclass(frozen=True)
+class Location:
+    """A file or a directory.
+
+    Attributes:
+        store: its filesystem; None for local disk.
+        path: its path in that filesystem.
+        shown: the name used in messages and reports, without secrets.
+    """
+
+    store: Store | None
+    path: str = field(repr=False)
+    shown: str
+
+    @classmethod
+    def local(cls, path: Path | str, shown: str = "") -> Location:
+        """Return a local location, shown as its path by default."""
+        return cls(None, str(path), shown or str(path))
+
+    def __str__(self) -> str:
+        return self.shown
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Path components as shown, by which files are sorted."""
+        return (PurePosixPath if self.store else Path)(self.shown).parts
+
+    def open(self) -> pa.NativeFile | BinaryIO:
+        """Open it for reading bytes."""
+        if self.store:
+            return self.store.filesystem.open_input_file(self.path)
+        return Path(self.path).open("rb")
+
+    def state(self) -> tuple[Any, ...]:
+        """Return what changes when the file is replaced or rewritten; its size in bytes comes first.
+
+        Inodes and times are compared on one machine only: nodes of a cluster may hold copies of a file.
+        """
+        if self.store:
+            info = self.store.filesystem.get_file_info(self.path)
+            return int(info.size), info.mtime_ns
+        found = Path(self.path).stat()
+        return found.st_size, found.st_mtime_ns, found.st_ino, NODE
+
+    def at(self, path: str) -> Location:
+        """Return another location in the same store, by its path."""
+        base = self.path.rstrip("/")
+        if base and path.startswith(base):
+            return Location(self.store, path, self.shown.rstrip("/") + path[len(base) :])
+        return Location(self.store, path, f"{self.store.scheme if self.store else ''}://{path.lstrip('/')}")
 
 
 @dataclass(frozen=True)
@@ -47,8 +166,17 @@ class File:
     partitions: dict[str, str | None] = field(default_factory=dict)
 
 
+STDIN, STDIN_SHOWN = "-", "standard input"
+CHUNK = 1 << 20
+"""Bytes per read when standard input is copied."""
+FILE_URL = "file://"
+HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
+WILDCARDS = frozenset("*?[")
+NO_GLOB = "** stands alone between slashes: dir/**/*.parquet"
+
+
 def find(sources: Sequence[str]) -> list[File]:
-    """List the files that `sources` stand for, in order, each file once.
+    """List the files that `sources` stand for, in order, each file once, however it is spelled.
 
     Args:
         sources: files, directories (read recursively) or globs, on this disk or as URLs; `-` is stdin.
@@ -63,8 +191,20 @@ def find(sources: Sequence[str]) -> list[File]:
         raise DumpError(
             f"{STDIN}: standard input is named twice", "it holds one Parquet file and is read once"
         )
-    paths = dict.fromkeys(path for source in named for path in _expand(source))
-    return [File(path, _partitions(path)) for path in paths]
+    paths: dict[object, Location] = {}
+    for source in named:
+        for path in _expand(source):
+            paths.setdefault(path if path.store else _inode(path), path)
+    return [File(path, _partitions(path)) for path in paths.values()]
+
+
+def _inode(path: Location) -> tuple[int, int] | Location:
+    """Return the device and inode of a local file, or the path itself where there is none."""
+    try:
+        found = Path(path.path).stat()
+    except OSError:
+        return path
+    return (found.st_dev, found.st_ino) if found.st_ino else path
 
 
 def _expand(source: str) -> list[Location]:
@@ -87,18 +227,15 @@ def _partitions(path: Location) -> dict[str, str | None]:
     return {unquote(key): None if value == HIVE_NULL else unquote(value) for key, value in pairs if key}
 
 
-def _hidden(names: Iterable[str]) -> bool:
+def hidden(names: Iterable[str]) -> bool:
     """Return whether any name marks a hidden file or directory, by a leading `.` or `_`."""
     return any(name[:1] in ("_", ".") for name in names)
-
-
-# ---------------------------------------------------------------- this disk
 
 
 def _in_directory(source: str | Path) -> Iterator[Location]:
     """Yield every *.parquet file below a directory, except hidden ones."""
     for path in Path(source).rglob("*.parquet"):
-        if path.is_file() and not _hidden(path.relative_to(source).parts):
+        if path.is_file() and not hidden(path.relative_to(source).parts):
             yield Location.local(path)
 
 
@@ -109,8 +246,26 @@ def _in_glob(source: str) -> Iterator[Location]:
     except ValueError as error:
         raise DumpError(f"{pattern}: not a glob ({error})", NO_GLOB) from error
     for match in matches:
-        if not _hidden(part for part in match.parts if part not in pattern.parts):
+        if not hidden(part for part in match.parts if part not in pattern.parts):
+            if _is_device(match):
+                _refuse_device(str(match))
             yield from _in_directory(match) if match.is_dir() else [Location.local(match)]
+
+
+def _is_device(path: str | Path) -> bool:
+    """Return whether a path is a pipe, a socket or a device, whose opening could wait forever."""
+    try:
+        mode = Path(path).stat().st_mode
+    except (OSError, ValueError):
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+
+
+def _refuse_device(source: str) -> list[Location]:
+    raise DumpError(
+        f"{source}: a device or a pipe, no file",
+        "Parquet is read from its end: name a file, or pipe one into standard input and name it -",
+    )
 
 
 @lru_cache(maxsize=1)
@@ -145,104 +300,11 @@ def stdin_copy() -> Path:
     return path
 
 
-# ---------------------------------------------------------------- stores
+def _in_store(source: str) -> Iterable[Location]:
+    from offpol_diag.readers import remote
 
+    return remote.files(source)
 
-def _in_store(source: str) -> list[Location]:
-    """Return the Parquet files at a URL: a file, a directory or a glob."""
-    with explaining(clean(source), split(source).scheme):
-        place = locate(source)
-        kind = _kind(place, place.path)
-        if kind == fs.FileType.File:
-            return [place]
-        if kind == fs.FileType.Directory:
-            return list(_in_store_directory(place))
-        if not WILDCARDS.isdisjoint(place.path):
-            return list(_in_store_glob(place))
-        raise _missing(place)
-
-
-def _kind(place: Location, path: str) -> fs.FileType:
-    return place.filesystem.get_file_info(path).type
-
-
-def _entries(place: Location, recursive: bool = False) -> list[fs.FileInfo]:
-    found: list[fs.FileInfo] = place.filesystem.get_file_info(
-        fs.FileSelector(place.path, recursive=recursive)
-    )
-    return found
-
-
-def _names_below(root: Location, path: str) -> list[str]:
-    return path[len(root.path.rstrip("/")) :].strip("/").split("/")
-
-
-def _in_store_directory(root: Location) -> Iterator[Location]:
-    for info in _entries(root, recursive=True):
-        names = _names_below(root, info.path)
-        if info.type == fs.FileType.File and names[-1].endswith(".parquet") and not _hidden(names):
-            yield root.at(info.path)
-
-
-def _in_store_glob(pattern: Location) -> Iterator[Location]:
-    root, segments = _split_glob(pattern)
-    if any("**" in segment and segment != "**" for segment in segments):
-        raise DumpError(f"{pattern}: not a glob", NO_GLOB)
-    for path, kind in _matches(root, segments):
-        found = root.at(path)
-        if not _hidden(name for name in _names_below(root, path) if name not in segments):
-            yield from _in_store_directory(found) if kind == fs.FileType.Directory else [found]
-
-
-def _split_glob(pattern: Location) -> tuple[Location, list[str]]:
-    """Split a pattern into the deepest directory without wildcards and the remaining path segments."""
-    names = pattern.path.split("/")
-    first = next(i for i, name in enumerate(names) if not WILDCARDS.isdisjoint(name))
-    base = "/".join(names[:first]) or "/" * pattern.path.startswith("/")
-    shown = pattern.shown.removesuffix(pattern.path[len(base) :])
-    if shown == pattern.shown and pattern.store:
-        shown = f"{pattern.store.scheme}://{base.lstrip('/')}"
-    return Location(pattern.store, base, shown), [name for name in names[first:] if name]
-
-
-def _matches(root: Location, segments: list[str]) -> Iterator[tuple[str, fs.FileType]]:
-    """Yield the paths below a directory that match the segments of a pattern."""
-    head, *rest = segments
-    if head == "**":
-        below = [info for info in _entries(root, recursive=True) if info.type == fs.FileType.Directory]
-        found = [(root.path, fs.FileType.Directory), *((info.path, info.type) for info in below)]
-    elif WILDCARDS.isdisjoint(head):
-        path = f"{root.path.rstrip('/')}/{head}"
-        kind = _kind(root, path)
-        found = [] if kind == fs.FileType.NotFound else [(path, kind)]
-    else:
-        found = [(info.path, info.type) for info in _entries(root) if fnmatchcase(info.base_name, head)]
-    for path, kind in found:
-        if not rest:
-            yield path, kind
-        elif kind == fs.FileType.Directory:
-            yield from _matches(root.at(path), rest)
-
-
-def _missing(place: Location) -> DumpError:
-    """Explain a missing path: its bucket does not exist, or a similar name does."""
-    bucket = place.path.partition("/")[0]
-    through_fsspec = isinstance(place.filesystem, fs.PyFileSystem)  # whose paths may begin with anything
-    if not through_fsspec and bucket and _kind(place, bucket) == fs.FileType.NotFound:
-        return DumpError(
-            f"{place}: there is no bucket {bucket!r}",
-            "check its name; a store of your own is named by AWS_ENDPOINT_URL",
-        )
-    hint = "check the path; keys are taken as written, %20 is no blank"
-    with suppress(Exception):  # failing to find a hint must not hide the error
-        above, _, name = place.path.rpartition("/")
-        folder = Location(place.store, above, place.shown.removesuffix(name))
-        if above and _kind(folder, above) == fs.FileType.Directory:
-            hint = did_you_mean(name, sorted(info.base_name for info in _entries(folder))) or hint
-    return DumpError(f"{place}: no such file or directory", hint)
-
-
-# ---------------------------------------------------------------- kinds of source
 
 KINDS: tuple[tuple[Callable[[str], bool], Callable[[str], Iterable[Location]]], ...] = (
     (lambda source: source == STDIN, lambda _: [Location.local(stdin_copy(), STDIN_SHOWN)]),
@@ -250,6 +312,7 @@ KINDS: tuple[tuple[Callable[[str], bool], Callable[[str], Iterable[Location]]], 
     (is_url, _in_store),
     (lambda source: Path(source).is_file(), lambda source: [Location.local(Path(source))]),
     (lambda source: Path(source).is_dir(), _in_directory),
+    (_is_device, _refuse_device),
     (lambda source: not WILDCARDS.isdisjoint(source), _in_glob),
 )
 """Kinds of source: a test of the source, and a function that lists its files; the first match is used."""

@@ -16,12 +16,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import runner
 
-from offpol_diag.readers.schema import LONG
+from offpol_diag.readers.columns import LONG
 
 ANALYZE = ("analyze", "dump.parquet", "--presets", "token_is,seq_mis", "--no-html", "-q", "--json", "a.json")
 NAN, INF = float("nan"), float("inf")
 CODECS = ("none", "snappy", "gzip", "brotli", "lz4", "zstd")
-NAMES = [name for role in LONG.roles for name in (role.name, *role.aliases)]
+NAMES = [name for role in LONG.roles for name in role.names]
 
 Columns = dict[str, pa.Array]
 

@@ -1,0 +1,114 @@
+"""Which files a dump is made of: names of any kind, each file once, pipes, files that change meanwhile."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from offpol_diag.errors import DumpError
+from offpol_diag.readers import open_dump
+from offpol_diag.readers.sources import find
+from offpol_diag.writer import DumpWriter
+from tests.far_dumps import refusal, write
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.parametrize(
+    "name", ["step:100.parquet", "s3:a.parquet", b"a\xff.parquet", "run:1/a.parquet", "a b%20.parquet"]
+)
+def test_a_file_of_any_name_is_read(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    path = Path(os.fsdecode(name))
+    path.parent.mkdir(exist_ok=True)
+    write(tmp_path / "x.parquet").rename(path)
+    for source in (str(path), "**/*.parquet", str(tmp_path)):
+        assert sum(batch.sequences for batch in open_dump([source]).batches()) == 4
+
+
+def test_a_dump_is_written_into_a_directory_of_any_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("run:1").mkdir()
+    with DumpWriter("run:1/a.parquet") as writer:
+        writer.write(rollout_log_probs=[np.array([-1.0])], old_log_probs=[np.array([-1.0])])
+    assert open_dump(["run:1/a.parquet"]).rows == 1
+
+
+def test_a_file_is_read_once_however_it_is_spelled(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "d" / "a.parquet")
+    Path("link.parquet").symlink_to("d/a.parquet")
+    Path("hard.parquet").hardlink_to("d/a.parquet")
+    same = ["./d/a.parquet", str(tmp_path / "d"), f"file://{tmp_path}/d/a.parquet", "d/../d/*.parquet"]
+    found = find(["d/a.parquet", *same, "link.parquet", "hard.parquet"])
+    assert [str(file.path) for file in found] == ["d/a.parquet"]
+    shutil.copy("d/a.parquet", "copy.parquet")
+    assert len(find(["d/a.parquet", "copy.parquet"])) == 2
+
+
+@pytest.mark.parametrize("source", ["pipe.parquet", "p*.parquet", "/dev/null"])
+def test_a_pipe_or_a_device_is_refused_and_not_waited_for(tmp_path, source):
+    os.mkfifo(tmp_path / "pipe.parquet")
+    command = [sys.executable, "-m", "offpol_diag", "analyze", source]
+    ran = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, timeout=60
+    )
+    assert ran.returncode == 2
+    assert b"a device or a pipe, no file\n\nhint: " in ran.stderr
+
+
+def test_a_pipe_in_a_directory_is_no_dump(tmp_path):
+    os.mkfifo(tmp_path / "pipe.parquet")
+    write(tmp_path / "a.parquet")
+    assert [file.path.parts[-1] for file in find([str(tmp_path)])] == ["a.parquet"]
+
+
+def shifted(path, by):
+    """A dump of three row groups, all of whose values tell which version of the file it is."""
+    logs = pa.array([[-0.5 - by] * 5] * 30)
+    table = pa.table({"rollout_log_probs": logs, "old_log_probs": logs})
+    pq.write_table(table, path, row_group_size=10, compression="none", use_dictionary=False)
+    return str(path)
+
+
+def by_rename(path):
+    Path(shifted(path.with_name("new"), 0.25)).rename(path)
+
+
+def in_place(path):
+    with path.open("r+b") as stream:
+        stream.write(Path(shifted(path.with_name("new"), 0.25)).read_bytes())
+
+
+@pytest.mark.parametrize("change", [by_rename, in_place])
+@pytest.mark.parametrize("read", [0, 1])
+def test_rows_of_a_file_and_of_its_successor_are_not_mixed(tmp_path, change, read):
+    path = tmp_path / "a.parquet"
+    dump = open_dump([shifted(path, 0.0)], batch_tokens=50)
+    batches = dump.batches()
+    seen = [next(batches) for _ in range(read)]
+    change(path)
+    with pytest.raises(DumpError, match=r"a\.parquet: the file was changed while it was read"):
+        seen += [*batches, *dump.batches()]
+    assert {value for batch in seen for value in batch.rollout.tolist()} <= {-0.5}
+
+
+def test_an_object_of_a_store_that_is_replaced_is_noticed(tmp_path):
+    memory = fsspec.filesystem("memory")
+    memory.pipe("/changing/a.parquet", Path(shifted(tmp_path / "a", 0.0)).read_bytes())
+    dump = open_dump(["memory://changing/a.parquet"])
+    assert sum(batch.tokens for batch in dump.batches()) == 150
+    memory.pipe("/changing/a.parquet", write(tmp_path / "b").read_bytes())
+    with pytest.raises(DumpError, match="was changed while it was read"):
+        list(dump.batches())
+
+
+def test_a_name_that_is_not_utf8_is_refused_only_where_nothing_is(tmp_path):
+    assert "no such file or directory" in refusal(str(tmp_path / os.fsdecode(b"a\xff.parquet"))).message
