@@ -20,9 +20,9 @@ from offpol_diag.analyze import plan
 from offpol_diag.engine import method, resample
 from offpol_diag.engine.accumulators import Sums
 from offpol_diag.engine.formula import Reader
-from offpol_diag.engine.rows import Sheet
+from offpol_diag.engine.outcome import Outcomes
+from offpol_diag.engine.rows import Columns
 from offpol_diag.engine.scene import Scene
-from offpol_diag.engine.stack import Stack
 from offpol_diag.presets import catalogue
 from offpol_diag.readers import open_dump
 from offpol_diag.summary import Number
@@ -38,7 +38,7 @@ def number(name: str, metric: str) -> Number:
     seen: list[Sums] = []
     for batch in dump.batches():
         scene = Scene.of(batch, study.seed, resample.REPLICATES, near=study.near)
-        columns = Sheet.joined(Sheet.of(scene.counts), method.columns(Stack.of(scene, study.presets)))
+        columns = Columns.joined(Columns.of(scene.counts), method.columns(Outcomes.of(scene, study.presets)))
         seen.append(Sums.of_stacked(columns.names, columns.parts, scene.draws, batch.key, columns.which))
     sums = reduce(Sums.merge, seen).read()
     (row,) = [row for row in method.ROWS if row.name == metric]

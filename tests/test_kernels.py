@@ -13,8 +13,8 @@ import torch
 from offpol_diag.analysis.first_reading import Asked, settle
 from offpol_diag.analyze import Observe, plan
 from offpol_diag.engine import method, policyloss, residual, update
+from offpol_diag.engine.outcome import Outcomes
 from offpol_diag.engine.scene import Near, Scene
-from offpol_diag.engine.stack import Stack
 from offpol_diag.presets import Preset, Reject, Weight, catalogue
 from offpol_diag.readers import open_dump
 from offpol_diag.run.task import Local
@@ -65,13 +65,13 @@ def alike(count: int) -> tuple[Preset, ...]:
 def of_columns(count: int) -> int:
     """What the columns of so many presets start, once what each keeps and weighs is known."""
     presets = alike(count)
-    stack = Stack.of(Scene.of(on_gpu(), 0, 16, near=Near.of(presets)), presets)
-    for item in stack.items:
-        assert item.near
-        assert item.first.weighed is not None
+    outcomes = Outcomes.of(Scene.of(on_gpu(), 0, 16, near=Near.of(presets)), presets)
+    for one in outcomes.each:
+        assert one.near
+        assert one.weighed is not None
     with started() as seen:
         for part in PARTS:
-            part.columns(stack)
+            part.columns(outcomes)
     return sum(seen.values())
 
 

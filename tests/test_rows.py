@@ -1,8 +1,24 @@
-"""Rows that several presets share are made once, and each preset reads what it would have had alone."""
+"""Numbers of many presets made at once are what each preset has alone, under its own name."""
 
+import math
+from dataclasses import dataclass
+
+import pytest
 import torch
 
-from offpol_diag.engine.rows import Rows, Sheet, distinct, joined, together, woven
+from offpol_diag.engine import method, segments
+from offpol_diag.engine import rows as summed
+from offpol_diag.engine.outcome import Outcomes
+from offpol_diag.engine.rows import Columns, Rows, Summed, distinct, joined, left, merged, together
+from offpol_diag.presets import Preset
+from tests.devices import DEVICES
+
+LENGTHS = (3, 0, 1, 4)
+TOKENS = sum(LENGTHS)
+
+
+def row(*values):
+    return torch.tensor(values, dtype=torch.float64)
 
 
 def of(values, at):
@@ -11,6 +27,9 @@ def of(values, at):
 
 A = of([[1, 2], [3, 4]], (0, 1, 0, 1))
 B = of([[5, 6], [7, 8]], (0, 0, 1, 1))
+
+
+# ---------------------------------------------------------------- rows of presets
 
 
 def test_each_preset_reads_its_row():
@@ -22,13 +41,13 @@ def test_each_preset_reads_its_row():
 def test_the_same_tensor_is_one_row():
     x, y = torch.zeros(2), torch.ones(2)
     found = Rows.of_tensors([x, y, x, torch.zeros(2)])
-
     assert found.at == (0, 1, 0, 2)
     assert found.all.tolist() == [[0, 0], [1, 1], [0, 0], [0, 0]]
 
-
-def test_two_of_equal_places_are_joined_row_by_row():
-    assert joined(torch.mul, A, A).values.tolist() == [[1, 4], [9, 16]]
+    one, two = {"a": row(1, 2), "b": row(3, 4)}, {"a": row(5, 6), "b": row(7, 8)}
+    several = Rows.of_columns([one, two, one])
+    assert several.values.tolist() == [[[1, 2], [3, 4]], [[5, 6], [7, 8]]]
+    assert several.at == (0, 1, 0)
 
 
 def test_every_combination_that_occurs_is_made_once():
@@ -53,20 +72,163 @@ def test_rows_that_no_preset_has_are_left_out():
     assert at == (0, 0)
 
 
-def test_rows_of_some_presets_and_of_the_others_are_woven():
-    found = woven({(1, 3): A.of([1, 3]), (0, 2): B.of([0, 2])})
+def test_rows_of_some_presets_and_of_the_others_are_merged():
+    found = merged({(1, 3): A.of([1, 3]), (0, 2): B.of([0, 2])})
 
     assert found.all.tolist() == [[5, 6], [3, 4], [7, 8], [3, 4]]
 
 
-def test_distinct_keys_are_told_by_where_they_are_first():
+def test_distinct_keys_are_numbered_by_where_they_are_first():
     assert distinct([]) == ([], ())
     assert distinct([0, None, False, (), 0, None]) == ([0, 1, 3], (0, 1, 0, 2, 0, 1))
 
 
-def test_names_of_one_tensor_share_a_row_of_a_sheet():
-    x, y = torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.0])
-    sheet = Sheet.shared({"a": x, "b": y, "c": x})
+# ---------------------------------------------------------------- sums over tokens
 
-    assert sheet.height == 2
-    assert sheet.values.tolist() == [[1, 2]] * 3
+
+@dataclass
+class Tokens:
+    """Some presets' tokens, where their ratios and their batch are looked for."""
+
+    cu_seqlens: torch.Tensor
+
+    @property
+    def batch(self):
+        return self
+
+
+@dataclass
+class Done:
+    """One preset applied."""
+
+    far: Tokens
+    inputs: object
+
+
+def tokens(device, lengths=LENGTHS):
+    return Tokens(torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()]).to(device))
+
+
+def kept(x, weights, keep):
+    w = 1.0 if weights is None else weights
+    return {"plain": left(x, keep), "weighed": left(x * w, keep)}
+
+
+PLAIN = Summed(lambda done: done.inputs, kept, dict)
+LARGEST = Summed(lambda done: done.inputs, kept, dict, segments.largest, torch.maximum)
+
+
+def some(device):
+    """Presets that share inputs, lack them, lie on other tokens, or have their sums already."""
+    here, there = tokens(device), tokens(device, (2, 2, 2, 2))
+    torch.manual_seed(0)
+    x, y, w = (torch.randn(TOKENS, dtype=torch.float64).to(device) for _ in range(3))
+    x[1] = math.inf
+    most, few = (torch.randn(TOKENS).to(device) > 0 for _ in range(2))
+    most[1] = False
+    every = {name: row(1, 2, 3, 4).to(device) for name in ("plain", "weighed")}
+    on_here = ((x, None, most), (x, w, most), (y, None, None), (x, None, few), every, (x, None, most))
+    each = [Done(here, one) for one in (*on_here, (y, w, few))]
+    return [*each, Done(there, (y, None, most)), Done(there, every)]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("make", [PLAIN, LARGEST], ids=["sums", "largest"])
+@pytest.mark.parametrize("at_once", [1, 2 * TOKENS, 1 << 17])
+def test_each_of_many_presets_has_the_sums_that_it_has_alone(device, make, at_once, monkeypatch):
+    monkeypatch.setattr(summed, "AT_ONCE", at_once)
+    monkeypatch.setattr(summed, "OF_GPU", at_once)
+    asked = some(device)
+    names, found = make.of_many(asked)
+
+    assert names == ("plain", "weighed")
+    for at, one in enumerate(asked):
+        alone = torch.stack([*make(one).values()])
+        mine = found.values[found.at[at]]
+        torch.testing.assert_close(mine.cpu(), alone.cpu(), rtol=1e-15, atol=1e-15, equal_nan=True)
+    assert len(make.of_many(asked[:1] + asked[5:6] + asked[:2])[1].values) == 2, "equal inputs share a row"
+
+
+def test_tokens_that_are_left_out_may_be_infinite_or_undefined():
+    lost = Done(tokens("cpu"), (row(math.inf, math.nan, 1, 2, 3, 4, 5, 6), None, torch.arange(TOKENS) > 1))
+
+    assert PLAIN.of_many([lost])[1].values[:, 0].tolist() == [[1, 0, 2, 18]]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_more_presets_take_no_more_operations(device, monkeypatch):
+    reduced = []
+    plain = segments.of_rows
+    monkeypatch.setattr(segments, "of_rows", lambda *given: reduced.append(len(given[1])) or plain(*given))
+    here = tokens(device)
+    PLAIN.of_many([Done(here, (torch.randn(TOKENS).to(device), None, None)) for _ in range(50)])
+
+    assert reduced == ([50, 50] if device == "cpu" else [100])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_term_that_all_presets_share_has_a_row_for_each(device):
+    at, x = tokens(device), torch.arange(TOKENS, dtype=torch.float64).to(device)
+    own = [torch.full((TOKENS,), size, dtype=torch.float64).to(device) for size in (2.0, 3.0)]
+    apart = Summed(lambda done: done.inputs, lambda x, w: {"x": x, "w": x * w}, dict)
+    asked = [Done(at, (x, w)) for w in own]
+
+    assert apart.of_many(asked)[1].all.tolist() == [
+        [values.tolist() for values in apart(done).values()] for done in asked
+    ]
+
+
+# ---------------------------------------------------------------- named columns
+
+
+def _read(columns):
+    return dict(zip(columns.names, columns.values.tolist(), strict=True))
+
+
+def test_columns_keep_their_names_when_they_are_put_together():
+    one = Columns.of({"a": row(1, 2), "b": row(3, 4)})
+    two = Columns(("c", "d"), (row(5, 6)[None], row(7, 8)[None]))
+    more = Columns.of({"a": row(5), "b": row(6)})
+
+    assert _read(Columns.joined(one, two)) == {"a": [1, 2], "b": [3, 4], "c": [5, 6], "d": [7, 8]}
+    assert _read(Columns.beside([one, more])) == {"a": [1, 2, 5], "b": [3, 4, 6]}
+
+
+class _Scene:
+    counts = {"tokens": row(3, 4)}  # noqa: RUF012
+
+
+def test_a_column_of_many_presets_has_a_row_under_each_ones_name():
+    presets = (Preset("x", "", "old"), Preset("y", "", "old"))
+    outcomes = Outcomes(_Scene(), presets, ())
+    named = outcomes.named({"own": Rows(torch.stack((row(5, 6), row(1, 2))), (1, 0)), "shared": row(8, 9)})
+
+    assert _read(named) == {"x|own": [1, 2], "y|own": [5, 6], "x|shared": [8, 9], "y|shared": [8, 9]}
+
+
+def test_no_preset_has_no_column():
+    assert method.columns(Outcomes(_Scene(), (), ())).names == ()
+    none = Columns((), ()).only(()).trimmed
+    assert none.names == none.parts == ()
+
+
+def test_names_of_one_tensor_share_a_row_and_those_of_equal_ones_do_not():
+    x, y = row(1, 2), row(3, 4)
+    columns = Columns.of({"a": x, "b": y, "c": x, "d": x.clone()})
+
+    assert columns.names == ("a", "b", "c", "d")
+    assert columns.rows.tolist() == [[1, 2], [3, 4], [1, 2]]
+    assert columns.which is not None
+    assert columns.which.tolist() == [0, 1, 0, 2]
+
+
+@pytest.mark.parametrize("columns", [(0, 2, 5), (4, 1), (3,), (), range(6)])
+def test_some_columns_keep_their_names_and_bring_no_other_rows(columns):
+    one = Columns(("a", "b", "c"), (torch.stack((row(1, 2), row(3, 4))),), torch.tensor([1, 0, 1]))
+    two = Columns(("d", "e", "f"), (row(5, 6)[None], torch.stack((row(7, 8), row(9, 0)))))
+    every = Columns.joined(one, two)
+    some = every.only(columns)
+
+    assert _read(some) == {every.names[at]: _read(every)[every.names[at]] for at in columns}
+    assert _read(some.trimmed) == _read(some)
+    assert some.trimmed.height == len({tuple(row) for row in _read(some).values()})

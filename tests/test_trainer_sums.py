@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from offpol_diag.analysis.first_reading import Asked, settle
 from offpol_diag.batch import Batch
 from offpol_diag.engine import moments, segments
-from offpol_diag.engine.outcome import pieces
+from offpol_diag.engine.outcome import apply
 from offpol_diag.engine.scene import Near, Scene, splits
 from offpol_diag.presets import Clip, Preset, Reject, Veto, Weight, catalogue
 from offpol_diag.trainers import LOGS, measures, view
@@ -282,7 +282,7 @@ def scened(batch, presets):
     settled = settle(one, one, Asked.of(presets, False)).settled
     scene = Scene.of(batch, 0, 2, settled, Near.of(presets))
     for preset in presets:  # what the engine makes of a preset is there already
-        pieces(scene, preset)
+        apply(scene, preset)
     return scene
 
 

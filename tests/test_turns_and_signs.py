@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from offpol_diag.analysis.tally import observe
 from offpol_diag.engine import moments
-from offpol_diag.engine.outcome import pieces
+from offpol_diag.engine.outcome import apply
 from offpol_diag.engine.scene import RADII, Near, Scene, signs, splits
 from offpol_diag.presets import Clip, Preset, Reject, Veto, Weight
 from tests import oracles
@@ -267,8 +267,8 @@ def test_weights_of_turns_are_those_of_their_tokens(tmp_path):
     }
     preset = replace(PLAIN, weight=replace(OF_TURNS, upper=1.01))
     scene = scene_of([row], tmp_path, [preset])
-    done = pieces(scene, preset)
+    done = apply(scene, preset)
     expected = 2 * 1.01 + 2 * math.exp(-0.03)
     assert float(done.weight_sum[0]) == pytest.approx(expected, rel=1e-12)
     assert float(done.sums.first[0]) == pytest.approx(expected, rel=1e-12)
-    assert float(done.first.weighed.high[0]) == 2
+    assert float(done.weighed.high[0]) == 2

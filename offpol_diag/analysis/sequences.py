@@ -16,7 +16,7 @@ from torch import Tensor
 
 from offpol_diag.analysis.tally import Study
 from offpol_diag.engine import scope, segments
-from offpol_diag.engine.outcome import pieces
+from offpol_diag.engine.outcome import apply
 from offpol_diag.engine.scene import Scene
 from offpol_diag.errors import UsageError
 from offpol_diag.wholefiles import beside
@@ -91,15 +91,15 @@ def table(scene: Scene, study: Study) -> pa.Table:
         "length": pa.array(batch.lengths.cpu().numpy()),
         "log_ratio_sum": pa.array(segments.total(p - q, batch.cu_seqlens).cpu().numpy()),
     }
-    done = [pieces(scene, preset) for preset in study.presets]
+    done = [apply(scene, preset) for preset in study.presets]
     kept = _fetched([one.kept_tokens.to(torch.int64) for one in done])
     sums = _fetched([one.weight_sum for one in done])
-    vetoed = _fetched([one.first.kept.vetoed for one in done])
+    vetoed = _fetched([one.kept.vetoed for one in done])
     for at, (preset, one) in enumerate(zip(study.presets, done, strict=True)):
         nothing = pa.nulls(len(sums[at]), pa.float64())
         found |= {
             f"{preset.name}.kept_tokens": pa.array(kept[at]),
-            f"{preset.name}.weight_sum": nothing if one.first.weighed is None else pa.array(sums[at]),
+            f"{preset.name}.weight_sum": nothing if one.weighed is None else pa.array(sums[at]),
             f"{preset.name}.vetoed": pa.array(vetoed[at]),
         }
     return pa.table(found)

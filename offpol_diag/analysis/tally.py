@@ -28,9 +28,9 @@ from offpol_diag.engine import (
 from offpol_diag.engine.accumulators import Extremes, State, Sums
 from offpol_diag.engine.gap import DRIFTS, Drift
 from offpol_diag.engine.host import here
-from offpol_diag.engine.rows import Sheet
+from offpol_diag.engine.outcome import Outcomes
+from offpol_diag.engine.rows import Columns
 from offpol_diag.engine.scene import Near, Scene
-from offpol_diag.engine.stack import Stack
 from offpol_diag.engine.terms import walk
 from offpol_diag.presets import Policy, Preset, candidates
 from offpol_diag.trainers import LOGS
@@ -157,20 +157,20 @@ def observe(study: Study, scene: Scene) -> Tally:
 
 def _of_presets(study: Study, scene: Scene) -> tuple[dict[str, State], Ranges]:
     """Compute the states of all presets; the per-sequence columns are freed on return."""
-    stack, apart = Stack.of(scene, study.presets), frozenset(preset.name for preset in study.normalised)
-    columns = _preset_columns(stack)
+    outcomes, apart = Outcomes.of(scene, study.presets), frozenset(preset.name for preset in study.normalised)
+    columns = _preset_columns(outcomes)
     once, normalised = (columns.only(at) for at in _parted(columns.names, apart))
-    resampled, weighed = Sheet.joined(_of_all(study, scene), once), Stack.of(scene, study.candidates)
+    resampled, weighed = Columns.joined(_of_all(study, scene), once), Outcomes.of(scene, study.candidates)
     states: dict[str, State] = {
-        "sums": _sums(scene, Sheet.joined(resampled, method.weight_columns(weighed))),
-        "length": selection.by_length(stack),
-        "group": selection.by_group(stack),
-        "normal": normal.sums(scene, Sheet.joined(Sheet.of({"tokens": stack.n}), normalised.trimmed)),
-        "normal.ranges": normal.ranges(stack, apart),
+        "sums": _sums(scene, Columns.joined(resampled, method.weight_columns(weighed))),
+        "length": selection.by_length(outcomes),
+        "group": selection.by_group(outcomes),
+        "normal": normal.sums(scene, Columns.joined(Columns.of({"tokens": outcomes.n}), normalised.trimmed)),
+        "normal.ranges": normal.ranges(outcomes, apart),
     }
     if study.by_step:
         states["steps"] = normal.sums(scene, resampled)
-    return states, _ranges(study, stack) | method.ranges(weighed)
+    return states, _ranges(study, outcomes) | method.ranges(weighed)
 
 
 @cache
@@ -197,46 +197,47 @@ def _base(study: Study, scene: Scene) -> dict[str, State]:
     return states
 
 
-def _sums(scene: Scene, sheet: Sheet) -> Sums:
-    return Sums.of_stacked(sheet.names, sheet.parts, scene.draws, scene.batch.key, sheet.which)
+def _sums(scene: Scene, columns: Columns) -> Sums:
+    return Sums.of_stacked(columns.names, columns.parts, scene.draws, scene.batch.key, columns.which)
 
 
-def _of_all(study: Study, scene: Scene) -> Sheet:
+def _of_all(study: Study, scene: Scene) -> Columns:
     """Compute columns over all tokens whose numbers carry an interval."""
     found = scene.counts | update.shared(scene)
     for drift in study.drifts:
         found |= gap.columns(scene, drift)
-    return Sheet.of(found)
+    return Columns.of(found)
 
 
-def _preset_columns(stack: Stack) -> Sheet:
+def _preset_columns(outcomes: Outcomes) -> Columns:
     """Compute the columns that are summed per preset."""
-    if stack.batch.tokens <= 2 * moments.BLOCK or not here(stack.batch.rollout):
-        return _columns(stack)
-    apart, whole = stack.divided
-    return Sheet.joined(_columns(apart), _by_block(whole))
+    if outcomes.batch.tokens <= 2 * moments.BLOCK or not here(outcomes.batch.rollout):
+        return _columns(outcomes)
+    apart, whole = outcomes.divided
+    return Columns.joined(_columns(apart), _by_block(whole))
 
 
-def _columns(stack: Stack) -> Sheet:
-    return Sheet.joined(*(part.columns(stack) for part in PARTS))
+def _columns(outcomes: Outcomes) -> Columns:
+    return Columns.joined(*(part.columns(outcomes) for part in PARTS))
 
 
-def _by_block(stack: Stack) -> Sheet:
+def _by_block(outcomes: Outcomes) -> Columns:
     """Compute the same columns a few sequences at a time, for presets that look at every token."""
-    if not stack.presets:
-        return _columns(stack)
-    found: list[Sheet] = []
-    for first, last in segments.spans(stack.batch.cu_seqlens, moments.BLOCK):
-        scene = Scene(stack.batch.rows(first, last), stack.scene.draws[first:last], stack.scene.settled)
-        found.append(_columns(Stack.of(scene, stack.presets)))
+    if not outcomes.presets:
+        return _columns(outcomes)
+    found: list[Columns] = []
+    for first, last in segments.spans(outcomes.batch.cu_seqlens, moments.BLOCK):
+        whole = outcomes.scene
+        scene = Scene(whole.batch.rows(first, last), whole.draws[first:last], whole.settled)
+        found.append(_columns(Outcomes.of(scene, outcomes.presets)))
         scene.forget()
-    return Sheet.beside(found)
+    return Columns.beside(found)
 
 
 def _logged_sums(scene: Scene, columns: dict[str, Tensor]) -> Sums:
     """Sum columns of the trainers' numbers, without replicates: none of them has an interval."""
-    sheet = Sheet.shared(columns)
-    return Sums.of_stacked(sheet.names, sheet.rows, scene.draws[:, :0], which=sheet.which)
+    found = Columns.of(columns)
+    return Sums.of_stacked(found.names, found.rows, scene.draws[:, :0], which=found.which)
 
 
 def _logged(study: Study, scene: Scene) -> tuple[dict[str, Tensor], Ranges]:
@@ -245,11 +246,11 @@ def _logged(study: Study, scene: Scene) -> tuple[dict[str, Tensor], Ranges]:
     return {"masked": scene.batch.masked.to(torch.float64)} | columns, outermost(ranges)
 
 
-def _ranges(study: Study, stack: Stack) -> Ranges:
-    n = stack.n
-    longest = n + stack.batch.masked
+def _ranges(study: Study, outcomes: Outcomes) -> Ranges:
+    n = outcomes.n
+    longest = n + outcomes.batch.masked
     found = {"length": (n.min(), n.max()), "response": (longest.min(), longest.max())}
     for drift in study.drifts:
-        found |= gap.ranges(stack.scene, drift)
-    weights = method.ranges(stack)
+        found |= gap.ranges(outcomes.scene, drift)
+    weights = method.ranges(outcomes)
     return found | {name: weights[name] for name in (f"{preset.name}|weight" for preset in study.once)}

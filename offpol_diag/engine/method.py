@@ -8,49 +8,38 @@ import torch
 from torch import Tensor
 
 from offpol_diag.engine import segments
-from offpol_diag.engine.correction import weight_key
 from offpol_diag.engine.formula import POSITIVE, Formula, Lookup, mean
-from offpol_diag.engine.outcome import (
-    NORMS,
-    Outcome,
-    applied,
-    every,
-    norm,
-    normalised,
-    sign_counts,
-    token_rules,
-    token_weights,
-)
-from offpol_diag.engine.rows import MOST, Rows, Sheet, Summed, joined, left
-from offpol_diag.engine.stack import Stack
+from offpol_diag.engine.outcome import NORMS, Outcomes, applied, every, norm, normalised, sign_counts
+from offpol_diag.engine.rows import Columns, Rows, joined
 from offpol_diag.presets import Preset
 
 
-def columns(stack: Stack) -> Sheet:
+def columns(outcomes: Outcomes) -> Columns:
     """Compute the per-sequence columns [S] of this module's formulas, for every preset."""
-    if not stack.presets:
-        return stack.named({})
-    n, kept, there = stack.n, stack.kept, stack.n > 0
+    if not outcomes.presets:
+        return outcomes.named({})
+    n, kept, there = outcomes.n, outcomes.kept, outcomes.n > 0
     found = {
-        **_weights(stack),
-        "w11": stack.sums["about_one"],
+        **_weights(outcomes),
+        "w11": outcomes.sums["about_one"],
         "touched": kept.map(lambda x: ((x < n) & there).to(torch.float64)),
-        "vetoed": stack.rows(lambda item: item.first.kept.vetoed).map(segments.numbers),
-        "catastrophic": stack.rows(lambda item: item.first.kept.catastrophic),
-        **_by_sign(stack),
+        "vetoed": outcomes.rows(lambda one: one.kept.vetoed).map(segments.numbers),
+        "catastrophic": outcomes.rows(lambda one: one.kept.catastrophic),
+        **_by_sign(outcomes),
     }
-    return Sheet.joined(stack.named(found), _norms(stack))
+    return Columns.joined(outcomes.named(found), _norms(outcomes))
 
 
-def weight_columns(stack: Stack) -> Sheet:
+def weight_columns(outcomes: Outcomes) -> Columns:
     """Compute only the columns that `WEIGHTS` reads."""
-    return stack.named(_weights(stack) if stack.presets else {})
+    return outcomes.named(_weights(outcomes) if outcomes.presets else {})
 
 
-def _weights(stack: Stack) -> dict[str, Rows]:
-    n, kept, sums = stack.n, stack.kept, stack.sums
+def _weights(outcomes: Outcomes) -> dict[str, Rows]:
+    n, kept, sums = outcomes.n, outcomes.kept, outcomes.sums
     there = n > 0
     weight = sums["first"].map(lambda x: x / n.clamp(min=1))
+    acted = [one.acted(n, there.to(torch.float64), outcomes.none) for one in outcomes.each]
     return {
         "kept": kept,
         "w": sums["first"],
@@ -58,71 +47,34 @@ def _weights(stack: Stack) -> dict[str, Rows]:
         "dropped": kept.map(lambda x: ((x == 0) & there).to(torch.float64)),
         "v": weight,  # per sequence: mean over its tokens of the final weight (0 where rejected)
         "vv": weight.map(torch.square),
-        **_acted(stack, there.to(torch.float64)),
+        **{name: Rows.of_tensors([one[name] for one in acted]) for name in acted[0]},
     }
 
 
-ACTED = ("high", "low", "units", "bounded", "tries")
-"""Counts of weights on which bounds acted, by the names of `Pieces.acted`."""
-
-
-def _acted(stack: Stack, there: Tensor) -> dict[str, Rows]:
-    each = [item.acted(stack.n, there, stack.none) for item in stack.items]
-    return {name: Rows.of_tensors([one[name] for one in each]) for name in ACTED}
-
-
-def _norms(stack: Stack) -> Sheet:
+def _norms(outcomes: Outcomes) -> Columns:
     """Compute the normalisation sums of presets whose weights are normalised."""
-    stack = stack.only(normalised)
-    found = [norm(done, done.preset) for done in stack.items]
-    at = tuple(range(len(found)))
-    return stack.named({name: Rows(torch.stack([one[name] for one in found]), at) for name in NORMS if found})
+    outcomes = outcomes.only(normalised)
+    found = [norm(one, one.preset) for one in outcomes.each]
+    return outcomes.named({name: Rows.of_tensors([one[name] for one in found]) for name in NORMS if found})
 
 
-def _by_sign(stack: Stack) -> dict[str, Rows | Tensor]:
+def _by_sign(outcomes: Outcomes) -> dict[str, Rows | Tensor]:
     """Count tokens and kept tokens with A > 0 and with A < 0."""
-    if stack.batch.advantages is None:
+    if outcomes.batch.advantages is None:
         return {}
-    left = stack.total(sign_counts)
-    kept = {f"{name}_kept": joined(torch.mul, x, stack.sequences) for name, x in left.items()}
-    return every(stack.scene) | kept
+    passed = outcomes.total(sign_counts)
+    kept = {f"{name}_kept": joined(torch.mul, x, outcomes.sequences) for name, x in passed.items()}
+    return every(outcomes.scene) | kept
 
 
-def ranges(stack: Stack) -> dict[str, tuple[Tensor, Tensor]]:
+def ranges(outcomes: Outcomes) -> dict[str, tuple[Tensor, Tensor]]:
     """Return the smallest and largest final weight of a kept token, for every preset."""
-    if not stack.presets:
+    if not outcomes.presets:
         return {}
-    lows, highs = weight_spans(stack)
+    lows, highs = outcomes.spans
     low, high = lows.values.amin(dim=1).unbind(), highs.values.amax(dim=1).unbind()
-    names = [f"{preset.name}|weight" for preset in stack.presets]
+    names = [f"{preset.name}|weight" for preset in outcomes.presets]
     return {name: (low[lows.at[row]], high[highs.at[row]]) for row, name in enumerate(names)}
-
-
-def weight_spans(stack: Stack) -> tuple[Rows, Rows]:
-    """Return the smallest and largest final weight of each sequence's kept tokens; (+inf, -inf) if none."""
-    return stack.once("weight spans", lambda: _weight_spans(stack))
-
-
-def _weight_spans(stack: Stack) -> tuple[Rows, Rows]:
-    found = stack.of_weights(
-        lambda w, passed: {"high": w, "minus low": -w}, token_span, lambda near: near.once("span", near.span)
-    )
-    high, minus = (joined(_there, x, stack.kept) for x in found.values())
-    return minus.map(torch.neg), high
-
-
-def _there(x: Tensor, kept: Tensor) -> Tensor:
-    """Return the largest value of each sequence's kept tokens, -inf where none is kept."""
-    return torch.where(kept > 0, x, -torch.inf)
-
-
-token_span: Summed[Outcome] = Summed(
-    lambda done, preset: ("span", weight_key(preset), token_rules(done, preset)),
-    lambda done, preset: (token_weights(done), done.kept.tokens),
-    lambda w, keep: {"high": left(w, keep, -torch.inf), "minus low": left(-w, keep, -torch.inf)},
-    MOST,
-)
-"""Largest weight of a sequence's tokens that pass the rules on tokens, and minus the smallest one."""
 
 
 def own_denominators(presets: Sequence[Preset], sums: Mapping[str, Tensor]) -> dict[str, Tensor]:

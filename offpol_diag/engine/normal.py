@@ -11,14 +11,11 @@ from collections.abc import Callable, Container, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from offpol_diag.engine import losses, outcome, scope
+from offpol_diag.engine import losses, outcome, rows, scope
 from offpol_diag.engine.accumulators import Extremes, Places, Sums
-from offpol_diag.engine.method import weight_spans
-from offpol_diag.engine.outcome import NORMS, norm_factor
-from offpol_diag.engine.rows import Sheet
+from offpol_diag.engine.outcome import NORMS, Outcomes, norm_factor
 from offpol_diag.engine.scene import Scene
 from offpol_diag.engine.scope import Label
-from offpol_diag.engine.stack import Stack
 from offpol_diag.presets import Preset
 
 Columns = dict[str, Tensor]
@@ -29,12 +26,12 @@ def normalised(presets: Sequence[Preset]) -> tuple[Preset, ...]:
     return tuple(one for one in presets if outcome.normalised(one))
 
 
-def sums(scene: Scene, sheet: Sheet) -> Places[Sums]:
+def sums(scene: Scene, columns: rows.Columns) -> Places[Sums]:
     """Sum columns [S] per trainer batch."""
-    rows, members = sheet.rows, _members(scene).items()
+    each, members = columns.rows, _members(scene).items()
     return Places(
         {
-            label: Sums.of_stacked(sheet.names, rows[:, at], scene.draws[at], which=sheet.which)
+            label: Sums.of_stacked(columns.names, each[:, at], scene.draws[at], which=columns.which)
             for label, at in members
         }
     )
@@ -46,12 +43,12 @@ def _members(scene: Scene) -> dict[Label, Tensor]:
     return {label: torch.nonzero(which == at).flatten() for at, label in enumerate(found)}
 
 
-def ranges(stack: Stack, names: Container[str]) -> Places[Extremes]:
+def ranges(outcomes: Outcomes, names: Container[str]) -> Places[Extremes]:
     """Return the extremes of the final weights of kept tokens per trainer batch, before normalisation."""
-    users = [(one.name, at) for at, one in enumerate(stack.presets) if one.name in names]
-    low, high = weight_spans(stack) if users else (None, None)
+    users = [(one.name, at) for at, one in enumerate(outcomes.presets) if one.name in names]
+    low, high = outcomes.spans if users else (None, None)
     spans = {f"{name}|weight": (low.of_preset(at), high.of_preset(at)) for name, at in users if low and high}
-    return Places({label: _extremes(spans, at) for label, at in _members(stack.scene).items()})
+    return Places({label: _extremes(spans, at) for label, at in _members(outcomes.scene).items()})
 
 
 def _extremes(spans: Mapping[str, tuple[Tensor, Tensor]], at: Tensor) -> Extremes:

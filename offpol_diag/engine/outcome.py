@@ -1,21 +1,23 @@
-"""One preset applied to one batch: kept tokens and their weights, for far tokens and for near ones."""
+"""Presets applied to a batch: kept tokens and their weights, for far tokens and for near ones."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, reduce
-from typing import Protocol, TypeVar
+from functools import cache, cached_property, reduce
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from offpol_diag.batch import Batch
 from offpol_diag.engine import correction, losses, segments
 from offpol_diag.engine.correction import Kept, Weighed, beyond, by_turn, fails, seen, weigh_turns
 from offpol_diag.engine.memo import Memo
 from offpol_diag.engine.moments import Moments
 from offpol_diag.engine.ratios import Ratios
-from offpol_diag.engine.rows import Inputs, Summed, flagged, left
+from offpol_diag.engine.rows import Columns, Inputs, Rows, Summed, flagged, joined, left, merged, together
 from offpol_diag.engine.scene import Scene, neutral, on_turns, signs
 from offpol_diag.engine.segments import numbers
 from offpol_diag.presets import Policy, Preset, Reject
@@ -26,6 +28,9 @@ SMALLEST_NORM = 1e-8
 """Normalisation divides only by mean weights above this."""
 NORMS = ("norm", "norm_units")
 """Names of the sums that the mean weight is computed from: Σ of weights, and their number."""
+
+T = TypeVar("T")
+Named = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -56,85 +61,16 @@ class WeightSums:
 
     def times(self, x: Tensor) -> WeightSums:
         """Multiply every sum by x [S]."""
-        return WeightSums(self.first * x, self.second * x, self.excess * x, self.about_one * x)
+        return self.map(lambda each: each * x)
 
     def plus(self, more: WeightSums) -> WeightSums:
         """Add the sums of other tokens."""
-        return WeightSums(
-            self.first + more.first,
-            self.second + more.second,
-            self.excess + more.excess,
-            self.about_one + more.about_one,
-        )
+        return WeightSums(**{name: x + getattr(more, name) for name, x in self.named().items()})
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """One preset applied to one batch, per sequence [S] float64.
-
-    Attributes:
-        ratios: ratios of the preset's numerator policy.
-        preset: a preset with the same weight, rules and veto.
-        kept: tokens and sequences that pass rejection and veto.
-    """
-
-    ratios: Ratios
-    preset: Preset
-    kept: Kept
-
-    @cached_property
-    def passed(self) -> Tensor:
-        """Number of tokens that pass the rules on tokens."""
-        return passing_tokens(self, self.preset)["passed"]
-
-    @cached_property
-    def kept_tokens(self) -> Tensor:
-        """Number of kept tokens."""
-        return self.passed * self.kept.sequences
-
-    @cached_property
-    def weight_sum(self) -> Tensor:
-        """Σ of the final weights over all unmasked tokens, rejected or not."""
-        weight, lengths = self.preset.weight, self.ratios.batch.lengths
-        if weight is None:
-            return lengths.to(torch.float64)
-        if weight.over not in PER_SEQUENCE:
-            return _total(self.ratios, self.preset)
-        return correction.weigh(self.ratios, self.preset).final.values * lengths
-
-    @cached_property
-    def sums(self) -> WeightSums:
-        """Sums of the final weights over kept tokens."""
-        weight, tokens = self.preset.weight, self.kept_tokens
-        if weight is None:
-            none = torch.zeros_like(tokens)
-            return WeightSums(tokens, tokens, none, none)
-        if weight.over in PER_SEQUENCE:
-            return powers(correction.weigh(self.ratios, self.preset).final.values).times(tokens)
-        return self.moments().times(self.kept.sequences)
-
-    def moments(self) -> WeightSums:
-        """Sum tokens' own weights over tokens that pass the rules on tokens."""
-        return WeightSums(**token_moments(self, self.preset))
-
-    @cached_property
-    def weighed(self) -> Weighed | None:
-        """Weights before rejection; None where the preset has none (every weight is 1)."""
-        return None if self.preset.weight is None else correction.weigh(self.ratios, self.preset)
-
-
-class Weights(Protocol):
-    """Protocol of objects that have the sum of all weights per sequence."""
-
-    @property
-    def ratios(self) -> Ratios:
-        """Ratios of all tokens."""
-        ...
-
-    @property
-    def weight_sum(self) -> Tensor:
-        """Sum of all weights per sequence, [S]."""
-        ...
+def powers(w: Tensor) -> WeightSums:
+    """Compute the terms that each weight adds to the sums."""
+    return WeightSums(w, w.square(), w - 1, (w - 1).square())
 
 
 def applied(preset: Preset) -> Preset:
@@ -147,88 +83,10 @@ def normalised(preset: Preset) -> bool:
     return preset.apply and preset.weight is not None and preset.weight.normalize
 
 
-def of(ratios: Ratios, preset: Preset) -> Outcome:
-    """Apply a preset to some tokens or all; presets that share rules share the work."""
-    key = ("outcome", preset.weight, preset.reject, preset.veto)
-    return ratios.once(key, lambda: Outcome(ratios, preset, correction.keep(ratios, preset)))
+# ---------------------------------------------------------------- one preset
 
 
-def _passing(done: Outcome, preset: Preset) -> Inputs | dict[str, Tensor]:
-    if done.kept.tokens is not None:
-        return (done.kept.tokens,)
-    ratios = done.ratios
-    return {"passed": ratios.once("lengths", lambda: ratios.batch.lengths.to(torch.float64))}
-
-
-def _total(ratios: Ratios, preset: Preset) -> Tensor:
-    """Sum the weights of all tokens per sequence."""
-    return ratios.once(
-        ("total", correction.weight_key(preset)),
-        lambda: segments.total(correction.weigh(ratios, preset).final.values, ratios.batch.cu_seqlens),
-    )
-
-
-def powers(w: Tensor) -> WeightSums:
-    """Compute the terms that each weight adds to the sums."""
-    return WeightSums(w, w.square(), w - 1, (w - 1).square())
-
-
-def token_weights(done: Outcome) -> Tensor:
-    """Return the weights of tokens, [T]; the preset must weight tokens, not sequences."""
-    assert done.weighed is not None
-    return done.weighed.final.values
-
-
-def _moments(weights: Tensor, keep: Tensor | None) -> dict[str, Tensor]:
-    return powers(weights).map(lambda x: left(x, keep)).named()
-
-
-def near_weight_sums(near: Moments, policy: Policy) -> WeightSums:
-    """Compute the weight sums of near tokens, whose weight is r."""
-    x, xx = near.of("x", policy), near.of("x²", policy)
-    return WeightSums(near.n + x, near.n + 2 * x + xx, x, xx)
-
-
-def token_rules(done: Outcome, preset: Preset) -> tuple[Reject, ...]:
-    """Key of the mask of single tokens: empty for presets that only drop whole sequences."""
-    return applied(preset).reject if done.kept.tokens is not None else ()
-
-
-passing_tokens = Summed(
-    lambda done, preset: ("left", token_rules(done, preset)),
-    _passing,
-    lambda keep: {"passed": numbers(keep)},
-)
-"""Number of tokens that pass the rules on tokens."""
-token_moments: Summed[Outcome] = Summed(
-    lambda done, preset: ("moments", correction.weight_key(done.preset), token_rules(done, preset)),
-    lambda done, preset: (token_weights(done), done.kept.tokens),
-    _moments,
-)
-"""`WeightSums` of tokens' own weights, over those that pass the rules on tokens."""
-
-
-def norm(done: Weights, preset: Preset) -> dict[str, Tensor]:
-    """Compute the sums of the normalising mean: weights before rejection, over tokens or sequences."""
-    if preset.weight is None or not preset.weight.normalize:
-        return {}
-    n = done.ratios.batch.lengths.to(torch.float64)
-    if preset.weight.over == "token":
-        return dict(zip(NORMS, (done.weight_sum, n), strict=True))
-    return dict(zip(NORMS, (done.weight_sum / n.clamp(min=1), (n > 0).to(torch.float64)), strict=True))
-
-
-def norm_factor(total: Tensor, units: Tensor) -> Tensor:
-    """Compute the divisor of batch normalisation; 1 where the mean weight is at most 1e-8, as in verl."""
-    mean_weight = total / units
-    return torch.where(mean_weight > SMALLEST_NORM, mean_weight, 1.0)
-
-
-Columns = Mapping[str, Tensor]
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Near:
     """Near tokens of each sequence, or of each turn with one sign of A, under one preset.
 
@@ -245,7 +103,7 @@ class Near:
     moments: Moments
     passes: Tensor | None = None
     weights: Tensor | None = None
-    _memo: Memo = field(default_factory=Memo, repr=False, compare=False)
+    _memo: Memo = field(default_factory=Memo, repr=False)
 
     def once(self, key: object, make: Callable[[], T]) -> T:
         """Return `make()`, computed once per key."""
@@ -279,48 +137,48 @@ class Near:
             return self.of_all(self.weights * self.moments.n)
         return self.of_all(self.moments.exp(self.preset.policy) if self.preset.weight else self.moments.n)
 
+    @cached_property
     def sums(self) -> WeightSums:
-        """Sum tokens' own weights, or their turns', over the rows that pass."""
+        """Sums of tokens' own weights, or their turns', over the rows that pass."""
         w, n = self.weights, self.moments.n
         each = near_weight_sums(self.moments, self.preset.policy) if w is None else powers(w).times(n)
         return each.map(self.of_passed)
 
-    def span(self) -> Columns:
-        """Return the largest weight that passes, and minus the smallest one, [S]; -inf where none passes."""
+    @cached_property
+    def span(self) -> dict[str, Tensor]:
+        """Largest weight that passes, and minus the smallest one, [S]; -inf where none passes."""
         w, policy = self.weights, self.preset.policy
         high = self.moments.high(policy).exp() if w is None else w
         low = self.moments.low(policy).exp() if w is None else w
         there = self.moments.n > 0 if self.passes is None else self.passes & (self.moments.n > 0)
-        each = {"high": high, "minus low": -low}
-        found = {name: torch.where(there, x, -torch.inf) for name, x in each.items()}
+        found = {name: torch.where(there, x, -torch.inf) for name, x in (("high", high), ("minus low", -low))}
         if not self.moments.by_turn:
             return found
         return {name: segments.largest(x, self.ratios.batch.turns) for name, x in found.items()}
 
 
-How = Callable[[Near, Columns], Columns]
-"""Function from sums over rows to sums per sequence."""
+def near_weight_sums(near: Moments, policy: Policy) -> WeightSums:
+    """Compute the weight sums of near tokens, whose weight is r."""
+    x, xx = near.of("x", policy), near.of("x²", policy)
+    return WeightSums(near.n + x, near.n + 2 * x + xx, x, xx)
 
 
-def passing(near: Near, sums: Columns) -> Columns:
-    """Add up sums over the rows that pass."""
-    return {name: near.of_passed(x) for name, x in sums.items()}
-
-
-@dataclass(frozen=True)
-class Pieces:
-    """A preset applied to a whole batch; attributes are those of `Outcome`, over all its tokens.
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """One preset applied to one batch; numbers are per sequence, [S] float64.
 
     Attributes:
         ratios: ratios of the preset's numerator policy, for all tokens.
         preset: the preset as it is applied.
-        first: the outcome on the far tokens, or on all where near tokens are not separate.
-        near: the near tokens, where they are separate.
+        far: ratios of the tokens looked at one by one: the far ones, or all where none is near.
+        kept: the far tokens that pass the rules on tokens, and the sequences that pass the others.
+        near: the near tokens.
     """
 
     ratios: Ratios
     preset: Preset
-    first: Outcome
+    far: Ratios
+    kept: Kept
     near: tuple[Near, ...] = ()
 
     @property
@@ -330,21 +188,48 @@ class Pieces:
         return weight is not None and weight.over not in PER_SEQUENCE
 
     @cached_property
+    def weighed(self) -> Weighed | None:
+        """Weights of far tokens, or of sequences, before rejection; None where every weight is 1."""
+        return None if self.preset.weight is None else correction.weigh(self.far, self.preset)
+
+    @property
+    def token_weights(self) -> Tensor:
+        """Weights of the far tokens, [T]; the preset must weight tokens, not sequences."""
+        assert self.weighed is not None
+        return self.weighed.final.values
+
+    @property
+    def per_sequence(self) -> Tensor | None:
+        """Weights of sequences, [S]; None when tokens have their own, or there are none."""
+        return None if self.weighed is None or self.weighs_tokens else self.weighed.final.values
+
+    @property
+    def sequences(self) -> Tensor:
+        """Sequences that pass every rule on sequences and the veto, [S] bool."""
+        return self.kept.sequences
+
+    @cached_property
     def passed(self) -> Tensor:
-        """Number of tokens that pass the rules on tokens, [S]."""
-        return _sum(self.first.passed, [near.passed for near in self.near])
+        """Number of tokens that pass the rules on tokens."""
+        return reduce(torch.add, (near.passed for near in self.near), passing_tokens(self)["passed"])
 
     @cached_property
     def kept_tokens(self) -> Tensor:
-        """Number of kept tokens, [S]."""
+        """Number of kept tokens."""
         return self.passed * self.sequences
 
     @cached_property
     def weight_sum(self) -> Tensor:
-        """Sum of the final weights over all tokens, rejected or not, [S]."""
+        """Sum of the final weights over all tokens, rejected or not."""
         if self.per_sequence is not None:
             return self.per_sequence * self.ratios.batch.lengths
-        return _sum(self.first.weight_sum, [near.weight_sum for near in self.near])
+        batch = self.far.batch
+        if self.weighed is None:
+            total = batch.lengths.to(torch.float64)
+        else:
+            key = "total", correction.weight_key(self.preset)
+            total = self.far.once(key, lambda: segments.total(self.token_weights, batch.cu_seqlens))
+        return reduce(torch.add, (near.weight_sum for near in self.near), total)
 
     @cached_property
     def sums(self) -> WeightSums:
@@ -352,21 +237,8 @@ class Pieces:
         if not self.weighs_tokens:
             one = torch.ones_like(self.kept_tokens)
             return powers(one if self.per_sequence is None else self.per_sequence).times(self.kept_tokens)
-        each = reduce(WeightSums.plus, (near.sums() for near in self.near), self.first.moments())
-        return each.times(self.sequences)
-
-    @property
-    def sequences(self) -> Tensor:
-        """Sequences that pass every rule on sequences and the veto, [S] bool."""
-        return self.first.kept.sequences
-
-    @property
-    def per_sequence(self) -> Tensor | None:
-        """Weights of sequences, [S]; None when tokens have their own, or there are none."""
-        weight, weighed = self.first.preset.weight, self.first.weighed
-        if weight is None or weighed is None or weight.over not in PER_SEQUENCE:
-            return None
-        return weighed.final.values
+        far = WeightSums(**weight_sums(self))
+        return reduce(WeightSums.plus, (near.sums for near in self.near), far).times(self.sequences)
 
     def acted(self, n: Tensor, there: Tensor, none: Tensor) -> dict[str, Tensor]:
         """Count weights on which bounds acted, per sequence [S] float64; bounds never act on near tokens.
@@ -380,7 +252,7 @@ class Pieces:
             high: weights above `upper`; low: below `lower`; units: number of weights; bounded: weights or
             tokens on which the safety bound acted; tries: number of those.
         """
-        weighed = self.first.weighed
+        weighed = self.weighed
         if weighed is None:
             return {"high": none, "low": none, "units": n, "bounded": none, "tries": n}
         tokens = weighed.final.per == "token"
@@ -389,23 +261,24 @@ class Pieces:
         return acted | {"units": units, "tries": tries}
 
 
-def _sum(x: Tensor, more: Sequence[Tensor]) -> Tensor:
-    return reduce(torch.add, more, x)
+def of(ratios: Ratios, preset: Preset) -> Outcome:
+    """Apply a preset to tokens one by one."""
+    return Outcome(ratios, preset, ratios, correction.keep(ratios, preset))
 
 
-def pieces(scene: Scene, preset: Preset) -> Pieces:
-    """Apply a preset to the batch; presets that share rules share the work."""
+def apply(scene: Scene, preset: Preset) -> Outcome:
+    """Apply a preset to the batch, to near tokens together; presets that share rules share the work."""
     preset = applied(preset)
     ratios = scene.ratios(preset.policy)
-    key = ("pieces", preset.weight, preset.reject, preset.veto, losses.kind(preset))
-    return ratios.once(key, lambda: _pieces(scene, ratios, preset))
+    key = ("outcome", preset.weight, preset.reject, preset.veto, losses.kind(preset))
+    return ratios.once(key, lambda: _apply(scene, ratios, preset))
 
 
-def _pieces(scene: Scene, ratios: Ratios, preset: Preset) -> Pieces:
+def _apply(scene: Scene, ratios: Ratios, preset: Preset) -> Outcome:
     if not scene.divides(preset):
-        return Pieces(ratios, preset, of(ratios, preset))
+        return of(ratios, preset)
     far = scene.apart[0].of(preset.policy)
-    return Pieces(ratios, preset, of(far, preset), tuple(_near(scene, ratios, preset)))
+    return Outcome(ratios, preset, far, correction.keep(far, preset), tuple(_near(scene, ratios, preset)))
 
 
 def _near(scene: Scene, ratios: Ratios, preset: Preset) -> Iterator[Near]:
@@ -432,6 +305,51 @@ def _passes(ratios: Ratios, preset: Preset, at: int, rule: Reject, sign: str) ->
     return passed if above.per == "turn" else segments.spread(passed, ratios.batch.turns)
 
 
+def norm(done: Any, preset: Preset) -> dict[str, Tensor]:
+    """Compute the sums of the normalising mean: weights before rejection, over tokens or sequences."""
+    if preset.weight is None or not preset.weight.normalize:
+        return {}
+    n = done.ratios.batch.lengths.to(torch.float64)
+    if preset.weight.over == "token":
+        return dict(zip(NORMS, (done.weight_sum, n), strict=True))
+    return dict(zip(NORMS, (done.weight_sum / n.clamp(min=1), (n > 0).to(torch.float64)), strict=True))
+
+
+def norm_factor(total: Tensor, units: Tensor) -> Tensor:
+    """Compute the divisor of batch normalisation; 1 where the mean weight is at most 1e-8, as in verl."""
+    mean_weight = total / units
+    return torch.where(mean_weight > SMALLEST_NORM, mean_weight, 1.0)
+
+
+# ---------------------------------------------------------------- sums over tokens
+
+
+def _passing(done: Outcome) -> Inputs | dict[str, Tensor]:
+    if done.kept.tokens is not None:
+        return (done.kept.tokens,)
+    return {"passed": done.far.once("lengths", lambda: done.far.batch.lengths.to(torch.float64))}
+
+
+passing_tokens = Summed(
+    _passing, lambda keep: {"passed": numbers(keep)}, lambda near: {"passed": near.moments.n}
+)
+"""Number of tokens that pass the rules on tokens."""
+weight_sums = Summed(
+    lambda done: (done.token_weights, done.kept.tokens),
+    lambda w, keep: powers(w).map(lambda x: left(x, keep)).named(),
+    lambda near: near.sums.named(),
+)
+"""`WeightSums` of tokens' own weights, over those that pass the rules on tokens."""
+weight_spans = Summed(
+    lambda done: (done.token_weights, done.kept.tokens),
+    lambda w, keep: {"high": left(w, keep, -torch.inf), "minus low": left(-w, keep, -torch.inf)},
+    lambda near: near.span,
+    segments.largest,
+    torch.maximum,
+)
+"""Largest weight of a sequence's tokens that pass the rules on tokens, and minus the smallest one."""
+
+
 def every(scene: Scene) -> dict[str, Tensor]:
     """Count the batch's tokens with A > 0 and with A < 0, [S] each."""
     return scene.once("signs", lambda: _every(scene))
@@ -441,7 +359,7 @@ def _every(scene: Scene) -> dict[str, Tensor]:
     ratios = scene.ratios("rollout")
     if ratios.apart is None:
         return _counts(ratios)
-    far, near = _counts(ratios.apart.far), _near_counts(ratios.apart.near)
+    far, near = _counts(ratios.apart.far), near_counts(ratios.apart.near)
     return {name: x + near[name] for name, x in far.items()}
 
 
@@ -450,7 +368,8 @@ def _counts(ratios: Ratios) -> dict[str, Tensor]:
     return {name: segments.count(at, offsets) for name, at in _flags(ratios).items()}
 
 
-def _near_counts(near: Moments) -> dict[str, Tensor]:
+def near_counts(near: Moments) -> dict[str, Tensor]:
+    """Count the near tokens with A > 0 and with A < 0 of each row."""
     return {"positive": near.of(side="1+"), "negative": near.of(side="1-")}
 
 
@@ -461,14 +380,180 @@ def _flags(ratios: Ratios) -> dict[str, Tensor]:
     return ratios.once("signs of A", lambda: {"positive": advantages > 0, "negative": advantages < 0})
 
 
-def _counted(done: Outcome, preset: Preset) -> Inputs:
-    return (*_flags(done.ratios).values(), done.kept.tokens)
-
-
 sign_counts = Summed(
-    lambda done, preset: ("signs", token_rules(done, preset)),
-    _counted,
+    lambda done: (*_flags(done.far).values(), done.kept.tokens),
     lambda up, down, keep: {"positive": flagged(up, keep), "negative": flagged(down, keep)},
-    near=lambda near: _near_counts(near.moments),
+    lambda near: near_counts(near.moments),
 )
 """Number of tokens with A > 0 and A < 0 that pass the rules on tokens, [S]."""
+
+
+# ---------------------------------------------------------------- many presets
+
+How = Callable[[Near, Named], Named]
+"""Function from sums over rows to sums per sequence."""
+
+
+def passing(near: Near, sums: Named) -> Named:
+    """Add up sums over the rows that pass."""
+    return {name: near.of_passed(x) for name, x in sums.items()}
+
+
+def as_they_are(near: Near, sums: Named) -> Named:
+    """Return sums that are per sequence already."""
+    return sums
+
+
+@dataclass(frozen=True, eq=False)
+class Outcomes:
+    """Many presets applied to one batch; numbers are float64, with a row per distinct result.
+
+    Attributes:
+        scene: the batch and its log-ratios.
+        presets: the P presets.
+        each: the outcome of each.
+    """
+
+    scene: Scene
+    presets: tuple[Preset, ...]
+    each: tuple[Outcome, ...]
+    _memo: Memo = field(default_factory=Memo, init=False, repr=False)
+
+    @classmethod
+    def of(cls, scene: Scene, presets: Sequence[Preset]) -> Outcomes:
+        """Apply presets to the batch."""
+        return cls(scene, tuple(presets), tuple(apply(scene, preset) for preset in presets))
+
+    def only(self, which: Callable[[Preset], bool]) -> Outcomes:
+        """Select the presets for which `which` is true."""
+        return self._picked([at for at, preset in enumerate(self.presets) if which(preset)])
+
+    @property
+    def divided(self) -> tuple[Outcomes, Outcomes]:
+        """Presets whose near tokens are separate, and all others."""
+        apart = [bool(one.near) for one in self.each]
+        one, two = ([at for at, flag in enumerate(apart) if flag is x] for x in (True, False))
+        return self._picked(one), self._picked(two)
+
+    def _picked(self, at: Sequence[int]) -> Outcomes:
+        if len(at) == len(self.presets):
+            return self
+        return Outcomes(
+            self.scene, tuple(self.presets[row] for row in at), tuple(self.each[row] for row in at)
+        )
+
+    def named(self, columns: Mapping[str, Rows | Tensor]) -> Columns:
+        """Name columns by preset: one column [S] per preset; a plain tensor [S] is shared by all presets."""
+        if not columns:
+            return Columns((), ())
+        many = len(self.presets)
+        rows = [x if isinstance(x, Rows) else Rows(x[None], (0,) * many) for x in columns.values()]
+        names = _names(tuple(columns), tuple(preset.name for preset in self.presets))
+        begins = np.cumsum([0, *(len(x.values) for x in rows[:-1])])
+        at = np.array([x.at for x in rows], dtype=np.int64) + begins[:, None]
+        return Columns(names, tuple(x.values for x in rows), torch.from_numpy(at.flatten()))
+
+    @property
+    def batch(self) -> Batch:
+        """The packed batch."""
+        return self.scene.batch
+
+    @cached_property
+    def n(self) -> Tensor:
+        """Tokens of each sequence, [S]."""
+        return self.scene.counts["tokens"]
+
+    @cached_property
+    def none(self) -> Tensor:
+        """Zero for every sequence, [S]."""
+        return torch.zeros_like(self.n)
+
+    @cached_property
+    def one(self) -> Tensor:
+        """One for every sequence, [S]."""
+        return torch.ones_like(self.n)
+
+    def rows(self, make: Callable[[Outcome], Tensor]) -> Rows:
+        """Compute a row [S] per preset, stored once for presets with the same tensor."""
+        if not self.each:
+            return Rows(self.n.new_zeros((0, len(self.n))), ())
+        return Rows.of_tensors([make(one) for one in self.each])
+
+    @cached_property
+    def sequences(self) -> Rows:
+        """1 where a sequence passes every rule on sequences and the veto, else 0."""
+        return self.rows(lambda one: one.sequences).map(segments.numbers)
+
+    @cached_property
+    def passed(self) -> Rows:
+        """Number of tokens that pass the rules on tokens."""
+        return self.total(passing_tokens)["passed"] if self.each else self.rows(lambda one: self.n)
+
+    @cached_property
+    def kept(self) -> Rows:
+        """Number of kept tokens."""
+        return joined(torch.mul, self.passed, self.sequences)
+
+    @cached_property
+    def weights(self) -> Rows:
+        """Weights of sequences; 1 where tokens have their own, or there are none."""
+        return self.rows(lambda one: self.one if one.per_sequence is None else one.per_sequence)
+
+    @cached_property
+    def sums(self) -> dict[str, Rows]:
+        """Sums of the final weights over kept tokens, by the names of `WeightSums`."""
+        found = self._of_weights(weight_sums, lambda w, passed: powers(w).times(passed).named())
+        return {name: joined(torch.mul, x, self.sequences) for name, x in found.items()}
+
+    @cached_property
+    def spans(self) -> tuple[Rows, Rows]:
+        """Smallest and largest final weight of each sequence's kept tokens; (+inf, -inf) if none."""
+        found = self._of_weights(weight_spans, lambda w, passed: {"high": w, "minus low": -w})
+        high, minus = (
+            joined(lambda x, kept: torch.where(kept > 0, x, -torch.inf), x, self.kept) for x in found.values()
+        )
+        return minus.map(torch.neg), high
+
+    def _of_weights(
+        self, of_tokens: Summed, of_sequences: Callable[[Tensor, Tensor], Named]
+    ) -> dict[str, Rows]:
+        """Compute columns from the weights of tokens, or of whole sequences and their passing tokens."""
+        own, others = (
+            [at for at, one in enumerate(self.each) if one.weighs_tokens is x] for x in (True, False)
+        )
+        each, at = together(self.weights.of(others), self.passed.of(others))
+        found = {name: Rows(x, at) for name, x in of_sequences(*each).items()}
+        if not own:
+            return found
+        tokens = self._picked(own).total(of_tokens, as_they_are)
+        return {name: merged({tuple(others): x, tuple(own): tokens[name]}) for name, x in found.items()}
+
+    def total(self, make: Summed, how: How = passing) -> dict[str, Rows]:
+        """Sum over the tokens that pass the rules on tokens, by column; cached."""
+        return self._memo.once(make, lambda: self._total(make, how))
+
+    def _total(self, make: Summed, how: How) -> dict[str, Rows]:
+        """Sum over far tokens, and join the sums of near ones."""
+
+        def sums(near: Near) -> Named:
+            return near.once((make, how), lambda: how(near, near.once(make, lambda: make.near(near))))
+
+        names, far = make.of_many(self.each)
+        many: dict[int, list[int]] = {}
+        for preset, done in enumerate(self.each):
+            many.setdefault(len(done.near), []).append(preset)
+        found = {}
+        for count, presets in many.items():
+            rows = far.of(presets)
+            for at in range(count):
+                more = [sums(self.each[preset].near[at]) for preset in presets]
+                rows = joined(make.join, rows, Rows.of_columns([{n: x[n] for n in names} for x in more]))
+            found[tuple(presets)] = rows
+        every = merged(found)
+        return {name: Rows(x, every.at) for name, x in zip(names, every.values.unbind(1), strict=True)}
+
+
+@cache
+def _names(columns: tuple[str, ...], presets: tuple[str, ...]) -> tuple[str, ...]:
+    """Name columns for every preset, column by column; cached, since every batch has the same."""
+    return tuple(f"{preset}|{column}" for column in columns for preset in presets)

@@ -9,29 +9,27 @@ import torch
 from torch import Tensor
 
 from offpol_diag.engine.formula import ABOVE_MINUS_ONE, POSITIVE, Formula, mean
-from offpol_diag.engine.outcome import Outcome, token_rules
+from offpol_diag.engine.outcome import Outcome, Outcomes
 from offpol_diag.engine.ratios import OVERFLOW
-from offpol_diag.engine.rows import Inputs, Sheet, Summed, joined, left
-from offpol_diag.engine.stack import Stack
-from offpol_diag.presets import Preset
+from offpol_diag.engine.rows import Columns, Inputs, Summed, joined, left
 
 
-def columns(stack: Stack) -> Sheet:
+def columns(outcomes: Outcomes) -> Columns:
     """Compute the per-sequence columns [S]: Σ k3 over kept tokens, their perplexity ratio and w² − 1."""
-    if not stack.presets:
-        return stack.named({})
-    found, kept, sums = stack.total(gap_sums), stack.kept, stack.sums
-    left, n = kept.map(_there), stack.n.clamp(min=1)
+    if not outcomes.presets:
+        return outcomes.named({})
+    found, kept, sums = outcomes.total(gap_sums), outcomes.kept, outcomes.sums
+    n = outcomes.n.clamp(min=1)
     columns = {
-        "residual_k3": joined(torch.mul, found["k3"], stack.sequences),
+        "residual_k3": joined(torch.mul, found["k3"], outcomes.sequences),
         "residual_ppl": joined(_ppl, found["delta"], kept),
-        "residual_left": left,
+        "residual_left": kept.map(_there),
         "residual_ww": joined(
             lambda squares, excess: squares + 2 * excess, sums["about_one"], sums["excess"]
         ),
         "residual_vv": joined(lambda excess, many: _vv(excess, many, n), sums["excess"], kept),
     }
-    return stack.named(columns)
+    return outcomes.named(columns)
 
 
 def _there(kept: Tensor) -> Tensor:
@@ -51,17 +49,16 @@ def _vv(excess: Tensor, kept: Tensor, n: Tensor) -> Tensor:
     return away * (away + 2) * _there(kept)
 
 
-def _gap(done: Outcome, preset: Preset) -> Inputs:
-    ratios, delta = done.ratios, done.ratios.delta
+def _gap(done: Outcome) -> Inputs:
+    ratios, delta = done.far, done.far.delta
     k3 = ratios.once("k3", lambda: torch.expm1(delta.clamp(-OVERFLOW, OVERFLOW)) - delta)
     return k3, delta, done.kept.tokens
 
 
 gap_sums = Summed(
-    lambda done, preset: ("residual", token_rules(done, preset)),
     _gap,
     lambda k3, delta, keep: {"k3": left(k3, keep), "delta": left(delta, keep)},
-    near=lambda near: {
+    lambda near: {
         "k3": near.moments.of("k3", near.preset.policy),
         "delta": near.moments.of("d", near.preset.policy),
     },

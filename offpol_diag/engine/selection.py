@@ -12,8 +12,8 @@ from offpol_diag.engine import resample
 from offpol_diag.engine.accumulators import GroupSample
 from offpol_diag.engine.fields import COUNTS, Floats, Saved
 from offpol_diag.engine.formula import plain
+from offpol_diag.engine.outcome import Outcomes
 from offpol_diag.engine.rows import Rows
-from offpol_diag.engine.stack import Stack
 from offpol_diag.summary import Numbers
 
 LENGTH_BINS = 256
@@ -45,27 +45,27 @@ def length_bin(lengths: Tensor) -> Tensor:
     )
 
 
-def by_length(stack: Stack) -> Grid:
+def by_length(outcomes: Outcomes) -> Grid:
     """Bin the batch by length."""
-    there = (stack.n > 0).to(torch.float64)
-    stacked = torch.cat((there[None], stack.n[None], stack.kept.values)).T
-    at = length_bin(stack.batch.lengths)
+    there = (outcomes.n > 0).to(torch.float64)
+    stacked = torch.cat((there[None], outcomes.n[None], outcomes.kept.values)).T
+    at = length_bin(outcomes.batch.lengths)
     grid = stacked.new_zeros(LENGTH_BINS, stacked.shape[1]).index_add_(0, at, stacked)
-    return Grid(_of_every(stack, grid))
+    return Grid(_of_every(outcomes, grid))
 
 
-def by_group(stack: Stack) -> GroupSample:
+def by_group(outcomes: Outcomes) -> GroupSample:
     """Count sequences, and each preset's sequences with a kept token, by group."""
-    there = stack.n > 0
-    columns = torch.cat((there[None], stack.kept.values > 0)).T.to(torch.float64)
-    found = GroupSample.of(resample.mix(stack.batch.key), columns)
-    return GroupSample(found.keys, _of_every(stack, found.values), found.full)
+    there = outcomes.n > 0
+    columns = torch.cat((there[None], outcomes.kept.values > 0)).T.to(torch.float64)
+    found = GroupSample.of(resample.mix(outcomes.batch.key), columns)
+    return GroupSample(found.keys, _of_every(outcomes, found.values), found.full)
 
 
-def _of_every(stack: Stack, x: Tensor) -> Tensor:
+def _of_every(outcomes: Outcomes, x: Tensor) -> Tensor:
     """Expand the last R of k + R columns [N, k + R], shared by equal presets, to a column per preset."""
-    shared = x.shape[1] - len(stack.kept.values)
-    at = (*range(shared), *(shared + row for row in stack.kept.at))
+    shared = x.shape[1] - len(outcomes.kept.values)
+    at = (*range(shared), *(shared + row for row in outcomes.kept.at))
     return Rows(x.T, at).all.T
 
 

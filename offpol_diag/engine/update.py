@@ -6,33 +6,25 @@ Uncorrected, the gradient of token t on log π_θ is |A_t|. Under a preset it is
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-
 import torch
 from torch import Tensor
 
 from offpol_diag.engine import losses
-from offpol_diag.engine.correction import weight_key
 from offpol_diag.engine.formula import POSITIVE, Formula, Lookup
-from offpol_diag.engine.outcome import Near, Outcome, token_rules, token_weights
+from offpol_diag.engine.outcome import Named, Near, Outcome, Outcomes
 from offpol_diag.engine.policyloss import (
     SIDES,
+    loss_weights,
     mass_sums,
     masses,
     near_by_sign,
-    near_pooled,
     pooled,
     sequence_weights,
     weighed_sums,
     weighing,
-    weighs_tokens,
 )
-from offpol_diag.engine.rows import Columns, Inputs, Sheet, Summed, joined
+from offpol_diag.engine.rows import Columns, Inputs, Summed, joined
 from offpol_diag.engine.scene import Scene
-from offpol_diag.engine.stack import Stack
-from offpol_diag.presets import Preset
-
-SIGNS = ("positive", "negative")
 
 
 def shared(scene: Scene) -> dict[str, Tensor]:
@@ -50,22 +42,22 @@ def _masses(scene: Scene) -> dict[str, Tensor]:
     return {sign: far[sign] + near.of(side=side) for sign, side in SIDES.items()}
 
 
-def columns(stack: Stack) -> Sheet:
+def columns(outcomes: Outcomes) -> Columns:
     """Compute Σ|slope · w| of the remaining update, and Σ|A| by sign of what is removed, [S] each."""
-    if stack.batch.advantages is None or not stack.presets:
-        return stack.named({})
-    whole, still = sequence_weights(stack), stack.total(still_sums, stilling)
-    pull = stack.total(weighed_sums, weighing)["pull"]
-    mass = shared(stack.scene)
+    if outcomes.batch.advantages is None or not outcomes.presets:
+        return outcomes.named({})
+    whole, still = sequence_weights(outcomes), outcomes.total(still_sums, stilling)
+    pull = outcomes.total(weighed_sums, weighing)["pull"]
+    mass = shared(outcomes.scene)
     found = {"update": joined(torch.mul, pull, whole)}
-    for sign in SIGNS:
+    for sign in SIDES:
         found[f"still_{sign}"] = joined(
             lambda factor, x, gone=mass[f"mass_{sign}"]: torch.where(factor == 0, gone, x), whole, still[sign]
         )
-    return stack.named(found)
+    return outcomes.named(found)
 
 
-def stilling(near: Near, sums: Columns) -> Columns:
+def stilling(near: Near, sums: Named) -> Named:
     """Add up the removed Σ|A|: all of a turn that does not pass or has weight 0."""
     pulls = near.passes
     if near.weights is not None and losses.weighted(near.preset):
@@ -76,31 +68,23 @@ def stilling(near: Near, sums: Columns) -> Columns:
     return {name: near.of_all(torch.where(pulls, x, mass[name])) for name, x in sums.items()}
 
 
-def _may_be_zero(done: Outcome, preset: Preset) -> bool:
-    """Return whether tokens' weights may be 0, which removes their gradient."""
+def _zero_weights(done: Outcome) -> Tensor | None:
+    """Return the weights of tokens, [T], if one may be 0, which removes the token's gradient; else None."""
     rule = done.preset.weight
     zero = rule is not None and (rule.action == "mask" or rule.overflow == "zero")
-    return zero and weighs_tokens(done, preset)
+    return loss_weights(done) if zero else None
 
 
-def _key_of_still(done: Outcome, preset: Preset) -> Hashable:
-    kind = losses.kind(preset) if losses.known(done.ratios.batch, preset) else None
-    weight = weight_key(preset) if _may_be_zero(done, preset) else None
-    return "still", kind, weight, token_rules(done, preset)
-
-
-def _of_still(done: Outcome, preset: Preset) -> Inputs | dict[str, Tensor]:
-    zero = _may_be_zero(done, preset)
-    if pooled(done, preset) and done.kept.tokens is None and not zero:
-        mass = mass_sums(done, preset, weighed=False)
-        each = losses.by_sign(done.ratios, preset)
+def _of_still(done: Outcome) -> Inputs | dict[str, Tensor]:
+    weights = _zero_weights(done)
+    if pooled(done) and done.kept.tokens is None and weights is None:
+        mass, each = mass_sums(done, None), losses.by_sign(done.far, done.preset)
         return {sign: torch.where(one.slope == 0, mass[sign], 0.0) for sign, one in each.items()}
-    ratios, advantages = done.ratios, done.ratios.batch.advantages
+    ratios, advantages = done.far, done.far.batch.advantages
     assert advantages is not None
-    loss = losses.token_loss(ratios, preset)
+    loss = losses.token_loss(ratios, done.preset)
     parts = ratios.once("parts", lambda: losses.parts(advantages))
-    slope = advantages if loss is None else loss.slope
-    return (*parts.values(), slope, token_weights(done) if zero else None, done.kept.tokens)
+    return (*parts.values(), advantages if loss is None else loss.slope, weights, done.kept.tokens)
 
 
 def _still(
@@ -109,21 +93,21 @@ def _still(
     pulls = slope != 0
     pulls = pulls if weights is None else pulls & (weights != 0)
     pulls = pulls if keep is None else pulls & keep
-    return {sign: torch.where(pulls, 0.0, x) for sign, x in zip(SIGNS, (up, down), strict=True)}
+    return {sign: torch.where(pulls, 0.0, x) for sign, x in zip(SIDES, (up, down), strict=True)}
 
 
 def _near_still(near: Near) -> dict[str, Tensor]:
     """Compute the Σ|A| removed on near tokens: 0 unless the clip of a whole sequence acts."""
-    if near_pooled(near):
-        both = near_by_sign(near)
-        return {
-            sign: torch.where(both[sign].slope == 0, near.moments.of(side=side), 0.0)
-            for sign, side in SIDES.items()
-        }
-    return dict.fromkeys(SIGNS, torch.zeros_like(near.moments.n))
+    if not pooled(near):
+        return dict.fromkeys(SIDES, torch.zeros_like(near.moments.n))
+    both = near_by_sign(near)
+    return {
+        sign: torch.where(both[sign].slope == 0, near.moments.of(side=side), 0.0)
+        for sign, side in SIDES.items()
+    }
 
 
-still_sums = Summed(_key_of_still, _of_still, _still, near=_near_still)
+still_sums = Summed(_of_still, _still, _near_still)
 """Σ|A| by sign of the tokens without gradient: by a rule, the loss's clip or a weight of 0."""
 
 

@@ -21,7 +21,7 @@ from offpol_diag.engine import correction, segments
 from offpol_diag.engine.accumulators import Bins, State, Sums, count_by, sum_by
 from offpol_diag.engine.outcome import PER_SEQUENCE, Outcome, WeightSums, of, powers
 from offpol_diag.engine.ratios import FLOAT32_OVERFLOW
-from offpol_diag.engine.rows import Sheet
+from offpol_diag.engine.rows import Columns
 from offpol_diag.engine.scene import Scene
 from offpol_diag.engine.selection import LENGTH_BINS, Grid, length_bin
 from offpol_diag.presets import Preset, Reject, Weight
@@ -157,8 +157,8 @@ def _sums(scene: Scene, rows: dict[str, Tensor], many: int) -> Sums:
     rows = rows | {"fresh_kept": rows["kept"] * fresh, "fresh_left": rows["left"] * fresh}
     shared = {name: scene.counts[name] for name in ("tokens", "sequences")}
     shared |= {f"fresh_{name}": x * fresh for name, x in shared.items()}
-    wide = Sheet(tuple(f"{at}|{name}" for name in rows for at in range(many)), tuple(rows.values()))
-    sheet = Sheet.joined(Sheet.of(shared), wide)
+    wide = Columns(tuple(f"{at}|{name}" for name in rows for at in range(many)), tuple(rows.values()))
+    sheet = Columns.joined(Columns.of(shared), wide)
     return Sums.of_stacked(sheet.names, sheet.values, scene.draws, scene.batch.key)
 
 

@@ -20,7 +20,7 @@ from offpol_diag.engine import correction, losses, outcome, segments
 from offpol_diag.engine.correction import Weighed
 from offpol_diag.engine.host import here
 from offpol_diag.engine.memo import Memo
-from offpol_diag.engine.outcome import Pieces, pieces
+from offpol_diag.engine.outcome import Outcome
 from offpol_diag.engine.ratios import Ratios
 from offpol_diag.engine.scene import Scene
 from offpol_diag.presets import Over, Policy, Preset, Reject, Statistic, Veto
@@ -299,8 +299,8 @@ class View:
         return self._ruled[0].ratios
 
     @cached_property
-    def _done(self) -> Pieces:
-        return pieces(self.scene, self.preset)
+    def _done(self) -> Outcome:
+        return outcome.apply(self.scene, self.preset)
 
     @property
     def kept(self) -> Tensor:
@@ -330,17 +330,17 @@ class View:
     @property
     def weighed(self) -> Weighed | None:
         """The weights with the effect of their bounds; None if no weight is applied."""
-        return self._done.first.weighed
+        return self._done.weighed
 
     @property
     def vetoed(self) -> Tensor:
         """Sequences that the veto drops, [S] float64."""
-        return self._done.first.kept.vetoed.to(torch.float64)
+        return self._done.kept.vetoed.to(torch.float64)
 
     @property
     def catastrophic(self) -> Tensor:
         """Tokens beyond the veto's bounds, [S]."""
-        return self._done.first.kept.catastrophic
+        return self._done.kept.catastrophic
 
     def weigh(self) -> Weighed:
         """The weights, whether they are applied or not; of tokens, those of the far ones."""
