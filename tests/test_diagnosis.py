@@ -85,9 +85,7 @@ def broken(i, p, q, ids):
 def beyond(given):
     """Beyond token 60 the train column scores other text, in every row."""
     p = given["old_log_probs"]
-    return given | {
-        "old_log_probs": [np.concatenate((x[:60], np.roll(x[60:], 3))) for x in p],
-    }
+    return given | {"old_log_probs": [np.concatenate((x[:60], np.roll(x[60:], 3))) for x in p]}
 
 
 FAULTS = {

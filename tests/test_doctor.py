@@ -86,32 +86,16 @@ def test_the_first_block_of_all_is_the_verdict_in_one_sentence(verdict, headline
     assert (first.label, first.text) == (label, said)
 
 
-def test_the_cause_that_the_sentence_names_is_not_said_twice():
+def test_a_cause_comes_with_its_evidence_in_order_and_is_not_said_twice():
     first, other = verdicts(make_summary(diagnosis=BUG))
 
+    parts = ("Cause", "Counted", "Violates", "Where", "Examples", "To confirm", "Fix")
+    assert [line.partition(":")[0] for line in first.detail[:-1]] == [*parts]
     assert first.detail[0] == "Cause: off_by_one"
-    assert (other.label, other.text, other.tone) == ("Cause 2, stale", "Stale weights.", "info")
-
-
-def test_a_cause_comes_with_its_evidence_in_order():
-    first, *_ = verdicts(make_summary(diagnosis=BUG))
-
-    assert [line.partition(":")[0] for line in first.detail] == [
-        "Cause",
-        "Counted",
-        "Violates",
-        "Where",
-        "Examples",
-        "To confirm",
-        "Fix",
-        "After the fix, with the shift undone",
-    ]
     assert "Where: engine = 3; 1,200 of 2,000 tokens; 60 of 64 sequences" in first.detail
-
-
-def test_what_was_estimated_is_called_evidence_and_empty_parts_are_left_out():
-    _, other = verdicts(make_summary(diagnosis=BUG))
-    assert other.detail == ("Evidence: K3 at lag 2 is 0.05", "Fix: sync more often")
+    assert "Examples: sequence p-1/s-<2>, position 7: log π_rollout -0.5, log π_train -4.25" in first.detail
+    assert (other.label, other.text, other.tone) == ("Cause 2, stale", "Stale weights.", "info")
+    assert other.detail == ("Evidence: K3 at lag 2 is 0.05", "Fix: sync more often")  # estimated, not counted
 
 
 def test_the_numbers_after_the_fix_stand_beside_those_before():
@@ -130,12 +114,6 @@ def test_an_approximate_repair_says_so_and_a_dump_of_two_policies_has_the_total_
 
     assert "K3 0.50 → ≈ 0.0004" in last
     assert "E[r] ≈ 1.001" in last
-
-
-def test_examples_name_sequence_position_and_both_log_probs():
-    first, *_ = verdicts(make_summary(diagnosis=BUG))
-    said = "Examples: sequence p-1/s-<2>, position 7: log π_rollout -0.5, log π_train -4.25"
-    assert said in first.detail
 
 
 @pytest.mark.parametrize(("sequences", "said"), [(64, True), (5120, False)])
@@ -158,12 +136,10 @@ def test_skipped_rows_are_told_right_after_the_sentence(diagnosis, before):
     *first, last = verdicts(make_summary(diagnosis=diagnosis, dump=skipped))
 
     assert [one.label for one in first] == before
+    ids = [one.id for one in sections(make_summary(diagnosis=diagnosis))]
+    assert ("diagnosis" in ids) is (diagnosis is not None)
     assert last.text.startswith("10 rows were skipped")
     assert last.detail == ("a.parquet, row 7: NaN",)
-
-
-def test_without_a_diagnosis_there_is_no_such_section():
-    assert "diagnosis" not in [one.id for one in sections(make_summary(diagnosis=None))]
 
 
 def test_page_and_pull_request_and_terminal_open_with_it():
@@ -185,16 +161,11 @@ def test_while_it_is_a_bug_no_method_is_recommended_or_ranked():
     summary = make_summary(diagnosis=BUG, recommendation=given)
     blocks = section(summary, "verdict").blocks
 
-    assert (blocks[0].label, blocks[0].detail) == ("Fix the bug first", ())
+    labels = [one.label for one in verdicts(summary, "verdict")]
+    assert labels == ["Fix the bug first", "1 alert"]  # alerts stay
+    assert blocks[0].detail == ()
     assert [one.id for one in blocks if isinstance(one, Table | Figure)] == ["alerts", "gates"]
     assert "To try next" not in drawn(brief(sections(summary)))
-
-
-def test_alerts_stay_while_it_is_a_bug():
-    assert [one.label for one in verdicts(make_summary(diagnosis=BUG), "verdict")] == [
-        "Fix the bug first",
-        "1 alert",
-    ]
 
 
 def test_without_a_bug_the_method_stands_beside_the_others():

@@ -136,6 +136,8 @@ def test_an_override_outside_the_steps_of_its_bound_makes_no_part(tmp_path: Path
     )
 
     assert [one.steps.within for one in gates(tmp_path, text).bounds] == [Span(10)]
+    levels = "\ufeff" + BOUND + "level = 'warn'\n" + BOUND + STEP  # two levels, and a byte order mark
+    assert len(gates(tmp_path, levels).bounds) == 3
 
 
 # ---------------------------------------------------------------- mistakes
@@ -235,12 +237,6 @@ def test_every_slip_is_told_at_once_a_line_each(tmp_path: Path) -> None:
     ]
 
 
-def test_two_levels_of_one_bound_and_a_byte_order_mark_are_no_mistakes(tmp_path: Path) -> None:
-    text = "\ufeff" + BOUND + "level = 'warn'\n" + BOUND + STEP
-
-    assert len(gates(tmp_path, text).bounds) == 3
-
-
 @pytest.mark.parametrize(
     ("data", "said"),
     [(None, "no such file"), (b"\xff\xfe", "not UTF-8 (byte 0)"), ("folder", "cannot be read")],
@@ -302,15 +298,17 @@ def test_a_file_is_judged_with_the_options(folder: Path, text: str, options: lis
     assert ran.exit_code == code, ran.output
 
 
-def test_slips_are_shown_line_by_line_and_nothing_is_written(folder: Path) -> None:
+def test_slips_are_shown_line_by_line_and_no_file_is_written_over(folder: Path) -> None:
     (folder / "gates.toml").write_text(BOUND + "maxx = 1\nlevel = 'x'\n")
-
     ran = RUN.invoke(app, ["gate", "now.json", "--gates", "gates.toml", "--json", "out.json"])
-
     assert ran.exit_code == 2
     assert ran.stderr.startswith("error: gates.toml: 2 mistakes\n  gates.toml: [[bound]] 1 (k3), level:")
     assert "\nhint: " in ran.stderr
     assert not Path("out.json").exists()
+
+    (folder / "gates.toml").write_text(BOUND)
+    ran = RUN.invoke(app, ["gate", "now.json", "--gates", "gates.toml", "--md", "gates.toml"])
+    assert (ran.exit_code, (folder / "gates.toml").read_text()) == (2, BOUND)
 
 
 def test_a_preset_that_does_not_exist_is_refused_with_its_place(folder: Path) -> None:
@@ -321,15 +319,6 @@ def test_a_preset_that_does_not_exist_is_refused_with_its_place(folder: Path) ->
     assert ran.exit_code == 2
     assert 'error: gates.toml: [[bound]] 1: unknown preset "token_iss"' in ran.stderr
     assert "did you mean token_is" in ran.stderr
-
-
-def test_a_gate_file_is_not_written_over(folder: Path) -> None:
-    (folder / "gates.toml").write_text(BOUND)
-
-    ran = RUN.invoke(app, ["gate", "now.json", "--gates", "gates.toml", "--md", "gates.toml"])
-
-    assert ran.exit_code == 2
-    assert (folder / "gates.toml").read_text() == BOUND
 
 
 def test_the_result_says_who_asked_and_what_the_file_says(folder: Path) -> None:

@@ -78,13 +78,9 @@ def test_one_step_that_is_unknown_is_enough_not_to_pass_but_does_not_hide_a_fail
     assert (failed.passed, failed.where) == (False, "step 2")
 
 
-def test_many_failing_steps_are_counted_and_a_few_named() -> None:
+def test_many_failing_steps_are_counted_and_few_sequences_have_no_interval() -> None:
     assert "9 of 9 steps fail: 0, 1, 2, 3, 4 and 4 more" in one(along(*[1.0] * 9), "step", 0.5).reason
-
-
-def test_the_interval_of_very_few_sequences_is_not_looked_at() -> None:
     few = one(along(0.0205, sequences=4), "step", 0.02)
-
     assert (few.passed, few.judged_on, few.interval) == (False, "value", None)
     assert one(along(0.0205, sequences=5), "step", 0.02).passed is True
 
@@ -180,9 +176,8 @@ def test_a_part_of_a_bound_without_steps_is_left_out_but_never_the_whole_bound()
 
     assert [one.limit for one in judge(along(0.01, first=20), [early, late])] == [0.02]
     assert [one.limit for one in judge(along(0.01, first=0), [early, late])] == [1.0]
-    assert [one.passed for one in judge(make_summary(by={}), [early])] == [None]
-    lone = judge(along(0.01, first=20), [early])
-    assert [one.passed for one in lone] == [None]
+    for summary in (make_summary(by={}), along(0.01, first=20)):
+        assert [one.passed for one in judge(summary, [early])] == [None]
 
 
 # ---------------------------------------------------------------- one number of all
@@ -222,7 +217,6 @@ def test_a_quantifier_fails_only_where_that_of_the_lower_ends_is_beyond() -> Non
 @pytest.mark.parametrize("share", [0.01, 0.1, 0.25, 0.5, 0.9, 0.999])
 def test_a_percentile_is_numpys(share: float) -> None:
     values = [3.0, -1.0, 7.5, 2.0, 2.0, 11.0]
-
     assert quantile(values, share) == pytest.approx(np.quantile(values, share), rel=1e-12)
 
 
@@ -307,14 +301,8 @@ def test_a_preset_that_is_normalised_in_its_step_is_had_by_step_too(dump: Path) 
 
 
 def test_what_is_no_sum_and_what_nobody_has_is_not_had_by_step(dump: Path) -> None:
-    names = (
-        "khat_tokens",
-        "ess_sequences",
-        "nonsense",
-        "token_is.nonsense",
-        "nobody.k3",
-        "token_is.weight_max",
-    )
+    whole = ("khat_tokens", "ess_sequences", "token_is.weight_max")
+    names = (*whole, "nonsense", "token_is.nonsense", "nobody.k3")
     presets = catalogue.load().resolve("token_is")
 
     found = analyze([str(dump)], presets=presets, by_step=names, workers=1)
@@ -322,18 +310,14 @@ def test_what_is_no_sum_and_what_nobody_has_is_not_had_by_step(dump: Path) -> No
     assert {name for place in found.by["step"].places for name in place.asked} == set()
 
 
-def test_asking_by_step_changes_no_other_number(dump: Path) -> None:
+def test_asking_by_step_changes_no_other_number_and_lists_every_step(
+    dump: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     presets = catalogue.load().resolve("token_is")
-
     plain = analyze([str(dump)], presets=presets, workers=1)
     asked = analyze([str(dump)], presets=presets, by_step=("token_is.k3",), workers=1)
+    assert (asked.metrics, asked.presets) == (plain.metrics, plain.presets)
 
-    assert asked.metrics == plain.metrics
-    assert asked.presets == plain.presets
-
-
-def test_a_dump_that_is_gated_by_step_lists_every_step(dump: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(breakdowns, "MOST_PLACES", 2)
-
     assert analyze([str(dump)], workers=1).by["step"].left_out == 1
     assert analyze([str(dump)], by_step=("k3",), workers=1).by["step"].left_out == 0

@@ -47,38 +47,29 @@ def swept(path: str, one: Preset = GEO, values=(1.001, 1.01, 1.5), **more):
 # ---------------------------------------------------------------- the command
 
 
-def test_the_window_is_named_by_a_command_that_runs() -> None:
-    ran = run("--preset", "geo_rs", "-q", "--keep", "0.95", width=200)
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_window_stands_first_and_is_named_by_a_command_that_runs(width) -> None:
+    ran = run("--preset", "geo_rs", "-v", "--keep", "0.95", "--for", "verl", width=width)
+    lines = ran.stdout.splitlines()
     (line,) = re.findall(r"offpol-diag (presets geo_rs --set '[^']+')", " ".join(ran.stdout.split()))
 
     assert RUNNER.invoke(app, shlex.split(line)).exit_code == 0
     assert "reject[0].lower=" in line
-
-
-@pytest.mark.parametrize("width", [80, 120])
-def test_no_line_is_wider_than_the_terminal(width) -> None:
-    ran = run("--preset", "geo_rs", "-q", "--keep", "0.95", width=width)
-
-    assert ran.exit_code == 0
-    assert [line for line in ran.stdout.splitlines() if cell_len(line) > width] == []
-
-
-def test_the_answer_stands_before_the_table_and_every_threshold_in_the_plot() -> None:
-    ran = run("--preset", "geo_rs", "-q", "--keep", "0.95", "--for", "verl")
-    lines = ran.stdout.splitlines()
-
+    config = lines.index("The config for verl:")
+    assert [line for line in lines[:config] if cell_len(line) > width] == []
     window = next(at for at, line in enumerate(lines) if line.startswith("• Window: "))
     table = next(at for at, line in enumerate(lines) if line.startswith("threshold "))
     assert window < table
     assert sum(line.strip().startswith("1.001 ← │") for line in lines) == 2
-    assert "rollout_rs: geometric" in "\n".join(lines[table:])
+    assert "rollout_rs: geometric" in "\n".join(lines[config:])
 
 
 def test_the_result_is_drawn_again_from_its_json(tmp_path) -> None:
     first, again, result = (tmp_path / name for name in ("first.html", "again.html", "result.json"))
-    ran = run("--preset", "seq_mis", "--at", "1.5,2", "-q", "-o", str(first), "--json", str(result))
+    asked = ("--preset", "seq_mis", "--at", "1.5,2", "-v")
+    ran = run(*asked, "-o", str(first), "--json", str(result))
     assert ran.exit_code == 0, ran.output
-    drawn = RUNNER.invoke(app, ["report", str(result), "-o", str(again), "-q"])
+    drawn = RUNNER.invoke(app, ["report", str(result), "-o", str(again), "-v"])
 
     assert drawn.exit_code == 0
     assert first.read_text() == again.read_text()
@@ -86,12 +77,7 @@ def test_the_result_is_drawn_again_from_its_json(tmp_path) -> None:
     summary = loads(result.read_text(), "result")
     assert summary.run.command == "sweep"
     assert [point.threshold for point in summary.sweep.points] == [1.5, 2.0]
-
-
-def test_stdout_carries_json_alone(tmp_path) -> None:
-    ran = run("--preset", "token_is", "--at", "1.5,2", "-q", "--json", "-")
-
-    assert json.loads(ran.stdout)["sweep"]["which"] == "weight.upper"
+    assert json.loads(run(*asked, "--json", "-").stdout)["sweep"]["which"] == "reject[0]"  # and nothing else
 
 
 @pytest.mark.parametrize(
@@ -117,20 +103,14 @@ def test_what_cannot_be_meant_is_refused_with_a_hint(arguments, said) -> None:
     assert ran.stdout == ""
 
 
-def test_a_dump_without_the_column_is_refused(tmp_path) -> None:
+def test_a_dump_without_the_column_is_refused_and_a_preset_of_ones_own_is_swept(tmp_path) -> None:
     ran = run(write(tmp_path / "two.parquet", [[0.1]]), "--preset", "pure_is")
+    assert (ran.exit_code, "no current_log_probs" in ran.stderr) == (2, True)
 
-    assert ran.exit_code == 2
-    assert "no current_log_probs" in ran.stderr
-
-
-def test_a_preset_of_ones_own_is_swept(tmp_path) -> None:
     own = tmp_path / "own.toml"
     own.write_text('[mine]\nreject = { statistic = "tv", over = "max", upper = 0.2 }\n')
-    ran = run("--preset", "mine", "--preset-file", str(own), "-q", "--keep", "0.8")
-
-    assert ran.exit_code == 0, ran.output
-    assert "≤" in ran.stdout
+    ran = run("--preset", "mine", "--preset-file", str(own), "-v", "--keep", "0.8")
+    assert (ran.exit_code, "≤" in ran.stdout) == (0, True)
 
 
 # ---------------------------------------------------------------- warnings
@@ -210,10 +190,7 @@ def test_the_floor_of_a_mean_falls_with_the_root_of_the_length(tmp_path) -> None
 
     for one in found.floor:
         assert math.isclose(one.statistic.value, one.per_token.value / 10)
-
-
-def test_a_logit_near_ten_has_steps_of_a_sixteenth_in_bfloat16() -> None:
-    assert math.isclose(of_logits(7), 0.0625 / math.sqrt(12) * math.sqrt(2))
+    assert math.isclose(of_logits(7), 0.0625 / math.sqrt(12) * math.sqrt(2))  # steps of 1/16 near 10
 
 
 # ---------------------------------------------------------------- the plot
@@ -227,28 +204,16 @@ def figure(*rows: tuple[float | None, ...], unit: str = "fraction") -> Figure:
 
 def test_each_point_has_a_row_and_each_series_its_mark() -> None:
     first, second, axis, legend = dots(figure((0.0, 1.0), (0.5, None)), 27)
-
     assert first == f" 1 │A{' ' * 9}B{' ' * 11}│"
     assert second == f"22 │{' ' * 21}A│"
-    assert axis.split() == ["0%", "100%"]
-    assert legend == "A a, B b, * several"
+    assert (axis.split(), legend) == (["0%", "100%"], "A a, B b, * several")
 
-
-def test_marks_that_fall_together_are_shown_as_several() -> None:
-    first, *_ = dots(figure((0.5, 0.5), (0.5, 0.5)), 40)
-
-    assert "*" in first
-    assert "A" not in first
-
-
-def test_values_that_are_no_shares_span_the_field() -> None:
-    first, second, axis, _ = dots(figure((-2.0, 6.0), unit=""), 60)
-
+    same, *_ = dots(figure((0.5, 0.5), (0.5, 0.5)), 40)
+    assert "*" in same
+    assert "A" not in same
+    first, second, axis, _ = dots(figure((-2.0, 6.0), unit=""), 60)  # no shares: they span the field
     assert first.index("A") < second.index("A")
     assert axis.split() == ["-2", "6"]
-
-
-def test_nothing_known_draws_an_empty_field() -> None:
     assert dots(figure((None, None)), 40)[0].count("A") == 0
 
 
@@ -261,10 +226,7 @@ SHOWN = re.findall(r"```text\n\$ offpol-diag sweep ([^\n]*)\n(.*?)\n```", PAGE.r
 
 @pytest.mark.parametrize(("arguments", "shown"), SHOWN, ids=[arguments for arguments, _ in SHOWN])
 def test_the_page_shows_what_the_command_prints(arguments, shown) -> None:
-    ran = run(*arguments.split(), "-q", width=100)
+    ran = run(*arguments.split(), width=100)
 
     assert ran.stdout.strip("\n") == shown
-
-
-def test_the_page_shows_both_uses() -> None:
     assert ["--keep" in arguments for arguments, _ in SHOWN] == [False, True]

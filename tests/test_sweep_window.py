@@ -78,7 +78,7 @@ def test_the_bounds_keep_exactly_the_share_promised(one, keep) -> None:
     assert math.isclose(window.point.metrics[unit].value, window.kept / many, rel_tol=1e-12)
 
 
-def test_both_sides_lose_the_same_and_the_middle_is_that_of_the_data() -> None:
+def test_both_sides_lose_the_same_around_the_data_and_one_side_asked_for_is_solved_alone() -> None:
     window = solved(GEO, 0.9).window
     low, high = (math.log(window.point.bounds[f"reject[0].{side}"]) for side in ("lower", "upper"))
     values = statistics(GEO)
@@ -88,14 +88,10 @@ def test_both_sides_lose_the_same_and_the_middle_is_that_of_the_data() -> None:
     assert low < math.fsum(values) / len(values) < high
     assert math.isclose(window.centre.value, math.fsum(values) / len(values), rel_tol=1e-9)
     assert window.centre_k1.value < 0
-
-
-def test_one_side_asked_for_is_solved_alone() -> None:
-    window = solved(GEO, 0.9, which="reject.upper").window
-
-    assert list(window.point.bounds) == ["reject[0].upper"]
-    high = math.log(window.point.bounds["reject[0].upper"])
-    assert sum(x <= high for x in statistics(GEO)) == window.kept == math.ceil(0.9 * 512)
+    one = solved(GEO, 0.9, which="reject.upper").window
+    assert list(one.point.bounds) == ["reject[0].upper"]
+    high = math.log(one.point.bounds["reject[0].upper"])
+    assert sum(x <= high for x in values) == one.kept == math.ceil(0.9 * 512)
 
 
 def write(path, deltas, groups=None) -> str:
@@ -127,24 +123,19 @@ def test_a_dump_without_any_mismatch_has_a_window(tmp_path) -> None:
     assert found.window.point.metrics["sequences_kept"].value == 1
 
 
-@pytest.mark.parametrize("keep", [0.0, -0.1, 1.5, math.nan, math.inf])
-def test_a_share_that_is_none_is_refused(keep) -> None:
-    with pytest.raises(UsageError, match="above 0 and at most 1"):
-        check(keep, GEO, pick(GEO, None))
-
-
 @pytest.mark.parametrize(
-    "rule",
+    ("keep", "rule", "said"),
     [
-        Reject(over="mean", upper=1.01, among="left"),
-        Reject(upper=1.01, advantage="against"),
-        Reject("k2", "batch", upper=0.1),
+        *((keep, GEO.reject[0], "above 0 and at most 1") for keep in (0.0, -0.1, 1.5, math.nan, math.inf)),
+        (0.9, Reject(over="mean", upper=1.01, among="left"), "--keep"),
+        (0.9, Reject(upper=1.01, advantage="against"), "--keep"),
+        (0.9, Reject("k2", "batch", upper=0.1), "--keep"),
     ],
 )
-def test_what_one_bound_alone_does_not_decide_is_refused(rule) -> None:
-    odd = Preset("odd", "", reject=(rule,))
-    with pytest.raises(UsageError, match="--keep"):
-        check(0.9, odd, pick(odd, None))
+def test_no_share_and_what_one_bound_alone_does_not_decide_is_refused(keep, rule, said) -> None:
+    one = Preset("one", "", reject=(rule,))
+    with pytest.raises(UsageError, match=said):
+        check(keep, one, pick(one, None))
 
 
 def test_a_bound_is_the_shortest_number_that_does_it() -> None:
@@ -236,18 +227,12 @@ def test_the_longest_quartile_of_the_sample_is_predicted_from_the_others(tmp_pat
     assert abs(one.kept - seen) < 3 * math.hypot(one.error, chance)
 
 
-def test_the_keep_rate_of_a_window_on_the_product_falls_with_length() -> None:
-    window = solved(SUM, 0.9).window
-    kept = [one.kept.value for one in window.predicted]
-
+def test_predictions_agree_with_what_is_seen_and_on_the_product_fall_with_length() -> None:
+    kept = [one.kept.value for one in solved(SUM, 0.9).window.predicted]
     assert kept == sorted(kept, reverse=True)
     assert kept[0] > 0.9 > kept[-1]
 
-
-def test_what_is_predicted_inside_the_data_is_what_is_seen_there() -> None:
-    window = solved(GEO, 0.9).window
-    seen = [one for one in window.predicted if one.observed is not None]
-
+    seen = [one for one in solved(GEO, 0.9).window.predicted if one.observed is not None]
     assert len(seen) >= 2
     for one in seen:
         low, high = one.kept.interval

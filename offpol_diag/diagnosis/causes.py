@@ -203,12 +203,6 @@ CAUSES: dict[str, Row] = {
         "the same dump with a bf16 rollout",
         "a higher precision of the rollout, or token TIS",
     ),
-    "numerics": Row(
-        "honest",
-        "numerics: the same weights computed by two engines",
-        "",
-        "",
-        "",
-    ),
+    "numerics": Row("honest", "numerics: the same weights computed by two engines", "", "", ""),
 }
 """Cause id → row."""

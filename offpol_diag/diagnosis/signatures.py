@@ -325,10 +325,7 @@ def permutations(rows: Rows) -> Found | None:
         sequences[rows.owner],
         sequences,
         _matched(rows, who, mates, np.setdiff1d(bad, who)),
-        {
-            "within": within,
-            "examples": ", ".join(f"{names[i]} → {names[j]}" for i, j in pairs[:3]),
-        },
+        {"within": within, "examples": ", ".join(f"{names[i]} → {names[j]}" for i, j in pairs[:3])},
         exact=True,
     )
 
@@ -680,14 +677,7 @@ def special_tokens(rows: Rows) -> Found | None:
         f"{int(tokens.sum()):,} tokens with id {names} differ by {rows.size[tokens].mean():.2g} nats on "
         f"average, all others by {elsewhere:.2g}"
     )
-    return Found(
-        "special_token",
-        statistic,
-        tokens,
-        rows.sum(tokens) > 0,
-        rows.keep(~tokens),
-        {"ids": names},
-    )
+    return Found("special_token", statistic, tokens, rows.sum(tokens) > 0, rows.keep(~tokens), {"ids": names})
 
 
 EARLY, LATE = 8, 32

@@ -64,8 +64,7 @@ def _parsed(parse: Callable[[str], T], kinds: tuple[type, ...], rule: str) -> Pl
 Named = Annotated[Name, _parsed(name, (str,), "it must be a string")]
 Compared = Annotated[Name, _parsed(comparable, (str,), "it must be a string")]
 Spanned = Annotated[
-    Span,
-    _parsed(span, (int, str), 'it must be a step (7) or a span of steps ("100..200", "100..", "..99")'),
+    Span, _parsed(span, (int, str), 'it must be a step (7) or a span of steps ("100..200", "100..", "..99")')
 ]
 Tolerated = Annotated[
     Tolerance, _parsed(tolerance, (int, float, str), 'it must be an amount (0.001) or a share ("10%")')
