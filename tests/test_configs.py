@@ -95,7 +95,7 @@ def alternatives(config: Config) -> list[Flat]:
 @cache
 def batch() -> tuple[tuple[oracles.Sequence, ...], Padded]:
     """Ragged sequences of several turns, all three policies, one advantage each, a few wild tokens."""
-    dice = random.Random(7)
+    dice = random.Random(8)
     rows = [made_row(dice) for _ in range(160)]
     return tuple(oracles.sequences(rows)), padded(rows)
 
@@ -200,53 +200,127 @@ def test_every_correction_of_our_own_can_be_said_by_someone() -> None:
     assert [name for name in OWN if not sayable(PRESETS[name])] == []
 
 
-def said(name: str, trainer: str, which: int = 0) -> Flat:
-    return settings_of(config_for(CATALOGUE[name], trainer).snippets[which], trainer)
+BLOCK, ACTOR = "algorithm.rollout_correction.", "actor_rollout_ref.actor."
+POLICY_LOSS = ACTOR + "policy_loss."
+OPENRLHF, NEMO = "algo.advantage.is_correction_", "loss_fn.truncated_importance_sampling_"
+TWO_RULES = Preset("", "", reject=(Reject("k2", "max", upper=2.5), Reject("ratio", "token", 0.625, 1 / 0.6)))
+DUAL = replace(CATALOGUE["token_is"], clip=Clip(0.1, 0.28, 4.0))
+ROLLS_CISPO = replace(CATALOGUE["cispo"], clip=Clip(0.1, 0.1, None))
+WORKER = "roll.pipeline.rlvr.actor_pg_worker.ActorPGWorker"
+
+SETTINGS: list[tuple[str | Preset, str, int, Flat]] = [
+    # unquoted, YAML reads 0.5_2 as 0.52 and 1_5 as 15
+    ("decoupled_token_icepop", "verl", 0, {BLOCK + "rollout_is_threshold": "0.5_5.0"}),
+    ("decoupled_k3_rs", "verl", 0, {BLOCK + "rollout_rs_threshold": "0.01"}),
+    # verl's k1 bounds are mirrored
+    ("decoupled_geo_rs", "verl", 0, {BLOCK + "rollout_rs_threshold": "0.999_1.001"}),
+    ("verl_2026_01_rs_token_k1", "verl", 0, {BLOCK + "rollout_rs_threshold": "0.6_1.4"}),
+    (TWO_RULES, "verl", 1, {BLOCK + "rollout_rs": "seq_max_k2,token_k1"}),
+    (TWO_RULES, "verl", 1, {BLOCK + "rollout_rs_threshold": "2.5,0.6_1.6"}),
+    # each generation has its own keys; bypass repeats the block where the actor reads it
+    ("verl_2025_10_token_mask_veto", "verl", 2, {"algorithm.rollout_is_veto_threshold": 1e-4}),
+    ("geo_rs", "verl", 0, {BLOCK + "rollout_token_veto_threshold": 1e-4, BLOCK + "rollout_rs": "geometric"}),
+    ("bypass_pg_is", "verl", 0, {POLICY_LOSS + "rollout_correction.loss_type": "reinforce"}),
+    ("bypass_pg_is", "verl", 0, {POLICY_LOSS + "loss_mode": "bypass_mode"}),
+    ("tis", "flash-rl", 0, {"actor_rollout_ref.rollout.calculate_log_probs": True}),
+    (DUAL, "verl", 0, {ACTOR + "clip_ratio_c": 4.0}),
+    # M2PO needs the decoupled loss: with the recomputed log-probs in the rollout's place its Δ is 0
+    ("areal_m2po", "areal", 0, {"actor.use_decoupled_loss": True, "actor.rejection_sampling": None}),
+    (
+        "areal_m2po",
+        "areal",
+        1,
+        {"actor.use_decoupled_loss": True, "actor.behave_imp_weight_mode": "disabled"},
+    ),
+    ("areal_cap_token_mask", "areal", 0, {"actor.rejection_sampling.action": "mask"}),
+    ("areal_cap_token_mask", "areal", 1, {"actor.behave_imp_weight_mode": "token_mask"}),
+    # ROLL reads pg_variant from its worker alone; its dual clip is 1 + 2 pg_clip
+    (ROLLS_CISPO, "roll", 0, {"actor_train.pg_variant": "cispo", "actor_train.worker_cls": WORKER}),
+    ("gspo", "roll", 0, {"importance_sampling": "seq"}),
+    (DUAL, "roll", 0, {"dual_clip_loss": True, "pg_clip": 1.5, "pg_clip_low": 0.1, "pg_clip_high": 0.28}),
+    # NeMo-RL's ratio is null where its type is; icepop has both bounds
+    *(
+        (name, "nemo-rl", 0, {NEMO + "type": None, NEMO + "ratio": None})
+        for name in ("vanilla_is", "recompute", "nemo_rl_seq_error_mask")
+    ),
+    ("trl_token_mask", "nemo-rl", 0, {NEMO + "ratio_min": 0.0, NEMO + "ratio": 3.0}),
+    ("prime_rl_ipo", "prime-rl", 0, {"trainer.loss.adv_tau": 1.0}),
+    ("swift_opsm", "ms-swift", 0, {"use_vllm": True}),
+    # OpenRLHF's lower bound is 0.5 by default, so that an idle one is 0
+    ("token_is", "openrlhf", 1, {OPENRLHF + "threshold": [0.0, 2.0]}),
+    *(
+        (
+            name,
+            "openrlhf",
+            0,
+            {f"{OPENRLHF}level": level, f"{OPENRLHF}mode": mode, f"{OPENRLHF}gating": "ratio"}
+            | {f"{OPENRLHF}threshold": bounds},
+        )
+        for name, level, mode, bounds in (
+            ("token_is", "token", "clip", [0.0, 2.0]),
+            ("openrlhf_tis", "token", "clip", [0.5, 5.0]),
+            ("openrlhf_icepop", "token", "mask", [0.5, 5.0]),
+            ("openrlhf_seq_mask_tis", "seq", "mask", [0.5, 5.0]),
+        )
+    ),
+    ("openrlhf_seq_mask_tis", "openrlhf", 2, {"vllm_is_correction_type": "seq-mask-tis"}),
+    ("openrlhf_seq_mask_tis", "openrlhf", 3, {"vllm_is_correction_type": "mis"}),
+    # a 0 turns a bound of open-instruct off
+    ("open_instruct_rho_mask", "open-instruct", 0, {"rho_clamp_upper_bound": 0}),
+    ("recompute", "open-instruct", 0, {"use_rho_correction": False}),
+    # slime's veto comes with the rejection that looks at it
+    ("slime_mis_veto", "slime", 0, {"use_rs": True, "rs_lower_bound": 1e-9, "rs_upper_bound": 1e9}),
+    ("slime_mis_veto", "slime", 0, {"rs_veto_threshold": 1e-4}),
+    (DUAL, "trl", 0, {"epsilon_high": 0.28, "delta": 4.0}),
+    (DUAL, "slime", 0, {"eps-clip-c": 4.0}),
+]
 
 
-def remarks(name: str, trainer: str) -> str:
-    return "\n".join(config_for(CATALOGUE[name], trainer).remarks)
+@pytest.mark.parametrize(("preset", "trainer", "which", "settings"), SETTINGS)
+def test_a_block_has_these_settings(preset: str | Preset, trainer: str, which: int, settings: Flat) -> None:
+    preset = CATALOGUE[preset] if isinstance(preset, str) else preset
+    found = settings_of(config_for(preset, trainer).snippets[which], trainer)
+
+    assert {key: found.get(key) for key in settings} == settings
 
 
-BLOCK = "algorithm.rollout_correction."
+def test_prime_rls_first_losses_have_no_adv_tau() -> None:
+    (snippet,) = config_for(CATALOGUE["prime_rl_v02_token"], "prime-rl").snippets
+
+    assert "adv_tau" not in snippet.text
 
 
-def test_a_threshold_of_two_bounds_stays_a_string_in_yaml() -> None:
-    """Unquoted, YAML reads 0.5_2 as 0.52 and 1_5 as 15."""
-    assert said("decoupled_token_icepop", "verl")[BLOCK + "rollout_is_threshold"] == "0.5_5.0"
-    assert said("decoupled_k3_rs", "verl")[BLOCK + "rollout_rs_threshold"] == "0.01"
+HEADINGS = {
+    ("seq_mis", "verl"): ["verl from 0.7.1"] * 2 + ["verl from 0.6.1, before 0.7.1"] * 2,
+    ("token_is", "verl"): ["verl from 0.6.1"] * 2,  # as YAML, as overrides: a newer block covers the older
+    ("decoupled_token_icepop", "verl"): ["verl from 0.8.0"] * 2,
+    ("decoupled_token_is", "verl"): ["verl from 0.6.1"] * 2,
+    ("pure_is", "verl"): ["verl from 0.7.1"] * 2,
+    ("ppo_is_bypass", "verl"): ["verl from 0.7.1"] * 2 + ["verl from 0.6.1, before 0.7.1"] * 2,
+    ("verl_2025_10_token_mask_veto", "verl"): ["verl from 0.6.1, before 0.7.1"] * 2
+    + ["verl from 0.6.0, before 0.6.1"] * 2,
+    ("areal_m2po", "areal"): ["AReaL from 1.0.4", "AReaL from 1.0.1, before 1.0.4"],
+    ("areal_cap_token_mask", "areal"): ["AReaL from 1.0.4", "AReaL from 1.0.1, before 1.0.4"],
+    ("prime_rl_ipo", "prime-rl"): ["prime-rl from 2026-06-14 (release 0.6.0)"],
+    ("prime_rl_v02_token", "prime-rl"): ["prime-rl from 0.2, before 0.5.0"],
+    ("skyrl_dppo_tv", "skyrl"): ["SkyRL from 0.3.0"],
+    ("cispo", "nemo-rl"): ["NeMo-RL from 0.7.0"],
+    ("cispo", "slime"): ["slime from 0.3.1"],
+    ("openrlhf_icepop", "openrlhf"): [
+        "OpenRLHF from 2026-09 (pull request 1339)",
+        "OpenRLHF from 0.10.2, before 2026-09 (pull request 1339)",
+        "OpenRLHF from 0.9.1, before 0.10.2",
+    ],
+    ("trl_token_clip", "trl"): ["TRL from 1.6.0"],
+    ("trl_token_truncate", "trl"): ["TRL from 1.6.0", "TRL from 0.26.0, before 1.6.0"],
+}
 
 
-def test_verls_k1_bounds_are_mirrored() -> None:
-    assert said("decoupled_geo_rs", "verl")[BLOCK + "rollout_rs_threshold"] == "0.999_1.001"
-    assert said("verl_2026_01_rs_token_k1", "verl")[BLOCK + "rollout_rs_threshold"] == "0.6_1.4"
+@pytest.mark.parametrize(("name", "trainer"), HEADINGS)
+def test_blocks_carry_the_releases_that_take_them(name: str, trainer: str) -> None:
+    found = [one.versions for one in config_for(CATALOGUE[name], trainer).snippets]
 
-
-def test_several_of_verls_options_are_one_quoted_list() -> None:
-    rules = (Reject("k2", "max", upper=2.5), Reject("ratio", "token", 0.625, 1 / 0.6))
-    snippets = config_for(Preset("mine", "", reject=rules), "verl").snippets
-
-    assert "rollout_rs='\"seq_max_k2,token_k1\"'" in snippets[1].text
-    assert settings_of(snippets[1], "verl")[BLOCK + "rollout_rs_threshold"] == "2.5,0.6_1.6"
-
-
-def test_two_rules_of_one_option_cannot_be_said_to_verl() -> None:
-    """verl drops the second option before it matches thresholds."""
-    rules = (Reject("ratio", "token", 0.5, 2.0), Reject("ratio", "token", 0.9, 9.0))
-
-    with pytest.raises(ConfigError, match="rejection by ratio"):
-        config_for(Preset("mine", "", reject=rules), "verl")
-
-
-def test_each_generation_of_verl_has_its_own_keys() -> None:
-    assert said("verl_2025_10_token_mask_veto", "verl", 2)["algorithm.rollout_is_veto_threshold"] == 1e-4
-    assert said("geo_rs", "verl")[BLOCK + "rollout_token_veto_threshold"] == 1e-4
-    assert said("geo_rs", "verl")[BLOCK + "rollout_rs"] == "geometric"
-    assert "verl from 0.7.1 cannot say this: a veto" in remarks("geo_rs", "verl")
-
-
-def headings(name: str, trainer: str) -> list[str]:
-    return [one.versions for one in config_for(CATALOGUE[name], trainer).snippets]
+    assert found[: len(HEADINGS[name, trainer])] == HEADINGS[name, trainer]
 
 
 @pytest.mark.parametrize("trainer", TRAINERS)
@@ -258,125 +332,50 @@ def test_the_newest_versions_block_comes_first(trainer: str) -> None:
         assert all(newest <= oldest for newest, oldest in ages)
 
 
-def test_blocks_carry_the_releases_that_take_them() -> None:
-    assert headings("seq_mis", "verl")[::2] == ["verl from 0.7.1", "verl from 0.6.1, before 0.7.1"]
-    assert headings("areal_m2po", "areal") == ["AReaL from 1.0.4", "AReaL from 1.0.1, before 1.0.4"]
-    assert headings("prime_rl_ipo", "prime-rl")[0] == "prime-rl from 2026-06-14 (release 0.6.0)"
-    assert headings("verl_2025_10_token_mask_veto", "verl")[::2] == [
-        "verl from 0.6.1, before 0.7.1",
-        "verl from 0.6.0, before 0.6.1",
-    ]
-    assert headings("skyrl_dppo_tv", "skyrl")[0] == "SkyRL from 0.3.0"
-    assert headings("prime_rl_v02_token", "prime-rl") == ["prime-rl from 0.2, before 0.5.0"]
-    assert headings("cispo", "nemo-rl")[0] == "NeMo-RL from 0.7.0"
-    assert headings("cispo", "slime") == ["slime from 0.3.1"]
-    assert headings("openrlhf_icepop", "openrlhf") == [
-        "OpenRLHF from 2026-09 (pull request 1339)",
-        "OpenRLHF from 0.10.2, before 2026-09 (pull request 1339)",
-        "OpenRLHF from 0.9.1, before 0.10.2",
-    ]
+REMARKS: list[tuple[str | Preset, str, str, bool]] = [
+    ("geo_rs", "verl", "verl from 0.7.1 cannot say this: a veto", True),
+    (
+        "token_is",
+        "skyrl",
+        "no dual clip here unless policy_loss_type is dual_clip and clip_ratio_c is 3;",
+        True,
+    ),
+    (
+        "token_is",
+        "roll",
+        "no dual clip here unless dual_clip_loss and use_pg_clip_range are true and pg_clip is 1 ",
+        True,
+    ),
+    (DUAL, "roll", "no dual clip", False),
+    ("token_is", "trl", "no dual clip here unless delta is 3;", True),
+    *((name, name.split("_")[0], "clamped", False) for name in ("skyrl_dppo_tv", "skyrl_dppo_kl")),
+    ("swift_opsm", "ms-swift", "clamped", False),
+    (
+        "token_is",
+        "trl",
+        "the log-ratio of the weight is not clamped here before exp; in the preset clamped to ±20",
+        True,
+    ),
+    ("decoupled_geo_rs_token_tis", "verl", "clamped", False),
+    ("verl_2025_11_token_is_rs_veto", "skyrl", "rejected tokens stay", True),
+    ("areal_icepop", "roll", "rejected tokens leave", True),
+    # guards are those of the newest version that can say it
+    ("seq_mis", "verl", "the clamp of the rejection acts on each token here", True),
+    ("geo_rs", "verl", "acts on each token", False),
+    ("slime_mis_veto", "verl", "rejected tokens leave", True),
+    ("prime_rl_v02_token", "prime-rl", "pin prime-rl", True),
+    ("prime_rl_ipo", "prime-rl", "pin prime-rl", False),
+    ("torchforge", "torchforge", "nothing to paste", True),
+]
 
 
-def test_a_block_that_a_newer_one_covers_is_not_repeated() -> None:
-    assert headings("token_is", "verl") == ["verl from 0.6.1"] * 2  # as YAML, as overrides
+@pytest.mark.parametrize(("preset", "trainer", "words", "there"), REMARKS)
+def test_what_is_done_otherwise_is_remarked(
+    preset: str | Preset, trainer: str, words: str, there: bool
+) -> None:
+    preset = CATALOGUE[preset] if isinstance(preset, str) else preset
 
-
-def test_in_bypass_mode_the_releases_before_0_7_1_go_on_with_ppos_clip() -> None:
-    assert headings("ppo_is_bypass", "verl")[-1] == "verl from 0.6.1, before 0.7.1"
-    assert headings("pure_is", "verl") == ["verl from 0.7.1"] * 2
-
-
-def test_m2po_needs_the_decoupled_loss() -> None:
-    """With the recomputed log-probs in the rollout's place its Δ is 0 and nothing is masked."""
-    new, old = said("areal_m2po", "areal"), said("areal_m2po", "areal", 1)
-
-    assert (new["actor.use_decoupled_loss"], new["actor.rejection_sampling"]) == (True, None)
-    assert (old["actor.use_decoupled_loss"], old["actor.behave_imp_weight_mode"]) == (True, "disabled")
-
-
-def test_roll_reads_pg_variant_from_its_worker_alone() -> None:
-    preset = replace(CATALOGUE["cispo"], clip=Clip(0.1, 0.1, None))
-    settings = settings_of(config_for(preset, "roll").snippets[0], "roll")
-
-    assert settings["actor_train.pg_variant"] == "cispo"
-    assert settings["actor_train.worker_cls"] == "roll.pipeline.rlvr.actor_pg_worker.ActorPGWorker"
-
-
-def test_roll_has_no_key_for_cispos_bounds() -> None:
-    with pytest.raises(ConfigError, match=r"other than 0\.1 and 0\.1.*dropped") as caught:
-        config_for(CATALOGUE["cispo"], "roll")
-
-    assert "verl, trl" in str(caught.value.hint)
-
-
-def test_roll_says_gspo() -> None:
-    assert said("gspo", "roll")["importance_sampling"] == "seq"
-
-
-def test_a_dual_clip_of_roll_is_1_and_twice_pg_clip() -> None:
-    preset = replace(CATALOGUE["token_is"], clip=Clip(0.1, 0.28, 4.0))
-    settings = settings_of(config_for(preset, "roll").snippets[0], "roll")
-
-    assert (settings["dual_clip_loss"], settings["pg_clip"]) == (True, 1.5)
-    assert (settings["pg_clip_low"], settings["pg_clip_high"]) == (0.1, 0.28)
-    assert "no dual clip" not in "".join(config_for(preset, "roll").remarks)
-
-
-@pytest.mark.parametrize("trainer", ["verl", "skyrl"])
-def test_a_dual_clip_that_the_loss_does_not_read_is_refused(trainer: str) -> None:
-    preset = replace(CATALOGUE["gspo"], clip=Clip(0.1, 0.28, 4.0))
-
-    with pytest.raises(ConfigError, match="dual clip under the GSPO loss"):
-        config_for(preset, trainer)
-
-
-@pytest.mark.parametrize(
-    ("trainer", "words"),
-    [
-        ("skyrl", "unless policy_loss_type is dual_clip and clip_ratio_c is 3;"),
-        ("roll", "unless dual_clip_loss and use_pg_clip_range are true and pg_clip is 1 "),
-        ("trl", "unless delta is 3;"),
-    ],
-)
-def test_a_remark_on_the_dual_clip_says_what_turns_it_on(trainer: str, words: str) -> None:
-    assert f"no dual clip here {words}" in remarks("token_is", trainer)
-
-
-@pytest.mark.parametrize(
-    ("name", "trainer"),
-    [("swift_opsm", "ms-swift"), ("skyrl_dppo_tv", "skyrl"), ("skyrl_dppo_kl", "skyrl")],
-)
-def test_a_mask_without_a_clamp_is_not_told_to_have_one(name: str, trainer: str) -> None:
-    assert "clamped" not in remarks(name, trainer)
-
-
-@pytest.mark.parametrize("name", ["vanilla_is", "recompute", "nemo_rl_seq_error_mask"])
-def test_nemo_rls_ratio_is_null_where_its_type_is(name: str) -> None:
-    settings, start = said(name, "nemo-rl"), "loss_fn.truncated_importance_sampling_"
-
-    assert (settings[start + "type"], settings[start + "ratio"]) == (None, None)
-
-
-def test_prime_rls_first_losses_have_no_adv_tau() -> None:
-    assert "trainer.loss.adv_tau" not in said("prime_rl_v02_token", "prime-rl")
-    assert said("prime_rl_ipo", "prime-rl")["trainer.loss.adv_tau"] == 1.0
-
-
-def test_the_rollouts_log_probs_are_asked_for() -> None:
-    assert said("swift_opsm", "ms-swift")["use_vllm"] is True
-    assert said("tis", "flash-rl")["actor_rollout_ref.rollout.calculate_log_probs"] is True
-
-
-def test_icepop_names_the_verl_that_has_it() -> None:
-    assert headings("decoupled_token_icepop", "verl")[0] == "verl from 0.8.0"
-    assert headings("decoupled_token_is", "verl")[0] == "verl from 0.6.1"
-
-
-def test_bypass_repeats_the_block_where_verls_actor_reads_it() -> None:
-    actor = "actor_rollout_ref.actor.policy_loss."
-
-    assert said("bypass_pg_is", "verl")[actor + "rollout_correction.loss_type"] == "reinforce"
-    assert said("bypass_pg_is", "verl")[actor + "loss_mode"] == "bypass_mode"
+    assert (words in "\n".join(config_for(preset, trainer).remarks)) is there
 
 
 def test_a_small_number_has_a_dot_so_that_yaml_reads_a_float() -> None:
@@ -384,7 +383,6 @@ def test_a_small_number_has_a_dot_so_that_yaml_reads_a_float() -> None:
 
     assert (snippet.file, snippet.language) == ("mis.yaml", "yaml")
     assert "rs_veto_threshold: 1.0e-4" in snippet.text
-    assert settings_of(snippet, "slime")["rs_veto_threshold"] == 1e-4
 
 
 @pytest.mark.parametrize(
@@ -406,130 +404,40 @@ def test_an_inverse_is_short_and_goes_back(bound: float) -> None:
     assert len(str(inverse(1 / 0.999))) == 5
 
 
-def test_openrlhfs_lower_bound_is_made_idle() -> None:
-    """Its default, 0.5, is not."""
-    key = "algo.advantage.is_correction_threshold"
-
-    assert said("token_is", "openrlhf")[key] == [0.0, 2.0]
-    assert said("token_is", "openrlhf", 1)[key] == [0.0, 2.0]
-    assert said("openrlhf_tis", "openrlhf")[key] == [0.5, 5.0]
-
-
-@pytest.mark.parametrize(
-    ("name", "level", "mode", "threshold"),
-    [
-        ("token_is", "token", "clip", [0.0, 2.0]),
-        ("openrlhf_tis", "token", "clip", [0.5, 5.0]),
-        ("openrlhf_icepop", "token", "mask", [0.5, 5.0]),
-        ("openrlhf_seq_mask_tis", "seq", "mask", [0.5, 5.0]),
-    ],
-)
-def test_openrlhfs_newer_keys_are_a_level_a_mode_and_a_gate(name, level, mode, threshold) -> None:
-    newest = said(name, "openrlhf")
-
-    found = [
-        newest[f"algo.advantage.is_correction_{key}"] for key in ("level", "mode", "gating", "threshold")
-    ]
-    assert found == [level, mode, "ratio", threshold]
-
-
-def test_openrlhfs_types_have_had_two_names() -> None:
-    *_, after, before = (
-        one.text for one in config_for(CATALOGUE["openrlhf_seq_mask_tis"], "openrlhf").snippets
-    )
-
-    assert "--vllm_is_correction_type seq-mask-tis" in after
-    assert "--vllm_is_correction_type mis" in before
+REFUSED: list[tuple[Preset, str, str, str]] = [
+    # verl drops the second option of two alike before it matches thresholds
+    (Preset("", "", reject=(Reject(upper=2.0), Reject(upper=9.0))), "verl", "rejection by ratio", ""),
+    (CATALOGUE["cispo"], "roll", r"other than 0\.1 and 0\.1.*dropped", "verl, trl"),
+    *(
+        (replace(CATALOGUE["gspo"], clip=Clip(0.1, 0.28, 4.0)), trainer, "dual clip under the GSPO loss", "")
+        for trainer in ("verl", "skyrl")
+    ),
+    (
+        CATALOGUE["seq_is"],
+        "ms-swift",
+        "product ratio",
+        "its config can be printed for verl, trl, slime, miles, skyrl, roll",
+    ),
+    (replace(CATALOGUE["areal_token_clamp"], weight=Weight(upper=0.9)), "areal", "above 1", ""),
+    (
+        replace(
+            CATALOGUE["open_instruct_rho_tv"], reject=(Reject("tv", "mean", upper=0.1, advantage="away"),)
+        ),
+        "open-instruct",
+        "above 1",
+        "",
+    ),
+]
 
 
-def test_ms_swift_cannot_say_the_product() -> None:
-    with pytest.raises(ConfigError, match="product ratio") as caught:
-        config_for(CATALOGUE["seq_is"], "ms-swift")
+@pytest.mark.parametrize(("preset", "trainer", "message", "hint"), REFUSED)
+def test_what_a_trainer_refuses_or_lacks_is_said(
+    preset: Preset, trainer: str, message: str, hint: str
+) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        config_for(preset, trainer)
 
-    assert caught.value.hint == "its config can be printed for verl, trl, slime, miles, skyrl, roll"
-
-
-def test_areals_upper_bound_must_be_above_one() -> None:
-    low = replace(CATALOGUE["areal_token_clamp"], weight=Weight(upper=0.9))
-
-    with pytest.raises(ConfigError, match="above 1"):
-        config_for(low, "areal")
-
-
-def test_older_keys_of_areal_stand_beside_the_new_ones() -> None:
-    new, old = config_for(CATALOGUE["areal_cap_token_mask"], "areal").snippets
-
-    assert old.versions == "AReaL from 1.0.1, before 1.0.4"
-    assert settings_of(old, "areal")["actor.behave_imp_weight_mode"] == "token_mask"
-    assert settings_of(new, "areal")["actor.rejection_sampling.action"] == "mask"
-
-
-def test_a_zero_turns_a_bound_of_open_instruct_off() -> None:
-    assert said("open_instruct_rho_mask", "open-instruct")["rho_clamp_upper_bound"] == 0
-    assert said("recompute", "open-instruct")["use_rho_correction"] is False
-
-
-def test_open_instruct_cannot_bound_the_total_variation_usefully() -> None:
-    tight = replace(
-        CATALOGUE["open_instruct_rho_tv"], reject=(Reject("tv", "mean", upper=0.1, advantage="away"),)
-    )
-
-    with pytest.raises(ConfigError, match="above 1"):
-        config_for(tight, "open-instruct")
-
-
-def test_nemo_rls_icepop_has_both_bounds() -> None:
-    settings = said("trl_token_mask", "nemo-rl")
-
-    assert settings["loss_fn.truncated_importance_sampling_ratio_min"] == 0.0
-    assert settings["loss_fn.truncated_importance_sampling_ratio"] == 3.0
-
-
-def test_trls_lower_bound_names_the_version_that_has_it() -> None:
-    assert headings("trl_token_clip", "trl") == ["TRL from 1.6.0"]
-    assert headings("trl_token_truncate", "trl") == ["TRL from 1.6.0", "TRL from 0.26.0, before 1.6.0"]
-
-
-def test_slimes_veto_comes_with_the_rejection_that_looks_at_it() -> None:
-    settings = said("slime_mis_veto", "slime")
-
-    assert settings["use_rs"] is True
-    assert (settings["rs_lower_bound"], settings["rs_upper_bound"]) == (1e-9, 1e9)
-
-
-def test_keys_that_prime_rl_has_dropped_say_so() -> None:
-    assert "pin prime-rl" in remarks("prime_rl_v02_token", "prime-rl")
-    assert "pin prime-rl" not in remarks("prime_rl_ipo", "prime-rl")
-
-
-def test_torchforge_has_nothing_to_paste() -> None:
-    assert "nothing to paste" in config_for(CATALOGUE["torchforge"], "torchforge").text()
-
-
-def test_guards_and_denominators_that_differ_are_remarked() -> None:
-    assert (
-        "the log-ratio of the weight is not clamped here before exp; in the preset clamped to ±20"
-        in remarks("token_is", "trl")
-    )
-    assert "rejected tokens stay" in remarks("verl_2025_11_token_is_rs_veto", "skyrl")
-    assert "rejected tokens leave" in remarks("areal_icepop", "roll")
-    assert "dual clip" in remarks("token_is", "trl")
-    assert "clamped" not in remarks("decoupled_geo_rs_token_tis", "verl")
-
-
-def test_guards_are_those_of_the_newest_version_that_can_say_it() -> None:
-    assert "the clamp of the rejection acts on each token here" in remarks("seq_mis", "verl")
-    assert "acts on each token" not in remarks("geo_rs", "verl")
-    assert "rejected tokens leave" in remarks("slime_mis_veto", "verl")
-
-
-def test_a_clip_other_than_the_trainers_is_printed() -> None:
-    preset = replace(CATALOGUE["token_is"], clip=Clip(0.1, 0.28, 4.0))
-
-    assert "epsilon_high=0.28" in config_for(preset, "trl").text()
-    assert "delta=4.0" in config_for(preset, "trl").text()
-    assert "clip_ratio_c: 4.0" in config_for(preset, "verl").text()
-    assert "--eps-clip-c 4.0" in config_for(preset, "slime").text()
+    assert hint in str(caught.value.hint)
 
 
 # ---------------------------------------------------------------- what cannot be said

@@ -14,38 +14,10 @@ from typing import TYPE_CHECKING
 
 from offpol_diag.errors import ConfigError
 from offpol_diag.presets import Preset, Reject
-from offpol_diag.trainers import config, schema
-from offpol_diag.trainers.base import (
-    Absent,
-    Ends,
-    Entry,
-    Log,
-    Range,
-    Rows,
-    Sum,
-    Totals,
-    Value,
-    When,
-    always,
-    among,
-    applied,
-    ends,
-)
+from offpol_diag.trainers import base, config, measures, schema
+from offpol_diag.trainers.base import Ends, Entry, Log, Rows, Sum, Totals, Value, When, among, applied, ends
 from offpol_diag.trainers.config import ClipKeys, Habits, Parts, Settings, Snippet, Trainer, Translation
-from offpol_diag.trainers.measures import (
-    K1,
-    K2,
-    K3,
-    KEPT,
-    ONE,
-    UPDATE,
-    UPDATE_RATIO,
-    WEIGHT,
-    Mask,
-    Measure,
-    U,
-    under,
-)
+from offpol_diag.trainers.measures import K1, KEPT, ONE, UPDATE, UPDATE_RATIO, WEIGHT, Mask, Measure, U, under
 from offpol_diag.trainers.measures import LOG as LOG_RATIO
 
 if TYPE_CHECKING:
@@ -181,16 +153,16 @@ def _statistic(
     ends: Callable[[View], Ends],
     per: Sum,
     meaning: str,
-    when: When = always,
+    when: When = base.always,
     needs: tuple[str, ...] = UPDATE,
 ) -> tuple[Entry, ...]:
     """Return average, minimum and maximum of a statistic, which are not logged if its denominator is 0."""
-    sums, span = Sum(name, total, needs=needs), Range(name, ends, needs=needs)
+    sums, span = Sum(name, total, needs=needs), base.Range(name, ends, needs=needs)
 
     def entry(end: str, word: str, of: Callable[[Totals], float]) -> Entry:
         def checked(totals: Totals) -> float:
             if totals(per) == 0:
-                raise Absent(per.name)
+                raise base.Absent(per.name)
             return of(totals)
 
         value = Value(checked, (per, sums, span))
@@ -258,12 +230,12 @@ ENTRIES = (
     ),
     *_behave(
         "compute_logp/kl_div_taylor",
-        K2,
+        measures.K2,
         "(log π_θ − log π_rollout)²/2, {}: k2 of both drifts together.",
     ),
     *_behave(
         "compute_logp/kl_div_dual",
-        K3,
+        measures.K3,
         "r − 1 − log r with r = π_θ/π_rollout, {}: k3 of both drifts together, unclamped.",
     ),
 )

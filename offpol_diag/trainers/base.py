@@ -219,6 +219,19 @@ class Value:
     def __sub__(self, x: float) -> Value:
         return Value(lambda totals: self.of(totals) - x, self.columns)
 
+    def means(self, meaning: str, when: When | None = None) -> Row:
+        """Return the row of a table: the value with its definition in the trainer."""
+        return Row(self, meaning, when)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A value, its definition, and the presets under which it is logged if not those of its table."""
+
+    value: Value
+    meaning: str
+    when: When | None = None
+
 
 def per_token(of: Sum | Measure) -> Value:
     """Return a sum divided by the number of tokens."""
@@ -280,12 +293,9 @@ class Entry:
     when: When = always
 
 
-Row = tuple[Value, str] | tuple[Value, str, When]
-
-
 def table(rows: Mapping[str, Row], prefix: str = "", when: When = always) -> tuple[Entry, ...]:
-    """Return entries from a table of name → (value, meaning, the presets under which it is logged)."""
-    return tuple(Entry(prefix + name, *(*row, when)[:3]) for name, row in rows.items())
+    """Return entries from a table of logged names; `when` is of the rows that do not say it themselves."""
+    return tuple(Entry(prefix + name, one.value, one.meaning, one.when or when) for name, one in rows.items())
 
 
 @dataclass(frozen=True, eq=False)

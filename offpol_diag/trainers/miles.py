@@ -45,18 +45,16 @@ def _names(rejects: bool) -> tuple[Entry, ...]:
     kl = slime.of_loss("rollout_kl", lambda view, mask: view.total(K3_HELD, mask), rejects)
     return table(
         {
-            "ess_ratio": (
-                per_row(Sum("ess", _ess, needs=UPDATE)),
+            "ess_ratio": per_row(Sum("ess", _ess, needs=UPDATE)).means(
                 "Mean over samples of (Σw)²/(n Σw²), w = π_θ/π_old with its log within ±20: the effective "
                 "sample size of the update within a sample, not of the mismatch; 0 for a sample without a "
                 "token, and of all tokens, rejected or not. Under GSPO all w of a sample are equal, so that "
-                "it is 1.",
+                "it is 1."
             ),
-            "train_rollout_kl": (
-                _of_anchor(per_row(kl)),
+            "train_rollout_kl": _of_anchor(per_row(kl)).means(
                 "Mean of r − 1 − log r, r = π_old/π_rollout, with log r within ±20 and the result at most "
                 "10: k3, averaged per sample first. Tokens that the MIS helper rejects are 0 in it and still "
-                "divide; with --use-rollout-logprobs it is 0.",
+                "divide; with --use-rollout-logprobs it is 0."
             ),
         },
         "train/",

@@ -11,32 +11,10 @@ import math
 from typing import TYPE_CHECKING
 
 from offpol_diag.presets import Preset
-from offpol_diag.trainers import config, schema
-from offpol_diag.trainers.base import (
-    Log,
-    Range,
-    Sum,
-    Totals,
-    Value,
-    ends,
-    highest,
-    lowest,
-    mean,
-    per_row,
-    per_token,
-    table,
-)
+from offpol_diag.trainers import base, config, schema
+from offpol_diag.trainers.base import Range, Sum, Totals, Value, ends, lowest, mean, per_row, per_token, table
 from offpol_diag.trainers.config import IDLE_HIGH, ClipKeys, Habits, Parts, Trainer, Translation
-from offpol_diag.trainers.measures import (
-    EPS,
-    K1,
-    K3_HELD,
-    RATIO_SQUARED,
-    ROLLOUT,
-    SAFETY,
-    TRAIN,
-    WEIGHT,
-)
+from offpol_diag.trainers.measures import EPS, K1, K3_HELD, RATIO_SQUARED, ROLLOUT, SAFETY, TRAIN, WEIGHT
 from offpol_diag.trainers.trl import corrects, loss, row_weights, threshold
 
 if TYPE_CHECKING:
@@ -129,68 +107,60 @@ def _clipped_frac(totals: Totals) -> float:
 _EMPTY = " A row without a token counts as {}."
 
 GAP = {
-    "training_ppl": (
-        per_row(TRAIN_PPL),
-        "Mean over rows of e^(−mean log π_old), not the perplexity of all tokens." + _EMPTY.format(1),
+    "training_ppl": per_row(TRAIN_PPL).means(
+        "Mean over rows of e^(−mean log π_old), not the perplexity of all tokens." + _EMPTY.format(1)
     ),
-    "training_log_ppl": (-per_row(TRAIN), "Mean over rows of −mean log π_old, nats." + _EMPTY.format(0)),
-    "kl": (
-        per_token(K1),
+    "training_log_ppl": (-per_row(TRAIN)).means(
+        "Mean over rows of −mean log π_old, nats." + _EMPTY.format(0)
+    ),
+    "kl": per_token(K1).means(
         "Mean over tokens of log π_rollout − log π_old, nats (k1; it may be negative). Before 2025-12-22 "
-        "its sign was the opposite.",
+        "its sign was the opposite."
     ),
-    "k3_kl": (
-        per_token(K3_HELD),
+    "k3_kl": per_token(K3_HELD).means(
         "Mean over tokens of r − 1 − log r, with log r bounded to ±20 and the result to 10: one bad "
-        "token cannot show as it does in verl.",
+        "token cannot show as it does in verl."
     ),
-    "rollout_ppl": (
-        per_row(ROLLOUT_PPL),
-        "Mean over rows of e^(−mean log π_rollout)." + _EMPTY.format(1),
+    "rollout_ppl": per_row(ROLLOUT_PPL).means(
+        "Mean over rows of e^(−mean log π_rollout)." + _EMPTY.format(1)
     ),
-    "rollout_log_ppl": (
-        -per_row(ROLLOUT),
-        "Mean over rows of −mean log π_rollout, nats." + _EMPTY.format(0),
+    "rollout_log_ppl": (-per_row(ROLLOUT)).means(
+        "Mean over rows of −mean log π_rollout, nats." + _EMPTY.format(0)
     ),
-    "log_ppl_diff": (
-        per_row(K1),
+    "log_ppl_diff": per_row(K1).means(
         "Mean over rows of mean log π_rollout − mean log π_old, nats: above 0 where the trainer finds "
-        "the text less likely." + _EMPTY.format(0),
+        "the text less likely." + _EMPTY.format(0)
     ),
-    "log_ppl_abs_diff": (per_row(ABS_DIFF), "The same without its sign, row by row." + _EMPTY.format(0)),
-    "log_ppl_diff_max": (highest(DIFFS), "Largest log_ppl_diff of a row." + _EMPTY.format(0)),
-    "log_ppl_diff_min": (lowest(DIFFS), "Smallest log_ppl_diff of a row." + _EMPTY.format(0)),
-    "ppl_ratio": (
-        per_row(PPL_RATIO),
-        "Mean over rows of the two perplexities' ratio, 1/r in geometric mean." + _EMPTY.format(1),
+    "log_ppl_abs_diff": per_row(ABS_DIFF).means("The same without its sign, row by row." + _EMPTY.format(0)),
+    "log_ppl_diff_max": base.highest(DIFFS).means("Largest log_ppl_diff of a row." + _EMPTY.format(0)),
+    "log_ppl_diff_min": lowest(DIFFS).means("Smallest log_ppl_diff of a row." + _EMPTY.format(0)),
+    "ppl_ratio": per_row(PPL_RATIO).means(
+        "Mean over rows of the two perplexities' ratio, 1/r in geometric mean." + _EMPTY.format(1)
     ),
-    "chi2_token": (
-        per_token(RATIO_SQUARED) - 1,
-        "Mean over tokens of r², log r bounded to ±20, minus 1; below 0 on samples that lack the tail.",
+    "chi2_token": (per_token(RATIO_SQUARED) - 1).means(
+        "Mean over tokens of r², log r bounded to ±20, minus 1; below 0 on samples that lack the tail."
     ),
-    "chi2_seq": (
-        per_row(CHI2) - 1,
+    "chi2_seq": (per_row(CHI2) - 1).means(
         "Mean over rows of the squared GEOMETRIC mean of r, minus 1: near 0 where verl's number of that "
-        "name, of products, is huge." + _EMPTY.format("r = 1"),
+        "name, of products, is huge." + _EMPTY.format("r = 1")
     ),
 }
 WEIGHTS = {
-    "is_weight_mean": (
-        per_token(Sum("weight", _kept_weight)),
-        "Mean over tokens of the weights as the loss gets them, zeros included.",
+    "is_weight_mean": per_token(Sum("weight", _kept_weight)).means(
+        "Mean over tokens of the weights as the loss gets them, zeros included."
     ),
-    "ess": (
-        Value(_ess, (BOUNDED, SQUARES)),
+    "ess": Value(_ess, (BOUNDED, SQUARES)).means(
         "1/E[(w/E[w])²] over tokens, a fraction, of weights bounded to [1/C, C]: a masked token counts "
-        "as 1/C, and the untruncated tail of sequence_mask as C.",
+        "as 1/C, and the untruncated tail of sequence_mask as C."
     ),
-    "clipped_frac": (
-        Value(_clipped_frac, (CLIPPED,)),
+    "clipped_frac": Value(_clipped_frac, (CLIPPED,)).means(
         "token_truncate: share of tokens with r > C; token_mask: share of weights that are 0; sequence "
-        "modes: share of all rows, empty ones included, whose geometric mean of r is above C.",
+        "modes: share of all rows, empty ones included, whose geometric mean of r is above C."
     ),
 }
-LOG = Log("ms-swift", (*table(GAP, "rollout_correction/"), *table(WEIGHTS, "rollout_correction/", corrects)))
+LOG = base.Log(
+    "ms-swift", (*table(GAP, "rollout_correction/"), *table(WEIGHTS, "rollout_correction/", corrects))
+)
 
 # ---------------------------------------------------------------- configuration
 

@@ -17,23 +17,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from offpol_diag.presets import Preset, Reject
-from offpol_diag.trainers import config, schema
+from offpol_diag.trainers import config, measures, schema
 from offpol_diag.trainers.base import Log, Range, Row, Rows, Sum, Totals, Value, among, applied, ends, table
 from offpol_diag.trainers.config import ClipKeys, Habits, Parts, Settings, Snippet, Trainer, Translation
-from offpol_diag.trainers.measures import (
-    CURRENT,
-    EPS,
-    FLOAT32_MAX,
-    FLOAT32_OVERFLOW,
-    K3,
-    K3_REVERSE,
-    ONE,
-    RATIO,
-    UPDATE,
-    UPDATE_RATIO,
-    Measure,
-    clipped,
-)
+from offpol_diag.trainers.measures import CURRENT, FLOAT32_OVERFLOW, UPDATE, UPDATE_RATIO, Measure, clipped
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,7 +50,9 @@ def _clipped_rows(view: View) -> Tensor | None:
 
 
 _ERROR_EXCESS = Measure("e^|Δ| − 1", lambda x: x.delta.abs().expm1(), ("e^|d| − 1", "Δ"))
-ERROR = Measure("e^|Δ|", lambda x: x.ratios.token("mult_prob_error"), linear=((1, ONE), (1, _ERROR_EXCESS)))
+ERROR = Measure(
+    "e^|Δ|", lambda x: x.ratios.token("mult_prob_error"), linear=((1, measures.ONE), (1, _ERROR_EXCESS))
+)
 JS = Measure("log cosh(Δ/2)", lambda x: (2 * (x.delta / 4).sinh().square()).log1p(), ("log cosh(d/2)", "Δ"))
 """½ k3 of π_old and ½ k3 of π_rollout, each against the mean of both probabilities."""
 VANISHED = Measure(
@@ -71,7 +60,7 @@ VANISHED = Measure(
     lambda x: (x.ratios.train < FLOAT32_VANISHES) & (x.batch.rollout < FLOAT32_VANISHES),
 )
 """Where the mean of both probabilities is 0 in float32."""
-HELD = Measure("r, 0 beyond float32", _held, near=RATIO)
+HELD = Measure("r, 0 beyond float32", _held, near=measures.RATIO)
 _MORE = Measure(
     "(π_θ/π_rollout − 1) log π_θ",
     lambda x: x.of("current").excess() * x.column("current"),
@@ -105,7 +94,7 @@ def _in_left(name: str, of: Rows, needs: tuple[str, ...] = ()) -> Sum:
 
 def _single(x: float) -> float:
     """Return x as in float32: infinite beyond its largest number."""
-    return math.copysign(math.inf, x) if abs(x) > FLOAT32_MAX else x
+    return math.copysign(math.inf, x) if abs(x) > measures.FLOAT32_MAX else x
 
 
 TOKENS, ROWS = (
@@ -117,7 +106,8 @@ TOKENS, ROWS = (
 def _over(column: Sum, tokens: Callable[[Preset], bool] = lambda preset: True) -> Value:
     """Divide a sum by the tokens of the sequences left, or by those sequences."""
     return Value(
-        lambda x: _single(x(column)) / (x(TOKENS if tokens(x.preset) else ROWS) + EPS), (column, TOKENS, ROWS)
+        lambda x: _single(x(column)) / (x(TOKENS if tokens(x.preset) else ROWS) + measures.EPS),
+        (column, TOKENS, ROWS),
     )
 
 
@@ -187,7 +177,7 @@ def _out_of_bounds(view: View) -> Tensor:
 def _error(view: View) -> Tensor:
     """Mean e^|Δ| of each sequence; 0 for one without a token, infinite where float32 has no room."""
     total = view.total(ERROR)
-    return total.masked_fill(total > FLOAT32_MAX, math.inf) / view.divisor
+    return total.masked_fill(total > measures.FLOAT32_MAX, math.inf) / view.divisor
 
 
 def _dropped_correct(view: View) -> Tensor:
@@ -225,90 +215,77 @@ DIVERGENCE = _mean(JS)
 _OF_PAIR = "π_old/π_rollout; not clamped"
 
 NAMES: dict[str, Row] = {
-    "token_mult_prob_error": (
-        _mean(ERROR),
+    "token_mult_prob_error": _mean(ERROR).means(
         "Mean over tokens of e^|Δ|, whichever way the two policies differ: 1 when they agree, never below. "
-        "It is not the mean ratio.",
+        "It is not the mean ratio."
     ),
-    "gen_kl_error": (
-        _mean(K3),
+    "gen_kl_error": _mean(measures.K3).means(
         f"Mean over tokens of r − 1 − log r, r = {_OF_PAIR}: the estimate of KL(π_rollout‖π_old) that is k3 "
-        "here, with reference_policy_kl_type at its default.",
+        "here, with reference_policy_kl_type at its default."
     ),
-    "policy_kl_error": (
-        _mean(K3_REVERSE),
+    "policy_kl_error": _mean(measures.K3_REVERSE).means(
         "Mean over tokens of 1/r − 1 + log r, r = π_old/π_rollout: the same function of the reverse ratio. "
-        "The tokens are still the rollout's, so it does not estimate KL(π_old‖π_rollout).",
+        "The tokens are still the rollout's, so it does not estimate KL(π_old‖π_rollout)."
     ),
-    "js_divergence_error": (
-        Value(
-            lambda totals: math.nan if totals(NO_PROBABILITY) else DIVERGENCE.of(totals),
-            (NO_PROBABILITY, *DIVERGENCE.columns),
-        ),
+    "js_divergence_error": Value(
+        lambda totals: math.nan if totals(NO_PROBABILITY) else DIVERGENCE.of(totals),
+        (NO_PROBABILITY, *DIVERGENCE.columns),
+    ).means(
         "Mean over tokens of half the k3 of π_old and half that of π_rollout, each against the mean of the "
         "two probabilities, at the sampled token only: a divergence of estimates, not bounded by log 2; nan "
-        "as soon as float32 holds neither probability of a token (both logs below −102.9).",
+        "as soon as float32 holds neither probability of a token (both logs below −102.9)."
     ),
-    "sampling_importance_ratio": (
-        _over(Sum("weights", _weights), _of_tokens),
+    "sampling_importance_ratio": _over(Sum("weights", _weights), _of_tokens).means(
         "Mean of the weights as the loss gets them, so after truncation and with rejected ones as 0; over "
         "tokens, or over sequences where the weight is the product. There the trainer multiplies a column of "
         "weights by a row of masks, and logs it times the valid sequences of the micro-batch; here it is the "
-        "mean.",
+        "mean."
     ),
-    "is_oob_ratio": (
-        _over(_in_left("oob", _out_of_bounds), lambda preset: not _geometric(preset)),
+    "is_oob_ratio": _over(_in_left("oob", _out_of_bounds), lambda preset: not _geometric(preset)).means(
         "Share of tokens whose weight is outside the bounds, or under seq-mask-tis of sequences whose "
         "geometric mean is. The product weight counts by tokens too; a weight that float32 cannot hold is 0 "
         "by then, so that only a lower bound finds it outside.",
         _bounds,
     ),
-    "probs_ratio": (
-        RATIOS[0],
+    "probs_ratio": RATIOS[0].means(
         "Mean over tokens of π_θ/π_old, the loss's own ratio (GSPO: the geometric mean of the sequence, by "
-        "tokens); it has no part in the mismatch. With disable_ppo_ratio it is the mean of log π_θ.",
+        "tokens); it has no part in the mismatch. With disable_ppo_ratio it is the mean of log π_θ."
     ),
-    "probs_ratio_clamped": (
-        CLIPPED[0],
-        "The same ratio within [1 − ratio_clip_min, 1 + ratio_clip_max], whatever the sign of the advantage.",
+    "probs_ratio_clamped": CLIPPED[0].means(
+        "The same ratio within [1 − ratio_clip_min, 1 + ratio_clip_max], whatever the sign of the advantage."
     ),
-    "probs_ratio_min": (RATIOS[1], "Smallest π_θ/π_old of a token, not clamped."),
-    "probs_ratio_max": (RATIOS[2], "Largest π_θ/π_old of a token, not clamped."),
-    "probs_ratio_clamped_min": (CLIPPED[1], "Smallest clamped ratio of a token."),
-    "probs_ratio_clamped_max": (CLIPPED[2], "Largest clamped ratio of a token."),
-    "approx_entropy": (
-        _mean(SURPRISAL),
+    "probs_ratio_min": RATIOS[1].means("Smallest π_θ/π_old of a token, not clamped."),
+    "probs_ratio_max": RATIOS[2].means("Largest π_θ/π_old of a token, not clamped."),
+    "probs_ratio_clamped_min": CLIPPED[1].means("Smallest clamped ratio of a token."),
+    "probs_ratio_clamped_max": CLIPPED[2].means("Largest clamped ratio of a token."),
+    "approx_entropy": _mean(SURPRISAL).means(
         "Mean over tokens of −(π_θ/π_rollout) log π_θ at the sampled token, unclamped: an "
-        "importance-weighted estimate of the entropy of π_θ, not a sum over the vocabulary.",
+        "importance-weighted estimate of the entropy of π_θ, not a sum over the vocabulary."
     ),
-    "max_seq_mult_prob_error": (ERRORS[0], "Largest mean e^|Δ| of a sequence, before the error mask."),
-    "mean_seq_mult_prob_error": (
-        ERRORS[1],
+    "max_seq_mult_prob_error": ERRORS[0].means("Largest mean e^|Δ| of a sequence, before the error mask."),
+    "mean_seq_mult_prob_error": ERRORS[1].means(
         "Mean over sequences of their mean e^|Δ|, before the error mask; token_mult_prob_error weights them "
-        "by length.",
+        "by length."
     ),
-    "min_seq_mult_prob_error": (ERRORS[2], "Smallest mean e^|Δ| of a sequence, before the error mask."),
-    "max_seq_mult_prob_error_after_mask": (
-        ERRORS_LEFT[0],
-        "Largest mean e^|Δ| of a sequence that the error mask leaves; 0 if it leaves none.",
+    "min_seq_mult_prob_error": ERRORS[2].means("Smallest mean e^|Δ| of a sequence, before the error mask."),
+    "max_seq_mult_prob_error_after_mask": ERRORS_LEFT[0].means(
+        "Largest mean e^|Δ| of a sequence that the error mask leaves; 0 if it leaves none."
     ),
-    "mean_seq_mult_prob_error_after_mask": (
-        ERRORS_LEFT[1],
-        "Mean over the sequences that the error mask leaves of their mean e^|Δ|.",
+    "mean_seq_mult_prob_error_after_mask": ERRORS_LEFT[1].means(
+        "Mean over the sequences that the error mask leaves of their mean e^|Δ|."
     ),
-    "min_seq_mult_prob_error_after_mask": (
-        ERRORS_LEFT[2],
-        "Smallest mean e^|Δ| of a sequence that the error mask leaves; 0 if it leaves none.",
+    "min_seq_mult_prob_error_after_mask": ERRORS_LEFT[2].means(
+        "Smallest mean e^|Δ| of a sequence that the error mask leaves; 0 if it leaves none."
     ),
-    "num_masked_seqs_by_logprob_error": (
-        Value(_dropped, (ROWS,)),
+    "num_masked_seqs_by_logprob_error": Value(_dropped, (ROWS,)).means(
         "How many sequences the error mask drops; 0 where no threshold is set. It counts nothing that "
-        "seq-mask-tis drops.",
+        "seq-mask-tis drops."
     ),
-    "masked_correct_pct": (
-        Value(lambda totals: totals(CORRECT) / max(_dropped(totals), 1), (CORRECT, ROWS)),
+    "masked_correct_pct": Value(
+        lambda totals: totals(CORRECT) / max(_dropped(totals), 1), (CORRECT, ROWS)
+    ).means(
         "Share (not per cent) of the sequences the error mask drops whose reward is exactly 1; 0 if it drops "
-        "none.",
+        "none."
     ),
 }
 LOG = Log("nemo-rl", table(NAMES, "train/"))

@@ -9,22 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from offpol_diag.presets import Preset
-from offpol_diag.trainers import config, schema
-from offpol_diag.trainers.base import (
-    Log,
-    Range,
-    Rows,
-    Side,
-    Sum,
-    Totals,
-    Value,
-    half,
-    highest,
-    mean,
-    per_token,
-    std,
-    table,
-)
+from offpol_diag.trainers import base, config, schema
+from offpol_diag.trainers.base import Log, Range, Rows, Side, Sum, Totals, Value, half, mean, per_token, std
 from offpol_diag.trainers.config import Band, ClipKeys, Habits, Parts, Settings, Trainer, Translation
 from offpol_diag.trainers.measures import DISTANCE, SQUARED, Measure, under
 
@@ -79,56 +65,45 @@ LOCAL = "π_local being π_θ where the dump has it, else π_old (with one mini-
 ALL = "all response tokens of the dump; open-instruct takes it per micro-batch"
 
 NAMES = {
-    "val/rho_weight": (
-        per_token(Sum("weight", lambda view: view.kept_weights)),
+    "val/rho_weight": per_token(Sum("weight", lambda view: view.kept_weights)).means(
         "mean over response tokens of the weight that multiplies the loss: ρ = π_old/π_rollout (its log "
-        "within ±10) after the clamp, and 0 where the token is dropped; not the mean of ρ",
+        "within ±10) after the clamp, and 0 where the token is dropped; not the mean of ρ"
     ),
-    "val/rho_clipfrac": (
-        per_token(Sum("clamped", _clamped)),
-        "the share of response tokens whose ρ the clamp moves, dropped ones included",
+    "val/rho_clipfrac": per_token(Sum("clamped", _clamped)).means(
+        "the share of response tokens whose ρ the clamp moves, dropped ones included"
     ),
-    "val/rho_drop_frac": (
-        per_token(Sum("dropped", lambda view: view.n - view.kept_tokens)),
-        "the share of response tokens whose weight the mask sets to 0; they stay in the loss's denominator",
+    "val/rho_drop_frac": per_token(Sum("dropped", lambda view: view.n - view.kept_tokens)).means(
+        "the share of response tokens whose weight the mask sets to 0; they stay in the loss's denominator"
     ),
-    "val/rho_drop_low_frac": (
-        per_token(Sum("dropped low", _dropped("lower"))),
+    "val/rho_drop_low_frac": per_token(Sum("dropped low", _dropped("lower"))).means(
         "of all response tokens, those dropped because ρ (token, sequence, or the row's mean |ρ − 1|) is "
-        "below the lower bound",
+        "below the lower bound"
     ),
-    "val/rho_drop_high_frac": (
-        per_token(Sum("dropped high", _dropped("upper"))),
-        "of all response tokens, those dropped because it is above the upper bound",
+    "val/rho_drop_high_frac": per_token(Sum("dropped high", _dropped("upper"))).means(
+        "of all response tokens, those dropped because it is above the upper bound"
     ),
-    "val/ratio": (
-        per_token(MEANS) + 1,
-        "π_θ/π_old, unclamped, mean over response tokens: the ratio of PPO's loss and not ρ",
+    "val/ratio": (per_token(MEANS) + 1).means(
+        "π_θ/π_old, unclamped, mean over response tokens: the ratio of PPO's loss and not ρ"
     ),
-    "val/ratio_var": (
-        Value(_variance, (MEANS, SQUARES)),
+    "val/ratio_var": Value(_variance, (MEANS, SQUARES)).means(
         "how far the rows' means of π_θ/π_old spread about val/ratio, weighted by length, n below: no "
-        "variance over tokens. A row is one response here and a packed row there",
+        "variance over tokens. A row is one response here and a packed row there"
     ),
-    "debug/vllm_vs_local_logprob_diff_mean": (
-        per_token(DISTANCES),
-        f"|log π_local − log π_rollout|, unclamped, mean over {ALL}; {LOCAL}",
+    "debug/vllm_vs_local_logprob_diff_mean": per_token(DISTANCES).means(
+        f"|log π_local − log π_rollout|, unclamped, mean over {ALL}; {LOCAL}"
     ),
-    "debug/vllm_vs_local_logprob_diff_max": (
-        highest(LARGEST),
-        f"the largest |log π_local − log π_rollout| of {ALL}",
+    "debug/vllm_vs_local_logprob_diff_max": base.highest(LARGEST).means(
+        f"the largest |log π_local − log π_rollout| of {ALL}"
     ),
-    "debug/vllm_vs_local_logprob_diff_std": (
-        Value(_deviation, (DISTANCES, DISTANCES_SQUARED)),
-        f"standard deviation of |log π_local − log π_rollout|, n − 1 below, over {ALL}; 0 for one token",
+    "debug/vllm_vs_local_logprob_diff_std": Value(_deviation, (DISTANCES, DISTANCES_SQUARED)).means(
+        f"standard deviation of |log π_local − log π_rollout|, n − 1 below, over {ALL}; 0 for one token"
     ),
-    "debug/vllm_local_reverse_kl": (
-        -per_token(_local_sum("reverse", REVERSE)),
+    "debug/vllm_local_reverse_kl": (-per_token(_local_sum("reverse", REVERSE))).means(
         f"π_rollout·(log π_rollout − log π_local), mean over {ALL}. Weighting sampled tokens by their "
-        "probability once more, it estimates no KL divergence",
+        "probability once more, it estimates no KL divergence"
     ),
 }
-LOG = Log("open-instruct", table(NAMES))
+LOG = Log("open-instruct", base.table(NAMES))
 
 # ---------------------------------------------------------------- configuration
 

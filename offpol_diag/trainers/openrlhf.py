@@ -26,22 +26,19 @@ DRIFT = under(U, "old")
 """Of π_old also where GSPO clips around the rollout."""
 
 LOSS = {
-    "ppo_clip_ratio": (
-        per_token(CLIPPED),
+    "ppo_clip_ratio": per_token(CLIPPED).means(
         "Share of tokens whose clipped term is the smaller surrogate. The ratio is π_θ/π_old, under GSPO "
-        "the geometric mean of π_θ/π_rollout; what the correction masks counts all the same.",
+        "the geometric mean of π_θ/π_rollout; what the correction masks counts all the same."
     ),
-    "ppo_kl": (
-        -per_token(DRIFT),
+    "ppo_kl": (-per_token(DRIFT)).means(
         "Mean log π_old − log π_θ over tokens, nats: k1 of the update, not of the mismatch; it may be "
-        "negative. Under GSPO it is still of π_old, though the loss clips around the rollout.",
+        "negative. Under GSPO it is still of π_old, though the loss clips around the rollout."
     ),
 }
 CORRECTED = {
-    "vllm_kl": (
-        per_token(under(K1, "old")),
+    "vllm_kl": per_token(under(K1, "old")).means(
         "Mean log π_rollout − log π_old over tokens, nats: k1 of the mismatch, which may be negative. "
-        "Logged by the PPO loss only, with the correction on.",
+        "Logged by the PPO loss only, with the correction on."
     ),
 }
 LOG = Log("openrlhf", (*table(LOSS), *table(CORRECTED, when=_corrects)))

@@ -11,31 +11,8 @@ import math
 from typing import TYPE_CHECKING
 
 from offpol_diag.presets import Preset, Reject
-from offpol_diag.trainers import config, schema
-from offpol_diag.trainers.base import (
-    Entry,
-    Log,
-    Range,
-    Row,
-    Rows,
-    Side,
-    Sum,
-    Totals,
-    Value,
-    deviation,
-    ends,
-    half,
-    half_veto,
-    highest,
-    lowest,
-    mean,
-    per_row,
-    per_token,
-    row_mean,
-    std,
-    table,
-    total,
-)
+from offpol_diag.trainers import base, config, schema
+from offpol_diag.trainers.base import Range, Row, Side, Sum, Value, highest, mean, per_row, per_token, table
 from offpol_diag.trainers.config import Parts, Settings, Trainer, Translation
 from offpol_diag.trainers.measures import K3, KEPT, LOG, NEGATIVE, ONE, POSITIVE, Mask, Measure
 
@@ -47,10 +24,10 @@ if TYPE_CHECKING:
 LARGEST = 1e30
 """Bound on one token's mismatch KL in newer versions; older ones log inf beyond float32."""
 KL = Measure("k3 up to 1e30", lambda x: (x.excess().clamp(max=LARGEST) - x.delta).clamp(max=LARGEST), near=K3)
-ENTROPY = total(Measure("entropy", lambda x: x.column("entropy"), policy="rollout", needs=("entropy",)))
-ROW_KL = row_mean(KL)
+ENTROPY = base.total(Measure("entropy", lambda x: x.column("entropy"), policy="rollout", needs=("entropy",)))
+ROW_KL = base.row_mean(KL)
 ROW_KL_SQUARED = Sum("row kl²", lambda view: mean(KL)(view).square(), shared=True)
-ROW_KLS = Range("row kl", lambda view: ends(mean(KL)(view)), shared=True)
+ROW_KLS = Range("row kl", lambda view: base.ends(mean(KL)(view)), shared=True)
 GEO_EXCESS = Sum("geo − 1", lambda view: mean(LOG)(view).expm1(), shared=True)
 
 
@@ -100,13 +77,13 @@ def _kept_kl(view: View) -> Tensor:
     return view.total(KL, KEPT).masked_fill(~view.kept, 0.0)
 
 
-def _mean_and_max(name: str, of: Rows, tokens: Rows, meaning: str) -> tuple[Value, Value, str]:
+def _mean_and_max(name: str, of: base.Rows, tokens: base.Rows, meaning: str) -> tuple[Value, Value, str]:
     """Return mean and maximum over sequences of a sum divided by a number of tokens, 0 if there are none."""
 
     def once(view: View) -> Tensor:
         return view.mine(name, lambda: of(view) / tokens(view).clamp(min=1))
 
-    return per_row(Sum(name, once)), highest(Range(name, lambda view: ends(once(view)))), meaning
+    return per_row(Sum(name, once)), highest(Range(name, lambda view: base.ends(once(view)))), meaning
 
 
 MASKS = {
@@ -163,7 +140,7 @@ MASKS_OF_SIGNS = {
 def _bands(preset: Preset, over: str, side: Side) -> list[Reject]:
     """List the rules on r at a level, each with only one of its bounds."""
     rules = (rule for rule in preset.reject if rule.statistic == "ratio" and rule.over == over)
-    return [one for rule in rules if (one := half(rule, side))]
+    return [one for rule in rules if (one := base.half(rule, side))]
 
 
 def _tokens_outside(side: Side) -> Sum:
@@ -183,7 +160,7 @@ def _rows_outside(side: Side) -> Sum:
 def _vetoed(side: Side) -> Sum:
     return Sum(
         f"vetoed {side}",
-        lambda view: (view.veto_hits(half_veto(view.preset.veto, side)) > 0) + view.zeros,
+        lambda view: (view.veto_hits(base.half_veto(view.preset.veto, side)) > 0) + view.zeros,
     )
 
 
@@ -191,7 +168,7 @@ def _vetoed(side: Side) -> Sum:
 
 
 def _over_entropy(kl: Value) -> Value:
-    def of(totals: Totals) -> float:
+    def of(totals: base.Totals) -> float:
         entropy = totals(ENTROPY)
         return kl.of(totals) / (entropy / totals.tokens) if entropy > 0 else math.nan
 
@@ -202,84 +179,71 @@ PER_SEQUENCE = "a mean over the tokens of each sequence, then over sequences (on
 WORST = "the largest of the sequences' means, not of the tokens"
 
 
-def _pair(name: str, mean: Value, most: Value, meaning: str) -> tuple[Entry, ...]:
+def _pair(name: str, mean: Value, most: Value, meaning: str) -> tuple[base.Entry, ...]:
     rows: dict[str, Row] = {
-        f"{name}/mean": (mean, f"{meaning}: {PER_SEQUENCE}"),
-        f"{name}/max": (most, f"{meaning}: {WORST}"),
+        f"{name}/mean": mean.means(f"{meaning}: {PER_SEQUENCE}"),
+        f"{name}/max": most.means(f"{meaning}: {WORST}"),
     }
     return table(rows, when=_now if name in MASKS else _default)
 
 
 NOW: dict[str, Row] = {
-    "mismatch_kl/all/mean": (
-        per_token(KL),
+    "mismatch_kl/all/mean": per_token(KL).means(
         "r − 1 − log r, r = π_θ/π_rollout, so an estimate of KL(π_rollout‖π_θ); mean over the loss tokens of "
-        "the batch. The policy is the one being trained, not π_old",
+        "the batch. The policy is the one being trained, not π_old"
     ),
-    "mismatch_kl/all/std": (deviation(KL), "standard deviation of that over tokens, n − 1 below"),
-    "mismatch_kl/all/max": (highest(KL), "the largest of any loss token"),
-    "kl_ent_ratio/mean": (
-        _over_entropy(per_token(KL)),
+    "mismatch_kl/all/std": base.deviation(KL).means("standard deviation of that over tokens, n − 1 below"),
+    "mismatch_kl/all/max": highest(KL).means("the largest of any loss token"),
+    "kl_ent_ratio/mean": _over_entropy(per_token(KL)).means(
         "mismatch_kl/all/mean over the mean entropy: a ratio of two means, not a mean of ratios. The entropy "
-        "is the dump's; prime-rl takes the trainer's",
+        "is the dump's; prime-rl takes the trainer's"
     ),
 }
 THEN: dict[str, Row] = {
-    "mismatch_kl/mean": (
-        per_row(ROW_KL),
-        f"r − 1 − log r, r = π_θ/π_rollout: {PER_SEQUENCE}. Later versions take it over all tokens",
+    "mismatch_kl/mean": per_row(ROW_KL).means(
+        f"r − 1 − log r, r = π_θ/π_rollout: {PER_SEQUENCE}. Later versions take it over all tokens"
     ),
-    "mismatch_kl/std": (
-        Value(lambda p: std(p(ROW_KL), p(ROW_KL_SQUARED), p.rows), (ROW_KL, ROW_KL_SQUARED)),
-        "standard deviation of the sequences' means, n − 1 below",
-    ),
-    "mismatch_kl/min": (lowest(ROW_KLS), "the smallest of the sequences' means"),
-    "mismatch_kl/max": (highest(ROW_KLS), WORST),
-    "kl_ent_ratio/mean": (
-        _over_entropy(per_row(ROW_KL)),
-        "mismatch_kl/mean over the mean entropy of the tokens",
+    "mismatch_kl/std": Value(
+        lambda p: base.std(p(ROW_KL), p(ROW_KL_SQUARED), p.rows), (ROW_KL, ROW_KL_SQUARED)
+    ).means("standard deviation of the sequences' means, n − 1 below"),
+    "mismatch_kl/min": base.lowest(ROW_KLS).means("the smallest of the sequences' means"),
+    "mismatch_kl/max": highest(ROW_KLS).means(WORST),
+    "kl_ent_ratio/mean": _over_entropy(per_row(ROW_KL)).means(
+        "mismatch_kl/mean over the mean entropy of the tokens"
     ),
     **{
-        f"{name}/mean": (MASKS[name][0], f"{MASKS[name][2]}: {PER_SEQUENCE}")
+        f"{name}/mean": MASKS[name][0].means(f"{MASKS[name][2]}: {PER_SEQUENCE}")
         for name in ("masked_mismatch_kl", "unmasked_mismatch_kl")
     },
-    "is_masked/mean": (
-        per_token(Sum("dropped", _dropped)),
+    "is_masked/mean": per_token(Sum("dropped", _dropped)).means(
         "the share of loss tokens that any of the masks drops, over tokens: later versions take the "
-        "mean of each sequence first",
+        "mean of each sequence first"
     ),
-    "is_masked_low/mean": (
-        per_token(_tokens_outside("lower")),
-        "the share of loss tokens with r below token_mask_low, whatever their advantage",
+    "is_masked_low/mean": per_token(_tokens_outside("lower")).means(
+        "the share of loss tokens with r below token_mask_low, whatever their advantage"
     ),
-    "is_masked_high/mean": (
-        per_token(_tokens_outside("upper")),
-        "the share of loss tokens with r above token_mask_high, whatever their advantage",
+    "is_masked_high/mean": per_token(_tokens_outside("upper")).means(
+        "the share of loss tokens with r above token_mask_high, whatever their advantage"
     ),
-    "sequence_masked_low/mean": (
-        per_row(_vetoed("lower")),
-        "the share of sequences with a token whose r is below sequence_mask_low",
+    "sequence_masked_low/mean": per_row(_vetoed("lower")).means(
+        "the share of sequences with a token whose r is below sequence_mask_low"
     ),
-    "sequence_masked_high/mean": (
-        per_row(_vetoed("upper")),
-        "the share of sequences with a token whose r is above sequence_mask_high",
+    "sequence_masked_high/mean": per_row(_vetoed("upper")).means(
+        "the share of sequences with a token whose r is above sequence_mask_high"
     ),
-    "geo_masked_low/mean": (
-        per_row(_rows_outside("lower")),
-        "the share of sequences whose geometric mean of r is below geo_mask_low",
+    "geo_masked_low/mean": per_row(_rows_outside("lower")).means(
+        "the share of sequences whose geometric mean of r is below geo_mask_low"
     ),
-    "geo_masked_high/mean": (
-        per_row(_rows_outside("upper")),
-        "the share of sequences whose geometric mean of r is above geo_mask_high",
+    "geo_masked_high/mean": per_row(_rows_outside("upper")).means(
+        "the share of sequences whose geometric mean of r is above geo_mask_high"
     ),
-    "geo_seq_ratio/mean": (
-        per_row(GEO_EXCESS) + 1,
+    "geo_seq_ratio/mean": (per_row(GEO_EXCESS) + 1).means(
         "mean over sequences of the geometric mean of r = π_θ/π_rollout, unclamped; a sequence without a "
-        "loss token is 1",
+        "loss token is 1"
     ),
 }
 OF_MASKS = (entry for name, of in {**MASKS, **MASKS_OF_SIGNS}.items() for entry in _pair(name, *of))
-PRIME_LOG = Log("prime-rl", (*table(NOW, when=_now), *OF_MASKS, *table(THEN, when=_then)))
+PRIME_LOG = base.Log("prime-rl", (*table(NOW, when=_now), *OF_MASKS, *table(THEN, when=_then)))
 
 # ---------------------------------------------------------------- configuration
 

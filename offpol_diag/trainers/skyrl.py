@@ -12,44 +12,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from offpol_diag.presets import Over, Preset, Weight
-from offpol_diag.trainers import config, schema
-from offpol_diag.trainers.base import (
-    Log,
-    Range,
-    Row,
-    Side,
-    Sum,
-    Totals,
-    Value,
-    When,
-    deviation,
-    half_veto,
-    highest,
-    lowest,
-    per_row,
-    per_token,
-    span,
-    std,
-    table,
-    total,
-)
-from offpol_diag.trainers.config import (
-    IDLE_HIGH,
-    ClipKeys,
-    Habits,
-    Parts,
-    Settings,
-    Trainer,
-    Translation,
-)
-from offpol_diag.trainers.measures import (
-    DISTANCE,
-    EXCESS_HELD,
-    RATIO_HELD,
-    SAFETY,
-    Measure,
-    squared,
-)
+from offpol_diag.trainers import base, config, schema
+from offpol_diag.trainers.base import Row, Side, Sum, Totals, Value, When, highest, per_row, std, table, total
+from offpol_diag.trainers.config import IDLE_HIGH, ClipKeys, Habits, Parts, Settings, Trainer, Translation
+from offpol_diag.trainers.measures import DISTANCE, EXCESS_HELD, RATIO_HELD, SAFETY, Measure, squared
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -104,7 +70,7 @@ def _outlier(*sides: Side) -> Value:
 
     def of(view: View) -> Tensor:
         veto = view.preset.veto
-        return (view.veto_hits(veto if len(sides) > 1 else half_veto(veto, sides[0])) > 0) + view.zeros
+        return (view.veto_hits(veto if len(sides) > 1 else base.half_veto(veto, sides[0])) > 0) + view.zeros
 
     return per_row(Sum(f"outlier {sides}", of))
 
@@ -166,7 +132,7 @@ def _ratio_std(totals: Totals) -> float:
     return std(totals(EXCESS) - hole, totals(EXCESS_SQUARED) + hole, totals.tokens + hole)
 
 
-def _padded_min(of: Range) -> Value:
+def _padded_min(of: base.Range) -> Value:
     """Over the padded batch, where everything that is no loss token counts as 0."""
 
     def least(totals: Totals) -> float:
@@ -193,118 +159,97 @@ def _row_mask(name: str, over: Over, word: str) -> dict[str, Row]:
     both = Value(lambda totals: (totals(high) + totals(low)) / totals.rows, (high, low))
     stem = f"{name}_sequence_mask_"
     return {
-        f"{stem}masked_ratio": (
-            both,
-            f"{what.format('either')}: not what all masks drop together",
-            _masks(over),
+        f"{stem}masked_ratio": both.means(
+            f"{what.format('either')}: not what all masks drop together", _masks(over)
         ),
-        f"{stem}over_high_ratio": (per_row(high), what.format("the upper"), _masks(over)),
-        f"{stem}under_low_ratio": (per_row(low), what.format("the lower"), _masks(over)),
+        f"{stem}over_high_ratio": per_row(high).means(what.format("the upper"), _masks(over)),
+        f"{stem}under_low_ratio": per_row(low).means(what.format("the lower"), _masks(over)),
     }
 
 
 CORRECTIONS: dict[str, Row] = {
-    "is_ratio_mean": (
-        per_token(EXCESS_HELD) + 1,
+    "is_ratio_mean": (base.per_token(EXCESS_HELD) + 1).means(
         "r = π_old/π_rollout with log r clamped to ±20, mean over the loss tokens before any mask or cap: "
-        "not the mean weight. W&B has these names under policy/loss_metrics/, averaged over micro-batches",
+        "not the mean weight. W&B has these names under policy/loss_metrics/, averaged over micro-batches"
     ),
-    "is_ratio_std": (
-        Value(_ratio_std, (EXCESS, EXCESS_SQUARED)),
+    "is_ratio_std": Value(_ratio_std, (EXCESS, EXCESS_SQUARED)).means(
         "standard deviation over the whole padded batch, where everything that is no loss token counts as a "
         "ratio of 0 (here: rows × longest response of the dump, masked tokens included); so it says how much "
-        "padding there is before it says how far r spreads",
+        "padding there is before it says how far r spreads"
     ),
-    "is_ratio_max": (highest(RATIO_HELD), "the largest r of any loss token, e^20 at most"),
-    "is_ratio_min": (
-        _padded_min(span(RATIO_HELD)),
-        "0 as soon as one entry of the padded batch is masked or padding, else the smallest r: rarely a "
-        "ratio",
+    "is_ratio_max": highest(RATIO_HELD).means("the largest r of any loss token, e^20 at most"),
+    "is_ratio_min": _padded_min(base.span(RATIO_HELD)).means(
+        "0 as soon as one entry of the padded batch is masked or padding, else the smallest r: rarely a ratio"
     ),
-    "outlier_seq_masked_ratio": (
-        _outlier("lower", "upper"),
+    "outlier_seq_masked_ratio": _outlier("lower", "upper").means(
         "rows with a token whose r is below the low or above the high threshold, as a share of all rows",
         _outliers,
     ),
-    "outlier_seq_over_high_ratio": (
-        _outlier("upper"),
-        "rows with a token above the high threshold; a row can count here and below",
-        _outliers,
+    "outlier_seq_over_high_ratio": _outlier("upper").means(
+        "rows with a token above the high threshold; a row can count here and below", _outliers
     ),
-    "outlier_seq_under_low_ratio": (
-        _outlier("lower"),
-        "rows with a token below the low threshold",
-        _outliers,
+    "outlier_seq_under_low_ratio": _outlier("lower").means(
+        "rows with a token below the low threshold", _outliers
     ),
-    "token_mask_ratio": (
-        Value(
-            lambda p: (p(AFTER_OUTLIERS) - p(AFTER_TOKENS)) / max(p(AFTER_OUTLIERS), 1.0),
-            (AFTER_OUTLIERS, AFTER_TOKENS),
-        ),
+    "token_mask_ratio": Value(
+        lambda p: (p(AFTER_OUTLIERS) - p(AFTER_TOKENS)) / max(p(AFTER_OUTLIERS), 1.0),
+        (AFTER_OUTLIERS, AFTER_TOKENS),
+    ).means(
         "tokens with r outside the token mask's band, as a share of those that the outlier mask left",
         _masks("token"),
     ),
-    "tis_token_clip_high_ratio": (
-        _over_tokens(CAPPED, AFTER_TOKENS),
+    "tis_token_clip_high_ratio": _over_tokens(CAPPED, AFTER_TOKENS).means(
         "tokens with r above the cap, as a share of those that the outlier and token masks left",
         _weighs("token"),
     ),
-    "tis_seq_clip_high_ratio": (
-        per_row(Sum("capped rows", _capped_rows)),
+    "tis_seq_clip_high_ratio": per_row(Sum("capped rows", _capped_rows)).means(
         "sequences whose product of r over the tokens left is above the cap, as a share of all rows; a row "
         "with nothing left has the product 1",
         _weighs("sum"),
     ),
     **_row_mask("geo", "mean", "geometric mean"),
     **_row_mask("product", "sum", "product"),
-    "clip_ratio": (
-        _over_tokens(total(CLIPS)),
+    "clip_ratio": _over_tokens(total(CLIPS)).means(
         "loss tokens where PPO's clip of π_θ/π_old acts (upwards with A > 0, downwards with A < 0), whatever "
-        "the corrections drop; needs π_θ, π_old and advantages",
+        "the corrections drop; needs π_θ, π_old and advantages"
     ),
 }
 ANCHORED: dict[str, Row] = {
-    "clip_ratio": (
-        _over_tokens(Sum("clipped anchored", _clipped_anchored)),
-        "loss tokens whose π_θ/π_rollout the loss cuts, zeroes or masks, as a share of all",
-        _anchored,
+    "clip_ratio": _over_tokens(Sum("clipped anchored", _clipped_anchored)).means(
+        "loss tokens whose π_θ/π_rollout the loss cuts, zeroes or masks, as a share of all", _anchored
     ),
-    "cispo/ratio_mean": (
-        per_token(EXCESS_HELD) + 1,
-        "π_θ/π_rollout before the clamp to its bounds (but with its log within ±20), mean over loss tokens",
+    "cispo/ratio_mean": (base.per_token(EXCESS_HELD) + 1).means(
+        "π_θ/π_rollout before the clamp to its bounds (but with its log within ±20), mean over loss tokens"
     ),
-    "cispo/ratio_clamped_mean": (
-        _over_tokens(Sum("weight", lambda view: view.all_weights)),
-        "the same after the clamp: the mean weight",
+    "cispo/ratio_clamped_mean": _over_tokens(Sum("weight", lambda view: view.all_weights)).means(
+        "the same after the clamp: the mean weight"
     ),
-    "cispo/ratio_max": (highest(RATIO_HELD), "the largest π_θ/π_rollout of a loss token"),
-    "cispo/ratio_min": (
-        lowest(RATIO_HELD),
-        "the smallest π_θ/π_rollout of a loss token; unlike is_ratio_min no padding enters",
+    "cispo/ratio_max": highest(RATIO_HELD).means("the largest π_θ/π_rollout of a loss token"),
+    "cispo/ratio_min": base.lowest(RATIO_HELD).means(
+        "the smallest π_θ/π_rollout of a loss token; unlike is_ratio_min no padding enters"
     ),
 }
 
 
 def _distances(what: str) -> dict[str, Row]:
     return {
-        "mean": (_over_tokens(total(DISTANCE)), f"{what}, mean over the loss tokens of the batch"),
-        "max": (highest(DISTANCE), f"{what}, largest of any loss token"),
-        "min": (lowest(DISTANCE), f"{what}, smallest of any loss token"),
-        "std": (deviation(DISTANCE), f"{what}, standard deviation over loss tokens, n − 1 below"),
+        "mean": _over_tokens(total(DISTANCE)).means(f"{what}, mean over the loss tokens of the batch"),
+        "max": highest(DISTANCE).means(f"{what}, largest of any loss token"),
+        "min": base.lowest(DISTANCE).means(f"{what}, smallest of any loss token"),
+        "std": base.deviation(DISTANCE).means(f"{what}, standard deviation over loss tokens, n − 1 below"),
     }
 
 
 TRAINED = _distances("|log π_old − log π_rollout|, unclamped")
 BATCHED = "|log π_θ − log π_rollout|, unclamped, which SkyRL logs where it takes no pass for π_old"
 MINIBATCH = _distances(BATCHED) | {
-    "min": (
-        _padded_min(span(DISTANCE)),
+    "min": _padded_min(base.span(DISTANCE)).means(
         f"{BATCHED}, 0 as soon as one entry of the padded batch is masked or padding, else the smallest: "
-        "rarely a difference (worker_utils.py:48-57 of a9564572e)",
+        "rarely a difference (worker_utils.py:48-57 of a9564572e)"
     ),
-    "std": (deviation(DISTANCE, less=0), f"{BATCHED}, standard deviation over loss tokens, n below"),
+    "std": base.deviation(DISTANCE, less=0).means(f"{BATCHED}, standard deviation over loss tokens, n below"),
 }
-LOG = Log(
+LOG = base.Log(
     "skyrl",
     (
         *table(CORRECTIONS, when=_corrects),

@@ -18,57 +18,10 @@ from typing import TYPE_CHECKING
 
 from offpol_diag.errors import ConfigError
 from offpol_diag.presets import Preset, Reject
-from offpol_diag.trainers import config, schema
-from offpol_diag.trainers.base import (
-    SMALLEST_NORM,
-    Entry,
-    Log,
-    Row,
-    Rows,
-    Side,
-    Sum,
-    Totals,
-    Value,
-    When,
-    always,
-    half,
-    mean,
-    per_row,
-    table,
-    weighs,
-)
-from offpol_diag.trainers.config import (
-    IDLE_HIGH,
-    IDLE_LOW,
-    ClipKeys,
-    Habits,
-    Parts,
-    Settings,
-    Snippet,
-    Trainer,
-    Translation,
-)
-from offpol_diag.trainers.measures import (
-    DISTANCE,
-    EXCESS,
-    EXCESS_SIZE,
-    EXCESS_SQUARED,
-    K3,
-    KEPT,
-    NEGATIVE,
-    RATIO,
-    ROLLOUT,
-    SAFETY,
-    TRAIN,
-    UPDATE,
-    UPDATE_RATIO,
-    WEIGHT,
-    Mask,
-    Measure,
-    U,
-    clip_decides,
-    clipped,
-)
+from offpol_diag.trainers import base, config, measures, schema
+from offpol_diag.trainers.base import Entry, Log, Row, Rows, Sum, Value, When, mean, per_row, table, weighs
+from offpol_diag.trainers.config import IDLE_LOW, ClipKeys, Habits, Parts, Settings, Snippet, Translation
+from offpol_diag.trainers.measures import KEPT, RATIO, ROLLOUT, SAFETY, TRAIN, UPDATE, WEIGHT, Mask, Measure
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -79,7 +32,7 @@ if TYPE_CHECKING:
 
 MOVES = Measure(
     "CISPO's weight moves",
-    lambda x: clipped(x.update_ratio, x.preset.clip) != x.update_ratio,
+    lambda x: measures.clipped(x.update_ratio, x.preset.clip) != x.update_ratio,
     own=True,
 )
 
@@ -89,7 +42,7 @@ def _clipped(view: View, mask: Mask | None) -> Tensor:
     loss = view.preset.loss
     if loss == "reinforce":
         return view.zeros
-    return view.total(MOVES, mask) if loss == "cispo" else clip_decides(view, mask)
+    return view.total(MOVES, mask) if loss == "cispo" else measures.clip_decides(view, mask)
 
 
 OfLoss = Callable[["View", Mask | None], "Tensor"]
@@ -108,27 +61,23 @@ def of_loss(name: str, of: OfLoss, rejects: bool, needs: tuple[str, ...] = ()) -
 
 def _loss_names(rejects: bool, corrected: When) -> tuple[Entry, ...]:
     """Return the entries of the loss; `corrected` selects the presets under which a TIS function runs."""
-    gap = of_loss("abs_diff", lambda view, mask: view.total(DISTANCE, mask), rejects)
+    gap = of_loss("abs_diff", lambda view, mask: view.total(measures.DISTANCE, mask), rejects)
     clips = of_loss("clipped", _clipped, rejects, (*UPDATE, "advantages"))
-    kl = of_loss("kl", lambda view, mask: -view.total(U, mask), rejects, UPDATE)
+    kl = of_loss("kl", lambda view, mask: -view.total(measures.U, mask), rejects, UPDATE)
     names: dict[str, Row] = {
-        "train_rollout_logprob_abs_diff": (
-            per_row(gap),
+        "train_rollout_logprob_abs_diff": per_row(gap).means(
             "Mean |log π_old − log π_rollout| (π_θ in π_old's place with --use-rollout-logprobs), nats. "
-            "Tokens that the MIS helper rejects are 0 in it and still divide: it falls as more is rejected.",
+            "Tokens that the MIS helper rejects are 0 in it and still divide: it falls as more is rejected."
         ),
-        "pg_clipfrac": (
-            per_row(clips),
+        "pg_clipfrac": per_row(clips).means(
             "Share of tokens whose clipped loss is the larger one; the ratio is π_θ/π_old (π_θ/π_rollout "
-            "with --use-rollout-logprobs), so no number of the mismatch. Of rejected tokens none counts.",
+            "with --use-rollout-logprobs), so no number of the mismatch. Of rejected tokens none counts."
         ),
-        "ppo_kl": (
-            per_row(kl),
+        "ppo_kl": per_row(kl).means(
             "Mean of log π_old − log π_θ (π_rollout in π_old's place with --use-rollout-logprobs), rejected "
-            "tokens as 0: of the update, not of the mismatch; it may be negative.",
+            "tokens as 0: of the update, not of the mismatch; it may be negative."
         ),
-        "ois": (
-            per_row(UPDATE_RATIO),
+        "ois": per_row(measures.UPDATE_RATIO).means(
             "Mean of π_θ/π_old (1 before the first update), of all tokens, rejected or not; logged only "
             "where TIS or the mismatch metrics are on. Not clamped.",
             corrected,
@@ -161,7 +110,7 @@ def _beyond(*sides: str) -> Rows:
 
 def _opsm_masks(view: View) -> Tensor:
     """Tokens with A < 0 of samples that drifted, those outside the loss mask too, over those in it."""
-    rule, negative, batch = _opsm(view.preset), view.total(NEGATIVE), view.batch
+    rule, negative, batch = _opsm(view.preset), view.total(measures.NEGATIVE), view.batch
     assert rule is not None
     outside = batch.masked_negative  # without A of their own they have their sample's
     if outside is None:
@@ -170,19 +119,16 @@ def _opsm_masks(view: View) -> Tensor:
 
 
 TIS: dict[str, Row] = {
-    "tis": (
-        per_row(RATIO),
+    "tis": per_row(RATIO).means(
         "Mean of π_old/π_rollout before anything is truncated; neither clamped nor the weight that the "
-        "loss gets.",
+        "loss gets."
     ),
-    "tis_clipfrac": (
-        per_row(Sum("tis_clipped", _beyond("high", "low"))),
+    "tis_clipfrac": per_row(Sum("tis_clipped", _beyond("high", "low"))).means(
         "Share of tokens whose weight differs from their ratio: truncated from either side, or under "
-        "IcePop set to 0. A ratio equal to a bound is not counted.",
+        "IcePop set to 0. A ratio equal to a bound is not counted."
     ),
-    "tis_abs": (per_row(EXCESS_SIZE), "Mean |π_old/π_rollout − 1|, before truncation."),
-    "opsm_clipfrac": (
-        per_row(Sum("opsm", _opsm_masks, needs=("advantages",))),
+    "tis_abs": per_row(measures.EXCESS_SIZE).means("Mean |π_old/π_rollout − 1|, before truncation."),
+    "opsm_clipfrac": per_row(Sum("opsm", _opsm_masks, needs=("advantages",))).means(
         "Tokens that OPSM masks over loss tokens, averaged over samples. Tool tokens with A < 0 (with "
         "GRPO all of a sample's) count above and not below the line, so that it can exceed 1; per-token "
         "runs divide the same sum by tokens (slime 624b824a8 ppo_utils.py:77-87).",
@@ -238,12 +184,12 @@ def _normalizes(preset: Preset) -> bool:
     return weighs(preset) and preset.weight is not None and preset.weight.normalize
 
 
-def _outside(of: str, side: Side) -> Value:
+def _outside(of: str, side: base.Side) -> Value:
     """The share of a sample's tokens beyond one bound of a band."""
 
     def column(view: View) -> Tensor:
         band = _band(view.preset, of)
-        return view.fails(band and half(band, side))
+        return view.fails(band and base.half(band, side))
 
     return per_row(Sum(f"{of}_{side}", column))
 
@@ -283,7 +229,11 @@ def _chi2_row(view: View) -> Tensor:
 
 
 RAW = Measure("raw weight", lambda x: x.weigh().raw.values, own=True, near=RATIO)
-_CHI2 = Measure("r² − 1", lambda x: x.excess() * (x.excess() + 2), linear=((2, EXCESS), (1, EXCESS_SQUARED)))
+_CHI2 = Measure(
+    "r² − 1",
+    lambda x: x.excess() * (x.excess() + 2),
+    linear=((2, measures.EXCESS), (1, measures.EXCESS_SQUARED)),
+)
 CHI2 = Measure("r² − 1, Δ within ±20", lambda x: x.excess(SAFETY) * (x.excess(SAFETY) + 2), near=_CHI2)
 """As (r − 1)(r + 1), which keeps the digits of small differences."""
 LOG_PPL = Sum("mis_kl", lambda view: -view.mean_log, shared=True)
@@ -292,14 +242,14 @@ PPL_RATIO = Sum("ppl_ratio", lambda view: view.where_there((-view.mean_log).exp(
 BEFORE, AFTER, WEIGHTS = Sum("before", _before), Sum("after", _after), Sum("weights", lambda x: x.all_weights)
 
 
-def _factor(totals: Totals) -> float:
+def _factor(totals: base.Totals) -> float:
     """Return the divisor of the final weights: their mean over tokens, or over samples with empty ones."""
     weight = totals.preset.weight
     if weight is None or not weight.normalize:
         return 1.0
     of_tokens = weight.over == "token"
     mean = totals(WEIGHTS) / max(totals.tokens, 1) if of_tokens else totals(AFTER) / totals.rows
-    return mean if mean > SMALLEST_NORM else 1.0
+    return mean if mean > base.SMALLEST_NORM else 1.0
 
 
 def _final(column: Sum) -> Value:
@@ -307,135 +257,100 @@ def _final(column: Sum) -> Value:
 
 
 MIS_NAMES: dict[str, Row] = {
-    "training_log_ppl": (-per_row(TRAIN), "Mean over samples of −mean log π_train, nats."),
-    "training_ppl": (
-        _ppl("training_ppl", TRAIN),
-        "Mean over samples of e^(−mean log π_train): of the perplexities, not e^training_log_ppl.",
+    "training_log_ppl": (-per_row(TRAIN)).means("Mean over samples of −mean log π_train, nats."),
+    "training_ppl": _ppl("training_ppl", TRAIN).means(
+        "Mean over samples of e^(−mean log π_train): of the perplexities, not e^training_log_ppl."
     ),
-    "rollout_log_ppl": (-per_row(ROLLOUT), "Mean over samples of −mean log π_rollout, nats."),
-    "rollout_ppl": (
-        _ppl("rollout_ppl", ROLLOUT),
-        "Mean over samples of e^(−mean log π_rollout).",
+    "rollout_log_ppl": (-per_row(ROLLOUT)).means("Mean over samples of −mean log π_rollout, nats."),
+    "rollout_ppl": _ppl("rollout_ppl", ROLLOUT).means("Mean over samples of e^(−mean log π_rollout)."),
+    "kl": per_row(LOG_PPL).means(
+        "log π_rollout − log π_train, averaged per sample first: k1, the same number as log_ppl_diff."
     ),
-    "kl": (
-        per_row(LOG_PPL),
-        "log π_rollout − log π_train, averaged per sample first: k1, the same number as log_ppl_diff.",
+    "k3_kl": per_row(measures.K3).means(
+        "r − 1 − log r, r = π_train/π_rollout, averaged per sample first; not clamped, as the weights are."
     ),
-    "k3_kl": (
-        per_row(K3),
-        "r − 1 − log r, r = π_train/π_rollout, averaged per sample first; not clamped, as the weights are.",
-    ),
-    "log_ppl_diff": (
-        per_row(LOG_PPL),
+    "log_ppl_diff": per_row(LOG_PPL).means(
         "Mean over samples of mean log π_rollout − mean log π_train; above 0 where the trainer "
-        "finds its samples less likely.",
+        "finds its samples less likely."
     ),
-    "log_ppl_abs_diff": (
-        per_row(ABS_LOG_PPL),
-        "Mean over samples of |log_ppl_diff|; signs do not cancel between samples, but do within one.",
+    "log_ppl_abs_diff": per_row(ABS_LOG_PPL).means(
+        "Mean over samples of |log_ppl_diff|; signs do not cancel between samples, but do within one."
     ),
-    "ppl_ratio": (
-        per_row(PPL_RATIO),
-        "Mean over samples of PPL_train/PPL_rollout, the reciprocal of the sample's geometric ratio.",
+    "ppl_ratio": per_row(PPL_RATIO).means(
+        "Mean over samples of PPL_train/PPL_rollout, the reciprocal of the sample's geometric ratio."
     ),
-    "chi2_token": (
-        per_row(CHI2),
-        "Mean over samples of their mean r² − 1, log r clamped to ±20; the pooled mean over tokens differs.",
+    "chi2_token": per_row(CHI2).means(
+        "Mean over samples of their mean r² − 1, log r clamped to ±20; the pooled mean over tokens differs."
     ),
-    "chi2_seq": (
-        per_row(Sum("chi2_seq", _chi2_row, shared=True)),
-        "Mean over samples of (∏r)² − 1, log ∏r clamped to ±20, so that it ends at e^40.",
+    "chi2_seq": per_row(Sum("chi2_seq", _chi2_row, shared=True)).means(
+        "Mean over samples of (∏r)² − 1, log ∏r clamped to ±20, so that it ends at e^40."
     ),
-    "tis_weight_before_bound": (
-        per_row(BEFORE),
+    "tis_weight_before_bound": per_row(BEFORE).means(
         "The weight at its level (token, product, geometric mean), its logarithm clamped to ±20, "
         "before tis_mode acts.",
         weighs,
     ),
-    "tis_weight_after_bound": (
-        per_row(AFTER),
-        "The weight after tis_mode; in mode mask it is as before, since only the mask changes.",
-        weighs,
+    "tis_weight_after_bound": per_row(AFTER).means(
+        "The weight after tis_mode; in mode mask it is as before, since only the mask changes.", weighs
     ),
-    "tis_truncate_fraction": (
-        per_row(Sum("high", _beyond("high"))),
-        "Share of weights above tis_upper_bound (of samples where the level is theirs).",
-        _in_mode("truncate"),
+    "tis_truncate_fraction": per_row(Sum("high", _beyond("high"))).means(
+        "Share of weights above tis_upper_bound (of samples where the level is theirs).", _in_mode("truncate")
     ),
-    "tis_clip_fraction_low": (
-        per_row(Sum("low", _beyond("low"))),
-        "Share of weights below tis_lower_bound.",
-        _in_mode("clip"),
+    "tis_clip_fraction_low": per_row(Sum("low", _beyond("low"))).means(
+        "Share of weights below tis_lower_bound.", _in_mode("clip")
     ),
-    "tis_clip_fraction_high": (
-        per_row(Sum("high", _beyond("high"))),
-        "Share of weights above tis_upper_bound.",
-        _in_mode("clip"),
+    "tis_clip_fraction_high": per_row(Sum("high", _beyond("high"))).means(
+        "Share of weights above tis_upper_bound.", _in_mode("clip")
     ),
-    "tis_mask_fraction_low": (
-        _outside("tis", "lower"),
-        "Share of weights below tis_lower_bound: what mode mask rejects there.",
-        _in_mode("mask"),
+    "tis_mask_fraction_low": _outside("tis", "lower").means(
+        "Share of weights below tis_lower_bound: what mode mask rejects there.", _in_mode("mask")
     ),
-    "tis_mask_fraction_high": (
-        _outside("tis", "upper"),
-        "Share of weights above tis_upper_bound: what mode mask rejects there.",
-        _in_mode("mask"),
+    "tis_mask_fraction_high": _outside("tis", "upper").means(
+        "Share of weights above tis_upper_bound: what mode mask rejects there.", _in_mode("mask")
     ),
-    "rs_mask_fraction_low": (
-        _outside("rs", "lower"),
+    "rs_mask_fraction_low": _outside("rs", "lower").means(
         "Share of tokens (of samples at a sample's level) below rs_lower_bound, whatever else "
         "rejects them; 0 where a veto needs use_rs and its band is open.",
         _rejects,
     ),
-    "rs_mask_fraction_high": (
-        _outside("rs", "upper"),
+    "rs_mask_fraction_high": _outside("rs", "upper").means(
         "Share of tokens (of samples at a sample's level) above rs_upper_bound, whatever else rejects them.",
         _rejects,
     ),
-    "rs_catastrophic_token_fraction": (
-        per_row(Sum("catastrophic", lambda view: view.catastrophic / view.divisor)),
+    "rs_catastrophic_token_fraction": per_row(
+        Sum("catastrophic", lambda view: view.catastrophic / view.divisor)
+    ).means(
         "Mean over samples of the share of their tokens with r strictly below rs_veto_threshold, unclamped.",
         _vetoes,
     ),
-    "rs_catastrophic_seq_fraction": (
-        per_row(Sum("vetoed", lambda view: view.vetoed)),
-        "Share of samples with such a token: what the veto drops.",
-        _vetoes,
+    "rs_catastrophic_seq_fraction": per_row(Sum("vetoed", lambda view: view.vetoed)).means(
+        "Share of samples with such a token: what the veto drops.", _vetoes
     ),
-    "is_ratio_mean_after_tis_rs": (
-        per_row(AFTER),
+    "is_ratio_mean_after_tis_rs": per_row(AFTER).means(
         "The weight after tis_mode once more: rejection changes the mask and no weight, so it is "
         "not taken out of this mean.",
         weighs,
     ),
-    "batch_norm_factor": (
-        Value(
-            lambda totals: _factor(totals) * totals.sequences / totals.rows,
-            (AFTER, WEIGHTS),
-        ),
+    "batch_norm_factor": Value(
+        lambda totals: _factor(totals) * totals.sequences / totals.rows,
+        (AFTER, WEIGHTS),
+    ).means(
         "What tis_batch_normalize divides by: the mean bounded weight over tokens, or over samples at level "
         "sequence, of the mask as it came; 1 where that is at most 1e-8. The helper takes it per rank and "
         "call, here it is of the whole dump; samples without a token are 0 in the mean that is logged.",
         _normalizes,
     ),
-    "is_ratio_mean_final": (
-        _final(AFTER),
-        "Mean of the weights that multiply the loss, after normalisation, rejected tokens included.",
-        weighs,
+    "is_ratio_mean_final": _final(AFTER).means(
+        "Mean of the weights that multiply the loss, after normalisation, rejected tokens included.", weighs
     ),
-    "is_ratio_min_final": (
-        _final(Sum("smallest", _extreme(0))),
-        "Mean over samples of their smallest final weight; not the smallest of the batch.",
-        weighs,
+    "is_ratio_min_final": _final(Sum("smallest", _extreme(0))).means(
+        "Mean over samples of their smallest final weight; not the smallest of the batch.", weighs
     ),
-    "is_ratio_max_final": (
-        _final(Sum("largest", _extreme(1))),
-        "Mean over samples of their largest final weight; not the largest of the batch.",
-        weighs,
+    "is_ratio_max_final": _final(Sum("largest", _extreme(1))).means(
+        "Mean over samples of their largest final weight; not the largest of the batch.", weighs
     ),
 }
-MIS = Log("slime-mis", (*_loss_names(rejects=True, corrected=always), *table(MIS_NAMES, "train/mis_")))
+MIS = Log("slime-mis", (*_loss_names(rejects=True, corrected=base.always), *table(MIS_NAMES, "train/mis_")))
 
 # ---------------------------------------------------------------- configuration
 
@@ -553,7 +468,7 @@ def _mis_weights(parts: Parts) -> Settings:
         "tis_level": LEVELS[weight.over],
         "tis_mode": mode,
         "tis_lower_bound": low,
-        "tis_upper_bound": IDLE_HIGH if high is None else high,
+        "tis_upper_bound": config.IDLE_HIGH if high is None else high,
         "tis_batch_normalize": weight.normalize,
     }
 
@@ -578,4 +493,4 @@ def habits(preset: Preset, snippets: tuple[Snippet, ...]) -> Habits:
     return Habits(20.0) if any(one.file for one in snippets) else Habits()
 
 
-TRAINER = Trainer("slime", partial(slime, paths=SLIME), habits, CLIP, (LOG, MIS))
+TRAINER = config.Trainer("slime", partial(slime, paths=SLIME), habits, CLIP, (LOG, MIS))

@@ -50,29 +50,23 @@ RATIO, UNITS, RATIOS = Sum("ratio", _total), Sum("units", _units), Range("ratios
 _ROWS = " In sequence modes it is over completions, long or short; one without a token has a ratio of 1."
 
 NAMES = {
-    "sampling_logp_difference/mean": (
-        per_token(DISTANCE),
+    "sampling_logp_difference/mean": per_token(DISTANCE).means(
         "Mean |log π_old − log π_rollout| over tokens, nats, whatever the mode: a size, which cannot "
-        "tell drift from noise.",
+        "tell drift from noise."
     ),
-    "sampling_logp_difference/max": (
-        highest(DISTANCE),
-        "Largest |log π_old − log π_rollout| of a token, nats.",
+    "sampling_logp_difference/max": highest(DISTANCE).means(
+        "Largest |log π_old − log π_rollout| of a token, nats."
     ),
-    "importance_sampling_ratio/min": (
-        lowest(RATIOS),
+    "importance_sampling_ratio/min": lowest(RATIOS).means(
         "Smallest ratio after truncation or masking: 0 as soon as anything is masked, the lower bound "
-        "(if there is one) as soon as anything is truncated." + _ROWS,
+        "(if there is one) as soon as anything is truncated." + _ROWS
     ),
-    "importance_sampling_ratio/mean": (
-        ratio(RATIO, UNITS),
-        "Mean ratio after truncation or masking, zeros included: not an estimate of E[r], which is 1."
-        + _ROWS,
+    "importance_sampling_ratio/mean": ratio(RATIO, UNITS).means(
+        "Mean ratio after truncation or masking, zeros included: not an estimate of E[r], which is 1." + _ROWS
     ),
-    "importance_sampling_ratio/max": (
-        highest(RATIOS),
+    "importance_sampling_ratio/max": highest(RATIOS).means(
         "Largest ratio after truncation or masking, never above clip_max: it says nothing of the raw "
-        "tail." + _ROWS,
+        "tail." + _ROWS
     ),
 }
 LOG = Log("trl", table(NAMES, "sampling/", corrects))

@@ -21,41 +21,10 @@ from typing import TYPE_CHECKING
 
 from offpol_diag.errors import ConfigError
 from offpol_diag.presets import Preset, Reject, Statistic, Weight
-from offpol_diag.trainers import config, schema
-from offpol_diag.trainers.base import (
-    SMALLEST_NORM,
-    Absent,
-    Entry,
-    Log,
-    Range,
-    Row,
-    Rows,
-    Sum,
-    Totals,
-    Value,
-    among,
-    ends,
-    highest,
-    lowest,
-    per_row,
-    std,
-    table,
-    total,
-)
+from offpol_diag.trainers import base, config, measures, schema
+from offpol_diag.trainers.base import Range, Row, Sum, Totals, Value, ends, highest, lowest, per_row, table
 from offpol_diag.trainers.config import ClipKeys, Habits, Parts, Settings, Snippet, Trainer, Translation
-from offpol_diag.trainers.measures import (
-    EPS,
-    K1,
-    K2,
-    K3,
-    LOG,
-    RATIO_HELD,
-    RATIO_SQUARED,
-    ROLLOUT,
-    SAFETY,
-    TRAIN,
-    Measure,
-)
+from offpol_diag.trainers.measures import EPS, K1, K2, K3, LOG, RATIO_SQUARED, ROLLOUT, SAFETY, TRAIN, Measure
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -122,66 +91,54 @@ GAP_K3 = Measure("k3, finite", lambda x: x.k3().clamp(max=math.exp(2 * 345.0)), 
 CHI2_SEQ = Sum("ss", lambda view: (2 * view.total(LOG).clamp(-SAFETY, SAFETY)).exp(), shared=True)
 
 GAP: dict[str, Row] = {
-    "training_ppl": (
-        _of_row("ppl", lambda train, rollout: (-train).exp()),
-        f"e^(−mean log π_train) of a row, mean {_ROWS.format(1)}; not the perplexity of all tokens.",
+    "training_ppl": _of_row("ppl", lambda train, rollout: (-train).exp()).means(
+        f"e^(−mean log π_train) of a row, mean {_ROWS.format(1)}; not the perplexity of all tokens."
     ),
-    "training_log_ppl": (
-        _of_row("log_ppl", lambda train, rollout: -train),
-        f"−mean log π_train of a row, mean {_ROWS.format(0)}; nats.",
+    "training_log_ppl": _of_row("log_ppl", lambda train, rollout: -train).means(
+        f"−mean log π_train of a row, mean {_ROWS.format(0)}; nats."
     ),
-    "kl": (
-        _mean(total(K1)),
-        "Mean over tokens of log π_rollout − log π_train, nats (k1): unbounded, and it may be negative.",
+    "kl": _mean(base.total(K1)).means(
+        "Mean over tokens of log π_rollout − log π_train, nats (k1): unbounded, and it may be negative."
     ),
-    "k3_kl": (
-        _mean(total(GAP_K3)),
-        "Mean over tokens of r − 1 − log r. Neither r nor the result is bounded: one token can decide it.",
+    "k3_kl": _mean(base.total(GAP_K3)).means(
+        "Mean over tokens of r − 1 − log r. Neither r nor the result is bounded: one token can decide it."
     ),
-    "rollout_ppl": (
-        _of_row("rollout_ppl", lambda train, rollout: (-rollout).exp()),
-        f"e^(−mean log π_rollout) of a row, mean {_ROWS.format(1)}.",
+    "rollout_ppl": _of_row("rollout_ppl", lambda train, rollout: (-rollout).exp()).means(
+        f"e^(−mean log π_rollout) of a row, mean {_ROWS.format(1)}."
     ),
-    "rollout_log_ppl": (
-        _of_row("rollout_log_ppl", lambda train, rollout: -rollout),
-        f"−mean log π_rollout of a row, mean {_ROWS.format(0)}; nats.",
+    "rollout_log_ppl": _of_row("rollout_log_ppl", lambda train, rollout: -rollout).means(
+        f"−mean log π_rollout of a row, mean {_ROWS.format(0)}; nats."
     ),
-    "log_ppl_diff": (
-        _of_row("diff", lambda train, rollout: rollout - train),
+    "log_ppl_diff": _of_row("diff", lambda train, rollout: rollout - train).means(
         "Mean log π_rollout − mean log π_train of a row (verl's docs have the sign the other "
-        f"way), mean {_ROWS.format(0)}; nats.",
+        f"way), mean {_ROWS.format(0)}; nats."
     ),
-    "log_ppl_abs_diff": (
-        _of_row("abs", lambda train, rollout: (rollout - train).abs()),
-        f"|log_ppl_diff| of a row, mean {_ROWS.format(0)}; nats.",
+    "log_ppl_abs_diff": _of_row("abs", lambda train, rollout: (rollout - train).abs()).means(
+        f"|log_ppl_diff| of a row, mean {_ROWS.format(0)}; nats."
     ),
-    "log_ppl_diff_max": (
-        -lowest(GAPS),
-        "Largest log_ppl_diff of a row: where the trainer finds a text least likely; nats.",
+    "log_ppl_diff_max": (-lowest(GAPS)).means(
+        "Largest log_ppl_diff of a row: where the trainer finds a text least likely; nats."
     ),
-    "log_ppl_diff_min": (-highest(GAPS), "Smallest log_ppl_diff of a row, nats."),
-    "ppl_ratio": (
-        _of_row("ratio", lambda train, rollout: (rollout - train).exp()),
+    "log_ppl_diff_min": (-highest(GAPS)).means("Smallest log_ppl_diff of a row, nats."),
+    "ppl_ratio": _of_row("ratio", lambda train, rollout: (rollout - train).exp()).means(
         f"Perplexity of π_train over that of π_rollout, row by row, mean {_ROWS.format(1)}; a mean "
-        "of ratios, not the ratio of means.",
+        "of ratios, not the ratio of means."
     ),
 }
 CHI2: dict[str, Row] = {
-    "chi2_token": (
-        _mean(total(RATIO_SQUARED)) - 1,
-        "Mean over tokens of r², log r bounded to ±20, minus 1; below 0 where the sample lacks the tail.",
+    "chi2_token": (_mean(base.total(RATIO_SQUARED)) - 1).means(
+        "Mean over tokens of r², log r bounded to ±20, minus 1; below 0 where the sample lacks the tail."
     ),
-    "chi2_seq": (
-        per_row(CHI2_SEQ) - 1,
+    "chi2_seq": (per_row(CHI2_SEQ) - 1).means(
         "The squared product of r over a row, its log bounded to ±20 before squaring, minus 1; mean "
-        f"{_ROWS.format('r = 1')}. It cannot exceed e^40 ≈ 2.35e17, and sits there on long rows.",
+        f"{_ROWS.format('r = 1')}. It cannot exceed e^40 ≈ 2.35e17, and sits there on long rows."
     ),
 }
 
 # ---------------------------------------------------------------- the distribution of one statistic
 
 OF_TOKENS: dict[Statistic | None, Measure] = {
-    None: RATIO_HELD,
+    None: measures.RATIO_HELD,
     "k1": Measure("−Δ, within ±20", lambda x: x.ratios.token("k1", SAFETY), near=K1),
     "k2": Measure("Δ²/2, Δ within ±20", lambda x: x.ratios.token("k2", SAFETY), near=K2),
     "k3": Measure("k3, Δ within ±20", lambda x: x.k3(SAFETY), near=K3),
@@ -240,7 +197,7 @@ class Spread:
 
         def of(view: View) -> tuple[Tensor, Tensor]:
             x = self._columns(view)[name]
-            return among((x, x), self._counted(view))
+            return base.among((x, x), self._counted(view))
 
         return Range(f"{self.key}/{name}", of, shared=True)
 
@@ -347,7 +304,7 @@ class Spread:
 
         def of(totals: Totals) -> float:
             n = rows(totals)
-            return std(totals(first), totals(second), n) if n >= 2 else 0.0
+            return base.std(totals(first), totals(second), n) if n >= 2 else 0.0
 
         return Value(of, (first, second))
 
@@ -389,56 +346,45 @@ def _ratios(spread: Spread, of: Spread, rows: bool, what: str, clamp: str, level
     of tokens; the words are for `of`, its limits, and the level at which extremes are raw.
     """
     return {
-        "mean": (
-            of.mean("x"),
-            f"Mean over tokens of {what}; at sequence level each row thus counts by its length.",
+        "mean": of.mean("x").means(
+            f"Mean over tokens of {what}; at sequence level each row thus counts by its length."
         ),
-        "max": (
-            _end_of_raw(spread, of, 1),
-            f"Largest of {what}; {level} e^(log-ratio bounded above to 20) before truncation.",
+        "max": _end_of_raw(spread, of, 1).means(
+            f"Largest of {what}; {level} e^(log-ratio bounded above to 20) before truncation."
         ),
-        "min": (
-            _end_of_raw(spread, of, 0),
-            f"Smallest of {what}; {level} e^(log-ratio) before truncation, bounded nowhere.",
+        "min": _end_of_raw(spread, of, 0).means(
+            f"Smallest of {what}; {level} e^(log-ratio) before truncation, bounded nowhere."
         ),
-        "ratio_fraction_high": (
-            spread.share("high", rows, _all_rows),
-            "Share with raw r above the upper threshold: of tokens, at sequence level of rows.",
+        "ratio_fraction_high": spread.share("high", rows, _all_rows).means(
+            "Share with raw r above the upper threshold: of tokens, at sequence level of rows."
         ),
-        "ratio_fraction_low": (
-            spread.share("low", rows, _all_rows),
+        "ratio_fraction_low": spread.share("low", rows, _all_rows).means(
             "Share with raw r below the lower threshold (1/C unless one is set, though a "
-            "truncation acts from above only): of tokens, at sequence level of rows.",
+            "truncation acts from above only): of tokens, at sequence level of rows."
         ),
-        "std": (
-            of.std(),
-            f"Standard deviation over tokens of {what} clamped to {clamp}; of the tail it knows nothing.",
+        "std": of.std().means(
+            f"Standard deviation over tokens of {what} clamped to {clamp}; of the tail it knows nothing."
         ),
-        "eff_sample_size": (
-            of.ess(),
+        "eff_sample_size": of.ess().means(
             f"1/E[(w/E[w])²] over tokens, a fraction, of {what} clamped to {clamp}: not the "
-            "ESS of what was sampled, and token-weighted at sequence level too.",
+            "ESS of what was sampled, and token-weighted at sequence level too."
         ),
-        "seq_mean": (_over(of.sum("m"), _all_rows), f"A row's mean of {what}, mean {_ROWS.format(0)}."),
-        "seq_std": (
-            of.row_std(_all_rows),
-            f"Standard deviation (n − 1) of the rows' means of {what}; 0 for one row.",
+        "seq_mean": _over(of.sum("m"), _all_rows).means(f"A row's mean of {what}, mean {_ROWS.format(0)}."),
+        "seq_std": of.row_std(_all_rows).means(
+            f"Standard deviation (n − 1) of the rows' means of {what}; 0 for one row."
         ),
-        "seq_max": (highest(of.row_span("m")), f"Largest mean of {what} in a row."),
-        "seq_min": (
-            lowest(of.row_span("m")),
-            f"Smallest mean of {what} in a row; 0 as soon as one has no token.",
+        "seq_max": highest(of.row_span("m")).means(f"Largest mean of {what} in a row."),
+        "seq_min": lowest(of.row_span("m")).means(
+            f"Smallest mean of {what} in a row; 0 as soon as one has no token."
         ),
-        "seq_max_deviation": (highest(of.row_span("dev")), f"Largest |mean of {what} in a row − 1|."),
-        "seq_fraction_high": (
-            _over(spread.sum("m_high"), _all_rows),
+        "seq_max_deviation": highest(of.row_span("dev")).means(f"Largest |mean of {what} in a row − 1|."),
+        "seq_fraction_high": _over(spread.sum("m_high"), _all_rows).means(
             "Rows whose mean raw r is above the upper threshold, over all rows; at token "
-            "level a mean is compared with a threshold meant for tokens.",
+            "level a mean is compared with a threshold meant for tokens."
         ),
-        "seq_fraction_low": (
-            _over(spread.sum("m_low"), _all_rows),
+        "seq_fraction_low": _over(spread.sum("m_low"), _all_rows).means(
             "Rows whose mean raw r is below the lower threshold, over all rows; one without "
-            "a token has a mean of 0.",
+            "a token has a mean of 0."
         ),
     }
 
@@ -458,60 +404,49 @@ def _option(spread: Spread, rule: Reject, at: int) -> dict[str, Row]:
     sign = " k1 is −log r, so this is r too LOW." if k1 else ""
     alone = Sum(f"rule{at}", lambda view: view.mine(f"rule{at}", lambda: view.failing_alone(rule)))
     lost_rows = Sum(f"rule{at}_rows", lambda view: (alone.of(view) > 0) + view.zeros)
-    low: Row = (Value(lambda totals: 0.0, ()), "0: the statistic has no lower threshold.")
+    low: Row = Value(lambda totals: 0.0, ()).means("0: the statistic has no lower threshold.")
     if k1:
-        low = (
-            spread.share("low", of_rows, rows),
+        low = spread.share("low", of_rows, rows).means(
             f"Share of {what} below the lower threshold, that is of r too HIGH: of tokens, "
-            "under sequence options of rows with a token.",
+            "under sequence options of rows with a token."
         )
     found: dict[str, Row] = {
-        "mean": (
-            spread.mean("x"),
+        "mean": spread.mean("x").means(
             f"Mean over tokens of {what} as the option aggregates it: a sequence option's value "
-            "counts once per token.",
+            "counts once per token."
         ),
-        "max": (highest(spread.span), f"Largest {what}: of a token, under sequence options of a row."),
-        "min": (lowest(spread.span), f"Smallest {what}: of a token, under sequence options of a row."),
-        "fraction_high": (
-            spread.share("high", of_rows, rows),
-            f"Share above the upper threshold, of tokens, under sequence options of rows with a token.{sign}",
+        "max": highest(spread.span).means(f"Largest {what}: of a token, under sequence options of a row."),
+        "min": lowest(spread.span).means(f"Smallest {what}: of a token, under sequence options of a row."),
+        "fraction_high": spread.share("high", of_rows, rows).means(
+            f"Share above the upper threshold, of tokens, under sequence options of rows with a token.{sign}"
         ),
         "fraction_low": low,
-        "std": (spread.std(), f"Standard deviation over tokens of {what} clamped to the thresholds."),
-        "seq_mean": (
-            _over(spread.sum("m"), rows),
-            f"Mean over rows with a token of their {what}; token options take a row's mean.",
+        "std": spread.std().means(f"Standard deviation over tokens of {what} clamped to the thresholds."),
+        "seq_mean": _over(spread.sum("m"), rows).means(
+            f"Mean over rows with a token of their {what}; token options take a row's mean."
         ),
-        "seq_std": (
-            spread.row_std(rows),
-            f"Standard deviation (n − 1) over rows with a token of their {what}; 0 for one row.",
+        "seq_std": spread.row_std(rows).means(
+            f"Standard deviation (n − 1) over rows with a token of their {what}; 0 for one row."
         ),
-        "seq_max": (
-            highest(spread.row_span("m")),
-            f"Largest {what} of a row with a token; token options take a row's mean.",
+        "seq_max": highest(spread.row_span("m")).means(
+            f"Largest {what} of a row with a token; token options take a row's mean."
         ),
-        "seq_min": (
-            lowest(spread.row_span("m")),
-            f"Smallest {what} of a row with a token; token options take a row's mean.",
+        "seq_min": lowest(spread.row_span("m")).means(
+            f"Smallest {what} of a row with a token; token options take a row's mean."
         ),
-        "seq_max_deviation": (
-            highest(spread.row_span("dev")),
-            f"Largest absolute {what} of a row with a token.",
+        "seq_max_deviation": highest(spread.row_span("dev")).means(
+            f"Largest absolute {what} of a row with a token."
         ),
-        "seq_fraction_high": (
-            _over(spread.sum("m_high"), rows),
+        "seq_fraction_high": _over(spread.sum("m_high"), rows).means(
             "Share of rows with a token whose value is above the upper threshold; under "
-            f"token options that compares a mean with a threshold meant for tokens.{sign}",
+            f"token options that compares a mean with a threshold meant for tokens.{sign}"
         ),
-        "seq_fraction_low": (
-            _over(spread.sum("m_low"), rows),
-            "Share of rows with a token whose value is below the lower threshold: r too HIGH.",
+        "seq_fraction_low": _over(spread.sum("m_low"), rows).means(
+            "Share of rows with a token whose value is below the lower threshold: r too HIGH."
         ),
-        "masked_fraction": (_mean(alone), "Tokens that this option alone rejects, over all tokens."),
-        "seq_masked_fraction": (
-            _over(lost_rows, rows),
-            "Rows with a token that this option rejects, over rows with a token.",
+        "masked_fraction": _mean(alone).means("Tokens that this option alone rejects, over all tokens."),
+        "seq_masked_fraction": _over(lost_rows, rows).means(
+            "Rows with a token that this option rejects, over rows with a token."
         ),
     }
     if not k1:
@@ -566,7 +501,7 @@ def _lost(view: View) -> Tensor:
     return view.mine("lost", lambda: view.failing(*view.preset.reject))
 
 
-def _lost_rows(divergences: bool) -> Rows:
+def _lost_rows(divergences: bool) -> base.Rows:
     """Rows with a rejected token; in 2025 one without a token has r = 1, and may be rejected."""
 
     def of(view: View) -> Tensor:
@@ -585,46 +520,40 @@ def _out_of_bounds(view: View) -> Tensor:
 def _norm(totals: Totals) -> float:
     norm, sums = f"{totals.preset.name}|norm", totals.read.sums
     if norm not in sums:
-        raise Absent(norm)
+        raise base.Absent(norm)
     mean = sums[norm] / sums[f"{norm}_units"]
-    return mean if mean > SMALLEST_NORM else 1.0
+    return mean if mean > base.SMALLEST_NORM else 1.0
 
 
-OUT_OF_BOUNDS: Row = (
-    _mean(Sum("oob", _out_of_bounds)),
+OUT_OF_BOUNDS: Row = _mean(Sum("oob", _out_of_bounds)).means(
     "IcePop only: share of tokens whose weight is 0 because r lies outside [lower, "
-    "upper]; at sequence level every token of a row counts.",
+    "upper]; at sequence level every token of a row counts."
 )
-NORM: Row = (
-    Value(_norm, ()),
+NORM: Row = Value(_norm, ()).means(
     "What batch normalisation divided by: the mean weight before rejection "
     "(at sequence level of rows with a token), 1 where it was too small to divide by. The other rollout_is_ "
-    "numbers are taken before that division.",
+    "numbers are taken before that division."
 )
 HITS = Sum("hits", lambda view: view.mine("hits", lambda: view.veto_hits(view.preset.veto)))
 VETO: dict[str, Row] = {
-    "rollout_is_veto_fraction": (
-        per_row(Sum("vetoed", lambda view: (HITS.of(view) > 0) + view.zeros)),
+    "rollout_is_veto_fraction": per_row(Sum("vetoed", lambda view: (HITS.of(view) > 0) + view.zeros)).means(
         "Rows with a token whose unbounded r is below the veto threshold, over all "
-        "rows. Logged as 0 where there is no veto.",
+        "rows. Logged as 0 where there is no veto."
     ),
-    "rollout_is_catastrophic_token_fraction": (
-        _mean(HITS),
-        "Tokens whose unbounded r is below the veto threshold, over all tokens.",
+    "rollout_is_catastrophic_token_fraction": _mean(HITS).means(
+        "Tokens whose unbounded r is below the veto threshold, over all tokens."
     ),
 }
 
 
 def _masked(divergences: bool) -> dict[str, Row]:
     return {
-        "masked_fraction": (
-            _mean(Sum("lost", _lost)),
-            "Tokens that rejection removes, over all tokens; what a veto removes besides is not in it.",
+        "masked_fraction": _mean(Sum("lost", _lost)).means(
+            "Tokens that rejection removes, over all tokens; what a veto removes besides is not in it."
         ),
-        "seq_masked_fraction": (
-            per_row(Sum("lost_rows", _lost_rows(divergences))),
+        "seq_masked_fraction": per_row(Sum("lost_rows", _lost_rows(divergences))).means(
             "Rows with at least one rejected token, over all rows: for rules on "
-            "tokens that is not the share of rows dropped.",
+            "tokens that is not the share of rows dropped."
         ),
     }
 
@@ -650,55 +579,47 @@ def _kept(name: str) -> Value:
     def of(totals: Totals) -> float:
         sums, stem = totals.read.sums, f"{totals.preset.name}|"
         if stem + name not in sums:
-            raise Absent(name)
+            raise base.Absent(name)
         return sums[stem + name] / (sums[f"{stem}kept"] + EPS)
 
     return Value(of, ())
 
 
 PROBABILITIES: dict[str, Row] = {
-    "training/rollout_probs_diff_valid": (
-        Value(lambda totals: 1.0, ()),
-        "1: there was a token to compare.",
+    "training/rollout_probs_diff_valid": Value(lambda totals: 1.0, ()).means(
+        "1: there was a token to compare."
     ),
-    "training/rollout_probs_diff_max": (
-        Value(lambda totals: totals.read.ranges["pd"][1], ()),
+    "training/rollout_probs_diff_max": Value(lambda totals: totals.read.ranges["pd"][1], ()).means(
         "Largest |π_old − π_rollout| of a sampled token: probabilities, not "
-        "logs. Decoupled runs only, as all of training/rollout_*.",
+        "logs. Decoupled runs only, as all of training/rollout_*."
     ),
-    "training/rollout_probs_diff_mean": (
-        _probability(lambda sums, n: sums["pd"] / n),
+    "training/rollout_probs_diff_mean": _probability(lambda sums, n: sums["pd"] / n).means(
         "Mean |π_old − π_rollout| over tokens: probabilities, so unlikely "
-        "tokens, which carry the mismatch, hardly show.",
+        "tokens, which carry the mismatch, hardly show."
     ),
-    "training/rollout_probs_diff_std": (
-        _probability(lambda sums, n: std(sums["pd"], sums["pdd"], n)),
-        "Standard deviation (n − 1) of |π_old − π_rollout| over tokens.",
-    ),
-    "training/rollout_actor_probs_pearson_corr": (
-        _probability(_pearson),
+    "training/rollout_probs_diff_std": _probability(
+        lambda sums, n: base.std(sums["pd"], sums["pdd"], n)
+    ).means("Standard deviation (n − 1) of |π_old − π_rollout| over tokens."),
+    "training/rollout_actor_probs_pearson_corr": _probability(_pearson).means(
         "Correlation of the two probabilities over tokens; near 1 "
-        "for any two policies that agree on which tokens are sure.",
+        "for any two policies that agree on which tokens are sure."
     ),
 }
 """Of decoupled presets, whose old policy the trainer computed."""
 _MASK = "over tokens that rejection leaves; of the dump's current policy, where verl averages mini-batches"
 CLIPS: dict[str, Row] = {
-    "actor/pg_clipfrac": (
-        _kept("clipped"),
-        f"Share where the clipped term of the PPO loss is the larger one, {_MASK}.",
+    "actor/pg_clipfrac": _kept("clipped").means(
+        f"Share where the clipped term of the PPO loss is the larger one, {_MASK}."
     ),
-    "actor/pg_clipfrac_lower": (
-        _kept("clipped_lower"),
-        f"Share where A < 0 and the dual clip decides, {_MASK}.",
+    "actor/pg_clipfrac_lower": _kept("clipped_lower").means(
+        f"Share where A < 0 and the dual clip decides, {_MASK}."
     ),
 }
 """Of losses that clip."""
 KL: dict[str, Row] = {
-    "actor/ppo_kl": (
-        _kept("kl"),
+    "actor/ppo_kl": _kept("kl").means(
         f"Mean log π_anchor − log π_θ, nats, the anchor being π_old (π_rollout in bypass), "
-        f"{_MASK}: it may be negative. PPO and CISPO bound it to ±20 per token; REINFORCE and GSPO do not.",
+        f"{_MASK}: it may be negative. PPO and CISPO bound it to ±20 per token; REINFORCE and GSPO do not."
     ),
 }
 
@@ -706,7 +627,7 @@ KL: dict[str, Row] = {
 
 
 @cache
-def _entries(generation: Generation, preset: Preset) -> tuple[Entry, ...]:
+def _entries(generation: Generation, preset: Preset) -> tuple[base.Entry, ...]:
     """Return what the generation logs under a preset."""
     prefix, weight, rules = generation.prefix, preset.weight, preset.reject
     level = "at sequence or geometric level"
@@ -744,7 +665,7 @@ def _entries(generation: Generation, preset: Preset) -> tuple[Entry, ...]:
     return tuple(found)
 
 
-class Verl(Log):
+class Verl(base.Log):
     """One generation; what it logs follows from the preset's own weight and rules."""
 
     @property
@@ -752,7 +673,7 @@ class Verl(Log):
         """All generations share what they compute alike."""
         return "verl"
 
-    def entries_of(self, preset: Preset) -> tuple[Entry, ...]:
+    def entries_of(self, preset: Preset) -> tuple[base.Entry, ...]:
         """Return what is logged under a preset."""
         return _entries(GENERATIONS[self.name], preset)
 
