@@ -58,6 +58,9 @@ BANDS = (
 )
 """Rising in badness within a metric. `ppl_ratio` is measured by |log|, `ess` by 1 − ESS."""
 
+METRICS = ("k3", "ppl_ratio", "ess_tokens", "ess_sequences", "chi2_token", "chi2_sequence")
+"""Metrics that have bands."""
+
 FAMILIES = {
     "ess_tokens": "ess",
     "ess_sequences": "ess",
@@ -68,8 +71,7 @@ FAMILIES = {
 
 def band(metric: str, number: Number) -> Band | None:
     """Return the band of a metric's value; None if it has none, or is unknown."""
-    rows = [row for row in BANDS if row.metric == FAMILIES.get(metric, metric)]
-    value = number.value
+    rows, value = of(metric), number.value
     if value is None and number.log10 is not None:
         value = math.inf if number.log10 > 0 else 0.0
     if not rows or value is None or (metric == "ppl_ratio" and value <= 0):
@@ -77,3 +79,15 @@ def band(metric: str, number: Number) -> Band | None:
     away = abs(math.log(value)) if metric == "ppl_ratio" else value
     away = 1 - value if rows[0].metric == "ess" else away
     return [row for row in rows if row.start <= away or row is rows[0]][-1]
+
+
+def of(metric: str) -> list[Band]:
+    """Return the bands of a metric, best first; none where it has none."""
+    return [row for row in BANDS if row.metric == FAMILIES.get(metric, metric)]
+
+
+def bound(metric: str, row: Band) -> float:
+    """Return where a band begins, as a value of the metric (of the PPL ratio the one above 1)."""
+    if row.metric == "ess":
+        return round(1 - row.start, 9)
+    return math.exp(row.start) if metric == "ppl_ratio" else row.start

@@ -54,6 +54,13 @@ class Number(Model):
 Numbers = dict[str, Number]
 
 
+class Estimate(Model):
+    """A value with its 95% interval, where the name says all that there is to say."""
+
+    value: float | None
+    interval: tuple[float, float] | None = None
+
+
 # ---------------------------------------------------------------- what was read, and how
 
 DEEPEST = 32
@@ -149,12 +156,30 @@ class Histogram(Model):
     unit: str
     edges: list[float]
     counts: list[int]
+    in_sync: list[int] = Field(
+        [], description="counts of the tokens with policy lag 0 only; empty where no lag is known"
+    )
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
-        if len(self.edges) != len(self.counts) + 1:
-            raise ValueError(f"{len(self.edges)} edges do not bound {len(self.counts)} counts")
+        for counts in (self.counts, self.in_sync or self.counts):
+            if len(self.edges) != len(counts) + 1:
+                raise ValueError(f"{len(self.edges)} edges do not bound {len(counts)} counts")
         return self
+
+
+class Strip(Model):
+    """Tokens of one response, to be drawn one by one: lists of equal length, one entry per unmasked token.
+
+    A longer response is cut to the stretch of so many tokens that holds most of its K3.
+    """
+
+    first: int = Field(description="unmasked tokens of the response before the first one here")
+    positions: list[int] = Field(description="in the response, from 0; a gap is masked tokens")
+    token_ids: list[int] = Field([], description="empty where the dump has none")
+    log_ratios: list[float] = Field(description="Δ, nats, to 5 digits")
+    rollout_log_probs: list[float] = Field(description="nats, to 5 digits")
+    train_log_probs: list[float] = Field(description="nats, to 5 digits")
 
 
 class WorstSequence(Model):
@@ -166,6 +191,9 @@ class WorstSequence(Model):
     log_ratio_sum: float
     k3_mean: float
     max_abs_log_ratio: float
+    policy_lag: int | None = None
+    reward: float | None = None
+    strip: Strip | None = None
 
 
 class WorstToken(Model):
@@ -188,6 +216,10 @@ class Worst(Model):
 
     sequences: list[WorstSequence] = []
     tokens: list[WorstToken] = []
+    typical: WorstSequence | None = Field(
+        None,
+        description="for comparison: the sequence of median k3 in a sample, of lag 0 if there are any",
+    )
 
 
 # ---------------------------------------------------------------- what one preset does to the dump
@@ -225,6 +257,223 @@ class PresetResult(Model):
     needs: list[str] = Field([], description="columns the dump lacks; when not empty there are no metrics")
     metrics: Numbers = {}
     as_logged: dict[str, float | None] = Field({}, description="the trainer's own names and definitions")
+    same_as: str = Field("", description="the first preset with the same metrics on this dump, if another")
+
+
+# ---------------------------------------------------------------- what pictures need
+
+
+class Series(Model):
+    """A number along an axis: one entry per point, null where it is not known there."""
+
+    unit: str = Field("", description="nats, fraction, tokens; empty: a pure number")
+    values: list[float | None]
+    low: list[float | None] = Field([], description="lower ends of the 95% intervals; empty: none are known")
+    high: list[float | None] = []
+
+
+class BySteps(Model):
+    """Numbers by training step, each group of equally many adjacent steps together where there are many."""
+
+    first: list[int] = Field(description="first step of each group, [G]")
+    last: list[int] = Field(description="last step of each group; equal to `first` for groups of one step")
+    tokens: list[int]
+    sequences: list[int]
+    series: dict[str, Series] = Field(
+        description="k1, k3, mean_ratio, ess_tokens, ess_sequences, chi2_token, chi2_sequence, ppl_ratio, "
+        "khat_tokens, khat_sequences, reward, entropy, length, policy_lag, f_2; k1, k3 also with drift2. and "
+        "total.; of each method in `weights`: METHOD.truncated_high, .tokens_rejected, .ess_tokens; [G] each"
+    )
+
+
+class RangeOfRatios(Model):
+    """Tokens whose importance ratio r lies between two bounds."""
+
+    low: float | None = Field(description="r ≥ low; null: no bound")
+    high: float | None = Field(description="r < high; null: no bound")
+    tokens: int
+    share: float = Field(description="of all tokens, 0 to 1")
+    k3_share: float | None = Field(description="of the sum of K3 over all tokens, 0 to 1")
+    in_sync: int | None = Field(
+        None, description="tokens with policy lag 0 among them; null: no lag is known"
+    )
+
+
+class Density(Model):
+    """Tokens by their probability under both policies, on bins of about equal width in the logit."""
+
+    edges: list[float] = Field(description="probabilities that bound the bins, rising from 0 to 1, [N+1]")
+    counts: list[list[int]] = Field(description="tokens, [N][N]: by rollout bin, then by trainer bin")
+    in_sync: list[list[int]] = Field([], description="the same of tokens with lag 0; empty: none are known")
+
+
+class Corner(Model):
+    """Tokens that are likely under one policy and unlikely under the other."""
+
+    tokens: int
+    share: float = Field(description="of all tokens, 0 to 1")
+    k3_share: float | None = Field(description="of the sum of K3 over all tokens, 0 to 1")
+    in_sync_share: float | None = Field(None, description="of the tokens with lag 0; null: none are known")
+
+
+class Noise(Model):
+    """Quantiles of |Δ| by the rollout probability of the token, read off bins 1/16 wide (relative)."""
+
+    edges: list[float] = Field(description="rollout probabilities that bound the bins, from 0 to 1, [N+1]")
+    tokens: list[int] = Field(description="[N]")
+    median: list[float | None] = Field(description="nats, [N]")
+    p90: list[float | None]
+    p99: list[float | None]
+    in_sync_tokens: list[int] = Field([], description="tokens with lag 0; empty: no lag is known")
+    in_sync_median: list[float | None] = []
+    in_sync_p90: list[float | None] = []
+
+
+class PositionSteps(Model):
+    """K3 by position in the response, in some training steps."""
+
+    first_step: int | None = Field(description="null: all steps")
+    last_step: int | None
+    tokens: list[int] = Field(description="by position, [P]")
+    k3: Series = Field(description="nats, [P]; null without tokens")
+
+
+class Positions(Model):
+    """K3 by position in the response, before and from the step at which the mismatch grew."""
+
+    labels: list[str] = Field(description="positions, such as 15–30, from 0, masked tokens counted, [P]")
+    every: PositionSteps
+    early: PositionSteps | None = Field(None, description="null: one step, or none known")
+    late: PositionSteps | None = None
+    split: str = Field("", description="why it is cut there, e.g. 'K3 passes 0.1 at step 4'")
+    grid: list[PositionSteps] = Field([], description="at most 16 groups of steps, in order, no intervals")
+
+
+class TokenThresholds(Model):
+    """Rules on single tokens at many thresholds b, of the raw ratios of the main drift; [N] each."""
+
+    b: list[float]
+    ess_tokens: list[float | None] = Field(description="of min(r, b) over the tokens")
+    truncated: list[float] = Field(description="share of tokens with r ≥ b")
+    weight_mean: list[float | None] = Field(description="mean of min(r, b)")
+    kept: list[float] = Field(description="share of tokens with 1/b ≤ r < b")
+
+
+class SequenceThresholds(Model):
+    """Rules on whole sequences at many thresholds b; w = ∏r of a sequence, g its geometric mean; [N] each."""
+
+    b: list[float]
+    kept_geometric: list[float] = Field(description="tokens in sequences with 1/b ≤ g < b, share of tokens")
+    kept_product: list[float] = Field(description="tokens in sequences with 1/b ≤ w < b, share of tokens")
+    sequences_geometric: list[float] = Field(description="share of sequences with 1/b ≤ g < b")
+    sequences_product: list[float] = Field(description="share of sequences with 1/b ≤ w < b")
+    ess_tokens: list[float | None] = Field(description="of min(w, b), every token weighed by its sequence")
+    ess_sequences: list[float | None] = Field(description="of min(w, b) over the sequences")
+
+
+class ParetoTail(Model):
+    """The largest importance weights, and the generalised Pareto distribution fitted to them."""
+
+    over: Literal["tokens", "sequences"]
+    weights: int = Field(description="n, weights in all")
+    tail: int = Field(description="M, weights in the fitted tail")
+    khat: Estimate = Field(description="interval: k̂ ± 1.96 (1 + k̂)/√M, weights taken as independent")
+    limit: float = Field(description="k̂ above which means of the weights are unreliable at this n")
+    log_cut: float = Field(description="log-weight at which the tail begins, nats")
+    log_scale: float = Field(description="log of the scale of the fit, nats")
+    rank: list[int] = Field(description="1 is the largest weight; at most 60 ranks, dense at the top")
+    log_weight: list[float] = Field(description="the weight of that rank, as logged, nats")
+    log_fitted: list[float | None] = Field(description="the same by the fit: quantile 1 − (rank − ½)/M")
+
+
+class Kept(Model):
+    """What a method keeps, at its own threshold, by length and by the sign of the advantage."""
+
+    lengths: list[str] = Field(description="quartiles of response length in words, short first, [4]")
+    by_length: list[float | None] = Field(description="kept share of the tokens of the quartile, [4]")
+    weight_by_length: list[float | None] = Field(
+        [], description="mean weight of its tokens, 0 if rejected, [4]"
+    )
+    positive: float | None = Field(None, description="kept share of tokens with A > 0; null: no advantages")
+    negative: float | None = Field(None, description="the same for A < 0")
+
+
+class TokenType(Model):
+    """All tokens with one id."""
+
+    token_id: int
+    tokens: int
+    share: float = Field(description="of all tokens, 0 to 1")
+    k3_share: float | None = Field(description="of the sum of K3 over all tokens, 0 to 1")
+    k3: float = Field(description="mean K3, nats")
+    mean_log_ratio: float = Field(description="mean Δ, nats")
+
+
+class TokenTypes(Model):
+    """Token ids by their share of K3."""
+
+    distinct: int = Field(description="ids seen; those from 2^19 on count as one")
+    half: int | None = Field(description="fewest ids that carry half of K3 together")
+    worst: list[TokenType] = Field(description="at most 20, the largest share of K3 first")
+
+
+class LagEvidence(Model):
+    """What policy lag says about the cause; the points to draw are `by.policy_lag` and `charts.steps`."""
+
+    in_sync: Estimate | None = Field(None, description="K3 at lag 0, nats")
+    in_sync_steps: list[int] = Field([], description="steps whose sequences all have lag 0, at most 20")
+    in_sync_share: float | None = Field(None, description="K3 at lag 0 over K3 of the dump")
+    tokens_in_sync: float | None = Field(None, description="share of tokens with lag 0")
+    ratio_by_lag: dict[str, float] = Field({}, description="lag → K3 of its first step over K3 at lag 0")
+    lag: int | None = Field(None, description="the lag that most steps have, if all of their sequences do")
+    steps: tuple[int, int] | None = Field(None, description="first and last step of that lag")
+    start: Estimate | None = Field(None, description="K3 of the first such step, nats")
+    end: Estimate | None = Field(None, description="K3 of the last such step, nats")
+    growth: float | None = Field(None, description="`end` over `start`")
+
+
+class Band(Model):
+    """A named range of a number, and who set it."""
+
+    metric: str = Field(description="as in `metrics`")
+    name: str = Field(description="typical, elevated, high, severe, good, fair, low, unreliable")
+    low: float | None = Field(description="from here; null: no bound")
+    high: float | None = Field(description="to below here; null: no bound")
+    regime: str = ""
+    source: str
+
+
+class Crossing(Model):
+    """The first step from which on a number is in a worse band, for all that follows or at least once."""
+
+    metric: str
+    band: str
+    bound: float
+    step: int
+
+
+class Charts(Model):
+    """Binned numbers from which the pictures of a report are drawn; empty or null where nothing is known."""
+
+    bands: list[Band] = Field([], description="all published bands, best first within a metric")
+    band: dict[str, str] = Field({}, description="metric → the band that this dump is in")
+    crossings: list[Crossing] = Field([], description="steps at which a number first enters a worse band")
+    steps: BySteps | None = None
+    gap_shares: dict[str, Estimate] = Field(
+        {}, description="rollout_old, old_current: K1 of that drift over K1 of the total, a share of the gap"
+    )
+    ranges: list[RangeOfRatios] = Field([], description="rising r, from 0 to infinity")
+    density: Density | None = None
+    lost: Corner | None = Field(None, description="π_rollout above 0.9, π_train below 0.5")
+    found: Corner | None = Field(None, description="the mirror image: π_rollout below 0.5, π_train above 0.9")
+    noise: Noise | None = None
+    positions: Positions | None = None
+    token_thresholds: TokenThresholds | None = None
+    sequence_thresholds: SequenceThresholds | None = None
+    tails: dict[str, ParetoTail] = Field({}, description="tokens, sequences; with drift2. and total. before")
+    kept: dict[str, Kept] = Field({}, description="by the names in `weights`")
+    token_types: TokenTypes | None = None
+    lag: LagEvidence | None = None
 
 
 # ---------------------------------------------------------------- the diagnosis
@@ -311,6 +560,7 @@ class AtLength(Model):
     tokens: int = Field(description="T")
     sequences: int = Field(description="responses with at least T tokens")
     ess_sequences: Number
+    khat: Estimate | None = Field(None, description="k̂ of the same weights")
 
 
 class Lengths(Model):
@@ -318,6 +568,10 @@ class Lengths(Model):
 
     longest: Number = Field(description="tokens of a response up to which it keeps 10% ESS")
     curve: list[AtLength] = Field(description="at rising T, as far as 50 responses go")
+    median: int | None = Field(None, description="median length of a response, tokens, to 9%")
+    log_normal: float | None = Field(
+        None, description="tokens up to which ESS is above 10% by the log-normal rule, ESS = e^(−2·K3·T)"
+    )
 
 
 class Recommendation(Model):
@@ -556,6 +810,7 @@ class Summary(Model):
     )
     diagnosis: Diagnosis | None = None
     recommendation: Recommendation | None = None
+    charts: Charts = Charts()
     gates: list[GateVerdict] = []
     sweep: Sweep | None = Field(None, description="one preset over many thresholds (`sweep`)")
     comparison: Comparison | None = Field(None, description="presets side by side (`compare DUMP`)")

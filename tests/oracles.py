@@ -743,6 +743,8 @@ KINDS = {
     "token_ids": pa.list_(pa.int32()),
     "sequence_id": pa.string(),
     "group_id": pa.string(),
+    "rewards": pa.float64(),
+    "entropy": pa.list_(pa.float64()),
     "step": pa.int64(),
     "policy_lag": pa.int64(),
     "host": pa.string(),

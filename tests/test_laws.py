@@ -472,9 +472,11 @@ def parts() -> dict[str, list[Any]]:
     def sums(n: int, *names: str) -> accumulators.Sums:
         return accumulators.Sums.of({name: 1e3 * x(n) for name in names}, draws(n))
 
+    from offpol_diag.engine import charts, loglattice
     from offpol_diag.engine.prefixes import Prefixes
     from offpol_diag.engine.sample import Sample
     from offpol_diag.engine.selection import LENGTH_BINS, Grid
+    from offpol_diag.engine.stepgroups import Step, StepGroups, Top
 
     def prefixes(n: int, wide: int) -> Prefixes:
         log = x(n * wide).view(n, wide) * 400
@@ -489,8 +491,34 @@ def parts() -> dict[str, list[Any]]:
     def keys(n: int) -> torch.Tensor:
         return torch.randint(-(2**62), 2**62, (n,), generator=generator)
 
+    def step(n: int) -> Step:
+        tops = (Top.of(x(n), torch.tensor(n).double()) for _ in range(2))
+        return Step(sums(n, "a"), accumulators.LogSums.of(x(n) * 800, draws(n)), *tops)
+
+    def groups(*steps: int) -> StepGroups:
+        return StepGroups._within(0, [StepGroups(0, {str(at): step(3)}) for at in steps])
+
+    def counts(*shape: int) -> torch.Tensor:
+        return torch.randint(0, 9, shape, generator=generator).to(torch.float64)
+
+    def binned() -> charts.Binned:
+        noise = (len(charts.NOISE_EDGES) + 1) * charts.SIZES
+        between = counts(len(charts.SUMMED), len(charts.EDGES) + 1)
+        lattice = accumulators.Counts(counts(loglattice.SIZE))
+        return charts.Binned(counts(2, charts.BINS**2), counts(2, noise), between, counts(3, 2), lattice)
+
+    def ids(n: int) -> charts.ByTokenId:
+        at = torch.unique(torch.randint(0, 2 * n + 1, (n,), generator=generator))
+        return charts.ByTokenId(at, 1 + counts(len(at), 3))
+
     shared = keys(3000)
     return {
+        "Top": [Top.of(x(2 * n).view(2, n), torch.full((2,), n).double()) for n in (3, 1, 4000)],
+        "Step": [step(4), step(1), step(9)],
+        "StepGroups": [groups(*range(40)), groups(), groups(3, 7, *range(30, 90), 1000)],
+        "Binned": [binned() for _ in range(3)],
+        "ByTokenId": [ids(5), ids(0), ids(300)],
+        "BySequence": [charts.by_sequence(torch.arange(n), x(n) * 3) for n in (5, 1, 40)],
         "Sums": [sums(4, "a", "b"), sums(7, "b", "c"), sums(0, "a")],
         "Extremes": [accumulators.Extremes.of({"a": accumulators.extremes(x(n))}) for n in (3, 0, 5)],
         "Bins": [accumulators.Bins.of(x(n) * 10.0**n) for n in (4, 0, 9)],

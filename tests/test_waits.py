@@ -86,7 +86,7 @@ def test_the_host_waits_as_often_with_all_presets_as_with_one(far, monkeypatch):
 
     assert every - one <= Counter({"aten::nonzero": 1})
     assert one <= every
-    assert 0 < sum(every.values()) < 30
+    assert 0 < sum(every.values()) < 40
 
 
 def test_a_batch_of_many_sequences_stays_whole_on_a_gpu(far, monkeypatch):

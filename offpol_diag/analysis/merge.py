@@ -27,7 +27,7 @@ ALIKE = "analyze every piece with the same version and options: presets, columns
 ONCE = "give every piece once; if two tallies overlap, analyze the rows that only one of them has again"
 BETWEEN = "where a row is a token, cut the dump between sequences"
 WHOLE = "cut the dump between steps, so that each step lies whole in one piece"
-WORST = ("worst.sequences", "worst.tokens")
+WORST = ("worst.sequences", "worst.typical", "worst.tokens")
 MOST_NAMED = 3
 EXAMPLES = 5
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from offpol_diag.analysis import pictures
 from offpol_diag.analysis.tally import Study, Tally
 from offpol_diag.diagnosis import diagnose
 from offpol_diag.engine import (
@@ -181,14 +182,36 @@ def summary(study: Study, tally: Tally, presets: Sequence[Preset], facts: DumpFa
         },
         histograms={f"{drift.prefix}log_ratio": histogram(out, drift) for drift in study.drifts},
         worst=Worst(
-            sequences=[row for _, row in typed(tally.states["worst.sequences"], Best).records],
+            sequences=[
+                pictures.with_short_strip(row)
+                for _, row in typed(tally.states["worst.sequences"], Best).records
+            ],
             tokens=[row for _, row in typed(tally.states["worst.tokens"], Best).records],
         ),
         run=run,
     )
+    found = _with_pictures(out, found)
     sample = tally.states.get("sample")
     seen = diagnose(found, sample) if isinstance(sample, Sample) else None
     return found.model_copy(update={"diagnosis": seen})
+
+
+def _with_pictures(out: Readout, found: Summary) -> Summary:
+    """Add what the pictures are drawn from."""
+    drawn = pictures.Drawn(out.study, out.tally, out.reader, found.metrics, found.by)
+    name = f"{out.study.main.prefix}log_ratio"
+    of_main = found.histograms[name]
+    synced = of_main.model_copy(update={"in_sync": pictures.in_sync(drawn, of_main.edges)})
+    assert found.lengths is not None
+    return found.model_copy(
+        update={
+            "charts": pictures.charts_of(drawn),
+            "histograms": found.histograms | {name: synced},
+            "lengths": pictures.with_tails(drawn, found.lengths),
+            "worst": found.worst.model_copy(update={"typical": pictures.typical(drawn)}),
+            "presets": pictures.same_as(found.presets),
+        }
+    )
 
 
 def _with_requested(out: Readout, by: Mapping[str, Location]) -> dict[str, Location]:

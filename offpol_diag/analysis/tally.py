@@ -10,6 +10,7 @@ from torch import Tensor
 
 from offpol_diag.engine import (
     breakdowns,
+    charts,
     drops,
     gap,
     method,
@@ -167,6 +168,7 @@ def _of_presets(study: Study, scene: Scene) -> tuple[dict[str, State], Ranges]:
         "group": selection.by_group(outcomes),
         "normal": normal.sums(scene, Columns.joined(Columns.of({"tokens": outcomes.n}), normalised.trimmed)),
         "normal.ranges": normal.ranges(outcomes, apart),
+        **charts.states(scene, study.drifts, weighed),
     }
     if study.by_step:
         states["steps"] = normal.sums(scene, resampled)
@@ -183,12 +185,14 @@ def _parted(columns: tuple[str, ...], apart: frozenset[str]) -> tuple[list[int],
 
 def _base(study: Study, scene: Scene) -> dict[str, State]:
     """Compute the states that depend on no preset; the columns of the drifts are computed on the way."""
-    every, first = (gap.Gap, tails.Tails), (breakdowns.ByPlace, worst.Largest, prefixes.Products)
+    every = (gap.Gap, tails.Tails)
+    first = (breakdowns.ByPlace, worst.Largest, prefixes.Products, charts.Pictures)
     walk(scene, {drift: (*first, *every) if drift is study.main else every for drift in study.drifts})
     axes = breakdowns.places(scene, study.main, study.group_by)
     states: dict[str, State] = {
         **{f"where.{axis}": found for axis, found in axes.items()},
         "worst.sequences": worst.sequences(scene, study.main),
+        "worst.typical": worst.typical(scene, study.main),
         "worst.tokens": worst.tokens(scene, study.main),
         "prefixes": prefixes.sums(scene, study.main),
     }

@@ -20,22 +20,28 @@ hold all values beyond.
 """
 
 
-_CODES = 1 << (11 + _PER_OCTAVE_BITS)
-"""Number of combinations of exponent and leading fraction bits; the sign is the bit above."""
+CODES = 1 << (12 + _PER_OCTAVE_BITS)
+"""Number of combinations of sign, exponent and leading fraction bits; the sign is the highest bit."""
+SHIFT = 52 - _PER_OCTAVE_BITS
+"""Bits of a float64 below those."""
 _FIRST = ((1023 + _LOW) << _PER_OCTAVE_BITS) - 1
-"""The largest such combination of the bin around zero."""
+"""The largest combination without sign of the bin around zero."""
+
+
+def code(x: Tensor) -> Tensor:
+    """Return the leading bits of each value, as fine as the bins: float64 → int64 in [0, CODES)."""
+    return (x.contiguous().view(torch.int64) >> SHIFT).bitwise_and_(CODES - 1)
 
 
 def index(x: Tensor) -> Tensor:
     """Return the bin of each value: float64 → int64 in [0, SIZE)."""
-    codes = (x.contiguous().view(torch.int64) >> (52 - _PER_OCTAVE_BITS)).bitwise_and_(2 * _CODES - 1)
-    return _bins(x.device).index_select(0, codes)
+    return _bins(x.device).index_select(0, code(x))
 
 
 @cache
 def _bins(device: torch.device) -> Tensor:
     """Return the bin of each combination of leading bits."""
-    step = (torch.arange(_CODES, device=device) - _FIRST).clamp(0, HALF)
+    step = (torch.arange(CODES // 2, device=device) - _FIRST).clamp(0, HALF)
     return torch.cat((HALF + step, HALF - step))
 
 

@@ -25,7 +25,7 @@ def columns(outcomes: Outcomes) -> Columns:
         "touched": kept.map(lambda x: ((x < n) & there).to(torch.float64)),
         "vetoed": outcomes.rows(lambda one: one.kept.vetoed).map(segments.numbers),
         "catastrophic": outcomes.rows(lambda one: one.kept.catastrophic),
-        **_by_sign(outcomes),
+        **by_sign(outcomes),
     }
     return Columns.joined(outcomes.named(found), _norms(outcomes))
 
@@ -58,7 +58,7 @@ def _norms(outcomes: Outcomes) -> Columns:
     return outcomes.named({name: Rows.of_tensors([one[name] for one in found]) for name in NORMS if found})
 
 
-def _by_sign(outcomes: Outcomes) -> dict[str, Rows | Tensor]:
+def by_sign(outcomes: Outcomes) -> dict[str, Rows | Tensor]:
     """Count tokens and kept tokens with A > 0 and with A < 0."""
     if outcomes.batch.advantages is None:
         return {}

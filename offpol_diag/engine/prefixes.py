@@ -105,13 +105,17 @@ class Products:
         self.rows.append(terms.block.rows)
         self.parts.append(_products(torch.as_tensor(terms.delta), terms.block.offsets))
 
-    def state(self, scene: Scene) -> Prefixes:
-        """Build the state from all blocks."""
+    def logs(self, scene: Scene) -> Tensor:
+        """Return the log-weights at the first lengths, [S, g]; -inf beyond a response's end."""
         batch, wide = scene.batch, max((part.shape[1] for part in self.parts), default=0)
         x = batch.rollout.new_full((batch.sequences, wide), -torch.inf)
         for rows, part in zip(self.rows, self.parts, strict=True):
             x[rows, : part.shape[1]] = part
-        return Prefixes.of(x, batch.lengths, scene.draws)
+        return x
+
+    def state(self, scene: Scene) -> Prefixes:
+        """Build the state from all blocks."""
+        return Prefixes.of(self.logs(scene), scene.batch.lengths, scene.draws)
 
 
 def _products(delta: Tensor, offsets: Tensor) -> Tensor:

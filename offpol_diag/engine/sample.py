@@ -104,8 +104,8 @@ def sample(scene: Scene, drift: Drift) -> Sample:
     assert q is not None
     assert p is not None
     starts = batch.cu_seqlens[:-1]
-    hashes, begins, whole = _host(torch.stack((_hashes(batch, q, p), starts, batch.lengths)))
-    rank = np.argsort(hashes, kind="stable")
+    order, begins, whole = _host(torch.stack((hashes(batch, q, p), starts, batch.lengths)))
+    rank = np.argsort(order, kind="stable")
     rank = rank[whole[rank] > 0]
     at = rank[: _prefix(np.minimum(whole[rank], FIRST + LAST))]
     many = whole[at]
@@ -126,14 +126,14 @@ def sample(scene: Scene, drift: Drift) -> Sample:
     }
     values = dict(zip(known, _host(torch.stack(list(known.values()))), strict=True))
     scalars = {name: [column[i] for i in at] for name, column in batch.scalars.items()}
-    return Sample(hashes[at], lengths, values, scalars, len(at) < len(rank))
+    return Sample(order[at], lengths, values, scalars, len(at) < len(rank))
 
 
 def _host(x: Tensor) -> NDArray[Any]:
     return x.numpy() if here(x) else np.array(x.tolist()).reshape(x.shape)
 
 
-def _hashes(batch: Batch, q: Tensor, p: Tensor) -> Tensor:
+def hashes(batch: Batch, q: Tensor, p: Tensor) -> Tensor:
     """Hash each sequence's group, length, and first and last log-probs, [S] int64."""
     end = max(batch.tokens - 1, 0)
     first, last = (x.clamp(0, end) for x in (batch.cu_seqlens[:-1], batch.cu_seqlens[1:] - 1))

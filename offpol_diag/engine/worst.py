@@ -8,15 +8,17 @@ import torch
 from torch import Tensor
 
 from offpol_diag.batch import Batch
-from offpol_diag.engine import gap, segments
+from offpol_diag.engine import gap, sample, segments
 from offpol_diag.engine.accumulators import Best
 from offpol_diag.engine.gap import Drift
-from offpol_diag.engine.host import here
+from offpol_diag.engine.host import here, sent
 from offpol_diag.engine.scene import Scene
 from offpol_diag.engine.terms import Array, Pair, Terms, joined, seen
-from offpol_diag.summary import WorstSequence, WorstToken
+from offpol_diag.summary import Strip, WorstSequence, WorstToken
 
 SEQUENCES, TOKENS, CONTEXT, TIES = 10, 20, 3, 1000
+SOME, STRIP = 9, 256
+"""Sequences to choose a typical one from, and most tokens of a sequence that are kept."""
 
 
 class Largest:
@@ -41,20 +43,91 @@ def sequences(scene: Scene, drift: Drift) -> Best[WorstSequence]:
     k3 = columns[f"{drift.prefix}k3"] / batch.lengths.clamp(min=1)
     at = _largest(k3, SEQUENCES)
     whole = torch.stack((at, batch.lengths[at]), dim=1)
-    most = seen(scene, drift, Largest).most
-    total = columns[f"{drift.prefix}d"].nan_to_num()  # a sum beyond float64 is shown as its largest number
-    real = torch.stack((k3, total, most), dim=1)[at]
-    rows = [_sequence(batch, *ints, *reals) for ints, reals in _best(whole, real, SEQUENCES)]
+    best = _best(whole, _table(scene, drift, k3)[at], SEQUENCES)
+    rows = _sequences(batch, drift, [row for (row, _), _ in best], [reals for _, reals in best])
     none: Best[WorstSequence] = Best(SEQUENCES, ())
     return none.merge(Best(SEQUENCES, tuple((row.k3_mean, row) for row in rows)))
+
+
+def typical(scene: Scene, drift: Drift) -> Best[WorstSequence]:
+    """Choose a few sequences by hash, those with policy lag 0 first."""
+    batch, lags = scene.batch, scene.batch.scalars.get("policy_lag")
+    k3 = gap.columns(scene, drift)[f"{drift.prefix}k3"] / batch.lengths.clamp(min=1)
+    chance = sample.hashes(batch, *_policies(batch, drift)).to(torch.float64) / 2.0**64 + 0.5
+    known = np.array(torch.cat((chance[:, None], _table(scene, drift, k3)), dim=1).tolist())
+    scores = known.reshape(batch.sequences, -1)[:, 0]
+    if lags is not None:
+        scores += [lag == 0 for lag in lags]
+    scores[~np.isfinite(known).all(axis=1)] = -1.0  # an empty sequence has no largest |Δ|
+    least = np.sort(scores)[-SOME:][0] if len(scores) else 0.0
+    few = np.flatnonzero((scores >= least) & (scores >= 0)).tolist()
+    few.sort(key=lambda row: (-scores[row], _text(batch, "sequence_id", row)))
+    few = few[:SOME]
+    rows = _sequences(batch, drift, few, known[few, 1:].tolist())
+    return Best(SOME, tuple(zip(scores[few].tolist(), rows, strict=True)))
+
+
+def _table(scene: Scene, drift: Drift, k3: Tensor) -> Tensor:
+    """Return mean k3, ΣΔ, largest |Δ| and reward of each sequence, [S, 4]; without rewards 0."""
+    most, rewards = seen(scene, drift, Largest).most, scene.batch.rewards
+    total = gap.columns(scene, drift)[f"{drift.prefix}d"]
+    total = total.nan_to_num()  # a sum beyond float64 is shown as its largest number
+    return torch.stack((k3, total, most, torch.zeros_like(k3) if rewards is None else rewards), dim=1)
+
+
+def _sequences(
+    batch: Batch, drift: Drift, rows: list[int], numbers: list[list[float]]
+) -> list[WorstSequence]:
+    """Describe some sequences, with their tokens; of a longer one the `STRIP` tokens with the largest ΣK3."""
+    if not rows:
+        return []
+    at = sent(torch.tensor(rows), batch.rollout.device)
+    begins, lengths = torch.stack((batch.cu_seqlens[at], batch.lengths[at])).tolist()
+    index = torch.cat([torch.arange(begin, begin + n) for begin, n in zip(begins, lengths, strict=True)])
+    q, p = _policies(batch, drift)
+    columns = [q, p, batch.position, *([] if batch.token_ids is None else [batch.token_ids])]
+    index = sent(index, q.device)
+    copied = np.array(torch.stack([x.index_select(0, index).to(torch.float64) for x in columns]).tolist())
+    ends = np.cumsum(lengths)
+    return [
+        _sequence(batch, row, each, copied[:, end - n : end])
+        for row, each, n, end in zip(rows, numbers, lengths, ends.tolist(), strict=True)
+    ]
+
+
+def _policies(batch: Batch, drift: Drift) -> tuple[Tensor, Tensor]:
+    """Return the log-probs of both policies of a drift, [T] each."""
+    q, p = (batch.policy(policy) for policy in (drift.denominator, drift.numerator))
+    assert q is not None
+    assert p is not None
+    return q, p
+
+
+def _strip(columns: npt.NDArray[np.float64]) -> Strip:
+    """Build from log-probs of both policies, positions and ids, [3 or 4, n]."""
+    q, p, *_ = columns
+    first, many = 0, columns.shape[1]
+    with np.errstate(all="ignore"):
+        delta = p - q
+        if many > STRIP:
+            total = np.cumsum(np.concatenate(([0.0], np.nan_to_num(np.expm1(delta) - delta))))
+            first = int(np.argmax(total[STRIP:] - total[:-STRIP]))
+    here_ = slice(first, first + STRIP)
+    position, *ids = columns[2:, here_].astype(np.int64).tolist()
+    return Strip(
+        first=first,
+        positions=position,
+        token_ids=ids[0] if ids else [],
+        log_ratios=np.nan_to_num(delta[here_]).tolist(),
+        rollout_log_probs=np.nan_to_num(q[here_]).tolist(),
+        train_log_probs=np.nan_to_num(p[here_]).tolist(),
+    )
 
 
 def tokens(scene: Scene, drift: Drift) -> Best[WorstToken]:
     """Find the tokens with the largest |Δ|, with the log-ratios around them."""
     batch = scene.batch
-    q, p = (batch.policy(policy) for policy in (drift.denominator, drift.numerator))
-    assert q is not None
-    assert p is not None
+    q, p = _policies(batch, drift)
     at = _among(batch, seen(scene, drift, Largest).most)
     at = at[_largest((p[at] - q[at]).abs(), TOKENS)]
     around = _around(q, p, at)
@@ -106,14 +179,20 @@ def _best(whole: Tensor, real: Tensor, many: int) -> list[tuple[list[int], list[
     return [row for row in rows if row[1][0] >= last and row[1][0] > 0]
 
 
-def _sequence(batch: Batch, at: int, length: int, k3: float, total: float, most: float) -> WorstSequence:
+def _sequence(batch: Batch, at: int, numbers: list[float], columns: npt.NDArray[np.float64]) -> WorstSequence:
+    k3, total, most, reward = numbers
+    lags = batch.scalars.get("policy_lag")
+    lag = None if lags is None else lags[at]
     return WorstSequence(
         sequence_id=_text(batch, "sequence_id", at),
         step=_step(batch, at),
-        length=length,
+        length=columns.shape[1],
         log_ratio_sum=total,
         k3_mean=k3,
         max_abs_log_ratio=most,
+        policy_lag=lag if isinstance(lag, int) else None,
+        reward=None if batch.rewards is None else reward,
+        strip=_strip(columns),
     )
 
 

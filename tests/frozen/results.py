@@ -36,8 +36,8 @@ from tests.frozen.dumps import (
     turns,
 )
 
-SKIPPED = frozenset({"run", "provenance", "diagnosis", "recommendation", "format"})
-"""Keys of the JSON that are not frozen: how it was made, and what is concluded from the numbers."""
+SKIPPED = frozenset({"run", "provenance", "diagnosis", "recommendation", "format", "strip"})
+"""Keys of the JSON that are not frozen: how it was made, conclusions from the numbers, copied tokens."""
 LABELS = ("key", "name", "sequence_id", "threshold", "dropped_by")
 """What tells the entries of a JSON list apart, the first that they have."""
 COMMON = "--quiet --device cpu --workers 1 --seed 0"

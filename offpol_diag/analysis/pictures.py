@@ -1,0 +1,758 @@
+"""Read out what the pictures of a report are drawn from: the states of `engine.charts` as `Charts`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial, reduce
+from itertools import pairwise
+from typing import TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from offpol_diag import bands
+from offpol_diag.analysis.tally import Study, Tally
+from offpol_diag.engine import breakdowns, charts, gap, loglattice, method, selection, tails
+from offpol_diag.engine.accumulators import Best, Sums
+from offpol_diag.engine.charts import Binned, BySequence, ByTokenId
+from offpol_diag.engine.formula import POSITIVE, Formula, Reader, mean
+from offpol_diag.engine.selection import Grid
+from offpol_diag.engine.stepgroups import Step, StepGroups, Top
+from offpol_diag.engine.tails import ESS_TOKENS, Tail
+from offpol_diag.presets.candidates import MARK
+from offpol_diag.summary import (
+    Band,
+    BySteps,
+    Charts,
+    Corner,
+    Crossing,
+    Density,
+    Estimate,
+    Kept,
+    LagEvidence,
+    Lengths,
+    Location,
+    Noise,
+    Number,
+    Numbers,
+    ParetoTail,
+    Positions,
+    PositionSteps,
+    PresetResult,
+    RangeOfRatios,
+    SequenceThresholds,
+    Series,
+    TokenThresholds,
+    TokenType,
+    TokenTypes,
+    WorstSequence,
+)
+
+POINTS = 60
+"""Most points of a tail."""
+TYPES = 20
+"""Most token ids listed."""
+GRID = 16
+"""Most groups of steps by position."""
+STEPS = 20
+"""Most steps listed by number."""
+
+S = TypeVar("S")
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """The states that pictures need, with the numbers of the dump.
+
+    Attributes:
+        study: what was measured.
+        tally: its states.
+        reader: sums of the dump.
+        metrics: the numbers of the dump by name.
+        by: locations by axis.
+    """
+
+    study: Study
+    tally: Tally
+    reader: Reader
+    metrics: Numbers
+    by: Mapping[str, Location]
+
+    def state(self, name: str, kind: type[S]) -> S | None:
+        """Return a state by name, None where the dump has none."""
+        found = self.tally.states.get(name)
+        assert found is None or isinstance(found, kind)
+        return found
+
+    @cached_property
+    def binned(self) -> Binned:
+        """Binned tokens."""
+        found = self.state("binned", Binned)
+        assert found is not None
+        return found
+
+    @cached_property
+    def synced(self) -> float:
+        """Number of tokens with lag 0; 0 where no lag is known."""
+        return float(self.binned.between[-1].sum())
+
+    @cached_property
+    def k3(self) -> float:
+        """ΣK3 over all tokens."""
+        return float(self.reader.column("k3", self.study.main.prefix)[0])
+
+    @cached_property
+    def tokens(self) -> float:
+        """Number of tokens."""
+        return float(self.reader.sums["tokens"][0])
+
+    @cached_property
+    def groups(self) -> list[tuple[int, int, Step]]:
+        """First and last step of each group of steps, and what was kept; rising."""
+        found = self.state("step_groups", StepGroups)
+        return found.steps if found else []
+
+
+def charts_of(drawn: Drawn) -> Charts:
+    """Read out every picture."""
+    steps = by_steps(drawn)
+    every, crossings = list(_bands(drawn)), list(_crossings(steps)) if steps else []
+    return Charts(
+        bands=every,
+        band=_band(drawn, every),
+        crossings=crossings,
+        steps=steps,
+        gap_shares=gap_shares(drawn),
+        ranges=ranges(drawn),
+        density=density(drawn),
+        lost=_corner(drawn, 0),
+        found=_corner(drawn, 1),
+        noise=noise(drawn),
+        positions=positions(drawn, crossings),
+        token_thresholds=token_thresholds(drawn),
+        sequence_thresholds=sequence_thresholds(drawn),
+        tails=dict(_tails(drawn)),
+        kept=kept(drawn),
+        token_types=token_types(drawn),
+        lag=lag_evidence(drawn, steps),
+    )
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _share(part: float, whole: float) -> float | None:
+    return _finite(part / whole) if whole else None
+
+
+def _series(numbers: Sequence[Number | Estimate], unit: str) -> Series:
+    """Gather numbers along an axis; without intervals where none has one."""
+    ends = [number.interval or (None, None) for number in numbers]
+    known = any(number.interval for number in numbers)
+    return Series(
+        unit=unit,
+        values=[number.value for number in numbers],
+        low=[low for low, _ in ends] if known else [],
+        high=[high for _, high in ends] if known else [],
+    )
+
+
+# ---------------------------------------------------------------- bands
+
+_TAIL = "Vehtari et al. 2024"
+_LIMIT = "0.7, or 1 − 1/log₁₀ n of n weights where that is lower"
+
+
+def _bands(drawn: Drawn) -> Iterator[Band]:
+    """Yield all bands as ranges of values, best first within a metric."""
+    for metric in bands.METRICS:
+        rows = bands.of(metric)
+        starts = [None, *(bands.bound(metric, row) for row in rows[1:]), None]
+        for row, start, end in zip(rows, starts, starts[1:], strict=False):
+            low, high = (end, start) if row.metric == "ess" else (start, end)
+            yield Band(metric=metric, name=row.name, low=low, high=high, regime=row.regime, source=row.source)
+    for over in ("tokens", "sequences"):
+        tail = drawn.state(f"{drawn.study.main.prefix}tail.{over}", Tail)
+        for name, above in (("good", False), ("unreliable", True)) if tail else ():
+            limit = tails.limit(tail.n) if tail else 0.0
+            low, high = (limit, None) if above else (None, limit)
+            yield Band(metric=f"khat_{over}", name=name, low=low, high=high, regime=_LIMIT, source=_TAIL)
+
+
+def _band(drawn: Drawn, every: Sequence[Band]) -> dict[str, str]:
+    """Name the band of every number of the main drift that has one."""
+    found: dict[str, str] = {}
+    for band in every:
+        metric, number = band.metric, drawn.metrics.get(drawn.study.main.prefix + band.metric, Number())
+        if metric in bands.METRICS:
+            row = bands.band(metric, number)
+            found |= {metric: row.name} if row else {}
+        elif number.value is not None and (number.value > (band.low or band.high or 0.0)) == (not band.high):
+            found[metric] = band.name
+    return found
+
+
+def _crossings(steps: BySteps) -> Iterator[Crossing]:
+    """Yield the first step at which a number is in a band worse than at all steps before, band by band."""
+    for metric in bands.METRICS:
+        rows, worst = bands.of(metric), -1
+        for first, value in zip(steps.first, steps.series[metric].values, strict=True):
+            row = bands.band(metric, Number(value=value))
+            at = worst if row is None else rows.index(row)
+            for worse in rows[worst + 1 : at + 1] if worst >= 0 else ():
+                yield Crossing(metric=metric, band=worse.name, bound=bands.bound(metric, worse), step=first)
+            worst = max(at, worst)
+
+
+# ---------------------------------------------------------------- by step
+
+_OF_STEPS = (
+    *(row for row in gap.ROWS if row.name in ("k1", "k3", "mean_ratio", "chi2_token", "ppl_ratio", "f_2")),
+    ESS_TOKENS,
+    gap.CHI2_SEQUENCE,
+)
+_PLAIN = (
+    Formula("reward", "", "sequences", "mean reward", mean("reward", "sequences")),
+    Formula("entropy", "nats", "tokens", "mean entropy", mean("entropy"), POSITIVE),
+    Formula("length", "tokens", "sequences", "unmasked tokens", lambda get: get("tokens") / get("sequences")),
+    Formula("policy_lag", "updates", "sequences", "mean policy lag", mean("lag", "lagged")),
+)
+_NEEDS = {"reward": "reward", "entropy": "entropy", "policy_lag": "lag", "length": "tokens"}
+_OF_METHODS = tuple(
+    row for row in method.WEIGHTS if row.name in ("truncated_high", "tokens_rejected", "ess_tokens")
+)
+_ESS = Formula("ess_sequences", "fraction", "sequences", "", lambda get: get("ess"))
+
+
+def by_steps(drawn: Drawn) -> BySteps | None:
+    """Read out the numbers by step; None without steps."""
+    groups = drawn.groups
+    if not groups:
+        return None
+    each = [_of_step(drawn, step) for _, _, step in groups]
+    units = {name: row.unit for _, rows in each for name, (row, _) in rows.items()}
+    units |= dict.fromkeys(("khat_tokens", "khat_sequences"), "")
+    blank = Estimate(value=None)
+    read = [reader.estimates(rows) for reader, rows in each]
+    for found, (_, _, step) in zip(read, groups, strict=True):
+        found["khat_tokens"] = _khat(int(step.tokens.n), step.tokens.kept)
+        found["khat_sequences"] = _khat(int(step.sequences.n), step.sequences.kept)
+    return BySteps(
+        first=[first for first, _, _ in groups],
+        last=[last for _, last, _ in groups],
+        tokens=[round(float(reader.sums["tokens"][0])) for reader, _ in each],
+        sequences=[round(float(reader.sums["sequences"][0])) for reader, _ in each],
+        series={name: _series([one.get(name, blank) for one in read], unit) for name, unit in units.items()},
+    )
+
+
+def _reader(drawn: Drawn, sums: Mapping[str, Tensor]) -> Reader:
+    """Read the sums of some sequences, which have at most as many groups as they are."""
+    return Reader(sums, min(drawn.reader.groups, round(float(sums["sequences"][0]))))
+
+
+def _of_step(drawn: Drawn, step: Step) -> tuple[Reader, dict[str, tuple[Formula, Tensor]]]:
+    """Compute the numbers of a group of steps, [1+B] each."""
+    sums = step.sums.read()
+    reader, prefix = _reader(drawn, sums), drawn.study.main.prefix
+    ess = (step.logs.once**2).cpu() / (sums["sequences"] * step.logs.twice.cpu())
+    rows = [(row.name, row, prefix) for row in _OF_STEPS]
+    rows += [(row.name, row, "") for row in _PLAIN if _NEEDS[row.name] in sums]
+    for drift in drawn.study.drifts[1:]:
+        rows += [
+            (drift.prefix + row.name, row, drift.prefix) for row in _OF_STEPS if row.name in ("k1", "k3")
+        ]
+    for preset in drawn.study.candidates:
+        idle = method.idle(preset)
+        for row in _OF_METHODS:
+            read = replace(row, counts=row.counts and row.name not in idle)
+            rows.append((f"{preset.name.removeprefix(MARK)}.{row.name}", read, f"{preset.name}|"))
+    found = {name: (row, row.of(partial(reader.column, prefix=own))) for name, row, own in rows}
+    return reader, found | {_ESS.name: (_ESS, ess)}
+
+
+def _khat(n: int, kept: Tensor) -> Estimate:
+    """Estimate k̂ of n log-weights, of which the largest are known; -inf is no weight."""
+    known = kept.cpu()
+    fitted = tails.fit(Tail(n, known[known > -math.inf]))
+    return Estimate(value=None) if fitted is None else _estimate(fitted)
+
+
+def _estimate(fitted: tails.Fit) -> Estimate:
+    half = 1.96 * abs(1 + fitted.k) / math.sqrt(len(fitted.logs))
+    return Estimate(value=fitted.k, interval=(fitted.k - half, fitted.k + half))
+
+
+def gap_shares(drawn: Drawn) -> dict[str, Estimate]:
+    """Read out which share of K1 from rollout to current each of the two drifts has."""
+    prefixes = [drift.prefix for drift in drawn.study.drifts]
+    if prefixes != ["", "drift2.", "total."]:
+        return {}
+    found = {}
+    for name, prefix in (("rollout_old", ""), ("old_current", "drift2.")):
+        values = drawn.reader.sums[f"{prefix}d"] / drawn.reader.sums["total.d"]
+        value = _finite(float(values[0]))
+        around = None if value is None else drawn.reader.around(values)
+        found[name] = Estimate(value=value, interval=around)
+    return found
+
+
+# ---------------------------------------------------------------- bins of tokens
+
+
+_RANGES = (-1000.0, -100.0, -10.0, -2.0, 2.0, 10.0, 100.0)
+"""Bounds of the ranges of r; a negative one is of 1/r."""
+
+
+def ranges(drawn: Drawn) -> list[RangeOfRatios]:
+    """Read out tokens and K3 by range of r."""
+    between = drawn.binned.between.cpu()
+    logs = [math.copysign(math.log(abs(b)), b) for b in _RANGES]
+    cuts = [0, *(charts.EDGES.index(x) + 1 for x in logs), between.shape[1]]
+    bounds = [None, *(b if b > 0 else -1 / b for b in _RANGES), None]
+    found = []
+    for (first, last), (low, high) in zip(pairwise(cuts), pairwise(bounds), strict=True):
+        tokens, _, _, k3, synced = between[:, first:last].sum(1).tolist()
+        found.append(
+            RangeOfRatios(
+                low=low,
+                high=high,
+                tokens=round(tokens),
+                share=tokens / drawn.tokens,
+                k3_share=_share(k3, drawn.k3),
+                in_sync=round(synced) if drawn.synced else None,
+            )
+        )
+    return found
+
+
+def density(drawn: Drawn) -> Density:
+    """Read out the tokens by both probabilities."""
+    size = charts.BINS
+    out, synced = drawn.binned.density.cpu().round().to(torch.int64).view(2, size, size)
+    return Density(
+        edges=charts.probabilities(charts.DENSITY_LOGS),
+        counts=(out + synced).tolist(),
+        in_sync=synced.tolist() if drawn.synced else [],
+    )
+
+
+def _corner(drawn: Drawn, at: int) -> Corner:
+    tokens, k3, synced = drawn.binned.corners[:, at].tolist()
+    return Corner(
+        tokens=round(tokens),
+        share=tokens / drawn.tokens,
+        k3_share=_share(k3, drawn.k3),
+        in_sync_share=_share(synced, drawn.synced),
+    )
+
+
+def noise(drawn: Drawn) -> Noise:
+    """Read out quantiles of |Δ| by the rollout probability."""
+    out, synced = drawn.binned.noise.cpu().view(2, -1, charts.SIZES)
+    every = out + synced
+    edges = charts.size_edges()
+    found = Noise(
+        edges=charts.probabilities(charts.NOISE_LOGS),
+        tokens=[round(n) for n in every.sum(1).tolist()],
+        median=_quantiles(every, edges, 0.5),
+        p90=_quantiles(every, edges, 0.9),
+        p99=_quantiles(every, edges, 0.99),
+    )
+    if not drawn.synced:
+        return found
+    return found.model_copy(
+        update={
+            "in_sync_tokens": [round(n) for n in synced.sum(1).tolist()],
+            "in_sync_median": _quantiles(synced, edges, 0.5),
+            "in_sync_p90": _quantiles(synced, edges, 0.9),
+        }
+    )
+
+
+def _quantiles(counts: Tensor, edges: Tensor, q: float) -> list[float | None]:
+    """Compute a quantile of each row of counts [Q, N], linear within a bin; null in an empty row."""
+    found: list[float | None] = []
+    for row in counts:
+        total = float(row.sum())
+        if not total:
+            found.append(None)
+            continue
+        below = torch.cumsum(row, 0)
+        at = int(torch.searchsorted(below, torch.tensor(q * total, dtype=torch.float64)))
+        low, high = edges[at : at + 2].tolist()
+        inside = float(row[at])
+        part = (q * total - (float(below[at]) - inside)) / inside
+        found.append(low if math.isinf(high) else low + (high - low) * part)
+    return found
+
+
+def in_sync(drawn: Drawn, edges: Sequence[float]) -> list[int]:
+    """Count the tokens with lag 0 between edges, which are the ends of Δ and edges of the lattice."""
+    if not drawn.synced:
+        return []
+    counts = drawn.binned.in_sync.counts.cpu()
+    below = torch.cat((torch.zeros(1, dtype=torch.float64), torch.cumsum(counts, 0)))
+    inner = torch.searchsorted(loglattice.edges(), torch.tensor(edges[1:-1], dtype=torch.float64))
+    cuts = torch.cat((torch.tensor([0]), inner, torch.tensor([loglattice.SIZE])))
+    return [round(count) for count in below[cuts].diff().tolist()]
+
+
+# ---------------------------------------------------------------- by position and step
+
+
+def positions(drawn: Drawn, crossings: Sequence[Crossing]) -> Positions | None:
+    """Read out K3 by position: of all steps, and before and after the mismatch grew."""
+    axis = breakdowns.TOKEN_AXES[0]
+    places = {place.key: place for place in drawn.by[axis.name].places} if axis.name in drawn.by else {}
+    if not places:
+        return None
+    labels = axis.labels[: 1 + max(axis.labels.index(key) for key in places)]
+    blank = Number()
+    k3 = [places[key].metrics["k3"] if key in places else blank for key in labels]
+    every = PositionSteps(
+        first_step=None,
+        last_step=None,
+        tokens=[places[key].tokens if key in places else 0 for key in labels],
+        k3=_series(k3, "nats"),
+    )
+    found = Positions(labels=list(labels), every=every)
+    groups = drawn.groups
+    if len(groups) < 2:
+        return found
+    at, why = _split(drawn, crossings)
+    width = math.ceil(len(groups) / GRID)
+    return found.model_copy(
+        update={
+            "early": _of_groups(drawn, groups[:at], len(labels)),
+            "late": _of_groups(drawn, groups[at:], len(labels)),
+            "split": why,
+            "grid": [
+                _of_groups(drawn, groups[i : i + width], len(labels), plain=True)
+                for i in range(0, len(groups), width)
+            ],
+        }
+    )
+
+
+def _split(drawn: Drawn, crossings: Sequence[Crossing]) -> tuple[int, str]:
+    """Return the group of steps from which on the mismatch is worse, and why it is that one."""
+    firsts = [first for first, _, _ in drawn.groups]
+    worst = [one for one in crossings if one.metric == "k3"]
+    if worst and worst[-1].step > firsts[0]:
+        return firsts.index(worst[-1].step), f"K3 passes {worst[-1].bound:g} at step {worst[-1].step}"
+    return (len(firsts) + 1) // 2, "first and second half of the steps"
+
+
+def _of_groups(
+    drawn: Drawn, groups: Sequence[tuple[int, int, Step]], many: int, plain: bool = False
+) -> PositionSteps:
+    each = [_of_positions(step.sums) for _, _, step in groups]
+    sums: Sums = reduce(Sums.merge, each)
+    reader = _reader(drawn, sums.read())
+    tokens = [reader.sums[f"tokens@{at}"] for at in range(many)]
+    values = {str(at): (_K3, reader.sums[f"k3@{at}"] / n) for at, n in enumerate(tokens)}
+    if plain:
+        first = [_finite(float(x[0])) for _, x in values.values()]
+        k3 = Series(unit="nats", values=first)
+    else:
+        k3 = _series(list(reader.estimates(values).values()), "nats")
+    counts = [round(float(n[0])) for n in tokens]
+    return PositionSteps(first_step=groups[0][0], last_step=groups[-1][1], tokens=counts, k3=k3)
+
+
+_K3 = Formula("k3", "nats", "tokens", "", mean("k3"), POSITIVE)
+
+
+def _of_positions(sums: Sums) -> Sums:
+    """Return the columns by position alone, with the counts."""
+    whole = sums.whole
+    at = [i for i, name in enumerate(whole.names) if "@" in name or name in ("tokens", "sequences")]
+    names = tuple(whole.names[i] for i in at)
+    return Sums(names, whole.point[at], whole.rest[at], whole.drawn[at])
+
+
+# ---------------------------------------------------------------- rules at many thresholds
+
+
+def token_thresholds(drawn: Drawn) -> TokenThresholds:
+    """Read out rules on tokens at many thresholds."""
+    tokens, r1, r11, *_ = drawn.binned.between.cpu()
+    many, n = len(charts.THRESHOLDS), drawn.tokens
+    ess, truncated, means, inside = [], [], [], []
+    for i, b in enumerate(charts.THRESHOLDS):
+        cut = many + 1 + i  # the first bin whose ratios are at least b
+        above = float(tokens[cut:].sum())
+        once = n - above + float(r1[:cut].sum()) + above * b
+        twice = n - above + 2 * float(r1[:cut].sum()) + float(r11[:cut].sum()) + above * b * b
+        ess.append(_share(once * once, n * twice))
+        truncated.append(above / n)
+        means.append(_finite(once / n))
+        inside.append(float(tokens[many - i : cut].sum()) / n)
+    return TokenThresholds(
+        b=list(charts.THRESHOLDS), ess_tokens=ess, truncated=truncated, weight_mean=means, kept=inside
+    )
+
+
+def sequence_thresholds(drawn: Drawn) -> SequenceThresholds | None:
+    """Read out rules on sequences at many thresholds."""
+    state = drawn.state("by_sequence", BySequence)
+    if state is None:
+        return None
+    sums, means = state.sums.cpu(), state.means.cpu()
+    many = len(charts.SEQUENCE_THRESHOLDS)
+    sequences, tokens = (float(x) for x in sums[:2].sum(1))
+    rows: dict[str, list[float | None]] = {name: [] for name in SequenceThresholds.model_fields}
+    for i, b in enumerate(charts.SEQUENCE_THRESHOLDS):
+        cut, first = many + 1 + i, many - i
+        _, _, w, ww, nw, nww = sums[:, :cut].sum(1).tolist()
+        above, above_tokens = sums[:2, cut:].sum(1).tolist()
+        rows["b"].append(b)
+        for name, x in (("geometric", means), ("product", sums)):
+            kept_sequences, kept_tokens = x[:2, first:cut].sum(1).tolist()
+            rows[f"kept_{name}"].append(kept_tokens / tokens)
+            rows[f"sequences_{name}"].append(kept_sequences / sequences)
+        rows["ess_tokens"].append(_share((nw + above_tokens * b) ** 2, tokens * (nww + above_tokens * b * b)))
+        rows["ess_sequences"].append(_share((w + above * b) ** 2, sequences * (ww + above * b * b)))
+    return SequenceThresholds.model_validate(rows)
+
+
+# ---------------------------------------------------------------- tails
+
+
+def _tails(drawn: Drawn) -> Iterator[tuple[str, ParetoTail]]:
+    for drift in drawn.study.drifts:
+        for over in ("tokens", "sequences"):
+            tail = drawn.state(f"{drift.prefix}tail.{over}", Tail)
+            fitted = tails.fit(tail) if tail else None
+            if tail and fitted:
+                yield drift.prefix + over, _tail(tail, fitted, over)
+
+
+def _tail(tail: Tail, fitted: tails.Fit, over: str) -> ParetoTail:
+    top, size = tail.kept.cpu().sort(descending=True).values, len(fitted.logs)
+    largest, scale = float(top[0]), float(top[0]) + math.log(fitted.scale)
+    last = min(size, len(top))
+    ranks = sorted({round(last ** (i / (POINTS - 1))) for i in range(POINTS)})
+    cut = math.exp(fitted.above - largest)
+    logs = []
+    for rank in ranks:
+        p = 1 - (rank - 0.5) / size
+        beyond = math.expm1(-fitted.k * math.log1p(-p)) / fitted.k if fitted.k else -math.log1p(-p)
+        logs.append(_finite(largest + math.log(cut + fitted.scale * beyond)))
+    return ParetoTail.model_validate(
+        {
+            "over": over,
+            "weights": tail.n,
+            "tail": size,
+            "khat": _estimate(fitted),
+            "limit": tails.limit(tail.n),
+            "log_cut": fitted.above,
+            "log_scale": scale,
+            "rank": ranks,
+            "log_weight": [float(top[rank - 1]) for rank in ranks],
+            "log_fitted": logs,
+        }
+    )
+
+
+def with_tails(drawn: Drawn, found: Lengths) -> Lengths:
+    """Add k̂ by length, the median length and the log-normal rule to the curve of sequence weights."""
+    top, grid = drawn.state("prefix.tails", Top), drawn.state("kept", Grid)
+    assert top is not None
+    curve = [
+        at.model_copy(update={"khat": _khat(int(n), row)})
+        for at, n, row in zip(found.curve, top.n.tolist(), top.kept, strict=False)
+    ]
+    k3 = drawn.metrics[f"{drawn.study.main.prefix}k3"].value
+    return found.model_copy(
+        update={
+            "curve": curve,
+            "median": None if grid is None else _length_at(grid.values[:, 0].cpu(), 0.5),
+            "log_normal": _finite(math.log(10) / (2 * k3)) if k3 else None,
+        }
+    )
+
+
+def _length_at(sequences: Tensor, q: float) -> int | None:
+    """Return a quantile of length from sequences by length bin, linear within a bin."""
+    total = float(sequences.sum())
+    if not total:
+        return None
+    below = torch.cumsum(sequences, 0)
+    at = int(torch.searchsorted(below, torch.tensor(q * total, dtype=torch.float64)))
+    first, last = math.ceil(2 ** (at / 8) - 1e-9), math.ceil(2 ** ((at + 1) / 8) - 1e-9) - 1
+    inside = float(sequences[at])
+    part = (q * total - (float(below[at]) - inside)) / inside
+    return round(first + (max(last, first) - first) * part)
+
+
+# ---------------------------------------------------------------- what is kept, and of which tokens
+
+
+def kept(drawn: Drawn) -> dict[str, Kept]:
+    """Read out what each candidate keeps by length and sign."""
+    grid, presets = drawn.state("kept", Grid), drawn.study.candidates
+    if grid is None:
+        return {}
+    values, many = grid.values.cpu(), len(presets)
+    sequences, quarters = values[:, 0], selection.by_quartile(values)
+    n, own, weights = quarters[:, 1], quarters[:, 2 : 2 + many], quarters[:, 2 + many : 2 + 2 * many]
+    by_sign = values[:, 2 + 2 * many :].sum(0).tolist()
+    cuts = [_length_at(sequences, q) or 0 for q in (0.25, 0.5, 0.75)]
+    labels = [
+        f"up to {cuts[0]} tokens",
+        f"{cuts[0] + 1}–{cuts[1]}",
+        f"{cuts[1] + 1}–{cuts[2]}",
+        f"over {cuts[2]}",
+    ]
+    found = {}
+    for i, preset in enumerate(presets):
+        positive = _share(by_sign[1 + i], by_sign[0]) if by_sign else None
+        negative = _share(by_sign[many + 2 + i], by_sign[many + 1]) if by_sign else None
+        found[preset.name.removeprefix(MARK)] = Kept(
+            lengths=labels,
+            by_length=[_finite(x) for x in (own[:, i] / n).tolist()],
+            weight_by_length=[_finite(x) for x in (weights[:, i] / n).tolist()],
+            positive=positive,
+            negative=negative,
+        )
+    return found
+
+
+def _largest(x: NDArray[np.float64], many: int) -> NDArray[np.int64]:
+    """Return the indices of the largest values, falling; of equal ones the first."""
+    least = np.partition(x, len(x) - many)[len(x) - many]
+    few = np.flatnonzero(x >= least)
+    return few[np.argsort(-x[few], kind="stable")][:many]
+
+
+def token_types(drawn: Drawn) -> TokenTypes | None:
+    """Read out the token ids that carry most of K3."""
+    state = drawn.state("token_ids", ByTokenId)
+    if state is None or not len(state.ids):
+        return None
+    ids, values = state.ids.cpu(), state.values.cpu()
+    total = float(values[:, 1].sum())
+    k3 = values[:, 1].numpy()
+    order = _largest(k3, min(TYPES, len(k3)))
+    carried = np.cumsum(np.sort(k3)[::-1])
+    worst = []
+    for at in order.tolist():
+        n, own, delta = values[at].tolist()
+        if math.isfinite(own) and math.isfinite(delta):
+            worst.append(
+                TokenType(
+                    token_id=int(ids[at]),
+                    tokens=round(n),
+                    share=n / drawn.tokens,
+                    k3_share=_share(own, total),
+                    k3=own / n,
+                    mean_log_ratio=delta / n,
+                )
+            )
+    half = int((carried < total / 2).sum()) + 1 if 0 < total < math.inf else None
+    return TokenTypes(distinct=len(ids), half=half, worst=worst)
+
+
+def typical(drawn: Drawn) -> WorstSequence | None:
+    """Return the sequence of median K3 of a sample, of those with lag 0 where there are any."""
+    state = drawn.state("worst.typical", Best)
+    records = [row for _, row in state.records] if state else []
+    synced = [row for row in records if row.policy_lag == 0]
+    rows = sorted(synced or records, key=lambda row: (row.k3_mean, row.sequence_id))
+    return with_short_strip(rows[(len(rows) - 1) // 2]) if rows else None
+
+
+def with_short_strip(row: WorstSequence) -> WorstSequence:
+    """Round the log-probs of a strip to 5 digits."""
+    if row.strip is None:
+        return row
+    names = ("log_ratios", "rollout_log_probs", "train_log_probs")
+    short = {name: [float(f"{x:.5g}") for x in getattr(row.strip, name)] for name in names}
+    return row.model_copy(update={"strip": row.strip.model_copy(update=short)})
+
+
+# ---------------------------------------------------------------- the cause
+
+
+def lag_evidence(drawn: Drawn, steps: BySteps | None) -> LagEvidence | None:
+    """Read out what policy lag says about the cause; None where no lag is known."""
+    if "policy_lag" not in drawn.by:
+        return None
+    lags = {place.key: place for place in drawn.by["policy_lag"].places}
+    whole, found = drawn.metrics[f"{drawn.study.main.prefix}k3"].value, LagEvidence()
+    zero = lags.get("0")
+    level = None
+    if zero is not None:
+        level = zero.metrics["k3"].value
+        found = found.model_copy(
+            update={
+                "in_sync": Estimate(value=level, interval=zero.metrics["k3"].interval),
+                "in_sync_share": _share(level, whole) if level is not None and whole else None,
+                "tokens_in_sync": zero.tokens / drawn.tokens,
+            }
+        )
+    own = [] if steps is None else _steps_of_one_lag(drawn)
+    if steps is None or not own:
+        return found
+    k3 = steps.series["k3"]
+    by_lag: dict[int, list[int]] = {}
+    for at, lag in enumerate(own):
+        if lag is not None:
+            by_lag.setdefault(lag, []).append(at)
+    ratios = {
+        str(lag): _share(value, level)
+        for lag, at in sorted(by_lag.items())
+        if lag and level and (value := k3.values[at[0]]) is not None
+    }
+    update: dict[str, object] = {
+        "in_sync_steps": [steps.first[at] for at in by_lag.get(0, [])[:STEPS]],
+        "ratio_by_lag": {lag: ratio for lag, ratio in ratios.items() if ratio is not None},
+    }
+    lag = max(by_lag, key=lambda one: (len(by_lag[one]), one), default=None)
+    if lag is not None and len(by_lag[lag]) > 1:
+        first, last = by_lag[lag][0], by_lag[lag][-1]
+        start, end = _at(k3, first), _at(k3, last)
+        growth = None if start.value is None or end.value is None else _share(end.value, start.value)
+        ends = (steps.first[first], steps.last[last])
+        update |= {"lag": lag, "steps": ends, "start": start, "end": end, "growth": growth}
+    return found.model_copy(update=update)
+
+
+def _at(series: Series, at: int) -> Estimate:
+    low, high = (series.low[at], series.high[at]) if series.low else (None, None)
+    between = None if low is None or high is None else (low, high)
+    return Estimate(value=series.values[at], interval=between)
+
+
+def _steps_of_one_lag(drawn: Drawn) -> list[int | None]:
+    """Return the lag of each group of steps; None where its sequences have several, or none is known."""
+    found: list[int | None] = []
+    for _, _, step in drawn.groups:
+        sums = step.sums.read()
+        if "lag" not in sums:
+            return []
+        many, lag, square = (float(sums[name][0]) for name in ("lagged", "lag", "lag2"))
+        one = many > 0 and lag % many == 0 and square * many == lag * lag
+        found.append(int(lag / many) if one else None)
+    return found
+
+
+# ---------------------------------------------------------------- presets with equal numbers
+
+
+def same_as(presets: Mapping[str, PresetResult]) -> dict[str, PresetResult]:
+    """Name in each preset the first one with the same metrics on this dump."""
+    first: dict[tuple[object, ...], str] = {}
+    found = {}
+    for name, one in presets.items():
+        key = tuple((metric, number.value, number.interval) for metric, number in one.metrics.items())
+        earlier = first.setdefault(key, name) if key else name
+        found[name] = one if earlier == name else one.model_copy(update={"same_as": earlier})
+    return found

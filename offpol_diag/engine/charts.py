@@ -1,0 +1,412 @@
+"""Binned tokens from which pictures are drawn: density, noise by probability, ranges of r, token types.
+
+Everything is a sum over tokens of the main drift on fixed bins, so it merges by adding, and its size does not
+depend on how many tokens there are. Tokens "in sync" are those of sequences with policy lag 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from offpol_diag.engine import (
+    breakdowns,
+    gap,
+    loglattice,
+    method,
+    prefixes,
+    segments,
+    selection,
+    stepgroups,
+)
+from offpol_diag.engine.accumulators import Counts, State, count_by, sum_by
+from offpol_diag.engine.fields import COUNTS, RISING, Floats, Ints, Saved, require
+from offpol_diag.engine.gap import Drift
+from offpol_diag.engine.host import here, sent
+from offpol_diag.engine.outcome import Outcomes
+from offpol_diag.engine.rows import Rows
+from offpol_diag.engine.scene import Scene
+from offpol_diag.engine.stepgroups import StepGroups, Top
+from offpol_diag.engine.terms import Pair, Terms, joined, seen
+
+BINS = 55
+"""Bins of a probability in the density; the outer two are open."""
+LOGITS = (-14.0, 14.0)
+"""Logits of the outermost inner edges of the density."""
+NOISE_EDGES = (0.003, 0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 0.97, 0.99, 0.997, 0.999, 0.9997, 0.9999)
+"""Probabilities at which tokens are divided for the quantiles of |Δ|."""
+_OCTAVES, _PER_OCTAVE = (-24, 7), 16
+SIZES = (_OCTAVES[1] - _OCTAVES[0]) * _PER_OCTAVE + 2
+"""Bins of |Δ|, relative width 1/16 between 2^-24 and 2^7; one below, one above."""
+
+THRESHOLDS = (
+    *(1.1, 1.2, 1.3, 1.5, 1.7, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 15.0, 20.0, 30.0, 50.0, 70.0, 100.0),
+    *(200.0, 500.0, 1000.0),
+)
+"""Thresholds b of rules on tokens; all are at least e^FAR."""
+_LOGS = tuple(math.log(b) for b in THRESHOLDS)
+EDGES = (*(-x for x in reversed(_LOGS)), *_LOGS)
+"""Edges of Δ between which tokens are summed; the middle bin holds r from 1/1.1 to 1.1."""
+CORNER = (0.9, 0.5)
+"""A token is in a corner if one policy gives it more than the first and the other less than the second."""
+
+MOST_IDS = 1 << 19
+"""Token ids from here on are counted together."""
+SUMMED = ("tokens", "r1", "r11", "k3", "in_sync")
+"""What is summed between edges: tokens, r − 1, (r − 1)², K3, tokens in sync."""
+
+
+@dataclass(frozen=True)
+class Binned(Saved):
+    """Tokens of the main drift on fixed bins.
+
+    Attributes:
+        density: tokens by rollout and trainer bin, without and with lag 0, [2, BINS²].
+        noise: tokens by rollout probability and |Δ|, without and with lag 0, [2, Q · SIZES].
+        between: `SUMMED` over the tokens between `EDGES`, [5, E+1].
+        corners: tokens, K3, tokens in sync in the two corners (lost, found), [3, 2].
+        in_sync: Δ of tokens with lag 0, on the lattice.
+    """
+
+    density: Annotated[Tensor, Floats(2, BINS * BINS, rule=COUNTS)]
+    noise: Annotated[Tensor, Floats(2, (len(NOISE_EDGES) + 1) * SIZES, rule=COUNTS)]
+    between: Annotated[Tensor, Floats(len(SUMMED), len(EDGES) + 1)]
+    corners: Annotated[Tensor, Floats(3, 2)]
+    in_sync: Counts
+
+    def merge(self, other: Binned) -> Binned:
+        """Add everything."""
+        return Binned(
+            self.density + other.density,
+            self.noise + other.noise,
+            self.between + other.between,
+            self.corners + other.corners,
+            self.in_sync.merge(other.in_sync),
+        )
+
+
+@dataclass(frozen=True)
+class ByTokenId(Saved):
+    """Tokens, ΣK3 and ΣΔ of each token id.
+
+    Attributes:
+        ids: [N] int64, rising; `MOST_IDS` stands for itself and all larger or negative ones.
+        values: [N, 3].
+    """
+
+    ids: Annotated[Tensor, Ints("ids", rule=RISING)]
+    values: Annotated[Tensor, Floats("ids", 3)]
+
+    def check(self) -> None:
+        """Refuse ids out of range."""
+        require(((self.ids >= 0) & (self.ids <= MOST_IDS)).all(), f"an id is at most {MOST_IDS}")
+
+    def merge(self, other: ByTokenId) -> ByTokenId:
+        """Add id by id."""
+        last = max((int(one.ids[-1]) for one in (self, other) if len(one.ids)), default=-1)
+        dense = self.values.new_zeros(last + 1, 3)
+        for one in (self, other):
+            dense[one.ids] += one.values
+        ids = torch.nonzero(dense[:, 0]).flatten()
+        return ByTokenId(ids, dense[ids])
+
+
+# ---------------------------------------------------------------- bins
+
+_SHIFT = np.uint64(loglattice.SHIFT)
+
+
+def _on_lattice(log: float) -> float:
+    """Round a log-prob to the nearer end of its code, by at most 1.6% of it."""
+    code = np.float64(log).view(np.uint64) >> _SHIFT
+    ends = (np.arange(code, code + np.uint64(2), dtype=np.uint64) << _SHIFT).view(np.float64)
+    return float(ends[np.abs(ends - log).argmin()])
+
+
+_LOGITS = [LOGITS[0] + (LOGITS[1] - LOGITS[0]) * i / (BINS - 2) for i in range(BINS - 1)]
+DENSITY_LOGS = tuple(_on_lattice(-math.log1p(math.exp(-x))) for x in _LOGITS)
+"""Log-probs between the bins of the density, rising; a bin holds its upper edge."""
+NOISE_LOGS = tuple(_on_lattice(math.log(q)) for q in NOISE_EDGES)
+"""The same of the quantiles of |Δ|."""
+
+
+def probabilities(logs: Sequence[float]) -> list[float]:
+    """Return the probabilities that bound bins, with 0 and 1 at the ends."""
+    return [0.0, *map(math.exp, logs), 1.0]
+
+
+def _of_logs(edges: tuple[float, ...], times: int) -> Tensor:
+    """Return for each code of a log-prob its bin among rising edges, multiplied: [CODES] int64."""
+    codes = np.arange(loglattice.CODES, dtype=np.uint64) << _SHIFT
+    ends = np.nan_to_num(codes.view(np.float64), nan=0.0)
+    return torch.from_numpy(np.searchsorted(np.array(edges), ends, side="left") * times)
+
+
+@cache
+def _of_sizes() -> Tensor:
+    """Return the bin of |Δ| for each code: [CODES] int64."""
+    codes = torch.arange(loglattice.CODES // 2)
+    bins = ((codes >> 1) - ((1023 + _OCTAVES[0]) * _PER_OCTAVE) + 1).clamp(0, SIZES - 1)
+    return torch.cat((bins, bins))
+
+
+def size_edges() -> Tensor:
+    """Return the edges of the bins of |Δ|, [SIZES + 1]; the last is infinite."""
+    octaves = torch.arange(*_OCTAVES, dtype=torch.float64)[:, None]
+    inner = (2**octaves * (1 + torch.arange(_PER_OCTAVE, dtype=torch.float64) / _PER_OCTAVE)).flatten()
+    ends = torch.tensor([0.0]), torch.tensor([2.0 ** _OCTAVES[1], math.inf])
+    return torch.cat((ends[0].to(torch.float64), inner, ends[1].to(torch.float64)))
+
+
+@cache
+def _on(device: torch.device) -> tuple[Tensor, ...]:
+    """Return the tables of bins on a device: rollout and trainer bin of the density, noise, |Δ|, edges."""
+    bins = (
+        _of_logs(DENSITY_LOGS, BINS),
+        _of_logs(DENSITY_LOGS, 1),
+        _of_logs(NOISE_LOGS, SIZES),
+        _of_sizes(),
+    )
+    narrow = [x.to(torch.int16) for x in bins]  # in a quarter of the cache
+    return tuple(x.to(device) for x in (*narrow, torch.tensor(EDGES, dtype=torch.float64)))
+
+
+# ---------------------------------------------------------------- one batch
+
+
+class Pictures:
+    """Collect binned tokens, block by block."""
+
+    def __init__(self, scene: Scene, drift: Pair) -> None:
+        batch = scene.batch
+        self.ids = batch.token_ids
+        lags = batch.scalars.get("policy_lag")
+        self.synced = None if lags is None else np.array([lag == 0 for lag in lags], np.bool_)
+        new = batch.rollout.new_zeros
+        self.density = new(2 * BINS * BINS)
+        self.noise = new(2 * (len(NOISE_EDGES) + 1) * SIZES)
+        self.between = new(len(SUMMED), len(EDGES) + 1)
+        self.corners = new(3, 2)
+        self.in_sync = new(loglattice.SIZE)
+        self.by_id = None if self.ids is None else new(3, self._most_ids(self.ids) + 1)
+
+    @staticmethod
+    def _most_ids(ids: Tensor) -> int:
+        """Return the largest id, at most MOST_IDS; on a GPU that one, which the host need not wait for."""
+        if not here(ids) or not len(ids):
+            return MOST_IDS if len(ids) else 0
+        low, high = (int(x) for x in torch.aminmax(ids))
+        return MOST_IDS if low < 0 else min(high, MOST_IDS)
+
+    def see(self, terms: Terms) -> None:
+        """Add the next block."""
+        synced = self._synced(terms)
+        self._bin(terms, synced)
+        self._sum(terms, synced)
+        if self.ids is not None and self.by_id is not None:
+            ids = self.ids[terms.block.tokens]
+            ids = torch.where((ids < 0) | (ids > MOST_IDS), MOST_IDS, ids)
+            k3, delta = map(torch.as_tensor, (terms.k3, terms.delta))
+            size = self.by_id.shape[1]
+            self.by_id += torch.stack((count_by(ids, size), sum_by(ids, size, k3), sum_by(ids, size, delta)))
+
+    def _synced(self, terms: Terms) -> Tensor | None:
+        """Return whether each token has lag 0, [t] int16; None where none has."""
+        if self.synced is None or not (flags := self.synced[terms.block.rows]).any():
+            return None
+        tokens = terms.block.tokens.stop - terms.block.tokens.start
+        lengths = terms.block.lengths
+        rows = sent(torch.from_numpy(flags.astype(np.int16)), lengths.device)
+        return torch.repeat_interleave(rows, lengths, output_size=tokens)
+
+    def _bin(self, terms: Terms, synced: Tensor | None) -> None:
+        """Count by both probabilities, and by rollout probability and |Δ|."""
+        rollout, trained, noise, sizes, _ = _on(self.density.device)
+        q, p, size, delta = map(torch.as_tensor, (terms.q, terms.p, terms.size, terms.delta))
+        of_q = loglattice.code(q)
+        first, second = rollout.index_select(0, of_q), noise.index_select(0, of_q)
+        first += trained.index_select(0, loglattice.code(p))
+        second += sizes.index_select(0, loglattice.code(size))
+        if synced is not None:
+            first += synced * (BINS * BINS)
+            second += synced * ((len(NOISE_EDGES) + 1) * SIZES)
+            self.in_sync += sum_by(loglattice.index(delta), loglattice.SIZE, synced.to(torch.float64))
+        self.density += count_by(first.to(torch.int64), len(self.density))
+        self.noise += count_by(second.to(torch.int64), len(self.noise))
+
+    def _sum(self, terms: Terms, synced: Tensor | None) -> None:
+        """Sum between edges, and in the corners."""
+        edges = _on(self.density.device)[-1]
+        delta, r1, k3, q, p = map(torch.as_tensor, (terms.delta, terms.r1, terms.k3, terms.q, terms.p))
+        sync = torch.zeros_like(delta) if synced is None else synced.to(torch.float64)
+        if here(delta):  # only far tokens are looked at one by one
+            far = torch.from_numpy(terms.far)
+            self.between[:, len(THRESHOLDS)] += _without(far, len(delta), (r1, k3), sync)
+            delta, r1, k3, q, p, sync = (x[far] for x in (delta, r1, k3, q, p, sync))
+        at = torch.searchsorted(edges, delta, right=True)
+        for row, x in zip(self.between, (torch.ones_like(r1), r1, r1 * r1, k3, sync), strict=True):
+            row += sum_by(at, len(row), x)
+        likely, unlikely = math.log(CORNER[0]), math.log(CORNER[1])
+        for i, here_ in enumerate(((q > likely) & (p < unlikely), (q < unlikely) & (p > likely))):
+            inside = here_.to(torch.float64)
+            values = (inside.sum(), torch.where(here_, k3, 0.0).sum(), (inside * sync).sum())
+            self.corners[:, i] += torch.stack(values)
+
+    @property
+    def states(self) -> tuple[Binned, ByTokenId | None]:
+        """Everything that was collected."""
+        found = Binned(
+            self.density.view(2, -1),
+            self.noise.view(2, -1),
+            self.between,
+            self.corners,
+            Counts(self.in_sync),
+        )
+        if self.by_id is None:
+            return found, None
+        at = torch.nonzero(self.by_id[0]).flatten()
+        return found, ByTokenId(at, self.by_id[:, at].T.contiguous())
+
+
+def _without(far: Tensor, many: int, columns: Sequence[Tensor], sync: Tensor) -> Tensor:
+    """Sum over the tokens that are not far: how many, r − 1, (r − 1)², K3, in sync; [5]."""
+    r1, k3 = (x.numpy().copy() for x in columns)
+    near_sync = sync.sum() - sync[far].sum()
+    r1[far.numpy()] = k3[far.numpy()] = 0.0
+    sums = (many - len(far), r1.sum(), float(np.dot(r1, r1)), k3.sum(), float(near_sync))
+    return torch.tensor(sums, dtype=torch.float64)
+
+
+# ---------------------------------------------------------------- rules on sequences
+
+SEQUENCE_THRESHOLDS = (
+    *(1 + x * 10.0**power for power in range(-4, 3) for x in (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)),
+    1001.0,
+)
+"""Thresholds b of rules on sequences."""
+_SEQUENCE_LOGS = tuple(math.log(b) for b in SEQUENCE_THRESHOLDS)
+SEQUENCE_EDGES = (*(-x for x in reversed(_SEQUENCE_LOGS)), *_SEQUENCE_LOGS)
+OF_SUMS = ("sequences", "tokens", "w", "ww", "nw", "nww")
+"""What is summed by ΣΔ: sequences, their tokens, w = ∏r, w², and both times the tokens of the sequence."""
+
+
+@dataclass(frozen=True)
+class BySequence(Saved):
+    """Sequences by ΣΔ and by mean Δ.
+
+    Attributes:
+        sums: `OF_SUMS` of the sequences whose ΣΔ lies between `SEQUENCE_EDGES`, [6, E+1]; weights only up to
+            the last edge.
+        means: sequences and tokens by mean Δ, [2, E+1].
+    """
+
+    sums: Annotated[Tensor, Floats(len(OF_SUMS), len(SEQUENCE_EDGES) + 1)]
+    means: Annotated[Tensor, Floats(2, len(SEQUENCE_EDGES) + 1, rule=COUNTS)]
+
+    def merge(self, other: BySequence) -> BySequence:
+        """Add everything."""
+        return BySequence(self.sums + other.sums, self.means + other.means)
+
+
+def by_sequence(lengths: Tensor, total: Tensor) -> BySequence:
+    """Sum sequences by ΣΔ and by mean Δ; both inputs are [S], and empty sequences are left out."""
+    n = lengths.to(torch.float64)
+    there = (lengths > 0).to(torch.float64)
+    edges = sent(torch.tensor(SEQUENCE_EDGES, dtype=torch.float64), total.device)
+    bounded = there * (total < SEQUENCE_EDGES[-1])
+    w = torch.exp(total.clamp(max=SEQUENCE_EDGES[-1])) * bounded
+    at, size = torch.searchsorted(edges, total, right=True), len(edges) + 1
+    of_sums = (there, n, w, w * w, n * w, n * w * w)
+    sums = torch.stack([sum_by(at, size, x) for x in of_sums])
+    at = torch.searchsorted(edges, total / n.clamp(min=1), right=True)
+    means = torch.stack([sum_by(at, size, x) for x in (there, n)])
+    return BySequence(sums, means)
+
+
+def prefix_tails(scene: Scene, drift: Pair) -> Top:
+    """Keep the largest log-weights over the first T tokens, for every T of `prefixes.GRID`: [G]."""
+    x = seen(scene, drift, prefixes.Products).logs(scene)
+    many = (scene.batch.lengths[:, None] >= sent(torch.tensor(prefixes.GRID), x.device)).sum(0)
+    wide = torch.cat((x, x.new_full((len(x), len(prefixes.GRID) - x.shape[1]), -torch.inf)), dim=1)
+    return Top.of(wide.T, many.to(torch.float64))
+
+
+# ---------------------------------------------------------------- all of them
+
+
+def states(scene: Scene, drifts: Sequence[Drift], weighed: Outcomes) -> dict[str, State]:
+    """Compute the states of one batch; the first drift is the main one, `weighed` are the candidates."""
+    main, batch = drifts[0], scene.batch
+    total = gap.columns(scene, main)[f"{main.prefix}d"]
+    binned, by_id = seen(scene, main, Pictures).states
+    found: dict[str, State | None] = {
+        "binned": binned,
+        "token_ids": by_id,
+        "by_sequence": by_sequence(batch.lengths, total),
+        "prefix.tails": prefix_tails(scene, main),
+        "kept": _kept(weighed),
+        "step_groups": _by_step(scene, drifts, weighed, total),
+    }
+    return {name: state for name, state in found.items() if state is not None}
+
+
+def _kept(weighed: Outcomes) -> selection.Grid:
+    """Sum by length: sequences, tokens, kept tokens and weights of candidates; tokens by sign, kept ones."""
+    there = segments.numbers(weighed.n > 0)
+    signs = method.by_sign(weighed)
+    rows = [there[None], weighed.n[None], weighed.kept.all, weighed.sums["first"].all]
+    for name in ("positive", "negative") if signs else ():
+        every, kept = signs[name], signs[f"{name}_kept"]
+        assert isinstance(every, Tensor)
+        assert isinstance(kept, Rows)
+        rows += [every[None], kept.all]
+    at = selection.length_bin(weighed.batch.lengths)
+    columns = torch.cat(rows).T
+    grid = columns.new_zeros(selection.LENGTH_BINS, columns.shape[1])
+    return selection.Grid(grid.index_add_(0, at, columns))
+
+
+OF_STEPS = ("d", "k3", "r1", "r2", "f_2", "ppl_ratio", "s2")
+"""Columns of the main drift that are summed by step."""
+OF_METHODS = ("w", "ww", "kept", "high", "units")
+"""Columns of each candidate that are summed by step."""
+
+
+def _by_step(scene: Scene, drifts: Sequence[Drift], weighed: Outcomes, total: Tensor) -> StepGroups | None:
+    batch, main = scene.batch, drifts[0]
+    if "step" not in batch.scalars:
+        return None
+    found = dict(scene.counts)
+    for drift in drifts:
+        columns = gap.columns(scene, drift)
+        names = OF_STEPS if drift is main else ("d", "k3")
+        found |= {drift.prefix + name: columns[drift.prefix + name] for name in names}
+    if batch.rewards is not None:
+        found["reward"] = batch.rewards * scene.counts["sequences"]
+    if batch.entropy is not None:
+        found["entropy"] = segments.total(batch.entropy, batch.cu_seqlens)
+    if (lags := batch.scalars.get("policy_lag")) is not None:
+        ints = [lag if type(lag) is int else None for lag in lags]
+        known = [(0.0, 0.0, 0.0) if lag is None else (1.0, float(lag), float(lag) ** 2) for lag in ints]
+        columns_of_lag = sent(torch.tensor(known, dtype=torch.float64).view(-1, 3), batch.rollout.device)
+        found |= zip(("lagged", "lag", "lag2"), columns_of_lag.T.unbind(), strict=True)
+    sheet = method.weight_columns(weighed)
+    wanted = [at for at, name in enumerate(sheet.names) if name.rpartition("|")[2] in OF_METHODS]
+    few = sheet.only(wanted).trimmed
+    found |= dict(zip(few.names, few.values, strict=True))
+    axis = breakdowns.TOKEN_AXES[0]
+    table = joined(seen(scene, main, breakdowns.ByPlace).parts[axis.name])
+    for name in ("k3", "tokens"):
+        of_places = table[breakdowns.COLUMNS.index(name)].view(-1, len(axis.labels)).T
+        found |= {f"{name}@{at}": x for at, x in enumerate(of_places)}
+    p, q = batch.policy(main.numerator), batch.policy(main.denominator)
+    assert p is not None
+    assert q is not None
+    return stepgroups.of_scene(scene, found, p - q, total)

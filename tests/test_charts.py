@@ -1,0 +1,557 @@
+"""The numbers that pictures are drawn from, against plain Python over the rows of a dump."""
+
+from __future__ import annotations
+
+import json
+import math
+from bisect import bisect_left, bisect_right
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from offpol_diag.analysis.merge import merge, summary
+from offpol_diag.analysis.tally_file import encoded
+from offpol_diag.analyze import analyze, examine
+from offpol_diag.engine import charts, stepgroups, tails
+from offpol_diag.engine.tails import Tail
+from offpol_diag.presets.candidates import CANDIDATES
+from offpol_diag.summary import Charts, Summary
+from tests import oracles
+
+Rows = list[dict[str, Any]]
+CLOSE = {"rel": 1e-10, "abs": 1e-13}
+
+
+def rows_of(sigma: float, seed: int, many: int, steps: int = 4, outliers: float = 0.0) -> Rows:
+    rows = oracles.make_rows(sigma, seed, many, outliers)
+    rng = np.random.default_rng(seed + 99)
+    for i, row in enumerate(rows):
+        row["step"] = i * steps // many
+        row["policy_lag"] = min(row["step"], 2)
+        row["rewards"] = float(rng.integers(0, 2))
+        row["entropy"] = rng.random(len(row["token_ids"])).tolist()
+        row["token_ids"] = rng.integers(0, 50, len(row["token_ids"])).tolist()
+    return rows
+
+
+class Seen:
+    """The unmasked tokens of rows, one by one."""
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows = rows
+        self.tokens = [
+            {"row": i, "at": t, "q": q, "p": p, "d": p - q, "id": row["token_ids"][t], "step": row["step"]}
+            | {"lag": row["policy_lag"], "k3": math.expm1(p - q) - (p - q), "h": row["entropy"][t]}
+            | {"c": row["current_log_probs"][t], "a": row["advantages"][t]}
+            for i, row in enumerate(rows)
+            for t, (q, p) in enumerate(zip(row["rollout_log_probs"], row["old_log_probs"], strict=True))
+            if row["response_mask"][t]
+        ]
+        self.k3 = math.fsum(one["k3"] for one in self.tokens)
+        self.of_row: dict[int, list[dict[str, Any]]] = defaultdict(list)
+        for one in self.tokens:
+            self.of_row[one["row"]].append(one)
+
+
+@pytest.fixture(scope="module")
+def dump(tmp_path_factory: pytest.TempPathFactory) -> tuple[Seen, Summary]:
+    rows = rows_of(0.8, 5, 400, outliers=0.02)
+    path = oracles.write(rows, tmp_path_factory.mktemp("charts") / "a.parquet")
+    return Seen(rows), analyze([path])
+
+
+@pytest.fixture
+def seen(dump: tuple[Seen, Summary]) -> Seen:
+    return dump[0]
+
+
+@pytest.fixture
+def found(dump: tuple[Seen, Summary]) -> Charts:
+    return dump[1].charts
+
+
+# ---------------------------------------------------------------- bins of tokens
+
+
+def test_density_counts_every_token_by_both_probabilities(seen: Seen, found: Charts) -> None:
+    edges, size = charts.DENSITY_LOGS, charts.BINS
+    want = {lag: [[0] * size for _ in range(size)] for lag in ("all", "sync")}
+    for one in seen.tokens:
+        at = bisect_left(edges, one["q"]), bisect_left(edges, one["p"])
+        want["all"][at[0]][at[1]] += 1
+        want["sync"][at[0]][at[1]] += one["lag"] == 0
+
+    assert found.density is not None
+    assert found.density.counts == want["all"]
+    assert found.density.in_sync == want["sync"]
+    assert found.density.edges == [0.0, *map(math.exp, edges), 1.0]
+    assert len(found.density.edges) == size + 1
+    assert sorted(found.density.edges) == found.density.edges
+
+
+def test_edges_lie_near_the_probabilities_they_stand_for() -> None:
+    for log, want in zip(charts.NOISE_LOGS, charts.NOISE_EDGES, strict=True):
+        assert log == pytest.approx(math.log(want), rel=1 / 63)
+    for log, logit in zip(charts.DENSITY_LOGS, np.linspace(*charts.LOGITS, charts.BINS - 1), strict=True):
+        assert log == pytest.approx(-math.log1p(math.exp(-logit)), rel=1 / 63)
+
+
+def test_ranges_of_r_hold_all_tokens_and_all_of_k3(seen: Seen, found: Charts) -> None:
+    for one in found.ranges:
+        low = -math.inf if one.low is None else math.log(one.low)
+        high = math.inf if one.high is None else math.log(one.high)
+        inside = [token for token in seen.tokens if low <= token["d"] < high]
+        assert one.tokens == len(inside)
+        assert one.share == pytest.approx(len(inside) / len(seen.tokens), **CLOSE)
+        assert one.k3_share == pytest.approx(math.fsum(x["k3"] for x in inside) / seen.k3, **CLOSE)
+        assert one.in_sync == sum(x["lag"] == 0 for x in inside)
+    assert sum(one.tokens for one in found.ranges) == len(seen.tokens)
+    assert [one.low for one in found.ranges] == [None, 0.001, 0.01, 0.1, 0.5, 2, 10, 100]
+
+
+def test_corners_are_tokens_likely_for_one_and_unlikely_for_the_other(seen: Seen, found: Charts) -> None:
+    synced = sum(one["lag"] == 0 for one in seen.tokens)
+    for corner, high, low in ((found.lost, "q", "p"), (found.found, "p", "q")):
+        inside = [x for x in seen.tokens if x[high] > math.log(0.9) and x[low] < math.log(0.5)]
+        assert corner is not None
+        assert corner.tokens == len(inside) > 0
+        assert corner.k3_share == pytest.approx(math.fsum(x["k3"] for x in inside) / seen.k3, **CLOSE)
+        assert corner.in_sync_share == pytest.approx(sum(x["lag"] == 0 for x in inside) / synced, **CLOSE)
+
+
+def test_quantiles_of_the_size_by_probability_are_exact_to_a_bin(seen: Seen, found: Charts) -> None:
+    noise = found.noise
+    assert noise is not None
+    by_bin: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    for one in seen.tokens:
+        by_bin[bisect_left(charts.NOISE_LOGS, one["q"])].append(one)
+    for at in range(len(charts.NOISE_EDGES) + 1):
+        assert noise.tokens[at] == len(by_bin[at])
+        assert noise.in_sync_tokens[at] == sum(x["lag"] == 0 for x in by_bin[at])
+        for values, q, few in (
+            (noise.median, 0.5, by_bin[at]),
+            (noise.p90, 0.9, by_bin[at]),
+            (noise.p99, 0.99, by_bin[at]),
+            (noise.in_sync_median, 0.5, [x for x in by_bin[at] if x["lag"] == 0]),
+            (noise.in_sync_p90, 0.9, [x for x in by_bin[at] if x["lag"] == 0]),
+        ):
+            sizes = sorted(abs(x["d"]) for x in few)
+            want = sizes[max(math.ceil(q * len(sizes)) - 1, 0)] if sizes else None
+            assert values[at] == (None if want is None else pytest.approx(want, rel=1 / 15, abs=1e-7))
+
+
+def test_the_histogram_in_sync_counts_the_tokens_with_lag_0(dump: tuple[Seen, Summary]) -> None:
+    seen, result = dump
+    histogram = result.histograms["log_ratio"]
+    synced = [one["d"] for one in seen.tokens if one["lag"] == 0]
+    everything = [one["d"] for one in seen.tokens]
+    # bins touch at lattice edges, and a value on an edge is counted away from 0
+    cuts = histogram.edges[1:-1]
+    for counts, values in ((histogram.in_sync, synced), (histogram.counts, everything)):
+        want = Counter(bisect_right(cuts, x) if x > 0 else bisect_left(cuts, x) for x in values)
+        assert counts == [want[at] for at in range(len(counts))]
+    assert histogram.edges[0] == min(everything)
+    assert histogram.edges[-1] == max(everything)
+
+
+# ---------------------------------------------------------------- rules at many thresholds
+
+
+def test_token_thresholds(seen: Seen, found: Charts) -> None:
+    curve, n = found.token_thresholds, len(seen.tokens)
+    assert curve is not None
+    for b, ess, truncated, weight, kept in zip(
+        curve.b, curve.ess_tokens, curve.truncated, curve.weight_mean, curve.kept, strict=True
+    ):
+        w = [min(math.exp(one["d"]), b) for one in seen.tokens]
+        assert ess == pytest.approx(math.fsum(w) ** 2 / (n * math.fsum(x * x for x in w)), **CLOSE)
+        assert weight == pytest.approx(math.fsum(w) / n, **CLOSE)
+        assert truncated == sum(one["d"] >= math.log(b) for one in seen.tokens) / n
+        assert kept == sum(-math.log(b) <= one["d"] < math.log(b) for one in seen.tokens) / n
+
+
+def test_token_thresholds_are_those_of_presets(dump: tuple[Seen, Summary]) -> None:
+    curve = dump[1].charts.token_thresholds
+    assert curve is not None
+    at = curve.b.index(2.0)
+    assert curve.ess_tokens[at] == pytest.approx(
+        dump[1].weights["token_tis_2.0"]["ess_tokens"].value, **CLOSE
+    )
+
+
+def test_sequence_thresholds(seen: Seen, found: Charts) -> None:
+    curve = found.sequence_thresholds
+    assert curve is not None
+    rows = [(math.fsum(x["d"] for x in few), len(few)) for few in seen.of_row.values()]
+    tokens, sequences = sum(n for _, n in rows), len(rows)
+    for at, b in enumerate(curve.b):
+        log = math.log(b)
+        inside = {
+            "geometric": [n for total, n in rows if -log <= total / n < log],
+            "product": [n for total, n in rows if -log <= total < log],
+        }
+        for name, few in inside.items():
+            assert getattr(curve, f"kept_{name}")[at] == pytest.approx(sum(few) / tokens, **CLOSE)
+            assert getattr(curve, f"sequences_{name}")[at] == pytest.approx(len(few) / sequences, **CLOSE)
+        w = [(min(math.exp(min(total, 99.0)), b), n) for total, n in rows]
+        ess = math.fsum(x * n for x, n in w) ** 2 / (tokens * math.fsum(x * x * n for x, n in w))
+        assert curve.ess_tokens[at] == pytest.approx(ess, **CLOSE)
+        ess = math.fsum(x for x, _ in w) ** 2 / (sequences * math.fsum(x * x for x, _ in w))
+        assert curve.ess_sequences[at] == pytest.approx(ess, **CLOSE)
+
+
+# ---------------------------------------------------------------- by step, position, length
+
+
+def test_by_step(seen: Seen, dump: tuple[Seen, Summary]) -> None:
+    steps = dump[1].charts.steps
+    assert steps is not None
+    assert steps.first == steps.last == [0, 1, 2, 3]
+    for at, step in enumerate(steps.first):
+        few = [x for x in seen.tokens if x["step"] == step]
+        rows = {x["row"]: seen.of_row[x["row"]] for x in few}
+        n = len(few)
+        r = [math.exp(x["d"]) for x in few]
+        w = [math.exp(math.fsum(x["d"] for x in own)) for own in rows.values()]
+        want = {
+            "k1": -math.fsum(x["d"] for x in few) / n,
+            "k3": math.fsum(x["k3"] for x in few) / n,
+            "mean_ratio": math.fsum(r) / n,
+            "chi2_token": math.fsum(x * x for x in r) / n - 1,
+            "chi2_sequence": math.fsum(x * x for x in w) / len(w) - 1,
+            "ess_tokens": math.fsum(r) ** 2 / (n * math.fsum(x * x for x in r)),
+            "ess_sequences": math.fsum(w) ** 2 / (len(w) * math.fsum(x * x for x in w)),
+            "ppl_ratio": math.fsum(
+                math.exp(-math.fsum(x["d"] for x in own) / len(own)) for own in rows.values()
+            )
+            / len(rows),
+            "f_2": sum(abs(x["d"]) > math.log(2) for x in few) / n,
+            "reward": math.fsum(seen.rows[row]["rewards"] for row in rows) / len(rows),
+            "entropy": math.fsum(x["h"] for x in few) / n,
+            "length": n / len(rows),
+            "policy_lag": min(step, 2),
+            "drift2.k1": -math.fsum(x["c"] - x["p"] for x in few) / n,
+            "drift2.k3": math.fsum(math.expm1(x["c"] - x["p"]) - (x["c"] - x["p"]) for x in few) / n,
+            "total.k1": -math.fsum(x["c"] - x["q"] for x in few) / n,
+            "total.k3": math.fsum(math.expm1(x["c"] - x["q"]) - (x["c"] - x["q"]) for x in few) / n,
+            "token_tis_2.0.truncated_high": sum(x > 2 for x in r) / n,
+            "token_mask_0.5_2.0.tokens_rejected": sum(not 0.5 <= x <= 2 for x in r) / n,
+            "khat_tokens": tails.khat(Tail(n, tail(x["d"] for x in few))),
+            "khat_sequences": tails.khat(Tail(len(w), tail(map(math.log, w)))),
+        }
+        assert (steps.tokens[at], steps.sequences[at]) == (n, len(rows))
+        for name, value in want.items():
+            assert steps.series[name].values[at] == pytest.approx(value, rel=1e-9), name
+            assert steps.series[name].low[at] is None or steps.series[name].low[at] <= value  # type: ignore[operator]
+
+
+def tail(values: Any) -> Any:
+    import torch
+
+    return torch.tensor(sorted(values, reverse=True), dtype=torch.float64)
+
+
+def test_by_step_agrees_with_the_location_table(dump: tuple[Seen, Summary]) -> None:
+    steps = dump[1].charts.steps
+    assert steps is not None
+    for at, place in enumerate(dump[1].by["step"].places):
+        for name in ("k1", "k3", "mean_ratio", "ess_tokens", "f_2"):
+            series, number = steps.series[name], place.metrics[name]
+            assert series.values[at] == number.value
+            assert (series.low[at], series.high[at]) == pytest.approx(number.interval, rel=1e-9)
+
+
+def test_positions_before_and_after_the_split(seen: Seen, found: Charts) -> None:
+    positions = found.positions
+    assert positions is not None
+    assert positions.early is not None
+    assert positions.late is not None
+    assert len(positions.grid) == 4
+    for some in (positions.every, positions.early, positions.late, *positions.grid):
+        first = 0 if some.first_step is None else some.first_step
+        last = 3 if some.last_step is None else some.last_step
+        for at in range(len(positions.labels)):
+            few = [
+                x["k3"]
+                for x in seen.tokens
+                if first <= x["step"] <= last and int(math.log2(x["at"] + 1)) == at
+            ]
+            assert some.tokens[at] == len(few)
+            assert some.k3.values[at] == (pytest.approx(math.fsum(few) / len(few), **CLOSE) if few else None)
+    assert positions.late.k3.low
+    assert not positions.grid[0].k3.low
+
+
+def test_khat_by_length_is_that_of_the_products(dump: tuple[Seen, Summary]) -> None:
+    seen, result = dump
+    assert result.lengths is not None
+    for at in result.lengths.curve:
+        logs = [
+            math.fsum(x["d"] for x in few[: at.tokens])
+            for few in seen.of_row.values()
+            if len(few) >= at.tokens
+        ]
+        want = tails.khat(Tail(len(logs), tail(logs)))
+        assert at.khat is not None
+        assert at.khat.value == pytest.approx(want, rel=1e-6)
+        assert at.sequences == len(logs)
+    lengths = sorted(len(few) for few in seen.of_row.values())
+    assert result.lengths.median == pytest.approx(lengths[len(lengths) // 2], rel=0.09, abs=1)
+
+
+# ---------------------------------------------------------------- tails, kept, ids, gaps
+
+
+def test_tail_points_are_the_largest_weights_and_the_fit_runs_through_them(
+    seen: Seen, found: Charts, dump: tuple[Seen, Summary]
+) -> None:
+    one = found.tails["tokens"]
+    logs = sorted((x["d"] for x in seen.tokens), reverse=True)
+    assert one.weights == len(logs)
+    assert one.log_weight == [logs[rank - 1] for rank in one.rank]
+    assert one.khat.value == dump[1].metrics["khat_tokens"].value
+    assert one.khat.value is not None
+    assert one.rank[0] == 1
+    assert len(one.rank) <= 60
+    for rank, log in zip(one.rank, one.log_fitted, strict=True):
+        p = 1 - (rank - 0.5) / one.tail
+        quantile = ((1 - p) ** -one.khat.value - 1) / one.khat.value
+        want = math.exp(one.log_cut) + math.exp(one.log_scale) * quantile
+        assert log == pytest.approx(math.log(want), rel=1e-9)
+
+
+def test_what_a_method_keeps_by_length_and_sign(seen: Seen, found: Charts) -> None:
+    mask = found.kept["token_mask_0.5_2.0"]
+    for sign, value in ((1, mask.positive), (-1, mask.negative)):
+        few = [x for x in seen.tokens if x["a"] * sign > 0]
+        kept = sum(abs(x["d"]) <= math.log(2) for x in few)
+        assert value == pytest.approx(kept / len(few), **CLOSE)
+    tis = found.kept["token_tis_2.0"]
+    assert tis.by_length == [1.0] * 4
+    assert set(found.kept) == {one.name for one in CANDIDATES}
+    # quartiles of equally many sequences: their tokens, weighed, add up to all
+    w = math.fsum(min(math.exp(x["d"]), 2.0) for x in seen.tokens) / len(seen.tokens)
+    low, high = min(tis.weight_by_length), max(tis.weight_by_length)  # type: ignore[type-var]
+    assert low <= w <= high  # type: ignore[operator]
+
+
+def test_token_ids_by_their_share_of_k3(seen: Seen, found: Charts) -> None:
+    own: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    for one in seen.tokens:
+        own[one["id"]].append(one)
+    sums = {token: math.fsum(x["k3"] for x in few) for token, few in own.items()}
+    worst = sorted(sums, key=lambda token: -sums[token])
+    types = found.token_types
+    assert types is not None
+    assert types.distinct == len(own)
+    assert [x.token_id for x in types.worst] == worst[:20]
+    for one in types.worst:
+        few = own[one.token_id]
+        assert one.tokens == len(few)
+        assert one.k3_share == pytest.approx(sums[one.token_id] / seen.k3, **CLOSE)
+        assert one.k3 == pytest.approx(sums[one.token_id] / len(few), **CLOSE)
+        assert one.mean_log_ratio == pytest.approx(math.fsum(x["d"] for x in few) / len(few), **CLOSE)
+    least = next(n for n in range(1, 99) if math.fsum(sums[x] for x in worst[:n]) >= seen.k3 / 2)
+    assert types.half == least
+
+
+def test_shares_of_the_gap_add_up(found: Charts, dump: tuple[Seen, Summary]) -> None:
+    metrics = dump[1].metrics
+    shares = found.gap_shares
+    assert shares["rollout_old"].value == pytest.approx(
+        metrics["k1"].value / metrics["total.k1"].value,  # type: ignore[operator]
+        rel=1e-12,
+    )
+    assert sum(one.value for one in shares.values()) == pytest.approx(1.0)  # type: ignore[misc]
+
+
+def test_evidence_by_lag(seen: Seen, found: Charts) -> None:
+    k3 = {
+        step: math.fsum(x["k3"] for x in few) / len(few)
+        for step in range(4)
+        if (few := [x for x in seen.tokens if x["step"] == step])
+    }
+    lag = found.lag
+    assert lag is not None
+    assert lag.in_sync is not None
+    assert lag.in_sync.value == pytest.approx(k3[0], rel=1e-9)
+    assert lag.in_sync_steps == [0]
+    assert (lag.lag, lag.steps) == (2, (2, 3))
+    assert lag.growth == pytest.approx(k3[3] / k3[2], rel=1e-9)
+    assert lag.ratio_by_lag == {"1": pytest.approx(k3[1] / k3[0]), "2": pytest.approx(k3[2] / k3[0])}
+    assert lag.tokens_in_sync == sum(x["lag"] == 0 for x in seen.tokens) / len(seen.tokens)
+
+
+# ---------------------------------------------------------------- strips
+
+
+def test_strips_hold_the_tokens_of_the_worst_sequences(dump: tuple[Seen, Summary]) -> None:
+    seen, result = dump
+    rows = {row["sequence_id"]: i for i, row in enumerate(seen.rows)}
+    assert result.worst.typical is not None
+    assert result.worst.typical.policy_lag == 0
+    for one in (*result.worst.sequences, result.worst.typical):
+        own, strip = seen.of_row[rows[one.sequence_id]], one.strip
+        assert strip is not None
+        assert strip.first == 0
+        assert strip.positions == [x["at"] for x in own]
+        assert strip.token_ids == [x["id"] for x in own]
+        assert strip.log_ratios == pytest.approx([x["d"] for x in own], rel=1e-4)
+        assert strip.rollout_log_probs == pytest.approx([x["q"] for x in own], rel=1e-4)
+        assert strip.train_log_probs == pytest.approx([x["p"] for x in own], rel=1e-4)
+        assert one.reward == seen.rows[rows[one.sequence_id]]["rewards"]
+        assert one.policy_lag == seen.rows[rows[one.sequence_id]]["policy_lag"]
+
+
+def test_a_long_response_is_cut_to_where_most_of_its_k3_is(tmp_path: Path) -> None:
+    rollout = [-0.5] * 1000
+    old = [-0.5 - (0.3 if 600 <= t < 700 else 0.001) for t in range(1000)]
+    row = {"sequence_id": "a", "rollout_log_probs": rollout, "old_log_probs": old}
+    strip = analyze([oracles.write([row], tmp_path / "a.parquet")]).worst.sequences[0].strip
+
+    assert strip is not None
+    assert len(strip.positions) == 256
+    assert strip.first <= 600 < 700 <= strip.first + 256
+    assert strip.positions[0] == strip.first
+    assert strip.token_ids == []
+
+
+# ---------------------------------------------------------------- merging and bounds
+
+
+def test_pieces_and_batches_merge_to_the_same_numbers(tmp_path: Path) -> None:
+    rows = rows_of(0.5, 8, 240, steps=150)
+    whole = oracles.write(rows, tmp_path / "whole.parquet")
+    paths = []
+    for i, cut in enumerate((slice(0, 64), slice(64, 160), slice(160, 240))):
+        paths.append(tmp_path / f"{i}.tally.json")
+        analyze([oracles.write(rows[cut], tmp_path / f"{i}.parquet")], tally=paths[-1])
+
+    one, few, merged = analyze([whole]), analyze([whole], batch_tokens=300), summary(merge(paths))
+
+    for other in (few, merged):
+        assert counts(one.charts) == counts(other.charts)
+        same(one.charts.model_dump(), other.charts.model_dump())
+        assert one.worst == other.worst
+    assert one.charts.steps is not None
+    assert len(one.charts.steps.first) == 38  # 150 steps, four to a group
+    assert one.charts.steps.first[:2] == [0, 4]
+    assert one.charts.steps.last[:2] == [3, 7]
+
+
+def counts(found: Charts) -> Any:
+    """What is counted and not summed."""
+    steps = found.steps
+    assert steps is not None
+    return (
+        found.density,
+        found.noise,
+        [(one.tokens, one.in_sync) for one in found.ranges],
+        (steps.first, steps.last, steps.tokens, steps.sequences),
+        [(one.token_id, one.tokens) for one in found.token_types.worst] if found.token_types else [],
+    )
+
+
+def same(one: Any, two: Any) -> None:
+    if isinstance(one, dict):
+        assert one.keys() == two.keys()
+        for key in one:
+            same(one[key], two[key])
+    elif isinstance(one, list | tuple):
+        for x, y in zip(one, two, strict=True):
+            same(x, y)
+    else:
+        assert one == (pytest.approx(two, rel=1e-9, abs=1e-12) if isinstance(one, float) else two)
+
+
+def test_workers_change_no_bit(tmp_path: Path) -> None:
+    path = oracles.write(rows_of(0.5, 8, 240), tmp_path / "a.parquet", row_group=40)
+    one, two = (analyze([path], workers=workers, batch_tokens=500) for workers in (1, 2))
+    assert one.charts == two.charts
+    assert one.worst == two.worst
+
+
+def test_states_do_not_grow_with_tokens(tmp_path: Path) -> None:
+    sizes = []
+    for many in (100, 400):
+        path = oracles.write(rows_of(0.5, 8, many, steps=90), tmp_path / f"{many}.parquet")
+        states = examine([path]).tally.states
+        sizes.append(
+            {name: len(json.dumps(encoded(states[name]))) for name in ("binned", "by_sequence", "kept")}
+        )
+        groups = states["step_groups"]
+        assert isinstance(groups, stepgroups.StepGroups)
+        assert len(groups.groups) <= stepgroups.MOST
+    assert sizes[0] == sizes[1]
+
+
+def test_a_dump_without_optional_columns_has_the_other_charts(tmp_path: Path) -> None:
+    rows = [
+        {name: row[name] for name in ("rollout_log_probs", "current_log_probs")}
+        for row in rows_of(0.3, 2, 60)
+    ]
+    found = analyze([oracles.write(rows, tmp_path / "a.parquet")]).charts
+
+    assert found.steps is found.lag is found.token_types is None
+    assert found.density is not None
+    assert found.density.in_sync == []
+    assert found.positions is not None
+    assert found.positions.early is None
+    assert found.gap_shares == {}
+    assert found.band["k3"]
+    assert found.tails
+    assert {x.in_sync for x in found.ranges} == {None}
+
+
+# ---------------------------------------------------------------- bands and duplicates
+
+
+def test_bands_cover_every_value_once(found: Charts, dump: tuple[Seen, Summary]) -> None:
+    by_metric: dict[str, list[Any]] = defaultdict(list)
+    for band in found.bands:
+        by_metric[band.metric].append(band)
+        assert band.source
+    for metric, own in by_metric.items():
+        inner = sorted(x for band in own for x in (band.low, band.high) if x is not None)
+        assert inner[::2] == inner[1::2]  # each inner bound ends one band and begins the next
+        value = dump[1].metrics[metric].value
+        inside = [x.name for x in own if (x.low or -9e9) <= value < (math.inf if x.high is None else x.high)]
+        assert [found.band[metric]] == inside
+
+
+def test_crossings_are_the_first_steps_in_a_worse_band(tmp_path: Path) -> None:
+    rows = [
+        {
+            "rollout_log_probs": [-1.0] * 20,
+            "old_log_probs": [-1.0 - 0.01 * 4**step * (-1) ** t for t in range(20)],
+            "step": step,
+        }
+        for step in range(6)
+        for _ in range(3)
+    ]
+    found = analyze([oracles.write(rows, tmp_path / "a.parquet")]).charts
+    k3 = [(one.band, one.step) for one in found.crossings if one.metric == "k3"]
+    want = []
+    levels = {"elevated": 1e-3, "high": 0.015, "severe": 0.1}
+    for name, bound in levels.items():
+        each = (step for step in range(6) if (math.cosh(0.01 * 4**step) - 1) >= bound)
+        step = next(each, None)
+        if step:
+            want.append((name, step))
+    assert k3 == want
+    assert found.positions is not None
+    assert found.positions.late is not None
+    assert found.positions.late.first_step == want[-1][1]
+
+
+def test_presets_with_equal_numbers_name_the_first() -> None:
+    result = analyze("sample_data/stale.parquet", presets="token_is,tis,recompute,seq_is")
+    assert result.presets["tis"].same_as == "token_is"
+    assert {name for name, one in result.presets.items() if not one.same_as} == {
+        "token_is",
+        "recompute",
+        "seq_is",
+    }
