@@ -322,9 +322,17 @@ def recommend(summary: Summary, trainer: str | None = None) -> Recommendation:
     if rule.label is None:
         return given
     found: dict[str, object] = {"reasons": _reasons(seen), "unknown": _unknown(seen)}
-    if rule.offers is not None:
-        found |= _method(rule.offers, seen, trainer)
-    shown = [rule.offers, _next(rule.offers, seen, trainer), NOTHING] if rule.offers else [NOTHING, DEFAULT]
+    shown: list[Candidate | None] = [NOTHING, DEFAULT]
+    if (one := rule.offers) is not None:
+        runner_up = _next(one, seen, trainer)
+        shown = [one, runner_up, NOTHING]
+        found |= {
+            "title": one.title,
+            "method": one.preset_name(seen.policy),
+            "threshold": one.threshold,
+            "settings": one.changes(seen.policy),
+            "runner_up": runner_up.title if runner_up else None,
+        }
     weights = {one.title: summary.weights.get(one.name, {}) for one in shown if one}
     return given.model_copy(update=found | {"numbers": {name: of for name, of in weights.items() if of}})
 
@@ -339,21 +347,10 @@ def _sayable(one: Candidate, seen: Evidence, trainer: str | None) -> bool:
     return name is not None and (trainer is None or expressible(name, one.changes(seen.policy), trainer))
 
 
-def _method(one: Candidate, seen: Evidence, trainer: str | None) -> dict[str, object]:
-    runner_up = _next(one, seen, trainer)
-    return {
-        "title": one.title,
-        "method": one.preset_name(seen.policy),
-        "threshold": one.threshold,
-        "settings": one.changes(seen.policy),
-        "runner_up": runner_up.title if runner_up else None,
-    }
-
-
-def _next(one: Candidate | None, seen: Evidence, trainer: str | None) -> Candidate | None:
+def _next(one: Candidate, seen: Evidence, trainer: str | None) -> Candidate | None:
     """Return the runner-up: the default, or IcePop if that is the choice; None if it cannot be expressed."""
     other = ICEPOP if one is DEFAULT else DEFAULT
-    return other if one is not None and _sayable(other, seen, trainer) else None
+    return other if _sayable(other, seen, trainer) else None
 
 
 def _with_place(sentence: str, summary: Summary) -> str:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Literal
 
 import torch
 
@@ -34,8 +33,6 @@ from offpol_diag.errors import UsageError
 from offpol_diag.numerals import FRACTIONS, count, doubted, say, written
 from offpol_diag.summary import Against, Contrast, Number, Numbers, OtherRun, Pairing, Summary
 
-T = TypeVar("T")
-
 CORRECTION = "Holm"
 EXTREME = "an extreme, a quantile or a tail index: it has no interval"
 ENOUGH = 0.5
@@ -63,7 +60,11 @@ def of_runs(a: Examined, b: Examined, one: Summary, other: Summary) -> Against:
     groups = mine.groups.fewer(theirs.groups)
     found = [_contrast(name, mine, theirs, groups) for name in mine.numbers if name in theirs.numbers]
     corrected = iter(holm([contrast.p_value for contrast in found if contrast.p_value is not None]))
-    judged = [_judged(one, None if one.p_value is None else next(corrected)) for one in found]
+    judged = []
+    for contrast in found:
+        p = None if contrast.p_value is None else next(corrected)
+        done = contrast.model_copy(update={"p_adjusted": p, "differs": None if p is None else p < LEVEL})
+        judged.append(done.model_copy(update={"effect": effect(done)}))
     ordered = sorted(judged, key=lambda contrast: rank(contrast, prefix))
     tested = [contrast for contrast in ordered if contrast.differs is not None]
     differing = [contrast for contrast in tested if contrast.differs]
@@ -111,18 +112,15 @@ class Side:
         numbers = {name: number for name, number in summary.metrics.items() if _drift(name) in there}
         drawn = base(out)
         for preset in found.study.presets:
-            numbers |= _under(preset.name, summary.presets[preset.name].metrics)
-            drawn |= _under(preset.name, of_preset(out, preset))
+            metrics = summary.presets[preset.name].metrics
+            numbers |= {f"{preset.name}.{name}": number for name, number in metrics.items()}
+            drawn |= {f"{preset.name}.{name}": values for name, values in of_preset(out, preset).items()}
         return cls(numbers, drawn, Groups.of(out.reader.sums["tokens"], out.groups.groups))
 
 
 def _drift(name: str) -> str:
     """Return the prefix of the policy gap that a metric belongs to."""
     return next((drift.prefix for drift in DRIFTS[1:] if name.startswith(drift.prefix)), DRIFTS[0].prefix)
-
-
-def _under(preset: str, found: Mapping[str, T]) -> dict[str, T]:
-    return {f"{preset}.{name}": value for name, value in found.items()}
 
 
 def _contrast(name: str, mine: Side, theirs: Side, groups: Groups) -> Contrast:
@@ -144,13 +142,6 @@ def _contrast(name: str, mine: Side, theirs: Side, groups: Groups) -> Contrast:
         p = p_value(subtracted(other, one) if ratio is None else compared(other, one), groups)
         reason = "" if p is not None else a.unknown or b.unknown or "undefined in too many replicates"
     return Contrast(name=name, a=a, b=b, difference=gap, ratio=ratio, p_value=p, reason=reason)
-
-
-def _judged(contrast: Contrast, p: float | None) -> Contrast:
-    """Add the corrected p-value, the decision and the effect in words."""
-    differs = None if p is None else p < LEVEL
-    done = contrast.model_copy(update={"p_adjusted": p, "differs": differs})
-    return done.model_copy(update={"effect": effect(done)})
 
 
 def rank(contrast: Contrast, prefix: str) -> tuple[int, int, int, float]:
@@ -177,19 +168,32 @@ def size(contrast: Contrast) -> float:
 
 
 def effect(contrast: Contrast) -> str:
-    """Return the size of a difference as text: `2.3x [1.9, 2.8] larger`; direction only if significant."""
-    a, b = contrast.a.value, contrast.b.value
+    """Return the size of a difference as text; direction only if significant.
+
+    `2.3x [1.9, 2.8] larger`, `smaller, 0.43x [0.36, 0.53] of A's`, `0.3% larger`, `40 points lower`.
+    """
+    a, b, differs = contrast.a.value, contrast.b.value, contrast.differs
     if a is None or b is None:
         return ""
     if _equal(a, b):
         return "equal"
-    share = contrast.b.unit in FRACTIONS
-    if contrast.ratio is not None and contrast.ratio.value is not None and not (share and max(a, b) > FEW):
-        return _times(contrast.ratio, contrast.ratio.value, contrast.differs)
-    word = ("higher" if b > a else "lower") if contrast.differs else "apart"
-    value, interval = written(_size_of(contrast.difference))
-    points = " points" if share else ""
-    return " ".join(part for part in (value + points, interval, word) if part)
+    share, ratio = contrast.b.unit in FRACTIONS, contrast.ratio
+    if ratio is None or ratio.value is None or (share and max(a, b) > FEW):
+        word = ("higher" if b > a else "lower") if differs else "apart"
+        value, interval = written(_scaled(contrast.difference, 100 if share else 1))
+        return _joined(value + (" points" if share else ""), interval, word)
+    word = ("larger" if ratio.value > 1 else "smaller") if differs else ""
+    if 1 / NEAR < ratio.value < NEAR:
+        return _joined(*written(_scaled(ratio, 1, 1.0, "fraction")), word or "apart")
+    said, interval = written(ratio)
+    text = _joined(f"{said}x", interval)
+    if not word:
+        return f"{text} of A's"
+    return f"{text} larger" if word == "larger" else f"smaller, {text} of A's"
+
+
+def _joined(*parts: str) -> str:
+    return " ".join(part for part in parts if part)
 
 
 def _equal(a: float, b: float) -> bool:
@@ -197,32 +201,12 @@ def _equal(a: float, b: float) -> bool:
     return math.isclose(a, b, rel_tol=ROUNDING, abs_tol=0.0)
 
 
-def _size_of(difference: Number) -> Number:
-    """Return the absolute difference with its interval; shares in percentage points."""
-    assert difference.value is not None
-    sign = 1 if difference.value >= 0 else -1
-    scale = sign * (100 if difference.unit in FRACTIONS else 1)
-    ends = difference.interval and tuple(sorted(scale * end for end in difference.interval))
-    return Number(value=scale * difference.value, interval=ends or None)
-
-
-def _times(ratio: Number, value: float, differs: bool | None) -> str:
-    """Format B/A: `2.3x [1.9, 2.8] larger`, `smaller, 0.43x [0.36, 0.53] of A's`, `0.3% larger`."""
-    word = ("larger" if value > 1 else "smaller") if differs else ""
-    if 1 / NEAR < value < NEAR:
-        return _per_cent(ratio, value, word)
-    said, interval = written(ratio)
-    text = " ".join(part for part in (f"{said}x", interval) if part)
-    if not word:
-        return f"{text} of A's"
-    return f"{text} larger" if word == "larger" else f"smaller, {text} of A's"
-
-
-def _per_cent(ratio: Number, value: float, word: str) -> str:
-    sign = 1 if value > 1 else -1
-    ends = ratio.interval and tuple(sorted(sign * (end - 1) for end in ratio.interval))
-    number = Number(value=sign * (value - 1), interval=ends or None, unit="fraction")
-    return " ".join(part for part in (*written(number), word or "apart") if part)
+def _scaled(number: Number, scale: float, origin: float = 0.0, unit: str = "") -> Number:
+    """Return the absolute distance from the origin times a scale, with its interval."""
+    assert number.value is not None
+    scale *= 1 if number.value >= origin else -1
+    ends = number.interval and tuple(sorted(scale * (end - origin) for end in number.interval))
+    return Number(value=scale * (number.value - origin), interval=ends or None, unit=unit)
 
 
 # ---------------------------------------------------------------- shared groups
@@ -279,26 +263,17 @@ def _headline(tested: list[Contrast], differing: list[Contrast], prefix: str, gr
 
 def _needs(a: Examined, b: Examined) -> dict[str, str]:
     """Return policy gap or preset that only one run has → the columns that the other run lacks."""
-    found: dict[str, str] = {}
-    runs = (("A", a), ("B", b))
-    for drift in DRIFTS:
-        lacking = {
-            run: [column for column in drift.columns if column not in one.study.columns] for run, one in runs
-        }
-        if bool(lacking["A"]) != bool(lacking["B"]):
-            found[drift.title] = _lacks(lacking)
-    for preset in a.presets:
-        lacking = {
-            run: correction.needs(preset, set(one.study.columns))
-            for run, one in runs
-            if preset.name not in {able.name for able in one.study.presets}
-        }
-        if lacking:
-            found[preset.name] = _lacks(lacking)
-    return found
-
-
-def _lacks(lacking: Mapping[str, list[str]]) -> str:
-    return "; ".join(
-        f"{run} has no {' and no '.join(columns)}" for run, columns in lacking.items() if columns
-    )
+    found: dict[str, list[str]] = {}
+    for run, one, other in (("A", a, b), ("B", b, a)):
+        columns, able = set(one.study.columns), {preset.name for preset in one.study.presets}
+        lacking = {drift.title: [name for name in drift.columns if name not in columns] for drift in DRIFTS}
+        for drift in DRIFTS:
+            if lacking[drift.title] and not set(drift.columns) <= set(other.study.columns):
+                del lacking[drift.title]  # neither has it
+        for preset in a.presets:
+            if preset.name not in able:
+                lacking[preset.name] = correction.needs(preset, columns)
+        for name, some in lacking.items():
+            if some:
+                found.setdefault(name, []).append(f"{run} has no {' and no '.join(some)}")
+    return {name: "; ".join(lines) for name, lines in found.items()}

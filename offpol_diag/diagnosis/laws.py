@@ -7,7 +7,6 @@ numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -258,63 +257,42 @@ def storage(rows: Rows) -> Found | None:
         some = x[(x < -1e-4) & (x > -60)]
         if len(some) < 50 or len(np.unique(some)) < 20:
             continue
-        for grid, on in _GRIDS:
-            share = float(np.mean(on(some)))
+        for grid, (bits, chance) in _GRIDS.items():
+            if bits is None:  # decimals
+                scaled = some * 10.0 ** int(grid[0])
+                share = float(np.mean(np.abs(scaled - np.rint(scaled)) < 0.01))
+                rounding = float(10.0 ** -int(grid[0]) / np.sqrt(12))
+            else:
+                share = float(np.mean(_fits(some, grid)))
+                step = 2.0 ** (np.floor(np.log2(np.abs(some))) - bits + 1)
+                rounding = float(np.sqrt(np.mean(step**2 / 12)))
             if share > 0.98:
-                rounding = _rounding(some, grid)
                 size = float(np.sqrt(np.mean(np.minimum(np.abs(rows.delta), 1) ** 2)))
                 statistic = (
-                    f"{percent(share)} of the {name} log-probs are {grid} numbers (by chance: "
-                    f"{_CHANCE[grid]}); rounding moves "
-                    f"them by {rounding:.1g} nats (root mean square), the whole mismatch is {size:.1g}"
+                    f"{percent(share)} of the {name} log-probs are {grid} numbers (by chance: {chance}); "
+                    f"rounding moves them by {rounding:.1g} nats (root mean square), the whole mismatch is "
+                    f"{size:.1g}"
                 )
                 q, p = (np.where(y == 0, -1e-6, y) for y in (rows.q, rows.p))  # what was rounded to 0
-                return Found(
-                    "low_precision_storage",
-                    statistic,
-                    *rows.every,
-                    replace(rows, q=q, p=p),
-                    {
-                        "column": name,
-                        "grid": grid,
-                        "part": percent(min(1.0, (rounding / max(size, 1e-12)) ** 2)),
-                    },
-                    exact=True,
-                )
+                part = percent(min(1.0, (rounding / max(size, 1e-12)) ** 2))
+                said = {"column": name, "grid": grid, "part": part}
+                repaired = replace(rows, q=q, p=p)
+                return Found("low_precision_storage", statistic, *rows.every, repaired, said, exact=True)
     return None
 
 
-def _bfloat16(x: Floats) -> Flags:
+_GRIDS: dict[str, tuple[int | None, str]] = {
+    "bfloat16": (8, "0.002%"),
+    "float16": (11, "0.01%"),
+    **{f"{places}-decimal": (None, "2%") for places in (1, 2, 3, 4)},
+}
+"""Number format → its significant bits (None: decimal places), and the share of values on it by chance."""
+
+
+def _fits(x: Floats, grid: str) -> Flags:
+    if grid == "float16":
+        return np.asarray(x.astype(np.float16).astype(np.float32) == x.astype(np.float32))
     return np.asarray((x.astype(np.float32).view(np.uint32) & 0xFFFF) == 0)
-
-
-def _float16(x: Floats) -> Flags:
-    return np.asarray(x.astype(np.float16).astype(np.float32) == x.astype(np.float32))
-
-
-def _decimal(places: int) -> Callable[[Floats], Flags]:
-    def on(x: Floats) -> Flags:
-        scaled = x * 10.0**places
-        return np.abs(scaled - np.rint(scaled)) < 0.01
-
-    return on
-
-
-_GRIDS = (
-    ("bfloat16", _bfloat16),
-    ("float16", _float16),
-    *((f"{k}-decimal", _decimal(k)) for k in (1, 2, 3, 4)),
-)
-_CHANCE = {"bfloat16": "0.002%", "float16": "0.01%", **{f"{k}-decimal": "2%" for k in (1, 2, 3, 4)}}
-
-
-def _rounding(x: Floats, grid: str) -> float:
-    """Return the root mean square error of rounding to a grid, nats."""
-    if grid in ("bfloat16", "float16"):
-        bits = 8 if grid == "bfloat16" else 11
-        step = 2.0 ** (np.floor(np.log2(np.abs(x))) - bits + 1)
-        return float(np.sqrt(np.mean(step**2 / 12)))
-    return float(10.0 ** -int(grid[0]) / np.sqrt(12))
 
 
 # The systematic share of the mismatch.

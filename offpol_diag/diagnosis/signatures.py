@@ -249,6 +249,9 @@ def _shifted(rows: Rows, sequences: Flags, lag: int, share: float) -> Found:
     first, last = edges(rows)  # masked tokens lie between runs: what would come from there is not in the dump
     takes = tokens & ((last if lag > 0 else first) >= k)
     moved[takes] = rows.q[np.flatnonzero(takes) + lag]
+    mended = rows.with_q(moved).keep(~tokens | takes)
+    if share > 0.3 and (mended.level < 0.5).any():  # rows that still differ likely have the fault too
+        mended = mended.only(mended.level < 0.5)
     statistic = (
         f"the columns correlate {apart:.2f} at {k} token{'s' if k > 1 else ''} apart and {placed:.2f} in "
         f"place, in {int(sequences.sum()):,} of {rows.sequences:,} sequences"
@@ -258,7 +261,7 @@ def _shifted(rows: Rows, sequences: Flags, lag: int, share: float) -> Found:
         statistic,
         tokens,
         sequences,
-        _settled(rows.with_q(moved).keep(~tokens | takes), share),
+        mended,
         {
             "lag": str(k),
             "tokens": "one token" if k == 1 else f"{k} tokens",
@@ -271,11 +274,6 @@ def _shifted(rows: Rows, sequences: Flags, lag: int, share: float) -> Found:
         },
         exact=True,
     )
-
-
-def _settled(rows: Rows, share: float) -> Rows:
-    """Drop repaired rows with mean |Δ| ≥ 0.5 if many rows had the fault: they likely have it too."""
-    return rows.only(rows.level < 0.5) if share > 0.3 and (rows.level < 0.5).any() else rows
 
 
 HEAD = 32

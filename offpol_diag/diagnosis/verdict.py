@@ -192,7 +192,10 @@ def by_group(rows: Rows, seen: Seen) -> tuple[Found, Rows, str] | None:
     alone = look(rows.only(at))
     others = look(rows.only(~at)).ids
     for one, _ in alone.found:
-        if one.cause not in others and _explains(one, rows.only(~at)):
+        mended = one.repaired is None or one.cause not in ("special_token", "boundary")
+        if not mended and one.repaired is not None:  # is the group then like the others?
+            mended = bool(np.median(one.repaired.level) < 2.5 * np.median(rows.only(~at).level))
+        if one.cause not in others and mended:
             of_group = replace(
                 one,
                 tokens=at[rows.owner],
@@ -211,13 +214,6 @@ def by_group(rows: Rows, seen: Seen) -> tuple[Found, Rows, str] | None:
     )
     said = {"where": where, "times": f"{times:.0f}"}
     return Found("group_fault", statistic, at[rows.owner], at, rows.only(~at), said), rows, where
-
-
-def _explains(one: Found, others: Rows) -> bool:
-    """Return whether a group would be like the others without this fault."""
-    if one.repaired is None or one.cause not in ("special_token", "boundary"):
-        return True
-    return bool(np.median(one.repaired.level) < 2.5 * np.median(others.level))
 
 
 # The verdict.

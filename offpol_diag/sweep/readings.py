@@ -111,8 +111,9 @@ class Readings:
             metrics=found,
             quartiles=[self._quartile(at, sums) for sums in by_quartile(self.grid)],
         )
+        short, long = self.kept(point.quartiles[0]), self.kept(point.quartiles[-1])
         marks = {
-            "length": self._trapped(point),
+            "length": short - long > TRAP and long < TRAP_RATIO * short,
             "floor": self._under_storage(point) or _under_lag(point),
             "centre": self._beside(point),
         }
@@ -187,11 +188,6 @@ class Readings:
         return [text for true, text in said if true]
 
     # ------------------------------------------------------------ length
-
-    def _trapped(self, point: SweptPoint) -> bool:
-        """Return whether clearly less of the longest quarter is kept than of the shortest."""
-        short, long = self.kept(point.quartiles[0]), self.kept(point.quartiles[-1])
-        return short - long > TRAP and long < TRAP_RATIO * short
 
     def _of_length(self, points: Sequence[SweptPoint]) -> Iterator[str]:
         for point in _example(points, "length"):
