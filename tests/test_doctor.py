@@ -162,10 +162,10 @@ def test_while_it_is_a_bug_no_method_is_recommended_or_ranked():
     blocks = section(summary, "verdict").blocks
 
     labels = [one.label for one in verdicts(summary, "verdict")]
-    assert labels == ["Fix the bug first", "1 alert"]  # alerts stay
+    assert labels == ["Fix the bug first", "1 published warning level is crossed"]  # alerts stay
     assert blocks[0].detail == ()
     assert [one.id for one in blocks if isinstance(one, Table | Figure)] == ["alerts", "gates"]
-    assert "To try next" not in drawn(brief(sections(summary)))
+    assert "Runner-up" not in drawn(brief(sections(summary)))
 
 
 def test_without_a_bug_the_method_stands_beside_the_others():
@@ -174,7 +174,7 @@ def test_without_a_bug_the_method_stands_beside_the_others():
     tables = section(summary, "verdict").blocks
 
     assert "numbers" in [one.id for one in tables if isinstance(one, Table)]
-    assert "To try next" in drawn(brief(sections(summary)))
+    assert "Runner-up" in drawn(brief(sections(summary)))
 
 
 @pytest.mark.parametrize(("diagnosis", "better"), [(BUG, False), (HONEST, True)])

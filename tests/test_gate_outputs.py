@@ -218,7 +218,7 @@ def test_markdown_begins_with_the_gate_and_says_it_once(folder: Path) -> None:
     RUN.invoke(app, ["gate", "now.json", *BAD, "--md", "out.md"])
 
     text = Path("out.md").read_text(encoding="utf-8")
-    assert text.index("## Gate") < text.index("❌ **Failed**") < text.index("## Verdict")
+    assert text.index("## Gate") < text.index("❌ **Failed**") < text.index("<details>")
     assert text.count("gates passed") == 1
     assert "| ✗ failed | k3 | ≤ 1e-9 |" in text
 

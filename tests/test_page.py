@@ -177,9 +177,9 @@ def test_a_click_on_a_column_sorts_by_value_and_a_second_turns_it_round(visit):
     ess.locator("button").click()
     assert ess.get_attribute("aria-sort") == "ascending"
     up = page.evaluate(column)
-    assert up[:2] == ["raw weights, drift 1", "seq_is"]
+    assert up[:2] == ["uncorrected, rollout → old", "seq_is"]
     ess.locator("button").click()
-    assert page.evaluate(column)[-1] == "raw weights, drift 1"
+    assert page.evaluate(column)[-1] == "uncorrected, rollout → old"
 
 
 UNPACKED = "document.querySelectorAll('script.packed').length === 0"

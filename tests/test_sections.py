@@ -108,9 +108,9 @@ def test_the_decision_comes_with_its_numbers_its_source_and_what_to_try_next():
     head = section("verdict").blocks[0]
     assert head.label == "token_is at upper 2"
     said = "\n".join(head.detail)
-    assert "It saw: ess_sequences = 3.1% [1.9%, 4.3%]" in said
+    assert "Measured: ess_sequences = 3.1% [1.9%, 4.3%]" in said
     assert "Source: Vehtari et al. 2024" in said
-    assert "To try next: seq_mis" in said
+    assert "Runner-up: seq_mis" in said
 
 
 @pytest.mark.parametrize("candidate", CANDIDATES, ids=lambda one: one.name)
@@ -131,7 +131,9 @@ def test_the_verdict_names_its_preset_by_a_command_that_runs(candidate):
 def test_an_alert_names_what_it_saw_and_its_source():
     given = section("verdict")
     assert table("alerts", given).rows[0][1:] == ("k1 = 0.0021 [0.0019, 0.0022]", "verl issue 3984")
-    assert "1 alert" in [block.label for block in given.blocks if isinstance(block, Verdict)]
+    assert "1 published warning level is crossed" in [
+        block.label for block in given.blocks if isinstance(block, Verdict)
+    ]
 
 
 def test_the_reasons_the_cost_and_what_is_not_known_come_with_the_decision():
@@ -155,7 +157,7 @@ def test_the_reasons_the_cost_and_what_is_not_known_come_with_the_decision():
     assert head.detail[1:5] == (
         "Mismatch: K3 = 5e-3 nats.",
         "Cost: 1.2% of the weights truncated, ESS of tokens 94%",
-        "To try next: seq_mis at [0.5, 2]: it drops 25% of the sequences, the long ones first.",
+        "Runner-up: seq_mis at [0.5, 2]: it drops 25% of the sequences, the long ones first.",
         "Not known: whether staleness shows: needs the column advantages.",
     )
 
@@ -283,10 +285,10 @@ def test_a_pair_of_policies_that_the_dump_lacks_has_no_column():
 
     assert table("policies", said).header == (
         "number",
-        "drift 1: rollout → old",
+        "rollout → old (engine numerics and policy lag)",
         "total: rollout → current",
     )
-    assert "drift 2: old → current: cannot be known: missing column x" in words(said)
+    assert "old → current (updates within the step): cannot be known: missing column x" in words(said)
 
 
 def test_a_number_that_no_preset_has_is_a_note_and_no_column():
@@ -352,7 +354,7 @@ def test_the_recommended_and_the_metrics_only_preset_are_marked():
 def test_the_preset_table_starts_from_the_raw_weights():
     shape = table("presets", section("presets"))
     raw = dict(zip(shape.header, shape.rows[0], strict=True))
-    assert raw["preset"] == "raw weights, drift 1"
+    assert raw["preset"] == "uncorrected, rollout → old"
     assert raw["ess_sequences"] == metrics()["ess_sequences"]
     assert raw["weight_mean"] == metrics()["mean_ratio"]
 

@@ -86,7 +86,7 @@ def test_the_answer_takes_forty_lines_at_most_and_no_more_than_the_width(
         ("collapse", ["Token TIS at 2.0: ESS 16%* → 93%, 0.62% truncated", "a toss-up, so the simpler one"]),
         (
             "collapse",
-            ["9 published levels are crossed", "* unreliable: k̂ = 0.97", "recommended", "runner-up"],
+            ["9 published levels are crossed", "* unreliable: k̂ = 0.97", "kept tokens", "recommended"],
         ),
         ("collapse", ["--max k3=0.015", "offpol-diag presets token_is --for"]),
         ("healthy", ["TYPICAL off-policy mismatch", "No correction is needed.", "--max k3=0.001"]),

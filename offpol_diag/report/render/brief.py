@@ -62,7 +62,7 @@ def answer_lines(answer: Answer, width: int, encoding: str = "utf-8") -> list[tu
         lines = list(_lines(shorter, width, lambda text: plain(printable(text), encoding)))
         if len(lines) <= LINES - FILES:
             break
-    return lines
+    return [(plain(text, encoding), style) for text, style in lines]
 
 
 def print_answer(answer: Answer, console: Console) -> None:
@@ -125,8 +125,12 @@ def _tiles(answer: Answer, width: int, spell: Spell) -> list[str]:
         return []
     header = ["", "value", "band", answer.steps]
     rows = [[tile.label, tile.value, tile.band, _course(tile)] for tile in answer.tiles]
-    notes = dict.fromkeys(tile.number.note for tile in answer.tiles if doubted(tile.number))
-    return [*_columns([header, *rows], width, spell), *(spell(f"* {note}") for note in notes)]
+    notes = dict.fromkeys(tile.number.note or "" for tile in answer.tiles if doubted(tile.number))
+    why = "; ".join(note.removeprefix("unreliable: ") for note in notes)
+    return [
+        *_columns([header, *rows], width, spell),
+        *_wrapped(spell(f"* unreliable: {why}") if why else "", width),
+    ]
 
 
 def _course(tile: Tile) -> str:

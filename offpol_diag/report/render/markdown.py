@@ -1,19 +1,24 @@
-"""Render a short report in GitHub flavoured Markdown, for pull requests and job summaries."""
+"""Render a short report in GitHub flavoured Markdown: the answer, and the tables folded under it."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from offpol_diag.blocks import Block, Code, Section, Table, Text, Tone, Verdict
+from offpol_diag.bands import Tone
+from offpol_diag.blocks import Block, Code, Section, Table, Text, Verdict
+from offpol_diag.numerals import say, written
 from offpol_diag.printable import printable, printable_lines
 from offpol_diag.report.render.numbers import Shown, footnotes, shown
 from offpol_diag.report.sections import sections
+from offpol_diag.report.sections.answer import answer
 from offpol_diag.report.sections.gate import gate, report
-from offpol_diag.summary import Summary
+from offpol_diag.report.sections.short import short
+from offpol_diag.summary import Number, Summary
 
 PARTS = ("diagnosis", "comparison", "runs", "verdict", "numbers", "presets")
-"""Sections of the short report."""
+"""Sections of the short report, folded."""
 
 ICONS: dict[Tone, str] = {"good": "✅", "warn": "⚠️", "bad": "❌", "info": "ℹ️"}
 
@@ -22,11 +27,44 @@ LIMIT = 60_000
 
 
 def render_markdown(summary: Summary) -> str:
-    """Render gates, diagnosis, recommendation, headline numbers and presets, in at most `LIMIT` bytes."""
-    chosen = [_without_gates(section) for section in sections(summary, PARTS)]
-    parts = [*_gate(summary), *chosen]
-    pieces = ["# offpol-diag", *(piece for section in parts for piece in _section(section))]
-    return printable_lines("\n\n".join(_within(pieces)) + "\n")
+    """Render gates, the answer, and the tables behind it in folds, in at most `LIMIT` bytes."""
+    parts = [
+        "# offpol-diag",
+        *(text for section in _gate(summary) for text in _section(section)),
+        *(_answer(summary) if not short(summary) else ()),
+        *(_block(block) for section in short(summary) for block in section.blocks),
+        *(fold for section in sections(summary, PARTS) for fold in _folds(section)),
+    ]
+    return printable_lines("\n\n".join(_within(parts)) + "\n")
+
+
+def _answer(summary: Summary) -> list[str]:
+    """Return the verdict, the facts as a list, and the headline numbers and corrections as tables."""
+    found = answer(summary)
+    first, *rest = (escaped(line) for line in found.headline if line)
+    facts = "\n".join(f"- **{label}** {escaped(text)}" for label, text in found.facts)
+    corrections = [
+        (
+            row.name,
+            "–" if row.kept is None else say(Number(value=row.kept, unit="fraction")),
+            written(row.ess).value,
+        )
+        for row in found.corrections
+    ]
+    return [
+        " ".join((f"{ICONS[found.tone]} **{first}**", *rest)),
+        escaped(found.about),
+        *(f"⚠️ {escaped(line)}" for line in found.cautions),
+        facts,
+        _grid(("number", "value", "band"), [(tile.label, tile.value, tile.band) for tile in found.tiles]),
+        _grid(("correction", "kept tokens", "ESS"), corrections),
+        *(f"- {escaped(line)}" for line in found.findings),
+    ]
+
+
+def _grid(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *([escaped(cell) for cell in row] for row in rows)]
+    return "\n".join(map(_row, lines)) if rows else ""
 
 
 def _gate(summary: Summary) -> list[Section]:
@@ -37,17 +75,26 @@ def _gate(summary: Summary) -> list[Section]:
     return [Section("gate", "Gate", (head, report(summary.gates, whole=False)))]
 
 
-def _without_gates(section: Section) -> Section:
-    return replace(
-        section, blocks=tuple(block for block in section.blocks if getattr(block, "id", "") != "gates")
-    )
+def _folds(section: Section) -> list[str]:
+    """Return a section in folds: what it says under its title, and each table under its caption."""
+    said = [block for block in section.blocks if not isinstance(block, Table)]
+    tables = [block for block in section.blocks if isinstance(block, Table) and block.id != "gates"]
+    texts = "\n\n".join(text for text in map(_block, said) if text)
+    return [
+        *([_fold(section.title, texts)] if texts else []),
+        *(_fold(one.caption, text) for one in tables if (text := _block(replace(one, caption="")))),
+    ]
 
 
-def _within(pieces: list[str]) -> list[str]:
-    """Return as many leading blocks as the limit allows, with a notice if any are omitted."""
+def _fold(title: str, text: str) -> str:
+    return f"<details><summary>{escaped(title)}</summary>\n\n{text}\n\n</details>"
+
+
+def _within(pieces: Iterable[str]) -> list[str]:
+    """Return as many leading pieces as the limit allows, with a notice if any are omitted."""
     kept: list[str] = []
     room = LIMIT - 200
-    for piece in pieces:
+    for piece in filter(None, pieces):
         room -= len(piece.encode()) + 2
         if room < 0:
             return [*kept, "_The rest does not fit here; the HTML report has it._"]
@@ -84,7 +131,8 @@ def _table(table: Table) -> str:
     body = "\n".join(_row(tuple(_cell(cell, marks) for cell in row)) for row in cells)
     footed = (*(f"({number}) {note}" for note, number in marks.items()), *table.notes)
     notes = "".join(f"\n\n{escaped(note)}" for note in footed)
-    return f"**{escaped(table.caption)}**\n\n{head}\n{body}{notes}"
+    caption = f"**{escaped(table.caption)}**\n\n" if table.caption else ""
+    return f"{caption}{head}\n{body}{notes}"
 
 
 def _cell(cell: Shown, marks: dict[str, int]) -> str:
@@ -92,7 +140,7 @@ def _cell(cell: Shown, marks: dict[str, int]) -> str:
     return escaped(" ".join(part for part in (cell.text, cell.interval, mark) if part))
 
 
-def _row(cells: tuple[str, ...]) -> str:
+def _row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 

@@ -334,10 +334,10 @@ def _tie(given: Recommendation) -> list[str]:
 def _warnings(summary: Summary) -> str:
     """Return how many published warning levels are crossed, and the first of them."""
     fired = summary.recommendation.fired if summary.recommendation else []
-    said = [one.sentence.rstrip(".") for one in fired if one.level == "alert"]
-    more = f", and {len(said) - 2} more (-v)" if len(said) > 2 else ""
-    word = "level is" if len(said) == 1 else "levels are"
-    return f"{len(said)} published {word} crossed: {'; '.join(said[:2])}{more}." if said else ""
+    levels = [one for one in fired if one.level == "alert"]
+    said = [one.sentence.rstrip(".") for one in levels if one.rule != "growing"][:2]
+    word = "level is" if len(levels) == 1 else "levels are"
+    return f"{len(levels)} published {word} crossed (-v): {'; '.join(said)}." if said else ""
 
 
 # ---------------------------------------------------------------- numbers

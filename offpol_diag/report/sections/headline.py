@@ -9,7 +9,7 @@ from offpol_diag.summary import Number, Summary
 HEADLINE: tuple[tuple[str, str], ...] = (
     ("k3", "KL(π_rollout‖π_train) per token; never negative"),
     ("k1", "the same KL, plain estimator; were it clearly below 0, the logged log-probs cannot be right"),
-    ("mean_ratio", "E[r]; 1 when the tokens were drawn from the logged distribution"),
+    ("mean_ratio", "E[r]; 1 when the tokens were sampled from the logged policy"),
     ("ess_tokens", "effective sample size of the raw token weights, as a share of the tokens"),
     ("ess_sequences", "the same of the raw product weights of whole sequences"),
     ("khat_tokens", "tail of the token weights; above 0.7 their mean cannot be estimated"),

@@ -7,8 +7,8 @@ from offpol_diag.numerals import say
 from offpol_diag.summary import Number, Summary
 
 DRIFTS = (
-    ("", "drift 1: rollout → old"),
-    ("drift2.", "drift 2: old → current"),
+    ("", "rollout → old (engine numerics and policy lag)"),
+    ("drift2.", "old → current (updates within the step)"),
     ("total.", "total: rollout → current"),
 )
 
@@ -48,10 +48,10 @@ def _finding(summary: Summary) -> str:
     """Return a sentence on K1 of each pair of policies, the one metric that is additive."""
     known = [(title, summary.metrics.get(f"{prefix}k1")) for prefix, title in DRIFTS]
     clauses = "; ".join(f"{title}: {say(one)}" for title, one in known if one)
-    opening = "Drift 1 comes from engine and staleness, drift 2 from the updates within the step."
+    opening = "Rollout → old is engine numerics and policy lag; old → current, the updates within the step."
     if not clauses:
         return opening
     return (
         f"{opening} K1, which adds up over the two: {clauses}. "
-        "K3 of drift 2 is the size of the update, not a KL: the tokens were sampled from π_rollout."
+        "K3 of old → current is the size of the update, not a KL: the tokens were sampled from π_rollout."
     )

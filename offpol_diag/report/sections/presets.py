@@ -41,7 +41,7 @@ LOSSES = (
     "pg_clipfrac_lower",
     "ppo_kl",
 )
-RAW = (("old", "", "raw weights, drift 1"), ("current", "total.", "raw weights, total drift"))
+RAW = (("old", "", "uncorrected, rollout → old"), ("current", "total.", "uncorrected, rollout → current"))
 """Numerator of a preset, prefix of the metrics of its uncorrected weights, title of their row."""
 
 RAW_NAMES = {"weight_mean": "mean_ratio"}
@@ -130,7 +130,7 @@ OPEN = 8
 """Number of presets that cannot be computed above which they are folded."""
 
 NOTES = (
-    "Raw weights are those before any correction; every other row is after its own.",
+    "Uncorrected: before any correction; every other row is after its own.",
     "loss_scale_removed: rejected tokens leave the denominator; loss_scale_kept: they stay in it.",
 )
 

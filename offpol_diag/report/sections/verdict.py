@@ -25,7 +25,7 @@ COSTS = (
 )
 """Metric, with what it counts and what the method does to it."""
 
-ALERTS = "Numbers stand where a source, named below, warns of them."
+LEVELS = "each with this dump's number and who set it."
 
 
 def verdict(summary: Summary) -> Section:
@@ -56,7 +56,7 @@ def _recommendation(given: Recommendation, summary: Summary) -> tuple[Block, ...
         *_preset(given),
         *given.reasons,
         *_costs(given),
-        *((f"To try next: {given.runner_up}",) if given.runner_up else ()),
+        *((f"Runner-up: {given.runner_up}",) if given.runner_up else ()),
         *(f"Not known: {line[0].lower()}{line[1:]}" for line in given.unknown),
         *_longest(given),
         *(line for fired in deciding for line in _evidence(fired, metrics, saw=not given.reasons)),
@@ -113,7 +113,10 @@ def _preset(given: Recommendation) -> tuple[str, ...]:
 def _evidence(fired: Fired, metrics: Numbers, saw: bool) -> tuple[str, ...]:
     """Return a rule's source, and its input numbers unless a sentence states them already."""
     said = _saw(fired, metrics) if saw else ""
-    return (*((f"It saw: {said}",) if said else ()), *((f"Source: {fired.source}",) if fired.source else ()))
+    return (
+        *((f"Measured: {said}",) if said else ()),
+        *((f"Source: {fired.source}",) if fired.source else ()),
+    )
 
 
 def _saw(fired: Fired, metrics: Numbers) -> str:
@@ -122,10 +125,11 @@ def _saw(fired: Fired, metrics: Numbers) -> str:
 
 def _alerts(fired: list[Fired], metrics: Numbers) -> tuple[Block, ...]:
     """Return a table of alerts, one row each."""
-    label = "1 alert" if len(fired) == 1 else f"{len(fired)} alerts"
+    crossed = "level is" if len(fired) == 1 else "levels are"
+    label = f"{len(fired)} published warning {crossed} crossed"
     rows = tuple((one.sentence, _saw(one, metrics) or "–", one.source or "–") for one in fired)
-    table = Table("alerts", "What each alert saw, and who warns of it", ("alert", "it saw", "source"), rows)
-    return (Verdict(label, ALERTS, "warn"), table) if fired else ()
+    table = Table("alerts", "Warning levels that this dump crosses", ("level", "this dump", "set by"), rows)
+    return (Verdict(label, LEVELS, "warn"), table) if fired else ()
 
 
 def _also(fired: list[Fired], metrics: Numbers) -> tuple[Block, ...]:
