@@ -19,9 +19,9 @@ from offpol_diag.analysis.sequences import SequenceWriter, table
 from offpol_diag.analysis.tally import Study, Tally, observe
 from offpol_diag.batch import Batch
 from offpol_diag.engine import correction, resample
-from offpol_diag.engine.host import here
 from offpol_diag.engine.scene import Scene
 from offpol_diag.engine.scope import UNSETTLED
+from offpol_diag.engine.segments import here
 from offpol_diag.errors import DumpError, UsageError
 from offpol_diag.presets import Preset, catalogue
 from offpol_diag.readers import Dump, open_dump

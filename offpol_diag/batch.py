@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from offpol_diag.engine import segments
-from offpol_diag.engine.host import here, sent
+from offpol_diag.engine.segments import here, sent
 
 POLICIES = ("rollout", "old", "current")
 PER_TOKEN = ("rollout", "old", "current", "advantages", "position", "token_ids", "entropy")

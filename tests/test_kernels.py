@@ -92,4 +92,4 @@ def test_a_batch_starts_few_kernels_for_each_of_all_presets():
     with started() as seen:
         job(batch)
 
-    assert 0 < sum(seen.values()) < 75 * len(presets)  # what trainers log is computed preset by preset
+    assert 0 < sum(seen.values()) < 60 * len(presets)  # half of it what trainers log, preset by preset

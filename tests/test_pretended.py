@@ -15,7 +15,7 @@ import torch
 
 from offpol_diag.analysis.first_reading import Asked, settle
 from offpol_diag.analyze import Observe, analyze, plan
-from offpol_diag.engine import host
+from offpol_diag.engine import segments
 from offpol_diag.presets import catalogue
 from offpol_diag.readers import open_dump
 from offpol_diag.run import gpu
@@ -137,7 +137,7 @@ def test_what_needs_no_answer_makes_nobody_wait():
         x.index_fill_(0, torch.arange(2, device=GPU), 1.0)
         torch.where(x > 1, x, 0.0)
         torch.repeat_interleave(x, torch.ones(3, dtype=torch.int64, device=GPU), output_size=3)
-        host.sent(torch.ones(3), GPU)
+        segments.sent(torch.ones(3), GPU)
         x.new_zeros(2), x.new_full((), 3.0), torch.arange(3, device=GPU)
 
     assert not seen

@@ -1,16 +1,17 @@
-"""Reductions over ragged runs, against lists."""
+"""Reductions over ragged runs against lists; exponentials and transfers."""
 
 from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offpol_diag.engine import segments
-from tests.devices import DEVICES
+from tests.devices import DEVICES, present
 
 RUNS = st.lists(st.lists(st.floats(-1e6, 1e6), max_size=7), max_size=8)
 
@@ -77,3 +78,81 @@ def test_no_runs_and_empty_runs_reduce_to_their_neutral_elements():
         assert segments.mean(nothing, offsets).tolist() == [0.0] * many
         assert segments.largest(nothing, offsets).tolist() == [-math.inf] * many
         assert segments.smallest(nothing, offsets).tolist() == [math.inf] * many
+
+
+# ---------------------------------------------------------------- host and device
+
+X = [
+    0.0,
+    -0.0,
+    1e-300,
+    -1e-9,
+    3e-5,
+    -0.04,
+    0.7,
+    -2.5,
+    30.0,
+    -345.0,
+    690.0,
+    800.0,
+    -800.0,
+    math.inf,
+    -math.inf,
+]
+
+
+def plain(function, x):
+    try:
+        return function(x)
+    except OverflowError:
+        return math.inf
+
+
+@pytest.mark.parametrize("name", ["exp", "expm1"])
+@pytest.mark.parametrize("wide", [True, False])
+def test_exponentials_are_those_of_the_standard_library(name, wide, monkeypatch):
+    monkeypatch.setattr(segments, "wide", lambda name: wide)
+    expected = [plain(getattr(math, name), x) for x in X]
+
+    found = getattr(segments, name)(torch.tensor(X, dtype=torch.float64))
+
+    assert found.tolist() == pytest.approx(expected, rel=1e-15, abs=0)
+
+
+@pytest.mark.parametrize("name", ["exp", "expm1"])
+def test_a_slope_goes_through_and_what_is_not_here_is_torchs(name, monkeypatch):
+    monkeypatch.setattr(segments, "wide", lambda name: True)
+    x = torch.tensor([0.3], dtype=torch.float64, requires_grad=True)
+    getattr(segments, name)(x).sum().backward()
+    monkeypatch.setattr(segments, "here", lambda x: False)
+    monkeypatch.setattr(torch.Tensor, "numpy", None)
+
+    assert x.grad.item() == pytest.approx(math.exp(0.3))
+    assert getattr(segments, name)(torch.zeros(2, dtype=torch.float64)).shape == (2,)
+
+
+def test_numpy_says_whether_a_kernel_is_wide(monkeypatch):
+    told = {"exp": {"dd": {"current": "AVX512_SKX"}}, "expm1": {"dd": {"current": "baseline(SSE)"}}}
+    monkeypatch.setattr(
+        np.lib.introspect, "opt_func_info", lambda func_name, signature: {func_name: told[func_name[1:-1]]}
+    )
+    assert [segments.wide.__wrapped__(name) for name in ("exp", "expm1")] == [True, False]
+    monkeypatch.delattr(np.lib, "introspect")
+    assert not segments.wide.__wrapped__("exp")
+
+
+def test_a_tensor_of_the_host_is_sent_only_to_another_place():
+    x = torch.arange(3)
+
+    assert segments.sent(x, torch.device("cpu")) is x
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_what_is_sent_is_the_same_there(device):
+    x = torch.tensor([1.5, -math.inf, 3.0], dtype=torch.float64)
+    with present(device):
+        there = segments.sent(x, torch.device(device))
+
+    assert str(there.device) == device
+    assert there.tolist() == x.tolist()
+    assert segments.sent(torch.empty(0), torch.device("cpu")).shape == (0,)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from offpol_diag.batch import Batch
-from offpol_diag.engine import accumulators, breakdowns, gap, host, segments, tails, terms, worst
+from offpol_diag.engine import accumulators, breakdowns, gap, segments, tails, terms, worst
 from offpol_diag.engine.gap import DRIFTS
 from offpol_diag.engine.scene import Scene
 from offpol_diag.engine.terms import walk
@@ -326,11 +326,11 @@ def test_sums_and_maxima_of_arrays_are_plain_ones(lengths):
 
 @pytest.mark.parametrize("wide", [False, True])
 def test_arrays_are_exponentiated_in_place_on_any_processor(wide, monkeypatch):
-    monkeypatch.setattr(host, "wide", lambda name: wide)
+    monkeypatch.setattr(segments, "wide", lambda name: wide)
     x, into = np.array([-1.0, 0.0, 2.0]), np.empty(3)
 
-    assert host.exp(x, into) == pytest.approx([math.exp(v) for v in x], rel=1e-15)
-    assert host.expm1(x, x) == pytest.approx([math.expm1(v) for v in (-1.0, 0.0, 2.0)], rel=1e-15)
+    assert segments.exp(x, into) == pytest.approx([math.exp(v) for v in x], rel=1e-15)
+    assert segments.expm1(x, x) == pytest.approx([math.expm1(v) for v in (-1.0, 0.0, 2.0)], rel=1e-15)
     assert x[2] == pytest.approx(math.expm1(2.0), rel=1e-15)
     assert into[2] == pytest.approx(math.exp(2.0), rel=1e-15)
 

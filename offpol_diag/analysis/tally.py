@@ -28,10 +28,10 @@ from offpol_diag.engine import (
 )
 from offpol_diag.engine.accumulators import Extremes, State, Sums
 from offpol_diag.engine.gap import DRIFTS, Drift
-from offpol_diag.engine.host import here
 from offpol_diag.engine.outcome import Outcomes
 from offpol_diag.engine.rows import Columns
 from offpol_diag.engine.scene import Near, Scene
+from offpol_diag.engine.segments import here
 from offpol_diag.engine.terms import walk
 from offpol_diag.presets import Policy, Preset, candidates
 from offpol_diag.trainers import LOGS

@@ -23,7 +23,7 @@ from offpol_diag.engine.fields import (
     Size,
     require,
 )
-from offpol_diag.engine.host import here
+from offpol_diag.engine.segments import here
 
 
 def runs(codes: Tensor) -> Tensor:

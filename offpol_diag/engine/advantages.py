@@ -16,7 +16,7 @@ from torch import Tensor
 
 from offpol_diag.batch import Batch
 from offpol_diag.engine import resample, scope, segments
-from offpol_diag.engine.host import sent
+from offpol_diag.engine.segments import sent
 
 EPS = 1e-6
 

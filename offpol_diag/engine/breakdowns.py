@@ -19,9 +19,9 @@ from offpol_diag.engine import gap, method, normal, policyloss, residual, segmen
 from offpol_diag.engine.accumulators import Places, Sums, count_by, sum_by
 from offpol_diag.engine.formula import POSITIVE, Formula, Reader, mean
 from offpol_diag.engine.gap import DRIFTS, Drift
-from offpol_diag.engine.host import here, sent
 from offpol_diag.engine.scene import Scene
 from offpol_diag.engine.scope import Label
+from offpol_diag.engine.segments import here, sent
 from offpol_diag.engine.tails import ESS_TOKENS
 from offpol_diag.engine.terms import Block, Pair, Terms, joined, seen
 from offpol_diag.presets import Preset

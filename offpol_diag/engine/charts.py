@@ -29,10 +29,10 @@ from offpol_diag.engine import (
 from offpol_diag.engine.accumulators import Counts, State, count_by, sum_by
 from offpol_diag.engine.fields import COUNTS, RISING, Floats, Ints, Saved, require
 from offpol_diag.engine.gap import Drift
-from offpol_diag.engine.host import here, sent
 from offpol_diag.engine.outcome import Outcomes
 from offpol_diag.engine.rows import Rows
 from offpol_diag.engine.scene import Scene
+from offpol_diag.engine.segments import here, sent
 from offpol_diag.engine.stepgroups import StepGroups, Top
 from offpol_diag.engine.terms import Pair, Terms, joined, seen
 

@@ -16,9 +16,8 @@ from torch import Tensor
 
 from offpol_diag.batch import Batch, places
 from offpol_diag.engine import segments
-from offpol_diag.engine.host import here
-from offpol_diag.engine.memo import Memo
 from offpol_diag.engine.ratios import COIN, FLOAT32_OVERFLOW, OVERFLOW, Apart, Level, Ratios
+from offpol_diag.engine.segments import Memo, here
 from offpol_diag.presets import AGGREGATES, Over, Preset, Reject, Veto, Weight
 
 

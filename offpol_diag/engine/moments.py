@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from offpol_diag.batch import Batch
-from offpol_diag.engine import host, segments
-from offpol_diag.engine.host import here
+from offpol_diag.engine import segments
+from offpol_diag.engine.segments import here
 
 BLOCK = 1 << 16
 """Tokens per block on a CPU, so that its arrays fit in a core's cache; a GPU takes a whole batch."""
@@ -40,7 +40,7 @@ FUNCTIONS: dict[str, Function] = {
     "|d|": lambda d, x: d.abs(),
     "d²": lambda d, x: d.square(),
     "|x|": lambda d, x: x.abs(),
-    "k3_reverse": lambda d, x: host.expm1(-d) + d,
+    "k3_reverse": lambda d, x: segments.expm1(-d) + d,
     "e^|d| − 1": lambda d, x: torch.maximum(x, -x / (x + 1)),
     "k3²": lambda d, x: (x - d).square(),
     "d⁴": lambda d, x: d.square().square(),
@@ -140,7 +140,7 @@ class Moments:
         low, high = self.low(d), -self.low(d, "−d")
         if function == "d":
             return high
-        ends = torch.maximum(*(FUNCTIONS[function](x, host.expm1(x)) for x in (low, high)))
+        ends = torch.maximum(*(FUNCTIONS[function](x, segments.expm1(x)) for x in (low, high)))
         return torch.where(low > high, -torch.inf, ends)
 
 
@@ -168,7 +168,7 @@ class NearTokens:
     @cached_property
     def probabilities(self) -> Tensor:
         """π_rollout of every token, [T]."""
-        return host.exp(self.batch.rollout)
+        return segments.exp(self.batch.rollout)
 
     @cached_property
     def n(self) -> Tensor:
@@ -254,7 +254,7 @@ class NearTokens:
     def _expm1(self, d: Direction) -> Tensor:
         """Return e^d − 1 of every token, 0 of far ones, [T]."""
         if d not in self.excess:
-            self.excess[d] = host.expm1(self._log_ratio(d))
+            self.excess[d] = segments.expm1(self._log_ratio(d))
         return self.excess[d]
 
     def _factor(self, side: str, column: str, at: slice, far: Tensor) -> Tensor | None:

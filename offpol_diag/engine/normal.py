@@ -45,14 +45,16 @@ def _members(scene: Scene) -> dict[Label, Tensor]:
 
 def ranges(outcomes: Outcomes, names: Container[str]) -> Places[Extremes]:
     """Return the extremes of the final weights of kept tokens per trainer batch, before normalisation."""
-    users = [(one.name, at) for at, one in enumerate(outcomes.presets) if one.name in names]
-    low, high = outcomes.spans if users else (None, None)
-    spans = {f"{name}|weight": (low.of_preset(at), high.of_preset(at)) for name, at in users if low and high}
-    return Places({label: _extremes(spans, at) for label, at in _members(outcomes.scene).items()})
+    users = [(f"{one.name}|weight", at) for at, one in enumerate(outcomes.presets) if one.name in names]
+    return Places({label: _extremes(outcomes, users, at) for label, at in _members(outcomes.scene).items()})
 
 
-def _extremes(spans: Mapping[str, tuple[Tensor, Tensor]], at: Tensor) -> Extremes:
-    return Extremes.of({name: (low[at].min(), high[at].max()) for name, (low, high) in spans.items()})
+def _extremes(outcomes: Outcomes, users: Sequence[tuple[str, int]], at: Tensor) -> Extremes:
+    if not users:
+        return Extremes.of({})
+    lows, highs = outcomes.spans
+    low, high = lows.values[:, at].amin(1), highs.values[:, at].amax(1)
+    return Extremes.of({name: (low[lows.at[row]], high[highs.at[row]]) for name, row in users})
 
 
 # ---------------------------------------------------------------- reading

@@ -14,12 +14,11 @@ from torch import Tensor
 from offpol_diag.batch import Batch
 from offpol_diag.engine import correction, losses, segments
 from offpol_diag.engine.correction import Kept, Weighed, beyond, by_turn, fails, seen, weigh_turns
-from offpol_diag.engine.memo import Memo
 from offpol_diag.engine.moments import Moments
 from offpol_diag.engine.ratios import Ratios
 from offpol_diag.engine.rows import Columns, Inputs, Rows, Summed, flagged, joined, left, merged, together
 from offpol_diag.engine.scene import Scene, neutral, on_turns, signs
-from offpol_diag.engine.segments import numbers
+from offpol_diag.engine.segments import Memo, numbers
 from offpol_diag.presets import Policy, Preset, Reject
 
 PER_SEQUENCE = ("sum", "mean")

@@ -17,12 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from offpol_diag.engine import host, segments
+from offpol_diag.engine import segments
 from offpol_diag.engine.accumulators import LogSums
 from offpol_diag.engine.fields import COUNTS, Floats, Saved, require
 from offpol_diag.engine.formula import Formula, Reader
-from offpol_diag.engine.host import here
 from offpol_diag.engine.scene import Scene
+from offpol_diag.engine.segments import here
 from offpol_diag.engine.terms import Pair, Terms, seen
 from offpol_diag.summary import AtLength, Lengths, Number
 
@@ -90,7 +90,7 @@ def _many(lengths: Tensor, draws: Tensor) -> Tensor:
 
 
 def _grid(like: Tensor) -> Tensor:
-    return host.sent(torch.tensor(GRID), like.device)
+    return segments.sent(torch.tensor(GRID), like.device)
 
 
 class Products:

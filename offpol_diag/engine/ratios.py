@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from offpol_diag.batch import Batch, Some
-from offpol_diag.engine import host, segments
-from offpol_diag.engine.memo import Memo
+from offpol_diag.engine import segments
 from offpol_diag.engine.moments import Moments
 from offpol_diag.engine.scope import UNSETTLED, Settled
+from offpol_diag.engine.segments import Memo
 from offpol_diag.presets import Over, Policy, Preset, Statistic
 
 OVERFLOW = 345.0
@@ -48,8 +48,8 @@ _STATISTICS: dict[str, Callable[[Ratios, float | None], Tensor]] = {
     "k1": lambda x, safety: -x.clamped(safety),
     "k2": lambda x, safety: x.clamped(safety).square() / 2,
     "k3": lambda x, safety: x.excess(safety) - x.clamped(safety),
-    "k3_reverse": lambda x, safety: host.expm1(-x.clamped(safety)) + x.clamped(safety),
-    "mult_prob_error": lambda x, safety: host.exp(x.clamped(safety).abs()),
+    "k3_reverse": lambda x, safety: segments.expm1(-x.clamped(safety)) + x.clamped(safety),
+    "mult_prob_error": lambda x, safety: segments.exp(x.clamped(safety).abs()),
     "prob_diff": lambda x, safety: x.probabilities * x.excess(safety),
     "tv": lambda x, safety: x.excess(safety).abs() / 2,
     "binary_kl": lambda x, safety: _binary_kl(x.clamped(safety), x.batch.rollout),
@@ -60,8 +60,8 @@ taken too."""
 
 def _binary_kl(d: Tensor, q: Tensor) -> Tensor:
     """Compute the KL from π_rollout to π_train of "this token or another", nats; 0 on-policy."""
-    this = -host.exp(q) * d
-    other, train = -host.expm1(q), -host.expm1(q + d)
+    this = -segments.exp(q) * d
+    other, train = -segments.expm1(q), -segments.expm1(q + d)
     return this + other * torch.log((other + COIN) / (train.clamp(min=0) + COIN))
 
 
@@ -238,12 +238,12 @@ class Ratios:
     @property
     def probabilities(self) -> Tensor:
         """π_rollout, [T]."""
-        return self.of("rollout").once("π_rollout", lambda: host.exp(self.batch.rollout))
+        return self.of("rollout").once("π_rollout", lambda: segments.exp(self.batch.rollout))
 
     def excess(self, safety: float | None = None) -> Tensor:
         """Return r − 1, with Δ clamped to ±safety, [T]."""
         if safety is None:
-            return self.once("r − 1", lambda: host.expm1(self.delta))
+            return self.once("r − 1", lambda: segments.expm1(self.delta))
         low, high = math.expm1(-safety), math.expm1(safety)
         return self.once(("r − 1", safety), lambda: self.excess().clamp(low, high))
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from offpol_diag.engine import segments
 from offpol_diag.engine.accumulators import runs
-from offpol_diag.engine.host import here, sent
+from offpol_diag.engine.segments import here, sent
 
 REPLICATES = 256
 Words = npt.NDArray[Any]

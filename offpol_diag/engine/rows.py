@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from offpol_diag.engine import segments
-from offpol_diag.engine.host import here, sent
-from offpol_diag.engine.segments import Reduce
+from offpol_diag.engine.segments import Reduce, here, sent
 
 if TYPE_CHECKING:
     from offpol_diag.engine.outcome import Near, Outcome

@@ -14,12 +14,11 @@ from torch import Tensor
 from offpol_diag.batch import Batch, places
 from offpol_diag.engine import correction, resample, segments
 from offpol_diag.engine.correction import by_turn
-from offpol_diag.engine.host import here
 from offpol_diag.engine.losses import LOSSES
-from offpol_diag.engine.memo import Memo
 from offpol_diag.engine.moments import BLOCK, DIRECTIONS, Moments
 from offpol_diag.engine.ratios import Apart, Ratios
 from offpol_diag.engine.scope import UNSETTLED, Settled
+from offpol_diag.engine.segments import Memo, here
 from offpol_diag.presets import Clip, Policy, Preset, Reject, Veto, Weight
 
 RADII = (0.5, 0.2, 0.15, 0.09, 0.05, 0.03)

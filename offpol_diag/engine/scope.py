@@ -15,7 +15,7 @@ from torch import Tensor
 
 from offpol_diag.batch import Batch
 from offpol_diag.engine import segments
-from offpol_diag.engine.host import sent
+from offpol_diag.engine.segments import sent
 from offpol_diag.presets import Policy, Reject, Weight
 
 Label = str

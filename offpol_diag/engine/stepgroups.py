@@ -15,8 +15,8 @@ from torch import Tensor
 
 from offpol_diag.engine.accumulators import LogSums, Sums
 from offpol_diag.engine.fields import LARGE, NUMBERS, Count, Floats, Saved, require
-from offpol_diag.engine.host import sent
 from offpol_diag.engine.scene import Scene
+from offpol_diag.engine.segments import sent
 from offpol_diag.engine.tails import Tail
 
 MOST = 64

@@ -22,10 +22,10 @@ from offpol_diag.engine.accumulators import Bins, Counts, LogSums, State, count_
 from offpol_diag.engine.fields import NUMBERS, Count, Floats, Saved, require
 from offpol_diag.engine.formula import Formula, Reader, plain
 from offpol_diag.engine.gap import CHI2_SEQUENCE, Drift
-from offpol_diag.engine.host import here
 from offpol_diag.engine.ratios import OVERFLOW
 from offpol_diag.engine.scene import Scene
 from offpol_diag.engine.scope import Smooth
+from offpol_diag.engine.segments import here
 from offpol_diag.engine.terms import Pair, Terms, seen
 from offpol_diag.summary import Number, Numbers
 

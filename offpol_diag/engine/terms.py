@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from offpol_diag.batch import Batch
-from offpol_diag.engine import accumulators, host, segments
-from offpol_diag.engine.host import here
+from offpol_diag.engine import accumulators, segments
 from offpol_diag.engine.ratios import OVERFLOW
 from offpol_diag.engine.scene import Scene
+from offpol_diag.engine.segments import here
 from offpol_diag.presets import Policy
 
 BLOCK = 1 << 17
@@ -155,7 +155,7 @@ class Block:
         if policy not in self._probs:
             log = self.log(policy)
             assert log is not None
-            self._probs[policy] = host.exp(log, self.room[policy])
+            self._probs[policy] = segments.exp(log, self.room[policy])
         return self._probs[policy]
 
     def prob_sums(self, policy: Policy) -> tuple[Array, Array]:
@@ -241,13 +241,13 @@ class Terms:
         x = self._kit.clip(self.delta, -OVERFLOW, OVERFLOW, out=self._room[""]) if wild else self.delta
         pair, kept = (self.denominator, self.numerator), self.block.kept
         if kept is None:
-            return host.expm1(x, self._room["r1"])
+            return segments.expm1(x, self._room["r1"])
         if self._kit is torch:
-            kept[pair] = host.expm1(x)
+            kept[pair] = segments.expm1(x)
             return kept[pair]
         if pair not in kept:
             kept[pair] = torch.empty_like(self.block.batch.rollout)
-        return host.expm1(x, kept[pair].numpy()[self.block.tokens])
+        return segments.expm1(x, kept[pair].numpy()[self.block.tokens])
 
     @cached_property
     def off(self) -> Array:
@@ -275,7 +275,7 @@ class Terms:
             return kit.maximum(
                 self.r1, kit.divide(self.off, kit.add(self.r1, 1.0, out=out), out=out), out=out
             )
-        return host.expm1(kit.clip(self.size, 0.0, OVERFLOW, out=out), out)
+        return segments.expm1(kit.clip(self.size, 0.0, OVERFLOW, out=out), out)
 
     @cached_property
     def diff(self) -> Array:

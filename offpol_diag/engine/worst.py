@@ -11,8 +11,8 @@ from offpol_diag.batch import Batch
 from offpol_diag.engine import gap, sample, segments
 from offpol_diag.engine.accumulators import Best
 from offpol_diag.engine.gap import Drift
-from offpol_diag.engine.host import here, sent
 from offpol_diag.engine.scene import Scene
+from offpol_diag.engine.segments import here, sent
 from offpol_diag.engine.terms import Array, Pair, Terms, joined, seen
 from offpol_diag.summary import Strip, WorstSequence, WorstToken
 

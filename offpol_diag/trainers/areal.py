@@ -73,7 +73,7 @@ class Denominator:
 
     def total(self, view: View, of: Measure) -> Tensor:
         """Return the sum of a measure over these tokens, [S]."""
-        return view.total(of, self.tokens).masked_fill(~self.sequences(view), 0.0)
+        return view.total(of, self.tokens).where(self.sequences(view), 0.0)
 
     def ends(self, view: View, of: Measure) -> Ends:
         """Return the minimum and maximum over these tokens of each sequence, [S] each."""

@@ -66,7 +66,7 @@ def half_veto(veto: Veto | None, side: Side) -> Veto:
 
 def among(ends: Ends, there: Tensor) -> Ends:
     """Replace the extremes of sequences that are not flagged by ±inf."""
-    return ends[0].masked_fill(~there, math.inf), ends[1].masked_fill(~there, -math.inf)
+    return ends[0].where(there, math.inf), ends[1].where(there, -math.inf)
 
 
 def ends(x: Tensor, there: Tensor | None = None) -> Ends:

@@ -18,11 +18,10 @@ from torch import Tensor
 from offpol_diag.batch import Batch
 from offpol_diag.engine import correction, losses, outcome, segments
 from offpol_diag.engine.correction import Weighed
-from offpol_diag.engine.host import here
-from offpol_diag.engine.memo import Memo
 from offpol_diag.engine.outcome import Outcome
 from offpol_diag.engine.ratios import Ratios
 from offpol_diag.engine.scene import Scene
+from offpol_diag.engine.segments import Memo, here
 from offpol_diag.presets import Over, Policy, Preset, Reject, Statistic, Veto
 from offpol_diag.trainers import LOGS
 from offpol_diag.trainers.base import Columns, Ends, Ranges, applied, ends
@@ -124,10 +123,12 @@ class Tokens:
         rows = segments.spread(kept.sequences, self.batch.cu_seqlens)
         return rows if kept.tokens is None else rows & kept.tokens
 
-    def found(self, how: How, of: Measure, mask: Mask | None) -> Found:
-        """Return the sum of each sequence, [S], of flags how many are set; or both extremes, [S] each."""
+    def found(self, how: How, of: Measure, left: Tensor | None = None) -> Found:
+        """Return the sum of each sequence, [S], of flags how many are set; or both extremes, [S] each.
+
+        Only tokens flagged in `left` [T] count; None for all.
+        """
         x, offsets = self._values(of), self.batch.cu_seqlens
-        left = None if mask is None else mask.of(self)
         if how == "Σ" and x.dtype == torch.bool:
             return (segments.count(x if left is None else x & left, offsets),)
         if how == "Σ":
@@ -249,9 +250,9 @@ class View:
         """Return the sums or extremes over far and near tokens together."""
         same, policy = on_near(of), of.policy or self.preset.policy
 
-        def joined(parts: Parts) -> Found:
+        def joined(parts: Parts, left: Tensor | None = None) -> Found:
             acted, near = parts
-            first = acted.found(how, of, mask)
+            first = acted.found(how, of, left)
             if near is None or same is None or not (mask is None or mask.near):
                 return first
             second = near_sum(self.scene, policy, how, same)
@@ -259,8 +260,15 @@ class View:
                 return (first[0] + second[0],)
             return torch.minimum(first[0], second[0]), torch.maximum(first[1], second[1])
 
-        if of.own or mask is not None:
-            return joined(self._unruled if mask is None else self._ruled)
+        if mask is not None:
+            acted, left = self._ruled[0], mask.of(self._ruled[0])
+            if of.own:
+                return joined(self._ruled, left)
+            # presets with the same flags share what they find; the flags are kept: their id stays theirs
+            key = "some", how, policy, of.name, mask.near, id(acted.ratios), id(left)
+            return self.once(key, lambda: (joined(self._ruled, left), left))[0]
+        if of.own:
+            return joined(self._unruled)
         if same is None or same.moment or same.linear or same.rising:
             return self.once(("all", how, policy, of.name), lambda: joined(self._split))
         return self.once(
@@ -521,8 +529,9 @@ def columns(scene: Scene, presets: Sequence[Preset]) -> tuple[Columns, Ranges]:
 
 def outermost(ranges: Ranges) -> Ranges:
     """Reduce extremes over sequences to scalars; ±inf if there is no sequence."""
-    found: Ranges = {}
-    for name, (low, high) in ranges.items():
-        ends = low.new_full((1,), torch.inf), low.new_full((1,), -torch.inf)  # filled there: no GPU waits
-        found[name] = torch.cat((low, ends[0])).min(), torch.cat((high, ends[1])).max()
-    return found
+    if not ranges:
+        return {}
+    lows, highs = (torch.stack(each) for each in zip(*ranges.values(), strict=True))
+    none = lows.new_full((len(lows), 1), torch.inf)  # filled there: no GPU waits
+    low, high = torch.cat((lows, none), 1).amin(1), torch.cat((highs, -none), 1).amax(1)
+    return dict(zip(ranges, zip(low.unbind(), high.unbind(), strict=True), strict=True))
