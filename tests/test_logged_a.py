@@ -270,191 +270,156 @@ def test_generations_with_golden_numbers_log_what_those_have(logged, name):
     assert not [key for key in logged["mild"][name] if key.startswith(("training/", "actor/"))]
 
 
-# ---------------------------------------------------------------- quirks of verl, by hand
+# ---------------------------------------------------------------- by hand
 
-
-def test_verls_icepop_numbers_are_of_what_is_left(tmp_path):
-    """Weights 0.4, 0.8, 6 become 0, 0.8, 0: E = 0.8/3, E of squares = 0.64/3."""
-    got = one("decoupled_token_icepop", [exact_row([math.log(x) for x in (0.4, 0.8, 6.0)])], tmp_path)
-    want = {
-        "mean": 0.8 / 3,
-        "max": 0.8,
-        "min": 0.0,
-        "std": 0.3771236,  # √(0.64/3 − 0.64/9)
-        "eff_sample_size": 1 / 3,  # (0.8/3)² / (0.64/3)
-        "oob_ratio": 2 / 3,
-        "ratio_fraction_high": 1 / 3,
-        "ratio_fraction_low": 1 / 3,
-        "seq_mean": 0.8 / 3,
-        "seq_max_deviation": 1 - 0.8 / 3,
-        "seq_fraction_high": 0.0,  # the raw mean is 2.4, the bound 5
-    }
-
-    assert {name: got[f"rollout_corr/rollout_is_{name}"] for name in want} == pytest.approx(want, rel=1e-6)
-
-
-def test_verls_row_fractions_are_of_raw_weights(tmp_path):
-    """Rows (1, 6) and (0.9, 1.1) with C = 2: applied means 1.5 and 1, raw means 3.5 and 1."""
-    rows = [exact_row([0.0, math.log(6)]), exact_row([math.log(0.9), math.log(1.1)])]
-    got = one("verl_2026_03_token_is", rows, tmp_path)
-
-    assert got["rollout_corr/rollout_is_seq_fraction_high"] == 0.5
-    assert got["rollout_corr/rollout_is_seq_max"] == pytest.approx(1.5)
-    assert "rollout_corr/rollout_is_oob_ratio" not in got
-
-
-@pytest.mark.parametrize("name", ["decoupled_token_icepop", "verl_2026_03_seq_icepop"])
-def test_verls_ess_is_undefined_where_icepop_leaves_nothing(tmp_path, name):
-    """verl divides 1.0 by 0.0 there, and stops."""
-    got = one(name, [exact_row([3.0]), exact_row([-2.0, -1.0])], tmp_path)
-
-    assert got["rollout_corr/rollout_is_eff_sample_size"] is None
-    assert got["rollout_corr/rollout_is_oob_ratio"] == pytest.approx(1)
-    assert got["rollout_corr/rollout_is_mean"] == 0.0
-    assert got["rollout_corr/rollout_is_std"] == 0.0
-
-
-def test_verls_extremes_of_products_are_taken_before_truncation(tmp_path):
-    """Products e^3 and e^−1 of one and two tokens, C = 2; the mean counts tokens: (2 + 2 e^−1)/3."""
-    got = one("verl_2026_03_seq_is", [exact_row([3.0]), exact_row([-0.5, -0.5])], tmp_path)
-
-    assert got["rollout_corr/rollout_is_max"] == pytest.approx(math.exp(3))
-    assert got["rollout_corr/rollout_is_min"] == pytest.approx(math.exp(-1))
-    assert got["rollout_corr/rollout_is_mean"] == pytest.approx((2 + 2 * math.exp(-1)) / 3)
-    assert got["rollout_corr/rollout_is_seq_mean"] == pytest.approx((2 + math.exp(-1)) / 2)
-
-
-def test_a_floor_no_longer_hides_small_weights_from_verls_ess(tmp_path):
-    """Weights 1 and 0.01, C = 2: 1.01²/(2·1.0001); 2026-01 lifts 0.01 to 0.5, 1.5²/(2·1.25) = 0.9."""
-    rows = [exact_row([0.0, math.log(0.01)])]
-    old, new = (
-        one(name, rows, tmp_path)["rollout_corr/rollout_is_eff_sample_size"]
-        for name in ("decoupled_token_is", "verl_2026_03_token_is")
-    )
-
-    assert new == pytest.approx(1.01**2 / (2 * 1.0001), rel=1e-6)
-    assert old == pytest.approx(0.9, rel=1e-6)
-
-
-# ---------------------------------------------------------------- quirks of TRL, by hand
-
-
-def test_a_completion_without_a_token_has_a_ratio_of_one_in_trl(tmp_path):
-    """Products 0.5 and (of nothing) 1: mean 0.75; the empty one has no token to differ by."""
-    empty = exact_row([5.0], mask=[0])
-    got = one("trl_sequence_mask", [exact_row([math.log(0.5)]), empty], tmp_path)
-
-    assert got["sampling/importance_sampling_ratio/mean"] == pytest.approx(0.75)
-    assert got["sampling/importance_sampling_ratio/max"] == pytest.approx(1.0)
-    assert got["sampling/sampling_logp_difference/mean"] == pytest.approx(math.log(2))
-    assert got["sampling/sampling_logp_difference/max"] == pytest.approx(math.log(2))
-
-
-def test_a_long_completion_counts_once_in_trls_sequence_modes_and_by_token_in_its_token_modes(tmp_path):
-    """Row 1: three tokens of r = 1; row 2: one of r = 4, which a cap of 3 truncates or masks."""
-    rows = [exact_row([0.0, 0.0, 0.0]), exact_row([math.log(4)])]
-    mean = {
-        name: one(name, rows, tmp_path)["sampling/importance_sampling_ratio/mean"]
-        for name in ("trl_sequence_truncate", "trl_token_truncate", "trl_sequence_mask", "trl_token_mask")
-    }
-
-    assert mean == pytest.approx(
+IS, SAMPLING, SWIFT = "rollout_corr/rollout_is_", "sampling/", "rollout_correction/"
+EMPTY = exact_row([5.0], mask=[0])
+FOURS = [exact_row([math.log(4)] * 2), exact_row([0.0] * 3), exact_row([1.0], mask=[0])]
+FLOOR = [exact_row([0.0, math.log(0.01)])]
+TRIED = {
+    # ---- verl
+    "IcePop's numbers are of what is left: 0.4, 0.8, 6 become 0, 0.8, 0: E = 0.8/3, of squares 0.64/3": (
+        "decoupled_token_icepop",
+        [exact_row([math.log(x) for x in (0.4, 0.8, 6.0)])],
         {
-            "trl_sequence_truncate": (1 + 3) / 2,
-            "trl_token_truncate": (3 + 3) / 4,
-            "trl_sequence_mask": 1 / 2,
-            "trl_token_mask": 3 / 4,
-        }
-    )
-
-
-def test_trls_off_policy_mask_does_not_show_in_its_ratios(tmp_path):
-    """Row 2 is masked in the loss (A < 0, π_θ far below), its ratio π_old/π_rollout = 1 is logged."""
-    rows = [exact_row([0.0]), exact_row([0.0], current=[-2.0], advantage=-1.0)]
-    got = one("trl_off_policy_mask", rows, tmp_path)
-
-    assert got["sampling/importance_sampling_ratio/min"] == pytest.approx(1.0)
-
-
-# ---------------------------------------------------------------- quirks of ms-swift, by hand
-
-
-def test_one_bad_token_adds_at_most_ten_to_swifts_k3(tmp_path):
-    """Δ = 30 is bounded to 20, and e^20 − 1 − 20 to 10; over two tokens that is 5."""
-    got = one("swift_token_truncate", [exact_row([30.0, 0.0])], tmp_path)
-
-    assert got["rollout_correction/k3_kl"] == pytest.approx(5.0)
-    assert got["rollout_correction/kl"] == pytest.approx(-15.0)  # unbounded, and negative
-
-
-def test_swifts_sequence_chi2_is_of_geometric_means(tmp_path):
-    """Δ = (1, 1): geometric mean e, squared e²; the product would give e⁴."""
-    got = one("swift_opsm", [exact_row([1.0, 1.0])], tmp_path)
-
-    assert got["rollout_correction/chi2_seq"] == pytest.approx(math.exp(2) - 1)
-
-
-def test_swifts_ess_takes_a_masked_token_for_one_over_c(tmp_path):
-    """token_mask, C = 2: r = 1 and 4 → weights 1 and 0 → 1 and 0.5: (1.5/2)² / (1.25/2) = 0.9."""
-    got = one("swift_token_mask", [exact_row([0.0, math.log(4)])], tmp_path)
-
-    assert got["rollout_correction/ess"] == pytest.approx(0.9)
-    assert got["rollout_correction/is_weight_mean"] == pytest.approx(0.5)
-    assert got["rollout_correction/clipped_frac"] == pytest.approx(0.5)
-
-
-def test_swift_counts_clipped_tokens_or_clipped_rows_by_mode(tmp_path):
-    """Row 1 has r = (4, 4), above C in geometric mean; row 2 r = (1, 1, 1); row 3 no token.
-
-    Of five tokens two are above 2, of three rows one. Truncated, row 1 weighs 2 a token: 7/5 in the mean.
-    """
-    rows = [exact_row([math.log(4)] * 2), exact_row([0.0] * 3), exact_row([1.0], mask=[0])]
-    got = {name: one(name, rows, tmp_path) for name in of("ms-swift") if name != "swift_opsm"}
-    clipped = {name: values["rollout_correction/clipped_frac"] for name, values in got.items()}
-    mean = {name: values["rollout_correction/is_weight_mean"] for name, values in got.items()}
-
-    assert clipped == pytest.approx(
+            IS + "mean": 0.8 / 3,
+            IS + "max": 0.8,
+            IS + "min": 0.0,
+            IS + "std": math.sqrt(0.64 / 3 - 0.64 / 9),
+            IS + "eff_sample_size": 1 / 3,  # (0.8/3)² / (0.64/3)
+            IS + "oob_ratio": 2 / 3,
+            IS + "ratio_fraction_high": 1 / 3,
+            IS + "ratio_fraction_low": 1 / 3,
+            IS + "seq_mean": 0.8 / 3,
+            IS + "seq_max_deviation": 1 - 0.8 / 3,
+            IS + "seq_fraction_high": 0.0,  # the raw mean is 2.4, the bound 5
+        },
+    ),
+    "Row fractions are of raw weights: (1, 6), (0.9, 1.1), C = 2, applied means 1.5 and 1, raw 3.5 and 1": (
+        "verl_2026_03_token_is",
+        [exact_row([0.0, math.log(6)]), exact_row([math.log(0.9), math.log(1.1)])],
+        {IS + "seq_fraction_high": 0.5, IS + "seq_max": 1.5, IS + "oob_ratio": "absent"},
+    ),
+    **{
+        f"Where {name} leaves nothing the ESS is undefined: verl divides 1.0 by 0.0 there, and stops": (
+            name,
+            [exact_row([3.0]), exact_row([-2.0, -1.0])],
+            {IS + "eff_sample_size": None, IS + "oob_ratio": 1.0, IS + "mean": 0.0, IS + "std": 0.0},
+        )
+        for name in ("decoupled_token_icepop", "verl_2026_03_seq_icepop")
+    },
+    "Extremes of products are taken before truncation: e^3 and e^−1 of one and two tokens, C = 2": (
+        "verl_2026_03_seq_is",
+        [exact_row([3.0]), exact_row([-0.5, -0.5])],
         {
-            "swift_token_truncate": 2 / 5,
-            "swift_token_mask": 2 / 5,
-            "swift_sequence_truncate": 1 / 3,
-            "swift_sequence_mask": 1 / 3,
-        }
-    )
-    assert mean == pytest.approx(
+            IS + "max": math.exp(3),
+            IS + "min": math.exp(-1),
+            IS + "mean": (2 + 2 * math.exp(-1)) / 3,
+            IS + "seq_mean": (2 + math.exp(-1)) / 2,
+        },
+    ),
+    "Weights 1 and 0.01, C = 2: 2026-01 lifts 0.01 to 0.5: 1.5²/(2·1.25)": (
+        "decoupled_token_is",
+        FLOOR,
+        {IS + "eff_sample_size": 0.9},
+    ),
+    "… and 2026-03 no longer": (
+        "verl_2026_03_token_is",
+        FLOOR,
+        {IS + "eff_sample_size": 1.01**2 / (2 * 1.0001)},
+    ),
+    # ---- TRL
+    "A completion without a token has a ratio of 1: products 0.5 and (of nothing) 1; it has no difference": (
+        "trl_sequence_mask",
+        [exact_row([math.log(0.5)]), EMPTY],
         {
-            "swift_token_truncate": 7 / 5,
-            "swift_token_mask": 3 / 5,
-            "swift_sequence_truncate": 7 / 5,
-            "swift_sequence_mask": 3 / 5,
-        }
-    )
+            SAMPLING + "importance_sampling_ratio/mean": 0.75,
+            SAMPLING + "importance_sampling_ratio/max": 1.0,
+            SAMPLING + "sampling_logp_difference/mean": math.log(2),
+            SAMPLING + "sampling_logp_difference/max": math.log(2),
+        },
+    ),
+    **{
+        f"Three tokens of r = 1 and one of r = 4, which a cap of 3 truncates or masks: {name}": (
+            name,
+            [exact_row([0.0, 0.0, 0.0]), exact_row([math.log(4)])],
+            {SAMPLING + "importance_sampling_ratio/mean": mean},
+        )
+        for name, mean in (
+            ("trl_sequence_truncate", (1 + 3) / 2),
+            ("trl_token_truncate", (3 + 3) / 4),
+            ("trl_sequence_mask", 1 / 2),
+            ("trl_token_mask", 3 / 4),
+        )
+    },
+    "The off-policy mask of the loss (A < 0, π_θ far below) does not show in π_old/π_rollout = 1": (
+        "trl_off_policy_mask",
+        [exact_row([0.0]), exact_row([0.0], current=[-2.0], advantage=-1.0)],
+        {SAMPLING + "importance_sampling_ratio/min": 1.0},
+    ),
+    # ---- ms-swift
+    "One bad token adds at most ten to k3: Δ = 30 is bounded to 20, and e^20 − 1 − 20 to 10; k1 is not": (
+        "swift_token_truncate",
+        [exact_row([30.0, 0.0])],
+        {SWIFT + "k3_kl": 5.0, SWIFT + "kl": -15.0},
+    ),
+    "Δ = (1, 1): geometric mean e, squared e²; the product would give e⁴; no mode, so no weight": (
+        "swift_opsm",
+        [exact_row([1.0, 1.0])],
+        {SWIFT + "chi2_seq": math.exp(2) - 1, SWIFT + "ess": "absent", SWIFT + "is_weight_mean": "absent"},
+    ),
+    "The ESS takes a masked token for 1/C: r = 1 and 4 → 1 and 0 → 1 and 0.5: (1.5/2)² / (1.25/2)": (
+        "swift_token_mask",
+        [exact_row([0.0, math.log(4)])],
+        {SWIFT + "ess": 0.9, SWIFT + "is_weight_mean": 0.5, SWIFT + "clipped_frac": 0.5},
+    ),
+    # r = (4, 4) above C in geometric mean, (1, 1, 1), no token: of five tokens two above 2, of three rows one
+    **{
+        f"Clipped tokens or clipped rows are counted by mode: {name}": (
+            name,
+            FOURS,
+            {SWIFT + "clipped_frac": clipped, SWIFT + "is_weight_mean": mean},
+        )
+        for name, clipped, mean in (
+            ("swift_token_truncate", 2 / 5, 7 / 5),
+            ("swift_token_mask", 2 / 5, 3 / 5),
+            ("swift_sequence_truncate", 1 / 3, 7 / 5),
+            ("swift_sequence_mask", 1 / 3, 3 / 5),
+        )
+    },
+    # ---- OpenRLHF
+    "π_old is 0.5 nats above the rollout, π_θ 0.2 above π_old: both negative; e^0.2 = 1.22 > 1.2, A > 0": (
+        "openrlhf_tis",
+        [exact_row([0.5], current=[0.7])],
+        {"vllm_kl": -0.5, "ppo_kl": -0.2, "ppo_clip_ratio": 1.0},
+    ),
+    "GSPO clips around the rollout, geometric mean e^0.2 > 1.2, and measures from π_old, which is π_θ": (
+        "openrlhf_gspo",
+        [exact_row([0.3, 0.1])],
+        {"ppo_clip_ratio": 1.0, "ppo_kl": 0.0, "vllm_kl": "absent"},
+    ),
+    "IcePop gives the first token a weight of 0; its log-ratio of 3 is half of vllm_kl all the same": (
+        "openrlhf_icepop",
+        [exact_row([3.0, 0.0])],
+        {"vllm_kl": -1.5},
+    ),
+}
+"""What is computed by hand → a built-in row, the dump, what is logged."""
+
+
+@pytest.mark.parametrize("what", TRIED)
+def test_what_is_logged_of_a_dump_that_fits_on_a_line(what, tmp_path):
+    name, rows, want = TRIED[what]
+    got = one(name, rows, tmp_path)
+    found = {key: got.get(key, "absent") for key in want}
+    words = {key: value for key, value in want.items() if value in (None, "absent")}
+
+    assert {key: found.pop(key) for key in words} == words
+    assert found == pytest.approx({key: want[key] for key in found}, rel=1e-6, abs=1e-12)
 
 
 def test_swift_without_a_mode_logs_the_gap_alone(tmp_path):
-    got = one("swift_opsm", [exact_row([0.1])], tmp_path)
-
-    assert len(got) == 13
-    assert not {"rollout_correction/ess", "rollout_correction/is_weight_mean"} & got.keys()
-
-
-# ---------------------------------------------------------------- quirks of OpenRLHF, by hand
-
-
-def test_openrlhfs_two_kls_are_of_different_pairs(tmp_path):
-    """π_old is 0.5 nats above the rollout, π_θ 0.2 above π_old: both negative."""
-    got = one("openrlhf_tis", [exact_row([0.5], current=[0.7])], tmp_path)
-
-    assert got["vllm_kl"] == pytest.approx(-0.5)
-    assert got["ppo_kl"] == pytest.approx(-0.2)
-    assert got["ppo_clip_ratio"] == 1.0  # e^0.2 = 1.22 > 1.2 with A > 0
-
-
-def test_openrlhfs_gspo_clips_around_the_rollout_and_measures_from_old(tmp_path):
-    """π_θ/π_rollout = e^(0.3, 0.1): geometric mean e^0.2 > 1.2; π_θ = π_old, so ppo_kl is 0."""
-    got = one("openrlhf_gspo", [exact_row([0.3, 0.1])], tmp_path)
-
-    assert got == {"ppo_clip_ratio": 1.0, "ppo_kl": 0.0}
+    assert len(one("swift_opsm", [exact_row([0.1])], tmp_path)) == 13
 
 
 def test_openrlhfs_gspo_logs_no_mismatch_even_where_a_weight_is_set(tmp_path):
@@ -466,13 +431,6 @@ def test_openrlhfs_gspo_logs_no_mismatch_even_where_a_weight_is_set(tmp_path):
         "ppo_clip_ratio",
         "ppo_kl",
     }
-
-
-def test_what_openrlhf_masks_is_in_its_means(tmp_path):
-    """IcePop gives the first token a weight of 0; its log-ratio of 3 is half of vllm_kl all the same."""
-    got = one("openrlhf_icepop", [exact_row([3.0, 0.0])], tmp_path)
-
-    assert got["vllm_kl"] == pytest.approx(-1.5)
 
 
 # ---------------------------------------------------------------- missing columns, cuts, names, cost

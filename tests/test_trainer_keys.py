@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import ast
-import math
 import re
 import shlex
-import tomllib
 from dataclasses import replace
 from importlib import resources
 from typing import Any
 
 import pytest
-import yaml
 
 from offpol_diag.errors import ConfigError
 from offpol_diag.presets import Clip, Preset, Weight
 from offpol_diag.presets.catalogue import load
 from offpol_diag.trainers import TRAINERS, Snippet, config_for, sayable
 from offpol_diag.trainers.schema import Schema, schema
+from tests import trainer_settings
 
 CATALOGUE = load()
 TUNED = {
@@ -36,53 +33,29 @@ Keys = dict[str, Any]
 # ---------------------------------------------------------------- readers
 
 
-def nested(tree: Any, prefix: str = "") -> Keys:
-    found: Keys = {}
-    for key, value in tree.items():
-        found |= nested(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-    return found
-
-
 def scalar(word: str) -> Any:
-    if word in ("null", "true", "false", "inf"):
-        return {"null": None, "true": True, "false": False, "inf": math.inf}[word]
     try:
         return int(word) if word.isdigit() else float(word)
     except ValueError:
-        return word.strip('"')
+        return word
 
 
 def flags(text: str) -> Keys:
+    """Each flag as it stands, whether its trainer has it or not."""
     found: Keys = {}
     for part in re.split(r"(?:^|\s)--", text.replace("\\\n", " "))[1:]:
         key, *values = shlex.split(part)
-        given = [word if word in ("true", "false") else scalar(word) for word in values]
+        given = [scalar(word) for word in values]
         found[key] = True if not given else given[0] if len(given) == 1 else tuple(given)
     return found
 
 
-def overrides(text: str) -> Keys:
-    pairs = (word.partition("=") for word in shlex.split(text.replace("\\\n", " ")))
-    return {
-        key.removeprefix("++"): value[1:-1] if value[:1] == '"' else scalar(value) for key, _, value in pairs
-    }
-
-
-def python(text: str) -> Keys:
-    (node,) = ast.parse(text).body
-    if isinstance(node, ast.Assign):
-        return dict(ast.literal_eval(node.value))
-    assert isinstance(node, ast.Expr)
-    assert isinstance(node.value, ast.Call)
-    return {str(word.arg): ast.literal_eval(word.value) for word in node.value.keywords}
-
-
 READERS = {
-    "yaml": lambda text: nested(yaml.safe_load(text) or {}),
-    "toml": lambda text: nested(tomllib.loads(text)),
+    "yaml": trainer_settings.read_yaml,
+    "toml": trainer_settings.read_toml,
     "flags": flags,
-    "hydra": overrides,
-    "python": python,
+    "hydra": trainer_settings.read_hydra,
+    "python": lambda text: getattr(trainer_settings, "read_dict" if " = {" in text else "read_call")(text),
 }
 
 

@@ -137,10 +137,8 @@ class Reject:
             yield from _not_negative(lower=self.lower, upper=self.upper)
         yield from _ordered(self.lower, self.upper)
         yield from _some_bound(self.lower, self.upper)
-        if self.over == "batch":
-            yield from self._batch_slips()
-
-    def _batch_slips(self) -> Iterator[Slip]:
+        if self.over != "batch":
+            return
         if self.statistic not in UNSIGNED:
             yield "statistic", f"over a batch it must be one of {', '.join(sorted(UNSIGNED))}"
         if self.upper is None or self.lower is not None:
@@ -235,15 +233,11 @@ class Preset:
 
 
 def _above_zero(**bounds: float | None) -> Iterator[Slip]:
-    for key, bound in bounds.items():
-        if bound is not None and bound <= 0:
-            yield key, "it must be above 0"
+    yield from ((key, "it must be above 0") for key, x in bounds.items() if x is not None and x <= 0)
 
 
 def _not_negative(**bounds: float | None) -> Iterator[Slip]:
-    for key, bound in bounds.items():
-        if bound is not None and bound < 0:
-            yield key, "it must not be negative"
+    yield from ((key, "it must not be negative") for key, x in bounds.items() if x is not None and x < 0)
 
 
 def _ordered(lower: float | None, upper: float | None) -> Iterator[Slip]:

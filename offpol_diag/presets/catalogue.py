@@ -11,7 +11,6 @@ from dataclasses import replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 from offpol_diag.errors import UsageError, did_you_mean
 from offpol_diag.presets import Preset
@@ -65,16 +64,14 @@ class Catalogue(Mapping[str, Preset]):
         asked = [word.strip() for word in spec.split(",") if word.strip()]
         if not asked:
             raise UsageError("no preset is named", "name some, separated by commas, or say all")
-        found = (preset for word in asked for preset in self._expand(word))
-        return tuple({preset.name: preset for preset in found}.values())
-
-    def _expand(self, word: str) -> tuple[Preset, ...]:
-        if plain(word) == ALL:
-            return tuple(self.values())
-        if word not in self:
-            hint = did_you_mean(plain(word), sorted(self._found))
-            raise UsageError(f'unknown preset "{word}"', hint or "`offpol-diag presets` lists them")
-        return (self[word],)
+        found: dict[str, Preset] = {}
+        for word in asked:
+            if word not in self and plain(word) != ALL:
+                hint = did_you_mean(plain(word), sorted(self._found))
+                raise UsageError(f'unknown preset "{word}"', hint or "`offpol-diag presets` lists them")
+            some = self.values() if plain(word) == ALL else (self[word],)
+            found |= {preset.name: preset for preset in some}
+        return tuple(found.values())
 
 
 def chosen(presets: str | Iterable[Preset | str]) -> tuple[Preset, ...]:
@@ -85,24 +82,16 @@ def chosen(presets: str | Iterable[Preset | str]) -> tuple[Preset, ...]:
     """
     if isinstance(presets, str):
         return load().resolve(presets)
-    every = [load().resolve(one) if isinstance(one, str) else (one,) for one in _each(presets)]
-    found = tuple(preset for some in every for preset in some)
-    for one in found:
-        if not isinstance(one, Preset):
-            raise UsageError(f"{type(one).__name__} is no preset", PRESETS)
-    return found
-
-
-PRESETS = 'give names as in presets="token_is,seq_mis", or presets of catalogue.load()'
-
-
-def _each(presets: object) -> Iterable[Preset | str]:
-    """Check that presets are iterable; wrap a single one."""
-    if isinstance(presets, Preset):
-        return (presets,)
-    if not isinstance(presets, Iterable):
-        raise UsageError(f"presets cannot be {type(presets).__name__}", PRESETS)
-    return presets
+    given: Iterable[object] = (presets,) if isinstance(presets, Preset) else presets
+    hint = 'give names as in presets="token_is,seq_mis", or presets of catalogue.load()'
+    if not isinstance(given, Iterable):
+        raise UsageError(f"presets cannot be {type(presets).__name__}", hint)
+    found: list[Preset] = []
+    for one in given:
+        if not isinstance(one, str | Preset):
+            raise UsageError(f"{type(one).__name__} is no preset", hint)
+        found += load().resolve(one) if isinstance(one, str) else (one,)
+    return tuple(found)
 
 
 def plain(name: str) -> str:
@@ -136,18 +125,15 @@ def _shipped() -> tuple[Preset, ...]:
 
 def _overlay(shipped: tuple[Preset, ...], own: tuple[Preset, ...], file: str) -> Catalogue:
     mine = {plain(preset.name): preset for preset in own}
-    _refuse_hidden({plain(row.name) for row in shipped} - set(mine), own, file)
+    hidden = {plain(row.name) for row in shipped} - set(mine)
+    for preset in own:
+        for alias in preset.aliases:
+            if plain(alias) in hidden:
+                Spot(file, preset.name, "aliases").fail(f'"{alias}" is the name of a built-in preset')
     taken = {plain(word) for preset in own for word in words(preset)}
     merged = {plain(row.name): mine.get(plain(row.name)) or _without(row, taken) for row in shipped} | mine
     gone = tuple(word for row in shipped for word in words(row) if plain(word) in taken)
     return Catalogue(tuple(merged.values()), gone)
-
-
-def _refuse_hidden(names: set[str], own: tuple[Preset, ...], file: str) -> None:
-    for preset in own:
-        for alias in preset.aliases:
-            if plain(alias) in names:
-                Spot(file, preset.name, "aliases").fail(f'"{alias}" is the name of a built-in preset')
 
 
 def _without(preset: Preset, taken: set[str]) -> Preset:
@@ -167,19 +153,23 @@ def _bytes(path: Path) -> bytes:
 
 
 def _presets(file: str, data: bytes) -> tuple[Preset, ...]:
-    presets = tuple(preset(file, name, table) for name, table in _tables(Spot(file), data).items())
-    _refuse_clash(presets, file)
-    return presets
-
-
-def _tables(at: Spot, data: bytes) -> dict[str, Any]:
+    at = Spot(file)
     try:
         tables = toml(data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         at.fail(f"not UTF-8 (byte {error.start})")
     except ValueError as error:
         at.fail(f"not TOML: {error}")
-    return tables or at.fail("holds no preset", FORM)
+    if not tables:
+        at.fail("holds no preset", FORM)
+    presets = tuple(preset(file, name, table) for name, table in tables.items())
+    owner: dict[str, str] = {}
+    for one in presets:
+        for word in words(one):
+            if plain(word) in owner:
+                Spot(file, one.name).fail(f'"{word}" already finds [{owner[plain(word)]}]')
+            owner[plain(word)] = one.name
+    return presets
 
 
 def preset(file: str, name: str, table: object) -> Preset:
@@ -196,12 +186,3 @@ def preset(file: str, name: str, table: object) -> Preset:
         if plain(word) == ALL or not NAME.fullmatch(word):
             at.fail(f'"{word}" cannot be a name: letters, digits and _ . + - make one, and {ALL} is taken')
     return found
-
-
-def _refuse_clash(presets: tuple[Preset, ...], file: str) -> None:
-    owner: dict[str, str] = {}
-    for preset in presets:
-        for word in words(preset):
-            if plain(word) in owner:
-                Spot(file, preset.name).fail(f'"{word}" already finds [{owner[plain(word)]}]')
-            owner[plain(word)] = preset.name

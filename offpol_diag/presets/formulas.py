@@ -71,24 +71,17 @@ def weight(rule: Weight | None) -> str:
     """Write the weight that multiplies the loss: `min(r_t, 2)`."""
     if rule is None:
         return NOTHING
-    text = _weighted(rule, RATIOS[rule.over])
-    return f"{text} / batch mean" if rule.normalize else text
-
-
-def _weighted(rule: Weight, ratio: str) -> str:
-    if rule.action == "none":
-        return ratio
+    text = ratio = RATIOS[rule.over]
     if rule.action == "psis":
-        return f"{ratio}, its tail Pareto-smoothed"
-    if rule.action == "mask":
-        return f"{ratio} where {_between(ratio, rule.lower, rule.upper, rule.strict)}, else 0"
-    if rule.lower is None:
-        return f"min({ratio}, {rule.upper:g})"
-    return (
-        f"max({ratio}, {rule.lower:g})"
-        if rule.upper is None
-        else f"clamp({ratio}, {rule.lower:g}, {rule.upper:g})"
-    )
+        text = f"{ratio}, its tail Pareto-smoothed"
+    elif rule.action == "mask":
+        text = f"{ratio} where {_between(ratio, rule.lower, rule.upper, rule.strict)}, else 0"
+    elif rule.action == "truncate" and rule.lower is None:
+        text = f"min({ratio}, {rule.upper:g})"
+    elif rule.action == "truncate":
+        lower = f"{ratio}, {rule.lower:g}"
+        text = f"max({lower})" if rule.upper is None else f"clamp({lower}, {rule.upper:g})"
+    return f"{text} / batch mean" if rule.normalize else text
 
 
 def rejection(rules: tuple[Reject, ...]) -> str:
@@ -97,10 +90,10 @@ def rejection(rules: tuple[Reject, ...]) -> str:
 
 
 def _rule(rule: Reject) -> str:
-    unit = (
-        "tokens of sequences" if rule.of_token and not _by_token(rule) else UNITS.get(rule.over, "sequences")
-    )
-    return f"{unit} with {bounds(rule)}{SIGNS[rule.advantage]}{_own(rule)}"
+    unit = UNITS.get(rule.over, "tokens of sequences" if rule.of_token else "sequences")
+    numerator = f" (r = π_{POLICIES[rule.policy]}/π_rollout)" if rule.policy else ""
+    among = " over the tokens left" if rule.among == "left" else ""
+    return f"{unit} with {bounds(rule)}{SIGNS[rule.advantage]}{numerator}{among}"
 
 
 def judged(rule: Reject) -> str:
@@ -111,16 +104,6 @@ def judged(rule: Reject) -> str:
 def bounds(rule: Reject) -> str:
     """Write the bounds on that statistic: `0.5 ≤ ∏r ≤ 2`."""
     return _between(judged(rule), rule.lower, rule.upper, rule.strict or rule.over == "batch")
-
-
-def _by_token(rule: Reject) -> bool:
-    return rule.over in UNITS
-
-
-def _own(rule: Reject) -> str:
-    """Write a rule's own numerator and token set, where they are not the preset's."""
-    numerator = f" (r = π_{POLICIES[rule.policy]}/π_rollout)" if rule.policy else ""
-    return numerator + (" over the tokens left" if rule.among == "left" else "")
 
 
 def veto(rule: Veto | None) -> str:
@@ -156,6 +139,7 @@ def _between(what: str, lower: float | None, upper: float | None, strict: bool =
 
 def catalogue_section(presets: Mapping[str, Preset]) -> Section:
     """Build a table of all presets, grouped by family in the order of first appearance."""
+    families = list(dict.fromkeys(one.family for one in presets.values()))
     rows = tuple(
         (
             name,
@@ -166,7 +150,7 @@ def catalogue_section(presets: Mapping[str, Preset]) -> Section:
             one.loss,
             ", ".join(one.trainers) or NOTHING,
         )
-        for name, one in _by_family(presets)
+        for name, one in sorted(presets.items(), key=lambda item: families.index(item[1].family))
     )
     header = ("preset", "method", "weight", "keeps", "drops a sequence with", "loss", "trainers")
     caption = f"{len(rows)} presets; r = π_train/π_rollout, ∏r over the response of n tokens"
@@ -177,39 +161,29 @@ def catalogue_section(presets: Mapping[str, Preset]) -> Section:
     return Section("catalogue", "Presets", (Table("catalogue", caption, header, rows, notes),))
 
 
-def _by_family(presets: Mapping[str, Preset]) -> list[tuple[str, Preset]]:
-    order = list(dict.fromkeys(one.family for one in presets.values()))
-    return sorted(presets.items(), key=lambda item: order.index(item[1].family))
-
-
 def preset_section(preset: Preset) -> Section:
     """Build the section that describes one preset."""
-    rows = tuple((word, text) for word, text in _lines(preset) if text)
+    lines = {
+        "family": preset.family,
+        "ratio": NUMERATORS[preset.policy],
+        "weight": weight(preset.weight),
+        "keeps": rejection(preset.reject),
+        "drops a sequence with": veto(preset.veto),
+        "loss": LOSSES[preset.loss],
+        "clipped": clipped(preset),
+        "denominator": denominator(preset),
+        "guards": "; ".join(guards(preset)),
+        "applied": "yes" if preset.apply else "no: the trainer only logs the numbers",
+        "also called": ", ".join(preset.aliases),
+        "trainers": ", ".join(preset.trainers),
+        "logs like": preset.logs or "",
+        "source": preset.source,
+    }
+    table = Table(
+        preset.name, "Formulas", ("what", "how"), tuple((word, text) for word, text in lines.items() if text)
+    )
     note = (Text(f"Note: {preset.note}", "warn"),) if preset.note else ()
-    return Section(
-        preset.name,
-        preset.name,
-        (Text(preset.summary), Table(preset.name, "Formulas", ("what", "how"), rows), *note),
-    )
-
-
-def _lines(preset: Preset) -> tuple[tuple[str, str], ...]:
-    return (
-        ("family", preset.family),
-        ("ratio", NUMERATORS[preset.policy]),
-        ("weight", weight(preset.weight)),
-        ("keeps", rejection(preset.reject)),
-        ("drops a sequence with", veto(preset.veto)),
-        ("loss", LOSSES[preset.loss]),
-        ("clipped", clipped(preset)),
-        ("denominator", denominator(preset)),
-        ("guards", "; ".join(guards(preset))),
-        ("applied", "yes" if preset.apply else "no: the trainer only logs the numbers"),
-        ("also called", ", ".join(preset.aliases)),
-        ("trainers", ", ".join(preset.trainers)),
-        ("logs like", preset.logs or ""),
-        ("source", preset.source),
-    )
+    return Section(preset.name, preset.name, (Text(preset.summary), table, *note))
 
 
 CLIPPED = {
@@ -227,20 +201,12 @@ def clipped(preset: Preset) -> str:
     clip, what = preset.clip, CLIPPED[preset.loss].format(anchor=ANCHORS[preset.policy])
     low = "−∞" if clip.low is None else f"{1 - clip.low:g}"
     high = "∞" if clip.high is None else f"{1 + clip.high:g}"
-    dual = (
-        ""
-        if clip.dual is None or preset.loss == "cispo"
-        else f"; where A < 0 the loss is at most −{clip.dual:g} A"
-    )
-    return f"{what} to [{low}, {high}]{dual}{_loss_bound(preset)}"
-
-
-def _loss_bound(preset: Preset) -> str:
-    """Write the bound on the log of that ratio; under GSPO an upper bound only."""
-    safety = preset.clip.safety
-    if safety is None:
-        return ""
-    return f"; its log {'at most ' if preset.loss == 'gspo' else 'within ±'}{safety:g} before exp"
+    text = f"{what} to [{low}, {high}]"
+    if clip.dual is not None and preset.loss != "cispo":
+        text += f"; where A < 0 the loss is at most −{clip.dual:g} A"
+    if clip.safety is not None:
+        text += f"; its log {'at most ' if preset.loss == 'gspo' else 'within ±'}{clip.safety:g} before exp"
+    return text
 
 
 def denominator(preset: Preset) -> str:

@@ -10,10 +10,10 @@ import json
 import math
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache, partial
-from typing import Any, NoReturn, get_args, get_type_hints
+from typing import Any, NoReturn, TypeVar, get_args, get_type_hints
 
 from offpol_diag.errors import PresetError, did_you_mean
 from offpol_diag.presets import Clip, Policy, Reject, Veto, Weight
@@ -79,8 +79,8 @@ def shown(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-Reader = Callable[[Any, Spot], object]
-Part = Weight | Reject | Veto | Clip
+Reader = Callable[[Any, Spot], Any]
+Part = TypeVar("Part", Weight, Reject, Veto, Clip)
 
 
 def values(kind: type, table: object, at: Spot) -> dict[str, Any]:
@@ -106,13 +106,17 @@ def reader(kind: type, key: str, value: object, at: Spot) -> Reader:
 
 @cache
 def readers(kind: type) -> dict[str, Reader]:
-    """Return key → the function that reads it, for a table of this kind."""
+    """Return key → the function that reads it, for a table of this kind; its header is the name."""
     hints = get_type_hints(kind)
-    return {
-        field.name: READERS.get(hints[field.name]) or partial(_word, get_args(hints[field.name]))
-        for field in fields(kind)
-        if field.name != "name"  # the table's header is the name
-    }
+    keys = (field.name for field in fields(kind) if field.name != "name")
+    return {key: READERS.get(hints[key]) or partial(_word, get_args(hints[key])) for key in keys}
+
+
+def checked(part: Part, table: Mapping[str, Any], at: Spot) -> Part:
+    """Return a part of a preset whose values make sense together; `table` shows them as they were written."""
+    for key, rule in part.slips():
+        at.at(key).refuse(table.get(key, getattr(part, key)), rule) if key else at.fail(rule)
+    return part
 
 
 def _word(allowed: tuple[str, ...], value: object, at: Spot) -> object:
@@ -122,12 +126,8 @@ def _word(allowed: tuple[str, ...], value: object, at: Spot) -> object:
     return value
 
 
-def _flag(value: object, at: Spot) -> object:
-    return value if isinstance(value, bool) else at.refuse(value, "it must be true or false")
-
-
-def _text(value: object, at: Spot) -> object:
-    return value if isinstance(value, str) else at.refuse(value, "it must be a string")
+def _typed(kind: type, words: str, value: object, at: Spot) -> object:
+    return value if isinstance(value, kind) else at.refuse(value, f"it must be {words}")
 
 
 def _number(value: object, at: Spot) -> float | None:
@@ -146,22 +146,19 @@ def _texts(value: object, at: Spot) -> tuple[str, ...]:
     return tuple(value)
 
 
-def _part(kind: type[Part], value: Any, at: Spot) -> Part:
-    part = kind(**values(kind, value, at))
-    for key, rule in part.slips():
-        at.at(key).refuse(value.get(key, getattr(part, key)), rule) if key else at.fail(rule)
-    return part
+def _part(kind: Any, value: Any, at: Spot) -> Any:
+    return checked(kind(**values(kind, value, at)), value, at)
 
 
-def _rules(value: object, at: Spot) -> tuple[Part, ...]:
+def _rules(value: object, at: Spot) -> tuple[Reject, ...]:
     if isinstance(value, list):
         return tuple(_part(Reject, item, replace(at, key=f"{at.key}[{i}]")) for i, item in enumerate(value))
     return (_part(Reject, value, at),)
 
 
 READERS: dict[object, Reader] = {
-    bool: _flag,
-    str: _text,
+    bool: partial(_typed, bool, "true or false"),
+    str: partial(_typed, str, "a string"),
     str | None: partial(_word, LOGS),  # only `logs` has this type
     float | None: _number,
     tuple[str, ...]: _texts,

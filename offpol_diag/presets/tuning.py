@@ -10,7 +10,7 @@ from typing import Any
 
 from offpol_diag.errors import did_you_mean
 from offpol_diag.presets import Clip, Preset, Reject, Veto, Weight
-from offpol_diag.presets.grammar import GRAMMAR, Spot, reader, readers, values
+from offpol_diag.presets.grammar import GRAMMAR, Spot, checked, reader, readers, values
 from offpol_diag.wholefiles import toml
 
 PLACE = re.compile(r"(?P<part>[a-z]+)(?:\[(?P<index>\d{1,4})\])?(?:\.(?P<key>[a-z_]+))?")
@@ -46,6 +46,7 @@ def command(name: str, settings: Mapping[str, str]) -> str:
     return f"offpol-diag presets {shlex.quote(name)}" + (f" --set {shlex.quote(said)}" if said else "")
 
 
+KINDS: dict[str, Any] = {"weight": Weight, "reject": Reject, "veto": Veto, "clip": Clip}
 Place = tuple[str, int | None]  # (field of Preset, index of the rule)
 
 
@@ -64,13 +65,17 @@ def _by_part(settings: Mapping[str, str], at: Spot) -> dict[Place, dict[str, str
 def _changed(preset: Preset, place: Place, changes: dict[str, str], at: Spot) -> Preset:
     name, index = place
     if name not in KINDS:
-        return replace(preset, **_scalars(name, index, changes, at))
+        if index is not None or set(changes) != {""}:
+            known = [*KINDS, *(key for key in readers(Preset) if key not in KINDS)]
+            at.at(name).fail("the preset has no such part", did_you_mean(name, known) or SETTINGS)
+        value = _value(changes[""])
+        return replace(preset, **{name: reader(Preset, name, value, at)(value, at.at(name))})
     if "" in changes:
         at.at(name).fail(f"it is a table of {', '.join(readers(KINDS[name]))}", SETTINGS)
     held = getattr(preset, name)
-    if name != "reject" and index is not None:
-        at.at(f"{name}[{index}]").fail("only reject has more than one", SETTINGS)
     if name != "reject":
+        if index is not None:
+            at.at(f"{name}[{index}]").fail("only reject has more than one", SETTINGS)
         return replace(preset, **{name: _with(held, changes, at.at(name))})
     if index is not None and index >= len(held):
         at.at(f"reject[{index}]").fail(f"the preset has {len(held)} rules", SETTINGS)
@@ -82,24 +87,11 @@ def _changed(preset: Preset, place: Place, changes: dict[str, str], at: Spot) ->
     return replace(preset, reject=tuple(rules))
 
 
-KINDS: dict[str, Any] = {"weight": Weight, "reject": Reject, "veto": Veto, "clip": Clip}
-
-
-def _scalars(name: str, index: int | None, changes: dict[str, str], at: Spot) -> dict[str, Any]:
-    if index is not None or set(changes) != {""}:
-        known = [*KINDS, *(key for key in readers(Preset) if key not in KINDS)]
-        at.at(name).fail("the preset has no such part", did_you_mean(name, known) or SETTINGS)
-    value = _value(changes[""])
-    return {name: reader(Preset, name, value, at)(value, at.at(name))}
-
-
 def _with(part: Any, changes: dict[str, str], at: Spot) -> Any:
     if part is None:
         at.fail("the preset has no such part, and there is nothing to change", GRAMMAR)
-    made = replace(part, **values(type(part), {key: _value(text) for key, text in changes.items()}, at))
-    for key, rule in made.slips():
-        at.at(key).refuse(getattr(made, key), rule) if key else at.fail(rule)
-    return made
+    found = values(type(part), {key: _value(text) for key, text in changes.items()}, at)
+    return checked(replace(part, **found), found, at)
 
 
 def _value(text: str) -> Any:

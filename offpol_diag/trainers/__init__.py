@@ -6,6 +6,7 @@ computes their metrics, does.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 
 from offpol_diag.errors import ConfigError, UsageError, did_you_mean
@@ -73,15 +74,12 @@ def config_for(preset: Preset, trainer: str) -> Config:
 
 def sayable(preset: Preset, trainers: Iterable[str] = TRAINERS) -> tuple[str, ...]:
     """List the trainers that can express the preset."""
-    return tuple(name for name in trainers if _can(preset, TRAINERS[name]))
-
-
-def _can(preset: Preset, trainer: Trainer) -> bool:
-    try:
-        trainer.config(preset)
-    except ConfigError:
-        return False
-    return True
+    found = []
+    for name in trainers:
+        with contextlib.suppress(ConfigError):
+            TRAINERS[name].config(preset)
+            found.append(name)
+    return tuple(found)
 
 
 def trainer_named(name: str) -> str:
