@@ -79,6 +79,11 @@ def unread_always(first):
     raise DumpError("the disk is away", "wait") from OSError("gone")
 
 
+def refused_once(first):
+    if first:
+        raise DumpError("a bad row", "mend it")
+
+
 def bug(first):
     raise ZeroDivisionError("a bug")
 
@@ -100,7 +105,16 @@ def strange(first):
 
 TROUBLES = {
     one.__name__: one
-    for one in (killed_once, killed_always, unread_once, unread_always, bug, broken_pipe, strange)
+    for one in (
+        killed_once,
+        killed_always,
+        unread_once,
+        unread_always,
+        refused_once,
+        bug,
+        broken_pipe,
+        strange,
+    )
 }
 
 

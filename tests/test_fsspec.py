@@ -75,7 +75,7 @@ def test_any_filesystem_of_fsspec_gives_the_numbers_of_the_file(flaky, tmp_path)
         offpol_diag.analyze([source], presets=presets) for source in (flaky, str(tmp_path / "a.parquet"))
     )
     assert numbers(far) == numbers(near)
-    assert pickle.loads(pickle.dumps(open_dump([flaky])._parts)) == open_dump([flaky])._parts
+    assert pickle.loads(pickle.dumps(open_dump([flaky]).parts)) == open_dump([flaky]).parts
 
 
 @pytest.mark.parametrize("error", [OSError("reset"), ConnectionError("reset"), WebError(503), WebError(429)])

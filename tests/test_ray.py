@@ -224,6 +224,11 @@ def test_a_disk_that_stays_away_is_the_error_of_the_reader(nodes, tmp_path, one_
         reduced(tmp_path, at=13, trouble="unread_always")
 
 
+def test_an_error_of_the_dump_itself_is_not_tried_again(nodes, tmp_path):
+    with pytest.raises(DumpError, match="a bad row"):
+        reduced(tmp_path, at=13, trouble="refused_once")
+
+
 def test_a_bug_in_a_task_keeps_its_name(nodes, tmp_path):
     with pytest.raises(ZeroDivisionError, match="a bug"):
         reduced(tmp_path, at=13, trouble="bug")

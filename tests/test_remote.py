@@ -214,7 +214,7 @@ def test_one_key_on_two_servers_is_two_files(gate, tree):
 
 
 def test_the_files_of_a_dump_travel_to_other_processes(gate, tree, monkeypatch):
-    parts = open_dump([f"s3://{BUCKET}/tree/d"])._parts
+    parts = open_dump([f"s3://{BUCKET}/tree/d"]).parts
     sent = pickle.dumps(parts)
     monkeypatch.delenv("AWS_ENDPOINT_URL")
     remote._opened.cache_clear()

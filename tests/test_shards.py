@@ -328,7 +328,7 @@ def test_where_sequences_grow_pieces_are_cut_by_tokens_not_by_rows(tmp_path):
 
 def test_a_footer_without_sizes_counts_rows_instead(tmp_path):
     dump = open_dump([growing(tmp_path / "x.parquet")])
-    dump._parts = [replace(part, group_bytes=(0,) * 4) for part in dump.parts]
+    dump.parts = [replace(part, group_bytes=(0,) * 4) for part in dump.parts]
     assert dump.tokens == 80
     assert [(one.begin, one.end) for one in pieces(dump, 40)] == [(0, 2), (2, 4)]
 

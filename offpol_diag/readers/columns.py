@@ -53,21 +53,6 @@ def is_list(dtype: pa.DataType) -> bool:
     return _is_any(dtype, LISTS)
 
 
-def is_padded(dtype: pa.DataType) -> bool:
-    """Return whether the column has a fixed-size list type."""
-    return bool(pt.is_fixed_size_list(dtype))
-
-
-def is_float(dtype: pa.DataType) -> bool:
-    """Return whether a column holds one float per row."""
-    return bool(pt.is_floating(stored(dtype)))
-
-
-def is_described(dtype: pa.DataType) -> bool:
-    """Return whether a column can describe a sequence's origin: text, integer or boolean."""
-    return _is_any(stored(dtype), (pt.is_integer, pt.is_boolean, pt.is_string, pt.is_large_string))
-
-
 def stored(dtype: pa.DataType) -> pa.DataType:
     """Return a type without dictionary encoding, and the storage type of an extension type."""
     inner = dtype.value_type if pt.is_dictionary(dtype) else dtype
@@ -252,7 +237,9 @@ def form_of(schema: pa.Schema, overrides: Mapping[str, str]) -> Form:
             names = [name for name in given or role.names if schema.names.count(name) == 1]
             types = [schema.field(name).type for name in names]
             lists = lists or any(map(is_list, types))
-            one_float = one_float or (role.name == ROLLOUT and any(map(is_float, types)))
+            one_float = one_float or (
+                role.name == ROLLOUT and any(pt.is_floating(stored(one)) for one in types)
+            )
     return LONG if one_float and not lists else LIST
 
 
@@ -346,6 +333,8 @@ def _once(column: str, names: Sequence[str], file: str) -> None:
 
 OTHER_COLUMN = "write the column again in that type, or give the part to another column with --columns"
 OTHER_GROUPS = "group by a column with one value per sequence"
+DESCRIBED: tuple[Test, ...] = (pt.is_integer, pt.is_boolean, pt.is_string, pt.is_large_string)
+"""What a column without a role may hold to be read for the diagnosis."""
 MOST_DESCRIBED = 16
 """Maximum number of columns without a role that are read for the diagnosis."""
 
@@ -430,7 +419,7 @@ def _described(parts: Sequence[Part], plan: Plan) -> tuple[str, ...]:
     found = [
         field.name
         for field in parts[0].schema
-        if field.name not in taken and is_described(field.type) and everywhere(field)
+        if field.name not in taken and _is_any(stored(field.type), DESCRIBED) and everywhere(field)
     ]
     return () if plan.form.long else tuple(found[:MOST_DESCRIBED])
 

@@ -69,6 +69,10 @@ class Slice:
         """Return the location of a row, for messages."""
         return f"{self.file}, row group {self.row_group}, row {self.rows[index]}"
 
+    def between(self, begin: int, end: int) -> Slice:
+        """Return the rows with indices `begin` to `end` − 1."""
+        return replace(self, rows=self.rows[begin:end], table=self.table.slice(begin, end - begin))
+
     def keep(self, good: Flags) -> Slice:
         """Return the rows flagged in `good` [S], without problems."""
         return replace(self, rows=self.rows[good], table=self.table.filter(pa.array(good)), problems=())

@@ -9,6 +9,7 @@ from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
+import pyarrow as pa
 import torch
 from torch import Tensor
 
@@ -16,7 +17,7 @@ from offpol_diag.batch import Batch
 from offpol_diag.engine import segments
 from offpol_diag.errors import DumpError
 from offpol_diag.readers.checks import Count, Signs, Skipped, good_rows
-from offpol_diag.readers.columns import MASK, ROLLOUT, Plan, agree, is_padded
+from offpol_diag.readers.columns import MASK, ROLLOUT, Plan, agree
 from offpol_diag.readers.decode import Slice, pack
 from offpol_diag.readers.long import gathered
 from offpol_diag.readers.parquet import Cursor, Part, describe, merged, slices, tokens_in
@@ -77,14 +78,16 @@ class Dump:
 
     Attributes:
         info: facts for the report.
+        parts: its files that have rows.
+        batch_tokens: tokens per batch, masked ones included.
         skipped: rows skipped so far by the latest pass.
     """
 
     info: DumpInfo
-    _parts: list[Part]
+    parts: list[Part]
     _plan: Plan
     _skip: bool
-    _tokens: int
+    batch_tokens: int
     skipped: Skipped = field(default_factory=Skipped)
     _signs: Signs | None = None
     _kept: int = 0
@@ -106,10 +109,18 @@ class Dump:
             parts: files or row groups.
             before: rows of the files before them.
         """
-        info = replace(self.info, rows=sum(part.rows for part in parts))
         first = before + sum(parts[0].group_rows[: parts[0].groups.start]) + (parts[0].between or (0,))[0]
-        begun = Dump(info, list(parts), self._plan, self._skip, self._tokens, _rate=self._rate)
-        return replace(begun, _shard=True, _waits=first > 0, _before=before, _cursor=self._cursor)
+        return replace(
+            self,
+            info=replace(self.info, rows=sum(part.rows for part in parts)),
+            parts=list(parts),
+            skipped=Skipped(),
+            _signs=None,
+            _kept=0,
+            _shard=True,
+            _waits=first > 0,
+            _before=before,
+        )
 
     def only(self, roles: Collection[str]) -> Dump:
         """Return the dump with some columns only, by canonical name; batches lack positions, turns and keys.
@@ -124,12 +135,7 @@ class Dump:
     @property
     def rows(self) -> int:
         """Rows of the files, bad ones included: a sequence each, or a token each in the long form."""
-        return sum(part.rows for part in self._parts)
-
-    @property
-    def batch_tokens(self) -> int:
-        """Tokens per batch, masked ones included."""
-        return self._tokens
+        return sum(part.rows for part in self.parts)
 
     @property
     def tokens(self) -> float:
@@ -150,7 +156,7 @@ class Dump:
         Raises:
             DumpError: the first file can no longer be opened.
         """
-        groups = [(part, at) for part in self._parts for at in part.groups]
+        groups = [(part, at) for part in self.parts for at in part.groups]
         stated = all(part.group_bytes[at] > 0 for part, at in groups if part.group_rows[at])
         by_bytes = stated and not self.long
         sizes = [
@@ -166,11 +172,6 @@ class Dump:
         ]
 
     @property
-    def parts(self) -> tuple[Part, ...]:
-        """Files of the dump that have rows."""
-        return tuple(self._parts)
-
-    @property
     def signs(self) -> dict[str, Count]:
         """Counts of signs from the latest pass, by the dump's column names."""
         counts = self._signs.counts if self._signs else {}
@@ -179,7 +180,7 @@ class Dump:
     @property
     def notes(self) -> tuple[str, ...]:
         """Warnings from opening and from the latest pass; complete when the pass has ended."""
-        return (*_padding(self._parts[0], self._plan), *(self._signs.notes() if self._signs else ()))
+        return (*_padding(self.parts[0], self._plan), *(self._signs.notes() if self._signs else ()))
 
     def batches(self, progress: Progress | None = None, even: bool = False) -> Iterator[Batch]:
         """Yield the sequences as CPU float64 batches, in the order of the files; can be called repeatedly.
@@ -200,9 +201,9 @@ class Dump:
             RECYCLED, np.uint8
         )  # makes malloc reuse memory between batches; the block is never touched, so it costs no memory
         self.skipped, self._signs, self._kept = Skipped(), Signs(self._plan, waits=self._waits), 0
-        most, aim = self._tokens, math.inf
+        most, aim = self.batch_tokens, math.inf
         if even:
-            most, tokens = max(1, int(ROOM * self._tokens)), self.tokens
+            most, tokens = max(1, int(ROOM * self.batch_tokens)), self.tokens
             aim = tokens / math.ceil(max(tokens, 1) / most)
         for batch in join(self._packed(most, even, self._signs, progress or (lambda _: None)), most, aim):
             self._kept += batch.tokens
@@ -244,10 +245,10 @@ class Dump:
 
     def _slices(self, most: int, even: bool, progress: Progress) -> Iterator[Slice]:
         if self.long:
-            yield from gathered(self._parts, self._plan, most, progress)
+            yield from gathered(self.parts, self._plan, most, progress)
             return
         before, tokens = self._before, iter(self.group_tokens if even else ())
-        for part in self._parts:
+        for part in self.parts:
             sizes = {at: _evenly(next(tokens), most) if even else most for at in part.groups}
             for piece in slices(part, self._plan, before, sizes, self._cursor):
                 yield piece
@@ -255,7 +256,7 @@ class Dump:
             before += sum(part.group_rows)
 
     def _nothing(self) -> DumpError:
-        name = _named(self._parts)
+        name = _named(self.parts)
         if self.skipped.count == self.info.rows:
             return DumpError(
                 f"{name}: every row was skipped, all {self.info.rows}; the first: {self.skipped.examples[0]}",
@@ -317,7 +318,7 @@ def _named(parts: Sequence[Part]) -> str:
 def _padding(part: Part, plan: Plan) -> tuple[str, ...]:
     """Return a warning if padding may be counted as tokens."""
     column = plan.columns[ROLLOUT]
-    if MASK in plan.columns or not is_padded(part.schema.field(column).type):
+    if MASK in plan.columns or not pa.types.is_fixed_size_list(part.schema.field(column).type):
         return ()
     return (f"{column!r} is padded to one length and there is no {MASK}: padding, if any, counts as tokens",)
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,43 +54,16 @@ def gathered(
     gathering = Gathering(plan, tokens)
     for part in parts:
         for group, first, table in tables(part, plan, dict.fromkeys(part.groups, tokens)):
-            if not table.num_rows:
-                continue
-            gathering.add(Piece(str(part.path), group, first, _without_views(table)))
-            yield from gathering.finished()
-            progress(table.num_rows)
-    yield from gathering.rest()
-
-
-class Piece(NamedTuple):
-    """Adjacent rows of a row group.
-
-    Attributes:
-        file: path.
-        group: number of the row group in the file.
-        first: number of the first row in the file.
-        table: the rows.
-    """
-
-    file: str
-    group: int
-    first: int
-    table: pa.RecordBatch
-
-    def place(self, row: int) -> str:
-        """Return the location of a row, for messages."""
-        return f"{self.file}, row group {self.group}, row {self.first + row}"
+            if table.num_rows:
+                rows = np.arange(first, first + table.num_rows)
+                gathering.add(Slice(str(part.path), group, rows, 0, _without_views(table)))
+                yield from gathering.finished()
+                progress(table.num_rows)
+    yield from gathering.hand_out(len(gathering.last))
 
 
 class Spans(NamedTuple):
-    """The rows of a piece, grouped by sequence.
-
-    Attributes:
-        order: row indices sorted by sequence, then by row, [N].
-        numbers: the sequence numbers, ascending, [S].
-        begins: start of each sequence in `order`, [S].
-        ends: end of each sequence in `order`, [S].
-    """
+    """Rows by sequence: row indices sorted by sequence, [N]; each sequence's number, begin and end, [S]."""
 
     order: Ints
     numbers: Ints
@@ -106,36 +79,6 @@ class Spans(NamedTuple):
         return cls(order, ordered[begins], begins, np.append(begins[1:], len(order)))
 
 
-class Opening(NamedTuple):
-    """Sequences that begin in one piece.
-
-    Attributes:
-        file: path.
-        group: number of the row group.
-        first: number of the first sequence; the others are consecutive.
-        rows: first row of each sequence, numbered in the file, [S].
-        table: the columns that are constant within a sequence, S rows.
-    """
-
-    file: str
-    group: int
-    first: int
-    rows: Ints
-    table: pa.RecordBatch
-
-    @property
-    def end(self) -> int:
-        """One past the number of the last sequence."""
-        return self.first + len(self.rows)
-
-    def between(self, begin: int, end: int) -> Opening:
-        """Return the sequences numbered `begin` to `end` − 1."""
-        low = min(max(begin - self.first, 0), len(self.rows))
-        high = max(min(end - self.first, len(self.rows)), low)
-        table = self.table.slice(low, high - low)
-        return Opening(self.file, self.group, self.first + low, self.rows[low:high], table)
-
-
 @dataclass
 class Gathering:
     """Buffer of unfinished sequences, numbered in the order of their first rows.
@@ -149,7 +92,8 @@ class Gathering:
         last: latest row of each buffered sequence.
         sizes: rows so far of each buffered sequence.
         held: tokens of the buffered sequences, in the order of the rows.
-        openings: first rows of the buffered sequences.
+        openings: first rows of the buffered sequences, with the number of the first of them; their tables
+            hold the columns that are constant within a sequence.
         flaws: sequence number → canonical column name and description of the defect.
     """
 
@@ -161,10 +105,10 @@ class Gathering:
     last: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     sizes: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     held: list[pa.Table] = field(default_factory=list)
-    openings: list[Opening] = field(default_factory=list)
+    openings: list[tuple[int, Slice]] = field(default_factory=list)
     flaws: dict[int, tuple[str, str]] = field(default_factory=dict)
 
-    def add(self, piece: Piece) -> None:
+    def add(self, piece: Slice) -> None:
         """Add the next rows.
 
         Raises:
@@ -184,7 +128,7 @@ class Gathering:
         self.held.append(pa.table(held))
         self.read += piece.table.num_rows
 
-    def _number(self, piece: Piece) -> Ints:
+    def _number(self, piece: Slice) -> Ints:
         """Return the number of each row's sequence, [N]."""
         name = self.plan.columns[columns.SEQUENCE]
         ids = dense(piece.table.column(name))
@@ -201,7 +145,7 @@ class Gathering:
         numbers: Ints = np.array(known, np.int64)[coded.indices.to_numpy()]
         return numbers
 
-    def _advance(self, piece: Piece, spans: Spans, begun: int) -> None:
+    def _advance(self, piece: Slice, spans: Spans, begun: int) -> None:
         """Update the latest row of each sequence, and refuse gaps of more than `FAR` rows."""
         new = np.zeros(len(self.numbers) - begun, np.int64)
         self.last, self.sizes = np.concatenate((self.last, new)), np.concatenate((self.sizes, new))
@@ -221,7 +165,7 @@ class Gathering:
         self.last[spans.numbers - self.out] = rows[spans.ends - 1]
         self.sizes[spans.numbers - self.out] += spans.ends - spans.begins
 
-    def _open(self, piece: Piece, spans: Spans, begun: int) -> None:
+    def _open(self, piece: Slice, spans: Spans, begun: int) -> None:
         """Store the first row of each new sequence, and record later rows that differ in constant columns."""
         roles = {name: role for role, name in self.plan.columns.items()}
         constant = {name: roles.get(name, name) for name in self.plan.names}
@@ -230,7 +174,7 @@ class Gathering:
         first = heads[spans.numbers >= begun]
         if first.size:
             table = piece.table.select(list(constant)).take(pa.array(first))
-            self.openings.append(Opening(piece.file, piece.group, begun, first + piece.first, table))
+            self.openings.append((begun, replace(piece, rows=piece.rows[first], table=table)))
         old = int(np.searchsorted(spans.numbers, begun))  # sequences that began in an earlier piece
         for name, role in constant.items():
             if role == columns.SEQUENCE:
@@ -245,26 +189,22 @@ class Gathering:
                     if one != two and (one == one or two == two):  # NaN is NaN
                         text = (
                             f"a sequence has one value, and this one has {one!r} where it begins and "
-                            f"{two!r} in row {piece.first + row} of {piece.file}"
+                            f"{two!r} in row {piece.rows[row]} of {piece.file}"
                         )
                         self.flaws.setdefault(number, (role, text))
 
     def _first_value(self, number: int, name: str) -> Any:
-        opening = self.openings[bisect_right(self.openings, number, key=lambda one: one.first) - 1]
-        return value(opening.table.column(name)[number - opening.first])
+        first, opening = self.openings[bisect_right(self.openings, number, key=lambda one: one[0]) - 1]
+        return value(opening.table.column(name)[number - first])
 
     def finished(self) -> Iterator[Slice]:
         """Yield sequences that can have no further rows, once these hold enough tokens."""
         open_ = np.flatnonzero(self.read - self.last - 1 <= FAR)
         count = int(open_[0]) if open_.size else len(self.last)
         if self.sizes[:count].sum() > WORTHWHILE * self.sizes.sum():
-            yield from self._hand_out(count)
+            yield from self.hand_out(count)
 
-    def rest(self) -> Iterator[Slice]:
-        """Yield the remaining sequences at the end of the dump."""
-        yield from self._hand_out(len(self.last))
-
-    def _hand_out(self, count: int) -> Iterator[Slice]:
+    def hand_out(self, count: int) -> Iterator[Slice]:
         """Yield the first `count` buffered sequences."""
         if not count:
             return
@@ -275,11 +215,14 @@ class Gathering:
         tokens = self._sorted(tokens.filter(pa.array(go)))
         offsets = starts(self.sizes[:count])
         self.last, self.sizes, self.out = self.last[count:], self.sizes[count:], end
-        openings, self.openings = self.openings, [one for one in self.openings if one.end > end]
-        for opening in (one.between(begin, end) for one in openings):
-            if len(opening.rows):
-                low, high = opening.first - begin, opening.end - begin
-                yield from self._slices(opening, tokens, offsets[low : high + 1])
+        openings, self.openings = self.openings, [one for one in self.openings if _end(*one) > end]
+        for first, opening in openings:
+            low, high = max(begin - first, 0), min(end - first, len(opening.rows))
+            if low < high:
+                at = first + low
+                yield from self._slices(
+                    at, opening.between(low, high), tokens, offsets[at - begin : first + high - begin + 1]
+                )
 
     def _sorted(self, tokens: pa.Table) -> pa.Table:
         """Sort tokens by sequence, position and row; record null and duplicate positions."""
@@ -303,17 +246,17 @@ class Gathering:
         for sequence, row in zip(sequences.tolist(), bad[first].tolist(), strict=True):
             self.flaws.setdefault(sequence, (columns.POSITION, text(row)))
 
-    def _slices(self, opening: Opening, tokens: pa.Table, offsets: Ints) -> Iterator[Slice]:
-        """Yield the sequences of an opening as slices; their tokens lie at `offsets` [S+1]."""
+    def _slices(self, first: int, opening: Slice, tokens: pa.Table, offsets: Ints) -> Iterator[Slice]:
+        """Yield the sequences from number `first` on as slices; their tokens lie at `offsets` [S+1]."""
         for begin, end in cuts(offsets, self.tokens):
             part = tokens.slice(offsets[begin], offsets[end] - offsets[begin])
             bounds = pa.array(offsets[begin : end + 1] - offsets[begin])
-            found = opening.table.slice(begin, end - begin)
+            found = opening.between(begin, end)
+            table = found.table
             for name in part.column_names[1:]:
                 values = part.column(name).combine_chunks()
-                found = found.append_column(name, pa.LargeListArray.from_arrays(bounds, values))
-            problems = self._problems(opening.first + begin, opening.first + end)
-            yield Slice(opening.file, opening.group, opening.rows[begin:end], 0, found, problems)
+                table = table.append_column(name, pa.LargeListArray.from_arrays(bounds, values))
+            yield replace(found, table=table, problems=self._problems(first + begin, first + end))
 
     def _problems(self, begin: int, end: int) -> tuple[Problem, ...]:
         """Return and remove the defects of some sequences, by column."""
@@ -326,6 +269,11 @@ class Gathering:
             Problem(role, np.array([row for row, _ in some]), [text for _, text in some].__getitem__, SKIP)
             for role, some in by_role.items()
         )
+
+
+def _end(first: int, opening: Slice) -> int:
+    """Return one past the number of the last sequence of an opening."""
+    return first + len(opening.rows)
 
 
 def _differing(column: pa.Array, spans: Spans) -> dict[int, tuple[int]]:

@@ -247,6 +247,8 @@ def merged(provenances: Iterable[dict[str, object]]) -> dict[str, object]:
 
 def _unreadable(path: Location, error: Exception) -> DumpError:
     """Explain why a file cannot be opened, from its first and last bytes."""
+    if isinstance(error, UnicodeEncodeError):  # the value of a hive partition
+        return DumpError(f"{path}: the path is not UTF-8", "rename the file and its directories")
     if lost := outage(path, error):
         return DumpError(f"{path}: {lost[0]}", lost[1])
     try:

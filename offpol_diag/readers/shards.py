@@ -19,7 +19,6 @@ from offpol_diag.batch import Batch
 from offpol_diag.readers.columns import SEQUENCE
 from offpol_diag.readers.dump import ROOM, Dump, Noticed
 from offpol_diag.readers.parquet import READ_ERRORS, Part, chunk_of, open_again
-from offpol_diag.readers.sources import Location
 
 FEW = (1, 2, 4, 8, 12, 16)
 """Numbers of parts that divide evenly among the usual numbers of cores."""
@@ -123,7 +122,10 @@ def cut(dump: Dump, span: Span) -> Dump:
         count = len(part.group_rows)
         begin, end = max(span.begin - first, 0), min(span.end - first, count)
         if begin < end:
-            parts.append(replace(part, path=_absolute(part.path), span=(begin, end), between=span.rows))
+            path = part.path
+            if not path.store:
+                path = replace(path, path=str(Path(path.path).absolute()))
+            parts.append(replace(part, path=path, span=(begin, end), between=span.rows))
         elif not parts:
             before += sum(part.group_rows)
         first += count
@@ -139,10 +141,6 @@ def of_batches(dump: Dump, least: int = 1) -> list[Dump]:
     """Return the dump in parts of about one batch, or of `least` file bytes where that is more."""
     share = dump.batch_tokens / max(dump.tokens, 1.0)
     return shards(dump, max(least, int(share * dump.info.bytes)))
-
-
-def _absolute(path: Location) -> Location:
-    return path if path.store else replace(path, path=str(Path(path.path).absolute()))
 
 
 # ---------------------------------------------------------------- the long form

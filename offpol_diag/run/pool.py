@@ -23,7 +23,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from importlib import import_module
-from multiprocessing import connection
+from multiprocessing import connection, resource_tracker
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Lock
@@ -140,35 +140,35 @@ class Processes:
             WorkerError: workers cannot be started, or are killed repeatedly.
         """
         cuts = pieces(dump, self.least)
-        many = 1 if self.workers is None and dump.tokens < WORTH else min(len(cuts), self._most())
+        # A running pool keeps its number of workers, whatever memory it uses.
+        most = self._pool.workers if self._pool else self.workers or room()
+        many = 1 if self.workers is None and dump.tokens < WORTH else min(len(cuts), most)
         alone = Local(self.device, progress=self.progress, clock=self.clock)
         if len(cuts) == 1:
             return alone.reduce(dump, job, each)
         with one_thread():
             if many > 1:
-                return merged(self._by_workers(many, cuts, dump, job, each), dump)
+                return merged(self._by_workers(many, most, cuts, dump, job, each), dump)
             parts = [cut(dump, span) for span in cuts]
             states = zip(parts, alone.over(parts, job, each), strict=True)
             return merged(((state, part.noticed()) for part, state in states), dump)
 
-    def _most(self) -> int:
-        """Return the maximum number of workers; a running pool keeps its number, whatever memory it uses."""
-        return self._pool.workers if self._pool else self.workers or room()
-
     def _by_workers(
-        self, many: int, cuts: Sequence[Span], dump: Dump, job: Job[M], each: Each[M] | None
+        self, many: int, most: int, cuts: Sequence[Span], dump: Dump, job: Job[M], each: Each[M] | None
     ) -> Iterator[tuple[M | None, Noticed]]:
         """Yield the result of every part from workers, in order."""
         self.used = max(self.used, many)
         order = packed(Order(dump, job, each.pick if each else None))
         try:
-            for answer in self._answers(many, cuts, order, dump.rows):
+            for answer in self._answers(many, most, cuts, order, dump.rows):
                 yield taken(answer.result, each, self.clock)
         except BaseException:
             self.close()
             raise
 
-    def _answers(self, many: int, cuts: Sequence[Span], order: bytes, rows: int) -> Iterator[Answer]:
+    def _answers(
+        self, many: int, most: int, cuts: Sequence[Span], order: bytes, rows: int
+    ) -> Iterator[Answer]:
         """Yield every part's answer in order; the number waiting for an earlier one is bounded.
 
         When a worker is killed, its work is retried once in a new pool with one worker fewer, in case memory
@@ -182,7 +182,7 @@ class Processes:
         for first in range(len(cuts)):
             answer: Answer | None = None
             while answer is None:
-                pool = self._pool = self._pool or _Pool(self._most(), AHEAD * self._most())
+                pool = self._pool = self._pool or _Pool(most, AHEAD * most)
                 try:
                     for at in range(first, min(first + ahead, len(cuts))):
                         if at not in waiting:
@@ -195,7 +195,11 @@ class Processes:
                     ended = pool.end()
                     self._pool = _Pool(max(1, pool.workers - 1), len(pool.rows))
                     if lost == first:
-                        raise _killed(ended) from error
+                        raise WorkerError(
+                            f"worker processes were ended from outside ({ended}), twice at the same rows of "
+                            "the dump",
+                            "most often memory ran short: say --workers 1, or leave more memory free",
+                        ) from error
                     lost = first
                     waiting = {at: one for at, one in waiting.items() if not _lost(one)}
                 if self.progress:
@@ -212,17 +216,12 @@ def _lost(future: Future[Any]) -> bool:
     return future.cancelled() or isinstance(future.exception(), BrokenProcessPool)
 
 
-def _killed(ended: str) -> OffpolError:
-    return WorkerError(
-        f"worker processes were ended from outside ({ended}), twice at the same rows of the dump",
-        "most often memory ran short: say --workers 1, or leave more memory free",
-    )
-
-
 METHOD = "forkserver" if sys.platform == "linux" else "spawn"
 """Start method of workers. Outside Linux, forking is missing or unsafe, and each worker imports anew."""
 PRELOAD = "offpol_diag.run.preload"
 HINT = "say --workers 1 to do without them"
+SILENT = "ignore::UserWarning:multiprocessing.resource_tracker"
+"""Python's tracker of semaphores would print a line on stderr when this process is killed."""
 LATER = "pyro.ops.stats"
 """Module needed after a pass over the dump; imported while workers are busy."""
 _forked: _Pool | None = None
@@ -261,6 +260,12 @@ class _Pool:
     def __init__(self, workers: int, slots: int, method: str = "") -> None:
         context: Any = mp.get_context(method or METHOD)
         self._served = (method or METHOD) == "forkserver"
+        if self._served:
+            sys.warnoptions.append(SILENT)
+            try:
+                resource_tracker.ensure_running()
+            finally:
+                sys.warnoptions.remove(SILENT)
         self.workers = workers
         self.rows = context.RawArray("q", slots)
         self._grown: dict[int, int] = {}
@@ -307,7 +312,7 @@ class _Pool:
 
 def serve() -> None:
     """Start the fork server if it is not running, without waiting for its imports."""
-    from multiprocessing import forkserver, resource_tracker
+    from multiprocessing import forkserver
 
     mp.set_forkserver_preload([PRELOAD])
     resource_tracker.ensure_running()  # first, since it unblocks signals
@@ -503,23 +508,21 @@ def cores() -> int:
 
 def room() -> int:
     """Return the number of workers: one per core, as free memory allows, at least one."""
-    known = [found for found in (_free_in_machine(), _free_in_group()) if found is not None]
-    return max(1, min([cores(), *(found // WORKER for found in known)]))
-
-
-def _free_in_machine() -> int | None:
-    lines = (line.split() for line in _text(MEMORY).splitlines())
-    return next((1024 * int(line[1]) for line in lines if line[0] == "MemAvailable:"), None)
-
-
-def _free_in_group() -> int | None:
-    """Return the cgroup's free memory in bytes, counting the page cache, which can be reclaimed, as free."""
+    limits = [cores()]
+    free = _named(MEMORY, "MemAvailable:")
+    if free is not None:
+        limits.append(1024 * free // WORKER)
     most, taken = _words("memory.max"), _words("memory.current")
-    if not most or not taken or not most[0].isdecimal():
-        return None
-    lines = (line.split() for line in _text(GROUP / "memory.stat").splitlines())
-    cache = next((int(line[1]) for line in lines if line[0] == "file"), 0)
-    return max(0, int(most[0]) - int(taken[0]) + cache)
+    if most and taken and most[0].isdecimal():
+        cache = _named(GROUP / "memory.stat", "file") or 0  # it can be reclaimed, so it counts as free
+        limits.append((int(most[0]) - int(taken[0]) + cache) // WORKER)
+    return max(1, min(limits))
+
+
+def _named(path: Path, name: str) -> int | None:
+    """Return the number after a name in a file of lines, if it is there."""
+    lines = (line.split() for line in _text(path).splitlines())
+    return next((int(line[1]) for line in lines if line[0] == name), None)
 
 
 def _words(name: str) -> list[str]:

@@ -199,16 +199,20 @@ class _Merges:
 # ---------------------------------------------------------------- a task
 
 
-class Unread(Exception):
-    """A transient failure to read a shard, worth a retry; holds the error."""
+class Failed(Exception):
+    """A shard could not be read; holds the error."""
 
     def __init__(self, error: OffpolError) -> None:
         super().__init__(error)
         self.error = error
 
 
-class Refused(Unread):
-    """A permanent failure to read a shard; holds the error."""
+class Unread(Failed):
+    """For a transient cause, so that a retry is worth it."""
+
+
+class Refused(Failed):
+    """For a permanent cause."""
 
 
 def _work(ours: str, device: str, data: bytes, span: Span) -> tuple[bytes, list[Any], Report]:
@@ -258,7 +262,7 @@ def _fetched(ref: Any) -> Any:
         return library().get(ref)
     except RayTaskError as error:
         cause = error.cause
-        if isinstance(cause, Unread | Refused):
+        if isinstance(cause, Failed):
             raise cause.error from None
         if isinstance(cause, ImportError) or "failed to import on the worker" in str(error):
             raise ClusterError(
