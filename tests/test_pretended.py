@@ -300,7 +300,7 @@ def test_the_host_waits_as_often_with_all_presets_as_with_one(without_advantages
 
     assert one <= every
     assert every - one <= Counter({"aten::nonzero": 1})  # where the near tokens stand
-    assert 0 < sum(every.values()) <= 32
+    assert 0 < sum(every.values()) <= 40
 
 
 def test_what_lies_on_a_gpu_is_counted_and_more_than_it_has_room_for_is_refused():

@@ -104,7 +104,7 @@ def sample(scene: Scene, drift: Drift) -> Sample:
     assert q is not None
     assert p is not None
     starts = batch.cu_seqlens[:-1]
-    order, begins, whole = _host(torch.stack((hashes(batch, q, p), starts, batch.lengths)))
+    order, begins, whole = host(torch.stack((hashes(batch, q, p), starts, batch.lengths)))
     rank = np.argsort(order, kind="stable")
     rank = rank[whole[rank] > 0]
     at = rank[: _prefix(np.minimum(whole[rank], FIRST + LAST))]
@@ -124,12 +124,13 @@ def sample(scene: Scene, drift: Drift) -> Sample:
     known = {
         name: x.index_select(0, tokens).to(torch.float64) for name, x in columns.items() if x is not None
     }
-    values = dict(zip(known, _host(torch.stack(list(known.values()))), strict=True))
+    values = dict(zip(known, host(torch.stack(list(known.values()))), strict=True))
     scalars = {name: [column[i] for i in at] for name, column in batch.scalars.items()}
     return Sample(order[at], lengths, values, scalars, len(at) < len(rank))
 
 
-def _host(x: Tensor) -> NDArray[Any]:
+def host(x: Tensor) -> NDArray[Any]:
+    """Return a tensor as an array of the host; of a GPU by one copy."""
     return x.numpy() if here(x) else np.array(x.tolist()).reshape(x.shape)
 
 

@@ -159,7 +159,7 @@ def of_scene(scene: Scene, columns: Mapping[str, Tensor], delta: Tensor, total: 
                     str(step): Step(
                         Sums.of_stacked(names, stacked[:, at], draws, batch.key[at]),
                         LogSums.of(own, draws),
-                        Top.of(Tail.of(tokens).kept, total.new_tensor(len(tokens))),
+                        Top.of(Tail.of(tokens).kept, total.new_full((), len(tokens))),
                         Top.of(own, filled[at].sum().to(torch.float64)),
                     )
                 },

@@ -42,9 +42,9 @@ def sequences(scene: Scene, drift: Drift) -> Best[WorstSequence]:
     batch, columns = scene.batch, gap.columns(scene, drift)
     k3 = columns[f"{drift.prefix}k3"] / batch.lengths.clamp(min=1)
     at = _largest(k3, SEQUENCES)
-    whole = torch.stack((at, batch.lengths[at]), dim=1)
+    whole = torch.stack((at, batch.cu_seqlens[at], batch.lengths[at]), dim=1)
     best = _best(whole, _table(scene, drift, k3)[at], SEQUENCES)
-    rows = _sequences(batch, drift, [row for (row, _), _ in best], [reals for _, reals in best])
+    rows = _sequences(batch, drift, [ints for ints, _ in best], [reals for _, reals in best])
     none: Best[WorstSequence] = Best(SEQUENCES, ())
     return none.merge(Best(SEQUENCES, tuple((row.k3_mean, row) for row in rows)))
 
@@ -54,8 +54,9 @@ def typical(scene: Scene, drift: Drift) -> Best[WorstSequence]:
     batch, lags = scene.batch, scene.batch.scalars.get("policy_lag")
     k3 = gap.columns(scene, drift)[f"{drift.prefix}k3"] / batch.lengths.clamp(min=1)
     chance = sample.hashes(batch, *_policies(batch, drift)).to(torch.float64) / 2.0**64 + 0.5
-    known = np.array(torch.cat((chance[:, None], _table(scene, drift, k3)), dim=1).tolist())
-    scores = known.reshape(batch.sequences, -1)[:, 0]
+    starts = torch.stack((chance, batch.cu_seqlens[:-1], batch.lengths), dim=1)
+    known = sample.host(torch.cat((starts, _table(scene, drift, k3)), dim=1))
+    scores = known[:, 0]
     if lags is not None:
         scores += [lag == 0 for lag in lags]
     scores[~np.isfinite(known).all(axis=1)] = -1.0  # an empty sequence has no largest |Δ|
@@ -63,7 +64,8 @@ def typical(scene: Scene, drift: Drift) -> Best[WorstSequence]:
     few = np.flatnonzero((scores >= least) & (scores >= 0)).tolist()
     few.sort(key=lambda row: (-scores[row], _text(batch, "sequence_id", row)))
     few = few[:SOME]
-    rows = _sequences(batch, drift, few, known[few, 1:].tolist())
+    whole = [[row, *known[row, 1:3].astype(np.int64).tolist()] for row in few]
+    rows = _sequences(batch, drift, whole, known[few, 3:].tolist())
     return Best(SOME, tuple(zip(scores[few].tolist(), rows, strict=True)))
 
 
@@ -76,18 +78,17 @@ def _table(scene: Scene, drift: Drift, k3: Tensor) -> Tensor:
 
 
 def _sequences(
-    batch: Batch, drift: Drift, rows: list[int], numbers: list[list[float]]
+    batch: Batch, drift: Drift, whole: list[list[int]], numbers: list[list[float]]
 ) -> list[WorstSequence]:
-    """Describe some sequences, with their tokens; of a longer one the `STRIP` tokens with the largest ΣK3."""
-    if not rows:
+    """Describe sequences (row, first token, length), with their tokens: at most `STRIP`, of largest ΣK3."""
+    if not whole:
         return []
-    at = sent(torch.tensor(rows), batch.rollout.device)
-    begins, lengths = torch.stack((batch.cu_seqlens[at], batch.lengths[at])).tolist()
+    rows, begins, lengths = zip(*whole, strict=True)
     index = torch.cat([torch.arange(begin, begin + n) for begin, n in zip(begins, lengths, strict=True)])
     q, p = _policies(batch, drift)
     columns = [q, p, batch.position, *([] if batch.token_ids is None else [batch.token_ids])]
     index = sent(index, q.device)
-    copied = np.array(torch.stack([x.index_select(0, index).to(torch.float64) for x in columns]).tolist())
+    copied = sample.host(torch.stack([x.index_select(0, index).to(torch.float64) for x in columns]))
     ends = np.cumsum(lengths)
     return [
         _sequence(batch, row, each, copied[:, end - n : end])
