@@ -173,7 +173,7 @@ def test_a_gate_that_could_not_say_is_not_counted_as_passed() -> None:
 def test_the_recommended_preset_is_the_first_of_the_table_after_the_raw_weights() -> None:
     titles = [str(row[0]) for row in table("presets", section("presets", make_summary())).rows]
 
-    assert next(title for title in titles if "raw weights" not in title).startswith("token_is (recommended")
+    assert next(title for title in titles if "uncorrected" not in title).startswith("token_is (recommended")
 
 
 def test_a_column_that_only_some_of_the_worst_tokens_have_is_shown() -> None:

@@ -82,6 +82,11 @@ def test_the_answer_takes_forty_lines_at_most_and_no_more_than_the_width(
     [
         ("collapse", ["SEVERE off-policy mismatch: K3 KL is 0.26 nats per token [0.19, 0.34]"]),
         ("collapse", ["It collapses: K3 rises from 0.00072 (step 0) to 0.73 (step 8)"]),
+        (
+            "collapse",
+            ["while the mean reward falls from 0.52 to 0", "at a constant lag of 2, K3 rises from 0.014"],
+        ),
+        ("collapse", ["86% → 1.6%", "0.48 → 0.89", "Mean reward"]),
         ("collapse", ["No sign of one.", "in sync (lag 0) K3 is 0.00072", "E[r] = 1 cannot be tested"]),
         ("collapse", ["Token TIS at 2.0: ESS 16%* → 93%, 0.62% truncated", "a toss-up, so the simpler one"]),
         (

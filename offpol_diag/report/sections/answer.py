@@ -42,6 +42,8 @@ class Tile:
     @property
     def value(self) -> str:
         """The value with its interval or, where there is none, with what stands beside it."""
+        if self.number.value is None and self.number.log10 is None:
+            return self.beside
         return " ".join(part for part in (*written(self.number), self.beside) if part)
 
 
@@ -99,7 +101,9 @@ def answer(summary: Summary) -> Answer:
         f"steps {steps[0].key} to {steps[-1].key}" if any(tile.curve for tile in tiles) else "",
         () if corrections else findings(summary),
         corrections,
-        f"All {len(summary.presets)} presets: -v." if corrections and summary.presets else "",
+        f"All {len(summary.presets)} presets: -v."
+        if corrections and len(summary.presets) > len(corrections)
+        else "",
         _commands(summary, prefix),
     )
 
@@ -170,8 +174,7 @@ def _approximately(value: float, approximate: bool) -> str:
 def growth(summary: Summary) -> str:
     """Return a sentence on a collapse: K3 that grows over the steps, and the mean reward that falls."""
     prefix = drift(summary)
-    curve = [(one.key, _at(one, f"{prefix}k3").value) for one in _steps(summary)]
-    known = [(key, value) for key, value in curve if value is not None]
+    known = [(key, value) for key, value in _curve(summary, prefix, "k3") if value is not None]
     third = len(known) // 3
     if not third:
         return ""
@@ -181,7 +184,7 @@ def growth(summary: Summary) -> str:
     (a, low), (b, high) = known[0], known[-1]
     word = "It collapses" if last > MERGE else "It grows"
     told = f"{word}: K3 rises from {_short(low)} (step {a}) to {_short(high)} (step {b})"
-    rewards = [number for one in _steps(summary) if (number := _at(one, "mean_reward").value) is not None]
+    rewards = [value for _, value in _curve(summary, prefix, "reward") if value is not None]
     fell = len(rewards) > 1 and rewards[-1] < 0.5 * rewards[0]
     return told + (
         f", while the mean reward falls from {_short(rewards[0])} to {_short(rewards[-1])}." if fell else "."
@@ -212,7 +215,7 @@ def _facts(summary: Summary, prefix: str) -> tuple[tuple[str, str], ...]:
         return _of_bug(causes, summary.recommendation)
     return (
         ("Bug?", _checks(summary, prefix)),
-        ("Cause", _cause(causes[0]) if causes else ""),
+        ("Cause", _cause(summary, causes[0]) if causes else ""),
         ("What to do", remedy(summary)),
         ("How sure", how_sure(summary)),
         ("Warnings", _warnings(summary)),
@@ -270,8 +273,16 @@ def _in_sync(summary: Summary, prefix: str) -> float | None:
     return _at(places[0], "k3").value if synced else None
 
 
-def _cause(cause: Cause) -> str:
-    return f"{_sentence(cause.statement)} {_sentence(cause.statistic)}"
+def _cause(summary: Summary, cause: Cause) -> str:
+    """Return a cause with its evidence: where K3 grows at one lag, that."""
+    lag, said = summary.charts.lag, f"{_sentence(cause.statement)} {_sentence(cause.statistic)}"
+    if cause.id != "stale" or lag is None or not (lag.start and lag.end and lag.steps):
+        return said
+    (first, last), low, high = lag.steps, lag.start.value, lag.end.value
+    if low is None or high is None or (lag.growth or 0.0) < GROWN:
+        return said
+    ends = f"{_short(low)} (step {first}) to {_short(high)} (step {last})"
+    return f"Stale rollouts and growing updates: at a constant lag of {lag.lag}, K3 rises from {ends}."
 
 
 def remedy(summary: Summary) -> str:
@@ -354,21 +365,21 @@ def _tiles(summary: Summary, prefix: str) -> tuple[Tile, ...]:
         _tile(summary, prefix, "ESS, sequences", "ess_sequences"),
         _tile(summary, prefix, "χ², tokens", "chi2_token"),
         _tile(summary, prefix, "Pareto k̂", "khat_tokens", beside),
-        _tile(summary, "", "Mean reward", "mean_reward"),
+        _tile(summary, prefix, "Mean reward", "reward"),
     ]
     return tuple(tile for tile in found if tile is not None)
 
 
 def _tile(summary: Summary, prefix: str, label: str, key: str, beside: str = "") -> Tile | None:
     number = summary.metrics.get(prefix + key, Number())
-    if number.value is None and number.log10 is None:
+    curve = tuple(value for _, value in _curve(summary, prefix, key))
+    if number.value is None and number.log10 is None and (key != "reward" or len(set(curve)) < 2):
         return None
     row = band(key, number)
     name, tone = (row.name, row.tone) if row else ("", "info")
     if key == "khat_tokens":
         name, tone = ("unreliable", "bad") if number.note else ("reliable", "good")
         number = number.model_copy(update={"note": None})
-    curve = tuple(_at(one, prefix + key).value for one in _steps(summary))
     known = sum(value is not None for value in curve)
     return Tile(label, prefix + key, number, name, tone, curve if known > 1 else (), number.unit, beside)
 
@@ -376,6 +387,15 @@ def _tile(summary: Summary, prefix: str, label: str, key: str, beside: str = "")
 def _steps(summary: Summary) -> list[Place]:
     where = summary.by.get("step")
     return where.places if where else []
+
+
+def _curve(summary: Summary, prefix: str, name: str) -> list[tuple[str, float | None]]:
+    """Return a number of the main pair of policies by training step."""
+    steps = summary.charts.steps
+    if steps is None:
+        return [(one.key, _at(one, prefix + name).value) for one in _steps(summary)]
+    values = steps.series[name].values if name in steps.series else []
+    return [(str(last), value) for last, value in zip(steps.last, values, strict=False)]
 
 
 def _at(place: Place, name: str) -> Number:
