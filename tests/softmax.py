@@ -157,7 +157,7 @@ def ours(x, preset):
     done = outcome(scene, preset)
     found = losses.token_loss(done.ratios, preset)
     weights = torch.ones_like(found.loss)
-    if done.weighed is not None and found.weighted:
+    if done.weighed is not None and losses.weighted(preset):
         final = done.weighed.final
         weights = final.values if final.per == "token" else segments.spread(final.values, batch.cu_seqlens)
     return found, weights, token_mask(done)
@@ -168,7 +168,10 @@ def gradient(x, preset, how):
     found, weights, keep = ours(x, preset)
     where = torch.zeros_like(x.mask)
     where[x.mask] = keep > 0
-    packed = found.gradient(weights * factors(x, where, how)[x.mask])
+    packed = found.slope * weights * factors(x, where, how)[x.mask]
+    if losses.LOSSES[preset.loss].pooled:  # every token has the mean over its sequence
+        starts = torch.tensor([0, *x.mask.sum(1).cumsum(0).tolist()])
+        packed = segments.spread(segments.mean(packed, starts), starts)
     return torch.zeros_like(x.rollout).masked_scatter(x.mask, packed)
 
 

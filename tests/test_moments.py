@@ -15,6 +15,7 @@ D = {"old": ("rollout", "old"), "current": ("rollout", "current"), "drift": ("ol
 F = {
     "1": lambda d: 1.0,
     "d": lambda d: d,
+    "−d": lambda d: -d,
     "x": math.expm1,
     "x²": lambda d: math.expm1(d) ** 2,
     "k3": lambda d: math.expm1(d) - d,

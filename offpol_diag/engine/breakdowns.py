@@ -68,7 +68,7 @@ def _position(block: Block) -> Tensor:
 def _probability(block: Block) -> Tensor:
     """Return the number of edges below each token's probability."""
     log = torch.as_tensor(block.rollout)
-    return torch.bucketize(log, log.new_tensor(_LOG_EDGES))
+    return torch.bucketize(log, sent(torch.tensor(_LOG_EDGES, dtype=log.dtype), log.device))
 
 
 def _sign(block: Block) -> Tensor | None:

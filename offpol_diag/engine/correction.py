@@ -21,18 +21,21 @@ from offpol_diag.engine.segments import Memo, here
 from offpol_diag.presets import AGGREGATES, Over, Preset, Reject, Veto, Weight
 
 
-def outside(x: Tensor, edge: float, sign: int, strict: bool = False) -> Tensor:
-    """Return where x lies above (sign 1) or below (sign -1) an edge; with `strict` also where x equals it."""
+def outside(x: Tensor, edge: float | None, sign: int, strict: bool = False) -> Tensor | None:
+    """Return where x lies above (sign 1) or below (sign -1) an edge; with `strict` also where x equals it.
+
+    None without an edge.
+    """
+    if edge is None:
+        return None
     if sign > 0:
         return x >= edge if strict else x > edge
     return x <= edge if strict else x < edge
 
 
-def past(x: Tensor, bound: float | None, sign: int, strict: bool = False) -> Tensor | None:
-    """Return where log x lies beyond log(bound); None without a bound."""
-    if bound is None or (bound <= 0 and sign < 0):
-        return None
-    return outside(x, math.log(bound), sign, strict)
+def log_edge(bound: float | None, sign: int) -> float | None:
+    """Return the logarithm of a bound on r; None for one that nothing is beyond."""
+    return None if bound is None or (bound <= 0 and sign < 0) else math.log(bound)
 
 
 def either(*flags: Tensor | None) -> Tensor | None:
@@ -111,12 +114,9 @@ def _passes(ratios: Ratios, rule: Reject) -> Level:
 def beyond(ratios: Ratios, rule: Reject) -> tuple[Level, Level]:
     """Return the tokens, turns or sequences above the upper bound, and those below the lower one."""
     x = _judged(ratios, rule)
-    above, below = (x.map(lambda v, s=sign: _flags(_outside(v, rule, s), v)) for sign in (1, -1))  # type: ignore[misc]
-    return above, below
-
-
-def _flags(found: Tensor | None, like: Tensor) -> Tensor:
-    return torch.zeros_like(like, dtype=torch.bool) if found is None else found
+    found = (_outside(x.values, rule, sign) for sign in (1, -1))
+    above, below = (torch.zeros_like(x.values, dtype=torch.bool) if one is None else one for one in found)
+    return Level(above, x.per), Level(below, x.per)
 
 
 def _judged(ratios: Ratios, rule: Reject) -> Level:
@@ -140,14 +140,13 @@ def _of_tokens(flags: Level, ratios: Ratios) -> Level:
 def _outside(x: Tensor, rule: Reject, sign: int) -> Tensor | None:
     """Return where a statistic is beyond the rule's upper (sign 1) or lower (-1) bound; None without one."""
     bound = rule.upper if sign > 0 else rule.lower
-    if bound is None:
-        return None
-    return outside(x, math.log(bound) if rule.statistic == "ratio" else bound, sign, rule.strict)
+    return outside(x, log_edge(bound, sign) if rule.statistic == "ratio" else bound, sign, rule.strict)
 
 
 def _inside(x: Tensor, rule: Reject) -> Tensor:
     """Return where a statistic lies within the rule's bounds."""
-    return ~_flags(either(*(_outside(x, rule, sign) for sign in (1, -1))), x)
+    found = either(*(_outside(x, rule, sign) for sign in (1, -1)))
+    return torch.ones_like(x, dtype=torch.bool) if found is None else ~found
 
 
 _SIGNS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
@@ -175,12 +174,8 @@ def _advantage(rule: Reject, like: Level, ratios: Ratios) -> Tensor:
         return batch.advantages * ratios.delta
     if like.per == "token":
         return batch.advantages
-    return ratios.of("rollout").once("mean A", lambda: _mean_advantage(batch))
-
-
-def _mean_advantage(batch: Batch) -> Tensor:
-    assert batch.advantages is not None
-    return segments.mean(batch.advantages, batch.cu_seqlens)
+    advantages = batch.advantages
+    return ratios.of("rollout").once("mean A", lambda: segments.mean(advantages, batch.cu_seqlens))
 
 
 def veto_hits(ratios: Ratios, veto: Veto | None) -> Tensor:
@@ -188,12 +183,10 @@ def veto_hits(ratios: Ratios, veto: Veto | None) -> Tensor:
     return ratios.once(("veto hits", veto), lambda: _veto_hits(ratios, veto))
 
 
-def _beyond_veto(delta: Tensor, veto: Veto) -> tuple[Tensor | None, Tensor | None]:
-    return past(delta, veto.lower, -1), past(delta, veto.upper, 1)
-
-
 def _veto_hits(ratios: Ratios, veto: Veto | None) -> Tensor:
-    hits = None if veto is None else either(*_beyond_veto(ratios.delta, veto))
+    veto = veto or Veto()
+    edges = (log_edge(veto.lower, -1), -1), (log_edge(veto.upper, 1), 1)
+    hits = either(*(outside(ratios.delta, edge, sign) for edge, sign in edges))
     if hits is None:
         return torch.zeros_like(ratios.batch.lengths, dtype=torch.float64)
     return segments.count(hits, ratios.batch.cu_seqlens)
@@ -354,58 +347,45 @@ def _log_ratio(ratios: Ratios, weight: Weight) -> Level:
 
 def _weigh(ratios: Ratios, weight: Weight) -> Weighed:
     log = _log_ratio(ratios, weight)
-    raw = _held(_exponentiated(ratios, weight, log), log, weight)
-    above = past(log.values, weight.upper, 1, weight.strict)
-    below = past(log.values, weight.lower, -1, weight.strict)
-    final = _held(_ACTIONS[weight.action](ratios, weight, log, raw, either(above, below)), log, weight)
-    high, low = (_counted(ratios, flags, log) for flags in (above, below))
-    bounded, tries = _bounded(ratios, weight)
-    return Weighed(raw, final, high, low, bounded, tries)
-
-
-def _exponentiated(ratios: Ratios, weight: Weight, log: Level) -> Level:
-    """Compute r from log r; shared by all weights of the same `over` and safety bound."""
     key = "e^log r", log.per, weight.over, weight.safety, weight.safety_at
-    return ratios.once(key, lambda: log.map(lambda x: torch.exp(x.clamp(-OVERFLOW, OVERFLOW))))
+    raw = ratios.once(key, lambda: log.map(lambda x: torch.exp(x.clamp(-OVERFLOW, OVERFLOW))))
+    edges = (log_edge(weight.upper, 1), 1), (log_edge(weight.lower, -1), -1)
+    above, below = (outside(log.values, edge, sign, weight.strict) for edge, sign in edges)
 
+    def held(weights: Level) -> Level:
+        """Set weights that float32 cannot hold to 0, where the trainer drops those."""
+        if weight.overflow == "limit":
+            return weights
+        return weights.map(lambda x: torch.where(log.values > FLOAT32_OVERFLOW, 0.0, x))
 
-def _counted(ratios: Ratios, flags: Tensor | None, log: Level) -> Tensor:
-    """Count the weights of each sequence beyond a bound, [S]; 0 without a bound."""
-    if flags is None:
-        return ratios.once("no weight", lambda: torch.zeros_like(ratios.batch.lengths, dtype=torch.float64))
-    return per_sequence(flags, log, ratios.batch)
+    def counted(flags: Tensor | None) -> Tensor:
+        """Count the weights of each sequence beyond a bound, [S]; 0 without a bound."""
+        if flags is None:
+            return ratios.once(
+                "no weight", lambda: torch.zeros_like(ratios.batch.lengths, dtype=torch.float64)
+            )
+        return per_sequence(flags, log, ratios.batch)
 
-
-def _held(weights: Level, log: Level, weight: Weight) -> Level:
-    """Set weights that float32 cannot hold to 0, where the trainer drops those."""
-    if weight.overflow == "limit":
-        return weights
-    return weights.map(lambda x: torch.where(log.values > FLOAT32_OVERFLOW, 0.0, x))
+    final = held(_ACTIONS[weight.action](ratios, weight, log, held(raw), either(above, below)))
+    return Weighed(held(raw), final, counted(above), counted(below), *_bounded(ratios, weight))
 
 
 def _bounded(ratios: Ratios, weight: Weight) -> tuple[Tensor, Tensor]:
     """Count how often |log r| exceeds the safety bound, and of how many: [S] each."""
     over: Over = "token" if weight.safety_at == "token" else weight.over
-    return ratios.once(("bounded", over, weight.safety), lambda: _beyond_safety(ratios, over, weight.safety))
+    safety, lengths = weight.safety, ratios.batch.lengths
 
+    def made() -> tuple[Tensor, Tensor]:
+        tries = (lengths if over in ("token", "segment") else lengths > 0).to(torch.float64)
+        if safety is None:
+            return torch.zeros_like(tries), tries
+        if over == "token":
+            some = ratios.beyond(safety)
+            return segments.count(some.delta.abs() > safety, some.batch.cu_seqlens), tries
+        log = Level(ratios.turns("ratio"), "turn") if over == "segment" else ratios.aggregate("ratio", over)
+        return per_sequence(log.values.abs() > safety, log, ratios.batch), tries
 
-def _beyond_safety(ratios: Ratios, over: Over, safety: float | None) -> tuple[Tensor, Tensor]:
-    if over == "token":
-        return _tokens_beyond(ratios, safety)
-    log = Level(ratios.turns("ratio"), "turn") if over == "segment" else ratios.aggregate("ratio", over)
-    lengths = ratios.batch.lengths
-    tries = (lengths > 0 if log.per == "sequence" else lengths).to(torch.float64)
-    if safety is None:
-        return torch.zeros_like(tries), tries
-    return per_sequence(log.values.abs() > safety, log, ratios.batch), tries
-
-
-def _tokens_beyond(ratios: Ratios, safety: float | None) -> tuple[Tensor, Tensor]:
-    tries = ratios.batch.lengths.to(torch.float64)
-    if safety is None:
-        return torch.zeros_like(tries), tries
-    some = ratios.beyond(safety)
-    return segments.count(some.delta.abs() > safety, some.batch.cu_seqlens), tries
+    return ratios.once(("bounded", over, safety), made)
 
 
 def _truncate(ratios: Ratios, weight: Weight, log: Level, raw: Level, outside: Tensor | None) -> Level:
@@ -418,27 +398,23 @@ def _mask(ratios: Ratios, weight: Weight, log: Level, raw: Level, outside: Tenso
     return raw if outside is None else raw.map(lambda x: torch.where(outside, 0.0, x))
 
 
-def _none(ratios: Ratios, weight: Weight, log: Level, raw: Level, outside: Tensor | None) -> Level:
-    return raw
-
-
 def _psis(ratios: Ratios, weight: Weight, log: Level, raw: Level, outside: Tensor | None) -> Level:
     smoothed = ratios.settled.smoothed(ratios.policy, weight, log.values, log.per, ratios.batch)
     return Level(torch.exp(smoothed.clamp(-OVERFLOW, OVERFLOW)), log.per)
+
+
+_ACTIONS: dict[str, Callable[[Ratios, Weight, Level, Level, Tensor | None], Level]] = {
+    "truncate": _truncate,
+    "mask": _mask,
+    "none": lambda ratios, weight, log, raw, outside: raw,
+    "psis": _psis,
+}
 
 
 def in_tail(ratios: Ratios, weight: Weight) -> Tensor:
     """Return the weights that Pareto smoothing may replace, of tokens [T] or sequences [S]."""
     log = ratios.log_ratio(weight.over, weight.safety, weight.safety_at)
     return ratios.settled.in_tail(ratios.policy, weight, log.values, log.per, ratios.batch)
-
-
-_ACTIONS: dict[str, Callable[[Ratios, Weight, Level, Level, Tensor | None], Level]] = {
-    "truncate": _truncate,
-    "mask": _mask,
-    "none": _none,
-    "psis": _psis,
-}
 
 
 def per_sequence(flag: Tensor, like: Level, batch: Batch) -> Tensor:

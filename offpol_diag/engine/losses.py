@@ -9,7 +9,7 @@ Some trainers bound u before exp (`BOUNDS`); a preset has its trainer's bound in
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from offpol_diag.batch import Batch
 from offpol_diag.engine import segments
 from offpol_diag.engine.moments import Direction
 from offpol_diag.engine.ratios import OVERFLOW, Ratios
-from offpol_diag.presets import Clip, Preset
+from offpol_diag.presets import Clip, Policy, Preset
 
 BOUNDS: dict[str, tuple[float | None, float | None, str]] = {
     "verl": (20.0, 10.0, "1dda039b core_algos.py:1338,2070 (vanilla, cispo), 1590 (gspo, above only)"),
@@ -49,8 +49,6 @@ class TokenLoss:
         clipped: whether the clip is active.
         clipped_lower: whether the dual clip is active (A < 0 only).
         kl: −u of the token, bounded where the loss bounds u token by token (verl's ppo_kl).
-        weighted: whether the preset's importance weight multiplies this loss.
-        pooled: where each sequence starts, [S+1], if u is the sequence's mean; None if it is the token's.
     """
 
     loss: Tensor
@@ -58,27 +56,10 @@ class TokenLoss:
     clipped: Tensor
     clipped_lower: Tensor
     kl: Tensor
-    weighted: bool
-    pooled: Tensor | None = None
 
     def map(self, function: Callable[[Tensor], Tensor]) -> TokenLoss:
         """Return the same terms with a function applied to each."""
-        return replace(
-            self,
-            loss=function(self.loss),
-            slope=function(self.slope),
-            clipped=function(self.clipped),
-            clipped_lower=function(self.clipped_lower),
-            kl=function(self.kl),
-        )
-
-    def gradient(self, factor: Tensor) -> Tensor:
-        """Compute d Σ factor·loss / d log π_θ of each token, [T]; factors [T] are constants (w · kept / n).
-
-        Where u is the sequence's mean, every token has the mean of `factor·slope` over its sequence.
-        """
-        own = factor * self.slope
-        return own if self.pooled is None else segments.spread(segments.mean(own, self.pooled), self.pooled)
+        return TokenLoss(**{name: function(x) for name, x in vars(self).items()})
 
 
 @dataclass(frozen=True)
@@ -181,12 +162,12 @@ def kind(preset: Preset) -> tuple[object, ...]:
     return preset.loss, preset.policy == "old", preset.clip if _has_ratio(preset) else None
 
 
-def anchor_of(policy: str) -> str:
+def anchor_of(policy: Policy) -> Policy:
     """Return the denominator of the loss's own ratio: π_old for decoupled presets, else π_rollout."""
     return "old" if policy == "old" else "rollout"
 
 
-def drift(policy: str) -> Direction:
+def drift(policy: Policy) -> Direction:
     """Return the log-ratio u in the loss of a preset with this numerator."""
     return "drift" if anchor_of(policy) == "old" else "current"
 
@@ -218,19 +199,14 @@ def _token_loss(ratios: Ratios, preset: Preset) -> TokenLoss:
         never if clipped is None else clipped,
         never if lower is None else lower,
         kl(ratios, preset),
-        weighted(preset),
-        batch.cu_seqlens if row.pooled else None,
     )
 
 
 def kl(ratios: Ratios, preset: Preset) -> Tensor:
     """Compute −u of every token, [T], within the loss's bound where that applies to tokens."""
     bound = preset.clip.safety if _has_ratio(preset) and not LOSSES[preset.loss].pooled else None
-    return ratios.once(("loss kl", bound), lambda: -_within(_u(ratios), bound))
-
-
-def _within(u: Tensor, bound: float | None) -> Tensor:
-    return u if bound is None else u.clamp(-bound, bound)
+    u = _u(ratios)
+    return ratios.once(("loss kl", bound), lambda: -(u if bound is None else u.clamp(-bound, bound)))
 
 
 def _has_ratio(preset: Preset) -> bool:
@@ -263,20 +239,20 @@ def _by_sign(ratios: Ratios, preset: Preset) -> dict[str, TokenLoss]:
         terms = Terms(a, none, ratio, held == u, preset.clip)
         loss, slope, clipped, lower = LOSSES[preset.loss].of(terms)
         clipped, lower = (never if x is None else x for x in (clipped, lower))
-        found[sign] = TokenLoss(loss, slope, clipped, lower, -u, weighted(preset))
+        found[sign] = TokenLoss(loss, slope, clipped, lower, -u)
     return found
 
 
 def _u(ratios: Ratios) -> Tensor:
     """Compute u of every token, [T]."""
-    return ratios.once("loss u", lambda: _made_u(ratios.batch, anchor_of(ratios.policy)))
 
+    def made() -> Tensor:
+        current, before = ratios.batch.current, ratios.batch.policy(anchor_of(ratios.policy))
+        assert current is not None
+        assert before is not None
+        return current - before
 
-def _made_u(batch: Batch, anchor: str) -> Tensor:
-    current, before = batch.current, batch.policy(anchor)
-    assert current is not None
-    assert before is not None
-    return current - before
+    return ratios.once("loss u", made)
 
 
 def mean_u(ratios: Ratios) -> Tensor:

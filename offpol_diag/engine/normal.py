@@ -39,8 +39,12 @@ def sums(scene: Scene, columns: rows.Columns) -> Places[Sums]:
 
 def _members(scene: Scene) -> dict[Label, Tensor]:
     """Return trainer batch → indices of its sequences in this batch."""
-    found, which = scope.codes(scene.batch)
-    return {label: torch.nonzero(which == at).flatten() for at, label in enumerate(found)}
+
+    def made() -> dict[Label, Tensor]:
+        found, which = scope.codes(scene.batch)
+        return {label: torch.nonzero(which == at).flatten() for at, label in enumerate(found)}
+
+    return scene.once("trainer batches", made)
 
 
 def ranges(outcomes: Outcomes, names: Container[str]) -> Places[Extremes]:

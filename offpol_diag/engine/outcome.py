@@ -251,13 +251,12 @@ class Outcome:
             high: weights above `upper`; low: below `lower`; units: number of weights; bounded: weights or
             tokens on which the safety bound acted; tries: number of those.
         """
-        weighed = self.weighed
-        if weighed is None:
+        found = self.weighed
+        if found is None:
             return {"high": none, "low": none, "units": n, "bounded": none, "tries": n}
-        tokens = weighed.final.per == "token"
-        tries, units = (n, n) if tokens else (weighed.tries, there)
-        acted = {"high": weighed.high, "low": weighed.low, "bounded": weighed.bounded}
-        return acted | {"units": units, "tries": tries}
+        tokens = found.final.per == "token"
+        acted = {"high": found.high, "low": found.low, "bounded": found.bounded}
+        return acted | {"units": n if tokens else there, "tries": n if tokens else found.tries}
 
 
 def of(ratios: Ratios, preset: Preset) -> Outcome:

@@ -337,19 +337,11 @@ class Pair(Protocol):
         ...
 
 
-class Watch(Protocol):
-    """Collects results from the terms of one block after another."""
-
-    def __init__(self, scene: Scene, pair: Pair) -> None: ...
-
-    def see(self, terms: Terms) -> None:
-        """Add the next block."""
+W = TypeVar("W", bound=Any)
+"""A collector: built of a scene and a pair, its `see` gets the terms of one block after another."""
 
 
-W = TypeVar("W", bound=Watch)
-
-
-def walk(scene: Scene, asked: Mapping[Pair, Sequence[type[Watch]]]) -> None:
+def walk(scene: Scene, asked: Mapping[Pair, Sequence[type[Any]]]) -> None:
     """Pass every block to all collectors, in order; a pair that lacks a policy has no blocks."""
     for pair, watches in _walked(scene, asked).items():
         for watch in watches:
@@ -368,5 +360,5 @@ def _walked(scene: Scene, asked: Mapping[Pair, Sequence[type[W]]]) -> dict[Pair,
             for pair, watches in found.items():
                 terms = block.terms(pair.denominator, pair.numerator)
                 for watch in watches if terms else ():
-                    watch.see(terms)  # type: ignore[arg-type]
+                    watch.see(terms)
     return found
