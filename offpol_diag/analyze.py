@@ -159,9 +159,9 @@ def paths(sources: str | Path | Sequence[str | Path]) -> list[str]:
     """
     each = [sources] if isinstance(sources, str | Path) else sources
     listed = each if isinstance(each, list | tuple) else [each]
-    strange = next((one for one in listed if not isinstance(one, str | Path)), None)
-    if strange is not None:
-        kind = type(strange)
+    strange = [one for one in listed if not isinstance(one, str | Path)]
+    if strange:
+        kind = type(strange[0])
         name = f"{kind.__module__.partition('.')[0]}.{kind.__qualname__}".removeprefix("builtins.")
         hint = "write a table to a Parquet file first, or log with offpol_diag.DumpWriter, and give the path"
         raise UsageError(f"a dump is given by its path, not as {name}", hint)

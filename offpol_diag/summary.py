@@ -7,8 +7,7 @@ of them computes a number of the analysis.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, Self
 
@@ -23,15 +22,15 @@ HINT = "give the file that `offpol-diag analyze --json` wrote"
 
 
 class Model(BaseModel):
-    """A part of the result; unknown keys are refused so that a typo cannot pass for a value."""
+    """A part of the result; unknown keys are refused."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
 class Number(Model):
-    """One number with its uncertainty and its meaning.
+    """A number with its interval, unit and definition.
 
-    `value` is null when it cannot be known, and `unknown` says why.
+    `value` is null where the number cannot be computed; `unknown` gives the reason.
     """
 
     value: float | None = None
@@ -81,14 +80,14 @@ def sound(value: Any, room: int = DEEPEST) -> Any:
 
 
 class Skipped(Model):
-    """Rows left out because of --on-bad-row skip."""
+    """Bad rows that were skipped (--on-bad-row skip)."""
 
     count: int = 0
     examples: list[str] = []
 
 
 class DumpFacts(Model):
-    """What was read."""
+    """The dump: its files, size and columns, and notes on the data."""
 
     @model_validator(mode="before")
     @classmethod
@@ -111,7 +110,7 @@ class DumpFacts(Model):
 
 
 class Run(Model):
-    """How the numbers were made."""
+    """How the numbers were computed: version, device, seed, time and memory."""
 
     command: str = "analyze"
     version: str
@@ -132,21 +131,21 @@ class Place(Model):
     """One row of a location table: one step, one position bucket, one group-by value."""
 
     key: str
-    order: float = Field(description="where it stands on the axis")
+    order: float = Field(description="position on the axis")
     tokens: int
     sequences: int
     metrics: Numbers
-    asked: Numbers = Field({}, description="further numbers that were asked for by place")
+    asked: Numbers = Field({}, description="further numbers, requested by place")
 
 
 class Location(Model):
-    """Where the mismatch is, along one axis."""
+    """The mismatch along one axis: by training step, position, length or another column."""
 
     axis: str
     title: str
     numeric: bool = Field(description="whether the axis is a number line")
     places: list[Place]
-    left_out: int = Field(0, description="places beyond the cap on their number, not listed")
+    left_out: int = Field(0, description="number of places omitted because there are too many")
 
 
 class Histogram(Model):
@@ -236,18 +235,18 @@ class Rule(Model):
 
 
 class PresetResult(Model):
-    """One preset on this dump."""
+    """The numbers of one preset on this dump."""
 
     summary: str
     policy: str
     method: str = Field(description="weight, rejection and veto in one line")
     loss: str
-    family: str = Field("", description="the idea, in a word that trainers share")
+    family: str = Field("", description="the method, by the name that trainers share")
     denominator: str = Field(
-        "kept", description="whether rejected tokens leave the loss's denominator (kept)"
+        "kept", description="kept: rejected tokens are not counted in the denominator of the loss"
     )
-    guards: list[str] = Field([], description="what becomes of numbers that are too large; unusual bounds")
-    aspects: dict[str, str] = Field({}, description="what it does, aspect by aspect, to tell a family apart")
+    guards: list[str] = Field([], description="how overflow is prevented; unusual bounds")
+    aspects: dict[str, str] = Field({}, description="what it does, by aspect: how members of a family differ")
     applied: bool = Field(True, description="false: the trainer only logs the numbers")
     aliases: list[str] = []
     trainers: list[str] = []
@@ -489,14 +488,14 @@ class Example(Model):
 
 
 class After(Model):
-    """The mismatch with a cause undone."""
+    """The mismatch after a cause has been repaired."""
 
-    what: str = Field(description="what was undone")
+    what: str = Field(description="the repair")
     k3: float
     mean_ratio: float
     ess_tokens: float
     tokens: int
-    approximate: bool = Field(False, description="whether the logged numbers allow no exact repair")
+    approximate: bool = Field(False, description="whether the repair is only approximate")
 
 
 class Cause(Model):
@@ -505,12 +504,12 @@ class Cause(Model):
     id: str
     kind: Literal["bug", "honest"] = "bug"
     statement: str
-    statistic: str = Field(description="the numbers that speak for it, with intervals or exact counts")
-    violates: str = Field("", description="the identity or fact that they contradict")
-    exact: bool = Field(False, description="whether it was counted, and needs no interval")
-    where: str = Field("", description="the group that has it, e.g. 'engine = 3'; empty: no one group")
-    tokens: int | None = Field(None, description="tokens concerned, among those looked at")
-    sequences: int | None = Field(None, description="sequences concerned, among those looked at")
+    statistic: str = Field(description="the evidence: numbers with intervals, or exact counts")
+    violates: str = Field("", description="the identity or fact that the evidence contradicts")
+    exact: bool = Field(False, description="whether the evidence is an exact count")
+    where: str = Field("", description="the group affected, e.g. 'engine = 3'; empty: all")
+    tokens: int | None = Field(None, description="affected tokens of the sample")
+    sequences: int | None = Field(None, description="affected sequences of the sample")
     examples: list[Example] = []
     confirm: str = ""
     fix: str = ""
@@ -518,11 +517,11 @@ class Cause(Model):
 
 
 class Diagnosis(Model):
-    """Is it a bug, or honest mismatch?"""
+    """Whether the mismatch is a bug or genuine, and its causes."""
 
     verdict: Literal["healthy", "honest_mismatch", "bug", "cannot_tell"]
     headline: str
-    causes: list[Cause] = Field([], description="the likeliest first")
+    causes: list[Cause] = Field([], description="most likely first")
     ruled_out: list[str] = []
     undecidable: list[str] = []
     systematic: Number | None = Field(
@@ -530,8 +529,8 @@ class Diagnosis(Model):
         description="share of the variance of min(r, 2) that tokens of one kind (a token id after another) "
         "have in common: 0 for noise of single tokens; null without token ids",
     )
-    sequences: int | None = Field(None, description="sequences that were looked at token by token")
-    tokens: int | None = Field(None, description="tokens that were looked at one by one")
+    sequences: int | None = Field(None, description="size of the sample that was examined, in sequences")
+    tokens: int | None = Field(None, description="size of the sample that was examined, in tokens")
 
 
 # ---------------------------------------------------------------- advice and verdicts
@@ -545,7 +544,7 @@ Label = Literal["measured", "default", "no difference detected"]
 
 
 class Fired(Model):
-    """A rule whose condition held, with the numbers it saw."""
+    """A rule whose condition held, with the numbers it depends on."""
 
     rule: str
     level: Literal["decision", "alert", "info"]
@@ -567,7 +566,7 @@ class Lengths(Model):
     """What sequence importance sampling keeps of its sample size, by the length of the response."""
 
     longest: Number = Field(description="tokens of a response up to which it keeps 10% ESS")
-    curve: list[AtLength] = Field(description="at rising T, as far as 50 responses go")
+    curve: list[AtLength] = Field(description="at increasing T, up to the length that 50 responses reach")
     median: int | None = Field(None, description="median length of a response, tokens, to 9%")
     log_normal: float | None = Field(
         None, description="tokens up to which ESS is above 10% by the log-normal rule, ESS = e^(−2·K3·T)"
@@ -582,12 +581,12 @@ class Recommendation(Model):
     title: str | None = Field(None, description="the method in words")
     method: str | None = Field(None, description="preset name when the decision is a method")
     threshold: str | None = None
-    settings: dict[str, str] = Field({}, description="what of the preset is set otherwise, as in --set")
+    settings: dict[str, str] = Field({}, description="settings that differ from the preset's, as in --set")
     sentence: str
     rule: str
     runner_up: str | None = None
     reasons: list[str] = Field([], description="mismatch, staleness, dependence on the token, in sentences")
-    unknown: list[str] = Field([], description="what this dump cannot say, and which column would")
+    unknown: list[str] = Field([], description="what cannot be determined, and the column that it needs")
     numbers: dict[str, Numbers] = Field(
         {},
         description="of the weights of the method, of the runner-up and of no correction, by their titles, "
@@ -596,14 +595,14 @@ class Recommendation(Model):
     longest_response: Number | None = Field(
         None, description="tokens of a response up to which sequence importance sampling keeps 10% ESS"
     )
-    config: str | None = Field(None, description="for the trainer asked for, ready to paste")
+    config: str | None = Field(None, description="configuration for the trainer of --for, ready to paste")
     fired: list[Fired] = []
 
 
 class GateVerdict(Model):
-    """One bound, judged."""
+    """The verdict on one bound."""
 
-    name: str = Field(description="as asked for: k3, seq_mis.ess_tokens, step:k3, p90:k3")
+    name: str = Field(description="as given: k3, seq_mis.ess_tokens, step:k3, p90:k3")
     bound: Literal["max", "min", "within"] = Field(
         description="the value, or its distance from `centre` (within), against `limit`"
     )
@@ -612,27 +611,27 @@ class GateVerdict(Model):
     value: float | None
     interval: tuple[float, float] | None = None
     log10: float | None = Field(None, description="log10 of the value, where the value itself overflows")
-    passed: bool | None = Field(description="null: could not say")
+    passed: bool | None = Field(description="null: undecided")
     open: bool = Field(
         False, description="the interval holds values on both sides of the bound: no evidence of a failure"
     )
     reason: str = ""
     level: Literal["error", "warn"] = Field("error", description="warn: leaves the exit code alone")
-    judged_on: Literal["interval", "value", ""] = Field("", description="empty: nothing could be said")
-    steps: str = Field("", description="the steps it was asked of; empty: all")
+    judged_on: Literal["interval", "value", ""] = Field("", description="empty: undecided")
+    steps: str = Field("", description="the steps that the bound is for; empty: all")
     where: str = Field("", description="the place that decided, e.g. step 40")
-    source: str = Field("", description="who asked: an option, or a file and its table")
-    note: str = Field("", description="what the gate file says about the bound")
+    source: str = Field("", description="where the bound was set: an option, or a file and its table")
+    note: str = Field("", description="the note of the gate file")
     baseline: float | None = Field(None, description="the value in the baseline")
     baseline_interval: tuple[float, float] | None = None
-    tolerance: str = Field("", description="what a baseline's value may be exceeded by")
+    tolerance: str = Field("", description="by how much the baseline's value may be exceeded")
 
 
 # ---------------------------------------------------------------- side by side
 
 
-class Lot(Model):
-    """Some of the tokens, or some of the sequences: how many, and of what kind."""
+class Subset(Model):
+    """A subset of the tokens or of the sequences: its size and means."""
 
     count: int
     share: Number
@@ -644,25 +643,25 @@ class Lot(Model):
 
 
 class LostSequence(Model):
-    """A sequence that loses tokens to one preset and not to the other."""
+    """A sequence with tokens that one preset drops and the other keeps."""
 
     sequence_id: str
     step: int | None = None
     length: int
-    tokens: int = Field(description="how many tokens the one drops and the other keeps")
+    tokens: int = Field(description="number of such tokens")
     log_ratio_sum: float
     reward: float | None = None
-    fired: list[str] = Field([], description="what dropped them")
+    fired: list[str] = Field([], description="the rules that dropped them")
 
 
 class Drops(Model):
-    """What one preset drops and the other keeps."""
+    """The tokens and sequences that one preset drops and the other keeps."""
 
     dropped_by: str
     kept_by: str
-    tokens: Lot
-    sequences: Lot = Field(description="sequences of which the one keeps no token, the other some")
-    examples: list[LostSequence] = Field([], description="of the sequences concerned, the largest |ΣΔ|")
+    tokens: Subset
+    sequences: Subset = Field(description="sequences dropped whole by the one only")
+    examples: list[LostSequence] = Field([], description="such sequences with the largest |ΣΔ|")
 
 
 class Comparison(Model):
@@ -670,9 +669,9 @@ class Comparison(Model):
 
     against: str = Field(description="the preset that the others are compared with")
     differences: dict[str, Numbers] = Field(description="preset → number → its value less the reference's")
-    better: dict[str, str] = Field(description="number → the preset that is better, or why none is named")
-    all_tokens: Lot | None = None
-    all_sequences: Lot | None = None
+    better: dict[str, str] = Field(description="number → the better preset, or why there is none")
+    all_tokens: Subset | None = None
+    all_sequences: Subset | None = None
     drops: list[Drops] = []
 
 
@@ -724,8 +723,8 @@ class Against(Model):
     level: float
     tested: int
     differing: int
-    contrasts: list[Contrast] = Field(description="what matters first")
-    needs: dict[str, str] = Field({}, description="what cannot be compared → what it needs")
+    contrasts: list[Contrast] = Field(description="most important first")
+    needs: dict[str, str] = Field({}, description="what cannot be compared → the columns that it needs")
     notes: list[str] = []
 
 
@@ -736,24 +735,24 @@ class SweptPoint(Model):
     """A preset at one threshold."""
 
     threshold: float
-    bounds: dict[str, float] = Field(description="what the preset then holds, by the place in its table")
-    own: bool = Field(False, description="the threshold that the preset has as it stands")
+    bounds: dict[str, float] = Field(description="the preset's bounds at this threshold, by their keys")
+    own: bool = Field(False, description="whether it is the preset's own threshold")
     metrics: Numbers
     quartiles: list[Numbers] = Field([], description="the same by quartile of sequence length, short first")
     marks: list[str] = Field([], description="length, floor, centre: what `remarks` warn of")
 
 
 class NoiseFloor(Model):
-    """How far numerics alone move the statistic, by one account of them."""
+    """The size of the statistic that numerical noise alone causes, by one estimate."""
 
     source: str
     per_token: Number = Field(description="standard deviation of a token's Δ")
-    statistic: Number = Field(description="the same of what the thresholds are compared with")
-    found: bool = Field(description="true: seen in this dump; false: what that format would do")
+    statistic: Number = Field(description="standard deviation of the statistic")
+    found: bool = Field(description="true: measured in this dump; false: expected of the number format")
 
 
 class PredictedKeep(Model):
-    """What a window keeps of responses of one length."""
+    """The share that a window keeps of responses of one length."""
 
     length: float
     kept: Number
@@ -761,12 +760,12 @@ class PredictedKeep(Model):
 
 
 class SolvedWindow(Model):
-    """The bounds that keep an asked share."""
+    """The bounds that keep a requested share."""
 
     asked: float
     kept: int = Field(description="units within the bounds")
     of: int
-    ties: int = Field(0, description="further units on the last value kept, which no bound can tell apart")
+    ties: int = Field(0, description="further units with the last value kept, which no bound can separate")
     centre: Number | None = Field(None, description="E[log r], nats; none where only one side is bounded")
     centre_k1: Number | None = Field(None, description="−k1, the same over tokens")
     point: SweptPoint
@@ -781,8 +780,8 @@ class Sweep(Model):
 
     preset: str
     which: str = Field(description="the bound that moves, e.g. reject[0].upper")
-    others: list[str] = Field([], description="what else of it could have moved")
-    statistic: str = Field(description="what the threshold is compared with, in words")
+    others: list[str] = Field([], description="other bounds of the preset that can be swept")
+    statistic: str = Field(description="the statistic that is compared with the threshold")
     unit: str = Field(description="token or sequence: what the bound acts on")
     quartiles: list[str] = Field([], description="lengths of the quartiles, in words")
     points: list[SweptPoint]
@@ -795,7 +794,7 @@ class Sweep(Model):
 
 
 class Summary(Model):
-    """One dump, analysed."""
+    """The result of an analysis: every number of the report."""
 
     format: Literal[1] = 1
     dump: DumpFacts
@@ -806,7 +805,7 @@ class Summary(Model):
     worst: Worst = Worst()
     lengths: Lengths | None = None
     weights: dict[str, Numbers] = Field(
-        {}, description="of the weights of each method that can be recommended"
+        {}, description="numbers of the weights of each method that can be recommended"
     )
     diagnosis: Diagnosis | None = None
     recommendation: Recommendation | None = None
@@ -833,23 +832,21 @@ def load(path: Path) -> Summary:
     Raises:
         ResultError: not readable, not JSON, not ours, or of another format.
     """
-    with _readable(str(path)):
-        return loads(read(path, MOST_RESULT).decode(), str(path))
+    return _decoded(str(path), lambda: read(path, MOST_RESULT))
 
 
 def load_stream(stream: BinaryIO, name: str) -> Summary:
     """Read a result from a stream, as `load` does; `name` is its name in errors."""
-    with _readable(name):
-        return loads(up_to(stream, MOST_RESULT).decode(), name)
+    return _decoded(name, lambda: up_to(stream, MOST_RESULT))
 
 
-@contextmanager
-def _readable(name: str) -> Iterator[None]:
+def _decoded(name: str, contents: Callable[[], bytes]) -> Summary:
     try:
-        yield
+        text = contents().decode()
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "not UTF-8"
         raise ResultError(f"{name}: cannot be read as a result ({why})", HINT) from error
+    return loads(text, name)
 
 
 def loads(text: str, name: str) -> Summary:

@@ -16,13 +16,13 @@ from offpol_diag.summary import (
     Histogram,
     Location,
     LostSequence,
-    Lot,
     Number,
     Numbers,
     Place,
     PresetResult,
     Recommendation,
     Run,
+    Subset,
     Summary,
     Worst,
     WorstSequence,
@@ -329,7 +329,7 @@ def crowded() -> Summary:
 def make_comparison() -> Comparison:
     """Of two of the presets of `make_summary`, with what the second drops."""
     difference = number(-0.31, 0.02, "fraction", formula="less that of disabled")
-    some = Lot(
+    some = Subset(
         count=1234,
         share=number(0.12, 0.01, "fraction"),
         length=number(812.5, 30.0, "tokens"),

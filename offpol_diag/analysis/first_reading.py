@@ -10,18 +10,18 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from offpol_diag.batch import Batch
 from offpol_diag.engine import loglattice, scope
-from offpol_diag.engine.accumulators import Bins, Places, State
+from offpol_diag.engine.accumulators import Bins, State, merged
 from offpol_diag.engine.advantages import GroupRewards
 from offpol_diag.engine.correction import statistic
 from offpol_diag.engine.ratios import Level, Ratios
-from offpol_diag.engine.scope import Label, Settled
+from offpol_diag.engine.scope import Label, Settled, Smooth
 from offpol_diag.engine.tails import Tail, smooth
 from offpol_diag.errors import DumpError
 from offpol_diag.presets import Policy, Preset, Reject, Weight
@@ -123,31 +123,32 @@ class Found:
         return replace(batch, advantages=self.rewards.advantages(batch))
 
 
-K = TypeVar("K")
 M = TypeVar("M", bound=State)
+Key = tuple[Cut | Smoothed, Label]
+
+
+@dataclass(frozen=True)
+class Values:
+    """Values by themselves, [N]; merging concatenates."""
+
+    x: Tensor
+
+    def merge(self, other: Values) -> Values:
+        """Concatenate."""
+        return Values(torch.cat((self.x, other.x)))
 
 
 @dataclass(frozen=True)
 class Seen:
-    """Statistics of some batches; rewards only where advantages are computed from them."""
+    """Statistics of some batches, by trainer batch; rewards only where advantages are computed from them."""
 
-    bins: dict[Cut, dict[Label, Bins]]
-    tails: dict[Smoothed, dict[Label, Tail]]
-    rewards: GroupRewards | None
+    states: dict[Key, Any]
+    rewards: GroupRewards | None = None
 
     def merge(self, other: Seen) -> Seen:
         """Merge the statistics of two parts of a dump."""
-        rewards = other.rewards if self.rewards is None else self.rewards.merge(_there(other.rewards))
-        return Seen(_merged(self.bins, other.bins), _merged(self.tails, other.tails), rewards)
-
-
-def _there(rewards: GroupRewards | None) -> GroupRewards:
-    assert rewards is not None
-    return rewards
-
-
-def _merged(one: dict[K, dict[Label, M]], two: dict[K, dict[Label, M]]) -> dict[K, dict[Label, M]]:
-    return {key: Places(one.get(key, {})).merge(Places(found)).sums for key, found in two.items()}
+        rewards = self.rewards.merge(other.rewards) if self.rewards and other.rewards else None
+        return Seen(merged(self.states, other.states), rewards)
 
 
 @dataclass(frozen=True)
@@ -159,21 +160,36 @@ class Look:
     def __call__(self, batch: Batch) -> Seen:
         """Collect the statistics of one batch."""
         ratios, asked, spans = Ratios(batch, "rollout"), self.asked, Spans.of(batch)
-        bins = {cut: {at: Bins.of(x) for at, x in spans.split(values_of(ratios, cut))} for cut in asked.cuts}
-        tails = {key: {at: Tail.of(x) for at, x in spans.split(_logs(ratios, key))} for key in asked.tails}
-        rewards = GroupRewards.of(batch) if asked.rewards else None
+        states: dict[Key, Any] = {}
+        for cut in asked.cuts:
+            states |= {(cut, label): Bins.of(x) for label, x in spans.split(_statistic(ratios, cut))}
+        for policy, weight in asked.tails:
+            logs = ratios.of(policy).log_ratio(weight.over, weight.safety, weight.safety_at)
+            states |= {((policy, weight), label): Tail.of(x) for label, x in spans.split(logs)}
         ratios.forget()
-        return Seen(bins, tails, rewards)
+        return Seen(states, GroupRewards.of(batch) if asked.rewards else None)
 
 
-def values_of(ratios: Ratios, cut: Cut) -> Level:
+@dataclass(frozen=True)
+class Gather:
+    """The job of the second pass: collect the values in the bin in which each cut falls."""
+
+    bins: dict[tuple[Cut, Label], int]
+
+    def __call__(self, batch: Batch) -> Seen:
+        """Collect the values of one batch in those bins."""
+        ratios, spans, states = Ratios(batch, "rollout"), Spans.of(batch), dict[Key, Any]()
+        for cut in dict.fromkeys(cut for cut, _ in self.bins):
+            for label, x in spans.split(_statistic(ratios, cut)):
+                if (cut, label) in self.bins:
+                    states[cut, label] = Values(x[loglattice.index(x) == self.bins[cut, label]])
+        ratios.forget()
+        return Seen(states)
+
+
+def _statistic(ratios: Ratios, cut: Cut) -> Level:
     """Compute the statistic that a batch-wide rule is applied to."""
     return statistic(ratios.of(cut[0]), cut[1])
-
-
-def _logs(ratios: Ratios, key: Smoothed) -> Level:
-    policy, weight = key
-    return ratios.of(policy).log_ratio(weight.over, weight.safety, weight.safety_at)
 
 
 def bin_of(bins: Bins, rule: Reject) -> int:
@@ -186,35 +202,6 @@ def bin_of(bins: Bins, rule: Reject) -> int:
     lowest = int(torch.nonzero(counts > 0)[0])
     left = torch.nonzero(below)
     return int(left[-1]) + 1 if len(left) else lowest
-
-
-@dataclass(frozen=True)
-class _Values:
-    """Values that share the bin of a cut, by rule and trainer batch."""
-
-    parts: dict[tuple[Cut, Label], Tensor]
-
-    def merge(self, other: _Values) -> _Values:
-        both = dict(self.parts)
-        for key, values in other.parts.items():
-            both[key] = torch.cat((both[key], values)) if key in both else values
-        return _Values(both)
-
-
-@dataclass(frozen=True)
-class Gather:
-    """The job of the second pass; `bins` has the bin in which each cut falls."""
-
-    bins: dict[Cut, dict[Label, int]]
-
-    def __call__(self, batch: Batch) -> _Values:
-        """Collect the values of one batch in those bins."""
-        ratios, spans, parts = Ratios(batch, "rollout"), Spans.of(batch), {}
-        for cut, wanted in self.bins.items():
-            for label, values in spans.split(values_of(ratios, cut)):
-                parts[cut, label] = values[loglattice.index(values) == wanted[label]]
-        ratios.forget()
-        return _Values(parts)
 
 
 def falls_at(bins: Bins, at: int, inside: Tensor | None, rule: Reject) -> float:
@@ -233,17 +220,21 @@ def falls_at(bins: Bins, at: int, inside: Tensor | None, rule: Reject) -> float:
 
 def settle(engine: Engine, dump: Dump, asked: Asked) -> Found:
     """Read the dump, and once more where a cut falls inside a bin of the lattice."""
-    seen = _read(engine, dump, asked, Look(asked)) or Seen({}, {}, None)
-    bins = {cut: {label: bin_of(one, cut[1]) for label, one in seen.bins[cut].items()} for cut in asked.cuts}
-    inside = _inside(engine, dump, {cut: found for cut, found in bins.items() if any(found.values())})
-    cuts = {
-        cut: {
-            label: falls_at(seen.bins[cut][label], at, inside.get((cut, label)), cut[1])
-            for label, at in found.items()
-        }
-        for cut, found in bins.items()
-    }
-    tails = {key: {at: smooth(tail) for at, tail in seen.tails[key].items()} for key in asked.tails}
+    seen = _read(engine, dump, asked, Look(asked)) or Seen({})
+    cuts: dict[Cut, dict[Label, float]] = {cut: {} for cut in asked.cuts}
+    tails: dict[Smoothed, dict[Label, Smooth | None]] = {key: {} for key in asked.tails}
+    bins: dict[Any, int] = {}
+    for (key, label), state in seen.states.items():
+        if isinstance(state, Tail):
+            tails[key][label] = smooth(state)  # type: ignore[index]
+        else:
+            bins[key, label] = bin_of(state, key[1])  # type: ignore[arg-type]
+    within = {key: at for key, at in bins.items() if at}
+    only = Asked(tuple(dict.fromkeys(cut for cut, _ in within)), (), rewards=False)
+    inside = _read(engine, dump, only, Gather(within)) if within else None
+    for (cut, label), at in bins.items():
+        values = inside.states[cut, label].x if inside and at else None
+        cuts[cut][label] = falls_at(seen.states[cut, label], at, values, cut[1])
     return Found(Settled(cuts, tails), seen.rewards)
 
 
@@ -256,9 +247,3 @@ def _read(engine: Engine, dump: Dump, asked: Asked, job: Job[M]) -> M | None:
         if narrow is dump:
             raise
         return engine.reduce(dump, job)
-
-
-def _inside(engine: Engine, dump: Dump, bins: dict[Cut, dict[Label, int]]) -> dict[tuple[Cut, Label], Tensor]:
-    """Collect all values that share the bin of a cut; without such a bin the dump is not read."""
-    found = _read(engine, dump, Asked(tuple(bins), (), rewards=False), Gather(bins)) if bins else None
-    return found.parts if found else {}

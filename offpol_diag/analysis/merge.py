@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -15,10 +16,9 @@ from offpol_diag.analysis import readout
 from offpol_diag.analysis.first_reading import Asked
 from offpol_diag.analysis.tally import Tally
 from offpol_diag.analysis.tally_file import AGAIN, Held, Piece, Settings, TallyFile, read
-from offpol_diag.engine.accumulators import Best, State
+from offpol_diag.engine.accumulators import Best, State, typed
 from offpol_diag.engine.scope import ONE, Label
 from offpol_diag.errors import ResultError, UsageError
-from offpol_diag.presets import Preset
 from offpol_diag.readers.checks import Count, remarks
 from offpol_diag.readers.parquet import merged
 from offpol_diag.summary import DumpFacts, Run, Skipped, Summary
@@ -59,29 +59,19 @@ def _joined(whole: TallyFile, one: TallyFile) -> TallyFile:
     unlike = differences(whole.settings, one.settings)
     if unlike:
         raise ResultError(f"{whole.name} and {one.name} were not made alike: {_some(unlike)}", ALIKE)
-    rows = sum(held.piece.facts.rows for held in whole.held)
-    tally = whole.tally.merge(_renumbered(one, rows))
-    return replace(whole, held=(*whole.held, *one.held), tally=tally)
+    rows, states = sum(held.piece.facts.rows for held in whole.held), dict(one.tally.states)
+    if "sequence_id" not in one.settings.columns:  # rows are numbered as in the whole dump
+        states |= {name: _renumbered(typed(states[name], Best), rows) for name in WORST}
+    return replace(whole, held=(*whole.held, *one.held), tally=whole.tally.merge(Tally(states)))
 
 
-def _renumbered(one: TallyFile, before: int) -> Tally:
-    """Number the rows without an id as they are numbered in the whole dump."""
-    if "sequence_id" in one.settings.columns:
-        return one.tally
-    return Tally(one.tally.states | {name: _moved(one.tally.states[name], before) for name in WORST})
+def _renumbered(best: Best[Any], before: int) -> State:
+    def moved(row: Any) -> Any:
+        number = row.sequence_id
+        known = number.isdecimal() and len(number) < 20
+        return row.model_copy(update={"sequence_id": str(int(number) + before)}) if known else row
 
-
-def _moved(best: State, before: int) -> State:
-    assert isinstance(best, Best)
-    moved = (
-        (score, row.model_copy(update={"sequence_id": _plus(row.sequence_id, before)}))
-        for score, row in best.records
-    )
-    return Best(best.k, tuple(moved))
-
-
-def _plus(number: str, before: int) -> str:
-    return str(int(number) + before) if number.isdecimal() and len(number) < 20 else number
+    return Best(best.k, tuple((score, moved(row)) for score, row in best.records))
 
 
 # ---------------------------------------------------------------- which pieces belong together
@@ -101,15 +91,15 @@ def differences(one: Settings, two: Settings) -> list[str]:
 
 def _flat(settings: Settings) -> dict[str, object]:
     """Flatten all settings to one table, the presets key by key."""
-    whole: dict[str, object] = {
+    return {
         "seed": settings.seed,
         "replicates": settings.replicates,
         "group_by": settings.group_by,
         "columns made": settings.made,
         "order of the presets": list(settings.presets),
+        **{f"column {ours}": theirs for ours, theirs in settings.columns.items()},
+        **dict(_leaves({f"preset {name}": one for name, one in settings.presets.items()})),
     }
-    columns = {f"column {ours}": theirs for ours, theirs in settings.columns.items()}
-    return whole | columns | dict(_leaves({f"preset {name}": one for name, one in settings.presets.items()}))
 
 
 def _leaves(value: object, name: str = "") -> Iterator[tuple[str, object]]:
@@ -159,10 +149,8 @@ def _shared_steps(held: Sequence[Held]) -> dict[Label, list[str]]:
 def _groups_apart(held: Sequence[Held]) -> bool:
     """Return whether the groups of every part are known and none of them lies in two parts."""
     known = [one.groups for _, one in held if one.groups is not None]
-    if len(known) < len(held):
-        return False
-    every = torch.cat(known)
-    return len(torch.unique(every)) == len(every)
+    every = torch.cat(known or [torch.zeros(0)])
+    return len(known) == len(held) and len(torch.unique(every)) == len(every)
 
 
 # ---------------------------------------------------------------- what comes of it
@@ -181,8 +169,12 @@ def summary(whole: TallyFile) -> Summary:
             f"advantages were made of the rewards of each group, and {_steps(broken)}: a group may be torn",
             f"{WHOLE}; or write advantages into the dump",
         )
-    requested = whole.settings.requested(whole.name)
+    requested, notes = whole.settings.requested(whole.name), list[str]()
     torn = [one for one in requested if broken and Asked.of((one,), rewards=False)]
+    if torn:
+        names = ", ".join(one.name for one in torn)
+        why = f"They judge a token by all of its step, and {_steps(broken)}; {WHOLE}"
+        notes = [f"left out: {names}. {why}"]
     pieces = [one.piece for one in whole.held]
     try:
         counts = readout.counts(whole.tally)
@@ -190,19 +182,12 @@ def summary(whole: TallyFile) -> Summary:
             whole.settings.study(whole.name),
             whole.tally,
             [one for one in requested if one not in torn],
-            _facts(pieces, counts, _left_out(torn, broken)),
+            _facts(pieces, counts, notes),
             _run(pieces, counts),
         )
     except (ArithmeticError, ValueError) as error:
         files = _some(list(dict.fromkeys(one.file for one in whole.held)))
         raise ResultError(f"{files}: the numbers contradict each other", AGAIN) from error
-
-
-def _left_out(torn: Sequence[Preset], broken: dict[Label, list[str]]) -> list[str]:
-    if not torn:
-        return []
-    names = ", ".join(one.name for one in torn)
-    return [f"left out: {names}. They judge a token by all of its step, and {_steps(broken)}; {WHOLE}"]
 
 
 def _steps(broken: dict[Label, list[str]]) -> str:

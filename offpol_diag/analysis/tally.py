@@ -26,7 +26,7 @@ from offpol_diag.engine import (
     update,
     worst,
 )
-from offpol_diag.engine.accumulators import Extremes, State, Sums
+from offpol_diag.engine.accumulators import Extremes, State, Sums, merged
 from offpol_diag.engine.gap import DRIFTS, Drift
 from offpol_diag.engine.outcome import Outcomes
 from offpol_diag.engine.rows import Columns
@@ -129,10 +129,7 @@ class Tally:
 
     def merge(self, other: Tally) -> Tally:
         """Merge the tallies of two parts of a dump."""
-        merged = dict(self.states)
-        for name, state in other.states.items():
-            merged[name] = merged[name].merge(state) if name in merged else state
-        return Tally(merged)
+        return Tally(merged(self.states, other.states))
 
 
 def observe(study: Study, scene: Scene) -> Tally:

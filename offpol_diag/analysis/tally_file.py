@@ -32,7 +32,7 @@ from offpol_diag.analysis.first_reading import Asked, Found
 from offpol_diag.analysis.tally import Study, Tally, observe
 from offpol_diag.batch import Batch
 from offpol_diag.engine import correction
-from offpol_diag.engine.accumulators import Best, Places, State, Sums
+from offpol_diag.engine.accumulators import Best, Places, State, Sums, typed
 from offpol_diag.engine.fields import LARGE, Count, Ints, form, require
 from offpol_diag.engine.scene import Scene
 from offpol_diag.engine.scope import ONE, Settled
@@ -184,10 +184,9 @@ class Piece(Model):
     @classmethod
     def of(cls, dump: Dump, tally: Tally, found: Found, facts: DumpFacts, run: Run) -> Piece:
         """Describe a dump that was read, and the tally computed from it."""
-        normal = tally.states["normal"]
-        assert isinstance(normal, Places)
         said = remarks(dump.signs)
         keys = found.rewards.keys.cpu() if found.rewards else None
+        name = dump.info.columns["sequence_id"] if dump.long else ""
         return cls(
             facts=facts.model_copy(update={"notes": [note for note in facts.notes if note not in said]}),
             run=run,
@@ -196,8 +195,8 @@ class Piece(Model):
                 column: Signs(tokens=count.tokens, positive=count.positive, first=count.first)
                 for column, count in dump.signs.items()
             },
-            steps=sorted(normal.sums),
-            ends=_ends(dump),
+            steps=sorted(typed(tally.states["normal"], Places).sums),
+            ends=(_id(dump.parts[0], name, 0), _id(dump.parts[-1], name, -1)) if dump.long else None,
             groups=keys if keys is not None and len(keys) <= MOST_GROUPS else None,
         )
 
@@ -209,20 +208,16 @@ class Held(NamedTuple):
     piece: Piece
 
 
+def _digest(data: bytes) -> str:
+    return blake2b(data, digest_size=16).hexdigest()
+
+
 def _mark(part: Part) -> str:
     """Digest a file's footer: sizes, offsets and statistics of all columns."""
     with open_again(part) as parquet:
         footer = pa.BufferOutputStream()
         parquet.metadata.write_metadata_file(footer)
-    return blake2b(footer.getvalue(), digest_size=16).hexdigest()
-
-
-def _ends(dump: Dump) -> tuple[str, str] | None:
-    """Digest the ids of the first and the last sequence of a dump in the long form."""
-    if not dump.long:
-        return None
-    name = dump.info.columns["sequence_id"]
-    return _id(dump.parts[0], name, 0), _id(dump.parts[-1], name, -1)
+    return _digest(footer.getvalue())
 
 
 def _id(part: Part, name: str, at: int) -> str:
@@ -232,7 +227,7 @@ def _id(part: Part, name: str, at: int) -> str:
         filled = [group for group, rows in enumerate(part.group_rows) if rows]
         with open_again(part) as parquet:
             found = parquet.read_row_group(filled[at], columns=[name]).column(name)[at]
-    return blake2b(str(value(found)).encode(), digest_size=16).hexdigest()
+    return _digest(str(value(found)).encode())
 
 
 # ---------------------------------------------------------------- the file
@@ -276,10 +271,13 @@ def write(path: Path, tally: TallyFile) -> None:
     Raises:
         UsageError: the place cannot be written.
     """
+    pieces = [one.piece for one in tally.held]
+    if sum(0 if one.groups is None else len(one.groups) for one in pieces) > MOST_GROUPS_IN_ALL:
+        pieces = [one.model_copy(update={"groups": None}) for one in pieces]
     contents = _Contents(
         offpol_diag=version("offpol-diag"),
         settings=tally.settings,
-        pieces=_limited([one.piece for one in tally.held]),
+        pieces=pieces,
         states={name: encoded(state) for name, state in tally.tally.states.items()},
     )
     text = contents.model_dump_json().encode() + b"\n"
@@ -292,13 +290,6 @@ def write(path: Path, tally: TallyFile) -> None:
         raise UsageError(f"{path}: cannot be written ({error.strerror})", "choose another place") from error
     finally:
         beside.unlink(missing_ok=True)
-
-
-def _limited(pieces: list[Piece]) -> list[Piece]:
-    """Drop the groups of all parts where there are too many to list."""
-    if sum(0 if one.groups is None else len(one.groups) for one in pieces) <= MOST_GROUPS_IN_ALL:
-        return pieces
-    return [one.model_copy(update={"groups": None}) for one in pieces]
 
 
 def encoded(state: State) -> Any:
@@ -357,8 +348,24 @@ def parse(text: bytes, name: str) -> TallyFile:
     study = contents.settings.study(name)
     if not study.drifts:
         raise ResultError(f"{name}: its columns are not those of two policies that can be compared", AGAIN)
-    tally = Tally(_states(contents.states, study, name))
-    _refuse_impossible(tally, name)
+    wanted, states = _small(study).states, dict[str, State]()
+    unlike = sorted(wanted.keys() ^ contents.states.keys())
+    if unlike:
+        what = f"{', '.join(unlike[:3])}: the states in it are not those of its presets and columns"
+        raise ResultError(f"{name}: {what}", DAMAGED)
+    for key, like in wanted.items():
+        try:
+            states[key] = decoded(contents.states[key], like)
+        except ValueError as error:
+            raise _damaged(name, f"states.{key}", error) from error
+    tally = Tally(states)
+    try:
+        counts = readout.counts(tally)
+        possible = counts["sequences"] > 0 and counts["tokens"] > 0 and counts["masked_tokens"] >= 0
+    except (ValueError, ArithmeticError):
+        possible = False
+    if not possible:
+        raise ResultError(f"{name}: it counts no sequences and tokens as a dump has them", AGAIN)
     return TallyFile(name, contents.settings, tuple(Held(name, one) for one in contents.pieces), tally)
 
 
@@ -375,32 +382,6 @@ def _refuse_other_versions(text: bytes, name: str) -> None:
     if stamp.offpol_diag != version("offpol-diag"):
         made = f"offpol-diag {stamp.offpol_diag} made it, and this is {version('offpol-diag')}"
         raise ResultError(f"{name}: {made}: what their numbers mean may differ", AGAIN)
-
-
-def _states(data: Mapping[str, object], study: Study, name: str) -> dict[str, State]:
-    wanted = _small(study).states
-    unlike = sorted(wanted.keys() ^ data.keys())
-    if unlike:
-        what = f"{', '.join(unlike[:3])}: the states in it are not those of its presets and columns"
-        raise ResultError(f"{name}: {what}", DAMAGED)
-    found: dict[str, State] = {}
-    for key, like in wanted.items():
-        try:
-            found[key] = decoded(data[key], like)
-        except ValueError as error:
-            raise _damaged(name, f"states.{key}", error) from error
-    return found
-
-
-def _refuse_impossible(tally: Tally, name: str) -> None:
-    """Refuse counts that no dump can have."""
-    try:
-        counts = readout.counts(tally)
-        possible = counts["sequences"] > 0 and counts["tokens"] > 0 and counts["masked_tokens"] >= 0
-    except (ValueError, ArithmeticError):
-        possible = False
-    if not possible:
-        raise ResultError(f"{name}: it counts no sequences and tokens as a dump has them", AGAIN)
 
 
 def _damaged(name: str, within: str, error: ValueError) -> ResultError:

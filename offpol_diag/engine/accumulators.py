@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Annotated, Generic, Protocol, Self, TypeVar
@@ -56,12 +56,21 @@ class State(Protocol):
 
 M = TypeVar("M", bound=State)
 S = TypeVar("S")
+K = TypeVar("K")
 
 
 def typed(state: object, kind: type[S]) -> S:
     """Return a state after asserting its type."""
     assert isinstance(state, kind)
     return state
+
+
+def merged(one: Mapping[K, M], two: Mapping[K, M]) -> dict[K, M]:
+    """Merge states by key."""
+    found = dict(one)
+    for key, state in two.items():
+        found[key] = found[key].merge(state) if key in found else state
+    return found
 
 
 @dataclass(frozen=True)
@@ -72,10 +81,7 @@ class Places(Saved, Generic[M]):
 
     def merge(self, other: Places[M]) -> Places[M]:
         """Merge place by place."""
-        merged = dict(self.sums)
-        for key, sums in other.sums.items():
-            merged[key] = merged[key].merge(sums) if key in merged else sums
-        return Places(merged)
+        return Places(merged(self.sums, other.sums))
 
 
 T = TypeVar("T")

@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 
 from offpol_diag.batch import Batch
-from offpol_diag.engine import correction, gap, segments
-from offpol_diag.engine.accumulators import Best, State, Sums
-from offpol_diag.engine.formula import Formula, Reader, missing
+from offpol_diag.engine import correction, gap, segments, worst
+from offpol_diag.engine.accumulators import Best, State, Sums, typed
+from offpol_diag.engine.formula import Formula, Reader, mean, missing
 from offpol_diag.engine.gap import Drift
 from offpol_diag.engine.outcome import applied
 from offpol_diag.engine.ratios import Level, Ratios
 from offpol_diag.engine.scene import Scene
 from offpol_diag.presets import Preset, Reject, formulas
-from offpol_diag.summary import Drops, LostSequence, Lot, Number
+from offpol_diag.summary import Drops, LostSequence, Subset
 
 MOST = 8
 """With more presets than this, drops are not compared."""
@@ -35,20 +35,15 @@ Pair = tuple[Preset, Preset]
 
 def states(scene: Scene, drift: Drift, pairs: Sequence[Pair]) -> dict[str, State]:
     """Compute sums over tokens that one preset drops and the other keeps, both ways, and examples."""
-    every = torch.ones(scene.batch.tokens, dtype=torch.bool, device=scene.batch.rollout.device)
+    every = torch.ones_like(scene.batch.rollout, dtype=torch.bool)
     columns = _columns(scene, drift, EVERY, every, scene.counts["sequences"])
     found: dict[str, State] = {}
     for ours, theirs in [*pairs, *((b, a) for a, b in pairs)]:
-        left = _left(scene, ours)
-        lost = _left(scene, theirs) & ~left
-        named = _named(ours.name, theirs.name)
-        columns |= _columns(scene, drift, named, lost, _gone(scene.batch, lost, left))
-        found[f"drops.{named}"] = _examples(scene, drift, ours, lost)
+        kept = _left(scene, ours)
+        lost, name = _left(scene, theirs) & ~kept, f"{ours.name}>{theirs.name}"
+        columns |= _columns(scene, drift, name, lost, _gone(scene.batch, lost, kept))
+        found[f"drops.{name}"] = _examples(scene, drift, ours, lost)
     return found | {"drops": Sums.of(columns, scene.draws, scene.batch.key)}
-
-
-def _named(dropped_by: str, kept_by: str) -> str:
-    return f"{dropped_by}>{kept_by}"
 
 
 def _left(scene: Scene, preset: Preset) -> Tensor:
@@ -79,22 +74,22 @@ def _gone(batch: Batch, lost: Tensor, left: Tensor) -> Tensor:
 # ---------------------------------------------------------------- sums
 
 
-def _columns(scene: Scene, drift: Drift, named: str, lost: Tensor, gone: Tensor) -> dict[str, Tensor]:
+def _columns(scene: Scene, drift: Drift, name: str, lost: Tensor, gone: Tensor) -> dict[str, Tensor]:
     """Compute columns [S] over the tokens `lost` [T], and over the sequences `gone` [S]."""
     batch, offsets, delta = scene.batch, scene.batch.cu_seqlens, _delta(scene, drift)
-    tokens = {
-        **_kind(batch, segments.count(lost, offsets)),
-        **{sign: segments.count(flags & lost, offsets) for sign, flags in _signs(batch.advantages).items()},
-        "delta": segments.total(torch.where(lost, delta, 0.0), offsets),
-    }
-    mean = None if batch.advantages is None else segments.mean(batch.advantages, offsets)
-    sequences = {
-        **_kind(batch, gone),
-        **{sign: gone * flags for sign, flags in _signs(mean).items()},
-        "delta": gone * segments.total(delta, offsets),
-    }
-    both = {"tokens": tokens, "sequences": sequences}
-    return {f"{named}|{unit}.{column}": x for unit, found in both.items() for column, x in found.items()}
+    many = segments.count(lost, offsets)
+    found = {"tokens.delta": segments.total(torch.where(lost, delta, 0.0), offsets)}
+    found["sequences.delta"] = gone * segments.total(delta, offsets)
+    for unit, count in (("tokens", many), ("sequences", gone)):
+        found |= {f"{unit}.count": count, f"{unit}.length": count * batch.lengths}
+        if batch.rewards is not None:
+            found[f"{unit}.reward"] = count * batch.rewards
+    if batch.advantages is not None:
+        mean = segments.mean(batch.advantages, offsets)
+        for sign, compare in (("positive", torch.gt), ("negative", torch.lt)):
+            found[f"tokens.{sign}"] = segments.count(compare(batch.advantages, 0) & lost, offsets)
+            found[f"sequences.{sign}"] = gone * compare(mean, 0)
+    return {f"{name}|{column}": x for column, x in found.items()}
 
 
 def _delta(scene: Scene, drift: Drift) -> Tensor:
@@ -102,16 +97,6 @@ def _delta(scene: Scene, drift: Drift) -> Tensor:
     assert terms is not None
     delta: Tensor = terms.delta
     return delta
-
-
-def _kind(batch: Batch, many: Tensor) -> dict[str, Tensor]:
-    """Compute the count, and the lengths and rewards of the sequences, weighted by it."""
-    found = {"count": many, "length": many * batch.lengths}
-    return found if batch.rewards is None else found | {"reward": many * batch.rewards}
-
-
-def _signs(advantages: Tensor | None) -> Mapping[str, Tensor]:
-    return {} if advantages is None else {"positive": advantages > 0, "negative": advantages < 0}
 
 
 # ---------------------------------------------------------------- examples
@@ -132,10 +117,9 @@ def _examples(scene: Scene, drift: Drift, preset: Preset, lost: Tensor) -> Best[
 
 def _example(scene: Scene, at: int, tokens: int, total: float, preset: Preset) -> LostSequence:
     batch = scene.batch
-    step, label = (_scalar(batch, name, at) for name in ("step", "sequence_id"))
     return LostSequence(
-        sequence_id="?" if label is None else str(label),
-        step=step if isinstance(step, int) else None,
+        sequence_id=worst.sequence_id(batch, at),
+        step=worst.step(batch, at),
         length=int(batch.lengths[at]),
         tokens=tokens,
         log_ratio_sum=total,
@@ -144,22 +128,21 @@ def _example(scene: Scene, at: int, tokens: int, total: float, preset: Preset) -
     )
 
 
-def _scalar(batch: Batch, name: str, at: int) -> object:
-    values = batch.scalars.get(name)
-    return None if values is None else values[at]
-
-
 def fired(scene: Scene, preset: Preset, at: int) -> list[str]:
     """List in words the parts of a preset that drop tokens of the sequence `at`."""
-    used = applied(preset)
+    used, found = applied(preset), list[str]()
     ratios = scene.ratios(used.policy)
-    rules = [_broken(correction.seen(ratios, before, rule), rule, at) for rule, before in _one_by_one(used)]
-    return [text for text in (*rules, _vetoed(ratios, used, at), _weightless(ratios, used, at)) if text]
-
-
-def _one_by_one(preset: Preset) -> list[tuple[Reject, Preset]]:
-    """Return each rule, and the preset with only the rules before it."""
-    return [(rule, replace(preset, reject=preset.reject[:i])) for i, rule in enumerate(preset.reject)]
+    for i, rule in enumerate(used.reject):  # as it judges what the rules before it keep
+        found.append(_broken(correction.seen(ratios, replace(used, reject=used.reject[:i]), rule), rule, at))
+    vetoed = int(correction.veto_hits(ratios, used.veto)[at])
+    if vetoed:
+        found.append(f"veto: {_tokens(vetoed)} with {formulas.veto(used.veto).removeprefix('any ')}")
+    if used.weight is not None:
+        weights = correction.weigh(ratios, used).final
+        many = int((_of(weights, ratios.batch, at) == 0).sum())
+        what = "the sequence" if weights.per == "sequence" else _tokens(many)
+        found.append(f"{what} of weight 0: {formulas.weight(used.weight)}" if many else "")
+    return [text for text in found if text]
 
 
 def _broken(ratios: Ratios, rule: Reject, at: int) -> str:
@@ -176,22 +159,6 @@ def _broken(ratios: Ratios, rule: Reject, at: int) -> str:
     return f"{formulas.judged(rule)} = {said:.3g}, {bounds}"
 
 
-def _vetoed(ratios: Ratios, preset: Preset, at: int) -> str:
-    many = int(correction.veto_hits(ratios, preset.veto)[at])
-    return f"veto: {_tokens(many)} with {formulas.veto(preset.veto).removeprefix('any ')}" if many else ""
-
-
-def _weightless(ratios: Ratios, preset: Preset, at: int) -> str:
-    if preset.weight is None:
-        return ""
-    weights = correction.weigh(ratios, preset).final
-    many = int((_of(weights, ratios.batch, at) == 0).sum())
-    if not many:
-        return ""
-    what = "the sequence" if weights.per == "sequence" else _tokens(many)
-    return f"{what} of weight 0: {formulas.weight(preset.weight)}"
-
-
 def _tokens(many: int) -> str:
     return "1 token" if many == 1 else f"{many:,} tokens"
 
@@ -206,22 +173,20 @@ def _of(level: Level, batch: Batch, at: int) -> Tensor:
 # ---------------------------------------------------------------- reading
 
 
-def everything(reader: Reader) -> tuple[Lot, Lot]:
+def everything(reader: Reader) -> tuple[Subset, Subset]:
     """Read the numbers of all tokens, and of all sequences, for comparison."""
-    return _lot(reader, EVERY, "tokens", "all"), _lot(reader, EVERY, "sequences", "all")
+    return _subset(reader, EVERY, "tokens", "all"), _subset(reader, EVERY, "sequences", "all")
 
 
 def drops(reader: Reader, states: Mapping[str, State], ours: str, theirs: str) -> Drops:
     """Read the numbers of what one preset drops and another keeps."""
-    named, text = _named(ours, theirs), f"dropped by {ours}, kept by {theirs}"
-    best = states[f"drops.{named}"]
-    assert isinstance(best, Best)
+    name, text = f"{ours}>{theirs}", f"dropped by {ours}, kept by {theirs}"
     return Drops(
         dropped_by=ours,
         kept_by=theirs,
-        tokens=_lot(reader, named, "tokens", text),
-        sequences=_lot(reader, named, "sequences", text),
-        examples=[row for _, row in best.records],
+        tokens=_subset(reader, name, "tokens", text),
+        sequences=_subset(reader, name, "sequences", text),
+        examples=[row for _, row in typed(states[f"drops.{name}"], Best).records],
     )
 
 
@@ -232,31 +197,17 @@ COLUMNS = {
     "negative": ("negative", "fraction", "share with A < 0"),
     "log_ratio": ("delta", "nats", "mean Δ; of sequences mean ΣΔ"),
 }
-"""Field of a `Lot` → column, unit, formula."""
+"""Field of a `Subset` → column, unit, formula."""
 LACKING = {"reward": ["rewards"], "positive": ["advantages"], "negative": ["advantages"]}
 
 
-def _lot(reader: Reader, named: str, unit: str, over: str) -> Lot:
-    prefix, which = f"{named}|{unit}.", f"{unit} {over}" if over != "all" else f"all {unit}"
-    share = Formula(
-        "share",
-        "fraction",
-        unit,
-        f"share of all {unit} that are {over}",
-        lambda get: get("count") / get(unit),
-    )
-    rows = {
-        field: Formula(field, kind, which, text, lambda get, c=column: get(c) / get("count"))  # type: ignore[misc]
-        for field, (column, kind, text) in COLUMNS.items()
-    }
-    return Lot(
-        count=round(float(reader.sums[f"{prefix}count"][0])),
-        share=reader.number(share, prefix),
-        **{field: _number(reader, row, prefix, field) for field, row in rows.items()},
-    )
-
-
-def _number(reader: Reader, row: Formula, prefix: str, field: str) -> Number:
-    if f"{prefix}{COLUMNS[field][0]}" not in reader.sums:
-        return missing(row, LACKING[field])
-    return reader.number(row, prefix)
+def _subset(reader: Reader, name: str, unit: str, over: str) -> Subset:
+    prefix, which = f"{name}|{unit}.", f"{unit} {over}" if over != "all" else f"all {unit}"
+    text = f"share of all {unit} that are {over}"
+    share = Formula("share", "fraction", unit, text, lambda get: get("count") / get(unit))
+    found = {"share": reader.number(share, prefix)}
+    for field, (column, kind, words) in COLUMNS.items():
+        row = Formula(field, kind, which, words, mean(column, "count"))
+        known = prefix + column in reader.sums
+        found[field] = reader.number(row, prefix) if known else missing(row, LACKING[field])
+    return Subset(count=round(float(reader.sums[f"{prefix}count"][0])), **found)

@@ -6,7 +6,7 @@ presets that normalise are kept per trainer batch and rescaled when they are rea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -119,36 +119,34 @@ def rescaled(read: Mapping[str, Tensor], preset: Preset) -> Columns:
 
 def read(places: Places[Sums], presets: Sequence[Preset]) -> Columns:
     """Add up the rescaled sums of all trainer batches."""
-    total: Columns = {}
-    for one in places.sums.values():
-        sums = one.read()
-        for preset in presets:
-            for name, values in rescaled(sums, preset).items():
-                total[name] = total[name] + values if name in total else values
-    return total
+    return _added(rescaled(one.read(), preset) for one in places.sums.values() for preset in presets)
 
 
 def norms(places: Places[Sums], presets: Sequence[Preset]) -> Columns:
     """Add up the normalisation sums of all trainer batches."""
+    names = [f"{preset.name}|{norm}" for preset in presets for norm in NORMS]
+    each = (one.read() for one in places.sums.values())
+    return _added({name: sums[name] for name in names} for sums in each)
+
+
+def _added(parts: Iterable[Columns]) -> Columns:
     total: Columns = {}
-    for one in places.sums.values():
-        sums = one.read()
-        for name in (f"{preset.name}|{norm}" for preset in presets for norm in NORMS):
-            total[name] = total[name] + sums[name] if name in total else sums[name]
+    for one in parts:
+        for name, values in one.items():
+            total[name] = total[name] + values if name in total else values
     return total
 
 
 def factors(places: Places[Sums], presets: Sequence[Preset]) -> dict[str, dict[Label, float]]:
     """Return preset → trainer batch → the factor that its weights are divided by."""
+    read = {label: sums.read() for label, sums in places.sums.items()}
     return {
-        preset.name: {label: _factor(sums.read(), preset) for label, sums in places.sums.items()}
+        preset.name: {
+            label: float(norm_factor(*(sums[f"{preset.name}|{name}"][:1] for name in NORMS)))
+            for label, sums in read.items()
+        }
         for preset in presets
     }
-
-
-def _factor(read: Mapping[str, Tensor], preset: Preset) -> float:
-    total, units = (read[f"{preset.name}|{name}"][:1] for name in NORMS)
-    return float(norm_factor(total, units))
 
 
 def span(places: Places[Extremes], divisors: Mapping[Label, float], name: str) -> tuple[float, float]:

@@ -62,7 +62,7 @@ def typical(scene: Scene, drift: Drift) -> Best[WorstSequence]:
     scores[~np.isfinite(known).all(axis=1)] = -1.0  # an empty sequence has no largest |Δ|
     least = np.sort(scores)[-SOME:][0] if len(scores) else 0.0
     few = np.flatnonzero((scores >= least) & (scores >= 0)).tolist()
-    few.sort(key=lambda row: (-scores[row], _text(batch, "sequence_id", row)))
+    few.sort(key=lambda row: (-scores[row], sequence_id(batch, row)))
     few = few[:SOME]
     whole = [[row, *known[row, 1:3].astype(np.int64).tolist()] for row in few]
     rows = _sequences(batch, drift, whole, known[few, 3:].tolist())
@@ -155,22 +155,14 @@ def _among(batch: Batch, most: Tensor) -> Tensor:
 def _largest(scores: Tensor, many: int) -> Tensor:
     """Return the indices of the largest scores, falling, with up to `TIES` ties; `Best` chooses by text.
 
-    On a CPU candidates are selected before sorting. On a GPU all are sorted: counting candidates would make
-    the host wait.
+    On a CPU only scores above 0 and not below the `many`-th best are sorted. On a GPU all are: to count some
+    would make the host wait.
     """
     if not here(scores):
         return torch.sort(scores, descending=True, stable=True).indices[: many + TIES]
-    candidates = _as_large(scores.numpy(), many)
-    falling, order = torch.sort(scores[candidates], descending=True, stable=True)
-    worth = int((falling >= falling[many - 1]).sum()) if len(falling) > many else len(falling)
-    return candidates[order[: min(worth, many + TIES)]]
-
-
-def _as_large(scores: npt.NDArray[np.float64], many: int) -> Tensor:
-    """Select scores above 0 and at least the `many`-th best of every 64th: all of the best, and few more."""
-    some = np.sort(scores[::64])[-many:]
-    last = some[0] if len(some) == many else 0.0
-    return torch.from_numpy(np.flatnonzero((scores >= last) & (scores > 0)))
+    last = float(torch.topk(scores, many).values[-1]) if len(scores) > many else 0.0
+    candidates = torch.nonzero((scores >= last) & (scores > 0)).flatten()
+    return candidates[torch.sort(scores[candidates], descending=True, stable=True).indices[: many + TIES]]
 
 
 def _best(whole: Tensor, real: Tensor, many: int) -> list[tuple[list[int], list[float]]]:
@@ -185,8 +177,8 @@ def _sequence(batch: Batch, at: int, numbers: list[float], columns: npt.NDArray[
     lags = batch.scalars.get("policy_lag")
     lag = None if lags is None else lags[at]
     return WorstSequence(
-        sequence_id=_text(batch, "sequence_id", at),
-        step=_step(batch, at),
+        sequence_id=sequence_id(batch, at),
+        step=step(batch, at),
         length=columns.shape[1],
         log_ratio_sum=total,
         k3_mean=k3,
@@ -220,8 +212,8 @@ def _token(batch: Batch, ints: list[int], reals: list[float]) -> WorstToken:
     sequence, at, length, position, token = ints
     _, q, p, *around = reals
     return WorstToken(
-        sequence_id=_text(batch, "sequence_id", sequence),
-        step=_step(batch, sequence),
+        sequence_id=sequence_id(batch, sequence),
+        step=step(batch, sequence),
         position=position,
         length=length,
         token_id=None if batch.token_ids is None else token,
@@ -233,12 +225,14 @@ def _token(batch: Batch, ints: list[int], reals: list[float]) -> WorstToken:
     )
 
 
-def _text(batch: Batch, name: str, at: int) -> str:
-    values = batch.scalars.get(name)
+def sequence_id(batch: Batch, at: int) -> str:
+    """Return the id of a sequence as text; "?" where the dump has none."""
+    values = batch.scalars.get("sequence_id")
     return "?" if values is None or values[at] is None else str(values[at])
 
 
-def _step(batch: Batch, at: int) -> int | None:
+def step(batch: Batch, at: int) -> int | None:
+    """Return the step of a sequence, if the dump has one that is a whole number."""
     values = batch.scalars.get("step")
     found = None if values is None else values[at]
     return found if isinstance(found, int) else None

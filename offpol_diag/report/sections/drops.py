@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from offpol_diag.blocks import Block, Cell, Table, Text
 from offpol_diag.numerals import count, say, say_value
-from offpol_diag.summary import Comparison, Drops, LostSequence, Lot, Number
+from offpol_diag.summary import Comparison, Drops, LostSequence, Number, Subset
 
 HEADER = ("what", "count", "share", "mean length", "mean reward", "A > 0", "A < 0", "mean Δ or ΣΔ, nats")
 EXAMPLES = (
@@ -36,7 +36,7 @@ def drops(found: Comparison, many: bool) -> tuple[Block, ...]:
     return (*said, _kinds(found, found.all_tokens, found.all_sequences), *_examples(found))
 
 
-def _sentence(one: Drops, every: Lot) -> str:
+def _sentence(one: Drops, every: Subset) -> str:
     head = f"{one.dropped_by} drops"
     if not one.tokens.count:
         return f"{head} nothing that {one.kept_by} keeps."
@@ -52,11 +52,11 @@ def _sentence(one: Drops, every: Lot) -> str:
     )
 
 
-def _share(lot: Lot) -> str:
+def _share(lot: Subset) -> str:
     return say_value(lot.share.value, "fraction")
 
 
-def _kinds(found: Comparison, tokens: Lot, sequences: Lot) -> Table:
+def _kinds(found: Comparison, tokens: Subset, sequences: Subset) -> Table:
     rows = [_row("all tokens", tokens)]
     rows += [_row(f"tokens {_way(one)}", one.tokens) for one in found.drops if one.tokens.count]
     rows += [_row("all sequences", sequences)]
@@ -72,7 +72,7 @@ def _way(one: Drops) -> str:
     return f"dropped by {one.dropped_by}, kept by {one.kept_by}"
 
 
-def _row(what: str, lot: Lot) -> tuple[Cell, ...]:
+def _row(what: str, lot: Subset) -> tuple[Cell, ...]:
     return (
         what,
         lot.count,
