@@ -359,6 +359,11 @@ REMARKS: list[tuple[str | Preset, str, str, bool]] = [
     ("decoupled_geo_rs_token_tis", "verl", "clamped", False),
     ("verl_2025_11_token_is_rs_veto", "skyrl", "rejected tokens stay", True),
     ("areal_icepop", "roll", "rejected tokens leave", True),
+    ("vanilla_is", "verl", "bounds of 1.0e-9 and 1.0e+9 are idle", True),
+    ("vanilla_is", "skyrl", "bounds of 1.0e-9 and 1.0e+9 are idle", True),
+    ("trl_sequence_mask", "slime", "bounds of 1.0e-9 and 1.0e+9 are idle", True),
+    ("vanilla_is", "ms-swift", "a threshold of 1.0e+9 is idle", True),
+    ("token_is", "verl", "idle", False),
     # guards are those of the newest version that can say it
     ("seq_mis", "verl", "the clamp of the rejection acts on each token here", True),
     ("geo_rs", "verl", "acts on each token", False),

@@ -49,7 +49,6 @@ def weighs(preset: Preset) -> bool:
 
 
 Side = Literal["lower", "upper"]
-SIDES: tuple[Side, ...] = ("lower", "upper")
 
 
 def half(rule: Reject, side: Side) -> Reject | None:
