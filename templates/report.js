@@ -3,24 +3,42 @@
 {
 const root = document.documentElement
 const all = (selector, within = document) => [...within.querySelectorAll(selector)]
+const one = (selector, within = document) => within.querySelector(selector)
 const json = element => JSON.parse(element.textContent)
 
-// --- Theme: the system's, unless the reader chose one for this page.
-const toggle = document.querySelector("button.theme")
+// --- Theme: the system's, unless the reader chose one.
+const toggle = one("button.theme")
 const system = matchMedia("(prefers-color-scheme: dark)")
 const dark = () => (root.dataset.theme ?? (system.matches ? "dark" : "light")) === "dark"
-const label = () => { toggle.textContent = dark() ? "Light" : "Dark" }
+const label = () => {
+  toggle.textContent = dark() ? "Light" : "Dark"
+  toggle.setAttribute("aria-label", `Switch to the ${toggle.textContent.toLowerCase()} theme`)
+}
 toggle.hidden = false
 label()
 toggle.addEventListener("click", () => {
   root.dataset.theme = dark() ? "light" : "dark"
-  try { localStorage.setItem("offpol-diag:" + location.pathname, root.dataset.theme) } catch { /* no storage */ }
+  try { localStorage.setItem("offpol-theme", root.dataset.theme) } catch { /* no storage */ }
   label()
   redraw()
 })
 system.addEventListener("change", () => { label(); redraw() })
 
-// --- What travels packed: gzip in base 85 (RFC 1924), with a comma for "less than".
+// --- Copy buttons.
+all(".cp").forEach(button => {
+  button.hidden = false
+  button.addEventListener("click", async () => {
+    const text = button.nextElementSibling.textContent
+    try { await navigator.clipboard.writeText(text) } catch {
+      getSelection().selectAllChildren(button.nextElementSibling)
+      document.execCommand("copy")
+    }
+    button.textContent = "Copied"
+    setTimeout(() => { button.textContent = "Copy" }, 1500)
+  })
+})
+
+// --- Packed data: gzip in base 85 (RFC 1924), with a comma for "less than".
 const digits = new Uint8Array(128)
 ;[..."0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;,=>?@^_`{|}~"].forEach((c, i) => { digits[c.charCodeAt(0)] = i })
 const bytes = text => {
@@ -34,22 +52,20 @@ const bytes = text => {
   }
   return new Uint8Array(view.buffer, 0, view.byteLength - missing)
 }
-
 const unpacked = element => {
   const stream = new Blob([bytes(element.textContent)]).stream().pipeThrough(new DecompressionStream("gzip"))
   return new Response(stream).text()
 }
 
-// --- Charts: unpacked once, drawn when they come into view, and all of them for print.
+// --- Charts: static until near the view, then drawn by plotly; all of them for print.
 const shared = json(document.getElementById("plot-shared"))
 const drawn = new Set()
-const plots = all(".plot")
-
+const charts = all(".panels")
 const coloured = (value, colours) => {
   if (typeof value === "string") return value.startsWith("--") ? colours.getPropertyValue(value).trim() : value
-  if (Array.isArray(value)) return value.map(one => coloured(one, colours))
+  if (Array.isArray(value)) return value.map(each => coloured(each, colours))
   if (value === null || typeof value !== "object") return value
-  return Object.fromEntries(Object.entries(value).map(([key, one]) => [key, coloured(one, colours)]))
+  return Object.fromEntries(Object.entries(value).map(([key, each]) => [key, coloured(each, colours)]))
 }
 const laid = (under, over) => {
   const both = { ...under }
@@ -57,14 +73,18 @@ const laid = (under, over) => {
     both[key] = value && under[key] && value.constructor === Object ? laid(under[key], value) : value
   return both
 }
-const draw = plot => {
-  const { data, layout } = json(plot.parentElement.querySelector(".plot-data"))
+const draw = chart => {
   const colours = getComputedStyle(root)
-  Plotly.react(plot, coloured(data, colours), coloured(laid(shared.layout, layout), colours), shared.config)
-  drawn.add(plot)
+  const specs = json(one(".plot-data", chart))
+  all(".panel", chart).forEach((panel, i) => {
+    panel.classList.add("drawn")
+    const plot = one(".plot", panel)
+    if (specs[i].data.some(trace => trace.type === "heatmap")) plot.classList.add("tall")
+    Plotly.react(plot, coloured(specs[i].data, colours), coloured(laid(shared.layout, specs[i].layout), colours), shared.config)
+  })
+  drawn.add(chart)
 }
 const redraw = () => drawn.forEach(draw)
-
 let unpacking
 const unpack = () => unpacking ??= (async () => {
   const script = document.createElement("script")
@@ -75,55 +95,99 @@ const watcher = new IntersectionObserver(entries => entries.filter(entry => entr
   watcher.unobserve(target)
   unpack().then(() => draw(target))
 }), { rootMargin: "300px" })
-plots.forEach(plot => watcher.observe(plot))
+charts.forEach(chart => watcher.observe(chart))
 const whenIdle = work => addEventListener("load", () => (window.requestIdleCallback ?? setTimeout)(work))
-if (plots.length) whenIdle(unpack)  // ready for print
-
-const fitsPaper = details => !details.matches(".lookup") && all("thead th", details).length <= 14
+if (charts.length) whenIdle(unpack) // ready for print
 addEventListener("beforeprint", () => {
   root.dataset.print = root.dataset.theme ?? ""
   root.dataset.theme = "light"
-  if (window.Plotly) plots.forEach(draw)
-  all("details.table:not([open])").filter(fitsPaper).forEach(details => { details.open = details.dataset.opened = true })
+  if (window.Plotly) charts.filter(chart => !chart.closest("details:not([open])")).forEach(draw)
 })
 addEventListener("afterprint", () => {
   if (root.dataset.print) root.dataset.theme = root.dataset.print
   else delete root.dataset.theme
-  all("details[data-opened]").forEach(details => { details.open = false; delete details.dataset.opened })
   redraw()
 })
 
 // --- Tables: a click on a column head sorts by it, a second click the other way round.
 const order = cell => {
-  const text = cell.firstChild?.textContent.trim().replace("unreliable: ", "").replaceAll(",", "") ?? ""
+  const text = cell.firstChild?.textContent.trim().replaceAll(",", "") ?? ""
   const number = cell.className === "number" || (!cell.className && cell.closest(".dense"))
-  return text.startsWith("10^") ? 10 ** text.slice(3) : number ? parseFloat(text) : NaN
+  return text.startsWith("10^") ? 10 ** text.slice(3) : number ? parseFloat(text.replace("−", "-")) : NaN
 }
 const compare = (a, b) => {
   const [x, y] = [order(a), order(b)]
   if (isNaN(x) || isNaN(y)) return isNaN(x) && isNaN(y) ? a.textContent.localeCompare(b.textContent, "en", { numeric: true }) : isNaN(x) - isNaN(y)
   return x - y
 }
-const sort = (table, column, head) => {
-  const down = head.ariaSort === "ascending"
-  all("th[aria-sort]", table).forEach(other => other.removeAttribute("aria-sort"))
+const turned = (head, heads, first) => {
+  const down = head.ariaSort ? head.ariaSort === "ascending" : first
+  heads.forEach(other => other.removeAttribute("aria-sort"))
   head.ariaSort = down ? "descending" : "ascending"
-  const rows = all("tbody tr", table).sort((a, b) => compare(a.cells[column], b.cells[column]) * (down ? -1 : 1))
-  table.tBodies[0].append(...rows)
+  return down ? -1 : 1
 }
 const sortable = table => {
   if (table.tBodies[0].rows.length < 3) return
-  all("thead th", table).forEach((head, column) => {
+  const heads = all("thead th", table)
+  heads.forEach((head, column) => {
     const button = document.createElement("button")
     button.type = "button"
     button.append(...head.childNodes)
-    button.addEventListener("click", () => sort(table, column, head))
+    button.addEventListener("click", () => {
+      const way = turned(head, heads, false)
+      table.tBodies[0].append(...all("tbody tr", table).sort((a, b) => compare(a.cells[column], b.cells[column]) * way))
+    })
     head.append(button)
   })
 }
-all("table").forEach(sortable)
+all("table.t").forEach(sortable)
 
-// --- Large folded tables travel packed: filled in when there is time, or when one is opened.
+// --- Presets: search, trainer, kind, which of them, and sorting of whole rows with their cards.
+const presets = one(".ps")
+if (presets) {
+  const ctl = one(".ctl")
+  const bodies = all("tbody", presets)
+  const [search, trainer, kind] = [one("input", ctl), one(".by-trainer", ctl), one(".by-kind", ctl)]
+  const views = all(".seg button", ctl)
+  ctl.hidden = false
+  const pinned = body => "pin" in body.dataset
+  const view = name => {
+    presets.dataset.view = name
+    views.forEach(button => button.setAttribute("aria-pressed", button.dataset.view === name))
+  }
+  const show = () => {
+    const words = search.value.toLowerCase()
+    if ((words || trainer.value || kind.value) && presets.dataset.view === "family") view("all")
+    let shown = 0
+    bodies.forEach(body => {
+      const of = pinned(body) || ((!trainer.value || ` ${body.dataset.t} `.includes(` ${trainer.value} `)) && (!kind.value || body.dataset.k === kind.value))
+      const ok = of && (!words || body.textContent.toLowerCase().includes(words))
+      body.classList.toggle("hide", !ok)
+      if (ok && !pinned(body) && ({ family: "f", distinct: "d" }[presets.dataset.view] ?? "v") in body.dataset) shown++
+    })
+    one("[role=status]", ctl).textContent = `${shown} shown`
+  }
+  views.forEach(button => button.addEventListener("click", () => { view(button.dataset.view); show() }))
+  ;[[search, "input"], [trainer, "change"], [kind, "change"]].forEach(([field, event]) => field.addEventListener(event, show))
+  const heads = all("thead th", presets)
+  heads.filter(head => head.dataset.i).forEach(head => one("button", head).addEventListener("click", () => {
+    const way = turned(head, heads, true)
+    const value = body => { const text = body.dataset.v.split(",")[head.dataset.i]; return text === "" ? -Infinity * way : +text }
+    presets.append(...bodies.sort((a, b) => pinned(b) - pinned(a) || (value(a) - value(b)) * way || 0))
+  }))
+  all("tbody th a", presets).forEach(link => {
+    link.setAttribute("aria-expanded", "false")
+    link.addEventListener("click", event => {
+      event.preventDefault()
+      link.setAttribute("aria-expanded", link.closest("tbody").classList.toggle("on"))
+    })
+  })
+  const own = one("option[data-own]", trainer)
+  if (own) trainer.value = own.value
+  show()
+}
+
+// --- Large folded tables are packed: filled in when there is time, or when one is opened.
 const filling = new WeakSet()
 const fill = async script => {
   if (filling.has(script)) return
@@ -131,18 +195,17 @@ const fill = async script => {
   const body = document.createElement("div")
   body.innerHTML = await unpacked(script)
   script.replaceWith(body)
-  all("table", body).forEach(sortable)
+  all("table.t", body).forEach(sortable)
 }
-const filled = (within = document) => all("script.packed", within).forEach(fill)
-all("details.lookup").forEach(details => details.addEventListener("toggle", () => filled(details)))
-whenIdle(() => filled())
+all("details.lookup").forEach(details => details.addEventListener("toggle", () => all("script.packed", details).forEach(fill)))
+whenIdle(() => all("script.packed").forEach(fill))
 
 // --- Contents: the section in view is marked.
-const links = new Map(all("nav a").map(link => [link.hash.slice(1), link]))
+const links = new Map(all(".top nav a").map(link => [link.hash.slice(1), link]))
 const reading = new IntersectionObserver(entries => entries.forEach(({ target, isIntersecting }) => {
   if (!isIntersecting) return
   links.forEach(link => link.removeAttribute("aria-current"))
   links.get(target.id)?.setAttribute("aria-current", "true")
-}), { rootMargin: "-10% 0px -80% 0px" })
+}), { rootMargin: "-20% 0px -70% 0px" })
 all("main > section").forEach(section => reading.observe(section))
 }

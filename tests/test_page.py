@@ -1,16 +1,16 @@
-"""The page in a real browser: Debian's chromium, driven by playwright."""
+"""The page in a real browser: Debian's chromium, driven by playwright, on the collapse sample."""
 
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
-from factory import crowded, make_summary
-
-from offpol_diag.report.render.html import render_html
 
 pytestmark = pytest.mark.browser
 
+ROOT = Path(__file__).parents[1]
 CHROMIUM = Path("/usr/bin/chromium")
 FLAGS = (
     "--no-sandbox",
@@ -21,20 +21,14 @@ FLAGS = (
     "--disable-component-update",
     "--disable-sync",
 )
-FIGURES = render_html(make_summary()).count('class="plot"')
-DRAWN = "document.querySelectorAll('.plot .main-svg:first-child').length"
+DRAWN = "document.querySelectorAll('.panel.drawn .main-svg:first-child').length"
+PANELS = "[...document.querySelectorAll('.panel')].filter(one => !one.closest('details:not([open])')).length"
 SCROLL = """async () => {
   for (let y = 0; y < document.body.scrollHeight; y += 300) {
-    scrollTo(0, y)
+    scrollTo({ top: y, behavior: 'instant' })
     await new Promise(done => setTimeout(done, 30))
   }
 }"""
-
-
-WATCH_PRINT = """addEventListener('beforeprint', () => window.seen = {
-  background: getComputedStyle(document.body).backgroundColor,
-  closed: document.querySelectorAll('details.table:not([open])').length,
-})"""
 
 
 @pytest.fixture(scope="module")
@@ -54,14 +48,12 @@ def browser():
 @pytest.fixture(scope="module")
 def address(tmp_path_factory) -> str:
     path = tmp_path_factory.mktemp("page") / "report.html"
-    path.write_text(render_html(make_summary()), encoding="utf-8")
-    return path.as_uri()
-
-
-@pytest.fixture(scope="module")
-def crowd(tmp_path_factory) -> str:
-    path = tmp_path_factory.mktemp("page") / "crowd.html"
-    path.write_text(render_html(crowded()), encoding="utf-8")
+    dump = ROOT / "sample_data" / "collapse.parquet"
+    subprocess.run(
+        [sys.executable, "-m", "offpol_diag", "analyze", dump, "-o", path, "-q"],
+        check=True,
+        capture_output=True,
+    )
     return path.as_uri()
 
 
@@ -71,7 +63,7 @@ def visit(browser, address):
     contexts = []
 
     def visit(where=address, **options):
-        contexts.append(browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options}))
+        contexts.append(browser.new_context(**{"viewport": {"width": 1400, "height": 900}, **options}))
         page = contexts[-1].new_page()
         page.said, page.asked = [], []
         page.on("console", lambda message: page.said.append(message.text))
@@ -97,140 +89,147 @@ def until(page, condition: str) -> None:
         time.sleep(0.05)
 
 
-def drawn_all(page) -> None:
-    until(page, f"{DRAWN} === {FIGURES}")
-
-
 def test_every_chart_is_drawn_after_scrolling_without_an_error_or_a_request(visit, address):
     page = visit()
+    assert page.evaluate(DRAWN) < page.evaluate(PANELS)
     page.evaluate(SCROLL)
-    drawn_all(page)
+    until(page, f"{DRAWN} === {PANELS}")
     assert page.said == []
     assert page.asked == [address]
 
 
-def test_charts_below_the_fold_wait_until_they_are_near(visit):
-    page = visit()
-    until(page, "window.Plotly !== undefined")
-    assert page.evaluate(DRAWN) < FIGURES
+def test_the_page_is_no_longer_than_6000_pixels_and_smaller_than_3_megabytes(visit, address):
+    assert visit().evaluate("document.documentElement.scrollHeight") <= 6000
+    assert Path(address.removeprefix("file://")).stat().st_size <= 3_000_000
 
 
 def test_the_page_reads_with_javascript_off(visit):
     page = visit(java_script_enabled=False)
-    assert page.locator("#verdict .label").first.is_visible()
-    assert page.locator("#table-presets tbody tr").count() > 5
-    assert page.locator("#table-presets tbody tr").first.is_visible()
-    assert page.locator("#figure-where-step-k3 figcaption").is_visible()
-    assert page.locator("#figure-where-step-k3 td").first.is_visible()
-    assert not page.locator(".plot").first.is_visible()
-    assert not page.locator("button.theme").is_visible()
+    for seen in (
+        "h1",
+        ".meter",
+        "ul.ck li",
+        ".tile .spark",
+        "#f-by-step svg.pic",
+        ".ps tbody tr",
+        ".pane pre",
+    ):
+        assert page.locator(seen).first.is_visible(), seen
+    for hidden in (".plot", "button.theme", ".ctl", ".cp"):
+        assert not page.locator(hidden).first.is_visible(), hidden
+    page.goto(f"{page.url}#p-geo_rs")
+    assert page.locator("#p-geo_rs .pc").is_visible()
+    page.locator("label[for=cfg-2]").click()
+    assert page.locator(".pane").nth(1).is_visible()
 
 
-def test_the_theme_follows_the_system_and_the_toggle_is_remembered(visit):
+def test_the_theme_follows_the_system_and_the_toggle_is_remembered_and_recolours_charts(visit):
     page = visit(color_scheme="dark")
     dark = background(page)
     assert dark != background(visit(color_scheme="light"))
+    until(page, f"{DRAWN} > 0")
+    stroke = "getComputedStyle(document.querySelector('.panel.drawn .main-svg text')).fill"
+    before = page.evaluate(stroke)
     page.locator("button.theme").click()
     light = background(page)
     assert light != dark
+    until(page, f"{stroke} !== '{before}'")
     page.reload()
     assert background(page) == light
 
 
-def test_charts_take_the_colours_of_the_theme(visit):
-    page = visit(color_scheme="light")
-    page.locator(".plot").first.scroll_into_view_if_needed()
-    page.wait_for_selector(".plot .js-line", timeout=60_000)
-    colour = "getComputedStyle(document.querySelector('.plot .scatter:last-child .js-line')).stroke"
-    light = page.evaluate(colour)
-    page.locator("button.theme").click()
-    until(page, f"{colour} !== '{light}'")
-
-
-@pytest.mark.parametrize("width", [380, 1280])
+@pytest.mark.parametrize("width", [390, 1100])
 def test_the_body_never_scrolls_sideways(visit, width):
     page = visit(viewport={"width": width, "height": 800})
     page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
     page.evaluate(SCROLL)
-    drawn_all(page)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
-def test_print_draws_every_chart_and_opens_every_table(visit):
+def test_print_draws_every_chart_in_the_light_theme(visit):
     page = visit(color_scheme="dark")
     until(page, "window.Plotly !== undefined")
-    assert page.evaluate(DRAWN) < FIGURES
-    dark = background(page)
-    page.evaluate(WATCH_PRINT)
+    page.evaluate(
+        "addEventListener('beforeprint', () => window.seen = "
+        "[getComputedStyle(document.body).backgroundColor, document.querySelectorAll('.panel.drawn').length])"
+    )
+    dark, panels = background(page), page.evaluate(PANELS)
     assert page.pdf().startswith(b"%PDF")
-    drawn_all(page)
-    assert page.evaluate("seen.background") == "rgb(255, 255, 255)"
-    assert page.evaluate("seen.closed") == 0
+    assert page.evaluate("seen") == ["rgb(246, 247, 249)", panels]
     assert background(page) == dark
     assert page.said == []
 
 
-def test_a_click_on_a_column_sorts_by_value_and_a_second_turns_it_round(visit):
+FIRST = "[...document.querySelectorAll('.ps tbody')].filter(one => one.offsetParent).map(one => one.id)"
+
+
+def test_presets_are_searched_filtered_and_sorted_with_their_cards(visit):
     page = visit()
-    column = "[...document.querySelectorAll('#table-presets tbody tr')].map(row => row.cells[0].innerText)"
-    ess = page.locator("#table-presets thead th", has_text="ess_sequences")
-    ess.locator("button").click()
-    assert ess.get_attribute("aria-sort") == "ascending"
-    up = page.evaluate(column)
-    assert up[:2] == ["uncorrected, rollout → old", "seq_is"]
-    ess.locator("button").click()
-    assert page.evaluate(column)[-1] == "uncorrected, rollout → old"
+    families = page.evaluate(f"{FIRST}.length")
+    page.locator(".seg button", has_text="All").click()
+    assert page.evaluate(f"{FIRST}.length") > 2 * families
+    page.locator(".ps thead button", has_text="ESS, tokens").click()
+    up = page.evaluate(FIRST)
+    page.locator(".ps thead button", has_text="ESS, tokens").click()
+    assert page.evaluate(FIRST)[2:4] != up[2:4]
+    assert page.evaluate(FIRST)[:2] == ["", ""]
+    page.locator(".ctl input").fill("geo_rs")
+    assert page.evaluate(f"{FIRST}.every(one => document.getElementById(one).textContent.includes('geo_rs'))")
+    page.locator(".ctl input").fill("")
+    page.locator(".by-trainer").select_option("trl")
+    shown = page.evaluate(f"{FIRST}.filter(one => one).map(one => document.getElementById(one).dataset.t)")
+    assert shown
+    assert all("trl" in one.split() for one in shown)
+    page.locator(".ps tbody[id]:not(.hide) th a").first.click()
+    assert page.locator(".ps tbody.on .pc").is_visible()
 
 
-UNPACKED = "document.querySelectorAll('script.packed').length === 0"
+def test_configurations_are_chosen_by_keyboard_and_copied(visit):
+    page = visit(permissions=["clipboard-read", "clipboard-write"])
+    page.locator("#cfg-1").focus()
+    page.keyboard.press("ArrowRight")
+    shown = page.locator(".pane:visible")
+    assert shown.count() == 1
+    shown.locator(".cp").click()
+    until(page, "[...document.querySelectorAll('.cp')].some(one => one.textContent === 'Copied')")
 
 
-def test_packed_tables_are_filled_in_without_being_opened_and_can_be_sorted(visit, crowd):
-    page = visit(crowd)
-    until(page, UNPACKED)
-    column = "[...document.querySelectorAll('#table-all tbody tr')].map(row => row.cells[0].textContent)"
-    assert len(page.evaluate(column)) == 220
-    assert page.evaluate(column)[0] == "trainer_of_0_sequence_mask"
-    page.locator("#table-all summary").click()
-    head = page.locator("#table-all thead th", has_text="preset")
+def test_packed_tables_are_filled_in_and_can_be_sorted(visit):
+    page = visit()
+    until(page, "document.querySelectorAll('script.packed').length === 0")
+    page.evaluate("document.querySelectorAll('#presets details').forEach(one => one.open = true)")
+    head = page.locator("#table-all thead th").first
     head.locator("button").click()
-    head.locator("button").click()
-    assert page.evaluate(column)[0] == "trainer_of_219_sequence_mask"
-    assert page.said == []
-    assert page.asked == [crowd]
-
-
-def test_a_crowded_page_reads_with_javascript_off(visit, crowd):
-    page = visit(crowd, java_script_enabled=False)
-    assert page.locator("#table-presets tbody tr").count() == 1 + 26
-    page.locator("#table-same-1 summary").click()
-    assert page.locator("#table-same-1 tbody tr").first.is_visible()
-    page.locator("#table-all summary").click()
-    assert page.locator("#table-all noscript").is_visible()
-
-
-def test_a_crowded_page_prints_families_and_leaves_what_is_looked_up(visit, crowd):
-    page = visit(crowd)
-    until(page, UNPACKED)
-    page.evaluate(
-        "addEventListener('beforeprint', () => window.seen ="
-        " [...document.querySelectorAll('details.table[open]')].map(one => one.id))"
-    )
-    page.pdf()
-    seen = page.evaluate("seen")
-    assert "table-same-1" in seen
-    assert "table-all" not in seen
-
-
-@pytest.mark.parametrize("width", [380, 1280])
-def test_a_crowded_page_never_scrolls_sideways(visit, crowd, width):
-    page = visit(crowd, viewport={"width": width, "height": 800})
-    until(page, UNPACKED)
-    page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert head.get_attribute("aria-sort") == "ascending"
 
 
 def test_the_skip_link_is_the_first_stop_of_the_keyboard(visit):
     page = visit()
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.className") == "skip"
+
+
+CONTRAST = """() => {
+  const parse = text => text.match(/[\\d.]+/g).map(Number)
+  const linear = c => (c /= 255) <= .03928 ? c / 12.92 : ((c + .055) / 1.055) ** 2.4
+  const light = ([r, g, b]) => [r, g, b].map(linear)
+    .reduce((sum, c, i) => sum + c * [.2126, .7152, .0722][i], 0)
+  const ground = one => { for (; one; one = one.parentElement) {
+    const found = parse(getComputedStyle(one).backgroundColor)
+    if (found.length < 4 || found[3] === 1) return found }
+    return [255, 255, 255] }
+  const low = []
+  const texts = 'h1, h1 span, p, small, .chip, .un, th, td, summary, code, label, .ci'
+  for (const one of document.querySelectorAll(texts)) {
+    if (!one.offsetParent || !one.textContent.trim() || one.closest('svg')) continue
+    const [a, b] = [light(parse(getComputedStyle(one).color)), light(ground(one))]
+    const ratio = (Math.max(a, b) + .05) / (Math.min(a, b) + .05)
+    if (ratio < 4.5) low.push([one.className, one.textContent.slice(0, 30), ratio])
+  }
+  return low
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_text_stands_out_from_its_ground(visit, scheme):
+    assert visit(color_scheme=scheme).evaluate(CONTRAST) == []

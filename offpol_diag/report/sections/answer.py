@@ -6,7 +6,6 @@ What the terminal prints by default, and a pull request shows first.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 from statistics import median
@@ -462,7 +461,7 @@ def _commands(summary: Summary, prefix: str) -> tuple[tuple[str, str], ...]:
     found = []
     if given is not None and given.method and not _bug(summary):
         found.append(
-            ("config", f"{command(given.method, given.settings)} --for {_trainer(summary.dump.provenance)}")
+            ("config", f"{command(given.method, given.settings)} --for {trainer_of(summary) or 'TRAINER'}")
         )
     if k3 is not None:
         limit = ALIGNED if k3 < ALIGNED else MERGE
@@ -470,10 +469,10 @@ def _commands(summary: Summary, prefix: str) -> tuple[tuple[str, str], ...]:
     return tuple(found)
 
 
-def _trainer(provenance: Mapping[str, object]) -> str:
-    """Return the trainer that the dump's metadata names, else a placeholder."""
-    said = re.split(r"[^a-z0-9_]+", str(provenance.get("trainer", "")).lower().replace("-", "_"))
-    return next((name for name in TRAINERS if name in said), "TRAINER")
+def trainer_of(summary: Summary) -> str:
+    """Return the trainer that the dump's metadata names; empty if it names none that is known."""
+    said = re.split(r"[^a-z0-9-]+", str(summary.dump.provenance.get("trainer", "")).lower().replace("_", "-"))
+    return next((name for name in TRAINERS if name in said), "")
 
 
 # ---------------------------------------------------------------- words

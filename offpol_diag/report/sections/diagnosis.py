@@ -50,7 +50,7 @@ def _blocks(given: Diagnosis | None, dump: DumpFacts, metrics: Numbers, run: str
     blocks: list[Block] = []
     head: tuple[str, ...] = ()
     for place, cause in enumerate(given.causes, 1):
-        detail = _detail(cause, given, metrics)
+        detail = cause_details(cause, given, metrics)
         if place == 1 and given.headline.startswith(cause.statement):
             head = (f"Cause: {cause.id}", *detail)
         else:
@@ -71,7 +71,8 @@ def _clause(text: str) -> str:
     return text[0].lower() + text[1:] if plain else text
 
 
-def _detail(cause: Cause, given: Diagnosis, metrics: Numbers) -> tuple[str, ...]:
+def cause_details(cause: Cause, given: Diagnosis, metrics: Numbers) -> tuple[str, ...]:
+    """Return the evidence of a cause, how to confirm it and its fix, a line each."""
     detail = (
         f"{'Counted' if cause.exact else 'Evidence'}: {cause.statistic}",
         cause.violates and f"Violates: {cause.violates}",

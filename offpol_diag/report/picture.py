@@ -1,0 +1,261 @@
+"""Pictures: panels of layers on scaled axes, independent of how they are drawn."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from offpol_diag.blocks import Table, Tone
+
+Scale = Literal["linear", "log", "logit", "excess"]
+Colour = Literal["grey", "blue", "orange", "slate", "teal", "purple"]
+COLOURS: tuple[Colour, ...] = ("grey", "blue", "orange", "slate", "teal", "purple")
+TONES: tuple[Tone, ...] = ("good", "info", "warn", "bad")
+
+Values = tuple[float | None, ...]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One line, set of points or bars; `low` and `high` are its 95% interval.
+
+    `hollow` marks unreliable points, which get no interval. `base` is where bars begin, 0 if empty, and
+    `width` is theirs in units of x. `at` is the point that carries the name, from the last if negative.
+    """
+
+    name: str
+    x: tuple[float, ...]
+    y: Values
+    colour: Colour
+    kind: Literal["line", "points", "bars", "steps"] = "line"
+    low: Values = ()
+    high: Values = ()
+    hollow: tuple[bool, ...] = ()
+    dashed: bool = False
+    base: tuple[float, ...] = ()
+    width: float = 1.0
+    at: int = -1
+    named: bool = True
+
+
+@dataclass(frozen=True)
+class Tint:
+    """A named range of y, shaded."""
+
+    low: float | None
+    high: float | None
+    tone: Tone
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Heat:
+    """Counts on bins of both axes, `counts[x][y]`, and a box around some of them."""
+
+    edges: tuple[float, ...]
+    counts: tuple[tuple[int, ...], ...]
+    box: tuple[float, float, float, float] | None = None
+    box_name: str = ""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One pair of axes; titles stand at their ends."""
+
+    x_title: str
+    y_title: str
+    layers: tuple[Layer, ...] = ()
+    x_scale: Scale = "linear"
+    y_scale: Scale = "linear"
+    names: tuple[str, ...] = ()
+    percent: bool = False
+    tints: tuple[Tint, ...] = ()
+    uprights: tuple[tuple[float, str], ...] = ()
+    levels: tuple[tuple[float, str], ...] = ()
+    y_range: tuple[float | None, float | None] = (None, None)
+    heat: Heat | None = None
+    tall: bool = False
+    whole: bool = False
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A chart of one or more panels: its title is a finding, `sub` says what is drawn.
+
+    `telling` is false where the chart shows no difference, so that it is folded away.
+    """
+
+    id: str
+    group: str
+    title: str
+    sub: str
+    panels: tuple[Panel, ...]
+    data: Table | None = None
+    wide: bool = False
+    telling: bool = True
+
+
+# ---------------------------------------------------------------- scales
+
+FARTHEST = 1e300
+"""Values beyond, and positive ones below its inverse on a log scale, have no place on an axis."""
+_SCALES: Mapping[Scale, Callable[[float], float | None]] = {
+    "linear": lambda value: value if abs(value) < FARTHEST else None,
+    "log": lambda value: math.log10(value) if 1 / FARTHEST < value < FARTHEST else None,
+    "logit": lambda value: math.log10(value / (1 - value)) if 0 < value < 1 else None,
+    "excess": lambda value: math.log10(value - 1) if value > 1 else None,
+}
+_LOGIT = (1e-6, 1e-4, 0.01, 0.1, 0.5, 0.9, 0.99, 0.9999, 0.999999)
+_EXCESS = (1.0001, 1.001, 1.01, 1.1, 1.5, 2.0, 3.0, 5.0, 20.0, 100.0, 1000.0)
+_SUPER = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+PAD = 0.04
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A drawn axis: its range on the transformed scale, and ticks (position, label)."""
+
+    scale: Scale
+    low: float
+    high: float
+    ticks: tuple[tuple[float, str], ...]
+
+    def at(self, value: float | None) -> float | None:
+        """Return the transformed value; None if it has no place on the scale."""
+        return None if value is None or not math.isfinite(value) else _SCALES[self.scale](value)
+
+    def share(self, value: float | None) -> float | None:
+        """Return how far along the axis a value lies, 0 to 1 within it."""
+        place = self.at(value)
+        return None if place is None else (place - self.low) / (self.high - self.low)
+
+    def held(self, value: float | None, low: bool) -> float:
+        """Return the transformed value cut at the ends; an open or unplaceable one is the low or high end."""
+        place = self.at(value)
+        return (self.low if low else self.high) if place is None else min(max(place, self.low), self.high)
+
+
+def x_axis(panel: Panel) -> Axis:
+    """Return the axis that holds all points."""
+    if panel.names:
+        ticks = tuple((float(i), name) for i, name in enumerate(panel.names))
+        return Axis("linear", -0.5, len(panel.names) - 0.5, ticks)
+    values = [x for layer in panel.layers for x in layer.x]
+    bars = [layer.width / 2 for layer in panel.layers if layer.kind == "bars"]
+    if panel.heat:
+        values = [edge for edge in panel.heat.edges if 0 < edge < 1]
+    found = [place for place in map(_SCALES[panel.x_scale], values) if place is not None]
+    whole = panel.whole or (panel.x_scale == "linear" and all(float(value).is_integer() for value in values))
+    low, high = (min(found), max(found)) if found else (0.0, 1.0)
+    high = high if high - low > abs(low) * 1e-9 + 1e-99 else low
+    room: float = 0.0 if panel.heat else max(bars, default=(high - low) * PAD or 0.5)
+    return _axis(panel.x_scale, low - room, high + room, False, whole, most=9)
+
+
+def y_axis(panel: Panel) -> Axis:
+    """Return the axis that holds all points and intervals; ends close to 0 do not stretch a log axis."""
+    if panel.heat:
+        across = x_axis(panel)
+        return Axis(panel.y_scale, across.low, across.high, across.ticks)
+    points = [y for layer in panel.layers for y in layer.y if y is not None]
+    ends = [y for layer in panel.layers for y in (*layer.low, *layer.high) if y is not None]
+    tops = [b + (y or 0) for layer in panel.layers for b, y in zip(layer.base, layer.y, strict=False)]
+    place = _SCALES[panel.y_scale]
+    found = [one for one in map(place, points + tops) if one is not None] or [0.0, 1.0]
+    wider = [one for one in map(place, ends) if one is not None]
+    low, high = min(found), max(found)
+    if panel.y_scale == "linear":
+        wider += [0.0] if any(layer.kind == "bars" for layer in panel.layers) else []
+        low, high = min(low, *wider, low), max(high, *wider, high)
+    else:
+        low, high = min(low, max(min(wider, default=low), low - 0.7)), max(high, *wider, high)
+    bottom, top = (None if end is None else place(end) for end in panel.y_range)
+    pad = ((high - low) or 1.0) * PAD
+    low = low - pad if bottom is None else bottom
+    high = high + 2 * pad if top is None else top
+    return _axis(
+        panel.y_scale,
+        low,
+        high if high - low > abs(low) * 1e-9 + 1e-99 else low + 1,
+        panel.percent,
+        False,
+        most=6,
+    )
+
+
+def _axis(scale: Scale, low: float, high: float, percent: bool, whole: bool, most: int) -> Axis:
+    fixed = {"logit": _LOGIT, "excess": _EXCESS}.get(scale)
+    if fixed:
+        known = [(_SCALES[scale](value), plain(value)) for value in fixed]
+        ticks = [(place, name) for place, name in known if place is not None and low <= place <= high]
+    elif scale == "log" and high - low >= 1.2:
+        first, last = math.ceil(low - 1e-9), math.floor(high + 1e-9)
+        every = -(-(last - first + 1) // most)
+        ticks = [(float(at), _power(at)) for at in range(first, last + 1, every)]
+    elif scale == "log":
+        values = [m * 10.0**p for p in range(math.floor(low), math.ceil(high) + 1) for m in (1, 2, 5)]
+        ticks = [(math.log10(v), plain(v)) for v in values if low <= math.log10(v) <= high]
+    else:
+        step = _step((high - low) / most, whole)
+        steps = range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)
+        ticks = [(i * step, f"{i * step * 100:.6g}%" if percent else plain(i * step)) for i in steps]
+    return Axis(scale, low, high, tuple(ticks))
+
+
+def _step(rough: float, whole: bool) -> float:
+    power = 10.0 ** math.floor(math.log10(rough))
+    found = next(power * m for m in (1, 2, 2.5, 5, 10) if power * m >= rough * 0.999)
+    return max(1.0, round(found)) if whole else found
+
+
+def _power(power: int) -> str:
+    return plain(10.0**power) if -3 <= power <= 4 else f"10{str(power).translate(_SUPER)}"
+
+
+def plain(value: float) -> str:
+    """Return a tick in plain digits: 0.0001 as 10⁻⁴, 10000 as 10,000."""
+    if value and abs(value) < 1e-3:
+        return f"10{str(round(math.log10(abs(value)))).translate(_SUPER)}"
+    return f"{value:,.6g}".replace("-", "−") if abs(value) < 1e6 else f"{value:.3g}"
+
+
+# ---------------------------------------------------------------- names beside the lines
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A text inside a panel; `x` and `y` are shares of the plotting area from its lower left corner."""
+
+    x: float
+    y: float
+    text: str
+    colour: Colour | None
+    anchor: Literal["start", "middle", "end"]
+
+
+GAP = 0.075
+
+
+def names(panel: Panel, x: Axis, y: Axis) -> tuple[Mark, ...]:
+    """Return the names of the layers, each above a point of its own, and apart from each other."""
+    wanted: list[Mark] = []
+    for layer in panel.layers:
+        known = [(a, b) for a, b in zip(layer.x, layer.y, strict=True) if y.share(b) is not None]
+        if not (layer.named and layer.name and known) or layer.kind == "bars":
+            continue
+        a, b = known[max(min(layer.at, len(known) - 1), -len(known))]
+        across, up = x.share(a) or 0.0, y.share(b) or 0.0
+        anchor: Literal["start", "end"] = "end" if across > 0.5 else "start"
+        wanted.append(Mark(min(max(across, 0.01), 0.99), up + 0.05, layer.name, layer.colour, anchor))
+    return _apart(wanted)
+
+
+def _apart(marks: Sequence[Mark]) -> tuple[Mark, ...]:
+    placed: list[Mark] = []
+    for mark in sorted(marks, key=lambda one: one.y):
+        up = max([mark.y, *(one.y + GAP for one in placed if abs(one.x - mark.x) < 0.5)])
+        placed.append(Mark(mark.x, up, mark.text, mark.colour, mark.anchor))
+    over = max((mark.y for mark in placed), default=0) - 0.98
+    return tuple(Mark(m.x, m.y - max(over, 0), m.text, m.colour, m.anchor) for m in placed)
