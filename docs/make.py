@@ -46,8 +46,6 @@ PRESET_HEADER = (
     "source",
 )
 DOCTOR_LINES, SHORT_LINES = 20, 4
-PICTURE_LINES = 15
-"""Lines of the README's picture."""
 MADE = "<!-- Made by `python docs/make.py`; do not edit. -->\n\n"
 
 
@@ -218,11 +216,6 @@ def _analyzed() -> Summary:
     return decided(analyze([str(sample())], presets=load().resolve("all"), device="cpu"))
 
 
-def _picture() -> str:
-    """The top of what `analyze` prints."""
-    return _printed("$ offpol-diag analyze", *_answered(_analyzed())[:PICTURE_LINES], "…")
-
-
 def _excerpt() -> str:
     found = examine(
         [str(sample())], presets=load().resolve("token_is,seq_mis"), device="cpu", against="token_is"
@@ -262,7 +255,6 @@ def _answered(summary: Summary) -> list[str]:
 
 
 EXCERPTS: dict[str, Callable[[], str]] = {
-    "picture": _picture,
     "excerpt": _excerpt,
     "doctor": _doctor,
     "doctor in short": partial(_doctor, SHORT_LINES),
