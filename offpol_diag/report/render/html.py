@@ -100,7 +100,7 @@ def _parts(summary: Summary) -> list[Part]:
     """Return the sections of the page, in reading order."""
     made = {section.id: section for section in sections(summary)}
     if summary.against is not None:
-        return [_plain(made[name]) for name in ("diagnosis", "runs", "made") if name in made]
+        return [_plain(made[name]) for name in ("runs", "diagnosis", "made") if name in made]
     first = [_plain(made[name]) for name in ("comparison", "sweep") if name in made]
     found = [*first, _numbers(summary, made), _charts(summary, made)]
     if "presets" in made and not first:
@@ -115,7 +115,15 @@ def _parts(summary: Summary) -> list[Part]:
 
 
 def _plain(section: Section) -> Part:
-    return Part(section.id, section.title, section.title.split(" ")[0], "blocks", section.blocks)
+    """Return a section of blocks, its charts before its first table."""
+    first = next(
+        (place for place, one in enumerate(section.blocks) if isinstance(one, Table)), len(section.blocks)
+    )
+    figures = [one for one in section.blocks[first:] if isinstance(one, Figure)]
+    rest = [one for one in section.blocks[first:] if not isinstance(one, Figure)]
+    short = {"runs": "A and B", "made": "How made", "comparison": "Side by side"}
+    title = short.get(section.id, section.title.split(" ")[0])
+    return Part(section.id, section.title, title, "blocks", (*section.blocks[:first], *figures, *rest))
 
 
 def _folded(blocks: Iterable[Block], keep: tuple[str, ...] = ()) -> tuple[Block, ...]:

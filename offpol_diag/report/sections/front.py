@@ -159,7 +159,7 @@ def action(summary: Summary) -> tuple[str, str]:
     """Return the title of what to do, and a sentence."""
     given = summary.recommendation
     if given is None:
-        return "No recommendation was made for this dump", ""
+        return "", ""
     if is_bug(summary):
         causes = summary.diagnosis.causes if summary.diagnosis else []
         fix = causes[0].fix if causes else ""
