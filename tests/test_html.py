@@ -6,7 +6,7 @@ import re
 from itertools import pairwise
 
 import pytest
-from factory import by, crowded, dump_facts, make_summary, number
+from factory import by, crowded, dump_facts, make_summary, metrics, number
 
 from offpol_diag.blocks import Figure, Series, Table
 from offpol_diag.errors import ResultError
@@ -16,7 +16,8 @@ from offpol_diag.report.render.figures import panel_figure, picture
 from offpol_diag.report.render.html import _environment, _unbroken, read_back, render_html, templates_dir
 from offpol_diag.report.render.svg import panel_svg
 from offpol_diag.report.render.tables import laid_out
-from offpol_diag.summary import Number, loads
+from offpol_diag.summary import BySteps, Charts, Number, loads
+from offpol_diag.summary import Series as Series_
 
 BUDGET = 3_000_000
 VOID = {"meta", "link", "br", "wbr", "hr", "img", "input", "path", "circle"}
@@ -357,3 +358,11 @@ def resolved(value):
     if isinstance(value, list):
         return [resolved(one) for one in value]
     return "#000000" if isinstance(value, str) and value.startswith("--") else value
+
+
+def test_tiles_of_a_dump_without_an_old_policy_have_their_curves_too():
+    series = {"k3": Series_(values=[0.001, 0.01], low=[], high=[])}
+    steps = BySteps(first=[0, 1], last=[0, 1], tokens=[5, 5], sequences=[1, 1], series=series)
+    total = {f"total.{name}": value for name, value in metrics().items() if "." not in name}
+    page = render_html(make_summary(metrics=total, charts=Charts(steps=steps)))
+    assert page.count('<svg class="spark"') == 1

@@ -301,7 +301,7 @@ def _tile(summary: Summary, label: str, prefix: str, key: str, unit: str) -> Til
         name, tone = ("unreliable", "bad") if number.note else ("reliable", "good")
         sequences = summary.metrics.get(f"{prefix}khat_sequences", Number())
         interval = f"sequences: {written(sequences)[0].rstrip('*')}" if sequences.value is not None else ""
-    curve = _curve(summary, key) if not prefix else ()
+    curve = _curve(summary, key)
     return Tile(
         label, value, unit, interval, doubt, name, tone, curve, _ends(curve, number.unit), prefix + key, key
     )
