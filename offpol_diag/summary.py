@@ -472,6 +472,9 @@ class Charts(Model):
     tails: dict[str, ParetoTail] = Field({}, description="tokens, sequences; with drift2. and total. before")
     kept: dict[str, Kept] = Field({}, description="by the names in `weights`")
     token_types: TokenTypes | None = None
+    token_texts: dict[str, str] = Field(
+        {}, description="token id → its text, white space made visible; needs --tokenizer"
+    )
     lag: LagEvidence | None = None
 
 

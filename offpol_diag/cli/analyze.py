@@ -7,7 +7,7 @@ from typing import Annotated
 
 from offpol_diag.cli import defaults, options
 from offpol_diag.cli.output import Outputs, default_html
-from offpol_diag.cli.request import Request
+from offpol_diag.cli.request import Request, with_texts
 
 ROWS = "Write one row per sequence: its length, ΣΔ, and what each preset keeps of it."
 Sequences = Annotated[
@@ -28,6 +28,7 @@ def analyze(
     md: options.Markdown = None,
     sequences: Sequences = None,
     tally: options.Tally = None,
+    tokenizer: options.Tokenizer = None,
     device: options.Device = "auto",
     engine: options.Engine = "local",
     workers: options.Workers = "auto",
@@ -47,10 +48,10 @@ def analyze(
     """
     dumps = defaults.dumps(dump, quiet)
     files = Outputs(None if no_html else out or default_html(dumps), json, md, quiet, sequences, tally)
-    files.check(*dumps, *([preset_file] if preset_file else []))
+    files.check(*dumps, *([one for one in (preset_file, tokenizer) if one]))
     with files.begin() as staged:
         request = Request(
             preset_file, columns, group_by, device, seed, on_bad_row, quiet, engine, workers, trainer=trainer
         )
         summary = request.run("analyze", dumps, request.presets(presets), **staged)
-        files.write(summary, verbose, whole=no_html)
+        files.write(with_texts(summary, tokenizer), verbose, whole=no_html)

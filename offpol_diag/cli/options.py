@@ -65,6 +65,8 @@ Json = Annotated[Path | None, option(RESULT, "--json", metavar="FILE|-", panel=O
 Markdown = Annotated[
     Path | None, option("Write Markdown; - is stdout.", "--md", metavar="FILE|-", panel=OUTPUT)
 ]
+VOCABULARY = "Show tokens as text: the tokenizer.json of the model (package tokenizers)."
+Tokenizer = Annotated[Path | None, option(VOCABULARY, "--tokenizer", metavar="FILE", panel=OUTPUT)]
 NoHtml = Annotated[bool, option("Write no HTML report.", "--no-html", panel=OUTPUT)]
 SUMS = "Write the sums that all numbers are made of, for `offpol-diag merge`."
 Tally = Annotated[Path | None, option(SUMS, "--tally", metavar="FILE.tally.json[.gz]", panel=OUTPUT)]

@@ -10,6 +10,7 @@ import typer
 
 from offpol_diag.cli import options
 from offpol_diag.cli.output import STDOUT, Outputs, default_html
+from offpol_diag.cli.request import with_texts
 
 Result = Annotated[Path, typer.Argument(metavar="RESULT.json", help="What --json wrote; - is stdin.")]
 
@@ -18,6 +19,7 @@ def report(
     result: Result,
     out: options.Html = None,
     md: options.Markdown = None,
+    tokenizer: options.Tokenizer = None,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> None:
@@ -25,7 +27,7 @@ def report(
     from offpol_diag.summary import load, load_stream
 
     files = Outputs(html=out or default_html([str(result)]), markdown=md, quiet=quiet)
-    files.check(result)
+    files.check(result, *([tokenizer] if tokenizer else []))
     with files.begin():
         summary = load_stream(sys.stdin.buffer, "stdin") if result == STDOUT else load(result)
-        files.write(summary, verbose)
+        files.write(with_texts(summary, tokenizer), verbose)

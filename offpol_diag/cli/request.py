@@ -141,6 +141,19 @@ def ran(command: str, summary: Summary) -> Summary:
     return summary.model_copy(update={"run": summary.run.model_copy(update={"command": command})})
 
 
+def with_texts(summary: Summary, tokenizer: Path | None) -> Summary:
+    """Return the summary with the text of the tokens that it names, if a tokenizer.json is given.
+
+    Raises:
+        UsageError: it cannot be read.
+    """
+    if tokenizer is None:
+        return summary
+    from offpol_diag.analysis.vocabulary import with_texts as named
+
+    return named(summary, tokenizer)
+
+
 def trainer_name(said: str | None) -> str | None:
     """Return a trainer's canonical name.
 

@@ -33,6 +33,7 @@ from offpol_diag.report.sections import cards, charts, front, sections, strips
 from offpol_diag.report.sections.answer import about, cautions, drift, headline, trainer_of
 from offpol_diag.report.sections.diagnosis import is_bug
 from offpol_diag.report.sections.gate import report as gates
+from offpol_diag.report.sections.worst import token_name
 from offpol_diag.summary import Number, Summary
 
 UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
@@ -282,7 +283,7 @@ def _tokens(summary: Summary, section: Section) -> Part:
         k3 = [Number(value=one.k3_share, unit="share") for one in types.worst]
         means = [(Number(value=one.k3), Number(value=one.mean_log_ratio)) for one in types.worst]
         rows = tuple(
-            (str(one.token_id), one.tokens, a, b, *c)
+            (token_name(one.token_id, summary.charts.token_texts), one.tokens, a, b, *c)
             for one, a, b, c in zip(types.worst, share, k3, means, strict=True)
         )
     header = ("token id", "tokens", "share of tokens", "share of K3", "mean K3, nats", "mean Δ, nats")
@@ -291,7 +292,12 @@ def _tokens(summary: Summary, section: Section) -> Part:
         if rows
         else ()
     )
-    facts = {"worst": found, "typical": strips.typical(summary), "open": 2}
+    facts = {
+        "worst": found,
+        "typical": strips.typical(summary),
+        "open": 2,
+        "texts": bool(summary.charts.token_texts),
+    }
     title = strips.title(summary) if found else section.title
     return Part("tokens", title, "Tokens", "tokens", (*table, *_folded(section.blocks)), facts)
 

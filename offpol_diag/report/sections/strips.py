@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from offpol_diag.numerals import say
@@ -32,13 +33,13 @@ class Response:
 
 def responses(summary: Summary) -> tuple[Response, ...]:
     """Return the worst responses, those that have a strip."""
-    return tuple(_response(one) for one in summary.worst.sequences if one.strip)
+    return tuple(_response(one, summary.charts.token_texts) for one in summary.worst.sequences if one.strip)
 
 
 def typical(summary: Summary) -> Response | None:
     """Return an ordinary response, for comparison."""
     one = summary.worst.typical
-    return _response(one) if one and one.strip else None
+    return _response(one, summary.charts.token_texts) if one and one.strip else None
 
 
 def title(summary: Summary) -> str:
@@ -63,7 +64,7 @@ def types(summary: Summary) -> str:
     return f"{found.half} of {found.distinct} token ids carry half of K3"
 
 
-def _response(one: WorstSequence) -> Response:
+def _response(one: WorstSequence, texts: Mapping[str, str]) -> Response:
     assert one.strip is not None
     strip = one.strip
     facts = [f"step {one.step}"] if one.step is not None else []
@@ -71,7 +72,9 @@ def _response(one: WorstSequence) -> Response:
     facts += [f"{one.length} tokens", f"mean K3 {say(Number(value=one.k3_mean))}"]
     facts += [f"reward {say(Number(value=one.reward))}"] if one.reward is not None else []
     facts += [f"from token {strip.first}"] if strip.first else []
-    ids = strip.token_ids or strip.positions
+    ids = [str(one) for one in strip.token_ids or strip.positions]
+    if strip.token_ids:
+        ids = [texts.get(one, one) for one in ids]
     tokens: list[Token] = []
     for place, delta in enumerate(strip.log_ratios):
         if place and strip.positions[place] != strip.positions[place - 1] + 1:
@@ -81,7 +84,7 @@ def _response(one: WorstSequence) -> Response:
         look = shade(delta)
         said = f"position {strip.positions[place]}: Δ {delta:+.3g}, "
         said += f"π_rollout {probs[0]:.3g}, π_train {probs[1]:.3g}"
-        tokens.append(Token(str(ids[place]), look, said if look[1:] in ("3", "4") else ""))
+        tokens.append(Token(ids[place], look, said if look[1:] in ("3", "4") else ""))
     return Response(one.sequence_id, " · ".join(facts), tuple(tokens))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from offpol_diag.blocks import Block, Cell, Section, Table
 from offpol_diag.numerals import counted
 from offpol_diag.summary import Number, Summary, WorstSequence, WorstToken
@@ -25,7 +27,7 @@ NOTE = "Positions count from 0. Δ = log π_train − log π_rollout."
 def worst(summary: Summary) -> Section | None:
     """Return the worst sequences and tokens; None if there is no mismatch."""
     sequences = tuple(_sequence(one) for one in summary.worst.sequences)
-    tokens = tuple(_token(one) for one in summary.worst.tokens)
+    tokens = tuple(_token(one, summary.charts.token_texts) for one in summary.worst.tokens)
     first = f"{counted(len(sequences), 'sequence')} with the largest mean k3"
     then = f"{counted(len(tokens), 'token')} with the largest |Δ|, in context"
     blocks = (
@@ -40,8 +42,8 @@ def _sequence(one: WorstSequence) -> tuple[Cell, ...]:
     return (one.sequence_id, one.step, one.length, *(Number(value=value) for value in numbers))
 
 
-def _token(one: WorstToken) -> tuple[Cell, ...]:
-    token = None if one.token_id is None else str(one.token_id)
+def _token(one: WorstToken, texts: Mapping[str, str]) -> tuple[Cell, ...]:
+    token = None if one.token_id is None else token_name(one.token_id, texts)
     numbers = (one.rollout_log_prob, one.train_log_prob, one.log_ratio)
     return (
         one.sequence_id,
@@ -53,6 +55,12 @@ def _token(one: WorstToken) -> tuple[Cell, ...]:
         _row(one.before),
         _row(one.after),
     )
+
+
+def token_name(token_id: int, texts: Mapping[str, str]) -> str:
+    """Return a token's id, and its text if it is known."""
+    text = texts.get(str(token_id), "")
+    return f"{token_id} {text}" if text else str(token_id)
 
 
 def _row(values: list[float]) -> str:

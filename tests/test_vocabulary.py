@@ -1,0 +1,78 @@
+"""The text of tokens in a report, from a tokenizer.json."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from offpol_diag.analysis.vocabulary import with_texts
+from offpol_diag.analyze import analyze
+from offpol_diag.errors import UsageError
+from offpol_diag.report.render.html import render_html
+from offpol_diag.report.sections.strips import responses
+from offpol_diag.summary import Summary
+from tests import oracles
+
+WORDS = ("<s>", "we", "Ġneed", "Ċ", "<blink>", "Ã")
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A byte-level tokenizer: of whole words, a line end, markup, and one byte of a longer character."""
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<s>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel()
+    tokenizer.decoder = decoders.ByteLevel()
+    path = tmp_path_factory.mktemp("model") / "tokenizer.json"
+    tokenizer.save(str(path))
+    return path
+
+
+@pytest.fixture(scope="module")
+def summary(tmp_path_factory: pytest.TempPathFactory) -> Summary:
+    rows = oracles.make_rows(0.3, seed=2, many=12)
+    for row in rows:
+        row["token_ids"] = [(t * 5 + i) % (len(WORDS) + 1) for i, t in enumerate(row["token_ids"])]
+    return analyze([oracles.write(rows, tmp_path_factory.mktemp("dump") / "d.parquet")])
+
+
+def test_every_token_that_is_shown_has_its_text(summary: Summary, vocabulary: Path) -> None:
+    found = with_texts(summary, vocabulary)
+
+    assert found.charts.token_texts == {
+        "0": "<s>",
+        "1": "we",
+        "2": "·need",
+        "3": "↵",
+        "4": "<blink>",
+        "5": "Ã",
+    }
+    shown = {
+        token.text for one in responses(found) for token in one.tokens if not token.look.startswith("mk")
+    }
+    assert shown == {"<s>", "we", "·need", "↵", "<blink>", "Ã", "6"}  # 6 is in no vocabulary
+
+
+def test_the_page_shows_the_text_escaped_and_nothing_else_changes(summary: Summary, vocabulary: Path) -> None:
+    found = with_texts(summary, vocabulary)
+    page = render_html(found)
+
+    assert "·need" in page
+    assert "<blink>" not in page
+    without = found.model_copy(update={"charts": found.charts.model_copy(update={"token_texts": {}})})
+    assert without == summary
+    assert "·need" not in render_html(without)
+
+
+@pytest.mark.parametrize("text", [None, "", "{}", json.dumps({"model": {"type": "no such"}}), "\x00\x1b[2J"])
+def test_a_file_that_is_no_tokenizer_is_one_error(summary: Summary, tmp_path: Path, text: str | None) -> None:
+    path = tmp_path / "tokenizer.json"
+    if text is not None:
+        path.write_text(text)
+
+    with pytest.raises(UsageError, match="--tokenizer: cannot read") as caught:
+        with_texts(summary, path)
+    assert caught.value.hint
+    assert caught.value.message.isprintable()
