@@ -167,7 +167,7 @@ def test_verdict_tables_and_captions_are_in_the_page_without_any_script(page):
         "[0.0019, 0.0022]",
         "K3 KL",
         "prompt-17/sample-1",
-        "Runner-up",
+        "The runner-up",
     ):
         assert expected in text
 

@@ -30,7 +30,7 @@ from offpol_diag.report.render.numbers import shown
 from offpol_diag.report.render.svg import meter, panel_svg, spark
 from offpol_diag.report.render.tables import TableView, breakable, laid_out
 from offpol_diag.report.sections import cards, charts, front, sections, strips
-from offpol_diag.report.sections.answer import about, cautions, drift, headline, trainer_of
+from offpol_diag.report.sections.answer import about, cautions, drift, headline, tie, trainer_of
 from offpol_diag.report.sections.diagnosis import is_bug
 from offpol_diag.report.sections.gate import report as gates
 from offpol_diag.report.sections.worst import token_name
@@ -350,7 +350,7 @@ def _head(summary: Summary) -> dict[str, Any]:
         "weights": front.before_after(summary),
         "tabs": front.tabs(summary),
         "sure": () if bug else front.sure(given),
-        "runner_up": given.runner_up if given and not bug else "",
+        "runner_up": tie(given) if given and not bug else [],
         "label": (given.label or "") if given and not bug else "",
         "command": front.preset_command(given) if given and not bug else "",
         "gates": laid_out(gates(summary.gates)) if summary.gates else None,

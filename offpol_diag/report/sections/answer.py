@@ -322,10 +322,10 @@ def how_sure(summary: Summary) -> str:
         "no difference detected": "K3 lies below what a difference needs to show.",
     }[given.label]
     unknown = [line for line in given.unknown if "needs" in line]
-    return " ".join([said, *_tie(given), *(f"Not known: {_lower(line)}" for line in unknown[:1])])
+    return " ".join([said, *tie(given), *(f"Not known: {_lower(line)}" for line in unknown[:1])])
 
 
-def _tie(given: Recommendation) -> list[str]:
+def tie(given: Recommendation) -> list[str]:
     """Return a sentence on the runner-up: a toss-up where the intervals of their ESS overlap."""
     if not given.runner_up or not given.title:
         return []
