@@ -327,10 +327,11 @@ def how_sure(summary: Summary) -> str:
 
 def tie(given: Recommendation) -> list[str]:
     """Return a sentence on the runner-up: a toss-up where the intervals of their ESS overlap."""
-    if not given.runner_up or not given.title:
+    if not given.runner_up:
         return []
     one, other = (
-        given.numbers.get(name, {}).get("ess_tokens", Number()) for name in (given.title, given.runner_up)
+        given.numbers.get(name or "", {}).get("ess_tokens", Number())
+        for name in (given.title, given.runner_up)
     )
     if one.interval is None or other.interval is None:
         return [f"The runner-up is {given.runner_up}."]
