@@ -399,7 +399,8 @@ def test_an_interrupt_within_a_command_is_130(monkeypatch: pytest.MonkeyPatch) -
 
 
 ENDLESS = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever runs the tests may ignore it
 from pathlib import Path
 from offpol_diag.__main__ import main
 def stay(*args):

@@ -228,7 +228,7 @@ def _histogram(summary: Summary) -> Picture | None:
         (f"{prefix}log_ratio" for prefix in ("", "total.") if f"{prefix}log_ratio" in summary.histograms),
         None,
     )
-    if name is None:
+    if name is None or not summary.histograms[name].counts:
         return None
     found = summary.histograms[name]
     bars = _bins(found)
@@ -716,7 +716,7 @@ def _places(summary: Summary, axis: str, found: Location) -> Picture | None:
 
 
 def _other_histograms(summary: Summary) -> list[Picture]:
-    names = [name for name in summary.histograms if name not in ("log_ratio",)]
+    names = [name for name, one in summary.histograms.items() if name != "log_ratio" and one.counts]
     found = []
     for name in names:
         one = summary.histograms[name]
