@@ -20,9 +20,8 @@ toggle.addEventListener("click", () => {
   root.dataset.theme = dark() ? "light" : "dark"
   try { localStorage.setItem("offpol-theme", root.dataset.theme) } catch { /* no storage */ }
   label()
-  redraw()
 })
-system.addEventListener("change", () => { label(); redraw() })
+system.addEventListener("change", label)
 
 // --- Copy buttons.
 all(".cp").forEach(button => {
@@ -38,75 +37,48 @@ all(".cp").forEach(button => {
   })
 })
 
-// --- Packed data: gzip in base 85 (RFC 1924), with a comma for "less than".
-const digits = new Uint8Array(128)
-;[..."0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;,=>?@^_`{|}~"].forEach((c, i) => { digits[c.charCodeAt(0)] = i })
-const bytes = text => {
-  const missing = (5 - text.length % 5) % 5
-  const padded = text + "~".repeat(missing)
-  const view = new DataView(new ArrayBuffer(padded.length / 5 * 4))
-  for (let at = 0; at < padded.length; at += 5) {
-    let word = 0
-    for (let i = at; i < at + 5; i++) word = word * 85 + digits[padded.charCodeAt(i)]
-    view.setUint32(at / 5 * 4, word)
-  }
-  return new Uint8Array(view.buffer, 0, view.byteLength - missing)
-}
-const unpacked = element => {
-  const stream = new Blob([bytes(element.textContent)]).stream().pipeThrough(new DecompressionStream("gzip"))
-  return new Response(stream).text()
-}
-
-// --- Charts: static until near the view, then drawn by plotly; all of them for print.
-const shared = json(document.getElementById("plot-shared"))
-const drawn = new Set()
-const charts = all(".panels")
-const coloured = (value, colours) => {
-  if (typeof value === "string") return value.startsWith("--") ? colours.getPropertyValue(value).trim() : value
-  if (Array.isArray(value)) return value.map(each => coloured(each, colours))
-  if (value === null || typeof value !== "object") return value
-  return Object.fromEntries(Object.entries(value).map(([key, each]) => [key, coloured(each, colours)]))
-}
-const laid = (under, over) => {
-  const both = { ...under }
-  for (const [key, value] of Object.entries(over))
-    both[key] = value && under[key] && value.constructor === Object ? laid(under[key], value) : value
-  return both
-}
-const draw = chart => {
-  const colours = getComputedStyle(root)
-  const specs = json(one(".plot-data", chart))
-  all(".panel", chart).forEach((panel, i) => {
-    panel.classList.add("drawn")
-    const plot = one(".plot", panel)
-    if (specs[i].data.some(trace => trace.type === "heatmap")) plot.classList.add("tall")
-    Plotly.react(plot, coloured(specs[i].data, colours), coloured(laid(shared.layout, specs[i].layout), colours), shared.config)
+// --- Charts: what the nearest point says, under the pointer or the finger.
+const tip = document.createElement("div")
+tip.className = "tip"
+tip.hidden = true
+document.body.append(tip)
+const ring = document.createElementNS("http://www.w3.org/2000/svg", "circle")
+ring.setAttribute("class", "ring")
+ring.setAttribute("r", 6)
+all(".panels").forEach(chart => {
+  let points
+  all("svg.pic", chart).forEach((picture, i) => {
+    const away = () => { tip.hidden = true; ring.remove() }
+    const show = event => {
+      points ??= json(one("script", chart))
+      const at = new DOMPoint(event.clientX, event.clientY).matrixTransform(picture.getScreenCTM().inverse())
+      const far = ([x, y]) => (x - at.x) ** 2 + (y - at.y) ** 2
+      const near = points[i].reduce((best, point) => far(point) < far(best) ? point : best, [1e4, 1e4])
+      if (far(near) > 900) return away()
+      ring.setAttribute("cx", near[0])
+      ring.setAttribute("cy", near[1])
+      picture.append(ring)
+      tip.textContent = near[2]
+      tip.hidden = false
+      const there = new DOMPoint(near[0], near[1]).matrixTransform(picture.getScreenCTM())
+      tip.style.left = `${Math.max(4, Math.min(there.x - tip.offsetWidth / 2, innerWidth - tip.offsetWidth - 4))}px`
+      tip.style.top = `${there.y > tip.offsetHeight + 70 ? there.y - tip.offsetHeight - 10 : there.y + 12}px`
+    }
+    picture.addEventListener("pointermove", show)
+    picture.addEventListener("pointerdown", show)
+    picture.addEventListener("pointerleave", away)
   })
-  drawn.add(chart)
-}
-const redraw = () => drawn.forEach(draw)
-let unpacking
-const unpack = () => unpacking ??= (async () => {
-  const script = document.createElement("script")
-  script.textContent = await unpacked(document.getElementById("plotly-gz"))
-  document.head.append(script)
-})()
-const watcher = new IntersectionObserver(entries => entries.filter(entry => entry.isIntersecting).forEach(({ target }) => {
-  watcher.unobserve(target)
-  unpack().then(() => draw(target))
-}), { rootMargin: "300px" })
-charts.forEach(chart => watcher.observe(chart))
-const whenIdle = work => addEventListener("load", () => (window.requestIdleCallback ?? setTimeout)(work))
-if (charts.length) whenIdle(unpack) // ready for print
+})
+addEventListener("scroll", () => { tip.hidden = true; ring.remove() }, { passive: true })
+
+// --- Print is light, with every fold of a table left as it is.
 addEventListener("beforeprint", () => {
   root.dataset.print = root.dataset.theme ?? ""
   root.dataset.theme = "light"
-  if (window.Plotly) charts.filter(chart => !chart.closest("details:not([open])")).forEach(draw)
 })
 addEventListener("afterprint", () => {
   if (root.dataset.print) root.dataset.theme = root.dataset.print
   else delete root.dataset.theme
-  redraw()
 })
 
 // --- Tables: a click on a column head sorts by it, a second click the other way round.
@@ -186,19 +158,6 @@ if (presets) {
   if (own) trainer.value = own.value
   show()
 }
-
-// --- Large folded tables are packed: filled in when there is time, or when one is opened.
-const filling = new WeakSet()
-const fill = async script => {
-  if (filling.has(script)) return
-  filling.add(script)
-  const body = document.createElement("div")
-  body.innerHTML = await unpacked(script)
-  script.replaceWith(body)
-  all("table.t", body).forEach(sortable)
-}
-all("details.lookup").forEach(details => details.addEventListener("toggle", () => all("script.packed", details).forEach(fill)))
-whenIdle(() => all("script.packed").forEach(fill))
 
 // --- Contents: the section in view is marked.
 const links = new Map(all(".top nav a").map(link => [link.hash.slice(1), link]))

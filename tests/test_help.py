@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from factory import make_summary
 
-HEAVY = frozenset({"torch", "polars", "pyarrow", "plotly", "numpy", "jinja2", "pyro", "scipy", "ray"})
+HEAVY = frozenset({"torch", "polars", "pyarrow", "numpy", "jinja2", "pyro", "scipy", "ray"})
 
 
 def imported(*command: str) -> set[str]:
@@ -50,13 +50,13 @@ def test_the_writer_needs_pyarrow_and_numpy_only() -> None:
 
 @pytest.mark.parametrize("command", [("presets",), ("presets", "seq_mis")])
 def test_the_catalogue_comes_without_torch(command: tuple[str, ...]) -> None:
-    assert imported("-m", "offpol_diag", *command) & {"torch", "polars", "pyarrow", "plotly"} == set()
+    assert imported("-m", "offpol_diag", *command) & {"torch", "polars", "pyarrow"} == set()
 
 
 @pytest.mark.parametrize(
     ("command", "drawing"),
     [
-        (("report", "r.json", "--md", "r.md"), {"jinja2", "plotly", "numpy"}),
+        (("report", "r.json", "--md", "r.md"), {"jinja2", "numpy"}),
         (("gate", "r.json", "--max", "k3=9"), set()),
         (("gate", "r.json", "--baseline", "r.json", "--md", "-", "--junit", "g.xml"), set()),
     ],

@@ -259,10 +259,6 @@ class Outputs:
         Yields:
             `staged`: `sequences` and `tally`, where asked for, → the file that the analysis is to write.
         """
-        if self.html is not None:
-            from offpol_diag.report.render import library
-
-            library.begin()
         try:
             yield self.staged
         finally:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from offpol_diag.blocks import Table, Tone
+from offpol_diag.blocks import Figure, Table, Tone
+from offpol_diag.numerals import FRACTIONS
+from offpol_diag.summary import Number
 
 Scale = Literal["linear", "log", "logit", "excess"]
 Colour = Literal["grey", "blue", "orange", "slate", "teal", "purple"]
@@ -200,7 +202,7 @@ def _axis(scale: Scale, low: float, high: float, percent: bool, whole: bool, mos
     else:
         step = _step((high - low) / most, whole)
         steps = range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)
-        ticks = [(i * step, f"{i * step * 100:.6g}%" if percent else plain(i * step)) for i in steps]
+        ticks = [(i * step, f"{i * step * 100:.6g}%" if percent else _linear(i * step)) for i in steps]
     return Axis(scale, low, high, tuple(ticks))
 
 
@@ -214,48 +216,69 @@ def _power(power: int) -> str:
     return plain(10.0**power) if -3 <= power <= 4 else f"10{str(power).translate(_SUPER)}"
 
 
+def _linear(value: float) -> str:
+    """Return a tick of a linear axis: 1,500, 0.0002, 5·10⁻⁶."""
+    digits, _, power = f"{value:.6g}".partition("e")
+    if not power:
+        return f"{value:,.6g}".replace("-", "−")
+    return f"{digits}·10{str(int(power)).translate(_SUPER)}".replace("-", "−")
+
+
 def plain(value: float) -> str:
-    """Return a tick in plain digits: 0.0001 as 10⁻⁴, 10000 as 10,000."""
+    """Return a tick in plain digits: 0.0001 as 10⁻⁴, 0.999999 as 1−10⁻⁶, 10000 as 10,000."""
     if value and abs(value) < 1e-3:
         return f"10{str(round(math.log10(abs(value)))).translate(_SUPER)}"
+    if 0.99995 < value < 1:
+        return f"1−{plain(1 - value)}"
     return f"{value:,.6g}".replace("-", "−") if abs(value) < 1e6 else f"{value:.3g}"
 
 
-# ---------------------------------------------------------------- names beside the lines
+# ---------------------------------------------------------------- points in words
 
 
-@dataclass(frozen=True)
-class Mark:
-    """A text inside a panel; `x` and `y` are shares of the plotting area from its lower left corner."""
-
-    x: float
-    y: float
-    text: str
-    colour: Colour | None
-    anchor: Literal["start", "middle", "end"]
-
-
-GAP = 0.075
+def number(layer: Layer, place: int, percent: bool) -> Number:
+    """Return a point with its interval."""
+    value = layer.y[place]
+    low, high = (ends[place] if ends else None for ends in (layer.low, layer.high))
+    known = low is not None and high is not None and math.isfinite(low) and math.isfinite(high)
+    return Number(
+        value=value if value is not None and math.isfinite(value) else None,
+        interval=(low, high) if known and low is not None and high is not None else None,
+        unit="share" if percent else "",
+    )
 
 
-def names(panel: Panel, x: Axis, y: Axis) -> tuple[Mark, ...]:
-    """Return the names of the layers, each above a point of its own, and apart from each other."""
-    wanted: list[Mark] = []
-    for layer in panel.layers:
-        known = [(a, b) for a, b in zip(layer.x, layer.y, strict=True) if y.share(b) is not None]
-        if not (layer.named and layer.name and known) or layer.kind == "bars":
-            continue
-        a, b = known[max(min(layer.at, len(known) - 1), -len(known))]
-        across, up = x.share(a) or 0.0, y.share(b) or 0.0
-        anchor: Literal["start", "end"] = "end" if across > 0.5 else "start"
-        wanted.append(Mark(min(max(across, 0.01), 0.99), up + 0.05, layer.name, layer.colour, anchor))
-    return _apart(wanted)
+def place_name(panel: Panel, x: float) -> str:
+    """Return the name of a place on the x axis, or its number."""
+    return panel.names[int(x)] if panel.names and 0 <= x < len(panel.names) else f"{x:.5g}"
 
 
-def _apart(marks: Sequence[Mark]) -> tuple[Mark, ...]:
-    placed: list[Mark] = []
-    for mark in sorted(marks, key=lambda one: one.y):
-        up = max([mark.y, *(one.y + GAP for one in placed if abs(one.x - mark.x) < 0.5)])
-        placed.append(Mark(mark.x, up, mark.text, mark.colour, mark.anchor))
-    over = max((mark.y for mark in placed), default=0) - 0.98
-    return tuple(Mark(m.x, m.y - max(over, 0), m.text, m.colour, m.anchor) for m in placed)
+def of_figure(figure: Figure) -> Picture:
+    """Return the picture of a figure block."""
+    cast = dict.fromkeys(x for series in figure.series for x in series.x if isinstance(x, str))
+    order = {name: float(place) for place, name in enumerate(cast)}
+    drawn: tuple[Colour, ...] = ("blue", "orange", "teal", "purple", "slate", "grey")
+    kinds: dict[str, Literal["line", "points", "bars"]] = {"line": "line", "points": "points", "bar": "bars"}
+    layers = tuple(
+        Layer(
+            series.name if len(figure.series) > 1 else "",
+            tuple(order[x] if isinstance(x, str) else x for x in series.x),
+            series.y,
+            drawn[place % len(drawn)],
+            kinds[series.kind],
+            series.low,
+            series.high,
+        )
+        for place, series in enumerate(figure.series)
+    )
+    panel = Panel(
+        figure.x_label,
+        figure.y_label + (" (log)" if figure.y_log else ""),
+        layers,
+        "log" if figure.x_log else "linear",
+        "log" if figure.y_log else "linear",
+        tuple(order),
+        figure.y_unit in FRACTIONS,
+        levels=figure.reference,
+    )
+    return Picture(figure.id, "", figure.title, figure.caption, (panel,))

@@ -47,7 +47,7 @@ PLANTED = "planted"
 
 KEPT = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONPATH", "LANG", "LC_ALL")
 """What an input sees of this process's environment."""
-LATE = ("jinja2", "plotly.graph_objects", "plotly.io", "plotly.offline", "pyro", "rich.progress")
+LATE = ("jinja2", "pyro", "rich.progress")
 """What commands import late, in functions."""
 
 
@@ -123,9 +123,7 @@ def warm() -> None:
     for name in LATE:
         importlib.import_module(name)
     from offpol_diag.presets import candidates
-    from offpol_diag.report.render.library import library
 
-    library()
     candidates.presets("old")
     gc.collect()
     gc.freeze()

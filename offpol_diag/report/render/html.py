@@ -14,18 +14,8 @@ from typing import Any
 from offpol_diag.bands import band
 from offpol_diag.blocks import Block, Figure, Section, Table, Text, Tone
 from offpol_diag.numerals import say, written
-from offpol_diag.report.picture import Picture
-from offpol_diag.report.render.embedded import (
-    DATA_ID,
-    base85,
-    digest,
-    embedded,
-    packed,
-    read_back,
-    script_json,
-)
-from offpol_diag.report.render.figures import SHARED, number, panel_figure, picture
-from offpol_diag.report.render.library import library
+from offpol_diag.report.picture import Picture, number, of_figure, place_name
+from offpol_diag.report.render.embedded import DATA_ID, digest, embedded, read_back, script_json
 from offpol_diag.report.render.numbers import shown
 from offpol_diag.report.render.svg import meter, panel_svg, spark
 from offpol_diag.report.render.tables import TableView, breakable, laid_out
@@ -39,8 +29,6 @@ from offpol_diag.summary import Number, Summary
 UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 """Control characters and lone surrogates, which HTML does not allow."""
 _WHOLE = re.compile(r"--\w[\w-]*|\[[-\d.,%]+, [-\d.,%]+\][\de%-]*|\d[\d.,]*e-\d+%?")
-MUCH = 150
-"""Cells of a folded table to be searched from which it is embedded gzipped and unpacked by a script."""
 LOG_SPARKS = frozenset({"k3", "chi2_token", "chi2_sequence"})
 
 __all__ = ["read_back", "render_html", "templates_dir"]
@@ -48,7 +36,7 @@ __all__ = ["read_back", "render_html", "templates_dir"]
 
 @dataclass(frozen=True)
 class Chart:
-    """A picture, drawn: static panels, plotly's JSON of each, and its numbers as a table."""
+    """A picture, drawn: its panels, what to say of their points as JSON, and its numbers as a table."""
 
     picture: Picture
     svgs: tuple[Any, ...]
@@ -70,7 +58,7 @@ class Part:
 
 def render_html(summary: Summary) -> str:
     """Render the whole page; equal summaries give equal pages."""
-    script, early, drawing = _asset("report.js"), _asset("theme.js"), library()
+    script, early = _asset("report.js"), _asset("theme.js")
     parts = _parts(summary)
     page: str = (
         _environment()
@@ -80,12 +68,10 @@ def render_html(summary: Summary) -> str:
             name=_named(summary),
             head=_head(summary),
             parts=[(part, _grouped(part.blocks)) for part in parts],
-            policy=_policy(digest(early), digest(script), drawing.digest),
+            policy=_policy(digest(early), digest(script)),
             style=_asset("report.css"),
             early=early,
             script=script,
-            plotly=base85(drawing.gzipped),
-            shared=script_json(json.dumps(SHARED)),
             data_id=DATA_ID,
             data=embedded(summary),
             version=summary.run.version,
@@ -398,31 +384,14 @@ def _grouped(blocks: tuple[Block, ...]) -> list[tuple[str, list[Any]]]:
 
 def _view(block: Block) -> Any:
     if isinstance(block, Table):
-        return laid_out(block, block.collapsed and len(block.rows) * len(block.header) > MUCH)
-    return _drawn(picture(block)) if isinstance(block, Figure) else block
+        return laid_out(block)
+    return _drawn(of_figure(block)) if isinstance(block, Figure) else block
 
 
 def _drawn(one: Picture) -> Chart:
-    svgs = tuple(panel_svg(panel, f"{one.title}: {panel.y_title}") for panel in one.panels)
-    return Chart(
-        one,
-        svgs,
-        script_json(json.dumps(_short([panel_figure(panel) for panel in one.panels]))),
-        _numbered(one.data or _data(one)),
-    )
-
-
-def _numbered(table: Table) -> TableView:
-    return laid_out(table, len(table.rows) * len(table.header) > MUCH)
-
-
-def _short(value: Any) -> Any:
-    """Round the numbers of a chart to what can be seen."""
-    if isinstance(value, float):
-        return float(f"{value:.5g}") if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _short(one) for key, one in value.items()}
-    return [_short(one) for one in value] if isinstance(value, list | tuple) else value
+    drawn = [panel_svg(panel, f"{one.title}: {panel.y_title}") for panel in one.panels]
+    hover = json.dumps([points for _, points in drawn], ensure_ascii=False, separators=(",", ":"))
+    return Chart(one, tuple(svg for svg, _ in drawn), script_json(hover), laid_out(one.data or _data(one)))
 
 
 def _data(one: Picture) -> Table:
@@ -432,8 +401,8 @@ def _data(one: Picture) -> Table:
         for layer in panel.layers:
             for place, (x, y) in enumerate(zip(layer.x, layer.y, strict=True)):
                 if y is not None and math.isfinite(y):
-                    at = panel.names[int(x)] if panel.names and 0 <= x < len(panel.names) else f"{x:.5g}"
-                    rows.append((layer.name or panel.y_title, at, number(layer, place, panel.percent)))
+                    given = number(layer, place, panel.percent)
+                    rows.append((layer.name or panel.y_title, place_name(panel, x), given))
     return Table(
         f"{one.id}-data", f"Data of “{one.title}”", ("series", one.panels[0].x_title, "value"), tuple(rows)
     )
@@ -462,7 +431,6 @@ def _environment() -> Any:
     environment.filters |= {
         "breakable": breakable,
         "unbroken": _unbroken,
-        "packed": packed,
         "cell": shown,
         "forms": front.forms,
     }

@@ -4,21 +4,41 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
+from typing import Any
 
 from markupsafe import Markup, escape
 
 from offpol_diag.blocks import Tone
-from offpol_diag.report.picture import COLOURS, TONES, Axis, Colour, Layer, Panel, names, x_axis, y_axis
+from offpol_diag.numerals import say
+from offpol_diag.report.picture import (
+    COLOURS,
+    TONES,
+    Axis,
+    Layer,
+    Panel,
+    number,
+    place_name,
+    plain,
+    x_axis,
+    y_axis,
+)
 
-WIDTH, HEIGHT, TALL = 460, 280, 340
-LEFT, RIGHT, TOP, BOTTOM = 52, 12, 24, 40
+WIDTH, HEIGHT, TALL = 360, 216, 290
+LEFT, RIGHT, TOP, BOTTOM = 50, 10, 24, 38
+TURNED, MOST_TURNED, LONGEST = 42, 24, 16
+"""Room below for names that are turned, how many may be, and their characters."""
+SPECK, MUCH = 6, 60
+"""Pixels that a text may cover, and from which it rather stands farther away."""
+Spot = tuple[float, float, str]
+"""Where a text stands, and which of its ends: x, y, anchor."""
 HEATS = 7
 
 
-def panel_svg(panel: Panel, label: str) -> Markup:
-    """Draw one panel."""
-    return Markup(_Drawing(panel).svg(label))
+def panel_svg(panel: Panel, label: str) -> tuple[Markup, list[tuple[float, float, str]]]:
+    """Draw one panel; return with it what to say of each point, by its place in the drawing."""
+    drawing = _Drawing(panel)
+    return Markup(drawing.svg(label)), [(round(x), round(y), text) for x, y, text in drawing.hover]
 
 
 class _Drawing:
@@ -26,8 +46,12 @@ class _Drawing:
 
     def __init__(self, panel: Panel) -> None:
         self.panel, self.x, self.y = panel, x_axis(panel), y_axis(panel)
-        self.height = TALL if panel.tall else HEIGHT
-        self.right, self.bottom = WIDTH - RIGHT, self.height - BOTTOM
+        self.right = WIDTH - RIGHT
+        self.turned = bool(panel.names) and len(_thinned(self.x)) < len(panel.names) <= MOST_TURNED
+        self.height = (TALL if panel.tall else HEIGHT) + (TURNED if self.turned else 0)
+        self.bottom = self.height - BOTTOM - (TURNED if self.turned else 0)
+        self.hover: list[tuple[float, float, str]] = []
+        self.ink = self.drawn_over()
 
     def across(self, place: float) -> float:
         return LEFT + (place - self.x.low) / (self.x.high - self.x.low) * (self.right - LEFT)
@@ -51,7 +75,15 @@ class _Drawing:
             if low - high > 0.5:
                 yield _box(f"z{TONES.index(tint.tone) + 1}", LEFT, high, self.right - LEFT, low - high)
                 if tint.name and low - high > 15:
-                    yield _text("n", self.right - 4, high + 13, tint.name, "end")
+                    places = [
+                        (self.right - 4, "end"),
+                        (LEFT + 4, "start"),
+                        ((LEFT + self.right) / 2, "middle"),
+                    ]
+                    found = [
+                        (x, y, anchor) for x, anchor in places for y in (high + 13, (high + low) / 2 + 4)
+                    ]
+                    yield self.text("n halo", tint.name, found)
 
     def heat(self) -> Iterable[str]:
         heat = self.panel.heat
@@ -63,6 +95,10 @@ class _Drawing:
         for i, row in enumerate(heat.counts):
             left, right = self.across(edges[i]), self.across(edges[i + 1])
             shades = [level(count, most) if count else -1 for count in row]
+            for j, count in enumerate(row):
+                if count:
+                    middle = (self.up(edges[j]) + self.up(edges[j + 1])) / 2
+                    self.hover.append(((left + right) / 2, middle, f"{count:,} tokens"))
             for shade, run in groupby(range(len(row)), shades.__getitem__):
                 cells = list(run)
                 top, low = self.up(edges[cells[-1] + 1]), self.up(edges[cells[0]])
@@ -77,14 +113,19 @@ class _Drawing:
             left, right = self.across(self.x.held(a, True)), self.across(self.x.held(b, False))
             low, top = self.up(self.y.held(c, True)), self.up(self.y.held(d, False))
             yield _box("box", left, top, right - left, low - top)
-            yield _text("nb halo", right - 4, low - 6, heat.box_name, "end")
+            yield self.text("nb halo", heat.box_name, [(right - 4, low - 6, "end")])
 
     def grid(self) -> Iterable[str]:
         for place, name in self.y.ticks:
             yield _path("g", f"M{LEFT} {self.up(place):.1f}H{self.right}")
             yield _text("k", LEFT - 6, self.up(place) + 4, name, "end")
-        for place, name in _thinned(self.x):
-            yield _text("k", self.across(place), self.bottom + 16, name, "middle")
+        for place, name in self.x.ticks if self.turned else ():
+            at = f"translate({self.across(place) + 4:.1f} {self.bottom + 14}) rotate(-32)"
+            said = name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…"
+            yield f'<text class="k" transform="{at}" text-anchor="end">{escape(said)}</text>'
+        for place, name in () if self.turned else _thinned(self.x):
+            if self.across(place) + 3 * len(name) < WIDTH:
+                yield _text("k", self.across(place), self.bottom + 16, name, "middle")
         yield _path("a", f"M{LEFT} {self.bottom}H{self.right}")
         yield _text("t", 2, 13, f"↑ {self.panel.y_title}", "start")
         if self.panel.x_title:
@@ -93,6 +134,11 @@ class _Drawing:
     def layer(self, layer: Layer) -> Iterable[str]:
         c = f"c{COLOURS.index(layer.colour)}"
         points = [self.point(a, b) for a, b in zip(layer.x, layer.y, strict=True)]
+        self.hover += [
+            (point[0], point[1], said(layer, self.panel, place))
+            for place, point in enumerate(points)
+            if point and layer.named
+        ]
         if layer.kind == "bars":
             yield from self.bars(layer, c)
             return
@@ -126,20 +172,17 @@ class _Drawing:
             yield _box(f"b {c}", ends[0], min(top, low), ends[1] - ends[0], abs(low - top))
 
     def runs(self, layer: Layer) -> list[list[str]]:
-        found: list[list[str]] = []
-        uppers: list[str] = []
-        lowers: list[str] = []
+        """Return the outlines of the 95% band, one for each run of known intervals."""
+        found: list[list[tuple[str, str]]] = [[]]
         for place, x in enumerate(layer.x):
             low, high, at = layer.low[place], layer.high[place], self.x.at(x)
-            known = low is not None and high is not None and at is not None
-            if known and not (layer.hollow and layer.hollow[place]):
-                a = f"{self.across(at or 0):.1f}"
-                uppers.append(f"{a} {self.up(self.y.held(high, False)):.1f}")
-                lowers.append(f"{a} {self.up(self.y.held(low, True)):.1f}")
-            elif uppers:
-                found.append([*uppers, *lowers[::-1]])
-                uppers, lowers = [], []
-        return [*found, [*uppers, *lowers[::-1]]] if uppers else found
+            if low is None or high is None or at is None or (layer.hollow and layer.hollow[place]):
+                found.append([])
+            else:
+                ends = (self.y.held(high, False), self.y.held(low, True))
+                top, bottom = (f"{self.across(at):.1f} {self.up(end):.1f}" for end in ends)
+                found[-1].append((top, bottom))
+        return [[*(a for a, _ in run), *(b for _, b in run[::-1])] for run in found if len(run) > 1]
 
     def point(self, x: float, y: float | None) -> tuple[float, float] | None:
         a, b = self.x.at(x), self.y.at(y)
@@ -149,35 +192,102 @@ class _Drawing:
             else (self.across(a), self.up(min(max(b, self.y.low), self.y.high)))
         )
 
+    def text(self, look: str, text: str, near: Sequence[Spot], far: Sequence[Spot] = ()) -> str:
+        """Write a text at the first place where it covers next to nothing, else where it covers least."""
+        for most, places in ((SPECK, near), (MUCH, near), (WIDTH * HEIGHT * 9, (*near, *far))):
+            boxes = [_extent(x, y, text, anchor) for x, y, anchor in places]
+            covered = [int(self.ink[top:low, left:right].sum()) for left, top, right, low in boxes]
+            if covered and min(covered) <= most:
+                break
+        best = (
+            covered.index(min(covered))
+            if most != SPECK
+            else next(i for i, n in enumerate(covered) if n <= most)
+        )
+        left, top, right, low = boxes[best]
+        self.ink[top:low, left:right] = 9
+        return _text(look, places[best][0], places[best][1], text, places[best][2])
+
+    def drawn_over(self) -> Any:
+        """Return which pixels lines, points and bars cover, [height, width]."""
+        import numpy as np
+
+        ink = np.zeros((self.height, WIDTH), dtype=np.int32)
+        for layer in self.panel.layers:
+            points = [self.point(a, b) for a, b in zip(layer.x, layer.y, strict=True)]
+            for (x0, y0), (x1, y1) in (pair for run in _runs(points) for pair in pairwise(run)):
+                many = int(max(abs(x1 - x0), abs(y1 - y0))) + 2
+                ink[np.linspace(y0, y1, many).astype(int), np.linspace(x0, x1, many).astype(int)] = 1
+            for x, y in (point for point in points if point and layer.kind != "steps"):
+                low = int(self.bottom) if layer.kind == "bars" else int(y) + 4
+                ink[max(int(y) - 3, 0) : low, max(int(x) - 3, 0) : int(x) + 4] = 1
+        for at in (self.x.at(one) for one, _ in self.panel.uprights):
+            if at is not None and self.x.low <= at <= self.x.high:
+                ink[TOP : int(self.bottom), int(self.across(at))] = 1
+        for at in (self.y.at(one) for one, _ in self.panel.levels):
+            if at is not None and self.y.low <= at <= self.y.high:
+                ink[int(self.up(at)), LEFT : self.right] = 1
+        return ink
+
     def lines(self) -> Iterable[str]:
         for level_, name in self.panel.levels:
             place = self.y.at(level_)
             if place is not None and self.y.low <= place <= self.y.high:
-                yield _path("u", f"M{LEFT} {self.up(place):.1f}H{self.right}")
-                yield _text("n halo", LEFT + 4, self.up(place) - 4, name, "start")
-        for number, (upright, name) in enumerate(self.panel.uprights):
+                up = self.up(place)
+                yield _path("u", f"M{LEFT} {up:.1f}H{self.right}")
+                ends = [(LEFT + 4, "start"), (self.right - 4, "end")]
+                yield self.text("n halo", name, [(x, y, at) for y in (up - 4, up + 14) for x, at in ends])
+        for upright, name in self.panel.uprights:
             place = self.x.at(upright)
             if place is not None and self.x.low <= place <= self.x.high:
-                at = self.across(place)
-                side = at > (LEFT + self.right) / 2
+                at, wide = self.across(place), 6.5 * len(name)
+                sides = [(at + 5, "start")] * (at + wide < self.right) + [(at - 5, "end")] * (
+                    at - wide > LEFT
+                )
+                downs = (TOP + 12, TOP + 27, self.bottom - 8)
                 yield _path("u", f"M{at:.1f} {TOP}V{self.bottom}")
-                yield _text(
-                    "n halo",
-                    at + (-5 if side else 5),
-                    TOP + 12 + 15 * number,
-                    name,
-                    "end" if side else "start",
+                yield self.text(
+                    "n halo", name, [(x, y, side) for y in downs for x, side in sides or [(at, "end")]]
                 )
 
     def names(self) -> Iterable[str]:
-        for mark in names(self.panel, self.x, self.y):
-            x = LEFT + mark.x * (self.right - LEFT)
-            y = self.bottom - mark.y * (self.bottom - TOP)
-            yield _text(f"nb halo f{_index(mark.colour)}", x, y, mark.text, mark.anchor)
+        """Write each line's name beside one of its points, above or below."""
+        for layer in self.panel.layers:
+            points = [self.point(a, b) for a, b in zip(layer.x, layer.y, strict=True)]
+            known = [point for point in points if point]
+            if not (layer.named and layer.name and known) or layer.kind == "bars":
+                continue
+            first = known[max(min(layer.at, len(known) - 1), -len(known))]
+            some = known[:: -(-len(known) // 24)]
+            near, far = (
+                [
+                    (x + aside, y + down, anchor)
+                    for x, y in sorted(some, key=lambda point, at=first: abs(point[0] - at[0]))  # type: ignore[misc]
+                    for down in downs
+                    for aside, anchor in ((0, "middle"), (-7, "end"), (7, "start"))
+                    if self.inside(_extent(x + aside, y + down, layer.name, anchor))
+                ]
+                for downs in ((-8, 17, 4), (32, -23))
+            )
+            if near or far:
+                yield self.text(f"nb halo f{COLOURS.index(layer.colour)}", layer.name, near, far)
+
+    def inside(self, box: tuple[int, int, int, int]) -> bool:
+        return box[0] >= LEFT + 2 and box[1] >= TOP - 2 and box[2] <= self.right and box[3] <= self.bottom - 1
 
 
-def _index(colour: Colour | None) -> int:
-    return 3 if colour is None else COLOURS.index(colour)
+def _extent(x: float, y: float, text: str, anchor: str) -> tuple[int, int, int, int]:
+    """Return left, top, right and bottom of a text."""
+    wide = 7.0 * len(text)
+    left = x - wide * {"start": 0.0, "middle": 0.5, "end": 1.0}[anchor]
+    return max(int(left), 0), max(int(y) - 11, 0), max(int(left + wide), 0), int(y) + 4
+
+
+def said(layer: Layer, panel: Panel, place: int) -> str:
+    """Return a point in words."""
+    name = f"{layer.name}, " if layer.name else ""
+    doubt = " (unreliable)" if layer.hollow and layer.hollow[place] else ""
+    return f"{name}{place_name(panel, layer.x[place])}: {say(number(layer, place, panel.percent))}{doubt}"
 
 
 def level(count: int, most: int) -> int:
@@ -259,8 +369,6 @@ def meter(
     synced: tuple[float, str] | None,
 ) -> Markup:
     """Draw K3 on a log scale of its bands, with the value at policy lag 0 where it is known."""
-    from offpol_diag.report.picture import plain
-
     low, high, width, margin = 1e-5, 1.0, 1116.0, 2.0
     axis = Axis("log", -5.0, 0.0, ())
 

@@ -36,7 +36,7 @@ _SPECIAL = re.compile("[&<>\"']")
 class TableView:
     """A table with its layout.
 
-    `dense` tables show intervals below values, `tall` ones scroll in a box, `packed` ones are gzipped.
+    `dense` tables show intervals below values, `tall` ones scroll in a box.
     """
 
     table: Table
@@ -46,10 +46,9 @@ class TableView:
     footnotes: tuple[str, ...]
     dense: bool
     tall: bool
-    packed: bool
 
 
-def laid_out(table: Table, packed: bool = False) -> TableView:
+def laid_out(table: Table) -> TableView:
     """Return the layout of a table."""
     numbers = max((sum(isinstance(cell, Number) for cell in row) for row in table.rows), default=0)
     cells = [[shown(cell, terse=numbers > 1) for cell in row] for row in table.rows]
@@ -59,7 +58,7 @@ def laid_out(table: Table, packed: bool = False) -> TableView:
     numeric = tuple(any(cell.kind == "number" for cell in column) for column in columns)
     dense = numbers > DENSE or (numbers > 1 and len(table.header) > 2 * DENSE)
     body = Markup("".join(_row(row, heads, marks, PLAIN[dense]) for row in cells))
-    return TableView(table, numeric, heads, body, tuple(marks), dense, len(cells) > TALL, packed)
+    return TableView(table, numeric, heads, body, tuple(marks), dense, len(cells) > TALL)
 
 
 def _most(meanings: list[str]) -> str:

@@ -191,7 +191,7 @@ def _drifts(summary: Summary) -> Picture | None:
             "",
             "K1, mean of −Δ, nats per token",
             (*layers, *errors),
-            names=tuple(title for title, _, _ in known),
+            names=tuple(title.replace(" ", "") for title, _, _ in known),
         )
     ]
     steps = summary.charts.steps
@@ -211,16 +211,17 @@ def _drifts(summary: Summary) -> Picture | None:
             )
         )
     shares = summary.charts.gap_shares
-    title = "The gap between each pair of policies: K1 adds up, K3 does not"
+    title, telling = "The gap between each pair of policies: K1 adds up, K3 does not", False
     if {"rollout_old", "old_current"} <= set(shares):
         before, within = shares["rollout_old"].value, shares["old_current"].value
         if before is not None and within is not None and 0 <= before <= 1:
+            telling = True
             title = (
                 f"{value(before, 'share')} of the gap is there before the first update (rollout → old); "
                 f"updates within the step add {value(within, 'share')} (old → current)"
             )
     sub = "Rollout → old is engine numerics and lag; old → current is the epochs and minibatches of one step."
-    return Picture("drifts", DRIFT, title, sub, tuple(panels), wide=True)
+    return Picture("drifts", DRIFT, title, sub, tuple(panels), wide=True, telling=telling)
 
 
 def _histogram(summary: Summary) -> Picture | None:
@@ -386,6 +387,7 @@ def _density(summary: Summary) -> Picture | None:
         f"Both probabilities of each sampled token; dark cells hold more.{box}{other}",
         (panel,),
         data,
+        telling=share > 1e-3,
     )
 
 
@@ -428,21 +430,22 @@ def _positions(summary: Summary) -> Picture | None:
     found = summary.charts.positions
     if found is None or len(found.labels) < 2:
         return None
-    x = tuple(map(float, range(len(found.labels))))
     parts: list[tuple[str, PositionSteps, Colour]] = [("all steps", found.every, "blue")]
     if found.early and found.late:
         parts = [(_steps(found.early), found.early, "grey"), (_steps(found.late), found.late, "blue")]
-    enough = [min(one.tokens[i] for _, one, _ in parts) >= FEW for i in range(len(x))]
+    enough = [min(one.tokens[i] for _, one, _ in parts) >= FEW for i in range(len(found.labels))]
     if not any(enough):
         return None
+    labels = found.labels[: len(enough) - enough[::-1].index(True)]
+    x = tuple(map(float, range(len(labels))))
     layers = tuple(
         Layer(
             name,
             x,
-            _kept_where(one.k3.values, enough),
+            _kept_where(one.k3.values, enough)[: len(x)],
             colour,
-            low=_kept_where(one.k3.low, enough),
-            high=_kept_where(one.k3.high, enough),
+            low=_kept_where(one.k3.low, enough)[: len(x)],
+            high=_kept_where(one.k3.high, enough)[: len(x)],
             at=-2,
         )
         for name, one, colour in parts
@@ -452,7 +455,7 @@ def _positions(summary: Summary) -> Picture | None:
         "K3 KL, nats per token (log)",
         layers,
         y_scale="log",
-        names=tuple(found.labels),
+        names=tuple(labels),
         tints=tints(summary, "k3", False),
     )
     known = _known(_kept_where(parts[-1][1].k3.values, enough))
@@ -466,19 +469,18 @@ def _positions(summary: Summary) -> Picture | None:
         if known[0] > 3 * known[-1]
         else "is even along the response"
     )
-    title = f"K3 {growth}"
+    title, telling = f"K3 {growth}", grows or known[0] > 3 * known[-1]
     if found.early and found.late:
         pairs = zip(found.early.k3.values, found.late.k3.values, enough, strict=True)
         times = [b / a for a, b, sure in pairs if sure and a and b and a > 0]
         if times and min(times) > 1.2:
+            telling = True
             ends = f"{value(min(times))} to {value(max(times))}"
             title = f"From step {found.late.first_step} on, K3 is {ends} times higher at every position"
             title += f", and {growth}"
     sub = "Mean K3 by position from the start, with 95% intervals."
     sub += f" Cut where {found.split}." if found.split else ""
-    return Picture(
-        "position", ALONG, title, sub, (panel,), telling=grows or len(parts) > 1 or known[0] > 3 * known[-1]
-    )
+    return Picture("position", ALONG, title, sub, (panel,), telling=telling)
 
 
 def _kept_where(values: Sequence[float | None], enough: Sequence[bool]) -> Values:
