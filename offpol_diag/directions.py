@@ -42,7 +42,7 @@ GAP = _table(
         UP: "k2 k3 chi2_token chi2_sequence log_ppl_abs_diff prob_diff_mean prob_diff_std prob_diff_max "
         "mult_prob_error abs_log_ratio log_ratio_std tv f_1_1 f_2 f_5 f_10 khat_tokens khat_sequences "
         "max_weight_share max_weight_share_sequences k3_top1_share",
-        DOWN: "pearson ess_tokens ess_sequences",
+        DOWN: "pearson ess_tokens ess_sequences mean_reward",
         EITHER: "ppl_train ppl_rollout",
         FROM_0: "k1 log_ppl_diff log_ppl_diff_max log_ppl_diff_min log_ratio_min log_ratio_max "
         "surrogate_gain log_ratio_p0_1 log_ratio_p1 log_ratio_p5 log_ratio_p25 log_ratio_p50 log_ratio_p75 "

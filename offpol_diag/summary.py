@@ -576,6 +576,27 @@ class Lengths(Model):
     )
 
 
+MARGIN = 0.02
+"""Share of the estimated error that matters: a method is significantly better if the interval of the
+difference lies beyond it, and a toss-up otherwise."""
+
+
+class Ranked(Model):
+    """A correction's place by the estimated error of an update."""
+
+    title: str
+    score: float = Field(description="least error of all / its error, in percent: 100 for the best")
+    behind: Number | None = Field(
+        description="its error / the chosen one's − 1, with a paired interval; null: it is the chosen one"
+    )
+
+    @property
+    def tie(self) -> bool:
+        """Whether it is a toss-up with the chosen one: the interval does not lie beyond the margin."""
+        ends = self.behind.interval if self.behind else None
+        return ends is not None and ends[0] <= MARGIN and ends[1] >= -MARGIN
+
+
 class Recommendation(Model):
     """Which correction, at which threshold, and why."""
 
@@ -594,6 +615,9 @@ class Recommendation(Model):
         {},
         description="of the weights of the method, of the runner-up and of no correction, by their titles, "
         "each at its own threshold",
+    )
+    ranking: list[Ranked] = Field(
+        [], description="the methods and no correction by the estimated error of an update, the best first"
     )
     longest_response: Number | None = Field(
         None, description="tokens of a response up to which sequence importance sampling keeps 10% ESS"

@@ -16,11 +16,8 @@ from faults import dump
 from offpol_diag.advice.prescription import expressible, prescribed
 from offpol_diag.advice.recommend import (
     ALERTS,
-    FLOOR,
     NOISE,
     RULES,
-    SURE,
-    SYSTEMATIC,
     VISIBLE,
     advised,
     recommend,
@@ -30,7 +27,8 @@ from offpol_diag.engine.student import Z
 from offpol_diag.presets import catalogue
 from offpol_diag.presets.candidates import CANDIDATES, DEFAULT, ICEPOP, MASK, NOTHING
 from offpol_diag.report.sections.advice import WEIGHTS
-from offpol_diag.summary import Cause, Decision, Diagnosis, Label, Lengths, Number, loads
+from offpol_diag.report.sections.answer import headline, tie
+from offpol_diag.summary import MARGIN, Cause, Decision, Diagnosis, Label, Lengths, Number, loads
 from offpol_diag.trainers import TRAINERS
 from tests import oracles
 from tests.factory import dump_facts, make_summary
@@ -56,7 +54,7 @@ A_BIT = 1e-6
 """Less than what any threshold is rounded to."""
 
 
-def given(diagnosis=FINE, prefix="", note=None, facts=None, share=None, errors=None, **values):
+def given(diagnosis=FINE, prefix="", note=None, facts=None, share=None, errors=None, over=None, **values):
     """A summary with some numbers set to what a row of the table says.
 
     Args:
@@ -66,6 +64,7 @@ def given(diagnosis=FINE, prefix="", note=None, facts=None, share=None, errors=N
         facts: of the dump.
         share: interval of the systematic share of r.
         errors: standard errors by which the surrogate gain lies above 0.
+        over: (candidate, other) → interval of the share by which its estimated error is above the other's.
         values: of metrics.
     """
     metrics = {prefix + name: Number(value=value) for name, value in PLAIN.items()}
@@ -78,7 +77,10 @@ def given(diagnosis=FINE, prefix="", note=None, facts=None, share=None, errors=N
         value = Number(value=sum(share) / 2, interval=share, unit="fraction")
         diagnosis = diagnosis.model_copy(update={"systematic": value})
     facts = dump_facts(**{"columns": GROUPED, **(facts or {})})
-    return make_summary(dump=facts, metrics=metrics, diagnosis=diagnosis, by={}, weights=WEIGHED)
+    weights = {name: dict(numbers) for name, numbers in WEIGHED.items()}
+    for (one, other), ends in (over or {}).items():
+        weights[one][f"error_above.{other}"] = Number(value=sum(ends) / 2, interval=ends, unit="fraction")
+    return make_summary(dump=facts, metrics=metrics, diagnosis=diagnosis, by={}, weights=weights)
 
 
 def without(summary, *names):
@@ -90,8 +92,18 @@ METHOD = "METHOD at THRESHOLD"
 TIS, MASKED = "token_is", "verl_2026_01_rs_token_k1"
 ALIKE = (0.0, NOISE - A_BIT)
 """An interval of the systematic share that is noise."""
-APART = (SYSTEMATIC + A_BIT, 0.4)
+APART = (0.2, 0.4)
 """One that is not rounding."""
+NONE, ICE, TOKEN = NOTHING.name, ICEPOP.name, DEFAULT.name
+
+
+def above(one, other, low, high):
+    """Both differences of a pair: the error of `one` is above that of `other` by this interval."""
+    return {(one, other): (low, high), (other, one): (1 / (1 + high) - 1, 1 / (1 + low) - 1)}
+
+
+WON = above(NONE, TOKEN, MARGIN + A_BIT, 0.1)
+"""Token TIS is significantly better than no correction."""
 NO = "no correction needed"
 
 ROWS = [
@@ -120,13 +132,26 @@ ROWS = [
     ({"k3": 1.1e-6}, "default", METHOD, TIS),
     ({"diagnosis": HEALTHY}, "healthy", NO, None),
     ({"diagnosis": HEALTHY, "share": ALIKE}, "healthy", NO, None),
-    ({"diagnosis": HEALTHY, "share": APART}, "default", METHOD, TIS),
-    ({"diagnosis": HEALTHY, "share": (SYSTEMATIC - A_BIT, 0.4)}, "healthy", NO, None),
-    ({"diagnosis": HEALTHY, "share": APART, "k3": FLOOR - A_BIT}, "healthy", NO, None),
-    ({"diagnosis": HEALTHY, "share": APART, "k3": FLOOR + A_BIT}, "default", METHOD, TIS),
-    ({"diagnosis": HEALTHY, "errors": SURE - A_BIT}, "healthy", NO, None),
-    ({"diagnosis": HEALTHY, "errors": SURE + A_BIT}, "default", METHOD, TIS),
+    ({"diagnosis": HEALTHY, "share": APART}, "healthy", NO, None),
+    ({"diagnosis": HEALTHY, "share": APART, "errors": 9.0}, "healthy", NO, None),
     ({"diagnosis": HEALTHY, "errors": -9.0}, "healthy", NO, None),
+    ({"diagnosis": HEALTHY, "over": above(NONE, TOKEN, MARGIN - A_BIT, 0.1)}, "healthy", NO, None),
+    ({"diagnosis": HEALTHY, "over": above(NONE, TOKEN, 0.001, 0.002)}, "healthy", NO, None),
+    ({"diagnosis": HEALTHY, "over": above(TOKEN, NONE, 0.05, 0.1)}, "healthy", NO, None),
+    ({"diagnosis": HEALTHY, "over": WON}, "better", METHOD, TIS),
+    ({"diagnosis": HEALTHY, "over": WON | above(NONE, ICE, 0.03, 0.1)}, "better", METHOD, TIS),
+    (
+        {"diagnosis": HEALTHY, "over": WON | above(NONE, ICE, 0.1, 0.2) | above(TOKEN, ICE, 0.03, 0.1)},
+        "better",
+        METHOD,
+        "decoupled_token_icepop",
+    ),
+    ({"diagnosis": HEALTHY, "over": above(NONE, MASK.name, 0.03, 0.1)}, "better", METHOD, MASKED),
+    ({"diagnosis": HEALTHY, "over": WON, "k3": 9e-7}, "aligned", NO, None),
+    ({"diagnosis": HEALTHY, "over": WON, "prefix": "total."}, "better", METHOD, "bypass_pg_token_is"),
+    ({"over": WON}, "default", METHOD, TIS),
+    ({"over": WON, "share": ALIKE}, "noise", METHOD, MASKED),
+    ({"over": above(DEFAULT.name, NONE, 0.05, 0.1)}, "default", METHOD, TIS),
     ({"prefix": "total.", "diagnosis": HEALTHY}, "healthy", NO, None),
     ({"f_2": 0.51}, "hopeless", "no method helps", None),
     ({"f_2": 0.51, "share": ALIKE}, "hopeless", "no method helps", None),
@@ -148,6 +173,7 @@ ROWS = [
 LABELS = {
     "aligned": "no difference detected",
     "healthy": "no difference detected",
+    "better": "measured",
     "noise": "measured",
     "default": "default",
 }
@@ -241,6 +267,67 @@ def test_other_decisions_have_neither_method_nor_reasons(change):
     assert (found.label, found.runner_up, found.reasons, found.unknown) == (None, None, [], [])
     assert (found.numbers, found.longest_response) == ({}, None)
     assert advised(given(**change), "verl").recommendation.config is None
+
+
+def ranked(**change):
+    """A recommendation with the errors of its candidates, in their order: 1.0, 1.05, …"""
+    summary = given(**change)
+    for at, one in enumerate(CANDIDATES):
+        summary.weights[one.name]["error"] = Number(value=1 + at / 20)
+    return recommend(summary)
+
+
+@pytest.mark.parametrize("change", [{}, {"diagnosis": HEALTHY}])
+def test_the_candidates_are_ranked_by_their_estimated_error(change):
+    found = ranked(over=above(ICE, TOKEN, 0.01, 0.03) | above(ICE, NONE, 0.0, 0.01), **change)
+    chosen = NOTHING if change else DEFAULT
+
+    assert [one.title for one in found.ranking] == [one.title for one in CANDIDATES]
+    assert [one.score for one in found.ranking] == pytest.approx([100, 100 / 1.05, 100 / 1.1, 100 / 1.15])
+    assert [one.title for one in found.ranking if one.behind is None] == [chosen.title]
+    assert found.ranking[2].behind.interval == ((0.0, 0.01) if change else (0.01, 0.03))
+
+
+@pytest.mark.parametrize("decision", [BUG, FINE])
+def test_without_errors_nothing_is_ranked_and_no_toss_up_claimed(decision):
+    found = recommend(given(diagnosis=decision))
+    assert found.ranking == []
+    assert tie(found) == (["The runner-up is token IcePop 0.5–5.0."] if decision is FINE else [])
+
+
+TIES = [
+    # interval of the runner-up's error above the chosen one's: whether it is a toss-up, and the sentence
+    ((-0.01, 0.02), True, "A toss-up with {}, whose estimated error is within 2%: so the simpler one."),
+    ((0.001, 0.002), True, "A toss-up with {}, whose estimated error is within 2%: so the simpler one."),
+    (
+        (-0.01, 0.05),
+        True,
+        "A toss-up with {}, whose estimated error is 2% [-1%, 5%] higher: so the simpler one.",
+    ),
+    (
+        (-0.05, 0.01),
+        True,
+        "A toss-up with {}, whose estimated error is 2% [-1%, 5%] lower: so the simpler one.",
+    ),
+    ((0.03, 0.05), False, "The runner-up, {}, is behind: its estimated error is 4% [3%, 5%] higher."),
+    ((-0.05, -0.03), False, "The runner-up, {}, is ahead: its estimated error is 4% [3%, 5%] lower."),
+]
+
+
+@pytest.mark.parametrize(("ends", "toss_up", "said"), TIES, ids=str)
+def test_a_runner_up_is_a_toss_up_unless_the_interval_lies_beyond_the_margin(ends, toss_up, said):
+    found = ranked(over={(ICE, TOKEN): ends})
+    (other,) = (one for one in found.ranking if one.title == ICEPOP.title)
+
+    assert (found.runner_up, other.tie) == (other.title, toss_up)
+    assert [line.replace(".0%", "%") for line in tie(found)] == [said.format(other.title)]
+
+
+def test_no_correction_is_compared_with_the_default():
+    found = ranked(diagnosis=HEALTHY, over=above(TOKEN, NONE, -0.001, 0.001))
+    assert tie(found) == [
+        "A toss-up with token TIS at 2.0, whose estimated error is within 2%: so the simpler one."
+    ]
 
 
 MEASURED = "Mismatch: K3 = 0.0050 nats; 0.50% of the tokens differ by more than 2×."
@@ -485,6 +572,18 @@ def test_a_small_mismatch_needs_no_correction_and_a_stale_run_the_default(name):
     assert all(saw["last third, median k3"] > 5 * saw["first third, median k3"] > 0 for saw in growing)
 
 
+def test_two_equal_columns_are_the_same_numbers_twice(tmp_path):
+    table = pq.read_table("sample_data/healthy.parquet")
+    place = table.column_names.index("old_log_probs")
+    pq.write_table(
+        table.set_column(place, "old_log_probs", table["rollout_log_probs"]), tmp_path / "d.parquet"
+    )
+    found = advised(analyze([str(tmp_path / "d.parquet")], device="cpu"))
+
+    assert (found.diagnosis.verdict, found.recommendation.rule) == ("cannot_tell", "identical")
+    assert headline(found)[0] == "THE SAME NUMBERS TWICE: was one column copied from the other?"
+
+
 def test_one_token_that_is_logged_too_low_is_no_bug_and_changes_no_decision(tmp_path):
     """By 7 nats, in the trainer's column or in the engine's."""
     base = pq.read_table("sample_data/healthy.parquet")
@@ -511,7 +610,8 @@ def test_what_is_said_of_a_candidate_is_what_an_analysis_of_its_preset_says(side
 
     assert list(found.weights) == [one.name for one in rows]
     for one in rows:
-        said, metrics = found.weights[one.name], found.presets[one.preset(side).name].metrics
+        metrics = found.presets[one.preset(side).name].metrics
+        said = {key: x for key, x in found.weights[one.name].items() if not key.startswith("error")}
         assert said == {key: metrics[key].model_copy(update={"clamped": None}) for key in said}
         assert set(said) == {*WEIGHTS, "weight_min"}
 

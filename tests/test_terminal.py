@@ -89,7 +89,10 @@ def test_the_answer_takes_forty_lines_at_most_and_no_more_than_the_width(
         ),
         ("collapse", ["86% → 1.6%", "0.48 → 0.89", "Mean reward"]),
         ("collapse", ["No sign of one.", "in sync (lag 0) K3 is 0.00072", "E[r] = 1 cannot be tested"]),
-        ("collapse", ["Token TIS at 2.0: ESS 16%* → 93%, 0.62% truncated", "a toss-up, so the simpler one"]),
+        (
+            "collapse",
+            ["Token TIS at 2.0: ESS 16%* → 93%, 0.62% truncated", "a toss-up with token IcePop 0.5–5.0"],
+        ),
         (
             "collapse",
             ["9 published levels are crossed", "* unreliable: k̂ = 0.97", "kept tokens", "recommended"],

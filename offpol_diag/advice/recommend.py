@@ -1,14 +1,15 @@
 """Recommendation of a correction, if any: the first rule of an ordered table whose condition holds decides.
 
-Certain cases come first: a bug, too little data, no mismatch. Then one measurement decides: whether r depends
-on the token. If not, the mismatch is noise of single tokens: weights would add variance and remove no bias,
-and a mask is enough. Else, or if it cannot be measured, the default applies. Published thresholds are alerts;
-each names its source and its regime.
+Certain cases come first: a bug, too little data, no mismatch. A mismatch under the noise floor needs no
+correction unless a method's estimated error (`engine/ranking.py`) is significantly lower. Above it, one
+measurement decides: whether r depends on the token. If not, the mismatch is noise of single tokens: weights
+would add variance and remove no bias, and a mask is enough. Else, or if it cannot be measured, the default
+applies. Published thresholds are alerts; each names its source and its regime.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Literal
@@ -16,8 +17,8 @@ from typing import Literal
 from offpol_diag.advice.prescription import expressible, prescribed
 from offpol_diag.diagnosis.numbers import FEWEST_GROUPS, FEWEST_SEQUENCES, FEWEST_TOKENS, SAMPLES, Evidence
 from offpol_diag.numerals import say
-from offpol_diag.presets.candidates import DEFAULT, ICEPOP, MASK, NOTHING, Candidate
-from offpol_diag.summary import Decision, Fired, Label, Recommendation, Summary
+from offpol_diag.presets.candidates import CANDIDATES, DEFAULT, ICEPOP, MASK, NOTHING, Candidate
+from offpol_diag.summary import MARGIN, Decision, Fired, Label, Number, Ranked, Recommendation, Summary
 
 NOISE = 0.15
 """The mismatch counts as noise of single tokens if the systematic share's upper end is below this.
@@ -25,10 +26,8 @@ NOISE = 0.15
 In the rollouts of `benchmarks/doctor` the share is 0 to 0.12 for rounding and different expert routing, and
 0.24 to 0.8 for stale weights.
 """
-SYSTEMATIC, FLOOR = 0.15, 5e-4
-"""Even a small mismatch is not rounding if the systematic share's lower end and K3 exceed these."""
-VISIBLE, SURE = 3.0, 5.0
-"""Standard errors of the surrogate gain above 0 at which staleness is visible, and at which it is certain."""
+VISIBLE = 3.0
+"""Standard errors of the surrogate gain above 0 at which staleness is visible."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ class Rule:
         source: origin of the threshold, and the regime it applies to.
         decision: the decision; None for an alert.
         label: whether the decision was measured or is the default.
-        offers: the recommended method, or None.
+        offers: the methods to recommend, the preferred one first; None if the rule recommends none.
     """
 
     name: str
@@ -53,7 +52,7 @@ class Rule:
     source: str
     decision: Decision | None = None
     label: Label | None = None
-    offers: Candidate | None = None
+    offers: Callable[[Evidence], Sequence[Candidate]] | None = None
 
 
 def _held(seen: Evidence) -> dict[str, float | None]:
@@ -71,17 +70,24 @@ def _verdict(seen: Evidence) -> str:
     return seen.summary.diagnosis.verdict if seen.summary.diagnosis else ""
 
 
-def _moved(seen: Evidence, errors: float) -> bool:
-    """Return whether the surrogate gain is above 0 by more than so many standard errors: stale weights."""
-    found = seen.errors("surrogate_gain")
-    return found is not None and found > errors
+def _above(seen: Evidence, one: Candidate, other: Candidate) -> Number:
+    """Return by what share the estimated error of one candidate is above another's."""
+    return seen.summary.weights.get(one.name, {}).get(f"error_above.{other.name}", Number())
 
 
-def _depends(seen: Evidence) -> bool:
-    """Return whether r certainly depends on the token or correlates with the advantages, unlike rounding."""
-    share = seen.systematic
-    surely = share is not None and share[0] > SYSTEMATIC and seen.value("k3") > FLOOR
-    return surely or _moved(seen, SURE)
+def _beats(seen: Evidence, one: Candidate, other: Candidate) -> bool:
+    """Return whether a candidate is significantly better than another."""
+    ends = _above(seen, other, one).interval
+    return ends is not None and ends[0] > MARGIN
+
+
+def _better(seen: Evidence) -> list[Candidate]:
+    """Return the methods that are significantly better than no correction and not worse than another.
+
+    The simplest is first.
+    """
+    some = [one for one in CANDIDATES if _beats(seen, one, NOTHING)]
+    return [one for one in some if not any(_beats(seen, other, one) for other in some)]
 
 
 def _noise(seen: Evidence) -> bool:
@@ -90,7 +96,8 @@ def _noise(seen: Evidence) -> bool:
     This needs several responses per prompt: tokens of one kind are comparable only in similar contexts.
     """
     share = seen.systematic
-    calm = not _moved(seen, VISIBLE) and seen.policy == "old"
+    errors = seen.errors("surrogate_gain")
+    calm = (errors is None or errors <= VISIBLE) and seen.policy == "old"
     return share is not None and share[1] < NOISE and _grouped(seen) and calm
 
 
@@ -150,8 +157,8 @@ RULES = (
         "identical",
         _identical,
         ("log_ratio_min", "log_ratio_max"),
-        "The two columns hold the same numbers: they say nothing about a mismatch, unless both engines "
-        "really agree to the last bit.",
+        "The same numbers twice: was one column copied from the other? Check what is logged; if both engines "
+        "really agree to the last bit, no correction is needed.",
         "two engines that compute apart do not agree exactly at every token",
         "not enough data",
     ),
@@ -173,8 +180,18 @@ RULES = (
         "no difference detected",
     ),
     Rule(
+        "better",
+        lambda seen: _verdict(seen) == "healthy" and bool(_better(seen)),
+        _measured,
+        f"Small as the mismatch is, this method lowers an update's estimated error by {MARGIN:.0%} or more.",
+        "interval of the paired difference of the estimated error (docs/choosing.md)",
+        "METHOD at THRESHOLD",
+        "measured",
+        _better,
+    ),
+    Rule(
         "healthy",
-        lambda seen: _verdict(seen) == "healthy" and not _depends(seen),
+        lambda seen: _verdict(seen) == "healthy",
         _measured,
         "The mismatch is as small as rounding makes it; no correction would make a difference that shows.",
         "k3 and the share of tokens that differ by more than 2× at most 1e-3",
@@ -199,7 +216,7 @@ RULES = (
         "systematic share of r below 15%; judged in worlds with known gradients (docs/advice.md)",
         "METHOD at THRESHOLD",
         "measured",
-        MASK,
+        lambda seen: (MASK,),
     ),
     Rule(
         "default",
@@ -209,7 +226,7 @@ RULES = (
         "best simple rule in worlds with known gradients (docs/advice.md)",
         "METHOD at THRESHOLD",
         "default",
-        DEFAULT,
+        lambda seen: (DEFAULT,),
     ),
 )
 
@@ -309,7 +326,9 @@ def recommend(summary: Summary, trainer: str | None = None) -> Recommendation:
         trainer: methods that this trainer cannot express are skipped.
     """
     seen = Evidence(summary)
-    rule = next(rule for rule in RULES if rule.holds(seen) and _offered(rule, seen, trainer))
+    rule, one = next(
+        (rule, one) for rule in RULES if rule.holds(seen) for one in _offered(rule, seen, trainer)
+    )
     alerts = [_fired(alert, seen, "alert") for alert in ALERTS if alert.holds(seen)]
     given = Recommendation(
         decision=rule.decision or "not enough data",
@@ -322,8 +341,9 @@ def recommend(summary: Summary, trainer: str | None = None) -> Recommendation:
     if rule.label is None:
         return given
     found: dict[str, object] = {"reasons": _reasons(seen), "unknown": _unknown(seen)}
+    found["ranking"] = _ranking(seen, one or NOTHING)
     shown: list[Candidate | None] = [NOTHING, DEFAULT]
-    if (one := rule.offers) is not None:
+    if one is not None:
         runner_up = _next(one, seen, trainer)
         shown = [one, runner_up, NOTHING]
         found |= {
@@ -337,9 +357,23 @@ def recommend(summary: Summary, trainer: str | None = None) -> Recommendation:
     return given.model_copy(update=found | {"numbers": {name: of for name, of in weights.items() if of}})
 
 
-def _offered(rule: Rule, seen: Evidence, trainer: str | None) -> bool:
-    """Return whether the rule's method can be expressed; always true of the last rule."""
-    return rule.offers is None or rule is RULES[-1] or _sayable(rule.offers, seen, trainer)
+def _offered(rule: Rule, seen: Evidence, trainer: str | None) -> list[Candidate | None]:
+    """Return the methods that the rule offers and the trainer can express; [None] if it offers none."""
+    if rule.offers is None:
+        return [None]
+    return [one for one in rule.offers(seen) if rule is RULES[-1] or _sayable(one, seen, trainer)]
+
+
+def _ranking(seen: Evidence, chosen: Candidate) -> list[Ranked]:
+    """Rank the candidates by their estimated error, the best first; nothing without advantages."""
+    weights = seen.summary.weights
+    errors = {one: weights.get(one.name, {}).get("error", Number()).value for one in CANDIDATES}
+    known = sorted((error, at) for at, error in enumerate(errors.values()) if error)
+    ranked = [(CANDIDATES[at], 100 * known[0][0] / error) for error, at in known]
+    return [
+        Ranked(title=one.title, score=score, behind=None if one is chosen else _above(seen, one, chosen))
+        for one, score in ranked
+    ]
 
 
 def _sayable(one: Candidate, seen: Evidence, trainer: str | None) -> bool:

@@ -24,6 +24,7 @@ from offpol_diag.engine import (
     normal,
     policyloss,
     prefixes,
+    ranking,
     residual,
     selection,
     tails,
@@ -170,6 +171,7 @@ def summary(study: Study, tally: Tally, presets: Sequence[Preset], facts: DumpFa
     }
     by = breakdowns.locations(places, out.reader.groups, study.group_by, whole=bool(study.by_step))
     by |= _with_requested(out, by)
+    errors = ranking.numbers(out.reader, study.candidates)
     found = Summary(
         dump=facts,
         metrics=metrics(out),
@@ -178,6 +180,7 @@ def summary(study: Study, tally: Tally, presets: Sequence[Preset], facts: DumpFa
         lengths=prefixes.lengths(out.reader, typed(tally.states["prefixes"], Prefixes)),
         weights={
             preset.name.removeprefix(candidates.MARK): candidate_metrics(out, preset)
+            | errors.get(preset.name, {})
             for preset in study.candidates
         },
         histograms={f"{drift.prefix}log_ratio": histogram(out, drift) for drift in study.drifts},
@@ -235,7 +238,8 @@ def metrics(out: Readout) -> Numbers:
     for drift in DRIFTS:
         known = drift in out.study.drifts
         found |= _gap(out, drift) if known else _unknown(drift, out.study.columns)
-    return found
+    row, known = gap.REWARD, "reward" in out.reader.sums
+    return found | {row.name: out.reader.number(row) if known else missing(row, ["rewards"])}
 
 
 def _gap(out: Readout, drift: Drift) -> Numbers:

@@ -33,7 +33,7 @@ Replicates = dict[str, Tensor]
 
 
 def base(out: Readout) -> Replicates:
-    """Compute replicates of `Summary.metrics`, by their names; of those that have an interval."""
+    """Compute replicates of the gaps' metrics, by their names; of those that have an interval."""
     found: Replicates = {}
     for drift in out.study.drifts:
         rows: list[Formula] = [*gap.ROWS, tails.ESS_TOKENS]

@@ -18,6 +18,7 @@ from offpol_diag.engine import (
     normal,
     policyloss,
     prefixes,
+    ranking,
     residual,
     sample,
     segments,
@@ -160,7 +161,9 @@ def _of_presets(study: Study, scene: Scene) -> tuple[dict[str, State], Ranges]:
     once, normalised = (columns.only(at) for at in _parted(columns.names, apart))
     resampled, weighed = Columns.joined(_of_all(study, scene), once), Outcomes.of(scene, study.candidates)
     states: dict[str, State] = {
-        "sums": _sums(scene, Columns.joined(resampled, method.weight_columns(weighed))),
+        "sums": _sums(
+            scene, Columns.joined(resampled, method.weight_columns(weighed), ranking.columns(weighed))
+        ),
         "length": selection.by_length(outcomes),
         "group": selection.by_group(outcomes),
         "normal": normal.sums(scene, Columns.joined(Columns.of({"tokens": outcomes.n}), normalised.trimmed)),
@@ -204,7 +207,7 @@ def _sums(scene: Scene, columns: Columns) -> Sums:
 
 def _of_all(study: Study, scene: Scene) -> Columns:
     """Compute columns over all tokens whose numbers carry an interval."""
-    found = scene.counts | update.shared(scene)
+    found = scene.counts | update.shared(scene) | gap.rewards(scene)
     for drift in study.drifts:
         found |= gap.columns(scene, drift)
     return Columns.of(found)

@@ -322,6 +322,15 @@ SURROGATE = Formula(
 )
 """PPO's surrogate objective less its value at r = 1, with r cut at 2 so that no single token decides."""
 
+REWARD = Formula("mean_reward", "", _S, "mean reward of the sequences with a token", mean("reward", _S))
+"""Of the dump, not of a gap."""
+
+
+def rewards(scene: Scene) -> dict[str, Tensor]:
+    """Return the reward of each sequence with a token, else 0, [S]; nothing without rewards."""
+    given = scene.batch.rewards
+    return {} if given is None else {"reward": given * scene.counts["sequences"]}
+
 
 EXTREMES: tuple[tuple[str, str, Pick, str, str, str], ...] = (
     ("prob_diff_max", "pd", lambda low, high: high, "", _T, "largest |π_train − π_rollout|"),

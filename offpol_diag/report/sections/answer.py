@@ -12,8 +12,9 @@ from statistics import median
 
 from offpol_diag.bands import Tone, band
 from offpol_diag.numerals import count, counted, doubted, say, written
+from offpol_diag.presets.candidates import DEFAULT
 from offpol_diag.presets.tuning import command
-from offpol_diag.summary import Cause, Number, Numbers, Place, Recommendation, Summary
+from offpol_diag.summary import MARGIN, Cause, Number, Numbers, Place, Recommendation, Summary
 from offpol_diag.trainers import TRAINERS
 
 DRIFTS = ("", "total.", "drift2.")
@@ -153,6 +154,8 @@ def headline(summary: Summary) -> tuple[str, ...]:
     name = row.name if row else ""
     if _few(summary):
         return (f"TOO LITTLE DATA for a verdict: {size} ({name})", grown)
+    if summary.recommendation and summary.recommendation.rule == "identical":
+        return ("THE SAME NUMBERS TWICE: was one column copied from the other?", "")
     if given is not None and given.verdict == "cannot_tell":
         return (f"CANNOT TELL a bug from a mismatch: {size} ({name})", grown)
     return (f"{name.upper()} off-policy mismatch: {size}", grown)
@@ -326,20 +329,26 @@ def how_sure(summary: Summary) -> str:
 
 
 def tie(given: Recommendation) -> list[str]:
-    """Return a sentence on the runner-up: a toss-up where the intervals of their ESS overlap."""
-    if not given.runner_up:
-        return []
-    one, other = (
-        given.numbers.get(name or "", {}).get("ess_tokens", Number())
-        for name in (given.title, given.runner_up)
-    )
-    if one.interval is None or other.interval is None:
-        return [f"The runner-up is {given.runner_up}."]
-    apart = one.interval[0] > other.interval[1] or other.interval[0] > one.interval[1]
-    if apart:
-        return [f"The runner-up, {given.runner_up}, keeps ESS {say(other)}."]
-    keeps = f"{given.runner_up}, keeps {say(other)}"
-    return [f"Which token rule: a toss-up, so the simpler one. The runner-up, {keeps}."]
+    """Return a sentence on the runner-up, or on the default beside no correction: a toss-up, or not."""
+    other = given.runner_up or (DEFAULT.title if given.decision == "no correction needed" else "")
+    found = next((one for one in given.ranking if one.title == other and one.behind), None)
+    if found is None or found.behind is None or found.behind.interval is None:
+        return [f"The runner-up is {other}."] if given.runner_up else []
+    low, high = found.behind.interval
+    if found.tie and max(-low, high) <= MARGIN:
+        return [f"A toss-up with {other}, whose estimated error is within {MARGIN:.0%}: so the simpler one."]
+    if found.tie:
+        return [f"A toss-up with {other}, whose estimated error is {_by(found.behind)}: so the simpler one."]
+    who = f"The runner-up, {other}" if given.runner_up else f"{other[:1].upper()}{other[1:]}"
+    return [f"{who}, is {'behind' if low > 0 else 'ahead'}: its estimated error is {_by(found.behind)}."]
+
+
+def _by(number: Number) -> str:
+    """Return a difference of errors in words: 3.1% higher [1.6%, 4.5%]."""
+    value, ends = number.value or 0.0, number.interval or (0.0, 0.0)
+    low, high = sorted(ends) if value >= 0 else sorted(-end for end in ends)
+    size = say(number.model_copy(update={"value": abs(value), "interval": (low, high)}))
+    return f"{size} {'higher' if value >= 0 else 'lower'}"
 
 
 def _warnings(summary: Summary) -> str:
@@ -365,16 +374,24 @@ def _tiles(summary: Summary, prefix: str) -> tuple[Tile, ...]:
         _tile(summary, prefix, "ESS, sequences", "ess_sequences"),
         _tile(summary, prefix, "χ², tokens", "chi2_token"),
         _tile(summary, prefix, "Pareto k̂", "khat_tokens", beside),
-        _tile(summary, prefix, "Mean reward", "reward"),
+        _reward(summary),
     ]
     return tuple(tile for tile in found if tile is not None)
 
 
+def _reward(summary: Summary) -> Tile | None:
+    number, curve = summary.metrics.get("mean_reward", Number()), _curve(summary, "", "reward")
+    values = tuple(value for _, value in curve)
+    if number.value is None and len(set(values)) < 2:
+        return None
+    return Tile("Mean reward", "mean_reward", number, "", "info", values if len(values) > 1 else ())
+
+
 def _tile(summary: Summary, prefix: str, label: str, key: str, beside: str = "") -> Tile | None:
     number = summary.metrics.get(prefix + key, Number())
-    curve = tuple(value for _, value in _curve(summary, prefix, key))
-    if number.value is None and number.log10 is None and (key != "reward" or len(set(curve)) < 2):
+    if number.value is None and number.log10 is None:
         return None
+    curve = tuple(value for _, value in _curve(summary, prefix, key))
     row = band(key, number)
     name, tone = (row.name, row.tone) if row else ("", "info")
     if key == "khat_tokens":
