@@ -23,8 +23,9 @@ from offpol_diag.engine.scene import Scene
 from offpol_diag.engine.scope import UNSETTLED
 from offpol_diag.engine.segments import here
 from offpol_diag.errors import DumpError, UsageError
+from offpol_diag.forms import Reading, open_dump
 from offpol_diag.presets import Preset, catalogue
-from offpol_diag.readers import Dump, open_dump
+from offpol_diag.readers import Dump
 from offpol_diag.run.gpu import at_once, devices, elsewhere
 from offpol_diag.run.pool import Processes, on
 from offpol_diag.run.ray import Ray
@@ -55,6 +56,7 @@ def analyze(
     engine: str = "local",
     workers: int | None = None,
     by_step: Sequence[str] = (),
+    reading: Reading | None = None,
 ) -> Summary:
     """Analyse a dump under some presets.
 
@@ -75,6 +77,7 @@ def analyze(
         workers: processes that compute on the CPU; None for as many as pay on this machine. The numbers are
             the same to the last bit.
         by_step: names of numbers (`drift2.k3`, `token_is.ess_tokens`) to be had for every training step too.
+        reading: how files are read that are no canonical dump; None to detect it.
 
     Returns:
         The Summary with the diagnosis, without recommendation and gates.
@@ -128,6 +131,7 @@ def examine(
     workers: int | None = None,
     against: str | None = None,
     by_step: Sequence[str] = (),
+    reading: Reading | None = None,
 ) -> Examined:
     """Compute the states from which `analyze` reads its numbers; same arguments and errors.
 
@@ -136,7 +140,14 @@ def examine(
     sources, presets = paths(sources), catalogue.chosen(presets)
     start = engine_named(engine)
     size = batch_tokens or tokens_at_once(engine, device)
-    dump = open_dump(sources, columns=columns, group_by=group_by, on_bad_row=on_bad_row, batch_tokens=size)
+    dump = open_dump(
+        sources,
+        reading=reading or Reading(),
+        columns=columns,
+        group_by=group_by,
+        on_bad_row=on_bad_row,
+        batch_tokens=size,
+    )
     study = replace(plan(dump, presets, group_by, seed), against=against, by_step=tuple(by_step))
     with start(device, workers, progress) as runs:
         found = settled(runs, dump, study)

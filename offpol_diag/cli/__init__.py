@@ -14,6 +14,7 @@ import typer
 from offpol_diag.cli import defaults, options
 from offpol_diag.cli.analyze import analyze
 from offpol_diag.cli.compare import compare
+from offpol_diag.cli.convert import convert
 from offpol_diag.cli.doctor import doctor
 from offpol_diag.cli.exits import exit_codes
 from offpol_diag.cli.gate import gate
@@ -22,7 +23,7 @@ from offpol_diag.cli.presets import presets
 from offpol_diag.cli.report import report
 from offpol_diag.cli.sweep import sweep
 
-COMMANDS = (analyze, compare, doctor, gate, merge, presets, report, sweep)
+COMMANDS = (analyze, compare, convert, doctor, gate, merge, presets, report, sweep)
 
 app = typer.Typer(
     name="offpol-diag",

@@ -20,6 +20,10 @@ def analyze(
     presets: options.Presets = "all",
     preset_file: options.PresetFile = None,
     columns: options.Columns = None,
+    form: options.Form = None,
+    align: options.Align = None,
+    join: options.Join = None,
+    on: options.On = None,
     group_by: options.GroupBy = None,
     on_bad_row: options.OnBadRow = "error",
     out: options.Html = None,
@@ -51,7 +55,20 @@ def analyze(
     files.check(*dumps, *([one for one in (preset_file, tokenizer) if one]))
     with files.begin() as staged:
         request = Request(
-            preset_file, columns, group_by, device, seed, on_bad_row, quiet, engine, workers, trainer=trainer
+            preset_file,
+            columns,
+            group_by,
+            device,
+            seed,
+            on_bad_row,
+            quiet,
+            engine,
+            workers,
+            trainer=trainer,
+            form=form,
+            align=align,
+            join=join,
+            on=on,
         )
         summary = request.run("analyze", dumps, request.presets(presets), **staged)
         files.write(with_texts(summary, tokenizer), verbose, whole=no_html)

@@ -36,6 +36,10 @@ def compare(
     as_one: AsOne = False,
     preset_file: options.PresetFile = None,
     columns: options.Columns = None,
+    form: options.Form = None,
+    align: options.Align = None,
+    join: options.Join = None,
+    on: options.On = None,
     group_by: options.GroupBy = None,
     on_bad_row: options.OnBadRow = "error",
     out: options.Html = None,
@@ -69,7 +73,21 @@ def compare(
     files = Outputs(out, json, md, quiet)
     files.check(*dumps, *([preset_file] if preset_file else []))
     with files.begin():
-        request = Request(preset_file, columns, group_by, device, seed, on_bad_row, quiet, engine, workers)
+        request = Request(
+            preset_file,
+            columns,
+            group_by,
+            device,
+            seed,
+            on_bad_row,
+            quiet,
+            engine,
+            workers,
+            form=form,
+            align=align,
+            join=join,
+            on=on,
+        )
         if two:
             summary = _runs(request, dumps[0], dumps[1], request.presets(presets) if presets else (), against)
         else:
@@ -122,9 +140,9 @@ def _lacking(request: Request, dumps: Sequence[str], chosen: Sequence[Preset]) -
     """
     from offpol_diag.analyze import plan
     from offpol_diag.engine.correction import needs
-    from offpol_diag.readers import open_dump
+    from offpol_diag.forms import open_dump
 
-    dump = open_dump(dumps, columns=request.which_columns())
+    dump = open_dump(dumps, reading=request.reading(), columns=request.which_columns())
     columns = set(plan(dump, (), (), 0).columns)
     lacking = {preset.name: needs(preset, columns) for preset in chosen}
     if all(lacking.values()):

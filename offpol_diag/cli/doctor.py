@@ -15,6 +15,10 @@ Strict = Annotated[bool, options.option("Exit with 1 where the verdict is a bug.
 def doctor(
     dump: options.Dumps = None,
     columns: options.Columns = None,
+    form: options.Form = None,
+    align: options.Align = None,
+    join: options.Join = None,
+    on: options.On = None,
     group_by: options.GroupBy = None,
     on_bad_row: options.OnBadRow = "error",
     out: options.Html = None,
@@ -40,7 +44,21 @@ def doctor(
     files = Outputs(out, json, md, quiet)
     files.check(*dumps)
     with files.begin():
-        request = Request(None, columns, group_by, device, seed, on_bad_row, quiet, engine, workers)
+        request = Request(
+            None,
+            columns,
+            group_by,
+            device,
+            seed,
+            on_bad_row,
+            quiet,
+            engine,
+            workers,
+            form=form,
+            align=align,
+            join=join,
+            on=on,
+        )
         summary = request.run("doctor", dumps, ()).model_copy(update={"recommendation": None})
         files.write(summary, verbose)
     if strict and summary.diagnosis and summary.diagnosis.verdict == "bug":

@@ -68,6 +68,10 @@ def gate(
     presets: Presets = "",
     preset_file: options.PresetFile = None,
     columns: options.Columns = None,
+    form: options.Form = None,
+    align: options.Align = None,
+    join: options.Join = None,
+    on: options.On = None,
     on_bad_row: options.OnBadRow = "error",
     out: options.Html = None,
     json: options.Json = None,
@@ -105,7 +109,20 @@ def gate(
     files.check(*source, *(one for one in (gates, required.result, preset_file) if one))
     with files.begin():
         request = Request(
-            preset_file, columns, None, device, seed, on_bad_row, quiet, engine, workers, required.by_step
+            preset_file,
+            columns,
+            None,
+            device,
+            seed,
+            on_bad_row,
+            quiet,
+            engine,
+            workers,
+            required.by_step,
+            form=form,
+            align=align,
+            join=join,
+            on=on,
         )
         base = load(required.result) if required.result else None
         summary = _summary(request, source, required)

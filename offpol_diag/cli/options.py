@@ -41,6 +41,15 @@ PresetFile = Annotated[Path | None, option(OWN, "--preset-file", metavar="FILE",
 WHICH = "Which column is which, where the names do not say it."
 NAMES = "rollout=NAME,old=NAME"
 Columns = Annotated[str | None, option(WHICH, "--columns", metavar=NAMES, panel=INPUT, env=True)]
+SHAPE = "The form of the files, where it is not to be detected; `offpol-diag convert --list` has them."
+Form = Annotated[str | None, option(SHAPE, "--form", metavar="NAME", panel=INPUT, env=True)]
+FRAME = "How log-probs belong to tokens, where the form's way is wrong: full,shift=1."
+WAYS = "response|full,shift=N"
+Align = Annotated[str | None, option(FRAME, "--align", metavar=WAYS, panel=INPUT, env=True)]
+SECOND = "Columns of a second file, found by sequence_id: other.parquet:old_log_probs."
+Join = Annotated[str | None, option(SECOND, "--join", metavar="FILE:COLUMN,COLUMN", panel=INPUT)]
+KEY = "The column that --join goes by instead; row is the order of the rows."
+On = Annotated[str | None, option(KEY, "--on", metavar="COLUMN|row", panel=INPUT)]
 BY = "Break the numbers down by these columns (host, engine, env)."
 GroupBy = Annotated[str | None, option(BY, "--group-by", metavar="COLUMN,COLUMN", panel=INPUT, env=True)]
 BAD = "Stop at a row that cannot be read, or leave it out and say so at the top of every report."

@@ -16,6 +16,7 @@ from offpol_diag.errors import UsageError
 
 if TYPE_CHECKING:
     from offpol_diag.analyze import Examined
+    from offpol_diag.forms import Reading
     from offpol_diag.presets import Preset
     from offpol_diag.presets.catalogue import Catalogue
     from offpol_diag.summary import Summary
@@ -43,6 +44,10 @@ class Request:
     workers: str = "auto"
     by_step: tuple[str, ...] = ()
     trainer: str | None = None
+    form: str | None = None
+    align: str | None = None
+    join: str | None = None
+    on: str | None = None
 
     def catalogue(self) -> Catalogue:
         """The built-in and the user's presets; names with a changed meaning are noted on stderr."""
@@ -64,6 +69,12 @@ class Request:
         """Return the user's overrides: canonical column name → the dump's."""
         with judged("columns", self.columns):
             return pairs(self.columns) or None
+
+    def reading(self) -> Reading:
+        """Return how files are read that are no canonical dump."""
+        from offpol_diag.forms import Reading
+
+        return Reading(self.form, self.align, self.join, self.on)
 
     def run(self, command: str, dumps: Sequence[str], presets: Sequence[Preset], **written: Path) -> Summary:
         """Analyse and diagnose dumps, and recommend a correction.
@@ -120,6 +131,7 @@ class Request:
             workers = _workers(self.workers)
         return {
             "columns": columns,
+            "reading": self.reading(),
             "on_bad_row": self.on_bad_row,
             "device": self.device,
             "seed": self.seed,

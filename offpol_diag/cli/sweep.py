@@ -36,6 +36,10 @@ def sweep(
     trainer: For = None,
     preset_file: options.PresetFile = None,
     columns: options.Columns = None,
+    form: options.Form = None,
+    align: options.Align = None,
+    join: options.Join = None,
+    on: options.On = None,
     on_bad_row: options.OnBadRow = "error",
     out: options.Html = None,
     json: options.Json = None,
@@ -57,7 +61,21 @@ def sweep(
     files = Outputs(out, json, md, quiet)
     files.check(*dumps, *([preset_file] if preset_file else []))
     with files.begin():
-        request = Request(preset_file, columns, None, device, seed, on_bad_row, quiet, engine, workers)
+        request = Request(
+            preset_file,
+            columns,
+            None,
+            device,
+            seed,
+            on_bad_row,
+            quiet,
+            engine,
+            workers,
+            form=form,
+            align=align,
+            join=join,
+            on=on,
+        )
         chosen = _checked(request, preset, which, at, keep, trainer)
         summary = request.sweep(dumps, chosen)
         files.write(summary, verbose)

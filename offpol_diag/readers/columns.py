@@ -243,7 +243,7 @@ def form_of(schema: pa.Schema, overrides: Mapping[str, str]) -> Form:
     return LONG if one_float and not lists else LIST
 
 
-def resolve(
+def assigned(
     names: Sequence[str], overrides: Mapping[str, str], file: str, form: Form = LIST
 ) -> dict[str, str]:
     """Assign columns to roles: canonical name → the column's name, for the roles found.
@@ -251,14 +251,8 @@ def resolve(
     Overrides take precedence. Otherwise a role goes to the one column with its canonical name or one of its
     aliases. A column named in an override has no other role.
 
-    Args:
-        names: the columns of the file.
-        overrides: role (canonical or short name) → column.
-        file: the file's name, for messages.
-        form: the form of the file.
-
     Raises:
-        DumpError: an invalid override, two candidates for one role, or a missing required column.
+        DumpError: an invalid override, or two candidates for one role.
     """
     mapping = _given(names, overrides, file, form.roles)
     free = [name for name in names if name not in mapping.values()]
@@ -272,6 +266,24 @@ def resolve(
                 f"{file}: {' and '.join(candidates)} can each be {role.name}", f"say which: {ways}"
             )
         mapping[role.name] = candidates[0]
+    return mapping
+
+
+def resolve(
+    names: Sequence[str], overrides: Mapping[str, str], file: str, form: Form = LIST
+) -> dict[str, str]:
+    """Assign columns to roles as `assigned` does, and require those that an analysis needs.
+
+    Args:
+        names: the columns of the file.
+        overrides: role (canonical or short name) → column.
+        file: the file's name, for messages.
+        form: the form of the file.
+
+    Raises:
+        DumpError: an invalid override, two candidates for one role, or a missing required column.
+    """
+    mapping = assigned(names, overrides, file, form)
     there_are = f"the columns are {', '.join(names)}"
     if ROLLOUT not in mapping:
         raise DumpError(

@@ -81,6 +81,8 @@ class Dump:
         parts: its files that have rows.
         batch_tokens: tokens per batch, masked ones included.
         skipped: rows skipped so far by the latest pass.
+        remarks: what is to be said about how its files were made.
+        made: what keeps a temporary file alive, or None.
     """
 
     info: DumpInfo
@@ -96,6 +98,8 @@ class Dump:
     _before: int = 0
     _rate: float = 0.0
     _cursor: Cursor = field(default_factory=Cursor, compare=False, repr=False)
+    remarks: tuple[str, ...] = ()
+    made: object = field(default=None, compare=False, repr=False)
 
     @property
     def long(self) -> bool:
@@ -180,7 +184,11 @@ class Dump:
     @property
     def notes(self) -> tuple[str, ...]:
         """Warnings from opening and from the latest pass; complete when the pass has ended."""
-        return (*_padding(self.parts[0], self._plan), *(self._signs.notes() if self._signs else ()))
+        return (
+            *self.remarks,
+            *_padding(self.parts[0], self._plan),
+            *(self._signs.notes() if self._signs else ()),
+        )
 
     def batches(self, progress: Progress | None = None, even: bool = False) -> Iterator[Batch]:
         """Yield the sequences as CPU float64 batches, in the order of the files; can be called repeatedly.

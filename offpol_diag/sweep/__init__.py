@@ -11,9 +11,10 @@ from offpol_diag.analysis.tally import Study, Tally
 from offpol_diag.analyze import MADE, engine_named, plan, record, settled, tokens_at_once
 from offpol_diag.engine import correction
 from offpol_diag.errors import DumpError, UsageError
+from offpol_diag.forms import Reading, open_dump
 from offpol_diag.presets import Preset, Reject, Weight
 from offpol_diag.presets.formulas import RATIOS, judged
-from offpol_diag.readers import Dump, open_dump
+from offpol_diag.readers import Dump
 from offpol_diag.run.task import Engine, Progress
 from offpol_diag.summary import Summary, Sweep
 from offpol_diag.sweep import thresholds, window
@@ -65,6 +66,7 @@ def sweep(
     batch_tokens: int | None = None,
     engine: str = "local",
     workers: int | None = None,
+    reading: Reading | None = None,
 ) -> Summary:
     """Evaluate a preset at many thresholds; arguments other than `options` are those of `analyze`.
 
@@ -81,7 +83,13 @@ def sweep(
     if options.keep is not None:
         window.check(options.keep, preset, options.bound)
     size = batch_tokens or tokens_at_once(engine, device)
-    dump = open_dump(sources, columns=columns, group_by=(), on_bad_row=on_bad_row, batch_tokens=size)
+    dump = open_dump(
+        sources,
+        reading=reading or Reading(),
+        columns=columns,
+        on_bad_row=on_bad_row,
+        batch_tokens=size,
+    )
     study = plan(dump, (preset,), (), seed)
     lacking = correction.needs(preset, set(study.columns))
     if lacking:

@@ -1,0 +1,287 @@
+"""Convert a dump of any form to canonical Parquet, and open it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from offpol_diag.errors import DumpError
+from offpol_diag.forms import align, join
+from offpol_diag.forms.detect import Found, find
+from offpol_diag.forms.form import Alignment, Row
+from offpol_diag.readers.columns import CURRENT, OLD, ROLLOUT
+from offpol_diag.writer import DumpWriter
+
+if TYPE_CHECKING:
+    from offpol_diag.readers import Dump
+
+BATCH = 1 << 16
+"""Tokens that are given to the writer at once."""
+KEPT = 2
+"""Converted dumps that are kept for the next command on the same files: those of two runs compared."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How files are read that are no canonical dump.
+
+    Attributes:
+        form: name of the form; None to detect it.
+        align: changes to the form's alignment, such as `full,shift=1`.
+        join: `FILE:column,column`, columns added from a second file.
+        on: the column by which both are joined, or `row` for their order; sequence_id by default.
+    """
+
+    form: str | None = None
+    align: str | None = None
+    join: str | None = None
+    on: str | None = None
+
+
+@dataclass
+class Converted:
+    """A canonical dump made of other files.
+
+    Attributes:
+        path: the Parquet file.
+        files: the files it was made of.
+        notes: what was read, how it was aligned, and what to know about it.
+        sequences: number of rows.
+        tokens: number of tokens, masked ones included.
+    """
+
+    path: Path
+    files: tuple[Path, ...]
+    notes: list[str]
+    sequences: int = 0
+    tokens: int = 0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Leave this out where a dump is sent to another process, which is not to remove the file."""
+        return type(None), ()
+
+
+def convert(found: Found, target: Path, reading: Reading, columns: Mapping[str, str]) -> Converted:
+    """Write files as canonical Parquet, a row group at a time.
+
+    Raises:
+        DumpError: the files cannot be read, or lack what a dump needs.
+        UsageError: an option that cannot be used.
+    """
+    how = align.parse(reading.align, found.form.alignment)
+    made = Converted(target, found.files, [_said(found, how)])
+    try:
+        with tempfile.TemporaryDirectory(prefix="offpol-diag-") as folder:
+            rows = _joined(found.form.read(found.files, columns), how, reading, Path(folder), made.notes)
+            whole = _aligned(rows, how, made.notes)
+            whole = align.checked(whole, how, "shift" in (reading.align or ""), made.notes)
+            provenance = {"form": found.form.name, "alignment": str(how)}
+            if found.form.trainer:
+                provenance["trainer"] = found.form.trainer
+            _write(whole, made, provenance)
+    except OSError as error:
+        raise DumpError(
+            f"{found.files[0]}: cannot be converted ({error.strerror or error})",
+            "make room there, or set TMPDIR to another place",
+        ) from error
+    return made
+
+
+def _said(found: Found, how: Alignment) -> str:
+    """Return what was read and how, as a note."""
+    many = f" and {len(found.files) - 1} more" if len(found.files) > 1 else ""
+    guess = (
+        "" if found.named or not found.form.guess else " by the names of its columns (--form says otherwise)"
+    )
+    what = f"{found.form.trainer} ({found.form.name})" if found.form.trainer else found.form.name
+    return f"{found.files[0]}{many} read as {what}{guess}; log-probs: {how}"
+
+
+def _joined(
+    rows: Iterator[Row], how: Alignment, reading: Reading, folder: Path, notes: list[str]
+) -> Iterator[Row]:
+    """Add the columns of `--join`, if there is one."""
+    if reading.join is None:
+        if reading.on is not None:
+            raise DumpError("--on names the column of --join, and there is none", "add --join FILE:column")
+        yield from rows
+        return
+    source, names, columns = join.parse(reading.join)
+    other = find([source], None, columns, always=True, joined=True)
+    assert other is not None
+    there = (align.cut(row, other.form.alignment) for row in other.form.read(other.files, columns))
+    added = join.Joined.of(source, names, reading.on, there, folder)
+    for number, row in enumerate(rows):
+        yield added.add(row, align.cut(row, how), number)
+    notes += added.notes()
+
+
+def _aligned(rows: Iterator[Row], how: Alignment, notes: list[str]) -> Iterator[Row]:
+    """Align rows; those without a token that counts are left out and counted."""
+    left = 0
+    for row in rows:
+        found = align.aligned(_whole(row), how)
+        if found is None:
+            left += 1
+        else:
+            yield found
+    if left:
+        notes.append(f"{left} sequences without a token that counts are left out")
+
+
+def _whole(row: Row) -> Row:
+    """Check that a row has what a dump needs.
+
+    Raises:
+        DumpError: the log-probs of one of the policies are missing.
+    """
+    there = f"it holds {', '.join([*row.tokens, *row.scalars]) or 'nothing that is known'}"
+    if ROLLOUT not in row.tokens:
+        raise DumpError(
+            f"{row.where}: no log-probs of the rollout",
+            f"add them with --join FILE:{ROLLOUT}, or name them with --columns rollout=…; {there}",
+        )
+    if OLD not in row.tokens and CURRENT not in row.tokens:
+        raise DumpError(
+            f"{row.where}: no log-probs of the trainer",
+            f"add them with --join FILE:{OLD}, or name them with --columns old=…; {there}",
+        )
+    return row
+
+
+def _write(rows: Iterator[Row], made: Converted, provenance: Mapping[str, str]) -> None:
+    """Write rows in batches; the first row says which columns there are."""
+    first = next(rows, None)
+    if first is None:
+        raise DumpError(
+            f"{made.files[0]}: no sequence that counts is in it", "check that its writer was closed"
+        )
+    kinds = {name: type(value) for name, value in first.scalars.items()}
+
+    def sized() -> Iterator[tuple[int, Row]]:
+        yield 0, first
+        tokens = len(first.tokens[ROLLOUT])
+        for row in rows:
+            yield tokens // BATCH, row
+            tokens += len(row.tokens[ROLLOUT])
+
+    with DumpWriter(made.path, provenance) as writer:
+        for _, each in groupby(sized(), key=lambda pair: pair[0]):
+            batch = [row for _, row in each]
+            for row in batch:
+                _same(first, row)
+            columns: dict[str, Any] = {name: [row.tokens[name] for row in batch] for name in first.tokens}
+            columns |= {
+                name: [_as(row.scalars.get(name), kind) for row in batch] for name, kind in kinds.items()
+            }
+            try:
+                writer.write(**columns)
+            except ValueError as error:
+                span = f"{batch[0].where} to {batch[-1].where.rpartition(', ')[2]}"
+                raise DumpError(f"{span}: {error}", "mend the file, or leave the column out") from error
+            made.sequences += len(batch)
+            made.tokens += sum(len(row.tokens[ROLLOUT]) for row in batch)
+
+
+def _same(first: Row, row: Row) -> None:
+    """Check that a row has the token columns of the first one.
+
+    Raises:
+        DumpError: a column is missing, or is in this row only.
+    """
+    odd = first.tokens.keys() ^ row.tokens.keys()
+    if odd:
+        name = min(first.tokens.keys() - row.tokens.keys() or odd)
+        has, lacks = (first, row) if name in first.tokens else (row, first)
+        raise DumpError(
+            f"{lacks.where}: no {name}, which {has.where} has", "give every sequence the same columns"
+        )
+
+
+def _as(value: object, kind: type) -> object:
+    """Return a value of the type of the first row's; None where there is none of that type."""
+    if value is None or isinstance(value, kind):
+        return value
+    if kind is str:
+        return str(value)
+    if kind in (int, float) and isinstance(value, int | float) and kind(value) == value:
+        return kind(value)
+    return None
+
+
+# ---------------------------------------------------------------- open
+
+
+_KEPT: dict[object, Converted] = {}
+
+
+def open_dump(
+    sources: Sequence[str],
+    *,
+    reading: Reading = Reading(),
+    columns: Mapping[str, str] | None = None,
+    group_by: Sequence[str] = (),
+    on_bad_row: Literal["error", "skip"] = "error",
+    batch_tokens: int = 1_000_000,
+) -> Dump:
+    """Open a dump of any form; what is no canonical Parquet is converted to a temporary file first.
+
+    The temporary file lies in a private directory, and goes when the process ends or nobody needs it. See
+    `readers.open_dump` for the arguments and errors.
+    """
+    from offpol_diag import readers
+
+    chosen = columns or {}
+    joined = reading.join is not None
+    found = find(sources, reading.form, chosen, reading.align is not None or joined, joined)
+    if found is None:
+        if reading.on is not None:
+            raise DumpError("--on names the column of --join, and there is none", "add --join FILE:column")
+        return readers.open_dump(
+            sources, columns=columns, group_by=group_by, on_bad_row=on_bad_row, batch_tokens=batch_tokens
+        )
+    made = _temporary(found, reading, chosen)
+    dump = readers.open_dump(
+        [str(made.path)], group_by=group_by, on_bad_row=on_bad_row, batch_tokens=batch_tokens
+    )
+    shown = (
+        str(found.files[0]) if len(found.files) == 1 else f"{found.files[0]} and {len(found.files) - 1} more"
+    )
+    info = replace(
+        dump.info,
+        files=tuple(map(str, found.files)),
+        bytes=sum(path.stat().st_size for path in found.files),
+    )
+    parts = [replace(part, path=replace(part.path, shown=shown)) for part in dump.parts]
+    return replace(dump, info=info, parts=parts, remarks=tuple(made.notes), made=made)
+
+
+def _temporary(found: Found, reading: Reading, columns: Mapping[str, str]) -> Converted:
+    """Convert to a temporary file, or return the one of the same files that is kept."""
+    states = tuple((path, path.stat().st_size, path.stat().st_mtime_ns) for path in found.files)
+    key = (states, found.form.name, reading, tuple(columns.items()))
+    made = _KEPT.pop(key, None)
+    if made is None:
+        folder, owner = tempfile.mkdtemp(prefix="offpol-diag-"), os.getpid()
+        try:
+            made = convert(found, Path(folder, "dump.parquet"), reading, columns)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        weakref.finalize(made, _remove, folder, owner)
+    _KEPT[key] = made
+    while len(_KEPT) > KEPT:
+        _KEPT.pop(next(iter(_KEPT)))
+    return made
+
+
+def _remove(folder: str, owner: int) -> None:
+    if os.getpid() == owner:  # not when a child process exits
+        shutil.rmtree(folder, ignore_errors=True)

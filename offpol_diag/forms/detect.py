@@ -1,0 +1,178 @@
+"""Find the files that sources stand for, and the form they have."""
+
+from __future__ import annotations
+
+import glob
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from offpol_diag.errors import DumpError, UsageError, did_you_mean
+from offpol_diag.forms.form import Form, Head
+from offpol_diag.forms.table import BY_COLUMNS, FORMS, WRITTEN
+from offpol_diag.readers.columns import form_of, resolve
+from offpol_diag.readers.sources import FILE_URL, STDIN, WILDCARDS, hidden, is_url
+
+PARQUET = ".parquet"
+
+
+@dataclass(frozen=True)
+class Found:
+    """Files of one form.
+
+    Attributes:
+        files: the files, in the order of their names, numbers by value.
+        form: their form.
+        named: whether the user named the form.
+    """
+
+    files: tuple[Path, ...]
+    form: Form
+    named: bool
+
+
+def find(
+    sources: Sequence[str],
+    form: str | None,
+    columns: Mapping[str, str],
+    always: bool = False,
+    joined: bool = False,
+) -> Found | None:
+    """Return the files and their form; None for a canonical dump, which is read as it is.
+
+    Args:
+        sources: files, directories and globs.
+        form: the form's name, or None to detect it.
+        columns: role → name, from the user.
+        always: whether a canonical dump is to be converted as well.
+        joined: whether the file is one of two, so that it need not hold log-probs.
+
+    Raises:
+        DumpError: files of several forms or of none.
+        UsageError: no such form.
+    """
+    chosen = named(form) if form else None
+    if not chosen and not always and _canonical(sources, columns):
+        return None
+    files = _files(sources)
+    if not files:
+        if chosen or always:
+            raise DumpError(
+                f"{', '.join(sources)}: no file is there that can be converted",
+                "name local files, or a directory of them; a URL is read as Parquet only",
+            )
+        return None
+    if chosen:
+        fitting = tuple(path for path, given in files if given or chosen.detect(Head.of(path)))
+        if not fitting:
+            raise DumpError(
+                f"{', '.join(sources)}: no file is of the form {chosen.name} ({chosen.files})",
+                "see `offpol-diag convert --list`, or leave out --form to have it detected",
+            )
+        return Found(fitting, chosen, True)
+    return _detected(files, columns, always, joined)
+
+
+def named(form: str) -> Form:
+    """Return a form by its name.
+
+    Raises:
+        UsageError: there is none of that name.
+    """
+    found = next((one for one in FORMS if one.name == form.lower()), None)
+    if found is None:
+        names = [one.name for one in FORMS]
+        raise UsageError(
+            f"--form {form}: no such form", did_you_mean(form, names) or f"the forms are {', '.join(names)}"
+        )
+    return found
+
+
+def _detected(
+    files: Sequence[tuple[Path, bool]], columns: Mapping[str, str], always: bool, joined: bool
+) -> Found | None:
+    """Return the form that all files have; in a directory a trainer's form goes before a guess."""
+    kinds: dict[str, list[Path]] = {}
+    for path, given in files:
+        head = Head.of(path)
+        fits = next((one for one in FORMS if one.detect(head)), None)
+        if not fits and head.fields and (joined or not head.fields.isdisjoint(columns.values())):
+            fits = BY_COLUMNS.get(head.kind)
+        if fits and fits.name == "parquet" and not always:
+            return None  # the reader says what is missing
+        if fits:
+            kinds.setdefault(fits.name, []).append(path)
+        elif given and head.kind == "parquet" and not always:
+            return None  # the reader says what is missing
+        elif given:
+            raise DumpError(
+                f"{path}: not a form of dump that is known",
+                f"it holds {', '.join(sorted(head.fields)[:12])}; name them with --columns rollout=…,old=…"
+                if head.fields
+                else "see `offpol-diag convert --list`, or write Parquet with offpol_diag.DumpWriter",
+            )
+    sure = {name: paths for name, paths in kinds.items() if not named(name).guess} or kinds
+    if len(sure) > 1:
+        several = "; ".join(f"{paths[0]} is {name}" for name, paths in sure.items())
+        raise DumpError(
+            f"the files are of several forms: {several}", "say which with --form, or name the files of one"
+        )
+    for name, paths in sure.items():
+        return Found(tuple(paths), named(name), False)
+    return None
+
+
+def _canonical(sources: Sequence[str], columns: Mapping[str, str]) -> bool:
+    """Return whether the first Parquet file is a dump as it is, or is not on this disk."""
+    for source in sources:
+        if source == STDIN or (is_url(source) and not source.startswith(FILE_URL)):
+            return True
+    found = [path for path, _ in _files(sources, PARQUET)]
+    if not found:
+        return False
+    try:
+        schema = pq.read_schema(found[0])
+    except (pa.ArrowException, OSError, ValueError):
+        return found[0].suffix == PARQUET  # the reader says what is wrong
+    try:
+        resolve(schema.names, columns, str(found[0]), form_of(schema, columns))
+    except DumpError:
+        return False
+    return True
+
+
+def _files(sources: Sequence[str], suffix: str = "") -> list[tuple[Path, bool]]:
+    """List files, each once, and whether it was named itself and not its directory.
+
+    Args:
+        sources: files, directories and globs; others are left out.
+        suffix: of those in directories; otherwise all that a trainer may have written.
+    """
+    paths: dict[Path, bool] = {}
+    for source in (one.removeprefix(FILE_URL) for one in sources):
+        matches = [source]
+        if "\0" in source:
+            continue
+        if not Path(source).exists() and not WILDCARDS.isdisjoint(source):
+            matches = glob.glob(source, recursive=True)  # noqa: PTH207
+        for path in sorted(map(Path, matches), key=_by_number):
+            if path.is_file():
+                if not suffix or path.suffix == suffix or matches == [source]:
+                    paths.setdefault(path, matches == [source])
+            elif path.is_dir():
+                inside = (one for one in path.rglob("*") if not hidden(one.relative_to(path).parts))
+                ending = (suffix,) if suffix else WRITTEN
+                for one in sorted(inside, key=_by_number):
+                    if one.name.endswith(ending) and one.is_file():
+                        paths.setdefault(one, False)
+    return list(paths.items())
+
+
+def _by_number(path: Path) -> list[tuple[bool, int, str]]:
+    """Order names with their numbers by value, so that step_2 comes before step_10."""
+    parts = re.split(r"(\d+)", str(path))
+    return [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in parts]

@@ -1,0 +1,238 @@
+"""What a form is: its row in the table, one sequence read from it, the beginning of a file."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import re
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from offpol_diag.errors import DumpError
+
+Array = npt.NDArray[Any]
+Span = Literal["response", "full"]
+Padding = Literal["none", "left", "right"]
+
+LONGEST_LINE = 512 << 20
+"""Maximum bytes of a line of JSON."""
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """How the lists of a row belong to its tokens.
+
+    Attributes:
+        span: whether the lists cover the response, or the whole sequence with its prompt. In a whole
+            sequence shorter lists cover its end, and the mask says which tokens are read.
+        shift: the trainer's log-prob at index t belongs to token t + shift of the rollout's.
+        padding: at which end rows are padded to one length; masked tokens are cut off there.
+    """
+
+    span: Span = "response"
+    shift: int = 0
+    padding: Padding = "none"
+
+    def __str__(self) -> str:
+        padded = {"none": "", "left": ", padded on the left", "right": ", padded on the right"}
+        covered = {"response": "response only", "full": "whole sequence"}
+        return f"{covered[self.span]}, shift {self.shift}{padded[self.padding]}"
+
+
+@dataclass
+class Row:
+    """One sequence.
+
+    Attributes:
+        tokens: canonical column → its values, one per token.
+        scalars: canonical or further column → its value.
+        where: file and place in it, for messages.
+    """
+
+    tokens: dict[str, Array]
+    scalars: dict[str, Any]
+    where: str
+
+
+@dataclass(frozen=True)
+class Head:
+    """The beginning of a file, by which its form is found.
+
+    Attributes:
+        path: the file.
+        kind: one of the kinds of `MAGIC`, or empty.
+        fields: names of its columns, or of the fields of its first record.
+        record: its first record, of a JSONL file.
+    """
+
+    path: Path
+    kind: str
+    fields: frozenset[str] = frozenset()
+    record: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, path: Path) -> Head:
+        """Look at the beginning of a file.
+
+        Raises:
+            DumpError: it cannot be read, or its first line is no JSON object.
+        """
+        try:
+            with path.open("rb") as file:
+                start = file.read(64)
+        except OSError as error:
+            raise DumpError(f"{path}: cannot be read ({error.strerror})", "check its permissions") from error
+        kind = next((kind for magic, kind in MAGIC if re.match(magic, start)), "")
+        if kind == "zip":
+            kind = "torch" if any(name.endswith("data.pkl") for name in _members(path)) else "npz"
+        if kind == "jsonl":
+            record = next((one for _, one in records([path])), {})
+            return cls(path, kind, frozenset(record), record)
+        return cls(path, kind, frozenset(_names(path, kind)))
+
+
+MAGIC: tuple[tuple[bytes, str], ...] = (
+    (rb"PAR1", "parquet"),
+    (rb"ARROW1|\xff\xff\xff\xff", "arrow"),
+    (rb"PK\x03\x04", "zip"),
+    (rb"\x80[\x02-\x05]", "pickle"),
+    (rb"\x1f\x8b|(?:\xef\xbb\xbf)?\s*\{|$", "jsonl"),
+)
+"""First bytes of a file → its kind; a zip file is of torch or of NumPy."""
+
+
+def _members(path: Path) -> list[str]:
+    try:
+        with zipfile.ZipFile(path) as file:
+            return file.namelist()
+    except (OSError, zipfile.BadZipFile) as error:
+        raise DumpError(f"{path}: a damaged zip file ({error})", "write or copy it again") from error
+
+
+def _names(path: Path, kind: str) -> list[str]:
+    """Return the names of the columns of a Parquet, Arrow or NumPy file; others have none yet."""
+    try:
+        if kind == "parquet":
+            return list(pq.read_schema(path).names)
+        if kind == "arrow":
+            with arrow(path) as reader:
+                return list(reader.schema.names)
+    except (pa.ArrowException, OSError) as error:
+        raise DumpError(f"{path}: damaged, or cut off ({error})", "write or copy it again") from error
+    return [name.removesuffix(".npy") for name in _members(path)] if kind == "npz" else []
+
+
+def arrow(path: Path) -> pa.RecordBatchFileReader | pa.RecordBatchStreamReader:
+    """Open an Arrow IPC file (Feather) or stream."""
+    with path.open("rb") as file:
+        whole = file.read(6) == b"ARROW1"
+    source = pa.memory_map(str(path))
+    return pa.ipc.open_file(source) if whole else pa.ipc.open_stream(source)
+
+
+def records(files: Sequence[Path]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the objects of JSONL files, which may be gzipped, each with its place.
+
+    Raises:
+        DumpError: a line that is no JSON object, or a file that cannot be read.
+    """
+    for path in files:
+        try:
+            yield from _lines(path)
+        except (OSError, EOFError, UnicodeDecodeError) as error:
+            raise DumpError(f"{path}: cannot be read as JSONL ({error})", "write or copy it again") from error
+
+
+def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    with path.open("rb") as raw:
+        zipped = raw.read(2) == b"\x1f\x8b"
+        raw.seek(0)
+        with gzip.open(raw) if zipped else io.BufferedReader(raw, 1 << 20) as file:
+            number = 0
+            while line := file.readline(LONGEST_LINE):
+                number += 1
+                where = f"{path}, line {number}"
+                if len(line) == LONGEST_LINE:
+                    raise DumpError(
+                        f"{where}: longer than {LONGEST_LINE >> 20} MiB", "write one object per sequence"
+                    )
+                if line.strip():
+                    yield where, _object(line.decode("utf-8-sig"), where)
+
+
+def _object(line: str, where: str) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise DumpError(
+            f"{where}: no JSON ({error})", "the file holds one JSON object per line; was its writer cut off?"
+        ) from error
+    if not isinstance(found, dict):
+        raise DumpError(
+            f"{where}: {type(found).__name__}, no JSON object", "the file holds one JSON object per line"
+        )
+    return found
+
+
+def numbers(value: object, name: str, where: str) -> Array:
+    """Return a list of numbers as a 1-D array; null is NaN.
+
+    Raises:
+        DumpError: it is no list of numbers.
+    """
+    try:
+        found = np.asarray(value)
+        if found.dtype == object:
+            found = np.asarray(value, np.float64)  # null becomes NaN
+    except (TypeError, ValueError):
+        found = np.empty((0, 0))
+    if found.ndim == 1 and found.size == 0:
+        return np.empty(0, np.float32)
+    if found.ndim != 1 or found.dtype.kind not in "fiub":
+        raise DumpError(
+            f"{where}: {name!r} is no list of numbers", "give each token one number, in one flat list"
+        )
+    return found
+
+
+@dataclass(frozen=True)
+class Form:
+    """A form in which dumps are found: a row of `table.FORMS`.
+
+    Attributes:
+        name: the word for `--form`.
+        trainer: who writes it; empty for anyone.
+        files: what its files are called, for people.
+        holds: what they hold of a dump, for people.
+        detect: whether a file is of this form.
+        read: its files, and the user's `--columns` (role → name) → a row per sequence.
+        alignment: as its trainer writes it.
+        guess: whether other files could look alike; it is then said that this one was chosen.
+        source: repository, commit and file where this was read.
+    """
+
+    name: str
+    trainer: str
+    files: str
+    holds: str
+    detect: Callable[[Head], bool]
+    read: Callable[[Sequence[Path], Mapping[str, str]], Iterator[Row]]
+    alignment: Alignment = Alignment()
+    guess: bool = False
+    source: str = ""
+
+
+def having(kind: str, *fields: str, named: str = "") -> Callable[[Head], bool]:
+    """Return a test for files of a kind with some fields, and with a name that matches a pattern."""
+    return lambda head: (
+        head.kind == kind and head.fields.issuperset(fields) and bool(re.search(named, head.path.name))
+    )

@@ -1,0 +1,170 @@
+"""Files of any writer whose columns bear names that we know, or that `--columns` gives."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from offpol_diag.errors import DumpError
+from offpol_diag.forms.form import Alignment, Array, Head, Row, arrow, numbers, records
+from offpol_diag.readers.columns import ADVANTAGES, LIST, assigned, is_list
+
+PER_TOKEN = frozenset(
+    role.name for role in LIST.roles if role.kind.needs.startswith("a list") or role.name == ADVANTAGES
+)
+"""Canonical columns with a list per row; advantages may also be one number."""
+PADDED = Alignment(padding="right")
+ROWS = 256
+"""Rows of a table that are turned into `Row`s at once."""
+
+
+def row_of(
+    record: Mapping[str, Any], where: str, columns: Mapping[str, str], without: frozenset[str] = frozenset()
+) -> Row:
+    """Return a record as a row: its fields by the names we know; short texts and integers stay as they are.
+
+    Args:
+        record: field → value; a list per token column.
+        where: its place, for messages.
+        columns: role → field, from the user.
+        without: fields that are not read.
+    """
+    names = [name for name in record if name not in without]
+    mapping = assigned(names, columns, where)
+    tokens: dict[str, Array] = {}
+    scalars: dict[str, Any] = {}
+    for role, name in mapping.items():
+        value = record[name]
+        if value is None:
+            continue
+        if role in PER_TOKEN and (role != ADVANTAGES or isinstance(value, list | np.ndarray)):
+            tokens[role] = numbers(value, name, where)
+        else:
+            scalars[role] = scalar(value, name, where)
+    known = set(mapping.values())
+    scalars |= {name: record[name] for name in names if name not in known and describes(record[name])}
+    return Row(tokens, scalars, where)
+
+
+LONGEST_TEXT = 64
+"""Characters of a text that describes a row's origin; longer ones are prompts and responses."""
+
+
+def describes(value: object) -> bool:
+    """Return whether a value may say where a row is from: an integer, a short text."""
+    return isinstance(value, int) or (isinstance(value, str) and len(value) <= LONGEST_TEXT)
+
+
+def scalar(value: object, name: str, where: str) -> object:
+    """Return one plain value.
+
+    Raises:
+        DumpError: it is a list or an object.
+    """
+    if isinstance(value, np.generic):
+        return value.item()
+    if not isinstance(value, str | int | float):
+        raise DumpError(
+            f"{where}: {name!r} is a {type(value).__name__}, and one value per sequence is needed",
+            "give the part to another field with --columns",
+        )
+    return value
+
+
+def jsonl(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[Row]:
+    """Read one JSON object per sequence."""
+    for where, record in records(files):
+        yield row_of(record, where, columns)
+
+
+def tables(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[Row]:
+    """Read Parquet and Arrow IPC files with a row per sequence and lists per token."""
+    for path in files:
+        at = 0
+        for batch in _batches(path):
+            for part in (batch.slice(start, ROWS) for start in range(0, batch.num_rows, ROWS)):
+                lists = {name: _lists(part.column(name)) for name in part.schema.names}
+                for i in range(part.num_rows):
+                    record = {name: values[i] for name, values in lists.items()}
+                    yield row_of(record, f"{path}, row {at + i}", columns)
+                at += part.num_rows
+
+
+def _batches(path: Path) -> Iterator[pa.RecordBatch]:
+    try:
+        if Head.of(path).kind == "parquet":
+            with pq.ParquetFile(path) as file:
+                yield from file.iter_batches(ROWS)
+        else:
+            with arrow(path) as reader:
+                if isinstance(reader, pa.RecordBatchFileReader):
+                    yield from map(reader.get_batch, range(reader.num_record_batches))
+                else:
+                    yield from reader
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise DumpError(f"{path}: damaged, or cut off ({error})", "write or copy it again") from error
+
+
+def _lists(column: pa.Array) -> list[Any]:
+    """Return the values of a column, lists of numbers as arrays, with NaN for null."""
+    if is_list(column.type) and not is_list(column.type.value_type):
+        kind = column.type.value_type
+        if pa.types.is_floating(kind) or pa.types.is_integer(kind) or pa.types.is_boolean(kind):
+            return [
+                None if one is None or not one.is_valid else one.values.to_numpy(zero_copy_only=False)
+                for one in column
+            ]
+    found: list[Any] = column.to_pylist()
+    return found
+
+
+def npz(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[Row]:
+    """Read NumPy archives: padded arrays [S, L], or flat ones [T] with `cu_seqlens` [S+1] or `lengths` [S].
+
+    Arrays with one value per sequence are [S].
+    """
+    for path in files:
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                arrays = {name: file[name] for name in file.files}
+        except (OSError, ValueError, zipfile.BadZipFile) as error:
+            raise DumpError(
+                f"{path}: no archive of plain arrays ({error})", "write it with np.savez, without objects"
+            ) from error
+        cuts = _cuts(arrays)
+        for i in range(_count(arrays, cuts, path)):
+            record: dict[str, Any] = {}
+            for name, values in arrays.items():
+                if cuts is not None and values.ndim == 1 and len(values) == cuts[-1]:
+                    record[name] = values[cuts[i] : cuts[i + 1]]
+                elif values.ndim and i < len(values):
+                    record[name] = values[i] if values.ndim > 1 else values[i].item()
+            yield row_of(record, f"{path}, sequence {i}", columns, frozenset({"cu_seqlens", "lengths"}))
+
+
+def _cuts(arrays: Mapping[str, Array]) -> Array | None:
+    """Return where flat arrays are cut into sequences, [S+1]."""
+    if "cu_seqlens" in arrays:
+        return arrays["cu_seqlens"].astype(np.int64)
+    if "lengths" in arrays:
+        return np.concatenate([[0], np.cumsum(arrays["lengths"], dtype=np.int64)])
+    return None
+
+
+def _count(arrays: Mapping[str, Array], cuts: Array | None, path: Path) -> int:
+    """Return the number of sequences."""
+    if cuts is not None and len(cuts) and (np.diff(cuts) >= 0).all():
+        return len(cuts) - 1
+    padded = {len(values) for values in arrays.values() if values.ndim > 1}
+    if len(padded) != 1:
+        raise DumpError(
+            f"{path}: no array is [sequences, tokens], or they differ in their number of sequences",
+            "store padded arrays of one shape, or flat ones with cu_seqlens",
+        )
+    return padded.pop()

@@ -1,0 +1,420 @@
+"""Files that are no canonical dump: the general forms, alignment, joins, and what is said of mistakes."""
+
+from __future__ import annotations
+
+import gc
+import gzip
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from offpol_diag.analyze import analyze
+from offpol_diag.cli import app
+from offpol_diag.errors import DumpError, OffpolError
+from offpol_diag.forms import Reading, convert, open_dump
+from offpol_diag.forms.detect import find
+from offpol_diag.forms.table import FORMS
+
+Rows = list[dict[str, Any]]
+
+
+@pytest.fixture
+def rows() -> Rows:
+    """Sixteen sequences of 8 to 20 response tokens, float32."""
+    random = np.random.default_rng(5)
+    made = []
+    for i in range(16):
+        n = int(random.integers(8, 21))
+        rollout = -random.exponential(1, n).astype(np.float32)
+        old = np.minimum(rollout + random.normal(0, 0.02, n).astype(np.float32), 0)
+        mask = [1] * n
+        mask[3] = 0
+        made.append(
+            {
+                "sequence_id": f"s{i}",
+                "group_id": i // 4,
+                "rollout_log_probs": rollout.tolist(),
+                "old_log_probs": old.tolist(),
+                "response_mask": mask,
+                "token_ids": random.integers(0, 1000, n).tolist(),
+                "rewards": float(i % 2),
+                "host": "a" if i < 8 else "b",
+            }
+        )
+    return made
+
+
+def to_jsonl(path: Path, rows: Rows) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def to_gzip(path: Path, rows: Rows) -> Path:
+    path.write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode()))
+    return path
+
+
+def to_arrow(path: Path, rows: Rows) -> Path:
+    table = pa.Table.from_pylist(rows)
+    with pa.ipc.new_file(str(path), table.schema) as file:
+        file.write_table(table, max_chunksize=5)
+    return path
+
+
+def to_stream(path: Path, rows: Rows) -> Path:
+    table = pa.Table.from_pylist(rows)
+    with pa.ipc.new_stream(str(path), table.schema) as file:
+        file.write_table(table, max_chunksize=5)
+    return path
+
+
+def to_parquet(path: Path, rows: Rows) -> Path:
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    return path
+
+
+def to_npz(path: Path, rows: Rows) -> Path:
+    """Padded on the right."""
+    most = max(len(row["token_ids"]) for row in rows)
+    arrays: dict[str, npt.NDArray[Any]] = {}
+    for name, value in rows[0].items():
+        if isinstance(value, list):
+            arrays[name] = np.stack([np.pad(row[name], (0, most - len(row[name]))) for row in rows])
+        else:
+            arrays[name] = np.array([row[name] for row in rows])
+    np.savez(path, **arrays)
+    return path
+
+
+def to_flat_npz(path: Path, rows: Rows) -> Path:
+    lengths = [len(row["token_ids"]) for row in rows]
+    arrays = {
+        name: np.concatenate([row[name] for row in rows])
+        if isinstance(value, list)
+        else np.array([row[name] for row in rows])
+        for name, value in rows[0].items()
+    }
+    np.savez(path, cu_seqlens=np.concatenate([[0], np.cumsum(lengths)]), **arrays)
+    return path
+
+
+WRITERS: Mapping[str, Callable[[Path, Rows], Path]] = {
+    "a.jsonl": to_jsonl,
+    "a.jsonl.gz": to_gzip,
+    "a.arrow": to_arrow,
+    "stream.arrow": to_stream,
+    "a.parquet": to_parquet,
+    "a.npz": to_npz,
+    "flat.npz": to_flat_npz,
+}
+
+
+def converted(*sources: Path, to: Path, columns: Mapping[str, str] | None = None, **reading: str) -> Rows:
+    """Convert, and read the result back."""
+    chosen = Reading(**reading)
+    found = find([str(one) for one in sources], chosen.form, columns or {}, True, chosen.join is not None)
+    assert found is not None
+    convert(found, to, chosen, columns or {})
+    result: Rows = pq.read_table(to).to_pylist()
+    return result
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_what_was_put_in_comes_out(name: str, rows: Rows, tmp_path: Path) -> None:
+    source = WRITERS[name](tmp_path / name, rows)
+    assert converted(source, to=tmp_path / "out.parquet") == rows
+
+
+@pytest.mark.parametrize("name", [*WRITERS])
+def test_other_names_are_given_by_columns(name: str, rows: Rows, tmp_path: Path) -> None:
+    names = {"rollout_log_probs": "mine", "old_log_probs": "theirs"}
+    renamed = [{names.get(key, key): value for key, value in row.items()} for row in rows]
+    source = WRITERS[name](tmp_path / name, renamed)
+    columns = {"rollout": "mine", "old": "theirs"}
+    found = converted(source, to=tmp_path / "out.parquet", columns=columns)
+    assert [{key: row[key] for key in rows[0]} for row in found] == rows
+
+
+def test_an_analysis_of_another_form_is_that_of_the_dump(rows: Rows, tmp_path: Path) -> None:
+    plain = analyze(to_parquet(tmp_path / "a.parquet", rows), device="cpu")
+    other = analyze(to_jsonl(tmp_path / "a.jsonl", rows), device="cpu")
+    assert {name: one.value for name, one in other.metrics.items()} == pytest.approx(
+        {name: one.value for name, one in plain.metrics.items()}, nan_ok=True
+    )
+    assert other.dump.files == [str(tmp_path / "a.jsonl")]
+    assert "read as jsonl by the names of its columns" in other.dump.notes[0]
+    assert not [note for note in plain.dump.notes if "read as" in note]
+
+
+def test_a_temporary_dump_goes_when_nobody_needs_it(
+    rows: Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "here"))
+    (tmp_path / "here").mkdir()
+    for i in range(4):
+        source = to_jsonl(tmp_path / f"{i}.jsonl", rows)
+        dump = open_dump([str(source)])
+        path = Path(dump.parts[0].path.path)
+        assert path.exists()
+        assert path.parent.stat().st_mode & 0o777 == 0o700
+        del dump
+        gc.collect()
+    assert len(list((tmp_path / "here").iterdir())) == 2
+
+
+# ---------------------------------------------------------------- alignment
+
+
+def whole(row: dict[str, Any], prompt: int, moved: int = 0) -> dict[str, Any]:
+    """Return a row over prompt and response, the trainer's column moved to the left."""
+    before: dict[str, list[float]] = {
+        "rollout_log_probs": [0.0] * prompt,
+        "old_log_probs": [-2.0] * prompt,
+        "response_mask": [0] * prompt,
+        "token_ids": [7] * prompt,
+    }
+    full = {key: before[key] + value if key in before else value for key, value in row.items()}
+    full["old_log_probs"] = full["old_log_probs"][moved:]
+    return full
+
+
+@pytest.mark.parametrize("moved", [0, 1])
+def test_a_whole_sequence_is_cut_to_its_response(moved: int, rows: Rows, tmp_path: Path) -> None:
+    """A list that is one shorter begins at the second token."""
+    source = to_jsonl(tmp_path / "a.jsonl", [whole(row, 2 + i % 3, moved) for i, row in enumerate(rows)])
+    assert converted(source, to=tmp_path / "out.parquet", align="full") == rows
+
+
+def test_padding_on_the_left_is_cut_off(rows: Rows, tmp_path: Path) -> None:
+    padded = [whole(row, 30 - len(row["token_ids"])) for row in rows]
+    source = to_npz(tmp_path / "a.npz", padded)
+    assert converted(source, to=tmp_path / "out.parquet", align="left") == rows
+
+
+def shifted(rows: Rows, by: int) -> Rows:
+    """Move the trainer's column to the left by one token, or to the right."""
+    moved = []
+    for row in rows:
+        old = row["old_log_probs"]
+        moved.append(row | {"old_log_probs": [*old[1:], -1.0] if by > 0 else [-1.0, *old[:-1]]})
+    return moved
+
+
+@pytest.mark.parametrize("by", [1, -1])
+def test_a_wrong_shift_is_found_and_can_be_chosen(by: int, rows: Rows, tmp_path: Path) -> None:
+    source = to_jsonl(tmp_path / "a.jsonl", shifted(rows, by))
+    out = tmp_path / "out.parquet"
+    with pytest.raises(DumpError, match=f"fit the rollout's with shift {by}, not 0") as caught:
+        converted(source, to=out)
+    assert caught.value.hint == f"read them so with --align shift={by}, or as they are with --align shift=0"
+    assert not out.exists()
+    found = converted(source, to=out, align=f"shift={by}")
+    kept = slice(1, None) if by > 0 else slice(0, -1)
+    assert [row["old_log_probs"] for row in found] == [row["old_log_probs"][kept] for row in rows]
+    assert [row["token_ids"] for row in found] == [row["token_ids"][kept] for row in rows]
+
+
+def test_a_shift_that_is_chosen_against_the_data_is_noted(rows: Rows, tmp_path: Path) -> None:
+    source = to_jsonl(tmp_path / "a.jsonl", shifted(rows, 1))
+    notes = open_dump([str(source)], reading=Reading(align="shift=0")).notes
+    assert any("fit the rollout's with shift 1, not 0" in note for note in notes)
+
+
+def test_a_broad_mismatch_is_no_wrong_shift(rows: Rows, tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    for row in rows:
+        row["old_log_probs"] = (-random.exponential(1, len(row["token_ids"]))).tolist()
+    assert len(converted(to_jsonl(tmp_path / "a.jsonl", rows), to=tmp_path / "out.parquet")) == len(rows)
+
+
+# ---------------------------------------------------------------- joins
+
+
+def without(rows: Rows, *names: str) -> Rows:
+    return [{key: value for key, value in row.items() if key not in names} for row in rows]
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_second_file_completes_the_first(name: str, rows: Rows, tmp_path: Path) -> None:
+    first = WRITERS[name](tmp_path / name, without(rows, "old_log_probs"))
+    second = to_parquet(tmp_path / "old.parquet", without(rows, "rollout_log_probs", "rewards")[::-1])
+    found = converted(first, to=tmp_path / "out.parquet", join=f"{second}:old_log_probs")
+    assert [row["old_log_probs"] for row in found] == [row["old_log_probs"] for row in rows]
+
+
+def test_files_are_joined_by_another_column_or_by_their_order(rows: Rows, tmp_path: Path) -> None:
+    for i, row in enumerate(rows):
+        row["trace"] = 100 + i
+    names = {"old_log_probs": "mine", "sequence_id": "other"}
+    there = [{names.get(key, key): row[key] for key in (*names, "trace")} for row in rows]
+    first = to_jsonl(tmp_path / "a.jsonl", without(rows, "old_log_probs", "sequence_id"))
+    second = to_jsonl(tmp_path / "b.jsonl", there)
+    for on in ("trace", "row"):
+        found = converted(first, to=tmp_path / "out.parquet", join=f"{second}:old=mine", on=on)
+        assert [row["old_log_probs"] for row in found] == [row["old_log_probs"] for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda rows: rows[1:], "has no sequence_id 's0'"),
+        (lambda rows: [*rows, rows[0]], "sequence_id 's0' comes twice"),
+        (lambda rows: without(rows, "sequence_id"), "no sequence_id to join by"),
+        (lambda rows: without(rows, "old_log_probs"), "there is no column 'old_log_probs' to join"),
+        (lambda rows: [row | {"old_log_probs": [-1.0]} for row in rows], "'old_log_probs' has 1 values"),
+    ],
+)
+def test_a_join_that_does_not_fit_is_an_error(
+    change: Callable[[Rows], Rows], says: str, rows: Rows, tmp_path: Path
+) -> None:
+    first = to_jsonl(tmp_path / "a.jsonl", without(rows, "old_log_probs"))
+    second = to_jsonl(tmp_path / "b.jsonl", change(without(rows, "rollout_log_probs")))
+    with pytest.raises(DumpError, match=says) as caught:
+        converted(first, to=tmp_path / "out.parquet", join=f"{second}:old_log_probs")
+    assert caught.value.hint
+
+
+def test_rows_without_a_partner_are_counted(rows: Rows, tmp_path: Path) -> None:
+    first = to_jsonl(tmp_path / "a.jsonl", without(rows[2:], "old_log_probs"))
+    second = to_jsonl(tmp_path / "b.jsonl", without(rows, "rollout_log_probs"))
+    notes = open_dump([str(first)], reading=Reading(join=f"{second}:old_log_probs")).notes
+    assert any("2 sequences" in note and "have no partner" in note for note in notes)
+
+
+# ---------------------------------------------------------------- mistakes
+
+
+def spoiled(text: str) -> Callable[[Path, Rows], None]:
+    return lambda path, _: path.write_text(text) and None
+
+
+def cut_off(path: Path, rows: Rows) -> None:
+    to_jsonl(path, rows)
+    path.write_bytes(path.read_bytes()[:-30])
+
+
+MISTAKES: Mapping[str, tuple[Callable[[Path, Rows], Any], str]] = {
+    "cut.jsonl": (cut_off, "line 16: no JSON"),
+    "list.jsonl": (
+        spoiled('{"logprobs": [-1.0], "old_logprobs": [-1.0]}\n[1]\n'),
+        "line 2: list, no JSON object",
+    ),
+    "empty.jsonl": (spoiled(""), "not a form of dump"),
+    "other.jsonl": (spoiled('{"prompt": "a", "text": "b"}\n'), "not a form of dump"),
+    "text.txt": (spoiled("hello"), "not a form of dump"),
+    "nested.jsonl": (
+        spoiled('{"logprobs": [[-1.0]], "old_logprobs": [-1.0]}\n'),
+        "'logprobs' is no list of num",
+    ),
+    "words.jsonl": (spoiled('{"logprobs": ["a"], "old_logprobs": [-1.0]}\n'), "'logprobs' is no list of num"),
+    "deep.jsonl": (spoiled("{" + '"a":{' * 100_000), "line 1: no JSON"),
+    "lone.jsonl": (spoiled('{"logprobs": [-1.0]}\n'), "line 1: no log-probs of the trainer"),
+    "uneven.jsonl": (
+        spoiled('{"logprobs": [-1.0], "old_logprobs": [-1.0, -2.0]}\n'),
+        "'rollout_log_probs' has 1",
+    ),
+    "changing.jsonl": (
+        spoiled(
+            '{"logprobs": [-1.0], "old_logprobs": [-1.0]}\n' + '{"logprobs": [-1.0], "log_prob": [-1.0]}\n'
+        ),
+        "line 2: no old_log_probs, which",
+    ),
+    "twice.jsonl": (
+        spoiled('{"logprobs": [-1.0], "rollout_logps": [-1.0], "old_logps": [-1.0]}\n'),
+        "can each be",
+    ),
+    "mask.jsonl": (
+        spoiled('{"logprobs": [-1.0], "old_logps": [-1.0], "loss_mask": [0.5]}\n'),
+        "response_mask",
+    ),
+    "masked.jsonl": (spoiled('{"logprobs": [], "old_logps": []}\n'), "no sequence that counts"),
+    "cut.arrow": (
+        lambda path, rows: to_arrow(path, rows).write_bytes(path.read_bytes()[:-40]),
+        "damaged, or cut",
+    ),
+    "cut.npz": (
+        lambda path, rows: to_npz(path, rows).write_bytes(path.read_bytes()[:-40]),
+        "a damaged zip file",
+    ),
+    "objects.npz": (
+        lambda path, _: np.savez(path, logprobs=np.array([None, {}], dtype=object)),
+        "no archive of plain arrays",
+    ),
+    "flat.npz": (
+        lambda path, _: np.savez(path, logprobs=np.zeros(3), old_logprobs=np.zeros(3)),
+        "no array is",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_in_a_file_is_one_error_with_a_hint(name: str, rows: Rows, tmp_path: Path) -> None:
+    make, says = MISTAKES[name]
+    path = tmp_path / name
+    make(path, rows)
+    target = tmp_path / "out.parquet"
+    result = CliRunner().invoke(app, ["convert", str(path), "--to", str(target)])
+    assert result.exit_code == 2, result.stderr
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("error: ") == result.stderr.count("hint: ") == 1
+    assert "Traceback" not in result.stderr
+    assert says in result.stderr
+    assert not target.exists()
+    assert sorted(one.name for one in tmp_path.iterdir()) == [name]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--form", "nemorl"], "no such form"),
+        (["--align", "sideways"], "'sideways' is no alignment"),
+        (["--join", "other.parquet"], "names no column"),
+        (["--on", "uid"], "there is none"),
+        (["--columns", "rollout=nothing"], "there is no column 'nothing'"),
+    ],
+)
+@pytest.mark.parametrize("command", ["convert", "analyze"])
+def test_an_option_that_cannot_be_used_is_an_error(
+    command: str, options: list[str], says: str, rows: Rows, tmp_path: Path
+) -> None:
+    source = to_jsonl(tmp_path / "a.jsonl", rows)
+    to = ["--to", str(tmp_path / "out.parquet")] if command == "convert" else ["--no-html"]
+    result = CliRunner().invoke(app, [command, str(source), *to, *options])
+    assert (result.exit_code, says in result.stderr) == (2, True), result.stderr
+
+
+def test_files_of_two_forms_are_not_mixed(rows: Rows, tmp_path: Path) -> None:
+    to_jsonl(tmp_path / "a.jsonl", rows)
+    to_npz(tmp_path / "a.npz", rows)
+    with pytest.raises(OffpolError, match="of several forms"):
+        open_dump([str(tmp_path)])
+    assert open_dump([str(tmp_path)], reading=Reading(form="npz")).rows == len(rows)
+
+
+def test_files_of_a_directory_are_read_in_the_order_of_their_numbers(rows: Rows, tmp_path: Path) -> None:
+    for i, row in enumerate(rows):
+        to_jsonl(tmp_path / f"step_{i}.jsonl", [row])
+    assert converted(tmp_path, to=tmp_path / "out.parquet") == rows
+
+
+def test_a_long_file_is_read_in_pieces(tmp_path: Path) -> None:
+    """No more than a batch is held, and row groups have a million tokens."""
+    line = json.dumps({"logprobs": [-0.5] * 5000, "old_logprobs": [-0.5] * 5000}) + "\n"
+    (tmp_path / "a.jsonl").write_text(line * 450)
+    converted(tmp_path / "a.jsonl", to=tmp_path / "out.parquet")
+    groups = pq.ParquetFile(tmp_path / "out.parquet").metadata
+    assert [groups.row_group(i).num_rows for i in range(groups.num_row_groups)] == [200, 200, 50]
+
+
+def test_the_list_names_every_form() -> None:
+    result = CliRunner().invoke(app, ["convert", "--list"])
+    assert result.exit_code == 0
+    assert all(form.name in result.stdout for form in FORMS)
