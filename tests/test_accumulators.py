@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from offpol_diag.engine import accumulators, breakdowns, resample, segments, worst
+from offpol_diag.engine import accumulators, breakdowns, resample, worst
 from offpol_diag.engine.accumulators import Sums, count_by, runs, sum_by
 from offpol_diag.engine.tails import TAIL, Tail
 from tests.devices import DEVICES
@@ -137,13 +137,6 @@ def test_the_octave_of_a_position_is_the_length_of_its_bits():
 def test_the_sign_of_an_advantage_has_three_places():
     x = torch.tensor([-2.0, -0.0, 0.0, 1e-300, 5.0], dtype=torch.float64)
     assert breakdowns._sign(SimpleNamespace(advantages=x)).tolist() == [0, 1, 1, 2, 2]
-
-
-def test_tokens_above_a_bound_are_counted_without_those_at_it():
-    offsets = torch.tensor([0, 3, 3, 5])
-    x = torch.tensor([1.0, 2.0, 3.0, 2.0, 2.5], dtype=torch.float64)
-
-    assert segments.count_above(x, 2.0, offsets).tolist() == [1.0, 0.0, 1.0]
 
 
 ORDERS = {

@@ -32,10 +32,11 @@ from offpol_diag.engine import (
 )
 from offpol_diag.engine.accumulators import Best, Counts, Extremes, GroupSample, Places, Sums, typed
 from offpol_diag.engine.formula import Formula, Reader, missing, plain
-from offpol_diag.engine.gap import DRIFTS, Drift
+from offpol_diag.engine.gap import DRIFTS
 from offpol_diag.engine.prefixes import Prefixes
 from offpol_diag.engine.sample import Sample
 from offpol_diag.engine.selection import Grid
+from offpol_diag.engine.terms import Drift
 from offpol_diag.presets import Preset, candidates
 from offpol_diag.presets.aspects import aspects
 from offpol_diag.presets.formulas import guards

@@ -23,8 +23,8 @@ from offpol_diag.analysis.readout import CONDITIONAL, Readout
 from offpol_diag.engine import formula, gap, method, residual, tails
 from offpol_diag.engine.accumulators import LogSums
 from offpol_diag.engine.formula import ANYWHERE, FEWEST_EFFECTIVE, FEWEST_GROUPS, POSITIVE, Formula, Range
-from offpol_diag.engine.gap import Drift
 from offpol_diag.engine.ratios import OVERFLOW
+from offpol_diag.engine.terms import Drift
 from offpol_diag.presets import Preset
 from offpol_diag.summary import Number
 

@@ -28,12 +28,12 @@ from offpol_diag.engine import (
     worst,
 )
 from offpol_diag.engine.accumulators import Extremes, State, Sums, merged
-from offpol_diag.engine.gap import DRIFTS, Drift
+from offpol_diag.engine.gap import DRIFTS
 from offpol_diag.engine.outcome import Outcomes
 from offpol_diag.engine.rows import Columns
 from offpol_diag.engine.scene import Near, Scene
 from offpol_diag.engine.segments import here
-from offpol_diag.engine.terms import walk
+from offpol_diag.engine.terms import Drift, walk
 from offpol_diag.presets import Policy, Preset, candidates
 from offpol_diag.trainers import LOGS
 from offpol_diag.trainers.view import columns as trainer_columns

@@ -18,12 +18,12 @@ from offpol_diag.batch import Batch
 from offpol_diag.engine import gap, method, normal, policyloss, residual, segments, update
 from offpol_diag.engine.accumulators import Places, Sums, count_by, sum_by
 from offpol_diag.engine.formula import POSITIVE, Formula, Reader, mean
-from offpol_diag.engine.gap import DRIFTS, Drift
+from offpol_diag.engine.gap import DRIFTS
 from offpol_diag.engine.scene import Scene
 from offpol_diag.engine.scope import Label
 from offpol_diag.engine.segments import here, sent
 from offpol_diag.engine.tails import ESS_TOKENS
-from offpol_diag.engine.terms import Block, Pair, Terms, joined, seen
+from offpol_diag.engine.terms import Block, Drift, Terms, seen
 from offpol_diag.presets import Preset
 from offpol_diag.presets.catalogue import plain
 from offpol_diag.summary import Location, Numbers, Place
@@ -67,7 +67,7 @@ def _position(block: Block) -> Tensor:
 
 def _probability(block: Block) -> Tensor:
     """Return the number of edges below each token's probability."""
-    log = torch.as_tensor(block.rollout)
+    log = block.batch.rollout[block.tokens]
     return torch.bucketize(log, sent(torch.tensor(_LOG_EDGES, dtype=log.dtype), log.device))
 
 
@@ -133,7 +133,7 @@ COLUMNS = ("d", "k3", "r1", "abs", "pd", "r2", "f_2", "tokens", "sequences")
 class ByPlace:
     """Collect sums by sequence and place along every axis of tokens."""
 
-    def __init__(self, scene: Scene, drift: Pair) -> None:
+    def __init__(self, scene: Scene, drift: Drift) -> None:
         self.parts: dict[str, list[Tensor]] = {}
 
     def see(self, terms: Terms) -> None:
@@ -150,11 +150,9 @@ def _by_code(at: Tensor, size: int, terms: Terms) -> Tensor:
     many = (len(offsets) - 1) * size
     codes = at + segments.spread(torch.arange(0, many, size, device=at.device), offsets)
     arrays = {"d": "delta", "abs": "size", "pd": "pd", **gap.ratios(terms)}
-    sums = {
-        name: sum_by(codes, many, torch.as_tensor(getattr(terms, array))) for name, array in arrays.items()
-    }
+    sums = {name: sum_by(codes, many, getattr(terms, array)) for name, array in arrays.items()}
     sums = gap.with_ratio(sums) | {"tokens": count_by(codes, many)}
-    far = torch.as_tensor(terms.size) > math.log(2)
+    far = terms.size > math.log(2)
     sums["f_2"] = count_by(codes[far], many) if here(far) else sum_by(codes, many, far.to(torch.float64))
     sums["r2"] = sums["r11"] + 2 * sums["r1"]
     sums["sequences"] = (sums["tokens"] > 0).to(torch.float64)
@@ -175,7 +173,9 @@ def places(scene: Scene, drift: Drift, group_by: Sequence[str]) -> dict[str, Pla
             found[axis.name] = _sequence_places(scene, summed, keys)
     for token_axis in TOKEN_AXES:
         if token_axis.name in parts:
-            found[token_axis.name] = _token_places(scene, joined(parts[token_axis.name]), token_axis.labels)
+            found[token_axis.name] = _token_places(
+                scene, torch.cat(parts[token_axis.name], -1), token_axis.labels
+            )
     return found
 
 

@@ -28,13 +28,12 @@ from offpol_diag.engine import (
 )
 from offpol_diag.engine.accumulators import Counts, State, count_by, sum_by
 from offpol_diag.engine.fields import COUNTS, RISING, Floats, Ints, Saved, require
-from offpol_diag.engine.gap import Drift
 from offpol_diag.engine.outcome import Outcomes
 from offpol_diag.engine.rows import Rows
 from offpol_diag.engine.scene import Scene
 from offpol_diag.engine.segments import here, sent
 from offpol_diag.engine.stepgroups import StepGroups, Top
-from offpol_diag.engine.terms import Pair, Terms, joined, seen
+from offpol_diag.engine.terms import Drift, Terms, seen
 
 BINS = 55
 """Bins of a probability in the density; the outer two are open."""
@@ -184,7 +183,7 @@ def _on(device: torch.device) -> tuple[Tensor, ...]:
 class Pictures:
     """Collect binned tokens, block by block."""
 
-    def __init__(self, scene: Scene, drift: Pair) -> None:
+    def __init__(self, scene: Scene, drift: Drift) -> None:
         batch = scene.batch
         self.ids = batch.token_ids
         lags = batch.scalars.get("policy_lag")
@@ -213,7 +212,7 @@ class Pictures:
         if self.ids is not None and self.by_id is not None:
             ids = self.ids[terms.block.tokens]
             ids = torch.where((ids < 0) | (ids > MOST_IDS), MOST_IDS, ids)
-            k3, delta = map(torch.as_tensor, (terms.k3, terms.delta))
+            k3, delta = terms.k3, terms.delta
             size = self.by_id.shape[1]
             self.by_id += torch.stack((count_by(ids, size), sum_by(ids, size, k3), sum_by(ids, size, delta)))
 
@@ -229,7 +228,7 @@ class Pictures:
     def _bin(self, terms: Terms, synced: Tensor | None) -> None:
         """Count by both probabilities, and by rollout probability and |Δ|."""
         rollout, trained, noise, sizes, _ = _on(self.density.device)
-        q, p, size, delta = map(torch.as_tensor, (terms.q, terms.p, terms.size, terms.delta))
+        q, p, size, delta = terms.q, terms.p, terms.size, terms.delta
         of_q = loglattice.code(q)
         first, second = rollout.index_select(0, of_q), noise.index_select(0, of_q)
         first += trained.index_select(0, loglattice.code(p))
@@ -244,10 +243,10 @@ class Pictures:
     def _sum(self, terms: Terms, synced: Tensor | None) -> None:
         """Sum between edges, and in the corners."""
         edges = _on(self.density.device)[-1]
-        delta, r1, k3, q, p = map(torch.as_tensor, (terms.delta, terms.r1, terms.k3, terms.q, terms.p))
+        delta, r1, k3, q, p = terms.delta, terms.r1, terms.k3, terms.q, terms.p
         sync = torch.zeros_like(delta) if synced is None else synced.to(torch.float64)
         if here(delta):  # only far tokens are looked at one by one
-            far = torch.from_numpy(terms.far)
+            far = terms.far
             self.between[:, len(THRESHOLDS)] += _without(far, len(delta), (r1, k3), sync)
             delta, r1, k3, q, p, sync = (x[far] for x in (delta, r1, k3, q, p, sync))
         at = torch.searchsorted(edges, delta, right=True)
@@ -330,7 +329,7 @@ def by_sequence(lengths: Tensor, total: Tensor) -> BySequence:
     return BySequence(sums, means)
 
 
-def prefix_tails(scene: Scene, drift: Pair) -> Top:
+def prefix_tails(scene: Scene, drift: Drift) -> Top:
     """Keep the largest log-weights over the first T tokens, for every T of `prefixes.GRID`: [G]."""
     x = seen(scene, drift, prefixes.Products).logs(scene)
     many = (scene.batch.lengths[:, None] >= sent(torch.tensor(prefixes.GRID), x.device)).sum(0)
@@ -402,7 +401,7 @@ def _by_step(scene: Scene, drifts: Sequence[Drift], weighed: Outcomes, total: Te
     few = sheet.only(wanted).trimmed
     found |= dict(zip(few.names, few.values, strict=True))
     axis = breakdowns.TOKEN_AXES[0]
-    table = joined(seen(scene, main, breakdowns.ByPlace).parts[axis.name])
+    table = torch.cat(seen(scene, main, breakdowns.ByPlace).parts[axis.name], -1)
     for name in ("k3", "tokens"):
         of_places = table[breakdowns.COLUMNS.index(name)].view(-1, len(axis.labels)).T
         found |= {f"{name}@{at}": x for at, x in enumerate(of_places)}

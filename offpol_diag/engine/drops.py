@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from offpol_diag.batch import Batch
-from offpol_diag.engine import correction, gap, segments, worst
+from offpol_diag.engine import correction, segments, worst
 from offpol_diag.engine.accumulators import Best, State, Sums, typed
 from offpol_diag.engine.formula import Formula, Reader, mean, missing
-from offpol_diag.engine.gap import Drift
 from offpol_diag.engine.outcome import applied
 from offpol_diag.engine.ratios import Level, Ratios
 from offpol_diag.engine.scene import Scene
+from offpol_diag.engine.terms import Drift
 from offpol_diag.presets import Preset, Reject, formulas
 from offpol_diag.summary import Drops, LostSequence, Subset
 
@@ -93,10 +93,10 @@ def _columns(scene: Scene, drift: Drift, name: str, lost: Tensor, gone: Tensor) 
 
 
 def _delta(scene: Scene, drift: Drift) -> Tensor:
-    terms = gap.terms(scene, drift)
-    assert terms is not None
-    delta: Tensor = terms.delta
-    return delta
+    q, p = scene.batch.policy(drift.denominator), scene.batch.policy(drift.numerator)
+    assert q is not None
+    assert p is not None
+    return p - q
 
 
 # ---------------------------------------------------------------- examples

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,26 +25,12 @@ from offpol_diag.engine.formula import (
 )
 from offpol_diag.engine.ratios import OVERFLOW
 from offpol_diag.engine.scene import Scene
-from offpol_diag.engine.terms import FAR, Array, Block, Pair, Terms, extremes, joined, seen
+from offpol_diag.engine.segments import here
+from offpol_diag.engine.terms import Drift, Terms, seen
 from offpol_diag.presets import Policy
 
 FACTORS = (1.1, 2.0, 5.0, 10.0)
 """τ of F(τ) = P(|Δ| > ln τ)."""
-
-
-@dataclass(frozen=True)
-class Drift:
-    """A pair of policies; the ratio is numerator over denominator: π_train over π_rollout for drift 1."""
-
-    prefix: str
-    title: str
-    denominator: Policy
-    numerator: Policy
-
-    @property
-    def columns(self) -> tuple[str, str]:
-        """The dump columns that the drift needs."""
-        return f"{self.denominator}_log_probs", f"{self.numerator}_log_probs"
 
 
 DRIFTS = (
@@ -61,24 +45,17 @@ def factor_name(tau: float) -> str:
     return "f_" + f"{tau:g}".replace(".", "_")
 
 
-def terms(scene: Scene, drift: Drift) -> Terms | None:
-    """Compute a drift's per-token terms, once per scene; None when a policy is missing."""
-    return scene.once(
-        ("terms", drift.prefix), lambda: Block.whole(scene.batch).terms(drift.denominator, drift.numerator)
-    )
-
-
 class Gap:
     """Collect sums over every sequence, and extremes over all tokens."""
 
-    def __init__(self, scene: Scene, drift: Pair) -> None:
-        self.parts: list[dict[str, Array]] = []
-        self.spans: dict[str, list[tuple[Array, Array]]] = {"d": [], "pd": []}
+    def __init__(self, scene: Scene, drift: Drift) -> None:
+        self.parts: list[dict[str, Tensor]] = []
+        self.spans: dict[str, list[tuple[Tensor, Tensor]]] = {"d": [], "pd": []}
 
     def see(self, terms: Terms) -> None:
         """Add the next block."""
         self.parts.append(_token_sums(terms) | _probabilities(terms) | _surrogate(terms))
-        for name, span in {"d": terms.span, "pd": extremes(terms.pd)}.items():
+        for name, span in {"d": terms.span, "pd": accumulators.extremes(terms.pd)}.items():
             self.spans[name].append(span)
 
     @property
@@ -86,7 +63,7 @@ class Gap:
         """Sums by name, [S] each; none when a policy is missing. Σ(r² − 1) is Σ(r − 1)² + 2Σ(r − 1)."""
         if not self.parts:
             return {}
-        found = {name: joined([part[name] for part in self.parts]) for name in self.parts[0]}
+        found = {name: torch.cat([part[name] for part in self.parts]) for name in self.parts[0]}
         return found | {"r2": found.pop("r11") + 2 * found["r1"], "tv": found["tv"] / 2}
 
     @property
@@ -95,8 +72,8 @@ class Gap:
         return {name: _widest(spans) for name, spans in self.spans.items() if spans}
 
 
-def _widest(spans: Sequence[tuple[Array, Array]]) -> tuple[Tensor, Tensor]:
-    low, high = (torch.stack([torch.as_tensor(x) for x in ends]) for ends in zip(*spans, strict=True))
+def _widest(spans: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    low, high = map(torch.stack, zip(*spans, strict=True))
     return low.min(), high.max()
 
 
@@ -113,11 +90,11 @@ def _columns(scene: Scene, drift: Drift) -> dict[str, Tensor]:
     }
 
 
-def _token_sums(terms: Terms) -> dict[str, Array]:
+def _token_sums(terms: Terms) -> dict[str, Tensor]:
     """Compute sums of Δ, Δ², |Δ|, r and related terms."""
     names = {"d": "delta", "dd": "dd", "abs": "size", **ratios(terms), "mult": "mult", "tv": "off"}
     found = with_ratio({name: terms.sum(array) for name, array in names.items()})
-    return found | _counts(terms, found["d"])
+    return found | _counts(terms)
 
 
 def ratios(terms: Terms) -> dict[str, str]:
@@ -126,32 +103,24 @@ def ratios(terms: Terms) -> dict[str, str]:
     return found if terms.tame else {**found, "r1": "r1"}
 
 
-def with_ratio(sums: Mapping[str, Array]) -> dict[str, Array]:
+def with_ratio(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Add the sum of r − 1, where it is not there yet."""
     return {"r1": sums["d"] + sums["k3"], **sums}
 
 
-def _counts(terms: Terms, like: Array) -> dict[str, Array]:
-    """Count the tokens of each sequence beyond each bound, [s]; on a CPU only |Δ| > FAR is looked at."""
-    if terms.block.kit is torch:
-        return {
-            name: segments.count_above(terms.size, bound, terms.block.offsets)
-            for name, bound in _BEYOND.items()
-        }
-    found = dict.fromkeys(_BEYOND, np.zeros_like(like))
-    if terms.reach > FAR:
-        size, owner = terms.size[terms.far], terms.block.owners(terms.far)
-        for name, bound in _BEYOND.items():
-            if terms.reach > bound:
-                found[name] = np.bincount(owner[size > bound], minlength=len(like)).astype(np.float64)
-    return found
+def _counts(terms: Terms) -> dict[str, Tensor]:
+    """Count the tokens of each sequence beyond each bound, [s]; on a CPU only |Δ| > `FAR` is looked at."""
+    size, offsets = terms.size, terms.block.offsets
+    if here(size):
+        size, offsets = size[terms.far], torch.searchsorted(terms.far, offsets)
+    return {name: segments.count(size > bound, offsets) for name, bound in _BEYOND.items()}
 
 
 _BEYOND = {"overflow": OVERFLOW, **{factor_name(tau): math.log(tau) for tau in FACTORS}}
 """Column → the |Δ| above which it counts tokens."""
 
 
-def _probabilities(terms: Terms) -> dict[str, Array]:
+def _probabilities(terms: Terms) -> dict[str, Tensor]:
     """Compute sums of the probabilities q (denominator) and p (numerator), their products and differences."""
     block, pd, pdd = terms.block, terms.sum("pd"), terms.sum("pdd")
     q, qq = block.prob_sums(terms.denominator)
@@ -165,14 +134,13 @@ def _probabilities(terms: Terms) -> dict[str, Array]:
     return {"q": q, "qq": qq, "p": p, "pp": pp, "pd": pd, "pdd": pdd, "pq": pq}
 
 
-def _surrogate(terms: Terms) -> dict[str, Array]:
+def _surrogate(terms: Terms) -> dict[str, Tensor]:
     """Compute sums of A, of min(r, 2) − 1 and of their product."""
-    block, kit = terms.block, terms.block.kit
-    if block.advantages is None:
+    block, a = terms.block, terms.block.advantages
+    if a is None:
         return {}
-    x: Array = kit.clip(terms.r1, None, 1.0, out=block.room[""])
-    a: Array = block.advantages if kit is torch else block.advantages.numpy()
-    return {"a": block.sum(a), "x": block.sum(x), "ax": block.sum(kit.multiply(a, x, out=x))}
+    x = torch.clip(terms.r1, None, 1.0, out=block.out(""))
+    return {"a": block.sum(a), "x": block.sum(x), "ax": block.sum(torch.multiply(a, x, out=x))}
 
 
 def _sequence_values(scene: Scene, sums: Mapping[str, Tensor], drift: Drift) -> dict[str, Tensor]:

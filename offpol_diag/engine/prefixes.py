@@ -23,7 +23,7 @@ from offpol_diag.engine.fields import COUNTS, Floats, Saved, require
 from offpol_diag.engine.formula import Formula, Reader
 from offpol_diag.engine.scene import Scene
 from offpol_diag.engine.segments import here
-from offpol_diag.engine.terms import Pair, Terms, seen
+from offpol_diag.engine.terms import Drift, Terms, seen
 from offpol_diag.summary import AtLength, Lengths, Number
 
 GRID = tuple(sorted({round(2 ** (half / 2)) for half in range(35)}))
@@ -96,14 +96,14 @@ def _grid(like: Tensor) -> Tensor:
 class Products:
     """Collect log-weights over the first T tokens of every sequence."""
 
-    def __init__(self, scene: Scene, drift: Pair) -> None:
+    def __init__(self, scene: Scene, drift: Drift) -> None:
         self.rows: list[slice] = []
         self.parts: list[Tensor] = []
 
     def see(self, terms: Terms) -> None:
         """Add the next block."""
         self.rows.append(terms.block.rows)
-        self.parts.append(_products(torch.as_tensor(terms.delta), terms.block.offsets))
+        self.parts.append(_products(terms.delta, terms.block.offsets))
 
     def logs(self, scene: Scene) -> Tensor:
         """Return the log-weights at the first lengths, [S, g]; -inf beyond a response's end."""
@@ -129,7 +129,7 @@ def _products(delta: Tensor, offsets: Tensor) -> Tensor:
     return torch.where(grid <= lengths[:, None], between[:, :-1].cumsum(1), -torch.inf)
 
 
-def sums(scene: Scene, drift: Pair) -> Prefixes:
+def sums(scene: Scene, drift: Drift) -> Prefixes:
     """Compute the state of one batch."""
     return seen(scene, drift, Products).state(scene)
 

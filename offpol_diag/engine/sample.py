@@ -17,9 +17,9 @@ from torch import Tensor
 from offpol_diag.batch import Batch
 from offpol_diag.engine import resample
 from offpol_diag.engine.fields import LARGE, NUMBERS, Floats, Ints, Saved, Scalar, require
-from offpol_diag.engine.gap import Drift
 from offpol_diag.engine.scene import Scene
 from offpol_diag.engine.segments import here, sent
+from offpol_diag.engine.terms import Drift
 
 TOKENS, SEQUENCES = 1 << 17, 8192
 """The sample is the longest prefix, in hash order, of at most so many tokens and sequences."""

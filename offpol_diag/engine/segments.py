@@ -23,7 +23,6 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 T = TypeVar("T")
 Floats = npt.NDArray[np.float64]
-Array = TypeVar("Array", Tensor, Floats)
 
 WIDE = ("X86_V4", "AVX512")
 """Prefixes of numpy's names for kernels that process eight float64 at once."""
@@ -58,27 +57,22 @@ def sent(x: Tensor, device: torch.device) -> Tensor:
     return x.pin_memory().to(device, non_blocking=True)
 
 
-def exp(x: Array, out: Floats | None = None) -> Array:
-    """Compute e^x; for a numpy array, optionally into `out`, which may be x."""
+def exp(x: Tensor, out: Tensor | None = None) -> Tensor:
+    """Compute e^x, optionally into `out`, which may be x."""
     return _quick(x, np.exp, torch.exp, out)
 
 
-def expm1(x: Array, out: Floats | None = None) -> Array:
-    """Compute e^x − 1; for a numpy array, optionally into `out`, which may be x."""
+def expm1(x: Tensor, out: Tensor | None = None) -> Tensor:
+    """Compute e^x − 1, optionally into `out`, which may be x."""
     return _quick(x, np.expm1, torch.expm1, out)
 
 
-def _quick(x: Array, ours: np.ufunc, theirs: Callable[..., Tensor], out: Floats | None) -> Array:
+def _quick(x: Tensor, ours: np.ufunc, theirs: Callable[..., Tensor], out: Tensor | None) -> Tensor:
     """Compute by numpy where it is twice as fast as torch: on processors for which it has a wide kernel."""
-    if isinstance(x, np.ndarray):
-        if wide(ours.__name__):
-            found: Floats = ours(x, out=out)
-            return found
-        return theirs(torch.from_numpy(x), out=out if out is None else torch.from_numpy(out)).numpy()
     if x.requires_grad or x.ndim == 0 or not here(x) or not wide(ours.__name__):
-        return theirs(x)
+        return theirs(x, out=out)
     with np.errstate(all="ignore"):
-        return torch.from_numpy(ours(x.numpy()))
+        return torch.from_numpy(ours(x.numpy(), out=None if out is None else out.numpy()))
 
 
 @cache
@@ -103,16 +97,6 @@ def lengths(offsets: Tensor) -> Tensor:
 def total(x: Tensor, offsets: Tensor) -> Tensor:
     """Sum over each run: [T] float64 → [S] float64, 0 for an empty run."""
     return _reduced(x, offsets, np.add, "sum", 0.0)
-
-
-def total_of(x: Tensor | Floats, offsets: Tensor) -> Tensor | Floats:
-    """Compute `total` of a tensor or a numpy array, as the same kind."""
-    return _of_array(x, offsets, np.add, 0.0) if isinstance(x, np.ndarray) else total(x, offsets)
-
-
-def largest_of(x: Tensor | Floats, offsets: Tensor) -> Tensor | Floats:
-    """Compute `largest` of a tensor or a numpy array, as the same kind."""
-    return _of_array(x, offsets, np.maximum, -math.inf) if isinstance(x, np.ndarray) else largest(x, offsets)
 
 
 def largest(x: Tensor, offsets: Tensor) -> Tensor:
@@ -189,12 +173,6 @@ def _filled(offsets: Tensor) -> Filled:
     return found
 
 
-def begins(offsets: Tensor) -> npt.NDArray[np.int64] | None:
-    """Return the starts of all runs if there are any and none is empty, else None; offsets on a CPU."""
-    found, filled, _ = _filled(offsets)
-    return found if filled is None and len(found) else None
-
-
 def spans(offsets: Tensor, wanted: int) -> list[tuple[int, int]]:
     """Whole runs, about `wanted` tokens at a time: (first, one past the last); of offsets on a CPU."""
     cuts = torch.arange(wanted, max(int(offsets[-1]), wanted), wanted)
@@ -239,15 +217,3 @@ def numbers(flags: Tensor) -> Tensor:
     if not here(flags):
         return flags.to(torch.float64)
     return torch.from_numpy(flags.numpy().astype(np.float64))  # torch takes thrice the time
-
-
-def count_above(x: Tensor, bound: float, offsets: Tensor) -> Tensor:
-    """Count tokens per run above a bound: [T] float64 → [S] float64."""
-    return count(above(x, bound), offsets)
-
-
-def above(x: Tensor, bound: float) -> Tensor:
-    """Return which values lie above a bound, bool."""
-    if not here(x):
-        return x > bound
-    return torch.from_numpy(np.greater(x.numpy(), bound))  # torch takes thrice the time

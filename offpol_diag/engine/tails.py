@@ -21,12 +21,12 @@ from offpol_diag.engine import gap, loglattice
 from offpol_diag.engine.accumulators import Bins, Counts, LogSums, State, count_by, sum_by, typed
 from offpol_diag.engine.fields import NUMBERS, Count, Floats, Saved, require
 from offpol_diag.engine.formula import Formula, Reader, plain
-from offpol_diag.engine.gap import CHI2_SEQUENCE, Drift
+from offpol_diag.engine.gap import CHI2_SEQUENCE
 from offpol_diag.engine.ratios import OVERFLOW
 from offpol_diag.engine.scene import Scene
 from offpol_diag.engine.scope import Smooth
 from offpol_diag.engine.segments import here
-from offpol_diag.engine.terms import Pair, Terms, seen
+from offpol_diag.engine.terms import Drift, Terms, seen
 from offpol_diag.summary import Number, Numbers
 
 TAIL = 1 << 15
@@ -146,12 +146,12 @@ def smooth(tail: Tail) -> Smooth | None:
 class Tails:
     """Collect histograms of Δ and of k3 over tokens."""
 
-    def __init__(self, scene: Scene, drift: Pair) -> None:
+    def __init__(self, scene: Scene, drift: Drift) -> None:
         self.sums = torch.zeros(3, loglattice.SIZE, dtype=torch.float64, device=scene.batch.rollout.device)
 
     def see(self, terms: Terms) -> None:
         """Add the next block."""
-        delta, k3 = torch.as_tensor(terms.delta), torch.as_tensor(terms.k3)
+        delta, k3 = terms.delta, terms.k3
         at, size = loglattice.index(k3), loglattice.SIZE
         found = count_by(loglattice.index(delta), size), count_by(at, size), sum_by(at, size, k3)
         self.sums += torch.stack(found)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from offpol_diag.batch import Batch
@@ -21,13 +20,10 @@ from offpol_diag.engine.segments import here
 from offpol_diag.presets import Policy
 
 BLOCK = 1 << 17
-"""Tokens per block: in smaller ones, call overhead of numpy and torch exceeds the work."""
+"""Tokens per block on a CPU: in smaller ones, the overhead of calls exceeds the work."""
 
-Array = Any
-"""A numpy array or torch tensor: the code uses only names that both have."""
-
-Kept = dict[tuple[Policy, Policy], Tensor]
-"""Denominator and numerator → an array of all tokens, [T]."""
+Excess = dict[tuple[Policy, Policy], Tensor]
+"""Denominator and numerator → e^Δ − 1 of all tokens, [T]."""
 
 FAR = math.log(1.1)
 """Smallest |Δ| above which tokens are counted."""
@@ -35,28 +31,19 @@ TAME = 3.0
 """Largest |Δ| for which r − 1 gives r, r² and e^|Δ| to 13 digits."""
 
 
-class Room(dict[str, Any]):
-    """Output arrays of a block by name, in memory [t] reused from the block before; ones at first."""
+@dataclass(frozen=True)
+class Drift:
+    """A pair of policies; the ratio is numerator over denominator: π_train over π_rollout for drift 1."""
 
-    def __init__(self, memory: dict[str, NDArray[np.float64]], size: int, tokens: int) -> None:
-        super().__init__()
-        self.memory, self.size, self.tokens = memory, size, tokens
+    prefix: str
+    title: str
+    denominator: Policy
+    numerator: Policy
 
-    def __missing__(self, name: str) -> NDArray[np.float64]:
-        if name not in self.memory:
-            self.memory[name] = np.ones(self.size)
-        self[name] = found = self.memory[name][: self.tokens]
-        return found
-
-
-class Nowhere(Room):
-    """No output arrays: torch allocates its own."""
-
-    def __init__(self) -> None:
-        super().__init__({}, 0, 0)
-
-    def __missing__(self, name: str) -> None:  # type: ignore[override]
-        return None
+    @property
+    def columns(self) -> tuple[str, str]:
+        """The dump columns that the drift needs."""
+        return f"{self.denominator}_log_probs", f"{self.numerator}_log_probs"
 
 
 @dataclass(eq=False)
@@ -68,65 +55,50 @@ class Block:
         rows: slice of the batch's S sequences.
         tokens: slice of the batch's T tokens.
         offsets: where each sequence of the block starts, [s+1], from 0.
-        room: memory for arrays.
-        kit: numpy or torch, the module of the arrays.
-        kept: arrays of all tokens [T] to which e^Δ − 1 of each pair of policies is written; None to drop it.
+        memory: arrays by name, [t] or longer, that the blocks of a batch write to one after the other.
+        size: tokens of the largest of those blocks.
+        excess: where e^Δ − 1 of each pair of policies is kept; None to drop it.
     """
 
     batch: Batch
     rows: slice
     tokens: slice
     offsets: Tensor
-    room: Room = field(default_factory=Nowhere, repr=False)
-    kit: Any = torch
-    kept: Kept | None = field(default=None, repr=False)
-    _probs: dict[Policy, Array] = field(default_factory=dict, repr=False)
-    _sums: dict[Policy, tuple[Array, Array]] = field(default_factory=dict, repr=False)
+    memory: dict[str, Tensor] = field(repr=False)
+    size: int
+    excess: Excess | None = field(default=None, repr=False)
+    _probs: dict[Policy, Tensor] = field(default_factory=dict, repr=False)
+    _sums: dict[Policy, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def whole(cls, batch: Batch) -> Block:
-        """Return a whole batch as one block of torch tensors."""
-        return cls(batch, slice(0, batch.sequences), slice(0, batch.tokens), batch.cu_seqlens)
-
-    @classmethod
-    def all(cls, batch: Batch, kept: Kept | None = None) -> Iterator[Block]:
-        """Yield a batch in blocks; on a GPU in a single one."""
-        starts = batch.cu_seqlens
-        if not here(batch.rollout):
-            yield replace(cls.whole(batch), kept=kept)
+    def all(cls, batch: Batch, excess: Excess | None = None) -> Iterator[Block]:
+        """Yield a batch in blocks that fit in a core's cache; on a GPU in a single one."""
+        starts, memory = batch.cu_seqlens, dict[str, Tensor]()
+        if not here(starts):
+            every = slice(0, batch.sequences), slice(0, batch.tokens)
+            yield cls(batch, *every, starts, memory, batch.tokens, excess)
             return
         spans = segments.spans(starts, BLOCK)
         size = max((int(starts[last] - starts[first]) for first, last in spans), default=0)
-        memory: dict[str, NDArray[np.float64]] = {}
         for first, last in spans:
             begin, end = int(starts[first]), int(starts[last])
             offsets = starts[first : last + 1] - begin
-            room = Room(memory, size, end - begin)
-            yield cls(batch, slice(first, last), slice(begin, end), offsets, room, np, kept)
+            yield cls(batch, slice(first, last), slice(begin, end), offsets, memory, size, excess)
+
+    def out(self, name: str) -> Tensor:
+        """Return the memory of that name, [t]."""
+        if name not in self.memory:
+            self.memory[name] = self.batch.rollout.new_ones(self.size)
+        return self.memory[name][: self.tokens.stop - self.tokens.start]
 
     @property
     def lengths(self) -> Tensor:
         """Number of tokens of each sequence, [s]."""
         return self.batch.lengths[self.rows]
 
-    def owners(self, tokens: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the sequences of some tokens, on the host."""
-        return np.searchsorted(self.offsets.numpy(), tokens, side="right") - 1
-
-    @cached_property
-    def begins(self) -> NDArray[np.int64] | None:
-        """Starts of the sequences on a CPU if none is empty, else None."""
-        return None if self.kit is torch else segments.begins(self.offsets)
-
-    def sum(self, x: Array) -> Array:
+    def sum(self, x: Tensor) -> Tensor:
         """Sum over each sequence, [s]."""
-        begins = self.begins
-        return segments.total_of(x, self.offsets) if begins is None else np.add.reduceat(x, begins)
-
-    @property
-    def rollout(self) -> Array:
-        """log π_rollout, [t]."""
-        return self.log("rollout")
+        return segments.total(x, self.offsets)
 
     @property
     def position(self) -> Tensor:
@@ -138,41 +110,39 @@ class Block:
         """Advantage of each token, [t], or None."""
         return None if self.batch.advantages is None else self.batch.advantages[self.tokens]
 
-    def log(self, policy: Policy) -> Array | None:
+    def log(self, policy: Policy) -> Tensor | None:
         """Return the log-probs of a policy, [t], or None when the dump lacks them."""
         found = self.batch.policy(policy)
-        if found is None:
-            return None
-        return found[self.tokens] if self.kit is torch else found.numpy()[self.tokens]
+        return None if found is None else found[self.tokens]
 
-    def terms(self, denominator: Policy, numerator: Policy) -> Terms | None:
-        """Return a policy pair's per-token terms; None when a policy is missing."""
-        q, p = self.log(denominator), self.log(numerator)
-        return None if q is None or p is None else Terms(self, denominator, numerator, q, p)
+    def terms(self, drift: Drift) -> Terms | None:
+        """Return a drift's per-token terms; None when a policy is missing."""
+        q, p = self.log(drift.denominator), self.log(drift.numerator)
+        return None if q is None or p is None else Terms(self, drift.denominator, drift.numerator, q, p)
 
-    def prob(self, policy: Policy) -> Array:
+    def prob(self, policy: Policy) -> Tensor:
         """Return the probability of every token under a policy, [t]."""
         if policy not in self._probs:
             log = self.log(policy)
             assert log is not None
-            self._probs[policy] = segments.exp(log, self.room[policy])
+            self._probs[policy] = segments.exp(log, self.out(policy))
         return self._probs[policy]
 
-    def prob_sums(self, policy: Policy) -> tuple[Array, Array]:
+    def prob_sums(self, policy: Policy) -> tuple[Tensor, Tensor]:
         """Return the sums of a policy's probabilities and of their squares, [s] each."""
         if policy not in self._sums:
             prob = self.prob(policy)
-            self._sums[policy] = self.sum(prob), self.sum(self.kit.square(prob, out=self.room[""]))
+            self._sums[policy] = self.sum(prob), self.sum(torch.square(prob, out=self.out("")))
         return self._sums[policy]
 
-    def learn(self, policy: Policy, once: Array, twice: Array) -> None:
+    def learn(self, policy: Policy, once: Tensor, twice: Tensor) -> None:
         """Store the sums of a policy's probabilities and of their squares, computed elsewhere."""
         self._sums[policy] = once, twice
 
 
 @dataclass(eq=False)
 class Terms:
-    """Arrays [t] of Δ = p − q and functions of it on one block, computed on first use.
+    """Tensors [t] of Δ = p − q and functions of it on one block, computed on first use.
 
     Attributes:
         block: block of the tokens.
@@ -184,30 +154,27 @@ class Terms:
     block: Block
     denominator: Policy
     numerator: Policy
-    q: Array
-    p: Array
+    q: Tensor
+    p: Tensor
 
-    def __post_init__(self) -> None:
-        self._kit, self._room = self.block.kit, self.block.room
-
-    def sum(self, name: str) -> Array:
+    def sum(self, name: str) -> Tensor:
         """Sum the array of that name over each sequence, [s]."""
         return self.block.sum(getattr(self, name))
 
     @cached_property
-    def delta(self) -> Array:
+    def delta(self) -> Tensor:
         """Δ, [t]."""
-        return self._kit.subtract(self.p, self.q, out=self._room["delta"])
+        return torch.subtract(self.p, self.q, out=self.block.out("delta"))
 
     @cached_property
-    def span(self) -> tuple[Array, Array]:
+    def span(self) -> tuple[Tensor, Tensor]:
         """Smallest and largest Δ; (+inf, -inf) without tokens."""
-        return extremes(self.delta)
+        return accumulators.extremes(self.delta)
 
     @cached_property
     def reach(self) -> float:
         """Largest |Δ|; inf on a GPU, where reading it would make the host wait."""
-        if self.block.kit is torch:
+        if not here(self.delta):
             return math.inf
         low, high = self.span
         return max(-float(low), float(high))
@@ -218,147 +185,108 @@ class Terms:
         return self.reach <= TAME
 
     @cached_property
-    def far(self) -> NDArray[np.int64]:
-        """Indices of tokens with |Δ| > `FAR` on a CPU, rising."""
-        if not self.reach > FAR:
-            return np.empty(0, np.int64)
-        return np.flatnonzero(self.size > FAR)
+    def far(self) -> Tensor:
+        """Indices of tokens with |Δ| > `FAR`, rising; reading how many there are makes a GPU's host wait."""
+        return torch.nonzero(self.size > FAR).flatten() if self.reach > FAR else self.block.offsets[:0]
 
     @cached_property
-    def size(self) -> Array:
+    def size(self) -> Tensor:
         """|Δ|, [t]."""
-        return self._kit.abs(self.delta, out=self._room["size"])
+        return torch.abs(self.delta, out=self.block.out("size"))
 
     @property
-    def dd(self) -> Array:
+    def dd(self) -> Tensor:
         """Δ², [t]; a temporary, overwritten by the next."""
-        return self._kit.square(self.delta, out=self._room[""])
+        return torch.square(self.delta, out=self.block.out(""))
 
     @cached_property
-    def r1(self) -> Array:
+    def r1(self) -> Tensor:
         """r − 1, [t], with Δ clamped so that e^Δ does not overflow."""
         wild = not self.reach <= OVERFLOW
-        x = self._kit.clip(self.delta, -OVERFLOW, OVERFLOW, out=self._room[""]) if wild else self.delta
-        pair, kept = (self.denominator, self.numerator), self.block.kept
-        if kept is None:
-            return segments.expm1(x, self._room["r1"])
-        if self._kit is torch:
-            kept[pair] = segments.expm1(x)
-            return kept[pair]
-        if pair not in kept:
-            kept[pair] = torch.empty_like(self.block.batch.rollout)
-        return segments.expm1(x, kept[pair].numpy()[self.block.tokens])
+        x = torch.clip(self.delta, -OVERFLOW, OVERFLOW, out=self.block.out("")) if wild else self.delta
+        pair, excess = (self.denominator, self.numerator), self.block.excess
+        if excess is None:
+            return segments.expm1(x, self.block.out("r1"))
+        if pair not in excess:
+            excess[pair] = torch.empty_like(self.block.batch.rollout)
+        return segments.expm1(x, excess[pair][self.block.tokens])
 
     @cached_property
-    def off(self) -> Array:
+    def off(self) -> Tensor:
         """|r − 1|, [t]."""
-        return self._kit.abs(self.r1, out=self._room["off"])
+        return torch.abs(self.r1, out=self.block.out("off"))
 
     @cached_property
-    def r11(self) -> Array:
+    def r11(self) -> Tensor:
         """(r − 1)², [t]."""
-        return self._kit.square(self.r1, out=self._room["r11"])
+        return torch.square(self.r1, out=self.block.out("r11"))
 
     @cached_property
-    def k3(self) -> Array:
+    def k3(self) -> Tensor:
         """e^Δ − 1 − Δ, [t]; never negative, since a Δ whose r is clamped is clamped too."""
         delta = self.delta
         if not self.reach <= OVERFLOW:
-            delta = self._kit.clip(delta, -math.inf, OVERFLOW, out=self._room["k3"])
-        return self._kit.subtract(self.r1, delta, out=self._room["k3"])
+            delta = torch.clip(delta, -math.inf, OVERFLOW, out=self.block.out("k3"))
+        return torch.subtract(self.r1, delta, out=self.block.out("k3"))
 
     @property
-    def mult(self) -> Array:
+    def mult(self) -> Tensor:
         """e^|Δ| − 1, [t]: the larger of r − 1 and |r − 1| / r; a temporary, overwritten by the next."""
-        kit, out = self._kit, self._room[""]
+        out = self.block.out("")
         if self.tame:
-            return kit.maximum(
-                self.r1, kit.divide(self.off, kit.add(self.r1, 1.0, out=out), out=out), out=out
-            )
-        return segments.expm1(kit.clip(self.size, 0.0, OVERFLOW, out=out), out)
+            inverse = torch.divide(self.off, torch.add(self.r1, 1.0, out=out), out=out)
+            return torch.maximum(self.r1, inverse, out=out)
+        return segments.expm1(torch.clip(self.size, 0.0, OVERFLOW, out=out), out)
 
     @cached_property
-    def diff(self) -> Array:
+    def diff(self) -> Tensor:
         """π_train − π_rollout of the sampled token, [t]."""
-        return self._kit.multiply(self.block.prob(self.denominator), self.r1, out=self._room["diff"])
+        return torch.multiply(self.block.prob(self.denominator), self.r1, out=self.block.out("diff"))
 
     @cached_property
-    def pd(self) -> Array:
+    def pd(self) -> Tensor:
         """|π_train − π_rollout|, [t]."""
-        return self._kit.abs(self.diff, out=self._room["pd"])
+        return torch.abs(self.diff, out=self.block.out("pd"))
 
     @property
-    def pdd(self) -> Array:
+    def pdd(self) -> Tensor:
         """(π_train − π_rollout)², [t]; a temporary, overwritten by the next."""
-        return self._kit.square(self.diff, out=self._room[""])
+        return torch.square(self.diff, out=self.block.out(""))
 
     @property
-    def cross(self) -> Array:
+    def cross(self) -> Tensor:
         """π_rollout (π_train − π_rollout), [t]; a temporary, overwritten by the next."""
-        return self._kit.multiply(self.block.prob(self.denominator), self.diff, out=self._room[""])
+        return torch.multiply(self.block.prob(self.denominator), self.diff, out=self.block.out(""))
 
     @property
-    def pq(self) -> Array:
+    def pq(self) -> Tensor:
         """π_train π_rollout, [t]; a temporary, overwritten by the next."""
         prob = self.block.prob
-        return self._kit.multiply(prob(self.numerator), prob(self.denominator), out=self._room[""])
-
-
-def extremes(x: Array) -> tuple[Array, Array]:
-    """Return the smallest and largest value of an array or tensor; (+inf, -inf) of an empty one."""
-    if isinstance(x, Tensor):
-        return accumulators.extremes(x)
-    return (np.minimum.reduce(x), np.maximum.reduce(x)) if len(x) else (math.inf, -math.inf)
-
-
-def joined(parts: Sequence[Array]) -> Tensor:
-    """Concatenate the results of blocks along the last dimension."""
-    if isinstance(parts[0], Tensor):
-        return torch.cat(list(parts), dim=-1)
-    return torch.from_numpy(np.concatenate(parts, axis=-1))
-
-
-class Pair(Protocol):
-    """Two policies, and the prefix of their numbers' names."""
-
-    @property
-    def prefix(self) -> str:
-        """Prefix of the names."""
-        ...
-
-    @property
-    def denominator(self) -> Policy:
-        """Policy in the denominator of the ratio."""
-        ...
-
-    @property
-    def numerator(self) -> Policy:
-        """Policy in the numerator of the ratio."""
-        ...
+        return torch.multiply(prob(self.numerator), prob(self.denominator), out=self.block.out(""))
 
 
 W = TypeVar("W", bound=Any)
-"""A collector: built of a scene and a pair, its `see` gets the terms of one block after another."""
+"""A collector: built of a scene and a drift, its `see` gets the terms of one block after another."""
 
 
-def walk(scene: Scene, asked: Mapping[Pair, Sequence[type[Any]]]) -> None:
-    """Pass every block to all collectors, in order; a pair that lacks a policy has no blocks."""
-    for pair, watches in _walked(scene, asked).items():
+def walk(scene: Scene, collectors: Mapping[Drift, Sequence[type[Any]]]) -> None:
+    """Pass every block to all collectors, in order; a drift that lacks a policy has no blocks."""
+    for drift, watches in _walked(scene, collectors).items():
         for watch in watches:
-            scene.once((type(watch), pair.prefix), lambda watch=watch: watch)  # type: ignore[misc]
+            scene.once((type(watch), drift.prefix), lambda watch=watch: watch)  # type: ignore[misc]
 
 
-def seen(scene: Scene, pair: Pair, make: type[W]) -> W:
+def seen(scene: Scene, drift: Drift, make: type[W]) -> W:
     """Return the collector that saw every block, after a pass of its own if there was none."""
-    return scene.once((make, pair.prefix), lambda: _walked(scene, {pair: (make,)})[pair][0])
+    return scene.once((make, drift.prefix), lambda: _walked(scene, {drift: (make,)})[drift][0])
 
 
-def _walked(scene: Scene, asked: Mapping[Pair, Sequence[type[W]]]) -> dict[Pair, list[W]]:
-    found = {pair: [make(scene, pair) for make in makes] for pair, makes in asked.items()}
+def _walked(scene: Scene, collectors: Mapping[Drift, Sequence[type[W]]]) -> dict[Drift, list[W]]:
+    found = {drift: [make(scene, drift) for make in makes] for drift, makes in collectors.items()}
     with np.errstate(all="ignore"):  # inf − inf is a NaN, which readers of sums handle
         for block in Block.all(scene.batch, scene.excess if scene.near else None):
-            for pair, watches in found.items():
-                terms = block.terms(pair.denominator, pair.numerator)
+            for drift, watches in found.items():
+                terms = block.terms(drift)
                 for watch in watches if terms else ():
                     watch.see(terms)
     return found

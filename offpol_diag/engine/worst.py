@@ -10,10 +10,9 @@ from torch import Tensor
 from offpol_diag.batch import Batch
 from offpol_diag.engine import gap, sample, segments
 from offpol_diag.engine.accumulators import Best
-from offpol_diag.engine.gap import Drift
 from offpol_diag.engine.scene import Scene
 from offpol_diag.engine.segments import here, sent
-from offpol_diag.engine.terms import Array, Pair, Terms, joined, seen
+from offpol_diag.engine.terms import Drift, Terms, seen
 from offpol_diag.summary import Strip, WorstSequence, WorstToken
 
 SEQUENCES, TOKENS, CONTEXT, TIES = 10, 20, 3, 1000
@@ -24,17 +23,17 @@ SOME, STRIP = 9, 256
 class Largest:
     """Collect the largest |Δ| of every sequence."""
 
-    def __init__(self, scene: Scene, drift: Pair) -> None:
-        self.parts: list[Array] = []
+    def __init__(self, scene: Scene, drift: Drift) -> None:
+        self.parts: list[Tensor] = []
 
     def see(self, terms: Terms) -> None:
         """Add the next block."""
-        self.parts.append(segments.largest_of(terms.size, terms.block.offsets))
+        self.parts.append(segments.largest(terms.size, terms.block.offsets))
 
     @property
     def most(self) -> Tensor:
         """Largest |Δ| of each sequence, [S]; -inf for an empty sequence."""
-        return joined(self.parts)
+        return torch.cat(self.parts)
 
 
 def sequences(scene: Scene, drift: Drift) -> Best[WorstSequence]:
