@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any
 
 import offpol_diag
-from offpol_diag.analyze import plan
+from offpol_diag.analysis.tally import Study
 from offpol_diag.engine import method, resample
 from offpol_diag.engine.accumulators import Sums
 from offpol_diag.engine.formula import Reader
@@ -34,7 +34,7 @@ SAMPLE = PACKAGE.parent / "sample_data" / "stale.parquet"
 def number(name: str, metric: str) -> Number:
     """The metric of a preset, with its interval."""
     dump = open_dump([str(SAMPLE)])
-    study = plan(dump, (catalogue.load()[name],), (), 0)
+    study = Study.of(dump.info.columns, (catalogue.load()[name],), (), 0)
     seen: list[Sums] = []
     for batch in dump.batches():
         scene = Scene.of(batch, study.seed, resample.REPLICATES, near=study.near)

@@ -23,8 +23,9 @@ import rounds
 import torch
 from torch import Tensor
 
-from offpol_diag.analysis.first_reading import Asked, Found, settle
-from offpol_diag.analyze import Observe, analyze, plan
+from offpol_diag.analysis.first_pass import Found, Needs, settle
+from offpol_diag.analysis.tally import Study
+from offpol_diag.analyze import Observe, analyze
 from offpol_diag.batch import Batch
 from offpol_diag.engine.scope import UNSETTLED
 from offpol_diag.presets import Preset
@@ -57,8 +58,8 @@ class Bench:
 def job(bench: Bench, batch_tokens: int) -> tuple[Observe, list[Batch]]:
     """What an analysis does with a batch, and the dump's batches on the device."""
     dump = open_dump([str(bench.path)], batch_tokens=batch_tokens)
-    study = plan(dump, bench.presets, (), 0)
-    asked = Asked.of(study.presets, False)
+    study = Study.of(dump.info.columns, bench.presets, (), 0)
+    asked = Needs.of(study.presets, False)
     found = settle(on([bench.device]), dump, asked) if asked else Found(UNSETTLED, None)
     return Observe(study, found, False), [batch.to(bench.device) for batch in dump.batches()]
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from offpol_diag.cli import app, process
-from offpol_diag.cli.exits import run
+from offpol_diag.cli import app
+from offpol_diag.cli.exits import run, tune
 
 
 def main() -> None:
     """Run the command line; the exit code says how it went."""
-    process.settle()
+    tune()
     run(app)
 
 

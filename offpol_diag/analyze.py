@@ -14,11 +14,10 @@ from typing import Literal
 import pyarrow as pa
 
 from offpol_diag.analysis import readout, tally_file
-from offpol_diag.analysis.first_reading import Asked, Found, settle
+from offpol_diag.analysis.first_pass import Found, Needs, settle
 from offpol_diag.analysis.sequences import SequenceWriter, table
 from offpol_diag.analysis.tally import Study, Tally, observe
 from offpol_diag.batch import Batch
-from offpol_diag.engine import correction, resample
 from offpol_diag.engine.scene import Scene
 from offpol_diag.engine.scope import UNSETTLED
 from offpol_diag.engine.segments import here
@@ -27,7 +26,7 @@ from offpol_diag.forms import Reading, open_dump
 from offpol_diag.presets import Preset, catalogue
 from offpol_diag.readers import Dump
 from offpol_diag.run.gpu import at_once, devices, elsewhere
-from offpol_diag.run.pool import Processes, on
+from offpol_diag.run.pool import Processes, on, peak_rss
 from offpol_diag.run.ray import Ray
 from offpol_diag.run.task import Each, Engine, Progress
 from offpol_diag.summary import DumpFacts, Run, Summary
@@ -148,7 +147,8 @@ def examine(
         on_bad_row=on_bad_row,
         batch_tokens=size,
     )
-    study = replace(plan(dump, presets, group_by, seed), against=against, by_step=tuple(by_step))
+    study = Study.of(dump.info.columns, presets, group_by, seed)
+    study = replace(study, against=against, by_step=tuple(by_step))
     with start(device, workers, progress) as runs:
         found = settled(runs, dump, study)
         seen = _tallied(runs, dump, study, found, sequences)
@@ -190,7 +190,7 @@ def record(runs: Engine, study: Study, facts: DumpFacts, command: str = "analyze
         replicates=study.replicates,
         tokens=facts.tokens,
         sequences=facts.sequences,
-        peak_rss_bytes=readout.peak_rss() + runs.beside,
+        peak_rss_bytes=peak_rss() + runs.beside,
         seconds=runs.clock.seconds(),
     )
 
@@ -236,22 +236,10 @@ def engine_named(name: str) -> Start:
     return ENGINES[name]
 
 
-def plan(dump: Dump, presets: Sequence[Preset], group_by: Sequence[str], seed: int) -> Study:
-    """Determine the presets and drifts that this dump allows."""
-    columns = frozenset(dump.info.columns)
-    columns |= {"advantages"} if _makes_advantages(columns) else set()
-    able = tuple(preset for preset in presets if not correction.needs(preset, set(columns)))
-    return Study(able, columns, tuple(group_by), seed, resample.REPLICATES)
-
-
-def _makes_advantages(columns: frozenset[str]) -> bool:
-    """Return whether advantages are computed from rewards: only if there are none and groups are known."""
-    return "advantages" not in columns and {"rewards", "group_id"} <= columns
-
-
 def settled(engine: Engine, dump: Dump, study: Study) -> Found:
     """Compute the quantities needed before the analysis; the dump is read only if there are any."""
-    asked = Asked.of(study.presets, _makes_advantages(frozenset(dump.info.columns)))
+    made = "advantages" in study.columns and "advantages" not in dump.info.columns
+    asked = Needs.of(study.presets, made)
     return settle(engine, dump, asked) if asked else Found(UNSETTLED, None)
 
 

@@ -7,10 +7,10 @@ adjacent unmasked tokens (turns).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -163,6 +163,23 @@ class Batch:
         for offsets in (batch.cu_seqlens, batch.cu_runs):
             segments.sized(offsets, self.tokens)
         return batch
+
+
+def joined(batches: Sequence[Batch]) -> Batch:
+    """Concatenate batches of the same columns, in order."""
+    if len(batches) == 1:
+        return batches[0]
+    found: dict[str, Any] = {}
+    for name in (f.name for f in fields(Batch)):
+        values = [x for batch in batches if (x := getattr(batch, name)) is not None]
+        if name == "scalars":
+            found[name] = {key: list(chain.from_iterable(one[key] for one in values)) for key in values[0]}
+        elif name in ("cu_seqlens", "cu_runs"):
+            lengths = torch.cat([segments.lengths(value) for value in values])
+            found[name] = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+        else:
+            found[name] = torch.cat(values) if values else None
+    return Batch(**found)
 
 
 class Some(Batch):

@@ -16,7 +16,8 @@ from offpol_diag.analyze import analyze
 from offpol_diag.batch import Batch
 from offpol_diag.errors import DumpError
 from offpol_diag.presets import catalogue
-from offpol_diag.readers import Dump, open_dump, shards
+from offpol_diag.readers import Dump, open_dump
+from offpol_diag.run import task
 from tests import pretended
 from tests.devices import REAL
 from tests.test_waits import numbers, same
@@ -38,7 +39,7 @@ def opened(path: str, tokens: int, **how: Any) -> Dump:
 
 def read(path: str, threads: int, tokens: int = 6000) -> tuple[list[Batch], Dump, list[int]]:
     dump, told = opened(path, tokens), list[int]()
-    return list(shards.ahead(dump, threads, told.append)), dump, told
+    return list(task.ahead(dump, threads, told.append)), dump, told
 
 
 def equal(one: Batch, two: Batch) -> bool:
@@ -62,13 +63,13 @@ def test_the_number_of_threads_changes_no_batch(path, threads):
 def test_every_token_is_read_once_and_in_order(path):
     batches, dump, told = read(path, 3)
     plain = opened(path, 6000)
-    whole = list(plain.batches(even=True))
+    whole = list(plain.batches())
 
     for name in ("rollout", "old", "position", "key", "masked", "lengths"):
         assert torch.equal(joined(batches, name), joined(whole, name)), name
     assert sum(told) == dump.rows
     assert len(told) > 4
-    assert dump.noticed() == plain.noticed()
+    assert dump.findings() == plain.findings()
 
 
 def test_batches_are_about_as_large_as_was_asked_for(path):
@@ -80,13 +81,13 @@ def test_batches_are_about_as_large_as_was_asked_for(path):
 
 def test_a_row_group_of_many_batches_is_not_held_whole(monkeypatch):
     held: list[int] = []
-    plain = shards._read
+    plain = task._read
 
     def noted(shard: Dump) -> Any:
         held.append(shard.rows)
         return plain(shard)
 
-    monkeypatch.setattr(shards, "_read", noted)
+    monkeypatch.setattr(task, "_read", noted)
     many = read(SAMPLE, 3, 1000)[0]
 
     assert len(many) > 10
@@ -118,14 +119,14 @@ def test_the_first_bad_row_is_the_error(tmp_path):
 
 def test_rows_that_are_skipped_are_counted(tmp_path):
     dump = opened(bad(tmp_path), 12, on_bad_row="skip")
-    rows = sum(batch.sequences for batch in shards.ahead(dump, 3, lambda _: None))
+    rows = sum(batch.sequences for batch in task.ahead(dump, 3, lambda _: None))
 
     assert rows == 38
     assert dump.skipped.count == 2
 
 
 def test_nothing_is_left_running_when_nobody_takes_more(path):
-    found = shards.ahead(opened(path, 6000), 3, lambda _: None)
+    found = task.ahead(opened(path, 6000), 3, lambda _: None)
     next(found)
     found.close()
 
@@ -133,7 +134,8 @@ def test_nothing_is_left_running_when_nobody_takes_more(path):
 @pytest.mark.skipif(REAL, reason="a real GPU is here")
 def test_an_analysis_on_a_gpu_reads_ahead_and_has_the_numbers_of_the_cpu(path, monkeypatch):
     used: list[int] = []
-    monkeypatch.setattr("offpol_diag.run.task.ahead", lambda *a: (used.append(a[1]), shards.ahead(*a))[1])
+    real = task.ahead
+    monkeypatch.setattr(task, "ahead", lambda *a: (used.append(a[1]), real(*a))[1])
     presets = catalogue.load().resolve("token_is,m2po,psis")
     here = numbers(analyze([path], presets=presets, batch_tokens=6000, device="cpu"))
     assert used == []

@@ -132,7 +132,7 @@ def test_five_examples_are_kept_however_many_rows_are_skipped(tmp_path):
     (batch,) = dump.batches()
     assert batch.sequences == 1
     assert dump.skipped.count == 19
-    assert [example.row for example in dump.skipped.examples] == [0, 1, 2, 3, 4]
+    assert [f"row {i}" in example for i, example in enumerate(dump.skipped.examples)] == [True] * 5
 
 
 def test_when_every_row_is_skipped_the_first_reason_is_told(tmp_path):

@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from offpol_diag.analysis.first_reading import Found
-from offpol_diag.analyze import Observe, analyze, plan
+from offpol_diag.analysis.first_pass import Found
+from offpol_diag.analysis.tally import Study
+from offpol_diag.analyze import Observe, analyze
 from offpol_diag.batch import Batch
 from offpol_diag.engine.accumulators import Sums
 from offpol_diag.engine.scope import UNSETTLED
@@ -146,7 +147,7 @@ def dump(tmp_path_factory) -> str:
 
 def read(engine: Any, dump: str, each: Each | None = None) -> tuple[Any, Any]:
     opened = open_dump([dump], batch_tokens=4000)
-    study = plan(opened, catalogue.load().resolve("token_is,geo_rs"), (), 0)
+    study = Study.of(opened.info.columns, catalogue.load().resolve("token_is,geo_rs"), (), 0)
     seen = engine.reduce(opened, Observe(study, Found(UNSETTLED, None), rows=False), each)
     return seen.tally.states, opened
 
@@ -166,8 +167,8 @@ def test_two_devices_say_what_one_reading_says(dump):
     assert isinstance(one["sums"], Sums)
     assert torch.allclose(one["sums"].whole.point, two["sums"].whole.point, rtol=1e-12, atol=1e-12)
     assert torch.equal(*(each["tail.tokens"].kept.sort().values for each in (one, two)))
-    assert seen.noticed().tokens == opened.noticed().tokens
-    assert seen.noticed().rows == opened.noticed().rows
+    assert seen.findings().tokens == opened.findings().tokens
+    assert seen.findings().rows == opened.findings().rows
 
 
 def test_results_are_picked_in_the_order_of_the_rows(dump):
@@ -370,7 +371,7 @@ def test_a_batch_on_a_gpu_is_as_large_as_its_memory_allows(memory, tokens, monke
 
 def test_the_numbers_of_parts_are_those_of_the_whole(dump):
     opened = open_dump([dump])
-    study = plan(opened, catalogue.load().resolve("token_is,geo_rs"), (), 0)
+    study = Study.of(opened.info.columns, catalogue.load().resolve("token_is,geo_rs"), (), 0)
     job = Observe(study, Found(UNSETTLED, None), rows=False)
     whole = Local(CPU).reduce(opened, job)
     parts = Local(CPU).reduce(open_dump([dump]), Cramped(job, 3000))

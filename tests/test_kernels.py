@@ -10,8 +10,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from offpol_diag.analysis.first_reading import Asked, settle
-from offpol_diag.analyze import Observe, plan
+from offpol_diag.analysis.first_pass import Needs, settle
+from offpol_diag.analysis.tally import Study
+from offpol_diag.analyze import Observe
 from offpol_diag.engine import method, policyloss, residual, update
 from offpol_diag.engine.outcome import Outcomes
 from offpol_diag.engine.scene import Near, Scene
@@ -85,8 +86,8 @@ def test_the_columns_of_more_presets_take_no_more_kernels():
 def test_a_batch_starts_few_kernels_for_each_of_all_presets():
     dump = open_dump([SAMPLE])
     presets = catalogue.load().resolve("all")
-    study = plan(dump, presets, (), 0)
-    found = settle(Local(torch.device("cpu")), dump, Asked.of(study.presets, False))
+    study = Study.of(dump.info.columns, presets, (), 0)
+    found = settle(Local(torch.device("cpu")), dump, Needs.of(study.presets, False))
     job, batch = Observe(study, found, rows=False), on_gpu()
     job(batch)
     with started() as seen:

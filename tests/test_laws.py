@@ -28,9 +28,9 @@ import torch
 
 from offpol_diag import engine
 from offpol_diag.analysis import readout
-from offpol_diag.analysis.first_reading import Asked
+from offpol_diag.analysis.first_pass import Needs
 from offpol_diag.analysis.tally import Study, Tally, observe
-from offpol_diag.analyze import analyze, plan
+from offpol_diag.analyze import analyze
 from offpol_diag.engine import accumulators, resample, tails
 from offpol_diag.engine.scene import Scene
 from offpol_diag.presets import Preset, Reject, Weight, catalogue
@@ -57,7 +57,7 @@ SCALES = (
     (r"tokens_rejected", 1.0),  # 1 − kept
     (r"^low .*update_removed", 1e-6),  # an end that is e^-44 here multiplies what rounds its exponent
 )
-ALONE = tuple(one for one in (*BUILT_IN, *MORE) if not Asked.of((one,), rewards=False))
+ALONE = tuple(one for one in (*BUILT_IN, *MORE) if not Needs.of((one,), rewards=False))
 """Presets that judge one sequence at a time: others need a reading of the dump that goes before."""
 BY_TURN = tuple(
     one.name
@@ -311,7 +311,7 @@ def tallies(rows: list[dict[str, Any]], folder: Path, presets: Any = ALONE) -> t
     study, found = None, []
     for i, part in enumerate(files):
         dump = open_dump([oracles.write(part, folder / f"row{i}.parquet")], group_by=["host"])
-        study = study or plan(dump, presets, ["host"], 0)
+        study = study or Study.of(dump.info.columns, presets, ["host"], 0)
         scenes = (Scene.of(batch, study.seed, study.replicates) for batch in dump.batches())
         found += [observe(study, scene) for scene in scenes]
     return study, found

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from offpol_diag.analysis.first_reading import Asked, Found, settle
+from offpol_diag.analysis.first_pass import Found, Needs, settle
 from offpol_diag.analysis.tally import Study, observe
-from offpol_diag.analyze import analyze, plan
+from offpol_diag.analyze import analyze
 from offpol_diag.engine import moments
 from offpol_diag.engine import scene as near
 from offpol_diag.engine import scene as nearness
@@ -29,8 +29,8 @@ def opened(rows, folder, presets=ALL):
     """A dump's study, what was settled, and all of it as one batch."""
     path = oracles.write(rows, folder / "dump.parquet")
     dump = open_dump([path], batch_tokens=10**6)
-    study = plan(dump, presets, (), 0)
-    asked = Asked.of(study.presets, False)
+    study = Study.of(dump.info.columns, presets, (), 0)
+    asked = Needs.of(study.presets, False)
     found = settle(Local(CPU), dump, asked) if asked else Found(UNSETTLED, None)
     (batch,) = dump.batches()
     return study, found, batch

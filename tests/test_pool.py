@@ -22,8 +22,9 @@ from cluster_jobs import Ids, Look, Threads, length
 from threadpoolctl import threadpool_info, threadpool_limits
 from typer.testing import CliRunner
 
-from offpol_diag.analysis.first_reading import Asked, Found, settle
-from offpol_diag.analyze import Observe, analyze, plan
+from offpol_diag.analysis.first_pass import Found, Needs, settle
+from offpol_diag.analysis.tally import Study
+from offpol_diag.analyze import Observe, analyze
 from offpol_diag.cli import app, request
 from offpol_diag.engine.scope import UNSETTLED
 from offpol_diag.errors import DumpError, UsageError, WorkerError
@@ -71,8 +72,8 @@ def many(workers):
 
 def seen(engine, path, presets=PRESETS, **how):
     dump = open_dump([path], **how)
-    study = plan(dump, catalogue.load().resolve(presets), (), 0)
-    asked = Asked.of(study.presets, rewards=False)
+    study = Study.of(dump.info.columns, catalogue.load().resolve(presets), (), 0)
+    asked = Needs.of(study.presets, rewards=False)
     found = settle(engine, dump, asked) if asked else Found(UNSETTLED, None)
     return engine.reduce(dump, Observe(study, found, rows=False)).tally.states, dump
 
@@ -117,7 +118,7 @@ def test_the_number_of_workers_changes_no_bit_and_one_process_alone_agrees(two_w
     alone, whole = seen(Local(CPU), SAMPLE)
     assert torch.allclose(two["sums"].whole.point, alone["sums"].whole.point, rtol=1e-9, atol=1e-12)
     assert dump.info == whole.info
-    assert dump.noticed().tokens == whole.noticed().tokens
+    assert dump.findings().tokens == whole.findings().tokens
     assert (two_workers.name, many(1).name) == ("local, 2 processes", "local")
     assert two_workers.beside > 0
 
@@ -198,8 +199,8 @@ def test_products_take_one_thread_of_each_process_and_the_others_are_there_again
 
 def test_what_a_batch_took_is_let_go_of_without_the_collector_of_cycles():
     dump = open_dump([SAMPLE])
-    study = plan(dump, catalogue.load().resolve("all"), (), 0)
-    job = Observe(study, settle(Local(CPU, 0), dump, Asked.of(study.presets, rewards=False)), rows=False)
+    study = Study.of(dump.info.columns, catalogue.load().resolve("all"), (), 0)
+    job = Observe(study, settle(Local(CPU, 0), dump, Needs.of(study.presets, rewards=False)), rows=False)
     batch = next(dump.batches())
     job(batch)
     gc.collect()

@@ -13,8 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from offpol_diag.analysis.first_reading import Asked, settle
-from offpol_diag.analyze import Observe, analyze, plan
+from offpol_diag.analysis.first_pass import Needs, settle
+from offpol_diag.analysis.tally import Study
+from offpol_diag.analyze import Observe, analyze
 from offpol_diag.engine import segments
 from offpol_diag.presets import catalogue
 from offpol_diag.readers import open_dump
@@ -281,8 +282,8 @@ def test_advantages_are_made_of_rewards_on_one_gpu_and_on_several(without_advant
 def seen(names: str, path: str, rows: bool) -> Counter[str]:
     """What makes the host wait in one batch that is sent as batches are."""
     dump = open_dump([path])
-    study = plan(dump, catalogue.load().resolve(names), (), 0)
-    asked = Asked.of(study.presets, "advantages" not in dump.info.columns)
+    study = Study.of(dump.info.columns, catalogue.load().resolve(names), (), 0)
+    asked = Needs.of(study.presets, "advantages" not in dump.info.columns)
     found = settle(Local(torch.device("cpu")), dump, asked)
     with pretended.gpus(), one_thread():
         job = Observe(study, found, rows)

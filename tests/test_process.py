@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from offpol_diag.cli import defaults, process
+from offpol_diag.cli import defaults, exits
 
 RUN = """
 import atexit, gc, sys
@@ -42,7 +42,7 @@ main()
 
 def said(code: str, *arguments: str, folder: Path | None = None, **env: str) -> list[str]:
     """The last line's words."""
-    given = {name: value for name, value in os.environ.items() if name != process.THREADS}
+    given = {name: value for name, value in os.environ.items() if name != exits.THREADS}
     ran = subprocess.run(
         [sys.executable, "-c", code, *arguments],
         capture_output=True,
@@ -57,7 +57,7 @@ def said(code: str, *arguments: str, folder: Path | None = None, **env: str) -> 
 def test_a_command_looks_for_garbage_seldom_and_at_its_end_at_nothing(command: tuple[str, ...]) -> None:
     threshold, frozen, _ = map(int, said(RUN, *command))
 
-    assert threshold == process.SELDOM
+    assert threshold == exits.SELDOM
     assert frozen > 1000
 
 
@@ -72,7 +72,7 @@ def test_products_take_one_thread_unless_the_user_says_otherwise() -> None:
     command = ("gate", str(defaults.sample()), "--max", "k3=1")
 
     assert said(THREADS, *command) == ["1"]
-    assert said(THREADS, *command, **{process.THREADS: "2"}) == ["2"]
+    assert said(THREADS, *command, **{exits.THREADS: "2"}) == ["2"]
 
 
 def test_a_program_that_imports_us_keeps_its_own_settings() -> None:

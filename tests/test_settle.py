@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from offpol_diag.analysis import first_reading
-from offpol_diag.analysis.first_reading import Asked, Spans, settle
+from offpol_diag.analysis import first_pass
+from offpol_diag.analysis.first_pass import Needs, Spans, settle
 from offpol_diag.analyze import analyze
 from offpol_diag.engine import loglattice
 from offpol_diag.engine.accumulators import Bins
@@ -87,19 +87,19 @@ def test_the_columns_of_a_narrow_reading_are_those_that_are_asked_for():
     current = Preset("c", "", policy="current", reject=(Reject("k2", "batch", upper=0.02),))
     own = Preset("o", "", policy="current", reject=(Reject("k2", "batch", upper=0.02, policy="old"),))
 
-    assert Asked.of((M2PO, PSIS), False).roles == {"old_log_probs", "step"}
-    assert Asked.of((current,), False).roles == {"current_log_probs", "step"}
-    assert Asked.of((own,), False).roles == {"old_log_probs", "step"}
+    assert Needs.of((M2PO, PSIS), False).roles == {"old_log_probs", "step"}
+    assert Needs.of((current,), False).roles == {"current_log_probs", "step"}
+    assert Needs.of((own,), False).roles == {"old_log_probs", "step"}
 
 
 def test_what_needs_prompts_turns_or_every_row_reads_all_columns(tmp_path):
     path = saved(made([1] * 20), tmp_path)
     dump, skipping = open_dump([path]), open_dump([path], on_bad_row="skip")
 
-    assert Asked.of((M2PO,), False).narrow(dump) is not dump
-    assert Asked.of((M2PO,), True).narrow(dump) is dump
-    assert Asked.of((TURNS,), False).narrow(dump) is dump
-    assert Asked.of((M2PO,), False).narrow(skipping) is skipping
+    assert Needs.of((M2PO,), False).narrow(dump) is not dump
+    assert Needs.of((M2PO,), True).narrow(dump) is dump
+    assert Needs.of((TURNS,), False).narrow(dump) is dump
+    assert Needs.of((M2PO,), False).narrow(skipping) is skipping
 
 
 def test_the_rows_of_one_token_are_read_whole(tmp_path):
@@ -119,7 +119,7 @@ def test_the_first_bad_row_is_told_whichever_columns_are_read_first(tmp_path, co
             rows[at] |= {key: [-1.0, -1.0] for key in rows[at] if key.endswith("_log_probs")}
             rows[at] |= {"response_mask": [1, 1], name: [-1.0, math.nan]}
 
-    asked = Asked.of((M2PO,), False)
+    asked = Needs.of((M2PO,), False)
     dump = open_dump([saved(rows, tmp_path)])
     assert asked.narrow(dump) is not dump
     with pytest.raises(DumpError, match=f"row {row}, column '{column}'"):
@@ -136,7 +136,7 @@ def test_rows_that_are_left_out_settle_nothing(tmp_path):
         folder.mkdir()
         saved(some, folder)
 
-    asked = Asked.of((M2PO,), False)
+    asked = Needs.of((M2PO,), False)
     found = [
         settle(HERE, open_dump([str(one / "dump.parquet")], on_bad_row="skip"), asked).settled.cuts
         for one in (with_odd, without)
@@ -162,9 +162,9 @@ VALUES = {
 def test_a_cut_found_by_bins_is_that_of_dropping_value_by_value(values, upper):
     x = torch.from_numpy(VALUES[values](np.random.default_rng(3)))
     rule, bins = Reject("k2", "batch", upper=upper), Bins.of(x)
-    at = first_reading.bin_of(bins, rule)
+    at = first_pass.bin_of(bins, rule)
 
-    found = first_reading.falls_at(bins, at, x[loglattice.index(x) == at], rule)
+    found = first_pass.falls_at(bins, at, x[loglattice.index(x) == at], rule)
     assert found == oracle_scope.cut(x.tolist(), upper)
 
 

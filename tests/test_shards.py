@@ -61,7 +61,7 @@ def sequences(*dumps):
 def read_apart(dump, size):
     pieces = [pickle.loads(pickle.dumps(piece)) for piece in shards(dump, size)]
     found = sequences(*pieces)
-    dump.notice([piece.noticed() for piece in pieces])
+    dump.merge_findings([piece.findings() for piece in pieces])
     return found
 
 
@@ -231,7 +231,7 @@ def full(count=64, length=8):
 def read_pieces(dump, least):
     found = [cut(dump, span) for span in pieces(dump, least)]
     read = sequences(*found)
-    dump.notice([piece.noticed() for piece in found])
+    dump.merge_findings([piece.findings() for piece in found])
     return read
 
 
@@ -280,35 +280,6 @@ def test_a_row_group_in_pieces_is_decoded_once_and_read_again_from_its_start(tmp
     assert len(opened) == 1
     assert [sequences(cut(dump, span)) for span in reversed(cuts)] == once[::-1]
     assert len(opened) == 1 + len(cuts)
-
-
-def test_pieces_are_read_in_even_batches(tmp_path):
-    dump = open_dump([write(tmp_path / "x.parquet", full(640), 64)], batch_tokens=120)
-    cuts = pieces(dump, 1)
-    even, plain = (
-        [b.tokens for span in cuts for b in cut(dump, span).batches(even=even)] for even in (True, False)
-    )
-    assert (len(cuts), sum(even)) == (20, 5120)
-    assert set(even) == {136, 120}
-    assert set(plain) == {120, 16}
-
-
-@pytest.mark.parametrize(
-    ("group", "asked", "expected"),
-    [
-        (64, 500, [512]),  # a little more than was asked for
-        (64, 400, [280, 232]),  # and too much more
-        (64, 150, [184, 184, 144]),
-        (17, 128, [136, 136, 136, 104]),  # row groups of 136 tokens, one after the other
-        (30, 200, [240, 240, 32]),  # and of 240
-        (7, 300, [280, 232]),
-    ],
-)
-def test_even_batches_are_few_and_none_is_small(tmp_path, group, asked, expected):
-    path = write(tmp_path / "x.parquet", full(), group)
-    dump = open_dump([path], batch_tokens=asked)
-    assert [batch.tokens for batch in dump.batches(even=True)] == expected
-    assert sum(expected) == 512
 
 
 def growing(path):

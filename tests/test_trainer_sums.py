@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from offpol_diag.analysis.first_reading import Asked, settle
+from offpol_diag.analysis.first_pass import Needs, settle
 from offpol_diag.batch import Batch
 from offpol_diag.engine import moments, segments
 from offpol_diag.engine.outcome import apply
@@ -281,7 +281,7 @@ class Seen(TorchDispatchMode):
 
 def scened(batch, presets):
     one = OneBatch(batch)
-    settled = settle(one, one, Asked.of(presets, False)).settled
+    settled = settle(one, one, Needs.of(presets, False)).settled
     scene = Scene.of(batch, 0, 2, settled, Near.of(presets))
     for preset in presets:  # what the engine makes of a preset is there already
         apply(scene, preset)

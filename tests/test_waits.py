@@ -14,8 +14,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from offpol_diag.analysis.first_reading import Asked, settle
-from offpol_diag.analyze import Observe, analyze, plan
+from offpol_diag.analysis.first_pass import Needs, settle
+from offpol_diag.analysis.tally import Study
+from offpol_diag.analyze import Observe, analyze
 from offpol_diag.engine import segments
 from offpol_diag.presets import catalogue
 from offpol_diag.readers import open_dump
@@ -61,8 +62,8 @@ def counted(names: str, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """What makes the host wait in one batch under some presets; copies of many numbers count as one."""
     presets = catalogue.load().resolve(names)
     dump = open_dump([SAMPLE])
-    study = plan(dump, presets, (), 0)
-    found = settle(Local(torch.device("cpu")), dump, Asked.of(study.presets, rewards=False))
+    study = Study.of(dump.info.columns, presets, (), 0)
+    found = settle(Local(torch.device("cpu")), dump, Needs.of(study.presets, rewards=False))
     batch = next(dump.batches()).to(torch.device("cpu"))
     seen, plain = Waits(), {name: getattr(torch.Tensor, name) for name in ("tolist", "numpy", "cpu")}
     with monkeypatch.context() as patch, seen:

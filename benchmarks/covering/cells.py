@@ -11,7 +11,7 @@ import numpy as np
 from covering.truth import METRICS, PRESETS, Known
 from covering.worlds import WORLDS, World, batch
 from offpol_diag.analysis import readout
-from offpol_diag.analysis.first_reading import Found
+from offpol_diag.analysis.first_pass import Found
 from offpol_diag.analysis.replicates import Groups, less, of_preset
 from offpol_diag.analysis.tally import Study
 from offpol_diag.analyze import Observe

@@ -13,14 +13,14 @@ from typing import Any
 import torch
 
 from offpol_diag.analysis import readout
-from offpol_diag.analysis.first_reading import Asked
+from offpol_diag.analysis.first_pass import Needs
 from offpol_diag.analysis.tally import Tally
 from offpol_diag.analysis.tally_file import AGAIN, Held, Piece, Settings, TallyFile, read
 from offpol_diag.engine.accumulators import Best, State, typed
 from offpol_diag.engine.scope import ONE, Label
 from offpol_diag.errors import ResultError, UsageError
 from offpol_diag.readers.checks import Count, remarks
-from offpol_diag.readers.parquet import merged
+from offpol_diag.readers.dump import merged
 from offpol_diag.summary import DumpFacts, Run, Skipped, Summary
 
 ALIKE = "analyze every piece with the same version and options: presets, columns, group-by, seed"
@@ -170,7 +170,7 @@ def summary(whole: TallyFile) -> Summary:
             f"{WHOLE}; or write advantages into the dump",
         )
     requested, notes = whole.settings.requested(whole.name), list[str]()
-    torn = [one for one in requested if broken and Asked.of((one,), rewards=False)]
+    torn = [one for one in requested if broken and Needs.of((one,), rewards=False)]
     if torn:
         names = ", ".join(one.name for one in torn)
         why = f"They judge a token by all of its step, and {_steps(broken)}; {WHOLE}"

@@ -376,20 +376,20 @@ def noise(drawn: Drawn) -> Noise:
 
 
 def _quantiles(counts: Tensor, edges: Tensor, q: float) -> list[float | None]:
-    """Compute a quantile of each row of counts [Q, N], linear within a bin; null in an empty row."""
-    found: list[float | None] = []
-    for row in counts:
-        total = float(row.sum())
-        if not total:
-            found.append(None)
-            continue
-        below = torch.cumsum(row, 0)
-        at = int(torch.searchsorted(below, torch.tensor(q * total, dtype=torch.float64)))
-        low, high = edges[at : at + 2].tolist()
-        inside = float(row[at])
-        part = (q * total - (float(below[at]) - inside)) / inside
-        found.append(low if math.isinf(high) else low + (high - low) * part)
-    return found
+    """Compute a quantile of each row of counts [Q, N]; null in an empty row."""
+    low, high = edges[:-1].tolist(), edges[1:].tolist()
+    return [_quantile(row, low, high, q) for row in counts]
+
+
+def _quantile(counts: Tensor, low: Sequence[float], high: Sequence[float], q: float) -> float | None:
+    """Compute a quantile of binned values [N], linear within a bin; None if there are none."""
+    total = float(counts.sum())
+    if not total:
+        return None
+    below = torch.cumsum(counts, 0)
+    at = int(torch.searchsorted(below, torch.tensor(q * total, dtype=torch.float64)))
+    part = (q * total - (float(below[at]) - float(counts[at]))) / float(counts[at])
+    return low[at] if math.isinf(high[at]) else low[at] + (high[at] - low[at]) * part
 
 
 def in_sync(drawn: Drawn, edges: Sequence[float]) -> list[int]:
@@ -580,16 +580,11 @@ def with_tails(drawn: Drawn, found: Lengths) -> Lengths:
 
 
 def _length_at(sequences: Tensor, q: float) -> int | None:
-    """Return a quantile of length from sequences by length bin, linear within a bin."""
-    total = float(sequences.sum())
-    if not total:
-        return None
-    below = torch.cumsum(sequences, 0)
-    at = int(torch.searchsorted(below, torch.tensor(q * total, dtype=torch.float64)))
-    first, last = math.ceil(2 ** (at / 8) - 1e-9), math.ceil(2 ** ((at + 1) / 8) - 1e-9) - 1
-    inside = float(sequences[at])
-    part = (q * total - (float(below[at]) - inside)) / inside
-    return round(first + (max(last, first) - first) * part)
+    """Return a quantile of length from sequences by length bin."""
+    starts = [math.ceil(2 ** (at / 8) - 1e-9) for at in range(len(sequences) + 1)]
+    low, high = starts[:-1], [max(first, after - 1) for first, after in pairwise(starts)]
+    found = _quantile(sequences, low, high, q)
+    return None if found is None else round(found)
 
 
 # ---------------------------------------------------------------- what is kept, and of which tokens

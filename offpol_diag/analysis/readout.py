@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import resource
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -132,7 +130,7 @@ def facts(dump: Dump, tally: Tally, made: Sequence[str] = ()) -> DumpFacts:
         rows=dump.info.rows,
         columns=dict(dump.info.columns),
         provenance=dict(dump.info.provenance),
-        skipped=Skipped(count=skipped.count, examples=[str(example) for example in skipped.examples]),
+        skipped=Skipped(count=skipped.count, examples=skipped.examples),
         notes=[*dump.notes, *made],
     )
 
@@ -151,12 +149,6 @@ def counts(tally: Tally) -> dict[str, Any]:
         "mean_length": tokens / sequences,
         "max_length": int(typed(tally.states["ranges"], Extremes).read()["length"][1]),
     }
-
-
-def peak_rss() -> int:
-    """Return the peak resident memory of this process, in bytes."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
 
 
 # ---------------------------------------------------------------- the whole

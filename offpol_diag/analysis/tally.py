@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from offpol_diag.engine import (
     breakdowns,
     charts,
+    correction,
     drops,
     gap,
     method,
@@ -19,6 +21,7 @@ from offpol_diag.engine import (
     policyloss,
     prefixes,
     ranking,
+    resample,
     residual,
     sample,
     segments,
@@ -66,6 +69,25 @@ class Study:
     replicates: int
     against: str | None = None
     by_step: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        columns: Collection[str],
+        presets: Sequence[Preset],
+        group_by: Sequence[str],
+        seed: int,
+        replicates: int = resample.REPLICATES,
+    ) -> Study:
+        """Return what a dump with these canonical columns allows: of the presets, those whose columns it has.
+
+        Advantages are made of rewards where there are none and groups are known.
+        """
+        have = frozenset(columns)
+        if {"rewards", "group_id"} <= have:
+            have |= {"advantages"}
+        able = tuple(preset for preset in presets if not correction.needs(preset, set(have)))
+        return cls(able, have, tuple(group_by), seed, replicates)
 
     @cached_property
     def pairs(self) -> tuple[tuple[Preset, Preset], ...]:

@@ -14,24 +14,23 @@ import math
 import os
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache, lru_cache
 from hashlib import blake2b
 from importlib.metadata import version
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
-import pyarrow as pa
 import torch
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError, model_validator
 from torch import Tensor
 
 from offpol_diag import wholefiles
 from offpol_diag.analysis import readout
-from offpol_diag.analysis.first_reading import Asked, Found
+from offpol_diag.analysis.first_pass import Found, Needs
 from offpol_diag.analysis.tally import Study, Tally, observe
 from offpol_diag.batch import Batch
-from offpol_diag.engine import correction
 from offpol_diag.engine.accumulators import Best, Places, State, Sums, typed
 from offpol_diag.engine.fields import LARGE, Count, Ints, form, require
 from offpol_diag.engine.scene import Scene
@@ -39,10 +38,10 @@ from offpol_diag.engine.scope import ONE, Settled
 from offpol_diag.errors import ResultError, UsageError
 from offpol_diag.presets import Preset, catalogue
 from offpol_diag.presets.grammar import UNBOUNDED
-from offpol_diag.readers import Dump
+from offpol_diag.readers import Dump, parquet
 from offpol_diag.readers.checks import remarks
 from offpol_diag.readers.long import value
-from offpol_diag.readers.parquet import Part, open_again
+from offpol_diag.readers.sources import Part
 from offpol_diag.summary import DumpFacts, Model, Run, WorstSequence, WorstToken
 
 FORMAT = 2
@@ -111,9 +110,8 @@ class Settings(Model):
         Raises:
             PresetError: a table that is no preset.
         """
-        columns = frozenset(self.columns) | set(self.made)
-        able = tuple(one for one in self.requested(file) if not correction.needs(one, set(columns)))
-        return Study(able, columns, tuple(self.group_by), self.seed, self.replicates)
+        columns = {*self.columns, *self.made}
+        return Study.of(columns, self.requested(file), self.group_by, self.seed, self.replicates)
 
 
 def _toml(value: Any) -> Any:
@@ -190,7 +188,7 @@ class Piece(Model):
         return cls(
             facts=facts.model_copy(update={"notes": [note for note in facts.notes if note not in said]}),
             run=run,
-            files=[File(name=str(part.path), mark=_mark(part)) for part in dump.parts],
+            files=[File(name=str(part.path), mark=_digest(parquet.fingerprint(part))) for part in dump.parts],
             signs={
                 column: Signs(tokens=count.tokens, positive=count.positive, first=count.first)
                 for column, count in dump.signs.items()
@@ -212,21 +210,14 @@ def _digest(data: bytes) -> str:
     return blake2b(data, digest_size=16).hexdigest()
 
 
-def _mark(part: Part) -> str:
-    """Digest a file's footer: sizes, offsets and statistics of all columns."""
-    with open_again(part) as parquet:
-        footer = pa.BufferOutputStream()
-        parquet.metadata.write_metadata_file(footer)
-    return _digest(footer.getvalue())
-
-
 def _id(part: Part, name: str, at: int) -> str:
     """Digest the id in the first (0) or the last (-1) row of a file that has rows."""
     found = part.partitions.get(name)
     if found is None:
-        filled = [group for group, rows in enumerate(part.group_rows) if rows]
-        with open_again(part) as parquet:
-            found = parquet.read_row_group(filled[at], columns=[name]).column(name)[at]
+        filled = [group for group, rows in enumerate(part.group_rows) if rows][at]
+        one = replace(part, span=(filled, filled + 1))
+        *_, (_, table) = islice(parquet.tables(one, [name], 1 << 20), 1 if at == 0 else None)
+        found = table.column(name)[at]
     return _digest(str(value(found)).encode())
 
 
@@ -416,7 +407,7 @@ LABEL = "0"
 @lru_cache(maxsize=1)  # files that are merged have one study
 def _small(study: Study) -> Tally:
     """Analyse one sequence of two tokens: the states of every tally of the study have the same form."""
-    asked = Asked.of(study.presets, rewards=False)
+    asked = Needs.of(study.presets, rewards=False)
     settled = Settled(
         {cut: {ONE: math.inf, LABEL: math.inf} for cut in asked.cuts},
         {tail: {ONE: None, LABEL: None} for tail in asked.tails},

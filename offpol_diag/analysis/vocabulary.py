@@ -18,16 +18,18 @@ UNKNOWN = "\ufffd"
 """What stands for bytes that are no text by themselves."""
 
 
-def with_texts(summary: Summary, path: Path) -> Summary:
+def with_texts(summary: Summary, path: Path | None) -> Summary:
     """Return the summary with the text of every token id that a report shows.
 
     Args:
         summary: a result; without token ids it is returned as it is.
-        path: a tokenizer.json, as the package `tokenizers` writes it.
+        path: a tokenizer.json, as the package `tokenizers` writes it; None returns the summary as it is.
 
     Raises:
         UsageError: the package is not installed, or the file cannot be read as a tokenizer.
     """
+    if path is None:
+        return summary
     try:
         from tokenizers import Tokenizer
     except ImportError as error:

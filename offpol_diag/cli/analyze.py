@@ -7,7 +7,7 @@ from typing import Annotated
 
 from offpol_diag.cli import defaults, options
 from offpol_diag.cli.output import Outputs, default_html
-from offpol_diag.cli.request import Request, with_texts
+from offpol_diag.cli.request import Request
 
 ROWS = "Write one row per sequence: its length, ΣΔ, and what each preset keeps of it."
 Sequences = Annotated[
@@ -54,6 +54,8 @@ def analyze(
     files = Outputs(None if no_html else out or default_html(dumps), json, md, quiet, sequences, tally)
     files.check(*dumps, *([one for one in (preset_file, tokenizer) if one]))
     with files.begin() as staged:
+        from offpol_diag.analysis.vocabulary import with_texts
+
         request = Request(
             preset_file,
             columns,

@@ -138,12 +138,12 @@ def _lacking(request: Request, dumps: Sequence[str], chosen: Sequence[Preset]) -
     Raises:
         UsageError: no preset can be computed; raised before the dump is read.
     """
-    from offpol_diag.analyze import plan
+    from offpol_diag.analysis.tally import Study
     from offpol_diag.engine.correction import needs
     from offpol_diag.forms import open_dump
 
     dump = open_dump(dumps, reading=request.reading(), columns=request.which_columns())
-    columns = set(plan(dump, (), (), 0).columns)
+    columns = set(Study.of(dump.info.columns, (), (), 0).columns)
     lacking = {preset.name: needs(preset, columns) for preset in chosen}
     if all(lacking.values()):
         missing = dict.fromkeys(column for names in lacking.values() for column in names)

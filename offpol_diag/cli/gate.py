@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from offpol_diag.cli import options
-from offpol_diag.cli.ci import tell
 from offpol_diag.cli.exits import COULD_NOT_SAY, FAILED
-from offpol_diag.cli.output import URL, Outputs
+from offpol_diag.cli.output import URL, Outputs, emit, note
 from offpol_diag.cli.request import Request
 from offpol_diag.errors import UsageError
 
@@ -128,7 +129,7 @@ def gate(
         summary = _summary(request, source, required)
         judged = summary.model_copy(update={"gates": list(required.judge(summary, base))})
         files.write(judged, verbose, [section(judged.gates, required.remarks(judged, base))])
-    tell(judged, files.takes_stdout())
+    _tell_github(judged, files.takes_stdout())
     raise SystemExit(EXITS[outcome(judged.gates)])
 
 
@@ -155,3 +156,30 @@ def _presets(required: Requirements, catalogue: Catalogue) -> Sequence[Preset]:
         except UsageError as error:
             raise UsageError(f"{place}: {error.message}" if place else error.message, error.hint) from error
     return tuple(found.values())
+
+
+def _tell_github(summary: Summary, aside: bool) -> None:
+    """Add to the job summary where there is one, and annotate the run of GitHub Actions.
+
+    Annotations go to stdout, or `aside` to stderr, which GitHub also reads. Failing to write the job summary
+    does not fail a gate.
+    """
+    place = os.environ.get("GITHUB_STEP_SUMMARY")
+    if place:
+        from offpol_diag.report.render.markdown import render_markdown
+
+        try:
+            with Path(place).open("a", encoding="utf-8") as file:
+                file.write("\n" + render_markdown(summary))
+        except OSError as error:
+            note(f"GITHUB_STEP_SUMMARY: {place} cannot be written ({error.strerror})")
+    if os.environ.get("GITHUB_ACTIONS") == "true":
+        from offpol_diag.report.render.annotations import annotated
+
+        lines = "".join(f"{line}\n" for line in annotated(summary.gates))
+        if aside:
+            sys.stderr.flush()
+            sys.stderr.buffer.write(lines.encode())
+            sys.stderr.buffer.flush()
+        else:
+            emit(lines)

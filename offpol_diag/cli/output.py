@@ -76,15 +76,6 @@ def emit(text: str, encoding: str = "utf-8") -> None:
             select.select([], [descriptor], [])
 
 
-def shown(
-    summary: Summary, verbose: bool, quiet: bool, sections: Sequence[Section] = (), whole: bool = False
-) -> str:
-    """Return a result as text for stdout, as `report.render.terminal.terminal` draws it."""
-    from offpol_diag.report.render import terminal
-
-    return terminal.terminal(summary, verbose, quiet, sections, whole)
-
-
 # ---------------------------------------------------------------- files
 
 
@@ -100,7 +91,7 @@ def check(target: Path, *sources: object) -> None:
     check_names(target)
     if URL.match(str(target)):
         raise UsageError("results are written on this disk, and a URL is named", "name a file, and copy it")
-    with _told(target):
+    with _writing(target):
         if target.is_dir():
             raise UsageError(f"{target}: is a directory", f"name a file in it: {target / 'report.html'}")
         if not target.parent.is_dir():
@@ -150,7 +141,7 @@ def write_all(texts: Mapping[Path, str], staged: Mapping[Path, Path] | None = No
             if _replaceable(target):
                 check(target)
                 ready[target] = beside(target.resolve())
-                with _told(target):
+                with _writing(target):
                     if target.exists():
                         ready[target].touch(stat.S_IMODE(target.stat().st_mode))
                     ready[target].write_bytes(text.encode("utf-8", "backslashreplace"))
@@ -158,7 +149,7 @@ def write_all(texts: Mapping[Path, str], staged: Mapping[Path, Path] | None = No
         try:
             for target, text in texts.items():
                 if target != STDOUT and not _replaceable(target):
-                    with _told(target):
+                    with _writing(target):
                         target.write_bytes(text.encode("utf-8", "backslashreplace"))
             if STDOUT in texts:
                 emit(texts[STDOUT])
@@ -167,7 +158,7 @@ def write_all(texts: Mapping[Path, str], staged: Mapping[Path, Path] | None = No
         except BrokenPipeError as error:
             left = error
         for target, file in ready.items():
-            with _told(target):
+            with _writing(target):
                 if target.exists():
                     file.chmod(stat.S_IMODE(target.stat().st_mode))
                 file.replace(target.resolve())
@@ -184,7 +175,8 @@ def _replaceable(target: Path) -> bool:
 
 
 @contextmanager
-def _told(target: Path) -> Iterator[None]:
+def _writing(target: Path) -> Iterator[None]:
+    """Explain errors of writing a file within the block."""
     try:
         yield
     except OSError as error:
@@ -238,7 +230,7 @@ class Outputs:
         ):
             if target is not None:
                 check_names(target)
-                with _told(target):
+                with _writing(target):
                     if not _replaceable(target):
                         raise UsageError(
                             f"{option} {target}: {form} needs a file", f"name one: {option} {example}"
@@ -273,8 +265,10 @@ class Outputs:
 
         Everything is rendered before anything is written, and written and printed before files are renamed.
         """
+        from offpol_diag.report.render.terminal import terminal
+
         texts = {target: render(form, summary) for form, target in self._forms().items()}
-        drawn = "" if self.takes_stdout() else shown(summary, verbose, self.quiet, sections, whole)
+        drawn = "" if self.takes_stdout() else terminal(summary, verbose, self.quiet, sections, whole)
         write_all(texts, {getattr(self, form): file for form, file in self.staged.items()}, drawn)
         if self.quiet:
             return

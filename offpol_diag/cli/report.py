@@ -10,7 +10,6 @@ import typer
 
 from offpol_diag.cli import options
 from offpol_diag.cli.output import STDOUT, Outputs, default_html
-from offpol_diag.cli.request import with_texts
 
 Result = Annotated[Path, typer.Argument(metavar="RESULT.json", help="What --json wrote; - is stdin.")]
 
@@ -24,6 +23,7 @@ def report(
     verbose: options.Verbose = False,
 ) -> None:
     """Draw a report again from the JSON of a result; equal to the one first drawn."""
+    from offpol_diag.analysis.vocabulary import with_texts
     from offpol_diag.summary import load, load_stream
 
     files = Outputs(html=out or default_html([str(result)]), markdown=md, quiet=quiet)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -11,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from offpol_diag.cli.defaults import judged
 from offpol_diag.cli.options import names, pairs
 from offpol_diag.cli.output import note
-from offpol_diag.cli.progress import progress
 from offpol_diag.errors import UsageError
 
 if TYPE_CHECKING:
@@ -153,19 +153,6 @@ def ran(command: str, summary: Summary) -> Summary:
     return summary.model_copy(update={"run": summary.run.model_copy(update={"command": command})})
 
 
-def with_texts(summary: Summary, tokenizer: Path | None) -> Summary:
-    """Return the summary with the text of the tokens that it names, if a tokenizer.json is given.
-
-    Raises:
-        UsageError: it cannot be read.
-    """
-    if tokenizer is None:
-        return summary
-    from offpol_diag.analysis.vocabulary import with_texts as named
-
-    return named(summary, tokenizer)
-
-
 def trainer_name(said: str | None) -> str | None:
     """Return a trainer's canonical name.
 
@@ -196,3 +183,26 @@ def _bytes(dumps: Sequence[str]) -> int:
         except OSError:
             continue
     return size
+
+
+@contextmanager
+def progress(quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
+    """Yield a function that shows (rows done, rows in all) as a bar on stderr; None if it is no terminal."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if quiet or not console.is_terminal:
+        yield None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    rate = TextColumn("rows, {task.fields[rate]} rows/s,")
+    columns = (TextColumn("reading"), BarColumn(), MofNCompleteColumn(), rate, TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("reading", total=None, rate="–")
+
+        def report(done: int, total: int) -> None:
+            speed = bar.tasks[0].speed
+            bar.update(task, completed=done, total=total, rate="–" if speed is None else f"{speed:,.0f}")
+
+        yield report

@@ -2,7 +2,7 @@
 
 A trainer batch is the rows of one `step`; without that column it is the whole dump. Batch-wide rules (M2PO)
 need the cut, Pareto smoothing the tail; both are computed in a first pass over the dump
-(`analysis/first_reading.py`).
+(`analysis/first_pass.py`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Read Parquet files into packed batches: `open_dump(sources).batches()`.
 
-sources    paths, directories, globs and URLs → list of files
+sources    paths, directories, globs and URLs → list of files; footers and parts of files
 remote     files behind URLs: access, listing, retries, error messages
 columns    roles of columns: aliases, overrides, types; the columns of a dump, checked across files
 parquet    footers; declared sizes; row groups → tables of whole rows
@@ -9,6 +9,10 @@ checks     bad rows, and the signs of the train columns
 long       long form (one row per token) → tables of one row per sequence
 dump       the steps above as one reader
 shards     division of a dump into parts that can be read independently
+
+Files of other forms become canonical Parquet first (`offpol_diag.forms`). What a dump needs of a file:
+`parquet.footer` says what it holds, `parquet.tables` yields its rows in order as Arrow tables with the number
+of their row group; a `Slice` is such a table with the numbers of its rows in the file.
 
 Modules that need torch are imported on first use (PEP 562), so that `sources` works without it.
 """
@@ -19,17 +23,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from offpol_diag.readers.checks import BadRow, Skipped
-    from offpol_diag.readers.dump import Dump, DumpInfo, open_dump
+    from offpol_diag.readers.dump import Dump, open_dump
 
-__all__ = ["BadRow", "Dump", "DumpInfo", "Skipped", "open_dump"]
-
-_HOMES = {"BadRow": "checks", "Dump": "dump", "DumpInfo": "dump", "Skipped": "checks", "open_dump": "dump"}
+__all__ = ["Dump", "open_dump"]
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found: object = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    globals()[name] = found
-    return found
+    return getattr(import_module("offpol_diag.readers.dump"), name)

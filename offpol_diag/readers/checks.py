@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -42,13 +43,11 @@ def shapes(rows: Rows) -> Iterator[Problem]:
     for role, column in rows.lists.items():
         differs = ~column.absent & (column.lengths != rows.lengths)
         yield from _at_rows(role, column.absent, lambda _: "there is null where a list belongs", "null")
-        yield from _at_rows(role, differs, _lengths(column, rows), "length")
+        yield from _at_rows(role, differs, partial(_lengths, column, rows), "length")
 
 
-def _lengths(column: Ragged, rows: Rows) -> Callable[[int], str]:
-    return lambda row: (
-        f"it holds {column.lengths[row]} values and {columns.ROLLOUT} holds {rows.lengths[row]}"
-    )
+def _lengths(column: Ragged, rows: Rows, row: int) -> str:
+    return f"it holds {column.lengths[row]} values and {columns.ROLLOUT} holds {rows.lengths[row]}"
 
 
 def mask_values(rows: Rows) -> Iterator[Problem]:
@@ -88,11 +87,11 @@ def number_values(rows: Rows) -> Iterator[Problem]:
 def count_values(rows: Rows) -> Iterator[Problem]:
     """Find steps, lags and versions that exceed 64-bit integers; null and NaN are allowed."""
     for role, values in rows.counts.items():
-        yield from _at_rows(role, np.abs(values) >= LIMIT, _too_large(values), "number")
+        yield from _at_rows(role, np.abs(values) >= LIMIT, partial(_too_large, values), "number")
 
 
-def _too_large(values: Floats) -> Callable[[int], str]:
-    return lambda row: f"it is {values[row]:.6g}, and a number between -2^63 and 2^63 is needed"
+def _too_large(values: Floats, row: int) -> str:
+    return f"it is {values[row]:.6g}, and a number between -2^63 and 2^63 is needed"
 
 
 CHECKS: tuple[Callable[[Rows], Iterator[Problem]], ...] = (
@@ -153,34 +152,17 @@ def _row_of(tokens: Ints, offsets: Ints) -> Ints:
 # ---------------------------------------------------------------- refusing or skipping bad rows
 
 
-@dataclass(frozen=True)
-class BadRow:
-    """A skipped row and the reason; rows are numbered from 0 within their file."""
-
-    file: str
-    row_group: int
-    row: int
-    column: str
-    reason: str
-
-    def __str__(self) -> str:
-        """Return the location and the reason as an error message."""
-        return (
-            f"{self.file}, row group {self.row_group}, row {self.row}, column {self.column!r}: {self.reason}"
-        )
-
-
 @dataclass
 class Skipped:
     """Count and examples of skipped rows.
 
     Attributes:
         count: number of skipped rows.
-        examples: the first `EXAMPLES`.
+        examples: where the first `EXAMPLES` are, and the reasons.
     """
 
     count: int = 0
-    examples: list[BadRow] = field(default_factory=list)
+    examples: list[str] = field(default_factory=list)
 
     def merge(self, more: Skipped) -> None:
         """Add the skipped rows of a later part of the dump."""
@@ -211,14 +193,13 @@ def good_rows(piece: Slice, plan: Plan, skipped: Skipped | None) -> tuple[Slice,
 
 
 def _without(piece: Slice, problems: list[Problem], plan: Plan, skipped: Skipped | None) -> Slice:
-    def bad_row(problem: Problem, index: int) -> BadRow:
+    def bad_row(problem: Problem, index: int) -> str:
         column = plan.columns.get(problem.role, problem.role)
-        row = int(piece.rows[problem.rows[index]])
-        return BadRow(piece.file, piece.row_group, row, column, problem.detail(index))
+        return f"{piece.place(problem.rows[index])}, column {column!r}: {problem.detail(index)}"
 
     if skipped is None:
         first = min(problems, key=lambda problem: int(problem.rows[0]))
-        raise DumpError(str(bad_row(first, 0)), first.hint)
+        raise DumpError(bad_row(first, 0), first.hint)
     bad = np.unique(np.concatenate([problem.rows for problem in problems]))
     for row in bad[: EXAMPLES - len(skipped.examples)]:
         problem = next(problem for problem in problems if row in problem.rows)

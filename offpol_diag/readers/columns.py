@@ -15,7 +15,7 @@ import pyarrow.types as pt
 from offpol_diag.errors import DumpError, did_you_mean
 
 if TYPE_CHECKING:
-    from offpol_diag.readers.parquet import Part
+    from offpol_diag.readers.sources import Part
 
 ROLLOUT, OLD, CURRENT = "rollout_log_probs", "old_log_probs", "current_log_probs"
 MASK, ADVANTAGES, REWARDS = "response_mask", "advantages", "rewards"

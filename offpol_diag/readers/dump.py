@@ -2,35 +2,96 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
-import torch
-from torch import Tensor
+import pyarrow.compute as pc
 
-from offpol_diag.batch import Batch
-from offpol_diag.engine import segments
+from offpol_diag.batch import Batch, joined
 from offpol_diag.errors import DumpError
+from offpol_diag.readers import parquet
 from offpol_diag.readers.checks import Count, Signs, Skipped, good_rows
 from offpol_diag.readers.columns import MASK, ROLLOUT, Plan, agree
-from offpol_diag.readers.decode import Slice, pack
+from offpol_diag.readers.decode import Slice, cuts, pack, plain, starts
 from offpol_diag.readers.long import gathered
-from offpol_diag.readers.parquet import Cursor, Part, describe, merged, slices, tokens_in
-from offpol_diag.readers.sources import find
+from offpol_diag.readers.sources import File, Part, find
 
 Progress = Callable[[int], None]
 
 ROOM = 1.2
-"""Largest size of an even batch relative to `batch_tokens`."""
-SLACK = 1.1
-"""Tolerance on the size of even slices: sequences are not cut, and footers give sizes approximately."""
+"""Largest batch of a shard relative to `batch_tokens`, so that a shard of little more is one batch."""
 RECYCLED = (32 << 20) - (64 << 10)
 """Bytes just below glibc's maximum mmap threshold; freeing such a block makes malloc reuse smaller ones."""
+FOOTERS_AT_ONCE = 16
+MOST_DIGITS = 64
+"""Maximum digits of an integer in a directory name, leading zeros included."""
+
+
+# ---------------------------------------------------------------- files
+
+
+def describe(files: Sequence[File]) -> list[Part]:
+    """Read the footers of all files.
+
+    Raises:
+        DumpError: a file that is not Parquet, is damaged, or cannot be opened.
+    """
+    pairs = [(key, text) for file in files for key, text in file.partitions.items()]
+    words = {key for key, text in pairs if text is not None and not _is_integer(text)}
+    numeric = {key for key, _ in pairs} - words
+    if not any(file.path.store for file in files):
+        return [_describe(file, numeric) for file in files]
+    pool = ThreadPoolExecutor(FOOTERS_AT_ONCE, "offpol-diag-footers")
+    try:
+        return list(pool.map(lambda file: _describe(file, numeric), files))
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _describe(file: File, numeric: set[str]) -> Part:
+    """Read a footer; partition columns in `numeric` hold integers, the others text."""
+    try:
+        partitions = {
+            key: pa.scalar(int(text) if text is not None and key in numeric else text, dtype)
+            for key, text in file.partitions.items()
+            for dtype in [pa.int64() if key in numeric else pa.string()]
+        }
+        state = file.path.state()
+        footer = parquet.footer(file.path)
+    except parquet.READ_ERRORS as error:
+        raise parquet.unreadable(file.path, error) from error
+    schema, small = footer.schema, footer.small | partitions.keys()
+    partitions = {key: value for key, value in partitions.items() if key not in schema.names}
+    for key, value in partitions.items():
+        schema = schema.append(pa.field(key, value.type))
+    known = vars(footer) | {"schema": schema, "small": small}
+    return Part(path=file.path, partitions=partitions, state=state, **known)
+
+
+def _is_integer(text: str) -> bool:
+    """Return whether text is a 64-bit integer."""
+    if not text.removeprefix("-").isdecimal() or len(text) > MOST_DIGITS:
+        return False
+    return -(2**63) <= int(text) < 2**63
+
+
+def merged(provenances: Iterable[dict[str, object]]) -> dict[str, object]:
+    """Merge the provenance of several files: one value where they agree, else the list of distinct values."""
+    seen: dict[str, list[object]] = {}
+    for provenance in provenances:
+        for key, value in provenance.items():
+            values = seen.setdefault(key, [])
+            if value not in values:
+                values.append(value)
+    return {key: values[0] if len(values) == 1 else values for key, values in seen.items()}
+
+
+# ---------------------------------------------------------------- the dump
 
 
 @dataclass(frozen=True)
@@ -43,8 +104,7 @@ class DumpInfo:
         row_groups: of all files.
         bytes: size of the files.
         columns: canonical name → the column it is read from.
-        provenance: how the numbers were made, from the files' metadata; where files disagree, the list
-            of their values.
+        provenance: how the numbers were made; where files disagree, the list of their values.
     """
 
     files: tuple[str, ...]
@@ -56,7 +116,7 @@ class DumpInfo:
 
 
 @dataclass(frozen=True)
-class Noticed:
+class Findings:
     """Counts and findings of one pass over a dump, besides its batches.
 
     Attributes:
@@ -70,6 +130,41 @@ class Noticed:
     tokens: int
     skipped: Skipped
     signs: dict[str, Count]
+
+
+class Cursor:
+    """Reader of row ranges in a row group that keeps the file open where the previous range ended.
+
+    Rows in the middle of a row group are reached only by decoding all rows before them. Ranges in ascending
+    order, with gaps or without, decode the row group only once. A pickled copy is closed.
+    """
+
+    def __init__(self) -> None:
+        self._key: Hashable = None
+        self._tables: Iterator[pa.RecordBatch] = iter(())
+        self._at = 0
+
+    def __reduce__(self) -> tuple[type[Cursor], tuple[()]]:
+        return Cursor, ()
+
+    def rows(self, part: Part, names: Sequence[str], tokens: int) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a part of a row group; arguments as of `parquet.tables`."""
+        assert part.between is not None
+        begin, end = part.between
+        key = part.path, part.groups.start
+        if key != self._key or begin < self._at:
+            whole = replace(part, between=None)
+            self._tables, self._at = (table for _, table in parquet.tables(whole, names, tokens)), 0
+        self._key = None  # until the range is read without an error
+        while self._at < end:
+            table, first = next(self._tables), self._at
+            low, high = max(begin - first, 0), min(end - first, table.num_rows)
+            self._at = first + high
+            if high < table.num_rows:
+                self._tables = chain([table.slice(high)], self._tables)
+            if low < high:
+                yield table.slice(low, high - low)
+        self._key = key
 
 
 @dataclass
@@ -118,6 +213,7 @@ class Dump:
             self,
             info=replace(self.info, rows=sum(part.rows for part in parts)),
             parts=list(parts),
+            batch_tokens=int(ROOM * self.batch_tokens),
             skipped=Skipped(),
             _signs=None,
             _kept=0,
@@ -169,7 +265,10 @@ class Dump:
         ]
         filled = next((i for i, size in enumerate(sizes) if size), None)
         if filled is not None and not self._rate:
-            self._rate = max(tokens_in(*groups[filled], self._plan), 1) / sizes[filled]
+            part, at = groups[filled]
+            name = self._plan.columns[ROLLOUT]
+            tokens = part.group_rows[at] if self.long else parquet.values_in(part, at, name)
+            self._rate = max(tokens, 1) / sizes[filled]
         return [
             self._rate * size * (part.rows / part.group_rows[at] if part.between else 1.0)
             for size, (part, at) in zip(sizes, groups, strict=True)
@@ -178,25 +277,23 @@ class Dump:
     @property
     def signs(self) -> dict[str, Count]:
         """Counts of signs from the latest pass, by the dump's column names."""
-        counts = self._signs.counts if self._signs else {}
-        return {self._plan.columns[role]: count for role, count in counts.items()}
+        return {self._plan.columns[role]: count for role, count in self.findings().signs.items()}
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Warnings from opening and from the latest pass; complete when the pass has ended."""
-        return (
-            *self.remarks,
-            *_padding(self.parts[0], self._plan),
-            *(self._signs.notes() if self._signs else ()),
-        )
+        column, signs = self._plan.columns[ROLLOUT], self._signs.notes() if self._signs else ()
+        padded = pa.types.is_fixed_size_list(self.parts[0].schema.field(column).type)
+        if MASK in self._plan.columns or not padded:
+            return *self.remarks, *signs
+        text = f"{column!r} is padded to one length and there is no {MASK}: padding, if any, counts as tokens"
+        return *self.remarks, text, *signs
 
-    def batches(self, progress: Progress | None = None, even: bool = False) -> Iterator[Batch]:
+    def batches(self, progress: Progress | None = None) -> Iterator[Batch]:
         """Yield the sequences as CPU float64 batches, in the order of the files; can be called repeatedly.
 
         Args:
             progress: called with the number of rows just read, bad ones included; they add up to `rows`.
-            even: whether batches may exceed `batch_tokens` by up to `ROOM` to be of similar size, which saves
-                the fixed cost of a small last batch.
 
         Yields:
             Batches of at most about `batch_tokens` tokens, or of one sequence.
@@ -205,27 +302,22 @@ class Dump:
             DumpError: a bad row (unless skipped), corrupt data, a column of the wrong sign, or no token, as
                 every row is skipped or every token masked.
         """
-        np.empty(
-            RECYCLED, np.uint8
-        )  # makes malloc reuse memory between batches; the block is never touched, so it costs no memory
+        # Makes malloc reuse memory between batches; the block is never touched, so it costs no memory.
+        np.empty(RECYCLED, np.uint8)
         self.skipped, self._signs, self._kept = Skipped(), Signs(self._plan, waits=self._waits), 0
-        most, aim = self.batch_tokens, math.inf
-        if even:
-            most, tokens = max(1, int(ROOM * self.batch_tokens)), self.tokens
-            aim = tokens / math.ceil(max(tokens, 1) / most)
-        for batch in join(self._packed(most, even, self._signs, progress or (lambda _: None)), most, aim):
+        for batch in join(self._packed(self._signs, progress or (lambda _: None)), self.batch_tokens):
             self._kept += batch.tokens
             if self._kept or self._shard:
                 yield batch
         if not (self._kept or self._shard):
             raise self._nothing()
 
-    def noticed(self) -> Noticed:
+    def findings(self) -> Findings:
         """Return the findings of the latest pass; complete when the pass has ended."""
         signs = self._signs.counts if self._signs else {}
-        return Noticed(self.info.rows, self._kept, self.skipped, signs)
+        return Findings(self.info.rows, self._kept, self.skipped, signs)
 
-    def notice(self, shards: Iterable[Noticed]) -> None:
+    def merge_findings(self, shards: Iterable[Findings]) -> None:
         """Merge the findings of all shards, in order, as if the dump had been read in one pass.
 
         Raises:
@@ -241,9 +333,9 @@ class Dump:
         if not self._kept:
             raise self._nothing()
 
-    def _packed(self, most: int, even: bool, signs: Signs, progress: Progress) -> Iterator[Batch]:
+    def _packed(self, signs: Signs, progress: Progress) -> Iterator[Batch]:
         sequences = 0
-        for piece in self._slices(most, even, progress):
+        for piece in self._slices(progress):
             good, rows = good_rows(piece, self._plan, self.skipped if self._skip else None)
             signs.see(good, rows)
             if len(good.rows):
@@ -251,17 +343,41 @@ class Dump:
             sequences += len(piece.rows)
         self.info = replace(self.info, rows=sequences)
 
-    def _slices(self, most: int, even: bool, progress: Progress) -> Iterator[Slice]:
+    def _slices(self, progress: Progress) -> Iterator[Slice]:
+        """Yield the rows in slices of at most `batch_tokens` tokens, or of one row."""
         if self.long:
-            yield from gathered(self.parts, self._plan, most, progress)
+            pieces = (piece for part in self.parts for piece in self._tables(part, 0))
+            yield from gathered(pieces, self._plan, self.batch_tokens, progress)
             return
-        before, tokens = self._before, iter(self.group_tokens if even else ())
+        before = self._before
         for part in self.parts:
-            sizes = {at: _evenly(next(tokens), most) if even else most for at in part.groups}
-            for piece in slices(part, self._plan, before, sizes, self._cursor):
+            tables = self._tables(part, before)
+            for piece in _filled(tables, self._plan.columns[ROLLOUT], self.batch_tokens):
                 yield piece
                 progress(len(piece.rows))
             before += sum(part.group_rows)
+
+    def _tables(self, part: Part, before: int) -> Iterator[Slice]:
+        """Yield the rows of a part, with hive partitions and labels as plain values."""
+        names = [name for name in self._plan.names if name not in part.partitions]
+        found: Iterator[tuple[int, pa.RecordBatch]]
+        if part.between:
+            tables = self._cursor.rows(part, names, self.batch_tokens)
+            found = ((part.groups.start, table) for table in tables)
+        else:
+            found = parquet.tables(part, names, self.batch_tokens)
+        at, done = -1, 0
+        for group, table in found:
+            if group != at:
+                at, done = group, sum(part.group_rows[:group]) + (part.between or (0,))[0]
+            rows, done = np.arange(done, done + table.num_rows), done + table.num_rows
+            for key, value in part.partitions.items():
+                table = table.append_column(key, pa.repeat(value, table.num_rows))
+            for name in self._plan.labels:
+                index = table.schema.get_field_index(name)
+                table = table.set_column(index, name, plain(table.column(index)))
+            if table.num_rows:
+                yield Slice(str(part.path), group, rows, before, table)
 
     def _nothing(self) -> DumpError:
         name = _named(self.parts)
@@ -323,55 +439,46 @@ def _named(parts: Sequence[Part]) -> str:
     return ", ".join(str(part.path) for part in parts[:3]) + rest
 
 
-def _padding(part: Part, plan: Plan) -> tuple[str, ...]:
-    """Return a warning if padding may be counted as tokens."""
-    column = plan.columns[ROLLOUT]
-    if MASK in plan.columns or not pa.types.is_fixed_size_list(part.schema.field(column).type):
-        return ()
-    return (f"{column!r} is padded to one length and there is no {MASK}: padding, if any, counts as tokens",)
-
-
 # ---------------------------------------------------------------- the size of batches
 
 
-def _evenly(tokens: float, most: int) -> int:
-    """Return the slice size that divides a row group of `tokens` evenly, at about `most` tokens or fewer."""
-    return max(1, math.ceil(SLACK * tokens / math.ceil(max(tokens, 1) / most)))
+def _filled(found: Iterator[Slice], name: str, most: int) -> Iterator[Slice]:
+    """Regroup rows into slices of at most `most` tokens, by the lists in column `name`, or of one row.
+
+    Slices may span several input tables, so that few batches have to be joined.
+    """
+    held: Slice | None = None
+    try:
+        for piece in found:
+            if held and held.row_group != piece.row_group:
+                yield held
+                held = None
+            if held:
+                both = pa.Table.from_batches([held.table, piece.table]).combine_chunks().to_batches()[0]
+                piece = replace(piece, rows=np.concatenate((held.rows, piece.rows)), table=both)
+            lengths = pc.list_value_length(piece.table.column(name)).fill_null(0).to_numpy()
+            *full, held = (piece.between(*ends) for ends in cuts(starts(lengths), most))
+            yield from full
+    except DumpError:
+        if held:
+            yield held  # rows read before the error come first, since errors in them take precedence
+        raise
+    if held:
+        yield held
 
 
-def join(batches: Iterable[Batch], most: int, aim: float = math.inf) -> Iterator[Batch]:
+def join(batches: Iterable[Batch], most: int) -> Iterator[Batch]:
     """Join batches, in order, up to `most` tokens; a larger batch stays on its own.
 
-    Many small row groups are then as fast to analyse as a few large ones. Each joined batch ends where its
-    size is nearest to `aim` tokens.
+    Many small row groups are then as fast to analyse as a few large ones.
     """
     held: list[Batch] = []
     size = 0
     for batch in batches:
-        if size and (size + batch.tokens > most or size + batch.tokens / 2 > aim):
-            yield _concatenated(held)
+        if size and size + batch.tokens > most:
+            yield joined(held)
             held, size = [], 0
         held.append(batch)
         size += batch.tokens
     if held:
-        yield _concatenated(held)
-
-
-def _concatenated(batches: Sequence[Batch]) -> Batch:
-    if len(batches) == 1:
-        return batches[0]
-    joined: dict[str, Any] = {}
-    for name in (f.name for f in fields(Batch)):
-        values = [getattr(batch, name) for batch in batches]
-        if name == "scalars":
-            joined[name] = {key: list(chain.from_iterable(s[key] for s in values)) for key in values[0]}
-        else:
-            joined[name] = _cat([x for x in values if x is not None], name in ("cu_seqlens", "cu_runs"))
-    return Batch(**joined)
-
-
-def _cat(values: Sequence[Tensor], offsets: bool) -> Tensor | None:
-    if not values or not offsets:
-        return torch.cat(list(values)) if values else None
-    lengths = torch.cat([segments.lengths(value) for value in values])
-    return torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+        yield joined(held)

@@ -13,7 +13,7 @@ nothing is known of them, and they are not counted as masked.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -26,7 +26,6 @@ from offpol_diag.readers import columns
 from offpol_diag.readers.checks import SKIP
 from offpol_diag.readers.columns import TOKENS, Plan
 from offpol_diag.readers.decode import Ints, Problem, Slice, cuts, dense, starts
-from offpol_diag.readers.parquet import Part, tables
 
 FAR = 4_000_000
 """Rows of others between two rows of a sequence, at most: four row groups of a million."""
@@ -38,12 +37,12 @@ WHOLE = frozenset({columns.TOKEN_IDS, columns.POSITION})
 
 
 def gathered(
-    parts: Sequence[Part], plan: Plan, tokens: int, progress: Callable[[int], None]
+    pieces: Iterable[Slice], plan: Plan, tokens: int, progress: Callable[[int], None]
 ) -> Iterator[Slice]:
     """Yield the sequences of a long-form dump in slices of about `tokens` tokens, or of one sequence.
 
     Args:
-        parts: the files.
+        pieces: the rows of the dump, in order.
         plan: the columns to read.
         tokens: tokens per slice, masked ones included.
         progress: called with the number of rows just read.
@@ -52,13 +51,10 @@ def gathered(
         DumpError: unreadable data, a row without an id, or an id that recurs after more than `FAR` rows.
     """
     gathering = Gathering(plan, tokens)
-    for part in parts:
-        for group, first, table in tables(part, plan, dict.fromkeys(part.groups, tokens)):
-            if table.num_rows:
-                rows = np.arange(first, first + table.num_rows)
-                gathering.add(Slice(str(part.path), group, rows, 0, _without_views(table)))
-                yield from gathering.finished()
-                progress(table.num_rows)
+    for piece in pieces:
+        gathering.add(replace(piece, table=_without_views(piece.table)))
+        yield from gathering.finished()
+        progress(len(piece.rows))
     yield from gathering.hand_out(len(gathering.last))
 
 

@@ -1,4 +1,4 @@
-"""Read Parquet: footers, and row groups as tables of whole rows; explain failures.
+"""Read Parquet files: footers, row groups as tables, and explanations of failures.
 
 Before memory is taken for a column, the sizes that it declares are checked. A page says how large it will be
 when it is decompressed, and how many values it holds; a few damaged bytes can claim gigabytes. What pages say
@@ -11,23 +11,16 @@ from __future__ import annotations
 import io
 import json
 import os
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
-from itertools import chain
 from typing import Any, BinaryIO
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from offpol_diag.errors import DumpError
-from offpol_diag.readers.columns import ROLLOUT, Plan
-from offpol_diag.readers.decode import Slice, cuts, plain, starts
 from offpol_diag.readers.remote import OTHER, outage
-from offpol_diag.readers.sources import File, Location
+from offpol_diag.readers.sources import Footer, Location, Part
 
 PROVENANCE = b"offpol_diag"
 MAGIC = b"PAR1"
@@ -37,62 +30,10 @@ GLIMPSE = 1 << 12
 """Bytes per read when only the beginning of a remote column is inspected."""
 FETCHED_WHOLE = 128 << 20
 """Remote row groups up to this many uncompressed bytes are fetched with all columns at once."""
-FOOTERS_AT_ONCE = 16
-MOST_DIGITS = 64
-"""Maximum digits of an integer in a directory name, leading zeros included."""
 SMALL = 64
 """Maximum uncompressed bytes per row of a column that describes a row's origin."""
 READ_ERRORS = (pa.ArrowException, OSError, ValueError)
 """Exceptions that pyarrow raises on damaged files, OSError from codecs and ValueError from text included."""
-
-
-# ---------------------------------------------------------------- footers
-
-
-@dataclass(frozen=True)
-class Part:
-    """One file of a dump, as described by its footer.
-
-    Attributes:
-        path: the file.
-        schema: its columns, those from hive partitions included.
-        partitions: partition column → value.
-        group_rows: rows of each row group.
-        group_bytes: bytes of each row group before compression, as the footer says.
-        state: the file's `Location.state` when it was opened; its size comes first.
-        provenance: the JSON object under `PROVENANCE` in its metadata.
-        small: its flat columns of at most `SMALL` bytes a row, those from hive partitions among them.
-        span: the row groups that are read, as (begin, end); None for all.
-        between: the rows that are read, as (begin, end) within the single row group of `span`; None for all.
-    """
-
-    path: Location
-    schema: pa.Schema
-    partitions: dict[str, pa.Scalar]
-    group_rows: tuple[int, ...]
-    group_bytes: tuple[int, ...]
-    state: tuple[Any, ...]
-    provenance: dict[str, object]
-    small: frozenset[str] = frozenset()
-    span: tuple[int, int] | None = None
-    between: tuple[int, int] | None = None
-
-    @property
-    def bytes(self) -> int:
-        """Size of the file."""
-        return int(self.state[0])
-
-    @property
-    def groups(self) -> range:
-        """The row groups that are read."""
-        return range(*(self.span or (0, len(self.group_rows))))
-
-    @property
-    def rows(self) -> int:
-        """Number of rows that are read."""
-        if self.between:
-            return self.between[1] - self.between[0]
-        return sum(self.group_rows[group] for group in self.groups)
 
 
 def open_parquet(path: Location) -> pq.ParquetFile:
@@ -127,7 +68,7 @@ def open_again(part: Part) -> pq.ParquetFile:
         found = open_parquet(part.path)
         _unchanged(part)
     except READ_ERRORS as error:
-        raise _unreadable(part.path, error) from error
+        raise unreadable(part.path, error) from error
     return found
 
 
@@ -160,48 +101,22 @@ def chunk_of(parquet: pq.ParquetFile, group: int, leaf: int) -> pq.ColumnChunkMe
     return found
 
 
-def describe(files: Sequence[File]) -> list[Part]:
-    """Read the footers of all files.
+def footer(path: Location) -> Footer:
+    """Read the footer of a file.
 
     Raises:
-        DumpError: a file that is not Parquet, is damaged, or cannot be opened.
+        Exception: one of `READ_ERRORS`.
     """
-    pairs = [(key, text) for file in files for key, text in file.partitions.items()]
-    words = {key for key, text in pairs if text is not None and not _is_integer(text)}
-    numeric = frozenset(key for key, _ in pairs) - words
-    if not any(file.path.store for file in files):
-        return [_describe(file, numeric) for file in files]
-    pool = ThreadPoolExecutor(FOOTERS_AT_ONCE, "offpol-diag-footers")
-    try:
-        return list(pool.map(lambda file: _describe(file, numeric), files))
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _describe(file: File, numeric: frozenset[str]) -> Part:
-    """Read a footer; partition columns in `numeric` hold integers, the others text."""
-    try:
-        partitions = {key: _value(text, key in numeric) for key, text in file.partitions.items()}
-        state = file.path.state()
-        with open_parquet(file.path) as parquet:
-            schema, metadata = parquet.schema_arrow, parquet.metadata
-            groups = [metadata.row_group(at) for at in range(metadata.num_row_groups)]
-            group_rows = tuple(group.num_rows for group in groups)
-            group_bytes = tuple(group.total_byte_size for group in groups)
-            provenance = _provenance((metadata.metadata or {}).get(PROVENANCE, b"{}"))
-            small = _small(groups) | partitions.keys()
-    except READ_ERRORS as error:
-        raise _unreadable(file.path, error) from error
-    partitions = {key: value for key, value in partitions.items() if key not in schema.names}
-    for key, value in partitions.items():
-        schema = schema.append(pa.field(key, value.type))
-    return Part(file.path, schema, partitions, group_rows, group_bytes, state, provenance, small)
-
-
-def _value(text: str | None, numeric: bool) -> pa.Scalar:
-    if numeric:
-        return pa.scalar(None if text is None else int(text), pa.int64())
-    return pa.scalar(text, pa.string())
+    with open_parquet(path) as parquet:
+        metadata = parquet.metadata
+        groups = [metadata.row_group(at) for at in range(metadata.num_row_groups)]
+        return Footer(
+            parquet.schema_arrow,
+            tuple(group.num_rows for group in groups),
+            tuple(group.total_byte_size for group in groups),
+            _provenance((metadata.metadata or {}).get(PROVENANCE, b"{}")),
+            _small(groups),
+        )
 
 
 def _small(groups: Sequence[pq.RowGroupMetaData]) -> frozenset[str]:
@@ -213,13 +128,6 @@ def _small(groups: Sequence[pq.RowGroupMetaData]) -> frozenset[str]:
             name = column.path_in_schema
             sizes[name] = sizes.get(name, 0) + column.total_uncompressed_size
     return frozenset(name for name, size in sizes.items() if size <= SMALL * max(rows, 64))
-
-
-def _is_integer(text: str) -> bool:
-    """Return whether text is a 64-bit integer."""
-    if not text.removeprefix("-").isdecimal() or len(text) > MOST_DIGITS:
-        return False
-    return -(2**63) <= int(text) < 2**63
 
 
 def _provenance(text: bytes) -> dict[str, object]:
@@ -234,18 +142,7 @@ def _provenance(text: bytes) -> dict[str, object]:
     return found if isinstance(found, dict) else {}
 
 
-def merged(provenances: Iterable[dict[str, object]]) -> dict[str, object]:
-    """Merge the provenance of several files: one value where they agree, else the list of distinct values."""
-    seen: dict[str, list[object]] = {}
-    for provenance in provenances:
-        for key, value in provenance.items():
-            values = seen.setdefault(key, [])
-            if value not in values:
-                values.append(value)
-    return {key: values[0] if len(values) == 1 else values for key, values in seen.items()}
-
-
-def _unreadable(path: Location, error: Exception) -> DumpError:
+def unreadable(path: Location, error: Exception) -> DumpError:
     """Explain why a file cannot be opened, from its first and last bytes."""
     if isinstance(error, UnicodeEncodeError):  # the value of a hive partition
         return DumpError(f"{path}: the path is not UTF-8", "rename the file and its directories")
@@ -254,8 +151,7 @@ def _unreadable(path: Location, error: Exception) -> DumpError:
     try:
         with path.open() as stream:
             head = stream.read(4)
-            stream.seek(0, 2)
-            stream.seek(max(stream.tell() - 4, 0))
+            stream.seek(max(stream.seek(0, 2) - 4, 0))
             tail = stream.read(4)
     except OSError as failure:
         what, hint = f"cannot be opened ({failure.strerror})", "check that it exists and may be read"
@@ -278,6 +174,114 @@ def _unreadable(path: Location, error: Exception) -> DumpError:
 def first_line(error: Exception) -> str:
     """Return the first line of an error message, or the name of the error's type."""
     return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+# ---------------------------------------------------------------- row groups
+
+
+def tables(part: Part, names: Sequence[str], tokens: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Yield the rows of a part in order, as (row group, table of about `tokens` values of the first column).
+
+    Raises:
+        DumpError: data that cannot be read.
+    """
+    with open_again(part) as parquet:
+        for group in part.groups:
+            done, rows = 0, part.group_rows[group]
+            try:
+                values = _checked(parquet, part, group, names)[names[0]]
+                size = max(1, tokens * rows // max(values, 1))
+                for table in parquet.iter_batches(size, row_groups=[group], columns=names):
+                    if not part.path.store:
+                        _unchanged(part)
+                    yield group, table
+                    done += table.num_rows
+            except READ_ERRORS as error:
+                raise _corrupt(part, group, done, names, error) from error
+            if done != rows:
+                raise _corrupt(part, group, done, names, EOFError("not the rows its footer had"))
+
+
+def values_in(part: Part, group: int, name: str) -> int:
+    """Return the number of values of a column in a row group; an empty list counts as one.
+
+    Raises:
+        DumpError: the file can no longer be opened, or the column is damaged.
+    """
+    with open_again(part) as parquet:
+        try:
+            return _checked(parquet, part, group, [name])[name]
+        except READ_ERRORS as error:
+            raise _corrupt(part, group, 0, [name], error) from error
+
+
+def bounds(part: Part, name: str) -> list[tuple[Any, Any]]:
+    """Return the minimum and maximum of a flat column in each row group, from the footer.
+
+    Raises:
+        ValueError: the footer does not hold them; or another of `READ_ERRORS`.
+    """
+    with open_again(part) as parquet:
+        leaf = [parquet.schema.column(i).path for i in range(len(parquet.schema))].index(name)
+        found = [chunk_of(parquet, group, leaf).statistics for group in range(len(part.group_rows))]
+    if any(statistics is None or not statistics.has_min_max for statistics in found):
+        raise ValueError(f"{part.path}: no bounds of {name!r}")
+    return [(statistics.min, statistics.max) for statistics in found]
+
+
+def fingerprint(part: Part) -> bytes:
+    """Return the footer's bytes: sizes, offsets and statistics of all columns."""
+    with open_again(part) as parquet:
+        found = pa.BufferOutputStream()
+        parquet.metadata.write_metadata_file(found)
+    return bytes(found.getvalue())
+
+
+def _checked(parquet: pq.ParquetFile, part: Part, group: int, names: Sequence[str]) -> dict[str, int]:
+    """Check the declared sizes of columns in a row group; return each column's number of values.
+
+    For remote files, where each page header costs a request, only the first column's pages are checked.
+
+    Raises:
+        Exception: one of `READ_ERRORS`.
+    """
+    paths = [parquet.schema.column(i).path for i in range(len(parquet.schema))]
+    remote, found = part.path.store, dict[str, int]()
+    with nullcontext() if remote else part.path.open() as stream:
+        for name in names[:1] if remote else names:
+            for leaf, path in enumerate(paths):
+                if f"{path}.".startswith(f"{name}."):
+                    chunk = chunk_of(parquet, group, leaf)
+                    check_sizes(chunk, part.group_rows[group], part.bytes, stream)
+                    found.setdefault(name, int(chunk.num_values))
+    return found
+
+
+def _corrupt(part: Part, group: int, done: int, names: Sequence[str], error: Exception) -> DumpError:
+    """Return the error of a row group that cannot be read; raise it if the file was changed meanwhile."""
+    first = sum(part.group_rows[:group]) + done
+    where = f"{part.path}, row group {group}, from row {first} on"
+    with suppress(*READ_ERRORS):
+        _unchanged(part)
+    if lost := outage(part.path, error):
+        return DumpError(f"{where}: {lost[0]}", lost[1])
+    culprits = ", ".join(repr(name) for name in names if not _reads(part, group, name)) or "unknown"
+    return DumpError(
+        f"{where}, column {culprits}: the data cannot be read ({first_line(error)})",
+        "the file is damaged: copy it again and compare sizes; if the error stays, dump again",
+    )
+
+
+def _reads(part: Part, group: int, name: str) -> bool:
+    """Return whether a column of a row group can be read."""
+    try:
+        with open_parquet(part.path) as parquet:
+            _checked(parquet, part, group, [name])
+            for _ in parquet.iter_batches(1024, row_groups=[group], columns=[name]):
+                pass
+    except READ_ERRORS:
+        return False
+    return True
 
 
 # ---------------------------------------------------------------- sizes that a column declares
@@ -446,199 +450,3 @@ def struct(data: bytes) -> tuple[Struct, int]:
             found[number] = kind == TRUE if kind in (TRUE, FALSE) else value(kind, depth)
 
     return fields(0), at
-
-
-# ---------------------------------------------------------------- row groups as tables
-
-Located = tuple[int, int, pa.RecordBatch]
-"""Number of a row group, number of the first row in the file, and a table of rows."""
-Rows = Iterator[tuple[int, pa.RecordBatch]]
-"""Tables, each with the number of its first row within the row group."""
-
-
-class Cursor:
-    """Reader of row ranges in a row group that keeps the file open where the previous range ended.
-
-    Rows in the middle of a row group are reached only by decoding all rows before them. Ranges in ascending
-    order, with gaps or without, decode the row group only once. A pickled copy is closed.
-    """
-
-    def __init__(self) -> None:
-        self._key: Hashable = None
-        self._tables: Rows = iter(())
-        self._at = 0
-
-    def __reduce__(self) -> tuple[type[Cursor], tuple[()]]:
-        return Cursor, ()
-
-    def rows(self, key: Hashable, begin: int, end: int, opened: Callable[[], Rows]) -> Rows:
-        """Yield the rows `begin` to `end` − 1 of the row group `key`, which `opened` reads from its start."""
-        if key != self._key or begin < self._at:
-            self._tables, self._at = opened(), 0
-        self._key = None  # until the range is read without an error
-        while self._at < end:
-            first, table = next(self._tables)
-            low, high = max(begin - first, 0), min(end - first, table.num_rows)
-            self._at = first + high
-            if high < table.num_rows:
-                self._tables = chain([(first + high, table.slice(high))], self._tables)
-            if low < high:
-                yield first + low, table.slice(low, high - low)
-        self._key = key
-
-
-def slices(part: Part, plan: Plan, before: int, most: Mapping[int, int], cursor: Cursor) -> Iterator[Slice]:
-    """Yield the rows of a file in slices of at most `most` tokens, or of one row.
-
-    Args:
-        part: the file.
-        plan: the columns to read.
-        before: rows in the files before this one.
-        most: row group → tokens per slice, masked ones included.
-        cursor: keeps a partly read row group open.
-
-    Raises:
-        DumpError: data that cannot be read.
-    """
-    if part.between is None:
-        found = tables(part, plan, most)
-    else:
-        group = part.groups.start
-
-        def opened() -> Rows:
-            with open_again(part) as parquet:
-                yield from _read(parquet, part, group, plan, most[group])
-
-        rows = cursor.rows((part.path, group), *part.between, opened)
-        found = _placed(part, group, plan, rows)
-    for group, first, table in _filled(found, plan.columns[ROLLOUT], most):
-        yield Slice(str(part.path), group, np.arange(first, first + table.num_rows), before, table)
-
-
-def tables(part: Part, plan: Plan, most: Mapping[int, int]) -> Iterator[Located]:
-    """Yield the rows of whole row groups, in tables of about `most` tokens."""
-    with open_again(part) as parquet:
-        for group in part.groups:
-            yield from _placed(part, group, plan, _read(parquet, part, group, plan, most[group]))
-
-
-def tokens_in(part: Part, group: int, plan: Plan) -> int:
-    """Return a row group's tokens from the footer, masked ones included; an empty list counts as one.
-
-    Raises:
-        DumpError: the file can no longer be opened, or the column is damaged.
-    """
-    if plan.form.long:
-        return part.group_rows[group]
-    name = plan.columns[ROLLOUT]
-    with open_again(part) as parquet:
-        try:
-            return _checked(parquet, part, group, [name])[name]
-        except READ_ERRORS as error:
-            raise _corrupt(part, group, 0, [name], error) from error
-
-
-def _filled(found: Iterator[Located], name: str, most: Mapping[int, int]) -> Iterator[Located]:
-    """Regroup rows into tables of at most `most` tokens, by the lists in column `name`, or of one row.
-
-    Tables may span several input tables, so that few batches have to be joined.
-    """
-    held: Located | None = None
-    try:
-        for group, first, table in found:
-            if not table.num_rows:
-                continue
-            if held and held[0] != group:
-                yield held
-                held = None
-            joined = pa.Table.from_batches([held[2], table] if held else [table])
-            first = held[1] if held else first
-            lengths = pc.list_value_length(joined.column(name)).fill_null(0).to_numpy()
-            *full, held = (
-                (group, first + begin, joined.slice(begin, end - begin).combine_chunks().to_batches()[0])
-                for begin, end in cuts(starts(lengths), most[group])
-            )
-            yield from full
-    except DumpError:
-        if held:
-            yield held  # rows read before the error come first, since errors in them take precedence
-        raise
-    if held:
-        yield held
-
-
-def _placed(part: Part, group: int, plan: Plan, found: Rows) -> Iterator[Located]:
-    """Add the columns of hive partitions, and rewrite labels as plain values."""
-    first = sum(part.group_rows[:group])
-    for done, table in found:
-        for key, value in part.partitions.items():
-            table = table.append_column(key, pa.repeat(value, table.num_rows))
-        for name in plan.labels:
-            at = table.schema.get_field_index(name)
-            table = table.set_column(at, name, plain(table.column(at)))
-        yield group, first + done, table
-
-
-def _read(parquet: pq.ParquetFile, part: Part, group: int, plan: Plan, tokens: int) -> Rows:
-    """Yield one row group in tables, each with the number of its first row."""
-    names = [name for name in plan.names if name not in part.partitions]
-    done = 0
-    try:
-        values = _checked(parquet, part, group, names)[plan.columns[ROLLOUT]]
-        rows = max(1, tokens * part.group_rows[group] // max(values, 1))
-        for table in parquet.iter_batches(rows, row_groups=[group], columns=names):
-            if not part.path.store:
-                _unchanged(part)
-            yield done, table
-            done += table.num_rows
-    except READ_ERRORS as error:
-        raise _corrupt(part, group, done, names, error) from error
-    if done != part.group_rows[group]:
-        raise _corrupt(part, group, done, names, EOFError("not the rows its footer had"))
-
-
-def _checked(parquet: pq.ParquetFile, part: Part, group: int, names: list[str]) -> dict[str, int]:
-    """Check the declared sizes of columns in a row group; return each column's number of values.
-
-    For remote files, where each page header costs a request, only the first column's pages are checked.
-
-    Raises:
-        Exception: one of `READ_ERRORS`.
-    """
-    paths = [parquet.schema.column(i).path for i in range(len(parquet.schema))]
-    remote, found = part.path.store, dict[str, int]()
-    with nullcontext() if remote else part.path.open() as stream:
-        for name in names[:1] if remote else names:
-            for leaf, path in enumerate(paths):
-                if f"{path}.".startswith(f"{name}."):
-                    chunk = chunk_of(parquet, group, leaf)
-                    check_sizes(chunk, part.group_rows[group], part.bytes, stream)
-                    found.setdefault(name, int(chunk.num_values))
-    return found
-
-
-def _corrupt(part: Part, group: int, done: int, names: list[str], error: Exception) -> DumpError:
-    """Return the error of a row group that cannot be read; raise it if the file was changed meanwhile."""
-    first = sum(part.group_rows[:group]) + done
-    where = f"{part.path}, row group {group}, from row {first} on"
-    with suppress(*READ_ERRORS):
-        _unchanged(part)
-    if lost := outage(part.path, error):
-        return DumpError(f"{where}: {lost[0]}", lost[1])
-    culprits = ", ".join(repr(name) for name in names if not _reads(part, group, name)) or "unknown"
-    return DumpError(
-        f"{where}, column {culprits}: the data cannot be read ({first_line(error)})",
-        "the file is damaged: copy it again and compare sizes; if the error stays, dump again",
-    )
-
-
-def _reads(part: Part, group: int, name: str) -> bool:
-    """Return whether a column of a row group can be read."""
-    try:
-        with open_parquet(part.path) as parquet:
-            _checked(parquet, part, group, [name])
-            for _ in parquet.iter_batches(1024, row_groups=[group], columns=[name]):
-                pass
-    except READ_ERRORS:
-        return False
-    return True

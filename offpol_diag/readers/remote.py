@@ -51,13 +51,11 @@ class Store:
     """A picklable description of a filesystem; equal descriptions are opened once per process.
 
     Attributes:
-        scheme: the URL scheme; empty for local disk.
-        opens: creates the filesystem from the options.
-        options: arguments of `opens`, which may hold secrets.
+        scheme: the URL scheme.
+        options: the options of a row of `SCHEMES`, as pairs; or a filesystem of fsspec. May hold secrets.
     """
 
     scheme: str
-    opens: Callable[[Any], fs.FileSystem]
     options: Hashable = field(repr=False)
 
     @property
@@ -68,7 +66,9 @@ class Store:
 
 @lru_cache(maxsize=256)
 def _opened(store: Store) -> fs.FileSystem:
-    return store.opens(store.options)
+    if isinstance(store.options, tuple):
+        return SCHEMES[store.scheme].opens(dict(store.options))
+    return fs.PyFileSystem(Ranged(store.options))
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,11 @@ def locate(source: str) -> Location:
     url = split(source)
     scheme = SCHEMES.get(url.scheme)
     if scheme is None:
-        return _through_fsspec(source, url)
+        from fsspec.core import url_to_fs
+
+        found, path = url_to_fs(source)
+        shown = url.shown.rstrip("/") if url.place.strip("/") else url.shown
+        return Location(Store(url.scheme, found), path, shown)
     options = dict(url.options)
     for word in options:
         if word not in scheme.options:
@@ -116,12 +120,8 @@ def locate(source: str) -> Location:
         "place": url.place.partition("/")[0],
         "scheme_": url.scheme,
     }
-    store = Store(url.scheme, _by_options, (url.scheme, tuple(sorted(options.items()))))
+    store = Store(url.scheme, tuple(sorted(options.items())))
     return Location(store, scheme.path(url), url.shown.rstrip("/"))
-
-
-def _by_options(how: tuple[str, tuple[tuple[str, str], ...]]) -> fs.FileSystem:
-    return SCHEMES[how[0]].opens(dict(how[1]))
 
 
 def _s3(given: Options) -> fs.FileSystem:
@@ -212,16 +212,8 @@ S3 = Scheme(
 )
 GCS = Scheme(_gcs, ("anonymous", "endpoint_override", "scheme", "project_id"), _in_bucket)
 AZURE_BLOBS, HADOOP = Scheme(_by_uri, (), _below_container), Scheme(_by_uri, (), _below_host)
-SCHEMES = {
-    "s3": S3,
-    "s3a": S3,
-    "gs": GCS,
-    "gcs": GCS,
-    "abfs": AZURE_BLOBS,
-    "abfss": AZURE_BLOBS,
-    "hdfs": HADOOP,
-    "viewfs": HADOOP,
-}
+SCHEMES = dict.fromkeys(("s3", "s3a"), S3) | dict.fromkeys(("gs", "gcs"), GCS)
+SCHEMES |= dict.fromkeys(("abfs", "abfss"), AZURE_BLOBS) | dict.fromkeys(("hdfs", "viewfs"), HADOOP)
 
 
 # ---------------------------------------------------------------- files, directories and globs
@@ -246,20 +238,13 @@ def files(source: str) -> Iterator[Location]:
             raise _missing(place)
 
 
-def _filesystem(place: Location) -> fs.FileSystem:
-    assert place.store is not None
-    return place.store.filesystem
-
-
 def _kind(place: Location, path: str) -> fs.FileType:
-    return _filesystem(place).get_file_info(path).type
+    return place.filesystem.get_file_info(path).type
 
 
 def _entries(place: Location, recursive: bool = False) -> list[fs.FileInfo]:
-    found: list[fs.FileInfo] = _filesystem(place).get_file_info(
-        fs.FileSelector(place.path, recursive=recursive)
-    )
-    return found
+    selector = fs.FileSelector(place.path, recursive=recursive)
+    return list(place.filesystem.get_file_info(selector))
 
 
 def _names_below(root: Location, path: str) -> list[str]:
@@ -312,7 +297,7 @@ def _matches(root: Location, segments: list[str]) -> Iterator[tuple[str, fs.File
 def _missing(place: Location) -> DumpError:
     """Explain a missing path: its bucket does not exist, or a similar name does."""
     bucket = place.path.partition("/")[0]
-    through_fsspec = isinstance(_filesystem(place), fs.PyFileSystem)  # whose paths may begin with anything
+    through_fsspec = isinstance(place.filesystem, fs.PyFileSystem)  # whose paths may begin with anything
     if not through_fsspec and bucket and _kind(place, bucket) == fs.FileType.NotFound:
         return DumpError(
             f"{place}: there is no bucket {bucket!r}",
@@ -328,18 +313,6 @@ def _missing(place: Location) -> DumpError:
 
 
 # ---------------------------------------------------------------- fsspec, with retries
-
-
-def _through_fsspec(source: str, url: Url) -> Location:
-    from fsspec.core import url_to_fs
-
-    found, path = url_to_fs(source)
-    shown = url.shown.rstrip("/") if url.place.strip("/") else url.shown
-    return Location(Store(url.scheme, _adapted, found), path, shown)
-
-
-def _adapted(found: Any) -> fs.FileSystem:
-    return fs.PyFileSystem(Ranged(found))
 
 
 class Ranged(fs.FSSpecHandler):  # type: ignore[misc]  # Arrow has no types
@@ -365,15 +338,15 @@ class RangedFile(io.RawIOBase):
         self._filesystem, self._path = filesystem, path
         self._at = 0
         self._stream: Any = None
-        self._size = retried(self._measured)
+        self._size: int = retried(lambda: self._opened().size)
+        if self._size is None:
+            raise io.UnsupportedOperation("the server sends whole files only, and Parquet is read by ranges")
 
     def readable(self) -> bool:
         """Yes."""
         return True
 
-    def seekable(self) -> bool:
-        """Yes."""
-        return True
+    seekable = readable
 
     def tell(self) -> int:
         """Return the current offset."""
@@ -395,7 +368,7 @@ class RangedFile(io.RawIOBase):
         return b"".join(ranges)
 
     def _fetched(self, size: int) -> bytes:
-        # A stream that failed, or that a timed-out attempt may still read, is not reused.
+        # a stream that failed, or that a timed-out attempt may still read, is not reused
         stream, self._stream = self._opened(), None
         stream.seek(self._at)
         found: bytes = stream.read(size)
@@ -403,12 +376,6 @@ class RangedFile(io.RawIOBase):
             raise ConnectionError(f"{len(found)} bytes came where {size} were asked for")
         self._stream = stream
         return found
-
-    def _measured(self) -> int:
-        size = self._opened().size
-        if size is None:
-            raise io.UnsupportedOperation("the server sends whole files only, and Parquet is read by ranges")
-        return int(size)
 
     def _opened(self) -> Any:
         if self._stream is None:
@@ -503,13 +470,7 @@ def within(seconds: float, call: Callable[[], T]) -> T:
 
 @dataclass(frozen=True)
 class Access:
-    """Hints on credentials and access for a scheme.
-
-    Attributes:
-        access: how to log in.
-        network: what to check when the store cannot be reached.
-        absent: what to check when the path does not exist.
-    """
+    """Hints for a scheme: how to log in; what to check where the store or the path cannot be found."""
 
     access: str
     network: str = "check the network and the host"
@@ -539,30 +500,19 @@ EXTRA = 'pip install "offpol-diag[remote]"'
 
 def _no_aws_credentials() -> bool:
     """Return whether no AWS credentials are configured; EC2 instance roles cannot be detected."""
-    home = Path.home() / ".aws"
-    files = (
-        Path(os.environ.get("AWS_SHARED_CREDENTIALS_FILE") or home / "credentials"),
-        Path(os.environ.get("AWS_CONFIG_FILE") or home / "config"),
-    )
-    variables = (
-        "AWS_ACCESS_KEY_ID",
-        "AWS_WEB_IDENTITY_TOKEN_FILE",
-        "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
-        "AWS_CONTAINER_CREDENTIALS_FULL_URI",
-    )
-    return not any(map(os.environ.get, variables)) and not any(file.is_file() for file in files)
+    home, login = Path.home() / ".aws", "AWS_CONTAINER_CREDENTIALS_"
+    files = {"AWS_SHARED_CREDENTIALS_FILE": home / "credentials", "AWS_CONFIG_FILE": home / "config"}
+    variables = "AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", f"{login}RELATIVE_URI", f"{login}FULL_URI"
+    there = (Path(os.environ.get(name) or usual).is_file() for name, usual in files.items())
+    return not any(map(os.environ.get, variables)) and not any(there)
 
 
 @dataclass(frozen=True)
 class Cause:
-    """A known cause of failure, with the errors that indicate it.
+    """A known cause of failure: message, hint, and the errors that indicate it.
 
-    Attributes:
-        message: what is wrong; `{words}` is the library's message.
-        hint: what to do; `{access}`, `{network}`, `{absent}` are the scheme's, `{package}` what to install.
-        pattern: regular expression found in messages of such errors.
-        types: exception types of such errors.
-        statuses: HTTP statuses of such errors.
+    `{words}` is the library's message, `{package}` what to install; the others are fields of `Access`. Errors
+    are known by a regular expression in their text, by their type, or by their HTTP status.
     """
 
     message: str
@@ -651,7 +601,7 @@ def explaining(shown: str, scheme: str) -> Iterator[None]:
 
 def outage(location: Location, error: BaseException) -> tuple[str, str] | None:
     """Return the message and hint of a store's failure; None if the store works, so the file is damaged."""
-    cause = _cause(error) if location.store else None
+    cause = _cause(error)
     return _explained(location.store.scheme, error, cause) if location.store and cause else None
 
 

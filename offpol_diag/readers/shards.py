@@ -7,18 +7,16 @@ sides.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
-from offpol_diag.batch import Batch
+from offpol_diag.readers import parquet
 from offpol_diag.readers.columns import SEQUENCE
-from offpol_diag.readers.dump import ROOM, Dump, Noticed
-from offpol_diag.readers.parquet import READ_ERRORS, Part, chunk_of, open_again
+from offpol_diag.readers.dump import ROOM, Dump
+from offpol_diag.readers.sources import Part
 
 FEW = (1, 2, 4, 8, 12, 16)
 """Numbers of parts that divide evenly among the usual numbers of cores."""
@@ -28,8 +26,6 @@ BYTES = 32 << 20
 """File bytes per shard: a few seconds of work for a core."""
 MOST = 4096
 """Maximum number of shards; larger dumps get larger shards."""
-LARGE = 2
-"""Batches in a row group above which one thread reads the dump."""
 
 
 @dataclass(frozen=True)
@@ -114,8 +110,7 @@ def _grouped(
 def cut(dump: Dump, span: Span) -> Dump:
     """Return a span as a dump that can be read in another process and working directory.
 
-    Rows and files keep their numbers and names. A span without tokens is no error; `Dump.notice` merges the
-    findings of all shards into the whole dump.
+    Rows and files keep their numbers and names. A span without tokens is no error.
     """
     parts, before, first = [], 0, 0
     for part in dump.parts:
@@ -152,78 +147,17 @@ def _safe(dump: Dump) -> list[bool]:
     if not dump.long:
         return [True] * groups
     try:
-        bounds = [bounds for part in dump.parts for bounds in _bounds(part, dump)]
+        bounds = [bounds for part in dump.parts for bounds in _bounds(part, dump.info.columns[SEQUENCE])]
         lowest = list(accumulate((low for low, _ in reversed(bounds)), min))[::-1]
         highest = accumulate((high for _, high in bounds), max)
         return [False, *(bool(high < low) for high, low in zip(highest, lowest[1:], strict=False))]
-    except (TypeError, *READ_ERRORS):  # ids not comparable or without bounds; damage is reported when read
+    except (TypeError, *parquet.READ_ERRORS):  # ids without order or bounds
         return [False] * groups
 
 
-def _bounds(part: Part, dump: Dump) -> Iterable[tuple[Any, Any]]:
-    """Yield the minimum and maximum id of each row group, from the footer.
-
-    Raises:
-        ValueError: the footer does not hold them.
-    """
-    name = dump.info.columns[SEQUENCE]
+def _bounds(part: Part, name: str) -> list[tuple[Any, Any]]:
+    """Return the minimum and maximum of column `name` in each row group."""
     if name in part.partitions:
         value = part.partitions[name].as_py()
         return [(value, value)] * len(part.group_rows)
-    with open_again(part) as parquet:
-        paths = [parquet.schema.column(i).path for i in range(len(parquet.schema))]
-        leaf = paths.index(name)
-        found = [chunk_of(parquet, group, leaf).statistics for group in range(len(part.group_rows))]
-    if any(statistics is None or not statistics.has_min_max for statistics in found):
-        raise ValueError(f"{part.path}: no bounds of {name!r}")
-    return [(statistics.min, statistics.max) for statistics in found]
-
-
-# ---------------------------------------------------------------- several threads
-
-
-def ahead(dump: Dump, threads: int, progress: Callable[[int], None]) -> Iterator[Batch]:
-    """Read with several threads; yield every batch in order, like `Dump.batches` with `even`.
-
-    Parquet is decoded without the interpreter's lock, so threads keep up with a GPU that computes a batch
-    faster than one core decodes it. The division depends on the dump alone, so the number of threads changes
-    no batch. At most one batch per thread is buffered, besides the one in use. Where a row group has many
-    batches, one thread reads the dump, since rows are reached only by decoding those before them.
-
-    Args:
-        dump: the dump; it holds the findings once the last batch is consumed.
-        threads: number of threads.
-        progress: called in the caller's thread with the number of rows just read.
-
-    Raises:
-        DumpError: as `Dump.batches`; the first in row order.
-    """
-    if max(dump.group_tokens) > LARGE * dump.batch_tokens:
-        yield from dump.batches(progress, even=True)
-        return
-    noticed: list[Noticed] = []
-    with ThreadPoolExecutor(threads, "offpol-diag-reader") as pool:
-        waiting: deque[Future[tuple[list[Batch], Noticed]]] = deque()
-
-        def taken() -> Iterator[Batch]:
-            batches, seen = waiting.popleft().result()
-            noticed.append(seen)
-            while batches:
-                yield batches.pop(0)
-            progress(seen.rows)
-
-        try:
-            for shard in of_batches(dump):
-                waiting.append(pool.submit(_read, shard))
-                if len(waiting) >= threads:
-                    yield from taken()
-            while waiting:
-                yield from taken()
-        finally:
-            for future in waiting:
-                future.cancel()
-    dump.notice(noticed)
-
-
-def _read(shard: Dump) -> tuple[list[Batch], Noticed]:
-    return list(shard.batches(even=True)), shard.noticed()
+    return parquet.bounds(part, name)

@@ -15,6 +15,7 @@ import stat
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
@@ -25,6 +26,7 @@ from offpol_diag.errors import DumpError, did_you_mean
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyarrow import fs
 
     from offpol_diag.readers.remote import Store
 
@@ -44,15 +46,9 @@ IN_TEXT = re.compile(r"[A-Za-z][\w+.-]+://[^\s'\"<>]*")
 
 @dataclass(frozen=True)
 class Url:
-    """The parts of a URL.
+    """The parts of a URL: scheme in lower case, bucket or host and path, login, and options after `?`.
 
-    Attributes:
-        scheme: in lower case.
-        place: bucket or host, and path, as written.
-        shown: the URL without credentials and options.
-        user: the name before `@`, or empty.
-        secret: the password after it, or empty.
-        options: the query parameters after `?`.
+    `shown` is the URL without login and options.
     """
 
     scheme: str
@@ -128,11 +124,15 @@ class Location:
         """Path components as shown, by which files are sorted."""
         return (PurePosixPath if self.store else Path)(self.shown).parts
 
+    @property
+    def filesystem(self) -> fs.FileSystem:
+        """The filesystem of its store."""
+        assert self.store is not None
+        return self.store.filesystem
+
     def open(self) -> pa.NativeFile | BinaryIO:
         """Open it for reading bytes."""
-        if self.store:
-            return self.store.filesystem.open_input_file(self.path)
-        return Path(self.path).open("rb")
+        return self.filesystem.open_input_file(self.path) if self.store else Path(self.path).open("rb")
 
     def state(self) -> tuple[Any, ...]:
         """Return what changes when the file is replaced or rewritten; its size in bytes comes first.
@@ -140,7 +140,7 @@ class Location:
         Inodes and times are compared on one machine only: nodes of a cluster may hold copies of a file.
         """
         if self.store:
-            info = self.store.filesystem.get_file_info(self.path)
+            info = self.filesystem.get_file_info(self.path)
             return int(info.size), info.mtime_ns
         found = Path(self.path).stat()
         return found.st_size, found.st_mtime_ns, found.st_ino, NODE
@@ -164,6 +164,61 @@ class File:
 
     path: Location
     partitions: dict[str, str | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Footer:
+    """The contents of a file, known without reading its rows.
+
+    Attributes:
+        schema: its columns.
+        group_rows: rows of each row group.
+        group_bytes: bytes of each row group before compression; 0 where unknown.
+        provenance: how the numbers were made, from its metadata.
+        small: flat columns of few bytes a row, which may describe where a row comes from.
+    """
+
+    schema: pa.Schema
+    group_rows: tuple[int, ...]
+    group_bytes: tuple[int, ...]
+    provenance: dict[str, object] = field(default_factory=dict)
+    small: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part(Footer):
+    """A file of a dump, or some of its rows.
+
+    Attributes:
+        path: the file.
+        partitions: hive partition column → value; `schema` and `small` include them.
+        state: the file's `Location.state` when it was opened; its size comes first.
+        span: the row groups that are read, as (begin, end); None for all.
+        between: the rows that are read, as (begin, end) within the single row group of `span`; None for all.
+    """
+
+    path: Location
+    partitions: dict[str, pa.Scalar]
+    state: tuple[Any, ...]
+    span: tuple[int, int] | None = None
+    between: tuple[int, int] | None = None
+
+    @property
+    def bytes(self) -> int:
+        """Size of the file."""
+        return int(self.state[0])
+
+    @property
+    def groups(self) -> range:
+        """The row groups that are read."""
+        return range(*(self.span or (0, len(self.group_rows))))
+
+    @property
+    def rows(self) -> int:
+        """Number of rows that are read."""
+        if self.between:
+            return self.between[1] - self.between[0]
+        return sum(self.group_rows[group] for group in self.groups)
 
 
 STDIN, STDIN_SHOWN = "-", "standard input"
@@ -194,17 +249,12 @@ def find(sources: Sequence[str]) -> list[File]:
     paths: dict[object, Location] = {}
     for source in named:
         for path in _expand(source):
-            paths.setdefault(path if path.store else _inode(path), path)
+            same: object = path
+            with suppress(OSError):
+                found = None if path.store else Path(path.path).stat()
+                same = (found.st_dev, found.st_ino) if found and found.st_ino else path
+            paths.setdefault(same, path)
     return [File(path, _partitions(path)) for path in paths.values()]
-
-
-def _inode(path: Location) -> tuple[int, int] | Location:
-    """Return the device and inode of a local file, or the path itself where there is none."""
-    try:
-        found = Path(path.path).stat()
-    except OSError:
-        return path
-    return (found.st_dev, found.st_ino) if found.st_ino else path
 
 
 def _expand(source: str) -> list[Location]:

@@ -10,6 +10,7 @@ import ctypes
 import gc
 import multiprocessing as mp
 import os
+import resource
 import signal
 import sys
 import threading
@@ -33,7 +34,7 @@ import torch
 
 from offpol_diag.errors import OffpolError, WorkerError
 from offpol_diag.readers import Dump
-from offpol_diag.readers.dump import Noticed
+from offpol_diag.readers.dump import Findings
 from offpol_diag.readers.shards import BYTES, LEAST, Span, cut, of_batches, pieces
 from offpol_diag.run.task import (
     Clock,
@@ -151,11 +152,11 @@ class Processes:
                 return merged(self._by_workers(many, most, cuts, dump, job, each), dump)
             parts = [cut(dump, span) for span in cuts]
             states = zip(parts, alone.over(parts, job, each), strict=True)
-            return merged(((state, part.noticed()) for part, state in states), dump)
+            return merged(((state, part.findings()) for part, state in states), dump)
 
     def _by_workers(
         self, many: int, most: int, cuts: Sequence[Span], dump: Dump, job: Job[M], each: Each[M] | None
-    ) -> Iterator[tuple[M | None, Noticed]]:
+    ) -> Iterator[tuple[M | None, Findings]]:
         """Yield the result of every part from workers, in order."""
         self.used = max(self.used, many)
         order = packed(Order(dump, job, each.pick if each else None))
@@ -177,7 +178,7 @@ class Processes:
         Raises:
             WorkerError: workers cannot be started, or were killed twice at the same part.
         """
-        ahead, lost, done, told = AHEAD * many, -1, 0, 0
+        ahead, lost, done, reported = AHEAD * many, -1, 0, 0
         waiting: dict[int, Future[Answer]] = {}
         for first in range(len(cuts)):
             answer: Answer | None = None
@@ -203,8 +204,8 @@ class Processes:
                     lost = first
                     waiting = {at: one for at, one in waiting.items() if not _lost(one)}
                 if self.progress:
-                    told = max(told, done + sum(pool.rows[at % ahead] for at in waiting))
-                    self.progress(told, rows)
+                    reported = max(reported, done + sum(pool.rows[at % ahead] for at in waiting))
+                    self.progress(reported, rows)
             del waiting[first]
             self.beside = max(self.beside, pool.grown(answer))
             done += answer.result[2].rows
@@ -364,7 +365,7 @@ def _begin(environ: Mapping[str, str], rows: Any) -> None:
     gc.set_threshold(700, 10, 10)
     be_one_thread()
     _keep_memory()
-    _rows, _before = rows, _peak()
+    _rows, _before = rows, peak_rss()
 
 
 def _end_with_parent() -> None:
@@ -389,10 +390,8 @@ def _keep_memory() -> None:
             library.mallopt(trim, (1 << 31) - 1)
 
 
-def _peak() -> int:
-    """Return the peak memory of this process in bytes."""
-    import resource
-
+def peak_rss() -> int:
+    """Return the peak resident memory of this process in bytes."""
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most if sys.platform == "darwin" else 1024 * most
 
@@ -417,7 +416,7 @@ def _work(data: bytes, span: Span, slot: int) -> Answer:
         raise
     except Exception as error:
         raise _portable(error) from error.__cause__
-    return Answer(result, os.getpid(), max(0, _peak() - _before))
+    return Answer(result, os.getpid(), max(0, peak_rss() - _before))
 
 
 def _portable(error: Exception) -> Exception:

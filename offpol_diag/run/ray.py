@@ -25,7 +25,7 @@ import torch
 
 from offpol_diag.errors import ClusterError, DumpError, OffpolError, UsageError
 from offpol_diag.readers import Dump
-from offpol_diag.readers.dump import Noticed
+from offpol_diag.readers.dump import Findings
 from offpol_diag.readers.parquet import first_line
 from offpol_diag.readers.shards import BYTES, Span, cut, spans
 from offpol_diag.run.pool import cores
@@ -124,20 +124,20 @@ class Ray:
 
     def reduce(self, dump: Dump, job: Job[M], each: Each[M] | None = None) -> M | None:
         """Run one pass, see `Engine.reduce`; lost tasks are retried."""
-        cuts, noticed, done = spans(dump, self.shard), list[Noticed](), 0
+        cuts, findings, done = spans(dump, self.shard), list[Findings](), 0
         merges = _Merges(library().remote(_merge).options(num_cpus=1, **named()))
         order = packed(Order(dump, job, each.pick if each else None))
         for report, picked in self._reports(cuts, order, merges):
             for one in _fetched(picked) if each else ():
                 each.use(one)  # type: ignore[union-attr]
-            noticed.append(report.noticed)
+            findings.append(report.findings)
             self.tasks += 1
             self.clock.read += report.read
             self.clock.compute += report.compute
             done += report.rows
             if self.progress:
                 self.progress(done, dump.rows)
-        dump.notice(noticed)
+        dump.merge_findings(findings)
         found: M | None = unpacked(_fetched(merges.root()))
         return found
 

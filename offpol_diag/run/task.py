@@ -25,8 +25,8 @@ from torch import Tensor
 from offpol_diag.batch import Batch
 from offpol_diag.engine.accumulators import State
 from offpol_diag.readers import Dump
-from offpol_diag.readers.dump import Noticed
-from offpol_diag.readers.shards import ahead
+from offpol_diag.readers.dump import Findings
+from offpol_diag.readers.shards import of_batches
 from offpol_diag.run.gpu import Fit, send
 
 T = TypeVar("T")
@@ -181,7 +181,7 @@ class Local:
                 self.progress(done, rows)
 
         for at, dump in enumerate(dumps):
-            batches = ahead(dump, self.readers, count) if self.readers else dump.batches(count, even=True)
+            batches = ahead(dump, self.readers, count) if self.readers else dump.batches(count)
             while True:
                 before = time.perf_counter()
                 batch = next(batches, None)
@@ -205,6 +205,39 @@ def in_order(pool: Executor, calls: Iterable[Callable[[], T]], most: int) -> Ite
     finally:
         for future in waiting:
             future.cancel()
+
+
+LARGE = 2
+"""Batches in a row group above which one thread reads the dump."""
+
+
+def ahead(dump: Dump, threads: int, progress: Callable[[int], None]) -> Iterator[Batch]:
+    """Read with several threads; yield every batch in order, like `Dump.batches`.
+
+    Parquet is decoded without the interpreter's lock, so threads keep up with a GPU that computes a batch
+    faster than one core decodes it. The division depends on the dump alone, so the number of threads changes
+    no batch. At most one batch per thread is buffered, besides the one in use. Where a row group has many
+    batches, one thread reads the dump, since rows are reached only by decoding those before them.
+
+    Raises:
+        DumpError: as `Dump.batches`; the first in row order.
+    """
+    if max(dump.group_tokens) > LARGE * dump.batch_tokens:
+        yield from dump.batches(progress)
+        return
+    findings: list[Findings] = []
+    calls = (partial(_read, shard) for shard in of_batches(dump))
+    with ThreadPoolExecutor(threads, "offpol-diag-reader") as pool:
+        for batches, seen in in_order(pool, calls, threads - 1):
+            findings.append(seen)
+            while batches:
+                yield batches.pop(0)
+            progress(seen.rows)
+    dump.merge_findings(findings)
+
+
+def _read(shard: Dump) -> tuple[list[Batch], Findings]:
+    return list(shard.batches()), shard.findings()
 
 
 @contextmanager
@@ -249,13 +282,13 @@ class Report:
     """A worker's report on its shard; small whatever the shard's size.
 
     Attributes:
-        noticed: findings of the reader.
+        findings: findings of the reader.
         rows: rows read from the files.
         read: seconds of reading.
         compute: seconds of computing.
     """
 
-    noticed: Noticed
+    findings: Findings
     rows: int
     read: float
     compute: float
@@ -270,10 +303,10 @@ def read_shard(order: Order, shard: Dump, engine: Local) -> Result:
     picked: list[Any] = []
     rows = shard.rows
     state = engine.reduce(shard, order.job, Each(order.pick, picked.append) if order.pick else None)
-    return packed(state), picked, Report(shard.noticed(), rows, engine.clock.read, engine.clock.compute)
+    return packed(state), picked, Report(shard.findings(), rows, engine.clock.read, engine.clock.compute)
 
 
-def taken(result: Result, each: Each[M] | None, clock: Clock) -> tuple[M | None, Noticed]:
+def taken(result: Result, each: Each[M] | None, clock: Clock) -> tuple[M | None, Findings]:
     """Unpack a shard's state and reader findings; use its picked data and add its times to the clock."""
     data, picked, report = result
     for one in picked:
@@ -281,17 +314,17 @@ def taken(result: Result, each: Each[M] | None, clock: Clock) -> tuple[M | None,
             each.use(one)
     clock.read += report.read
     clock.compute += report.compute
-    return unpacked(data), report.noticed
+    return unpacked(data), report.findings
 
 
-def merged(shards: Iterable[tuple[M | None, Noticed]], dump: Dump) -> M | None:
+def merged(shards: Iterable[tuple[M | None, Findings]], dump: Dump) -> M | None:
     """Merge the states of all shards in order, and their readers' findings into the dump."""
     found: M | None = None
-    noticed = []
+    findings = []
     for state, notes in shards:
         found = merge(found, state)
-        noticed.append(notes)
-    dump.notice(noticed)
+        findings.append(notes)
+    dump.merge_findings(findings)
     return found
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 from offpol_diag.analysis import readout
 from offpol_diag.analysis.tally import Study, Tally
-from offpol_diag.analyze import MADE, engine_named, plan, record, settled, tokens_at_once
+from offpol_diag.analyze import MADE, engine_named, record, settled, tokens_at_once
 from offpol_diag.engine import correction
 from offpol_diag.errors import DumpError, UsageError
 from offpol_diag.forms import Reading, open_dump
@@ -90,7 +90,7 @@ def sweep(
         on_bad_row=on_bad_row,
         batch_tokens=size,
     )
-    study = plan(dump, (preset,), (), seed)
+    study = Study.of(dump.info.columns, (preset,), (), seed)
     lacking = correction.needs(preset, set(study.columns))
     if lacking:
         raise UsageError(

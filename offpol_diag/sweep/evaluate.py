@@ -14,7 +14,7 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from offpol_diag.analysis.first_reading import Found
+from offpol_diag.analysis.first_pass import Found
 from offpol_diag.analysis.tally import Study, Tally, observe
 from offpol_diag.batch import Batch
 from offpol_diag.engine import correction, segments

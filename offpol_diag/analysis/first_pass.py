@@ -74,7 +74,7 @@ Smoothed = tuple[Policy, Weight]
 
 
 @dataclass(frozen=True)
-class Asked:
+class Needs:
     """Quantities of each trainer batch that the presets depend on.
 
     Attributes:
@@ -88,7 +88,7 @@ class Asked:
     rewards: bool
 
     @classmethod
-    def of(cls, presets: Sequence[Preset], rewards: bool) -> Asked:
+    def of(cls, presets: Sequence[Preset], rewards: bool) -> Needs:
         """Collect them from the presets that will be applied."""
         cuts = ((rule.policy or p.policy, rule) for p in presets for rule in p.reject if rule.over == "batch")
         tails = ((p.policy, p.weight) for p in presets if p.weight and p.weight.action == "psis")
@@ -155,7 +155,7 @@ class Seen:
 class Look:
     """The job of the first pass: collect the quantities asked for."""
 
-    asked: Asked
+    asked: Needs
 
     def __call__(self, batch: Batch) -> Seen:
         """Collect the statistics of one batch."""
@@ -218,7 +218,7 @@ def falls_at(bins: Bins, at: int, inside: Tensor | None, rule: Reject) -> float:
     return float(rising[int(torch.nonzero(enough)[-1])])
 
 
-def settle(engine: Engine, dump: Dump, asked: Asked) -> Found:
+def settle(engine: Engine, dump: Dump, asked: Needs) -> Found:
     """Read the dump, and once more where a cut falls inside a bin of the lattice."""
     seen = _read(engine, dump, asked, Look(asked)) or Seen({})
     cuts: dict[Cut, dict[Label, float]] = {cut: {} for cut in asked.cuts}
@@ -230,7 +230,7 @@ def settle(engine: Engine, dump: Dump, asked: Asked) -> Found:
         else:
             bins[key, label] = bin_of(state, key[1])  # type: ignore[arg-type]
     within = {key: at for key, at in bins.items() if at}
-    only = Asked(tuple(dict.fromkeys(cut for cut, _ in within)), (), rewards=False)
+    only = Needs(tuple(dict.fromkeys(cut for cut, _ in within)), (), rewards=False)
     inside = _read(engine, dump, only, Gather(within)) if within else None
     for (cut, label), at in bins.items():
         values = inside.states[cut, label].x if inside and at else None
@@ -238,7 +238,7 @@ def settle(engine: Engine, dump: Dump, asked: Asked) -> Found:
     return Found(Settled(cuts, tails), seen.rewards)
 
 
-def _read(engine: Engine, dump: Dump, asked: Asked, job: Job[M]) -> M | None:
+def _read(engine: Engine, dump: Dump, asked: Needs, job: Job[M]) -> M | None:
     """Read only the columns needed; after an error read all, to name the first bad row of the whole dump."""
     narrow = asked.narrow(dump)
     try:
