@@ -118,6 +118,12 @@ def test_a_difference_is_of_the_values_of_both_runs(a: Examined, worse: Against)
             assert one.difference.value == pytest.approx(one.b.value - one.a.value, rel=1e-9, abs=1e-15)
 
 
+def test_the_mean_reward_stands_beside_but_joins_no_family_of_tests(worse: Against) -> None:
+    reward = named(worse, "mean_reward")
+    assert (reward.differs, reward.reason) == (None, "no metric of the mismatch: it is not tested")
+    assert reward.difference.value is not None
+
+
 def test_the_p_value_is_of_a_t_test_and_agrees_with_the_interval(worse: Against) -> None:
     told = [one for one in worse.contrasts if one.p_value is not None and one.difference.interval]
     assert len(told) > 40

@@ -26,7 +26,7 @@ from offpol_diag.analyze import analyze
 from offpol_diag.engine.student import Z
 from offpol_diag.presets import catalogue
 from offpol_diag.presets.candidates import CANDIDATES, DEFAULT, ICEPOP, MASK, NOTHING
-from offpol_diag.report.sections.advice import WEIGHTS
+from offpol_diag.report.sections.advice import UNSEEN, WEIGHTS, ranking
 from offpol_diag.report.sections.answer import headline, tie
 from offpol_diag.summary import MARGIN, Cause, Decision, Diagnosis, Label, Lengths, Number, loads
 from offpol_diag.trainers import TRAINERS
@@ -286,6 +286,17 @@ def test_the_candidates_are_ranked_by_their_estimated_error(change):
     assert [one.score for one in found.ranking] == pytest.approx([100, 100 / 1.05, 100 / 1.1, 100 / 1.15])
     assert [one.title for one in found.ranking if one.behind is None] == [chosen.title]
     assert found.ranking[2].behind.interval == ((0.0, 0.01) if change else (0.01, 0.03))
+
+
+def test_the_table_of_the_ranking_says_why_the_recommended_one_may_not_be_first():
+    (table,) = ranking(ranked(over=above(ICE, TOKEN, -0.01, 0.03) | above(MASK.name, TOKEN, 0.03, 0.1)))
+    (healthy,) = ranking(ranked(diagnosis=HEALTHY))
+
+    assert [row[0] for row in table.rows] == [one.title for one in CANDIDATES]
+    assert [row[-1] for row in table.rows] == ["", "", "toss-up", ""]
+    assert (table.rows[1][2], table.rows[0][1]) == ("recommended", "100")
+    assert (table.notes, healthy.notes) == ((UNSEEN,), ())
+    assert ranking(recommend(given())) == ()
 
 
 @pytest.mark.parametrize("decision", [BUG, FINE])

@@ -20,7 +20,7 @@ from offpol_diag.presets import Preset, Reject
 from offpol_diag.report.render.dots import dots
 from offpol_diag.summary import loads
 from offpol_diag.sweep import SweepOptions, pick, sweep
-from offpol_diag.sweep.rounding import of_logits
+from offpol_diag.sweep.evaluate import of_logits
 
 GEO = Preset("geo", "", reject=(Reject(over="mean", lower=1 / 1.001, upper=1.001),))
 RUNNER = CliRunner()

@@ -35,6 +35,7 @@ from offpol_diag.summary import Against, Contrast, Number, Numbers, OtherRun, Pa
 
 CORRECTION = "Holm"
 EXTREME = "an extreme, a quantile or a tail index: it has no interval"
+UNTESTED = "no metric of the mismatch: it is not tested"
 ENOUGH = 0.5
 """Share of the smaller run's groups that both runs must have to be called paired."""
 FEW = 0.2
@@ -127,7 +128,7 @@ def _contrast(name: str, mine: Side, theirs: Side, groups: Groups) -> Contrast:
     """Compare one number of both runs; the p-value is not yet corrected for the number of tests."""
     a, b = mine.numbers[name], theirs.numbers[name]
     if name not in mine.drawn or name not in theirs.drawn:
-        reason = a.unknown or b.unknown or EXTREME
+        reason = a.unknown or b.unknown or (EXTREME if a.interval is None else UNTESTED)
         plain = difference((b, a), (), groups, "B less A")
         return Contrast(name=name, a=a, b=b, difference=plain, reason=reason)
     one, other = mine.drawn[name], theirs.drawn[name]

@@ -1,14 +1,12 @@
 """Sums of a batch for one preset at many thresholds, in one pass.
 
-Tokens are sorted once into the intervals between thresholds; what each threshold keeps is a cumulative sum
-over the intervals. Where one token's decision depends on others (a cut over the trainer batch, a mean over
-the tokens kept) or a rule is on sequences, the preset is applied at each threshold.
+The preset is applied at each threshold to a block of sequences at a time; ratios are computed once per block.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import reduce
 
 import torch
@@ -18,18 +16,16 @@ from offpol_diag.analysis.first_pass import Found
 from offpol_diag.analysis.tally import Study, Tally, observe
 from offpol_diag.batch import Batch
 from offpol_diag.engine import correction, segments
-from offpol_diag.engine.accumulators import Bins, State, Sums, count_by, sum_by
-from offpol_diag.engine.outcome import PER_SEQUENCE, Outcome, WeightSums, of, powers
-from offpol_diag.engine.ratios import FLOAT32_OVERFLOW
+from offpol_diag.engine.accumulators import Bins, State, Sums
+from offpol_diag.engine.outcome import Outcome, of
 from offpol_diag.engine.rows import Columns
 from offpol_diag.engine.scene import Scene
 from offpol_diag.engine.selection import LENGTH_BINS, Grid, length_bin
 from offpol_diag.presets import Preset, Reject, Weight
-from offpol_diag.sweep.rounding import Stored
 from offpol_diag.sweep.thresholds import SweptBound
 
-CELLS = 1 << 19
-"""Largest number of thresholds × sequences in memory at once."""
+CELLS = 1 << 21
+"""About the largest number of thresholds × tokens in memory at once."""
 COLUMNS = (
     "kept",
     "left",
@@ -92,10 +88,8 @@ class Swept:
 
 def states(plan: Plan, batch: Batch) -> dict[str, State]:
     """Compute the states of the sweep, in blocks of sequences that bound the memory."""
-    size = max(1, CELLS // len(plan.values))
-    firsts = range(0, batch.sequences, size)
-    blocks = (batch.rows(first, min(first + size, batch.sequences)) for first in firsts)
-    return reduce(Tally.merge, (Tally(_states(plan, block)) for block in blocks)).states
+    spans = segments.spans(batch.cu_seqlens.cpu(), CELLS // len(plan.values))
+    return reduce(Tally.merge, (Tally(_states(plan, batch.rows(*span))) for span in spans)).states
 
 
 def _states(plan: Plan, batch: Batch) -> dict[str, State]:
@@ -140,14 +134,17 @@ def _worst(delta: Tensor, batch: Batch, bound: SweptBound) -> Tensor:
 
 def columns(scene: Scene, plan: Plan) -> dict[str, Tensor]:
     """Compute `COLUMNS` of the preset at N ascending thresholds, [N, S] float64 each."""
-    n, (kept, sums, acted) = scene.counts["tokens"], _thresholds(scene, plan)
-    weight = sums.first / n.clamp(min=1)
-    left = (kept > 0).to(torch.float64)
-    away = (sums.excess + kept - n) / n.clamp(min=1)
-    touched = ((kept < n) & (n > 0)).to(torch.float64)
-    residual_ww, residual_vv = sums.about_one + 2 * sums.excess, away * (away + 2) * left
-    made = (kept, left, touched, sums.first, sums.second, weight, weight.square())
-    return dict(zip(COLUMNS, (*made, residual_ww, residual_vv, left, acted), strict=True))
+    bound, n, each = plan.bound, scene.counts["tokens"], []
+    for value in plan.values:
+        done = of(scene.ratios(plan.preset.policy), bound.moved(plan.preset, bound.bounds(value)))
+        kept, sums = done.kept_tokens, done.sums
+        weight, left = sums.first / n.clamp(min=1), (kept > 0).to(torch.float64)
+        away = (sums.excess + kept - n) / n.clamp(min=1)
+        touched = ((kept < n) & (n > 0)).to(torch.float64)
+        residual_ww, residual_vv = sums.about_one + 2 * sums.excess, away * (away + 2) * left
+        found = (kept, left, touched, sums.first, sums.second, weight, weight.square())
+        each.append((*found, residual_ww, residual_vv, left, _acted(done, bound)))
+    return dict(zip(COLUMNS, map(torch.stack, zip(*each, strict=True)), strict=True))
 
 
 def _sums(scene: Scene, rows: dict[str, Tensor], many: int) -> Sums:
@@ -170,36 +167,6 @@ def _by_length(scene: Scene, rows: dict[str, Tensor]) -> Grid:
     return Grid(every.new_zeros(LENGTH_BINS, every.shape[1]).index_add_(0, at, every))
 
 
-# ---------------------------------------------------------------- one preset at all thresholds
-
-Thresholds = tuple[Tensor, WeightSums, Tensor]
-"""At N thresholds for S sequences, [N, S] float64 each: the tokens kept, the sums of the final weights over
-them, and the number of weights that the bound changes (0 if it is not on the weight)."""
-
-
-def _thresholds(scene: Scene, plan: Plan) -> Thresholds:
-    preset, rule = plan.preset, plan.bound.rule(plan.preset)
-    if not isinstance(rule, Reject | Weight):
-        return _veto(scene, plan)
-    depends = any(part.among == "left" for part in (*preset.reject, preset.weight) if part)
-    if isinstance(rule, Reject):
-        alone = rule.over in ("token", "segment") and rule.advantage == "any"
-    else:
-        alone = rule.over not in PER_SEQUENCE and (rule.action != "truncate" or plan.bound.side != "window")
-    return _by_token(scene, plan, rule) if alone and not depends else _one_by_one(scene, plan)
-
-
-def _one_by_one(scene: Scene, plan: Plan) -> Thresholds:
-    ratios, bound = scene.ratios(plan.preset.policy), plan.bound
-    done = [of(ratios, bound.moved(plan.preset, bound.bounds(value))) for value in plan.values]
-    sums = [one.sums.named() for one in done]
-    return (
-        torch.stack([one.kept_tokens for one in done]),
-        WeightSums(**{name: torch.stack([one[name] for one in sums]) for name in sums[0]}),
-        torch.stack([_acted(one, bound) for one in done]),
-    )
-
-
 def _acted(done: Outcome, bound: SweptBound) -> Tensor:
     """Count the weights beyond the varying bound, [S]."""
     if bound.part != "weight" or done.weighed is None:
@@ -208,95 +175,73 @@ def _acted(done: Outcome, bound: SweptBound) -> Tensor:
     return sides[bound.side] if bound.side in sides else done.weighed.high + done.weighed.low
 
 
-def _veto(scene: Scene, plan: Plan) -> Thresholds:
-    done = of(scene.ratios(plan.preset.policy), plan.bound.moved(plan.preset, {plan.bound.side: None}))
-    worst = _worst(done.ratios.delta, scene.batch, plan.bound)
-    edges = worst.new_tensor([math.log(value) for value in plan.values])[:, None]
-    passed = (worst >= edges if plan.bound.side == "lower" else worst <= edges).to(torch.float64)
-    return done.kept_tokens * passed, done.sums.times(passed), torch.zeros_like(passed)
+# ---------------------------------------------------------------- noise of rounding
 
+# A number x stored with m fraction bits is off by up to half a step, 2^(⌊log2|x|⌋ − m)/2; the variance of the
+# error is step²/12, and the errors of both policies add.
 
-def _by_token(scene: Scene, plan: Plan, rule: Reject | Weight) -> Thresholds:
-    """Sort tokens into the gaps between thresholds; a token beyond one is dropped, or weighs a constant."""
-    preset, bound = plan.preset, plan.bound
-    others = tuple(one for at, one in enumerate(preset.reject) if bound.part != "reject" or at != bound.index)
-    done = of(scene.ratios(preset.policy), replace(preset, reject=others))
-    if isinstance(rule, Reject):
-        x = correction.statistic(done.ratios.of(rule.policy), rule).values
-        gaps = _Gaps(_outside(x, plan, rule), plan, done)
-        kept = gaps.within(None)
-        none = torch.zeros_like(kept)
-        if done.weighed is None:
-            return kept, WeightSums(kept, kept, none, none), none
-        each = powers(done.weighed.final.values)
-        of_sequences = preset.weight is not None and preset.weight.over in PER_SEQUENCE
-        return kept, each.times(kept) if of_sequences else each.map(gaps.within), none
-    x = done.ratios.log_ratio(rule.over, rule.safety, rule.safety_at).values
-    raw = correction.weigh(done.ratios, bound.moved(preset, dict.fromkeys(bound.bounds(1.0)))).final.values
-    at = _outside(x, plan, rule)
-    weights = _Gaps(at, plan, done, every=True)
-    acted = weights.everything(None) - weights.within(None)
-    if rule.overflow == "zero":
-        at = torch.where(x > FLOAT32_OVERFLOW, 0, at)  # dropped whatever the bound
-    gaps = _Gaps(at, plan, done)
-    kept = gaps.everything(None)
-    beyond = kept - gaps.within(None)
-    ends = kept.new_tensor([value if rule.action == "truncate" else 0.0 for value in plan.values])
-    at_end = powers(ends[:, None]).map(lambda x: x * beyond)
-    return kept, powers(raw).map(gaps.within).plus(at_end), acted
+BITS = {"bfloat16": 7, "float16": 10, "float32": 23}
+"""Number format → its fraction bits."""
+LOGIT = 10.0
+"""A typical large logit of a language model; its rounding step is the error of a matrix product."""
 
 
 @dataclass(frozen=True)
-class _Gaps:
-    """Tokens sorted into the gaps between N thresholds.
+class Stored:
+    """Counts by which the number formats of the stored log-probs are recognised.
 
     Attributes:
-        at: number of thresholds that each token lies outside of, tightest first, [T] int64 in [0, N].
-        plan: the thresholds, and the varying bound, whose side says which end is the tightest.
-        done: outcome of the rest of the preset, whose dropped tokens are left out.
-        every: whether to count dropped tokens too.
+        unfit: number of values of the rollout and the train column that each format of `BITS` cannot hold
+            exactly, [2, 3].
+        squares: Σ 4^⌊log2|x|⌋ of both columns, [2]; times 4^−m this is the sum of squared steps.
+        tokens: number of tokens, [].
     """
 
-    at: Tensor
-    plan: Plan
-    done: Outcome
-    every: bool = False
+    unfit: Tensor
+    squares: Tensor
+    tokens: Tensor
 
-    def within(self, x: Tensor | None) -> Tensor:
-        """Sum x [T] (None: count) over the tokens within each threshold, [N, S]."""
-        found = self._by_gap(x).cumsum(dim=1)[:, :-1].T
-        return found.flip(0) if self.plan.bound.side == "lower" else found
+    @classmethod
+    def of(cls, rollout: Tensor, train: Tensor) -> Stored:
+        """Compute the state of a batch from its log-probs under both policies, [T] each."""
+        both = torch.stack((rollout, train))
+        unfit = [(both.to(getattr(torch, name)).to(torch.float64) != both).sum(1) for name in BITS]
+        steps = torch.exp2(2.0 * (torch.frexp(both).exponent.to(torch.float64) - 1))
+        squares = torch.where(both == 0, 0.0, steps).sum(1)
+        return cls(torch.stack(unfit, 1).to(torch.float64), squares, rollout.new_tensor(float(len(rollout))))
 
-    def everything(self, x: Tensor | None) -> Tensor:
-        """Sum x over all tokens, the same at each threshold, [N, S]."""
-        return self._by_gap(x).sum(dim=1).expand(len(self.plan.values), -1)
+    def merge(self, other: Stored) -> Stored:
+        """Add the counts."""
+        return Stored(self.unfit + other.unfit, self.squares + other.squares, self.tokens + other.tokens)
 
-    def _by_gap(self, x: Tensor | None) -> Tensor:
-        """Sum x by sequence and interval, without dropped tokens, [S, N + 1]."""
-        batch, kept, wide = self.done.ratios.batch, self.done.kept, len(self.plan.values) + 1
-        first = torch.arange(0, batch.sequences * wide, wide, device=self.at.device)
-        codes = segments.spread(first, batch.cu_seqlens) + self.at
-        if not self.every and kept.tokens is not None:
-            codes, x = codes[kept.tokens], None if x is None else x[kept.tokens]
-        many = batch.sequences * wide
-        found = count_by(codes, many) if x is None else sum_by(codes, many, x.contiguous())
-        found = found.view(batch.sequences, wide)
-        return found if self.every else found * kept.sequences.to(torch.float64)[:, None]
+    def formats(self) -> list[str]:
+        """Return the coarsest format that holds every value of the rollout and of the train column."""
+        rows = self.unfit.tolist()
+        return [next((name for name, n in zip(BITS, row, strict=True) if not n), "float64") for row in rows]
+
+    def deviation(self) -> float:
+        """Return the standard deviation of Δ due to the rounding of stored values, nats."""
+        pairs = zip(self.squares.tolist(), self.formats(), strict=True)
+        variance = sum(square * 4.0 ** -BITS.get(name, 52) for square, name in pairs)
+        return math.sqrt(variance / 12 / max(float(self.tokens), 1.0))
 
 
-def _outside(x: Tensor, plan: Plan, rule: Weight | Reject) -> Tensor:
-    """Count the thresholds that each value lies outside of, tightest first; N if beyond a fixed bound."""
-    values = sorted(plan.values, reverse=plan.bound.side == "lower")
-    bounds = [plan.bound.bounds(value) for value in values]
-    logs = isinstance(rule, Weight) or rule.statistic == "ratio"
-    found = torch.zeros(x.shape, dtype=torch.int64, device=x.device)
-    for side, sign in (("upper", 1), ("lower", -1)):
-        moving = [one[side] for one in bounds if side in one]
-        fixed = getattr(rule, side)
-        if not moving and (fixed is None or isinstance(rule, Weight)):
-            continue  # beyond a fixed bound of the weight a token still counts
-        edges = [(math.log(one) if one > 0 else -math.inf) if logs else one for one in moving or [fixed]]
-        signed = x.new_tensor([sign * edge for edge in edges])
-        outside = torch.searchsorted(signed, (x * sign).contiguous(), right=rule.strict)
-        found = torch.maximum(found, outside if moving else len(values) * outside)
-    return found
+def of_logits(bits: int) -> float:
+    """Return the standard deviation of Δ if both policies round a logit of `LOGIT` to so many bits, nats."""
+    step = 2.0 ** (math.floor(math.log2(LOGIT)) - bits)
+    return step / math.sqrt(12) * math.sqrt(2)
+
+
+def in_statistic(statistic: str, over: str, deviation: float, length: float) -> float | None:
+    """Propagate the noise of Δ of a token to a statistic over `length` tokens: its standard deviation.
+
+    For K2 and K3, which are never negative, its mean. None if no rule is known.
+    """
+    factors = {"token": 1.0, "mean": length**-0.5, "sum": length**0.5}
+    if statistic in ("k2", "k3"):
+        factors = {"token": deviation / 2, "mean": deviation / 2, "sum": length * deviation / 2}
+    elif statistic == "ratio":
+        factors["segment"] = length**-0.5
+    elif statistic != "k1":
+        return None
+    return deviation * factors[over] if over in factors else None

@@ -22,8 +22,7 @@ from offpol_diag.engine.selection import Grid, by_quartile, quartile_parts
 from offpol_diag.numerals import say, say_value
 from offpol_diag.presets import Reject
 from offpol_diag.summary import NoiseFloor, Number, Numbers, SolvedWindow, SweptPoint
-from offpol_diag.sweep import rounding
-from offpol_diag.sweep.evaluate import COLUMNS, Plan
+from offpol_diag.sweep.evaluate import BITS, COLUMNS, LOGIT, Plan, Stored, in_statistic, of_logits
 from offpol_diag.sweep.thresholds import LOGARITHMIC
 
 KNOWN = {row.name: row for row in (*method.ROWS, *residual.ROWS)}
@@ -204,13 +203,13 @@ class Readings:
     @cached_property
     def floors(self) -> list[NoiseFloor]:
         """Noise floors: of the formats of the stored values, and of low-precision logits."""
-        stored = typed(self.tally.states["sweep.steps"], rounding.Stored)
+        stored = typed(self.tally.states["sweep.steps"], Stored)
         first, second = stored.formats()
         kinds = first if first == second else f"{first} (rollout) and {second} (trainer)"
         rows = [(f"log-probs stored as {kinds}", stored.deviation(), True)]
-        for name, bits in rounding.BITS.items():
-            what = f"logits of about {rounding.LOGIT:g} computed in {name}"
-            rows.append((what, rounding.of_logits(bits), False))
+        for name, bits in BITS.items():
+            what = f"logits of about {LOGIT:g} computed in {name}"
+            rows.append((what, of_logits(bits), False))
         text = "standard deviation of Δ of a token"
         return [
             NoiseFloor(
@@ -224,7 +223,7 @@ class Readings:
 
     def _in_statistic(self, deviation: float) -> Number:
         name, over = self.plan.bound.statistic(self.plan.preset), self.plan.bound.over(self.plan.preset)
-        moved = rounding.in_statistic(name, over, deviation, self.length)
+        moved = in_statistic(name, over, deviation, self.length)
         if moved is None:
             return Number(unknown=f"no rule is known for {name} over {over}")
         return Number(

@@ -30,3 +30,23 @@ def weights(given: Recommendation) -> tuple[Block, ...]:
     ]
     caption = "The method and those beside it, each at its own threshold"
     return (Table("numbers", caption, ("method", *WEIGHTS), tuple(rows)),) if rows else ()
+
+
+def ranking(given: Recommendation) -> tuple[Block, ...]:
+    """Return a table of the corrections by the estimated error of an update, the best first."""
+    if not given.ranking:
+        return ()
+    rows: list[tuple[Cell, ...]] = [
+        (one.title, f"{one.score:.3g}", one.behind or "recommended", "toss-up" if one.tie else "")
+        for one in given.ranking
+    ]
+    notes = (UNSEEN,) if given.title and given.ranking[0].behind else ()
+    caption = "Corrections by the estimated error of an update, best = 100"
+    header = ("correction", "of 100", "error above the recommended one", "")
+    return (Table("ranking", caption, header, tuple(rows), notes),)
+
+
+UNSEEN = (
+    "The recommended one is not first: beyond rounding, a dump of this size shows the noise that weights add "
+    "better than the bias that they remove, which can turn a gradient around."
+)

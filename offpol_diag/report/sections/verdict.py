@@ -5,7 +5,7 @@ from __future__ import annotations
 from offpol_diag.blocks import Block, Section, Table, Text, Tone, Verdict
 from offpol_diag.numerals import say
 from offpol_diag.presets.tuning import command
-from offpol_diag.report.sections.advice import config, weights
+from offpol_diag.report.sections.advice import config, ranking, weights
 from offpol_diag.report.sections.diagnosis import is_bug
 from offpol_diag.report.sections.gate import report
 from offpol_diag.summary import Fired, Number, Numbers, Recommendation, Summary
@@ -66,6 +66,7 @@ def _recommendation(given: Recommendation, summary: Summary) -> tuple[Block, ...
     return (
         head,
         *weights(given),
+        *ranking(given),
         *config(given),
         *_alerts(_alerted(given), metrics),
         *_also([fired for fired in others if fired.level != "alert"], metrics),
