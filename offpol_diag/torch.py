@@ -1,0 +1,188 @@
+"""Corrections inside a trainer's own loop: apply a preset to padded log-probs on any device.
+
+    from offpol_diag.torch import correct
+
+    done = correct("token_is", rollout=rollout, train=old, mask=response_mask)
+    loss = (done.weights * policy_loss * done.mask).sum() / done.mask.sum()
+
+Weights, mask and metrics are those of `offpol-diag analyze` on the same tokens; a batch counts as one step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from offpol_diag.analysis import readout
+from offpol_diag.analysis.first_pass import Needs, settle
+from offpol_diag.analysis.readout import Readout
+from offpol_diag.analysis.tally import Study, observe
+from offpol_diag.batch import Batch
+from offpol_diag.engine import correction, outcome, segments
+from offpol_diag.engine.scene import Scene
+from offpol_diag.errors import UsageError
+from offpol_diag.presets import Preset, catalogue
+from offpol_diag.readers.checks import TOLERANCE
+
+
+@dataclass(frozen=True)
+class Correction:
+    """What a preset makes of a batch of S padded responses of L tokens; unpacks as weights, mask, metrics.
+
+    Attributes:
+        weights: the factor of each token's loss, [S, L], in the dtype of `train`; 0 where the given mask
+            is 0. A rejected token keeps its weight: multiply by `mask` as well.
+        mask: the tokens that stay in the loss, [S, L] bool: the given mask without what the preset rejects.
+    """
+
+    weights: Tensor
+    mask: Tensor
+    _study: Study = field(repr=False)
+    _scene: Scene = field(repr=False)
+
+    @cached_property
+    @torch.no_grad()
+    def metrics(self) -> dict[str, float]:
+        """Numbers of the batch and of the preset by the names that `analyze` uses, computed on first use.
+
+        `k3`, `ppl_ratio`, `chi2_token` … of the batch, `ess_tokens`, `tokens_rejected` … of the preset; where
+        both have a name it is the preset's. Without intervals; what is undefined is absent.
+        """
+        out = Readout(self._study, observe(self._study, self._scene))
+        preset = readout.preset_result(out, self._study.presets[0])
+        found = {**readout.metrics(out), **preset.metrics}
+        return {name: one.value for name, one in found.items() if one.value is not None}
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield weights, mask and metrics."""
+        yield from (self.weights, self.mask, self.metrics)
+
+
+@torch.no_grad()
+def correct(
+    preset: str | Preset,
+    *,
+    rollout: Tensor,
+    train: Tensor,
+    old: Tensor | None = None,
+    current: Tensor | None = None,
+    mask: Tensor | None = None,
+    advantages: Tensor | None = None,
+) -> Correction:
+    """Apply a preset to one batch, with the sums in float64; nothing of it is differentiable.
+
+    Args:
+        preset: a name (`offpol-diag presets`) or a `Preset`. Its bounds are on r = π_train/π_rollout.
+        rollout: log π_rollout of the sampled tokens, [S, L], nats, on any device.
+        train: log π of the trainer's policy that the preset weighs, [S, L]: π_old for a preset on `old`, the
+            policy being trained for one on `current`.
+        old: log π_old, [S, L], for a preset on `current` that has a rule on `old` too.
+        current: log π_θ, [S, L], for a preset on `old` that has a rule on `current` too.
+        mask: 1 for tokens that count, [S, L]; None for all. Its holes divide a response into turns.
+        advantages: of each sequence [S] or each token [S, L], for presets whose rules look at their sign.
+
+    Returns:
+        Weights, mask and metrics, on the device of `rollout`.
+
+    Raises:
+        UsageError: an unknown preset, shapes that differ, a log-prob under the mask that is not finite, or an
+            input that the preset needs and did not get.
+    """
+    chosen = _one(preset)
+    side = "old" if chosen.policy == "old" else "current"
+    more = {"old": old, "current": current}
+    given = {"rollout": rollout} | {name: x for name, x in more.items() if x is not None}
+    if side in given:
+        raise UsageError(f"preset {chosen.name} weighs π_{side}: that is `train`", f"leave `{side}` out")
+    given[side] = train
+    counted = torch.ones_like(rollout, dtype=torch.bool) if mask is None else mask != 0
+    batch = _packed(given, counted, advantages)
+    for name in given:
+        x = batch.policy(name)
+        assert x is not None
+        fine = x.isfinite() & (x <= TOLERANCE) if name == "rollout" else x.isfinite()
+        if not bool(fine.all()):
+            shown = "train" if name == side else name
+            what = "NaN, infinite or positive" if name == "rollout" else "NaN or infinite"
+            raise UsageError(f"{shown} holds log-probs under the mask that are {what}", "mask those tokens")
+    have = {f"{name}_log_probs" for name in given} | ({"advantages"} if advantages is not None else set())
+    if lacking := correction.needs(chosen, have):
+        raise UsageError(
+            f"preset {chosen.name} needs {', '.join(lacking)}", "pass it, or choose another preset"
+        )
+    whole: Any = _Whole(batch)
+    scene = Scene.of(batch, 0, 2, settle(whole, whole, Needs.of([chosen], False)).settled)
+    done = outcome.apply(scene, chosen)
+    weights = torch.zeros(counted.shape, dtype=train.dtype, device=rollout.device)
+    kept = torch.zeros_like(counted)
+    weights[counted] = _weights(done, batch).to(train.dtype)
+    kept[counted] = _kept(done, batch)
+    study = Study((chosen,), frozenset(have), (), 0, 2)
+    return Correction(weights, kept, study, scene)
+
+
+def _one(preset: str | Preset) -> Preset:
+    """Return the preset of a name."""
+    found = catalogue.chosen(preset if isinstance(preset, str) else [preset])
+    if len(found) != 1:
+        raise UsageError(f"{preset!r} names {len(found)} presets", "name one")
+    return found[0]
+
+
+class _Whole:
+    """One batch, as the dump and as the engine that `settle` takes."""
+
+    def __init__(self, batch: Batch) -> None:
+        self._batch = batch
+
+    def only(self, roles: Any) -> Any:
+        return self
+
+    def reduce(self, dump: Any, job: Any, each: Any = None) -> Any:
+        return job(self._batch)
+
+
+def _packed(given: dict[str, Tensor], counted: Tensor, advantages: Tensor | None) -> Batch:
+    """Pack the tokens that count."""
+    shape = given["rollout"].shape
+    wrong = [name for name, x in given.items() if x.shape != shape or x.ndim != 2]
+    if wrong or counted.shape != shape:
+        shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in {**given, "mask": counted}.items())
+        raise UsageError(f"log-probs and mask must have one shape [S, L], not {shapes}", "pad them alike")
+    if advantages is not None and advantages.shape not in (shape, shape[:1]):
+        raise UsageError(f"advantages have shape {tuple(advantages.shape)}", "give [S] or [S, L]")
+    lengths = counted.sum(dim=1)
+    before = torch.nn.functional.pad(counted[:, :-1], (1, 0))
+    starts = (counted & ~before)[counted].nonzero().flatten()
+    tokens = int(lengths.sum())
+    columns = {name: x[counted].to(torch.float64) for name, x in given.items()}
+    if advantages is not None:
+        columns["advantages"] = advantages.reshape(len(lengths), -1).expand(shape)[counted].to(torch.float64)
+    place = torch.arange(shape[1], device=counted.device).expand(shape)[counted]
+    cu = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
+    runs = torch.cat((starts, lengths.sum()[None])) if tokens else lengths.new_zeros(1)
+    for offsets in (cu, runs):
+        segments.sized(offsets, tokens)
+    key, masked = torch.arange(shape[0], device=cu.device), shape[1] - lengths
+    return Batch(cu_seqlens=cu, cu_runs=runs, position=place, key=key, masked=masked, **columns)  # type: ignore[arg-type]
+
+
+def _weights(done: outcome.Outcome, batch: Batch) -> Tensor:
+    """Return the final weight of every token, [T]; 1 without a weight."""
+    if done.weighed is None:
+        return torch.ones_like(batch.rollout)
+    final = done.weighed.final
+    found = final.values if final.per == "token" else segments.spread(final.values, batch.cu_seqlens)
+    units = outcome.norm(done, done.preset)
+    return found / outcome.norm_factor(*(x.sum() for x in units.values())) if units else found
+
+
+def _kept(done: outcome.Outcome, batch: Batch) -> Tensor:
+    """Return which tokens are kept, [T] bool."""
+    sequences = segments.spread(done.kept.sequences, batch.cu_seqlens)
+    return sequences if done.kept.tokens is None else sequences & done.kept.tokens
