@@ -13,7 +13,7 @@ from typing import Any
 
 from offpol_diag.bands import band
 from offpol_diag.blocks import Block, Figure, Section, Table, Text, Tone
-from offpol_diag.numerals import say, written
+from offpol_diag.numerals import counted, say, written
 from offpol_diag.report.picture import Picture, number, of_figure, place_name
 from offpol_diag.report.render.embedded import DATA_ID, digest, embedded, read_back, script_json
 from offpol_diag.report.render.numbers import shown
@@ -23,12 +23,13 @@ from offpol_diag.report.sections import cards, charts, front, sections, strips
 from offpol_diag.report.sections.answer import about, cautions, drift, headline, tie, trainer_of
 from offpol_diag.report.sections.diagnosis import is_bug
 from offpol_diag.report.sections.gate import report as gates
+from offpol_diag.report.sections.opening import opening
 from offpol_diag.report.sections.worst import token_name
 from offpol_diag.summary import Number, Summary
 
 UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 """Control characters and lone surrogates, which HTML does not allow."""
-_WHOLE = re.compile(r"--\w[\w-]*|\[[-\d.,%]+, [-\d.,%]+\][\de%-]*|\d[\d.,]*e-\d+%?")
+_WHOLE = re.compile(r"--\w[\w-]*|[≤≥] [\d.e-]*\d|\[[-\d.,%]+, [-\d.,%]+\][\de%-]*|\d[\d.,]*e-\d+%?")
 LOG_SPARKS = frozenset({"k3", "chi2_token", "chi2_sequence"})
 
 __all__ = ["read_back", "render_html", "templates_dir"]
@@ -89,8 +90,12 @@ def _parts(summary: Summary) -> list[Part]:
     if summary.against is not None:
         return [_plain(made[name]) for name in ("runs", "diagnosis", "made") if name in made]
     first = [_plain(made[name]) for name in ("comparison", "sweep") if name in made]
+    if opening(summary):
+        facts = _verdict(summary)
+        title = f"The dump: {facts['sev'].lower()} {facts['h1']} {facts['interval']}"
+        first.append(Part("mismatch", title, "The dump", "mismatch", (), facts))
     found = [*first, _numbers(summary, made), _charts(summary, made)]
-    if "presets" in made and not first:
+    if "presets" in made and summary.comparison is None and summary.sweep is None:
         found.append(_presets(summary, made))
     if "worst" in made:
         found.append(_tokens(summary, made["worst"]))
@@ -102,15 +107,16 @@ def _parts(summary: Summary) -> list[Part]:
 
 
 def _plain(section: Section) -> Part:
-    """Return a section of blocks, its charts before its first table."""
-    first = next(
-        (place for place, one in enumerate(section.blocks) if isinstance(one, Table)), len(section.blocks)
-    )
-    figures = [one for one in section.blocks[first:] if isinstance(one, Figure)]
-    rest = [one for one in section.blocks[first:] if not isinstance(one, Figure)]
+    """Return what a section holds beside the opening: its sentences, and its tables folded."""
+    titles = {"runs": "All numbers of A and B", "comparison": "All numbers of every preset"}
     short = {"runs": "A and B", "made": "How made", "comparison": "Side by side"}
+    blocks = section.blocks
+    if section.id in ("runs", "comparison", "sweep"):
+        blocks = tuple(
+            one for one in blocks if isinstance(one, Table | Text) and getattr(one, "tone", "") != "warn"
+        )
     title = short.get(section.id, section.title.split(" ")[0])
-    return Part(section.id, section.title, title, "blocks", (*section.blocks[:first], *figures, *rest))
+    return Part(section.id, titles.get(section.id, section.title), title, "blocks", _folded(blocks))
 
 
 def _folded(blocks: Iterable[Block], keep: tuple[str, ...] = ()) -> tuple[Block, ...]:
@@ -205,19 +211,30 @@ def _spark(tile: front.Tile, summary: Summary) -> Any:
 
 def _charts(summary: Summary, made: dict[str, Section]) -> Part | None:
     found = charts.pictures(summary)
-    telling = [one for one in found if one.telling]
+    telling = [] if opening(summary) else [one for one in found if one.telling]
     groups = [
         (name, [_drawn(one) for one in telling if one.group == name])
         for name in dict.fromkeys(one.group for one in telling)
     ]
-    rest = [_drawn(one) for one in found if not one.telling]
+    rest = [_drawn(one) for one in found if one not in telling]
     tables = (
         tuple(block for block in made["where"].blocks if isinstance(block, Table)) if "where" in made else ()
     )
     k3 = [(charts.tone(one.name), one.name) for one in summary.charts.bands if one.metric == "k3"]
     if not found and not tables:
         return None
-    facts = {"groups": groups, "rest": rest, "bands": k3, "tables": [_view(table) for table in tables]}
+    what = (
+        f"{counted(len(rest), 'chart')} of the dump"
+        if opening(summary)
+        else "charts without a finding of their own"
+    )
+    facts = {
+        "groups": groups,
+        "rest": rest,
+        "what": what if opening(summary) else f"{len(rest)} more {what}",
+        "bands": k3,
+        "tables": [_view(table) for table in tables],
+    }
     return Part("charts", "Where the mismatch is", "Charts", "charts", (), facts)
 
 
@@ -292,18 +309,32 @@ def _tokens(summary: Summary, section: Section) -> Part:
 
 
 def _head(summary: Summary) -> dict[str, Any]:
-    """Return the facts of the first screen; a comparison of runs has a sentence only."""
-    if summary.against is not None:
-        return {
-            "two": True,
-            "eye": _named(summary),
-            "sev": "",
-            "h1": summary.against.headline,
-            "interval": "",
-            "tone": "info",
-            "lede": "",
-            "cautions": (),
-        }
+    """Return the facts of the first screen: the answer to what was asked, or the verdict of an analysis."""
+    found = opening(summary)
+    if found is None:
+        return {"opening": None, **_verdict(summary)}
+    return {
+        "opening": found,
+        "eye": _named(summary) if summary.against else _about(summary),
+        "sev": found.sev,
+        "h1": found.h1,
+        "interval": found.interval,
+        "tone": found.tone,
+        "lede": found.lede,
+        "cautions": found.cautions,
+        "facts": [(one, spark(one.curve, (), False) if len(one.curve) > 1 else "") for one in found.facts],
+        "charts": [_drawn(one) for one in found.pictures if one.telling],
+        "rest": [_drawn(one) for one in found.pictures if not one.telling],
+        "more": f"{counted(sum(not one.telling for one in found.pictures), 'chart')} without a difference",
+        "gates": laid_out(gates(summary.gates)) if summary.gates else None,
+    }
+
+
+def _about(summary: Summary) -> str:
+    return about(summary).replace(": ", " · ", 1).replace(", ", " · ")
+
+
+def _verdict(summary: Summary) -> dict[str, Any]:
     given = summary.recommendation
     opening, colon, rest = headline(summary)[0].partition(": ")
     rest, bracket, interval = rest.partition(" [")
@@ -312,8 +343,7 @@ def _head(summary: Summary) -> dict[str, Any]:
     bug = is_bug(summary)
     cause = charts.cause(summary)
     return {
-        "two": False,
-        "eye": about(summary).replace(": ", " · ", 1).replace(", ", " · "),
+        "eye": _about(summary),
         "sev": _calm(opening) if colon else "",
         "h1": rest if colon else opening,
         "interval": bracket.strip() + interval,
@@ -339,7 +369,6 @@ def _head(summary: Summary) -> dict[str, Any]:
         "runner_up": tie(given) if given and not bug else [],
         "label": (given.label or "") if given and not bug else "",
         "command": front.preset_command(given) if given and not bug else "",
-        "gates": laid_out(gates(summary.gates)) if summary.gates else None,
     }
 
 

@@ -35,7 +35,7 @@ SIGNS: Mapping[str, str] = {"max": "≤", "min": "≥", "within": "±"}
 def gate(verdicts: Sequence[GateVerdict], remarks: Sequence[str] = ()) -> Section:
     """Return the overall verdict, the reasons where a bound did not simply pass, and one row per bound."""
     label, tone = SAID[outcome(verdicts)]
-    unlike = [one for one in sorted(verdicts, key=_weight) if not _plain(one)]
+    unlike = [one for one in sorted(verdicts, key=weight) if not _plain(one)]
     why = (*(f"{word(one)}: {told(one)}" for one in unlike[:MOST]), *_more(len(unlike), "such bounds"))
     head = Verdict(label, tally(verdicts), tone, why)
     rows = tuple((word(one), holds(one), _found(one)) for one in _chosen(verdicts))
@@ -47,7 +47,7 @@ def gate(verdicts: Sequence[GateVerdict], remarks: Sequence[str] = ()) -> Sectio
 
 def _chosen(verdicts: Sequence[GateVerdict]) -> Sequence[GateVerdict]:
     """Return the verdicts in order; if there are more than `MOST`, the most important ones."""
-    return verdicts if len(verdicts) <= MOST else sorted(verdicts, key=_weight)[:MOST]
+    return verdicts if len(verdicts) <= MOST else sorted(verdicts, key=weight)[:MOST]
 
 
 def _more(number: int, what: str) -> tuple[str, ...]:
@@ -140,6 +140,6 @@ def _plain(one: GateVerdict) -> bool:
     return one.passed is True and not (one.open and beyond(one))
 
 
-def _weight(one: GateVerdict) -> tuple[bool, int]:
+def weight(one: GateVerdict) -> tuple[bool, int]:
     """Return a sort key: failed, not judged, open, passed; errors before warnings."""
     return one.level == "warn", {False: 0, None: 1, True: 2}[one.passed]

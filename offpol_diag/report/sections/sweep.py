@@ -91,10 +91,11 @@ def _telling(found: Sweep, name: str) -> bool:
 
 
 def _head(point: SweptPoint) -> tuple[Cell, Cell]:
-    return _label(point), "".join(LETTERS[mark] for mark in point.marks) or "–"
+    return label(point), "".join(LETTERS[mark] for mark in point.marks) or "–"
 
 
-def _label(point: SweptPoint) -> str:
+def label(point: SweptPoint) -> str:
+    """Return a threshold; an arrow marks the preset's own."""
     return f"{point.threshold:.9g}{' ←' if point.own else ''}"
 
 
@@ -103,20 +104,20 @@ def _cells(numbers: Numbers, columns: Sequence[tuple[str, str]]) -> tuple[Cell, 
 
 
 def _figure(found: Sweep) -> Figure:
-    drawn = _distinct(found)
+    drawn = distinct(found)
     return Figure(
         id="sweep",
         title=f"What {found.preset} leaves at each threshold",
         caption=_finding(found),
         x_label=f"threshold ({found.which})",
         y_label="share",
-        series=tuple(_series(found, name, label) for name, label, _ in drawn),
+        series=tuple(_series(found, name, text) for name, text, _ in drawn),
         y_unit="fraction",
         marks=tuple(mark for _, _, mark in drawn),
     )
 
 
-def _distinct(found: Sweep) -> list[tuple[str, str, str]]:
+def distinct(found: Sweep) -> list[tuple[str, str, str]]:
     """Return the curves without exact duplicates: without weights, ESS equals the share kept."""
     lines: dict[tuple[float | None, ...], tuple[str, str, str]] = {}
     for one in DRAWN:
@@ -126,11 +127,11 @@ def _distinct(found: Sweep) -> list[tuple[str, str, str]]:
     return list(lines.values())
 
 
-def _series(found: Sweep, name: str, label: str) -> Series:
+def _series(found: Sweep, name: str, text: str) -> Series:
     numbers = [point.metrics.get(name, Number()) for point in found.points]
     return Series(
-        name=label,
-        x=tuple(map(_label, found.points)),
+        name=text,
+        x=tuple(map(label, found.points)),
         y=tuple(number.value for number in numbers),
         low=tuple(number.interval[0] if number.interval else None for number in numbers),
         high=tuple(number.interval[1] if number.interval else None for number in numbers),
@@ -149,7 +150,7 @@ def _finding(found: Sweep) -> str:
 
 
 def _by_length(found: Sweep) -> Table:
-    name = _kept(found)
+    name = kept_metric(found)
     rows = tuple(
         (*_head(point), *(numbers.get(name, Number()) for numbers in point.quartiles))
         for point in found.points
@@ -162,7 +163,8 @@ def _by_length(found: Sweep) -> Table:
     return Table("sweep-length", caption, header, rows, (f"Tokens of a response: {lengths}.",))
 
 
-def _kept(found: Sweep) -> str:
+def kept_metric(found: Sweep) -> str:
+    """Return the metric that says what a threshold keeps."""
     if any("acted" in point.metrics for point in found.points):
         return "ess_tokens"
     return "tokens_kept" if found.unit == "token" else "sequences_kept"
@@ -173,15 +175,15 @@ def _what_is_kept(found: Sweep) -> str:
         "ess_tokens": "ESS over tokens",
         "tokens_kept": "Tokens kept",
         "sequences_kept": "Sequences kept",
-    }[_kept(found)]
+    }[kept_metric(found)]
 
 
 def _length_figure(found: Sweep) -> Figure:
-    name = _kept(found)
+    name = kept_metric(found)
     series = tuple(
         Series(
             quarter,
-            tuple(map(_label, found.points)),
+            tuple(map(label, found.points)),
             tuple(point.quartiles[at][name].value for point in found.points),
         )
         for at, quarter in enumerate(QUARTERS)
@@ -198,7 +200,7 @@ def _details(found: Sweep) -> tuple[Block, ...]:
     """Return a table of all numbers by quartile."""
     names = [(name, head) for name, head in COLUMNS if name in found.points[0].quartiles[0]]
     rows = tuple(
-        (_label(point), quarter, *_cells(numbers, names))
+        (label(point), quarter, *_cells(numbers, names))
         for point in found.points
         for quarter, numbers in zip(QUARTERS, point.quartiles, strict=True)
     )
@@ -227,16 +229,23 @@ def _floor(found: Sweep) -> Table:
 # ---------------------------------------------------------------- the window
 
 
-def _window(found: Sweep, window: SolvedWindow) -> Verdict:
+def window_text(found: Sweep, window: SolvedWindow) -> tuple[str, str]:
+    """Return the bounds with the share that they keep, and how many units that are."""
     sides = {place.rpartition(".")[2]: bound for place, bound in window.point.bounds.items()}
     left = f"{sides['lower']!r} ≤ " if "lower" in sides else ""
     right = f" ≤ {sides['upper']!r}" if "upper" in sides else ""
     units = f"{found.unit}s"
-    text = (
-        f"{left}{found.statistic}{right} holds {count(window.kept)} of {count(window.of)} {units} "
-        f"({say_value(window.kept / window.of, 'fraction')}; asked: {say_value(window.asked, 'fraction')})."
+    share = say_value(window.kept / window.of, "fraction")
+    held = f"{count(window.kept)} of {count(window.of)} {units} ({share}"
+    return (
+        f"{left}{found.statistic}{right} keeps {share} of the {units}",
+        f"{left}{found.statistic}{right} holds {held}",
     )
-    label = "Window" if len(sides) == 2 else "Bound"
+
+
+def _window(found: Sweep, window: SolvedWindow) -> Verdict:
+    text = f"{window_text(found, window)[1]}; asked: {say_value(window.asked, 'fraction')})."
+    label = "Window" if len(window.point.bounds) == 2 else "Bound"
     return Verdict(label, text, "info", tuple(filter(None, _evidence(found.preset, window))))
 
 
