@@ -138,10 +138,10 @@ def _of_tokens(preset: Preset) -> bool:
 
 def _weights(view: View) -> Tensor:
     """Σ of the weights as the loss gets them; of a sequence's weight, once."""
-    there = view.kept_tokens > 0
+    there = view.outcome.kept_tokens > 0
     if applied(view.preset).weight is None:
         return view.total(HELD) * there
-    return view.kept_weights if view.row_weights is None else view.row_weights * there
+    return view.outcome.sums.first if view.outcome.per_sequence is None else view.outcome.per_sequence * there
 
 
 def _geometric(preset: Preset) -> tuple[Reject, ...]:

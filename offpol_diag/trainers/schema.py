@@ -91,9 +91,7 @@ def _items(values: list[Mapping[str, Any]], depth: int) -> Iterator[str]:
 def _scalar(value: Any) -> str:
     if isinstance(value, str):
         return value if PLAIN.fullmatch(value) and value not in RESERVED else json.dumps(value)
-    if isinstance(value, float):
-        return {math.inf: ".inf", -math.inf: "-.inf"}.get(value) or number(value)
-    return json.dumps(value)  # null, true, false, whole numbers and [] are spelt alike
+    return _literal(value, {math.inf: ".inf", -math.inf: "-.inf"})
 
 
 # ---------------------------------------------------------------- the others
@@ -115,43 +113,32 @@ def hydra(settings: Settings, added: str = "") -> str:
 def toml(settings: Settings) -> str:
     """Format the TOML table that all keys are in."""
     table = next(iter(settings)).rpartition(".")[0]
-    return "\n".join(
-        [f"[{table}]", *(f"{key.removeprefix(table + '.')} = {_toml(x)}" for key, x in settings.items())]
-    )
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, float):
-        return "inf" if value == math.inf else number(value)
-    return json.dumps(value)
+    lines = (f"{key.removeprefix(f'{table}.')} = {_literal(x)}" for key, x in settings.items())
+    return "\n".join([f"[{table}]", *lines])
 
 
 def flags(settings: Settings) -> str:
     """Format command-line flags, one per line; True is a flag without a value, a tuple several values."""
-    return " \\\n".join(" ".join([f"--{key}", *_arguments(value)]) for key, value in settings.items())
+    lines = []
+    for key, value in settings.items():
+        values = () if value is True else value if isinstance(value, tuple) else (value,)
+        lines.append(" ".join([f"--{key}", *(x if isinstance(x, str) else _literal(x) for x in values)]))
+    return " \\\n".join(lines)
 
 
-def _arguments(value: Any) -> list[str]:
-    values = () if value is True else value if isinstance(value, tuple) else (value,)
-    return [number(one) if isinstance(one, float) and one != math.inf else str(one) for one in values]
+def python(name: str, settings: Settings) -> str:
+    """Format a call of a class, or a dict, one setting per line."""
+    called = name[:1].isupper()
+    pair, first, last = ("    {}={},", f"{name}(", ")") if called else ('    "{}": {},', f"{name} = {{", "}")
+    values = ((key, _literal(x) if isinstance(x, str | float) else repr(x)) for key, x in settings.items())
+    return "\n".join([first, *(pair.format(*one) for one in values), last])
 
 
-def call(function: str, settings: Settings) -> str:
-    """Format a Python call, one argument per line; of `dict` if it is no class."""
-    lines = (f"    {key}={_literal(value)}," for key, value in settings.items())
-    return "\n".join([f"{function}(", *lines, ")"])
-
-
-def mapping(name: str, settings: Settings) -> str:
-    """Format a Python dict."""
-    lines = (f'    "{key}": {_literal(value)},' for key, value in settings.items())
-    return "\n".join([f"{name} = {{", *lines, "}"])
-
-
-def _literal(value: Any) -> str:
+def _literal(value: Any, infinite: Mapping[float, str] = {math.inf: "inf"}) -> str:
+    """Format a value as JSON does, but floats by `number`."""
     if isinstance(value, float):
-        return number(value)
-    return json.dumps(value) if isinstance(value, str) else repr(value)
+        return infinite.get(value) or number(value)
+    return json.dumps(value)  # null, true, false, whole numbers and [] are spelt as in YAML
 
 
 # ---------------------------------------------------------------- what a configuration takes
@@ -373,7 +360,7 @@ def block(
         "hydra": lambda: hydra(shown, added),
         "toml": lambda: toml(shown),
         "flags": lambda: flags(shown),
-        "python": lambda: (call if name[:1].isupper() else mapping)(name, shown),
+        "python": lambda: python(name, shown),
     }[language]()
     versions = table.heading(first, last) if settings else ""
     return Snippet(language, text, title, file, versions, (newest - last, newest - first))

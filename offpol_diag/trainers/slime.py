@@ -54,7 +54,7 @@ def of_loss(name: str, of: OfLoss, rejects: bool, needs: tuple[str, ...] = ()) -
     def mean(view: View) -> Tensor:
         if not rejects:
             return of(view, None) / view.divisor
-        return (of(view, KEPT) / view.divisor).masked_fill(~view.kept, 0.0)
+        return (of(view, KEPT) / view.divisor).masked_fill(~view.outcome.sequences, 0.0)
 
     return Sum(name, mean, needs=needs)
 
@@ -100,7 +100,7 @@ def _beyond(*sides: str) -> Rows:
     """Return the share of weights beyond bounds ("high", "low") per sample, or flags of samples."""
 
     def share(view: View) -> Tensor:
-        weighed = view.weighed
+        weighed = view.outcome.weighed
         assert weighed is not None
         counts = sum((getattr(weighed, side) for side in sides), view.zeros)
         return counts / view.divisor if weighed.final.per == "token" else counts
@@ -196,7 +196,7 @@ def _outside(of: str, side: base.Side) -> Value:
 
 def _before(view: View) -> Tensor:
     """The mean weight of a sample before its bounds."""
-    weighed = view.weighed
+    weighed = view.outcome.weighed
     assert weighed is not None
     per_token = weighed.final.per == "token"
     return view.where_there(mean(RAW)(view) if per_token else weighed.raw.values)
@@ -204,7 +204,7 @@ def _before(view: View) -> Tensor:
 
 def _after(view: View) -> Tensor:
     """The mean final weight of a sample."""
-    rows = view.row_weights
+    rows = view.outcome.per_sequence
     return view.where_there(mean(WEIGHT)(view) if rows is None else rows)
 
 
@@ -212,7 +212,7 @@ def _extreme(at: int) -> Rows:
     """The smallest or largest final weight of each sample, before normalisation."""
 
     def end(view: View) -> Tensor:
-        rows = view.row_weights
+        rows = view.outcome.per_sequence
         found = view.mine("ends", lambda: view.ends(WEIGHT))[at] if rows is None else rows
         return view.where_there(found)
 
@@ -239,7 +239,8 @@ CHI2 = Measure("r² − 1, Δ within ±20", lambda x: x.excess(SAFETY) * (x.exce
 LOG_PPL = Sum("mis_kl", lambda view: -view.mean_log, shared=True)
 ABS_LOG_PPL = Sum("log_ppl_abs_diff", lambda view: view.mean_log.abs(), shared=True)
 PPL_RATIO = Sum("ppl_ratio", lambda view: view.where_there((-view.mean_log).exp()), shared=True)
-BEFORE, AFTER, WEIGHTS = Sum("before", _before), Sum("after", _after), Sum("weights", lambda x: x.all_weights)
+BEFORE, AFTER = Sum("before", _before), Sum("after", _after)
+WEIGHTS = Sum("weights", lambda view: view.outcome.weight_sum)
 
 
 def _factor(totals: base.Totals) -> float:
@@ -318,14 +319,14 @@ MIS_NAMES: dict[str, Row] = {
         _rejects,
     ),
     "rs_catastrophic_token_fraction": per_row(
-        Sum("catastrophic", lambda view: view.catastrophic / view.divisor)
+        Sum("catastrophic", lambda view: view.outcome.kept.catastrophic / view.divisor)
     ).means(
         "Mean over samples of the share of their tokens with r strictly below rs_veto_threshold, unclamped.",
         _vetoes,
     ),
-    "rs_catastrophic_seq_fraction": per_row(Sum("vetoed", lambda view: view.vetoed)).means(
-        "Share of samples with such a token: what the veto drops.", _vetoes
-    ),
+    "rs_catastrophic_seq_fraction": per_row(
+        Sum("vetoed", lambda view: view.outcome.kept.vetoed.to(view.n))
+    ).means("Share of samples with such a token: what the veto drops.", _vetoes),
     "is_ratio_mean_after_tis_rs": per_row(AFTER).means(
         "The weight after tis_mode once more: rejection changes the mask and no weight, so it is "
         "not taken out of this mean.",

@@ -307,48 +307,9 @@ class View:
         return self._ruled[0].ratios
 
     @cached_property
-    def _done(self) -> Outcome:
+    def outcome(self) -> Outcome:
+        """Which tokens and sequences the preset keeps, and its weights."""
         return outcome.apply(self.scene, self.preset)
-
-    @property
-    def kept(self) -> Tensor:
-        """Sequences that pass every rule on sequences and the veto, [S] bool."""
-        return self._done.sequences
-
-    @property
-    def kept_tokens(self) -> Tensor:
-        """Tokens of each sequence that are left, [S]."""
-        return self._done.kept_tokens
-
-    @property
-    def kept_weights(self) -> Tensor:
-        """Σ of the weights over the tokens left, [S]."""
-        return self._done.sums.first
-
-    @property
-    def all_weights(self) -> Tensor:
-        """Σ of the weights over all tokens, [S]."""
-        return self._done.weight_sum
-
-    @property
-    def row_weights(self) -> Tensor | None:
-        """The weights of sequences, [S]; None where tokens have their own, or there are none."""
-        return self._done.per_sequence
-
-    @property
-    def weighed(self) -> Weighed | None:
-        """The weights with the effect of their bounds; None if no weight is applied."""
-        return self._done.weighed
-
-    @property
-    def vetoed(self) -> Tensor:
-        """Sequences that the veto drops, [S] float64."""
-        return self._done.kept.vetoed.to(torch.float64)
-
-    @property
-    def catastrophic(self) -> Tensor:
-        """Tokens beyond the veto's bounds, [S]."""
-        return self._done.kept.catastrophic
 
     def weigh(self) -> Weighed:
         """The weights, whether they are applied or not; of tokens, those of the far ones."""
@@ -356,7 +317,7 @@ class View:
 
     def capped(self) -> Tensor:
         """Tokens whose weight a bound moved, or whose sequence's weight it did, [S]."""
-        weighed = self.weighed
+        weighed = self.outcome.weighed
         if weighed is None:
             return self.zeros
         moved = weighed.high + weighed.low
