@@ -19,6 +19,7 @@ from offpol_diag.blocks import Section
 from offpol_diag.cli.defaults import sample
 from offpol_diag.compare import of_presets
 from offpol_diag.engine.losses import BOUNDS
+from offpol_diag.forms.table import FORMS
 from offpol_diag.presets import Preset
 from offpol_diag.presets.catalogue import load
 from offpol_diag.presets.families import FAMILIES
@@ -199,6 +200,20 @@ def report() -> str:
     return _filled("report.md")
 
 
+def dumps() -> str:
+    """The page on dumps, with the table of forms."""
+    return _filled("dumps.md")
+
+
+def _forms() -> str:
+    """Every form: its files, what they hold, and how its log-probs belong to tokens."""
+    rows = [
+        (f"`{one.name}`", one.trainer or "any", f"`{one.files}`", one.holds, str(one.alignment), one.source)
+        for one in FORMS
+    ]
+    return _table(("form", "trainer", "files", "hold", "alignment", "read from"), rows)
+
+
 def _filled(name: str) -> str:
     """A page with its excerpts made again."""
     text = (HERE / name).read_text(encoding="utf-8")
@@ -258,6 +273,7 @@ EXCERPTS: dict[str, Callable[[], str]] = {
     "excerpt": _excerpt,
     "doctor": _doctor,
     "doctor in short": partial(_doctor, SHORT_LINES),
+    "forms": _forms,
 }
 """Name in a page → what makes its text."""
 
@@ -295,6 +311,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "metrics.md": metrics,
     "crosswalk.md": crosswalk,
     "report.md": report,
+    "dumps.md": dumps,
     "../README.md": readme,
 }
 """File → what makes its text."""

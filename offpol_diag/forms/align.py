@@ -138,15 +138,18 @@ def checked(rows: Iterable[Row], how: Alignment, chosen: bool, notes: list[str])
 
 def _gap(rows: Iterable[Row], shift: int) -> float:
     """Return the mean |train − rollout| over unmasked tokens, the train columns moved by some tokens."""
-    total, count = 0.0, 0
-    for row in rows:
-        train = next((row.tokens[name] for name in TRAIN if name in row.tokens), None)
-        rollout = row.tokens.get(ROLLOUT)
-        if train is None or rollout is None:
-            continue
-        at = np.arange(len(rollout))
-        keep = (at - shift >= 0) & (at - shift < len(train)) & (row.tokens.get(MASK, np.ones(len(at))) != 0)
-        gap = np.abs(train[at[keep] - shift].astype(np.float64) - rollout[keep])
-        gap = gap[np.isfinite(gap)]
-        total, count = total + float(gap.sum()), count + len(gap)
-    return total / count if count >= FEW else math.inf if shift else 0.0
+    with np.errstate(over="ignore", invalid="ignore"):
+        gaps = np.concatenate([np.empty(0), *(_gaps(row, shift) for row in rows)])
+        return float(gaps.mean()) if len(gaps) >= FEW else math.inf if shift else 0.0
+
+
+def _gaps(row: Row, shift: int) -> Array:
+    """Return |train − rollout| of the tokens that have both, as far as it is finite."""
+    train = next((row.tokens[name] for name in TRAIN if name in row.tokens), None)
+    rollout = row.tokens.get(ROLLOUT)
+    if train is None or rollout is None:
+        return np.empty(0)
+    at = np.arange(len(rollout))
+    keep = (at - shift >= 0) & (at - shift < len(train)) & (row.tokens.get(MASK, np.ones(len(at))) != 0)
+    gaps: Array = np.abs(train[at[keep] - shift].astype(np.float64) - rollout[keep])
+    return gaps[np.isfinite(gaps)]

@@ -7,10 +7,12 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
 
 from offpol_diag.errors import DumpError
 from offpol_diag.forms import align, join
@@ -76,7 +78,7 @@ def convert(found: Found, target: Path, reading: Reading, columns: Mapping[str, 
         UsageError: an option that cannot be used.
     """
     how = align.parse(reading.align, found.form.alignment)
-    made = Converted(target, found.files, [_said(found, how)])
+    made = Converted(target, found.files, [_said(found, how), *found.notes])
     try:
         with tempfile.TemporaryDirectory(prefix="offpol-diag-") as folder:
             rows = _joined(found.form.read(found.files, columns), how, reading, Path(folder), made.notes)
@@ -157,24 +159,17 @@ def _whole(row: Row) -> Row:
 
 
 def _write(rows: Iterator[Row], made: Converted, provenance: Mapping[str, str]) -> None:
-    """Write rows in batches; the first row says which columns there are."""
-    first = next(rows, None)
-    if first is None:
-        raise DumpError(
-            f"{made.files[0]}: no sequence that counts is in it", "check that its writer was closed"
-        )
-    kinds = {name: type(value) for name, value in first.scalars.items()}
-
-    def sized() -> Iterator[tuple[int, Row]]:
-        yield 0, first
-        tokens = len(first.tokens[ROLLOUT])
-        for row in rows:
-            yield tokens // BATCH, row
-            tokens += len(row.tokens[ROLLOUT])
-
-    with DumpWriter(made.path, provenance) as writer:
-        for _, each in groupby(sized(), key=lambda pair: pair[0]):
-            batch = [row for _, row in each]
+    """Write rows in batches; the first row says which token columns there are, the first batch the others."""
+    first: Row | None = None
+    kinds: dict[str, type] = {}
+    with ExitStack() as stack:
+        for batch in _batches(rows):
+            if first is None:
+                first = batch[0]
+                writer = stack.enter_context(DumpWriter(made.path, provenance))
+                known = (pair for row in batch for pair in row.scalars.items() if pair[1] is not None)
+                for name, value in known:
+                    kinds.setdefault(name, type(value))
             for row in batch:
                 _same(first, row)
             columns: dict[str, Any] = {name: [row.tokens[name] for row in batch] for name in first.tokens}
@@ -182,12 +177,31 @@ def _write(rows: Iterator[Row], made: Converted, provenance: Mapping[str, str]) 
                 name: [_as(row.scalars.get(name), kind) for row in batch] for name, kind in kinds.items()
             }
             try:
-                writer.write(**columns)
+                with np.errstate(invalid="ignore"):  # what does not fit is an error below
+                    writer.write(**columns)
             except ValueError as error:
                 span = f"{batch[0].where} to {batch[-1].where.rpartition(', ')[2]}"
                 raise DumpError(f"{span}: {error}", "mend the file, or leave the column out") from error
             made.sequences += len(batch)
             made.tokens += sum(len(row.tokens[ROLLOUT]) for row in batch)
+        if first is None:
+            raise DumpError(
+                f"{made.files[0]}: no sequence that counts is in it", "check that its writer was closed"
+            )
+
+
+def _batches(rows: Iterator[Row]) -> Iterator[list[Row]]:
+    """Gather rows up to about `BATCH` tokens."""
+    held: list[Row] = []
+    size = 0
+    for row in rows:
+        held.append(row)
+        size += len(row.tokens[ROLLOUT])
+        if size >= BATCH:
+            yield held
+            held, size = [], 0
+    if held:
+        yield held
 
 
 def _same(first: Row, row: Row) -> None:

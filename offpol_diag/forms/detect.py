@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from offpol_diag.errors import DumpError, UsageError, did_you_mean
 from offpol_diag.forms.form import Form, Head
 from offpol_diag.forms.table import BY_COLUMNS, FORMS, WRITTEN
-from offpol_diag.readers.columns import form_of, resolve
+from offpol_diag.readers.columns import GROUP, form_of, resolve
 from offpol_diag.readers.sources import FILE_URL, STDIN, WILDCARDS, hidden, is_url
 
 PARQUET = ".parquet"
@@ -28,11 +28,19 @@ class Found:
         files: the files, in the order of their names, numbers by value.
         form: their form.
         named: whether the user named the form.
+        notes: on files that are left out.
     """
 
     files: tuple[Path, ...]
     form: Form
     named: bool
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, files: Sequence[Path], form: Form, named: bool = False) -> Found:
+        """Return those of the files that are to be read."""
+        chosen, notes = form.choose(files) if form.choose else (files, [])
+        return cls(tuple(chosen), form, named, tuple(notes))
 
 
 def find(
@@ -67,13 +75,13 @@ def find(
             )
         return None
     if chosen:
-        fitting = tuple(path for path, given in files if given or chosen.detect(Head.of(path)))
+        fitting = [path for path, given in files if given or chosen.detect(Head.of(path))]
         if not fitting:
             raise DumpError(
                 f"{', '.join(sources)}: no file is of the form {chosen.name} ({chosen.files})",
                 "see `offpol-diag convert --list`, or leave out --form to have it detected",
             )
-        return Found(fitting, chosen, True)
+        return Found.of(fitting, chosen, True)
     return _detected(files, columns, always, joined)
 
 
@@ -122,7 +130,7 @@ def _detected(
             f"the files are of several forms: {several}", "say which with --form, or name the files of one"
         )
     for name, paths in sure.items():
-        return Found(tuple(paths), named(name), False)
+        return Found.of(paths, named(name))
     return None
 
 
@@ -139,10 +147,11 @@ def _canonical(sources: Sequence[str], columns: Mapping[str, str]) -> bool:
     except (pa.ArrowException, OSError, ValueError):
         return found[0].suffix == PARQUET  # the reader says what is wrong
     try:
-        resolve(schema.names, columns, str(found[0]), form_of(schema, columns))
+        mapping = resolve(schema.names, columns, str(found[0]), form_of(schema, columns))
     except DumpError:
         return False
-    return True
+    head = Head(found[0], "parquet", frozenset(schema.names))
+    return GROUP in mapping or not any(one.detect(head) for one in FORMS if not one.guess)
 
 
 def _files(sources: Sequence[str], suffix: str = "") -> list[tuple[Path, bool]]:

@@ -193,7 +193,7 @@ def numbers(value: object, name: str, where: str) -> Array:
         found = np.asarray(value)
         if found.dtype == object:
             found = np.asarray(value, np.float64)  # null becomes NaN
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         found = np.empty((0, 0))
     if found.ndim == 1 and found.size == 0:
         return np.empty(0, np.float32)
@@ -217,6 +217,7 @@ class Form:
         read: its files, and the user's `--columns` (role → name) → a row per sequence.
         alignment: as its trainer writes it.
         guess: whether other files could look alike; it is then said that this one was chosen.
+        choose: its files → those to read, and notes on those that are left out.
         source: repository, commit and file where this was read.
     """
 
@@ -228,6 +229,7 @@ class Form:
     read: Callable[[Sequence[Path], Mapping[str, str]], Iterator[Row]]
     alignment: Alignment = Alignment()
     guess: bool = False
+    choose: Callable[[Sequence[Path]], tuple[list[Path], list[str]]] | None = None
     source: str = ""
 
 

@@ -85,14 +85,19 @@ def jsonl(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[Row]:
 
 def tables(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[Row]:
     """Read Parquet and Arrow IPC files with a row per sequence and lists per token."""
+    for where, record in table_records(files):
+        yield row_of(record, where, columns)
+
+
+def table_records(files: Sequence[Path]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the rows of Parquet and Arrow IPC files, each with its place."""
     for path in files:
         at = 0
         for batch in _batches(path):
             for part in (batch.slice(start, ROWS) for start in range(0, batch.num_rows, ROWS)):
                 lists = {name: _lists(part.column(name)) for name in part.schema.names}
                 for i in range(part.num_rows):
-                    record = {name: values[i] for name, values in lists.items()}
-                    yield row_of(record, f"{path}, row {at + i}", columns)
+                    yield f"{path}, row {at + i}", {name: values[i] for name, values in lists.items()}
                 at += part.num_rows
 
 
@@ -103,12 +108,17 @@ def _batches(path: Path) -> Iterator[pa.RecordBatch]:
                 yield from file.iter_batches(ROWS)
         else:
             with arrow(path) as reader:
-                if isinstance(reader, pa.RecordBatchFileReader):
-                    yield from map(reader.get_batch, range(reader.num_record_batches))
-                else:
-                    yield from reader
+                for batch in _of(reader):
+                    batch.validate(full=True)  # damaged offsets would be read as addresses
+                    yield batch
     except (pa.ArrowException, OSError, ValueError) as error:
         raise DumpError(f"{path}: damaged, or cut off ({error})", "write or copy it again") from error
+
+
+def _of(reader: pa.RecordBatchFileReader | pa.RecordBatchStreamReader) -> Iterator[pa.RecordBatch]:
+    if isinstance(reader, pa.RecordBatchFileReader):
+        return map(reader.get_batch, range(reader.num_record_batches))
+    return iter(reader)
 
 
 def _lists(column: pa.Array) -> list[Any]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from offpol_diag.forms import generic
-from offpol_diag.forms.form import Form, Head
+from offpol_diag.forms import generic, trainers
+from offpol_diag.forms.form import Alignment, Form, Head, having
 from offpol_diag.readers.columns import CURRENT, LIST, OLD, ROLLOUT
 
 WRITTEN = (".jsonl", ".jsonl.gz", ".parquet", ".arrow", ".feather", ".ipc", ".npz")
@@ -20,7 +20,78 @@ def _log_probs(kind: str) -> Callable[[Head], bool]:
     return lambda head: head.kind == kind and not LOG_PROBS.isdisjoint(head.fields)
 
 
+WHOLE = Alignment("full", padding="right")
+
 FORMS: tuple[Form, ...] = (
+    Form(
+        "nemo-rl",
+        "NeMo-RL",
+        "train_data_step*.jsonl",
+        "rollout and old log-probs, mask, advantages, rewards, tokens (up to 0.5: log-probs and rewards)",
+        having("jsonl", "generation_logprobs", "prev_logprobs", "input_lengths"),
+        trainers.nemo_rl,
+        WHOLE,
+        source="NVIDIA-NeMo/RL 7ea279abf nemo_rl/utils/logger.py:1071-1098, "
+        "nemo_rl/algorithms/grpo.py:3632-3653",
+    ),
+    Form(
+        "prime-rl",
+        "prime-rl",
+        "token_exports/step_*/rank_*.jsonl",
+        "rollout log-probs, the trainer's as old and current, mask, advantages, entropy, tokens",
+        having("jsonl", "inference_logprobs", "trainer_logprobs", "loss_mask"),
+        trainers.prime_rl,
+        Alignment("full"),
+        choose=trainers.stable,
+        source="PrimeIntellect-ai/prime-rl 004274ec9 src/prime_rl/trainer/rl/token_export.py",
+    ),
+    Form(
+        "roll",
+        "ROLL",
+        "data_*.jsonl (save_logging_board_dir)",
+        "old log-probs, mask, entropy, rewards; the rollout's come by --join",
+        having("jsonl", "logprobs", "log_probs2", "new_response_mask"),
+        trainers.roll,
+        Alignment(padding="right"),
+        source="alibaba/ROLL 8eb27cc2 roll/pipeline/rlvr/rlvr_pipeline.py:378-447",
+    ),
+    Form(
+        "open-instruct",
+        "open-instruct",
+        "*_rollouts_*.jsonl",
+        "rollout log-probs, tokens, advantages, rewards; the trainer's come by --join",
+        having("jsonl", "sample_idx", "prompt_idx", "prompt_tokens", "response_tokens"),
+        trainers.open_instruct,
+        source="allenai/open-instruct 00feb3a56 open_instruct/rl_utils.py (RolloutRecord, _save_rollouts)",
+    ),
+    Form(
+        "verl",
+        "verl",
+        "rollout_data_dir/*.jsonl",
+        "text and score; all log-probs come by --join",
+        having("jsonl", "input", "output", "score", "step"),
+        trainers.verl,
+        source="verl-project/verl 1dda039b verl/trainer/ppo/ray_trainer.py:453-546",
+    ),
+    Form(
+        "trl",
+        "TRL",
+        "completions/completions_*.parquet",
+        "text, advantage, and log-probs in columns that a hook adds, or by --join",
+        having("parquet", "step", "prompt", "completion"),
+        trainers.trl,
+        choose=trainers.unrepeated,
+        source="huggingface/trl f2cd5771 trl/trainer/grpo_trainer.py:3293-3327",
+    ),
+    Form(
+        "ms-swift",
+        "ms-swift",
+        "completions.jsonl",
+        "text, advantages, and log-probs in fields that a hook adds, or by --join",
+        trainers.is_swift,
+        trainers.ms_swift,
+        source="modelscope/ms-swift 3602360a swift/rlhf_trainers/grpo_trainer.py:1873-1897",
+    ),
     Form(
         "jsonl",
         "",

@@ -40,6 +40,17 @@ WORDS: dict[str, tuple[str, ...]] = {
         "=",
         "old=",
     ),
+    "--form": ("parquet", "jsonl", "npz", "nemo-rl", "prime-rl", "nosuch", "JSONL"),
+    "--align": ("full", "response", "left", "shift=1", "full,shift=-1", "shift=", "shift=1e9", "up"),
+    "--join": (
+        "b.parquet:old_log_probs",
+        "b.parquet:old=host",
+        "b.parquet",
+        "nosuch.npz:old",
+        "r.json:k3",
+        ":",
+    ),
+    "--on": ("sequence_id", "host", "row", "nosuch", ""),
     "--group-by": (
         "host",
         "step",
@@ -82,6 +93,7 @@ WORDS: dict[str, tuple[str, ...]] = {
 }
 """Option → values that mean something to it; others are odd texts and numbers."""
 TARGETS = {
+    "--to": "y.parquet",
     "--out": "x.html",
     "--json": "x.json",
     "--md": "x.md",
@@ -198,6 +210,7 @@ def _sources(random: Random, name: str, odd: float) -> Sequence[str]:
     usual = {
         "analyze": ("a.parquet",),
         "compare": random.choice((("a.parquet",), ("a.parquet", "b.parquet"))),
+        "convert": ("a.parquet", "--to=y.parquet"),
         "gate": (random.choice(("r.json", "a.parquet")), "--max=k3=1"),
         "merge": (random.choice(("t.tally.json", "t.tally.json.gz")),),
         "presets": random.choice(((), ("token_is",), ("own",))),

@@ -1,0 +1,329 @@
+"""What trainers write by themselves as text: NeMo-RL, prime-rl, ROLL, open-instruct, verl, TRL, ms-swift."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from offpol_diag.errors import DumpError
+from offpol_diag.forms import generic
+from offpol_diag.forms.form import Array, Head, Row, records
+from offpol_diag.forms.join import role_named
+from offpol_diag.readers.columns import (
+    ADVANTAGES,
+    CURRENT,
+    ENTROPY,
+    GROUP,
+    MASK,
+    OLD,
+    REWARDS,
+    ROLLOUT,
+    SEQUENCE,
+    STEP,
+    TOKEN_IDS,
+)
+
+Record = Mapping[str, Any]
+
+
+def _row(
+    record: Record, where: str, names: Mapping[str, str], columns: Mapping[str, str], more: Sequence[str] = ()
+) -> Row:
+    """Return a record as a row: fields by the roles of `names`, the user's before those, and some more."""
+    chosen = {role: name for role, name in names.items() if record.get(name) is not None}
+    chosen |= {role_named(word): name for word, name in columns.items()}
+    kept = {name: record[name] for name in (*chosen.values(), *more) if name in record}
+    return generic.row_of(kept, where, chosen)
+
+
+def _named(values: object) -> str:
+    """Return a short name that is the same for the same prompt."""
+    data = values.tobytes() if isinstance(values, np.ndarray) else repr(values).encode()
+    return hashlib.blake2b(data, digest_size=8).hexdigest()
+
+
+def _step(path: str, pattern: str) -> int | None:
+    """Return the number that a pattern finds in the name of a file."""
+    found = re.search(pattern, path)
+    return int(found[1]) if found else None
+
+
+# ---------------------------------------------------------------- NeMo-RL
+
+NEMO = {
+    ROLLOUT: "generation_logprobs",
+    OLD: "prev_logprobs",
+    MASK: "token_loss_mask",
+    ADVANTAGES: "advantages",
+    REWARDS: "rewards",
+    TOKEN_IDS: "token_ids",
+}
+CERTAIN = 0.05
+"""Mean |log-prob| of the trainer up to which a run of exact zeros may have been sampled."""
+
+
+def nemo_rl(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[Row]:
+    """Read `train_data_step*.jsonl`: every field is a list of one, padded, over prompt and response.
+
+    Index 0 holds a placeholder and is masked. Versions up to 0.5 have no masks; the sampled tokens are then
+    those whose log-prob is not exactly 0.
+    """
+    for where, record in records(files):
+        one = {name: _only(value) for name, value in record.items()}
+        row = _row(one, where, NEMO, columns)
+        length = one.get("input_lengths")
+        if not isinstance(length, int) or length < 0:
+            raise DumpError(
+                f"{where}: no 'input_lengths', the number of tokens without padding",
+                "NeMo-RL writes it; was the file changed?",
+            )
+        row.tokens = {name: values[:length] for name, values in row.tokens.items()}
+        if MASK in row.tokens:
+            sample = one.get("sample_loss_mask", 1)
+            if not isinstance(sample, int | float):
+                raise DumpError(f"{where}: 'sample_loss_mask' is no number", "was the file changed?")
+            row.tokens[MASK] = ((row.tokens[MASK] != 0) & (sample != 0)).astype(np.int8)
+        elif ROLLOUT in row.tokens:
+            row.tokens[MASK] = _sampled(row.tokens[ROLLOUT], row.tokens.get(OLD))
+        row.tokens.get(MASK, np.zeros(1))[:1] = 0
+        _without_placeholder(row, OLD)
+        step = _step(where, r"train_data_step(\d+)\.jsonl")
+        row.scalars |= _id(step, one.get("idx")) | _prompt(row)
+        yield row
+
+
+def _only(value: Any) -> Any:
+    """Return the single element of a list of one."""
+    return value[0] if isinstance(value, list) and len(value) == 1 else value
+
+
+def _id(step: int | None, *within: object) -> dict[str, object]:
+    """Return the step, and an id made of it and of the place within the step."""
+    name = "/".join(str(part) for part in (step, *within) if part is not None)
+    return ({SEQUENCE: name} if name else {}) | ({} if step is None else {STEP: step})
+
+
+def _prompt(row: Row) -> dict[str, str]:
+    """Return the group of a whole sequence: all with the same tokens before the first that counts."""
+    if TOKEN_IDS not in row.tokens or MASK not in row.tokens or not row.tokens[MASK].any():
+        return {}
+    return {GROUP: _named(row.tokens[TOKEN_IDS][: int(row.tokens[MASK].argmax())].astype(np.int64))}
+
+
+def _sampled(rollout: Array, train: Array | None) -> Array:
+    """Return which tokens were sampled: not the prompt, nor later runs of exact zeros that are uncertain."""
+    zero = rollout == 0
+    mask = ~zero
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], zero.astype(np.int8), [0]])))
+    for begin, end in edges.reshape(-1, 2):
+        sure = train is not None and len(train) >= end and np.abs(train[begin:end]).mean() < CERTAIN
+        if begin and sure:
+            mask[begin:end] = True
+    return np.asarray(mask, np.int8)
+
+
+def _without_placeholder(row: Row, name: str) -> None:
+    """Drop a column of zeros, which stands where a trainer skipped the pass that computes it."""
+    values, mask = row.tokens.get(name), row.tokens.get(MASK)
+    if values is not None and len(values) and not values.any() and (mask is None or mask.any()):
+        del row.tokens[name]
+
+
+# ---------------------------------------------------------------- prime-rl
+
+PRIME = {
+    ROLLOUT: "inference_logprobs",
+    OLD: "trainer_logprobs",
+    MASK: "loss_mask",
+    ADVANTAGES: "advantages",
+    TOKEN_IDS: "token_ids",
+    ENTROPY: "entropy",
+    STEP: "step",
+}
+
+
+def prime_rl(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[Row]:
+    """Read the token export: whole sequences; the trainer's only log-probs are old and current at once."""
+    for where, record in records(files):
+        row = _row(record, where, PRIME, columns, ("env_name", "rank", "run_id"))
+        if OLD in row.tokens:
+            row.tokens.setdefault(CURRENT, row.tokens[OLD])
+        if isinstance(row.tokens.get(ADVANTAGES), np.ndarray):  # null: the token is in no policy loss
+            row.tokens[ADVANTAGES] = np.nan_to_num(row.tokens[ADVANTAGES].astype(np.float64))
+        rewards = record.get("rewards")
+        if isinstance(rewards, list):
+            known = [one for one in rewards if one is not None]
+            row.scalars |= {REWARDS: known[-1]} if known else {}
+        within = (
+            record.get("run_id"),
+            record.get("step"),
+            record.get("rank"),
+            record.get("export_sequence_idx"),
+        )
+        row.scalars[SEQUENCE] = "/".join(str(one) for one in within if one is not None)
+        row.scalars |= _prompt(row)
+        yield row
+
+
+def stable(files: Sequence[Path]) -> tuple[list[Path], list[str]]:
+    """Leave out steps that are still being written: the exporter marks finished ones with a file STABLE."""
+    done = [path for path in files if path.with_name("STABLE").exists()]
+    left = sorted({str(path.parent) for path in files if path not in set(done)})
+    if not done:
+        raise DumpError(
+            f"{left[0]}: no file STABLE, so its ranks may still be writing",
+            "wait for the step to end; if the run was stopped, make an empty file STABLE there",
+        )
+    return done, [f"{name} has no file STABLE and is left out" for name in left]
+
+
+# ---------------------------------------------------------------- ROLL
+
+ROLL = {
+    OLD: "logprobs",
+    MASK: "new_response_mask",
+    ENTROPY: "old_log_probs2_entropy",
+    REWARDS: "reward",
+    STEP: "step",
+}
+
+
+def roll(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[Row]:
+    """Read the logging board: the trainer's log-probs only, from the first response token on, padded."""
+    for count, (where, record) in enumerate(records(files)):
+        row = _row(record, where, ROLL, columns)
+        _without_placeholder(row, OLD)
+        row.scalars |= {SEQUENCE: count}
+        if record.get("prompt") is not None:
+            row.scalars |= {GROUP: _named(record["prompt"])}
+        yield row
+
+
+# ---------------------------------------------------------------- open-instruct
+
+OPEN_INSTRUCT = {
+    ROLLOUT: "logprobs",
+    TOKEN_IDS: "response_tokens",
+    ADVANTAGES: "advantage",
+    REWARDS: "reward",
+    STEP: "step",
+}
+
+
+def open_instruct(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[Row]:
+    """Read rollout traces: the response, without the trainer's log-probs and without a mask.
+
+    Where a tool was called its tokens have log-prob 0, and are masked; so is NaN.
+    """
+    for where, record in records(files):
+        row = _row(record, where, OPEN_INSTRUCT, columns, ("finish_reason", "dataset"))
+        rollout = row.tokens.get(ROLLOUT)
+        if rollout is not None:
+            info = record.get("request_info")
+            called = isinstance(info, dict) and bool(info.get("tool_calleds"))
+            row.tokens[MASK] = (np.isfinite(rollout) & ~(called & (rollout == 0))).astype(np.int8)
+        step = record.get("step")
+        row.scalars |= {SEQUENCE: f"{step}/{record.get('sample_idx')}"}
+        row.scalars |= {GROUP: f"{step}/{record.get('prompt_idx')}"}
+        yield row
+
+
+# ---------------------------------------------------------------- texts: verl, TRL, ms-swift
+
+
+def verl(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[Row]:
+    """Read rollout dumps: text and score; log-probs come from a second file."""
+    for where, record in records(files):
+        row = _row(record, where, {REWARDS: "score", STEP: "step"}, columns, ("request_id", "data_source"))
+        uid = record.get("uid")
+        if uid is not None:  # {uid}_{session}_{index}
+            row.scalars |= {SEQUENCE: uid, GROUP: str(uid).rsplit("_", 2)[0]}
+        elif record.get("input") is not None:
+            row.scalars |= {GROUP: _named(record["input"])}
+        yield row
+
+
+TEXTS = frozenset({"prompt", "completion"})
+
+
+def trl(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[Row]:
+    """Read completions: text, with the columns that a reward function or a hook adds."""
+    for row, record in _completions(generic.table_records(files), columns):
+        yield _grouped(row, record)
+
+
+def ms_swift(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[Row]:
+    """Read completions: a record per sequence, or one with a list of values per field."""
+    for row, record in _completions(_exploded(files), columns):
+        yield _grouped(row, record)
+
+
+def _completions(
+    each: Iterator[tuple[str, dict[str, Any]]], columns: Mapping[str, str]
+) -> Iterator[tuple[Row, Record]]:
+    for where, record in each:
+        if "gen_step" in record and "step" not in record:
+            record["step"] = record.pop("gen_step")
+        if isinstance(record.get("step"), str) and record["step"].isdigit():
+            record["step"] = int(record["step"])
+        yield generic.row_of(record, where, columns, TEXTS), record
+
+
+def _grouped(row: Row, record: Record) -> Row:
+    """Name the group after the prompt, unless it has a name."""
+    if record.get("prompt") is not None:
+        row.scalars.setdefault(GROUP, _named(record["prompt"]))
+    return row
+
+
+def _exploded(files: Sequence[Path]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the sequences of records whose fields are lists of values, one per sequence."""
+    for where, record in records(files):
+        completions = record.get("completion")
+        if not isinstance(completions, list):
+            yield where, record
+            continue
+        columns = {name: value for name, value in record.items() if isinstance(value, list)}
+        for name, value in columns.items():
+            if len(value) != len(completions):
+                raise DumpError(
+                    f"{where}: {name!r} has {len(value)} values for {len(completions)} completions",
+                    "a hook that adds a field must add it for every sequence",
+                )
+        for i in range(len(completions)):
+            yield f"{where}, sequence {i}", {name: value[i] for name, value in columns.items()}
+
+
+def unrepeated(files: Sequence[Path]) -> tuple[list[Path], list[str]]:
+    """Leave out files that repeat the one before: completions are logged again until the next generation."""
+    kept: list[Path] = []
+    notes: list[str] = []
+    before: list[pa.ChunkedArray] = []
+    for path in files:
+        try:
+            table = pq.read_table(path, columns=sorted(TEXTS))
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise DumpError(f"{path}: damaged, or cut off ({error})", "write or copy it again") from error
+        here = [table.column(name) for name in sorted(TEXTS)]
+        if kept and all(one.equals(other) for one, other in zip(before, here, strict=True)):
+            notes.append(f"{path} repeats {kept[-1]} and is left out")
+        else:
+            kept.append(path)
+        before = here
+    return kept, notes
+
+
+def is_swift(head: Head) -> bool:
+    """Return whether a file is a log of completions as ms-swift writes it."""
+    return (
+        head.kind == "jsonl"
+        and head.fields >= TEXTS
+        and ("gen_step" in head.fields or head.fields >= {"step", "advantages"})
+    )

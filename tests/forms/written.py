@@ -1,0 +1,274 @@
+"""Files as trainers write them, from one batch; each function follows the code that its docstring names."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+Array = npt.NDArray[Any]
+
+
+@dataclass
+class Written:
+    """A batch: prompts and responses of several lengths, padded as trainers pad them.
+
+    Attributes:
+        prompts: token ids of each prompt; two sequences share one.
+        responses: token ids of each response.
+        rollout, old: log-probs of the response tokens, float32; some are exactly 0.
+        mask: 0 for a tool's tokens, which the second sequence has.
+    """
+
+    prompts: list[Array]
+    responses: list[Array]
+    rollout: list[Array]
+    old: list[Array]
+    mask: list[Array]
+    rewards: list[float]
+    advantages: list[float]
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+    def whole(self, i: int, response: Array, prompt: float = 0.0) -> Array:
+        """Return a column over prompt and response."""
+        return np.concatenate([np.full(len(self.prompts[i]), prompt, response.dtype), response])
+
+    @property
+    def width(self) -> int:
+        """Length of a padded row, a multiple of 8 as NeMo-RL makes it."""
+        longest = max(len(p) + len(r) for p, r in zip(self.prompts, self.responses, strict=True))
+        return -(-longest // 8) * 8
+
+    def padded(self, i: int, response: Array, prompt: float = 0.0) -> list[Any]:
+        """Return a column over prompt, response and padding on the right."""
+        row = self.whole(i, response, prompt)
+        padded: list[Any] = np.pad(row, (0, self.width - len(row))).tolist()
+        return padded
+
+
+def batch(seed: int = 3, tool: bool = True) -> Written:
+    """Make eight sequences of four prompts."""
+    random = np.random.default_rng(seed)
+    made = Written([], [], [], [], [], [], [])
+    for i in range(8):
+        if i % 2 == 0:
+            prompt = random.integers(0, 1000, random.integers(4, 9))
+        n = int(random.integers(16, 30))
+        rollout = -random.exponential(1, n).astype(np.float32)
+        rollout[[4, 5]] = 0.0  # certain tokens
+        old = np.minimum(rollout + random.normal(0, 0.02, n), 0).astype(np.float32)
+        mask = np.ones(n, np.int64)
+        if tool and i == 1:
+            mask[7:12] = 0
+            rollout[7:12] = 0.0
+            old[7:12] = -3.0
+        made.prompts.append(prompt)
+        made.responses.append(random.integers(0, 1000, n))
+        made.rollout.append(rollout)
+        made.old.append(old)
+        made.mask.append(mask)
+        made.rewards.append(float(i % 3))
+        made.advantages.append(i / 4 - 1)
+    return made
+
+
+def lines(path: Path, records: list[dict[str, Any]], **options: Any) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(record, **options) + "\n" for record in records))
+    return path
+
+
+def nemo_rl(folder: Path, made: Written, step: int = 7, version: str = "0.6") -> Path:
+    """NVIDIA-NeMo/RL: grpo.py (log_data) and utils/logger.py (log_batched_dict_as_jsonl, micro-batches of 1).
+
+    prev_logprobs begins with a placeholder 0 and covers the prompt; generation_logprobs is 0 there.
+    """
+    records = []
+    for i in range(len(made)):
+        previous = made.padded(i, made.old[i], -2.5)
+        previous[0] = 0.0
+        record: dict[str, Any] = {
+            "content": [f"text {i}"],
+            "rewards": [made.rewards[i]],
+            "input_lengths": [len(made.prompts[i]) + len(made.responses[i])],
+        }
+        if version == "0.6":
+            ids = np.concatenate([made.prompts[i], made.responses[i]])
+            record |= {
+                "token_ids": [np.pad(ids, (0, made.width - len(ids))).tolist()],
+                "token_loss_mask": [made.padded(i, made.mask[i])],
+                "sample_loss_mask": [0.0 if i == 5 else 1.0],
+                "advantages": [
+                    made.padded(i, np.full(len(made.mask[i]), made.advantages[i]), made.advantages[i])
+                ],
+            }
+        record["generation_logprobs"] = [made.padded(i, made.rollout[i])]
+        record["prev_logprobs"] = [previous]
+        records.append({**record, "idx": i})
+    return lines(folder / f"train_data_step{step}.jsonl", records)
+
+
+def prime_rl(folder: Path, made: Written, step: int = 12, stable: bool = True, old: bool = False) -> Path:
+    """PrimeIntellect-ai/prime-rl: trainer/rl/token_export.py (TokenExporter, two ranks).
+
+    trainer_logprobs begins with log(1/vocabulary); what is not finite is null.
+    """
+    place = folder / "token_exports" / f"step_{step}"
+    for rank in (0, 1):
+        records = []
+        for index, i in enumerate(range(rank, len(made), 2)):
+            prompt, n = len(made.prompts[i]), len(made.prompts[i]) + len(made.responses[i])
+            trainer = made.whole(i, made.old[i], -2.5)
+            trainer[0] = np.log(1 / 151936)
+            mask = made.whole(i, made.mask[i])
+            entropy: list[float | None] = np.full(n, 0.5).tolist()
+            entropy[0] = None
+            record = {
+                "schema_version": 1,
+                "step": step,
+                "export_step": step,
+                "rank": rank,
+                "micro_step": index // 2,
+                "micro_sequence_idx": index % 2,
+                "export_sequence_idx": index,
+                "run_id": None,
+                "env_name": "math" if i < 4 else "code",
+                "token_ids": np.concatenate([made.prompts[i], made.responses[i]]).tolist(),
+                "position_ids": list(range(n)),
+                "loss_mask": (mask != 0).tolist(),
+                "advantages": [None] * n
+                if i == 7
+                else made.whole(i, np.full(n - prompt, made.advantages[i])).tolist(),
+                "losses": [{}] * n,
+                "rewards": made.whole(i, np.full(n - prompt, made.rewards[i])).tolist(),
+                "inference_logprobs": made.whole(i, made.rollout[i]).tolist(),
+                "trainer_logprobs": trainer.tolist(),
+                "entropy": entropy,
+                "is_masked": [None] * n,
+            }
+            if old:
+                for name in ("export_step", "run_id", "losses", "rewards"):
+                    del record[name]
+            records.append(record)
+        lines(place / f"rank_{rank}.jsonl", records, separators=(",", ":"), allow_nan=False)
+    if stable:
+        (place / "STABLE").touch()
+    return place
+
+
+def roll(folder: Path, made: Written, step: int = 3, recomputed: bool = True) -> Path:
+    """alibaba/ROLL: pipeline/rlvr/rlvr_pipeline.py (save_metrics; remove_leading_zeros keeps padding)."""
+    records = []
+    for i in range(len(made)):
+        padding = made.width - len(made.prompts[i]) - len(made.responses[i])
+        old = np.pad(made.old[i], (0, padding)) * recomputed
+        mask = np.pad(made.mask[i], (0, padding))
+        records.append(
+            {
+                "log_probs2": old.tolist(),
+                "logprobs": old.tolist(),
+                "new_response_mask": mask.tolist(),
+                "prompt": "<pad>" + " ".join(map(str, made.prompts[i])),
+                "response": f"réponse {i}",
+                "old_log_probs2_entropy": np.full(len(old), 0.5).tolist(),
+                "ref_logprobs": old.tolist(),
+                "values": [0.0] * (made.width - 1),
+                "token_rewards": [0.0] * (made.width - 1),
+                "reward": made.rewards[i],
+                "step": step,
+                "response_tokens": ["a"] * len(made.responses[i]),
+            }
+        )
+    return lines(folder / "data_20260819_101112_345.jsonl", records, ensure_ascii=False)
+
+
+def open_instruct(folder: Path, made: Written, step: int = 40) -> Path:
+    """allenai/open-instruct: rl_utils.py (RolloutRecord, _save_rollouts): a tool's tokens are 0 or NaN."""
+    records = []
+    for i in range(len(made)):
+        called = not made.mask[i].all()
+        logprobs = made.rollout[i].tolist()
+        if called:
+            logprobs[8] = float("nan")
+        records.append(
+            {
+                "step": step,
+                "sample_idx": i,
+                "prompt_idx": i // 2,
+                "prompt_tokens": made.prompts[i].tolist(),
+                "response_tokens": made.responses[i].tolist(),
+                "reward": made.rewards[i],
+                "advantage": made.advantages[i],
+                "finish_reason": "stop",
+                "dataset": "gsm8k",
+                "ground_truth": None,
+                "request_info": {"num_calls": int(called), "tool_calleds": called},
+                "logprobs": logprobs,
+            }
+        )
+    return lines(folder / "run_1_rollouts_000000.jsonl", records)
+
+
+def verl(folder: Path, made: Written, step: int = 5, uid: bool = True) -> Path:
+    """verl-project/verl: trainer/ppo/ray_trainer.py (_dump_generations); V1 adds uid."""
+    entries = []
+    for i in range(len(made)):
+        entry: dict[str, Any] = {
+            "input": " ".join(map(str, made.prompts[i])),
+            "output": f"text {i}",
+            "gts": None,
+            "score": made.rewards[i],
+            "step": step,
+            "acc": bool(i % 2),
+        }
+        entries.append(entry | ({"uid": f"0a-1b{i // 2}_{i % 2}_0"} if uid else {}))
+    path = folder / f"{step}.jsonl"
+    path.write_text("\n".join(json.dumps(entry, ensure_ascii=False) for entry in entries) + "\n")
+    return path
+
+
+def trl(folder: Path, made: Written, step: int = 10, hooked: bool = True) -> Path:
+    """huggingface/trl: trainer/grpo_trainer.py (log); `hooked` adds columns by `_logs["extra"]`."""
+    table: dict[str, Any] = {
+        "step": [step] * len(made),
+        "prompt": [" ".join(map(str, prompt)) for prompt in made.prompts],
+        "completion": [f"text {i}" for i in range(len(made))],
+        "accuracy_reward": made.rewards,
+    }
+    if hooked:
+        table["sampling_per_token_logps"] = [row.tolist() for row in made.rollout]
+        table["old_per_token_logps"] = [row.tolist() for row in made.old]
+        table["completion_mask"] = [row.tolist() for row in made.mask]
+    table["advantage"] = made.advantages
+    place = folder / "completions"
+    place.mkdir(exist_ok=True)
+    path = place / f"completions_{step:05d}.parquet"
+    pq.write_table(pa.table(table), path)  # as pandas does
+    return path
+
+
+def ms_swift(folder: Path, made: Written, kind: str = "hf") -> Path:
+    """modelscope/ms-swift: rlhf_trainers/grpo_trainer.py; Megatron writes gen_step, Ray a row per sample."""
+    columns: dict[str, list[Any]] = {
+        "prompt": [" ".join(map(str, prompt)) for prompt in made.prompts],
+        "completion": [f"text {i}" for i in range(len(made))],
+        "accuracy": made.rewards,
+        "advantages": made.advantages,
+        "rollout_per_token_logps": [row.tolist() for row in made.rollout],
+        "old_per_token_logps": [row.tolist() for row in made.old],
+        "completion_mask": [row.tolist() for row in made.mask],
+    }
+    step = {"step": ["2"] * len(made)} if kind == "hf" else {"gen_step": [2] * len(made)}
+    columns = step | columns
+    records: list[dict[str, Any]] = [columns]
+    if kind == "ray":
+        records = [{name: value[i] for name, value in columns.items()} for i in range(len(made))]
+    return lines(folder / "completions.jsonl", records, ensure_ascii=False)
