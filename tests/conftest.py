@@ -9,8 +9,8 @@ import pytest
 SLOW = frozenset(Path(__file__).with_name("slow.txt").read_text(encoding="utf-8").split())
 """Modules whose tests take more than a few seconds together, or that measure a time."""
 
-ALONE = frozenset({"test_pool", "test_process", "test_ray", "test_stdin"})
-"""Slow modules that start processes of their own or measure a time: nothing may run beside them."""
+ALONE = frozenset({"test_pool", "test_ray"})
+"""Slow modules that start many processes: nothing may run beside them."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

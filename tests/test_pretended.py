@@ -27,7 +27,6 @@ from tests.test_waits import numbers, same
 
 pytestmark = pytest.mark.skipif(REAL, reason="a real GPU is here")
 GPU = torch.device("cuda", 0)
-SAMPLES = ("healthy", "stale", "quantized")
 
 
 def on(*values: float, device: Any = GPU) -> torch.Tensor:
@@ -219,15 +218,10 @@ def test_what_is_made_there_stays_there_until_it_is_fetched():
     assert x.to(torch.float32).dtype == torch.float32
 
 
-@pytest.fixture(scope="module", params=SAMPLES)
-def sample(request) -> tuple[str, Any]:
-    path = f"sample_data/{request.param}.parquet"
-    return path, numbers(analyze([path], presets=catalogue.load().resolve("all"), device="cpu"))
-
-
-@pytest.mark.parametrize(("device", "many"), [("auto", 1), ("cuda", 2)])
+@pytest.mark.parametrize(("sample", "device", "many"), [("stale", "auto", 1), ("quantized", "cuda", 2)])
 def test_an_analysis_on_it_has_the_numbers_of_the_cpu(sample, device, many, tmp_path):
-    path, here = sample
+    path = f"sample_data/{sample}.parquet"
+    here = numbers(analyze([path], presets=catalogue.load().resolve("all"), device="cpu"))
     with pretended.gpus(many):
         summary = analyze(
             [path],

@@ -42,7 +42,8 @@ main()
 
 def said(code: str, *arguments: str, folder: Path | None = None, **env: str) -> list[str]:
     """The last line's words."""
-    given = {name: value for name, value in os.environ.items() if name != exits.THREADS}
+    limits = (exits.THREADS, "OMP_NUM_THREADS")
+    given = {name: value for name, value in os.environ.items() if name not in limits}
     ran = subprocess.run(
         [sys.executable, "-c", code, *arguments],
         capture_output=True,
