@@ -1,4 +1,4 @@
-"""Define the five kinds of block that a report consists of.
+"""Define the blocks that a report consists of.
 
 Sections create blocks from a Summary, and renderers draw them; neither computes numbers.
 """
@@ -8,13 +8,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from offpol_diag.bands import Tone as Tone
 from offpol_diag.summary import Number
 
-Tone = Literal["good", "warn", "bad", "info"]
+
+class Block:
+    """A part of a section."""
+
+
+class Composite(Block):
+    """A block that the page draws in a way of its own, by the macro of its name; others draw `plain`."""
+
+    def plain(self) -> tuple[Block, ...]:
+        """Return the same as plain blocks."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class Text:
+class Text(Block):
     """A paragraph, plain text."""
 
     text: str
@@ -22,7 +33,7 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Verdict(Block):
     """A one-sentence conclusion; `detail` is the evidence."""
 
     label: str
@@ -32,7 +43,7 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Code:
+class Code(Block):
     """Lines to be copied as they are."""
 
     caption: str
@@ -43,13 +54,12 @@ Cell = str | int | Number | None
 
 
 @dataclass(frozen=True)
-class Table:
+class Table(Block):
     """A table; a `Number` is drawn with its interval, and its formula as a tooltip.
 
-    `wide` tables may be omitted where space is short (the terminal); `collapsed` ones are reference material,
-    folded where possible and omitted elsewhere; `caption` states the finding in words. Columns of `context`
-    are the first to be omitted where space is short. `lookup` marks tables to be searched rather than read;
-    large ones may be placed last.
+    `folded` tables are folded on the page; `collapsed` ones are reference material, folded there and omitted
+    elsewhere; `caption` states the finding in words. Columns of `context` are the first to be omitted where
+    space is short.
     """
 
     id: str
@@ -57,10 +67,9 @@ class Table:
     header: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
     notes: tuple[str, ...] = ()
-    wide: bool = False
     collapsed: bool = False
     context: tuple[str, ...] = ()
-    lookup: bool = False
+    folded: bool = False
 
 
 @dataclass(frozen=True)
@@ -76,7 +85,7 @@ class Series:
 
 
 @dataclass(frozen=True)
-class Figure:
+class Figure(Block):
     """A chart; `caption` states the finding in words, for readers without the chart."""
 
     id: str
@@ -90,19 +99,20 @@ class Figure:
     reference: tuple[tuple[float, str], ...] = ()
     """Horizontal lines: (y, label)."""
     y_unit: str = ""
-    named: str = ""
-    """Names of the extreme points to mention where a terminal draws a line without an axis."""
     marks: tuple[str, ...] = ()
     """A character for each series; if given, a terminal draws every point instead of a sparkline."""
 
 
-Block = Text | Verdict | Code | Table | Figure
-
-
 @dataclass(frozen=True)
 class Section:
-    """A titled section of the report."""
+    """A titled section of the report; `short` is its name in the contents."""
 
     id: str
     title: str
     blocks: tuple[Block, ...]
+    short: str = ""
+
+
+def plain(blocks: tuple[Block, ...]) -> tuple[Block, ...]:
+    """Return blocks with composites as plain ones."""
+    return tuple(b for block in blocks for b in (block.plain() if isinstance(block, Composite) else (block,)))

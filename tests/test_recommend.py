@@ -26,8 +26,8 @@ from offpol_diag.analyze import analyze
 from offpol_diag.engine.student import Z
 from offpol_diag.presets import catalogue
 from offpol_diag.presets.candidates import CANDIDATES, DEFAULT, ICEPOP, MASK, NOTHING
-from offpol_diag.report.sections.advice import UNSEEN, WEIGHTS, ranking
-from offpol_diag.report.sections.answer import headline, tie
+from offpol_diag.report.sections.answer import WEIGHTS, headline, tie
+from offpol_diag.report.sections.presets import UNSEEN, ranking
 from offpol_diag.summary import MARGIN, Cause, Decision, Diagnosis, Label, Lengths, Number, loads
 from offpol_diag.trainers import TRAINERS
 from tests import oracles
@@ -624,7 +624,7 @@ def test_what_is_said_of_a_candidate_is_what_an_analysis_of_its_preset_says(side
         metrics = found.presets[one.preset(side).name].metrics
         said = {key: x for key, x in found.weights[one.name].items() if not key.startswith("error")}
         assert said == {key: metrics[key].model_copy(update={"clamped": None}) for key in said}
-        assert set(said) == {*WEIGHTS, "weight_min"}
+        assert set(said) == {*dict(WEIGHTS), "weight_min"}
 
 
 @pytest.mark.parametrize("prompts", [4, 7, 9, 16, 24, 40, 64])

@@ -19,11 +19,11 @@ from offpol_diag.cli import app
 from offpol_diag.report.picture import of_figure
 from offpol_diag.report.render.brief import LINES, answer_lines, plain, sparkline
 from offpol_diag.report.render.svg import panel_svg
-from offpol_diag.report.render.terminal import PIPE_WIDTH, brief, make_console, render_terminal, terminal
+from offpol_diag.report.render.terminal import PIPE_WIDTH, make_console, render_terminal, terminal
 from offpol_diag.report.sections import sections
 from offpol_diag.report.sections.answer import answer
 from offpol_diag.report.sections.comparison import comparison
-from offpol_diag.summary import Diagnosis, Location, Number, Place, Summary, load
+from offpol_diag.summary import Diagnosis, Number, Summary, load
 from tests.factory import dump_facts, make_comparison, make_summary
 
 SAMPLES = Path(__file__).parents[1] / "sample_data"
@@ -187,7 +187,7 @@ def test_no_line_of_the_tables_is_wider_than_the_terminal(width: int) -> None:
     summary = make_summary(comparison=make_comparison())
     compared = comparison(summary)
     assert compared is not None
-    drawn = draw_sections(*brief(sections(summary)), compared, width=width)
+    drawn = draw_sections(*sections(summary), compared, width=width)
 
     assert [line for line in drawn.splitlines() if cell_len(line) > width] == []
 
@@ -229,14 +229,9 @@ def test_many_numbers_lose_their_intervals_before_a_column_is_lost_and_few_do_no
     assert "[0.40, 0.60]" in draw(wide_table(2), width=27)
 
 
-def test_wide_collapsed_and_long_tables_are_left_out_or_cut() -> None:
-    assert "an HTML report has it" in draw(wide_table(12, wide=True), width=80)
-    assert "number_11" in draw(wide_table(12, wide=True), width=400)
+def test_reference_tables_are_left_out() -> None:
     assert "number_0" not in draw(wide_table(1, collapsed=True))
-    drawn = draw_sections(*brief([Section("presets", "Presets", (wide_table(1, rows=100),))]))
-    assert "row 31" in drawn
-    assert "row 32" not in drawn
-    assert "68 more rows; an HTML report has them all." in drawn
+    assert "number_0" in draw(wide_table(1, folded=True))
 
 
 def test_a_caution_is_a_numbered_note_below() -> None:
@@ -288,16 +283,6 @@ def chart(*y: float | None, **more: object) -> Figure:
     return Figure("f", "k3 by step", "c", "step", "nats", series, **more)
 
 
-def test_a_summary_has_no_heading_over_charts_of_a_single_point() -> None:
-    single, several = chart(1.0), chart(1.0, 2.0)
-
-    assert brief([Section("where", "Where", (single, chart(), chart(None, 1.0)))]) == ()
-    (kept,) = brief([Section("where", "Where", (single, several))])
-    assert [block.series for block in kept.blocks] == [several.series]
-    (drawn,) = brief([Section("where", "Where", (chart(1.0, marks=("x",)),))])
-    assert len(drawn.blocks) == 1
-
-
 def test_a_chart_of_one_value_says_it_once() -> None:
     assert "k3 by step: 0.5 nats" in draw(chart(0.5, 0.5))
     assert "k3 by step: 0.5 to 2 nats" in draw(chart(0.5, 2.0))
@@ -319,12 +304,9 @@ def test_a_pipe_is_120_wide_unless_the_environment_sets_the_width(monkeypatch: p
     assert make_console().width == 70
 
 
-@pytest.mark.parametrize("wide", [False, True])
-def test_a_pipe_is_never_wider_than_120_columns_and_loses_nothing(
-    monkeypatch: pytest.MonkeyPatch, wide: bool
-) -> None:
+def test_a_pipe_is_never_wider_than_120_columns_and_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     pipe(monkeypatch)
-    table = wide_table(30, wide=wide, context=("number_3",))
+    table = wide_table(30, context=("number_3",))
     drawn = draw_piped(Section("s", "A section", (Text("word " * 300), table)))
 
     assert max(map(cell_len, drawn.splitlines())) <= 120
@@ -349,18 +331,3 @@ def draw_piped(*given: Section) -> str:
     console = make_console()
     render_terminal(given, console, stack=False)
     return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
-
-
-def test_the_groups_and_the_place_with_the_largest_k3_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    pipe(monkeypatch)
-    summary = make_summary()
-    for axis, numeric, keys in (("host", False, "abcde"), ("step", True, "12345")):
-        places = [
-            Place(key=key, order=i, tokens=9, sequences=9, metrics={"k3": Number(value=0.01 * (i + 1))})
-            for i, key in enumerate(keys)
-        ]
-        summary.by[axis] = Location(axis=axis, title=axis, numeric=numeric, places=places)
-    drawn = " ".join(draw_piped(*brief(sections(summary))).split())
-
-    assert "k3 by host: 0.01 to 0.05 k3, nats per token; largest: e (0.05), d (0.04), c (0.03)" in drawn
-    assert "k3 by step: 0.01 to 0.05 k3, nats per token; largest: 5 (0.05)" in drawn

@@ -12,7 +12,7 @@ from offpol_diag.analysis.vocabulary import with_texts
 from offpol_diag.analyze import analyze
 from offpol_diag.errors import UsageError
 from offpol_diag.report.render.html import render_html
-from offpol_diag.report.sections.strips import responses
+from offpol_diag.report.sections.tokens import Strips, tokens
 from offpol_diag.summary import Summary
 from tests import oracles
 
@@ -49,9 +49,10 @@ def test_every_token_that_is_shown_has_its_text(summary: Summary, vocabulary: Pa
         "4": "<blink>",
         "5": "Ã",
     }
-    shown = {
-        token.text for one in responses(found) for token in one.tokens if not token.look.startswith("mk")
-    }
+    section = tokens(found)
+    assert section is not None
+    (strips,) = [one for one in section.blocks if isinstance(one, Strips)]
+    shown = {x.text for one in strips.worst for x in one.tokens if not x.look.startswith("mk")}
     assert shown == {"<s>", "we", "·need", "↵", "<blink>", "Ã", "6"}  # 6 is in no vocabulary
 
 

@@ -170,12 +170,8 @@ _LIMIT = "0.7, or 1 − 1/log₁₀ n of n weights where that is lower"
 
 def _bands(drawn: Drawn) -> Iterator[Band]:
     """Yield all bands as ranges of values, best first within a metric."""
-    for metric in bands.METRICS:
-        rows = bands.of(metric)
-        starts = [None, *(bands.bound(metric, row) for row in rows[1:]), None]
-        for row, start, end in zip(rows, starts, starts[1:], strict=False):
-            low, high = (end, start) if row.metric == "ess" else (start, end)
-            yield Band(metric=metric, name=row.name, low=low, high=high, regime=row.regime, source=row.source)
+    for rows in bands.BANDS.values():
+        yield from rows
     for over in ("tokens", "sequences"):
         tail = drawn.state(f"{drawn.study.main.prefix}tail.{over}", Tail)
         for name, above in (("good", False), ("unreliable", True)) if tail else ():
@@ -189,7 +185,7 @@ def _band(drawn: Drawn, every: Sequence[Band]) -> dict[str, str]:
     found: dict[str, str] = {}
     for band in every:
         metric, number = band.metric, drawn.metrics.get(drawn.study.main.prefix + band.metric, Number())
-        if metric in bands.METRICS:
+        if metric in bands.BANDS:
             row = bands.band(metric, number)
             found |= {metric: row.name} if row else {}
         elif number.value is not None and (number.value > (band.low or band.high or 0.0)) == (not band.high):
@@ -199,13 +195,15 @@ def _band(drawn: Drawn, every: Sequence[Band]) -> dict[str, str]:
 
 def _crossings(steps: BySteps) -> Iterator[Crossing]:
     """Yield the first step at which a number is in a band worse than at all steps before, band by band."""
-    for metric in bands.METRICS:
-        rows, worst = bands.of(metric), -1
+    for metric, rows in bands.BANDS.items():
+        worst = -1
         for first, value in zip(steps.first, steps.series[metric].values, strict=True):
             row = bands.band(metric, Number(value=value))
             at = worst if row is None else rows.index(row)
             for worse in rows[worst + 1 : at + 1] if worst >= 0 else ():
-                yield Crossing(metric=metric, band=worse.name, bound=bands.bound(metric, worse), step=first)
+                bound = bands.start(worse)
+                assert bound is not None  # only the best band begins nowhere
+                yield Crossing(metric=metric, band=worse.name, bound=bound, step=first)
             worst = max(at, worst)
 
 

@@ -236,6 +236,19 @@ def plain(value: float) -> str:
 # ---------------------------------------------------------------- points in words
 
 
+def listed(picture: Picture) -> Table:
+    """Return the numbers of a picture as a table, one row per point."""
+    rows = tuple(
+        (layer.name or panel.y_title, place_name(panel, x), number(layer, place, panel.percent))
+        for panel in picture.panels
+        for layer in panel.layers
+        for place, (x, y) in enumerate(zip(layer.x, layer.y, strict=True))
+        if y is not None and math.isfinite(y)
+    )
+    header = ("series", picture.panels[0].x_title, "value")
+    return Table(f"{picture.id}-data", f"Data of “{picture.title}”", header, rows)
+
+
 def number(layer: Layer, place: int, percent: bool) -> Number:
     """Return a point with its interval."""
     value = layer.y[place]

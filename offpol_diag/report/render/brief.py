@@ -15,7 +15,8 @@ from offpol_diag.bands import Tone
 from offpol_diag.numerals import doubted, say, written
 from offpol_diag.printable import printable
 from offpol_diag.report.render.dots import share
-from offpol_diag.report.sections.answer import Answer, Correction, Tile
+from offpol_diag.report.sections.answer import Answer, Correction
+from offpol_diag.report.sections.numbers import Tile
 from offpol_diag.summary import Number
 
 LINES, WIDEST = 40, 100
@@ -76,7 +77,7 @@ def _ever_shorter(answer: Answer) -> list[Answer]:
     found = [answer]
     for change in (
         {"corrections": answer.corrections[:4]},
-        {"others": ""},
+        {"others_at": ""},
         {"findings": answer.findings[:2]},
         {"corrections": answer.corrections[:3]},
         {"facts": tuple(fact for fact in answer.facts if fact[0] != "Warnings")},
@@ -107,7 +108,7 @@ def _lines(answer: Answer, width: int, spell: Spell) -> list[tuple[str, str]]:
             found.append((f"{'' if place else label:<{margin}}{line}", ""))
     for block in (_tiles(answer, width, spell), _corrections(answer.corrections, width, spell)):
         found += [("", ""), *((line, "") for line in block)] if block else []
-    found += [(spell(answer.others), "")] if answer.others else []
+    found += [(spell(answer.others_at), "")] if answer.others_at else []
     found += [("", "")] if answer.findings else []
     found += [(line, "") for one in answer.findings for line in _wrapped(spell(f"• {one}"), width, indent=2)]
     found.append(("", ""))
@@ -121,11 +122,12 @@ def _wrapped(text: str, width: int, most: int = 100, indent: int = 0) -> list[st
 
 
 def _tiles(answer: Answer, width: int, spell: Spell) -> list[str]:
-    if not answer.tiles:
+    found = [tile for tile in answer.tiles if tile.short]
+    if not found:
         return []
     header = ["", "value", "band", answer.steps]
-    rows = [[tile.label, tile.value, tile.band, _course(tile)] for tile in answer.tiles]
-    notes = dict.fromkeys(tile.number.note or "" for tile in answer.tiles if doubted(tile.number))
+    rows = [[tile.label, value_of(tile), tile.band, _course(tile)] for tile in found]
+    notes = dict.fromkeys(tile.number.note or "" for tile in found if doubted(tile.number))
     why = "; ".join(note.removeprefix("unreliable: ") for note in notes)
     return [
         *_columns([header, *rows], width, spell),
@@ -133,14 +135,19 @@ def _tiles(answer: Answer, width: int, spell: Spell) -> list[str]:
     ]
 
 
+def value_of(tile: Tile) -> str:
+    """Return a tile's value with its interval, and what stands beside it."""
+    parts = (*written(tile.number), f"({tile.beside})" if tile.beside else "")
+    return " ".join(part for part in parts if part) if tile.known else ""
+
+
 def _course(tile: Tile) -> str:
     """Return a tile's curve, with its ends."""
     known = [value for value in tile.curve if value is not None]
     if len(known) < 2:
         return ""
-    log = tile.unit != "fraction" and min(known) > 0 and max(known) > 30 * min(known)
-    first, last = (say(Number(value=value, unit=tile.unit)) for value in (known[0], known[-1]))
-    return f"{sparkline(tile.curve, log, TICKS_WIDTH):<{TICKS_WIDTH}}  {first} → {last}"
+    log = tile.number.unit != "fraction" and min(known) > 0 and max(known) > 30 * min(known)
+    return f"{sparkline(tile.curve, log, TICKS_WIDTH):<{TICKS_WIDTH}}  {tile.ends}"
 
 
 def _corrections(rows: Sequence[Correction], width: int, spell: Spell) -> list[str]:

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from offpol_diag.bands import Tone
-from offpol_diag.blocks import Block, Code, Section, Table, Text, Verdict
+from offpol_diag.blocks import Block, Code, Section, Table, Text, Verdict, plain
 from offpol_diag.numerals import say, written
 from offpol_diag.printable import printable, printable_lines
+from offpol_diag.report.render.brief import value_of
 from offpol_diag.report.render.numbers import Shown, footnotes, shown
 from offpol_diag.report.sections import sections
 from offpol_diag.report.sections.answer import answer
@@ -17,10 +18,10 @@ from offpol_diag.report.sections.gate import gate, report
 from offpol_diag.report.sections.short import short
 from offpol_diag.summary import Number, Summary
 
-PARTS = ("diagnosis", "comparison", "runs", "verdict", "numbers", "presets")
-"""Sections of the short report, folded."""
-
 ICONS: dict[Tone, str] = {"good": "✅", "warn": "⚠️", "bad": "❌", "info": "ℹ️"}
+
+LONG = 20
+"""Rows from which a table has a fold of its own."""
 
 LIMIT = 60_000
 """Maximum bytes; GitHub refuses comments of 65 536 characters."""
@@ -33,7 +34,7 @@ def render_markdown(summary: Summary) -> str:
         *(text for section in _gate(summary) for text in _section(section)),
         *(_answer(summary) if not short(summary) else ()),
         *(_block(block) for section in short(summary) for block in section.blocks),
-        *(fold for section in sections(summary, PARTS) for fold in _folds(section)),
+        *(fold for section in sections(summary) for fold in _folds(section)),
     ]
     return printable_lines("\n\n".join(_within(parts)) + "\n")
 
@@ -56,7 +57,10 @@ def _answer(summary: Summary) -> list[str]:
         escaped(found.about),
         *(f"⚠️ {escaped(line)}" for line in found.cautions),
         facts,
-        _grid(("number", "value", "band"), [(tile.label, tile.value, tile.band) for tile in found.tiles]),
+        _grid(
+            ("number", "value", "band", found.steps),
+            [(one.label, value_of(one), one.band, one.ends) for one in found.tiles if one.short],
+        ),
         _grid(("correction", "kept tokens", "ESS"), corrections),
         *(f"- {escaped(line)}" for line in found.findings),
     ]
@@ -76,13 +80,13 @@ def _gate(summary: Summary) -> list[Section]:
 
 
 def _folds(section: Section) -> list[str]:
-    """Return a section in folds: what it says under its title, and each table under its caption."""
-    said = [block for block in section.blocks if not isinstance(block, Table)]
-    tables = [block for block in section.blocks if isinstance(block, Table) and block.id != "gates"]
-    texts = "\n\n".join(text for text in map(_block, said) if text)
+    """Return a section in a fold; a table of many rows is one of its own."""
+    known = [one for one in plain(section.blocks) if not (isinstance(one, Table) and one.id == "gates")]
+    long = [one for one in known if isinstance(one, Table) and len(one.rows) > LONG]
+    texts = "\n\n".join(text for one in known if one not in long and (text := _block(one)))
     return [
         *([_fold(section.title, texts)] if texts else []),
-        *(_fold(one.caption, text) for one in tables if (text := _block(replace(one, caption="")))),
+        *(_fold(one.caption, text) for one in long if (text := _block(replace(one, caption="")))),
     ]
 
 
@@ -113,13 +117,14 @@ def _block(block: Block) -> str:
         return _verdict(block)
     if isinstance(block, Code):
         return f"{escaped(block.caption)}:\n\n````\n{block.text.replace('````', '')}````"
-    if isinstance(block, Table) and not block.collapsed and not block.wide:
+    if isinstance(block, Table) and not block.collapsed:
         return _table(block)
     return ""
 
 
 def _verdict(verdict: Verdict) -> str:
-    head = f"{ICONS[verdict.tone]} **{escaped(verdict.label)}**: {escaped(verdict.text)}"
+    said = f": {escaped(verdict.text)}" if verdict.text else ""
+    head = f"{ICONS[verdict.tone]} **{escaped(verdict.label)}**{said}"
     return "\n".join((head, *(f"- {escaped(line)}" for line in verdict.detail)))
 
 

@@ -47,6 +47,11 @@ class TableView:
     dense: bool
     tall: bool
 
+    @property
+    def folded(self) -> bool:
+        """Whether the table is folded on the page."""
+        return self.table.folded or self.table.collapsed
+
 
 def laid_out(table: Table) -> TableView:
     """Return the layout of a table."""

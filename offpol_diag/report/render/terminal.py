@@ -1,9 +1,8 @@
-"""Draw a result in a terminal: by default the answer, with --verbose the tables, with --quiet one line.
+"""Draw a result in a terminal: by default the answer, with --verbose all sections, with --quiet one line.
 
-What does not fit is omitted in this order, and named: reference tables; `wide` tables; intervals, unless
-there are few numbers; then, in a summary, columns from the right, the less important ones (elsewhere they are
-moved below). A pipe is `PIPE_WIDTH` wide and omits nothing: what does not fit is moved below. Nothing
-depends on colour.
+What does not fit is omitted in this order, and named: reference tables; intervals, unless there are few
+numbers; then columns from the right, or they are moved below. A pipe is `PIPE_WIDTH` wide and omits nothing:
+what does not fit is moved below. Nothing depends on colour.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from rich.console import Console
 from rich.text import Text as Line
 
 from offpol_diag.blocks import Block, Code, Figure, Section, Table, Text, Tone, Verdict
+from offpol_diag.blocks import plain as basic
 from offpol_diag.printable import disarmed, printable
 from offpol_diag.report.render.brief import plain, print_answer, sparkline
 from offpol_diag.report.render.columns import Fitted, fit
@@ -65,21 +65,6 @@ def make_console() -> Console:
     return console
 
 
-BRIEF: Mapping[str, tuple[type[Block], ...]] = {
-    "diagnosis": (Text, Verdict),
-    "comparison": (Text, Table),
-    "runs": (Text, Verdict, Table),
-    "verdict": (Text, Verdict, Code, Table),
-    "numbers": (Text, Table),
-    "dump": (Text, Verdict),
-    "presets": (Text, Table),
-    "where": (Figure,),
-}
-"""Section → kinds of block in the terminal's summary; the HTML report has the rest."""
-
-BRIEF_ROWS = 32
-
-
 def terminal(
     summary: Summary,
     verbose: bool = False,
@@ -105,12 +90,11 @@ def terminal(
         return draw(given, console)
     if not of_one:
         return draw(_asked(summary) if verbose else short(summary), console)
-    if verbose:
-        among = BRIEF if summary.recommendation else ("diagnosis",)
-        return draw(brief(sections(summary, among)), console, stack=whole)
     with console.capture() as drawn:
         print_answer(answer(summary), console)
     text = "".join(f"{disarmed(line.rstrip())}\n" for line in drawn.get().split("\n")[:-1])
+    if verbose:
+        return text + draw(sections(summary), console, stack=whole)
     config = summary.recommendation and summary.recommendation.config
     asked = Code("The configuration, ready to paste", config) if config else None
     return text + (draw([Section("config", "", (asked,))], console) if asked else "")
@@ -130,37 +114,6 @@ def _first(found: Sequence[Section]) -> str:
         if isinstance(block, Verdict):
             return f"{block.label}: {block.text}"
     return next((block.text for section in found for block in section.blocks if isinstance(block, Text)), "")
-
-
-def brief(sections: Sequence[Section]) -> tuple[Section, ...]:
-    """Reduce the sections of a report to a summary."""
-    chosen = (section for section in sections if section.id in BRIEF)
-    short = (replace(section, blocks=_brief_blocks(section)) for section in chosen)
-    return tuple(section for section in short if section.blocks)
-
-
-def _brief_blocks(section: Section) -> tuple[Block, ...]:
-    kept = [block for block in section.blocks if isinstance(block, BRIEF[section.id]) and not _beyond(block)]
-    return tuple(_cut(block) for block in kept)
-
-
-def _beyond(block: Block) -> bool:
-    """Return whether a block is omitted from a summary: a wide table, or a chart of a single point."""
-    return block.wide if isinstance(block, Table) else isinstance(block, Figure) and not _drawn(block)
-
-
-def _drawn(block: Figure) -> bool:
-    return bool(block.marks) or any(sparkline(series.y, block.y_log) for series in block.series[:1])
-
-
-def _cut(block: Block) -> Block:
-    """Shorten a block: a table to fewer rows, a chart to no caption."""
-    if isinstance(block, Figure):
-        return replace(block, caption="")
-    if not isinstance(block, Table) or len(block.rows) <= BRIEF_ROWS:
-        return block
-    note = f"{len(block.rows) - BRIEF_ROWS} more rows; an HTML report has them all."
-    return replace(block, rows=block.rows[:BRIEF_ROWS], notes=(note, *block.notes))
 
 
 @dataclass(frozen=True)
@@ -195,7 +148,7 @@ def draw(sections: Sequence[Section], console: Console, stack: bool = True) -> s
         for section in sections:
             if section.title:
                 canvas.print(Line("\n") + Line(printable(section.title), style="bold underline"))
-            for block in section.blocks:
+            for block in basic(section.blocks):
                 DRAW[type(block)](block, canvas)
     return "".join(
         f"{disarmed(plain(line.rstrip(), console.encoding))}\n" for line in drawn.get().split("\n")[:-1]
@@ -217,7 +170,8 @@ def _code(block: Code, canvas: Canvas) -> None:
 
 def _verdict(block: Verdict, canvas: Canvas) -> None:
     mark, style = MARKS[block.tone]
-    canvas.print(Line(f"{mark} {printable(block.label)}: ", style=style) + Line(printable(block.text)))
+    label = f"{mark} {printable(block.label)}{': ' if block.text else ''}"
+    canvas.print(Line(label, style=style) + Line(printable(block.text)))
     for detail in block.detail:
         canvas.print(Line(printable(detail), style="dim"), indent=4)
 
@@ -225,11 +179,8 @@ def _verdict(block: Verdict, canvas: Canvas) -> None:
 def _table(block: Table, canvas: Canvas) -> None:
     if block.collapsed:
         return
-    fitted = fit(block, canvas.console.width, canvas.stack and not block.wide, canvas.whole)
+    fitted = fit(block, canvas.console.width, canvas.stack, canvas.whole)
     canvas.print(Line(f"\n{printable(block.caption)}") if block.caption else Line())
-    if block.wide and fitted.dropped:
-        canvas.print(Line("(too wide for this terminal; an HTML report has it)", style="dim"))
-        return
     for grid in fitted.grids:
         canvas.console.print(grid)
     for remark in _remarks(block, fitted):
@@ -252,8 +203,7 @@ def _figure(block: Figure, canvas: Canvas) -> None:
         known = [value for value in block.series[0].y if value is not None and math.isfinite(value)]
         low, high = f"{min(known):.4g}", f"{max(known):.4g}"
         ends = f"{low if low == high else f'{low} to {high}'} {block.y_label}"
-        named = f"; {block.named}" if block.named else ""
-        canvas.print(Line(f"{spark:<{SPARK_LEAST}}  {printable(f'{block.title}: {ends}{named}')}"))
+        canvas.print(Line(f"{spark:<{SPARK_LEAST}}  {printable(f'{block.title}: {ends}')}"))
     if block.caption:
         canvas.print(Line(f"{printable(block.caption)}\n", style="dim"))
 

@@ -1,50 +1,71 @@
-"""The answer in short: verdict, cause, what to do, how sure; headline numbers; the corrections that matter.
+"""The answer of an analysis: verdict, checks, cause, what to do, how sure, and the headline numbers.
 
-What the terminal prints by default, and a pull request shows first.
+The terminal prints it by default, a pull request shows it first, and it is the first screen of the page.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 from statistics import median
+from typing import Literal
 
-from offpol_diag.bands import Tone, band
+from offpol_diag.advice.prescription import expressible, prescribed
+from offpol_diag.bands import Tone, band, tone
 from offpol_diag.numerals import count, counted, doubted, say, written
 from offpol_diag.presets.candidates import DEFAULT
 from offpol_diag.presets.tuning import command
-from offpol_diag.summary import MARGIN, Cause, Number, Numbers, Place, Recommendation, Summary
+from offpol_diag.report.sections.diagnosis import cause_details, is_bug
+from offpol_diag.report.sections.numbers import DRIFTS, Tile, alerts, curve, drift, steps_of, tiles
+from offpol_diag.summary import MARGIN, Cause, Number, Numbers, Recommendation, Summary
 from offpol_diag.trainers import TRAINERS
 
-DRIFTS = ("", "total.", "drift2.")
 GROWN = 5.0
 """Factor between the first and last third of the steps from which K3 is said to grow, as in the alert."""
 MERGE, ALIGNED = 0.015, 0.001
 """Bounds proposed for the gate: that of a merge, and the one of a dense model where this dump is below it."""
 STANDARD = ("seq_is", "seq_mis", "geo_rs")
 """Presets of whole sequences that are shown beside the recommended rule."""
+WEIGHTS = (
+    ("ess_tokens", "ESS of tokens"),
+    ("ess_sequences", "ESS of sequences"),
+    ("weight_max", "Largest weight"),
+    ("weight_mean", "Mean weight"),
+    ("truncated_high", "Truncated"),
+    ("truncated_low", "Below the lower bound"),
+    ("tokens_rejected", "Rejected"),
+    ("sequences_dropped", "Dropped sequences"),
+)
+"""Rows of the table of weights under the method, the runner-up and no correction."""
+TITLES = {
+    "healthy": "Healthy: nothing points to a logging bug",
+    "honest_mismatch": "Honest mismatch: nothing points to a logging bug",
+    "bug": "A bug: the log-probs are logged or computed wrongly",
+    "cannot_tell": "Cannot tell a bug from honest mismatch",
+}
+LABELS = {
+    "default": "The default: nothing measured here is better.",
+    "measured": "Measured on this dump.",
+    "no difference detected": "No difference detected: K3 lies below what a difference needs to show.",
+}
+CHECKED = {
+    "k1": "A clearly negative K1 would mean that the tokens were not drawn from the logged distribution.",
+    "sync": "A wrong temperature, a shifted column or a padding value would show here already.",
+    "centre": "1 when the tokens were drawn from the logged distribution.",
+}
+Weights = tuple[tuple[str, ...], tuple[tuple[str, tuple[Number | None, ...]], ...]]
+"""Titles of columns, and rows with a title each."""
 
 
 @dataclass(frozen=True)
-class Tile:
-    """A headline number: label, key for the gate, band, and its values by training step."""
+class Check:
+    """One check: passed, failed or not testable."""
 
-    label: str
-    key: str
-    number: Number
-    band: str
-    tone: Tone
-    curve: tuple[float | None, ...] = ()
-    unit: str = ""
-    beside: str = ""
-
-    @property
-    def value(self) -> str:
-        """The value with its interval or, where there is none, with what stands beside it."""
-        if self.number.value is None and self.number.log10 is None:
-            return self.beside
-        return " ".join(part for part in (*written(self.number), self.beside) if part)
+    state: Literal["ok", "no", "un"]
+    text: str
+    detail: str = ""
 
 
 @dataclass(frozen=True)
@@ -66,7 +87,14 @@ class Answer:
         headline: the verdict; its first sentence is what `--quiet` prints.
         tone: how bad it is.
         cautions: what limits every number: skipped rows, warnings about the data.
-        facts: label → sentences.
+        bug: whether the log-probs are logged wrongly, so that no correction is ranked.
+        verdict: the diagnosis in a phrase, and the checks behind it.
+        cause: its statement; `evidence`: bold opening and sentence; `others`: further causes.
+        action: what to do; `why` it is recommended, `effect` what it changes on this dump.
+        weights: of the method, the runner-up and no correction.
+        configs: trainer → configuration to paste, the dump's own first; `config`: of that or of --for.
+        sure: how the decision was made, and whether the runner-up ties; `reasons` and what is not known.
+        facts: label → sentences: all of that in short.
         steps: what the curves of the tiles run over; empty without training steps.
     """
 
@@ -74,54 +102,81 @@ class Answer:
     headline: tuple[str, ...]
     tone: Tone
     cautions: tuple[str, ...]
+    bug: bool
+    verdict: str
+    checks: tuple[Check, ...]
+    cause: str
+    evidence: tuple[tuple[str, str], ...]
+    others: tuple[Cause, ...]
+    action: str
+    why: str
+    rule: str
+    weights: Weights | tuple[()]
+    configs: tuple[tuple[str, str], ...]
+    config: str
+    preset: str
+    sure: tuple[str, ...]
+    reasons: tuple[str, ...]
     facts: tuple[tuple[str, str], ...]
     tiles: tuple[Tile, ...]
     steps: str
     findings: tuple[str, ...]
     corrections: tuple[Correction, ...]
-    others: str
+    others_at: str
     commands: tuple[tuple[str, str], ...]
 
 
 def answer(summary: Summary) -> Answer:
     """Return the answer of an analysis."""
-    prefix = drift(summary)
-    bug = _bug(summary)
+    prefix, bug, given = drift(summary), is_bug(summary), summary.recommendation
+    causes = summary.diagnosis.causes if summary.diagnosis else []
+    found, steps = tiles(summary), steps_of(summary)
+    row = band("k3", summary.metrics.get(f"{prefix}k3", Number()))
     corrections = () if bug else _corrections(summary)
-    tiles = _tiles(summary, prefix)
-    steps = _steps(summary)
-    tone: Tone = "bad" if bug else _tone(summary, prefix)
+    named = given is not None and given.method in summary.presets and not given.settings
+    more = f"All {len(summary.presets)} presets: -v." if len(summary.presets) > len(corrections) > 0 else ""
+    own = dict(configs(summary)).get(trainer_of(summary), "")
+    config = "" if bug or given is None else given.config or forms(own)[0]
+    checked, evidence = checks(summary), _evidence(summary)
+    sure = () if bug else how_sure(given)
     return Answer(
-        about(summary),
-        headline(summary),
-        tone,
-        cautions(summary),
-        tuple((label, text) for label, text in _facts(summary, prefix) if text),
-        tiles,
-        f"steps {steps[0].key} to {steps[-1].key}" if any(tile.curve for tile in tiles) else "",
-        () if corrections else findings(summary),
-        corrections,
-        f"All {len(summary.presets)} presets: -v."
-        if corrections and len(summary.presets) > len(corrections)
-        else "",
-        _commands(summary, prefix),
+        about=about(summary),
+        headline=headline(summary),
+        tone="bad" if bug else "warn" if row is None or _few(summary) else tone(row.name),
+        cautions=cautions(summary),
+        bug=bug,
+        verdict=TITLES[summary.diagnosis.verdict] if summary.diagnosis else "Not examined",
+        checks=checked,
+        cause=causes[0].statement if causes else "",
+        evidence=evidence,
+        others=tuple(causes[1:]),
+        action=_action(given, causes, bug),
+        why=given.sentence if given else "",
+        rule=summary.presets[given.method].method if named and given and given.method else "",
+        weights=() if bug else _weights(summary),
+        configs=() if bug else configs(summary),
+        config=config,
+        preset=command(given.method, given.settings) if given and given.method and not bug else "",
+        sure=sure,
+        reasons=() if bug or given is None else _reasons(given),
+        facts=tuple(fact for fact in _facts(summary, checked, evidence, sure) if fact[1]),
+        tiles=found,
+        steps=f"steps {steps[0]} to {steps[-1]}" if any(tile.curve for tile in found) else "",
+        findings=() if corrections else findings(summary),
+        corrections=corrections,
+        others_at=more,
+        commands=_commands(summary, prefix),
     )
-
-
-def drift(summary: Summary) -> str:
-    """Return the prefix of the main pair of policies: rollout → old, else rollout → current."""
-    known = (prefix for prefix in DRIFTS if summary.metrics.get(f"{prefix}k3", Number()).value is not None)
-    return next(known, "")
 
 
 def about(summary: Summary) -> str:
     """Return what was read, in one line."""
-    dump, steps = summary.dump, _steps(summary)
+    dump, steps = summary.dump, steps_of(summary)
     name = PurePath(dump.files[0]).name if dump.files else "dump"
     more = f" and {counted(len(dump.files) - 1, 'more file')}" if len(dump.files) > 1 else ""
     parts = [counted(dump.sequences, "sequence"), counted(dump.tokens, "token")]
     parts += [counted(dump.groups, "prompt")] if "group_id" in dump.columns else []
-    parts += [f"steps {steps[0].key} to {steps[-1].key}"] if len(steps) > 1 else []
+    parts += [f"steps {steps[0]} to {steps[-1]}"] if len(steps) > 1 else []
     return f"{name}{more}: {', '.join(parts)}"
 
 
@@ -138,10 +193,13 @@ def cautions(summary: Summary) -> tuple[str, ...]:
 
 def headline(summary: Summary) -> tuple[str, ...]:
     """Return the verdict in one sentence, and a second on growth over the steps or on the bug's share."""
-    prefix = drift(summary)
+    prefix, given = drift(summary), summary.diagnosis
     k3 = summary.metrics.get(f"{prefix}k3", Number())
-    given = summary.diagnosis
-    size = _size(k3, prefix)
+    size = ""
+    if k3.value is not None or k3.log10 is not None:
+        value, interval = written(k3.model_copy(update={"note": None}))
+        over = f" ({DRIFTS[prefix]})" if prefix else ""
+        size = f"K3 KL is {value} nats per token{f' {interval}' if interval else ''}{over}"
     if given is not None and given.verdict == "bug":
         after = given.causes[0].after if given.causes else None
         fixed = f"; {_approximately(after.k3, after.approximate)} after the fix" if after else ""
@@ -149,34 +207,24 @@ def headline(summary: Summary) -> tuple[str, ...]:
         return (f"BUG: {first}", f"As logged, {size}{fixed}." if size else "")
     if not size:
         return ("The dump holds no pair of policies whose mismatch could be measured.",)
-    grown = growth(summary)
     row = band("k3", k3)
     name = row.name if row else ""
     if _few(summary):
-        return (f"TOO LITTLE DATA for a verdict: {size} ({name})", grown)
+        return (f"TOO LITTLE DATA for a verdict: {size} ({name})", growth(summary))
     if summary.recommendation and summary.recommendation.rule == "identical":
         return ("THE SAME NUMBERS TWICE: was one column copied from the other?", "")
     if given is not None and given.verdict == "cannot_tell":
-        return (f"CANNOT TELL a bug from a mismatch: {size} ({name})", grown)
-    return (f"{name.upper()} off-policy mismatch: {size}", grown)
-
-
-def _size(k3: Number, prefix: str) -> str:
-    if k3.value is None and k3.log10 is None:
-        return ""
-    value, interval = written(k3.model_copy(update={"note": None}))
-    over = {"total.": " (rollout → current)", "drift2.": " (old → current)"}.get(prefix, "")
-    return f"K3 KL is {value} nats per token{f' {interval}' if interval else ''}{over}"
+        return (f"CANNOT TELL a bug from a mismatch: {size} ({name})", growth(summary))
+    return (f"{name.upper()} off-policy mismatch: {size}", growth(summary))
 
 
 def _approximately(value: float, approximate: bool) -> str:
-    return f"{'about ' if approximate else ''}{say(Number(value=value))}"
+    return f"{'about ' if approximate else ''}{_short(value)}"
 
 
 def growth(summary: Summary) -> str:
     """Return a sentence on a collapse: K3 that grows over the steps, and the mean reward that falls."""
-    prefix = drift(summary)
-    known = [(key, value) for key, value in _curve(summary, prefix, "k3") if value is not None]
+    known = [(key, value) for key, value in curve(summary, "k3") if value is not None]
     third = len(known) // 3
     if not third:
         return ""
@@ -185,147 +233,150 @@ def growth(summary: Summary) -> str:
         return ""
     (a, low), (b, high) = known[0], known[-1]
     word = "It collapses" if last > MERGE else "It grows"
-    told = f"{word}: K3 rises from {_short(low)} (step {a}) to {_short(high)} (step {b})"
-    rewards = [value for _, value in _curve(summary, prefix, "reward") if value is not None]
+    rises = f"{word}: K3 rises from {_short(low)} (step {a}) to {_short(high)} (step {b})"
+    rewards = [value for _, value in curve(summary, "reward") if value is not None]
     fell = len(rewards) > 1 and rewards[-1] < 0.5 * rewards[0]
-    return told + (
-        f", while the mean reward falls from {_short(rewards[0])} to {_short(rewards[-1])}." if fell else "."
-    )
-
-
-def _tone(summary: Summary, prefix: str) -> Tone:
-    row = band("k3", summary.metrics.get(f"{prefix}k3", Number()))
-    return "warn" if row is None or _few(summary) else row.tone
-
-
-def _bug(summary: Summary) -> bool:
-    return summary.diagnosis is not None and summary.diagnosis.verdict == "bug"
+    ends = f", while the mean reward falls from {_short(rewards[0])} to {_short(rewards[-1])}" if fell else ""
+    return f"{rises}{ends}."
 
 
 def _few(summary: Summary) -> bool:
-    given = summary.recommendation
-    return given is not None and given.rule == "few"
+    return summary.recommendation is not None and summary.recommendation.rule == "few"
 
 
-# ---------------------------------------------------------------- bug, cause, remedy, how sure
+# ---------------------------------------------------------------- bug and cause
 
 
-def _facts(summary: Summary, prefix: str) -> tuple[tuple[str, str], ...]:
-    given = summary.diagnosis
-    causes = given.causes if given else []
-    if _bug(summary) and causes:
-        return _of_bug(causes, summary.recommendation)
-    return (
-        ("Bug?", _checks(summary, prefix)),
-        ("Cause", _cause(summary, causes[0]) if causes else ""),
-        ("What to do", remedy(summary)),
-        ("How sure", how_sure(summary)),
-        ("Warnings", _warnings(summary)),
-    )
-
-
-def _of_bug(causes: list[Cause], given: Recommendation | None) -> tuple[tuple[str, str], ...]:
-    first, *others = causes
-    after = first.after
-    fixed = f" After it, K3 is {_approximately(after.k3, after.approximate)} nats." if after else ""
-    also = f" Also: {' '.join(one.statement for one in others)}" if others else ""
-    _, _, until = given.sentence.partition("Until then, ") if given else ("", "", "")
-    leave = f" Until then, {until}" if until else ""
-    return (
-        ("Bug?", f"Yes ({first.id}): {_sentence(first.statistic)}{also}"),
-        ("Where", _sentence(first.where) if first.where else ""),
-        ("To confirm", _sentence(first.confirm)),
-        ("What to do", f"{_sentence(first.fix)}{fixed}{leave}"),
-        ("How sure", f"{'Counted, not estimated. ' if first.exact else ''}Nothing is ranked before the fix."),
-    )
-
-
-def _checks(summary: Summary, prefix: str) -> str:
-    """Return what speaks against a bug, and what could not be tested."""
-    given = summary.diagnosis
+def checks(summary: Summary) -> tuple[Check, ...]:
+    """Return what was checked for a bug."""
+    given, prefix = summary.diagnosis, drift(summary)
     if given is None:
-        return "Not examined."
-    if given.verdict == "cannot_tell":
-        return given.headline
+        return ()
+    found = [Check("no", one.statement, one.statistic) for one in given.causes if one.kind == "bug"]
     k1 = summary.metrics.get(f"{prefix}k1", Number())
-    parts = ["K1 is not negative"] if (k1.interval or (k1.value or 0.0,) * 2)[1] >= 0 else []
-    parts += ["log-probs line up"] if any("shifted" in line for line in given.ruled_out) else []
-    synced = _in_sync(summary, prefix)
-    parts += [f"in sync (lag 0) K3 is {_short(synced)}"] if synced is not None else []
-    return f"No sign of one. {_sentence(_listed(parts))} {_centre(summary, prefix)}".strip()
-
-
-def _centre(summary: Summary, prefix: str) -> str:
+    if k1.value is not None:
+        negative = (k1.interval or (k1.value, k1.value))[1] < 0
+        said = "K1 is negative" if negative else "K1 is not negative"
+        found.append(Check("no" if negative else "ok", said, f"{say(k1)} nats. {CHECKED['k1']}"))
+    synced = summary.charts.lag.in_sync if summary.charts.lag else None
+    if synced and synced.value is not None and not is_bug(summary):
+        row = band("k3", Number(value=synced.value))
+        agree = row is not None and tone(row.name) in ("good", "info")
+        said = f"In sync (lag 0) K3 is {_short(synced.value)}"
+        detail = f"There engine and trainer {'agree' if agree else 'differ already'}. {CHECKED['sync']}"
+        found.append(Check("ok" if agree else "un", said, detail))
     ratio, khat = (summary.metrics.get(prefix + name, Number()) for name in ("mean_ratio", "khat_tokens"))
-    if ratio.value is None:
-        return ""
-    if doubted(ratio):
-        return f"E[r] = 1 cannot be tested: k̂ = {say(khat.model_copy(update={'note': None}))}."
-    if ratio.interval is None:
-        return "E[r] = 1 cannot be tested: too few prompts for an interval."
-    low, high = ratio.interval
-    return f"E[r] is {say(ratio)}{', as it must be' if low <= 1 <= high else ''}."
+    if ratio.value is not None and doubted(ratio):
+        plain = ratio.model_copy(update={"note": None, "interval": None})
+        detail = f"The sample mean of r is {say(plain)}, but above k̂ = 0.7 it is not a usable estimate."
+        said = f"E[r] = 1 cannot be tested: k̂ = {written(khat).value.rstrip('*')}"
+        found.append(Check("un", said, detail))
+    elif ratio.interval is not None:
+        low, high = ratio.interval
+        found.append(Check("ok" if low <= 1 <= high else "un", f"E[r] is {say(ratio)}", CHECKED["centre"]))
+    if given.ruled_out:
+        said = f"{counted(len(given.ruled_out), 'further fault')} ruled out"
+        found.append(Check("ok", said, "; ".join(given.ruled_out) + "."))
+    found += [Check("un", "Not testable on this dump", one) for one in given.undecidable]
+    return tuple(found)
 
 
-def _in_sync(summary: Summary, prefix: str) -> float | None:
-    """Return K3 at lag 0 where some other tokens lag."""
-    lags = summary.by.get("policy_lag")
-    places = lags.places if lags else []
-    synced = len(places) > 1 and places[0].key == "0" and not prefix
-    return _at(places[0], "k3").value if synced else None
+def _evidence(summary: Summary) -> tuple[tuple[str, str], ...]:
+    """Return the evidence for the cause, the most telling first: (bold opening, sentence)."""
+    given, lag = summary.diagnosis, summary.charts.lag
+    first = given.causes[0] if given and given.causes else None
+    if given is None or first is None:
+        return ()
+    if is_bug(summary):
+        return tuple(line.partition(": ")[::2] for line in cause_details(first, given, summary.metrics))
+    said: list[tuple[str, str]] = []
+    if lag and lag.growth and lag.growth > 2 and lag.start and lag.end and lag.steps:
+        ends = (
+            f"{_short(one.value)} (step {step})"
+            for one, step in zip((lag.start, lag.end), lag.steps, strict=True)
+            if one.value is not None
+        )
+        said.append(
+            ("Growing updates:", f"at a constant lag of {lag.lag}, K3 rises from {' to '.join(ends)}.")
+        )
+    synced = lag.in_sync.value if lag and lag.in_sync else None
+    if lag and synced is not None and lag.in_sync_share is not None and lag.in_sync_share < 0.5:
+        share = say(Number(value=lag.in_sync_share, unit="share"))
+        there = f"as far as lag 0 shows: there K3 is {_short(synced)}, {share} of all."
+        said.append(("Not the engine,", there))
+    if lag and lag.ratio_by_lag:
+        times = [f"{key} behind, {_short(one)} times" for key, one in lag.ratio_by_lag.items()]
+        said.append(("Lag:", f"K3 against lag 0, in updates: {'; '.join(times[:3])}."))
+    said += [("Evidence:", _sentence(first.statistic))] if not said else []
+    said += [("To confirm:", first.confirm)] if first.confirm else []
+    return (*said, ("At the source:", first.fix)) if first.fix else tuple(said)
 
 
-def _cause(summary: Summary, cause: Cause) -> str:
-    """Return a cause with its evidence: where K3 grows at one lag, that."""
-    lag, said = summary.charts.lag, f"{_sentence(cause.statement)} {_sentence(cause.statistic)}"
-    if cause.id != "stale" or lag is None or not (lag.start and lag.end and lag.steps):
-        return said
-    (first, last), low, high = lag.steps, lag.start.value, lag.end.value
-    if low is None or high is None or (lag.growth or 0.0) < GROWN:
-        return said
-    ends = f"{_short(low)} (step {first}) to {_short(high)} (step {last})"
-    return f"Stale rollouts and growing updates: at a constant lag of {lag.lag}, K3 rises from {ends}."
+# ---------------------------------------------------------------- what to do, and how sure
 
 
-def remedy(summary: Summary) -> str:
-    """Return the correction, what it changes, and the fix at the source."""
-    given = summary.recommendation
+def _action(given: Recommendation | None, causes: list[Cause], bug: bool) -> str:
     if given is None:
         return ""
-    causes = summary.diagnosis.causes if summary.diagnosis else []
-    at_source = next((one.fix for one in causes if one.kind == "honest" and one.fix), "")
-    also = f" At the source: {_sentence(at_source).lower()}" if at_source else ""
-    if not given.title:
-        label = {"no correction needed": "No correction is needed. "}.get(given.decision, "")
-        return f"{label}{given.sentence}" + (also if given.decision == "no method helps" else "")
-    title = given.title[:1].upper() + given.title[1:]
-    return f"{title}: {_effect(summary, given)}.{also}"
+    if bug:
+        fix = causes[0].fix if causes else ""
+        return f"Fix the bug first{f': {fix}' if fix else ''}"
+    at = f"{given.method} at {given.threshold}" if given.threshold else given.method
+    named = given.title or at
+    return f"Use {named}" if named else given.decision[:1].upper() + given.decision[1:]
 
 
 def _effect(summary: Summary, given: Recommendation) -> str:
+    """Return what the method changes on this dump: ESS, truncated and rejected tokens."""
     numbers = given.numbers.get(given.title or "", {})
     raw = summary.metrics.get(f"{drift(summary)}ess_tokens", Number())
     parts = []
     if "ess_tokens" in numbers:
-        parts.append(f"ESS {_value(raw)} → {_value(numbers['ess_tokens'])}")
+        parts.append(f"ESS {written(raw).value} → {written(numbers['ess_tokens']).value}")
     for name, what in (("truncated_high", "truncated"), ("tokens_rejected", "rejected")):
         number = numbers.get(name, Number())
-        parts += [f"{_value(number)} {what}"] if number.value else []
-    return ", ".join(parts) or given.sentence.removesuffix(".")
+        parts += [f"{written(number).value} {what}"] if number.value else []
+    return ", ".join(parts)
 
 
-def how_sure(summary: Summary) -> str:
-    """Return how the decision was made, whether the runner-up ties with it, and what is not known."""
+def _weights(summary: Summary) -> Weights | tuple[()]:
+    """Return the weights without correction, under the method and under the runner-up, where known."""
     given = summary.recommendation
-    if given is None or given.label is None:
-        return ""
-    said = {
-        "default": "The default: nothing measured here is better.",
-        "measured": "Measured on this dump.",
-        "no difference detected": "K3 lies below what a difference needs to show.",
-    }[given.label]
-    unknown = [line for line in given.unknown if "needs" in line]
-    return " ".join([said, *tie(given), *(f"Not known: {_lower(line)}" for line in unknown[:1])])
+    if given is None or not given.title or given.title not in given.numbers:
+        return ()
+    names = [name for name in (given.title, given.runner_up or "") if name in given.numbers]
+    known, prefix = summary.metrics, drift(summary)
+    ess = {key: known.get(prefix + key) for key in ("ess_tokens", "ess_sequences")}
+    raw = {**ess, "weight_mean": known.get(f"{prefix}mean_ratio")}
+    columns: list[Mapping[str, Number | None]] = [raw, *(given.numbers[name] for name in names)]
+    rows = ((title, tuple(column.get(key) for column in columns)) for key, title in WEIGHTS)
+    return ("uncorrected", *names), tuple(row for row in rows if any(one and one.value for one in row[1]))
+
+
+def configs(summary: Summary) -> tuple[tuple[str, str], ...]:
+    """Return the recommendation in the syntax of each trainer that can say it, the dump's own first."""
+    given = summary.recommendation
+    if given is None or not given.method:
+        return ()
+    own = trainer_of(summary)
+    known = [name for name in TRAINERS if expressible(given.method, given.settings, name)]
+    found = [(name, prescribed(given, name) or "") for name in known]
+    if given.config and own not in known:
+        found.insert(0, (own or "configuration", given.config))
+    return tuple(sorted((one for one in found if one[1]), key=lambda one: one[0] != own))
+
+
+def forms(text: str) -> tuple[str, str]:
+    """Split a configuration into its first form and all others, which begin with a comment each."""
+    pieces = text.strip().split("\n\n# ")
+    head = 2 if len(pieces) > 1 and all(line.startswith("#") for line in pieces[0].splitlines()) else 1
+    first, others = "\n\n# ".join(pieces[:head]), "\n\n# ".join(pieces[head:])
+    return first, f"# {others}" if others else ""
+
+
+def how_sure(given: Recommendation | None) -> tuple[str, ...]:
+    """Return how the decision was made, and whether the runner-up ties with it."""
+    return (*((LABELS[given.label],) if given.label else ()), *tie(given)) if given else ()
 
 
 def tie(given: Recommendation) -> list[str]:
@@ -351,99 +402,101 @@ def _by(number: Number) -> str:
     return f"{size} {'higher' if value >= 0 else 'lower'}"
 
 
+def _reasons(given: Recommendation) -> tuple[str, ...]:
+    """Return the reasons, what is not known, the longest response and who set the rule."""
+    longest = given.longest_response
+    usable = longest and (longest.unknown if longest.value is None else f"{say(longest)} tokens")
+    limit = f"Longest response at which importance sampling of whole sequences keeps 10% ESS: {usable}"
+    sources = dict.fromkeys(one.source for one in given.fired if one.rule == given.rule and one.source)
+    return (
+        *given.reasons,
+        *(f"Not known: {_lower(line)}" for line in given.unknown),
+        *((limit,) if usable else ()),
+        *(f"Source: {source}" for source in sources),
+    )
+
+
+# ---------------------------------------------------------------- in short
+
+
+def _facts(
+    summary: Summary, checked: tuple[Check, ...], evidence: tuple[tuple[str, str], ...], sure: tuple[str, ...]
+) -> tuple[tuple[str, str], ...]:
+    """Return bug, cause, remedy and certainty in a few sentences each."""
+    given, advised = summary.diagnosis, summary.recommendation
+    causes = given.causes if given else []
+    if is_bug(summary) and causes:
+        return _of_bug(causes, advised)
+    said = [one.text for one in checked if not one.text.endswith(("on this dump", "ruled out"))]
+    no_sign = f"No sign of one. {' '.join(map(_sentence, said))}".strip()
+    bug = "Not examined." if given is None else given.headline if given.verdict == "cannot_tell" else no_sign
+    short = evidence and evidence[0][0].startswith("Growing")  # which says more than the cause's own clause
+    cause = (causes[0].statement.partition(":")[0] if short else causes[0].statement) if causes else ""
+    unknown = [line for line in advised.unknown if "needs" in line] if advised and sure else []
+    return (
+        ("Bug?", bug),
+        ("Cause", f"{_sentence(cause)} {' '.join(evidence[0])}" if evidence else cause),
+        ("What to do", _remedy(summary, causes)),
+        ("How sure", " ".join([*sure, *(f"Not known: {_lower(line)}" for line in unknown[:1])])),
+        ("Warnings", _warnings(summary)),
+    )
+
+
+def _remedy(summary: Summary, causes: list[Cause]) -> str:
+    """Return the correction, what it changes, and the fix at the source."""
+    given = summary.recommendation
+    if given is None:
+        return ""
+    fix = next((one.fix for one in causes if one.kind == "honest" and one.fix), "")
+    also = f" At the source: {_sentence(fix).lower()}" if fix else ""
+    if not given.title:
+        label = {"no correction needed": "No correction is needed. "}.get(given.decision, "")
+        return f"{label}{given.sentence}" + (also if given.decision == "no method helps" else "")
+    title = given.title[:1].upper() + given.title[1:]
+    return f"{title}: {_sentence(_effect(summary, given) or given.sentence)}{also}"
+
+
+def _of_bug(causes: list[Cause], given: Recommendation | None) -> tuple[tuple[str, str], ...]:
+    first, *others = causes
+    after = first.after
+    fixed = f" After it, K3 is {_approximately(after.k3, after.approximate)} nats." if after else ""
+    also = f" Also: {' '.join(one.statement for one in others)}" if others else ""
+    _, _, until = given.sentence.partition("Until then, ") if given else ("", "", "")
+    leave = f" Until then, {until}" if until else ""
+    return (
+        ("Bug?", f"Yes ({first.id}): {_sentence(first.statistic)}{also}"),
+        ("Where", _sentence(first.where)),
+        ("To confirm", _sentence(first.confirm)),
+        ("What to do", f"{_sentence(first.fix)}{fixed}{leave}"),
+        ("How sure", f"{'Counted, not estimated. ' if first.exact else ''}Nothing is ranked before the fix."),
+    )
+
+
 def _warnings(summary: Summary) -> str:
     """Return how many published warning levels are crossed, and the first of them."""
-    fired = summary.recommendation.fired if summary.recommendation else []
-    levels = [one for one in fired if one.level == "alert"]
+    levels = alerts(summary)
     said = [one.sentence.rstrip(".") for one in levels if one.rule != "growing"][:2]
     word = "level is" if len(levels) == 1 else "levels are"
     return f"{len(levels)} published {word} crossed (-v): {'; '.join(said)}." if said else ""
 
 
-# ---------------------------------------------------------------- numbers
-
-
-def _tiles(summary: Summary, prefix: str) -> tuple[Tile, ...]:
-    metrics = summary.metrics
-    sequences = metrics.get(f"{prefix}khat_sequences", Number())
-    beside = f"(sequences {_value(sequences)})" if sequences.value is not None else ""
-    found = [
-        _tile(summary, prefix, "K3 KL", "k3"),
-        _tile(summary, prefix, "PPL ratio", "ppl_ratio"),
-        _tile(summary, prefix, "ESS, tokens", "ess_tokens"),
-        _tile(summary, prefix, "ESS, sequences", "ess_sequences"),
-        _tile(summary, prefix, "χ², tokens", "chi2_token"),
-        _tile(summary, prefix, "Pareto k̂", "khat_tokens", beside),
-        _reward(summary),
-    ]
-    return tuple(tile for tile in found if tile is not None)
-
-
-def _reward(summary: Summary) -> Tile | None:
-    number, curve = summary.metrics.get("mean_reward", Number()), _curve(summary, "", "reward")
-    values = tuple(value for _, value in curve)
-    if number.value is None and len(set(values)) < 2:
-        return None
-    return Tile("Mean reward", "mean_reward", number, "", "info", values if len(values) > 1 else ())
-
-
-def _tile(summary: Summary, prefix: str, label: str, key: str, beside: str = "") -> Tile | None:
-    number = summary.metrics.get(prefix + key, Number())
-    if number.value is None and number.log10 is None:
-        return None
-    curve = tuple(value for _, value in _curve(summary, prefix, key))
-    row = band(key, number)
-    name, tone = (row.name, row.tone) if row else ("", "info")
-    if key == "khat_tokens":
-        name, tone = ("unreliable", "bad") if number.note else ("reliable", "good")
-        number = number.model_copy(update={"note": None})
-    known = sum(value is not None for value in curve)
-    return Tile(label, prefix + key, number, name, tone, curve if known > 1 else (), number.unit, beside)
-
-
-def _steps(summary: Summary) -> list[Place]:
-    where = summary.by.get("step")
-    return where.places if where else []
-
-
-def _curve(summary: Summary, prefix: str, name: str) -> list[tuple[str, float | None]]:
-    """Return a number of the main pair of policies by training step."""
-    steps = summary.charts.steps
-    if steps is None:
-        return [(one.key, _at(one, prefix + name).value) for one in _steps(summary)]
-    values = steps.series[name].values if name in steps.series else []
-    return [(str(last), value) for last, value in zip(steps.last, values, strict=False)]
-
-
-def _at(place: Place, name: str) -> Number:
-    """Return a number of a place; there the main pair of policies has no prefix."""
-    for key in (name, name.removeprefix("total.").removeprefix("drift2.")):
-        for numbers in (place.metrics, place.asked):
-            if key in numbers:
-                return numbers[key]
-    return Number()
-
-
-def findings(summary: Summary, most: int = 3) -> tuple[str, ...]:
+def findings(summary: Summary) -> tuple[str, ...]:
     """Return what else matters, in sentences."""
-    prefix = drift(summary)
     longest = summary.recommendation.longest_response if summary.recommendation else None
-    top, f_2 = (summary.metrics.get(prefix + name, Number()) for name in ("k3_top1_share", "f_2"))
+    top, f_2 = (summary.metrics.get(drift(summary) + name, Number()) for name in ("k3_top1_share", "f_2"))
     said = []
     if f_2.value is not None:
         said.append(f"{say(f_2)} of the tokens differ by more than a factor of 2.")
     if top.value is not None:
-        said.append(f"The top 1% of the tokens carry {_value(top)} of K3.")
+        said.append(f"The top 1% of the tokens carry {written(top).value} of K3.")
     if longest is not None and longest.value is not None:
         mean = count(round(summary.dump.mean_length))
-        said.append(
-            f"Sequence weights keep less than 10% ESS beyond {say(longest)} tokens; "
-            f"the mean response has {mean}."
-        )
-    return tuple(said[:most])
+        keep = f"Sequence weights keep less than 10% ESS beyond {say(longest)} tokens"
+        said.append(f"{keep}; the mean response has {mean}.")
+    return tuple(said)
 
 
-# ---------------------------------------------------------------- corrections
+# ---------------------------------------------------------------- corrections and commands
 
 
 def _corrections(summary: Summary) -> tuple[Correction, ...]:
@@ -457,12 +510,8 @@ def _corrections(summary: Summary) -> tuple[Correction, ...]:
     for name in STANDARD:
         preset = summary.presets.get(name)
         if preset is not None and not preset.needs:
-            what = (
-                preset.method.partition("; veto")[0]
-                .removeprefix("weight ")
-                .replace("keep sequences with ", "")
-            )
-            rows.append(_correction(name, preset.metrics, what))
+            what = preset.method.partition("; veto")[0].removeprefix("weight ")
+            rows.append(_correction(name, preset.metrics, what.replace("keep sequences with ", "")))
     return tuple(row for row in rows if row.ess.value is not None)
 
 
@@ -477,10 +526,9 @@ def _commands(summary: Summary, prefix: str) -> tuple[tuple[str, str], ...]:
     given = summary.recommendation
     k3 = summary.metrics.get(f"{prefix}k3", Number()).value
     found = []
-    if given is not None and given.method and not _bug(summary):
-        found.append(
-            ("config", f"{command(given.method, given.settings)} --for {trainer_of(summary) or 'TRAINER'}")
-        )
+    if given is not None and given.method and not is_bug(summary):
+        shown = command(given.method, given.settings)
+        found.append(("config", f"{shown} --for {trainer_of(summary) or 'TRAINER'}"))
     if k3 is not None:
         limit = ALIGNED if k3 < ALIGNED else MERGE
         found.append(("gate", f"offpol-diag gate NEXT.parquet --max {prefix}k3={limit}"))
@@ -494,11 +542,6 @@ def trainer_of(summary: Summary) -> str:
 
 
 # ---------------------------------------------------------------- words
-
-
-def _value(number: Number) -> str:
-    """Return a value without its interval."""
-    return written(number).value
 
 
 def _short(value: float) -> str:
@@ -515,7 +558,3 @@ def _sentence(text: str) -> str:
 
 def _lower(text: str) -> str:
     return text[:1].lower() + text[1:]
-
-
-def _listed(parts: list[str]) -> str:
-    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])}, and {parts[-1]}" if parts else ""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from offpol_diag.blocks import Cell, Table, Tone
+from offpol_diag.bands import Tone, tone
+from offpol_diag.blocks import Block, Cell, Composite, Section, Table, Text, Verdict
 from offpol_diag.numerals import count, say, say_value
-from offpol_diag.report.picture import Colour, Heat, Layer, Panel, Picture, Tint, Values
+from offpol_diag.report.picture import Colour, Heat, Layer, Panel, Picture, Tint, Values, listed
 from offpol_diag.summary import Band, Histogram, Location, Number, PositionSteps, Series, Summary
 
 OVER, DRIFT, ALONG, COSTS = (
@@ -17,21 +19,58 @@ OVER, DRIFT, ALONG, COSTS = (
     "Along the response",
     "What a threshold costs",
 )
-TONE: dict[str, Tone] = {
-    "typical": "good",
-    "good": "good",
-    "elevated": "info",
-    "fair": "info",
-    "high": "warn",
-    "low": "bad",
-}
-DRIFTS: tuple[tuple[str, str, Colour], ...] = (
+PAIRS: tuple[tuple[str, str, Colour], ...] = (
     ("", "rollout → old", "blue"),
     ("drift2.", "old → current", "orange"),
     ("total.", "rollout → current", "slate"),
 )
 TENTH, FEW, FACTOR_2 = 0.1, 30, 0.6931
 """ESS below which sequence weights are called unusable; tokens below which a mean is not drawn; log 2."""
+
+
+SMALL = 12
+"""Points of a chart up to which a terminal and a pull request list them."""
+
+
+@dataclass(frozen=True)
+class Charts(Composite):
+    """The charts, the bands of K3 that tint them (how bad, name), and all their numbers by place."""
+
+    pictures: tuple[Picture, ...]
+    bands: tuple[tuple[Tone, str], ...]
+    tables: tuple[Table, ...]
+
+    def plain(self) -> tuple[Block, ...]:
+        """Return what each chart finds, with its numbers if they are few."""
+        found: list[Block] = []
+        for one in self.pictures:
+            if one.telling:
+                table = replace(one.data or listed(one), caption="")
+                found.append(Verdict(one.title, "", "info", (one.sub,)))
+                found += [table] if 1 < len(table.rows) <= SMALL else []
+        same = "; ".join(one.title for one in self.pictures if not one.telling)
+        return (*found, *((Text(f"Other charts of the page: {same}."),) if same else ()))
+
+
+def charts(summary: Summary) -> Section | None:
+    """Return the charts, and a table of all numbers for each axis."""
+    found, tables = pictures(summary), tuple(map(_table, summary.by.values()))
+    bands = tuple((tone(one.name), one.name) for one in summary.charts.bands if one.metric == "k3")
+    title = "Where the mismatch is"
+    return Section("charts", title, (Charts(found, bands, tables),), "Charts") if found or tables else None
+
+
+def _table(location: Location) -> Table:
+    names = dict.fromkeys(name for place in location.places for name in place.metrics)
+    rows: list[tuple[Cell, ...]] = [
+        (place.key, place.tokens, place.sequences, *(place.metrics.get(name, Number()) for name in names))
+        for place in location.places
+    ]
+    more = (f"{count(location.left_out)} more places are not listed.",) if location.left_out else ()
+    header = (location.title, "tokens", "sequences", *names)
+    return Table(
+        f"by-{location.axis}", f"All numbers by {location.title}", header, tuple(rows), more, collapsed=True
+    )
 
 
 def pictures(summary: Summary) -> tuple[Picture, ...]:
@@ -48,11 +87,6 @@ def value(number: float | None, unit: str = "") -> str:
 def tint(one: Band, name: bool = True) -> Tint:
     """Return the tint of a band."""
     return Tint(one.low, one.high, tone(one.name), one.name if name else "")
-
-
-def tone(name: str) -> Tone:
-    """Return how bad a band is."""
-    return TONE.get(name, "bad")
 
 
 def tints(summary: Summary, metric: str, named: bool = True) -> tuple[Tint, ...]:
@@ -164,9 +198,7 @@ def _by_lag(summary: Summary) -> Picture | None:
 
 
 def _drifts(summary: Summary) -> Picture | None:
-    found = [
-        (title, summary.metrics.get(f"{prefix}k1", Number()), colour) for prefix, title, colour in DRIFTS
-    ]
+    found = [(title, summary.metrics.get(f"{prefix}k1", Number()), colour) for prefix, title, colour in PAIRS]
     known = [(title, one, colour) for title, one, colour in found if one.value is not None]
     if len(known) < 2:
         return None

@@ -1,257 +1,356 @@
-"""Section on all corrections of this dump, side by side."""
+"""Every correction on this batch: a row with what it keeps, a card with its definition, and the families."""
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, replace
 
-from offpol_diag.blocks import Block, Cell, Section, Table, Text
-from offpol_diag.numerals import say
-from offpol_diag.presets.families import FAMILIES
-from offpol_diag.report.sections.shortlist import FEW, Presets, by_family, chosen, judged, leading, shortlist
-from offpol_diag.summary import Number, PresetResult, Recommendation, Summary
+from offpol_diag.blocks import Block, Cell, Composite, Section, Table, Text
+from offpol_diag.errors import ConfigError
+from offpol_diag.numerals import say_value, written
+from offpol_diag.presets import Preset, catalogue, formulas
+from offpol_diag.report.sections.answer import forms, trainer_of
+from offpol_diag.report.sections.diagnosis import is_bug
+from offpol_diag.summary import Number, Numbers, PresetResult, Recommendation, Summary
+from offpol_diag.trainers import config_for
 
-MAIN = (
-    "ess_tokens",
-    "ess_sequences",
-    "tokens_rejected",
-    "sequences_dropped",
-    "vetoed",
+Presets = Mapping[str, PresetResult]
+COLUMNS = (
+    ("kept", "Kept tokens"),
+    ("ess_tokens", "ESS, tokens"),
+    ("ess_sequences", "ESS, sequences"),
+    ("truncated_high", "Truncated"),
+    ("k3", "K3 of what is kept"),
+)
+MORE = (
     "weight_mean",
     "weight_max",
-    "truncated_high",
-    "k3",
+    "sequences_dropped",
+    "vetoed",
+    "loss_scale",
+    "loss_scale_removed",
+    "loss_scale_kept",
+    "pg_loss",
+    "pg_clipfrac",
     "chi2_token",
     "chi2_sequence",
     "ppl_ratio",
     "update_removed",
-    "loss_scale",
-    "loss_scale_removed",
-    "loss_scale_kept",
 )
-"""Columns of the main table, most decisive first, since columns are omitted from the right."""
-
-LOSSES = (
-    "pg_loss",
-    "pg_loss_kept",
-    "pg_loss_own",
-    "pg_loss_seq_sum",
-    "pg_loss_seq_mean",
-    "pg_loss_seq_norm",
-    "pg_clipfrac",
-    "pg_clipfrac_lower",
-    "ppo_kl",
+"""Numbers of a card, beside the columns."""
+COMPARED = ("weight_mean", "ess_tokens", "tokens_rejected", "loss_scale")
+"""Metrics compared within a family."""
+RAW = (
+    ("old", "", "uncorrected, rollout → old"),
+    ("current", "total.", "uncorrected, rollout → current"),
 )
-RAW = (("old", "", "uncorrected, rollout → old"), ("current", "total.", "uncorrected, rollout → current"))
-"""Numerator of a preset, prefix of the metrics of its uncorrected weights, title of their row."""
+"""Numerator of presets, prefix of their uncorrected weights, and the title of that row."""
+FEW = 24
+"""Presets that are all listed in a terminal and a pull request; of more, the first of each family."""
 
-RAW_NAMES = {"weight_mean": "mean_ratio"}
-"""Preset metric → gap metric, where the uncorrected number has another name."""
+
+@dataclass(frozen=True)
+class Card:
+    """One preset, or the recommended method at its own threshold; `logged`: as its trainer logs it."""
+
+    name: str
+    mark: str
+    rule: str
+    numbers: tuple[tuple[float | None, str], ...]
+    metrics: Numbers
+    family: str = ""
+    trainers: tuple[str, ...] = ()
+    kind: str = ""
+    first: bool = False
+    distinct: bool = False
+    lines: tuple[tuple[str, str], ...] = ()
+    more: tuple[tuple[str, str], ...] = ()
+    keeps: tuple[tuple[str, str], ...] = ()
+    config: str = ""
+    trainer: str = ""
+    logs: str = ""
+    logged: str = ""
+
+
+@dataclass(frozen=True)
+class Cards(Composite):
+    """All presets that could be computed, those in `lacking` not; `own` is the trainer of the dump."""
+
+    cards: tuple[Card, ...]
+    lacking: tuple[tuple[str, str], ...]
+    own: str
+    bug: bool
+    uncorrected: tuple[tuple[str, Numbers], ...] = ()
+    columns: tuple[tuple[str, str], ...] = COLUMNS
+
+    @property
+    def presets(self) -> tuple[Card, ...]:
+        """The presets as shipped, without the method at its own threshold."""
+        return tuple(one for one in self.cards if not one.mark)
+
+    @property
+    def trainers(self) -> tuple[str, ...]:
+        """The trainers that some preset is from."""
+        return tuple(sorted({name for one in self.presets for name in one.trainers}))
+
+    @property
+    def families(self) -> int:
+        """The number of families."""
+        return sum(one.first for one in self.presets)
+
+    @property
+    def distinct(self) -> int:
+        """The number of presets with distinct results."""
+        return sum(one.distinct for one in self.presets)
+
+    def plain(self) -> tuple[Block, ...]:
+        """Return a table of all presets if they are few, else of the first of each family."""
+        many, every = len(self.presets) > FEW, len(self.presets)
+        some = [one for one in self.cards if one.mark or one.first or not many]
+        names = ["tokens_rejected", *(key for key, _ in COLUMNS[1:]), *MORE]
+        names = [name for name in names if any(_known(one.metrics, name) for one in some)]
+        rows: list[tuple[Cell, ...]] = [
+            (title, "–", *(raw.get(name) for name in names)) for title, raw in self.uncorrected
+        ]
+        rows += [
+            (
+                f"{one.name} ({one.mark})" if one.mark else one.name,
+                one.family or "–",
+                *(one.metrics.get(name) for name in names),
+            )
+            for one in some
+        ]
+        note = f"One row per family of {every} presets; the HTML report has a card of each, and "
+        note += "`offpol-diag compare --presets a,b` puts any side by side."
+        caption = "What each correction does to this batch"
+        header = ("preset", "family", *names)
+        table = Table("presets", caption, header, tuple(rows), (note,) if many else (), context=("family",))
+        said = f"{every} presets could be computed; {self.distinct} results are distinct."
+        said += f" {len(self.lacking)} need columns this dump lacks." if self.lacking else ""
+        return (Text(said), table) if self.cards else (Text(said),)
 
 
 def presets(summary: Summary) -> Section | None:
-    """Return the recommended preset and one of each family, the families, losses, and the rest folded."""
-    able = judged(summary)
-    if not summary.presets:
+    """Return the cards, families, losses, and the presets that need a column the dump lacks."""
+    if not summary.presets or summary.comparison is not None or summary.sweep is not None:
         return None
-    blocks = (
-        Text(_finding(summary, able)),
-        *_main(summary, able),
-        *_families(summary, able),
-        *_losses(able),
-        *_needing(summary.presets),
-        *_sources(summary.presets),
-        *_everything(able),
-    )
-    return Section("presets", "Corrections compared", blocks)
+    able = by_family(summary)
+    used = {one.policy for one in able.values()}
+    raw = tuple((title, _raw(summary, prefix)) for policy, prefix, title in RAW if policy in used)
+    lacking = tuple((name, ", ".join(one.needs)) for name, one in summary.presets.items() if one.needs)
+    own, bug = trainer_of(summary), is_bug(summary)
+    found = Cards((*_pinned(summary), *_cards(able, own)), lacking, own, bug, raw)
+    ranked = ranking(summary.recommendation) if summary.recommendation and not bug else ()
+    blocks = (found, *ranked, *_missing(summary), *_families(able), *_everything(able))
+    return Section("presets", "Every correction on this batch", blocks, "Presets")
 
 
-def _finding(summary: Summary, able: Presets) -> str:
-    said = (_counted(summary, able), _under(summary.recommendation))
-    return " ".join(sentence for sentence in said if sentence)
+def by_family(summary: Summary) -> dict[str, PresetResult]:
+    """Return the computed presets, families together and the recommended one first in its own."""
+    chosen = (summary.recommendation and summary.recommendation.method) or ""
+    able = {name: one for name, one in summary.presets.items() if not one.needs}
+    order = list(dict.fromkeys(one.family for one in able.values()))
+    ranked = sorted(able, key=lambda name: (order.index(able[name].family), name != chosen))
+    return {name: able[name] for name in ranked}
 
 
-def _counted(summary: Summary, able: Presets) -> str:
-    many = f"{len(able)} of {len(summary.presets)} presets could be computed from this dump."
-    lacking = dict.fromkeys(column for one in summary.presets.values() for column in one.needs)
-    return f"{many} The others need {' or '.join(lacking)}.{_instead(summary, lacking)}" if lacking else many
+def _raw(summary: Summary, prefix: str) -> Numbers:
+    found = {key: one for key in summary.metrics if (one := summary.metrics.get(prefix + key))}
+    return {**found, **({"weight_mean": found["mean_ratio"]} if "mean_ratio" in found else {})}
 
 
-def _instead(summary: Summary, lacking: Container[str]) -> str:
-    """Return a hint on reading a dump of two policies for most presets."""
-    current = summary.dump.columns.get("current_log_probs")
-    read = "old_log_probs" in lacking and current is not None
-    return f" The trainer's one policy is read as the old one with --columns old={current}." if read else ""
+# ---------------------------------------------------------------- cards
 
 
-def _under(given: Recommendation | None) -> str:
-    """Return a sentence on the recommended method at its own threshold, not the preset's."""
-    best = given.numbers.get(given.title, {}) if given and given.title else {}
-    kept = {
-        "ess_sequences": "the effective sample size over sequences is",
-        "tokens_rejected": "tokens rejected:",
-    }
-    facts = "; ".join(f"{words} {say(best[key])}" for key, words in kept.items() if key in best)
-    return f"Under the recommended {given.title}, {facts}." if given and facts else ""
-
-
-def _main(summary: Summary, able: Presets) -> tuple[Block, ...]:
-    short, names = leading(chosen(summary), shortlist(able)), _present(MAIN, able)
-    rows = (*_raw(summary, able, names), *_rows(summary, short, names))
-    if not rows:
+def _pinned(summary: Summary) -> tuple[Card, ...]:
+    """Return the recommended method and its runner-up, at their own thresholds."""
+    given = summary.recommendation
+    if given is None or is_bug(summary) or not given.title:
         return ()
-    table = Table(
-        "presets",
-        _caption(able, short),
-        ("preset", "family", *names),
-        rows,
-        (*_more(able, short), *_absent(MAIN, able), *NOTES),
-        context=("family",),
-    )
-    return (table,)
-
-
-def _caption(able: Presets, short: Presets) -> str:
-    whole = "What each correction does to this batch"
-    families = len(by_family(able))
-    return whole if len(short) == len(able) else f"{whole}: one preset of each of {families} families"
-
-
-def _more(able: Presets, short: Presets) -> tuple[str, ...]:
-    """Return a note on where to find presets outside the shortlist."""
-    if len(short) == len(able):
-        return ()
-    return (
-        f"One row per family, the first that could be computed; an HTML report has all {len(able)}, and "
-        "`offpol-diag compare --presets a,b` puts any side by side.",
+    known = given.method in summary.presets and not given.settings
+    rule = summary.presets[given.method].method if known and given.method else ""
+    marked = ((given.title, "recommended", rule), (given.runner_up or "", "runner-up", ""))
+    return tuple(
+        Card(title, mark, said, _numbers(given.numbers[title]), given.numbers[title])
+        for title, mark, said in marked
+        if title in given.numbers
     )
 
 
-OPEN = 8
-"""Number of presets that cannot be computed above which they are folded."""
+def _numbers(found: Numbers) -> tuple[tuple[float | None, str], ...]:
+    """Return the columns of a row, each with its value to sort by."""
+    rejected = found.get("tokens_rejected", Number())
+    kept = Number(value=None if rejected.value is None else 1 - rejected.value, unit="fraction")
+    return tuple(_cell({"kept": kept, **found}.get(name, Number())) for name, _ in COLUMNS)
 
-NOTES = (
-    "Uncorrected: before any correction; every other row is after its own.",
-    "loss_scale_removed: rejected tokens leave the denominator; loss_scale_kept: they stay in it.",
+
+def _cell(number: Number) -> tuple[float | None, str]:
+    if number.value is None and number.log10 is None:
+        return None, "–"
+    value = number.value if number.value is not None else 10.0 ** min(number.log10 or 0, 300)
+    return value, written(number.model_copy(update={"interval": None})).value
+
+
+def _cards(able: Presets, own: str) -> tuple[Card, ...]:
+    shipped, seen, logged = catalogue.load(), set[str](), dict[Hashable, str]()
+    found = []
+    for name, one in able.items():
+        card = _card(name, one, shipped.get(name), one.family not in seen, own)
+        values = (one.logs or "", *one.as_logged.items())
+        same = logged.setdefault(values, name)
+        found.append(replace(card, logged=_logged(one) if same == name else f"the same as under {same}"))
+        seen.add(one.family)
+    return tuple(found)
+
+
+def _logged(one: PresetResult) -> str:
+    """Return the numbers that the preset's trainer would have logged, a line each."""
+    return "\n".join(f"{name} {say_value(value)}" for name, value in one.as_logged.items())
+
+
+def _kind(one: PresetResult) -> str:
+    over = one.aspects.get("over what", "")
+    words = ("sum", "mean", "sequence", "max", "min")
+    return "sequence" if any(word in over for word in words) else "token" if "token" in over else "other"
+
+
+def _card(name: str, one: PresetResult, shipped: Preset | None, first: bool, own: str) -> Card:
+    lines = (
+        ("what it is", one.summary),
+        ("family", one.family),
+        ("loss", one.loss),
+        ("numerator", {"old": "π_old", "current": "π_θ"}.get(one.policy, one.policy)),
+        ("rejected tokens", one.aspects.get("rejected tokens", one.denominator)),
+        ("guards", "; ".join(one.guards)),
+        ("aliases", ", ".join(one.aliases)),
+        ("trainers", ", ".join(one.trainers)),
+        ("source", one.source),
+        ("note", one.note),
+        ("same numbers as", one.same_as),
+        ("", "" if one.applied else "metrics only: the trainer does not apply it to the loss"),
+    )
+    keeps = [(f"length, quartile {q}", one.metrics.get(f"kept_length_q{q}", Number())) for q in range(1, 5)]
+    keeps += [(f"A {sign} 0", one.metrics.get(f"kept_{word}", Number())) for sign, word in SIGNS]
+    trainer, config = _config(one, shipped, own)
+    known = {key: one.metrics[key] for key in MORE if _known(one.metrics, key)}
+    return Card(
+        name,
+        "",
+        one.method,
+        _numbers(one.metrics),
+        one.metrics,
+        one.family,
+        tuple(one.trainers),
+        _kind(one),
+        first,
+        not one.same_as,
+        tuple(line for line in lines if line[1] and line[1] != "none"),
+        tuple((key, " ".join(part for part in written(cell) if part)) for key, cell in known.items()),
+        tuple((key, _cell(cell)[1]) for key, cell in keeps if cell.value is not None),
+        config,
+        trainer,
+        one.logs or "" if one.as_logged else "",
+    )
+
+
+SIGNS = ((">", "positive"), ("<", "negative"))
+
+
+def _config(one: PresetResult, shipped: Preset | None, own: str) -> tuple[str, str]:
+    """Return a preset's configuration for the dump's trainer, else for the first of its own trainers."""
+    if shipped is None or formulas.method(shipped) != one.method:
+        return "", ""
+    for trainer in dict.fromkeys([*([own] if own else []), *one.trainers]):
+        try:
+            return trainer, forms(config_for(shipped, trainer).text())[0]
+        except (ConfigError, LookupError):
+            continue
+    return "", ""
+
+
+def _known(metrics: Numbers, name: str) -> bool:
+    number = metrics.get(name, Number())
+    return number.value is not None or number.log10 is not None
+
+
+# ---------------------------------------------------------------- tables
+
+UNSEEN = (
+    "The recommended one is not first: beyond rounding, a dump of this size shows the noise that weights add "
+    "better than the bias that they remove, which can turn a gradient around."
 )
 
 
-def _rows(summary: Summary, some: Presets, names: tuple[str, ...]) -> tuple[tuple[Cell, ...], ...]:
-    return tuple(
-        (_title(name, one, summary), one.family or "–", *_cells(one, names)) for name, one in some.items()
+def ranking(given: Recommendation) -> tuple[Block, ...]:
+    """Return a table of the corrections by the estimated error of an update, the best first."""
+    rows: list[tuple[Cell, ...]] = [
+        (one.title, f"{one.score:.3g}", one.behind or "recommended", "toss-up" if one.tie else "")
+        for one in given.ranking
+    ]
+    notes = (UNSEEN,) if given.title and given.ranking and given.ranking[0].behind else ()
+    caption = "Corrections by the estimated error of an update, best = 100"
+    header = ("correction", "of 100", "error above the recommended one", "")
+    return (Table("ranking", caption, header, tuple(rows), notes, folded=True),) if rows else ()
+
+
+def _missing(summary: Summary) -> tuple[Block, ...]:
+    """Return the presets that need a column, and how a dump of two policies is read for most of them."""
+    rows = tuple(
+        (name, ", ".join(one.needs), one.summary) for name, one in summary.presets.items() if one.needs
     )
-
-
-def _title(name: str, preset: PresetResult, summary: Summary) -> str:
-    marks = (chosen(summary) == name and _recommended(summary), not preset.applied and "metrics only")
-    said = ", ".join(mark for mark in marks if mark)
-    return f"{name} ({said})" if said else name
-
-
-def _recommended(summary: Summary) -> str:
-    """Return the mark of the recommended preset; its row is at the preset's own threshold."""
-    given = summary.recommendation
-    return f"recommended, but at {given.threshold}" if given and given.settings else "recommended"
-
-
-def _raw(summary: Summary, able: Presets, names: tuple[str, ...]) -> tuple[tuple[Cell, ...], ...]:
-    """Return the uncorrected weights, one row per numerator that some preset uses."""
-    used = {preset.policy for preset in able.values()}
-    return tuple(
-        (title, "–", *(summary.metrics.get(prefix + RAW_NAMES.get(name, name)) for name in names))
-        for policy, prefix, title in RAW
-        if policy in used
-    )
-
-
-def _families(summary: Summary, able: Presets) -> tuple[Block, ...]:
-    """Return a folded table per family, if the shortlist omits any preset."""
-    if len(able) <= FEW:
+    if not rows:
         return ()
-    names = _present(MAIN, able)
-    return tuple(
-        Table(
-            f"family-{place}",
-            _family(family, rows),
-            ("preset", *names),
-            tuple((_title(name, one, summary), *_cells(one, names)) for name, one in rows.items()),
-            wide=True,
-            collapsed=True,
-        )
-        for place, (family, rows) in enumerate(by_family(able).items(), 1)
-        if len(rows) > 1
-    )
-
-
-def _family(name: str, rows: Presets) -> str:
-    meaning = f": {FAMILIES[name]}" if name in FAMILIES else ""
-    return f"{name or 'Of no family'}, {len(rows)} presets{meaning}"
-
-
-def _missing() -> Number:
-    return Number(unknown="not computed for this preset")
-
-
-def _present(names: tuple[str, ...], able: Presets) -> tuple[str, ...]:
-    """Return the names that some preset has a value for."""
-    return tuple(name for name in names if any(_known(preset, name) for preset in able.values()))
-
-
-def _absent(names: tuple[str, ...], able: Presets) -> tuple[str, ...]:
-    """Return notes on names without a value for any preset, one sentence per reason."""
-    reasons: dict[str, list[str]] = {}
-    for name in names:
-        number = next((one.metrics[name] for one in able.values() if name in one.metrics), None)
-        if number and number.unknown and name not in _present((name,), able):
-            reasons.setdefault(number.unknown, []).append(name)
-    return tuple(f"{', '.join(some)} cannot be known: {why}." for why, some in reasons.items())
-
-
-def _cells(preset: PresetResult, names: tuple[str, ...]) -> tuple[Cell, ...]:
-    return tuple(preset.metrics.get(name, _missing()) for name in names)
-
-
-def _losses(able: Presets) -> tuple[Block, ...]:
-    names = _present(LOSSES, able)
-    rows = tuple((title, preset.loss, *_cells(preset, names)) for title, preset in able.items())
-    caption, many = "The loss each correction would have produced", len(rows) > FEW
-    header = ("preset", "loss", *names)
-    return (Table("losses", caption, header, rows, wide=True, collapsed=many, lookup=True),) if names else ()
-
-
-def _known(preset: PresetResult, name: str) -> bool:
-    number = preset.metrics.get(name)
-    return number is not None and (number.value is not None or number.log10 is not None)
-
-
-def _needing(all_presets: Presets) -> tuple[Block, ...]:
-    rows = tuple(
-        (name, f"needs {', '.join(preset.needs)}", preset.summary)
-        for name, preset in all_presets.items()
-        if preset.needs
-    )
+    current = summary.dump.columns.get("current_log_probs")
+    read = any("old_log_probs" in one.needs for one in summary.presets.values()) and current is not None
+    hint = f"The trainer's one policy is read as the old one with --columns old={current}."
     caption, header = "Presets that need a column this dump lacks", ("preset", "needs", "what it is")
-    return (Table("needs", caption, header, rows, collapsed=len(rows) > OPEN),) if rows else ()
+    return (Table("needs", caption, header, rows, (hint,) if read else (), folded=True),)
 
 
-def _sources(all_presets: Presets) -> tuple[Block, ...]:
+def _families(able: Presets) -> tuple[Block, ...]:
+    """Return a row per family of two or more presets: how their definitions and numbers differ."""
+    groups: dict[str, list[PresetResult]] = {}
+    for one in able.values():
+        groups.setdefault(one.family, []).append(one)
     rows = tuple(
-        (
-            name,
-            one.summary,
-            one.method,
-            ", ".join(one.aliases) or "none",
-            one.source,
-        )
-        for name, one in all_presets.items()
+        (name, len(some), "; ".join(_aspects(some)) or "defined alike", _spans(some))
+        for name, some in groups.items()
+        if name and len(some) > 1
     )
-    header = ("preset", "what it is", "method", "aliases", "source")
-    caption = "What each preset is, its other names, and where it comes from"
-    return (Table("methods", caption, header, rows, wide=True, collapsed=True, lookup=True),)
+    header = ("family", "presets", "they differ in", "on this dump")
+    caption = "Same idea, different numbers: in what the presets of a family differ"
+    return (Table("families", caption, header, rows, collapsed=True),) if rows else ()
+
+
+def _aspects(some: list[PresetResult]) -> list[str]:
+    """Return the aspects in which definitions differ, each with its distinct values."""
+    found = []
+    for aspect in dict.fromkeys(name for one in some for name in one.aspects):
+        ways = dict.fromkeys(one.aspects.get(aspect, "none") for one in some)
+        found += [f"{aspect}: {' | '.join(ways)}"] if len(ways) > 1 else []
+    return found
+
+
+def _spans(some: list[PresetResult]) -> str:
+    """Return the range of each number within a family."""
+    parts = []
+    for name in COMPARED:
+        known = [one for each in some if (one := each.metrics.get(name)) and one.value is not None]
+        low, high = (
+            say_value(pick((one.value or 0.0 for one in known), default=None), known[0].unit) if known else ""
+            for pick in (min, max)
+        )
+        parts += [f"{name} {low}" + (f" to {high}" if low != high else "")] if known else []
+    return "; ".join(parts) or "–"
 
 
 def _everything(able: Presets) -> tuple[Block, ...]:
-    every = dict.fromkeys(name for preset in able.values() for name in preset.metrics)
-    names = tuple(name for name in every if name not in (*MAIN, *LOSSES))
-    rows = tuple((name, *_cells(preset, names)) for name, preset in able.items())
-    caption, header = "All other numbers of every preset", ("preset", *names)
-    return (Table("all", caption, header, rows, wide=True, collapsed=True, lookup=True),) if rows else ()
+    """Return all numbers that the cards do not show."""
+    every = dict.fromkeys(name for one in able.values() for name in one.metrics)
+    shown = {"tokens_rejected", *(key for key, _ in COLUMNS), *MORE}
+    names = [
+        name for name in every if name not in shown and any(_known(o.metrics, name) for o in able.values())
+    ]
+    rows = tuple((name, *(one.metrics.get(key) for key in names)) for name, one in able.items())
+    caption = "All other numbers of every preset"
+    return (Table("all", caption, ("preset", *names), rows, collapsed=True),) if rows and names else ()

@@ -1,0 +1,123 @@
+"""What is in the dump, how the numbers were made, and what each of them is."""
+
+from __future__ import annotations
+
+import json
+
+from offpol_diag.blocks import Block, Cell, Section, Table, Text
+from offpol_diag.numerals import count, counted, say_value, size
+from offpol_diag.summary import DumpFacts, Number, Numbers, Run, Summary
+
+EXPECTED = (
+    "rollout_log_probs",
+    "old_log_probs",
+    "current_log_probs",
+    "response_mask",
+    "advantages",
+    "rewards",
+    "token_ids",
+    "entropy",
+    "sequence_id",
+    "group_id",
+    "step",
+    "policy_lag",
+)
+CONVENTIONS = (
+    "Log-ratio Δ = log π_train − log π_rollout, ratio r = e^Δ; every bound is on r. Intervals are 95% and "
+    "come from a bootstrap that resamples groups of sequences, never tokens."
+)
+
+
+def data(summary: Summary) -> Section:
+    """Return counts, columns, provenance, files, the run, and every name with its formula and unit."""
+    facts, run = summary.dump, summary.run
+    first: Numbers = {}
+    for preset in summary.presets.values():
+        first = {**preset.metrics, **first}
+    definitions = (*_defined("", summary.metrics), *_defined("PRESET.", first))
+    files = tuple((number, file) for number, file in enumerate(facts.files, 1))
+    blocks: tuple[Block, ...] = (
+        Text(_sentence(facts)),
+        Text(f"{CONVENTIONS} Seed {run.seed}, {counted(run.replicates, 'replicate')}."),
+        _table("counts", "Counts", ("what", "value"), _counts(facts)),
+        _table(
+            "columns", "Columns: what was found, and under which name", ("name", "read from"), _columns(facts)
+        ),
+        _provenance(facts),
+        _table("run", "The run", ("what", "value"), _run(run)),
+        Table("files", f"Files ({count(len(files))})", ("no.", "file"), files, collapsed=True),
+        Table(
+            "definitions",
+            f"Definitions of all {count(len(definitions))} numbers",
+            ("number", "formula", "over", "unit"),
+            definitions,
+            collapsed=True,
+        ),
+    )
+    return Section("data", "Data and provenance", blocks, "Data")
+
+
+def _table(name: str, caption: str, header: tuple[str, ...], rows: tuple[tuple[Cell, ...], ...]) -> Table:
+    return Table(name, caption, header, rows, folded=True)
+
+
+def _sentence(facts: DumpFacts) -> str:
+    held = f"{counted(len(facts.files), 'file')} with {counted(facts.rows, 'row')} held"
+    tokens = f"{counted(facts.sequences, 'sequence')} with {counted(facts.tokens, 'unmasked response token')}"
+    groups = f"{'' if facts.groups_exact else 'about '}{counted(facts.groups, 'group')}"
+    if "group_id" in facts.columns:
+        return f"{held} {tokens}, in {groups} (prompts)."
+    return (
+        f"{held} {tokens}, in {groups}: without a group_id each sequence is its own, equal ones together, "
+        "and the intervals are too narrow if a prompt was sampled more than once."
+    )
+
+
+def _counts(facts: DumpFacts) -> tuple[tuple[Cell, ...], ...]:
+    exact = "" if facts.groups_exact else " (estimated)"
+    return (
+        ("rows", facts.rows),
+        ("rows skipped as bad", facts.skipped.count),
+        ("sequences with an unmasked token", facts.sequences),
+        ("unmasked tokens", facts.tokens),
+        ("masked tokens, left out", facts.masked_tokens),
+        (f"groups{exact}", facts.groups),
+        ("mean length, unmasked tokens", Number(value=facts.mean_length)),
+        ("longest sequence", facts.max_length),
+    )
+
+
+def _columns(facts: DumpFacts) -> tuple[tuple[Cell, ...], ...]:
+    missing = tuple((name, "not in this dump") for name in EXPECTED if name not in facts.columns)
+    return (*facts.columns.items(), *missing)
+
+
+def _provenance(facts: DumpFacts) -> Block:
+    """Return what the files state: text unchanged, anything else as JSON."""
+    if not facts.provenance:
+        return Text("The files say nothing of their provenance (trainer, engine, temperature, top-p).")
+    rows = tuple(
+        (key, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+        for key, value in facts.provenance.items()
+    )
+    return _table("provenance", "Provenance, as the files state it", ("what", "value"), rows)
+
+
+def _run(run: Run) -> tuple[tuple[Cell, ...], ...]:
+    return (
+        ("command", run.command),
+        ("offpol-diag", run.version),
+        ("device", run.device),
+        ("engine", run.engine),
+        ("seed", str(run.seed)),
+        ("bootstrap replicates", count(run.replicates)),
+        ("peak memory", size(run.peak_rss_bytes)),
+        *((f"seconds, {name}", say_value(round(value, 3))) for name, value in run.seconds.items()),
+    )
+
+
+def _defined(prefix: str, numbers: Numbers) -> tuple[tuple[Cell, ...], ...]:
+    return tuple(
+        (prefix + name, one.formula or "as named", one.over or "–", one.unit or "1")
+        for name, one in numbers.items()
+    )

@@ -1,0 +1,286 @@
+"""Headline numbers: tiles with their bands, published warning levels, all numbers of the policy pairs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from offpol_diag.bands import Tone, band, tone
+from offpol_diag.blocks import Block, Cell, Composite, Section, Table, Text
+from offpol_diag.numerals import count, counted, doubted, say, written
+from offpol_diag.report.sections.diagnosis import is_bug
+from offpol_diag.summary import Fired, Number, Place, Summary
+
+DRIFTS = {"": "rollout → old", "total.": "rollout → current", "drift2.": "old → current"}
+"""Prefix → the pair of policies; the first that is known is the main one."""
+TILES = (
+    ("K3 KL", "k3", "nats/token", True),
+    ("PPL ratio", "ppl_ratio", "", True),
+    ("ESS, tokens", "ess_tokens", "", True),
+    ("ESS, sequences", "ess_sequences", "", True),
+    ("χ², tokens", "chi2_token", "", True),
+    ("χ², sequences", "chi2_sequence", "", False),
+    ("Pareto k̂, tokens", "khat_tokens", "", True),
+)
+"""Title, metric, unit, and whether it stands in the short answer."""
+MEANINGS = {
+    "k3": "KL(π_rollout‖π_train) per token; never negative",
+    "k1": "the same KL, plain estimator; were it clearly below 0, the logged log-probs cannot be right",
+    "mean_ratio": "E[r]; 1 when the tokens were sampled from the logged policy",
+    "ess_tokens": "effective sample size of the raw token weights, as a share of the tokens",
+    "ess_sequences": "the same of the raw product weights of whole sequences",
+    "khat_tokens": "tail of the token weights; above 0.7 their mean cannot be estimated",
+    "khat_sequences": "tail of the sequence weights; above 0.7 their mean cannot be estimated",
+    "chi2_token": "variance of the token weights, E[r²] − 1",
+    "chi2_sequence": "variance of the sequence weights; grows exponentially with length",
+    "ppl_ratio": "perplexity of the trainer over that of the engine, mean over sequences",
+    "prob_diff_mean": "mean |p − q| of the sampled tokens",
+    "f_2": "tokens whose probability differs by more than a factor of 2",
+    "k3_top1_share": "share of K3 in the worst 1% of tokens",
+}
+REGIMES = (
+    ("k3", "–", "1e-5 to 1e-3", "dense model, BF16", "SGLang/miles, study of train-inference mismatch"),
+    (
+        "k3",
+        "–",
+        "1e-3 to 1e-1",
+        "mixture of experts, BF16",
+        "SGLang/miles, study of train-inference mismatch",
+    ),
+    ("k3", "–", "1.9e-3 to 2.0e-3", "Qwen3-30B-A3B (MoE), healthy run", "Dynamo + verl recipe notes"),
+    ("mult_prob_error", "–", "above 1.05", "any; to be investigated", "NeMo-RL, GRPO guide"),
+    ("prob_diff_mean", "–", "above 0.01", "any; precision problem", "verl FAQ"),
+    ("pearson", "–", "0.999", "Qwen3-30B-A3B (MoE), healthy run", "Dynamo + verl recipe notes"),
+)
+"""What others report, as rows of the table of bands."""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A headline number with its band, its values by training step, and what stands beside it.
+
+    `short`: whether it stands in the short answer as well; `doubt`: why it is unreliable.
+    """
+
+    label: str
+    key: str
+    number: Number
+    unit: str
+    band: str
+    tone: Tone | None
+    curve: tuple[float | None, ...]
+    doubt: str = ""
+    beside: str = ""
+    short: bool = True
+
+    @property
+    def known(self) -> bool:
+        """Whether the number has a value."""
+        return self.number.value is not None or self.number.log10 is not None
+
+    @property
+    def facts(self) -> tuple[str, ...]:
+        """What stands beside the number, its band and its course, – where there is none."""
+        return tuple(one or "–" for one in (self.beside, self.band, self.ends))
+
+    @property
+    def ends(self) -> str:
+        """The first and last value of the curve."""
+        known = [one for one in self.curve if one is not None]
+        both = (known[0], known[-1]) if known else ()
+        return " → ".join(say(Number(value=one, unit=self.number.unit)) for one in both)
+
+
+@dataclass(frozen=True)
+class Tiles(Composite):
+    """The headline numbers side by side."""
+
+    lead: str
+    tiles: tuple[Tile, ...]
+
+    def plain(self) -> tuple[Block, ...]:
+        """Return the lead and the table; a renderer without curves writes their ends."""
+        rows: tuple[tuple[Cell, ...], ...] = tuple(
+            (f"{one.label} ({one.key})" if one.key else one.label, one.number, *one.facts)
+            for one in self.tiles
+            if one.known
+        )
+        header = ("number", "value", "beside", "band", "by step")
+        return (Text(self.lead), Table("tiles", "", header, rows)) if rows else (Text(self.lead),)
+
+
+def numbers(summary: Summary) -> Section | None:
+    """Return the tiles, warning levels, bands, meanings and all numbers of the policy pairs."""
+    found = (*_alerts(summary), *_meanings(summary), *_policies(summary), *_bands(summary))
+    made = tiles(summary)
+    blocks = (Tiles(_resampled(summary), made), *found) if made else found
+    return Section("numbers", "Headline numbers", blocks, "Numbers") if made or found else None
+
+
+def drift(summary: Summary) -> str:
+    """Return the prefix of the main pair of policies: rollout → old, else rollout → current."""
+    known = (prefix for prefix in DRIFTS if summary.metrics.get(f"{prefix}k3", Number()).value is not None)
+    return next(known, "")
+
+
+# ---------------------------------------------------------------- tiles
+
+
+def tiles(summary: Summary) -> tuple[Tile, ...]:
+    """Return the headline numbers of the mismatch, and what the recommendation rejects."""
+    found = [one for row in TILES if (one := _tile(summary, *row))]
+    reward, rewards = summary.metrics.get("mean_reward", Number()), [v for _, v in curve(summary, "reward")]
+    if reward.value is not None or len(set(rewards)) > 1:
+        rewards = rewards if len(rewards) > 1 else []
+        found.append(Tile("Mean reward", "mean_reward", reward, "", "", None, tuple(rewards)))
+    given = summary.recommendation
+    weighed = given.numbers.get(given.title, {}) if given and given.title and not is_bug(summary) else {}
+    rejected, truncated = (weighed.get(name, Number()) for name in ("tokens_rejected", "truncated_high"))
+    if rejected.value is not None and given and given.title:
+        method = next((name for name, one in summary.weights.items() if one == weighed), "")
+        values = tuple(v for _, v in curve(summary, f"{method}.{_cut(rejected)}"))
+        beside = f"truncated: {say(truncated)}" if truncated.value is not None else ""
+        plain = rejected.model_copy(update={"interval": None})
+        last = Tile("Rejected", "", plain, "of tokens", given.title, None, values, "", beside, False)
+        found.append(last)
+    return tuple(found)
+
+
+def _cut(rejected: Number) -> str:
+    return "tokens_rejected" if rejected.value else "truncated_high"
+
+
+def _tile(summary: Summary, label: str, key: str, unit: str, short: bool) -> Tile | None:
+    prefix = drift(summary)
+    number = summary.metrics.get(prefix + key, Number())
+    values = tuple(value for _, value in curve(summary, key))
+    values = values if sum(one is not None for one in values) > 1 else ()
+    if number.value is None and number.log10 is None:
+        return None
+    row, beside, doubt = band(key, number), "", ""
+    named: tuple[str, Tone | None] = (row.name, tone(row.name)) if row else ("", None)
+    if key == "khat_tokens":
+        sequences = summary.metrics.get(f"{prefix}khat_sequences", Number())
+        named = ("unreliable", "bad") if number.note else ("reliable", "good")
+        beside = f"sequences: {written(sequences).value.rstrip('*')}" if sequences.value is not None else ""
+        number = number.model_copy(update={"note": None, "interval": None})
+    elif doubted(number):
+        khat = summary.metrics.get(f"{prefix}khat_{'sequences' if 'sequence' in key else 'tokens'}", Number())
+        doubt = f"unreliable, k̂ {written(khat).value.rstrip('*')}" if khat.value is not None else ""
+    return Tile(label, prefix + key, number, unit, *named, values, doubt, beside, short)
+
+
+def steps_of(summary: Summary) -> list[str]:
+    """Return the training steps of the dump."""
+    return [one.key for one in summary.by["step"].places] if "step" in summary.by else []
+
+
+def curve(summary: Summary, name: str) -> list[tuple[str, float | None]]:
+    """Return a number of the main pair of policies by training step."""
+    steps = summary.charts.steps
+    if steps is None:
+        places = summary.by["step"].places if "step" in summary.by else []
+        return [(one.key, _at(one, drift(summary), name).value) for one in places]
+    values = steps.series[name].values if name in steps.series else []
+    return [(str(last), value) for last, value in zip(steps.last, values, strict=False)]
+
+
+def _at(place: Place, prefix: str, name: str) -> Number:
+    """Return a number of a place; there the main pair of policies has no prefix."""
+    found = (
+        numbers[key]
+        for key in (prefix + name, name)
+        for numbers in (place.metrics, place.asked)
+        if key in numbers
+    )
+    return next(found, Number())
+
+
+def _resampled(summary: Summary) -> str:
+    """Return what the intervals rest on, and what the small curves run over."""
+    steps, dump = summary.charts.steps, summary.dump
+    some = steps is not None and len(steps.first) > 1
+    curves = (
+        f" The small curves run from step {steps.first[0]} to {steps.last[-1]}." if steps and some else ""
+    )
+    if all(number.interval is None for number in summary.metrics.values()):
+        return f"Without intervals: there are {count(dump.groups)} groups to resample.{curves}"
+    unit = "prompt" if "group_id" in dump.columns else "sequence"
+    return f"95% intervals, resampling the {counted(dump.groups, unit)}.{curves}"
+
+
+# ---------------------------------------------------------------- tables
+
+
+def alerts(summary: Summary) -> list[Fired]:
+    """Return the published warning levels that this dump crosses."""
+    fired = summary.recommendation.fired if summary.recommendation else []
+    return [one for one in fired if one.level == "alert"]
+
+
+def _alerts(summary: Summary) -> tuple[Block, ...]:
+    found = alerts(summary)
+    rows = tuple((one.sentence, _saw(one, summary), one.source or "–") for one in found)
+    crossed = "level is" if len(found) == 1 else "levels are"
+    said = f"{len(found)} published warning {crossed} crossed"
+    head = ("level", "this dump", "set by")
+    return (Table("alerts", said, head, rows, folded=True),) if rows else ()
+
+
+def _saw(one: Fired, summary: Summary) -> str:
+    """Return the numbers that crossed a level, with intervals if they are metrics."""
+    parts = []
+    for key, value in one.saw.items():
+        metric = summary.metrics.get(key, Number())
+        number = metric if metric.value == value else Number(value=value, unit=metric.unit)
+        parts.append(f"{key} = {say(number)}")
+    return "; ".join(parts) or "–"
+
+
+def _meanings(summary: Summary) -> tuple[Block, ...]:
+    """Return the main numbers of the main pair, each with what it says."""
+    known = summary.metrics
+    rows = tuple(
+        (prefix + name, known[prefix + name], says)
+        for prefix in [drift(summary)]
+        for name, says in MEANINGS.items()
+        if prefix + name in known
+    )
+    said = "What the headline numbers mean"
+    return (Table("headline", said, ("number", "value", "what it says"), rows, folded=True),) if rows else ()
+
+
+def _policies(summary: Summary) -> tuple[Block, ...]:
+    """Return every number for each pair of policies, side by side."""
+    known = summary.metrics
+    pairs = {
+        prefix: DRIFTS[prefix]
+        for prefix in ("", "drift2.", "total.")
+        if (one := known.get(f"{prefix}k3", Number())).value is not None or one.log10 is not None
+    }
+    names = dict.fromkeys(
+        key.removeprefix(prefix) for key in known for prefix in DRIFTS if prefix and key.startswith(prefix)
+    )
+    none = Number(unknown="not computed for this pair")
+    rows: list[tuple[Cell, ...]] = [(name, *(known.get(p + name, none) for p in pairs)) for name in names]
+    caption = "All numbers of the three policy pairs"
+    note = (
+        "Rollout → old is engine numerics and policy lag; old → current, the updates within the step. K1 "
+        "adds up over the two; K3 of old → current is the size of the update, not a KL."
+    )
+    header = ("number", *pairs.values())
+    return (Table("policies", caption, header, tuple(rows), (note,), folded=True),) if rows and pairs else ()
+
+
+def _bands(summary: Summary) -> tuple[Block, ...]:
+    rows = tuple(
+        (one.metric, one.name, _range(one.low, one.high), one.regime, one.source)
+        for one in summary.charts.bands
+    )
+    header = ("number", "band", "range", "regime", "source")
+    said = "Where the bands come from; a value is only comparable within its regime"
+    return (Table("bands", said, header, (*rows, *REGIMES), collapsed=True),) if rows else ()
+
+
+def _range(low: float | None, high: float | None) -> str:
+    ends = [None if one is None else say(Number(value=one)) for one in (low, high)]
+    return f"{ends[0]} to {ends[1]}" if all(ends) else f"below {ends[1]}" if ends[1] else f"above {ends[0]}"

@@ -1,0 +1,190 @@
+"""The worst responses token by token, the worst tokens, and the token ids that carry the mismatch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from offpol_diag.blocks import Block, Cell, Composite, Section, Table
+from offpol_diag.numerals import counted, say
+from offpol_diag.summary import Number, Summary, WorstSequence, WorstToken
+
+STEPS = (1.1, 2.0, 10.0, 1000.0)
+"""Factors between the policies at which the colour of a token changes."""
+SEQUENCES = ("sequence", "step", "length", "K3, mean", "ΣΔ, nats", "max |Δ|, nats")
+TOKENS = (
+    "sequence",
+    "step",
+    "position",
+    "length",
+    "token id",
+    "log π rollout",
+    "log π train",
+    "Δ, nats",
+    "Δ of the 3 before",
+    "Δ of the 3 after",
+)
+NOTE = "Positions count from 0. Δ = log π_train − log π_rollout."
+
+
+@dataclass(frozen=True)
+class Token:
+    """A token: its text or id, its colour (n1 to n4: less likely under the trainer; p1 to p4), a remark."""
+
+    text: str
+    look: str
+    remark: str
+
+
+@dataclass(frozen=True)
+class Response:
+    """A response as a strip of tokens."""
+
+    name: str
+    facts: str
+    tokens: tuple[Token, ...]
+
+
+@dataclass(frozen=True)
+class Strips(Composite):
+    """The worst responses, and an ordinary one; `texts`: tokens are known by their text."""
+
+    worst: tuple[Response, ...]
+    typical: Response | None
+    texts: bool
+    open: int = 2
+
+    def plain(self) -> tuple[Block, ...]:
+        """Return each response with its most different tokens."""
+        every = [*self.worst, *([self.typical] if self.typical else [])]
+        rows = [(one.name, one.facts, _strong(one)) for one in every]
+        return (Table("strips", "", ("response", "facts", "tokens off by a factor of 10"), tuple(rows)),)
+
+
+def tokens(summary: Summary) -> Section | None:
+    """Return the worst responses as strips, and tables of sequences, tokens and token ids."""
+    texts = summary.charts.token_texts
+    worst = [one for one in summary.worst.sequences if one.strip]
+    usual = summary.worst.typical
+    typical = _response(usual, texts) if usual and usual.strip else None
+    strips = Strips(tuple(_response(one, texts) for one in worst), typical, bool(texts))
+    sequences = tuple(_sequence(one) for one in summary.worst.sequences)
+    rows = tuple(_token(one, texts) for one in summary.worst.tokens)
+    first = f"{counted(len(sequences), 'sequence')} with the largest mean K3"
+    then = f"{counted(len(rows), 'token')} with the largest |Δ|, in context"
+    blocks: tuple[Block, ...] = (
+        *((strips,) if worst else ()),
+        *_types(summary),
+        *_table("worst-sequences", first, SEQUENCES, sequences),
+        *_table("worst-tokens", then, TOKENS, rows),
+    )
+    heading = _title(summary, worst) if worst else "Worst sequences and tokens"
+    return Section("tokens", heading, blocks, "Tokens") if blocks else None
+
+
+def _title(summary: Summary, worst: list[WorstSequence]) -> str:
+    """Return a finding on the worst responses: their step and reward."""
+    many = f"The {counted(len(worst), 'worst response')}"
+    steps = [one.step for one in worst if one.step is not None]
+    usual = max(set(steps), key=steps.count) if steps else None
+    several = "step" in summary.by and len(summary.by["step"].places) > 1
+    parts = [f"{steps.count(usual)} come from step {usual}"] if usual is not None and several else []
+    rewards = {one.reward for one in worst}
+    if len(rewards) == 1 and None not in rewards and len(worst) > 1:
+        parts.append(f"all scored {say(Number(value=rewards.pop()))}")
+    return f"{many}: {', and '.join(parts)}" if parts else many
+
+
+def _strong(one: Response) -> str:
+    """Return the tokens of a strip that differ by a factor of 10 or more."""
+    found = [f"{token.text} ({token.remark})" for token in one.tokens if token.remark]
+    more = f"; {len(found) - 3} more" if len(found) > 3 else ""
+    return "; ".join(found[:3]) + more or "none"
+
+
+def _response(one: WorstSequence, texts: Mapping[str, str]) -> Response:
+    assert one.strip is not None
+    strip = one.strip
+    facts = [f"step {one.step}"] if one.step is not None else []
+    facts += [f"lag {one.policy_lag}"] if one.policy_lag is not None else []
+    facts += [f"{one.length} tokens", f"mean K3 {say(Number(value=one.k3_mean))}"]
+    facts += [f"reward {say(Number(value=one.reward))}"] if one.reward is not None else []
+    facts += [f"from token {strip.first}"] if strip.first else []
+    ids = [str(one) for one in strip.token_ids or strip.positions]
+    if strip.token_ids:
+        ids = [texts.get(one, one) for one in ids]
+    found: list[Token] = []
+    for place, delta in enumerate(strip.log_ratios):
+        if place and strip.positions[place] != strip.positions[place - 1] + 1:
+            gap = strip.positions[place] - strip.positions[place - 1] - 1
+            found.append(Token(f"[{gap} masked]", "mk", ""))
+        probs = (math.exp(strip.rollout_log_probs[place]), math.exp(min(strip.train_log_probs[place], 700)))
+        look = shade(delta)
+        said = f"position {strip.positions[place]}: Δ {delta:+.3g}, "
+        said += f"π_rollout {probs[0]:.3g}, π_train {probs[1]:.3g}"
+        found.append(Token(ids[place], look, said if look[1:] in ("3", "4") else ""))
+    return Response(one.sequence_id, " · ".join(facts), tuple(found))
+
+
+def shade(delta: float) -> str:
+    """Return the colour of a token by its log-ratio; empty if both policies agree within a factor of 1.1."""
+    strength = sum(abs(delta) >= math.log(step) for step in STEPS)
+    return f"{'n' if delta < 0 else 'p'}{strength}" if strength else ""
+
+
+# ---------------------------------------------------------------- tables
+
+
+def _types(summary: Summary) -> tuple[Block, ...]:
+    """Return the token ids by their share of K3."""
+    found = summary.charts.token_types
+    if not found or not found.worst:
+        return ()
+    half = f"{found.half} of {found.distinct} token ids carry half of K3"
+    rows: list[tuple[Cell, ...]] = [
+        (
+            token_name(one.token_id, summary.charts.token_texts),
+            one.tokens,
+            *(Number(value=share, unit="share") for share in (one.share, one.k3_share)),
+            *(Number(value=mean) for mean in (one.k3, one.mean_log_ratio)),
+        )
+        for one in found.worst
+    ]
+    header = ("token id", "tokens", "share of tokens", "share of K3", "mean K3, nats", "mean Δ, nats")
+    return (
+        Table("types", half if found.half else "Token ids by share of K3", header, tuple(rows), folded=True),
+    )
+
+
+def _sequence(one: WorstSequence) -> tuple[Cell, ...]:
+    numbers = (one.k3_mean, one.log_ratio_sum, one.max_abs_log_ratio)
+    return (one.sequence_id, one.step, one.length, *(Number(value=value) for value in numbers))
+
+
+def _token(one: WorstToken, texts: Mapping[str, str]) -> tuple[Cell, ...]:
+    token = None if one.token_id is None else token_name(one.token_id, texts)
+    numbers = (one.rollout_log_prob, one.train_log_prob, one.log_ratio)
+    around = (", ".join(f"{round(value, 3) + 0.0:.3f}" for value in some) for some in (one.before, one.after))
+    place = (one.sequence_id, one.step, one.position, one.length, token)
+    return (*place, *(Number(value=value) for value in numbers), *(some or "none" for some in around))
+
+
+def token_name(token_id: int, texts: Mapping[str, str]) -> str:
+    """Return a token's id, and its text if it is known."""
+    text = texts.get(str(token_id), "")
+    return f"{token_id} {text}" if text else str(token_id)
+
+
+def _table(
+    name: str, caption: str, header: tuple[str, ...], rows: tuple[tuple[Cell, ...], ...]
+) -> tuple[Block, ...]:
+    """Return a table without columns that the dump lacks, which the notes name."""
+    absent = [i for i in range(len(header)) if all(row[i] is None for row in rows)]
+    kept = tuple(
+        tuple("not in the dump" if cell is None else cell for i, cell in enumerate(row) if i not in absent)
+        for row in rows
+    )
+    heads = tuple(head for i, head in enumerate(header) if i not in absent)
+    notes = (NOTE, *(f"The dump does not say: {header[i]}." for i in absent))
+    return (Table(name, caption, heads, kept, notes, folded=True),) if rows else ()
