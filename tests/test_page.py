@@ -6,7 +6,10 @@ import sys
 import time
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 
 pytestmark = pytest.mark.browser
 
@@ -211,6 +214,63 @@ def test_the_skip_link_is_the_first_stop_of_the_keyboard(visit):
     page = visit()
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.className") == "skip"
+
+
+SAMPLES = ROOT / "sample_data"
+PAGES = {
+    "collapse": ("analyze", "collapse.parquet", "--presets", "token_is,seq_mis"),
+    "healthy": ("analyze", "healthy.parquet", "--presets", "token_is,seq_mis"),
+    "bug": ("doctor", "shifted.parquet"),
+    "two policies": ("analyze", "two.parquet", "--presets", "token_is,seq_mis"),
+    "presets": ("compare", "collapse.parquet", "--presets", "token_is,seq_mis,geo_rs"),
+    "runs": ("compare", "stale.parquet", "quantized.parquet"),
+    "sweep": ("sweep", "collapse.parquet", "--preset", "geo_rs"),
+    "gate": ("gate", "collapse.parquet", "--max", "k3=0.015", "--max", "step:k3=0.1"),
+}
+UNFOLD = """() => {
+  document.querySelectorAll('details:not([open]) > :not(summary)').forEach(one => one.remove())
+  document.querySelectorAll('.ps tbody').forEach(one => one.offsetParent || one.remove())
+}"""
+
+
+@pytest.fixture(scope="module")
+def dumps(tmp_path_factory) -> Path:
+    """The samples, one whose rollout column is shifted by a token, and one without the policy between."""
+    folder = tmp_path_factory.mktemp("dumps")
+    for sample in SAMPLES.glob("*.parquet"):
+        (folder / sample.name).symlink_to(sample)
+    table = pq.read_table(SAMPLES / "healthy.parquet")
+    place = table.schema.get_field_index("rollout_log_probs")
+    shifted = [row[1:] + row[-1:] for row in table["rollout_log_probs"].to_pylist()]
+    field = table.schema.field(place)
+    pq.write_table(table.set_column(place, field, pa.array(shifted, field.type)), folder / "shifted.parquet")
+    two = pq.read_table(SAMPLES / "stale.parquet").drop_columns(["current_log_probs"])
+    pq.write_table(two, folder / "two.parquet")
+    return folder
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_axe_finds_no_serious_fault_in_what_is_open_on_any_page(browser, dumps, name):
+    command = [sys.executable, "-m", "offpol_diag", *PAGES[name], "--html", f"{name}.html", "-q"]
+    subprocess.run(command, cwd=dumps, capture_output=True, check=False)
+    context = browser.new_context(bypass_csp=True)
+    page = context.new_page()
+    page.goto((dumps / f"{name}.html").as_uri())
+    page.evaluate(UNFOLD)
+    found = []
+    for width in (1400, 390):
+        page.set_viewport_size({"width": width, "height": 900})
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        for scheme in ("light", "dark"):
+            page.emulate_media(color_scheme=scheme)
+            faults = Axe().run(page, options={"resultTypes": ["violations"]}).response["violations"]
+            found += [
+                (width, scheme, one["id"], one["nodes"][0]["html"][:100])
+                for one in faults
+                if one["impact"] in ("serious", "critical")
+            ]
+    context.close()
+    assert found == []
 
 
 CONTRAST = """() => {
