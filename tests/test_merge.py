@@ -197,8 +197,9 @@ def hosts(table: pa.Table) -> pa.Table:
 
 
 MADE = without("advantages")
+WITHOUT_CURRENT = (*SOME, *named("gspo", "recompute", "areal_m2po"))
 SAME: dict[str, tuple[Callable[[pa.Table], pa.Table], Cut, dict[str, Any]]] = {
-    "no current policy": (without("current_log_probs"), by_step, {"presets": ALL}),
+    "no current policy": (without("current_log_probs"), by_step, {"presets": WITHOUT_CURRENT}),
     "no advantages": (without("advantages", "rewards"), by_step, {"presets": SOME}),
     "no groups": (without("group_id"), by_step, {"presets": SOME}),
     "no entropy": (without("entropy"), by_step, {"presets": SOME}),
@@ -210,7 +211,7 @@ SAME: dict[str, tuple[Callable[[pa.Table], pa.Table], Cut, dict[str, Any]]] = {
     "an axis of one's own": (hosts, thirds, {"presets": SOME, "group_by": ["host"]}),
     "no presets": (without(), thirds, {}),
     "another seed": (without(), thirds, {"presets": SOME, "seed": 7}),
-    "advantages made of rewards, steps whole": (MADE, by_step, {"presets": ALL}),
+    "advantages made of rewards, steps whole": (MADE, by_step, {"presets": (*SOME, *BY_STEP)}),
     "advantages made of rewards, groups whole": (MADE, by_group, {"presets": SOME}),
     "rows without ids, numbered as in the whole dump": (without("sequence_id"), thirds, {"presets": SOME}),
     "rows whose ids are numbers": (numbered, thirds, {}),

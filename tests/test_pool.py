@@ -388,9 +388,8 @@ def test_a_worker_that_is_killed_once_changes_nothing(small, tmp_path):
     assert told == sorted(told[: told.index((120, 120))]) + told[told.index((120, 120)) :]
 
 
-@pytest.mark.parametrize("workers", [2, 4])
-def test_rows_that_kill_every_worker_are_one_error_with_a_hint(small, tmp_path, workers):
-    engine = many(workers)
+def test_rows_that_kill_every_worker_are_one_error_with_a_hint(small, tmp_path):
+    engine = many(2)
     error = failing(lambda: ids_of(engine, small, tmp_path, at=55, trouble="killed_always"), WorkerError)
     assert "signal 9" in error.message
     assert "memory" in error.hint
