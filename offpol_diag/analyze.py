@@ -19,7 +19,7 @@ from offpol_diag.analysis.sequences import SequenceWriter, table
 from offpol_diag.analysis.tally import Study, Tally, observe
 from offpol_diag.batch import Batch
 from offpol_diag.engine.scene import Scene
-from offpol_diag.engine.scope import UNSETTLED
+from offpol_diag.engine.scope import NO_FITS
 from offpol_diag.engine.segments import here
 from offpol_diag.errors import DumpError, UsageError
 from offpol_diag.forms import Reading, open_dump
@@ -240,7 +240,7 @@ def settled(engine: Engine, dump: Dump, study: Study) -> Found:
     """Compute the quantities needed before the analysis; the dump is read only if there are any."""
     made = "advantages" in study.columns and "advantages" not in dump.info.columns
     asked = Needs.of(study.presets, made)
-    return settle(engine, dump, asked) if asked else Found(UNSETTLED, None)
+    return settle(engine, dump, asked) if asked else Found(NO_FITS, None)
 
 
 def _tallied(engine: Engine, dump: Dump, study: Study, found: Found, sequences: Path | None) -> Tally:

@@ -15,7 +15,7 @@ from offpol_diag.analysis.tally import Study
 from offpol_diag.analyze import Observe, analyze
 from offpol_diag.batch import Batch
 from offpol_diag.engine.accumulators import Sums
-from offpol_diag.engine.scope import UNSETTLED
+from offpol_diag.engine.scope import NO_FITS
 from offpol_diag.errors import DumpError, MemoryShortage, UsageError
 from offpol_diag.presets import catalogue
 from offpol_diag.readers import open_dump
@@ -148,7 +148,7 @@ def dump(tmp_path_factory) -> str:
 def read(engine: Any, dump: str, each: Each | None = None) -> tuple[Any, Any]:
     opened = open_dump([dump], batch_tokens=4000)
     study = Study.of(opened.info.columns, catalogue.load().resolve("token_is,geo_rs"), (), 0)
-    seen = engine.reduce(opened, Observe(study, Found(UNSETTLED, None), rows=False), each)
+    seen = engine.reduce(opened, Observe(study, Found(NO_FITS, None), rows=False), each)
     return seen.tally.states, opened
 
 
@@ -372,7 +372,7 @@ def test_a_batch_on_a_gpu_is_as_large_as_its_memory_allows(memory, tokens, monke
 def test_the_numbers_of_parts_are_those_of_the_whole(dump):
     opened = open_dump([dump])
     study = Study.of(opened.info.columns, catalogue.load().resolve("token_is,geo_rs"), (), 0)
-    job = Observe(study, Found(UNSETTLED, None), rows=False)
+    job = Observe(study, Found(NO_FITS, None), rows=False)
     whole = Local(CPU).reduce(opened, job)
     parts = Local(CPU).reduce(open_dump([dump]), Cramped(job, 3000))
 

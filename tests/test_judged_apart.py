@@ -7,7 +7,7 @@ from offpol_diag.batch import Batch
 from offpol_diag.engine import correction, losses, update
 from offpol_diag.engine import outcome as signs
 from offpol_diag.engine.ratios import Ratios
-from offpol_diag.engine.scene import Near, Scene
+from offpol_diag.engine.scene import Nearness, Scene
 from offpol_diag.presets import Preset, Reject, Veto, Weight
 from tests import oracles
 from tests.test_near import opened
@@ -26,8 +26,8 @@ def dump(tmp_path_factory):
 def scene(dump):
     """Its near tokens are those within 0.09."""
     _, found, batch = dump
-    one = Scene.of(batch, 0, 16, found.settled, Near(0.09))
-    one.judge_apart()
+    one = Scene.of(batch, 0, 16, found.settled, Nearness(0.09))
+    one.use_split()
     yield one
     one.forget()
 
@@ -60,7 +60,7 @@ def test_an_aggregate_is_that_of_all_tokens(scene, looked, statistic, over, safe
     assert found.per == wanted.per == "sequence"
     torch.testing.assert_close(found.values, wanted.values, rtol=1e-12, atol=1e-14)
     acts = safety is not None and safety < 0.09
-    far = scene.apart[0].batch.tokens
+    far = scene.far_and_near[0].batch.tokens
     known = over in ("sum", "mean") or (over == "max" and statistic in ("ratio", "k1"))
     assert acts or not known or many == far
 
@@ -80,9 +80,9 @@ def test_tokens_beyond_a_safety_bound_are_counted_where_they_can_be(scene, safet
 
 def test_a_batch_that_is_let_go_of_is_judged_by_all_again(scene):
     ratios = scene.ratios("old")
-    assert ratios.apart is not None
+    assert ratios.split is not None
     scene.forget()
-    assert ratios.apart is None
+    assert ratios.split is None
 
 
 SHARED = {
@@ -118,9 +118,9 @@ def test_what_is_left_of_sequences_is_judged_apart(scene, looked, before, safety
     whole, plain = scene.ratios("old"), Ratios(scene.batch, "old")
     rule = Reject("k2", over, among="left")
     looked.clear()
-    mine = correction.seen(whole, before, rule).aggregate("k2", over, safety).values
-    assert over in ("max", "min") or set(looked) <= {scene.apart[0].batch.tokens}
-    theirs = correction.seen(plain, before, rule).aggregate("k2", over, safety).values
+    mine = correction.ratios_for(whole, before, rule).aggregate("k2", over, safety).values
+    assert over in ("max", "min") or set(looked) <= {scene.far_and_near[0].batch.tokens}
+    theirs = correction.ratios_for(plain, before, rule).aggregate("k2", over, safety).values
 
     assert over == "min" or not torch.equal(theirs, plain.aggregate("k2", over, safety).values)
     torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-14)
@@ -136,12 +136,14 @@ def two_sequences(drift):
 
 def test_a_sequence_of_which_no_token_is_left_has_nothing():
     batch = two_sequences([0.0, 0.01, 1.0, 1.1])
-    scene = Scene.of(batch, 0, 16, near=Near(0.09))
+    scene = Scene.of(batch, 0, 16, near=Nearness(0.09))
     whole = scene.ratios("old")
-    scene.judge_apart()
+    scene.use_split()
     before = Preset("", "", "old", reject=(Reject("ratio", upper=2.0),))
 
-    found = correction.seen(whole, before, Reject("ratio", "max", among="left")).aggregate("ratio", "max")
+    found = correction.ratios_for(whole, before, Reject("ratio", "max", among="left")).aggregate(
+        "ratio", "max"
+    )
     assert found.values.tolist() == pytest.approx([0.01, 0.0])
 
 
@@ -156,13 +158,15 @@ def test_a_sequence_of_which_no_token_is_left_has_nothing():
 def test_what_may_drop_a_near_token_is_judged_by_all(scene, before):
     whole, plain = scene.ratios("old"), Ratios(scene.batch, "old")
     rule = Reject("ratio", "mean", among="left")
-    mine, theirs = (correction.seen(some, before, rule).aggregate("ratio", "mean") for some in (whole, plain))
+    mine, theirs = (
+        correction.ratios_for(some, before, rule).aggregate("ratio", "mean") for some in (whole, plain)
+    )
 
     assert torch.equal(mine.values, theirs.values)
 
 
 def test_to_ask_what_a_loss_knows_copies_no_column(scene):
-    close = scene.apart[1].batch
+    close = scene.far_and_near[1].batch
     vars(close).pop("current", None)
 
     assert losses.known(close, Preset("", "", "old"))

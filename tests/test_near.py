@@ -13,8 +13,8 @@ from offpol_diag.analyze import analyze
 from offpol_diag.engine import moments
 from offpol_diag.engine import scene as near
 from offpol_diag.engine import scene as nearness
-from offpol_diag.engine.scene import RADII, Near, Scene, neutral, splits
-from offpol_diag.engine.scope import UNSETTLED
+from offpol_diag.engine.scene import RADII, Nearness, Scene, neutral, splits
+from offpol_diag.engine.scope import NO_FITS
 from offpol_diag.presets import Clip, Preset, Reject, Veto, Weight, catalogue
 from offpol_diag.readers import open_dump
 from offpol_diag.run.task import Local
@@ -31,12 +31,12 @@ def opened(rows, folder, presets=ALL):
     dump = open_dump([path], batch_tokens=10**6)
     study = Study.of(dump.info.columns, presets, (), 0)
     asked = Needs.of(study.presets, False)
-    found = settle(Local(CPU), dump, asked) if asked else Found(UNSETTLED, None)
+    found = settle(Local(CPU), dump, asked) if asked else Found(NO_FITS, None)
     (batch,) = dump.batches()
     return study, found, batch
 
 
-def tallied(study: Study, found: Found, batch, split: Near | None):
+def tallied(study: Study, found: Found, batch, split: Nearness | None):
     scene = Scene.of(batch, 0, 16, found.settled, split)
     seen = observe(study, scene)
     scene.forget()
@@ -73,7 +73,7 @@ def test_near_and_far_tokens_together_are_all_tokens(tmp_path, monkeypatch, sigm
 
 
 def test_nearly_every_preset_that_ships_is_split():
-    radius = Near.of(ALL).radius
+    radius = Nearness.of(ALL).radius
     left = [preset.name for preset in ALL if not splits(preset, radius)]
     assert len(left) <= len(ALL) // 20, left
 
@@ -89,8 +89,8 @@ def test_no_preset_that_is_split_drops_or_bounds_a_near_token(tmp_path, radius):
             row["current_log_probs"][t] = q + step
     presets = [preset for preset in ALL if splits(preset, radius)]
     study, found, batch = opened(rows, tmp_path, presets)
-    scene = Scene.of(batch, 0, 2, found.settled, Near(radius * (1 + 1e-9)))
-    close = nearness.close(scene.ratios("rollout"), Near(radius * (1 + 1e-9)))
+    scene = Scene.of(batch, 0, 2, found.settled, Nearness(radius * (1 + 1e-9)))
+    close = nearness.close(scene.ratios("rollout"), Nearness(radius * (1 + 1e-9)))
     assert bool(close.all())
     watched = {rule for preset in presets for rule in preset.reject if near._watched(rule)}
     for preset in presets:

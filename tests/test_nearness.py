@@ -11,8 +11,8 @@ from offpol_diag.batch import Batch
 from offpol_diag.engine import correction
 from offpol_diag.engine import scene as nearness
 from offpol_diag.engine.ratios import Ratios
-from offpol_diag.engine.scene import Near, Scene
-from offpol_diag.engine.scope import Settled, Smooth
+from offpol_diag.engine.scene import Nearness, Scene
+from offpol_diag.engine.scope import BatchFits, Smooth
 from offpol_diag.presets import Reject, Weight
 from tests import oracles
 from tests.test_moments import near_batch
@@ -41,7 +41,7 @@ def packed(rollout, old, current=None, advantages=None, lengths=None, runs=None,
 
 
 def near_tokens(batch, near, settled=None):
-    return nearness.close(Ratios(batch, "rollout", settled or Settled()), near).tolist()
+    return nearness.close(Ratios(batch, "rollout", settled or BatchFits()), near).tolist()
 
 
 @pytest.mark.parametrize("sigma", [1e-4, 0.03, 0.5])
@@ -53,7 +53,7 @@ def test_blocks_find_what_the_whole_batch_does(tmp_path, monkeypatch, sigma):
 
     assert torch.equal(nearness.close(scene.ratios("rollout"), study.near), whole)
     assert len(study.near.rules) + len(study.near.tails) > 5
-    far, close = scene.apart
+    far, close = scene.far_and_near
     assert torch.equal(close.index, torch.nonzero(whole).flatten())
     assert torch.equal(far.index, torch.nonzero(~whole).flatten())
 
@@ -61,12 +61,12 @@ def test_blocks_find_what_the_whole_batch_does(tmp_path, monkeypatch, sigma):
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_log_ratios_that_are_no_numbers_are_far(bad):
     for columns in ({"old": [bad, -1.0]}, {"old": [-1.0, -1.0], "current": [bad, -1.0]}):
-        assert near_tokens(packed([-1.0, -1.0], **columns), Near(0.09)) == [False, True]
-    assert near_tokens(packed([bad, -1.0], [bad, -1.0]), Near(0.09)) == [False, True]
+        assert near_tokens(packed([-1.0, -1.0], **columns), Nearness(0.09)) == [False, True]
+    assert near_tokens(packed([bad, -1.0], [bad, -1.0]), Nearness(0.09)) == [False, True]
 
 
 def test_a_token_is_far_where_only_the_drift_between_the_trainers_policies_is():
-    assert near_tokens(packed([-1.0] * 2, [-1.08, -1.0], [-0.92, -1.0]), Near(0.09)) == [False, True]
+    assert near_tokens(packed([-1.0] * 2, [-1.08, -1.0], [-0.92, -1.0]), Nearness(0.09)) == [False, True]
 
 
 @pytest.mark.parametrize("sign", ["any", "positive", "negative", "against", "against_or_zero", "away"])
@@ -79,7 +79,7 @@ def test_a_token_that_a_watched_rule_drops_is_far(sign):
         rule = replace(rule, advantage=sign)
         passes = correction.passes(Ratios(batch, "old"), rule).values
         within = torch.from_numpy(np.abs(q + d - q) <= 0.09)
-        found = near_tokens(batch, Near(0.09, rules=(("old", rule),)))
+        found = near_tokens(batch, Nearness(0.09, rules=(("old", rule),)))
         assert found == (passes & within).tolist()
         assert any(found)
         assert not all(found)
@@ -92,11 +92,11 @@ def test_cuts_and_tails_are_those_of_each_trainer_batch():
     delta = (batch.old - batch.rollout).numpy()
     rule, weight = Reject("k2", "batch", None, 0.02), Weight(over="token", action="psis", upper=None)
     ends = torch.tensor([0.2, 0.3], dtype=torch.float64)
-    settled = Settled(
+    settled = BatchFits(
         cuts={("old", rule): {"1": 1e-3, "2": math.inf}},
         tails={("old", weight): {"1": None, "2": Smooth(0.05, ends, ends)}},
     )
-    near = Near(0.09, rules=(("old", rule),), tails=(("old", weight),))
+    near = Nearness(0.09, rules=(("old", rule),), tails=(("old", weight),))
     first = np.arange(400) < 200
     expected = (np.abs(delta) <= 0.09) & np.where(first, delta**2 / 2 < 1e-3, delta <= 0.05)
 

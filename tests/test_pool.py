@@ -26,7 +26,7 @@ from offpol_diag.analysis.first_pass import Found, Needs, settle
 from offpol_diag.analysis.tally import Study
 from offpol_diag.analyze import Observe, analyze
 from offpol_diag.cli import app, request
-from offpol_diag.engine.scope import UNSETTLED
+from offpol_diag.engine.scope import NO_FITS
 from offpol_diag.errors import DumpError, UsageError, WorkerError
 from offpol_diag.presets import catalogue
 from offpol_diag.readers import open_dump, shards
@@ -74,7 +74,7 @@ def seen(engine, path, presets=PRESETS, **how):
     dump = open_dump([path], **how)
     study = Study.of(dump.info.columns, catalogue.load().resolve(presets), (), 0)
     asked = Needs.of(study.presets, rewards=False)
-    found = settle(engine, dump, asked) if asked else Found(UNSETTLED, None)
+    found = settle(engine, dump, asked) if asked else Found(NO_FITS, None)
     return engine.reduce(dump, Observe(study, found, rows=False)).tally.states, dump
 
 

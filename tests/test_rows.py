@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from offpol_diag.engine import method, segments
-from offpol_diag.engine import rows as summed
 from offpol_diag.engine.outcome import Outcomes
-from offpol_diag.engine.rows import Columns, Rows, Summed, distinct, joined, left, merged, together
+from offpol_diag.engine.rows import Columns, Rows, Summed, distinct, joined, masked, merged, together
 from offpol_diag.presets import Preset
 from tests.devices import DEVICES
 
@@ -111,7 +110,7 @@ def tokens(device, lengths=LENGTHS):
 
 def kept(x, weights, keep):
     w = 1.0 if weights is None else weights
-    return {"plain": left(x, keep), "weighed": left(x * w, keep)}
+    return {"plain": masked(x, keep), "weighed": masked(x * w, keep)}
 
 
 PLAIN = Summed(lambda done: done.inputs, kept, dict)
@@ -136,8 +135,8 @@ def some(device):
 @pytest.mark.parametrize("make", [PLAIN, LARGEST], ids=["sums", "largest"])
 @pytest.mark.parametrize("at_once", [1, 2 * TOKENS, 1 << 17])
 def test_each_of_many_presets_has_the_sums_that_it_has_alone(device, make, at_once, monkeypatch):
-    monkeypatch.setattr(summed, "AT_ONCE", at_once)
-    monkeypatch.setattr(summed, "OF_GPU", at_once)
+    monkeypatch.setattr(segments, "AT_ONCE", at_once)
+    monkeypatch.setattr(segments, "OF_GPU", at_once)
     asked = some(device)
     names, found = make.of_many(asked)
 

@@ -10,7 +10,7 @@ from offpol_diag.analysis.first_pass import Needs, settle
 from offpol_diag.batch import Batch
 from offpol_diag.engine import moments, segments
 from offpol_diag.engine.outcome import apply
-from offpol_diag.engine.scene import Near, Scene, splits
+from offpol_diag.engine.scene import Nearness, Scene, splits
 from offpol_diag.presets import Clip, Preset, Reject, Veto, Weight, catalogue
 from offpol_diag.trainers import LOGS, measures, view
 from offpol_diag.trainers.view import View, columns, outermost
@@ -79,7 +79,7 @@ def made(dump, presets, near):
 def test_near_and_far_tokens_have_together_what_all_have(dump, logs, block, monkeypatch):
     monkeypatch.setattr(view, "BLOCK", block)
     presets = varied(logs)
-    sums, ends = made(dump, presets, Near.of((*dump[0].presets, *presets)))
+    sums, ends = made(dump, presets, Nearness.of((*dump[0].presets, *presets)))
     want, all_ends = made(dump, presets, None)
 
     assert sums.keys() == want.keys()
@@ -155,7 +155,7 @@ def few(request):
         key=torch.zeros(5, dtype=torch.int64),
         masked=torch.zeros(5, dtype=torch.int64),
     )
-    scene = Scene.of(batch, 0, 4, near=request.param and Near(request.param))
+    scene = Scene.of(batch, 0, 4, near=request.param and Nearness(request.param))
     yield scene
     scene.forget()
 
@@ -193,7 +193,7 @@ def test_tokens_of_one_sign_decide_together(few):
 def test_what_a_rule_drops_is_counted_also_where_nothing_is_dropped(few, rule, dropped, apply):
     """Means of Δ of 0.08, −0.095, 0.015, and 0.0175. Of the rule alone: without a veto."""
     preset = Preset("p", "", "current", reject=(rule,), veto=Veto(lower=0.95), apply=apply)
-    at = View(Scene.of(few.batch, 0, 4, near=few.near and Near.of([preset])), preset)
+    at = View(Scene.of(few.batch, 0, 4, near=few.near and Nearness.of([preset])), preset)
 
     assert at.failing(rule).tolist() == at.failing_alone(rule).tolist() == dropped
 
@@ -282,7 +282,7 @@ class Seen(TorchDispatchMode):
 def scened(batch, presets):
     one = OneBatch(batch)
     settled = settle(one, one, Needs.of(presets, False)).settled
-    scene = Scene.of(batch, 0, 2, settled, Near.of(presets))
+    scene = Scene.of(batch, 0, 2, settled, Nearness.of(presets))
     for preset in presets:  # what the engine makes of a preset is there already
         apply(scene, preset)
     return scene

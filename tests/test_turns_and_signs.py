@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from offpol_diag.analysis.tally import observe
 from offpol_diag.engine import moments
 from offpol_diag.engine.outcome import apply
-from offpol_diag.engine.scene import RADII, Near, Scene, signs, splits
+from offpol_diag.engine.scene import RADII, Nearness, Scene, signs, splits
 from offpol_diag.presets import Clip, Preset, Reject, Veto, Weight
 from tests import oracles
 from tests.test_near import ALL, Large, apart, opened, tallied
@@ -186,7 +186,7 @@ def test_all_presets_that_ship_find_by_turn_and_sign_what_they_find_in_tokens(
 
 
 def test_no_preset_that_ships_looks_at_every_token():
-    near = Near.of(ALL)
+    near = Nearness.of(ALL)
     assert [preset.name for preset in ALL if not near.divides(preset)] == []
     assert {preset.name for preset in near.parted} == set(PARTED)
 
@@ -203,7 +203,7 @@ def test_no_preset_that_ships_looks_at_every_token():
     ids=str,
 )
 def test_by_which_signs_near_tokens_are_parted(preset, by):
-    near = Near.of([preset])
+    near = Nearness.of([preset])
     assert near.parted == (preset,)
     assert signs(preset) == by
     assert not splits(preset, RADII[-1])
@@ -221,7 +221,7 @@ def test_by_which_signs_near_tokens_are_parted(preset, by):
     ids=str,
 )
 def test_what_acts_on_single_near_tokens_makes_a_preset_look_at_all(preset):
-    near = Near.of([preset])
+    near = Nearness.of([preset])
     assert not near.divides(preset)
     assert near.parted == ()
 

@@ -16,7 +16,7 @@ from offpol_diag.analysis.replicates import Groups, less, of_preset
 from offpol_diag.analysis.tally import Study
 from offpol_diag.analyze import Observe
 from offpol_diag.batch import Batch
-from offpol_diag.engine.scope import UNSETTLED
+from offpol_diag.engine.scope import NO_FITS
 from offpol_diag.numerals import doubted
 from offpol_diag.presets import candidates, catalogue
 from offpol_diag.presets.tuning import tuned
@@ -44,7 +44,7 @@ def study() -> Study:
 def numbers(given: Batch) -> dict[str, Number]:
     """Every number that has a truth, as a result would hold it."""
     asked = study()
-    out = readout.Readout(asked, Observe(asked, Found(UNSETTLED, None), rows=False)(given).tally)
+    out = readout.Readout(asked, Observe(asked, Found(NO_FITS, None), rows=False)(given).tally)
     found = readout.metrics(out)
     for preset in asked.presets:
         metrics = readout.preset_metrics(out, preset)

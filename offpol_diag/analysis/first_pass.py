@@ -21,7 +21,7 @@ from offpol_diag.engine.accumulators import Bins, State, merged
 from offpol_diag.engine.advantages import GroupRewards
 from offpol_diag.engine.correction import statistic
 from offpol_diag.engine.ratios import Level, Ratios
-from offpol_diag.engine.scope import Label, Settled, Smooth
+from offpol_diag.engine.scope import BatchFits, Label, Smooth
 from offpol_diag.engine.tails import Tail, smooth
 from offpol_diag.errors import DumpError
 from offpol_diag.presets import Policy, Preset, Reject, Weight
@@ -113,7 +113,7 @@ class Needs:
 class Found:
     """Results of the first pass; rewards only where advantages are computed from them."""
 
-    settled: Settled
+    settled: BatchFits
     rewards: GroupRewards | None
 
     def filled(self, batch: Batch) -> Batch:
@@ -235,7 +235,7 @@ def settle(engine: Engine, dump: Dump, asked: Needs) -> Found:
     for (cut, label), at in bins.items():
         values = inside.states[cut, label].x if inside and at else None
         cuts[cut][label] = falls_at(seen.states[cut, label], at, values, cut[1])
-    return Found(Settled(cuts, tails), seen.rewards)
+    return Found(BatchFits(cuts, tails), seen.rewards)
 
 
 def _read(engine: Engine, dump: Dump, asked: Needs, job: Job[M]) -> M | None:

@@ -34,7 +34,7 @@ from offpol_diag.engine.accumulators import Extremes, State, Sums, merged
 from offpol_diag.engine.gap import DRIFTS
 from offpol_diag.engine.outcome import Outcomes
 from offpol_diag.engine.rows import Columns
-from offpol_diag.engine.scene import Near, Scene
+from offpol_diag.engine.scene import Nearness, Scene
 from offpol_diag.engine.segments import here
 from offpol_diag.engine.terms import Drift, walk
 from offpol_diag.presets import Policy, Preset, candidates
@@ -118,9 +118,9 @@ class Study:
         return self.drifts[0]
 
     @cached_property
-    def near(self) -> Near:
+    def near(self) -> Nearness:
         """Bounds within which a token counts as near for these presets."""
-        return Near.of((*self.presets, *self.candidates))
+        return Nearness.of((*self.presets, *self.candidates))
 
     def ready(self) -> Study:
         """Compute the cached properties that every worker needs, so that they are pickled with the study."""
@@ -160,7 +160,7 @@ def observe(study: Study, scene: Scene) -> Tally:
     states = _base(study, scene)
     near = scene.near
     if near is not None and any(near.divides(one) for one in (*study.presets, *study.candidates)):
-        scene.judge_apart()
+        scene.use_split()
     found, ranges = _of_presets(study, scene)
     states |= found
     states["sample"] = sample.sample(scene, study.main)

@@ -34,7 +34,7 @@ from offpol_diag.batch import Batch
 from offpol_diag.engine.accumulators import Best, Places, State, Sums, typed
 from offpol_diag.engine.fields import LARGE, Count, Ints, form, require
 from offpol_diag.engine.scene import Scene
-from offpol_diag.engine.scope import ONE, Settled
+from offpol_diag.engine.scope import ONE, BatchFits
 from offpol_diag.errors import ResultError, UsageError
 from offpol_diag.presets import Preset, catalogue
 from offpol_diag.presets.grammar import UNBOUNDED
@@ -408,7 +408,7 @@ LABEL = "0"
 def _small(study: Study) -> Tally:
     """Analyse one sequence of two tokens: the states of every tally of the study have the same form."""
     asked = Needs.of(study.presets, rewards=False)
-    settled = Settled(
+    settled = BatchFits(
         {cut: {ONE: math.inf, LABEL: math.inf} for cut in asked.cuts},
         {tail: {ONE: None, LABEL: None} for tail in asked.tails},
     )

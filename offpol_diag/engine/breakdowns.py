@@ -23,7 +23,7 @@ from offpol_diag.engine.scene import Scene
 from offpol_diag.engine.scope import Label
 from offpol_diag.engine.segments import here, sent
 from offpol_diag.engine.tails import ESS_TOKENS
-from offpol_diag.engine.terms import Block, Drift, Terms, seen
+from offpol_diag.engine.terms import Block, Drift, Terms, collected
 from offpol_diag.presets import Preset
 from offpol_diag.presets.catalogue import plain
 from offpol_diag.summary import Location, Numbers, Place
@@ -161,7 +161,7 @@ def _by_code(at: Tensor, size: int, terms: Terms) -> Tensor:
 
 def places(scene: Scene, drift: Drift, group_by: Sequence[str]) -> dict[str, Places[Sums] | Sums]:
     """Sum by place along every axis of the dump; for token axes, all places in one `Sums`."""
-    parts, columns = seen(scene, drift, ByPlace).parts, gap.columns(scene, drift)
+    parts, columns = collected(scene, drift, ByPlace).parts, gap.columns(scene, drift)
     if not columns:
         return {}
     shared = scene.counts

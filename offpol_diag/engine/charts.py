@@ -33,7 +33,7 @@ from offpol_diag.engine.rows import Rows
 from offpol_diag.engine.scene import Scene
 from offpol_diag.engine.segments import here, sent
 from offpol_diag.engine.stepgroups import StepGroups, Top
-from offpol_diag.engine.terms import Drift, Terms, seen
+from offpol_diag.engine.terms import Drift, Terms, collected
 
 BINS = 55
 """Bins of a probability in the density; the outer two are open."""
@@ -331,7 +331,7 @@ def by_sequence(lengths: Tensor, total: Tensor) -> BySequence:
 
 def prefix_tails(scene: Scene, drift: Drift) -> Top:
     """Keep the largest log-weights over the first T tokens, for every T of `prefixes.GRID`: [G]."""
-    x = seen(scene, drift, prefixes.Products).logs(scene)
+    x = collected(scene, drift, prefixes.Products).logs(scene)
     many = (scene.batch.lengths[:, None] >= sent(torch.tensor(prefixes.GRID), x.device)).sum(0)
     wide = torch.cat((x, x.new_full((len(x), len(prefixes.GRID) - x.shape[1]), -torch.inf)), dim=1)
     return Top.of(wide.T, many.to(torch.float64))
@@ -344,7 +344,7 @@ def states(scene: Scene, drifts: Sequence[Drift], weighed: Outcomes) -> dict[str
     """Compute the states of one batch; the first drift is the main one, `weighed` are the candidates."""
     main, batch = drifts[0], scene.batch
     total = gap.columns(scene, main)[f"{main.prefix}d"]
-    binned, by_id = seen(scene, main, Pictures).states
+    binned, by_id = collected(scene, main, Pictures).states
     found: dict[str, State | None] = {
         "binned": binned,
         "token_ids": by_id,
@@ -401,7 +401,7 @@ def _by_step(scene: Scene, drifts: Sequence[Drift], weighed: Outcomes, total: Te
     few = sheet.only(wanted).trimmed
     found |= dict(zip(few.names, few.values, strict=True))
     axis = breakdowns.TOKEN_AXES[0]
-    table = torch.cat(seen(scene, main, breakdowns.ByPlace).parts[axis.name], -1)
+    table = torch.cat(collected(scene, main, breakdowns.ByPlace).parts[axis.name], -1)
     for name in ("k3", "tokens"):
         of_places = table[breakdowns.COLUMNS.index(name)].view(-1, len(axis.labels)).T
         found |= {f"{name}@{at}": x for at, x in enumerate(of_places)}

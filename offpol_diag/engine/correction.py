@@ -7,30 +7,41 @@ sequence [S], those of tokens per token [T]; nothing is broadcast needlessly.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import lru_cache
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from offpol_diag.batch import Batch, places
 from offpol_diag.engine import segments
-from offpol_diag.engine.ratios import COIN, FLOAT32_OVERFLOW, OVERFLOW, Apart, Level, Ratios
+from offpol_diag.engine.ratios import COIN, FLOAT32_OVERFLOW, OVERFLOW, Level, Ratios, Split
+from offpol_diag.engine.rows import distinct, of_rows
 from offpol_diag.engine.segments import Memo, here
 from offpol_diag.presets import AGGREGATES, Over, Preset, Reject, Veto, Weight
 
+P = TypeVar("P", Weight, Reject)
+T = TypeVar("T")
 
-def outside(x: Tensor, edge: float | None, sign: int, strict: bool = False) -> Tensor | None:
-    """Return where x lies above (sign 1) or below (sign -1) an edge; with `strict` also where x equals it.
 
-    None without an edge.
+def outside(x: Tensor, edges: Sequence[float | None], sign: int, strict: bool = False) -> Tensor:
+    """Return where x [U] lies above (sign 1) or below (sign -1) each of n edges, [n, U]; nowhere without one.
+
+    With `strict` also where x equals the edge.
     """
-    if edge is None:
-        return None
+    column = _column(tuple(edges), x.device)
     if sign > 0:
-        return x >= edge if strict else x > edge
-    return x <= edge if strict else x < edge
+        return x >= column if strict else x > column
+    return x <= column if strict else x < column
+
+
+@lru_cache(1024)
+def _column(edges: tuple[float | None, ...], device: torch.device, absent: float = math.nan) -> Tensor:
+    """Copy numbers to a device as a column [n, 1]; cached, since they depend on the presets alone."""
+    column = torch.tensor([absent if x is None else x for x in edges], dtype=torch.float64)
+    return segments.sent(column, device)[:, None]
 
 
 def log_edge(bound: float | None, sign: int) -> float | None:
@@ -38,17 +49,62 @@ def log_edge(bound: float | None, sign: int) -> float | None:
     return None if bound is None or (bound <= 0 and sign < 0) else math.log(bound)
 
 
-def either(*flags: Tensor | None) -> Tensor | None:
-    """Return where any of the given flags is set; None where all are None."""
-    there = [one for one in flags if one is not None]
-    return reduce(torch.logical_or, there) if there else None
+def evaluate(each: Iterable[tuple[Ratios, Preset]]) -> None:
+    """Compute the weights of presets and judge their rules, each distinct one once and many in one tensor.
+
+    Rows are weights or rules of the same units: [rules, tokens], [rules, S] or [rules, turns]; their bounds
+    are a column. Those among the tokens that other rules leave are computed when they are needed.
+    """
+    weights: dict[object, dict[object, tuple[Ratios, Weight]]] = {}
+    rules: dict[object, dict[object, tuple[Ratios, Reject]]] = {}
+    for ratios, preset in each:
+        weight = preset.weight
+        if weight is not None and weight.among == "all":
+            own = _source(ratios, weight)
+            key = id(own.batch), _units(weight), weight.action, weight.strict, weight.overflow
+            weights.setdefault(key, {})[id(own), weight] = own, weight
+        for rule in preset.reject:
+            if rule.among == "all" or rule.over == "token":
+                own = _source(ratios, rule).of(rule.policy)
+                by_sign = None if rule.advantage == "any" else (id(own), rule.advantage, rule.advantage_of)
+                alike = id(own.batch), _units(rule), rule.on_tokens, rule.strict, by_sign
+                rules.setdefault(alike, {})[id(own), rule] = own, rule
+    for some in weights.values():
+        _in_rows(list(some.values()), "weight", _weigh)
+    for judged in rules.values():
+        _in_rows(list(judged.values()), "passes", _passes)
+
+
+def _in_rows(
+    each: Sequence[tuple[Ratios, P]], key: str, make: Callable[[Sequence[tuple[Ratios, P]]], list[T]]
+) -> None:
+    """Compute a function of many weights or rules of the same units, a few at once."""
+    ratios, part = each[0]
+    like = ratios.batch.rollout if _on_tokens(part) else ratios.batch.lengths
+    for some in segments.in_parts(each, like):
+        for (own, one), found in zip(some, make(some), strict=True):
+            own.know((key, one), found)
+
+
+def _units(part: Weight | Reject) -> str:
+    """Return what a weight or rule judges one by one: tokens, turns, whole trainer batches or sequences."""
+    return part.over if part.over in ("token", "segment", "batch") else "sequence"
+
+
+def _on_tokens(part: Weight | Reject) -> bool:
+    """Return whether tokens are weighted, or fail a rule, one by one."""
+    return part.on_tokens if isinstance(part, Reject) else part.over == "token"
+
+
+def _source(ratios: Ratios, part: Weight | Reject) -> Ratios:
+    """Return the ratios on which a weight or rule is computed: of all tokens unless it is one on tokens."""
+    return ratios if _on_tokens(part) or ratios.whole is None else ratios.whole
 
 
 def passes(ratios: Ratios, rule: Reject) -> Level:
     """Return the tokens or sequences that pass one rejection rule; `ratios` have the rule's numerator."""
-    if ratios.whole is not None and not rule.on_tokens:
-        return passes(ratios.whole, rule)
-    return ratios.once(rule, lambda: _passes(ratios, rule))
+    own = _source(ratios, rule)
+    return own.once(("passes", rule), lambda: _passes([(own, rule)])[0])
 
 
 def passing_tokens(ratios: Ratios, rule: Reject) -> Tensor | None:
@@ -98,25 +154,42 @@ def _safety(rule: Reject) -> tuple[float | None, float | None]:
     return (None, rule.safety) if late else (rule.safety, None)
 
 
-def _passes(ratios: Ratios, rule: Reject) -> Level:
+def _passes(each: Sequence[tuple[Ratios, Reject]]) -> list[Level]:
+    """Judge rules on the same units and of the same sign of A."""
+    ratios, rule = each[0]
     if rule.over == "batch":
-        cut = ratios.settled.cut(ratios.policy, rule, ratios.batch)
-        return statistic(ratios, rule).map(lambda values: values < cut)
-    if rule.advantage == "any":
-        passed = _judged(ratios, rule).map(lambda x: _inside(x, rule))
-        return _of_tokens(passed, ratios) if rule.on_tokens else passed
-    above, below = beyond(ratios, rule)
+        return [_below_cut(*one) for one in each]
+    above, below = _beyond(each)
     if rule.on_tokens:
         above, below = (_of_tokens(flags, ratios) for flags in (above, below))
-    return above.map(lambda up: ~fails(rule, up, below.values, _advantage(rule, above, ratios)))
+    if rule.advantage == "any":
+        failed = above.values | below.values
+    else:
+        failed = fails(rule, above.values, below.values, _advantage(rule, above, ratios))
+    return [Level(row, above.per) for row in (~failed).unbind()]
+
+
+def _below_cut(ratios: Ratios, rule: Reject) -> Level:
+    """Return the tokens below the cut of their trainer batch."""
+    cut = ratios.settled.cut(ratios.policy, rule, ratios.batch)
+    return statistic(ratios, rule).map(lambda values: values < cut)
 
 
 def beyond(ratios: Ratios, rule: Reject) -> tuple[Level, Level]:
     """Return the tokens, turns or sequences above the upper bound, and those below the lower one."""
-    x = _judged(ratios, rule)
-    found = (_outside(x.values, rule, sign) for sign in (1, -1))
-    above, below = (torch.zeros_like(x.values, dtype=torch.bool) if one is None else one for one in found)
-    return Level(above, x.per), Level(below, x.per)
+    above, below = (flags.map(lambda x: x[0]) for flags in _beyond([(ratios, rule)]))
+    return above, below
+
+
+def _beyond(each: Sequence[tuple[Ratios, Reject]]) -> tuple[Level, Level]:
+    """Compute `beyond` of rules on the same units, as rows."""
+    judged, strict = [_judged(*one) for one in each], each[0][1].strict
+    x, found = torch.stack([one.values for one in judged]), []
+    for sign in (1, -1):
+        bounds = [(rule.upper if sign > 0 else rule.lower, rule.statistic) for _, rule in each]
+        edges = [log_edge(bound, sign) if of == "ratio" else bound for bound, of in bounds]
+        found.append(Level(outside(x, edges, sign, strict), judged[0].per))
+    return found[0], found[1]
 
 
 def _judged(ratios: Ratios, rule: Reject) -> Level:
@@ -135,18 +208,6 @@ def _of_tokens(flags: Level, ratios: Ratios) -> Level:
     if flags.per == "turn":
         return Level(ratios.of_turns(flags.values), "token")
     return Level(segments.spread(flags.values, ratios.batch.cu_seqlens), "token")
-
-
-def _outside(x: Tensor, rule: Reject, sign: int) -> Tensor | None:
-    """Return where a statistic is beyond the rule's upper (sign 1) or lower (-1) bound; None without one."""
-    bound = rule.upper if sign > 0 else rule.lower
-    return outside(x, log_edge(bound, sign) if rule.statistic == "ratio" else bound, sign, rule.strict)
-
-
-def _inside(x: Tensor, rule: Reject) -> Tensor:
-    """Return where a statistic lies within the rule's bounds."""
-    found = either(*(_outside(x, rule, sign) for sign in (1, -1)))
-    return torch.ones_like(x, dtype=torch.bool) if found is None else ~found
 
 
 _SIGNS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
@@ -184,12 +245,11 @@ def veto_hits(ratios: Ratios, veto: Veto | None) -> Tensor:
 
 
 def _veto_hits(ratios: Ratios, veto: Veto | None) -> Tensor:
-    veto = veto or Veto()
-    edges = (log_edge(veto.lower, -1), -1), (log_edge(veto.upper, 1), 1)
-    hits = either(*(outside(ratios.delta, edge, sign) for edge, sign in edges))
-    if hits is None:
+    if veto is None:
         return torch.zeros_like(ratios.batch.lengths, dtype=torch.float64)
-    return segments.count(hits, ratios.batch.cu_seqlens)
+    high = outside(ratios.delta, [log_edge(veto.upper, 1)], 1)[0]
+    low = outside(ratios.delta, [log_edge(veto.lower, -1)], -1)[0]
+    return segments.count(high | low, ratios.batch.cu_seqlens)
 
 
 @dataclass(frozen=True)
@@ -220,7 +280,7 @@ def _keep(ratios: Ratios, preset: Preset) -> Kept:
     for at, rule in enumerate(preset.reject):
         before = preset if rule.among == "all" else replace(preset, reject=preset.reject[:at])
         judge = ratios if rule.on_tokens else ratios.whole or ratios
-        passed = passes(seen(judge, before, rule), rule)
+        passed = passes(ratios_for(judge, before, rule), rule)
         if passed.per == "sequence":
             sequences = sequences & passed.values
         else:
@@ -239,7 +299,7 @@ def on_tokens(rules: tuple[Reject, ...]) -> tuple[Reject, ...]:
     return tuple(rule for rule in rules if rule.on_tokens)
 
 
-def seen(ratios: Ratios, preset: Preset, part: Weight | Reject) -> Ratios:
+def ratios_for(ratios: Ratios, preset: Preset, part: Weight | Reject) -> Ratios:
     """Return the ratios for one part of a preset: its numerator, aggregated over the tokens it counts.
 
     `preset` holds the veto and the rules that drop tokens before this part.
@@ -251,25 +311,27 @@ def seen(ratios: Ratios, preset: Preset, part: Weight | Reject) -> Ratios:
     if ratios.whole is None:
         return among(ratios, own, before)
     key = before.veto, before.reject
-    whole = seen(ratios.whole, preset, part)
+    whole = ratios_for(ratios.whole, preset, part)
     return own.once(("among", key), lambda: replace(own, whole=whole, _memo=Memo()))
 
 
 def among(ratios: Ratios, own: Ratios, before: Preset) -> Ratios:
     """Return `own`, aggregated only over the tokens that a veto and rules on tokens keep."""
     key = "among", before.policy, before.veto, before.reject
-    return own.once(key, lambda: own.among(lambda: _left(ratios, before), _left_apart(ratios, own, before)))
+    return own.once(
+        key, lambda: own.among(lambda: _kept_tokens(ratios, before), _kept_split(ratios, own, before))
+    )
 
 
-def _left_apart(ratios: Ratios, own: Ratios, before: Preset) -> Apart | None:
+def _kept_split(ratios: Ratios, own: Ratios, before: Preset) -> Split | None:
     """Return the far tokens that are kept, where the near ones are all kept; else None."""
-    if ratios.apart is None or own.apart is None or not ratios.apart.leaves(before):
+    if ratios.split is None or own.split is None or not ratios.split.leaves(before):
         return None
-    kept = keep(ratios.apart.far, before)
-    return replace(own.apart, left=kept.tokens, rows=kept.sequences)
+    kept = keep(ratios.split.far, before)
+    return replace(own.split, counted=kept.tokens, rows=kept.sequences)
 
 
-def _left(ratios: Ratios, preset: Preset) -> Tensor:
+def _kept_tokens(ratios: Ratios, preset: Preset) -> Tensor:
     """Return the tokens that the veto and rules on tokens keep, [T] bool."""
     kept = keep(ratios, preset)
     sequences = segments.spread(kept.sequences, ratios.batch.cu_seqlens)
@@ -310,9 +372,15 @@ def weigh(ratios: Ratios, preset: Preset) -> Weighed:
     weight = preset.weight
     if by_turn(weight):
         return ratios.once(("of turns", weight_key(preset)), lambda: _of_turns(ratios, preset))
-    if ratios.whole is not None and weight.over != "token":
-        return weigh(ratios.whole, preset)
-    return ratios.once(("weight", weight_key(preset)), lambda: _weigh(seen(ratios, preset, weight), weight))
+    return weigh_units(ratios, preset)
+
+
+def weigh_units(ratios: Ratios, preset: Preset) -> Weighed:
+    """Compute the weights of tokens, turns or sequences, whichever have one; there must be a weight rule."""
+    assert preset.weight is not None
+    weight = preset.weight
+    own = ratios_for(_source(ratios, weight), preset, weight)
+    return own.once(("weight", weight), lambda: _weigh([(own, weight)])[0])
 
 
 def by_turn(weight: Weight | None) -> bool:
@@ -320,16 +388,9 @@ def by_turn(weight: Weight | None) -> bool:
     return weight is not None and weight.over == "segment" and weight.action != "psis"
 
 
-def weigh_turns(ratios: Ratios, preset: Preset) -> Weighed:
-    """Compute the weights of all turns; the preset's weight rule must be one on turns."""
-    assert preset.weight is not None
-    weight, whole = preset.weight, ratios.whole or ratios
-    return whole.once(("weight", weight_key(preset)), lambda: _weigh(seen(whole, preset, weight), weight))
-
-
 def _of_turns(ratios: Ratios, preset: Preset) -> Weighed:
     """Spread the weights of turns to the tokens of this batch."""
-    found = weigh_turns(ratios, preset)
+    found = weigh_units(ratios, preset)
     raw, final = (Level(ratios.of_turns(each.values), "token") for each in (found.raw, found.final))
     return replace(found, raw=raw, final=final)
 
@@ -345,29 +406,42 @@ def _log_ratio(ratios: Ratios, weight: Weight) -> Level:
     return Level(ratios.turns("ratio").clamp(-weight.safety, weight.safety), "turn")
 
 
-def _weigh(ratios: Ratios, weight: Weight) -> Weighed:
-    log = _log_ratio(ratios, weight)
-    key = "e^log r", log.per, weight.over, weight.safety, weight.safety_at
-    raw = ratios.once(key, lambda: log.map(lambda x: torch.exp(x.clamp(-OVERFLOW, OVERFLOW))))
-    edges = (log_edge(weight.upper, 1), 1), (log_edge(weight.lower, -1), -1)
-    above, below = (outside(log.values, edge, sign, weight.strict) for edge, sign in edges)
-
-    def held(weights: Level) -> Level:
-        """Set weights that float32 cannot hold to 0, where the trainer drops those."""
-        if weight.overflow == "limit":
-            return weights
-        return weights.map(lambda x: torch.where(log.values > FLOAT32_OVERFLOW, 0.0, x))
-
-    def counted(flags: Tensor | None) -> Tensor:
-        """Count the weights of each sequence beyond a bound, [S]; 0 without a bound."""
-        if flags is None:
-            return ratios.once(
-                "no weight", lambda: torch.zeros_like(ratios.batch.lengths, dtype=torch.float64)
-            )
-        return per_sequence(flags, log, ratios.batch)
-
-    final = held(_ACTIONS[weight.action](ratios, weight, log, held(raw), either(above, below)))
-    return Weighed(held(raw), final, counted(above), counted(below), *_bounded(ratios, weight))
+def _weigh(each: Sequence[tuple[Ratios, Weight]]) -> list[Weighed]:
+    """Compute weights of the same units that are alike but for their log-ratios and bounds."""
+    ratios, weight = each[0]
+    levels = [_log_ratio(*one) for one in each]
+    per, (first, at) = levels[0].per, distinct([id(x.values) for x in levels])
+    logs = torch.stack([levels[i].values for i in first])
+    raws = torch.exp(logs.clamp(-OVERFLOW, OVERFLOW))
+    if weight.overflow == "zero":  # float32 cannot hold them, and the trainer drops them
+        raws = torch.where(logs > FLOAT32_OVERFLOW, 0.0, raws)
+    none = ratios.once("no weight", lambda: torch.zeros_like(ratios.batch.lengths, dtype=torch.float64))
+    x, flags, counts = of_rows(logs, at), [], []
+    for bounds, sign in (([one.upper for _, one in each], 1), ([one.lower for _, one in each], -1)):
+        edges = [log_edge(bound, sign) for bound in bounds]
+        flags.append(outside(x, edges, sign, weight.strict))
+        rows = per_sequence(flags[-1], levels[0], ratios.batch)
+        counts.append([none if edge is None else row for edge, row in zip(edges, rows, strict=True)])
+    raw = raws.unbind()
+    if weight.action == "none":
+        final = [raw[i] for i in at]
+    elif weight.action == "psis":
+        final = [_smoothed(*one, level) for one, level in zip(each, levels, strict=True)]
+    elif weight.action == "mask":
+        final = list(torch.where(flags[0] | flags[1], 0.0, of_rows(raws, at)).unbind())
+    else:
+        low = _column(tuple(one.lower for _, one in each), x.device, -math.inf)
+        high = _column(tuple(one.upper for _, one in each), x.device, math.inf)
+        final = list(of_rows(raws, at).clamp(low, high).unbind())
+    if weight.overflow == "zero":
+        final = [
+            torch.where(level.values > FLOAT32_OVERFLOW, 0.0, w)
+            for level, w in zip(levels, final, strict=True)
+        ]
+    return [
+        Weighed(Level(raw[row], per), Level(own, per), high, low, *_bounded(*one))
+        for one, row, own, high, low in zip(each, at, final, *counts, strict=True)
+    ]
 
 
 def _bounded(ratios: Ratios, weight: Weight) -> tuple[Tensor, Tensor]:
@@ -383,32 +457,15 @@ def _bounded(ratios: Ratios, weight: Weight) -> tuple[Tensor, Tensor]:
             some = ratios.beyond(safety)
             return segments.count(some.delta.abs() > safety, some.batch.cu_seqlens), tries
         log = Level(ratios.turns("ratio"), "turn") if over == "segment" else ratios.aggregate("ratio", over)
-        return per_sequence(log.values.abs() > safety, log, ratios.batch), tries
+        return per_sequence((log.values.abs() > safety)[None], log, ratios.batch)[0], tries
 
     return ratios.once(("bounded", over, safety), made)
 
 
-def _truncate(ratios: Ratios, weight: Weight, log: Level, raw: Level, outside: Tensor | None) -> Level:
-    if not (weight.lower or weight.upper):
-        return raw
-    return raw.map(lambda x: x.clamp(weight.lower, weight.upper))
-
-
-def _mask(ratios: Ratios, weight: Weight, log: Level, raw: Level, outside: Tensor | None) -> Level:
-    return raw if outside is None else raw.map(lambda x: torch.where(outside, 0.0, x))
-
-
-def _psis(ratios: Ratios, weight: Weight, log: Level, raw: Level, outside: Tensor | None) -> Level:
+def _smoothed(ratios: Ratios, weight: Weight, log: Level) -> Tensor:
+    """Compute weights whose largest are smoothed."""
     smoothed = ratios.settled.smoothed(ratios.policy, weight, log.values, log.per, ratios.batch)
-    return Level(torch.exp(smoothed.clamp(-OVERFLOW, OVERFLOW)), log.per)
-
-
-_ACTIONS: dict[str, Callable[[Ratios, Weight, Level, Level, Tensor | None], Level]] = {
-    "truncate": _truncate,
-    "mask": _mask,
-    "none": lambda ratios, weight, log, raw, outside: raw,
-    "psis": _psis,
-}
+    return torch.exp(smoothed.clamp(-OVERFLOW, OVERFLOW))
 
 
 def in_tail(ratios: Ratios, weight: Weight) -> Tensor:
@@ -417,16 +474,17 @@ def in_tail(ratios: Ratios, weight: Weight) -> Tensor:
     return ratios.settled.in_tail(ratios.policy, weight, log.values, log.per, ratios.batch)
 
 
-def per_sequence(flag: Tensor, like: Level, batch: Batch) -> Tensor:
-    """Count flags per token or sequence by sequence, [S] float64 (empty sequences count 0).
+def per_sequence(flags: Tensor, like: Level, batch: Batch) -> Tensor:
+    """Count flags by sequence: rows [n, U] of tokens, turns or sequences → [n, S] float64.
 
-    A flagged turn counts all its tokens.
+    A flagged turn counts all its tokens; an empty sequence counts 0.
     """
+    if like.per == "sequence":
+        return (flags & (batch.lengths > 0)).to(torch.float64)
     if like.per == "token":
-        return segments.count(flag, batch.cu_seqlens)
-    if like.per == "turn":
-        return segments.total(flag * segments.lengths(batch.cu_runs).to(torch.float64), batch.turns)
-    return (flag & (batch.lengths > 0)).to(torch.float64)
+        return segments.of_rows(segments.total, segments.numbers(flags), batch.cu_seqlens)
+    tokens = flags * segments.lengths(batch.cu_runs).to(torch.float64)
+    return segments.of_rows(segments.total, tokens, batch.turns)
 
 
 def needs(preset: Preset, columns: set[str]) -> list[str]:

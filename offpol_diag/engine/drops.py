@@ -39,21 +39,21 @@ def states(scene: Scene, drift: Drift, pairs: Sequence[Pair]) -> dict[str, State
     columns = _columns(scene, drift, EVERY, every, scene.counts["sequences"])
     found: dict[str, State] = {}
     for ours, theirs in [*pairs, *((b, a) for a, b in pairs)]:
-        kept = _left(scene, ours)
-        lost, name = _left(scene, theirs) & ~kept, f"{ours.name}>{theirs.name}"
+        kept = _kept(scene, ours)
+        lost, name = _kept(scene, theirs) & ~kept, f"{ours.name}>{theirs.name}"
         columns |= _columns(scene, drift, name, lost, _gone(scene.batch, lost, kept))
         found[f"drops.{name}"] = _examples(scene, drift, ours, lost)
     return found | {"drops": Sums.of(columns, scene.draws, scene.batch.key)}
 
 
-def _left(scene: Scene, preset: Preset) -> Tensor:
+def _kept(scene: Scene, preset: Preset) -> Tensor:
     """Return the tokens that contribute to the loss under a preset as applied, [T] bool."""
     used = applied(preset)
     key = ("left", used.policy, used.weight, used.reject, used.veto)
-    return scene.once(key, lambda: left(scene.ratios(used.policy), used))
+    return scene.once(key, lambda: kept_tokens(scene.ratios(used.policy), used))
 
 
-def left(ratios: Ratios, preset: Preset) -> Tensor:
+def kept_tokens(ratios: Ratios, preset: Preset) -> Tensor:
     """Return the tokens that a preset keeps in the loss with a weight that is not 0, [T] bool."""
     kept, offsets = correction.keep(ratios, preset), ratios.batch.cu_seqlens
     found = segments.spread(kept.sequences, offsets)
@@ -133,7 +133,9 @@ def fired(scene: Scene, preset: Preset, at: int) -> list[str]:
     used, found = applied(preset), list[str]()
     ratios = scene.ratios(used.policy)
     for i, rule in enumerate(used.reject):  # as it judges what the rules before it keep
-        found.append(_broken(correction.seen(ratios, replace(used, reject=used.reject[:i]), rule), rule, at))
+        found.append(
+            _broken(correction.ratios_for(ratios, replace(used, reject=used.reject[:i]), rule), rule, at)
+        )
     vetoed = int(correction.veto_hits(ratios, used.veto)[at])
     if vetoed:
         found.append(f"veto: {_tokens(vetoed)} with {formulas.veto(used.veto).removeprefix('any ')}")

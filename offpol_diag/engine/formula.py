@@ -207,9 +207,9 @@ class Reader:
 
     def _own(self, row: Formula, prefix: str) -> tuple[str, ...]:
         """Return the columns that a metric reads, without those shared by the dump."""
-        asked: dict[str, None] = {}
-        row.of(lambda name: asked.setdefault(name) or self.column(name, prefix))
-        return tuple(name for name in asked if name not in SHARED)
+        wanted: dict[str, None] = {}
+        row.of(lambda name: wanted.setdefault(name) or self.column(name, prefix))
+        return tuple(name for name in wanted if name not in SHARED)
 
     def column(self, name: str, prefix: str = "") -> Tensor:
         """Return a column's sum and replicates, [1+B]."""
@@ -236,11 +236,11 @@ class Reader:
             ends = _unseen(value, float(self.sums["sequences"][0]))
         return blank.model_copy(update={"value": value, "interval": ends})
 
-    def estimates(self, asked: Mapping[str, tuple[Formula, Tensor]]) -> dict[str, Estimate]:
+    def estimates(self, wanted: Mapping[str, tuple[Formula, Tensor]]) -> dict[str, Estimate]:
         """Compute metrics, given with their [1+B] values, at less overhead than as Numbers."""
-        known = {name: one for name, one in asked.items() if math.isfinite(float(one[1][0]))}
+        known = {name: one for name, one in wanted.items() if math.isfinite(float(one[1][0]))}
         if not known:
-            return {name: Estimate(value=None) for name in asked}
+            return {name: Estimate(value=None) for name in wanted}
         rows, values = zip(*known.values(), strict=True)
         ends = intervals(torch.stack(values), self._effective, self.groups, [row.range for row in rows])
         found = {}
@@ -249,7 +249,7 @@ class Reader:
             unseen = row.counts and value in (0.0, 1.0) and between == (value, value)
             between = _unseen(value, float(self.sums["sequences"][0])) if unseen else between
             found[name] = Estimate(value=value, interval=between)
-        return {name: found.get(name, Estimate(value=None)) for name in asked}
+        return {name: found.get(name, Estimate(value=None)) for name in wanted}
 
     def around(self, values: Tensor, within: Range = ANYWHERE) -> tuple[float, float] | None:
         """Compute the 95% interval of [1+B] values; None with too few groups or finite replicates."""

@@ -26,7 +26,7 @@ from offpol_diag.engine.formula import (
 from offpol_diag.engine.ratios import OVERFLOW
 from offpol_diag.engine.scene import Scene
 from offpol_diag.engine.segments import here
-from offpol_diag.engine.terms import Drift, Terms, seen
+from offpol_diag.engine.terms import Drift, Terms, collected
 from offpol_diag.presets import Policy
 
 FACTORS = (1.1, 2.0, 5.0, 10.0)
@@ -83,7 +83,7 @@ def columns(scene: Scene, drift: Drift) -> dict[str, Tensor]:
 
 
 def _columns(scene: Scene, drift: Drift) -> dict[str, Tensor]:
-    named = seen(scene, drift, Gap).columns
+    named = collected(scene, drift, Gap).columns
     return {
         drift.prefix + name: values
         for name, values in (named | _sequence_values(scene, named, drift)).items()
@@ -179,7 +179,7 @@ def _ranges(scene: Scene, drift: Drift) -> dict[str, tuple[Tensor, Tensor]]:
     if not found:
         return {}
     there, total = scene.batch.lengths > 0, found[drift.prefix + "d"]
-    spans = seen(scene, drift, Gap).ranges | {
+    spans = collected(scene, drift, Gap).ranges | {
         "g": accumulators.extremes(_mean(scene, total), there),
         "s": accumulators.extremes(total, there),
     }

@@ -263,10 +263,10 @@ def mean_u(ratios: Ratios) -> Tensor:
 
 def _mean_u(whole: Ratios) -> Tensor:
     offsets = whole.batch.cu_seqlens
-    if whole.apart is None:
+    if whole.split is None:
         return segments.mean(_u(whole), offsets)
-    far = whole.apart.far
-    total = segments.total(_u(far), far.batch.cu_seqlens) + whole.apart.near.of("d", drift(whole.policy))
+    far = whole.split.far
+    total = segments.total(_u(far), far.batch.cu_seqlens) + whole.split.near.of("d", drift(whole.policy))
     return total / segments.lengths(offsets).clamp(min=1)
 
 

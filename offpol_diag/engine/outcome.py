@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from offpol_diag.batch import Batch
-from offpol_diag.engine import correction, losses, segments
-from offpol_diag.engine.correction import Kept, Weighed, beyond, by_turn, fails, seen, weigh_turns
+from offpol_diag.engine import correction, segments
+from offpol_diag.engine.correction import Kept, Weighed, beyond, by_turn, fails, ratios_for, weigh_units
 from offpol_diag.engine.moments import Moments
 from offpol_diag.engine.ratios import Ratios
-from offpol_diag.engine.rows import Columns, Inputs, Rows, Summed, flagged, joined, left, merged, together
+from offpol_diag.engine.rows import Columns, Inputs, Rows, Summed, flagged, joined, masked, merged, together
 from offpol_diag.engine.scene import Scene, neutral, on_turns, signs
 from offpol_diag.engine.segments import Memo, numbers
 from offpol_diag.presets import Policy, Preset, Reject
@@ -86,7 +86,7 @@ def normalised(preset: Preset) -> bool:
 
 
 @dataclass(frozen=True, eq=False)
-class Near:
+class NearOutcome:
     """Near tokens of each sequence, or of each turn with one sign of A, under one preset.
 
     Attributes:
@@ -178,7 +178,7 @@ class Outcome:
     preset: Preset
     far: Ratios
     kept: Kept
-    near: tuple[Near, ...] = ()
+    near: tuple[NearOutcome, ...] = ()
 
     @property
     def weighs_tokens(self) -> bool:
@@ -268,35 +268,39 @@ def apply(scene: Scene, preset: Preset) -> Outcome:
     """Apply a preset to the batch, to near tokens together; presets that share rules share the work."""
     preset = applied(preset)
     ratios = scene.ratios(preset.policy)
-    key = ("outcome", preset.weight, preset.reject, preset.veto, losses.kind(preset))
+    key = ("outcome", preset.weight, preset.reject, preset.veto, preset.loss, preset.clip)
     return ratios.once(key, lambda: _apply(scene, ratios, preset))
 
 
+def _looked_at(scene: Scene, preset: Preset) -> Ratios:
+    """Return the ratios of tokens looked at one by one: the far ones, or all where none is near."""
+    return scene.far_and_near[0].of(preset.policy) if scene.divides(preset) else scene.ratios(preset.policy)
+
+
 def _apply(scene: Scene, ratios: Ratios, preset: Preset) -> Outcome:
-    if not scene.divides(preset):
-        return of(ratios, preset)
-    far = scene.apart[0].of(preset.policy)
-    return Outcome(ratios, preset, far, correction.keep(far, preset), tuple(_near(scene, ratios, preset)))
+    far, near = _looked_at(scene, preset), scene.divides(preset)
+    kept = correction.keep(far, preset)
+    return Outcome(ratios, preset, far, kept, tuple(_near(scene, ratios, preset)) if near else ())
 
 
-def _near(scene: Scene, ratios: Ratios, preset: Preset) -> Iterator[Near]:
+def _near(scene: Scene, ratios: Ratios, preset: Preset) -> Iterator[NearOutcome]:
     """Yield the near tokens: by sequence, or by turn (and sign of A) where a rule or the weight needs it."""
     moments, rest = scene.moments, neutral(preset)
     rules = [(at, rule) for at, rule in enumerate(preset.reject) if on_turns(rule)]
     if not rules and not by_turn(preset.weight):
-        yield ratios.once(("near", rest), lambda: Near(ratios, rest, moments))
+        yield ratios.once(("near", rest), lambda: NearOutcome(ratios, rest, moments))
         return
-    weights = weigh_turns(ratios, preset).final.values if by_turn(preset.weight) else None
+    weights = weigh_units(ratios, preset).final.values if by_turn(preset.weight) else None
     for sign in signs(preset):
         passed = [_passes(ratios, preset, at, rule, sign) for at, rule in rules]
         passes = reduce(torch.logical_and, passed) if passed else None
-        yield Near(ratios, rest, moments.turns(sign), passes, weights)
+        yield NearOutcome(ratios, rest, moments.turns(sign), passes, weights)
 
 
 def _passes(ratios: Ratios, preset: Preset, at: int, rule: Reject, sign: str) -> Tensor:
     """Return which turns pass a rule for advantages of one sign, [R] bool."""
     before = replace(preset, reject=preset.reject[:at])
-    above, below = beyond(seen(ratios, before, rule), rule)
+    above, below = beyond(ratios_for(ratios, before, rule), rule)
     sample = {"1+": 1.0, "1-": -1.0}.get(sign, 0.0)
     advantage = above.values.new_full((), sample, dtype=torch.float64)
     passed = ~fails(rule, above.values, below.values, advantage)
@@ -334,13 +338,13 @@ passing_tokens = Summed(
 """Number of tokens that pass the rules on tokens."""
 weight_sums = Summed(
     lambda done: (done.token_weights, done.kept.tokens),
-    lambda w, keep: powers(w).map(lambda x: left(x, keep)).named(),
+    lambda w, keep: powers(w).map(lambda x: masked(x, keep)).named(),
     lambda near: near.sums.named(),
 )
 """`WeightSums` of tokens' own weights, over those that pass the rules on tokens."""
 weight_spans = Summed(
     lambda done: (done.token_weights, done.kept.tokens),
-    lambda w, keep: {"high": left(w, keep, -torch.inf), "minus low": left(-w, keep, -torch.inf)},
+    lambda w, keep: {"high": masked(w, keep, -torch.inf), "minus low": masked(-w, keep, -torch.inf)},
     lambda near: near.span,
     segments.largest,
     torch.maximum,
@@ -355,9 +359,9 @@ def every(scene: Scene) -> dict[str, Tensor]:
 
 def _every(scene: Scene) -> dict[str, Tensor]:
     ratios = scene.ratios("rollout")
-    if ratios.apart is None:
+    if ratios.split is None:
         return _counts(ratios)
-    far, near = _counts(ratios.apart.far), near_counts(ratios.apart.near)
+    far, near = _counts(ratios.split.far), near_counts(ratios.split.near)
     return {name: x + near[name] for name, x in far.items()}
 
 
@@ -388,16 +392,16 @@ sign_counts = Summed(
 
 # ---------------------------------------------------------------- many presets
 
-How = Callable[[Near, Named], Named]
+How = Callable[[NearOutcome, Named], Named]
 """Function from sums over rows to sums per sequence."""
 
 
-def passing(near: Near, sums: Named) -> Named:
+def passing(near: NearOutcome, sums: Named) -> Named:
     """Add up sums over the rows that pass."""
     return {name: near.of_passed(x) for name, x in sums.items()}
 
 
-def as_they_are(near: Near, sums: Named) -> Named:
+def as_they_are(near: NearOutcome, sums: Named) -> Named:
     """Return sums that are per sequence already."""
     return sums
 
@@ -420,6 +424,8 @@ class Outcomes:
     @classmethod
     def of(cls, scene: Scene, presets: Sequence[Preset]) -> Outcomes:
         """Apply presets to the batch."""
+        done = [applied(preset) for preset in presets]
+        correction.evaluate((_looked_at(scene, preset), preset) for preset in done)
         return cls(scene, tuple(presets), tuple(apply(scene, preset) for preset in presets))
 
     def only(self, which: Callable[[Preset], bool]) -> Outcomes:
@@ -429,8 +435,8 @@ class Outcomes:
     @property
     def divided(self) -> tuple[Outcomes, Outcomes]:
         """Presets whose near tokens are separate, and all others."""
-        apart = [bool(one.near) for one in self.each]
-        one, two = ([at for at, flag in enumerate(apart) if flag is x] for x in (True, False))
+        divided = [bool(one.near) for one in self.each]
+        one, two = ([at for at, flag in enumerate(divided) if flag is x] for x in (True, False))
         return self._picked(one), self._picked(two)
 
     def _picked(self, at: Sequence[int]) -> Outcomes:
@@ -533,7 +539,7 @@ class Outcomes:
     def _total(self, make: Summed, how: How) -> dict[str, Rows]:
         """Sum over far tokens, and join the sums of near ones."""
 
-        def sums(near: Near) -> Named:
+        def sums(near: NearOutcome) -> Named:
             return near.once((make, how), lambda: how(near, near.once(make, lambda: make.near(near))))
 
         names, far = make.of_many(self.each)

@@ -11,9 +11,9 @@ from offpol_diag.engine import losses, segments
 from offpol_diag.engine.formula import Formula, mean
 from offpol_diag.engine.losses import TokenLoss
 from offpol_diag.engine.moments import Direction
-from offpol_diag.engine.outcome import Named, Near, Outcome, Outcomes, near_counts, sign_counts
+from offpol_diag.engine.outcome import Named, NearOutcome, Outcome, Outcomes, near_counts, sign_counts
 from offpol_diag.engine.ratios import Ratios
-from offpol_diag.engine.rows import Columns, Inputs, Rows, Summed, flagged, joined, left
+from offpol_diag.engine.rows import Columns, Inputs, Rows, Summed, flagged, joined, masked
 
 SIDES = {"positive": "A+", "negative": "A-"}
 
@@ -44,7 +44,7 @@ def sequence_weights(outcomes: Outcomes) -> Rows:
     return joined(torch.mul, outcomes.rows(weight), outcomes.sequences)
 
 
-def weighing(near: Near, sums: Named) -> Named:
+def weighing(near: NearOutcome, sums: Named) -> Named:
     """Add up loss sums, each turn's times its weight where that multiplies the loss."""
     weighs = losses.weighted(near.preset)
     return {name: near.of_weighed(x) if weighs else near.of_passed(x) for name, x in sums.items()}
@@ -55,7 +55,7 @@ def loss_weights(done: Outcome) -> Tensor | None:
     return done.token_weights if done.weighs_tokens and losses.weighted(done.preset) else None
 
 
-def pooled(done: Outcome | Near) -> bool:
+def pooled(done: Outcome | NearOutcome) -> bool:
     """Return whether all tokens of a sequence share the loss's ratio."""
     return losses.LOSSES[done.preset.loss].pooled and losses.known(done.ratios.batch, done.preset)
 
@@ -66,7 +66,7 @@ def of_signs(both: dict[str, TokenLoss], make: Callable[[str, TokenLoss], Tensor
     return one + two
 
 
-def near_by_sign(near: Near) -> dict[str, TokenLoss]:
+def near_by_sign(near: NearOutcome) -> dict[str, TokenLoss]:
     """Compute a pooled loss at A = 1 and at A = −1, for each row."""
     both = losses.by_sign(near.ratios, near.preset)
     return {sign: one.map(near.given) for sign, one in both.items()}
@@ -74,7 +74,7 @@ def near_by_sign(near: Near) -> dict[str, TokenLoss]:
 
 def _total(done: Outcome, x: Tensor) -> Tensor:
     """Sum x over the far tokens of each sequence that pass the rules on tokens, [S]."""
-    return segments.total(left(x, done.kept.tokens), done.far.batch.cu_seqlens)
+    return segments.total(masked(x, done.kept.tokens), done.far.batch.cu_seqlens)
 
 
 def mass_sums(done: Outcome, weights: Tensor | None) -> dict[str, Tensor]:
@@ -112,12 +112,12 @@ def _weighed(
 ) -> dict[str, Tensor]:
     terms = {"pull": slope.abs()} if loss is None else {"loss": loss, "pull": slope.abs()}
     if weights is None:
-        return {name: left(x, keep) for name, x in terms.items()}
-    each = left(weights, keep)
+        return {name: masked(x, keep) for name, x in terms.items()}
+    each = masked(weights, keep)
     return {name: x * each for name, x in terms.items()}
 
 
-def _near_weighed(near: Near) -> dict[str, Tensor]:
+def _near_weighed(near: NearOutcome) -> dict[str, Tensor]:
     """Compute the sums on near tokens, where the loss is not clipped or bounded and a token's weight is r."""
     preset, moments = near.preset, near.moments
     weight = preset.policy if preset.weight is not None and losses.weighted(preset) else "rollout"
@@ -163,7 +163,7 @@ def _of_clip(done: Outcome) -> Inputs | dict[str, Tensor]:
     return loss.clipped, loss.clipped_lower, loss.kl, done.kept.tokens
 
 
-def _near_clip(near: Near) -> dict[str, Tensor]:
+def _near_clip(near: NearOutcome) -> dict[str, Tensor]:
     kl = -near.moments.of("d", losses.drift(near.preset.policy))
     if pooled(near):
         return _of_counts(near_by_sign(near), near_counts(near.moments), kl)
@@ -176,7 +176,7 @@ clip_sums = Summed(
     lambda clipped, lower, kl, keep: {
         "clipped": flagged(clipped, keep),
         "clipped_lower": flagged(lower, keep),
-        "kl": left(kl, keep),
+        "kl": masked(kl, keep),
     },
     _near_clip,
 )

@@ -23,7 +23,7 @@ from offpol_diag.engine.fields import COUNTS, Floats, Saved, require
 from offpol_diag.engine.formula import Formula, Reader
 from offpol_diag.engine.scene import Scene
 from offpol_diag.engine.segments import here
-from offpol_diag.engine.terms import Drift, Terms, seen
+from offpol_diag.engine.terms import Drift, Terms, collected
 from offpol_diag.summary import AtLength, Lengths, Number
 
 GRID = tuple(sorted({round(2 ** (half / 2)) for half in range(35)}))
@@ -131,7 +131,7 @@ def _products(delta: Tensor, offsets: Tensor) -> Tensor:
 
 def sums(scene: Scene, drift: Drift) -> Prefixes:
     """Compute the state of one batch."""
-    return seen(scene, drift, Products).state(scene)
+    return collected(scene, drift, Products).state(scene)
 
 
 # ---------------------------------------------------------------- read out

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from offpol_diag.engine.formula import ABOVE_MINUS_ONE, POSITIVE, Formula, Lookup, Reader, plain
-from offpol_diag.engine.outcome import Near, Outcome, Outcomes
+from offpol_diag.engine.outcome import NearOutcome, Outcome, Outcomes
 from offpol_diag.engine.ratios import OVERFLOW
-from offpol_diag.engine.rows import Columns, Inputs, Summed, joined, left
+from offpol_diag.engine.rows import Columns, Inputs, Summed, joined, masked
 from offpol_diag.presets import Preset
 from offpol_diag.presets.candidates import MARK, NOTHING
 from offpol_diag.summary import Number, Numbers
@@ -55,7 +55,7 @@ def _advantages(done: Outcome) -> Tensor:
     return done.far.batch.advantages
 
 
-def _near_sum(near: Near, weighted: bool) -> Tensor:
+def _near_sum(near: NearOutcome, weighted: bool) -> Tensor:
     """Compute Σ A·r, or ΣA, over near tokens."""
     direction = near.preset.policy if weighted else "rollout"
     return near.moments.exp(direction, side="A+") - near.moments.exp(direction, side="A-")
@@ -67,7 +67,7 @@ def _of_weights(done: Outcome) -> Inputs:
 
 _weighted = Summed(
     _of_weights,
-    lambda a, w, keep: {"wA": left(a if w is None else a * w, keep)},
+    lambda a, w, keep: {"wA": masked(a if w is None else a * w, keep)},
     lambda near: {"wA": _near_sum(near, near.preset.weight is not None)},
 )
 _exact = Summed(

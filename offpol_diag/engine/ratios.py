@@ -18,7 +18,7 @@ from torch import Tensor
 from offpol_diag.batch import Batch, Some
 from offpol_diag.engine import segments
 from offpol_diag.engine.moments import Moments
-from offpol_diag.engine.scope import UNSETTLED, Settled
+from offpol_diag.engine.scope import NO_FITS, BatchFits
 from offpol_diag.engine.segments import Memo
 from offpol_diag.presets import Over, Policy, Preset, Statistic
 
@@ -107,7 +107,7 @@ _LARGEST: dict[str, Callable[[Moments, Policy], Tensor]] = {
 
 
 @dataclass(frozen=True)
-class Apart:
+class Split:
     """Ratios of a batch, split into far tokens (large |Δ|) and near ones.
 
     Attributes:
@@ -115,7 +115,7 @@ class Apart:
         close: ratios of the near tokens; sums over them may come from moments.
         reach: largest |Δ| that a near token may have, nats.
         leaves: whether a preset's rules on tokens and veto drop no near token.
-        left: far tokens that aggregates run over, [F] bool; None for all.
+        counted: far tokens that aggregates run over, [F] bool; None for all.
         rows: sequences that aggregates cover, [S] bool; None for all.
     """
 
@@ -123,7 +123,7 @@ class Apart:
     close: Ratios
     reach: float
     leaves: Callable[[Preset], bool] = lambda preset: False
-    left: Tensor | None = None
+    counted: Tensor | None = None
     rows: Tensor | None = None
 
     @property
@@ -135,12 +135,12 @@ class Apart:
     @cached_property
     def tokens(self) -> Tensor:
         """Number of tokens of each sequence that aggregates run over, [S]."""
-        lost = 0.0 if self.left is None else segments.count(~self.left, self.far.batch.cu_seqlens)
+        lost = 0.0 if self.counted is None else segments.count(~self.counted, self.far.batch.cu_seqlens)
         return self.far.batch.lengths + self.close.batch.lengths - lost
 
-    def of_left(self, x: Tensor, absent: float) -> Tensor:
+    def of_counted(self, x: Tensor, absent: float) -> Tensor:
         """Set the far tokens [F] that are excluded to a value that the aggregate ignores."""
-        return x if self.left is None else torch.where(self.left, x, absent)
+        return x if self.counted is None else torch.where(self.counted, x, absent)
 
 
 @dataclass
@@ -152,23 +152,23 @@ class Ratios:
         policy: old, current, or rollout (Δ is 0 everywhere).
         settled: cuts and tails per trainer batch, for rules and weights that look beyond one sequence.
         peers: ratios of the same batch with other numerators, shared by all of them.
-        left: tokens that aggregates run over, [T] bool, or a function that computes them; None for all.
+        counted: tokens that aggregates run over, [T] bool, or a function that computes them; None for all.
         moments: moments of these tokens, if they are near ones; sums are taken from there.
         whole: if this batch is a subset of tokens of another one, that one's ratios, on which sequences and
             turns are judged.
         rows: index in `whole` of each sequence, [S]; None where the sequences are the same.
-        apart: these ratios split into far and near tokens; None where they are not split.
+        split: these ratios split into far and near tokens; None where they are not split.
     """
 
     batch: Batch
     policy: Policy
-    settled: Settled = UNSETTLED
+    settled: BatchFits = NO_FITS
     peers: dict[str, Ratios] = field(default_factory=dict, repr=False)
-    left: Tensor | Callable[[], Tensor] | None = field(default=None, repr=False)
+    counted: Tensor | Callable[[], Tensor] | None = field(default=None, repr=False)
     moments: Moments | None = field(default=None, repr=False)
     whole: Ratios | None = field(default=None, repr=False)
     rows: Tensor | None = field(default=None, repr=False)
-    apart: Apart | None = field(default=None, init=False, repr=False)
+    split: Split | None = field(default=None, init=False, repr=False)
     _memo: Memo = field(default_factory=Memo, repr=False)
 
     def of(self, policy: Policy | None) -> Ratios:
@@ -177,13 +177,13 @@ class Ratios:
             return self
         if policy not in self.peers:
             whole = None if self.whole is None else self.whole.of(policy)
-            self.peers[policy] = replace(self, policy=policy, left=None, whole=whole, _memo=Memo())
+            self.peers[policy] = replace(self, policy=policy, counted=None, whole=whole, _memo=Memo())
         return self.peers[policy]
 
-    def among(self, left: Callable[[], Tensor], apart: Apart | None = None) -> Ratios:
-        """Return the same ratios, aggregated over the tokens `left` [T]; `apart` is a faster way to do so."""
-        found = Ratios(self.batch, self.policy, self.settled, self.peers, left)
-        found.apart = apart
+    def among(self, counted: Callable[[], Tensor], split: Split | None = None) -> Ratios:
+        """Return the same ratios, aggregated over the tokens `counted` [T], by `split` faster."""
+        found = Ratios(self.batch, self.policy, self.settled, self.peers, counted)
+        found.split = split
         return found
 
     @property
@@ -194,25 +194,29 @@ class Ratios:
         return batch.index if known and isinstance(batch, Some) else None
 
     @property
-    def _left(self) -> Tensor | None:
-        if callable(self.left):
-            self.left = self.left()
-        return self.left
+    def _counted(self) -> Tensor | None:
+        if callable(self.counted):
+            self.counted = self.counted()
+        return self.counted
 
     def once(self, key: object, make: Callable[[], T]) -> T:
         """Return `make()`, computed once per key."""
         return self._memo.once(key, make)
 
+    def know(self, key: object, value: object) -> None:
+        """Store what was computed elsewhere, e.g. r − 1 of every token, [T]."""
+        self._memo[key] = value
+
     def forget(self) -> None:
         """Drop all cached values, of the other numerators too: they form reference cycles."""
         for ratios in (self, *self.peers.values()):
             ratios._memo.clear()
-            ratios.apart = None
+            ratios.split = None
         self.peers.clear()
 
     def together(self) -> Ratios:
         """Return the same ratios, not split into far and near tokens."""
-        if self.apart is None:
+        if self.split is None:
             return self
         return self.once("together", lambda: Ratios(self.batch, self.policy, self.settled))
 
@@ -246,10 +250,6 @@ class Ratios:
             return self.once("r − 1", lambda: segments.expm1(self.delta))
         low, high = math.expm1(-safety), math.expm1(safety)
         return self.once(("r − 1", safety), lambda: self.excess().clamp(low, high))
-
-    def know(self, excess: Tensor) -> None:
-        """Take r − 1 of every token, [T], as given: it was computed elsewhere."""
-        self.once("r − 1", lambda: excess)
 
     def token(self, statistic: Statistic, safety: float | None = None) -> Tensor:
         """Compute the statistic of every token, [T]; `ratio` as its logarithm."""
@@ -292,22 +292,22 @@ class Ratios:
 
     def beyond(self, bound: float) -> Ratios:
         """Return ratios that include all tokens whose |Δ| exceeds a bound."""
-        return self.apart.far if self.apart is not None and self.apart.reach < bound else self
+        return self.split.far if self.split is not None and self.split.reach < bound else self
 
     def _of_both(self, statistic: Statistic, over: Over, safety: float | None) -> Tensor | None:
         """Aggregate over far and near tokens; None where they are not split or a bound acts on near ones."""
-        apart = self.apart
-        if apart is None or (safety is not None and safety < apart.reach):
+        split = self.split
+        if split is None or (safety is not None and safety < split.reach):
             return None
         how, join = _PARTS[over]
         reduce, absent = _OVER_SEQUENCE[how]
-        far = apart.far
+        far = split.far
         values = join(
-            reduce(apart.of_left(far.token(statistic, safety), absent), far.batch.cu_seqlens),
-            apart.close.of_sequences(statistic, how),
+            reduce(split.of_counted(far.token(statistic, safety), absent), far.batch.cu_seqlens),
+            split.close.of_sequences(statistic, how),
         )
-        values = values / apart.tokens.clamp(min=1) if over == "mean" else values
-        return values if apart.rows is None else torch.where(apart.rows & (apart.tokens > 0), values, 0.0)
+        values = values / split.tokens.clamp(min=1) if over == "mean" else values
+        return values if split.rows is None else torch.where(split.rows & (split.tokens > 0), values, 0.0)
 
     def own(self, x: Tensor) -> Tensor:
         """Map a number of the whole batch's sequences to the sequences here, [S]."""
@@ -328,16 +328,16 @@ class Ratios:
         if whole is None or index is None:
             return segments.spread(x, (whole or self).batch.cu_runs)
         at = self.once("turn", lambda: torch.searchsorted(whole.batch.cu_runs, index, right=True) - 1)
-        return x[at]
+        return x[..., at]
 
     def _reduced(self, x: Tensor, over: Over, offsets: Tensor) -> Tensor:
         """Aggregate per run [R], over the included tokens; 0 where there is none."""
         reduce, absent = _OVER_SEQUENCE[over]
-        left = self._left
-        if left is None:
+        counted = self._counted
+        if counted is None:
             return reduce(x, offsets)
-        there = segments.count(left, offsets)
-        x = torch.where(left, x, absent)
+        there = segments.count(counted, offsets)
+        x = torch.where(counted, x, absent)
         values = segments.total(x, offsets) / there.clamp(min=1) if over == "mean" else reduce(x, offsets)
         return torch.where(there > 0, values, 0.0)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from offpol_diag.engine.formula import ABOVE_MINUS_ONE, POSITIVE, Formula, mean
 from offpol_diag.engine.outcome import Outcome, Outcomes
 from offpol_diag.engine.ratios import OVERFLOW
-from offpol_diag.engine.rows import Columns, Inputs, Summed, joined, left
+from offpol_diag.engine.rows import Columns, Inputs, Summed, joined, masked
 
 
 def columns(outcomes: Outcomes) -> Columns:
@@ -57,7 +57,7 @@ def _gap(done: Outcome) -> Inputs:
 
 gap_sums = Summed(
     _gap,
-    lambda k3, delta, keep: {"k3": left(k3, keep), "delta": left(delta, keep)},
+    lambda k3, delta, keep: {"k3": masked(k3, keep), "delta": masked(delta, keep)},
     lambda near: {
         "k3": near.moments.of("k3", near.preset.policy),
         "delta": near.moments.of("d", near.preset.policy),

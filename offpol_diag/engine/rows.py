@@ -15,7 +15,7 @@ from offpol_diag.engine import segments
 from offpol_diag.engine.segments import Reduce, here, sent
 
 if TYPE_CHECKING:
-    from offpol_diag.engine.outcome import Near, Outcome
+    from offpol_diag.engine.outcome import NearOutcome, Outcome
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,12 @@ class Rows:
         return Rows(function(self.values), self.at)
 
     def _picked(self, at: tuple[int, ...]) -> Tensor:
-        if at == tuple(range(len(self.values))):
-            return self.values
-        return self.values.index_select(0, _sent(at, self.values.device))
+        return of_rows(self.values, at)
+
+
+def of_rows(x: Tensor, at: tuple[int, ...]) -> Tensor:
+    """Select rows by index; the tensor itself where these are all rows in their order."""
+    return x if at == tuple(range(len(x))) else x.index_select(0, _sent(at, x.device))
 
 
 def together(*rows: Rows) -> tuple[list[Tensor], tuple[int, ...]]:
@@ -122,8 +125,6 @@ def _sent(at: tuple[int, ...], device: torch.device) -> Tensor:
 # ---------------------------------------------------------------- sums over tokens
 
 Inputs = tuple[Tensor | None, ...]
-AT_ONCE, OF_GPU = 1 << 16, 1 << 22
-"""Tokens × rows processed at once, so that they fit in the caches (CPU) or in memory (GPU)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,7 +142,7 @@ class Summed:
 
     inputs: Callable[[Outcome], Inputs | dict[str, Tensor]]
     terms: Callable[..., dict[str, Tensor]]
-    near: Callable[[Near], dict[str, Tensor]]
+    near: Callable[[NearOutcome], dict[str, Tensor]]
     reduce: Reduce = segments.total
     join: Callable[[Tensor, Tensor], Tensor] = torch.add
 
@@ -171,11 +172,9 @@ class Summed:
             return tuple(inputs[0]), Rows.of_columns(inputs)
         first, at = distinct([tuple(map(id, one)) for one in inputs])
         few: list[Inputs] = [inputs[row] for row in first]
-        tokens = next(len(x) for x in few[0] if x is not None)
-        most = max(1, (AT_ONCE if here(offsets) else OF_GPU) // max(1, tokens))
+        tokens = next(x for x in few[0] if x is not None)
         parts = []
-        for row in range(0, len(few), most):
-            some = few[row : row + most]
+        for some in segments.in_parts(few, tokens):
             terms = self.terms(*map(_stacked, zip(*some, strict=True)))
             parts.append(self._reduced([x.expand(len(some), -1) for x in terms.values()], offsets))
         return tuple(terms), Rows(torch.cat(parts), at)
@@ -195,7 +194,7 @@ def _stacked(inputs: Sequence[Tensor | None]) -> Tensor | None:
     return torch.stack(inputs)  # type: ignore[arg-type]
 
 
-def left(x: Tensor, keep: Tensor | None, absent: float = 0.0) -> Tensor:
+def masked(x: Tensor, keep: Tensor | None, absent: float = 0.0) -> Tensor:
     """Set tokens that are not kept to `absent`, which the reduction ignores."""
     return x if keep is None else torch.where(keep, x, absent)
 

@@ -16,8 +16,8 @@ from offpol_diag.engine import correction, resample, segments
 from offpol_diag.engine.correction import by_turn
 from offpol_diag.engine.losses import LOSSES
 from offpol_diag.engine.moments import BLOCK, DIRECTIONS, Moments
-from offpol_diag.engine.ratios import Apart, Ratios
-from offpol_diag.engine.scope import UNSETTLED, Settled
+from offpol_diag.engine.ratios import Ratios, Split
+from offpol_diag.engine.scope import NO_FITS, BatchFits
 from offpol_diag.engine.segments import Memo, here
 from offpol_diag.presets import Clip, Policy, Preset, Reject, Veto, Weight
 
@@ -47,7 +47,7 @@ SPANS: dict[str, Callable[[float], tuple[float, float]]] = {
 
 
 @dataclass(frozen=True)
-class Near:
+class Nearness:
     """Conditions under which a token is near, for some presets.
 
     Attributes:
@@ -76,7 +76,7 @@ class Near:
         return rules and _veto_idle(preset.veto, self.radius)
 
     @classmethod
-    def of(cls, presets: Sequence[Preset]) -> Near:
+    def of(cls, presets: Sequence[Preset]) -> Nearness:
         """Choose the largest of `RADII` at which as many presets can be split as at the smallest."""
         applied = [preset if preset.apply else replace(preset, weight=None, reject=()) for preset in presets]
         most = sum(divides(preset, RADII[-1]) for preset in applied)
@@ -94,7 +94,7 @@ class Near:
 
 @cache
 def splits(preset: Preset, a: float) -> bool:
-    """Return whether a preset treats all near tokens, |Δ| within ±a, alike (given what `Near` watches)."""
+    """Return whether a preset treats all near tokens, |Δ| within ±a, alike given its watched rules."""
     parted = preset.apply and (by_turn(preset.weight) or any(map(on_turns, preset.reject)))
     return divides(preset, a) and not parted
 
@@ -196,7 +196,9 @@ def _outside(lower: float | None, upper: float | None, a: float) -> bool:
     return above and (lower is None or lower <= 0 or math.log(lower) < -a)
 
 
-def close(ratios: Ratios, near: Near, excess: Mapping[tuple[Policy, Policy], Tensor] | None = None) -> Tensor:
+def close(
+    ratios: Ratios, near: Nearness, excess: Mapping[tuple[Policy, Policy], Tensor] | None = None
+) -> Tensor:
     """Return which tokens are near, [T] bool; `ratios` are of all tokens, of any numerator.
 
     On a CPU the batch is processed in blocks of whole sequences that fit in a core's cache. `excess` is
@@ -210,13 +212,13 @@ def close(ratios: Ratios, near: Near, excess: Mapping[tuple[Policy, Policy], Ten
         begin = 0 if whole else int(batch.cu_seqlens[first])
         for (denominator, numerator), x in (excess or {}).items():
             if denominator == "rollout":
-                block.of(numerator).know(x[begin : begin + block.batch.tokens])
+                block.of(numerator).know("r − 1", x[begin : begin + block.batch.tokens])
         found.append(_close(block, near))
         block.forget()
     return found[0] if len(found) == 1 else torch.cat(found)
 
 
-def _close(ratios: Ratios, near: Near) -> Tensor:
+def _close(ratios: Ratios, near: Nearness) -> Tensor:
     found = torch.ones_like(ratios.batch.rollout, dtype=torch.bool)
     for gap in _gaps(ratios):
         found &= gap.abs() <= near.radius  # a NaN is far
@@ -252,8 +254,8 @@ class Scene:
 
     batch: Batch
     draws: Tensor
-    settled: Settled = UNSETTLED
-    near: Near | None = None
+    settled: BatchFits = NO_FITS
+    near: Nearness | None = None
     excess: dict[tuple[Policy, Policy], Tensor] = field(default_factory=dict, repr=False)
     _ratios: dict[str, Ratios] = field(default_factory=dict)
     _memo: Memo = field(default_factory=Memo, repr=False)
@@ -265,8 +267,8 @@ class Scene:
         batch: Batch,
         seed: int,
         replicates: int,
-        settled: Settled = UNSETTLED,
-        near: Near | None = None,
+        settled: BatchFits = NO_FITS,
+        near: Nearness | None = None,
     ) -> Scene:
         """Build with bootstrap draws for every sequence."""
         return cls(batch, resample.draws(batch.key, seed, replicates), settled, near)
@@ -289,7 +291,7 @@ class Scene:
         """
         if self.near is None or not splits(preset, self.near.radius):
             return ((self.ratios(preset.policy), preset),)
-        far, close = self.apart
+        far, close = self.far_and_near
         return (far.of(preset.policy), preset), (close.of(preset.policy), neutral(preset))
 
     def divides(self, preset: Preset) -> bool:
@@ -299,28 +301,28 @@ class Scene:
     @property
     def moments(self) -> Moments:
         """Moments of the near tokens; `near` must be set."""
-        moments = self.apart[1].moments
+        moments = self.far_and_near[1].moments
         assert moments is not None
         return moments
 
     @property
-    def apart(self) -> tuple[Ratios, Ratios]:
+    def far_and_near(self) -> tuple[Ratios, Ratios]:
         """Ratios of the far tokens and of the near ones; `near` must be set."""
         if self._parts is None:
             assert self.near is not None
             self._parts = self._split(self.near)
         return self._parts
 
-    def judge_apart(self) -> None:
+    def use_split(self) -> None:
         """Make sequence-level ratios use far tokens and moments of near ones from now on."""
         assert self.near is not None
-        far, close = self.apart
+        far, close = self.far_and_near
         for policy in POLICIES:
             if self.batch.has(policy):
                 parts = far.of(policy), close.of(policy)
-                self.ratios(policy).apart = Apart(*parts, self.near.radius, self.near.leaves)
+                self.ratios(policy).split = Split(*parts, self.near.radius, self.near.leaves)
 
-    def _split(self, near: Near) -> tuple[Ratios, Ratios]:
+    def _split(self, near: Nearness) -> tuple[Ratios, Ratios]:
         """Split the batch into far and near tokens."""
         whole = self.ratios("rollout")
         far = places(~close(whole, near, self.excess))

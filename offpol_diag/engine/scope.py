@@ -72,7 +72,7 @@ class Smooth:
 
 
 @dataclass(frozen=True)
-class Settled:
+class BatchFits:
     """Per trainer batch: the cut of each batch-wide rule, the tail of each smoothed weight.
 
     Attributes:
@@ -111,5 +111,5 @@ def _sent(values: list[float], device: torch.device) -> Tensor:
     return sent(torch.tensor(values, dtype=torch.float64), device)
 
 
-UNSETTLED = Settled()
+NO_FITS = BatchFits()
 """No cuts and tails: for methods that look at one sequence at a time."""

@@ -10,7 +10,7 @@ queued work, so code that runs there takes shapes that do not depend on values.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from functools import cache
 from itertools import pairwise
 from typing import TypeVar
@@ -155,6 +155,17 @@ def _in_rows(offsets: Tensor, rows: int, tokens: int) -> Tensor:
     return known[size]
 
 
+AT_ONCE, OF_GPU = 1 << 16, 1 << 22
+"""Tokens × rows processed at once, so that they fit in the caches (CPU) or in memory (GPU)."""
+
+
+def in_parts(rows: Sequence[T], tokens: Tensor) -> Iterator[Sequence[T]]:
+    """Yield as many rows over the tokens [T] as are processed at once."""
+    most = max(1, (AT_ONCE if here(tokens) else OF_GPU) // max(1, len(tokens)))
+    for row in range(0, len(rows), most):
+        yield rows[row : row + most]
+
+
 Filled = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None, int]
 
 
@@ -185,10 +196,10 @@ def mean(x: Tensor, offsets: Tensor) -> Tensor:
 
 
 def spread(x: Tensor, offsets: Tensor) -> Tensor:
-    """Give every token its run's value: [S] → [T]."""
+    """Give every token its run's value: [..., S] → [..., T]."""
     if x.requires_grad or not here(x):
-        return torch.repeat_interleave(x, lengths(offsets), output_size=tokens(offsets))
-    return torch.from_numpy(np.repeat(x.numpy(), lengths(offsets).numpy()))
+        return torch.repeat_interleave(x, lengths(offsets), -1, output_size=tokens(offsets))
+    return torch.from_numpy(np.repeat(x.numpy(), lengths(offsets).numpy(), -1))
 
 
 _TOKENS: MutableMapping[Tensor, int] = WeakTensorKeyDictionary()

@@ -26,7 +26,7 @@ from offpol_diag.engine.ratios import OVERFLOW
 from offpol_diag.engine.scene import Scene
 from offpol_diag.engine.scope import Smooth
 from offpol_diag.engine.segments import here
-from offpol_diag.engine.terms import Drift, Terms, seen
+from offpol_diag.engine.terms import Drift, Terms, collected
 from offpol_diag.summary import Number, Numbers
 
 TAIL = 1 << 15
@@ -162,7 +162,7 @@ def states(scene: Scene, drift: Drift) -> dict[str, State]:
     columns, batch = gap.columns(scene, drift), scene.batch
     if not columns:
         return {}
-    counts, k3_counts, k3_sums = seen(scene, drift, Tails).sums
+    counts, k3_counts, k3_sums = collected(scene, drift, Tails).sums
     there, total = batch.lengths > 0, columns[f"{drift.prefix}d"]
     q, p = batch.policy(drift.denominator), batch.policy(drift.numerator)
     assert q is not None

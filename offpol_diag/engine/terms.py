@@ -276,7 +276,7 @@ def walk(scene: Scene, collectors: Mapping[Drift, Sequence[type[Any]]]) -> None:
             scene.once((type(watch), drift.prefix), lambda watch=watch: watch)  # type: ignore[misc]
 
 
-def seen(scene: Scene, drift: Drift, make: type[W]) -> W:
+def collected(scene: Scene, drift: Drift, make: type[W]) -> W:
     """Return the collector that saw every block, after a pass of its own if there was none."""
     return scene.once((make, drift.prefix), lambda: _walked(scene, {drift: (make,)})[drift][0])
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from offpol_diag.engine import losses
 from offpol_diag.engine.formula import POSITIVE, Formula, Lookup
-from offpol_diag.engine.outcome import Named, Near, Outcome, Outcomes
+from offpol_diag.engine.outcome import Named, NearOutcome, Outcome, Outcomes
 from offpol_diag.engine.policyloss import (
     SIDES,
     loss_weights,
@@ -36,9 +36,9 @@ def shared(scene: Scene) -> dict[str, Tensor]:
 
 def _masses(scene: Scene) -> dict[str, Tensor]:
     ratios = scene.ratios("rollout")
-    if ratios.apart is None:
+    if ratios.split is None:
         return masses(ratios)
-    far, near = masses(ratios.apart.far), ratios.apart.near
+    far, near = masses(ratios.split.far), ratios.split.near
     return {sign: far[sign] + near.of(side=side) for sign, side in SIDES.items()}
 
 
@@ -57,7 +57,7 @@ def columns(outcomes: Outcomes) -> Columns:
     return outcomes.named(found)
 
 
-def stilling(near: Near, sums: Named) -> Named:
+def stilling(near: NearOutcome, sums: Named) -> Named:
     """Add up the removed Σ|A|: all of a turn that does not pass or has weight 0."""
     pulls = near.passes
     if near.weights is not None and losses.weighted(near.preset):
@@ -96,7 +96,7 @@ def _still(
     return {sign: torch.where(pulls, 0.0, x) for sign, x in zip(SIDES, (up, down), strict=True)}
 
 
-def _near_still(near: Near) -> dict[str, Tensor]:
+def _near_still(near: NearOutcome) -> dict[str, Tensor]:
     """Compute the Σ|A| removed on near tokens: 0 unless the clip of a whole sequence acts."""
     if not pooled(near):
         return dict.fromkeys(SIDES, torch.zeros_like(near.moments.n))

@@ -12,7 +12,7 @@ from offpol_diag.engine import gap, sample, segments
 from offpol_diag.engine.accumulators import Best
 from offpol_diag.engine.scene import Scene
 from offpol_diag.engine.segments import here, sent
-from offpol_diag.engine.terms import Drift, Terms, seen
+from offpol_diag.engine.terms import Drift, Terms, collected
 from offpol_diag.summary import Strip, WorstSequence, WorstToken
 
 SEQUENCES, TOKENS, CONTEXT, TIES = 10, 20, 3, 1000
@@ -70,7 +70,7 @@ def typical(scene: Scene, drift: Drift) -> Best[WorstSequence]:
 
 def _table(scene: Scene, drift: Drift, k3: Tensor) -> Tensor:
     """Return mean k3, ΣΔ, largest |Δ| and reward of each sequence, [S, 4]; without rewards 0."""
-    most, rewards = seen(scene, drift, Largest).most, scene.batch.rewards
+    most, rewards = collected(scene, drift, Largest).most, scene.batch.rewards
     total = gap.columns(scene, drift)[f"{drift.prefix}d"]
     total = total.nan_to_num()  # a sum beyond float64 is shown as its largest number
     return torch.stack((k3, total, most, torch.zeros_like(k3) if rewards is None else rewards), dim=1)
@@ -128,7 +128,7 @@ def tokens(scene: Scene, drift: Drift) -> Best[WorstToken]:
     """Find the tokens with the largest |Δ|, with the log-ratios around them."""
     batch = scene.batch
     q, p = _policies(batch, drift)
-    at = _among(batch, seen(scene, drift, Largest).most)
+    at = _among(batch, collected(scene, drift, Largest).most)
     at = at[_largest((p[at] - q[at]).abs(), TOKENS)]
     around = _around(q, p, at)
     real = torch.cat((around[:, CONTEXT : CONTEXT + 1].abs(), _columns(at, q, p), around), dim=1)

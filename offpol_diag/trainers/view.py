@@ -350,7 +350,7 @@ class View:
         """Tokens of each sequence whose log-ratio, or their sequence's or turn's, is above a bound, [S]."""
         some = self.ratios if over in ("sum", "mean") else self.far
         log = some.aggregate("ratio", over)
-        found = correction.per_sequence(log.values > bound, log, some.batch)
+        found = correction.per_sequence((log.values > bound)[None], log, some.batch)[0]
         return found * self.n if log.per == "sequence" else found
 
     def passed_rows(self) -> Tensor:
@@ -361,7 +361,7 @@ class View:
         """Tokens of each sequence that one rule drops by itself, [S]."""
         if rule.over == "segment" and rule.advantage == "any":
             above, below = correction.beyond(self.ratios.of(rule.policy), rule)
-            return correction.per_sequence(above.values | below.values, above, self.batch)
+            return correction.per_sequence((above.values | below.values)[None], above, self.batch)[0]
         passed = correction.passes(self.far.of(rule.policy), rule)
         if passed.per == "sequence":
             return self.n * ~passed.values
@@ -457,7 +457,7 @@ def _near_sum(scene: Scene, policy: Policy, how: How, of: Measure) -> Found:
     if how == "ends" and of.rising:
         measure, rise = of.rising
         return tuple(torch.where(x.isinf(), x, rise(x)) for x in near_sum(scene, policy, how, measure))
-    return _of_blocks(scene.apart[1].of(policy), how, of)
+    return _of_blocks(scene.far_and_near[1].of(policy), how, of)
 
 
 def _of_blocks(ratios: Ratios, how: How, of: Measure) -> Found:
