@@ -17,7 +17,7 @@ from typing import Any
 
 import offpol_diag
 from offpol_diag.analysis.tally import Study
-from offpol_diag.engine import method, resample
+from offpol_diag.engine import accumulators, method
 from offpol_diag.engine.accumulators import Sums
 from offpol_diag.engine.formula import Reader
 from offpol_diag.engine.outcome import Outcomes
@@ -37,7 +37,7 @@ def number(name: str, metric: str) -> Number:
     study = Study.of(dump.info.columns, (catalogue.load()[name],), (), 0)
     seen: list[Sums] = []
     for batch in dump.batches():
-        scene = Scene.of(batch, study.seed, resample.REPLICATES, near=study.near)
+        scene = Scene.of(batch, study.seed, accumulators.REPLICATES, near=study.near)
         columns = Columns.joined(Columns.of(scene.counts), method.columns(Outcomes.of(scene, study.presets)))
         seen.append(Sums.of_stacked(columns.names, columns.parts, scene.draws, batch.key, columns.which))
     sums = reduce(Sums.merge, seen).read()

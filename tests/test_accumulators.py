@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from offpol_diag.engine import accumulators, breakdowns, resample, worst
+from offpol_diag.engine import accumulators, breakdowns, worst
 from offpol_diag.engine.accumulators import Sums, count_by, runs, sum_by
 from offpol_diag.engine.tails import TAIL, Tail
 from tests.devices import DEVICES
@@ -39,7 +39,7 @@ def part(name: str) -> tuple[Sums, Sums]:
     which = torch.tensor(WHICH[name])
     rows = torch.from_numpy(RANDOM.standard_normal((int(which.max()) + 1, S)) * 1e3)
     key = torch.from_numpy(RANDOM.integers(0, 9, S) * 977)
-    draws = resample.draws(key, 0, B)
+    draws = accumulators.draws(key, 0, B)
     return Sums.of_stacked(NAMES, rows, draws, which=which), Sums.of_stacked(NAMES, rows[which], draws)
 
 
@@ -85,7 +85,7 @@ def test_names_that_share_a_row_are_read_into_one_tensor() -> None:
 def test_neighbours_of_one_group_are_added_before_they_are_drawn(groups):
     key = torch.from_numpy(np.sort(RANDOM.integers(0, groups, 60)) * 977)
     columns = {name: torch.from_numpy(RANDOM.standard_normal(60)) for name in "ab"}
-    draws = resample.draws(key, 0, 16)
+    draws = accumulators.draws(key, 0, 16)
     one, two = Sums.of(columns, draws).read(), Sums.of(columns, draws, key).read()
 
     for name in "ab":
@@ -94,14 +94,14 @@ def test_neighbours_of_one_group_are_added_before_they_are_drawn(groups):
 
 def test_a_group_that_comes_back_later_is_drawn_as_often_as_before():
     key = torch.tensor([5, 5, 5, 9, 9, 9, 5, 5, 5])
-    draws = resample.draws(key, 0, 64)
+    draws = accumulators.draws(key, 0, 64)
 
-    assert torch.equal(draws, torch.cat([resample.draws(key[i : i + 1], 0, 64) for i in range(9)]))
+    assert torch.equal(draws, torch.cat([accumulators.draws(key[i : i + 1], 0, 64) for i in range(9)]))
 
 
 def test_a_number_at_a_step_of_poisson_has_reached_it():
-    steps = resample._poisson_steps()
-    found = resample._poisson(torch.tensor([step + by for step in steps for by in (-1, 0)]))
+    steps = accumulators._poisson_steps()
+    found = accumulators._poisson(torch.tensor([step + by for step in steps for by in (-1, 0)]))
 
     assert found.tolist() == [float(n) for at in range(len(steps)) for n in (at, at + 1)]
 

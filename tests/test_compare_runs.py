@@ -263,10 +263,10 @@ def test_without_prompt_ids_equal_responses_are_paired(tmp_path: Path) -> None:
 
 def test_of_more_groups_than_are_kept_the_shared_ones_are_estimated() -> None:
     def sample(first: int, last: int) -> GroupSample:
-        from offpol_diag.engine import resample
+        from offpol_diag.engine import accumulators
 
-        keys = resample.mix(torch.arange(first, last))
-        return GroupSample.of(resample.mix(keys), torch.ones(last - first, 1, dtype=torch.float64))
+        keys = accumulators.mix(torch.arange(first, last))
+        return GroupSample.of(accumulators.mix(keys), torch.ones(last - first, 1, dtype=torch.float64))
 
     for other, shared in (((15_000, 45_000), 15_000), ((0, 30_000), 30_000), ((50_000, 60_000), 0)):
         found = _shared(sample(0, 30_000), sample(*other))

@@ -16,8 +16,8 @@ from offpol_diag.analyze import Examined, examine
 from offpol_diag.blocks import Table, Text
 from offpol_diag.compare import of_presets, reference
 from offpol_diag.compare.presets import leader
+from offpol_diag.engine import accumulators
 from offpol_diag.engine import formula as interval
-from offpol_diag.engine import resample
 from offpol_diag.errors import UsageError
 from offpol_diag.presets import Preset, Reject, Veto, Weight
 from offpol_diag.presets.catalogue import load
@@ -70,7 +70,7 @@ def compared(found: Examined) -> Comparison:
 def draws(found: Examined, path: str) -> list[list[int]]:
     """How often each row is drawn in each replicate, as the bootstrap says."""
     (batch,) = open_dump([path]).batches()
-    return resample.draws(batch.key, found.study.seed, found.study.replicates).int().tolist()
+    return accumulators.draws(batch.key, found.study.seed, found.study.replicates).int().tolist()
 
 
 def half_width(drawn: list[float], tokens: list[float], groups: int) -> float:

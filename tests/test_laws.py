@@ -31,7 +31,7 @@ from offpol_diag.analysis import readout
 from offpol_diag.analysis.first_pass import Needs
 from offpol_diag.analysis.tally import Study, Tally, observe
 from offpol_diag.analyze import analyze
-from offpol_diag.engine import accumulators, resample, tails
+from offpol_diag.engine import accumulators, tails
 from offpol_diag.engine.scene import Scene
 from offpol_diag.presets import Preset, Reject, Weight, catalogue
 from offpol_diag.readers import open_dump
@@ -467,7 +467,7 @@ def parts() -> dict[str, list[Any]]:
         return torch.randn(n, generator=generator, dtype=torch.float64)
 
     def draws(n: int) -> torch.Tensor:
-        return resample.draws(torch.arange(n) * 977, 0, 5)
+        return accumulators.draws(torch.arange(n) * 977, 0, 5)
 
     def sums(n: int, *names: str) -> accumulators.Sums:
         return accumulators.Sums.of({name: 1e3 * x(n) for name in names}, draws(n))
@@ -605,7 +605,7 @@ def test_a_sample_of_groups_counts_all_of_them_to_a_few_percent():
 
 
 def test_two_samples_that_were_not_full_are_full_together_where_groups_had_to_go():
-    keys = resample.mix(torch.arange(accumulators.SAMPLE + 100))
+    keys = accumulators.mix(torch.arange(accumulators.SAMPLE + 100))
     one = torch.ones(len(keys), 1, dtype=torch.float64)
     first, second = (
         accumulators.GroupSample.of(keys[at], one[at]) for at in (slice(0, 3000), slice(2900, None))

@@ -23,7 +23,7 @@ from offpol_diag.advice.recommend import (
     recommend,
 )
 from offpol_diag.analyze import analyze
-from offpol_diag.engine.student import Z
+from offpol_diag.engine.formula import Z
 from offpol_diag.presets import catalogue
 from offpol_diag.presets.candidates import CANDIDATES, DEFAULT, ICEPOP, MASK, NOTHING
 from offpol_diag.report.sections.answer import WEIGHTS, headline, tie

@@ -11,7 +11,7 @@ import torch
 from scipy import stats
 
 from offpol_diag.analyze import analyze
-from offpol_diag.engine import method, resample
+from offpol_diag.engine import accumulators, method
 from offpol_diag.engine.accumulators import Sums
 from offpol_diag.engine.formula import (
     ANYWHERE,
@@ -40,34 +40,34 @@ def poisson_p_value(draws: np.ndarray) -> float:
 
 @pytest.mark.parametrize("seed", [0, 1, 12345, -7])
 def test_draws_are_poisson_with_mean_one(seed):
-    assert poisson_p_value(resample.draws(KEYS, seed).numpy()) > 1e-3
+    assert poisson_p_value(accumulators.draws(KEYS, seed).numpy()) > 1e-3
 
 
 def test_each_replicate_and_each_key_is_poisson_on_its_own():
-    draws = resample.draws(KEYS, 0).numpy()
+    draws = accumulators.draws(KEYS, 0).numpy()
     by_replicate = [poisson_p_value(draws[:, b]) for b in range(draws.shape[1])]
-    by_key = [poisson_p_value(resample.draws(KEYS[i : i + 1], 0, 3000).numpy()) for i in range(50)]
+    by_key = [poisson_p_value(accumulators.draws(KEYS[i : i + 1], 0, 3000).numpy()) for i in range(50)]
 
     assert min(by_replicate) > 1e-3 / len(by_replicate)
     assert min(by_key) > 1e-3 / len(by_key)
 
 
 def test_a_draw_is_a_function_of_key_seed_and_replicate():
-    whole = resample.draws(KEYS, 3, 64)
+    whole = accumulators.draws(KEYS, 3, 64)
     order = torch.randperm(len(KEYS), generator=torch.Generator().manual_seed(0))
 
-    assert torch.equal(resample.draws(KEYS[order], 3, 64), whole[order])
-    assert torch.equal(torch.cat([resample.draws(part, 3, 64) for part in KEYS.split(701)]), whole)
-    assert torch.equal(resample.draws(KEYS, 3, 33), whole[:, :33])
-    assert resample.draws(KEYS[:0], 3, 64).shape == (0, 64)
-    assert not torch.equal(resample.draws(KEYS, 4, 64), whole)
+    assert torch.equal(accumulators.draws(KEYS[order], 3, 64), whole[order])
+    assert torch.equal(torch.cat([accumulators.draws(part, 3, 64) for part in KEYS.split(701)]), whole)
+    assert torch.equal(accumulators.draws(KEYS, 3, 33), whole[:, :33])
+    assert accumulators.draws(KEYS[:0], 3, 64).shape == (0, 64)
+    assert not torch.equal(accumulators.draws(KEYS, 4, 64), whole)
 
 
 def test_replicates_keys_and_seeds_are_uncorrelated():
-    draws = resample.draws(KEYS, 0, 128).numpy()
+    draws = accumulators.draws(KEYS, 0, 128).numpy()
     across_replicates = np.corrcoef(draws.T) - np.eye(128)
-    across_keys = np.corrcoef(resample.draws(KEYS[:128], 0, 3000).numpy()) - np.eye(128)
-    other = resample.draws(KEYS, 1, 128).numpy()
+    across_keys = np.corrcoef(accumulators.draws(KEYS[:128], 0, 3000).numpy()) - np.eye(128)
+    other = accumulators.draws(KEYS, 1, 128).numpy()
     across_seeds = [np.corrcoef(draws[:, b], other[:, b])[0, 1] for b in range(128)]
 
     # 8128 correlations of 3000 pairs: each has a standard error of 1/√3000, the largest of them stays
@@ -78,7 +78,7 @@ def test_replicates_keys_and_seeds_are_uncorrelated():
 
 def test_keys_that_differ_in_one_bit_are_drawn_apart():
     near = torch.tensor([1 << bit for bit in range(63)] + [0, -1], dtype=torch.int64)
-    correlations = np.corrcoef(resample.draws(near, 0, 3000).numpy()) - np.eye(len(near))
+    correlations = np.corrcoef(accumulators.draws(near, 0, 3000).numpy()) - np.eye(len(near))
 
     assert abs(correlations).max() < 5 / math.sqrt(3000)
 
@@ -106,11 +106,11 @@ def splitmix(x: int) -> int:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_mixer_is_the_published_one_and_leaves_its_input_alone(shape, device, here, monkeypatch):
-    monkeypatch.setattr(resample, "here", lambda x: here and x.device.type == "cpu")
+    monkeypatch.setattr(accumulators, "here", lambda x: here and x.device.type == "cpu")
     x = SHAPES[shape].to(device)
     before = x.clone()
 
-    mixed = resample.mix(x)
+    mixed = accumulators.mix(x)
 
     assert mixed.shape == x.shape
     assert [a % 2**64 for a in mixed.flatten().tolist()] == [splitmix(a) for a in x.flatten().tolist()]
@@ -135,7 +135,7 @@ def dumps(seed: int, groups: int = 60, per_group: int = 4, tokens: int = 20) -> 
 def covers(sums: np.ndarray, lengths: np.ndarray, keys: np.ndarray) -> bool:
     """Whether the interval of the mean holds 0."""
     flat = torch.from_numpy(sums.ravel()), torch.from_numpy(lengths.ravel().astype(float))
-    draws = resample.draws(torch.from_numpy(keys.ravel()), 0)
+    draws = accumulators.draws(torch.from_numpy(keys.ravel()), 0)
     read = Sums.of({"x": flat[0], "tokens": flat[1]}, draws).read()
     low, high = Reader(read, 60).number(MEAN).interval or (math.nan, math.nan)
     return low <= 0 <= high
@@ -170,7 +170,7 @@ def test_drawing_sequences_or_tokens_apart_would_cover_far_too_seldom():
 
 
 def test_an_interval_needs_a_few_groups_and_defined_replicates():
-    draws = resample.draws(KEYS[:40], 0)
+    draws = accumulators.draws(KEYS[:40], 0)
     read = Sums.of({"x": torch.randn(40).double(), "tokens": torch.ones(40).double()}, draws).read()
 
     assert Reader(read, FEWEST_GROUPS).number(MEAN).interval is not None
@@ -231,7 +231,7 @@ def test_a_share_at_an_end_that_replicates_leave_is_cut_off_there(value):
 def test_groups_of_unequal_size_count_as_fewer():
     """One prompt with half of all tokens among 101: (2·100)² / (100² + 100) in effect, not 101."""
     sizes = torch.tensor([100.0] + [1.0] * 100).double()
-    drawn = resample.draws(KEYS[:101], 0, 20_000).T @ sizes
+    drawn = accumulators.draws(KEYS[:101], 0, 20_000).T @ sizes
     tokens = torch.cat((sizes.sum()[None], drawn))
 
     assert effective(tokens, 101) == pytest.approx(200**2 / (100**2 + 100), rel=0.05)
@@ -247,7 +247,7 @@ def wide(interval: tuple[float, float] | None) -> float:
 
 def test_a_dump_that_is_one_prompt_in_effect_has_no_interval():
     sizes = torch.tensor([1000.0] + [1.0] * 100).double()
-    tokens = torch.cat((sizes.sum()[None], resample.draws(KEYS[:101], 0).T @ sizes))
+    tokens = torch.cat((sizes.sum()[None], accumulators.draws(KEYS[:101], 0).T @ sizes))
 
     assert number(torch.randn(257).double(), 101, tokens=tokens) is None
 

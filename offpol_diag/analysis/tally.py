@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from offpol_diag.engine import (
+    accumulators,
     breakdowns,
     charts,
     correction,
@@ -21,7 +22,6 @@ from offpol_diag.engine import (
     policyloss,
     prefixes,
     ranking,
-    resample,
     residual,
     sample,
     segments,
@@ -77,7 +77,7 @@ class Study:
         presets: Sequence[Preset],
         group_by: Sequence[str],
         seed: int,
-        replicates: int = resample.REPLICATES,
+        replicates: int = accumulators.REPLICATES,
     ) -> Study:
         """Return what a dump with these canonical columns allows: of the presets, those whose columns it has.
 

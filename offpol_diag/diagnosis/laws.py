@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from offpol_diag.diagnosis.rows import Estimate, Flags, Floats, Rows, answered_again, clusters, estimate
 from offpol_diag.diagnosis.signatures import Found, percent
-from offpol_diag.engine.student import quantile
+from offpol_diag.engine.formula import quantile
 
 VISIBLE = 2e-3
 """Smallest |E[r] − 1| that counts as a bug; rounding of log-probs by kernels stays below it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from offpol_diag.engine.student import Z
+from offpol_diag.engine.formula import Z
 from offpol_diag.presets import Policy
 from offpol_diag.summary import Number, Summary
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from offpol_diag.engine.formula import quantile
 from offpol_diag.engine.sample import Sample
-from offpol_diag.engine.student import quantile
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from offpol_diag.batch import Batch
-from offpol_diag.engine import resample, scope, segments
+from offpol_diag.engine import accumulators, scope, segments
 from offpol_diag.engine.segments import sent
 
 EPS = 1e-6
@@ -80,7 +80,7 @@ def _keys(batch: Batch) -> Tensor:
     """Hash prompt and step of each sequence to the key of its group, [S] int64."""
     found, which = scope.codes(batch)
     steps = sent(torch.tensor([_word(label) for label in found], dtype=torch.int64), which.device)
-    return resample.mix(batch.key ^ steps[which])
+    return accumulators.mix(batch.key ^ steps[which])
 
 
 def _word(label: str) -> int:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from offpol_diag.batch import Batch
-from offpol_diag.engine import resample
+from offpol_diag.engine import accumulators
 from offpol_diag.engine.fields import LARGE, NUMBERS, Floats, Ints, Saved, Scalar, require
 from offpol_diag.engine.scene import Scene
 from offpol_diag.engine.segments import here, sent
@@ -138,10 +138,10 @@ def hashes(batch: Batch, q: Tensor, p: Tensor) -> Tensor:
     """Hash each sequence's group, length, and first and last log-probs, [S] int64."""
     end = max(batch.tokens - 1, 0)
     first, last = (x.clamp(0, end) for x in (batch.cu_seqlens[:-1], batch.cu_seqlens[1:] - 1))
-    found = resample.mix(batch.key + batch.lengths)
+    found = accumulators.mix(batch.key + batch.lengths)
     for x, at in ((q, first), (p, last), (q, last), (p, first)):
         found = (
-            resample.mix(found ^ x.index_select(0, at).contiguous().view(torch.int64))
+            accumulators.mix(found ^ x.index_select(0, at).contiguous().view(torch.int64))
             if batch.tokens
             else found
         )

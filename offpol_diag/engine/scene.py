@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from offpol_diag.batch import Batch, places
-from offpol_diag.engine import correction, resample, segments
+from offpol_diag.engine import accumulators, correction, segments
 from offpol_diag.engine.correction import by_turn
 from offpol_diag.engine.losses import LOSSES
 from offpol_diag.engine.moments import BLOCK, DIRECTIONS, Moments
@@ -271,7 +271,7 @@ class Scene:
         near: Nearness | None = None,
     ) -> Scene:
         """Build with bootstrap draws for every sequence."""
-        return cls(batch, resample.draws(batch.key, seed, replicates), settled, near)
+        return cls(batch, accumulators.draws(batch.key, seed, replicates), settled, near)
 
     def ratios(self, policy: Policy) -> Ratios:
         """Return the ratios π_policy/π_rollout, computed once."""

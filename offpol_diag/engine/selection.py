@@ -8,7 +8,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from offpol_diag.engine import resample
+from offpol_diag.engine import accumulators
 from offpol_diag.engine.accumulators import GroupSample
 from offpol_diag.engine.fields import COUNTS, Floats, Saved
 from offpol_diag.engine.formula import plain
@@ -58,7 +58,7 @@ def by_group(outcomes: Outcomes) -> GroupSample:
     """Count sequences, and each preset's sequences with a kept token, by group."""
     there = outcomes.n > 0
     columns = torch.cat((there[None], outcomes.kept.values > 0)).T.to(torch.float64)
-    found = GroupSample.of(resample.mix(outcomes.batch.key), columns)
+    found = GroupSample.of(accumulators.mix(outcomes.batch.key), columns)
     return GroupSample(found.keys, _of_every(outcomes, found.values), found.full)
 
 

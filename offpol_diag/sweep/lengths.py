@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from offpol_diag.engine import resample
+from offpol_diag.engine import accumulators
 from offpol_diag.engine.selection import length_bin
 
 FOLDS, BINS, REACH = 16, 512, 4.0
@@ -55,7 +55,7 @@ class Spreads:
         """Count sequences from their log r per token, lengths and group keys, [S] each."""
         at = torch.searchsorted(torch.from_numpy(scale.edges).to(x.device), x.contiguous())
         bins = (length_bin(lengths) // 2).clamp(max=LENGTHS - 1)
-        code = ((resample.mix(key) & (FOLDS - 1)) * LENGTHS + bins) * (BINS + 2) + at
+        code = ((accumulators.mix(key) & (FOLDS - 1)) * LENGTHS + bins) * (BINS + 2) + at
         counts = x.new_zeros(FOLDS * LENGTHS * (BINS + 2)).index_add_(0, code, torch.ones_like(x))
         inverse = x.new_zeros(LENGTHS).index_add_(0, bins, 1 / lengths.to(x.dtype))
         return cls(counts.view(FOLDS, LENGTHS, BINS + 2), inverse)
