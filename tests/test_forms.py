@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import gzip
 import json
-from collections.abc import Callable, Mapping
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,9 @@ from offpol_diag.analyze import analyze
 from offpol_diag.cli import app
 from offpol_diag.errors import DumpError, OffpolError
 from offpol_diag.forms import Reading, convert, open_dump
-from offpol_diag.forms.detect import find
+from offpol_diag.forms.conversion import BATCH
+from offpol_diag.forms.detect import Found, find
+from offpol_diag.forms.form import Row
 from offpol_diag.forms.table import FORMS
 
 Rows = list[dict[str, Any]]
@@ -145,11 +149,15 @@ def test_other_names_are_given_by_columns(name: str, rows: Rows, tmp_path: Path)
 
 def test_an_analysis_of_another_form_is_that_of_the_dump(rows: Rows, tmp_path: Path) -> None:
     plain = analyze(to_parquet(tmp_path / "a.parquet", rows), device="cpu")
-    other = analyze(to_jsonl(tmp_path / "a.jsonl", rows), device="cpu")
+    renamed = [
+        {"logprobs": row["rollout_log_probs"], **without([row], "rollout_log_probs")[0]} for row in rows
+    ]
+    other = analyze(to_jsonl(tmp_path / "a.jsonl", renamed), device="cpu")
     assert {name: one.value for name, one in other.metrics.items()} == pytest.approx(
         {name: one.value for name, one in plain.metrics.items()}, nan_ok=True
     )
     assert other.dump.files == [str(tmp_path / "a.jsonl")]
+    assert other.dump.columns["rollout_log_probs"] == "logprobs"
     assert "read as jsonl by the names of its columns" in other.dump.notes[0]
     assert not [note for note in plain.dump.notes if "read as" in note]
 
@@ -405,16 +413,83 @@ def test_files_of_a_directory_are_read_in_the_order_of_their_numbers(rows: Rows,
     assert converted(tmp_path, to=tmp_path / "out.parquet") == rows
 
 
-def test_a_long_file_is_read_in_pieces(tmp_path: Path) -> None:
-    """No more than a batch is held, and row groups have a million tokens."""
-    line = json.dumps({"logprobs": [-0.5] * 5000, "old_logprobs": [-0.5] * 5000}) + "\n"
-    (tmp_path / "a.jsonl").write_text(line * 450)
-    converted(tmp_path / "a.jsonl", to=tmp_path / "out.parquet")
-    groups = pq.ParquetFile(tmp_path / "out.parquet").metadata
-    assert [groups.row_group(i).num_rows for i in range(groups.num_row_groups)] == [200, 200, 50]
+def test_blank_lines_a_mark_at_the_beginning_and_windows_line_ends_are_no_mistake(
+    rows: Rows, tmp_path: Path
+) -> None:
+    text = "\ufeff" + "\r\n\r\n".join(json.dumps(row) for row in rows)
+    (tmp_path / "a.jsonl").write_bytes(text.encode())
+    assert converted(tmp_path / "a.jsonl", to=tmp_path / "out.parquet") == rows
+
+
+def test_a_line_without_end_is_refused(rows: Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("offpol_diag.forms.form.LONGEST_LINE", 1 << 12)
+    (tmp_path / "a.jsonl").write_text(json.dumps(rows[0] | {"text": "a" * 5000}))
+    with pytest.raises(DumpError, match="line 1: longer than"):
+        converted(tmp_path / "a.jsonl", to=tmp_path / "out.parquet")
+
+
+def test_scalars_have_the_type_of_the_first_ones(rows: Rows, tmp_path: Path) -> None:
+    """What is missing, or of another type, is null; a number may be written 1 or 1.0."""
+    change: Rows = [
+        {"step": None, "attempt": 1},
+        {"step": 3.0, "attempt": "b"},
+        {"step": 4, "host": 7},
+        {"step": 5},
+    ]
+    changed = [row | more for row, more in zip(rows, change, strict=False)]
+    del changed[3]["host"]
+    found = converted(to_jsonl(tmp_path / "a.jsonl", changed), to=tmp_path / "out.parquet")
+    assert [row["step"] for row in found] == [None, 3, 4, 5]
+    assert [row["host"] for row in found] == ["a", "a", "7", None]
+    assert [row["attempt"] for row in found] == [1, None, None, None]
+
+
+def test_a_glob_stands_for_its_files(rows: Rows, tmp_path: Path) -> None:
+    to_jsonl(tmp_path / "rank_0.jsonl", rows[:8])
+    to_jsonl(tmp_path / "rank_1.jsonl", rows[8:])
+    to_npz(tmp_path / "other.npz", rows)
+    assert converted(tmp_path / "rank_*.jsonl", to=tmp_path / "out.parquet") == rows
+
+
+def test_a_canonical_dump_is_read_as_it_is(rows: Rows, tmp_path: Path) -> None:
+    source = to_parquet(tmp_path / "a.parquet", rows)
+    to_jsonl(tmp_path / "a.jsonl", rows)
+    assert find([str(source)], None, {}) is find([str(tmp_path)], None, {}) is None
+    moved = converted(source, to=tmp_path / "out.parquet", align="shift=1")
+    assert [len(row["token_ids"]) + 1 for row in moved] == [len(row["token_ids"]) for row in rows]
 
 
 def test_the_list_names_every_form() -> None:
     result = CliRunner().invoke(app, ["convert", "--list"])
     assert result.exit_code == 0
     assert all(form.name in result.stdout for form in FORMS)
+
+
+def test_no_more_than_a_batch_of_rows_is_held(tmp_path: Path) -> None:
+    """Rows are let go as they are written, however many there are, in row groups of a million tokens."""
+    alive: weakref.WeakSet[Row] = weakref.WeakSet()
+    most = 0
+
+    def rows() -> Iterator[Row]:
+        nonlocal most
+        for i in range(500):
+            column = np.full(5000, -0.5, np.float32)
+            row = Row({"rollout_log_probs": column, "old_log_probs": column}, {}, f"row {i}")
+            alive.add(row)
+            most = max(most, len(alive))
+            yield row
+            del row
+
+    form = replace(FORMS[0], read=lambda files, columns: rows())
+    convert(Found((tmp_path / "a",), form), tmp_path / "out.parquet", Reading(align="response"), {})
+    assert most * 5000 < 2 * BATCH
+    groups = pq.ParquetFile(tmp_path / "out.parquet").metadata
+    assert [groups.row_group(i).num_rows for i in range(groups.num_row_groups)] == [200, 200, 100]
+
+
+def test_a_file_that_is_joined_is_not_overwritten(rows: Rows, tmp_path: Path) -> None:
+    first = to_jsonl(tmp_path / "a.jsonl", without(rows, "old_log_probs"))
+    second = to_parquet(tmp_path / "old.parquet", rows)
+    call = ["convert", str(first), "--join", f"{second}:old_log_probs", "--to", str(second)]
+    result = CliRunner().invoke(app, call)
+    assert (result.exit_code, "is what is read" in result.stderr) == (2, True)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -78,3 +80,20 @@ def test_products_take_one_thread_unless_the_user_says_otherwise() -> None:
 
 def test_a_program_that_imports_us_keeps_its_own_settings() -> None:
     assert said(IMPORT) == ["True", "0"]
+
+
+def test_a_signal_leaves_no_temporary_dump(tmp_path: Path) -> None:
+    """A conversion that is under way is terminated."""
+    source, place = tmp_path / "a.jsonl", tmp_path / "temporary"
+    place.mkdir()
+    row = {"rollout_log_probs": [-0.5] * 20, "old_log_probs": [-0.5] * 20}
+    source.write_text((json.dumps(row) + "\n") * 20_000)
+    command = [sys.executable, "-m", "offpol_diag", "analyze", str(source), "--no-html", "-q"]
+    environment = os.environ | {"TMPDIR": str(place)}
+    with subprocess.Popen(command, env=environment, cwd=tmp_path, stderr=subprocess.DEVNULL) as process:
+        while not list(place.iterdir()):
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.terminate()
+    assert process.returncode == 143
+    assert list(place.iterdir()) == []

@@ -88,6 +88,14 @@ def test_nemo_rl(tmp_path: Path) -> None:
     assert "NeMo-RL (nemo-rl); log-probs: whole sequence, shift 0, padded on the right" in notes[0]
 
 
+def test_nemo_rl_never_counts_index_0(tmp_path: Path) -> None:
+    """Its log-prob is a placeholder, and the loss drops it, whatever the mask says."""
+    source = written.nemo_rl(tmp_path, batch())
+    all_of(lambda record: record["token_loss_mask"][0].__setitem__(0, 1))(source)
+    rows, _ = converted(source, tmp_path / "out.parquet")
+    assert only(rows) == expected(batch(), 0, 1, 2, 3, 4, 6, 7)
+
+
 @pytest.mark.parametrize("tool", [False, True])
 def test_nemo_rl_without_masks(tool: bool, tmp_path: Path) -> None:
     """Up to 0.5 the mask is inferred: certain tokens count, those of a tool do not."""

@@ -49,11 +49,14 @@ def convert(
             "convert needs files and a target",
             "offpol-diag convert SRC… --to out.parquet; --list shows the forms",
         )
-    check_names(*source)
-    check(to, *source)
     from offpol_diag.forms import Reading
     from offpol_diag.forms import convert as converted
+    from offpol_diag.forms import join as second
     from offpol_diag.forms.detect import find
+
+    read = [*source, second.parse(join)[0]] if join else source
+    check_names(*read)
+    check(to, *read)
 
     with judged("columns", columns):
         names = options.pairs(columns)

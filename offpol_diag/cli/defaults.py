@@ -33,6 +33,10 @@ KEYS: Mapping[str, Callable[[object], str]] = {
     "dump": _listed,
     "presets": _listed,
     "columns": _paired,
+    "form": str,
+    "align": _listed,
+    "join": str,
+    "on": str,
     "group_by": _listed,
     **dict.fromkeys(OPTIONS, str),
 }

@@ -57,13 +57,13 @@ def aligned(row: Row, how: Alignment) -> Row | None:
     }
     cut = _kept(tokens.get(MASK), how)
     tokens = {name: values[cut] for name, values in tokens.items()} if cut else tokens
-    return Row(tokens, row.scalars, row.where) if any(map(len, tokens.values())) or not row.tokens else None
+    return replace(row, tokens=tokens) if any(map(len, tokens.values())) or not row.tokens else None
 
 
 def cut(row: Row, how: Alignment) -> Row:
     """Return a row without its prompt and padding, its columns not shifted against each other."""
     found = aligned(row, replace(how, shift=0))
-    return found or Row({name: values[:0] for name, values in row.tokens.items()}, row.scalars, row.where)
+    return found or replace(row, tokens={name: values[:0] for name, values in row.tokens.items()})
 
 
 def _offset(row: Row, name: str, longest: int, how: Alignment) -> int:

@@ -8,7 +8,7 @@ import tempfile
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -55,6 +55,7 @@ class Converted:
         path: the Parquet file.
         files: the files it was made of.
         notes: what was read, how it was aligned, and what to know about it.
+        columns: canonical column → what it is called in the files, or the file it is joined from.
         sequences: number of rows.
         tokens: number of tokens, masked ones included.
     """
@@ -62,6 +63,7 @@ class Converted:
     path: Path
     files: tuple[Path, ...]
     notes: list[str]
+    columns: dict[str, str] = field(default_factory=dict)
     sequences: int = 0
     tokens: int = 0
 
@@ -166,6 +168,7 @@ def _write(rows: Iterator[Row], made: Converted, provenance: Mapping[str, str]) 
         for batch in _batches(rows):
             if first is None:
                 first = batch[0]
+                made.columns = first.names
                 writer = stack.enter_context(DumpWriter(made.path, provenance))
                 known = (pair for row in batch for pair in row.scalars.items() if pair[1] is not None)
                 for name, value in known:
@@ -271,6 +274,7 @@ def open_dump(
     info = replace(
         dump.info,
         files=tuple(map(str, found.files)),
+        columns={role: made.columns.get(role, role) for role in dump.info.columns},
         bytes=sum(path.stat().st_size for path in found.files),
     )
     parts = [replace(part, path=replace(part.path, shown=shown)) for part in dump.parts]

@@ -33,7 +33,7 @@ class Found:
 
     files: tuple[Path, ...]
     form: Form
-    named: bool
+    named: bool = False
     notes: tuple[str, ...] = ()
 
     @classmethod

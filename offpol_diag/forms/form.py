@@ -48,7 +48,7 @@ class Alignment:
         return f"{covered[self.span]}, shift {self.shift}{padded[self.padding]}"
 
 
-@dataclass
+@dataclass(eq=False)
 class Row:
     """One sequence.
 
@@ -56,11 +56,13 @@ class Row:
         tokens: canonical column → its values, one per token.
         scalars: canonical or further column → its value.
         where: file and place in it, for messages.
+        names: canonical column → what it is called in the file.
     """
 
     tokens: dict[str, Array]
     scalars: dict[str, Any]
     where: str
+    names: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

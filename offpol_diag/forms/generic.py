@@ -49,7 +49,7 @@ def row_of(
             scalars[role] = scalar(value, name, where)
     known = set(mapping.values())
     scalars |= {name: record[name] for name in names if name not in known and describes(record[name])}
-    return Row(tokens, scalars, where)
+    return Row(tokens, scalars, where, mapping)
 
 
 LONGEST_TEXT = 64

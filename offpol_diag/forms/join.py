@@ -136,7 +136,12 @@ class Joined:
         lengths = {len(values) for values in tokens.values()}
         fits = lengths <= {len(values) for values in cut.tokens.values()}
         base = cut if fits else row
-        return Row(base.tokens | tokens, base.scalars | self._scalars[key], base.where)
+        return Row(
+            base.tokens | tokens,
+            base.scalars | self._scalars[key],
+            base.where,
+            base.names | dict.fromkeys(self.columns, self.source),
+        )
 
     def _array(self, place: Place) -> Array:
         dtype, offset, length = place
