@@ -387,6 +387,8 @@ def test_a_mistake_in_a_file_is_one_error_with_a_hint(name: str, rows: Rows, tmp
         (["--join", "other.parquet"], "names no column"),
         (["--on", "uid"], "there is none"),
         (["--columns", "rollout=nothing"], "there is no column 'nothing'"),
+        (["--join", "nothing.parquet:old_log_probs"], "nothing.parquet: no such file or directory"),
+        (["--join", "https://example.invalid/a.parquet:old_log_probs"], "a URL is read as Parquet only"),
     ],
 )
 @pytest.mark.parametrize("command", ["convert", "analyze"])
@@ -397,6 +399,13 @@ def test_an_option_that_cannot_be_used_is_an_error(
     to = ["--to", str(tmp_path / "out.parquet")] if command == "convert" else ["--no-html"]
     result = CliRunner().invoke(app, [command, str(source), *to, *options])
     assert (result.exit_code, says in result.stderr) == (2, True), result.stderr
+
+
+def test_an_error_about_the_temporary_dump_names_the_file(rows: Rows, tmp_path: Path) -> None:
+    source = to_jsonl(tmp_path / "a.jsonl", rows)
+    with pytest.raises(DumpError) as caught:
+        open_dump([str(source)], group_by=["nosuch"])
+    assert caught.value.message == f"{source}: --group-by: there is no column 'nosuch'"
 
 
 def test_files_of_two_forms_are_not_mixed(rows: Rows, tmp_path: Path) -> None:

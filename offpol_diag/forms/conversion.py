@@ -265,12 +265,16 @@ def open_dump(
             sources, columns=columns, group_by=group_by, on_bad_row=on_bad_row, batch_tokens=batch_tokens
         )
     made = _temporary(found, reading, chosen)
-    dump = readers.open_dump(
-        [str(made.path)], group_by=group_by, on_bad_row=on_bad_row, batch_tokens=batch_tokens
-    )
     shown = (
         str(found.files[0]) if len(found.files) == 1 else f"{found.files[0]} and {len(found.files) - 1} more"
     )
+    try:
+        dump = readers.open_dump(
+            [str(made.path)], group_by=group_by, on_bad_row=on_bad_row, batch_tokens=batch_tokens
+        )
+    except DumpError as error:
+        message, *details = (line.replace(str(made.path), shown) for line in error.lines)
+        raise DumpError(message, error.hint, details) from error
     info = replace(
         dump.info,
         files=tuple(map(str, found.files)),

@@ -16,6 +16,7 @@ from offpol_diag.forms.form import Form, Head
 from offpol_diag.forms.table import BY_COLUMNS, FORMS, WRITTEN
 from offpol_diag.readers.columns import GROUP, form_of, resolve
 from offpol_diag.readers.sources import FILE_URL, STDIN, WILDCARDS, hidden, is_url
+from offpol_diag.readers.sources import find as parquet_files
 
 PARQUET = ".parquet"
 
@@ -69,6 +70,8 @@ def find(
     files = _files(sources)
     if not files:
         if chosen or always:
+            if absent := [one for one in sources if one != STDIN and not is_url(one)]:
+                parquet_files(absent)  # which says what does not exist
             raise DumpError(
                 f"{', '.join(sources)}: no file is there that can be converted",
                 "name local files, or a directory of them; a URL is read as Parquet only",

@@ -292,7 +292,7 @@ def resolve(
     if OLD not in mapping and CURRENT not in mapping:
         raise DumpError(
             f"{file}: no column holds {OLD} or {CURRENT}, and one of them is needed",
-            f"name it with --columns old=…; {there_are}",
+            f"name it with --columns old=…, or add it with --join FILE:{OLD}; {there_are}",
         )
     for column in mapping.values():
         _once(column, names, file)

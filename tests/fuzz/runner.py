@@ -187,6 +187,7 @@ def _run(given: Input, work: Path, said: Path) -> NoReturn:
         kept = {name: os.environ[name] for name in KEPT if name in os.environ}
         os.environ.clear()
         os.environ.update(kept | {"OMP_NUM_THREADS": "1"} | dict(given.environment))
+        tempfile.tempdir = str(said)  # emptied with it, as this process ends without atexit
         sys.argv = ["offpol-diag", *given.arguments]
         from offpol_diag.__main__ import main
 
