@@ -2,8 +2,8 @@
 
     import offpol_diag
 
-    summary = offpol_diag.analyze(["step_100.parquet"], presets=())
-    summary.metrics["k3"].value
+    report = offpol_diag.analyze("step_100.parquet", presets="token_is,seq_mis")
+    report.metrics["k3"].value
 
 Importing the package imports nothing heavy; what it exports is imported when it is first asked for (PEP 562).
 """
@@ -16,18 +16,28 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from offpol_diag.analyze import analyze
+    from offpol_diag.api import Report, analyze, compare, doctor, gate, sweep
     from offpol_diag.summary import Summary
     from offpol_diag.writer import DumpWriter
 
     __version__: str
 
-__all__ = ["DumpWriter", "Summary", "__version__", "analyze"]
+__all__ = [
+    "DumpWriter",
+    "Report",
+    "Summary",
+    "__version__",
+    "analyze",
+    "compare",
+    "doctor",
+    "gate",
+    "sweep",
+]
 
 _HOMES = {
     "DumpWriter": "offpol_diag.writer",
     "Summary": "offpol_diag.summary",
-    "analyze": "offpol_diag.analyze",
+    **dict.fromkeys(("Report", "analyze", "compare", "doctor", "gate", "sweep"), "offpol_diag.api"),
 }
 
 
@@ -42,7 +52,7 @@ def __getattr__(name: str) -> object:
 
 
 class _Package(ModuleType):
-    """This package: the import of `offpol_diag.analyze` must not put the submodule where the function is."""
+    """This package: importing `offpol_diag.analyze` must not replace the function by the submodule."""
 
     def __setattr__(self, name: str, value: object) -> None:
         if not (name in _HOMES and isinstance(value, ModuleType)):

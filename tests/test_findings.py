@@ -24,7 +24,7 @@ def test_a_token_is_coloured_by_direction_and_size(delta: float, look: str) -> N
 
 
 def test_a_collapse_is_dated_by_the_worst_band_that_k3_enters() -> None:
-    summary = offpol_diag.analyze([str(SAMPLES / "collapse.parquet")], presets="token_is", device="cpu")
-    titles = [picture.title for picture in pictures(summary)]
+    report = offpol_diag.analyze([str(SAMPLES / "collapse.parquet")], presets="token_is", device="cpu")
+    titles = [picture.title for picture in pictures(report.summary)]
 
     assert "K3 passes 0.1 at step 4; from step 3 to 8 the mean reward falls from 0.69 to 0" in titles

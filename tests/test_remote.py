@@ -104,7 +104,7 @@ def test_every_number_of_a_dump_in_a_bucket_is_that_of_the_file(gate, client, tm
     path = write(tmp_path / "a.parquet", 64, 40, row_group_size=16)
     url = put(client, path, "same/a.parquet")
     presets = load().resolve("token_is,seq_mis")
-    far, near = (offpol_diag.analyze([source], presets=presets) for source in (url, str(path)))
+    far, near = (offpol_diag.analyze([source], presets=presets).summary for source in (url, str(path)))
     assert numbers(far) == numbers(near)
     assert far.dump.files == [url]
 

@@ -30,8 +30,9 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks.advice import judge, page
 from benchmarks.advice.regimes import SPLITS, Regime, Split, regimes
-from offpol_diag import Summary, analyze
+from offpol_diag import Summary
 from offpol_diag.advice.recommend import advised
+from offpol_diag.analyze import analyze
 from offpol_diag.presets.candidates import CANDIDATES
 
 Row = dict[str, Any]

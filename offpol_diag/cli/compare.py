@@ -138,20 +138,18 @@ def _lacking(request: Request, dumps: Sequence[str], chosen: Sequence[Preset]) -
     Raises:
         UsageError: no preset can be computed; raised before the dump is read.
     """
-    from offpol_diag.analysis.tally import Study
-    from offpol_diag.engine.correction import needs
+    from offpol_diag.compare import lacking
     from offpol_diag.forms import open_dump
 
     dump = open_dump(dumps, reading=request.reading(), columns=request.which_columns())
-    columns = set(Study.of(dump.info.columns, (), (), 0).columns)
-    lacking = {preset.name: needs(preset, columns) for preset in chosen}
-    if all(lacking.values()):
-        missing = dict.fromkeys(column for names in lacking.values() for column in names)
+    found = lacking(dump.info.columns, chosen)
+    if all(found.values()):
+        missing = dict.fromkeys(column for names in found.values() for column in names)
         raise UsageError(
-            f"the dump has no {' and no '.join(missing)}, which {', '.join(lacking)} cannot do without",
+            f"the dump has no {' and no '.join(missing)}, which {', '.join(found)} cannot do without",
             _instead(request, dump.info.columns, missing),
         )
-    return lacking
+    return found
 
 
 def _instead(request: Request, columns: Mapping[str, str], missing: Mapping[str, None]) -> str:

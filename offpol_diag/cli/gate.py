@@ -18,8 +18,6 @@ from offpol_diag.errors import UsageError
 
 if TYPE_CHECKING:
     from offpol_diag.gate import Requirements
-    from offpol_diag.presets import Preset
-    from offpol_diag.presets.catalogue import Catalogue
     from offpol_diag.summary import Summary
 
 EXITS = {"passed": 0, "failed": FAILED, "could not say": COULD_NOT_SAY}
@@ -137,7 +135,7 @@ def _summary(request: Request, source: Sequence[str], required: Requirements) ->
     """Load a result, or analyse a dump with the presets that the bounds name."""
     results = [name for name in source if name.lower().endswith(".json")]
     if not results:
-        return request.run("gate", source, _presets(required, request.catalogue()))
+        return request.run("gate", source, required.presets(request.catalogue()))
     if any(map(URL.match, results)):
         raise UsageError("a result is read from this disk, and a URL is named", "copy it, and name the file")
     if len(source) > 1:
@@ -145,17 +143,6 @@ def _summary(request: Request, source: Sequence[str], required: Requirements) ->
     from offpol_diag.summary import load
 
     return load(Path(results[0]))
-
-
-def _presets(required: Requirements, catalogue: Catalogue) -> Sequence[Preset]:
-    """Return the presets to compute; an error on a name says where it is used."""
-    found: dict[str, Preset] = {}
-    for place, names in required.presets_by_place(catalogue):
-        try:
-            found |= {one.name: one for one in catalogue.resolve(",".join(names))} if names else {}
-        except UsageError as error:
-            raise UsageError(f"{place}: {error.message}" if place else error.message, error.hint) from error
-    return tuple(found.values())
 
 
 def _tell_github(summary: Summary, aside: bool) -> None:

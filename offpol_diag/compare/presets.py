@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from torch import Tensor
 
 from offpol_diag.analysis.readout import Readout
 from offpol_diag.analysis.replicates import Groups, less, of_preset, sure
+from offpol_diag.analysis.tally import Study
 from offpol_diag.analyze import Examined
 from offpol_diag.directions import Better, better
 from offpol_diag.engine import drops
 from offpol_diag.engine.accumulators import Sums
+from offpol_diag.engine.correction import needs
 from offpol_diag.engine.formula import Reader
 from offpol_diag.errors import UsageError
+from offpol_diag.presets import Preset
 from offpol_diag.summary import Comparison, Number, Summary
 
 NO_DIRECTION, EQUAL, UNDECIDED, UNKNOWN = "–", "equal", "undecided", "unknown"
+
+
+def lacking(columns: Collection[str], presets: Sequence[Preset]) -> dict[str, list[str]]:
+    """Return the columns that a dump with these canonical columns lacks for each preset."""
+    have = set(Study.of(columns, (), (), 0).columns)
+    return {preset.name: needs(preset, have) for preset in presets}
 
 
 def reference(names: Mapping[str, list[str]], against: str | None) -> str | None:

@@ -36,6 +36,8 @@ from offpol_diag.gate.bounds import (
     tolerance,
 )
 from offpol_diag.gate.verdicts import joined, judge
+from offpol_diag.presets import Preset
+from offpol_diag.presets.catalogue import Catalogue
 from offpol_diag.summary import GateVerdict, Summary
 from offpol_diag.wholefiles import MOST_TOML, toml
 from offpol_diag.wholefiles import read as read_whole
@@ -287,6 +289,21 @@ class Requirements:
         if self.baseline:
             yield "", presets_in([one.number for one in self.baseline.named], known)
             yield "", self.baseline.presets
+
+    def presets(self, known: Catalogue) -> tuple[Preset, ...]:
+        """Return the presets to compute.
+
+        Raises:
+            UsageError: a name is unknown; the error says where it is used.
+        """
+        found: dict[str, Preset] = {}
+        for place, names in self.presets_by_place(known):
+            try:
+                found |= {one.name: one for one in known.resolve(",".join(names))} if names else {}
+            except UsageError as error:
+                said = f"{place}: {error.message}" if place else error.message
+                raise UsageError(said, error.hint) from error
+        return tuple(found.values())
 
     def judge(self, now: Summary, base: Summary | None) -> tuple[GateVerdict, ...]:
         """Return all verdicts on the result `now`; `base` is the earlier result."""

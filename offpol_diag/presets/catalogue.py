@@ -74,7 +74,7 @@ class Catalogue(Mapping[str, Preset]):
         return tuple(found.values())
 
 
-def chosen(presets: str | Iterable[Preset | str]) -> tuple[Preset, ...]:
+def chosen(presets: str | Preset | Iterable[Preset | str]) -> tuple[Preset, ...]:
     """Resolve a program's argument to presets: names in one text, or a sequence of presets and names.
 
     Raises:

@@ -1,0 +1,439 @@
+"""The Python interface: a dump, a table or tensors in, a `Report` out.
+
+    import offpol_diag
+
+    report = offpol_diag.analyze("step_100.parquet", presets="token_is,seq_mis")
+    report.diagnosis.headline, report.metrics["k3"].value
+    report.to_html("report.html")
+
+The functions are the commands of the same names, with the same defaults; `analyze` says what they take.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from offpol_diag.errors import UsageError
+from offpol_diag.summary import (
+    Against,
+    Comparison,
+    Diagnosis,
+    GateVerdict,
+    Number,
+    Numbers,
+    PresetResult,
+    Recommendation,
+    Summary,
+    Sweep,
+)
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from offpol_diag.analyze import Examined
+    from offpol_diag.presets import Preset
+
+Presets: TypeAlias = "str | Preset | Sequence[str | Preset]"
+Bounds: TypeAlias = Mapping[str, float]
+
+
+class Report:
+    """A result: its numbers, verdict and recommendation, and the forms it is written in.
+
+    Attributes:
+        summary: all of it, as the JSON holds it (docs/result.schema.json).
+    """
+
+    def __init__(self, summary: Summary) -> None:
+        self.summary = summary
+
+    @property
+    def diagnosis(self) -> Diagnosis | None:
+        """Whether the mismatch is a bug, and its causes."""
+        return self.summary.diagnosis
+
+    @property
+    def recommendation(self) -> Recommendation | None:
+        """Which correction, at which threshold, and why; None from `sweep` and `doctor`."""
+        return self.summary.recommendation
+
+    @property
+    def metrics(self) -> Numbers:
+        """Numbers of the dump by name (`k3`, `drift2.k3`), each with value and interval."""
+        return self.summary.metrics
+
+    @property
+    def presets(self) -> dict[str, PresetResult]:
+        """Results of the presets by name."""
+        return self.summary.presets
+
+    @property
+    def gates(self) -> list[GateVerdict]:
+        """Verdicts of `gate`."""
+        return self.summary.gates
+
+    @property
+    def passed(self) -> bool:
+        """Whether every bound of `gate` holds."""
+        from offpol_diag.gate import outcome
+
+        return outcome(self.gates) == "passed"
+
+    @property
+    def sweep(self) -> Sweep | None:
+        """The thresholds of `sweep`."""
+        return self.summary.sweep
+
+    @property
+    def comparison(self) -> Comparison | Against | None:
+        """What `compare` found: presets side by side, or run A against run B."""
+        return self.summary.comparison or self.summary.against
+
+    def values(self) -> dict[str, float]:
+        """Return every known number by its gate name: `k3`, `token_is.ess_tokens`."""
+        return {key: one.value for _, key, one in _numbers(self.summary) if one.value is not None}
+
+    def to_polars(self) -> pl.DataFrame:
+        """Return a table of the numbers: a row each, with preset (null for the dump's) and interval."""
+        import polars as pl
+
+        rows = [
+            {
+                "name": key,
+                "preset": key.removesuffix(f".{name}") if key != name else None,
+                "metric": name,
+                "value": one.value,
+                "low": one.interval[0] if one.interval else None,
+                "high": one.interval[1] if one.interval else None,
+                "unit": one.unit,
+                "over": one.over,
+                "formula": one.formula,
+                "unknown": one.unknown,
+            }
+            for name, key, one in _numbers(self.summary)
+        ]
+        floats = ("value", "low", "high")
+        names = ("name", "preset", "metric", *floats, "unit", "over", "formula", "unknown")
+        return pl.DataFrame(
+            rows, schema={one: pl.Float64() if one in floats else pl.String() for one in names}
+        )
+
+    def to_json(self, path: str | Path | None = None) -> str:
+        """Return the published JSON, and write it to `path` if one is given."""
+        return _saved(self.summary.to_json(), path)
+
+    def to_html(self, path: str | Path | None = None) -> str:
+        """Return the page, one file without links to others, and write it to `path` if one is given."""
+        from offpol_diag.report.render.html import render_html
+
+        return _saved(render_html(self.summary), path)
+
+    def to_markdown(self, path: str | Path | None = None) -> str:
+        """Return the report as Markdown for a pull request, and write it to `path` if one is given."""
+        from offpol_diag.report.render.markdown import render_markdown
+
+        return _saved(render_markdown(self.summary), path)
+
+    def log_to(self, run: Any, step: int | None = None, prefix: str = "offpol/") -> None:
+        """Log every known number to an experiment tracker.
+
+        Args:
+            run: a W&B or trackio run, or anything with `log(dict, step=)`; `mlflow`, or anything with
+                `log_metrics(dict, step=)`; a TensorBoard `SummaryWriter`, or anything with
+                `add_scalar(name, value, step)`.
+            step: the training step.
+            prefix: precedes each name.
+
+        Raises:
+            UsageError: `run` has none of these methods.
+        """
+        found = {f"{prefix}{name}": value for name, value in self.values().items()}
+        if hasattr(run, "add_scalar"):
+            for name, value in found.items():
+                run.add_scalar(name, value, step)
+        elif hasattr(run, "log_metrics"):
+            run.log_metrics(found, step=step)
+        elif hasattr(run, "log"):
+            run.log(found, step=step)
+        else:
+            kind = f"{type(run).__name__} has no log, log_metrics or add_scalar"
+            raise UsageError(kind, "give a W&B or trackio run, mlflow, or a SummaryWriter")
+
+    def __repr__(self) -> str:
+        """Return the verdict in one line."""
+        from offpol_diag.report.render.terminal import terminal
+
+        return f"Report({terminal(self.summary, quiet=True).strip()})"
+
+    def _repr_html_(self) -> str:
+        """Return the terminal's screen for a notebook; `to_html` makes the page."""
+        from html import escape
+
+        from offpol_diag.report.render.terminal import terminal
+
+        return f"<pre>{escape(terminal(self.summary))}</pre>"
+
+
+# ---------------------------------------------------------------- what is read
+
+
+@contextmanager
+def _sources(what: Any) -> Iterator[tuple[list[str], str]]:
+    """Yield the paths to read, and a name for what lay in memory (else empty).
+
+    What lies in memory is written to a temporary Parquet file, as the workers read files.
+
+    Raises:
+        UsageError: it is nothing that can be read.
+    """
+    each = list(what) if isinstance(what, list | tuple) else [what]
+    if each and all(isinstance(one, str | Path) for one in each):
+        yield [str(one) for one in each], ""
+        return
+    kind = type(what)
+    label = f"{kind.__module__.partition('.')[0]}.{kind.__qualname__}".removeprefix("builtins.")
+    with tempfile.TemporaryDirectory(prefix="offpol-diag-") as folder:
+        file = Path(folder, "table.parquet")
+        if isinstance(what, Mapping):
+            _write_columns(what, file)
+        else:
+            _write_table(what, file, label)
+        yield [str(file)], f"<{label}>"
+
+
+def _write_columns(columns: Mapping[str, Any], file: Path) -> None:
+    """Write padded tensors [S, L] or ragged lists, under the names that a dump's columns may have."""
+    from offpol_diag.readers.columns import assigned
+    from offpol_diag.writer import DumpWriter
+
+    ours = {column: role for role, column in assigned(list(columns), {}, "dict").items()}
+    try:
+        with DumpWriter(file, dtype="float64") as out:
+            out.write(**{ours.get(name, name): values for name, values in columns.items()})
+    except (TypeError, ValueError) as slip:
+        hint = "give padded tensors [S, L] with a response_mask, or one list per sequence"
+        raise UsageError(f"the dict is no dump: {str(slip).removeprefix('batch 0: ')}", hint) from slip
+
+
+def _write_table(what: Any, file: Path, label: str) -> None:
+    """Write a pyarrow, polars or pandas table, or anything with the Arrow C stream interface."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if hasattr(what, "collect_schema") and hasattr(what, "collect"):  # a lazy frame of polars
+        what = what.collect()
+    if not isinstance(what, pa.Table):
+        if not hasattr(what, "__arrow_c_stream__"):
+            hint = "give paths, a pyarrow, polars or pandas table, or a dict of tensors or lists by column"
+            raise UsageError(f"a dump cannot be read from {label}", hint)
+        what = pa.table(what)
+    pq.write_table(what, file, compression="zstd", row_group_size=1 << 14)
+
+
+# ---------------------------------------------------------------- the commands
+
+
+def analyze(
+    what: Any,
+    *,
+    presets: Presets = "all",
+    trainer: str | None = None,
+    sequences: Path | None = None,
+    tally: Path | None = None,
+    by_step: Sequence[str] = (),
+    **how: Any,
+) -> Report:
+    """Analyse a dump: every number with its interval, the verdict, and the recommended correction.
+
+    Args:
+        what: paths (files, directories, globs, URLs) of dumps in any form; or a pyarrow, polars or pandas
+            table with a row per sequence or per token; or a dict from column to padded tensors [S, L] (with a
+            `response_mask`) or to one list per sequence. Column names are those of docs/dumps.md.
+        presets: corrections to compute, by name ("token_is,seq_mis", "all") or as presets.
+        trainer: whose configuration is printed with the recommendation.
+        sequences: where to write a row per sequence (Parquet).
+        tally: where to write the tally, to be merged with those of other pieces.
+        by_step: names of numbers to be had for every training step too.
+        **how: how to read and compute, for all functions here: `columns` (ours → the dump's), `group_by`
+            (not in `sweep`), `on_bad_row` ("error" or "skip"), `device` ("auto", "cpu", "cuda", "cuda:N"),
+            `engine` ("local" or "ray"), `workers`, `seed`, `progress` (called as rows are done), `reading`
+            (a `forms.Reading`: form, alignment, join).
+
+    Raises:
+        OffpolError: the input cannot be read, or an argument cannot be used; with a hint.
+    """
+    from offpol_diag.presets import catalogue
+
+    more = {"sequences": sequences, "tally": tally, "by_step": by_step, **how}
+    with _sources(what) as (paths, label):
+        found = _examine(paths, catalogue.chosen(presets), **more)
+    return Report(_advised(_named("analyze", found.summary(), label), trainer))
+
+
+def doctor(what: Any, **how: Any) -> Report:
+    """Say whether the mismatch is a bug, and which one; no correction is computed. See `analyze`."""
+    with _sources(what) as (paths, label):
+        found = _examine(paths, (), **how)
+    return Report(_named("doctor", found.summary(), label))
+
+
+def compare(
+    what: Any,
+    other: Any = None,
+    *,
+    presets: Presets | None = None,
+    against: str | None = None,
+    **how: Any,
+) -> Report:
+    """Compare presets on one dump, or the run of one dump (A) with that of another (B). See `analyze`.
+
+    Args:
+        what: the dump, or run A.
+        other: run B, or None.
+        presets: which; all by default for one dump, none for two.
+        against: with one dump, the preset that the others are compared with; the first by default.
+        **how: see `analyze`.
+    """
+    from offpol_diag.compare import lacking, of_presets, of_runs, reference
+    from offpol_diag.forms import Reading, open_dump
+    from offpol_diag.presets import catalogue
+
+    if other is not None:
+        if against is not None:
+            raise UsageError("`against` names a preset, and two runs are compared", "leave it out")
+        chosen = catalogue.chosen(presets or ())
+        with _sources(what) as (paths, label), _sources(other) as (others, _):
+            one, two = _examine(paths, chosen, **how), _examine(others, chosen, **how)
+        first, second = _named("compare", one.summary(), label), two.summary()
+        return Report(first.model_copy(update={"against": of_runs(one, two, first, second)}))
+    chosen, base = catalogue.chosen(presets or "all"), None
+    if against is not None:
+        named = catalogue.chosen([against])[0]
+        chosen, base = tuple(dict.fromkeys((*chosen, named))), named.name
+    with _sources(what) as (paths, label):
+        dump = open_dump(paths, reading=how.get("reading") or Reading(), columns=how.get("columns"))
+        base = reference(lacking(dump.info.columns, chosen), base)
+        if base is None:
+            raise UsageError("the dump lacks a column for each of the presets", "name one with `columns`")
+        one = _examine(paths, chosen, against=base, **how)
+    found = _advised(_named("compare", one.summary(), label))
+    return Report(found.model_copy(update={"comparison": of_presets(one, found, base)}))
+
+
+def sweep(
+    what: Any,
+    preset: str | Preset,
+    *,
+    which: str | None = None,
+    at: Sequence[float] | None = None,
+    keep: float | None = None,
+    trainer: str | None = None,
+    **how: Any,
+) -> Report:
+    """Evaluate one preset at many thresholds. See `analyze`.
+
+    Args:
+        what: the dump.
+        preset: the preset.
+        which: which of its bounds moves ("weight.upper", "reject"); None for the one it is about.
+        at: the thresholds, rising; None for round numbers where the data change.
+        keep: solve for the bounds that keep this share.
+        trainer: with `keep`, whose configuration of the bounds is printed.
+        **how: see `analyze`.
+    """
+    from offpol_diag.presets import catalogue
+    from offpol_diag.sweep import SweepOptions, pick
+    from offpol_diag.sweep import sweep as swept
+    from offpol_diag.sweep.thresholds import parse
+    from offpol_diag.trainers import trainer_named
+
+    chosen = catalogue.chosen([preset])[0]
+    bound = pick(chosen, which)
+    values = None if at is None else parse(",".join(map(str, at)), chosen, bound)
+    if keep is None and trainer is not None:
+        raise UsageError("`trainer` prints the bounds that `keep` solves for", "add keep=0.95")
+    whose = trainer_named(trainer) if trainer else ""
+    options = SweepOptions(chosen, bound, values, keep, which is not None, whose)
+    with _sources(what) as (paths, label):
+        found = swept(paths, options, **how)
+    return Report(_named("sweep", found, label))
+
+
+def gate(
+    what: Any,
+    *,
+    max: Bounds | None = None,
+    min: Bounds | None = None,
+    gates: Path | None = None,
+    baseline: Path | None = None,
+    point: bool = False,
+    **how: Any,
+) -> Report:
+    """Hold numbers against bounds, or against an earlier result; `Report.passed` is the verdict.
+
+    Args:
+        what: the dump, or a `Report` to be judged as it is.
+        max: name → the largest value that passes.
+        min: name → the smallest value that passes.
+        gates: a file of bounds (docs/ci.md).
+        baseline: an earlier result (JSON): nothing may be worse by more than the tolerance.
+        point: judge the plain values, not their intervals.
+        **how: see `analyze`.
+    """
+    from offpol_diag.gate import requirements
+    from offpol_diag.presets import catalogue
+    from offpol_diag.summary import load
+
+    most, least = ([f"{name}={value}" for name, value in (one or {}).items()] for one in (max, min))
+    required = requirements(most, least, gates, baseline, (), None, "", point)
+    base = load(required.result) if required.result else None
+    if isinstance(what, Report):
+        found = what.summary
+    else:
+        with _sources(what) as (paths, label):
+            one = _examine(paths, required.presets(catalogue.load()), by_step=required.by_step, **how)
+        found = _advised(_named("gate", one.summary(), label))
+    return Report(found.model_copy(update={"gates": list(required.judge(found, base))}))
+
+
+def _examine(paths: Sequence[str], presets: Sequence[Preset], **how: Any) -> Examined:
+    from offpol_diag.analyze import examine
+
+    return examine(paths, presets=presets, **how)
+
+
+def _named(command: str, summary: Summary, label: str) -> Summary:
+    """Return a result with the name of its command, and of its source where that lay in memory."""
+    run = summary.run.model_copy(update={"command": command})
+    dump = summary.dump.model_copy(update={"files": [label]}) if label else summary.dump
+    return summary.model_copy(update={"run": run, "dump": dump})
+
+
+def _advised(summary: Summary, trainer: str | None = None) -> Summary:
+    """Add the recommendation, with the configuration of a trainer."""
+    from offpol_diag.advice.recommend import advised
+    from offpol_diag.trainers import trainer_named
+
+    return advised(summary, trainer_named(trainer) if trainer else None)
+
+
+# ---------------------------------------------------------------- what is written
+
+
+def _numbers(summary: Summary) -> Iterator[tuple[str, str, Number]]:
+    """Yield metric, gate name and number of the dump and of every preset."""
+    for name, one in summary.metrics.items():
+        yield name, name, one
+    for preset, result in summary.presets.items():
+        for name, one in result.metrics.items():
+            yield name, f"{preset}.{name}", one
+
+
+def _saved(text: str, path: str | Path | None) -> str:
+    if path is not None:
+        Path(path).write_text(text, encoding="utf-8")
+    return text

@@ -1,0 +1,76 @@
+"""`Report.log_to` with the real experiment trackers, and a report in a real notebook."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+import offpol_diag
+
+HEALTHY = Path("sample_data/healthy.parquet").resolve()
+
+
+@pytest.fixture(scope="module")
+def report():
+    return offpol_diag.analyze(HEALTHY, presets=(), device="cpu")
+
+
+def wandb(folder, report):
+    tracker = pytest.importorskip("wandb")
+    run = tracker.init(project="test", dir=folder, mode="offline", settings=tracker.Settings(silent=True))
+    report.log_to(run, step=3)
+    run.finish()
+
+
+def trackio(folder, report):
+    tracker = pytest.importorskip("trackio")
+    tracker.init(project="test")
+    report.log_to(tracker, step=3)
+    tracker.finish()
+
+
+def mlflow(folder, report):
+    tracker = pytest.importorskip("mlflow")
+    tracker.set_tracking_uri(folder.as_uri())
+    tracker.set_experiment("test")
+    with tracker.start_run():
+        report.log_to(tracker, step=3)
+
+
+def tensorboard(folder, report):
+    tracker = pytest.importorskip("tensorboardX")
+    with tracker.SummaryWriter(str(folder)) as writer:
+        report.log_to(writer, step=3)
+
+
+@pytest.mark.filterwarnings("ignore")  # the trackers' own
+@pytest.mark.parametrize("tracker", [wandb, trackio, mlflow, tensorboard])
+def test_the_trackers_store_the_numbers(tracker, report, tmp_path, monkeypatch):
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+
+    tracker(tmp_path, report)
+
+    for _ in range(600):  # a tracker's own process may write after it was told to finish
+        files = [path for path in tmp_path.rglob("*") if path.is_file()]
+        if any("offpol/k" in str(path) or b"offpol/k" in path.read_bytes() for path in files):
+            return
+        time.sleep(0.1)
+    pytest.fail("no file holds the numbers")
+
+
+@pytest.mark.filterwarnings("ignore")  # jupyter's own
+def test_a_notebook_shows_the_report(tmp_path):
+    nbformat = pytest.importorskip("nbformat")
+    nbclient = pytest.importorskip("nbclient")
+    code = f"import offpol_diag\noffpol_diag.analyze({str(HEALTHY)!r}, presets='token_is', device='cpu')"
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
+
+    nbclient.NotebookClient(book, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+
+    (shown,) = (one for one in book.cells[0].outputs if one.output_type == "execute_result")
+    assert "K3 KL" in shown.data["text/html"]
+    assert shown.data["text/plain"].startswith("Report(")
