@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from offpol_diag.api import Report, analyze, compare, doctor, gate, sweep
     from offpol_diag.summary import Summary
-    from offpol_diag.writer import DumpWriter
+    from offpol_diag.writer import DumpWriter, recover
 
     __version__: str
 
@@ -31,6 +31,7 @@ __all__ = [
     "compare",
     "doctor",
     "gate",
+    "recover",
     "sweep",
 ]
 
@@ -38,6 +39,7 @@ _HOMES = {
     "DumpWriter": "offpol_diag.writer",
     "Summary": "offpol_diag.summary",
     **dict.fromkeys(("Report", "analyze", "compare", "doctor", "gate", "sweep"), "offpol_diag.api"),
+    "recover": "offpol_diag.writer",
 }
 
 

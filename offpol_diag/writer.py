@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
+import secrets
+import threading
 from collections.abc import Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, BinaryIO, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +24,7 @@ from offpol_diag.wholefiles import beside
 Array = npt.NDArray[Any]
 
 METADATA_KEY = b"offpol_diag"
+JOURNAL = ".journal"
 FLOATS = {"float16": pa.float16(), "float32": pa.float32(), "float64": pa.float64()}
 FLOAT_TOKENS = ("rollout_log_probs", "old_log_probs", "current_log_probs", "entropy")
 INT_TOKENS = {"response_mask": pa.int8(), "token_ids": pa.int32()}
@@ -36,16 +42,30 @@ class Ragged(NamedTuple):
 class DumpWriter:
     """Writes a dump: one row per sequence, ragged lists over response tokens.
 
-    A context manager. The file appears under its name only when the block ends well; an exception leaves
-    nothing behind. Values are stored as given: a NaN or a positive log-prob is for the reader to judge.
+    A context manager, which threads may share. The file appears under its name only when the block ends well;
+    an exception leaves nothing behind. Until then every batch is also appended to a hidden journal beside it
+    (an Arrow IPC stream, which needs no footer): if the process is killed, `recover` makes the dump of it.
+    Values are stored as given: a NaN or a positive log-prob is for the reader to judge.
 
     Args:
         path: The Parquet file to make.
-        provenance: What a reader of the numbers should know (trainer, engine, model, temperature, top_p,
-            logprobs "raw" or "processed", ...); anything JSON can hold.
+        provenance: What else a reader of the numbers should know (model, commit, cluster, ...); anything JSON
+            can hold. `versions` is added: those installed of vllm, sglang, verl, trl and torch.
         row_group_tokens: Tokens per row group: what a reader holds in memory at once.
         dtype: How float token columns are stored: "float16", "float32" or "float64". The default rounds a
             float64 input to float32; only "float16" rounds further.
+        trainer: The trainer, such as "verl".
+        engine: The engine that sampled, such as "vLLM".
+        temperature: Of sampling; the same must divide the trainer's logits.
+        top_p: Of sampling.
+        logprobs: Whether the engine's log-probs are "raw" (of the model) or "processed" (after temperature,
+            top-p and top-k).
+        rank: Of the process that writes: `step_1.parquet` of rank 3 is `step_1-rank00003.parquet`. The
+            directory, or the glob `step_1-rank*.parquet`, is then the dump.
+        journal: Whether to keep the journal. Without it a kill loses all.
+
+    Attributes:
+        path: The file, with its rank.
 
     Raises:
         ValueError: Bad input; the message says what, where, and what to do.
@@ -57,21 +77,37 @@ class DumpWriter:
         provenance: Mapping[str, Any] | None = None,
         row_group_tokens: int = 1_000_000,
         dtype: str = "float32",
+        *,
+        trainer: str | None = None,
+        engine: str | None = None,
+        temperature: float | None = None,
+        top_p: float | None = None,
+        logprobs: str | None = None,
+        rank: int | None = None,
+        journal: bool = True,
     ) -> None:
         if dtype not in FLOATS:
             raise ValueError(f"dtype={dtype!r}: choose one of {', '.join(FLOATS)}")
-        self._path = Path(path)
-        if not self._path.parent.is_dir():
-            raise ValueError(f"{self._path}: its directory does not exist; make it first")
-        self._temporary = beside(self._path)
-        self._metadata = {METADATA_KEY: _stamped(provenance or {})}
+        if logprobs not in (None, "raw", "processed"):
+            raise ValueError(f"logprobs={logprobs!r}: choose raw or processed")
+        given = {"trainer": trainer, "engine": engine, "temperature": temperature, "top_p": top_p}
+        given |= {"logprobs": logprobs, "rank": rank}
+        self.path = Path(path)
+        if rank is not None:
+            self.path = self.path.with_name(f"{self.path.stem}-rank{rank:05}{self.path.suffix}")
+        if not self.path.parent.is_dir():
+            raise ValueError(f"{self.path}: its directory does not exist; make it first")
+        self._temporary = beside(self.path)
+        self._metadata = {METADATA_KEY: _stamped(given, provenance or {})}
         self._row_group_tokens = row_group_tokens
         self._dtype = dtype
         self._batches = 0
         self._schema: pa.Schema | None = None
         self._pending: pa.Table | None = None
         self._file: pq.ParquetWriter | None = None
+        self._journal = Journal.beside(self._temporary) if journal else None
         self._closed = False
+        self._lock = threading.RLock()
 
     def write(
         self,
@@ -116,38 +152,45 @@ class DumpWriter:
                 the first batch. The batch is then not written.
         """
         columns = {**locals(), **scalar_columns}  # the parameters bear the columns' names
-        if self._closed:
-            raise ValueError(f"{self._path} is closed; open a new DumpWriter")
         del columns["self"], columns["scalar_columns"]
-        try:
-            table = _table({k: v for k, v in columns.items() if v is not None}, self._dtype, self._schema)
-        except (TypeError, ValueError) as slip:
-            raise ValueError(f"batch {self._batches}: {slip}") from slip
-        self._batches += 1
-        if table.num_rows:
-            self._schema = table.schema
-            self._pending = table if self._pending is None else pa.concat_tables([self._pending, table])
-            self._flush(self._row_group_tokens)
+        with self._lock:
+            if self._closed:
+                raise ValueError(f"{self.path} is closed; open a new DumpWriter")
+            try:
+                table = _table({k: v for k, v in columns.items() if v is not None}, self._dtype, self._schema)
+            except (TypeError, ValueError) as slip:
+                raise ValueError(f"batch {self._batches}: {slip}") from slip
+            self._batches += 1
+            if table.num_rows:
+                self._schema = table.schema
+                if self._journal is not None:
+                    self._journal.append(table.replace_schema_metadata(self._metadata))
+                self._pending = table if self._pending is None else pa.concat_tables([self._pending, table])
+                self._flush(self._row_group_tokens)
 
     def close(self) -> None:
         """Write what is pending and give the file its name. Closing twice does nothing."""
-        if self._closed:
-            return
-        if self._pending is None:
-            raise ValueError(f"{self._path}: no sequence was written; call write() before closing")
-        try:
-            self._flush(0)
-            self._output().close()
-            self._temporary.replace(self._path)
-        finally:
-            self.discard()
+        with self._lock:
+            if self._closed:
+                return
+            if self._pending is None:
+                raise ValueError(f"{self.path}: no sequence was written; call write() before closing")
+            try:
+                self._flush(0)
+                self._output().close()
+                self._temporary.replace(self.path)
+            finally:
+                self.discard()
 
     def discard(self) -> None:
         """Close, and remove what is unfinished."""
-        self._closed = True
-        if self._file is not None:
-            self._file.close()  # a second time does nothing
-            self._temporary.unlink(missing_ok=True)
+        with self._lock:
+            self._closed = True
+            if self._file is not None:
+                self._file.close()  # a second time does nothing
+                self._temporary.unlink(missing_ok=True)
+            if self._journal is not None:
+                self._journal.remove()
 
     def __enter__(self) -> Self:
         return self
@@ -168,15 +211,143 @@ class DumpWriter:
     def _output(self) -> pq.ParquetWriter:
         if self._file is None and self._schema is not None:
             schema = self._schema.with_metadata(self._metadata)
-            self._file = pq.ParquetWriter(self._temporary, schema, compression="zstd", **_encodings(schema))
+            self._file = _parquet(self._temporary, schema)
         return self._file
 
 
-def _stamped(provenance: Mapping[str, Any]) -> str:
+class Journal:
+    """An Arrow IPC stream of the batches written so far, locked while its writer lives."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: BinaryIO | None = None
+        self._stream: Any = None
+
+    @classmethod
+    def beside(cls, temporary: Path) -> Journal:
+        """Name a journal like its unfinished file; random, as numbers of processes come again."""
+        return cls(temporary.with_suffix(f".{secrets.token_hex(4)}{JOURNAL}"))
+
+    def append(self, table: pa.Table) -> None:
+        """Append a batch, and hand it to the operating system, where it survives this process."""
+        if self._file is None:
+            self._file = self.path.open("wb")
+            _locked(self._file)
+            self._stream = pa.ipc.new_stream(self._file, table.schema)
+        self._stream.write_table(table)
+        self._file.flush()
+
+    def remove(self) -> None:
+        """Close and remove the file."""
+        if self._file is not None:
+            self._file.close()
+            self.path.unlink(missing_ok=True)
+
+
+def recover(path: str | os.PathLike[str], to: str | os.PathLike[str] | None = None) -> Path:
+    """Make the dump that a killed `DumpWriter` did not finish: every batch that it had been given, once.
+
+    Args:
+        path: The dump as it was to be called, or the journal beside it (`.NAME.….journal`).
+        to: Another name for the dump, needed for a journal given by its own name.
+
+    Returns:
+        The file that was made. The journal and the unfinished file are then gone.
+
+    Raises:
+        ValueError: There is no journal, or more than one, or its writer is still at work, or it holds no
+            whole batch, or the dump exists already.
+    """
+    found = Path(path)
+    if found.suffix != JOURNAL:
+        stem = beside(found).name.removesuffix(f"{os.getpid()}.tmp")
+        names = re.compile(re.escape(stem) + r"\d+\.[0-9a-f]{8}" + re.escape(JOURNAL))
+        there = sorted(p for p in found.absolute().parent.glob(".*") if names.fullmatch(p.name))
+        if not there:
+            raise ValueError(
+                f"{found}: no journal of a killed writer lies beside it; there is nothing to recover"
+            )
+        if len(there) > 1:
+            listed = ", ".join(p.name for p in there)
+            raise ValueError(f"{found}: {len(there)} journals lie beside it; give one, and --to: {listed}")
+        to, found = to or found, there[0]
+    if to is None:
+        raise ValueError(f"{found}: a journal does not say how its dump is called; give --to as well")
+    target = Path(to)
+    if target.exists():
+        raise ValueError(f"{target} exists; move it away, or give another name with --to")
+    with found.open("rb") as file:
+        if not _locked(file):
+            raise ValueError(f"{found}: its writer is still at work; wait for it, or stop it first")
+        temporary = beside(target)
+        try:
+            _rewrite(file, found, temporary)
+            temporary.replace(target)
+        finally:
+            temporary.unlink(missing_ok=True)
+    found.with_suffix("").with_suffix(".tmp").unlink(missing_ok=True)
+    found.unlink()
+    return target
+
+
+def _rewrite(file: BinaryIO, name: Path, temporary: Path) -> None:
+    """Write the whole batches of a journal as Parquet; a last one may be torn."""
     try:
-        return json.dumps({**provenance, "format": 1})
+        stream = pa.ipc.open_stream(file)
+        first = stream.read_next_batch()
+    except (pa.ArrowException, OSError, StopIteration) as torn:
+        raise ValueError(f"{name}: it holds no whole batch; its writer was killed before the first") from torn
+    pending, tokens, more = [first], 0, True
+    with _parquet(temporary, first.schema) as output:
+        while more:
+            try:
+                pending.append(stream.read_next_batch())
+            except (pa.ArrowException, OSError, StopIteration):
+                more = False
+            tokens = sum(len(batch["rollout_log_probs"].flatten()) for batch in pending)
+            if not more or tokens >= 1_000_000:
+                table = pa.Table.from_batches(pending)
+                output.write_table(table, row_group_size=max(1, table.num_rows))
+                pending = []
+
+
+def _locked(file: BinaryIO) -> bool:
+    """Lock a file as long as it is open; False if another process has it, True where there are no locks."""
+    try:
+        import fcntl
+    except ImportError:
+        return True
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks
+        return True
+    return True
+
+
+def _parquet(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
+    return pq.ParquetWriter(path, schema, compression="zstd", compression_level=1, **_encodings(schema))
+
+
+def _stamped(given: Mapping[str, Any], provenance: Mapping[str, Any]) -> str:
+    """Return the metadata as JSON: what was given, and versions unless `provenance` has its own."""
+    known = {"versions": _versions(), **{k: v for k, v in given.items() if v is not None}, **provenance}
+    if not known["versions"]:
+        del known["versions"]
+    try:
+        return json.dumps({**known, "format": 1})
     except TypeError as error:
         raise ValueError(f"provenance: {error}; give strings, numbers, lists and dictionaries") from error
+
+
+def _versions() -> dict[str, str]:
+    """Return the versions of the packages that decide about log-probs, without importing them."""
+    found = {}
+    for name in ("vllm", "sglang", "verl", "trl", "torch"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
 
 
 def _encodings(schema: pa.Schema) -> dict[str, Any]:

@@ -3,6 +3,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from offpol_diag.writer import DumpWriter
+from offpol_diag.errors import DumpError
+from offpol_diag.readers import open_dump
+from offpol_diag.writer import DumpWriter, recover
 
 LENGTHS = (3, 1, 4)
 MASK = np.array([[1, 0, 1, 0, 0], [1, 0, 0, 0, 0], [0, 0, 1, 1, 0]])
@@ -162,10 +167,139 @@ def test_row_groups_hold_the_tokens_asked_for_however_batches_are_cut(tmp_path: 
     assert read[0].read().equals(read[1].read())
 
 
-def test_provenance_comes_back_with_the_format(tmp_path: Path) -> None:
-    provenance = {"trainer": "verl", "temperature": 0.7, "stop": ["\n"]}
-    table = dump(tmp_path / "d", every_column(), provenance=provenance)
-    assert json.loads(table.schema.metadata[b"offpol_diag"]) == {**provenance, "format": 1}
+def stated(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(pq.read_schema(path).metadata[b"offpol_diag"])
+    return found
+
+
+def test_provenance_comes_back_with_versions_and_the_format(tmp_path: Path) -> None:
+    given = {"temperature": 0.7, "trainer": "verl", "engine": "vLLM", "top_p": 0.9, "logprobs": "processed"}
+    dump(tmp_path / "d", every_column(), provenance={"stop": ["\n"]}, **given)
+    found = stated(tmp_path / "d")
+    assert found.pop("versions")["torch"] == metadata.version("torch")
+    assert found == {**given, "stop": ["\n"], "format": 1}
+
+
+def test_versions_can_be_given_or_left_out(tmp_path: Path) -> None:
+    dump(tmp_path / "a", every_column(), provenance={"versions": {"vllm": "0.11"}})
+    dump(tmp_path / "b", every_column(), provenance={"versions": {}})
+    assert stated(tmp_path / "a")["versions"] == {"vllm": "0.11"}
+    assert stated(tmp_path / "b") == {"format": 1}
+
+
+def test_each_rank_has_a_file_and_all_are_read_together(tmp_path: Path) -> None:
+    for rank in (0, 1, 11):
+        writer = DumpWriter(tmp_path / "step_1.parquet", rank=rank, trainer="verl")
+        writer.write(**{**every_column(), "sequence_id": [f"{rank}-{i}" for i in range(3)]})
+        writer.close()
+        assert writer.path == tmp_path / f"step_1-rank{rank:05}.parquet"
+    for source in (str(tmp_path), str(tmp_path / "step_1-rank*.parquet")):
+        opened = open_dump([source])
+        assert sum(batch.sequences for batch in opened.batches()) == 9
+        assert opened.info.provenance["rank"] == [0, 1, 11]
+
+
+def test_threads_share_a_writer(tmp_path: Path) -> None:
+    with DumpWriter(tmp_path / "d", row_group_tokens=50) as writer:
+
+        def write(thread: int) -> None:
+            for i in range(40):
+                rows = [np.full(i % 7 + 1, -float(thread))]
+                writer.write(rollout_log_probs=rows, old_log_probs=rows, sequence_id=[f"{thread}-{i}"])
+
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(write, range(4)))
+    table = pq.read_table(tmp_path / "d")
+    assert sorted(table["sequence_id"].to_pylist()) == sorted(f"{t}-{i}" for t in range(4) for i in range(40))
+    for name, values in zip(
+        table["sequence_id"].to_pylist(), table["old_log_probs"].to_pylist(), strict=True
+    ):
+        thread, i = map(int, name.split("-"))
+        assert values == [-float(thread)] * (i % 7 + 1)
+
+
+KILLED = """
+import os, signal, sys
+from offpol_diag import DumpWriter
+
+writer = DumpWriter("d.parquet", row_group_tokens=10, trainer="verl")
+for i in range(7):
+    rows = [[-1.0 - i] * 4, [-2.0] * 3]
+    writer.write(rollout_log_probs=rows, old_log_probs=rows, sequence_id=[f"{i}a", f"{i}b"])
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def killed(folder: Path, code: str = KILLED) -> Path:
+    """Return the journal of a writer that was killed."""
+    run = subprocess.run([sys.executable, "-c", code], cwd=folder, check=False)
+    assert run.returncode == -9
+    assert not (folder / "d.parquet").exists()
+    (journal,) = folder.glob(".*.journal")
+    return journal
+
+
+def names(path: Path) -> list[str]:
+    found: list[str] = pq.read_table(path)["sequence_id"].to_pylist()
+    return found
+
+
+def test_what_a_killed_writer_was_given_is_recovered_once(tmp_path: Path) -> None:
+    killed(tmp_path)
+    with pytest.raises(DumpError):  # hidden files are no dump
+        open_dump([str(tmp_path)])
+    recover(tmp_path / "d.parquet")
+    assert [p.name for p in tmp_path.iterdir()] == ["d.parquet"]
+    assert names(tmp_path / "d.parquet") == [f"{i}{half}" for i in range(7) for half in "ab"]
+    assert stated(tmp_path / "d.parquet")["trainer"] == "verl"
+    assert pq.read_table(tmp_path / "d.parquet")["old_log_probs"].to_pylist()[-2] == [-7.0] * 4
+
+
+def test_a_journal_torn_anywhere_gives_its_whole_batches(tmp_path: Path) -> None:
+    whole = killed(tmp_path).read_bytes()
+    counts = []
+    for end in range(0, len(whole), 61):
+        journal = tmp_path / ".torn.journal"
+        journal.write_bytes(whole[:end])
+        with suppress(ValueError):
+            recover(journal, tmp_path / "torn.parquet")
+        target = tmp_path / "torn.parquet"
+        found = names(target) if target.exists() else []
+        assert found == [f"{i}{half}" for i in range(len(found) // 2) for half in "ab"]
+        counts.append(len(found))
+        target.unlink(missing_ok=True)
+    assert counts == sorted(counts)
+    assert set(counts) >= {0, 2, 4, 6, 8, 10, 12}
+
+
+def test_recovery_refuses_what_would_lose_or_double(tmp_path: Path) -> None:
+    target = tmp_path / "d.parquet"
+    with pytest.raises(ValueError, match="nothing to recover"):
+        recover(target)
+    first = killed(tmp_path)
+    with pytest.raises(ValueError, match="how its dump is called"):
+        recover(first)
+    target.write_text("another")
+    with pytest.raises(ValueError, match="exists"):
+        recover(target)
+    target.unlink()
+    (tmp_path / first.name.replace(first.name[-16:-8], "0123abcd")).write_bytes(first.read_bytes())
+    with pytest.raises(ValueError, match="2 journals"):
+        recover(target)
+    assert recover(first, target) == target
+
+
+def test_a_journal_whose_writer_lives_is_left_alone(tmp_path: Path) -> None:
+    with DumpWriter(tmp_path / "d") as writer:
+        writer.write(**every_column())
+        with pytest.raises(ValueError, match="still at work"):
+            recover(tmp_path / "d")
+
+
+def test_without_a_journal_nothing_else_is_written(tmp_path: Path) -> None:
+    with DumpWriter(tmp_path / "d", journal=False) as writer:
+        writer.write(**every_column())
+        assert not list(tmp_path.iterdir())
 
 
 def test_the_name_appears_only_when_the_file_is_whole(tmp_path: Path) -> None:
@@ -264,19 +398,25 @@ def test_writing_nothing_is_an_error(tmp_path: Path) -> None:
 def test_a_bad_setting_is_an_error_before_anything_is_sampled(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="choose one of float16, float32, float64"):
         DumpWriter(tmp_path / "d", dtype="bfloat16")
+    with pytest.raises(ValueError, match="choose raw or processed"):
+        DumpWriter(tmp_path / "d", logprobs="scaled")
     with pytest.raises(ValueError, match="directory does not exist"):
         DumpWriter(tmp_path / "missing" / "d")
 
 
-def test_importing_the_writer_does_not_import_torch() -> None:
-    code = "import sys; from offpol_diag import DumpWriter; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+def test_the_writer_imports_numpy_and_pyarrow_only() -> None:
+    heavy = {"torch", "polars", "pydantic", "typer", "jinja2", "rich", "tenacity", "pyro", "pandas", "fsspec"}
+    code = f"""
+import sys
+from offpol_diag import DumpWriter, recover
+DumpWriter("no.parquet", trainer="verl")
+print(", ".join({heavy!r} & sys.modules.keys()))
+"""
+    run = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert run.stdout == "\n"
 
 
 def test_a_flipped_bit_in_the_values_is_found_when_the_dump_is_read(tmp_path):
-    from offpol_diag.errors import DumpError
-    from offpol_diag.readers import open_dump
-
     path = tmp_path / "dump.parquet"
     values = [np.linspace(-3.0, -0.01, 500) + row for row in np.zeros(8)]
     with DumpWriter(path) as writer:

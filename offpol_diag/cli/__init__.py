@@ -20,10 +20,11 @@ from offpol_diag.cli.exits import exit_codes
 from offpol_diag.cli.gate import gate
 from offpol_diag.cli.merge import merge
 from offpol_diag.cli.presets import presets
+from offpol_diag.cli.recover import recover
 from offpol_diag.cli.report import report
 from offpol_diag.cli.sweep import sweep
 
-COMMANDS = (analyze, compare, convert, doctor, gate, merge, presets, report, sweep)
+COMMANDS = (analyze, compare, convert, doctor, gate, merge, presets, recover, report, sweep)
 
 app = typer.Typer(
     name="offpol-diag",

@@ -86,7 +86,8 @@ def convert(found: Found, target: Path, reading: Reading, columns: Mapping[str, 
             rows = _joined(found.form.read(found.files, columns), how, reading, Path(folder), made.notes)
             whole = _aligned(rows, how, made.notes)
             whole = align.checked(whole, how, "shift" in (reading.align or ""), made.notes)
-            provenance = {"form": found.form.name, "alignment": str(how)}
+            provenance: dict[str, Any] = {"form": found.form.name, "alignment": str(how)}
+            provenance["versions"] = {}  # those of this machine say nothing of the run
             if found.form.trainer:
                 provenance["trainer"] = found.form.trainer
             _write(whole, made, provenance)
@@ -160,7 +161,7 @@ def _whole(row: Row) -> Row:
     return row
 
 
-def _write(rows: Iterator[Row], made: Converted, provenance: Mapping[str, str]) -> None:
+def _write(rows: Iterator[Row], made: Converted, provenance: Mapping[str, Any]) -> None:
     """Write rows in batches; the first row says which token columns there are, the first batch the others."""
     first: Row | None = None
     kinds: dict[str, type] = {}
@@ -169,7 +170,7 @@ def _write(rows: Iterator[Row], made: Converted, provenance: Mapping[str, str]) 
             if first is None:
                 first = batch[0]
                 made.columns = first.names
-                writer = stack.enter_context(DumpWriter(made.path, provenance))
+                writer = stack.enter_context(DumpWriter(made.path, provenance, journal=False))
                 known = (pair for row in batch for pair in row.scalars.items() if pair[1] is not None)
                 for name, value in known:
                     kinds.setdefault(name, type(value))

@@ -214,6 +214,7 @@ def _sources(random: Random, name: str, odd: float) -> Sequence[str]:
         "gate": (random.choice(("r.json", "a.parquet")), "--max=k3=1"),
         "merge": (random.choice(("t.tally.json", "t.tally.json.gz")),),
         "presets": random.choice(((), ("token_is",), ("own",))),
+        "recover": ("y.parquet",),
         "report": ("r.json",),
         "sweep": ("a.parquet", "--preset=token_is"),
     }
