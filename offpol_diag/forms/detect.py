@@ -119,6 +119,8 @@ def _detected(
             kinds.setdefault(fits.name, []).append(path)
         elif given and head.kind == "parquet" and not always:
             return None  # the reader says what is missing
+        elif given and head.fault:
+            raise head.fault
         elif given:
             raise DumpError(
                 f"{path}: not a form of dump that is known",

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from offpol_diag.errors import DumpError
+from offpol_diag.forms import unpickle
 
 Array = npt.NDArray[Any]
 Span = Literal["response", "full"]
@@ -74,12 +75,14 @@ class Head:
         kind: one of the kinds of `MAGIC`, or empty.
         fields: names of its columns, or of the fields of its first record.
         record: its first record, of a JSONL file.
+        fault: why a pickle is not read.
     """
 
     path: Path
     kind: str
     fields: frozenset[str] = frozenset()
     record: Mapping[str, Any] = field(default_factory=dict)
+    fault: DumpError | None = None
 
     @classmethod
     def of(cls, path: Path) -> Head:
@@ -99,6 +102,9 @@ class Head:
         if kind == "jsonl":
             record = next((one for _, one in records([path])), {})
             return cls(path, kind, frozenset(record), record)
+        if kind in ("torch", "pickle"):
+            names, fault = unpickle.peek(path)
+            return cls(path, kind, frozenset(names), fault=fault)
         return cls(path, kind, frozenset(_names(path, kind)))
 
 

@@ -13,8 +13,10 @@ import pyarrow.parquet as pq
 
 from offpol_diag.errors import DumpError
 from offpol_diag.forms.form import Alignment, Array, Head, Row, arrow, numbers, records
+from offpol_diag.forms.join import role_named
 from offpol_diag.readers.columns import ADVANTAGES, LIST, assigned, is_list
 
+Record = Mapping[str, Any]
 PER_TOKEN = frozenset(
     role.name for role in LIST.roles if role.kind.needs.startswith("a list") or role.name == ADVANTAGES
 )
@@ -50,6 +52,16 @@ def row_of(
     known = set(mapping.values())
     scalars |= {name: record[name] for name in names if name not in known and describes(record[name])}
     return Row(tokens, scalars, where, mapping)
+
+
+def by_names(
+    record: Record, where: str, names: Mapping[str, str], columns: Mapping[str, str], more: Sequence[str] = ()
+) -> Row:
+    """Return a record as a row: fields by the roles of `names`, the user's before those, and some more."""
+    chosen = {role: name for role, name in names.items() if record.get(name) is not None}
+    chosen |= {role_named(word): name for word, name in columns.items()}
+    kept = {name: record[name] for name in (*chosen.values(), *more) if name in record}
+    return row_of(kept, where, chosen)
 
 
 LONGEST_TEXT = 64
@@ -147,31 +159,44 @@ def npz(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[Row]:
             raise DumpError(
                 f"{path}: no archive of plain arrays ({error})", "write it with np.savez, without objects"
             ) from error
-        cuts = _cuts(arrays)
-        for i in range(_count(arrays, cuts, path)):
-            record: dict[str, Any] = {}
-            for name, values in arrays.items():
-                if cuts is not None and values.ndim == 1 and len(values) == cuts[-1]:
-                    record[name] = values[cuts[i] : cuts[i + 1]]
-                elif values.ndim and i < len(values):
-                    record[name] = values[i] if values.ndim > 1 else values[i].item()
-            yield row_of(record, f"{path}, sequence {i}", columns, frozenset({"cu_seqlens", "lengths"}))
+        for where, record in sequences(arrays, path):
+            yield row_of(record, where, columns)
 
 
-def _cuts(arrays: Mapping[str, Array]) -> Array | None:
+def sequences(arrays: Mapping[str, Array | list[Any]], path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield one record per sequence of padded or flat arrays, or lists with an element per sequence."""
+    cuts = _cuts(arrays)
+    for i in range(_count(arrays, cuts, path)):
+        record: dict[str, Any] = {}
+        for name, values in arrays.items():
+            flat = isinstance(values, np.ndarray) and values.ndim == 1
+            if name in CUTS or (isinstance(values, np.ndarray) and not values.ndim):
+                continue
+            if cuts is not None and flat and len(values) == cuts[-1]:
+                record[name] = values[cuts[i] : cuts[i + 1]]
+            elif i < len(values):
+                record[name] = values[i].item() if flat else values[i]
+        yield f"{path}, sequence {i}", record
+
+
+CUTS = frozenset({"cu_seqlens", "lengths"})
+"""Arrays that say where flat ones are cut."""
+
+
+def _cuts(arrays: Mapping[str, Array | list[Any]]) -> Array | None:
     """Return where flat arrays are cut into sequences, [S+1]."""
     if "cu_seqlens" in arrays:
-        return arrays["cu_seqlens"].astype(np.int64)
+        return np.asarray(arrays["cu_seqlens"]).astype(np.int64)
     if "lengths" in arrays:
         return np.concatenate([[0], np.cumsum(arrays["lengths"], dtype=np.int64)])
     return None
 
 
-def _count(arrays: Mapping[str, Array], cuts: Array | None, path: Path) -> int:
+def _count(arrays: Mapping[str, Array | list[Any]], cuts: Array | None, path: Path) -> int:
     """Return the number of sequences."""
     if cuts is not None and len(cuts) and (np.diff(cuts) >= 0).all():
         return len(cuts) - 1
-    padded = {len(values) for values in arrays.values() if values.ndim > 1}
+    padded = {len(values) for values in arrays.values() if isinstance(values, list) or values.ndim > 1}
     if len(padded) != 1:
         raise DumpError(
             f"{path}: no array is [sequences, tokens], or they differ in their number of sequences",

@@ -4,11 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from offpol_diag.forms import generic, trainers
+from offpol_diag.forms import binary, generic, trainers
 from offpol_diag.forms.form import Alignment, Form, Head, having
 from offpol_diag.readers.columns import CURRENT, LIST, OLD, ROLLOUT
 
-WRITTEN = (".jsonl", ".jsonl.gz", ".parquet", ".arrow", ".feather", ".ipc", ".npz")
+WRITTEN = (
+    ".jsonl",
+    ".jsonl.gz",
+    ".parquet",
+    ".arrow",
+    ".feather",
+    ".ipc",
+    ".npz",
+    ".pt",
+    ".pth",
+    ".pkl",
+    ".pickle",
+    ".dp",
+)
 """Endings of files that are looked at in a directory."""
 LOG_PROBS = frozenset(
     name for role in LIST.roles if role.name in (ROLLOUT, OLD, CURRENT) for name in role.names
@@ -93,6 +106,25 @@ FORMS: tuple[Form, ...] = (
         source="modelscope/ms-swift 3602360a swift/rlhf_trainers/grpo_trainer.py:1873-1897",
     ),
     Form(
+        "slime",
+        "slime",
+        "train_data/*.pt (since 2026-08-12)",
+        "rollout and old log-probs, mask, advantages, rewards, tokens; groups of the rollout dump beside it",
+        having("torch", "format_version", "rollout_id", "samples"),
+        binary.slime,
+        source="THUDM/slime 624b824a8 slime/observability/train_data_utils.py (_build_dump_payload)",
+    ),
+    Form(
+        "slime-rollout",
+        "slime, miles",
+        "rollout_data/*.pt",
+        "rollout log-probs, mask, rewards, groups, tokens; the trainer's come by --join",
+        having("torch", "rollout_id", "samples", "response_length"),
+        binary.slime_rollout,
+        source="THUDM/slime 624b824a8 slime/observability/rollout_data_utils.py:140-153, "
+        "radixark/miles 31f1ca961 miles/ray/rollout/debug_data.py:98-115",
+    ),
+    Form(
         "jsonl",
         "",
         "*.jsonl, *.jsonl.gz",
@@ -121,6 +153,26 @@ FORMS: tuple[Form, ...] = (
         guess=True,
     ),
     Form(
+        "pt",
+        "",
+        "*.pt, *.pth (torch.save)",
+        "padded tensors [S, L] with a mask, flat ones with cu_seqlens, or a list with a dict per sequence",
+        _log_probs("torch"),
+        binary.pickled,
+        generic.PADDED,
+        guess=True,
+    ),
+    Form(
+        "pickle",
+        "",
+        "*.pkl, *.pickle",
+        "the same as a pickle of NumPy arrays and lists; other classes are refused",
+        _log_probs("pickle"),
+        binary.pickled,
+        generic.PADDED,
+        guess=True,
+    ),
+    Form(
         "parquet",
         "",
         "*.parquet",
@@ -131,5 +183,5 @@ FORMS: tuple[Form, ...] = (
     ),
 )
 """To add a form, add a row; `Form` says what its fields are."""
-BY_COLUMNS = {one.name: one for one in FORMS if one.name in ("jsonl", "arrow", "npz", "parquet")}
+BY_COLUMNS = {{"pt": "torch"}.get(one.name, one.name): one for one in FORMS if one.guess}
 """Kind of file → the form that reads it by the names that `--columns` gives."""

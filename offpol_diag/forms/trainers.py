@@ -15,7 +15,6 @@ import pyarrow.parquet as pq
 from offpol_diag.errors import DumpError
 from offpol_diag.forms import generic
 from offpol_diag.forms.form import Array, Head, Row, records
-from offpol_diag.forms.join import role_named
 from offpol_diag.readers.columns import (
     ADVANTAGES,
     CURRENT,
@@ -30,17 +29,7 @@ from offpol_diag.readers.columns import (
     TOKEN_IDS,
 )
 
-Record = Mapping[str, Any]
-
-
-def _row(
-    record: Record, where: str, names: Mapping[str, str], columns: Mapping[str, str], more: Sequence[str] = ()
-) -> Row:
-    """Return a record as a row: fields by the roles of `names`, the user's before those, and some more."""
-    chosen = {role: name for role, name in names.items() if record.get(name) is not None}
-    chosen |= {role_named(word): name for word, name in columns.items()}
-    kept = {name: record[name] for name in (*chosen.values(), *more) if name in record}
-    return generic.row_of(kept, where, chosen)
+Record = generic.Record
 
 
 def _named(values: object) -> str:
@@ -77,7 +66,7 @@ def nemo_rl(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[Row]:
     """
     for where, record in records(files):
         one = {name: _only(value) for name, value in record.items()}
-        row = _row(one, where, NEMO, columns)
+        row = generic.by_names(one, where, NEMO, columns)
         length = one.get("input_lengths")
         if not isinstance(length, int) or length < 0:
             raise DumpError(
@@ -152,7 +141,7 @@ PRIME = {
 def prime_rl(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[Row]:
     """Read the token export: whole sequences; the trainer's only log-probs are old and current at once."""
     for where, record in records(files):
-        row = _row(record, where, PRIME, columns, ("env_name", "rank", "run_id"))
+        row = generic.by_names(record, where, PRIME, columns, ("env_name", "rank", "run_id"))
         if OLD in row.tokens:
             row.tokens.setdefault(CURRENT, row.tokens[OLD])
         if isinstance(row.tokens.get(ADVANTAGES), np.ndarray):  # null: the token is in no policy loss
@@ -198,7 +187,7 @@ ROLL = {
 def roll(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[Row]:
     """Read the logging board: the trainer's log-probs only, from the first response token on, padded."""
     for count, (where, record) in enumerate(records(files)):
-        row = _row(record, where, ROLL, columns)
+        row = generic.by_names(record, where, ROLL, columns)
         _without_placeholder(row, OLD)
         row.scalars |= {SEQUENCE: count}
         if record.get("prompt") is not None:
@@ -223,7 +212,7 @@ def open_instruct(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator
     Where a tool was called its tokens have log-prob 0, and are masked; so is NaN.
     """
     for where, record in records(files):
-        row = _row(record, where, OPEN_INSTRUCT, columns, ("finish_reason", "dataset"))
+        row = generic.by_names(record, where, OPEN_INSTRUCT, columns, ("finish_reason", "dataset"))
         rollout = row.tokens.get(ROLLOUT)
         if rollout is not None:
             info = record.get("request_info")
@@ -241,7 +230,9 @@ def open_instruct(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator
 def verl(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[Row]:
     """Read rollout dumps: text and score; log-probs come from a second file."""
     for where, record in records(files):
-        row = _row(record, where, {REWARDS: "score", STEP: "step"}, columns, ("request_id", "data_source"))
+        row = generic.by_names(
+            record, where, {REWARDS: "score", STEP: "step"}, columns, ("request_id", "data_source")
+        )
         uid = record.get("uid")
         if uid is not None:  # {uid}_{session}_{index}
             row.scalars |= {SEQUENCE: uid, GROUP: str(uid).rsplit("_", 2)[0]}
