@@ -141,7 +141,6 @@ def test_every_block_is_drawn_harmless(monkeypatch: pytest.MonkeyPatch) -> None:
         Verdict(EVIL, EVIL, "bad", (EVIL,)),
         Code(EVIL, EVIL),
         Table("t", EVIL, (EVIL, "b"), ((EVIL, EVIL), ("::error::first cell", "")), (EVIL,)),
-        Figure("f", EVIL, EVIL, EVIL, EVIL, series, named=EVIL),
         Figure("f", EVIL, EVIL, EVIL, EVIL, series, marks=("x",)),
     )
     harmless(draw([Section("s", EVIL, blocks)], make_console()))
@@ -349,7 +348,7 @@ def test_what_is_too_large_is_not_read(args: tuple[str, ...], monkeypatch: pytes
     if args[0] == "merge":
         monkeypatch.setattr("offpol_diag.analysis.tally_file.MOST_BYTES", 4096)
     monkeypatch.setattr("offpol_diag.presets.catalogue.MOST_TOML", 4096)
-    monkeypatch.setattr("offpol_diag.gate.file.MOST_TOML", 4096)
+    monkeypatch.setattr(sys.modules["offpol_diag.gate.file"], "MOST_TOML", 4096)
     monkeypatch.setattr("offpol_diag.summary.MOST_RESULT", 4096)
     Path("large").write_bytes(b"x" * 5000)
     assert "MiB" in refused(run(*(arg.format("large") for arg in args)))
