@@ -48,7 +48,13 @@ def __getattr__(name: str) -> object:
         return _version()
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found: object = getattr(import_module(_HOMES[name]), name)
+    try:
+        found: object = getattr(import_module(_HOMES[name]), name)
+    except ModuleNotFoundError as missing:
+        if not missing.name or missing.name.startswith("offpol_diag"):
+            raise
+        hint = "pip install 'offpol-diag[cli]'"
+        raise ImportError(f"offpol_diag.{name} needs {missing.name}: {hint}") from missing
     globals()[name] = found
     return found
 

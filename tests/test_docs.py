@@ -66,7 +66,8 @@ def test_the_set_up_command_is_the_first_thing_to_run() -> None:
     first = re.findall(r"```(?:sh|bash)\n(.+?)\n```", README, re.DOTALL)[0]
 
     assert first == (
-        "python3 -m venv .venv && .venv/bin/pip install -c constraints.txt . && .venv/bin/offpol-diag analyze"
+        "python3 -m venv .venv && .venv/bin/pip install -c constraints.txt '.[cli]' "
+        "&& .venv/bin/offpol-diag analyze"
     )
 
 

@@ -88,3 +88,74 @@ def draw(folder: Path, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", code], cwd=folder, env=environment, check=True, capture_output=True, text=True
     )
+
+
+def installed(wheel: Path, folder: Path, extra: str) -> tuple[Path, int]:
+    """Install the wheel into a fresh environment; return its programs and its size in MB."""
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    what = ["install", "--quiet", "-c", ROOT / "constraints.txt", f"{wheel}{extra}"]
+    run = subprocess.run([folder / "bin" / "pip", *what], check=False, capture_output=True, text=True)
+    if "No matching distribution" in run.stderr or "connection" in run.stderr.lower():
+        pytest.skip(f"no package index: {run.stderr.splitlines()[-1]}")
+    assert run.returncode == 0, run.stderr
+    size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file() and not file.is_symlink())
+    return folder / "bin", size // 10**6
+
+
+LIGHT = """
+import sys
+from offpol_diag import DumpWriter, recover
+with DumpWriter("d.parquet") as dump:
+    dump.write(rollout_log_probs=[[-1.0, -2.0]], old_log_probs=[[-1.1, -2.0]])
+try:
+    from offpol_diag import analyze
+except ImportError as error:
+    print(error)
+"""
+
+
+@pytest.mark.timeout(600)
+def test_the_light_install_writes_dumps_and_says_what_the_command_line_needs(
+    wheel: Path, tmp_path: Path
+) -> None:
+    programs, size = installed(wheel, tmp_path / "light", "")
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+    def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
+
+    wrote = run(programs / "python", "-c", LIGHT)
+    assert (wrote.returncode, wrote.stderr) == (0, "")
+    assert "pip install 'offpol-diag[cli]'" in wrote.stdout
+    assert (tmp_path / "d.parquet").exists()
+    refused = run(programs / "offpol-diag", "analyze", "d.parquet")
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("error: what the command line needs is not installed: typer, ")
+    assert "\n\nhint: pip install 'offpol-diag[cli]'" in refused.stderr
+    assert "Traceback" not in refused.stderr
+    listed = run(programs / "pip", "list", "--format=freeze").stdout.splitlines()
+    packages = {line.partition("==")[0].lower() for line in listed}
+    assert (
+        packages - {"pip", "setuptools", "wheel"}
+        == {"offpol-diag", "offpol_diag", "numpy", "pyarrow"} & packages
+    )
+    assert size < 400
+
+
+@pytest.mark.timeout(900)
+def test_the_whole_install_analyses_its_sample(wheel: Path, tmp_path: Path) -> None:
+    programs, size = installed(wheel, tmp_path / "whole", "[cli]")
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    run = subprocess.run(
+        [programs / "offpol-diag", "analyze"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    assert "offpol-diag" in run.stdout
+    assert size > 400
