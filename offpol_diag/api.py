@@ -257,7 +257,7 @@ def analyze(
         trainer: whose configuration is printed with the recommendation.
         sequences: where to write a row per sequence (Parquet).
         tally: where to write the tally, to be merged with those of other pieces.
-        by_step: names of numbers to be had for every training step too.
+        by_step: names of numbers, ours or as logged, to be had for every training step too.
         **how: how to read and compute, for all functions here: `columns` (ours → the dump's), `group_by`
             (not in `sweep`), `on_bad_row` ("error" or "skip"), `device` ("auto", "cpu", "cuda", "cuda:N"),
             `engine` ("local" or "ray"), `workers`, `seed`, `progress` (called as rows are done), `reading`
@@ -266,9 +266,11 @@ def analyze(
     Raises:
         OffpolError: the input cannot be read, or an argument cannot be used; with a hint.
     """
+    from offpol_diag.gate.aliases import ours
     from offpol_diag.presets import catalogue
 
-    more = {"sequences": sequences, "tally": tally, "by_step": by_step, **how}
+    steps = [ours(name) for name in by_step]
+    more = {"sequences": sequences, "tally": tally, "by_step": steps, **how}
     with _sources(what) as (paths, label):
         found = _examine(paths, catalogue.chosen(presets), **more)
     return Report(_advised(_named("analyze", found.summary(), label), trainer))
@@ -371,6 +373,7 @@ def gate(
     gates: Path | None = None,
     baseline: Path | None = None,
     point: bool = False,
+    fail_on: str | Sequence[str] = (),
     **how: Any,
 ) -> Report:
     """Hold numbers against bounds, or against an earlier result; `Report.passed` is the verdict.
@@ -382,6 +385,7 @@ def gate(
         gates: a file of bounds (docs/ci.md).
         baseline: an earlier result (JSON): nothing may be worse by more than the tolerance.
         point: judge the plain values, not their intervals.
+        fail_on: diagnoses that fail, as every worse one does: "bug", "cannot_tell", "honest_mismatch".
         **how: see `analyze`.
     """
     from offpol_diag.gate import requirements
@@ -389,7 +393,8 @@ def gate(
     from offpol_diag.summary import load
 
     most, least = ([f"{name}={value}" for name, value in (one or {}).items()] for one in (max, min))
-    required = requirements(most, least, gates, baseline, (), None, "", point)
+    failing = [fail_on] if isinstance(fail_on, str) else fail_on
+    required = requirements(most, least, gates, baseline, (), None, "", point, failing)
     base = load(required.result) if required.result else None
     if isinstance(what, Report):
         found = what.summary

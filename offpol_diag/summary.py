@@ -519,10 +519,13 @@ class Cause(Model):
     after: After | None = None
 
 
+DiagnosisVerdict = Literal["healthy", "honest_mismatch", "bug", "cannot_tell"]
+
+
 class Diagnosis(Model):
     """Whether the mismatch is a bug or genuine, and its causes."""
 
-    verdict: Literal["healthy", "honest_mismatch", "bug", "cannot_tell"]
+    verdict: DiagnosisVerdict
     headline: str
     causes: list[Cause] = Field([], description="most likely first")
     ruled_out: list[str] = []
@@ -629,11 +632,12 @@ class Recommendation(Model):
 class GateVerdict(Model):
     """The verdict on one bound."""
 
-    name: str = Field(description="as given: k3, seq_mis.ess_tokens, step:k3, p90:k3")
-    bound: Literal["max", "min", "within"] = Field(
-        description="the value, or its distance from `centre` (within), against `limit`"
+    name: str = Field(description="k3, seq_mis.ess_tokens, step:k3, p90:k3; or diagnosis")
+    said: str = Field("", description="the trainer's name for it that was given; empty: ours")
+    bound: Literal["max", "min", "within", "diagnosis"] = Field(
+        description="the value, or its distance from `centre` (within), against `limit`; or `diagnosis`"
     )
-    limit: float
+    limit: float = Field(description="0 for a diagnosis")
     centre: float | None = None
     value: float | None
     interval: tuple[float, float] | None = None
@@ -652,6 +656,9 @@ class GateVerdict(Model):
     baseline: float | None = Field(None, description="the value in the baseline")
     baseline_interval: tuple[float, float] | None = None
     tolerance: str = Field("", description="by how much the baseline's value may be exceeded")
+    diagnosis: DiagnosisVerdict | None = Field(None, description="the one found, where it is the bound")
+    diagnosis_fails: DiagnosisVerdict | None = Field(None, description="the mildest one that fails")
+    diagnosis_baseline: DiagnosisVerdict | None = Field(None, description="the one in the baseline")
 
 
 # ---------------------------------------------------------------- side by side

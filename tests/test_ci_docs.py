@@ -19,7 +19,7 @@ from offpol_diag.cli import app
 from offpol_diag.cli.defaults import sample
 from offpol_diag.directions import WATCHED_GAP
 from offpol_diag.gate.bounds import QUANTIFIERS
-from offpol_diag.gate.file import BaselineTable, BoundTable, Defaults, Override
+from offpol_diag.gate.file import BaselineTable, BoundTable, Defaults, DiagnosisTable, Override
 from offpol_diag.summary import load
 
 PAGE = Path(__file__).parents[1] / "docs" / "ci.md"
@@ -105,6 +105,7 @@ def test_the_page_shows_every_key_of_a_gate_file() -> None:
 
     assert used >= set(BoundTable.model_fields) - {"judge"}
     assert set(Override.model_fields) - {"min", "judge"} <= used
+    assert set(table["diagnosis"]) == set(DiagnosisTable.model_fields)
     assert set(table["defaults"]) == set(Defaults.model_fields)
     shown = set(table["baseline"]) | ({"only"} if "# only = " in fenced("toml")[0] else set())
     assert shown == set(BaselineTable.model_fields) - {"level", "judge"}

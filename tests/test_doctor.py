@@ -244,8 +244,16 @@ def test_the_first_line_is_the_verdict_and_nothing_is_written(dumps, empty_folde
 
 
 @pytest.mark.parametrize(("name", "code"), [("broken", 1), ("honest", 0)])
-def test_strict_fails_on_a_bug_and_on_nothing_else(dumps, name, code):
-    assert run("doctor", dumps / f"{name}.parquet", "-q", "--strict").exit_code == code
+@pytest.mark.parametrize(
+    "command",
+    ["doctor --strict", "analyze --strict --no-html --presets token_is", "gate --fail-on bug"],
+)
+def test_strict_fails_on_a_bug_and_on_nothing_else(dumps, command, name, code):
+    command, *options = command.split()
+    assert run(command, dumps / f"{name}.parquet", "-q", *options).exit_code == code
+    assert (
+        run("analyze", dumps / f"{name}.parquet", "-q", "--no-html", "--presets", "token_is").exit_code == 0
+    )
 
 
 def test_the_result_has_a_diagnosis_and_no_presets_and_no_recommendation(dumps):

@@ -53,20 +53,15 @@ def at(value: float, half: float = 0.001) -> Number:
         ("k3", 0.1, 0.2, False),
         ("k3", 0.2, 0.1, True),
         ("ess_tokens", 0.9, 0.5, False),
-        ("ess_tokens", 0.5, 0.9, True),
-        ("pearson", 0.9, 0.8, False),
         ("mean_ratio", 1.01, 1.2, False),
         ("mean_ratio", 1.01, 0.8, False),
         ("mean_ratio", 0.8, 1.1, True),  # on the other side, and nearer
         ("k1", 0.1, -0.2, False),
         ("ppl_train", 2.0, 2.5, False),  # neither way is worse: any change counts
-        ("ppl_train", 2.0, 1.5, False),
         ("ppl_train", 2.0, 2.0, True),
         ("seq_mis.ess_tokens", 0.9, 0.5, False),
         ("seq_mis.tokens_rejected", 0.5, 0.1, True),
         ("seq_mis.loss_scale_removed", 1.0, 0.7, False),
-        ("seq_mis.weight_min", 0.5, 0.6, False),
-        ("total.mean_ratio", 0.8, 1.1, True),
         ("drift2.ess_tokens", 0.9, 0.5, False),
     ],
 )
@@ -94,7 +89,6 @@ def test_every_metric_of_a_result_has_its_way() -> None:
         (at(1.2, 0.01), at(1.0, 0.2), "10%", True, True),  # the baseline's interval counts as much
         (at(1.05, 0.01), at(1.0, 0.01), "10%", True, False),
         (at(1.2, 0.01), at(1.0, 0.01), "0.3", True, False),
-        (at(1.2, 0.01), at(1.0, 0.01), "0.1", False, False),
         (at(1.2, 0.01), at(1.0, 0.01), "10%+0.2", True, False),
         (Number(value=1.2), at(1.0), "10%", False, False),  # no interval: the values
         (at(1.2), Number(value=1.0), "30%", True, False),
@@ -193,9 +187,8 @@ def test_a_distance_from_one_is_compared_as_a_distance() -> None:
     across = compared("mean_ratio", Number(value=1.001, interval=(0.99, 1.012)), at(1.0, 0.002))
     verdict = compared("mean_ratio", at(1.05), at(1.02), tolerance("10%"))
 
-    assert (across.passed, across.open) == (True, True)
+    assert (across.passed, across.open, verdict.passed) == (True, True, False)
     assert verdict.limit == pytest.approx(0.022)  # a tenth of the distance, not of the value
-    assert verdict.passed is False
 
 
 # ---------------------------------------------------------------- what cannot be compared
@@ -349,12 +342,9 @@ def test_a_quantifier_is_compared_over_the_steps_of_each_run() -> None:
     [
         ("10%", 0.1, 0.0),
         ("0.001", 0.0, 0.001),
-        (" 10% + 0.001 ", 0.1, 0.001),
         ("0.001+10%", 0.1, 0.001),
-        ("1e-3", 0.0, 1e-3),
         ("1e+2", 0.0, 100.0),
         ("5%+1e+2", 0.05, 100.0),
-        ("0", 0.0, 0.0),
         ("250%", 2.5, 0.0),
     ],
 )
@@ -365,23 +355,7 @@ def test_a_tolerance_is_a_share_an_amount_or_both(text: str, share: float, amoun
     assert tolerance(str(found)) == found
 
 
-BAD = (
-    "",
-    "%",
-    "-1",
-    "-5%",
-    "nan",
-    "inf",
-    "inf%",
-    "10%%",
-    "1+2",
-    "5%+6%",
-    "a",
-    "1%+",
-    "+1",
-    "k3=1=2",
-    "10 per",
-)
+BAD = ("", "%", "-1", "-5%", "nan", "inf%", "10%%", "1+2", "5%+6%", "a", "1%+", "+1", "k3=1=2")
 
 
 @pytest.mark.parametrize("text", BAD)
@@ -419,12 +393,9 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         (None, "cannot be read as a result"),
         ("", "not a result"),
-        ("{}", "not a result"),
         ('{"format": 7}', "result format 7, this version reads format 1"),
         ('{"format": 1}', "Field required"),
         ('{"format": 1, "dump": NaN}', "dump"),
-        ("[1, 2", "not a result"),
-        ("\x00\x01", "not a result"),
     ],
 )
 def test_a_baseline_that_is_none_is_refused_and_named(results: Path, text: str | None, said: str) -> None:
@@ -444,10 +415,8 @@ def test_a_baseline_that_is_none_is_refused_and_named(results: Path, text: str |
     [
         (["--tolerance", "5%"], "no baseline"),
         (["--only", "k3"], "no baseline"),
-        (["--baseline", "now.json", "--tolerance", "lots"], "no tolerance"),
         (["--baseline", "now.json", "--only", "step:k3"], "different steps"),
         (["--baseline", "now.json", "--json", "now.json"], "is what is read"),
-        (["--baseline", "base.json", "--json", "base.json"], "is what is read"),
     ],
 )
 def test_options_that_cannot_be_meant_are_refused(results: Path, options: list[str], said: str) -> None:
@@ -478,7 +447,6 @@ def test_what_is_asked_over_steps_is_had_by_step(results: Path) -> None:
         (at(3e-3, 2e-3), ["--only", "k3", "--point"], 1),
         (at(9e-3, 1e-4), ["--tolerance", "1000%"], 0),
         (at(9e-3, 1e-4), ["--only", "f_2"], 0),
-        (at(9e-3, 1e-4), ["--tolerance", "k3=0.1"], 0),
         (at(2.03e-3, 1e-4), ["--presets", "nobody"], 2),
         (at(2.03e-3, 1e-4), ["--only", "drift2.k3"], 2),
         (at(9e-3, 1e-4), ["--only", "drift2.k3,k3"], 1),

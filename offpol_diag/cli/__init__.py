@@ -60,7 +60,7 @@ Version = Annotated[
 
 
 @app.callback(
-    epilog="Exit codes: 0 passed · 1 a gate failed, or doctor --strict found a bug · 2 could not say (bad "
+    epilog="Exit codes: 0 passed · 1 a gate failed, or --strict found a bug · 2 could not say (bad "
     "arguments, bad dump, no data)."
 )
 @exit_codes()

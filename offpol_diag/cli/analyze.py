@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from offpol_diag.cli import defaults, options
+from offpol_diag.cli.exits import FAILED
 from offpol_diag.cli.output import Outputs, default_html
 from offpol_diag.cli.request import Request
 
@@ -33,6 +34,7 @@ def analyze(
     sequences: Sequences = None,
     tally: options.Tally = None,
     tokenizer: options.Tokenizer = None,
+    strict: options.Strict = False,
     device: options.Device = "auto",
     engine: options.Engine = "local",
     workers: options.Workers = "auto",
@@ -44,12 +46,15 @@ def analyze(
     """How bad is the mismatch, how sure is that, and where is it: terminal summary and one HTML file.
 
     The HTML goes to offpol-diag-<name>.html in the working directory unless -o says otherwise. With --json -
-    or --md - stdout holds that and nothing else.
+    or --md - stdout holds that and nothing else. The exit code is 0 whatever the diagnosis, and with --strict
+    1 where it is a bug.
 
     To analyze a dump in pieces, on many machines, run this on each with --tally, then `offpol-diag merge` on
     the tallies. Cut between training steps: methods that judge a token by its whole step (M2PO, Pareto
     smoothing, advantages made of rewards) are exact only where each step lies whole in one piece.
     """
+    from offpol_diag.report.sections.diagnosis import is_bug
+
     dumps = defaults.dumps(dump, quiet)
     files = Outputs(None if no_html else out or default_html(dumps), json, md, quiet, sequences, tally)
     files.check(*dumps, *([one for one in (preset_file, tokenizer) if one]))
@@ -74,3 +79,5 @@ def analyze(
         )
         summary = request.run("analyze", dumps, request.presets(presets), **staged)
         files.write(with_texts(summary, tokenizer), verbose, whole=no_html)
+    if strict and is_bug(summary):
+        raise SystemExit(FAILED)

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 from offpol_diag.cli import defaults, options
 from offpol_diag.cli.exits import FAILED
 from offpol_diag.cli.output import Outputs
 from offpol_diag.cli.request import Request
-
-Strict = Annotated[bool, options.option("Exit with 1 where the verdict is a bug.", "--strict")]
 
 
 def doctor(
@@ -24,7 +20,7 @@ def doctor(
     out: options.Html = None,
     json: options.Json = None,
     md: options.Markdown = None,
-    strict: Strict = False,
+    strict: options.Strict = False,
     device: options.Device = "auto",
     engine: options.Engine = "local",
     workers: options.Workers = "auto",
@@ -40,6 +36,8 @@ def doctor(
 
     The exit code is 0 whatever the verdict, and with --strict 1 where it is a bug.
     """
+    from offpol_diag.report.sections.diagnosis import is_bug
+
     dumps = defaults.dumps(dump, quiet)
     files = Outputs(out, json, md, quiet)
     files.check(*dumps)
@@ -61,5 +59,5 @@ def doctor(
         )
         summary = request.run("doctor", dumps, ()).model_copy(update={"recommendation": None})
         files.write(summary, verbose)
-    if strict and summary.diagnosis and summary.diagnosis.verdict == "bug":
+    if strict and is_bug(summary):
         raise SystemExit(FAILED)

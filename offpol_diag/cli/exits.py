@@ -101,7 +101,7 @@ def terminator() -> Callable[[int, object], None]:
 def exit_codes() -> Iterator[None]:
     """Convert errors raised within the block to a message on stderr and an exit code.
 
-    A failed gate, and a bug found by `doctor --strict`, are the only ways to 1: a crash is 2, or CI would
+    A failed gate, and a bug found with `--strict`, are the only ways to 1: a crash is 2, or CI would
     read it as a verdict.
     """
     try:

@@ -36,6 +36,8 @@ MIN = "The smallest value that passes: --min seq_mis.ess_tokens=0.5. Repeatable.
 AtLeast = Annotated[list[str] | None, options.option(MIN, "--min", metavar=PAIR, panel=BOUNDS)]
 FILE = "Bounds from a file, with levels and overrides by step and preset (docs/ci.md)."
 GateFile = Annotated[Path | None, options.option(FILE, "--gates", metavar="FILE.toml", panel=BOUNDS)]
+FAIL = "A diagnosis that fails, as every worse one does: bug, cannot_tell or honest_mismatch. Repeatable."
+FailOn = Annotated[list[str] | None, options.option(FAIL, "--fail-on", metavar="DIAGNOSIS", panel=BOUNDS)]
 VALUES = "Judge the plain values, not their 95% intervals."
 Point = Annotated[bool, options.option(VALUES, "--point", panel=BOUNDS)]
 BASE = "Nothing may be worse than in this result by more than the tolerance."
@@ -57,6 +59,7 @@ JUnit = Annotated[Path | None, options.option(XML, "--junit", metavar="FILE.xml"
 
 def gate(
     source: Source,
+    fail_on: FailOn = None,
     at_most: AtMost = None,
     at_least: AtLeast = None,
     gates: GateFile = None,
@@ -92,9 +95,12 @@ def gate(
     passes, and the table says that it is open. A number without an interval is judged by its value; a value
     on its bound passes.
 
-    NAME is a metric (k3, drift2.k3), a preset's (seq_mis.ess_tokens), or either over the training steps:
-    step:NAME holds at every step; first, last, min, max, mean, median and p90 (any pNN) are one number of
-    them all.
+    --fail-on bug fails where the diagnosis is a bug, --fail-on cannot_tell also where the dump cannot tell.
+    None may be worse than a baseline's, in the order healthy, honest_mismatch, cannot_tell, bug.
+
+    NAME is a metric (k3, drift2.k3), a preset's (seq_mis.ess_tokens), what a trainer logs that equals one
+    (rollout_corr/kl), or any of them over the training steps: step:NAME holds at every step; first, last,
+    min, max, mean, median and p90 (any pNN) are one number of them all.
 
     Under GitHub Actions the job summary gets the Markdown, and the run is annotated.
     """
@@ -103,7 +109,7 @@ def gate(
     from offpol_diag.summary import load
 
     bounds = (at_most or (), at_least or (), gates)
-    required = requirements(*bounds, baseline, tolerance or (), only, presets, point)
+    required = requirements(*bounds, baseline, tolerance or (), only, presets, point, fail_on or ())
     files = Outputs(html=out, json=json, markdown=md, quiet=quiet, junit=junit)
     files.check(*source, *(one for one in (gates, required.result, preset_file) if one))
     with files.begin():

@@ -67,6 +67,7 @@ PASTE = "Print the recommended method in this trainer's own syntax (verl, trl, s
 Trainer = Annotated[str | None, option(PASTE, "--for", metavar="TRAINER", env=True)]
 Quiet = Annotated[bool, option("One line; no progress and no remarks.", "--quiet", "-q", env=True)]
 Verbose = Annotated[bool, option("Every table, not the short answer.", "--verbose", "-v", env=True)]
+Strict = Annotated[bool, option("Exit with 1 where the verdict is a bug.", "--strict")]
 PAGE = "Where the HTML report goes."
 Html = Annotated[Path | None, option(PAGE, "--out", "-o", "--html", metavar="FILE", panel=OUTPUT)]
 RESULT = "Write the result as JSON; - is stdout."

@@ -13,12 +13,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from offpol_diag.directions import WATCHED_GAP, WATCHED_PRESET, Worse, worse
+from offpol_diag.gate.aliases import unlike
 from offpol_diag.gate.bounds import USUAL, Judge, Level, Name, Tolerance
+from offpol_diag.gate.diagnosis import NAME, compare_diagnosis
 from offpol_diag.gate.numbers import Found, find, look_up, preset, preset_of
 from offpol_diag.gate.verdicts import HIDDEN, Ruling, apart, joined, rule, shown, silent
 from offpol_diag.numerals import doubted
 from offpol_diag.presets.catalogue import ALL, plain
 from offpol_diag.summary import GateVerdict, Number, Summary
+
+DIAGNOSIS = Name(NAME)
 
 # ---------------------------------------------------------------- what is compared
 
@@ -52,8 +56,11 @@ class Baseline:
 
 
 def compare(now: Summary, base: Summary, settings: Baseline) -> tuple[GateVerdict, ...]:
-    """Return one verdict per number; default numbers only if their value in the baseline is reliable."""
-    names = list(settings.named)
+    """Return one verdict per number, and one on the diagnosis.
+
+    Default numbers are compared only if reliable in the baseline, and the diagnosis if it has one.
+    """
+    names = [one for one in settings.named if one != DIAGNOSIS]
     absent: list[GateVerdict] = []
     if not settings.only:
         rows = _rows(base, settings)
@@ -65,7 +72,10 @@ def compare(now: Summary, base: Summary, settings: Baseline) -> tuple[GateVerdic
             for row in rows
             if preset(base, row) is None
         ]
-    return (*(_compare(now, base, one, settings) for one in names), *absent)
+    watched_diagnosis = base.diagnosis is not None and not settings.only
+    verdict = [compare_diagnosis(now, base, settings.level, settings.label)]
+    numbers = (*(_compare(now, base, one, settings) for one in names), *absent)
+    return (*numbers, *(verdict if watched_diagnosis or DIAGNOSIS in settings.named else ()))
 
 
 def not_compared(now: Summary, base: Summary, settings: Baseline) -> str:
@@ -232,6 +242,7 @@ def _verdict(
     found = ruling or Ruling(None, reason)
     return GateVerdict(
         name=str(name),
+        said=name.said,
         level=settings.level,
         source=settings.label,
         tolerance=str(settings.tolerances.get(name, settings.default)),
@@ -241,6 +252,6 @@ def _verdict(
         passed=found.passed,
         open=found.open,
         judged_on=found.on,
-        reason=reason,
+        reason=joined(reason, unlike(name.said)),
         **({"bound": "max", "limit": 0.0} | limit),
     )

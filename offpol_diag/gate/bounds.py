@@ -2,7 +2,7 @@
 
     BOUND      = [QUANTIFIER ":"] NUMBER "=" LIMIT
     QUANTIFIER = step | first | last | min | max | mean | median | pNN      over the training steps
-    NUMBER     = METRIC | drift2.METRIC | total.METRIC | PRESET.METRIC
+    NUMBER     = METRIC | drift2.METRIC | total.METRIC | PRESET.METRIC   or as logged: `aliases.py`
     TOLERANCE  = SHARE "%" | AMOUNT | SHARE "%" "+" AMOUNT
     STEPS      = FIRST ".." LAST | FIRST ".." | ".." LAST | STEP
 
@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from offpol_diag.errors import OffpolError, UsageError, did_you_mean
+from offpol_diag.gate.aliases import ours
 
 Kind = Literal["max", "min"]
 Level = Literal["error", "warn"]
@@ -38,17 +39,19 @@ class Name:
     Attributes:
         number: a metric (`k3`, `drift2.k3`) or a preset's (`seq_mis.ess_tokens`).
         over: the quantifier over steps; empty for the number of the whole dump.
+        said: the trainer's name for it that was given; empty if it was ours.
     """
 
     number: str
     over: str = ""
+    said: str = field(default="", compare=False)
 
     def __str__(self) -> str:
         return f"{self.over}:{self.number}" if self.over else self.number
 
 
 def name(text: str) -> Name:
-    """Parse `k3`, `seq_mis.ess_tokens` or `p90:k3`.
+    """Parse `k3`, `seq_mis.ess_tokens`, `p90:k3`, or a name that a trainer logs (`rollout_corr/kl`).
 
     Raises:
         UsageError: there is no number, or what stands before the colon is no quantifier.
@@ -61,7 +64,8 @@ def name(text: str) -> Name:
         ends = {"p0": "say min", "p100": "say max"}.get(re.sub(r"\.0*$", "", over))
         hint = ends or did_you_mean(over, list(QUANTIFIERS)) or GRAMMAR
         raise UsageError(f'"{text}": "{over}" is no quantifier', hint)
-    return Name(number, over)
+    found = ours(number)
+    return Name(found, over, number if found != number else "")
 
 
 def comparable(text: str) -> Name:
@@ -174,6 +178,7 @@ class Bound:
         steps: the steps that the quantifier ranges over.
         source: the option, or the gate file and the table in it.
         note: the user's note from the gate file.
+        said: the trainer's name of the number that was given; empty if it was ours.
     """
 
     name: str
@@ -185,6 +190,7 @@ class Bound:
     steps: Steps = Steps()
     source: str = field(default="", compare=False)
     note: str = ""
+    said: str = ""
 
     @property
     def full_name(self) -> Name:
@@ -208,7 +214,7 @@ def parse(text: str, kind: Kind, judge: Judge = "interval") -> Bound:
     value = _finite(limit)
     if value is None:
         raise UsageError(f'--{kind} "{text}": "{limit}" is no finite number', f"write --{kind} {said}=0.002")
-    return Bound(found.number, kind, value, found.over, judge=judge, source=f"--{kind}")
+    return Bound(found.number, kind, value, found.over, judge=judge, source=f"--{kind}", said=found.said)
 
 
 def _finite(text: str) -> float | None:

@@ -35,10 +35,11 @@ from offpol_diag.gate.bounds import (
     span,
     tolerance,
 )
+from offpol_diag.gate.diagnosis import FailOn, diagnosed, judge_diagnosis
 from offpol_diag.gate.verdicts import joined, judge
 from offpol_diag.presets import Preset
 from offpol_diag.presets.catalogue import Catalogue
-from offpol_diag.summary import GateVerdict, Summary
+from offpol_diag.summary import DiagnosisVerdict, GateVerdict, Summary
 from offpol_diag.wholefiles import MOST_TOML, toml
 from offpol_diag.wholefiles import read as read_whole
 
@@ -71,6 +72,7 @@ Spanned = Annotated[
 Tolerated = Annotated[
     Tolerance, _parsed(tolerance, (int, float, str), 'it must be an amount (0.001) or a share ("10%")')
 ]
+FailsOn = Annotated[DiagnosisVerdict, _parsed(diagnosed, (str,), "it must be a diagnosis (bug)")]
 KINDS: tuple[Kind, ...] = ("max", "min")
 Text = Annotated[str, Field(min_length=1)]
 
@@ -163,10 +165,19 @@ class BaselineTable(Table):
     judge: Judge | None = None
 
 
+class DiagnosisTable(Table):
+    """The diagnoses that fail."""
+
+    fail_on: list[FailsOn] = Field(min_length=1)
+    level: Level | None = None
+    note: str = ""
+
+
 class GateFile(Table):
     """The schema of a gate file."""
 
     defaults: Defaults = Defaults()
+    diagnosis: DiagnosisTable | None = None
     bound: list[BoundTable] = []
     baseline: BaselineTable | None = None
 
@@ -182,6 +193,7 @@ class GateFile(Table):
 
 TABLES: Mapping[str, type[Table]] = {
     "defaults": Defaults,
+    "diagnosis": DiagnosisTable,
     "bound": BoundTable,
     "override": Override,
     "baseline": BaselineTable,
@@ -249,6 +261,7 @@ RULES = {
     "string_type": "it must be a string",
     "string_too_short": "it is empty",
     "list_type": "it must be a list",
+    "too_short": "it is empty",
     "dict_type": "it must be a table",
     "model_type": "it must be a table",
 }
@@ -257,7 +270,8 @@ RULES = {
 # ---------------------------------------------------------------- what must hold
 
 EXAMPLE = (
-    "say what must hold: --max k3=0.002 --min ess_tokens=0.5, --gates FILE.toml or --baseline RESULT.json"
+    "say what must hold: --fail-on bug, --max k3=0.002 --min ess_tokens=0.5, --gates FILE.toml or "
+    "--baseline RESULT.json"
 )
 
 
@@ -267,6 +281,7 @@ class Requirements:
 
     Attributes:
         bounds: those of options first, then those of the file.
+        fail_on: the diagnoses that fail, in the same order.
         baseline: settings for comparing with an earlier result, or None.
         result: path of the earlier result, or None.
     """
@@ -274,6 +289,7 @@ class Requirements:
     bounds: tuple[Bound, ...]
     baseline: Baseline | None = None
     result: Path | None = None
+    fail_on: tuple[FailOn, ...] = ()
 
     @property
     def by_step(self) -> tuple[str, ...]:
@@ -308,7 +324,7 @@ class Requirements:
     def judge(self, now: Summary, base: Summary | None) -> tuple[GateVerdict, ...]:
         """Return all verdicts on the result `now`; `base` is the earlier result."""
         compared = compare(now, base, self.baseline) if base and self.baseline else ()
-        return (*judge(now, self.bounds), *compared)
+        return (*judge_diagnosis(now, self.fail_on), *judge(now, self.bounds), *compared)
 
     def remarks(self, now: Summary, base: Summary | None) -> tuple[str, ...]:
         """Return notes to print with the verdicts."""
@@ -325,6 +341,7 @@ def requirements(
     only: str | None,
     presets: str,
     point: bool,
+    fail_on: Sequence[str] = (),
 ) -> Requirements:
     """Collect the requirements of options and of a gate file; options take precedence.
 
@@ -338,10 +355,11 @@ def requirements(
         *(parse(one, "min") for one in at_least),
         *gates.bounds,
     )
+    diagnoses = (*(FailOn(_failing(one)) for one in fail_on), *gates.fail_on)
     base = result or gates.result
     if base is None and (tolerances or only or gates.baseline):
         raise UsageError("there is a tolerance and no baseline", "name it: --baseline RESULT.json")
-    if not bounds and base is None:
+    if not (bounds or diagnoses) and base is None:
         raise UsageError("no bound is given", EXAMPLE)
     baseline = None
     if base:
@@ -358,7 +376,14 @@ def requirements(
     if point:
         bounds = tuple(replace(one, judge="point") for one in bounds)
         baseline = replace(baseline, judge="point") if baseline else None
-    return Requirements(bounds, baseline, base)
+    return Requirements(bounds, baseline, base, diagnoses)
+
+
+def _failing(text: str) -> DiagnosisVerdict:
+    try:
+        return diagnosed(text)
+    except UsageError as error:
+        raise UsageError(f"--fail-on {error.message}", error.hint) from error
 
 
 def _words(text: str | None) -> tuple[str, ...]:
@@ -390,16 +415,21 @@ def read(path: Path) -> Requirements:
         raise GateFileError(f"{path}: {len(lines)} mistakes", FORM, lines) from error
     except ValueError as error:
         raise GateFileError(f"{path}: not TOML: {error}", FORM) from error
-    if not found.bound and found.baseline is None:
+    if not found.bound and found.baseline is None and found.diagnosis is None:
         raise GateFileError(f"{path}: holds no bound", FORM)
     bounds = tuple(
         bound
         for at, row in enumerate(found.bound, 1)
         for bound in _bounds(row, found.defaults, f"{path.name}: [[bound]] {at}")
     )
+    fail_on: tuple[FailOn, ...] = ()
+    if found.diagnosis is not None:
+        level, note = found.diagnosis.level or found.defaults.level, " ".join(found.diagnosis.note.split())
+        place = f"{path.name}: [diagnosis]"
+        fail_on = tuple(FailOn(one, level, place, note) for one in found.diagnosis.fail_on)
     row = found.baseline
     if row is None:
-        return Requirements(bounds)
+        return Requirements(bounds, fail_on=fail_on)
     baseline = Baseline(
         only=tuple(row.only),
         presets=tuple(row.presets),
@@ -408,7 +438,7 @@ def read(path: Path) -> Requirements:
         level=row.level or found.defaults.level,
         judge=row.judge or found.defaults.judge,
     )
-    return Requirements(bounds, baseline, path.parent / row.result if row.result else None)
+    return Requirements(bounds, baseline, path.parent / row.result if row.result else None, fail_on)
 
 
 def _bounds(row: BoundTable, defaults: Defaults, source: str) -> Iterator[Bound]:
@@ -419,13 +449,15 @@ def _bounds(row: BoundTable, defaults: Defaults, source: str) -> Iterator[Bound]
         rows = [one for one in row.override if not one.presets or preset in one.presets]
         for one in rows:
             held = _over(held, one) if one.steps is None else held
-        number = f"{preset}.{row.name.number}" if preset else row.name.number
+        given = row.name.said or row.name.number
+        named = name(f"{preset}.{given}") if preset else row.name
         for steps, values in _parts(row.steps or Span(), held, [one for one in rows if one.steps]):
             level, judge = values["level"], values["judge"]
             for kind in KINDS:
                 if kind in values:
                     limit = values[kind]
-                    yield Bound(number, kind, limit, row.name.over, level, judge, steps, source, note)
+                    number, over, said = named.number, row.name.over, named.said
+                    yield Bound(number, kind, limit, over, level, judge, steps, source, note, said)
 
 
 def _over(earlier: Mapping[str, Any], row: Override | BoundTable) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from offpol_diag.errors import did_you_mean
+from offpol_diag.gate.aliases import advice
 from offpol_diag.gate.bounds import GAPS, PERCENTILE, Name, Steps, splits
 from offpol_diag.numerals import doubted
 from offpol_diag.presets.catalogue import plain
@@ -51,7 +52,8 @@ def find(summary: Summary, name: str, near: bool = True) -> Found:
 
 
 def _no_metric(name: str, known: list[str], where: str) -> str:
-    return "; ".join(part for part in (f'no metric "{name}" {where}', did_you_mean(name, known)) if part)
+    more = advice(name) or did_you_mean(name, known)
+    return "; ".join(part for part in (f'no metric "{name}" {where}', more) if part)
 
 
 def preset(summary: Summary, name: str) -> PresetResult | None:

@@ -22,6 +22,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from offpol_diag.gate.aliases import unlike
 from offpol_diag.gate.bounds import EVERY, Bound, Judge, Kind
 from offpol_diag.gate.numbers import Series, chosen_steps, look_up, series, size
 from offpol_diag.numerals import doubted
@@ -162,8 +163,13 @@ def outcome(verdicts: Iterable[GateVerdict]) -> Outcome:
 
 
 def beyond(verdict: GateVerdict) -> bool:
-    """Return whether the plain value lies on the wrong side of the bound, whatever its interval."""
+    """Return whether the plain value lies on the wrong side of the bound, whatever its interval.
+
+    A diagnosis that this dump cannot make lies there too.
+    """
     value, limit = verdict.value, verdict.limit
+    if verdict.bound == "diagnosis":
+        return verdict.passed is False or verdict.open
     if value is None:
         return False
     if verdict.bound == "within":
@@ -189,6 +195,7 @@ def _said(
     ruling = ruling or Ruling(None, reason)
     return GateVerdict(
         name=str(bound.full_name),
+        said=bound.said,
         bound=bound.kind,
         limit=bound.limit,
         level=bound.level,
@@ -199,7 +206,7 @@ def _said(
         passed=ruling.passed,
         open=ruling.open,
         judged_on=ruling.on,
-        reason=reason,
+        reason=joined(reason, unlike(bound.said)),
         where=where,
     )
 

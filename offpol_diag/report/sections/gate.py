@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from offpol_diag.blocks import Section, Table, Tone, Verdict
 from offpol_diag.gate import beyond, outcome
+from offpol_diag.gate.diagnosis import plain
 from offpol_diag.numerals import count, say_value
 from offpol_diag.summary import GateVerdict, Number
 
@@ -29,6 +30,7 @@ OPEN = (
     "open: the 95% interval holds values on both sides of the bound, which passes for want of evidence "
     "against it."
 )
+OPEN_DIAGNOSIS = "open: the diagnosis cannot tell, which passes for want of evidence of a bug."
 SIGNS: Mapping[str, str] = {"max": "≤", "min": "≥", "within": "±"}
 
 
@@ -39,7 +41,7 @@ def gate(verdicts: Sequence[GateVerdict], remarks: Sequence[str] = ()) -> Sectio
     why = (*(f"{word(one)}: {told(one)}" for one in unlike[:MOST]), *_more(len(unlike), "such bounds"))
     head = Verdict(label, tally(verdicts), tone, why)
     rows = tuple((word(one), holds(one), _found(one)) for one in _chosen(verdicts))
-    opened = (OPEN,) if any(one.open for one in verdicts) else ()
+    opened = _opened(verdicts)
     notes = (*_more(len(verdicts), "bounds"), *opened, *remarks)
     table = Table("gates", "Every bound", ("gate", "must hold", "found"), rows, notes)
     return Section("gate", "Gate", (head, table))
@@ -56,13 +58,22 @@ def _more(number: int, what: str) -> tuple[str, ...]:
     return (more,) if number > MOST else ()
 
 
+def _opened(verdicts: Sequence[GateVerdict]) -> tuple[str, ...]:
+    kinds = {one.bound == "diagnosis" for one in verdicts if one.open}
+    return tuple(note for kind, note in ((False, OPEN), (True, OPEN_DIAGNOSIS)) if kind in kinds)
+
+
 def report(verdicts: Sequence[GateVerdict], whole: bool = True) -> Table:
     """Return a table of bounds with reasons; unless `whole`, the most important ones if there are many."""
     chosen = verdicts if whole else _chosen(verdicts)
-    rows = tuple((word(one), title(one), bound(one), found(one), _reason(one) or "–") for one in chosen)
+    values = (plain(one.diagnosis) if one.diagnosis else found(one) for one in chosen)
+    rows = tuple(
+        (word(one), title(one), bound(one), value, _reason(one) or "–")
+        for one, value in zip(chosen, values, strict=True)
+    )
     passed = sum(one.passed is True for one in verdicts)
     header = ("gate", "number", "bound", "value", "why")
-    opened = (OPEN,) if any(one.open for one in verdicts) else ()
+    opened = _opened(verdicts)
     notes = opened if whole else (*_more(len(verdicts), "bounds"), *opened)
     return Table("gates", f"{passed} of {len(verdicts)} gates passed", header, rows, notes)
 
@@ -88,8 +99,9 @@ def word(one: GateVerdict) -> str:
 
 
 def title(one: GateVerdict) -> str:
-    """Return the number's name, with the steps that it covers."""
-    return f"{one.name} (steps {one.steps})" if one.steps else one.name
+    """Return the number's name, with that of the trainer which was given, and the steps that it covers."""
+    name = f"{one.said}, taken as {one.name}" if one.said else one.name
+    return f"{name} (steps {one.steps})" if one.steps else name
 
 
 def holds(one: GateVerdict) -> str:
@@ -100,6 +112,11 @@ def holds(one: GateVerdict) -> str:
 
 def bound(one: GateVerdict) -> str:
     """Return the bound: `≤ 0.002`, or one relative to the baseline."""
+    if one.bound == "diagnosis" and one.diagnosis_fails:
+        return f"not {plain(one.diagnosis_fails)}{'' if one.diagnosis_fails == 'bug' else ' or worse'}"
+    if one.bound == "diagnosis":
+        earlier = one.diagnosis_baseline
+        return f"no worse than baseline{f' {plain(earlier)}' if earlier else ''}"
     if not one.tolerance:
         return f"{SIGNS[one.bound]} {say_value(one.limit)}"
     base = "baseline" if one.baseline is None else f"baseline {say_value(one.baseline)}"
@@ -132,6 +149,8 @@ def _reason(one: GateVerdict) -> str:
 
 def _found(one: GateVerdict) -> Number | str:
     """Return the value in short form: the reason is given above the table."""
+    if one.diagnosis:
+        return plain(one.diagnosis)
     return "–" if one.value is None and one.log10 is None else found(one)
 
 

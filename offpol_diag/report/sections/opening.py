@@ -10,6 +10,7 @@ from typing import Any
 from offpol_diag.bands import Tone
 from offpol_diag.directions import FIRST_GAP, GAP_PREFIXES, worse
 from offpol_diag.gate import outcome
+from offpol_diag.gate.diagnosis import plain
 from offpol_diag.numerals import count, counted, say, say_value, written
 from offpol_diag.report.picture import Colour, Layer, Panel, Picture, Values
 from offpol_diag.report.sections import gate as gates
@@ -557,6 +558,8 @@ def _gates(summary: Summary) -> Opening:
     h1 += f", {len(unknown)} could not be judged" if failed and unknown else ""
     lede = " ".join(
         f"{gates.title(one)} is {say(gates.found(one))}; the bound is {gates.bound(one)}."
+        if one.bound != "diagnosis"
+        else f"The diagnosis: {one.reason}."
         for one in failed[:3]
     )
     if not failed:
@@ -575,6 +578,7 @@ def _gates(summary: Summary) -> Opening:
 def _bound(one: GateVerdict) -> Fact:
     tone: Tone = "info" if one.passed is None else "good" if one.passed else "bad"
     value, interval = written(gates.found(one)) if _known(gates.found(one)) else ("–", one.reason)
+    value = plain(one.diagnosis) if one.diagnosis else value
     return Fact(gates.title(one), value, interval, gates.word(one), tone, gates.bound(one), one.where)
 
 

@@ -1,0 +1,122 @@
+"""The diagnosis as a bound: which verdict fails, and whether it is worse than in an earlier result.
+
+    healthy < honest_mismatch < cannot_tell < bug
+
+                           --fail-on honest_mismatch    --fail-on cannot_tell    --fail-on bug
+    healthy                passed                       passed                   passed
+    honest_mismatch        failed                       passed                   passed
+    cannot_tell            passed, open                 failed                   passed, open
+    bug                    failed                       failed                   failed
+    no diagnosis           could not say                could not say            could not say
+
+Against a baseline a diagnosis fails that comes later in the order than the baseline's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from offpol_diag.errors import UsageError, did_you_mean
+from offpol_diag.gate.bounds import Level
+from offpol_diag.gate.verdicts import joined
+from offpol_diag.summary import Diagnosis, DiagnosisVerdict, GateVerdict, Summary
+
+ORDER: tuple[DiagnosisVerdict, ...] = ("healthy", "honest_mismatch", "cannot_tell", "bug")
+"""The diagnoses, each worse than the one before."""
+NAME = "diagnosis"
+"""Its name among the numbers of a baseline."""
+NONE = "this result holds no diagnosis"
+UNSURE = "whether it is one, this dump cannot tell; --fail-on cannot_tell fails for that"
+
+
+@dataclass(frozen=True)
+class FailOn:
+    """A diagnosis that fails the gate, as every worse one does.
+
+    Attributes:
+        verdict: the mildest diagnosis that fails; not `healthy`.
+        level: whether a failure fails the gate (error) or is only reported (warn).
+        source: the option, or the gate file and its table.
+        note: the user's note from the gate file.
+    """
+
+    verdict: DiagnosisVerdict
+    level: Level = "error"
+    source: str = "--fail-on"
+    note: str = ""
+
+
+def diagnosed(text: str) -> DiagnosisVerdict:
+    """Parse `bug`, `cannot_tell` or `honest_mismatch`; case and `-` for `_` do not matter.
+
+    Raises:
+        UsageError: anything else.
+    """
+    plain = text.strip().lower().replace("-", "_")
+    for verdict in ORDER[1:]:
+        if plain == verdict:
+            return verdict
+    names: list[str] = list(reversed(ORDER[1:]))
+    near = did_you_mean(plain, names) or f"it is {', '.join(names[:-1])} or {names[-1]}"
+    raise UsageError(f'"{text}" is no diagnosis to fail on', near)
+
+
+def judge_diagnosis(summary: Summary, asked: Sequence[FailOn]) -> Iterator[GateVerdict]:
+    """Yield a verdict for each; a dump that cannot tell passes as open unless `cannot_tell` fails."""
+    found = summary.diagnosis
+    for one in asked:
+        passed: bool | None = None
+        unsure = found is not None and found.verdict == "cannot_tell" != one.verdict
+        if found is not None:
+            passed = unsure or ORDER.index(found.verdict) < ORDER.index(one.verdict)
+        yield _verdict(
+            found,
+            passed,
+            UNSURE if unsure else "",
+            level=one.level,
+            source=one.source,
+            note=one.note,
+            open=unsure,
+            diagnosis_fails=one.verdict,
+        )
+
+
+def compare_diagnosis(now: Summary, base: Summary, level: Level, label: str) -> GateVerdict:
+    """Return whether the diagnosis is no worse than the baseline's."""
+    here, there = now.diagnosis, base.diagnosis
+    passed, more = None, ""
+    if there is None:
+        more = f"{label} holds no diagnosis"
+    elif here is not None:
+        passed = ORDER.index(here.verdict) <= ORDER.index(there.verdict)
+        more = "" if passed else f"it was {plain(there.verdict)} in {label}"
+    earlier = there and there.verdict
+    return _verdict(here, passed, more, level=level, source=label, diagnosis_baseline=earlier)
+
+
+def plain(verdict: DiagnosisVerdict) -> str:
+    """Return the diagnosis in words."""
+    return verdict.replace("_", " ")
+
+
+def _verdict(found: Diagnosis | None, passed: bool | None, more: str, **rest: Any) -> GateVerdict:
+    reason = joined(_why(found), more) if found else joined(NONE, more)
+    verdict = found and found.verdict
+    return GateVerdict(
+        name=NAME, bound="diagnosis", limit=0.0, value=None, diagnosis=verdict, passed=passed, reason=reason
+    ).model_copy(update=rest)
+
+
+def _why(found: Diagnosis) -> str:
+    """Return the diagnosis with its cause, and the first sentence of the fix of a bug."""
+    said = f"{plain(found.verdict)}: {found.headline.rstrip('.')}"
+    bug = next((one for one in found.causes if one.kind == "bug"), None)
+    if bug is None or found.verdict != "bug":
+        return said
+    fix = re.split(r"(?<=[.!?])\s+(?=[A-Z])", bug.fix)[0].rstrip(".")
+    return joined(
+        f"{plain(found.verdict)} ({bug.id}): {bug.statement.rstrip('.')}", f"fix: {fix}" if fix else ""
+    )
