@@ -25,6 +25,7 @@ SECTIONS = {
     "complexity": "Growth",
     "tallies": "Tally files",
     "startup": "Start-up",
+    "page": "The page in a browser",
     "gpu": "On a GPU",
 }
 """Part → title."""
@@ -104,6 +105,11 @@ def seconds(x: float) -> str:
     return _digits(x) if x >= 1 else f"{x:.3f}"
 
 
+def milliseconds(x: float) -> str:
+    """310 ms."""
+    return f"{x:,.0f} ms"
+
+
 def hours(x: float) -> str:
     """Three digits; nothing smaller than a hundredth."""
     return _digits(x) if x >= 0.01 else "< 0.01"
@@ -153,6 +159,7 @@ _ENVIRONMENT.filters |= {
     "bytes": bytes_text,
     "seconds": seconds,
     "hours": hours,
+    "milliseconds": milliseconds,
     "percent": percent,
     "number": number,
     "known": lambda x: "–" if x is None else str(x),

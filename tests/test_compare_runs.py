@@ -370,8 +370,11 @@ def test_the_result_is_whole_and_every_report_says_the_same(ran: Any, folder: Pa
     assert summary.to_json() == text
     page = (folder / "r.html").read_text()
     assert render_html(summary) == page
-    for report in (page, (folder / "r.md").read_text()):
-        assert "Run A against run B" in report
+    for said, report in (
+        ("All numbers of A and B", page),
+        ("Run A against run B", (folder / "r.md").read_text()),
+    ):
+        assert said in report
         assert f"{summary.against.differing} of {summary.against.tested} metrics differ" in report
     assert "a.parquet against worse.parquet" in page
     again = runner.invoke(app, ["report", str(folder / "r.json"), "-o", str(folder / "again.html")])

@@ -121,10 +121,11 @@ def test_a_crowded_page_holds_every_preset_without_any_script(catalogue_page):
 
 
 def test_no_number_interval_or_option_is_broken_over_two_lines():
-    said = "k3 is 1.2e-3 [1.1, 1.3]e-3: add --columns old=pi or --as-one."
+    said = "k3 is 1.2e-3 [1.1, 1.3]e-3: add --columns old=pi or --as-one where r < 0.5 or 1/b ≤ r."
     whole = re.findall(r'<span class="nw">(.*?)</span>', str(_unbroken(said)))
-    assert whole == ["1.2e-3", "[1.1, 1.3]e-3", "--columns", "--as-one"]
-    assert re.sub(r"</?span[^>]*>", "", str(_unbroken(said))) == said
+    assert whole == ["1.2e-3", "[1.1, 1.3]e-3", "--columns", "old=pi", "--as-one", "r &lt; 0.5", "1/b ≤ r."]
+    assert re.sub(r"</?span[^>]*>", "", str(_unbroken(said))).replace("&lt;", "<") == said
+    assert _unbroken("in `as_logged`") == "in <code>as_logged</code>"
 
 
 def test_what_the_page_holds_is_told_above_its_title():

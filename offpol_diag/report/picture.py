@@ -245,7 +245,7 @@ def listed(picture: Picture) -> Table:
         for place, (x, y) in enumerate(zip(layer.x, layer.y, strict=True))
         if y is not None and math.isfinite(y)
     )
-    header = ("series", picture.panels[0].x_title, "value")
+    header = ("series", picture.panels[0].x_title or "of", "value")
     return Table(f"{picture.id}-data", f"Data of “{picture.title}”", header, rows)
 
 

@@ -27,7 +27,11 @@ from offpol_diag.summary import Number, Summary
 
 UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 """Control characters and lone surrogates, which HTML does not allow."""
-_WHOLE = re.compile(r"--\w[\w-]*|\[[-\d.,%]+, [-\d.,%]+\][\de%-]*|\d[\d.,]*e-\d+%?")
+_WHOLE = re.compile(
+    r"--\w[\w-]*|\[[-\d.,%]+, [-\d.,%]+\][\de%-]*|\d[\d.,]*e-\d+%?|"
+    r"(?:[\w/]+ ?)?(?:[≤≥=±]|&[lg]t;) ?[−-]?[\w½][\w.,%]*"
+)
+_CODE = re.compile("`([^`]+)`")
 LOG_SPARKS = frozenset({"k3", "chi2_token", "chi2_sequence"})
 
 __all__ = ["read_back", "render_html", "templates_dir"]
@@ -257,10 +261,11 @@ def _environment() -> Any:
 
 
 def _unbroken(text: str) -> Any:
-    """Return a sentence as HTML with numbers, intervals and options protected from line breaks."""
+    """Return a sentence as HTML without line breaks in numbers, intervals and options; `x` is code."""
     from markupsafe import Markup, escape
 
-    return Markup(_WHOLE.sub(r'<span class="nw">\g<0></span>', str(escape(text))))
+    whole = _WHOLE.sub(r'<span class="nw">\g<0></span>', str(escape(text)))
+    return Markup(_CODE.sub(r"<code>\1</code>", whole))
 
 
 def _asset(name: str) -> str:

@@ -278,7 +278,7 @@ class _Drawing:
 
 def _extent(x: float, y: float, text: str, anchor: str) -> tuple[int, int, int, int]:
     """Return left, top, right and bottom of a text."""
-    wide = 7.0 * len(text)
+    wide = 7.4 * len(text)
     left = x - wide * {"start": 0.0, "middle": 0.5, "end": 1.0}[anchor]
     return max(int(left), 0), max(int(y) - 11, 0), max(int(left + wide), 0), int(y) + 4
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from offpol_diag.blocks import Section, Table, Text
-from offpol_diag.report.sections.presets import Presets, by_family
+from offpol_diag.report.sections.answer import trainer_of
+from offpol_diag.report.sections.presets import FEW, Presets, by_family
 from offpol_diag.summary import Number, Summary
 
 LEAD = (
@@ -22,7 +25,15 @@ def logs(summary: Summary) -> Section | None:
     for name in dict.fromkeys(one.logs or "" for one in every.values()):
         some = {key: one for key, one in every.items() if (one.logs or "") == name}
         tables += _same(name, some) if len(some) > 1 else [] if first == some else [_differing(name, some)]
-    more = " What differs between presets stands in the card of each, and in the JSON (`as_logged`)."
+    many, own = len(every) > FEW, trainer_of(summary)
+    tables = [
+        replace(one, collapsed=many and place > 0 and not (own and one.id.startswith(f"logged-{own}")))
+        for place, one in enumerate(tables)
+    ]
+    more = (
+        " What differs between presets stands in the card of each on the page, and in the JSON (`as_logged`)."
+    )
+    more += " So do the names of other trainers." if any(one.collapsed for one in tables) else ""
     return (
         Section("logs", "As your trainer logs it", (Text(LEAD + more), *tables), "Logs") if tables else None
     )

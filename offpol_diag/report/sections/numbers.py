@@ -78,11 +78,6 @@ class Tile:
         return self.number.value is not None or self.number.log10 is not None
 
     @property
-    def facts(self) -> tuple[str, ...]:
-        """What stands beside the number, its band and its course, – where there is none."""
-        return tuple(one or "–" for one in (self.beside, self.band, self.ends))
-
-    @property
     def ends(self) -> str:
         """The first and last value of the curve."""
         known = [one for one in self.curve if one is not None]
@@ -100,11 +95,16 @@ class Tiles(Composite):
     def plain(self) -> tuple[Block, ...]:
         """Return the lead and the table; a renderer without curves writes their ends."""
         rows: tuple[tuple[Cell, ...], ...] = tuple(
-            (f"{one.label} ({one.key})" if one.key else one.label, one.number, *one.facts)
+            (
+                f"{one.label} ({one.key})" if one.key else one.label,
+                one.number,
+                "; ".join(part for part in (one.band, one.beside) if part) or "–",
+                one.ends or "–",
+            )
             for one in self.tiles
             if one.known
         )
-        header = ("number", "value", "beside", "band", "by step")
+        header = ("number", "value", "band", "by step")
         return (Text(self.lead), Table("tiles", "", header, rows)) if rows else (Text(self.lead),)
 
 
@@ -245,8 +245,9 @@ def _meanings(summary: Summary) -> tuple[Block, ...]:
         for name, says in MEANINGS.items()
         if prefix + name in known
     )
-    said = "What the headline numbers mean"
-    return (Table("headline", said, ("number", "value", "what it says"), rows, folded=True),) if rows else ()
+    said, every = "What the headline numbers mean", bool(_policies(summary))
+    header = ("number", "value", "what it says")
+    return (Table("headline", said, header, rows, collapsed=every, folded=True),) if rows else ()
 
 
 def _policies(summary: Summary) -> tuple[Block, ...]:
@@ -260,6 +261,7 @@ def _policies(summary: Summary) -> tuple[Block, ...]:
     names = dict.fromkeys(
         key.removeprefix(prefix) for key in known for prefix in DRIFTS if prefix and key.startswith(prefix)
     )
+    names |= {name: None for name in MEANINGS if names and name in known}
     none = Number(unknown="not computed for this pair")
     rows: list[tuple[Cell, ...]] = [(name, *(known.get(p + name, none) for p in pairs)) for name in names]
     caption = "All numbers of the three policy pairs"

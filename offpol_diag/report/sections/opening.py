@@ -287,7 +287,7 @@ def _runs(summary: Summary, found: Against) -> Opening:
         if one is not None and one.verdict == "bug"
     ]
     lead = by_name.get(f"{prefix}k3")
-    differ = f"{count(found.differing)} of {count(found.tested)} tested numbers differ"
+    differ = f"{count(found.differing)} of {count(found.tested)} metrics differ"
     lede = f"A is {named(summary.dump)}, B is {named(found.b.dump)}. {differ} ({found.correction}). "
     lede += found.pairing.sentence
     sev, h1, tone = "", found.headline, _judged(lead, prefix) or "info"

@@ -38,6 +38,8 @@ MORE = (
     "update_removed",
 )
 """Numbers of a card, beside the columns."""
+DECISIVE = ("tokens_rejected", "ess_tokens", "ess_sequences")
+"""Numbers of a table of many presets."""
 COMPARED = ("weight_mean", "ess_tokens", "tokens_rejected", "loss_scale")
 """Metrics compared within a family."""
 RAW = (
@@ -107,23 +109,26 @@ class Cards(Composite):
         """Return a table of all presets if they are few, else of the first of each family."""
         many, every = len(self.presets) > FEW, len(self.presets)
         some = [one for one in self.cards if one.mark or one.first or not many]
-        names = ["tokens_rejected", *(key for key, _ in COLUMNS[1:]), *MORE]
+        names = [*DECISIVE] if many else ["tokens_rejected", *(key for key, _ in COLUMNS[1:]), *MORE]
         names = [name for name in names if any(_known(one.metrics, name) for one in some)]
         rows: list[tuple[Cell, ...]] = [
-            (title, "–", *(raw.get(name) for name in names)) for title, raw in self.uncorrected
+            (title, *(() if many else ("–",)), *(raw.get(name) for name in names))
+            for title, raw in self.uncorrected
         ]
         rows += [
             (
                 f"{one.name} ({one.mark})" if one.mark else one.name,
-                one.family or "–",
+                *(() if many else (one.family or "–",)),
                 *(one.metrics.get(name) for name in names),
             )
             for one in some
         ]
-        note = f"One row per family of {every} presets; the HTML report has a card of each, and "
-        note += "`offpol-diag compare --presets a,b` puts any side by side."
+        note = (
+            f"One row per family of {every} presets. Weights, truncation, K3 and losses: a card of each in "
+        )
+        note += "the HTML report; `offpol-diag compare --presets a,b -v` puts any side by side."
         caption = "What each correction does to this batch"
-        header = ("preset", "family", *names)
+        header = ("preset", *(() if many else ("family",)), *names)
         table = Table("presets", caption, header, tuple(rows), (note,) if many else (), context=("family",))
         said = f"{every} presets could be computed; {self.distinct} results are distinct."
         said += f" {len(self.lacking)} need columns this dump lacks." if self.lacking else ""
@@ -284,12 +289,12 @@ UNSEEN = (
 def ranking(given: Recommendation) -> tuple[Block, ...]:
     """Return a table of the corrections by the estimated error of an update, the best first."""
     rows: list[tuple[Cell, ...]] = [
-        (one.title, f"{one.score:.3g}", one.behind or "recommended", "toss-up" if one.tie else "")
+        (one.title, f"{one.score:.3g}", one.behind or "recommended", "toss-up" if one.tie else "–")
         for one in given.ranking
     ]
     notes = (UNSEEN,) if given.title and given.ranking and given.ranking[0].behind else ()
     caption = "Corrections by the estimated error of an update, best = 100"
-    header = ("correction", "of 100", "error above the recommended one", "")
+    header = ("correction", "of 100", "error above the recommended one", "tie")
     return (Table("ranking", caption, header, tuple(rows), notes, folded=True),) if rows else ()
 
 

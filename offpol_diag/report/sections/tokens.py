@@ -19,13 +19,13 @@ TOKENS = (
     "position",
     "length",
     "token id",
-    "log π rollout",
-    "log π train",
-    "Δ, nats",
-    "Δ of the 3 before",
-    "Δ of the 3 after",
+    "rollout",
+    "train",
+    "Δ",
+    "Δ of 3 before",
+    "Δ of 3 after",
 )
-NOTE = "Positions count from 0. Δ = log π_train − log π_rollout."
+NOTE = "Positions count from 0. Log-probs in nats; Δ = log π_train − log π_rollout."
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,9 @@ class Strips(Composite):
         """Return each response with its most different tokens."""
         every = [*self.worst, *([self.typical] if self.typical else [])]
         rows = [(one.name, one.facts, _strong(one)) for one in every]
-        return (Table("strips", "", ("response", "facts", "tokens off by a factor of 10"), tuple(rows)),)
+        return (
+            Table("strips", "", ("response", "facts", "tokens off by a factor of 10, or more"), tuple(rows)),
+        )
 
 
 def tokens(summary: Summary) -> Section | None:
@@ -76,7 +78,7 @@ def tokens(summary: Summary) -> Section | None:
     blocks: tuple[Block, ...] = (
         *((strips,) if worst else ()),
         *_types(summary),
-        *_table("worst-sequences", first, SEQUENCES, sequences),
+        *_table("worst-sequences", first, SEQUENCES, sequences, collapsed=bool(worst)),
         *_table("worst-tokens", then, TOKENS, rows),
     )
     heading = _title(summary, worst) if worst else "Worst sequences and tokens"
@@ -98,9 +100,9 @@ def _title(summary: Summary, worst: list[WorstSequence]) -> str:
 
 def _strong(one: Response) -> str:
     """Return the tokens of a strip that differ by a factor of 10 or more."""
-    found = [f"{token.text} ({token.remark})" for token in one.tokens if token.remark]
-    more = f"; {len(found) - 3} more" if len(found) > 3 else ""
-    return "; ".join(found[:3]) + more or "none"
+    found = [f"{token.text} ({token.remark.partition(', ')[0]})" for token in one.tokens if token.remark]
+    more = f"; {len(found) - 2} more" if len(found) > 2 else ""
+    return "; ".join(found[:2]) + more or "none"
 
 
 def _response(one: WorstSequence, texts: Mapping[str, str]) -> Response:
@@ -165,7 +167,7 @@ def _sequence(one: WorstSequence) -> tuple[Cell, ...]:
 def _token(one: WorstToken, texts: Mapping[str, str]) -> tuple[Cell, ...]:
     token = None if one.token_id is None else token_name(one.token_id, texts)
     numbers = (one.rollout_log_prob, one.train_log_prob, one.log_ratio)
-    around = (", ".join(f"{round(value, 3) + 0.0:.3f}" for value in some) for some in (one.before, one.after))
+    around = (", ".join(f"{round(value, 2) + 0.0:.3g}" for value in some) for some in (one.before, one.after))
     place = (one.sequence_id, one.step, one.position, one.length, token)
     return (*place, *(Number(value=value) for value in numbers), *(some or "none" for some in around))
 
@@ -177,7 +179,11 @@ def token_name(token_id: int, texts: Mapping[str, str]) -> str:
 
 
 def _table(
-    name: str, caption: str, header: tuple[str, ...], rows: tuple[tuple[Cell, ...], ...]
+    name: str,
+    caption: str,
+    header: tuple[str, ...],
+    rows: tuple[tuple[Cell, ...], ...],
+    collapsed: bool = False,
 ) -> tuple[Block, ...]:
     """Return a table without columns that the dump lacks, which the notes name."""
     absent = [i for i in range(len(header)) if all(row[i] is None for row in rows)]
@@ -187,4 +193,5 @@ def _table(
     )
     heads = tuple(head for i, head in enumerate(header) if i not in absent)
     notes = (NOTE, *(f"The dump does not say: {header[i]}." for i in absent))
-    return (Table(name, caption, heads, kept, notes, folded=True),) if rows else ()
+    found = Table(name, caption, heads, kept, notes, collapsed, folded=True)
+    return (found,) if rows else ()
