@@ -15,6 +15,7 @@ import runner
 
 GATES: dict[str, Any] = {
     "defaults": {"level": "error", "judge": "interval"},
+    "diagnosis": {"fail_on": ["bug", "cannot_tell"], "level": "warn", "note": "agreed"},
     "bound": [
         {"name": "k3", "max": 0.05, "note": "our FP8 runs sit at 0.012"},
         {"name": "mean_ratio", "max": 1.1, "min": 0.9, "level": "warn", "judge": "point"},
@@ -70,6 +71,12 @@ SPANS = (
 )
 NAMES = (
     "k3",
+    "rollout_corr/kl",
+    "total.mismatch/k3_kl",
+    "token_is.rollout_is_eff_sample_size",
+    "train/mis_k3_kl",
+    "a.b/c.",
+    "diagnosis",
     "step:k3",
     "p0:k3",
     "p100:k3",
