@@ -124,9 +124,9 @@ class Cards(Composite):
             for one in some
         ]
         note = (
-            f"One row per family of {every} presets. Weights, truncation, K3 and losses: a card of each in "
+            f"One row per family of {every} presets. A page (-o) has a card of each: weights, truncation, "
+            "K3, losses; `offpol-diag compare --presets a,b -v` puts any side by side."
         )
-        note += "the HTML report; `offpol-diag compare --presets a,b -v` puts any side by side."
         caption = "What each correction does to this batch"
         header = ("preset", *(() if many else ("family",)), *names)
         table = Table("presets", caption, header, tuple(rows), (note,) if many else (), context=("family",))
