@@ -5,7 +5,8 @@ table       the forms, one row each
 generic     JSONL, Arrow IPC, Parquet and NumPy files whose columns bear names that we know, or are told
 trainers    what NeMo-RL, prime-rl, ROLL, open-instruct, verl, TRL and ms-swift write as text
 unpickle    pickles and torch files, read without running their code
-binary      what they hold: any writer's columns, slime
+binary      what they hold: any writer's columns, slime, miles
+batches     batches that SkyRL and verl pickle whole
 detect      sources → files and their form
 align       span, shift and padding of log-probs: applied, and checked against the data
 join        columns of a second file, found by the id of the sequence

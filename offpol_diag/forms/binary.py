@@ -1,11 +1,13 @@
-"""What trainers write as pickles: `.pt` and `.pkl` of any writer, slime.
+"""What trainers write as pickles: `.pt` and `.pkl` of any writer, slime, miles.
 
 Files are read by `unpickle`, which runs no code.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from offpol_diag.forms.form import Row, numbers
 from offpol_diag.forms.unpickle import load, plain
 from offpol_diag.readers.columns import (
     ADVANTAGES,
+    CURRENT,
     ENTROPY,
     GROUP,
     MASK,
@@ -215,3 +218,292 @@ def _version(record: Mapping[str, Any]) -> dict[str, int]:
     texts = versions if isinstance(versions, list) else []
     known = [int(one) for one in texts if isinstance(one, str) and one.isdecimal() and len(one) < 18]
     return {ROLLOUT_VERSION: min(known)} if known else {}
+
+
+# ---------------------------------------------------------------- a file per rank: slime up to 0.3.1, miles
+
+SLICED = ("rollout_log_probs", "log_probs", "advantages", "entropy")
+"""Columns of which a context-parallel rank holds its slice; the others are whole."""
+WHOLE = ("tokens", "loss_masks", "rewards", "total_lengths", "response_lengths")
+SIZES = (2, 4, 8, 16, 32, 64)
+"""Numbers of context-parallel ranks that are tried where the files do not say it."""
+TOGETHER = "convert the files of all ranks of a rollout together, and none of another run"
+
+
+@dataclass(frozen=True)
+class Slice:
+    """What one rank holds of a sample.
+
+    Attributes:
+        values: column → its slice, or all of it.
+        total, response: tokens of the sequence, and of its response.
+        padded: length to which sequences are padded before they are cut; their own where they are packed.
+        rank, count: place among the context-parallel ranks, and their number; None where it is not said.
+    """
+
+    values: Mapping[str, Any]
+    total: int
+    response: int
+    padded: int
+    rank: int | None = None
+    count: int | None = None
+
+    def spans(self, rank: int, count: int) -> list[tuple[int, int]]:
+        """Return the two spans of the response that one of `count` ranks holds.
+
+        A sequence is cut into 2·count chunks, of which rank r has the r-th from both ends; the log-prob of a
+        token lies where the token before it does.
+        """
+        chunk = -(-self.padded // (2 * count))
+        prompt = self.total - self.response
+        found = []
+        for at in (rank, 2 * count - 1 - rank):
+            begin, end = max(at * chunk, prompt - 1), min((at + 1) * chunk, self.total - 1)
+            if begin < end:
+                found.append((begin - prompt + 1, end - prompt + 1))
+        return found
+
+    def width(self, rank: int, count: int) -> int:
+        """Return the number of values of one rank."""
+        return sum(end - begin for begin, end in self.spans(rank, count))
+
+
+def ranks(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[Row]:
+    """Read train dumps with a file per rank, `{rollout}_{rank}.pt`: each sample once, its slices joined.
+
+    Tensor-parallel ranks repeat each other, and of the pipeline's only the last one has log-probs.
+    """
+    for paths in _by(files, r"(\d+)_(\d+)\.pt$", 1):
+        dumps = sorted(
+            ((_dump(path, "rollout_data", dict), path) for path in paths),
+            key=lambda one: _integer(one[0].get("rank")),
+        )
+        rollout = _integer(dumps[0][0].get("rollout_id"))
+        samples: dict[object, list[Slice]] = {}
+        for dump, path in dumps:
+            for key, one in _slices(dump, path):
+                samples.setdefault(key, []).append(one)
+        sampled = _sampled(paths[0], rollout)
+        count = _count(list(samples.values()), str(paths[0]))
+        for i, (key, slices) in enumerate(samples.items()):
+            index = key if isinstance(key, int) else i
+            where = f"{paths[0]}, sample {index}"
+            record = dict(slices[0].values) | {name: _joined(slices, name, count, where) for name in SLICED}
+            yield _completed(record, where, columns, rollout, index, sampled)
+
+
+def _by(files: Sequence[Path], pattern: str, group: int) -> list[list[Path]]:
+    """Gather files of a directory whose names agree in one number."""
+    found: dict[object, list[Path]] = {}
+    for path in files:
+        match = re.search(pattern, path.name)
+        found.setdefault((path.parent, match[group] if match else path.name), []).append(path)
+    return list(found.values())
+
+
+def _slices(dump: Record, path: Path) -> Iterator[tuple[object, Slice]]:
+    """Yield what a file holds of each sample, with its index, or its tokens where there is none."""
+    held = {name: plain(one) for name, one in dump["rollout_data"].items() if isinstance(name, str)}
+    lengths = held.get("response_lengths")
+    if not isinstance(lengths, list | np.ndarray):
+        raise DumpError(f"{path}: no 'response_lengths' is in its 'rollout_data'", "was the file changed?")
+    for i in range(len(lengths)):
+        values = {name: _at(held, name, i) for name in (*WHOLE, *SLICED)}
+        where = f"{path}, sample {i}"
+        total, response = (
+            _length(values[name], name, where) for name in ("total_lengths", "response_lengths")
+        )
+        padded = None if dump.get("qkv_format", "bshd") == "thd" else _at(held, "max_seq_lens", i)
+        index = _at(held, "sample_indices", i)
+        tokens = numbers([] if values["tokens"] is None else values["tokens"], "tokens", where)
+        yield (
+            (tokens.tobytes(), response) if index is None else _integer(index, -1),
+            Slice(
+                values,
+                total,
+                response,
+                total if padded is None else _length(padded, "max_seq_lens", where),
+                None if dump.get("cp_rank") is None else _length(dump["cp_rank"], "cp_rank", str(path)),
+                None
+                if dump.get("cp_rank") is None
+                else max(1, _length(dump.get("cp_size"), "cp_size", str(path))),
+            ),
+        )
+
+
+def _at(held: Mapping[str, Any], name: str, i: int) -> Any:
+    """Return a value of a column, an array where it is a list of numbers."""
+    values = held.get(name)
+    if not isinstance(values, list | np.ndarray) or i >= len(values):
+        return None
+    value = plain(values[i])
+    if isinstance(value, np.ndarray) and not value.ndim:
+        return value.item()
+    return NO_NUMBERS if isinstance(value, list) and not _numeric(value) else value
+
+
+def _length(value: object, name: str, where: str) -> int:
+    """Return a number of tokens or ranks.
+
+    Raises:
+        DumpError: it is none.
+    """
+    if type(value) is not int or not 0 <= value < 1 << 31:
+        raise DumpError(f"{where}: {name!r} is no length", "was the file changed?")
+    return value
+
+
+def _count(samples: Sequence[Sequence[Slice]], where: str) -> int:
+    """Return the number of context-parallel ranks; where it is not said, the one that fits all slices.
+
+    Raises:
+        DumpError: none fits.
+    """
+    said = {one.count for slices in samples for one in slices if one.count is not None}
+    if said:
+        if max(said) > SIZES[-1]:
+            raise DumpError(
+                f"{where}: {max(said)} context-parallel ranks are more than {SIZES[-1]}", TOGETHER
+            )
+        return max(said)
+    cut = [slices for slices in samples if not any(_whole(one) for one in slices)]
+    for count in SIZES if cut else (1,):
+        if count == 1 or all(_fitting(slices, count) for slices in cut):
+            return count
+    raise DumpError(f"{where}: the slices of its ranks fit no number of context-parallel ranks", TOGETHER)
+
+
+def _probe(one: Slice) -> Any:
+    """Return the column by which slices are told from each other."""
+    return next(
+        (
+            one.values[name]
+            for name in (*SLICED, LOSS[CURRENT])
+            if isinstance(one.values.get(name), np.ndarray)
+        ),
+        None,
+    )
+
+
+def _whole(one: Slice) -> bool:
+    values = _probe(one)
+    return values is not None and len(values) == one.response
+
+
+def _fitting(slices: Sequence[Slice], count: int) -> dict[int, Slice] | None:
+    """Return the slices by their rank, if their widths are those of so many ranks, in order."""
+    distinct: dict[bytes, Slice] = {}
+    for one in slices:
+        values = _probe(one)
+        if values is not None and len(values):
+            distinct.setdefault(values.tobytes(), one)
+    holders = [rank for rank in range(count) if slices[0].width(rank, count)]
+    widths = [slices[0].width(rank, count) for rank in holders]
+    if widths != [len(_probe(one)) for one in distinct.values()]:
+        return None
+    return dict(zip(holders, distinct.values(), strict=True))
+
+
+def _joined(slices: Sequence[Slice], name: str, count: int, where: str) -> Any:
+    """Return a column of a sample, its slices at their places; None where no rank has it.
+
+    Raises:
+        DumpError: slices are missing, or have another length.
+    """
+    holders = [one for one in slices if one.values.get(name) is not None]
+    if not holders:
+        return None
+    first = holders[0]
+    if count == 1 or (first.rank is None and any(map(_whole, holders))):
+        return next((one.values[name] for one in holders if _whole(one)), first.values[name])
+    if first.rank is None:
+        placed = _fitting(holders, count)
+    else:
+        placed = {one.rank: one for one in reversed(holders) if one.rank is not None}
+    needed = [rank for rank in range(count) if first.width(rank, count)]
+    if placed is None or not placed.keys() >= set(needed):
+        raise DumpError(f"{where}: {name} is there for some of its {count} context-parallel ranks", TOGETHER)
+    parts = {rank: numbers(placed[rank].values[name], name, where) for rank in needed}
+    if any(len(values) != first.width(rank, count) for rank, values in parts.items()) or (
+        sum(map(len, parts.values())) != first.response
+    ):
+        said = ", ".join(f"{len(values)} of {first.width(rank, count)}" for rank, values in parts.items())
+        raise DumpError(
+            f"{where}: {name} is cut otherwise than for {count} context-parallel ranks (values: {said})",
+            TOGETHER,
+        )
+    found = np.zeros(first.response, np.float32)
+    for rank, values in parts.items():
+        taken = 0
+        for begin, end in first.spans(rank, count):
+            found[begin:end] = values[taken : taken + end - begin]
+            taken += end - begin
+    return found
+
+
+# ---------------------------------------------------------------- miles
+
+LOSS = {
+    ROLLOUT: "rollout_log_probs",
+    OLD: "old_log_probs",
+    CURRENT: "train_log_probs",
+    MASK: "local_loss_mask",
+    ADVANTAGES: "advantages",
+}
+
+
+def miles_columns(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[Row]:
+    """Read `dashboard_columns`: the rollout's log-probs, mask and tokens, without the trainer's."""
+    for where, record in generic.table_records(files):
+        row = generic.by_names(
+            record, where, {ROLLOUT: "rollout_log_probs", MASK: "loss_mask", TOKEN_IDS: "tokens"}, columns
+        )
+        row.tokens[TOKEN_IDS] = _response(row, record.get("response_length"))
+        row.tokens.setdefault(MASK, np.ones(len(row.tokens[TOKEN_IDS]), np.int8))
+        found = re.search(r"rollout_(\d+)\.parquet", where)
+        row.scalars |= _named(int(found[1]) if found else 0, _integer(record.get("sample_index")))
+        yield row
+
+
+def policy_loss(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[Row]:
+    """Read `policy_loss_debug`: all three log-probs of each call of the loss, without ids.
+
+    Tensor-parallel ranks repeat each other; the slices of context-parallel ones are put together by their
+    widths.
+    """
+    for paths in _by(files, r"rank_(\d+)_call_(\d+)\.pt$", 2):
+        samples: dict[tuple[int, int, int], list[Slice]] = {}
+        for path in paths:
+            for i, one in enumerate(_dump(path, "samples")["samples"]):
+                where = f"{path}, sample {i}"
+                record = _record(one, where)
+                total = _length(record.get("total_length"), "total_length", where)
+                response = _length(record.get("response_length"), "response_length", where)
+                values = {
+                    name: numbers(record[name], name, where) for name in LOSS.values() if name in record
+                }
+                samples.setdefault((i, total, response), []).append(Slice(values, total, response, total))
+        call = re.search(r"call_(\d+)", paths[0].name)
+        for (i, _, response), slices in sorted(samples.items()):
+            where = f"{paths[0]}, sample {i}"
+            if any(map(_full, slices)):
+                distinct = {_full(one): one for one in slices if _full(one)}
+                records: list[dict[str, Any]] = [dict(one.values) for one in distinct.values()]
+            elif not response:
+                continue
+            else:
+                count = _count([slices], where)
+                records = [{name: _joined(slices, name, count, where) for name in slices[0].values}]
+            for at, record in enumerate(records):
+                row = generic.by_names(record, where, LOSS, columns)
+                row.tokens[MASK] = (row.tokens.get(MASK, np.zeros(0)) != 0).astype(np.int8)
+                row.scalars |= {SEQUENCE: f"{call[1] if call else 0}/{i}/{response}/{at}"}
+                yield row
+
+
+def _full(one: Slice) -> bytes:
+    """Return what tells a whole sample from another one; nothing for a slice."""
+    first = one.values.get(LOSS[CURRENT])
+    if first is None or len(first) != one.response:
+        return b""
+    return b"".join(values.tobytes() for values in one.values.values())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from offpol_diag.forms import binary, generic, trainers
+from offpol_diag.forms import batches, binary, generic, trainers
 from offpol_diag.forms.form import Alignment, Form, Head, having
 from offpol_diag.readers.columns import CURRENT, LIST, OLD, ROLLOUT
 
@@ -113,6 +113,66 @@ FORMS: tuple[Form, ...] = (
         having("torch", "format_version", "rollout_id", "samples"),
         binary.slime,
         source="THUDM/slime 624b824a8 slime/observability/train_data_utils.py (_build_dump_payload)",
+    ),
+    Form(
+        "ranks",
+        "slime up to 0.3.1, miles",
+        "train_data/*_*.pt, a file per rank",
+        "rollout and old log-probs, mask, advantages, rewards, tokens; groups of the rollout dump beside it",
+        having("torch", "rollout_id", "rank", "rollout_data"),
+        binary.ranks,
+        source="THUDM/slime v0.3.1 slime/utils/train_dump_utils.py, radixark/miles 31f1ca961 "
+        "miles/utils/train_dump_utils.py, miles/dashboard/dump_reader.py:113-290, "
+        "miles/backends/training_utils/cp_utils.py:19-67",
+    ),
+    Form(
+        "miles-columns",
+        "miles",
+        "dashboard_columns/rollout_*.parquet",
+        "rollout log-probs, mask, tokens; the trainer's come by --join train_data:old_log_probs",
+        having("parquet", "sample_index", "response_length", "tokens", named=r"^rollout_\d+\.parquet$"),
+        binary.miles_columns,
+        source="radixark/miles 31f1ca961 miles/ray/rollout/debug_data.py:36-72",
+    ),
+    Form(
+        "policy-loss",
+        "miles",
+        "policy_loss_debug/rank_*_call_*.pt",
+        "rollout, old and current log-probs, mask, advantages of each call of the loss; no ids",
+        having("torch", "rank", "call", "samples"),
+        binary.policy_loss,
+        source="radixark/miles 31f1ca961 miles/backends/training_utils/debug_dump.py",
+    ),
+    Form(
+        "skyrl",
+        "SkyRL",
+        "dumped_data/global_step_*_training_input.pkl",
+        "rollout and old log-probs, mask, advantages, tokens, groups",
+        having("pickle", "_rebuild_tensor_batch"),
+        batches.skyrl,
+        Alignment(padding="left"),
+        source="NovaSky-AI/SkyRL a9564572e skyrl/backends/skyrl_train/training_batch.py:17-300, "
+        "skyrl/train/trainer.py:1236-1242",
+    ),
+    Form(
+        "verl-batch",
+        "verl",
+        "gen_batch.dp (skip cache), DataProto.save_to_disk",
+        "rollout log-probs, mask, tokens, groups, and old ones where the batch has them, or by --join",
+        having("pickle", "DataProto"),
+        batches.verl,
+        Alignment(padding="right"),
+        source="verl-project/verl 1dda039b9 verl/protocol.py:384-440, verl/utils/skip/rollout_skip.py:85-103",
+    ),
+    Form(
+        "verl-queue",
+        "verl",
+        "tq_batch.pt (skip cache of V1)",
+        "rollout log-probs, mask, tokens, groups; the trainer's come by --join",
+        having("torch", "tensordict"),
+        batches.verl_queue,
+        Alignment(padding="right"),
+        source="verl-project/verl 1dda039b9 verl/utils/skip/rollout_skip.py:136-173 of its part on V1",
     ),
     Form(
         "slime-rollout",

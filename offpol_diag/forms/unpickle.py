@@ -226,7 +226,7 @@ def _table(kind: object, state: Mapping[str, Any]) -> object:
 
 def _batch(kind: Name, state: Mapping[str, Any]) -> Record:
     """Return a batch of SkyRL."""
-    record = Record("TensorBatch", ())
+    record = Record("skyrl._rebuild_tensor_batch", ())
     record.build(state)
     return record
 

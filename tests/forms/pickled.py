@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import io
+import pickle
+import sys
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import torch
 
 from tests.forms.written import Written
@@ -83,4 +91,341 @@ def slime(folder: Path, made: Written, rollout: int = 13) -> Path:
         "raw_reward": made.rewards,
     }
     torch.save(payload, path)
+    return path
+
+
+# ---------------------------------------------------------------- a file per rank
+
+
+def spans(
+    total: int, response: int, rank: int, size: int, padded: int | None = None
+) -> list[tuple[int, int]]:
+    """radixark/miles: cp_utils.py (get_logits_and_tokens_offset_with_cp, slice_log_prob_with_cp)."""
+    prompt = total - response
+    chunk = ((padded or total) + 2 * size - 1) // (2 * size)
+    chunk_0 = (rank * chunk, (rank + 1) * chunk)
+    chunk_1 = ((2 * size - rank - 1) * chunk, (2 * size - rank) * chunk)
+    logits_0 = (max(chunk_0[0], prompt - 1), min(chunk_0[1], total - 1))
+    logits_1 = (max(chunk_1[0], prompt - 1), min(chunk_1[1], total - 1))
+    return [(low - (prompt - 1), high - (prompt - 1)) for low, high in (logits_0, logits_1) if low < high]
+
+
+def ranks(
+    folder: Path, made: Written, context: int = 1, miles: bool = True, padded: bool = False, rollout: int = 13
+) -> Path:
+    """radixark/miles: utils/train_dump_utils.py; THUDM/slime v0.3.1: the same without the last three fields.
+
+    Two data-parallel groups of two pipeline stages, two tensor-parallel ranks and some of context.
+    """
+    place = folder / "train_data"
+    place.mkdir(exist_ok=True)
+    rank = 0
+    width = made.width if padded else None
+    for stage in (0, 1):
+        for group in (0, 1):
+            for part in range(context):
+                for _ in (0, 1):
+                    columns = [_columns(made, i) for i in range(group, len(made), 2)]
+                    for one in columns:
+                        if stage == 0:
+                            del one["log_probs"], one["advantages"], one["entropy"]
+                        for name in {"rollout_log_probs", "log_probs", "advantages", "entropy"} & one.keys():
+                            if context > 1:
+                                here = spans(
+                                    one["total_lengths"], one["response_lengths"], part, context, width
+                                )
+                                one[name] = torch.cat([one[name][:0], *(one[name][a:b] for a, b in here)])
+                    data: dict[str, Any] = {name: [one[name] for one in columns] for name in columns[0]}
+                    data["sample_indices"] = [40 + i for i in range(group, len(made), 2)]
+                    data["raw_reward"] = made.rewards
+                    if padded:
+                        data["max_seq_lens"] = [made.width] * len(columns)
+                    value = {"rollout_id": rollout, "rank": rank, "rollout_data": data}
+                    if miles:
+                        value |= {
+                            "cp_rank": part,
+                            "cp_size": context,
+                            "qkv_format": "bshd" if padded else "thd",
+                        }
+                    torch.save(value, place / f"{rollout}_{rank}.pt")
+                    rank += 1
+    return place
+
+
+def miles_columns(folder: Path, made: Written, rollout: int = 13) -> Path:
+    """radixark/miles: ray/rollout/debug_data.py (save_dashboard_columns)."""
+    schema = {
+        "sample_index": pl.Int32,
+        "response_length": pl.Int32,
+        "total_length": pl.Int32,
+        "tokens": pl.List(pl.Int32),
+        "loss_mask": pl.List(pl.Int8),
+        "rollout_log_probs": pl.List(pl.Float32),
+    }
+    samples = [_sample(made, i) for i in range(len(made))]
+    frame = pl.DataFrame(
+        [
+            {
+                "sample_index": one["index"],
+                "response_length": one["response_length"],
+                "total_length": len(one["tokens"]),
+                "tokens": one["tokens"],
+                "loss_mask": one["loss_mask"] if 0 in one["loss_mask"] else None,
+                "rollout_log_probs": one["rollout_log_probs"],
+            }
+            for one in samples
+        ],
+        schema=schema,
+    )
+    path = folder / "dashboard_columns" / f"rollout_{rollout}.parquet"
+    path.parent.mkdir(exist_ok=True)
+    frame.write_parquet(path, row_group_size=8)
+    return path
+
+
+def policy_loss(folder: Path, made: Written, context: int = 1) -> Path:
+    """radixark/miles: training_utils/debug_dump.py, two calls of four samples, two tensor-parallel ranks."""
+    place = folder / "policy_loss_debug"
+    place.mkdir()
+    for rank in range(2 * context):
+        for call in (0, 1):
+            samples = []
+            for index in range(4):
+                i = 4 * call + index
+                response = len(made.responses[i])
+                total = len(made.prompts[i]) + response
+                here = spans(total, response, rank // 2, context) if context > 1 else [(0, response)]
+
+                def to_cpu(values: Any, here: list[tuple[int, int]] = here) -> torch.Tensor:
+                    whole = torch.tensor(values)
+                    return torch.cat([whole[:0], *(whole[a:b] for a, b in here)]).float()
+
+                samples.append(
+                    {
+                        "index": index,
+                        "total_length": total,
+                        "response_length": response,
+                        "train_log_probs": to_cpu(made.old[i] - np.float32(0.25)),
+                        "old_log_probs": to_cpu(made.old[i]),
+                        "advantages": to_cpu([made.advantages[i]] * response),
+                        "local_loss_mask": to_cpu(made.mask[i]),
+                        "rollout_log_probs": to_cpu(made.rollout[i]),
+                    }
+                )
+            value = {"rank": rank, "call": call, "samples": samples, "ppo_kl": torch.zeros(3), "finite": {}}
+            torch.save(value, place / f"rank_{rank}_call_{call}.pt")
+    return place
+
+
+# ---------------------------------------------------------------- batches of classes that are not installed
+
+
+def _known(module: str, name: str, thing: Any) -> Any:
+    """Let a class or function be pickled under its trainer's name."""
+    parts = module.split(".")
+    for end in range(1, len(parts) + 1):
+        sys.modules.setdefault(".".join(parts[:end]), types.ModuleType(".".join(parts[:end])))
+    setattr(sys.modules[module], name, thing)
+    thing.__module__, thing.__qualname__, thing.__name__ = module, name, name
+    return thing
+
+
+@contextmanager
+def modules() -> Iterator[None]:
+    """Let the trainers' modules stand only while a batch is written."""
+    before = dict(sys.modules)
+    try:
+        yield
+    finally:
+        for name in sys.modules.keys() - before.keys():
+            del sys.modules[name]
+
+
+def _left(rows: list[Any], width: int, dtype: Any) -> torch.Tensor:
+    return torch.tensor(np.stack([np.pad(np.asarray(row, dtype), (width - len(row), 0)) for row in rows]))
+
+
+def skyrl(folder: Path, made: Written, step: int = 6, appended: bool = False) -> Path:
+    """NovaSky-AI/SkyRL: training_batch.py (TensorBatch.__reduce__, __getstate__, _serialize_tensor)."""
+    responses = max(map(len, made.responses))
+    batch = {
+        "sequences": _left(
+            [np.concatenate(pair) for pair in zip(made.prompts, made.responses, strict=True)],
+            made.width,
+            np.int64,
+        ),
+        "response_mask": _left([np.ones(len(row)) for row in made.responses], responses, np.int64),
+        "loss_mask": _left(made.mask, responses, np.float32),
+        "rollout_logprobs": _left(made.rollout, responses, np.float32),
+        "action_log_probs": _left(made.old, responses, np.float32),
+        "values": None,
+        "advantages": _left(
+            [np.full(len(row), value) for row, value in zip(made.mask, made.advantages, strict=True)],
+            responses,
+            np.float32,
+        ).to(torch.bfloat16),
+    }
+    if appended:
+        batch["rollout_logprobs"][:, -1] = 0.0
+        batch["action_log_probs"][:, -1] = -9.0
+
+    def serialize(value: torch.Tensor | None) -> dict[str, Any] | None:
+        if value is None:
+            return None
+        try:
+            array = value.numpy()
+        except TypeError:
+            buffer = io.BytesIO()
+            torch.save(value, buffer)
+            return {"format": "torch", "data": buffer.getvalue()}
+        return {"format": "numpy", "data": array.tobytes(), "shape": array.shape, "dtype": str(array.dtype)}
+
+    state = {
+        "batch_dict": {name: serialize(value) for name, value in batch.items()},
+        "batch_size": len(made),
+        "device": torch.device("cpu"),
+        "metadata": {"uids": ["a"], "policy_prompt_boundaries": [(i, i + 2) for i in range(0, len(made), 2)]},
+    }
+    path = folder / "dumped_data" / f"global_step_{step}_training_input.pkl"
+    path.parent.mkdir()
+    with modules():
+        place = "skyrl.backends.skyrl_train.training_batch"
+        rebuild = _known(place, "_rebuild_tensor_batch", lambda kind, state: None)
+
+        class Batch(dict[str, Any]):
+            def __reduce__(self) -> Any:
+                return rebuild, (type(self), state)
+
+        path.write_bytes(pickle.dumps(_known(place, "TrainingInputBatch", Batch)()))
+    return path
+
+
+def _right(rows: list[Any], width: int, dtype: Any) -> torch.Tensor:
+    return torch.tensor(np.stack([np.pad(np.asarray(row, dtype), (0, width - len(row))) for row in rows]))
+
+
+def _verl(made: Written, old: bool) -> dict[str, torch.Tensor]:
+    """verl-project/verl: experimental/agent_loop/agent_loop.py, with the scores of the reward loop."""
+    width = 32
+    scores = np.zeros((len(made), width), np.float32)
+    for i, row in enumerate(made.responses):
+        scores[i, len(row) - 1] = made.rewards[i]
+    batch = {
+        "prompts": _left(made.prompts, 8, np.int64),
+        "responses": _right(made.responses, width, np.int64),
+        "response_mask": _right(made.mask, width, np.int64),
+        "attention_mask": torch.cat(
+            [
+                _left([np.ones(len(row)) for row in made.prompts], 8, np.int64),
+                _right([np.ones(len(row)) for row in made.responses], width, np.int64),
+            ],
+            dim=1,
+        ),
+        "rollout_log_probs": _right(made.rollout, width, np.float32),
+        "rm_scores": torch.tensor(scores),
+    }
+    return batch | ({"old_log_probs": _right(made.old, width, np.float32)} if old else {})
+
+
+def verl(folder: Path, made: Written, old: bool = True, numpy: bool = False, mask: bool = True) -> Path:
+    """verl-project/verl: protocol.py (DataProto.__getstate__, serialize_tensordict), rollout_skip.py."""
+    batch = _verl(made, old)
+    if not mask:
+        del batch["response_mask"]
+    path = folder / "5" / "gen_batch.dp"
+    path.parent.mkdir(exist_ok=True)
+    path.with_name("meta.json").write_text('{"global_steps": 5}')
+    others = {
+        "uid": np.array([f"u{i // 2}" for i in range(len(made))], dtype=object),
+        "min_global_steps": np.arange(len(made)),
+    }
+
+    @dataclass
+    class Proto:
+        def __getstate__(self) -> Any:
+            if numpy:
+                items = {
+                    name: (
+                        str(one.dtype).removeprefix("torch."),
+                        tuple(one.shape),
+                        one.flatten().view(torch.uint8).numpy(),
+                    )
+                    for name, one in batch.items()
+                }
+                return ((len(made),), None, items), others, {}
+            return consolidated(batch), others, {"timing": {}}
+
+    with modules():
+        data = pickle.dumps(_known("verl.protocol", "DataProto", Proto)())
+    path.write_bytes(data)
+    return path
+
+
+def consolidated(batch: dict[str, torch.Tensor]) -> bytes:
+    """pytorch/tensordict 0.15: _reductions.py, as torch.save writes `TensorDict.consolidate()`."""
+    leaves: dict[str, Any] = {}
+    stored, at = [], 0
+    for name, one in batch.items():
+        data = one.contiguous().view(torch.uint8).flatten()
+        padding = -len(data) % 8
+        leaves[name] = (str(one.dtype), list(one.shape), at, at + len(data) + padding, padding)
+        stored += [data, torch.zeros(padding, dtype=torch.uint8)]
+        at += len(data) + padding
+    size = [len(next(iter(batch.values())))]
+    metadata = {
+        "cls": "TensorDict",
+        "non_tensors": {},
+        "leaves": leaves,
+        "cls_metadata": {"device": None, "names": [None], "batch_size": size, "is_locked": False},
+    }
+    rebuild = _known("tensordict._reductions", "_rebuild_tensordict_files_consolidated", lambda *_: None)
+
+    class Table:
+        def __reduce__(self) -> Any:
+            return rebuild, (metadata, torch.cat(stored))
+
+    buffer = io.BytesIO()
+    torch.save(Table(), buffer)
+    return buffer.getvalue()
+
+
+def verl_queue(folder: Path, made: Written) -> Path:
+    """verl-project/verl: utils/skip/rollout_skip.py (RolloutTqSkip), with a row of padding at the end."""
+
+    def jagged(rows: list[Any]) -> torch.Tensor:
+        values = [torch.tensor(row) for row in [*rows, rows[0]]]
+        return torch.nested.as_nested_tensor(values, layout=torch.jagged)
+
+    scores = [
+        np.append(np.zeros(len(row) - 1), score) for row, score in zip(made.mask, made.rewards, strict=True)
+    ]
+    data = {
+        "prompts": jagged(made.prompts),
+        "responses": jagged(made.responses),
+        "response_mask": jagged(made.mask),
+        "rollout_log_probs": jagged(made.rollout),
+        "rm_scores": jagged(scores),
+    }
+    state = {
+        "_tensordict": data,
+        "_device": None,
+        "_batch_size": torch.Size([len(made) + 1]),
+        "_td_dim_names": None,
+    }
+    path = folder / "5" / "0" / "tq_batch.pt"
+    path.parent.mkdir(parents=True)
+    with modules():
+        make = _known("tensordict._reductions", "_make_td", lambda *_: None)
+
+        class Table:
+            def __reduce__(self) -> Any:
+                return make, (type(self), state)
+
+        value = {
+            "tensordict": _known("tensordict._td", "TensorDict", Table)(),
+            "tags": [{"is_padding": i == len(made), "min_global_steps": 4} for i in range(len(made) + 1)],
+            "keys": [f"0a-1b{i // 2}_{i % 2}_0" for i in range(len(made) + 1)],
+            "global_steps": 5,
+        }
+        torch.save(value, path)
     return path

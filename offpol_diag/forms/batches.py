@@ -1,0 +1,247 @@
+"""Batches that trainers pickle whole: SkyRL, verl."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from offpol_diag.errors import DumpError
+from offpol_diag.forms import generic
+from offpol_diag.forms.form import Array, Row
+from offpol_diag.forms.unpickle import DTYPES, Record, load, load_bytes, plain, typed
+from offpol_diag.readers.columns import (
+    ADVANTAGES,
+    GROUP,
+    MASK,
+    OLD,
+    REWARDS,
+    ROLLOUT,
+    ROLLOUT_VERSION,
+    SEQUENCE,
+    STEP,
+    TOKEN_IDS,
+)
+
+CHANGED = (
+    "was the file changed? load it in the trainer's environment, and write it with offpol_diag.DumpWriter"
+)
+
+
+def _tensor(value: object, path: Path, name: str) -> Array | list[Any] | None:
+    """Return a tensor that a trainer has made bytes of: with its type and shape, or by torch.save.
+
+    Raises:
+        DumpError: its size is not that of its values.
+    """
+    value = plain(value)
+    if _is_array(value) or (isinstance(value, list) and all(map(_is_array, value))):
+        return value  # type: ignore[return-value]
+    if isinstance(value, dict) and value.get("format") == "torch" and isinstance(value.get("data"), bytes):
+        found = load_bytes(value["data"], path)
+        return found if isinstance(found, np.ndarray) else None
+    if isinstance(value, dict) and "data" in value:
+        value = value.get("dtype"), value.get("shape"), value["data"]
+    if not isinstance(value, tuple) or len(value) != 3:
+        return None
+    dtype, shape, data = value[0], value[1], plain(value[2])
+    if isinstance(data, np.ndarray):
+        data = data.tobytes()
+    if (
+        dtype not in DTYPES
+        or not isinstance(shape, tuple)
+        or not all(type(n) is int and n >= 0 for n in shape)
+        or not isinstance(data, bytes | bytearray)
+        or len(data) != math.prod(shape) * (2 if dtype == "bfloat16" else np.dtype(dtype).itemsize)
+    ):
+        raise DumpError(f"{path}: {name!r} is a damaged tensor", CHANGED)
+    return typed(np.frombuffer(data, np.uint8), dtype).reshape(shape)
+
+
+def _is_array(value: object) -> bool:
+    return isinstance(value, np.ndarray) and value.dtype.kind in "fiub"
+
+
+def _tensors(values: object, path: Path) -> dict[str, Array | list[Any]]:
+    """Return the tensors of a batch; other values are left out.
+
+    Raises:
+        DumpError: it is no mapping.
+    """
+    if not isinstance(values, dict):
+        raise DumpError(f"{path}: {type(values).__name__}, no batch of tensors", CHANGED)
+    found = {name: _tensor(value, path, name) for name, value in values.items() if isinstance(name, str)}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _summed(arrays: dict[str, Array | list[Any]], *names: str) -> None:
+    """Make `rewards` one number per sequence: the sum of the first of some columns over its tokens."""
+    values = next((arrays[name] for name in names if name in arrays), None)
+    arrays.pop("rewards", None)
+    if values is not None:
+        arrays["rewards"] = np.array([float(np.sum(one)) for one in values])
+
+
+# ---------------------------------------------------------------- SkyRL
+
+SKYRL = {
+    ROLLOUT: "rollout_logprobs",
+    OLD: "action_log_probs",
+    MASK: "loss_mask",
+    ADVANTAGES: "advantages",
+    REWARDS: "rewards",
+    TOKEN_IDS: "sequences",
+}
+APPENDED = -0.05
+"""Log-prob of the trainer below which a last token that the engine is certain of was not sampled."""
+
+
+def skyrl(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[Row]:
+    """Read training batches: responses at the right of their rows.
+
+    An end-of-sequence token that the generator appends has rollout log-prob 0 and counts in its loss mask; it
+    was not sampled, and is masked.
+    """
+    for path in files:
+        found = load(path)
+        state: Any = found.state if isinstance(found, Record) else None
+        state = state if isinstance(state, dict) else {}
+        arrays = _tensors(state.get("batch_dict"), path)
+        masks = arrays.get("loss_mask")
+        if not isinstance(masks, np.ndarray) or masks.ndim != 2:
+            raise DumpError(f"{path}: no 'loss_mask' [sequences, tokens] is in it", CHANGED)
+        tokens = arrays.get("sequences")
+        if isinstance(tokens, np.ndarray) and tokens.ndim == 2 and tokens.shape[1] >= masks.shape[1]:
+            arrays["sequences"] = tokens[:, tokens.shape[1] - masks.shape[1] :]
+        _summed(arrays, "rewards")
+        step, groups = _step(path.name, "global_step_"), _groups(state.get("metadata"), len(masks))
+        for i, (where, record) in enumerate(generic.sequences(arrays, path)):
+            row = generic.by_names(record, where, SKYRL, columns)
+            rollout, old, mask = (row.tokens.get(name) for name in (ROLLOUT, OLD, MASK))
+            if (
+                mask is None
+                or rollout is None
+                or old is None
+                or not len(rollout) == len(old) == len(mask) > 0
+            ):
+                pass
+            elif mask[-1] and not rollout[-1] and old[-1] < APPENDED:
+                row.tokens[MASK] = np.append(mask[:-1], np.zeros(1, mask.dtype))
+            row.scalars |= _named(step, str(i)) | ({GROUP: groups[i]} if i in groups else {})
+            yield row
+
+
+def _step(name: str, before: str) -> int | None:
+    """Return the number after a word in a file's name."""
+    digits = name.partition(before)[2].split("_")[0]
+    return int(digits) if digits.isdecimal() and len(digits) < 18 else None
+
+
+def _groups(metadata: object, count: int) -> dict[int, int]:
+    """Return row → prompt, of the ranges of rows that share one."""
+    ranges = metadata.get("policy_prompt_boundaries") if isinstance(metadata, dict) else None
+    found: dict[int, int] = {}
+    for group, pair in enumerate(ranges if isinstance(ranges, list) else ()):
+        if isinstance(pair, tuple | list) and len(pair) == 2 and all(type(at) is int for at in pair):
+            found |= dict.fromkeys(range(max(0, pair[0]), min(count, pair[1])), group)
+    return found
+
+
+def _named(step: int | None, within: str) -> dict[str, Any]:
+    """Return the step, and an id of the sequence."""
+    return {SEQUENCE: within} if step is None else {STEP: step, SEQUENCE: f"{step}/{within}"}
+
+
+# ---------------------------------------------------------------- verl
+
+VERL = {
+    ROLLOUT: "rollout_log_probs",
+    OLD: "old_log_probs",
+    MASK: "response_mask",
+    ADVANTAGES: "advantages",
+    REWARDS: "rewards",
+    TOKEN_IDS: "responses",
+}
+SCORES = ("token_level_scores", "rm_scores", "token_level_rewards")
+
+
+def verl(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[Row]:
+    """Read pickled `DataProto`s: responses, padded on the right."""
+    for path in files:
+        found = load(path)
+        state: Any = found.state if isinstance(found, Record) else None
+        if not isinstance(state, tuple) or len(state) != 3:
+            raise DumpError(f"{path}: holds no DataProto", CHANGED)
+        stored, others, meta = state
+        if isinstance(stored, bytes):
+            stored = load_bytes(stored, path)
+        elif isinstance(stored, tuple) and len(stored) == 3:  # VERL_DATAPROTO_SERIALIZATION_METHOD=numpy
+            stored = stored[2]
+        arrays = _tensors(stored, path)
+        step = meta.get("global_steps") if isinstance(meta, dict) else None
+        step = step if type(step) is int else _meta(path)
+        _verl_mask(arrays)
+        _summed(arrays, *SCORES)
+        uids = plain(others.get("uid")) if isinstance(others, dict) else None
+        oldest = plain(others.get("min_global_steps")) if isinstance(others, dict) else None
+        for i, (where, record) in enumerate(generic.sequences(arrays, path)):
+            row = generic.by_names(record, where, VERL, columns)
+            row.scalars |= _named(step, str(i))
+            if isinstance(uids, list | np.ndarray) and i < len(uids) and isinstance(uids[i], str):
+                row.scalars[GROUP] = str(uids[i])
+            if (
+                isinstance(oldest, list | np.ndarray)
+                and i < len(oldest)
+                and isinstance(oldest[i], int | np.integer)
+            ):
+                row.scalars[ROLLOUT_VERSION] = int(oldest[i])
+            yield row
+
+
+def verl_queue(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[Row]:
+    """Read batches of TransferQueue: ragged responses, their keys `{uid}_{session}_{index}`."""
+    for path in files:
+        found = load(path)
+        if not isinstance(found, dict):
+            raise DumpError(f"{path}: {type(found).__name__}, no batch of tensors", CHANGED)
+        arrays = _tensors(found.get("tensordict"), path)
+        _verl_mask(arrays)
+        _summed(arrays, *SCORES)
+        keys, tags, step = found.get("keys"), found.get("tags"), found.get("global_steps")
+        for i, (where, record) in enumerate(generic.sequences(arrays, path)):
+            tag = tags[i] if isinstance(tags, list) and i < len(tags) and isinstance(tags[i], dict) else {}
+            if tag.get("is_padding") is True:
+                continue
+            row = generic.by_names(record, where, VERL, columns)
+            row.scalars |= {STEP: step} if type(step) is int else {}
+            if isinstance(keys, list) and i < len(keys) and isinstance(keys[i], str):
+                row.scalars |= {SEQUENCE: keys[i], GROUP: keys[i].rsplit("_", 2)[0]}
+            if type(tag.get("min_global_steps")) is int:
+                row.scalars[ROLLOUT_VERSION] = tag["min_global_steps"]
+            yield row
+
+
+def _verl_mask(arrays: dict[str, Array | list[Any]]) -> None:
+    """Make the response mask of the attention mask where there is none."""
+    attention, responses = arrays.get("attention_mask"), arrays.get("responses")
+    if (
+        "response_mask" in arrays
+        or not isinstance(attention, np.ndarray)
+        or not isinstance(responses, np.ndarray)
+    ):
+        return
+    if attention.ndim == responses.ndim == 2:
+        arrays["response_mask"] = attention[:, max(0, attention.shape[1] - responses.shape[1]) :]
+
+
+def _meta(path: Path) -> int | None:
+    """Return the step that `meta.json` beside a skip cache says."""
+    try:
+        step = json.loads(path.with_name("meta.json").read_text())["global_steps"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return step if type(step) is int else None
