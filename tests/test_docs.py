@@ -75,7 +75,7 @@ WRITTEN = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
 
 
 @pytest.mark.parametrize(
-    "page", [*WRITTEN, *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]
+    "page", [*WRITTEN, *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs").rglob("*.md")))]
 )
 def test_every_relative_link_leads_somewhere(page: str) -> None:
     path = ROOT / page
@@ -92,7 +92,8 @@ def test_the_changelog_knows_this_version() -> None:
 
 def test_every_dependency_is_pinned_in_the_known_good_set() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    wanted = [*project["dependencies"], *project["optional-dependencies"]["test"]]
+    extras = project["optional-dependencies"]
+    wanted = [*project["dependencies"], *extras["cli"], *extras["test"]]
     pinned = {line.partition("==")[0].lower() for line in (ROOT / "constraints.txt").read_text().splitlines()}
 
     names = {re.split(r"[<>=~!\[ ]", need)[0].lower() for need in wanted}
