@@ -195,7 +195,7 @@ def test_what_a_rule_drops_is_counted_also_where_nothing_is_dropped(few, rule, d
     preset = Preset("p", "", "current", reject=(rule,), veto=Veto(lower=0.95), apply=apply)
     at = View(Scene.of(few.batch, 0, 4, near=few.near and Nearness.of([preset])), preset)
 
-    assert at.failing(rule).tolist() == at.failing_alone(rule).tolist() == dropped
+    assert at.dropped_by(rule).tolist() == dropped
 
 
 def test_ends_keep_their_names_and_are_infinite_where_nothing_is():

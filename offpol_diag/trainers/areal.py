@@ -87,7 +87,7 @@ class Denominator:
 def _valid(x: Tokens) -> Tensor | None:
     """Flag the tokens that M2PO keeps; None for all."""
     rules = _over_batch(x.preset)
-    return x.left_by(replace(x.preset, reject=rules, veto=None)) if rules else None
+    return x.kept_by(replace(x.preset, reject=rules, veto=None)) if rules else None
 
 
 def _with_weight(x: Tokens) -> Tensor | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Literal, TypeVar
@@ -304,15 +304,12 @@ class Log:
     Attributes:
         name: the value of `logs` in presets.
         entries: logged metrics, in the trainer's order.
+        shares: prefix of the keys of shared columns; generations with the same one compute these once.
     """
 
     name: str
     entries: tuple[Entry, ...] = ()
-
-    @property
-    def space(self) -> str:
-        """Trainers or generations of one name here share what they compute alike."""
-        return self.name
+    shares: str = ""
 
     def entries_of(self, preset: Preset) -> tuple[Entry, ...]:
         """Return what is logged under a preset."""
@@ -326,7 +323,7 @@ class Log:
         for column in dict.fromkeys(column for entry in entries for column in entry.value.columns):
             if any(getattr(view.batch, field) is None for field in column.needs):
                 continue
-            name = key(self.space, view.preset, column)
+            name = key(self.shares or self.name, view.preset, column)
             if isinstance(column, Sum):
                 make: Callable[[], Tensor] = partial(column.of, view)
                 sums[name] = view.once(("Σ", name), make) if column.shared else make()
@@ -337,13 +334,12 @@ class Log:
 
     def logged(self, preset: Preset, read: Read) -> dict[str, float]:
         """Return name → value that the trainer would have logged for the dump as one batch."""
-        return dict(self._lines(Totals(preset, read, self.space)))
-
-    def _lines(self, totals: Totals) -> Iterator[tuple[str, float]]:
-        """Yield name and value of each entry whose sums were computed."""
-        for entry in self.entries_of(totals.preset):
+        totals = Totals(preset, read, self.shares or self.name)
+        found: dict[str, float] = {}
+        for entry in self.entries_of(preset):
             with contextlib.suppress(Absent):
-                yield entry.name, entry.value.of(totals)
+                found[entry.name] = entry.value.of(totals)
+        return found
 
     def names(self) -> Mapping[str, str]:
         """Return logged name → meaning; all meanings if they depend on the preset."""

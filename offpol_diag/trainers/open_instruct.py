@@ -28,7 +28,7 @@ def _clamped(view: View) -> Tensor:
 
 def _dropped(side: Side) -> Rows:
     """Count the tokens that the mask drops at one bound."""
-    return lambda view: view.failing(*filter(None, [half(rule, side) for rule in view.preset.reject]))
+    return lambda view: view.dropped_by(*filter(None, [half(rule, side) for rule in view.preset.reject]))
 
 
 def _local(view: View, of: Measure) -> Measure:

@@ -144,7 +144,7 @@ def _bands(preset: Preset, over: str, side: Side) -> list[Reject]:
 
 
 def _tokens_outside(side: Side) -> Sum:
-    return Sum(f"tokens {side}", lambda view: view.failing(*_bands(view.preset, "token", side)))
+    return Sum(f"tokens {side}", lambda view: view.dropped_by(*_bands(view.preset, "token", side)))
 
 
 def _rows_outside(side: Side) -> Sum:

@@ -109,7 +109,7 @@ def _pass_rate(measure: str, granularity: str) -> Entry:
 
     passed = Sum(
         f"{measure} {granularity} passed",
-        lambda view: view.n - view.failing_alone(rules(view.preset)[-1]),
+        lambda view: view.n - view.dropped_by(rules(view.preset)[-1]),
     )
     return Entry(
         f"actor/train_infer_{granularity}_{measure}_mask_mean@sum",

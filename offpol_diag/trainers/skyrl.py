@@ -76,14 +76,14 @@ def _outlier(*sides: Side) -> Value:
 
 
 def _capped(x: Tokens) -> Tensor:
-    weight, left = x.preset.weight or Weight(), x.left_by(_token_rules(x.preset))
+    weight, left = x.preset.weight or Weight(), x.kept_by(_token_rules(x.preset))
     above = _beyond(x.delta, weight.upper, "upper")
     return above if left is None else above & left
 
 
 def _capped_rows(view: View) -> Tensor:
     """Flag rows whose product of r over kept tokens is above the weight's cap."""
-    product = view.aggregate_of_left("sum", _token_rules(view.preset))
+    product = view.aggregate_of_kept("sum", _token_rules(view.preset))
     return _beyond(product, (view.preset.weight or Weight()).upper, "upper") + view.zeros
 
 
@@ -91,7 +91,7 @@ def _row_masked(over: Over, side: Side) -> Sum:
     """Rows whose geometric mean (over = mean) or product (sum) of what is left lies beyond one bound."""
 
     def of(view: View) -> Tensor:
-        x = view.aggregate_of_left(over, _token_rules(view.preset))
+        x = view.aggregate_of_kept(over, _token_rules(view.preset))
         rules = (rule for rule in view.preset.reject if rule.over == over)
         flags = (_beyond(x, getattr(rule, side), side) for rule in rules)
         return (sum(flags, view.zeros) > 0) + view.zeros
@@ -116,8 +116,8 @@ def _clipped_anchored(view: View) -> Tensor:
 CLIPS = Measure("the clip acts", _clips, own=True, needs=("current", "old", "advantages"))
 CAPPED = total(Measure("above the cap", _capped, own=True))
 EXCESS, EXCESS_SQUARED = total(EXCESS_HELD), total(squared(EXCESS_HELD))
-AFTER_OUTLIERS = Sum("after outliers", lambda view: view.left_by(replace(view.preset, reject=())))
-AFTER_TOKENS = Sum("after tokens", lambda view: view.left_by(_token_rules(view.preset)))
+AFTER_OUTLIERS = Sum("after outliers", lambda view: view.kept_by(replace(view.preset, reject=())))
+AFTER_TOKENS = Sum("after tokens", lambda view: view.kept_by(_token_rules(view.preset)))
 
 # ---------------------------------------------------------------- what is logged
 

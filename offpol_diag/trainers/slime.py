@@ -189,7 +189,8 @@ def _outside(of: str, side: base.Side) -> Value:
 
     def column(view: View) -> Tensor:
         band = _band(view.preset, of)
-        return view.fails(band and base.half(band, side))
+        rule = band and base.half(band, side)
+        return view.dropped_by(rule) / view.divisor if rule else view.zeros
 
     return per_row(Sum(f"{of}_{side}", column))
 

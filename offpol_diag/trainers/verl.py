@@ -205,6 +205,10 @@ class Spread:
         """Flag the rows that count, [S] bool: for weights also those without a token."""
         return view.n >= 0 if self.center else view.there
 
+    def _rows(self, totals: Totals) -> float:
+        """Number of rows that count."""
+        return totals.rows if self.center else totals.sequences
+
     def _values(self, view: View) -> Tensor | Measure:
         """Return x of rows [S], or of tokens; spreads that differ in their limits share it."""
         raw, weight = self._raw(view), view.preset.weight
@@ -298,31 +302,23 @@ class Spread:
 
         return Value(of, (*clamped.columns, *squares.columns))
 
-    def row_std(self, rows: Callable[[Totals], float]) -> Value:
-        """Return the standard deviation over rows of the row means (n − 1); 0 for one row."""
+    def per_row(self, column: Sum) -> Value:
+        """Return the mean of a sum over the rows that count."""
+        return Value(lambda totals: totals(column) / self._rows(totals), (column,))
+
+    def row_std(self) -> Value:
+        """Return the standard deviation over the rows that count of the row means (n − 1); 0 for one row."""
         first, second = self.sum("m1"), self.sum("m2")
 
         def of(totals: Totals) -> float:
-            n = rows(totals)
+            n = self._rows(totals)
             return base.std(totals(first), totals(second), n) if n >= 2 else 0.0
 
         return Value(of, (first, second))
 
-    def share(self, side: str, of_rows: bool, rows: Callable[[Totals], float]) -> Value:
+    def share(self, side: str, of_rows: bool) -> Value:
         """Return the share of rows or of tokens beyond a limit ("high", "low")."""
-        return _over(self.sum(f"{side}_rows"), rows) if of_rows else self.mean(side)
-
-
-def _over(column: Sum, rows: Callable[[Totals], float]) -> Value:
-    return Value(lambda totals: totals(column) / rows(totals), (column,))
-
-
-def _all_rows(totals: Totals) -> float:
-    return totals.rows
-
-
-def _rows_there(totals: Totals) -> float:
-    return totals.sequences
+        return self.per_row(self.sum(f"{side}_rows")) if of_rows else self.mean(side)
 
 
 def _end_of_raw(spread: Spread, of: Spread, at: int) -> Value:
@@ -355,10 +351,10 @@ def _ratios(spread: Spread, of: Spread, rows: bool, what: str, clamp: str, level
         "min": _end_of_raw(spread, of, 0).means(
             f"Smallest of {what}; {level} e^(log-ratio) before truncation, bounded nowhere."
         ),
-        "ratio_fraction_high": spread.share("high", rows, _all_rows).means(
+        "ratio_fraction_high": spread.share("high", rows).means(
             "Share with raw r above the upper threshold: of tokens, at sequence level of rows."
         ),
-        "ratio_fraction_low": spread.share("low", rows, _all_rows).means(
+        "ratio_fraction_low": spread.share("low", rows).means(
             "Share with raw r below the lower threshold (1/C unless one is set, though a "
             "truncation acts from above only): of tokens, at sequence level of rows."
         ),
@@ -369,8 +365,8 @@ def _ratios(spread: Spread, of: Spread, rows: bool, what: str, clamp: str, level
             f"1/E[(w/E[w])²] over tokens, a fraction, of {what} clamped to {clamp}: not the "
             "ESS of what was sampled, and token-weighted at sequence level too."
         ),
-        "seq_mean": _over(of.sum("m"), _all_rows).means(f"A row's mean of {what}, mean {_ROWS.format(0)}."),
-        "seq_std": of.row_std(_all_rows).means(
+        "seq_mean": of.per_row(of.sum("m")).means(f"A row's mean of {what}, mean {_ROWS.format(0)}."),
+        "seq_std": of.row_std().means(
             f"Standard deviation (n − 1) of the rows' means of {what}; 0 for one row."
         ),
         "seq_max": highest(of.row_span("m")).means(f"Largest mean of {what} in a row."),
@@ -378,11 +374,11 @@ def _ratios(spread: Spread, of: Spread, rows: bool, what: str, clamp: str, level
             f"Smallest mean of {what} in a row; 0 as soon as one has no token."
         ),
         "seq_max_deviation": highest(of.row_span("dev")).means(f"Largest |mean of {what} in a row − 1|."),
-        "seq_fraction_high": _over(spread.sum("m_high"), _all_rows).means(
+        "seq_fraction_high": spread.per_row(spread.sum("m_high")).means(
             "Rows whose mean raw r is above the upper threshold, over all rows; at token "
             "level a mean is compared with a threshold meant for tokens."
         ),
-        "seq_fraction_low": _over(spread.sum("m_low"), _all_rows).means(
+        "seq_fraction_low": spread.per_row(spread.sum("m_low")).means(
             "Rows whose mean raw r is below the lower threshold, over all rows; one without "
             "a token has a mean of 0."
         ),
@@ -398,15 +394,15 @@ WORDS = {
 
 def _option(spread: Spread, rule: Reject, at: int) -> dict[str, Row]:
     """verl 2026's `compute_rs_metrics`, of one option; sequence fractions are over rows with a token."""
-    rows, of_rows = _rows_there, rule.over != "token"
+    of_rows = rule.over != "token"
     k1 = spread.statistic == "k1"
     what = WORDS.get(str(spread.statistic), str(spread.statistic))
     sign = " k1 is −log r, so this is r too LOW." if k1 else ""
-    alone = Sum(f"rule{at}", lambda view: view.mine(f"rule{at}", lambda: view.failing_alone(rule)))
+    alone = Sum(f"rule{at}", lambda view: view.mine(f"rule{at}", lambda: view.dropped_by(rule)))
     lost_rows = Sum(f"rule{at}_rows", lambda view: (alone.of(view) > 0) + view.zeros)
     low: Row = Value(lambda totals: 0.0, ()).means("0: the statistic has no lower threshold.")
     if k1:
-        low = spread.share("low", of_rows, rows).means(
+        low = spread.share("low", of_rows).means(
             f"Share of {what} below the lower threshold, that is of r too HIGH: of tokens, "
             "under sequence options of rows with a token."
         )
@@ -417,15 +413,15 @@ def _option(spread: Spread, rule: Reject, at: int) -> dict[str, Row]:
         ),
         "max": highest(spread.span).means(f"Largest {what}: of a token, under sequence options of a row."),
         "min": lowest(spread.span).means(f"Smallest {what}: of a token, under sequence options of a row."),
-        "fraction_high": spread.share("high", of_rows, rows).means(
+        "fraction_high": spread.share("high", of_rows).means(
             f"Share above the upper threshold, of tokens, under sequence options of rows with a token.{sign}"
         ),
         "fraction_low": low,
         "std": spread.std().means(f"Standard deviation over tokens of {what} clamped to the thresholds."),
-        "seq_mean": _over(spread.sum("m"), rows).means(
+        "seq_mean": spread.per_row(spread.sum("m")).means(
             f"Mean over rows with a token of their {what}; token options take a row's mean."
         ),
-        "seq_std": spread.row_std(rows).means(
+        "seq_std": spread.row_std().means(
             f"Standard deviation (n − 1) over rows with a token of their {what}; 0 for one row."
         ),
         "seq_max": highest(spread.row_span("m")).means(
@@ -437,15 +433,15 @@ def _option(spread: Spread, rule: Reject, at: int) -> dict[str, Row]:
         "seq_max_deviation": highest(spread.row_span("dev")).means(
             f"Largest absolute {what} of a row with a token."
         ),
-        "seq_fraction_high": _over(spread.sum("m_high"), rows).means(
+        "seq_fraction_high": spread.per_row(spread.sum("m_high")).means(
             "Share of rows with a token whose value is above the upper threshold; under "
             f"token options that compares a mean with a threshold meant for tokens.{sign}"
         ),
-        "seq_fraction_low": _over(spread.sum("m_low"), rows).means(
+        "seq_fraction_low": spread.per_row(spread.sum("m_low")).means(
             "Share of rows with a token whose value is below the lower threshold: r too HIGH."
         ),
         "masked_fraction": _mean(alone).means("Tokens that this option alone rejects, over all tokens."),
-        "seq_masked_fraction": _over(lost_rows, rows).means(
+        "seq_masked_fraction": spread.per_row(lost_rows).means(
             "Rows with a token that this option rejects, over rows with a token."
         ),
     }
@@ -498,7 +494,7 @@ def reject_spread(rule: Reject, generation: Generation) -> Spread:
 
 def _lost(view: View) -> Tensor:
     """Count the tokens that rejection (not the veto) removes, [S]."""
-    return view.mine("lost", lambda: view.failing(*view.preset.reject))
+    return view.mine("lost", lambda: view.dropped_by(*view.preset.reject))
 
 
 def _lost_rows(divergences: bool) -> base.Rows:
@@ -506,7 +502,7 @@ def _lost_rows(divergences: bool) -> base.Rows:
 
     def of(view: View) -> Tensor:
         lost = _lost(view) > 0
-        return (lost if divergences else lost | ~view.passed_rows()) + view.zeros
+        return (lost if divergences else lost | ~view.passing_sequences()) + view.zeros
 
     return of
 
@@ -668,11 +664,6 @@ def _entries(generation: Generation, preset: Preset) -> tuple[base.Entry, ...]:
 class Verl(base.Log):
     """One generation; what it logs follows from the preset's own weight and rules."""
 
-    @property
-    def space(self) -> str:
-        """All generations share what they compute alike."""
-        return "verl"
-
     def entries_of(self, preset: Preset) -> tuple[base.Entry, ...]:
         """Return what is logged under a preset."""
         return _entries(GENERATIONS[self.name], preset)
@@ -704,20 +695,17 @@ def verl(parts: Parts) -> Translation:
     found: list[Translation] = []
     failed: list[ConfigError] = []
     refused = ""
-
-    def attempt(generation: Callable[[Parts], Translation]) -> None:
+    for keys in (january, november, october):
+        if keys is november and not failed and preset.logs not in ("verl-2025-10", "verl-2025-11"):
+            break
+        if keys is october and preset.logs != "verl-2025-10":
+            break
         try:
-            found.append(generation(Parts(preset)))
+            found.append(keys(Parts(preset)))
         except ConfigError as error:
             failed.append(error)
-
-    attempt(january)
-    if failed:
-        refused = f"verl from 0.7.1 cannot say this: {failed[0].message}"
-    if failed or preset.logs in ("verl-2025-10", "verl-2025-11"):
-        attempt(november)
-        if preset.logs == "verl-2025-10":
-            attempt(october)
+            if keys is january:
+                refused = f"verl from 0.7.1 cannot say this: {error.message}"
     if not found:
         raise failed[0]
     texts = dict.fromkeys(text for _, remarks in found for text in remarks)
@@ -892,5 +880,5 @@ def _habits(preset: Preset, snippets: tuple[Snippet, ...]) -> Habits:
     return Habits(20.0, rule_at="token", denominator=None if preset.policy == "old" else "all")
 
 
-TRAINER = Trainer("verl", verl, _habits, logs=tuple(map(Verl, GENERATIONS)))
+TRAINER = Trainer("verl", verl, _habits, logs=tuple(Verl(name, shares="verl") for name in GENERATIONS))
 FLASH_RL = Trainer("flash-rl", flash_rl, clip=CLIP)

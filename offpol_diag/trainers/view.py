@@ -115,7 +115,7 @@ class Tokens:
         """Flags of tokens that pass the rules on tokens, [T] bool; None for all."""
         return outcome.of(self.ratios, applied(self.preset)).kept.tokens
 
-    def left_by(self, before: Preset) -> Tensor | None:
+    def kept_by(self, before: Preset) -> Tensor | None:
         """Return flags of tokens that a preset's rules and veto keep, [T] bool; None for all."""
         if not before.reject and before.veto is None:
             return None
@@ -323,23 +323,18 @@ class View:
         moved = weighed.high + weighed.low
         return moved * self.n if weighed.final.per == "sequence" else moved
 
-    def failing(self, *rules: Reject) -> Tensor:
+    def dropped_by(self, *rules: Reject) -> Tensor:
         """Count the tokens of each sequence that any of these rules drops, [S]."""
-        if not rules:
-            return self.zeros
-        kept = correction.keep(self.far, replace(self.preset, reject=rules, veto=None))
-        if kept.tokens is None:
-            return self.n * ~kept.sequences
-        return torch.where(kept.sequences, segments.count(~kept.tokens, self.far.batch.cu_seqlens), self.n)
+        return self.n - self.kept_by(replace(self.preset, reject=rules, veto=None))
 
-    def left_by(self, before: Preset) -> Tensor:
+    def kept_by(self, before: Preset) -> Tensor:
         """Count the tokens of each sequence that a preset's rules and veto keep, [S]."""
         kept = correction.keep(self.far, before)
         if kept.tokens is None:
             return self.n * kept.sequences
         return (self.n - segments.count(~kept.tokens, self.far.batch.cu_seqlens)) * kept.sequences
 
-    def aggregate_of_left(self, over: Over, before: Preset) -> Tensor:
+    def aggregate_of_kept(self, over: Over, before: Preset) -> Tensor:
         """Return the sum or mean of Δ over the tokens that a preset's rules and veto keep, [S]."""
         some = self.ratios
         if before.reject or before.veto is not None:
@@ -353,32 +348,13 @@ class View:
         found = correction.per_sequence((log.values > bound)[None], log, some.batch)[0]
         return found * self.n if log.per == "sequence" else found
 
-    def passed_rows(self) -> Tensor:
+    def passing_sequences(self) -> Tensor:
         """Flag the sequences that pass the rules on sequences, whatever the veto drops, [S] bool."""
         return correction.keep(self.far, replace(self.preset, veto=None)).sequences
-
-    def failing_alone(self, rule: Reject) -> Tensor:
-        """Tokens of each sequence that one rule drops by itself, [S]."""
-        if rule.over == "segment" and rule.advantage == "any":
-            above, below = correction.beyond(self.ratios.of(rule.policy), rule)
-            return correction.per_sequence((above.values | below.values)[None], above, self.batch)[0]
-        passed = correction.passes(self.far.of(rule.policy), rule)
-        if passed.per == "sequence":
-            return self.n * ~passed.values
-        return segments.count(~passed.values, self.far.batch.cu_seqlens)
 
     def passes(self, rule: Reject) -> Tensor:
         """Flag the sequences that pass a rule on sequences, [S] bool."""
         return correction.passes(self.ratios, rule).values
-
-    def fails(self, rule: Reject | None) -> Tensor:
-        """The share of each sequence's tokens that one rule drops, 1 or 0 for a rule on sequences, [S]."""
-        if rule is None:
-            return self.zeros
-        passed = correction.passes(self.far, rule)
-        if passed.per == "sequence":
-            return (~passed.values & self.there).to(torch.float64)
-        return segments.count(~passed.values, self.far.batch.cu_seqlens) / self.divisor
 
     def veto_hits(self, veto: Veto | None) -> Tensor:
         """Tokens of each sequence that lie beyond a veto's bounds, [S]."""
