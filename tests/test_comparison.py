@@ -364,8 +364,8 @@ def test_every_report_has_the_comparison_right_after_the_diagnosis(summary: Summ
     assert next(one.id for one in sections(summary) if one.id != "diagnosis") == "comparison"
     assert loads(summary.to_json(), "x") == summary
     page, text = render_html(summary), render_markdown(summary)
-    for report in (page, text):
-        assert "Presets side by side" in report
+    for title, report in (("All numbers of every preset", page), ("Presets side by side", text)):
+        assert title in report
         assert "what dropped them" in report
         assert "whole drops" in report
 

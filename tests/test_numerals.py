@@ -90,3 +90,13 @@ def test_an_unreliable_number_keeps_its_interval_and_is_marked():
 
     assert say(given) == "16% [0.86%, 80%], unreliable"
     assert written(given) == ("16%*", "[0.86%, 80%]")
+
+
+@given(st.floats(1e-6, 1e6), st.floats(0.11, 10), st.sampled_from(["", "nats", "share", "fraction"]))
+def test_a_number_with_a_wide_interval_has_two_significant_digits(
+    value: float, spread: float, unit: str
+) -> None:
+    found = written(Number(value=value, interval=(value * (1 - spread), value * (1 + spread)), unit=unit))
+    shown = float(found.value.rstrip("%").replace(",", "")) / (100 if "%" in found.value else 1)
+    assert shown == pytest.approx(float(f"{shown:.1e}"), rel=1e-9)
+    assert shown == pytest.approx(value, rel=0.0501)

@@ -11,7 +11,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from rich.console import Console
@@ -101,11 +101,9 @@ def terminal(
 
 
 def _asked(summary: Summary) -> list[Section]:
-    """Return the sections on what was compared or swept in full; comparisons without charts."""
-    if summary.sweep is not None:
-        return list(sections(summary, ("sweep",)))
-    found = sections(summary, ("diagnosis", "comparison", "runs"))
-    return [replace(one, blocks=tuple(b for b in one.blocks if not isinstance(b, Figure))) for one in found]
+    """Return the sections on what was compared or swept in full."""
+    names = ("sweep",) if summary.sweep is not None else ("diagnosis", "comparison", "runs")
+    return list(sections(summary, names))
 
 
 def _first(found: Sequence[Section]) -> str:

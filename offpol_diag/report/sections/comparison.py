@@ -53,7 +53,7 @@ def _tables(
     facts = f"{count(summary.dump.tokens)} tokens, {count(summary.dump.sequences)} sequences"
     note = BETTER if ranked else UNRANKED
     notes = (*((note,) if others else ()), *_unknown(unknown))
-    values = _table("comparison", f"{facts}; 95% intervals in brackets", lines, many, notes)
+    values = _table("comparison", f"All numbers, with 95% intervals ({facts})", lines, many, notes)
     return (values, *_differences(known, others, found, many))
 
 
@@ -77,7 +77,7 @@ def _differences(known: list[str], others: list[str], found: Comparison, many: b
     if not others or len(lines) == 1:
         return ()
     equal = (f"Equal: {', '.join(alike)}.",) if alike else ()
-    caption = f"Differences to {found.against}, taken within the same bootstrap replicates"
+    caption = f"Differences from {found.against}, paired by bootstrap replicate"
     return (_table("differences", caption, lines, many, (PAIRED, *equal), folded=many),)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from offpol_diag.blocks import Block, Cell, Table, Text
-from offpol_diag.numerals import count, say, say_value
+from offpol_diag.numerals import count, say, written
 from offpol_diag.summary import Comparison, Drops, LostSequence, Number, Subset
 
 HEADER = ("what", "count", "share", "mean length", "mean reward", "A > 0", "A < 0", "mean Δ or ΣΔ, nats")
@@ -53,7 +53,7 @@ def _sentence(one: Drops, every: Subset) -> str:
 
 
 def _share(lot: Subset) -> str:
-    return say_value(lot.share.value, "fraction")
+    return written(lot.share).value
 
 
 def _kinds(found: Comparison, tokens: Subset, sequences: Subset) -> Table:
@@ -93,7 +93,7 @@ def _examples(found: Comparison) -> tuple[Block, ...]:
     absent = [i for i in range(len(EXAMPLES)) if all(row[i] is None for row in rows)]
     kept = tuple(tuple(cell for i, cell in enumerate(row) if i not in absent) for row in rows)
     header = tuple(head for i, head in enumerate(EXAMPLES) if i not in absent)
-    caption = "Of the sequences that lose tokens to one and not to the other, those with the largest |ΣΔ|"
+    caption = "Sequences that lose tokens to one preset only, the largest |ΣΔ| first"
     return (Table("dropped", caption, header, kept, context=("step", "reward")),)
 
 

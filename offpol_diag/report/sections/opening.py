@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import PurePath
 from typing import Any
 
 from offpol_diag.bands import Tone
@@ -228,7 +229,9 @@ def _of_presets(shown: dict[str, PresetResult], found: Comparison) -> tuple[Pict
     apart = [found.differences[name].get("ess_tokens") for name in others]
     if sum(_known(one) for one in apart) > 0:
         sure = [one for one in apart if one and one.interval and (one.interval[0] > 0 or one.interval[1] < 0)]
-        title = f"{len(sure)} of {len(others)} differ from {found.against} in ESS of tokens"
+        title = (
+            f"{len(sure)} of {counted(len(others), 'preset')} differ from {found.against} in ESS of tokens"
+        )
         panel = Panel(
             "",
             "difference of ESS",
@@ -288,7 +291,8 @@ def _runs(summary: Summary, found: Against) -> Opening:
     ]
     lead = by_name.get(f"{prefix}k3")
     differ = f"{count(found.differing)} of {count(found.tested)} metrics differ"
-    lede = f"A is {named(summary.dump)}, B is {named(found.b.dump)}. {differ} ({found.correction}). "
+    first, second = (PurePath(named(one)).name for one in (summary.dump, found.b.dump))
+    lede = f"A is {first}, B is {second}. {differ} ({found.correction}). "
     lede += found.pairing.sentence
     sev, h1, tone = "", found.headline, _judged(lead, prefix) or "info"
     interval = ""

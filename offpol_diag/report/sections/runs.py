@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from pathlib import PurePath
 
-from offpol_diag.blocks import Block, Cell, Figure, Section, Series, Table, Text, Tone, Verdict
+from offpol_diag.blocks import Block, Cell, Section, Table, Text, Tone, Verdict
 from offpol_diag.directions import FIRST_GAP, GAP_PREFIXES
 from offpol_diag.numerals import count, say_value
-from offpol_diag.summary import Against, Contrast, DumpFacts, Histogram, Location, Number, Summary
+from offpol_diag.summary import Against, Contrast, DumpFacts, Number, Summary
 
 HEADER = ("metric", "A", "B", "B against A", "p, corrected")
-DRAWN = "k3"
 
 
 def runs(summary: Summary) -> Section | None:
@@ -24,7 +23,6 @@ def runs(summary: Summary) -> Section | None:
         _facts(summary.dump, found.b.dump),
         *_tables(found),
         *_needs(found),
-        *_figures(summary, found),
     )
     return Section("runs", "Run A against run B", blocks)
 
@@ -111,7 +109,7 @@ def _tables(found: Against) -> tuple[Block, ...]:
 def _looked_at_first(found: Against) -> set[str]:
     """Return the main metrics of the first pair of policies that both runs have."""
     names = {one.name for one in found.contrasts}
-    prefix = next((drift for drift in GAP_PREFIXES if f"{drift}{DRAWN}" in names), "")
+    prefix = next((drift for drift in GAP_PREFIXES if f"{drift}k3" in names), "")
     return {prefix + name for name in FIRST_GAP}
 
 
@@ -138,75 +136,3 @@ def _untested(name: str, what: str, found: list[Contrast], folded: bool) -> tupl
 def _needs(found: Against) -> tuple[Block, ...]:
     lacking = "; ".join(f"{what}: {why}" for what, why in found.needs.items())
     return (Text(f"Cannot be compared: {lacking}.", "warn"),) if lacking else ()
-
-
-# ---------------------------------------------------------------- figures
-
-
-def _figures(summary: Summary, found: Against) -> tuple[Block, ...]:
-    curves = [
-        _curve(location, found.b.by[axis])
-        for axis, location in summary.by.items()
-        if axis in found.b.by and _drawable(location) and _drawable(found.b.by[axis])
-    ]
-    bars = [
-        _histogram(name, one, found.b.histograms[name])
-        for name, one in summary.histograms.items()
-        if name in found.b.histograms
-    ]
-    return (*curves, *bars)
-
-
-def _drawable(location: Location) -> bool:
-    return len(location.places) > 1 and any(DRAWN in place.metrics for place in location.places)
-
-
-def _curve(a: Location, b: Location) -> Figure:
-    numeric = a.numeric and b.numeric and _numbers(a) and _numbers(b)
-    return Figure(
-        id=f"runs-{a.axis}",
-        title=f"{DRAWN} by {a.title}",
-        caption=f"{DRAWN} of both runs by {a.title}, with 95% bands; each band is of one run alone.",
-        x_label=a.title,
-        y_label=f"{DRAWN}, nats per token",
-        series=(_series("A", a, numeric), _series("B", b, numeric)),
-    )
-
-
-def _numbers(location: Location) -> bool:
-    return all(place.key.lstrip("-").isdecimal() for place in location.places)
-
-
-def _series(name: str, location: Location, numeric: bool) -> Series:
-    places = [place for place in location.places if DRAWN in place.metrics]
-    numbers = [place.metrics[DRAWN] for place in places]
-    return Series(
-        name=name,
-        x=tuple(float(place.key) if numeric else place.key for place in places),
-        y=tuple(number.value for number in numbers),
-        low=tuple(number.interval[0] if number.interval else None for number in numbers),
-        high=tuple(number.interval[1] if number.interval else None for number in numbers),
-        kind="line" if location.numeric else "points",
-    )
-
-
-def _histogram(name: str, a: Histogram, b: Histogram) -> Figure:
-    return Figure(
-        id=f"runs-histogram-{name}",
-        title=a.title,
-        caption="Share of the tokens in each bin, divided by the width of the bin.",
-        x_label=a.unit,
-        y_label=f"density, 1/{a.unit}",
-        series=(_density("A", a), _density("B", b)),
-        y_log=True,
-    )
-
-
-def _density(name: str, one: Histogram) -> Series:
-    total = sum(one.counts) or 1.0
-    bins = list(zip(one.edges, one.edges[1:], one.counts, strict=False))
-    return Series(
-        name=name,
-        x=tuple((low + high) / 2 for low, high, _ in bins),
-        y=tuple(many / total / (high - low) or None if high > low else None for low, high, many in bins),
-    )
