@@ -25,6 +25,7 @@ SECTIONS = {
     "complexity": "Growth",
     "tallies": "Tally files",
     "startup": "Start-up",
+    "writer": "Writing a dump",
     "page": "The page in a browser",
     "gpu": "On a GPU",
 }

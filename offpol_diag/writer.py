@@ -327,7 +327,8 @@ def _locked(file: BinaryIO) -> bool:
 
 
 def _parquet(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
-    return pq.ParquetWriter(path, schema, compression="zstd", compression_level=1, **_encodings(schema))
+    options = {"compression": "zstd", "compression_level": 1, "write_batch_size": 1 << 16}
+    return pq.ParquetWriter(path, schema, **options, **_encodings(schema))
 
 
 def _stamped(given: Mapping[str, Any], provenance: Mapping[str, Any]) -> str:
