@@ -440,6 +440,13 @@ def overlapping() -> bytes:
     return bytes(data[:end]) + more + bytes(tail)
 
 
+def misnamed() -> bytes:
+    """A zip file with a name that says to be UTF-8 and is not."""
+    data = bytearray(zipped(tensor()).replace(b"a/byteorder", b"a/b\xffteorder"))
+    struct.pack_into("<H", data, data.rindex(b"a/b\xffteorder") - 46 + 8, 0x800)
+    return bytes(data)
+
+
 ARCHIVES: Mapping[str, tuple[bytes, str]] = {
     "system": (zipped(within(Calls(os.system, CALLED), 2)), "holds posix.system, which"),
     "large": (zipped(tensor(size=1 << 40)), "holds a tensor larger than its storage"),
@@ -456,6 +463,7 @@ ARCHIVES: Mapping[str, tuple[bytes, str]] = {
     ),
     "overlapping": (overlapping(), "holds members larger than the file"),
     "cut": (zipped(tensor())[:-30], "a damaged zip file"),
+    "name": (misnamed(), "a damaged zip file"),
 }
 
 

@@ -122,7 +122,7 @@ def _members(path: Path) -> list[str]:
     try:
         with zipfile.ZipFile(path) as file:
             return file.namelist()
-    except (OSError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, NotImplementedError, zipfile.BadZipFile) as error:
         raise DumpError(f"{path}: a damaged zip file ({error})", "write or copy it again") from error
 
 
