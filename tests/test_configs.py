@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -136,20 +137,23 @@ def expected(preset: Preset) -> list[float]:
 # ---------------------------------------------------------------- what is printed does what the preset does
 
 
-@pytest.mark.parametrize(("name", "trainer"), PAIRS)
-def test_what_is_printed_does_what_the_preset_does(name: str, trainer: str) -> None:
-    preset = PRESETS[name]
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_what_is_printed_does_what_the_preset_does(trainer: str) -> None:
     p = batch()[1]
-    clip = (1.0 if preset.clip.low is None else preset.clip.low, preset.clip.high)
-    anchor = "old" if preset.policy == "old" else "rollout"
+    for name in (name for name, other in PAIRS if other == trainer):
+        preset = PRESETS[name]
+        clip = (1.0 if preset.clip.low is None else preset.clip.low, preset.clip.high)
+        anchor = "old" if preset.policy == "old" else "rollout"
 
-    for settings in alternatives(config_for(preset, trainer)):
-        did = trainer_settings.TRAINERS[trainer](settings, p)
+        for settings in alternatives(config_for(preset, trainer)):
+            did = trainer_settings.TRAINERS[trainer](settings, p)
 
-        assert did.loss == preset.loss
-        assert did.anchor == anchor
-        assert preset.loss in ("reinforce", "surrogate") or did.clip == pytest.approx(clip)
-        assert did.verdict.factor[p.mask] == pytest.approx(expected(preset), rel=1e-9, abs=1e-300)
+            assert did.loss == preset.loss, name
+            assert did.anchor == anchor, name
+            assert preset.loss in ("reinforce", "surrogate") or did.clip == pytest.approx(clip), name
+            np.testing.assert_allclose(
+                did.verdict.factor[p.mask], expected(preset), rtol=1e-9, atol=1e-300, err_msg=name
+            )
 
 
 def test_the_batch_reaches_every_rule() -> None:
@@ -163,12 +167,10 @@ def test_the_batch_reaches_every_rule() -> None:
     assert [name for name, kept in shares.items() if all(kept) or not any(kept)] == []
 
 
-@pytest.mark.parametrize("name", CATALOGUE)
-def test_every_trainer_that_a_row_names_can_say_it(name: str) -> None:
-    preset = CATALOGUE[name]
-
-    assert set(preset.trainers) <= set(TRAINERS)
-    assert sayable(preset, preset.trainers) == preset.trainers
+def test_every_trainer_that_a_row_names_can_say_it() -> None:
+    for name, preset in CATALOGUE.items():
+        assert set(preset.trainers) <= set(TRAINERS), name
+        assert sayable(preset, preset.trainers) == preset.trainers, name
 
 
 @pytest.mark.parametrize("trainer", TRAINERS)
@@ -461,16 +463,15 @@ STRANGE = {
 }
 
 
-@pytest.mark.parametrize("what", STRANGE)
 @pytest.mark.parametrize("trainer", TRAINERS)
-def test_a_part_is_never_dropped_in_silence(what: str, trainer: str) -> None:
-    if (what, trainer) == ("a veto on large ratios", "skyrl"):
-        return
-    with pytest.raises(ConfigError) as caught:
-        config_for(STRANGE[what], trainer)
+def test_a_part_is_never_dropped_in_silence(trainer: str) -> None:
+    for what, preset in STRANGE.items():
+        if (what, trainer) == ("a veto on large ratios", "skyrl"):
+            continue
+        with pytest.raises(ConfigError, match=f"^{trainer} cannot say x: ") as caught:
+            config_for(preset, trainer)
 
-    assert caught.value.message.startswith(f"{trainer} cannot say x: ")
-    assert caught.value.hint
+        assert caught.value.hint, what
 
 
 # ---------------------------------------------------------------- the command

@@ -100,12 +100,12 @@ def differences(got, want, rel=1e-9):
 
 
 @pytest.mark.parametrize("stem", list(DUMPS))
-@pytest.mark.parametrize("name", list(WORDS))
-def test_a_row_logs_what_its_trainer_would(name, stem):
-    with np.errstate(over="ignore", invalid="ignore"):
-        want = WORDS[name](Padded(DUMPS[stem]))
-    rel = 1e-6 if stem == "near" and name.startswith("prime") else 1e-9
-    assert differences(logged_of_dump(stem)[name], want, rel) == {}
+def test_a_row_logs_what_its_trainer_would(stem):
+    for name, words in WORDS.items():
+        with np.errstate(over="ignore", invalid="ignore"):
+            want = words(Padded(DUMPS[stem]))
+        rel = 1e-6 if stem == "near" and name.startswith("prime") else 1e-9
+        assert differences(logged_of_dump(stem)[name], want, rel) == {}, name
 
 
 def test_how_a_dump_is_cut_changes_nothing():

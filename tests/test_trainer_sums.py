@@ -184,6 +184,9 @@ def test_tokens_of_one_sign_decide_together(few):
         (Reject("ratio", "segment", upper=1.01), [2.0, 0.0, 0.0, 2.0, 4.0]),
         (Reject("ratio", "segment", upper=1.01, advantage="negative"), [1.0, 0.0, 0.0, 1.0, 1.0]),
         (Reject("ratio", "segment", lower=0.95), [0.0, 2.0, 0.0, 0.0, 0.0]),
+        # the clamp decides: −0.095 becomes −0.05, above log 0.94; 0.08 becomes 0.05, below log 1.07
+        (Reject("ratio", "segment", lower=0.94, upper=1.01, safety=0.05), [2.0, 0.0, 0.0, 2.0, 4.0]),
+        (Reject("ratio", "segment", lower=0.96, upper=1.07, safety=0.05), [0.0, 2.0, 0.0, 0.0, 0.0]),
         (Reject("ratio", upper=1.05), [2.0, 0.0, 0.0, 0.0, 2.0]),
         (Reject("ratio", "mean", upper=1.05), [2.0, 0.0, 0.0, 0.0, 0.0]),
     ],

@@ -226,6 +226,20 @@ def test_what_acts_on_single_near_tokens_makes_a_preset_look_at_all(preset):
     assert near.parted == ()
 
 
+@pytest.mark.parametrize(
+    ("bounds", "alike"),
+    [
+        ({"upper": math.exp(0.051)}, True),
+        ({"upper": math.exp(0.049)}, False),
+        ({"upper": 0.9}, False),  # it acts on all near tokens
+        ({"lower": math.exp(-0.051), "upper": 2.0}, True),
+        ({"lower": math.exp(-0.049), "upper": 2.0}, False),
+    ],
+)
+def test_a_bound_outside_the_radius_leaves_near_tokens_alike(bounds, alike):
+    assert splits(replace(PLAIN, weight=Weight(safety=None, **bounds)), 0.05) is alike
+
+
 def scene_of(rows, folder, presets):
     study, _, batch = opened(rows, folder, presets)
     return Scene.of(batch, 0, 2, near=study.near)
