@@ -168,8 +168,8 @@ def test_under_gspo_sums_and_ends_are_those_of_every_token(few, measure):
 
     torch.testing.assert_close(pooled.total(measure), each * pooled.n, rtol=1e-14, atol=0)
     low, high = pooled.ends(measure)
-    torch.testing.assert_close(low[pooled.there], each[pooled.there], rtol=1e-14, atol=0)
-    assert high.isneginf().tolist() == (~pooled.there).tolist()
+    torch.testing.assert_close(low[pooled.nonempty], each[pooled.nonempty], rtol=1e-14, atol=0)
+    assert high.isneginf().tolist() == (~pooled.nonempty).tolist()
     assert alone.pooled_ratio is None
 
 

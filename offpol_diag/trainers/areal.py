@@ -16,7 +16,7 @@ from offpol_diag.errors import ConfigError
 from offpol_diag.presets import Preset, Reject
 from offpol_diag.trainers import base, config, measures, schema
 from offpol_diag.trainers.base import Ends, Entry, Log, Rows, Sum, Totals, Value, When, among, applied, ends
-from offpol_diag.trainers.config import ClipKeys, Habits, Parts, Settings, Snippet, Trainer, Translation
+from offpol_diag.trainers.config import ClipKeys, Guards, Parts, Settings, Snippet, Trainer, Translation
 from offpol_diag.trainers.measures import K1, KEPT, ONE, UPDATE, UPDATE_RATIO, WEIGHT, Mask, Measure, U, under
 from offpol_diag.trainers.measures import LOG as LOG_RATIO
 
@@ -103,9 +103,9 @@ def _behaving(view: View) -> Tensor:
     return kept & (weights > 0) if weights is not None and _masks(view.preset) else kept
 
 
-ALL_VALID = Denominator("valid", Mask(_valid), lambda view: view.there)
+ALL_VALID = Denominator("valid", Mask(_valid), lambda view: view.nonempty)
 """n_valid_tokens."""
-LEFT = Denominator("left", KEPT, lambda view: view.outcome.sequences)
+LOSS_MASK = Denominator("left", KEPT, lambda view: view.outcome.sequences)
 """The loss mask after rejection sampling."""
 BEHAVING = Denominator("behave", Mask(_with_weight), _behaving)
 """unclipped_behave_tokens; without rejection sampling there is no such mask, and all valid ones count."""
@@ -115,12 +115,12 @@ BEHAVING = Denominator("behave", Mask(_with_weight), _behaving)
 
 def _dropped(view: View) -> Tensor:
     """Count the valid tokens that are dropped, [S]."""
-    return ALL_VALID.count(view) - LEFT.count(view)
+    return ALL_VALID.count(view) - LOSS_MASK.count(view)
 
 
 def _masked_ratio(view: View) -> Ends:
     """The smallest and largest ratio kept, and 0 for each sequence that lost a token."""
-    low, high = LEFT.ends(view, UPDATE_RATIO)
+    low, high = LOSS_MASK.ends(view, UPDATE_RATIO)
     lost = _dropped(view) > 0
     return low.clamp(max=0.0).where(lost, low), high.clamp(min=0.0).where(lost, high)
 
@@ -187,7 +187,7 @@ _BEHAVE = "over tokens that are kept with a weight above 0"
 ENTRIES = (
     *_statistic(
         "importance_weight",
-        lambda view: LEFT.total(view, UPDATE_RATIO),
+        lambda view: LOSS_MASK.total(view, UPDATE_RATIO),
         _masked_ratio,
         VALID,
         "π_θ/π_old over the valid tokens (after M2PO), with 0 for each token that rejection sampling drops: "
@@ -367,8 +367,8 @@ def _cap(parts: Parts) -> Settings:
     return {"behave_imp_weight_cap": high, "behave_imp_weight_mode": f"{level}_{mode}"}
 
 
-def _habits(preset: Preset, snippets: tuple[Snippet, ...]) -> Habits:
-    return Habits(denominator="kept" if _over_batch(preset) else "all")
+def _guards(preset: Preset, snippets: tuple[Snippet, ...]) -> Guards:
+    return Guards(denominator="kept" if _over_batch(preset) else "all")
 
 
-TRAINER = Trainer("areal", areal, _habits, CLIP, LOGS)
+TRAINER = Trainer("areal", areal, _guards, CLIP, LOGS)

@@ -63,14 +63,14 @@ def half_veto(veto: Veto | None, side: Side) -> Veto:
     return Veto(**{side: getattr(veto, side)}) if veto else Veto()
 
 
-def among(ends: Ends, there: Tensor) -> Ends:
+def among(ends: Ends, flags: Tensor) -> Ends:
     """Replace the extremes of sequences that are not flagged by ±inf."""
-    return ends[0].where(there, math.inf), ends[1].where(there, -math.inf)
+    return ends[0].where(flags, math.inf), ends[1].where(flags, -math.inf)
 
 
-def ends(x: Tensor, there: Tensor | None = None) -> Ends:
+def ends(x: Tensor, flags: Tensor | None = None) -> Ends:
     """Return one number per sequence as its minimum and maximum; ±inf for sequences not flagged."""
-    return (x, x) if there is None else among((x, x), there)
+    return (x, x) if flags is None else among((x, x), flags)
 
 
 # ---------------------------------------------------------------- sums and extremes

@@ -272,7 +272,7 @@ def _rule_words(rule: Reject, policy: str) -> str:
 
 
 @dataclass(frozen=True)
-class Habits:
+class Guards:
     """Numerical guards of a trainer that no setting changes.
 
     Attributes:
@@ -292,19 +292,19 @@ class Habits:
     overflow: str = ""
 
 
-def differences(preset: Preset, habits: Habits) -> Iterator[str]:
+def differences(preset: Preset, guards: Guards) -> Iterator[str]:
     """Yield a sentence for each numerical difference between the trainer and the preset."""
-    yield from _clamps(preset.weight, habits.clamp, habits.clamp_at, "weight")
+    yield from _clamps(preset.weight, guards.clamp, guards.clamp_at, "weight")
     for rule in preset.reject:
-        bound = None if rule.statistic in habits.unclamped else habits.clamp
-        yield from _clamps(rule, bound, habits.rule_at, "rejection")
-    if preset.weight is not None and habits.overflow:
-        yield habits.overflow
-    if (preset.reject or preset.veto) and habits.denominator not in (None, preset.denominator):
+        bound = None if rule.statistic in guards.unclamped else guards.clamp
+        yield from _clamps(rule, bound, guards.rule_at, "rejection")
+    if preset.weight is not None and guards.overflow:
+        yield guards.overflow
+    if (preset.reject or preset.veto) and guards.denominator not in (None, preset.denominator):
         yield {
             "all": "rejected tokens stay in the loss's denominator here; the preset takes them out",
             "kept": "rejected tokens leave the loss's denominator here; the preset leaves them in",
-        }[str(habits.denominator)]
+        }[str(guards.denominator)]
 
 
 def _clamps(part: Weight | Reject | None, bound: float | None, at: str, what: str) -> Iterator[str]:
@@ -413,14 +413,14 @@ class Trainer:
     Attributes:
         name: canonical name; its keys are in `keys/NAME.toml`.
         translate: translates the parts of a preset into snippets and remarks.
-        habits: its numerical guards, or a function of the preset and its snippets that returns them.
+        guards: its numerical guards, or a function of the preset and its snippets that returns them.
         clip: its keys for the clip, if the remark on its dual clip is to follow the others.
         logs: its logged metrics, one `Log` per generation.
     """
 
     name: str
     translate: Callable[[Parts], Translation]
-    habits: Habits | Callable[[Preset, tuple[Snippet, ...]], Habits] = Habits()
+    guards: Guards | Callable[[Preset, tuple[Snippet, ...]], Guards] = Guards()
     clip: ClipKeys | None = None
     logs: tuple[Log, ...] = ()
 
@@ -431,11 +431,11 @@ class Trainer:
             ConfigError: the trainer cannot express it; the message is the part that it cannot express.
         """
         snippets, found = self.translate(Parts(preset))
-        habits = self.habits if isinstance(self.habits, Habits) else self.habits(preset, snippets)
+        guards = self.guards if isinstance(self.guards, Guards) else self.guards(preset, snippets)
         newest = sorted(snippets, key=lambda one: one.age[0])
         shown = (one for i, one in enumerate(newest) if not any(_covers(other, one) for other in newest[:i]))
         clip = self.clip.remark(preset) if self.clip else ""
-        every = dict.fromkeys((*found, *remarks(clip), *differences(preset, habits)))
+        every = dict.fromkeys((*found, *remarks(clip), *differences(preset, guards)))
         return Config(preset.name, self.name, tuple(shown), tuple(every))
 
 

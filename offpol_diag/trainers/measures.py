@@ -85,9 +85,9 @@ SQUARED = Measure("Δ²", lambda x: x.delta.square(), ("d²", "Δ"))
 EXCESS = Measure("r − 1", lambda x: x.excess(), ("x", "Δ"))
 EXCESS_SIZE = Measure("|r − 1|", lambda x: x.excess().abs(), ("|x|", "Δ"))
 EXCESS_SQUARED = Measure("(r − 1)²", lambda x: x.excess().square(), ("x²", "Δ"))
-EXCESS_HELD = Measure("r − 1, Δ within ±20", lambda x: x.excess(SAFETY), near=EXCESS)
+EXCESS_CLAMPED = Measure("r − 1, Δ within ±20", lambda x: x.excess(SAFETY), near=EXCESS)
 RATIO = Measure("r", lambda x: x.ratio(), linear=((1, ONE), (1, EXCESS)), rising=(LOG, lambda x: x.exp()))
-RATIO_HELD = Measure("r, Δ within ±20", lambda x: x.ratio(SAFETY), near=RATIO)
+RATIO_CLAMPED = Measure("r, Δ within ±20", lambda x: x.ratio(SAFETY), near=RATIO)
 K1 = Measure("−Δ", lambda x: -x.delta, linear=((-1, LOG),))
 K2 = Measure(
     "Δ²/2",
@@ -96,7 +96,7 @@ K2 = Measure(
     rising=(DISTANCE, lambda x: x.square() / 2),
 )
 K3 = Measure("r − 1 − Δ", lambda x: x.k3(), ("k3", "Δ"))
-K3_HELD = Measure("k3, Δ within ±20, at most 10", lambda x: x.k3(SAFETY).clamp(max=10.0), near=K3)
+K3_CLAMPED = Measure("k3, Δ within ±20, at most 10", lambda x: x.k3(SAFETY).clamp(max=10.0), near=K3)
 K3_REVERSE = Measure("1/r − 1 + Δ", lambda x: x.ratios.token("k3_reverse"), ("k3_reverse", "Δ"))
 PROB_DIFF = Measure(
     "π_train − π_rollout", lambda x: x.rollout_probability() * x.excess(), ("x", "Δ", "π_rollout")
@@ -179,4 +179,4 @@ def under(of: Measure, policy: Policy) -> Measure:
     return replace(of, policy=policy, rows=None, needs=(*of.needs, policy))
 
 
-RATIO_SQUARED = squared(RATIO_HELD)
+RATIO_SQUARED = squared(RATIO_CLAMPED)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from offpol_diag.trainers import slime
 from offpol_diag.trainers.base import Entry, Log, Sum, Value, per_row, table
 from offpol_diag.trainers.config import Trainer
-from offpol_diag.trainers.measures import K3_HELD, SAFETY, UPDATE, UPDATE_RATIO, Measure, squared
+from offpol_diag.trainers.measures import K3_CLAMPED, SAFETY, UPDATE, UPDATE_RATIO, Measure, squared
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,7 +31,7 @@ WEIGHT = Measure(
 def _ess(view: View) -> Tensor:
     """Return (Σw)²/(n Σw²) of each sequence over the original loss mask, [S]; 0 for one without tokens."""
     if view.preset.loss == "gspo":
-        return view.there + view.zeros
+        return view.nonempty + view.zeros
     return view.total(WEIGHT).square() / (view.divisor * view.total(squared(WEIGHT)).clamp(min=LEAST))
 
 
@@ -42,7 +42,7 @@ def _of_anchor(value: Value) -> Value:
 
 def _names(rejects: bool) -> tuple[Entry, ...]:
     """What miles has beside slime's."""
-    kl = slime.of_loss("rollout_kl", lambda view, mask: view.total(K3_HELD, mask), rejects)
+    kl = slime.of_loss("rollout_kl", lambda view, mask: view.total(K3_CLAMPED, mask), rejects)
     return table(
         {
             "ess_ratio": per_row(Sum("ess", _ess, needs=UPDATE)).means(
@@ -81,4 +81,4 @@ PATHS = slime.Paths(
     False,
 )
 LOGS = (_log("miles", slime.LOG, rejects=False), _log("miles-mis", slime.MIS, rejects=True))
-TRAINER = Trainer("miles", partial(slime.slime, paths=PATHS), slime.habits, slime.CLIP, LOGS)
+TRAINER = Trainer("miles", partial(slime.slime, paths=PATHS), slime.guards, slime.CLIP, LOGS)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from offpol_diag.presets import Preset
 from offpol_diag.trainers import base, config, schema
 from offpol_diag.trainers.base import Range, Sum, Totals, Value, ends, lowest, mean, per_row, per_token, table
-from offpol_diag.trainers.config import IDLE_HIGH, ClipKeys, Habits, Parts, Trainer, Translation
-from offpol_diag.trainers.measures import EPS, K1, K3_HELD, RATIO_SQUARED, ROLLOUT, SAFETY, TRAIN, WEIGHT
+from offpol_diag.trainers.config import IDLE_HIGH, ClipKeys, Guards, Parts, Trainer, Translation
+from offpol_diag.trainers.measures import EPS, K1, K3_CLAMPED, RATIO_SQUARED, ROLLOUT, SAFETY, TRAIN, WEIGHT
 from offpol_diag.trainers.trl import corrects, loss, row_weights, threshold
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ GAP = {
         "Mean over tokens of log π_rollout − log π_old, nats (k1; it may be negative). Before 2025-12-22 "
         "its sign was the opposite."
     ),
-    "k3_kl": per_token(K3_HELD).means(
+    "k3_kl": per_token(K3_CLAMPED).means(
         "Mean over tokens of r − 1 − log r, with log r bounded to ±20 and the result to 10: one bad "
         "token cannot show as it does in verl."
     ),
@@ -213,5 +213,5 @@ def _mode(parts: Parts) -> tuple[str, float | None]:
     return name, None if weight is None else weight.upper
 
 
-HABITS = Habits(20.0, "token", "token", frozenset({"k1"}))
-TRAINER = Trainer("ms-swift", ms_swift, HABITS, CLIP, (LOG,))
+GUARDS = Guards(20.0, "token", "token", frozenset({"k1"}))
+TRAINER = Trainer("ms-swift", ms_swift, GUARDS, CLIP, (LOG,))

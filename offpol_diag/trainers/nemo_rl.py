@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from offpol_diag.presets import Preset, Reject
 from offpol_diag.trainers import config, measures, schema
 from offpol_diag.trainers.base import Log, Range, Row, Rows, Sum, Totals, Value, among, applied, ends, table
-from offpol_diag.trainers.config import ClipKeys, Habits, Parts, Settings, Snippet, Trainer, Translation
+from offpol_diag.trainers.config import ClipKeys, Guards, Parts, Settings, Snippet, Trainer, Translation
 from offpol_diag.trainers.measures import CURRENT, FLOAT32_OVERFLOW, UPDATE, UPDATE_RATIO, Measure, clipped
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ FLOAT32_VANISHES = math.log(1.5) - 149 * math.log(2.0)
 # ---------------------------------------------------------------- numbers of tokens
 
 
-def _held(x: Tokens) -> Tensor:
+def _finite_ratio(x: Tokens) -> Tensor:
     """Return r, with 0 where it overflows float32, [T]."""
     return x.ratio().masked_fill(x.delta > FLOAT32_OVERFLOW, 0.0)
 
@@ -60,7 +60,7 @@ VANISHED = Measure(
     lambda x: (x.ratios.train < FLOAT32_VANISHES) & (x.batch.rollout < FLOAT32_VANISHES),
 )
 """Where the mean of both probabilities is 0 in float32."""
-HELD = Measure("r, 0 beyond float32", _held, near=measures.RATIO)
+FINITE_RATIO = Measure("r, 0 beyond float32", _finite_ratio, near=measures.RATIO)
 _MORE = Measure(
     "(π_θ/π_rollout − 1) log π_θ",
     lambda x: x.of("current").excess() * x.column("current"),
@@ -78,18 +78,18 @@ CLIPPED_RATIO = Measure(
 # ---------------------------------------------------------------- the error mask
 
 
-def _left(view: View) -> Tensor:
+def _kept_rows(view: View) -> Tensor:
     """Flag the non-empty sequences that the error mask keeps, [S] bool."""
-    left = view.there
+    kept = view.nonempty
     for rule in applied(view.preset).reject:
         if rule.statistic == "mult_prob_error":
-            left = left & view.passes(rule)
-    return left
+            kept = kept & view.passes(rule)
+    return kept
 
 
-def _in_left(name: str, of: Rows, needs: tuple[str, ...] = ()) -> Sum:
+def _sum_of_kept(name: str, of: Rows, needs: tuple[str, ...] = ()) -> Sum:
     """Return a sum over the sequences that the error mask keeps."""
-    return Sum(name, lambda view: of(view).masked_fill(~_left(view), 0.0), needs=needs)
+    return Sum(name, lambda view: of(view).masked_fill(~_kept_rows(view), 0.0), needs=needs)
 
 
 def _single(x: float) -> float:
@@ -98,13 +98,13 @@ def _single(x: float) -> float:
 
 
 TOKENS, ROWS = (
-    _in_left("tokens", lambda view: view.n),
-    _in_left("rows", lambda view: _left(view) + view.zeros),
+    _sum_of_kept("tokens", lambda view: view.n),
+    _sum_of_kept("rows", lambda view: _kept_rows(view) + view.zeros),
 )
 
 
 def _over(column: Sum, tokens: Callable[[Preset], bool] = lambda preset: True) -> Value:
-    """Divide a sum by the tokens of the sequences left, or by those sequences."""
+    """Divide a sum by the tokens of the sequences kept, or by those sequences."""
     return Value(
         lambda x: _single(x(column)) / (x(TOKENS if tokens(x.preset) else ROWS) + measures.EPS),
         (column, TOKENS, ROWS),
@@ -112,7 +112,7 @@ def _over(column: Sum, tokens: Callable[[Preset], bool] = lambda preset: True) -
 
 
 def _mean(of: Measure) -> Value:
-    return _over(_in_left(of.name, lambda view: view.total(of), of.needs))
+    return _over(_sum_of_kept(of.name, lambda view: view.total(of), of.needs))
 
 
 def _of_loss(of: Measure) -> tuple[Value, Value, Value]:
@@ -121,8 +121,8 @@ def _of_loss(of: Measure) -> tuple[Value, Value, Value]:
     def actual(view: View) -> Measure:
         return CURRENT if view.preset.loss == "reinforce" else of
 
-    total = _in_left(of.name, lambda view: view.total(actual(view)), UPDATE)
-    span = Range(of.name, lambda view: among(view.ends(actual(view)), _left(view)), needs=UPDATE)
+    total = _sum_of_kept(of.name, lambda view: view.total(actual(view)), UPDATE)
+    span = Range(of.name, lambda view: among(view.ends(actual(view)), _kept_rows(view)), needs=UPDATE)
     low = Value(lambda totals: _single(totals.ends(span)[0]), (span,))
     return _over(total), low, Value(lambda totals: _single(totals.ends(span)[1]), (span,))
 
@@ -138,10 +138,12 @@ def _of_tokens(preset: Preset) -> bool:
 
 def _weights(view: View) -> Tensor:
     """Σ of the weights as the loss gets them; of a sequence's weight, once."""
-    there = view.outcome.kept_tokens > 0
+    nonempty = view.outcome.kept_tokens > 0
     if applied(view.preset).weight is None:
-        return view.total(HELD) * there
-    return view.outcome.sums.first if view.outcome.per_sequence is None else view.outcome.per_sequence * there
+        return view.total(FINITE_RATIO) * nonempty
+    return (
+        view.outcome.sums.first if view.outcome.per_sequence is None else view.outcome.per_sequence * nonempty
+    )
 
 
 def _geometric(preset: Preset) -> tuple[Reject, ...]:
@@ -162,7 +164,7 @@ def _out_of_bounds(view: View) -> Tensor:
     """
     rules, weight, outside = _geometric(view.preset), view.preset.weight, view.capped()
     if rules:
-        passed = view.there
+        passed = view.nonempty
         for rule in rules:
             passed = passed & view.passes(rule)
         return ~passed + view.zeros
@@ -183,22 +185,24 @@ def _error(view: View) -> Tensor:
 def _dropped_correct(view: View) -> Tensor:
     rewards = view.batch.rewards
     assert rewards is not None
-    return (view.there & ~_left(view) & (rewards == 1)) + view.zeros
+    return (view.nonempty & ~_kept_rows(view) & (rewards == 1)) + view.zeros
 
 
 def _dropped(totals: Totals) -> float:
     return totals.sequences - totals(ROWS)
 
 
-def _of_errors(left: bool) -> tuple[Value, Value, Value]:
-    """Return largest, mean and smallest error of all sequences, or of those left; 0 if there are none."""
-    total = _in_left("row_error_left", _error) if left else Sum("row_error", _error, shared=True)
+def _of_errors(kept: bool) -> tuple[Value, Value, Value]:
+    """Return largest, mean and smallest error of all sequences, or of those kept; 0 if there are none."""
+    total = _sum_of_kept("row_error_left", _error) if kept else Sum("row_error", _error, shared=True)
     span = Range(
-        f"{total.name}s", lambda view: ends(_error(view), _left(view) if left else view.there), not left
+        f"{total.name}s",
+        lambda view: ends(_error(view), _kept_rows(view) if kept else view.nonempty),
+        not kept,
     )
 
     def rows(totals: Totals) -> float:
-        return totals(ROWS) if left else totals.sequences
+        return totals(ROWS) if kept else totals.sequences
 
     return (
         Value(lambda totals: totals.ends(span)[1] if rows(totals) else 0.0, (span, ROWS)),
@@ -209,8 +213,8 @@ def _of_errors(left: bool) -> tuple[Value, Value, Value]:
 
 CORRECT = Sum("dropped_correct", _dropped_correct, needs=("rewards",))
 RATIOS, CLIPPED = _of_loss(UPDATE_RATIO), _of_loss(CLIPPED_RATIO)
-ERRORS, ERRORS_LEFT = _of_errors(left=False), _of_errors(left=True)
-NO_PROBABILITY = _in_left(VANISHED.name, lambda view: view.total(VANISHED))
+ERRORS, ERRORS_KEPT = _of_errors(kept=False), _of_errors(kept=True)
+NO_PROBABILITY = _sum_of_kept(VANISHED.name, lambda view: view.total(VANISHED))
 DIVERGENCE = _mean(JS)
 _OF_PAIR = "π_old/π_rollout; not clamped"
 
@@ -241,7 +245,7 @@ NAMES: dict[str, Row] = {
         "weights by a row of masks, and logs it times the valid sequences of the micro-batch; here it is the "
         "mean."
     ),
-    "is_oob_ratio": _over(_in_left("oob", _out_of_bounds), lambda preset: not _geometric(preset)).means(
+    "is_oob_ratio": _over(_sum_of_kept("oob", _out_of_bounds), lambda preset: not _geometric(preset)).means(
         "Share of tokens whose weight is outside the bounds, or under seq-mask-tis of sequences whose "
         "geometric mean is. The product weight counts by tokens too; a weight that float32 cannot hold is 0 "
         "by then, so that only a lower bound finds it outside.",
@@ -268,13 +272,13 @@ NAMES: dict[str, Row] = {
         "by length."
     ),
     "min_seq_mult_prob_error": ERRORS[2].means("Smallest mean e^|Δ| of a sequence, before the error mask."),
-    "max_seq_mult_prob_error_after_mask": ERRORS_LEFT[0].means(
+    "max_seq_mult_prob_error_after_mask": ERRORS_KEPT[0].means(
         "Largest mean e^|Δ| of a sequence that the error mask leaves; 0 if it leaves none."
     ),
-    "mean_seq_mult_prob_error_after_mask": ERRORS_LEFT[1].means(
+    "mean_seq_mult_prob_error_after_mask": ERRORS_KEPT[1].means(
         "Mean over the sequences that the error mask leaves of their mean e^|Δ|."
     ),
-    "min_seq_mult_prob_error_after_mask": ERRORS_LEFT[2].means(
+    "min_seq_mult_prob_error_after_mask": ERRORS_KEPT[2].means(
         "Smallest mean e^|Δ| of a sequence that the error mask leaves; 0 if it leaves none."
     ),
     "num_masked_seqs_by_logprob_error": Value(_dropped, (ROWS,)).means(
@@ -350,10 +354,10 @@ def _loss_settings(preset: Preset) -> Settings:
     return {**(gspo if preset.loss == "gspo" else {}), **config.clip_settings(preset, CLIP)}
 
 
-def _habits(preset: Preset, snippets: tuple[Snippet, ...]) -> Habits:
+def _guards(preset: Preset, snippets: tuple[Snippet, ...]) -> Guards:
     error = any(rule.statistic == "mult_prob_error" for rule in preset.reject)
     overflow = "a ratio that float32 cannot hold counts as 0 here"
-    return Habits(denominator="kept" if error else "all", overflow=overflow)
+    return Guards(denominator="kept" if error else "all", overflow=overflow)
 
 
-TRAINER = Trainer("nemo-rl", nemo_rl, _habits, CLIP, (LOG,))
+TRAINER = Trainer("nemo-rl", nemo_rl, _guards, CLIP, (LOG,))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from offpol_diag.presets import Preset
 from offpol_diag.trainers import base, config, schema
 from offpol_diag.trainers.base import Log, Range, Rows, Side, Sum, Totals, Value, half, mean, per_token, std
-from offpol_diag.trainers.config import Band, ClipKeys, Habits, Parts, Settings, Trainer, Translation
+from offpol_diag.trainers.config import Band, ClipKeys, Guards, Parts, Settings, Trainer, Translation
 from offpol_diag.trainers.measures import DISTANCE, SQUARED, Measure, under
 
 if TYPE_CHECKING:
@@ -172,4 +172,4 @@ def _loss(preset: Preset) -> Settings:
     return config.clip_settings(preset, CLIP)
 
 
-TRAINER = Trainer("open-instruct", open_instruct, Habits(10.0, "token", "token"), CLIP, (LOG,))
+TRAINER = Trainer("open-instruct", open_instruct, Guards(10.0, "token", "token"), CLIP, (LOG,))

@@ -149,7 +149,7 @@ def _tokens_outside(side: Side) -> Sum:
 
 def _rows_outside(side: Side) -> Sum:
     def of(view: View) -> Tensor:
-        passed = view.there | ~view.there
+        passed = view.nonempty | ~view.nonempty
         for rule in _bands(view.preset, "mean", side):
             passed = passed & view.passes(rule)
         return ~passed + view.zeros

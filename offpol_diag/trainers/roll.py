@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from offpol_diag.presets import Over, Preset, Reject, Statistic
 from offpol_diag.trainers import config, schema
 from offpol_diag.trainers.base import Entry, Log, Rows, Sum, Value, weighs
-from offpol_diag.trainers.config import ClipKeys, Habits, Parts, Settings, Trainer, Translation
+from offpol_diag.trainers.config import ClipKeys, Guards, Parts, Settings, Trainer, Translation
 from offpol_diag.trainers.measures import EPS, LOG, PROB_DIFF, RATIO
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def _row_mean(total: Tensor, view: View) -> Tensor:
 
 def _of_row(value: Tensor, view: View) -> Tensor:
     """Row means of a number that every token of the row has; 0 for a row without a token."""
-    return view.where_there(_row_mean(value * view.n, view))
+    return view.where_nonempty(_row_mean(value * view.n, view))
 
 
 def _of_turns(statistic: Statistic, view: View) -> Tensor:
@@ -136,7 +136,7 @@ def _above(view: View) -> Tensor:
     return weighed.high * view.n if weighed.final.per == "sequence" else weighed.high
 
 
-LEFT = Sum("left", lambda view: view.outcome.kept_tokens)
+KEPT_TOKENS = Sum("left", lambda view: view.outcome.kept_tokens)
 ENTRIES = (
     *(_mean(*kind) for kind in MEANS),
     Entry(
@@ -148,7 +148,7 @@ ENTRIES = (
     *(_pass_rate(*kind) for kind in MEANS),
     Entry(
         "actor/train_infer_final_mask_mean",
-        Value(lambda totals: totals(LEFT) / (totals.tokens + EPS), (LEFT,)),
+        Value(lambda totals: totals(KEPT_TOKENS) / (totals.tokens + EPS), (KEPT_TOKENS,)),
         "the share of tokens that all filters let through; over loss tokens, without padding",
         lambda preset: bool(preset.reject),
     ),
@@ -225,4 +225,4 @@ def _loss(preset: Preset) -> Settings:
     return {**seq, "use_pg_clip_range": True, CLIP.low: low, CLIP.high: high, **bound}
 
 
-TRAINER = Trainer("roll", roll, Habits(denominator="kept"), CLIP, (Log("roll", ENTRIES),))
+TRAINER = Trainer("roll", roll, Guards(denominator="kept"), CLIP, (Log("roll", ENTRIES),))

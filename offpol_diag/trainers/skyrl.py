@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from offpol_diag.presets import Over, Preset, Weight
 from offpol_diag.trainers import base, config, schema
 from offpol_diag.trainers.base import Row, Side, Sum, Totals, Value, When, highest, per_row, std, table, total
-from offpol_diag.trainers.config import IDLE_HIGH, ClipKeys, Habits, Parts, Settings, Trainer, Translation
-from offpol_diag.trainers.measures import DISTANCE, EXCESS_HELD, RATIO_HELD, SAFETY, Measure, squared
+from offpol_diag.trainers.config import IDLE_HIGH, ClipKeys, Guards, Parts, Settings, Trainer, Translation
+from offpol_diag.trainers.measures import DISTANCE, EXCESS_CLAMPED, RATIO_CLAMPED, SAFETY, Measure, squared
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -115,7 +115,7 @@ def _clipped_anchored(view: View) -> Tensor:
 
 CLIPS = Measure("the clip acts", _clips, own=True, needs=("current", "old", "advantages"))
 CAPPED = total(Measure("above the cap", _capped, own=True))
-EXCESS, EXCESS_SQUARED = total(EXCESS_HELD), total(squared(EXCESS_HELD))
+EXCESS, EXCESS_SQUARED = total(EXCESS_CLAMPED), total(squared(EXCESS_CLAMPED))
 AFTER_OUTLIERS = Sum("after outliers", lambda view: view.kept_by(replace(view.preset, reject=())))
 AFTER_TOKENS = Sum("after tokens", lambda view: view.kept_by(_token_rules(view.preset)))
 
@@ -168,7 +168,7 @@ def _row_mask(name: str, over: Over, word: str) -> dict[str, Row]:
 
 
 CORRECTIONS: dict[str, Row] = {
-    "is_ratio_mean": (base.per_token(EXCESS_HELD) + 1).means(
+    "is_ratio_mean": (base.per_token(EXCESS_CLAMPED) + 1).means(
         "r = π_old/π_rollout with log r clamped to ±20, mean over the loss tokens before any mask or cap: "
         "not the mean weight. W&B has these names under policy/loss_metrics/, averaged over micro-batches"
     ),
@@ -177,8 +177,8 @@ CORRECTIONS: dict[str, Row] = {
         "ratio of 0 (here: rows × longest response of the dump, masked tokens included); so it says how much "
         "padding there is before it says how far r spreads"
     ),
-    "is_ratio_max": highest(RATIO_HELD).means("the largest r of any loss token, e^20 at most"),
-    "is_ratio_min": _padded_min(base.span(RATIO_HELD)).means(
+    "is_ratio_max": highest(RATIO_CLAMPED).means("the largest r of any loss token, e^20 at most"),
+    "is_ratio_min": _padded_min(base.span(RATIO_CLAMPED)).means(
         "0 as soon as one entry of the padded batch is masked or padding, else the smallest r: rarely a ratio"
     ),
     "outlier_seq_masked_ratio": _outlier("lower", "upper").means(
@@ -218,14 +218,14 @@ ANCHORED: dict[str, Row] = {
     "clip_ratio": _over_tokens(Sum("clipped anchored", _clipped_anchored)).means(
         "loss tokens whose π_θ/π_rollout the loss cuts, zeroes or masks, as a share of all", _anchored
     ),
-    "cispo/ratio_mean": (base.per_token(EXCESS_HELD) + 1).means(
+    "cispo/ratio_mean": (base.per_token(EXCESS_CLAMPED) + 1).means(
         "π_θ/π_rollout before the clamp to its bounds (but with its log within ±20), mean over loss tokens"
     ),
     "cispo/ratio_clamped_mean": _over_tokens(Sum("weight", lambda view: view.outcome.weight_sum)).means(
         "the same after the clamp: the mean weight"
     ),
-    "cispo/ratio_max": highest(RATIO_HELD).means("the largest π_θ/π_rollout of a loss token"),
-    "cispo/ratio_min": base.lowest(RATIO_HELD).means(
+    "cispo/ratio_max": highest(RATIO_CLAMPED).means("the largest π_θ/π_rollout of a loss token"),
+    "cispo/ratio_min": base.lowest(RATIO_CLAMPED).means(
         "the smallest π_θ/π_rollout of a loss token; unlike is_ratio_min no padding enters"
     ),
 }
@@ -391,5 +391,5 @@ def _dppo(parts: Parts) -> Settings:
     return {"policy_loss_type": "dppo", "dppo.dppo_type": kind, **bounds}
 
 
-HABITS = Habits(20.0, unclamped=frozenset({"prob_diff", "binary_kl"}))
-TRAINER = Trainer("skyrl", skyrl, HABITS, CLIP, (LOG,))
+GUARDS = Guards(20.0, unclamped=frozenset({"prob_diff", "binary_kl"}))
+TRAINER = Trainer("skyrl", skyrl, GUARDS, CLIP, (LOG,))

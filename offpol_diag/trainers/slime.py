@@ -20,7 +20,7 @@ from offpol_diag.errors import ConfigError
 from offpol_diag.presets import Preset, Reject
 from offpol_diag.trainers import base, config, measures, schema
 from offpol_diag.trainers.base import Entry, Log, Row, Rows, Sum, Value, When, mean, per_row, table, weighs
-from offpol_diag.trainers.config import IDLE_LOW, ClipKeys, Habits, Parts, Settings, Snippet, Translation
+from offpol_diag.trainers.config import IDLE_LOW, ClipKeys, Guards, Parts, Settings, Snippet, Translation
 from offpol_diag.trainers.measures import KEPT, RATIO, ROLLOUT, SAFETY, TRAIN, UPDATE, WEIGHT, Mask, Measure
 
 if TYPE_CHECKING:
@@ -200,13 +200,13 @@ def _before(view: View) -> Tensor:
     weighed = view.outcome.weighed
     assert weighed is not None
     per_token = weighed.final.per == "token"
-    return view.where_there(mean(RAW)(view) if per_token else weighed.raw.values)
+    return view.where_nonempty(mean(RAW)(view) if per_token else weighed.raw.values)
 
 
 def _after(view: View) -> Tensor:
     """The mean final weight of a sample."""
     rows = view.outcome.per_sequence
-    return view.where_there(mean(WEIGHT)(view) if rows is None else rows)
+    return view.where_nonempty(mean(WEIGHT)(view) if rows is None else rows)
 
 
 def _extreme(at: int) -> Rows:
@@ -215,18 +215,18 @@ def _extreme(at: int) -> Rows:
     def end(view: View) -> Tensor:
         rows = view.outcome.per_sequence
         found = view.mine("ends", lambda: view.ends(WEIGHT))[at] if rows is None else rows
-        return view.where_there(found)
+        return view.where_nonempty(found)
 
     return end
 
 
 def _ppl(name: str, of: Measure) -> Value:
-    return per_row(Sum(name, lambda view: view.where_there((-mean(of)(view)).exp()), shared=True))
+    return per_row(Sum(name, lambda view: view.where_nonempty((-mean(of)(view)).exp()), shared=True))
 
 
 def _chi2_row(view: View) -> Tensor:
     total = view.ratios.log_ratio("sum", SAFETY, "aggregate").values
-    return view.where_there((2 * total).expm1())
+    return view.where_nonempty((2 * total).expm1())
 
 
 RAW = Measure("raw weight", lambda x: x.weigh().raw.values, own=True, near=RATIO)
@@ -239,7 +239,7 @@ CHI2 = Measure("r² − 1, Δ within ±20", lambda x: x.excess(SAFETY) * (x.exce
 """As (r − 1)(r + 1), which keeps the digits of small differences."""
 LOG_PPL = Sum("mis_kl", lambda view: -view.mean_log, shared=True)
 ABS_LOG_PPL = Sum("log_ppl_abs_diff", lambda view: view.mean_log.abs(), shared=True)
-PPL_RATIO = Sum("ppl_ratio", lambda view: view.where_there((-view.mean_log).exp()), shared=True)
+PPL_RATIO = Sum("ppl_ratio", lambda view: view.where_nonempty((-view.mean_log).exp()), shared=True)
 BEFORE, AFTER = Sum("before", _before), Sum("after", _after)
 WEIGHTS = Sum("weights", lambda view: view.outcome.weight_sum)
 
@@ -490,9 +490,9 @@ def _mis_rules(parts: Parts) -> Settings:
     }
 
 
-def habits(preset: Preset, snippets: tuple[Snippet, ...]) -> Habits:
+def guards(preset: Preset, snippets: tuple[Snippet, ...]) -> Guards:
     """The helper clamps log-ratios, and the loss does not."""
-    return Habits(20.0) if any(one.file for one in snippets) else Habits()
+    return Guards(20.0) if any(one.file for one in snippets) else Guards()
 
 
-TRAINER = config.Trainer("slime", partial(slime, paths=SLIME), habits, CLIP, (LOG, MIS))
+TRAINER = config.Trainer("slime", partial(slime, paths=SLIME), guards, CLIP, (LOG, MIS))

@@ -23,7 +23,7 @@ from offpol_diag.errors import ConfigError
 from offpol_diag.presets import Preset, Reject, Statistic, Weight
 from offpol_diag.trainers import base, config, measures, schema
 from offpol_diag.trainers.base import Range, Row, Sum, Totals, Value, ends, highest, lowest, per_row, table
-from offpol_diag.trainers.config import ClipKeys, Habits, Parts, Settings, Snippet, Trainer, Translation
+from offpol_diag.trainers.config import ClipKeys, Guards, Parts, Settings, Snippet, Trainer, Translation
 from offpol_diag.trainers.measures import EPS, K1, K2, K3, LOG, RATIO_SQUARED, ROLLOUT, SAFETY, TRAIN, Measure
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ CHI2: dict[str, Row] = {
 # ---------------------------------------------------------------- the distribution of one statistic
 
 OF_TOKENS: dict[Statistic | None, Measure] = {
-    None: measures.RATIO_HELD,
+    None: measures.RATIO_CLAMPED,
     "k1": Measure("−Δ, within ±20", lambda x: x.ratios.token("k1", SAFETY), near=K1),
     "k2": Measure("Δ²/2, Δ within ±20", lambda x: x.ratios.token("k2", SAFETY), near=K2),
     "k3": Measure("k3, Δ within ±20", lambda x: x.k3(SAFETY), near=K3),
@@ -188,7 +188,7 @@ class Spread:
 
         def of(view: View) -> tuple[Tensor, Tensor]:
             x = self._values(view)
-            return view.ends(x) if isinstance(x, Measure) else ends(x, view.there)
+            return view.ends(x) if isinstance(x, Measure) else ends(x, view.nonempty)
 
         return Range(f"{self.key}/x", of, shared=True)
 
@@ -203,7 +203,7 @@ class Spread:
 
     def _counted(self, view: View) -> Tensor:
         """Flag the rows that count, [S] bool: for weights also those without a token."""
-        return view.n >= 0 if self.center else view.there
+        return view.n >= 0 if self.center else view.nonempty
 
     def _rows(self, totals: Totals) -> float:
         """Number of rows that count."""
@@ -873,12 +873,12 @@ def flash_rl(parts: Parts) -> Translation:
     return schema.yaml_and_hydra("flash-rl", settings), (remark,)
 
 
-def _habits(preset: Preset, snippets: tuple[Snippet, ...]) -> Habits:
+def _guards(preset: Preset, snippets: tuple[Snippet, ...]) -> Guards:
     """Return the guards of the newest version that can express the preset."""
     if all(one.age[0] for one in snippets):
-        return Habits(20.0, denominator="kept")
-    return Habits(20.0, rule_at="token", denominator=None if preset.policy == "old" else "all")
+        return Guards(20.0, denominator="kept")
+    return Guards(20.0, rule_at="token", denominator=None if preset.policy == "old" else "all")
 
 
-TRAINER = Trainer("verl", verl, _habits, logs=tuple(Verl(name, shares="verl") for name in GENERATIONS))
+TRAINER = Trainer("verl", verl, _guards, logs=tuple(Verl(name, shares="verl") for name in GENERATIONS))
 FLASH_RL = Trainer("flash-rl", flash_rl, clip=CLIP)

@@ -123,17 +123,17 @@ class Tokens:
         rows = segments.spread(kept.sequences, self.batch.cu_seqlens)
         return rows if kept.tokens is None else rows & kept.tokens
 
-    def found(self, how: How, of: Measure, left: Tensor | None = None) -> Found:
+    def found(self, how: How, of: Measure, kept: Tensor | None = None) -> Found:
         """Return the sum of each sequence, [S], of flags how many are set; or both extremes, [S] each.
 
-        Only tokens flagged in `left` [T] count; None for all.
+        Only tokens flagged in `kept` [T] count; None for all.
         """
         x, offsets = self._values(of), self.batch.cu_seqlens
         if how == "Σ" and x.dtype == torch.bool:
-            return (segments.count(x if left is None else x & left, offsets),)
+            return (segments.count(x if kept is None else x & kept, offsets),)
         if how == "Σ":
-            return (segments.total(x if left is None else torch.where(left, x, 0.0), offsets),)
-        low, high = (x, x) if left is None else (torch.where(left, x, end) for end in (torch.inf, -torch.inf))
+            return (segments.total(x if kept is None else torch.where(kept, x, 0.0), offsets),)
+        low, high = (x, x) if kept is None else (torch.where(kept, x, end) for end in (torch.inf, -torch.inf))
         return segments.smallest(low, offsets), segments.largest(high, offsets)
 
     def within(self, of: Measure, low: float, high: float) -> tuple[Tensor, ...]:
@@ -196,7 +196,7 @@ class View:
         return self.once("n or 1", lambda: self.n.clamp(min=1))
 
     @property
-    def there(self) -> Tensor:
+    def nonempty(self) -> Tensor:
         """Sequences with a token, [S] bool."""
         return self.once("there", lambda: self.batch.lengths > 0)
 
@@ -218,7 +218,7 @@ class View:
         """The smallest and largest of each sequence, [S] each; ±inf where the mask leaves none."""
         rows = of.rows and of.rows(self)
         if rows is not None:
-            return ends(rows, self.there if mask is None else self._passed(mask) > 0)
+            return ends(rows, self.nonempty if mask is None else self._passed(mask) > 0)
         return self._merged("ends", of, mask)  # type: ignore[return-value]
 
     def within(self, of: Measure, low: float, high: float) -> tuple[Tensor, ...]:
@@ -250,9 +250,9 @@ class View:
         """Return the sums or extremes over far and near tokens together."""
         same, policy = on_near(of), of.policy or self.preset.policy
 
-        def joined(parts: Parts, left: Tensor | None = None) -> Found:
+        def joined(parts: Parts, kept: Tensor | None = None) -> Found:
             acted, near = parts
-            first = acted.found(how, of, left)
+            first = acted.found(how, of, kept)
             if near is None or same is None or not (mask is None or mask.near):
                 return first
             second = near_sum(self.scene, policy, how, same)
@@ -261,12 +261,12 @@ class View:
             return torch.minimum(first[0], second[0]), torch.maximum(first[1], second[1])
 
         if mask is not None:
-            acted, left = self._ruled[0], mask.of(self._ruled[0])
+            acted, kept = self._ruled[0], mask.of(self._ruled[0])
             if of.own:
-                return joined(self._ruled, left)
+                return joined(self._ruled, kept)
             # presets with the same flags share what they find; the flags are kept: their id stays theirs
-            key = "some", how, policy, of.name, mask.near, id(acted.ratios), id(left)
-            return self.once(key, lambda: (joined(self._ruled, left), left))[0]
+            key = "some", how, policy, of.name, mask.near, id(acted.ratios), id(kept)
+            return self.once(key, lambda: (joined(self._ruled, kept), kept))[0]
         if of.own:
             return joined(self._unruled)
         if same is None or same.moment or same.linear or same.rising:
@@ -384,9 +384,9 @@ class View:
         u = self.pooled_update
         return None if u is None else self.once(("e^u", self.preset.policy), lambda: torch.exp(u))
 
-    def where_there(self, x: Tensor) -> Tensor:
+    def where_nonempty(self, x: Tensor) -> Tensor:
         """Return x with 0 for sequences without a token, [S]."""
-        return torch.where(self.there, x, 0.0)
+        return torch.where(self.nonempty, x, 0.0)
 
 
 @cache
