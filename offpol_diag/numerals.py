@@ -99,7 +99,8 @@ def _absent(number: Number) -> str:
 
 
 def _power(value: float) -> int:
-    return math.floor(math.log10(abs(value))) if value else 0
+    """Return the power of ten of a value rounded to the usual digits: 1 of 9.97, which is written 10."""
+    return int(f"{value:.{_DIGITS - 1}e}".partition("e")[2])
 
 
 def _alone(value: float, one: float) -> int:

@@ -100,3 +100,8 @@ def test_a_number_with_a_wide_interval_has_two_significant_digits(
     shown = float(found.value.rstrip("%").replace(",", "")) / (100 if "%" in found.value else 1)
     assert shown == pytest.approx(float(f"{shown:.1e}"), rel=1e-9)
     assert shown == pytest.approx(value, rel=0.0501)
+
+
+def test_rounding_up_to_a_power_of_ten_adds_no_digit() -> None:
+    assert written(Number(value=9.97, interval=(8.0, 12.0))) == ("10", "[8.0, 12]")
+    assert written(Number(value=0.0996)) == ("0.10", "")

@@ -486,7 +486,8 @@ def findings(summary: Summary) -> tuple[str, ...]:
     top, f_2 = (summary.metrics.get(drift(summary) + name, Number()) for name in ("k3_top1_share", "f_2"))
     said = []
     if f_2.value is not None:
-        said.append(f"{say(f_2)} of the tokens differ by more than a factor of 2.")
+        some = f"{say(f_2)} of the tokens differ" if f_2.value else "No token differs"
+        said.append(f"{some} by more than a factor of 2.")
     if top.value is not None:
         said.append(f"The top 1% of the tokens carry {written(top).value} of K3.")
     if longest is not None and longest.value is not None:
