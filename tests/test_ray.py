@@ -325,7 +325,7 @@ def test_a_termination_while_ray_waits_leaves_with_its_own_code(nodes):
     def leave(signum, frame):
         raise SystemExit(143)
 
-    never = ray.remote(lambda: time.sleep(100)).remote()
+    never = ray.remote(max_retries=0)(lambda: time.sleep(100)).remote()  # cancelled below
     soon = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM))
     signal.signal(signal.SIGTERM, leave)
     try:
