@@ -318,6 +318,6 @@ def test_asking_by_step_changes_no_other_number_and_lists_every_step(
     asked = analyze([str(dump)], presets=presets, by_step=("token_is.k3",), workers=1)
     assert (asked.metrics, asked.presets) == (plain.metrics, plain.presets)
 
-    monkeypatch.setattr(breakdowns, "MOST_PLACES", 2)
+    monkeypatch.setattr(breakdowns, "MOST_LISTED", 2)
     assert analyze([str(dump)], workers=1).by["step"].left_out == 1
     assert analyze([str(dump)], by_step=("k3",), workers=1).by["step"].left_out == 0

@@ -127,6 +127,10 @@ M = TypeVar("M", bound=State)
 Key = tuple[Cut | Smoothed, Label]
 
 
+BIN_BYTES = 16 * loglattice.SIZE
+"""Bytes of one state `Bins`."""
+
+
 @dataclass(frozen=True)
 class Values:
     """Values by themselves, [N]; merging concatenates."""
@@ -148,7 +152,13 @@ class Seen:
     def merge(self, other: Seen) -> Seen:
         """Merge the statistics of two parts of a dump."""
         rewards = self.rewards.merge(other.rewards) if self.rewards and other.rewards else None
-        return Seen(merged(self.states, other.states), rewards)
+        states = merged(self.states, other.states)
+        labels = {label for _, label in states}
+        scope.refuse_steps(
+            len(labels),
+            BIN_BYTES * sum(isinstance(one, Bins) for one in states.values()) // max(len(labels), 1),
+        )
+        return Seen(states, rewards)
 
 
 @dataclass(frozen=True)
@@ -159,7 +169,9 @@ class Look:
 
     def __call__(self, batch: Batch) -> Seen:
         """Collect the statistics of one batch."""
-        ratios, asked, spans = Ratios(batch, "rollout"), self.asked, Spans.of(batch)
+        asked = self.asked
+        scope.refuse_steps(scope.count(batch), BIN_BYTES * len(asked.cuts))
+        ratios, spans = Ratios(batch, "rollout"), Spans.of(batch)
         states: dict[Key, Any] = {}
         for cut in asked.cuts:
             states |= {(cut, label): Bins.of(x) for label, x in spans.split(_statistic(ratios, cut))}

@@ -24,13 +24,14 @@ from offpol_diag.engine import (
     ranking,
     residual,
     sample,
+    scope,
     segments,
     selection,
     tails,
     update,
     worst,
 )
-from offpol_diag.engine.accumulators import Extremes, State, Sums, merged
+from offpol_diag.engine.accumulators import Extremes, Places, State, Sums, crowded, merged, typed
 from offpol_diag.engine.gap import DRIFTS
 from offpol_diag.engine.outcome import Outcomes
 from offpol_diag.engine.rows import Columns
@@ -152,11 +153,34 @@ class Tally:
 
     def merge(self, other: Tally) -> Tally:
         """Merge the tallies of two parts of a dump."""
-        return Tally(merged(self.states, other.states))
+        return Tally(_bounded(merged(self.states, other.states)))
+
+
+PER_STEP = ("normal", "steps")
+
+
+def _bounded(states: dict[str, State]) -> dict[str, State]:
+    """Bound the places of every axis, and refuse more steps than can be kept."""
+    for name in PER_STEP:
+        if name in states:
+            kept = typed(states[name], Places).sums
+            rows = next((one.drawn.numel() for one in kept.values()), 0)
+            scope.refuse_steps(len(kept), 8 * rows)
+    axes = {
+        name: crowded(state)
+        for name, state in states.items()
+        if isinstance(state, Places) and name.startswith("where.") and name != f"where.{breakdowns.STEP}"
+    }
+    return states | axes
 
 
 def observe(study: Study, scene: Scene) -> Tally:
-    """Compute the states of one batch."""
+    """Compute the states of one batch.
+
+    Raises:
+        DumpError: it has too many training steps.
+    """
+    scope.refuse_steps(scope.count(scene.batch), 0)
     states = _base(study, scene)
     near = scene.near
     if near is not None and any(near.divides(one) for one in (*study.presets, *study.candidates)):
@@ -193,6 +217,7 @@ def _of_presets(study: Study, scene: Scene) -> tuple[dict[str, State], Ranges]:
         **charts.states(scene, study.drifts, weighed),
     }
     if study.by_step:
+        scope.refuse_steps(scope.count(scene.batch), 8 * len(resampled.names) * scene.draws.shape[1])
         states["steps"] = normal.sums(scene, resampled)
     return states, _ranges(study, outcomes) | method.ranges(weighed)
 

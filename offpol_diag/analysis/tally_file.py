@@ -56,6 +56,8 @@ RATIO, ALWAYS = 64, 256 << 20
 """Largest unpacked size: this many times the packed size, or ALWAYS where that is more."""
 GZIP, LEVEL = b"\x1f\x8b", 1
 MOST_REPLICATES = MOST_PRESETS = 4096
+FEW = 1
+"""Replicates of the states that a file's states are compared with, however many it declares."""
 MOST_GROUPS = 1 << 16
 """Most reward groups that a part lists; with more, only its steps are recorded."""
 MOST_GROUPS_IN_ALL = 1 << 20
@@ -288,14 +290,18 @@ def encoded(state: State) -> Any:
     return _codec(_kind(state)).dump_python(state, mode="json")
 
 
-def decoded(data: object, like: State) -> State:
-    """Decode a state encoded by `encoded`, which must be mergeable with `like`.
+def decoded(data: object, like: State, replicates: int = FEW) -> State:
+    """Decode a state encoded by `encoded`, mergeable with `like` but for the number of replicates.
+
+    `like` has `FEW` of them: a file that declares thousands must not take the memory for them.
 
     Raises:
         ValueError: its fields are not those of such a state, contradict each other, or are of other columns.
     """
     state: State = _codec(_kind(like)).validate_python(data)
-    require(form(state) <= form(like), "its names and sizes are not those of the presets and columns")
+    added = replicates - FEW
+    wanted = {(place, size + added if size and place.endswith(".B") else size) for place, size in form(like)}  # type: ignore[operator]
+    require(form(state) <= wanted, "its names and sizes are not those of the presets and columns")
     return state
 
 
@@ -346,7 +352,7 @@ def parse(text: bytes, name: str) -> TallyFile:
         raise ResultError(f"{name}: {what}", DAMAGED)
     for key, like in wanted.items():
         try:
-            states[key] = decoded(contents.states[key], like)
+            states[key] = decoded(contents.states[key], like, study.replicates)
         except ValueError as error:
             raise _damaged(name, f"states.{key}", error) from error
     tally = Tally(states)
@@ -412,7 +418,7 @@ def _small(study: Study) -> Tally:
         {cut: {ONE: math.inf, LABEL: math.inf} for cut in asked.cuts},
         {tail: {ONE: None, LABEL: None} for tail in asked.tails},
     )
-    return observe(study, Scene.of(_batch(study), study.seed, study.replicates, settled))
+    return observe(study, Scene.of(_batch(study), study.seed, FEW, settled))
 
 
 def _batch(study: Study) -> Batch:

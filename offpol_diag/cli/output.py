@@ -92,6 +92,7 @@ def check(target: Path, *sources: object) -> None:
     if URL.match(str(target)):
         raise UsageError("results are written on this disk, and a URL is named", "name a file, and copy it")
     with _writing(target):
+        target.resolve()
         if target.is_dir():
             raise UsageError(f"{target}: is a directory", f"name a file in it: {target / 'report.html'}")
         if not target.parent.is_dir():
@@ -181,6 +182,9 @@ def _writing(target: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise UsageError(f"{target}: cannot be written ({error.strerror})", "choose another place") from error
+    except RuntimeError as error:  # what pathlib raises for it
+        what = "cannot be written (a symbolic link to itself)"
+        raise UsageError(f"{target}: {what}", "remove the link, or choose another place") from error
 
 
 def default_html(sources: Sequence[str]) -> Path:
@@ -235,7 +239,7 @@ class Outputs:
                         raise UsageError(
                             f"{option} {target}: {form} needs a file", f"name one: {option} {example}"
                         )
-                name = beside(target.resolve())
+                    name = beside(target.resolve())
                 self.staged[option.strip("-")] = name.with_name(f"{name.name}{target.suffix}")
         targets = [*self._forms().values(), *(one for one in (self.sequences, self.tally) if one)]
         for target in targets:

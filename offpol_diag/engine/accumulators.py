@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, reduce
+from hashlib import blake2b
+from heapq import nsmallest
 from itertools import groupby
 from typing import Annotated, Any, Generic, Protocol, Self, TypeVar
 
@@ -85,6 +87,40 @@ class Places(Saved, Generic[M]):
     def merge(self, other: Places[M]) -> Places[M]:
         """Merge place by place."""
         return Places(merged(self.sums, other.sums))
+
+
+MOST_PLACES = 4096
+"""Most places kept of a column's values; all others are added up as `OTHERS`."""
+OTHERS = "\0others"
+"""Key of the sums of all places that are not kept; no label of a dump holds a NUL."""
+
+
+def _hashed(key: str) -> int:
+    return int.from_bytes(blake2b(key.encode(errors="surrogatepass"), digest_size=8).digest(), "big")
+
+
+def retained(keys: Collection[str]) -> Collection[str]:
+    """Choose at most `MOST_PLACES` keys by hash, so that parts of a dump, in any order, choose the same."""
+    keys = [key for key in keys if key != OTHERS]
+    return keys if len(keys) <= MOST_PLACES else nsmallest(MOST_PLACES, keys, key=_hashed)
+
+
+def crowded(places: Places[M]) -> Places[M]:
+    """Add up the places beyond `MOST_PLACES` as `OTHERS`."""
+    if len(places.sums) <= MOST_PLACES:
+        return places
+    keep = set(retained(places.sums))
+    found = {key: one for key, one in places.sums.items() if key in keep}
+    others = [one for key, one in places.sums.items() if key not in keep]
+    return Places(found | ({OTHERS: reduce(lambda one, two: one.merge(two), others)} if others else {}))
+
+
+def estimated_others(keys: Collection[str]) -> int:
+    """Estimate how many places `OTHERS` holds, from the density of the hashes of those kept."""
+    if OTHERS not in keys:
+        return 0
+    kept = len(keys) - 1
+    return max(1, round((kept - 1) / (max(_hashed(key) for key in keys if key != OTHERS) / 2.0**64)) - kept)
 
 
 T = TypeVar("T")

@@ -16,7 +16,16 @@ from torch import Tensor
 
 from offpol_diag.batch import Batch
 from offpol_diag.engine import gap, method, normal, policyloss, residual, segments, update
-from offpol_diag.engine.accumulators import Places, Sums, count_by, sum_by
+from offpol_diag.engine.accumulators import (
+    MOST_PLACES,
+    OTHERS,
+    Places,
+    Sums,
+    count_by,
+    estimated_others,
+    retained,
+    sum_by,
+)
 from offpol_diag.engine.formula import POSITIVE, Formula, Reader, mean
 from offpol_diag.engine.gap import DRIFTS
 from offpol_diag.engine.scene import Scene
@@ -28,7 +37,7 @@ from offpol_diag.presets import Preset
 from offpol_diag.presets.catalogue import plain
 from offpol_diag.summary import Location, Numbers, Place
 
-MOST_PLACES = 400
+MOST_LISTED = 400
 """Most rows of a location table; a longer axis is thinned in the report, not in the tally."""
 
 POSITIONS = 18
@@ -106,8 +115,10 @@ def _length_keys(batch: Batch) -> list[object]:
 
 
 LENGTH = SequenceAxis("length", "response length (unmasked tokens)", _length_keys)
+STEP = "step"
+"""The axis whose places are all kept: `tally.MOST_STEPS` bounds their number."""
 SEQUENCE_AXES = (
-    column_axis("step", "training step"),
+    column_axis(STEP, "training step"),
     column_axis("policy_lag", "policy lag (updates)"),
     LENGTH,
 )
@@ -170,7 +181,7 @@ def places(scene: Scene, drift: Drift, group_by: Sequence[str]) -> dict[str, Pla
     for axis in (*SEQUENCE_AXES, *map(column_axis, group_by)):
         keys = axis.keys(scene.batch)
         if keys is not None:
-            found[axis.name] = _sequence_places(scene, summed, keys)
+            found[axis.name] = _sequence_places(scene, summed, keys, axis.name != STEP)
     for token_axis in TOKEN_AXES:
         if token_axis.name in parts:
             found[token_axis.name] = _token_places(
@@ -179,10 +190,16 @@ def places(scene: Scene, drift: Drift, group_by: Sequence[str]) -> dict[str, Pla
     return found
 
 
-def _sequence_places(scene: Scene, columns: dict[str, Tensor], keys: Sequence[object]) -> Places[Sums]:
+def _sequence_places(
+    scene: Scene, columns: dict[str, Tensor], keys: Sequence[object], bounded: bool
+) -> Places[Sums]:
     rows: dict[str, list[int]] = {}
     for row, key in enumerate(keys):
         rows.setdefault("∅" if key is None else str(key), []).append(row)
+    if bounded and len(rows) > MOST_PLACES:
+        kept = set(retained(rows))
+        others = [row for key, members in rows.items() if key not in kept for row in members]
+        rows = {key: members for key, members in rows.items() if key in kept} | {OTHERS: others}
     order = torch.tensor([row for members in rows.values() for row in members], dtype=torch.int64)
     order = sent(order, scene.draws.device)
     stacked, draws = torch.stack(tuple(columns.values()))[:, order], scene.draws[order]
@@ -243,8 +260,9 @@ def _location(
         assert isinstance(where, Places)
         sums = where.sums
         order = {key: _number(key) for key in sums}
-    keys = sorted(sums, key=lambda key: (order[key], key))
+    keys = sorted(sums.keys() - {OTHERS}, key=lambda key: (order[key], key))
     kept = keys if whole else _thin(keys)
+    unkept = estimated_others(sums)
     listed = [
         _place(
             f"{2 ** int(key)}–{2 ** (int(key) + 1) - 1}" if axis is LENGTH else key,
@@ -253,21 +271,24 @@ def _location(
         )
         for i, key in enumerate(kept)
     ]
+    if unkept:
+        title = f"all others, about {unkept} values"
+        listed.append(_place(title, float(len(keys)), Reader(sums[OTHERS].read(), groups)))
     return Location(
         axis=axis.name,
         title=axis.title,
-        numeric=all(order[key] < math.inf for key in keys),
+        numeric=not unkept and all(order[key] < math.inf for key in keys),
         places=listed,
         left_out=len(keys) - len(kept),
     )
 
 
 def _thin(keys: list[str]) -> list[str]:
-    """Select at most MOST_PLACES keys, evenly spaced, including the first and last."""
-    if len(keys) <= MOST_PLACES:
+    """Select at most MOST_LISTED keys, evenly spaced, including the first and last."""
+    if len(keys) <= MOST_LISTED:
         return keys
-    stride = (len(keys) - 1) / (MOST_PLACES - 1)
-    return [keys[round(i * stride)] for i in range(MOST_PLACES)]
+    stride = (len(keys) - 1) / (MOST_LISTED - 1)
+    return [keys[round(i * stride)] for i in range(MOST_LISTED)]
 
 
 def _place(key: str, order: float, reader: Reader) -> Place:

@@ -16,11 +16,37 @@ from torch import Tensor
 from offpol_diag.batch import Batch
 from offpol_diag.engine import segments
 from offpol_diag.engine.segments import sent
+from offpol_diag.errors import DumpError
 from offpol_diag.presets import Policy, Reject, Weight
 
 Label = str
 ONE: Label = ""
 """The label of the only trainer batch of a dump that has no steps."""
+
+MOST_STEPS = 1 << 14
+"""Most training steps of a dump; sums are kept of each."""
+MOST_STEP_BYTES = 1 << 30
+"""Most bytes of the sums that are kept of all training steps."""
+
+
+def refuse_steps(steps: int, size: int) -> None:
+    """Refuse too many training steps, of each of which `size` bytes are kept.
+
+    Raises:
+        DumpError: there are more than `MOST_STEPS`, or they need more than `MOST_STEP_BYTES`.
+    """
+    if steps > MOST_STEPS or steps * size > MOST_STEP_BYTES:
+        most = min(MOST_STEPS, MOST_STEP_BYTES // max(size, 1))
+        raise DumpError(
+            f"column 'step': the dump has more than {most} training steps, and sums are kept of each",
+            "name the column that numbers the trainer batches with --column step=NAME, or analyze the dump "
+            "in parts; fewer presets and bounds by step need less memory",
+        )
+
+
+def count(batch: Batch) -> int:
+    """Count the distinct steps of a batch; 0 without the column."""
+    return len(set(batch.scalars.get("step", ())))
 
 
 def labels(batch: Batch) -> list[Label]:

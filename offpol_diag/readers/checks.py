@@ -15,7 +15,19 @@ import numpy as np
 from offpol_diag.errors import DumpError
 from offpol_diag.readers import columns
 from offpol_diag.readers.columns import Plan
-from offpol_diag.readers.decode import Flags, Floats, Ints, Problem, Ragged, Rows, Slice, decode, span, starts
+from offpol_diag.readers.decode import (
+    MOST_TOKENS,
+    Flags,
+    Floats,
+    Ints,
+    Problem,
+    Ragged,
+    Rows,
+    Slice,
+    decode,
+    span,
+    starts,
+)
 
 TOLERANCE = 1e-3
 """Largest log-prob in nats that counts as rounding: in reduced precision a certain token can exceed 0."""
@@ -28,6 +40,7 @@ SKIP = "mend the writer, or leave such rows out with --on-bad-row skip"
 HINTS = {
     "null": f"every column needs a list in every row, an empty one for an empty response; {SKIP}",
     "length": f"all token columns of a row hold one value per response token; {SKIP}",
+    "long": f"write one sequence per row; {SKIP}",
     "mask": f"1 is a token that counts, 0 one that does not; {SKIP}",
     "value": f"if such tokens do not count, set their {columns.MASK} to 0; if not, {SKIP}",
     "positive": f"if the column holds negative log-likelihoods, negate it; if not, {SKIP}",
@@ -39,7 +52,8 @@ HINTS = {
 
 
 def shapes(rows: Rows) -> Iterator[Problem]:
-    """Find null lists, and rows whose lists differ in length."""
+    """Find null lists, rows whose lists differ in length, and rows of more than `MOST_TOKENS` tokens."""
+    yield from _at_rows(columns.ROLLOUT, rows.lengths > MOST_TOKENS, partial(_too_long, rows), "long")
     for role, column in rows.lists.items():
         differs = ~column.absent & (column.lengths != rows.lengths)
         yield from _at_rows(role, column.absent, lambda _: "there is null where a list belongs", "null")
@@ -48,6 +62,10 @@ def shapes(rows: Rows) -> Iterator[Problem]:
 
 def _lengths(column: Ragged, rows: Rows, row: int) -> str:
     return f"it holds {column.lengths[row]} values and {columns.ROLLOUT} holds {rows.lengths[row]}"
+
+
+def _too_long(rows: Rows, row: int) -> str:
+    return f"it holds {rows.lengths[row]} tokens, and a sequence has at most {MOST_TOKENS}"
 
 
 def mask_values(rows: Rows) -> Iterator[Problem]:

@@ -83,12 +83,23 @@ def starts(lengths: Ints) -> Ints:
     return np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
 
 
+MOST_ROWS = 1 << 15
+"""Most sequences per batch: what is computed per sequence needs memory however few tokens there are."""
+MOST_TOKENS = 1 << 22
+"""Most tokens of one sequence, masked ones included."""
+MOST_TEXT = 1 << 12
+"""Most bytes of a label; the rest of a longer one is replaced by a digest of all of it."""
+
+
 def cuts(offsets: Ints, tokens: int) -> Iterator[tuple[int, int]]:
-    """Yield ranges of rows with at most `tokens` tokens, or one row; rows start at `offsets` [S+1]."""
+    """Yield ranges of rows with at most `tokens` tokens and `MOST_ROWS` rows, or one row.
+
+    Rows start at `offsets` [S+1].
+    """
     begin, rows = 0, len(offsets) - 1
     while begin < rows:
         fit = int(np.searchsorted(offsets, offsets[begin] + tokens, side="right")) - 1
-        end = max(fit, begin + 1)
+        end = min(max(fit, begin + 1), begin + MOST_ROWS)
         yield begin, end
         begin = end
 
@@ -245,6 +256,31 @@ def plain(column: pa.Array) -> pa.Array:
     return next((rewrite(column) for applies, rewrite in REWRITES if applies(column.type)), column)
 
 
+def _shortened(column: pa.Array) -> pa.Array:
+    """Shorten texts of more than `MOST_TEXT` bytes to their beginning and a digest."""
+    if (pc.max(pc.binary_length(column)).as_py() or 0) <= MOST_TEXT:
+        return column
+    long = pt.is_large_string(column.type) or pt.is_large_binary(column.type)
+    held = pa.large_binary() if long else pa.binary()
+    return pa.array(map(_short, column.view(held).to_pylist()), held).view(column.type)
+
+
+def _short(text: bytes | None) -> bytes | None:
+    if text is None or len(text) <= MOST_TEXT:
+        return text
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return text[: MOST_TEXT // 2] + b"\xff"  # no text either
+    head = text[: MOST_TEXT // 2].decode(errors="ignore")
+    return f"{head} … {blake2b(text, digest_size=16).hexdigest()}".encode()
+
+
+def _decoded(column: pa.DictionaryArray) -> pa.Array:
+    """Decode a dictionary of labels, each shortened once."""
+    return plain(column.dictionary).take(column.indices)
+
+
 def _without_nan(column: pa.Array) -> pa.Array:
     wide = column.cast(pa.float32()) if pt.is_float16(column.type) else column
     return pc.if_else(pc.is_nan(wide), None, wide)
@@ -279,12 +315,18 @@ def _text_or_hex(value: bytes) -> str:
     return text if text.isprintable() else value.hex()
 
 
+def _is_text(dtype: pa.DataType) -> bool:
+    kinds = (pt.is_string, pt.is_large_string, pt.is_binary, pt.is_large_binary)
+    return any(is_(dtype) for is_ in kinds)
+
+
 def _is_extension(name: str) -> Callable[[pa.DataType], bool]:
     return lambda dtype: isinstance(dtype, pa.BaseExtensionType) and dtype.extension_name == name
 
 
 REWRITES: tuple[tuple[Callable[[pa.DataType], bool], Callable[[pa.Array], pa.Array]], ...] = (
-    (pt.is_dictionary, lambda column: plain(column.dictionary_decode())),
+    (pt.is_dictionary, _decoded),
+    (_is_text, _shortened),
     (_is_extension("arrow.uuid"), lambda column: _each(column.storage, lambda one: str(UUID(bytes=one)))),
     (_is_extension("arrow.bool8"), lambda column: column.storage.cast(pa.bool_())),
     (lambda dtype: isinstance(dtype, pa.BaseExtensionType), lambda column: plain(column.storage)),

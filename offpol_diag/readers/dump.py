@@ -17,7 +17,7 @@ from offpol_diag.errors import DumpError
 from offpol_diag.readers import parquet
 from offpol_diag.readers.checks import Count, Signs, Skipped, good_rows
 from offpol_diag.readers.columns import MASK, ROLLOUT, Plan, agree
-from offpol_diag.readers.decode import Slice, cuts, pack, plain, starts
+from offpol_diag.readers.decode import MOST_ROWS, Slice, cuts, pack, plain, starts
 from offpol_diag.readers.long import gathered
 from offpol_diag.readers.sources import File, Part, find
 
@@ -468,17 +468,17 @@ def _filled(found: Iterator[Slice], name: str, most: int) -> Iterator[Slice]:
 
 
 def join(batches: Iterable[Batch], most: int) -> Iterator[Batch]:
-    """Join batches, in order, up to `most` tokens; a larger batch stays on its own.
+    """Join batches, in order, up to `most` tokens and `MOST_ROWS` rows; a larger batch stays on its own.
 
     Many small row groups are then as fast to analyse as a few large ones.
     """
     held: list[Batch] = []
-    size = 0
+    size = rows = 0
     for batch in batches:
-        if size and size + batch.tokens > most:
+        if (size and size + batch.tokens > most) or (rows and rows + batch.sequences > MOST_ROWS):
             yield joined(held)
-            held, size = [], 0
+            held, size, rows = [], 0, 0
         held.append(batch)
-        size += batch.tokens
+        size, rows = size + batch.tokens, rows + batch.sequences
     if held:
         yield joined(held)

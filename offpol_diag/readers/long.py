@@ -25,7 +25,7 @@ from offpol_diag.errors import DumpError
 from offpol_diag.readers import columns
 from offpol_diag.readers.checks import SKIP
 from offpol_diag.readers.columns import TOKENS, Plan
-from offpol_diag.readers.decode import Ints, Problem, Slice, cuts, dense, starts
+from offpol_diag.readers.decode import MOST_TOKENS, Ints, Problem, Slice, cuts, dense, starts
 
 FAR = 4_000_000
 """Rows of others between two rows of a sequence, at most: four row groups of a million."""
@@ -160,6 +160,12 @@ class Gathering:
             )
         self.last[spans.numbers - self.out] = rows[spans.ends - 1]
         self.sizes[spans.numbers - self.out] += spans.ends - spans.begins
+        if self.sizes.size and self.sizes.max() > MOST_TOKENS:
+            row, name = spans.order[-1], self.plan.columns[columns.SEQUENCE]
+            raise DumpError(
+                f"{piece.place(row)}, column {name!r}: a sequence has more than {MOST_TOKENS} tokens",
+                f"give every sequence an id of its own in {name!r}",
+            )
 
     def _open(self, piece: Slice, spans: Spans, begun: int) -> None:
         """Store the first row of each new sequence, and record later rows that differ in constant columns."""

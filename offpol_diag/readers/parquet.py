@@ -36,14 +36,21 @@ READ_ERRORS = (pa.ArrowException, OSError, ValueError)
 """Exceptions that pyarrow raises on damaged files, OSError from codecs and ValueError from text included."""
 
 
-def open_parquet(path: Location) -> pq.ParquetFile:
+def open_parquet(path: Location, texts: Sequence[str] = ()) -> pq.ParquetFile:
     """Open a file; page checksums are verified where the writer stored them.
 
-    For a remote file only the footer is fetched; columns are fetched when they are read.
+    For a remote file only the footer is fetched; columns are fetched when they are read. Columns `texts` are
+    read as dictionaries, so that a text that many rows share is held once.
     """
     if not path.store:  # by its bytes: a name may look like a URI, or not be UTF-8
         stream = pa.OSFile(os.fsencode(path.path))
-        return pq.ParquetFile(stream, page_checksum_verification=True, pre_buffer=False, buffer_size=BUFFER)
+        return pq.ParquetFile(
+            stream,
+            page_checksum_verification=True,
+            pre_buffer=False,
+            buffer_size=BUFFER,
+            read_dictionary=list(texts),
+        )
     stream = path.open()
     metadata = pq.read_metadata(stream)
     sizes = [metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups)]
@@ -53,19 +60,20 @@ def open_parquet(path: Location) -> pq.ParquetFile:
         page_checksum_verification=True,
         pre_buffer=max(sizes, default=0) <= FETCHED_WHOLE,
         buffer_size=REMOTE_BUFFER,
+        read_dictionary=list(texts),
     )
     found.glimpse = pq.ParquetFile(stream, metadata=metadata, pre_buffer=False, buffer_size=GLIMPSE)
     return found
 
 
-def open_again(part: Part) -> pq.ParquetFile:
-    """Reopen a file of the dump.
+def open_again(part: Part, texts: Sequence[str] = ()) -> pq.ParquetFile:
+    """Reopen a file of the dump; `texts` as of `open_parquet`.
 
     Raises:
         DumpError: the file can no longer be opened, or was replaced.
     """
     try:
-        found = open_parquet(part.path)
+        found = open_parquet(part.path, texts)
         _unchanged(part)
     except READ_ERRORS as error:
         raise unreadable(part.path, error) from error
@@ -185,12 +193,15 @@ def tables(part: Part, names: Sequence[str], tokens: int) -> Iterator[tuple[int,
     Raises:
         DumpError: data that cannot be read.
     """
-    with open_again(part) as parquet:
+    texts = [name for name in names if _is_text(part.schema.field(name).type)]
+    with open_again(part, texts) as parquet:
         for group in part.groups:
             done, rows = 0, part.group_rows[group]
             try:
                 values = _checked(parquet, part, group, names)[names[0]]
                 size = max(1, tokens * rows // max(values, 1))
+                text = _bytes_of(parquet, group, texts)
+                size = max(1, min(size, TEXT_AT_ONCE * rows // max(text, 1)))
                 for table in parquet.iter_batches(size, row_groups=[group], columns=names):
                     if not part.path.store:
                         _unchanged(part)
@@ -200,6 +211,21 @@ def tables(part: Part, names: Sequence[str], tokens: int) -> Iterator[tuple[int,
                 raise _corrupt(part, group, done, names, error) from error
             if done != rows:
                 raise _corrupt(part, group, done, names, EOFError("not the rows its footer had"))
+
+
+def _is_text(dtype: pa.DataType) -> bool:
+    types = pa.types
+    return any(
+        is_(dtype) for is_ in (types.is_string, types.is_binary, types.is_large_string, types.is_large_binary)
+    )
+
+
+def _bytes_of(parquet: pq.ParquetFile, group: int, names: Sequence[str]) -> int:
+    """Return the most uncompressed bytes of a column among `names` in a row group."""
+    chunks = map(parquet.metadata.row_group(group).column, range(len(parquet.schema)) if names else ())
+    return max(
+        (chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema in names), default=0
+    )
 
 
 def values_in(part: Part, group: int, name: str) -> int:
@@ -252,7 +278,8 @@ def _checked(parquet: pq.ParquetFile, part: Part, group: int, names: Sequence[st
             for leaf, path in enumerate(paths):
                 if f"{path}.".startswith(f"{name}."):
                     chunk = chunk_of(parquet, group, leaf)
-                    check_sizes(chunk, part.group_rows[group], part.bytes, stream)
+                    others = next(iter(found.values()), None)
+                    check_sizes(chunk, part.group_rows[group], part.bytes, stream, others)
                     found.setdefault(name, int(chunk.num_values))
     return found
 
@@ -291,9 +318,13 @@ RATIOS = {"UNCOMPRESSED": 1, "SNAPPY": 24, "LZ4": 256, "LZ4_RAW": 256, "GZIP": 1
 SLACK = 64 << 20
 """Bytes by which pages may exceed the footer's size, since some writers count differently."""
 LONGEST = 1 << 24
-"""Mean values per row that are accepted whatever the compressed size."""
+"""Values of a column in a row group that are accepted whatever the compressed size."""
 PER_BYTE = 64
-"""Values per compressed byte that are accepted beyond `LONGEST` values per row."""
+"""Values of the first column per compressed byte that are accepted beyond `LONGEST`."""
+MOST_PAGE = 1 << 28
+"""Most bytes of a page when it is decompressed; writers aim at one MiB."""
+TEXT_AT_ONCE = 1 << 26
+"""Most bytes of text that are decoded at once, at the mean of the row group."""
 WINDOWS = (1 << 10, 1 << 16, 1 << 24)
 """Bytes read for a page header, tried in turn until the header is complete."""
 FRAME = 1 << 10
@@ -307,7 +338,13 @@ class Implausible(ValueError):
     """A column declares an impossible size."""
 
 
-def check_sizes(chunk: pq.ColumnChunkMetaData, rows: int, size: int, stream: BinaryIO | None) -> None:
+def check_sizes(
+    chunk: pq.ColumnChunkMetaData,
+    rows: int,
+    size: int,
+    stream: BinaryIO | None,
+    others: int | None = None,
+) -> None:
     """Check the sizes declared by a column of a row group.
 
     Args:
@@ -315,6 +352,7 @@ def check_sizes(chunk: pq.ColumnChunkMetaData, rows: int, size: int, stream: Bin
         rows: rows of the row group.
         size: bytes of the file.
         stream: the file, to check page headers too; None to check the footer only.
+        others: values of the first column, which all columns of tokens share; None for the first itself.
 
     Raises:
         Implausible: a size is impossible.
@@ -327,7 +365,9 @@ def check_sizes(chunk: pq.ColumnChunkMetaData, rows: int, size: int, stream: Bin
     if not 0 < begin <= end <= size:
         raise Implausible(f"it lies at bytes {begin} to {end} of a file of {size}")
     values, backed = chunk.num_values, PER_BYTE * chunk.total_compressed_size
-    if values < 0 or values > max(LONGEST * rows, backed):
+    if others is not None:  # a mask may be the same throughout, and compress at will
+        backed = max(backed, 2 * others, rows)
+    if values < 0 or values > max(LONGEST, backed):
         raise Implausible(f"{values} values in {rows} rows and {chunk.total_compressed_size} bytes")
     if stream is not None:
         _check_pages(chunk, stream, begin, end)
@@ -343,6 +383,8 @@ def _check_pages(chunk: pq.ColumnChunkMetaData, stream: BinaryIO, at: int, end: 
         at, size = at + small, size + large
         if at > end or size > most:
             raise Implausible(f"its pages claim {size} bytes, and the footer {most - SLACK >> 1}")
+        if large > MOST_PAGE:
+            raise Implausible(f"a page claims {large} bytes, and {MOST_PAGE} is the most that is read")
         values += 0 if kind in (INDEX, DICTIONARY) else count
     if values != chunk.num_values:
         raise Implausible(f"its pages claim {values} values, and the footer {chunk.num_values}")
