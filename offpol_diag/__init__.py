@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from offpol_diag.api import Report, analyze, compare, doctor, gate, sweep
+    from offpol_diag.api import Report, analyze, check, compare, doctor, gate, sweep
     from offpol_diag.summary import Summary
     from offpol_diag.writer import DumpWriter, recover
 
@@ -28,6 +28,7 @@ __all__ = [
     "Summary",
     "__version__",
     "analyze",
+    "check",
     "compare",
     "doctor",
     "gate",
@@ -38,7 +39,7 @@ __all__ = [
 _HOMES = {
     "DumpWriter": "offpol_diag.writer",
     "Summary": "offpol_diag.summary",
-    **dict.fromkeys(("Report", "analyze", "compare", "doctor", "gate", "sweep"), "offpol_diag.api"),
+    **dict.fromkeys(("Report", "analyze", "check", "compare", "doctor", "gate", "sweep"), "offpol_diag.api"),
     "recover": "offpol_diag.writer",
 }
 

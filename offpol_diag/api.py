@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     import polars as pl
 
     from offpol_diag.analyze import Examined
+    from offpol_diag.check import Checked
     from offpol_diag.presets import Preset
 
 Presets: TypeAlias = "str | Preset | Sequence[str | Preset]"
@@ -403,6 +404,42 @@ def gate(
             one = _examine(paths, required.presets(catalogue.load()), by_step=required.by_step, **how)
         found = _advised(_named("gate", one.summary(), label))
     return Report(found.model_copy(update={"gates": list(required.judge(found, base))}))
+
+
+def check(
+    what: Any,
+    logged: str | Path | Sequence[str | Path],
+    *,
+    trainer: str | None = None,
+    preset: str | None = None,
+    micro_batch: int | None = None,
+    dp: int | None = None,
+    **how: Any,
+) -> Checked:
+    """Compare the metrics that a trainer logged with what its dump says that they are.
+
+    Args:
+        what: the dump.
+        logged: curves by step: exports of W&B or TensorBoard, JSONL, CSV.
+        trainer: who logged them; by default found by the dump's provenance or the names of the curves.
+        preset: the correction that ran; by default the trainer's that reproduces the most metrics.
+        micro_batch: sequences of a micro-batch, where the trainer averages over those.
+        dp: data-parallel ranks, where the trainer averages over those.
+        **how: `columns`, `reading`, `on_bad_row`; see `analyze`.
+    """
+    from offpol_diag.check import check as checked
+
+    files = [logged] if isinstance(logged, str | Path) else list(logged)
+    with _sources(what) as (paths, _):
+        return checked(
+            paths,
+            [Path(one) for one in files],
+            trainer=trainer,
+            preset=preset,
+            micro_batch=micro_batch,
+            dp=dp,
+            **how,
+        )
 
 
 def _examine(paths: Sequence[str], presets: Sequence[Preset], **how: Any) -> Examined:

@@ -115,7 +115,7 @@ def correct(
         raise UsageError(
             f"preset {chosen.name} needs {', '.join(lacking)}", "pass it, or choose another preset"
         )
-    whole: Any = _Whole(batch)
+    whole: Any = Whole(batch)
     scene = Scene.of(batch, 0, 2, settle(whole, whole, Needs.of([chosen], False)).settled)
     done = outcome.apply(scene, chosen)
     weights = torch.zeros(counted.shape, dtype=train.dtype, device=rollout.device)
@@ -134,16 +134,18 @@ def _one(preset: str | Preset) -> Preset:
     return found[0]
 
 
-class _Whole:
+class Whole:
     """One batch, as the dump and as the engine that `settle` takes."""
 
     def __init__(self, batch: Batch) -> None:
         self._batch = batch
 
     def only(self, roles: Any) -> Any:
+        """Return itself."""
         return self
 
     def reduce(self, dump: Any, job: Any, each: Any = None) -> Any:
+        """Run the job on the batch."""
         return job(self._batch)
 
 

@@ -13,6 +13,7 @@ import typer
 
 from offpol_diag.cli import defaults, options
 from offpol_diag.cli.analyze import analyze
+from offpol_diag.cli.check import check
 from offpol_diag.cli.compare import compare
 from offpol_diag.cli.convert import convert
 from offpol_diag.cli.doctor import doctor
@@ -24,7 +25,7 @@ from offpol_diag.cli.recover import recover
 from offpol_diag.cli.report import report
 from offpol_diag.cli.sweep import sweep
 
-COMMANDS = (analyze, compare, convert, doctor, gate, merge, presets, recover, report, sweep)
+COMMANDS = (analyze, check, compare, convert, doctor, gate, merge, presets, recover, report, sweep)
 
 app = typer.Typer(
     name="offpol-diag",

@@ -232,6 +232,15 @@ class Dump:
         plan = self._plan.only({ROLLOUT, MASK, *roles})
         return replace(self, _plan=plan, skipped=Skipped(), _signs=None, _cursor=Cursor())
 
+    def unmasked(self) -> Dump | None:
+        """Return the dump with masked tokens counted, or None where it has no mask or a row is a token."""
+        if self.long or MASK not in self._plan.columns:
+            return None
+        plan = replace(
+            self._plan, columns={role: at for role, at in self._plan.columns.items() if role != MASK}
+        )
+        return replace(self, _plan=plan, skipped=Skipped(), _signs=None, _cursor=Cursor())
+
     @property
     def rows(self) -> int:
         """Rows of the files, bad ones included: a sequence each, or a token each in the long form."""

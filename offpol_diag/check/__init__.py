@@ -1,0 +1,11 @@
+"""Compare the metrics that a trainer logged with those that its dump says it must have logged.
+
+curves     the files of an experiment tracker → name → step → value
+expected   one training step of a dump → what the trainer logs of it, by the tables of `offpol_diag.trainers`
+variants   other definitions that a trainer may have computed instead, as a table
+verdict    which metrics are equal, from which step on others differ, and which variant reproduces them
+"""
+
+from offpol_diag.check.verdict import Checked, MetricCheck, check
+
+__all__ = ["Checked", "MetricCheck", "check"]
