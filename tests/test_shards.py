@@ -272,7 +272,7 @@ def test_a_row_group_in_pieces_is_decoded_once_and_read_again_from_its_start(tmp
 
     opened = []
     real = parquet.open_again
-    monkeypatch.setattr(parquet, "open_again", lambda path: opened.append(path) or real(path))
+    monkeypatch.setattr(parquet, "open_again", lambda *how: opened.append(how) or real(*how))
     dump = open_dump([write(tmp_path / "x.parquet", full(), 64)], batch_tokens=8)
     cuts = pieces(dump, 128)
     opened.clear()
