@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from importlib.util import find_spec
 
@@ -29,10 +30,12 @@ def main() -> None:
             "hint: pip install 'offpol-diag[cli]'; without it offpol_diag.DumpWriter and recover work\n"
         )
         raise SystemExit(2)
+    gc.disable()  # the imports make much that stays
     from offpol_diag.cli import app
     from offpol_diag.cli.exits import run, tune
 
     tune()
+    gc.enable()
     run(app)
 
 

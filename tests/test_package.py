@@ -66,7 +66,7 @@ def test_an_installed_wheel_draws_a_report_and_knows_its_version(wheel: Path, tm
 
     run = draw(tmp_path, PYTHONPATH=str(target))
     assert str(target) in run.stdout
-    assert (tmp_path / "r.html").stat().st_size > 1_000_000
+    assert (tmp_path / "r.html").stat().st_size > 100_000
 
 
 def test_the_source_tree_draws_the_same_report(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_the_source_tree_draws_the_same_report(tmp_path: Path) -> None:
 
     run = draw(tmp_path, PYTHONPATH=str(ROOT))
     assert str(ROOT) in run.stdout
-    assert (tmp_path / "r.html").stat().st_size > 1_000_000
+    assert (tmp_path / "r.html").stat().st_size > 100_000
 
 
 def draw(folder: Path, **env: str) -> subprocess.CompletedProcess[str]:

@@ -293,7 +293,7 @@ def test_the_table_of_the_ranking_says_why_the_recommended_one_may_not_be_first(
     (healthy,) = ranking(ranked(diagnosis=HEALTHY))
 
     assert [row[0] for row in table.rows] == [one.title for one in CANDIDATES]
-    assert [row[-1] for row in table.rows] == ["", "", "toss-up", ""]
+    assert [row[-1] for row in table.rows] == ["–", "–", "toss-up", "–"]
     assert (table.rows[1][2], table.rows[0][1]) == ("recommended", "100")
     assert (table.notes, healthy.notes) == ((UNSEEN,), ())
     assert ranking(recommend(given())) == ()

@@ -34,8 +34,8 @@ REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EBADF)
 BUG = OffpolError(
     "this is a bug in offpol-diag", "please report it with the traceback above and what was run"
 )
-SELDOM = 500_000
-"""Net number of new objects that triggers a collection; a small analysis makes half as many."""
+SELDOM = 1_000_000
+"""Net number of new objects that triggers a collection; a small analysis makes about half as many."""
 SIZES, SIZE = ("COLUMNS", "LINES", "TERMINAL_WIDTH"), re.compile("[1-9][0-9]{1,3}")
 """Environment variables of the terminal's size, and their valid values: 10 to 9,999."""
 THREADS = "OPENBLAS_NUM_THREADS"
