@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import tempfile
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
@@ -19,6 +21,7 @@ from offpol_diag.blocks import Section
 from offpol_diag.cli.defaults import sample
 from offpol_diag.compare import of_presets
 from offpol_diag.engine.losses import BOUNDS
+from offpol_diag.errors import ConfigError
 from offpol_diag.forms.table import FORMS
 from offpol_diag.presets import Preset
 from offpol_diag.presets.catalogue import load
@@ -29,7 +32,8 @@ from offpol_diag.report.render.terminal import render_terminal
 from offpol_diag.report.sections.answer import answer
 from offpol_diag.report.sections.short import short
 from offpol_diag.summary import Numbers, Summary
-from offpol_diag.trainers import LOGS
+from offpol_diag.trainers import LOGS, TRAINERS
+from offpol_diag.trainers.schema import Key, Rule, Schema, schema
 from offpol_diag.writer import DumpWriter
 
 HERE = Path(__file__).parent
@@ -73,7 +77,15 @@ rollout's log-probs are the anchor). Rejected tokens leave the denominator of th
 ready to paste. `logs`: whose names `as_logged` has, explained in [crosswalk.md](crosswalk.md). The file is
 [`presets.toml`](../offpol_diag/presets/presets.toml); a file of your own has the same form
 (`--preset-file`, [grammar](preset-files.md)).
-{families}"""
+
+## Until when each trainer was read
+
+{_table(("trainer", "newest version read", "its configuration"), map(_read, TRAINERS))}{families}"""
+
+
+def _read(trainer: str) -> Sequence[str]:
+    page = f"[keys, versions, what does nothing](trainers/configuration/{trainer}.md)"
+    return trainer, _repository_linked(schema(trainer).source), page
 
 
 def _family(word: str, text: str, rows: Sequence[Preset]) -> str:
@@ -86,7 +98,120 @@ def _preset(preset: Preset) -> Sequence[str]:
     numerator = {"old": "π_old", "current": "π_θ", "rollout": "r = 1"}[preset.policy]
     takes_out = preset.reject or preset.veto
     denominator = preset.denominator if takes_out else ""
-    return (*names, numerator, *what, denominator, preset.loss, preset.logs or "", preset.source)
+    return (*names, numerator, *what, denominator, preset.loss, preset.logs or "", linked(preset.source))
+
+
+CITED = re.compile(
+    r"([\w/-]+(?:\.\w+)?) ([0-9a-f]{8,9}) \((\d{4}-\d\d-\d\d)\)"
+    r"(?: ([\w/.-]+\.(?:py|yaml|toml)):(\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*))?"
+)
+"""Trainer or repository, commit, its date, file and lines, as sources cite them."""
+
+
+def linked(source: str) -> str:
+    """Link each commit that a source cites to the lines it names."""
+    return CITED.sub(_link, source)
+
+
+def _link(found: re.Match[str]) -> str:
+    name, commit, date, file, lines = found.groups()
+    repository = name if "/" in name else schema(name.lower()).source.split()[0]
+    if file is None:
+        return f"{name} [{commit}](https://github.com/{repository}/commit/{commit}) ({date})"
+    first, _, last = lines.split(",")[0].partition("-")
+    place = f"#L{first}-L{last}" if last else f"#L{first}"
+    address = f"https://github.com/{repository}/blob/{commit}/{file}{place}"
+    return f"{name} {commit} ({date}) [{file.rpartition('/')[2]}:{lines}]({address})"
+
+
+# ---------------------------------------------------------------- the configuration of a trainer
+
+
+def configuration(trainer: str) -> str:
+    """What a trainer's configuration can express, in which version, and which settings do nothing."""
+    table = schema(trainer)
+    methods: dict[str, list[str]] = defaultdict(list)
+    refused: dict[str, list[str]] = defaultdict(list)
+    remarks: dict[str, list[str]] = defaultdict(list)
+    for name, preset in load().items():
+        try:
+            config = TRAINERS[trainer].config(preset)
+        except ConfigError as error:
+            refused[error.message].append(name)
+            continue
+        headings = dict.fromkeys(one.versions.removeprefix(f"{table.name} ") for one in config.snippets)
+        methods["; ".join(filter(None, headings)) or "all"].append(name)
+        for remark in config.remarks:
+            remarks[remark].append(name)
+    keys = [_key(table, key) for rows in table.keys.values() for key in rows]
+    idle = [_rule(table, rule) for rule in table.rules]
+    changed = f" Its keys changed with {', '.join(table.versions)}." if len(table.versions) > 1 else ""
+    return f"""{MADE}# {table.name}: what its configuration can express
+
+Read in {_repository_linked(table.source)}.{changed} `offpol-diag presets NAME --for {trainer}`
+prints a method, with what still differs there; every printed block is checked against the tables below.
+
+## What is refused, or silently does nothing
+
+{_rows(("set", "but not", "then", "in", "read from"), idle)}
+## Methods, and the versions that take them
+
+{_rows(("versions", "presets"), [(versions, _names(names)) for versions, names in methods.items()])}
+## What it does differently
+
+{_rows(("difference", "for presets"), [(remark, _names(names, 4)) for remark, names in remarks.items()])}
+## What it cannot express
+
+{_rows(("part", "of presets"), [(reason, _names(names, 4)) for reason, names in refused.items()])}
+## Keys
+
+{_rows(("key", "takes", "default", "in", "read from"), keys)}"""
+
+
+def _rows(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return _table(header, rows) if rows else "None.\n"
+
+
+def _repository_linked(source: str) -> str:
+    return re.sub(r"^([\w.-]+/[\w.-]+)", r"[\1](https://github.com/\1)", source)
+
+
+def _names(names: Sequence[str], most: int = 1000) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(f"`{name}`" for name in names[:most]) + more
+
+
+def _key(table: Schema, key: Key) -> Sequence[str]:
+    bounds = {"above": key.above, "at least": key.least, "below": key.below}
+    limits = [f"{word} {value:g}" for word, value in bounds.items() if abs(value) != float("inf")]
+    takes = ", ".join([" or ".join(key.types), *limits]) + (
+        f": {', '.join(map(_value, key.values))}" if key.values else ""
+    )
+    default = "" if key.default is None else _value(key.default)
+    return f"`{key.name}`", takes, default, _span(table, key), key.file
+
+
+def _rule(table: Schema, rule: Rule) -> Sequence[str]:
+    when = " and ".join(_setting(key, (value,)) for key, value in rule.when.items())
+    need = " and ".join(_setting(key, values) for key, values in rule.need.items())
+    return when, need, rule.why, _span(table, rule), rule.file
+
+
+def _setting(key: str, values: Sequence[object]) -> str:
+    words = " or ".join(_value(value) for value in values)
+    if words == "no version":
+        return "it works in none of these versions"
+    return f"`{key}` {words}" if words in ("set", "null") else f"`{key}` = {words}"
+
+
+def _value(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _span(table: Schema, row: Key | Rule) -> str:
+    since = f"from {row.since}" if row.since not in ("", table.versions[0]) else ""
+    until = f"up to {row.until}" if row.until not in ("", table.versions[-1]) else ""
+    return " ".join(filter(None, (since, until))) or "all"
 
 
 def crosswalk() -> str:
@@ -313,12 +438,14 @@ PAGES: dict[str, Callable[[], str]] = {
     "report.md": report,
     "dumps.md": dumps,
     "../README.md": readme,
+    **{f"trainers/configuration/{trainer}.md": partial(configuration, trainer) for trainer in TRAINERS},
 }
 """File → what makes its text."""
 
 
 def main() -> None:
     """Write every page."""
+    (HERE / "trainers" / "configuration").mkdir(exist_ok=True)
     for name, make in PAGES.items():
         (HERE / name).write_text(make(), encoding="utf-8")
 

@@ -1,0 +1,52 @@
+"""Where each preset was read: trainer, commit, date, file and lines; or the paper that defines it."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from offpol_diag.presets.catalogue import load
+from offpol_diag.trainers import TRAINERS
+from offpol_diag.trainers.schema import schema
+
+MAKE = runpy.run_path(str(Path(__file__).parents[1] / "docs" / "make.py"))
+CITED, linked = MAKE["CITED"], MAKE["linked"]
+PAPERS = ("arXiv", "JMLR", "report")
+
+
+def test_a_source_names_commit_date_file_and_lines_or_a_paper() -> None:
+    vague = [name for name, one in load().items() if not _precise(one.source)]
+
+    assert vague == []
+
+
+def _precise(source: str) -> bool:
+    lines = [found[5] for found in CITED.finditer(source) if found[5]]
+    pairs = [part.partition("-") for line in lines for part in line.split(",")]
+    ordered = all(int(first) <= int(last or first) for first, _, last in pairs)
+    return ordered and bool(lines or any(word in source for word in PAPERS))
+
+
+def test_a_commit_has_one_date_everywhere() -> None:
+    texts = [one.source for one in load().values()] + [schema(name).source for name in TRAINERS]
+    dates = defaultdict(set)
+    for found in CITED.finditer("\n".join(texts)):
+        dates[found[2][:8]].add(found[3])
+
+    assert {commit: date for commit, date in dates.items() if len(date) > 1} == {}
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_a_trainers_table_says_until_when_it_was_read(trainer: str) -> None:
+    assert re.match(r"[\w.-]+/[\w.-]+ [0-9a-f]{8,9} \(20\d\d-\d\d-\d\d\)", schema(trainer).source)
+
+
+def test_a_citation_links_to_its_lines() -> None:
+    link = linked("verl b178a3cd (2026-01-29) verl/trainer/config/algorithm.py:182-193 and more")
+
+    address = "https://github.com/verl-project/verl/blob/b178a3cd/verl/trainer/config/algorithm.py#L182-L193"
+    assert link == f"verl b178a3cd (2026-01-29) [algorithm.py:182-193]({address}) and more"
