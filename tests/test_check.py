@@ -1,16 +1,21 @@
 """`check`: curves of independent restatements of three trainers, with and without planted differences."""
 
+import contextlib
 import json
+import time
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 import verl_reference
 from typer.testing import CliRunner
 
 import offpol_diag
 from offpol_diag.check import curves
+from offpol_diag.check.verdict import same
 from offpol_diag.cli import app
 from offpol_diag.errors import UsageError
 from tests.test_logged_a import trl as trl_log
@@ -51,6 +56,7 @@ TRAINERS = {
     ),
     "slime": (slime, "slime_tis", "train/train_rollout_logprob_abs_diff", "train/tis_clipfrac"),
 }
+"""Restatement, its preset, and a metric of the gap and one of the weight."""
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +106,33 @@ def token_mean(run, rows):
 
 
 def times(factor):
-    return lambda run, rows: {name: value * factor(rows) for name, value in run(rows).items()}
+    """Only of means: the sum of a maximum is none."""
+    return lambda run, rows: {
+        name: value * factor(rows)
+        for name, value in run(rows).items()
+        if not {"max", "min"} & set(name.rpartition("/")[2].split("_"))
+    }
+
+
+def masked_in_denominator(run, rows):
+    """Each restatement with its own mean over the mask divided by all tokens."""
+    with pytest.MonkeyPatch.context() as patch:
+        if run is trl:
+            share = tokens(rows) / sum(len(row["response_mask"]) for row in rows)
+            return times(lambda rows: share)(run, rows)
+
+        def masked_mean(x, mask, axis=None):
+            n = np.array([len(row["response_mask"]) for row in rows])
+            return verl_reference.masked_sum(x, mask, axis) / (n.sum() if axis is None else n)
+
+        def reduce(lists, batch):
+            return sum(
+                sum(one) / (len(s) + len(s.outside)) for one, s in zip(lists, batch, strict=True)
+            ) / len(batch)
+
+        patch.setattr(verl_reference, "masked_mean", masked_mean)
+        patch.setattr(logged_slime, "reduce", reduce)
+        return run(rows)
 
 
 PLANTED = {
@@ -114,9 +146,7 @@ PLANTED = {
             | {"response_mask": [1] * len(row["response_mask"])}
         )
     ),
-    "masked_in_denominator": times(
-        lambda rows: tokens(rows) / sum(len(row["response_mask"]) for row in rows)
-    ),
+    "masked_in_denominator": masked_in_denominator,
     "reversed": changed(
         lambda row: {
             "rollout_log_probs": row["old_log_probs"],
@@ -124,6 +154,14 @@ PLANTED = {
         }
     ),
     "current_for_old": changed(lambda row: {"old_log_probs": row["current_log_probs"]}),
+    "log_ratio_1": changed(
+        lambda row: {
+            "rollout_log_probs": [
+                o - min(max(o - r, -1), 1)
+                for o, r in zip(row["old_log_probs"], row["rollout_log_probs"], strict=True)
+            ]
+        }
+    ),
     "micro_8": mean_of(lambda rows: [rows[at : at + 8] for at in range(0, ROWS, 8)]),
     "micro_16": mean_of(lambda rows: [rows[:16], rows[16:]]),
     "dp_4": mean_of(lambda rows: [rows[at : at + 6] for at in range(0, ROWS, 6)]),
@@ -133,15 +171,20 @@ PLANTED = {
     "sum_tokens": times(tokens),
     "sum_sequences": times(len),
     "upper_1.5": lambda run, rows: run(rows, 1.5),
+    "bfloat16": lambda run, rows: {
+        name: float(torch.tensor(x).to(torch.bfloat16)) for name, x in run(rows).items()
+    },
+    "times_8": lambda run, rows: {name: 8 * x for name, x in times(lambda rows: 1)(run, rows).items()},
+    "reversed+dp_4": lambda run, rows: PLANTED["dp_4"](lambda some: PLANTED["reversed"](run, some), rows),
+    "reversed+upper_1.5": lambda run, rows: PLANTED["reversed"](lambda some: run(some, 1.5), rows),
+    "masked_in_denominator+micro_8": lambda run, rows: PLANTED["micro_8"](
+        lambda some: masked_in_denominator(run, some), rows
+    ),
+    "dp_4_strided+micro_2": mean_of(
+        lambda rows: [rows[at::4][i : i + 2] for at in range(4) for i in range(0, 6, 2)]
+    ),
 }
-PER_SEQUENCE = ("micro_8", "dp_4", "dp_4_strided", "sequence_mean", "masked_in_denominator")
-"""Of slime, whose numbers are means of rows already: equal parts leave them as they are."""
-CASES = [
-    (trainer, name)
-    for trainer in TRAINERS
-    for name in PLANTED
-    if name not in (PER_SEQUENCE if trainer == "slime" else ("token_mean",))
-]
+"""Name of a variant, or of two → the metrics that a restatement logs by it."""
 
 
 def write(folder, values):
@@ -162,17 +205,27 @@ def test_what_a_trainer_logs_right_is_equal_and_its_preset_is_found(trainer, dum
     assert len(found.metrics) >= 5
 
 
-@pytest.mark.parametrize(("trainer", "planted"), CASES)
-def test_every_planted_difference_is_named(trainer, planted, dump, tmp_path):
+@pytest.mark.parametrize("planted", PLANTED)
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_every_planted_difference_is_named_in_every_metric_that_it_changes(trainer, planted, dump, tmp_path):
     file, rows = dump
-    run, preset, gap, weight = TRAINERS[trainer]
-    name = weight if planted.startswith("upper") else gap
-    values = {step: {name: PLANTED[planted](run, some)[name]} for step, some in rows.items()}
+    run, preset, *_ = TRAINERS[trainer]
+    right = {step: run(some) for step, some in rows.items()}
+    values = {step: PLANTED[planted](run, some) for step, some in rows.items()}
 
-    (one,) = offpol_diag.check(file, write(tmp_path, values), preset=preset).metrics
-    symmetric = trainer != "verl" and planted == "reversed"  # |Δ| has no direction
-    assert one.verdict == ("equal" if symmetric else "different")
-    assert symmetric or planted in (one.variant, *one.also)
+    found = offpol_diag.check(file, write(tmp_path, values), preset=preset)
+    assert len(found.metrics) >= len(values[START]) - 1
+    assert found.equal == (not found.findings)
+    for one in found.metrics:
+        changed = [at for at in values if not same(values[at][one.name], right[at][one.name])]
+        assert one.different == changed, one.name
+        named = {frozenset(name.split("+")) for name in (one.variant, *one.also) if name}
+        parts = frozenset(planted.split("+"))
+        # a part that does not change a metric is not named with it
+        assert not changed or any(name <= parts for name in named), (one.name, one.variant, one.also)
+    if found.findings:
+        named = {found.findings[0].variant, *found.findings[0].also}
+        assert any(frozenset(name.split("+")) <= frozenset(planted.split("+")) for name in named)
 
 
 @pytest.mark.parametrize("trainer", TRAINERS)
@@ -219,6 +272,7 @@ def test_the_first_step_that_differs_is_said_and_the_exit_code_is_one(dump, tmp_
             str(logged),
             "--preset",
             "slime_tis",
+            "--strict",
             "--json",
             str(tmp_path / "r.json"),
         ],
@@ -227,14 +281,153 @@ def test_the_first_step_that_differs_is_said_and_the_exit_code_is_one(dump, tmp_
     assert ran.exit_code == 1
     assert "different: 1 of 7 metrics at 4 steps" in ran.output
     (one,) = [m for m in json.loads((tmp_path / "r.json").read_text())["metrics"] if m["different"]]
-    assert (one["name"], one["first"], one["different"]) == ("train/tis_abs", START + 2, 1)
+    assert (one["name"], one["different"]) == ("train/tis_abs", [START + 2])
+
+
+# ---------------------------------------------------------------- which trainer and preset
+
+
+@pytest.mark.parametrize("provenance", [False, True])
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_trainer_and_preset_are_found_by_the_names_and_the_numbers(trainer, provenance, dump, tmp_path):
+    file, rows = dump
+    if provenance:
+        table = pq.read_table(file)
+        file = tmp_path / "said.parquet"
+        pq.write_table(table.replace_schema_metadata({"offpol_diag.trainer": trainer}), file)
+    run, preset, gap, _ = TRAINERS[trainer]
+    values = {step: run(some) for step, some in rows.items()}
+
+    found = offpol_diag.check(file, write(tmp_path, values))
+    assert (found.trainer, found.preset, found.equal) == (trainer, preset, True)
+
+    off = {step: PLANTED["reversed"](run, some) | {gap: 9.0 * (step + 1)} for step, some in rows.items()}
+    found = offpol_diag.check(file, write(tmp_path, off))
+    assert (found.trainer, found.preset) == (trainer, preset)
+
+
+def test_a_trainer_whose_names_no_curve_has_is_an_error(dump, tmp_path):
+    logged = write(tmp_path, {START: trl(dump[1][START])})
+    with pytest.raises(UsageError, match="no curve has a name that verl logs"):
+        offpol_diag.check(dump[0], logged, trainer="verl")
+
+
+# ---------------------------------------------------------------- steps
+
+
+def test_values_that_are_not_finite_differ_and_are_named(dump, tmp_path):
+    file, rows = dump
+    values = {step: slime(some) for step, some in rows.items()}
+    values[START + 1]["train/tis"] = float("nan")
+    del values[START + 2]["train/tis"]
+
+    found = offpol_diag.check(file, write(tmp_path, values), preset="slime_tis")
+    (one,) = found.different
+    assert (one.name, one.different, one.variant) == ("train/tis", [START + 1], "not_finite")
+    assert [point.step for point in one.points] == [START, START + 1, START + 3]
+    assert [point.logged is None for point in one.points] == [False, True, False]
+    assert json.loads(found.to_json())["metrics"]
+
+
+def test_steps_that_are_missing_are_listed_and_numbers_one_apart_are_hinted_at(dump, tmp_path):
+    file, rows = dump
+    some = {step: slime(rows[step]) for step in (START, START + 2)}
+    assert offpol_diag.check(file, write(tmp_path, some), preset="slime_tis").missing == [
+        START + 1,
+        START + 3,
+    ]
+
+    with pytest.raises(UsageError) as caught:
+        offpol_diag.check(file, write(tmp_path, {START - 1: some[START]}), preset="slime_tis")
+    assert "their steps are one apart" in caught.value.hint
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_smoothed_and_averaged_curves_are_named(trainer, dump, tmp_path):
+    file, rows = dump
+    run, preset, gap, weight = TRAINERS[trainer]
+    right = [run(rows[step]) for step in rows]
+    total, mass, values = 0.0, 0.0, {}
+    for at, one in enumerate(right):  # as TensorBoard smooths
+        total, mass = 0.6 * total + 0.4 * one[gap], 0.6 * mass + 0.4
+        values[START + at] = {gap: total / mass}
+        if at % 2:  # and as TRL averages over logging_steps
+            values[START + at] |= {weight: (right[at - 1][weight] + one[weight]) / 2}
+
+    found = {one.name: one for one in offpol_diag.check(file, write(tmp_path, values), preset=preset).metrics}
+    assert found[gap].variant == "smoothed_0.6"
+    assert found[weight].variant == "mean_of_2_steps"
+
+
+# ---------------------------------------------------------------- files
+
+CURVE = {"train/x": {3: 1.5, 4: 2.5}, "bad": {3: float("nan"), 4: 1.0}}
+HISTORY = [{"_step": step, "train/x": x, "bad": CURVE["bad"][step]} for step, x in CURVE["train/x"].items()]
+
+
+def of_tensorboard(folder):
+    writer = pytest.importorskip("tensorboardX").SummaryWriter(str(folder))
+    for name, points in CURVE.items():
+        for step, value in points.items():
+            writer.add_scalar(name, value, step)
+    writer.close()
+    return folder
+
+
+def of_wandb(folder):
+    wandb = pytest.importorskip("wandb")
+    run = wandb.init(project="t", dir=folder, mode="offline", settings=wandb.Settings(silent=True))
+    for row in HISTORY:
+        nested = {"train": {"x": row["train/x"]}} if row["_step"] == 3 else {"train/x": row["train/x"]}
+        run.log(nested | {"bad": row["bad"], "long": "x" * 50_000}, step=row["_step"])
+    run.finish()
+    for _ in range(600):  # a process of its own may write after that
+        with contextlib.suppress(UsageError):
+            if len(curves.read([folder]).get("train/x", ())) == len(HISTORY):
+                break
+        time.sleep(0.1)
+    return folder
+
+
+def of_pandas(name):
+    def make(folder):
+        frame = pytest.importorskip("pandas").DataFrame(HISTORY)
+        file = folder / name
+        ways = {
+            ".csv": lambda: frame.to_csv(file, na_rep="NaN"),
+            ".json": lambda: file.write_text(json.dumps(frame.to_dict())),
+            ".jsonl": lambda: file.write_text("\n".join(map(json.dumps, frame.to_dict("records")))),
+            ".parquet": lambda: pq.write_table(pa.Table.from_pylist(HISTORY), file),
+        }
+        ways[file.suffix]()
+        return file
+
+    return make
+
+
+WRITERS = {
+    "tensorboard": of_tensorboard,
+    "wandb": of_wandb,
+    **{name: of_pandas(name) for name in ("h.csv", "h.json", "h.jsonl", "h.parquet")},
+}
+
+
+@pytest.mark.filterwarnings("ignore")  # the trackers' own
+@pytest.mark.parametrize("writer", WRITERS)
+def test_what_real_trackers_write_is_read(writer, tmp_path):
+    found = curves.read([WRITERS[writer](tmp_path)])
+    for name, points in CURVE.items():
+        assert found[name] == pytest.approx(points, nan_ok=True)
 
 
 @pytest.mark.parametrize(
     ("name", "text", "metric"),
     [
         ("w.csv", '"Step","run - train/x","run - train/x__MIN"\n3,1.5,0\n', "train/x"),
-        ("h.jsonl", '{"_step": 3, "train": {"x": 1.5}, "other": "NaN"}\n', "train/x"),
+        ("w.csv", '"train/global_step","a - b - train/x","a - b - _step"\n3,1.5,90\n4,,91\n', "train/x"),
+        ("h.jsonl", '{"_step": 3, "train": {"x": 1.5}, "other": null}\n', "train/x"),
+        ("h.jsonl", '{"_step": 9, "global_step": 3, "train/x": 1.5}\n{"x": 1}\n', "train/x"),
+        ("trainer_state.json", '{"log_history": [{"step": 3, "train/x": 1.5}]}', "train/x"),
         ("run-a-tag-train_x.csv", "Wall time,Step,Value\n1.0,3,1.5\n", "train_x"),
         ("run-a-tag-train_x.json", "[[1.0, 3, 1.5]]", "train_x"),
     ],
@@ -243,20 +436,21 @@ def test_exports_of_trackers_are_read(name, text, metric, tmp_path):
     (tmp_path / name).write_text(text)
     found = curves.read([tmp_path / name])
 
-    assert found == {metric: {3: 1.5}}
-    assert curves.matched(found, ["train/x"]) == {"train/x": metric}
+    assert found[metric] == {3: 1.5}
+    assert curves.matched(found, ["train/x"])[0] == {"train/x": metric}
 
 
-def test_event_files_are_read(tmp_path):
-    writer = pytest.importorskip("tensorboardX").SummaryWriter(str(tmp_path))
-    writer.add_scalar("train/x", 1.5, 3)
-    writer.close()
+def test_curves_of_evaluation_are_not_taken_for_those_of_training():
+    both = {"train/sampling/x": {}, "eval/sampling/x": {}}
+    assert curves.matched(both, ["sampling/x"]) == ({"sampling/x": "train/sampling/x"}, {})
+    several = {"a/sampling/x": {}, "b/sampling/x": {}}
+    assert curves.matched(several, ["sampling/x"]) == ({}, {"sampling/x": list(several)})
 
-    assert curves.read(tmp_path.glob("*tfevents*")) == {"train/x": {3: 1.5}}
 
-
-@pytest.mark.parametrize("text", ["", "{", "[1]", "a,b\n1,2\n", '{"step": 1}', "Step,a - x,b - x\n1,2,3\n"])
-@pytest.mark.parametrize("name", ["x.csv", "x.jsonl"])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[1]", "a,b\n1,2\n", '{"step": 1}', "Step,a - x,b - x\n1,2,3\n", "\xff\0\xff" * 99]
+)
+@pytest.mark.parametrize("name", ["x.csv", "x.jsonl", "x.parquet", "x.wandb", "tfevents.x"])
 def test_what_holds_no_curves_is_one_error(name, text, tmp_path):
     (tmp_path / name).write_text(text)
     with pytest.raises(UsageError):

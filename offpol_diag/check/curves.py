@@ -9,68 +9,106 @@ import math
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from offpol_diag.errors import UsageError
 from offpol_diag.wholefiles import read as whole
 
 Curves = dict[str, dict[int, float]]
-MOST = 1 << 30
+Row = Mapping[str, object]
+MOST = 1 << 28
 """Maximum bytes of a file of curves."""
-STEPS = ("_step", "step", "global_step", "train/global_step", "training/global_step", "trainer/global_step")
-"""Columns that hold the training step, in any case; the first that is there is used."""
+STEPS = (
+    "training/global_step",
+    "train/global_step",
+    "trainer/global_step",
+    "global_step",
+    "train/step",
+    "rollout/step",
+    "step",
+    "_step",
+)
+"""Names of the training step, in any case; the first that a row has counts. W&B's `_step` counts calls."""
 PREFIXES = ("train", "training", "rollout_corr", "mismatch", "actor", "sampling", "rollout")
 """First parts of metric names that may be missing or differ."""
+OF_EVALUATION = ("eval", "val", "test")
+"""Beginnings of curves that are no training metric where another one has the name."""
 HINT = (
-    "give the CSV export or JSONL history of W&B, CSV, JSON or event files of TensorBoard, or CSV or JSONL "
-    "with a column `step`"
+    "give the CSV export, history (JSONL, Parquet) or .wandb file of W&B, CSV, JSON or event files of "
+    "TensorBoard, or CSV or JSONL with a column `step`"
 )
+WANDB_HEAD, WANDB_BLOCK = 7, 32768
+"""Bytes before the first record of a .wandb file and of each record's own header; bytes of a block."""
 
 
 def read(files: Iterable[Path]) -> Curves:
-    """Read files of curves; of a metric logged twice at a step the last value counts.
+    """Read files of curves, or directories of event or .wandb files; a later value at a step replaces others.
+
+    NaN and infinities are kept, but never replace a finite value.
 
     Raises:
         UsageError: a file cannot be read, holds several runs, or has no step.
     """
     curves: Curves = {}
-    for file in files:
+    for file in (one for given in files for one in _files(given)):
         try:
-            data = whole(file, MOST)
+            for name, step, value in _points(file, whole(file, MOST)):
+                points = curves.setdefault(name, {})
+                if math.isfinite(value) or not math.isfinite(points.get(step, math.nan)):
+                    points[step] = value
         except OSError as error:
-            raise UsageError(f"{file}: cannot be read ({error.strerror})", "check its name") from error
-        try:
-            found = _points(file, data)
-            for name, step, value in found:
-                curves.setdefault(name, {})[step] = value
-        except (
-            ValueError,
-            KeyError,
-            TypeError,
-            AttributeError,
-            RecursionError,
-            struct.error,
-            csv.Error,
-        ) as error:
+            raise UsageError(f"{file}: cannot be read ({error.strerror or error})", HINT) from error
+        except UnicodeDecodeError as error:
+            raise UsageError(f"{file}: is not UTF-8 text", HINT) from error
+        except UsageError:
+            raise
+        except MemoryError as error:
+            raise UsageError(f"{file}: is too large", "export fewer metrics, or fewer steps") from error
+        except Exception as error:  # of json, csv, struct, pyarrow or protobuf: whatever damaged files raise
             raise UsageError(f"{file}: holds no curves", HINT) from error
     if not curves:
         raise UsageError("the files hold no number of any step", HINT)
     return curves
 
 
+def _files(given: Path) -> list[Path]:
+    """Return a file, or the event or .wandb files of a directory."""
+    try:
+        if not given.is_dir():
+            return [given]
+        found = [one for pattern in ("*tfevents*", "*.wandb") for one in sorted(given.rglob(pattern))]
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{given}: cannot be read", "check its name") from error
+    if not found:
+        raise UsageError(f"{given}: holds no event file and no .wandb file", HINT)
+    return found
+
+
 def _points(file: Path, data: bytes) -> Iterator[tuple[str, int, float]]:
+    kind = file.suffix.lower()
     if "tfevents" in file.name:
         return _events(data)
+    if kind == ".wandb":
+        return _of_rows(file, _wandb_rows(data))
+    if kind == ".parquet":
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        return _of_rows(file, pq.read_table(pa.BufferReader(data)).to_pylist())
     text = data.decode("utf-8-sig")
-    if file.suffix.lower() in (".jsonl", ".ndjson", ".json"):
+    if kind in (".jsonl", ".ndjson", ".json"):
         return _of_rows(file, _json_rows(file, text))
     return _of_rows(file, _csv_rows(file, text))
 
 
-def _csv_rows(file: Path, text: str) -> list[dict[str, object]]:
+# ---------------------------------------------------------------- forms of files
+
+
+def _csv_rows(file: Path, text: str) -> list[Row]:
     rows = list(csv.DictReader(io.StringIO(text), strict=True))
     names = [name for name in rows[0] if name] if rows else []
     if {name.lower() for name in names} == {"wall time", "step", "value"}:  # a download of TensorBoard
-        return [{"step": _get(row, "step"), tag(file): _get(row, "value")} for row in rows]
+        return [{"step": _get(row, "step"), _tag(file): _get(row, "value")} for row in rows]
     runs: dict[str, str] = {}
     for name in names:
         run, found, metric = name.rpartition(" - ")
@@ -88,18 +126,24 @@ def _csv_rows(file: Path, text: str) -> list[dict[str, object]]:
     ]
 
 
-def _json_rows(file: Path, text: str) -> list[dict[str, object]]:
+def _json_rows(file: Path, text: str) -> list[Row]:
     try:
         found = json.loads(text)
     except json.JSONDecodeError:
         found = [json.loads(line) for line in text.splitlines() if line.strip()]
+    if isinstance(found, dict) and isinstance(found.get("log_history"), list):  # trainer_state.json of TRL
+        found = found["log_history"]
+    if isinstance(found, dict) and all(isinstance(one, dict) for one in found.values()):  # of pandas
+        places = dict.fromkeys(place for column in found.values() for place in column)
+        turned = [{name: column.get(place) for name, column in found.items()} for place in places]
+        found = turned if any(_step(row) is not None for row in turned) else found
     rows = found if isinstance(found, list) else [found]
     if rows and all(isinstance(row, list) and len(row) == 3 for row in rows):  # a download of TensorBoard
-        return [{"step": row[1], tag(file): row[2]} for row in rows]
+        return [{"step": row[1], _tag(file): row[2]} for row in rows]
     return [dict(_flat(row)) for row in rows]
 
 
-def _flat(row: Mapping[str, object], before: str = "") -> Iterator[tuple[str, object]]:
+def _flat(row: Row, before: str = "") -> Iterator[tuple[str, object]]:
     for name, value in row.items():
         if isinstance(value, dict):
             yield from _flat(value, f"{before}{name}/")
@@ -107,40 +151,30 @@ def _flat(row: Mapping[str, object], before: str = "") -> Iterator[tuple[str, ob
             yield before + name, value
 
 
-def _get(row: Mapping[str, object], lower: str) -> object:
-    return next((value for name, value in row.items() if name and name.lower() == lower), None)
-
-
-def tag(file: Path) -> str:
+def _tag(file: Path) -> str:
     """Return the metric of a TensorBoard download, which is part of its name: `run-RUN-tag-METRIC.csv`."""
     return file.stem.partition("-tag-")[2] or file.stem
 
 
-def _of_rows(file: Path, rows: Iterable[Mapping[str, object]]) -> Iterator[tuple[str, int, float]]:
-    rows = list(rows)
-    every = {name.lower() for row in rows for name in row}
-    which = next((name for name in STEPS if name in every), None)
-    if which is None:
-        raise UsageError(f"{file}: has no column of steps", f"name it one of {', '.join(STEPS)}")
-    for row in rows:
-        step = _number(_get(row, which))
-        if step is None or step != int(step):
-            continue
-        for name, given in row.items():
-            value = _number(given)
-            if name.lower() != which and value is not None:
-                yield name, int(step), value
-
-
-def _number(given: object) -> float | None:
-    """Return a finite number, also from text; else None."""
-    if isinstance(given, bool) or not isinstance(given, int | float | str):
-        return None
+def _wandb_rows(data: bytes) -> Iterator[Row]:
+    """Yield the history of a .wandb file: a log of records in blocks, as LevelDB's, after a header."""
     try:
-        value = float(given)
-    except (ValueError, OverflowError):
-        return None
-    return value if math.isfinite(value) else None
+        from wandb.proto import wandb_internal_pb2
+    except ImportError as error:
+        raise UsageError(".wandb files need the package wandb", f"pip install wandb, or {HINT}") from error
+    proto: Any = wandb_internal_pb2
+    at, record = WANDB_HEAD, b""
+    while at + WANDB_HEAD <= len(data):
+        if (room := WANDB_BLOCK - at % WANDB_BLOCK) < WANDB_HEAD:
+            at += room
+            continue
+        _, size, part = struct.unpack_from("<IHB", data, at)  # checksum, length; 1 whole, 2 to 4 its parts
+        record += data[at + WANDB_HEAD : at + WANDB_HEAD + size]
+        at += WANDB_HEAD + size
+        if part in (1, 4):
+            history, record = proto.Record.FromString(record).history, b""
+            items = (("/".join(one.nested_key) or one.key, one.value_json) for one in history.item)
+            yield {name: json.loads(value) for name, value in items}
 
 
 def _events(data: bytes) -> Iterator[tuple[str, int, float]]:
@@ -161,25 +195,75 @@ def _events(data: bytes) -> Iterator[tuple[str, int, float]]:
         event = Event.FromString(data[at + 12 : at + 12 + size])
         at += 16 + size
         for one in event.summary.value:
-            value = one.simple_value
             if one.HasField("tensor"):
-                values = one.tensor.float_val
-                value = values[0] if len(values) else struct.unpack("<f", one.tensor.tensor_content)[0]
-            if math.isfinite(value):
-                yield one.tag, event.step, value
+                tensor: Any = one.tensor
+                if tensor.float_val or len(tensor.tensor_content) == 4:
+                    value = [*tensor.float_val, *struct.unpack("<f", tensor.tensor_content or b"\0" * 4)][0]
+                    yield one.tag, event.step, value
+            elif one.HasField("simple_value"):
+                yield one.tag, event.step, one.simple_value
 
 
-def matched(curves: Curves, names: Iterable[str]) -> dict[str, str]:
-    """Return logged name → the curve that holds it; names with none or several are left out."""
-    found = {}
-    for name in names:
-        if name in curves:
-            found[name] = name
+# ---------------------------------------------------------------- rows
+
+
+def _get(row: Row, lower: str) -> object:
+    return next((value for name, value in row.items() if name and name.lower() == lower), None)
+
+
+def _step(row: Row) -> tuple[str, int] | None:
+    """Return the name of a row's step, in lower case, and the step; None where it has none."""
+    numbers = {name.lower(): _number(value) for name, value in row.items() if name and name.lower() in STEPS}
+    for name in STEPS:
+        value = numbers.get(name)
+        if value is not None and math.isfinite(value):
+            return (name, int(value)) if value == int(value) else None
+    return None
+
+
+def _of_rows(file: Path, rows: Iterable[Row]) -> Iterator[tuple[str, int, float]]:
+    steps = 0
+    for row in rows:
+        found = _step(row)
+        if found is None:
             continue
-        same = [one for one in curves if one.endswith(f"/{name}") or _bare(one) == _bare(name)]
-        if len(same) == 1:
-            found[name] = same[0]
-    return found
+        steps += 1
+        for name, given in row.items():
+            value = _number(given)
+            if name.lower() != found[0] and value is not None:
+                yield name, found[1], value
+    if not steps:
+        raise UsageError(f"{file}: has no column of steps", f"name it one of {', '.join(STEPS)}")
+
+
+def _number(given: object) -> float | None:
+    """Return a number, also from text; else None."""
+    if isinstance(given, bool) or not isinstance(given, int | float | str):
+        return None
+    try:
+        return float(given)
+    except (ValueError, OverflowError):
+        return None
+
+
+# ---------------------------------------------------------------- names
+
+
+def matched(curves: Curves, names: Iterable[str]) -> tuple[dict[str, str], dict[str, list[str]]]:
+    """Return logged name → the curve that holds it, and logged name → curves among which none is chosen."""
+    found, several = {}, {}
+    ends: dict[str, list[str]] = {}
+    for one in curves:
+        ends.setdefault(_bare(one), []).append(one)
+    for name in names:
+        same = [name] if name in curves else [one for one in curves if one.endswith(f"/{name}")]
+        same = same or ends.get(_bare(name), [])
+        trained = [one for one in same if not one.lower().startswith(OF_EVALUATION)]
+        if len(trained or same) == 1:
+            found[name] = (trained or same)[0]
+        elif same:
+            several[name] = same
+    return found, several
 
 
 def _bare(name: str) -> str:

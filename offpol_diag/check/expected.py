@@ -1,8 +1,9 @@
-"""What a trainer logs of one training step of a dump, as a whole or of some of its sequences."""
+"""What a trainer logs of one training step of a dump, as a whole or as a mean over parts of its rows."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import pairwise
@@ -20,8 +21,11 @@ from offpol_diag.engine.scene import Scene
 from offpol_diag.presets import Preset
 from offpol_diag.torch import Whole
 from offpol_diag.trainers import LOGS
-from offpol_diag.trainers.base import Read
+from offpol_diag.trainers.base import Range, Read
 from offpol_diag.trainers.view import View
+
+Values = dict[str, float]
+Parts = Sequence[Sequence[int]]
 
 
 def rows_of(batch: Batch, rows: Sequence[int]) -> Batch:
@@ -43,6 +47,12 @@ def by_step(batches: Iterable[Batch]) -> dict[int, Batch]:
     return {step: joined(parts) for step, parts in sorted(found.items())}
 
 
+def extremes(preset: Preset) -> frozenset[str]:
+    """Return the names of maxima and minima: parts of a batch keep the outermost, which is the whole's."""
+    entries = LOGS[preset.logs or ""].entries_of(preset)
+    return frozenset(e.name for e in entries if any(isinstance(one, Range) for one in e.value.columns))
+
+
 @dataclass(frozen=True)
 class Logged:
     """The summands of a trainer's metrics, of each sequence of one training step.
@@ -51,53 +61,91 @@ class Logged:
         preset: the correction that runs.
         sums: name → summand of each sequence, [S].
         ranges: name → smallest and largest of each sequence, [S] each.
-        masked: masked tokens of each sequence, [S].
+        counted: tokens of each sequence that denominators count, [S].
     """
 
     preset: Preset
     sums: dict[str, Tensor]
     ranges: dict[str, tuple[Tensor, Tensor]]
-    masked: Tensor
+    counted: Tensor
 
     @classmethod
-    def of(cls, batch: Batch, preset: Preset, columns: frozenset[str]) -> Logged:
-        """Compute them; `columns` are the canonical ones of the dump."""
+    def of(cls, batch: Batch, preset: Preset, columns: frozenset[str], masked: bool = False) -> Logged:
+        """Compute them; `columns` are the canonical ones of the dump, `masked` counts masked tokens too."""
         whole: Any = Whole(batch)
         study = Study.of(columns, (preset,), (), 0, 2)
         needs = Needs.of([preset], "advantages" in study.columns and batch.advantages is None)
         found = settle(whole, whole, needs)
         batch = found.filled(batch)
         scene = Scene.of(batch, 0, 2, found.settled)
-        outcomes = Outcomes.of(scene, study.presets)
-        own = [part.columns(outcomes) for part in PARTS]
-        sums = reduce(dict.__or__, (gap.columns(scene, drift) for drift in study.drifts), dict(scene.counts))
-        for some in own:
-            sums |= zip(some.names, some.values, strict=True) if some.names else {}
-        more, ranges = LOGS[preset.logs or ""].columns(View(scene, preset))
-        return cls(preset, sums | more, ranges, batch.masked.to(torch.float64))
+        sums = dict(scene.counts)
+        log = LOGS[preset.logs or ""]
+        if outcome.normalised(preset) or any(not entry.value.columns for entry in log.entries_of(preset)):
+            outcomes = Outcomes.of(scene, study.presets)
+            sums = reduce(dict.__or__, (gap.columns(scene, drift) for drift in study.drifts), sums)
+            for some in (part.columns(outcomes) for part in PARTS):
+                sums |= zip(some.names, some.values, strict=True) if some.names else {}
+        view = View(scene, preset, masked)
+        more, ranges = log.columns(view)
+        return cls(preset, sums | more | {"tokens": view.counted}, ranges, view.counted)
 
     @property
     def sequences(self) -> int:
         """Number of sequences."""
-        return len(self.masked)
+        return len(self.counted)
 
-    def values(self, rows: slice | list[int] = slice(None), masked: bool = False) -> dict[str, float]:
-        """Return logged name → value of some sequences as one batch; `masked` counts masked tokens too."""
-        sums = {name: x[rows].sum()[None] for name, x in self.sums.items()}
+    def values(self, parts: Parts = ()) -> list[Values]:
+        """Return logged name → value of each part of the sequences, those without a token left out.
+
+        Without parts all sequences are one.
+        """
+        which = torch.zeros(self.sequences, dtype=torch.int64)
+        for part, rows in enumerate(parts):
+            which[list(rows)] = part
+        many = max(len(parts), 1)
+
+        def summed(x: Tensor) -> Tensor:
+            return x.new_zeros(many).index_add_(0, which, x)
+
+        totals = {name: summed(x) for name, x in self.sums.items()}
         if outcome.normalised(self.preset):
-            own = {name: x for name, x in sums.items() if name.startswith(f"{self.preset.name}|")}
-            sums |= normal.rescaled(own, self.preset)
-        read = {name: float(x[0]) for name, x in sums.items()}
-        if masked:
-            read["tokens"] += float(self.masked[rows].sum())
-        ranges = {
-            name: (float(low[rows].min()), float(high[rows].max()))
+            scaled = {name: x for name, x in totals.items() if name.startswith(f"{self.preset.name}|")}
+            totals |= normal.rescaled(scaled, self.preset)
+        read = {name: x.tolist() for name, x in totals.items()}
+        ends = {
+            name: (
+                low.new_full((many,), torch.inf).scatter_reduce_(0, which, low, "amin").tolist(),
+                high.new_full((many,), -torch.inf).scatter_reduce_(0, which, high, "amax").tolist(),
+            )
             for name, (low, high) in self.ranges.items()
         }
-        try:
-            return LOGS[self.preset.logs or ""].logged(self.preset, Read(read, ranges))
-        except ZeroDivisionError:  # no token among these sequences
+        found = []
+        for part in range(many):
+            own: dict[str, float] = {name: x[part] for name, x in read.items()}
+            outer = {name: (low[part], high[part]) for name, (low, high) in ends.items()}
+            if own["tokens"]:
+                with suppress(ZeroDivisionError):
+                    found.append(LOGS[self.preset.logs or ""].logged(self.preset, Read(own, outer)))
+        return found
+
+    def averaged(self, parts: Parts, weighted: bool = False, outermost: bool = True) -> Values:
+        """Return the mean over parts of what is logged of each, unweighted or weighted by their tokens.
+
+        With `outermost` maxima and minima are those of the whole.
+        """
+        sizes = [float(self.counted[list(rows)].sum()) for rows in parts]
+        weights = [size if weighted else 1.0 for size in sizes if size]
+        made, ends = self.values(parts), extremes(self.preset) if outermost else ()
+        if len(made) < len(weights):
             return {}
+        whole = sum(weights)
+        found = {
+            name: sum(one[name] * weight for one, weight in zip(made, weights, strict=True)) / whole
+            for name in (set.intersection(*map(set, made)) if made else ())
+        }
+        if outermost:
+            found |= {name: x for every in self.values() for name, x in every.items() if name in ends}
+        return found
 
 
 def swapped(batch: Batch, preset: Preset) -> Batch:

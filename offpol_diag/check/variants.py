@@ -1,23 +1,93 @@
-"""Other definitions that a trainer may have computed: changes of the batch, the preset or the averaging."""
+"""Other definitions that a trainer may have computed: rows, each of which changes one part."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property, partial
 from itertools import pairwise
+from typing import Any
 
 import torch
 
 from offpol_diag.batch import Batch
-from offpol_diag.check.expected import Logged, swapped
+from offpol_diag.check.expected import Logged, Values, extremes, swapped
 from offpol_diag.engine import segments
 from offpol_diag.presets import Preset
 
-Values = dict[str, float]
-Parts = Sequence[list[int]]
-BOUNDS = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 8.0, 10.0, 100.0)
-"""Upper bounds of weights that are tried in place of the preset's."""
+BOUNDS = (1.0, 1.2, 1.28, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 8.0, 10.0, 20.0, 100.0)
+"""Upper bounds that are tried in place of the preset's, and their inverses as lower ones."""
 RANKS = (2, 4, 8, 16, 32, 64)
+FACTORS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 64, 128, 256)
+SPANS = (2, 3, 4, 5, 8, 10, 16, 20, 25, 50, 100)
+"""Steps over which a trainer may average before it logs."""
+CAPS = (20.0, 10.0, 5.0, 2.0, 1.0)
+
+Change = Callable[["Step", Batch], Batch | None]
+Get = Callable[[int], float | None]
+"""Step → the value of a metric there, None where the dump has no such step."""
+Across = Callable[[Get, int], float | None]
+
+
+@dataclass(frozen=True, eq=False)
+class Variant:
+    """Another definition. Each field that is set changes one part; two variants combine where these differ.
+
+    Attributes:
+        name: a short key for the JSON.
+        text: what the trainer computes, after "the trainer logs".
+        fix: what to do about it.
+        changes: of the rows of a step; None where one does not apply.
+        masked: denominators count masked tokens.
+        preset: another correction.
+        ranks, strided: means of this many ranks, rows dealt in blocks or in turns.
+        micro, weighted: means of this many rows each, averaged as they are or by their tokens.
+        outermost: whether maxima and minima of parts are the outermost.
+        factor: what means are multiplied by.
+        finish: applied to each value at the end.
+        across: value of one step from those of several.
+        other: name of the metric whose value is logged.
+        alone: whether it is not combined with others.
+    """
+
+    name: str
+    text: str
+    fix: str
+    changes: tuple[Change, ...] = ()
+    masked: bool = False
+    preset: Preset | None = None
+    ranks: int | None = None
+    strided: bool = False
+    micro: int | None = None
+    weighted: bool = False
+    outermost: bool = True
+    factor: Callable[[Step], float] | None = None
+    finish: Callable[[float], float] | None = None
+    across: Across | None = None
+    other: str = ""
+    alone: bool = False
+    simple: int = 1
+
+    @cached_property
+    def changed(self) -> frozenset[str]:
+        """Names of the fields that are set."""
+        own = fields(self)[3:-2]
+        return frozenset(one.name for one in own if getattr(self, one.name) != one.default)
+
+    def __and__(self, other: Variant) -> Variant | None:
+        """Return both at once; None where they change the same part, or one stands alone."""
+        if self.alone or other.alone or self.changed & other.changed - {"changes", "outermost"}:
+            return None
+        return replace(
+            self,
+            name=f"{self.name}+{other.name}",
+            text=f"{self.text}, and {other.text}",
+            fix=f"{self.fix} {other.fix}",
+            simple=self.simple + other.simple,
+            **{one: getattr(other, one) for one in other.changed - {"changes"}},
+            changes=(*self.changes, *other.changes),
+        )
 
 
 @dataclass
@@ -30,103 +100,80 @@ class Step:
         preset: the correction that is assumed.
         columns: canonical columns of the dump.
         micro, ranks: sequences of a micro-batch and number of data-parallel ranks, where they are known.
-        near: the steps before and after it, where the dump has them.
+        tokens: tokens of all batches that were computed.
     """
 
     batch: Batch
-    unmasked: Batch | None
     preset: Preset
     columns: frozenset[str]
-    micro: int | None
-    ranks: int | None
-    near: dict[int, Step] = field(default_factory=dict)
-    made: dict[object, Logged] = field(default_factory=dict)
+    micro: int | None = None
+    ranks: int | None = None
+    unmasked: Batch | None = None
+    tokens: int = 0
+    made: dict[object, Any] = field(default_factory=dict)
 
-    def logged(
-        self,
-        key: object = "",
-        batch: Callable[[Step], Batch | None] | None = None,
-        preset: Preset | None = None,
-    ) -> Logged | None:
-        """Return the trainer's summands of a changed batch or preset, computed once per key."""
+    def _once(self, key: object, make: Callable[[], Any]) -> Any:
         if key not in self.made:
-            chosen = self.batch if batch is None else batch(self)
-            if chosen is None:
-                return None
-            self.made[key] = Logged.of(chosen, preset or self.preset, self.columns)
+            self.made[key] = make()
         return self.made[key]
 
-    @property
-    def base(self) -> Logged:
-        """Return the summands of the step as it is."""
-        found = self.logged()
-        assert found is not None
+    def logged(self, of: Variant) -> Logged | None:
+        """Return the trainer's summands of a variant's batch and preset, computed once."""
+
+        def made() -> Logged | None:
+            batch: Batch | None = self.batch
+            for change in of.changes:
+                batch = batch and change(self, batch)
+            self.tokens += batch.tokens if batch else 0
+            if batch is None:
+                return None
+            return Logged.of(batch, of.preset or self.preset, self.columns, of.masked)
+
+        return self._once((of.changes, of.preset, of.masked), made)  # type: ignore[no-any-return]
+
+    def values(self, of: Variant) -> Values:
+        """Return logged name → value of this step by a variant, `across` apart; empty where it has none."""
+        logged = self.logged(of)
+        if logged is None:
+            return {}
+        ranks, micro, rows = of.ranks or self.ranks or 1, of.micro or self.micro, logged.sequences
+        if ranks > rows or (of.micro and of.micro >= rows):
+            return {}
+        parts = split(rows, ranks, micro, of.strided)
+        outermost = of.outermost and of.ranks is None and of.micro is None
+
+        def made() -> Values:
+            if len(parts) == 1:
+                return next(iter(logged.values()), {})
+            return logged.averaged(parts, of.weighted, outermost)
+
+        own = (of.changes, of.preset, of.masked)
+        found: Values = self._once((*own, parts, of.weighted, outermost), made)
+        if of.factor:
+            by, ends = of.factor(self), extremes(logged.preset)
+            found = {name: x * by for name, x in found.items() if name not in ends}
+        if of.finish:
+            found = {name: of.finish(x) for name, x in found.items() if math.isfinite(x)}
+        if of.other:
+            found = {name: found[of.other] for name in found if name != of.other and of.other in found}
         return found
 
-    def expected(self, of: Logged | None = None, masked: bool = False) -> Values:
-        """Return logged name → value, averaged over ranks and micro-batches where those are given."""
-        one = of or self.base
-        if self.micro is None and self.ranks is None:
-            return one.values(masked=masked)
-        return averaged(one, split(one.sequences, self.ranks or 1, self.micro), masked)
 
-
-def split(rows: int, ranks: int, micro: int | None, strided: bool = False) -> list[list[int]]:
+def split(rows: int, ranks: int, micro: int | None, strided: bool = False) -> tuple[tuple[int, ...], ...]:
     """Divide rows among ranks, contiguous or in turns, and those of each into micro-batches."""
     cuts = [rows * i // ranks for i in range(ranks + 1)]
-    own = [list(range(i, rows, ranks)) for i in range(ranks)]
-    if not strided:
-        own = [list(range(a, b)) for a, b in pairwise(cuts)]
+    own = (
+        [range(i, rows, ranks) for i in range(ranks)] if strided else [range(*cut) for cut in pairwise(cuts)]
+    )
     size = micro or rows
-    return [one[at : at + size] for one in own for at in range(0, len(one), size)]
+    return tuple(tuple(one[at : at + size]) for one in own for at in range(0, len(one), size))
 
 
-def averaged(of: Logged, parts: Parts, masked: bool = False, lengths: bool = False) -> Values:
-    """Return the unweighted mean over parts of what is logged of each, or weighted by their tokens.
-
-    Of names that end in max or min the largest and smallest are taken.
-    """
-    found: dict[str, list[tuple[float, float]]] = {}
-    for rows in parts:
-        n = float(of.sums["tokens"][rows].sum())
-        if n:
-            for name, value in of.values(rows, masked).items():
-                found.setdefault(name, []).append((value, n if lengths else 1.0))
-    return {name: _mean(name, values) for name, values in found.items()}
+# ---------------------------------------------------------------- changes of the rows
 
 
-def _mean(name: str, values: Sequence[tuple[float, float]]) -> float:
-    if name.endswith(("max", "min")):
-        return (max if name.endswith("max") else min)(value for value, _ in values)
-    return sum(value * weight for value, weight in values) / sum(weight for _, weight in values)
-
-
-@dataclass(frozen=True)
-class Variant:
-    """Another definition.
-
-    Attributes:
-        name: a short key for the JSON.
-        text: the definition in words, after "the trainer computes".
-        of: its values of a step; empty where it does not apply.
-    """
-
-    name: str
-    text: str
-    of: Callable[[Step], Mapping[str, float]]
-
-
-def _batch(name: str, text: str, change: Callable[[Step], Batch | None]) -> Variant:
-    def of(step: Step) -> Values:
-        made = step.logged(name, change)
-        return {} if made is None else step.expected(made)
-
-    return Variant(name, text, of)
-
-
-def _zeros(step: Step) -> Batch | None:
+def _zeros(step: Step, batch: Batch) -> Batch | None:
     """Append the masked tokens of each sequence with log-probs and advantages of 0."""
-    batch = step.batch
     if not bool(batch.masked.any()):
         return None
     n, more = batch.lengths, batch.masked
@@ -151,108 +198,304 @@ def _zeros(step: Step) -> Batch | None:
     )
 
 
-def _reversed(step: Step) -> Batch | None:
-    return None if step.preset.policy == "rollout" else swapped(step.batch, step.preset)
+def _reversed(step: Step, batch: Batch) -> Batch | None:
+    return None if step.preset.policy == "rollout" else swapped(batch, step.preset)
 
 
-def _policy(use: str, for_: str) -> Callable[[Step], Batch | None]:
-    def change(step: Step) -> Batch | None:
-        x = step.batch.policy(use)
-        return None if x is None or step.batch.policy(for_) is None else replace(step.batch, **{for_: x})  # type: ignore[arg-type]
+def _policy(use: str, for_: str) -> Change:
+    def change(step: Step, batch: Batch) -> Batch | None:
+        x = batch.policy(use)
+        return None if x is None or batch.policy(for_) is None else replace(batch, **{for_: x})  # type: ignore[arg-type]
 
     return change
 
 
-def _singles(lengths: bool) -> Callable[[Step], Values]:
-    return lambda step: averaged(step.base, [[i] for i in range(step.base.sequences)], lengths=lengths)
+def _capped(most: float, step: Step, batch: Batch) -> Batch | None:
+    """Return log-ratios within ±most, or None where all are."""
+    train = batch.policy(step.preset.policy)
+    assert train is not None
+    gap = train - batch.rollout
+    return None if bool((gap.abs() <= most).all()) else replace(batch, rollout=train - gap.clamp(-most, most))
 
 
-def _times(name: str) -> Callable[[Step], Values]:
-    def of(step: Step) -> Values:
-        factor = float(step.base.sums[name].sum())
-        return {
-            key: value * factor for key, value in step.expected().items() if not key.endswith(("max", "min"))
-        }
-
-    return of
+# ---------------------------------------------------------------- across steps and at the end
 
 
-def _neighbour(by: int) -> Callable[[Step], Values]:
-    return lambda step: step.near[by].expected() if by in step.near else {}
+def _shift(by: int) -> Across:
+    return lambda get, at: get(at - by)
 
 
-def _split(ranks: int | None, micro: int | None, strided: bool = False) -> Callable[[Step], Values]:
-    def of(step: Step) -> Values:
-        rows, many = step.base.sequences, ranks or step.ranks or 1
-        if many > rows or (micro is not None and micro >= rows):
-            return {}
-        return averaged(step.base, split(rows, many, micro or step.micro, strided))
-
-    return of
+def _trailing(steps: int, get: Get, at: int) -> float | None:
+    values = [get(at - i) for i in range(steps)]
+    known = [x for x in values if x is not None]
+    return sum(known) / steps if len(known) == steps else None
 
 
+def _smoothed(weight: float, debiased: bool, get: Get, at: int) -> float | None:
+    """Return the exponential moving average over the dump's steps from the first on."""
+    first = at
+    while get(first - 1) is not None:
+        first -= 1
+    total, mass = (0.0, 0.0) if debiased else (get(first) or 0.0, 1.0)
+    for step in range(first, at + 1):
+        x = get(step)
+        if x is None:
+            return None
+        total = weight * total + (1 - weight) * x
+        mass = weight * mass + 1 - weight
+    return total / mass
+
+
+def _digits(many: int, x: float) -> float:
+    return float(f"{x:.{many - 1}e}")
+
+
+def _as_type(kind: str, x: float) -> float:
+    return float(torch.tensor(x, dtype=torch.float32).to(getattr(torch, kind)))
+
+
+def _sum(name: str, step: Step) -> float:
+    logged = step.logged(BASE)
+    assert logged is not None
+    return float(logged.sums[name].sum())
+
+
+def _constant(by: float) -> Callable[[Step], float]:
+    return lambda step: by
+
+
+BASE = Variant("", "", "")
+"""The trainer's own definition."""
+MASK = "Average over the loss mask: sum(x·mask)/sum(mask)."
+NAMES = "Check which policy's log-probs reach the metric."
 COMMON: tuple[Variant, ...] = (
     Variant(
         "masked_in_denominator",
         "means whose denominator also counts masked tokens",
-        lambda step: step.expected(masked=True),
+        f"{MASK} A plain .mean() divides by padding or tool tokens too.",
+        masked=True,
     ),
-    _batch("mask_ignored", "means over all tokens, masked ones with their log-probs", lambda s: s.unmasked),
-    _batch("masked_as_zeros", "means over all tokens, masked ones with log-probs of 0", _zeros),
-    _batch("reversed", "the ratio in the other direction, π_rollout/π_train", _reversed),
-    _batch("current_for_old", "π_θ (current) where old is meant", _policy("current", "old")),
-    _batch("old_for_current", "π_old where π_θ (current) is meant", _policy("old", "current")),
-    Variant("sequence_mean", "a mean over sequences of the means of their tokens", _singles(False)),
-    Variant("token_mean", "a mean over tokens, not of the sequences' means", _singles(True)),
-    Variant("sum_tokens", "a sum over tokens, not their mean", _times("tokens")),
-    Variant("sum_sequences", "a sum over sequences, not their mean", _times("rows")),
-    Variant("step_before", "the values of the step before: the curve lags by one", _neighbour(-1)),
-    Variant("step_after", "the values of the step after: the curve is one step ahead", _neighbour(1)),
+    Variant(
+        "mask_ignored",
+        "means over all tokens, masked ones with their log-probs",
+        f"{MASK} Tool and prompt tokens were not sampled by this policy.",
+        changes=(lambda step, batch: step.unmasked,),
+    ),
+    Variant(
+        "masked_as_zeros",
+        "means over all tokens, masked ones with log-probs of 0",
+        f"{MASK} Where the mask multiplies log-probs, exp(0) = 1 still counts.",
+        changes=(_zeros,),
+    ),
+    Variant(
+        "reversed",
+        "the ratio in the other direction, π_rollout/π_train",
+        "Subtract rollout from training log-probs, not the other way round, or read the curve with r as 1/r.",
+        changes=(_reversed,),
+    ),
+    Variant(
+        "current_for_old", "π_θ (current) where old is meant", NAMES, changes=(_policy("current", "old"),)
+    ),
+    Variant(
+        "old_for_current", "π_old where π_θ (current) is meant", NAMES, changes=(_policy("old", "current"),)
+    ),
+    Variant(
+        "sequence_mean",
+        "a mean over sequences of the means of their tokens",
+        "Short responses weigh more in it: compare it only with curves averaged alike.",
+        micro=1,
+    ),
+    Variant(
+        "token_mean",
+        "a mean over tokens, not of the sequences' means",
+        "Long responses weigh more in it: compare it only with curves averaged alike.",
+        micro=1,
+        weighted=True,
+    ),
+    Variant(
+        "mean_of_extremes",
+        "maxima and minima averaged over the parts",
+        "Reduce max with max and min with min across ranks and micro-batches.",
+        outermost=False,
+    ),
+    Variant(
+        "sum_tokens",
+        "a sum over tokens, not their mean",
+        "Divide by the number of tokens.",
+        factor=partial(_sum, "tokens"),
+    ),
+    Variant(
+        "sum_sequences",
+        "a sum over sequences, not their mean",
+        "Divide by the number of sequences.",
+        factor=partial(_sum, "rows"),
+    ),
+    Variant(
+        "step_before",
+        "the values of the step before: the curve lags by one",
+        "Number both alike: the curve's step is one higher than the dump's.",
+        across=_shift(1),
+    ),
+    Variant(
+        "step_after",
+        "the values of the step after: the curve is one step ahead",
+        "Number both alike: the curve's step is one lower than the dump's.",
+        across=_shift(-1),
+    ),
+    Variant("negated", "the negative of it", "Turn its sign.", factor=_constant(-1.0), alone=True),
+    Variant("percent", "it in percent", "Read the curve in percent.", factor=_constant(100.0), alone=True),
+    Variant(
+        "bits",
+        "it in bits, with log₂",
+        "Use the natural logarithm, or read the curve in bits.",
+        factor=_constant(1 / math.log(2)),
+        alone=True,
+    ),
+    *(
+        Variant(
+            kind, f"it in {kind}", "Reduce and log in float32.", finish=partial(_as_type, kind), alone=True
+        )
+        for kind in ("bfloat16", "float16")
+    ),
+    *(
+        Variant(
+            f"decimals_{many}",
+            f"it rounded to {many} decimals",
+            "Export the tracker's own values, not those of the console.",
+            finish=partial(round, ndigits=many),
+            alone=True,
+        )
+        for many in (6, 5, 4, 3, 2)
+    ),
+    *(
+        Variant(
+            f"digits_{many}",
+            f"it rounded to {many} significant digits",
+            "Export the tracker's own values, not those of the console.",
+            finish=partial(_digits, many),
+            alone=True,
+        )
+        for many in (5, 4, 3)
+    ),
+    *(
+        Variant(
+            f"mean_of_{many}_steps",
+            f"the mean of the last {many} steps",
+            "Log every step (in TRL logging_steps=1), or compare averages.",
+            across=partial(_trailing, many),
+            alone=True,
+        )
+        for many in SPANS
+    ),
+    *(
+        Variant(
+            f"smoothed_{percent / 100:g}{'' if debiased else '_plain'}",
+            f"it smoothed over steps (exponential moving average, weight {percent / 100:g})",
+            "Export the curve with smoothing off.",
+            across=partial(_smoothed, percent / 100, debiased),
+            alone=True,
+        )
+        for percent in (*range(5, 100, 5), 97, 98, 99, 99.5, 99.9)
+        for debiased in (True, False)
+    ),
+    *(
+        Variant(
+            f"log_ratio_{most:g}",
+            f"log-ratios clamped to ±{most:g}",
+            f"Clamp nothing below e^{most:g}, or say so beside the curve.",
+            changes=(partial(_capped, most),),
+        )
+        for most in CAPS
+    ),
+    *(
+        one
+        for by in FACTORS
+        for one in (
+            Variant(
+                f"times_{by}",
+                f"{by} times the mean",
+                f"Average over ranks and micro-batches: {by} of them were summed.",
+                factor=_constant(by),
+                alone=True,
+            ),
+            Variant(
+                f"over_{by}",
+                f"1/{by} of the mean",
+                f"It was divided by {by} ranks or micro-batches once too often.",
+                factor=_constant(1 / by),
+                alone=True,
+            ),
+        )
+    ),
 )
 """Variants that need no size of the dump."""
+UNWEIGHTED = "Weigh each part by its tokens (reduce sums and counts, then divide), or check with --{} {}."
 
 
-def variants(step: Step, presets: Sequence[Preset]) -> Iterator[Variant]:
-    """Yield the variants to try, the likeliest first; `presets` are others that log the same names."""
+def variants(step: Step) -> Iterator[Variant]:
+    """Yield the variants of one part each, the likeliest first."""
     yield from COMMON
-    rows = step.base.sequences
+    rows = step.batch.sequences
     for ranks in RANKS:
         for strided, how in ((False, "in blocks"), (True, "in turns")):
             text = f"means of {ranks} data-parallel ranks (rows dealt {how}), averaged without their sizes"
-            yield Variant(f"dp_{ranks}{'_strided' * strided}", text, _split(ranks, None, strided))
-    for micro in sorted({2**k for k in range(1, rows.bit_length())}, reverse=True):
+            name = f"dp_{ranks}{'_strided' * strided}"
+            yield Variant(name, text, UNWEIGHTED.format("dp", ranks), ranks=ranks, strided=strided)
+    sizes = {2**k for k in range(1, rows.bit_length())} | {rows // k for k in range(2, 17) if rows // k > 1}
+    for micro in sorted(sizes, reverse=True):
         text = f"means of micro-batches of {micro} sequences, averaged without their sizes"
-        yield Variant(f"micro_{micro}", text, _split(None, micro))
-    for name, text, preset in _clamps(step.preset):
-        yield Variant(name, text, _as(name, preset))
-    for other in presets:
-        name = f"preset_{other.name}"
-        yield Variant(name, f"what it logs under the preset {other.name}", _as(name, other))
+        yield Variant(f"micro_{micro}", text, UNWEIGHTED.format("micro-batch", micro), micro=micro)
+    yield from _bounds(step.preset)
+    for name in step.values(BASE):
+        yield Variant(
+            f"is_{name}", f"the value of {name}", "The names are exchanged.", other=name, alone=True
+        )
 
 
-def _as(key: str, preset: Preset) -> Callable[[Step], Values]:
-    def of(step: Step) -> Values:
-        made = step.logged(key, preset=preset)
-        return {} if made is None else step.expected(made)
+def of_presets(presets: Sequence[Preset]) -> Iterator[Variant]:
+    """Yield a variant for each other preset that logs the same names."""
+    for one in presets:
+        text, fix = f"what it logs under the preset {one.name}", f"Check with --preset {one.name}."
+        yield Variant(f"preset_{one.name}", text, fix, preset=one)
 
-    return of
 
-
-def _clamps(preset: Preset) -> Iterator[tuple[str, str, Preset]]:
+def _bounds(preset: Preset) -> Iterator[Variant]:
+    """Yield other bounds of the weight and of rejection rules, and other actions at them."""
+    fix = "Set the bound that is meant, or name the preset that ran with --preset."
     weight = preset.weight
-    if weight is None:
-        return
-    for upper in BOUNDS:
-        if upper != weight.upper and (weight.lower is None or weight.lower < upper):
-            text = (
-                f"weights bounded at {upper:g}, not at {'nothing' if weight.upper is None else weight.upper}"
-            )
-            yield f"upper_{upper:g}", text, replace(preset, weight=replace(weight, upper=upper))
-    raw = replace(weight, action="none", upper=None, lower=None)
-    yield "unbounded", "weights without bounds", replace(preset, weight=raw)
-    if weight.action in ("truncate", "mask"):
-        other = "mask" if weight.action == "truncate" else "truncate"
-        text = "weights outside the bounds set to 0, not clamped"
-        if other == "truncate":
-            text = "weights clamped to the bounds, not set to 0 outside them"
-        yield f"{other}_weights", text, replace(preset, weight=replace(weight, action=other))  # type: ignore[arg-type]
+    if weight is not None:
+        for side, bound, one in _others(weight):
+            text = f"weights bounded at {bound:.4g} {side}, not at {_said(getattr(weight, side))}"
+            yield Variant(f"{side}_{bound:.4g}", text, fix, preset=replace(preset, weight=one))
+        raw = replace(weight, action="none", upper=None, lower=None)
+        yield Variant("unbounded", "weights without bounds", fix, preset=replace(preset, weight=raw))
+        if weight.action in ("truncate", "mask"):
+            other = "mask" if weight.action == "truncate" else "truncate"
+            text = "weights outside the bounds set to 0, not clamped"
+            if other == "truncate":
+                text = "weights clamped to the bounds, not set to 0 outside them"
+            acted = replace(weight, action=other)  # type: ignore[arg-type]
+            yield Variant(f"{other}_weights", text, fix, preset=replace(preset, weight=acted))
+    for at, rule in enumerate(preset.reject):
+        if rule.statistic != "ratio":
+            continue
+        for side, bound, one in _others(rule):
+            text = f"rejection beyond {bound:.4g} {side}, not {_said(getattr(rule, side))}"
+            rules = (*preset.reject[:at], one, *preset.reject[at + 1 :])
+            yield Variant(f"reject_{side}_{bound:.4g}", text, fix, preset=replace(preset, reject=rules))
+    if preset.reject:
+        yield Variant("no_rejection", "no rejection", fix, preset=replace(preset, reject=()))
+
+
+def _others(rule: Any) -> Iterator[tuple[str, float, Any]]:
+    """Yield side, bound and rule for each other bound that leaves the lower one below the upper one."""
+    for side, bounds in (("upper", BOUNDS), ("lower", (*(1 / one for one in BOUNDS[1:]), 0.8, 0.0))):
+        own, opposite = getattr(rule, side), getattr(rule, "lower" if side == "upper" else "upper")
+        for bound in bounds:
+            inside = opposite is None or (bound > opposite if side == "upper" else bound < opposite)
+            if bound != own and inside and (side == "upper" or own is not None):
+                yield side, bound, replace(rule, **{side: bound})
+
+
+def _said(bound: float | None) -> str:
+    return "nothing" if bound is None else f"{bound:g}"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,8 +12,8 @@ from pydantic import BaseModel, Field
 
 from offpol_diag.batch import Batch
 from offpol_diag.check import curves as tracker
-from offpol_diag.check.expected import by_step
-from offpol_diag.check.variants import Step, Values, Variant, variants
+from offpol_diag.check.expected import Values, by_step
+from offpol_diag.check.variants import BASE, Step, Variant, of_presets, variants
 from offpol_diag.engine import correction
 from offpol_diag.errors import DumpError, UsageError
 from offpol_diag.forms import Reading, open_dump
@@ -25,46 +26,91 @@ RELATIVE, ABSOLUTE = 1e-5, 2e-8
 """Differences below |value| · RELATIVE + ABSOLUTE are rounding of float32."""
 
 
+class Point(BaseModel):
+    """One training step of one metric."""
+
+    step: int
+    logged: float | None = Field(description="the trainer's value; null where it is not finite")
+    expected: float = Field(description="the value that the dump says")
+
+
 class MetricCheck(BaseModel):
     """One metric of the trainer against the dump."""
 
     name: str = Field(description="the trainer's name of it (docs/crosswalk.md)")
     curve: str = Field(description="its name in the file of curves")
     verdict: Literal["equal", "different"]
-    steps: int = Field(description="training steps compared")
-    different: int = Field(0, description="those of them that differ")
-    first: int | None = Field(None, description="first step that differs")
-    worst: int = Field(description="step with the largest difference")
-    logged: float = Field(description="the trainer's value there")
-    expected: float = Field(description="the value that the dump says, there")
+    points: list[Point] = Field(description="both values at each step compared")
+    different: list[int] = Field([], description="steps that differ")
+    worst: int = Field(description="step with the largest difference, relative to the dump's value")
     variant: str | None = Field(
         None, description="name of the variant that reproduces every step that differs"
     )
-    text: str | None = Field(None, description="that variant in words")
+    text: str | None = Field(None, description="that variant in words, after `the trainer logs`")
     also: list[str] = Field([], description="further variants that reproduce it as well")
+
+    @property
+    def first(self) -> int | None:
+        """First step that differs."""
+        return min(self.different, default=None)
+
+    def at(self, step: int) -> Point:
+        """Return the point of a step."""
+        return next(one for one in self.points if one.step == step)
+
+    @property
+    def off(self) -> float:
+        """Largest difference, relative to the dump's value; infinite where a value is not finite."""
+        return _off(self.at(self.worst)) if self.different else 0.0
+
+
+class Finding(BaseModel):
+    """What several metrics have in common that differ."""
+
+    variant: str | None = Field(description="variant that reproduces them all, or null")
+    text: str = Field(description="it in words, after `the trainer logs`")
+    fix: str = Field(description="what to do about it")
+    metrics: list[str]
+    also: list[str] = Field([], description="variants that reproduce all of these as well")
 
 
 class Checked(BaseModel):
     """The verdict on a trainer's curves."""
 
     format: Literal["offpol-diag check 1"] = "offpol-diag check 1"
+    dump: list[str] = Field([], description="files of the dump")
+    logged: list[str] = Field([], description="files of curves")
     trainer: str
     preset: str
     chosen: bool = Field(description="whether the preset was chosen because it reproduces the most metrics")
     steps: list[int] = Field(description="training steps that both the dump and the curves hold")
+    missing: list[int] = Field([], description="training steps of the dump that no curve holds")
     micro_batch: int | None = None
     dp: int | None = None
+    findings: list[Finding] = Field([], description="causes, that of the most metrics first")
     metrics: list[MetricCheck]
     unmatched: list[str] = Field([], description="metrics of the trainer that no curve holds")
+    ambiguous: dict[str, list[str]] = Field({}, description="metric → curves that may be it")
+
+    @property
+    def different(self) -> list[MetricCheck]:
+        """The metrics that differ."""
+        return [one for one in self.metrics if one.verdict == "different"]
 
     @property
     def equal(self) -> bool:
         """Whether every metric compared is equal."""
-        return all(one.verdict == "equal" for one in self.metrics)
+        return not self.different
 
     def to_json(self) -> str:
-        """Return the result as JSON."""
+        """Return the result as JSON (docs/check.schema.json)."""
         return self.model_dump_json(indent=1) + "\n"
+
+
+def _off(point: Point) -> float:
+    if point.logged is None:
+        return math.inf
+    return abs(point.logged - point.expected) / max(abs(point.expected), ABSOLUTE)
 
 
 def same(logged: float, expected: float) -> bool:
@@ -92,29 +138,31 @@ def check(
         DumpError: the dump cannot be read.
     """
     curves = tracker.read(logged)
+    catalogue = catalogue or load()
     how: dict[str, Any] = {"columns": columns, "on_bad_row": on_bad_row}
     dump = open_dump(sources, reading=reading or Reading(), **how)
     batches = by_step(dump.batches())
     have = frozenset(dump.info.columns)
     if not batches:
         raise UsageError("the dump has no training steps", "log `step`, or name its column with --columns")
-    candidates = _candidates(dump, catalogue or load(), trainer, preset, curves)
+    candidates = _candidates(dump, catalogue, trainer, preset, curves)
     held = {step for curve in curves.values() for step in curve}
     steps = [step for step in batches if step in held]
     if not steps:
         spans = (f"{min(one)} to {max(one)}" for one in (batches, held))
-        raise UsageError("the dump has steps {}, the curves {}".format(*spans), "give the same run of both")
+        apart = any(step + by in held for step in batches for by in (-1, 1))
+        hint = "number both alike: their steps are one apart" if apart else "give the same run of both"
+        raise UsageError("the dump has steps {}, the curves {}".format(*spans), hint)
 
     def built(one: Preset) -> dict[int, Step]:
-        found = {at: Step(batch, None, one, have, micro_batch, dp) for at, batch in batches.items()}
-        for at, step in found.items():
-            step.near = {by: found[at + by] for by in (-1, 1) if at + by in found}
-        return found
+        return {at: Step(batch, one, have, micro_batch, dp) for at, batch in batches.items()}
 
-    best = max(candidates, key=lambda one: _score(built(one)[steps[0]], steps[0], curves))
+    best = _best(
+        candidates, lambda one: Step(batches[steps[0]], one, have, micro_batch, dp), steps[0], curves
+    )
     every = built(best)
-    names = tracker.matched(curves, (entry.name for entry in LOGS[best.logs or ""].entries_of(best)))
-    expected = {at: every[at].expected() for at in steps}
+    expected = {at: every[at].values(BASE) for at in steps}
+    names, ambiguous = tracker.matched(curves, expected[steps[0]])
     checked = [
         one
         for name, curve in names.items()
@@ -125,20 +173,27 @@ def check(
             f"no curve holds a number that {best.name} logs at these steps",
             f"it logs {', '.join(expected[steps[0]])}; name the method with --preset",
         )
+    findings: list[Finding] = []
     if any(one.verdict == "different" for one in checked):
         for at, batch in _unmasked(dump).items():
             if at in every and batch.sequences == every[at].batch.sequences:
                 every[at].unmasked = batch
-        _explain(checked, every, curves, expected, _siblings(best, (catalogue or load()).values(), have))
+        others = _siblings(best, catalogue.values(), have)
+        findings = explain([one for one in checked if one.different], every, curves, others)
     return Checked(
+        dump=list(dump.info.files),
+        logged=[str(one) for one in logged],
         trainer=next((one for one, t in TRAINERS.items() if best.logs in {log.name for log in t.logs}), ""),
         preset=best.name,
         chosen=len(candidates) > 1,
         steps=steps,
+        missing=sorted(set(batches) - {point.step for one in checked for point in one.points}),
         micro_batch=micro_batch,
         dp=dp,
+        findings=findings,
         metrics=checked,
-        unmatched=[name for name in expected[steps[0]] if name not in names],
+        unmatched=[name for name in expected[steps[0]] if name not in names and name not in ambiguous],
+        ambiguous=ambiguous,
     )
 
 
@@ -176,15 +231,18 @@ def _candidates(
     for one in catalogue.values():
         if one.logs in logs and not correction.needs(one, have):
             able.setdefault(_behaviour(one), one)
-    held = {
-        one.name: len(tracker.matched(curves, (e.name for e in LOGS[one.logs or ""].entries_of(one))))
-        for one in able.values()
-    }
-    most = max(held.values(), default=0)
-    if not most:
+    held = {one.name: _held(one, curves) for one in able.values()}
+    most = max(held.values(), default=(0, 0))
+    if not any(most):
         who = trainer_named(said) if trainer else "a known trainer"
         raise UsageError(f"no curve has a name that {who} logs", "docs/crosswalk.md lists the names")
     return [one for one in able.values() if held[one.name] == most]
+
+
+def _held(preset: Preset, curves: tracker.Curves) -> tuple[int, int]:
+    """Count the metrics of a preset that the curves hold, and those by their whole name."""
+    names = [entry.name for entry in LOGS[preset.logs or ""].entries_of(preset)]
+    return len(tracker.matched(curves, names)[0]), sum(name in curves for name in names)
 
 
 def _behaviour(one: Preset) -> tuple[object, ...]:
@@ -199,79 +257,186 @@ def _siblings(preset: Preset, every: Iterable[Preset], have: frozenset[str]) -> 
     return [one for one in found.values() if not correction.needs(one, set(have))]
 
 
-def _score(step: Step, at: int, curves: tracker.Curves) -> int:
-    """Count the metrics of a step that are equal."""
-    values = step.expected()
-    names = tracker.matched(curves, values)
-    return sum(at in curves[curve] and same(curves[curve][at], values[name]) for name, curve in names.items())
+def _best(
+    candidates: Sequence[Preset], built: Callable[[Preset], Step], at: int, curves: tracker.Curves
+) -> Preset:
+    """Return the preset of which most metrics are equal at a step, as logged or else by one variant."""
+    steps = {one.name: built(one) for one in candidates}
+
+    def score(name: str, probes: Callable[[Step], Iterable[Variant]]) -> tuple[int, float]:
+        return max(_score(steps[name], one, at, curves) for one in probes(steps[name]))
+
+    def probes(step: Step) -> Iterator[Variant]:
+        yield BASE
+        spent = sum(one.tokens for one in steps.values())
+        if spent < MOST_TOKENS:
+            yield from (one for one in variants(step) if not (one.alone or one.preset or one.across))
+
+    found = {one.name: score(one.name, lambda step: [BASE]) for one in candidates}
+    best = max(candidates, key=lambda one: found[one.name])
+    if len(candidates) == 1 or found[best.name][1] == 0.0:
+        return best
+    return max(candidates, key=lambda one: (score(one.name, probes), found[one.name]))
+
+
+def _score(step: Step, variant: Variant, at: int, curves: tracker.Curves) -> tuple[int, float]:
+    """Count the metrics of a step that are equal; where that is a tie, how near the others are."""
+    values = step.values(variant)
+    pairs = [
+        (curves[curve][at], values[name])
+        for name, curve in tracker.matched(curves, values)[0].items()
+        if at in curves[curve] and math.isfinite(curves[curve][at])
+    ]
+    off = [min(abs(x - y) / max(abs(x), abs(y), ABSOLUTE), 1.0) for x, y in pairs if not same(x, y)]
+    return len(pairs) - len(off), -sum(off, 0.0)
 
 
 def _compared(
     name: str, curve: str, points: Mapping[int, float], expected: Mapping[int, Values]
 ) -> MetricCheck | None:
     """Compare one metric at every step; None where nothing can be compared."""
-    pairs = {at: (points[at], one[name]) for at, one in expected.items() if at in points and name in one}
-    pairs = {at: pair for at, pair in pairs.items() if math.isfinite(pair[1])}
+    pairs = [
+        Point(step=at, logged=points[at] if math.isfinite(points[at]) else None, expected=one[name])
+        for at, one in expected.items()
+        if at in points and math.isfinite(one.get(name, math.nan))
+    ]
     if not pairs:
         return None
-    wrong = [at for at, pair in pairs.items() if not same(*pair)]
-    worst = max(wrong or pairs, key=lambda at: abs(pairs[at][0] - pairs[at][1]))
+    wrong = [one.step for one in pairs if one.logged is None or not same(one.logged, one.expected)]
     return MetricCheck(
         name=name,
         curve=curve,
         verdict="different" if wrong else "equal",
-        steps=len(pairs),
-        different=len(wrong),
-        first=wrong[0] if wrong else None,
-        worst=worst,
-        logged=pairs[worst][0],
-        expected=pairs[worst][1],
+        points=pairs,
+        different=wrong,
+        worst=max(pairs, key=_off).step,
     )
 
 
-def _explain(
-    checked: list[MetricCheck],
-    every: Mapping[int, Step],
-    curves: tracker.Curves,
-    expected: Mapping[int, Values],
-    others: Sequence[Preset],
-) -> None:
-    """Name the variant that reproduces each metric that differs, the same for as many as possible."""
-    wrong = {
-        one.name: [
-            at
-            for at, values in expected.items()
-            if at in curves[one.curve]
-            and one.name in values
-            and not same(curves[one.curve][at], values[one.name])
-        ]
-        for one in checked
-        if one.verdict == "different"
-    }
-    if not wrong:
-        return
-    points = {one.name: curves[one.curve] for one in checked}
-    found: dict[str, list[Variant]] = {name: [] for name in wrong}
-    first = next(iter(wrong.values()))[0]
-    for variant in variants(every[first], others):
-        if variant.name.startswith("preset_") and all(found.values()):
-            break
-        made: dict[int, Mapping[str, float]] = {}
-        for name, steps in wrong.items():
-            hits = 0
-            for at in steps:
-                if at not in made:
-                    made[at] = variant.of(every[at])
-                if variant.name.startswith("step_") and name not in made[at]:
-                    continue  # the first or last step of the dump has no neighbour
-                if name not in made[at] or not same(points[name][at], made[at][name]):
-                    hits = 0
-                    break
-                hits += 1
-            if hits:
-                found[name].append(variant)
-    explained = {v.name: sum(v in one for one in found.values()) for each in found.values() for v in each}
-    for one in checked:
-        if which := sorted(found.get(one.name, []), key=lambda v: -explained[v.name]):
-            one.variant, one.text = which[0].name, which[0].text
-            one.also = [v.name for v in which[1:]]
+# ---------------------------------------------------------------- explanations
+
+MOST_TOKENS = 100_000_000
+"""Tokens of changed batches that the search for pairs computes at most."""
+NOT_FINITE = "a value that is not finite (NaN or infinite)"
+UNKNOWN = "something that no variant reproduces"
+EMPTY = "Look for a rank or micro-batch without tokens, or an overflow, at these steps."
+SPLIT = (
+    "Give --preset, --micro-batch and --dp if they are known; rows may have been shuffled before the split."
+)
+
+
+def explain(
+    wrong: Sequence[MetricCheck], every: Mapping[int, Step], curves: tracker.Curves, others: Sequence[Preset]
+) -> list[Finding]:
+    """Name the variants that reproduce the metrics that differ, each for as many of them as it can."""
+    found: dict[str, list[tuple[Variant, int]]] = {one.name: [] for one in wrong}
+    finite = {one.name: {p.step for p in one.points if p.logged is not None} for one in wrong}
+    search = {one.name: one for one in wrong if finite[one.name] & set(one.different)}
+
+    def steps(one: MetricCheck, variant: Variant) -> list[int]:
+        """Return the steps to reproduce; of several steps also those beyond the dump."""
+        beyond: set[int] = set()
+        if variant.across:
+            around = {at + by for at in every for by in (-1, 1)}
+            beyond = curves[one.curve].keys() & around - {p.step for p in one.points}
+        return [*(at for at in one.different if at in finite[one.name]), *sorted(beyond)]
+
+    def hits(one: MetricCheck, variant: Variant) -> int:
+        """Count the steps that a variant reproduces; 0 where it fails at one."""
+        count = 0
+        for at in steps(one, variant):
+            value = predicted(variant, every, one.name, at)
+            if value is not None and not same(curves[one.curve][at], value):
+                return 0
+            if value is None and not variant.across:
+                return 0
+            count += value is not None
+        return count
+
+    def tried(some: Iterable[Variant], least: int = 1) -> None:
+        """Add the variants that reproduce a metric without an explanation, with all that they reproduce."""
+        for variant in some:
+            if any(hits(one, variant) for one in search.values() if not found[one.name]):
+                reproduced = {one.name: n for one in search.values() if (n := hits(one, variant))}
+                if sum(reproduced.values()) >= least:
+                    late.append((variant, reproduced))
+
+    def settle() -> bool:
+        """Take over what was found; return whether every metric is explained."""
+        for variant, reproduced in late:
+            for name, n in reproduced.items():
+                found[name].append((variant, n))
+        late.clear()
+        return all(found[name] for name in search)
+
+    late: list[tuple[Variant, dict[str, int]]] = []
+    start = every[min(at for one in search.values() for at in one.different)] if search else None
+    if start is not None:
+        ones, presets = list(variants(start)), list(of_presets(others))
+        tried(ones)
+        if not settle():
+            tried(presets)
+        if not settle():
+            names = [name for name in search if not found[name]]
+            tried(_pairs([*ones, *presets], start, names), least=2)
+            settle()
+    return _findings(wrong, {name: [v for v, _ in each] for name, each in found.items()}, finite)
+
+
+def predicted(variant: Variant, every: Mapping[int, Step], name: str, at: int) -> float | None:
+    """Return the value of a metric at a step by a variant; None where the dump does not say it."""
+
+    def value(step: int) -> float | None:
+        return every[step].values(variant).get(name) if step in every else None
+
+    return value(at) if variant.across is None else variant.across(value, at)
+
+
+def _pairs(some: Iterable[Variant], step: Step, names: Sequence[str]) -> Iterator[Variant]:
+    """Yield pairs of variants that each change one of the metrics, until too many tokens were computed.
+
+    Of variants that give the same values the first is taken.
+    """
+    kinds: dict[tuple[float | None, ...], Variant] = {}
+    base = step.values(BASE)
+    for one in some:
+        made = step.values(one) if one.across is None else {}
+        if one.across or any(name in made and not same(made[name], base[name]) for name in names):
+            kinds.setdefault(tuple(map(made.get, names)) if made else (one.name,), one)  # type: ignore[arg-type]
+    most = step.tokens + MOST_TOKENS
+    for one, other in combinations(kinds.values(), 2):
+        both = one & other
+        if both is not None and step.tokens < most:
+            yield both
+
+
+def _findings(
+    wrong: Sequence[MetricCheck], found: Mapping[str, list[Variant]], finite: Mapping[str, set[int]]
+) -> list[Finding]:
+    """Choose the variant of the most metrics, the simplest of equal ones, until all are explained."""
+    findings, left = [], {one.name: one for one in wrong}
+    order = {v.name: (v.simple, place) for place, v in enumerate(v for each in found.values() for v in each)}
+    while any(found[name] for name in left):
+        held: dict[Variant, list[str]] = {}
+        for name in left:
+            for variant in found[name]:
+                held.setdefault(variant, []).append(name)
+        best = min(held, key=lambda v: (-len(held[v]), order[v.name]))
+        same_ones = [v.name for v, names in held.items() if v is not best and names == held[best]]
+        for name in held[best]:
+            one = left.pop(name)
+            one.variant, one.text = best.name, best.text
+            one.also = [v.name for v in found[name] if v is not best]
+        findings.append(
+            Finding(variant=best.name, text=best.text, fix=best.fix, metrics=held[best], also=same_ones)
+        )
+    for text, fix, names in (
+        (NOT_FINITE, EMPTY, [name for name in left if not finite[name] & set(left[name].different)]),
+        (UNKNOWN, SPLIT, [name for name in left if finite[name] & set(left[name].different)]),
+    ):
+        if names:
+            key = "not_finite" if text == NOT_FINITE else None
+            for name in names if key else ():
+                left[name].variant, left[name].text = key, text
+            findings.append(Finding(variant=key, text=text, fix=fix, metrics=names))
+    return findings

@@ -61,8 +61,8 @@ Version = Annotated[
 
 
 @app.callback(
-    epilog="Exit codes: 0 passed · 1 a gate failed, or --strict found a bug · 2 could not say (bad "
-    "arguments, bad dump, no data)."
+    epilog="Exit codes: 0 passed · 1 a gate failed, or --strict found a bug or a difference · 2 could not "
+    "say (bad arguments, bad dump, no data)."
 )
 @exit_codes()
 def _root(context: typer.Context, version: Version = False) -> None:

@@ -38,7 +38,7 @@ def _total(view: View) -> Tensor:
 
 def _units(view: View) -> Tensor:
     """Return the number of weights in the mean: of tokens, or of all rows."""
-    return view.n if row_weights(view) is None else view.n * 0 + 1
+    return view.counted if row_weights(view) is None else view.n * 0 + 1
 
 
 def _ends(view: View) -> Ends:

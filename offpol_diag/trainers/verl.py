@@ -77,7 +77,7 @@ def _of_row(name: str, of: Callable[[Tensor, Tensor], Tensor]) -> Value:
     """Mean over rows of a function of a row's masked means of log π_train and log π_rollout."""
 
     def column(view: View) -> Tensor:
-        n = view.n + EPS
+        n = view.counted + EPS
         return of(view.total(TRAIN) / n, view.total(ROLLOUT) / n)
 
     return per_row(Sum(name, column, shared=True))
@@ -252,7 +252,7 @@ class Spread:
             high, low = self._beyond(view, x)
             found = {"c": inside * n, "cc": inside * (inside * n), "c1": off * n, "cd": off.square() * n}
             found |= {"high_rows": high, "low_rows": low, "high": high * n, "low": low * n, "x": x * n}
-        mean = found["x"] / (n + EPS)
+        mean = found["x"] / (view.counted + EPS)
         off = mean - self.center
         high, low = self._beyond(view, mean)
         found |= {"m": mean, "m1": off, "m2": off.square(), "dev": off.abs(), "m_high": high, "m_low": low}

@@ -161,10 +161,12 @@ class View:
     Attributes:
         scene: the batch.
         preset: the preset.
+        padded: whether denominators of means count masked tokens too, as no trainer should.
     """
 
     scene: Scene
     preset: Preset
+    padded: bool = False
     _memo: Memo = field(default_factory=Memo, repr=False)
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
@@ -191,9 +193,14 @@ class View:
         return self.once("n", lambda: self.batch.lengths.to(torch.float64))
 
     @property
+    def counted(self) -> Tensor:
+        """Tokens of each sequence that denominators of means count, [S] float64."""
+        return self.n + self.batch.masked if self.padded else self.n
+
+    @property
     def divisor(self) -> Tensor:
         """Divisor of means over the tokens of each sequence: max(number, 1), [S]."""
-        return self.once("n or 1", lambda: self.n.clamp(min=1))
+        return self.once("n or 1", lambda: self.counted.clamp(min=1))
 
     @property
     def nonempty(self) -> Tensor:
@@ -365,7 +372,8 @@ class View:
     @property
     def mean_log(self) -> Tensor:
         """Mean Δ of each sequence, [S] nats; 0 for one without a token."""
-        return self.ratios.aggregate("ratio", "mean").values
+        mean = self.ratios.aggregate("ratio", "mean").values
+        return mean * self.n / self.divisor if self.padded else mean
 
     def turns(self, statistic: Statistic) -> tuple[Tensor, Tensor, Callable[[Tensor], Tensor]]:
         """Return means of a statistic over turns [R], token counts [R], and a function to sum by sequence."""
