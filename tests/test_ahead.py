@@ -136,11 +136,11 @@ def test_an_analysis_on_a_gpu_reads_ahead_and_has_the_numbers_of_the_cpu(path, m
     used: list[int] = []
     real = task.ahead
     monkeypatch.setattr(task, "ahead", lambda *a: (used.append(a[1]), real(*a))[1])
-    presets = catalogue.load().resolve("token_is,m2po,psis")
-    here = numbers(analyze([path], presets=presets, batch_tokens=6000, device="cpu"))
+    presets = catalogue.load().resolve("token_is,m2po")
+    here = numbers(analyze([path], presets=presets, batch_tokens=24_000, device="cpu"))
     assert used == []
     with pretended.gpus():
-        there = numbers(analyze([path], presets=presets, batch_tokens=6000))
+        there = numbers(analyze([path], presets=presets, batch_tokens=24_000))
 
     assert used
     for part in here:

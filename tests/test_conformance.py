@@ -197,22 +197,20 @@ def corrected(one: Done) -> dict[str, Any]:
     return {key: Sum(value) if isinstance(value, float) else value for key, value in found.items()}
 
 
-@pytest.mark.parametrize("column", ["group_id", "policy_lag", "host", "token_ids"])
 def test_columns_that_say_where_a_row_comes_from_change_nothing(
-    rows: Rows, usual: Done, tmp_path: Path, column: str
+    rows: Rows, usual: Done, tmp_path: Path
 ) -> None:
-    found = tried(without(rows, column), TABLE, tmp_path)
+    for column in ("group_id", "policy_lag", "host", "token_ids"):
+        rows = without(rows, column)
+    found = tried(rows, TABLE, tmp_path)
     assert {name: did(one) for name, one in found.items()} == {name: did(one) for name, one in usual.items()}
 
 
 # ---------------------------------------------------------------- advantages
 
 
-@pytest.mark.parametrize("factor", [0.25, 1024.0])
-def test_the_size_of_the_advantages_changes_no_mask(
-    rows: Rows, usual: Done, tmp_path: Path, factor: float
-) -> None:
-    scaled = [{**row, "advantages": [a * factor for a in row["advantages"]]} for row in rows]
+def test_the_size_of_the_advantages_changes_no_mask(rows: Rows, usual: Done, tmp_path: Path) -> None:
+    scaled = [{**row, "advantages": [a * 1024 for a in row["advantages"]]} for row in rows]
     found = tried(scaled, TABLE, tmp_path)
     assert {name: did(one) for name, one in found.items()} == {name: did(one) for name, one in usual.items()}
 

@@ -218,14 +218,17 @@ def test_what_is_made_there_stays_there_until_it_is_fetched():
     assert x.to(torch.float32).dtype == torch.float32
 
 
-@pytest.mark.parametrize(("sample", "device", "many"), [("stale", "auto", 1), ("quantized", "cuda", 2)])
-def test_an_analysis_on_it_has_the_numbers_of_the_cpu(sample, device, many, tmp_path):
-    path = f"sample_data/{sample}.parquet"
-    here = numbers(analyze([path], presets=catalogue.load().resolve("all"), device="cpu"))
+@pytest.mark.parametrize(
+    ("sample", "device", "many", "names"),
+    [("stale", "auto", 1, "all"), ("quantized", "cuda", 2, "token_is,seq_mis,m2po,geo_rs")],
+)
+def test_an_analysis_on_it_has_the_numbers_of_the_cpu(sample, device, many, names, tmp_path):
+    path, presets = f"sample_data/{sample}.parquet", catalogue.load().resolve(names)
+    here = numbers(analyze([path], presets=presets, device="cpu"))
     with pretended.gpus(many):
         summary = analyze(
             [path],
-            presets=catalogue.load().resolve("all"),
+            presets=presets,
             device=device,
             sequences=tmp_path / "sequences.parquet",
             tally=tmp_path / "tally.json",
@@ -249,7 +252,7 @@ def test_a_gpu_takes_more_at_once_than_a_cpu_unless_asked_for_less(asked, monkey
     monkeypatch.setattr(Observe, "__call__", noted)
     monkeypatch.setattr(gpu, "TOKENS", 1 << 10)
     with pretended.gpus(memory=gpu.BYTES << 22):
-        analyze(["sample_data/stale.parquet"], batch_tokens=asked)
+        analyze(["sample_data/stale.parquet"], presets=(), batch_tokens=asked)
 
     assert (len(seen) == 1) == (asked is None)
 
@@ -273,25 +276,23 @@ def test_advantages_are_made_of_rewards_on_one_gpu_and_on_several(without_advant
         assert same(here[part], there[part]), part
 
 
-def seen(names: str, path: str, rows: bool) -> Counter[str]:
+def seen(names: str, path: str) -> Counter[str]:
     """What makes the host wait in one batch that is sent as batches are."""
     dump = open_dump([path])
     study = Study.of(dump.info.columns, catalogue.load().resolve(names), (), 0)
     asked = Needs.of(study.presets, "advantages" not in dump.info.columns)
     found = settle(Local(torch.device("cpu")), dump, asked)
     with pretended.gpus(), one_thread():
-        job = Observe(study, found, rows)
+        job = Observe(study, found, rows=True)
         job(gpu.receive(gpu.send(next(dump.batches()), GPU), GPU))
         with pretended.counted() as waits:
             job(gpu.receive(gpu.send(next(dump.batches()), GPU), GPU))
     return waits
 
 
-@pytest.mark.parametrize("rows", [False, True])
-def test_the_host_waits_as_often_with_all_presets_as_with_one(without_advantages, rows):
+def test_the_host_waits_as_often_with_all_presets_as_with_one(without_advantages):
     """Copies counted, which `test_waits.py` cannot see."""
-    path = without_advantages if rows else "sample_data/stale.parquet"
-    one, every = seen("tis", path, rows), seen("all", path, rows)
+    one, every = seen("tis", without_advantages), seen("all", without_advantages)
 
     assert one <= every
     assert every - one <= Counter({"aten::nonzero": 1})  # where the near tokens stand

@@ -72,7 +72,7 @@ def test_a_small_analysis_is_done_before_garbage_is_looked_for_at_all(tmp_path: 
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="ONE CORE HERE: threads of products were not tested")
 def test_products_take_one_thread_unless_the_user_says_otherwise() -> None:
-    command = ("gate", str(defaults.sample()), "--max", "k3=1")
+    command = ("analyze", "no-such-file.parquet")
 
     assert said(THREADS, *command) == ["1"]
     assert said(THREADS, *command, **{exits.THREADS: "2"}) == ["2"]

@@ -11,7 +11,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from typer.testing import CliRunner
 
+from offpol_diag.cli import app
 from offpol_diag.errors import DumpError
 from offpol_diag.readers.sources import stdin_copy
 
@@ -52,15 +54,13 @@ def run(*arguments, data, spool, cwd):
     return process.returncode, out.decode(), err.decode()
 
 
-@pytest.mark.parametrize("command", ["analyze", "compare"])
-def test_a_dump_is_read_from_a_pipe_and_nothing_of_it_is_left(dump, spool, tmp_path, command):
-    arguments = (command, "-", "--presets", "token_is", "--json", "-")
+def test_a_dump_is_read_from_a_pipe_and_nothing_of_it_is_left(dump, spool, tmp_path):
+    arguments = ("analyze", "-", "--presets", "token_is", "--json", "-")
     code, out, err = run(*arguments, data=dump.read_bytes(), spool=spool, cwd=tmp_path)
     assert code == 0, err
     assert '"standard input"' in out
     assert list(spool.iterdir()) == []
-    if command == "analyze":
-        assert (tmp_path / "offpol-diag-stdin.html").is_file()
+    assert (tmp_path / "offpol-diag-stdin.html").is_file()
 
 
 def test_a_pipe_and_a_file_are_one_dump(dump, spool, tmp_path):
@@ -78,12 +78,18 @@ def test_a_pipe_and_a_file_are_one_dump(dump, spool, tmp_path):
         (["-", "-"], b"", "-: standard input is named twice"),
     ],
 )
-def test_what_is_no_dump_is_refused_and_nothing_of_it_is_left(spool, tmp_path, sources, data, says):
-    code, out, err = run("analyze", *sources, data=data, spool=spool, cwd=tmp_path)
-    assert code == 2
-    assert out == ""
-    assert f"error: {says}" in err
-    assert err.count("hint: ") == 1
+def test_what_is_no_dump_is_refused(sources, data, says):
+    stdin_copy.cache_clear()
+    ran = CliRunner().invoke(app, ["analyze", *sources], input=data)
+    assert ran.exit_code == 2
+    assert ran.stdout == ""
+    assert f"error: {says}" in ran.stderr
+    assert ran.stderr.count("hint: ") == 1
+
+
+def test_nothing_is_left_of_what_is_refused(spool, tmp_path):
+    code, _, err = run("analyze", "-", data=b"PAR1 and no more", spool=spool, cwd=tmp_path)
+    assert (code, err.count("hint: ")) == (2, 1)
     assert list(spool.iterdir()) == []
     assert list(tmp_path.glob("*.html")) == []
 

@@ -93,9 +93,9 @@ def close(one: float | None, other: float | None) -> bool:
 
 @pytest.fixture(scope="module")
 def dump(tmp_path_factory) -> str:
-    """A quarter of the sample, in row groups."""
-    path = tmp_path_factory.mktemp("sweep") / "quarter.parquet"
-    pq.write_table(pq.read_table(sample()).slice(0, 128), path, row_group_size=32)
+    """An eighth of the sample, in row groups."""
+    path = tmp_path_factory.mktemp("sweep") / "eighth.parquet"
+    pq.write_table(pq.read_table(sample()).slice(0, 64), path, row_group_size=32)
     return str(path)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -34,6 +35,7 @@ def solved(one: Preset, keep: float, path=None, **more):
     return sweep([str(path or sample())], ask, workers=1).sweep
 
 
+@cache
 def statistics(one: Preset) -> list[float]:
     """Of every unit of the sample, in a loop; ratios as logarithms."""
     found: list[float] = []
@@ -65,8 +67,15 @@ def pairs(one: Preset):
     return ((place, "lower"), (place, "upper"))
 
 
-@pytest.mark.parametrize("one", [GEO, SUM, K3, BAND, VETO], ids=lambda one: one.name)
-@pytest.mark.parametrize("keep", [0.05, 0.5, 0.95, 0.999, 1.0])
+@pytest.mark.parametrize(
+    ("one", "keep"),
+    [
+        *((GEO, keep) for keep in (0.05, 0.5, 0.95, 0.999, 1.0)),
+        *((BAND, keep) for keep in (0.05, 0.999, 1.0)),
+        *((one, keep) for one in (SUM, K3, VETO) for keep in (0.5, 0.95)),
+    ],
+    ids=lambda given: str(getattr(given, "name", given)),
+)
 def test_the_bounds_keep_exactly_the_share_promised(one, keep) -> None:
     window = solved(one, keep).window
     many = len(statistics(one))

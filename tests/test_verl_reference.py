@@ -124,6 +124,8 @@ def dumps():
 
 
 DUMPS = dumps()
+HARDEST = ("wild tokens", "empty rows")
+"""Dumps on which every case is tried; on each of the others a quarter of them, in turn."""
 
 
 # ---------------------------------------------------------------- cases
@@ -454,9 +456,11 @@ def of_the_correction(result):
     [*((name, {}) for name in DUMPS), ("empty rows", {"batch_tokens": 200})],
 )
 def test_what_verl_would_have_logged_and_kept(cases, tmp_path, name, options):
-    summary, table = analysed(name, [case.preset for case in cases], tmp_path, **options)
+    turn = [*DUMPS].index(name)
+    some = cases if name in HARDEST and not options else cases[turn % 4 :: 4]
+    summary, table = analysed(name, [case.preset for case in some], tmp_path, **options)
     wrong = {}
-    for case in cases:
+    for case in some:
         want = verl_reference.run(case.generation, DUMPS[name], case.config)
         found = differences(of_the_correction(summary.presets[case.preset.name]), want.metrics)
         wrong |= {(case.preset.name, str(case.config), key): pair for key, pair in found.items()}

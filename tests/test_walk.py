@@ -235,9 +235,15 @@ def test_positions_below_zero_lose_no_token():
 
 # ---------------------------------------------------------------- ways that must agree
 
+EACH_WITH_EACH = [
+    *zip(SIZES, ["of sequences", "of tokens", "of parts", "none"] * 2, strict=False),
+    ("usual", "of parts"),
+    ("huge", "of tokens"),
+]
+"""Every size and every kind of advantages once or twice."""
 
-@pytest.mark.parametrize("advantages", ["of sequences", "of tokens", "of parts", "none"])
-@pytest.mark.parametrize("size", SIZES)
+
+@pytest.mark.parametrize(("size", "advantages"), EACH_WITH_EACH)
 def test_blocks_leave_what_the_whole_leaves(size, advantages, monkeypatch):
     of = batch(SIZES[size], advantages=advantages)
     whole = seen(of)
@@ -246,8 +252,7 @@ def test_blocks_leave_what_the_whole_leaves(size, advantages, monkeypatch):
     same(whole, seen(of))
 
 
-@pytest.mark.parametrize("advantages", ["of sequences", "of tokens", "none"])
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(("size", "advantages"), EACH_WITH_EACH)
 def test_what_a_host_sees_at_once_is_what_a_gpu_is_not_asked_for(size, advantages, monkeypatch):
     of = batch(SIZES[size], advantages=advantages)
     ours = seen(of)

@@ -79,6 +79,7 @@ class Answer:
         err: stderr.
         changed: files that are new or not as they were.
         folder: where they lie.
+        memory: the most that it held, in bytes.
     """
 
     given: Input
@@ -87,6 +88,7 @@ class Answer:
     err: bytes
     changed: tuple[str, ...]
     folder: Path
+    memory: int
 
     @property
     def text(self) -> str:
@@ -129,11 +131,11 @@ def warm() -> None:
     gc.freeze()
 
 
-def answer(given: Input, folder: Path) -> Answer:
-    """Run one input in an empty folder, and wait for it."""
+def answer(given: Input, folder: Path, limit: Callable[[], None] = lambda: None) -> Answer:
+    """Run one input in a folder of its own, and wait for it; `limit` is called in its process."""
     work, said = folder / "work", folder / "said"
     for place in (work, said):
-        place.mkdir(parents=True)
+        place.mkdir(parents=True, exist_ok=True)
     for name, content in given.files.items():
         (work / name).parent.mkdir(parents=True, exist_ok=True)
         (work / name).write_bytes(content)
@@ -143,13 +145,13 @@ def answer(given: Input, folder: Path) -> Answer:
     sys.stderr.flush()
     child = os.fork()
     if child == 0:
-        _run(given, work, said)
-    code = _waited(child)
+        _run(given, work, said, limit)
+    code, memory = _waited(child)
     after = _stamps(work)
     changed = tuple(name for name in after if before.get(name) != after[name])
     gone = tuple(name for name in before if name not in after)
     out, err = ((said / name).read_bytes() for name in ("out", "err"))
-    return Answer(given, code, out, err, (*changed, *gone), work)
+    return Answer(given, code, out, err, (*changed, *gone), work, memory)
 
 
 def _stamps(folder: Path) -> dict[str, tuple[int, int]]:
@@ -157,18 +159,18 @@ def _stamps(folder: Path) -> dict[str, tuple[int, int]]:
     return {str(name): (stat.st_size, stat.st_mtime_ns) for name, stat in found.items() if name.name}
 
 
-def _waited(child: int) -> int | None:
-    """How it ended; None where it had to be stopped, and all that it had started with it."""
+def _waited(child: int) -> tuple[int | None, int]:
+    """How it ended, None where it had to be stopped with all that it had started; its memory in bytes."""
     end = time.monotonic() + WALL_SECONDS
     while time.monotonic() < end:
-        found, status = os.waitpid(child, os.WNOHANG)
+        found, status, used = os.wait4(child, os.WNOHANG)
         if found:
             _stop_all(child)
-            return os.waitstatus_to_exitcode(status)
+            return os.waitstatus_to_exitcode(status), used.ru_maxrss * 1024
         time.sleep(0.002)
     _stop_all(child)
     os.waitpid(child, 0)
-    return None
+    return None, 0
 
 
 def _stop_all(group: int) -> None:
@@ -176,7 +178,7 @@ def _stop_all(group: int) -> None:
         os.killpg(group, signal.SIGKILL)
 
 
-def _run(given: Input, work: Path, said: Path) -> NoReturn:
+def _run(given: Input, work: Path, said: Path, limit: Callable[[], None]) -> NoReturn:
     """In the fork: as the program is run, as far as its own process goes."""
     code = 70
     try:
@@ -184,6 +186,7 @@ def _run(given: Input, work: Path, said: Path) -> NoReturn:
         os.chdir(work)
         _rewire(said)
         _limit()
+        limit()
         kept = {name: os.environ[name] for name in KEPT if name in os.environ}
         os.environ.clear()
         os.environ.update(kept | {"OMP_NUM_THREADS": "1"} | dict(given.environment))
