@@ -41,6 +41,8 @@ class Sequence:
     response: int
     ident: str = ""
     step: Any = None
+    positions: list[int] = field(default_factory=list)
+    reward: float | None = None
 
     @property
     def n(self) -> int:
@@ -83,6 +85,8 @@ def _sequence(row: dict[str, Any]) -> Sequence:
         response=length,
         ident=row.get("sequence_id", ""),
         step=row.get("step"),
+        positions=live,
+        reward=row.get("rewards"),
     )
 
 
@@ -441,6 +445,8 @@ def apply(s: Sequence, preset: Any, scope: Scope) -> Applied:
 
 def weighted_loss(preset: Any) -> bool:
     """A loss with a ratio around the rollout is corrected by that ratio; everything else is weighted."""
+    if preset.loss == "vespo":  # the weights are within
+        return False
     return preset.policy == "old" or preset.loss in ("reinforce", "surrogate")
 
 
@@ -448,12 +454,17 @@ def _losses(done: Applied, s: Sequence, preset: Any) -> None:
     anchor = s.old if preset.policy == "old" else s.rollout
     logs = [now - then for now, then in zip(s.current, anchor, strict=True)]
     done.kl = [-u for u in logs]
-    if preset.loss in ("ppo_clip", "cispo") and preset.clip.safety is not None:
-        done.kl = [clamp(-u, preset.clip.safety) for u in logs]
-    if preset.loss == "gspo":
+    if preset.loss not in ("reinforce", "surrogate", "gspo", "luspo", "dro", "vespo"):
+        done.kl = [clamp(-u, preset.clip.safety or math.inf) for u in logs]
+    if preset.loss in ("gspo", "luspo"):
         logs = [mean(logs)] * s.n
-    for a, now, u in zip(s.advantages, s.current, logs, strict=True):
-        loss, slope, clipped, lower = LOSSES[preset.loss](a, now, u, preset.clip)
+    given = LOSSES.get(preset.loss)
+    terms = (
+        WHOLE[preset.loss](s, logs, done.weights if preset.weight else [], preset)
+        if given is None
+        else [given(a, now, u, preset.clip) for a, now, u in zip(s.advantages, s.current, logs, strict=True)]
+    )
+    for loss, slope, clipped, lower in terms:
         done.losses.append(loss)
         done.slopes.append(slope)
         done.clipped.append(clipped)
@@ -501,7 +512,91 @@ def within(r: float, clip: Any) -> float:
     return r if clip.high is None else min(r, 1 + clip.high)
 
 
-LOSSES = {"ppo_clip": ppo, "gspo": gspo, "reinforce": reinforce, "surrogate": surrogate, "cispo": cispo}
+LOSSES = {
+    "ppo_clip": ppo,
+    "gspo": gspo,
+    "luspo": gspo,
+    "reinforce": reinforce,
+    "surrogate": surrogate,
+    "cispo": cispo,
+}
+
+# ---------------------------------------------------------------- losses with parameters, of whole sequences
+
+
+def sapo(s: Sequence, logs: list[float], weights: list[float], preset: Any) -> list[Term]:
+    found, bound = [], preset.clip.safety or math.inf
+    for a, u in zip(s.advantages, logs, strict=True):
+        tau = preset.shape.tau_positive if a > 0 else preset.shape.tau_negative
+        r = math.exp(clamp(u, bound))
+        shut = math.exp(min(-tau * (r - 1), 700))  # σ(z) = 1 / (1 + shut), 1 − σ(z) = shut / (1 + shut)
+        slope = -a * 4 * r * shut / (1 + shut) ** 2 if shut < 1e150 else 0.0
+        found.append((-a * 4 / tau / (1 + shut), slope if abs(u) <= bound else 0.0, False, False))
+    return found
+
+
+def topr(s: Sequence, logs: list[float], weights: list[float], preset: Any) -> list[Term]:
+    found = []
+    for a, now, u in zip(s.advantages, s.current, logs, strict=True):
+        r = math.exp(clamp(u, preset.clip.safety or 700.0))
+        held, good = within(r, preset.clip), (a if s.reward is None else s.reward) > 0
+        factor = 1.0 if good else held
+        found.append((-a * now * factor, -a * factor, held != r and not good, False))
+    return found
+
+
+def dro(s: Sequence, logs: list[float], weights: list[float], preset: Any) -> list[Term]:
+    b = preset.shape.penalty
+    each = zip(s.advantages, s.current, logs, strict=True)
+    return [(b * u * u / 2 - a * now, b * u - a, False, False) for a, now, u in each]
+
+
+def gmpo(s: Sequence, logs: list[float], weights: list[float], preset: Any) -> list[Term]:
+    low, high = (math.inf if x is None else x for x in (preset.clip.low, preset.clip.high))
+    held = [
+        min(u, high) if a > 0 else max(u, -low) if a < 0 else 0.0
+        for a, u in zip(s.advantages, logs, strict=True)
+    ]
+    r = math.exp(clamp(mean(held) if held else 0.0, 700.0))
+    cut = [a != 0 and x != u for a, x, u in zip(s.advantages, held, logs, strict=True)]
+    a = mean(s.advantages) if held else 0.0
+    still = [c or one == 0 for c, one in zip(cut, s.advantages, strict=True)]
+    return [(-a * r, 0.0 if gone else -a * r, c, False) for gone, c in zip(still, cut, strict=True)]
+
+
+def fipo(s: Sequence, logs: list[float], weights: list[float], preset: Any) -> list[Term]:
+    shape, clip, found = preset.shape, preset.clip, []
+    ratios = [math.exp(clamp(u, clip.safety or 700.0)) for u in logs]
+    counted = [0.0 if r > (clip.dual or math.inf) else u for r, u in zip(ratios, logs, strict=True)]
+    for at, (a, now, u) in enumerate(zip(s.advantages, s.current, logs, strict=True)):
+        ahead = [
+            0.5 ** ((s.positions[later] - s.positions[at]) / shape.half_life) * counted[later]
+            for later in range(at, s.n)
+        ]
+        influence = min(max(math.exp(clamp(math.fsum(ahead), 700.0)), shape.lowest), shape.highest)
+        if a < 0 and ratios[at] > shape.threshold:
+            influence = min(max(influence, 0.8), 1.0)
+        loss, slope, clipped, lower = ppo(a, now, u, clip)
+        found.append((loss * influence, slope * influence, clipped, lower))
+    return found
+
+
+def vespo(s: Sequence, logs: list[float], weights: list[float], preset: Any) -> list[Term]:
+    least, shape = math.log(1e-8), preset.shape
+    terms = [clamp(u, 20.0) for u in logs]
+    terms += [min(max(math.log(w), least), 20.0) if w > 0 else least for w in weights]
+    log_w = min(max(math.fsum(terms), least), 20.0)
+    found = []
+    for a, now in zip(s.advantages, s.current, strict=True):
+        k, rate = (
+            (shape.k_negative, shape.lambda_negative) if a < 0 else (shape.k_positive, shape.lambda_positive)
+        )
+        phi = math.exp(rate + k * log_w - rate * math.exp(log_w))
+        found.append((-phi * a * now, -phi * a, False, False))
+    return found
+
+
+WHOLE = {"sapo": sapo, "topr": topr, "dro": dro, "gmpo": gmpo, "fipo": fipo, "vespo": vespo}
 
 
 def preset_metrics(data: list[Sequence], preset: Any) -> tuple[dict[str, float], list[dict[str, Any]], float]:

@@ -7,7 +7,7 @@ What a trainer computes is written here on padded matrices, with its weights det
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -15,7 +15,7 @@ from offpol_diag import DumpWriter
 from offpol_diag.analyze import analyze
 from offpol_diag.engine import losses, segments
 from offpol_diag.engine.scene import Scene
-from offpol_diag.presets import Clip, Preset, Reject, Weight
+from offpol_diag.presets import Clip, Preset, Reject, Shape, Weight
 from offpol_diag.readers import open_dump
 from tests.whole import outcome, token_mask
 
@@ -76,7 +76,7 @@ def write(made):
 
 def ratio(x, log_prob, anchor, preset):
     u = log_prob - anchor
-    if preset.loss == "gspo":
+    if preset.loss in ("gspo", "luspo"):
         u = ((u * x.mask).sum(1) / x.mask.sum(1).clamp(min=1))[:, None].expand_as(u)
         return torch.exp(u if preset.clip.safety is None else u.clamp(max=preset.clip.safety))
     return torch.exp(u if preset.clip.safety is None else u.clamp(-preset.clip.safety, preset.clip.safety))
@@ -98,15 +98,75 @@ def terms(x, log_prob, preset):
         return -a * r
     if preset.loss == "cispo":
         return -a * log_prob * clipped(r, preset.clip).detach()
+    if preset.loss in NEWER:
+        return NEWER[preset.loss](x, log_prob, preset, r)
     worse = torch.maximum(-a * r, -a * clipped(r, preset.clip))
     if preset.clip.dual is None:
         return worse
     return torch.where(a < 0, torch.minimum(worse, -a * preset.clip.dual), worse)
 
 
+def chosen(flags, one, other):
+    """As torch.where, which of two numbers makes float32."""
+    return torch.where(flags, *(torch.tensor(value, dtype=torch.float64) for value in (one, other)))
+
+
+def sapo(x, log_prob, preset, r):
+    tau = chosen(x.advantages > 0, preset.shape.tau_positive, preset.shape.tau_negative)
+    return -x.advantages * torch.sigmoid(tau * (r - 1)) * 4 / tau
+
+
+def topr(x, log_prob, preset, r):
+    return -x.advantages * log_prob * torch.where(x.advantages > 0, 1.0, clipped(r, preset.clip).detach())
+
+
+def log_ratio(x, log_prob, preset):
+    return (log_prob - (x.old if preset.policy == "old" else x.rollout)) * x.mask
+
+
+def dro(x, log_prob, preset, r):
+    return -x.advantages * log_prob + preset.shape.penalty / 2 * log_ratio(x, log_prob, preset) ** 2
+
+
+def gmpo(x, log_prob, preset, r):
+    u, sign = log_ratio(x, log_prob, preset), torch.sign(x.advantages)
+    held = sign * torch.minimum(sign * u, sign * u.clamp(-preset.clip.low, preset.clip.high))
+    many = x.mask.sum(1, keepdim=True).clamp(min=1)
+    a = (x.advantages * x.mask).sum(1, keepdim=True) / many
+    return -a * torch.exp(held.sum(1, keepdim=True) / many).expand_as(u)
+
+
+def vespo(x, log_prob, preset, r):
+    log_w = log_ratio(x, log_prob, preset).clamp(-20, 20).sum(1, keepdim=True)
+    if preset.weight is not None:
+        given = trainer_weights(x, replace(preset, loss="reinforce"), log_prob)
+        log_w = log_w + (given.log().clamp(math.log(1e-8), 20) * x.mask).sum(1, keepdim=True)
+    log_w = log_w.clamp(math.log(1e-8), 20).detach()
+    shape, good = preset.shape, x.advantages >= 0
+    k = chosen(good, shape.k_positive, shape.k_negative)
+    rate = chosen(good, shape.lambda_positive, shape.lambda_negative)
+    return -torch.exp(rate + k * log_w - rate * torch.exp(log_w)) * x.advantages * log_prob
+
+
+def fipo(x, log_prob, preset, r):
+    u = torch.where(r > (preset.clip.dual or math.inf), 0.0, log_ratio(x, log_prob, preset)).detach()
+    steps = torch.arange(u.shape[1])
+    ahead = (steps[None, :] - steps[:, None]).to(u.dtype)
+    decay = torch.where(ahead >= 0, 0.5 ** (ahead / preset.shape.half_life), 0.0)
+    influence = torch.exp(u @ decay.T).clamp(preset.shape.lowest, preset.shape.highest)
+    risky = (x.advantages < 0) & (r.detach() > preset.shape.threshold)
+    influence = torch.where(risky, influence.clamp(0.8, 1.0), influence)
+    return terms(x, log_prob, replace(preset, loss="ppo_clip")) * influence
+
+
+NEWER = {"sapo": sapo, "topr": topr, "dro": dro, "gmpo": gmpo, "vespo": vespo, "fipo": fipo}
+
+
 def trainer_weights(x, preset, log_prob):
     """min(r, 1.4) of tokens, min(∏r, 2) of sequences, or the raw r of tokens; else 1."""
-    own_ratio = preset.loss == "surrogate" or (preset.policy != "old" and preset.loss != "reinforce")
+    own_ratio = preset.loss in ("surrogate", "vespo") or (
+        preset.policy != "old" and preset.loss != "reinforce"
+    )
     if preset.weight is None or own_ratio:
         return torch.ones_like(x.advantages)
     delta = ((x.old if preset.policy == "old" else log_prob) - x.rollout) * x.mask
@@ -217,6 +277,21 @@ CASES = (
     preset("cispo", "cispo", clip=Clip(1.0, 0.2, None)),
     preset("cispo_weighted", "cispo", weight=TOKEN, reject=(BAND,)),
     preset("cispo_bypass", "cispo", policy="current", weight=TOKEN),
+    preset("luspo", "luspo", weight=SEQUENCE),
+    preset("sapo", "sapo"),
+    preset("sapo_steep", "sapo", weight=TOKEN, reject=(BAND,), shape=Shape(3.0, 7.0), clip=Clip(safety=0.6)),
+    preset("topr", "topr", clip=Clip(1.0, 0.0, None, None)),
+    preset("topr_weighted", "topr", weight=TOKEN, reject=(GEOMETRIC,), clip=Clip(1.0, 0.0, None, None)),
+    preset("gmpo", "gmpo", clip=Clip(0.2, 0.3, None, None)),
+    preset("gmpo_weighted", "gmpo", clip=Clip(0.2, 0.3, None, None), weight=SEQUENCE),
+    preset("fipo", "fipo", shape=Shape(half_life=2.0, threshold=1.2)),
+    preset("fipo_two_sided", "fipo", weight=TOKEN, shape=Shape(half_life=3.0, lowest=0.7, highest=1.3)),
+    preset("dro", "dro", shape=Shape(penalty=0.7)),
+    preset("dro_weighted", "dro", weight=TOKEN, reject=(BAND,)),
+    preset("vespo", "vespo"),
+    preset("vespo_weighted", "vespo", weight=TOKEN, reject=(GEOMETRIC,)),
+    preset("vespo_own", "vespo", weight=TOKEN, shape=Shape(k_positive=1.5, lambda_negative=0.5)),
+    preset("vespo_of_the_rollout", "vespo", policy="current"),
 )
 AGGREGATIONS = ("pg_loss", "pg_loss_kept", "pg_loss_seq_sum", "pg_loss_seq_mean", "pg_loss_seq_norm")
 

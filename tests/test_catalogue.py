@@ -11,20 +11,21 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import pytest
 
 from offpol_diag.errors import PresetError, UsageError
-from offpol_diag.presets import Clip, Preset, Reject, Veto, Weight, WeightOver
+from offpol_diag.presets import Clip, Preset, Reject, Shape, Veto, Weight, WeightOver
 from offpol_diag.presets.catalogue import Catalogue, load, plain, words
 from offpol_diag.presets.grammar import LOGS
 
 SHIPPED = load()
 GOLDEN = Path(__file__).with_name("golden_presets.toml")
 
-GRAMMAR = (Preset, Weight, Reject, Veto, Clip)
+GRAMMAR = (Preset, Weight, Reject, Veto, Clip, Shape)
 UNUSED: dict[type, set[str]] = {
-    Preset: {"name"},
+    Preset: {"name", "shape"},
     Weight: set(),
     Reject: {"strict"},
     Veto: set(),
     Clip: set(),
+    Shape: {field.name for field in fields(Shape)},  # the rows have what trainers have by default
 }
 """Keys that no shipped row sets: a user's may."""
 WORDS = [
@@ -94,7 +95,9 @@ def parts(kind: type) -> list[Any]:
     """Every weight, rule, veto or clip of the rows that ship; or the rows."""
     if kind is Preset:
         return list(SHIPPED.values())
-    every = [part for row in SHIPPED.values() for part in (row.weight, row.veto, row.clip, *row.reject)]
+    every = [
+        part for row in SHIPPED.values() for part in (row.weight, row.veto, row.clip, row.shape, *row.reject)
+    ]
     return [part for part in every if isinstance(part, kind)]
 
 
@@ -464,7 +467,11 @@ SLIPS = [
     ("veto = {}", "veto: it needs upper, lower or both"),
     ("veto = 1e-4", "veto = 0.0001; it must be a table of lower, upper"),
     ('policy = "new"', 'policy = "new"; it must be one of old, current, rollout'),
-    ('loss = "ppo"', 'loss = "ppo"; it must be one of ppo_clip, reinforce, surrogate, gspo, cispo'),
+    (
+        'loss = "ppo"',
+        'loss = "ppo"; it must be one of ppo_clip, reinforce, surrogate, gspo, luspo, cispo, sapo, topr, '
+        "gmpo, fipo, dro, vespo",
+    ),
     ("weight = { upper = 2, strict = 1 }", "weight.strict = 1; it must be true or false"),
     (
         'weight = { upper = 2, overflow = "inf" }',

@@ -161,7 +161,9 @@ def test_cispo_without_bounds_is_reinforce_with_the_raw_weight_of_drift_2(tmp_pa
 @pytest.mark.parametrize("loss", losses.LOSSES)
 @pytest.mark.parametrize("policy", ["old", "current", "rollout"])
 def test_on_policy_every_loss_pulls_with_minus_a_over_the_denominator(tmp_path, loss, policy):
-    x = world(tmp_path, seed=7, drift=0.0, step=0.0, per_sequence=loss == "gspo")
+    x = world(
+        tmp_path, seed=7, drift=0.0, step=0.0, per_sequence=losses.LOSSES[loss].pooled or loss == "gmpo"
+    )
     mine = gradient(x, preset("one", loss, policy=policy, clip=Clip(), weight=TOKEN), "pg_loss")
     want = torch.where(x.mask, -x.advantages / x.mask.sum(), 0.0)
 
@@ -191,7 +193,7 @@ def test_two_clips_of_one_loss_do_not_share_their_numbers(worlds):
 
 def test_advantages_of_zero_give_no_loss_and_no_update_to_speak_of(tmp_path):
     rows = [[(*FAR, 0.0), (*NEAR, 0.0)], [(*NEAR, 0.0)]]
-    for loss in losses.LOSSES:
+    for loss in set(losses.LOSSES) - {"dro"}:  # whose penalty asks for no advantage
         got = tokens(tmp_path, rows, one=preset("one", loss, policy="current", weight=RAW))["one"]
         assert got["pg_loss"] == 0
         assert [got[f"update_{name}"] for name in ("kept", "removed", "removed_positive")] == [None] * 3

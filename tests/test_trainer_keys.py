@@ -11,18 +11,23 @@ from typing import Any
 import pytest
 
 from offpol_diag.errors import ConfigError
-from offpol_diag.presets import Clip, Preset, Weight
+from offpol_diag.presets import Clip, Preset, Shape, Weight
 from offpol_diag.presets.catalogue import load
 from offpol_diag.trainers import TRAINERS, Snippet, config_for, sayable
 from offpol_diag.trainers.schema import Schema, schema
 from tests import trainer_settings
 
 CATALOGUE = load()
+VESPO = ("k_positive", "lambda_positive", "k_negative", "lambda_negative")
+FIPO = {"half_life": 8.0, "lowest": 0.7, "highest": 1.3, "threshold": 2.0}
 TUNED = {
     "dual": replace(CATALOGUE["token_is"], clip=Clip(0.1, 0.28, 4.0)),
     "roll_cispo": replace(CATALOGUE["cispo"], clip=Clip(0.1, 0.1, None)),
     "dual_gspo": replace(CATALOGUE["gspo"], clip=Clip(0.1, 0.28, 4.0)),
     "normalized": replace(CATALOGUE["bypass_pg_is"], weight=Weight("sum", upper=2.0, normalize=True)),
+    "steep_sapo": replace(CATALOGUE["sapo"], shape=Shape(2.0, 3.0)),
+    "own_vespo": replace(CATALOGUE["trl_vespo"], shape=Shape(**dict.fromkeys(VESPO, 1.5))),
+    "own_fipo": replace(CATALOGUE["swift_fipo"], shape=Shape(**FIPO)),
     "weighted_gspo": replace(CATALOGUE["nemo_rl_tis"], loss="gspo"),
 }
 PRESETS: dict[str, Preset] = {**CATALOGUE, **TUNED}

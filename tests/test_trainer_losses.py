@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from offpol_diag.analyze import analyze
-from offpol_diag.engine.losses import BOUNDS
+from offpol_diag.engine.losses import BOUNDS, LOSSES
 from tests import trainer_dumps
 from tests.trainers.ours import BUILT_IN, ours, policy_loss, read
 from tests.trainers.padded import padded
-from tests.trainers.policies import cispo, gspo, loss_of, ppo
+from tests.trainers.policies import WITHIN, cispo, gspo, loss_of, ppo
 from tests.trainers.table import TABLE
 
 
@@ -21,8 +21,13 @@ def weighted(name, batch):
     """Factor times policy loss of each token, [T]."""
     preset = BUILT_IN[name]
     loss, multiplied = policy_loss(preset, batch)
-    assert multiplied or preset.weight is None
-    return ours(name, batch)[0] * loss.numpy()
+    assert multiplied == (name not in WITHIN) or preset.weight is None
+    return (ours(name, batch)[0] if name not in WITHIN else 1.0) * loss.numpy()
+
+
+def factor(name, verdict):
+    """What multiplies the loss, [B, L]."""
+    return verdict.counted.astype(float) if name in WITHIN else verdict.factor
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +46,7 @@ def test_a_rows_weighted_loss_is_its_trainers(dumps):
         p = padded(rows)
         for name, (trainer, settings) in TABLE.items():
             loss, options = loss_of(name)
-            want = (trainer(p, **settings).factor * loss(p, **options))[p.mask]
+            want = (factor(name, trainer(p, **settings)) * loss(p, **options))[p.mask]
             np.testing.assert_allclose(weighted(name, batch), want, rtol=1e-9, atol=1e-12, err_msg=name)
 
 
@@ -71,7 +76,7 @@ def test_what_is_reported_is_the_trainers_own_mean_over_its_own_denominator(tmp_
 
     for name, (trainer, settings) in TABLE.items():
         verdict, (loss, options) = trainer(p, **settings), loss_of(name)
-        want = (verdict.factor * loss(p, **options))[p.mask].sum() / verdict.counted.sum()
+        want = (factor(name, verdict) * loss(p, **options))[p.mask].sum() / verdict.counted.sum()
         got = found.presets[name].metrics["pg_loss_own"].value
         assert got == pytest.approx(want, rel=1e-9, abs=1e-12), name
 
@@ -146,10 +151,14 @@ def test_a_preset_has_the_bound_that_its_trainers_loss_has():
     """`losses.BOUNDS` says it of each trainer; a row is its first trainer's, or that whose names it logs."""
     for preset in BUILT_IN.values():
         trainer = (preset.trainers or ("",))[0]
-        if trainer not in BOUNDS or preset.loss in ("reinforce", "surrogate"):
+        if trainer not in BOUNDS or not LOSSES[preset.loss].ratio or preset.name in OF_THEIR_OWN:
             continue
         token, sequence, _ = BOUNDS[trainer]
-        assert preset.clip.safety == (sequence if preset.loss == "gspo" else token), preset.name
+        assert preset.clip.safety == (sequence if LOSSES[preset.loss].pooled else token), preset.name
+
+
+OF_THEIR_OWN = ("gmpo", "skyrl_importance_sampling")
+"""Losses that do without the bound of their trainer's others."""
 
 
 def test_open_instruct_clips_higher(loss):

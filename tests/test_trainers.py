@@ -27,6 +27,7 @@ FAMILIES = (
     "open_instruct_",
 )
 ALONE = {"tis", "vanilla_is", "areal_decoupled", "torchforge", "deepseek_v32_mask"}
+ALONE |= {"sapo", "gmpo", "verl_dro", "verl_gpg"}
 
 
 def theirs(name, p):

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from offpol_diag.analysis.tally import observe
 from offpol_diag.engine import moments
 from offpol_diag.engine.outcome import apply
 from offpol_diag.engine.scene import RADII, Nearness, Scene, signs, splits
-from offpol_diag.presets import Clip, Preset, Reject, Veto, Weight
+from offpol_diag.presets import Clip, Loss, Preset, Reject, Veto, Weight
 from tests import oracles
 from tests.test_near import ALL, Large, apart, opened, tallied
 
@@ -86,7 +87,7 @@ def turn_rules(draw):
 
 @st.composite
 def presets(draw):
-    loss = draw(st.sampled_from(["ppo_clip", "reinforce", "surrogate", "gspo", "cispo"]))
+    loss = draw(st.sampled_from(get_args(Loss)))
     weight = draw(
         st.one_of(
             turn_weights(),

@@ -269,7 +269,9 @@ def verl_2025_11(f: Flat, p: Padded) -> Effect:
 def verl_2026(f: Flat, p: Padded) -> Effect:
     block = {key.removeprefix(BLOCK): value for key, value in f.items() if key.startswith(BLOCK)}
     if not block["bypass_mode"]:
-        loss = f.get(ACTOR + "policy_loss.loss_mode", "ppo_clip")
+        mode = f.get(ACTOR + "policy_loss.loss_mode", "ppo_clip")
+        assert (mode == "dro") == (ACTOR + "policy_loss.dro_beta" in f)
+        loss = {"geo_mean": "gmpo", "gpg": "reinforce"}.get(mode, mode)
         return Effect(_verl_2026(block, p, "old"), loss)
     again = ACTOR + "policy_loss.rollout_correction."
     assert {key.removeprefix(again): value for key, value in f.items() if key.startswith(again)} == block
@@ -340,10 +342,15 @@ def trl(f: Flat, p: Padded) -> Effect:
     return Effect(hub.trl(p, mode=f[start + "mode"], **options), *_hf_loss(f))
 
 
-def _hf_loss(f: Flat) -> tuple[str, str, tuple[float, float]]:
+def _hf_loss(f: Flat) -> tuple[str, str, tuple[float, float] | None]:
     if f.get("loss_type") == "cispo":
         return "cispo", "old", (1.0, f["epsilon_high"] - 1)
+    kind = f.get("loss_type") or ""
+    if kind in ("sapo", "vespo"):
+        return kind, "old", None
     loss = "gspo" if f.get("importance_sampling_level") == "sequence" else "ppo_clip"
+    assert kind != "luspo" or loss == "gspo"
+    loss = kind if kind in ("luspo", "fipo") else loss
     return loss, "old", high_or_low(f.get("epsilon", 0.2), f.get("epsilon_high"))
 
 
@@ -444,6 +451,12 @@ def areal(f: Flat, p: Padded) -> Effect:
         assert settings["action"] == "mask" or settings["metric"] == "ratio"
         verdict = areal_code.rejection_sampling(p, **settings)
     clip = high_or_low(f.get("eps_clip", 0.2), f.get("eps_clip_higher"))
+    if f.get("use_sapo_loss"):
+        assert not f["use_decoupled_loss"]
+        loss = "sapo"
+    if f.get("use_cispo_loss"):
+        assert f["eps_clip_higher"] > 0
+        loss = "cispo"
     return Effect(verdict, loss, "rollout" if bypass else "old", clip)
 
 
@@ -484,6 +497,9 @@ def skyrl(f: Flat, p: Padded) -> Effect:
     clip = (f.get("eps_clip_low", 0.2), f.get("eps_clip_high", 0.2))
     clip = tuple(cispo.values()) if kind == "cispo" else clip
     loss = {"regular": "ppo_clip", "dual_clip": "ppo_clip"}.get(kind, kind)
+    if kind == "importance_sampling":
+        assert c["tis_ratio_type"] is None
+        clip, loss = (1.0, None), "ppo_clip"
     return Effect(loop.skyrl_correction(p, **named(c, names), **pairs), loss, "old", clip)
 
 
@@ -491,8 +507,13 @@ def roll(f: Flat, p: Padded) -> Effect:
     assert f["enable_old_logprobs_recompute"] is True
     clip, loss = (f.get("pg_clip_low"), f.get("pg_clip_high")), "ppo_clip"
     if f.get("actor_train.worker_cls") == "roll.pipeline.rlvr.actor_pg_worker.ActorPGWorker":
-        assert f["actor_train.pg_variant"] == "cispo"
-        clip, loss = (0.1, 0.1), "cispo"
+        clip, loss = {
+            "cispo": ((0.1, 0.1), "cispo"),
+            "tis": ((1.0, 0.0), "cispo"),
+            "topr": ((1.0, 0.0), "topr"),
+            "vanilla": (None, "reinforce"),
+            "kimi15": (None, "dro"),
+        }[f["actor_train.pg_variant"]]
     elif not f.get("use_pg_clip_range", False):
         clip = (0.2, 0.2)
     if f.get("importance_sampling") == "seq":

@@ -247,7 +247,7 @@ def _held(preset: Preset, curves: tracker.Curves) -> tuple[int, int]:
 
 def _behaviour(one: Preset) -> tuple[object, ...]:
     """Return what decides the numbers that a preset logs."""
-    return one.logs, one.policy, one.weight, one.reject, one.veto, one.loss, one.clip, one.apply
+    return one.logs, one.policy, one.weight, one.reject, one.veto, one.loss, one.clip, one.shape, one.apply
 
 
 def _siblings(preset: Preset, every: Iterable[Preset], have: frozenset[str]) -> list[Preset]:

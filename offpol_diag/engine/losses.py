@@ -2,20 +2,24 @@
 
 A is the advantage, π_θ the current policy, u = log π_θ − log π_anchor, r = e^u. The preset's weight is a
 constant in the gradient, so only the loss's own terms have one. Sources: Schulman et al. 2017 (PPO clip),
-Ye et al. 2020 (dual clip), Williams 1992 (REINFORCE), Zheng et al. 2025 (GSPO), MiniMax-M1 2025 (CISPO).
-Some trainers bound u before exp (`BOUNDS`); a preset has its trainer's bound in `clip.safety`.
+Ye et al. 2020 (dual clip), Williams 1992 (REINFORCE), Zheng et al. 2025 (GSPO), MiniMax-M1 2025 (CISPO), Gao
+et al. 2025 (SAPO, arXiv 2511.20347), Zhao et al. 2025 (GMPO, arXiv 2507.20673), Roux et al. 2025 (TOPR, arXiv
+2503.14286), Richemond et al. 2024 (DRO), Kimi k1.5 2025 (arXiv 2501.12599); VESPO and LUSPO as TRL defines
+them, FIPO as ms-swift does. Some trainers bound u before exp (`BOUNDS`); a preset has that in `clip.safety`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from offpol_diag.batch import Batch
-from offpol_diag.engine import segments
+from offpol_diag.engine import correction, segments
 from offpol_diag.engine.moments import Direction
 from offpol_diag.engine.ratios import OVERFLOW, Ratios
 from offpol_diag.presets import Clip, Policy, Preset
@@ -71,14 +75,31 @@ class Terms:
         current: log π_θ, nats.
         ratio: r of the token, or of the sequence where the loss pools u.
         moves: whether r depends on π_θ, i.e. u is within the preset's bound.
-        clip: the preset's bounds on r.
+        preset: the preset, for its clip and its shape.
+        ratios: all tokens of the batch; None for a pooled loss at A = 1 or −1.
     """
 
     advantages: Tensor
     current: Tensor
     ratio: Tensor
     moves: Tensor
-    clip: Clip
+    preset: Preset
+    ratios: Ratios | None = None
+
+    @property
+    def u(self) -> Tensor:
+        """u of every token, unbounded."""
+        return _u(self.whole)
+
+    @property
+    def whole(self) -> Ratios:
+        """All tokens of the batch."""
+        assert self.ratios is not None
+        return self.ratios
+
+
+Found = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
+"""Value, slope, and where the clip and the dual clip are active (None: nowhere), [T] each."""
 
 
 @dataclass(frozen=True)
@@ -86,20 +107,27 @@ class Loss:
     """One policy loss.
 
     Attributes:
-        of: inputs → value, slope, and where the clip and the dual clip are active (None: nowhere).
-        weighted: whether the preset's weight multiplies it for any anchor; else only for the anchor π_old:
-            with the anchor π_rollout its own ratio is already the correction.
+        of: inputs → value, slope, and where the clips are active.
+        weighted: whether the preset's weight multiplies it for any anchor, for the anchor π_old alone (with
+            the anchor π_rollout its own ratio is already the correction), or never.
+        ratio: whether it has a ratio of its own, within the preset's `clip`.
+        log: whether log π_θ is a factor of its value.
         pooled: whether u is the mean over the sequence's tokens.
+        linear: whether its value and slope are multiples of A where no clip acts, of A e^u if it has a ratio:
+            then near tokens are summed by moments. Else every token is processed.
     """
 
-    of: Callable[[Terms], tuple[Tensor, Tensor, Tensor | None, Tensor | None]]
-    weighted: bool = False
+    of: Callable[[Terms], Found]
+    weighted: Literal["always", "old", "never"] = "old"
+    ratio: bool = True
+    log: bool = False
     pooled: bool = False
+    linear: bool = True
 
 
-def _ppo(x: Terms) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+def _ppo(x: Terms) -> Found:
     """Compute max(−A r, −A clip(r)), capped at −dual·A where A < 0: −A r with r bounded on A's side."""
-    clip = x.clip
+    clip = x.preset.clip
     low, high = _bounds(clip)
     if low is None and high is None and clip.dual is None:
         loss = -x.advantages * x.ratio
@@ -114,29 +142,135 @@ def _ppo(x: Terms) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     return loss, slope, clipped, None if clip.dual is None else (x.ratio > clip.dual) & negative
 
 
-def _reinforce(x: Terms) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+def _reinforce(x: Terms) -> Found:
     """Compute −A log π_θ."""
     return -x.advantages * x.current, -x.advantages, None, None
 
 
-def _surrogate(x: Terms) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+def _surrogate(x: Terms) -> Found:
     """Compute −A; its weight is the loss's own ratio: d(−A r) = −A r d log π_θ."""
     return -x.advantages, -x.advantages, None, None
 
 
-def _cispo(x: Terms) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+def _cispo(x: Terms) -> Found:
     """Compute −A log π_θ times the clipped r as a constant: every token keeps its gradient."""
-    held = _clamp(x.ratio, *_bounds(x.clip))
+    held = _clamp(x.ratio, *_bounds(x.preset.clip))
     slope = -x.advantages * held
     return slope * x.current, slope, held != x.ratio, None
 
 
+def _sapo(x: Terms) -> Found:
+    """Compute −A σ(τ(r − 1))·4/τ, with one τ where A > 0 and another elsewhere."""
+    shape = x.preset.shape
+    tau = torch.full_like(x.ratio, shape.tau_negative).masked_fill(x.advantages > 0, shape.tau_positive)
+    gate = torch.sigmoid(tau * (x.ratio - 1))
+    # σ(−z), not 1 − σ(z): the slope of a gate that is nearly open has its own digits
+    rising = 4 * gate * torch.sigmoid(-tau * (x.ratio - 1)) * x.ratio
+    return -x.advantages * gate * 4 / tau, torch.where(x.moves, -x.advantages * rising, 0.0), None, None
+
+
+def _topr(x: Terms) -> Found:
+    """Compute −A log π_θ, times the clipped, constant r where the reward (if there is none, A) is <= 0."""
+    rewards = x.whole.batch.rewards
+    good = x.advantages > 0
+    if rewards is not None:
+        good = segments.spread(rewards > 0, x.whole.batch.cu_seqlens)
+    held = _clamp(x.ratio, *_bounds(x.preset.clip))
+    slope = -x.advantages * torch.where(good, 1.0, held)
+    return slope * x.current, slope, (held != x.ratio) & ~good, None
+
+
+def _dro(x: Terms) -> Found:
+    """Compute −A log π_θ + penalty/2 u²."""
+    penalty = x.preset.shape.penalty
+    return penalty / 2 * x.u.square() - x.advantages * x.current, penalty * x.u - x.advantages, None, None
+
+
+def _gmpo(x: Terms) -> Found:
+    """Compute −A times the geometric mean of r, u held to [−low, high] on A's side; A is their mean."""
+    clip, offsets = x.preset.clip, x.whole.batch.cu_seqlens
+    up, down = _clamp(x.u, None, clip.high), _clamp(x.u, clip.low and -clip.low, None)
+    held = torch.where(x.advantages < 0, down, up).where(x.advantages != 0, 0.0)
+    mean, advantage = (segments.mean(each, offsets) for each in (held, x.advantages))
+    loss = segments.spread(-advantage * torch.exp(mean.clamp(-OVERFLOW, OVERFLOW)), offsets)
+    clipped = (held != x.u) & (x.advantages != 0)
+    return loss, torch.where(clipped | (x.advantages == 0), 0.0, loss), clipped, None
+
+
+def _vespo(x: Terms) -> Found:
+    """Compute −φ A log π_θ, φ = e^(λ + k log w − λ w) a constant of the sequence and the sign of A.
+
+    log w is the sum of u and of the logs of the weights over the sequence, each token's bounded.
+    """
+    whole, shape, offsets = x.whole, x.preset.shape, x.whole.batch.cu_seqlens
+    log_w = segments.total(x.u.clamp(-VESPO_LARGEST, VESPO_LARGEST), offsets)
+    if x.preset.weight is not None:
+        final = correction.weigh(whole, x.preset).final
+        logs = torch.log(final.values).clamp(VESPO_SMALLEST, VESPO_LARGEST)
+        log_w = log_w + (segments.total(logs, offsets) if final.per == "token" else logs)
+    log_w = log_w.clamp(VESPO_SMALLEST, VESPO_LARGEST)
+
+    def phi(k: float, rate: float) -> Tensor:
+        return segments.spread(torch.exp(rate + k * log_w - rate * torch.exp(log_w)), offsets)
+
+    positive = phi(shape.k_positive, shape.lambda_positive)
+    negative = phi(shape.k_negative, shape.lambda_negative)
+    slope = -x.advantages * torch.where(x.advantages < 0, negative, positive)
+    return slope * x.current, slope, None, None
+
+
+VESPO_SMALLEST, VESPO_LARGEST = math.log(1e-8), 20.0
+"""Bounds on VESPO's log w and its terms: TRL f2cd57710 (2026-07-24) trl/trainer/grpo_trainer.py:2967-2979."""
+
+
+def _fipo(x: Terms) -> Found:
+    """Compute PPO's loss times the influence of the tokens after: e^Σ 2^(−distance/half_life) u, bounded.
+
+    Tokens with r above the dual clip do not count in the sum; where A < 0 and r is above `threshold`, the
+    influence is within `CALM`.
+    """
+    shape, dual = x.preset.shape, x.preset.clip.dual
+    u = x.u if dual is None else torch.where(x.ratio > dual, 0.0, x.u)
+    later = _discounted(u, x.whole.batch.position, x.whole.batch.cu_seqlens, 2 ** (-1 / shape.half_life))
+    influence = torch.exp(later.clamp(-OVERFLOW, OVERFLOW)).clamp(shape.lowest, shape.highest)
+    risky = (x.advantages < 0) & (x.ratio > shape.threshold)
+    influence = torch.where(risky, influence.clamp(*CALM), influence)
+    loss, slope, clipped, lower = _ppo(x)
+    return loss * influence, slope * influence, clipped, lower
+
+
+CALM = (0.8, 1.0)
+"""FIPO's bounds where A < 0 and r is large: ms-swift 3602360a5 (2026-08-22) grpo_trainer.py:933-939."""
+
+
+def _discounted(u: Tensor, position: Tensor, offsets: Tensor, gamma: float) -> Tensor:
+    """Sum u of each token and those after it in its sequence, each times gamma^distance, [T]."""
+    if not len(u):
+        return u
+    step = torch.zeros_like(u)  # gamma^distance to the next token; 0 at the end of a sequence
+    step[:-1] = gamma ** (position[1:] - position[:-1]).to(u.dtype)
+    step[offsets[1:][segments.lengths(offsets) > 0] - 1] = 0.0
+    found, many, longest = u, 1, int(segments.lengths(offsets).max())
+    while many < longest:  # `found` sums `many` tokens, `step` is gamma^distance to the token after them
+        found = torch.cat([found[:-many] + step[:-many] * found[many:], found[-many:]])
+        step = torch.cat([step[:-many] * step[many:], torch.zeros_like(step[:many])])
+        many *= 2
+    return found
+
+
 LOSSES: dict[str, Loss] = {
     "ppo_clip": Loss(_ppo),
-    "reinforce": Loss(_reinforce, weighted=True),
-    "surrogate": Loss(_surrogate, weighted=True),
+    "reinforce": Loss(_reinforce, "always", ratio=False, log=True),
+    "surrogate": Loss(_surrogate, "always", ratio=False),
     "gspo": Loss(_ppo, pooled=True),
-    "cispo": Loss(_cispo),
+    "luspo": Loss(_ppo, pooled=True),
+    "cispo": Loss(_cispo, log=True),
+    "sapo": Loss(_sapo, linear=False),
+    "topr": Loss(_topr, linear=False),
+    "gmpo": Loss(_gmpo, linear=False),
+    "fipo": Loss(_fipo, linear=False),
+    "dro": Loss(_dro, ratio=False, linear=False),
+    "vespo": Loss(_vespo, "never", ratio=False, linear=False),
 }
 
 
@@ -154,12 +288,15 @@ def weighted(preset: Preset) -> bool:
 
     With the anchor π_rollout a loss with a ratio of its own is corrected by it; a weight would correct twice.
     """
-    return preset.policy == "old" or LOSSES[preset.loss].weighted
+    when = LOSSES[preset.loss].weighted
+    return when == "always" or (when == "old" and preset.policy == "old")
 
 
 def kind(preset: Preset) -> tuple[object, ...]:
     """Key of a preset's per-token loss: on the same batch, presets with equal keys have equal `TokenLoss`."""
-    return preset.loss, preset.policy == "old", preset.clip if _has_ratio(preset) else None
+    row = LOSSES[preset.loss]
+    within = preset.weight if row.weighted == "never" else None
+    return preset.loss, preset.policy == "old", preset.clip if row.ratio else None, preset.shape, within
 
 
 def anchor_of(policy: Policy) -> Policy:
@@ -191,7 +328,7 @@ def _token_loss(ratios: Ratios, preset: Preset) -> TokenLoss:
     u = _u(ratios)
     key = "loss e^u", row.pooled, _limits(preset)
     ratio, moves = ratios.once(key, lambda: _ratio(ratios, u, *key[1:]))
-    loss, slope, clipped, lower = row.of(Terms(batch.advantages, batch.current, ratio, moves, preset.clip))
+    loss, slope, clipped, lower = row.of(Terms(batch.advantages, batch.current, ratio, moves, preset, ratios))
     never = torch.zeros_like(u, dtype=torch.bool) if clipped is None or lower is None else u
     return TokenLoss(
         loss,
@@ -204,14 +341,10 @@ def _token_loss(ratios: Ratios, preset: Preset) -> TokenLoss:
 
 def kl(ratios: Ratios, preset: Preset) -> Tensor:
     """Compute −u of every token, [T], within the loss's bound where that applies to tokens."""
-    bound = preset.clip.safety if _has_ratio(preset) and not LOSSES[preset.loss].pooled else None
+    row = LOSSES[preset.loss]
+    bound = preset.clip.safety if row.ratio and not row.pooled else None
     u = _u(ratios)
     return ratios.once(("loss kl", bound), lambda: -(u if bound is None else u.clamp(-bound, bound)))
-
-
-def _has_ratio(preset: Preset) -> bool:
-    """Return whether the loss has a ratio of its own."""
-    return preset.loss not in ("reinforce", "surrogate")
 
 
 def _limits(preset: Preset) -> tuple[float, float]:
@@ -236,7 +369,7 @@ def _by_sign(ratios: Ratios, preset: Preset) -> dict[str, TokenLoss]:
     ratio, never = torch.exp(held), torch.zeros_like(u, dtype=torch.bool)
     found = {}
     for sign, a in {"positive": none + 1, "negative": none - 1}.items():
-        terms = Terms(a, none, ratio, held == u, preset.clip)
+        terms = Terms(a, none, ratio, held == u, preset)
         loss, slope, clipped, lower = LOSSES[preset.loss].of(terms)
         clipped, lower = (never if x is None else x for x in (clipped, lower))
         found[sign] = TokenLoss(loss, slope, clipped, lower, -u)

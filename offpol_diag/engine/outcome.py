@@ -268,7 +268,7 @@ def apply(scene: Scene, preset: Preset) -> Outcome:
     """Apply a preset to the batch, to near tokens together; presets that share rules share the work."""
     preset = applied(preset)
     ratios = scene.ratios(preset.policy)
-    key = ("outcome", preset.weight, preset.reject, preset.veto, preset.loss, preset.clip)
+    key = ("outcome", preset.weight, preset.reject, preset.veto, preset.loss, preset.clip, preset.shape)
     return ratios.once(key, lambda: _apply(scene, ratios, preset))
 
 

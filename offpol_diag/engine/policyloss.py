@@ -132,11 +132,10 @@ def _near_weighed(near: NearOutcome) -> dict[str, Tensor]:
 
     if not losses.known(near.ratios.batch, preset):
         return {"pull": sums(weight)[1]}
-    own = preset.loss in ("ppo_clip", "cispo")  # the loss's own ratio e^u multiplies the weight e^Δ
-    ratio = weight if not own else "current" if weight == "old" else losses.drift(preset.policy)
+    row = losses.LOSSES[preset.loss]  # its own ratio e^u multiplies the weight e^Δ
+    ratio = weight if not row.ratio else "current" if weight == "old" else losses.drift(preset.policy)
     signed, size = sums(ratio)
-    times_log = preset.loss in ("reinforce", "cispo")
-    return {"loss": -(sums(ratio, "log π_θ")[0] if times_log else signed), "pull": size}
+    return {"loss": -(sums(ratio, "log π_θ")[0] if row.log else signed), "pull": size}
 
 
 weighed_sums = Summed(_of_weighed, _weighed, _near_weighed)

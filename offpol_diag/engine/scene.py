@@ -181,9 +181,10 @@ def _veto_idle(veto: Veto | None, a: float) -> bool:
 
 
 def _clip_idle(preset: Preset, a: float) -> bool:
-    """Return whether a loss's clip acts on no token with |Δ| <= a; pooled losses clip whole sequences."""
-    if preset.loss in ("reinforce", "surrogate") or LOSSES[preset.loss].pooled:
-        return True
+    """Return whether a loss acts alike on all tokens with |Δ| <= a; pooled losses clip whole sequences."""
+    loss = LOSSES[preset.loss]
+    if not loss.linear or not loss.ratio or loss.pooled:
+        return loss.linear
     clip = preset.clip
     low, high = None if clip.low is None else 1 - clip.low, None if clip.high is None else 1 + clip.high
     bounded = clip.safety is None or clip.safety > a

@@ -22,7 +22,20 @@ SignOf = Literal["unit", "token"]
 Among = Literal["all", "left"]
 Overflow = Literal["limit", "zero"]
 Denominator = Literal["kept", "all"]
-Loss = Literal["ppo_clip", "reinforce", "surrogate", "gspo", "cispo"]
+Loss = Literal[
+    "ppo_clip",
+    "reinforce",
+    "surrogate",
+    "gspo",
+    "luspo",
+    "cispo",
+    "sapo",
+    "topr",
+    "gmpo",
+    "fipo",
+    "dro",
+    "vespo",
+]
 AGGREGATES = frozenset({"ratio", "k1"})
 """Statistics whose sequence form is an aggregated log-ratio, which a safety bound can act on."""
 UNSIGNED = frozenset({"k2", "k3", "k3_reverse", "tv", "binary_kl"})
@@ -169,9 +182,10 @@ class Clip:
 
     Attributes:
         low: the ratio is clipped below 1 − low; None: not clipped below.
-        high: the ratio is clipped above 1 + high; None: not clipped above.
-        dual: ppo_clip and gspo: where A < 0 the loss is at most −dual·A; None for no dual clip.
-        safety: bound on |log| of that ratio before exp, nats (gspo: upper bound only); None = no bound.
+        high: the ratio is clipped above 1 + high; None: not clipped above. For gmpo the bounds are on the log
+            of the ratio, [−low, high].
+        dual: ppo_clip, gspo, luspo, fipo: where A < 0 the loss is at most −dual·A; None for no dual clip.
+        safety: bound on |log| of that ratio before exp, nats (gspo, luspo: from above only); None = none.
             `losses.BOUNDS` lists the trainers' bounds.
     """
 
@@ -189,6 +203,42 @@ class Clip:
 
 
 @dataclass(frozen=True)
+class Shape:
+    """Parameters of losses whose form no clip tells; a loss reads its own.
+
+    Attributes:
+        tau_positive: sapo: temperature of the gate where A > 0.
+        tau_negative: sapo: temperature elsewhere.
+        k_positive: vespo: exponent of w where A >= 0.
+        lambda_positive: vespo: rate of the decay in w where A >= 0.
+        k_negative: vespo: exponent where A < 0.
+        lambda_negative: vespo: rate where A < 0.
+        penalty: dro: factor of u²/2.
+        half_life: fipo: distance in tokens at which u of a later token counts half.
+        lowest: fipo: smallest influence.
+        highest: fipo: largest influence.
+        threshold: fipo: ratio above which the influence of tokens with A < 0 is at most 1.
+    """
+
+    tau_positive: float = 1.0
+    tau_negative: float = 1.05
+    k_positive: float = 2.0
+    lambda_positive: float = 3.0
+    k_negative: float = 3.0
+    lambda_negative: float = 2.0
+    penalty: float = 0.1
+    half_life: float = 32.0
+    lowest: float = 1.0
+    highest: float = 1.2
+    threshold: float = 4.0
+
+    def slips(self) -> Iterator[Slip]:
+        """Yield values that have the right type but make no sense."""
+        yield from _above_zero(**vars(self))
+        yield from _ordered(self.lowest, self.highest, "lowest", "highest")
+
+
+@dataclass(frozen=True)
 class Preset:
     """One correction method.
 
@@ -201,9 +251,15 @@ class Preset:
         reject: rejection rules; a token is kept only if all hold.
         veto: rule that drops whole sequences, or None.
         loss: the policy loss the weights enter: ppo_clip, reinforce (−A log π_θ), surrogate (−A; the weight
-            is the loss's own ratio), gspo (PPO clip on the geometric mean of π_θ/π_anchor), cispo (−A log π_θ
-            times the clipped, constant π_θ/π_anchor).
+            is the loss's own ratio), gspo (PPO clip on the geometric mean of π_θ/π_anchor), luspo (the same,
+            a sequence counting as often as it has tokens), cispo (−A log π_θ times the clipped, constant
+            π_θ/π_anchor), sapo (−A times a sigmoid of that ratio), topr (−A log π_θ, weighted as cispo where
+            the reward is not above 0), gmpo (−A times the geometric mean of the ratios, clipped token by
+            token), fipo (PPO clip times a bounded e^Σ of the later log-ratios), dro (−A log π_θ and a
+            quadratic penalty on the log-ratio), vespo (−A log π_θ times a bounded function of the product of
+            all ratios and weights).
         clip: bounds at which that loss clips its own ratio.
+        shape: its parameters that are no clip.
         denominator: whether rejected tokens leave the loss's denominator (kept) or stay in it (all).
         family: name of the method, shared by trainers; presets of one family differ in their definitions.
         apply: False when the trainer only logs the numbers and changes neither weights nor mask.
@@ -222,6 +278,7 @@ class Preset:
     veto: Veto | None = None
     loss: Loss = "ppo_clip"
     clip: Clip = Clip()
+    shape: Shape = Shape()
     denominator: Denominator = "kept"
     family: str = ""
     apply: bool = True
@@ -240,9 +297,11 @@ def _not_negative(**bounds: float | None) -> Iterator[Slip]:
     yield from ((key, "it must not be negative") for key, x in bounds.items() if x is not None and x < 0)
 
 
-def _ordered(lower: float | None, upper: float | None) -> Iterator[Slip]:
+def _ordered(
+    lower: float | None, upper: float | None, low: str = "lower", high: str = "upper"
+) -> Iterator[Slip]:
     if lower is not None and upper is not None and lower > upper:
-        yield "lower", f"it must not exceed upper = {upper}"
+        yield low, f"it must not exceed {high} = {upper}"
 
 
 def _some_bound(lower: float | None, upper: float | None) -> Iterator[Slip]:

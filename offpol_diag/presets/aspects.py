@@ -90,6 +90,7 @@ ASPECTS: Mapping[str, Callable[[Preset], str]] = {
     "tokens aggregated": _among,
     "loss": lambda preset: preset.loss,
     "clip of the loss": lambda preset: formulas.clipped(preset) or NONE,
+    "shape of the loss": lambda preset: formulas.shape(preset) or NONE,
     "application": lambda preset: "to the loss" if preset.apply else "only logged",
 }
 """Aspect → the function that describes it, most distinctive first."""

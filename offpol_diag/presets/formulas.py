@@ -56,7 +56,14 @@ LOSSES = {
     "reinforce": "REINFORCE, −A log π_θ",
     "surrogate": "−A times the weight, which the gradient goes through",
     "gspo": "GSPO: PPO clip on the geometric mean of π_θ/π_anchor over the sequence",
+    "luspo": "LUSPO: GSPO, a sequence counting as often as it has tokens",
     "cispo": "CISPO: −A log π_θ times the clipped, constant π_θ/π_anchor",
+    "sapo": "SAPO: −A σ(τ(x − 1))·4/τ of x = π_θ/π_anchor",
+    "topr": "TOPR: −A log π_θ, times the clipped, constant π_θ/π_anchor where the reward is not above 0",
+    "gmpo": "GMPO: −A times the geometric mean of π_θ/π_anchor over the sequence, clipped token by token",
+    "fipo": "FIPO: PPO clip on π_θ/π_anchor, times the influence of the tokens after",
+    "dro": "DRO: −A log π_θ + β/2·(log π_θ/π_anchor)²",
+    "vespo": "VESPO: −A log π_θ times the constant e^(λ + k ln w − λw), w = ∏ π_θ/π_anchor · weight",
 }
 ANCHORS = {"old": "π_old", "current": "π_rollout", "rollout": "π_rollout"}
 POLICIES = {"old": "old", "current": "θ", "rollout": "rollout"}
@@ -171,6 +178,7 @@ def preset_section(preset: Preset) -> Section:
         "drops a sequence with": veto(preset.veto),
         "loss": LOSSES[preset.loss],
         "clipped": clipped(preset),
+        "shape": shape(preset),
         "denominator": denominator(preset),
         "guards": "; ".join(guards(preset)),
         "applied": "yes" if preset.apply else "no: the trainer only logs the numbers",
@@ -189,23 +197,47 @@ def preset_section(preset: Preset) -> Section:
 CLIPPED = {
     "ppo_clip": "the ratio π_θ/{anchor}",
     "gspo": "the ratio (∏π_θ/{anchor})^(1/n)",
+    "luspo": "the ratio (∏π_θ/{anchor})^(1/n)",
     "cispo": "the weight π_θ/{anchor}",
+    "topr": "the weight π_θ/{anchor}",
+    "gmpo": "log π_θ/{anchor}",
+    "fipo": "the ratio π_θ/{anchor}",
 }
 """Loss → the ratio or weight that it clips, for losses that clip."""
+DUAL = ("ppo_clip", "gspo", "luspo", "fipo")
+"""Losses that the dual clip bounds."""
+SHAPES = {
+    "sapo": "τ = {tau_positive:g} where A > 0, else {tau_negative:g}",
+    "vespo": "k, λ = {k_positive:g}, {lambda_positive:g} where A ≥ 0, "
+    "else {k_negative:g}, {lambda_negative:g}",
+    "dro": "β = {penalty:g}",
+    "fipo": "e^Σ of the later log π_θ/{anchor}, halved every {half_life:g} tokens, "
+    "within [{lowest:g}, {highest:g}]; within [0.8, 1] where A < 0 and the ratio is above {threshold:g}",
+}
+"""Loss → its parameters in words."""
+
+
+def shape(preset: Preset) -> str:
+    """Write the parameters of the loss that are no clip; empty where it has none."""
+    return SHAPES.get(preset.loss, "").format(anchor=ANCHORS[preset.policy], **vars(preset.shape))
 
 
 def clipped(preset: Preset) -> str:
     """Write the clip of the loss's own ratio, `the ratio π_θ/π_old to [0.8, 1.2]`, and its other bounds."""
+    clip, one = preset.clip, 0 if preset.loss == "gmpo" else 1
+    if preset.loss == "sapo" and clip.safety is not None:
+        return f"the log of π_θ/{ANCHORS[preset.policy]} within ±{clip.safety:g} before exp"
     if preset.loss not in CLIPPED:
         return ""
-    clip, what = preset.clip, CLIPPED[preset.loss].format(anchor=ANCHORS[preset.policy])
-    low = "−∞" if clip.low is None else f"{1 - clip.low:g}"
-    high = "∞" if clip.high is None else f"{1 + clip.high:g}"
+    what = CLIPPED[preset.loss].format(anchor=ANCHORS[preset.policy])
+    low = "−∞" if clip.low is None else f"{one - clip.low:g}"
+    high = "∞" if clip.high is None else f"{one + clip.high:g}"
     text = f"{what} to [{low}, {high}]"
-    if clip.dual is not None and preset.loss != "cispo":
+    if clip.dual is not None and preset.loss in DUAL:
         text += f"; where A < 0 the loss is at most −{clip.dual:g} A"
-    if clip.safety is not None:
-        text += f"; its log {'at most ' if preset.loss == 'gspo' else 'within ±'}{clip.safety:g} before exp"
+    if clip.safety is not None and preset.loss != "gmpo":
+        pooled = preset.loss in ("gspo", "luspo")
+        text += f"; its log {'at most ' if pooled else 'within ±'}{clip.safety:g} before exp"
     return text
 
 

@@ -16,7 +16,7 @@ from functools import cache, partial
 from typing import Any, NoReturn, TypeVar, get_args, get_type_hints
 
 from offpol_diag.errors import PresetError, did_you_mean
-from offpol_diag.presets import Clip, Policy, Reject, Veto, Weight
+from offpol_diag.presets import Clip, Policy, Reject, Shape, Veto, Weight
 
 LOGS = (
     "verl-2025-10",
@@ -80,7 +80,7 @@ def shown(value: object) -> str:
 
 
 Reader = Callable[[Any, Spot], Any]
-Part = TypeVar("Part", Weight, Reject, Veto, Clip)
+Part = TypeVar("Part", Weight, Reject, Veto, Clip, Shape)
 
 
 def values(kind: type, table: object, at: Spot) -> dict[str, Any]:
@@ -160,11 +160,13 @@ READERS: dict[object, Reader] = {
     bool: partial(_typed, bool, "true or false"),
     str: partial(_typed, str, "a string"),
     str | None: partial(_word, LOGS),  # only `logs` has this type
+    float: _number,
     float | None: _number,
     tuple[str, ...]: _texts,
     Weight | None: partial(_part, Weight),
     Veto | None: partial(_part, Veto),
     Clip: partial(_part, Clip),
+    Shape: partial(_part, Shape),
     Policy | None: partial(_word, get_args(Policy)),
     tuple[Reject, ...]: _rules,
 }

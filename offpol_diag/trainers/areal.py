@@ -263,7 +263,9 @@ DECOUPLED = {"use_decoupled_loss": True, "recompute_logprob": True}
 def areal(parts: Parts) -> Translation:
     """Translate a preset: bypass, recompute, or the decoupled loss with one rule."""
     preset = parts.preset
-    parts.need(("old", "current"), ("ppo_clip", "gspo"))
+    parts.need(("old", "current"), ("ppo_clip", "gspo", "cispo", "sapo"))
+    if parts.loss == "sapo" and not parts.bare:
+        config.cannot("weights or rules under the SAPO loss, which refuses use_decoupled_loss")
     settings = {**_correction(parts), **_loss(preset)}
     parts.finish()
     metric = str(settings.get(RULE + "metric", ""))
@@ -330,6 +332,14 @@ def _bounded(
 
 
 def _loss(preset: Preset) -> Settings:
+    if preset.loss == "sapo":
+        taus = {"tau_positive": "sapo_tau_pos", "tau_negative": "sapo_tau_neg"}
+        return {"use_sapo_loss": True, **config.shape_settings(preset, taus)}
+    if preset.loss == "cispo":
+        low, high = config.clip_bounds(preset)
+        if high <= 0:
+            config.cannot("CISPO without an upper bound above 1")
+        return {"use_cispo_loss": True, CLIP.low: low, CLIP.high: high}
     gspo = {"importance_sampling_level": "sequence"} if preset.loss == "gspo" else {}
     return {**gspo, **config.clip_settings(preset, CLIP)}
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, NoReturn
 
 from offpol_diag.errors import ConfigError
-from offpol_diag.presets import AGGREGATES, Clip, Denominator, Preset, Reject, Statistic, Veto, Weight
+from offpol_diag.presets import AGGREGATES, Clip, Denominator, Preset, Reject, Shape, Statistic, Veto, Weight
 from offpol_diag.trainers.base import Log
 
 # ---------------------------------------------------------------- output
@@ -368,13 +368,17 @@ def clip_settings(preset: Preset, keys: ClipKeys, prefix: str = "") -> Settings:
     Raises:
         ConfigError: the ratio has no upper clip, which no trainer can express.
     """
-    if preset.loss not in ("ppo_clip", "gspo", "cispo"):
+    if preset.loss not in ("ppo_clip", "gspo", "luspo", "gmpo", "fipo", "cispo"):
         return {}
     low, high = clip_bounds(preset)
     found: Settings = {}
     if (low, high) != (keys.low_default, keys.high_default):
         found = {keys.low: low, keys.high: high}
-    if keys.dual and preset.loss != "cispo" and preset.clip.dual not in (None, DUAL, keys.dual_default):
+    if (
+        keys.dual
+        and preset.loss not in ("cispo", "gmpo")
+        and preset.clip.dual not in (None, DUAL, keys.dual_default)
+    ):
         found[keys.dual] = preset.clip.dual
     return {prefix + key: value for key, value in found.items()}
 
@@ -384,6 +388,12 @@ def clip_bounds(preset: Preset) -> tuple[float, float]:
     if preset.clip.high is None:
         cannot("a ratio that the loss does not clip from above")
     return (1.0 if preset.clip.low is None else preset.clip.low, preset.clip.high)
+
+
+def shape_settings(preset: Preset, keys: Mapping[str, str]) -> Settings:
+    """Return the parameters of the loss that differ from the usual ones, by field of `Shape` → key."""
+    each = ((key, getattr(preset.shape, field), getattr(Shape(), field)) for field, key in keys.items())
+    return {key: value for key, value, usual in each if value != usual}
 
 
 def cispo_high(preset: Preset) -> float:

@@ -170,7 +170,7 @@ MODE = "rollout_importance_sampling_mode"
 
 def ms_swift(parts: Parts) -> Translation:
     """rollout_importance_sampling_mode with an upper bound; its "sequence" is the geometric mean."""
-    parts.need(("old",), ("ppo_clip", "gspo", "cispo"))
+    parts.need(("old",), ("ppo_clip", "gspo", "cispo", "sapo", "fipo"))
     delta = parts.take_opsm()
     settings: config.Settings = {}
     upper = None
@@ -182,8 +182,11 @@ def ms_swift(parts: Parts) -> Translation:
         settings = {MODE: mode, "rollout_importance_sampling_threshold": bound}
     parts.finish()
     settings |= threshold("off_policy_sequence_mask_delta", delta)
-    settings = ({"use_vllm": "true"} if settings else {}) | settings | loss(parts.preset, CLIP)
+    settings = ({"use_vllm": "true"} if settings else {}) | settings | _loss(parts.preset)
     return (schema.block("ms-swift", "flags", settings),), config.remarks(
+        parts.loss == "gspo"
+        and "importance_sampling_level sequence_token has the same loss and, with one advantage per "
+        "sequence, the same gradient",
         "use_vllm" not in settings and f"ms-swift corrects nothing unless {MODE} is set",
         MODE in settings
         and "the weights multiply the KL-to-reference term as well; needs vLLM 0.10.2 or later",
@@ -193,6 +196,25 @@ def ms_swift(parts: Parts) -> Translation:
         delta is not None
         and "off_policy_sequence_mask_delta is in nats per token; rows leave the denominator under bnpo only",
     )
+
+
+def _loss(preset: Preset) -> config.Settings:
+    shape = preset.shape
+    if preset.loss == "sapo":
+        taus = {"tau_positive": "tau_pos", "tau_negative": "tau_neg"}
+        return {"loss_type": "sapo", **config.shape_settings(preset, taus)}
+    if preset.loss != "fipo":
+        return loss(preset, CLIP)
+    reach = round(shape.highest - 1, 12)
+    if reach <= 0 or shape.lowest not in (1, round(1 - reach, 12)):
+        config.cannot("an influence within other bounds than 1 or 1 − c, and 1 + c")
+    found: config.Settings = {"loss_type": "fipo", **config.clip_settings(preset, CLIP)}
+    found |= config.shape_settings(
+        preset, {"half_life": "fipo_decay_rate", "threshold": "fipo_safety_threshold"}
+    )
+    if reach != 0.2:
+        found["fipo_clip_range"] = reach
+    return found if shape.lowest == 1 else {**found, "fipo_clip_high_only": "false"}
 
 
 def _mode(parts: Parts) -> tuple[str, float | None]:

@@ -169,11 +169,15 @@ BLOCK = "train_infer_correction."
 PG_WORKER = "roll.pipeline.rlvr.actor_pg_worker.ActorPGWorker"
 CISPO = (0.1, 0.1)
 """The bounds in its code: no configuration class has a key for them."""
+CAPPED = (1.0, 0.0)
+"""The bounds of tis and topr, a weight in [0, 1]: tis_lower_bound and tis_upper_bound have no key either."""
+KIMI15 = 0.1
+"""The penalty of kimi15 in its code."""
 
 
 def roll(parts: Parts) -> Translation:
     """One is_weight and a filter per rule; all filters must pass."""
-    parts.need(("old",), ("ppo_clip", "gspo", "cispo"))
+    parts.need(("old",), ("ppo_clip", "gspo", "cispo", "reinforce", "topr", "dro"))
     parts.split_mask()
     weight = parts.take_weight(*TYPES)
     settings: Settings = {f"{BLOCK}is_weight.enabled": weight is not None}
@@ -208,13 +212,8 @@ def _filter(rule: Reject) -> Settings:
 
 
 def _loss(preset: Preset) -> Settings:
-    if preset.loss == "cispo":
-        if config.clip_bounds(preset) != CISPO:
-            config.cannot(
-                "bounds of CISPO's weight other than 0.1 and 0.1: they stand in its code, "
-                "and cispo_epsilon_low and cispo_epsilon_high in YAML are dropped"
-            )
-        return {"actor_train.worker_cls": PG_WORKER, "actor_train.pg_variant": "cispo"}
+    if preset.loss in ("cispo", "reinforce", "topr", "dro"):
+        return {"actor_train.worker_cls": PG_WORKER, "actor_train.pg_variant": _variant(preset)}
     clip = config.clip_settings(preset, CLIP)
     dual = clip.pop(CLIP.dual, None)
     seq = {"importance_sampling": "seq"} if preset.loss == "gspo" else {}
@@ -223,6 +222,28 @@ def _loss(preset: Preset) -> Settings:
     low, high = config.clip_bounds(preset)
     bound = {"dual_clip_loss": True, "pg_clip": (dual - 1) / 2}
     return {**seq, "use_pg_clip_range": True, CLIP.low: low, CLIP.high: high, **bound}
+
+
+def _variant(preset: Preset) -> str:
+    if preset.loss == "reinforce":
+        return "vanilla"
+    if preset.loss == "dro":
+        if preset.shape.penalty != KIMI15:
+            config.cannot(
+                "a penalty of kimi15 other than 0.1: it stands in its code, and kimi15_tau is dropped"
+            )
+        return "kimi15"
+    bounds = config.clip_bounds(preset)
+    if preset.loss == "topr" or bounds == CAPPED:
+        if bounds != CAPPED:
+            config.cannot("bounds of TOPR's weight other than 0 and 1: they stand in its code")
+        return "topr" if preset.loss == "topr" else "tis"
+    if bounds != CISPO:
+        config.cannot(
+            "bounds of CISPO's weight other than 0.1 and 0.1: they stand in its code, "
+            "and cispo_epsilon_low and cispo_epsilon_high in YAML are dropped"
+        )
+    return "cispo"
 
 
 TRAINER = Trainer("roll", roll, Guards(denominator="kept"), CLIP, (Log("roll", ENTRIES),))

@@ -292,7 +292,7 @@ def skyrl(parts: Parts) -> Translation:
 
 
 def _decoupled(parts: Parts) -> Settings:
-    parts.need(("old",), ("ppo_clip", "gspo", "cispo"))
+    parts.need(("old",), ("ppo_clip", "gspo", "cispo", "sapo"))
     on_tokens = any(rule.on_tokens for rule in parts.rules)
     found: Settings = {}
     veto = parts.take_veto(upper=True)
@@ -335,7 +335,14 @@ def _sequence_mask(parts: Parts, on_tokens: bool) -> Settings:
 def _loss(preset: Preset) -> Settings:
     if preset.loss == "cispo":
         return {"policy_loss_type": "cispo", **_cispo_bounds(*config.clip_bounds(preset))}
+    if preset.loss == "sapo":
+        taus = {"tau_positive": "sapo.tau_pos", "tau_negative": "sapo.tau_neg"}
+        return {"policy_loss_type": "sapo", **config.shape_settings(preset, taus)}
     config.no_dual_clip(preset)
+    if (preset.loss, preset.clip.low, preset.clip.high, preset.clip.dual) == ("ppo_clip", None, None, None):
+        if preset.weight is not None or preset.reject or preset.veto is not None:
+            config.cannot("weights or rules under importance_sampling, which applies no correction")
+        return {"policy_loss_type": "importance_sampling"}
     clip = config.clip_settings(preset, CLIP)
     dual = clip.pop(DUAL, None)
     if preset.loss == "gspo":

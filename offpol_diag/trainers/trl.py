@@ -76,11 +76,25 @@ LOG = Log("trl", table(NAMES, "sampling/", corrects))
 MODES = {"token": "token", "sum": "sequence"}
 CLIP = ClipKeys("epsilon", "epsilon_high", "delta")
 KEY = "vllm_importance_sampling_"
+SHAPES = {
+    "sapo": {"tau_positive": "sapo_temperature_pos", "tau_negative": "sapo_temperature_neg"},
+    "vespo": {
+        f"{letter}_{sign}": f"vespo_{letter}_{sign[:3]}"
+        for sign in ("positive", "negative")
+        for letter in ("k", "lambda")
+    },
+}
+"""Losses with parameters → their fields of `Shape` and keys."""
 
 
 def trl(parts: Parts) -> Translation:
     """vllm_importance_sampling_*, and off_policy_mask_threshold."""
-    parts.need(("old",), ("ppo_clip", "gspo", "cispo"))
+    parts.need(("old",), ("ppo_clip", "gspo", "luspo", "cispo", "sapo", "vespo"))
+    over = parts.weight.over if parts.weight else ""
+    if (over, parts.loss) == ("sum", "vespo"):
+        config.cannot("weights of sequences under the VESPO loss, which takes token modes")
+    if (over, parts.loss) == ("token", "luspo"):
+        config.cannot("weights of tokens under the LUSPO loss, whose terms are of sequences")
     delta = parts.take_opsm()
     weights = _weights(parts)
     parts.finish()
@@ -119,8 +133,12 @@ def loss(preset: Preset, keys: ClipKeys) -> Settings:
     """The loss; CISPO's epsilon_high there is the bound itself, and it has no lower one."""
     if preset.loss == "cispo":
         return {"loss_type": "cispo", "epsilon_high": 1 + config.cispo_high(preset)}
-    level = {"importance_sampling_level": "sequence"} if preset.loss == "gspo" else {}
-    return {**level, **config.clip_settings(preset, keys)}
+    if preset.loss in SHAPES:
+        return {"loss_type": preset.loss, **config.shape_settings(preset, SHAPES[preset.loss])}
+    pooled = preset.loss in ("gspo", "luspo")
+    level = {"importance_sampling_level": "sequence"} if pooled else {}
+    kind = {"loss_type": "luspo"} if preset.loss == "luspo" else {}
+    return {**kind, **level, **config.clip_settings(preset, keys)}
 
 
 TRAINER = Trainer("trl", trl, clip=CLIP, logs=(LOG,))

@@ -686,6 +686,17 @@ LOSS = "actor_rollout_ref.actor.policy_loss."
 LOG_PROBS = {"actor_rollout_ref.rollout.calculate_log_probs": True}
 CLIP = ClipKeys("clip_ratio_low", "clip_ratio_high", "clip_ratio_c", dual_default=3.0)
 LEVELS = {"token": "token", "sum": "sequence", "mean": "geometric"}
+MODES = {
+    "ppo_clip": "vanilla",
+    "gspo": "gspo",
+    "cispo": "cispo",
+    "sapo": "sapo",
+    "gmpo": "geo_mean",
+    "dro": "dro",
+    "reinforce": "gpg",
+}
+"""Losses that the decoupled form can have → loss_mode."""
+TAUS = {"tau_positive": "tau_pos", "tau_negative": "tau_neg"}
 OPTIONS = {"token": "token", "sum": "seq_sum", "mean": "seq_mean", "max": "seq_max"}
 
 
@@ -784,7 +795,9 @@ def november(parts: Parts) -> Translation:
 def january(parts: Parts) -> Translation:
     """Since 0.7.1: algorithm.rollout_correction with the k1, k2, k3 options."""
     bypass = parts.policy == "current"
-    parts.need(("old", "current"), ("ppo_clip", "reinforce") if bypass else ("ppo_clip", "gspo", "cispo"))
+    parts.need(("old", "current"), ("ppo_clip", "reinforce") if bypass else tuple(MODES))
+    if parts.loss == "gmpo" and parts.weight is not None and parts.weight.over == "token":
+        config.cannot("weights of tokens under GMPO, of which it takes the sequence's geometric mean")
     if bypass and parts.loss == "ppo_clip" and parts.weight is not None:
         config.cannot(
             "weights of π_θ under a PPO clip: bypass_mode applies them to loss_type reinforce alone"
@@ -801,7 +814,10 @@ def january(parts: Parts) -> Translation:
         block |= {ACTOR + "use_rollout_log_probs": True, LOSS + "loss_mode": "bypass_mode"}
         block |= {f"{LOSS}rollout_correction.{key}": value for key, value in settings.items()}
     elif parts.loss != "ppo_clip":
-        block[LOSS + "loss_mode"] = parts.loss
+        block[LOSS + "loss_mode"] = MODES[parts.loss]
+        block |= {ACTOR + key: value for key, value in config.shape_settings(parts.preset, TAUS).items()}
+        if parts.loss == "dro":
+            block[LOSS + "dro_beta"] = parts.preset.shape.penalty
     rules = settings["rollout_rs"] is not None
     return _translation(
         block,

@@ -384,7 +384,7 @@ class View:
     @property
     def pooled_update(self) -> Tensor | None:
         """u of each sequence under GSPO, [S]; else None: tokens have their own."""
-        return losses.mean_u(self.ratios) if self.preset.loss == "gspo" else None
+        return losses.mean_u(self.ratios) if losses.LOSSES[self.preset.loss].pooled else None
 
     @property
     def pooled_ratio(self) -> Tensor | None:
@@ -400,7 +400,7 @@ class View:
 @cache
 def parting(preset: Preset) -> Preset | None:
     """Return the preset whose bounds separate far from near tokens, or None if all tokens are far."""
-    if preset.apply and preset.loss not in ("reinforce", "surrogate"):  # these have a clip and do not use it
+    if preset.apply and losses.LOSSES[preset.loss].ratio:  # the others have a clip and do not use it
         return preset
     rules = (rule for rule in preset.reject if rule.on_tokens)
     by_distance = all(rule.over == "token" and rule.statistic != "binary_kl" for rule in rules)

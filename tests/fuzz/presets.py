@@ -10,10 +10,12 @@ import tomllib
 from functools import cache
 from importlib import resources
 from random import Random
-from typing import Any
+from typing import Any, get_args
 
 import mutations
 import runner
+
+from offpol_diag.presets import Loss
 
 TRAINERS = (
     "verl",
@@ -51,7 +53,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "advantage": ("any", "negative", "positive", "against", "against_or_zero", "away"),
     "advantage_of": ("unit", "token"),
     "policy": ("old", "current", "rollout"),
-    "loss": ("ppo_clip", "reinforce", "surrogate", "gspo", "cispo"),
+    "loss": get_args(Loss),
     "denominator": ("kept", "all"),
     "among": ("all", "left"),
     "overflow": ("limit", "zero"),

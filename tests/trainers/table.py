@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from tests.trainers import areal, nemo_rl, slime
 from tests.trainers import prime_skyrl as loop
 from tests.trainers import roll_open_instruct as ai2
 from tests.trainers import trl_swift_openrlhf as hub
-from tests.trainers.padded import Verdict
+from tests.trainers.padded import Padded, Verdict, settle
 
 Trainer = Callable[..., Verdict]
 
@@ -35,6 +37,11 @@ def _tis(kind: str, high: float, low: float | None = None, **more: Any) -> dict[
     }
 
 
+def bare(p: Padded) -> Verdict:
+    """A loss that nothing multiplies, of all tokens."""
+    return settle(p, np.ones(p.mask.shape))
+
+
 def _swift(mode: str) -> dict[str, Any]:
     return {"rollout_importance_sampling_mode": mode, "rollout_importance_sampling_threshold": 2.0}
 
@@ -53,12 +60,17 @@ TABLE: dict[str, tuple[Trainer, dict[str, Any]]] = {
     "trl_sequence_mask": (hub.trl, {}),
     "trl_sequence_band": (hub.trl, {"clip_min": 0.5}),
     "trl_off_policy_mask": (hub.trl, {"off_policy_mask_threshold": 0.5}),
+    "trl_sapo": (hub.trl, {}),
+    "trl_luspo": (hub.trl, {}),
+    "trl_vespo": (hub.trl, {"mode": "token_truncate"}),
     # ---- ms-swift
     "swift_token_truncate": (hub.swift, _swift("token_truncate")),
     "swift_token_mask": (hub.swift, _swift("token_mask")),
     "swift_sequence_truncate": (hub.swift, _swift("sequence_truncate")),
     "swift_sequence_mask": (hub.swift, _swift("sequence_mask")),
     "swift_opsm": (hub.swift, {"off_policy_sequence_mask_delta": 0.1}),
+    "swift_sapo": (hub.swift, _swift("token_truncate")),
+    "swift_fipo": (hub.swift, _swift("token_truncate")),
     # ---- OpenRLHF
     "openrlhf_tis": (hub.openrlhf, {}),
     "openrlhf_icepop": (hub.openrlhf, {"is_correction_type": "icepop"}),
@@ -127,6 +139,8 @@ TABLE: dict[str, tuple[Trainer, dict[str, Any]]] = {
     "areal_cap_sequence_truncate": (areal.behave_cap, {"behave_imp_weight_mode": "sequence_truncate"}),
     "areal_cap_sequence_mask": (areal.behave_cap, {"behave_imp_weight_mode": "sequence_mask"}),
     "areal_m2po": (areal.m2po, {}),
+    "areal_sapo": (bare, {}),
+    "areal_cispo": (areal.rejection_sampling, {}),
     # ---- prime-rl
     "prime_rl_dppo": (loop.prime_dppo, {}),
     "prime_rl_ipo": (loop.prime_ipo, {}),
@@ -152,7 +166,12 @@ TABLE: dict[str, tuple[Trainer, dict[str, Any]]] = {
     "skyrl_dppo_tv": (loop.skyrl_dppo, {}),
     "skyrl_dppo_kl": (loop.skyrl_dppo, {"dppo_type": "binary_kl"}),
     "skyrl_cispo_rollout": (loop.skyrl_cispo, {}),
+    "skyrl_sapo": (loop.skyrl_correction, {"tis_ratio_type": "token"}),
+    "skyrl_importance_sampling": (bare, {}),
     # ---- ROLL
+    "roll_pg_tis": (bare, {}),
+    "roll_topr": (bare, {}),
+    "roll_kimi15": (bare, {}),
     "roll_is_token": (ai2.roll, {"is_weight": {}}),
     "roll_is_segment": (ai2.roll, {"is_weight": {"weight_type": "segment"}}),
     "roll_is_geometric": (ai2.roll, {"is_weight": {"weight_type": "geometric"}}),
@@ -211,6 +230,10 @@ TABLE: dict[str, tuple[Trainer, dict[str, Any]]] = {
         {"rho_mask_tv_divergence": True, "rho_mask_upper_bound": 1.1},
     ),
     # ---- the rest
+    "sapo": (bare, {}),
+    "gmpo": (bare, {}),
+    "verl_dro": (bare, {}),
+    "verl_gpg": (bare, {}),
     "torchforge": (loop.torchforge, {}),
     "deepseek_v32_mask": (hub.deepseek_v32, {"delta": 0.1}),
 }
