@@ -38,6 +38,11 @@ def index(x: Tensor) -> Tensor:
     return _bins(x.device).index_select(0, code(x))
 
 
+def folded(tables: Tensor) -> Tensor:
+    """Add up what was summed by code: [n, CODES] float64 → by bin, [n, SIZE]."""
+    return tables.new_zeros(len(tables), SIZE).index_add_(1, _bins(tables.device), tables)
+
+
 @cache
 def _bins(device: torch.device) -> Tensor:
     """Return the bin of each combination of leading bits."""

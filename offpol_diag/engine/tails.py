@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from offpol_diag.engine import gap, loglattice
-from offpol_diag.engine.accumulators import Bins, Counts, LogSums, State, count_by, sum_by, typed
+from offpol_diag.engine.accumulators import Bins, Counts, LogSums, State, typed
 from offpol_diag.engine.fields import NUMBERS, Count, Floats, Saved, require
 from offpol_diag.engine.formula import Formula, Reader, plain
 from offpol_diag.engine.gap import CHI2_SEQUENCE
@@ -147,14 +147,15 @@ class Tails:
     """Collect histograms of Δ and of k3 over tokens."""
 
     def __init__(self, scene: Scene, drift: Drift) -> None:
-        self.sums = torch.zeros(3, loglattice.SIZE, dtype=torch.float64, device=scene.batch.rollout.device)
+        self.tables = torch.zeros(3, loglattice.CODES, dtype=torch.float64, device=scene.batch.rollout.device)
 
     def see(self, terms: Terms) -> None:
         """Add the next block."""
-        delta, k3 = terms.delta, terms.k3
-        at, size = loglattice.index(k3), loglattice.SIZE
-        found = count_by(loglattice.index(delta), size), count_by(at, size), sum_by(at, size, k3)
-        self.sums += torch.stack(found)
+        counts, k3_counts, k3_sums = self.tables
+        one, at = torch.ones_like(terms.k3), loglattice.code(terms.k3)
+        counts.scatter_add_(0, loglattice.code(terms.delta), one)
+        k3_counts.scatter_add_(0, at, one)
+        k3_sums.scatter_add_(0, at, terms.k3)
 
 
 def states(scene: Scene, drift: Drift) -> dict[str, State]:
@@ -162,7 +163,7 @@ def states(scene: Scene, drift: Drift) -> dict[str, State]:
     columns, batch = gap.columns(scene, drift), scene.batch
     if not columns:
         return {}
-    counts, k3_counts, k3_sums = collected(scene, drift, Tails).sums
+    counts, k3_counts, k3_sums = loglattice.folded(collected(scene, drift, Tails).tables)
     there, total = batch.lengths > 0, columns[f"{drift.prefix}d"]
     q, p = batch.policy(drift.denominator), batch.policy(drift.numerator)
     assert q is not None

@@ -82,7 +82,7 @@ def _kept_rows(view: View) -> Tensor:
     """Flag the non-empty sequences that the error mask keeps, [S] bool."""
     kept = view.nonempty
     for rule in applied(view.preset).reject:
-        if rule.statistic == "mult_prob_error":
+        if rule.statistic == "mult_prob_error" and not rule.on_tokens:
             kept = kept & view.passes(rule)
     return kept
 
@@ -148,7 +148,8 @@ def _weights(view: View) -> Tensor:
 
 def _geometric(preset: Preset) -> tuple[Reject, ...]:
     """Return the rules of seq-mask-tis: bounds on the geometric mean."""
-    return tuple(r for r in applied(preset).reject if r.statistic == "ratio" and r.over == "mean")
+    rules = (rule for rule in applied(preset).reject if rule.statistic == "ratio" and not rule.on_tokens)
+    return tuple(rule for rule in rules if rule.over == "mean")
 
 
 def _bounds(preset: Preset) -> bool:

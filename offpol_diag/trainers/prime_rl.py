@@ -151,7 +151,8 @@ def _rows_outside(side: Side) -> Sum:
     def of(view: View) -> Tensor:
         passed = view.nonempty | ~view.nonempty
         for rule in _bands(view.preset, "mean", side):
-            passed = passed & view.passes(rule)
+            if not rule.on_tokens:
+                passed = passed & view.passes(rule)
         return ~passed + view.zeros
 
     return Sum(f"rows {side}", of)

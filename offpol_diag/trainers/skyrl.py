@@ -59,7 +59,7 @@ def _token_rules(preset: Preset) -> Preset:
 
 def _beyond(x: Tensor, edge: float | None, side: Side) -> Tensor:
     """Flag where x, a log clamped to ±20, is beyond log(edge)."""
-    if edge is None:
+    if not edge:  # nothing is below 0
         return x != x
     held = x.clamp(-SAFETY, SAFETY)
     return held > math.log(edge) if side == "upper" else held < math.log(edge)
@@ -92,7 +92,7 @@ def _row_masked(over: Over, side: Side) -> Sum:
 
     def of(view: View) -> Tensor:
         x = view.aggregate_of_kept(over, _token_rules(view.preset))
-        rules = (rule for rule in view.preset.reject if rule.over == over)
+        rules = (rule for rule in view.preset.reject if (rule.statistic, rule.over) == ("ratio", over))
         flags = (_beyond(x, getattr(rule, side), side) for rule in rules)
         return (sum(flags, view.zeros) > 0) + view.zeros
 

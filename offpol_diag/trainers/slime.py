@@ -92,8 +92,10 @@ def _loss_names(rejects: bool, corrected: When) -> tuple[Entry, ...]:
 def _opsm(preset: Preset) -> Reject | None:
     """Return OPSM's rule as a rule on sequences for any sign of A, or None."""
     rules = (rule for rule in preset.reject if rule.statistic == "k1" and rule.of_token)
-    found = next((rule for rule in rules if rule.advantage == "negative"), None)
-    return found and replace(found, advantage="any", advantage_of="unit")
+    plain = (
+        replace(rule, advantage="any", advantage_of="unit") for rule in rules if rule.advantage == "negative"
+    )
+    return next((rule for rule in plain if not rule.on_tokens), None)
 
 
 def _beyond(*sides: str) -> Rows:

@@ -172,7 +172,7 @@ class Spread:
     @property
     def of_rows(self) -> bool:
         """Return whether the statistic has one value per row rather than per token."""
-        return self.rule.over not in ("token", "segment")
+        return self.rule.over not in ("token", "segment", "batch")
 
     def sum(self, name: str) -> Sum:
         """Return one of its sums."""
@@ -232,7 +232,7 @@ class Spread:
 
         if self.of_rows:
             return aggregate(view.ratios)
-        if over == "token" and statistic in OF_TOKENS:
+        if over in ("token", "batch") and statistic in OF_TOKENS:
             return OF_TOKENS[statistic]
         return Measure(f"verl {statistic} over {over}", lambda x: aggregate(x.ratios), own=True)
 
@@ -394,7 +394,7 @@ WORDS = {
 
 def _option(spread: Spread, rule: Reject, at: int) -> dict[str, Row]:
     """verl 2026's `compute_rs_metrics`, of one option; sequence fractions are over rows with a token."""
-    of_rows = rule.over != "token"
+    of_rows = spread.of_rows
     k1 = spread.statistic == "k1"
     what = WORDS.get(str(spread.statistic), str(spread.statistic))
     sign = " k1 is −log r, so this is r too LOW." if k1 else ""
