@@ -104,6 +104,10 @@ class Batch:
         """Return whether the batch has a column of tokens."""
         return getattr(self, name) is not None
 
+    def pick(self, x: Tensor) -> Tensor:
+        """Return x [T]: a batch that is no part of another has all its tokens."""
+        return x
+
     def some(self, index: Tensor | None, without: Tensor | None = None) -> Some:
         """Select tokens `index` [K], rising, of all sequences; turns are not kept.
 
@@ -235,9 +239,13 @@ class Some(Batch):
         """Return whether the batch has a column of tokens, without copying it."""
         return self.whole.has(name)
 
+    def pick(self, x: Tensor) -> Tensor:
+        """Return the values at these tokens of a number of the whole batch's tokens."""
+        return x.index_select(0, self.index)
+
     def _copied(self, name: str) -> Tensor | None:
         x: Tensor | None = getattr(self.whole, name)
-        return None if x is None else x.index_select(0, self.index)
+        return None if x is None else self.pick(x)
 
 
 _OF_ROWS = tuple(f.name for f in fields(Batch) if f.name not in PER_TOKEN)

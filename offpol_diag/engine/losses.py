@@ -114,7 +114,7 @@ class Loss:
         log: whether log π_θ is a factor of its value.
         pooled: whether u is the mean over the sequence's tokens.
         linear: whether its value and slope are multiples of A where no clip acts, of A e^u if it has a ratio:
-            then near tokens are summed by moments. Else every token is processed.
+            then near tokens are summed by moments. Else the loss is computed of every token of the batch.
     """
 
     of: Callable[[Terms], Found]
@@ -283,6 +283,13 @@ def _clamp(x: Tensor, low: float | None, high: float | None) -> Tensor:
     return x if low is None and high is None else x.clamp(low, high)
 
 
+def linear(preset: Preset) -> bool:
+    """Return whether near tokens are summed by moments; not where a clip at r = 1 acts on half of them."""
+    row = LOSSES[preset.loss]
+    touches = row.ratio and not row.pooled and 0 in (preset.clip.low, preset.clip.high)
+    return row.linear and not touches
+
+
 def weighted(preset: Preset) -> bool:
     """Return whether the preset's weight multiplies its loss.
 
@@ -318,7 +325,11 @@ def token_loss(ratios: Ratios, preset: Preset) -> TokenLoss | None:
     """Compute the preset's loss per token, cached in `ratios`; None when the batch lacks columns."""
     if not known(ratios.batch, preset):
         return None
-    return ratios.once(("loss of", kind(preset)), lambda: _token_loss(ratios, preset))
+    key, whole = ("loss of", kind(preset)), ratios.whole
+    if whole is None or linear(preset):
+        return ratios.once(key, lambda: _token_loss(ratios, preset))
+    every = whole.once(key, lambda: _token_loss(whole, preset))
+    return ratios.once(key, lambda: every.map(ratios.batch.pick))
 
 
 def _token_loss(ratios: Ratios, preset: Preset) -> TokenLoss:

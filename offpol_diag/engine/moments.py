@@ -126,6 +126,14 @@ class Moments:
             self.tokens.known[key] = found = segments.total(found, self.tokens.batch.turns)
         return found
 
+    def total(self, x: Tensor) -> Tensor:
+        """Compute Σ x of each row, x of all tokens of the batch, far ones included, [T]."""
+        x = x.index_fill(0, self.tokens.far, 0.0)
+        if self.sign:
+            x = x * SIDES[self.sign](_there(self.tokens.batch.advantages))
+        found = segments.total(x, self.tokens.batch.cu_runs)
+        return found if self.by_turn else segments.total(found, self.tokens.batch.turns)
+
     def exp(self, d: Direction, column: str = "", side: str = "") -> Tensor:
         """Compute Σ side(A) · column · e^d of each row."""
         return self.of("1", "", column, side) + self.of("x", d, column, side)

@@ -14,6 +14,8 @@ from offpol_diag.engine.moments import Direction
 from offpol_diag.engine.outcome import Named, NearOutcome, Outcome, Outcomes, near_counts, sign_counts
 from offpol_diag.engine.ratios import Ratios
 from offpol_diag.engine.rows import Columns, Inputs, Rows, Summed, flagged, joined, masked
+from offpol_diag.engine.scene import RADII
+from offpol_diag.engine.segments import numbers
 
 SIDES = {"positive": "A+", "negative": "A-"}
 
@@ -70,6 +72,11 @@ def near_by_sign(near: NearOutcome) -> dict[str, TokenLoss]:
     """Compute a pooled loss at A = 1 and at A = −1, for each row."""
     both = losses.by_sign(near.ratios, near.preset)
     return {sign: one.map(near.given) for sign, one in both.items()}
+
+
+def near_losses(near: NearOutcome) -> TokenLoss | None:
+    """Compute the loss of every token of the batch, where it is not linear; None where moments suffice."""
+    return None if losses.linear(near.preset) else losses.token_loss(near.ratios, near.preset)
 
 
 def _total(done: Outcome, x: Tensor) -> Tensor:
@@ -132,6 +139,13 @@ def _near_weighed(near: NearOutcome) -> dict[str, Tensor]:
 
     if not losses.known(near.ratios.batch, preset):
         return {"pull": sums(weight)[1]}
+    found = near_losses(near)
+    if found is not None:
+        terms = {"loss": found.loss, "pull": found.slope.abs()}
+        if preset.weight is not None and losses.weighted(preset):
+            r = torch.exp(near.ratios.delta)
+            terms = {name: x * r for name, x in terms.items()}
+        return {name: moments.total(x) for name, x in terms.items()}
     row = losses.LOSSES[preset.loss]  # its own ratio e^u multiplies the weight e^Δ
     ratio = weight if not row.ratio else "current" if weight == "old" else losses.drift(preset.policy)
     signed, size = sums(ratio)
@@ -166,8 +180,15 @@ def _near_clip(near: NearOutcome) -> dict[str, Tensor]:
     kl = -near.moments.of("d", losses.drift(near.preset.policy))
     if pooled(near):
         return _of_counts(near_by_sign(near), near_counts(near.moments), kl)
-    none = torch.zeros_like(kl)
-    return {"clipped": none, "clipped_lower": none, "kl": kl}
+    none, found = torch.zeros_like(kl), near_losses(near)
+    if found is None:
+        return {"clipped": none, "clipped_lower": none, "kl": kl}
+    flags = {"clipped": found.clipped, "clipped_lower": found.clipped_lower}
+    bound = near.preset.clip.safety
+    if bound is not None and bound < RADII[0]:  # it may act on near tokens
+        kl = near.moments.total(found.kl)
+    sums = {name: near.moments.total(numbers(x)) if bool(x.any()) else none for name, x in flags.items()}
+    return {**sums, "kl": kl}
 
 
 clip_sums = Summed(

@@ -14,12 +14,12 @@ from torch import Tensor
 from offpol_diag.batch import Batch, places
 from offpol_diag.engine import accumulators, correction, segments
 from offpol_diag.engine.correction import by_turn
-from offpol_diag.engine.losses import LOSSES
+from offpol_diag.engine.losses import LOSSES, linear
 from offpol_diag.engine.moments import BLOCK, DIRECTIONS, Moments
 from offpol_diag.engine.ratios import Ratios, Split
 from offpol_diag.engine.scope import NO_FITS, BatchFits
 from offpol_diag.engine.segments import Memo, here
-from offpol_diag.presets import Clip, Policy, Preset, Reject, Veto, Weight
+from offpol_diag.presets import Clip, Policy, Preset, Reject, Shape, Veto, Weight
 
 RADII = (0.5, 0.2, 0.15, 0.09, 0.05, 0.03)
 """Candidates for the largest |Δ| of a near token, nats."""
@@ -130,9 +130,13 @@ def neutral(preset: Preset) -> Preset:
 
     Weights of sequences and rules that drop sequences multiply the sums afterwards.
     """
+    loss = LOSSES[preset.loss]
     on_tokens = preset.apply and preset.weight is not None and preset.weight.over == "token"
-    clip = preset.clip if LOSSES[preset.loss].pooled else UNCLIPPED
-    return Preset("", "", preset.policy, FREE if on_tokens else None, (), None, preset.loss, clip)
+    weight = preset.weight if loss.weighted == "never" else FREE
+    clip, shape = (preset.clip if loss.pooled else UNCLIPPED, Shape())
+    if not linear(preset):
+        clip, shape = preset.clip, preset.shape
+    return Preset("", "", preset.policy, weight if on_tokens else None, (), None, preset.loss, clip, shape)
 
 
 def _rule_idle(rule: Reject, a: float) -> bool:
@@ -181,10 +185,13 @@ def _veto_idle(veto: Veto | None, a: float) -> bool:
 
 
 def _clip_idle(preset: Preset, a: float) -> bool:
-    """Return whether a loss acts alike on all tokens with |Δ| <= a; pooled losses clip whole sequences."""
+    """Return whether a loss's clip acts on no token with |Δ| <= a.
+
+    Pooled losses clip whole sequences; losses that are not linear are computed of every token.
+    """
     loss = LOSSES[preset.loss]
-    if not loss.linear or not loss.ratio or loss.pooled:
-        return loss.linear
+    if not linear(preset) or not loss.ratio or loss.pooled:
+        return loss.weighted != "never" or preset.weight is None or preset.weight.over == "token"
     clip = preset.clip
     low, high = None if clip.low is None else 1 - clip.low, None if clip.high is None else 1 + clip.high
     bounded = clip.safety is None or clip.safety > a

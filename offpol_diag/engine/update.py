@@ -18,6 +18,7 @@ from offpol_diag.engine.policyloss import (
     mass_sums,
     masses,
     near_by_sign,
+    near_losses,
     pooled,
     sequence_weights,
     weighed_sums,
@@ -97,7 +98,13 @@ def _still(
 
 
 def _near_still(near: NearOutcome) -> dict[str, Tensor]:
-    """Compute the Σ|A| removed on near tokens: 0 unless the clip of a whole sequence acts."""
+    """Compute the Σ|A| removed on near tokens: 0 if the loss is linear and no clip of a sequence acts."""
+    found, advantages = near_losses(near), near.ratios.batch.advantages
+    if found is not None and advantages is not None:
+        still = (found.slope == 0) & (advantages != 0)
+        parts = losses.parts(advantages) if bool(still.any()) else {}
+        sums = {sign: near.moments.total(torch.where(still, x, 0.0)) for sign, x in parts.items()}
+        return sums or dict.fromkeys(SIDES, torch.zeros_like(near.moments.n))
     if not pooled(near):
         return dict.fromkeys(SIDES, torch.zeros_like(near.moments.n))
     both = near_by_sign(near)
