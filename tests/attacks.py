@@ -93,14 +93,14 @@ def of_text(path: Path) -> None:
 
 def masked(path: Path) -> None:
     """Write rows of one token, of which all but one are masked."""
-    rows = 70_000
+    rows = 40_000
     mask = pa.ListArray.from_arrays(np.arange(rows + 1, dtype=np.int32), np.eye(1, rows, dtype=np.int8)[0])
     dump(path, [1] * rows, response_mask=mask)
 
 
 def empty(path: Path) -> None:
     """Write rows without tokens, and one with some."""
-    dump(path, [0] * 70_000 + [30])
+    dump(path, [0] * 40_000 + [30])
 
 
 def constant(path: Path, tokens: int, rows: int = 0) -> None:
@@ -183,7 +183,7 @@ ATTACKS = (
         left=WRITTEN,
     ),
     Attack(
-        "70,000 rows of one token, all but one masked",
+        "40,000 rows of one token, all but one masked",
         masked,
         MANY,
         0,
@@ -191,7 +191,7 @@ ATTACKS = (
         "batches have at most 32,768 rows",
         left=WRITTEN,
     ),
-    Attack("70,000 empty rows", empty, MANY, 0, "", "batches have at most 32,768 rows", left=WRITTEN),
+    Attack("40,000 empty rows", empty, MANY, 0, "", "batches have at most 32,768 rows", left=WRITTEN),
     Attack(
         "a row of 5 million equal tokens (1 kB)",
         lambda path: constant(path, 5_000_000),

@@ -132,15 +132,16 @@ def test_nothing_is_left_running_when_nobody_takes_more(path):
 
 
 @pytest.mark.skipif(REAL, reason="a real GPU is here")
-def test_an_analysis_on_a_gpu_reads_ahead_and_has_the_numbers_of_the_cpu(path, monkeypatch):
+def test_an_analysis_on_a_gpu_reads_ahead_and_has_the_numbers_of_the_cpu(path, tmp_path, monkeypatch):
     used: list[int] = []
     real = task.ahead
     monkeypatch.setattr(task, "ahead", lambda *a: (used.append(a[1]), real(*a))[1])
-    presets = catalogue.load().resolve("token_is,m2po")
-    here = numbers(analyze([path], presets=presets, batch_tokens=24_000, device="cpu"))
+    presets, few = catalogue.load().resolve("token_is,m2po"), str(tmp_path / "few.parquet")
+    pq.write_table(pq.read_table(path).slice(0, 128), few, row_group_size=16)
+    here = numbers(analyze([few], presets=presets, batch_tokens=6000, device="cpu"))
     assert used == []
     with pretended.gpus():
-        there = numbers(analyze([path], presets=presets, batch_tokens=24_000))
+        there = numbers(analyze([few], presets=presets, batch_tokens=6000))
 
     assert used
     for part in here:

@@ -30,6 +30,8 @@ import pytest
 import reading
 import report
 import rounds
+import run
+import startup
 import tallies
 import torch
 import workers
@@ -83,19 +85,21 @@ def ratios(path: Path) -> list[list[float]]:
 # ---------------------------------------------------------------- every script
 
 
-def test_a_part_runs_prints_its_section_and_keeps_its_result(tmp_path: Path) -> None:
-    """The part that is nothing but processes; the others are measured in this process below."""
-    name = "startup"
+def test_a_part_runs_prints_its_section_and_keeps_its_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     kept = tmp_path / "results.json"
-    command = [sys.executable, str(ROOT / "benchmarks" / "run.py"), f"--only={name}", f"--results={kept}"]
+    monkeypatch.setattr(machine, "limit", lambda threads: None)
+    monkeypatch.setattr(peak, "offpol_diag", lambda *told: peak.Spent(1.0, 2.0, 5, 7))
+    monkeypatch.setattr(sys, "argv", ["startup.py", "--rounds=2", "--write", f"--results={kept}"])
 
-    done = subprocess.run(
-        [*command, "--sequences=12", "--rounds=1", "--write"], capture_output=True, text=True
-    )
+    part.main("startup", startup.measure, "about")
+    done = SimpleNamespace(returncode=0, stdout=capsys.readouterr().out)
+    monkeypatch.setattr(run.subprocess, "run", lambda *_, **__: done)
 
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(f"## {report.SECTIONS[name]}\n")
-    assert set(report.results(kept)) == {name}
+    assert run.show("startup", [])
+    assert capsys.readouterr().out.startswith(f"## {report.SECTIONS['startup']}\n")
+    assert report.results(kept)["startup"]["result"]["seconds"] == {"--help": 1.0, "analyze": 1.0}
 
 
 def test_the_reading_alone_is_compared_with_pyarrows(

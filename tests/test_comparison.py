@@ -429,11 +429,12 @@ def test_many_presets_stand_in_rows_and_every_one_of_them_is_there() -> None:
     assert "ppo_is_bypass needs current_log_probs" in section.blocks[0].text  # type: ignore[union-attr]
 
 
-def test_every_built_in_preset_can_be_compared(tmp_path: Path) -> None:
+def test_presets_of_every_family_can_be_compared(tmp_path: Path) -> None:
     every = load().resolve("all")
     path = written(tmp_path, ROWS[:12])
-    for at in range(0, len(every), 7):
-        some = (every[0], *(one for one in every[at : at + 7] if one is not every[0]))
+    some_of_all = every[1::3]
+    for at in range(0, len(some_of_all), 7):
+        some = (every[0], *some_of_all[at : at + 7])
         found = examine([path], presets=some, device="cpu", against=every[0].name)
         compared = of_presets(found, found.summary(), every[0].name)
         names = [preset.name for preset in found.study.presets]

@@ -55,6 +55,8 @@ def presets():
 
 @pytest.mark.parametrize("name", DUMPS)
 def test_every_number_is_finite_or_says_why_it_is_not(tmp_path, presets, name):
+    """Of a third of the presets in each dump, in turn."""
+    presets = presets[[*DUMPS].index(name) % 3 :: 3]
     pq.write_table(pa.table(DUMPS[name]), tmp_path / "dump.parquet")
     summary = analyze([str(tmp_path / "dump.parquet")], presets=presets, sequences=tmp_path / "s.parquet")
 

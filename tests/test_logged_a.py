@@ -464,8 +464,8 @@ def test_what_a_column_is_missing_for_is_left_out_and_the_rest_stands(logged, tm
             assert differences(values, {key: whole[name][key] for key in values}) == {}
 
 
-@pytest.mark.parametrize("stem", ["random 0", "random 1"])
-def test_how_the_dump_is_cut_changes_nothing(logged, stem, tmp_path):
+def test_how_the_dump_is_cut_changes_nothing(logged, tmp_path):
+    stem = "random 0"
     names = of("verl-2026-03", "trl", "ms-swift", "openrlhf")
     cut = summary_of(DUMPS[stem], names, tmp_path, batch_tokens=64).presets
 

@@ -1,8 +1,6 @@
 """The page in a real browser: Debian's chromium, driven by playwright, on the collapse sample."""
 
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -10,10 +8,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from axe_playwright_python.sync_playwright import Axe
+from typer.testing import CliRunner
+
+from offpol_diag.cli import app
 
 pytestmark = pytest.mark.browser
 
-ROOT = Path(__file__).parents[1]
+SAMPLES = Path(__file__).parents[1] / "sample_data"
 CHROMIUM = Path("/usr/bin/chromium")
 FLAGS = (
     "--no-sandbox",
@@ -43,12 +44,8 @@ def browser():
 @pytest.fixture(scope="module")
 def address(tmp_path_factory) -> str:
     path = tmp_path_factory.mktemp("page") / "report.html"
-    dump = ROOT / "sample_data" / "collapse.parquet"
-    subprocess.run(
-        [sys.executable, "-m", "offpol_diag", "analyze", dump, "-o", path, "-q"],
-        check=True,
-        capture_output=True,
-    )
+    drawn = CliRunner().invoke(app, ["analyze", str(SAMPLES / "collapse.parquet"), "-o", str(path), "-q"])
+    assert drawn.exit_code == 0, drawn.output
     return path.as_uri()
 
 
@@ -84,22 +81,21 @@ def until(page, condition: str) -> None:
         time.sleep(0.05)
 
 
-def test_the_page_asks_for_nothing_and_says_nothing(visit, address):
+def test_the_page_is_short_asks_for_nothing_and_says_nothing(visit, address):
     page = visit()
+    assert page.evaluate("document.documentElement.scrollHeight") <= 6000
+    assert Path(address.removeprefix("file://")).stat().st_size <= 3_000_000
     page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
     assert page.said == []
     assert page.asked == [address]
 
 
-def test_charts_stand_before_the_script_that_answers_the_pointer(visit):
+def test_charts_stand_before_the_script_that_shows_the_value_of_the_nearest_point(visit):
+    page = visit()
     order = """[...document.querySelectorAll('svg.pic, script:not([type])')].map(one => one.localName)"""
-    early, *pictures, late = visit().evaluate(order)
+    early, *pictures, late = page.evaluate(order)
     assert (early, late) == ("script", "script")
     assert set(pictures) == {"svg"}
-
-
-def test_the_nearest_point_of_a_chart_says_its_value(visit):
-    page = visit()
     point = page.locator("#f-by-step svg.pic circle").nth(2)
     point.scroll_into_view_if_needed()
     point.hover()
@@ -108,11 +104,6 @@ def test_the_nearest_point_of_a_chart_says_its_value(visit):
     assert tip.inner_text().startswith("2: 0.014 [")
     page.mouse.move(5, 5)
     assert not tip.is_visible()
-
-
-def test_the_page_is_no_longer_than_6000_pixels_and_smaller_than_3_megabytes(visit, address):
-    assert visit().evaluate("document.documentElement.scrollHeight") <= 6000
-    assert Path(address.removeprefix("file://")).stat().st_size <= 3_000_000
 
 
 def test_the_page_reads_with_javascript_off(visit):
@@ -149,11 +140,12 @@ def test_the_theme_follows_the_system_and_the_toggle_is_remembered_and_recolours
     assert background(page) == light
 
 
-@pytest.mark.parametrize("width", [390, 1100])
-def test_the_body_never_scrolls_sideways(visit, width):
-    page = visit(viewport={"width": width, "height": 800})
+def test_the_body_never_scrolls_sideways(visit):
+    page = visit()
     page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    for width in (1100, 390):
+        page.set_viewport_size({"width": width, "height": 800})
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
 def test_print_is_light_and_the_theme_comes_back(visit):
@@ -202,21 +194,16 @@ def test_configurations_are_chosen_by_keyboard_and_copied(visit):
     until(page, "[...document.querySelectorAll('.cp')].some(one => one.textContent === 'Copied')")
 
 
-def test_tables_can_be_sorted(visit):
+def test_tables_can_be_sorted_and_the_skip_link_is_the_first_stop_of_the_keyboard(visit):
     page = visit()
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "skip"
     page.evaluate("document.querySelectorAll('#presets details').forEach(one => one.open = true)")
     head = page.locator("#table-all thead th").first
     head.locator("button").click()
     assert head.get_attribute("aria-sort") == "ascending"
 
 
-def test_the_skip_link_is_the_first_stop_of_the_keyboard(visit):
-    page = visit()
-    page.keyboard.press("Tab")
-    assert page.evaluate("document.activeElement.className") == "skip"
-
-
-SAMPLES = ROOT / "sample_data"
 PAGES = {
     "collapse": ("analyze", "collapse.parquet", "--presets", "token_is,seq_mis"),
     "healthy": ("analyze", "healthy.parquet", "--presets", "token_is,seq_mis"),
@@ -235,13 +222,13 @@ LAID_OUT = ("scrollable-region-focusable", "target-size", "nested-interactive", 
 """Rules of axe that may hold at one width and fail at another."""
 
 
-def faults(page, context="document", **options) -> list[tuple[str, str]]:
+def faults(page, **options) -> list[tuple[str, str]]:
     """Return what axe finds serious; the script is injected once a page."""
     if not page.evaluate("'axe' in window"):
         page.evaluate(Axe().axe_script)
     found = page.evaluate(
-        "([context, options]) => axe.run(context === 'document' ? document : context, options)",
-        [context, {"resultTypes": ["violations"], **options}],
+        "options => axe.run(document, options)",
+        {"resultTypes": ["violations"], **options},
     )
     return [
         (one["id"], one["nodes"][0]["html"][:100])
@@ -268,10 +255,7 @@ def dumps(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def made(dumps):
-    """Write a page once, in this process."""
-    from typer.testing import CliRunner
-
-    from offpol_diag.cli import app
+    """Write a page once."""
 
     def made(name: str) -> str:
         path = dumps / f"{name}.html"
@@ -286,14 +270,16 @@ def made(dumps):
 
 @pytest.mark.parametrize("name", PAGES)
 def test_axe_finds_no_serious_fault_in_what_is_open_on_any_page(browser, made, name):
-    """Every rule at 1400 in light, contrast in dark as well, and at 390 what depends on the width."""
+    """Every rule at 1400 in light, contrast in dark, and at 390 what depends on the width."""
     page = browser.new_page(bypass_csp=True, viewport={"width": 1400, "height": 900})
     page.emulate_media(color_scheme="light")
     page.goto(made(name))
     page.evaluate(FOLDED)
     found = faults(page)
     page.emulate_media(color_scheme="dark")
-    found += faults(page, runOnly=["color-contrast"])
+    found += (
+        faults(page, runOnly=["color-contrast"]) if name in ("collapse", "gate") else page.evaluate(CONTRAST)
+    )
     page.set_viewport_size({"width": 390, "height": 900})
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     found += faults(page, runOnly=[*LAID_OUT])
@@ -302,13 +288,13 @@ def test_axe_finds_no_serious_fault_in_what_is_open_on_any_page(browser, made, n
 
 
 def test_axe_finds_no_serious_fault_in_what_is_folded(browser, made):
+    """Contrast there, which takes axe a quarter of a minute, is measured below."""
     page = browser.new_page(bypass_csp=True, viewport={"width": 1400, "height": 900})
     page.goto(made("collapse"))
-    sections = page.evaluate("[...document.querySelectorAll('main > section')].map(one => one.id)")
     page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
-    found = {one: faults(page, {"include": [f"#{one}"]}) for one in sections}
+    found = faults(page, rules={"color-contrast": {"enabled": False}})
     page.close()
-    assert all(one == [] for one in found.values()), found
+    assert found == []
 
 
 CONTRAST = """() => {
@@ -332,6 +318,12 @@ CONTRAST = """() => {
 }"""
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_every_text_stands_out_from_its_ground(visit, scheme):
-    assert visit(color_scheme=scheme).evaluate(CONTRAST) == []
+def test_every_text_stands_out_from_its_ground_the_folded_ones_too(visit):
+    page = visit()
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        assert page.evaluate(CONTRAST) == []
+    page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        assert page.evaluate(CONTRAST) == []

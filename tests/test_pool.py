@@ -436,8 +436,6 @@ def test_a_worker_keeps_its_memory_from_one_batch_to_the_next():
         import resource, sys
         import numpy as np
         from offpol_diag.run import pool
-        if "keep" in sys.argv:
-            pool._keep_memory()
         def pages():
             before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
             for size in (1 << 20, 9 << 20, 40 << 20):
@@ -446,14 +444,17 @@ def test_a_worker_keeps_its_memory_from_one_batch_to_the_next():
             return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
         pages()
         print(pages())
+        pool._keep_memory()
+        pages()
+        print(pages())
     """
-    with_, without = (int(printed(text, *how)) for how in (["keep"], []))
+    without, with_ = map(int, printed(text).split())
     assert with_ < without / 10
 
 
-def printed(text, *how):
+def printed(text):
     """What an interpreter of its own prints."""
-    command = [sys.executable, "-c", textwrap.dedent(text), *how]
+    command = [sys.executable, "-c", textwrap.dedent(text)]
     return subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=60).stdout
 
 
@@ -563,22 +564,28 @@ def until(true, seconds=20.0):
     return true()
 
 
-@pytest.mark.parametrize("stdin", [False, True])
-def test_a_program_needs_no_guard_and_no_file(stdin, small, tmp_path):
-    with script(small, tmp_path, 0.0, stdin) as running:
+def test_a_program_needs_no_guard_and_no_file(small, tmp_path):
+    with script(small, tmp_path, 0.0, stdin=True) as running:
         out, err = running.communicate(timeout=60)
     assert (out, err) == ("begun\nTrue\n", "")
 
 
 @LINUX
-@pytest.mark.parametrize("forked", [False, True])
-def test_who_is_told_to_leave_leaves_at_once_and_nothing_stays(forked, small, tmp_path):
-    cases = [(signal.SIGINT, True, 130), (signal.SIGTERM, True, 143), (signal.SIGKILL, False, -9)]
-    folders = [tmp_path / str(code) for _, _, code in cases]
+def test_who_is_told_to_leave_leaves_at_once_and_nothing_stays(small, tmp_path):
+    cases = [
+        (signal.SIGINT, True, 130, False),
+        (signal.SIGTERM, True, 143, True),
+        (signal.SIGKILL, False, -9, False),
+        (signal.SIGKILL, False, -9, True),
+    ]
+    folders = [tmp_path / str(at) for at in range(len(cases))]
     for folder in folders:
         folder.mkdir()
-    running = [script(small, folder, 30.0, forked=forked) for folder in folders]
-    for folder, one, (sent, to_all, code) in zip(folders, running, cases, strict=True):
+    running = [
+        script(small, folder, 30.0, forked=forked)
+        for folder, (*_, forked) in zip(folders, cases, strict=True)
+    ]
+    for folder, one, (sent, to_all, code, _) in zip(folders, running, cases, strict=True):
         assert until(lambda at=folder: sum(name.name.isdecimal() for name in at.iterdir()) == 2, 60)
         before = time.monotonic()
         (os.killpg if to_all else os.kill)(one.pid, sent)

@@ -240,7 +240,7 @@ def test_an_analysis_on_it_has_the_numbers_of_the_cpu(sample, device, many, name
         assert same(here[part], there[part]), part
 
 
-@pytest.mark.parametrize("asked", [None, 5000])
+@pytest.mark.parametrize("asked", [None, 20_000])
 def test_a_gpu_takes_more_at_once_than_a_cpu_unless_asked_for_less(asked, monkeypatch):
     seen: list[int] = []
     plain = Observe.__call__

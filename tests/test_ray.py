@@ -208,9 +208,8 @@ def one_retry(monkeypatch):
     monkeypatch.setattr(cluster, "RETRIES", 1)
 
 
-@pytest.mark.parametrize("trouble", ["killed_once", "unread_once"])
-def test_a_worker_that_dies_or_cannot_read_once_changes_nothing(nodes, tmp_path, trouble):
-    assert reduced(tmp_path, at=13, trouble=trouble)[0] == Ids(tuple(range(SEQUENCES)), SHAPE)
+def test_a_worker_that_dies_once_changes_nothing(nodes, tmp_path):
+    assert reduced(tmp_path, at=13, trouble="killed_once")[0] == Ids(tuple(range(SEQUENCES)), SHAPE)
 
 
 def test_a_worker_that_dies_again_and_again_is_an_error_that_says_so(nodes, tmp_path, one_retry):
@@ -234,15 +233,16 @@ def test_a_bug_in_a_task_keeps_its_name(nodes, tmp_path):
         reduced(tmp_path, at=13, trouble="bug")
 
 
-def test_what_is_picked_of_batches_comes_in_the_order_of_the_rows(nodes, tmp_path):
+def test_what_is_picked_of_batches_comes_in_order_though_a_worker_could_not_read_once(nodes, tmp_path):
     picked, told = [], []
-    reduced(
+    seen, _ = reduced(
         tmp_path,
         Each(length, picked.append),
         lambda done, of: told.append((done, of)),
         at=0,
         trouble="unread_once",
     )
+    assert seen == Ids(tuple(range(SEQUENCES)), SHAPE)
     assert picked == [GROUP] * (SEQUENCES // GROUP)
     assert told == [(GROUP * (i + 1), SEQUENCES) for i in range(SEQUENCES // GROUP)]
 
@@ -280,7 +280,7 @@ def test_no_process_has_a_second_task_with_a_gpu(nodes, device):
     """CUDA stays on the GPU that a process saw first, whichever Ray gives to its next task."""
     with Ray.on(device) as engine:
         task = engine.task(where)
-        found = [ray.get(task.remote(), timeout=60) for _ in range(4)]
+        found = [ray.get(task.remote(), timeout=60) for _ in range(2 if device == "cuda" else 4)]
     assert {gpus for gpus, *_ in found} == {int(device == "cuda")}
     assert (len({process for *_, process in found}) == len(found)) is (device == "cuda")
 

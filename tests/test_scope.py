@@ -74,8 +74,9 @@ def kept_by_m2po(rows: list[dict[str, Any]], members: list[int], threshold: floa
     return {at: sum(who == at for _, who in tokens) for at in members}
 
 
-@pytest.mark.parametrize("threshold", [1e-4, 0.01, 0.04, 0.3, 50.0])
-@pytest.mark.parametrize("batch_tokens", [37, 10**6])
+@pytest.mark.parametrize(
+    ("threshold", "batch_tokens"), [(1e-4, 37), (0.01, 10**6), (0.04, 37), (0.3, 10**6), (50.0, 37)]
+)
 def test_m2po_removes_the_largest_squares_of_each_step_until_the_rest_is_below(
     tmp_path, threshold, batch_tokens
 ):
