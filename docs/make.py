@@ -18,6 +18,7 @@ from rich.console import Console
 from offpol_diag.advice.recommend import advised as decided
 from offpol_diag.analyze import analyze, examine
 from offpol_diag.blocks import Section
+from offpol_diag.check import Checked
 from offpol_diag.cli.defaults import sample
 from offpol_diag.compare import of_presets
 from offpol_diag.engine.losses import BOUNDS
@@ -54,9 +55,9 @@ DOCTOR_LINES, SHORT_LINES = 20, 4
 MADE = "<!-- Made by `python docs/make.py`; do not edit. -->\n\n"
 
 
-def result_schema() -> str:
+def schema_of(result: type[Summary | Checked]) -> str:
     """The JSON Schema of a result, as `--json` writes it."""
-    schema = Summary.model_json_schema(mode="serialization")
+    schema = result.model_json_schema(mode="serialization")
     stamped = {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
     return json.dumps(stamped, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
 
@@ -431,7 +432,8 @@ def _specimen() -> Summary:
 
 
 PAGES: dict[str, Callable[[], str]] = {
-    "result.schema.json": result_schema,
+    "result.schema.json": partial(schema_of, Summary),
+    "check.schema.json": partial(schema_of, Checked),
     "presets.md": presets,
     "metrics.md": metrics,
     "crosswalk.md": crosswalk,

@@ -427,7 +427,7 @@ def check(
         dp: data-parallel ranks, where the trainer averages over those.
         **how: `columns`, `reading`, `on_bad_row`; see `analyze`.
     """
-    from offpol_diag.check import check as checked
+    from offpol_diag.check.verdict import check as checked
 
     files = [logged] if isinstance(logged, str | Path) else list(logged)
     with _sources(what) as (paths, _):

@@ -866,21 +866,25 @@ def load(path: Path) -> Summary:
     Raises:
         ResultError: not readable, not JSON, not ours, or of another format.
     """
+    return loads(text_of(path), str(path))
+
+
+def text_of(path: Path) -> str:
+    """Read the JSON of a result."""
     return _decoded(str(path), lambda: read(path, MOST_RESULT))
 
 
-def load_stream(stream: BinaryIO, name: str) -> Summary:
-    """Read a result from a stream, as `load` does; `name` is its name in errors."""
+def text_of_stream(stream: BinaryIO, name: str) -> str:
+    """Read the JSON of a result from a stream."""
     return _decoded(name, lambda: up_to(stream, MOST_RESULT))
 
 
-def _decoded(name: str, contents: Callable[[], bytes]) -> Summary:
+def _decoded(name: str, contents: Callable[[], bytes]) -> str:
     try:
-        text = contents().decode()
+        return contents().decode()
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "not UTF-8"
         raise ResultError(f"{name}: cannot be read as a result ({why})", HINT) from error
-    return loads(text, name)
 
 
 def loads(text: str, name: str) -> Summary:

@@ -3,10 +3,13 @@
 import contextlib
 import json
 import time
+from functools import partial
 from pathlib import Path
 
+import jsonschema
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -15,9 +18,13 @@ from typer.testing import CliRunner
 
 import offpol_diag
 from offpol_diag.check import curves
+from offpol_diag.check.expected import by_step
+from offpol_diag.check.variants import BASE, Step
 from offpol_diag.check.verdict import same
 from offpol_diag.cli import app
 from offpol_diag.errors import UsageError
+from offpol_diag.forms import Reading, open_dump
+from offpol_diag.presets.catalogue import load
 from tests.test_logged_a import trl as trl_log
 from tests.trainers import logged_slime
 from tests.trainers.padded import padded
@@ -279,9 +286,32 @@ def test_the_first_step_that_differs_is_said_and_the_exit_code_is_one(dump, tmp_
     )
 
     assert ran.exit_code == 1
-    assert "different: 1 of 7 metrics at 4 steps" in ran.output
+    assert "Different: 1 of 7 metrics differs from step 5 on (train/tis_abs by 0.10% at step 5)" in ran.output
     (one,) = [m for m in json.loads((tmp_path / "r.json").read_text())["metrics"] if m["different"]]
     assert (one["name"], one["different"]) == ("train/tis_abs", [START + 2])
+
+
+# ---------------------------------------------------------------- every trainer
+
+
+def test_a_step_has_what_analyze_says_that_every_preset_logs(dump, tmp_path):
+    one = tmp_path / "one.parquet"
+    table = pq.read_table(dump[0])
+    pq.write_table(table.filter(pc.equal(table["step"], START)), one)
+    said = offpol_diag.analyze(one, presets="all", device="cpu").summary.presets
+    read = open_dump([str(one)], reading=Reading())
+    (batch,) = by_step(read.batches()).values()
+    compared = 0
+    for name, preset in load().items():
+        if not preset.logs or said[name].needs:
+            continue
+        logged = {key: value for key, value in said[name].as_logged.items() if value is not None}
+        found = Step(batch, preset, frozenset(read.info.columns)).values(BASE)
+        assert {key: found[key] for key in logged} == pytest.approx(logged, rel=1e-9, abs=1e-12), name
+        parts = Step(batch, preset, frozenset(read.info.columns), ranks=3).values(BASE)
+        assert parts.keys() == found.keys()
+        compared += bool(logged)
+    assert compared > 80
 
 
 # ---------------------------------------------------------------- which trainer and preset
@@ -455,6 +485,94 @@ def test_what_holds_no_curves_is_one_error(name, text, tmp_path):
     (tmp_path / name).write_text(text)
     with pytest.raises(UsageError):
         curves.read([tmp_path / name])
+
+
+# ---------------------------------------------------------------- what is printed and written
+
+
+@pytest.fixture(scope="module")
+def wrong(dump, tmp_path_factory):
+    """Curves of verl that are ranks' means from the second step on, with a name that is markup."""
+    file, rows = dump
+    values = {step: (verl if step == START else partial(PLANTED["dp_4"], verl))(rows[step]) for step in rows}
+    values[START]["<b>\x1b[2J"] = 1.0
+    return file, write(tmp_path_factory.mktemp("wrong"), values)
+
+
+def run(*words):
+    return CliRunner().invoke(app, ["check", *map(str, words)])
+
+
+def test_the_first_lines_say_what_differs_since_when_why_and_what_to_do(wrong):
+    ran = run(wrong[0], "--logged", wrong[1])
+    text = " ".join(ran.output.split())
+
+    assert ran.exit_code == 0
+    assert text.startswith("✗ Different: 16 of 29 metrics differ from step 4 on (rollout_corr/")
+    assert "verl logs means of 4 data-parallel ranks (rows dealt in blocks), averaged without" in text
+    assert "What to do: weigh each part by its tokens" in text
+    assert "at all 48 points that differ. On this dump micro_6 would be the same." in text
+    assert "L logged, D the dump says" in text
+    assert run(wrong[0], "--logged", wrong[1], "--strict").exit_code == 1
+
+
+def test_quiet_is_one_line_and_verbose_has_every_metric(wrong):
+    quiet, brief, whole = (run(wrong[0], "--logged", wrong[1], *way).output for way in (["-q"], [], ["-v"]))
+    assert quiet.startswith("Different: 16 of 29 metrics differ from step 4 on")
+    assert quiet.count("\n") == 1
+    assert "The other 13 are equal. -v: a row for every metric." in brief
+    assert "rollout_corr/training_ppl" not in brief
+    assert "rollout_corr/training_ppl" in whole
+
+
+def test_json_page_and_markdown_say_the_same_and_are_drawn_again(wrong, tmp_path):
+    ways = {name: tmp_path / f"r.{name}" for name in ("json", "html", "md")}
+    assert (
+        run(wrong[0], "--logged", wrong[1], *(x for k, v in ways.items() for x in (f"--{k}", v))).exit_code
+        == 0
+    )
+    found = json.loads(ways["json"].read_text())
+    page, text = ways["html"].read_text(), ways["md"].read_text()
+
+    jsonschema.validate(found, json.loads(Path("docs/check.schema.json").read_text()))
+    assert [one["variant"] for one in found["findings"]] == ["dp_4"]
+    sentence = f"verl logs {found['findings'][0]['text']}."
+    assert sentence in text
+    assert sentence in page
+    assert page.count("<svg") >= 2
+    assert "http" not in page.replace("http-equiv", "").replace("http://www.w3.org", "")
+    again = tmp_path / "again.html"
+    assert CliRunner().invoke(app, ["report", str(ways["json"]), "--html", str(again)]).exit_code == 0
+    assert again.read_text() == page
+
+
+def test_a_damaged_result_is_one_error(wrong, tmp_path):
+    run(wrong[0], "--logged", wrong[1], "--json", tmp_path / "r.json")
+    found = json.loads((tmp_path / "r.json").read_text())
+    found["metrics"][0]["worst"] = 99
+    (tmp_path / "r.json").write_text(json.dumps(found))
+    ran = CliRunner().invoke(app, ["report", str(tmp_path / "r.json")])
+
+    assert ran.exit_code == 2
+    assert "a step that differs has no point" in ran.output
+
+
+def test_given_parts_and_what_was_not_compared_are_said(dump, tmp_path):
+    file, rows = dump
+    values = {step: dict(slime(some)) for step, some in list(rows.items())[:3]}
+    for some in values.values():
+        some["a/train/ppo_kl"] = some["b/train/ppo_kl"] = some.pop("train/ppo_kl")
+        del some["train/ois"]
+    ran = run(
+        file, "--logged", write(tmp_path, values), "--preset", "slime_tis", "--micro-batch", 24, "--dp", 1
+    )
+    text = " ".join(ran.output.split())
+
+    assert "✓ Equal: all 5 metrics at 3 steps (3 to 5) are what the dump says, to float32" in text
+    assert "means over micro-batches of 24 of 1 rank, as given" in text
+    assert "No curve has a point at step 6, which the dump has." in text
+    assert "Not compared, as several curves may be it: train/ppo_kl (a/train/ppo_kl, b/train/ppo_kl)." in text
+    assert "No curve holds train/ois." in text
 
 
 @pytest.mark.parametrize("values", [{999: {"train/tis": 1.0}}, {START: {"loss": 1.0}}])

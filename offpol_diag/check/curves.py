@@ -37,6 +37,8 @@ HINT = (
     "give the CSV export, history (JSONL, Parquet) or .wandb file of W&B, CSV, JSON or event files of "
     "TensorBoard, or CSV or JSONL with a column `step`"
 )
+LARGEST = 2.0**53
+"""Bound on steps: beyond, JSON has no whole numbers."""
 WANDB_HEAD, WANDB_BLOCK = 7, 32768
 """Bytes before the first record of a .wandb file and of each record's own header; bytes of a block."""
 
@@ -54,7 +56,8 @@ def read(files: Iterable[Path]) -> Curves:
         try:
             for name, step, value in _points(file, whole(file, MOST)):
                 points = curves.setdefault(name, {})
-                if math.isfinite(value) or not math.isfinite(points.get(step, math.nan)):
+                odd = not math.isfinite(value) and math.isfinite(points.get(step, math.nan))
+                if not odd and abs(step) < LARGEST:
                     points[step] = value
         except OSError as error:
             raise UsageError(f"{file}: cannot be read ({error.strerror or error})", HINT) from error
@@ -66,6 +69,7 @@ def read(files: Iterable[Path]) -> Curves:
             raise UsageError(f"{file}: is too large", "export fewer metrics, or fewer steps") from error
         except Exception as error:  # of json, csv, struct, pyarrow or protobuf: whatever damaged files raise
             raise UsageError(f"{file}: holds no curves", HINT) from error
+    curves = {name: points for name, points in curves.items() if points}
     if not curves:
         raise UsageError("the files hold no number of any step", HINT)
     return curves

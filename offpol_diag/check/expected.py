@@ -22,10 +22,12 @@ from offpol_diag.presets import Preset
 from offpol_diag.torch import Whole
 from offpol_diag.trainers import LOGS
 from offpol_diag.trainers.base import Range, Read
+from offpol_diag.trainers.measures import Measure
 from offpol_diag.trainers.view import View
 
 Values = dict[str, float]
 Parts = Sequence[Sequence[int]]
+PROBABILITY_GAP = Measure("|π_train − π_rollout|", lambda x: (x.rollout_probability() * x.excess()).abs())
 
 
 def rows_of(batch: Batch, rows: Sequence[int]) -> Batch:
@@ -49,8 +51,11 @@ def by_step(batches: Iterable[Batch]) -> dict[int, Batch]:
 
 def extremes(preset: Preset) -> frozenset[str]:
     """Return the names of maxima and minima: parts of a batch keep the outermost, which is the whole's."""
-    entries = LOGS[preset.logs or ""].entries_of(preset)
-    return frozenset(e.name for e in entries if any(isinstance(one, Range) for one in e.value.columns))
+    return frozenset(
+        entry.name
+        for entry in LOGS[preset.logs or ""].entries_of(preset)
+        if any(isinstance(one, Range) for one in entry.value.columns) or entry.name.endswith("_diff_max")
+    )
 
 
 @dataclass(frozen=True)
@@ -87,6 +92,10 @@ class Logged:
                 sums |= zip(some.names, some.values, strict=True) if some.names else {}
         view = View(scene, preset, masked)
         more, ranges = log.columns(view)
+        longest = (batch.lengths + batch.masked).to(torch.float64)
+        ranges |= {"response": (longest, longest)}
+        if batch.old is not None:
+            ranges |= {"pd": View(scene, replace(preset, policy="old")).ends(PROBABILITY_GAP)}
         return cls(preset, sums | more | {"tokens": view.counted}, ranges, view.counted)
 
     @property

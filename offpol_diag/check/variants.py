@@ -342,25 +342,31 @@ COMMON: tuple[Variant, ...] = (
         "Number both alike: the curve's step is one lower than the dump's.",
         across=_shift(-1),
     ),
-    Variant("negated", "the negative of it", "Turn its sign.", factor=_constant(-1.0), alone=True),
-    Variant("percent", "it in percent", "Read the curve in percent.", factor=_constant(100.0), alone=True),
+    Variant("negated", "the negative value", "Turn its sign.", factor=_constant(-1.0), alone=True),
+    Variant(
+        "percent", "percent, not a share", "Read the curve in percent.", factor=_constant(100.0), alone=True
+    ),
     Variant(
         "bits",
-        "it in bits, with log₂",
+        "bits (log₂), not nats",
         "Use the natural logarithm, or read the curve in bits.",
         factor=_constant(1 / math.log(2)),
         alone=True,
     ),
     *(
         Variant(
-            kind, f"it in {kind}", "Reduce and log in float32.", finish=partial(_as_type, kind), alone=True
+            kind,
+            f"values in {kind}",
+            "Reduce and log in float32.",
+            finish=partial(_as_type, kind),
+            alone=True,
         )
         for kind in ("bfloat16", "float16")
     ),
     *(
         Variant(
             f"decimals_{many}",
-            f"it rounded to {many} decimals",
+            f"values rounded to {many} decimals",
             "Export the tracker's own values, not those of the console.",
             finish=partial(round, ndigits=many),
             alone=True,
@@ -370,7 +376,7 @@ COMMON: tuple[Variant, ...] = (
     *(
         Variant(
             f"digits_{many}",
-            f"it rounded to {many} significant digits",
+            f"values rounded to {many} significant digits",
             "Export the tracker's own values, not those of the console.",
             finish=partial(_digits, many),
             alone=True,
@@ -390,7 +396,7 @@ COMMON: tuple[Variant, ...] = (
     *(
         Variant(
             f"smoothed_{percent / 100:g}{'' if debiased else '_plain'}",
-            f"it smoothed over steps (exponential moving average, weight {percent / 100:g})",
+            f"values smoothed over steps (exponential moving average, weight {percent / 100:g})",
             "Export the curve with smoothing off.",
             across=partial(_smoothed, percent / 100, debiased),
             alone=True,

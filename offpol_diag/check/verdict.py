@@ -8,11 +8,19 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field
-
 from offpol_diag.batch import Batch
 from offpol_diag.check import curves as tracker
 from offpol_diag.check.expected import Values, by_step
+from offpol_diag.check.result import (
+    ABSOLUTE,
+    NOT_FINITE,
+    UNKNOWN,
+    Checked,
+    Finding,
+    MetricCheck,
+    Point,
+    apart,
+)
 from offpol_diag.check.variants import BASE, Step, Variant, of_presets, variants
 from offpol_diag.engine import correction
 from offpol_diag.errors import DumpError, UsageError
@@ -22,95 +30,8 @@ from offpol_diag.presets.catalogue import Catalogue, load
 from offpol_diag.readers import Dump
 from offpol_diag.trainers import LOGS, TRAINERS, trainer_named
 
-RELATIVE, ABSOLUTE = 1e-5, 2e-8
+RELATIVE = 1e-5
 """Differences below |value| · RELATIVE + ABSOLUTE are rounding of float32."""
-
-
-class Point(BaseModel):
-    """One training step of one metric."""
-
-    step: int
-    logged: float | None = Field(description="the trainer's value; null where it is not finite")
-    expected: float = Field(description="the value that the dump says")
-
-
-class MetricCheck(BaseModel):
-    """One metric of the trainer against the dump."""
-
-    name: str = Field(description="the trainer's name of it (docs/crosswalk.md)")
-    curve: str = Field(description="its name in the file of curves")
-    verdict: Literal["equal", "different"]
-    points: list[Point] = Field(description="both values at each step compared")
-    different: list[int] = Field([], description="steps that differ")
-    worst: int = Field(description="step with the largest difference, relative to the dump's value")
-    variant: str | None = Field(
-        None, description="name of the variant that reproduces every step that differs"
-    )
-    text: str | None = Field(None, description="that variant in words, after `the trainer logs`")
-    also: list[str] = Field([], description="further variants that reproduce it as well")
-
-    @property
-    def first(self) -> int | None:
-        """First step that differs."""
-        return min(self.different, default=None)
-
-    def at(self, step: int) -> Point:
-        """Return the point of a step."""
-        return next(one for one in self.points if one.step == step)
-
-    @property
-    def off(self) -> float:
-        """Largest difference, relative to the dump's value; infinite where a value is not finite."""
-        return _off(self.at(self.worst)) if self.different else 0.0
-
-
-class Finding(BaseModel):
-    """What several metrics have in common that differ."""
-
-    variant: str | None = Field(description="variant that reproduces them all, or null")
-    text: str = Field(description="it in words, after `the trainer logs`")
-    fix: str = Field(description="what to do about it")
-    metrics: list[str]
-    also: list[str] = Field([], description="variants that reproduce all of these as well")
-
-
-class Checked(BaseModel):
-    """The verdict on a trainer's curves."""
-
-    format: Literal["offpol-diag check 1"] = "offpol-diag check 1"
-    dump: list[str] = Field([], description="files of the dump")
-    logged: list[str] = Field([], description="files of curves")
-    trainer: str
-    preset: str
-    chosen: bool = Field(description="whether the preset was chosen because it reproduces the most metrics")
-    steps: list[int] = Field(description="training steps that both the dump and the curves hold")
-    missing: list[int] = Field([], description="training steps of the dump that no curve holds")
-    micro_batch: int | None = None
-    dp: int | None = None
-    findings: list[Finding] = Field([], description="causes, that of the most metrics first")
-    metrics: list[MetricCheck]
-    unmatched: list[str] = Field([], description="metrics of the trainer that no curve holds")
-    ambiguous: dict[str, list[str]] = Field({}, description="metric → curves that may be it")
-
-    @property
-    def different(self) -> list[MetricCheck]:
-        """The metrics that differ."""
-        return [one for one in self.metrics if one.verdict == "different"]
-
-    @property
-    def equal(self) -> bool:
-        """Whether every metric compared is equal."""
-        return not self.different
-
-    def to_json(self) -> str:
-        """Return the result as JSON (docs/check.schema.json)."""
-        return self.model_dump_json(indent=1) + "\n"
-
-
-def _off(point: Point) -> float:
-    if point.logged is None:
-        return math.inf
-    return abs(point.logged - point.expected) / max(abs(point.expected), ABSOLUTE)
 
 
 def same(logged: float, expected: float) -> bool:
@@ -309,7 +230,7 @@ def _compared(
         verdict="different" if wrong else "equal",
         points=pairs,
         different=wrong,
-        worst=max(pairs, key=_off).step,
+        worst=max(pairs, key=apart).step,
     )
 
 
@@ -317,8 +238,6 @@ def _compared(
 
 MOST_TOKENS = 100_000_000
 """Tokens of changed batches that the search for pairs computes at most."""
-NOT_FINITE = "a value that is not finite (NaN or infinite)"
-UNKNOWN = "something that no variant reproduces"
 EMPTY = "Look for a rank or micro-batch without tokens, or an overflow, at these steps."
 SPLIT = (
     "Give --preset, --micro-batch and --dp if they are known; rows may have been shuffled before the split."

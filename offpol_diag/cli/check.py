@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import io
-import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from offpol_diag.cli import defaults, options
 from offpol_diag.cli.exits import FAILED
-from offpol_diag.cli.output import STDOUT, check_names, write_all
-from offpol_diag.cli.output import check as check_target
+from offpol_diag.cli.output import Outputs
 from offpol_diag.errors import UsageError
-
-if TYPE_CHECKING:
-    from offpol_diag.check import Checked, MetricCheck
 
 CURVES = "The trainer's curves by step: exports of W&B or TensorBoard, JSONL, CSV; may be repeated."
 Logged = Annotated[list[Path] | None, options.option(CURVES, "--logged", metavar="FILE", panel=options.INPUT)]
@@ -45,37 +39,37 @@ def check(
     join: options.Join = None,
     on: options.On = None,
     on_bad_row: options.OnBadRow = "error",
+    out: options.Html = None,
     json: options.Json = None,
     md: options.Markdown = None,
     strict: Strict = False,
     quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
 ) -> None:
     """Does the trainer log what its dump says? Its own curves beside the numbers they must be.
 
     Each training step of the dump is taken as one batch of the trainer, and every metric that the crosswalk
-    knows is compared with the curve of that name. Where they differ by more than float32 rounds, variants are
-    tried: masked tokens counted, means over micro-batches or ranks, the other direction of the ratio, other
-    bounds, another pair of policies, sums, another step. The one that reproduces the curve is named.
+    knows is compared with the curve of that name. Where they differ by more than float32 rounds, variants
+    are tried, alone and in pairs: masked tokens counted, means over micro-batches or ranks, the other
+    direction of the ratio, other bounds, another pair of policies, sums, another step. The one that
+    reproduces the curve is named.
 
     The exit code is 0 whatever is found, and with --strict 1 where a metric differs.
     """
     if not logged:
         raise UsageError("check needs the trainer's curves", "offpol-diag check DUMP --logged history.jsonl")
     dumps = defaults.dumps(dump, quiet)
-    targets = [one for one in (json, md) if one is not None]
-    check_names(*dumps, *logged)
-    for target in targets:
-        check_target(target, *dumps, *logged)
-    if len(targets) == 2 and json == md:
-        raise UsageError("two results cannot go to one file", "give each a file of its own")
+    files = Outputs(out, json, md, quiet)
+    files.check(*dumps, *logged, *([preset_file] if preset_file else []))
     with defaults.judged("columns", columns):
         named = options.pairs(columns) or None
     with defaults.judged("preset_file", preset_file):
         from offpol_diag.presets.catalogue import load
 
         catalogue = load(preset_file)
-    from offpol_diag.check import check as checked
+    from offpol_diag.check.verdict import check as checked
     from offpol_diag.forms import Reading
+    from offpol_diag.report.sections.check import sections
 
     found = checked(
         dumps,
@@ -89,81 +83,6 @@ def check(
         reading=Reading(form, align, join, on),
         on_bad_row=on_bad_row,
     )
-    texts = {json: found.to_json()} if json else {}
-    texts |= {md: markdown(found)} if md else {}
-    shown = f"{headline(found)}\n" if quiet else terminal(found)
-    write_all(texts, shown="" if STDOUT in texts else shown)
+    files.write(found, sections=sections(found, whole=verbose))
     if strict and not found.equal:
         raise SystemExit(FAILED)
-
-
-def headline(found: Checked) -> str:
-    """Return the verdict in one line."""
-    wrong = [one for one in found.metrics if one.verdict == "different"]
-    many = f"{len(found.metrics)} metrics at {len(found.steps)} steps"
-    if not wrong:
-        return f"equal: {many} are what the dump says ({found.preset})"
-    return f"different: {len(wrong)} of {many} are not what the dump says ({found.preset})"
-
-
-def rows(found: Checked) -> list[tuple[str, str, str, str, str]]:
-    """Return a row per metric: name, steps, logged and expected at the worst step, verdict."""
-    return [
-        (one.name, str(len(one.points)), f"{at.logged or math.nan:.7g}", f"{at.expected:.7g}", said(one))
-        for one in found.metrics
-        for at in (one.at(one.worst),)
-    ]
-
-
-def said(one: MetricCheck) -> str:
-    """Return the verdict on one metric in words."""
-    if one.verdict == "equal":
-        return "equal"
-    many = f"{len(one.different)} of {len(one.points)}"
-    where = f"differs from step {one.first} on ({many}), most at {one.worst}"
-    return f"{where}: {f'the trainer logs {one.text}' if one.text else 'no variant reproduces it'}"
-
-
-TITLES = ("metric", "steps", "logged", "the dump says", "verdict")
-
-
-def notes(found: Checked) -> list[str]:
-    """Return what is to be said besides."""
-    lines = []
-    if found.chosen:
-        lines.append(
-            f"{found.preset} is the preset that reproduces the most metrics; --preset names another."
-        )
-    if found.unmatched:
-        lines.append(f"No curve holds {', '.join(found.unmatched)}.")
-    return lines
-
-
-def terminal(found: Checked) -> str:
-    """Return the verdict as a table."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=box.SIMPLE_HEAD)
-    for title in TITLES:
-        right = title in TITLES[1:4]
-        table.add_column(title, justify="right" if right else "left", overflow="fold", no_wrap=right)
-    for row in rows(found):
-        table.add_row(*map(Text, row))
-    console = Console(file=io.StringIO(), width=110, color_system=None)
-    console.print(Text(headline(found)), table, *map(Text, notes(found)))
-    text: str = console.file.getvalue()  # type: ignore[attr-defined]
-    return "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
-
-
-def markdown(found: Checked) -> str:
-    """Return the verdict as Markdown."""
-    lines = [f"**{headline(found)}**", "", _line(TITLES), "| --- | ---: | ---: | ---: | --- |"]
-    lines += [_line(row) for row in rows(found)]
-    return "\n".join([*lines, *(line for one in notes(found) for line in ("", one))]) + "\n"
-
-
-def _line(cells: tuple[str, ...]) -> str:
-    return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"

@@ -25,6 +25,7 @@ from offpol_diag.wholefiles import beside
 
 if TYPE_CHECKING:
     from offpol_diag.blocks import Section
+    from offpol_diag.check import Checked
     from offpol_diag.summary import Summary
 
 STDOUT = Path("-")
@@ -40,6 +41,12 @@ FORMATS = {
     "junit": ("junit", "offpol_diag.report.render.junit:render_junit"),
 }
 """Field of `Outputs` → its label, and the function that renders it."""
+OF_CHECK = {
+    "html": "offpol_diag.report.render.html:render_check",
+    "json": "offpol_diag.check:Checked.to_json",
+    "markdown": "offpol_diag.report.render.markdown:render_check",
+}
+"""The same for what `check` found."""
 
 
 # ---------------------------------------------------------------- streams
@@ -200,9 +207,10 @@ def default_html(sources: Sequence[str]) -> Path:
 # ---------------------------------------------------------------- results
 
 
-def render(form: str, summary: Summary) -> str:
+def render(form: str, result: Summary | Checked) -> str:
     """Return a result in one of the `FORMATS`."""
-    text: str = pkgutil.resolve_name(FORMATS[form][1])(summary)
+    of_check = str(result.format).startswith("offpol-diag check")
+    text: str = pkgutil.resolve_name(OF_CHECK[form] if of_check else FORMATS[form][1])(result)
     return text
 
 
@@ -263,7 +271,11 @@ class Outputs:
                     file.unlink(missing_ok=True)
 
     def write(
-        self, summary: Summary, verbose: bool = False, sections: Sequence[Section] = (), whole: bool = False
+        self,
+        summary: Summary | Checked,
+        verbose: bool = False,
+        sections: Sequence[Section] = (),
+        whole: bool = False,
     ) -> None:
         """Write every requested form, and draw the result on stdout unless that holds a form.
 

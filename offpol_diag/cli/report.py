@@ -13,6 +13,9 @@ from offpol_diag.cli.output import STDOUT, Outputs, default_html
 
 Result = Annotated[Path, typer.Argument(metavar="RESULT.json", help="What --json wrote; - is stdin.")]
 
+HEAD = 100
+"""Characters of a result that say what it is of."""
+
 
 def report(
     result: Result,
@@ -24,10 +27,17 @@ def report(
 ) -> None:
     """Draw a report again from the JSON of a result; equal to the one first drawn."""
     from offpol_diag.analysis.vocabulary import with_texts
-    from offpol_diag.summary import load, load_stream
+    from offpol_diag.check import result as of_check
+    from offpol_diag.report.sections.check import sections
+    from offpol_diag.summary import loads, text_of, text_of_stream
 
     files = Outputs(html=out or default_html([str(result)]), markdown=md, quiet=quiet)
     files.check(result, *([tokenizer] if tokenizer else []))
     with files.begin():
-        summary = load_stream(sys.stdin.buffer, "stdin") if result == STDOUT else load(result)
-        files.write(with_texts(summary, tokenizer), verbose)
+        name = "stdin" if result == STDOUT else str(result)
+        text = text_of_stream(sys.stdin.buffer, name) if result == STDOUT else text_of(result)
+        if of_check.FORMAT in text[:HEAD]:
+            found = of_check.loads(text, name)
+            files.write(found, sections=sections(found, whole=verbose))
+        else:
+            files.write(with_texts(loads(text, name), tokenizer), verbose)

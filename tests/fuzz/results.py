@@ -51,7 +51,10 @@ def results() -> tuple[bytes, ...]:
         ("compare", "a.parquet", "b.parquet", "--presets", "token_is"),
         ("sweep", "a.parquet", "--preset", "token_is", "--keep", "0.9"),
     )
-    return tuple(runner.written((*way, "--json", "r.json"), dumps)["r.json"] for way in ways)
+    made = [runner.written((*way, "--json", "r.json"), dumps)["r.json"] for way in ways]
+    curve = {"h.jsonl": b'{"step": 1, "rollout_corr/kl": 9.0, "rollout_corr/k3_kl": "NaN"}'}
+    line = ("check", "a.parquet", "--logged", "h.jsonl", "--json", "r.json")
+    return (*made, runner.written(line, dumps | curve)["r.json"])
 
 
 def make(random: Random) -> runner.Input:

@@ -11,18 +11,19 @@ from typing import Any
 
 from offpol_diag.bands import tone
 from offpol_diag.blocks import Block, Figure, Section, Table, Text
+from offpol_diag.check import Checked
 from offpol_diag.numerals import counted, say, written
 from offpol_diag.report.picture import Picture, listed, of_figure
-from offpol_diag.report.render.embedded import DATA_ID, digest, embedded, read_back, script_json
+from offpol_diag.report.render.embedded import DATA_ID, digest, embedded, packed, read_back, script_json
 from offpol_diag.report.render.numbers import shown
 from offpol_diag.report.render.svg import meter, panel_svg, spark
 from offpol_diag.report.render.tables import TableView, breakable, laid_out
-from offpol_diag.report.sections import SECTIONS, sections
+from offpol_diag.report.sections import SECTIONS, check, sections
 from offpol_diag.report.sections.answer import about, answer, forms
 from offpol_diag.report.sections.charts import Charts, cause
 from offpol_diag.report.sections.gate import report as gates
 from offpol_diag.report.sections.numbers import Tile, Tiles, drift
-from offpol_diag.report.sections.opening import opening
+from offpol_diag.report.sections.opening import Opening, opening
 from offpol_diag.summary import Number, Summary
 
 UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
@@ -59,22 +60,45 @@ class Part:
 
 def render_html(summary: Summary) -> str:
     """Render the whole page; equal summaries give equal pages."""
+    return _page(
+        title=_title(summary),
+        name=_named(summary),
+        head=_head(summary),
+        parts=_parts(summary),
+        data=embedded(summary),
+        version=summary.run.version,
+    )
+
+
+def render_check(found: Checked) -> str:
+    """Render what `check` found as a page of the same kind."""
+    name = f"{PurePath(found.dump[0]).name if found.dump else 'a dump'} and its curves"
+    notes = [Text(line) for line in check.notes(found)]
+    runs = (("Table", [laid_out(check.table(found, found.metrics))]), ("Text", notes))
+    files = " · ".join((f"{found.trainer} · {found.preset}", *(PurePath(one).name for one in found.logged)))
+    return _page(
+        title=f"Curves · {name} · offpol-diag",
+        name=name,
+        head=_opened(check.opening(found), files),
+        parts=[Part("metrics", "All metrics", "Metrics", tuple(run for run in runs if run[1]))],
+        data=packed(found.to_json()),
+        version=found.version,
+    )
+
+
+def _page(**facts: Any) -> str:
+    """Fill the template."""
     script, early = _asset("report.js"), _asset("theme.js")
     page: str = (
         _environment()
         .get_template("report.html.j2")
         .render(
-            title=_title(summary),
-            name=_named(summary),
-            head=_head(summary),
-            parts=_parts(summary),
+            **facts,
             policy=_policy(digest(early), digest(script)),
             style=_asset("report.css"),
             early=early,
             script=script,
             data_id=DATA_ID,
-            data=embedded(summary),
-            version=summary.run.version,
         )
     )
     return UNSEEN.sub("\ufffd", page)
@@ -172,9 +196,14 @@ def _head(summary: Summary) -> dict[str, Any]:
     found = opening(summary)
     if found is None:
         return {"opening": None, **_verdict(summary)}
+    gates_ = laid_out(gates(summary.gates)) if summary.gates else None
+    return _opened(found, _named(summary) if summary.against else _about(summary)) | {"gates": gates_}
+
+
+def _opened(found: Opening, eye: str) -> dict[str, Any]:
     return {
         "opening": found,
-        "eye": _named(summary) if summary.against else _about(summary),
+        "eye": eye,
         "sev": found.sev,
         "h1": found.h1,
         "interval": found.interval,
@@ -185,7 +214,7 @@ def _head(summary: Summary) -> dict[str, Any]:
         "charts": [_drawn(one) for one in found.pictures if one.telling],
         "rest": [_drawn(one) for one in found.pictures if not one.telling],
         "more": f"{counted(sum(not one.telling for one in found.pictures), 'chart')} without a difference",
-        "gates": laid_out(gates(summary.gates)) if summary.gates else None,
+        "gates": None,
     }
 
 

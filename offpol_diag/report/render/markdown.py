@@ -8,11 +8,12 @@ from dataclasses import replace
 
 from offpol_diag.bands import Tone
 from offpol_diag.blocks import Block, Code, Section, Table, Text, Verdict, plain
+from offpol_diag.check import Checked
 from offpol_diag.numerals import say, written
 from offpol_diag.printable import printable, printable_lines
 from offpol_diag.report.render.brief import value_of
 from offpol_diag.report.render.numbers import Shown, footnotes, shown
-from offpol_diag.report.sections import sections
+from offpol_diag.report.sections import check, sections
 from offpol_diag.report.sections.answer import answer
 from offpol_diag.report.sections.gate import gate, report
 from offpol_diag.report.sections.short import short
@@ -37,6 +38,12 @@ def render_markdown(summary: Summary) -> str:
         *(fold for section in sections(summary) for fold in _folds(section)),
     ]
     return printable_lines("\n\n".join(_within(parts)) + "\n")
+
+
+def render_check(found: Checked) -> str:
+    """Render what `check` found, in at most `LIMIT` bytes."""
+    blocks = (block for section in check.sections(found) for block in section.blocks)
+    return printable_lines("\n\n".join(_within(["# offpol-diag", *map(_block, blocks)])) + "\n")
 
 
 def _answer(summary: Summary) -> list[str]:

@@ -19,6 +19,7 @@ from rich.text import Text as Line
 
 from offpol_diag.blocks import Block, Code, Figure, Section, Table, Text, Tone, Verdict
 from offpol_diag.blocks import plain as basic
+from offpol_diag.check import Checked
 from offpol_diag.printable import disarmed, printable
 from offpol_diag.report.render.brief import plain, print_answer, sparkline
 from offpol_diag.report.render.columns import Fitted, fit
@@ -66,7 +67,7 @@ def make_console() -> Console:
 
 
 def terminal(
-    summary: Summary,
+    summary: Summary | Checked,
     verbose: bool = False,
     quiet: bool = False,
     given: Sequence[Section] = (),
@@ -78,16 +79,19 @@ def terminal(
         summary: the result.
         verbose: whether to draw the tables; else the answer, or the short form of what was asked.
         quiet: whether to draw one line, if not verbose.
-        given: sections to draw instead (of a gate).
+        given: sections to draw instead (of a gate or a check).
         whole: whether columns that do not fit are moved below, for want of a page that has them.
     """
     console = make_console()
+
+    def line(said: str) -> str:
+        return f"{disarmed(plain(printable(said), console.encoding))}\n"
+
+    if given or isinstance(summary, Checked):
+        return line(_first(given)) if quiet and not verbose else draw(given, console)
     of_one = summary.against is None and summary.comparison is None and summary.sweep is None
     if quiet and not verbose:
-        said = _first(given or short(summary)) if given or not of_one else headline(summary)[0]
-        return f"{disarmed(plain(printable(said), console.encoding))}\n"
-    if given:
-        return draw(given, console)
+        return line(headline(summary)[0] if of_one else _first(short(summary)))
     if not of_one:
         return draw(_asked(summary) if verbose else short(summary), console)
     with console.capture() as drawn:

@@ -1,0 +1,140 @@
+"""What `check` found, as `--json` writes it; without torch, so that a page is drawn again fast."""
+
+from __future__ import annotations
+
+import json
+import math
+from importlib.metadata import version
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, Field, FiniteFloat, ValidationError, model_validator
+
+from offpol_diag.errors import ResultError
+from offpol_diag.printable import printable_json
+
+FORMAT: Literal["offpol-diag check 1"] = "offpol-diag check 1"
+ABSOLUTE = 2e-8
+"""Smallest value that a relative difference is taken of."""
+NOT_FINITE = "a value that is not finite (NaN or infinite)"
+UNKNOWN = "something that no variant reproduces"
+
+
+TrainingStep = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+
+
+class Point(BaseModel):
+    """One training step of one metric."""
+
+    step: TrainingStep
+    logged: FiniteFloat | None = Field(description="the trainer's value; null where it is not finite")
+    expected: FiniteFloat = Field(description="the value that the dump says")
+
+
+class MetricCheck(BaseModel):
+    """One metric of the trainer against the dump."""
+
+    name: str = Field(description="the trainer's name of it (docs/crosswalk.md)")
+    curve: str = Field(description="its name in the file of curves")
+    verdict: Literal["equal", "different"]
+    points: list[Point] = Field(min_length=1, description="both values at each step compared")
+    different: list[TrainingStep] = Field([], description="steps that differ")
+    worst: TrainingStep = Field(
+        description="step where both values are furthest apart, relative to the larger"
+    )
+    variant: str | None = Field(
+        None, description="name of the variant that reproduces every step that differs"
+    )
+    text: str | None = Field(None, description="that variant in words, after `the trainer logs`")
+    also: list[str] = Field([], description="further variants that reproduce it as well")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if not {self.worst, *self.different} <= {one.step for one in self.points}:
+            raise ValueError("a step that differs has no point")
+        if bool(self.different) != (self.verdict == "different"):
+            raise ValueError("the verdict contradicts the steps that differ")
+        return self
+
+    @property
+    def first(self) -> int | None:
+        """First step that differs."""
+        return min(self.different, default=None)
+
+    def at(self, step: int) -> Point:
+        """Return the point of a step."""
+        return next(one for one in self.points if one.step == step)
+
+    @property
+    def extreme(self) -> bool:
+        """Whether it is a maximum or minimum, which says less of what is wrong than a mean."""
+        return not {"max", "min"}.isdisjoint(self.name.rpartition("/")[2].split("_"))
+
+
+class Finding(BaseModel):
+    """What several metrics have in common that differ."""
+
+    variant: str | None = Field(description="variant that reproduces them all, or null")
+    text: str = Field(description="it in words, after `the trainer logs`")
+    fix: str = Field(description="what to do about it")
+    metrics: list[str] = Field(min_length=1)
+    also: list[str] = Field([], description="variants that reproduce all of these as well")
+
+
+class Checked(BaseModel):
+    """The verdict on a trainer's curves."""
+
+    format: Literal["offpol-diag check 1"] = FORMAT
+    version: str = Field(default_factory=lambda: version("offpol-diag"), description="of offpol-diag")
+    dump: list[str] = Field([], description="files of the dump")
+    logged: list[str] = Field([], description="files of curves")
+    trainer: str
+    preset: str
+    chosen: bool = Field(description="whether the preset was chosen because it reproduces the most metrics")
+    steps: list[TrainingStep] = Field(
+        min_length=1, description="training steps that both the dump and the curves hold"
+    )
+    missing: list[TrainingStep] = Field([], description="training steps of the dump that no curve holds")
+    micro_batch: int | None = None
+    dp: int | None = None
+    findings: list[Finding] = Field([], description="causes, that of the most metrics first")
+    metrics: list[MetricCheck] = Field(min_length=1)
+    unmatched: list[str] = Field([], description="metrics of the trainer that no curve holds")
+    ambiguous: dict[str, list[str]] = Field({}, description="metric → curves that may be it")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        explained = [name for one in self.findings for name in one.metrics]
+        if sorted(explained) != sorted(one.name for one in self.different):
+            raise ValueError("the findings are not of the metrics that differ")
+        return self
+
+    @property
+    def different(self) -> list[MetricCheck]:
+        """The metrics that differ."""
+        return [one for one in self.metrics if one.verdict == "different"]
+
+    @property
+    def equal(self) -> bool:
+        """Whether every metric compared is equal."""
+        return not self.different
+
+    def to_json(self) -> str:
+        """Return the result as JSON (docs/check.schema.json)."""
+        return printable_json(json.dumps(self.model_dump(mode="json"), indent=1, ensure_ascii=False)) + "\n"
+
+
+def apart(point: Point) -> float:
+    """Return the difference relative to the larger value, 0 to 2; infinite where one is not finite."""
+    if point.logged is None:
+        return math.inf
+    return abs(point.logged - point.expected) / max(abs(point.logged), abs(point.expected), ABSOLUTE)
+
+
+def loads(text: str, name: str) -> Checked:
+    """Parse the JSON of a check; `name` is its name in errors."""
+    try:
+        return Checked.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ResultError(f"{name}: {where}: {first['msg']}", "give what check --json wrote") from error

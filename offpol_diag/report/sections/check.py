@@ -1,0 +1,230 @@
+"""What `check` found: the answer in a sentence, what to do, the worst curve, and a row per metric."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from offpol_diag.bands import Tone
+from offpol_diag.blocks import Block, Figure, Section, Series, Table, Text, Verdict
+from offpol_diag.check import Checked, Finding, MetricCheck
+from offpol_diag.check.result import UNKNOWN, apart
+from offpol_diag.numerals import counted, say
+from offpol_diag.report.picture import Layer, Panel, Picture
+from offpol_diag.report.sections.opening import Fact, Opening
+from offpol_diag.summary import Number
+
+MOST_NAMES, MOST_ROWS = 4, 12
+"""Names in a list, and steps drawn in a terminal."""
+HEADER = ("metric", "differs", "logged", "the dump says", "off", "variant")
+
+
+def headline(found: Checked, where: bool = True) -> tuple[str, str]:
+    """Return the answer: a word, and a sentence; with `where` and how far off the worst metric is."""
+    if found.equal:
+        many = "the only metric" if len(found.metrics) == 1 else f"all {len(found.metrics)} metrics"
+        said = f"{many} at {_steps(found)} {'is' if len(found.metrics) == 1 else 'are'} what the dump says"
+        return "Equal", f"{said}, to float32 ({found.trainer} with {found.preset})"
+    wrong, first, worst = found.different, found.findings[0], _worst(found)
+    start = min(one.first for one in wrong if one.first is not None)
+    many = f"{len(wrong)} of {counted(len(found.metrics), 'metric')}"
+    said = f"{many} {'differs' if len(wrong) == 1 else 'differ'} "
+    said += f"at step {start}" if found.steps == [start] else f"from step {start} on"
+    if where and worst is not None and (off := _off(worst)):
+        said += f" ({worst.name} by {off} at step {worst.worst})"
+    if first.variant is None:
+        return "Different", f"{said}, and no variant reproduces {'it' if len(wrong) == 1 else 'them'}"
+    some = "" if len(first.metrics) == len(wrong) else f" for {len(first.metrics)} of them"
+    return "Different", f"{said}:{some} {found.trainer} logs {first.text}"
+
+
+def reasons(found: Checked, one: Finding) -> tuple[str, ...]:
+    """Return what to do about a finding, and what speaks for it."""
+    names = {metric.name: metric for metric in found.different}
+    points = sum(len(names[name].different) for name in one.metrics)
+    lines = [f"What to do: {one.fix[0].lower()}{one.fix[1:]}"]
+    if one.variant not in (None, "not_finite"):
+        every = f"all {points} points" if points > 1 else "its one point"
+        lines.append(f"That reproduces {_listed(one.metrics)} at {every} that differ.")
+    if one.also:
+        lines.append(f"On this dump {_listed(one.also)} would be the same.")
+    return tuple(lines)
+
+
+def notes(found: Checked) -> tuple[str, ...]:
+    """Return how the comparison was made, and what was not compared."""
+    lines = []
+    if found.chosen:
+        lines.append(
+            f"Of {found.trainer}'s presets {found.preset} reproduces the most; --preset names another."
+        )
+    parts = [f"micro-batches of {found.micro_batch}"] if found.micro_batch else []
+    parts += [counted(found.dp, "rank")] if found.dp else []
+    if parts:
+        lines.append(f"The dump's values are means over {' of '.join(parts)}, as given.")
+    if found.missing:
+        lines.append(f"No curve has a point at {_ranges(found.missing)}, which the dump has.")
+    if found.ambiguous:
+        several = (f"{name} ({', '.join(curves)})" for name, curves in found.ambiguous.items())
+        lines.append(f"Not compared, as several curves may be it: {'; '.join(several)}.")
+    if found.unmatched:
+        lines.append(f"No curve holds {_listed(found.unmatched)}.")
+    return tuple(lines)
+
+
+def sections(found: Checked, whole: bool = True) -> tuple[Section, ...]:
+    """Return the result for a terminal or Markdown; without `whole` only what differs has a row."""
+    word, text = headline(found)
+    first = found.findings[0] if found.findings else None
+    blocks: list[Block] = [
+        Verdict(word, f"{text}.", _tone(first, found), reasons(found, first) if first else ())
+    ]
+    for one in found.findings[1:]:
+        label = f"{len(one.metrics)} of them" if one.variant else "Unexplained"
+        said = f"{found.trainer} logs {one.text}." if one.variant else f"{_listed(one.metrics)}."
+        blocks.append(Verdict(label, said, _tone(one, found), reasons(found, one)))
+    worst = _worst(found)
+    if worst is not None and len(worst.points) > 1:
+        blocks.append(_figure(worst))
+    rows = found.metrics if whole else found.different
+    if rows:
+        blocks.append(table(found, rows))
+    equal = [one.name for one in found.metrics if not one.different]
+    if not whole and equal:
+        some = f"Equal: {', '.join(equal)}." if len(equal) <= MOST_NAMES else ""
+        other = "" if found.equal else f"The other {len(equal)} are equal. "
+        blocks.append(Text(some or f"{other}-v: a row for every metric."))
+    blocks += [Text(line) for line in notes(found)]
+    return (Section("check", "", tuple(blocks)),)
+
+
+def table(found: Checked, rows: Sequence[MetricCheck]) -> Table:
+    """Return a row per metric, with both values at its worst step."""
+    cells = []
+    for one in sorted(rows, key=_weight, reverse=True):
+        at = one.at(one.worst)
+        many = f"{len(one.different)} of {len(one.points)}, from {one.first}" if one.different else "equal"
+        logged = "not finite" if at.logged is None else f"{at.logged:.7g}"
+        variant = one.variant or ("none" if one.different else "–")
+        cells.append((one.name, many, logged, f"{at.expected:.7g}", _off(one) or "–", variant))
+    caption = f"Values at the step where they are furthest apart, of {_steps(found)}"
+    return Table("check", caption, HEADER, tuple(cells))
+
+
+def opening(found: Checked) -> Opening:
+    """Return the first screen of the page."""
+    word, text = headline(found, where=False)
+    wrong, first = found.different, found.findings[0] if found.findings else None
+    tone = _tone(first, found)
+    more = [
+        f"{found.trainer} logs {one.text}: {' '.join(reasons(found, one))}"
+        if one.variant
+        else f"No variant reproduces {_listed(one.metrics)}. {one.fix}"
+        for one in found.findings[1:]
+    ]
+    worst = _worst(found)
+    facts = [
+        Fact("metrics equal", f"{len(found.metrics) - len(wrong)} of {len(found.metrics)}", tone=tone),
+        Fact("steps", str(len(found.steps)), below=_ranges(found.steps)),
+    ]
+    if worst is not None:
+        starts = [one.first for one in wrong if one.first is not None]
+        facts.append(Fact("first step that differs", str(min(starts)), tone="bad"))
+        facts.append(Fact(worst.name, _off(worst) or "–", below=f"off at step {worst.worst}", tone="bad"))
+    lede = " ".join(reasons(found, first)) if first else "The correction and the logging agree."
+    pictures = (picture(worst),) if worst is not None else ()
+    return Opening(f"{text}.", tone, lede, f"{word}:", "", tuple(more), "", tuple(facts), pictures)
+
+
+def picture(one: MetricCheck) -> Picture:
+    """Return a metric's logged curve beside the dump's, and the difference."""
+    steps = tuple(float(point.step) for point in one.points)
+    logged, expected = tuple(point.logged for point in one.points), tuple(p.expected for p in one.points)
+    kind = "line" if len(steps) > 1 else "points"
+    off = tuple(None if p.logged is None else p.logged - p.expected for p in one.points)
+    panels = (
+        Panel(
+            "training step",
+            one.name,
+            (
+                Layer("the dump says", steps, expected, "blue", kind, dashed=True, at=0),  # type: ignore[arg-type]
+                Layer("logged", steps, logged, "orange", kind),  # type: ignore[arg-type]
+            ),
+        ),
+        Panel(
+            "training step", "logged − dump", (Layer("", steps, off, "slate", "points"),), levels=((0.0, ""),)
+        ),
+    )
+    return Picture(f"check-{one.name.replace('/', '-')}", "", _title(one), one.text or "", panels, wide=True)
+
+
+def _figure(one: MetricCheck) -> Figure:
+    every = max(1, math.ceil(len(one.points) / MOST_ROWS))
+    points = [p for place, p in enumerate(one.points) if place % every == 0 or p.step == one.worst]
+    steps = tuple(f"step {point.step}" for point in points)
+    series = (
+        Series("logged", steps, tuple(point.logged for point in points)),
+        Series("the dump says", steps, tuple(point.expected for point in points)),
+    )
+    return Figure("check", _title(one), "", "step", one.name, series, marks=("L", "D"))
+
+
+def _title(one: MetricCheck) -> str:
+    at = one.at(one.worst)
+    logged = "not finite" if at.logged is None else f"{at.logged:.4g}"
+    return f"{one.name} is {logged} at step {at.step} where the dump says {at.expected:.4g}"
+
+
+def _weight(one: MetricCheck) -> tuple[bool, bool, float]:
+    """Order metrics: what differs, means before extremes, the furthest apart first."""
+    far = apart(one.at(one.worst))
+    return bool(one.different), not one.extreme and math.isfinite(far), far
+
+
+def _worst(found: Checked) -> MetricCheck | None:
+    """Return the mean whose curves are furthest apart, relative to the range of both."""
+
+    def weight(one: MetricCheck) -> tuple[object, ...]:
+        logged = [p.logged for p in one.points if p.logged is not None]
+        values = [*logged, *(p.expected for p in one.points)]
+        gaps = [abs(p.logged - p.expected) for p in one.points if p.logged is not None]
+        span = max(values) - min(values)
+        return *_weight(one)[:2], max(gaps, default=0.0) / span if span else 0.0, _weight(one)[2]
+
+    return max(found.different, key=weight, default=None)
+
+
+def _tone(one: Finding | None, found: Checked) -> Tone:
+    if one is None:
+        return "good"
+    return "warn" if one.text == UNKNOWN and len(found.findings) > 1 else "bad"
+
+
+def _off(one: MetricCheck) -> str:
+    """Return the largest difference, relative to the dump's value; empty where there is none to say."""
+    at = one.at(one.worst)
+    if not one.different or at.logged is None or not at.expected:
+        return ""
+    times = abs(at.logged / at.expected)
+    if times > 10:
+        return f"{times:,.0f} times" if times < 1e9 else ""
+    return say(Number(value=abs(at.logged / at.expected - 1), unit="share"))
+
+
+def _steps(found: Checked) -> str:
+    return f"{counted(len(found.steps), 'step')} ({_ranges(found.steps).partition(' ')[2]})"
+
+
+def _ranges(steps: Sequence[int]) -> str:
+    """Return steps in words: step 3, steps 3 to 6, steps 3, 5, 9 and 12 more."""
+    if len(steps) == 1:
+        return f"step {steps[0]}"
+    if len(steps) > 2 and steps[-1] - steps[0] == len(steps) - 1:
+        return f"steps {steps[0]} to {steps[-1]}"
+    return f"steps {_listed(list(map(str, steps)))}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    some = list(names[:MOST_NAMES])
+    some += [f"{len(names) - MOST_NAMES} more"] if len(names) > MOST_NAMES else []
+    return some[0] if len(some) == 1 else f"{', '.join(some[:-1])} and {some[-1]}"
