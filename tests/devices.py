@@ -41,3 +41,21 @@ def present(device: str) -> Iterator[None]:
 
 
 DEVICES = ("cpu", gpu("cuda:0"), like_gpu("cuda:0"))
+
+
+def numbers(model: Any) -> Any:
+    """Return a Summary without what no two runs share."""
+    found = model.model_dump(mode="json")
+    del found["run"]
+    return found
+
+
+def same(one: Any, two: Any) -> bool:
+    """Tell whether values are equal to 1e-9, through dicts and lists."""
+    if isinstance(one, dict):
+        return one.keys() == two.keys() and all(same(one[key], two[key]) for key in one)
+    if isinstance(one, list):
+        return len(one) == len(two) and all(same(a, b) for a, b in zip(one, two, strict=True))
+    if isinstance(one, float) and isinstance(two, float):
+        return one == pytest.approx(two, rel=1e-9, abs=1e-12)
+    return one == two

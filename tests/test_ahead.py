@@ -19,8 +19,7 @@ from offpol_diag.presets import catalogue
 from offpol_diag.readers import Dump, open_dump
 from offpol_diag.run import task
 from tests import pretended
-from tests.devices import REAL
-from tests.test_waits import numbers, same
+from tests.devices import REAL, numbers, same
 
 SAMPLE = "sample_data/stale.parquet"
 

@@ -18,7 +18,6 @@ import dump
 import gpu
 import machine
 import memory
-import numpy as np
 import padded
 import part
 import peak
@@ -230,38 +229,7 @@ def test_the_drift_gives_presets_something_to_do_and_keeps_the_mean_ratio_at_1(a
     assert abs(ratio - 1) < 2e-3
 
 
-def test_a_drift_of_the_dump_has_a_mean_ratio_of_1() -> None:
-    log_probs = np.full(200_000, -2.0)
-
-    moved = dump._moved(np.random.default_rng(0), log_probs, np.ones_like(log_probs))
-
-    assert np.std(moved - log_probs) == pytest.approx(-math.expm1(-2), rel=0.01)
-    assert np.exp(moved - log_probs).mean() == pytest.approx(1, abs=0.012)
-
-
 # ---------------------------------------------------------------- DuckDB
-
-
-def test_the_query_has_the_nine_numbers_of_plain_python(path: Path) -> None:
-    gaps = ratios(path)
-    tokens = [d for row in gaps for d in row]
-    n, s = len(tokens), len(gaps)
-    w = [min(math.exp(d), 2) for d in tokens]
-    expected = {
-        "tokens": n,
-        "k3": math.fsum(math.expm1(d) - d for d in tokens) / n,
-        "chi2_token": math.fsum(math.expm1(2 * d) for d in tokens) / n,
-        "chi2_sequence": math.fsum(math.expm1(2 * math.fsum(row)) for row in gaps) / s,
-        "ppl_ratio": math.fsum(math.exp(-math.fsum(row) / len(row)) for row in gaps) / s,
-        "truncated_ess": math.fsum(w) ** 2 / (n * math.fsum(x * x for x in w)),
-        "tokens_rejected": sum(not 0.5 <= math.exp(d) <= 2 for d in tokens) / n,
-        "sequences_dropped": sum(not 0.5 <= math.exp(math.fsum(row)) <= 2 for row in gaps) / s,
-        "vetoed": sum(math.exp(min(row)) < 1e-4 for row in gaps) / s,
-    }
-
-    assert duck.Duck(1).nine(path) == pytest.approx(expected, rel=1e-9)
-    assert expected["tokens_rejected"] > 0
-    assert expected["sequences_dropped"] > 0
 
 
 def test_the_bounds_of_the_query_are_on_both_sides(tmp_path: Path) -> None:
@@ -360,24 +328,6 @@ def test_the_padded_passes_have_the_numbers_of_plain_python(path: Path) -> None:
     assert numbers["vetoed"] == sum(math.exp(min(row)) < 1e-4 for row in gaps) / len(gaps)
     assert places == sum(batch.mask.numel() for batch in padded.batches(path))
     assert seconds > 0
-
-
-def test_the_padded_veto_sees_one_catastrophic_token_and_no_padding() -> None:
-    rollout = torch.tensor([[-1.0, -1.0], [-1.0, 0.0]])
-    old = torch.tensor([[-1.0, -11.0], [-1.0, -20.0]])
-
-    found = padded.veto(padded.Padded(rollout, old, torch.tensor([[1.0, 1.0], [1.0, 0.0]])))
-
-    assert {name: float(x) for name, x in found.items()} == {"sequences": 2, "vetoed": 1, "kept": 1}
-
-
-def test_the_padded_bounds_are_on_both_sides() -> None:
-    old = torch.tensor([[0.49, 0.51, 1.99, 2.01]]).log()
-    batch = padded.Padded(torch.zeros_like(old), old, torch.ones_like(old))
-
-    assert float(padded.rejection(batch)["left"]) == 2
-    assert float(padded.token_truncation(batch)["high"]) == 1
-    assert float(padded.token_truncation(batch)["w"]) == pytest.approx(0.49 + 0.51 + 1.99 + 2)
 
 
 def test_a_padded_baseline_that_computes_something_else_fails(monkeypatch: pytest.MonkeyPatch) -> None:

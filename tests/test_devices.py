@@ -24,7 +24,7 @@ from offpol_diag.run.gpu import Fit, Sent, receive, send
 from offpol_diag.run.pool import Devices, on
 from offpol_diag.run.task import Each, Local
 from tests import pretended
-from tests.devices import REAL
+from tests.devices import REAL, gpu, numbers, same
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 SAMPLE = "sample_data/stale.parquet"
@@ -219,6 +219,19 @@ def test_the_error_of_the_first_shard_is_the_error(tmp_path):
 
     assert errors[0] == errors[1]
     assert "25" in errors[0]
+
+
+@pytest.mark.parametrize("device", [gpu("cuda:0")])
+@pytest.mark.parametrize("sample", ["stale", "healthy"])
+def test_a_gpu_has_the_numbers_of_a_cpu(sample, device):
+    presets = catalogue.load().resolve("all")
+    here, there = (
+        numbers(analyze([f"sample_data/{sample}.parquet"], presets=presets, device=where))
+        for where in ("cpu", device)
+    )
+
+    for part in here:
+        assert same(here[part], there[part]), part
 
 
 # ---------------------------------------------------------------- the way to a device

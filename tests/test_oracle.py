@@ -430,22 +430,6 @@ def test_a_drift_of_a_billionth_is_measured_to_nine_digits(tmp_path):
     assert found["prob_diff_mean"].value == pytest.approx(-math.expm1(-1e-9), rel=1e-9, abs=0)
 
 
-def test_presets_that_share_weights_do_not_share_their_rejections(tmp_path):
-    rows = [[0.5, -0.5, 0.1], [0.9, 0.0, -0.2]]
-    weight = Weight("token", upper=2.0)
-    one = ruled(Reject("ratio", upper=1.2), weight=weight)
-    two = Preset("two", "", weight=weight, reject=(Reject("ratio", lower=0.9),))
-    made = [{"rollout_log_probs": [0.0] * 3, "old_log_probs": row} for row in rows]
-    together = analyze([oracles.write(made, tmp_path / "dump.parquet")], presets=[one, two]).presets
-
-    for preset in (one, two):
-        alone, _ = tried(tmp_path, rows, preset)
-        found = {n: number.value for n, number in together[preset.name].metrics.items()}
-        assert found.keys() == alone.keys()
-        for name, value in alone.items():  # which tokens are near depends on all presets
-            assert found[name] == (value if value is None else pytest.approx(value, rel=1e-14)), name
-
-
 def test_a_token_at_the_vetos_bound_is_no_catastrophe(tmp_path):
     at = math.log(1e-4)
     rows = [[0.0, at], [0.0, math.nextafter(at, -math.inf)], [0.0, math.nextafter(at, 0.0)]]
@@ -463,29 +447,6 @@ def test_the_veto_reads_the_unclamped_ratio(tmp_path):
 
     assert table["vetoed"] == [True, False]
     assert table["kept_tokens"] == [0, 1]
-
-
-def test_icepop_zeroes_the_weight_and_keeps_the_token(tmp_path):
-    weight = Weight("token", "mask", upper=2.0, lower=0.5)
-    rows = [[math.log(2.0), math.log(0.5), 1.0, -1.0, 0.0]]
-    metrics, table = tried(tmp_path, rows, Preset("icepop", "", weight=weight))
-
-    assert table["kept_tokens"] == [5]
-    assert table["weight_sum"] == [pytest.approx(2 + 0.5 + 0 + 0 + 1)]
-    assert metrics["tokens_rejected"] == 0
-    assert metrics["weight_mean"] == pytest.approx(3.5 / 5)
-    assert metrics["weight_min"] == 0
-    assert (metrics["truncated_high"], metrics["truncated_low"]) == (0.2, 0.2)
-
-
-def test_the_geometric_mean_is_the_root_of_the_product(tmp_path):
-    weight = Weight("mean", "none")
-    metrics, table = tried(
-        tmp_path, [[math.log(8.0), 0.0, 0.0], [math.log(0.25), 0.0]], Preset("geo", "", weight=weight)
-    )
-
-    assert table["weight_sum"] == pytest.approx([3 * 2.0, 2 * 0.5])
-    assert metrics["weight_mean"] == pytest.approx((3 * 2.0 + 2 * 0.5) / 5)
 
 
 def test_the_safety_bound_acts_on_the_product_or_on_each_of_its_factors(tmp_path):
@@ -525,12 +486,6 @@ def test_a_segment_is_a_turn_between_holes_of_the_mask(tmp_path):
     assert metrics["weight_max"] == pytest.approx(math.exp(2.0))
     _, kept = tried(tmp_path, [deltas], ruled(Reject("ratio", "segment", upper=5.0)), [mask])
     assert kept["kept_tokens"] == [2]
-
-
-def test_a_turn_ends_with_its_sequence(tmp_path):
-    _, table = tried(tmp_path, [[2.0], [-2.0]], Preset("turn", "", weight=Weight("segment", "none")))
-
-    assert table["weight_sum"] == pytest.approx([math.exp(2.0), math.exp(-2.0)])
 
 
 def test_sequences_that_are_all_masked_count_nowhere(tmp_path):
@@ -649,20 +604,3 @@ def test_chi2_of_sequences_that_overflows_is_told_by_its_log10(tmp_path):
 
     assert number.value is None
     assert number.log10 == pytest.approx((2 * 550 - math.log(2)) / math.log(10), rel=1e-12)
-
-
-def test_a_two_policy_dump_has_the_total_drift_and_nothing_else(tmp_path):
-    rows = oracles.make_rows(0.05, seed=2, many=12)
-    data = oracles.sequences(rows)
-    for row in rows:
-        del row["old_log_probs"]
-    named = catalogue.load().resolve("bypass_pg_is,token_is")
-    summary = analyze([oracles.write(rows, tmp_path / "dump.parquet")], presets=named)
-    wanted, _, loss = oracles.preset_metrics(data, named[0])
-
-    assert summary.metrics["k3"].unknown == "missing column old_log_probs"
-    assert summary.metrics["total.k3"].value == pytest.approx(
-        oracles.policy_gap(data, "total.")["k3"], rel=1e-9
-    )
-    assert preset_slips(named[0], summary.presets["bypass_pg_is"].metrics, wanted, loss) == {}
-    assert summary.presets["token_is"].needs == ["old_log_probs"]

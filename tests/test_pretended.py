@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import pickle
+import sys
 from collections import Counter
 from typing import Any
 
@@ -22,8 +23,7 @@ from offpol_diag.readers import open_dump
 from offpol_diag.run import gpu
 from offpol_diag.run.task import Local, one_thread
 from tests import gpu_room, gpu_rules, pretended
-from tests.devices import REAL
-from tests.test_waits import numbers, same
+from tests.devices import REAL, numbers, same
 
 pytestmark = pytest.mark.skipif(REAL, reason="a real GPU is here")
 GPU = torch.device("cuda", 0)
@@ -291,12 +291,35 @@ def seen(names: str, path: str) -> Counter[str]:
 
 
 def test_the_host_waits_as_often_with_all_presets_as_with_one(without_advantages):
-    """Copies counted, which `test_waits.py` cannot see."""
+    """Once more at most: statistics with a bound of their own ask where the near tokens stand."""
     one, every = seen("tis", without_advantages), seen("all", without_advantages)
 
     assert one <= every
-    assert every - one <= Counter({"aten::nonzero": 1})  # where the near tokens stand
+    assert every - one <= Counter({"aten::nonzero": 1})
     assert 0 < sum(every.values()) <= 40
+
+
+def test_a_batch_of_many_sequences_stays_whole(without_advantages, monkeypatch):
+    plain = seen("tis", without_advantages)
+    monkeypatch.setattr(sys.modules["offpol_diag.analyze"], "ROWS", 1)
+
+    assert seen("tis", without_advantages) == plain
+
+
+def test_a_gpu_need_not_be_asked_how_many_tokens_a_batch_has():
+    batch, offsets = next(open_dump(["sample_data/stale.parquet"]).batches()), on(0, 2, 5).long()
+    with pretended.gpus():
+        batch = gpu.receive(gpu.send(batch, GPU), GPU)
+        alone = segments.lengths(offsets)
+        with pretended.counted() as known:
+            segments.spread(batch.lengths, batch.cu_seqlens)
+            segments.spread(segments.lengths(batch.cu_runs), batch.cu_runs)
+        with pretended.counted() as unknown:
+            made = [segments.spread(alone, offsets) for _ in range(3)]
+
+    assert not known
+    assert sum(unknown.values()) == 1
+    assert [one.tolist() for one in made] == [[2, 2, 3, 3, 3]] * 3
 
 
 def test_what_lies_on_a_gpu_is_counted_and_more_than_it_has_room_for_is_refused():

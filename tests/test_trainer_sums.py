@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from offpol_diag.analysis.first_pass import Needs, settle
 from offpol_diag.batch import Batch
-from offpol_diag.engine import moments, segments
+from offpol_diag.engine import segments
 from offpol_diag.engine.outcome import apply
 from offpol_diag.engine.scene import Nearness, Scene, splits
 from offpol_diag.presets import Clip, Preset, Reject, Veto, Weight, catalogue
@@ -260,21 +260,16 @@ def batch():
 
 
 class Seen(TorchDispatchMode):
-    """Counts operations on nearly as many values as there are tokens, and names those that wait for a GPU."""
+    """Counts operations on nearly as many values as there are tokens."""
 
-    WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal")
     VIEWS = ("detach", "slice", "expand", "select", "alias", "lift_fresh")
 
     def __init__(self):
         super().__init__()
         self.count = 0
-        self.waits = set()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = str(func).removeprefix("aten.")
-        picked = [x for x in args[1] if x is not None] if name.startswith("index.") else []
-        if any(x.dtype == torch.bool for x in picked) or name.startswith(self.WAITS):
-            self.waits.add(name)
         found = func(*args, **(kwargs or {}))
         tensors = [x for x in (*args, found) if isinstance(x, torch.Tensor)]
         large = max((x.numel() for x in tensors), default=0) > T // 2
@@ -331,14 +326,3 @@ def test_further_presets_with_other_thresholds_look_at_no_array_of_all_tokens_ag
 
     assert 0 < first.count <= 150
     assert {one.name for one in split if added[one.name] and not looks_at_all(one)} == set()
-
-
-@pytest.mark.parametrize("logs", LOGS)
-def test_no_value_is_waited_for_on_a_gpu(logs, batch, monkeypatch):
-    for module in (view, moments):
-        monkeypatch.setattr(module, "here", lambda x: False)
-    scene = scened(batch, BY_LOG[logs])
-    with Seen() as seen:
-        columns(scene, BY_LOG[logs])
-
-    assert seen.waits == set()

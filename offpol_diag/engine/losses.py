@@ -249,8 +249,10 @@ def _discounted(u: Tensor, position: Tensor, offsets: Tensor, gamma: float) -> T
         return u
     step = torch.zeros_like(u)  # gamma^distance to the next token; 0 at the end of a sequence
     step[:-1] = gamma ** (position[1:] - position[:-1]).to(u.dtype)
-    step[offsets[1:][segments.lengths(offsets) > 0] - 1] = 0.0
-    found, many, longest = u, 1, int(segments.lengths(offsets).max())
+    last = torch.arange(len(u), device=u.device) == segments.spread(offsets[1:] - 1, offsets)
+    step.masked_fill_(last, 0.0)
+    longest = int(segments.lengths(offsets).max()) if segments.here(u) else len(u)  # a GPU is not waited for
+    found, many = u, 1
     while many < longest:  # `found` sums `many` tokens, `step` is gamma^distance to the token after them
         found = torch.cat([found[:-many] + step[:-many] * found[many:], found[-many:]])
         step = torch.cat([step[:-many] * step[many:], torch.zeros_like(step[:many])])

@@ -26,6 +26,7 @@ from offpol_diag.engine.policyloss import (
 )
 from offpol_diag.engine.rows import Columns, Inputs, Summed, joined
 from offpol_diag.engine.scene import Scene
+from offpol_diag.engine.segments import here
 
 
 def shared(scene: Scene) -> dict[str, Tensor]:
@@ -102,7 +103,7 @@ def _near_still(near: NearOutcome) -> dict[str, Tensor]:
     found, advantages = near_losses(near), near.ratios.batch.advantages
     if found is not None and advantages is not None:
         still = (found.slope == 0) & (advantages != 0)
-        parts = losses.parts(advantages) if bool(still.any()) else {}
+        parts = losses.parts(advantages) if not here(still) or bool(still.any()) else {}
         sums = {sign: near.moments.total(torch.where(still, x, 0.0)) for sign, x in parts.items()}
         return sums or dict.fromkeys(SIDES, torch.zeros_like(near.moments.n))
     if not pooled(near):
