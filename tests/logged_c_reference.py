@@ -167,7 +167,7 @@ def skyrl_sequences(x, low, high, stem):
     }
 
 
-def skyrl(d, tis=None, cap=None, sequence=None, low=None, high=None, outlier=None, token=None):
+def skyrl(d, tis=None, cap=None, sequence=None, low=None, high=None, outlier=None, token=None, clips=True):
     """compute_off_policy_correction: each part sees the mask that the parts before it left."""
     mask, log_ratio = d.M.astype(np.float64), d.O - d.R
     ratio = safe_exp(log_ratio)
@@ -199,7 +199,7 @@ def skyrl(d, tis=None, cap=None, sequence=None, low=None, high=None, outlier=Non
         total = (log_ratio * mask).sum(axis=1)
         x = total / np.maximum(mask.sum(axis=1), 1.0) if sequence == "geo" else total
         found |= skyrl_sequences(safe_exp(x), low, high, f"{sequence}_sequence_mask")[1]
-    found["clip_ratio"] = skyrl_ppo_clip(d)
+    found["clip_ratio"] = skyrl_ppo_clip(d) if clips else 0.0
     return found | skyrl_distances(log_ratio, d.M, "rollout_train_logprobs", 1)
 
 
@@ -369,6 +369,7 @@ WORDS = {
         outlier=(1e-4, 100.0),
         token=(0.5, 5.0),
     ),
+    "skyrl_sapo": functools.partial(skyrl, tis="token", cap=2.0, clips=False),
     "skyrl_rollout_is": anchored(skyrl_rollout_is),
     "skyrl_dppo_tv": anchored(skyrl_binary_tv),
     "skyrl_dppo_kl": anchored(skyrl_binary_kl),

@@ -18,7 +18,8 @@ from offpol_diag.presets import catalogue
 from offpol_diag.trainers import LOGS
 from tests import trainer_dumps
 from tests.trainer_dumps import exact_row
-from tests.trainers.padded import over, padded, row_mean, row_sum, within
+from tests.trainers.padded import over, padded, row_mean, row_sum, under, within
+from tests.trainers.policies import update, vespo_factor
 from tests.trainers.table import TABLE
 
 BUILT_IN = catalogue.load()
@@ -52,6 +53,33 @@ def trl(p, *, mode="sequence_mask", clip_max=3.0, clip_min=None, off_policy_mask
         "sampling/importance_sampling_ratio/min": flat.min(),
         "sampling/importance_sampling_ratio/mean": flat.mean(),
         "sampling/importance_sampling_ratio/max": flat.max(),
+    }
+
+
+def trl_clips(p, loss):
+    """`_compute_loss`, of a completion with one advantage: of tokens, or of rows under a ratio of rows."""
+    good = ~((p.advantages < 0) & p.mask).any(axis=1, keepdims=True)
+    if loss == "vespo":
+        return {"vespo/phi_seq_mean": vespo_factor(p, good).mean()}
+    u, up, down = update(p, "old"), (p.advantages > 0) & p.mask, (p.advantages < 0) & p.mask
+    if loss == "cispo":
+        return {"cispo_clip_ratio": (over(np.exp(u), 5.0) & up).sum() / p.mask.sum()}
+    if loss == "sapo":
+        return {}
+    if loss == "luspo":
+        u = row_mean(u, p.mask)
+        up, down = (x.any(axis=1, keepdims=True) for x in (up, down))
+    low, high = under(np.exp(u), 0.8) & down, over(np.exp(u), 1.2) & up
+    there = p.mask if loss == "ppo_clip" else np.ones_like(low)
+    filled = there.any(axis=1)
+    rows = [(x.sum(axis=1)[filled] / there.sum(axis=1)[filled]) for x in (low, high)]
+    shares = [x.sum() / there.sum() for x in (low, high)]
+    return {
+        "clip_ratio/low_mean": shares[0],
+        "clip_ratio/low_min": rows[0].min(),
+        "clip_ratio/high_mean": shares[1],
+        "clip_ratio/high_max": rows[1].max(),
+        "clip_ratio/region_mean": sum(shares),
     }
 
 
@@ -239,6 +267,8 @@ def test_what_the_trainer_would_have_logged(logged, stem):
     p = padded(DUMPS[stem])
     for name in of(*RESTATED):
         want = RESTATED[PRESETS[name].logs](p, **TABLE[name][1])
+        if PRESETS[name].logs == "trl":
+            want |= trl_clips(p, PRESETS[name].loss)
         assert differences(logged[stem][name], want) == {}, name
 
 
@@ -458,7 +488,9 @@ def test_what_a_column_is_missing_for_is_left_out_and_the_rest_stands(logged, tm
         assert whole["verl_2026_03_token_is"].keys() - less["verl_2026_03_token_is"].keys() == actor
     assert not any(key.startswith("training/") for key in no_old["bypass_pg_token_icepop"])
     for name in of("trl", "ms-swift"):
-        assert no_advantages[name] in ({}, whole[name])
+        of_loss = ("clip_ratio/", "cispo_clip_ratio", "vespo/")
+        others = {key: value for key, value in whole[name].items() if not key.startswith(of_loss)}
+        assert no_advantages[name] in ({}, others)
     for less in (no_current, no_advantages, no_old):
         for name, values in less.items():
             assert differences(values, {key: whole[name][key] for key in values}) == {}

@@ -113,6 +113,7 @@ class Loss:
         ratio: whether it has a ratio of its own, within the preset's `clip`.
         log: whether log π_θ is a factor of its value.
         pooled: whether u is the mean over the sequence's tokens.
+        factors: constants of each sequence where A >= 0 and where A < 0, [S] each, that multiply −A log π_θ.
         linear: whether its value and slope are multiples of A where no clip acts, of A e^u if it has a ratio:
             then near tokens are summed by moments. Else the loss is computed of every token of the batch.
     """
@@ -122,6 +123,7 @@ class Loss:
     ratio: bool = True
     log: bool = False
     pooled: bool = False
+    factors: Callable[[Ratios, Preset, bool], tuple[Tensor, Tensor]] | None = None
     linear: bool = True
 
 
@@ -198,25 +200,43 @@ def _gmpo(x: Terms) -> Found:
 
 
 def _vespo(x: Terms) -> Found:
-    """Compute −φ A log π_θ, φ = e^(λ + k log w − λ w) a constant of the sequence and the sign of A.
-
-    log w is the sum of u and of the logs of the weights over the sequence, each token's bounded.
-    """
-    whole, shape, offsets = x.whole, x.preset.shape, x.whole.batch.cu_seqlens
-    log_w = segments.total(x.u.clamp(-VESPO_LARGEST, VESPO_LARGEST), offsets)
-    if x.preset.weight is not None:
-        final = correction.weigh(whole, x.preset).final
-        logs = torch.log(final.values).clamp(VESPO_SMALLEST, VESPO_LARGEST)
-        log_w = log_w + (segments.total(logs, offsets) if final.per == "token" else logs)
-    log_w = log_w.clamp(VESPO_SMALLEST, VESPO_LARGEST)
-
-    def phi(k: float, rate: float) -> Tensor:
-        return segments.spread(torch.exp(rate + k * log_w - rate * torch.exp(log_w)), offsets)
-
-    positive = phi(shape.k_positive, shape.lambda_positive)
-    negative = phi(shape.k_negative, shape.lambda_negative)
+    """Compute −φ A log π_θ."""
+    offsets = x.whole.batch.cu_seqlens
+    positive, negative = (segments.spread(phi, offsets) for phi in vespo_factors(x.whole, x.preset))
     slope = -x.advantages * torch.where(x.advantages < 0, negative, positive)
     return slope * x.current, slope, None, None
+
+
+def vespo_factors(ratios: Ratios, preset: Preset, apart: bool | None = None) -> tuple[Tensor, Tensor]:
+    """Compute φ = e^(λ + k log w − λ w) of each sequence, where A >= 0 and where A < 0, [S] each.
+
+    log w is the sum of u and of the logs of the weights over the sequence, each token's bounded; with `apart`
+    near tokens, on which no bound acts, enter by moments (by default where `ratios` are of some tokens).
+    """
+    whole, shape = ratios.whole or ratios, preset.shape
+    apart = ratios.whole is not None if apart is None else apart
+    log_w = whole.once(("log w", preset.weight, apart), lambda: _log_w(whole, preset, apart))
+
+    def phi(k: float, rate: float) -> Tensor:
+        return ratios.own(torch.exp(rate + k * log_w - rate * torch.exp(log_w)))
+
+    positive = phi(shape.k_positive, shape.lambda_positive)
+    return positive, phi(shape.k_negative, shape.lambda_negative)
+
+
+def _log_w(whole: Ratios, preset: Preset, apart: bool) -> Tensor:
+    split = whole.split if apart else None
+    far = whole if split is None else split.far
+    offsets = far.batch.cu_seqlens
+    log_w = segments.total(_u(far).clamp(-VESPO_LARGEST, VESPO_LARGEST), offsets)
+    if preset.weight is not None:
+        final = correction.weigh(far, preset).final
+        logs = torch.log(final.values).clamp(VESPO_SMALLEST, VESPO_LARGEST)
+        log_w = log_w + (segments.total(logs, offsets) if final.per == "token" else logs)
+    if split is not None:
+        log_w = log_w + split.near.of("d", drift(preset.policy))
+        log_w = log_w if preset.weight is None else log_w + split.near.of("d", preset.policy)
+    return log_w.clamp(VESPO_SMALLEST, VESPO_LARGEST)
 
 
 VESPO_SMALLEST, VESPO_LARGEST = math.log(1e-8), 20.0
@@ -272,7 +292,7 @@ LOSSES: dict[str, Loss] = {
     "gmpo": Loss(_gmpo, linear=False),
     "fipo": Loss(_fipo, linear=False),
     "dro": Loss(_dro, ratio=False, linear=False),
-    "vespo": Loss(_vespo, "never", ratio=False, linear=False),
+    "vespo": Loss(_vespo, "never", ratio=False, log=True, factors=vespo_factors),
 }
 
 

@@ -79,6 +79,15 @@ def near_losses(near: NearOutcome) -> TokenLoss | None:
     return None if losses.linear(near.preset) else losses.token_loss(near.ratios, near.preset)
 
 
+def near_factors(near: NearOutcome) -> dict[str, Tensor] | None:
+    """Compute what multiplies −A log π_θ of each row, by sign of A; None for other losses."""
+    of = losses.LOSSES[near.preset.loss].factors
+    if of is None or not losses.known(near.ratios.batch, near.preset):
+        return None
+    found = of(near.ratios, near.preset, True)
+    return {sign: near.given(phi) for sign, phi in zip(SIDES, found, strict=True)}
+
+
 def _total(done: Outcome, x: Tensor) -> Tensor:
     """Sum x over the far tokens of each sequence that pass the rules on tokens, [S]."""
     return segments.total(masked(x, done.kept.tokens), done.far.batch.cu_seqlens)
@@ -139,7 +148,11 @@ def _near_weighed(near: NearOutcome) -> dict[str, Tensor]:
 
     if not losses.known(near.ratios.batch, preset):
         return {"pull": sums(weight)[1]}
-    found = near_losses(near)
+    found, factors = near_losses(near), near_factors(near)
+    if factors is not None:
+        up, down = (phi * moments.of("1", "", "log π_θ", SIDES[sign]) for sign, phi in factors.items())
+        pull, more = (phi * moments.of("1", "", "", SIDES[sign]) for sign, phi in factors.items())
+        return {"loss": down - up, "pull": pull + more}
     if found is not None:
         terms = {"loss": found.loss, "pull": found.slope.abs()}
         if preset.weight is not None and losses.weighted(preset):

@@ -134,7 +134,7 @@ def neutral(preset: Preset) -> Preset:
     on_tokens = preset.apply and preset.weight is not None and preset.weight.over == "token"
     weight = preset.weight if loss.weighted == "never" else FREE
     clip, shape = (preset.clip if loss.pooled else UNCLIPPED, Shape())
-    if not linear(preset):
+    if loss.factors is not None or not linear(preset):
         clip, shape = preset.clip, preset.shape
     return Preset("", "", preset.policy, weight if on_tokens else None, (), None, preset.loss, clip, shape)
 

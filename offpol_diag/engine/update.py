@@ -18,6 +18,7 @@ from offpol_diag.engine.policyloss import (
     mass_sums,
     masses,
     near_by_sign,
+    near_factors,
     near_losses,
     pooled,
     sequence_weights,
@@ -106,6 +107,10 @@ def _near_still(near: NearOutcome) -> dict[str, Tensor]:
         parts = losses.parts(advantages) if not here(still) or bool(still.any()) else {}
         sums = {sign: near.moments.total(torch.where(still, x, 0.0)) for sign, x in parts.items()}
         return sums or dict.fromkeys(SIDES, torch.zeros_like(near.moments.n))
+    factors = near_factors(near)
+    if factors is not None:
+        mass = {sign: near.moments.of(side=side) for sign, side in SIDES.items()}
+        return {sign: torch.where(phi == 0, mass[sign], 0.0) for sign, phi in factors.items()}
     if not pooled(near):
         return dict.fromkeys(SIDES, torch.zeros_like(near.moments.n))
     both = near_by_sign(near)

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from offpol_diag.presets import Clip, Policy
 
@@ -139,6 +139,37 @@ UPDATE_RATIO = Measure(
 WEIGHT = Measure("weight", lambda x: x.weigh().final.values, own=True, near=RATIO)
 """The final weight of a token, applied or not; only for presets with token weights."""
 CLIP_DECIDES = Measure("the clip decides", _clip_decides, own=True)
+
+
+def _clipped_at(side: Literal["low", "high"], clip: Clip, r: Tensor) -> Tensor:
+    """Flag ratios, bounded by the dual clip, that lie below 1 − low or above 1 + high."""
+    r = r if clip.dual is None else r.clamp(max=clip.dual)
+    if side == "low":
+        return r < (-math.inf if clip.low is None else 1 - clip.low)
+    return r > (math.inf if clip.high is None else 1 + clip.high)
+
+
+CLIPPED_LOW = Measure(
+    "π_θ/π_anchor below 1 − low where A < 0",
+    lambda x: _clipped_at("low", x.preset.clip, x.update_ratio) & (x.column("advantages") < 0),
+    own=True,
+    needs=("current", "advantages"),
+)
+CLIPPED_HIGH = Measure(
+    "π_θ/π_anchor above 1 + high where A > 0",
+    lambda x: _clipped_at("high", x.preset.clip, x.update_ratio) & (x.column("advantages") > 0),
+    own=True,
+    needs=("current", "advantages"),
+)
+
+
+def clipped_row(view: View, side: Literal["low", "high"]) -> Tensor | None:
+    """Flag sequences whose pooled ratio is clipped on one side, [S] float64; None where tokens are."""
+    r = view.pooled_ratio
+    if r is None:
+        return None
+    pushed = view.total(NEGATIVE if side == "low" else POSITIVE) > 0
+    return (_clipped_at(side, view.preset.clip, r) & pushed) * 1.0
 
 
 def clip_decides(view: View, mask: Mask | None = None) -> Tensor:

@@ -100,8 +100,10 @@ def _row_masked(over: Over, side: Side) -> Sum:
 
 
 def _clips(x: Tokens) -> Tensor:
-    """Tokens where the clipped objective of π_θ/π_old is below the unclipped one."""
+    """Tokens where the clipped objective of π_θ/π_old is below the unclipped one; none under SAPO."""
     a, clip, u = x.column("advantages"), x.preset.clip, x.of("current").delta - x.delta
+    if x.preset.loss == "sapo":
+        return a != a
     high = None if clip.high is None else 1 + clip.high
     low = None if clip.low is None or clip.low >= 1 else 1 - clip.low
     return (_beyond(u, high, "upper") & (a > 0)) | (_beyond(u, low, "lower") & (a < 0))
@@ -211,7 +213,7 @@ CORRECTIONS: dict[str, Row] = {
     **_row_mask("product", "sum", "product"),
     "clip_ratio": _over_tokens(total(CLIPS)).means(
         "loss tokens where PPO's clip of π_θ/π_old acts (upwards with A > 0, downwards with A < 0), whatever "
-        "the corrections drop; needs π_θ, π_old and advantages"
+        "the corrections drop; 0 under sapo, which has none; needs π_θ, π_old and advantages"
     ),
 }
 ANCHORED: dict[str, Row] = {

@@ -1,4 +1,4 @@
-"""TRL's GRPO trainer: `sampling/` while its vLLM correction is on; GRPOConfig's vllm_importance_sampling_*.
+"""TRL's GRPO trainer: `sampling/` while its vLLM correction is on, `clip_ratio/`; its GRPOConfig.
 
 Logged numbers are off TRL f2cd5771. Its means are of one process each, then over processes; here the dump is
 one process.
@@ -6,13 +6,26 @@ one process.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from offpol_diag.presets import Preset
 from offpol_diag.trainers import config, schema
-from offpol_diag.trainers.base import Ends, Log, Range, Sum, ends, highest, lowest, per_token, ratio, table
+from offpol_diag.trainers.base import (
+    Ends,
+    Log,
+    Range,
+    Sum,
+    Value,
+    ends,
+    highest,
+    lowest,
+    per_row,
+    per_token,
+    ratio,
+    table,
+)
 from offpol_diag.trainers.config import ClipKeys, Parts, Settings, Trainer, Translation
-from offpol_diag.trainers.measures import DISTANCE, WEIGHT
+from offpol_diag.trainers.measures import CLIPPED_HIGH, CLIPPED_LOW, DISTANCE, WEIGHT, clipped_row
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -69,7 +82,68 @@ NAMES = {
         "tail." + _ROWS
     ),
 }
-LOG = Log("trl", table(NAMES, "sampling/", corrects))
+
+
+def _clips(preset: Preset) -> bool:
+    """Return whether the loss is one whose clip TRL counts."""
+    return preset.loss in ("ppo_clip", "gspo", "luspo")
+
+
+def _side(side: Literal["low", "high"]) -> tuple[Sum, Range]:
+    """Return the count of clipped tokens, or of sequences under a pooled ratio, and the extremes by row."""
+    measure = CLIPPED_LOW if side == "low" else CLIPPED_HIGH
+
+    def count(view: View) -> Tensor:
+        rows = clipped_row(view, side)
+        return view.total(measure) if rows is None else rows
+
+    def of_rows(view: View) -> Ends:
+        rows = clipped_row(view, side)
+        return ends(view.total(measure) / view.n.clamp(min=1), view.nonempty) if rows is None else ends(rows)
+
+    return Sum(f"clipped {side}", count, needs=measure.needs), Range(f"{side}", of_rows, needs=measure.needs)
+
+
+def _region(view: View) -> Tensor:
+    return LOW[0].of(view) + HIGH[0].of(view)
+
+
+def _over_units(of: Sum) -> Value:
+    pooled = ("gspo", "luspo")
+    return Value(
+        lambda totals: totals(of) / (totals.rows if totals.preset.loss in pooled else totals.tokens), (of,)
+    )
+
+
+LOW, HIGH = _side("low"), _side("high")
+_UNITS = " Of tokens; under importance_sampling_level sequence of completions, long or short."
+CLIPS = {
+    "clip_ratio/low_mean": _over_units(LOW[0]).means(
+        "Share with π_θ/π_old below 1 − epsilon and A < 0." + _UNITS, _clips
+    ),
+    "clip_ratio/low_min": lowest(LOW[1]).means("The same of the completion where it is smallest.", _clips),
+    "clip_ratio/high_mean": _over_units(HIGH[0]).means(
+        "Share with π_θ/π_old above 1 + epsilon_high and A > 0." + _UNITS, _clips
+    ),
+    "clip_ratio/high_max": highest(HIGH[1]).means("The same of the completion where it is largest.", _clips),
+    "clip_ratio/region_mean": _over_units(Sum("clipped", _region, needs=LOW[0].needs)).means(
+        "The sum of low_mean and high_mean." + _UNITS, _clips
+    ),
+    "cispo_clip_ratio": per_token(HIGH[0]).means(
+        "Share of tokens whose weight is cut, π_θ/π_old above epsilon_high, among all, but counted where "
+        "A > 0 only.",
+        lambda preset: preset.loss == "cispo",
+    ),
+    "vespo/phi_seq_mean": per_row(
+        Sum("φ", lambda view: view.vespo_factor, needs=("current", "old", "advantages"))
+    ).means(
+        "Mean over completions of φ(w), which multiplies −A log π_θ: 1 on-policy, near 0 far off it to "
+        "either side.",
+        lambda preset: preset.loss == "vespo",
+    ),
+}
+"""Logged with or without the correction: grpo_trainer.py:3218-3258."""
+LOG = Log("trl", (*table(NAMES, "sampling/", corrects), *table(CLIPS)))
 
 # ---------------------------------------------------------------- configuration
 

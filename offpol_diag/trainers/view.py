@@ -392,6 +392,14 @@ class View:
         u = self.pooled_update
         return None if u is None else self.once(("e^u", self.preset.policy), lambda: torch.exp(u))
 
+    @property
+    def vespo_factor(self) -> Tensor:
+        """φ of each sequence under VESPO, by the sign of its advantages, [S]."""
+        positive, negative = losses.vespo_factors(self.ratios, self.preset, self.scene.divides(self.preset))
+        assert self.batch.advantages is not None
+        below = segments.smallest(self.batch.advantages, self.batch.cu_seqlens) < 0
+        return torch.where(below, negative, positive)
+
     def where_nonempty(self, x: Tensor) -> Tensor:
         """Return x with 0 for sequences without a token, [S]."""
         return torch.where(self.nonempty, x, 0.0)
@@ -400,7 +408,8 @@ class View:
 @cache
 def parting(preset: Preset) -> Preset | None:
     """Return the preset whose bounds separate far from near tokens, or None if all tokens are far."""
-    if preset.apply and losses.LOSSES[preset.loss].ratio:  # the others have a clip and do not use it
+    clips = losses.LOSSES[preset.loss].ratio and losses.linear(preset)
+    if preset.apply and clips:  # others do not use their clip, or are not split by it
         return preset
     rules = (rule for rule in preset.reject if rule.on_tokens)
     by_distance = all(rule.over == "token" and rule.statistic != "binary_kl" for rule in rules)

@@ -90,12 +90,17 @@ def fipo(p: Padded, *, low: float = 0.2, high: float = 0.2) -> np.ndarray:
 
 def vespo(p: Padded, *, clip_max: float = 3.0) -> np.ndarray:
     """REINFORCE times φ of the row's product of ratios and truncated weights."""
+    return vespo_factor(p, p.advantages >= 0, clip_max) * reinforce(p)
+
+
+def vespo_factor(p: Padded, good: np.ndarray, clip_max: float = 3.0) -> np.ndarray:
+    """φ, with the exponents of A >= 0 where `good`."""
     least = np.log(1e-8)
     log_w = row_sum(np.clip(update(p, "old"), -20, 20), p.mask)
     weights = np.log(np.maximum(np.minimum(exp(p.gap()), clip_max), 1e-300))
     log_w = np.clip(log_w + row_sum(np.clip(weights, least, 20), p.mask), least, 20)
-    k, rate = (np.where(p.advantages >= 0, *pair) for pair in ((2.0, 3.0), (3.0, 2.0)))
-    return exp(rate + k * log_w - rate * exp(log_w)) * reinforce(p)
+    k, rate = (np.where(good, *pair) for pair in ((2.0, 3.0), (3.0, 2.0)))
+    return exp(rate + k * log_w - rate * exp(log_w))
 
 
 def surrogate(p: Padded) -> np.ndarray:
@@ -126,6 +131,7 @@ ALONE: dict[str, tuple[Loss, dict[str, Any]]] = {
     "gmpo": (geo_mean, {}),
     "verl_dro": (quadratic, {}),
     "verl_gpg": (reinforce, {}),
+    "trl_cispo": (cispo, {"bound": np.inf}),
     "trl_sapo": (sapo, {}),
     "trl_luspo": (gspo, {"low": 0.2, "high": 0.2}),
     "trl_vespo": (vespo, {}),

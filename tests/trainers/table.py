@@ -60,6 +60,7 @@ TABLE: dict[str, tuple[Trainer, dict[str, Any]]] = {
     "trl_sequence_mask": (hub.trl, {}),
     "trl_sequence_band": (hub.trl, {"clip_min": 0.5}),
     "trl_off_policy_mask": (hub.trl, {"off_policy_mask_threshold": 0.5}),
+    "trl_cispo": (hub.trl, {}),
     "trl_sapo": (hub.trl, {}),
     "trl_luspo": (hub.trl, {}),
     "trl_vespo": (hub.trl, {"mode": "token_truncate"}),
