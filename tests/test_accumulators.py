@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from functools import reduce
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from offpol_diag.engine import accumulators, breakdowns, worst
-from offpol_diag.engine.accumulators import Sums, count_by, runs, sum_by, sums_by
+from offpol_diag.engine import accumulators, worst
+from offpol_diag.engine.accumulators import Sums, count_by, sum_by, sums_by
 from offpol_diag.engine.tails import TAIL, Tail
 from tests.devices import DEVICES
 
@@ -74,13 +73,6 @@ def test_sums_with_shared_rows_and_other_names_are_widened() -> None:
     assert same(more.merge(one), more.merge(plain))
 
 
-def test_names_that_share_a_row_are_read_into_one_tensor() -> None:
-    found = part("two halves")[0].read()
-
-    assert found["a"] is found["d"]
-    assert found["a"] is not found["e"]
-
-
 @pytest.mark.parametrize("groups", [1, 3, 30])
 def test_neighbours_of_one_group_are_added_before_they_are_drawn(groups):
     key = torch.from_numpy(np.sort(RANDOM.integers(0, groups, 60)) * 977)
@@ -119,24 +111,6 @@ def test_sums_by_code_are_those_of_a_plain_loop(here, monkeypatch):
     assert sums.tolist() == pytest.approx([math.fsum(x[codes == code]) for code in range(7)], rel=1e-12)
     nothing = torch.zeros(0, dtype=torch.int64)
     assert sum_by(nothing, 2, torch.zeros(0).double()).dtype == torch.float64
-
-
-def test_runs_begin_where_a_code_changes_and_end_at_the_end():
-    assert runs(torch.tensor([4, 4, 1, 1, 1, 4])).tolist() == [0, 2, 5, 6]
-    assert runs(torch.tensor([9])).tolist() == [0, 1]
-    assert runs(torch.zeros(0, dtype=torch.int64)).tolist() == [0]
-
-
-def test_the_octave_of_a_position_is_the_length_of_its_bits():
-    positions = [*range(300), 2**17 - 2, 2**17 - 1, 2**40]
-    found = breakdowns._position(SimpleNamespace(position=torch.tensor(positions)))
-
-    assert found.tolist() == [min((at + 1).bit_length() - 1, 17) for at in positions]
-
-
-def test_the_sign_of_an_advantage_has_three_places():
-    x = torch.tensor([-2.0, -0.0, 0.0, 1e-300, 5.0], dtype=torch.float64)
-    assert breakdowns._sign(SimpleNamespace(advantages=x)).tolist() == [0, 1, 1, 2, 2]
 
 
 ORDERS = {

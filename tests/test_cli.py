@@ -353,7 +353,7 @@ def test_a_trainer_in_a_file_is_that_of_analyze_and_merge_and_leaves_sweep_alone
     Path("offpol-diag.toml").write_text("for = 'verll'")
 
     assert_refused(run("analyze", dump), "error: offpol-diag.toml: for: ")
-    assert script("sweep", dump, "--preset", "token_is", "--at", "2", "-q").returncode == 0
+    assert run("sweep", dump, "--preset", "token_is", "--at", "2", "-q").exit_code == 0
 
 
 def test_without_arguments_there_is_help() -> None:

@@ -168,16 +168,6 @@ def test_while_it_is_a_bug_no_method_is_recommended_or_ranked():
     assert "runner-up" not in drawn(sections(summary))
 
 
-def test_without_a_bug_the_method_stands_beside_the_others():
-    weighed = {"token TIS": {"ess_tokens": Number(value=0.1)}}
-    given = recommendation().model_copy(update={"title": "token TIS", "numbers": weighed})
-    summary = make_summary(diagnosis=HONEST, recommendation=given)
-    tables = section(summary, "verdict").blocks
-
-    assert "weights" in [one.id for one in tables if isinstance(one, Table)]
-    assert "runner-up" in drawn(sections(summary))
-
-
 @pytest.mark.parametrize(("diagnosis", "better"), [(BUG, False), (HONEST, True)])
 def test_presets_side_by_side_are_not_ranked_beside_a_bug(diagnosis, better):
     summary = make_summary(diagnosis=diagnosis, comparison=make_comparison())
@@ -239,6 +229,7 @@ def test_the_first_line_is_the_verdict_and_nothing_is_written(dumps, empty_folde
     assert ran.stdout.splitlines() == [
         "BUG: a log-prob column holds positive values, which no log-probability can be."
     ]
+    assert run("analyze", dumps / "broken.parquet", "-q", "--no-html", "--presets", "token_is").exit_code == 0
     assert run("doctor", dumps / "broken.parquet", "-qv").stdout.count("\nDiagnosis\n✗ Bug: ") == 1
     assert list(empty_folder.iterdir()) == []
 
@@ -251,9 +242,6 @@ def test_the_first_line_is_the_verdict_and_nothing_is_written(dumps, empty_folde
 def test_strict_fails_on_a_bug_and_on_nothing_else(dumps, command, name, code):
     command, *options = command.split()
     assert run(command, dumps / f"{name}.parquet", "-q", *options).exit_code == code
-    assert (
-        run("analyze", dumps / f"{name}.parquet", "-q", "--no-html", "--presets", "token_is").exit_code == 0
-    )
 
 
 def test_the_result_has_a_diagnosis_and_no_presets_and_no_recommendation(dumps):

@@ -57,7 +57,9 @@ def changed(before: Work, after: Work) -> Any:
     return (one.q != two.q) | (one.p != two.p) | (one.mask != two.mask)
 
 
-@pytest.mark.parametrize("shape", [BYTES, GRU, MOE, RETENTION])
+@pytest.mark.parametrize(
+    "shape", [BYTES, *(pytest.param(one, marks=pytest.mark.slow) for one in (GRU, MOE, RETENTION))]
+)
 def test_the_engine_in_float32_agrees_with_the_trainer(shape: Shape) -> None:
     rows = work(Base("fp32", rows=16, lengths=(8, 24)), shape).rows
 

@@ -15,7 +15,14 @@ RTOL = 1e-10
 """Room for the instruction sets of other machines; on one machine 1e-12 holds."""
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+QUICK = ("turns", "far", "gate")
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(one, marks=() if one.name in QUICK else pytest.mark.slow) for one in CASES],
+    ids=lambda case: case.name,
+)
 def test_every_number_is_what_it_was(case: Case) -> None:
     report = compare.compare(compare.stored(compare.frozen(case)), compare.recomputed(case), RTOL)
 

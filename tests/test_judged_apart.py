@@ -78,13 +78,6 @@ def test_tokens_beyond_a_safety_bound_are_counted_where_they_can_be(scene, safet
     assert safety is None or float(mine.bounded.sum()) > 0
 
 
-def test_a_batch_that_is_let_go_of_is_judged_by_all_again(scene):
-    ratios = scene.ratios("old")
-    assert ratios.split is not None
-    scene.forget()
-    assert ratios.split is None
-
-
 SHARED = {
     "mean u, around π_old": lambda scene: {"u": losses.mean_u(scene.ratios("old"))},
     "mean u, around π_rollout": lambda scene: {"u": losses.mean_u(scene.ratios("current"))},
@@ -163,11 +156,3 @@ def test_what_may_drop_a_near_token_is_judged_by_all(scene, before):
     )
 
     assert torch.equal(mine.values, theirs.values)
-
-
-def test_to_ask_what_a_loss_knows_copies_no_column(scene):
-    close = scene.far_and_near[1].batch
-    vars(close).pop("current", None)
-
-    assert losses.known(close, Preset("", "", "old"))
-    assert "current" not in vars(close)

@@ -83,6 +83,7 @@ def test_the_columns_of_more_presets_take_no_more_kernels():
     assert 0 < many < 350
 
 
+@pytest.mark.slow
 def test_a_batch_starts_few_kernels_for_each_of_all_presets():
     dump = open_dump([SAMPLE])
     presets = catalogue.load().resolve("all")

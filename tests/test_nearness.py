@@ -15,7 +15,6 @@ from offpol_diag.engine.scene import Nearness, Scene
 from offpol_diag.engine.scope import BatchFits, Smooth
 from offpol_diag.presets import Reject, Weight
 from tests import oracles
-from tests.test_moments import near_batch
 from tests.test_near import opened
 
 COINS = Reject("binary_kl", "token", None, 0.2)
@@ -104,28 +103,3 @@ def test_cuts_and_tails_are_those_of_each_trainer_batch():
 
 
 # ---------------------------------------------------------------- some of a batch's tokens
-
-
-def test_some_tokens_are_copied_only_when_they_are_asked_for():
-    batch = packed([-1.0, -2.0, -3.0, -4.0], [-1.5, -2.5, -3.5, -4.5], lengths=[1, 0, 3])
-    some = batch.some(torch.tensor([0, 2, 3]))
-    assert (some.tokens, some.lengths.tolist(), some.sequences) == (3, [1, 0, 2], 3)
-    assert not {"rollout", "old", "position"} & vars(some).keys()
-    assert (some.rollout.tolist(), some.current) == ([-1.0, -3.0, -4.0], None)
-    last = some.rows(2, 3)
-    assert (last.tokens, last.old.tolist(), last.position.tolist()) == (2, [-3.5, -4.5], [2, 3])
-    assert (last.key.tolist(), last.cu_seqlens.tolist(), last.cu_runs.tolist()) == ([2], [0, 2], [0, 2])
-    other = replace(some, rollout=torch.zeros(3))
-    assert (other.rollout.tolist(), other.old.tolist()) == ([0.0] * 3, some.old.tolist())
-    assert some.to(torch.device("cpu")).old.tolist() == some.old.tolist()
-
-
-def test_where_tokens_stand_is_told_of_the_batch_that_they_are_of():
-    batch = near_batch(lengths=(5, 4, 6))
-    whole = Ratios(batch, "old")
-    some = batch.some(None, torch.tensor([0, 4, 5]))
-
-    assert "index" not in vars(some)
-    assert Ratios(some, "old", whole=whole).index.tolist() == [1, 2, 3, 6, 7, 8, 9, 10, 11, 12, 13, 14]
-    assert Ratios(some.rows(1, 3), "old", whole=Ratios(batch.rows(1, 3), "old")).index is None
-    assert whole.index is None

@@ -2,12 +2,12 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from offpol_diag.cli import app
 from offpol_diag.report.render.html import render_html
 from offpol_diag.report.sections.opening import opening
 from offpol_diag.summary import Summary, loads
@@ -26,8 +26,8 @@ COMMANDS = {
 def case(request, tmp_path_factory) -> tuple[str, Summary, str]:
     """The name of a command, its result, and the page that it wrote."""
     folder = tmp_path_factory.mktemp("opening")
-    command = [sys.executable, "-m", "offpol_diag", *COMMANDS[request.param], "-q", "--json", "r.json"]
-    subprocess.run([*command, "--html", "r.html"], cwd=folder, capture_output=True, check=False)
+    made = ["-q", "--json", str(folder / "r.json"), "--html", str(folder / "r.html")]
+    CliRunner().invoke(app, [*COMMANDS[request.param], *made])
     result = loads((folder / "r.json").read_text(), "r.json")
     return request.param, result, (folder / "r.html").read_text()
 

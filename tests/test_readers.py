@@ -68,16 +68,6 @@ def oracle(rollout, mask):
     }
 
 
-def test_masked_tokens_are_dropped_and_positions_remember_them(tmp_path):
-    batch = read(write(tmp_path / "a.parquet", response_mask=MASK))
-    assert batch.rollout.tolist() == [-0.5, -0.25, -2.0, -4.0]
-    assert batch.old.tolist() == [-0.75, -0.5, -1.0, -3.0]
-    assert batch.position.tolist() == [0, 2, 0, 1]
-    assert batch.cu_seqlens.tolist() == [0, 2, 3, 3, 4]
-    assert batch.cu_runs.tolist() == [0, 1, 2, 3, 4]
-    assert batch.masked.tolist() == [1, 0, 0, 1]
-
-
 def test_without_a_mask_every_token_counts_and_a_response_is_one_run(tmp_path):
     batch = read(write(tmp_path / "a.parquet"))
     assert batch.cu_seqlens.tolist() == [0, 3, 4, 4, 6]
@@ -208,13 +198,6 @@ def test_a_dump_of_two_policies_may_hold_current_instead_of_old(tmp_path):
     assert batch.policy("current").tolist() == [x for row in OLD for x in row]
 
 
-def test_tensors_may_be_written_to(tmp_path):
-    batch = read(write(tmp_path / "a.parquet"))
-    for value in plain(batch):
-        if isinstance(tensor := getattr(batch, value), torch.Tensor):
-            tensor += 1
-
-
 # --- scalars and groups
 
 
@@ -272,18 +255,6 @@ def test_sequences_of_a_group_share_a_key_and_others_do_not(tmp_path, ids):
     assert len(set(key)) == 3
 
 
-def test_a_group_has_one_key_however_its_id_is_stored(tmp_path):
-    stored = [
-        pa.array([3, 4, 5, 6], pa.int16()),
-        pa.array([3.0, 4.0, 5.0, 6.0]),
-        pa.array([3, 4, 5, 6], pa.uint64()),
-    ]
-    found = [
-        read(write(tmp_path / f"{i}.parquet", group_id=ids)).key.tolist() for i, ids in enumerate(stored)
-    ]
-    assert found[0] == found[1] == found[2]
-
-
 def test_without_groups_every_sequence_has_a_key_of_its_own(tmp_path):
     rollout = [[-1.0, -2.0], [-2.0, -1.0], [-1.0], [-1.0, -2.0]]
     key = read(write(tmp_path / "a.parquet", rollout_log_probs=rollout, old_log_probs=rollout)).key.tolist()
@@ -332,21 +303,6 @@ def test_how_the_dump_is_cut_changes_nothing(tmp_path, files, row_group_size, to
         write(tmp_path / "cut" / f"{i}.parquet", row_group_size, **piece)
     whole = read(write(tmp_path / "whole.parquet", **columns))
     assert plain(read(str(tmp_path / "cut"), batch_tokens=tokens)) == plain(whole)
-
-
-def test_a_large_row_group_is_read_in_pieces(tmp_path, monkeypatch):
-    asked = []
-    whole = pq.ParquetFile.iter_batches
-
-    def spy(self, rows, **options):
-        asked.append(rows)
-        return whole(self, rows, **options)
-
-    monkeypatch.setattr(pq.ParquetFile, "iter_batches", spy)
-    rollout = [[-1.0] * 10] * 100
-    path = write(tmp_path / "a.parquet", rollout_log_probs=rollout, old_log_probs=rollout)
-    list(open_dump([path], batch_tokens=50).batches())
-    assert max(asked) == 5
 
 
 def test_small_row_groups_make_one_batch(tmp_path):
@@ -416,11 +372,6 @@ def test_a_glob_may_climb(tmp_path, monkeypatch):
     (tmp_path / "e").mkdir()
     monkeypatch.chdir(tmp_path / "e")
     assert names("../d/*.parquet") == ["../d/a.parquet"]
-
-
-def test_one_source_need_not_be_in_a_list(tmp_path):
-    path = write(tmp_path / "a.parquet")
-    assert names(path) == [path] == [str(file.path) for file in find([tmp_path / "a.parquet"])]
 
 
 def test_a_file_may_be_named_like_a_glob(tmp_path):

@@ -12,7 +12,7 @@ import pytest
 from offpol_diag.errors import DumpError
 from offpol_diag.readers import decode, open_dump
 from offpol_diag.readers.checks import CHECKS, TOLERANCE
-from offpol_diag.readers.decode import Ragged, Rows, span
+from offpol_diag.readers.decode import Ragged, Rows
 
 LENGTHS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4]
 
@@ -77,12 +77,6 @@ def test_a_bad_row_before_damaged_data_is_told_first(tmp_path, monkeypatch):
         list(open_dump([path], batch_tokens=30).batches())
 
 
-def test_a_batch_of_no_rows_decodes_nothing(tmp_path):
-    path = write(tmp_path / "a.parquet", LENGTHS, 1000)
-    with pq.ParquetFile(path) as parquet:
-        assert list(parquet.reader.iter_batches(0, row_groups=[0], column_indices=[0])) == []
-
-
 def test_values_stay_as_narrow_as_they_are_stored_and_bounds_are_exact():
     at = np.float32(TOLERANCE)  # a little above it
     assert float(at) > TOLERANCE
@@ -115,15 +109,6 @@ def test_the_largest_ids_are_kept_apart():
     assert decode.keys_of_groups(pa.array([-1]), lambda: np.zeros(1, np.int64))[0] == found[0]
 
 
-@pytest.mark.parametrize("where", [0, 2, 4])
-def test_the_span_of_values_is_nan_if_any_is(where):
-    values = np.arange(5, dtype=np.float32)
-    assert span(values) == (0.0, 4.0)
-    values[where] = np.nan
-    assert all(np.isnan(span(values)))
-    assert span(values[:0]) == (0.0, 0.0)
-
-
 GROWN = """
     import resource, sys
     from offpol_diag.readers import open_dump
@@ -135,6 +120,7 @@ GROWN = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="ru_maxrss is in KiB on Linux alone")
 def test_a_row_group_sixteen_times_as_large_takes_no_more_memory(tmp_path):
     small = write(tmp_path / "small.parquet", [1000] * 256, 1 << 20)

@@ -148,27 +148,6 @@ def test_an_interval_covers_the_truth_about_95_times_in_100():
     assert 0.92 <= np.mean(hits) <= 0.98
 
 
-def test_drawing_sequences_or_tokens_apart_would_cover_far_too_seldom():
-    """Why groups are drawn: samples of a prompt, and tokens of a sample, share an effect.
-
-    Drawn one by one they look like many more observations than they are, and the interval is several times
-    too short.
-    """
-    rng = np.random.default_rng(2)
-    apart = [covers(*dumps(i), rng.integers(0, 2**62, (60, 4))) for i in range(200)]
-    assert np.mean(apart) < 0.85
-
-    iid = []
-    for i in range(200):
-        sums, lengths = dumps(i)
-        n = lengths.sum()
-        spread = np.sqrt(
-            (((sums / lengths) ** 2 + 1) * lengths).sum() / n
-        )  # of tokens, known exactly: noise has variance 1
-        iid.append(abs(sums.sum() / n) <= 1.96 * spread / np.sqrt(n))
-    assert np.mean(iid) < 0.5
-
-
 def test_an_interval_needs_a_few_groups_and_defined_replicates():
     draws = accumulators.draws(KEYS[:40], 0)
     read = Sums.of({"x": torch.randn(40).double(), "tokens": torch.ones(40).double()}, draws).read()

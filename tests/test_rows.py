@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from offpol_diag.engine import method, segments
+from offpol_diag.engine import segments
 from offpol_diag.engine.outcome import Outcomes
-from offpol_diag.engine.rows import Columns, Rows, Summed, distinct, joined, masked, merged, together
+from offpol_diag.engine.rows import Columns, Rows, Summed, joined, masked
 from offpol_diag.presets import Preset
 from tests.devices import DEVICES
 
@@ -29,12 +29,6 @@ B = of([[5, 6], [7, 8]], (0, 0, 1, 1))
 
 
 # ---------------------------------------------------------------- rows of presets
-
-
-def test_each_preset_reads_its_row():
-    assert A.all.tolist() == [[1, 2], [3, 4], [1, 2], [3, 4]]
-    assert A.of([3, 0]).all.tolist() == [[3, 4], [1, 2]]
-    assert A.map(torch.neg).all.tolist() == (-A.all).tolist()
 
 
 def test_the_same_tensor_is_one_row():
@@ -62,24 +56,6 @@ def test_every_combination_that_occurs_is_made_once():
     assert sizes == [2, 4]
     assert torch.equal(found.all, A.all * B.all)
     assert thrice.all.tolist() == [[1, 2], [6, 8], [1, 2], [6, 8]]
-
-
-def test_rows_that_no_preset_has_are_left_out():
-    (x,), at = together(of([[9, 9], [1, 2]], (1, 1)))
-
-    assert x.tolist() == [[1, 2]]
-    assert at == (0, 0)
-
-
-def test_rows_of_some_presets_and_of_the_others_are_merged():
-    found = merged({(1, 3): A.of([1, 3]), (0, 2): B.of([0, 2])})
-
-    assert found.all.tolist() == [[5, 6], [3, 4], [7, 8], [3, 4]]
-
-
-def test_distinct_keys_are_numbered_by_where_they_are_first():
-    assert distinct([]) == ([], ())
-    assert distinct([0, None, False, (), 0, None]) == ([0, 1, 3], (0, 1, 0, 2, 0, 1))
 
 
 # ---------------------------------------------------------------- sums over tokens
@@ -154,43 +130,11 @@ def test_tokens_that_are_left_out_may_be_infinite_or_undefined():
     assert PLAIN.of_many([lost])[1].values[:, 0].tolist() == [[1, 0, 2, 18]]
 
 
-@pytest.mark.parametrize("device", DEVICES)
-def test_more_presets_take_no_more_operations(device, monkeypatch):
-    reduced = []
-    plain = segments.of_rows
-    monkeypatch.setattr(segments, "of_rows", lambda *given: reduced.append(len(given[1])) or plain(*given))
-    here = tokens(device)
-    PLAIN.of_many([Done(here, (torch.randn(TOKENS).to(device), None, None)) for _ in range(50)])
-
-    assert reduced == ([50, 50] if device == "cpu" else [100])
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_a_term_that_all_presets_share_has_a_row_for_each(device):
-    at, x = tokens(device), torch.arange(TOKENS, dtype=torch.float64).to(device)
-    own = [torch.full((TOKENS,), size, dtype=torch.float64).to(device) for size in (2.0, 3.0)]
-    apart = Summed(lambda done: done.inputs, lambda x, w: {"x": x, "w": x * w}, dict)
-    asked = [Done(at, (x, w)) for w in own]
-
-    assert apart.of_many(asked)[1].all.tolist() == [
-        [values.tolist() for values in apart(done).values()] for done in asked
-    ]
-
-
 # ---------------------------------------------------------------- named columns
 
 
 def _read(columns):
     return dict(zip(columns.names, columns.values.tolist(), strict=True))
-
-
-def test_columns_keep_their_names_when_they_are_put_together():
-    one = Columns.of({"a": row(1, 2), "b": row(3, 4)})
-    two = Columns(("c", "d"), (row(5, 6)[None], row(7, 8)[None]))
-    more = Columns.of({"a": row(5), "b": row(6)})
-
-    assert _read(Columns.joined(one, two)) == {"a": [1, 2], "b": [3, 4], "c": [5, 6], "d": [7, 8]}
-    assert _read(Columns.beside([one, more])) == {"a": [1, 2, 5], "b": [3, 4, 6]}
 
 
 class _Scene:
@@ -203,12 +147,6 @@ def test_a_column_of_many_presets_has_a_row_under_each_ones_name():
     named = outcomes.named({"own": Rows(torch.stack((row(5, 6), row(1, 2))), (1, 0)), "shared": row(8, 9)})
 
     assert _read(named) == {"x|own": [1, 2], "y|own": [5, 6], "x|shared": [8, 9], "y|shared": [8, 9]}
-
-
-def test_no_preset_has_no_column():
-    assert method.columns(Outcomes(_Scene(), (), ())).names == ()
-    none = Columns((), ()).only(()).trimmed
-    assert none.names == none.parts == ()
 
 
 def test_names_of_one_tensor_share_a_row_and_those_of_equal_ones_do_not():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -129,22 +128,6 @@ def test_a_slope_goes_through_and_what_is_not_here_is_torchs(name, monkeypatch):
 
     assert x.grad.item() == pytest.approx(math.exp(0.3))
     assert getattr(segments, name)(torch.zeros(2, dtype=torch.float64)).shape == (2,)
-
-
-def test_numpy_says_whether_a_kernel_is_wide(monkeypatch):
-    told = {"exp": {"dd": {"current": "AVX512_SKX"}}, "expm1": {"dd": {"current": "baseline(SSE)"}}}
-    monkeypatch.setattr(
-        np.lib.introspect, "opt_func_info", lambda func_name, signature: {func_name: told[func_name[1:-1]]}
-    )
-    assert [segments.wide.__wrapped__(name) for name in ("exp", "expm1")] == [True, False]
-    monkeypatch.delattr(np.lib, "introspect")
-    assert not segments.wide.__wrapped__("exp")
-
-
-def test_a_tensor_of_the_host_is_sent_only_to_another_place():
-    x = torch.arange(3)
-
-    assert segments.sent(x, torch.device("cpu")) is x
 
 
 @pytest.mark.parametrize("device", DEVICES)

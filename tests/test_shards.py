@@ -81,14 +81,6 @@ def test_shards_hold_the_sequences_of_the_dump_in_order(tmp_path, size):
     assert apart.notes == whole.notes
 
 
-def test_every_row_group_is_in_one_span_and_spans_have_about_the_size_that_was_asked(tmp_path):
-    dump = open_dump([dump_of(tmp_path)])
-    found = spans(dump, dump.info.bytes // 4)
-    assert [one.end for one in found[:-1]] == [one.begin for one in found[1:]]
-    assert (found[0].begin, found[-1].end) == (0, 15)
-    assert [one.end - one.begin for one in found] == [4, 4, 4, 3]
-
-
 def test_a_dump_that_would_have_too_many_shards_is_cut_into_larger_ones(tmp_path, monkeypatch):
     monkeypatch.setattr("offpol_diag.readers.shards.MOST", 32)
     dump = open_dump([write(tmp_path / "many.parquet", rows(48), group=1)])
@@ -265,21 +257,6 @@ def test_pieces_read_by_turns_by_two_readers_are_the_dump(tmp_path):
     found = [sequences(cut(readers[i % 2], span)) for i, span in enumerate(pieces(whole, 10))]
     assert len(found) > 8
     assert [one for piece in found for one in piece] == sequences(whole)
-
-
-def test_a_row_group_in_pieces_is_decoded_once_and_read_again_from_its_start(tmp_path, monkeypatch):
-    from offpol_diag.readers import parquet
-
-    opened = []
-    real = parquet.open_again
-    monkeypatch.setattr(parquet, "open_again", lambda *how: opened.append(how) or real(*how))
-    dump = open_dump([write(tmp_path / "x.parquet", full(), 64)], batch_tokens=8)
-    cuts = pieces(dump, 128)
-    opened.clear()
-    once = [sequences(cut(dump, span)) for span in cuts]
-    assert len(opened) == 1
-    assert [sequences(cut(dump, span)) for span in reversed(cuts)] == once[::-1]
-    assert len(opened) == 1 + len(cuts)
 
 
 def growing(path):
