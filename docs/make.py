@@ -164,6 +164,9 @@ prints a method, with what still differs there; every printed block is checked a
 ## What it cannot express
 
 {_rows(("part", "of presets"), [(reason, _names(names, 4)) for reason, names in refused.items()])}
+## Losses without a preset
+
+{_rows(("set", "which", "read from"), table.beyond)}
 ## Keys
 
 {_rows(("key", "takes", "default", "in", "read from"), keys)}"""

@@ -8,8 +8,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from offpol_diag import DumpWriter
+from offpol_diag.analyze import analyze
 from offpol_diag.engine import losses
-from offpol_diag.presets import Clip, Veto
+from offpol_diag.presets import Clip, Shape, Veto
 from tests.softmax import (
     AGGREGATIONS,
     BAND,
@@ -189,6 +191,39 @@ def test_two_clips_of_one_loss_do_not_share_their_numbers(worlds):
 
     together, apart = numbers(worlds[0], one, two), [*numbers(worlds[0], one), *numbers(worlds[0], two)]
     assert together == [pytest.approx(each, rel=1e-12, abs=1e-15) for each in apart]
+
+
+def test_topr_asks_for_the_reward_where_there_is_one(tmp_path):
+    """Of A = 1: reward 1 pulls with 1, reward 0 with r = e^−2 and with e² cut to 1."""
+    topr = preset("topr", "topr", clip=Clip(1.0, 0.0, None, None))
+    columns = {
+        "rollout_log_probs": [[-1.0, -3.0]] * 2,
+        "old_log_probs": [[-1.0, -3.0]] * 2,
+        "current_log_probs": [[-3.0, -1.0]] * 2,
+        "advantages": [1.0, 1.0],
+    }
+    for rewards, want in (([1.0, 0.0], (3 + math.exp(-2)) / 4), ([0.0, 0.0], (1 + math.exp(-2)) / 2)):
+        with DumpWriter(tmp_path / "rewards.parquet", dtype="float64") as writer:
+            writer.write(**columns, rewards=rewards)
+        found = analyze([tmp_path / "rewards.parquet"], presets=[topr]).presets["topr"]
+        assert found.metrics["update_kept"].value == pytest.approx(want)
+
+
+def test_vespo_leaves_a_sequence_at_w_1_and_silences_it_to_either_side(tmp_path):
+    vespo = preset("vespo", "vespo")
+    for now, log_w in ((-1.0, 0.0), (-1.5, -1.0), (-0.5, 1.0)):
+        got = tokens(tmp_path, [[(-1.0, -1.0, now, 1.0)] * 2], one=vespo)["one"]
+        assert got["update_kept"] == pytest.approx(math.exp(3 + 2 * log_w - 3 * math.exp(log_w)))
+    assert got["update_kept"] < 0.05
+
+
+def test_sapo_pulls_with_the_slope_of_its_gate(tmp_path):
+    sapo = preset("sapo", "sapo", shape=Shape(2.0, 3.0))
+    for a, tau in ((1.0, 2.0), (-1.0, 3.0)):
+        got = tokens(tmp_path, [[(*FAR, a)]], one=sapo)["one"]
+        gate = 1 / (1 + math.exp(-tau * (math.exp(2) - 1)))
+        assert got["pg_loss"] == pytest.approx(-a * gate * 4 / tau)
+        assert got["update_kept"] == pytest.approx(4 * gate * (1 - gate) * math.exp(2), rel=1e-6)
 
 
 # ---------------------------------------------------------------- the edges

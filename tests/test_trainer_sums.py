@@ -281,6 +281,7 @@ def scened(batch, presets):
     one = OneBatch(batch)
     settled = settle(one, one, Needs.of(presets, False)).settled
     scene = Scene.of(batch, 0, 2, settled, Nearness.of(presets))
+    scene.use_split()
     for preset in presets:  # what the engine makes of a preset is there already
         apply(scene, preset)
     return scene

@@ -229,6 +229,7 @@ class Schema:
         versions: where it changed, the oldest first: releases, or dates of changes between two of them.
         keys: name → its rows.
         rules: all of them.
+        beyond: losses that no preset can be, each with the reason and the file.
     """
 
     name: str
@@ -236,6 +237,7 @@ class Schema:
     versions: tuple[str, ...]
     keys: Mapping[str, tuple[Key, ...]]
     rules: tuple[Rule, ...]
+    beyond: tuple[tuple[str, str, str], ...] = ()
 
     def errors(self, settings: Settings, version: str) -> list[str]:
         """List the objections of one version to these settings."""
@@ -320,7 +322,8 @@ def schema(trainer: str) -> Schema:
             one = Key(name, types, **row, default=None if default == "null" else default)
             keys[name] = (*keys.get(name, ()), one)
     rules = tuple(Rule(**row) for row in table.get("rule", ()))
-    return Schema(table["name"], table["source"], tuple(table["versions"]), keys, rules)
+    beyond = tuple((row["set"], row["why"], row["file"]) for row in table.get("beyond", ()))
+    return Schema(table["name"], table["source"], tuple(table["versions"]), keys, rules, beyond)
 
 
 # ---------------------------------------------------------------- blocks

@@ -25,7 +25,7 @@ from offpol_diag.engine.segments import Memo, here
 from offpol_diag.presets import Over, Policy, Preset, Reject, Statistic, Veto
 from offpol_diag.trainers import LOGS
 from offpol_diag.trainers.base import Columns, Ends, Ranges, applied, ends
-from offpol_diag.trainers.measures import K1, LOG, Mask, Measure, squared
+from offpol_diag.trainers.measures import K1, LOG, NEGATIVE, Mask, Measure, squared
 
 T = TypeVar("T")
 How = Literal["Σ", "ends"]
@@ -396,9 +396,7 @@ class View:
     def vespo_factor(self) -> Tensor:
         """φ of each sequence under VESPO, by the sign of its advantages, [S]."""
         positive, negative = losses.vespo_factors(self.ratios, self.preset, self.scene.divides(self.preset))
-        assert self.batch.advantages is not None
-        below = segments.smallest(self.batch.advantages, self.batch.cu_seqlens) < 0
-        return torch.where(below, negative, positive)
+        return torch.where(self.total(NEGATIVE) > 0, negative, positive)
 
     def where_nonempty(self, x: Tensor) -> Tensor:
         """Return x with 0 for sequences without a token, [S]."""
