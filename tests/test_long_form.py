@@ -294,9 +294,9 @@ def test_an_id_that_comes_back_too_late_is_an_error_and_one_row_sooner_is_not(
 ):
     monkeypatch.setattr(long, "FAR", 3)
     columns = {"rollout_log_prob": [-1.0] * 8, "old_log_prob": [-1.0] * 8}
-    late = write(tmp_path / "a.parquet", pa.table({"sequence_id": list("xabcdexf")} | columns), rows)
+    late = write(tmp_path / "a.parquet", pa.table({"sequence_id": list("xabcdxef")} | columns), rows)
     error = refusal(late, batch_tokens=tokens, on_bad_row="skip")
-    assert error.message.startswith(f"{late}, row group {6 // min(rows, 8)}, row 6, column 'sequence_id'")
+    assert error.message.startswith(f"{late}, row group {5 // min(rows, 8)}, row 5, column 'sequence_id'")
     assert "sequence 'x' comes back after more than 3 rows" in error.message
     assert "sort the dump by 'sequence_id'" in error.hint
     soon = write(tmp_path / "b.parquet", pa.table({"sequence_id": list("xabcxdef")} | columns), rows)
