@@ -27,7 +27,7 @@ FAMILIES = (
     "open_instruct_",
 )
 ALONE = {"tis", "vanilla_is", "areal_decoupled", "torchforge", "deepseek_v32_mask"}
-ALONE |= {"sapo", "gmpo", "verl_dro", "verl_gpg"}
+ALONE |= {"sapo", "gmpo", "verl_dro", "verl_gpg", "verl_dppo_tv", "verl_dppo_kl"}
 
 
 def theirs(name, p):

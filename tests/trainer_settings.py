@@ -273,6 +273,13 @@ def verl_2026(f: Flat, p: Padded) -> Effect:
         assert (mode == "dro") == (ACTOR + "policy_loss.dro_beta" in f)
         loss = {"geo_mean": "gmpo", "gpg": "reinforce"}.get(mode, mode)
         return Effect(_verl_2026(block, p, "old"), loss)
+    mode = f[ACTOR + "policy_loss.loss_mode"]
+    if mode in ("dppo_tv", "dppo_kl"):
+        bound, cap = f[ACTOR + "clip_ratio_high"], f[ACTOR + "clip_ratio_c"]
+        assert f[ACTOR + "clip_ratio_low"] == bound
+        return Effect(
+            loop.verl_dppo(p, loss_mode=mode, clip_ratio=bound, clip_ratio_c=cap), "reinforce", "rollout"
+        )
     again = ACTOR + "policy_loss.rollout_correction."
     assert {key.removeprefix(again): value for key, value in f.items() if key.startswith(again)} == block
     assert f[ACTOR + "policy_loss.loss_mode"] == "bypass_mode"

@@ -696,6 +696,8 @@ MODES = {
     "reinforce": "gpg",
 }
 """Losses that the decoupled form can have → loss_mode."""
+DPPO = {("prob_diff", "against_or_zero"): "dppo_tv", ("binary_kl", "away"): "dppo_kl"}
+"""Statistic and advantage of a rule on tokens → loss_mode."""
 TAUS = {"tau_positive": "tau_pos", "tau_negative": "tau_neg"}
 OPTIONS = {"token": "token", "sum": "seq_sum", "mean": "seq_mean", "max": "seq_max"}
 
@@ -796,6 +798,11 @@ def january(parts: Parts) -> Translation:
     """Since 0.7.1: algorithm.rollout_correction with the k1, k2, k3 options."""
     bypass = parts.policy == "current"
     parts.need(("old", "current"), ("ppo_clip", "reinforce") if bypass else tuple(MODES))
+    dppo = _dppo(parts) if bypass else None
+    if dppo is not None:
+        parts.finish()
+        anchored = "needs the V1 trainer (the default): the legacy one replaces loss_mode in bypass mode"
+        return _translation(dppo, parts.preset, anchored)
     if parts.loss == "gmpo" and parts.weight is not None and parts.weight.over == "token":
         config.cannot("weights of tokens under GMPO, of which it takes the sequence's geometric mean")
     if bypass and parts.loss == "ppo_clip" and parts.weight is not None:
@@ -831,6 +838,29 @@ def january(parts: Parts) -> Translation:
         bypass and "without the second block the loss falls back to sequence weights with threshold 2",
         added=LOSS + "rollout_correction",
     )
+
+
+def _dppo(parts: Parts) -> Settings | None:
+    """Return the settings of a DPPO mask with its truncated ratio; None if there is none.
+
+    Its bounds are clip_ratio_low and _high, on a divergence from the anchor: the rollout, in bypass mode.
+    """
+    weight = parts.weight
+    mode = next((name for rule in parts.rules if (name := DPPO.get((rule.statistic, rule.advantage)))), None)
+    if parts.loss != "reinforce" or mode is None or weight is None or weight.upper is None:
+        return None
+    rule = parts.rules.pop()
+    low = rule.upper if mode == "dppo_kl" else rule.lower and -rule.lower
+    if parts.rules or rule.over != "token" or config.unusual(rule) or None in (low, rule.upper):
+        config.cannot(f"this rule beside {mode}")
+    parts.take_weight("token", actions=("truncate",))
+    return {
+        BLOCK + "bypass_mode": True,
+        LOSS + "loss_mode": mode,
+        ACTOR + "clip_ratio_low": low,
+        ACTOR + "clip_ratio_high": rule.upper,
+        ACTOR + "clip_ratio_c": weight.upper,
+    }
 
 
 def _january_weight(parts: Parts) -> Settings:
@@ -893,7 +923,8 @@ def _guards(preset: Preset, snippets: tuple[Snippet, ...]) -> Guards:
     """Return the guards of the newest version that can express the preset."""
     if all(one.age[0] for one in snippets):
         return Guards(20.0, denominator="kept")
-    return Guards(20.0, rule_at="token", denominator=None if preset.policy == "old" else "all")
+    unclamped: frozenset[Statistic] = frozenset({"prob_diff", "binary_kl"})
+    return Guards(20.0, "aggregate", "token", unclamped, None if preset.policy == "old" else "all")
 
 
 TRAINER = Trainer("verl", verl, _guards, logs=tuple(Verl(name, shares="verl") for name in GENERATIONS))

@@ -131,6 +131,8 @@ ALONE: dict[str, tuple[Loss, dict[str, Any]]] = {
     "gmpo": (geo_mean, {}),
     "verl_dro": (quadratic, {}),
     "verl_gpg": (reinforce, {}),
+    "verl_dppo_tv": (reinforce, {}),
+    "verl_dppo_kl": (reinforce, {}),
     "trl_cispo": (cispo, {"bound": np.inf}),
     "trl_sapo": (sapo, {}),
     "trl_luspo": (gspo, {"low": 0.2, "high": 0.2}),

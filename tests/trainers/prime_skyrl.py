@@ -1,4 +1,4 @@
-"""prime-rl (559b44772, and v0.2 of 2025-12-30), SkyRL a9564572e, torchforge 6e77f0b3.
+"""prime-rl (559b44772, and v0.2 of 2025-12-30), SkyRL a9564572e, torchforge 6e77f0b3, verl's DPPO 1dda039b.
 
 Those without π_old put π_θ over the rollout. What they mask still divides the loss.
 """
@@ -105,6 +105,16 @@ def _coin_kl(p: Padded) -> np.ndarray:
     """KL from the rollout's coin "this token or another" to the current policy's."""
     mu, pi, tiny = np.exp(p.rollout), np.exp(p.current), 1e-8
     return -mu * p.gap("current") + (1 - mu) * np.log((1 - mu + tiny) / (1 - pi + tiny))
+
+
+def verl_dppo(p: Padded, *, loss_mode: str, clip_ratio: float, clip_ratio_c: float = 10000.0) -> Verdict:
+    """In bypass mode. A token of zero advantage has no loss: under dppo_kl it is left alone here."""
+    change, up = moved(p), p.advantages > 0
+    if loss_mode == "dppo_tv":
+        gone = np.where(up, over(change, clip_ratio), over(-change, clip_ratio))
+    else:
+        gone = over(_coin_kl(p), clip_ratio) & np.where(up, change > 0, (change < 0) & (p.advantages < 0))
+    return settle(p, np.minimum(_bounded_exp(p.gap("current")), clip_ratio_c), ~gone)
 
 
 def skyrl_cispo(p: Padded, *, cispo_eps_clip_low: float = 1.0, cispo_eps_clip_high: float = 4.0) -> Verdict:

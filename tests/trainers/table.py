@@ -234,6 +234,8 @@ TABLE: dict[str, tuple[Trainer, dict[str, Any]]] = {
     "sapo": (bare, {}),
     "gmpo": (bare, {}),
     "verl_dro": (bare, {}),
+    "verl_dppo_tv": (loop.verl_dppo, {"loss_mode": "dppo_tv", "clip_ratio": 0.15}),
+    "verl_dppo_kl": (loop.verl_dppo, {"loss_mode": "dppo_kl", "clip_ratio": 0.05}),
     "verl_gpg": (bare, {}),
     "torchforge": (loop.torchforge, {}),
     "deepseek_v32_mask": (hub.deepseek_v32, {"delta": 0.1}),
