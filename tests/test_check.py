@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import time
 from functools import partial
 from pathlib import Path
@@ -25,6 +26,7 @@ from offpol_diag.cli import app
 from offpol_diag.errors import UsageError
 from offpol_diag.forms import Reading, open_dump
 from offpol_diag.presets.catalogue import load
+from offpol_diag.report.sections.check import reasons
 from tests.test_logged_a import trl as trl_log
 from tests.trainers import logged_slime
 from tests.trainers.padded import padded
@@ -34,19 +36,19 @@ SAMPLE = Path(__file__).parents[1] / "sample_data" / "collapse.parquet"
 STEPS, ROWS, START = 4, 24, 3
 
 
-def verl(rows, bound=2.0):
+def verl(rows, bound=2.0, level="token"):
     names = ("response_mask", "old_log_probs", "rollout_log_probs", "current_log_probs")
     columns = {name: [row[name] for row in rows] for name in names}
     config = {
-        "rollout_is": "token",
+        "rollout_is": level,
         "rollout_is_threshold": bound,
         "rollout_is_batch_normalize": False,
     }
     return verl_reference.run("2025-11", columns, config).metrics
 
 
-def trl(rows, bound=3.0):
-    return trl_log(padded(rows), mode="token_truncate", clip_max=bound)
+def trl(rows, bound=3.0, mode="token_truncate"):
+    return trl_log(padded(rows), mode=mode, clip_max=bound)
 
 
 def slime(rows, bound=2.0):
@@ -121,6 +123,14 @@ def times(factor):
     }
 
 
+def scaled(by):
+    return lambda run, rows: {name: by * x for name, x in times(lambda rows: 1)(run, rows).items()}
+
+
+def finished(of):
+    return lambda run, rows: {name: of(x) for name, x in run(rows).items()}
+
+
 def masked_in_denominator(run, rows):
     """Each restatement with its own mean over the mask divided by all tokens."""
     with pytest.MonkeyPatch.context() as patch:
@@ -178,10 +188,17 @@ PLANTED = {
     "sum_tokens": times(tokens),
     "sum_sequences": times(len),
     "upper_1.5": lambda run, rows: run(rows, 1.5),
-    "bfloat16": lambda run, rows: {
-        name: float(torch.tensor(x).to(torch.bfloat16)) for name, x in run(rows).items()
-    },
-    "times_8": lambda run, rows: {name: 8 * x for name, x in times(lambda rows: 1)(run, rows).items()},
+    "bfloat16": finished(lambda x: float(torch.tensor(x).to(torch.bfloat16))),
+    "old_for_current": changed(lambda row: {"current_log_probs": row["old_log_probs"]}),
+    "unbounded": lambda run, rows: run(rows, 1e30),
+    "float16": finished(lambda x: float(torch.tensor(x).to(torch.float16))),
+    "decimals_4": finished(lambda x: round(float(x), 4)),
+    "digits_4": finished(lambda x: float(f"{x:.3e}")),
+    "times_8": scaled(8),
+    "over_16": scaled(1 / 16),
+    "negated": scaled(-1),
+    "percent": scaled(100),
+    "bits": scaled(1 / math.log(2)),
     "reversed+dp_4": lambda run, rows: PLANTED["dp_4"](lambda some: PLANTED["reversed"](run, some), rows),
     "reversed+upper_1.5": lambda run, rows: PLANTED["reversed"](lambda some: run(some, 1.5), rows),
     "masked_in_denominator+micro_8": lambda run, rows: PLANTED["micro_8"](
@@ -233,6 +250,50 @@ def test_every_planted_difference_is_named_in_every_metric_that_it_changes(train
     if found.findings:
         named = {found.findings[0].variant, *found.findings[0].also}
         assert any(frozenset(name.split("+")) <= frozenset(planted.split("+")) for name in named)
+
+
+@pytest.mark.parametrize(
+    ("preset", "run", "named"),
+    [
+        ("token_is", lambda rows: verl(rows, level="sequence"), "preset_seq_is"),
+        ("trl_token_truncate", lambda rows: trl(rows, mode="token_mask"), "mask_weights"),
+    ],
+)
+def test_another_method_than_the_one_that_is_named_is_found(preset, run, named, dump, tmp_path):
+    file, rows = dump
+    values = {step: run(some) for step, some in rows.items()}
+    found = offpol_diag.check(file, write(tmp_path, values), preset=preset)
+
+    assert len(found.findings) == 1
+    assert named in (found.findings[0].variant, *found.findings[0].also)
+
+
+def test_exchanged_names_and_averaged_extremes_are_named(dump, tmp_path):
+    file, rows = dump
+    values = {step: dict(verl(some)) for step, some in rows.items()}
+    a, b = "rollout_corr/kl", "rollout_corr/k3_kl"
+    for some in values.values():
+        some[a], some[b] = some[b], some[a]
+    found = {one.name: one for one in offpol_diag.check(file, write(tmp_path, values)).metrics}
+    assert (found[a].variant, found[b].variant) == (f"is_{b}", f"is_{a}")
+
+    values = {step: PLANTED["dp_4"](trl, some) for step, some in rows.items()}
+    logged = write(tmp_path, values)
+    found = offpol_diag.check(file, logged, preset="trl_token_truncate", dp=4)
+    assert [one.variant for one in found.findings] == ["mean_of_extremes"]
+    assert {one.extreme for one in found.different} == {True}
+
+
+def test_where_nothing_reproduces_a_metric_the_nearest_variant_is_named(dump, tmp_path):
+    file, rows = dump
+    name = TRAINERS["trl"][2]
+    values = {
+        step: {name: PLANTED["sequence_mean"](trl, some)[name] * 1.00005} for step, some in rows.items()
+    }
+    found = offpol_diag.check(file, write(tmp_path, values), preset="trl_token_truncate")
+    (one,) = found.findings
+    assert (one.variant, one.nearest) == (None, "sequence_mean")
+    assert 0 < one.leaves < 0.3
 
 
 @pytest.mark.parametrize("trainer", TRAINERS)
@@ -357,6 +418,8 @@ def test_values_that_are_not_finite_differ_and_are_named(dump, tmp_path):
     assert [point.step for point in one.points] == [START, START + 1, START + 3]
     assert [point.logged is None for point in one.points] == [False, True, False]
     assert json.loads(found.to_json())["metrics"]
+    (line,) = (line for line in reasons(found, found.findings[0]) if "NaN" in line and "train" in line)
+    assert line == f"train/tis is NaN or infinite at step {START + 1}."
 
 
 def test_steps_that_are_missing_are_listed_and_numbers_one_apart_are_hinted_at(dump, tmp_path):

@@ -60,6 +60,11 @@ class MetricCheck(BaseModel):
         """First step that differs."""
         return min(self.different, default=None)
 
+    @property
+    def not_finite(self) -> list[int]:
+        """Steps at which the logged value is NaN or infinite."""
+        return [one.step for one in self.points if one.logged is None]
+
     def at(self, step: int) -> Point:
         """Return the point of a step."""
         return next(one for one in self.points if one.step == step)
@@ -78,6 +83,9 @@ class Finding(BaseModel):
     fix: str = Field(description="what to do about it")
     metrics: list[str] = Field(min_length=1)
     also: list[str] = Field([], description="variants that reproduce all of these as well")
+    nearest: str | None = Field(None, description="variant that comes nearest, where none reproduces them")
+    nearest_text: str | None = Field(None, description="it in words, after `the trainer logs`")
+    leaves: FiniteFloat | None = Field(None, description="share of the difference that it leaves")
 
 
 class Checked(BaseModel):

@@ -197,7 +197,11 @@ def _best(
     best = max(candidates, key=lambda one: found[one.name])
     if len(candidates) == 1 or found[best.name][1] == 0.0:
         return best
-    return max(candidates, key=lambda one: (score(one.name, probes), found[one.name]))
+    kinds: dict[tuple[float | None, ...], Preset] = {}
+    for one in candidates:  # of those that log the same values the first
+        values = steps[one.name].values(BASE)
+        kinds.setdefault(tuple(map(values.get, sorted(tracker.matched(curves, values)[0]))), one)
+    return max(kinds.values(), key=lambda one: (score(one.name, probes), found[one.name]))
 
 
 def _score(step: Step, variant: Variant, at: int, curves: tracker.Curves) -> tuple[int, float]:
@@ -289,6 +293,7 @@ def explain(
         return all(found[name] for name in search)
 
     late: list[tuple[Variant, dict[str, int]]] = []
+    ones: list[Variant] = []
     start = every[min(at for one in search.values() for at in one.different)] if search else None
     if start is not None:
         ones, presets = list(variants(start)), list(of_presets(others))
@@ -299,7 +304,35 @@ def explain(
             names = [name for name in search if not found[name]]
             tried(_pairs([*ones, *presets], start, names), least=2)
             settle()
-    return _findings(wrong, {name: [v for v, _ in each] for name, each in found.items()}, finite)
+    findings = _findings(wrong, {name: [v for v, _ in each] for name, each in found.items()}, finite)
+    for one in findings if start is not None else ():
+        if one.text == UNKNOWN:
+            near = _nearest([search[name] for name in one.metrics], every, ones)
+            one.nearest, one.nearest_text, one.leaves = near or (None, None, None)
+    return findings
+
+
+NEAR = 0.3
+"""Largest share of a difference that a variant may leave to be named as the nearest."""
+
+
+def _nearest(
+    wrong: Sequence[MetricCheck], every: Mapping[int, Step], some: Iterable[Variant]
+) -> tuple[str, str, float] | None:
+    """Return name and text of the variant that comes nearest at the worst steps, and the share it leaves."""
+    points = [(one, max((p for p in one.points if p.logged is not None), key=apart)) for one in wrong]
+
+    def far(variant: Variant) -> float:
+        made = (every[point.step].values(variant).get(one.name) for one, point in points)
+        changed = (
+            point if x is None or not math.isfinite(x) else point.model_copy(update={"expected": x})
+            for (_, point), x in zip(points, made, strict=True)
+        )
+        return sum(map(apart, changed))
+
+    best = min((one for one in some if not (one.alone or one.across)), key=far)
+    leaves = far(best) / (far(BASE) or 1.0)
+    return (best.name, best.text, leaves) if leaves < NEAR else None
 
 
 def predicted(variant: Variant, every: Mapping[int, Step], name: str, at: int) -> float | None:

@@ -41,11 +41,17 @@ def headline(found: Checked, where: bool = True) -> tuple[str, str]:
 def reasons(found: Checked, one: Finding) -> tuple[str, ...]:
     """Return what to do about a finding, and what speaks for it."""
     names = {metric.name: metric for metric in found.different}
-    points = sum(len(names[name].different) for name in one.metrics)
+    odd = {name: steps for name in one.metrics if (steps := names[name].not_finite)}
+    points = sum(len(names[name].different) - len(odd.get(name, ())) for name in one.metrics)
     lines = [f"What to do: {one.fix[0].lower()}{one.fix[1:]}"]
     if one.variant not in (None, "not_finite"):
-        every = f"all {points} points" if points > 1 else "its one point"
-        lines.append(f"That reproduces {_listed(one.metrics)} at {every} that differ.")
+        every = f"all {points} points" if points > 1 else "the one point"
+        every += " that differ" if points > 1 else " that differs"
+        lines.append(f"That reproduces {_listed(one.metrics)} at {every}.")
+    lines += [f"{name} is NaN or infinite at {_ranges(steps)}." for name, steps in odd.items()][:MOST_NAMES]
+    if one.nearest and one.leaves is not None:
+        left = say(Number(value=one.leaves, unit="share"))
+        lines.append(f"Nearest ({one.nearest}, leaving {left} of the difference): {one.nearest_text}.")
     if one.also:
         lines.append(f"On this dump {_listed(one.also)} would be the same.")
     return tuple(lines)
@@ -119,7 +125,7 @@ def opening(found: Checked) -> Opening:
     more = [
         f"{found.trainer} logs {one.text}: {' '.join(reasons(found, one))}"
         if one.variant
-        else f"No variant reproduces {_listed(one.metrics)}. {one.fix}"
+        else f"No variant reproduces {_listed(one.metrics)}. {' '.join(reasons(found, one))}"
         for one in found.findings[1:]
     ]
     worst = _worst(found)
