@@ -7,6 +7,7 @@ import json
 import os
 import re
 import secrets
+import stat
 import threading
 from collections.abc import Mapping, Sequence
 from importlib import metadata
@@ -97,7 +98,7 @@ class DumpWriter:
             self.path = self.path.with_name(f"{self.path.stem}-rank{rank:05}{self.path.suffix}")
         if not self.path.parent.is_dir():
             raise ValueError(f"{self.path}: its directory does not exist; make it first")
-        self._temporary = beside(self.path)
+        self._temporary = beside(self.path.resolve())
         self._metadata = {METADATA_KEY: _stamped(given, provenance or {})}
         self._row_group_tokens = row_group_tokens
         self._dtype = dtype
@@ -178,7 +179,10 @@ class DumpWriter:
             try:
                 self._flush(0)
                 self._output().close()
-                self._temporary.replace(self.path)
+                target = self.path.resolve()
+                with contextlib.suppress(FileNotFoundError):
+                    self._temporary.chmod(stat.S_IMODE(target.stat().st_mode))
+                self._temporary.replace(target)
             finally:
                 self.discard()
 
@@ -187,7 +191,8 @@ class DumpWriter:
         with self._lock:
             self._closed = True
             if self._file is not None:
-                self._file.close()  # a second time does nothing
+                with contextlib.suppress(OSError):  # where the disk is full
+                    self._file.close()  # a second time does nothing
                 self._temporary.unlink(missing_ok=True)
             if self._journal is not None:
                 self._journal.remove()
@@ -240,7 +245,8 @@ class Journal:
     def remove(self) -> None:
         """Close and remove the file."""
         if self._file is not None:
-            self._file.close()
+            with contextlib.suppress(OSError):
+                self._file.close()
             self.path.unlink(missing_ok=True)
 
 
@@ -260,9 +266,9 @@ def recover(path: str | os.PathLike[str], to: str | os.PathLike[str] | None = No
     """
     found = Path(path)
     if found.suffix != JOURNAL:
-        stem = beside(found).name.removesuffix(f"{os.getpid()}.tmp")
+        stem = beside(found.resolve()).name.removesuffix(f"{os.getpid()}.tmp")
         names = re.compile(re.escape(stem) + r"\d+\.[0-9a-f]{8}" + re.escape(JOURNAL))
-        there = sorted(p for p in found.absolute().parent.glob(".*") if names.fullmatch(p.name))
+        there = sorted(p for p in found.resolve().parent.glob(".*") if names.fullmatch(p.name))
         if not there:
             raise ValueError(
                 f"{found}: no journal of a killed writer lies beside it; there is nothing to recover"
@@ -279,10 +285,10 @@ def recover(path: str | os.PathLike[str], to: str | os.PathLike[str] | None = No
     with found.open("rb") as file:
         if not _locked(file):
             raise ValueError(f"{found}: its writer is still at work; wait for it, or stop it first")
-        temporary = beside(target)
+        temporary = beside(target.resolve())
         try:
             _rewrite(file, found, temporary)
-            temporary.replace(target)
+            temporary.replace(target.resolve())
         finally:
             temporary.unlink(missing_ok=True)
     found.with_suffix("").with_suffix(".tmp").unlink(missing_ok=True)

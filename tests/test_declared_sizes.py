@@ -67,6 +67,31 @@ def test_millions_of_equal_tokens_in_a_few_bytes_are_read(tmp_path, layout):
     assert tokens(path) == 3_000_000
 
 
+def test_too_many_equal_values_of_one_row_group_are_not_called_damage(tmp_path):
+    path = tmp_path / "a.parquet"
+    logs = pa.LargeListArray.from_arrays([0, *[0] * 60, 17_000_000], pa.repeat(pa.scalar(0.0), 17_000_000))
+    table = pa.table({"rollout_log_probs": logs, "old_log_probs": logs})
+    pq.write_table(table, path, compression="zstd", write_batch_size=1 << 22)
+    with pytest.raises(DumpError, match="too many values of one row group") as caught:
+        tokens(path)
+    assert "damaged" not in caught.value.hint
+    assert "write row groups of up to 16,777,216 values" in caught.value.hint
+
+
+def test_short_memory_is_not_called_damage(tmp_path, monkeypatch):
+    path = tmp_path / "a.parquet"
+    pq.write_table(constant(5, 10), path)
+
+    def short(*args, **more):
+        raise pa.ArrowMemoryError("malloc of size 64 failed")
+        yield
+
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", short)
+    with pytest.raises(DumpError, match="not enough memory") as caught:
+        tokens(path)
+    assert "damaged" not in caught.value.hint
+
+
 def test_statistics_of_long_text_do_not_hide_a_page(tmp_path):
     path = tmp_path / "a.parquet"
     table = constant(4, 3).set_column(5, "group_id", pa.array(["x" * 100_000 + str(i) for i in range(4)]))

@@ -10,7 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from offpol_diag import forms
 from offpol_diag.errors import DumpError
+from offpol_diag.forms import align
 from offpol_diag.readers import open_dump
 from offpol_diag.readers.sources import find
 from offpol_diag.writer import DumpWriter
@@ -106,3 +108,31 @@ def test_an_object_of_a_store_that_is_replaced_is_noticed(tmp_path):
 
 def test_a_name_that_is_not_utf8_is_refused_only_where_nothing_is(tmp_path):
     assert "no such file or directory" in refusal(str(tmp_path / os.fsdecode(b"a\xff.parquet"))).message
+
+
+ROW = '{{"rollout_log_probs": [-1.0, {0}], "old_log_probs": [-1.0, {0}]}}\n'
+
+
+def test_a_file_that_changes_while_it_is_converted_is_an_error(tmp_path, monkeypatch):
+    path = tmp_path / "a.jsonl"
+    path.write_text(ROW.format(-0.5) * 4)
+    cut = align.aligned
+
+    def appended(*args):
+        with path.open("a") as stream:
+            stream.write(ROW.format(-0.25))
+        return cut(*args)
+
+    monkeypatch.setattr(align, "aligned", appended)
+    with pytest.raises(DumpError, match=r"a\.jsonl: the file was changed while it was read"):
+        forms.open_dump([str(path)])
+
+
+def test_another_file_to_join_is_not_taken_for_the_last_one(tmp_path):
+    one, two = tmp_path / "one.jsonl", tmp_path / "two.jsonl"
+    one.write_text('{"rollout_log_probs": [-1.0]}\n')
+    reading = forms.Reading(join=f"{two}:old_log_probs", on="row")
+    for value in (-0.5, -2.25):
+        two.write_text(f'{{"old_log_probs": [{value}]}}\n')
+        (batch,) = forms.open_dump([str(one)], reading=reading).batches()
+        assert batch.old.tolist() == [value]

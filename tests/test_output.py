@@ -11,10 +11,11 @@ import threading
 import time
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from offpol_diag.cli import app, output
+from offpol_diag.cli import app, exits, output
 from offpol_diag.errors import UsageError
 from offpol_diag.writer import DumpWriter
 from tests.factory import make_summary
@@ -118,6 +119,36 @@ def test_links_are_followed_and_modes_kept():
     assert Path("not-yet.md").read_text().startswith("#")
     output.write_all({Path("/dev/null"): "new"})
     assert not Path("/dev/null").is_file()
+
+
+def test_a_dump_follows_links_and_keeps_the_mode():
+    Path("real.parquet").touch(mode=0o600)
+    Path("out.parquet").symlink_to("real.parquet")
+    Path("new.parquet").symlink_to("not-yet.parquet")
+    Path("rows.jsonl").write_text('{"rollout_log_probs": [-1.0], "old_log_probs": [-1.5]}\n')
+    for name in ("out.parquet", "new.parquet"):
+        assert run("convert", "rows.jsonl", "--to", name).exit_code == 0
+        assert Path(name).is_symlink()
+    assert Path("real.parquet").stat().st_mode & 0o777 == 0o600
+    assert len(pq.read_table("not-yet.parquet")) == 1
+
+
+def test_a_directory_that_is_read_only_is_refused_before_anything_is_read(monkeypatch):
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    ran = run("analyze", "dumps", *FEW, "--no-html", "--tally", "a.tally.json")
+    assert (ran.exit_code, sorted(one.name for one in Path().iterdir())) == (2, ["dumps", "now.json"])
+    assert "a.tally.json: cannot be written (its directory is read-only)" in ran.stderr
+
+
+@pytest.mark.parametrize("error", [MemoryError("Unable to allocate"), RuntimeError("can't allocate memory")])
+def test_short_memory_is_no_bug(error, monkeypatch):
+    def short(*args, **more):
+        raise error
+
+    monkeypatch.setattr("offpol_diag.cli.request.Request.run", short)
+    with pytest.raises(SystemExit) as stopped, exits.exit_codes():
+        app(["analyze", "dumps", *FEW, "--no-html"], standalone_mode=False)
+    assert stopped.value.code == 2
 
 
 # ---------------------------------------------------------------- stdout and stderr

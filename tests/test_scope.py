@@ -14,7 +14,9 @@ import pytest
 from arviz_stats.base import array_stats
 
 from offpol_diag.analyze import analyze
+from offpol_diag.engine import scope
 from offpol_diag.presets import Preset, Reject, Weight, catalogue
+from offpol_diag.readers import Dump
 
 M2PO = Preset("m2", "", reject=(Reject("k2", "batch", upper=0.02),))
 NORMAL = Preset("n", "", weight=Weight(upper=2.0, normalize=True))
@@ -296,3 +298,19 @@ def test_large_rewards_that_hardly_differ_keep_their_advantages(tmp_path):
     assert found.presets["token_is"].metrics["pg_loss"].value == pytest.approx(
         expected.presets["token_is"].metrics["pg_loss"].value, rel=1e-5
     )
+
+
+def test_too_many_steps_are_refused_in_one_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = saved(made(list(range(9))), tmp_path / "a.parquet")
+    monkeypatch.setattr(scope, "MOST_STEPS", 4)
+    readings: list[Dump] = []
+    batches = Dump.batches
+
+    def counted(dump: Dump, *args: Any) -> Any:
+        readings.append(dump)
+        return batches(dump, *args)
+
+    monkeypatch.setattr(Dump, "batches", counted)
+    with pytest.raises(scope.TooManySteps, match="more than 4 training steps"):
+        analyze([path], presets=[M2PO])
+    assert len(readings) == 1

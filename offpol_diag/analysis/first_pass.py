@@ -255,7 +255,7 @@ def _read(engine: Engine, dump: Dump, asked: Needs, job: Job[M]) -> M | None:
     narrow = asked.narrow(dump)
     try:
         return engine.reduce(narrow, job)
-    except DumpError:
-        if narrow is dump:
+    except DumpError as error:
+        if narrow is dump or isinstance(error, scope.TooManySteps):
             raise
         return engine.reduce(dump, job)

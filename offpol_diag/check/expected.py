@@ -15,7 +15,7 @@ from torch import Tensor
 from offpol_diag.analysis.first_pass import Needs, settle
 from offpol_diag.analysis.tally import PARTS, Study
 from offpol_diag.batch import Batch, joined
-from offpol_diag.engine import gap, normal, outcome
+from offpol_diag.engine import gap, normal, outcome, scope
 from offpol_diag.engine.outcome import Outcomes
 from offpol_diag.engine.scene import Scene
 from offpol_diag.presets import Preset
@@ -46,6 +46,7 @@ def by_step(batches: Iterable[Batch]) -> dict[int, Batch]:
                 rows.setdefault(step, []).append(row)
         for step, at in rows.items():
             found.setdefault(step, []).append(rows_of(batch, at))
+        scope.refuse_steps(len(found), 0)
     return {step: joined(parts) for step, parts in sorted(found.items())}
 
 

@@ -29,8 +29,10 @@ GRACE = 5.0
 """Seconds during which a second signal (`timeout` sends two) is ignored, so that clean-up completes."""
 LONGEST = 1600
 """Maximum characters per line of an error."""
-REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EBADF)
-"""Errors of writing that are no bugs: no room, or a closed stdout."""
+REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EBADF, errno.EROFS)
+"""Errors of writing that are no bugs: no room, a closed stdout, or a disk that is read-only by now."""
+NO_MEMORY = ("t allocate memory", "annot allocate memory", "failed to map segment", "can't start new thread")
+"""In messages of torch, the system and its loader where memory is short, besides MemoryError."""
 BUG = OffpolError(
     "this is a bug in offpol-diag", "please report it with the traceback above and what was run"
 )
@@ -128,6 +130,13 @@ def exit_codes() -> Iterator[None]:
                 OffpolError(f"{where}: cannot be written ({error.strerror})", "make room, or open stdout")
             )
             _silence_stdout()
+        elif isinstance(error, MemoryError) or any(words in str(error) for words in NO_MEMORY):
+            complain(
+                OffpolError(
+                    f"there is not enough memory ({str(error).partition(chr(10))[0] or 'none is left'})",
+                    "leave more memory free, say --workers 1, or choose fewer presets",
+                )
+            )
         else:
             with suppress(OSError):
                 put(sys.stderr, *"".join(traceback.format_exception(error)).splitlines())

@@ -106,6 +106,10 @@ def check(target: Path, *sources: object) -> None:
             raise UsageError(
                 f"{target}: its directory does not exist", f"make it first: mkdir -p {target.parent}"
             )
+        if _replaceable(target) and not os.access(target.resolve().parent, os.W_OK):
+            raise UsageError(
+                f"{target}: cannot be written (its directory is read-only)", "choose another place"
+            )
         if target.exists() and any(target.samefile(one) for one in _files(sources) if one.exists()):
             raise UsageError(f"{target}: is what is read", "write to another file")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import Annotated
 
@@ -38,6 +39,11 @@ def recover(path: Source, to: To = None, quiet: options.Quiet = False) -> None:
         what, _, hint = str(error).rpartition("; ")
         raise DumpError(what, hint) from error
     except OSError as error:
+        if error.filename is None or error.errno == errno.EROFS:  # the first is Arrow's, of the dump
+            raise DumpError(
+                f"{to or path}: cannot be written ({error.strerror or error})",
+                "make room there, or name another place: --to",
+            ) from error
         raise DumpError(
             f"{path}: {error.strerror or error}", "check its name, and that it may be read"
         ) from error

@@ -29,15 +29,19 @@ MOST_STEP_BYTES = 1 << 30
 """Most bytes of the sums that are kept of all training steps."""
 
 
+class TooManySteps(DumpError):
+    """The dump has more training steps than sums are kept of."""
+
+
 def refuse_steps(steps: int, size: int) -> None:
     """Refuse too many training steps, of each of which `size` bytes are kept.
 
     Raises:
-        DumpError: there are more than `MOST_STEPS`, or they need more than `MOST_STEP_BYTES`.
+        TooManySteps: there are more than `MOST_STEPS`, or they need more than `MOST_STEP_BYTES`.
     """
     if steps > MOST_STEPS or steps * size > MOST_STEP_BYTES:
         most = min(MOST_STEPS, MOST_STEP_BYTES // max(size, 1))
-        raise DumpError(
+        raise TooManySteps(
             f"column 'step': the dump has more than {most} training steps, and sums are kept of each",
             "name the column that numbers the trainer batches with --column step=NAME, or analyze the dump "
             "in parts; fewer presets and bounds by step need less memory",

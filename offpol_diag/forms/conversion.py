@@ -90,13 +90,33 @@ def convert(found: Found, target: Path, reading: Reading, columns: Mapping[str, 
             provenance["versions"] = {}  # those of this machine say nothing of the run
             if found.form.trainer:
                 provenance["trainer"] = found.form.trainer
-            _write(whole, made, provenance)
+            _write(_of_one_version(whole, found, reading), made, provenance)
     except OSError as error:
         raise DumpError(
             f"{found.files[0]}: cannot be converted ({error.strerror or error})",
             "make room there, or set TMPDIR to another place",
         ) from error
     return made
+
+
+def _states(found: Found, reading: Reading) -> tuple[tuple[Any, ...], ...]:
+    """Return what changes when one of the files that are read is replaced or rewritten."""
+    second = [Path(join.parse(reading.join)[0])] if reading.join else []
+    files = [*found.files, *(path for path in second if path.is_file())]
+    stats = [(path, path.stat()) for path in files]
+    return tuple((path, stat.st_size, stat.st_mtime_ns, stat.st_ino) for path, stat in stats)
+
+
+def _of_one_version(rows: Iterator[Row], found: Found, reading: Reading) -> Iterator[Row]:
+    """Yield rows; if a file is another one at their end, that is an error: rows of both may be mixed."""
+    before = _states(found, reading)
+    yield from rows
+    for old, new in zip(before, _states(found, reading), strict=True):
+        if old != new:
+            raise DumpError(
+                f"{new[0]}: the file was changed while it was read",
+                "wait until its writer has ended, or read a copy; then read again",
+            )
 
 
 def _said(found: Found, how: Alignment) -> str:
@@ -288,8 +308,7 @@ def open_dump(
 
 def _temporary(found: Found, reading: Reading, columns: Mapping[str, str]) -> Converted:
     """Convert to a temporary file, or return the one of the same files that is kept."""
-    states = tuple((path, path.stat().st_size, path.stat().st_mtime_ns) for path in found.files)
-    key = (states, found.form.name, reading, tuple(columns.items()))
+    key = (_states(found, reading), found.form.name, reading, tuple(columns.items()))
     made = _KEPT.pop(key, None)
     if made is None:
         folder, owner = tempfile.mkdtemp(prefix="offpol-diag-"), os.getpid()

@@ -292,7 +292,17 @@ def _corrupt(part: Part, group: int, done: int, names: Sequence[str], error: Exc
         _unchanged(part)
     if lost := outage(part.path, error):
         return DumpError(f"{where}: {lost[0]}", lost[1])
+    if isinstance(error, MemoryError):  # Arrow's is one
+        return DumpError(
+            f"{where}: there is not enough memory to read it ({first_line(error)})",
+            "leave more memory free, say --workers 1, or write smaller row groups",
+        )
     culprits = ", ".join(repr(name) for name in names if not _reads(part, group, name)) or "unknown"
+    if isinstance(error, TooMany):
+        return DumpError(
+            f"{where}, column {culprits}: too many values of one row group ({error})",
+            f"so few bytes hold them only where all are equal; write row groups of up to {LONGEST:,} values",
+        )
     return DumpError(
         f"{where}, column {culprits}: the data cannot be read ({first_line(error)})",
         "the file is damaged: copy it again and compare sizes; if the error stays, dump again",
@@ -338,6 +348,10 @@ class Implausible(ValueError):
     """A column declares an impossible size."""
 
 
+class TooMany(Implausible):
+    """A column declares more values than are read of so few bytes; the file may be in order."""
+
+
 def check_sizes(
     chunk: pq.ColumnChunkMetaData,
     rows: int,
@@ -367,8 +381,10 @@ def check_sizes(
     values, backed = chunk.num_values, PER_BYTE * chunk.total_compressed_size
     if others is not None:  # a mask may be the same throughout, and compress at will
         backed = max(backed, 2 * others, rows)
-    if values < 0 or values > max(LONGEST, backed):
-        raise Implausible(f"{values} values in {rows} rows and {chunk.total_compressed_size} bytes")
+    if values < 0:
+        raise Implausible(f"{values} values")
+    if values > max(LONGEST, backed):
+        raise TooMany(f"{values} values in {rows} rows and {chunk.total_compressed_size} bytes")
     if stream is not None:
         _check_pages(chunk, stream, begin, end)
 
