@@ -316,8 +316,17 @@ def value(statistic: str, d: float, q: float) -> float:
         "mult_prob_error": lambda: math.exp(abs(d)),
         "tv": lambda: abs(math.expm1(d)) / 2,
         "prob_diff": lambda: math.exp(q) * math.expm1(d),
+        "prob_gap": lambda: abs(math.exp(q) * math.expm1(d)),
         "binary_kl": lambda: binary_kl(d, q),
+        "binary_kl_clamped": lambda: clamped_kl(q, q + d, 1e-6),
+        "binary_kl_max": lambda: max(clamped_kl(q, q + d, 1e-8), clamped_kl(q + d, q, 1e-8)),
     }[statistic]()
+
+
+def clamped_kl(q: float, p: float, least: float) -> float:
+    """KL from a coin of log-probability q to one of p, both within [least, 1 − least], in 40 digits."""
+    one, two = (min(max(mpmath.exp(x), mpmath.mpf(least)), 1 - mpmath.mpf(least)) for x in (q, p))
+    return float(one * mpmath.log(one / two) + (1 - one) * mpmath.log((1 - one) / (1 - two)))
 
 
 def binary_kl(d: float, q: float) -> float:

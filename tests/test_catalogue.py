@@ -54,7 +54,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
 SOURCE = (
     r"\b(?=\w*\d)[0-9a-f]{7,}\b"  # a commit
     r"|\bv\d+\.\d+"  # a release
-    r"|arXiv \d{4}\.\d{5}|JMLR \d+|report \(\d{4}-\d\d\)"  # a paper
+    r"|pull request \d+ \(\w+ 20\d\d\)|arXiv \d{4}\.\d{5}|JMLR \d+|report \(\d{4}-\d\d\)"  # a paper
 )
 
 
@@ -405,8 +405,11 @@ WEIGHT_KEYS = "over, action, upper, lower, normalize, safety, safety_at, strict,
 REJECT_KEYS = (
     "statistic, over, lower, upper, advantage, advantage_of, policy, safety, safety_at, strict, among"
 )
-STATISTICS = "ratio, k1, k2, k3, k3_reverse, mult_prob_error, prob_diff, tv, binary_kl"
-UNSIGNED = "binary_kl, k2, k3, k3_reverse, tv"
+STATISTICS = (
+    "ratio, k1, k2, k3, k3_reverse, mult_prob_error, prob_diff, prob_gap, tv, "
+    "binary_kl, binary_kl_clamped, binary_kl_max"
+)
+UNSIGNED = "binary_kl, binary_kl_clamped, binary_kl_max, k2, k3, k3_reverse, prob_gap, tv"
 BATCH = 'statistic = "k2", over = "batch"'
 
 SLIPS = [

@@ -12,7 +12,7 @@ from offpol_diag.presets import Preset, Reject, Veto, Weight
 from tests import oracles
 from tests.test_near import opened
 
-STATISTICS = ("ratio", "k1", "k2", "k3", "k3_reverse", "mult_prob_error", "prob_diff", "tv")
+STATISTICS = ("ratio", "k1", "k2", "k3", "k3_reverse", "mult_prob_error", "prob_diff", "prob_gap", "tv")
 OVER = ("sum", "mean", "max", "min")
 
 

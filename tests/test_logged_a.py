@@ -24,7 +24,7 @@ from tests.trainers.table import TABLE
 
 BUILT_IN = catalogue.load()
 VERL = ("verl-2025-10", "verl-2025-11", "verl-2026-01", "verl-2026-03")
-OURS = (*VERL, "trl", "ms-swift", "openrlhf")
+OURS = (*VERL, "trl", "ms-swift", "openrlhf", "openrlhf-2026-09", "molt")
 PRESETS = {name: preset for name, preset in BUILT_IN.items() if preset.logs in OURS}
 
 
@@ -173,6 +173,33 @@ def openrlhf(p, *, policy_loss_type="ppo", is_correction_type="tis", is_correcti
     return found
 
 
+def openrlhf_2026_09(p, *, is_correction_gating, is_correction_threshold, level="token"):
+    """The same, with the share that the gate drops: of tokens, or of rows."""
+    rollout, old = (np.clip(np.exp(x), 1e-6, 1 - 1e-6) for x in (p.rollout, p.old))
+    gate = np.abs(rollout - old)
+    if is_correction_gating == "binary_kl":
+        gate = rollout * np.log(rollout / old) + (1 - rollout) * np.log((1 - rollout) / (1 - old))
+    if level == "seq":
+        filtered = (row_mean(gate, p.mask) > is_correction_threshold[1]).mean()
+    else:
+        filtered = (gate > is_correction_threshold[1])[p.mask].mean()
+    return openrlhf(p) | {"is_filter_ratio": filtered}
+
+
+def molt(p, *, level="token", mode="mask", threshold=(0.5, 5.0)):
+    """Its own names, and the share that lies outside the bounds."""
+    found, gap = openrlhf(p), np.clip(p.gap(), -30, 30)
+    gates = {"token": gap, "seq": np.clip(row_sum(gap, p.mask), -30, 30), "geo": row_mean(gap, p.mask)}
+    ratio = np.exp(gates[level])
+    outside = (ratio > threshold[1]) | ((ratio < threshold[0]) & (mode != "trunc"))
+    return {
+        "policy_clip_ratio": found["ppo_clip_ratio"],
+        "policy_kl": found["ppo_kl"],
+        "vllm_kl": found["vllm_kl"],
+        "is_filter_ratio": outside[p.mask].mean() if level == "token" else outside.mean(),
+    }
+
+
 # ---------------------------------------------------------------- verl, beside the correction
 
 
@@ -259,7 +286,13 @@ def differences(got, want):
 
 # ---------------------------------------------------------------- every row
 
-RESTATED = {"trl": trl, "ms-swift": swift, "openrlhf": openrlhf}
+RESTATED = {
+    "trl": trl,
+    "ms-swift": swift,
+    "openrlhf": openrlhf,
+    "openrlhf-2026-09": openrlhf_2026_09,
+    "molt": molt,
+}
 
 
 @pytest.mark.parametrize("stem", DUMPS)

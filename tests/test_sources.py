@@ -15,7 +15,7 @@ from offpol_diag.trainers.schema import schema
 
 MAKE = runpy.run_path(str(Path(__file__).parents[1] / "docs" / "make.py"))
 CITED, linked = MAKE["CITED"], MAKE["linked"]
-PAPERS = ("arXiv", "JMLR", "report")
+PAPERS = ("arXiv", "JMLR", "report", "pull request")
 
 
 def test_a_source_names_commit_date_file_and_lines_or_a_paper() -> None:

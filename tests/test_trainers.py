@@ -17,6 +17,7 @@ FAMILIES = (
     "trl_",
     "swift_",
     "openrlhf_",
+    "molt_",
     "nemo_rl_",
     "slime_",
     "miles_",

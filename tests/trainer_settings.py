@@ -136,6 +136,14 @@ FLAGS: dict[str, dict[str, dict[str, Any]]] = {
         "--actor.eps_clip_low_high": {"type": float, "nargs": 2, "default": [0.2, 0.2]},
         "--actor.dual_clip": {"type": float},
     },
+    "molt": {
+        "--algo.advantage.is_correction_level": {"choices": ["off", "token", "seq", "geo"], "default": "off"},
+        "--algo.advantage.is_correction_mode": {"choices": ["mask", "clip", "trunc"], "default": "mask"},
+        "--algo.advantage.is_correction_threshold": {"type": float, "nargs": 2, "default": [0.5, 5.0]},
+        "--actor.loss_mode": {"choices": ["ppo", "cispo", "gspo"], "default": "ppo"},
+        "--actor.eps_clip_low_high": {"type": float, "nargs": 2, "default": [0.2, 0.2]},
+        "--actor.dual_clip": {"type": float},
+    },
     "openrlhf before 0.10.2": {
         "--enable_vllm_is_correction": {"action": "store_true"},
         "--vllm_is_truncated_threshold": {"type": float, "nargs": 2, "default": [0.5, 5.0]},
@@ -378,7 +386,12 @@ def openrlhf(f: Flat, p: Padded) -> Effect:
         g = below(f, "algo.advantage.is_correction_")
         bounds = g["threshold"]
         if "level" in g:
-            assert g["gating"] == "ratio"
+            if g["gating"] != "ratio":
+                (upper,) = bounds
+                gated = {"is_correction_gating": g["gating"], "level": g["level"]}
+                assert (g["mode"], f["actor.policy_loss_type"]) == ("mask", "ppo")
+                verdict = hub.openrlhf(p, is_correction_threshold=(0.0, upper), **gated)
+                return Effect(verdict, clip=f["actor.eps_clip_low_high"])
             assert (g["level"], g["mode"]) != ("seq", "clip")
             kinds = {"tokenclip": "tis", "tokenmask": "icepop"}
             on, kind = g["level"] != "off", kinds.get(g["level"] + g["mode"], "mis")
@@ -392,6 +405,17 @@ def openrlhf(f: Flat, p: Padded) -> Effect:
     return Effect(hub.openrlhf(p, is_correction_type=kind, is_correction_threshold=bounds), clip=clip)
 
 
+def molt(f: Flat, p: Padded) -> Effect:
+    """Apply Molt's flags."""
+    g, loss = below(f, "algo.advantage.is_correction_"), f["actor.loss_mode"]
+    low, high = f["actor.eps_clip_low_high"]
+    clip = (1.0, high - 1) if loss == "cispo" else (low, high)
+    kind = {"ppo": "ppo_clip"}.get(loss, loss)
+    if g["level"] == "off":
+        return Effect(nothing(p), kind, "old", clip)
+    return Effect(hub.molt(p, **named(g, "level mode threshold")), kind, "old", clip)
+
+
 # ---------------------------------------------------------------- NeMo-RL, slime, miles, AReaL
 
 
@@ -401,14 +425,18 @@ def nemo_rl(f: Flat, p: Padded) -> Effect:
     assert not sequence or g["token_level_loss"] is False
     assert g[start + "ratio"] is None or g[start + "type"] is not None
     loss = "cispo" if g.get("use_cispo") else "gspo" if sequence else "ppo_clip"
+    loss = "reinforce" if g.get("disable_ppo_ratio") else loss
+    on_policy = named(g, "force_on_policy_ratio") if g.get("force_on_policy_ratio") else {}
+    loss = "surrogate" if on_policy else loss
     clip = (g.get("ratio_clip_min", 0.2), g.get("ratio_clip_max", 0.2))
     error = named(f, "seq_logprob_error_threshold", "grpo.")
+    anchor = "rollout" if on_policy else "old"
     if not g["use_importance_sampling_correction"]:
         weighed = nemo_code.nemo_rl(p, **error)
         factor = np.where(weighed.factor > 0, 1.0, 0.0)
         return Effect(Verdict(factor, weighed.counted), loss, "old", clip)
     settings = named(g, f"{start}type {start}ratio {start}ratio_min sequence_level_importance_ratios")
-    return Effect(nemo_code.nemo_rl(p, **settings, **error), loss, "old", clip)
+    return Effect(nemo_code.nemo_rl(p, **settings, **error, **on_policy), loss, anchor, clip)
 
 
 MIS = (
@@ -559,6 +587,7 @@ TRAINERS: dict[str, Callable[[Flat, Padded], Effect]] = {
     "trl": trl,
     "ms-swift": ms_swift,
     "openrlhf": openrlhf,
+    "molt": molt,
     "nemo-rl": nemo_rl,
     "slime": slime,
     "miles": slime,

@@ -20,7 +20,7 @@ from offpol_diag.engine import segments
 from offpol_diag.engine.ratios import COIN, FLOAT32_OVERFLOW, OVERFLOW, Level, Ratios, Split
 from offpol_diag.engine.rows import distinct, of_rows
 from offpol_diag.engine.segments import Memo, here
-from offpol_diag.presets import AGGREGATES, Over, Preset, Reject, Veto, Weight
+from offpol_diag.presets import AGGREGATES, BINARY, Over, Preset, Reject, Veto, Weight
 
 P = TypeVar("P", Weight, Reject)
 T = TypeVar("T")
@@ -111,8 +111,8 @@ def passing_tokens(ratios: Ratios, rule: Reject) -> Tensor | None:
     """Return the tokens that pass a rule on tokens, [T] bool; None where all do, if that is cheap to see."""
     if not here(ratios.batch.rollout):
         return passes(ratios, rule).values
-    if rule.statistic == "binary_kl" and rule.over == "token" and rule.upper is not None:
-        few = places(~_binary_kl_below(ratios, rule.upper))
+    if rule.statistic in BINARY and rule.over == "token" and rule.upper is not None:
+        few = places(~_binary_kl_below(ratios, rule.upper, both=rule.statistic == "binary_kl_max"))
         if rule.lower is None and 2 * len(few) < ratios.batch.tokens:
             some = Ratios(ratios.batch.some(few), ratios.policy, ratios.settled)
             return torch.ones_like(ratios.delta, dtype=torch.bool).index_put_(
@@ -125,14 +125,16 @@ def passing_tokens(ratios: Ratios, rule: Reject) -> Tensor | None:
     return passes(ratios, rule).values
 
 
-def _binary_kl_below(ratios: Ratios, bound: float) -> Tensor:
-    """Return tokens whose binary KL is certainly below a bound, as χ² is, which is never less.
+def _binary_kl_below(ratios: Ratios, bound: float, *, both: bool) -> Tensor:
+    """Return tokens whose binary KL (of both directions) is certainly below a bound, as χ² is, never less.
 
-    χ² = π_rollout x² / ((1 + x) (1 − π_train)) with x = r − 1; `COIN` adds at most itself to the KL.
+    χ² = π_rollout x² / ((1 + x) (1 − π_train)) with x = r − 1, of the other direction π_rollout x² /
+    (1 − π_rollout). `COIN` adds at most itself to the KL; clamping both probabilities never adds to it.
     """
     x, rollout = ratios.excess(), ratios.probabilities
-    train = rollout * (x + 1)
-    return rollout * x.square() < 0.99 * (bound - COIN) * (x + 1) * (1 - train)
+    train, size, most = rollout * (x + 1), rollout * x.square(), 0.99 * (bound - COIN)
+    below = size < most * (x + 1) * (1 - train)
+    return below & (size < most * (1 - rollout)) if both else below
 
 
 def statistic(ratios: Ratios, rule: Reject) -> Level:

@@ -26,7 +26,11 @@ from offpol_diag.presets import Clip, Policy, Preset
 
 BOUNDS: dict[str, tuple[float | None, float | None, str]] = {
     "verl": (20.0, 10.0, "1dda039b core_algos.py:1338,2070 (vanilla, cispo), 1590 (gspo, above only)"),
-    "openrlhf": (20.0, None, "3c3be623 openrlhf/models/loss.py:168"),
+    "openrlhf": (
+        20.0,
+        20.0,
+        "3c3be623 openrlhf/models/loss.py:168; GSPO since pull request 1339, September 2026",
+    ),
     "skyrl": (20.0, 10.0, "a9564572e ppo_utils.py:567,782 (regular, cispo), 709 (gspo, above only)"),
     "miles": (20.0, 20.0, "31f1ca961 loss_hub/math_utils.py:19-33"),
     "slime": (None, None, "624b824a8 slime/utils/ppo_utils.py:125-171"),

@@ -51,8 +51,11 @@ _STATISTICS: dict[str, Callable[[Ratios, float | None], Tensor]] = {
     "k3_reverse": lambda x, safety: segments.expm1(-x.clamped(safety)) + x.clamped(safety),
     "mult_prob_error": lambda x, safety: segments.exp(x.clamped(safety).abs()),
     "prob_diff": lambda x, safety: x.probabilities * x.excess(safety),
+    "prob_gap": lambda x, safety: (x.probabilities * x.excess(safety)).abs(),
     "tv": lambda x, safety: x.excess(safety).abs() / 2,
     "binary_kl": lambda x, safety: _binary_kl(x.clamped(safety), x.batch.rollout),
+    "binary_kl_clamped": lambda x, safety: _clamped_kl(x.clamped(safety), x.batch.rollout, 1e-6)[0],
+    "binary_kl_max": lambda x, safety: torch.maximum(*_clamped_kl(x.clamped(safety), x.batch.rollout, 1e-8)),
 }
 """Statistic of every token, with Δ clamped to ±safety; `ratio` stays in the log domain, where its bounds are
 taken too."""
@@ -63,6 +66,18 @@ def _binary_kl(d: Tensor, q: Tensor) -> Tensor:
     this = -segments.exp(q) * d
     other, train = -segments.expm1(q), -segments.expm1(q + d)
     return this + other * torch.log((other + COIN) / (train.clamp(min=0) + COIN))
+
+
+def _clamped_kl(d: Tensor, q: Tensor, least: float) -> tuple[Tensor, Tensor]:
+    """Compute the KL of "this token or another" from π_rollout to π_train, and back, nats.
+
+    Both probabilities are clamped to [least, 1 − least] first, as OpenRLHF and AReaL do.
+    """
+    bounds = least, 1 - least
+    rollout, train = (segments.exp(x).clamp(*bounds) for x in (q, q + d))
+    other, others = ((-segments.expm1(x)).clamp(*bounds) for x in (q, q + d))
+    this, rest = torch.log(rollout / train), torch.log(other / others)
+    return rollout * this + other * rest, -train * this - others * rest
 
 
 COIN = 1e-8
@@ -91,6 +106,7 @@ _OF_MOMENTS: dict[str, Callable[[Moments, Policy], Tensor]] = {
     "k3_reverse": lambda m, d: m.of("k3_reverse", d),
     "mult_prob_error": lambda m, d: m.n + m.of("e^|d| − 1", d),
     "prob_diff": lambda m, d: m.of("x", d, "π_rollout"),
+    "prob_gap": lambda m, d: m.of("|x|", d, "π_rollout"),
     "tv": lambda m, d: m.of("|x|", d) / 2,
 }
 """Sum of each statistic over near tokens; statistics without an entry are computed token by token."""

@@ -39,10 +39,11 @@ SPANS: dict[str, Callable[[float], tuple[float, float]]] = {
     "k3_reverse": lambda a: (0.0, math.expm1(a) - a),
     "mult_prob_error": lambda a: (1.0, math.exp(a)),
     "prob_diff": lambda a: (ROUNDING * math.expm1(-a), ROUNDING * math.expm1(a)),
+    "prob_gap": lambda a: (0.0, ROUNDING * math.expm1(a)),
     "tv": lambda a: (0.0, math.expm1(a) / 2),
 }
 """Statistic → the range of a token's value when |Δ| <= a. Statistics without an entry have no such range
-(binary_kl: at π_train = 1 it is large however small Δ is).
+(`BINARY`: at π_train = 1 it is large however small Δ is).
 """
 
 

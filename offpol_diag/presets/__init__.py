@@ -15,7 +15,18 @@ Over = Literal["token", "sum", "mean", "max", "min", "segment", "batch"]
 WeightOver = Literal["token", "sum", "mean", "segment"]
 Action = Literal["truncate", "mask", "none", "psis"]
 Statistic = Literal[
-    "ratio", "k1", "k2", "k3", "k3_reverse", "mult_prob_error", "prob_diff", "tv", "binary_kl"
+    "ratio",
+    "k1",
+    "k2",
+    "k3",
+    "k3_reverse",
+    "mult_prob_error",
+    "prob_diff",
+    "prob_gap",
+    "tv",
+    "binary_kl",
+    "binary_kl_clamped",
+    "binary_kl_max",
 ]
 Sign = Literal["any", "negative", "positive", "against", "against_or_zero", "away"]
 SignOf = Literal["unit", "token"]
@@ -38,7 +49,9 @@ Loss = Literal[
 ]
 AGGREGATES = frozenset({"ratio", "k1"})
 """Statistics whose sequence form is an aggregated log-ratio, which a safety bound can act on."""
-UNSIGNED = frozenset({"k2", "k3", "k3_reverse", "tv", "binary_kl"})
+BINARY = frozenset({"binary_kl", "binary_kl_clamped", "binary_kl_max"})
+"""KL divergences of "this token or another", which a small Δ does not bound: 1 − π_train may be 0."""
+UNSIGNED = frozenset({"k2", "k3", "k3_reverse", "tv", "prob_gap"}) | BINARY
 """Statistics that are 0 on-policy and grow with the drift whichever way it goes."""
 Slip = tuple[str, str]  # (key, or "" for the whole table; the rule that its value breaks)
 
@@ -98,8 +111,10 @@ class Reject:
 
     Attributes:
         statistic: ratio (r; bounds on r), k1 (−Δ; bounds in nats), k2 (Δ²/2), k3 (r−1−Δ), k3_reverse
-            (1/r−1+Δ), mult_prob_error (e^|Δ|), prob_diff (π_train − π_rollout, signed), tv (|r−1|/2),
-            binary_kl (KL from π_rollout to π_train of "this token or another", nats).
+            (1/r−1+Δ), mult_prob_error (e^|Δ|), prob_diff (π_train − π_rollout, signed), prob_gap (its
+            size), tv (|r−1|/2), binary_kl (KL from π_rollout to π_train of "this token or another", nats),
+            binary_kl_clamped (the same, both probabilities clamped to [1e-6, 1 − 1e-6]), binary_kl_max (the
+            larger of both directions, clamped to [1e-8, 1 − 1e-8]).
         over: token, or how the sequence (sum, mean, max, min) or the turn (segment) aggregates it; batch: the
             tokens with the largest values in the trainer batch (the rows of one `step`) are dropped until
             the mean of the rest is below `upper`, the smallest never. For `ratio`: sum is the product ratio,

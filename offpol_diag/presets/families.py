@@ -27,5 +27,13 @@ FAMILIES = {
     "PSIS": "the largest weights become the expected order statistics of a tail fitted to them",
     "GSPO": "the policy loss clips one ratio per sequence, its geometric mean",
     "CISPO": "the clipped ratio is a constant weight: no token's gradient is lost to the clip",
+    "REINFORCE": "the loss is −A log π_θ, without a ratio",
+    "TOPR": "REINFORCE, with the ratio as a weight, at most 1, where the reward is not positive",
+    "DRO": "REINFORCE with a quadratic penalty on the log-ratio in place of a clip",
+    "SAPO": "a sigmoid of the ratio in place of the clip: far tokens pull less, none is cut off",
+    "GMPO": "the loss takes the geometric mean of the sequence's clipped ratios",
+    "LUSPO": "GSPO, each sequence counted as often as it has tokens",
+    "FIPO": "the clipped loss of a token, times the influence of the tokens after it",
+    "VESPO": "REINFORCE weighted by a smooth function of the sequence's product ratio",
 }
 """Family → what it does, in a sentence; from no correction to the most demanding."""

@@ -30,8 +30,11 @@ STATISTICS = {
     "k3_reverse": "(1/r−1+Δ)",
     "mult_prob_error": "e^|Δ|",
     "prob_diff": "(π_train−π_rollout)",
+    "prob_gap": "|π_train−π_rollout|",
     "tv": "|r−1|/2",
     "binary_kl": "KL₂(π_rollout‖π_train)",
+    "binary_kl_clamped": "KL₂(π_rollout‖π_train), both within [1e-6, 1−1e-6]",
+    "binary_kl_max": "max KL₂ of both directions",
 }
 OVER = {
     "token": "",

@@ -26,6 +26,8 @@ LOGS = (
     "trl",
     "ms-swift",
     "openrlhf",
+    "openrlhf-2026-09",
+    "molt",
     "nemo-rl",
     "slime",
     "slime-mis",

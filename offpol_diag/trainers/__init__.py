@@ -46,6 +46,7 @@ TRAINERS: dict[str, Trainer] = {
         skyrl.TRAINER,
         roll.TRAINER,
         open_instruct.TRAINER,
+        openrlhf.MOLT,
         verl.FLASH_RL,
         others.COLOSSALAI,
         others.TORCHFORGE,

@@ -301,11 +301,16 @@ TYPE, CAP, LOW = (f"truncated_importance_sampling_{key}" for key in ("type", "ra
 CLIP = ClipKeys("ratio_clip_min", "ratio_clip_max", "ratio_clip_c")
 RAW = {TYPE: None, CAP: None}
 """No truncation: a ratio that is left over from a base file is an error without its type."""
+ON_POLICY = {"surrogate": "force_on_policy_ratio", "reinforce": "disable_ppo_ratio"}
+"""Loss → the key that takes the clipped ratio away: a ratio of 1, or REINFORCE."""
 
 
 def nemo_rl(parts: Parts) -> Translation:
     """tis, icepop or seq-mask-tis, and a threshold on the sequence's log-prob error."""
-    parts.need(("old",), ("ppo_clip", "gspo", "cispo"))
+    on_policy = parts.policy == "current"
+    parts.need(
+        ("old", "current"), ("surrogate",) if on_policy else ("ppo_clip", "gspo", "cispo", "reinforce")
+    )
     error = parts.take("mult_prob_error", "mean", "upper")
     settings = {**_weight_settings(parts), **_loss_settings(parts.preset)}
     parts.finish()
@@ -316,6 +321,8 @@ def nemo_rl(parts: Parts) -> Translation:
         settings.get(TYPE) == "tis"
         and not settings[LOW]
         and f"before NeMo-RL 0.6.0 there is no {TYPE}: the ratio alone means tis",
+        on_policy
+        and "force_on_policy_ratio takes one update per batch, and skips the pass for the old log-probs",
         error and "the sequences of seq_logprob_error_threshold leave the denominator",
     )
 
@@ -351,6 +358,8 @@ def _loss_settings(preset: Preset) -> Settings:
     if preset.loss == "cispo":
         low, high = config.clip_bounds(preset)
         return {"use_cispo": True, CLIP.low: low, CLIP.high: high, CLIP.dual: None}
+    if preset.loss in ON_POLICY:
+        return {ON_POLICY[preset.loss]: True}
     gspo = {"sequence_level_importance_ratios": True, "token_level_loss": False}
     return {**(gspo if preset.loss == "gspo" else {}), **config.clip_settings(preset, CLIP)}
 

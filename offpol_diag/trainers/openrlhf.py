@@ -1,19 +1,26 @@
-"""OpenRLHF: three numbers of its policy loss, none about the weights; a level, a mode and a gate.
+"""OpenRLHF, and NVIDIA Molt, whose policy loss began as OpenRLHF's: a level, a mode and a gate.
 
-Logged numbers are off OpenRLHF 3c3be623 (models/loss.py). Averages over micro-batches are weighted by their
-tokens, so the dump as one batch gives the same. The keys of the correction are those since September 2026;
-before, is_correction_type with two bounds.
+Logged numbers are off OpenRLHF 3c3be623 (models/loss.py), with `is_filter_ratio` since pull request 1339 of
+September 2026, and off Molt 2d6260856 (molt/models/loss.py). Averages over micro-batches are weighted by
+their tokens, so the dump as one batch gives the same. The keys of OpenRLHF's correction are those since
+September 2026; before, is_correction_type with two bounds.
 """
 
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 from offpol_diag.presets import Preset
 from offpol_diag.trainers import config, schema
-from offpol_diag.trainers.base import Log, Sum, per_token, table
-from offpol_diag.trainers.config import ClipKeys, Parts, Settings, Snippet, Trainer, Translation
+from offpol_diag.trainers.base import Log, Sum, When, per_row, per_token, table
+from offpol_diag.trainers.config import ClipKeys, Guards, Parts, Settings, Snippet, Trainer, Translation
 from offpol_diag.trainers.measures import K1, UPDATE, U, clip_decides, under
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from offpol_diag.trainers.view import View
 
 
 def _corrects(preset: Preset) -> bool:
@@ -41,13 +48,55 @@ CORRECTED = {
         "Logged by the PPO loss only, with the correction on."
     ),
 }
-LOG = Log("openrlhf", (*table(LOSS), *table(CORRECTED, when=_corrects)))
+
+
+def _filtered(view: View) -> Tensor:
+    """Count tokens outside the bounds of a weight or a rule on tokens; flag the sequences of other rules."""
+    rules = view.preset.reject
+    if not rules:
+        return view.capped()
+    if rules[0].on_tokens:
+        return view.dropped_by(*rules)
+    return (view.nonempty & ~view.passes(rules[0])) + view.zeros
+
+
+def _filters(of_rows: bool) -> When:
+    """Return the predicate of a correction whose bounds are on sequences, or on tokens."""
+
+    def holds(preset: Preset) -> bool:
+        return _corrects(preset) and of_rows == any(not rule.on_tokens for rule in preset.reject)
+
+    return holds
+
+
+FILTERED = Sum("filtered", _filtered)
+_SHARE = "that the correction's bounds drop or clamp; before any of it, so a level's own number"
+FILTER = (
+    *table(
+        {"is_filter_ratio": per_token(FILTERED).means(f"Share of the tokens {_SHARE}.")}, when=_filters(False)
+    ),
+    *table(
+        {"is_filter_ratio": per_row(FILTERED).means(f"Share of the sequences {_SHARE}.")}, when=_filters(True)
+    ),
+)
+ENTRIES = (*table(LOSS), *table(CORRECTED, when=_corrects))
+LOG, SINCE_2026_09 = Log("openrlhf", ENTRIES), Log("openrlhf-2026-09", (*ENTRIES, *FILTER))
+MOLT_LOG = Log(
+    "molt",
+    (
+        *table({"policy_clip_ratio": LOSS["ppo_clip_ratio"], "policy_kl": LOSS["ppo_kl"]}),
+        *table(CORRECTED, when=_corrects),
+        *FILTER,
+    ),
+)
 
 # ---------------------------------------------------------------- configuration
 
 CLIP = ClipKeys("low", "high", "actor.dual_clip")
 CORRECTION = "algo.advantage.is_correction_"
 LEVELS = {"tis": ("token", "clip"), "icepop": ("token", "mask"), "seq-mask-tis": ("seq", "mask")}
+GATES = {"binary_kl_clamped": "binary_kl", "prob_gap": "tv"}
+"""Statistic of a rule with an upper bound → its gate, since September 2026."""
 FORMER = {"seq-mask-tis": "mis"}
 """Type → its name before 0.9.4."""
 VLLM = {
@@ -70,6 +119,12 @@ def openrlhf(parts: Parts) -> Translation:
         ignored = "under gspo the correction's bounds are ignored: the rollout's log-probs become the anchor"
         forms: tuple[Settings, Settings] = ({"level": "token"}, {"enable": True}) if bypass else ({}, {})
         return _forms(_loss(parts.preset), *forms), (ignored if bypass else nothing,)
+    gated = _gate(parts)
+    if gated:
+        parts.finish()
+        return (schema.block("openrlhf", "flags", gated | _loss(parts.preset)),), config.remarks(
+            "both probabilities are clamped to [1e-6, 1 - 1e-6]"
+        )
     kind, (low, high) = _type(parts)
     parts.finish()
     bounds = 0.0 if low is None else low, math.inf if high is None else high
@@ -81,6 +136,19 @@ def openrlhf(parts: Parts) -> Translation:
         bounds[1] == math.inf and "an upper bound of inf is idle",
         "before 0.9.1 the threshold was one upper bound",
     )
+
+
+def _gate(parts: Parts) -> Settings:
+    """The keys of a rule on a divergence, beside the raw token ratio; nothing if there is none."""
+    for rule in parts.rules:
+        name, level = GATES.get(rule.statistic), {"token": "token", "mean": "seq"}.get(rule.over)
+        weight = parts.weight
+        raw = weight is not None and (weight.over, weight.action) == ("token", "none")
+        if name and level and raw and parts.take(rule.statistic, rule.over, "upper"):
+            parts.take_weight("token")
+            keys = {"level": level, "mode": "mask", "gating": name, "threshold": rule.upper}
+            return {CORRECTION + key: value for key, value in keys.items()}
+    return {}
 
 
 def _type(parts: Parts) -> tuple[str, config.Band]:
@@ -116,4 +184,62 @@ def _loss(preset: Preset) -> Settings:
     return {**gspo, **bounds, **found}
 
 
-TRAINER = Trainer("openrlhf", openrlhf, clip=CLIP, logs=(LOG,))
+TRAINER = Trainer("openrlhf", openrlhf, clip=CLIP, logs=(LOG, SINCE_2026_09))
+
+# ---------------------------------------------------------------- Molt
+
+MOLT_MODES = {(True, True): "clip", (False, True): "trunc"}
+"""Whether a truncated weight has a lower and an upper bound → the mode."""
+
+
+def molt(parts: Parts) -> Translation:
+    """A level (token, product, geometric mean) and a mode with two bounds."""
+    parts.need(("old",), ("ppo_clip", "gspo", "cispo"))
+    settings = _molt_correction(parts)
+    parts.finish()
+    return (schema.block("molt", "flags", settings | _molt_loss(parts.preset)),), config.remarks(
+        settings.get(CORRECTION + "mode") == "trunc"
+        and "the lower of the two bounds is not read in mode trunc",
+        not settings and "Molt refuses asynchronous rollouts without a correction",
+    )
+
+
+def _molt_correction(parts: Parts) -> Settings:
+    if parts.weight is None:
+        return {}
+    band = parts.take_band("token")
+    level, mode = "token", "mask"
+    if band is None:
+        weight = parts.take_weight("token", lower=True)
+        over = "" if weight is None or weight.action != "none" else parts.rules[0].over if parts.rules else ""
+        rule = parts.take("ratio", over) if over in ("sum", "mean") else None
+        if rule is not None:
+            level, band = {"sum": "seq", "mean": "geo"}[over], (rule.lower, rule.upper)
+        elif weight is not None and weight.action == "truncate":
+            bounds = weight.lower, weight.upper
+            mode = MOLT_MODES.get((bounds[0] is not None, bounds[1] is not None)) or config.cannot(
+                "a weight truncated from below alone"
+            )
+            band = bounds
+        else:
+            config.cannot("raw weights without bounds")
+    low, high = 0.0 if band[0] is None else band[0], math.inf if band[1] is None else band[1]
+    keys = {"level": level, "mode": mode, "threshold": (low, high)}
+    return {CORRECTION + key: value for key, value in keys.items()}
+
+
+def _molt_loss(preset: Preset) -> Settings:
+    if preset.loss == "cispo":
+        return {"actor.loss_mode": "cispo", "actor.eps_clip_low_high": (0.2, 1 + config.cispo_high(preset))}
+    config.no_dual_clip(preset)
+    found = config.clip_settings(preset, CLIP)
+    bounds = {"actor.eps_clip_low_high": (found.pop("low"), found.pop("high"))} if "low" in found else {}
+    return {**({"actor.loss_mode": "gspo"} if preset.loss == "gspo" else {}), **bounds, **found}
+
+
+def _molt_guards(preset: Preset, snippets: tuple[Snippet, ...]) -> Guards:
+    of_mean = any(rule.over == "mean" for rule in preset.reject)
+    return Guards(30.0, rule_at="token" if of_mean else "aggregate")
+
+
+MOLT = Trainer("molt", molt, _molt_guards, CLIP, (MOLT_LOG,))

@@ -22,7 +22,7 @@ from offpol_diag.engine.outcome import Outcome
 from offpol_diag.engine.ratios import Ratios
 from offpol_diag.engine.scene import Scene
 from offpol_diag.engine.segments import Memo, here
-from offpol_diag.presets import Over, Policy, Preset, Reject, Statistic, Veto
+from offpol_diag.presets import BINARY, Over, Policy, Preset, Reject, Statistic, Veto
 from offpol_diag.trainers import LOGS
 from offpol_diag.trainers.base import Columns, Ends, Ranges, applied, ends
 from offpol_diag.trainers.measures import K1, LOG, NEGATIVE, Mask, Measure, squared
@@ -410,7 +410,7 @@ def parting(preset: Preset) -> Preset | None:
     if preset.apply and clips:  # others do not use their clip, or are not split by it
         return preset
     rules = (rule for rule in preset.reject if rule.on_tokens)
-    by_distance = all(rule.over == "token" and rule.statistic != "binary_kl" for rule in rules)
+    by_distance = all(rule.over == "token" and rule.statistic not in BINARY for rule in rules)
     psis = preset.weight is not None and preset.weight.action == "psis"
     if preset.apply or (by_distance and not psis):  # what is not used may still be logged
         return replace(preset, apply=True, loss="ppo_clip")

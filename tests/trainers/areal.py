@@ -42,7 +42,7 @@ def rejection_sampling(
     is the token's ratio.
     """
     gap, shape = p.gap(), p.mask.shape
-    judged = gap if metric == "ratio" else METRICS[metric](gap)
+    judged = gap if metric == "ratio" else kpop(p) if metric == "binary_kl" else METRICS[metric](gap)
     weight = exp(gap)
     if level == "sequence":
         judged = AGGREGATES[agg](judged, p.mask)
@@ -52,6 +52,16 @@ def rejection_sampling(
     if action == "mask":
         return settle(p, weight, inside)
     return settle(p, np.where(inside, weight, np.clip(weight, lower or 0.0, upper)))
+
+
+def kpop(p: Padded) -> np.ndarray:
+    """cbff54d64: the larger KL of two coins, clamped to [1e-8, 1 - 1e-8]."""
+    one, two = (np.clip(exp(x), 1e-8, 1 - 1e-8) for x in (p.old, p.rollout))
+
+    def kl(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        return a * np.log(a / b) + (1 - a) * np.log((1 - a) / (1 - b))
+
+    return np.maximum(kl(one, two), kl(two, one))
 
 
 def behave_cap(

@@ -25,10 +25,12 @@ def nemo_rl(
     truncated_importance_sampling_ratio_min: float | None = None,
     sequence_level_importance_ratios: bool = False,
     seq_logprob_error_threshold: float | None = None,
+    force_on_policy_ratio: bool = False,
 ) -> Verdict:
     """use_importance_sampling_correction = true; the error mask leaves the denominator, the types do not."""
     low, high = truncated_importance_sampling_ratio_min, truncated_importance_sampling_ratio
-    log = row_sum(p.gap(), p.mask) if sequence_level_importance_ratios else p.gap()
+    gap = p.gap("current") if force_on_policy_ratio else p.gap()  # prev_logprobs are the current ones then
+    log = row_sum(gap, p.mask) if sequence_level_importance_ratios else gap
     weight = finite(exp(log)) * np.ones(p.mask.shape)
     if truncated_importance_sampling_type == "tis":
         weight = np.clip(weight, low or 0.0, high)

@@ -114,6 +114,9 @@ OPEN_INSTRUCT = (ppo, {"high": 0.272})
 ALONE: dict[str, tuple[Loss, dict[str, Any]]] = {
     "tis": (ppo, {"dual": 3.0, "bound": 20.0}),  # the fork is of verl
     "openrlhf_gspo": (gspo, {"low": 0.2, "high": 0.2, "anchor": "rollout"}),
+    "nemo_rl_force_on_policy": (surrogate, {}),
+    "nemo_rl_reinforce": (reinforce, {}),
+    "prime_rl_ref_kl": (surrogate, {}),
     "nemo_rl_seq_product": (gspo, {"low": 0.2, "high": 0.2}),
     "prime_rl_dppo": (surrogate, {}),
     "prime_rl_ipo": (surrogate, {}),
@@ -150,7 +153,13 @@ ALONE: dict[str, tuple[Loss, dict[str, Any]]] = {
 
 WITHIN = frozenset({"trl_vespo"})
 """Rows whose factor is a part of the loss, and does not multiply it."""
-BY_TRAINER = {"open": OPEN_INSTRUCT, "openrlhf": BOUNDED, "skyrl": BOUNDED, "miles": BOUNDED}
+BY_TRAINER = {
+    "open": OPEN_INSTRUCT,
+    "openrlhf": BOUNDED,
+    "skyrl": BOUNDED,
+    "miles": BOUNDED,
+    "molt": (ppo, {"bound": 30.0}),
+}
 
 
 def loss_of(name: str) -> tuple[Loss, dict[str, Any]]:

@@ -26,6 +26,11 @@ def prime_ipo(p: Padded, *, ipo_threshold: float = 0.1) -> Verdict:
     return settle(p, exp(p.gap("current")), ~over(np.abs(moved(p)), ipo_threshold))
 
 
+def prime_ref_kl(p: Padded) -> Verdict:
+    """Only a fall of the probability by more than 0.2 masks, whatever the advantage."""
+    return settle(p, exp(p.gap("current")), moved(p) >= -0.2)
+
+
 def prime_v02(
     p: Padded,
     *,

@@ -37,6 +37,10 @@ def _tis(kind: str, high: float, low: float | None = None, **more: Any) -> dict[
     }
 
 
+def _gate(gating: str, delta: float) -> dict[str, Any]:
+    return {"is_correction_gating": gating, "is_correction_threshold": (0.0, delta)}
+
+
 def bare(p: Padded) -> Verdict:
     """A loss that nothing multiplies, of all tokens."""
     return settle(p, np.ones(p.mask.shape))
@@ -77,7 +81,19 @@ TABLE: dict[str, tuple[Trainer, dict[str, Any]]] = {
     "openrlhf_icepop": (hub.openrlhf, {"is_correction_type": "icepop"}),
     "openrlhf_seq_mask_tis": (hub.openrlhf, {"is_correction_type": "seq-mask-tis"}),
     "openrlhf_gspo": (hub.openrlhf, {"policy_loss_type": "gspo"}),
+    "openrlhf_token_binary_kl": (hub.openrlhf, _gate("binary_kl", 0.005)),
+    "openrlhf_token_tv": (hub.openrlhf, _gate("tv", 0.2)),
+    "openrlhf_seq_binary_kl": (hub.openrlhf, {**_gate("binary_kl", 0.005), "level": "seq"}),
+    "openrlhf_seq_tv": (hub.openrlhf, {**_gate("tv", 0.02), "level": "seq"}),
+    # ---- Molt
+    "molt_token_mask": (hub.molt, {}),
+    "molt_token_clip": (hub.molt, {"mode": "clip"}),
+    "molt_token_trunc": (hub.molt, {"mode": "trunc"}),
+    "molt_seq_mask": (hub.molt, {"level": "seq"}),
+    "molt_geo_mask": (hub.molt, {"level": "geo"}),
     # ---- NeMo-RL
+    "nemo_rl_force_on_policy": (nemo_rl.nemo_rl, {**_tis("tis", 2.0), "force_on_policy_ratio": True}),
+    "nemo_rl_reinforce": (nemo_rl.nemo_rl, _tis("tis", 2.0)),
     "nemo_rl_tis": (nemo_rl.nemo_rl, _tis("tis", 2.0)),
     "nemo_rl_icepop": (nemo_rl.nemo_rl, _tis("icepop", 5.0, 0.5)),
     "nemo_rl_seq_mask_tis": (nemo_rl.nemo_rl, _tis("seq-mask-tis", 1.002, 0.999)),
@@ -118,6 +134,7 @@ TABLE: dict[str, tuple[Trainer, dict[str, Any]]] = {
     "miles_opsm": (slime.opsm, {}),
     # ---- AReaL
     "areal_token_clamp": (areal.rejection_sampling, {"action": "clamp", "upper": 2.0}),
+    "areal_kpop": (areal.rejection_sampling, {"metric": "binary_kl", "upper": 2.0}),
     "areal_icepop": (areal.rejection_sampling, {"upper": 5.0, "lower": 0.5}),
     "areal_sequence_clamp": (
         areal.rejection_sampling,
@@ -145,6 +162,7 @@ TABLE: dict[str, tuple[Trainer, dict[str, Any]]] = {
     # ---- prime-rl
     "prime_rl_dppo": (loop.prime_dppo, {}),
     "prime_rl_ipo": (loop.prime_ipo, {}),
+    "prime_rl_ref_kl": (loop.prime_ref_kl, {}),
     "prime_rl_v02_token": (loop.prime_v02, {}),
     "prime_rl_v02_sequence": (loop.prime_v02, {"ratio_type": "sequence"}),
     # ---- SkyRL
@@ -213,6 +231,7 @@ TABLE: dict[str, tuple[Trainer, dict[str, Any]]] = {
     ),
     # ---- open-instruct
     "open_instruct_rho_clamp": (ai2.open_instruct, {}),
+    "open_instruct_rho_clamp_two_sided": (ai2.open_instruct, {"rho_clamp_lower_bound": 0.5}),
     "open_instruct_rho_mask": (
         ai2.open_instruct,
         {"rho_clamp_upper_bound": 0.0, "rho_mask_lower_bound": 0.5, "rho_mask_upper_bound": 5.0},

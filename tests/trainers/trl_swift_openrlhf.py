@@ -72,13 +72,47 @@ def openrlhf(
     is_correction_type: str = "tis",
     is_correction_threshold: tuple[float, float] = (0.5, 5.0),
     policy_loss_type: str = "ppo",
+    is_correction_gating: str = "ratio",
+    level: str = "token",
 ) -> Verdict:
-    """Both thresholds act, the lower one too; under GSPO the rollout is the anchor and nothing is weighed."""
+    """Both thresholds act (of a divergence the upper one alone); GSPO anchors at the rollout, unweighed."""
     low, high = is_correction_threshold
     if policy_loss_type == "gspo":
         return settle(p, np.ones(p.mask.shape))
     ratio = exp(p.gap())
+    if is_correction_gating != "ratio":
+        return settle(
+            p, np.where(within(_divergence(p, is_correction_gating, level), None, high), ratio, 0.0)
+        )
     if is_correction_type == "tis":
         return settle(p, np.clip(ratio, low, high))
     gate = ratio if is_correction_type == "icepop" else exp(row_mean(p.gap(), p.mask))
     return settle(p, np.where(within(gate, low, high), ratio, 0.0))
+
+
+def _divergence(p: Padded, gating: str, level: str) -> np.ndarray:
+    """Pull request 1339: of coins, clamped; at level seq a plain mean over the row."""
+    rollout, old = (np.clip(exp(x), 1e-6, 1 - 1e-6) for x in (p.rollout, p.old))
+    if gating == "tv":
+        found = np.abs(rollout - old)
+    else:
+        found = rollout * np.log(rollout / old) + (1 - rollout) * np.log((1 - rollout) / (1 - old))
+    return row_mean(found, p.mask) * np.ones(p.mask.shape) if level == "seq" else found
+
+
+def molt(
+    p: Padded,
+    *,
+    level: str = "token",
+    mode: str = "mask",
+    threshold: tuple[float, float] = (0.5, 5.0),
+) -> Verdict:
+    """Log-ratios within ±30; seq is the product, geo the geometric mean, and both only reject."""
+    low, high = threshold
+    gap = np.clip(p.gap(), -30, 30)
+    ratio = exp(gap)
+    gates = {"token": gap, "seq": np.clip(row_sum(gap, p.mask), -30, 30), "geo": row_mean(gap, p.mask)}
+    gate = exp(gates[level]) * np.ones(p.mask.shape)
+    if mode == "mask":
+        return settle(p, np.where(within(gate, low, high), ratio, 0.0))
+    return settle(p, np.clip(gate, low if mode == "clip" else None, high))
