@@ -442,10 +442,7 @@ SLIPS = [
         'reject = { over = "seq", upper = 2 }',
         'reject.over = "seq"; it must be one of token, sum, mean, max, min, segment, batch',
     ),
-    (
-        'reject = { statistic = "kl", upper = 2 }',
-        f'reject.statistic = "kl"; it must be one of {STATISTICS}',
-    ),
+    ('reject = { statistic = "kl", upper = 2 }', f'reject.statistic = "kl"; it must be one of {STATISTICS}'),
     (
         'reject = { upper = 2, advantage = "neg" }',
         'reject.advantage = "neg"; it must be one of any, negative, positive, against, against_or_zero, away',
@@ -453,10 +450,7 @@ SLIPS = [
     ("reject = {}", "reject: it needs upper, lower or both"),
     ("reject = [{ upper = 2 }, {}]", "reject[1]: it needs upper, lower or both"),
     ("reject = [{ upper = 2 }, { lower = 0 }]", "reject[1].lower = 0; it must be above 0"),
-    (
-        "reject = [2]",
-        f"reject[0] = 2; it must be a table of {REJECT_KEYS}",
-    ),
+    ("reject = [2]", f"reject[0] = 2; it must be a table of {REJECT_KEYS}"),
     ("reject = { upper = -1 }", "reject.upper = -1; it must be above 0"),
     ('reject = { statistic = "k3", upper = -1 }', "reject.upper = -1; it must not be negative"),
     (
@@ -476,14 +470,8 @@ SLIPS = [
         "gmpo, fipo, dro, vespo",
     ),
     ("weight = { upper = 2, strict = 1 }", "weight.strict = 1; it must be true or false"),
-    (
-        'weight = { upper = 2, overflow = "inf" }',
-        'weight.overflow = "inf"; it must be one of limit, zero',
-    ),
-    (
-        'weight = { upper = 2, among = "kept" }',
-        'weight.among = "kept"; it must be one of all, left',
-    ),
+    ('weight = { upper = 2, overflow = "inf" }', 'weight.overflow = "inf"; it must be one of limit, zero'),
+    ('weight = { upper = 2, among = "kept" }', 'weight.among = "kept"; it must be one of all, left'),
     (
         'weight = { action = "psis", upper = 2 }',
         "weight: action psis takes no bound: the tail itself says where it ends",
@@ -503,10 +491,7 @@ SLIPS = [
     ),
     ('reject = { upper = 2, strict = "yes" }', 'reject.strict = "yes"; it must be true or false'),
     ('reject = { upper = 2, among = "kept" }', 'reject.among = "kept"; it must be one of all, left'),
-    (
-        'reject = { statistic = "mult_prob_error", upper = 0 }',
-        "reject.upper = 0; it must be above 0",
-    ),
+    ('reject = { statistic = "mult_prob_error", upper = 0 }', "reject.upper = 0; it must be above 0"),
     ('reject = { statistic = "k3_reverse", upper = -1 }', "reject.upper = -1; it must not be negative"),
     ('reject = { statistic = "binary_kl", lower = -1 }', "reject.lower = -1; it must not be negative"),
     (f"reject = {{ {BATCH} }}", "reject: it needs upper, lower or both"),
@@ -562,11 +547,7 @@ FILES = [
     ("# only a remark\n", "mine.toml: holds no preset", "[name]"),
     ("weight = 2\n", "mine.toml: [weight] = 2; a preset is a table", "[name]"),
     ("[[mine]]\n", "mine.toml: [mine] = [{}]; a preset is a table", ""),
-    (
-        "[a]\nweight = {upper = 2\n",
-        "mine.toml: not TOML: Unclosed inline table (at line 2, column 20)",
-        "",
-    ),
+    ("[a]\nweight = {upper = 2\n", "mine.toml: not TOML: Unclosed inline table (at line 2, column 20)", ""),
     ("[a]\n[a]\n", "mine.toml: not TOML: Cannot declare ('a',) twice (at line 2, column 3)", ""),
     ("[all]\n", 'mine.toml: [all]: "all" cannot be a name: letters, digits and _ . + - make one', ""),
     ("['a b']\n", 'mine.toml: ["a b"]: "a b" cannot be a name: letters, digits and _ . + - make one', ""),
@@ -576,11 +557,7 @@ FILES = [
     ("[a]\n[b]\naliases = ['A']\n", 'mine.toml: [b]: "A" already finds [a]', ""),
     ("[a]\naliases = ['c']\n[b]\naliases = ['c']\n", 'mine.toml: [b]: "c" already finds [a]', ""),
     ("[a]\naliases = ['c', 'c']\n", 'mine.toml: [a]: "c" already finds [a]', ""),
-    (
-        "[a]\naliases = ['geo-rs']\n",
-        'mine.toml: [a] aliases: "geo-rs" is the name of a built-in preset',
-        "",
-    ),
+    ("[a]\naliases = ['geo-rs']\n", 'mine.toml: [a] aliases: "geo-rs" is the name of a built-in preset', ""),
     ("[a_1.5]\n", "mine.toml: [a_1] 5: no such key", 'quoted: ["a_1.5"]'),
     ("[a]\nwieght = {}\n", "mine.toml: [a] wieght: no such key; the keys are summary, policy", "mean weight"),
     ("[a]\nname = 'b'\n", "mine.toml: [a] name: no such key; the keys are summary, policy", ""),

@@ -236,8 +236,7 @@ def test_the_first_line_is_the_verdict_and_nothing_is_written(dumps, empty_folde
 
 @pytest.mark.parametrize(("name", "code"), [("broken", 1), ("honest", 0)])
 @pytest.mark.parametrize(
-    "command",
-    ["doctor --strict", "analyze --strict --no-html --presets token_is", "gate --fail-on bug"],
+    "command", ["doctor --strict", "analyze --strict --no-html --presets token_is", "gate --fail-on bug"]
 )
 def test_strict_fails_on_a_bug_and_on_nothing_else(dumps, command, name, code):
     command, *options = command.split()

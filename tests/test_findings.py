@@ -13,10 +13,7 @@ from offpol_diag.report.sections.tokens import shade
 SAMPLES = Path(__file__).parents[1] / "sample_data"
 
 
-@pytest.mark.parametrize(
-    ("delta", "look"),
-    [(0.05, ""), (0.2, "1"), (0.8, "2"), (3.0, "3"), (8.0, "4")],
-)
+@pytest.mark.parametrize(("delta", "look"), [(0.05, ""), (0.2, "1"), (0.8, "2"), (3.0, "3"), (8.0, "4")])
 def test_a_token_is_coloured_by_direction_and_size(delta: float, look: str) -> None:
     """Orange (n) where the trainer finds it less likely, blue (p) where more."""
     assert shade(-delta) == (f"n{look}" if look else "")

@@ -67,9 +67,7 @@ def said(summary: Summary) -> str:
 # ---------------------------------------------------------------- the answer
 
 
-def test_the_answer_takes_forty_lines_at_most_and_no_more_than_the_width(
-    results: dict[str, Summary],
-) -> None:
+def test_the_answer_takes_forty_lines_at_most_and_no_more_than_the_width(results: dict[str, Summary]) -> None:
     for one in results.values():
         for width in (40, 60, 80, 120):
             drawn = [line for line in lines(one, width) if "offpol-diag " not in line]  # to be copied

@@ -85,7 +85,7 @@ QUIRKS = {
         ("deepseek_v32_mask", POSITIVE, [1, 1, 1, 1]),
     ],
     "slime's MIS divides by the mean of bounded weights before the first and last token are rejected": [
-        ("slime_mis", of_ratios(0.25, 1.0, 4.0), [0, 3 / (0.25 + 1 + 2), 0]),
+        ("slime_mis", of_ratios(0.25, 1.0, 4.0), [0, 3 / (0.25 + 1 + 2), 0])
     ],
     "a veto needs a ratio truly below its bound": [
         ("slime_mis_veto", of_logs(log(1e-4), 0.0), [1e-4, 1]),
@@ -141,7 +141,7 @@ QUIRKS = {
             "skyrl_rollout_is",
             of_logs(log(1.2), log(1.2) - 1e-9, log(0.8), log(0.8) + 1e-9),
             [0, 1.2 * exp(-1e-9), 0, 0.8 * exp(1e-9)],
-        ),
+        )
     ],
     # ---- ROLL, open-instruct
     "ROLL's turns are the unbroken runs of the mask": [
