@@ -191,7 +191,8 @@ ENTRIES = (
         _masked_ratio,
         VALID,
         "π_θ/π_old over the valid tokens (after M2PO), with 0 for each token that rejection sampling drops: "
-        "the loss's own ratio, not the mismatch, and lower the more is dropped.",
+        "the loss's own ratio, not the mismatch, and lower the more is dropped. After release 2.0.0 "
+        "(3e9f63232 of 2026-08-06) a dropped token counts with its own ratio.",
         _of_tokens,
     ),
     *_statistic(
