@@ -329,7 +329,7 @@ def test_a_command_forks_workers_where_workers_are_likely(
     monkeypatch.setattr(sys.modules["offpol_diag.analyze"], "examine", lambda *_, **__: 1 / 0)
     monkeypatch.setattr(request, "GPU", tmp_path if gpu else tmp_path / "none")
     options = {"device": "auto", "seed": 0, "on_bad_row": "error", "quiet": True} | options
-    one = request.Request(None, None, None, **options)
+    one = request.Request(**options)
     named = [str(tmp_path if folder else path), "s3://a/b", str(tmp_path / "none")]
     failing(lambda: one.run("analyze", named, ()), ZeroDivisionError)
     assert len(started) == expected

@@ -8,7 +8,7 @@ from typing import Annotated
 from offpol_diag.cli import defaults, options
 from offpol_diag.cli.exits import FAILED
 from offpol_diag.cli.output import Outputs, default_html
-from offpol_diag.cli.request import Request
+from offpol_diag.cli.request import Request, with_request
 
 ROWS = "Write one row per sequence: its length, ΣΔ, and what each preset keeps of it."
 Sequences = Annotated[
@@ -16,17 +16,13 @@ Sequences = Annotated[
 ]
 
 
+@with_request()
 def analyze(
+    *,
     dump: options.Dumps = None,
     presets: options.Presets = "all",
-    preset_file: options.PresetFile = None,
-    columns: options.Columns = None,
-    form: options.Form = None,
-    align: options.Align = None,
-    join: options.Join = None,
-    on: options.On = None,
-    group_by: options.GroupBy = None,
-    on_bad_row: options.OnBadRow = "error",
+    strict: options.Strict = False,
+    request: Request,
     out: options.Html = None,
     no_html: options.NoHtml = False,
     json: options.Json = None,
@@ -34,13 +30,6 @@ def analyze(
     sequences: Sequences = None,
     tally: options.Tally = None,
     tokenizer: options.Tokenizer = None,
-    strict: options.Strict = False,
-    device: options.Device = "auto",
-    engine: options.Engine = "local",
-    workers: options.Workers = "auto",
-    seed: options.Seed = 0,
-    trainer: options.Trainer = None,
-    quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> None:
     """How bad is the mismatch, how sure is that, and where is it: terminal summary and one HTML file.
@@ -55,28 +44,14 @@ def analyze(
     """
     from offpol_diag.report.sections.diagnosis import is_bug
 
-    dumps = defaults.dumps(dump, quiet)
-    files = Outputs(None if no_html else out or default_html(dumps), json, md, quiet, sequences, tally)
-    files.check(*dumps, *([one for one in (preset_file, tokenizer) if one]))
+    dumps = defaults.dumps(dump, request.quiet)
+    files = Outputs(
+        None if no_html else out or default_html(dumps), json, md, request.quiet, sequences, tally
+    )
+    files.check(*dumps, *(one for one in (request.preset_file, tokenizer) if one))
     with files.begin() as staged:
         from offpol_diag.analysis.vocabulary import with_texts
 
-        request = Request(
-            preset_file,
-            columns,
-            group_by,
-            device,
-            seed,
-            on_bad_row,
-            quiet,
-            engine,
-            workers,
-            trainer=trainer,
-            form=form,
-            align=align,
-            join=join,
-            on=on,
-        )
         summary = request.run("analyze", dumps, request.presets(presets), **staged)
         files.write(with_texts(summary, tokenizer), verbose, whole=no_html)
     if strict and is_bug(summary):

@@ -8,6 +8,7 @@ from typing import Annotated
 from offpol_diag.cli import defaults, options
 from offpol_diag.cli.exits import FAILED
 from offpol_diag.cli.output import Outputs
+from offpol_diag.cli.request import Request, with_request
 from offpol_diag.errors import UsageError
 
 CURVES = "The trainer's curves by step: exports of W&B or TensorBoard, JSONL, CSV; may be repeated."
@@ -25,25 +26,20 @@ STRICT = "Exit with 1 where a metric differs."
 Strict = Annotated[bool, options.option(STRICT, "--strict")]
 
 
+@with_request("group_by", "device", "engine", "workers", "seed", "trainer")
 def check(
+    *,
     dump: options.Dumps = None,
     logged: Logged = None,
     trainer: Trainer = None,
     preset: Preset = None,
     micro_batch: Micro = None,
     dp: Ranks = None,
-    preset_file: options.PresetFile = None,
-    columns: options.Columns = None,
-    form: options.Form = None,
-    align: options.Align = None,
-    join: options.Join = None,
-    on: options.On = None,
-    on_bad_row: options.OnBadRow = "error",
+    strict: Strict = False,
+    request: Request,
     out: options.Html = None,
     json: options.Json = None,
     md: options.Markdown = None,
-    strict: Strict = False,
-    quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> None:
     """Does the trainer log what its dump says? Its own curves beside the numbers they must be.
@@ -58,17 +54,15 @@ def check(
     """
     if not logged:
         raise UsageError("check needs the trainer's curves", "offpol-diag check DUMP --logged history.jsonl")
-    dumps = defaults.dumps(dump, quiet)
-    files = Outputs(out, json, md, quiet)
-    files.check(*dumps, *logged, *([preset_file] if preset_file else []))
-    with defaults.judged("columns", columns):
-        named = options.pairs(columns) or None
-    with defaults.judged("preset_file", preset_file):
+    dumps = defaults.dumps(dump, request.quiet)
+    files = Outputs(out, json, md, request.quiet)
+    files.check(*dumps, *logged, *([request.preset_file] if request.preset_file else []))
+    columns = request.which_columns()
+    with defaults.judged("preset_file", request.preset_file):
         from offpol_diag.presets.catalogue import load
 
-        catalogue = load(preset_file)
+        catalogue = load(request.preset_file)
     from offpol_diag.check.verdict import check as checked
-    from offpol_diag.forms import Reading
     from offpol_diag.report.sections.check import sections
 
     found = checked(
@@ -79,9 +73,9 @@ def check(
         micro_batch=micro_batch,
         dp=dp,
         catalogue=catalogue,
-        columns=named,
-        reading=Reading(form, align, join, on),
-        on_bad_row=on_bad_row,
+        columns=columns,
+        reading=request.reading(),
+        on_bad_row=request.on_bad_row,
     )
     files.write(found, sections=sections(found, whole=verbose))
     if strict and not found.equal:

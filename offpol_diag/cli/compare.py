@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from offpol_diag.cli import defaults, options
 from offpol_diag.cli.output import STDOUT, Outputs, note
-from offpol_diag.cli.request import Request, ran
+from offpol_diag.cli.request import Request, ran, with_request
 from offpol_diag.errors import UsageError
 
 if TYPE_CHECKING:
@@ -29,27 +29,17 @@ PARTS = "Read several DUMPs as the parts of one dump."
 AsOne = Annotated[bool, options.option(PARTS, "--as-one", panel=options.INPUT)]
 
 
+@with_request("trainer")
 def compare(
+    *,
     dump: options.Dumps = None,
     presets: Presets = None,
     against: Reference = None,
     as_one: AsOne = False,
-    preset_file: options.PresetFile = None,
-    columns: options.Columns = None,
-    form: options.Form = None,
-    align: options.Align = None,
-    join: options.Join = None,
-    on: options.On = None,
-    group_by: options.GroupBy = None,
-    on_bad_row: options.OnBadRow = "error",
+    request: Request,
     out: options.Html = None,
     json: options.Json = None,
     md: options.Markdown = None,
-    device: options.Device = "auto",
-    engine: options.Engine = "local",
-    workers: options.Workers = "auto",
-    seed: options.Seed = 0,
-    quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> None:
     """Corrections side by side on one dump, or run A against run B.
@@ -69,25 +59,10 @@ def compare(
             "glob: compare 'before/*.parquet' 'after/*.parquet'",
         )
     two = len(dump or ()) == TWO and not as_one
-    dumps = list(dump or []) if two else defaults.dumps(dump, quiet)
-    files = Outputs(out, json, md, quiet)
-    files.check(*dumps, *([preset_file] if preset_file else []))
+    dumps = list(dump or []) if two else defaults.dumps(dump, request.quiet)
+    files = Outputs(out, json, md, request.quiet)
+    files.check(*dumps, *([request.preset_file] if request.preset_file else []))
     with files.begin():
-        request = Request(
-            preset_file,
-            columns,
-            group_by,
-            device,
-            seed,
-            on_bad_row,
-            quiet,
-            engine,
-            workers,
-            form=form,
-            align=align,
-            join=join,
-            on=on,
-        )
         if two:
             summary = _runs(request, dumps[0], dumps[1], request.presets(presets) if presets else (), against)
         else:

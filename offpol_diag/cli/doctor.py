@@ -5,27 +5,18 @@ from __future__ import annotations
 from offpol_diag.cli import defaults, options
 from offpol_diag.cli.exits import FAILED
 from offpol_diag.cli.output import Outputs
-from offpol_diag.cli.request import Request
+from offpol_diag.cli.request import Request, with_request
 
 
+@with_request("preset_file", "trainer")
 def doctor(
+    *,
     dump: options.Dumps = None,
-    columns: options.Columns = None,
-    form: options.Form = None,
-    align: options.Align = None,
-    join: options.Join = None,
-    on: options.On = None,
-    group_by: options.GroupBy = None,
-    on_bad_row: options.OnBadRow = "error",
+    strict: options.Strict = False,
+    request: Request,
     out: options.Html = None,
     json: options.Json = None,
     md: options.Markdown = None,
-    strict: options.Strict = False,
-    device: options.Device = "auto",
-    engine: options.Engine = "local",
-    workers: options.Workers = "auto",
-    seed: options.Seed = 0,
-    quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> None:
     """Is the mismatch a bug, and which one: the verdict, its causes with their evidence, and the fix.
@@ -38,25 +29,10 @@ def doctor(
     """
     from offpol_diag.report.sections.diagnosis import is_bug
 
-    dumps = defaults.dumps(dump, quiet)
-    files = Outputs(out, json, md, quiet)
+    dumps = defaults.dumps(dump, request.quiet)
+    files = Outputs(out, json, md, request.quiet)
     files.check(*dumps)
     with files.begin():
-        request = Request(
-            None,
-            columns,
-            group_by,
-            device,
-            seed,
-            on_bad_row,
-            quiet,
-            engine,
-            workers,
-            form=form,
-            align=align,
-            join=join,
-            on=on,
-        )
         summary = request.run("doctor", dumps, ()).model_copy(update={"recommendation": None})
         files.write(summary, verbose)
     if strict and is_bug(summary):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +14,7 @@ import typer
 from offpol_diag.cli import options
 from offpol_diag.cli.exits import COULD_NOT_SAY, FAILED
 from offpol_diag.cli.output import URL, Outputs, emit, note
-from offpol_diag.cli.request import Request
+from offpol_diag.cli.request import Request, with_request
 from offpol_diag.errors import UsageError
 
 if TYPE_CHECKING:
@@ -57,7 +58,9 @@ XML = "Write the verdicts as JUnit XML; - is stdout."
 JUnit = Annotated[Path | None, options.option(XML, "--junit", metavar="FILE.xml", panel=options.OUTPUT)]
 
 
+@with_request("group_by", "trainer")
 def gate(
+    *,
     source: Source,
     fail_on: FailOn = None,
     at_most: AtMost = None,
@@ -68,22 +71,11 @@ def gate(
     tolerance: Tolerances = None,
     only: Only = None,
     presets: Presets = "",
-    preset_file: options.PresetFile = None,
-    columns: options.Columns = None,
-    form: options.Form = None,
-    align: options.Align = None,
-    join: options.Join = None,
-    on: options.On = None,
-    on_bad_row: options.OnBadRow = "error",
+    request: Request,
     out: options.Html = None,
     json: options.Json = None,
     md: options.Markdown = None,
     junit: JUnit = None,
-    device: options.Device = "auto",
-    engine: options.Engine = "local",
-    workers: options.Workers = "auto",
-    seed: options.Seed = 0,
-    quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> None:
     """Hold numbers against bounds, or against an earlier result; the exit code is the verdict.
@@ -110,27 +102,11 @@ def gate(
 
     bounds = (at_most or (), at_least or (), gates)
     required = requirements(*bounds, baseline, tolerance or (), only, presets, point, fail_on or ())
-    files = Outputs(html=out, json=json, markdown=md, quiet=quiet, junit=junit)
-    files.check(*source, *(one for one in (gates, required.result, preset_file) if one))
+    files = Outputs(html=out, json=json, markdown=md, quiet=request.quiet, junit=junit)
+    files.check(*source, *(one for one in (gates, required.result, request.preset_file) if one))
     with files.begin():
-        request = Request(
-            preset_file,
-            columns,
-            None,
-            device,
-            seed,
-            on_bad_row,
-            quiet,
-            engine,
-            workers,
-            required.by_step,
-            form=form,
-            align=align,
-            join=join,
-            on=on,
-        )
         base = load(required.result) if required.result else None
-        summary = _summary(request, source, required)
+        summary = _summary(replace(request, by_step=required.by_step), source, required)
         judged = summary.model_copy(update={"gates": list(required.judge(summary, base))})
         files.write(judged, verbose, [section(judged.gates, required.remarks(judged, base))])
     _tell_github(judged, files.takes_stdout())

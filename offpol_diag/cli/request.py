@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, get_type_hints
 
+from offpol_diag.cli import options
 from offpol_diag.cli.defaults import judged
 from offpol_diag.cli.options import names, pairs
 from offpol_diag.cli.output import note
@@ -31,23 +34,27 @@ GPU = Path("/dev/nvidia0")
 
 @dataclass(frozen=True)
 class Request:
-    """The options of a command on what to read and how; the fields are the options of `options.py`."""
+    """What to read and how; the fields are options of commands, in the order of their help.
 
-    preset_file: Path | None
-    columns: str | None
-    group_by: str | None
-    device: str
-    seed: int
-    on_bad_row: Literal["error", "skip"]
-    quiet: bool
-    engine: str = "local"
-    workers: str = "auto"
+    Attributes:
+        by_step: numbers to compute for each training step; no option.
+    """
+
+    preset_file: options.PresetFile = None
+    columns: options.Columns = None
+    form: options.Form = None
+    align: options.Align = None
+    join: options.Join = None
+    on: options.On = None
+    group_by: options.GroupBy = None
+    on_bad_row: options.OnBadRow = "error"
+    device: options.Device = "auto"
+    engine: options.Engine = "local"
+    workers: options.Workers = "auto"
+    seed: options.Seed = 0
+    trainer: options.Trainer = None
+    quiet: options.Quiet = False
     by_step: tuple[str, ...] = ()
-    trainer: str | None = None
-    form: str | None = None
-    align: str | None = None
-    join: str | None = None
-    on: str | None = None
 
     def catalogue(self) -> Catalogue:
         """The built-in and the user's presets; names with a changed meaning are noted on stderr."""
@@ -146,6 +153,29 @@ class Request:
             from offpol_diag.run import pool
 
             pool.fork(_workers(self.workers))
+
+
+def with_request(*without: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Replace a command's parameter `request` by the options of `Request`, but for those named."""
+    types = get_type_hints(Request, include_extras=True)
+    shared = [
+        Parameter(field.name, Parameter.KEYWORD_ONLY, default=field.default, annotation=types[field.name])
+        for field in fields(Request)
+        if field.name not in (*without, "by_step")
+    ]
+
+    def replaced(command: Callable[..., None]) -> Callable[..., None]:
+        @wraps(command)
+        def run(**given: Any) -> None:
+            command(request=Request(**{one.name: given.pop(one.name) for one in shared}), **given)
+
+        own = signature(command, eval_str=True).parameters.values()
+        every = [two for one in own for two in (shared if one.name == "request" else [one])]
+        run.__signature__ = Signature(every)  # type: ignore[attr-defined]
+        run.__annotations__ = {one.name: one.annotation for one in every}
+        return run
+
+    return replaced
 
 
 def ran(command: str, summary: Summary) -> Summary:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from offpol_diag.cli import defaults, options
 from offpol_diag.cli.output import Outputs
-from offpol_diag.cli.request import Request
+from offpol_diag.cli.request import Request, with_request
 from offpol_diag.errors import UsageError
 
 if TYPE_CHECKING:
@@ -27,28 +27,19 @@ PASTE = "With --keep: print the bounds as this trainer's config."
 For = Annotated[str | None, options.option(PASTE, "--for", metavar="TRAINER")]
 
 
+@with_request("group_by", "trainer")
 def sweep(
+    *,
     preset: Named,
     dump: options.Dumps = None,
     which: Which = None,
     at: At = None,
     keep: Keep = None,
     trainer: For = None,
-    preset_file: options.PresetFile = None,
-    columns: options.Columns = None,
-    form: options.Form = None,
-    align: options.Align = None,
-    join: options.Join = None,
-    on: options.On = None,
-    on_bad_row: options.OnBadRow = "error",
+    request: Request,
     out: options.Html = None,
     json: options.Json = None,
     md: options.Markdown = None,
-    device: options.Device = "auto",
-    engine: options.Engine = "local",
-    workers: options.Workers = "auto",
-    seed: options.Seed = 0,
-    quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> None:
     """Threshold against what is kept, ESS, bias and variance: one preset at many thresholds, in one reading.
@@ -57,25 +48,10 @@ def sweep(
     lies under numerical noise, or beside the data. With --keep the bounds that keep an asked share, and what
     they would keep of responses of other lengths. With -o an HTML report.
     """
-    dumps = defaults.dumps(dump, quiet)
-    files = Outputs(out, json, md, quiet)
-    files.check(*dumps, *([preset_file] if preset_file else []))
+    dumps = defaults.dumps(dump, request.quiet)
+    files = Outputs(out, json, md, request.quiet)
+    files.check(*dumps, *([request.preset_file] if request.preset_file else []))
     with files.begin():
-        request = Request(
-            preset_file,
-            columns,
-            None,
-            device,
-            seed,
-            on_bad_row,
-            quiet,
-            engine,
-            workers,
-            form=form,
-            align=align,
-            join=join,
-            on=on,
-        )
         chosen = _checked(request, preset, which, at, keep, trainer)
         summary = request.sweep(dumps, chosen)
         files.write(summary, verbose)

@@ -22,6 +22,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential
 
 from offpol_diag.errors import ClusterError, DumpError, OffpolError, UsageError
 from offpol_diag.readers import Dump
@@ -38,6 +39,7 @@ from offpol_diag.run.task import (
     Order,
     Progress,
     Report,
+    Result,
     be_one_thread,
     merge,
     packed,
@@ -50,7 +52,7 @@ WHERE = f"check that the cluster runs and can be reached from here; without {ADD
 PATIENCE = 10.0
 """Timeout in seconds for connecting to a cluster."""
 RETRIES = 3
-"""Maximum retries of a task whose worker died or whose files could not be read."""
+"""Maximum retries, by Ray when a worker died, and within a task when files could not be read."""
 AHEAD = 2
 """Shards submitted per task slot, enough to keep the cluster busy."""
 FAN = 8
@@ -59,9 +61,9 @@ SHARDS = {"cpu": BYTES, "cuda": 16 * BYTES}
 """Minimum file bytes per task; more with a GPU, where each task starts its own process."""
 
 
-def named() -> dict[str, Any]:
-    """Return the options of every task."""
-    return {"max_retries": RETRIES, "name": "offpol-diag"}
+def remote(function: Callable[..., object], **options: Any) -> Any:
+    """Return a function as a Ray task, which is retried when its worker dies."""
+    return library().remote(num_cpus=1, max_retries=RETRIES, name="offpol-diag", **options)(function)
 
 
 @dataclass
@@ -118,14 +120,13 @@ class Ray:
         CUDA selects the GPU of a process only once, so a process that was later assigned another would still
         use the first. Hence each process runs at most one GPU task.
         """
-        gpu = self.device.type == "cuda"
-        once = library().remote(max_calls=1)(function) if gpu else library().remote(function)
-        return once.options(num_cpus=1, num_gpus=int(gpu), scheduling_strategy="SPREAD", **named(), **more)
+        gpu = {"num_gpus": 1, "max_calls": 1} if self.device.type == "cuda" else {}
+        return remote(function, scheduling_strategy="SPREAD", **gpu, **more)
 
     def reduce(self, dump: Dump, job: Job[M], each: Each[M] | None = None) -> M | None:
         """Run one pass, see `Engine.reduce`; lost tasks are retried."""
         cuts, findings, done = spans(dump, self.shard), list[Findings](), 0
-        merges = _Merges(library().remote(_merge).options(num_cpus=1, **named()))
+        merges = _Merges(remote(_merge))
         order = packed(Order(dump, job, each.pick if each else None))
         for report, picked in self._reports(cuts, order, merges):
             for one in _fetched(picked) if each else ():
@@ -147,8 +148,8 @@ class Ray:
         Raises:
             OffpolError: the first error in row order.
         """
-        work = self.task(_work, num_returns=3, retry_exceptions=[Unread])
-        given = version("offpol-diag"), self.device.type, library().put(order)
+        work = self.task(_work, num_returns=3)
+        given = version("offpol-diag"), self.device.type, RETRIES, library().put(order)
         waiting: deque[tuple[Any, Any]] = deque()
         try:
             for span in cuts:
@@ -159,9 +160,14 @@ class Ray:
                     yield _fetched(waiting[0][0]), waiting.popleft()[1]
             while waiting:
                 yield _fetched(waiting[0][0]), waiting.popleft()[1]
-        finally:
-            for report, _ in waiting:
+        except ClusterError:  # other workers may have died as well: cancelling a task while Ray
+            raise  # retries it can crash this process, and the tasks end when it disconnects
+        except BaseException:
+            reports = [report for report, _ in waiting]
+            _, running = library().wait(reports, num_returns=len(reports), timeout=0) if reports else ([], [])
+            for report in running:
                 library().cancel(report)
+            raise
 
 
 class _Merges:
@@ -199,38 +205,26 @@ class _Merges:
 # ---------------------------------------------------------------- a task
 
 
-class Failed(Exception):
-    """A shard could not be read; holds the error."""
-
-    def __init__(self, error: OffpolError) -> None:
-        super().__init__(error)
-        self.error = error
-
-
-class Unread(Failed):
-    """For a transient cause, so that a retry is worth it."""
-
-
-class Refused(Failed):
-    """For a permanent cause."""
-
-
-def _work(ours: str, device: str, data: bytes, span: Span) -> tuple[bytes, list[Any], Report]:
-    """Read and merge one shard in one thread.
+def _work(ours: str, device: str, retries: int, data: bytes, span: Span) -> Result:
+    """Read and merge one shard in one thread, again where a disk or a network failed.
 
     Raises:
-        Unread: reading failed for a transient cause, of a disk or a network.
-        Refused: reading failed for another cause that the user can fix.
+        OffpolError: it cannot be read, or this node has another version.
     """
     theirs = version("offpol-diag")
     if theirs != ours:
-        raise Refused(ClusterError(f"a node has offpol-diag {theirs}, and this is {ours}", ALIKE))
+        raise ClusterError(f"a node has offpol-diag {theirs}, and this is {ours}", ALIKE)
     be_one_thread()
-    order: Order = unpacked(data)
-    try:
+
+    def attempt() -> Result:
+        order: Order = unpacked(data)
         return read_shard(order, cut(order.dump, span), Local(torch.device(device)))
-    except OffpolError as error:
-        raise (Unread if _may_pass(error) else Refused)(error) from error
+
+    again = retry_if_exception(_may_pass)
+    tries = Retrying(
+        retry=again, stop=stop_after_attempt(retries + 1), wait=wait_exponential(0.25), reraise=True
+    )
+    return tries(attempt)
 
 
 ALIKE = "install the same version on all nodes, or numbers of two definitions would be merged"
@@ -262,8 +256,8 @@ def _fetched(ref: Any) -> Any:
         return library().get(ref)
     except RayTaskError as error:
         cause = error.cause
-        if isinstance(cause, Failed):
-            raise cause.error from None
+        if isinstance(cause, OffpolError):
+            raise cause from None
         if isinstance(cause, ImportError) or "failed to import on the worker" in str(error):
             raise ClusterError(
                 f"a node cannot import what a task needs ({first_line(cause)})",
