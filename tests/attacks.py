@@ -1,18 +1,25 @@
-"""Attacks on a run, and how it answers: inputs that grow, full disks, closed streams, names that command.
+"""Attacks on a run, and how it answers: inputs that grow, full disks, closed streams, signals, odd targets.
 
-`python tests/attacks.py` runs each row of `ATTACKS` in a fork of its own, and writes docs/attacks.md;
-`tests/test_attacks.py` runs it with `--check`.
+`python tests/attacks.py` tries each row of `ATTACKS` on every command that it concerns, each in a fork,
+and writes docs/attacks.md. `tests/test_attacks.py` runs `--short`: one output of one command for each row.
 """
 
 from __future__ import annotations
 
+import ctypes
+import io
 import json
 import os
 import re
 import resource
+import shutil
+import signal
+import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,8 +31,83 @@ from fuzz import runner
 PAGE = Path(__file__).parents[1] / "docs/attacks.md"
 MOST_BYTES = 2 << 30
 """Most memory of a run."""
-TRACES = ("Traceback", "\n::error", "\x1b")
+TRACES = ("Traceback", "\n::error", "\x1b", "this is a bug")
 """What no run prints."""
+FULL = "cannot be (written|converted)|not written"
+
+# ---------------------------------------------------------------- commands
+
+COMMANDS = {
+    "analyze": "analyze a.parquet --presets token_is --quiet --no-html",
+    "merge": "merge a.tally.json --quiet --no-html",
+    "compare": "compare a.parquet --presets token_is,seq_is --quiet",
+    "sweep": "sweep a.parquet --preset token_is --quiet",
+    "gate": "gate a.parquet --max k3=1 --quiet",
+    "doctor": "doctor a.parquet --quiet",
+    "check": "check a.parquet --logged curves.jsonl --trainer trl --quiet",
+    "convert": "convert rows.jsonl --quiet",
+    "recover": "recover lost.parquet --quiet",
+    "report": "report r.json --quiet",
+}
+"""Command → its arguments on the files of `template`."""
+DRAWN = {"--html": "html", "--json": "json", "--md": "md"}
+OUTPUTS: dict[str, dict[str, str]] = {
+    "analyze": DRAWN | {"--tally": "tally.json", "--sequences": "parquet"},
+    "merge": DRAWN | {"--tally": "tally.json"},
+    "compare": DRAWN,
+    "sweep": DRAWN,
+    "gate": DRAWN | {"--junit": "xml"},
+    "doctor": DRAWN,
+    "check": {"--json": "json", "--md": "md"},
+    "convert": {"--to": "parquet"},
+    "recover": {"--to": "parquet"},
+    "report": {"--html": "html", "--md": "md"},
+}
+"""Command → option of each file that it writes, and how the file's name ends."""
+READ = {"merge": "a.tally.json", "convert": "rows.jsonl", "check": "curves.jsonl", "report": "r.json"}
+"""Command → what it reads, a.parquet of all others."""
+DUMPS = ("analyze", "compare", "sweep", "gate", "doctor", "check")
+"""Commands that read a dump."""
+
+
+def template(folder: Path) -> None:
+    """Write the files that `COMMANDS` read."""
+    from offpol_diag.writer import DumpWriter
+
+    (folder / "a.parquet").write_bytes(runner.dump(24))
+    rows = pq.read_table(folder / "a.parquet", columns=["rollout_log_probs", "old_log_probs", "step"])
+    (folder / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows.to_pylist()))
+    (folder / "curves.jsonl").write_text('{"_step": 1, "sampling/sampling_logp_difference/mean": 0.1}')
+    writer = DumpWriter(folder / "lost.parquet").__enter__()
+    writer.write(rollout_log_probs=[[-1.0, -2.0]] * 400, old_log_probs=[[-1.0, -2.0]] * 400)
+    os.chdir(folder)
+    ran = call(f"{COMMANDS['analyze']} --json r.json --tally a.tally.json", folder)
+    assert ran.returncode == 0, ran.stderr
+    os.kill(os.getpid(), signal.SIGKILL)  # which leaves the journal of the writer
+
+
+def call(command: str, folder: Path, **more: object) -> subprocess.CompletedProcess[str]:
+    """Run a command in a process of its own."""
+    words = [sys.executable, "-m", "offpol_diag", *command.split()]
+    return subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=120, **more)  # type: ignore[call-overload, no-any-return]
+
+
+def lines(*commands: str, target: str = "out") -> tuple[str, ...]:
+    """Return a line for every file that commands (all of them, if none are named) write."""
+    return tuple(
+        f"{COMMANDS[command]} {option} {target}.{end}".replace("--no-html --html", "--html")
+        + (" --html b.html" if needs(command, option) else "")
+        for command in commands or COMMANDS
+        for option, end in OUTPUTS[command].items()
+    )
+
+
+def needs(command: str, option: str) -> bool:
+    """Return whether another file is written unless it is named."""
+    return command == "report" and option != "--html"
+
+
+# ---------------------------------------------------------------- attacks
 
 
 @dataclass(frozen=True)
@@ -34,25 +116,28 @@ class Attack:
 
     Attributes:
         name: what is done.
-        make: writes the input into a directory.
-        command: arguments; `{dump}` is the dump.
+        lines: command lines; `{dump}` is the dump.
+        make: changes the folder, which holds the files of `template`.
         code: exit code.
         says: pattern of what is printed on stderr.
         answer: what the run does, in words.
-        stdout: file that stdout goes to, None: it is captured; "" closes it.
-        most: largest file that may be written, in bytes; None: any.
-        left: names of files that are in the directory afterwards, besides the input.
+        limit: called in the process before the command.
+        left: names of files that are new or changed afterwards; `{out}` is the target, None: any.
+        mounts: whether a file system is mounted for it.
     """
 
     name: str
-    make: Callable[[Path], None]
-    command: str
-    code: int
-    says: str
+    lines: Sequence[str]
     answer: str
-    stdout: str | None = None
-    most: int | None = None
-    left: tuple[str, ...] = ()
+    make: Callable[[Path], None] = lambda _: None
+    code: int = 0
+    says: str = ""
+    limit: Callable[[], None] = lambda: None
+    left: Sequence[str] | None = ()
+    mounts: bool = False
+
+
+# ---------------------------------------------------------------- inputs that grow
 
 
 def dump(path: Path, lengths: Sequence[int], **columns: object) -> None:
@@ -64,25 +149,21 @@ def dump(path: Path, lengths: Sequence[int], **columns: object) -> None:
     lists = {
         n: pa.ListArray.from_arrays(pa.array(ends, pa.int32()), x) for n, x in zip(names, logs, strict=True)
     }
+    columns = {"step": pa.repeat(pa.scalar(1), len(lengths))} | columns
     table = pa.table(lists | {name: pa.array(x) for name, x in columns.items()})
     pq.write_table(
         table, path / "a.parquet", compression="zstd", store_schema=False, dictionary_pagesize_limit=1 << 27
     )
 
 
-def plain(path: Path) -> None:
-    """Write a dump with nothing wrong."""
-    dump(path, [30] * 8)
-
-
-def of_values(path: Path) -> None:
+def of_values(path: Path, rows: int) -> None:
     """Write a column that has another value in every row."""
-    dump(path, [3] * 30_000, host=[f"h{i}" for i in range(30_000)])
+    dump(path, [3] * rows, host=[f"h{i}" for i in range(rows)])
 
 
-def of_steps(path: Path) -> None:
+def of_steps(path: Path, rows: int) -> None:
     """Write a step of its own in every row."""
-    dump(path, [3] * 30_000, step=range(30_000))
+    dump(path, [3] * rows, step=range(rows))
 
 
 def of_text(path: Path) -> None:
@@ -91,16 +172,10 @@ def of_text(path: Path) -> None:
     dump(path, [3] * 2000, group_id=pa.DictionaryArray.from_arrays(pa.array([0, 1] * 1000), texts))
 
 
-def masked(path: Path) -> None:
+def masked(path: Path, rows: int) -> None:
     """Write rows of one token, of which all but one are masked."""
-    rows = 40_000
     mask = pa.ListArray.from_arrays(np.arange(rows + 1, dtype=np.int32), np.eye(1, rows, dtype=np.int8)[0])
     dump(path, [1] * rows, response_mask=mask)
-
-
-def empty(path: Path) -> None:
-    """Write rows without tokens, and one with some."""
-    dump(path, [0] * 40_000 + [30])
 
 
 def constant(path: Path, tokens: int, rows: int = 0) -> None:
@@ -111,22 +186,9 @@ def constant(path: Path, tokens: int, rows: int = 0) -> None:
     pq.write_table(table, path / "a.parquet", compression="zstd", write_batch_size=1 << 22)
 
 
-def tally(path: Path) -> None:
-    """Write a tally that declares 4,096 presets and as many replicates, and holds the sums of one."""
-    plain(path)
+def declaring(path: Path) -> None:
+    """Change a tally to declare 4,096 presets and as many replicates; it holds the sums of one."""
     file = path / "a.tally.json"
-    made = (
-        "analyze",
-        str(path / "a.parquet"),
-        "--quiet",
-        "--no-html",
-        "--presets",
-        "tis",
-        "--tally",
-        str(file),
-    )
-    with tempfile.TemporaryDirectory() as folder:
-        runner.answer(runner.Input(made), Path(folder))
     contents = json.loads(file.read_text())
     (one,) = contents["settings"]["presets"].values()
     contents["settings"] |= {"presets": {f"p{i}": one for i in range(4096)}, "replicates": 4096}
@@ -138,187 +200,434 @@ def hostile(path: Path) -> None:
     dump(path, [30] * 8, **{"host\n::error::x": ["a\n::error::y\x1b[1m"] * 8})
 
 
+# ---------------------------------------------------------------- disks and streams
+
+
+def full_disk() -> None:
+    """Let no file grow beyond 400 bytes."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (400, 400))
+
+
+def into(number: int, path: str) -> Callable[[], None]:
+    """Return a function that opens stdout (1) or stderr (2) on a file, or closes it."""
+
+    def change() -> None:
+        if path:
+            os.dup2(os.open(path, os.O_WRONLY), number)
+        else:
+            os.close(number)
+        if number == 2:
+            raw = open(2, "wb", 0, closefd=False) if path else io.BytesIO()  # noqa: SIM115
+            sys.stderr = sys.__stderr__ = io.TextIOWrapper(raw, write_through=True)
+
+    return change
+
+
+def unbuffered(change: Callable[[], None]) -> Callable[[], None]:
+    """Make stdout as PYTHONUNBUFFERED does."""
+
+    def both() -> None:
+        change()
+        sys.stdout = io.TextIOWrapper(open(1, "wb", 0, closefd=False), write_through=True)  # noqa: SIM115
+
+    return both
+
+
+def to_a_slow_pipe() -> None:
+    """Make stdout a full pipe that does not block, whose reader begins half a second later."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(writer, b" " * 4096)
+    if os.fork() == 0:
+        os.close(writer)
+        time.sleep(0.5)
+        while os.read(reader, 1 << 16):
+            pass
+        os._exit(0)
+    os.close(reader)
+    os.dup2(writer, 1)
+    os.close(writer)
+
+
+def read_only(writable: bool = False) -> Callable[[], None]:
+    """Return a function that mounts a read-only file system, or one of 16 kB, at `disk`."""
+    new_mounts, private, ro = 0x20000, 1 << 18 | 1 << 14, 1
+
+    def mount() -> None:
+        libc = ctypes.CDLL(None, use_errno=True)
+        assert libc.unshare(new_mounts) == 0
+        assert libc.mount(b"none", b"/", None, private, None) == 0
+        Path("disk").mkdir(exist_ok=True)
+        size = b"size=16k" if writable else b""
+        assert libc.mount(b"tmpfs", b"disk", b"tmpfs", 0 if writable else ro, size) == 0
+
+    return mount
+
+
+def mounts() -> bool:
+    """Return whether file systems can be mounted here."""
+    with tempfile.TemporaryDirectory() as place:
+        if (child := os.fork()) == 0:
+            with suppress(AssertionError, OSError):
+                os.chdir(place)
+                read_only()()
+                os._exit(0)
+            os._exit(1)
+        return os.waitpid(child, 0)[1] == 0
+
+
+# ---------------------------------------------------------------- targets
+
+
+def each_target(change: Callable[[Path], None]) -> Callable[[Path], None]:
+    """Return a function that does something to every possible target."""
+
+    def make(path: Path) -> None:
+        for end in ("html", "json", "md", "tally.json", "parquet", "xml"):
+            change(path / f"out.{end}")
+
+    return make
+
+
 def linked(path: Path) -> None:
-    """Make the target a symbolic link."""
-    plain(path)
-    (path / "real.json").touch()
-    (path / "out.json").symlink_to("real.json")
+    """Make a target a symbolic link to a file that is not there."""
+    path.symlink_to(f"real-{path.name}")
 
 
-def looped(path: Path) -> None:
-    """Make the target a symbolic link to itself."""
-    plain(path)
-    (path / "out.json").symlink_to("out.json")
+def private(path: Path) -> None:
+    """Make a file that only its owner may read."""
+    path.write_text("old")
+    path.chmod(0o600)
 
 
-WRITTEN = ("out.json",)
-MANY = "analyze {dump} --quiet --no-html --json out.json"
-FULL = "cannot be written"
-DISKS = {"--html": "html", "--json": "json", "--md": "md", "--tally": "tally.json", "--sequences": "parquet"}
-ATTACKS = (
+def target(line: str) -> str:
+    """Return the file that a line names as its output."""
+    return next((word for word in line.split() if word.startswith(("out", "disk"))), "")
+
+
+# ---------------------------------------------------------------- the table
+
+
+ENDS = {"--html": ("offpol-diag-a.html",)}
+JSON_OUT = tuple(f"{COMMANDS[one]} --json out.json" for one in ("merge", *DUMPS))
+ON_DUMPS = tuple(f"{COMMANDS[one]} --json out.json" for one in DUMPS)
+GROUPED = tuple(
+    f"{COMMANDS[one]} --json out.json --group-by host" for one in ("analyze", "compare", "doctor")
+)
+PRINTED = tuple(
+    COMMANDS[one] + (" --html b.html" if one == "report" else "")
+    for one in COMMANDS
+    if one not in ("convert", "recover")
+)
+STREAMED = tuple(
+    f"{COMMANDS[one]} {option} -" + (" --html b.html" if one == "report" else "")
+    for one in COMMANDS
+    for option in ("--json", "--md", "--junit")
+    if option in OUTPUTS[one]
+)
+TARGET = ("{out}",)
+
+ATTACKS: tuple[Attack, ...] = (
+    # ---------------------------------------------------------------- inputs that grow
     Attack(
         "`--group-by` on a column with another value in each of 30,000 rows",
-        of_values,
-        f"{MANY} --group-by host",
-        0,
-        "",
+        GROUPED,
         "4,096 values are kept, chosen by hash; all others are one row, with their estimated number",
-        left=WRITTEN,
+        lambda path: of_values(path, 30_000),
+        left=TARGET,
     ),
     Attack(
         "a step of its own in each of 30,000 rows",
-        of_steps,
-        MANY,
-        2,
-        "training steps",
+        ON_DUMPS,
         "an error with the limit",
+        lambda path: of_steps(path, 30_000),
+        code=2,
+        says="training steps",
     ),
     Attack(
         "two texts of 10 MB that 2,000 rows share (64 kB)",
-        of_text,
-        MANY,
-        0,
-        "",
+        ON_DUMPS[:5],
         "labels are shortened to 2 KiB and a digest",
-        left=WRITTEN,
+        of_text,
+        left=TARGET,
     ),
     Attack(
-        "40,000 rows of one token, all but one masked",
-        masked,
-        MANY,
-        0,
-        "",
+        "70,000 rows of one token, all but one masked",
+        ON_DUMPS[:5],
         "batches have at most 32,768 rows",
-        left=WRITTEN,
+        lambda path: masked(path, 70_000),
+        left=TARGET,
     ),
-    Attack("40,000 empty rows", empty, MANY, 0, "", "batches have at most 32,768 rows", left=WRITTEN),
+    Attack(
+        "70,000 empty rows",
+        ON_DUMPS[:5],
+        "batches have at most 32,768 rows",
+        lambda path: dump(path, [0] * 70_000 + [30]),
+        left=TARGET,
+    ),
     Attack(
         "a row of 5 million equal tokens (1 kB)",
-        lambda path: constant(path, 5_000_000),
-        MANY,
-        2,
-        "holds 5000000 tokens",
+        ON_DUMPS,
         "a sequence has at most 4,194,304 tokens",
+        lambda path: constant(path, 5_000_000),
+        code=2,
+        says="holds 5000000 tokens",
     ),
     Attack(
         "a row of 17 million equal tokens among empty ones (1 kB)",
-        lambda path: constant(path, 17_000_000, 60),
-        MANY,
-        2,
-        "17000060 values",
+        ON_DUMPS,
         "refused by what its footer declares",
+        lambda path: constant(path, 17_000_000, 60),
+        code=2,
+        says="17000060 values",
     ),
     Attack(
         "a tally that declares 4,096 presets and replicates",
-        tally,
-        "merge a.tally.json",
-        2,
-        "states",
+        ("merge a.tally.json --quiet",),
         "sizes are compared with those of one replicate",
+        declaring,
+        code=2,
+        says="states",
+    ),
+    # ---------------------------------------------------------------- disks
+    Attack(
+        "no room on the disk for a file",
+        lines(),
+        "an error, and no file is left",
+        limit=full_disk,
+        code=2,
+        says=FULL,
+    ),
+    Attack(
+        "a file on a file system of 16 kB",
+        tuple(line for line in lines(target="disk/out") if "--html disk" in line),
+        "an error, and no file is left",
+        limit=read_only(writable=True),
+        code=2,
+        says=FULL,
+        left=("disk",),
+        mounts=True,
+    ),
+    Attack(
+        "a file on a read-only file system",
+        lines(target="disk/out"),
+        "an error, and no file is left",
+        limit=read_only(),
+        code=2,
+        says=FULL,
+        left=("disk",),
+        mounts=True,
+    ),
+    # ---------------------------------------------------------------- streams
+    *(
+        Attack(
+            f"a result for stdout, {how}{more}",
+            STREAMED,
+            "an error",
+            limit=wrap(into(1, path)),
+            code=2,
+            says=FULL,
+        )
+        for how, path in {"onto a full disk": "/dev/full", "which is closed": ""}.items()
+        for more, wrap in {"": lambda change: change, ", unbuffered": unbuffered}.items()
+        if path or not more
     ),
     *(
         Attack(
-            f"no room on the disk for `{option}`",
-            plain,
-            f"analyze {{dump}} --quiet {option} out.{end}",
-            2,
-            FULL,
-            "an error, and no file is left",
-            most=2000,
+            f"what is printed, {how}",
+            PRINTED,
+            "an error",
+            limit=into(1, path),
+            code=2,
+            says=FULL,
         )
-        for option, end in DISKS.items()
+        for how, path in {"onto a full disk": "/dev/full", "with stdout closed": ""}.items()
     ),
     Attack(
-        "`--json -` onto a full disk",
-        plain,
-        "analyze {dump} --json -",
-        2,
-        FULL,
-        "an error",
-        stdout="/dev/full",
+        "a result for stdout, a full pipe that does not block",
+        STREAMED,
+        "it waits for its reader",
+        limit=to_a_slow_pipe,
+        left=None,
     ),
-    Attack("the report onto a full disk", plain, "analyze {dump}", 2, FULL, "an error", stdout="/dev/full"),
-    Attack("`--json -` with stdout closed", plain, "analyze {dump} --json -", 2, FULL, "an error", stdout=""),
+    *(
+        Attack(
+            f"stderr {how}",
+            JSON_OUT,
+            "the files are written",
+            limit=into(2, path),
+            left=TARGET,
+        )
+        for how, path in {"on a full disk": "/dev/full", "closed": ""}.items()
+    ),
+    *(
+        Attack(
+            f"stderr {how}, and the input is not there",
+            (
+                "gate MISSING --max k3=1",
+                "merge MISSING",
+                "report MISSING",
+                "convert MISSING --to x",
+                "recover MISSING",
+            ),
+            "exit code 2 all the same",
+            limit=into(2, path),
+            code=2,
+        )
+        for how, path in {"on a full disk": "/dev/full", "closed": ""}.items()
+    ),
+    # ---------------------------------------------------------------- targets
     Attack(
         "a target that is a symbolic link",
-        linked,
-        MANY,
-        0,
-        "",
+        lines(),
         "the link is followed and stays",
-        left=("real.json",),
+        each_target(linked),
+        left=("real-{out}",),
     ),
-    Attack("a target that is a link to itself", looped, MANY, 2, FULL, "an error"),
+    Attack(
+        "a target that is a link to itself",
+        lines(),
+        "an error",
+        each_target(lambda path: path.symlink_to(path.name)),
+        code=2,
+        says=FULL,
+    ),
+    Attack(
+        "a target that is a directory",
+        lines(),
+        "an error",
+        each_target(Path.mkdir),
+        code=2,
+        says="directory|needs a file",
+    ),
+    Attack(
+        "a name of 255 bytes",
+        tuple(
+            re.sub(r"out(\S+)", lambda found: f"out{'o' * (252 - len(found[1]))}{found[1]}", line)
+            for line in lines()
+        ),
+        "it is written",
+        left=TARGET,
+    ),
+    Attack(
+        "a target that only its owner may read",
+        tuple(line for line in lines() if not line.startswith("recover")),
+        "the mode stays",
+        each_target(private),
+        left=TARGET,
+    ),
+    *(
+        Attack(
+            f"a target that is {how} {READ.get(command, 'a.parquet')}",
+            lines(command),
+            "an error",
+            lambda path, link=link, command=command: [  # type: ignore[misc]
+                link(path / f"out.{end}", path / READ.get(command, "a.parquet"))
+                for end in ("html", "json", "md", "tally.json", "parquet", "xml")
+            ],
+            code=2,
+            says="is what is read",
+        )
+        for how, link in {"a link to": Path.symlink_to, "a second name of": Path.hardlink_to}.items()
+        for command in ("analyze", "merge", "gate", "check", "convert", "report")
+    ),
     Attack(
         "a column name and values that begin a line with `::error::`",
-        hostile,
-        "analyze {dump} -v --group-by host\\n::error::x",
-        0,
-        "",
+        ("analyze {dump} -v --group-by host\\n::error::x",),
         "line ends and control characters are escaped",
+        hostile,
         left=("offpol-diag-a.html",),
     ),
 )
 
 
-def run(attack: Attack, place: Path) -> tuple[list[str], float]:
-    """Run an attack in a directory; return what is wrong with its answer, and its memory in bytes."""
-    (place / "work").mkdir()
+# ---------------------------------------------------------------- running
+
+
+def tried(attack: Attack, line: str, given: Path, place: Path) -> list[str]:
+    """Run an attack on a line in a directory; return what is wrong with its answer."""
+    work = place / "work"
+    shutil.copytree(given, work, symlinks=True)
     if (maker := os.fork()) == 0:  # what making takes is not in what the run holds
-        attack.make(place / "work")
+        attack.make(work)
         os._exit(0)
     if os.waitpid(maker, 0)[1]:
-        return ["its input cannot be made"], 0
-    words = [one.replace("{dump}", "a.parquet").replace("\\n", "\n") for one in attack.command.split()]
-
-    def limit() -> None:
-        if attack.most is not None:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (attack.most, attack.most))
-        if attack.stdout == "":
-            os.close(1)
-        elif attack.stdout:
-            os.dup2(os.open(attack.stdout, os.O_WRONLY), 1)
-
-    found = runner.answer(runner.Input(tuple(words), environment={"COLUMNS": "100"}), place, limit)
+        return ["its input cannot be made"]
+    before = state(work)
+    line = line.replace("{dump}", "a.parquet")
+    words = tuple(one.replace("\\n", "\n") for one in line.split())
+    found = runner.answer(runner.Input(words, environment={"COLUMNS": "100"}), place, attack.limit)
     wrong = []
     if found.code != attack.code:
-        wrong.append(f"exit code {found.code}, not {attack.code}: {found.errors[-2000:]}")
+        wrong.append(f"exit code {found.code}, not {attack.code}: {found.errors[-1500:]}")
     if not re.search(attack.says, found.errors):
-        wrong.append(f"stderr does not say {attack.says!r}: {found.errors[-2000:]}")
-    both = f"\n{found.errors}\n{found.out.decode(errors='replace')}"
-    wrong += [f"{trace!r} is printed" for trace in TRACES if trace in both]
+        wrong.append(f"stderr does not say {attack.says!r}: {found.errors[-1500:]}")
+    text = f"\n{found.errors}\n{found.out.decode(errors='replace')}"
+    wrong += [f"{trace!r} is printed" for trace in TRACES if trace in text]
     if found.memory > MOST_BYTES:
         wrong.append(f"{found.memory / 2**30:.1f} GiB of memory")
-    if sorted(found.changed) != sorted(attack.left):
-        wrong.append(f"left behind: {sorted(found.changed)}, not {sorted(attack.left)}")
-    return wrong, found.memory
+    after = state(work)
+    changed = sorted(name for name in after.keys() | before if after.get(name) != before.get(name))
+    changed = [name for name in changed if "lost.parquet" not in name and name != "b.html"]
+    kept = [name for name in before if name in after and before[name][0] != after[name][0]]
+    wrong += [f"{name} has another type or mode" for name in kept]
+    expected = sorted(name.replace("{out}", target(line)) for name in attack.left or ())
+    if attack.left is not None and changed != expected:
+        wrong.append(f"left behind: {changed}, not {expected}")
+    return wrong
+
+
+def state(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Return the type and mode, and of files size and time, of all that is in a folder."""
+    found = {path: path.lstat() for path in sorted(folder.rglob("*"))}
+    return {
+        str(path.relative_to(folder)): (s.st_mode, *(() if path.is_dir() else (s.st_size, s.st_mtime_ns)))
+        for path, s in found.items()
+    }
 
 
 def main() -> int:
-    """Run every attack; write the table, or with `--check` compare it."""
+    """Run every attack; write the table, or with `--short` compare it."""
     runner.warm()
     runner.MEMORY = 16 << 30  # what is held is measured, not what is reserved
-    rows, failed = [], 0
-    for attack in ATTACKS:
-        with tempfile.TemporaryDirectory() as place:
-            wrong, memory = run(attack, Path(place))
-        failed += bool(wrong)
-        answer = "; ".join(wrong) or "ok"
-        sys.stdout.write(f"{attack.name} | {answer} | {memory / 2**30:.2f} GiB\n")
-        sys.stdout.flush()
-        command = attack.command.replace("{dump}", "a.parquet")
-        rows.append(f"| {attack.name} | `{command}` | {attack.code} | {attack.answer} |")
+    short, only = "--short" in sys.argv, [word for word in sys.argv[1:] if word[0] != "-"]
+    failed, rows, mounted = 0, [], mounts()
+    with tempfile.TemporaryDirectory() as scratch:
+        given = Path(scratch, "given")
+        given.mkdir()
+        if (maker := os.fork()) == 0:
+            template(given)
+        assert os.waitpid(maker, 0)[1] == signal.SIGKILL
+        for at, attack in enumerate(ATTACKS):
+            commands = dict.fromkeys(line.split()[0] for line in attack.lines)
+            names = "all" if len(commands) == len(COMMANDS) else ", ".join(commands)
+            rows.append(f"| {attack.name} | {names} | {attack.code} | {attack.answer} |")
+            if (only and not any(word in attack.name for word in only)) or (attack.mounts and not mounted):
+                sys.stdout.write(f"{attack.name}: not tried\n")
+                continue
+            chosen = [attack.lines[at % len(attack.lines)]] if short else attack.lines
+            for number, line in enumerate(chosen):
+                place = Path(scratch, f"{at}-{number}")
+                place.mkdir()
+                wrong = tried(attack, line, given, place)
+                shutil.rmtree(place)
+                failed += bool(wrong)
+                sys.stdout.write(f"{attack.name} | {line} | {'; '.join(wrong) or 'ok'}\n")
+                sys.stdout.flush()
     head = (
         "# Attacks\n\nWhat a run answers to inputs that grow, to disks and streams that are full or "
-        "closed, and to names that\ncommand. Each needs less than 2 GiB, prints no traceback, and leaves no "
-        "file but its results.\nWritten by `python tests/attacks.py`; `tests/test_attacks.py` runs them.\n\n"
-        "| attack | command | exit code | answer |\n| --- | --- | --- | --- |\n"
+        "closed, to odd targets, and to\nnames that command. Each needs less than 2 GiB, prints no "
+        "traceback, and leaves no file but its results.\nWritten by `python tests/attacks.py`, which tries "
+        "every output of the commands named; `tests/test_attacks.py`\ntries one of each row.\n\n"
+        "| attack | commands | exit code | answer |\n| --- | --- | --- | --- |\n"
     )
     page = head + "\n".join(rows) + "\n"
-    if "--check" in sys.argv and page != PAGE.read_text(encoding="utf-8"):
+    if short and page != PAGE.read_text(encoding="utf-8"):
         sys.stdout.write(f"{PAGE} says something else\n")
         failed += 1
-    if not failed and "--check" not in sys.argv:
+    if not (failed or short or only):
         PAGE.write_text(page, encoding="utf-8")
     return int(failed > 0)
 
