@@ -593,6 +593,8 @@ def fipo(s: Sequence, logs: list[float], weights: list[float], preset: Any) -> l
 def vespo(s: Sequence, logs: list[float], weights: list[float], preset: Any) -> list[Term]:
     least, shape = math.log(1e-8), preset.shape
     terms = [clamp(u, 20.0) for u in logs]
+    if preset.weight and preset.weight.over in ("sum", "mean"):
+        weights = weights[:1]  # one for the sequence
     terms += [min(max(math.log(w), least), 20.0) if w > 0 else least for w in weights]
     log_w = min(max(math.fsum(terms), least), 20.0)
     found = []

@@ -214,8 +214,9 @@ def _vespo(x: Terms) -> Found:
 def vespo_factors(ratios: Ratios, preset: Preset, apart: bool | None = None) -> tuple[Tensor, Tensor]:
     """Compute φ = e^(λ + k log w − λ w) of each sequence, where A >= 0 and where A < 0, [S] each.
 
-    log w is the sum of u and of the logs of the weights over the sequence, each token's bounded; with `apart`
-    near tokens, on which no bound acts, enter by moments (by default where `ratios` are of some tokens).
+    log w is the sum of u and of the logs of the weights over the sequence, each token's bounded; a weight of
+    the sequence counts once, as TRL's [B, 1] ratio does. With `apart` near tokens, on which no bound acts,
+    enter by moments (by default where `ratios` are of some tokens).
     """
     whole, shape = ratios.whole or ratios, preset.shape
     apart = ratios.whole is not None if apart is None else apart
@@ -233,13 +234,14 @@ def _log_w(whole: Ratios, preset: Preset, apart: bool) -> Tensor:
     far = whole if split is None else split.far
     offsets = far.batch.cu_seqlens
     log_w = segments.total(_u(far).clamp(-VESPO_LARGEST, VESPO_LARGEST), offsets)
+    by_token = preset.weight is not None and preset.weight.over in ("token", "segment")
     if preset.weight is not None:
         final = correction.weigh(far, preset).final
         logs = torch.log(final.values).clamp(VESPO_SMALLEST, VESPO_LARGEST)
         log_w = log_w + (segments.total(logs, offsets) if final.per == "token" else logs)
     if split is not None:
         log_w = log_w + split.near.of("d", drift(preset.policy))
-        log_w = log_w if preset.weight is None else log_w + split.near.of("d", preset.policy)
+        log_w = log_w + split.near.of("d", preset.policy) if by_token else log_w
     return log_w.clamp(VESPO_SMALLEST, VESPO_LARGEST)
 
 
