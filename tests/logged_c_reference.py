@@ -304,7 +304,7 @@ def drop_masks(x, mask, lower, upper):
     return (x < lower) & mask if lower > 0 else none, (x > upper) & mask if upper > 0 else none
 
 
-def open_instruct(d, clamp_upper=0.0, lower=0.0, upper=0.0, sequence=False, tv=False):
+def open_instruct(d, clamp_upper=0.0, clamp_lower=0.0, lower=0.0, upper=0.0, sequence=False, tv=False):
     """compute_rho_correction row by row, each row a sample; then weighted by the rows' token counts."""
     keys = ("rho_weight", "rho_clipfrac", "rho_drop_frac", "rho_drop_low_frac", "rho_drop_high_frac", "ratio")
     stats, counts = {f"val/{key}": [] for key in keys}, []
@@ -320,6 +320,7 @@ def open_instruct(d, clamp_upper=0.0, lower=0.0, upper=0.0, sequence=False, tv=F
         else:
             low, high = drop_masks(effective, m, lower, upper)
         clamped = np.minimum(effective, clamp_upper) if clamp_upper > 0 else effective
+        clamped = np.maximum(clamped, clamp_lower)
         weights = np.where(m & ~low & ~high, clamped, 0.0)
         values = (weights, clamped != effective, low | high, low, high, np.exp(c - o))
         for key, value in zip(keys, values, strict=True):
@@ -396,6 +397,7 @@ WORDS = {
         roll, is_weight="token", upper_bound=2.0, filters=[("ratio", "token", 0.5, 2.0)]
     ),
     "open_instruct_rho_clamp": functools.partial(open_instruct, clamp_upper=2.0),
+    "open_instruct_rho_clamp_two_sided": functools.partial(open_instruct, clamp_lower=0.5, clamp_upper=2.0),
     "open_instruct_rho_mask": functools.partial(open_instruct, lower=0.5, upper=5.0),
     "open_instruct_rho_sequence": functools.partial(open_instruct, lower=0.999, upper=1.001, sequence=True),
     "open_instruct_rho_tv": functools.partial(open_instruct, clamp_upper=2.0, upper=1.1, tv=True),

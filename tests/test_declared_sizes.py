@@ -156,7 +156,7 @@ LIES = {
     "a column before the file": (PAGE, {"data_page_offset": -7}, "it lies at bytes -7"),
     "a column of negative size": (PAGE, {"total_compressed_size": -1}, "it lies at bytes 4 to 3"),
     "values of no row": (PAGE, {"num_values": 2**40}, "1099511627776 values in 1 rows"),
-    "negative values": (PAGE, {"num_values": -1}, "-1 values in 1 rows"),
+    "negative values": (PAGE, {"num_values": -1}, "-1 values"),
     "more bytes than its codec can make": (
         header(large=2**31 - 1) + b"\0" * 8,
         {},

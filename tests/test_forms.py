@@ -490,6 +490,7 @@ def test_no_more_than_a_batch_of_rows_is_held(tmp_path: Path) -> None:
             del row
 
     form = replace(FORMS[0], read=lambda files, columns: rows())
+    (tmp_path / "a").touch()
     convert(Found((tmp_path / "a",), form), tmp_path / "out.parquet", Reading(align="response"), {})
     assert most * 5000 < 2 * BATCH
     groups = pq.ParquetFile(tmp_path / "out.parquet").metadata

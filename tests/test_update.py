@@ -56,7 +56,7 @@ def test_a_weight_of_zero_removes_and_a_small_one_does_not(tmp_path):
     assert got["raw"]["update_kept"] == pytest.approx((5 + 3 * math.exp(-8)) / 8)
 
 
-@pytest.mark.parametrize("loss", losses.LOSSES)
+@pytest.mark.parametrize("loss", [name for name, one in losses.LOSSES.items() if one.weighted != "never"])
 def test_without_the_current_policy_no_clip_acts(tmp_path, worlds, loss):
     x, path = worlds[0], tmp_path / "first.parquet"
     with DumpWriter(path, dtype="float64") as writer:
@@ -107,7 +107,7 @@ def test_without_advantages_the_update_is_unknown(tmp_path):
 
 def test_on_policy_every_built_in_row_leaves_the_whole_update(tmp_path):
     x = world(tmp_path, seed=8, drift=0.0, step=0.0)
-    rows = catalogue.load().resolve("all")
+    rows = [row for row in catalogue.load().resolve("all") if row.loss != "gmpo"]  # it averages A first
     for row, got in zip(rows, numbers(x, *rows), strict=True):
         assert got["update_kept"] == pytest.approx(1, rel=1e-12), row.name
         assert got["update_removed"] == 0, row.name

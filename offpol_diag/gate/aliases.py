@@ -86,6 +86,7 @@ PRESET: Mapping[str, str] = _table(
 
 UNLIKE: Mapping[str, str] = {
     "rollout_is_eff_sample_size": "verl bounds the weights before it takes their effective sample size",
+    "rho_clipfrac": "open-instruct counts the weights that its lower bound raises as well",
 }
 """Last part of a name that is understood although the trainer's number may differ → in what."""
 

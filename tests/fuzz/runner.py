@@ -276,6 +276,8 @@ def _refused(found: Answer) -> Iterator[str]:
         return
     if errors != 1 or not TOLD.search(found.errors):
         yield f"exit code 2, and {errors} errors with a hint each are told"
+    elif "there is not enough memory" in found.errors:
+        yield "an input takes all the memory there is"
     elif found.changed:
         yield "refused, and files are left or changed"
 

@@ -65,6 +65,16 @@ METRICS: dict[str, Callable[[float], float]] = {
 AGGREGATES: dict[str, Callable[[Sequence[float]], float]] = {"sum": math.fsum, "mean": mean, "max": max}
 
 
+def kpop(one: Sample) -> list[float]:
+    """The larger KL of two coins, clamped to [1e-8, 1 - 1e-8], of each token."""
+
+    def kl(a: float, b: float) -> float:
+        return a * math.log(a / b) + (1 - a) * math.log((1 - a) / (1 - b))
+
+    coins = [[clamp(exp(x), 1e-8, 1 - 1e-8) for x in pair] for pair in zip(one.old, one.rollout, strict=True)]
+    return [max(kl(*pair), kl(*pair[::-1])) for pair in coins]
+
+
 def rejection_sampling(
     batch: list[Sample],
     *,
@@ -76,7 +86,8 @@ def rejection_sampling(
     lower: float | None = None,
 ) -> dict[str, float]:
     gaps = [one.gap() for one in batch]
-    judged, weights = each(METRICS[metric], gaps), each(exp, gaps)
+    judged = [kpop(one) for one in batch] if metric == "binary_kl" else each(METRICS[metric], gaps)
+    weights = each(exp, gaps)
     if level == "sequence":
         judged = [[AGGREGATES[agg](one)] * len(one) if one else [] for one in judged]
         if metric == "ratio":

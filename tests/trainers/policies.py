@@ -113,7 +113,8 @@ BOUNDED: tuple[Loss, dict[str, Any]] = (ppo, {"bound": 20.0})
 OPEN_INSTRUCT = (ppo, {"high": 0.272})
 ALONE: dict[str, tuple[Loss, dict[str, Any]]] = {
     "tis": (ppo, {"dual": 3.0, "bound": 20.0}),  # the fork is of verl
-    "openrlhf_gspo": (gspo, {"low": 0.2, "high": 0.2, "anchor": "rollout"}),
+    "openrlhf_gspo": (gspo, {"low": 0.2, "high": 0.2, "anchor": "rollout", "bound": 20.0}),
+    "areal_kpop": (ppo, {"low": 0.4, "high": 0.4}),
     "nemo_rl_force_on_policy": (surrogate, {}),
     "nemo_rl_reinforce": (reinforce, {}),
     "prime_rl_ref_kl": (surrogate, {}),
