@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 
@@ -25,6 +26,8 @@ def wandb(folder, report):
 
 
 def trackio(folder, report):
+    for name in [name for name in sys.modules if name.partition(".")[0] == "trackio"]:
+        del sys.modules[name]  # its folder is read when it is imported, which trl may have done
     tracker = pytest.importorskip("trackio")
     tracker.init(project="test")
     report.log_to(tracker, step=3)
