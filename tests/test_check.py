@@ -5,6 +5,7 @@ import json
 import math
 import time
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 
 import jsonschema
@@ -460,7 +461,7 @@ HISTORY = [{"_step": step, "train/x": x, "bad": CURVE["bad"][step]} for step, x 
 
 
 def of_tensorboard(folder):
-    writer = pytest.importorskip("tensorboardX").SummaryWriter(str(folder))
+    writer = import_module("tensorboardX").SummaryWriter(str(folder))
     for name, points in CURVE.items():
         for step, value in points.items():
             writer.add_scalar(name, value, step)
@@ -469,7 +470,7 @@ def of_tensorboard(folder):
 
 
 def of_wandb(folder):
-    wandb = pytest.importorskip("wandb")
+    wandb = import_module("wandb")
     run = wandb.init(project="t", dir=folder, mode="offline", settings=wandb.Settings(silent=True))
     for row in HISTORY:
         nested = {"train": {"x": row["train/x"]}} if row["_step"] == 3 else {"train/x": row["train/x"]}
@@ -485,7 +486,7 @@ def of_wandb(folder):
 
 def of_pandas(name):
     def make(folder):
-        frame = pytest.importorskip("pandas").DataFrame(HISTORY)
+        frame = import_module("pandas").DataFrame(HISTORY)
         file = folder / name
         ways = {
             ".csv": lambda: frame.to_csv(file, na_rep="NaN"),

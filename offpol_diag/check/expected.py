@@ -16,7 +16,6 @@ from offpol_diag.analysis.first_pass import Needs, settle
 from offpol_diag.analysis.tally import PARTS, Study
 from offpol_diag.batch import Batch, joined
 from offpol_diag.engine import gap, normal, outcome, scope
-from offpol_diag.engine.batching import computed
 from offpol_diag.engine.outcome import Outcomes
 from offpol_diag.engine.scene import Scene
 from offpol_diag.presets import Preset
@@ -25,7 +24,6 @@ from offpol_diag.trainers import LOGS
 from offpol_diag.trainers.base import Range, Read
 from offpol_diag.trainers.measures import Measure
 from offpol_diag.trainers.view import View
-from offpol_diag.trainers.view import columns as columns_of
 
 Values = dict[str, float]
 Parts = Sequence[Sequence[int]]
@@ -93,14 +91,13 @@ class Logged:
             sums = reduce(dict.__or__, (gap.columns(scene, drift) for drift in study.drifts), sums)
             for some in (part.columns(outcomes) for part in PARTS):
                 sums |= zip(some.names, some.values, strict=True) if some.names else {}
-        more, ranges = columns_of(scene, (preset,), masked)
+        view = View(scene, preset, masked)
+        more, ranges = log.columns(view)
         longest = (batch.lengths + batch.masked).to(torch.float64)
         ranges |= {"response": (longest, longest)}
         if batch.old is not None:
-            low, high = View(scene, replace(preset, policy="old")).ends(PROBABILITY_GAP)
-            ranges |= {"pd": (computed(low), computed(high))}
-        counted = longest if masked else batch.lengths.to(torch.float64)
-        return cls(preset, sums | more | {"tokens": counted}, ranges, counted)
+            ranges |= {"pd": View(scene, replace(preset, policy="old")).ends(PROBABILITY_GAP)}
+        return cls(preset, sums | more | {"tokens": view.counted}, ranges, view.counted)
 
     @property
     def sequences(self) -> int:

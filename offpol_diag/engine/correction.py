@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TypeVar
 
 import torch
@@ -30,10 +31,17 @@ def outside(x: Tensor, edges: Sequence[float | None], sign: int, strict: bool = 
 
     With `strict` also where x equals the edge.
     """
-    column = segments.column(tuple(edges), x.device)
+    column = _column(tuple(edges), x.device)
     if sign > 0:
         return x >= column if strict else x > column
     return x <= column if strict else x < column
+
+
+@lru_cache(1024)
+def _column(edges: tuple[float | None, ...], device: torch.device, absent: float = math.nan) -> Tensor:
+    """Copy numbers to a device as a column [n, 1]; cached, since they depend on the presets alone."""
+    column = torch.tensor([absent if x is None else x for x in edges], dtype=torch.float64)
+    return segments.sent(column, device)[:, None]
 
 
 def log_edge(bound: float | None, sign: int) -> float | None:
@@ -424,8 +432,8 @@ def _weigh(each: Sequence[tuple[Ratios, Weight]]) -> list[Weighed]:
     elif weight.action == "mask":
         final = list(torch.where(flags[0] | flags[1], 0.0, of_rows(raws, at)).unbind())
     else:
-        low = segments.column(tuple(one.lower for _, one in each), x.device, -math.inf)
-        high = segments.column(tuple(one.upper for _, one in each), x.device, math.inf)
+        low = _column(tuple(one.lower for _, one in each), x.device, -math.inf)
+        high = _column(tuple(one.upper for _, one in each), x.device, math.inf)
         final = list(of_rows(raws, at).clamp(low, high).unbind())
     if weight.overflow == "zero":
         final = [

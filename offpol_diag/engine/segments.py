@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
-from functools import cache, lru_cache
+from functools import cache
 from itertools import pairwise
 from typing import TypeVar
 
@@ -55,13 +55,6 @@ def sent(x: Tensor, device: torch.device) -> Tensor:
     if device.type == "cpu":
         return x
     return x.pin_memory().to(device, non_blocking=True)
-
-
-@lru_cache(1024)
-def column(numbers: tuple[float | None, ...], device: torch.device, absent: float = math.nan) -> Tensor:
-    """Copy numbers to a device as a column [n, 1]; cached, since they depend on the presets alone."""
-    made = torch.tensor([absent if x is None else x for x in numbers], dtype=torch.float64)
-    return sent(made, device)[:, None]
 
 
 def exp(x: Tensor, out: Tensor | None = None) -> Tensor:

@@ -49,8 +49,7 @@ def _difference(view: View) -> Tensor:
 
 def _beyond(view: View) -> Tensor:
     """Flag rows whose mean Δ, clamped to ±20, is above ln C, as sequence modes do, [S] bool."""
-    log = view.ratios.aggregate("ratio", "mean", SAFETY).values
-    return view.graph.leaf(log) > math.log(_threshold(view.preset))
+    return view.ratios.aggregate("ratio", "mean", SAFETY).values > math.log(_threshold(view.preset))
 
 
 def _without(view: View, of_masked: float, sums: Tensor) -> Tensor:

@@ -138,10 +138,12 @@ def _of_tokens(preset: Preset) -> bool:
 
 def _weights(view: View) -> Tensor:
     """Σ of the weights as the loss gets them; of a sequence's weight, once."""
-    nonempty = view.kept_tokens > 0
+    nonempty = view.outcome.kept_tokens > 0
     if applied(view.preset).weight is None:
         return view.total(FINITE_RATIO) * nonempty
-    return view.kept_weight if view.per_sequence is None else view.per_sequence * nonempty
+    return (
+        view.outcome.sums.first if view.outcome.per_sequence is None else view.outcome.per_sequence * nonempty
+    )
 
 
 def _geometric(preset: Preset) -> tuple[Reject, ...]:

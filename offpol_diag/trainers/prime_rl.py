@@ -60,12 +60,12 @@ FAILED = Mask(_failed, near=False)
 
 def _dropped(view: View) -> Tensor:
     """Count the tokens that the preset's rules drop, [S]."""
-    return view.n - view.kept_tokens
+    return view.n - view.outcome.kept_tokens
 
 
 def _over_dropped(view: View, of: Measure) -> Tensor:
     """Return the sum over dropped tokens, including all tokens of dropped sequences, [S]."""
-    return view.total(of, FAILED).where(view.sequences, view.total(of))
+    return view.total(of, FAILED).where(view.outcome.sequences, view.total(of))
 
 
 def _of_sign(view: View, of: Measure) -> Tensor:
@@ -74,7 +74,7 @@ def _of_sign(view: View, of: Measure) -> Tensor:
 
 
 def _kept_kl(view: View) -> Tensor:
-    return view.total(KL, KEPT).masked_fill(~view.sequences, 0.0)
+    return view.total(KL, KEPT).masked_fill(~view.outcome.sequences, 0.0)
 
 
 def _mean_and_max(name: str, of: base.Rows, tokens: base.Rows, meaning: str) -> tuple[Value, Value, str]:
@@ -96,7 +96,7 @@ MASKS = {
     "unmasked_mismatch_kl": _mean_and_max(
         "unmasked_mismatch_kl",
         _kept_kl,
-        lambda view: view.kept_tokens,
+        lambda view: view.outcome.kept_tokens,
         "r − 1 − log r, r = π_θ/π_rollout, over the tokens that the mask keeps",
     ),
     "is_masked": _mean_and_max(

@@ -231,7 +231,7 @@ class Spread:
             return ratios.aggregate(statistic, over, SAFETY).values
 
         if self.of_rows:
-            return view.graph.leaf(aggregate(view.ratios))
+            return aggregate(view.ratios)
         if over in ("token", "batch") and statistic in OF_TOKENS:
             return OF_TOKENS[statistic]
         return Measure(f"verl {statistic} over {over}", lambda x: aggregate(x.ratios), own=True)
@@ -508,7 +508,9 @@ def _lost_rows(divergences: bool) -> base.Rows:
 
 
 def _out_of_bounds(view: View) -> Tensor:
-    return view.moved()
+    weighed = view.weigh()
+    outside = weighed.high + weighed.low
+    return outside * view.n if weighed.final.per == "sequence" else outside
 
 
 def _norm(totals: Totals) -> float:

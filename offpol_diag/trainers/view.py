@@ -17,10 +17,9 @@ from torch import Tensor
 
 from offpol_diag.batch import Batch
 from offpol_diag.engine import correction, losses, outcome, segments
-from offpol_diag.engine.batching import Graph, computed, reduced
 from offpol_diag.engine.correction import Weighed
 from offpol_diag.engine.outcome import Outcome
-from offpol_diag.engine.ratios import Level, Ratios
+from offpol_diag.engine.ratios import Ratios
 from offpol_diag.engine.scene import Scene
 from offpol_diag.engine.segments import Memo, here
 from offpol_diag.presets import BINARY, Over, Policy, Preset, Reject, Statistic, Veto
@@ -29,23 +28,11 @@ from offpol_diag.trainers.base import Columns, Ends, Ranges, applied, ends
 from offpol_diag.trainers.measures import K1, LOG, NEGATIVE, Mask, Measure, squared
 
 T = TypeVar("T")
-How = Literal["sum", "min", "max"]
-REDUCE: dict[str, tuple[segments.Reduce, Callable[[Tensor, Tensor], Tensor]]] = {
-    "sum": (segments.total, torch.add),
-    "min": (segments.smallest, torch.minimum),
-    "max": (segments.largest, torch.maximum),
-}
-"""Reduction of the tokens of a sequence, and what joins the results of near and far ones."""
-WITHIN: tuple[Callable[[Tensor, float, float], Tensor], ...] = (
-    lambda x, low, high: x.clamp(low, high),
-    lambda x, low, high: x.clamp(low, high).square(),
-    lambda x, low, high: x > high,
-    lambda x, low, high: x < low,
-)
+How = Literal["Σ", "ends"]
+Found = tuple[Tensor, ...]
+"""The sum over the tokens of each sequence, or the minimum and the maximum, [S] each."""
 BLOCK = 1 << 16
 """Number of near tokens in a block."""
-HELD = 1 << 26
-"""Bytes of tokens' numbers that may wait until they are summed for several presets at once."""
 
 
 # ---------------------------------------------------------------- some tokens
@@ -58,10 +45,12 @@ class Tokens:
     Attributes:
         ratios: the tokens' ratios with the preset's numerator.
         preset: the preset.
+        near: whether all are near tokens, on which no preset acts.
     """
 
     ratios: Ratios
     preset: Preset
+    near: bool = False
 
     @property
     def batch(self) -> Batch:
@@ -81,10 +70,12 @@ class Tokens:
 
     def of(self, policy: Policy) -> Tokens:
         """Return the same tokens with another numerator."""
-        return Tokens(self.ratios.of(policy), self.preset)
+        return Tokens(self.ratios.of(policy), self.preset, self.near)
 
     def ratio(self, safety: float | None = None) -> Tensor:
-        """Return r, with Δ clamped to ±safety."""
+        """Return r, with Δ clamped to ±safety; for near tokens computed from r − 1, which is cached."""
+        if self.near:
+            return self.excess() + 1
         return self.ratios.once(("e^Δ", safety), lambda: torch.exp(self.ratios.clamped(safety)))
 
     def excess(self, safety: float | None = None) -> Tensor:
@@ -132,8 +123,27 @@ class Tokens:
         rows = segments.spread(kept.sequences, self.batch.cu_seqlens)
         return rows if kept.tokens is None else rows & kept.tokens
 
-    def values(self, of: Measure) -> Tensor:
-        """Compute a measure, [T]; once for all presets, unless it depends on more than their numerator."""
+    def found(self, how: How, of: Measure, kept: Tensor | None = None) -> Found:
+        """Return the sum of each sequence, [S], of flags how many are set; or both extremes, [S] each.
+
+        Only tokens flagged in `kept` [T] count; None for all.
+        """
+        x, offsets = self._values(of), self.batch.cu_seqlens
+        if how == "Σ" and x.dtype == torch.bool:
+            return (segments.count(x if kept is None else x & kept, offsets),)
+        if how == "Σ":
+            return (segments.total(x if kept is None else torch.where(kept, x, 0.0), offsets),)
+        low, high = (x, x) if kept is None else (torch.where(kept, x, end) for end in (torch.inf, -torch.inf))
+        return segments.smallest(low, offsets), segments.largest(high, offsets)
+
+    def within(self, of: Measure, low: float, high: float) -> tuple[Tensor, ...]:
+        """Σ of a measure clamped to limits and of its square, and how many lie above and below, [S] each."""
+        x, offsets = self._values(of), self.batch.cu_seqlens
+        inside = x.clamp(low, high)
+        sums = (segments.total(each, offsets) for each in (inside, inside.square()))
+        return *sums, *(segments.count(flags, offsets) for flags in (x > high, x < low))
+
+    def _values(self, of: Measure) -> Tensor:
         x = self if of.policy is None else self.of(of.policy)
         return of.of(x) if of.own else x.ratios.once(("measure", of.name), lambda: of.of(x))
 
@@ -177,17 +187,12 @@ class View:
         """The packed tokens."""
         return self.scene.batch
 
-    @cached_property
-    def graph(self) -> Graph:
-        """The operations recorded for all presets of the batch."""
-        return self.once("graph", Graph)
-
-    @cached_property
+    @property
     def n(self) -> Tensor:
         """Tokens of each sequence, [S] float64."""
-        return self.graph.leaf(self.once("n", lambda: self.batch.lengths.to(torch.float64)))
+        return self.once("n", lambda: self.batch.lengths.to(torch.float64))
 
-    @cached_property
+    @property
     def counted(self) -> Tensor:
         """Tokens of each sequence that denominators of means count, [S] float64."""
         return self.n + self.batch.masked if self.padded else self.n
@@ -195,17 +200,17 @@ class View:
     @property
     def divisor(self) -> Tensor:
         """Divisor of means over the tokens of each sequence: max(number, 1), [S]."""
-        return self.counted.clamp(min=1)
+        return self.once("n or 1", lambda: self.counted.clamp(min=1))
 
     @property
     def nonempty(self) -> Tensor:
         """Sequences with a token, [S] bool."""
-        return self.n > 0
+        return self.once("there", lambda: self.batch.lengths > 0)
 
     @property
     def zeros(self) -> Tensor:
         """Zeros, [S] float64."""
-        return torch.zeros_like(self.n)
+        return self.once("zeros", lambda: torch.zeros_like(self.n))
 
     # ------------------------------------------------------------ sums over tokens
 
@@ -214,68 +219,68 @@ class View:
         rows = of.rows and of.rows(self)
         if rows is not None:
             return rows * (self.n if mask is None else self._passed(mask))
-        return self._merged("sum", of, mask)
+        return self._merged("Σ", of, mask)[0]
 
     def ends(self, of: Measure, mask: Mask | None = None) -> Ends:
         """The smallest and largest of each sequence, [S] each; ±inf where the mask leaves none."""
         rows = of.rows and of.rows(self)
         if rows is not None:
             return ends(rows, self.nonempty if mask is None else self._passed(mask) > 0)
-        return self._merged("min", of, mask), self._merged("max", of, mask)
+        return self._merged("ends", of, mask)  # type: ignore[return-value]
 
     def within(self, of: Measure, low: float, high: float) -> tuple[Tensor, ...]:
         """Σ of a measure clamped to limits and of its square, and how many lie above and below, [S] each."""
-        acted, near = self._unruled if of.own else self._split
-        x, same, policy = self._values(acted, of), on_near(of), self.preset.policy
-        offsets = acted.batch.cu_seqlens
-        found = [self.graph.reduced(segments.total, (x, low, high), None, offsets, term) for term in WITHIN]
-        if near is None or same is None:
-            return tuple(found)
-        least, most = (near_sum(self.scene, policy, end, same) for end in ("min", "max"))
-        if here(least) and bool((least >= low).all()) and bool((most <= high).all()):  # no GPU waits
-            sums = [near_sum(self.scene, policy, "sum", one) for one in (same, squared(same))]
-        else:
-            key = "within", policy, same.name, low, high
-            close = Tokens(near.of(policy), self.preset)
-            sums = self.once(key, lambda: _within(close.values(same), low, high, near.batch))
-        return *(a + b for a, b in zip(found, sums, strict=False)), *found[len(sums) :]
 
-    def _values(self, tokens: Tokens, of: Measure) -> Tensor:
-        return self.mine(("values", id(tokens), of), lambda: tokens.values(of))
+        def found() -> tuple[Tensor, ...]:
+            acted, near = self._unruled if of.own else self._split
+            first, same, policy = acted.within(of, low, high), on_near(of), self.preset.policy
+            if near is None or same is None:
+                return first
+            least, most = near_sum(self.scene, policy, "ends", same)
+            if here(least) and bool((least >= low).all()) and bool((most <= high).all()):  # no GPU waits
+                sums = (near_sum(self.scene, policy, "Σ", one)[0] for one in (same, squared(same)))
+                return *(x + more for x, more in zip(first, sums, strict=False)), *first[2:]
+            second = Tokens(near.of(policy), self.preset).within(same, low, high)
+            return tuple(x + more for x, more in zip(first, second, strict=True))
 
-    def _flags(self, mask: Mask) -> Tensor | None:
-        """Flag the far tokens that the mask leaves, [T] bool; None for all."""
-        return self.mine(("mask", mask), lambda: mask.of(self._ruled[0]))
+        return self.mine(("within", of.name, low, high), found)
 
     def _passed(self, mask: Mask) -> Tensor:
         """Tokens of each sequence that the mask leaves, [S]."""
-        near = self._ruled[1]
-        passed = self._count(self._flags(mask))
+        acted, near = self._ruled
+        flags = mask.of(acted)
+        own, offsets = acted.batch.lengths.to(torch.float64), acted.batch.cu_seqlens
+        passed = own if flags is None else segments.count(flags, offsets)
         return passed if near is None or not mask.near else passed + near.batch.lengths
 
-    def _count(self, flags: Tensor | None) -> Tensor:
-        """Count the flagged far tokens of each sequence, [S]; all for None."""
-        return self._of_far(self.far.batch, flags)
-
-    def _of_far(self, batch: Batch, x: Tensor | None, kept: Tensor | None = None) -> Tensor:
-        """Sum x [T] over the kept tokens of each sequence, [S]; None for the number of all."""
-        if x is None:
-            return self.graph.leaf(batch.lengths).to(torch.float64)
-        return self.graph.reduced(segments.total, (x,), kept, batch.cu_seqlens)
-
-    def _merged(self, how: How, of: Measure, mask: Mask | None) -> Tensor:
+    def _merged(self, how: How, of: Measure, mask: Mask | None) -> Found:
         """Return the sums or extremes over far and near tokens together."""
         same, policy = on_near(of), of.policy or self.preset.policy
-        ruled, kept = mask is not None, None if mask is None else self._flags(mask)
-        if not (ruled or of.own or same is None or same.moment or same.linear or same.rising):
-            key = "all", how, policy, of.name
-            return self.graph.leaf(self.once(key, lambda: _of_blocks(self.scene.ratios(policy), how, of)))
-        acted, near = self._ruled if ruled else self._unruled if of.own else self._split
-        reduce, join = REDUCE[how]
-        far = self.graph.reduced(reduce, (self._values(acted, of),), kept, acted.batch.cu_seqlens)
-        if near is None or same is None or not (mask is None or mask.near):
-            return far
-        return join(far, near_sum(self.scene, policy, how, same))
+
+        def joined(parts: Parts, kept: Tensor | None = None) -> Found:
+            acted, near = parts
+            first = acted.found(how, of, kept)
+            if near is None or same is None or not (mask is None or mask.near):
+                return first
+            second = near_sum(self.scene, policy, how, same)
+            if how == "Σ":
+                return (first[0] + second[0],)
+            return torch.minimum(first[0], second[0]), torch.maximum(first[1], second[1])
+
+        if mask is not None:
+            acted, kept = self._ruled[0], mask.of(self._ruled[0])
+            if of.own:
+                return joined(self._ruled, kept)
+            # presets with the same flags share what they find; the flags are kept: their id stays theirs
+            key = "some", how, policy, of.name, mask.near, id(acted.ratios), id(kept)
+            return self.once(key, lambda: (joined(self._ruled, kept), kept))[0]
+        if of.own:
+            return joined(self._unruled)
+        if same is None or same.moment or same.linear or same.rising:
+            return self.once(("all", how, policy, of.name), lambda: joined(self._split))
+        return self.once(
+            ("all", how, policy, of.name), lambda: _of_blocks(self.scene.ratios(policy), how, of)
+        )
 
     @cached_property
     def _split(self) -> Parts:
@@ -313,67 +318,17 @@ class View:
         """Which tokens and sequences the preset keeps, and its weights."""
         return outcome.apply(self.scene, self.preset)
 
-    @property
-    def sequences(self) -> Tensor:
-        """Sequences that pass every rule on sequences and the veto, [S] bool."""
-        return self.graph.leaf(self.outcome.sequences)
-
-    @property
-    def per_sequence(self) -> Tensor | None:
-        """Weights of sequences, [S]; None when tokens have their own, or there are none."""
-        weights = self.outcome.per_sequence
-        return None if weights is None else self.graph.leaf(weights)
-
-    @cached_property
-    def kept_tokens(self) -> Tensor:
-        """Number of kept tokens of each sequence, [S]."""
-        done = self.outcome
-        return self._joined(done.kept.tokens, None, [near.passed for near in done.near]) * self.sequences
-
-    @property
-    def weight_sum(self) -> Tensor:
-        """Sum of the final weights over all tokens of each sequence, rejected or not, [S]."""
-        done, weights = self.outcome, self.per_sequence
-        if weights is not None:
-            return weights * self.n
-        own = None if done.weighed is None else done.token_weights
-        return self._joined(own, None, [near.weight_sum for near in done.near])
-
-    @property
-    def kept_weight(self) -> Tensor:
-        """Sum of the final weights over the kept tokens of each sequence, [S]."""
-        done, weights = self.outcome, self.per_sequence
-        if not done.weighs_tokens:
-            return self.kept_tokens if weights is None else weights * self.kept_tokens
-        near = [near.sums.first for near in done.near]
-        return self._joined(done.token_weights, done.kept.tokens, near) * self.sequences
-
-    def _joined(self, x: Tensor | None, kept: Tensor | None, near: Sequence[Tensor]) -> Tensor:
-        """Add a sum over far tokens, None for their number, and those of near ones, [S]."""
-        return reduce(torch.add, near, self._of_far(self.outcome.far.batch, x, kept))
-
     def weigh(self) -> Weighed:
-        """The weights, whether they are applied or not, with numbers of sequences as operands of `graph`."""
-        found = correction.weigh(self.far, self.preset)
-        high, low = map(self.graph.leaf, (found.high, found.low))
-        if found.final.per == "token":
-            return replace(found, high=high, low=low)
-        return replace(found, high=high, low=low, raw=self._level(found.raw), final=self._level(found.final))
-
-    def _level(self, x: Level) -> Level:
-        return replace(x, values=self.graph.leaf(x.values))
+        """The weights, whether they are applied or not; of tokens, those of the far ones."""
+        return correction.weigh(self.far, self.preset)
 
     def capped(self) -> Tensor:
         """Tokens whose weight a bound moved, or whose sequence's weight it did, [S]."""
-        if self.outcome.weighed is None:
+        weighed = self.outcome.weighed
+        if weighed is None:
             return self.zeros
-        return self.moved()
-
-    def moved(self, *sides: str) -> Tensor:
-        """Count the tokens whose weight is beyond a bound ("high", "low"; both), [S], applied or not."""
-        weighed = self.weigh()
-        found: Tensor = reduce(torch.add, (getattr(weighed, side) for side in sides or ("high", "low")))
-        return found * self.n if weighed.final.per == "sequence" else found
+        moved = weighed.high + weighed.low
+        return moved * self.n if weighed.final.per == "sequence" else moved
 
     def dropped_by(self, *rules: Reject) -> Tensor:
         """Count the tokens of each sequence that any of these rules drops, [S]."""
@@ -382,48 +337,42 @@ class View:
     def kept_by(self, before: Preset) -> Tensor:
         """Count the tokens of each sequence that a preset's rules and veto keep, [S]."""
         kept = correction.keep(self.far, before)
-        sequences = self.graph.leaf(kept.sequences)
         if kept.tokens is None:
-            return self.n * sequences
-        return (self.n - self.far.batch.lengths + self._count(kept.tokens)) * sequences
+            return self.n * kept.sequences
+        return (self.n - segments.count(~kept.tokens, self.far.batch.cu_seqlens)) * kept.sequences
 
     def aggregate_of_kept(self, over: Over, before: Preset) -> Tensor:
         """Return the sum or mean of Δ over the tokens that a preset's rules and veto keep, [S]."""
         some = self.ratios
         if before.reject or before.veto is not None:
             some = correction.among(some, some, before)
-        return self.graph.leaf(some.aggregate("ratio", over).values)
+        return some.aggregate("ratio", over).values
 
     def tokens_above(self, over: Over, bound: float) -> Tensor:
         """Tokens of each sequence whose log-ratio, or their sequence's or turn's, is above a bound, [S]."""
         some = self.ratios if over in ("sum", "mean") else self.far
         log = some.aggregate("ratio", over)
-        found = self.graph.leaf(
-            self.once(
-                ("above", over, bound, id(some)),
-                lambda: correction.per_sequence((log.values > bound)[None], log, some.batch)[0],
-            )
-        )
+        found = correction.per_sequence((log.values > bound)[None], log, some.batch)[0]
         return found * self.n if log.per == "sequence" else found
 
     def passing_sequences(self) -> Tensor:
         """Flag the sequences that pass the rules on sequences, whatever the veto drops, [S] bool."""
-        return self.graph.leaf(correction.keep(self.far, replace(self.preset, veto=None)).sequences)
+        return correction.keep(self.far, replace(self.preset, veto=None)).sequences
 
     def passes(self, rule: Reject) -> Tensor:
         """Flag the sequences that pass a rule on sequences, [S] bool."""
-        return self.graph.leaf(correction.passes(self.ratios, rule).values)
+        return correction.passes(self.ratios, rule).values
 
     def veto_hits(self, veto: Veto | None) -> Tensor:
         """Tokens of each sequence that lie beyond a veto's bounds, [S]."""
-        return self.graph.leaf(correction.veto_hits(self.far, veto))
+        return correction.veto_hits(self.far, veto)
 
     # ------------------------------------------------------------ numbers of sequences
 
     @property
     def mean_log(self) -> Tensor:
         """Mean Δ of each sequence, [S] nats; 0 for one without a token."""
-        mean = self.graph.leaf(self.ratios.aggregate("ratio", "mean").values)
+        mean = self.ratios.aggregate("ratio", "mean").values
         return mean * self.n / self.divisor if self.padded else mean
 
     def turns(self, statistic: Statistic) -> tuple[Tensor, Tensor, Callable[[Tensor], Tensor]]:
@@ -435,14 +384,13 @@ class View:
     @property
     def pooled_update(self) -> Tensor | None:
         """u of each sequence under GSPO, [S]; else None: tokens have their own."""
-        pooled = losses.LOSSES[self.preset.loss].pooled
-        return self.graph.leaf(losses.mean_u(self.ratios)) if pooled else None
+        return losses.mean_u(self.ratios) if losses.LOSSES[self.preset.loss].pooled else None
 
     @property
     def pooled_ratio(self) -> Tensor | None:
         """e^u of each sequence under GSPO, [S]; else None."""
         u = self.pooled_update
-        return None if u is None else u.exp()
+        return None if u is None else self.once(("e^u", self.preset.policy), lambda: torch.exp(u))
 
     @property
     def vespo_factor(self) -> Tensor:
@@ -477,66 +425,58 @@ def on_near(of: Measure) -> Measure | None:
     return of.near or (None if of.own else of)
 
 
-def _within(x: Tensor, low: float, high: float, batch: Batch) -> list[Tensor]:
-    """Compute the sums of `View.within` over near tokens, [S] each."""
-    return [reduced(segments.total, term(x, low, high), None, batch.cu_seqlens) for term in WITHIN]
-
-
-def near_sum(scene: Scene, policy: Policy, how: How, of: Measure) -> Tensor:
-    """Return a sum or an extreme over the near tokens of each sequence, [S], computed once per batch."""
+def near_sum(scene: Scene, policy: Policy, how: How, of: Measure) -> Found:
+    """Return a sum or the extremes over the near tokens of each sequence, computed once per batch."""
     policy = of.policy or policy
     return scene.once(("near", policy, how, of.name), lambda: _near_sum(scene, policy, how, of))
 
 
-def _near_sum(scene: Scene, policy: Policy, how: How, of: Measure) -> Tensor:
+def _near_sum(scene: Scene, policy: Policy, how: How, of: Measure) -> Found:
     """Compute it from named moments or from other near sums if possible, else from the tokens."""
-    if how == "sum" and of.linear:
-        return reduce(torch.add, (near_sum(scene, policy, how, one) * factor for factor, one in of.linear))
-    if of.moment and (how == "sum" or not any(of.moment[2:])):
+    if how == "Σ" and of.linear:
+        parts = [near_sum(scene, policy, how, one)[0] * factor for factor, one in of.linear]
+        return (reduce(torch.add, parts),)
+    if of.moment and (how == "Σ" or not any(of.moment[2:])):
         function, over, column, side = (*of.moment, "", "")[:4]
         d: Any = policy if over == "Δ" else losses.drift(policy) if over == "u" else over
-        if how == "sum":
-            return scene.moments.of(function, d, column, side)
-        return scene.moments.low(d, function) if how == "min" else scene.moments.high(d, function)
-    if of.name == K1.name and how != "sum":
-        return -near_sum(scene, policy, "max" if how == "min" else "min", LOG)
-    if of.rising and how != "sum":
+        if how == "Σ":
+            return (scene.moments.of(function, d, column, side),)
+        return scene.moments.low(d, function), scene.moments.high(d, function)
+    if how == "ends" and of.name == K1.name:
+        low, high = near_sum(scene, policy, how, LOG)
+        return -high, -low
+    if how == "ends" and of.rising:
         measure, rise = of.rising
-        x = near_sum(scene, policy, how, measure)
-        return torch.where(x.isinf(), x, rise(x))
+        return tuple(torch.where(x.isinf(), x, rise(x)) for x in near_sum(scene, policy, how, measure))
     return _of_blocks(scene.far_and_near[1].of(policy), how, of)
 
 
-def _of_blocks(ratios: Ratios, how: How, of: Measure) -> Tensor:
+def _of_blocks(ratios: Ratios, how: How, of: Measure) -> Found:
     """From the tokens themselves, block by block on a CPU."""
-    batch, nothing, reduce = ratios.batch, Preset("", "", ratios.policy), REDUCE[how][0]
+    policy, batch = ratios.policy, ratios.batch
+    nothing = Preset("", "", policy)
     if not here(batch.cu_seqlens):
-        return reduced(reduce, Tokens(ratios, nothing).values(of), None, batch.cu_seqlens)
+        return Tokens(ratios, nothing).found(how, of, None)
     found = []
     for first, last in segments.spans(batch.cu_seqlens, BLOCK):
-        block = Ratios(batch.rows(first, last), ratios.policy, ratios.settled)
-        found.append(reduced(reduce, Tokens(block, nothing).values(of), None, block.batch.cu_seqlens))
+        block = Ratios(batch.rows(first, last), policy, ratios.settled)
+        found.append(Tokens(block, nothing).found(how, of, None))
         block.forget()
-    return torch.cat(found)
+    return tuple(torch.cat(each) for each in zip(*found, strict=True))
 
 
 # ---------------------------------------------------------------- all presets
 
 
-def columns(scene: Scene, presets: Sequence[Preset], padded: bool = False) -> tuple[Columns, Ranges]:
+def columns(scene: Scene, presets: Sequence[Preset]) -> tuple[Columns, Ranges]:
     """Compute the sums and extremes of a batch that the presets' logged metrics need, [S] each."""
     sums: Columns = {}
     ranges: Ranges = {}
     for preset in presets:
-        view = View(scene, preset, padded)
-        found = LOGS[preset.logs or ""].columns(view)
+        found = LOGS[preset.logs or ""].columns(View(scene, preset))
         sums |= found[0]
         ranges |= found[1]
-        view.graph.compute(HELD)
-    return (
-        {name: computed(x) for name, x in sums.items()},
-        {name: (computed(low), computed(high)) for name, (low, high) in ranges.items()},
-    )
+    return sums, ranges
 
 
 def outermost(ranges: Ranges) -> Ranges:

@@ -15,7 +15,7 @@ from typing import Any, get_args
 import mutations
 import runner
 
-from offpol_diag.presets import Loss
+from offpol_diag.presets import Loss, Statistic
 
 TRAINERS = (
     "verl",
@@ -49,19 +49,7 @@ PLACES = (
 WORDS: dict[str, tuple[str, ...]] = {
     "over": ("token", "sum", "mean", "max", "min", "segment", "batch"),
     "action": ("truncate", "mask", "none", "psis"),
-    "statistic": (
-        "ratio",
-        "k1",
-        "k2",
-        "k3",
-        "k3_reverse",
-        "mult_prob_error",
-        "prob_diff",
-        "prob_gap",
-        "tv",
-        "binary_kl",
-        "binary_kl_max",
-    ),
+    "statistic": get_args(Statistic),
     "advantage": ("any", "negative", "positive", "against", "against_or_zero", "away"),
     "advantage_of": ("unit", "token"),
     "policy": ("old", "current", "rollout"),
