@@ -99,17 +99,12 @@ class Logged:
             ranges |= {"pd": View(scene, replace(preset, policy="old")).ends(PROBABILITY_GAP)}
         return cls(preset, sums | more | {"tokens": view.counted}, ranges, view.counted)
 
-    @property
-    def sequences(self) -> int:
-        """Number of sequences."""
-        return len(self.counted)
-
     def values(self, parts: Parts = ()) -> list[Values]:
         """Return logged name → value of each part of the sequences, those without a token left out.
 
         Without parts all sequences are one.
         """
-        which = torch.zeros(self.sequences, dtype=torch.int64)
+        which = torch.zeros(len(self.counted), dtype=torch.int64)
         for part, rows in enumerate(parts):
             which[list(rows)] = part
         many = max(len(parts), 1)
@@ -151,15 +146,9 @@ class Logged:
         whole = sum(weights)
         found = {
             name: sum(one[name] * weight for one, weight in zip(made, weights, strict=True)) / whole
-            for name in (set.intersection(*map(set, made)) if made else ())
+            for name in (made[0] if made else ())
+            if all(name in one for one in made)
         }
         if outermost:
             found |= {name: x for every in self.values() for name, x in every.items() if name in ends}
         return found
-
-
-def swapped(batch: Batch, preset: Preset) -> Batch:
-    """Exchange the policy that sampled and the one that is trained."""
-    train = batch.policy(preset.policy)
-    assert train is not None
-    return replace(batch, **{"rollout": train, preset.policy: batch.rollout})  # type: ignore[arg-type]

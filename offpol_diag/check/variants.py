@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from offpol_diag.batch import Batch
-from offpol_diag.check.expected import Logged, Values, extremes, swapped
+from offpol_diag.check.expected import Logged, Values, extremes
 from offpol_diag.engine import segments
 from offpol_diag.presets import Preset
 
@@ -136,7 +136,7 @@ class Step:
         logged = self.logged(of)
         if logged is None:
             return {}
-        ranks, micro, rows = of.ranks or self.ranks or 1, of.micro or self.micro, logged.sequences
+        ranks, micro, rows = of.ranks or self.ranks or 1, of.micro or self.micro, len(logged.counted)
         if ranks > rows or (of.micro and of.micro >= rows):
             return {}
         parts = split(rows, ranks, micro, of.strided)
@@ -199,7 +199,12 @@ def _zeros(step: Step, batch: Batch) -> Batch | None:
 
 
 def _reversed(step: Step, batch: Batch) -> Batch | None:
-    return None if step.preset.policy == "rollout" else swapped(batch, step.preset)
+    """Exchange the policy that sampled and the one that is trained."""
+    policy = step.preset.policy
+    train = batch.policy(policy)
+    if policy == "rollout" or train is None:
+        return None
+    return replace(batch, **{"rollout": train, policy: batch.rollout})  # type: ignore[arg-type]
 
 
 def _policy(use: str, for_: str) -> Change:
@@ -219,10 +224,6 @@ def _capped(most: float, step: Step, batch: Batch) -> Batch | None:
 
 
 # ---------------------------------------------------------------- across steps and at the end
-
-
-def _shift(by: int) -> Across:
-    return lambda get, at: get(at - by)
 
 
 def _trailing(steps: int, get: Get, at: int) -> float | None:
@@ -334,13 +335,13 @@ COMMON: tuple[Variant, ...] = (
         "step_before",
         "the values of the step before: the curve lags by one",
         "Number both alike: the curve's step is one higher than the dump's.",
-        across=_shift(1),
+        across=lambda get, at: get(at - 1),
     ),
     Variant(
         "step_after",
         "the values of the step after: the curve is one step ahead",
         "Number both alike: the curve's step is one lower than the dump's.",
-        across=_shift(-1),
+        across=lambda get, at: get(at + 1),
     ),
     Variant("negated", "the negative value", "Turn its sign.", factor=_constant(-1.0), alone=True),
     Variant(

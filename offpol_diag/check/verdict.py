@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import combinations
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from offpol_diag.batch import Batch
 from offpol_diag.check import curves as tracker
 from offpol_diag.check.expected import Values, by_step
 from offpol_diag.check.result import (
@@ -60,8 +60,7 @@ def check(
     """
     curves = tracker.read(logged)
     catalogue = catalogue or load()
-    how: dict[str, Any] = {"columns": columns, "on_bad_row": on_bad_row}
-    dump = open_dump(sources, reading=reading or Reading(), **how)
+    dump = open_dump(sources, reading=reading or Reading(), columns=columns, on_bad_row=on_bad_row)
     batches = by_step(dump.batches())
     have = frozenset(dump.info.columns)
     if not batches:
@@ -75,32 +74,32 @@ def check(
         hint = "number both alike: their steps are one apart" if apart else "give the same run of both"
         raise UsageError("the dump has steps {}, the curves {}".format(*spans), hint)
 
-    def built(one: Preset) -> dict[int, Step]:
-        return {at: Step(batch, one, have, micro_batch, dp) for at, batch in batches.items()}
+    def step(one: Preset, at: int) -> Step:
+        return Step(batches[at], one, have, micro_batch, dp)
 
-    best = _best(
-        candidates, lambda one: Step(batches[steps[0]], one, have, micro_batch, dp), steps[0], curves
-    )
-    every = built(best)
+    best = _best(candidates, lambda one: step(one, steps[0]), steps[0], curves)
+    every = {at: step(best, at) for at in batches}
     expected = {at: every[at].values(BASE) for at in steps}
     names, ambiguous = tracker.matched(curves, expected[steps[0]])
-    checked = [
-        one
-        for name, curve in names.items()
-        if (one := _compared(name, curve, curves[curve], expected)) is not None
-    ]
+    found = (_compared(name, curve, curves[curve], expected) for name, curve in names.items())
+    checked = [one for one in found if one]
     if not checked:
         raise UsageError(
             f"no curve holds a number that {best.name} logs at these steps",
             f"it logs {', '.join(expected[steps[0]])}; name the method with --preset",
         )
     findings: list[Finding] = []
-    if any(one.verdict == "different" for one in checked):
-        for at, batch in _unmasked(dump).items():
-            if at in every and batch.sequences == every[at].batch.sequences:
-                every[at].unmasked = batch
-        others = _siblings(best, catalogue.values(), have)
-        findings = explain([one for one in checked if one.different], every, curves, others)
+    different = [one for one in checked if one.different]
+    if different:
+        unmasked = dump.unmasked()
+        with suppress(DumpError):  # masked tokens have no log-probs
+            for at, batch in by_step(unmasked.batches()).items() if unmasked else ():
+                if at in every and batch.sequences == every[at].batch.sequences:
+                    every[at].unmasked = batch
+        others = {_behaviour(one): one for one in catalogue.values() if one.logs == best.logs}
+        others.pop(_behaviour(best), None)
+        able = [one for one in others.values() if not correction.needs(one, set(have))]
+        findings = explain(different, every, curves, able)
     return Checked(
         dump=list(dump.info.files),
         logged=[str(one) for one in logged],
@@ -116,15 +115,6 @@ def check(
         unmatched=[name for name in expected[steps[0]] if name not in names and name not in ambiguous],
         ambiguous=ambiguous,
     )
-
-
-def _unmasked(dump: Dump) -> dict[int, Batch]:
-    """Return each step with masked tokens counted; nothing where they have no log-probs."""
-    found = dump.unmasked()
-    try:
-        return by_step(found.batches()) if found else {}
-    except DumpError:
-        return {}
 
 
 def _candidates(
@@ -171,29 +161,30 @@ def _behaviour(one: Preset) -> tuple[object, ...]:
     return one.logs, one.policy, one.weight, one.reject, one.veto, one.loss, one.clip, one.shape, one.apply
 
 
-def _siblings(preset: Preset, every: Iterable[Preset], have: frozenset[str]) -> list[Preset]:
-    """Return other presets that log the same names."""
-    found = {_behaviour(one): one for one in every if one.logs == preset.logs}
-    found.pop(_behaviour(preset), None)
-    return [one for one in found.values() if not correction.needs(one, set(have))]
-
-
 def _best(
     candidates: Sequence[Preset], built: Callable[[Preset], Step], at: int, curves: tracker.Curves
 ) -> Preset:
     """Return the preset of which most metrics are equal at a step, as logged or else by one variant."""
     steps = {one.name: built(one) for one in candidates}
 
-    def score(name: str, probes: Callable[[Step], Iterable[Variant]]) -> tuple[int, float]:
-        return max(_score(steps[name], one, at, curves) for one in probes(steps[name]))
+    def score(step: Step, variant: Variant) -> tuple[int, float]:
+        """Count the metrics that are equal; where that is a tie, how near the others are."""
+        values = step.values(variant)
+        pairs = [
+            (curves[curve][at], values[name])
+            for name, curve in tracker.matched(curves, values)[0].items()
+            if at in curves[curve] and math.isfinite(curves[curve][at])
+        ]
+        off = [min(abs(x - y) / max(abs(x), abs(y), ABSOLUTE), 1.0) for x, y in pairs if not same(x, y)]
+        return len(pairs) - len(off), -sum(off, 0.0)
 
-    def probes(step: Step) -> Iterator[Variant]:
-        yield BASE
-        spent = sum(one.tokens for one in steps.values())
-        if spent < MOST_TOKENS:
-            yield from (one for one in variants(step) if not (one.alone or one.preset or one.across))
+    def best_score(step: Step) -> tuple[int, float]:
+        some = [BASE]
+        if sum(one.tokens for one in steps.values()) < MOST_TOKENS:
+            some += [one for one in variants(step) if not (one.alone or one.preset or one.across)]
+        return max(score(step, one) for one in some)
 
-    found = {one.name: score(one.name, lambda step: [BASE]) for one in candidates}
+    found = {name: score(step, BASE) for name, step in steps.items()}
     best = max(candidates, key=lambda one: found[one.name])
     if len(candidates) == 1 or found[best.name][1] == 0.0:
         return best
@@ -201,19 +192,7 @@ def _best(
     for one in candidates:  # of those that log the same values the first
         values = steps[one.name].values(BASE)
         kinds.setdefault(tuple(map(values.get, sorted(tracker.matched(curves, values)[0]))), one)
-    return max(kinds.values(), key=lambda one: (score(one.name, probes), found[one.name]))
-
-
-def _score(step: Step, variant: Variant, at: int, curves: tracker.Curves) -> tuple[int, float]:
-    """Count the metrics of a step that are equal; where that is a tie, how near the others are."""
-    values = step.values(variant)
-    pairs = [
-        (curves[curve][at], values[name])
-        for name, curve in tracker.matched(curves, values)[0].items()
-        if at in curves[curve] and math.isfinite(curves[curve][at])
-    ]
-    off = [min(abs(x - y) / max(abs(x), abs(y), ABSOLUTE), 1.0) for x, y in pairs if not same(x, y)]
-    return len(pairs) - len(off), -sum(off, 0.0)
+    return max(kinds.values(), key=lambda one: (best_score(steps[one.name]), found[one.name]))
 
 
 def _compared(
@@ -252,60 +231,47 @@ def explain(
     wrong: Sequence[MetricCheck], every: Mapping[int, Step], curves: tracker.Curves, others: Sequence[Preset]
 ) -> list[Finding]:
     """Name the variants that reproduce the metrics that differ, each for as many of them as it can."""
-    found: dict[str, list[tuple[Variant, int]]] = {one.name: [] for one in wrong}
+    found: dict[str, list[Variant]] = {one.name: [] for one in wrong}
     finite = {one.name: {p.step for p in one.points if p.logged is not None} for one in wrong}
     search = {one.name: one for one in wrong if finite[one.name] & set(one.different)}
-
-    def steps(one: MetricCheck, variant: Variant) -> list[int]:
-        """Return the steps to reproduce; of several steps also those beyond the dump."""
-        beyond: set[int] = set()
-        if variant.across:
-            around = {at + by for at in every for by in (-1, 1)}
-            beyond = curves[one.curve].keys() & around - {p.step for p in one.points}
-        return [*(at for at in one.different if at in finite[one.name]), *sorted(beyond)]
+    beside = {at + by for at in every for by in (-1, 1)}
 
     def hits(one: MetricCheck, variant: Variant) -> int:
-        """Count the steps that a variant reproduces; 0 where it fails at one."""
+        """Count the steps that a variant reproduces; 0 where it fails at one.
+
+        These are the steps that differ, and for a variant of several steps also those beyond the dump.
+        """
+        steps = [at for at in one.different if at in finite[one.name]]
+        if variant.across:
+            steps += sorted(curves[one.curve].keys() & beside - {p.step for p in one.points})
         count = 0
-        for at in steps(one, variant):
+        for at in steps:
             value = predicted(variant, every, one.name, at)
-            if value is not None and not same(curves[one.curve][at], value):
-                return 0
-            if value is None and not variant.across:
+            if not (variant.across if value is None else same(curves[one.curve][at], value)):
                 return 0
             count += value is not None
         return count
 
-    def tried(some: Iterable[Variant], least: int = 1) -> None:
+    def try_out(some: Iterable[Variant], least: int = 1) -> None:
         """Add the variants that reproduce a metric without an explanation, with all that they reproduce."""
-        for variant in some:
-            if any(hits(one, variant) for one in search.values() if not found[one.name]):
-                reproduced = {one.name: n for one in search.values() if (n := hits(one, variant))}
-                if sum(reproduced.values()) >= least:
-                    late.append((variant, reproduced))
+        unexplained = [one for one in search.values() if not found[one.name]]
+        reproduced: dict[Variant, dict[str, int]] = {}
+        for variant in some if unexplained else ():
+            if any(hits(one, variant) for one in unexplained):
+                reproduced[variant] = {one.name: n for one in search.values() if (n := hits(one, variant))}
+        for variant, names in reproduced.items():
+            for name in names if sum(names.values()) >= least else ():
+                found[name].append(variant)
 
-    def settle() -> bool:
-        """Take over what was found; return whether every metric is explained."""
-        for variant, reproduced in late:
-            for name, n in reproduced.items():
-                found[name].append((variant, n))
-        late.clear()
-        return all(found[name] for name in search)
-
-    late: list[tuple[Variant, dict[str, int]]] = []
     ones: list[Variant] = []
-    start = every[min(at for one in search.values() for at in one.different)] if search else None
-    if start is not None:
+    if search:
+        start = every[min(at for one in search.values() for at in one.different)]
         ones, presets = list(variants(start)), list(of_presets(others))
-        tried(ones)
-        if not settle():
-            tried(presets)
-        if not settle():
-            names = [name for name in search if not found[name]]
-            tried(_pairs([*ones, *presets], start, names), least=2)
-            settle()
-    findings = _findings(wrong, {name: [v for v, _ in each] for name, each in found.items()}, finite)
-    for one in findings if start is not None else ():
+        try_out(ones)
+        try_out(presets)
+        try_out(_pairs([*ones, *presets], start, [name for name in search if not found[name]]), least=2)
+    findings = _findings(wrong, found, finite)
+    for one in findings:
         if one.text == UNKNOWN:
             near = _nearest([search[name] for name in one.metrics], every, ones)
             one.nearest, one.nearest_text, one.leaves = near or (None, None, None)
@@ -382,13 +348,11 @@ def _findings(
         findings.append(
             Finding(variant=best.name, text=best.text, fix=best.fix, metrics=held[best], also=same_ones)
         )
-    for text, fix, names in (
-        (NOT_FINITE, EMPTY, [name for name in left if not finite[name] & set(left[name].different)]),
-        (UNKNOWN, SPLIT, [name for name in left if finite[name] & set(left[name].different)]),
-    ):
-        if names:
-            key = "not_finite" if text == NOT_FINITE else None
-            for name in names if key else ():
-                left[name].variant, left[name].text = key, text
-            findings.append(Finding(variant=key, text=text, fix=fix, metrics=names))
+    odd = [name for name in left if not finite[name] & set(left[name].different)]
+    for name in odd:
+        left[name].variant, left[name].text = "not_finite", NOT_FINITE
+    if odd:
+        findings.append(Finding(variant="not_finite", text=NOT_FINITE, fix=EMPTY, metrics=odd))
+    if unknown := [name for name in left if name not in odd]:
+        findings.append(Finding(variant=None, text=UNKNOWN, fix=SPLIT, metrics=unknown))
     return findings

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from offpol_diag.diagnosis.rows import SURE, Estimate, Floats, Rows, answered_again
+from offpol_diag.diagnosis.rows import SURE, Estimate, Rows, answered_again
 from offpol_diag.diagnosis.signatures import Found, percent
 
 QUANTISED = ("fp8", "float8", "e4m3", "e5m2", "int8", "int4", "w8a8", "w4a16", "nvfp4", "mxfp", "awq", "gptq")
@@ -78,15 +78,15 @@ def stale(rows: Rows, moved: float | None) -> Found | None:
     if len(keys) > 1 and lags[keys[0]] >= 0:
         later = np.mean([lags[key] for key in keys[1:]])
         if later > 2.5 * max(lags[keys[0]], 1e-7):
-            return Found("stale", _text(lags, "policy lag"), *rows.every, None)
+            return Found.of_all("stale", _text(lags, "policy lag"), rows)
     if len(keys) == 1 and keys[0] > 0 and next(iter(lags.values())) > 1e-4:
-        return Found("stale", _text(lags, "policy lag"), *rows.every, None)
+        return Found.of_all("stale", _text(lags, "policy lag"), rows)
     if moved is not None and moved > SURE:
         statistic = (
             f"cov(A, min(r, 2)) is {moved:.1f} standard errors above 0: the trainer has moved along its "
             "advantages"
         )
-        return Found("stale", statistic, *rows.every, None)
+        return Found.of_all("stale", statistic, rows)
     return None
 
 
@@ -99,7 +99,7 @@ def frozen(rows: Rows) -> Found | None:
         if not rising or body(rows).scale < STALE:
             return None
         times = f"{sizes[-1] / max(sizes[0], 1e-8):.2g}"
-        return Found("frozen_sync", _text(steps, "step"), *rows.every, None, {"times": times})
+        return Found.of_all("frozen_sync", _text(steps, "step"), rows, said={"times": times})
     third = max(1, len(sizes) // 3)
     first, last = float(np.median(sizes[:third])), float(np.median(sizes[-third:]))
     ranks = np.argsort(np.argsort(sizes))
@@ -107,7 +107,7 @@ def frozen(rows: Rows) -> Found | None:
     if last < 4 * max(first, 1e-8) or trend < 0.6 or last < 2e-5:
         return None
     times = f"{last / max(first, 1e-8):.0f}"
-    return Found("frozen_sync", _text(steps, "step"), *rows.every, None, {"times": times})
+    return Found.of_all("frozen_sync", _text(steps, "step"), rows, said={"times": times})
 
 
 def outliers(rows: Rows) -> Found | None:
@@ -119,7 +119,7 @@ def outliers(rows: Rows) -> Found | None:
         f"{percent(seen.tail)} of the uncertain tokens lie beyond 8 times the usual |Δ|/(1 − q) of "
         f"{seen.scale:.2g} and carry {percent(seen.share)} of K3"
     )
-    return Found("moe_outliers", statistic, *rows.every, None)
+    return Found.of_all("moe_outliers", statistic, rows)
 
 
 def broad(rows: Rows, provenance: dict[str, object], share: Estimate | None) -> Found:
@@ -152,9 +152,4 @@ def broad(rows: Rows, provenance: dict[str, object], share: Estimate | None) -> 
         cause = "numerics"
     else:
         cause = "quantized_rollout" if seen.scale <= STALE else "stale"
-    return Found(cause, statistic, *rows.every, None)
-
-
-def levels(x: Floats) -> Floats:
-    """Return log x, with x at least 1e-9."""
-    return np.log(np.maximum(x, 1e-9))
+    return Found.of_all(cause, statistic, rows)

@@ -8,11 +8,12 @@ numbers.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from offpol_diag.diagnosis.rows import Estimate, Flags, Floats, Rows, answered_again, clusters, estimate
+from offpol_diag.diagnosis.rows import Estimate, Floats, Rows, answered_again, clusters, estimate
 from offpol_diag.diagnosis.signatures import Found, percent
 from offpol_diag.engine.formula import quantile
 
@@ -49,8 +50,7 @@ def identities(rows: Rows) -> Identities:
     )
 
 
-@dataclass(frozen=True)
-class Fitted:
+class Fitted(NamedTuple):
     """Fit of π_train as π_rollout at another temperature: π_train ∝ π_rollout^power."""
 
     power: float
@@ -84,17 +84,10 @@ def fit_temperature(rows: Rows, most: int = 6_000) -> Fitted:
     fine = power * np.exp(np.linspace(-0.05, 0.05, 21))
     least, power = min((off(power, rest), power) for power in fine)
     none = off(1.0, 1.0)
-    every = np.minimum(np.abs(rows.delta), 1.0) - np.minimum(
-        np.abs(rows.p - tempered(rows.q, power, rest)), 1.0
-    )
-    gain = estimate(rows, every)
-    return Fitted(
-        float(power),
-        rest,
-        1 - least / none if none > 0 else 0.0,
-        gain.errors_from(0.0) > 4,
-        gain.off(0.0) > 0,
-    )
+    rests = np.minimum(np.abs(rows.p - tempered(rows.q, power, rest)), 1.0)
+    gain = estimate(rows, np.minimum(np.abs(rows.delta), 1.0) - rests)
+    explained = 1 - least / none if none > 0 else 0.0
+    return Fitted(float(power), rest, explained, gain.errors_from(0.0) > 4, gain.off(0.0) > 0)
 
 
 def sampling(rows: Rows) -> Found | None:
@@ -115,27 +108,19 @@ def sampling(rows: Rows) -> Found | None:
     if clear or negative:
         raw = seen.k1.value < 0
         temperature = 1 / fitted.power if raw else fitted.power
-        statistic = (
-            f"k1 = {seen.k1.value:.3g} [{seen.k1.low:.2g}, {seen.k1.high:.2g}] nats, E[r] = "
-            f"{seen.ratio.value:.4g} [{seen.ratio.low:.4g}, {seen.ratio.high:.4g}]"
-        )
+        k1 = seen.k1
+        statistic = f"k1 = {k1.value:.3g} [{k1.low:.2g}, {k1.high:.2g}] nats, E[r] = {seen.ratio.text}"
         if clear:
             statistic += (
                 f"; log π_train follows {fitted.power:.2f} × log π_rollout (renormalised), which explains "
                 f"{percent(fitted.explained)} of |Δ|"
             )
-        shape = "temperature" if clear else ""
-        said = {
-            "temperature": f"{temperature:.2g}" if clear else "",
-            "power": f"{fitted.power:.2f}",
-            "shape": shape,
-        }
+        said = {"temperature": f"{temperature:.2g}", "shape": "temperature"} if clear else {}
         repaired = rows.with_q(tempered(rows.q, fitted.power, fitted.rest)) if clear else None
         cause = "rollout_raw_logprobs" if raw else "trainer_temperature"
-        return Found(cause, statistic, *rows.every, repaired, said, approximate=True)
+        return Found.of_all(cause, statistic, rows, repaired=repaired, said=said, approximate=True)
     if seen.ratio.off(1) > 0 and seen.ratio.value > 1 + VISIBLE:
-        statistic = f"E[r] = {seen.ratio.value:.4g} [{seen.ratio.low:.4g}, {seen.ratio.high:.4g}]"
-        return Found("rollout_raw_logprobs", statistic, *rows.every, None, {"temperature": "", "power": ""})
+        return Found.of_all("rollout_raw_logprobs", f"E[r] = {seen.ratio.text}", rows)
     return _unlogged(rows, seen)
 
 
@@ -166,12 +151,12 @@ def _nucleus(rows: Rows, seen: Identities) -> Found | None:
         f"99.5% of Δ are below {noise:.2g} and 99.8% above {lowest:.2g} nats; "
         f"{percent(float(certain.mean()))} of tokens are logged as certain and are not"
     )
-    return Found(
+    return Found.of_all(
         "truncated_sampling",
         statistic,
-        *rows.every,
-        rows.with_q(rows.q + np.minimum(rows.delta, 0)),
-        {"mass": f"{np.exp(lowest):.2f}", "kept": f"{kept:.3f}", "shape": "edge"},
+        rows,
+        repaired=rows.with_q(rows.q + np.minimum(rows.delta, 0)),
+        said={"shape": "edge"},
         approximate=True,
     )
 
@@ -191,13 +176,7 @@ def _unlogged(rows: Rows, seen: Identities) -> Found | None:
     )
     rare = float(np.mean(rows.q < np.log(0.02)))
     cause = "truncated_sampling" if rare < 0.002 else "rollout_raw_logprobs"
-    return Found(
-        cause,
-        statistic,
-        *rows.every,
-        None,
-        {"temperature": "", "power": "", "mass": "", "kept": "", "both": "yes", "shape": "entropy"},
-    )
+    return Found.of_all(cause, statistic, rows, said={"shape": "entropy"})
 
 
 def _octaves(rows: Rows) -> NDArray[np.int64]:
@@ -235,17 +214,9 @@ def positions(rows: Rows) -> Found | None:
     places = [f"{2**k - 1}" if k == 0 else f"{2**k - 1}–{2 ** (k + 1) - 2}" for k, _ in broken]
     place = f"position {', '.join(places)}" if places != ["0"] else "the first token"
     statistic = "; ".join(
-        f"position {name}: E[r] = {seen.value:.4g} [{seen.low:.4g}, {seen.high:.4g}]"
-        for name, (_, seen) in zip(places, broken, strict=True)
+        f"position {name}: E[r] = {seen.text}" for name, (_, seen) in zip(places, broken, strict=True)
     )
-    return Found(
-        "boundary",
-        statistic,
-        tokens,
-        rows.sum(tokens) > 0,
-        rows.keep(~tokens),
-        {"place": place, "shape": "E"},
-    )
+    return Found.of_tokens("boundary", statistic, rows, tokens, said={"place": place, "shape": "E"})
 
 
 # Storage: number formats of log-probs.
@@ -257,42 +228,38 @@ def storage(rows: Rows) -> Found | None:
         some = x[(x < -1e-4) & (x > -60)]
         if len(some) < 50 or len(np.unique(some)) < 20:
             continue
-        for grid, (bits, chance) in _GRIDS.items():
-            if bits is None:  # decimals
-                scaled = some * 10.0 ** int(grid[0])
-                share = float(np.mean(np.abs(scaled - np.rint(scaled)) < 0.01))
-                rounding = float(10.0 ** -int(grid[0]) / np.sqrt(12))
+        for grid, (bits, chance) in GRIDS.items():
+            single = some.astype(np.float32)
+            if grid == "bfloat16":
+                fits = (single.view(np.uint32) & 0xFFFF) == 0
+            elif grid == "float16":
+                fits = single.astype(np.float16) == single
             else:
-                share = float(np.mean(_fits(some, grid)))
-                step = 2.0 ** (np.floor(np.log2(np.abs(some))) - bits + 1)
-                rounding = float(np.sqrt(np.mean(step**2 / 12)))
-            if share > 0.98:
-                size = float(np.sqrt(np.mean(np.minimum(np.abs(rows.delta), 1) ** 2)))
-                statistic = (
-                    f"{percent(share)} of the {name} log-probs are {grid} numbers (by chance: {chance}); "
-                    f"rounding moves them by {rounding:.1g} nats (root mean square), the whole mismatch is "
-                    f"{size:.1g}"
-                )
-                q, p = (np.where(y == 0, -1e-6, y) for y in (rows.q, rows.p))  # what was rounded to 0
-                part = percent(min(1.0, (rounding / max(size, 1e-12)) ** 2))
-                said = {"column": name, "grid": grid, "part": part}
-                repaired = replace(rows, q=q, p=p)
-                return Found("low_precision_storage", statistic, *rows.every, repaired, said, exact=True)
+                scaled = some * 10.0**bits
+                fits = np.abs(scaled - np.rint(scaled)) < 0.01
+            share = float(np.mean(fits))
+            if share <= 0.98:
+                continue
+            decimals = grid.endswith("decimal")
+            step = 10.0**-bits if decimals else 2.0 ** (np.floor(np.log2(np.abs(some))) - bits + 1)
+            size = float(np.sqrt(np.mean(np.minimum(np.abs(rows.delta), 1) ** 2)))
+            statistic = (
+                f"{percent(share)} of the {name} log-probs are {grid} numbers (by chance: {chance}); "
+                f"rounding moves them by {np.sqrt(np.mean(step**2 / 12)):.1g} nats (root mean square), the "
+                f"whole mismatch is {size:.1g}"
+            )
+            q, p = (np.where(y == 0, -1e-6, y) for y in (rows.q, rows.p))  # what was rounded to 0
+            rest = {"repaired": replace(rows, q=q, p=p), "said": {"column": name, "grid": grid}}
+            return Found.of_all("low_precision_storage", statistic, rows, exact=True, **rest)
     return None
 
 
-_GRIDS: dict[str, tuple[int | None, str]] = {
+GRIDS = {
     "bfloat16": (8, "0.002%"),
     "float16": (11, "0.01%"),
-    **{f"{places}-decimal": (None, "2%") for places in (1, 2, 3, 4)},
+    **{f"{places}-decimal": (places, "2%") for places in (1, 2, 3, 4)},
 }
-"""Number format → its significant bits (None: decimal places), and the share of values on it by chance."""
-
-
-def _fits(x: Floats, grid: str) -> Flags:
-    if grid == "float16":
-        return np.asarray(x.astype(np.float16).astype(np.float32) == x.astype(np.float32))
-    return np.asarray((x.astype(np.float32).view(np.uint32) & 0xFFFF) == 0)
+"""Number format → its significant bits or decimals, and the share of values on it by chance."""
 
 
 # The systematic share of the mismatch.

@@ -112,11 +112,6 @@ class Rows:
         """Mean of `size` per sequence, [S] nats."""
         return self.mean(self.size)
 
-    @property
-    def every(self) -> tuple[Flags, Flags]:
-        """Flags of all tokens, [T], and of all sequences, [S]."""
-        return np.ones(self.tokens, bool), np.ones(self.sequences, bool)
-
     def of(self, sequences: Ints) -> Flags:
         """Return flags of these sequences, [S]."""
         return np.isin(np.arange(self.sequences), sequences)
@@ -195,6 +190,11 @@ class Estimate:
     high: float
     error: float
     groups: int
+
+    @property
+    def text(self) -> str:
+        """The mean and its interval in words."""
+        return f"{self.value:.4g} [{self.low:.4g}, {self.high:.4g}]"
 
     def off(self, target: float, looks: int = 1) -> int:
         """Return 1 if the mean is significantly above the target, −1 if below, else 0."""

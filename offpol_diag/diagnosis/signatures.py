@@ -7,7 +7,9 @@ faults are all found. Statistics cut |Δ| at `CAP` nats a token, so that no sing
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -27,23 +29,44 @@ class Found:
 
     Attributes:
         cause: id of the cause.
-        said: field → text to fill into the cause's sentences.
         statistic: the evidence, in words.
+        rows: the rows in which it was found.
         tokens: flags of the affected tokens, [T].
         sequences: flags of the affected sequences, [S].
         repaired: the rows with the fault undone, or without the affected tokens; None if no repair is known.
         exact: whether the evidence is a count and needs no interval.
         approximate: whether the repair is approximate.
+        said: field → text to fill into the cause's sentences.
+        where: the group of sequences that has the fault (`host = b`), or empty.
     """
 
     cause: str
     statistic: str
+    rows: Rows
     tokens: Flags
     sequences: Flags
-    repaired: Rows | None
-    said: dict[str, str] = field(default_factory=dict)
+    repaired: Rows | None = None
     exact: bool = False
     approximate: bool = False
+    said: dict[str, str] = field(default_factory=dict)
+    where: str = ""
+
+    @classmethod
+    def of_sequences(cls, cause: str, statistic: str, rows: Rows, sequences: Flags, **rest: Any) -> Found:
+        """Return a fault of whole sequences, [S]."""
+        return cls(cause, statistic, rows, sequences[rows.owner], sequences, **rest)
+
+    @classmethod
+    def of_all(cls, cause: str, statistic: str, rows: Rows, **rest: Any) -> Found:
+        """Return a fault of all tokens."""
+        return cls.of_sequences(cause, statistic, rows, np.ones(rows.sequences, bool), **rest)
+
+    @classmethod
+    def of_tokens(cls, cause: str, statistic: str, rows: Rows, tokens: Flags, **rest: Any) -> Found:
+        """Return a fault of single tokens [T], which the repair leaves out."""
+        return cls(
+            cause, statistic, rows, tokens, rows.sum(tokens) > 0, **{"repaired": rows.keep(~tokens)} | rest
+        )
 
 
 def percent(share: float) -> str:
@@ -58,11 +81,16 @@ def sentinels(rows: Rows) -> Found | None:
     """Find a constant that stands for a log-prob: 0.0, −9999, a clamp, log(1/V)."""
     for name, x, other in (("rollout", rows.q, rows.p), ("train", rows.p, rows.q)):
         value = _constant(x, other)
-        if value is not None and not _same_context(rows, x == value, value):
-            same = x == value
-            if not _written(x, value) and np.mean(rows.sum(same) > 0) < 0.3:
-                continue
-            return _placed(rows, name, value, _with_sure(rows, same, same & (np.abs(other - value) > 1e-3)))
+        if value is None or _same_context(rows, x == value, value):
+            continue
+        same = x == value
+        if _written(x, value) or np.mean(rows.sum(same) > 0) >= 0.3:
+            first, length = _runs(rows, same)
+            run = np.repeat(np.arange(len(first)), length)
+            sure = np.bincount(run[np.abs(other[same] - value) > 1e-3], minlength=len(first)) > 0
+            tokens = np.zeros_like(same)
+            tokens[same] = sure[run]  # a run of the constant needs one token that is off
+            return _placed(rows, name, value, tokens)
     return None
 
 
@@ -73,16 +101,6 @@ def _same_context(rows: Rows, tokens: Flags, value: float) -> bool:
     if rows.ids is not None:
         return len(np.unique(rows.ids[tokens])) == 1
     return bool(tokens.sum() < 0.9 * rows.sequences)
-
-
-def _with_sure(rows: Rows, same: Flags, sure: Flags) -> Flags:
-    """Keep the runs of consecutive flagged tokens that contain a token of `sure`, as flags [T]."""
-    first, length = _runs(rows, same)
-    which = np.repeat(np.arange(len(first)), length)
-    held = np.bincount(which[sure[same]], minlength=len(first)) > 0
-    found = np.zeros_like(same)
-    found[same] = held[which]
-    return found
 
 
 def _constant(x: Floats, other: Floats) -> float | None:
@@ -134,36 +152,25 @@ def _runs(rows: Rows, tokens: Flags) -> tuple[Ints, Ints]:
 def _placed(rows: Rows, column: str, value: float, tokens: Flags) -> Found:
     """Classify constants by position: single tokens, an edge, or blocks that the mask should exclude."""
     first, length = _runs(rows, tokens)
-    sequences = rows.sum(tokens) > 0
-    many, hit = int(tokens.sum()), int(sequences.sum())
-    ends = rows.from_end[tokens] == 0
-    starts = rows.index[tokens] == 0
-    text = "0.0" if value == 0 else f"{value:.7g}"
-    inside = sequences[rows.owner]
-    density = many / max(int(inside.sum()), 1)
+    many, hit = int(tokens.sum()), rows.sum(tokens) > 0
+    density = many / max(int(rows.lengths[hit].sum()), 1)
     blocks = len(first) >= 2 and float(length.mean()) > max(1.6, 1.5 / max(1 - density, 0.05))
-    edge = "last" if ends.mean() > 0.8 else "first" if starts.mean() > 0.8 else ""
-    if edge and not blocks:
-        cause, place = "boundary", f"the {edge} token of the response"
-    elif blocks:
+    last, begins = (np.mean(at[tokens] == 0) > 0.8 for at in (rows.from_end, rows.index))
+    if blocks:
         to_end = (rows.from_end[first + length - 1] == 0).mean() > 0.9
         cause = "wrong_mask"
         place = "padding at the end" if to_end else "blocks inside the response (tool output?)"
+    elif last or begins:
+        cause, place = "boundary", f"the {'last' if last else 'first'} token of the response"
     else:
         cause, place = "sentinel", "single tokens"
+    text = "0.0" if value == 0 else f"{value:.7g}"
     statistic = (
-        f"{many:,} tokens of {hit:,} sequences hold exactly {text} in the {column} column, in runs of "
-        f"{float(length.mean()):.2g} on average"
+        f"{many:,} tokens of {int(hit.sum()):,} sequences hold exactly {text} in the {column} column, in "
+        f"runs of {float(length.mean()):.2g} on average"
     )
-    return Found(
-        cause,
-        statistic,
-        tokens,
-        sequences,
-        rows.keep(~tokens),
-        {"value": text, "column": column, "place": place, "edge": edge},
-        exact=True,
-    )
+    said = {"value": text, "column": column, "place": place}
+    return Found.of_tokens(cause, statistic, rows, tokens, said=said, exact=True)
 
 
 # Alignment: columns shifted against each other, or permuted between rows.
@@ -171,18 +178,21 @@ def _placed(rows: Rows, column: str, value: float, tokens: Flags) -> Found:
 LAGS = tuple(lag for k in range(1, 9) for lag in (k, -k))
 
 
-def _at_lag(rows: Rows, lag: int) -> tuple[Floats, Ints]:
-    """Return the mean of min(|p_t − q_{t+lag}|, CAP) of each sequence and its number of tokens, [S] each."""
+def _pairs(rows: Rows, lag: int) -> tuple[Floats, Floats, Ints]:
+    """Return p_t, q_{t+lag} and the index of the sequence of all pairs of tokens of one sequence."""
     k = abs(lag)
-    if rows.tokens <= k:
-        return np.full(rows.sequences, np.inf), np.zeros(rows.sequences, np.int64)
     p, q = (rows.p[:-k], rows.q[k:]) if lag > 0 else (rows.p[k:], rows.q[:-k])
     same = rows.owner[k:] == rows.owner[:-k]
-    off = np.minimum(np.abs(p - q), CAP)
-    many = np.bincount(rows.owner[k:][same], minlength=rows.sequences)
-    total = np.bincount(rows.owner[k:][same], off[same], minlength=rows.sequences)
+    return p[same], q[same], rows.owner[k:][same]
+
+
+def _at_lag(rows: Rows, lag: int) -> Floats:
+    """Return the mean of min(|p_t − q_{t+lag}|, CAP) of each sequence, [S]; infinite without a pair."""
+    p, q, owner = _pairs(rows, lag)
+    many = np.bincount(owner, minlength=rows.sequences)
+    total = np.bincount(owner, np.minimum(np.abs(p - q), CAP), minlength=rows.sequences)
     with np.errstate(invalid="ignore", divide="ignore"):
-        return np.where(many > 0, total / many, np.inf), many
+        return np.where(many > 0, total / many, np.inf)
 
 
 def correlation(x: Floats, y: Floats) -> float:
@@ -200,7 +210,7 @@ def shifts(rows: Rows) -> Found | None:
     if bad.sum() < 2:
         return None
     among = rows.only(bad)
-    at = np.stack([_at_lag(among, lag)[0] for lag in LAGS])
+    at = np.stack([_at_lag(among, lag) for lag in LAGS])
     best = at.argmin(axis=0)
     least = at.min(axis=0)
     gain = (among.level - least) * among.lengths
@@ -228,22 +238,18 @@ def _whole(rows: Rows, moved: Flags, lag: int) -> bool:
     k = abs(lag)
     head = rows.only(moved)
     begin = head.keep(head.index < 4 + k)
-    here, there = begin.keep(begin.index < 4).level, _at_lag(begin, lag)[0]
+    here, there = begin.keep(begin.index < 4).level, _at_lag(begin, lag)
     in_place, shifted = there > 3 * here + 0.1, here > 3 * there + 0.1
     if in_place.sum() > 0.3 * max(int((in_place | shifted).sum()), 1):
         return False  # sequences that agree in place until a token is left out
     head = head.keep(head.index < np.maximum(6, head.lengths[head.owner] // 3) + k)
-    at, _ = _at_lag(head, lag)
-    return float(np.mean(at < 0.6 * np.maximum(head.level, 1e-9))) > 0.5
+    return float(np.mean(_at_lag(head, lag) < 0.6 * np.maximum(head.level, 1e-9))) > 0.5
 
 
 def _shifted(rows: Rows, sequences: Flags, lag: int, share: float) -> Found:
-    k, tokens = abs(lag), sequences[rows.owner]
-    there = rows.only(sequences)
-    p, q = (there.p[:-k], there.q[k:]) if lag > 0 else (there.p[k:], there.q[:-k])
-    same = there.owner[k:] == there.owner[:-k]
+    k, tokens, there = abs(lag), sequences[rows.owner], rows.only(sequences)
     apart, placed = (
-        round(x, 2) + 0.0 for x in (correlation(p[same], q[same]), correlation(there.p, there.q))
+        round(correlation(p, q), 2) + 0.0 for p, q in (_pairs(there, lag)[:2], (there.p, there.q))
     )
     moved = rows.q.copy()
     first, last = edges(rows)  # masked tokens lie between runs: what would come from there is not in the dump
@@ -256,24 +262,13 @@ def _shifted(rows: Rows, sequences: Flags, lag: int, share: float) -> Found:
         f"the columns correlate {apart:.2f} at {k} token{'s' if k > 1 else ''} apart and {placed:.2f} in "
         f"place, in {int(sequences.sum()):,} of {rows.sequences:,} sequences"
     )
-    return Found(
-        "off_by_one",
-        statistic,
-        tokens,
-        sequences,
-        mended,
-        {
-            "lag": str(k),
-            "tokens": "one token" if k == 1 else f"{k} tokens",
-            "later": "rollout" if lag > 0 else "train",
-            "slice": (
-                f"old_log_probs[:, :-{k}] belongs to rollout_log_probs[:, {k}:]"
-                if lag > 0
-                else f"old_log_probs[:, {k}:] belongs to rollout_log_probs[:, :-{k}]"
-            ),
-        },
-        exact=True,
-    )
+    old, rollout = (f":-{k}", f"{k}:") if lag > 0 else (f"{k}:", f":-{k}")
+    said = {
+        "lag": str(k),
+        "tokens": "one token" if k == 1 else f"{k} tokens",
+        "slice": f"old_log_probs[:, {old}] belongs to rollout_log_probs[:, {rollout}]",
+    }
+    return Found("off_by_one", statistic, rows, tokens, sequences, mended, said=said, exact=True)
 
 
 HEAD = 32
@@ -307,7 +302,6 @@ def permutations(rows: Rows) -> Found | None:
         if matched.sum() < 2 or matched.mean() < 0.3:
             return _unmatched(rows, bad)
     who, mates = bad[matched], mate[matched]
-    sequences = rows.of(who)
     statistic = (
         f"{len(who):,} of {rows.sequences:,} sequences agree with another sequence to "
         f"{least[matched].mean():.2g} nats a token and with their own to {own[matched].mean():.2g}"
@@ -317,14 +311,10 @@ def permutations(rows: Rows) -> Found | None:
         column = rows.column(name)
         if any(x is not None for x in column) and all(column[i] == column[j] for i, j in pairs):
             within = words
-    return Found(
-        "row_permutation",
-        statistic,
-        sequences[rows.owner],
-        sequences,
-        _matched(rows, who, mates, np.setdiff1d(bad, who)),
-        {"within": within, "examples": ", ".join(f"{names[i]} → {names[j]}" for i, j in pairs[:3])},
-        exact=True,
+    repaired = _matched(rows, who, mates, np.setdiff1d(bad, who))
+    said = {"within": within, "examples": ", ".join(f"{names[i]} → {names[j]}" for i, j in pairs[:3])}
+    return Found.of_sequences(
+        "row_permutation", statistic, rows, rows.of(who), repaired=repaired, said=said, exact=True
     )
 
 
@@ -363,13 +353,13 @@ def _unmatched(rows: Rows, bad: Ints) -> Found | None:
         "examples": "compare the first tokens of all rows of a step",
         "after": "without these sequences",
     }
-    return Found(
+    return Found.of_sequences(
         "row_permutation",
         statistic,
-        sequences[rows.owner],
+        rows,
         sequences,
-        rows.only(~sequences),
-        said,
+        repaired=rows.only(~sequences),
+        said=said,
         approximate=True,
     )
 
@@ -409,45 +399,39 @@ def _matched(rows: Rows, who: Ints, mates: Ints, lost: Ints) -> Rows:
 # Breaks: the columns disagree from some token on, or in a block.
 
 
-@dataclass(frozen=True)
-class Breaks:
-    """The block of each sequence in which its columns disagree: first token, end, and a flag, [S] each."""
+def _block(rows: Rows, i: int, usual: float) -> tuple[int, int] | None:
+    """Find the tokens [first, end) of a sequence whose columns are unrelated, though they agree elsewhere.
 
-    at: Ints
-    until: Ints
-    broken: Flags
-
-
-def _breaks(rows: Rows) -> Breaks:
-    """Find the block of each sequence in which the columns are unrelated, though they agree elsewhere."""
-    at, until = np.zeros(rows.sequences, np.int64), rows.lengths.copy()
-    broken = np.zeros(rows.sequences, bool)
-    usual = float(np.median(rows.level))
-    for i in np.flatnonzero((rows.level > 0.03) & (rows.lengths >= 12)):
-        a, b = rows.starts[i], rows.starts[i + 1]
-        size = rows.size[a:b]
-        excess = np.cumsum(size - max(0.15, 0.5 * size.mean()))
-        before = np.concatenate(([0.0], excess[:-1]))
-        end = int((excess - np.minimum.accumulate(before)).argmax())
-        begin = int(before[: end + 1].argmin())
-        inside, outside = size[begin : end + 1], np.concatenate((size[:begin], size[end + 1 :]))
-        if (inside > 0.3).sum() < max(3, 0.25 * len(inside)):
-            continue  # a few tokens that are far off
-        if len(outside) < 4 or (len(inside) < 5 and not (len(inside) > 2 and inside.mean() > 1.2)):
-            continue
-        chance = against_chance(rows, a + begin, a + end + 1)
-        to_end = len(size) - end - 1 < 6
-        quiet = (
-            len(inside) >= 8
-            and inside.mean() > max(0.8, 20 * outside.mean(), 10 * usual)
-            and np.quantile(outside, 0.95) < 0.15
-        )
-        if inside.mean() > max(6 * outside.mean() + 0.1, 6 * usual) and chance > (
-            0.5 if quiet and to_end else CHANCE
-        ):
-            on = to_end or against_chance(rows, a + begin, b) > CHANCE
-            at[i], until[i], broken[i] = begin, len(size) if on else end + 1, True
-    return Breaks(at, until, broken)
+    Args:
+        rows: the tokens.
+        i: index of the sequence.
+        usual: median of the mean |Δ| of sequences.
+    """
+    a, b = rows.starts[i], rows.starts[i + 1]
+    size = rows.size[a:b]
+    excess = np.cumsum(size - max(0.15, 0.5 * size.mean()))
+    before = np.concatenate(([0.0], excess[:-1]))
+    end = int((excess - np.minimum.accumulate(before)).argmax())
+    begin = int(before[: end + 1].argmin())
+    inside, outside = size[begin : end + 1], np.concatenate((size[:begin], size[end + 1 :]))
+    if (inside > 0.3).sum() < max(3, 0.25 * len(inside)):
+        return None  # a few tokens that are far off
+    if len(outside) < 4 or (len(inside) < 5 and not (len(inside) > 2 and inside.mean() > 1.2)):
+        return None
+    to_end = len(size) - end - 1 < 6
+    quiet = (
+        len(inside) >= 8
+        and inside.mean() > max(0.8, 20 * outside.mean(), 10 * usual)
+        and np.quantile(outside, 0.95) < 0.15
+    )
+    least = 0.5 if quiet and to_end else CHANCE
+    if (
+        not inside.mean() > max(6 * outside.mean() + 0.1, 6 * usual)
+        or not against_chance(rows, a + begin, a + end + 1) > least
+    ):
+        return None
+    on = to_end or against_chance(rows, a + begin, b) > CHANCE
+    return begin, len(size) if on else end + 1
 
 
 def against_chance(rows: Rows, first: int, last: int) -> float:
@@ -460,55 +444,53 @@ def against_chance(rows: Rows, first: int, last: int) -> float:
 
 def breaks(rows: Rows) -> Found | None:
     """Find sequences whose columns disagree from some token on, or in a block."""
-    seen = _breaks(rows)
-    long = rows.lengths >= 12
-    many = int(seen.broken.sum())
+    usual, long = float(np.median(rows.level)), rows.lengths >= 12
+    found = {i: _block(rows, i, usual) for i in np.flatnonzero((rows.level > 0.03) & long).tolist()}
+    blocks = {i: block for i, block in found.items() if block}
+    many, longer = len(blocks), max(int(long.sum()), 1)
     if many < max(3, 0.02 * rows.sequences):
         return None
-    inner = seen.broken & (seen.at > 0)
-    to_end = seen.until >= rows.lengths - 1
-    if inner.sum() < 0.6 * many:
+    own = np.array(list(blocks))
+    begins, ends = np.array(list(blocks.values())).T
+    if (begins > 0).sum() < 0.6 * many:
         return None
-    tokens = np.zeros(rows.tokens, bool)
-    for i in np.flatnonzero(seen.broken):
-        tokens[rows.starts[i] + seen.at[i] : rows.starts[i] + seen.until[i]] = True
-    at = seen.at[seen.broken]
-    where = float(np.median(at))
+    tokens, broken = np.zeros(rows.tokens, bool), rows.of(own)
+    places = [slice(*ends) for ends in zip(rows.starts[own] + begins, rows.starts[own] + ends, strict=True)]
+    for place in places:
+        tokens[place] = True
+    where = float(np.median(begins))
     reach = rows.lengths > where * 1.25 + 6
     same = (
         reach.sum() >= 3
-        and np.mean(seen.broken[reach]) > 0.3
-        and np.mean(np.abs(at - where) <= 0.15 * where + 3) > 0.7
+        and np.mean(broken[reach]) > 0.3
+        and np.mean(np.abs(begins - where) <= 0.15 * where + 3) > 0.7
     )
-    in_place = rows.keep(~tokens)
+    in_place, to_end = rows.keep(~tokens), np.mean(ends >= rows.lengths[own] - 1)
     statistic = (
         f"{many:,} of {int(long.sum()):,} sequences agree to {in_place.size.mean():.2g} nats a token outside "
         f"and differ by {rows.size[tokens].mean():.2g} inside"
     )
-    said = {"where": f"{where:.0f}", "share": percent(many / max(int(long.sum()), 1))}
-    if same and to_end[seen.broken].mean() > 0.6:
+    said = {"where": f"{where:.0f}", "share": percent(many / longer)}
+    if same and to_end > 0.6:
         cause = "long_context"
-    elif to_end[seen.broken].mean() > 0.5 or _fading(rows, seen):
+    elif to_end > 0.5 or _fading([np.abs(rows.delta[place]) for place in places]):
         cause = "retokenization"
     else:
         cause = "wrong_mask"
         said |= {"place": "blocks inside the response (tool output?)", "column": "one", "value": ""}
-    return Found(cause, statistic, tokens, seen.broken, in_place, said, approximate=True)
+    return Found(cause, statistic, rows, tokens, broken, in_place, said=said, approximate=True)
 
 
-def _fading(rows: Rows, seen: Breaks) -> bool:
+def _fading(blocks: Sequence[Floats]) -> bool:
     """Return whether |Δ| is largest at the start of blocks and then fades, as after one changed token.
 
     In blocks that the engine never sampled, all tokens differ alike.
     """
-    worst_first, begin, end = [], [], []
-    for i in np.flatnonzero(seen.broken & (seen.until - seen.at >= 3)):
-        off = np.abs(rows.delta[rows.starts[i] + seen.at[i] : rows.starts[i] + seen.until[i]])
-        third = max(1, len(off) // 3)
-        worst_first.append(int(off.argmax()) < 2)
-        begin.append(np.minimum(off[:third], 4 * CAP).mean())
-        end.append(np.minimum(off[-third:], 4 * CAP).mean())
-    return not begin or bool(np.mean(worst_first) > 0.6 and np.mean(begin) > 1.8 * np.mean(end))
+    parts = [(off, max(1, len(off) // 3)) for off in blocks if len(off) >= 3]
+    first = [off.argmax() < 2 for off, _ in parts]
+    begin = [np.minimum(off[:third], 4 * CAP).mean() for off, third in parts]
+    end = [np.minimum(off[-third:], 4 * CAP).mean() for off, third in parts]
+    return not parts or bool(np.mean(first) > 0.6 and np.mean(begin) > 1.8 * np.mean(end))
 
 
 JUMPS = tuple(round(2 ** (k / 4)) for k in range(16, 51))
@@ -524,15 +506,13 @@ def jumps(rows: Rows) -> Found | None:
         enough = (rows.sum(before) >= 3) & (rows.sum(after) >= 3)
         if enough.sum() < 6:
             continue
-        low = rows.sum(np.where(before, rows.size, 0))[enough] / rows.sum(before)[enough]
-        high = rows.sum(np.where(after, rows.size, 0))[enough] / rows.sum(after)[enough]
+        low, high = (rows.sum(rows.size * part)[enough] / rows.sum(part)[enough] for part in (before, after))
         gain = high - low
         errors = float(gain.mean() / max(gain.std(ddof=1) / np.sqrt(len(gain)), 1e-12))
         times = float(high.mean() / max(low.mean(), 1e-9))
-        if np.mean(high > 2 * low + 0.01) < 0.6:
-            continue  # sequences that break, each at its own token
         if (
-            times > 3
+            np.mean(high > 2 * low + 0.01) >= 0.6  # no sequences that break, each at its own token
+            and times > 3
             and errors > bound(len(gain), len(JUMPS))
             and high.mean() > 0.03
             and (best is None or times > best[0])
@@ -540,23 +520,15 @@ def jumps(rows: Rows) -> Found | None:
             best = times, at, float(low.mean()), float(high.mean())
     if best is None:
         return None
-    times, at, low_, high_ = best
-    tokens = rows.position >= at
+    times, at, below, above = best
     statistic = (
-        f"tokens {at / 1.5:.0f} to {at} differ by {low_:.2g} nats on average, tokens {at} to {1.5 * at:.0f} "
-        f"by {high_:.2g}, {times:.1f} times as much"
+        f"tokens {at / 1.5:.0f} to {at} differ by {below:.2g} nats on average, tokens {at} to {1.5 * at:.0f} "
+        f"by {above:.2g}, {times:.1f} times as much"
     )
-    return Found(
-        "long_context", statistic, tokens, rows.sum(tokens) > 0, rows.keep(~tokens), {"where": str(at)}
-    )
+    return Found.of_tokens("long_context", statistic, rows, rows.position >= at, said={"where": str(at)})
 
 
 # Places: the first or last token, one token id.
-
-
-def _outliers(rows: Rows) -> float:
-    """Return the 99th percentile of |Δ|, at least 0.2 nats."""
-    return max(0.2, float(np.quantile(rows.size, 0.99)))
 
 
 def boundaries(rows: Rows) -> Found | None:
@@ -571,19 +543,19 @@ def boundaries(rows: Rows) -> Found | None:
         "the token after masked ones": gaps,
         "the token before masked ones": before_gap,
     }
-    edge = np.logical_or.reduce(list(places.values()))
-    interior = ~edge
-    if interior.sum() < 20:
+    edge = np.logical_or.reduce([*places.values()])
+    inner = rows.size[~edge]
+    if len(inner) < 20:
         return None
-    usual = float(rows.size[interior].mean())
-    far = min(max(0.2, float(np.quantile(rows.size[interior], 0.99))), 1.0)
-    base = float(np.mean(rows.size[interior] > far))
+    usual = float(inner.mean())
+    far = min(max(0.2, float(np.quantile(inner, 0.99))), 1.0)
+    base = float(np.mean(inner > far))
     for name, at in places.items():
         many = int(at.sum())
         if many < 8 or ((usual > 0.3 or base > 0.08) and name != "the first token"):
             continue  # what follows a tool's answer or ends a response changes most with the weights
         mean, share = float(rows.size[at].mean()), float(np.mean(rows.size[at] > far))
-        if name == "the first token" and _goes_on(rows, far, usual, interior):
+        if name == "the first token" and _goes_on(rows, far, usual, ~edge):
             continue  # no single token: what follows differs too
         if (
             share * many >= 5
@@ -596,13 +568,9 @@ def boundaries(rows: Rows) -> Found | None:
                 f"{name} differs by {mean:.2g} nats on average, tokens elsewhere by {usual:.2g}; "
                 f"{percent(share)} of {many:,} are beyond {far:.2g} nats, {percent(base)} elsewhere"
             )
-            return Found(
-                "boundary",
-                statistic,
-                tokens,
-                rows.sum(tokens) > 0,
-                rows.keep(~at),
-                {"place": name, "edge": name.split()[1]},
+            repaired = rows.keep(~at)
+            return Found.of_tokens(
+                "boundary", statistic, rows, tokens, repaired=repaired, said={"place": name}
             )
     return None
 
@@ -647,7 +615,7 @@ def special_tokens(rows: Rows) -> Found | None:
     many = np.bincount(which)
     total = np.bincount(which, rows.size)
     mean = total / many
-    far = _outliers(rows)
+    far = max(0.2, float(np.quantile(rows.size, 0.99)))
     share = np.bincount(which, rows.size > np.maximum(0.1, 0.5 * np.minimum(mean, far)[which])) / many
     order = np.argsort(-np.where(many >= 5, mean, 0))
     worst: list[int] = []
@@ -675,7 +643,7 @@ def special_tokens(rows: Rows) -> Found | None:
         f"{int(tokens.sum()):,} tokens with id {names} differ by {rows.size[tokens].mean():.2g} nats on "
         f"average, all others by {elsewhere:.2g}"
     )
-    return Found("special_token", statistic, tokens, rows.sum(tokens) > 0, rows.keep(~tokens), {"ids": names})
+    return Found.of_tokens("special_token", statistic, rows, tokens, said={"ids": names})
 
 
 EARLY, LATE = 8, 32
@@ -706,20 +674,18 @@ def contexts(rows: Rows) -> Found | None:
     ):
         return None
     sequences = falling if part else np.ones(rows.sequences, bool)
-    tokens = sequences[rows.owner]
     statistic = (
         f"in {int(falling.sum()):,} of {int(long.sum()):,} longer responses the first {EARLY} tokens differ "
         f"by {early[falling].mean():.2g} nats on average and those from {LATE} on by "
         f"{late[falling].mean():.2g}; the other way round in {int(rising.sum()):,}"
     )
     repaired = rows.only(~falling) if part else rows.keep(later)
-    said = {"share": percent(share) if part else "all"}
-    return Found(
+    return Found.of_sequences(
         "wrong_context",
         statistic,
-        tokens,
+        rows,
         sequences,
-        repaired if repaired.tokens > 200 else None,
-        said,
+        repaired=repaired if repaired.tokens > 200 else None,
+        said={"share": percent(share) if part else "all"},
         approximate=True,
     )

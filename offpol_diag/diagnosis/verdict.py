@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -37,76 +37,64 @@ ERRORS = 0.02
 """Largest standard error of E[r] at which the identities can rule out a temperature or top-p."""
 
 
-@dataclass(frozen=True)
-class Seen:
-    """The findings in order, each with the rows that it was found in, and the rows after all repairs."""
+class Seen(NamedTuple):
+    """The findings in order, and the rows after all repairs."""
 
-    found: tuple[tuple[Found, Rows], ...]
+    found: tuple[Found, ...]
     rest: Rows
-
-    @property
-    def ids(self) -> set[str]:
-        """The ids of the causes found."""
-        return {one.cause for one, _ in self.found}
 
 
 def look(rows: Rows) -> Seen:
     """Run all signatures in order, each on the rows repaired by the one before."""
-    found: list[tuple[Found, Rows]] = []
+    found: list[Found] = []
     for signature in LOOKS:
         if rows.tokens < TOKENS // 2:
             break
         if signature in (signatures.breaks, signatures.jumps, signatures.special_tokens) and any(
-            _misplaced(one) for one, _ in found
+            map(_misplaced, found)
         ):
             continue
         one = signature(rows)
-        if one is not None and signature in (laws.sampling, laws.positions) and _plain(one) and found:
-            continue  # E[r] alone, beside a fault that may not be mended whole
-        if one is not None and one.cause not in {other.cause for other, _ in found}:
-            found.append((one, rows))
-            if one.repaired is not None and one.repaired.tokens >= TOKENS // 4:
-                rows = one.repaired
+        if one is None or one.cause in {other.cause for other in found}:
+            continue
+        if found and signature in (laws.sampling, laws.positions) and one.said.get("shape", "") in ("", "E"):
+            continue  # E[r] or K1 alone, beside a fault that may not be mended whole
+        found.append(one)
+        if one.repaired is not None and one.repaired.tokens >= TOKENS // 4:
+            rows = one.repaired
     return Seen(tuple(one for one in found if not _side_effect(one, found)), rows)
-
-
-CONSTANTS = ("sentinel", "wrong_mask", "boundary")
-
-
-def _side_effect(one: tuple[Found, Rows], found: Sequence[tuple[Found, Rows]]) -> bool:
-    """Return whether a shift or permutation explains a finding, e.g. values moved in from padding."""
-    seen, rows = one
-    causes = {other.cause for other, _ in found}
-    if seen.cause == "off_by_one" and "retokenization" in causes and seen.sequences.mean() < 0.35:
-        return True  # sequences that break at their first tokens
-    moved = next((other for other, _ in found if other.cause in ("off_by_one", "row_permutation")), None)
-    doubtful = moved is not None and not (seen.exact and _misplaced(moved))
-    if moved is not None and doubtful and seen is not moved and not moved.sequences.all():
-        before = next(rows for other, rows in found if other is moved)
-        ids = set(np.array(before.column("sequence_id"), object)[moved.sequences])
-        of_moved = [name in ids for name in np.array(rows.column("sequence_id"), object)[seen.sequences]]
-        moved = moved if np.mean(of_moved) > 0.4 else None
-    if moved is None or seen is moved or seen.cause not in (*CONSTANTS, "row_permutation"):
-        return False
-    if seen.cause == "row_permutation" or not seen.exact:
-        return True
-    first, last = signatures.edges(rows)
-    if moved.cause == "row_permutation":
-        return bool(np.mean(rows.from_end[seen.tokens] < rows.lengths[rows.owner[seen.tokens]] - 1) > 0.5)
-    reach = int(moved.said["lag"])
-    return bool(np.mean(np.minimum(first, last)[seen.tokens] < reach) > 0.7)
-
-
-def _plain(one: Found) -> bool:
-    """Return whether the only evidence is E[r] or K1, without a specific pattern."""
-    return one.said.get("shape", "") in ("", "E")
 
 
 def _misplaced(one: Found) -> bool:
     """Return whether over 30% of sequences are misaligned; unrepaired ones then look like other faults."""
-    return one.cause in ("off_by_one", "row_permutation", "wrong_context") and bool(
-        one.sequences.mean() > 0.3
-    )
+    return one.cause in ("off_by_one", "row_permutation", "wrong_context") and one.sequences.mean() > 0.3
+
+
+def _side_effect(one: Found, found: Sequence[Found]) -> bool:
+    """Return whether a shift or permutation explains a finding, e.g. values moved in from padding."""
+    if (
+        one.cause == "off_by_one"
+        and "retokenization" in {other.cause for other in found}
+        and one.sequences.mean() < 0.35
+    ):
+        return True  # sequences that break at their first tokens
+    moved = next((other for other in found if other.cause in ("off_by_one", "row_permutation")), None)
+    affected = ("sentinel", "wrong_mask", "boundary", "row_permutation")
+    if moved is None or one is moved or one.cause not in affected:
+        return False
+    if not (one.exact and _misplaced(moved)) and not moved.sequences.all():
+        names, others = (
+            [each.rows.column("sequence_id")[i] for i in np.flatnonzero(each.sequences)]
+            for each in (one, moved)
+        )
+        if np.mean([name in others for name in names]) <= 0.4:
+            return False
+    if one.cause == "row_permutation" or not one.exact:
+        return True
+    rows = one.rows
+    if moved.cause == "row_permutation":
+        return bool(np.mean(rows.from_end[one.tokens] < rows.lengths[rows.owner[one.tokens]] - 1) > 0.5)
+    return bool(np.mean(np.minimum(*signatures.edges(rows))[one.tokens] < int(moved.said["lag"])) > 0.7)
 
 
 # Groups: a fault that only some engines, hosts or steps have.
@@ -163,57 +151,52 @@ def _named(name: str, inside: Sequence[Any], values: Sequence[Any]) -> str:
     return f"{name} = {', '.join(map(str, inside[:4]))}{' …' if len(inside) > 4 else ''}"
 
 
-def apart(rows: Rows) -> tuple[str, Any, Flags, float] | None:
-    """Return the group that differs most from the others in mean |Δ|: column, value, flags [S], ratio."""
-    best: tuple[str, Any, Flags, float] | None = None
-    logs = honest.levels(rows.level)
+def by_group(rows: Rows, seen: Seen) -> Found | None:
+    """Find a fault of one group: a cause found only in its sequences, or a mismatch larger than elsewhere.
+
+    It is looked for in the group that differs most from the others in mean |Δ|.
+    """
+    best: tuple[float, str, Any, Flags] | None = None
+    logs = np.log(np.maximum(rows.level, 1e-9))
     for name, parts in partitions(rows):
-        if name == "step":
-            continue
-        for value, at in parts.items():
+        for value, at in parts.items() if name != "step" else ():
             if at.sum() < 6 or (~at).sum() < 6 or at.mean() > 0.6:
                 continue
             inside, outside = logs[at], logs[~at]
             spread = np.sqrt(inside.var(ddof=1) / len(inside) + outside.var(ddof=1) / len(outside))
-            errors = (inside.mean() - outside.mean()) / max(spread, 1e-9)
-            times = float(np.exp(inside.mean() - outside.mean()))
-            if errors > 5.5 and times > 2.5 and (best is None or times > best[3]):
-                best = name, value, at, times
-    return best
-
-
-def by_group(rows: Rows, seen: Seen) -> tuple[Found, Rows, str] | None:
-    """Find a fault of one group: a cause found only in its sequences, or a mismatch larger than elsewhere."""
-    found = apart(rows)
-    if found is None:
+            gap = inside.mean() - outside.mean()
+            times = float(np.exp(gap))
+            if gap / max(spread, 1e-9) > 5.5 and times > 2.5 and (best is None or times > best[0]):
+                best = times, name, value, at
+    if best is None:
         return None
-    name, value, at, times = found
-    where = f"{name} = {value}"
-    alone = look(rows.only(at))
-    others = look(rows.only(~at)).ids
-    for one, _ in alone.found:
+    times, name, value, at = best
+    where, without = f"{name} = {value}", rows.only(~at)
+    others = {one.cause for one in look(without).found}
+    for one in look(rows.only(at)).found:
         mended = one.repaired is None or one.cause not in ("special_token", "boundary")
         if not mended and one.repaired is not None:  # is the group then like the others?
-            mended = bool(np.median(one.repaired.level) < 2.5 * np.median(rows.only(~at).level))
+            mended = bool(np.median(one.repaired.level) < 2.5 * np.median(without.level))
         if one.cause not in others and mended:
-            of_group = replace(
-                one,
-                tokens=at[rows.owner],
-                sequences=at,
-                repaired=rows.only(~at),
+            return Found.of_sequences(
+                one.cause,
+                one.statistic,
+                rows,
+                at,
+                repaired=without,
+                exact=one.exact,
                 said=one.said | {"after": "without these sequences"},
-                approximate=False,
+                where=where,
             )
-            return of_group, rows, where
     machine = MACHINES.search(name.lower())
-    if times < (2.5 if machine else 5) or seen.ids:
+    if times < (2.5 if machine else 5) or seen.found:
         return None  # prompts of another kind may be harder to agree on; machines all do the same work
     statistic = (
         f"mean |Δ| of a sequence is {np.median(rows.level[at]):.2g} nats with {where} ({int(at.sum()):,} "
         f"sequences) and {np.median(rows.level[~at]):.2g} with others ({int((~at).sum()):,}), medians"
     )
-    said = {"where": where, "times": f"{times:.0f}"}
-    return Found("group_fault", statistic, at[rows.owner], at, rows.only(~at), said), rows, where
+    said = {"times": f"{times:.0f}"}
+    return Found.of_sequences("group_fault", statistic, rows, at, repaired=without, said=said, where=where)
 
 
 # The verdict.
@@ -226,7 +209,6 @@ def diagnose(summary: Summary, sample: Sample | None) -> Diagnosis:
         summary: the numbers of the dump.
         sample: a sample of its sequences, token by token; None if there is none.
     """
-    evidence = Evidence(summary)
     rows = Rows.sampled(sample) if sample is not None and len(sample.order) else None
     if rows is None or rows.tokens < TOKENS:
         many = summary.dump.tokens
@@ -236,27 +218,27 @@ def diagnose(summary: Summary, sample: Sample | None) -> Diagnosis:
             "The two columns hold the same numbers, token for token: was one copied from the other? Engines "
             "that agree to the last bit exist; then this is what to expect."
         )
-        looked = {"sequences": rows.sequences, "tokens": rows.tokens}
-        return Diagnosis(verdict="cannot_tell", headline=headline, **looked)
+        return Diagnosis(
+            verdict="cannot_tell", headline=headline, sequences=rows.sequences, tokens=rows.tokens
+        )
     seen = look(rows)
-    located = [(one, before, locate(before, one.sequences)) for one, before in seen.found]
+    found = [replace(one, where=locate(one.rows, one.sequences)) for one in seen.found]
     grouped = by_group(rows, seen)
-    if grouped is not None and not any(where for *_, where in located):
-        same = [i for i, (one, *_) in enumerate(located) if one.cause == grouped[0].cause]
-        if same:
-            located[same[0]] = grouped
-        elif not located:
-            located.append(grouped)
-    causes = [_cause(one, before, where) for one, before, where in located]
-    positive = _positive(summary)
-    causes = [positive, *causes] if positive else causes
-    bug = any(cause.kind == "bug" for cause in causes)
-    mended = not any(one.approximate or one.repaired is None for one, *_ in located)
+    if grouped is not None and not any(one.where for one in found):
+        same = [one.cause == grouped.cause for one in found]
+        if any(same):
+            found[same.index(True)] = grouped
+        elif not found:
+            found.append(grouped)
+    causes = [*_positive(summary), *map(_cause, found)]
+    mended = not any(one.approximate or one.repaired is None for one in found)
     share = laws.systematic(seen.rest)
-    causes += [_cause(one, seen.rest, "") for one in _honest(seen.rest, summary, bug, mended, share)]
-    found = _judged(evidence, rows, seen, causes)
+    bug = any(cause.kind == "bug" for cause in causes)
+    mismatch = _honest(seen.rest, summary, bug, mended, share)
+    causes += [_cause(mismatch)] if mismatch else []
+    judged = _judged(Evidence(summary), rows, seen.rest, causes)
     if share is None:
-        return found
+        return judged
     systematic = Number(
         value=share.value,
         interval=(share.low, share.high),
@@ -264,60 +246,54 @@ def diagnose(summary: Summary, sample: Sample | None) -> Diagnosis:
         over="variance of min(r, 2)",
         formula="what tokens of one kind (a token id after another) have in common",
     )
-    return found.model_copy(update={"systematic": systematic})
+    return judged.model_copy(update={"systematic": systematic})
 
 
-def _positive(summary: Summary) -> Cause | None:
-    """Return the cause for positive log-probs, if the reader noted any."""
+def _positive(summary: Summary) -> Iterator[Cause]:
+    """Yield the cause for positive log-probs, if the reader noted any."""
     notes = [note for note in summary.dump.notes if "no log-probabilities" in note]
-    if not notes:
-        return None
-    return Cause(
-        id="sentinel",
-        statement="A log-prob column holds positive values, which no log-probability can be.",
-        statistic=" ".join(notes),
-        violates="log-probs are at most 0",
-        exact=True,
-        confirm="look at the rows named in the note, in the trainer's tensors",
-        fix="log log-softmax values of the sampled token, in float32",
-    )
+    if notes:
+        yield Cause(
+            id="sentinel",
+            statement="A log-prob column holds positive values, which no log-probability can be.",
+            statistic=" ".join(notes),
+            violates="log-probs are at most 0",
+            exact=True,
+            confirm="look at the rows named in the note, in the trainer's tensors",
+            fix="log log-softmax values of the sampled token, in float32",
+        )
 
 
-def _honest(rows: Rows, summary: Summary, bug: bool, mended: bool, share: Estimate | None) -> Iterator[Found]:
-    """Yield honest causes; with a bug, only those with evidence of their own, or found after exact repair."""
+def _honest(rows: Rows, summary: Summary, bug: bool, mended: bool, share: Estimate | None) -> Found | None:
+    """Return the honest cause; with a bug, only one with evidence of its own, or found after exact repair."""
     if rows.tokens < TOKENS or not rows.delta.any():
-        return
-    moved = Evidence(summary).errors("surrogate_gain")
-    lags = {value for value in rows.column("policy_lag") if value is not None}
-    named = [one for one in (honest.stale(rows, None if bug else moved),) if one]
-    if not named and not (lags - {0}):
-        named += [one for one in (honest.frozen(rows),) if one]
-    if not named and not bug:
-        named += [one for one in (honest.outliers(rows),) if one]
-    yield from named
-    if not named:
+        return None
+    found = honest.stale(rows, None if bug else Evidence(summary).errors("surrogate_gain"))
+    if not found and not {value for value in rows.column("policy_lag") if value is not None} - {0}:
+        found = honest.frozen(rows)
+    if not found and not bug:
+        found = honest.outliers(rows)
+    if not found:
         size = honest.broad(rows, dict(summary.dump.provenance), share)
-        if not bug or (mended and size.cause == "quantized_rollout"):
-            yield size
+        found = size if not bug or (mended and size.cause == "quantized_rollout") else None
+    return found
 
 
-def _cause(one: Found, before: Rows, where: str) -> Cause:
-    row = CAUSES[one.cause]
-    share = percent(float(one.tokens.mean()) if one.cause == "sentinel" else float(one.sequences.mean()))
-    column = one.said.get("column", "")
-    temperature = one.said.get("temperature", "")
+def _cause(one: Found) -> Cause:
+    row, said = CAUSES[one.cause], one.said
+    column, temperature = said.get("column"), said.get("temperature")
+    share = one.tokens.mean() if one.cause == "sentinel" else one.sequences.mean()
     words = {
-        "share": share,
-        "where": where,
+        "share": percent(float(share)),
+        "where": one.where,
         "side": "engine" if column == "rollout" else "trainer",
-        "times": "",
-        "examples": "",
+        **said,
+        "temperature": f" (T ≈ {temperature})" if temperature else "",
     }
-    words |= one.said | {"temperature": f" (T ≈ {temperature})" if temperature else ""}
     statement = row.sentence.format(**words)
-    if where and where not in statement:
-        statement += f", where {where}"
-    after, undone = None, one.said.get("after", row.after)
+    if one.where and one.where not in statement:
+        statement += f", where {one.where}"
+    after, undone = None, said.get("after", row.after)
     if row.kind == "bug" and one.repaired is not None and one.repaired.tokens and undone:
         size = measured(one.repaired)
         if np.isfinite(list(size.values())).all():
@@ -329,20 +305,20 @@ def _cause(one: Found, before: Rows, where: str) -> Cause:
         statistic=one.statistic,
         violates=row.violates,
         exact=one.exact,
-        where=where,
+        where=one.where,
         tokens=int(one.tokens.sum()),
         sequences=int(one.sequences.sum()),
-        examples=_examples(one, before) if row.kind == "bug" else [],
+        examples=_examples(one) if row.kind == "bug" else [],
         confirm=row.confirm.format(**words),
         fix=row.fix.format(**words),
         after=after,
     )
 
 
-def _examples(one: Found, rows: Rows, most: int = 3) -> list[Example]:
+def _examples(one: Found, most: int = 3) -> list[Example]:
     """Return the worst token of each of a few affected sequences."""
+    rows, found = one.rows, []
     names = rows.column("sequence_id")
-    found: list[Example] = []
     for i in np.flatnonzero(one.sequences)[:most]:
         a, b = int(rows.starts[i]), int(rows.starts[i + 1])
         at = a + int(np.where(one.tokens[a:b], np.abs(rows.delta[a:b]), -1).argmax())
@@ -357,56 +333,41 @@ def _examples(one: Found, rows: Rows, most: int = 3) -> list[Example]:
     return found
 
 
-def _judged(evidence: Evidence, rows: Rows, seen: Seen, causes: list[Cause]) -> Diagnosis:
-    looked = {"sequences": rows.sequences, "tokens": rows.tokens}
-    bugs = [cause for cause in causes if cause.kind == "bug"]
-    ruled_out = [
-        row.ruled_out for id_, row in CAUSES.items() if row.ruled_out and id_ not in {c.id for c in causes}
-    ]
-    undecidable = _undecidable(rows)
-    if bugs:
-        return Diagnosis(
-            verdict="bug", headline=bugs[0].statement, causes=causes, undecidable=undecidable, **looked
-        )
-    k3 = evidence.number("k3")
-    ends = k3.interval or (k3.value, k3.value)
-    identities = laws.identities(seen.rest)
-    blunt = not identities.ratio.error < ERRORS and not (k3.value is not None and k3.value < HEALTHY_K3)
-    if blunt and identities.ratio.error > 0.1:
+def _judged(evidence: Evidence, rows: Rows, rest: Rows, causes: list[Cause]) -> Diagnosis:
+    """Return the verdict; `rest` are the rows after all repairs."""
+    missing = {
+        "raw log-probs in both columns beside a temperature or top-p: needs the column entropy": rows.entropy,
+        "single tokens that are scored differently: needs the column token_ids": rows.ids,
+    }
+    known: dict[str, Any] = {
+        "causes": causes,
+        "undecidable": [question for question, column in missing.items() if column is None],
+        "sequences": rows.sequences,
+        "tokens": rows.tokens,
+    }
+    bug = next((cause for cause in causes if cause.kind == "bug"), None)
+    if bug:
+        return Diagnosis(verdict="bug", headline=bug.statement, **known)
+    k3, ratio = evidence.number("k3"), laws.identities(rest).ratio
+    blunt = not ratio.error < ERRORS and not (k3.value is not None and k3.value < HEALTHY_K3)
+    if blunt and ratio.error > 0.1:
         headline = (
-            f"E[r] = {identities.ratio.value:.3g} ± {identities.ratio.error:.2g}: too few tokens to tell a "
-            "bug from a mismatch."
+            f"E[r] = {ratio.value:.3g} ± {ratio.error:.2g}: too few tokens to tell a bug from a mismatch."
         )
-        return Diagnosis(
-            verdict="cannot_tell", headline=headline, causes=causes, undecidable=undecidable, **looked
-        )
-    small = ends[0] is not None and float(ends[0]) <= HEALTHY_K3 and evidence.value("k3") <= HEALTHY_K3
-    lone = (
-        not small and float(rows.k3_cut.mean()) <= HEALTHY_K3
-    )  # a single outlier token is an alert, not a verdict
-    small = small or lone
-    healthy = small and not evidence.value("f_2") > 2 * HEALTHY_K3
+        return Diagnosis(verdict="cannot_tell", headline=headline, **known)
+    least = k3.interval[0] if k3.interval else k3.value
+    small = least is not None and least <= HEALTHY_K3 and evidence.value("k3") <= HEALTHY_K3
+    lone = not small and rows.k3_cut.mean() <= HEALTHY_K3  # a single outlier is an alert, not a verdict
+    healthy = (small or lone) and not evidence.value("f_2") > 2 * HEALTHY_K3
     size = "as small as rounding makes it" if healthy else "real"
     if healthy and lone:
         many = int((np.abs(rows.delta) > 1.0).sum())
         size += f", but for {many:,} of {rows.tokens:,} tokens that are off by more than a nat"
     what = causes[0].statement if causes else ""
-    headline = f"{what} Nothing points to a logging bug, and the mismatch is {size}.".strip()
+    named = {cause.id for cause in causes}
     return Diagnosis(
         verdict="healthy" if healthy else "honest_mismatch",
-        headline=headline,
-        causes=causes,
-        ruled_out=ruled_out,
-        undecidable=undecidable,
-        **looked,
+        headline=f"{what} Nothing points to a logging bug, and the mismatch is {size}.".strip(),
+        ruled_out=[row.ruled_out for id_, row in CAUSES.items() if row.ruled_out and id_ not in named],
+        **known,
     )
-
-
-def _undecidable(rows: Rows) -> list[str]:
-    """List the questions that need other columns."""
-    found = []
-    if rows.entropy is None:
-        found.append("raw log-probs in both columns beside a temperature or top-p: needs the column entropy")
-    if rows.ids is None:
-        found.append("single tokens that are scored differently: needs the column token_ids")
-    return found
