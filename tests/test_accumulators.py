@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from offpol_diag.engine import accumulators, worst
+from offpol_diag.engine import accumulators, segments, worst
 from offpol_diag.engine.accumulators import Sums, count_by, sum_by, sums_by
 from offpol_diag.engine.tails import TAIL, Tail
 from tests.devices import DEVICES
@@ -93,7 +93,7 @@ def test_a_group_that_comes_back_later_is_drawn_as_often_as_before():
 
 def test_a_number_at_a_step_of_poisson_has_reached_it():
     steps = accumulators._poisson_steps()
-    found = accumulators._poisson(torch.tensor([step + by for step in steps for by in (-1, 0)]))
+    found = accumulators._poisson(np.array([step + by for step in steps for by in (-1, 0)], np.uint32))
 
     assert found.tolist() == [float(n) for at in range(len(steps)) for n in (at, at + 1)]
 
@@ -166,3 +166,18 @@ def test_sums_by_code_are_those_of_plain_python_for_short_and_long_runs(longest:
         assert found["x"][code].item() == pytest.approx(exact, rel=1e-13, abs=1e-14)
         assert found["twice"][code].item() == pytest.approx(2 * exact, rel=1e-13, abs=1e-14)
     assert sums_by(codes[:0], 3, {"x": x[:0]})["x"].tolist() == [0.0] * 3
+
+
+def test_rows_of_a_key_are_a_slice_only_where_they_are_adjacent():
+    rows = segments.by_key(["a", "b", "b", "a", "b", "b"])
+    cpu = torch.device("cpu")
+    assert rows == {"a": [0, 3], "b": [1, 2, 4, 5]}
+    assert segments.index([1, 2, 3], cpu) == slice(1, 4)
+    assert [segments.index(at, cpu).tolist() for at in rows.values()] == [[0, 3], [1, 2, 4, 5]]
+
+
+def test_rows_of_zeros_are_resampled_as_all_others():
+    rows, draws = torch.zeros(3, 6, dtype=torch.float64), accumulators.draws(torch.arange(6), 0, 8)
+    rows[1], rows[2, 3] = 2.0, torch.nan
+    drawn = accumulators.Sums.of_stacked(("a", "b", "c"), rows, draws).drawn
+    assert torch.allclose(drawn, rows @ draws, equal_nan=True, rtol=1e-15)

@@ -369,7 +369,7 @@ class Sums(Saved):
             with np.errstate(all="ignore"):  # inf − inf is a NaN, which readers of sums handle
                 grouped = [np.add.reduceat(part.numpy(), begins.numpy(), axis=1) for part in parts]
             parts, draws = [torch.from_numpy(part) for part in grouped], draws[begins]
-        drawn = torch.cat([part @ draws for part in parts])
+        drawn = torch.cat([_resampled(part, draws) for part in parts])
         return cls(names, point, torch.zeros_like(point), drawn, which)
 
     @property
@@ -410,6 +410,15 @@ class Sums(Saved):
         return dict(zip(self.names, each, strict=True))
 
 
+def _resampled(rows: Tensor, draws: Tensor) -> Tensor:
+    """Compute rows [R, S] @ draws [S, B]; rows of zeros, which short sequences have many of, are skipped."""
+    if not here(rows) or (filled := rows.numpy().any(axis=1)).all():
+        return rows @ draws
+    drawn, there = rows.new_zeros(len(rows), draws.shape[1]), torch.from_numpy(filled)
+    drawn[there] = rows[there] @ draws
+    return drawn
+
+
 # ---------------------------------------------------------------- bootstrap draws
 #
 # Each group of sequences (a prompt) is drawn Poisson(1) times in each replicate. The draw is a pure function
@@ -419,6 +428,8 @@ class Sums(Saved):
 # (Poisson bootstrap); Steele et al. 2014, SplittableRandom (the mixer).
 
 REPLICATES = 256
+CACHED = 256
+"""Sequences drawn at a time on a CPU, so that their bits stay in its cache."""
 Words = npt.NDArray[Any]
 
 
@@ -450,26 +461,33 @@ def draws(key: Tensor, seed: int, replicates: int = REPLICATES) -> Tensor:
         return _draws(key, seed, replicates)
     begins = runs(key)  # adjacent sequences of one group are drawn once
     drawn = _draws(key[begins[:-1]], seed, replicates)
+    if len(drawn) == len(key):
+        return drawn
     return torch.repeat_interleave(drawn, segments.lengths(begins), dim=0)
 
 
 def _draws(key: Tensor, seed: int, replicates: int) -> Tensor:
+    """Draw Poisson(1) times by uniform 32-bit numbers: the halves of 64 bits, the lower one first."""
     counters = torch.arange((replicates + 1) // 2, device=key.device, dtype=torch.int64)
     lanes = mix((counters + 1) * -0x61C8864680B583EB + int(mix(torch.tensor(seed))))
-    bits = mix(mix(key)[:, None] ^ lanes[None, :])
-    halves = torch.stack((bits & 0xFFFFFFFF, _shift(bits, 32)), dim=2).flatten(1)[:, :replicates].contiguous()
-    return _poisson(halves)
+    if not here(key):
+        bits = mix(mix(key)[:, None] ^ lanes[None, :])
+        halves = torch.stack((bits & 0xFFFFFFFF, _shift(bits, 32)), dim=2).flatten(1)[:, :replicates]
+        steps = sent(torch.tensor(_poisson_steps()), key.device)
+        return torch.bucketize(halves.contiguous(), steps, right=True).to(torch.float64)
+    found = np.empty((len(key), replicates))
+    for at in range(0, len(key), CACHED):
+        words = mixed(mixed(key[at : at + CACHED].numpy())[:, None] ^ lanes.numpy())
+        found[at : at + CACHED] = _poisson(words.astype("<i8", copy=False).view("<u4")[:, :replicates])
+    return torch.from_numpy(found)
 
 
-def _poisson(uniform: Tensor) -> Tensor:
-    """Turn uniform 32-bit numbers into Poisson(1) draws, float64."""
-    if not here(uniform):
-        steps = sent(torch.tensor(_poisson_steps()), uniform.device)
-        return torch.bucketize(uniform, steps, right=True).to(torch.float64)
-    reached = np.zeros(uniform.shape, np.uint8)  # a few comparisons cost a fifth of a search
+def _poisson(uniform: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint8]:
+    """Turn uniform 32-bit numbers into Poisson(1) draws; a few comparisons cost a fifth of a search."""
+    reached = np.zeros(uniform.shape, np.uint8)
     for step in _poisson_steps():
-        reached += uniform.numpy() >= step
-    return torch.from_numpy(reached.astype(np.float64))
+        reached += uniform >= np.uint32(step)
+    return reached
 
 
 def _shift(x: Tensor, by: int) -> Tensor:

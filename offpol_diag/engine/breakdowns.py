@@ -31,7 +31,7 @@ from offpol_diag.engine.formula import POSITIVE, Formula, Reader, mean
 from offpol_diag.engine.gap import DRIFTS
 from offpol_diag.engine.scene import Scene
 from offpol_diag.engine.scope import Label
-from offpol_diag.engine.segments import here, sent
+from offpol_diag.engine.segments import here
 from offpol_diag.engine.tails import ESS_TOKENS
 from offpol_diag.engine.terms import Block, Drift, Terms, collected
 from offpol_diag.presets import Preset
@@ -197,20 +197,15 @@ def places(scene: Scene, drift: Drift, group_by: Sequence[str]) -> dict[str, Pla
 def _sequence_places(
     scene: Scene, columns: dict[str, Tensor], keys: Sequence[object], bounded: bool
 ) -> Places[Sums]:
-    rows: dict[str, list[int]] = {}
-    for row, key in enumerate(keys):
-        rows.setdefault("∅" if key is None else str(key), []).append(row)
+    rows = segments.by_key("∅" if key is None else str(key) for key in keys)
     if bounded and len(rows) > MOST_PLACES:
         kept = set(retained(rows))
-        others = [row for key, members in rows.items() if key not in kept for row in members]
+        others = sorted(row for key, members in rows.items() if key not in kept for row in members)
         rows = {key: members for key, members in rows.items() if key in kept} | {OTHERS: others}
-    order = torch.tensor([row for members in rows.values() for row in members], dtype=torch.int64)
-    order = sent(order, scene.draws.device)
-    stacked, draws = torch.stack(tuple(columns.values()))[:, order], scene.draws[order]
-    found, start = {}, 0
+    stacked, found = torch.stack(tuple(columns.values())), {}
     for key, members in rows.items():
-        part = slice(start, start := start + len(members))
-        found[key] = Sums.of_stacked(tuple(columns), stacked[:, part], draws[part])
+        at = segments.index(members, scene.draws.device)
+        found[key] = Sums.of_stacked(tuple(columns), stacked[:, at], scene.draws[at], scene.batch.key[at])
     return Places(found)
 
 

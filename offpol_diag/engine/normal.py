@@ -11,7 +11,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from offpol_diag.engine import losses, outcome, rows, scope
+from offpol_diag.engine import losses, outcome, rows, scope, segments
 from offpol_diag.engine.accumulators import Extremes, Places, Sums
 from offpol_diag.engine.outcome import NORMS, Outcomes, norm_factor
 from offpol_diag.engine.scene import Scene
@@ -37,12 +37,12 @@ def sums(scene: Scene, columns: rows.Columns) -> Places[Sums]:
     )
 
 
-def _members(scene: Scene) -> dict[Label, Tensor]:
-    """Return trainer batch → indices of its sequences in this batch."""
+def _members(scene: Scene) -> dict[Label, slice | Tensor]:
+    """Return trainer batch → its sequences in this batch."""
 
-    def made() -> dict[Label, Tensor]:
-        found, which = scope.codes(scene.batch)
-        return {label: torch.nonzero(which == at).flatten() for at, label in enumerate(found)}
+    def made() -> dict[Label, slice | Tensor]:
+        rows = segments.by_key(scope.labels(scene.batch))
+        return {label: segments.index(at, scene.draws.device) for label, at in rows.items()}
 
     return scene.once("trainer batches", made)
 
@@ -53,7 +53,7 @@ def ranges(outcomes: Outcomes, names: Container[str]) -> Places[Extremes]:
     return Places({label: _extremes(outcomes, users, at) for label, at in _members(outcomes.scene).items()})
 
 
-def _extremes(outcomes: Outcomes, users: Sequence[tuple[str, int]], at: Tensor) -> Extremes:
+def _extremes(outcomes: Outcomes, users: Sequence[tuple[str, int]], at: slice | Tensor) -> Extremes:
     if not users:
         return Extremes.of({})
     lows, highs = outcomes.spans

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from offpol_diag.engine import segments
-from offpol_diag.engine.accumulators import LogSums
+from offpol_diag.engine.accumulators import LogSums, count_by
 from offpol_diag.engine.fields import COUNTS, Floats, Saved, require
 from offpol_diag.engine.formula import Formula, Reader
 from offpol_diag.engine.scene import Scene
@@ -84,8 +84,9 @@ class Prefixes(Saved):
 def _many(lengths: Tensor, draws: Tensor) -> Tensor:
     """Count the responses with at least T tokens, and their bootstrap draws, [G, 1+B]."""
     reached = torch.searchsorted(_grid(lengths), lengths.contiguous(), right=True)
-    each = torch.cat((torch.ones_like(draws[:, :1]), draws), dim=1)
-    by_last = each.new_zeros(len(GRID) + 1, each.shape[1]).index_add_(0, reached, each)
+    size = len(GRID) + 1
+    drawn = draws.new_zeros(size, draws.shape[1]).index_add_(0, reached, draws)
+    by_last = torch.cat((count_by(reached, size)[:, None], drawn), dim=1)
     return by_last.flip(0).cumsum(0).flip(0)[1:]
 
 

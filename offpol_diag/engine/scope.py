@@ -56,7 +56,10 @@ def count(batch: Batch) -> int:
 def labels(batch: Batch) -> list[Label]:
     """Return the trainer batch of each sequence, [S]; rows without a step form one of their own."""
     steps = batch.scalars.get("step")
-    return [ONE] * batch.sequences if steps is None else [label(step) for step in steps]
+    if steps is None:
+        return [ONE] * batch.sequences
+    named = {step: label(step) for step in set(steps)}
+    return [named[step] for step in steps]
 
 
 def label(step: object) -> Label:

@@ -10,7 +10,7 @@ queued work, so code that runs there takes shapes that do not depend on values.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from functools import cache
 from itertools import pairwise
 from typing import TypeVar
@@ -92,6 +92,21 @@ def wide(name: str) -> bool:
 def lengths(offsets: Tensor) -> Tensor:
     """Number of tokens per run, [S] int64."""
     return offsets[1:] - offsets[:-1]
+
+
+def index(rows: Sequence[int], device: torch.device) -> slice | Tensor:
+    """Return an index of rising rows: a slice, which copies nothing, where they are adjacent."""
+    if rows[-1] - rows[0] == len(rows) - 1:
+        return slice(rows[0], rows[-1] + 1)
+    return sent(torch.tensor(rows, dtype=torch.int64), device)
+
+
+def by_key(keys: Iterable[T]) -> dict[T, list[int]]:
+    """Return the rows of each key, rising; keys in order of appearance."""
+    found: dict[T, list[int]] = {}
+    for row, key in enumerate(keys):
+        found.setdefault(key, []).append(row)
+    return found
 
 
 def total(x: Tensor, offsets: Tensor) -> Tensor:

@@ -13,10 +13,10 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from offpol_diag.engine import segments
 from offpol_diag.engine.accumulators import LogSums, Sums
 from offpol_diag.engine.fields import LARGE, NUMBERS, Count, Floats, Saved, require
 from offpol_diag.engine.scene import Scene
-from offpol_diag.engine.segments import sent
 from offpol_diag.engine.tails import Tail
 
 MOST = 64
@@ -140,16 +140,13 @@ def of_scene(scene: Scene, columns: Mapping[str, Tensor], delta: Tensor, total: 
     batch, steps = scene.batch, scene.batch.scalars.get("step")
     if steps is None:
         return None
-    rows: dict[int, list[int]] = {}
-    for row, step in enumerate(steps):
-        if type(step) is int:
-            rows.setdefault(step, []).append(row)
+    rows = {step: at for step, at in segments.by_key(steps).items() if type(step) is int}
     names, stacked = tuple(columns), torch.stack(tuple(columns.values()))
     offsets, filled = batch.cu_seqlens.tolist(), batch.lengths > 0
     logs = torch.where(filled, total, -torch.inf)
     parts = []
     for step in sorted(rows):
-        at = sent(torch.tensor(rows[step]), stacked.device)
+        at = segments.index(rows[step], stacked.device)
         own, draws = logs[at], scene.draws[at]
         tokens = _tokens(delta, offsets, rows[step])
         parts.append(
