@@ -16,7 +16,7 @@ from offpol_diag.analysis import readout
 from offpol_diag.analysis.first_pass import Needs
 from offpol_diag.analysis.tally import Tally
 from offpol_diag.analysis.tally_file import AGAIN, Held, Piece, Settings, TallyFile, read
-from offpol_diag.engine.accumulators import Best, State, typed
+from offpol_diag.engine.accumulators import Best, typed
 from offpol_diag.engine.scope import ONE, Label
 from offpol_diag.errors import ResultError, UsageError
 from offpol_diag.readers.checks import Count, remarks
@@ -61,17 +61,17 @@ def _joined(whole: TallyFile, one: TallyFile) -> TallyFile:
         raise ResultError(f"{whole.name} and {one.name} were not made alike: {_some(unlike)}", ALIKE)
     rows, states = sum(held.piece.facts.rows for held in whole.held), dict(one.tally.states)
     if "sequence_id" not in one.settings.columns:  # rows are numbered as in the whole dump
-        states |= {name: _renumbered(typed(states[name], Best), rows) for name in WORST}
+        for name in WORST:
+            best = typed(states[name], Best)
+            records = ((score, _renumbered(row, rows)) for score, row in best.records)
+            states[name] = Best(best.k, tuple(records))
     return replace(whole, held=(*whole.held, *one.held), tally=whole.tally.merge(Tally(states)))
 
 
-def _renumbered(best: Best[Any], before: int) -> State:
-    def moved(row: Any) -> Any:
-        number = row.sequence_id
-        known = number.isdecimal() and len(number) < 20
-        return row.model_copy(update={"sequence_id": str(int(number) + before)}) if known else row
-
-    return Best(best.k, tuple((score, moved(row)) for score, row in best.records))
+def _renumbered(row: Any, before: int) -> Any:
+    number = row.sequence_id
+    known = number.isdecimal() and len(number) < 20
+    return row.model_copy(update={"sequence_id": str(int(number) + before)}) if known else row
 
 
 # ---------------------------------------------------------------- which pieces belong together
@@ -137,22 +137,6 @@ def _refuse_overlaps(held: Sequence[Held]) -> None:
             raise ResultError(f"{file} ends with a sequence that goes on in {held[other].file}", BETWEEN)
 
 
-def _shared_steps(held: Sequence[Held]) -> dict[Label, list[str]]:
-    """Map each trainer batch with rows in more than one piece to the tally files of those."""
-    where: dict[Label, list[str]] = {}
-    for file, one in held:
-        for step in one.steps:
-            where.setdefault(step, []).append(file)
-    return {step: files for step, files in where.items() if len(files) > 1}
-
-
-def _groups_apart(held: Sequence[Held]) -> bool:
-    """Return whether the groups of every part are known and none of them lies in two parts."""
-    known = [one.groups for _, one in held if one.groups is not None]
-    every = torch.cat(known or [torch.zeros(0)])
-    return len(known) == len(held) and len(torch.unique(every)) == len(every)
-
-
 # ---------------------------------------------------------------- what comes of it
 
 
@@ -163,8 +147,15 @@ def summary(whole: TallyFile) -> Summary:
         ResultError: advantages were made of the rewards of groups that lie in more than one piece; or numbers
             in the files contradict each other in a way that no dump can cause.
     """
-    broken = _shared_steps(whole.held)
-    if whole.settings.made and broken and not _groups_apart(whole.held):
+    where: dict[Label, list[str]] = {}
+    for file, one in whole.held:
+        for step in one.steps:
+            where.setdefault(step, []).append(file)
+    broken = {step: files for step, files in where.items() if len(files) > 1}
+    known = [piece.groups for _, piece in whole.held if piece.groups is not None]
+    every = torch.cat(known or [torch.zeros(0)])
+    separate = len(known) == len(whole.held) and len(torch.unique(every)) == len(every)
+    if whole.settings.made and broken and not separate:
         raise ResultError(
             f"advantages were made of the rewards of each group, and {_steps(broken)}: a group may be torn",
             f"{WHOLE}; or write advantages into the dump",

@@ -7,11 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial, reduce
 from itertools import pairwise
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from offpol_diag import bands
@@ -121,6 +120,12 @@ def charts_of(drawn: Drawn) -> Charts:
     """Read out every picture."""
     steps = by_steps(drawn)
     every, crossings = list(_bands(drawn)), list(_crossings(steps)) if steps else []
+    known = {
+        drift.prefix + over: _tail(tail, over)
+        for drift in drawn.study.drifts
+        for over in ("tokens", "sequences")
+        if (tail := drawn.state(f"{drift.prefix}tail.{over}", Tail))
+    }
     return Charts(
         bands=every,
         band=_band(drawn, every),
@@ -135,7 +140,7 @@ def charts_of(drawn: Drawn) -> Charts:
         positions=positions(drawn, crossings),
         token_thresholds=token_thresholds(drawn),
         sequence_thresholds=sequence_thresholds(drawn),
-        tails=dict(_tails(drawn)),
+        tails={name: tail for name, tail in known.items() if tail},
         kept=kept(drawn),
         token_types=token_types(drawn),
         lag=lag_evidence(drawn, steps),
@@ -354,29 +359,24 @@ def noise(drawn: Drawn) -> Noise:
     """Read out quantiles of |Δ| by the rollout probability."""
     out, synced = drawn.binned.noise.cpu().view(2, -1, charts.SIZES)
     every = out + synced
-    edges = charts.size_edges()
-    found = Noise(
+    of_synced: dict[str, Any] = {}
+    if drawn.synced:
+        of_synced["in_sync_tokens"] = [round(n) for n in synced.sum(1).tolist()]
+        of_synced |= {f"in_sync_{name}": _quantiles(synced, q) for name, q in (("median", 0.5), ("p90", 0.9))}
+    return Noise(
         edges=charts.probabilities(charts.NOISE_LOGS),
         tokens=[round(n) for n in every.sum(1).tolist()],
-        median=_quantiles(every, edges, 0.5),
-        p90=_quantiles(every, edges, 0.9),
-        p99=_quantiles(every, edges, 0.99),
-    )
-    if not drawn.synced:
-        return found
-    return found.model_copy(
-        update={
-            "in_sync_tokens": [round(n) for n in synced.sum(1).tolist()],
-            "in_sync_median": _quantiles(synced, edges, 0.5),
-            "in_sync_p90": _quantiles(synced, edges, 0.9),
-        }
+        median=_quantiles(every, 0.5),
+        p90=_quantiles(every, 0.9),
+        p99=_quantiles(every, 0.99),
+        **of_synced,
     )
 
 
-def _quantiles(counts: Tensor, edges: Tensor, q: float) -> list[float | None]:
-    """Compute a quantile of each row of counts [Q, N]; null in an empty row."""
-    low, high = edges[:-1].tolist(), edges[1:].tolist()
-    return [_quantile(row, low, high, q) for row in counts]
+def _quantiles(counts: Tensor, q: float) -> list[float | None]:
+    """Compute a quantile of |Δ| of each row of counts [Q, N]; null in an empty row."""
+    edges = charts.size_edges().tolist()
+    return [_quantile(row, edges[:-1], edges[1:], q) for row in counts]
 
 
 def _quantile(counts: Tensor, low: Sequence[float], high: Sequence[float], q: float) -> float | None:
@@ -420,20 +420,18 @@ def positions(drawn: Drawn, crossings: Sequence[Crossing]) -> Positions | None:
         k3=_series(k3, "nats"),
     )
     found = Positions(labels=list(labels), every=every)
-    groups = drawn.groups
+    groups, many = drawn.groups, len(labels)
     if len(groups) < 2:
         return found
     at, why = _split(drawn, crossings)
     width = math.ceil(len(groups) / GRID)
+    parts = [groups[i : i + width] for i in range(0, len(groups), width)]
     return found.model_copy(
         update={
-            "early": _of_groups(drawn, groups[:at], len(labels)),
-            "late": _of_groups(drawn, groups[at:], len(labels)),
+            "early": _of_groups(drawn, groups[:at], many),
+            "late": _of_groups(drawn, groups[at:], many),
             "split": why,
-            "grid": [
-                _of_groups(drawn, groups[i : i + width], len(labels), plain=True)
-                for i in range(0, len(groups), width)
-            ],
+            "grid": [_of_groups(drawn, part, many, plain=True) for part in parts],
         }
     )
 
@@ -450,7 +448,11 @@ def _split(drawn: Drawn, crossings: Sequence[Crossing]) -> tuple[int, str]:
 def _of_groups(
     drawn: Drawn, groups: Sequence[tuple[int, int, Step]], many: int, plain: bool = False
 ) -> PositionSteps:
-    each = [_of_positions(step.sums) for _, _, step in groups]
+    each = []
+    for _, _, step in groups:  # the columns by position alone, with the counts
+        whole = step.sums.whole
+        at = [i for i, name in enumerate(whole.names) if "@" in name or name in ("tokens", "sequences")]
+        each.append(Sums(tuple(whole.names[i] for i in at), whole.point[at], whole.rest[at], whole.drawn[at]))
     sums: Sums = reduce(Sums.merge, each)
     reader = _reader(drawn, sums.read())
     tokens = [reader.sums[f"tokens@{at}"] for at in range(many)]
@@ -465,14 +467,6 @@ def _of_groups(
 
 
 _K3 = Formula("k3", "nats", "tokens", "", mean("k3"), POSITIVE)
-
-
-def _of_positions(sums: Sums) -> Sums:
-    """Return the columns by position alone, with the counts."""
-    whole = sums.whole
-    at = [i for i, name in enumerate(whole.names) if "@" in name or name in ("tokens", "sequences")]
-    names = tuple(whole.names[i] for i in at)
-    return Sums(names, whole.point[at], whole.rest[at], whole.drawn[at])
 
 
 # ---------------------------------------------------------------- rules at many thresholds
@@ -523,18 +517,12 @@ def sequence_thresholds(drawn: Drawn) -> SequenceThresholds | None:
 # ---------------------------------------------------------------- tails
 
 
-def _tails(drawn: Drawn) -> Iterator[tuple[str, ParetoTail]]:
-    for drift in drawn.study.drifts:
-        for over in ("tokens", "sequences"):
-            tail = drawn.state(f"{drift.prefix}tail.{over}", Tail)
-            fitted = tails.fit(tail) if tail else None
-            if tail and fitted:
-                yield drift.prefix + over, _tail(tail, fitted, over)
-
-
-def _tail(tail: Tail, fitted: tails.Fit, over: str) -> ParetoTail:
+def _tail(tail: Tail, over: str) -> ParetoTail | None:
+    fitted = tails.fit(tail)
+    if fitted is None:
+        return None
     top, size = tail.kept.cpu().sort(descending=True).values, len(fitted.logs)
-    largest, scale = float(top[0]), float(top[0]) + math.log(fitted.scale)
+    largest = float(top[0])
     last = min(size, len(top))
     ranks = sorted({round(last ** (i / (POINTS - 1))) for i in range(POINTS)})
     cut = math.exp(fitted.above - largest)
@@ -551,7 +539,7 @@ def _tail(tail: Tail, fitted: tails.Fit, over: str) -> ParetoTail:
             "khat": _estimate(fitted),
             "limit": tails.limit(tail.n),
             "log_cut": fitted.above,
-            "log_scale": scale,
+            "log_scale": largest + math.log(fitted.scale),
             "rank": ranks,
             "log_weight": [float(top[rank - 1]) for rank in ranks],
             "log_fitted": logs,
@@ -598,12 +586,8 @@ def kept(drawn: Drawn) -> dict[str, Kept]:
     n, own, weights = quarters[:, 1], quarters[:, 2 : 2 + many], quarters[:, 2 + many : 2 + 2 * many]
     by_sign = values[:, 2 + 2 * many :].sum(0).tolist()
     cuts = [_length_at(sequences, q) or 0 for q in (0.25, 0.5, 0.75)]
-    labels = [
-        f"up to {cuts[0]} tokens",
-        f"{cuts[0] + 1}–{cuts[1]}",
-        f"{cuts[1] + 1}–{cuts[2]}",
-        f"over {cuts[2]}",
-    ]
+    low, middle, high = cuts
+    labels = [f"up to {low} tokens", f"{low + 1}–{middle}", f"{middle + 1}–{high}", f"over {high}"]
     found = {}
     for i, preset in enumerate(presets):
         positive = _share(by_sign[1 + i], by_sign[0]) if by_sign else None
@@ -618,13 +602,6 @@ def kept(drawn: Drawn) -> dict[str, Kept]:
     return found
 
 
-def _largest(x: NDArray[np.float64], many: int) -> NDArray[np.int64]:
-    """Return the indices of the largest values, falling; of equal ones the first."""
-    least = np.partition(x, len(x) - many)[len(x) - many]
-    few = np.flatnonzero(x >= least)
-    return few[np.argsort(-x[few], kind="stable")][:many]
-
-
 def token_types(drawn: Drawn) -> TokenTypes | None:
     """Read out the token ids that carry most of K3."""
     state = drawn.state("token_ids", ByTokenId)
@@ -633,10 +610,10 @@ def token_types(drawn: Drawn) -> TokenTypes | None:
     ids, values = state.ids.cpu(), state.values.cpu()
     total = float(values[:, 1].sum())
     k3 = values[:, 1].numpy()
-    order = _largest(k3, min(TYPES, len(k3)))
-    carried = np.cumsum(np.sort(k3)[::-1])
+    order = np.argsort(-k3, kind="stable")
+    carried = np.cumsum(k3[order])
     worst = []
-    for at in order.tolist():
+    for at in order[:TYPES].tolist():
         n, own, delta = values[at].tolist()
         if math.isfinite(own) and math.isfinite(delta):
             worst.append(
@@ -678,44 +655,34 @@ def lag_evidence(drawn: Drawn, steps: BySteps | None) -> LagEvidence | None:
     """Read out what policy lag says about the cause; None where no lag is known."""
     if "policy_lag" not in drawn.by:
         return None
-    lags = {place.key: place for place in drawn.by["policy_lag"].places}
-    whole, found = drawn.metrics[f"{drawn.study.main.prefix}k3"].value, LagEvidence()
-    zero = lags.get("0")
-    level = None
+    zero = next((place for place in drawn.by["policy_lag"].places if place.key == "0"), None)
+    whole, level = drawn.metrics[f"{drawn.study.main.prefix}k3"].value, None
+    found: dict[str, Any] = {}
     if zero is not None:
-        level = zero.metrics["k3"].value
-        found = found.model_copy(
-            update={
-                "in_sync": Estimate(value=level, interval=zero.metrics["k3"].interval),
-                "in_sync_share": _share(level, whole) if level is not None and whole else None,
-                "tokens_in_sync": zero.tokens / drawn.tokens,
-            }
-        )
-    own = [] if steps is None else _steps_of_one_lag(drawn)
+        level, interval = zero.metrics["k3"].value, zero.metrics["k3"].interval
+        found["in_sync"] = Estimate(value=level, interval=interval)
+        found["in_sync_share"] = _share(level, whole) if level is not None and whole else None
+        found["tokens_in_sync"] = zero.tokens / drawn.tokens
+    own = _steps_of_one_lag(drawn) if steps else []
     if steps is None or not own:
-        return found
+        return LagEvidence(**found)
     k3 = steps.series["k3"]
     by_lag: dict[int, list[int]] = {}
     for at, lag in enumerate(own):
         if lag is not None:
             by_lag.setdefault(lag, []).append(at)
-    ratios = {
-        str(lag): _share(value, level)
-        for lag, at in sorted(by_lag.items())
-        if lag and level and (value := k3.values[at[0]]) is not None
-    }
-    update: dict[str, object] = {
-        "in_sync_steps": [steps.first[at] for at in by_lag.get(0, [])[:STEPS]],
-        "ratio_by_lag": {lag: ratio for lag, ratio in ratios.items() if ratio is not None},
-    }
-    lag = max(by_lag, key=lambda one: (len(by_lag[one]), one), default=None)
-    if lag is not None and len(by_lag[lag]) > 1:
-        first, last = by_lag[lag][0], by_lag[lag][-1]
+    firsts = {lag: k3.values[at[0]] for lag, at in sorted(by_lag.items()) if lag}
+    ratios = {str(lag): _share(x, level) for lag, x in firsts.items() if level and x is not None}
+    found["in_sync_steps"] = [steps.first[at] for at in by_lag.get(0, [])[:STEPS]]
+    found["ratio_by_lag"] = {lag: ratio for lag, ratio in ratios.items() if ratio is not None}
+    most = max(by_lag, key=lambda one: (len(by_lag[one]), one), default=None)
+    if most is not None and len(by_lag[most]) > 1:
+        first, last = by_lag[most][0], by_lag[most][-1]
         start, end = _at(k3, first), _at(k3, last)
         growth = None if start.value is None or end.value is None else _share(end.value, start.value)
         ends = (steps.first[first], steps.last[last])
-        update |= {"lag": lag, "steps": ends, "start": start, "end": end, "growth": growth}
-    return found.model_copy(update=update)
+        found |= {"lag": most, "steps": ends, "start": start, "end": end, "growth": growth}
+    return LagEvidence(**found)
 
 
 def _at(series: Series, at: int) -> Estimate:

@@ -43,7 +43,6 @@ from offpol_diag.readers import Dump
 from offpol_diag.summary import (
     DumpFacts,
     Histogram,
-    Location,
     Number,
     Numbers,
     PresetResult,
@@ -163,7 +162,11 @@ def summary(study: Study, tally: Tally, presets: Sequence[Preset], facts: DumpFa
         if isinstance(state, Places | Sums) and name.startswith("where.")
     }
     by = breakdowns.locations(places, out.reader.groups, study.group_by, whole=bool(study.by_step))
-    by |= _with_requested(out, by)
+    if "steps" in tally.states and "step" in by:  # numbers requested with `by_step`
+        steps = typed(tally.states["steps"], Places)
+        asked = breakdowns.by_step(steps, out.normal, study.presets, study.by_step, out.reader.groups)
+        rows = [row.model_copy(update={"asked": asked.get(row.key, {})}) for row in by["step"].places]
+        by["step"] = by["step"].model_copy(update={"places": rows})
     errors = ranking.numbers(out.reader, study.candidates)
     found = Summary(
         dump=facts,
@@ -210,18 +213,6 @@ def _with_pictures(out: Readout, found: Summary) -> Summary:
     )
 
 
-def _with_requested(out: Readout, by: Mapping[str, Location]) -> dict[str, Location]:
-    """Add the numbers requested with `by_step` to the location table of steps."""
-    steps, found = out.tally.states.get("steps"), by.get("step")
-    if steps is None or found is None:
-        return {}
-    numbers = breakdowns.by_step(
-        typed(steps, Places), out.normal, out.study.presets, out.study.by_step, out.reader.groups
-    )
-    places = [place.model_copy(update={"asked": numbers.get(place.key, {})}) for place in found.places]
-    return {"step": found.model_copy(update={"places": places})}
-
-
 # ---------------------------------------------------------------- the drifts, whatever the preset
 
 
@@ -250,7 +241,12 @@ def _gap(out: Readout, drift: Drift) -> Numbers:
         for name, text in gap.SECOND_DRIFT.items():
             key = drift.prefix + name
             found[key] = found[key].model_copy(update={"formula": text})
-    return _cautioned(found, out, drift)
+    khat = found[f"{drift.prefix}khat_tokens"]
+    overflow = float(out.reader.column("overflow", drift.prefix)[0]) / float(out.reader.sums["tokens"][0])
+    for name, qualify in MEANS_OF_RATIOS.items():
+        number = qualify(found[drift.prefix + name], khat)
+        found[drift.prefix + name] = number.model_copy(update={"clamped": overflow})  # by the overflow guard
+    return found
 
 
 MEANS_OF_RATIOS = {
@@ -261,16 +257,6 @@ MEANS_OF_RATIOS = {
     "mult_prob_error": tails.caution,
 }
 """Means over tokens of quantities that grow like r → the function that qualifies them under a heavy tail."""
-
-
-def _cautioned(found: Numbers, out: Readout, drift: Drift) -> Numbers:
-    """Mark means that a heavy tail of r makes unreliable, and add how often the overflow guard acted."""
-    khat = found[f"{drift.prefix}khat_tokens"]
-    overflow = float(out.reader.column("overflow", drift.prefix)[0]) / float(out.reader.sums["tokens"][0])
-    for name, judge in MEANS_OF_RATIOS.items():
-        number = judge(found[drift.prefix + name], khat)
-        found[drift.prefix + name] = number.model_copy(update={"clamped": overflow})
-    return found
 
 
 def _unknown(drift: Drift, columns: frozenset[str]) -> Numbers:

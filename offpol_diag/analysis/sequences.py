@@ -51,7 +51,12 @@ class SequenceWriter:
         try:
             yield writer
         finally:
-            writer._discard()
+            try:
+                if writer._writer is not None:
+                    writer._writer.close()
+            finally:
+                writer._temp.unlink(missing_ok=True)
+                _beside(writer._temp).unlink(missing_ok=True)
 
     def write(self, table: pa.Table) -> None:
         """Append a batch's sequences, as `table` makes them."""
@@ -67,14 +72,6 @@ class SequenceWriter:
         if factors:
             _rescale(self._temp, factors)
         self._temp.replace(self._path)
-
-    def _discard(self) -> None:
-        try:
-            if self._writer is not None:
-                self._writer.close()
-        finally:
-            self._temp.unlink(missing_ok=True)
-            _beside(self._temp).unlink(missing_ok=True)
 
 
 def table(scene: Scene, study: Study) -> pa.Table:

@@ -181,7 +181,19 @@ def observe(study: Study, scene: Scene) -> Tally:
         DumpError: it has too many training steps.
     """
     scope.refuse_steps(scope.count(scene.batch), 0)
-    states = _base(study, scene)
+    every = (gap.Gap, tails.Tails)
+    first = (breakdowns.ByPlace, worst.Largest, prefixes.Products, charts.Pictures)
+    walk(scene, {drift: (*first, *every) if drift is study.main else every for drift in study.drifts})
+    axes = breakdowns.places(scene, study.main, study.group_by)
+    states: dict[str, State] = {
+        **{f"where.{axis}": found for axis, found in axes.items()},
+        "worst.sequences": worst.sequences(scene, study.main),
+        "worst.typical": worst.typical(scene, study.main),
+        "worst.tokens": worst.tokens(scene, study.main),
+        "prefixes": prefixes.sums(scene, study.main),
+    }
+    for drift in study.drifts:
+        states |= tails.states(scene, drift)
     near = scene.near
     if near is not None and any(near.divides(one) for one in (*study.presets, *study.candidates)):
         scene.use_split()
@@ -190,14 +202,11 @@ def observe(study: Study, scene: Scene) -> Tally:
     states["sample"] = sample.sample(scene, study.main)
     if study.pairs:
         states |= drops.states(scene, study.main, study.pairs)
-    columns, logged = _logged(study, scene)
-    return Tally(
-        states
-        | {
-            "logged": _logged_sums(scene, columns),
-            "ranges": Extremes.of(ranges | logged),
-        }
-    )
+    columns, logged = trainer_columns(scene, study.logging)
+    summed = Columns.of({"masked": scene.batch.masked.to(torch.float64)} | columns)
+    # without replicates: no number of a trainer has an interval
+    states["logged"] = Sums.of_stacked(summed.names, summed.rows, scene.draws[:, :0], which=summed.which)
+    return Tally(states | {"ranges": Extremes.of(ranges | outermost(logged))})
 
 
 def _of_presets(study: Study, scene: Scene) -> tuple[dict[str, State], Ranges]:
@@ -205,11 +214,14 @@ def _of_presets(study: Study, scene: Scene) -> tuple[dict[str, State], Ranges]:
     outcomes, apart = Outcomes.of(scene, study.presets), frozenset(preset.name for preset in study.normalised)
     columns = _preset_columns(outcomes)
     once, normalised = (columns.only(at) for at in _parted(columns.names, apart))
-    resampled, weighed = Columns.joined(_of_all(study, scene), once), Outcomes.of(scene, study.candidates)
+    weighed = Outcomes.of(scene, study.candidates)
+    of_all = scene.counts | update.shared(scene) | gap.rewards(scene)
+    for drift in study.drifts:
+        of_all |= gap.columns(scene, drift)
+    resampled = Columns.joined(Columns.of(of_all), once)
+    every = Columns.joined(resampled, method.weight_columns(weighed), ranking.columns(weighed))
     states: dict[str, State] = {
-        "sums": _sums(
-            scene, Columns.joined(resampled, method.weight_columns(weighed), ranking.columns(weighed))
-        ),
+        "sums": Sums.of_stacked(every.names, every.parts, scene.draws, scene.batch.key, every.which),
         "length": selection.by_length(outcomes),
         "group": selection.by_group(outcomes),
         "normal": normal.sums(scene, Columns.joined(Columns.of({"tokens": outcomes.n}), normalised.trimmed)),
@@ -230,71 +242,24 @@ def _parted(columns: tuple[str, ...], apart: frozenset[str]) -> tuple[list[int],
     return once, normalised
 
 
-def _base(study: Study, scene: Scene) -> dict[str, State]:
-    """Compute the states that depend on no preset; the columns of the drifts are computed on the way."""
-    every = (gap.Gap, tails.Tails)
-    first = (breakdowns.ByPlace, worst.Largest, prefixes.Products, charts.Pictures)
-    walk(scene, {drift: (*first, *every) if drift is study.main else every for drift in study.drifts})
-    axes = breakdowns.places(scene, study.main, study.group_by)
-    states: dict[str, State] = {
-        **{f"where.{axis}": found for axis, found in axes.items()},
-        "worst.sequences": worst.sequences(scene, study.main),
-        "worst.typical": worst.typical(scene, study.main),
-        "worst.tokens": worst.tokens(scene, study.main),
-        "prefixes": prefixes.sums(scene, study.main),
-    }
-    for drift in study.drifts:
-        states |= tails.states(scene, drift)
-    return states
-
-
-def _sums(scene: Scene, columns: Columns) -> Sums:
-    return Sums.of_stacked(columns.names, columns.parts, scene.draws, scene.batch.key, columns.which)
-
-
-def _of_all(study: Study, scene: Scene) -> Columns:
-    """Compute columns over all tokens whose numbers carry an interval."""
-    found = scene.counts | update.shared(scene) | gap.rewards(scene)
-    for drift in study.drifts:
-        found |= gap.columns(scene, drift)
-    return Columns.of(found)
-
-
 def _preset_columns(outcomes: Outcomes) -> Columns:
     """Compute the columns that are summed per preset."""
     if outcomes.batch.tokens <= 2 * moments.BLOCK or not here(outcomes.batch.rollout):
         return _columns(outcomes)
     apart, whole = outcomes.divided
-    return Columns.joined(_columns(apart), _by_block(whole))
+    if not whole.presets:
+        return Columns.joined(_columns(apart), _columns(whole))
+    found: list[Columns] = []  # a few sequences at a time, for presets that look at every token
+    scene = whole.scene
+    for first, last in segments.spans(whole.batch.cu_seqlens, moments.BLOCK):
+        part = Scene(scene.batch.rows(first, last), scene.draws[first:last], scene.settled)
+        found.append(_columns(Outcomes.of(part, whole.presets)))
+        part.forget()
+    return Columns.joined(_columns(apart), Columns.beside(found))
 
 
 def _columns(outcomes: Outcomes) -> Columns:
     return Columns.joined(*(part.columns(outcomes) for part in PARTS))
-
-
-def _by_block(outcomes: Outcomes) -> Columns:
-    """Compute the same columns a few sequences at a time, for presets that look at every token."""
-    if not outcomes.presets:
-        return _columns(outcomes)
-    found: list[Columns] = []
-    for first, last in segments.spans(outcomes.batch.cu_seqlens, moments.BLOCK):
-        whole = outcomes.scene
-        scene = Scene(whole.batch.rows(first, last), whole.draws[first:last], whole.settled)
-        found.append(_columns(Outcomes.of(scene, outcomes.presets)))
-        scene.forget()
-    return Columns.beside(found)
-
-
-def _logged_sums(scene: Scene, columns: dict[str, Tensor]) -> Sums:
-    """Sum columns of the trainers' numbers, without replicates: none of them has an interval."""
-    found = Columns.of(columns)
-    return Sums.of_stacked(found.names, found.rows, scene.draws[:, :0], which=found.which)
-
-
-def _logged(study: Study, scene: Scene) -> tuple[dict[str, Tensor], Ranges]:
-    """Compute the columns and ranges from which only the trainers' logged numbers are read."""
-    columns, ranges = trainer_columns(scene, study.logging)
-    return {"masked": scene.batch.masked.to(torch.float64)} | columns, outermost(ranges)
 
 
 def _ranges(study: Study, outcomes: Outcomes) -> Ranges:

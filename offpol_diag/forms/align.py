@@ -11,7 +11,7 @@ from itertools import chain
 import numpy as np
 
 from offpol_diag.errors import DumpError, UsageError
-from offpol_diag.forms.form import Alignment, Array, Row
+from offpol_diag.forms.form import Alignment, Row
 from offpol_diag.readers.columns import CURRENT, MASK, OLD, ROLLOUT
 
 TRAIN = (OLD, CURRENT)
@@ -55,8 +55,14 @@ def aligned(row: Row, how: Alignment) -> Row | None:
         name: values[first - begins[name] : max(first, last) - begins[name]]
         for name, values in row.tokens.items()
     }
-    cut = _kept(tokens.get(MASK), how)
-    tokens = {name: values[cut] for name, values in tokens.items()} if cut else tokens
+    mask = tokens.get(MASK)
+    if mask is not None and (how.span, how.padding) != ("response", "none"):  # cut off prompt and padding
+        counted = np.flatnonzero(mask)
+        front = how.span == "full" or how.padding == "left"
+        back = how.span == "full" or how.padding == "right"
+        begin = int(counted[0]) if len(counted) and front else 0
+        end = 0 if not len(counted) else int(counted[-1]) + 1 if back else len(mask)
+        tokens = {name: values[begin:end] for name, values in tokens.items()}
     return replace(row, tokens=tokens) if any(map(len, tokens.values())) or not row.tokens else None
 
 
@@ -85,18 +91,6 @@ def _offset(row: Row, name: str, longest: int, how: Alignment) -> int:
         f"{row.where}: {name!r} has {length} values, and {other!r} {longest}",
         "where some lists cover the whole sequence and others its response, say --align full",
     )
-
-
-def _kept(mask: Array | None, how: Alignment) -> slice | None:
-    """Return the tokens between the ends that are cut off: prompt and padding, as far as they are masked."""
-    if mask is None or (how.span, how.padding) == ("response", "none"):
-        return None
-    counted = np.flatnonzero(mask)
-    if not len(counted):
-        return slice(0, 0)
-    front = how.span == "full" or how.padding == "left"
-    back = how.span == "full" or how.padding == "right"
-    return slice(int(counted[0]) if front else 0, int(counted[-1]) + 1 if back else len(mask))
 
 
 def checked(rows: Iterable[Row], how: Alignment, chosen: bool, notes: list[str]) -> Iterator[Row]:
@@ -136,20 +130,18 @@ def checked(rows: Iterable[Row], how: Alignment, chosen: bool, notes: list[str])
     yield from chain(held, stream)
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def _gap(rows: Iterable[Row], shift: int) -> float:
     """Return the mean |train − rollout| over unmasked tokens, the train columns moved by some tokens."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        gaps = np.concatenate([np.empty(0), *(_gaps(row, shift) for row in rows)])
-        return float(gaps.mean()) if len(gaps) >= FEW else math.inf if shift else 0.0
-
-
-def _gaps(row: Row, shift: int) -> Array:
-    """Return |train − rollout| of the tokens that have both, as far as it is finite."""
-    train = next((row.tokens[name] for name in TRAIN if name in row.tokens), None)
-    rollout = row.tokens.get(ROLLOUT)
-    if train is None or rollout is None:
-        return np.empty(0)
-    at = np.arange(len(rollout))
-    keep = (at - shift >= 0) & (at - shift < len(train)) & (row.tokens.get(MASK, np.ones(len(at))) != 0)
-    gaps: Array = np.abs(train[at[keep] - shift].astype(np.float64) - rollout[keep])
-    return gaps[np.isfinite(gaps)]
+    gaps = [np.empty(0)]
+    for row in rows:
+        train = next((row.tokens[name] for name in TRAIN if name in row.tokens), None)
+        rollout = row.tokens.get(ROLLOUT)
+        if train is not None and rollout is not None:
+            at = np.arange(len(rollout))
+            counted = row.tokens.get(MASK, np.ones(len(at))) != 0
+            keep = (at - shift >= 0) & (at - shift < len(train)) & counted
+            gaps.append(np.abs(train[at[keep] - shift].astype(np.float64) - rollout[keep]))
+    every = np.concatenate(gaps)
+    every = every[np.isfinite(every)]
+    return float(every.mean()) if len(every) >= FEW else math.inf if shift else 0.0

@@ -123,13 +123,14 @@ def skyrl(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[Row]:
             row = generic.by_names(record, where, SKYRL, columns)
             rollout, old, mask = (row.tokens.get(name) for name in (ROLLOUT, OLD, MASK))
             if (
-                mask is None
-                or rollout is None
-                or old is None
-                or not len(rollout) == len(old) == len(mask) > 0
+                mask is not None
+                and rollout is not None
+                and old is not None
+                and len(rollout) == len(old) == len(mask) > 0
+                and mask[-1]
+                and not rollout[-1]
+                and old[-1] < APPENDED
             ):
-                pass
-            elif mask[-1] and not rollout[-1] and old[-1] < APPENDED:
                 row.tokens[MASK] = np.append(mask[:-1], np.zeros(1, mask.dtype))
             row.scalars |= _named(step, str(i)) | ({GROUP: groups[i]} if i in groups else {})
             yield row
@@ -186,19 +187,18 @@ def verl(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[Row]:
         step = step if type(step) is int else _meta(path)
         _verl_mask(arrays)
         _summed(arrays, *SCORES)
-        uids = plain(others.get("uid")) if isinstance(others, dict) else None
-        oldest = plain(others.get("min_global_steps")) if isinstance(others, dict) else None
+        uids, oldest = (
+            plain(others.get(name)) if isinstance(others, dict) else None
+            for name in ("uid", "min_global_steps")
+        )
         for i, (where, record) in enumerate(generic.sequences(arrays, path)):
             row = generic.by_names(record, where, VERL, columns)
             row.scalars |= _named(step, str(i))
-            if isinstance(uids, list | np.ndarray) and i < len(uids) and isinstance(uids[i], str):
-                row.scalars[GROUP] = str(uids[i])
-            if (
-                isinstance(oldest, list | np.ndarray)
-                and i < len(oldest)
-                and isinstance(oldest[i], int | np.integer)
-            ):
-                row.scalars[ROLLOUT_VERSION] = int(oldest[i])
+            uid, version = (_element(values, i) for values in (uids, oldest))
+            if isinstance(uid, str):
+                row.scalars[GROUP] = str(uid)
+            if isinstance(version, int | np.integer):
+                row.scalars[ROLLOUT_VERSION] = int(version)
             yield row
 
 
@@ -213,28 +213,33 @@ def verl_queue(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[Ro
         _summed(arrays, *SCORES)
         keys, tags, step = found.get("keys"), found.get("tags"), found.get("global_steps")
         for i, (where, record) in enumerate(generic.sequences(arrays, path)):
-            tag = tags[i] if isinstance(tags, list) and i < len(tags) and isinstance(tags[i], dict) else {}
+            tag, key = _element(tags, i), _element(keys, i)
+            tag = tag if isinstance(tag, dict) else {}
             if tag.get("is_padding") is True:
                 continue
             row = generic.by_names(record, where, VERL, columns)
             row.scalars |= {STEP: step} if type(step) is int else {}
-            if isinstance(keys, list) and i < len(keys) and isinstance(keys[i], str):
-                row.scalars |= {SEQUENCE: keys[i], GROUP: keys[i].rsplit("_", 2)[0]}
+            if isinstance(key, str):
+                row.scalars |= {SEQUENCE: key, GROUP: key.rsplit("_", 2)[0]}
             if type(tag.get("min_global_steps")) is int:
                 row.scalars[ROLLOUT_VERSION] = tag["min_global_steps"]
             yield row
+
+
+def _element(values: object, i: int) -> Any:
+    """Return an element of a list or array; None where it has none."""
+    return values[i] if isinstance(values, list | np.ndarray) and i < len(values) else None
 
 
 def _verl_mask(arrays: dict[str, Array | list[Any]]) -> None:
     """Make the response mask of the attention mask where there is none."""
     attention, responses = arrays.get("attention_mask"), arrays.get("responses")
     if (
-        "response_mask" in arrays
-        or not isinstance(attention, np.ndarray)
-        or not isinstance(responses, np.ndarray)
+        "response_mask" not in arrays
+        and isinstance(attention, np.ndarray)
+        and isinstance(responses, np.ndarray)
+        and attention.ndim == responses.ndim == 2
     ):
-        return
-    if attention.ndim == responses.ndim == 2:
         arrays["response_mask"] = attention[:, max(0, attention.shape[1] - responses.shape[1]) :]
 
 

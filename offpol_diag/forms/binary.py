@@ -314,21 +314,15 @@ def _slices(dump: Record, path: Path) -> Iterator[tuple[object, Slice]]:
             _length(values[name], name, where) for name in ("total_lengths", "response_lengths")
         )
         padded = None if dump.get("qkv_format", "bshd") == "thd" else _at(held, "max_seq_lens", i)
-        index = _at(held, "sample_indices", i)
+        index, rank = _at(held, "sample_indices", i), dump.get("cp_rank")
+        place: tuple[int, int] | tuple[()] = ()
+        if rank is not None:
+            count = _length(dump.get("cp_size"), "cp_size", str(path))
+            place = _length(rank, "cp_rank", str(path)), max(1, count)
         tokens = numbers([] if values["tokens"] is None else values["tokens"], "tokens", where)
-        yield (
-            (tokens.tobytes(), response) if index is None else _integer(index, -1),
-            Slice(
-                values,
-                total,
-                response,
-                total if padded is None else _length(padded, "max_seq_lens", where),
-                None if dump.get("cp_rank") is None else _length(dump["cp_rank"], "cp_rank", str(path)),
-                None
-                if dump.get("cp_rank") is None
-                else max(1, _length(dump.get("cp_size"), "cp_size", str(path))),
-            ),
-        )
+        width = total if padded is None else _length(padded, "max_seq_lens", where)
+        key = (tokens.tobytes(), response) if index is None else _integer(index, -1)
+        yield key, Slice(values, total, response, width, *place)
 
 
 def _at(held: Mapping[str, Any], name: str, i: int) -> Any:
@@ -375,14 +369,8 @@ def _count(samples: Sequence[Sequence[Slice]], where: str) -> int:
 
 def _probe(one: Slice) -> Any:
     """Return the column by which slices are told from each other."""
-    return next(
-        (
-            one.values[name]
-            for name in (*SLICED, LOSS[CURRENT])
-            if isinstance(one.values.get(name), np.ndarray)
-        ),
-        None,
-    )
+    values = (one.values.get(name) for name in (*SLICED, LOSS[CURRENT]))
+    return next((x for x in values if isinstance(x, np.ndarray)), None)
 
 
 def _whole(one: Slice) -> bool:

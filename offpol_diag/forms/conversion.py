@@ -119,14 +119,18 @@ def _of_one_version(rows: Iterator[Row], found: Found, reading: Reading) -> Iter
             )
 
 
+def _named(found: Found) -> str:
+    """Return the name of the first file, and how many more there are."""
+    return f"{found.files[0]}{f' and {len(found.files) - 1} more' if len(found.files) > 1 else ''}"
+
+
 def _said(found: Found, how: Alignment) -> str:
     """Return what was read and how, as a note."""
-    many = f" and {len(found.files) - 1} more" if len(found.files) > 1 else ""
     guess = (
         "" if found.named or not found.form.guess else " by the names of its columns (--form says otherwise)"
     )
     what = f"{found.form.trainer} ({found.form.name})" if found.form.trainer else found.form.name
-    return f"{found.files[0]}{many} read as {what}{guess}; log-probs: {how}"
+    return f"{_named(found)} read as {what}{guess}; log-probs: {how}"
 
 
 def _joined(
@@ -150,35 +154,24 @@ def _joined(
 
 def _aligned(rows: Iterator[Row], how: Alignment, notes: list[str]) -> Iterator[Row]:
     """Align rows; those without a token that counts are left out and counted."""
-    left = 0
+    dropped = 0
     for row in rows:
-        found = align.aligned(_whole(row), how)
-        if found is None:
-            left += 1
-        else:
+        _require_log_probs(row)
+        found = align.aligned(row, how)
+        if found is not None:
             yield found
-    if left:
-        notes.append(f"{left} sequences without a token that counts are left out")
+        dropped += found is None
+    if dropped:
+        notes.append(f"{dropped} sequences without a token that counts are left out")
 
 
-def _whole(row: Row) -> Row:
-    """Check that a row has what a dump needs.
-
-    Raises:
-        DumpError: the log-probs of one of the policies are missing.
-    """
-    there = f"it holds {', '.join([*row.tokens, *row.scalars]) or 'nothing that is known'}"
-    if ROLLOUT not in row.tokens:
-        raise DumpError(
-            f"{row.where}: no log-probs of the rollout",
-            f"add them with --join FILE:{ROLLOUT}, or name them with --columns rollout=…; {there}",
-        )
-    if OLD not in row.tokens and CURRENT not in row.tokens:
-        raise DumpError(
-            f"{row.where}: no log-probs of the trainer",
-            f"add them with --join FILE:{OLD}, or name them with --columns old=…; {there}",
-        )
-    return row
+def _require_log_probs(row: Row) -> None:
+    """Refuse a row without the log-probs of one of the policies."""
+    for names, whose, short in (((ROLLOUT,), "rollout", "rollout"), ((OLD, CURRENT), "trainer", "old")):
+        if row.tokens.keys().isdisjoint(names):
+            how = f"add them with --join FILE:{names[0]}, or name them with --columns {short}=…"
+            there = ", ".join([*row.tokens, *row.scalars]) or "nothing that is known"
+            raise DumpError(f"{row.where}: no log-probs of the {whose}", f"{how}; it holds {there}")
 
 
 def _write(rows: Iterator[Row], made: Converted, provenance: Mapping[str, Any]) -> None:
@@ -286,9 +279,7 @@ def open_dump(
             sources, columns=columns, group_by=group_by, on_bad_row=on_bad_row, batch_tokens=batch_tokens
         )
     made = _temporary(found, reading, chosen)
-    shown = (
-        str(found.files[0]) if len(found.files) == 1 else f"{found.files[0]} and {len(found.files) - 1} more"
-    )
+    shown = _named(found)
     try:
         dump = readers.open_dump(
             [str(made.path)], group_by=group_by, on_bad_row=on_bad_row, batch_tokens=batch_tokens

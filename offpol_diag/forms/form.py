@@ -8,6 +8,7 @@ import json
 import re
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -118,6 +119,15 @@ MAGIC: tuple[tuple[bytes, str], ...] = (
 """First bytes of a file → its kind; a zip file is of torch or of NumPy."""
 
 
+@contextmanager
+def undamaged(path: Path) -> Iterator[None]:
+    """Explain errors of Arrow and of the system while a file is read."""
+    try:
+        yield
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise DumpError(f"{path}: damaged, or cut off ({error})", "write or copy it again") from error
+
+
 def _members(path: Path) -> list[str]:
     try:
         with zipfile.ZipFile(path) as file:
@@ -128,15 +138,15 @@ def _members(path: Path) -> list[str]:
 
 def _names(path: Path, kind: str) -> list[str]:
     """Return the names of the columns of a Parquet, Arrow or NumPy file; others have none yet."""
-    try:
+    if kind == "npz":
+        return [name.removesuffix(".npy") for name in _members(path)]
+    with undamaged(path):
         if kind == "parquet":
             return list(pq.read_schema(path).names)
         if kind == "arrow":
             with arrow(path) as reader:
                 return list(reader.schema.names)
-    except (pa.ArrowException, OSError) as error:
-        raise DumpError(f"{path}: damaged, or cut off ({error})", "write or copy it again") from error
-    return [name.removesuffix(".npy") for name in _members(path)] if kind == "npz" else []
+    return []
 
 
 def arrow(path: Path) -> pa.RecordBatchFileReader | pa.RecordBatchStreamReader:
@@ -165,30 +175,23 @@ def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         zipped = raw.read(2) == b"\x1f\x8b"
         raw.seek(0)
         with gzip.open(raw) if zipped else io.BufferedReader(raw, 1 << 20) as file:
-            number = 0
-            while line := file.readline(LONGEST_LINE):
-                number += 1
+            for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE), b""), 1):
                 where = f"{path}, line {number}"
                 if len(line) == LONGEST_LINE:
                     raise DumpError(
                         f"{where}: longer than {LONGEST_LINE >> 20} MiB", "write one object per sequence"
                     )
-                if line.strip():
-                    yield where, _object(line.decode("utf-8-sig"), where)
-
-
-def _object(line: str, where: str) -> dict[str, Any]:
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise DumpError(
-            f"{where}: no JSON ({error})", "the file holds one JSON object per line; was its writer cut off?"
-        ) from error
-    if not isinstance(found, dict):
-        raise DumpError(
-            f"{where}: {type(found).__name__}, no JSON object", "the file holds one JSON object per line"
-        )
-    return found
+                if not line.strip():
+                    continue
+                one, text = "the file holds one JSON object per line", line.decode("utf-8-sig")
+                try:
+                    found = json.loads(text)
+                except (ValueError, RecursionError) as error:
+                    hint = f"{one}; was its writer cut off?"
+                    raise DumpError(f"{where}: no JSON ({error})", hint) from error
+                if not isinstance(found, dict):
+                    raise DumpError(f"{where}: {type(found).__name__}, no JSON object", one)
+                yield where, found
 
 
 def numbers(value: object, name: str, where: str) -> Array:

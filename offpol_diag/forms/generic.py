@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from offpol_diag.errors import DumpError
-from offpol_diag.forms.form import Alignment, Array, Head, Row, arrow, numbers, records
+from offpol_diag.forms.form import Alignment, Array, Head, Row, arrow, numbers, records, undamaged
 from offpol_diag.forms.join import role_named
 from offpol_diag.readers.columns import ADVANTAGES, LIST, assigned, is_list
 
@@ -114,23 +114,16 @@ def table_records(files: Sequence[Path]) -> Iterator[tuple[str, dict[str, Any]]]
 
 
 def _batches(path: Path) -> Iterator[pa.RecordBatch]:
-    try:
+    with undamaged(path):
         if Head.of(path).kind == "parquet":
             with pq.ParquetFile(path) as file:
                 yield from file.iter_batches(ROWS)
-        else:
-            with arrow(path) as reader:
-                for batch in _of(reader):
-                    batch.validate(full=True)  # damaged offsets would be read as addresses
-                    yield batch
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise DumpError(f"{path}: damaged, or cut off ({error})", "write or copy it again") from error
-
-
-def _of(reader: pa.RecordBatchFileReader | pa.RecordBatchStreamReader) -> Iterator[pa.RecordBatch]:
-    if isinstance(reader, pa.RecordBatchFileReader):
-        return map(reader.get_batch, range(reader.num_record_batches))
-    return iter(reader)
+            return
+        with arrow(path) as reader:
+            whole = isinstance(reader, pa.RecordBatchFileReader)
+            for batch in map(reader.get_batch, range(reader.num_record_batches)) if whole else reader:
+                batch.validate(full=True)  # damaged offsets would be read as addresses
+                yield batch
 
 
 def _lists(column: pa.Array) -> list[Any]:
@@ -165,31 +158,22 @@ def npz(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[Row]:
 
 def sequences(arrays: Mapping[str, Array | list[Any]], path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield one record per sequence of padded or flat arrays, or lists with an element per sequence."""
-    cuts = _cuts(arrays)
+    cuts = None  # where flat arrays are cut into sequences, [S+1]
+    if "cu_seqlens" in arrays:
+        cuts = np.asarray(arrays["cu_seqlens"]).astype(np.int64)
+    elif "lengths" in arrays:
+        cuts = np.concatenate([[0], np.cumsum(arrays["lengths"], dtype=np.int64)])
     for i in range(_count(arrays, cuts, path)):
         record: dict[str, Any] = {}
         for name, values in arrays.items():
             flat = isinstance(values, np.ndarray) and values.ndim == 1
-            if name in CUTS or (isinstance(values, np.ndarray) and not values.ndim):
+            if name in ("cu_seqlens", "lengths") or (isinstance(values, np.ndarray) and not values.ndim):
                 continue
             if cuts is not None and flat and len(values) == cuts[-1]:
                 record[name] = values[cuts[i] : cuts[i + 1]]
             elif i < len(values):
                 record[name] = values[i].item() if flat else values[i]
         yield f"{path}, sequence {i}", record
-
-
-CUTS = frozenset({"cu_seqlens", "lengths"})
-"""Arrays that say where flat ones are cut."""
-
-
-def _cuts(arrays: Mapping[str, Array | list[Any]]) -> Array | None:
-    """Return where flat arrays are cut into sequences, [S+1]."""
-    if "cu_seqlens" in arrays:
-        return np.asarray(arrays["cu_seqlens"]).astype(np.int64)
-    if "lengths" in arrays:
-        return np.concatenate([[0], np.cumsum(arrays["lengths"], dtype=np.int64)])
-    return None
 
 
 def _count(arrays: Mapping[str, Array | list[Any]], cuts: Array | None, path: Path) -> int:

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from offpol_diag.errors import DumpError
 from offpol_diag.forms import generic
-from offpol_diag.forms.form import Array, Head, Row, records
+from offpol_diag.forms.form import Array, Head, Row, records, undamaged
 from offpol_diag.readers.columns import (
     ADVANTAGES,
     CURRENT,
@@ -28,8 +28,6 @@ from offpol_diag.readers.columns import (
     STEP,
     TOKEN_IDS,
 )
-
-Record = generic.Record
 
 
 def _named(values: object) -> str:
@@ -65,7 +63,10 @@ def nemo_rl(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[Row]:
     those whose log-prob is not exactly 0.
     """
     for where, record in records(files):
-        one = {name: _only(value) for name, value in record.items()}
+        one = {
+            name: value[0] if isinstance(value, list) and len(value) == 1 else value
+            for name, value in record.items()
+        }
         row = generic.by_names(one, where, NEMO, columns)
         length = one.get("input_lengths")
         if not isinstance(length, int) or length < 0:
@@ -86,11 +87,6 @@ def nemo_rl(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[Row]:
         step = _step(where, r"train_data_step(\d+)\.jsonl")
         row.scalars |= _id(step, one.get("idx")) | _prompt(row)
         yield row
-
-
-def _only(value: Any) -> Any:
-    """Return the single element of a list of one."""
-    return value[0] if isinstance(value, list) and len(value) == 1 else value
 
 
 def _id(step: int | None, *within: object) -> dict[str, object]:
@@ -150,12 +146,7 @@ def prime_rl(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[Row]
         if isinstance(rewards, list):
             known = [one for one in rewards if one is not None]
             row.scalars |= {REWARDS: known[-1]} if known else {}
-        within = (
-            record.get("run_id"),
-            record.get("step"),
-            record.get("rank"),
-            record.get("export_sequence_idx"),
-        )
+        within = (record.get(name) for name in ("run_id", "step", "rank", "export_sequence_idx"))
         row.scalars[SEQUENCE] = "/".join(str(one) for one in within if one is not None)
         row.scalars |= _prompt(row)
         yield row
@@ -246,32 +237,24 @@ TEXTS = frozenset({"prompt", "completion"})
 
 def trl(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[Row]:
     """Read completions: text, with the columns that a reward function or a hook adds."""
-    for row, record in _completions(generic.table_records(files), columns):
-        yield _grouped(row, record)
+    return _completions(generic.table_records(files), columns)
 
 
 def ms_swift(files: Sequence[Path], columns: Mapping[str, str]) -> Iterator[Row]:
     """Read completions: a record per sequence, or one with a list of values per field."""
-    for row, record in _completions(_exploded(files), columns):
-        yield _grouped(row, record)
+    return _completions(_exploded(files), columns)
 
 
-def _completions(
-    each: Iterator[tuple[str, dict[str, Any]]], columns: Mapping[str, str]
-) -> Iterator[tuple[Row, Record]]:
+def _completions(each: Iterator[tuple[str, dict[str, Any]]], columns: Mapping[str, str]) -> Iterator[Row]:
     for where, record in each:
         if "gen_step" in record and "step" not in record:
             record["step"] = record.pop("gen_step")
         if isinstance(record.get("step"), str) and record["step"].isdigit():
             record["step"] = int(record["step"])
-        yield generic.row_of(record, where, columns, TEXTS), record
-
-
-def _grouped(row: Row, record: Record) -> Row:
-    """Name the group after the prompt, unless it has a name."""
-    if record.get("prompt") is not None:
-        row.scalars.setdefault(GROUP, _named(record["prompt"]))
-    return row
+        row = generic.row_of(record, where, columns, TEXTS)
+        if record.get("prompt") is not None:
+            row.scalars.setdefault(GROUP, _named(record["prompt"]))
+        yield row
 
 
 def _exploded(files: Sequence[Path]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -296,14 +279,11 @@ def unrepeated(files: Sequence[Path]) -> tuple[list[Path], list[str]]:
     """Leave out files that repeat the one before: completions are logged again until the next generation."""
     kept: list[Path] = []
     notes: list[str] = []
-    before: list[pa.ChunkedArray] = []
+    before: pa.Table | None = None
     for path in files:
-        try:
-            table = pq.read_table(path, columns=sorted(TEXTS))
-        except (pa.ArrowException, OSError, ValueError) as error:
-            raise DumpError(f"{path}: damaged, or cut off ({error})", "write or copy it again") from error
-        here = [table.column(name) for name in sorted(TEXTS)]
-        if kept and all(one.equals(other) for one, other in zip(before, here, strict=True)):
+        with undamaged(path):
+            here = pq.read_table(path, columns=sorted(TEXTS)).select(sorted(TEXTS))
+        if before is not None and here.equals(before):
             notes.append(f"{path} repeats {kept[-1]} and is left out")
         else:
             kept.append(path)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Container, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -28,6 +29,16 @@ EVERY = "step"
 QUANTIFIERS = (EVERY, "first", "last", "min", "max", "mean", "median")
 PERCENTILE = re.compile(r"p(\d{1,2}(?:\.\d+)?)")
 GRAMMAR = f"a quantifier is {', '.join(QUANTIFIERS)} or pNN (p90: the 90th percentile over steps)"
+
+
+@contextmanager
+def said_of(place: str, hint: str = "") -> Iterator[None]:
+    """Put the place of a mistake before its message, and a hint beside it where it has none."""
+    try:
+        yield
+    except OffpolError as error:
+        raise UsageError(f"{place}{error.message}", error.hint or hint) from error
+
 
 # ---------------------------------------------------------------- names of numbers
 
@@ -207,10 +218,8 @@ def parse(text: str, kind: Kind, judge: Judge = "interval") -> Bound:
     said, equals, limit = (part.strip() for part in text.partition("="))
     if not (said and equals and limit):
         raise UsageError(f'--{kind} "{text}": a bound is NAME=NUMBER', f"write --{kind} k3=0.002")
-    try:
+    with said_of(f"--{kind} ", f"write --{kind} k3=0.002"):
         found = name(said)
-    except OffpolError as error:
-        raise UsageError(f"--{kind} {error.message}", error.hint or f"write --{kind} k3=0.002") from error
     value = _finite(limit)
     if value is None:
         raise UsageError(f'--{kind} "{text}": "{limit}" is no finite number', f"write --{kind} {said}=0.002")
@@ -270,7 +279,5 @@ def named_tolerance(text: str) -> tuple[Name | None, Tolerance]:
         UsageError: neither of these forms.
     """
     before, equals, after = text.rpartition("=")
-    try:
+    with said_of(f'--tolerance "{text}": '):
         return (comparable(before) if equals else None), tolerance(after)
-    except OffpolError as error:
-        raise UsageError(f'--tolerance "{text}": {error.message}', error.hint) from error

@@ -6,7 +6,7 @@ to a step, the last one decides.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar
@@ -32,6 +32,7 @@ from offpol_diag.gate.bounds import (
     named_tolerance,
     parse,
     presets_in,
+    said_of,
     span,
     tolerance,
 )
@@ -203,22 +204,6 @@ TABLES: Mapping[str, type[Table]] = {
 # ---------------------------------------------------------------- mistakes
 
 
-def _messages(error: ValidationError, table: Mapping[str, Any]) -> list[str]:
-    """List a message for each mistake: `[[bound]] 2 (k3), maxx: no such key; did you mean max?`."""
-    found: list[str] = []
-    for detail in error.errors():
-        if detail["type"] == "mistakes":
-            found += [_message((*detail["loc"], *at), rule, table) for at, rule in detail["ctx"]["mistakes"]]
-            continue
-        loc = detail["loc"]
-        if loc[-1] == "[key]":  # of a table whose keys are values: the key itself is wrong
-            loc = loc[:-2]
-        elif isinstance(loc[-1], int):
-            loc = loc[:-1]
-        found.append(_message(loc, _rule(detail, loc), table))
-    return list(dict.fromkeys(found))
-
-
 def _message(loc: Sequence[int | str], rule: str, table: Mapping[str, Any]) -> str:
     """Format a mistake as `[[bound]] 2 (k3), override 1, max: rule`."""
     head, *rest = loc
@@ -298,27 +283,23 @@ class Requirements:
         names += list(self.baseline.named) if self.baseline else []
         return tuple(dict.fromkeys(one.number for one in names if one.over))
 
-    def presets_by_place(self, known: Container[object]) -> Iterator[tuple[str, tuple[str, ...]]]:
-        """Yield (place, presets named there); the place is a gate file's table, or empty for an option."""
-        for bound in self.bounds:
-            yield "" if bound.source.startswith("--") else bound.source, presets_in([bound.name], known)
-        if self.baseline:
-            yield "", presets_in([one.number for one in self.baseline.named], known)
-            yield "", self.baseline.presets
-
     def presets(self, known: Catalogue) -> tuple[Preset, ...]:
         """Return the presets to compute.
 
         Raises:
             UsageError: a name is unknown; the error says where it is used.
         """
+        named = [
+            ("" if bound.source.startswith("--") else f"{bound.source}: ", presets_in([bound.name], known))
+            for bound in self.bounds
+        ]
+        if self.baseline:
+            named.append(("", presets_in([one.number for one in self.baseline.named], known)))
+            named.append(("", self.baseline.presets))
         found: dict[str, Preset] = {}
-        for place, names in self.presets_by_place(known):
-            try:
+        for place, names in named:
+            with said_of(place):
                 found |= {one.name: one for one in known.resolve(",".join(names))} if names else {}
-            except UsageError as error:
-                said = f"{place}: {error.message}" if place else error.message
-                raise UsageError(said, error.hint) from error
         return tuple(found.values())
 
     def judge(self, now: Summary, base: Summary | None) -> tuple[GateVerdict, ...]:
@@ -355,7 +336,8 @@ def requirements(
         *(parse(one, "min") for one in at_least),
         *gates.bounds,
     )
-    diagnoses = (*(FailOn(_failing(one)) for one in fail_on), *gates.fail_on)
+    with said_of("--fail-on "):
+        diagnoses = (*(FailOn(diagnosed(one)) for one in fail_on), *gates.fail_on)
     base = result or gates.result
     if base is None and (tolerances or only or gates.baseline):
         raise UsageError("there is a tolerance and no baseline", "name it: --baseline RESULT.json")
@@ -377,13 +359,6 @@ def requirements(
         bounds = tuple(replace(one, judge="point") for one in bounds)
         baseline = replace(baseline, judge="point") if baseline else None
     return Requirements(bounds, baseline, base, diagnoses)
-
-
-def _failing(text: str) -> DiagnosisVerdict:
-    try:
-        return diagnosed(text)
-    except UsageError as error:
-        raise UsageError(f"--fail-on {error.message}", error.hint) from error
 
 
 def _words(text: str | None) -> tuple[str, ...]:
@@ -409,7 +384,19 @@ def read(path: Path) -> Requirements:
     except UnicodeDecodeError as error:
         raise GateFileError(f"{path}: not UTF-8 (byte {error.start})", FORM) from error
     except ValidationError as error:
-        lines = [f"{path}: {message}" for message in _messages(error, table)]
+        mistakes: list[tuple[Sequence[int | str], str]] = []
+        for detail in error.errors():
+            loc = detail["loc"]
+            if detail["type"] == "mistakes":
+                mistakes += [((*loc, *at), rule) for at, rule in detail["ctx"]["mistakes"]]
+                continue
+            if loc[-1] == "[key]":  # of a table whose keys are values: the key itself is wrong
+                loc = loc[:-2]
+            elif isinstance(loc[-1], int):
+                loc = loc[:-1]
+            mistakes.append((loc, _rule(detail, loc)))
+        texts = dict.fromkeys(_message(loc, rule, table) for loc, rule in mistakes)
+        lines = [f"{path}: {message}" for message in texts]
         if len(lines) == 1:
             raise GateFileError(lines[0], FORM) from error
         raise GateFileError(f"{path}: {len(lines)} mistakes", FORM, lines) from error
@@ -417,16 +404,16 @@ def read(path: Path) -> Requirements:
         raise GateFileError(f"{path}: not TOML: {error}", FORM) from error
     if not found.bound and found.baseline is None and found.diagnosis is None:
         raise GateFileError(f"{path}: holds no bound", FORM)
+    defaults, said = found.defaults, found.diagnosis
     bounds = tuple(
         bound
         for at, row in enumerate(found.bound, 1)
-        for bound in _bounds(row, found.defaults, f"{path.name}: [[bound]] {at}")
+        for bound in _bounds(row, defaults, f"{path.name}: [[bound]] {at}")
     )
     fail_on: tuple[FailOn, ...] = ()
-    if found.diagnosis is not None:
-        level, note = found.diagnosis.level or found.defaults.level, " ".join(found.diagnosis.note.split())
-        place = f"{path.name}: [diagnosis]"
-        fail_on = tuple(FailOn(one, level, place, note) for one in found.diagnosis.fail_on)
+    if said is not None:
+        of = (said.level or defaults.level, f"{path.name}: [diagnosis]", " ".join(said.note.split()))
+        fail_on = tuple(FailOn(one, *of) for one in said.fail_on)
     row = found.baseline
     if row is None:
         return Requirements(bounds, fail_on=fail_on)
@@ -455,9 +442,8 @@ def _bounds(row: BoundTable, defaults: Defaults, source: str) -> Iterator[Bound]
             level, judge = values["level"], values["judge"]
             for kind in KINDS:
                 if kind in values:
-                    limit = values[kind]
-                    number, over, said = named.number, row.name.over, named.said
-                    yield Bound(number, kind, limit, over, level, judge, steps, source, note, said)
+                    of = (values[kind], row.name.over, level, judge, steps, source, note, named.said)
+                    yield Bound(named.number, kind, *of)
 
 
 def _over(earlier: Mapping[str, Any], row: Override | BoundTable) -> dict[str, Any]:

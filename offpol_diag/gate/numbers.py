@@ -125,13 +125,13 @@ def series(summary: Summary, name: str, steps: Steps, near: bool = True) -> Seri
 def chosen_steps(summary: Summary, steps: Steps) -> list[Place]:
     """List the steps of the dump that are among these; rows without a step are in none."""
 
-    def number(place: Place) -> float:
+    def number(key: str) -> float:
         try:
-            return float(place.key)
+            return float(key)
         except ValueError:
             return math.nan
 
-    return [place for place in summary.by["step"].places if number(place) in steps]
+    return [place for place in summary.by["step"].places if number(place.key) in steps]
 
 
 # ---------------------------------------------------------------- one number of all steps

@@ -144,11 +144,15 @@ def judge(summary: Summary, bounds: Sequence[Bound]) -> tuple[GateVerdict, ...]:
     idle = {bound for bound in bounds if by_step and not chosen_steps(summary, bound.steps)}
     judged = {whole(bound) for bound in bounds if bound not in idle}
     made: list[GateVerdict] = []
-    unsaid = 0
-    for bound in bounds:
-        if bound not in idle or whole(bound) not in judged:
-            made.append(_verdict(summary, bound, near=unsaid < MOST_NEAR))
-            unsaid += made[-1].passed is None
+    for bound in (one for one in bounds if one not in idle or whole(one) not in judged):
+        near = sum(one.passed is None for one in made) < MOST_NEAR
+        found = series(summary, bound.name, bound.steps, near) if bound.over == EVERY else None
+        if isinstance(found, str):
+            made.append(_verdict(bound, found))
+        elif found is not None:
+            made.append(_of_every_step(bound, found))
+        else:
+            made.append(_of_one_number(bound, *look_up(summary, bound.full_name, bound.steps, near)))
     return tuple(made)
 
 
@@ -177,18 +181,14 @@ def beyond(verdict: GateVerdict) -> bool:
     return value > limit if verdict.bound == "max" else value < limit
 
 
-def _verdict(summary: Summary, bound: Bound, near: bool) -> GateVerdict:
-    if bound.over == EVERY:
-        listed = series(summary, bound.name, bound.steps, near)
-        return _said(bound, listed) if isinstance(listed, str) else _of_every_step(bound, listed)
-    found, where = look_up(summary, bound.full_name, bound.steps, near)
+def _of_one_number(bound: Bound, found: Number | str, where: str) -> GateVerdict:
     if isinstance(found, str):
-        return _said(bound, found)
+        return _verdict(bound, found)
     ruling = rule(found, bound.kind, bound.limit, bound.judge, bound.name)
-    return _said(bound, f"{where}: {ruling.reason}" if where else ruling.reason, found, ruling, where)
+    return _verdict(bound, f"{where}: {ruling.reason}" if where else ruling.reason, found, ruling, where)
 
 
-def _said(
+def _verdict(
     bound: Bound, reason: str, number: Number | None = None, ruling: Ruling | None = None, where: str = ""
 ) -> GateVerdict:
     """Build the verdict; without a ruling the bound could not be judged."""
@@ -221,12 +221,11 @@ def _of_every_step(bound: Bound, listed: Series) -> GateVerdict:
 
     def counted(those: Sequence[int], verb: str) -> str:
         named, more = ", ".join(listed.keys[at] for at in those[:MOST_NAMED]), len(those) - MOST_NAMED
-        return f"{len(those)} of {len(steps)} steps {verb}: {named}" + (
-            f" and {more} more" if more > 0 else ""
-        )
+        rest = f" and {more} more" if more > 0 else ""
+        return f"{len(those)} of {len(steps)} steps {verb}: {named}{rest}"
 
     if listed.missing and not failed and not unsaid:
-        return _said(bound, f"{listed.missing}; gate the dump itself")
+        return _verdict(bound, f"{listed.missing}; gate the dump itself")
     sign = 1.0 if bound.kind == "max" else -1.0
     at = max(failed or steps, key=lambda at: sign * size(listed.numbers[at]))
     lead, more = "worst at", ""
@@ -239,4 +238,4 @@ def _of_every_step(bound: Bound, listed: Series) -> GateVerdict:
     ruling, where = rulings[at], f"step {listed.keys[at]}"
     reason = joined(f"{lead} {where}: {ruling.reason}", more)
     whole = ruling if failed or unsaid else replace(ruling, open=bool(opened))
-    return _said(bound, reason, listed.numbers[at], whole, where)
+    return _verdict(bound, reason, listed.numbers[at], whole, where)

@@ -101,7 +101,13 @@ def sweep(
         readings = _read(runs, dump, study, options)
         found = _points(readings, options)
         if options.keep is not None:
-            found = _solved(runs, dump, found, readings, options.keep, options)
+            solved, after = window.solve(runs, dump, readings, options.keep, options.chosen)
+            if options.trainer:
+                config = config_for(after.plan.preset, options.trainer).text()
+                named = {"trainer": trainer_named(options.trainer), "config": config}
+                solved = solved.model_copy(update=named)
+            remarks = found.remarks + after.window_remarks(solved)
+            found = found.model_copy(update={"window": solved, "remarks": remarks})
     made = (MADE,) if readings.plan.found.rewards else ()
     facts = readout.facts(dump, readings.tally, made)
     run = record(runs, study, facts, "sweep")
@@ -130,38 +136,24 @@ def _points(readings: Readings, options: SweepOptions) -> Sweep:
         effects = [min(one, MUCH) if of_weight else max(one, LITTLE) for one in effects]
         shown = thresholds.informative(values, effects, bound.threshold(preset))
     points = [readings.point(at) for at in shown]
+    rule = bound.rule(preset)
+    if isinstance(rule, Reject):
+        statistic = judged(rule)
+    elif isinstance(rule, Weight):
+        statistic = RATIOS[rule.over]
+    else:
+        statistic = "r_t, any token" if bound.side == "upper" else "the smallest r_t"
     return Sweep(
         preset=preset.name,
         which=str(bound),
         others=[str(one) for one in swept_bounds(preset) if one != bound],
-        statistic=_statistic(preset, bound),
+        statistic=statistic,
         unit=readings.plan.units.removesuffix("s"),
         quartiles=readings.borders(),
         points=points,
         floor=readings.floors,
         remarks=readings.remarks(points),
     )
-
-
-def _statistic(preset: Preset, bound: SweptBound) -> str:
-    """Return the formula of the statistic that is compared with the thresholds."""
-    rule = bound.rule(preset)
-    if isinstance(rule, Reject):
-        return judged(rule)
-    if isinstance(rule, Weight):
-        return RATIOS[rule.over]
-    return "r_t, any token" if bound.side == "upper" else "the smallest r_t"
-
-
-def _solved(
-    engine: Engine, dump: Dump, found: Sweep, readings: Readings, keep: float, options: SweepOptions
-) -> Sweep:
-    """Add the bounds that keep the share `keep`, and their configuration."""
-    one, after = window.solve(engine, dump, readings, keep, options.chosen)
-    if options.trainer:
-        config = config_for(after.plan.preset, options.trainer).text()
-        one = one.model_copy(update={"trainer": trainer_named(options.trainer), "config": config})
-    return found.model_copy(update={"window": one, "remarks": found.remarks + after.window_remarks(one)})
 
 
 def _with_k1(found: Sweep, whole: Summary, options: SweepOptions) -> Sweep:

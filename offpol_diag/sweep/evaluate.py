@@ -17,7 +17,7 @@ from offpol_diag.analysis.tally import Study, Tally, observe
 from offpol_diag.batch import Batch
 from offpol_diag.engine import correction, segments
 from offpol_diag.engine.accumulators import Bins, State, Sums
-from offpol_diag.engine.outcome import Outcome, of
+from offpol_diag.engine.outcome import of
 from offpol_diag.engine.rows import Columns
 from offpol_diag.engine.scene import Scene
 from offpol_diag.engine.selection import LENGTH_BINS, Grid, length_bin
@@ -64,6 +64,11 @@ class Plan:
         return self.study.presets[0]
 
     @property
+    def product(self) -> bool:
+        """Whether the statistic is of the product of the token ratios of a sequence."""
+        return self.bound.over(self.preset) == "sum"
+
+    @property
     def units(self) -> str:
         """Units that the bound acts on: "tokens" or "sequences"."""
         on_tokens = self.bound.over(self.preset) in ("token", "segment", "batch")
@@ -95,10 +100,13 @@ def states(plan: Plan, batch: Batch) -> dict[str, State]:
 def _states(plan: Plan, batch: Batch) -> dict[str, State]:
     study = plan.study
     scene = Scene.of(batch, study.seed, study.replicates, plan.found.settled)
-    rows = columns(scene, plan)
+    rows, counts = columns(scene, plan), scene.counts
+    every = torch.cat((counts["sequences"][None], counts["tokens"][None], *rows.values())).T
+    by_length = every.new_zeros(LENGTH_BINS, every.shape[1])
+    by_length.index_add_(0, length_bin(batch.lengths), every)
     found: dict[str, State] = {
         "sweep.sums": _sums(scene, rows, len(plan.values)),
-        "sweep.length": _by_length(scene, rows),
+        "sweep.length": Grid(by_length),
         "sweep.steps": Stored.of(batch.rollout, scene.ratios(plan.preset.policy).train),
     }
     values = statistic(scene, plan)
@@ -116,7 +124,8 @@ def statistic(scene: Scene, plan: Plan) -> Tensor | None:
     rule, ratios = plan.bound.rule(plan.preset), scene.ratios(plan.preset.policy)
     there = scene.batch.lengths > 0
     if not isinstance(rule, Reject | Weight):
-        return _worst(ratios.delta, scene.batch, plan.bound)[there]
+        reduced = segments.smallest if plan.bound.side == "lower" else segments.largest
+        return reduced(ratios.delta, scene.batch.cu_seqlens)[there]  # what the veto compares with its bound
     if rule.among == "left" or rule.over == "batch":
         return None
     if isinstance(rule, Reject):
@@ -124,12 +133,6 @@ def statistic(scene: Scene, plan: Plan) -> Tensor | None:
     else:
         level = ratios.log_ratio(rule.over, rule.safety, rule.safety_at)
     return level.values if level.per == "token" else level.values[there]
-
-
-def _worst(delta: Tensor, batch: Batch, bound: SweptBound) -> Tensor:
-    """Return the smallest or largest Δ of each sequence, which the veto compares with its bound, [S]."""
-    reduced = segments.smallest if bound.side == "lower" else segments.largest
-    return reduced(delta, batch.cu_seqlens)
 
 
 def columns(scene: Scene, plan: Plan) -> dict[str, Tensor]:
@@ -142,8 +145,12 @@ def columns(scene: Scene, plan: Plan) -> dict[str, Tensor]:
         away = (sums.excess + kept - n) / n.clamp(min=1)
         touched = ((kept < n) & (n > 0)).to(torch.float64)
         residual_ww, residual_vv = sums.about_one + 2 * sums.excess, away * (away + 2) * left
+        acted = torch.zeros_like(kept)  # weights beyond the varying bound
+        if bound.part == "weight" and done.weighed is not None:
+            sides = {"upper": done.weighed.high, "lower": done.weighed.low}
+            acted = sides.get(bound.side, done.weighed.high + done.weighed.low)
         found = (kept, left, touched, sums.first, sums.second, weight, weight.square())
-        each.append((*found, residual_ww, residual_vv, left, _acted(done, bound)))
+        each.append((*found, residual_ww, residual_vv, left, acted))
     return dict(zip(COLUMNS, map(torch.stack, zip(*each, strict=True)), strict=True))
 
 
@@ -155,24 +162,8 @@ def _sums(scene: Scene, rows: dict[str, Tensor], many: int) -> Sums:
     shared = {name: scene.counts[name] for name in ("tokens", "sequences")}
     shared |= {f"fresh_{name}": x * fresh for name, x in shared.items()}
     wide = Columns(tuple(f"{at}|{name}" for name in rows for at in range(many)), tuple(rows.values()))
-    sheet = Columns.joined(Columns.of(shared), wide)
-    return Sums.of_stacked(sheet.names, sheet.values, scene.draws, scene.batch.key)
-
-
-def _by_length(scene: Scene, rows: dict[str, Tensor]) -> Grid:
-    """Sum by length bin: sequences, tokens, then each column at each threshold, [bins, 2 + columns × N]."""
-    counts = scene.counts
-    every = torch.cat((counts["sequences"][None], counts["tokens"][None], *rows.values())).T
-    at = length_bin(scene.batch.lengths)
-    return Grid(every.new_zeros(LENGTH_BINS, every.shape[1]).index_add_(0, at, every))
-
-
-def _acted(done: Outcome, bound: SweptBound) -> Tensor:
-    """Count the weights beyond the varying bound, [S]."""
-    if bound.part != "weight" or done.weighed is None:
-        return torch.zeros_like(done.kept_tokens)
-    sides = {"upper": done.weighed.high, "lower": done.weighed.low}
-    return sides[bound.side] if bound.side in sides else done.weighed.high + done.weighed.low
+    every = Columns.joined(Columns.of(shared), wide)
+    return Sums.of_stacked(every.names, every.values, scene.draws, scene.batch.key)
 
 
 # ---------------------------------------------------------------- noise of rounding

@@ -7,7 +7,7 @@ misses the data (`centre`); each kind of warning has a sentence on one such poin
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -21,7 +21,7 @@ from offpol_diag.engine.formula import Formula, Reader, mean
 from offpol_diag.engine.selection import Grid, by_quartile, quartile_parts
 from offpol_diag.numerals import say, say_value
 from offpol_diag.presets import Reject
-from offpol_diag.summary import NoiseFloor, Number, Numbers, SolvedWindow, SweptPoint
+from offpol_diag.summary import NoiseFloor, Number, SolvedWindow, SweptPoint
 from offpol_diag.sweep.evaluate import BITS, COLUMNS, LOGIT, Plan, Stored, in_statistic, of_logits
 from offpol_diag.sweep.thresholds import LOGARITHMIC
 
@@ -103,12 +103,17 @@ class Readings:
             column = "fresh_kept" if plan.units == "tokens" else "fresh_left"
             row = Formula("fresh_kept", "fraction", f"{plan.units} of lag 0", FRESH, mean(column))
             found[row.name] = self.reader.wrap(self.sums[f"{at}|{column}"] / there, row)
+        quartiles = []
+        for whole in by_quartile(self.grid)[..., None]:  # [C, 1] each
+            columns = zip(COLUMNS, whole[2 + at :: len(plan.values)], strict=True)
+            reader = Reader({"sequences": whole[0], "tokens": whole[1], **dict(columns)}, 0)
+            quartiles.append({row.name: reader.number(row) for row in ROWS})
         point = SweptPoint(
             threshold=value,
             bounds=plan.bound.places(plan.bound.bounds(value)),
             own=value == plan.bound.threshold(plan.preset),
             metrics=found,
-            quartiles=[self._quartile(at, sums) for sums in by_quartile(self.grid)],
+            quartiles=quartiles,
         )
         short, long = self.kept(point.quartiles[0]), self.kept(point.quartiles[-1])
         marks = {
@@ -117,14 +122,6 @@ class Readings:
             "centre": self._beside(point),
         }
         return point.model_copy(update={"marks": [name for name, true in marks.items() if true]})
-
-    def _quartile(self, at: int, whole: Tensor) -> Numbers:
-        """Return the metrics of `ROWS` for one length quartile of the sequences, from its sums [C]."""
-        whole = whole[:, None]
-        columns = whole[2 + at :: len(self.plan.values)]
-        sums = {"sequences": whole[0], "tokens": whole[1], **dict(zip(COLUMNS, columns, strict=True))}
-        reader = Reader(sums, 0)
-        return {row.name: reader.number(row) for row in ROWS}
 
     def effect(self, at: int) -> float:
         """Return the share of weights that the threshold changes, or the sum of the shares that it keeps."""
@@ -153,10 +150,42 @@ class Readings:
 
     def remarks(self, points: Sequence[SweptPoint]) -> list[str]:
         """Return a sentence on each kind of mark."""
-        said = [*self._of_centre(points), *self._of_length(points), *self._of_lag(points)]
-        said += self._of_storage(points)
-        weight = self.plan.preset.weight
-        if weight is not None and weight.normalize:
+        plan, said = self.plan, []
+        for point in _example(points, "centre"):
+            found = self._around_the_data(point)
+            assert found is not None
+            low, high, middle, share = found
+            said.append(
+                f"Beside the data (C): the window {low:.6g} to {high:.6g} lies around 1, keeps "
+                f"{say_value(self.kept(point.metrics), 'fraction')}; half of the data lie below {middle:.6g} "
+                f"(E[log r] = {self.centre():.3g}). A window as wide around that would keep about "
+                f"{say_value(round(share, 2), 'fraction')}; --keep solves for one."
+            )
+        for point in _example(points, "length"):
+            short, long = (say_value(self.kept(point.quartiles[at]), "fraction") for at in (0, -1))
+            borders = self.borders()
+            said.append(
+                f"Length trap (L): at {_named(point)}, {short} is kept of the shortest quarter of responses "
+                f"({borders[0]} tokens) and {long} of the longest ({borders[-1]}). The batch that is left is "
+                "a shorter one, whatever its quality."
+            )
+        for point in _example([one for one in points if _under_lag(one)], "floor"):
+            dropped = 1 - (point.metrics["fresh_kept"].value or 0.0)
+            said.append(
+                f"Noise floor (N): at {_named(point)}, {say_value(dropped, 'fraction')} of the "
+                f"{plan.units} of policy lag 0 are dropped, where nothing but numerics (and what is "
+                "wrong with them) makes the policies differ."
+            )
+        if below := [point for point in points if self._under_storage(point)]:
+            several = f"the threshold {_named(below[0])} lies"
+            if len(below) > 1:
+                several = f"{len(below)} thresholds, from {_named(below[0])} to {_named(below[-1])}, lie"
+            said.append(
+                f"Noise floor (N): {self.floors[0].source} alone move the statistic by "
+                f"{say(self.floors[0].statistic)}, and {several} closer than that: what is kept there is "
+                "decided by rounding."
+            )
+        if plan.preset.weight is not None and plan.preset.weight.normalize:
             said.append(
                 "The weights are shown before they are divided by their batch mean, after which κ is near 1."
             )
@@ -186,20 +215,6 @@ class Readings:
         )
         return [text for true, text in said if true]
 
-    # ------------------------------------------------------------ length
-
-    def _of_length(self, points: Sequence[SweptPoint]) -> Iterator[str]:
-        for point in _example(points, "length"):
-            short, long = (say_value(self.kept(point.quartiles[at]), "fraction") for at in (0, -1))
-            borders = self.borders()
-            yield (
-                f"Length trap (L): at {_named(point)}, {short} is kept of the shortest quarter of responses "
-                f"({borders[0]} tokens) and {long} of the longest ({borders[-1]}). The batch that is left is "
-                "a shorter one, whatever its quality."
-            )
-
-    # ------------------------------------------------------------ numerics
-
     @cached_property
     def floors(self) -> list[NoiseFloor]:
         """Noise floors: of the formats of the stored values, and of low-precision logits."""
@@ -207,63 +222,35 @@ class Readings:
         first, second = stored.formats()
         kinds = first if first == second else f"{first} (rollout) and {second} (trainer)"
         rows = [(f"log-probs stored as {kinds}", stored.deviation(), True)]
-        for name, bits in BITS.items():
-            what = f"logits of about {LOGIT:g} computed in {name}"
-            rows.append((what, of_logits(bits), False))
-        text = "standard deviation of Δ of a token"
+        rows += [
+            (f"logits of about {LOGIT:g} computed in {name}", of_logits(bits), False)
+            for name, bits in BITS.items()
+        ]
+        name, over = self.plan.bound.statistic(self.plan.preset), self.plan.bound.over(self.plan.preset)
+        text = "how far that moves (the log of) the statistic, at the mean length"
+        unknown = Number(unknown=f"no rule is known for {name} over {over}")
+        moved = [in_statistic(name, over, deviation, self.length) for _, deviation, _ in rows]
         return [
             NoiseFloor(
                 source=source,
-                per_token=Number(value=value, unit="nats", formula=text),
-                statistic=self._in_statistic(value),
+                per_token=Number(value=value, unit="nats", formula="standard deviation of Δ of a token"),
+                statistic=unknown if size is None else Number(value=size, formula=text),
                 found=found,
             )
-            for source, value, found in rows
+            for (source, value, found), size in zip(rows, moved, strict=True)
         ]
 
-    def _in_statistic(self, deviation: float) -> Number:
-        name, over = self.plan.bound.statistic(self.plan.preset), self.plan.bound.over(self.plan.preset)
-        moved = in_statistic(name, over, deviation, self.length)
-        if moved is None:
-            return Number(unknown=f"no rule is known for {name} over {over}")
-        return Number(
-            value=moved, formula="how far that moves (the log of) the statistic, at the mean length"
-        )
-
-    def _distance(self, point: SweptPoint) -> float:
-        """Return the distance of the nearest varying bound from on-policy, in the units of the noise."""
+    def _under_storage(self, point: SweptPoint) -> bool:
+        """Return whether the nearest varying bound is closer to on-policy than the stored values' noise."""
+        stored = self.floors[0].statistic.value
+        if stored is None:
+            return False
         bounds = list(point.bounds.values())
         if self.plan.bound.statistic(self.plan.preset) not in LOGARITHMIC:
-            return min(map(abs, bounds))
+            return min(map(abs, bounds)) < stored
         logs = [math.log(one) for one in bounds if one > 0]
-        return abs(logs[1] - logs[0]) / 2 if len(logs) == 2 else min(map(abs, logs), default=math.inf)
-
-    def _under_storage(self, point: SweptPoint) -> bool:
-        stored = self.floors[0].statistic.value
-        return stored is not None and self._distance(point) < stored
-
-    def _of_storage(self, points: Sequence[SweptPoint]) -> Iterator[str]:
-        below = [point for point in points if self._under_storage(point)]
-        if below:
-            several = f"the threshold {_named(below[0])} lies"
-            if len(below) > 1:
-                several = f"{len(below)} thresholds, from {_named(below[0])} to {_named(below[-1])}, lie"
-            yield (
-                f"Noise floor (N): {self.floors[0].source} alone move the statistic by "
-                f"{say(self.floors[0].statistic)}, and {several} closer than that: what is kept there is "
-                "decided by rounding."
-            )
-
-    def _of_lag(self, points: Sequence[SweptPoint]) -> Iterator[str]:
-        for point in _example([one for one in points if _under_lag(one)], "floor"):
-            dropped = 1 - (point.metrics["fresh_kept"].value or 0.0)
-            yield (
-                f"Noise floor (N): at {_named(point)}, {say_value(dropped, 'fraction')} of the "
-                f"{self.plan.units} of policy lag 0 are dropped, where nothing but numerics (and what is "
-                "wrong with them) makes the policies differ."
-            )
-
-    # ------------------------------------------------------------ centre
+        distance = abs(logs[1] - logs[0]) / 2 if len(logs) == 2 else min(map(abs, logs), default=math.inf)
+        return distance < stored
 
     def _beside(self, point: SweptPoint) -> bool:
         """Return whether a window drops over half the data and one as wide at the median far less."""
@@ -288,18 +275,6 @@ class Readings:
         within = edges[1:].clamp(max=middle + half) - edges[:-1].clamp(min=middle - half)
         parts = (within / (edges[1:] - edges[:-1])).clamp(0, 1)
         return low, high, math.exp(middle), float((counts * parts).sum() / counts.sum())
-
-    def _of_centre(self, points: Sequence[SweptPoint]) -> Iterator[str]:
-        for point in _example(points, "centre"):
-            found = self._around_the_data(point)
-            assert found is not None
-            low, high, middle, share = found
-            yield (
-                f"Beside the data (C): the window {low:.6g} to {high:.6g} lies around 1, keeps "
-                f"{say_value(self.kept(point.metrics), 'fraction')}; half of the data lie below {middle:.6g} "
-                f"(E[log r] = {self.centre():.3g}). A window as wide around that would keep about "
-                f"{say_value(round(share, 2), 'fraction')}; --keep solves for one."
-            )
 
 
 def _under_lag(point: SweptPoint) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -141,40 +141,20 @@ class AtRank(NamedTuple):
     equal: int
 
 
-class Bracket(NamedTuple):
-    """An interval low ≤ x < high that contains a rank, and the number of values below it."""
-
-    low: float
-    high: float
-    below: float
-
-    @classmethod
-    def of(cls, bins: Bins, rank: int) -> Bracket:
-        """Return the bin of a rank; bins of negative values are (low, high], so their ends move up."""
-        upto = torch.cumsum(bins.counts, 0)
-        at = int(torch.searchsorted(upto, float(rank)))
-        low, high = loglattice.edges()[at : at + 2].tolist()
-        if at <= loglattice.HALF:  # the bin around zero is (low, high)
-            low = math.nextafter(low, math.inf)
-            high = math.nextafter(high, math.inf) if at < loglattice.HALF else high
-        low, high = -math.inf if at == 0 else low, math.inf if at == loglattice.SIZE - 1 else high
-        return cls(low, high, float(upto[at] - bins.counts[at]))
-
-
 @dataclass(frozen=True)
 class Inside:
-    """The distinct values in a bracket and their counts, a pair per batch; the nearest values outside it."""
+    """The distinct values in a bin and their counts, a pair per batch; the nearest values outside it."""
 
     blocks: tuple[tuple[Tensor, Tensor], ...]
     under: float
     over: float
 
     @classmethod
-    def of(cls, x: Tensor, bracket: Bracket) -> Inside:
-        """Collect the values of one batch."""
-        below, above = x[x < bracket.low], x[x >= bracket.high]
-        inside = x[(x >= bracket.low) & (x < bracket.high)]
-        values, counts = torch.unique(inside, return_counts=True)
+    def of(cls, x: Tensor, at: int) -> Inside:
+        """Collect the values of one batch in bin `at`."""
+        bins = loglattice.index(x)
+        below, above = x[bins < at], x[bins > at]
+        values, counts = torch.unique(x[bins == at], return_counts=True)
         under = float(below.max()) if len(below) else -math.inf
         over = float(above.min()) if len(above) else math.inf
         return cls(((values.cpu(), counts.cpu()),), under, over)
@@ -184,7 +164,7 @@ class Inside:
         return Inside(self.blocks + other.blocks, max(self.under, other.under), min(self.over, other.over))
 
     def at(self, rank: int, below: float) -> AtRank:
-        """Return the value at a rank (1 is the smallest); `below` values lie under the bracket."""
+        """Return the value at a rank (1 is the smallest); `below` values lie in bins below."""
         each, many = (torch.cat(parts) for parts in zip(*self.blocks, strict=True))
         values, where = torch.unique(each, return_inverse=True)
         counts = torch.zeros(len(values), dtype=torch.int64).index_add_(0, where, many)
@@ -196,10 +176,10 @@ class Inside:
 
 @dataclass(frozen=True)
 class Gather:
-    """The job of one pass: collect the values of one batch in each bracket."""
+    """The job of one pass: collect the values of one batch in the bin of each rank."""
 
     plan: Plan
-    brackets: dict[Side, Bracket]
+    bins: dict[Side, int]
 
     def __call__(self, batch: Batch) -> Tally:
         """Collect the values of one batch."""
@@ -207,16 +187,18 @@ class Gather:
         x = statistic(scene, self.plan)
         assert x is not None
         scene.forget()
-        return Tally({side: Inside.of(x, one) for side, one in self.brackets.items()})
+        return Tally({side: Inside.of(x, at) for side, at in self.bins.items()})
 
 
 def at_ranks(engine: Engine, dump: Dump, plan: Plan, bins: Bins, ranks: dict[Side, int]) -> dict[str, AtRank]:
     """Find the value at each rank (1 is the smallest) and its neighbours."""
-    brackets = {side: Bracket.of(bins, rank) for side, rank in ranks.items()}
-    seen = engine.reduce(dump, Gather(plan, brackets))
+    upto = torch.cumsum(bins.counts, 0)
+    places = {side: int(torch.searchsorted(upto, float(rank))) for side, rank in ranks.items()}
+    seen = engine.reduce(dump, Gather(plan, places))
     assert seen is not None
     return {
-        side: typed(seen.states[side], Inside).at(rank, brackets[side].below) for side, rank in ranks.items()
+        side: typed(seen.states[side], Inside).at(ranks[side], float(upto[at] - bins.counts[at]))
+        for side, at in places.items()
     }
 
 
@@ -239,15 +221,10 @@ class After:
         scene = Scene.of(batch, 0, 1, self.plan.found.settled)
         x = statistic(scene, self.plan)
         assert x is not None
-        there = torch.nonzero(batch.lengths > 0).flatten()
-        lengths = batch.lengths[there]
-        x = x / lengths if _product(self.plan) else x
         scene.forget()
-        return Tally(found.states | {"sweep.spreads": Spreads.of(x, lengths, batch.key[there], self.scale)})
-
-
-def _product(plan: Plan) -> bool:
-    return plan.bound.over(plan.preset) == "sum"
+        lengths, key = (each[batch.lengths > 0] for each in (batch.lengths, batch.key))
+        x = x / lengths if self.plan.product else x
+        return Tally(found.states | {"sweep.spreads": Spreads.of(x, lengths, key, self.scale)})
 
 
 def _scale(readings: Readings) -> Scale | None:
@@ -257,7 +234,7 @@ def _scale(readings: Readings) -> Scale | None:
     if plan.bound.statistic(plan.preset) != "ratio" or not of_sequences or shape is None:
         return None
     low, middle, high = (loglattice.quantile(shape.counts, q) for q in (0.025, 0.5, 0.975))
-    per, wider = (readings.length, 3.0) if _product(plan) else (1.0, 1.0)
+    per, wider = (readings.length, 3.0) if plan.product else (1.0, 1.0)
     return Scale(middle / per, max((high - low) / 2 * wider / per, 1e-9))
 
 
@@ -265,7 +242,7 @@ def _forecast(found: SolvedWindow, after: Readings, scale: Scale | None) -> Solv
     """Add the shares that the bounds would keep at other lengths."""
     if scale is None:
         return found
-    model = Model.of(typed(after.tally.states["sweep.spreads"], Spreads), scale, _product(after.plan))
+    model = Model.of(typed(after.tally.states["sweep.spreads"], Spreads), scale, after.plan.product)
     if model is None:
         return found
     rule = after.plan.bound.rule(after.plan.preset)
@@ -273,18 +250,17 @@ def _forecast(found: SolvedWindow, after: Readings, scale: Scale | None) -> Solv
     least, most = model.seen()
     lengths = [one for one in LENGTHS if least / FURTHER <= one <= most * FURTHER]
     text = "from the spread of log r by length; jackknife over groups and the misfit of the fit"
+    of: dict[str, Any] = {"unit": "fraction", "over": "sequences"}
     predicted = []
     for one in model.forecast(lengths, (low if rule.lower else -math.inf, high)):
         ends = max(one.kept - NORMAL * one.error, 0.0), min(one.kept + NORMAL * one.error, 1.0)
-        kept = Number(value=one.kept, interval=ends, unit="fraction", over="sequences", formula=text)
-        seen = None
-        if one.observed is not None:
-            seen = Number(value=one.observed, unit="fraction", over="sequences")
+        kept = Number(value=one.kept, interval=ends, formula=text, **of)
+        seen = None if one.observed is None else Number(value=one.observed, **of)
         predicted.append(PredictedKeep(length=one.length, kept=kept, observed=seen))
     falling = "√a of √(a/L + b), the spread of log r per token at L tokens: what averages out"
     staying = "√b of the same: what does not"
     spread = {
-        "falling": Number(value=math.sqrt(model.whole.falling), unit="nats", formula=falling),
-        "staying": Number(value=math.sqrt(model.whole.staying), unit="nats", formula=staying),
+        name: Number(value=math.sqrt(getattr(model.whole, name)), unit="nats", formula=formula)
+        for name, formula in (("falling", falling), ("staying", staying))
     }
     return found.model_copy(update={"predicted": predicted, "spread": spread})
