@@ -5,6 +5,7 @@ Sections create blocks from a Summary, and renderers draw them; neither computes
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -64,8 +65,8 @@ class Table(Block):
 
     id: str
     caption: str
-    header: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
+    header: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
     notes: tuple[str, ...] = ()
     collapsed: bool = False
     context: tuple[str, ...] = ()
@@ -77,10 +78,10 @@ class Series:
     """One line, one set of points or one set of bars; `low`/`high` is a 95% band."""
 
     name: str
-    x: tuple[float | str, ...]
-    y: tuple[float | None, ...]
-    low: tuple[float | None, ...] = ()
-    high: tuple[float | None, ...] = ()
+    x: Sequence[float | str]
+    y: Sequence[float | None]
+    low: Sequence[float | None] = ()
+    high: Sequence[float | None] = ()
     kind: Literal["line", "bar", "points"] = "line"
 
 
@@ -111,6 +112,11 @@ class Section:
     title: str
     blocks: tuple[Block, ...]
     short: str = ""
+
+
+def filled(*blocks: Block | None) -> tuple[Block, ...]:
+    """Return the blocks that there are, without tables that have no rows."""
+    return tuple(one for one in blocks if one is not None and not (isinstance(one, Table) and not one.rows))
 
 
 def plain(blocks: tuple[Block, ...]) -> tuple[Block, ...]:

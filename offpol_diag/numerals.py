@@ -63,6 +63,16 @@ def say(number: Number) -> str:
     return f"{said}, unreliable" if number.value is not None and doubted(number) else said
 
 
+def rounded(value: float | None, unit: str = "") -> str:
+    """Format a measured value without an interval for a sentence, to two digits."""
+    return say(Number(value=value, unit=unit))
+
+
+def value_or_dash(number: Number | None) -> str:
+    """Format a value without its interval; a dash if there is none."""
+    return written(number).value if number and number.known else "–"
+
+
 def say_value(value: float | None, unit: str = "") -> str:
     """Format a bound, or another exact value, to four significant digits."""
     if value is None or not math.isfinite(value):

@@ -49,6 +49,11 @@ class Number(Model):
     log10: float | None = Field(None, description="log10 of the value, where the value itself overflows")
     clamped: float | None = Field(None, description="share of terms on which the safety bound acted")
 
+    @property
+    def known(self) -> bool:
+        """Whether there is a value, be it the logarithm of one that overflows."""
+        return self.value is not None or self.log10 is not None
+
 
 Numbers = dict[str, Number]
 

@@ -289,14 +289,14 @@ def test_the_candidates_are_ranked_by_their_estimated_error(change):
 
 
 def test_the_table_of_the_ranking_says_why_the_recommended_one_may_not_be_first():
-    (table,) = ranking(ranked(over=above(ICE, TOKEN, -0.01, 0.03) | above(MASK.name, TOKEN, 0.03, 0.1)))
-    (healthy,) = ranking(ranked(diagnosis=HEALTHY))
+    table = ranking(ranked(over=above(ICE, TOKEN, -0.01, 0.03) | above(MASK.name, TOKEN, 0.03, 0.1)))
+    healthy = ranking(ranked(diagnosis=HEALTHY))
 
     assert [row[0] for row in table.rows] == [one.title for one in CANDIDATES]
     assert [row[-1] for row in table.rows] == ["–", "–", "toss-up", "–"]
     assert (table.rows[1][2], table.rows[0][1]) == ("recommended", "100")
     assert (table.notes, healthy.notes) == ((UNSEEN,), ())
-    assert ranking(recommend(given())) == ()
+    assert not ranking(recommend(given())).rows
 
 
 @pytest.mark.parametrize("decision", [BUG, FINE])

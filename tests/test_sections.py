@@ -377,7 +377,7 @@ def test_a_preset_that_logs_alone_has_its_names_in_one_column():
 
 def test_what_all_presets_of_a_trainer_log_alike_is_said_once():
     given = logging({"a": {"kl": 0.1, "ess": 0.5}, "b": {"kl": 0.1, "ess": 0.6, "veto": 0.0}})
-    assert table("logged-verl-2025-11-same", given).rows == (("kl", Number(value=0.1)),)
+    assert table("logged-verl-2025-11-same", given).rows == [("kl", Number(value=0.1))]
 
 
 def test_the_recommended_preset_has_all_its_names():
@@ -407,7 +407,7 @@ def test_one_of_a_thing_is_told_without_an_s():
 def test_provenance_is_told_as_json_where_it_is_more_than_a_text():
     facts = dump_facts(provenance={"model": "q3", "regime": {"lags": [2], "quantize": True}})
     rows = table("provenance", section("data", dump=facts)).rows
-    assert rows == (("model", "q3"), ("regime", '{"lags": [2], "quantize": true}'))
+    assert rows == [("model", "q3"), ("regime", '{"lags": [2], "quantize": true}')]
 
 
 def test_every_number_of_the_summary_is_defined():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,10 +13,11 @@ from offpol_diag.summary import Number
 
 Scale = Literal["linear", "log", "logit", "excess"]
 Colour = Literal["grey", "blue", "orange", "slate", "teal", "purple"]
+Kind = Literal["line", "points", "bars", "steps"]
 COLOURS: tuple[Colour, ...] = ("grey", "blue", "orange", "slate", "teal", "purple")
 TONES: tuple[Tone, ...] = ("good", "info", "warn", "bad")
 
-Values = tuple[float | None, ...]
+Values = Sequence[float | None]
 
 
 @dataclass(frozen=True)
@@ -28,18 +29,27 @@ class Layer:
     """
 
     name: str
-    x: tuple[float, ...]
+    x: Sequence[float]
     y: Values
     colour: Colour
-    kind: Literal["line", "points", "bars", "steps"] = "line"
+    kind: Kind = "line"
     low: Values = ()
     high: Values = ()
-    hollow: tuple[bool, ...] = ()
+    hollow: Sequence[bool] = ()
     dashed: bool = False
-    base: tuple[float, ...] = ()
+    base: Sequence[float] = ()
     width: float = 1.0
     at: int = -1
     named: bool = True
+
+
+def at_places(
+    name: str, numbers: Sequence[Number | None], colour: Colour, kind: Kind = "line", start: int = 0
+) -> Layer:
+    """Return a layer of numbers with their intervals, one at each whole x from `start` on."""
+    low, high = ([one.interval[end] if one and one.interval else None for one in numbers] for end in (0, 1))
+    values = [one.value if one else None for one in numbers]
+    return Layer(name, range(start, start + len(numbers)), values, colour, kind, low, high)
 
 
 @dataclass(frozen=True)
@@ -56,8 +66,8 @@ class Tint:
 class Heat:
     """Counts on bins of both axes, `counts[x][y]`, and a box around some of them."""
 
-    edges: tuple[float, ...]
-    counts: tuple[tuple[int, ...], ...]
+    edges: Sequence[float]
+    counts: Sequence[Sequence[int]]
     box: tuple[float, float, float, float] | None = None
     box_name: str = ""
 
@@ -68,14 +78,14 @@ class Panel:
 
     x_title: str
     y_title: str
-    layers: tuple[Layer, ...] = ()
+    layers: Sequence[Layer] = ()
     x_scale: Scale = "linear"
     y_scale: Scale = "linear"
-    names: tuple[str, ...] = ()
+    names: Sequence[str] = ()
     percent: bool = False
-    tints: tuple[Tint, ...] = ()
-    uprights: tuple[tuple[float, str], ...] = ()
-    levels: tuple[tuple[float, str], ...] = ()
+    tints: Sequence[Tint] = ()
+    uprights: Sequence[tuple[float, str]] = ()
+    levels: Sequence[tuple[float, str]] = ()
     y_range: tuple[float | None, float | None] = (None, None)
     heat: Heat | None = None
     tall: bool = False
@@ -93,7 +103,7 @@ class Picture:
     group: str
     title: str
     sub: str
-    panels: tuple[Panel, ...]
+    panels: Sequence[Panel]
     data: Table | None = None
     wide: bool = False
     telling: bool = True

@@ -138,7 +138,7 @@ def _tiles(answer: Answer, width: int, spell: Spell) -> list[str]:
 def value_of(tile: Tile) -> str:
     """Return a tile's value with its interval, and what stands beside it."""
     parts = (*written(tile.number), f"({tile.beside})" if tile.beside else "")
-    return " ".join(part for part in parts if part) if tile.known else ""
+    return " ".join(part for part in parts if part) if tile.number.known else ""
 
 
 def _course(tile: Tile) -> str:

@@ -179,7 +179,7 @@ def _tile(tile: Tile, summary: Summary) -> tuple[str, str, Any]:
     tints = [(one.low, one.high, tone(one.name)) for one in rows if tile.tone not in ("good", None)]
     log = metric in LOG_SPARKS and all(one is None or one > 0 for one in tile.curve)
     drawn = spark(tile.curve, tints, log) if tile.curve else ""
-    return value if tile.known else "–", interval or tile.beside, drawn
+    return value if tile.number.known else "–", interval or tile.beside, drawn
 
 
 def _drawn(one: Picture) -> Chart:

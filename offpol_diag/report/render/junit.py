@@ -10,6 +10,8 @@ The texts are those of the terminal.
 
 from __future__ import annotations
 
+import re
+
 from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 
 from offpol_diag.printable import printable
@@ -18,13 +20,7 @@ from offpol_diag.summary import GateVerdict, Summary
 
 SUITE = "offpol-diag gate"
 HEAD = '<?xml version="1.0" encoding="utf-8"?>\n'
-KINDS: dict[tuple[bool | None, str], type[Failure] | type[Error] | type[Skipped]] = {
-    (False, "error"): Failure,
-    (None, "error"): Error,
-    (False, "warn"): Skipped,
-    (None, "warn"): Skipped,
-}
-"""(passed, level) → JUnit result; absent if passed."""
+NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def render_junit(summary: Summary) -> str:
@@ -41,34 +37,23 @@ def render_junit(summary: Summary) -> str:
 
 def _case(verdict: GateVerdict) -> TestCase:
     case = TestCase(_legal(f"{title(verdict)} {bound(verdict)}"), classname="offpol_diag.gate")
-    kind = KINDS.get((verdict.passed, verdict.level))
     text = _legal(told(verdict))
-    if kind is None:
+    if verdict.passed is True:
         case.system_out = text
         return case
+    kind = Skipped if verdict.level == "warn" else Error if verdict.passed is None else Failure
     result = kind(text, f"{verdict.level}: {'failed' if verdict.passed is False else 'could not say'}")
-    result.text = "\n".join(_details(verdict))
+    interval = f"[{verdict.interval[0]!r}, {verdict.interval[1]!r}]" if verdict.interval else "none"
+    details = (
+        f"value: {verdict.value!r}",
+        f"95% interval: {interval}",
+        f"asked by: {verdict.source or 'unknown'}",
+    )
+    result.text = "\n".join((text, *map(_legal, details)))
     case.result = [result]
     return case
 
 
-def _details(verdict: GateVerdict) -> list[str]:
-    interval = f"[{verdict.interval[0]!r}, {verdict.interval[1]!r}]" if verdict.interval else "none"
-    return [
-        _legal(line)
-        for line in (
-            told(verdict),
-            f"value: {verdict.value!r}",
-            f"95% interval: {interval}",
-            f"asked by: {verdict.source or 'unknown'}",
-        )
-    ]
-
-
 def _legal(text: str) -> str:
     """Return printable text without characters that XML does not allow."""
-    return "".join(char if _allowed(ord(char)) else "\ufffd" for char in printable(text))
-
-
-def _allowed(code: int) -> bool:
-    return code in (0x9, 0xA, 0xD) or 0x20 <= code <= 0xD7FF or 0xE000 <= code <= 0xFFFD or code >= 0x10000
+    return NOT_XML.sub("\ufffd", printable(text))

@@ -14,12 +14,12 @@ from typing import Literal
 
 from offpol_diag.advice.prescription import expressible, prescribed
 from offpol_diag.bands import Tone, band, tone
-from offpol_diag.numerals import count, counted, doubted, say, written
+from offpol_diag.numerals import count, counted, doubted, rounded, say, written
 from offpol_diag.presets.candidates import DEFAULT
 from offpol_diag.presets.tuning import command
 from offpol_diag.report.sections.diagnosis import cause_details, is_bug
 from offpol_diag.report.sections.numbers import DRIFTS, Tile, alerts, curve, drift, steps_of, tiles
-from offpol_diag.summary import MARGIN, Cause, Number, Numbers, Recommendation, Summary
+from offpol_diag.summary import MARGIN, Cause, Number, Recommendation, Summary
 from offpol_diag.trainers import TRAINERS
 
 GROWN = 5.0
@@ -138,7 +138,7 @@ def answer(summary: Summary) -> Answer:
     own = dict(configs(summary)).get(trainer_of(summary), "")
     config = "" if bug or given is None else given.config or forms(own)[0]
     checked, evidence = checks(summary), _evidence(summary)
-    sure = () if bug else how_sure(given)
+    sure = () if bug or given is None else tuple(filter(None, (LABELS.get(given.label or ""), *tie(given))))
     return Answer(
         about=about(summary),
         headline=headline(summary),
@@ -150,7 +150,7 @@ def answer(summary: Summary) -> Answer:
         cause=causes[0].statement if causes else "",
         evidence=evidence,
         others=tuple(causes[1:]),
-        action=_action(given, causes, bug),
+        action=_action(given, causes, bug) if given else "",
         why=given.sentence if given else "",
         rule=summary.presets[given.method].method if named and given and given.method else "",
         weights=() if bug else _weights(summary),
@@ -196,7 +196,7 @@ def headline(summary: Summary) -> tuple[str, ...]:
     prefix, given = drift(summary), summary.diagnosis
     k3 = summary.metrics.get(f"{prefix}k3", Number())
     size = ""
-    if k3.value is not None or k3.log10 is not None:
+    if k3.known:
         value, interval = written(k3.model_copy(update={"note": None}))
         over = f" ({DRIFTS[prefix]})" if prefix else ""
         size = f"K3 KL is {value} nats per token{f' {interval}' if interval else ''}{over}"
@@ -219,7 +219,7 @@ def headline(summary: Summary) -> tuple[str, ...]:
 
 
 def _approximately(value: float, approximate: bool) -> str:
-    return f"{'about ' if approximate else ''}{_short(value)}"
+    return f"{'about ' if approximate else ''}{rounded(value)}"
 
 
 def growth(summary: Summary) -> str:
@@ -233,10 +233,12 @@ def growth(summary: Summary) -> str:
         return ""
     (a, low), (b, high) = known[0], known[-1]
     word = "It collapses" if last > MERGE else "It grows"
-    rises = f"{word}: K3 rises from {_short(low)} (step {a}) to {_short(high)} (step {b})"
+    rises = f"{word}: K3 rises from {rounded(low)} (step {a}) to {rounded(high)} (step {b})"
     rewards = [value for _, value in curve(summary, "reward") if value is not None]
     fell = len(rewards) > 1 and rewards[-1] < 0.5 * rewards[0]
-    ends = f", while the mean reward falls from {_short(rewards[0])} to {_short(rewards[-1])}" if fell else ""
+    ends = (
+        f", while the mean reward falls from {rounded(rewards[0])} to {rounded(rewards[-1])}" if fell else ""
+    )
     return f"{rises}{ends}."
 
 
@@ -262,7 +264,7 @@ def checks(summary: Summary) -> tuple[Check, ...]:
     if synced and synced.value is not None and not is_bug(summary):
         row = band("k3", Number(value=synced.value))
         agree = row is not None and tone(row.name) in ("good", "info")
-        said = f"In sync (lag 0) K3 is {_short(synced.value)}"
+        said = f"In sync (lag 0) K3 is {rounded(synced.value)}"
         detail = f"There engine and trainer {'agree' if agree else 'differ already'}. {CHECKED['sync']}"
         found.append(Check("ok" if agree else "un", said, detail))
     ratio, khat = (summary.metrics.get(prefix + name, Number()) for name in ("mean_ratio", "khat_tokens"))
@@ -292,7 +294,7 @@ def _evidence(summary: Summary) -> tuple[tuple[str, str], ...]:
     said: list[tuple[str, str]] = []
     if lag and lag.growth and lag.growth > 2 and lag.start and lag.end and lag.steps:
         ends = (
-            f"{_short(one.value)} (step {step})"
+            f"{rounded(one.value)} (step {step})"
             for one, step in zip((lag.start, lag.end), lag.steps, strict=True)
             if one.value is not None
         )
@@ -301,11 +303,11 @@ def _evidence(summary: Summary) -> tuple[tuple[str, str], ...]:
         )
     synced = lag.in_sync.value if lag and lag.in_sync else None
     if lag and synced is not None and lag.in_sync_share is not None and lag.in_sync_share < 0.5:
-        share = say(Number(value=lag.in_sync_share, unit="share"))
-        there = f"as far as lag 0 shows: there K3 is {_short(synced)}, {share} of all."
+        share = rounded(lag.in_sync_share, "share")
+        there = f"as far as lag 0 shows: there K3 is {rounded(synced)}, {share} of all."
         said.append(("Not the engine,", there))
     if lag and lag.ratio_by_lag:
-        times = [f"{key} behind, {_short(one)} times" for key, one in lag.ratio_by_lag.items()]
+        times = [f"{key} behind, {rounded(one)} times" for key, one in lag.ratio_by_lag.items()]
         said.append(("Lag:", f"K3 against lag 0, in updates: {'; '.join(times[:3])}."))
     said += [("Evidence:", _sentence(first.statistic))] if not said else []
     said += [("To confirm:", first.confirm)] if first.confirm else []
@@ -315,9 +317,7 @@ def _evidence(summary: Summary) -> tuple[tuple[str, str], ...]:
 # ---------------------------------------------------------------- what to do, and how sure
 
 
-def _action(given: Recommendation | None, causes: list[Cause], bug: bool) -> str:
-    if given is None:
-        return ""
+def _action(given: Recommendation, causes: list[Cause], bug: bool) -> str:
     if bug:
         fix = causes[0].fix if causes else ""
         return f"Fix the bug first{f': {fix}' if fix else ''}"
@@ -374,11 +374,6 @@ def forms(text: str) -> tuple[str, str]:
     return first, f"# {others}" if others else ""
 
 
-def how_sure(given: Recommendation | None) -> tuple[str, ...]:
-    """Return how the decision was made, and whether the runner-up ties with it."""
-    return (*((LABELS[given.label],) if given.label else ()), *tie(given)) if given else ()
-
-
 def tie(given: Recommendation) -> list[str]:
     """Return a sentence on the runner-up, or on the default beside no correction: a toss-up, or not."""
     other = given.runner_up or (DEFAULT.title if given.decision == "no correction needed" else "")
@@ -433,12 +428,16 @@ def _facts(
     short = evidence and evidence[0][0].startswith("Growing")  # which says more than the cause's own clause
     cause = (causes[0].statement.partition(":")[0] if short else causes[0].statement) if causes else ""
     unknown = [line for line in advised.unknown if "needs" in line] if advised and sure else []
+    levels = alerts(summary)
+    crossed = "; ".join([one.sentence.rstrip(".") for one in levels if one.rule != "growing"][:2])
+    many = f"{len(levels)} published {'level is' if len(levels) == 1 else 'levels are'} crossed (-v)"
+    warnings = f"{many}: {crossed}." if crossed else ""
     return (
         ("Bug?", bug),
         ("Cause", f"{_sentence(cause)} {' '.join(evidence[0])}" if evidence else cause),
         ("What to do", _remedy(summary, causes)),
         ("How sure", " ".join([*sure, *(f"Not known: {_lower(line)}" for line in unknown[:1])])),
-        ("Warnings", _warnings(summary)),
+        ("Warnings", warnings),
     )
 
 
@@ -472,14 +471,6 @@ def _of_bug(causes: list[Cause], given: Recommendation | None) -> tuple[tuple[st
     )
 
 
-def _warnings(summary: Summary) -> str:
-    """Return how many published warning levels are crossed, and the first of them."""
-    levels = alerts(summary)
-    said = [one.sentence.rstrip(".") for one in levels if one.rule != "growing"][:2]
-    word = "level is" if len(levels) == 1 else "levels are"
-    return f"{len(levels)} published {word} crossed (-v): {'; '.join(said)}." if said else ""
-
-
 def findings(summary: Summary) -> tuple[str, ...]:
     """Return what else matters, in sentences."""
     longest = summary.recommendation.longest_response if summary.recommendation else None
@@ -505,21 +496,20 @@ def _corrections(summary: Summary) -> tuple[Correction, ...]:
     given = summary.recommendation
     if given is None or not given.title:
         return ()
-    rows = [_correction(given.title, given.numbers.get(given.title, {}), "recommended")]
+    some = [(given.title, given.numbers.get(given.title, {}), "recommended")]
     if given.runner_up:
-        rows.append(_correction(given.runner_up, given.numbers.get(given.runner_up, {}), "runner-up"))
+        some.append((given.runner_up, given.numbers.get(given.runner_up, {}), "runner-up"))
     for name in STANDARD:
         preset = summary.presets.get(name)
         if preset is not None and not preset.needs:
             what = preset.method.partition("; veto")[0].removeprefix("weight ")
-            rows.append(_correction(name, preset.metrics, what.replace("keep sequences with ", "")))
-    return tuple(row for row in rows if row.ess.value is not None)
-
-
-def _correction(name: str, numbers: Numbers, what: str) -> Correction:
-    rejected = numbers.get("tokens_rejected", Number()).value
-    kept = None if rejected is None else 1 - rejected
-    return Correction(name, kept, numbers.get("ess_tokens", Number()), what)
+            some.append((name, preset.metrics, what.replace("keep sequences with ", "")))
+    rows = []
+    for name, numbers, what in some:
+        ess, rejected = numbers.get("ess_tokens", Number()), numbers.get("tokens_rejected", Number()).value
+        if ess.value is not None:
+            rows.append(Correction(name, None if rejected is None else 1 - rejected, ess, what))
+    return tuple(rows)
 
 
 def _commands(summary: Summary, prefix: str) -> tuple[tuple[str, str], ...]:
@@ -543,10 +533,6 @@ def trainer_of(summary: Summary) -> str:
 
 
 # ---------------------------------------------------------------- words
-
-
-def _short(value: float) -> str:
-    return say(Number(value=value))
 
 
 def _sentence(text: str) -> str:

@@ -11,6 +11,7 @@ from offpol_diag.report.sections.diagnosis import is_bug
 from offpol_diag.report.sections.drops import drops
 from offpol_diag.summary import Comparison, Number, PresetResult, Summary
 
+ABSENT = Number(unknown="not computed for this preset")
 ACROSS = 8
 """Maximum number of presets shown as columns; more are shown as rows."""
 
@@ -20,24 +21,16 @@ def comparison(summary: Summary) -> Section | None:
     found = summary.comparison
     if found is None:
         return None
-    judged = {name: result for name, result in summary.presets.items() if not result.needs}
+    judged = {name: one for name, one in summary.presets.items() if not one.needs}
+    lacking = [f"{name} needs {', '.join(one.needs)}" for name, one in summary.presets.items() if one.needs]
     many = len(judged) > ACROSS
     blocks = (
-        *_needing(summary.presets),
-        *(() if many else _methods(judged)),
+        *((Text(f"Not computed, for want of columns: {'; '.join(lacking)}.", "warn"),) if lacking else ()),
+        *(Text(f"{name}: {result.method}") for name, result in judged.items() if not many),
         *_tables(summary, judged, found, many),
         *drops(found, many),
     )
     return Section("comparison", "Presets side by side", blocks)
-
-
-def _needing(presets: Mapping[str, PresetResult]) -> tuple[Block, ...]:
-    lacking = [f"{name} needs {', '.join(result.needs)}" for name, result in presets.items() if result.needs]
-    return (Text(f"Not computed, for want of columns: {'; '.join(lacking)}.", "warn"),) if lacking else ()
-
-
-def _methods(judged: Mapping[str, PresetResult]) -> tuple[Block, ...]:
-    return tuple(Text(f"{name}: {result.method}") for name, result in judged.items())
 
 
 def _tables(
@@ -45,15 +38,26 @@ def _tables(
 ) -> tuple[Block, ...]:
     if not judged:
         return (Text("None of these presets can be computed from this dump.", "warn"),)
-    known, unknown = _metrics(judged)
+    found_in = dict.fromkeys(name for result in judged.values() for name in result.metrics)
+    names = [name for name in FIRST_PRESET if name in found_in]  # those with a direction first
+    names += [name for name in found_in if name not in FIRST_PRESET]
+    known = [name for name in names if any(one.metrics.get(name, ABSENT).known for one in judged.values())]
+    unknown = [name for name in names if name not in known]
     others = [name for name in judged if name in found.differences]
     ranked = not is_bug(summary)
     lines: list[tuple[Cell, ...]] = [("metric", *judged, *(("better",) if ranked else ()))]
-    lines += [_row(metric, judged, found, ranked) for metric in known]
+    lines += [
+        (
+            metric,
+            *(result.metrics.get(metric, ABSENT) for result in judged.values()),
+            *((found.better.get(metric, "–"),) if ranked else ()),
+        )
+        for metric in known
+    ]
     facts = f"{count(summary.dump.tokens)} tokens, {count(summary.dump.sequences)} sequences"
-    note = BETTER if ranked else UNRANKED
-    notes = (*((note,) if others else ()), *_unknown(unknown))
-    values = _table("comparison", f"All numbers, with 95% intervals ({facts})", lines, many, notes)
+    notes = [BETTER if ranked else UNRANKED] if others else []
+    notes += [f"Cannot be known from this dump: {', '.join(unknown)}."] if unknown else []
+    values = _table("comparison", f"All numbers, with 95% intervals ({facts})", lines, many, tuple(notes))
     return (values, *_differences(known, others, found, many))
 
 
@@ -93,29 +97,3 @@ def _table(
     header, *rows = zip(*lines, strict=True) if turned else lines
     titles = ("preset" if turned else "metric", *map(str, header[1:]))
     return Table(name, caption, titles, tuple(rows), notes, collapsed=folded)
-
-
-def _unknown(names: list[str]) -> tuple[str, ...]:
-    return (f"Cannot be known from this dump: {', '.join(names)}.",) if names else ()
-
-
-def _metrics(judged: Mapping[str, PresetResult]) -> tuple[list[str], list[str]]:
-    """Return the metrics with a value for some preset, and those without; metrics with a direction first."""
-    found = dict.fromkeys(name for result in judged.values() for name in result.metrics)
-    ordered = [name for name in FIRST_PRESET if name in found]
-    ordered += [name for name in found if name not in FIRST_PRESET]
-    known = [name for name in ordered if any(_has_value(result, name) for result in judged.values())]
-    return known, [name for name in ordered if name not in known]
-
-
-def _has_value(result: PresetResult, metric: str) -> bool:
-    number = result.metrics.get(metric)
-    return number is not None and (number.value is not None or number.log10 is not None)
-
-
-def _row(
-    metric: str, judged: Mapping[str, PresetResult], found: Comparison, ranked: bool
-) -> tuple[Cell, ...]:
-    absent = Number(unknown="not computed for this preset")
-    numbers = [result.metrics.get(metric, absent) for result in judged.values()]
-    return (metric, *numbers, *((found.better.get(metric, "–"),) if ranked else ()))

@@ -34,31 +34,27 @@ def data(summary: Summary) -> Section:
     first: Numbers = {}
     for preset in summary.presets.values():
         first = {**preset.metrics, **first}
-    definitions = (*_defined("", summary.metrics), *_defined("PRESET.", first))
-    files = tuple((number, file) for number, file in enumerate(facts.files, 1))
+    definitions = [
+        (prefix + name, one.formula or "as named", one.over or "–", one.unit or "1")
+        for prefix, some in (("", summary.metrics), ("PRESET.", first))
+        for name, one in some.items()
+    ]
+    missing = [(name, "not in this dump") for name in EXPECTED if name not in facts.columns]
+    columns, read_from = [*facts.columns.items(), *missing], "Columns: what was found, and under which name"
+    files = list(enumerate(facts.files, 1))
+    all_numbers = f"Definitions of all {count(len(definitions))} numbers"
+    what, defined = ("what", "value"), ("number", "formula", "over", "unit")
     blocks: tuple[Block, ...] = (
         Text(_sentence(facts)),
         Text(f"{CONVENTIONS} Seed {run.seed}, {counted(run.replicates, 'replicate')}."),
-        _table("counts", "Counts", ("what", "value"), _counts(facts)),
-        _table(
-            "columns", "Columns: what was found, and under which name", ("name", "read from"), _columns(facts)
-        ),
+        Table("counts", "Counts", what, _counts(facts), folded=True),
+        Table("columns", read_from, ("name", "read from"), columns, folded=True),
         _provenance(facts),
-        _table("run", "The run", ("what", "value"), _run(run)),
+        Table("run", "The run", what, _run(run), folded=True),
         Table("files", f"Files ({count(len(files))})", ("no.", "file"), files, collapsed=True),
-        Table(
-            "definitions",
-            f"Definitions of all {count(len(definitions))} numbers",
-            ("number", "formula", "over", "unit"),
-            definitions,
-            collapsed=True,
-        ),
+        Table("definitions", all_numbers, defined, definitions, collapsed=True),
     )
     return Section("data", "Data and provenance", blocks, "Data")
-
-
-def _table(name: str, caption: str, header: tuple[str, ...], rows: tuple[tuple[Cell, ...], ...]) -> Table:
-    return Table(name, caption, header, rows, folded=True)
 
 
 def _sentence(facts: DumpFacts) -> str:
@@ -87,20 +83,15 @@ def _counts(facts: DumpFacts) -> tuple[tuple[Cell, ...], ...]:
     )
 
 
-def _columns(facts: DumpFacts) -> tuple[tuple[Cell, ...], ...]:
-    missing = tuple((name, "not in this dump") for name in EXPECTED if name not in facts.columns)
-    return (*facts.columns.items(), *missing)
-
-
 def _provenance(facts: DumpFacts) -> Block:
     """Return what the files state: text unchanged, anything else as JSON."""
     if not facts.provenance:
         return Text("The files say nothing of their provenance (trainer, engine, temperature, top-p).")
-    rows = tuple(
+    rows = [
         (key, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
         for key, value in facts.provenance.items()
-    )
-    return _table("provenance", "Provenance, as the files state it", ("what", "value"), rows)
+    ]
+    return Table("provenance", "Provenance, as the files state it", ("what", "value"), rows, folded=True)
 
 
 def _run(run: Run) -> tuple[tuple[Cell, ...], ...]:
@@ -113,11 +104,4 @@ def _run(run: Run) -> tuple[tuple[Cell, ...], ...]:
         ("bootstrap replicates", count(run.replicates)),
         ("peak memory", size(run.peak_rss_bytes)),
         *((f"seconds, {name}", say_value(round(value, 3))) for name, value in run.seconds.items()),
-    )
-
-
-def _defined(prefix: str, numbers: Numbers) -> tuple[tuple[Cell, ...], ...]:
-    return tuple(
-        (prefix + name, one.formula or "as named", one.over or "–", one.unit or "1")
-        for name, one in numbers.items()
     )

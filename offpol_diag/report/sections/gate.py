@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from offpol_diag.blocks import Section, Table, Tone, Verdict
+from offpol_diag.blocks import Cell, Section, Table, Tone, Verdict
 from offpol_diag.gate import beyond, outcome
 from offpol_diag.gate.diagnosis import plain
 from offpol_diag.numerals import count, say_value
@@ -37,12 +37,17 @@ SIGNS: Mapping[str, str] = {"max": "≤", "min": "≥", "within": "±"}
 def gate(verdicts: Sequence[GateVerdict], remarks: Sequence[str] = ()) -> Section:
     """Return the overall verdict, the reasons where a bound did not simply pass, and one row per bound."""
     label, tone = SAID[outcome(verdicts)]
-    unlike = [one for one in sorted(verdicts, key=weight) if not _plain(one)]
+    unlike = [
+        one for one in sorted(verdicts, key=weight) if one.passed is not True or (one.open and beyond(one))
+    ]
     why = (*(f"{word(one)}: {told(one)}" for one in unlike[:MOST]), *_more(len(unlike), "such bounds"))
     head = Verdict(label, tally(verdicts), tone, why)
-    rows = tuple((word(one), holds(one), _found(one)) for one in _chosen(verdicts))
-    opened = _opened(verdicts)
-    notes = (*_more(len(verdicts), "bounds"), *opened, *remarks)
+    rows: list[tuple[Cell, ...]] = []  # without the reasons, which stand above
+    for one in _chosen(verdicts):
+        value = found(one)
+        short = plain(one.diagnosis) if one.diagnosis else value if value.known else "–"
+        rows.append((word(one), holds(one), short))
+    notes = (*_more(len(verdicts), "bounds"), *_opened(verdicts), *remarks)
     table = Table("gates", "Every bound", ("gate", "must hold", "found"), rows, notes)
     return Section("gate", "Gate", (head, table))
 
@@ -66,16 +71,13 @@ def _opened(verdicts: Sequence[GateVerdict]) -> tuple[str, ...]:
 def report(verdicts: Sequence[GateVerdict], whole: bool = True) -> Table:
     """Return a table of bounds with reasons; unless `whole`, the most important ones if there are many."""
     chosen = verdicts if whole else _chosen(verdicts)
-    values = (plain(one.diagnosis) if one.diagnosis else found(one) for one in chosen)
-    rows = tuple(
-        (word(one), title(one), bound(one), value, _reason(one) or "–")
-        for one, value in zip(chosen, values, strict=True)
-    )
-    passed = sum(one.passed is True for one in verdicts)
-    header = ("gate", "number", "bound", "value", "why")
-    opened = _opened(verdicts)
-    notes = opened if whole else (*_more(len(verdicts), "bounds"), *opened)
-    return Table("gates", f"{passed} of {len(verdicts)} gates passed", header, rows, notes)
+    rows: list[tuple[Cell, ...]] = []
+    for one in chosen:
+        value = plain(one.diagnosis) if one.diagnosis else found(one)
+        rows.append((word(one), title(one), bound(one), value, _reason(one) or "–"))
+    caption = f"{sum(one.passed is True for one in verdicts)} of {len(verdicts)} gates passed"
+    notes = (*(() if whole else _more(len(verdicts), "bounds")), *_opened(verdicts))
+    return Table("gates", caption, ("gate", "number", "bound", "value", "why"), rows, notes)
 
 
 def tally(verdicts: Sequence[GateVerdict]) -> str:
@@ -129,13 +131,8 @@ def bound(one: GateVerdict) -> str:
 
 def found(one: GateVerdict) -> Number:
     """Return the judged value."""
-    silent = one.value is None and one.log10 is None
-    return Number(
-        value=one.value,
-        interval=one.interval,
-        log10=one.log10,
-        unknown=_reason(one) or "no value" if silent else None,
-    )
+    value = Number(value=one.value, interval=one.interval, log10=one.log10)
+    return value if value.known else value.model_copy(update={"unknown": _reason(one) or "no value"})
 
 
 def told(one: GateVerdict) -> str:
@@ -145,18 +142,6 @@ def told(one: GateVerdict) -> str:
 
 def _reason(one: GateVerdict) -> str:
     return "; ".join(part for part in (one.reason, one.note) if part)
-
-
-def _found(one: GateVerdict) -> Number | str:
-    """Return the value in short form: the reason is given above the table."""
-    if one.diagnosis:
-        return plain(one.diagnosis)
-    return "–" if one.value is None and one.log10 is None else found(one)
-
-
-def _plain(one: GateVerdict) -> bool:
-    """Return whether a bound passed without remarks."""
-    return one.passed is True and not (one.open and beyond(one))
 
 
 def weight(one: GateVerdict) -> tuple[bool, int]:

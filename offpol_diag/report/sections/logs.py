@@ -11,7 +11,8 @@ from offpol_diag.summary import Number, Summary
 
 LEAD = (
     "The numbers that the trainer itself would have logged for this batch, under its own names and by its "
-    "own definitions, to be put beside its curves. A name shared with a number above need not mean the same."
+    "own definitions, to be put beside its curves. A name shared with a number above need not mean the same. "
+    "What differs between presets stands in the card of each on the page, and in the JSON (`as_logged`)."
 )
 NOTE = "–: the trainer does not log that name under that preset."
 
@@ -30,23 +31,19 @@ def logs(summary: Summary) -> Section | None:
         replace(one, collapsed=many and place > 0 and not (own and one.id.startswith(f"logged-{own}")))
         for place, one in enumerate(tables)
     ]
-    more = (
-        " What differs between presets stands in the card of each on the page, and in the JSON (`as_logged`)."
-    )
-    more += " So do the names of other trainers." if any(one.collapsed for one in tables) else ""
-    return (
-        Section("logs", "As your trainer logs it", (Text(LEAD + more), *tables), "Logs") if tables else None
-    )
+    more = " So do the names of other trainers." if any(one.collapsed for one in tables) else ""
+    blocks = (Text(LEAD + more), *tables)
+    return Section("logs", "As your trainer logs it", blocks, "Logs") if tables else None
 
 
 def _same(logs: str, presets: Presets) -> list[Table]:
     """Return the names that all presets of one set log with one number."""
     first, *others = (one.as_logged for one in presets.values())
-    rows = tuple(
+    rows = [
         (name, Number(value=value))
         for name, value in first.items()
         if all(name in one and one[name] == value for one in others)
-    )
+    ]
     caption = f"As {logs} logs it: the same under {len(presets)} presets"
     header = ("name in the trainer", "number")
     return [Table(f"logged-{logs}-same", caption, header, rows, folded=True)] if rows else []

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from offpol_diag.bands import Tone, band, tone
-from offpol_diag.blocks import Block, Cell, Composite, Section, Table, Text
-from offpol_diag.numerals import count, counted, doubted, say, written
+from offpol_diag.blocks import Block, Cell, Composite, Section, Table, Text, filled
+from offpol_diag.numerals import count, counted, doubted, rounded, say, written
 from offpol_diag.report.sections.diagnosis import is_bug
 from offpol_diag.summary import Fired, Number, Place, Summary
 
@@ -73,16 +73,11 @@ class Tile:
     short: bool = True
 
     @property
-    def known(self) -> bool:
-        """Whether the number has a value."""
-        return self.number.value is not None or self.number.log10 is not None
-
-    @property
     def ends(self) -> str:
         """The first and last value of the curve."""
         known = [one for one in self.curve if one is not None]
         both = (known[0], known[-1]) if known else ()
-        return " → ".join(say(Number(value=one, unit=self.number.unit)) for one in both)
+        return " → ".join(rounded(one, self.number.unit) for one in both)
 
 
 @dataclass(frozen=True)
@@ -94,7 +89,7 @@ class Tiles(Composite):
 
     def plain(self) -> tuple[Block, ...]:
         """Return the lead and the table; a renderer without curves writes their ends."""
-        rows: tuple[tuple[Cell, ...], ...] = tuple(
+        rows = [
             (
                 f"{one.label} ({one.key})" if one.key else one.label,
                 one.number,
@@ -102,18 +97,22 @@ class Tiles(Composite):
                 one.ends or "–",
             )
             for one in self.tiles
-            if one.known
-        )
-        header = ("number", "value", "band", "by step")
-        return (Text(self.lead), Table("tiles", "", header, rows)) if rows else (Text(self.lead),)
+            if one.number.known
+        ]
+        return filled(Text(self.lead), Table("tiles", "", ("number", "value", "band", "by step"), rows))
 
 
 def numbers(summary: Summary) -> Section | None:
     """Return the tiles, warning levels, bands, meanings and all numbers of the policy pairs."""
-    found = (*_alerts(summary), *_meanings(summary), *_policies(summary), *_bands(summary))
-    made = tiles(summary)
-    blocks = (Tiles(_resampled(summary), made), *found) if made else found
-    return Section("numbers", "Headline numbers", blocks, "Numbers") if made or found else None
+    pairs, made = _policies(summary), tiles(summary)
+    blocks = filled(
+        Tiles(_resampled(summary), made) if made else None,
+        _alerts(summary),
+        _meanings(summary, collapsed=bool(pairs.rows)),
+        pairs,
+        _bands(summary),
+    )
+    return Section("numbers", "Headline numbers", blocks, "Numbers") if blocks else None
 
 
 def drift(summary: Summary) -> str:
@@ -137,7 +136,8 @@ def tiles(summary: Summary) -> tuple[Tile, ...]:
     rejected, truncated = (weighed.get(name, Number()) for name in ("tokens_rejected", "truncated_high"))
     if rejected.value is not None and given and given.title:
         method = next((name for name, one in summary.weights.items() if one == weighed), "")
-        values = tuple(v for _, v in curve(summary, f"{method}.{_cut(rejected)}"))
+        cut = "tokens_rejected" if rejected.value else "truncated_high"
+        values = tuple(v for _, v in curve(summary, f"{method}.{cut}"))
         beside = f"truncated: {say(truncated)}" if truncated.value is not None else ""
         plain = rejected.model_copy(update={"interval": None})
         last = Tile("Rejected", "", plain, "of tokens", given.title, None, values, "", beside, False)
@@ -145,16 +145,12 @@ def tiles(summary: Summary) -> tuple[Tile, ...]:
     return tuple(found)
 
 
-def _cut(rejected: Number) -> str:
-    return "tokens_rejected" if rejected.value else "truncated_high"
-
-
 def _tile(summary: Summary, label: str, key: str, unit: str, short: bool) -> Tile | None:
     prefix = drift(summary)
     number = summary.metrics.get(prefix + key, Number())
     values = tuple(value for _, value in curve(summary, key))
     values = values if sum(one is not None for one in values) > 1 else ()
-    if number.value is None and number.log10 is None:
+    if not number.known:
         return None
     row, beside, doubt = band(key, number), "", ""
     named: tuple[str, Tone | None] = (row.name, tone(row.name)) if row else ("", None)
@@ -186,22 +182,16 @@ def curve(summary: Summary, name: str) -> list[tuple[str, float | None]]:
 
 def _at(place: Place, prefix: str, name: str) -> Number:
     """Return a number of a place; there the main pair of policies has no prefix."""
-    found = (
-        numbers[key]
-        for key in (prefix + name, name)
-        for numbers in (place.metrics, place.asked)
-        if key in numbers
-    )
-    return next(found, Number())
+    every = {**place.asked, **place.metrics}
+    return every.get(prefix + name, every.get(name, Number()))
 
 
 def _resampled(summary: Summary) -> str:
     """Return what the intervals rest on, and what the small curves run over."""
     steps, dump = summary.charts.steps, summary.dump
-    some = steps is not None and len(steps.first) > 1
-    curves = (
-        f" The small curves run from step {steps.first[0]} to {steps.last[-1]}." if steps and some else ""
-    )
+    curves = ""
+    if steps is not None and len(steps.first) > 1:
+        curves = f" The small curves run from step {steps.first[0]} to {steps.last[-1]}."
     if all(number.interval is None for number in summary.metrics.values()):
         return f"Without intervals: there are {count(dump.groups)} groups to resample.{curves}"
     unit = "prompt" if "group_id" in dump.columns else "sequence"
@@ -217,13 +207,10 @@ def alerts(summary: Summary) -> list[Fired]:
     return [one for one in fired if one.level == "alert"]
 
 
-def _alerts(summary: Summary) -> tuple[Block, ...]:
-    found = alerts(summary)
-    rows = tuple((one.sentence, _saw(one, summary), one.source or "–") for one in found)
-    crossed = "level is" if len(found) == 1 else "levels are"
-    said = f"{len(found)} published warning {crossed} crossed"
-    head = ("level", "this dump", "set by")
-    return (Table("alerts", said, head, rows, folded=True),) if rows else ()
+def _alerts(summary: Summary) -> Table:
+    rows = [(one.sentence, _saw(one, summary), one.source or "–") for one in alerts(summary)]
+    said = f"{len(rows)} published warning {'level is' if len(rows) == 1 else 'levels are'} crossed"
+    return Table("alerts", said, ("level", "this dump", "set by"), rows, folded=True)
 
 
 def _saw(one: Fired, summary: Summary) -> str:
@@ -236,53 +223,46 @@ def _saw(one: Fired, summary: Summary) -> str:
     return "; ".join(parts) or "–"
 
 
-def _meanings(summary: Summary) -> tuple[Block, ...]:
+def _meanings(summary: Summary, collapsed: bool) -> Table:
     """Return the main numbers of the main pair, each with what it says."""
-    known = summary.metrics
-    rows = tuple(
-        (prefix + name, known[prefix + name], says)
-        for prefix in [drift(summary)]
-        for name, says in MEANINGS.items()
-        if prefix + name in known
-    )
-    said, every = "What the headline numbers mean", bool(_policies(summary))
-    header = ("number", "value", "what it says")
-    return (Table("headline", said, header, rows, collapsed=every, folded=True),) if rows else ()
+    known, prefix = summary.metrics, drift(summary)
+    keys = {prefix + name: says for name, says in MEANINGS.items() if prefix + name in known}
+    rows = [(key, known[key], says) for key, says in keys.items()]
+    said, header = "What the headline numbers mean", ("number", "value", "what it says")
+    return Table("headline", said, header, rows, collapsed=collapsed, folded=True)
 
 
-def _policies(summary: Summary) -> tuple[Block, ...]:
+def _policies(summary: Summary) -> Table:
     """Return every number for each pair of policies, side by side."""
     known = summary.metrics
     pairs = {
         prefix: DRIFTS[prefix]
         for prefix in ("", "drift2.", "total.")
-        if (one := known.get(f"{prefix}k3", Number())).value is not None or one.log10 is not None
+        if known.get(f"{prefix}k3", Number()).known
     }
     names = dict.fromkeys(
         key.removeprefix(prefix) for key in known for prefix in DRIFTS if prefix and key.startswith(prefix)
     )
     names |= {name: None for name in MEANINGS if names and name in known}
     none = Number(unknown="not computed for this pair")
-    rows: list[tuple[Cell, ...]] = [(name, *(known.get(p + name, none) for p in pairs)) for name in names]
+    rows: list[tuple[Cell, ...]] = [
+        (name, *(known.get(p + name, none) for p in pairs)) for name in names if pairs
+    ]
     caption = "All numbers of the three policy pairs"
     note = (
         "Rollout → old is engine numerics and policy lag; old → current, the updates within the step. K1 "
         "adds up over the two; K3 of old → current is the size of the update, not a KL."
     )
     header = ("number", *pairs.values())
-    return (Table("policies", caption, header, tuple(rows), (note,), folded=True),) if rows and pairs else ()
+    return Table("policies", caption, header, rows, (note,), folded=True)
 
 
-def _bands(summary: Summary) -> tuple[Block, ...]:
-    rows = tuple(
-        (one.metric, one.name, _range(one.low, one.high), one.regime, one.source)
-        for one in summary.charts.bands
-    )
+def _bands(summary: Summary) -> Table:
+    rows = []
+    for one in summary.charts.bands:
+        low, high = (None if end is None else rounded(end) for end in (one.low, one.high))
+        span = f"{low} to {high}" if low and high else f"below {high}" if high else f"above {low}"
+        rows.append((one.metric, one.name, span, one.regime, one.source))
     header = ("number", "band", "range", "regime", "source")
     said = "Where the bands come from; a value is only comparable within its regime"
-    return (Table("bands", said, header, (*rows, *REGIMES), collapsed=True),) if rows else ()
-
-
-def _range(low: float | None, high: float | None) -> str:
-    ends = [None if one is None else say(Number(value=one)) for one in (low, high)]
-    return f"{ends[0]} to {ends[1]}" if all(ends) else f"below {ends[1]}" if ends[1] else f"above {ends[0]}"
+    return Table("bands", said, header, [*rows, *REGIMES] if rows else (), collapsed=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 
-from offpol_diag.blocks import Block, Cell, Composite, Section, Table, Text
+from offpol_diag.blocks import Block, Cell, Composite, Section, Table, Text, filled
 from offpol_diag.errors import ConfigError
 from offpol_diag.numerals import say_value, written
 from offpol_diag.presets import Preset, catalogue, formulas
@@ -111,17 +111,13 @@ class Cards(Composite):
         some = [one for one in self.cards if one.mark or one.first or not many]
         names = [*DECISIVE] if many else ["tokens_rejected", *(key for key, _ in COLUMNS[1:]), *MORE]
         names = [name for name in names if any(_known(one.metrics, name) for one in some)]
+        found = [(title, "–", raw) for title, raw in self.uncorrected]
+        for one in some:
+            title = f"{one.name} ({one.mark})" if one.mark else one.name
+            found.append((title, one.family or "–", one.metrics))
         rows: list[tuple[Cell, ...]] = [
-            (title, *(() if many else ("–",)), *(raw.get(name) for name in names))
-            for title, raw in self.uncorrected
-        ]
-        rows += [
-            (
-                f"{one.name} ({one.mark})" if one.mark else one.name,
-                *(() if many else (one.family or "–",)),
-                *(one.metrics.get(name) for name in names),
-            )
-            for one in some
+            (title, *(() if many else (family,)), *(numbers.get(name) for name in names))
+            for title, family, numbers in found
         ]
         note = (
             f"One row per family of {every} presets. A page (-o) has a card of each: weights, truncation, "
@@ -129,7 +125,7 @@ class Cards(Composite):
         )
         caption = "What each correction does to this batch"
         header = ("preset", *(() if many else ("family",)), *names)
-        table = Table("presets", caption, header, tuple(rows), (note,) if many else (), context=("family",))
+        table = Table("presets", caption, header, rows, (note,) if many else (), context=("family",))
         said = f"{every} presets could be computed; {self.distinct} results are distinct."
         said += f" {len(self.lacking)} need columns this dump lacks." if self.lacking else ""
         return (Text(said), table) if self.cards else (Text(said),)
@@ -144,9 +140,13 @@ def presets(summary: Summary) -> Section | None:
     raw = tuple((title, _raw(summary, prefix)) for policy, prefix, title in RAW if policy in used)
     lacking = tuple((name, ", ".join(one.needs)) for name, one in summary.presets.items() if one.needs)
     own, bug = trainer_of(summary), is_bug(summary)
-    found = Cards((*_pinned(summary), *_cards(able, own)), lacking, own, bug, raw)
-    ranked = ranking(summary.recommendation) if summary.recommendation and not bug else ()
-    blocks = (found, *ranked, *_missing(summary), *_families(able), *_everything(able))
+    blocks = filled(
+        Cards((*_pinned(summary), *_cards(able, own)), lacking, own, bug, raw),
+        ranking(summary.recommendation) if summary.recommendation and not bug else None,
+        _missing(summary),
+        _families(able),
+        _everything(able),
+    )
     return Section("presets", "Every correction on this batch", blocks, "Presets")
 
 
@@ -190,7 +190,7 @@ def _numbers(found: Numbers) -> tuple[tuple[float | None, str], ...]:
 
 
 def _cell(number: Number) -> tuple[float | None, str]:
-    if number.value is None and number.log10 is None:
+    if not number.known:
         return None, "–"
     value = number.value if number.value is not None else 10.0 ** min(number.log10 or 0, 300)
     return value, written(number.model_copy(update={"interval": None})).value
@@ -201,16 +201,11 @@ def _cards(able: Presets, own: str) -> tuple[Card, ...]:
     found = []
     for name, one in able.items():
         card = _card(name, one, shipped.get(name), one.family not in seen, own)
-        values = (one.logs or "", *one.as_logged.items())
-        same = logged.setdefault(values, name)
-        found.append(replace(card, logged=_logged(one) if same == name else f"the same as under {same}"))
+        same = logged.setdefault((one.logs or "", *one.as_logged.items()), name)
+        lines = "\n".join(f"{key} {say_value(value)}" for key, value in one.as_logged.items())
+        found.append(replace(card, logged=lines if same == name else f"the same as under {same}"))
         seen.add(one.family)
     return tuple(found)
-
-
-def _logged(one: PresetResult) -> str:
-    """Return the numbers that the preset's trainer would have logged, a line each."""
-    return "\n".join(f"{name} {say_value(value)}" for name, value in one.as_logged.items())
 
 
 def _kind(one: PresetResult) -> str:
@@ -248,13 +243,13 @@ def _card(name: str, one: PresetResult, shipped: Preset | None, first: bool, own
         tuple(one.trainers),
         _kind(one),
         first,
-        not one.same_as,
-        tuple(line for line in lines if line[1] and line[1] != "none"),
-        tuple((key, " ".join(part for part in written(cell) if part)) for key, cell in known.items()),
-        tuple((key, _cell(cell)[1]) for key, cell in keeps if cell.value is not None),
-        config,
-        trainer,
-        one.logs or "" if one.as_logged else "",
+        distinct=not one.same_as,
+        lines=tuple(line for line in lines if line[1] and line[1] != "none"),
+        more=tuple((key, " ".join(part for part in written(cell) if part)) for key, cell in known.items()),
+        keeps=tuple((key, _cell(cell)[1]) for key, cell in keeps if cell.value is not None),
+        config=config,
+        trainer=trainer,
+        logs=one.logs or "" if one.as_logged else "",
     )
 
 
@@ -274,8 +269,7 @@ def _config(one: PresetResult, shipped: Preset | None, own: str) -> tuple[str, s
 
 
 def _known(metrics: Numbers, name: str) -> bool:
-    number = metrics.get(name, Number())
-    return number.value is not None or number.log10 is not None
+    return metrics.get(name, Number()).known
 
 
 # ---------------------------------------------------------------- tables
@@ -286,7 +280,7 @@ UNSEEN = (
 )
 
 
-def ranking(given: Recommendation) -> tuple[Block, ...]:
+def ranking(given: Recommendation) -> Table:
     """Return a table of the corrections by the estimated error of an update, the best first."""
     rows: list[tuple[Cell, ...]] = [
         (one.title, f"{one.score:.3g}", one.behind or "recommended", "toss-up" if one.tie else "–")
@@ -295,67 +289,49 @@ def ranking(given: Recommendation) -> tuple[Block, ...]:
     notes = (UNSEEN,) if given.title and given.ranking and given.ranking[0].behind else ()
     caption = "Corrections by the estimated error of an update, best = 100"
     header = ("correction", "of 100", "error above the recommended one", "tie")
-    return (Table("ranking", caption, header, tuple(rows), notes, folded=True),) if rows else ()
+    return Table("ranking", caption, header, rows, notes, folded=True)
 
 
-def _missing(summary: Summary) -> tuple[Block, ...]:
+def _missing(summary: Summary) -> Table:
     """Return the presets that need a column, and how a dump of two policies is read for most of them."""
-    rows = tuple(
-        (name, ", ".join(one.needs), one.summary) for name, one in summary.presets.items() if one.needs
-    )
-    if not rows:
-        return ()
+    lacking = {name: one for name, one in summary.presets.items() if one.needs}
+    rows = [(name, ", ".join(one.needs), one.summary) for name, one in lacking.items()]
     current = summary.dump.columns.get("current_log_probs")
-    read = any("old_log_probs" in one.needs for one in summary.presets.values()) and current is not None
+    read = any("old_log_probs" in one.needs for one in lacking.values()) and current is not None
     hint = f"The trainer's one policy is read as the old one with --columns old={current}."
     caption, header = "Presets that need a column this dump lacks", ("preset", "needs", "what it is")
-    return (Table("needs", caption, header, rows, (hint,) if read else (), folded=True),)
+    return Table("needs", caption, header, rows, (hint,) if read else (), folded=True)
 
 
-def _families(able: Presets) -> tuple[Block, ...]:
+def _families(able: Presets) -> Table:
     """Return a row per family of two or more presets: how their definitions and numbers differ."""
     groups: dict[str, list[PresetResult]] = {}
     for one in able.values():
         groups.setdefault(one.family, []).append(one)
-    rows = tuple(
-        (name, len(some), "; ".join(_aspects(some)) or "defined alike", _spans(some))
-        for name, some in groups.items()
-        if name and len(some) > 1
-    )
+    rows = []
+    for family, some in groups.items():
+        if not family or len(some) == 1:
+            continue
+        differ, spans = [], []
+        for aspect in dict.fromkeys(name for one in some for name in one.aspects):
+            ways = dict.fromkeys(one.aspects.get(aspect, "none") for one in some)
+            differ += [f"{aspect}: {' | '.join(ways)}"] if len(ways) > 1 else []
+        for name in COMPARED:
+            numbers = [n for one in some if (n := one.metrics.get(name)) and n.value is not None]
+            if numbers:
+                values = [one.value or 0.0 for one in numbers]
+                low, high = (say_value(end, numbers[0].unit) for end in (min(values), max(values)))
+                spans.append(f"{name} {low}" + (f" to {high}" if low != high else ""))
+        rows.append((family, len(some), "; ".join(differ) or "defined alike", "; ".join(spans) or "–"))
     header = ("family", "presets", "they differ in", "on this dump")
     caption = "Same idea, different numbers: in what the presets of a family differ"
-    return (Table("families", caption, header, rows, collapsed=True),) if rows else ()
+    return Table("families", caption, header, rows, collapsed=True)
 
 
-def _aspects(some: list[PresetResult]) -> list[str]:
-    """Return the aspects in which definitions differ, each with its distinct values."""
-    found = []
-    for aspect in dict.fromkeys(name for one in some for name in one.aspects):
-        ways = dict.fromkeys(one.aspects.get(aspect, "none") for one in some)
-        found += [f"{aspect}: {' | '.join(ways)}"] if len(ways) > 1 else []
-    return found
-
-
-def _spans(some: list[PresetResult]) -> str:
-    """Return the range of each number within a family."""
-    parts = []
-    for name in COMPARED:
-        known = [one for each in some if (one := each.metrics.get(name)) and one.value is not None]
-        low, high = (
-            say_value(pick((one.value or 0.0 for one in known), default=None), known[0].unit) if known else ""
-            for pick in (min, max)
-        )
-        parts += [f"{name} {low}" + (f" to {high}" if low != high else "")] if known else []
-    return "; ".join(parts) or "–"
-
-
-def _everything(able: Presets) -> tuple[Block, ...]:
+def _everything(able: Presets) -> Table:
     """Return all numbers that the cards do not show."""
-    every = dict.fromkeys(name for one in able.values() for name in one.metrics)
+    every = dict.fromkeys(name for one in able.values() for name in one.metrics if _known(one.metrics, name))
     shown = {"tokens_rejected", *(key for key, _ in COLUMNS), *MORE}
-    names = [
-        name for name in every if name not in shown and any(_known(o.metrics, name) for o in able.values())
-    ]
-    rows = tuple((name, *(one.metrics.get(key) for key in names)) for name, one in able.items())
-    caption = "All other numbers of every preset"
-    return (Table("all", caption, ("preset", *names), rows, collapsed=True),) if rows and names else ()
+    names = [name for name in every if name not in shown]
+    rows = [(name, *(one.metrics.get(key) for key in names)) for name, one in able.items() if names]
+    return Table("all", "All other numbers of every preset", ("preset", *names), rows, collapsed=True)

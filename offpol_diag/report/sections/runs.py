@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import PurePath
 
-from offpol_diag.blocks import Block, Cell, Section, Table, Text, Tone, Verdict
+from offpol_diag.blocks import Block, Cell, Section, Table, Text, Tone, Verdict, filled
 from offpol_diag.directions import FIRST_GAP, GAP_PREFIXES
 from offpol_diag.numerals import count, say_value
 from offpol_diag.summary import Against, Contrast, DumpFacts, Number, Summary
@@ -17,30 +17,23 @@ def runs(summary: Summary) -> Section | None:
     found = summary.against
     if found is None:
         return None
+    detail = [f"A is {named(summary.dump)}; B is {named(found.b.dump)}", found.pairing.sentence]
+    if found.tested:
+        detail.append(
+            f"{count(found.tested)} metrics were tested, and p-values are corrected for that "
+            f"({found.correction}): were nothing different, the chance of naming anything is "
+            f"{say_value(found.level, 'share')} at most."
+        )
+    tone: Tone = "warn" if found.differing or not found.tested else "good"
+    lacking = "; ".join(f"{what}: {why}" for what, why in found.needs.items())
     blocks = (
-        Verdict("A against B", found.headline, _tone(found), _detail(summary, found)),
+        Verdict("A against B", found.headline, tone, tuple(detail)),
         *(Text(note, "warn") for note in found.notes),
         _facts(summary.dump, found.b.dump),
         *_tables(found),
-        *_needs(found),
+        *((Text(f"Cannot be compared: {lacking}.", "warn"),) if lacking else ()),
     )
     return Section("runs", "Run A against run B", blocks)
-
-
-def _tone(found: Against) -> Tone:
-    if not found.tested:
-        return "warn"
-    return "warn" if found.differing else "good"
-
-
-def _detail(summary: Summary, found: Against) -> tuple[str, ...]:
-    names = f"A is {named(summary.dump)}; B is {named(found.b.dump)}"
-    corrected = (
-        f"{count(found.tested)} metrics were tested, and p-values are corrected for that "
-        f"({found.correction}): were nothing different, the chance of naming anything is "
-        f"{say_value(found.level, 'share')} at most."
-    )
-    return (names, found.pairing.sentence, *([corrected] if found.tested else []))
 
 
 def named(dump: DumpFacts) -> str:
@@ -50,9 +43,20 @@ def named(dump: DumpFacts) -> str:
     return f"{first}{more}"
 
 
+def file_name(dump: DumpFacts) -> str:
+    """Return the same without the directory."""
+    return PurePath(named(dump)).name
+
+
+def bugs(summary: Summary, found: Against) -> list[tuple[str, str]]:
+    """Return A, B or both: the runs whose diagnosis is a bug, each with its headline."""
+    both = (("A", summary.diagnosis), ("B", found.b.diagnosis))
+    return [(run, one.headline) for run, one in both if one is not None and one.verdict == "bug"]
+
+
 def _facts(a: DumpFacts, b: DumpFacts) -> Table:
     rows: tuple[tuple[Cell, ...], ...] = (
-        ("file", PurePath(named(a)).name, PurePath(named(b)).name),
+        ("file", file_name(a), file_name(b)),
         ("tokens", a.tokens, b.tokens),
         ("sequences", a.sequences, b.sequences),
         ("groups (prompts)", a.groups, b.groups),
@@ -87,52 +91,42 @@ def _flat(found: dict[str, object], before: str = "") -> dict[str, str]:
 
 def _tables(found: Against) -> tuple[Block, ...]:
     """Return tables of differing, equal (main metrics unfolded) and untested numbers."""
-    first = _looked_at_first(found)
+    names = {one.name for one in found.contrasts}
+    prefix = next((drift for drift in GAP_PREFIXES if f"{drift}k3" in names), "")
+    main = {prefix + name for name in FIRST_GAP}
     differ = [one for one in found.contrasts if one.differs]
-    alike = [one for one in found.contrasts if one.differs is False]
-    rest = [one for one in found.contrasts if one.differs is None]
+    alike, alike_more, rest, rest_more = (
+        [one for one in found.contrasts if one.differs is differs and (one.name in main) is wanted]
+        for differs in (False, None)
+        for wanted in (True, False)
+    )
     notes = (
         f"p, corrected: {found.correction} over {count(found.tested)} tests; the intervals are 95% each and "
         "not corrected.",
     )
-    main, more = ([one for one in alike if (one.name in first) is wanted] for wanted in (True, False))
-    left = (f"{count(len(more))} more cannot be told apart; an HTML report has them.",) if more else ()
-    return (
-        *_table("differ", f"{count(len(differ))} metrics differ, what matters first", differ, notes),
-        *_table("alike", "Of the main metrics these cannot be told apart", main, left),
-        *_table("alike-more", f"{count(len(more))} more metrics cannot be told apart", more, (), folded=True),
-        *_untested("untested", "main numbers", [one for one in rest if one.name in first], False),
-        *_untested("untested-more", "more numbers", [one for one in rest if one.name not in first], True),
+    more = f"{count(len(alike_more))} more"
+    left = (f"{more} cannot be told apart; an HTML report has them.",) if alike_more else ()
+    return filled(
+        _table("differ", f"{count(len(differ))} metrics differ, what matters first", differ, notes),
+        _table("alike", "Of the main metrics these cannot be told apart", alike, left),
+        _table("alike-more", f"{more} metrics cannot be told apart", alike_more, (), folded=True),
+        _untested("untested", "main numbers", rest, False),
+        _untested("untested-more", "more numbers", rest_more, True),
     )
-
-
-def _looked_at_first(found: Against) -> set[str]:
-    """Return the main metrics of the first pair of policies that both runs have."""
-    names = {one.name for one in found.contrasts}
-    prefix = next((drift for drift in GAP_PREFIXES if f"{drift}k3" in names), "")
-    return {prefix + name for name in FIRST_GAP}
 
 
 def _table(
     name: str, caption: str, found: list[Contrast], notes: tuple[str, ...], folded: bool = False
-) -> tuple[Block, ...]:
-    rows = tuple((one.name, one.a, one.b, one.effect, _p(one.p_adjusted)) for one in found)
-    return (Table(name, caption, HEADER, rows, notes, collapsed=folded),) if rows else ()
+) -> Table:
+    rows = []
+    for one in found:
+        p = one.p_adjusted
+        said = "–" if p is None else "< 0.0001" if p < 1e-4 else f"{p:.2g}"
+        rows.append((one.name, one.a, one.b, one.effect, said))
+    return Table(name, caption, HEADER, rows, notes, collapsed=folded)
 
 
-def _p(value: float | None) -> str:
-    if value is None:
-        return "–"
-    return "< 0.0001" if value < 1e-4 else f"{value:.2g}"
-
-
-def _untested(name: str, what: str, found: list[Contrast], folded: bool) -> tuple[Block, ...]:
-    rows = tuple((one.name, one.a, one.b, one.difference, one.reason) for one in found)
-    caption = f"{count(len(rows))} {what} were not tested"
-    header = ("number", "A", "B", "B − A", "why not")
-    return (Table(name, caption, header, rows, collapsed=folded),) if rows else ()
-
-
-def _needs(found: Against) -> tuple[Block, ...]:
-    lacking = "; ".join(f"{what}: {why}" for what, why in found.needs.items())
-    return (Text(f"Cannot be compared: {lacking}.", "warn"),) if lacking else ()
+def _untested(name: str, what: str, found: list[Contrast], folded: bool) -> Table:
+    rows = [(one.name, one.a, one.b, one.difference, one.reason) for one in found]
+    caption, header = f"{count(len(rows))} {what} were not tested", ("number", "A", "B", "B − A", "why not")
+    return Table(name, caption, header, rows, collapsed=folded)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from offpol_diag.blocks import Block, Cell, Code, Figure, Section, Series, Table, Text, Verdict
+from offpol_diag.blocks import Cell, Code, Figure, Section, Series, Table, Text, Verdict, filled
 from offpol_diag.numerals import count, say, say_value
 from offpol_diag.presets import catalogue
 from offpol_diag.presets.tuning import command
@@ -43,29 +43,26 @@ def sweep(summary: Summary) -> Section | None:
     found = summary.sweep
     if found is None:
         return None
-    blocks = (
-        Text(_what(found)),
-        *(Text(remark, "warn") for remark in found.remarks),
-        *((_window(found, found.window),) if found.window else ()),
-        _table(found),
-        _figure(found),
-        _by_length(found),
-        _length_figure(found),
-        *_details(found),
-        _floor(found),
-        *(_predicted(found.window) if found.window else ()),
-        *(_config(found.window) if found.window else ()),
-    )
-    return Section("sweep", f"Thresholds of {found.preset}", blocks)
-
-
-def _what(found: Sweep) -> str:
     window = "" if "." in found.which else ": the window [1/b, b] for each threshold b"
     others = f" Its other bounds: --which {', '.join(found.others)}." if found.others else ""
-    return (
+    what = (
         f"{found.which} of {found.preset} moves{window}; it bounds {found.statistic} of each {found.unit}, "
         f"r = π_train/π_rollout.{others}"
     )
+    solved = found.window
+    blocks = filled(
+        Text(what),
+        *(Text(remark, "warn") for remark in found.remarks),
+        _window(found, solved) if solved else None,
+        _table(found),
+        _figure(found),
+        *_by_length(found),
+        _details(found),
+        _floor(found),
+        _predicted(solved) if solved else None,
+        Code(f"The config for {solved.trainer}", solved.config) if solved and solved.config else None,
+    )
+    return Section("sweep", f"Thresholds of {found.preset}", blocks)
 
 
 # ---------------------------------------------------------------- every threshold
@@ -73,7 +70,7 @@ def _what(found: Sweep) -> str:
 
 def _table(found: Sweep) -> Table:
     columns = [one for one in COLUMNS if _telling(found, one[0])]
-    rows = tuple((*_head(point), *_cells(point.metrics, columns)) for point in found.points)
+    rows = [(*_head(point), *_cells(point.metrics, columns)) for point in found.points]
     notes = (
         "←: the preset as it stands. Marks: L drops long responses, N lies under numerical noise, C lies "
         "beside the data.",
@@ -86,8 +83,11 @@ def _table(found: Sweep) -> Table:
 def _telling(found: Sweep, name: str) -> bool:
     """Return whether a metric is informative: not all unknown or 0, nor, for bounded weights, all 1."""
     values = {point.metrics[name].value for point in found.points if name in point.metrics}
-    weights = any("acted" in point.metrics for point in found.points)
-    return bool(values - {None, 0.0}) and not (weights and values == {1.0})
+    return bool(values - {None, 0.0}) and not (_weighs(found) and values == {1.0})
+
+
+def _weighs(found: Sweep) -> bool:
+    return any("acted" in point.metrics for point in found.points)
 
 
 def _head(point: SweptPoint) -> tuple[Cell, Cell]:
@@ -103,20 +103,6 @@ def _cells(numbers: Numbers, columns: Sequence[tuple[str, str]]) -> tuple[Cell, 
     return tuple(numbers.get(name, Number(unknown="not asked")) for name, _ in columns)
 
 
-def _figure(found: Sweep) -> Figure:
-    drawn = distinct(found)
-    return Figure(
-        id="sweep",
-        title=f"What {found.preset} leaves at each threshold",
-        caption=_finding(found),
-        x_label=f"threshold ({found.which})",
-        y_label="share",
-        series=tuple(_series(found, name, text) for name, text, _ in drawn),
-        y_unit="fraction",
-        marks=tuple(mark for _, _, mark in drawn),
-    )
-
-
 def distinct(found: Sweep) -> list[tuple[str, str, str]]:
     """Return the curves without exact duplicates: without weights, ESS equals the share kept."""
     lines: dict[tuple[float | None, ...], tuple[str, str, str]] = {}
@@ -127,95 +113,87 @@ def distinct(found: Sweep) -> list[tuple[str, str, str]]:
     return list(lines.values())
 
 
-def _series(found: Sweep, name: str, text: str) -> Series:
-    numbers = [point.metrics.get(name, Number()) for point in found.points]
-    return Series(
-        name=text,
-        x=tuple(map(label, found.points)),
-        y=tuple(number.value for number in numbers),
-        low=tuple(number.interval[0] if number.interval else None for number in numbers),
-        high=tuple(number.interval[1] if number.interval else None for number in numbers),
-    )
-
-
-def _finding(found: Sweep) -> str:
+def _figure(found: Sweep) -> Figure:
+    drawn, x, series = distinct(found), [*map(label, found.points)], []
+    for name, text, _ in drawn:
+        numbers = [point.metrics.get(name, Number()) for point in found.points]
+        low, high = ([one.interval[end] if one.interval else None for one in numbers] for end in (0, 1))
+        series.append(Series(text, x, [one.value for one in numbers], low, high))
     first, last = found.points[0], found.points[-1]
-    name = "acted" if "acted" in first.metrics else "tokens_kept"
-    what = {"acted": "weights changed", "tokens_kept": "tokens kept"}[name]
+    name, what = ("acted", "weights changed") if "acted" in first.metrics else ("tokens_kept", "tokens kept")
     ends = (f"{say(point.metrics[name])} at {point.threshold:.7g}" for point in (first, last))
-    return f"{what}: {', and '.join(ends)}; bands are 95% intervals."
+    return Figure(
+        id="sweep",
+        title=f"What {found.preset} leaves at each threshold",
+        caption=f"{what}: {', and '.join(ends)}; bands are 95% intervals.",
+        x_label=f"threshold ({found.which})",
+        y_label="share",
+        series=tuple(series),
+        y_unit="fraction",
+        marks=tuple(mark for _, _, mark in drawn),
+    )
 
 
 # ---------------------------------------------------------------- by length
 
 
-def _by_length(found: Sweep) -> Table:
-    name = kept_metric(found)
-    rows = tuple(
-        (*_head(point), *(numbers.get(name, Number()) for numbers in point.quartiles))
-        for point in found.points
-    )
-    header = ("threshold", "marks", *QUARTERS)
-    lengths = "; ".join(
-        f"{quarter}: {border}" for quarter, border in zip(QUARTERS, found.quartiles, strict=True)
-    )
-    caption = f"{_what_is_kept(found)} by quartile of response length"
-    return Table("sweep-length", caption, header, rows, (f"Tokens of a response: {lengths}.",))
-
-
 def kept_metric(found: Sweep) -> str:
     """Return the metric that says what a threshold keeps."""
-    if any("acted" in point.metrics for point in found.points):
+    if _weighs(found):
         return "ess_tokens"
     return "tokens_kept" if found.unit == "token" else "sequences_kept"
 
 
-def _what_is_kept(found: Sweep) -> str:
-    return {
+def _by_length(found: Sweep) -> tuple[Table, Figure]:
+    """Return what each quartile of response length keeps, as a table and as a figure."""
+    name = kept_metric(found)
+    what = {
         "ess_tokens": "ESS over tokens",
         "tokens_kept": "Tokens kept",
         "sequences_kept": "Sequences kept",
-    }[kept_metric(found)]
-
-
-def _length_figure(found: Sweep) -> Figure:
-    name = kept_metric(found)
+    }[name]
+    rows = [(*_head(one), *(part.get(name, Number()) for part in one.quartiles)) for one in found.points]
+    lengths = "; ".join(f"{a}: {b}" for a, b in zip(QUARTERS, found.quartiles, strict=True))
+    notes = (f"Tokens of a response: {lengths}.",)
+    header = ("threshold", "marks", *QUARTERS)
+    table = Table("sweep-length", f"{what} by quartile of response length", header, rows, notes)
     series = tuple(
-        Series(
-            quarter,
-            tuple(map(label, found.points)),
-            tuple(point.quartiles[at][name].value for point in found.points),
-        )
-        for at, quarter in enumerate(QUARTERS)
+        Series(text, [*map(label, found.points)], [one.quartiles[at][name].value for one in found.points])
+        for at, text in enumerate(QUARTERS)
     )
-    what = _what_is_kept(found)
-    caption = "Lines that part show a threshold that selects by length."
-    title = f"{what} by length"
-    x_label = f"threshold ({found.which})"
-    marks = ("1", "2", "3", "4")
-    return Figure("sweep-length", title, caption, x_label, "share", series, y_unit="fraction", marks=marks)
+    figure = Figure(
+        "sweep-length",
+        f"{what} by length",
+        "Lines that part show a threshold that selects by length.",
+        f"threshold ({found.which})",
+        "share",
+        series,
+        y_unit="fraction",
+        marks=("1", "2", "3", "4"),
+    )
+    return table, figure
 
 
-def _details(found: Sweep) -> tuple[Block, ...]:
+def _details(found: Sweep) -> Table:
     """Return a table of all numbers by quartile."""
     names = [(name, head) for name, head in COLUMNS if name in found.points[0].quartiles[0]]
-    rows = tuple(
+    rows = [
         (label(point), quarter, *_cells(numbers, names))
         for point in found.points
         for quarter, numbers in zip(QUARTERS, point.quartiles, strict=True)
-    )
+    ]
     header = ("threshold", "length", *(head for _, head in names))
-    return (Table("sweep-details", "Everything by quartile of length", header, rows, collapsed=True),)
+    return Table("sweep-details", "Everything by quartile of length", header, rows, collapsed=True)
 
 
 # ---------------------------------------------------------------- noise
 
 
 def _floor(found: Sweep) -> Table:
-    rows = tuple(
+    rows = [
         (one.source, "this dump" if one.found else "if so", one.per_token, one.statistic)
         for one in found.floor
-    )
+    ]
     note = (
         "Standard deviation of rounding: half a step of the format, uniform, under both policies. What "
         "logits were computed in is not in a dump; a threshold closer than that to no mismatch then judges "
@@ -234,59 +212,37 @@ def window_text(found: Sweep, window: SolvedWindow) -> tuple[str, str]:
     sides = {place.rpartition(".")[2]: bound for place, bound in window.point.bounds.items()}
     left = f"{sides['lower']!r} ≤ " if "lower" in sides else ""
     right = f" ≤ {sides['upper']!r}" if "upper" in sides else ""
-    units = f"{found.unit}s"
+    bounds, units = f"{left}{found.statistic}{right}", f"{found.unit}s"
     share = say_value(window.kept / window.of, "fraction")
     held = f"{count(window.kept)} of {count(window.of)} {units} ({share}"
-    return (
-        f"{left}{found.statistic}{right} keeps {share} of the {units}",
-        f"{left}{found.statistic}{right} holds {held}",
-    )
+    return f"{bounds} keeps {share} of the {units}", f"{bounds} holds {held}"
 
 
 def _window(found: Sweep, window: SolvedWindow) -> Verdict:
     text = f"{window_text(found, window)[1]}; asked: {say_value(window.asked, 'fraction')})."
-    label = "Window" if len(window.point.bounds) == 2 else "Bound"
-    return Verdict(label, text, "info", tuple(filter(None, _evidence(found.preset, window))))
-
-
-def _evidence(preset: str, window: SolvedWindow) -> tuple[str, ...]:
+    numbers = window.point.metrics
+    known = "; ".join(f"{head} {say(numbers[name])}" for name, head in COLUMNS[:6] if name in numbers)
     settings = {place: repr(bound) for place, bound in window.point.bounds.items()}
-    numbers = "; ".join(
-        f"{head} {say(window.point.metrics[name])}"
-        for name, head in COLUMNS[:6]
-        if name in window.point.metrics
-    )
-    return (
-        _centre(window),
-        f"The preset with it: {numbers}.",
-        f"As the preset's bounds, on π_train/π_rollout: {_command(preset, settings)}",
-    )
+    # a user's preset needs its file, which is unknown here
+    file = "" if found.preset in catalogue.load() else " --preset-file FILE"
+    detail = [
+        f"The preset with it: {known}.",
+        f"As the preset's bounds, on π_train/π_rollout: {command(found.preset, settings)}{file}",
+    ]
+    if window.centre is not None:
+        k1 = "" if window.centre_k1 is None else f" (over tokens, −k1 = {say(window.centre_k1)})"
+        detail.insert(
+            0,
+            "As many are lost below as above: the window follows the data, whose log lies at "
+            f"{say(window.centre)} on average{k1}, not at 0.",
+        )
+    return Verdict("Window" if len(settings) == 2 else "Bound", text, "info", tuple(detail))
 
 
-def _command(preset: str, settings: Mapping[str, str]) -> str:
-    """Return the command for a preset; a user's preset needs its file, which is unknown here."""
-    file = "" if preset in catalogue.load() else " --preset-file FILE"
-    return command(preset, settings) + file
-
-
-def _centre(window: SolvedWindow) -> str:
-    if window.centre is None:
-        return ""
-    k1 = "" if window.centre_k1 is None else f" (over tokens, −k1 = {say(window.centre_k1)})"
-    return (
-        "As many are lost below as above: the window follows the data, whose log lies at "
-        f"{say(window.centre)} on average{k1}, not at 0."
-    )
-
-
-def _config(window: SolvedWindow) -> tuple[Block, ...]:
-    return (Code(f"The config for {window.trainer}", window.config),) if window.config else ()
-
-
-def _predicted(window: SolvedWindow) -> tuple[Block, ...]:
+def _predicted(window: SolvedWindow) -> Table | None:
     if not window.predicted:
-        return ()
-    rows = tuple((count(round(one.length)), one.kept, one.observed) for one in window.predicted)
+        return None
+    rows = [(count(round(one.length)), one.kept, one.observed) for one in window.predicted]
     falling, staying = (say(window.spread[name]) for name in ("falling", "staying"))
     notes = (
         f"The spread of log r per token at length L is √(a/L + b) with √a = {falling} and √b = {staying} "
@@ -295,4 +251,4 @@ def _predicted(window: SolvedWindow) -> tuple[Block, ...]:
         "Where none is seen (–) the fit extrapolates, and the interval takes its form for true.",
     )
     caption = "What the same bounds would keep of responses of other lengths"
-    return (Table("sweep-predicted", caption, ("tokens", "predicted", "seen near it"), rows, notes),)
+    return Table("sweep-predicted", caption, ("tokens", "predicted", "seen near it"), rows, notes)

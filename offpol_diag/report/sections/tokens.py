@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from offpol_diag.blocks import Block, Cell, Composite, Section, Table
-from offpol_diag.numerals import counted, say
+from offpol_diag.blocks import Block, Cell, Composite, Section, Table, filled
+from offpol_diag.numerals import counted, rounded
 from offpol_diag.summary import Number, Summary, WorstSequence, WorstToken
 
 STEPS = (1.1, 2.0, 10.0, 1000.0)
@@ -57,11 +57,13 @@ class Strips(Composite):
 
     def plain(self) -> tuple[Block, ...]:
         """Return each response with its most different tokens."""
-        every = [*self.worst, *([self.typical] if self.typical else [])]
-        rows = [(one.name, one.facts, _strong(one)) for one in every]
-        return (
-            Table("strips", "", ("response", "facts", "tokens off by a factor of 10, or more"), tuple(rows)),
-        )
+        rows = []
+        for one in (*self.worst, *([self.typical] if self.typical else [])):
+            remarks = [(token.text, token.remark.partition(", ")[0]) for token in one.tokens if token.remark]
+            strong = [f"{text} ({remark})" for text, remark in remarks]
+            more = f"; {len(strong) - 2} more" if len(strong) > 2 else ""
+            rows.append((one.name, one.facts, "; ".join(strong[:2]) + more or "none"))
+        return (Table("strips", "", ("response", "facts", "tokens off by a factor of 10, or more"), rows),)
 
 
 def tokens(summary: Summary) -> Section | None:
@@ -71,15 +73,15 @@ def tokens(summary: Summary) -> Section | None:
     usual = summary.worst.typical
     typical = _response(usual, texts) if usual and usual.strip else None
     strips = Strips(tuple(_response(one, texts) for one in worst), typical, bool(texts))
-    sequences = tuple(_sequence(one) for one in summary.worst.sequences)
-    rows = tuple(_token(one, texts) for one in summary.worst.tokens)
+    sequences = [_sequence(one) for one in summary.worst.sequences]
+    rows = [_token(one, texts) for one in summary.worst.tokens]
     first = f"{counted(len(sequences), 'sequence')} with the largest mean K3"
     then = f"{counted(len(rows), 'token')} with the largest |Δ|, in context"
-    blocks: tuple[Block, ...] = (
-        *((strips,) if worst else ()),
-        *_types(summary),
-        *_table("worst-sequences", first, SEQUENCES, sequences, collapsed=bool(worst)),
-        *_table("worst-tokens", then, TOKENS, rows),
+    blocks = filled(
+        strips if worst else None,
+        _types(summary),
+        _table("worst-sequences", first, SEQUENCES, sequences, collapsed=bool(worst)),
+        _table("worst-tokens", then, TOKENS, rows),
     )
     heading = _title(summary, worst) if worst else "Worst sequences and tokens"
     return Section("tokens", heading, blocks, "Tokens") if blocks else None
@@ -94,15 +96,8 @@ def _title(summary: Summary, worst: list[WorstSequence]) -> str:
     parts = [f"{steps.count(usual)} come from step {usual}"] if usual is not None and several else []
     rewards = {one.reward for one in worst}
     if len(rewards) == 1 and None not in rewards and len(worst) > 1:
-        parts.append(f"all scored {say(Number(value=rewards.pop()))}")
+        parts.append(f"all scored {rounded(rewards.pop())}")
     return f"{many}: {', and '.join(parts)}" if parts else many
-
-
-def _strong(one: Response) -> str:
-    """Return the tokens of a strip that differ by a factor of 10 or more."""
-    found = [f"{token.text} ({token.remark.partition(', ')[0]})" for token in one.tokens if token.remark]
-    more = f"; {len(found) - 2} more" if len(found) > 2 else ""
-    return "; ".join(found[:2]) + more or "none"
 
 
 def _response(one: WorstSequence, texts: Mapping[str, str]) -> Response:
@@ -110,8 +105,8 @@ def _response(one: WorstSequence, texts: Mapping[str, str]) -> Response:
     strip = one.strip
     facts = [f"step {one.step}"] if one.step is not None else []
     facts += [f"lag {one.policy_lag}"] if one.policy_lag is not None else []
-    facts += [f"{one.length} tokens", f"mean K3 {say(Number(value=one.k3_mean))}"]
-    facts += [f"reward {say(Number(value=one.reward))}"] if one.reward is not None else []
+    facts += [f"{one.length} tokens", f"mean K3 {rounded(one.k3_mean)}"]
+    facts += [f"reward {rounded(one.reward)}"] if one.reward is not None else []
     facts += [f"from token {strip.first}"] if strip.first else []
     ids = [str(one) for one in strip.token_ids or strip.positions]
     if strip.token_ids:
@@ -138,11 +133,11 @@ def shade(delta: float) -> str:
 # ---------------------------------------------------------------- tables
 
 
-def _types(summary: Summary) -> tuple[Block, ...]:
+def _types(summary: Summary) -> Table | None:
     """Return the token ids by their share of K3."""
     found = summary.charts.token_types
-    if not found or not found.worst:
-        return ()
+    if not found:
+        return None
     half = f"{found.half} of {found.distinct} token ids carry half of K3"
     rows: list[tuple[Cell, ...]] = [
         (
@@ -154,9 +149,7 @@ def _types(summary: Summary) -> tuple[Block, ...]:
         for one in found.worst
     ]
     header = ("token id", "tokens", "share of tokens", "share of K3", "mean K3, nats", "mean Δ, nats")
-    return (
-        Table("types", half if found.half else "Token ids by share of K3", header, tuple(rows), folded=True),
-    )
+    return Table("types", half if found.half else "Token ids by share of K3", header, rows, folded=True)
 
 
 def _sequence(one: WorstSequence) -> tuple[Cell, ...]:
@@ -182,16 +175,14 @@ def _table(
     name: str,
     caption: str,
     header: tuple[str, ...],
-    rows: tuple[tuple[Cell, ...], ...],
+    rows: Sequence[Sequence[Cell]],
     collapsed: bool = False,
-) -> tuple[Block, ...]:
+) -> Table:
     """Return a table without columns that the dump lacks, which the notes name."""
     absent = [i for i in range(len(header)) if all(row[i] is None for row in rows)]
-    kept = tuple(
-        tuple("not in the dump" if cell is None else cell for i, cell in enumerate(row) if i not in absent)
-        for row in rows
+    heads, *kept = (
+        ["not in the dump" if cell is None else cell for i, cell in enumerate(row) if i not in absent]
+        for row in (header, *rows)
     )
-    heads = tuple(head for i, head in enumerate(header) if i not in absent)
     notes = (NOTE, *(f"The dump does not say: {header[i]}." for i in absent))
-    found = Table(name, caption, heads, kept, notes, collapsed, folded=True)
-    return (found,) if rows else ()
+    return Table(name, caption, [*map(str, heads)], kept, notes, collapsed, folded=True)
