@@ -202,9 +202,10 @@ def by_place(one, axis):
 @pytest.mark.parametrize("advantages", ["of sequences", "of tokens", "of parts"])
 @pytest.mark.parametrize("axis", breakdowns.TOKEN_AXES, ids=lambda axis: axis.name)
 @pytest.mark.parametrize("size", [0.02, 2.0])
-def test_sums_by_place_are_plain_sums(axis, advantages, block, size, monkeypatch):
+@pytest.mark.parametrize("lengths", [LENGTHS, [1, 1, 0, 600, 1, 1, 1, 400]], ids=["short runs", "long runs"])
+def test_sums_by_place_are_plain_sums(axis, advantages, block, size, lengths, monkeypatch):
     monkeypatch.setattr(terms, "BLOCK", block)
-    of, drift = batch(size, advantages=advantages), DRIFTS[0]
+    of, drift = batch(size, lengths, advantages), DRIFTS[0]
     one = scene(of)
     walk(one, {drift: (breakdowns.ByPlace, gap.Gap)})
     table = by_place(one, axis)
@@ -212,7 +213,7 @@ def test_sums_by_place_are_plain_sums(axis, advantages, block, size, monkeypatch
 
     members = tables_of(of, drift, axis.name)
     q, p = of.rollout.tolist(), of.old.tolist()
-    for row in range(len(LENGTHS)):
+    for row in range(len(lengths)):
         for place in range(len(axis.labels)):
             tokens = members.get((row, place), [])
             expected = _plain([q[i] for i in tokens], [p[i] for i in tokens])
@@ -256,7 +257,7 @@ def test_blocks_leave_what_the_whole_leaves(size, advantages, monkeypatch):
 def test_what_a_host_sees_at_once_is_what_a_gpu_is_not_asked_for(size, advantages, monkeypatch):
     of = batch(SIZES[size], advantages=advantages)
     ours = seen(of)
-    for module in (accumulators, terms, tails, worst, segments):
+    for module in (accumulators, breakdowns, terms, tails, worst, segments):
         monkeypatch.setattr(module, "here", lambda x: False)
 
     same(ours, seen(of))

@@ -57,15 +57,10 @@ LANES = 4
 def sums_by(codes: Tensor, size: int, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Sum several x [T] float64 by code: [T] int64 in [0, size) → [size] float64 by name.
 
-    On a CPU long runs of equal codes, as positions have, are summed as runs, in a fifth of the time of
-    bincount; others in lanes, in a third of it.
+    On a CPU in lanes, in a third of the time of bincount.
     """
     if not here(codes):
         return {name: sum_by(codes, size, x) for name, x in arrays.items()}
-    begins = runs(codes)
-    if 8 * len(begins) < len(codes):
-        codes = codes[begins[:-1]]
-        return {name: sum_by(codes, size, segments.total(x, begins)) for name, x in arrays.items()}
     lanes = codes * LANES + (torch.arange(len(codes)) & (LANES - 1))
     wide = {name: torch.zeros(size * LANES, dtype=torch.float64) for name in arrays}
     return {name: wide[name].scatter_add_(0, lanes, x).view(-1, LANES).sum(1) for name, x in arrays.items()}

@@ -280,9 +280,10 @@ def _discounted(u: Tensor, position: Tensor, offsets: Tensor, gamma: float) -> T
     longest = int(segments.lengths(offsets).max()) if segments.here(u) else len(u)  # a GPU is not waited for
     found, many = u, 1
     while many < longest:  # `found` sums `many` tokens, `step` is gamma^distance to the token after them
-        found = torch.cat([found[:-many] + step[:-many] * found[many:], found[-many:]])
-        step = torch.cat([step[:-many] * step[many:], torch.zeros_like(step[:many])])
-        many *= 2
+        sums, steps = found.clone(), torch.zeros_like(step)
+        torch.addcmul(found[:-many], step[:-many], found[many:], out=sums[:-many])
+        torch.mul(step[:-many], step[many:], out=steps[:-many])
+        found, step, many = sums, steps, 2 * many
     return found
 
 

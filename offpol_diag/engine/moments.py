@@ -19,7 +19,7 @@ from offpol_diag.batch import Batch
 from offpol_diag.engine import segments
 from offpol_diag.engine.segments import here
 
-BLOCK = 1 << 16
+BLOCK = 1 << 17
 """Tokens per block on a CPU, so that its arrays fit in a core's cache; a GPU takes a whole batch."""
 
 Direction = Literal["", "rollout", "old", "current", "drift"]
