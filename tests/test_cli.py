@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import typer
 from typer.testing import CliRunner, Result
@@ -514,6 +515,32 @@ def test_a_report_drawn_again_is_equal_to_the_first(result: tuple[str, str]) -> 
     assert ran.exit_code == 0, ran.output
     assert Path("again.html").read_bytes() == Path(result[1]).read_bytes()
     assert Path("again.md").read_text().startswith("# ")
+
+
+ODD = '{"nan": NaN, "far": 1e999, "f": 0.1, "zero": -0.0, "in": [{"x": -Infinity}]}'
+
+
+@pytest.mark.slow
+def test_reports_of_every_command_are_drawn_again_whatever_the_files_say_of_themselves(dump: str) -> None:
+    table = pq.read_table(dump).replace_schema_metadata({"offpol_diag": ODD})
+    pq.write_table(table, "a.parquet")
+    pq.write_table(table.slice(48), "b.parquet")
+    quick = ("--presets", "token_is,seq_is", "--quiet")
+    assert run("analyze", "b.parquet", *quick, "--no-html", "--tally", "b.tally.json").exit_code == 0
+    for command in (
+        ("analyze", "a.parquet", *quick, "--tally", "a.tally.json"),
+        ("merge", "a.tally.json", "b.tally.json"),
+        ("compare", "a.parquet", *quick),
+        ("compare", "a.parquet", "b.parquet"),
+        ("sweep", "a.parquet", "--preset", "token_is"),
+        ("gate", "a.parquet", "--max", "k3=1"),
+        ("doctor", "a.parquet"),
+    ):
+        ran = run(*command, "--html", "one.html", "--md", "one.md", "--json", "r.json", "--quiet")
+        assert ran.exit_code == 0, ran.output
+        assert run("report", "r.json", "--html", "two.html", "--md", "two.md").exit_code == 0
+        for end in ("html", "md"):
+            assert Path(f"one.{end}").read_bytes() == Path(f"two.{end}").read_bytes(), command
 
 
 def test_a_report_can_be_drawn_from_stdin(result: tuple[str, str]) -> None:

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from offpol_diag.errors import DumpError
-from offpol_diag.readers import open_dump
+from offpol_diag.readers import open_dump, parquet
 from offpol_diag.readers.parquet import Implausible, check_sizes, struct
 
 CODECS = ("none", "snappy", "gzip", "brotli", "lz4", "zstd")
@@ -207,3 +207,25 @@ def test_what_can_be_is_let_through():
 def test_a_header_longer_than_a_window_is_read():
     long = b"\x15\x00\x15\x10\x15\x10\x2c\x15\x02\x48" + b"\xa0\x8d\x06" + b"x" * 100_000 + b"\0\0"
     judged(long + b"\0" * 8)
+
+
+def test_rows_that_share_a_long_text_are_decoded_a_few_at_a_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(parquet, "TEXT_AT_ONCE", 1 << 12)
+    texts = [f"{i % 2}{'x' * 1000}" for i in range(100)]
+    logs = pa.array([[-1.0]] * 100)
+    table = pa.table({"rollout_log_probs": logs, "old_log_probs": logs, "group_id": texts})
+    pq.write_table(table, tmp_path / "a.parquet")
+    dump = open_dump([str(tmp_path / "a.parquet")])
+
+    assert max(len(piece.rows) for part in dump.parts for piece in dump._tables(part, 0)) <= 4
+    assert [one for batch in dump.batches() for one in batch.scalars["group_id"]] == texts
+
+
+def test_millions_of_rows_without_tokens_are_refused_by_their_footer(tmp_path, monkeypatch):
+    logs = pa.array([[]] * 99 + [[-1.0, -2.0]], pa.list_(pa.float32()))
+    pq.write_table(pa.table({"rollout_log_probs": logs, "old_log_probs": logs}), tmp_path / "a.parquet")
+    (batch,) = open_dump([str(tmp_path / "a.parquet")]).batches()
+    assert batch.tokens == 2
+    monkeypatch.setattr("offpol_diag.readers.dump.MOST_SHORT", 99)
+    with pytest.raises(DumpError, match=r"100 rows have at most 101 tokens .*more than 99 rows"):
+        open_dump([str(tmp_path / "a.parquet")])

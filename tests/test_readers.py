@@ -498,9 +498,10 @@ def test_provenance_is_merged_over_files(tmp_path):
         (b'{"a":' * 100_000 + b"1" + b"}" * 100_000, {}),
         (b'{"n": ' + b"9" * 5000 + b"}", {}),
         (b"\xff", {}),
+        (b'{"n": NaN, "m": [-Infinity, 1e999, 1e9]}', {"n": None, "m": [None, None, 1e9]}),
         (b'{"model": "a\\ud800", "\\udfff": ["\\ud83d\\ude00"]}', {"model": "a?", "?": ["😀"]}),
     ],
-    ids=["deep list", "deep object", "long number", "no text", "surrogates"],
+    ids=["deep list", "deep object", "long number", "no text", "not finite", "surrogates"],
 )
 def test_provenance_is_of_no_harm(tmp_path, text, provenance):
     table = pa.table({"rollout_log_probs": ROLLOUT, "old_log_probs": OLD})

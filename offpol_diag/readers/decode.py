@@ -315,7 +315,8 @@ def _text_or_hex(value: bytes) -> str:
     return text if text.isprintable() else value.hex()
 
 
-def _is_text(dtype: pa.DataType) -> bool:
+def is_text(dtype: pa.DataType) -> bool:
+    """Return whether values are text or bytes of any length."""
     kinds = (pt.is_string, pt.is_large_string, pt.is_binary, pt.is_large_binary)
     return any(is_(dtype) for is_ in kinds)
 
@@ -326,7 +327,7 @@ def _is_extension(name: str) -> Callable[[pa.DataType], bool]:
 
 REWRITES: tuple[tuple[Callable[[pa.DataType], bool], Callable[[pa.Array], pa.Array]], ...] = (
     (pt.is_dictionary, _decoded),
-    (_is_text, _shortened),
+    (is_text, _shortened),
     (_is_extension("arrow.uuid"), lambda column: _each(column.storage, lambda one: str(UUID(bytes=one)))),
     (_is_extension("arrow.bool8"), lambda column: column.storage.cast(pa.bool_())),
     (lambda dtype: isinstance(dtype, pa.BaseExtensionType), lambda column: plain(column.storage)),

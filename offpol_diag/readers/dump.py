@@ -17,7 +17,7 @@ from offpol_diag.errors import DumpError
 from offpol_diag.readers import parquet
 from offpol_diag.readers.checks import Count, Signs, Skipped, good_rows
 from offpol_diag.readers.columns import MASK, ROLLOUT, Plan, agree
-from offpol_diag.readers.decode import MOST_ROWS, Slice, cuts, pack, plain, starts
+from offpol_diag.readers.decode import MOST_ROWS, Slice, cuts, is_text, pack, plain, starts
 from offpol_diag.readers.long import gathered
 from offpol_diag.readers.sources import File, Part, find
 
@@ -28,6 +28,8 @@ ROOM = 1.2
 RECYCLED = (32 << 20) - (64 << 10)
 """Bytes just below glibc's maximum mmap threshold; freeing such a block makes malloc reuse smaller ones."""
 FOOTERS_AT_ONCE = 16
+MOST_SHORT = 10_000_000
+"""Most rows of a dump whose rows have fewer than two tokens on average."""
 MOST_DIGITS = 64
 """Maximum digits of an integer in a directory name, leading zeros included."""
 
@@ -376,7 +378,7 @@ class Dump:
         else:
             found = parquet.tables(part, names, self.batch_tokens)
         at, done = -1, 0
-        for group, table in found:
+        for group, table in _of_few_bytes(found, self._plan.labels):
             if group != at:
                 at, done = group, sum(part.group_rows[:group]) + (part.between or (0,))[0]
             rows, done = np.arange(done, done + table.num_rows), done + table.num_rows
@@ -432,6 +434,7 @@ def open_dump(
             f"{_named(parts)}: the dump is empty: it has no row", "check that its writer was closed"
         )
     plan = agree(filled, columns or {}, group_by)
+    _refuse_short_rows(filled, plan)
     info = DumpInfo(
         files=tuple(str(part.path) for part in parts),
         rows=sum(part.rows for part in parts),
@@ -443,12 +446,44 @@ def open_dump(
     return Dump(info, filled, plan, on_bad_row == "skip", max(1, batch_tokens))
 
 
+def _refuse_short_rows(parts: Sequence[Part], plan: Plan) -> None:
+    """Refuse many millions of rows nearly all of which are empty: run-length encoding costs nothing."""
+    rows = sum(part.rows for part in parts)
+    if plan.form.long or rows <= MOST_SHORT:
+        return
+    name = plan.columns[ROLLOUT]
+    values = sum(parquet.values_in(part, group, name) for part in parts for group in part.groups)
+    if values < 2 * rows:
+        raise DumpError(
+            f"{_named(parts)}: {rows:,} rows have at most {values:,} tokens in column {name!r}: more than "
+            f"{MOST_SHORT:,} rows of fewer than two tokens on average",
+            "leave out rows without a token; or analyze parts of the dump with --tally, and merge them",
+        )
+
+
 def _named(parts: Sequence[Part]) -> str:
     rest = f" and {len(parts) - 3} more" if len(parts) > 3 else ""
     return ", ".join(str(part.path) for part in parts[:3]) + rest
 
 
 # ---------------------------------------------------------------- the size of batches
+
+
+def _of_few_bytes(
+    found: Iterator[tuple[int, pa.RecordBatch]], labels: Collection[str]
+) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Cut tables where the texts of dictionaries, which many rows may share, would take too many bytes."""
+    for group, table in found:
+        width = 1
+        for at, name in enumerate(table.schema.names):
+            column = table.column(at)
+            if name in labels and pa.types.is_dictionary(column.type):
+                words = plain(column.dictionary)
+                table = table.set_column(at, name, pa.DictionaryArray.from_arrays(column.indices, words))
+                width += (pc.max(pc.binary_length(words)).as_py() or 0) if is_text(words.type) else 0
+        rows = max(1, parquet.TEXT_AT_ONCE // width)
+        for first in range(0, table.num_rows, rows):
+            yield group, table.slice(first, rows)
 
 
 def _filled(found: Iterator[Slice], name: str, most: int) -> Iterator[Slice]:

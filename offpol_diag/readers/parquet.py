@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
@@ -19,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from offpol_diag.errors import DumpError
+from offpol_diag.readers.decode import is_text
 from offpol_diag.readers.remote import OTHER, outage
 from offpol_diag.readers.sources import Footer, Location, Part
 
@@ -141,10 +143,16 @@ def _small(groups: Sequence[pq.RowGroupMetaData]) -> frozenset[str]:
 def _provenance(text: bytes) -> dict[str, object]:
     """Parse the provenance metadata; empty if invalid (another tool may have rewritten the file).
 
-    A lone surrogate, which JSON can escape but UTF-8 cannot encode, becomes a question mark.
+    A lone surrogate, which JSON can escape but UTF-8 cannot encode, becomes a question mark; NaN and numbers
+    beyond float64, which a result cannot hold, become null.
     """
+
+    def finite(digits: str) -> float | None:
+        return number if math.isfinite(number := float(digits)) else None
+
     try:
-        found = json.loads(json.dumps(json.loads(text), ensure_ascii=False).encode(errors="replace"))
+        found = json.loads(text, parse_constant=finite, parse_float=finite)
+        found = json.loads(json.dumps(found, ensure_ascii=False).encode(errors="replace"))
     except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
@@ -193,7 +201,7 @@ def tables(part: Part, names: Sequence[str], tokens: int) -> Iterator[tuple[int,
     Raises:
         DumpError: data that cannot be read.
     """
-    texts = [name for name in names if _is_text(part.schema.field(name).type)]
+    texts = [name for name in names if is_text(part.schema.field(name).type)]
     with open_again(part, texts) as parquet:
         for group in part.groups:
             done, rows = 0, part.group_rows[group]
@@ -211,13 +219,6 @@ def tables(part: Part, names: Sequence[str], tokens: int) -> Iterator[tuple[int,
                 raise _corrupt(part, group, done, names, error) from error
             if done != rows:
                 raise _corrupt(part, group, done, names, EOFError("not the rows its footer had"))
-
-
-def _is_text(dtype: pa.DataType) -> bool:
-    types = pa.types
-    return any(
-        is_(dtype) for is_ in (types.is_string, types.is_binary, types.is_large_string, types.is_large_binary)
-    )
 
 
 def _bytes_of(parquet: pq.ParquetFile, group: int, names: Sequence[str]) -> int:
